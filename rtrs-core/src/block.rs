@@ -1,0 +1,220 @@
+//! `BlockDevice`: the one trait in the middle.
+//!
+//! A file backend is a `BlockDevice`, a client session is one, a wrapper around either is one.
+//! nbd-bridge serves any of them over NBD, rtrs-server serves any of them over RTRS. Each core
+//! has its own object for a device and there are no locks between them: a [`BlockSource`] is the
+//! shareable description from which every core opens its own [`BlockDevice`].
+//!
+//! Contract: `submit` takes an [`Io`] or gives it back when the device is full; each accepted IO
+//! yields exactly one [`Completion`] with its tag, in any order. The buffer stays untouched by
+//! the submitter until then.
+
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use crate::ids::CoreIndex;
+use crate::mem::{MemSlice, Region};
+use crate::rt::Ring;
+use crate::status::IoStatus;
+use crate::time::Instant;
+
+/// What an IO does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum IoOp {
+    /// Fill the buffer from the device.
+    Read,
+    /// Store the buffer on the device.
+    Write,
+    /// Make every write completed before this was submitted durable.
+    Flush,
+    /// The range's content is no longer wanted; it may read as anything afterwards.
+    Discard,
+    /// The range reads as zeroes afterwards.
+    WriteZeroes,
+}
+
+/// Modifiers of an IO.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct IoFlags {
+    /// The write, discard or write zeroes is durable when it completes.
+    pub fua: bool,
+    /// Write zeroes must leave the range allocated (NBD NO_HOLE, kernel NOUNMAP).
+    pub no_unmap: bool,
+    /// Write zeroes must fail with `Unsupported` unless it is quicker than writing zeroes.
+    pub fast_only: bool,
+}
+
+/// One IO on its way to a device.
+#[derive(Clone, Debug)]
+pub struct Io {
+    /// Chosen by the submitter, returned in the completion, not judged.
+    pub tag: u64,
+    /// What to do.
+    pub op: IoOp,
+    /// How to do it.
+    pub flags: IoFlags,
+    /// First byte on the device. 0 for a flush.
+    pub offset: u64,
+    /// Length in bytes. 0 for a flush.
+    pub len: u32,
+    /// Source of a write or target of a read, exactly `len` bytes; None for the other ops.
+    pub buf: Option<MemSlice>,
+}
+
+/// The end of one IO.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// The tag of the IO.
+    pub tag: u64,
+    /// How it ended.
+    pub status: IoStatus,
+}
+
+/// Size, limits and abilities of a device. Byte units unless the name says otherwise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Size of the device in bytes; a multiple of `logical_block`.
+    pub size: u64,
+    /// Smallest unit of IO: offset and length of every IO are multiples of it.
+    pub logical_block: u32,
+    /// Unit the device prefers; a power of two, at least `logical_block`.
+    pub physical_block: u32,
+    /// Largest read or write taken in one `Io`. Callers split above it.
+    pub io_max: u32,
+    /// Largest discard or write zeroes taken in one `Io`.
+    pub discard_max: u32,
+    /// No write, discard or write zeroes is accepted.
+    pub read_only: bool,
+    /// There is a volatile cache: completed writes need a flush to be durable.
+    pub write_cache: bool,
+    /// `IoFlags::fua` is honoured.
+    pub fua: bool,
+    /// `IoOp::Discard` is accepted and does something.
+    pub discard: bool,
+    /// Granularity of discards; 0 when there are none.
+    pub discard_granularity: u32,
+    /// Offset of the first discard-aligned byte.
+    pub discard_alignment: u32,
+    /// Discarded ranges cannot be recovered (secure erase).
+    pub secure_discard: bool,
+    /// `IoOp::WriteZeroes` is accepted.
+    pub write_zeroes: bool,
+    /// Write zeroes is quicker than writing zeroes (holes).
+    pub fast_zero: bool,
+    /// Seeks are dear (spinning disk).
+    pub rotational: bool,
+}
+
+impl Geometry {
+    /// A plain device of `size` bytes with 512-byte blocks, flush, FUA, and no discard.
+    pub fn plain(size: u64) -> Self {
+        Self {
+            size,
+            logical_block: 512,
+            physical_block: 4096,
+            io_max: 32 << 20,
+            discard_max: 1 << 30,
+            read_only: false,
+            write_cache: true,
+            fua: true,
+            discard: false,
+            discard_granularity: 0,
+            discard_alignment: 0,
+            secure_discard: false,
+            write_zeroes: false,
+            fast_zero: false,
+            rotational: false,
+        }
+    }
+
+    /// Judges an IO against this geometry: range, alignment, buffer, read-only, abilities.
+    /// `Ok` means that a device may run it as it is.
+    pub fn check(&self, io: &Io) -> IoStatus {
+        if io.op == IoOp::Flush {
+            return IoStatus::Ok;
+        }
+        if io.op != IoOp::Read && self.read_only {
+            return IoStatus::ReadOnly;
+        }
+        let block = u64::from(self.logical_block);
+        let len = u64::from(io.len);
+        if !io.offset.is_multiple_of(block) || !len.is_multiple_of(block) || len == 0 {
+            return IoStatus::Invalid;
+        }
+        match io.offset.checked_add(len) {
+            Some(end) if end <= self.size => {}
+            _ if io.op == IoOp::Read => return IoStatus::Invalid,
+            _ => return IoStatus::NoSpace,
+        }
+        match io.op {
+            IoOp::Read | IoOp::Write => {
+                let fits = io.buf.as_ref().is_some_and(|b| b.len() == io.len as usize);
+                if !fits || io.len > self.io_max { IoStatus::Invalid } else { IoStatus::Ok }
+            }
+            IoOp::Discard if !self.discard => IoStatus::Unsupported,
+            IoOp::WriteZeroes if !self.write_zeroes => IoStatus::Unsupported,
+            IoOp::WriteZeroes if io.flags.fast_only && !self.fast_zero => IoStatus::Unsupported,
+            IoOp::Discard | IoOp::WriteZeroes if io.len > self.discard_max => IoStatus::Invalid,
+            _ => IoStatus::Ok,
+        }
+    }
+}
+
+/// What a core gives a device that opens on it.
+#[derive(Clone, Debug)]
+pub struct Core {
+    /// Which core of this process, from 0.
+    pub index: CoreIndex,
+    /// The core's ring. None in the simulator, where only memory devices run.
+    pub ring: Option<Rc<Ring>>,
+}
+
+/// One core's queue of a block device.
+pub trait BlockDevice: fmt::Debug {
+    /// Size, limits and abilities.
+    fn geometry(&self) -> &Geometry;
+
+    /// Makes a region known whose slices will be used as buffers, so that the device can
+    /// register it where that helps or is needed. A slice of an unknown region may be refused
+    /// with `Invalid`.
+    ///
+    /// # Errors
+    /// The system's error when memory cannot be registered.
+    fn attach_region(&mut self, region: &Arc<Region>) -> std::io::Result<()> {
+        let _ = region;
+        Ok(())
+    }
+
+    /// Takes an IO.
+    ///
+    /// # Errors
+    /// Gives the IO back when the device is full; try again after a completion.
+    fn submit(&mut self, io: Io) -> Result<(), Io>;
+
+    /// Moves work on. True when anything happened.
+    fn poll(&mut self, now: Instant) -> bool;
+
+    /// The next finished IO.
+    fn reap(&mut self) -> Option<Completion>;
+
+    /// Accepted and not yet reaped.
+    fn inflight(&self) -> usize;
+
+    /// When `poll` wants to be called even if nothing happens.
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
+}
+
+/// A device that every core can open for itself.
+pub trait BlockSource: Send + Sync + fmt::Debug {
+    /// Size, limits and abilities.
+    fn geometry(&self) -> Geometry;
+
+    /// Opens this core's queue.
+    ///
+    /// # Errors
+    /// The system's error when the device cannot be opened.
+    fn open(&self, core: &Core) -> std::io::Result<Box<dyn BlockDevice>>;
+}

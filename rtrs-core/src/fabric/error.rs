@@ -1,0 +1,70 @@
+//! Why the fabric could not do something, and why a connection ended.
+
+use std::fmt;
+use std::io;
+
+/// A refused call.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FabricError {
+    /// The operating system refused.
+    #[error("{what}: {source}")]
+    System {
+        /// What was attempted, with the address or device.
+        what: String,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The queue pair is unknown, closed or in error.
+    #[error("the queue pair is not usable")]
+    QpState,
+    /// The send or receive queue is full: the poster broke its own bound.
+    #[error("the queue is full")]
+    QueueFull,
+    /// A local buffer is not registered, or not for this.
+    #[error("local memory is not registered for this access")]
+    LocalMemory,
+    /// The provider cannot do this.
+    #[error("not supported by this transport: {0}")]
+    Unsupported(&'static str),
+    /// All keys or windows are in use.
+    #[error("no memory key left")]
+    NoKey,
+}
+
+impl FabricError {
+    /// A system error with its context.
+    pub fn system(what: impl Into<String>, source: io::Error) -> Self {
+        Self::System { what: what.into(), source }
+    }
+}
+
+/// Why a connection ended or never came about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CloseReason {
+    /// We closed it.
+    Local,
+    /// The peer closed it in order.
+    Peer,
+    /// The transport lost it (reset, unreachable, end of stream inside a frame).
+    Lost(String),
+    /// No answer within the bound.
+    TimedOut,
+    /// The peer broke the protocol; we ended it.
+    Protocol(String),
+    /// The peer says that we broke the protocol, and ended it.
+    PeerTerminated(String),
+}
+
+impl fmt::Display for CloseReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Local => f.write_str("closed by us"),
+            Self::Peer => f.write_str("closed by the peer"),
+            Self::Lost(what) => write!(f, "connection lost: {what}"),
+            Self::TimedOut => f.write_str("timed out"),
+            Self::Protocol(what) => write!(f, "protocol error of the peer: {what}"),
+            Self::PeerTerminated(what) => write!(f, "terminated by the peer: {what}"),
+        }
+    }
+}

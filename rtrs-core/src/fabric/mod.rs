@@ -1,0 +1,366 @@
+//! The provider traits and their contract.
+//!
+//! The fabric has the shape of verbs. A [`Fabric`] is one core's view of a provider: its queue
+//! pairs, its completions, its connection events; it is used from that core's thread only. A
+//! [`ProtectionDomain`] is shared between cores: memory registered in it is reachable through
+//! every queue pair made in it, on any core.
+//!
+//! Contract, the same for every provider and checked by `conformance.rs`:
+//! - **Order.** Work requests of one queue pair take effect at the peer in posting order. When a
+//!   receive completes at the peer, all bytes of earlier writes of that queue pair are in place.
+//! - **Completions.** A signaled request, every failed one and every posted receive completes
+//!   exactly once. A successful write or send completion means that the local buffer is free;
+//!   it does not prove arrival (on iwarp it means "handed to TCP").
+//! - **Flush on error.** When a queue pair goes to error, all that is posted completes as
+//!   `Flushed`, then one [`FabricEvent::Closed`] ends it. After `Closed` nothing more is
+//!   reported for it and no byte is placed in or read from local memory on its behalf.
+//! - **Receives** must be posted before the message can arrive; iwarp has no retry for it and
+//!   ends the connection.
+//! - **Nothing blocks.** `poll` moves work on; `flush` hands what was posted to the transport in
+//!   one batch per queue pair.
+//! - **No wait without a bound.** Connecting ends within [`ConnectParams::timeout`], an accepted
+//!   connection's start-up and a graceful disconnect within the provider's own stated bounds.
+
+pub mod error;
+pub mod work;
+
+use std::any::Any;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+pub use error::{CloseReason, FabricError};
+pub use work::{RemoteMem, Sge, SgeList, WcOp, WcStatus, WorkCompletion, WorkRequest, WrOp};
+
+use crate::ids::{QpNum, Rkey};
+use crate::mem::{MemSlice, Region};
+use crate::time::{Duration, Instant};
+
+/// Longest private data a session may send: what RDMA CM leaves of a connect request.
+pub const PRIVATE_DATA_MAX: usize = 56;
+
+/// Private data of connect, accept and reject. Received data may be longer than what was sent
+/// (RDMA CM pads with zeroes).
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct PrivateData {
+    bytes: [u8; Self::CAPACITY],
+    len: u8,
+}
+
+impl PrivateData {
+    /// What fits at most (RDMA CM's accept carries up to 196 bytes).
+    pub const CAPACITY: usize = 196;
+    /// No private data.
+    pub const EMPTY: Self = Self { bytes: [0; Self::CAPACITY], len: 0 };
+
+    /// Private data of these bytes, cut at the capacity.
+    #[allow(clippy::cast_possible_truncation, reason = "at most 196")]
+    pub fn new(from: &[u8]) -> Self {
+        let len = from.len().min(Self::CAPACITY);
+        let mut bytes = [0; Self::CAPACITY];
+        bytes[..len].copy_from_slice(&from[..len]);
+        Self { bytes, len: len as u8 }
+    }
+
+    /// The bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}
+
+impl fmt::Debug for PrivateData {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PrivateData({} bytes)", self.len)
+    }
+}
+
+/// What a peer, or a local operation, may do with registered memory. Reading locally is always
+/// allowed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Access {
+    /// Receives and local reads may write here.
+    pub local_write: bool,
+    /// The peer may RDMA-write here.
+    pub remote_write: bool,
+    /// The peer may RDMA-read here.
+    pub remote_read: bool,
+}
+
+impl Access {
+    /// Only a source of sends and writes.
+    pub const LOCAL_READ: Self =
+        Self { local_write: false, remote_write: false, remote_read: false };
+    /// Source of sends and writes, target of receives and of our reads.
+    pub const LOCAL: Self = Self { local_write: true, remote_write: false, remote_read: false };
+    /// As `LOCAL`, and the peer may write.
+    pub const REMOTE_WRITE: Self =
+        Self { local_write: true, remote_write: true, remote_read: false };
+    /// As `LOCAL`, and the peer may read.
+    pub const REMOTE_READ: Self =
+        Self { local_write: true, remote_write: false, remote_read: true };
+}
+
+/// A memory registration. Dropping it ends it: later accesses of peers are refused.
+pub trait MemoryRegistration: Send + Sync + fmt::Debug {
+    /// Key for local use in [`Sge::lkey`].
+    fn lkey(&self) -> u32;
+    /// Key for the peer; refused when the registration has no remote access.
+    fn rkey(&self) -> Rkey;
+    /// The address the peer uses for byte 0 of the region.
+    fn base(&self) -> u64;
+    /// The region it covers, whole.
+    fn region(&self) -> &Arc<Region>;
+}
+
+/// A key of its own for a part of a registration, which can be given a new value and taken away
+/// cheaply. Dropping it ends it.
+pub trait Window: Send + Sync + fmt::Debug {
+    /// The current key, or the last one when the window is not bound.
+    fn rkey(&self) -> Rkey;
+}
+
+/// How a bind or revoke went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BindResult {
+    /// It is in force now, no completion follows. The key is the new one (bind) or the dead one.
+    Done(Rkey),
+    /// It is in force when the `Bind` completion with the given `wr_id` arrives.
+    Pending(Rkey),
+}
+
+/// A set of memory and queue pairs that may work together; one per path.
+pub trait ProtectionDomain: Send + Sync + fmt::Debug {
+    /// Registers a region, whole.
+    ///
+    /// # Errors
+    /// `System` when the device or its limits refuse (names RLIMIT_MEMLOCK where that is the
+    /// cause), `NoKey` when all keys are in use.
+    fn register(
+        &self,
+        region: &Arc<Region>,
+        access: Access,
+    ) -> Result<Arc<dyn MemoryRegistration>, FabricError>;
+
+    /// Makes an unbound window over parts of `parent`.
+    ///
+    /// # Errors
+    /// As `register`.
+    fn window(&self, parent: &Arc<dyn MemoryRegistration>) -> Result<Arc<dyn Window>, FabricError>;
+
+    /// The domain as its provider's own type.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// Bounds of a queue pair, from which the provider sizes its queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpLimits {
+    /// Send work requests that may be outstanding.
+    pub send_max: u32,
+    /// Receives that may be posted.
+    pub recv_max: u32,
+}
+
+/// How to connect.
+#[derive(Clone, Debug)]
+pub struct ConnectParams {
+    /// Source address; None leaves the choice to the system.
+    pub local: Option<IpAddr>,
+    /// The peer.
+    pub remote: SocketAddr,
+    /// Sent with the request, at most [`PRIVATE_DATA_MAX`] bytes.
+    pub private_data: PrivateData,
+    /// Queue bounds.
+    pub limits: QpLimits,
+    /// Until `Established`; afterwards `ConnectFailed(TimedOut)`.
+    pub timeout: Duration,
+}
+
+/// A peer that asks for a connection. It can be handed to another core of the same provider
+/// before it is accepted. Dropping it closes the connection without an answer.
+pub struct ConnRequest {
+    /// The peer's private data.
+    pub private_data: PrivateData,
+    /// The peer's address.
+    pub peer: SocketAddr,
+    /// Our address it came to.
+    pub local: SocketAddr,
+    /// The provider's own state.
+    pub inner: Box<dyn Any + Send>,
+}
+
+impl fmt::Debug for ConnRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConnRequest")
+            .field("peer", &self.peer)
+            .field("local", &self.local)
+            .field("private_data", &self.private_data)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a connection attempt failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ConnectFailure {
+    /// The peer answered with a reject and this private data.
+    Rejected(PrivateData),
+    /// It did not come about otherwise.
+    Failed(CloseReason),
+}
+
+/// What happened on a core's provider.
+#[derive(Debug)]
+pub enum FabricEvent {
+    /// A connection attempt of ours succeeded (with the peer's private data), or an accepted
+    /// connection is ready. On iwarp the accepting side gets it when its reply is on its way.
+    Established {
+        /// Which.
+        qp: QpNum,
+        /// Private data of the accept; empty on the accepting side.
+        private_data: PrivateData,
+    },
+    /// A connection attempt failed; the queue pair is gone.
+    ConnectFailed {
+        /// Which.
+        qp: QpNum,
+        /// Why.
+        failure: ConnectFailure,
+    },
+    /// A peer asks; answer with `accept` or `reject` within the provider's bound.
+    Request(ConnRequest),
+    /// A work request or receive ended.
+    Completion(WorkCompletion),
+    /// The connection ended and everything posted has been flushed. The queue pair is gone.
+    Closed {
+        /// Which.
+        qp: QpNum,
+        /// Why.
+        reason: CloseReason,
+    },
+}
+
+/// One core's view of a provider.
+pub trait Fabric: fmt::Debug {
+    /// The scheme of its addresses: `tcp`, `rdma`, `sim`.
+    fn scheme(&self) -> &'static str;
+
+    /// A new protection domain.
+    ///
+    /// # Errors
+    /// `System` when the device refuses.
+    fn alloc_pd(&mut self) -> Result<Arc<dyn ProtectionDomain>, FabricError>;
+
+    /// Starts to listen. Returns the address really used (port 0 asks for a free one).
+    ///
+    /// # Errors
+    /// `System` with the address when the port is taken or not allowed.
+    fn listen(&mut self, address: SocketAddr) -> Result<SocketAddr, FabricError>;
+
+    /// Stops listening; requests not yet reported are dropped.
+    fn stop_listening(&mut self);
+
+    /// Starts to connect. Ends in `Established` or `ConnectFailed`.
+    ///
+    /// # Errors
+    /// `System` when it cannot even start.
+    fn connect(
+        &mut self,
+        now: Instant,
+        pd: &Arc<dyn ProtectionDomain>,
+        params: &ConnectParams,
+    ) -> Result<QpNum, FabricError>;
+
+    /// Accepts a peer's request on this core. Receives may be posted at once, before `flush`
+    /// lets the reply go out.
+    ///
+    /// # Errors
+    /// `System` when the queue pair cannot be made; the request is closed.
+    fn accept(
+        &mut self,
+        now: Instant,
+        pd: &Arc<dyn ProtectionDomain>,
+        request: ConnRequest,
+        limits: QpLimits,
+        private_data: &PrivateData,
+    ) -> Result<QpNum, FabricError>;
+
+    /// Refuses a peer's request.
+    fn reject(&mut self, now: Instant, request: ConnRequest, private_data: &PrivateData);
+
+    /// Adds a work request to the queue pair's batch.
+    ///
+    /// # Errors
+    /// `QpState`, `QueueFull`, `LocalMemory`, `Unsupported`; nothing was posted.
+    fn post_send(&mut self, qp: QpNum, wr: WorkRequest) -> Result<(), FabricError>;
+
+    /// Posts a receive; None takes no bytes (immediates, empty sends).
+    ///
+    /// # Errors
+    /// As `post_send`.
+    fn post_recv(&mut self, qp: QpNum, wr_id: u64, buf: Option<Sge>) -> Result<(), FabricError>;
+
+    /// Binds a window to a part of its parent under a new key.
+    ///
+    /// # Errors
+    /// As `post_send`; `LocalMemory` when `slice` is not part of the parent's region.
+    fn bind(
+        &mut self,
+        qp: QpNum,
+        window: &Arc<dyn Window>,
+        slice: &MemSlice,
+        access: Access,
+        wr_id: u64,
+    ) -> Result<BindResult, FabricError>;
+
+    /// Takes a window's key away. When it is in force no peer can reach the memory through it.
+    /// `QpState` when a peer is in the middle of writing through it.
+    ///
+    /// # Errors
+    /// As `post_send`.
+    fn revoke(
+        &mut self,
+        qp: QpNum,
+        window: &Arc<dyn Window>,
+        wr_id: u64,
+    ) -> Result<BindResult, FabricError>;
+
+    /// Hands everything posted since the last call to the transport.
+    fn flush(&mut self, now: Instant);
+
+    /// Ends a connection in order: what was posted goes out first, within a bound of the
+    /// provider's. Ends in `Closed`.
+    fn disconnect(&mut self, now: Instant, qp: QpNum);
+
+    /// Ends a connection at once. Ends in `Closed`, still after all flushes.
+    fn abort(&mut self, now: Instant, qp: QpNum);
+
+    /// Moves work on. True when anything happened.
+    fn poll(&mut self, now: Instant) -> bool;
+
+    /// The next event.
+    fn next_event(&mut self) -> Option<FabricEvent>;
+
+    /// When `poll` wants to be called even if nothing happens.
+    fn deadline(&self) -> Option<Instant>;
+
+    /// Bytes and frames since start, for statistics.
+    fn counters(&self) -> FabricCounters;
+}
+
+/// What a core's provider did since start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct FabricCounters {
+    /// Payload and header bytes handed to the transport.
+    pub bytes_sent: u64,
+    /// Bytes taken from the transport.
+    pub bytes_received: u64,
+    /// Bytes of RDMA writes and read responses received straight into their target.
+    pub bytes_direct: u64,
+    /// Bytes of RDMA writes and read responses copied from a staging buffer.
+    pub bytes_copied: u64,
+    /// Calls that handed data to the transport.
+    pub sends: u64,
+    /// Calls that took data from the transport.
+    pub receives: u64,
+    /// Frames dropped for a wrong checksum (each ends its connection).
+    pub crc_errors: u64,
+}

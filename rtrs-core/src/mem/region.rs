@@ -1,0 +1,390 @@
+//! Page-aligned regions of memory that the kernel and remote peers may write at any time.
+//!
+//! A [`Region`] is mapped once and unmapped when its last owner goes. No Rust reference into it
+//! is ever handed out: bytes are copied in and out through raw pointers, because a peer or the
+//! kernel may change them while we look. Whoever judges bytes copies them out first.
+//! [`MemSlice`] names a part of a region and keeps the region alive; an operation in flight owns
+//! its slices until its completion, so memory cannot go away under the kernel.
+//! [`IoVecs`] is the reusable vector form that `sendmsg` and `recvmsg` take.
+
+use std::fmt;
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+static NEXT_ID: AtomicU32 = AtomicU32::new(1);
+
+/// Page-aligned anonymous memory of fixed length.
+pub struct Region {
+    base: NonNull<u8>,
+    len: usize,
+    id: u32,
+}
+
+// SAFETY: a Region is a plain mapping; all access goes through raw copies that tolerate
+// concurrent change (no references into the mapping are created).
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Maps `len` bytes (rounded up to whole pages) of zeroed memory. Pages are backed by real
+    /// memory when first touched.
+    ///
+    /// # Errors
+    /// The system's error when the mapping is refused; `InvalidInput` for a length of zero.
+    pub fn new(len: usize) -> io::Result<Arc<Self>> {
+        if len == 0 {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a region of zero bytes"));
+        }
+        let len = len
+            .checked_next_multiple_of(4096)
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "region too large"))?;
+        // SAFETY: an anonymous private mapping at an address of the kernel's choice touches no
+        // memory of ours.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast::<u8>())
+            .ok_or_else(|| io::Error::other("mmap returned a null address"))?;
+        Ok(Arc::new(Self { base, len, id: NEXT_ID.fetch_add(1, Ordering::Relaxed) }))
+    }
+
+    /// Length in bytes, a multiple of the page size.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never true: a region has at least one page.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// A number unique to this region in this process.
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// The slice `offset..offset + len` of this region, or None when it does not lie inside.
+    pub fn slice(self: &Arc<Self>, offset: usize, len: usize) -> Option<MemSlice> {
+        if offset.checked_add(len)? > self.len {
+            return None;
+        }
+        Some(MemSlice { region: Arc::clone(self), offset, len })
+    }
+
+    /// The whole region as a slice.
+    pub fn whole(self: &Arc<Self>) -> MemSlice {
+        MemSlice { region: Arc::clone(self), offset: 0, len: self.len }
+    }
+
+    /// Copies bytes out of the region, starting at `offset`. Panics when the range leaves the
+    /// region: callers check lengths that come from a peer before they come here.
+    pub fn copy_out(&self, offset: usize, to: &mut [u8]) {
+        assert!(offset <= self.len && to.len() <= self.len - offset, "copy outside the region");
+        // SAFETY: the range was just checked; `to` cannot overlap the mapping because no
+        // reference into the mapping exists. Concurrent writers only change the bytes we see.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                self.base.as_ptr().add(offset),
+                to.as_mut_ptr(),
+                to.len(),
+            );
+        }
+    }
+
+    /// Copies bytes into the region at `offset`. Panics when the range leaves the region.
+    pub fn copy_in(&self, offset: usize, from: &[u8]) {
+        assert!(offset <= self.len && from.len() <= self.len - offset, "copy outside the region");
+        // SAFETY: as in `copy_out`, the other way round.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                from.as_ptr(),
+                self.base.as_ptr().add(offset),
+                from.len(),
+            );
+        }
+    }
+
+    /// Copies `len` bytes from `from` of another (or this) region. Panics outside either region.
+    pub fn copy_from(&self, offset: usize, from: &Self, from_offset: usize, len: usize) {
+        assert!(offset <= self.len && len <= self.len - offset, "copy outside the region");
+        assert!(
+            from_offset <= from.len && len <= from.len - from_offset,
+            "copy outside the source"
+        );
+        // SAFETY: both ranges were checked; `copy` allows them to overlap.
+        unsafe {
+            std::ptr::copy(
+                from.base.as_ptr().add(from_offset),
+                self.base.as_ptr().add(offset),
+                len,
+            );
+        }
+    }
+
+    /// Fills a range with one byte. Panics when the range leaves the region.
+    pub fn fill(&self, offset: usize, len: usize, byte: u8) {
+        assert!(offset <= self.len && len <= self.len - offset, "fill outside the region");
+        // SAFETY: the range was just checked.
+        unsafe { std::ptr::write_bytes(self.base.as_ptr().add(offset), byte, len) }
+    }
+
+    /// Continues a CRC32C over a range of the region. Panics when the range leaves the region.
+    pub fn crc32c(&self, seed: u32, offset: usize, len: usize) -> u32 {
+        assert!(offset <= self.len && len <= self.len - offset, "crc outside the region");
+        // SAFETY: the range was just checked and is mapped. The bytes may change under us, in
+        // which case the sum is simply wrong: it is compared with a sum, never used as an index.
+        let bytes = unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset), len) };
+        crc32c::crc32c_append(seed, bytes)
+    }
+
+    /// Address of the byte at `offset`, for the kernel and for RDMA devices.
+    pub(crate) fn address(&self, offset: usize) -> *mut u8 {
+        assert!(offset <= self.len, "address outside the region");
+        // SAFETY: the offset was just checked; one past the end is allowed by `add`.
+        unsafe { self.base.as_ptr().add(offset) }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and no slice or operation holds it any more.
+        unsafe {
+            libc::munmap(self.base.as_ptr().cast(), self.len);
+        }
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Region").field("id", &self.id).field("len", &self.len).finish()
+    }
+}
+
+/// A part of a [`Region`], which it keeps alive. Cloning counts up an atomic, nothing more.
+#[derive(Clone)]
+pub struct MemSlice {
+    region: Arc<Region>,
+    offset: usize,
+    len: usize,
+}
+
+impl MemSlice {
+    /// The region this slice lies in.
+    pub fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    /// Offset of the first byte in the region.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True for a slice of zero bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The part `from..from + len` of this slice, or None when it does not lie inside.
+    pub fn slice(&self, from: usize, len: usize) -> Option<Self> {
+        if from.checked_add(len)? > self.len {
+            return None;
+        }
+        Some(Self { region: Arc::clone(&self.region), offset: self.offset + from, len })
+    }
+
+    /// Copies bytes out, starting `from` bytes into the slice. Panics outside the slice.
+    pub fn copy_out(&self, from: usize, to: &mut [u8]) {
+        assert!(from <= self.len && to.len() <= self.len - from, "copy outside the slice");
+        self.region.copy_out(self.offset + from, to);
+    }
+
+    /// Copies bytes in, starting `at` bytes into the slice. Panics outside the slice.
+    pub fn copy_in(&self, at: usize, from: &[u8]) {
+        assert!(at <= self.len && from.len() <= self.len - at, "copy outside the slice");
+        self.region.copy_in(self.offset + at, from);
+    }
+
+    /// Copies from another slice of the same length. Panics when the lengths differ.
+    pub fn copy_from(&self, from: &Self) {
+        assert_eq!(self.len, from.len, "slices of different length");
+        self.region.copy_from(self.offset, &from.region, from.offset, self.len);
+    }
+
+    /// Fills the slice with one byte.
+    pub fn fill(&self, byte: u8) {
+        self.region.fill(self.offset, self.len, byte);
+    }
+
+    /// Continues a CRC32C over the slice.
+    pub fn crc32c(&self, seed: u32) -> u32 {
+        self.region.crc32c(seed, self.offset, self.len)
+    }
+
+    /// A copy of the bytes, for tests and for rare control messages.
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.len];
+        self.copy_out(0, &mut bytes);
+        bytes
+    }
+
+    /// Address of the first byte, for the kernel and for RDMA devices.
+    pub(crate) fn address(&self) -> *mut u8 {
+        self.region.address(self.offset)
+    }
+}
+
+impl fmt::Debug for MemSlice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MemSlice({}:{}+{})", self.region.id, self.offset, self.len)
+    }
+}
+
+/// A reusable list of slices in the form `sendmsg` and `recvmsg` take.
+///
+/// It is boxed by its users and moves into the operation; the completion gives it back.
+pub struct IoVecs {
+    slices: Vec<MemSlice>,
+    raw: Vec<libc::iovec>,
+    header: libc::msghdr,
+    first: usize,
+}
+
+// SAFETY: the raw pointers point into regions that `slices` keeps alive; regions are Send.
+unsafe impl Send for IoVecs {}
+
+impl IoVecs {
+    /// An empty list with room for `capacity` slices; it never grows past it.
+    pub fn new(capacity: usize) -> Box<Self> {
+        // SAFETY: msghdr is plain data, for which all zeroes is the empty header.
+        let header: libc::msghdr = unsafe { std::mem::zeroed() };
+        Box::new(Self {
+            slices: Vec::with_capacity(capacity),
+            raw: Vec::with_capacity(capacity),
+            header,
+            first: 0,
+        })
+    }
+
+    /// Drops all slices, keeps the room.
+    pub fn clear(&mut self) {
+        self.slices.clear();
+        self.raw.clear();
+        self.first = 0;
+    }
+
+    /// Room left, in slices.
+    pub fn room(&self) -> usize {
+        self.slices.capacity() - self.slices.len()
+    }
+
+    /// Appends a slice. Empty slices are ignored, and a slice that continues the previous one
+    /// in memory makes that one longer. Panics when there is no room.
+    pub fn push(&mut self, slice: MemSlice) {
+        if slice.is_empty() {
+            return;
+        }
+        if let (Some(last), Some(raw)) = (self.slices.last_mut(), self.raw.last_mut())
+            && last.region.id == slice.region.id
+            && last.offset + last.len == slice.offset
+        {
+            last.len += slice.len;
+            raw.iov_len += slice.len;
+            return;
+        }
+        assert!(self.room() > 0, "no room in the vector list");
+        self.raw.push(libc::iovec { iov_base: slice.address().cast(), iov_len: slice.len });
+        self.slices.push(slice);
+    }
+
+    /// Bytes not yet passed by [`IoVecs::advance`].
+    pub fn remaining(&self) -> usize {
+        self.raw[self.first..].iter().map(|v| v.iov_len).sum()
+    }
+
+    /// True when no byte remains.
+    pub fn is_empty(&self) -> bool {
+        self.first == self.raw.len()
+    }
+
+    /// Passes over `count` bytes that were sent or received. Panics past the end.
+    pub fn advance(&mut self, mut count: usize) {
+        while count > 0 {
+            let raw = &mut self.raw[self.first];
+            if count < raw.iov_len {
+                raw.iov_base = raw.iov_base.cast::<u8>().wrapping_add(count).cast();
+                raw.iov_len -= count;
+                return;
+            }
+            count -= raw.iov_len;
+            raw.iov_len = 0;
+            self.first += 1;
+        }
+    }
+
+    /// The message header over what remains; valid while the box is neither moved from nor
+    /// changed.
+    pub(crate) fn header(&mut self) -> *mut libc::msghdr {
+        self.header.msg_iov = self.raw[self.first..].as_mut_ptr();
+        self.header.msg_iovlen = self.raw.len() - self.first;
+        &raw mut self.header
+    }
+}
+
+impl fmt::Debug for IoVecs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&self.slices[self.first.min(self.slices.len())..]).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{IoVecs, Region};
+
+    #[test]
+    fn slices_stay_inside() {
+        let region = Region::new(5000).unwrap();
+        assert_eq!(region.len(), 8192);
+        assert!(region.slice(8192, 0).is_some());
+        assert!(region.slice(8192, 1).is_none());
+        assert!(region.slice(usize::MAX, 2).is_none());
+        let slice = region.slice(100, 10).unwrap();
+        assert!(slice.slice(5, 6).is_none());
+        slice.copy_in(0, b"0123456789");
+        assert_eq!(slice.slice(5, 5).unwrap().to_vec(), b"56789");
+        assert_eq!(slice.crc32c(0), crc32c::crc32c(b"0123456789"));
+    }
+
+    #[test]
+    fn vectors_merge_and_advance() {
+        let region = Region::new(4096).unwrap();
+        let mut vecs = IoVecs::new(2);
+        vecs.push(region.slice(0, 10).unwrap());
+        vecs.push(region.slice(10, 10).unwrap());
+        vecs.push(region.slice(100, 5).unwrap());
+        assert_eq!((vecs.room(), vecs.remaining()), (0, 25));
+        vecs.advance(19);
+        assert_eq!(vecs.remaining(), 6);
+        vecs.advance(1);
+        assert_eq!(vecs.remaining(), 5);
+        vecs.advance(5);
+        assert!(vecs.is_empty());
+    }
+}

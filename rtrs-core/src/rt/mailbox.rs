@@ -1,0 +1,137 @@
+//! Messages from core to core: a lock-free queue and an eventfd that wakes a sleeping receiver.
+//!
+//! The sender writes the eventfd only when the receiver said that it sleeps, so a busy pair of
+//! cores exchanges messages without a system call.
+
+use std::fmt;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crossbeam_queue::SegQueue;
+
+use super::ring::{Fd, Op, Port, Ring};
+use crate::mem::{MemSlice, Region};
+
+struct Shared<T> {
+    queue: SegQueue<T>,
+    sleeping: AtomicBool,
+    wake: OwnedFd,
+}
+
+/// The sending end; clone it for every sender.
+pub struct Sender<T> {
+    shared: Arc<Shared<T>>,
+}
+
+/// The receiving end before it is bound to its core's ring.
+pub struct Mailbox<T> {
+    shared: Arc<Shared<T>>,
+    armed: Option<Armed>,
+}
+
+struct Armed {
+    port: Port,
+    fd: Fd,
+    word: MemSlice,
+}
+
+/// A new mailbox.
+///
+/// # Errors
+/// The system's error when no eventfd is to be had.
+pub fn mailbox<T>() -> std::io::Result<(Sender<T>, Mailbox<T>)> {
+    // SAFETY: eventfd takes no pointers.
+    let raw = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    if raw < 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was just made and nobody else owns it.
+    let wake = unsafe { OwnedFd::from_raw_fd(raw) };
+    let shared = Arc::new(Shared { queue: SegQueue::new(), sleeping: AtomicBool::new(true), wake });
+    Ok((Sender { shared: Arc::clone(&shared) }, Mailbox { shared, armed: None }))
+}
+
+impl<T> Sender<T> {
+    /// Leaves a message and wakes the receiver if it sleeps.
+    pub fn send(&self, message: T) {
+        self.shared.queue.push(message);
+        if self.shared.sleeping.swap(false, Ordering::SeqCst) {
+            let one = 1u64.to_ne_bytes();
+            // SAFETY: eight valid bytes are written to our own eventfd. It cannot block: it is
+            // non-blocking, and a full counter means the receiver is awake already.
+            unsafe { libc::write(self.shared.wake.as_raw_fd(), one.as_ptr().cast(), 8) };
+        }
+    }
+}
+
+impl<T> Clone for Sender<T> {
+    fn clone(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<T> Mailbox<T> {
+    /// Binds the mailbox to its core's ring, so that mail ends the ring's sleep.
+    ///
+    /// # Errors
+    /// The system's error when descriptor or memory are refused.
+    pub fn arm(&mut self, ring: &Rc<Ring>) -> std::io::Result<()> {
+        let word = Region::new(8)?.slice(0, 8).unwrap_or_else(|| unreachable!("8 bytes fit"));
+        let fd = Fd::new(self.shared.wake.try_clone()?);
+        let armed = Armed { port: ring.port(), fd, word };
+        armed.post();
+        self.armed = Some(armed);
+        Ok(())
+    }
+
+    /// The next message.
+    pub fn take(&mut self) -> Option<T> {
+        self.shared.queue.pop()
+    }
+
+    /// True when nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.shared.queue.is_empty()
+    }
+
+    /// Says that the receiver is about to sleep. False when mail came in between: do not sleep.
+    pub fn prepare_sleep(&mut self) -> bool {
+        if let Some(armed) = &mut self.armed {
+            while armed.port.take().is_some() {
+                armed.post();
+            }
+        }
+        self.shared.sleeping.store(true, Ordering::SeqCst);
+        if self.shared.queue.is_empty() {
+            return true;
+        }
+        self.shared.sleeping.store(false, Ordering::SeqCst);
+        false
+    }
+
+    /// Says that the receiver is awake.
+    pub fn awake(&self) {
+        self.shared.sleeping.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Armed {
+    fn post(&self) {
+        self.port
+            .submit(Op::Read { fd: self.fd.clone(), buf: self.word.clone(), offset: u64::MAX }, 0);
+    }
+}
+
+impl<T> fmt::Debug for Sender<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sender").field("queued", &self.shared.queue.len()).finish()
+    }
+}
+
+impl<T> fmt::Debug for Mailbox<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mailbox").field("queued", &self.shared.queue.len()).finish()
+    }
+}

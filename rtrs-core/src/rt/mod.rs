@@ -1,0 +1,13 @@
+//! The runtime of a core: its ring, its turn, its mail, its clock.
+
+mod affinity;
+mod clock;
+mod mailbox;
+mod reactor;
+mod ring;
+
+pub use affinity::{allowed_cpus, pin_to};
+pub use clock::Clock;
+pub use mailbox::{Mailbox, Sender, mailbox};
+pub use reactor::{PollPolicy, ReactorStats, Shard, run};
+pub use ring::{Completed, Fd, Op, OpId, Port, Ring};

@@ -1,0 +1,155 @@
+//! A core's turn: collect, let the shard work, submit once; sleep when idle, poll for a while
+//! before that when polling has paid off lately.
+//!
+//! The poll budget adapts as KVM's halt polling does: a sleep that ended sooner than the
+//! largest budget would have been caught by polling, so the budget grows; a longer one makes it
+//! shrink. An idle shard therefore costs no CPU. While it polls, a shard yields its CPU to any
+//! other thread that wants it, so polling does not cost throughput when cores are scarce.
+
+use std::io;
+use std::rc::Rc;
+
+use super::clock::Clock;
+use super::ring::Ring;
+use crate::time::{Duration, Instant};
+
+/// What runs on a core.
+pub trait Shard {
+    /// Does all work that is there. True when anything happened.
+    fn turn(&mut self, now: Instant) -> bool;
+    /// When to be called even if nothing happens.
+    fn deadline(&self) -> Option<Instant>;
+    /// True when the shard is finished and the thread may end.
+    fn is_done(&self) -> bool;
+    /// True when mail waits; read while polling, so it must be cheap.
+    fn has_mail(&self) -> bool;
+    /// About to sleep; false when mail came meanwhile.
+    fn prepare_sleep(&mut self) -> bool;
+    /// Awake again.
+    fn awake(&mut self);
+}
+
+/// How long to poll before sleeping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PollPolicy {
+    /// Largest budget; zero never polls.
+    pub budget_max: Duration,
+}
+
+/// What a reactor did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct ReactorStats {
+    /// Turns in which something happened.
+    pub turns: u64,
+    /// Times the thread slept.
+    pub sleeps: u64,
+    /// Times polling found work before a sleep.
+    pub poll_hits: u64,
+    /// Times polling gave up.
+    pub poll_misses: u64,
+}
+
+/// Runs a shard until it is done.
+///
+/// # Errors
+/// The ring's error, which is fatal for the core.
+pub fn run(
+    ring: &Rc<Ring>,
+    policy: PollPolicy,
+    shard: &mut impl Shard,
+) -> io::Result<ReactorStats> {
+    let clock = Clock;
+    let mut stats = ReactorStats::default();
+    let mut budget = Duration::ZERO;
+    loop {
+        let mut busy = ring.turn()?;
+        let now = clock.now();
+        busy |= shard.turn(now);
+        if shard.is_done() {
+            ring.turn()?;
+            return Ok(stats);
+        }
+        if busy {
+            stats.turns += 1;
+            continue;
+        }
+        if ring.has_submissions() || ring.has_work() {
+            continue;
+        }
+        let deadline = shard.deadline();
+        if deadline.is_some_and(|at| at <= now) {
+            continue;
+        }
+        if !budget.is_zero() {
+            let end = deadline.map_or(now + budget, |at| at.min(now + budget));
+            if poll(ring, shard, clock, end) {
+                stats.poll_hits += 1;
+                continue;
+            }
+            stats.poll_misses += 1;
+            if deadline.is_some_and(|at| at <= clock.now()) {
+                continue;
+            }
+        }
+        if !shard.prepare_sleep() {
+            continue;
+        }
+        stats.sleeps += 1;
+        let before = clock.now();
+        let limit = deadline.map(|at| at.since(before));
+        ring.turn_or_sleep(limit)?;
+        shard.awake();
+        budget = adapt(budget, policy.budget_max, clock.now().since(now));
+    }
+}
+
+/// Polls until `end`. True when there is work.
+fn poll(ring: &Ring, shard: &impl Shard, clock: Clock, end: Instant) -> bool {
+    loop {
+        for _ in 0..16 {
+            if ring.has_work() || shard.has_mail() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        std::thread::yield_now();
+        if clock.now() >= end {
+            return false;
+        }
+    }
+}
+
+/// The next budget after an idle time of `idle`, polling included.
+fn adapt(budget: Duration, max: Duration, idle: Duration) -> Duration {
+    const START: Duration = Duration::from_micros(10);
+    if max.is_zero() {
+        return Duration::ZERO;
+    }
+    if idle <= max {
+        (budget * 2).clamp(START.min(max), max)
+    } else if budget <= START {
+        Duration::ZERO
+    } else {
+        budget / 4
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_poll_budget_grows_on_short_idles_and_vanishes_on_long_ones() {
+        let max = Duration::from_micros(80);
+        let mut budget = Duration::ZERO;
+        for _ in 0..10 {
+            budget = adapt(budget, max, Duration::from_micros(20));
+        }
+        assert_eq!(budget, max);
+        for _ in 0..10 {
+            budget = adapt(budget, max, Duration::from_millis(5));
+        }
+        assert_eq!(budget, Duration::ZERO);
+        assert_eq!(adapt(budget, Duration::ZERO, Duration::ZERO), Duration::ZERO);
+    }
+}

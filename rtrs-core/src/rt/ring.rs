@@ -1,0 +1,765 @@
+//! A core's io_uring, made safe by ownership.
+//!
+//! An [`Op`] owns what the kernel may touch while it runs (descriptor, memory, address); it moves
+//! into the ring and comes back with its [`Completed`]. Every component of a core has a [`Port`]
+//! of its own, so completions find their owner without a table of callbacks. One system call a
+//! turn submits everything and collects everything.
+//!
+//! Keyspace of `user_data`: generation (32 bits) and slot (32 bits) of the operation; all ones
+//! for cancellations, whose own completions are dropped.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use io_uring::{IoUring, opcode, squeue, types};
+
+use crate::mem::{IoVecs, MemSlice, Region};
+use crate::time::Duration;
+
+const CANCEL: u64 = u64::MAX;
+/// Regions that can be registered with a ring at once.
+const FIXED_REGIONS: u32 = 1024;
+
+/// A shared descriptor of one core. Closed when its last holder, a running operation included,
+/// lets go.
+#[derive(Clone, Debug)]
+pub struct Fd(Rc<OwnedFd>);
+
+impl Fd {
+    /// Takes over a descriptor.
+    pub fn new(fd: impl Into<OwnedFd>) -> Self {
+        Self(Rc::new(fd.into()))
+    }
+}
+
+impl AsRawFd for Fd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// One operation for the kernel and everything it may touch meanwhile.
+#[derive(Debug)]
+pub enum Op {
+    /// `sendmsg` of all that remains in the vectors. May be short.
+    SendMsg { fd: Fd, iov: Box<IoVecs> },
+    /// `recvmsg` into the vectors. Short as a rule; 0 means end of stream.
+    RecvMsg { fd: Fd, iov: Box<IoVecs> },
+    /// `send` of one slice. May be short.
+    Send { fd: Fd, buf: MemSlice },
+    /// `recv` into one slice; 0 means end of stream.
+    Recv { fd: Fd, buf: MemSlice },
+    /// `pread`; offset `u64::MAX` reads at the descriptor's own position (pipes, eventfds).
+    Read { fd: Fd, buf: MemSlice, offset: u64 },
+    /// `pwrite`, durable on completion with `dsync` (RWF_DSYNC).
+    Write { fd: Fd, buf: MemSlice, offset: u64, dsync: bool },
+    /// `fdatasync`, or `fsync` when not `data_only`.
+    Fsync { fd: Fd, data_only: bool },
+    /// `fallocate`.
+    Fallocate { fd: Fd, mode: i32, offset: u64, len: u64 },
+    /// `accept4` with CLOEXEC; the result is the new descriptor, see [`Completed::into_fd`].
+    Accept { fd: Fd },
+    /// `connect`.
+    Connect { fd: Fd, address: SocketAddr },
+    /// `poll`, once, for these POLL* bits; the result is the bits that are up.
+    Poll { fd: Fd, events: u32 },
+}
+
+/// Names a running operation for [`Port::cancel`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpId(u64);
+
+/// An operation that ended.
+#[derive(Debug)]
+pub struct Completed {
+    /// The submitter's token.
+    pub token: u64,
+    /// The operation, with what it owned.
+    pub op: Op,
+    /// Result as the kernel gives it: negative errno or a count.
+    pub result: i32,
+}
+
+impl Completed {
+    /// The count, or the error.
+    ///
+    /// # Errors
+    /// The operation's error.
+    #[allow(clippy::cast_sign_loss, reason = "the negative case is the error")]
+    pub fn count(&self) -> io::Result<usize> {
+        if self.result < 0 {
+            Err(io::Error::from_raw_os_error(-self.result))
+        } else {
+            Ok(self.result as usize)
+        }
+    }
+
+    /// The descriptor of a successful accept.
+    ///
+    /// # Errors
+    /// The operation's error; `InvalidInput` when it was not an accept.
+    pub fn into_fd(self) -> io::Result<OwnedFd> {
+        if !matches!(self.op, Op::Accept { .. }) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not an accept"));
+        }
+        self.count()?;
+        // SAFETY: the kernel just gave us this descriptor as the result of our accept, and
+        // `self` is consumed, so it is taken over once.
+        Ok(unsafe { OwnedFd::from_raw_fd(self.result) })
+    }
+}
+
+struct Running {
+    op: Op,
+    port: u32,
+    token: u64,
+    address: Option<Box<(libc::sockaddr_storage, libc::socklen_t)>>,
+}
+
+struct Slot {
+    generation: u32,
+    running: Option<Running>,
+}
+
+struct Inner {
+    uring: IoUring,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    ports: Vec<Option<VecDeque<Completed>>>,
+    backlog: VecDeque<squeue::Entry>,
+    regions: Vec<(u32, u16)>,
+    region_free: Vec<u16>,
+    running: usize,
+    enters: u64,
+}
+
+/// A core's io_uring. Made on, and used from, one thread.
+pub struct Ring {
+    inner: RefCell<Inner>,
+}
+
+/// A component's own door to the ring: what it submits completes here.
+pub struct Port {
+    ring: Rc<Ring>,
+    index: u32,
+}
+
+impl Ring {
+    /// A ring with room for `entries` submissions per turn.
+    ///
+    /// # Errors
+    /// The system's error; `PermissionDenied` where io_uring is switched off.
+    pub fn new(entries: u32) -> io::Result<Rc<Self>> {
+        let mut builder = IoUring::builder();
+        builder.setup_cqsize(entries.saturating_mul(4)).setup_clamp();
+        let modern = builder
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_coop_taskrun()
+            .setup_taskrun_flag()
+            .build(entries);
+        let mut uring = match modern {
+            Ok(uring) => uring,
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
+                IoUring::builder().setup_cqsize(entries.saturating_mul(4)).build(entries)?
+            }
+            Err(e) => return Err(e),
+        };
+        let _ = uring.submission();
+        let fixed = uring.submitter().register_buffers_sparse(FIXED_REGIONS).is_ok();
+        #[allow(clippy::cast_possible_truncation, reason = "FIXED_REGIONS fits")]
+        let region_free =
+            if fixed { (0..FIXED_REGIONS as u16).rev().collect() } else { Vec::new() };
+        Ok(Rc::new(Self {
+            inner: RefCell::new(Inner {
+                uring,
+                slots: Vec::with_capacity(1024),
+                free: Vec::with_capacity(1024),
+                ports: Vec::new(),
+                backlog: VecDeque::new(),
+                regions: Vec::new(),
+                region_free,
+                running: 0,
+                enters: 0,
+            }),
+        }))
+    }
+
+    /// A new door for a component.
+    pub fn port(self: &Rc<Self>) -> Port {
+        let mut inner = self.inner.borrow_mut();
+        let queue = Some(VecDeque::with_capacity(64));
+        let free = inner.ports.iter().position(Option::is_none);
+        let index = free.unwrap_or_else(|| {
+            inner.ports.push(None);
+            inner.ports.len() - 1
+        });
+        inner.ports[index] = queue;
+        #[allow(clippy::cast_possible_truncation, reason = "a core has few components")]
+        Port { ring: Rc::clone(self), index: index as u32 }
+    }
+
+    /// Registers a region, so that disk IO from it needs no page pinning per operation. False
+    /// when the system refuses (RLIMIT_MEMLOCK): IO works all the same, unregistered.
+    pub fn register_region(&self, region: &Arc<Region>) -> bool {
+        let mut inner = self.inner.borrow_mut();
+        if inner.regions.iter().any(|(id, _)| *id == region.id()) {
+            return true;
+        }
+        let Some(index) = inner.region_free.pop() else { return false };
+        let iov = libc::iovec { iov_base: region.address(0).cast(), iov_len: region.len() };
+        // SAFETY: the region is mapped; the caller unregisters it before it lets go of its last
+        // reference, and the kernel holds the pages themselves until then.
+        let done = unsafe {
+            inner.uring.submitter().register_buffers_update(u32::from(index), &[iov], None)
+        };
+        if done.is_err() {
+            inner.region_free.push(index);
+            return false;
+        }
+        inner.regions.push((region.id(), index));
+        true
+    }
+
+    /// Takes a region's registration away. Nothing happens when it has none.
+    pub fn unregister_region(&self, region: &Arc<Region>) {
+        let mut inner = self.inner.borrow_mut();
+        let Some(at) = inner.regions.iter().position(|(id, _)| *id == region.id()) else {
+            return;
+        };
+        let (_, index) = inner.regions.swap_remove(at);
+        let none = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        // SAFETY: an empty vector clears the slot.
+        let done = unsafe {
+            inner.uring.submitter().register_buffers_update(u32::from(index), &[none], None)
+        };
+        if done.is_ok() {
+            inner.region_free.push(index);
+        }
+    }
+
+    /// Operations the kernel still holds.
+    pub fn running(&self) -> usize {
+        self.inner.borrow().running
+    }
+
+    /// System calls made to submit or wait.
+    pub fn enters(&self) -> u64 {
+        self.inner.borrow().enters
+    }
+
+    /// True when completions wait, seen without a system call.
+    pub fn has_work(&self) -> bool {
+        let mut inner = self.inner.borrow_mut();
+        if !inner.uring.completion().is_empty() {
+            return true;
+        }
+        inner.uring.submission().taskrun()
+    }
+
+    /// True when operations wait to be handed to the kernel.
+    pub fn has_submissions(&self) -> bool {
+        let mut inner = self.inner.borrow_mut();
+        !inner.backlog.is_empty() || !inner.uring.submission().is_empty()
+    }
+
+    /// Hands everything to the kernel and collects what is there, without waiting. True when
+    /// anything completed.
+    ///
+    /// # Errors
+    /// The system's error; EINTR and EBUSY count as nothing collected.
+    pub fn turn(&self) -> io::Result<bool> {
+        let mut inner = self.inner.borrow_mut();
+        let pending = inner.refill();
+        let work = {
+            let sq = inner.uring.submission();
+            sq.taskrun() || sq.cq_overflow()
+        };
+        if pending > 0 || work {
+            inner.enter(pending, 0, None)?;
+        }
+        Ok(inner.reap())
+    }
+
+    /// As [`Ring::turn`], but sleeps until something completes or `timeout` is over.
+    ///
+    /// # Errors
+    /// As `turn`.
+    pub fn turn_or_sleep(&self, timeout: Option<Duration>) -> io::Result<bool> {
+        let mut inner = self.inner.borrow_mut();
+        let pending = inner.refill();
+        inner.enter(pending, 1, timeout)?;
+        Ok(inner.reap())
+    }
+}
+
+impl Inner {
+    /// Moves the backlog into the submission queue; returns how many entries it holds.
+    fn refill(&mut self) -> u32 {
+        let mut sq = self.uring.submission();
+        while let Some(entry) = self.backlog.front() {
+            // SAFETY: the entry's memory is owned by its slot until its completion.
+            if unsafe { sq.push(entry) }.is_err() {
+                break;
+            }
+            self.backlog.pop_front();
+        }
+        sq.sync();
+        #[allow(clippy::cast_possible_truncation, reason = "bounded by the ring's size")]
+        let len = sq.len() as u32;
+        len
+    }
+
+    fn enter(&mut self, submit: u32, want: u32, timeout: Option<Duration>) -> io::Result<()> {
+        const GETEVENTS: u32 = 1;
+        self.enters += 1;
+        let result = match timeout {
+            Some(limit) if want > 0 => {
+                let ts = types::Timespec::from(limit);
+                let args = types::SubmitArgs::new().timespec(&ts);
+                self.uring.submitter().submit_with_args(want as usize, &args).map(|_| ())
+            }
+            // SAFETY: no signal mask is passed; the counts are of our own queue.
+            _ => unsafe {
+                self.uring.submitter().enter::<libc::sigset_t>(submit, want, GETEVENTS, None)
+            }
+            .map(|_| ()),
+        };
+        match result {
+            Ok(()) => Ok(()),
+            Err(e) => match e.raw_os_error() {
+                Some(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN) => Ok(()),
+                _ => Err(e),
+            },
+        }
+    }
+
+    fn reap(&mut self) -> bool {
+        let mut any = false;
+        let mut cq = self.uring.completion();
+        cq.sync();
+        for cqe in &mut cq {
+            let data = cqe.user_data();
+            if data == CANCEL {
+                continue;
+            }
+            #[allow(clippy::cast_possible_truncation, reason = "two halves of the key")]
+            let (generation, index) = ((data >> 32) as u32, data as u32);
+            let slot = &mut self.slots[index as usize];
+            assert_eq!(slot.generation, generation, "completion of an operation long gone");
+            let Some(running) = slot.running.take() else {
+                panic!("two completions of one operation");
+            };
+            slot.generation = slot.generation.wrapping_add(1) & 0x7fff_ffff;
+            self.free.push(index);
+            self.running -= 1;
+            any = true;
+            let done = Completed { token: running.token, op: running.op, result: cqe.result() };
+            match self.ports[running.port as usize].as_mut() {
+                Some(queue) => queue.push_back(done),
+                None => drop(close_orphan(done)),
+            }
+        }
+        any
+    }
+
+    fn push(&mut self, entry: squeue::Entry) {
+        if self.backlog.is_empty() {
+            // SAFETY: the entry's memory is owned by its slot until its completion.
+            if unsafe { self.uring.submission().push(&entry) }.is_ok() {
+                return;
+            }
+        }
+        self.backlog.push_back(entry);
+    }
+
+    fn fixed_index(&self, buf: &MemSlice) -> Option<u16> {
+        let id = buf.region().id();
+        self.regions.iter().find(|(region, _)| *region == id).map(|(_, index)| *index)
+    }
+
+    #[allow(clippy::cast_possible_truncation, reason = "slices are checked below 4 GiB")]
+    fn entry(&self, running: &mut Running) -> squeue::Entry {
+        match &mut running.op {
+            Op::SendMsg { fd, iov } => {
+                opcode::SendMsg::new(types::Fd(fd.as_raw_fd()), iov.header())
+                    .flags((libc::MSG_NOSIGNAL | libc::MSG_WAITALL).cast_unsigned())
+                    .build()
+            }
+            Op::RecvMsg { fd, iov } => {
+                opcode::RecvMsg::new(types::Fd(fd.as_raw_fd()), iov.header()).build()
+            }
+            Op::Send { fd, buf } => {
+                opcode::Send::new(types::Fd(fd.as_raw_fd()), buf.address(), buf.len() as u32)
+                    .flags(libc::MSG_NOSIGNAL | libc::MSG_WAITALL)
+                    .build()
+            }
+            Op::Recv { fd, buf } => {
+                opcode::Recv::new(types::Fd(fd.as_raw_fd()), buf.address(), buf.len() as u32)
+                    .build()
+            }
+            Op::Read { fd, buf, offset } => {
+                let (fd, at, len) = (types::Fd(fd.as_raw_fd()), buf.address(), buf.len() as u32);
+                match self.fixed_index(buf) {
+                    Some(index) => {
+                        opcode::ReadFixed::new(fd, at, len, index).offset(*offset).build()
+                    }
+                    None => opcode::Read::new(fd, at, len).offset(*offset).build(),
+                }
+            }
+            Op::Write { fd, buf, offset, dsync } => {
+                let (fd, at, len) = (types::Fd(fd.as_raw_fd()), buf.address(), buf.len() as u32);
+                let rw = if *dsync { libc::RWF_DSYNC } else { 0 };
+                match self.fixed_index(buf) {
+                    Some(index) => opcode::WriteFixed::new(fd, at, len, index)
+                        .offset(*offset)
+                        .rw_flags(rw)
+                        .build(),
+                    None => opcode::Write::new(fd, at, len).offset(*offset).rw_flags(rw).build(),
+                }
+            }
+            Op::Fsync { fd, data_only } => {
+                let flags = if *data_only {
+                    types::FsyncFlags::DATASYNC
+                } else {
+                    types::FsyncFlags::empty()
+                };
+                opcode::Fsync::new(types::Fd(fd.as_raw_fd())).flags(flags).build()
+            }
+            Op::Fallocate { fd, mode, offset, len } => {
+                opcode::Fallocate::new(types::Fd(fd.as_raw_fd()), *len)
+                    .offset(*offset)
+                    .mode(*mode)
+                    .build()
+            }
+            Op::Accept { fd } => opcode::Accept::new(
+                types::Fd(fd.as_raw_fd()),
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+            )
+            .flags(libc::SOCK_CLOEXEC)
+            .build(),
+            Op::Connect { fd, address } => {
+                let raw = socket2::SockAddr::from(*address);
+                // SAFETY: sockaddr_storage is plain data; SockAddr's bytes are at most its size.
+                let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+                // SAFETY: both are valid for `raw.len()` bytes, which is the address's size.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(
+                        raw.as_ptr().cast::<u8>(),
+                        (&raw mut storage).cast::<u8>(),
+                        raw.len() as usize,
+                    );
+                }
+                let boxed = running.address.insert(Box::new((storage, raw.len())));
+                opcode::Connect::new(
+                    types::Fd(fd.as_raw_fd()),
+                    (&raw const boxed.0).cast(),
+                    boxed.1,
+                )
+                .build()
+            }
+            Op::Poll { fd, events } => {
+                opcode::PollAdd::new(types::Fd(fd.as_raw_fd()), *events).build()
+            }
+        }
+    }
+}
+
+/// Closes what an accept brought after its port was gone.
+fn close_orphan(done: Completed) -> Option<OwnedFd> {
+    match done.op {
+        Op::Accept { .. } => done.into_fd().ok(),
+        _ => None,
+    }
+}
+
+impl Port {
+    /// Submits an operation with the next turn. Its completion comes out of [`Port::take`]
+    /// with the token.
+    #[allow(clippy::cast_possible_truncation, reason = "far fewer than 2^32 operations")]
+    pub fn submit(&self, op: Op, token: u64) -> OpId {
+        let mut inner = self.ring.inner.borrow_mut();
+        let index = inner.free.pop().unwrap_or_else(|| {
+            inner.slots.push(Slot { generation: 0, running: None });
+            inner.slots.len() as u32 - 1
+        });
+        let mut running = Running { op, port: self.index, token, address: None };
+        let entry = inner.entry(&mut running);
+        let slot = &mut inner.slots[index as usize];
+        let key = u64::from(slot.generation) << 32 | u64::from(index);
+        slot.running = Some(running);
+        inner.running += 1;
+        inner.push(entry.user_data(key));
+        OpId(key)
+    }
+
+    /// Runs a read or write at once on the calling thread, for files that live in memory, where
+    /// asking io_uring would only move the copy to a worker thread. Completes through
+    /// [`Port::take`] like any other. Other operations are submitted.
+    pub fn run_inline(&self, op: Op, token: u64) {
+        let result = match &op {
+            // SAFETY: the slice is valid memory of that length, owned by `op`.
+            Op::Read { fd, buf, offset } => unsafe {
+                libc::pread(fd.as_raw_fd(), buf.address().cast(), buf.len(), offset.cast_signed())
+            },
+            // SAFETY: as above.
+            Op::Write { fd, buf, offset, dsync: false } => unsafe {
+                libc::pwrite(fd.as_raw_fd(), buf.address().cast(), buf.len(), offset.cast_signed())
+            },
+            _ => {
+                self.submit(op, token);
+                return;
+            }
+        };
+        let result = if result < 0 {
+            -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+        } else {
+            i32::try_from(result).unwrap_or(i32::MAX)
+        };
+        let mut inner = self.ring.inner.borrow_mut();
+        if let Some(queue) = inner.ports[self.index as usize].as_mut() {
+            queue.push_back(Completed { token, op, result });
+        }
+    }
+
+    /// Asks the kernel to end an operation early. Its completion still comes.
+    pub fn cancel(&self, id: OpId) {
+        let mut inner = self.ring.inner.borrow_mut();
+        let index = (id.0 & u64::from(u32::MAX)) as usize;
+        let alive = inner
+            .slots
+            .get(index)
+            .is_some_and(|slot| slot.running.is_some() && u64::from(slot.generation) == id.0 >> 32);
+        if alive {
+            inner.push(opcode::AsyncCancel::new(id.0).build().user_data(CANCEL));
+        }
+    }
+
+    /// The next of this port's operations that ended.
+    pub fn take(&mut self) -> Option<Completed> {
+        self.ring.inner.borrow_mut().ports[self.index as usize].as_mut()?.pop_front()
+    }
+
+    /// The ring behind this port.
+    pub fn ring(&self) -> &Rc<Ring> {
+        &self.ring
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        let mut inner = self.ring.inner.borrow_mut();
+        let mine: Vec<u64> = inner
+            .slots
+            .iter()
+            .enumerate()
+            .filter(|(_, slot)| slot.running.as_ref().is_some_and(|r| r.port == self.index))
+            .map(|(index, slot)| u64::from(slot.generation) << 32 | index as u64)
+            .collect();
+        let busy = !mine.is_empty();
+        for key in mine {
+            inner.push(opcode::AsyncCancel::new(key).build().user_data(CANCEL));
+        }
+        let queue = inner.ports[self.index as usize].take();
+        if busy {
+            // The index must not be reused while operations point at it: leave a closed queue.
+            retire(&mut inner, self.index);
+        }
+        drop(inner);
+        for done in queue.into_iter().flatten() {
+            drop(close_orphan(done));
+        }
+    }
+}
+
+/// Points all running operations of a dropped port at a port that drops what it gets.
+fn retire(inner: &mut Inner, port: u32) {
+    #[allow(clippy::cast_possible_truncation, reason = "a core has few components")]
+    let grave = inner.ports.len() as u32;
+    inner.ports.push(None);
+    for slot in &mut inner.slots {
+        if let Some(running) = slot.running.as_mut()
+            && running.port == port
+        {
+            running.port = grave;
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Closing the ring cancels what runs, but asynchronously: wait for it within a bound,
+        // and leak what is left rather than free memory that the kernel may still write.
+        for index in 0..self.slots.len() {
+            let slot = &self.slots[index];
+            if slot.running.is_some() {
+                let key = u64::from(slot.generation) << 32 | index as u64;
+                self.push(opcode::AsyncCancel::new(key).build().user_data(CANCEL));
+            }
+        }
+        for port in &mut self.ports {
+            *port = None;
+        }
+        for _ in 0..100 {
+            if self.running == 0 {
+                break;
+            }
+            let pending = self.refill();
+            if self.enter(pending, 1, Some(Duration::from_millis(20))).is_err() {
+                break;
+            }
+            self.reap();
+        }
+        for slot in &mut self.slots {
+            std::mem::forget(slot.running.take());
+        }
+    }
+}
+
+impl fmt::Debug for Ring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ring").field("running", &self.running()).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Port {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Port").field("index", &self.index).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::rt::mailbox;
+
+    fn wait(ring: &Rc<Ring>, port: &mut Port) -> Completed {
+        for _ in 0..100 {
+            if let Some(done) = port.take() {
+                return done;
+            }
+            ring.turn_or_sleep(Some(Duration::from_millis(50))).unwrap();
+        }
+        panic!("nothing completed within five seconds");
+    }
+
+    #[test]
+    fn bytes_cross_a_socket_and_come_back_to_their_port() {
+        let ring = Ring::new(8).unwrap();
+        let (mut left, mut right) = (ring.port(), ring.port());
+        let (a, b) = UnixStream::pair().unwrap();
+        let region = Region::new(4096).unwrap();
+        let mut iov = IoVecs::new(4);
+        region.copy_in(0, b"hello");
+        iov.push(region.slice(0, 2).unwrap());
+        iov.push(region.slice(2, 3).unwrap());
+        left.submit(Op::SendMsg { fd: Fd::new(a), iov }, 7);
+        right.submit(Op::Recv { fd: Fd::new(b), buf: region.slice(100, 50).unwrap() }, 9);
+        let sent = wait(&ring, &mut left);
+        assert_eq!((sent.token, sent.count().unwrap()), (7, 5));
+        let got = wait(&ring, &mut right);
+        assert_eq!((got.token, got.count().unwrap()), (9, 5));
+        assert_eq!(region.slice(100, 5).unwrap().to_vec(), b"hello");
+        assert!(left.take().is_none() && right.take().is_none());
+    }
+
+    #[test]
+    fn a_dropped_port_cancels_what_it_left_running() {
+        let ring = Ring::new(8).unwrap();
+        let (a, _b) = UnixStream::pair().unwrap();
+        let region = Region::new(4096).unwrap();
+        let port = ring.port();
+        port.submit(Op::Recv { fd: Fd::new(a), buf: region.slice(0, 8).unwrap() }, 0);
+        ring.turn().unwrap();
+        assert_eq!(ring.running(), 1);
+        drop(port);
+        for _ in 0..100 {
+            if ring.running() == 0 {
+                break;
+            }
+            ring.turn_or_sleep(Some(Duration::from_millis(20))).unwrap();
+        }
+        assert_eq!(ring.running(), 0);
+        assert_eq!(Arc::strong_count(&region), 1, "the operation let go of its memory");
+    }
+
+    #[test]
+    fn a_cancelled_operation_completes_once_with_an_error() {
+        let ring = Ring::new(8).unwrap();
+        let (a, _b) = UnixStream::pair().unwrap();
+        let region = Region::new(4096).unwrap();
+        let mut port = ring.port();
+        let id = port.submit(Op::Recv { fd: Fd::new(a), buf: region.slice(0, 8).unwrap() }, 3);
+        ring.turn().unwrap();
+        port.cancel(id);
+        port.cancel(id);
+        let done = wait(&ring, &mut port);
+        assert_eq!(done.result, -libc::ECANCELED);
+        port.cancel(id);
+        ring.turn().unwrap();
+        assert!(port.take().is_none());
+    }
+
+    #[test]
+    fn mail_ends_a_sleep() {
+        let ring = Ring::new(8).unwrap();
+        let (sender, mut inbox) = mailbox::<u32>().unwrap();
+        inbox.arm(&ring).unwrap();
+        for round in 0..3 {
+            assert!(inbox.prepare_sleep());
+            let remote = sender.clone();
+            let thread = std::thread::spawn(move || remote.send(round));
+            let mut slept = 0;
+            while inbox.is_empty() {
+                ring.turn_or_sleep(Some(Duration::from_millis(200))).unwrap();
+                slept += 1;
+                assert!(slept < 50, "mail did not arrive");
+            }
+            inbox.awake();
+            thread.join().unwrap();
+            assert_eq!(inbox.take(), Some(round));
+        }
+        sender.send(9);
+        assert!(!inbox.prepare_sleep(), "mail that came first keeps the core awake");
+    }
+
+    #[test]
+    fn registered_memory_carries_file_io() {
+        let ring = Ring::new(8).unwrap();
+        let mut port = ring.port();
+        let region = Region::new(8192).unwrap();
+        let fixed = ring.register_region(&region);
+        let path = std::env::temp_dir().join(format!("rtrs-ring-{}", std::process::id()));
+        let file = std::fs::File::options()
+            .create(true)
+            .truncate(true)
+            .read(true)
+            .write(true)
+            .open(&path)
+            .unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let fd = Fd::new(file);
+        region.copy_in(0, b"stored");
+        let buf = region.slice(0, 6).unwrap();
+        port.submit(Op::Write { fd: fd.clone(), buf, offset: 10, dsync: true }, 1);
+        assert_eq!(wait(&ring, &mut port).count().unwrap(), 6);
+        let buf = region.slice(4096, 6).unwrap();
+        port.submit(Op::Read { fd: fd.clone(), buf: buf.clone(), offset: 10 }, 2);
+        assert_eq!(wait(&ring, &mut port).count().unwrap(), 6);
+        assert_eq!(buf.to_vec(), b"stored");
+        port.run_inline(Op::Read { fd, buf, offset: 11 }, 3);
+        assert_eq!(wait(&ring, &mut port).count().unwrap(), 5);
+        if fixed {
+            ring.unregister_region(&region);
+        }
+    }
+}

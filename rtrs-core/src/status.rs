@@ -1,0 +1,117 @@
+//! `IoStatus`: the small code that every IO ends with.
+//!
+//! One total mapping each way to Linux errno values, which is what RTRS carries in the 9 error
+//! bits of its immediate and what backends get from the kernel. NBD's mapping lives in
+//! `nbd-bridge/src/status.rs`.
+
+use std::fmt;
+
+/// How an IO ended. `Copy`, one byte, no context: the log has that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum IoStatus {
+    /// Done, to the durability asked for.
+    Ok,
+    /// The device failed the operation (EIO).
+    Io,
+    /// The request makes no sense to the device: alignment, range, flags (EINVAL).
+    Invalid,
+    /// A write to a read-only device, or an access the session was not given (EPERM).
+    ReadOnly,
+    /// No room left on the backing store (ENOSPC).
+    NoSpace,
+    /// Not enough memory or slots to serve it (ENOMEM).
+    NoMemory,
+    /// The device does not offer this operation (EOPNOTSUPP).
+    Unsupported,
+    /// The device or export does not exist, or is gone (ENODEV).
+    NoDevice,
+    /// The path or session carrying the IO died; the effect of the IO is unknown (ECONNABORTED).
+    Aborted,
+    /// The IO did not end within its bound; its effect is unknown (ETIMEDOUT).
+    TimedOut,
+    /// Busy: a retry may succeed (EBUSY).
+    Busy,
+}
+
+impl IoStatus {
+    /// True for [`IoStatus::Ok`].
+    pub const fn is_ok(self) -> bool {
+        matches!(self, Self::Ok)
+    }
+
+    /// The positive Linux errno of this status, 0 for `Ok`. Always below 512, as the RTRS
+    /// immediate has nine bits for it.
+    pub const fn to_errno(self) -> u16 {
+        match self {
+            Self::Ok => 0,
+            Self::ReadOnly => 1,
+            Self::Io => 5,
+            Self::NoMemory => 12,
+            Self::Busy => 16,
+            Self::NoDevice => 19,
+            Self::Invalid => 22,
+            Self::NoSpace => 28,
+            Self::Unsupported => 95,
+            Self::Aborted => 103,
+            Self::TimedOut => 110,
+        }
+    }
+
+    /// The status for a positive errno; values without a status of their own become `Io`.
+    pub const fn from_errno(errno: u16) -> Self {
+        match errno {
+            0 => Self::Ok,
+            1 | 13 | 30 => Self::ReadOnly,
+            12 => Self::NoMemory,
+            11 | 16 => Self::Busy,
+            2 | 6 | 19 => Self::NoDevice,
+            22 => Self::Invalid,
+            28 | 122 => Self::NoSpace,
+            25 | 38 | 95 => Self::Unsupported,
+            103 | 104 | 107 => Self::Aborted,
+            110 => Self::TimedOut,
+            _ => Self::Io,
+        }
+    }
+
+    /// The status for an error of a system call.
+    pub fn from_io_error(error: &std::io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(0) | None => Self::Io,
+            Some(code) => Self::from_errno(u16::try_from(code.unsigned_abs()).unwrap_or(5)),
+        }
+    }
+}
+
+impl fmt::Display for IoStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ok => "ok",
+            Self::Io => "I/O error",
+            Self::Invalid => "invalid request",
+            Self::ReadOnly => "not permitted",
+            Self::NoSpace => "no space left",
+            Self::NoMemory => "out of memory",
+            Self::Unsupported => "operation not supported",
+            Self::NoDevice => "no such device",
+            Self::Aborted => "connection aborted",
+            Self::TimedOut => "timed out",
+            Self::Busy => "busy",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::IoStatus;
+
+    #[test]
+    fn every_status_survives_the_errno_round_trip() {
+        for errno in 0..512u16 {
+            let status = IoStatus::from_errno(errno);
+            assert_eq!(IoStatus::from_errno(status.to_errno()), status, "errno {errno}");
+            assert_eq!(status.is_ok(), errno == 0);
+        }
+    }
+}
