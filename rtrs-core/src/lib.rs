@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 pub mod block;
+pub mod config;
 pub mod fabric;
 pub mod ids;
 #[allow(unsafe_code)]

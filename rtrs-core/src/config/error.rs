@@ -1,0 +1,69 @@
+//! What is wrong with one value a user wrote.
+//!
+//! Owns [`ValueError`], the error of every parser in this folder and of the parsers the daemons
+//! add. It keeps the four parts a reader needs apart (what, which value, what is wrong, what would
+//! do) and joins them only when printed.
+
+use std::borrow::Cow;
+use std::fmt;
+
+/// Longest part of a refused value that an error repeats, in characters.
+const SHOWN_CHARS_MAX: usize = 80;
+
+/// A value that does not parse: what it was to be, the value, the problem and the remedy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ValueError {
+    what: &'static str,
+    value: String,
+    problem: Cow<'static, str>,
+    remedy: Cow<'static, str>,
+}
+
+impl ValueError {
+    /// Builds the error. `problem` continues the sentence "`what` "`value`" ...", `remedy` is an
+    /// order to the user: "use ...", "write ...".
+    #[must_use]
+    pub fn new(
+        what: &'static str,
+        value: &str,
+        problem: impl Into<Cow<'static, str>>,
+        remedy: impl Into<Cow<'static, str>>,
+    ) -> Self {
+        Self { what, value: value.to_owned(), problem: problem.into(), remedy: remedy.into() }
+    }
+
+    /// The refused value, whole.
+    #[must_use]
+    pub fn value(&self) -> &str {
+        &self.value
+    }
+}
+
+impl fmt::Display for ValueError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown: String = self.value.chars().take(SHOWN_CHARS_MAX).collect();
+        let more = if shown.len() < self.value.len() { "..." } else { "" };
+        write!(f, "{} {shown:?}{more} {}; {}", self.what, self.problem, self.remedy)
+    }
+}
+
+impl std::error::Error for ValueError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn says_what_value_problem_and_remedy() {
+        let error = ValueError::new("size", "12q", "has no known unit", "use k, M, G or T");
+        assert_eq!(error.to_string(), "size \"12q\" has no known unit; use k, M, G or T");
+    }
+
+    #[test]
+    fn long_and_odd_values_are_cut_and_escaped() {
+        let error = ValueError::new("size", &"\n".repeat(500), "is odd", "use less");
+        let text = error.to_string();
+        assert!(text.len() < 250, "{text}");
+        assert!(!text.contains('\n') && text.contains("\\n\"..."), "{text}");
+    }
+}

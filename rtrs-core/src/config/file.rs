@@ -1,0 +1,159 @@
+//! Reading these values out of a configuration file.
+//!
+//! Owns the two deserializers the daemons' settings use, so that a scalar reads the same as on the
+//! command line and a list of one may be written without the list, and the wording of a file error:
+//! serde's own text with an unknown key turned into a suggestion. The reader of the file adds name
+//! and line.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::str::FromStr;
+
+use serde::Deserializer;
+use serde::de::value::{MapAccessDeserializer, StrDeserializer};
+use serde::de::{Deserialize, Error, MapAccess, SeqAccess, Visitor};
+
+use super::nearest;
+
+/// Reads a value that is text on the command line: strings, numbers and booleans go through the
+/// type's own parser. `expecting` completes "expected ...".
+///
+/// # Errors
+/// The deserializer's error, with the parser's text.
+pub fn deserialize_text<'de, D, T>(deserializer: D, expecting: &'static str) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr,
+    T::Err: fmt::Display,
+{
+    deserializer.deserialize_any(TextVisitor { expecting, value: PhantomData })
+}
+
+struct TextVisitor<T> {
+    expecting: &'static str,
+    value: PhantomData<T>,
+}
+
+impl<T: FromStr> Visitor<'_> for TextVisitor<T>
+where
+    T::Err: fmt::Display,
+{
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.expecting)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
+        text.parse().map_err(E::custom)
+    }
+
+    fn visit_bool<E: Error>(self, value: bool) -> Result<T, E> {
+        self.visit_str(if value { "true" } else { "false" })
+    }
+
+    fn visit_u64<E: Error>(self, value: u64) -> Result<T, E> {
+        self.visit_str(&value.to_string())
+    }
+
+    fn visit_i64<E: Error>(self, value: i64) -> Result<T, E> {
+        self.visit_str(&value.to_string())
+    }
+
+    fn visit_f64<E: Error>(self, value: f64) -> Result<T, E> {
+        self.visit_str(&value.to_string())
+    }
+}
+
+/// Reads a list whose key may also stand before a single value, or before nothing (`None`).
+///
+/// # Errors
+/// The deserializer's error.
+pub fn deserialize_list<'de, D, T>(deserializer: D) -> Result<Option<Vec<T>>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    deserializer.deserialize_any(ListVisitor(PhantomData))
+}
+
+struct ListVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for ListVisitor<T> {
+    type Value = Option<Vec<T>>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list, or one value")
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_none<E: Error>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
+        T::deserialize(StrDeserializer::new(text)).map(|value| Some(vec![value]))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(map)).map(|value| Some(vec![value]))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        let mut values = Vec::new();
+        while let Some(value) = seq.next_element()? {
+            values.push(value);
+        }
+        Ok(Some(values))
+    }
+}
+
+/// Turns serde's text for a bad configuration file into ours. The place (" at line 3 column 1") is
+/// dropped, since the caller prints file and line in front; an unknown key gets a suggestion, or
+/// the list of keys when none is near.
+#[must_use]
+pub fn file_error_text(serde_text: &str) -> String {
+    let text = match serde_text.rfind(" at line ") {
+        Some(place) => &serde_text[..place],
+        None => serde_text,
+    };
+    const UNKNOWN: &str = "unknown field `";
+    const EXPECTED: &str = "`, expected ";
+    let Some(start) = text.find(UNKNOWN) else { return text.to_owned() };
+    let (context, rest) = (&text[..start], &text[start + UNKNOWN.len()..]);
+    let Some(end) = rest.rfind(EXPECTED) else { return text.to_owned() };
+    let (key, expected) = (&rest[..end], &rest[end + EXPECTED.len()..]);
+    // The known names stand between backticks: every second part.
+    let known: Vec<&str> = expected.split('`').skip(1).step_by(2).collect();
+    match nearest(key, known.iter().copied()) {
+        Some(near) => format!("{context}unknown key {key:?}; did you mean {near:?}?"),
+        None => format!("{context}unknown key {key:?}; the keys are {}", known.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_keys_get_a_suggestion_or_the_list() {
+        assert_eq!(
+            file_error_text(
+                "unknown field `queue-dept`, expected one of `queue-depth`, `pin` \
+                 at line 3 column 1"
+            ),
+            "unknown key \"queue-dept\"; did you mean \"queue-depth\"?"
+        );
+        assert_eq!(
+            file_error_text(
+                "export[0]: unknown field `banana`, expected `ro` or `name` at line 4 column 5"
+            ),
+            "export[0]: unknown key \"banana\"; the keys are ro, name"
+        );
+        assert_eq!(file_error_text("missing field `target`"), "missing field `target`");
+        assert_eq!(file_error_text("unknown field `x"), "unknown field `x");
+    }
+}

@@ -1,0 +1,533 @@
+//! Where a daemon listens and a path leads: `tcp://10.0.0.1@10.0.0.2:1234`.
+//!
+//! Owns [`Portal`]: a scheme, an optional source address, a destination host and a port. IPv6
+//! addresses stand in brackets; the destination may be a host name, which [`Portal::resolve`]
+//! turns into addresses later, so that parsing never waits. What only a listener or only a path
+//! may say is checked by [`Portal::check_listen`] and [`Portal::check_connect`].
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::ValueError;
+use super::file::deserialize_text;
+
+/// The port when none is written: that of RTRS (kernel rnbd-proto.h, `RTRS_PORT`).
+pub const PORT_DEFAULT: u16 = 1234;
+
+/// Longest host name in characters (RFC 1035 section 3.1, without the root's dot).
+const HOST_NAME_MAX: usize = 253;
+
+/// Which fabric carries the path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Scheme {
+    /// iWARP in user space over plain TCP.
+    Tcp,
+    /// An RDMA device through libibverbs.
+    Rdma,
+}
+
+impl fmt::Display for Scheme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "tcp",
+            Self::Rdma => "rdma",
+        })
+    }
+}
+
+/// The destination of a portal.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Host {
+    /// An address.
+    Ip(IpAddr),
+    /// A host name, or an IPv6 address with a zone (`fe80::1%eth0`): resolved when needed.
+    Name(String),
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ip(ip) => write_ip(f, *ip),
+            Self::Name(name) if name.contains(':') => write!(f, "[{name}]"),
+            Self::Name(name) => f.write_str(name),
+        }
+    }
+}
+
+/// Scheme, optional source address, destination and port.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Portal {
+    scheme: Scheme,
+    source: Option<IpAddr>,
+    host: Host,
+    port: u16,
+}
+
+/// A portal's host that has no usable address.
+#[derive(Debug, thiserror::Error)]
+pub enum ResolveError {
+    /// The system's resolver failed.
+    #[error("cannot resolve host {host:?} of {portal}; check the name, or write an address")]
+    Lookup {
+        /// The host name.
+        host: String,
+        /// The portal it stands in.
+        portal: String,
+        /// The resolver's error.
+        #[source]
+        source: io::Error,
+    },
+    /// The host has addresses, but none of the source address's family.
+    #[error("host {host:?} of {portal} has no {family} address to reach from the source address")]
+    Family {
+        /// The host name.
+        host: String,
+        /// The portal it stands in.
+        portal: String,
+        /// `IPv4` or `IPv6`.
+        family: &'static str,
+    },
+}
+
+impl Portal {
+    /// A portal to an address, without a source.
+    #[must_use]
+    pub const fn new(scheme: Scheme, address: SocketAddr) -> Self {
+        Self { scheme, source: None, host: Host::Ip(address.ip()), port: address.port() }
+    }
+
+    /// The fabric.
+    #[must_use]
+    pub const fn scheme(&self) -> Scheme {
+        self.scheme
+    }
+
+    /// The local address to connect from, if one was written.
+    #[must_use]
+    pub const fn source(&self) -> Option<IpAddr> {
+        self.source
+    }
+
+    /// The destination.
+    #[must_use]
+    pub const fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// The port; 0 only on a portal to listen on.
+    #[must_use]
+    pub const fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Refuses what a listener cannot use: a source address.
+    ///
+    /// # Errors
+    /// [`ValueError`] naming the portal.
+    pub fn check_listen(&self) -> Result<(), ValueError> {
+        if self.source.is_some() {
+            return Err(self.refuse(
+                "has a source address, and a listener has none",
+                format!("write {}://{}:{}", self.scheme, self.host, self.port),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Refuses what cannot be connected to: port 0, and the unspecified address.
+    ///
+    /// # Errors
+    /// [`ValueError`] naming the portal.
+    pub fn check_connect(&self) -> Result<(), ValueError> {
+        if self.port == 0 {
+            return Err(self.refuse(
+                "has port 0, which only a listener may use",
+                "write the server's port, or none for 1234",
+            ));
+        }
+        if matches!(self.host, Host::Ip(ip) if ip.is_unspecified()) {
+            return Err(self.refuse(
+                "leads to the unspecified address",
+                "write the server's own address or name",
+            ));
+        }
+        Ok(())
+    }
+
+    /// The addresses the portal stands for, at least one, in the resolver's order, and of the
+    /// source's family if there is a source. Blocks in the system's resolver when the host is a
+    /// name; call it off the data path.
+    ///
+    /// # Errors
+    /// [`ResolveError`], naming host and portal.
+    pub fn resolve(&self) -> Result<Vec<SocketAddr>, ResolveError> {
+        let name = match &self.host {
+            Host::Ip(ip) => return Ok(vec![SocketAddr::new(*ip, self.port)]),
+            Host::Name(name) => name,
+        };
+        let failed =
+            |source| ResolveError::Lookup { host: name.clone(), portal: self.to_string(), source };
+        let mut found: Vec<SocketAddr> =
+            (name.as_str(), self.port).to_socket_addrs().map_err(failed)?.collect();
+        if found.is_empty() {
+            return Err(failed(io::Error::new(io::ErrorKind::NotFound, "no address found")));
+        }
+        if let Some(source) = self.source {
+            found.retain(|address| address.is_ipv4() == source.is_ipv4());
+            if found.is_empty() {
+                return Err(ResolveError::Family {
+                    host: name.clone(),
+                    portal: self.to_string(),
+                    family: family(source),
+                });
+            }
+        }
+        Ok(found)
+    }
+
+    fn refuse(
+        &self,
+        problem: &'static str,
+        remedy: impl Into<std::borrow::Cow<'static, str>>,
+    ) -> ValueError {
+        ValueError::new("portal", &self.to_string(), problem, remedy)
+    }
+}
+
+const fn family(ip: IpAddr) -> &'static str {
+    if ip.is_ipv4() { "IPv4" } else { "IPv6" }
+}
+
+impl FromStr for Portal {
+    type Err = ValueError;
+
+    /// Reads `SCHEME://[SOURCE@]HOST[:PORT]`; the port defaults to [`PORT_DEFAULT`].
+    ///
+    /// # Errors
+    /// [`ValueError`] naming the part that is wrong.
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let refuse =
+            |problem: String, remedy: String| Err(ValueError::new("portal", text, problem, remedy));
+        let Some((scheme, rest)) = text.split_once("://") else {
+            return refuse(
+                "has no scheme".into(),
+                format!("write tcp://{}", text.trim_start_matches('/')),
+            );
+        };
+        let scheme = match scheme {
+            "tcp" => Scheme::Tcp,
+            "rdma" => Scheme::Rdma,
+            _ => {
+                return refuse(
+                    format!("has the unknown scheme {scheme:?}"),
+                    "use tcp:// or rdma://".into(),
+                );
+            }
+        };
+        let (source, target) = match rest.split_once('@') {
+            None => (None, rest),
+            Some((source, target)) => match parse_source(source) {
+                Ok(source) => (Some(source), target),
+                Err(problem) => {
+                    return refuse(
+                        problem,
+                        "write the source as an address, as in tcp://10.0.0.1@10.0.0.2, with \
+                         IPv6 in brackets"
+                            .into(),
+                    );
+                }
+            },
+        };
+        let (host, port) = match split_port(target) {
+            Ok(parts) => parts,
+            Err(problem) => {
+                return refuse(
+                    problem,
+                    format!("write {scheme}://HOST:PORT, with IPv6 in brackets"),
+                );
+            }
+        };
+        let host = match parse_host(host) {
+            Ok(host) => host,
+            Err(problem) => {
+                return refuse(problem, "write a host name, an IPv4 address or [IPv6]".into());
+            }
+        };
+        let port = match port {
+            None => PORT_DEFAULT,
+            Some(port) => match port.parse::<u16>() {
+                Ok(number) if port.bytes().all(|b| b.is_ascii_digit()) => number,
+                _ => {
+                    return refuse(
+                        format!("has the port {port:?}"),
+                        "use a port from 0 to 65535, or none for 1234".into(),
+                    );
+                }
+            },
+        };
+        if let (Some(source), Host::Ip(ip)) = (source, &host)
+            && source.is_ipv4() != ip.is_ipv4()
+        {
+            return refuse(
+                format!("goes from {} to {}", family(source), family(*ip)),
+                "use addresses of one family".into(),
+            );
+        }
+        Ok(Self { scheme, source, host, port })
+    }
+}
+
+/// Splits `HOST[:PORT]`; a host in brackets keeps them.
+fn split_port(target: &str) -> Result<(&str, Option<&str>), String> {
+    if target.starts_with('[') {
+        let Some(close) = target.find(']') else { return Err("has no closing bracket".into()) };
+        let (host, rest) = target.split_at(close + 1);
+        return match rest.strip_prefix(':') {
+            Some(port) => Ok((host, Some(port))),
+            None if rest.is_empty() => Ok((host, None)),
+            None => Err(format!("has {rest:?} after the bracket")),
+        };
+    }
+    match target.split_once(':') {
+        Some((_, port)) if port.contains(':') => {
+            Err("has several colons, as an IPv6 address without brackets".into())
+        }
+        Some((host, port)) => Ok((host, Some(port))),
+        None => Ok((target, None)),
+    }
+}
+
+fn parse_source(source: &str) -> Result<IpAddr, String> {
+    let address = match source.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+        Some(inner) => inner.parse::<Ipv6Addr>().ok().map(IpAddr::V6),
+        None => source.parse::<Ipv4Addr>().ok().map(IpAddr::V4),
+    };
+    match address {
+        Some(ip) if ip.is_unspecified() => Err("has the unspecified address as source".into()),
+        Some(ip) => Ok(ip),
+        None => Err(format!("has the source {source:?}, which is no address")),
+    }
+}
+
+fn parse_host(host: &str) -> Result<Host, String> {
+    if let Some(inner) = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+        let (address, zone) = match inner.split_once('%') {
+            Some((address, zone)) => (address, Some(zone)),
+            None => (inner, None),
+        };
+        let Ok(ip) = address.parse::<Ipv6Addr>() else {
+            return Err(format!("has {inner:?} in brackets, which is no IPv6 address"));
+        };
+        return match zone {
+            None => Ok(Host::Ip(ip.into())),
+            Some(zone) if is_name(zone) => Ok(Host::Name(format!("{ip}%{zone}"))),
+            Some(zone) => Err(format!("has the zone {zone:?}, which is no interface")),
+        };
+    }
+    if host.is_empty() {
+        return Err("has no host".into());
+    }
+    if let Ok(ip) = host.parse::<Ipv4Addr>() {
+        return Ok(Host::Ip(ip.into()));
+    }
+    if !is_name(host) {
+        return Err(format!("has the host {host:?}, which is no name and no address"));
+    }
+    // A name whose last label is a number would be read as an address by some resolvers.
+    let last = host.trim_end_matches('.').rsplit('.').next().unwrap_or(host);
+    if last.is_empty() || last.bytes().all(|b| b.is_ascii_digit()) {
+        return Err(format!("has the host {host:?}, which is no IPv4 address"));
+    }
+    Ok(Host::Name(host.to_owned()))
+}
+
+fn is_name(text: &str) -> bool {
+    !text.is_empty()
+        && text.len() <= HOST_NAME_MAX
+        && !text.starts_with('-')
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_'))
+}
+
+fn write_ip(f: &mut fmt::Formatter<'_>, ip: IpAddr) -> fmt::Result {
+    match ip {
+        IpAddr::V4(ip) => write!(f, "{ip}"),
+        IpAddr::V6(ip) => write!(f, "[{ip}]"),
+    }
+}
+
+impl fmt::Display for Portal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://", self.scheme)?;
+        if let Some(source) = self.source {
+            write_ip(f, source)?;
+            f.write_str("@")?;
+        }
+        write!(f, "{}:{}", self.host, self.port)
+    }
+}
+
+impl Serialize for Portal {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Portal {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserialize_text(deserializer, "a portal such as tcp://127.0.0.1:1234")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn portal(text: &str) -> Portal {
+        text.parse().unwrap()
+    }
+
+    fn refusal(text: &str) -> String {
+        text.parse::<Portal>().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn reads_every_form() {
+        for (text, printed) in [
+            ("tcp://127.0.0.1:1234", "tcp://127.0.0.1:1234"),
+            ("tcp://127.0.0.1", "tcp://127.0.0.1:1234"),
+            ("tcp://10.0.0.1@10.0.0.2:99", "tcp://10.0.0.1@10.0.0.2:99"),
+            ("tcp://[::]:0", "tcp://[::]:0"),
+            ("tcp://[fd00:0::1]@[fd00::2]", "tcp://[fd00::1]@[fd00::2]:1234"),
+            ("tcp://[fe80::1%eth0]:7", "tcp://[fe80::1%eth0]:7"),
+            ("rdma://192.168.7.1", "rdma://192.168.7.1:1234"),
+            ("tcp://store-1.example.org:4321", "tcp://store-1.example.org:4321"),
+            ("tcp://10.0.0.1@store:1", "tcp://10.0.0.1@store:1"),
+        ] {
+            assert_eq!(portal(text).to_string(), printed);
+            assert_eq!(portal(printed), portal(text));
+        }
+        let parts = portal("rdma://10.0.0.1@10.0.0.2:7");
+        assert_eq!(parts.scheme(), Scheme::Rdma);
+        assert_eq!(parts.source(), Some(IpAddr::from([10, 0, 0, 1])));
+        assert_eq!(parts.host(), &Host::Ip(IpAddr::from([10, 0, 0, 2])));
+        assert_eq!(parts.port(), 7);
+    }
+
+    #[test]
+    fn errors_name_the_part_that_is_wrong() {
+        for (text, part) in [
+            ("", "has no scheme; write tcp://"),
+            ("127.0.0.1:1234", "has no scheme; write tcp://127.0.0.1:1234"),
+            ("http://x", "has the unknown scheme \"http\"; use tcp:// or rdma://"),
+            ("TCP://x", "has the unknown scheme \"TCP\""),
+            ("tcp://", "has no host;"),
+            ("tcp://:1234", "has no host;"),
+            ("tcp://a b", "has the host \"a b\", which is no name and no address"),
+            ("tcp://host/x", "has the host \"host/x\""),
+            ("tcp://300.1.1.1", "has the host \"300.1.1.1\", which is no IPv4 address"),
+            ("tcp://10.0.0", "which is no IPv4 address"),
+            ("tcp://.", "which is no IPv4 address"),
+            ("tcp://::1:1234", "has several colons, as an IPv6 address without brackets"),
+            ("tcp://[::1", "has no closing bracket"),
+            ("tcp://[::1]x", "has \"x\" after the bracket"),
+            ("tcp://[host]", "has \"host\" in brackets, which is no IPv6 address"),
+            ("tcp://[1.2.3.4]", "which is no IPv6 address"),
+            ("tcp://[fe80::1%]", "has the zone \"\""),
+            ("tcp://h:", "has the port \"\"; use a port from 0 to 65535, or none for 1234"),
+            ("tcp://h:65536", "has the port \"65536\""),
+            ("tcp://h:+1", "has the port \"+1\""),
+            ("tcp://h:x", "has the port \"x\""),
+            ("tcp://@h", "has the source \"\", which is no address"),
+            ("tcp://src@h", "has the source \"src\", which is no address; write the source as"),
+            ("tcp://0.0.0.0@h", "has the unspecified address as source"),
+            ("tcp://10.0.0.1@[::1]", "goes from IPv4 to IPv6; use addresses of one family"),
+            ("tcp://1.1.1.1@2.2.2.2@h", "has the host \"2.2.2.2@h\""),
+        ] {
+            let error = refusal(text);
+            assert!(error.starts_with(&format!("portal {text:?} ")), "{error}");
+            assert!(error.contains(part), "{error} lacks {part}");
+        }
+        let long = format!("tcp://{}", "a".repeat(254));
+        assert!(refusal(&long).contains("which is no name"), "{}", refusal(&long));
+    }
+
+    #[test]
+    fn listeners_and_paths_differ() {
+        assert_eq!(portal("tcp://[::]:0").check_listen(), Ok(()));
+        assert_eq!(
+            portal("tcp://10.0.0.1@10.0.0.2").check_listen().unwrap_err().to_string(),
+            "portal \"tcp://10.0.0.1@10.0.0.2:1234\" has a source address, and a listener has \
+             none; write tcp://10.0.0.2:1234"
+        );
+        assert_eq!(portal("tcp://10.0.0.1@10.0.0.2").check_connect(), Ok(()));
+        assert_eq!(
+            portal("tcp://h:0").check_connect().unwrap_err().to_string(),
+            "portal \"tcp://h:0\" has port 0, which only a listener may use; write the server's \
+             port, or none for 1234"
+        );
+        for text in ["tcp://0.0.0.0", "tcp://[::]"] {
+            let error = portal(text).check_connect().unwrap_err().to_string();
+            assert!(error.contains("leads to the unspecified address"), "{error}");
+        }
+    }
+
+    #[test]
+    fn resolving_gives_addresses_or_names_the_host() {
+        let found = portal("tcp://[::1]:5").resolve().unwrap();
+        assert_eq!(found, ["[::1]:5".parse::<SocketAddr>().unwrap()]);
+        let found = portal("tcp://localhost:5").resolve().unwrap();
+        assert!(found.iter().all(|a| a.ip().is_loopback() && a.port() == 5), "{found:?}");
+        // RFC 6761 section 6.4: names under "invalid" never resolve.
+        let error = portal("tcp://no-such-host.invalid:5").resolve().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "cannot resolve host \"no-such-host.invalid\" of tcp://no-such-host.invalid:5; check \
+             the name, or write an address"
+        );
+        assert!(std::error::Error::source(&error).is_some());
+    }
+
+    #[test]
+    fn a_source_keeps_only_its_family() {
+        let found = portal("tcp://127.0.0.2@localhost:5").resolve().unwrap();
+        assert!(!found.is_empty() && found.iter().all(SocketAddr::is_ipv4), "{found:?}");
+    }
+
+    fn any_host() -> impl Strategy<Value = Host> {
+        prop_oneof![
+            any::<Ipv4Addr>().prop_map(|ip| Host::Ip(ip.into())),
+            any::<Ipv6Addr>().prop_map(|ip| Host::Ip(ip.into())),
+            "[a-z][a-z0-9_-]{0,20}(\\.[a-z][a-z0-9-]{0,9}){0,3}".prop_map(Host::Name),
+            (any::<Ipv6Addr>(), "[a-z]{1,5}[0-9.]{0,3}")
+                .prop_map(|(ip, zone)| Host::Name(format!("{ip}%{zone}"))),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn prints_what_it_reads(
+            tcp in any::<bool>(),
+            source in proptest::option::of(any::<IpAddr>()),
+            host in any_host(),
+            port in any::<u16>(),
+        ) {
+            let scheme = if tcp { Scheme::Tcp } else { Scheme::Rdma };
+            let source = source.filter(|source| {
+                !source.is_unspecified()
+                    && !matches!(host, Host::Ip(ip) if ip.is_ipv4() != source.is_ipv4())
+            });
+            let portal = Portal { scheme, source, host, port };
+            prop_assert_eq!(portal.to_string().parse(), Ok(portal));
+        }
+
+        #[test]
+        fn no_text_panics(text in "\\PC{0,30}|tcp://[\\[\\]@:%.a-f0-9]{0,30}") {
+            let _ = text.parse::<Portal>();
+        }
+    }
+}

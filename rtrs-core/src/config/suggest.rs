@@ -1,0 +1,72 @@
+//! "Did you mean": the known word nearest to a mistyped one.
+//!
+//! Owns [`nearest`], used for unknown keys of a configuration file and unknown parts of an export
+//! specification.
+
+/// The candidate nearest to `word`, if one is near enough to be what was meant: at most a third of
+/// the word's letters (but always one) inserted, dropped, replaced or swapped with a neighbour.
+/// Case and `_` for `-` count as nothing. Words over 64 characters have no near candidate.
+#[must_use]
+pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let folded = fold(word);
+    if folded.len() > 64 {
+        return None;
+    }
+    let distance_max = (folded.len() / 3).max(1);
+    candidates
+        .into_iter()
+        .map(|candidate| (distance(&folded, &fold(candidate)), candidate))
+        .filter(|(distance, _)| *distance <= distance_max)
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, candidate)| candidate)
+}
+
+fn fold(word: &str) -> Vec<char> {
+    word.chars().map(|c| if c == '_' { '-' } else { c.to_ascii_lowercase() }).collect()
+}
+
+/// Optimal string alignment distance: edits of one letter and swaps of two neighbours.
+fn distance(left: &[char], right: &[char]) -> usize {
+    let width = right.len() + 1;
+    let mut rows = vec![0; (left.len() + 1) * width];
+    for j in 0..width {
+        rows[j] = j;
+    }
+    for i in 1..=left.len() {
+        rows[i * width] = i;
+        for j in 1..width {
+            let changed = usize::from(left[i - 1] != right[j - 1]);
+            let mut best = (rows[(i - 1) * width + j] + 1)
+                .min(rows[i * width + j - 1] + 1)
+                .min(rows[(i - 1) * width + j - 1] + changed);
+            if i > 1 && j > 1 && left[i - 1] == right[j - 2] && left[i - 2] == right[j - 1] {
+                best = best.min(rows[(i - 2) * width + j - 2] + 1);
+            }
+            rows[i * width + j] = best;
+        }
+    }
+    rows[left.len() * width + right.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn near_words_are_found_and_far_ones_are_not() {
+        let keys = ["queue-depth", "chunk-size", "listen", "ro", "pin"];
+        for (word, found) in [
+            ("queue-dept", Some("queue-depth")),
+            ("queue_depth", Some("queue-depth")),
+            ("Chunk-Size", Some("chunk-size")),
+            ("lisetn", Some("listen")),
+            ("or", Some("ro")),
+            ("pni", Some("pin")),
+            ("banana", None),
+            ("", None),
+        ] {
+            assert_eq!(nearest(word, keys), found, "{word}");
+        }
+        assert_eq!(nearest(&"x".repeat(100_000), keys), None);
+    }
+}
