@@ -122,7 +122,13 @@ pub fn file_error_text(serde_text: &str) -> String {
     };
     const UNKNOWN: &str = "unknown field `";
     const EXPECTED: &str = "`, expected ";
-    let Some(start) = text.find(UNKNOWN) else { return text.to_owned() };
+    let Some(start) = text.find(UNKNOWN) else {
+        // Names of Rust's types mean nothing to a user.
+        return match text.rsplit_once(", expected ") {
+            Some((found, "u16" | "u32" | "u64")) => format!("{found}, expected a whole number"),
+            _ => text.to_owned(),
+        };
+    };
     let (context, rest) = (&text[..start], &text[start + UNKNOWN.len()..]);
     let Some(end) = rest.rfind(EXPECTED) else { return text.to_owned() };
     let (key, expected) = (&rest[..end], &rest[end + EXPECTED.len()..]);
@@ -155,5 +161,9 @@ mod tests {
         );
         assert_eq!(file_error_text("missing field `target`"), "missing field `target`");
         assert_eq!(file_error_text("unknown field `x"), "unknown field `x");
+        assert_eq!(
+            file_error_text("pin: invalid type: string \"x\", expected u32 at line 1 column 2"),
+            "pin: invalid type: string \"x\", expected a whole number"
+        );
     }
 }

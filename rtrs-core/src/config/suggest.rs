@@ -29,8 +29,8 @@ fn fold(word: &str) -> Vec<char> {
 fn distance(left: &[char], right: &[char]) -> usize {
     let width = right.len() + 1;
     let mut rows = vec![0; (left.len() + 1) * width];
-    for j in 0..width {
-        rows[j] = j;
+    for (j, cell) in rows[..width].iter_mut().enumerate() {
+        *cell = j;
     }
     for i in 1..=left.len() {
         rows[i * width] = i;
