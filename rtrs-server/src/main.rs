@@ -1,1 +1,50 @@
-fn main() {}
+//! The `rtrs-server` binary: makes an exit code from what [`run`] returns.
+#![forbid(unsafe_code)]
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::Parser;
+use rtrs_server::cli::Output;
+use rtrs_server::{Error, ErrorKind, LowArgs, Plan, serve};
+
+fn main() -> ExitCode {
+    match run(&LowArgs::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("rtrs-server: {}", error.chain());
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+/// Plans, then stops at what `--check` or `--print-config` asked for, or serves.
+fn run(args: &LowArgs) -> Result<(), Error> {
+    let plan = Plan::new(args.layered_settings()?)?;
+    if args.check || !args.print_config {
+        plan.check()?;
+    }
+    if args.print_config {
+        return print_config(&plan, args.output);
+    }
+    if args.check {
+        return Ok(());
+    }
+    serve(&plan)
+}
+
+fn print_config(plan: &Plan, output: Output) -> Result<(), Error> {
+    let text = match output {
+        Output::Yaml => serde_yaml::to_string(&plan.settings()).map_err(unprintable)?,
+        Output::Json => serde_json::to_string_pretty(&plan.settings()).map_err(unprintable)? + "\n",
+    };
+    match io::stdout().write_all(text.as_bytes()) {
+        // Who reads may stop early, as head does.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(unprintable(error)),
+        _ => Ok(()),
+    }
+}
+
+fn unprintable(error: impl std::error::Error + Send + Sync + 'static) -> Error {
+    Error::with_source(ErrorKind::System, "cannot print the settings", error)
+}

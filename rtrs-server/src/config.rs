@@ -1,0 +1,227 @@
+//! What the server can be told: every setting, once, for flags and for the configuration file.
+//!
+//! Owns [`Settings`], whose fields are both the flags of `rtrs-server` and the keys of its YAML
+//! file, under the same names. A field left out is `None`; [`Settings::over`] lays flags over a
+//! file and a file over [`Settings::defaults`]. A list given as flags replaces the file's list.
+//!
+//! Reading a file never panics and is bounded; an error names file, line and what would do. What
+//! the values mean together is judged in `plan.rs`.
+
+mod export;
+
+pub use export::{BlockSize, ErrorRate, ExportSpec, NAME_BYTES_MAX, Target};
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use clap::Args;
+use rtrs_core::config::{
+    AutoSwitch, ByteSize, Portal, Shards, Switch, deserialize_list, file_error_text,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, ErrorKind};
+
+/// Largest configuration file that is read, in bytes.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// The portal listened on when none is named: every address, IPv6 and IPv4.
+pub const LISTEN_DEFAULT: &str = "tcp://[::]:1234";
+
+/// Every setting of the server; `None` where nothing was said.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct Settings {
+    /// Export a file, a disk or memory: [NAME=]TARGET[,OPTION...]; repeatable
+    ///
+    /// TARGET is the path of a file or block device, mem:SIZE for memory, or null:SIZE for a
+    /// device that forgets writes and reads as zeroes. NAME is what clients open; it is the file
+    /// name (or "mem" or "null") if left out. OPTION is one of: ro; direct=auto|on|off (open past
+    /// the page cache); block-size=auto|512|4096; delay=TIME (each request waits, as in 10ms);
+    /// error-rate=FRACTION (so many requests fail, as in 0.001). A backslash takes the meaning
+    /// from the next character: write \, for a comma and \= for an equals sign in a name or path.
+    /// In a configuration file each export may also be a map with the keys name, target, ro,
+    /// direct, block-size, delay and error-rate, where nothing is escaped.
+    #[arg(long, value_name = "SPEC")]
+    #[serde(deserialize_with = "deserialize_list")]
+    pub export: Option<Vec<ExportSpec>>,
+
+    /// Listen on this portal, as in tcp://127.0.0.1:1234; repeatable [default: tcp://[::]:1234]
+    ///
+    /// A portal is SCHEME://HOST[:PORT] with the scheme tcp or rdma, IPv6 addresses in brackets
+    /// and 1234 as default port; port 0 lets the system choose. tcp://[::] takes IPv6 and IPv4
+    /// connections, tcp://0.0.0.0 only IPv4.
+    #[arg(long, value_name = "PORTAL")]
+    #[serde(deserialize_with = "deserialize_list")]
+    pub listen: Option<Vec<Portal>>,
+
+    /// Requests in flight per session, 1 to 65535 [default: 512]
+    ///
+    /// Each path of a session holds queue-depth chunks of chunk-size bytes. Depth and chunk size
+    /// share 28 bits: ceil(log2(queue-depth)) + log2(chunk-size) must not exceed 28.
+    #[arg(long, value_name = "N")]
+    pub queue_depth: Option<u32>,
+
+    /// Bytes of one request's buffer, a power of two from 8k to 16M [default: 128k]
+    ///
+    /// The largest request is this less 4096 bytes; clients split larger ones.
+    #[arg(long, value_name = "SIZE")]
+    pub chunk_size: Option<ByteSize>,
+
+    /// Threads that carry IO: a number, or auto for one per allowed CPU [default: auto]
+    ///
+    /// Each shard has its own io_uring and its own connections.
+    #[arg(long, value_name = "N|auto")]
+    pub shards: Option<Shards>,
+
+    /// Bind each shard to a CPU: auto, on or off [default: auto]
+    ///
+    /// auto binds them if there are no more shards than allowed CPUs.
+    #[arg(long, value_name = "auto|on|off")]
+    pub pin: Option<AutoSwitch>,
+
+    /// Give each request a fresh memory key: on or off [default: on]
+    ///
+    /// With on, a peer's key to a chunk dies with its request, so a late write cannot land in a
+    /// chunk that moved on. Off saves a little time per request.
+    #[arg(long, value_name = "on|off")]
+    pub always_invalidate: Option<Switch>,
+
+    /// Ask for CRC32C on TCP connections: on or off [default: on]
+    ///
+    /// This is the CRC of MPA frames (RFC 5044); it is used if either end asks for it.
+    #[arg(long, value_name = "on|off")]
+    pub crc: Option<Switch>,
+
+    /// Milliseconds of silence before a heartbeat is sent, 10 to 600000 [default: 500]
+    ///
+    /// A path is given up after heartbeat-missed-max further periods without a word.
+    #[arg(long, value_name = "MS")]
+    pub heartbeat_ms: Option<u64>,
+
+    /// Periods a heartbeat may stay unanswered, 1 to 1000 [default: 5]
+    ///
+    /// When more than this many are missed, the path is closed.
+    #[arg(long, value_name = "N")]
+    pub heartbeat_missed_max: Option<u32>,
+
+    /// Milliseconds a connecting peer has for its handshake, 10 to 600000 [default: 5000]
+    ///
+    /// Connections and half-open paths that take longer are closed.
+    #[arg(long, value_name = "MS")]
+    pub handshake_timeout_ms: Option<u64>,
+
+    /// Connections that may be in their handshake at once, 1 to 65536 [default: 1024]
+    ///
+    /// Further ones are closed at once, and established sessions are not disturbed.
+    #[arg(long, value_name = "N")]
+    pub half_open_max: Option<u32>,
+
+    /// Sessions at once, 1 to 65536 [default: 128]
+    ///
+    /// Each path of a session takes queue-depth times chunk-size bytes of memory.
+    #[arg(long, value_name = "N")]
+    pub sessions_max: Option<u32>,
+
+    /// Milliseconds running requests have to finish on SIGTERM, 0 to 600000 [default: 5000]
+    ///
+    /// What still runs then is abandoned.
+    #[arg(long, value_name = "MS")]
+    pub shutdown_grace_ms: Option<u64>,
+
+    /// Most microseconds a busy shard polls before it sleeps, 0 to 10000 [default: 50]
+    ///
+    /// The time adapts to the load up to this bound; 0 never polls. An idle shard sleeps.
+    #[arg(long, value_name = "US")]
+    pub poll_us: Option<u32>,
+
+    /// What is logged: error, warn, info, debug, trace, or a filter by module [default: info]
+    ///
+    /// A filter is a list such as info,rtrs_server::session=debug.
+    #[arg(long, value_name = "FILTER")]
+    pub log: Option<String>,
+}
+
+impl Settings {
+    /// The built-in defaults: every field said, no exports.
+    #[must_use]
+    pub fn defaults() -> Self {
+        Self {
+            export: Some(Vec::new()),
+            listen: LISTEN_DEFAULT.parse().ok().map(|portal| vec![portal]),
+            queue_depth: Some(512),
+            chunk_size: Some(ByteSize::new(128 << 10)),
+            shards: Some(Shards::Auto),
+            pin: Some(AutoSwitch::Auto),
+            always_invalidate: Some(Switch::On),
+            crc: Some(Switch::On),
+            heartbeat_ms: Some(500),
+            heartbeat_missed_max: Some(5),
+            handshake_timeout_ms: Some(5000),
+            half_open_max: Some(1024),
+            sessions_max: Some(128),
+            shutdown_grace_ms: Some(5000),
+            poll_us: Some(50),
+            log: Some("info".to_owned()),
+        }
+    }
+
+    /// These settings, and `under`'s where these say nothing.
+    #[must_use]
+    pub fn over(self, under: Self) -> Self {
+        Self {
+            export: self.export.or(under.export),
+            listen: self.listen.or(under.listen),
+            queue_depth: self.queue_depth.or(under.queue_depth),
+            chunk_size: self.chunk_size.or(under.chunk_size),
+            shards: self.shards.or(under.shards),
+            pin: self.pin.or(under.pin),
+            always_invalidate: self.always_invalidate.or(under.always_invalidate),
+            crc: self.crc.or(under.crc),
+            heartbeat_ms: self.heartbeat_ms.or(under.heartbeat_ms),
+            heartbeat_missed_max: self.heartbeat_missed_max.or(under.heartbeat_missed_max),
+            handshake_timeout_ms: self.handshake_timeout_ms.or(under.handshake_timeout_ms),
+            half_open_max: self.half_open_max.or(under.half_open_max),
+            sessions_max: self.sessions_max.or(under.sessions_max),
+            shutdown_grace_ms: self.shutdown_grace_ms.or(under.shutdown_grace_ms),
+            poll_us: self.poll_us.or(under.poll_us),
+            log: self.log.or(under.log),
+        }
+    }
+
+    /// Reads a configuration file of at most 1 MiB.
+    ///
+    /// # Errors
+    /// [`ErrorKind::ConfigFile`] if it cannot be read, [`ErrorKind::Config`] for its contents.
+    pub fn from_file(path: &Path) -> Result<Self, Error> {
+        let unreadable = |source| {
+            let text = format!("cannot read the configuration file {}", path.display());
+            Error::with_source(ErrorKind::ConfigFile, text, source)
+        };
+        let mut text = String::new();
+        File::open(path)
+            .and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text))
+            .map_err(unreadable)?;
+        if text.len() as u64 > FILE_BYTES_MAX {
+            let text = format!("{}: is larger than 1 MiB; use a smaller file", path.display());
+            return Err(Error::new(ErrorKind::ConfigFile, text));
+        }
+        Self::from_yaml(&text, &path.display().to_string())
+    }
+
+    /// Reads the text of a configuration file called `name` in errors. An empty text says nothing.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`], with name, line and remedy.
+    pub fn from_yaml(text: &str, name: &str) -> Result<Self, Error> {
+        serde_yaml::from_str::<Option<Self>>(text).map(Option::unwrap_or_default).map_err(|error| {
+            let line = error.location().map_or(1, |place| place.line());
+            let what = file_error_text(&error.to_string());
+            Error::new(ErrorKind::Config, format!("{name}:{line}: {what}"))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,184 @@
+//! Every judgement of a plan, by its message, and the round trip through printed settings.
+
+use super::*;
+use std::path::PathBuf;
+
+/// A directory of this test's own, removed at its end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("rtrs-plan-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn file(&self, name: &str, len: u64) -> String {
+        let path = self.0.join(name);
+        File::create(&path).unwrap().set_len(len).unwrap();
+        path.display().to_string()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn plan(yaml: &str) -> Result<Plan, Error> {
+    Plan::new(Settings::from_yaml(yaml, "s.yaml").unwrap())
+}
+
+fn export(spec: &str) -> Plan {
+    Plan::new(Settings { export: Some(vec![spec.parse().unwrap()]), ..Settings::default() })
+        .unwrap()
+}
+
+fn check_error(spec: &str) -> String {
+    let error = export(spec).check().unwrap_err();
+    assert_eq!((error.kind(), error.exit_code()), (ErrorKind::Export, 1));
+    error.chain().to_string()
+}
+
+#[test]
+fn defaults_make_a_plan() {
+    let plan = Plan::new(Settings::default()).unwrap();
+    assert_eq!((plan.queue_depth, plan.chunk_bytes), (512, 131_072));
+    assert_eq!(plan.listen[0].to_string(), "tcp://[::]:1234");
+    assert_eq!(plan.settings(), Settings::defaults());
+    let error = plan.check().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Usage);
+    assert_eq!(error.to_string(), "nothing to export; use --export PATH, or export: in the file");
+}
+
+#[test]
+fn values_and_combinations_are_judged() {
+    for (yaml, text) in [
+        ("queue-depth: 0", "queue-depth 0 is out of range; use 1 to 65535"),
+        ("queue-depth: 65536", "queue-depth 65536 is out of range; use 1 to 65535"),
+        ("heartbeat-ms: 9", "heartbeat-ms 9 is out of range; use 10 to 600000"),
+        ("heartbeat-missed-max: 0", "heartbeat-missed-max 0 is out of range; use 1 to 1000"),
+        ("handshake-timeout-ms: 0", "handshake-timeout-ms 0 is out of range; use 10 to 600000"),
+        ("half-open-max: 0", "half-open-max 0 is out of range; use 1 to 65536"),
+        ("sessions-max: 0", "sessions-max 0 is out of range; use 1 to 65536"),
+        ("shutdown-grace-ms: 600001", "shutdown-grace-ms 600001 is out of range; use 0 to 600000"),
+        ("poll-us: 10001", "poll-us 10001 is out of range; use 0 to 10000"),
+        (
+            "chunk-size: 4k",
+            "chunk-size 4k is not usable; use a power of two from 8k to 16M, as in 128k",
+        ),
+        ("chunk-size: 100k", "chunk-size 100k is not usable; use a power of two"),
+        ("chunk-size: 32M", "chunk-size 32M is not usable"),
+        ("chunk-size: 8G", "chunk-size 8G is not usable"),
+        (
+            "{queue-depth: 4096, chunk-size: 128k}",
+            "queue-depth 4096 with chunk-size 128k needs 29 bits and the wire has 28; use a \
+             queue-depth of at most 2048, or a chunk-size of at most 64k",
+        ),
+        (
+            "{queue-depth: 257, chunk-size: 1M}",
+            "queue-depth 257 with chunk-size 1M needs 29 bits and the wire has 28; use a \
+             queue-depth of at most 256, or a chunk-size of at most 512k",
+        ),
+        (
+            "listen: rdma://10.0.0.1",
+            "cannot listen on rdma://10.0.0.1:1234: this build has no RDMA support (feature \
+             verbs); use tcp://",
+        ),
+        ("listen: []", "no portal to listen on; leave listen out for tcp://[::]:1234"),
+        ("listen: tcp://1.1.1.1@2.2.2.2", "has a source address, and a listener has none"),
+        ("listen: [tcp://h, tcp://h:1234]", "listen names tcp://h:1234 twice; name it once"),
+        (
+            "export: [/a/v, /b/v]",
+            "two exports have the name \"v\"; give one another name, as in NAME=TARGET",
+        ),
+        ("export: /", "export \"/\" has no file name to be exported under"),
+        ("export: m=mem:0", "export \"m\": size 0 is not one or more blocks of 512 bytes"),
+        ("export: m=mem:1000", "size 1000 is not one or more blocks of 512 bytes"),
+        ("export: 'm=mem:1k,block-size=4096'", "is not one or more blocks of 4096 bytes"),
+        ("export: n=null:8E", "size 8E is too large; use less than 8E"),
+        ("export: 'n=null:1M,direct=on'", "direct=on needs a file or block device; leave it out"),
+        ("export: 'n=null:1M,delay=11m'", "delay 660000 is out of range; use 0 to 600000"),
+        ("log: 'rtrs=nonsense'", "log filter \"rtrs=nonsense\" is not understood"),
+    ] {
+        let error = plan(yaml).unwrap_err();
+        assert_eq!((error.kind(), error.exit_code()), (ErrorKind::Usage, 2), "{yaml}");
+        let chain = error.chain().to_string();
+        assert!(chain.contains(text), "{chain}\nlacks\n{text}");
+    }
+}
+
+#[test]
+fn the_28_bit_rule_has_exact_edges() {
+    for (depth, chunk, fits) in [
+        (1, 16 << 20, true),
+        (16, 16 << 20, true),
+        (17, 16 << 20, false),
+        (2048, 128 << 10, true),
+        (2049, 128 << 10, false),
+        (512, 512 << 10, true),
+        (512, 1 << 20, false),
+        (32768, 8 << 10, true),
+        (65535, 8 << 10, false),
+    ] {
+        assert_eq!(check_immediate_bits(depth, chunk).is_ok(), fits, "{depth} x {chunk}");
+    }
+    for yaml in ["{queue-depth: 256, chunk-size: 1M}", "listen: [tcp://h:0, tcp://h:0]"] {
+        assert!(plan(yaml).is_ok(), "{yaml}");
+    }
+}
+
+#[test]
+fn printed_settings_make_the_same_plan() {
+    let yaml = "export:\n- /srv/vol0.img\n- r=/srv/x\\,y,ro,direct=on,block-size=4096\n\
+        - e=mem:1M,delay=10ms,error-rate=0.001\n- 'null:1T'\nlisten: ['tcp://[::1]:0', tcp://h]\n\
+        queue-depth: 128\nchunk-size: 1M\nshards: 3\npin: off\nalways-invalidate: off\ncrc: off\n\
+        heartbeat-ms: 100\nheartbeat-missed-max: 3\nhandshake-timeout-ms: 100\n\
+        half-open-max: 5\nsessions-max: 6\nshutdown-grace-ms: 7\npoll-us: 8\n\
+        log: info,rtrs_server=debug\n";
+    let plan = plan(yaml).unwrap();
+    let printed = serde_yaml::to_string(&plan.settings()).unwrap();
+    assert_eq!(Plan::new(Settings::from_yaml(&printed, "p").unwrap()).unwrap(), plan, "{printed}");
+    let json = serde_json::to_string_pretty(&plan.settings()).unwrap();
+    assert_eq!(Plan::new(Settings::from_yaml(&json, "p").unwrap()).unwrap(), plan, "{json}");
+}
+
+#[test]
+fn targets_are_looked_at_before_anything_starts() {
+    let scratch = Scratch::new("targets");
+    let file = scratch.file("good.img", 4096);
+    let empty = scratch.file("empty.img", 0);
+    let small = scratch.file("small.img", 100);
+    let odd = scratch.file("odd.img", 5000);
+    let dir = scratch.0.display().to_string();
+    for good in [&file, &odd, "m=mem:1M", "n=null:1T"] {
+        export(good).check().unwrap();
+    }
+    for (spec, text) in [
+        (format!("v={dir}"), format!("cannot export \"v\": {dir} is a directory; export a file")),
+        (empty, "is empty; give it a size, for one with truncate -s 1G FILE".into()),
+        (small, "has 100 bytes, less than one block of 512; enlarge it".into()),
+        (format!("{dir}/missing"), format!("{dir}/missing does not exist; create it")),
+        (format!("{file}/x"), "cannot be read and written; allow it, or add ,ro: Not a dir".into()),
+        ("/dev/null".into(), "is neither a regular file nor a block device".into()),
+    ] {
+        let error = check_error(&spec);
+        assert!(error.contains(&text), "{error}\nlacks\n{text}");
+    }
+}
+
+#[test]
+fn a_target_without_the_rights_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let scratch = Scratch::new("rights");
+    let file = scratch.file("locked.img", 4096);
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o000)).unwrap();
+    // Root may open anything; then there is nothing to refuse.
+    if File::open(&file).is_ok() {
+        eprintln!("skipped: this user may open files of mode 000");
+        return;
+    }
+    assert!(check_error(&file).contains("cannot be read and written; allow it, or add ,ro"));
+    assert!(check_error(&format!("{file},ro")).contains("cannot be read; allow it: Permission"));
+}
