@@ -1,0 +1,235 @@
+//! The client's own value types: access, policy, bench mode, NBD address, run time.
+//!
+//! Each parses from text, prints a text that parses back, and reads the same from a file.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+
+use clap::ValueEnum;
+use rtrs_core::config::{Millis, TimeUnit, ValueError, deserialize_text};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// The port registered for NBD.
+const NBD_PORT: u16 = 10809;
+
+/// How an export is opened (kernel rnbd-proto.h, `enum rnbd_access_mode`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Access {
+    /// Read only; any number of sessions.
+    Ro,
+    /// Read and write; one session.
+    Rw,
+    /// Read and write besides one other writer, while a virtual machine moves.
+    Migration,
+}
+
+/// How a session picks the path of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policy {
+    /// Each connected path in turn.
+    RoundRobin,
+    /// The path with the fewest requests in flight.
+    MinInflight,
+    /// The path whose last heartbeat was answered soonest.
+    MinLatency,
+}
+
+/// What `bench` does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[value(rename_all = "lower")]
+pub enum BenchMode {
+    /// Sequential reads.
+    Read,
+    /// Sequential writes.
+    Write,
+    /// Random reads.
+    RandRead,
+    /// Random writes.
+    RandWrite,
+    /// Random reads and writes.
+    RandRw,
+}
+
+impl BenchMode {
+    /// Whether the mode changes what is on the export.
+    #[must_use]
+    pub const fn writes(self) -> bool {
+        matches!(self, Self::Write | Self::RandWrite | Self::RandRw)
+    }
+}
+
+/// An address to serve NBD on: `127.0.0.1:10809`, `[::1]:10809`, `127.0.0.1`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct NbdAddress(SocketAddr);
+
+impl NbdAddress {
+    /// Wraps an address.
+    #[must_use]
+    pub const fn new(address: SocketAddr) -> Self {
+        Self(address)
+    }
+
+    /// The address; port 0 lets the system choose.
+    #[must_use]
+    pub const fn get(self) -> SocketAddr {
+        self.0
+    }
+}
+
+impl FromStr for NbdAddress {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
+        text.parse::<SocketAddr>()
+            .or_else(|_| bare.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, NBD_PORT)))
+            .map(Self)
+            .map_err(|_| {
+                ValueError::new(
+                    "address",
+                    text,
+                    "is no numeric address",
+                    "use ADDR:PORT, as in 127.0.0.1:10809 or [::1]:10809",
+                )
+            })
+    }
+}
+
+impl fmt::Display for NbdAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Serialize for NbdAddress {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for NbdAddress {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserialize_text(deserializer, "an address such as 127.0.0.1:10809")
+    }
+}
+
+/// How long a bench runs; a number without a unit is in seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RunTime(Millis);
+
+impl RunTime {
+    /// A run of `secs` seconds.
+    #[must_use]
+    pub const fn from_secs(secs: u32) -> Self {
+        Self(Millis::new(secs as u64 * 1000))
+    }
+
+    /// The time in milliseconds.
+    #[must_use]
+    pub const fn millis(self) -> u64 {
+        self.0.get()
+    }
+
+    pub(crate) const fn from_millis(millis: u64) -> Self {
+        Self(Millis::new(millis))
+    }
+}
+
+impl FromStr for RunTime {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        Millis::parse(text, TimeUnit::Seconds).map(Self)
+    }
+}
+
+impl fmt::Display for RunTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Serialize for RunTime {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for RunTime {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserialize_text(deserializer, "a time such as 10s")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn addresses() {
+        for (text, printed) in [
+            ("127.0.0.1:10809", "127.0.0.1:10809"),
+            ("127.0.0.1", "127.0.0.1:10809"),
+            ("127.0.0.1:0", "127.0.0.1:0"),
+            ("[::1]:5", "[::1]:5"),
+            ("[::1]", "[::1]:10809"),
+            ("::1", "[::1]:10809"),
+        ] {
+            assert_eq!(text.parse::<NbdAddress>().unwrap().to_string(), printed);
+        }
+        for text in ["", "localhost:10809", "127.0.0.1:", "127.0.0.1:65536", "tcp://127.0.0.1", "1"]
+        {
+            assert_eq!(
+                text.parse::<NbdAddress>().unwrap_err().to_string(),
+                format!(
+                    "address {text:?} is no numeric address; use ADDR:PORT, as in \
+                     127.0.0.1:10809 or [::1]:10809"
+                )
+            );
+        }
+    }
+
+    #[test]
+    fn run_times_are_in_seconds() {
+        assert_eq!("10".parse(), Ok(RunTime::from_secs(10)));
+        assert_eq!("1m".parse(), Ok(RunTime::from_secs(60)));
+        assert_eq!("1500ms".parse::<RunTime>().map(RunTime::millis), Ok(1500));
+        let error = "soon".parse::<RunTime>().unwrap_err().to_string();
+        assert!(error.starts_with("time \"soon\" does not begin with a digit"), "{error}");
+    }
+
+    #[test]
+    fn flags_and_keys_spell_alike() {
+        fn check<T: ValueEnum + Serialize>() {
+            for value in T::value_variants() {
+                let flag = value.to_possible_value().unwrap();
+                assert_eq!(serde_json::to_value(value).unwrap(), flag.get_name());
+            }
+        }
+        check::<Access>();
+        check::<Policy>();
+        check::<BenchMode>();
+    }
+
+    proptest! {
+        #[test]
+        fn print_what_they_read(address in any::<SocketAddr>(), secs in any::<u32>()) {
+            // Flow and scope have no place in the text of the library's address.
+            let address = NbdAddress(SocketAddr::new(address.ip(), address.port()));
+            prop_assert_eq!(address.to_string().parse(), Ok(address));
+            let time = RunTime::from_secs(secs);
+            prop_assert_eq!(time.to_string().parse(), Ok(time));
+        }
+
+        #[test]
+        fn no_text_panics(text in "\\PC{0,20}|[0-9:.\\[\\]]{0,20}") {
+            let _ = text.parse::<NbdAddress>();
+            let _ = text.parse::<RunTime>();
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! What will run: a command and its settings, judged, with every default filled in.
+//!
+//! Owns [`Plan`]. [`Plan::new`] judges the settings by themselves and against each other; apart
+//! from user, host name and environment it does not look at the system. [`Plan::check`] then looks
+//! at what the plan needs (addresses, socket paths) before anything is connected or started. Every
+//! error says which setting, which value and what would do.
+//!
+//! Called by the binary; read by the rest of the client, which never sees `Settings`.
+
+mod attach;
+mod bench;
+mod place;
+mod session;
+
+pub use attach::{AttachPlan, Front};
+pub use bench::BenchPlan;
+pub use place::RunDir;
+pub use session::SessionPlan;
+
+use std::ops::RangeInclusive;
+
+use crate::cli::{Command, LowArgs, Output};
+use crate::config::Settings;
+use crate::error::{Error, ErrorKind};
+
+/// A command, judged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Plan {
+    /// Attach an export and serve it.
+    Attach(Box<AttachPlan>),
+    /// Measure a session.
+    Bench(Box<BenchPlan>),
+    /// List what is attached.
+    List {
+        /// Where control sockets live.
+        run_dir: RunDir,
+        /// For people or programs.
+        output: Output,
+    },
+    /// Show a session.
+    Status {
+        /// The session.
+        name: String,
+        /// Where control sockets live.
+        run_dir: RunDir,
+        /// For people or programs.
+        output: Output,
+    },
+    /// Show a session's counters.
+    Stats {
+        /// The session.
+        name: String,
+        /// Where control sockets live.
+        run_dir: RunDir,
+        /// For people or programs.
+        output: Output,
+    },
+    /// Detach a session.
+    Detach {
+        /// The session.
+        name: String,
+        /// Where control sockets live.
+        run_dir: RunDir,
+        /// Time for running requests in milliseconds.
+        within_ms: u64,
+        /// For people or programs.
+        output: Output,
+    },
+}
+
+impl Plan {
+    /// Judges what was typed, with the configuration file it names.
+    ///
+    /// # Errors
+    /// Those of the file, and [`ErrorKind::Usage`] for a value out of its range, values that do
+    /// not fit together, and what this build cannot do.
+    pub fn new(args: &LowArgs) -> Result<Self, Error> {
+        let output = args.output;
+        let flags = |settings| Settings { run_dir: args.run_dir.clone(), ..settings };
+        let place = |name: &str| {
+            session::check_name("export name", name)?;
+            Ok((name.to_owned(), RunDir::new(args.run_dir.clone())?))
+        };
+        match &args.command {
+            Command::Attach(attach) => {
+                let settings = attach.source.layer(flags(attach.settings()))?;
+                AttachPlan::new(&attach.name, settings).map(Box::new).map(Self::Attach)
+            }
+            Command::Bench(bench) => {
+                let settings = bench.source.layer(flags(bench.settings()))?;
+                BenchPlan::new(&bench.name, settings, output).map(Box::new).map(Self::Bench)
+            }
+            Command::List => Ok(Self::List { run_dir: RunDir::new(args.run_dir.clone())?, output }),
+            Command::Status(args) => {
+                place(&args.name).map(|(name, run_dir)| Self::Status { name, run_dir, output })
+            }
+            Command::Stats(args) => {
+                place(&args.name).map(|(name, run_dir)| Self::Stats { name, run_dir, output })
+            }
+            Command::Detach(args) => {
+                let (name, run_dir) = place(&args.name)?;
+                let within_ms = in_range("within", args.within.get(), 0..=600_000)?;
+                Ok(Self::Detach { name, run_dir, within_ms, output })
+            }
+        }
+    }
+
+    /// Looks at the system. Changes nothing; may wait for the system's resolver.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Usage`] without a path, [`ErrorKind::Path`] for a host without an address,
+    /// [`ErrorKind::InUse`] for a socket path or a run directory.
+    pub fn check(&self) -> Result<(), Error> {
+        match self {
+            Self::Attach(attach) => attach.check(),
+            Self::Bench(bench) => bench.session.check(),
+            Self::List { run_dir, .. }
+            | Self::Status { run_dir, .. }
+            | Self::Stats { run_dir, .. }
+            | Self::Detach { run_dir, .. } => run_dir.check(),
+        }
+    }
+
+    /// The settings that make this plan again, or `None` for a command without settings.
+    #[must_use]
+    pub fn settings(&self) -> Option<Settings> {
+        match self {
+            Self::Attach(attach) => Some(attach.settings()),
+            Self::Bench(bench) => Some(bench.settings()),
+            _ => None,
+        }
+    }
+}
+
+pub(crate) fn usage(text: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Usage, text)
+}
+
+/// A setting that has neither a value nor a default; [`Settings::defaults`] leaves no such.
+pub(crate) fn unsaid() -> Error {
+    usage("a setting has neither a value nor a default")
+}
+
+/// `value` as the narrower type, if it is in `range`. The ranges here all fit their types.
+pub(crate) fn in_range<T: TryFrom<u64>>(
+    key: &str,
+    value: u64,
+    range: RangeInclusive<u64>,
+) -> Result<T, Error> {
+    let (low, high) = (*range.start(), *range.end());
+    T::try_from(value)
+        .ok()
+        .filter(|_| range.contains(&value))
+        .ok_or_else(|| usage(format!("{key} {value} is out of range; use {low} to {high}")))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,297 @@
+//! Places in the file system: the run directory and unix socket paths.
+//!
+//! Owns [`RunDir`], which knows where control sockets live and what each is called, and the checks
+//! of a socket path: its length, and whether somebody listens on it.
+
+use std::env;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use socket2::{Domain, SockAddr, Socket, Type};
+
+use super::usage;
+use crate::error::{Error, ErrorKind};
+
+/// Longest path of a unix socket in bytes: `sun_path` has 108 with the NUL (unix(7)).
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+/// Longest encoded session name that is used whole in a file name, in bytes.
+const STEM_BYTES_MAX: usize = 48;
+
+/// The directory control sockets live in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunDir(PathBuf);
+
+impl RunDir {
+    /// The directory said, made absolute, or the default: `/run/rtrs` for root, else
+    /// `$XDG_RUNTIME_DIR/rtrs`, else `/tmp/rtrs-UID`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Usage`] if the directory said is empty.
+    pub fn new(said: Option<PathBuf>) -> Result<Self, Error> {
+        match said {
+            Some(path) => std::path::absolute(&path).map(Self).map_err(|e| {
+                Error::with_source(ErrorKind::Usage, format!("run-dir {path:?} is no path"), e)
+            }),
+            None => Ok(Self(default_run_dir(own_uid()?, env::var_os("XDG_RUNTIME_DIR")))),
+        }
+    }
+
+    /// The directory, absolute.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The control socket of the session `name`. Letters, digits, `-`, `_` and inner dots stand for
+    /// themselves, other bytes as `%XX`; a long name is cut and ends with a hash of the whole.
+    #[must_use]
+    pub fn control_socket(&self, name: &str) -> PathBuf {
+        let mut stem = String::new();
+        for (at, byte) in name.bytes().enumerate() {
+            match byte {
+                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' => stem.push(byte.into()),
+                b'.' if at > 0 => stem.push('.'),
+                _ => stem.push_str(&format!("%{byte:02X}")),
+            }
+        }
+        if stem.len() > STEM_BYTES_MAX {
+            // 17 bytes of '~' and hash; '~' is never in a name that is used whole.
+            stem.truncate(STEM_BYTES_MAX - 17);
+            stem.push_str(&format!("~{:016x}", fnv1a(name.as_bytes())));
+        }
+        self.0.join(stem + ".sock")
+    }
+
+    /// If the directory exists it is one, and belongs to this user: others could put a socket of
+    /// theirs in place of ours. It need not exist; make it with mode 0700.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InUse`], naming the directory.
+    pub fn check(&self) -> Result<(), Error> {
+        let shown = self.0.display();
+        let refuse = |text: String| Err(Error::new(ErrorKind::InUse, text));
+        // A link is followed only by its owner's choice, so the link itself is looked at first.
+        let meta = match fs::symlink_metadata(&self.0) {
+            Ok(meta) => meta,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => {
+                let text = format!("cannot use the run directory {shown}");
+                return Err(Error::with_source(ErrorKind::InUse, text, error));
+            }
+        };
+        let uid = own_uid()?;
+        if meta.uid() != uid {
+            return refuse(format!(
+                "run directory {shown} belongs to user {}, not to {uid}; use --run-dir",
+                meta.uid()
+            ));
+        }
+        if !fs::metadata(&self.0).is_ok_and(|meta| meta.is_dir()) {
+            return refuse(format!("run directory {shown} is no directory; use --run-dir"));
+        }
+        Ok(())
+    }
+}
+
+fn default_run_dir(uid: u32, xdg: Option<std::ffi::OsString>) -> PathBuf {
+    match xdg.map(PathBuf::from) {
+        _ if uid == 0 => PathBuf::from("/run/rtrs"),
+        Some(dir) if dir.is_absolute() => dir.join("rtrs"),
+        _ => PathBuf::from(format!("/tmp/rtrs-{uid}")),
+    }
+}
+
+/// The effective user, as owner of this process's directory in procfs.
+fn own_uid() -> Result<u32, Error> {
+    fs::metadata("/proc/self")
+        .map(|meta| meta.uid())
+        .map_err(|e| Error::with_source(ErrorKind::System, "cannot read /proc/self", e))
+}
+
+/// FNV-1a, 64 bits: names files apart, protects nothing.
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+/// Refuses socket paths the system cannot bind.
+pub(super) fn check_socket_path(what: &str, path: &Path) -> Result<(), Error> {
+    let bytes = path.as_os_str().as_bytes();
+    if bytes.contains(&0) {
+        return Err(usage(format!("{what} {path:?} holds a NUL; write the path without it")));
+    }
+    if bytes.len() > SOCKET_PATH_BYTES_MAX {
+        return Err(usage(format!(
+            "{what} {} is {} bytes long; unix sockets allow {SOCKET_PATH_BYTES_MAX}, use a \
+             shorter path",
+            path.display(),
+            bytes.len()
+        )));
+    }
+    Ok(())
+}
+
+/// What is at a socket path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SocketState {
+    /// Nothing.
+    Free,
+    /// A socket nobody listens on: left over, may be removed.
+    Stale,
+    /// A socket somebody listens on.
+    InUse,
+}
+
+/// Finds out what is at a socket path, without waiting.
+///
+/// # Errors
+/// [`ErrorKind::InUse`] if something else is there, or its directory is not.
+pub(super) fn socket_state(path: &Path) -> Result<SocketState, Error> {
+    let shown = path.display();
+    let failed = |source| {
+        Error::with_source(ErrorKind::InUse, format!("cannot use the socket path {shown}"), source)
+    };
+    match fs::symlink_metadata(path) {
+        Ok(meta) if meta.file_type().is_socket() => {}
+        Ok(_) => {
+            let text = format!("{shown} exists and is no socket; use another path");
+            return Err(Error::new(ErrorKind::InUse, text));
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(SocketState::Free),
+        Err(error) => return Err(failed(error)),
+    }
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(failed)?;
+    socket.set_nonblocking(true).map_err(failed)?;
+    match socket.connect(&SockAddr::unix(path).map_err(failed)?) {
+        // A full backlog (EAGAIN) has a listener too.
+        Ok(()) => Ok(SocketState::InUse),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(SocketState::InUse),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(SocketState::Stale),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    /// A directory of this test's own, removed at its end.
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Self {
+            let path = env::temp_dir().join(format!("rtrs-{name}-{}", std::process::id()));
+            fs::create_dir_all(&path).unwrap();
+            Self(path)
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn run_directories() {
+        let dir = |uid, xdg: Option<&str>| default_run_dir(uid, xdg.map(Into::into));
+        assert_eq!(dir(0, Some("/run/user/0")), Path::new("/run/rtrs"));
+        assert_eq!(dir(7, Some("/run/user/7")), Path::new("/run/user/7/rtrs"));
+        assert_eq!(dir(7, Some("relative")), Path::new("/tmp/rtrs-7"));
+        assert_eq!(dir(7, None), Path::new("/tmp/rtrs-7"));
+        let error = RunDir::new(Some(PathBuf::new())).unwrap_err();
+        assert_eq!(error.to_string(), "run-dir \"\" is no path");
+    }
+
+    #[test]
+    fn the_run_directory_must_be_ours() {
+        let scratch = Scratch::new("run-dir");
+        RunDir(scratch.0.clone()).check().unwrap();
+        RunDir(scratch.0.join("not-yet")).check().unwrap();
+        let file = scratch.0.join("file");
+        fs::write(&file, "").unwrap();
+        let error = RunDir(file.clone()).check().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!("run directory {} is no directory; use --run-dir", file.display())
+        );
+        let error = RunDir(file.join("below")).check().unwrap_err();
+        assert!(error.chain().to_string().contains("Not a directory"), "{error:?}");
+        // A directory of somebody else's: root's own for a user, a given away one for root.
+        let other = if own_uid().unwrap() == 0 { scratch.0.clone() } else { "/".into() };
+        if own_uid().unwrap() == 0 {
+            std::os::unix::fs::chown(&other, Some(12345), None).unwrap();
+        }
+        let error = RunDir(other).check().unwrap_err().to_string();
+        assert!(error.contains(" belongs to user ") && error.ends_with("use --run-dir"), "{error}");
+    }
+
+    #[test]
+    fn control_sockets_have_plain_distinct_names() {
+        let dir = RunDir("/r".into());
+        for (name, file) in [
+            ("vol0", "/r/vol0.sock"),
+            ("vol0.img", "/r/vol0.img.sock"),
+            ("..", "/r/%2E..sock"),
+            ("/dev/ram0", "/r/%2Fdev%2Fram0.sock"),
+            ("a b~%", "/r/a%20b%7E%25.sock"),
+            ("é", "/r/%C3%A9.sock"),
+        ] {
+            assert_eq!(dir.control_socket(name), Path::new(file));
+        }
+        let long = dir.control_socket(&"n".repeat(254));
+        assert_eq!(long.file_name().unwrap().len(), STEM_BYTES_MAX + ".sock".len());
+        assert_ne!(long, dir.control_socket(&"n".repeat(253)));
+        check_socket_path("control socket", &long).unwrap();
+    }
+
+    #[test]
+    fn socket_paths_have_a_length() {
+        let path = |len: usize| PathBuf::from(format!("/{}", "s".repeat(len - 1)));
+        check_socket_path("socket", &path(107)).unwrap();
+        let error = check_socket_path("socket", &path(108)).unwrap_err();
+        assert_eq!((error.kind(), error.exit_code()), (ErrorKind::Usage, 2));
+        assert!(
+            error
+                .to_string()
+                .ends_with(" is 108 bytes long; unix sockets allow 107, use a shorter path"),
+            "{error}"
+        );
+        assert!(check_socket_path("socket", Path::new("/a\0b")).is_err());
+    }
+
+    #[test]
+    fn socket_states() {
+        let scratch = Scratch::new("sockets");
+        let path = scratch.0.join("s");
+        assert_eq!(socket_state(&path).unwrap(), SocketState::Free);
+        let listener = UnixListener::bind(&path).unwrap();
+        assert_eq!(socket_state(&path).unwrap(), SocketState::InUse);
+        drop(listener);
+        assert_eq!(socket_state(&path).unwrap(), SocketState::Stale);
+        // Looking removed nothing.
+        assert!(path.exists());
+        let file = scratch.0.join("file");
+        fs::write(&file, "").unwrap();
+        let error = socket_state(&file).unwrap_err();
+        assert_eq!((error.kind(), error.exit_code()), (ErrorKind::InUse, 1));
+        assert!(error.to_string().ends_with("exists and is no socket; use another path"));
+    }
+
+    #[test]
+    fn a_full_backlog_is_in_use_and_waits_for_nobody() {
+        let scratch = Scratch::new("backlog");
+        let path = scratch.0.join("s");
+        let listener = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+        listener.bind(&SockAddr::unix(&path).unwrap()).unwrap();
+        listener.listen(0).unwrap();
+        for _ in 0..4 {
+            assert_eq!(socket_state(&path).unwrap(), SocketState::InUse);
+        }
+    }
+}

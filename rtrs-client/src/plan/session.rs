@@ -1,0 +1,235 @@
+//! The part of a plan that `attach` and `bench` share: the session.
+//!
+//! Owns [`SessionPlan`], its judgement and its look at the system (host names).
+
+use std::fs;
+
+use rtrs_core::config::{AutoSwitch, Portal, Scheme, Shards, Switch};
+use tracing_subscriber::EnvFilter;
+
+use super::{in_range, unsaid, usage};
+use crate::config::{Access, Policy, Settings};
+use crate::error::{Error, ErrorKind};
+
+/// Longest name on the wire in bytes: 255 with the NUL (kernel rtrs-pri.h, `NAME_MAX`).
+const NAME_BYTES_MAX: usize = 254;
+/// Most paths of a session (kernel rtrs-srv.c, `__alloc_path`).
+const PATHS_MAX: usize = 128;
+
+/// A session, judged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionPlan {
+    /// The export to open, 1 to 254 bytes without NUL.
+    pub export_name: String,
+    /// The session's name at the server, 1 to 254 bytes without slash, dot and NUL.
+    pub session_name: String,
+    /// Ways to the server, none named twice. [`SessionPlan::check`] refuses an empty list.
+    pub paths: Vec<Portal>,
+    /// How the export is opened.
+    pub access: Access,
+    /// How a path is picked.
+    pub policy: Policy,
+    /// Threads that carry IO, and connections on each path besides the service connection.
+    pub shards: Shards,
+    /// Whether shards are bound to CPUs.
+    pub pin: AutoSwitch,
+    /// Ask for the MPA CRC.
+    pub crc: bool,
+    /// Heartbeat period in milliseconds.
+    pub heartbeat_ms: u64,
+    /// Periods a heartbeat may stay unanswered.
+    pub heartbeat_missed_max: u32,
+    /// Time for a connection with its handshake, in milliseconds.
+    pub connect_timeout_ms: u64,
+    /// First wait before a reconnect, in milliseconds.
+    pub reconnect_min_ms: u64,
+    /// Longest wait before a reconnect, in milliseconds; not less than the first.
+    pub reconnect_max_ms: u64,
+    /// Time for one request, in milliseconds.
+    pub io_timeout_ms: u64,
+    /// Most requests in flight, besides the server's queue depth.
+    pub queue_depth_limit: u16,
+    /// Bound of the adaptive poll in microseconds; 0 never polls.
+    pub poll_us: u32,
+    /// Log filter that is known to parse.
+    pub log: String,
+}
+
+impl SessionPlan {
+    /// Judges the session's settings, which lie over the defaults already. `access_default` holds
+    /// when none was said.
+    pub(super) fn new(
+        export_name: &str,
+        settings: Settings,
+        access_default: Access,
+    ) -> Result<Self, Error> {
+        check_name("export name", export_name)?;
+        let Settings {
+            path: Some(paths),
+            read_only,
+            access,
+            policy: Some(policy),
+            session_name,
+            shards: Some(shards),
+            pin: Some(pin),
+            crc: Some(crc),
+            heartbeat_ms: Some(heartbeat_ms),
+            heartbeat_missed_max: Some(heartbeat_missed_max),
+            connect_timeout_ms: Some(connect_timeout_ms),
+            reconnect_min_ms: Some(reconnect_min_ms),
+            reconnect_max_ms: Some(reconnect_max_ms),
+            io_timeout_ms: Some(io_timeout_ms),
+            queue_depth_limit: Some(queue_depth_limit),
+            poll_us: Some(poll_us),
+            log: Some(log),
+            ..
+        } = settings
+        else {
+            return Err(unsaid());
+        };
+        let access = match (read_only, access) {
+            (Some(true), Some(Access::Rw | Access::Migration)) => {
+                return Err(usage("read-only contradicts access rw or migration; drop one"));
+            }
+            (Some(true), _) => Access::Ro,
+            (_, Some(access)) => access,
+            (_, None) => access_default,
+        };
+        let session_name = match session_name {
+            Some(name) => check_session_name(name)?,
+            None => default_session_name(export_name),
+        };
+        check_paths(&paths)?;
+        let plan = Self {
+            export_name: export_name.to_owned(),
+            session_name,
+            paths,
+            access,
+            policy,
+            shards,
+            pin,
+            crc: crc.is_on(),
+            heartbeat_ms: in_range("heartbeat-ms", heartbeat_ms, 10..=600_000)?,
+            heartbeat_missed_max: in_range(
+                "heartbeat-missed-max",
+                u64::from(heartbeat_missed_max),
+                1..=1000,
+            )?,
+            connect_timeout_ms: in_range("connect-timeout-ms", connect_timeout_ms, 10..=600_000)?,
+            reconnect_min_ms: in_range("reconnect-min-ms", reconnect_min_ms, 1..=600_000)?,
+            reconnect_max_ms: in_range("reconnect-max-ms", reconnect_max_ms, 1..=600_000)?,
+            io_timeout_ms: in_range("io-timeout-ms", io_timeout_ms, 10..=3_600_000)?,
+            queue_depth_limit: in_range(
+                "queue-depth-limit",
+                u64::from(queue_depth_limit),
+                1..=65535,
+            )?,
+            poll_us: in_range("poll-us", u64::from(poll_us), 0..=10_000)?,
+            log,
+        };
+        if plan.reconnect_min_ms > plan.reconnect_max_ms {
+            return Err(usage(format!(
+                "reconnect-min-ms {} is more than reconnect-max-ms {}; lower it, or raise that",
+                plan.reconnect_min_ms, plan.reconnect_max_ms
+            )));
+        }
+        if let Err(error) = EnvFilter::try_new(&plan.log) {
+            let text = format!("log filter {:?} is not understood; use info or debug", plan.log);
+            return Err(Error::with_source(ErrorKind::Usage, text, error));
+        }
+        Ok(plan)
+    }
+
+    /// There is a path, and each path's host has an address.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        if self.paths.is_empty() {
+            return Err(usage(
+                "no path to the server; use --path tcp://HOST, or path: in the file",
+            ));
+        }
+        for path in &self.paths {
+            path.resolve()
+                .map_err(|e| Error::with_source(ErrorKind::Path, "cannot use a path", e))?;
+        }
+        Ok(())
+    }
+
+    /// The settings that make this session again.
+    pub(super) fn settings(&self) -> Settings {
+        Settings {
+            path: Some(self.paths.clone()),
+            access: Some(self.access),
+            policy: Some(self.policy),
+            session_name: Some(self.session_name.clone()),
+            shards: Some(self.shards),
+            pin: Some(self.pin),
+            crc: Some(Switch::from(self.crc)),
+            heartbeat_ms: Some(self.heartbeat_ms),
+            heartbeat_missed_max: Some(self.heartbeat_missed_max),
+            connect_timeout_ms: Some(self.connect_timeout_ms),
+            reconnect_min_ms: Some(self.reconnect_min_ms),
+            reconnect_max_ms: Some(self.reconnect_max_ms),
+            io_timeout_ms: Some(self.io_timeout_ms),
+            queue_depth_limit: Some(u32::from(self.queue_depth_limit)),
+            poll_us: Some(self.poll_us),
+            log: Some(self.log.clone()),
+            ..Settings::default()
+        }
+    }
+}
+
+/// Refuses names the wire cannot carry.
+pub(super) fn check_name(what: &str, name: &str) -> Result<(), Error> {
+    let problem = match name.len() {
+        0 => "is empty".to_owned(),
+        len if len > NAME_BYTES_MAX => format!("is {len} bytes long"),
+        _ if name.contains('\0') => "holds a NUL".to_owned(),
+        _ => return Ok(()),
+    };
+    let shown: String = name.chars().take(40).collect();
+    Err(usage(format!("{what} {shown:?} {problem}; use 1 to 254 bytes without NUL")))
+}
+
+/// Refuses session names a server drops the path for (kernel rtrs-srv.c, `process_info_req`).
+fn check_session_name(name: String) -> Result<String, Error> {
+    check_name("session-name", &name)?;
+    if name.contains(['/', '.']) {
+        return Err(usage(format!(
+            "session-name {name:?} holds a slash or a dot, which servers refuse; use - or _"
+        )));
+    }
+    Ok(name)
+}
+
+/// Host and export with other characters for the forbidden ones, cut to what the wire carries.
+fn default_session_name(export_name: &str) -> String {
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = match host.trim() {
+        "" => "localhost",
+        host => host,
+    };
+    let mut name = format!("{host}-{export_name}").replace(['/', '.', '\0'], "_");
+    name.truncate(name.floor_char_boundary(NAME_BYTES_MAX));
+    name
+}
+
+fn check_paths(paths: &[Portal]) -> Result<(), Error> {
+    if paths.len() > PATHS_MAX {
+        let count = paths.len();
+        return Err(usage(format!("{count} paths are too many; use at most {PATHS_MAX}")));
+    }
+    for (at, path) in paths.iter().enumerate() {
+        if path.scheme() == Scheme::Rdma {
+            return Err(usage(format!(
+                "cannot use the path {path}: this build has no RDMA support (feature verbs); use \
+                 tcp://"
+            )));
+        }
+        path.check_connect()
+            .map_err(|e| Error::with_source(ErrorKind::Usage, "cannot use a path", e))?;
+        if paths[..at].contains(path) {
+            return Err(usage(format!("path names {path} twice; name it once")));
+        }
+    }
+    Ok(())
+}

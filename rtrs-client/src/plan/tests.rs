@@ -1,0 +1,270 @@
+//! Every judgement of a plan, by its message, and the round trip through printed settings.
+
+use super::*;
+use clap::Parser;
+use std::path::PathBuf;
+
+/// A directory of this test's own, removed at its end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("rtrs-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn plan(args: &[&str]) -> Result<Plan, Error> {
+    Plan::new(&LowArgs::try_parse_from([&["rtrs-client"], args].concat()).unwrap())
+}
+
+fn attach(yaml: &str) -> Result<AttachPlan, Error> {
+    AttachPlan::new("v", Settings::from_yaml(yaml, "s.yaml").unwrap())
+}
+
+fn bench(yaml: &str) -> Result<BenchPlan, Error> {
+    BenchPlan::new("v", Settings::from_yaml(yaml, "s.yaml").unwrap(), Output::Text)
+}
+
+fn assert_usage(error: &Error, text: &str) {
+    assert_eq!((error.kind(), error.exit_code()), (ErrorKind::Usage, 2), "{error}");
+    let chain = error.chain().to_string();
+    assert!(chain.contains(text), "{chain}\nlacks\n{text}");
+}
+
+#[test]
+fn values_and_combinations_of_attach_are_judged() {
+    for (yaml, text) in [
+        ("", "neither socket nor listen is said; use --socket PATH or --listen ADDR:PORT"),
+        ("listen: 127.0.0.1\nsocket: /s", "both socket and listen are said"),
+        ("socket: ''", "socket \"\" is no path"),
+        ("read-only: true\naccess: rw", "read-only contradicts access rw or migration; drop one"),
+        ("session-name: ''", "session-name \"\" is empty; use 1 to 254 bytes without NUL"),
+        ("session-name: a.b", "holds a slash or a dot, which servers refuse; use - or _"),
+        ("session-name: a/b", "holds a slash or a dot"),
+        ("heartbeat-ms: 9", "heartbeat-ms 9 is out of range; use 10 to 600000"),
+        ("heartbeat-missed-max: 0", "heartbeat-missed-max 0 is out of range; use 1 to 1000"),
+        ("connect-timeout-ms: 0", "connect-timeout-ms 0 is out of range; use 10 to 600000"),
+        ("reconnect-min-ms: 0", "reconnect-min-ms 0 is out of range; use 1 to 600000"),
+        ("reconnect-max-ms: 600001", "reconnect-max-ms 600001 is out of range; use 1 to 600000"),
+        (
+            "reconnect-min-ms: 20000",
+            "reconnect-min-ms 20000 is more than reconnect-max-ms 10000; lower it, or raise that",
+        ),
+        ("io-timeout-ms: 0", "io-timeout-ms 0 is out of range; use 10 to 3600000"),
+        ("queue-depth-limit: 0", "queue-depth-limit 0 is out of range; use 1 to 65535"),
+        ("queue-depth-limit: 65536", "queue-depth-limit 65536 is out of range; use 1 to 65535"),
+        ("poll-us: 10001", "poll-us 10001 is out of range; use 0 to 10000"),
+        ("buffer-size: 4k", "buffer-size 4k is not usable; use 1M to 4G in steps of 4k"),
+        ("buffer-size: 8G", "buffer-size 8G is not usable"),
+        ("buffer-size: 1048577", "buffer-size 1048577 is not usable"),
+        ("run-dir: ''", "run-dir \"\" is no path"),
+        ("log: 'rtrs=nonsense'", "log filter \"rtrs=nonsense\" is not understood"),
+        (
+            "path: rdma://10.0.0.1",
+            "cannot use the path rdma://10.0.0.1:1234: this build has no RDMA support (feature \
+             verbs); use tcp://",
+        ),
+        ("path: tcp://h:0", "has port 0, which only a listener may use"),
+        ("path: tcp://0.0.0.0", "leads to the unspecified address"),
+        ("path: [tcp://h, tcp://h:1234]", "path names tcp://h:1234 twice; name it once"),
+    ] {
+        let said = yaml.contains("socket") || yaml.is_empty();
+        let yaml = if said { yaml.to_owned() } else { format!("socket: /s\n{yaml}") };
+        assert_usage(&attach(&yaml).unwrap_err(), text);
+    }
+    let many: String = (1..=129).map(|port| format!("- tcp://h:{port}\n")).collect();
+    let error = attach(&format!("socket: /s\npath:\n{many}")).unwrap_err();
+    assert_usage(&error, "129 paths are too many; use at most 128");
+}
+
+#[test]
+fn names_are_judged_in_every_command() {
+    let long = "n".repeat(255);
+    for command in ["attach", "bench", "status", "stats", "detach"] {
+        let mut args = vec![command, &long];
+        if command == "attach" {
+            args.push("--socket=/s");
+        }
+        assert_usage(&plan(&args).unwrap_err(), "is 255 bytes long; use 1 to 254 bytes");
+        args[1] = "";
+        assert_usage(&plan(&args).unwrap_err(), "export name \"\" is empty");
+        args[1] = &long[1..];
+        plan(&args).unwrap();
+    }
+    assert_usage(&check_nul(), "holds a NUL");
+    assert_usage(&plan(&["detach", "v", "--within=1h"]).unwrap_err(), "within 3600000 is out of");
+}
+
+fn check_nul() -> Error {
+    session::check_name("export name", "a\0b").unwrap_err()
+}
+
+#[test]
+fn long_socket_paths_are_refused_with_their_length() {
+    let long = format!("/{}", "s".repeat(107));
+    let error = attach(&format!("socket: {long}")).unwrap_err();
+    assert_usage(&error, "is 108 bytes long; unix sockets allow 107, use a shorter path");
+    let error = attach(&format!("socket: /s\nrun-dir: {long}")).unwrap_err();
+    assert_usage(&error, "control socket /");
+    assert_usage(&error, "is 115 bytes long; unix sockets allow 107");
+}
+
+#[test]
+fn session_names_default_to_host_and_export() {
+    let settings = Settings::from_yaml("socket: /s", "s").unwrap();
+    let plan = AttachPlan::new("pool/vol0.img", settings).unwrap();
+    let name = &plan.session.session_name;
+    assert!(name.ends_with("-pool_vol0_img") && !name.contains(['/', '.']), "{name}");
+    let settings = Settings::from_yaml("socket: /s", "s").unwrap();
+    let plan = AttachPlan::new(&"é".repeat(127), settings).unwrap();
+    assert!((253..=254).contains(&plan.session.session_name.len()));
+}
+
+#[test]
+fn access_follows_from_what_is_said() {
+    use crate::config::Access;
+    for (yaml, access) in [
+        ("", Access::Rw),
+        ("read-only: true", Access::Ro),
+        ("read-only: false", Access::Rw),
+        ("{read-only: true, access: ro}", Access::Ro),
+        ("{read-only: false, access: migration}", Access::Migration),
+    ] {
+        let settings = Settings::from_yaml(yaml, "s").unwrap();
+        let front = Settings { socket: Some("/s".into()), ..settings };
+        assert_eq!(AttachPlan::new("v", front).unwrap().session.access, access, "{yaml}");
+    }
+    assert_eq!(bench("").unwrap().session.access, Access::Ro);
+    assert_eq!(bench("bench: {rw: randrw}").unwrap().session.access, Access::Rw);
+    assert_eq!(bench("access: rw").unwrap().session.access, Access::Rw);
+}
+
+#[test]
+fn values_and_combinations_of_bench_are_judged() {
+    for (yaml, text) in [
+        ("bench: {bs: 0}", "bs 0 is not usable; use a multiple of 512 up to 32M, as in 4k"),
+        ("bench: {bs: 1000}", "bs 1000 is not usable"),
+        ("bench: {bs: 64M}", "bs 64M is not usable"),
+        ("bench: {bs: 8G}", "bs 8G is not usable"),
+        ("bench: {bs: 8k, size: 4k}", "size 4k is less than one request of 8k; raise it"),
+        ("bench: {iodepth: 0}", "iodepth 0 is out of range; use 1 to 65535"),
+        ("bench: {runtime: 500ms}", "runtime 500ms is out of range; use 1s to 24h"),
+        ("bench: {runtime: 25h}", "runtime 25h is out of range; use 1s to 24h"),
+        ("bench: {rwmixread: 101}", "rwmixread 101 is out of range; use 0 to 100"),
+        ("{read-only: true, bench: {rw: write}}", "rw writes and the access is ro; use --rw read"),
+        ("path: rdma://10.0.0.1", "this build has no RDMA support"),
+    ] {
+        assert_usage(&bench(yaml).unwrap_err(), text);
+    }
+    let plan = bench("shards: 7\nbench: {numjobs: 3, runtime: 2, size: 1M}").unwrap();
+    assert_eq!(plan.session.shards.count(), 3);
+    assert_eq!((plan.runtime_ms, plan.size_bytes), (2000, Some(1 << 20)));
+}
+
+#[test]
+fn printed_settings_make_the_same_plan() {
+    let session = "path: ['tcp://10.0.0.1@10.0.0.2', 'tcp://[::1]:99']\naccess: migration\n\
+        policy: min-latency\nsession-name: s\npin: off\ncrc: off\nheartbeat-ms: 100\n\
+        heartbeat-missed-max: 3\nconnect-timeout-ms: 101\nreconnect-min-ms: 102\n\
+        reconnect-max-ms: 103\nio-timeout-ms: 104\nqueue-depth-limit: 105\npoll-us: 106\n\
+        log: info,rtrs_client=debug\n";
+    for front in ["socket: /s", "listen: 127.0.0.1:0\nshards: 3\nforeground: true\nrun-dir: /r"] {
+        let plan = attach(&format!("{session}{front}\nbuffer-size: 2M\n")).unwrap();
+        for text in [
+            serde_yaml::to_string(&plan.settings()).unwrap(),
+            serde_json::to_string_pretty(&plan.settings()).unwrap(),
+        ] {
+            assert_eq!(attach(&text).unwrap(), plan, "{text}");
+        }
+    }
+    for own in ["", "bench: {rw: randrw, bs: 8k, iodepth: 2, numjobs: auto, runtime: 5, size: 1G}"]
+    {
+        let plan = bench(&format!("{session}{own}")).unwrap();
+        let text = serde_yaml::to_string(&plan.settings()).unwrap();
+        assert_eq!(bench(&text).unwrap(), plan, "{text}");
+    }
+}
+
+#[test]
+fn the_system_is_looked_at_before_anything_starts() {
+    let scratch = Scratch::new("attach");
+    let socket = scratch.0.join("s").display().to_string();
+    let run = scratch.0.join("run").display().to_string();
+    let base = format!("socket: {socket}\nrun-dir: {run}\npath: tcp://127.0.0.1\n");
+    attach(&base).unwrap().check().unwrap();
+
+    let error = attach(&format!("socket: {socket}\nrun-dir: {run}")).unwrap().check().unwrap_err();
+    assert_usage(&error, "no path to the server; use --path tcp://HOST, or path: in the file");
+
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let error = attach(&base).unwrap().check().unwrap_err();
+    assert_eq!((error.kind(), error.exit_code()), (ErrorKind::InUse, 1));
+    assert_eq!(
+        error.to_string(),
+        format!("socket {socket} is in use by another process; use another path")
+    );
+    drop(listener);
+    attach(&base).unwrap().check().unwrap();
+
+    let plan = attach(&base).unwrap();
+    std::fs::create_dir(&run).unwrap();
+    let control = std::os::unix::net::UnixListener::bind(plan.run_dir.control_socket("v")).unwrap();
+    let error = plan.check().unwrap_err();
+    assert_eq!((error.kind(), error.exit_code()), (ErrorKind::InUse, 1));
+    assert!(error.to_string().starts_with("\"v\" is attached already (control socket "), "{error}");
+    drop(control);
+
+    let error = bench("path: tcp://no-such-host.invalid").unwrap().session.check().unwrap_err();
+    assert_eq!((error.kind(), error.exit_code()), (ErrorKind::Path, 1));
+    let chain = error.chain().to_string();
+    assert!(chain.contains("cannot resolve host \"no-such-host.invalid\""), "{chain}");
+}
+
+#[test]
+fn commands_become_plans() {
+    let run_dir = RunDir::new(Some("/r".into())).unwrap();
+    let (name, output) = ("v".to_owned(), Output::Json);
+    for (args, expected) in [
+        (&["list"][..], Plan::List { run_dir: run_dir.clone(), output }),
+        (&["status", "v"], Plan::Status { name: name.clone(), run_dir: run_dir.clone(), output }),
+        (&["stats", "v"], Plan::Stats { name: name.clone(), run_dir: run_dir.clone(), output }),
+        (&["detach", "v", "--within=1s"], Plan::Detach { name, run_dir, within_ms: 1000, output }),
+    ] {
+        let made = plan(&[args, &["-o", "json", "--run-dir=/r"]].concat()).unwrap();
+        assert_eq!((made.settings(), &made), (None, &expected));
+    }
+}
+
+#[test]
+fn a_named_file_lies_below_the_flags() {
+    let scratch = Scratch::new("file");
+    let file = scratch.0.join("c.yaml");
+    let text = "path: tcp://file\nsocket: /file\nread-only: true\nrun-dir: /file\npoll-us: 1\n";
+    std::fs::write(&file, text).unwrap();
+    let config = format!("--config={}", file.display());
+    let Plan::Attach(plan) = plan(&[
+        "attach",
+        "v",
+        &config,
+        "--listen=127.0.0.1:5",
+        "--access=rw",
+        "--path=tcp://flag",
+        "--run-dir=/flag",
+    ])
+    .unwrap() else {
+        panic!("not attach")
+    };
+    assert_eq!(plan.front, Front::Tcp("127.0.0.1:5".parse().unwrap()));
+    assert_eq!(plan.session.access, crate::config::Access::Rw);
+    assert_eq!(plan.session.paths, ["tcp://flag:1234".parse().unwrap()]);
+    assert_eq!(plan.run_dir.path(), PathBuf::from("/flag"));
+    assert_eq!(plan.session.poll_us, 1);
+}
