@@ -1,0 +1,202 @@
+//! `ExportInfo`: what a client may learn of an export.
+//!
+//! One noun for both phases: the handshake advertises it, the transmission phase judges requests
+//! by it. It holds no device. Whoever builds one calls [`ExportInfo::check`] once, at start; the
+//! handshake does it again and will not serve an export whose numbers break the NBD document.
+
+use super::wire::{self, transmission_flags as tf};
+
+/// An export as the protocol sees it. Sizes in bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExportInfo {
+    /// Canonical name, at most [`wire::STRING_MAX`] bytes without NUL.
+    pub name: String,
+    /// One line for people, same bounds; may be empty.
+    pub description: String,
+    /// Size of the export.
+    pub size: u64,
+    /// Writes, trims and write zeroes are refused with EPERM.
+    pub read_only: bool,
+    /// `NBD_CMD_FLUSH` is offered.
+    pub flush: bool,
+    /// `NBD_CMD_FLAG_FUA` is offered.
+    pub fua: bool,
+    /// `NBD_CMD_TRIM` is offered.
+    pub trim: bool,
+    /// `NBD_CMD_WRITE_ZEROES` is offered, with `NBD_CMD_FLAG_NO_HOLE`.
+    pub write_zeroes: bool,
+    /// `NBD_CMD_FLAG_FAST_ZERO` is offered; means nothing without `write_zeroes`.
+    pub fast_zero: bool,
+    /// `NBD_CMD_CACHE` is offered.
+    pub cache: bool,
+    /// A flush or FUA on one connection covers all connections.
+    pub multi_conn: bool,
+    /// Seeks are dear.
+    pub rotational: bool,
+    /// Offsets and lengths must be multiples of it: a power of two, 1 to 65,536.
+    pub min_block: u32,
+    /// A power of two, at least 512 and `min_block`.
+    pub preferred_block: u32,
+    /// Largest read or write in one request: at least `preferred_block`, at most
+    /// [`wire::PAYLOAD_MAX`].
+    pub max_payload: u32,
+}
+
+/// Why an [`ExportInfo`] cannot be served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadExport {
+    /// The name is over [`wire::STRING_MAX`] bytes or has a NUL.
+    #[error("the export name must be at most 4096 bytes without NUL")]
+    Name,
+    /// The description is over [`wire::STRING_MAX`] bytes or has a NUL.
+    #[error("the export description must be at most 4096 bytes without NUL")]
+    Description,
+    /// Not a power of two from 1 to 65,536.
+    #[error("the minimum block size {0} is not a power of two from 1 to 65536")]
+    MinBlock(u32),
+    /// Not a power of two, or below 512 or the minimum block size.
+    #[error("the preferred block size {0} is not a power of two of at least 512 and the minimum")]
+    PreferredBlock(u32),
+    /// Below the preferred block size or above [`wire::PAYLOAD_MAX`].
+    #[error("the maximum payload {0} is not between the preferred block size and 32 MiB")]
+    MaxPayload(u32),
+}
+
+impl ExportInfo {
+    /// A writable export of `size` bytes with the document's default sizes (1, 4096, 32 MiB),
+    /// flush and FUA, and nothing else.
+    pub fn plain(name: impl Into<String>, size: u64) -> Self {
+        Self {
+            name: name.into(),
+            description: String::new(),
+            size,
+            read_only: false,
+            flush: true,
+            fua: true,
+            trim: false,
+            write_zeroes: false,
+            fast_zero: false,
+            cache: false,
+            multi_conn: false,
+            rotational: false,
+            min_block: 1,
+            preferred_block: 4096,
+            max_payload: wire::PAYLOAD_MAX,
+        }
+    }
+
+    /// Judges names and sizes by "Size constraints" and the string rules of the NBD document.
+    ///
+    /// # Errors
+    /// The first rule that is broken.
+    pub fn check(&self) -> Result<(), BadExport> {
+        let is_string = |s: &str| s.len() <= wire::STRING_MAX && !s.contains('\0');
+        if !is_string(&self.name) {
+            return Err(BadExport::Name);
+        }
+        if !is_string(&self.description) {
+            return Err(BadExport::Description);
+        }
+        if !self.min_block.is_power_of_two() || self.min_block > wire::MIN_BLOCK_MAX {
+            return Err(BadExport::MinBlock(self.min_block));
+        }
+        let preferred = self.preferred_block;
+        if !preferred.is_power_of_two() || preferred < self.min_block.max(512) {
+            return Err(BadExport::PreferredBlock(preferred));
+        }
+        if self.max_payload < preferred || self.max_payload > wire::PAYLOAD_MAX {
+            return Err(BadExport::MaxPayload(self.max_payload));
+        }
+        Ok(())
+    }
+
+    /// The 16 transmission flags. `structured_replies` tells whether they were negotiated before:
+    /// DF may be offered only then. A read-only export offers no command that writes, and fast
+    /// zero goes with write zeroes ("Transmission flags").
+    pub fn transmission_flags(&self, structured_replies: bool) -> u16 {
+        let writable = !self.read_only;
+        let zeroes = self.write_zeroes && writable;
+        [
+            (true, tf::HAS_FLAGS),
+            (self.read_only, tf::READ_ONLY),
+            (self.flush, tf::SEND_FLUSH),
+            (self.fua, tf::SEND_FUA),
+            (self.rotational, tf::ROTATIONAL),
+            (self.trim && writable, tf::SEND_TRIM),
+            (zeroes, tf::SEND_WRITE_ZEROES),
+            (structured_replies, tf::SEND_DF),
+            (self.multi_conn, tf::CAN_MULTI_CONN),
+            (self.cache, tf::SEND_CACHE),
+            (zeroes && self.fast_zero, tf::SEND_FAST_ZERO),
+        ]
+        .into_iter()
+        .fold(0, |flags, (on, flag)| if on { flags | flag } else { flags })
+    }
+
+    /// True when a client must know the sizes to be served without errors: they differ from what
+    /// the document lets it assume.
+    pub(crate) fn has_own_sizes(&self) -> bool {
+        self.min_block != 1 || self.max_payload < wire::PAYLOAD_MAX
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BadExport, ExportInfo};
+    use crate::wire::transmission_flags as tf;
+
+    fn with(change: impl FnOnce(&mut ExportInfo)) -> Result<(), BadExport> {
+        let mut info = ExportInfo::plain("vol0", 1 << 20);
+        change(&mut info);
+        info.check()
+    }
+
+    #[test]
+    fn numbers_that_break_the_document_are_named() {
+        assert_eq!(with(|_| ()), Ok(()));
+        assert_eq!(with(|i| i.name = "x".repeat(4096)), Ok(()));
+        assert_eq!(with(|i| i.name = "x".repeat(4097)), Err(BadExport::Name));
+        assert_eq!(with(|i| i.name = "a\0b".into()), Err(BadExport::Name));
+        assert_eq!(with(|i| i.description = "x".repeat(4097)), Err(BadExport::Description));
+        for min in [0, 3, 1 << 17, u32::MAX] {
+            assert_eq!(with(|i| i.min_block = min), Err(BadExport::MinBlock(min)));
+        }
+        for preferred in [0, 256, 4095] {
+            let got = with(|i| i.preferred_block = preferred);
+            assert_eq!(got, Err(BadExport::PreferredBlock(preferred)));
+        }
+        let below_min = with(|i| (i.min_block, i.preferred_block) = (4096, 512));
+        assert_eq!(below_min, Err(BadExport::PreferredBlock(512)));
+        for max in [0, 4095, (32 << 20) + 1, u32::MAX] {
+            assert_eq!(with(|i| i.max_payload = max), Err(BadExport::MaxPayload(max)));
+        }
+    }
+
+    #[test]
+    fn each_ability_is_its_flag() {
+        let mut info = ExportInfo::plain("", 0);
+        (info.flush, info.fua) = (false, false);
+        assert_eq!(info.transmission_flags(false), 0x0001);
+        assert_eq!(info.transmission_flags(true), 0x0081);
+        (info.flush, info.fua, info.rotational) = (true, true, true);
+        (info.trim, info.write_zeroes, info.fast_zero) = (true, true, true);
+        (info.cache, info.multi_conn) = (true, true);
+        assert_eq!(info.transmission_flags(false), 0x0d7d);
+    }
+
+    #[test]
+    fn a_read_only_export_offers_no_writes() {
+        let mut info = ExportInfo::plain("", 0);
+        (info.read_only, info.trim, info.write_zeroes, info.fast_zero) = (true, true, true, true);
+        let flags = info.transmission_flags(false);
+        assert_eq!(flags & (tf::SEND_TRIM | tf::SEND_WRITE_ZEROES | tf::SEND_FAST_ZERO), 0);
+        assert_ne!(flags & tf::READ_ONLY, 0);
+    }
+
+    #[test]
+    fn fast_zero_needs_write_zeroes() {
+        let mut info = ExportInfo::plain("", 0);
+        info.fast_zero = true;
+        assert_eq!(info.transmission_flags(false) & tf::SEND_FAST_ZERO, 0);
+    }
+}

@@ -1,0 +1,177 @@
+//! Bodies of the fuzz targets `nbd_handshake` and `nbd_transmission`.
+//!
+//! They take any bytes and panic only when the protocol machines break a promise of theirs. The
+//! fuzz crate calls them with new inputs, the tests with the corpus and with random bytes.
+
+use super::wire::{self, ChunkHeader, NbdError, SimpleReply, cmd, reply_type};
+use super::{AfterRefusal, ExportInfo, Exports, Handshake, Op, Outcome, Request, Rules, reply};
+
+/// Three exports: an ordinary one that is also the default, a read-only one with odd sizes, and
+/// one whose numbers break the protocol.
+struct Three([ExportInfo; 3]);
+
+impl Three {
+    fn new() -> Self {
+        let mut disk = ExportInfo::plain("disk", 1 << 20);
+        (disk.trim, disk.write_zeroes, disk.fast_zero) = (true, true, true);
+        let mut iso = ExportInfo::plain("iso", 3 << 20);
+        (iso.read_only, iso.min_block) = (true, 4096);
+        iso.description = "an image".into();
+        let mut broken = ExportInfo::plain("broken", 0);
+        broken.min_block = 0;
+        Self([disk, iso, broken])
+    }
+}
+
+impl Exports for Three {
+    fn list(&self, visit: &mut dyn FnMut(&ExportInfo)) {
+        self.0.iter().for_each(visit);
+    }
+
+    fn lookup(&self, name: &str) -> Option<ExportInfo> {
+        self.0.iter().find(|e| e.name == name || (name.is_empty() && e.name == "disk")).cloned()
+    }
+}
+
+/// Feeds `input` in pieces of at most `piece` bytes; gives what was taken, sent and concluded.
+pub(crate) fn drive(
+    input: &[u8],
+    piece: usize,
+    exports: &dyn Exports,
+) -> (usize, Vec<u8>, Outcome) {
+    let mut out = Vec::new();
+    let mut handshake = Handshake::start(&mut out);
+    let mut taken = 0;
+    loop {
+        let end = input.len().min(taken + piece.max(1));
+        let before = out.len();
+        let (n, outcome) = handshake.feed(&input[taken..end], exports, &mut out);
+        assert!(n <= end - taken, "more bytes taken than given");
+        taken += n;
+        match outcome {
+            Outcome::NeedMore => {
+                assert!(taken == end, "more is asked for while input is left");
+                assert!(out.len() == before, "an answer without an option");
+                if end == input.len() {
+                    return (taken, out, Outcome::NeedMore);
+                }
+            }
+            Outcome::Reply => assert!(out.len() > before, "a reply without bytes"),
+            Outcome::Close(_) => {
+                assert!(out.len() == before, "bytes for a client that is dropped");
+                return (taken, out, outcome);
+            }
+            Outcome::Ready(_) | Outcome::Abort => return (taken, out, outcome),
+        }
+    }
+}
+
+/// The first byte chooses how the rest is split; the rest is a client's side of a handshake. The
+/// split must not matter.
+#[doc(hidden)]
+pub fn fuzz_handshake(data: &[u8]) {
+    let Some((&piece, input)) = data.split_first() else {
+        return;
+    };
+    let exports = Three::new();
+    let whole = drive(input, input.len(), &exports);
+    assert_eq!(whole, drive(input, usize::from(piece), &exports), "the split changes the outcome");
+    if let Outcome::Ready(terms) = whole.2 {
+        assert_eq!(terms.export.check(), Ok(()), "an export out of bounds is served");
+    }
+}
+
+/// The first 16 bytes describe an export, then every 28 bytes are a request. A magic is put where
+/// it belongs in each second one, so that the judgement is reached.
+#[doc(hidden)]
+pub fn fuzz_transmission(data: &[u8]) {
+    let Some((head, requests)) = data.split_first_chunk::<16>() else {
+        return;
+    };
+    let export = export_from(head);
+    let structured = head[12] & 1 != 0;
+    let rules = Rules::new(&export, structured);
+    for (i, bytes) in requests.chunks(Request::LEN).enumerate() {
+        let mut bytes = bytes.to_vec();
+        if i % 2 == 1 && bytes.len() >= 4 {
+            bytes[..4].copy_from_slice(&wire::magic::REQUEST.to_be_bytes());
+        }
+        let Ok(request) = Request::decode(&bytes) else {
+            continue;
+        };
+        assert_eq!(request.encode()[..], bytes[..], "a request changes on its way");
+        judge(&rules, &export, structured, &request);
+    }
+}
+
+fn export_from(head: &[u8; 16]) -> ExportInfo {
+    let [s0, s1, s2, s3, s4, s5, s6, s7, bits, min, pref, max, ..] = *head;
+    let bit = |n: u8| bits & (1 << n) != 0;
+    let mut export =
+        ExportInfo::plain("fuzz", u64::from_be_bytes([s0, s1, s2, s3, s4, s5, s6, s7]));
+    export.read_only = bit(0);
+    export.flush = bit(1);
+    export.fua = bit(2);
+    export.trim = bit(3);
+    export.write_zeroes = bit(4);
+    export.fast_zero = bit(5);
+    export.cache = bit(6);
+    export.min_block = 1 << (min % 17);
+    export.preferred_block = export.min_block.max(512) << (pref % 4);
+    export.max_payload = export.preferred_block.max(u32::from(max) << 17).min(wire::PAYLOAD_MAX);
+    assert_eq!(export.check(), Ok(()));
+    export
+}
+
+fn judge(rules: &Rules, export: &ExportInfo, structured: bool, request: &Request) {
+    let mut out = [0; reply::ROOM];
+    match rules.check(request) {
+        Ok(run) => {
+            assert_eq!(run.cookie, request.cookie);
+            if matches!(run.op, Op::Flush | Op::Disconnect) {
+                assert_eq!((run.offset, run.len, run.payload()), (0, 0, 0));
+                return;
+            }
+            let end = run.offset.checked_add(u64::from(run.len)).expect("the range overflows");
+            assert!(run.len > 0 && end <= export.size, "the range leaves the export");
+            let block = u64::from(export.min_block);
+            assert!(run.offset % block == 0 && end % block == 0, "the range is not aligned");
+            let writes = matches!(run.op, Op::Write | Op::Trim | Op::WriteZeroes);
+            assert!(!(writes && export.read_only), "a write on a read-only export");
+            assert!(!run.fua || (writes && export.fua), "FUA was not offered");
+            if matches!(run.op, Op::Read | Op::Write) {
+                assert!(run.len <= export.max_payload, "the payload is over the maximum");
+            }
+            assert_eq!(run.payload(), if request.command == cmd::WRITE { run.len } else { 0 });
+            if run.op == Op::Read {
+                let n = reply::read_head(&mut out, structured, run.cookie, run.offset, run.len);
+                let expect = if structured { reply::READ_HEAD_LEN } else { SimpleReply::LEN };
+                assert_eq!(n, Ok(expect));
+            }
+        }
+        Err(refusal) => {
+            let payload = if request.command == cmd::WRITE { request.len } else { 0 };
+            match refusal.after {
+                AfterRefusal::Continue => assert_eq!(payload, 0, "the payload would be parsed"),
+                AfterRefusal::Skip(n) => assert!(n > 0 && n == payload, "the wrong skip"),
+                AfterRefusal::Close => assert!(payload > wire::PAYLOAD_MAX, "closed too early"),
+            }
+            let cookie = request.cookie;
+            let n = reply::failure(&mut out, structured, cookie, refusal.error, refusal.reason)
+                .expect("ROOM holds every refusal");
+            check_failure(&out[..n], structured, cookie, refusal.error);
+        }
+    }
+}
+
+fn check_failure(bytes: &[u8], structured: bool, cookie: u64, error: NbdError) {
+    if structured {
+        let chunk = ChunkHeader::decode(bytes).expect("a chunk");
+        assert_eq!((chunk.flags, chunk.kind, chunk.cookie), (1, reply_type::ERROR, cookie));
+        assert_eq!(bytes.len(), ChunkHeader::LEN + chunk.len as usize);
+        assert_eq!(bytes[20..24], error.code().to_be_bytes());
+    } else {
+        assert_eq!(SimpleReply::decode(bytes), Ok(SimpleReply { error: error.code(), cookie }));
+        assert_eq!(bytes.len(), SimpleReply::LEN);
+    }
+}

@@ -1,0 +1,490 @@
+//! `Handshake`: the server's side of the fixed newstyle negotiation, as a machine without IO.
+//!
+//! The caller sends what [`Handshake::start`] appends, then feeds every byte the client sends and
+//! sends every byte that is appended, until the outcome is neither `NeedMore` nor `Reply`. How
+//! the bytes are split changes nothing. No client can make it hold more than [`OPTION_DATA_MAX`]
+//! bytes, read more than [`RECEIVED_MAX`] or answer more than [`OPTIONS_MAX`] options; time is
+//! the caller's to bound. The listener's connections run it before the transmission phase.
+//!
+//! Offered: EXPORT_NAME, ABORT, LIST, INFO, GO, STRUCTURED_REPLY. Everything else is answered
+//! with UNSUP, TLS, metadata contexts and extended headers included.
+//!
+//! Source: "Handshake", "Option types", "Option reply types" of the NBD document.
+
+use super::ExportInfo;
+use super::transmission::Rules;
+use super::wire::{
+    EXPORT_NAME_ZEROES, Greeting, OptionHeader, OptionReplyHeader, STRING_MAX, client_flags, clip,
+    handshake_flags, info, magic, opt, rep,
+};
+
+/// Longest option data that is kept and understood: a name of 4096 bytes and two thousand
+/// information requests.
+pub(crate) const OPTION_DATA_MAX: u32 = 8 << 10;
+/// Longest option data that is dropped and answered with an error; beyond it the connection ends.
+pub(crate) const OPTION_SKIP_MAX: u32 = 256 << 10;
+/// Options of one handshake, the last one included. A client that lists an export needs two.
+pub(crate) const OPTIONS_MAX: u32 = 1024;
+/// Bytes of one handshake from the client, announced option data included.
+pub(crate) const RECEIVED_MAX: u64 = 1 << 20;
+
+/// The exports that clients may see. Asked during the handshake only.
+pub trait Exports {
+    /// Calls `visit` for every export, in a stable order.
+    fn list(&self, visit: &mut dyn FnMut(&ExportInfo));
+
+    /// The export of a name; the empty name means the default export, if there is one.
+    fn lookup(&self, name: &str) -> Option<ExportInfo>;
+}
+
+/// What client and server agreed on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Negotiated {
+    /// The export under its canonical name.
+    pub export: ExportInfo,
+    /// Reads and errors are answered with structured chunks.
+    pub structured_replies: bool,
+    /// The client asked to leave out the 124 zeroes after EXPORT_NAME.
+    pub no_zeroes: bool,
+    /// The client asked for the block sizes and has to keep to them.
+    pub sizes_requested: bool,
+}
+
+impl Negotiated {
+    /// The rules for this connection's requests.
+    pub fn rules(&self) -> Rules {
+        Rules::new(&self.export, self.structured_replies)
+    }
+}
+
+/// Where the handshake stands after some input.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All input was taken and more is needed.
+    NeedMore,
+    /// An option was answered. Send what was appended, then feed the rest of the input or wait
+    /// for more. One option per call bounds what is appended.
+    Reply,
+    /// Send what was appended; the rest of the input belongs to the transmission phase.
+    Ready(Box<Negotiated>),
+    /// The client asked to end. Send what was appended, then close.
+    Abort,
+    /// The client broke the protocol or asked for what can only be refused by closing. Close;
+    /// nothing was appended in this call.
+    Close(ProtocolError),
+}
+
+/// Why a handshake ended without terms and without a goodbye.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ProtocolError {
+    /// Flags beyond [`client_flags::KNOWN`].
+    #[error("unknown client flags {0:#x}")]
+    ClientFlags(u32),
+    /// An option does not start with `IHAVEOPT`.
+    #[error("wrong magic at the head of an option")]
+    OptionMagic,
+    /// A client that does not speak fixed newstyle sent something else than EXPORT_NAME.
+    #[error("option {0} from a client without the fixed newstyle flag")]
+    NotFixed(u32),
+    /// Option data longer than what is read to be dropped.
+    #[error("option {option} with {len} bytes of data")]
+    OptionTooLong {
+        /// The option.
+        option: u32,
+        /// Announced length.
+        len: u32,
+    },
+    /// More options than any client needs.
+    #[error("too many options")]
+    TooManyOptions,
+    /// More bytes than any client needs.
+    #[error("too many bytes of options")]
+    TooManyBytes,
+    /// EXPORT_NAME with a name that is too long, not UTF-8 or has a NUL.
+    #[error("malformed export name")]
+    BadName,
+    /// EXPORT_NAME with a name nobody has; this option has no error reply.
+    #[error("unknown export")]
+    UnknownExport,
+    /// EXPORT_NAME for an export whose description breaks the protocol.
+    #[error("the export cannot be served: {0}")]
+    BadExport(super::BadExport),
+    /// EXPORT_NAME while the server shuts down.
+    #[error("the server is shutting down")]
+    ShuttingDown,
+    /// Input after the end of the handshake; the caller went on too long.
+    #[error("the handshake is over")]
+    Over,
+}
+
+/// The server's side of one handshake.
+#[derive(Debug)]
+pub struct Handshake {
+    step: Step,
+    /// The head or the data that is being gathered.
+    buf: Vec<u8>,
+    fixed: bool,
+    no_zeroes: bool,
+    structured_replies: bool,
+    shutting_down: bool,
+    options: u32,
+    received: u64,
+}
+
+/// What the next bytes are, in the order of a handshake.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    ClientFlags,
+    Header,
+    /// The data of an option that is understood.
+    Data {
+        option: u32,
+        len: u32,
+    },
+    /// Data to be dropped before `refusal` is sent.
+    Skip {
+        option: u32,
+        left: u32,
+        refusal: Refused,
+    },
+    Over,
+}
+
+/// An error reply: its type and the text for people.
+type Refused = (u32, &'static str);
+
+const CLIENT_FLAGS_LEN: usize = 4;
+
+impl Handshake {
+    /// Starts a handshake: appends the greeting.
+    pub fn start(out: &mut Vec<u8>) -> Self {
+        let flags = handshake_flags::FIXED_NEWSTYLE | handshake_flags::NO_ZEROES;
+        out.extend_from_slice(&Greeting { version: magic::OPTION, flags }.encode());
+        Self {
+            step: Step::ClientFlags,
+            buf: Vec::new(),
+            fixed: false,
+            no_zeroes: false,
+            structured_replies: false,
+            shutting_down: false,
+            options: 0,
+            received: 0,
+        }
+    }
+
+    /// From now on every option but ABORT is refused with `NBD_REP_ERR_SHUTDOWN`.
+    pub fn shut_down(&mut self) {
+        self.shutting_down = true;
+    }
+
+    /// True when an end of the stream here would cut a message, false where a client may leave.
+    pub fn is_inside_message(&self) -> bool {
+        match self.step {
+            Step::ClientFlags | Step::Header => !self.buf.is_empty(),
+            Step::Data { .. } | Step::Skip { .. } => true,
+            Step::Over => false,
+        }
+    }
+
+    /// Takes input, appends answers to `out`, and tells how many bytes of `input` were taken and
+    /// how things stand.
+    pub fn feed(
+        &mut self,
+        input: &[u8],
+        exports: &dyn Exports,
+        out: &mut Vec<u8>,
+    ) -> (usize, Outcome) {
+        let mut rest = input;
+        let outcome = loop {
+            if let Some(outcome) = self.advance(&mut rest, exports, out) {
+                break outcome;
+            }
+        };
+        if !matches!(outcome, Outcome::NeedMore | Outcome::Reply) {
+            self.step = Step::Over;
+            self.buf = Vec::new();
+        }
+        (input.len() - rest.len(), outcome)
+    }
+
+    /// One step; None when the next one can be tried at once.
+    fn advance(
+        &mut self,
+        rest: &mut &[u8],
+        exports: &dyn Exports,
+        out: &mut Vec<u8>,
+    ) -> Option<Outcome> {
+        match self.step {
+            Step::ClientFlags => {
+                if !self.gather(rest, CLIENT_FLAGS_LEN) {
+                    return Some(Outcome::NeedMore);
+                }
+                let flags = be32(&mut self.buf.as_slice()).unwrap_or(0);
+                self.buf.clear();
+                if flags & !client_flags::KNOWN != 0 {
+                    return Some(Outcome::Close(ProtocolError::ClientFlags(flags)));
+                }
+                self.fixed = flags & client_flags::FIXED_NEWSTYLE != 0;
+                self.no_zeroes = flags & client_flags::NO_ZEROES != 0;
+                self.step = Step::Header;
+                None
+            }
+            Step::Header => {
+                if !self.gather(rest, OptionHeader::LEN) {
+                    return Some(Outcome::NeedMore);
+                }
+                let head = OptionHeader::decode(&self.buf);
+                self.buf.clear();
+                match head {
+                    Ok(head) => self.open_option(head, out),
+                    Err(_) => Some(Outcome::Close(ProtocolError::OptionMagic)),
+                }
+            }
+            Step::Data { option, len } => {
+                if !self.gather(rest, len as usize) {
+                    return Some(Outcome::NeedMore);
+                }
+                self.step = Step::Header;
+                let mut data = std::mem::take(&mut self.buf);
+                let outcome = self.answer(option, &data, exports, out);
+                data.clear();
+                self.buf = data;
+                Some(outcome)
+            }
+            Step::Skip { option, left, refusal } => {
+                let now = rest.len().min(left as usize);
+                *rest = &rest[now..];
+                // `now` is at most `left`, so it fits.
+                let left = left - now as u32;
+                if left > 0 {
+                    self.step = Step::Skip { option, left, refusal };
+                    return Some(Outcome::NeedMore);
+                }
+                self.step = Step::Header;
+                put_error(out, option, refusal);
+                Some(Outcome::Reply)
+            }
+            Step::Over => Some(Outcome::Close(ProtocolError::Over)),
+        }
+    }
+
+    /// Moves bytes from `rest` to the buffer until it has `want`; true when it has.
+    fn gather(&mut self, rest: &mut &[u8], want: usize) -> bool {
+        let missing = want.saturating_sub(self.buf.len());
+        let (now, later) = rest.split_at(missing.min(rest.len()));
+        self.buf.extend_from_slice(now);
+        *rest = later;
+        now.len() == missing
+    }
+
+    /// Judges the head of an option and chooses what happens to its data.
+    fn open_option(&mut self, head: OptionHeader, out: &mut Vec<u8>) -> Option<Outcome> {
+        let OptionHeader { option, len } = head;
+        let close = |error| Some(Outcome::Close(error));
+        if !self.fixed && option != opt::EXPORT_NAME {
+            return close(ProtocolError::NotFixed(option));
+        }
+        if option == opt::ABORT {
+            // Data is to be ignored, and the client may be gone before it would have arrived.
+            put_reply(out, option, rep::ACK, &[]);
+            return Some(Outcome::Abort);
+        }
+        if len > OPTION_SKIP_MAX {
+            return close(ProtocolError::OptionTooLong { option, len });
+        }
+        self.options += 1;
+        if self.options > OPTIONS_MAX {
+            return close(ProtocolError::TooManyOptions);
+        }
+        self.received += OptionHeader::LEN as u64 + u64::from(len);
+        if self.received > RECEIVED_MAX {
+            return close(ProtocolError::TooManyBytes);
+        }
+        let skip = |refusal| Step::Skip { option, left: len, refusal };
+        self.step = match option {
+            opt::EXPORT_NAME if self.shutting_down => return close(ProtocolError::ShuttingDown),
+            opt::EXPORT_NAME if len as usize > STRING_MAX => return close(ProtocolError::BadName),
+            _ if self.shutting_down => skip((rep::ERR_SHUTDOWN, "the server is shutting down")),
+            opt::EXPORT_NAME => Step::Data { option, len },
+            opt::INFO | opt::GO if len <= OPTION_DATA_MAX => Step::Data { option, len },
+            opt::INFO | opt::GO => skip((rep::ERR_TOO_BIG, "too much data in the option")),
+            opt::LIST | opt::STRUCTURED_REPLY if len == 0 => Step::Data { option, len },
+            opt::LIST | opt::STRUCTURED_REPLY | opt::STARTTLS if len > 0 => {
+                skip((rep::ERR_INVALID, "the option takes no data"))
+            }
+            opt::STARTTLS => skip((rep::ERR_UNSUP, "this server has no TLS")),
+            opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => {
+                skip((rep::ERR_UNSUP, "this server has no metadata contexts"))
+            }
+            opt::EXTENDED_HEADERS => skip((rep::ERR_UNSUP, "this server has no extended headers")),
+            _ => skip((rep::ERR_UNSUP, "unknown option")),
+        };
+        None
+    }
+
+    /// Answers an option whose data is complete.
+    fn answer(
+        &mut self,
+        option: u32,
+        data: &[u8],
+        exports: &dyn Exports,
+        out: &mut Vec<u8>,
+    ) -> Outcome {
+        match option {
+            opt::EXPORT_NAME => return self.export_name(data, exports, out),
+            opt::INFO | opt::GO => match self.info_or_go(option, data, exports, out) {
+                Ok(terms) if option == opt::GO => return Outcome::Ready(Box::new(terms)),
+                Ok(_) => {}
+                Err(refusal) => put_error(out, option, refusal),
+            },
+            opt::LIST => {
+                exports.list(&mut |export| {
+                    let name = export.name.as_bytes();
+                    // A name that cannot be asked for is not worth listing.
+                    if export.name.len() > STRING_MAX {
+                        return;
+                    }
+                    let name_len = (name.len() as u32).to_be_bytes();
+                    let text = clip(&export.description, STRING_MAX).as_bytes();
+                    put_reply(out, option, rep::SERVER, &[&name_len, name, text]);
+                });
+                put_reply(out, option, rep::ACK, &[]);
+            }
+            // STRUCTURED_REPLY: `open_option` lets no other pass. Asking twice changes nothing.
+            _ => {
+                self.structured_replies = true;
+                put_reply(out, option, rep::ACK, &[]);
+            }
+        }
+        Outcome::Reply
+    }
+
+    fn export_name(&self, data: &[u8], exports: &dyn Exports, out: &mut Vec<u8>) -> Outcome {
+        let Some(name) = string(data) else {
+            return Outcome::Close(ProtocolError::BadName);
+        };
+        let Some(export) = exports.lookup(name) else {
+            return Outcome::Close(ProtocolError::UnknownExport);
+        };
+        if let Err(bad) = export.check() {
+            return Outcome::Close(ProtocolError::BadExport(bad));
+        }
+        out.extend_from_slice(&export.size.to_be_bytes());
+        let flags = export.transmission_flags(self.structured_replies);
+        out.extend_from_slice(&flags.to_be_bytes());
+        if !self.no_zeroes {
+            out.extend_from_slice(&[0; EXPORT_NAME_ZEROES]);
+        }
+        Outcome::Ready(Box::new(self.terms(export, false)))
+    }
+
+    /// Appends the information replies and the acknowledgement, or tells the error to reply with.
+    fn info_or_go(
+        &self,
+        option: u32,
+        data: &[u8],
+        exports: &dyn Exports,
+        out: &mut Vec<u8>,
+    ) -> Result<Negotiated, Refused> {
+        let InfoRequest { name, wants_name, wants_description, wants_sizes } = parse_info(data)?;
+        let unknown = (rep::ERR_UNKNOWN, "this server has no export of that name");
+        let export = exports.lookup(name).ok_or(unknown)?;
+        if export.check().is_err() {
+            return Err((rep::ERR_POLICY, "the export is not set up right, see the server's log"));
+        }
+        let mut put_info = |kind: u16, parts: [&[u8]; 3]| {
+            let [a, b, c] = parts;
+            put_reply(out, option, rep::INFO, &[&kind.to_be_bytes(), a, b, c]);
+        };
+        let flags = export.transmission_flags(self.structured_replies).to_be_bytes();
+        put_info(info::EXPORT, [&export.size.to_be_bytes(), &flags, &[]]);
+        if wants_name {
+            put_info(info::NAME, [export.name.as_bytes(), &[], &[]]);
+        }
+        if wants_description && !export.description.is_empty() {
+            put_info(info::DESCRIPTION, [export.description.as_bytes(), &[], &[]]);
+        }
+        // Unasked, too, when the client would otherwise run into errors ("Size constraints").
+        if wants_sizes || export.has_own_sizes() {
+            let sizes = [export.min_block, export.preferred_block, export.max_payload];
+            let [min, preferred, max] = sizes.map(u32::to_be_bytes);
+            put_info(info::BLOCK_SIZE, [&min, &preferred, &max]);
+        }
+        put_reply(out, option, rep::ACK, &[]);
+        Ok(self.terms(export, wants_sizes))
+    }
+
+    fn terms(&self, export: ExportInfo, sizes_requested: bool) -> Negotiated {
+        Negotiated {
+            export,
+            structured_replies: self.structured_replies,
+            no_zeroes: self.no_zeroes,
+            sizes_requested,
+        }
+    }
+}
+
+/// The data of INFO and GO. Unknown information requests are ignored, as the document demands,
+/// and repeated ones are forgiven.
+struct InfoRequest<'a> {
+    name: &'a str,
+    wants_name: bool,
+    wants_description: bool,
+    wants_sizes: bool,
+}
+
+fn parse_info(data: &[u8]) -> Result<InfoRequest<'_>, Refused> {
+    const CUT: Refused = (rep::ERR_INVALID, "the option is shorter than its fields");
+    let mut rest = data;
+    let name_len = be32(&mut rest).ok_or(CUT)? as usize;
+    let (name, mut rest) = rest.split_at_checked(name_len).ok_or(CUT)?;
+    if name.len() > STRING_MAX {
+        return Err((rep::ERR_TOO_BIG, "the name is longer than 4096 bytes"));
+    }
+    let count = usize::from(be16(&mut rest).ok_or(CUT)?);
+    if rest.len() != 2 * count {
+        return Err((rep::ERR_INVALID, "the option is not as long as its fields"));
+    }
+    let name = string(name).ok_or((rep::ERR_INVALID, "the name is not UTF-8 or has a NUL"))?;
+    let wants = |kind: u16| rest.chunks_exact(2).any(|pair| pair == kind.to_be_bytes());
+    Ok(InfoRequest {
+        name,
+        wants_name: wants(info::NAME),
+        wants_description: wants(info::DESCRIPTION),
+        wants_sizes: wants(info::BLOCK_SIZE),
+    })
+}
+
+/// A string by the document's rules, its length apart.
+fn string(bytes: &[u8]) -> Option<&str> {
+    std::str::from_utf8(bytes).ok().filter(|s| !s.contains('\0'))
+}
+
+fn be32(bytes: &mut &[u8]) -> Option<u32> {
+    let (head, rest) = bytes.split_first_chunk::<4>()?;
+    *bytes = rest;
+    Some(u32::from_be_bytes(*head))
+}
+
+fn be16(bytes: &mut &[u8]) -> Option<u16> {
+    let (head, rest) = bytes.split_first_chunk::<2>()?;
+    *bytes = rest;
+    Some(u16::from_be_bytes(*head))
+}
+
+fn put_error(out: &mut Vec<u8>, option: u32, (reply, text): Refused) {
+    put_reply(out, option, reply, &[text.as_bytes()]);
+}
+
+/// Appends an option reply. The parts are two strings and a few numbers at most, so their sum is
+/// far from the bound of the length field.
+fn put_reply(out: &mut Vec<u8>, option: u32, reply: u32, parts: &[&[u8]]) {
+    let len = parts.iter().map(|part| part.len()).sum::<usize>() as u32;
+    out.extend_from_slice(&OptionReplyHeader { option, reply, len }.encode());
+    for part in parts {
+        out.extend_from_slice(part);
+    }
+}
+
+#[cfg(test)]
+mod tests;

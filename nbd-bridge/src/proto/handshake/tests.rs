@@ -1,0 +1,489 @@
+//! The handshake by hand: each option, each misdeed, golden bytes, and the law of splits.
+
+use super::*;
+use crate::proto::BadExport;
+use crate::proto::fuzz::{drive, fuzz_handshake};
+use proptest::prelude::*;
+
+const FIXED: u32 = client_flags::FIXED_NEWSTYLE;
+const BOTH: u32 = client_flags::KNOWN;
+
+struct Shelf(Vec<ExportInfo>);
+
+impl Exports for Shelf {
+    fn list(&self, visit: &mut dyn FnMut(&ExportInfo)) {
+        self.0.iter().for_each(visit);
+    }
+
+    fn lookup(&self, name: &str) -> Option<ExportInfo> {
+        let default = name.is_empty();
+        self.0.iter().find(|e| default || e.name == name).cloned()
+    }
+}
+
+fn shelf() -> Shelf {
+    let mut vol0 = ExportInfo::plain("vol0", 0x1000_0000);
+    vol0.description = "first".into();
+    let mut vol1 = ExportInfo::plain("vol1", 4096);
+    (vol1.read_only, vol1.min_block) = (true, 512);
+    Shelf(vec![vol0, vol1])
+}
+
+fn option(option: u32, data: &[u8]) -> Vec<u8> {
+    let head = OptionHeader { option, len: u32::try_from(data.len()).unwrap() };
+    [&head.encode(), data].concat()
+}
+
+fn info_data(name: &str, kinds: &[u16]) -> Vec<u8> {
+    let mut data = u32::try_from(name.len()).unwrap().to_be_bytes().to_vec();
+    data.extend_from_slice(name.as_bytes());
+    data.extend_from_slice(&u16::try_from(kinds.len()).unwrap().to_be_bytes());
+    data.extend(kinds.iter().flat_map(|kind| kind.to_be_bytes()));
+    data
+}
+
+fn client(flags: u32, options: &[Vec<u8>]) -> Vec<u8> {
+    [&flags.to_be_bytes()[..], &options.concat()].concat()
+}
+
+/// What the client gets after the greeting, how it ends, and how many bytes are left over.
+fn run(input: &[u8]) -> (Vec<u8>, Outcome, usize) {
+    run_on(&shelf(), input)
+}
+
+fn run_on(exports: &Shelf, input: &[u8]) -> (Vec<u8>, Outcome, usize) {
+    let (taken, out, outcome) = drive(input, input.len(), exports);
+    assert_eq!(&out[..Greeting::LEN], b"NBDMAGICIHAVEOPT\x00\x03");
+    (out[Greeting::LEN..].to_vec(), outcome, input.len() - taken)
+}
+
+/// The option replies in `out`.
+fn replies(mut out: &[u8]) -> Vec<(u32, u32, Vec<u8>)> {
+    let mut all = Vec::new();
+    while !out.is_empty() {
+        let head = OptionReplyHeader::decode(out).unwrap();
+        let (data, rest) = out[OptionReplyHeader::LEN..].split_at(head.len as usize);
+        all.push((head.option, head.reply, data.to_vec()));
+        out = rest;
+    }
+    all
+}
+
+/// Sends one option and a LIST behind it. The option must get exactly one error of type `reply`
+/// with a text, and the LIST must be understood.
+fn assert_refused(bad: &[u8], reply: u32) {
+    let (out, outcome, left) = run(&client(BOTH, &[bad.to_vec(), option(opt::LIST, b"")]));
+    let all = replies(&out);
+    assert_eq!(all[0].0, u32::from_be_bytes(bad[8..12].try_into().unwrap()));
+    assert_eq!(all[0].1, reply, "{:?}", String::from_utf8_lossy(&all[0].2));
+    assert!(!all[0].2.is_empty() && all[0].2.len() < 100);
+    let list: Vec<u32> = all[1..].iter().map(|r| r.1).collect();
+    assert_eq!(list, [rep::SERVER, rep::SERVER, rep::ACK]);
+    assert_eq!((outcome, left), (Outcome::NeedMore, 0));
+}
+
+fn assert_closed(input: &[u8], error: ProtocolError) {
+    let (out, outcome, _) = run(input);
+    assert_eq!(outcome, Outcome::Close(error));
+    assert!(out.is_empty());
+}
+
+fn terms(outcome: Outcome) -> Negotiated {
+    match outcome {
+        Outcome::Ready(terms) => *terms,
+        other => panic!("not ready but {other:?}"),
+    }
+}
+
+#[test]
+fn golden_go() {
+    let go = option(opt::GO, &info_data("vol0", &[info::BLOCK_SIZE]));
+    let sr = option(opt::STRUCTURED_REPLY, b"");
+    assert_eq!(
+        client(BOTH, &[sr.clone(), go.clone()]),
+        b"\0\0\0\x03IHAVEOPT\0\0\0\x08\0\0\0\0\
+          IHAVEOPT\0\0\0\x07\0\0\0\x0c\0\0\0\x04vol0\0\x01\0\x03"
+    );
+    let (out, outcome, left) = run(&client(BOTH, &[sr, go, b"next".to_vec()]));
+    const MAGIC: &[u8] = b"\0\x03\xe8\x89\x04\x55\x65\xa9";
+    let expect = [
+        MAGIC,
+        b"\0\0\0\x08\0\0\0\x01\0\0\0\0",
+        MAGIC,
+        b"\0\0\0\x07\0\0\0\x03\0\0\0\x0c\0\0\0\0\0\0\x10\0\0\0\0\x8d",
+        MAGIC,
+        b"\0\0\0\x07\0\0\0\x03\0\0\0\x0e\0\x03\0\0\0\x01\0\0\x10\0\x02\0\0\0",
+        MAGIC,
+        b"\0\0\0\x07\0\0\0\x01\0\0\0\0",
+    ];
+    assert_eq!(out, expect.concat());
+    assert_eq!(left, 4, "the first request must stay in the input");
+    let terms = terms(outcome);
+    assert_eq!(terms.export, shelf().0[0]);
+    assert!(terms.structured_replies && terms.no_zeroes && terms.sizes_requested);
+    assert!(terms.rules().structured_replies());
+}
+
+#[test]
+fn golden_export_name() {
+    let name = option(opt::EXPORT_NAME, b"vol0");
+    let (out, outcome, left) = run(&client(BOTH, &[name.clone(), vec![7; 28]]));
+    assert_eq!(out, b"\0\0\0\0\x10\0\0\0\0\x0d");
+    assert_eq!(left, 28);
+    assert!(!terms(outcome).structured_replies);
+    // Without the flag, and from a client of the first newstyle, 124 zeroes follow.
+    for flags in [FIXED, 0] {
+        let (out, outcome, _) = run(&client(flags, std::slice::from_ref(&name)));
+        assert_eq!(out, [&b"\0\0\0\0\x10\0\0\0\0\x0d"[..], &[0; 124]].concat());
+        assert!(!terms(outcome).no_zeroes);
+    }
+}
+
+#[test]
+fn golden_list() {
+    let (out, _, _) = run(&client(FIXED, &[option(opt::LIST, b"")]));
+    let all = replies(&out);
+    assert_eq!(
+        all,
+        [
+            (opt::LIST, rep::SERVER, b"\0\0\0\x04vol0first".to_vec()),
+            (opt::LIST, rep::SERVER, b"\0\0\0\x04vol1".to_vec()),
+            (opt::LIST, rep::ACK, vec![]),
+        ]
+    );
+}
+
+#[test]
+fn list_of_nothing_is_an_ack_and_long_strings_stay_in_bounds() {
+    let (out, _, _) = run_on(&Shelf(vec![]), &client(FIXED, &[option(opt::LIST, b"")]));
+    assert_eq!(replies(&out), [(opt::LIST, rep::ACK, vec![])]);
+    let too_long = ExportInfo::plain("n".repeat(4097), 0);
+    let mut wordy = ExportInfo::plain("w", 0);
+    wordy.description = "é".repeat(3000);
+    let (out, _, _) =
+        run_on(&Shelf(vec![too_long, wordy]), &client(FIXED, &[option(opt::LIST, b"")]));
+    let all = replies(&out);
+    assert_eq!(all.len(), 2);
+    assert_eq!(all[0].2.len(), 4 + 1 + 4096);
+}
+
+#[test]
+fn info_gives_what_is_asked_for_and_stays_in_the_handshake() {
+    let kinds = [info::DESCRIPTION, 0xffff, info::NAME, info::NAME];
+    let ask = option(opt::INFO, &info_data("", &kinds));
+    let (out, outcome, _) = run(&client(FIXED, &[ask]));
+    let got: Vec<(u32, Vec<u8>)> = replies(&out).into_iter().map(|r| (r.1, r.2)).collect();
+    assert_eq!(
+        got,
+        [
+            (rep::INFO, b"\0\0\0\0\0\0\x10\0\0\0\0\x0d".to_vec()),
+            (rep::INFO, b"\0\x01vol0".to_vec()),
+            (rep::INFO, b"\0\x02first".to_vec()),
+            (rep::ACK, vec![]),
+        ]
+    );
+    assert_eq!(outcome, Outcome::NeedMore);
+}
+
+#[test]
+fn own_block_sizes_are_told_unasked_and_an_empty_description_is_not() {
+    let ask = option(opt::GO, &info_data("vol1", &[info::DESCRIPTION]));
+    let (out, outcome, _) = run(&client(FIXED, &[ask]));
+    let got: Vec<Vec<u8>> = replies(&out).into_iter().map(|r| r.2).collect();
+    assert_eq!(
+        got,
+        [
+            b"\0\0\0\0\0\0\0\0\x10\0\0\x0f".to_vec(),
+            b"\0\x03\0\0\x02\0\0\0\x10\0\x02\0\0\0".to_vec(),
+            vec![],
+        ]
+    );
+    assert!(!terms(outcome).sizes_requested);
+}
+
+#[test]
+fn structured_reply_twice_is_acknowledged_twice() {
+    let ask = option(opt::STRUCTURED_REPLY, b"");
+    let (out, _, _) = run(&client(FIXED, &[ask.clone(), ask]));
+    let ack = (opt::STRUCTURED_REPLY, rep::ACK, vec![]);
+    assert_eq!(replies(&out), [ack.clone(), ack]);
+}
+
+#[test]
+fn abort_is_acknowledged_without_waiting_for_its_data() {
+    for data in [&b""[..], b"bye"] {
+        let (out, outcome, _) = run(&client(FIXED, &[option(opt::ABORT, data)]));
+        assert_eq!(replies(&out), [(opt::ABORT, rep::ACK, vec![])]);
+        assert_eq!(outcome, Outcome::Abort);
+    }
+    let endless = OptionHeader { option: opt::ABORT, len: u32::MAX }.encode().to_vec();
+    assert_eq!(run(&client(FIXED, &[endless])).1, Outcome::Abort);
+}
+
+#[test]
+fn what_is_not_offered_is_unsupported_and_the_next_option_is_understood() {
+    for (kind, data) in [
+        (opt::STARTTLS, &b""[..]),
+        (opt::LIST_META_CONTEXT, b"\0\0\0\x04vol0\0\0\0\0"),
+        (opt::SET_META_CONTEXT, b"\0\0\0\x04vol0\0\0\0\x01\0\0\0\x0fbase:allocation"),
+        (opt::SET_META_CONTEXT, b""),
+        (opt::EXTENDED_HEADERS, b""),
+        (opt::PEEK_EXPORT, b"x"),
+        (0, b""),
+        (12, b"IHAVEOPT"),
+        (u32::MAX, &[0; 1000]),
+    ] {
+        assert_refused(&option(kind, data), rep::ERR_UNSUP);
+    }
+}
+
+#[test]
+fn data_where_none_belongs_is_invalid() {
+    for kind in [opt::LIST, opt::STRUCTURED_REPLY, opt::STARTTLS] {
+        assert_refused(&option(kind, b"x"), rep::ERR_INVALID);
+        assert_refused(&option(kind, &[0; 20_000]), rep::ERR_INVALID);
+    }
+    // A refused STRUCTURED_REPLY must not count.
+    let bad = option(opt::STRUCTURED_REPLY, b"x");
+    let (_, outcome, _) = run(&client(FIXED, &[bad, option(opt::EXPORT_NAME, b"")]));
+    assert!(!terms(outcome).structured_replies);
+}
+
+#[test]
+fn malformed_info_and_go_are_invalid() {
+    let good = info_data("vol0", &[info::NAME, info::BLOCK_SIZE]);
+    for kind in [opt::INFO, opt::GO] {
+        for cut in 0..good.len() {
+            assert_refused(&option(kind, &good[..cut]), rep::ERR_INVALID);
+        }
+        let longer = [&good[..], b"x"].concat();
+        for data in [
+            &longer[..],
+            b"\xff\xff\xff\xffvol0\0\0",
+            b"\0\0\0\x05vol0\0\0",
+            b"\0\0\0\x03vol0\0\0",
+            b"\0\0\0\x04vol0\xff\xff",
+            b"\0\0\0\x04vo\xff0\0\0",
+            b"\0\0\0\x04vol\0\0\0",
+        ] {
+            assert_refused(&option(kind, data), rep::ERR_INVALID);
+        }
+    }
+}
+
+#[test]
+fn oversize_info_and_go_are_too_big() {
+    for kind in [opt::INFO, opt::GO] {
+        let name = "n".repeat(STRING_MAX + 1);
+        assert_refused(&option(kind, &info_data(&name, &[])), rep::ERR_TOO_BIG);
+        let many = info_data("vol0", &vec![info::NAME; 65_535]);
+        assert_refused(&option(kind, &many), rep::ERR_TOO_BIG);
+        let limit = OPTION_SKIP_MAX as usize;
+        assert_refused(&option(kind, &vec![0; limit]), rep::ERR_TOO_BIG);
+    }
+    let longest = "n".repeat(STRING_MAX);
+    assert_refused(&option(opt::GO, &info_data(&longest, &[])), rep::ERR_UNKNOWN);
+}
+
+#[test]
+fn unknown_and_broken_exports_are_refused_and_the_client_may_try_again() {
+    for kind in [opt::INFO, opt::GO] {
+        assert_refused(&option(kind, &info_data("vol2", &[])), rep::ERR_UNKNOWN);
+        assert_refused(&option(kind, &info_data("VOL0", &[])), rep::ERR_UNKNOWN);
+    }
+    let retry = [option(opt::GO, &info_data("x", &[])), option(opt::GO, &info_data("vol1", &[]))];
+    assert_eq!(terms(run(&client(FIXED, &retry)).1).export.name, "vol1");
+
+    let mut broken = ExportInfo::plain("broken", 0);
+    broken.min_block = 0;
+    let exports = Shelf(vec![broken]);
+    let go = client(FIXED, &[option(opt::GO, &info_data("broken", &[]))]);
+    let (out, outcome, _) = run_on(&exports, &go);
+    assert_eq!(outcome, Outcome::NeedMore);
+    assert_eq!(replies(&out)[0].1, rep::ERR_POLICY);
+    let name = client(FIXED, &[option(opt::EXPORT_NAME, b"broken")]);
+    let why = ProtocolError::BadExport(BadExport::MinBlock(0));
+    assert_eq!(run_on(&exports, &name).1, Outcome::Close(why));
+}
+
+#[test]
+fn export_name_can_only_close() {
+    let name = |bytes: &[u8]| client(BOTH, &[option(opt::EXPORT_NAME, bytes)]);
+    assert_closed(&name(b"vol2"), ProtocolError::UnknownExport);
+    assert_closed(&name(b"vol\0"), ProtocolError::BadName);
+    assert_closed(&name(b"\xc3\x28"), ProtocolError::BadName);
+    assert_closed(&name(&[b'n'; STRING_MAX + 1]), ProtocolError::BadName);
+    assert_closed(&name(&[b'n'; STRING_MAX]), ProtocolError::UnknownExport);
+    assert_eq!(terms(run(&name(b"")).1).export.name, "vol0");
+    let empty = run_on(&Shelf(vec![]), &name(b""));
+    assert_eq!(empty.1, Outcome::Close(ProtocolError::UnknownExport));
+}
+
+#[test]
+fn unknown_client_flags_close() {
+    for flags in [4, 7, 0x8000_0000, u32::MAX, u32::from_be_bytes(*b"GET ")] {
+        assert_closed(&client(flags, &[]), ProtocolError::ClientFlags(flags));
+    }
+}
+
+#[test]
+fn wrong_magic_closes() {
+    let mut bad = option(opt::GO, &info_data("vol0", &[]));
+    bad[7] ^= 1;
+    assert_closed(&client(BOTH, &[bad]), ProtocolError::OptionMagic);
+    // A request where an option belongs.
+    let request = [&magic::REQUEST.to_be_bytes()[..], &[0; 24]].concat();
+    assert_closed(&client(BOTH, &[request]), ProtocolError::OptionMagic);
+}
+
+#[test]
+fn a_client_without_fixed_newstyle_may_only_name_its_export() {
+    for kind in [opt::ABORT, opt::LIST, opt::INFO, opt::GO, opt::STRUCTURED_REPLY, 99] {
+        let input = client(client_flags::NO_ZEROES, &[option(kind, b"")]);
+        assert_closed(&input, ProtocolError::NotFixed(kind));
+    }
+}
+
+#[test]
+fn lengths_beyond_the_bound_close_before_the_data_comes() {
+    for option in [opt::EXPORT_NAME, opt::LIST, opt::INFO, opt::GO, opt::STARTTLS, 77] {
+        for len in [OPTION_SKIP_MAX + 1, u32::MAX] {
+            let head = OptionHeader { option, len }.encode().to_vec();
+            let error = ProtocolError::OptionTooLong { option, len };
+            assert_closed(&client(BOTH, &[head]), error);
+        }
+    }
+}
+
+#[test]
+fn options_and_bytes_are_bounded() {
+    let noise = option(99, b"");
+    let (out, outcome, left) = run(&client(BOTH, &vec![noise; OPTIONS_MAX as usize + 5]));
+    assert_eq!(outcome, Outcome::Close(ProtocolError::TooManyOptions));
+    assert_eq!(replies(&out).len(), OPTIONS_MAX as usize);
+    assert_eq!(left, 4 * OptionHeader::LEN);
+    let big = option(99, &vec![0; OPTION_SKIP_MAX as usize]);
+    let (out, outcome, _) = run(&client(BOTH, &vec![big; 5]));
+    assert_eq!(outcome, Outcome::Close(ProtocolError::TooManyBytes));
+    assert_eq!(replies(&out).len(), 3);
+}
+
+#[test]
+fn a_server_that_shuts_down_refuses_all_but_abort() {
+    let exports = shelf();
+    let start = |out: &mut Vec<u8>| {
+        let mut handshake = Handshake::start(out);
+        out.clear();
+        handshake.feed(&BOTH.to_be_bytes(), &exports, out);
+        handshake.shut_down();
+        handshake
+    };
+    let mut out = Vec::new();
+    let mut handshake = start(&mut out);
+    for kind in [opt::LIST, opt::GO, opt::STRUCTURED_REPLY, opt::STARTTLS, 99] {
+        out.clear();
+        let (_, outcome) = handshake.feed(&option(kind, b"data"), &exports, &mut out);
+        assert_eq!(outcome, Outcome::Reply);
+        assert_eq!(replies(&out)[0].1, rep::ERR_SHUTDOWN);
+    }
+    let (_, outcome) = handshake.feed(&option(opt::ABORT, b""), &exports, &mut out);
+    assert_eq!(outcome, Outcome::Abort);
+    let mut handshake = start(&mut out);
+    let (_, outcome) = handshake.feed(&option(opt::EXPORT_NAME, b""), &exports, &mut out);
+    assert_eq!(outcome, Outcome::Close(ProtocolError::ShuttingDown));
+}
+
+#[test]
+fn after_the_end_nothing_is_taken() {
+    let exports = shelf();
+    let mut out = Vec::new();
+    let mut handshake = Handshake::start(&mut out);
+    let input = client(BOTH, &[option(opt::EXPORT_NAME, b"")]);
+    let (n, outcome) = handshake.feed(&input, &exports, &mut out);
+    assert_eq!((n, matches!(outcome, Outcome::Ready(_))), (input.len(), true));
+    let (n, outcome) = handshake.feed(&option(opt::LIST, b""), &exports, &mut out);
+    assert_eq!((n, outcome), (0, Outcome::Close(ProtocolError::Over)));
+}
+
+#[test]
+fn a_stop_inside_a_message_is_told_from_a_leave_between_two() {
+    let exports = shelf();
+    let input = client(BOTH, &[option(opt::INFO, &info_data("vol0", &[])), option(9, b"abc")]);
+    let ends = [4, 4 + 16 + 10, input.len()];
+    let mut out = Vec::new();
+    let mut handshake = Handshake::start(&mut out);
+    assert!(!handshake.is_inside_message());
+    for (i, byte) in input.iter().enumerate() {
+        handshake.feed(std::slice::from_ref(byte), &exports, &mut out);
+        assert_eq!(handshake.is_inside_message(), !ends.contains(&(i + 1)), "byte {i}");
+    }
+}
+
+#[test]
+fn what_is_held_for_a_client_is_bounded() {
+    let exports = shelf();
+    let mut out = Vec::new();
+    let mut handshake = Handshake::start(&mut out);
+    let data = vec![0; OPTION_DATA_MAX as usize];
+    for kind in [opt::GO, 99, opt::INFO, opt::LIST] {
+        let input = client(if kind == opt::GO { BOTH } else { 0 }, &[option(kind, &data)]);
+        let input = if kind == opt::GO { &input[..] } else { &input[4..] };
+        for piece in input.chunks(100) {
+            handshake.feed(piece, &exports, &mut out);
+            assert!(handshake.buf.capacity() <= 2 * OPTION_DATA_MAX as usize);
+        }
+    }
+    // A head alone reserves nothing for the data it announces.
+    let mut handshake = Handshake::start(&mut out);
+    let head = OptionHeader { option: opt::GO, len: OPTION_DATA_MAX }.encode().to_vec();
+    handshake.feed(&client(BOTH, &[head]), &exports, &mut out);
+    assert!(handshake.buf.capacity() <= 64);
+}
+
+/// Options that are mostly well formed, with lies of length and content mixed in.
+fn any_option() -> impl Strategy<Value = Vec<u8>> {
+    let names = prop_oneof![Just("vol0"), Just("vol1"), Just(""), Just("nope")];
+    let info = (names, proptest::collection::vec(0..6u16, 0..5))
+        .prop_map(|(name, kinds)| info_data(name, &kinds));
+    let data = prop_oneof![
+        3 => Just(Vec::new()),
+        3 => info,
+        1 => proptest::collection::vec(any::<u8>(), 0..50),
+        1 => Just(vec![b'z'; 9000]),
+    ];
+    (prop_oneof![10 => 0..13u32, 1 => any::<u32>()], data, 0..20u32).prop_map(
+        |(kind, data, lie)| {
+            let mut bytes = option(kind, &data);
+            match lie {
+                0 => bytes[15] ^= 0x01,
+                1 => bytes[3] ^= 0x20,
+                2 => bytes[12] = 0xff,
+                _ => {}
+            }
+            bytes
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn splits_change_nothing(
+        flags in prop_oneof![8 => Just(BOTH), 1 => 0..5u32],
+        options in proptest::collection::vec(any_option(), 0..8),
+        pieces in proptest::collection::vec(1..64usize, 1..8),
+    ) {
+        let input = client(flags, &options);
+        let exports = shelf();
+        let whole = drive(&input, input.len(), &exports);
+        for piece in pieces {
+            prop_assert_eq!(&drive(&input, piece, &exports), &whole);
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_survived(data in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fuzz_handshake(&data);
+        // Again where the first 4 bytes do not end it at once.
+        fuzz_handshake(&[&[3, 0, 0, 0, 3][..], b"IHAVEOPT", &data[..]].concat());
+    }
+}

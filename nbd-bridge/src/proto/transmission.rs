@@ -1,0 +1,220 @@
+//! Requests of the transmission phase and the judgement over them.
+//!
+//! [`Request::decode`] turns 28 bytes into a request; [`Rules::check`] says what to run or how to
+//! refuse, and in the latter case what has to happen to the payload that stands behind a refused
+//! write. No allocation; `Rules` is a small `Copy` struct that a connection keeps beside its
+//! buffers. What passes is inside the export, aligned, offered and of a bounded length, so the
+//! device sees nothing else. Called once per request by the connection code.
+//!
+//! Source: "Request message", "Request types", "Command flags", "Error values" and "Size
+//! constraints" of the NBD document.
+
+use super::ExportInfo;
+use super::wire::{NbdError, PAYLOAD_MAX, cmd, cmd_flags, transmission_flags as tf};
+
+/// A request as it came; only its magic is known to be right. When decoding fails for another
+/// reason than missing bytes the stream is out of step and the connection must be closed.
+pub use super::wire::RequestHeader as Request;
+
+/// Longest payload of a refused write that is read and dropped to keep the connection. The
+/// document asks for 32 MiB; a client that sends more than twice that is not worth the time.
+pub(crate) const SKIP_MAX: u32 = 2 * PAYLOAD_MAX;
+
+/// What a valid request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// Read `len` bytes and send them.
+    Read,
+    /// Write the `len` bytes that follow the request.
+    Write,
+    /// Make all answered writes durable.
+    Flush,
+    /// Discard.
+    Trim,
+    /// Read ahead; a hint without data.
+    Cache,
+    /// Write zeroes.
+    WriteZeroes,
+    /// Finish what is in flight, then close; no reply.
+    Disconnect,
+}
+
+/// A request that may run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Validated {
+    /// What to do.
+    pub op: Op,
+    /// Returned in the reply.
+    pub cookie: u64,
+    /// First byte; 0 for flush and disconnect.
+    pub offset: u64,
+    /// Bytes; 0 for flush and disconnect, else above 0 and `offset + len` is within the export.
+    /// For reads and writes at most the maximum payload; trim, cache and write zeroes may ask
+    /// for up to 4 GiB.
+    pub len: u32,
+    /// Durable before the reply. Only set on write, trim and write zeroes.
+    pub fua: bool,
+    /// Write zeroes must leave the range allocated.
+    pub no_hole: bool,
+    /// Write zeroes must fail with [`NbdError::NotSup`] unless it is quicker than a write.
+    pub fast_only: bool,
+}
+
+/// How a connection goes on after a refusal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AfterRefusal {
+    /// Send the error; the next request follows.
+    Continue,
+    /// Send the error; drop this many bytes of payload before the next request.
+    Skip(u32),
+    /// The payload is too long to drop: send the error if it goes out at once, then close.
+    Close,
+}
+
+/// A request that may not run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The error of the reply.
+    pub error: NbdError,
+    /// The reason, for the message of a structured error and for the log.
+    pub reason: &'static str,
+    /// What happens to the stream.
+    pub after: AfterRefusal,
+}
+
+/// Everything by which requests of one connection are judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rules {
+    size: u64,
+    min_block: u32,
+    max_payload: u32,
+    /// What was advertised; a feature without its flag is refused.
+    flags: u16,
+}
+
+impl Rules {
+    /// The rules for an export; `structured_replies` as negotiated on this connection.
+    pub fn new(export: &ExportInfo, structured_replies: bool) -> Self {
+        Self {
+            size: export.size,
+            min_block: export.min_block,
+            max_payload: export.max_payload.min(PAYLOAD_MAX),
+            flags: export.transmission_flags(structured_replies),
+        }
+    }
+
+    /// True when reads and errors are answered with structured chunks.
+    pub fn structured_replies(&self) -> bool {
+        self.offers(tf::SEND_DF)
+    }
+
+    /// Judges a request.
+    ///
+    /// # Errors
+    /// The error to reply with, and how to get past the payload of a refused write.
+    pub fn check(&self, request: &Request) -> Result<Validated, Refusal> {
+        self.judge(request).map_err(|(error, reason)| {
+            let after = match (request.command, request.len) {
+                (cmd::WRITE, len) if len > SKIP_MAX => AfterRefusal::Close,
+                (cmd::WRITE, len) if len > 0 => AfterRefusal::Skip(len),
+                _ => AfterRefusal::Continue,
+            };
+            Refusal { error, reason, after }
+        })
+    }
+
+    fn offers(&self, flag: u16) -> bool {
+        self.flags & flag != 0
+    }
+
+    fn judge(&self, request: &Request) -> Result<Validated, (NbdError, &'static str)> {
+        let Request { flags, command, cookie, offset, len } = *request;
+        let invalid = |reason| Err((NbdError::Inval, reason));
+        let (op, own_flags, needs) = match command {
+            cmd::READ => (Op::Read, cmd_flags::DF, tf::HAS_FLAGS),
+            cmd::WRITE => (Op::Write, 0, tf::HAS_FLAGS),
+            cmd::FLUSH => (Op::Flush, 0, tf::SEND_FLUSH),
+            cmd::TRIM => (Op::Trim, 0, tf::SEND_TRIM),
+            cmd::CACHE => (Op::Cache, 0, tf::SEND_CACHE),
+            cmd::WRITE_ZEROES => {
+                let own = cmd_flags::NO_HOLE | cmd_flags::FAST_ZERO;
+                (Op::WriteZeroes, own, tf::SEND_WRITE_ZEROES)
+            }
+            // A disconnect has no reply, so there is nobody to tell of a bad flag.
+            cmd::DISC => return Ok(Validated::bare(Op::Disconnect, cookie)),
+            cmd::BLOCK_STATUS => return invalid("no metadata context was negotiated"),
+            _ => return invalid("unknown command"),
+        };
+        let writes = matches!(op, Op::Write | Op::Trim | Op::WriteZeroes);
+        if writes && self.offers(tf::READ_ONLY) {
+            return Err((NbdError::Perm, "the export is read-only"));
+        }
+        if !self.offers(needs) {
+            return invalid("the export does not offer this command");
+        }
+        // FUA goes with every command once it is offered; the others with their own command.
+        let mut allowed = own_flags;
+        for (flag, offer) in [
+            (cmd_flags::FUA, tf::SEND_FUA),
+            (cmd_flags::DF, tf::SEND_DF),
+            (cmd_flags::FAST_ZERO, tf::SEND_FAST_ZERO),
+        ] {
+            if !self.offers(offer) {
+                allowed &= !flag;
+            } else if flag == cmd_flags::FUA {
+                allowed |= flag;
+            }
+        }
+        if flags & !allowed != 0 {
+            return invalid("the command does not take these flags");
+        }
+        if op == Op::Flush {
+            if offset != 0 || len != 0 {
+                return invalid("a flush has no offset and no length");
+            }
+            return Ok(Validated::bare(op, cookie));
+        }
+        if len == 0 {
+            return invalid("the length is 0");
+        }
+        if offset.checked_add(u64::from(len)).is_none_or(|end| end > self.size) {
+            let full = matches!(op, Op::Write | Op::WriteZeroes);
+            let error = if full { NbdError::NoSpc } else { NbdError::Inval };
+            return Err((error, "the range goes past the end of the export"));
+        }
+        if matches!(op, Op::Read | Op::Write) && len > self.max_payload {
+            // Only a structured read may be told EOVERFLOW ("NBD_CMD_READ").
+            let overflow = op == Op::Read && self.structured_replies();
+            let error = if overflow { NbdError::Overflow } else { NbdError::Inval };
+            return Err((error, "the length is over the maximum payload"));
+        }
+        let block = u64::from(self.min_block);
+        if !offset.is_multiple_of(block) || !u64::from(len).is_multiple_of(block) {
+            return invalid("offset or length is not a multiple of the minimum block size");
+        }
+        let has = |flag| flags & flag != 0;
+        Ok(Validated {
+            op,
+            cookie,
+            offset,
+            len,
+            fua: writes && has(cmd_flags::FUA),
+            no_hole: has(cmd_flags::NO_HOLE),
+            fast_only: has(cmd_flags::FAST_ZERO),
+        })
+    }
+}
+
+impl Validated {
+    const fn bare(op: Op, cookie: u64) -> Self {
+        Self { op, cookie, offset: 0, len: 0, fua: false, no_hole: false, fast_only: false }
+    }
+
+    /// Bytes of payload that follow the request on the stream.
+    pub fn payload(&self) -> u32 {
+        if self.op == Op::Write { self.len } else { 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,287 @@
+//! Requests by hand: each command, each misdeed and the error the document asks for.
+
+use super::*;
+use crate::proto::fuzz::fuzz_transmission;
+use proptest::prelude::*;
+
+const MIB: u64 = 1 << 20;
+const WRITES: [u16; 3] = [cmd::WRITE, cmd::TRIM, cmd::WRITE_ZEROES];
+const RANGED: [u16; 5] = [cmd::READ, cmd::WRITE, cmd::TRIM, cmd::CACHE, cmd::WRITE_ZEROES];
+
+/// 64 MiB that offer everything, in blocks of 512.
+fn export() -> ExportInfo {
+    let mut export = ExportInfo::plain("vol0", 64 * MIB);
+    (export.trim, export.write_zeroes, export.fast_zero) = (true, true, true);
+    (export.cache, export.min_block) = (true, 512);
+    export
+}
+
+fn request(command: u16, offset: u64, len: u32) -> Request {
+    Request { flags: 0, command, cookie: 77, offset, len }
+}
+
+fn flagged(command: u16, flags: u16) -> Request {
+    Request { flags, ..request(command, 512, 512) }
+}
+
+fn check(request: Request) -> Result<Validated, Refusal> {
+    Rules::new(&export(), true).check(&request)
+}
+
+/// The error of a refusal, after looking that the stream stays in step behind it.
+fn refused(rules: Rules, request: Request) -> Option<NbdError> {
+    let refusal = rules.check(&request).err()?;
+    let after = match request.command {
+        cmd::WRITE if request.len > 64 << 20 => AfterRefusal::Close,
+        cmd::WRITE if request.len > 0 => AfterRefusal::Skip(request.len),
+        _ => AfterRefusal::Continue,
+    };
+    assert_eq!(refusal.after, after);
+    assert!(!refusal.reason.is_empty());
+    Some(refusal.error)
+}
+
+fn error(request: Request) -> Option<NbdError> {
+    refused(Rules::new(&export(), true), request)
+}
+
+#[test]
+fn each_command_becomes_its_op() {
+    for (command, op) in [
+        (cmd::READ, Op::Read),
+        (cmd::WRITE, Op::Write),
+        (cmd::TRIM, Op::Trim),
+        (cmd::CACHE, Op::Cache),
+        (cmd::WRITE_ZEROES, Op::WriteZeroes),
+    ] {
+        let run = check(request(command, 64 * MIB - 1024, 1024)).unwrap();
+        assert_eq!((run.op, run.cookie), (op, 77));
+        assert_eq!((run.offset, run.len), (64 * MIB - 1024, 1024));
+        assert!(!run.fua && !run.no_hole && !run.fast_only);
+        assert_eq!(run.payload(), if op == Op::Write { 1024 } else { 0 });
+    }
+    assert_eq!(check(request(cmd::FLUSH, 0, 0)), Ok(Validated::bare(Op::Flush, 77)));
+}
+
+#[test]
+fn flags_reach_the_op_where_they_mean_something() {
+    for command in RANGED {
+        let run = check(flagged(command, cmd_flags::FUA)).unwrap();
+        assert_eq!(run.fua, WRITES.contains(&command));
+    }
+    let flush = Request { flags: cmd_flags::FUA, ..request(cmd::FLUSH, 0, 0) };
+    assert!(!check(flush).unwrap().fua);
+    let both = cmd_flags::NO_HOLE | cmd_flags::FAST_ZERO;
+    let run = check(flagged(cmd::WRITE_ZEROES, both)).unwrap();
+    assert!(run.no_hole && run.fast_only && !run.fua);
+    assert_eq!(check(flagged(cmd::READ, cmd_flags::DF)).unwrap().op, Op::Read);
+}
+
+#[test]
+fn flags_of_other_commands_are_invalid() {
+    for command in RANGED {
+        for bit in 0..16 {
+            let flag = 1 << bit;
+            let good = flag == cmd_flags::FUA
+                || (command == cmd::READ && flag == cmd_flags::DF)
+                || (command == cmd::WRITE_ZEROES
+                    && [cmd_flags::NO_HOLE, cmd_flags::FAST_ZERO].contains(&flag));
+            let expect = (!good).then_some(NbdError::Inval);
+            assert_eq!(error(flagged(command, flag)), expect, "{command} {flag:#x}");
+        }
+    }
+    let flush = Request { flags: cmd_flags::NO_HOLE, ..request(cmd::FLUSH, 0, 0) };
+    assert_eq!(error(flush), Some(NbdError::Inval));
+}
+
+#[test]
+fn flags_that_were_not_offered_are_invalid() {
+    let mut bare = export();
+    (bare.fua, bare.fast_zero) = (false, false);
+    let rules = Rules::new(&bare, false);
+    for command in RANGED {
+        assert_eq!(refused(rules, flagged(command, cmd_flags::FUA)), Some(NbdError::Inval));
+    }
+    let fast = flagged(cmd::WRITE_ZEROES, cmd_flags::FAST_ZERO);
+    assert_eq!(refused(rules, fast), Some(NbdError::Inval));
+    assert_eq!(refused(rules, flagged(cmd::READ, cmd_flags::DF)), Some(NbdError::Inval));
+    assert_eq!(refused(rules, flagged(cmd::WRITE_ZEROES, cmd_flags::NO_HOLE)), None);
+}
+
+#[test]
+fn commands_that_were_not_offered_are_invalid() {
+    let mut bare = export();
+    (bare.flush, bare.trim, bare.write_zeroes, bare.cache) = (false, false, false, false);
+    let rules = Rules::new(&bare, true);
+    for command in [cmd::TRIM, cmd::CACHE, cmd::WRITE_ZEROES] {
+        assert_eq!(refused(rules, request(command, 0, 512)), Some(NbdError::Inval));
+    }
+    assert_eq!(refused(rules, request(cmd::FLUSH, 0, 0)), Some(NbdError::Inval));
+    assert_eq!(refused(rules, request(cmd::READ, 0, 512)), None);
+}
+
+#[test]
+fn unknown_commands_and_block_status_are_invalid() {
+    for command in [cmd::BLOCK_STATUS, cmd::RESIZE, 9, 0x100, u16::MAX] {
+        assert_eq!(error(request(command, 0, 512)), Some(NbdError::Inval));
+        assert_eq!(error(request(command, u64::MAX, u32::MAX)), Some(NbdError::Inval));
+    }
+    let one = Request { flags: cmd_flags::REQ_ONE, ..request(cmd::BLOCK_STATUS, 0, 512) };
+    assert_eq!(error(one), Some(NbdError::Inval));
+}
+
+#[test]
+fn writes_to_a_read_only_export_are_not_permitted() {
+    let mut iso = export();
+    iso.read_only = true;
+    let rules = Rules::new(&iso, true);
+    for command in WRITES {
+        // EPERM whatever else is wrong with them.
+        for (offset, len) in [(0, 512), (1, 1), (u64::MAX, 512), (0, 0)] {
+            assert_eq!(refused(rules, request(command, offset, len)), Some(NbdError::Perm));
+        }
+        let bits = Request { flags: u16::MAX, ..request(command, 0, 512) };
+        assert_eq!(refused(rules, bits), Some(NbdError::Perm));
+    }
+    assert_eq!(refused(rules, request(cmd::READ, 0, 512)), None);
+    assert_eq!(refused(rules, request(cmd::FLUSH, 0, 0)), None);
+}
+
+#[test]
+fn past_the_end_is_no_space_for_writes_and_invalid_for_the_others() {
+    for command in RANGED {
+        let writes = [cmd::WRITE, cmd::WRITE_ZEROES].contains(&command);
+        let expect = Some(if writes { NbdError::NoSpc } else { NbdError::Inval });
+        for (offset, len) in [
+            (64 * MIB, 512),
+            (64 * MIB - 512, 1024),
+            (1 << 40, 512),
+            (u64::MAX - 511, 512),
+            (u64::MAX, u32::MAX),
+            (u64::MAX - u64::from(u32::MAX), u32::MAX),
+        ] {
+            assert_eq!(error(request(command, offset, len)), expect, "{command} {offset} {len}");
+        }
+    }
+}
+
+#[test]
+fn an_empty_export_takes_nothing_but_flush() {
+    let rules = Rules::new(&ExportInfo::plain("", 0), false);
+    assert_eq!(refused(rules, request(cmd::READ, 0, 1)), Some(NbdError::Inval));
+    assert_eq!(refused(rules, request(cmd::WRITE, 0, 1)), Some(NbdError::NoSpc));
+    assert_eq!(refused(rules, request(cmd::FLUSH, 0, 0)), None);
+}
+
+#[test]
+fn length_zero_is_invalid_and_skips_nothing() {
+    for command in RANGED {
+        assert_eq!(error(request(command, 0, 0)), Some(NbdError::Inval));
+    }
+}
+
+#[test]
+fn a_flush_has_no_range() {
+    assert_eq!(error(request(cmd::FLUSH, 512, 0)), Some(NbdError::Inval));
+    assert_eq!(error(request(cmd::FLUSH, 0, 512)), Some(NbdError::Inval));
+}
+
+#[test]
+fn a_disconnect_is_obeyed_whatever_it_carries() {
+    let odd = Request { flags: u16::MAX, ..request(cmd::DISC, u64::MAX, u32::MAX) };
+    for request in [request(cmd::DISC, 0, 0), odd] {
+        assert_eq!(check(request), Ok(Validated::bare(Op::Disconnect, 77)));
+    }
+}
+
+#[test]
+fn what_is_not_aligned_is_invalid() {
+    for command in RANGED {
+        for (offset, len) in [(1, 512), (512, 511), (256, 256), (513, 1023)] {
+            assert_eq!(error(request(command, offset, len)), Some(NbdError::Inval));
+        }
+        let bytes = ExportInfo { min_block: 1, ..export() };
+        assert_eq!(refused(Rules::new(&bytes, true), request(command, 3, 7)), None);
+    }
+}
+
+#[test]
+fn the_maximum_payload_binds_reads_and_writes_alone() {
+    let big = ExportInfo { size: 1 << 40, ..export() };
+    let (simple, structured) = (Rules::new(&big, false), Rules::new(&big, true));
+    let (at, over) = (32 << 20, (32 << 20) + 512);
+    for rules in [simple, structured] {
+        assert_eq!(refused(rules, request(cmd::READ, 0, at)), None);
+        assert_eq!(refused(rules, request(cmd::WRITE, 0, at)), None);
+        assert_eq!(refused(rules, request(cmd::WRITE, 0, over)), Some(NbdError::Inval));
+        for command in [cmd::TRIM, cmd::CACHE, cmd::WRITE_ZEROES] {
+            assert_eq!(refused(rules, request(command, 0, 0xffff_fe00)), None);
+        }
+    }
+    // Only a structured read may hear of an overflow.
+    assert_eq!(refused(simple, request(cmd::READ, 0, over)), Some(NbdError::Inval));
+    assert_eq!(refused(structured, request(cmd::READ, 0, over)), Some(NbdError::Overflow));
+    // A greater number in the export does not move the bound; a smaller one does.
+    let greedy = ExportInfo { max_payload: u32::MAX, ..big.clone() };
+    let over_read = request(cmd::READ, 0, over);
+    assert_eq!(refused(Rules::new(&greedy, false), over_read), Some(NbdError::Inval));
+    let small = ExportInfo { max_payload: 1 << 20, ..big };
+    let small = Rules::new(&small, false);
+    assert_eq!(refused(small, request(cmd::WRITE, 0, (1 << 20) + 512)), Some(NbdError::Inval));
+}
+
+#[test]
+fn a_payload_is_dropped_up_to_a_bound_and_ends_the_connection_above_it() {
+    let after = |len| check(request(cmd::WRITE, u64::MAX, len)).unwrap_err().after;
+    assert_eq!(after(1), AfterRefusal::Skip(1));
+    assert_eq!(after(SKIP_MAX), AfterRefusal::Skip(SKIP_MAX));
+    assert_eq!(after(SKIP_MAX + 1), AfterRefusal::Close);
+    assert_eq!(after(u32::MAX), AfterRefusal::Close);
+    // No payload stands behind a read, whatever its length says.
+    let read = check(request(cmd::READ, 0, u32::MAX)).unwrap_err();
+    assert_eq!(read.after, AfterRefusal::Continue);
+}
+
+#[test]
+fn block_size_zero_refuses_instead_of_dividing() {
+    let broken = ExportInfo { min_block: 0, ..export() };
+    let rules = Rules::new(&broken, true);
+    assert_eq!(refused(rules, request(cmd::READ, 0, 512)), Some(NbdError::Inval));
+}
+
+#[test]
+fn foreign_magics_do_not_decode() {
+    let good = request(cmd::READ, 0, 512).encode();
+    assert_eq!(Request::decode(&good), Ok(request(cmd::READ, 0, 512)));
+    for magic in [0, 0x1256_0953, 0x6744_6698, 0x2560_9514, 0x21e4_1c71] {
+        let mut bytes = good;
+        bytes[..4].copy_from_slice(&u32::to_be_bytes(magic));
+        assert!(!Request::decode(&bytes).unwrap_err().is_short());
+    }
+    assert!(Request::decode(&good[..27]).unwrap_err().is_short());
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_judged(data in proptest::collection::vec(any::<u8>(), 0..400)) {
+        fuzz_transmission(&data);
+    }
+
+    #[test]
+    fn near_misses_are_judged(
+        head in any::<[u8; 13]>(),
+        requests in proptest::collection::vec(
+            (0..32u16, 0..9u16, 0..1u64 << 24, 0..1u32 << 23, 0..3u8), 1..20),
+    ) {
+        // A small size, so that many ranges end near its end.
+        let mut data = vec![0, 0, 0, 0, 0, head[0], head[1], 0];
+        data.extend_from_slice(&head[2..10]);
+        for (flags, command, offset, len, unit) in requests {
+            let unit = [1, 512, 4096][usize::from(unit)];
+            let (offset, len) = (offset / unit * unit, len / unit as u32 * unit as u32);
+            let request = Request { flags, command, cookie: 1, offset, len };
+            data.extend_from_slice(&request.encode());
+        }
+        fuzz_transmission(&data);
+    }
+}

@@ -1,0 +1,500 @@
+//! Every number of the NBD protocol that this server speaks, and its fixed heads.
+//!
+//! Constants are grouped by the field they stand in, as the "Values" part of the NBD document
+//! does. All integers on the wire are big-endian. A head is a plain struct with `LEN`, `encode`
+//! to an array and `decode` from a slice; decoding reads exactly `LEN` bytes, never panics, and
+//! judges nothing but length and magic.
+
+/// Longest string (name, description, message) in bytes ("Conventions").
+pub const STRING_MAX: usize = 4096;
+/// Largest read or write served in one request, and what clients may assume ("Size constraints").
+pub const PAYLOAD_MAX: u32 = 32 << 20;
+/// Largest minimum block size that may be advertised.
+pub const MIN_BLOCK_MAX: u32 = 1 << 16;
+/// Zeroes after the reply to `NBD_OPT_EXPORT_NAME` unless both sides agreed to leave them out.
+pub const EXPORT_NAME_ZEROES: usize = 124;
+
+/// Magic numbers.
+pub mod magic {
+    /// `NBDMAGIC`, first thing the server sends.
+    pub const INIT: u64 = 0x4e42_444d_4147_4943;
+    /// `IHAVEOPT`, second thing the server sends and head of every option.
+    pub const OPTION: u64 = 0x4948_4156_454f_5054;
+    /// Head of every option reply.
+    pub const OPTION_REPLY: u64 = 0x0003_e889_0455_65a9;
+    /// Head of a request.
+    pub const REQUEST: u32 = 0x2560_9513;
+    /// Head of a simple reply.
+    pub const SIMPLE_REPLY: u32 = 0x6744_6698;
+    /// Head of a structured reply chunk.
+    pub const STRUCTURED_REPLY: u32 = 0x668e_33ef;
+}
+
+/// Handshake flags, 16 bits, server to client.
+pub mod handshake_flags {
+    /// `NBD_FLAG_FIXED_NEWSTYLE`.
+    pub const FIXED_NEWSTYLE: u16 = 1 << 0;
+    /// `NBD_FLAG_NO_ZEROES`.
+    pub const NO_ZEROES: u16 = 1 << 1;
+}
+
+/// Client flags, 32 bits, the client's answer to the handshake flags.
+pub mod client_flags {
+    /// `NBD_FLAG_C_FIXED_NEWSTYLE`.
+    pub const FIXED_NEWSTYLE: u32 = 1 << 0;
+    /// `NBD_FLAG_C_NO_ZEROES`.
+    pub const NO_ZEROES: u32 = 1 << 1;
+    /// Every flag a client may set.
+    pub const KNOWN: u32 = FIXED_NEWSTYLE | NO_ZEROES;
+}
+
+/// Transmission flags, 16 bits, what an export offers.
+pub mod transmission_flags {
+    /// `NBD_FLAG_HAS_FLAGS`, always set.
+    pub const HAS_FLAGS: u16 = 1 << 0;
+    /// `NBD_FLAG_READ_ONLY`.
+    pub const READ_ONLY: u16 = 1 << 1;
+    /// `NBD_FLAG_SEND_FLUSH`.
+    pub const SEND_FLUSH: u16 = 1 << 2;
+    /// `NBD_FLAG_SEND_FUA`.
+    pub const SEND_FUA: u16 = 1 << 3;
+    /// `NBD_FLAG_ROTATIONAL`.
+    pub const ROTATIONAL: u16 = 1 << 4;
+    /// `NBD_FLAG_SEND_TRIM`.
+    pub const SEND_TRIM: u16 = 1 << 5;
+    /// `NBD_FLAG_SEND_WRITE_ZEROES`.
+    pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
+    /// `NBD_FLAG_SEND_DF`.
+    pub const SEND_DF: u16 = 1 << 7;
+    /// `NBD_FLAG_CAN_MULTI_CONN`.
+    pub const CAN_MULTI_CONN: u16 = 1 << 8;
+    /// `NBD_FLAG_SEND_RESIZE`, an extension; never set here.
+    pub const SEND_RESIZE: u16 = 1 << 9;
+    /// `NBD_FLAG_SEND_CACHE`.
+    pub const SEND_CACHE: u16 = 1 << 10;
+    /// `NBD_FLAG_SEND_FAST_ZERO`.
+    pub const SEND_FAST_ZERO: u16 = 1 << 11;
+    /// `NBD_FLAG_BLOCK_STATUS_PAYLOAD`, an extension; never set here.
+    pub const BLOCK_STATUS_PAYLOAD: u16 = 1 << 12;
+}
+
+/// Option types.
+pub mod opt {
+    /// `NBD_OPT_EXPORT_NAME`.
+    pub const EXPORT_NAME: u32 = 1;
+    /// `NBD_OPT_ABORT`.
+    pub const ABORT: u32 = 2;
+    /// `NBD_OPT_LIST`.
+    pub const LIST: u32 = 3;
+    /// `NBD_OPT_PEEK_EXPORT`, withdrawn.
+    pub const PEEK_EXPORT: u32 = 4;
+    /// `NBD_OPT_STARTTLS`.
+    pub const STARTTLS: u32 = 5;
+    /// `NBD_OPT_INFO`.
+    pub const INFO: u32 = 6;
+    /// `NBD_OPT_GO`.
+    pub const GO: u32 = 7;
+    /// `NBD_OPT_STRUCTURED_REPLY`.
+    pub const STRUCTURED_REPLY: u32 = 8;
+    /// `NBD_OPT_LIST_META_CONTEXT`.
+    pub const LIST_META_CONTEXT: u32 = 9;
+    /// `NBD_OPT_SET_META_CONTEXT`.
+    pub const SET_META_CONTEXT: u32 = 10;
+    /// `NBD_OPT_EXTENDED_HEADERS`.
+    pub const EXTENDED_HEADERS: u32 = 11;
+}
+
+/// Option reply types. Errors have bit 31 set.
+pub mod rep {
+    /// `NBD_REP_ACK`.
+    pub const ACK: u32 = 1;
+    /// `NBD_REP_SERVER`.
+    pub const SERVER: u32 = 2;
+    /// `NBD_REP_INFO`.
+    pub const INFO: u32 = 3;
+    /// `NBD_REP_META_CONTEXT`.
+    pub const META_CONTEXT: u32 = 4;
+    /// The bit that makes a reply type an error.
+    pub const ERROR_BIT: u32 = 1 << 31;
+    /// `NBD_REP_ERR_UNSUP`.
+    pub const ERR_UNSUP: u32 = ERROR_BIT + 1;
+    /// `NBD_REP_ERR_POLICY`.
+    pub const ERR_POLICY: u32 = ERROR_BIT + 2;
+    /// `NBD_REP_ERR_INVALID`.
+    pub const ERR_INVALID: u32 = ERROR_BIT + 3;
+    /// `NBD_REP_ERR_PLATFORM`.
+    pub const ERR_PLATFORM: u32 = ERROR_BIT + 4;
+    /// `NBD_REP_ERR_TLS_REQD`.
+    pub const ERR_TLS_REQD: u32 = ERROR_BIT + 5;
+    /// `NBD_REP_ERR_UNKNOWN`.
+    pub const ERR_UNKNOWN: u32 = ERROR_BIT + 6;
+    /// `NBD_REP_ERR_SHUTDOWN`.
+    pub const ERR_SHUTDOWN: u32 = ERROR_BIT + 7;
+    /// `NBD_REP_ERR_BLOCK_SIZE_REQD`.
+    pub const ERR_BLOCK_SIZE_REQD: u32 = ERROR_BIT + 8;
+    /// `NBD_REP_ERR_TOO_BIG`.
+    pub const ERR_TOO_BIG: u32 = ERROR_BIT + 9;
+    /// `NBD_REP_ERR_EXT_HEADER_REQD`.
+    pub const ERR_EXT_HEADER_REQD: u32 = ERROR_BIT + 10;
+}
+
+/// Information types of `NBD_REP_INFO`.
+pub mod info {
+    /// `NBD_INFO_EXPORT`: size and transmission flags.
+    pub const EXPORT: u16 = 0;
+    /// `NBD_INFO_NAME`: canonical name.
+    pub const NAME: u16 = 1;
+    /// `NBD_INFO_DESCRIPTION`.
+    pub const DESCRIPTION: u16 = 2;
+    /// `NBD_INFO_BLOCK_SIZE`: minimum, preferred, maximum payload.
+    pub const BLOCK_SIZE: u16 = 3;
+}
+
+/// Request types.
+pub mod cmd {
+    /// `NBD_CMD_READ`.
+    pub const READ: u16 = 0;
+    /// `NBD_CMD_WRITE`.
+    pub const WRITE: u16 = 1;
+    /// `NBD_CMD_DISC`.
+    pub const DISC: u16 = 2;
+    /// `NBD_CMD_FLUSH`.
+    pub const FLUSH: u16 = 3;
+    /// `NBD_CMD_TRIM`.
+    pub const TRIM: u16 = 4;
+    /// `NBD_CMD_CACHE`.
+    pub const CACHE: u16 = 5;
+    /// `NBD_CMD_WRITE_ZEROES`.
+    pub const WRITE_ZEROES: u16 = 6;
+    /// `NBD_CMD_BLOCK_STATUS`.
+    pub const BLOCK_STATUS: u16 = 7;
+    /// `NBD_CMD_RESIZE`, an extension.
+    pub const RESIZE: u16 = 8;
+}
+
+/// Command flags, 16 bits in every request.
+pub mod cmd_flags {
+    /// `NBD_CMD_FLAG_FUA`.
+    pub const FUA: u16 = 1 << 0;
+    /// `NBD_CMD_FLAG_NO_HOLE`.
+    pub const NO_HOLE: u16 = 1 << 1;
+    /// `NBD_CMD_FLAG_DF`.
+    pub const DF: u16 = 1 << 2;
+    /// `NBD_CMD_FLAG_REQ_ONE`.
+    pub const REQ_ONE: u16 = 1 << 3;
+    /// `NBD_CMD_FLAG_FAST_ZERO`.
+    pub const FAST_ZERO: u16 = 1 << 4;
+    /// `NBD_CMD_FLAG_PAYLOAD_LEN`, an extension.
+    pub const PAYLOAD_LEN: u16 = 1 << 5;
+}
+
+/// Structured reply flags, 16 bits in every chunk.
+pub mod reply_flags {
+    /// `NBD_REPLY_FLAG_DONE`: last chunk of the reply.
+    pub const DONE: u16 = 1 << 0;
+}
+
+/// Structured reply types. Errors have bit 15 set.
+pub mod reply_type {
+    /// `NBD_REPLY_TYPE_NONE`.
+    pub const NONE: u16 = 0;
+    /// `NBD_REPLY_TYPE_OFFSET_DATA`.
+    pub const OFFSET_DATA: u16 = 1;
+    /// `NBD_REPLY_TYPE_OFFSET_HOLE`.
+    pub const OFFSET_HOLE: u16 = 2;
+    /// `NBD_REPLY_TYPE_BLOCK_STATUS`.
+    pub const BLOCK_STATUS: u16 = 5;
+    /// `NBD_REPLY_TYPE_ERROR`.
+    pub const ERROR: u16 = (1 << 15) + 1;
+    /// `NBD_REPLY_TYPE_ERROR_OFFSET`.
+    pub const ERROR_OFFSET: u16 = (1 << 15) + 2;
+}
+
+/// The errors a reply may carry ("Error values").
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum NbdError {
+    /// `NBD_EPERM`: a write to a read-only export.
+    Perm = 1,
+    /// `NBD_EIO`: the device failed.
+    Io = 5,
+    /// `NBD_ENOMEM`: not enough memory.
+    NoMem = 12,
+    /// `NBD_EINVAL`: the request makes no sense.
+    Inval = 22,
+    /// `NBD_ENOSPC`: no room, or a write past the end.
+    NoSpc = 28,
+    /// `NBD_EOVERFLOW`: the length is more than can be served at once.
+    Overflow = 75,
+    /// `NBD_ENOTSUP`: a fast zero that would not be fast.
+    NotSup = 95,
+    /// `NBD_ESHUTDOWN`: the server is going down.
+    Shutdown = 108,
+}
+
+impl NbdError {
+    /// Every error, in the order of their codes.
+    pub const ALL: [Self; 8] = [
+        Self::Perm,
+        Self::Io,
+        Self::NoMem,
+        Self::Inval,
+        Self::NoSpc,
+        Self::Overflow,
+        Self::NotSup,
+        Self::Shutdown,
+    ];
+
+    /// The number on the wire.
+    pub const fn code(self) -> u32 {
+        self as u32
+    }
+
+    /// The error of a number on the wire, None for 0 and for numbers the document does not list.
+    pub fn from_code(code: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|e| e.code() == code)
+    }
+}
+
+/// What was wrong with the bytes of a head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    /// Fewer bytes than the head has.
+    #[error("{have} bytes where {need} are needed")]
+    Short {
+        /// Length of the head.
+        need: usize,
+        /// Length of the slice.
+        have: usize,
+    },
+    /// The head does not start with its magic; the stream is out of step and must be closed.
+    #[error("magic {0:#x} is not the one of this head")]
+    Magic(u64),
+}
+
+impl WireError {
+    /// True when more bytes may help; false when the connection must be closed.
+    pub fn is_short(&self) -> bool {
+        matches!(self, Self::Short { .. })
+    }
+}
+
+/// The longest beginning of `text` of at most `max` bytes that is whole characters.
+pub(crate) fn clip(text: &str, max: usize) -> &str {
+    &text[..text.floor_char_boundary(max)]
+}
+
+/// Splits `N` bytes off the front. The heads below are read with it field by field.
+fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
+    let (head, rest) = bytes.split_first_chunk::<N>()?;
+    *bytes = rest;
+    Some(*head)
+}
+
+/// Joins fields into an array. `head!` asserts at compile time that they fill it.
+fn join<const N: usize>(parts: &[&[u8]]) -> [u8; N] {
+    let mut out = [0; N];
+    let mut rest = out.as_mut_slice();
+    for part in parts {
+        let Some((room, next)) = rest.split_at_mut_checked(part.len()) else {
+            break;
+        };
+        room.copy_from_slice(part);
+        rest = next;
+    }
+    out
+}
+
+/// Defines a head: its fields in wire order, after an optional magic.
+macro_rules! head {
+    ($(#[$doc:meta])* $name:ident, $len:literal, $magic:path as $magic_ty:ty,
+     { $($(#[$fdoc:meta])* $field:ident: $ty:ty,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub struct $name { $($(#[$fdoc])* pub $field: $ty,)* }
+
+        impl $name {
+            /// Bytes on the wire.
+            pub const LEN: usize = $len;
+
+            /// The bytes on the wire.
+            pub fn encode(&self) -> [u8; $len] {
+                join(&[&$magic.to_be_bytes(), $(&self.$field.to_be_bytes(),)*])
+            }
+
+            /// Reads the head from the first `LEN` bytes.
+            ///
+            /// # Errors
+            /// Too few bytes, or another magic.
+            pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+                let short = WireError::Short { need: $len, have: bytes.len() };
+                let mut rest = bytes.get(..$len).ok_or(short)?;
+                let magic = <$magic_ty>::from_be_bytes(take(&mut rest).ok_or(short)?);
+                if magic != $magic {
+                    return Err(WireError::Magic(u64::from(magic)));
+                }
+                Ok(Self { $($field: <$ty>::from_be_bytes(take(&mut rest).ok_or(short)?),)* })
+            }
+        }
+
+        const _: () = assert!($len == size_of::<$magic_ty>() $(+ size_of::<$ty>())*);
+    };
+}
+
+head! {
+    /// First bytes of a connection, server to client.
+    Greeting, 18, magic::INIT as u64, {
+        /// [`magic::OPTION`]: newstyle.
+        version: u64,
+        /// [`handshake_flags`].
+        flags: u16,
+    }
+}
+
+head! {
+    /// Head of an option; `len` bytes of data follow.
+    OptionHeader, 16, magic::OPTION as u64, {
+        /// One of [`opt`], or anything.
+        option: u32,
+        /// Bytes of data.
+        len: u32,
+    }
+}
+
+head! {
+    /// Head of an option reply; `len` bytes of data follow.
+    OptionReplyHeader, 20, magic::OPTION_REPLY as u64, {
+        /// The option that is answered.
+        option: u32,
+        /// One of [`rep`].
+        reply: u32,
+        /// Bytes of data.
+        len: u32,
+    }
+}
+
+head! {
+    /// Head of a request; a write has `len` bytes of data behind it.
+    RequestHeader, 28, magic::REQUEST as u32, {
+        /// [`cmd_flags`].
+        flags: u16,
+        /// One of [`cmd`], or anything.
+        command: u16,
+        /// Chosen by the client, returned in every reply.
+        cookie: u64,
+        /// First byte on the export.
+        offset: u64,
+        /// Length in bytes.
+        len: u32,
+    }
+}
+
+head! {
+    /// A simple reply; data follows a successful read.
+    SimpleReply, 16, magic::SIMPLE_REPLY as u32, {
+        /// 0 or the code of an [`NbdError`].
+        error: u32,
+        /// The cookie of the request.
+        cookie: u64,
+    }
+}
+
+head! {
+    /// Head of a structured reply chunk; `len` bytes of payload follow.
+    ChunkHeader, 20, magic::STRUCTURED_REPLY as u32, {
+        /// [`reply_flags`].
+        flags: u16,
+        /// One of [`reply_type`].
+        kind: u16,
+        /// The cookie of the request.
+        cookie: u64,
+        /// Bytes of payload.
+        len: u32,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn magics_spell_what_the_document_says() {
+        assert_eq!(&magic::INIT.to_be_bytes(), b"NBDMAGIC");
+        assert_eq!(&magic::OPTION.to_be_bytes(), b"IHAVEOPT");
+    }
+
+    #[test]
+    fn golden_heads() {
+        let greeting = Greeting { version: magic::OPTION, flags: 3 };
+        assert_eq!(&greeting.encode(), b"NBDMAGICIHAVEOPT\x00\x03");
+        let option = OptionHeader { option: opt::GO, len: 0x0102 };
+        assert_eq!(&option.encode(), b"IHAVEOPT\x00\x00\x00\x07\x00\x00\x01\x02");
+        let reply = OptionReplyHeader { option: opt::LIST, reply: rep::ERR_UNSUP, len: 5 };
+        assert_eq!(
+            &reply.encode(),
+            b"\x00\x03\xe8\x89\x04\x55\x65\xa9\x00\x00\x00\x03\x80\x00\x00\x01\x00\x00\x00\x05"
+        );
+        let request = RequestHeader {
+            flags: cmd_flags::FUA,
+            command: cmd::WRITE,
+            cookie: 0x1122_3344_5566_7788,
+            offset: 0x0000_0001_0000_0200,
+            len: 0x1000,
+        };
+        assert_eq!(
+            &request.encode(),
+            b"\x25\x60\x95\x13\x00\x01\x00\x01\x11\x22\x33\x44\x55\x66\x77\x88\
+              \x00\x00\x00\x01\x00\x00\x02\x00\x00\x00\x10\x00"
+        );
+        let simple = SimpleReply { error: 22, cookie: 9 };
+        assert_eq!(&simple.encode(), b"\x67\x44\x66\x98\0\0\0\x16\0\0\0\0\0\0\0\x09");
+        let chunk = ChunkHeader { flags: 1, kind: reply_type::ERROR, cookie: 9, len: 6 };
+        assert_eq!(
+            &chunk.encode(),
+            b"\x66\x8e\x33\xef\x00\x01\x80\x01\0\0\0\0\0\0\0\x09\0\0\0\x06"
+        );
+    }
+
+    #[test]
+    fn short_and_foreign_heads_are_errors() {
+        for have in 0..28 {
+            let got = RequestHeader::decode(&[0x25; 28][..have]);
+            assert_eq!(got, Err(WireError::Short { need: 28, have }));
+        }
+        assert_eq!(RequestHeader::decode(&[0; 28]), Err(WireError::Magic(0)));
+        assert_eq!(OptionHeader::decode(&[1; 16]), Err(WireError::Magic(0x0101_0101_0101_0101)));
+    }
+
+    #[test]
+    fn errors_and_codes_map_both_ways() {
+        assert_eq!(NbdError::ALL.map(NbdError::code), [1, 5, 12, 22, 28, 75, 95, 108]);
+        for error in NbdError::ALL {
+            assert_eq!(NbdError::from_code(error.code()), Some(error));
+        }
+        assert_eq!(NbdError::from_code(0), None);
+        assert_eq!(NbdError::from_code(u32::MAX), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_decode_or_fail_and_what_decodes_encodes_back(
+            mut bytes in proptest::collection::vec(any::<u8>(), 0..40),
+            real_magic in any::<bool>(),
+        ) {
+            if real_magic && bytes.len() >= 4 {
+                bytes[..4].copy_from_slice(&magic::REQUEST.to_be_bytes());
+            }
+            if let Ok(head) = RequestHeader::decode(&bytes) {
+                prop_assert_eq!(&head.encode()[..], &bytes[..28]);
+            }
+            if let Ok(head) = OptionHeader::decode(&bytes) {
+                prop_assert_eq!(&head.encode()[..], &bytes[..16]);
+            }
+            let _ = Greeting::decode(&bytes);
+            let _ = OptionReplyHeader::decode(&bytes);
+            let _ = SimpleReply::decode(&bytes);
+            let _ = ChunkHeader::decode(&bytes);
+        }
+    }
+}
