@@ -195,6 +195,16 @@ fn detach_and_attach_again() {
 }
 
 #[test]
+fn detach_does_not_wait_for_an_idle_client() {
+    let stand = Stand::memory("16M");
+    let mut raw = RawNbd::go(stand.client.front(), "vol0");
+    assert_eq!(raw.write(0, 0, &[1; 512]), Reply::Error(0));
+    stand.client.detach();
+    raw.expect_closed();
+    let _ = stand.server.stop(STOP_TIME_MAX);
+}
+
+#[test]
 fn two_exports_two_sessions_one_server() {
     let server = Server::builder().export("a=mem:8M").export("b=mem:16M").start();
     let a = Client::attach("a").path(server.portal()).start();
@@ -244,16 +254,23 @@ fn help_version_and_wrong_usage() {
 #[test]
 fn the_configurations_in_the_tree_are_good() {
     let configs = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs");
-    for (name, file) in [("rtrs-server", "server.yaml"), ("rtrs-client", "client.yaml")] {
+    // The files hold defaults; what has none is given by flags.
+    let server = ("rtrs-server", "server.yaml", &["--export", "vol0=mem:1M"][..]);
+    let attach = &["attach", "vol0", "--path", "tcp://127.0.0.1:1", "--socket", "s"][..];
+    for (name, file, words) in [server, ("rtrs-client", "client.yaml", attach)] {
+        let run = |path: &str, what| {
+            let args = [words, &["--config", path, what]].concat();
+            run(bin(name), &args, COMMAND_TIME_MAX).ok()
+        };
         let path = format!("{configs}/{file}");
-        let _ = run(bin(name), &["--config", &path, "--check"], COMMAND_TIME_MAX).ok();
-        let printed = run(bin(name), &["--config", &path, "--print-config"], COMMAND_TIME_MAX).ok();
-        assert!(!printed.stdout.trim().is_empty(), "{name} printed no configuration");
+        let _ = run(&path, "--check");
+        let printed = run(&path, "--print-config").stdout;
+        assert!(!printed.trim().is_empty(), "{name} printed no configuration");
         // What is printed is a configuration again.
         let scratch = Scratch::new();
         let again = scratch.text("again.yaml");
-        std::fs::write(&again, &printed.stdout).expect("write it");
-        let _ = run(bin(name), &["--config", &again, "--check"], COMMAND_TIME_MAX).ok();
+        std::fs::write(&again, &printed).expect("write it");
+        let _ = run(&again, "--check");
     }
 }
 
@@ -263,7 +280,9 @@ fn an_unknown_key_is_named_with_its_line() {
     let path = scratch.text("server.yaml");
     std::fs::write(&path, "# a comment\nqueue-dept: 64\n").expect("write a configuration");
     let done = run(bin("rtrs-server"), &["--config", &path, "--check"], COMMAND_TIME_MAX).code(2);
-    let _ = done.says("queue-dept").says("queue-depth").says("line 2");
+    let done = done.says("queue-dept").says("queue-depth");
+    let named = ["server.yaml:2", "line 2"].iter().any(|place| done.stderr.contains(place));
+    assert!(named, "no line in {done:#?}");
 }
 
 #[test]

@@ -39,6 +39,8 @@ pub mod consts {
 
     /// NBD_REP_ACK.
     pub const REP_ACK: u32 = 1;
+    /// NBD_REP_SERVER.
+    pub const REP_SERVER: u32 = 2;
     /// NBD_REP_INFO.
     pub const REP_INFO: u32 = 3;
     /// NBD_REP_ERR_UNSUP.
