@@ -43,7 +43,7 @@ FIO_ROWS = [
 SESSION_ROWS = [
     ("session-randread", "session 4k randread QD32, no NBD", "randread", ("on", "peers"), 3.0),
     ("invalidate-randread", "always_invalidate on/off, randread", "randread", ("on", "off"), 0.9),
-    ("invalidate-randrw", "always_invalidate on/off, randwrite", "randwrite", ("on", "off"), 0.9),
+    ("invalidate-randwrite", "always_invalidate on/off, randwrite", "randwrite", ("on", "off"), 0.9),
 ]
 
 
@@ -493,6 +493,8 @@ def run_table(args, path, scratch, session_rows):
         if any("off" in row[3] for row in session_rows):
             session_sides["off"] = OursInvalidateOff(path, scratch, args.bin_dir)
     every_side = sides + list(session_sides.values())
+    if not every_side:
+        raise BenchError("nothing to run: these rows need our own side, see --peers-only")
     samples = {}
     try:
         for side in every_side:
@@ -585,18 +587,24 @@ def markdown(name, table):
     out = [f"### {name}", "",
            "| job | " + " | ".join(fio_sides) + " | best peer | ratio | asked | met |",
            "|---|" + "---|" * (len(fio_sides) + 4)]
+    session = []
     for row_id, verdict in table["verdicts"].items():
         cells = table["rows"][row_id]
-        texts = [cell_text(verdict["what"], cells.get(side)) for side in fio_sides]
-        if OursSession.name in cells:
-            texts[-1] = cell_text("iops", cells[OursSession.name])
-            if OursInvalidateOff.name in cells:
-                texts[0] = "off: " + cell_text("iops", cells[OursInvalidateOff.name])
         sign = "<=" if verdict["what"] == "lat" else ">="
         ratio = f"{verdict['ratio']:.2f}" if "ratio" in verdict else "-"
         met = {True: "yes", False: "NO", None: "-"}[verdict.get("met")]
-        out.append(f"| {verdict['title']} | " + " | ".join(texts) +
-                   f" | {verdict['best']} | {ratio} | {sign} {verdict['asked']} | {met} |")
+        end = f"{ratio} | {sign} {verdict['asked']} | {met} |"
+        if OursSession.name in cells:
+            ours = cell_text("iops", cells[OursSession.name])
+            other = cells.get(verdict["best"]) or table["rows"][FIO_ROWS[0][0]][verdict["best"]]
+            session.append(f"| {verdict['title']} | {ours} | {verdict['best']}: "
+                           f"{cell_text('iops', other)} | {end}")
+        else:
+            texts = [cell_text(verdict["what"], cells.get(side)) for side in fio_sides]
+            out.append(f"| {verdict['title']} | {' | '.join(texts)} | {verdict['best']} | {end}")
+    if session:
+        out += ["", "| rtrs-client bench | ours | against | ratio | asked | met |",
+                "|---|---|---|---|---|---|", *session]
     out += ["", "CPU microseconds per IO of the serving processes (ours: client and server), "
             "then of fio; spread of IOPS over the rounds; CPU others used at most:", "",
             "| job | side | server us/IO | fio us/IO | spread | foreign |",
