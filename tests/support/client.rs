@@ -108,7 +108,8 @@ impl ClientBuilder {
         (client, finished)
     }
 
-    /// Attaches with `--foreground`; ready when the NBD front accepts a connection.
+    /// Attaches with `--foreground`; ready when the NBD front accepts a connection and the control
+    /// socket answers.
     ///
     /// # Panics
     /// When it does not come up in time.
@@ -129,6 +130,9 @@ impl ClientBuilder {
             }
         });
         client.foreground = Some(proc);
+        wait_for("the control socket of a session in the foreground", COMMAND_TIME_MAX, || {
+            (client.command(&["status", &self.export]).code == Some(0)).then_some(())
+        });
         client
     }
 

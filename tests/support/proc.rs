@@ -129,7 +129,8 @@ impl Proc {
             .stdout(File::options().append(true).open(stdout.path()).expect("open stdout"))
             .stderr(File::options().append(true).open(stderr.path()).expect("open stderr"))
             .process_group(0);
-        let text = format!("{command:?}");
+        let words = std::iter::once(command.get_program()).chain(command.get_args());
+        let text = words.map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ");
         let child = command.spawn().unwrap_or_else(|error| panic!("cannot start {text}: {error}"));
         Self { child, command: text, stdout, stderr, ended: None }
     }
