@@ -1,0 +1,147 @@
+#!/usr/bin/env bash
+# Checks for the programs the scripts need and installs what is missing: Debian packages through
+# apt-get (with sudo when not root) and Rust through rustup. Sourced by the other scripts or run by
+# hand; does nothing and takes well under a second when all is there.
+#
+# Exit or return: 0 all there, 1 something is missing and could not be installed; says what.
+
+# command:package, one for each program a script or test calls.
+RTRS_DEPS=(
+    cc:gcc
+    curl:curl
+    e2fsck:e2fsprogs
+    mkfs.ext4:e2fsprogs
+    fio:fio
+    nbdcopy:libnbd-bin
+    nbdinfo:libnbd-bin
+    nbd-server:nbd-server
+    nbdkit:nbdkit
+    python3:python3
+    qemu-img:qemu-utils
+    qemu-io:qemu-utils
+    qemu-nbd:qemu-utils
+    tshark:tshark
+)
+
+deps_say() { printf 'deps: %s\n' "$*" >&2; }
+
+deps_missing_packages() {
+    local pair
+    for pair in "${RTRS_DEPS[@]}"; do
+        command -v "${pair%%:*}" >/dev/null 2>&1 || printf '%s\n' "${pair#*:}"
+    done | sort -u
+}
+
+deps_install_packages() {
+    local missing as_root=() log status
+    missing=$(deps_missing_packages | tr '\n' ' ')
+    [ -n "$missing" ] || return 0
+    if ! command -v apt-get >/dev/null 2>&1; then
+        deps_say "missing: $missing- no apt-get here, install them by your own package tool"
+        return 1
+    fi
+    if [ "$(id -u)" -ne 0 ]; then
+        if ! command -v sudo >/dev/null 2>&1; then
+            deps_say "missing: $missing- neither root nor sudo; run: apt-get install $missing"
+            return 1
+        fi
+        as_root=(sudo)
+    fi
+    log=$(mktemp) || return 1
+    deps_say "installing $missing(apt-get)"
+    # With a bound on the lock, a second apt-get on the machine is an error and not a wait for ever.
+    # shellcheck disable=SC2086
+    "${as_root[@]}" apt-get -o DPkg::Lock::Timeout=120 update >"$log" 2>&1 &&
+        "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get \
+            -o DPkg::Lock::Timeout=120 install -y --no-install-recommends $missing >>"$log" 2>&1
+    status=$?
+    hash -r
+    missing=$(deps_missing_packages | tr '\n' ' ')
+    if [ $status -ne 0 ] || [ -n "$missing" ]; then
+        tail -n 15 "$log" >&2
+        deps_say "apt-get failed (status $status); still missing: ${missing:-nothing}"
+        rm -f "$log"
+        [ -z "$missing" ]
+        return
+    fi
+    rm -f "$log"
+}
+
+# The rust-version of the workspace, e.g. 1.95.
+deps_rust_wanted() {
+    sed -n 's/^rust-version *= *"\([0-9.]*\)".*/\1/p' "$DEPS_ROOT/Cargo.toml" | head -n 1
+}
+
+# Prints the version of the cargo on the PATH, nothing when there is none or it does not start.
+deps_rust_found() {
+    (cd "$DEPS_ROOT" && cargo --version 2>/dev/null) | awk '{ print $2 }'
+}
+
+deps_version_reaches() { # found wanted
+    [ -n "$1" ] && [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]
+}
+
+deps_install_rust() {
+    local wanted found installer
+    wanted=$(deps_rust_wanted)
+    if [ -z "$wanted" ]; then
+        deps_say "no rust-version in $DEPS_ROOT/Cargo.toml"
+        return 1
+    fi
+    case ":$PATH:" in
+        *":${CARGO_HOME:-$HOME/.cargo}/bin:"*) ;;
+        *) PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH" ;;
+    esac
+    export PATH
+    found=$(deps_rust_found)
+    if ! deps_version_reaches "$found" "$wanted"; then
+        if command -v rustup >/dev/null 2>&1; then
+            deps_say "cargo ${found:-missing}, needed $wanted: rustup update stable"
+            rustup toolchain install stable --profile minimal -c rustfmt -c clippy >&2
+        else
+            deps_say "cargo ${found:-missing}, needed $wanted: installing rustup"
+            installer=$(mktemp) || return 1
+            if ! curl --proto '=https' --tlsv1.2 -sSf --max-time 120 -o "$installer" \
+                https://sh.rustup.rs; then
+                rm -f "$installer"
+                deps_say "cannot reach https://sh.rustup.rs: install Rust $wanted or newer yourself"
+                return 1
+            fi
+            if ! sh "$installer" -y --profile minimal -c rustfmt -c clippy \
+                --default-toolchain stable >&2; then
+                rm -f "$installer"
+                deps_say "the rustup installer failed; its words are above"
+                return 1
+            fi
+            rm -f "$installer"
+        fi
+        hash -r
+        found=$(deps_rust_found)
+        if ! deps_version_reaches "$found" "$wanted"; then
+            deps_say "cargo is ${found:-missing} still, $wanted is needed"
+            return 1
+        fi
+    fi
+    if ! command -v rustfmt >/dev/null 2>&1 || ! command -v cargo-clippy >/dev/null 2>&1; then
+        if ! rustup component add rustfmt clippy >&2; then
+            deps_say "rustfmt or clippy is missing and rustup could not add them"
+            return 1
+        fi
+    fi
+    DEPS_RUST_FOUND=$found
+}
+
+deps_all() {
+    DEPS_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd) || return 1
+    # mkfs.ext4 and e2fsck live where a user's PATH does not look.
+    case ":$PATH:" in
+        *:/usr/sbin:*) ;;
+        *) PATH="$PATH:/usr/sbin:/sbin" ;;
+    esac
+    export PATH
+    deps_install_packages || return 1
+    deps_install_rust || return 1
+    deps_say "all there (cargo $DEPS_RUST_FOUND)"
+}
+
+deps_all

@@ -1,0 +1,140 @@
+#!/usr/bin/env bash
+# Every gate of the project, by hand and from .ci/run: format, clippy, build, unit tests, system
+# tests with real programs, documentation. Prints the time of each stage and ends with one line,
+# `N passed, N failed, N skipped`: the sum over all test binaries, with each gate that is no test
+# binary counted as one. Exit codes: 0 all good, 1 a gate or a test failed, 2 wrong usage.
+#
+#   scripts/test.sh [--quick]
+#
+# --quick runs the same tests on smaller images and for shorter times (RTRS_QUICK=1 to them).
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+
+quick=0
+for arg in "$@"; do
+    case $arg in
+        --quick) quick=1 ;;
+        -h | --help)
+            sed -n '2,/^set /{s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
+            exit 0
+            ;;
+        *)
+            echo "test: unknown argument '$arg'; known: --quick" >&2
+            exit 2
+            ;;
+    esac
+done
+
+passed=0 failed=0 skipped=0 failures=() times=()
+scratch=$(mktemp -d) || exit 1
+child=
+cleanup() {
+    if [ -n "$child" ]; then kill -TERM -- "-$child" 2>/dev/null; fi
+    rm -rf "$scratch"
+}
+trap cleanup EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+
+# Runs a stage in a process group of its own, bounded in time, its output shown and kept in
+# $scratch/NAME.log. Ends after SECONDS_MAX even if a test hangs.
+run_stage() { # name seconds_max command...
+    local name=$1 seconds_max=$2 start=$SECONDS status
+    shift 2
+    echo "== $name"
+    setsid timeout --kill-after=20 "$seconds_max" "$@" > >(tee "$scratch/$name.log") 2>&1 &
+    child=$!
+    wait "$child"
+    status=$?
+    child=
+    if [ $status -eq 124 ] || [ $status -eq 137 ]; then
+        echo "test: $name did not end within $seconds_max s" | tee -a "$scratch/$name.log"
+    fi
+    times+=("$(printf '%-8s %5d s' "$name" $((SECONDS - start)))")
+    return $status
+}
+
+# A stage that is one gate: counts as one passed or one failed.
+gate() { # name seconds_max command...
+    if run_stage "$@"; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        failures+=("$1")
+        return 1
+    fi
+}
+
+# A cargo test run: its test binaries' own lines are summed. A run that fails without a failed
+# test (a build error, a crash, a time-out) counts as one failed.
+tests() { # name seconds_max command...
+    local name=$1 status sums
+    run_stage "$@"
+    status=$?
+    # tee has the last lines a moment after the command ended.
+    sleep 0.2
+    sums=$(sed -n 's/^test result: [a-zA-Z]*\. //p' "$scratch/$name.log" |
+        awk '{ p += $1; f += $3; i += $5 } END { print p + 0, f + 0, i + 0 }')
+    # shellcheck disable=SC2086
+    set -- $sums
+    passed=$((passed + $1))
+    failed=$((failed + $2))
+    skipped=$((skipped + $3))
+    if [ "$2" -gt 0 ]; then
+        failures+=("$name: $2 tests")
+    elif [ $status -ne 0 ]; then
+        failed=$((failed + 1))
+        failures+=("$name: status $status")
+    elif [ $(($1 + $3)) -eq 0 ]; then
+        failed=$((failed + 1))
+        failures+=("$name: no test ran")
+    fi
+}
+
+finish() {
+    local count=0 stage
+    # A test that lacks a tool says so in this file, and to cargo it looks passed.
+    if [ -s "$scratch/skipped" ]; then
+        echo "== skipped for want of something"
+        sort -u "$scratch/skipped"
+        count=$(sort -u "$scratch/skipped" | wc -l)
+    fi
+    passed=$((passed - count))
+    skipped=$((skipped + count))
+    echo "== times"
+    for stage in "${times[@]}"; do echo "$stage"; done
+    printf '%-8s %5d s\n' all $SECONDS
+    for stage in "${failures[@]}"; do echo "FAILED: $stage"; done
+    echo "$passed passed, $failed failed, $skipped skipped"
+    [ $failed -eq 0 ]
+    exit
+}
+
+echo "== deps"
+# shellcheck source=scripts/deps.sh
+if . scripts/deps.sh; then
+    passed=$((passed + 1))
+else
+    failed=$((failed + 1))
+    failures+=(deps)
+    finish
+fi
+times+=("$(printf '%-8s %5d s' deps $SECONDS)")
+
+export CARGO_TERM_COLOR=never RTRS_SKIP_FILE="$scratch/skipped"
+if [ $quick -eq 1 ]; then
+    export RTRS_QUICK=1 PROPTEST_CASES=${PROPTEST_CASES:-64}
+fi
+target=${CARGO_TARGET_DIR:-$PWD/target}
+export RTRS_BIN_DIR=${RTRS_BIN_DIR:-$target/debug}
+
+gate fmt 120 cargo fmt --all --check
+gate clippy 1800 cargo clippy --workspace --all-targets --locked -- -D warnings
+# All targets in one go, so that the daemons the system tests start and the test binaries come
+# from the same build (a plain `cargo build` would build the core again with other features).
+if gate build 1800 cargo build --workspace --all-targets --locked; then
+    tests unit 1200 cargo test --workspace --locked --no-fail-fast --lib --bins
+    tests system 2400 cargo test --workspace --locked --no-fail-fast --test '*'
+fi
+gate docs 900 env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+finish

@@ -1,0 +1,264 @@
+//! `rtrs-client` as a user has it: `attach` returns and leaves a background process, the other
+//! commands talk to that through its control socket. Every [`Client`] has a run directory of its
+//! own, so sessions of different tests do not see each other, and by that directory's name on the
+//! command line its background processes are found and ended when the handle is dropped.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::proc::{Finished, Proc, bin, send_signal};
+use crate::requires::free_port;
+use crate::scratch::Scratch;
+use crate::{COMMAND_TIME_MAX, wait_for};
+
+/// Where the session serves NBD.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Front {
+    /// A unix socket at this path.
+    Unix(PathBuf),
+    /// A port of 127.0.0.1.
+    Tcp(u16),
+}
+
+impl Front {
+    /// The option of `attach` that asks for it.
+    #[must_use]
+    pub fn args(&self) -> [String; 2] {
+        match self {
+            Self::Unix(path) => ["--socket".to_owned(), path.display().to_string()],
+            Self::Tcp(port) => ["--listen".to_owned(), format!("127.0.0.1:{port}")],
+        }
+    }
+
+    /// The NBD URI of an export there.
+    #[must_use]
+    pub fn uri(&self, export: &str) -> String {
+        match self {
+            Self::Unix(path) => format!("nbd+unix:///{export}?socket={}", path.display()),
+            Self::Tcp(port) => format!("nbd://127.0.0.1:{port}/{export}"),
+        }
+    }
+}
+
+/// Options of a session to be.
+#[derive(Debug)]
+pub struct ClientBuilder {
+    export: String,
+    paths: Vec<String>,
+    front: Option<Front>,
+    args: Vec<String>,
+}
+
+impl ClientBuilder {
+    /// Adds `--path`.
+    #[must_use]
+    pub fn path(mut self, path: impl Into<String>) -> Self {
+        self.paths.push(path.into());
+        self
+    }
+
+    /// Sets where NBD is served; a unix socket in the run directory when not called.
+    #[must_use]
+    pub fn front(mut self, front: Front) -> Self {
+        self.front = Some(front);
+        self
+    }
+
+    /// Serves NBD on a free port of 127.0.0.1.
+    #[must_use]
+    pub fn tcp(self) -> Self {
+        self.front(Front::Tcp(free_port()))
+    }
+
+    /// Adds further arguments as they are.
+    #[must_use]
+    pub fn args(mut self, args: &[&str]) -> Self {
+        self.args.extend(args.iter().map(|&arg| arg.to_owned()));
+        self
+    }
+
+    fn words(&self, front: &Front) -> Vec<String> {
+        let mut words = vec!["attach".to_owned(), self.export.clone()];
+        for path in &self.paths {
+            words.extend(["--path".to_owned(), path.clone()]);
+        }
+        words.extend(front.args());
+        words.extend(self.args.iter().cloned());
+        words
+    }
+
+    /// Attaches; returns when `attach` has returned 0.
+    ///
+    /// # Panics
+    /// When it fails or takes too long.
+    #[must_use]
+    pub fn start(self) -> Client {
+        let (client, finished) = self.try_start();
+        let _ = finished.ok();
+        client
+    }
+
+    /// Attaches, whatever comes of it; the handle cleans up in any case.
+    #[must_use]
+    pub fn try_start(self) -> (Client, Finished) {
+        let client = self.handle();
+        let finished = client.command(&self.words(&client.front));
+        (client, finished)
+    }
+
+    /// Attaches with `--foreground`; ready when the NBD front accepts a connection and the control
+    /// socket answers.
+    ///
+    /// # Panics
+    /// When it does not come up in time.
+    #[must_use]
+    pub fn start_foreground(self) -> Client {
+        let mut client = self.handle();
+        let mut words = self.words(&client.front);
+        words.push("--foreground".to_owned());
+        let mut proc = Proc::start(client.process(&words));
+        let front = client.front.clone();
+        wait_for("the NBD front of a session in the foreground", COMMAND_TIME_MAX, || {
+            assert!(proc.is_running(), "attach --foreground ended:\n{}", proc.output());
+            match &front {
+                Front::Unix(path) => std::os::unix::net::UnixStream::connect(path).ok().map(drop),
+                Front::Tcp(port) => {
+                    std::net::TcpStream::connect(("127.0.0.1", *port)).ok().map(drop)
+                }
+            }
+        });
+        client.foreground = Some(proc);
+        wait_for("the control socket of a session in the foreground", COMMAND_TIME_MAX, || {
+            (client.command(&["status", &self.export]).code == Some(0)).then_some(())
+        });
+        client
+    }
+
+    fn handle(&self) -> Client {
+        let run_dir = Scratch::new();
+        let front = self.front.clone();
+        let front = front.unwrap_or_else(|| Front::Unix(run_dir.path("nbd.sock")));
+        Client { export: self.export.clone(), front, run_dir, foreground: None }
+    }
+}
+
+/// A session, and the run directory of its control socket.
+#[derive(Debug)]
+pub struct Client {
+    export: String,
+    front: Front,
+    run_dir: Scratch,
+    foreground: Option<Proc>,
+}
+
+impl Client {
+    /// Options for a session with this export.
+    #[must_use]
+    pub fn attach(export: &str) -> ClientBuilder {
+        let export = export.to_owned();
+        ClientBuilder { export, paths: Vec::new(), front: None, args: Vec::new() }
+    }
+
+    /// Where it serves NBD.
+    #[must_use]
+    pub fn front(&self) -> &Front {
+        &self.front
+    }
+
+    /// The NBD URI of its export.
+    #[must_use]
+    pub fn uri(&self) -> String {
+        self.front.uri(&self.export)
+    }
+
+    /// The directory of its control socket.
+    #[must_use]
+    pub fn run_dir(&self) -> &Path {
+        self.run_dir.dir()
+    }
+
+    fn process<S: AsRef<str>>(&self, words: &[S]) -> Command {
+        let mut command = Command::new(bin("rtrs-client"));
+        command.args(words.iter().map(AsRef::as_ref));
+        command.arg("--run-dir").arg(self.run_dir()).env("XDG_RUNTIME_DIR", self.run_dir());
+        command
+    }
+
+    /// Runs `rtrs-client WORDS --run-dir ...` to its end.
+    ///
+    /// # Panics
+    /// When it does not end in time.
+    #[must_use]
+    pub fn command<S: AsRef<str>>(&self, words: &[S]) -> Finished {
+        Proc::start(self.process(words)).wait(COMMAND_TIME_MAX)
+    }
+
+    /// Detaches; demands exit code 0 and that the background process is gone soon after.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn detach(&self) {
+        let _ = self.command(&["detach", &self.export]).ok();
+        self.wait_gone(COMMAND_TIME_MAX);
+    }
+
+    /// Waits until no process of this run directory is left.
+    ///
+    /// # Panics
+    /// When `limit` is over.
+    pub fn wait_gone(&self, limit: Duration) {
+        wait_for("the session's process to end", limit, || self.pids().is_empty().then_some(()));
+    }
+
+    /// The processes of its sessions: those of `rtrs-client` that name our run directory.
+    #[must_use]
+    pub fn pids(&self) -> Vec<u32> {
+        let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+        let needle = self.run_dir().display().to_string();
+        let is_ours = |pid: &u32| {
+            let Ok(line) = fs::read(format!("/proc/{pid}/cmdline")) else { return false };
+            let line = String::from_utf8_lossy(&line);
+            line.contains("rtrs-client") && line.contains(&needle)
+        };
+        let names = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+        names.filter(is_ours).collect()
+    }
+
+    /// The one process of the session.
+    ///
+    /// # Panics
+    /// When there is none, or more than one.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        let pids = self.pids();
+        assert!(pids.len() == 1, "one process of {} asked for, found {pids:?}", self.export);
+        pids[0]
+    }
+
+    /// The process of a session started in the foreground, to be waited for.
+    ///
+    /// # Panics
+    /// When it was not started so.
+    #[must_use]
+    pub fn take_foreground(&mut self) -> Proc {
+        self.foreground.take().expect("a session in the foreground")
+    }
+
+    /// Sends a signal by name, e.g. `TERM`, to the session's process.
+    ///
+    /// # Panics
+    /// When there is no such process.
+    pub fn signal(&self, name: &str) {
+        assert!(send_signal(name, &self.pid().to_string()), "cannot signal the session");
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        for pid in self.pids() {
+            let _ = send_signal("KILL", &pid.to_string());
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! Child processes with a bound on everything. [`run`] is for programs that end, [`Proc`] for
+//! daemons. Output goes to files, not pipes: a background process that keeps a stream open cannot
+//! make a test wait, and no pipe fills up. Each child leads a process group of its own, so that
+//! its children end with it.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::NamedTempFile;
+
+use crate::requires::search_path;
+
+/// Ticks of /proc/PID/stat per second: USER_HZ, 100 on every Linux we build for.
+const TICKS_PER_SECOND: u64 = 100;
+
+/// One of this project's programs: in `RTRS_BIN_DIR`, else beside the running test binary.
+///
+/// # Panics
+/// When it has not been built.
+#[must_use]
+pub fn bin(name: &str) -> PathBuf {
+    let dir = std::env::var_os("RTRS_BIN_DIR").map_or_else(
+        || {
+            let exe = std::env::current_exe().expect("the path of this test binary");
+            // target/PROFILE/deps/TEST-HASH
+            exe.ancestors().nth(2).expect("a target directory").to_owned()
+        },
+        PathBuf::from,
+    );
+    let path = dir.join(name);
+    assert!(path.is_file(), "{} is not built: cargo build --workspace", path.display());
+    path
+}
+
+/// How a program ended and what it said.
+#[derive(Debug)]
+pub struct Finished {
+    /// The command line, for messages.
+    pub command: String,
+    /// The exit code; `None` when a signal ended it.
+    pub code: Option<i32>,
+    /// All of its standard output, lossily as text.
+    pub stdout: String,
+    /// All of its standard error, lossily as text.
+    pub stderr: String,
+}
+
+impl Finished {
+    /// Demands exit code 0.
+    ///
+    /// # Panics
+    /// With the program's words, on any other end.
+    #[must_use]
+    pub fn ok(self) -> Self {
+        self.code(0)
+    }
+
+    /// Demands this exit code.
+    ///
+    /// # Panics
+    /// With the program's words, on any other end.
+    #[must_use]
+    pub fn code(self, code: i32) -> Self {
+        assert!(self.code == Some(code), "asked for exit code {code}, got {self:#?}");
+        self
+    }
+
+    /// Demands a word on stderr or stdout, in any case of letters, and that the program did not
+    /// panic, whatever it said beside it.
+    ///
+    /// # Panics
+    /// When the word is missing, or with a panic's message.
+    #[must_use]
+    pub fn says(self, word: &str) -> Self {
+        let all = format!("{}\n{}", self.stderr, self.stdout).to_lowercase();
+        assert!(all.contains(&word.to_lowercase()), "no {word:?} in {self:#?}");
+        assert!(!all.contains("panicked at"), "a panic in {self:#?}");
+        self
+    }
+
+    /// The standard output as JSON.
+    ///
+    /// # Panics
+    /// When it is not JSON.
+    #[must_use]
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.stdout)
+            .unwrap_or_else(|error| panic!("no JSON ({error}) from {self:#?}"))
+    }
+}
+
+/// Runs a program to its end, at most `limit`.
+///
+/// # Panics
+/// When it cannot be started or does not end in time; it is killed then.
+pub fn run<S: AsRef<OsStr>>(program: impl AsRef<OsStr>, args: &[S], limit: Duration) -> Finished {
+    let mut command = Command::new(program);
+    command.args(args);
+    Proc::start(command).wait(limit)
+}
+
+/// A running child process.
+#[derive(Debug)]
+pub struct Proc {
+    child: Child,
+    command: String,
+    stdout: NamedTempFile,
+    stderr: NamedTempFile,
+    ended: Option<ExitStatus>,
+}
+
+impl Proc {
+    /// Starts the command with its output kept and no input.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    #[must_use]
+    pub fn start(mut command: Command) -> Self {
+        let stdout = NamedTempFile::new().expect("a file for stdout");
+        let stderr = NamedTempFile::new().expect("a file for stderr");
+        command
+            .env("PATH", search_path())
+            .stdin(Stdio::null())
+            .stdout(File::options().append(true).open(stdout.path()).expect("open stdout"))
+            .stderr(File::options().append(true).open(stderr.path()).expect("open stderr"))
+            .process_group(0);
+        let words = std::iter::once(command.get_program()).chain(command.get_args());
+        let text = words.map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ");
+        let child = command.spawn().unwrap_or_else(|error| panic!("cannot start {text}: {error}"));
+        Self { child, command: text, stdout, stderr, ended: None }
+    }
+
+    /// Its process id, ours until it has been waited for.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Both streams up to now.
+    #[must_use]
+    pub fn output(&self) -> String {
+        format!("{}{}", text_of(self.stdout.path()), text_of(self.stderr.path()))
+    }
+
+    /// True while it has not ended.
+    pub fn is_running(&mut self) -> bool {
+        self.poll().is_none()
+    }
+
+    fn poll(&mut self) -> Option<ExitStatus> {
+        if self.ended.is_none() {
+            self.ended = self.child.try_wait().expect("wait for a child");
+        }
+        self.ended
+    }
+
+    /// Waits until its output has `count` lines with `pattern`; gives what follows the pattern on
+    /// each, up to white space.
+    ///
+    /// # Panics
+    /// When it ends first, or `limit` is over.
+    pub fn wait_lines(&mut self, pattern: &str, count: usize, limit: Duration) -> Vec<String> {
+        let start = Instant::now();
+        loop {
+            let ended = self.poll();
+            let output = self.output();
+            // Only whole lines: the last one may be half written.
+            let whole = &output[..output.rfind('\n').map_or(0, |end| end + 1)];
+            let found: Vec<String> = whole
+                .lines()
+                .filter_map(|line| line.split_once(pattern))
+                .map(|(_, rest)| rest.split_whitespace().next().unwrap_or("").to_owned())
+                .collect();
+            if found.len() >= count {
+                return found;
+            }
+            assert!(ended.is_none(), "{} ended ({ended:?}):\n{output}", self.command);
+            assert!(
+                start.elapsed() < limit,
+                "{} wrote no {count} x {pattern:?} in {limit:?}:\n{output}",
+                self.command
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Sends a signal by its name without SIG, e.g. `TERM`, to this process alone.
+    ///
+    /// # Panics
+    /// When it has ended already.
+    pub fn signal(&mut self, name: &str) {
+        let ended = self.poll();
+        assert!(ended.is_none(), "{} has ended: {ended:?}\n{}", self.command, self.output());
+        assert!(send_signal(name, &self.pid().to_string()), "cannot signal {}", self.command);
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Panics
+    /// When `limit` is over; the process is killed then.
+    #[must_use]
+    pub fn wait(mut self, limit: Duration) -> Finished {
+        let start = Instant::now();
+        let status = loop {
+            if let Some(status) = self.poll() {
+                break status;
+            }
+            if start.elapsed() >= limit {
+                let output = self.output();
+                self.kill();
+                panic!("{} did not end within {limit:?}:\n{output}", self.command);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        let stderr = match status.signal() {
+            Some(number) => format!("{}\n(ended by signal {number})", text_of(self.stderr.path())),
+            None => text_of(self.stderr.path()),
+        };
+        let stdout = text_of(self.stdout.path());
+        Finished { command: self.command.clone(), code: status.code(), stdout, stderr }
+    }
+
+    /// SIGTERM, then [`Self::wait`].
+    #[must_use]
+    pub fn terminate(mut self, limit: Duration) -> Finished {
+        self.signal("TERM");
+        self.wait(limit)
+    }
+
+    fn kill(&mut self) {
+        if self.poll().is_none() {
+            // The group, for children of its own; then the process, should the group be gone.
+            let _ = send_signal("KILL", &format!("-{}", self.pid()));
+            let _ = self.child.kill();
+            self.ended = self.child.wait().ok();
+        }
+    }
+}
+
+impl Drop for Proc {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Sends through the shell's own `kill`, which needs no unsafe code here. True when it was sent.
+pub(crate) fn send_signal(name: &str, target: &str) -> bool {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "kill -s \"$0\" -- \"$1\"", name, target]).stderr(Stdio::null());
+    shell.status().is_ok_and(|status| status.success())
+}
+
+fn text_of(path: &Path) -> String {
+    let mut bytes = Vec::new();
+    if let Ok(mut file) = File::open(path) {
+        let _ = file.read_to_end(&mut bytes);
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// CPU time a live process has used, user and system, to the tick of 10 ms.
+///
+/// # Panics
+/// When there is no such process.
+#[must_use]
+pub fn cpu_time(pid: u32) -> Duration {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a live process");
+    let (_, fields) = stat.rsplit_once(')').expect("the form of /proc/PID/stat");
+    // After the name: state is field 0, utime 11, stime 12.
+    let ticks: u64 = fields.split_whitespace().skip(11).take(2).map(number).sum();
+    Duration::from_millis(ticks * 1000 / TICKS_PER_SECOND)
+}
+
+/// Memory a live process has resident now, bytes.
+#[must_use]
+pub fn resident_memory(pid: u32) -> u64 {
+    memory_line(pid, "VmRSS:")
+}
+
+/// The most memory a live process has had resident, bytes.
+#[must_use]
+pub fn peak_memory(pid: u32) -> u64 {
+    memory_line(pid, "VmHWM:")
+}
+
+fn memory_line(pid: u32, name: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("a live process");
+    let line = status.lines().find_map(|line| line.strip_prefix(name));
+    line.and_then(|rest| rest.split_whitespace().next()).map_or(0, number) * 1024
+}
+
+fn number(text: &str) -> u64 {
+    text.parse().unwrap_or_else(|_| panic!("{text:?} is no number"))
+}

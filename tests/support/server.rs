@@ -1,0 +1,145 @@
+//! `rtrs-server` as a real process: started with a builder, ready when it has said where it
+//! listens, ended with SIGTERM ([`Server::stop`] demands exit code 0) or killed on drop.
+
+use std::process::Command;
+use std::time::Duration;
+
+use crate::proc::{Finished, Proc, bin};
+
+/// How long the server has to say that it listens.
+const READY_TIME_MAX: Duration = Duration::from_secs(20);
+/// What the server prints before each address it listens on.
+const READY_WORDS: &str = "listening on ";
+
+/// Options of a server to be.
+#[derive(Debug, Default)]
+pub struct ServerBuilder {
+    exports: Vec<String>,
+    listens: Vec<String>,
+    args: Vec<String>,
+}
+
+impl ServerBuilder {
+    /// Adds `--export NAME=WHAT[,OPTION]`.
+    #[must_use]
+    pub fn export(mut self, export: impl Into<String>) -> Self {
+        self.exports.push(export.into());
+        self
+    }
+
+    /// Adds `--listen`; without any the server listens on a free port of 127.0.0.1.
+    #[must_use]
+    pub fn listen(mut self, listen: impl Into<String>) -> Self {
+        self.listens.push(listen.into());
+        self
+    }
+
+    /// Adds further arguments as they are.
+    #[must_use]
+    pub fn args(mut self, args: &[&str]) -> Self {
+        self.args.extend(args.iter().map(|&arg| arg.to_owned()));
+        self
+    }
+
+    /// The command line.
+    #[must_use]
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(bin("rtrs-server"));
+        for export in &self.exports {
+            command.args(["--export", export]);
+        }
+        for listen in &self.listens {
+            command.args(["--listen", listen]);
+        }
+        command.args(&self.args);
+        command
+    }
+
+    /// Starts the server and waits until it listens on all it was told.
+    ///
+    /// # Panics
+    /// When it does not come up in time.
+    #[must_use]
+    pub fn start(mut self) -> Server {
+        if self.listens.is_empty() {
+            self.listens.push("tcp://127.0.0.1:0".to_owned());
+        }
+        let mut proc = Proc::start(self.command());
+        let portals = proc.wait_lines(READY_WORDS, self.listens.len(), READY_TIME_MAX);
+        Server { proc, portals }
+    }
+
+    /// Runs a server that is expected to refuse its command line or its world.
+    ///
+    /// # Panics
+    /// When it does not end in time.
+    #[must_use]
+    pub fn run(&self) -> Finished {
+        Proc::start(self.command()).wait(READY_TIME_MAX)
+    }
+}
+
+/// A server that listens.
+#[derive(Debug)]
+pub struct Server {
+    proc: Proc,
+    portals: Vec<String>,
+}
+
+impl Server {
+    /// Options, none set.
+    #[must_use]
+    pub fn builder() -> ServerBuilder {
+        ServerBuilder::default()
+    }
+
+    /// The first address, as `tcp://127.0.0.1:PORT`.
+    #[must_use]
+    pub fn portal(&self) -> &str {
+        &self.portals[0]
+    }
+
+    /// Every address, in the order of the `listening on` lines.
+    #[must_use]
+    pub fn portals(&self) -> &[String] {
+        &self.portals
+    }
+
+    /// The host and port of the first address, for a plain TCP connection.
+    ///
+    /// # Panics
+    /// When the address is not of the form `tcp://HOST:PORT`.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        self.portal().strip_prefix("tcp://").expect("a tcp portal")
+    }
+
+    /// Its process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.proc.pid()
+    }
+
+    /// Demands that it still runs and has not panicked.
+    ///
+    /// # Panics
+    /// When it does not, with its output.
+    pub fn check_alive(&mut self) {
+        let running = self.proc.is_running();
+        let output = self.proc.output();
+        assert!(running && !output.contains("panicked at"), "the server died:\n{output}");
+    }
+
+    /// SIGTERM; demands exit code 0 within `limit`.
+    ///
+    /// # Panics
+    /// When it ends late or badly.
+    pub fn stop(self, limit: Duration) -> Finished {
+        self.proc.terminate(limit).ok()
+    }
+
+    /// SIGKILL, as a crash would do.
+    pub fn crash(self) {
+        drop(self);
+    }
+}

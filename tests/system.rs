@@ -1,0 +1,359 @@
+//! The daemons and commands themselves, as real processes on the loopback: attach, list, status,
+//! stats, detach, bench; signals and restarts; what idle and busy daemons use of the machine.
+#![forbid(unsafe_code)]
+
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::time::{Duration, Instant};
+
+use rtrs_tests::{
+    COMMAND_TIME_MAX, Client, Front, RawNbd, Reply, STOP_TIME_MAX, Scratch, Server, Stand, bin,
+    consts, cpu_time, free_port, nbd_client, peak_memory, quick, resident_memory, run, sparse_file,
+    wait_for,
+};
+use serde_json::Value;
+
+/// True when `word` is a string anywhere inside `value`.
+fn mentions(value: &Value, word: &str) -> bool {
+    match value {
+        Value::String(text) => text == word,
+        Value::Array(items) => items.iter().any(|item| mentions(item, word)),
+        Value::Object(fields) => {
+            fields.iter().any(|(key, item)| key == word || mentions(item, word))
+        }
+        _ => false,
+    }
+}
+
+/// The sum of every number inside `value`.
+fn total(value: &Value) -> f64 {
+    match value {
+        Value::Number(number) => number.as_f64().unwrap_or(0.0),
+        Value::Array(items) => items.iter().map(total).sum(),
+        Value::Object(fields) => fields.values().map(total).sum(),
+        _ => 0.0,
+    }
+}
+
+#[test]
+fn attach_list_status_stats_detach() {
+    let server = Server::builder()
+        .export("vol0=mem:64M")
+        .listen("tcp://127.0.0.1:0")
+        .listen("tcp://127.0.0.2:0")
+        .start();
+    let portals = server.portals().to_vec();
+    let client = Client::attach("vol0").path(&portals[0]).path(&portals[1]).start();
+    let pid = client.pid();
+
+    let list = client.command(&["list", "-o", "json"]).ok().json();
+    assert!(mentions(&list, "vol0"), "{list}");
+    let _ = client.command(&["list"]).ok().says("vol0");
+
+    let status = client.command(&["status", "vol0", "-o", "json"]).ok().json();
+    let paths = status["paths"].as_array().expect("a list of paths in the status");
+    assert_eq!(paths.len(), 2, "{status}");
+    for portal in &portals {
+        let address = portal.strip_prefix("tcp://").expect("a tcp portal");
+        assert!(status.to_string().contains(address), "no {address} in {status}");
+    }
+    for path in paths {
+        assert!(mentions(path, "connected"), "{path}");
+    }
+    assert_eq!(status["pid"], pid, "{status}");
+    let _ = client.command(&["status", "vol0"]).ok().says("127.0.0.2");
+
+    let before = client.command(&["stats", "vol0", "-o", "json"]).ok().json();
+    let mut nbd = nbd_client(&client);
+    nbd.write_all(&[7; 1 << 16]).expect("write");
+    nbd.rewind().expect("seek");
+    nbd.read_exact(&mut [0; 1 << 16]).expect("read");
+    drop(nbd);
+    let after = client.command(&["stats", "vol0", "-o", "json"]).ok().json();
+    assert!(total(&after) > total(&before), "IO left no trace in the stats: {after}");
+    let _ = client.command(&["stats", "vol0"]).ok();
+
+    client.detach();
+    let Front::Unix(socket) = client.front() else { panic!("a unix socket asked for") };
+    assert!(!socket.exists(), "detach left the NBD socket behind");
+    let list = client.command(&["list", "-o", "json"]).ok().json();
+    assert!(!mentions(&list, "vol0"), "{list}");
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn attach_in_the_foreground_ends_well_on_sigterm() {
+    let server = Server::builder().export("vol0=mem:16M").start();
+    let mut client = Client::attach("vol0").path(server.portal()).start_foreground();
+    let mut nbd = nbd_client(&client);
+    nbd.write_all(&[1; 4096]).expect("write");
+    drop(nbd);
+    assert!(mentions(&client.command(&["list", "-o", "json"]).ok().json(), "vol0"));
+    let _ = client.take_foreground().terminate(STOP_TIME_MAX).code(0);
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn detach_ends_a_session_in_the_foreground() {
+    let server = Server::builder().export("vol0=mem:16M").start();
+    let mut client = Client::attach("vol0").path(server.portal()).start_foreground();
+    let _ = client.command(&["detach", "vol0"]).ok();
+    let _ = client.take_foreground().wait(STOP_TIME_MAX).code(0);
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn sigterm_ends_a_background_session() {
+    let stand = Stand::memory("16M");
+    stand.client.signal("TERM");
+    stand.client.wait_gone(STOP_TIME_MAX);
+    let Front::Unix(socket) = stand.client.front() else { panic!("a unix socket asked for") };
+    assert!(!socket.exists(), "SIGTERM left the NBD socket behind");
+    let _ = stand.server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn sigterm_finishes_io_in_flight() {
+    // Each IO takes 200 ms on the server, so some are in flight when the signals come.
+    let server = Server::builder().export("vol0=mem:16M,delay=200ms").start();
+    let mut client = Client::attach("vol0").path(server.portal()).start_foreground();
+    let mut raw = RawNbd::go(client.front(), "vol0");
+    let cookie = raw.send_request(0, consts::CMD_WRITE, 4096, 4096);
+    raw.send(&[9; 4096]);
+    std::thread::sleep(Duration::from_millis(50));
+    let mut session = client.take_foreground();
+    session.signal("TERM");
+    assert_eq!(raw.simple_reply(cookie), Reply::Error(0), "the write in flight");
+    drop(raw);
+    let _ = session.wait(STOP_TIME_MAX).code(0);
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn sigterm_of_a_busy_server_is_bounded() {
+    let stand = Stand::memory("64M");
+    let front = stand.client.front().clone();
+    let busy = std::thread::spawn(move || {
+        let mut raw = RawNbd::go(&front, "vol0");
+        let mut done = 0_u64;
+        // Until the server is gone and the session says so with an error, or has closed.
+        while done < 10_000_000 && raw.write(0, (done % 1000) * 4096, &[3; 4096]) == Reply::Error(0)
+        {
+            done += 1;
+        }
+        done
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    let _ = stand.server.stop(STOP_TIME_MAX);
+    // The session is left without a path; its own end must be bounded too.
+    stand.client.signal("TERM");
+    stand.client.wait_gone(STOP_TIME_MAX);
+    assert!(busy.join().expect("the busy client") > 0, "no IO before the signal");
+}
+
+#[test]
+fn a_session_outlives_a_restart_of_its_server() {
+    let scratch = Scratch::new();
+    sparse_file(&scratch.path("vol0.img"), 16 << 20);
+    let export = format!("vol0={}", scratch.text("vol0.img"));
+    let listen = format!("tcp://127.0.0.1:{}", free_port());
+    let start = || Server::builder().export(&*export).listen(&*listen).start();
+    let server = start();
+    let client = Client::attach("vol0").path(&*listen).start();
+    let mut nbd = nbd_client(&client);
+    nbd.write_all(&[0x42; 4096]).expect("write before the restart");
+    drop(nbd);
+    server.crash();
+    let server = start();
+    let mut back = [0; 4096];
+    // IO may fail until the path is back; every attempt ends by itself.
+    wait_for("IO after a restart of the server", Duration::from_secs(60), || {
+        let mut raw = RawNbd::go(client.front(), "vol0");
+        raw.read(0, &mut back).ok()
+    });
+    assert_eq!(back, [0x42; 4096]);
+    client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn detach_and_attach_again() {
+    let server = Server::builder().export("vol0=mem:16M").start();
+    let mut byte = 0;
+    for _ in 0..5 {
+        let client = Client::attach("vol0").path(server.portal()).start();
+        let mut nbd = nbd_client(&client);
+        let mut back = [0; 512];
+        nbd.read_exact(&mut back).expect("read");
+        assert_eq!(back, [byte; 512], "data of the session before");
+        byte += 1;
+        nbd.seek(SeekFrom::Start(0)).expect("seek");
+        nbd.write_all(&[byte; 512]).expect("write");
+        drop(nbd);
+        client.detach();
+    }
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn detach_does_not_wait_for_an_idle_client() {
+    let stand = Stand::memory("16M");
+    let mut raw = RawNbd::go(stand.client.front(), "vol0");
+    assert_eq!(raw.write(0, 0, &[1; 512]), Reply::Error(0));
+    stand.client.detach();
+    raw.expect_closed();
+    let _ = stand.server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn two_exports_two_sessions_one_server() {
+    let server = Server::builder().export("a=mem:8M").export("b=mem:16M").start();
+    let a = Client::attach("a").path(server.portal()).start();
+    let front = Front::Unix(a.run_dir().join("b.sock"));
+    let words = ["attach", "b", "--path", server.portal()].map(str::to_owned);
+    let _ = a.command(&words.into_iter().chain(front.args()).collect::<Vec<_>>()).ok();
+    let list = a.command(&["list", "-o", "json"]).ok().json();
+    assert!(mentions(&list, "a") && mentions(&list, "b"), "{list}");
+    assert_eq!(RawNbd::go(&front, "b").write(0, 0, &[1; 512]), Reply::Error(0));
+    let mut back = [9; 512];
+    assert_eq!(RawNbd::go(a.front(), "a").read(0, &mut back), Ok(()));
+    assert_eq!(back, [0; 512], "a write to one export showed in the other");
+    let _ = a.command(&["detach", "b"]).ok();
+    let list = a.command(&["list", "-o", "json"]).ok().json();
+    assert!(mentions(&list, "a") && !mentions(&list, "b"), "{list}");
+    a.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn bench_prints_json() {
+    let server = Server::builder().export("vol0=mem:64M").start();
+    for rw in ["randread", "randwrite", "randrw", "read", "write"] {
+        let args = ["bench", "vol0", "--path", server.portal(), "--rw", rw, "--bs", "4k"];
+        let more = ["--iodepth", "8", "--runtime", "1", "-o", "json"];
+        let all: Vec<&str> = args.into_iter().chain(more).collect();
+        let json = run(bin("rtrs-client"), &all, COMMAND_TIME_MAX).ok().json();
+        assert!(json["iops"].as_f64() > Some(0.0), "{rw}: {json}");
+        assert!(json["bw_bytes"].as_f64() > Some(0.0), "{rw}: {json}");
+        for key in ["mean", "p50", "p99"] {
+            assert!(json["lat_us"][key].as_f64() > Some(0.0), "{rw}: {key}: {json}");
+        }
+    }
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn help_version_and_wrong_usage() {
+    for name in ["rtrs-server", "rtrs-client"] {
+        let run = |args: &[&str]| run(bin(name), args, COMMAND_TIME_MAX);
+        let _ = run(&["--help"]).ok().says(name);
+        let _ = run(&["--version"]).ok().says(env!("CARGO_PKG_VERSION"));
+        let _ = run(&["--no-such-flag"]).code(2).says("--no-such-flag");
+    }
+}
+
+#[test]
+fn the_configurations_in_the_tree_are_good() {
+    let configs = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs");
+    // The files hold defaults; what has none is given by flags.
+    let server = ("rtrs-server", "server.yaml", &["--export", "vol0=mem:1M"][..]);
+    let attach = &["attach", "vol0", "--path", "tcp://127.0.0.1:1", "--socket", "s"][..];
+    for (name, file, words) in [server, ("rtrs-client", "client.yaml", attach)] {
+        let run = |path: &str, what| {
+            let args = [words, &["--config", path, what]].concat();
+            run(bin(name), &args, COMMAND_TIME_MAX).ok()
+        };
+        let path = format!("{configs}/{file}");
+        let _ = run(&path, "--check");
+        let printed = run(&path, "--print-config").stdout;
+        assert!(!printed.trim().is_empty(), "{name} printed no configuration");
+        // What is printed is a configuration again.
+        let scratch = Scratch::new();
+        let again = scratch.text("again.yaml");
+        std::fs::write(&again, &printed).expect("write it");
+        let _ = run(&again, "--check");
+    }
+}
+
+#[test]
+fn an_unknown_key_is_named_with_its_line() {
+    let scratch = Scratch::new();
+    let path = scratch.text("server.yaml");
+    std::fs::write(&path, "# a comment\nqueue-dept: 64\n").expect("write a configuration");
+    let done = run(bin("rtrs-server"), &["--config", &path, "--check"], COMMAND_TIME_MAX).code(2);
+    let done = done.says("queue-dept").says("queue-depth");
+    let named = ["server.yaml:2", "line 2"].iter().any(|place| done.stderr.contains(place));
+    assert!(named, "no line in {done:#?}");
+}
+
+#[test]
+fn idle_daemons_use_no_cpu() {
+    let stand = Stand::memory("16M");
+    // An NBD client that is connected and silent is idle too.
+    let raw = RawNbd::go(stand.client.front(), "vol0");
+    let pids = [stand.server.pid(), stand.client.pid()];
+    std::thread::sleep(Duration::from_secs(2));
+    let before = pids.map(cpu_time);
+    let seconds = if quick() { 3 } else { 10 };
+    std::thread::sleep(Duration::from_secs(seconds));
+    for (pid, before) in pids.into_iter().zip(before) {
+        let used = cpu_time(pid) - before;
+        // Heartbeats cost a little; a busy loop would cost a hundred times this bound.
+        let allowed = Duration::from_millis(10 + 10 * seconds);
+        assert!(used <= allowed, "idle process {pid} used {used:?} in {seconds} s");
+    }
+    drop(raw);
+    stand.finish();
+}
+
+#[test]
+fn memory_stays_flat_and_within_its_bound() {
+    // A null export: the server's memory is then the session's alone.
+    let (chunk, depth) = (128 << 10, 128);
+    let server = Server::builder().export("vol0=null:1G").args(&[
+        "--chunk-size",
+        "128K",
+        "--queue-depth",
+        "128",
+    ]);
+    let stand = Stand::start(Scratch::new(), server, |c| c);
+    let (server_pid, client_pid) = (stand.server.pid(), stand.client.pid());
+    let seconds = if quick() { 10 } else { 120 };
+    let deadline = Instant::now() + Duration::from_secs(seconds);
+    let front = stand.client.front().clone();
+    let (mut first, mut last) = ([0; 2], [0; 2]);
+    std::thread::scope(|scope| {
+        let mut workers = Vec::new();
+        for worker in 0..2_u64 {
+            let front = front.clone();
+            workers.push(scope.spawn(move || {
+                let (mut data, mut done) = (vec![0x5a; 1 << 20], 0_u64);
+                while Instant::now() < deadline {
+                    // A new connection now and then: those must be given back too.
+                    let mut raw = RawNbd::go(&front, "vol0");
+                    for round in 0..200_u64 {
+                        let length = 512 << ((round + worker) % 12);
+                        let offset = ((round * 5) << 20) + worker * 512;
+                        assert_eq!(raw.write(0, offset, &data[..length]), Reply::Error(0));
+                        assert_eq!(raw.read(offset, &mut data[..length]), Ok(()));
+                        done += 1;
+                    }
+                }
+                done
+            }));
+        }
+        std::thread::sleep(Duration::from_secs(seconds / 3));
+        first = [server_pid, client_pid].map(resident_memory);
+        std::thread::sleep(Duration::from_secs(seconds / 2));
+        last = [server_pid, client_pid].map(resident_memory);
+        for worker in workers {
+            assert!(worker.join().expect("a worker") > 0, "a worker did nothing");
+        }
+    });
+    for (name, (first, last)) in ["server", "client"].into_iter().zip(first.into_iter().zip(last)) {
+        assert!(last <= first + (4 << 20), "the {name} grew from {first} to {last} bytes");
+    }
+    let bound = chunk * depth + (32 << 20);
+    let peak = peak_memory(server_pid);
+    assert!(peak <= bound, "the server used {peak} bytes, its bound is {bound}");
+    stand.finish();
+}
