@@ -1,16 +1,32 @@
 //! A library that serves any block device over NBD.
 //!
 //! Map of the crate, in the order a request walks it:
+//! - `listener`: the socket clients connect to; connections are handed out over cores.
+//! - `conn`: one connection on one core; `buffers` and `requests` are what connections share.
 //! - `proto`: the NBD protocol as machines without IO; bytes in, bytes and decisions out.
+//! - `bridge`: a core's connections, its requests and its device.
+//! - `export`, `status`: a device and its errors as NBD shows them.
 
 #![forbid(unsafe_code)]
 
+mod bridge;
+mod buffers;
+mod conn;
+mod export;
+mod listener;
 mod proto;
+mod requests;
+mod stats;
+mod status;
 
+pub use bridge::{Bridge, BridgeConfig};
+pub use export::export_info;
+pub use listener::{Bound, Endpoint, Listener};
 pub use proto::{
     AfterRefusal, BadExport, ExportInfo, Exports, Handshake, Negotiated, Op, Outcome,
     ProtocolError, Refusal, Request, Rules, Validated, reply, wire,
 };
+pub use stats::BridgeStats;
 
 /// Bodies of the fuzz targets; no part of the API.
 #[doc(hidden)]

@@ -20,6 +20,8 @@ pub enum ErrorKind {
     InUse,
     /// A path whose host has no address, or that cannot be connected.
     Path,
+    /// There is no session of that name.
+    NotAttached,
     /// Anything the system refused while running.
     System,
 }

@@ -1,14 +1,30 @@
-//! Map of the client: what was typed (`cli`), what can be said (`config`), what will run (`plan`),
-//! and running it (`run`).
+//! The client end of RTRS: a session with a server as a block device, served over NBD.
+//!
+//! Map of the crate: what was typed (`cli`), what can be said (`config`), what will run (`plan`),
+//! running it (`run`, `launch`, `control`, `report`, `bench`); the session (`session`) over its
+//! paths (`path`) as machines without IO, and `driver`, which binds them to a core.
+
 #![forbid(unsafe_code)]
 
+mod bench;
 pub mod cli;
 pub mod config;
+mod control;
+mod driver;
 mod error;
+mod launch;
+mod path;
 pub mod plan;
+mod report;
 mod run;
+mod session;
+mod stats;
 
 pub use cli::LowArgs;
 pub use error::{Chain, Error, ErrorKind};
 pub use plan::{AttachPlan, BenchPlan, Front, Plan, RunDir, SessionPlan};
 pub use run::run;
+pub use session::control::SessionFailure;
+pub use session::shard::SessionDevice;
+pub use session::{PathTarget, Policy, SessionConfig};
+pub use stats::{OpCount, PathCount, ShardStats};

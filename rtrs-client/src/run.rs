@@ -1,14 +1,586 @@
-//! From a judged plan to its execution.
+//! From a judged plan to its execution: one function per command.
 //!
-//! Owns [`run`], the binary's last call.
+//! `attach` starts a copy of this program in the background that holds the session, waits until
+//! it says that the device is ready, and returns; with `--foreground` it is that copy itself.
 
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use nbd_bridge::{Bound, BridgeConfig, Endpoint};
+use parking_lot::Mutex;
+use rtrs_core::config::{AutoSwitch, Portal, Scheme};
+use rtrs_core::fabric::Fabric;
+use rtrs_core::fabric::iwarp::{IwarpFabric, IwarpOptions, IwarpShared};
+use rtrs_core::ids::SessionId;
+use rtrs_core::rt::{PollPolicy, Ring, become_daemon};
+use rtrs_core::wire::AccessMode;
+
+use crate::bench::{JobResult, Workload};
+use crate::cli::Output;
+use crate::config::Access;
+use crate::control::{ControlSocket, Detach, ask};
+use crate::driver::{Event, Providers};
 use crate::error::{Error, ErrorKind};
-use crate::plan::Plan;
+use crate::launch::{self, Running, Use};
+use crate::plan::{AttachPlan, BenchPlan, Front, Plan, RunDir, SessionPlan};
+use crate::report::{self, Ask, Identity};
+use crate::session::{PathTarget, Policy, SessionConfig};
+
+/// Set in the environment of the background copy: where it logs to.
+const DAEMON_LOG: &str = "RTRS_CLIENT_LOG";
+/// Time for requests in flight when a signal ends the session.
+const SIGNAL_GRACE: Duration = Duration::from_secs(10);
+/// Bound of opening the device, the first connections included.
+const READY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Does what the plan says.
 ///
 /// # Errors
-/// [`ErrorKind::System`]: this build carries no sessions yet.
-pub fn run(_plan: &Plan) -> Result<(), Error> {
-    Err(Error::new(ErrorKind::System, "cannot run: this build carries no sessions yet"))
+/// What the command failed at, by kind.
+pub fn run(plan: &Plan) -> Result<(), Error> {
+    match plan {
+        Plan::Attach(attach) if attach.foreground => hold(attach),
+        Plan::Attach(attach) => attach_in_background(attach),
+        Plan::Bench(bench) => run_bench(bench),
+        Plan::List { run_dir, output } => list(run_dir, *output),
+        Plan::Status { name, run_dir, output } => {
+            let value = ask_session(run_dir, name, Ask::Status)?;
+            show(&value, *output, report::status_text)
+        }
+        Plan::Stats { name, run_dir, output } => {
+            let value = ask_session(run_dir, name, Ask::Stats)?;
+            show(&value, *output, report::stats_text)
+        }
+        Plan::Detach { name, run_dir, within_ms, output } => {
+            let value = ask_session(run_dir, name, Ask::Detach { within_ms: *within_ms })?;
+            show(&value, *output, |_| format!("{name} detached\n"))
+        }
+    }
+}
+
+fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
+    move |source| Error::with_source(ErrorKind::System, what, source)
+}
+
+fn show(
+    value: &serde_json::Value,
+    output: Output,
+    text: impl FnOnce(&serde_json::Value) -> String,
+) -> Result<(), Error> {
+    let shown = match output {
+        Output::Json => format!("{value:#}\n"),
+        Output::Text => text(value),
+    };
+    print(&shown)
+}
+
+fn print(text: &str) -> Result<(), Error> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(system("cannot print")(e)),
+        _ => Ok(()),
+    }
+}
+
+fn ask_session(run_dir: &RunDir, name: &str, question: Ask) -> Result<serde_json::Value, Error> {
+    let timeout = match question {
+        Ask::Detach { within_ms } => Duration::from_millis(within_ms) + Duration::from_secs(25),
+        _ => Duration::from_secs(10),
+    };
+    let path = run_dir.control_socket(name);
+    let value = ask(&path, question, timeout).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Error::new(
+            ErrorKind::NotAttached,
+            format!("{name:?} is not attached (no session at {})", path.display()),
+        ),
+        _ => system(format!("cannot ask the session at {}", path.display()))(error),
+    })?;
+    match value["error"].as_str() {
+        Some(error) => Err(Error::new(ErrorKind::System, format!("{name}: {error}"))),
+        None => Ok(value),
+    }
+}
+
+fn list(run_dir: &RunDir, output: Output) -> Result<(), Error> {
+    let mut sessions = Vec::new();
+    let entries = match fs::read_dir(run_dir.path()) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            return show(&serde_json::json!([]), output, |_| report::list_text(&[]));
+        }
+        Err(e) => return Err(system(format!("cannot read {}", run_dir.path().display()))(e)),
+    };
+    let mut paths: Vec<PathBuf> = entries
+        .filter_map(|entry| entry.ok().map(|e| e.path()))
+        .filter(|path| path.extension().is_some_and(|ext| ext == "sock"))
+        .collect();
+    paths.sort();
+    for path in paths {
+        match ask(&path, Ask::Status, Duration::from_secs(5)) {
+            Ok(status) => sessions.push(status),
+            // Left behind by a session that was killed; the next attach replaces it.
+            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {}
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => eprintln!("rtrs-client: {}: {e}", path.display()),
+        }
+    }
+    let text = report::list_text(&sessions);
+    show(&serde_json::Value::Array(sessions), output, |_| text)
+}
+
+fn ensure_run_dir(run_dir: &RunDir) -> Result<(), Error> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(run_dir.path())
+        .map_err(system(format!("cannot make {}", run_dir.path().display())))
+}
+
+/// Starts the copy that holds the session and waits for its word.
+fn attach_in_background(plan: &AttachPlan) -> Result<(), Error> {
+    ensure_run_dir(&plan.run_dir)?;
+    let log = plan.run_dir.control_socket(&plan.session.export_name).with_extension("log");
+    let exe = std::env::current_exe().map_err(system("cannot find this program"))?;
+    let errors =
+        File::create(&log).map_err(system(format!("cannot write the log {}", log.display())))?;
+    let mut child = Command::new(exe)
+        .args(std::env::args_os().skip(1))
+        .arg("--foreground")
+        .env(DAEMON_LOG, &log)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(errors)
+        .spawn()
+        .map_err(system("cannot start the session's process"))?;
+    let Some(out) = child.stdout.take() else {
+        return Err(Error::new(ErrorKind::System, "no pipe to the session's process"));
+    };
+    // The copy bounds its own start; its word or its end comes.
+    let mut word = String::new();
+    BufReader::new(out).read_line(&mut word).map_err(system("cannot hear the session"))?;
+    if let Some(uri) = word.trim().strip_prefix("ready ") {
+        return print(&format!("{} attached: {uri}\n", plan.session.export_name));
+    }
+    let status = child.wait().map_err(system("cannot wait for the session's process"))?;
+    let last = last_error(&log).unwrap_or_else(|| format!("the session ended with {status}"));
+    let kind = if status.code() == Some(2) { ErrorKind::Usage } else { ErrorKind::Path };
+    Err(Error::new(kind, last))
+}
+
+/// The last line that the background copy wrote as its error.
+fn last_error(log: &Path) -> Option<String> {
+    let text = fs::read_to_string(log).ok()?;
+    let line = text.lines().rev().find_map(|line| line.strip_prefix("rtrs-client: "))?;
+    Some(line.to_owned())
+}
+
+fn log_to_stderr(filter: &str) {
+    let filter = tracing_subscriber::EnvFilter::new(filter);
+    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    if subscriber.try_init().is_err() {
+        tracing::debug!("a log was set up already");
+    }
+}
+
+fn path_target(portal: &Portal) -> Result<PathTarget, Error> {
+    if portal.scheme() != Scheme::Tcp {
+        return Err(Error::new(ErrorKind::Usage, format!("{portal}: no such transport here")));
+    }
+    let found = portal
+        .resolve()
+        .map_err(|e| Error::with_source(ErrorKind::Path, format!("path {portal}"), e))?;
+    let Some(remote) = found.first().copied() else {
+        return Err(Error::new(ErrorKind::Path, format!("path {portal} has no address")));
+    };
+    Ok(PathTarget { name: portal.to_string(), local: portal.source(), remote, provider: 0 })
+}
+
+fn session_config(plan: &SessionPlan) -> Result<SessionConfig, Error> {
+    let id = launch::random_uuid().map_err(system("no random numbers"))?;
+    let mut seed = [0; 8];
+    seed.copy_from_slice(&id[8..]);
+    Ok(SessionConfig {
+        name: plan.session_name.clone(),
+        export: plan.export_name.clone(),
+        access: match plan.access {
+            Access::Ro => AccessMode::ReadOnly,
+            Access::Rw => AccessMode::ReadWrite,
+            Access::Migration => AccessMode::Migration,
+        },
+        id: SessionId(id),
+        paths: plan.paths.iter().map(path_target).collect::<Result<_, _>>()?,
+        cores: u16::try_from(plan.shards.count()).unwrap_or(u16::MAX),
+        policy: match plan.policy {
+            crate::config::Policy::RoundRobin => Policy::RoundRobin,
+            crate::config::Policy::MinInflight => Policy::MinInflight,
+            crate::config::Policy::MinLatency => Policy::MinLatency,
+        },
+        heartbeat_interval: Duration::from_millis(plan.heartbeat_ms),
+        heartbeat_missed_max: plan.heartbeat_missed_max,
+        connect_timeout: Duration::from_millis(plan.connect_timeout_ms),
+        reconnect_min: Duration::from_millis(plan.reconnect_min_ms),
+        reconnect_max: Duration::from_millis(plan.reconnect_max_ms),
+        io_timeout: Duration::from_millis(plan.io_timeout_ms),
+        queue_depth_limit: plan.queue_depth_limit,
+        seed: u64::from_le_bytes(seed),
+    })
+}
+
+fn providers(plan: &SessionPlan) -> Providers {
+    let options = IwarpOptions { crc: plan.crc, ..IwarpOptions::default() };
+    let shared = IwarpShared::new();
+    Arc::new(move |ring: &Rc<Ring>| {
+        let fabric = IwarpFabric::new(ring, Arc::clone(&shared), options.clone());
+        Ok(vec![Box::new(fabric) as Box<dyn Fabric>])
+    })
+}
+
+fn start(plan: &SessionPlan, config: SessionConfig, purpose: Use) -> Result<Running, Error> {
+    let poll = PollPolicy { budget_max: Duration::from_micros(u64::from(plan.poll_us)) };
+    let pin = plan.pin == AutoSwitch::On;
+    launch::start(config, purpose, &providers(plan), poll, pin)
+        .map_err(system("cannot start the session's threads"))
+}
+
+/// What the process waits for.
+enum Wake {
+    Core(Event),
+    Signal,
+    Detach(Detach),
+}
+
+/// Holds a session until it is detached or a signal ends it. The body of the background copy.
+fn hold(plan: &AttachPlan) -> Result<(), Error> {
+    log_to_stderr(&plan.session.log);
+    ensure_run_dir(&plan.run_dir)?;
+    if std::env::var_os(DAEMON_LOG).is_some() {
+        become_daemon().map_err(system("cannot leave the terminal"))?;
+    }
+    let control_path = plan.run_dir.control_socket(&plan.session.export_name);
+    let control = ControlSocket::bind(&control_path).map_err(|e| {
+        let what = format!("cannot listen on the control socket {}", control_path.display());
+        Error::with_source(ErrorKind::InUse, what, e)
+    })?;
+    let endpoint = match &plan.front {
+        Front::Socket(path) => Endpoint::Unix(path.clone()),
+        Front::Tcp(address) => Endpoint::Tcp(*address),
+    };
+    let bound = Bound::new(&endpoint).map_err(|e| {
+        Error::with_source(ErrorKind::InUse, format!("cannot serve NBD on {endpoint}"), e)
+    })?;
+    let config = session_config(&plan.session)?;
+    let identity = Identity {
+        name: plan.session.export_name.clone(),
+        session: config.name.clone(),
+        session_id: config.id.to_string(),
+        access: format!("{:?}", plan.session.access).to_lowercase(),
+        policy: format!("{:?}", plan.session.policy).to_lowercase(),
+        uri: bound.endpoint().uri(&plan.session.export_name),
+        pid: std::process::id(),
+        shards: config.cores,
+    };
+    let buffer_bytes = usize::try_from(plan.buffer_bytes).unwrap_or(usize::MAX);
+    let bridge = BridgeConfig { buffer_bytes, ..BridgeConfig::default() };
+    let uri = identity.uri.clone();
+    let running = start(&plan.session, config, Use::Nbd(bound, bridge))?;
+    let (wakes, inbox) = mpsc::channel();
+    let (detaches, asked) = mpsc::channel();
+    forward_signals(wakes.clone())?;
+    let running = forward_events(running, wakes.clone());
+    let cores = running.cores();
+    wait_ready(&inbox, &cores, &plan.session)?;
+    control.serve(identity, cores.clone(), detaches).map_err(system("no control thread"))?;
+    std::thread::spawn(move || {
+        while let Ok(detach) = asked.recv() {
+            if wakes.send(Wake::Detach(detach)).is_err() {
+                return;
+            }
+        }
+    });
+    print(&format!("ready {uri}\n"))?;
+    wait_end(&inbox, &cores, running, control)
+}
+
+fn forward_signals(wakes: mpsc::Sender<Wake>) -> Result<(), Error> {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])
+        .map_err(system("cannot handle signals"))?;
+    std::thread::spawn(move || {
+        for _ in signals.forever() {
+            if wakes.send(Wake::Signal).is_err() {
+                return;
+            }
+        }
+    });
+    Ok(())
+}
+
+fn forward_events(mut running: Running, wakes: mpsc::Sender<Wake>) -> Running {
+    let (_, nothing) = mpsc::channel();
+    let events = std::mem::replace(&mut running.events, nothing);
+    std::thread::spawn(move || {
+        while let Ok(event) = events.recv() {
+            if wakes.send(Wake::Core(event)).is_err() {
+                return;
+            }
+        }
+    });
+    running
+}
+
+/// Waits until the device is open.
+fn wait_ready(
+    inbox: &mpsc::Receiver<Wake>,
+    cores: &launch::Cores,
+    plan: &SessionPlan,
+) -> Result<u64, Error> {
+    let deadline = Instant::now() + READY_TIMEOUT;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let failed = match inbox.recv_timeout(left) {
+            Ok(Wake::Core(Event::Ready(geometry))) => return Ok(geometry.size),
+            Ok(Wake::Core(Event::Failed(failure))) => failure.to_string(),
+            Ok(Wake::Core(Event::FrontFailed(error))) => error.to_string(),
+            Ok(Wake::Core(Event::CoreFailed(core, error))) => format!("core {core}: {error}"),
+            Ok(Wake::Core(Event::Done)) => "the session ended before it began".to_owned(),
+            Ok(Wake::Signal) => "ended by a signal".to_owned(),
+            Ok(Wake::Detach(_)) => continue,
+            Err(_) => {
+                let why = cores
+                    .reports()
+                    .first()
+                    .and_then(|r| r.paths.as_ref())
+                    .map(|paths| {
+                        let told = paths.iter().filter_map(|p| {
+                            p.last_error.as_ref().map(|e| format!("{}: {e}", p.path))
+                        });
+                        told.collect::<Vec<_>>().join("; ")
+                    })
+                    .unwrap_or_default();
+                let seconds = READY_TIMEOUT.as_secs();
+                format!("no path to the server within {seconds} s ({why})")
+            }
+        };
+        cores.shut_down(Duration::ZERO);
+        let text = format!("cannot attach {}: {failed}", plan.export_name);
+        return Err(Error::new(ErrorKind::Path, text));
+    }
+}
+
+/// Waits for a signal or a detach, then for the session's end.
+fn wait_end(
+    inbox: &mpsc::Receiver<Wake>,
+    cores: &launch::Cores,
+    running: Running,
+    control: ControlSocket,
+) -> Result<(), Error> {
+    let mut waiting = None;
+    let mut over: Option<Instant> = None;
+    let mut failed = None;
+    loop {
+        let left = over
+            .map_or(Duration::from_secs(3600), |at| at.saturating_duration_since(Instant::now()));
+        match inbox.recv_timeout(left) {
+            Ok(Wake::Signal) if over.is_none() => {
+                tracing::info!("signal: finishing what is in flight");
+                cores.shut_down(SIGNAL_GRACE);
+                over = Some(Instant::now() + SIGNAL_GRACE + Duration::from_secs(15));
+            }
+            Ok(Wake::Detach(detach)) => {
+                cores.shut_down(detach.within);
+                over = Some(Instant::now() + detach.within + Duration::from_secs(15));
+                waiting = Some(detach.reply);
+            }
+            Ok(Wake::Core(Event::CoreFailed(core, error))) => {
+                failed = Some(format!("core {core} ended: {error}"));
+                break;
+            }
+            Ok(Wake::Core(Event::Done)) => break,
+            Ok(_) => {}
+            Err(mpsc::RecvTimeoutError::Timeout) if over.is_none() => {}
+            Err(_) => break,
+        }
+    }
+    running.join();
+    // The name must be free before who waits for the detach hears of it.
+    drop(control);
+    if let Some(reply) = waiting
+        && reply.send(()).is_ok()
+    {
+        // Its thread writes the answer; give it the moment that takes.
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    match failed {
+        Some(text) => Err(Error::new(ErrorKind::System, text)),
+        None => Ok(()),
+    }
+}
+
+fn run_bench(plan: &BenchPlan) -> Result<(), Error> {
+    log_to_stderr(&plan.session.log);
+    let mut config = session_config(&plan.session)?;
+    config.name = format!("{}-bench-{}", config.name, std::process::id());
+    let jobs = u32::from(config.cores);
+    let (results, finished) = mpsc::channel();
+    let workload = Arc::new(Workload {
+        mode: plan.mode,
+        block: plan.block_bytes,
+        iodepth: u32::from(plan.iodepth),
+        runtime: Duration::from_millis(plan.runtime_ms),
+        size: plan.size_bytes,
+        read_percent: u32::from(plan.read_percent),
+        jobs,
+        finished: AtomicU64::new(0),
+        results: Mutex::new(results),
+    });
+    let running = start(&plan.session, config, Use::Bench(Arc::clone(&workload)))?;
+    let (wakes, inbox) = mpsc::channel();
+    forward_signals(wakes.clone())?;
+    let running = forward_events(running, wakes);
+    let cores = running.cores();
+    wait_ready(&inbox, &cores, &plan.session)?;
+    let outcome = follow(plan, &workload, &inbox, &finished, &cores);
+    cores.shut_down(Duration::from_secs(5));
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while let Ok(wake) = inbox.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        if matches!(wake, Wake::Core(Event::Done | Event::CoreFailed(..))) {
+            break;
+        }
+    }
+    running.join();
+    let results = outcome?;
+    let summary = summarize(plan, &results)?;
+    show(&summary, plan.output, bench_text)?;
+    match summary["errors"].as_u64() {
+        Some(0) => Ok(()),
+        errors => Err(Error::new(
+            ErrorKind::System,
+            format!("{} of the requests failed", errors.unwrap_or(0)),
+        )),
+    }
+}
+
+/// Collects the jobs' results and shows a progress line meanwhile.
+fn follow(
+    plan: &BenchPlan,
+    workload: &Workload,
+    inbox: &mpsc::Receiver<Wake>,
+    finished: &mpsc::Receiver<JobResult>,
+    cores: &launch::Cores,
+) -> Result<Vec<JobResult>, Error> {
+    use std::io::IsTerminal;
+    let live = plan.output == Output::Text && io::stderr().is_terminal();
+    let mut results = Vec::new();
+    let begin = Instant::now();
+    let mut before = 0;
+    let bound = Duration::from_millis(plan.runtime_ms + plan.session.io_timeout_ms)
+        + Duration::from_secs(10);
+    let failed = |text: String| Err(Error::new(ErrorKind::System, text));
+    while results.len() < workload.jobs as usize {
+        match finished.recv_timeout(Duration::from_millis(500)) {
+            Ok(result) => results.push(result),
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                return failed("the jobs ended without a result".into());
+            }
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                let now = workload.finished.load(Ordering::Relaxed);
+                if live {
+                    eprint!(
+                        "\r{:>4} s  {:>9} IOPS  {:>12} done ",
+                        begin.elapsed().as_secs(),
+                        (now - before) * 2,
+                        now
+                    );
+                }
+                before = now;
+            }
+        }
+        match inbox.try_recv() {
+            Ok(Wake::Core(Event::FrontFailed(error))) => {
+                return Err(Error::new(ErrorKind::Usage, format!("cannot run: {error}")));
+            }
+            Ok(Wake::Core(Event::CoreFailed(core, error))) => {
+                return failed(format!("core {core} ended: {error}"));
+            }
+            Ok(Wake::Signal) => {
+                cores.shut_down(Duration::from_secs(1));
+                return failed("ended by a signal".into());
+            }
+            _ => {}
+        }
+        if begin.elapsed() > bound {
+            return failed("the requests in flight did not end in time".into());
+        }
+    }
+    if live {
+        eprintln!();
+    }
+    Ok(results)
+}
+
+fn summarize(plan: &BenchPlan, results: &[JobResult]) -> Result<serde_json::Value, Error> {
+    let mut latency = Histogram::<u64>::new_with_bounds(1_000, 100_000_000_000, 3)
+        .map_err(|e| Error::new(ErrorKind::System, e.to_string()))?;
+    let (mut reads, mut writes, mut errors) = (0, 0, 0);
+    let mut iops = 0.0;
+    for result in results {
+        reads += result.reads;
+        writes += result.writes;
+        errors += result.errors;
+        let seconds = result.elapsed.as_secs_f64().max(1e-9);
+        iops += (result.reads + result.writes) as f64 / seconds;
+        latency.add(&result.latency).map_err(|e| Error::new(ErrorKind::System, e.to_string()))?;
+    }
+    let us = |nanos: u64| nanos as f64 / 1000.0;
+    Ok(serde_json::json!({
+        "name": plan.session.export_name,
+        "rw": plan.mode,
+        "bs": plan.block_bytes,
+        "iodepth": plan.iodepth,
+        "jobs": results.len(),
+        "runtime_ms": plan.runtime_ms,
+        "reads": reads,
+        "writes": writes,
+        "errors": errors,
+        "iops": iops,
+        "bw_bytes": iops * f64::from(plan.block_bytes),
+        "lat_us": {
+            "mean": latency.mean() / 1000.0,
+            "p50": us(latency.value_at_quantile(0.5)),
+            "p90": us(latency.value_at_quantile(0.9)),
+            "p99": us(latency.value_at_quantile(0.99)),
+            "p999": us(latency.value_at_quantile(0.999)),
+            "max": us(latency.max()),
+        },
+    }))
+}
+
+fn bench_text(summary: &serde_json::Value) -> String {
+    let number = |value: &serde_json::Value| value.as_f64().unwrap_or(0.0);
+    let lat = &summary["lat_us"];
+    format!(
+        "{} bs={} iodepth={} jobs={}: {:.0} IOPS, {:.1} MiB/s, {} errors\n\
+         latency us: mean {:.1} p50 {:.1} p90 {:.1} p99 {:.1} p99.9 {:.1} max {:.1}\n",
+        summary["rw"].as_str().unwrap_or("?"),
+        summary["bs"],
+        summary["iodepth"],
+        summary["jobs"],
+        number(&summary["iops"]),
+        number(&summary["bw_bytes"]) / f64::from(1 << 20),
+        summary["errors"],
+        number(&lat["mean"]),
+        number(&lat["p50"]),
+        number(&lat["p90"]),
+        number(&lat["p99"]),
+        number(&lat["p999"]),
+        number(&lat["max"]),
+    )
 }

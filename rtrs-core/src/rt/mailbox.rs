@@ -25,10 +25,15 @@ pub struct Sender<T> {
     shared: Arc<Shared<T>>,
 }
 
-/// The receiving end before it is bound to its core's ring.
+/// The receiving end before it is bound to its core's ring; it may move to that core's thread.
 pub struct Mailbox<T> {
     shared: Arc<Shared<T>>,
-    armed: Option<Armed>,
+}
+
+/// The receiving end on its core.
+pub struct Inbox<T> {
+    shared: Arc<Shared<T>>,
+    armed: Armed,
 }
 
 struct Armed {
@@ -50,7 +55,7 @@ pub fn mailbox<T>() -> std::io::Result<(Sender<T>, Mailbox<T>)> {
     // SAFETY: the descriptor was just made and nobody else owns it.
     let wake = unsafe { OwnedFd::from_raw_fd(raw) };
     let shared = Arc::new(Shared { queue: SegQueue::new(), sleeping: AtomicBool::new(true), wake });
-    Ok((Sender { shared: Arc::clone(&shared) }, Mailbox { shared, armed: None }))
+    Ok((Sender { shared: Arc::clone(&shared) }, Mailbox { shared }))
 }
 
 impl<T> Sender<T> {
@@ -77,15 +82,16 @@ impl<T> Mailbox<T> {
     ///
     /// # Errors
     /// The system's error when descriptor or memory are refused.
-    pub fn arm(&mut self, ring: &Rc<Ring>) -> std::io::Result<()> {
+    pub fn arm(self, ring: &Rc<Ring>) -> std::io::Result<Inbox<T>> {
         let word = Region::new(8)?.slice(0, 8).unwrap_or_else(|| unreachable!("8 bytes fit"));
         let fd = Fd::new(self.shared.wake.try_clone()?);
         let armed = Armed { port: ring.port(), fd, word };
         armed.post();
-        self.armed = Some(armed);
-        Ok(())
+        Ok(Inbox { shared: self.shared, armed })
     }
+}
 
+impl<T> Inbox<T> {
     /// The next message.
     pub fn take(&mut self) -> Option<T> {
         self.shared.queue.pop()
@@ -98,10 +104,8 @@ impl<T> Mailbox<T> {
 
     /// Says that the receiver is about to sleep. False when mail came in between: do not sleep.
     pub fn prepare_sleep(&mut self) -> bool {
-        if let Some(armed) = &mut self.armed {
-            while armed.port.take().is_some() {
-                armed.post();
-            }
+        while self.armed.port.take().is_some() {
+            self.armed.post();
         }
         self.shared.sleeping.store(true, Ordering::SeqCst);
         if self.shared.queue.is_empty() {
@@ -133,5 +137,11 @@ impl<T> fmt::Debug for Sender<T> {
 impl<T> fmt::Debug for Mailbox<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Mailbox").field("queued", &self.shared.queue.len()).finish()
+    }
+}
+
+impl<T> fmt::Debug for Inbox<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inbox").field("queued", &self.shared.queue.len()).finish()
     }
 }

@@ -3,11 +3,13 @@
 mod affinity;
 mod clock;
 mod mailbox;
+mod process;
 mod reactor;
 mod ring;
 
 pub use affinity::{allowed_cpus, pin_to};
 pub use clock::Clock;
-pub use mailbox::{Mailbox, Sender, mailbox};
+pub use mailbox::{Inbox, Mailbox, Sender, mailbox};
+pub use process::become_daemon;
 pub use reactor::{PollPolicy, ReactorStats, Shard, run};
 pub use ring::{Completed, Fd, Op, OpId, Port, Ring};

@@ -1,0 +1,45 @@
+//! Counters of one core's bridge.
+
+use rtrs_core::status::IoStatus;
+use serde::Serialize;
+
+use crate::bridge::is_device_fault;
+
+/// What a core's bridge did since start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct BridgeStats {
+    /// Clients connected now.
+    pub connections: u64,
+    /// Handshakes that ended well.
+    pub negotiated: u64,
+    /// IOs the device completed.
+    pub completed: u64,
+    /// IOs the device failed.
+    pub failed: u64,
+    /// Bytes received from clients.
+    pub bytes_received: u64,
+    /// Bytes sent to clients.
+    pub bytes_sent: u64,
+    /// Bytes moved because a request straddled the end of a buffer.
+    pub bytes_moved: u64,
+}
+
+impl BridgeStats {
+    pub(crate) fn completed(&mut self, status: IoStatus) {
+        self.completed += 1;
+        if is_device_fault(status) {
+            self.failed += 1;
+        }
+    }
+
+    /// Adds the counters of another core.
+    pub fn add(&mut self, other: &Self) {
+        self.connections += other.connections;
+        self.negotiated += other.negotiated;
+        self.completed += other.completed;
+        self.failed += other.failed;
+        self.bytes_received += other.bytes_received;
+        self.bytes_sent += other.bytes_sent;
+        self.bytes_moved += other.bytes_moved;
+    }
+}

@@ -1,0 +1,35 @@
+//! `IoStatus` to NBD error: total, by the meaning that the NBD document gives each value.
+
+use rtrs_core::status::IoStatus;
+
+use crate::proto::wire::NbdError;
+
+/// The NBD error of a status; None for success.
+pub(crate) fn nbd_error(status: IoStatus) -> Option<NbdError> {
+    Some(match status {
+        IoStatus::Ok => return None,
+        IoStatus::Invalid => NbdError::Inval,
+        IoStatus::ReadOnly => NbdError::Perm,
+        IoStatus::NoSpace => NbdError::NoSpc,
+        IoStatus::NoMemory => NbdError::NoMem,
+        IoStatus::Unsupported => NbdError::NotSup,
+        _ => NbdError::Io,
+    })
+}
+
+/// What a person is told of a status.
+pub(crate) fn reason(status: IoStatus) -> &'static str {
+    match status {
+        IoStatus::Ok => "ok",
+        IoStatus::Invalid => "the device refused the request as invalid",
+        IoStatus::ReadOnly => "the device is read-only",
+        IoStatus::NoSpace => "no space left on the device",
+        IoStatus::NoMemory => "the device is out of memory",
+        IoStatus::Unsupported => "the device does not support this",
+        IoStatus::NoDevice => "the device is gone",
+        IoStatus::Aborted => "the path to the device was lost",
+        IoStatus::TimedOut => "the device did not answer in time",
+        IoStatus::Busy => "the device is busy",
+        _ => "the device failed",
+    }
+}

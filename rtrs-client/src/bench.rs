@@ -1,0 +1,219 @@
+//! A workload on a session, without NBD between: what the transport itself can do.
+//!
+//! One job per core keeps `iodepth` IOs in flight on that core's part of the session until its
+//! time is over, then waits for the last answers. Buffers and the latency histogram are made
+//! before the clock starts.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
+
+use hdrhistogram::Histogram;
+use parking_lot::Mutex;
+use rtrs_core::block::{BlockDevice, Io, IoFlags, IoOp};
+use rtrs_core::ids::CoreIndex;
+use rtrs_core::mem::Pool;
+use rtrs_core::time::{Duration, Instant};
+
+use crate::config::BenchMode;
+
+/// What all jobs of a run do.
+#[derive(Debug)]
+pub(crate) struct Workload {
+    pub(crate) mode: BenchMode,
+    /// Bytes per IO.
+    pub(crate) block: u32,
+    /// IOs in flight per job.
+    pub(crate) iodepth: u32,
+    pub(crate) runtime: Duration,
+    /// Use only this much of the device.
+    pub(crate) size: Option<u64>,
+    /// Share of reads in randrw, 0 to 100.
+    pub(crate) read_percent: u32,
+    pub(crate) jobs: u32,
+    /// IOs finished so far, for the progress line.
+    pub(crate) finished: AtomicU64,
+    /// Where the jobs leave their results.
+    pub(crate) results: Mutex<mpsc::Sender<JobResult>>,
+}
+
+/// What a job did.
+#[derive(Debug)]
+pub(crate) struct JobResult {
+    pub(crate) reads: u64,
+    pub(crate) writes: u64,
+    pub(crate) errors: u64,
+    pub(crate) elapsed: Duration,
+    /// Nanoseconds from submit to completion.
+    pub(crate) latency: Histogram<u64>,
+}
+
+/// One core's share of a workload.
+#[derive(Debug)]
+pub(crate) struct Job {
+    workload: Arc<Workload>,
+    device: Box<dyn BlockDevice>,
+    pool: Pool,
+    started: Vec<Instant>,
+    is_read: Vec<bool>,
+    blocks: u64,
+    next: u64,
+    random: u64,
+    begin: Instant,
+    end: Instant,
+    inflight: u32,
+    result: Option<JobResult>,
+}
+
+impl Job {
+    pub(crate) fn new(
+        now: Instant,
+        core: CoreIndex,
+        workload: Arc<Workload>,
+        mut device: Box<dyn BlockDevice>,
+    ) -> io::Result<Self> {
+        let geometry = device.geometry();
+        let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidInput, text);
+        if !workload.block.is_multiple_of(geometry.logical_block) {
+            return Err(invalid(format!(
+                "--bs {} is not a multiple of the device's block size {}",
+                workload.block, geometry.logical_block
+            )));
+        }
+        if workload.mode.writes() && geometry.read_only {
+            return Err(invalid("the device is read-only: use --rw read or randread".into()));
+        }
+        let size = workload.size.map_or(geometry.size, |s| s.min(geometry.size));
+        let blocks = size / u64::from(workload.block);
+        if blocks == 0 {
+            return Err(invalid(format!(
+                "the device of {size} bytes holds no block of {} bytes",
+                workload.block
+            )));
+        }
+        let pool = Pool::new(workload.iodepth, workload.block as usize)?;
+        device.attach_region(pool.region())?;
+        for index in 0..workload.iodepth {
+            // Not all zeroes, so that no layer gets away with shortcuts for them.
+            pool.slice(index).fill(0x5a);
+        }
+        let latency = Histogram::new_with_bounds(1_000, 100_000_000_000, 3)
+            .map_err(|e| io::Error::other(e.to_string()))?;
+        let depth = workload.iodepth as usize;
+        let share = blocks / u64::from(workload.jobs.max(1)) * u64::from(core.0);
+        Ok(Self {
+            device,
+            pool,
+            started: vec![now; depth],
+            is_read: vec![false; depth],
+            blocks,
+            next: share,
+            random: 0x9e37_79b9_7f4a_7c15 ^ (u64::from(core.0) + 1).wrapping_mul(0x2545_f491),
+            begin: now,
+            end: now + workload.runtime,
+            inflight: 0,
+            result: Some(JobResult {
+                reads: 0,
+                writes: 0,
+                errors: 0,
+                elapsed: Duration::ZERO,
+                latency,
+            }),
+            workload,
+        })
+    }
+
+    fn draw(&mut self) -> u64 {
+        // xorshift64*: quick, and even enough to pick blocks with.
+        self.random ^= self.random >> 12;
+        self.random ^= self.random << 25;
+        self.random ^= self.random >> 27;
+        self.random.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    fn next_block(&mut self) -> u64 {
+        match self.workload.mode {
+            BenchMode::Read | BenchMode::Write => {
+                let block = self.next % self.blocks;
+                self.next += 1;
+                block
+            }
+            _ => self.draw() % self.blocks,
+        }
+    }
+
+    /// Starts and ends IOs. True when anything happened.
+    pub(crate) fn turn(&mut self, now: Instant) -> bool {
+        let mut any = self.device.poll(now);
+        let Some(mut result) = self.result.take() else { return any };
+        while let Some(done) = self.device.reap() {
+            any = true;
+            self.inflight -= 1;
+            let slot = usize::try_from(done.tag).unwrap_or(0);
+            let nanos = u64::try_from(now.since(self.started[slot]).as_nanos());
+            result.latency.saturating_record(nanos.unwrap_or(u64::MAX));
+            match (done.status.is_ok(), self.is_read[slot]) {
+                (false, _) => result.errors += 1,
+                (true, true) => result.reads += 1,
+                (true, false) => result.writes += 1,
+            }
+            #[allow(clippy::cast_possible_truncation, reason = "slots are counted in 32 bits")]
+            self.pool.give(slot as u32);
+            self.workload.finished.fetch_add(1, Ordering::Relaxed);
+        }
+        while now < self.end && self.submit_one(now) {
+            any = true;
+        }
+        if now >= self.end && self.inflight == 0 {
+            result.elapsed = now.since(self.begin);
+            if self.workload.results.lock().send(result).is_err() {
+                tracing::debug!("nobody waits for the results any more");
+            }
+            return true;
+        }
+        self.result = Some(result);
+        any
+    }
+
+    fn submit_one(&mut self, now: Instant) -> bool {
+        let Some(slot) = self.pool.take() else { return false };
+        let block = self.next_block();
+        let read = match self.workload.mode {
+            BenchMode::Read | BenchMode::RandRead => true,
+            BenchMode::Write | BenchMode::RandWrite => false,
+            BenchMode::RandRw => self.draw() % 100 < u64::from(self.workload.read_percent),
+        };
+        self.started[slot as usize] = now;
+        self.is_read[slot as usize] = read;
+        let io = Io {
+            tag: u64::from(slot),
+            op: if read { IoOp::Read } else { IoOp::Write },
+            flags: IoFlags::default(),
+            offset: block * u64::from(self.workload.block),
+            len: self.workload.block,
+            buf: Some(self.pool.slice(slot)),
+        };
+        if self.device.submit(io).is_err() {
+            self.pool.give(slot);
+            return false;
+        }
+        self.inflight += 1;
+        true
+    }
+
+    /// Submits nothing more.
+    pub(crate) fn stop(&mut self) {
+        self.end = self.begin;
+    }
+
+    /// True when nothing is in flight.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.inflight == 0
+    }
+
+    /// When `turn` wants to be called even if nothing happens.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.result.as_ref().map(|_| self.end)
+    }
+}

@@ -1,0 +1,523 @@
+//! Binds the session's machines to providers, a ring and a front end: one core's turn.
+//!
+//! Every core runs the same [`ClientShard`]; core 0 also has the session's control part and the
+//! listening socket. A turn goes: mail, fabric events, front end (NBD or bench), issue what waits,
+//! one flush. Nothing here decides anything about the protocol.
+
+use std::cell::RefCell;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::{Arc, mpsc};
+
+use nbd_bridge::{Bound, Bridge, BridgeConfig, BridgeStats, Listener, export_info};
+use rtrs_core::block::{BlockDevice, Geometry};
+use rtrs_core::fabric::{Fabric, FabricCounters, FabricEvent};
+use rtrs_core::ids::CoreIndex;
+use rtrs_core::rt::{Clock, Inbox, Mailbox, PollPolicy, Ring, Sender, Shard, pin_to, run};
+use rtrs_core::time::{Duration, Instant, earliest};
+
+use crate::bench::Workload;
+use crate::session::control::{PathStatus, SessionControl, SessionFailure};
+use crate::session::shard::{ConnectionEnd, SessionDevice, ShardSession};
+use crate::session::{SessionConfig, ToHome, ToShard};
+use crate::stats::ShardStats;
+
+/// Messages between the cores of a session, and to them.
+pub(crate) enum Mail {
+    Shard(ToShard),
+    Home(ToHome),
+    /// To core 0: the socket that NBD clients connect to, served once the device is open.
+    Listen(Bound),
+    /// An NBD client for this core.
+    Adopt(OwnedFd),
+    /// Report what you did.
+    Query(mpsc::Sender<CoreReport>),
+    /// To core 0: finish what is in flight within the bound, close everything, end.
+    Shutdown {
+        grace: Duration,
+    },
+    /// Stop the front end; in flight is finished until the deadline.
+    StopFront {
+        deadline: Instant,
+    },
+    /// To core 0: a core's front end has stopped.
+    FrontStopped,
+    /// End the thread.
+    Exit,
+}
+
+/// What a core tells who asks.
+#[derive(Debug)]
+pub(crate) struct CoreReport {
+    pub(crate) core: CoreIndex,
+    pub(crate) stats: ShardStats,
+    pub(crate) inflight: usize,
+    pub(crate) fabric: FabricCounters,
+    pub(crate) bridge: BridgeStats,
+    /// Only from core 0.
+    pub(crate) paths: Option<Vec<PathStatus>>,
+    pub(crate) open: bool,
+    pub(crate) geometry: Option<Geometry>,
+}
+
+/// From core 0 to the process.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// The device is open and clients can connect.
+    Ready(Box<Geometry>),
+    /// The session cannot come about.
+    Failed(SessionFailure),
+    /// The NBD front end could not start.
+    FrontFailed(std::io::Error),
+    /// A core's thread ended with this error.
+    CoreFailed(CoreIndex, String),
+    /// Everything ended.
+    Done,
+}
+
+/// What the session is opened for.
+pub(crate) enum Purpose {
+    /// Serve NBD clients.
+    Nbd(BridgeConfig),
+    /// Run a workload.
+    Bench(Arc<Workload>),
+}
+
+enum Front {
+    None,
+    Nbd(Box<Bridge>),
+    Bench(Box<crate::bench::Job>),
+}
+
+/// Makes a core's providers, in the order that `PathTarget::provider` counts.
+pub(crate) type Providers =
+    Arc<dyn Fn(&Rc<Ring>) -> std::io::Result<Vec<Box<dyn Fabric>>> + Send + Sync>;
+
+/// Everything a core starts with.
+pub(crate) struct ShardStart {
+    pub(crate) core: CoreIndex,
+    pub(crate) config: Arc<SessionConfig>,
+    pub(crate) uuids: Arc<[[u8; 16]]>,
+    pub(crate) inbox: Mailbox<Mail>,
+    pub(crate) cores: Vec<Sender<Mail>>,
+    pub(crate) providers: Providers,
+    pub(crate) purpose: Purpose,
+    pub(crate) events: Option<mpsc::Sender<Event>>,
+    pub(crate) poll: PollPolicy,
+    pub(crate) pin: Option<usize>,
+}
+
+/// Runs a core until its session ends. The body of a core's thread.
+pub(crate) fn run_shard(start: ShardStart) -> std::io::Result<()> {
+    if let Some(cpu) = start.pin
+        && let Err(error) = pin_to(cpu)
+    {
+        tracing::warn!("core {} is not pinned to CPU {cpu}: {error}", start.core);
+    }
+    let poll = start.poll;
+    let ring = Ring::new(512)?;
+    let mut shard = ClientShard::new(start, &ring)?;
+    run(&ring, poll, &mut shard)?;
+    Ok(())
+}
+
+struct ClientShard {
+    core: CoreIndex,
+    ring: Rc<Ring>,
+    config: Arc<SessionConfig>,
+    fabrics: Vec<Box<dyn Fabric>>,
+    inbox: Inbox<Mail>,
+    cores: Vec<Sender<Mail>>,
+    session: Rc<RefCell<ShardSession>>,
+    control: Option<SessionControl>,
+    purpose: Purpose,
+    front: Front,
+    /// The NBD socket until the device is open.
+    bound: Option<Bound>,
+    listener: Option<Listener>,
+    next_core: usize,
+    events: Option<mpsc::Sender<Event>>,
+    reported_failure: bool,
+    /// Deadline of a front end that is stopping.
+    stopping: Option<Instant>,
+    /// On core 0: when the shutdown has to be over, and how many fronts still run.
+    shutdown: Option<(Instant, usize)>,
+    done: bool,
+    to_home: Vec<ToHome>,
+}
+
+impl ClientShard {
+    fn new(start: ShardStart, ring: &Rc<Ring>) -> std::io::Result<Self> {
+        let inbox = start.inbox.arm(ring)?;
+        let fabrics = (start.providers)(ring)?;
+        let session =
+            Rc::new(RefCell::new(ShardSession::new(start.core, Arc::clone(&start.config))));
+        let control = (start.core.0 == 0)
+            .then(|| SessionControl::new(Clock.now(), Arc::clone(&start.config), &start.uuids));
+        Ok(Self {
+            core: start.core,
+            ring: Rc::clone(ring),
+            config: start.config,
+            fabrics,
+            inbox,
+            cores: start.cores,
+            session,
+            control,
+            purpose: start.purpose,
+            front: Front::None,
+            bound: None,
+            listener: None,
+            next_core: 0,
+            events: start.events,
+            reported_failure: false,
+            stopping: None,
+            shutdown: None,
+            done: false,
+            to_home: Vec::with_capacity(16),
+        })
+    }
+
+    fn event(&self, event: Event) {
+        if let Some(events) = &self.events
+            && events.send(event).is_err()
+        {
+            tracing::debug!("nobody listens to the session's events any more");
+        }
+    }
+
+    fn take_mail(&mut self, now: Instant) -> bool {
+        let mut any = false;
+        while let Some(mail) = self.inbox.take() {
+            any = true;
+            match mail {
+                Mail::Shard(message) => self.on_shard_message(now, message),
+                Mail::Home(message) => {
+                    if let Some(control) = self.control.as_mut() {
+                        control.handle_message(now, message, &mut self.fabrics);
+                    }
+                }
+                Mail::Listen(bound) => match self.front {
+                    Front::Nbd(_) => self.listener = Some(bound.serve(&self.ring)),
+                    _ => self.bound = Some(bound),
+                },
+                Mail::Adopt(socket) => {
+                    if let Front::Nbd(bridge) = &mut self.front {
+                        bridge.adopt(now, socket);
+                    }
+                }
+                Mail::Query(reply) => {
+                    let report = self.report();
+                    if reply.send(report).is_err() {
+                        tracing::debug!("who asked for a report is gone");
+                    }
+                }
+                Mail::Shutdown { grace } => self.on_shutdown(now, grace),
+                Mail::StopFront { deadline } => {
+                    if let Front::Nbd(bridge) = &mut self.front {
+                        bridge.stop();
+                    }
+                    if let Front::Bench(job) = &mut self.front {
+                        job.stop();
+                    }
+                    self.stopping = Some(deadline);
+                }
+                Mail::FrontStopped => {
+                    if let Some((_, running)) = self.shutdown.as_mut() {
+                        *running = running.saturating_sub(1);
+                    }
+                }
+                Mail::Exit => self.done = true,
+            }
+        }
+        any
+    }
+
+    fn on_shard_message(&mut self, now: Instant, message: ToShard) {
+        let opened = matches!(message, ToShard::Open(_));
+        self.session.borrow_mut().handle_message(
+            now,
+            message,
+            &mut self.fabrics,
+            &mut self.to_home,
+        );
+        if opened && matches!(self.front, Front::None) {
+            self.start_front(now);
+        }
+    }
+
+    fn start_front(&mut self, now: Instant) {
+        let device = Box::new(SessionDevice::new(Rc::clone(&self.session)));
+        let geometry = device.geometry().clone();
+        let started = match &self.purpose {
+            Purpose::Nbd(config) => {
+                let export = export_info(&self.config.export, &geometry);
+                Bridge::new(&self.ring, device, export, *config).map(|bridge| {
+                    self.front = Front::Nbd(Box::new(bridge));
+                    self.listener = self.bound.take().map(|b| b.serve(&self.ring));
+                })
+            }
+            Purpose::Bench(workload) => {
+                crate::bench::Job::new(now, self.core, Arc::clone(workload), device)
+                    .map(|job| self.front = Front::Bench(Box::new(job)))
+            }
+        };
+        match started {
+            Ok(()) if self.core.0 == 0 => self.event(Event::Ready(Box::new(geometry))),
+            Ok(()) => {}
+            Err(error) => {
+                tracing::error!("core {}: {error}", self.core);
+                self.event(Event::FrontFailed(error));
+            }
+        }
+    }
+
+    fn report(&self) -> CoreReport {
+        let session = self.session.borrow();
+        let mut fabric = FabricCounters::default();
+        for one in &self.fabrics {
+            let c = one.counters();
+            fabric.bytes_sent += c.bytes_sent;
+            fabric.bytes_received += c.bytes_received;
+            fabric.bytes_direct += c.bytes_direct;
+            fabric.bytes_copied += c.bytes_copied;
+            fabric.sends += c.sends;
+            fabric.receives += c.receives;
+            fabric.crc_errors += c.crc_errors;
+        }
+        let bridge = match &self.front {
+            Front::Nbd(bridge) => bridge.stats(),
+            _ => BridgeStats::default(),
+        };
+        let control = self.control.as_ref();
+        CoreReport {
+            core: self.core,
+            stats: session.stats().clone(),
+            inflight: session.inflight(),
+            fabric,
+            bridge,
+            paths: control.map(SessionControl::status),
+            open: control.is_some_and(SessionControl::is_open),
+            geometry: control.and_then(|c| c.device().map(|d| d.geometry.clone())),
+        }
+    }
+
+    fn on_shutdown(&mut self, now: Instant, grace: Duration) {
+        if self.shutdown.is_some() {
+            return;
+        }
+        self.listener = None;
+        self.bound = None;
+        self.shutdown = Some((now + grace, self.cores.len()));
+        for core in &self.cores {
+            core.send(Mail::StopFront { deadline: now + grace });
+        }
+    }
+
+    /// Moves a stopping front end and, on core 0, the shutdown on.
+    fn poll_stopping(&mut self, now: Instant) -> bool {
+        let mut any = false;
+        if let Some(deadline) = self.stopping {
+            let over = now >= deadline;
+            let idle = match &mut self.front {
+                Front::None => true,
+                Front::Nbd(bridge) => {
+                    if over {
+                        bridge.abort();
+                    }
+                    bridge.connections() == 0
+                }
+                Front::Bench(job) => job.is_idle(),
+            };
+            if idle || over {
+                self.stopping = None;
+                self.cores[0].send(Mail::FrontStopped);
+                any = true;
+            }
+        }
+        let Some((deadline, running)) = self.shutdown else { return any };
+        let Some(control) = self.control.as_mut() else { return any };
+        if running == 0 || now >= deadline {
+            control.detach(now, &mut self.fabrics);
+        }
+        // The end of all paths has bounds of its own; this one is for a provider that fails them.
+        if control.is_done() || now >= deadline + Duration::from_secs(10) {
+            self.shutdown = None;
+            self.event(Event::Done);
+            for core in &self.cores {
+                core.send(Mail::Exit);
+            }
+            any = true;
+        }
+        any
+    }
+
+    fn poll_fabrics(&mut self, now: Instant) -> bool {
+        let mut any = false;
+        for provider in 0..self.fabrics.len() {
+            any |= self.fabrics[provider].poll(now);
+            while let Some(event) = self.fabrics[provider].next_event() {
+                any = true;
+                self.on_fabric_event(now, provider, event);
+            }
+        }
+        any
+    }
+
+    fn on_fabric_event(&mut self, now: Instant, provider: usize, event: FabricEvent) {
+        let mut session = self.session.borrow_mut();
+        match event {
+            FabricEvent::Completion(wc) => {
+                let fabric = self.fabrics[provider].as_mut();
+                if !session.handle_completion(now, provider, &wc, fabric)
+                    && let Some(control) = self.control.as_mut()
+                {
+                    control.handle_completion(now, provider, &wc, &mut self.fabrics);
+                }
+            }
+            FabricEvent::Established { qp, private_data } => {
+                if !session.handle_established(provider, qp, &mut self.to_home)
+                    && let Some(control) = self.control.as_mut()
+                {
+                    let data = private_data.as_bytes();
+                    control.handle_established(now, provider, qp, data, &mut self.fabrics);
+                }
+            }
+            FabricEvent::ConnectFailed { qp, failure } => {
+                let end = ConnectionEnd::Failed(failure);
+                drop(session);
+                self.on_connection_end(now, provider, qp, end);
+            }
+            FabricEvent::Closed { qp, reason } => {
+                let end = ConnectionEnd::Closed(reason);
+                drop(session);
+                self.on_connection_end(now, provider, qp, end);
+            }
+            // We do not listen: nobody can ask.
+            FabricEvent::Request(_) => {}
+        }
+    }
+
+    fn on_connection_end(
+        &mut self,
+        now: Instant,
+        provider: usize,
+        qp: rtrs_core::ids::QpNum,
+        end: ConnectionEnd,
+    ) {
+        if let Some(control) = self.control.as_mut()
+            && control.handle_closed(now, provider, qp, &end, &mut self.fabrics)
+        {
+            return;
+        }
+        self.session.borrow_mut().handle_closed(now, provider, qp, end, &mut self.to_home);
+    }
+
+    /// Hands out what the machines have to say to other cores. True when anything was said.
+    fn deliver(&mut self, now: Instant) -> bool {
+        let mut any = false;
+        loop {
+            let mut again = false;
+            for message in std::mem::take(&mut self.to_home) {
+                again = true;
+                match self.control.as_mut() {
+                    Some(control) => control.handle_message(now, message, &mut self.fabrics),
+                    None => self.cores[0].send(Mail::Home(message)),
+                }
+            }
+            let outbox = self.control.as_mut().map(SessionControl::take_outbox).unwrap_or_default();
+            for (core, message) in outbox {
+                again = true;
+                if core == self.core {
+                    self.on_shard_message(now, message);
+                } else {
+                    self.cores[core.index()].send(Mail::Shard(message));
+                }
+            }
+            if !again {
+                return any;
+            }
+            any = true;
+        }
+    }
+
+    fn accept_clients(&mut self, now: Instant) -> bool {
+        let mut any = false;
+        while let Some(socket) = self.listener.as_mut().and_then(|l| l.take(now)) {
+            any = true;
+            let core = self.next_core % self.cores.len();
+            self.next_core += 1;
+            match &mut self.front {
+                Front::Nbd(bridge) if core == 0 => bridge.adopt(now, socket),
+                _ => self.cores[core].send(Mail::Adopt(socket)),
+            }
+        }
+        any
+    }
+}
+
+impl Shard for ClientShard {
+    fn turn(&mut self, now: Instant) -> bool {
+        let mut any = self.take_mail(now);
+        any |= self.poll_fabrics(now);
+        if let Some(control) = self.control.as_mut() {
+            any |= control.poll(now, &mut self.fabrics);
+            if !self.reported_failure
+                && let Some(failure) = control.failure().cloned()
+            {
+                self.reported_failure = true;
+                self.event(Event::Failed(failure));
+            }
+        }
+        any |= self.deliver(now);
+        any |= self.accept_clients(now);
+        any |= match &mut self.front {
+            Front::None => false,
+            Front::Nbd(bridge) => bridge.turn(now),
+            Front::Bench(job) => job.turn(now),
+        };
+        any |= self.session.borrow_mut().pump(now, &mut self.fabrics);
+        for fabric in &mut self.fabrics {
+            fabric.flush(now);
+        }
+        any |= self.session.borrow().has_completions();
+        any |= self.poll_stopping(now);
+        any | self.deliver(now)
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let mut soonest = self.session.borrow().deadline();
+        for fabric in &self.fabrics {
+            soonest = earliest(soonest, fabric.deadline());
+        }
+        if let Some(control) = &self.control {
+            soonest = earliest(soonest, control.deadline());
+        }
+        soonest = match &self.front {
+            Front::None => soonest,
+            Front::Nbd(bridge) => earliest(soonest, bridge.deadline()),
+            Front::Bench(job) => earliest(soonest, job.deadline()),
+        };
+        soonest = earliest(soonest, self.listener.as_ref().and_then(Listener::deadline));
+        soonest = earliest(soonest, self.stopping);
+        let shutdown = self
+            .shutdown
+            .map(|(at, running)| if running == 0 { at + Duration::from_secs(10) } else { at });
+        earliest(soonest, shutdown)
+    }
+
+    fn is_done(&self) -> bool {
+        self.done
+    }
+
+    fn has_mail(&self) -> bool {
+        !self.inbox.is_empty()
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        self.inbox.prepare_sleep()
+    }
+
+    fn awake(&mut self) {
+        self.inbox.awake();
+    }
+}

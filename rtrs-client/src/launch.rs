@@ -1,0 +1,155 @@
+//! Starts a session's cores and speaks with them from the rest of the process.
+
+use std::io;
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+
+use nbd_bridge::{Bound, BridgeConfig};
+use rtrs_core::ids::CoreIndex;
+use rtrs_core::rt::{Mailbox, PollPolicy, Sender, allowed_cpus, mailbox};
+use rtrs_core::time::Duration;
+
+use crate::bench::Workload;
+use crate::driver::{CoreReport, Event, Mail, Providers, Purpose, ShardStart, run_shard};
+use crate::session::SessionConfig;
+
+/// How long a core has for its report.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What a session is started for, before it is dealt out to the cores.
+#[derive(Debug)]
+pub(crate) enum Use {
+    Nbd(Bound, BridgeConfig),
+    Bench(Arc<Workload>),
+}
+
+/// A session's threads.
+#[derive(Debug)]
+pub(crate) struct Running {
+    cores: Vec<Sender<Mail>>,
+    threads: Vec<JoinHandle<io::Result<()>>>,
+    pub(crate) events: mpsc::Receiver<Event>,
+}
+
+/// A handle to ask cores from other threads.
+#[derive(Clone, Debug)]
+pub(crate) struct Cores(Vec<Sender<Mail>>);
+
+impl Cores {
+    /// Reports of all cores, in order; a core that does not answer is missing.
+    pub(crate) fn reports(&self) -> Vec<CoreReport> {
+        let mut reports = Vec::with_capacity(self.0.len());
+        let (reply, answers) = mpsc::channel();
+        for core in &self.0 {
+            core.send(Mail::Query(reply.clone()));
+        }
+        drop(reply);
+        let deadline = std::time::Instant::now() + REPORT_TIMEOUT;
+        while reports.len() < self.0.len() {
+            let left = deadline.saturating_duration_since(std::time::Instant::now());
+            match answers.recv_timeout(left) {
+                Ok(report) => reports.push(report),
+                Err(_) => break,
+            }
+        }
+        reports.sort_by_key(|report: &CoreReport| report.core);
+        reports
+    }
+
+    /// Asks the session to end.
+    pub(crate) fn shut_down(&self, grace: Duration) {
+        self.0[0].send(Mail::Shutdown { grace });
+    }
+}
+
+/// Random bytes for the session's identity.
+pub(crate) fn random_uuid() -> io::Result<[u8; 16]> {
+    use std::io::Read;
+    let mut uuid = [0; 16];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut uuid)?;
+    // Version 4, variant 1, as any tool that prints it expects.
+    uuid[6] = uuid[6] & 0x0f | 0x40;
+    uuid[8] = uuid[8] & 0x3f | 0x80;
+    Ok(uuid)
+}
+
+/// Starts the threads of a session.
+///
+/// # Errors
+/// The system's error when threads or descriptors are refused.
+pub(crate) fn start(
+    config: SessionConfig,
+    purpose: Use,
+    providers: &Providers,
+    poll: PollPolicy,
+    pin: bool,
+) -> io::Result<Running> {
+    let cores = usize::from(config.cores);
+    let config = Arc::new(config);
+    let uuids: Arc<[[u8; 16]]> =
+        config.paths.iter().map(|_| random_uuid()).collect::<io::Result<Vec<_>>>()?.into();
+    let (senders, boxes): (Vec<Sender<Mail>>, Vec<Mailbox<Mail>>) =
+        (0..cores).map(|_| mailbox()).collect::<io::Result<Vec<_>>>()?.into_iter().unzip();
+    let (events, from_cores) = mpsc::channel();
+    let cpus = allowed_cpus();
+    let mut threads = Vec::with_capacity(cores);
+    for (index, inbox) in boxes.into_iter().enumerate() {
+        let purpose = match &purpose {
+            Use::Bench(workload) => Purpose::Bench(Arc::clone(workload)),
+            Use::Nbd(_, bridge) => Purpose::Nbd(*bridge),
+        };
+        let core = CoreIndex(u16::try_from(index).unwrap_or(u16::MAX));
+        let start = ShardStart {
+            core,
+            config: Arc::clone(&config),
+            uuids: Arc::clone(&uuids),
+            inbox,
+            cores: senders.clone(),
+            providers: Arc::clone(providers),
+            purpose,
+            events: Some(events.clone()),
+            poll,
+            pin: (pin && !cpus.is_empty()).then(|| cpus[index % cpus.len()]),
+        };
+        let failed = events.clone();
+        let body = move || {
+            let result = run_shard(start);
+            if let Err(error) = &result
+                && failed.send(Event::CoreFailed(core, error.to_string())).is_err()
+            {
+                tracing::error!("core {core} ended: {error}");
+            }
+            result
+        };
+        threads.push(std::thread::Builder::new().name(format!("rtrs-{index}")).spawn(body)?);
+    }
+    if let Use::Nbd(bound, _) = purpose {
+        senders[0].send(Mail::Listen(bound));
+    }
+    Ok(Running { cores: senders, threads, events: from_cores })
+}
+
+impl Running {
+    /// A handle for other threads.
+    pub(crate) fn cores(&self) -> Cores {
+        Cores(self.cores.clone())
+    }
+
+    /// Waits for the threads, which have been told to end. Bounded: a core that does not end
+    /// within five seconds is left to the end of the process.
+    pub(crate) fn join(self) {
+        let deadline = std::time::Instant::now() + Duration::from_secs(5);
+        for thread in self.threads {
+            while !thread.is_finished() && std::time::Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            if thread.is_finished() {
+                match thread.join() {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => tracing::error!("a core ended with an error: {error}"),
+                    Err(_) => tracing::error!("a core panicked"),
+                }
+            }
+        }
+    }
+}

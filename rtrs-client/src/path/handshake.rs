@@ -1,0 +1,429 @@
+//! The service connection of a path: introduction, opening and closing the device, heartbeats.
+//!
+//! Connection 0 lives on the home core. Its first receive is for INFO_RSP, all later ones are
+//! alike. One control request is in flight at a time, on the home core's own permit, permit 0.
+
+use std::sync::Arc;
+
+use rtrs_core::fabric::{
+    Access, ConnectParams, Fabric, FabricError, MemoryRegistration, PrivateData, ProtectionDomain,
+    QpLimits, RemoteMem, Sge, SgeList, WcStatus, WorkCompletion, WorkRequest, WrOp,
+};
+use rtrs_core::ids::{ConnIndex, PathUuid, PermitId, QpNum, Rkey};
+use rtrs_core::mem::Region;
+use rtrs_core::time::{Duration, Instant};
+use rtrs_core::wire::{
+    AccessMode, Close, ConnReq, ConnRsp, Imm, InfoReq, InfoRsp, MemBits, Name, Open, OpenRsp,
+    ReadMsg, SessInfo, SessInfoRsp, SgDesc, WriteMsg, errno_name,
+};
+
+use super::io::{Answer, WrId, geometry_of};
+use crate::session::{Granted, OpenDevice, PathTarget, SessionConfig};
+
+/// The permit of control requests.
+const CONTROL: PermitId = PermitId(0);
+/// Small receives on the service connection: one answer, heartbeats both ways, room.
+const RECEIVES: u32 = 32;
+const RECV_SLOT: usize = 8;
+/// Layout of the control region: what we send, what is written to us, receives, INFO_RSP.
+const REQUEST_AT: usize = 0;
+const ANSWER_AT: usize = 1024;
+const RECEIVES_AT: usize = 2048;
+const INFO_RSP_AT: usize = 4096;
+
+/// Private data of one connection of a path.
+pub(crate) fn conn_request(
+    config: &SessionConfig,
+    path: PathUuid,
+    recon_cnt: u16,
+    cid: ConnIndex,
+    first_conn: bool,
+) -> PrivateData {
+    let request = ConnReq {
+        cid,
+        cid_num: config.cores + 1,
+        recon_cnt,
+        path_uuid: path,
+        session_id: config.id,
+        first_conn,
+        ..ConnReq::default()
+    };
+    PrivateData::new(&request.encode())
+}
+
+/// Judges the answer to connection 0.
+pub(crate) fn conn_response(private_data: &[u8]) -> Result<Granted, String> {
+    let rsp = ConnRsp::decode(private_data).map_err(|e| format!("bad connect response: {e}"))?;
+    if rsp.errno != 0 {
+        return Err(format!("accepted with error {}", rsp.errno));
+    }
+    if rsp.queue_depth == 0 || rsp.max_io_size < 4096 || rsp.max_hdr_size < 512 {
+        return Err(format!(
+            "unusable bounds: queue depth {}, largest request {}, largest header {}",
+            rsp.queue_depth, rsp.max_io_size, rsp.max_hdr_size
+        ));
+    }
+    Ok(Granted {
+        queue_depth: rsp.queue_depth,
+        max_io_size: rsp.max_io_size,
+        max_hdr_size: rsp.max_hdr_size,
+    })
+}
+
+/// What a reject says.
+pub(crate) fn describe_reject(private_data: &[u8]) -> String {
+    match ConnRsp::decode(private_data) {
+        Ok(rsp) => {
+            let errno = rsp.errno.unsigned_abs();
+            let hint = match errno {
+                17 => " (the server still holds a path with these addresses)",
+                104 => " (the server still holds the old path, or speaks another version)",
+                6 => " (the server does not know this session any more)",
+                12 => " (the server is out of memory for sessions)",
+                _ => "",
+            };
+            format!("refused by the server: {}{hint}", errno_name(errno))
+        }
+        Err(_) => "refused by the server".to_owned(),
+    }
+}
+
+/// What happened on a service connection.
+#[derive(Debug)]
+pub(crate) enum ServiceEvent {
+    Nothing,
+    /// The server asks whether we are alive; answer at once.
+    HeartbeatAsked,
+    /// The server is alive.
+    HeartbeatAnswered,
+    /// The server told its chunks.
+    Introduced {
+        chunks: Arc<[RemoteMem]>,
+    },
+    /// The device is open.
+    Opened(OpenDevice),
+    /// The device was refused, with this errno.
+    OpenRefused(u16),
+    /// The device is closed.
+    Closed,
+}
+
+/// What the control permit is used for at the moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Step {
+    Idle,
+    Info,
+    SessInfo { export: String, access: AccessMode },
+    Open,
+    Close,
+}
+
+/// Connection 0 of a path.
+#[derive(Debug)]
+pub(crate) struct ServiceConnection {
+    qp: QpNum,
+    pd: Arc<dyn ProtectionDomain>,
+    region: Option<Arc<dyn MemoryRegistration>>,
+    granted: Option<Granted>,
+    chunk: Option<RemoteMem>,
+    step: Step,
+    ending: bool,
+    posted: u32,
+}
+
+impl ServiceConnection {
+    /// Starts to connect.
+    pub(crate) fn connect(
+        now: Instant,
+        target: &PathTarget,
+        private_data: PrivateData,
+        timeout: Duration,
+        fabric: &mut dyn Fabric,
+    ) -> Result<Self, FabricError> {
+        let pd = fabric.alloc_pd()?;
+        let limits = QpLimits { send_max: 64, recv_max: RECEIVES + 1 };
+        let params = ConnectParams {
+            local: target.local,
+            remote: target.remote,
+            private_data,
+            limits,
+            timeout,
+        };
+        let qp = fabric.connect(now, &pd, &params)?;
+        Ok(Self {
+            qp,
+            pd,
+            region: None,
+            granted: None,
+            chunk: None,
+            step: Step::Idle,
+            ending: false,
+            posted: 0,
+        })
+    }
+
+    pub(crate) fn qp(&self) -> QpNum {
+        self.qp
+    }
+
+    /// The path's protection domain, for its other connections.
+    pub(crate) fn domain(&self) -> Arc<dyn ProtectionDomain> {
+        Arc::clone(&self.pd)
+    }
+
+    /// The server's bounds, from its answer to this connection.
+    pub(crate) fn granted(&mut self, granted: Granted) {
+        self.granted = Some(granted);
+    }
+
+    /// Introduces the path: receives first, then INFO_REQ.
+    pub(crate) fn post_info(
+        &mut self,
+        session_name: &str,
+        fabric: &mut dyn Fabric,
+    ) -> Result<(), FabricError> {
+        let granted = self.granted.ok_or(FabricError::QpState)?;
+        let rsp_len = InfoRsp::len_for(usize::from(granted.queue_depth));
+        let region = Region::new(INFO_RSP_AT + rsp_len)
+            .map_err(|e| FabricError::system("memory for the service connection", e))?;
+        let registration = self.pd.register(&region, Access::REMOTE_WRITE)?;
+        self.region = Some(registration);
+        let info = self.sge(INFO_RSP_AT, rsp_len)?;
+        fabric.post_recv(self.qp, WrId::Receive(RECEIVES).encode(), Some(info))?;
+        for slot in 0..RECEIVES {
+            self.post_receive(slot, fabric)?;
+        }
+        let name = Name::new(session_name.as_bytes())
+            .map_err(|_| FabricError::Unsupported("a session name of that length"))?;
+        let bytes = InfoReq { session_name: name }.encode();
+        let sge = self.store(&bytes)?;
+        self.step = Step::Info;
+        let op = WrOp::Send { imm: None, invalidate: None };
+        self.post(op, SgeList::one(sge), fabric)
+    }
+
+    /// Asks for the device: SESS_INFO first, OPEN when that is answered.
+    pub(crate) fn post_open(
+        &mut self,
+        export: &str,
+        access: AccessMode,
+        fabric: &mut dyn Fabric,
+    ) -> Result<(), FabricError> {
+        if self.step != Step::Idle {
+            return Err(FabricError::QueueFull);
+        }
+        let bytes = SessInfo::new().encode();
+        self.post_read(&bytes, SessInfoRsp::LEN, fabric)?;
+        self.step = Step::SessInfo { export: export.to_owned(), access };
+        Ok(())
+    }
+
+    /// Closes the device.
+    pub(crate) fn post_close(
+        &mut self,
+        device_id: u32,
+        fabric: &mut dyn Fabric,
+    ) -> Result<(), FabricError> {
+        let (Some(chunk), Step::Idle) = (self.chunk, &self.step) else {
+            return Err(FabricError::QueueFull);
+        };
+        let user = Close { device_id }.encode();
+        let mut bytes = [0; Close::LEN + WriteMsg::LEN];
+        bytes[..Close::LEN].copy_from_slice(&user);
+        bytes[Close::LEN..].copy_from_slice(&WriteMsg { usr_len: Close::LEN as u16 }.encode());
+        let sge = self.store(&bytes)?;
+        self.post_request(chunk, 0, Close::LEN, sge, fabric)?;
+        self.step = Step::Close;
+        Ok(())
+    }
+
+    /// Sends a heartbeat, or the answer to one.
+    pub(crate) fn post_heartbeat(
+        &mut self,
+        ack: bool,
+        fabric: &mut dyn Fabric,
+    ) -> Result<(), FabricError> {
+        let imm = if ack { Imm::HeartbeatAck } else { Imm::Heartbeat };
+        let remote = RemoteMem { addr: 0, rkey: Rkey(0) };
+        let op = WrOp::RdmaWrite { remote, imm: Some(imm.encode()) };
+        self.post(op, SgeList::EMPTY, fabric)
+    }
+
+    /// Ends the connection.
+    pub(crate) fn end(&mut self, now: Instant, in_order: bool, fabric: &mut dyn Fabric) {
+        self.ending = true;
+        if in_order {
+            fabric.disconnect(now, self.qp);
+        } else {
+            fabric.abort(now, self.qp);
+        }
+    }
+
+    /// A completion of this connection. The error says how the server broke the protocol.
+    pub(crate) fn on_completion(
+        &mut self,
+        wc: &WorkCompletion,
+        fabric: &mut dyn Fabric,
+    ) -> Result<ServiceEvent, String> {
+        if wc.status != WcStatus::Success || self.ending {
+            return Ok(ServiceEvent::Nothing);
+        }
+        let WrId::Receive(slot) = WrId::decode(wc.wr_id) else { return Ok(ServiceEvent::Nothing) };
+        if slot == RECEIVES {
+            return self.on_info(wc.byte_len as usize, fabric);
+        }
+        let mut bytes = [0; RECV_SLOT];
+        let at = RECEIVES_AT + slot as usize * RECV_SLOT;
+        self.memory()?.copy_out(at, &mut bytes);
+        self.post_receive(slot, fabric).map_err(|e| format!("receive not reposted: {e}"))?;
+        let Some(imm) = wc.imm else { return Ok(ServiceEvent::Nothing) };
+        match Imm::decode(imm) {
+            Imm::Heartbeat => Ok(ServiceEvent::HeartbeatAsked),
+            Imm::HeartbeatAck => Ok(ServiceEvent::HeartbeatAnswered),
+            _ => {
+                let len = (wc.byte_len as usize).min(RECV_SLOT);
+                let answer = Answer::decode(imm, &bytes[..len])?;
+                self.on_answer(&answer, fabric)
+            }
+        }
+    }
+
+    fn on_info(&mut self, len: usize, fabric: &mut dyn Fabric) -> Result<ServiceEvent, String> {
+        let _ = fabric;
+        let granted = self.granted.ok_or("INFO_RSP before the connect response")?;
+        if self.step != Step::Info {
+            return Err("an INFO_RSP nobody asked for".into());
+        }
+        let mut bytes = vec![0; len.min(InfoRsp::len_for(usize::from(granted.queue_depth)))];
+        self.memory()?.copy_out(INFO_RSP_AT, &mut bytes);
+        let chunk_size = granted.max_io_size + granted.max_hdr_size;
+        let table = InfoRsp::decode(&bytes)
+            .and_then(|rsp| rsp.chunks(granted.queue_depth, chunk_size))
+            .map_err(|e| format!("bad INFO_RSP: {e}"))?;
+        let chunks: Arc<[RemoteMem]> =
+            table.iter().map(|c| RemoteMem { addr: c.addr, rkey: c.key }).collect();
+        self.chunk = chunks.get(CONTROL.index()).copied();
+        self.step = Step::Idle;
+        Ok(ServiceEvent::Introduced { chunks })
+    }
+
+    fn on_answer(
+        &mut self,
+        answer: &Answer,
+        fabric: &mut dyn Fabric,
+    ) -> Result<ServiceEvent, String> {
+        if answer.permit != CONTROL {
+            return Err(format!("answer for permit {} on the service connection", answer.permit));
+        }
+        if let (Some(chunk), Some(rkey)) = (self.chunk.as_mut(), answer.rkey) {
+            chunk.rkey = rkey;
+        }
+        match std::mem::replace(&mut self.step, Step::Idle) {
+            Step::SessInfo { export, access } => {
+                if answer.errno != 0 {
+                    return Ok(ServiceEvent::OpenRefused(answer.errno));
+                }
+                let bytes = self.answer_bytes(SessInfoRsp::LEN)?;
+                SessInfoRsp::decode(&bytes).map_err(|e| format!("bad SESS_INFO_RSP: {e}"))?;
+                let dev_name =
+                    Name::new(export.as_bytes()).map_err(|e| format!("export name: {e}"))?;
+                let open = Open { access, dev_name }.encode();
+                self.post_read(&open, OpenRsp::LEN, fabric).map_err(|e| e.to_string())?;
+                self.step = Step::Open;
+                Ok(ServiceEvent::Nothing)
+            }
+            Step::Open if answer.errno != 0 => Ok(ServiceEvent::OpenRefused(answer.errno)),
+            Step::Open => {
+                let bytes = self.answer_bytes(OpenRsp::LEN)?;
+                let rsp = OpenRsp::decode(&bytes).map_err(|e| format!("bad OPEN_RSP: {e}"))?;
+                let geometry = geometry_of(&rsp)?;
+                Ok(ServiceEvent::Opened(OpenDevice { device_id: rsp.device_id, geometry }))
+            }
+            Step::Close => Ok(ServiceEvent::Closed),
+            step @ (Step::Idle | Step::Info) => {
+                self.step = step;
+                Ok(ServiceEvent::Nothing)
+            }
+        }
+    }
+
+    /// Posts a user message whose answer of `answer_len` bytes the server writes to us.
+    fn post_read(
+        &mut self,
+        user: &[u8],
+        answer_len: usize,
+        fabric: &mut dyn Fabric,
+    ) -> Result<(), FabricError> {
+        let chunk = self.chunk.ok_or(FabricError::QpState)?;
+        let registration = self.region.as_ref().ok_or(FabricError::QpState)?;
+        let message = ReadMsg {
+            usr_len: user.len() as u16,
+            need_inval: false,
+            desc: Some(SgDesc {
+                addr: registration.base() + ANSWER_AT as u64,
+                key: registration.rkey(),
+                len: answer_len as u32,
+            }),
+        };
+        let mut bytes = [0; 512];
+        bytes[..user.len()].copy_from_slice(user);
+        let len = user.len() + message.encode(&mut bytes[user.len()..]);
+        let sge = self.store(&bytes[..len])?;
+        self.post_request(chunk, answer_len, answer_len + user.len(), sge, fabric)
+    }
+
+    fn post_request(
+        &mut self,
+        chunk: RemoteMem,
+        at: usize,
+        message_at: usize,
+        sge: Sge,
+        fabric: &mut dyn Fabric,
+    ) -> Result<(), FabricError> {
+        let granted = self.granted.ok_or(FabricError::QpState)?;
+        let bits = MemBits::for_depth(granted.queue_depth);
+        let imm = Imm::Request { permit: CONTROL, offset: message_at as u32 };
+        let remote = RemoteMem { addr: chunk.addr + at as u64, rkey: chunk.rkey };
+        let op = WrOp::RdmaWrite { remote, imm: Some(imm.encode_with(bits)) };
+        self.post(op, SgeList::one(sge), fabric)
+    }
+
+    fn post(
+        &mut self,
+        op: WrOp,
+        sges: SgeList,
+        fabric: &mut dyn Fabric,
+    ) -> Result<(), FabricError> {
+        self.posted += 1;
+        let signaled = self.posted.is_multiple_of(16);
+        fabric.post_send(self.qp, WorkRequest { wr_id: WrId::Request.encode(), op, sges, signaled })
+    }
+
+    fn post_receive(&self, slot: u32, fabric: &mut dyn Fabric) -> Result<(), FabricError> {
+        let sge = self.sge(RECEIVES_AT + slot as usize * RECV_SLOT, RECV_SLOT)?;
+        fabric.post_recv(self.qp, WrId::Receive(slot).encode(), Some(sge))
+    }
+
+    fn store(&self, bytes: &[u8]) -> Result<Sge, FabricError> {
+        let sge = self.sge(REQUEST_AT, bytes.len())?;
+        sge.slice.copy_in(0, bytes);
+        Ok(sge)
+    }
+
+    fn sge(&self, at: usize, len: usize) -> Result<Sge, FabricError> {
+        let registration = self.region.as_ref().ok_or(FabricError::QpState)?;
+        let slice = registration.region().slice(at, len).ok_or(FabricError::LocalMemory)?;
+        Ok(Sge { slice, lkey: registration.lkey() })
+    }
+
+    fn memory(&self) -> Result<&Arc<Region>, String> {
+        let registration = self.region.as_ref().ok_or("a message before the introduction")?;
+        Ok(registration.region())
+    }
+
+    fn answer_bytes(&self, len: usize) -> Result<Vec<u8>, String> {
+        let mut bytes = vec![0; len];
+        self.memory()?.copy_out(ANSWER_AT, &mut bytes);
+        Ok(bytes)
+    }
+}

@@ -1,0 +1,10 @@
+//! A path: one address pair of a session.
+//!
+//! `state.rs` and `handshake.rs` are the home core's view (states, the steps of connecting);
+//! `shard.rs` is one core's connection of it; `io.rs` turns an IO into a work request and an
+//! immediate into an answer.
+
+pub(crate) mod handshake;
+pub(crate) mod io;
+pub(crate) mod shard;
+pub(crate) mod state;

@@ -1,0 +1,400 @@
+//! One core's connection of a path: its queue pair, its receives, its windows, the chunks' keys.
+//!
+//! Receives are all alike, eight bytes each, because the server's answers (with a fresh key) and
+//! bare immediates come out of the same queue. Every request is one RDMA write with immediate:
+//! payload and header are gathered from where they lie.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use rtrs_core::block::IoOp;
+use rtrs_core::fabric::{
+    Access, BindResult, ConnectParams, Fabric, FabricError, MemoryRegistration, ProtectionDomain,
+    QpLimits, RemoteMem, Sge, SgeList, WcOp, Window, WorkCompletion, WorkRequest, WrOp,
+};
+use rtrs_core::ids::{ConnIndex, PathId, PermitId, QpNum};
+use rtrs_core::mem::Region;
+use rtrs_core::time::{Duration, Instant};
+
+use super::io::{Answer, HEADER_SLOT, Request, WrId};
+use crate::session::{Connect, Granted, PathShared, PathTarget};
+
+/// Bytes of one receive buffer: a fresh-key message.
+const RECV_SLOT: usize = 8;
+
+/// A region that IO buffers lie in, as this path's connection knows it.
+#[derive(Debug)]
+struct DataRegion {
+    registration: Arc<dyn MemoryRegistration>,
+    /// One window per permit of this core.
+    windows: Vec<Arc<dyn Window>>,
+}
+
+#[derive(Debug)]
+struct Connection {
+    qp: QpNum,
+    pd: Arc<dyn ProtectionDomain>,
+    headers: Arc<dyn MemoryRegistration>,
+    receives: Arc<dyn MemoryRegistration>,
+    data: Vec<DataRegion>,
+    /// Chunk addresses and keys by permit of this core; empty until the path is up.
+    chunks: Vec<RemoteMem>,
+    /// Which data region the permit's open window belongs to.
+    open_window: Vec<Option<usize>>,
+    shared: Arc<PathShared>,
+    ending: bool,
+    unsignaled: u32,
+    signal_every: u32,
+}
+
+/// What a completion meant.
+#[derive(Debug)]
+pub(crate) enum PathEvent {
+    /// Nothing for the session.
+    Nothing,
+    /// A request was answered.
+    Answer(Answer),
+    /// The window of this permit is closed.
+    Revoked(PermitId),
+}
+
+/// One core's part of one path.
+pub(crate) struct PathShard {
+    id: PathId,
+    target: PathTarget,
+    epoch: u32,
+    cid: ConnIndex,
+    connection: Option<Connection>,
+    range: Range<u16>,
+    /// Requests of this core in flight on this path.
+    pub(crate) inflight: u32,
+    header_region: Option<Arc<Region>>,
+    recv_region: Option<Arc<Region>>,
+}
+
+impl PathShard {
+    pub(crate) fn new(id: PathId, target: PathTarget) -> Self {
+        Self {
+            id,
+            target,
+            epoch: 0,
+            cid: ConnIndex(0),
+            connection: None,
+            range: 0..0,
+            inflight: 0,
+            header_region: None,
+            recv_region: None,
+        }
+    }
+
+    pub(crate) fn id(&self) -> PathId {
+        self.id
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.target.name
+    }
+
+    pub(crate) fn provider(&self) -> usize {
+        self.target.provider
+    }
+
+    /// True when this is the path's queue pair on this core.
+    pub(crate) fn is(&self, provider: usize, qp: QpNum) -> bool {
+        self.target.provider == provider && self.connection.as_ref().is_some_and(|c| c.qp == qp)
+    }
+
+    /// True when requests may be posted.
+    pub(crate) fn is_up(&self) -> bool {
+        self.connection.as_ref().is_some_and(|c| !c.chunks.is_empty() && !c.ending)
+    }
+
+    /// Last heartbeat round trip in nanoseconds, zero while unknown.
+    pub(crate) fn latency_ns(&self) -> u64 {
+        self.connection.as_ref().map_or(0, |c| c.shared.latency_ns())
+    }
+
+    /// Starts this core's connection.
+    pub(crate) fn connect(
+        &mut self,
+        now: Instant,
+        start: &Connect,
+        range: Range<u16>,
+        regions: &[Arc<Region>],
+        timeout: Duration,
+        fabrics: &mut [Box<dyn Fabric>],
+    ) -> Result<(), FabricError> {
+        debug_assert!(self.connection.is_none(), "the old connection has ended");
+        self.range = range.clone();
+        let permits = usize::from(range.end - range.start);
+        let pd = Arc::clone(&start.pd);
+        // A request is one write; a window takes a bind and a revoke where these are requests.
+        let depth = u32::from(range.end - range.start);
+        let limits = QpLimits { send_max: depth * 4 + 8, recv_max: depth * 2 + 8 };
+        let headers = region(&mut self.header_region, permits * HEADER_SLOT)?;
+        let receives = region(&mut self.recv_region, limits.recv_max as usize * RECV_SLOT)?;
+        let fabric = fabrics[self.target.provider].as_mut();
+        let mut connection = Connection {
+            qp: QpNum(0),
+            headers: pd.register(&headers, Access::LOCAL_READ)?,
+            receives: pd.register(&receives, Access::LOCAL)?,
+            data: Vec::new(),
+            chunks: Vec::new(),
+            open_window: vec![None; permits],
+            shared: Arc::clone(&start.shared),
+            ending: false,
+            unsignaled: 0,
+            signal_every: (limits.send_max / 4).clamp(1, 64),
+            pd,
+        };
+        for region in regions {
+            connection.add_region(region, permits)?;
+        }
+        connection.qp = fabric.connect(
+            now,
+            &connection.pd,
+            &ConnectParams {
+                local: self.target.local,
+                remote: self.target.remote,
+                private_data: start.private_data,
+                limits,
+                timeout,
+            },
+        )?;
+        for slot in 0..limits.recv_max {
+            if let Err(error) = connection.post_receive(slot, fabric) {
+                tracing::error!(path = %self.target.name, "receives not posted: {error}");
+                fabric.abort(now, connection.qp);
+                break;
+            }
+        }
+        self.epoch = start.epoch;
+        self.cid = start.cid;
+        self.connection = Some(connection);
+        Ok(())
+    }
+
+    /// The connection is ready; returns what the home core is told.
+    pub(crate) fn established(&mut self) -> (PathId, u32, ConnIndex) {
+        (self.id, self.epoch, self.cid)
+    }
+
+    /// The connection ended and reaches no memory any more.
+    pub(crate) fn closed(&mut self) -> (PathId, u32, ConnIndex) {
+        self.connection = None;
+        (self.id, self.epoch, self.cid)
+    }
+
+    /// The handshake is complete: these are the path's chunks, by permit of the whole session.
+    pub(crate) fn up(&mut self, epoch: u32, chunks: &[RemoteMem], range: Range<u16>) {
+        let Some(connection) = self.connection.as_mut() else { return };
+        if self.epoch != epoch {
+            return;
+        }
+        let (from, to) = (usize::from(range.start), usize::from(range.end));
+        connection.chunks = chunks.get(from..to).map(<[RemoteMem]>::to_vec).unwrap_or_default();
+    }
+
+    /// Ends the connection if it is of this epoch.
+    pub(crate) fn disconnect(
+        &mut self,
+        now: Instant,
+        epoch: u32,
+        in_order: bool,
+        fabrics: &mut [Box<dyn Fabric>],
+    ) {
+        if self.epoch != epoch {
+            return;
+        }
+        let fabric = fabrics[self.target.provider].as_mut();
+        if let Some(connection) = self.connection.as_mut() {
+            connection.ending = true;
+            if in_order {
+                fabric.disconnect(now, connection.qp);
+            } else {
+                fabric.abort(now, connection.qp);
+            }
+        }
+    }
+
+    /// Ends the connection at once.
+    pub(crate) fn abort(&mut self, now: Instant, fabric: &mut dyn Fabric) {
+        if let Some(connection) = self.connection.as_mut()
+            && !std::mem::replace(&mut connection.ending, true)
+        {
+            fabric.abort(now, connection.qp);
+        }
+    }
+
+    /// Registers a further region of IO buffers.
+    pub(crate) fn attach_region(
+        &mut self,
+        region: &Arc<Region>,
+        range: Range<u16>,
+    ) -> Result<(), FabricError> {
+        match self.connection.as_mut() {
+            Some(connection) => connection.add_region(region, usize::from(range.end - range.start)),
+            None => Ok(()),
+        }
+    }
+
+    /// Posts a request.
+    pub(crate) fn post(
+        &mut self,
+        request: Request,
+        granted: &Granted,
+        fabric: &mut dyn Fabric,
+    ) -> Result<(), FabricError> {
+        let row = usize::from(request.permit.0 - self.range.start);
+        let Some(connection) = self.connection.as_mut().filter(|c| !c.ending) else {
+            return Err(FabricError::QpState);
+        };
+        let chunk = *connection.chunks.get(row).ok_or(FabricError::QpState)?;
+        let data = match &request.buf {
+            Some(buf) => {
+                let id = buf.region().id();
+                let found = connection.data.iter().position(|d| d.registration.region().id() == id);
+                Some(found.ok_or(FabricError::LocalMemory)?)
+            }
+            None => None,
+        };
+        let mut target = None;
+        if let (IoOp::Read, Some(buf), Some(data)) = (request.op, &request.buf, data) {
+            let region = &connection.data[data];
+            let bound = fabric.bind(
+                connection.qp,
+                &region.windows[row],
+                buf,
+                Access::REMOTE_WRITE,
+                WrId::Bind(request.permit).encode(),
+            )?;
+            let (BindResult::Done(rkey) | BindResult::Pending(rkey)) = bound;
+            target =
+                Some(RemoteMem { addr: region.registration.base() + buf.offset() as u64, rkey });
+            connection.open_window[row] = Some(data);
+        }
+        let mut bytes = [0; HEADER_SLOT];
+        let layout = request.encode(target, granted, &mut bytes);
+        let slot = connection
+            .headers
+            .region()
+            .slice(row * HEADER_SLOT, layout.header_len)
+            .ok_or(FabricError::LocalMemory)?;
+        slot.copy_in(0, &bytes[..layout.header_len]);
+        let header = Sge { slice: slot, lkey: connection.headers.lkey() };
+        let sges = match (request.op, request.buf, data) {
+            (IoOp::Write, Some(buf), Some(data)) => {
+                let lkey = connection.data[data].registration.lkey();
+                SgeList::two(Sge { slice: buf, lkey }, header)
+            }
+            _ => SgeList::one(header),
+        };
+        connection.unsignaled += 1;
+        let signaled = connection.unsignaled >= connection.signal_every;
+        if signaled {
+            connection.unsignaled = 0;
+        }
+        let remote = RemoteMem { addr: chunk.addr + layout.chunk_offset, rkey: chunk.rkey };
+        let op = WrOp::RdmaWrite { remote, imm: Some(layout.imm) };
+        let wr_id = WrId::Request.encode();
+        fabric.post_send(connection.qp, WorkRequest { wr_id, op, sges, signaled })
+    }
+
+    /// Takes the server's key for the permit's read target away. True when it is dead now,
+    /// false when a [`PathEvent::Revoked`] will tell.
+    pub(crate) fn close_window(
+        &mut self,
+        permit: PermitId,
+        fabric: &mut dyn Fabric,
+    ) -> Result<bool, FabricError> {
+        let row = usize::from(permit.0 - self.range.start);
+        let Some(connection) = self.connection.as_mut() else { return Ok(true) };
+        let Some(data) = connection.open_window[row].take() else { return Ok(true) };
+        let window = &connection.data[data].windows[row];
+        let wr_id = WrId::Revoke(permit).encode();
+        match fabric.revoke(connection.qp, window, wr_id)? {
+            BindResult::Done(_) => Ok(true),
+            BindResult::Pending(_) => Ok(false),
+        }
+    }
+
+    /// A successful completion of this path's queue pair. The error says how the server broke
+    /// the protocol.
+    pub(crate) fn on_completion(
+        &mut self,
+        now: Instant,
+        wc: &WorkCompletion,
+        fabric: &mut dyn Fabric,
+    ) -> Result<PathEvent, String> {
+        let Some(connection) = self.connection.as_mut() else { return Ok(PathEvent::Nothing) };
+        match WrId::decode(wc.wr_id) {
+            WrId::Receive(slot) => {
+                connection.shared.received(now);
+                let mut bytes = [0; RECV_SLOT];
+                let len = if wc.op == WcOp::Recv { wc.byte_len as usize } else { 0 };
+                if len > RECV_SLOT {
+                    return Err(format!("answer of {len} bytes"));
+                }
+                connection.receives.region().copy_out(slot as usize * RECV_SLOT, &mut bytes);
+                if let Err(error) = connection.post_receive(slot, fabric) {
+                    return Err(format!("receive not reposted: {error}"));
+                }
+                let Some(imm) = wc.imm else {
+                    // A send with invalidate on its own; we never ask for one.
+                    return Ok(PathEvent::Nothing);
+                };
+                let answer = Answer::decode(imm, &bytes[..len])?;
+                let row = usize::from(answer.permit.0.wrapping_sub(self.range.start));
+                if let (Some(rkey), Some(chunk)) = (answer.rkey, connection.chunks.get_mut(row)) {
+                    chunk.rkey = rkey;
+                }
+                Ok(PathEvent::Answer(answer))
+            }
+            WrId::Revoke(permit) => Ok(PathEvent::Revoked(permit)),
+            WrId::Request | WrId::Bind(_) | WrId::Other(_) => Ok(PathEvent::Nothing),
+        }
+    }
+}
+
+impl Connection {
+    fn add_region(&mut self, region: &Arc<Region>, permits: usize) -> Result<(), FabricError> {
+        let registration = self.pd.register(region, Access::LOCAL)?;
+        let windows =
+            (0..permits).map(|_| self.pd.window(&registration)).collect::<Result<_, _>>()?;
+        self.data.push(DataRegion { registration, windows });
+        Ok(())
+    }
+
+    fn post_receive(&self, slot: u32, fabric: &mut dyn Fabric) -> Result<(), FabricError> {
+        let slice = self
+            .receives
+            .region()
+            .slice(slot as usize * RECV_SLOT, RECV_SLOT)
+            .ok_or(FabricError::LocalMemory)?;
+        let sge = Sge { slice, lkey: self.receives.lkey() };
+        fabric.post_recv(self.qp, WrId::Receive(slot).encode(), Some(sge))
+    }
+}
+
+/// The region kept in `slot`, made on first use. Kept over reconnects.
+fn region(slot: &mut Option<Arc<Region>>, len: usize) -> Result<Arc<Region>, FabricError> {
+    if let Some(region) = slot.as_ref().filter(|r| r.len() >= len) {
+        return Ok(Arc::clone(region));
+    }
+    let made =
+        Region::new(len.max(1)).map_err(|e| FabricError::system("memory for a connection", e))?;
+    *slot = Some(Arc::clone(&made));
+    Ok(made)
+}
+
+impl fmt::Debug for PathShard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PathShard")
+            .field("id", &self.id)
+            .field("epoch", &self.epoch)
+            .field("up", &self.is_up())
+            .field("inflight", &self.inflight)
+            .finish_non_exhaustive()
+    }
+}

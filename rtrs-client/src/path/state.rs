@@ -1,0 +1,95 @@
+//! The states of a path on the home core and the moves between them.
+//!
+//! ```text
+//! Waiting -> Connecting -> Introducing -> Connected -> Closing -> Waiting
+//!                 \____________\____________________/      \---> Gone
+//! ```
+
+use serde::Serialize;
+
+/// Where a path stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum PathState {
+    /// Between attempts.
+    Waiting,
+    /// Connections are being made, one after the other.
+    Connecting,
+    /// All connections are up; INFO_REQ is on its way or was sent.
+    Introducing,
+    /// Carries IO.
+    Connected,
+    /// Connections are being ended.
+    Closing,
+    /// Ended for good: detached, or refused in a way that a retry cannot mend.
+    Gone,
+}
+
+/// All legal moves, as data.
+pub(crate) const MOVES: &[(PathState, PathState)] = &[
+    (PathState::Waiting, PathState::Connecting),
+    (PathState::Waiting, PathState::Gone),
+    (PathState::Connecting, PathState::Introducing),
+    (PathState::Connecting, PathState::Closing),
+    (PathState::Introducing, PathState::Connected),
+    (PathState::Introducing, PathState::Closing),
+    (PathState::Connected, PathState::Closing),
+    (PathState::Closing, PathState::Waiting),
+    (PathState::Closing, PathState::Gone),
+];
+
+impl PathState {
+    /// Moves on. Panics on a move that is not in the table: that is our own fault.
+    pub(crate) fn advance(&mut self, to: Self) {
+        assert!(MOVES.contains(&(*self, to)), "no path goes from {self:?} to {to:?}");
+        *self = to;
+    }
+}
+
+impl std::fmt::Display for PathState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Waiting => "waiting",
+            Self::Connecting => "connecting",
+            Self::Introducing => "introducing",
+            Self::Connected => "connected",
+            Self::Closing => "closing",
+            Self::Gone => "gone",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_state_can_reach_the_end() {
+        let all = [
+            PathState::Waiting,
+            PathState::Connecting,
+            PathState::Introducing,
+            PathState::Connected,
+            PathState::Closing,
+        ];
+        for start in all {
+            let mut reached = vec![start];
+            for _ in 0..all.len() + 1 {
+                let next: Vec<_> = MOVES
+                    .iter()
+                    .filter(|(from, to)| reached.contains(from) && !reached.contains(to))
+                    .map(|(_, to)| *to)
+                    .collect();
+                reached.extend(next);
+            }
+            assert!(reached.contains(&PathState::Gone), "{start:?} is a dead end");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "no path goes from")]
+    fn an_illegal_move_is_our_own_fault() {
+        let mut state = PathState::Waiting;
+        state.advance(PathState::Connected);
+    }
+}

@@ -1,0 +1,261 @@
+//! What a running session tells of itself: the answers on its control socket, and how people
+//! read them.
+
+use nbd_bridge::BridgeStats;
+use rtrs_core::fabric::FabricCounters;
+use serde::{Deserialize, Serialize};
+
+use crate::driver::CoreReport;
+use crate::stats::{OP_NAMES, ShardStats};
+
+/// A question on the control socket: one line of JSON.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "command")]
+pub(crate) enum Ask {
+    /// Where the session stands.
+    Status,
+    /// What it did.
+    Stats,
+    /// End it; the answer comes when it has ended.
+    Detach {
+        /// Time for requests in flight, in milliseconds.
+        within_ms: u64,
+    },
+}
+
+/// What is fixed for the life of an attached session.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Identity {
+    pub(crate) name: String,
+    pub(crate) session: String,
+    pub(crate) session_id: String,
+    pub(crate) access: String,
+    pub(crate) policy: String,
+    /// NBD URI that clients open.
+    pub(crate) uri: String,
+    pub(crate) pid: u32,
+    pub(crate) shards: u16,
+}
+
+/// The answer to `status`, as JSON.
+pub(crate) fn status(identity: &Identity, reports: &[CoreReport]) -> serde_json::Value {
+    let home = reports.first();
+    let geometry = home.and_then(|r| r.geometry.as_ref());
+    let inflight: usize = reports.iter().map(|r| r.inflight).sum();
+    let paths = home.and_then(|r| r.paths.as_ref());
+    serde_json::json!({
+        "name": identity.name,
+        "session": identity.session,
+        "session_id": identity.session_id,
+        "state": if home.is_some_and(|r| r.open) { "open" } else { "waiting-for-path" },
+        "access": identity.access,
+        "policy": identity.policy,
+        "uri": identity.uri,
+        "pid": identity.pid,
+        "shards": identity.shards,
+        "size": geometry.map(|g| g.size),
+        "block_size": geometry.map(|g| g.logical_block),
+        "read_only": geometry.map(|g| g.read_only),
+        "inflight": inflight,
+        "nbd_connections": reports.iter().map(|r| r.bridge.connections).sum::<u64>(),
+        "paths": paths,
+    })
+}
+
+/// The answer to `stats`, as JSON.
+pub(crate) fn stats(identity: &Identity, reports: &[CoreReport]) -> serde_json::Value {
+    let count = reports.first().and_then(|r| r.paths.as_ref()).map_or(0, Vec::len);
+    let mut total = ShardStats::new(count);
+    let mut fabric = FabricCounters::default();
+    let mut bridge = BridgeStats::default();
+    for report in reports {
+        total.add(&report.stats);
+        bridge.add(&report.bridge);
+        fabric.bytes_sent += report.fabric.bytes_sent;
+        fabric.bytes_received += report.fabric.bytes_received;
+        fabric.bytes_direct += report.fabric.bytes_direct;
+        fabric.bytes_copied += report.fabric.bytes_copied;
+        fabric.sends += report.fabric.sends;
+        fabric.receives += report.fabric.receives;
+        fabric.crc_errors += report.fabric.crc_errors;
+    }
+    let ops: serde_json::Map<String, serde_json::Value> = OP_NAMES
+        .iter()
+        .zip(&total.ops)
+        .map(|(name, count)| ((*name).to_owned(), serde_json::json!(count)))
+        .collect();
+    let quantile = |q: f64| total.latency.value_at_quantile(q) as f64 / 1000.0;
+    let paths: Vec<serde_json::Value> = reports
+        .first()
+        .and_then(|r| r.paths.as_ref())
+        .into_iter()
+        .flatten()
+        .zip(&total.paths)
+        .map(|(path, count)| {
+            serde_json::json!({
+                "path": path.path,
+                "state": path.state,
+                "reconnects": path.reconnects,
+                "heartbeat_us": path.heartbeat_us,
+                "requests": count.requests,
+                "answers": count.answers,
+                "bytes": count.bytes,
+                "errors": count.errors,
+            })
+        })
+        .collect();
+    let cores: Vec<serde_json::Value> = reports
+        .iter()
+        .map(|r| {
+            serde_json::json!({
+                "core": r.core.0,
+                "ios": r.stats.ops.iter().map(|o| o.count).sum::<u64>(),
+                "inflight": r.inflight,
+                "nbd_connections": r.bridge.connections,
+            })
+        })
+        .collect();
+    serde_json::json!({
+        "name": identity.name,
+        "ops": ops,
+        "latency_us": {
+            "p50": quantile(0.5), "p99": quantile(0.99), "max": total.latency.max() as f64 / 1000.0,
+        },
+        "paths": paths,
+        "cores": cores,
+        "fabric": fabric,
+        "nbd": bridge,
+    })
+}
+
+fn text(value: &serde_json::Value) -> String {
+    match value {
+        serde_json::Value::String(s) => s.clone(),
+        serde_json::Value::Null => "-".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+fn size_text(value: &serde_json::Value) -> String {
+    match value.as_u64() {
+        None => "-".to_owned(),
+        Some(bytes) => {
+            let units = [("TiB", 1u64 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+            match units.iter().find(|(_, unit)| bytes >= *unit) {
+                Some((name, unit)) => format!("{:.1} {name}", bytes as f64 / *unit as f64),
+                None => format!("{bytes} B"),
+            }
+        }
+    }
+}
+
+/// `list` for people: a line per session.
+pub(crate) fn list_text(sessions: &[serde_json::Value]) -> String {
+    let mut out = format!(
+        "{:<16} {:<18} {:>10} {:>6} {:>8}  {}\n",
+        "NAME", "STATE", "SIZE", "PATHS", "PID", "URI"
+    );
+    for session in sessions {
+        let paths = session["paths"].as_array().map_or(0, Vec::len);
+        let up = session["paths"]
+            .as_array()
+            .map_or(0, |p| p.iter().filter(|p| p["state"] == "connected").count());
+        out += &format!(
+            "{:<16} {:<18} {:>10} {:>6} {:>8}  {}\n",
+            text(&session["name"]),
+            text(&session["state"]),
+            size_text(&session["size"]),
+            format!("{up}/{paths}"),
+            text(&session["pid"]),
+            text(&session["uri"]),
+        );
+    }
+    out
+}
+
+/// `status` for people.
+pub(crate) fn status_text(status: &serde_json::Value) -> String {
+    let mut out = String::new();
+    for key in ["name", "state", "uri", "access", "policy", "session", "pid", "shards"] {
+        out += &format!("{:<16} {}\n", key, text(&status[key]));
+    }
+    out += &format!(
+        "{:<16} {} ({} bytes, blocks of {})\n",
+        "size",
+        size_text(&status["size"]),
+        text(&status["size"]),
+        text(&status["block_size"])
+    );
+    out += &format!("{:<16} {}\n", "in flight", text(&status["inflight"]));
+    out += &format!("{:<16} {}\n", "nbd clients", text(&status["nbd_connections"]));
+    for path in status["paths"].as_array().into_iter().flatten() {
+        out += &format!(
+            "path {:<28} {:<12} {} connections, {} reconnects, heartbeat {}{}\n",
+            text(&path["path"]),
+            text(&path["state"]),
+            text(&path["connections"]),
+            text(&path["reconnects"]),
+            match path["heartbeat_us"].as_u64() {
+                Some(us) => format!("{us} us"),
+                None => "-".to_owned(),
+            },
+            match path["last_error"].as_str() {
+                Some(error) => format!(" ({error})"),
+                None => String::new(),
+            }
+        );
+    }
+    out
+}
+
+/// `stats` for people.
+pub(crate) fn stats_text(stats: &serde_json::Value) -> String {
+    let mut out = format!("{:<14} {:>12} {:>12} {:>8}\n", "OPERATION", "COUNT", "BYTES", "ERRORS");
+    for name in OP_NAMES {
+        let op = &stats["ops"][name];
+        out += &format!(
+            "{:<14} {:>12} {:>12} {:>8}\n",
+            name,
+            text(&op["count"]),
+            size_text(&op["bytes"]),
+            text(&op["errors"])
+        );
+    }
+    let latency = &stats["latency_us"];
+    out += &format!(
+        "latency us: p50 {} p99 {} max {}\n",
+        text(&latency["p50"]),
+        text(&latency["p99"]),
+        text(&latency["max"])
+    );
+    for path in stats["paths"].as_array().into_iter().flatten() {
+        out += &format!(
+            "path {:<28} {:<12} {} requests, {}, {} errors, {} reconnects\n",
+            text(&path["path"]),
+            text(&path["state"]),
+            text(&path["requests"]),
+            size_text(&path["bytes"]),
+            text(&path["errors"]),
+            text(&path["reconnects"])
+        );
+    }
+    for core in stats["cores"].as_array().into_iter().flatten() {
+        out += &format!(
+            "core {:<28} {} IOs, {} in flight, {} NBD clients\n",
+            text(&core["core"]),
+            text(&core["ios"]),
+            text(&core["inflight"]),
+            text(&core["nbd_connections"])
+        );
+    }
+    let fabric = &stats["fabric"];
+    out += &format!(
+        "fabric: {} sent, {} received ({} placed directly, {} copied), {} crc errors\n",
+        size_text(&fabric["bytes_sent"]),
+        size_text(&fabric["bytes_received"]),
+        size_text(&fabric["bytes_direct"]),
+        size_text(&fabric["bytes_copied"]),
+        text(&fabric["crc_errors"])
+    );
+    out
+}

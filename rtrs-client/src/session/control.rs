@@ -1,0 +1,773 @@
+//! The home core's part of a session: paths, heartbeats, opening the device.
+//!
+//! Each path connects one connection after the other (connection 0 here, the others on their
+//! cores, by message), introduces itself, learns its chunks and then carries IO. The first path
+//! that is up opens the device; when the last one goes the device counts as closed and is opened
+//! again on the next. A path that ends first gets all its connections ended on all cores, then
+//! waits by a backoff with jitter and starts over with a new epoch.
+
+use std::sync::Arc;
+
+use rtrs_core::block::Geometry;
+use rtrs_core::fabric::{CloseReason, ConnectFailure, Fabric, FabricError, WorkCompletion};
+use rtrs_core::ids::{ConnIndex, CoreIndex, PathId, QpNum};
+use rtrs_core::proto::{Backoff, Heartbeat, HeartbeatAction};
+use rtrs_core::time::{Duration, Instant, earliest};
+use rtrs_core::wire::{AccessMode, errno_name};
+use serde::Serialize;
+
+use super::shard::ConnectionEnd;
+use super::{Connect, Granted, OpenDevice, Outbox, PathShared, SessionConfig, ToHome, ToShard};
+use crate::path::handshake::{self, ServiceConnection, ServiceEvent};
+use crate::path::state::PathState;
+
+/// Bound of the introduction and of each step of opening the device.
+const STEP_TIMEOUT: Duration = Duration::from_secs(10);
+/// Bound of ending all connections of a path; afterwards they are aborted once more.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How far the device is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum DeviceState {
+    Closed,
+    Opening {
+        path: PathId,
+        deadline: Instant,
+    },
+    Open {
+        device: Arc<OpenDevice>,
+    },
+    /// The close was sent on this path.
+    Closing {
+        path: PathId,
+        deadline: Instant,
+    },
+    /// Closed in order, or given up.
+    Ended,
+}
+
+/// Why a session cannot go on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SessionFailure {
+    /// The server refused to open the export.
+    #[error("the server refused to open '{export}': {errno}{hint}")]
+    OpenRefused {
+        /// The export asked for.
+        export: String,
+        /// The server's errno by name.
+        errno: String,
+        /// What would do.
+        hint: &'static str,
+    },
+    /// What the server grants cannot be worked with.
+    #[error("{0}")]
+    Unusable(String),
+}
+
+/// A path as listings show it.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct PathStatus {
+    /// As the user wrote it.
+    pub path: String,
+    /// Where it stands.
+    pub state: PathState,
+    /// Connections of the path, the service connection included.
+    pub connections: u16,
+    /// Times it was connected again.
+    pub reconnects: u64,
+    /// Last heartbeat round trip in microseconds; absent while unknown.
+    pub heartbeat_us: Option<u64>,
+    /// Why it ended last.
+    pub last_error: Option<String>,
+}
+
+#[derive(Debug)]
+struct Path {
+    id: PathId,
+    state: PathState,
+    epoch: u32,
+    uuid: rtrs_core::ids::PathUuid,
+    /// Was accepted once: the server may be asked to make the session anew.
+    accepted_once: bool,
+    recon_cnt: u16,
+    service: Option<ServiceConnection>,
+    /// Connections above 0 that a core has or is making.
+    open: Vec<bool>,
+    next_cid: u16,
+    until: Instant,
+    backoff: Backoff,
+    heartbeat: Option<Heartbeat>,
+    heartbeat_sent: Option<Instant>,
+    shared: Arc<PathShared>,
+    seen: Instant,
+    connects: u64,
+    last_error: Option<String>,
+}
+
+/// The home core's part of a session.
+#[derive(Debug)]
+pub(crate) struct SessionControl {
+    config: Arc<SessionConfig>,
+    paths: Vec<Path>,
+    granted: Option<Granted>,
+    device: DeviceState,
+    opened_once: bool,
+    last_size: u64,
+    failure: Option<SessionFailure>,
+    detaching: bool,
+    outbox: Outbox,
+}
+
+impl SessionControl {
+    pub(crate) fn new(now: Instant, config: Arc<SessionConfig>, uuids: &[[u8; 16]]) -> Self {
+        let paths = (0u16..)
+            .zip(uuids)
+            .take(config.paths.len())
+            .map(|(id, uuid)| Path {
+                id: PathId(id),
+                state: PathState::Waiting,
+                epoch: 0,
+                uuid: rtrs_core::ids::PathUuid(*uuid),
+                accepted_once: false,
+                recon_cnt: 0,
+                service: None,
+                open: vec![false; usize::from(config.cores) + 1],
+                next_cid: 0,
+                until: now,
+                backoff: Backoff::new(
+                    config.reconnect_min,
+                    config.reconnect_max,
+                    config.seed ^ u64::from(id + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15),
+                ),
+                heartbeat: None,
+                heartbeat_sent: None,
+                shared: Arc::new(PathShared::default()),
+                seen: Instant::ZERO,
+                connects: 0,
+                last_error: None,
+            })
+            .collect();
+        Self {
+            config,
+            paths,
+            granted: None,
+            device: DeviceState::Closed,
+            opened_once: false,
+            last_size: 0,
+            failure: None,
+            detaching: false,
+            outbox: Vec::new(),
+        }
+    }
+
+    /// Messages for the cores, since the last call.
+    pub(crate) fn take_outbox(&mut self) -> Outbox {
+        std::mem::take(&mut self.outbox)
+    }
+
+    /// The device once it was opened.
+    pub(crate) fn device(&self) -> Option<&Arc<OpenDevice>> {
+        match &self.device {
+            DeviceState::Open { device } => Some(device),
+            _ => None,
+        }
+    }
+
+    /// True while the device is open at the server.
+    pub(crate) fn is_open(&self) -> bool {
+        self.device().is_some()
+    }
+
+    /// Why the session cannot go on, once.
+    pub(crate) fn failure(&self) -> Option<&SessionFailure> {
+        self.failure.as_ref()
+    }
+
+    /// True when a detach has ended everything.
+    pub(crate) fn is_done(&self) -> bool {
+        self.detaching && self.paths.iter().all(|p| p.state == PathState::Gone)
+    }
+
+    /// All paths as listings show them.
+    pub(crate) fn status(&self) -> Vec<PathStatus> {
+        let named = self.paths.iter().zip(&self.config.paths);
+        named
+            .map(|(path, target)| PathStatus {
+                path: target.name.clone(),
+                state: path.state,
+                connections: self.config.cores + 1,
+                reconnects: path.connects.saturating_sub(1),
+                heartbeat_us: match path.shared.latency_ns() {
+                    0 => None,
+                    ns => Some(ns / 1000),
+                },
+                last_error: path.last_error.clone(),
+            })
+            .collect()
+    }
+
+    /// Starts to end the session: closes the device in order, then every path.
+    pub(crate) fn detach(&mut self, now: Instant, fabrics: &mut [Box<dyn Fabric>]) {
+        if std::mem::replace(&mut self.detaching, true) {
+            return;
+        }
+        for core in 0..self.config.cores {
+            self.outbox.push((CoreIndex(core), ToShard::Closed));
+        }
+        let up = self.paths.iter().position(|p| p.state == PathState::Connected);
+        if let (DeviceState::Open { device }, Some(index)) = (&self.device, up) {
+            let device_id = device.device_id;
+            let provider = self.config.paths[index].provider;
+            let sent = self.paths[index].service.as_mut().is_some_and(|service| {
+                service.post_close(device_id, fabrics[provider].as_mut()).is_ok()
+            });
+            if sent {
+                let path = self.paths[index].id;
+                self.device = DeviceState::Closing { path, deadline: now + STEP_TIMEOUT / 5 };
+                return;
+            }
+        }
+        self.end_all(now, fabrics);
+    }
+
+    fn end_all(&mut self, now: Instant, fabrics: &mut [Box<dyn Fabric>]) {
+        self.device = DeviceState::Ended;
+        for index in 0..self.paths.len() {
+            match self.paths[index].state {
+                PathState::Waiting => self.paths[index].state.advance(PathState::Gone),
+                PathState::Closing | PathState::Gone => {}
+                _ => self.end_path(now, index, None, fabrics),
+            }
+        }
+    }
+
+    /// Moves everything on whose time has come. True when anything happened.
+    pub(crate) fn poll(&mut self, now: Instant, fabrics: &mut [Box<dyn Fabric>]) -> bool {
+        let mut any = false;
+        for index in 0..self.paths.len() {
+            any |= self.poll_path(now, index, fabrics);
+        }
+        any | self.poll_device(now, fabrics)
+    }
+
+    fn poll_path(&mut self, now: Instant, index: usize, fabrics: &mut [Box<dyn Fabric>]) -> bool {
+        let path = &mut self.paths[index];
+        match path.state {
+            PathState::Waiting if now >= path.until && !self.detaching => {
+                self.start_path(now, index, fabrics);
+                true
+            }
+            PathState::Connecting | PathState::Introducing if now >= path.until => {
+                self.end_path(now, index, Some("no answer in time".into()), fabrics);
+                true
+            }
+            PathState::Closing if now >= path.until => {
+                path.until = now + CLOSE_TIMEOUT;
+                let (id, epoch) = (path.id, path.epoch);
+                let provider = self.config.paths[index].provider;
+                if let Some(service) = path.service.as_mut() {
+                    service.end(now, false, fabrics[provider].as_mut());
+                }
+                self.tell_all(ToShard::Disconnect { path: id, epoch, in_order: false });
+                true
+            }
+            PathState::Connected => self.poll_heartbeat(now, index, fabrics),
+            _ => false,
+        }
+    }
+
+    fn poll_heartbeat(
+        &mut self,
+        now: Instant,
+        index: usize,
+        fabrics: &mut [Box<dyn Fabric>],
+    ) -> bool {
+        let provider = self.config.paths[index].provider;
+        let path = &mut self.paths[index];
+        let Some(heartbeat) = path.heartbeat.as_mut() else { return false };
+        let received = path.shared.last_received();
+        if received > path.seen {
+            path.seen = received;
+            heartbeat.on_traffic(received);
+        }
+        match heartbeat.poll(now) {
+            HeartbeatAction::None => false,
+            HeartbeatAction::Send => {
+                let sent = path
+                    .service
+                    .as_mut()
+                    .map(|service| service.post_heartbeat(false, fabrics[provider].as_mut()));
+                path.heartbeat_sent = Some(now);
+                if let Some(Err(error)) = sent {
+                    self.end_path(now, index, Some(error.to_string()), fabrics);
+                }
+                true
+            }
+            HeartbeatAction::Dead => {
+                let silent = now.since(path.seen);
+                let why = format!("silent for {} ms", silent.as_millis());
+                self.end_path(now, index, Some(why), fabrics);
+                true
+            }
+        }
+    }
+
+    fn poll_device(&mut self, now: Instant, fabrics: &mut [Box<dyn Fabric>]) -> bool {
+        match self.device {
+            DeviceState::Closed if !self.detaching && self.failure.is_none() => {
+                let up = self.paths.iter().position(|p| p.state == PathState::Connected);
+                let Some(index) = up else { return false };
+                let provider = self.config.paths[index].provider;
+                let (export, access) = (self.config.export.clone(), self.config.access);
+                let path = &mut self.paths[index];
+                let Some(service) = path.service.as_mut() else { return false };
+                let id = path.id;
+                match service.post_open(&export, access, fabrics[provider].as_mut()) {
+                    Ok(()) => {
+                        let deadline = now + STEP_TIMEOUT;
+                        self.device = DeviceState::Opening { path: id, deadline };
+                    }
+                    Err(error) => self.end_path(now, index, Some(error.to_string()), fabrics),
+                }
+                true
+            }
+            DeviceState::Opening { path, deadline } if now >= deadline => {
+                self.device = DeviceState::Closed;
+                let why = Some("opening the device was not answered".into());
+                self.end_path(now, path.index(), why, fabrics);
+                true
+            }
+            DeviceState::Closing { deadline, .. } if now >= deadline => {
+                self.end_all(now, fabrics);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn start_path(&mut self, now: Instant, index: usize, fabrics: &mut [Box<dyn Fabric>]) {
+        let provider = self.config.paths[index].provider;
+        let first_conn = self.paths[index].accepted_once
+            || !self.paths.iter().any(|p| p.state == PathState::Connected);
+        let path = &mut self.paths[index];
+        path.state.advance(PathState::Connecting);
+        path.epoch += 1;
+        path.recon_cnt = path.recon_cnt.wrapping_add(1);
+        path.next_cid = 0;
+        path.until = now + self.config.connect_timeout * 2;
+        path.shared = Arc::new(PathShared::default());
+        let request = handshake::conn_request(
+            &self.config,
+            path.uuid,
+            path.recon_cnt - 1,
+            ConnIndex(0),
+            first_conn,
+        );
+        let target = &self.config.paths[index];
+        let started = ServiceConnection::connect(
+            now,
+            target,
+            request,
+            self.config.connect_timeout,
+            fabrics[provider].as_mut(),
+        );
+        match started {
+            Ok(service) => {
+                path.service = Some(service);
+                path.open[0] = true;
+            }
+            Err(error) => self.end_path(now, index, Some(error.to_string()), fabrics),
+        }
+    }
+
+    /// A queue pair of this core got ready. True when it was a service connection.
+    pub(crate) fn handle_established(
+        &mut self,
+        now: Instant,
+        provider: usize,
+        qp: QpNum,
+        private_data: &[u8],
+        fabrics: &mut [Box<dyn Fabric>],
+    ) -> bool {
+        let Some(index) = self.service_of(provider, qp) else { return false };
+        match handshake::conn_response(private_data) {
+            Err(error) => self.end_path(now, index, Some(error), fabrics),
+            Ok(granted) => match self.accept_grant(granted) {
+                Err(failure) => {
+                    let text = failure.to_string();
+                    if !self.opened_once {
+                        self.failure = Some(failure);
+                    }
+                    self.end_path(now, index, Some(text), fabrics);
+                }
+                Ok(()) => {
+                    self.paths[index].accepted_once = true;
+                    if let Some(service) = self.paths[index].service.as_mut() {
+                        service.granted(granted);
+                    }
+                    self.next_connection(now, index, fabrics);
+                }
+            },
+        }
+        true
+    }
+
+    /// Takes the server's bounds, which may not change over the life of the session.
+    fn accept_grant(&mut self, granted: Granted) -> Result<(), SessionFailure> {
+        let cores = self.config.cores;
+        if granted.queue_depth.min(self.config.queue_depth_limit) <= cores {
+            return Err(SessionFailure::Unusable(format!(
+                "a queue depth of {} is too small for {cores} shards and the service connection: \
+                 use --shards {}, or a larger queue depth",
+                granted.queue_depth,
+                granted.queue_depth.saturating_sub(1).max(1)
+            )));
+        }
+        match self.granted {
+            Some(before) if before != granted => Err(SessionFailure::Unusable(format!(
+                "the server changed its bounds (queue depth {} to {}, largest request {} to {}): \
+                 detach and attach again",
+                before.queue_depth, granted.queue_depth, before.max_io_size, granted.max_io_size
+            ))),
+            Some(_) => Ok(()),
+            None => {
+                self.granted = Some(granted);
+                self.tell_all(ToShard::Granted(granted));
+                Ok(())
+            }
+        }
+    }
+
+    /// Asks for the next connection of a path, or introduces it when all are up.
+    fn next_connection(&mut self, now: Instant, index: usize, fabrics: &mut [Box<dyn Fabric>]) {
+        let provider = self.config.paths[index].provider;
+        let path = &mut self.paths[index];
+        path.next_cid += 1;
+        path.until = now + self.config.connect_timeout * 2;
+        let Some(service) = path.service.as_mut() else { return };
+        if path.next_cid > self.config.cores {
+            path.state.advance(PathState::Introducing);
+            path.until = now + STEP_TIMEOUT;
+            let sent = service.post_info(&self.config.name, fabrics[provider].as_mut());
+            if let Err(error) = sent {
+                self.end_path(now, index, Some(error.to_string()), fabrics);
+            }
+            return;
+        }
+        let cid = ConnIndex(path.next_cid);
+        let private_data =
+            handshake::conn_request(&self.config, path.uuid, path.recon_cnt - 1, cid, true);
+        path.open[cid.index()] = true;
+        let message = ToShard::Connect(Box::new(Connect {
+            path: path.id,
+            epoch: path.epoch,
+            cid,
+            pd: service.domain(),
+            private_data,
+            shared: Arc::clone(&path.shared),
+        }));
+        self.outbox.push((CoreIndex(cid.0 - 1), message));
+    }
+
+    /// A message of a core.
+    pub(crate) fn handle_message(
+        &mut self,
+        now: Instant,
+        message: ToHome,
+        fabrics: &mut [Box<dyn Fabric>],
+    ) {
+        let (path, epoch, cid, end) = match message {
+            ToHome::Up { path, epoch, cid } => {
+                let path = path.index();
+                let here = &self.paths[path];
+                if here.epoch == epoch
+                    && here.state == PathState::Connecting
+                    && here.next_cid == cid.0
+                {
+                    self.next_connection(now, path, fabrics);
+                }
+                return;
+            }
+            ToHome::Failed { path, epoch, cid, failure } => {
+                (path, epoch, cid, describe_failure(&failure))
+            }
+            ToHome::Closed { path, epoch, cid, reason } => (path, epoch, cid, reason.to_string()),
+        };
+        let index = path.index();
+        if self.paths[index].epoch == epoch {
+            self.paths[index].open[cid.index()] = false;
+            self.end_path(now, index, Some(format!("connection {cid}: {end}")), fabrics);
+        }
+    }
+
+    /// A service connection failed or ended. True when it was one.
+    pub(crate) fn handle_closed(
+        &mut self,
+        now: Instant,
+        provider: usize,
+        qp: QpNum,
+        end: &ConnectionEnd,
+        fabrics: &mut [Box<dyn Fabric>],
+    ) -> bool {
+        let Some(index) = self.service_of(provider, qp) else { return false };
+        let why = match end {
+            ConnectionEnd::Failed(failure) => describe_failure(failure),
+            ConnectionEnd::Closed(reason) => reason.to_string(),
+        };
+        self.paths[index].service = None;
+        self.paths[index].open[0] = false;
+        self.end_path(now, index, Some(why), fabrics);
+        true
+    }
+
+    /// A completion of this core. True when it was of a service connection.
+    pub(crate) fn handle_completion(
+        &mut self,
+        now: Instant,
+        provider: usize,
+        wc: &WorkCompletion,
+        fabrics: &mut [Box<dyn Fabric>],
+    ) -> bool {
+        let Some(index) = self.service_of(provider, wc.qp) else { return false };
+        let path = &mut self.paths[index];
+        let Some(service) = path.service.as_mut() else { return true };
+        path.shared.received(now);
+        let event = service.on_completion(wc, fabrics[provider].as_mut());
+        self.on_service_event(now, index, event, fabrics);
+        true
+    }
+
+    fn on_service_event(
+        &mut self,
+        now: Instant,
+        index: usize,
+        event: Result<ServiceEvent, String>,
+        fabrics: &mut [Box<dyn Fabric>],
+    ) {
+        let provider = self.config.paths[index].provider;
+        let id = self.paths[index].id;
+        match event {
+            Err(misdeed) => self.end_path(now, index, Some(misdeed), fabrics),
+            Ok(ServiceEvent::Nothing) => {}
+            Ok(ServiceEvent::HeartbeatAsked) => {
+                let path = &mut self.paths[index];
+                let answered = path
+                    .service
+                    .as_mut()
+                    .map(|service| service.post_heartbeat(true, fabrics[provider].as_mut()));
+                if let Some(Err(error)) = answered {
+                    self.end_path(now, index, Some(error.to_string()), fabrics);
+                }
+            }
+            Ok(ServiceEvent::HeartbeatAnswered) => {
+                let path = &mut self.paths[index];
+                if let Some(heartbeat) = path.heartbeat.as_mut()
+                    && let Some(latency) = heartbeat.on_ack(now)
+                {
+                    path.shared.set_latency(latency);
+                }
+            }
+            Ok(ServiceEvent::Introduced { chunks }) => {
+                let path = &mut self.paths[index];
+                if path.state != PathState::Introducing {
+                    return;
+                }
+                path.state.advance(PathState::Connected);
+                path.connects += 1;
+                path.backoff.reset();
+                path.last_error = None;
+                path.seen = now;
+                path.heartbeat = Some(Heartbeat::new(
+                    self.config.heartbeat_interval,
+                    self.config.heartbeat_missed_max,
+                    now,
+                ));
+                tracing::info!(path = %self.config.paths[index].name, "path connected");
+                let epoch = path.epoch;
+                self.tell_all(ToShard::PathUp { path: id, epoch, chunks });
+            }
+            Ok(ServiceEvent::Opened(device)) => self.on_opened(now, index, &device, fabrics),
+            Ok(ServiceEvent::OpenRefused(errno)) => {
+                if !matches!(self.device, DeviceState::Opening { path, .. } if path == id) {
+                    return;
+                }
+                self.device = DeviceState::Closed;
+                let failure = SessionFailure::OpenRefused {
+                    export: self.config.export.clone(),
+                    errno: errno_name(errno).to_owned(),
+                    hint: open_hint(errno),
+                };
+                if self.opened_once {
+                    self.end_path(now, index, Some(failure.to_string()), fabrics);
+                } else {
+                    self.failure = Some(failure);
+                }
+            }
+            Ok(ServiceEvent::Closed) => {
+                if matches!(self.device, DeviceState::Closing { path, .. } if path == id) {
+                    self.end_all(now, fabrics);
+                }
+            }
+        }
+    }
+
+    fn on_opened(
+        &mut self,
+        now: Instant,
+        index: usize,
+        device: &OpenDevice,
+        fabrics: &mut [Box<dyn Fabric>],
+    ) {
+        let id = self.paths[index].id;
+        if !matches!(self.device, DeviceState::Opening { path, .. } if path == id) {
+            return;
+        }
+        let changed = self.opened_once.then_some(self.last_size != device.geometry.size);
+        if device.geometry.size == 0 || changed == Some(true) {
+            let why = format!(
+                "the server's device has {} bytes{}",
+                device.geometry.size,
+                if changed == Some(true) { ", which it had not before: attach again" } else { "" }
+            );
+            let failure = SessionFailure::Unusable(why);
+            self.device = DeviceState::Closed;
+            let text = failure.to_string();
+            self.failure = Some(failure);
+            self.end_path(now, index, Some(text), fabrics);
+            return;
+        }
+        tracing::info!(export = %self.config.export, size = device.geometry.size, "device open");
+        let device = Arc::new(OpenDevice {
+            geometry: Geometry {
+                read_only: self.config.access == AccessMode::ReadOnly,
+                ..device.geometry.clone()
+            },
+            device_id: device.device_id,
+        });
+        self.opened_once = true;
+        self.last_size = device.geometry.size;
+        self.device = DeviceState::Open { device: Arc::clone(&device) };
+        self.tell_all(ToShard::Open(device));
+    }
+
+    /// Ends a path: all its connections on all cores. When the last is gone it waits for its
+    /// next attempt.
+    fn end_path(
+        &mut self,
+        now: Instant,
+        index: usize,
+        why: Option<String>,
+        fabrics: &mut [Box<dyn Fabric>],
+    ) {
+        let provider = self.config.paths[index].provider;
+        let path = &mut self.paths[index];
+        if matches!(
+            path.state,
+            PathState::Connecting | PathState::Introducing | PathState::Connected
+        ) {
+            let orderly = why.is_none();
+            if let Some(why) = why {
+                if !self.detaching && path.last_error.as_ref() != Some(&why) {
+                    tracing::warn!(path = %self.config.paths[index].name, "path down: {why}");
+                }
+                path.last_error = Some(why);
+            }
+            path.state.advance(PathState::Closing);
+            path.until = now + CLOSE_TIMEOUT;
+            path.heartbeat = None;
+            path.shared.set_latency(Duration::ZERO);
+            if let Some(service) = path.service.as_mut() {
+                service.end(now, orderly, fabrics[provider].as_mut());
+            }
+            let (id, epoch) = (path.id, path.epoch);
+            self.tell_all(ToShard::Disconnect { path: id, epoch, in_order: orderly });
+            self.on_path_lost(id);
+        }
+        let path = &mut self.paths[index];
+        if path.state == PathState::Closing && path.open.iter().all(|open| !open) {
+            path.service = None;
+            if self.detaching {
+                path.state.advance(PathState::Gone);
+            } else {
+                path.state.advance(PathState::Waiting);
+                path.until = now + path.backoff.wait();
+            }
+        }
+    }
+
+    fn on_path_lost(&mut self, id: PathId) {
+        match self.device {
+            DeviceState::Opening { path, .. } if path == id => self.device = DeviceState::Closed,
+            DeviceState::Closing { path, ref mut deadline } if path == id => {
+                *deadline = Instant::ZERO;
+            }
+            DeviceState::Open { .. }
+                // The server closes the device with the last path it has of us.
+                if !self.paths.iter().any(|p| p.state == PathState::Connected) => {
+                    self.device = DeviceState::Closed;
+                    self.tell_all(ToShard::Closed);
+                }
+            _ => {}
+        }
+    }
+
+    fn tell_all(&mut self, message: ToShard) {
+        for core in 1..self.config.cores {
+            self.outbox.push((CoreIndex(core), message.clone()));
+        }
+        self.outbox.push((CoreIndex(0), message));
+    }
+
+    fn service_of(&self, provider: usize, qp: QpNum) -> Option<usize> {
+        self.paths.iter().zip(&self.config.paths).position(|(path, target)| {
+            target.provider == provider && path.service.as_ref().is_some_and(|s| s.qp() == qp)
+        })
+    }
+
+    /// When `poll` wants to be called even if nothing happens.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        let device = match self.device {
+            DeviceState::Opening { deadline, .. } | DeviceState::Closing { deadline, .. } => {
+                Some(deadline)
+            }
+            _ => None,
+        };
+        self.paths.iter().fold(device, |soonest, path| {
+            let own = match path.state {
+                PathState::Connected => path.heartbeat.as_ref().map(Heartbeat::deadline),
+                PathState::Gone => None,
+                PathState::Waiting if self.detaching => None,
+                _ => Some(path.until),
+            };
+            earliest(soonest, own)
+        })
+    }
+}
+
+fn describe_failure(failure: &ConnectFailure) -> String {
+    match failure {
+        ConnectFailure::Rejected(data) => handshake::describe_reject(data.as_bytes()),
+        ConnectFailure::Failed(CloseReason::TimedOut) => {
+            "no answer within the connect timeout".to_owned()
+        }
+        ConnectFailure::Failed(reason) => reason.to_string(),
+    }
+}
+
+fn open_hint(errno: u16) -> &'static str {
+    match errno {
+        2 => ": the server has no export of that name",
+        1 => {
+            ": not with this access; another client may be writing, or the export is read-only \
+              (try --access ro)"
+        }
+        16 => ": it is in use",
+        _ => "",
+    }
+}
+
+impl From<&FabricError> for SessionFailure {
+    fn from(error: &FabricError) -> Self {
+        Self::Unusable(error.to_string())
+    }
+}

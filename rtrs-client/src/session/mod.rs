@@ -1,0 +1,159 @@
+//! A client session: one device of one server, over several paths, on several cores.
+//!
+//! `control.rs` is the home core's part (rare, careful): paths, handshakes, heartbeats, opening
+//! the device. `shard.rs` is every core's part (every IO): permits, the choice of a path, work
+//! requests and their answers. Neither reads a clock nor touches a socket; they work on a
+//! `Fabric` that is handed to them and run unchanged in the simulator. Between cores only the
+//! messages of this file pass.
+
+pub(crate) mod control;
+pub(crate) mod permits;
+pub(crate) mod policy;
+pub(crate) mod shard;
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rtrs_core::block::Geometry;
+use rtrs_core::fabric::{CloseReason, ConnectFailure, PrivateData, ProtectionDomain, RemoteMem};
+use rtrs_core::ids::{ConnIndex, CoreIndex, PathId, SessionId};
+use rtrs_core::time::{Duration, Instant};
+use rtrs_core::wire::AccessMode;
+
+pub use policy::Policy;
+
+/// One path to try: an address pair and the provider that carries it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathTarget {
+    /// As the user wrote it, for messages and listings.
+    pub name: String,
+    /// Source address, if one was named.
+    pub local: Option<IpAddr>,
+    /// The server.
+    pub remote: SocketAddr,
+    /// Which of the cores' providers carries it.
+    pub provider: usize,
+}
+
+/// Everything a session needs to know before it starts.
+#[derive(Clone, Debug)]
+pub struct SessionConfig {
+    /// Name told to the server; unique among the server's sessions.
+    pub name: String,
+    /// The export to open.
+    pub export: String,
+    /// Access asked for.
+    pub access: AccessMode,
+    /// The session's identity, the same on all paths.
+    pub id: SessionId,
+    /// Paths in order of preference; at least one.
+    pub paths: Vec<PathTarget>,
+    /// Cores that carry IO; connection k belongs to core k - 1.
+    pub cores: u16,
+    /// How a path is chosen.
+    pub policy: Policy,
+    /// Silence after which a heartbeat is sent.
+    pub heartbeat_interval: Duration,
+    /// Heartbeat intervals without any traffic after which a path is dead.
+    pub heartbeat_missed_max: u32,
+    /// Bound of one connection's start.
+    pub connect_timeout: Duration,
+    /// Shortest wait before a reconnect.
+    pub reconnect_min: Duration,
+    /// Longest wait before a reconnect.
+    pub reconnect_max: Duration,
+    /// Bound of one IO, waiting for a path included; afterwards it ends with an error.
+    pub io_timeout: Duration,
+    /// Most requests in flight over all cores, besides the server's queue depth.
+    pub queue_depth_limit: u16,
+    /// Seed of the reconnect jitter.
+    pub seed: u64,
+}
+
+/// What the server granted: the bounds that all cores work with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Granted {
+    pub(crate) queue_depth: u16,
+    pub(crate) max_io_size: u32,
+    pub(crate) max_hdr_size: u32,
+}
+
+/// The device as the server described it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OpenDevice {
+    pub(crate) device_id: u32,
+    pub(crate) geometry: Geometry,
+}
+
+/// Numbers about a path that all cores write or read without asking each other.
+#[derive(Debug, Default)]
+pub(crate) struct PathShared {
+    last_received_ns: AtomicU64,
+    latency_ns: AtomicU64,
+}
+
+impl PathShared {
+    /// Something arrived on one of the path's connections.
+    pub(crate) fn received(&self, now: Instant) {
+        self.last_received_ns.fetch_max(now.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// When something last arrived.
+    pub(crate) fn last_received(&self) -> Instant {
+        Instant::from_nanos(self.last_received_ns.load(Ordering::Relaxed))
+    }
+
+    /// Sets the last heartbeat round trip; zero while none is known.
+    pub(crate) fn set_latency(&self, latency: Duration) {
+        let nanos = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
+        self.latency_ns.store(nanos, Ordering::Relaxed);
+    }
+
+    /// The last heartbeat round trip in nanoseconds; zero while none is known.
+    pub(crate) fn latency_ns(&self) -> u64 {
+        self.latency_ns.load(Ordering::Relaxed)
+    }
+}
+
+/// From the home core to a core.
+#[derive(Clone, Debug)]
+pub(crate) enum ToShard {
+    /// The server's bounds, before the first `Connect` above connection 0 completes.
+    Granted(Granted),
+    /// Start this core's connection of a path.
+    Connect(Box<Connect>),
+    /// The path's handshake is complete: its chunks, in order of permits.
+    PathUp { path: PathId, epoch: u32, chunks: Arc<[RemoteMem]> },
+    /// End this core's connection of the path, at once or in order.
+    Disconnect { path: PathId, epoch: u32, in_order: bool },
+    /// IO may flow to this device.
+    Open(Arc<OpenDevice>),
+    /// The device is not open at the server any more; IO waits.
+    Closed,
+}
+
+/// What a core needs to start its connection of a path.
+#[derive(Clone, Debug)]
+pub(crate) struct Connect {
+    pub(crate) path: PathId,
+    pub(crate) epoch: u32,
+    pub(crate) cid: ConnIndex,
+    pub(crate) pd: Arc<dyn ProtectionDomain>,
+    pub(crate) private_data: PrivateData,
+    pub(crate) shared: Arc<PathShared>,
+}
+
+/// From a core to the home core, about one of its connections.
+#[derive(Clone, Debug)]
+pub(crate) enum ToHome {
+    /// A connection was accepted.
+    Up { path: PathId, epoch: u32, cid: ConnIndex },
+    /// A connection was refused or did not come about.
+    Failed { path: PathId, epoch: u32, cid: ConnIndex, failure: ConnectFailure },
+    /// A connection ended; all its requests have been accounted for.
+    Closed { path: PathId, epoch: u32, cid: ConnIndex, reason: CloseReason },
+}
+
+/// Messages on their way to other cores, in order.
+pub(crate) type Outbox = Vec<(CoreIndex, ToShard)>;

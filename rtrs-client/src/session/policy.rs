@@ -1,0 +1,130 @@
+//! Which path the next IO takes.
+//!
+//! The three policies of the kernel's client (`rtrs-clt.c`, `get_next_path_*`), without two of
+//! its flaws: the in-flight count is kept under every policy, and a path without a measured
+//! latency does not win against measured ones for ever - it counts as the mean of the others.
+
+use std::str::FromStr;
+
+use rtrs_core::ids::PathId;
+use serde::{Deserialize, Serialize};
+
+/// How a path is chosen among those that are up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policy {
+    /// One after the other.
+    RoundRobin,
+    /// The one with the fewest requests of this core in flight; the first on a tie.
+    #[default]
+    MinInflight,
+    /// The one whose heartbeats come back fastest; the first on a tie.
+    MinLatency,
+}
+
+impl FromStr for Policy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "round-robin" => Ok(Self::RoundRobin),
+            "min-inflight" => Ok(Self::MinInflight),
+            "min-latency" => Ok(Self::MinLatency),
+            _ => Err(format!(
+                "unknown policy '{text}': use round-robin, min-inflight or min-latency"
+            )),
+        }
+    }
+}
+
+/// What the choice is made from: one path that is up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Candidate {
+    pub(crate) path: PathId,
+    pub(crate) inflight: u32,
+    /// Last heartbeat round trip in nanoseconds; 0 when none was measured yet.
+    pub(crate) latency_ns: u64,
+}
+
+/// A policy and its cursor.
+#[derive(Debug)]
+pub(crate) struct Chooser {
+    policy: Policy,
+    cursor: u16,
+}
+
+impl Chooser {
+    pub(crate) fn new(policy: Policy) -> Self {
+        Self { policy, cursor: u16::MAX }
+    }
+
+    /// The path for the next request among `up`, which is in list order.
+    pub(crate) fn choose(&mut self, up: impl Iterator<Item = Candidate> + Clone) -> Option<PathId> {
+        match self.policy {
+            Policy::RoundRobin => {
+                let after = self.cursor;
+                let next = up.clone().find(|c| after != u16::MAX && c.path.0 > after);
+                let chosen = next.or_else(|| up.clone().next())?.path;
+                self.cursor = chosen.0;
+                Some(chosen)
+            }
+            Policy::MinInflight => up.min_by_key(|c| c.inflight).map(|c| c.path),
+            Policy::MinLatency => {
+                let (count, sum) = up
+                    .clone()
+                    .filter(|c| c.latency_ns > 0)
+                    .fold((0, 0u64), |(n, sum), c| (n + 1, sum.saturating_add(c.latency_ns)));
+                let mean = sum.checked_div(count).unwrap_or(0);
+                up.min_by_key(|c| if c.latency_ns == 0 { mean } else { c.latency_ns })
+                    .map(|c| c.path)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn paths(of: &[(u32, u64)]) -> Vec<Candidate> {
+        (0u16..)
+            .zip(of)
+            .map(|(id, &(inflight, latency_ns))| Candidate {
+                path: PathId(id),
+                inflight,
+                latency_ns,
+            })
+            .collect()
+    }
+
+    fn picks(policy: Policy, up: &[Candidate], times: usize) -> Vec<u16> {
+        let mut chooser = Chooser::new(policy);
+        (0..times).map(|_| chooser.choose(up.iter().copied()).unwrap().0).collect()
+    }
+
+    #[test]
+    fn round_robin_visits_every_path_and_skips_missing_ones() {
+        let up = paths(&[(0, 0), (0, 0), (0, 0)]);
+        assert_eq!(picks(Policy::RoundRobin, &up, 6), [0, 1, 2, 0, 1, 2]);
+        assert_eq!(picks(Policy::RoundRobin, &up[1..], 3), [1, 2, 1]);
+    }
+
+    #[test]
+    fn the_least_loaded_or_quickest_path_wins_and_the_first_on_a_tie() {
+        assert_eq!(picks(Policy::MinInflight, &paths(&[(3, 0), (1, 0), (1, 0)]), 1), [1]);
+        assert_eq!(picks(Policy::MinLatency, &paths(&[(0, 9), (0, 5), (0, 5)]), 1), [1]);
+    }
+
+    #[test]
+    fn an_unmeasured_path_does_not_beat_a_quick_one() {
+        assert_eq!(picks(Policy::MinLatency, &paths(&[(0, 0), (0, 5), (0, 100)]), 1), [1]);
+        assert_eq!(picks(Policy::MinLatency, &paths(&[(0, 0), (0, 0)]), 1), [0]);
+    }
+
+    #[test]
+    fn no_path_no_choice() {
+        for policy in [Policy::RoundRobin, Policy::MinInflight, Policy::MinLatency] {
+            assert!(Chooser::new(policy).choose(std::iter::empty()).is_none());
+        }
+    }
+}

@@ -1,0 +1,552 @@
+//! A core's part of a session: every IO passes here and nowhere else.
+//!
+//! An IO becomes a *parent* row; a parent is issued as one or more *requests*, each holding a
+//! permit (which is a server chunk) and travelling over this core's connection of the path that
+//! the policy picks. Parents that find no permit or no path wait in order. All tables are made
+//! once, when the server's bounds are known; issuing and finishing a request allocates nothing.
+//!
+//! Read targets are opened to the server through a window per permit, under a fresh key for each
+//! request and closed again when the answer is in, so a late or lying server cannot write into
+//! memory that moved on.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use rtrs_core::block::{BlockDevice, Completion, Geometry, Io, IoOp};
+use rtrs_core::fabric::{
+    CloseReason, ConnectFailure, Fabric, FabricError, WcStatus, WorkCompletion,
+};
+use rtrs_core::ids::{ConnIndex, CoreIndex, PathId, PermitId, QpNum};
+use rtrs_core::mem::Region;
+use rtrs_core::status::IoStatus;
+use rtrs_core::time::{Duration, Instant};
+
+use super::permits::{Permits, share};
+use super::policy::{Candidate, Chooser};
+use super::{Connect, Granted, OpenDevice, SessionConfig, ToHome, ToShard};
+use crate::path::io::{Answer, Request};
+use crate::path::shard::{PathEvent, PathShard};
+use crate::stats::ShardStats;
+
+/// IOs a core takes before it says that it is full.
+const PARENTS: usize = 1024;
+/// How often running requests are held against the IO timeout.
+const SWEEP: Duration = Duration::from_millis(250);
+
+/// An IO that was submitted and not yet finished.
+#[derive(Debug)]
+struct Parent {
+    io: Io,
+    /// Bytes already issued.
+    issued: u32,
+    /// Requests in flight.
+    pending: u32,
+    /// Stands in the queue of those that wait to be issued.
+    queued: bool,
+    status: IoStatus,
+    submitted: Instant,
+}
+
+/// What holds a permit.
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    parent: u32,
+    path: PathId,
+    len: u32,
+    sent: Instant,
+    /// The answer, while the read target's window is still being closed.
+    answered: Option<IoStatus>,
+}
+
+/// One core's part of a session.
+#[derive(Debug)]
+pub(crate) struct ShardSession {
+    core: CoreIndex,
+    config: Arc<SessionConfig>,
+    granted: Option<Granted>,
+    device: Option<Arc<OpenDevice>>,
+    /// Geometry shown to submitters; stays while the device is closed for a reconnect.
+    geometry: Geometry,
+    permits: Permits,
+    rows: Vec<Option<Row>>,
+    parents: Vec<Option<Parent>>,
+    parents_free: Vec<u32>,
+    waiting: VecDeque<u32>,
+    paths: Vec<PathShard>,
+    chooser: Chooser,
+    completed: VecDeque<Completion>,
+    regions: Vec<Arc<Region>>,
+    inflight: usize,
+    next_sweep: Instant,
+    now: Instant,
+    stats: ShardStats,
+}
+
+impl ShardSession {
+    pub(crate) fn new(core: CoreIndex, config: Arc<SessionConfig>) -> Self {
+        let paths =
+            (0u16..).zip(&config.paths).map(|(id, t)| PathShard::new(PathId(id), t.clone()));
+        Self {
+            core,
+            granted: None,
+            device: None,
+            geometry: Geometry { read_only: true, ..Geometry::plain(0) },
+            permits: Permits::new(0..0),
+            rows: Vec::new(),
+            parents: (0..PARENTS).map(|_| None).collect(),
+            parents_free: (0..PARENTS as u32).rev().collect(),
+            waiting: VecDeque::with_capacity(PARENTS),
+            paths: paths.collect(),
+            chooser: Chooser::new(config.policy),
+            completed: VecDeque::with_capacity(PARENTS),
+            regions: Vec::new(),
+            inflight: 0,
+            next_sweep: Instant::ZERO,
+            now: Instant::ZERO,
+            stats: ShardStats::new(config.paths.len()),
+            config,
+        }
+    }
+
+    /// A message of the home core.
+    pub(crate) fn handle_message(
+        &mut self,
+        now: Instant,
+        message: ToShard,
+        fabrics: &mut [Box<dyn Fabric>],
+        out: &mut Vec<ToHome>,
+    ) {
+        self.now = now;
+        match message {
+            ToShard::Granted(granted) => self.on_granted(granted),
+            ToShard::Connect(connect) => {
+                let Connect { path, epoch, cid, .. } = *connect;
+                let started = self.paths[path.index()].connect(
+                    now,
+                    &connect,
+                    self.permits.range(),
+                    &self.regions,
+                    self.config.connect_timeout,
+                    fabrics,
+                );
+                if let Err(error) = started {
+                    let reason = CloseReason::Lost(error.to_string());
+                    let failure = ConnectFailure::Failed(reason);
+                    out.push(ToHome::Failed { path, epoch, cid, failure });
+                }
+            }
+            ToShard::PathUp { path, epoch, chunks } => {
+                self.paths[path.index()].up(epoch, &chunks, self.permits.range());
+            }
+            ToShard::Disconnect { path, epoch, in_order } => {
+                self.paths[path.index()].disconnect(now, epoch, in_order, fabrics);
+            }
+            ToShard::Open(device) => {
+                self.geometry = device.geometry.clone();
+                self.device = Some(device);
+            }
+            ToShard::Closed => self.device = None,
+        }
+    }
+
+    fn on_granted(&mut self, granted: Granted) {
+        if self.granted == Some(granted) {
+            return;
+        }
+        if self.granted.is_none() {
+            let depth = granted.queue_depth.min(self.config.queue_depth_limit);
+            let mut range = share(depth, self.config.cores, self.core);
+            if self.core.0 == 0 {
+                // The first permit is the home core's own, for opening and closing the device.
+                range.start = range.start.saturating_add(1).min(range.end);
+            }
+            self.rows = vec![None; usize::from(range.end - range.start)];
+            self.permits = Permits::new(range);
+        }
+        self.granted = Some(granted);
+    }
+
+    /// A queue pair of this core got ready. True when it was one of ours.
+    pub(crate) fn handle_established(
+        &mut self,
+        provider: usize,
+        qp: QpNum,
+        out: &mut Vec<ToHome>,
+    ) -> bool {
+        let Some(path) = self.path_of(provider, qp) else { return false };
+        let (path_id, epoch, cid) = path.established();
+        out.push(ToHome::Up { path: path_id, epoch, cid });
+        true
+    }
+
+    /// A connection attempt failed, or a connection ended. True when it was one of ours.
+    pub(crate) fn handle_closed(
+        &mut self,
+        now: Instant,
+        provider: usize,
+        qp: QpNum,
+        end: ConnectionEnd,
+        out: &mut Vec<ToHome>,
+    ) -> bool {
+        self.now = now;
+        let Some(path) = self.path_of(provider, qp) else { return false };
+        let (path, epoch, cid): (PathId, u32, ConnIndex) = path.closed();
+        out.push(match end {
+            ConnectionEnd::Failed(failure) => ToHome::Failed { path, epoch, cid, failure },
+            ConnectionEnd::Closed(reason) => ToHome::Closed { path, epoch, cid, reason },
+        });
+        // Nothing of this connection can touch memory any more: its requests end here.
+        for index in 0..self.rows.len() {
+            if self.rows[index].is_some_and(|row| row.path == path) {
+                self.finish_row(index, IoStatus::Aborted);
+            }
+        }
+        true
+    }
+
+    fn path_of(&mut self, provider: usize, qp: QpNum) -> Option<&mut PathShard> {
+        self.paths.iter_mut().find(|p| p.is(provider, qp))
+    }
+
+    /// A completion of this core. True when it was one of ours.
+    pub(crate) fn handle_completion(
+        &mut self,
+        now: Instant,
+        provider: usize,
+        wc: &WorkCompletion,
+        fabric: &mut dyn Fabric,
+    ) -> bool {
+        self.now = now;
+        let Some(index) = self.paths.iter().position(|p| p.is(provider, wc.qp)) else {
+            return false;
+        };
+        let path = &mut self.paths[index];
+        if wc.status != WcStatus::Success {
+            // The provider is about to report the end of the connection; rows wait for that.
+            return true;
+        }
+        match path.on_completion(now, wc, fabric) {
+            Ok(PathEvent::Nothing) => {}
+            Ok(PathEvent::Answer(answer)) => self.on_answer(answer, index, fabric),
+            Ok(PathEvent::Revoked(permit)) => self.on_revoked(permit, index),
+            Err(misdeed) => {
+                tracing::warn!(path = %path.name(), "server broke the protocol: {misdeed}");
+                path.abort(now, fabric);
+            }
+        }
+        true
+    }
+
+    fn row_index(&self, permit: PermitId, path: usize) -> Option<usize> {
+        let range = self.permits.range();
+        if !range.contains(&permit.0) {
+            tracing::warn!("answer for permit {permit}, which is not of this connection");
+            return None;
+        }
+        let index = usize::from(permit.0 - range.start);
+        let row = self.rows[index]?;
+        (row.path.index() == path).then_some(index)
+    }
+
+    fn on_answer(&mut self, answer: Answer, path: usize, fabric: &mut dyn Fabric) {
+        let Some(index) = self.row_index(answer.permit, path) else { return };
+        let Some(row) = self.rows[index].as_mut() else { return };
+        if row.answered.is_some() {
+            return;
+        }
+        let len = row.len;
+        match self.paths[path].close_window(answer.permit, fabric) {
+            Ok(true) => self.finish_row(index, answer.status),
+            Ok(false) => row.answered = Some(answer.status),
+            Err(error) => {
+                tracing::warn!("window of permit {} did not close: {error}", answer.permit);
+                row.answered = Some(answer.status);
+                self.paths[path].abort(self.now, fabric);
+            }
+        }
+        self.stats.request_done(path, len, answer.status);
+    }
+
+    fn on_revoked(&mut self, permit: PermitId, path: usize) {
+        let Some(index) = self.row_index(permit, path) else { return };
+        if let Some(status) = self.rows[index].and_then(|row| row.answered) {
+            self.finish_row(index, status);
+        }
+    }
+
+    fn finish_row(&mut self, index: usize, status: IoStatus) {
+        let Some(row) = self.rows[index].take() else { return };
+        let permit = PermitId(self.permits.range().start + u16::try_from(index).unwrap_or(0));
+        self.paths[row.path.index()].inflight -= 1;
+        self.permits.give(permit);
+        let Some(parent) = self.parents[row.parent as usize].as_mut() else { return };
+        parent.pending -= 1;
+        if !status.is_ok() && parent.status.is_ok() {
+            parent.status = status;
+        }
+        self.finish_parent(row.parent);
+    }
+
+    /// Completes a parent when nothing of it is outstanding.
+    fn finish_parent(&mut self, index: u32) {
+        let Some(parent) = self.parents[index as usize].as_ref() else { return };
+        let all_issued = parent.issued >= parent.io.len.max(1) || !parent.status.is_ok();
+        if parent.pending > 0 || !all_issued {
+            return;
+        }
+        let Some(parent) = self.parents[index as usize].take() else { return };
+        if parent.queued {
+            // An error in one part ends the rest of it.
+            self.waiting.retain(|&i| i != index);
+        }
+        self.parents_free.push(index);
+        self.inflight -= 1;
+        self.stats.io_done(&parent.io, parent.status, self.now.since(parent.submitted));
+        self.completed.push_back(Completion { tag: parent.io.tag, status: parent.status });
+    }
+
+    fn submit(&mut self, io: Io) -> Result<(), Io> {
+        let Some(index) = self.parents_free.pop() else { return Err(io) };
+        let status = self.geometry.check(&io);
+        self.inflight += 1;
+        self.parents[index as usize] = Some(Parent {
+            io,
+            issued: 0,
+            pending: 0,
+            queued: status.is_ok(),
+            status,
+            submitted: self.now,
+        });
+        if status.is_ok() {
+            self.waiting.push_back(index);
+        } else {
+            self.finish_parent(index);
+        }
+        Ok(())
+    }
+
+    /// Issues what waits as far as permits and paths allow. True when anything was issued or
+    /// finished.
+    pub(crate) fn pump(&mut self, now: Instant, fabrics: &mut [Box<dyn Fabric>]) -> bool {
+        self.now = now;
+        let mut any = self.sweep(now, fabrics);
+        let (Some(granted), Some(device)) = (self.granted, self.device.clone()) else {
+            return any;
+        };
+        while let Some(&index) = self.waiting.front() {
+            if self.permits.available() == 0 {
+                break;
+            }
+            let Some(path) = self.chooser.choose(candidates(&self.paths)) else { break };
+            let Some(permit) = self.permits.take() else { break };
+            any = true;
+            let outcome = self.issue(index, path, permit, &granted, &device, fabrics);
+            if let Err(error) = outcome {
+                self.permits.give(permit);
+                if matches!(error, FabricError::QpState | FabricError::QueueFull) {
+                    // The path is on its way down; the next turn picks another.
+                    break;
+                }
+                tracing::error!("request could not be posted: {error}");
+                self.fail_parent(index, IoStatus::Io);
+            }
+        }
+        any
+    }
+
+    /// Issues the next part of a parent with a permit on a path.
+    fn issue(
+        &mut self,
+        index: u32,
+        path: PathId,
+        permit: PermitId,
+        granted: &Granted,
+        device: &OpenDevice,
+        fabrics: &mut [Box<dyn Fabric>],
+    ) -> Result<(), FabricError> {
+        let Some(parent) = self.parents[index as usize].as_mut() else { return Ok(()) };
+        let io = &parent.io;
+        let left = io.len - parent.issued;
+        let part = match io.op {
+            IoOp::Read | IoOp::Write => {
+                let block = device.geometry.logical_block.max(1);
+                left.min(granted.max_io_size / block * block)
+            }
+            IoOp::Flush => 0,
+            IoOp::Discard | IoOp::WriteZeroes => left,
+        };
+        let buf = match &io.buf {
+            Some(buf) => buf.slice(parent.issued as usize, part as usize),
+            None => None,
+        };
+        let request = Request {
+            permit,
+            device_id: device.device_id,
+            op: io.op,
+            flags: io.flags,
+            offset: io.offset + u64::from(parent.issued),
+            len: part,
+            buf,
+        };
+        let target = &mut self.paths[path.index()];
+        let provider = target.provider();
+        target.post(request, granted, fabrics[provider].as_mut())?;
+        target.inflight += 1;
+        parent.issued += part.max(u32::from(io.op == IoOp::Flush));
+        parent.pending += 1;
+        if parent.issued >= parent.io.len.max(1) {
+            parent.queued = false;
+            self.waiting.pop_front();
+        }
+        let row = usize::from(permit.0 - self.permits.range().start);
+        debug_assert!(self.rows[row].is_none(), "permit {permit} is in use");
+        self.rows[row] =
+            Some(Row { parent: index, path, len: part, sent: self.now, answered: None });
+        self.stats.request_issued(path.index());
+        Ok(())
+    }
+
+    /// Ends what is over its time: requests by ending their path, waiting IO with an error.
+    fn sweep(&mut self, now: Instant, fabrics: &mut [Box<dyn Fabric>]) -> bool {
+        if now < self.next_sweep {
+            return false;
+        }
+        self.next_sweep = now + SWEEP;
+        let bound = self.config.io_timeout;
+        let mut any = false;
+        for index in 0..self.rows.len() {
+            let Some(row) = self.rows[index] else { continue };
+            if now.since(row.sent) >= bound {
+                let path = &mut self.paths[row.path.index()];
+                let provider = path.provider();
+                tracing::warn!(path = %path.name(), "no answer within {bound:?}: ending the path");
+                path.abort(now, fabrics[provider].as_mut());
+            }
+        }
+        while let Some(&index) = self.waiting.front() {
+            let Some(parent) = self.parents[index as usize].as_ref() else { break };
+            if now.since(parent.submitted) < bound {
+                break;
+            }
+            self.fail_parent(index, IoStatus::TimedOut);
+            any = true;
+        }
+        any
+    }
+
+    /// Ends a waiting parent with an error, as soon as its requests in flight are back.
+    fn fail_parent(&mut self, index: u32, status: IoStatus) {
+        if let Some(parent) = self.parents[index as usize].as_mut() {
+            parent.status = status;
+            if std::mem::take(&mut parent.queued) {
+                self.waiting.retain(|&i| i != index);
+            }
+        }
+        self.finish_parent(index);
+    }
+
+    /// When `pump` wants to be called even if nothing happens.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        (self.inflight > 0).then_some(self.next_sweep)
+    }
+
+    /// IOs taken and not yet finished.
+    pub(crate) fn inflight(&self) -> usize {
+        self.inflight
+    }
+
+    /// True when completions wait to be reaped.
+    pub(crate) fn has_completions(&self) -> bool {
+        !self.completed.is_empty()
+    }
+
+    /// Counters of this core.
+    pub(crate) fn stats(&self) -> &ShardStats {
+        &self.stats
+    }
+
+    /// Our own laws, held after each event in tests.
+    #[cfg(test)]
+    pub(crate) fn check(&self) {
+        let rows = self.rows.iter().flatten().count();
+        assert_eq!(rows + self.permits.available(), self.rows.len(), "permits all accounted for");
+        let parents = self.parents.iter().flatten().count();
+        assert_eq!(parents, self.inflight);
+        assert_eq!(parents + self.parents_free.len(), PARENTS);
+        let pending: u32 = self.parents.iter().flatten().map(|p| p.pending).sum();
+        assert_eq!(pending as usize, rows);
+        for path in &self.paths {
+            let mine = self.rows.iter().flatten().filter(|r| r.path == path.id()).count();
+            assert_eq!(path.inflight as usize, mine);
+        }
+    }
+}
+
+fn candidates(paths: &[PathShard]) -> impl Iterator<Item = Candidate> + Clone {
+    paths.iter().filter(|p| p.is_up()).map(|p| Candidate {
+        path: p.id(),
+        inflight: p.inflight,
+        latency_ns: p.latency_ns(),
+    })
+}
+
+/// How a connection of this core ended.
+#[derive(Debug)]
+pub(crate) enum ConnectionEnd {
+    /// It never came about.
+    Failed(ConnectFailure),
+    /// It was up and ended.
+    Closed(CloseReason),
+}
+
+/// The session as a block device of one core.
+#[derive(Debug)]
+pub struct SessionDevice {
+    session: Rc<RefCell<ShardSession>>,
+    geometry: Geometry,
+}
+
+impl SessionDevice {
+    /// This core's view of a session whose device is open.
+    pub(crate) fn new(session: Rc<RefCell<ShardSession>>) -> Self {
+        let geometry = session.borrow().geometry.clone();
+        Self { session, geometry }
+    }
+}
+
+impl BlockDevice for SessionDevice {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn attach_region(&mut self, region: &Arc<Region>) -> std::io::Result<()> {
+        let mut session = self.session.borrow_mut();
+        if !session.regions.iter().any(|r| r.id() == region.id()) {
+            let range = session.permits.range();
+            for path in &mut session.paths {
+                path.attach_region(region, range.clone())
+                    .map_err(|e| std::io::Error::other(e.to_string()))?;
+            }
+            session.regions.push(Arc::clone(region));
+        }
+        Ok(())
+    }
+
+    fn submit(&mut self, io: Io) -> Result<(), Io> {
+        self.session.borrow_mut().submit(io)
+    }
+
+    fn poll(&mut self, _now: Instant) -> bool {
+        false
+    }
+
+    fn reap(&mut self) -> Option<Completion> {
+        self.session.borrow_mut().completed.pop_front()
+    }
+
+    fn inflight(&self) -> usize {
+        self.session.borrow().inflight()
+    }
+}

@@ -1,0 +1,114 @@
+//! Counters of one core's part of a session.
+
+use hdrhistogram::Histogram;
+use rtrs_core::block::{Io, IoOp};
+use rtrs_core::status::IoStatus;
+use rtrs_core::time::Duration;
+use serde::Serialize;
+
+/// Counts of one kind of IO.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct OpCount {
+    /// Finished, well or not.
+    pub count: u64,
+    /// Bytes of those that ended well.
+    pub bytes: u64,
+    /// Ended with an error.
+    pub errors: u64,
+}
+
+impl OpCount {
+    fn add(&mut self, other: &Self) {
+        self.count += other.count;
+        self.bytes += other.bytes;
+        self.errors += other.errors;
+    }
+}
+
+/// Counts of a path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PathCount {
+    /// Requests issued on it.
+    pub requests: u64,
+    /// Requests answered.
+    pub answers: u64,
+    /// Bytes of data in answered requests.
+    pub bytes: u64,
+    /// Answers that told an error.
+    pub errors: u64,
+}
+
+/// What a core did for the session since start.
+#[derive(Clone, Debug)]
+pub struct ShardStats {
+    /// By operation: read, write, flush, discard, write zeroes.
+    pub ops: [OpCount; 5],
+    /// By path, in the session's order.
+    pub paths: Vec<PathCount>,
+    /// Time from submit to completion in nanoseconds.
+    pub latency: Histogram<u64>,
+}
+
+/// The names of `ShardStats::ops`, in its order.
+pub(crate) const OP_NAMES: [&str; 5] = ["read", "write", "flush", "discard", "write-zeroes"];
+
+const fn op_index(op: IoOp) -> usize {
+    match op {
+        IoOp::Read => 0,
+        IoOp::Write => 1,
+        IoOp::Flush => 2,
+        IoOp::Discard => 3,
+        IoOp::WriteZeroes => 4,
+    }
+}
+
+impl ShardStats {
+    pub(crate) fn new(paths: usize) -> Self {
+        // 1 us to 100 s, two digits: fixed memory, made once.
+        let latency = Histogram::new_with_bounds(1_000, 100_000_000_000, 2)
+            .unwrap_or_else(|e| panic!("constant histogram bounds: {e}"));
+        Self { ops: Default::default(), paths: vec![PathCount::default(); paths], latency }
+    }
+
+    pub(crate) fn request_issued(&mut self, path: usize) {
+        self.paths[path].requests += 1;
+    }
+
+    pub(crate) fn request_done(&mut self, path: usize, len: u32, status: IoStatus) {
+        let count = &mut self.paths[path];
+        count.answers += 1;
+        if status.is_ok() {
+            count.bytes += u64::from(len);
+        } else {
+            count.errors += 1;
+        }
+    }
+
+    pub(crate) fn io_done(&mut self, io: &Io, status: IoStatus, latency: Duration) {
+        let count = &mut self.ops[op_index(io.op)];
+        count.count += 1;
+        if status.is_ok() {
+            count.bytes += u64::from(io.len);
+        } else {
+            count.errors += 1;
+        }
+        let nanos = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
+        self.latency.saturating_record(nanos);
+    }
+
+    /// Adds another core's counts.
+    pub fn add(&mut self, other: &Self) {
+        for (mine, theirs) in self.ops.iter_mut().zip(&other.ops) {
+            mine.add(theirs);
+        }
+        for (mine, theirs) in self.paths.iter_mut().zip(&other.paths) {
+            mine.requests += theirs.requests;
+            mine.answers += theirs.answers;
+            mine.bytes += theirs.bytes;
+            mine.errors += theirs.errors;
+        }
+        if let Err(error) = self.latency.add(&other.latency) {
+            tracing::debug!("histograms of different bounds: {error}");
+        }
+    }
+}
