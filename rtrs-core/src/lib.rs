@@ -8,9 +8,11 @@
 pub mod block;
 pub mod fabric;
 pub mod ids;
+pub mod limits;
 #[allow(unsafe_code)]
 pub mod mem;
 #[allow(unsafe_code)]
 pub mod rt;
 pub mod status;
 pub mod time;
+pub mod wire;
