@@ -22,6 +22,7 @@
 //!   connection's start-up and a graceful disconnect within the provider's own stated bounds.
 
 pub mod error;
+pub mod iwarp;
 pub mod work;
 
 use std::any::Any;
