@@ -1,0 +1,66 @@
+//! Exponential backoff with real jitter, for reconnects.
+//!
+//! The wait before attempt n is drawn evenly from the upper half of `min * 2^n`, capped at `max`:
+//! many clients of one restarted server spread out instead of coming back as a herd.
+
+use crate::time::Duration;
+
+/// The waits between attempts.
+#[derive(Clone, Debug)]
+pub struct Backoff {
+    min: Duration,
+    max: Duration,
+    next: Duration,
+    state: u64,
+}
+
+impl Backoff {
+    /// Waits from `min` to `max`, jitter from `seed`.
+    pub fn new(min: Duration, max: Duration, seed: u64) -> Self {
+        let max = max.max(min);
+        Self { min, max, next: min, state: seed | 1 }
+    }
+
+    /// The wait before the next attempt. The first is at most `min`.
+    pub fn wait(&mut self) -> Duration {
+        let whole = u64::try_from(self.next.as_nanos()).unwrap_or(u64::MAX);
+        self.next = (self.next * 2).min(self.max);
+        // xorshift64: spread is all that is asked of it.
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        Duration::from_nanos(whole / 2 + self.state % (whole / 2 + 1))
+    }
+
+    /// The last attempt succeeded: start over with short waits.
+    pub fn reset(&mut self) {
+        self.next = self.min;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_double_up_to_the_cap_and_start_over() {
+        let (min, max) = (Duration::from_millis(100), Duration::from_secs(1));
+        let mut backoff = Backoff::new(min, max, 7);
+        let mut bound = min;
+        for _ in 0..10 {
+            let wait = backoff.wait();
+            assert!(wait >= bound / 2 && wait <= bound, "{wait:?} for {bound:?}");
+            bound = (bound * 2).min(max);
+        }
+        backoff.reset();
+        assert!(backoff.wait() <= min);
+    }
+
+    #[test]
+    fn two_seeds_wait_differently() {
+        let min = Duration::from_secs(1);
+        let mut a = Backoff::new(min, min, 1);
+        let mut b = Backoff::new(min, min, 99);
+        assert!((0..8).any(|_| a.wait() != b.wait()));
+    }
+}
