@@ -1,0 +1,165 @@
+//! The heartbeat of a path: silence is asked about, and unanswered questions end the path.
+//!
+//! Both ends run one per path on connection 0. Anything received counts as a sign of life. After
+//! `interval` without one, HB_MSG is sent once; it is not repeated, since the connection below
+//! is reliable. When another `interval * missed_max` passes in silence the path is dead: from
+//! `interval * missed_max` to `interval * (missed_max + 1)` after the last sign of life plus the
+//! time of one poll. The time from HB_MSG to HB_ACK is the path's round trip time.
+//!
+//! Rule of the kernel: rtrs.c hb_work (docs/PROTOCOL.md, heartbeat and failure detection).
+
+use crate::time::{Duration, Instant};
+
+/// What the owner of a heartbeat has to do now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeartbeatAction {
+    /// Nothing.
+    None,
+    /// Send HB_MSG on connection 0.
+    Send,
+    /// The peer has been silent for too long: end the path.
+    Dead,
+}
+
+/// One path's heartbeat.
+#[derive(Clone, Debug)]
+pub struct Heartbeat {
+    interval: Duration,
+    missed_max: u32,
+    heard: Instant,
+    next: Instant,
+    missed: u32,
+    asked: Option<Instant>,
+    rtt: Option<Duration>,
+}
+
+impl Heartbeat {
+    /// A heartbeat that begins now. `missed_max` periods may pass without an answer.
+    pub fn new(interval: Duration, missed_max: u32, now: Instant) -> Self {
+        let interval = interval.max(Duration::from_millis(1));
+        Self {
+            interval,
+            missed_max: missed_max.max(1),
+            heard: now,
+            next: now + interval,
+            missed: 0,
+            asked: None,
+            rtt: None,
+        }
+    }
+
+    /// Something was received at `now`. Cheap enough for every completion; older news than the
+    /// newest is ignored.
+    pub fn on_traffic(&mut self, now: Instant) {
+        if now > self.heard {
+            self.heard = now;
+            self.missed = 0;
+        }
+    }
+
+    /// HB_ACK was received. Returns the round trip time, or None when nothing was asked.
+    pub fn on_ack(&mut self, now: Instant) -> Option<Duration> {
+        self.on_traffic(now);
+        let rtt = now.since(self.asked.take()?);
+        self.rtt = Some(rtt);
+        Some(rtt)
+    }
+
+    /// Looks at the time. To be called when [`Heartbeat::deadline`] has passed; calls before
+    /// that do nothing.
+    pub fn poll(&mut self, now: Instant) -> HeartbeatAction {
+        if now < self.next {
+            return HeartbeatAction::None;
+        }
+        if self.missed == 0 {
+            let due = self.heard + self.interval;
+            if now < due {
+                self.next = due;
+                return HeartbeatAction::None;
+            }
+            self.missed = 1;
+            self.asked = Some(now);
+            self.next = now + self.interval;
+            return HeartbeatAction::Send;
+        }
+        self.next = now + self.interval;
+        if self.missed >= self.missed_max {
+            return HeartbeatAction::Dead;
+        }
+        self.missed += 1;
+        HeartbeatAction::None
+    }
+
+    /// When to call [`Heartbeat::poll`].
+    pub fn deadline(&self) -> Instant {
+        self.next
+    }
+
+    /// The last round trip time, if one was measured.
+    pub fn rtt(&self) -> Option<Duration> {
+        self.rtt
+    }
+
+    /// Periods that have begun without a sign of life.
+    pub fn missed(&self) -> u32 {
+        self.missed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn at(ms: u64) -> Instant {
+        Instant::from_nanos(ms * 1_000_000)
+    }
+
+    /// Polls at every deadline until `end`; returns what came when.
+    fn run(beat: &mut Heartbeat, end: Instant) -> Vec<(u64, HeartbeatAction)> {
+        let mut seen = Vec::new();
+        while beat.deadline() <= end {
+            let now = beat.deadline();
+            match beat.poll(now) {
+                HeartbeatAction::None => {}
+                action => seen.push((now.as_nanos() / 1_000_000, action)),
+            }
+            if matches!(seen.last(), Some((_, HeartbeatAction::Dead))) {
+                break;
+            }
+        }
+        seen
+    }
+
+    #[test]
+    fn silence_is_asked_about_once_and_then_kills() {
+        let mut beat = Heartbeat::new(100 * MS, 5, at(0));
+        let seen = run(&mut beat, at(10_000));
+        assert_eq!(seen, [(100, HeartbeatAction::Send), (600, HeartbeatAction::Dead)]);
+    }
+
+    #[test]
+    fn traffic_keeps_it_quiet() {
+        let mut beat = Heartbeat::new(100 * MS, 2, at(0));
+        for ms in (50..5000).step_by(50) {
+            beat.on_traffic(at(ms));
+            assert_eq!(beat.poll(at(ms)), HeartbeatAction::None);
+        }
+        assert_eq!(run(&mut beat, at(5049)), []);
+        assert_eq!(run(&mut beat, at(5051)), [(5050, HeartbeatAction::Send)]);
+    }
+
+    #[test]
+    fn an_answer_gives_the_round_trip_and_a_new_period() {
+        let mut beat = Heartbeat::new(100 * MS, 2, at(0));
+        assert_eq!(beat.on_ack(at(1)), None, "nothing was asked");
+        assert_eq!(run(&mut beat, at(101)), [(101, HeartbeatAction::Send)]);
+        assert_eq!(beat.on_ack(at(108)), Some(7 * MS));
+        assert_eq!(beat.rtt(), Some(7 * MS));
+        assert_eq!(run(&mut beat, at(300)), [(208, HeartbeatAction::Send)]);
+        beat.on_traffic(at(350));
+        assert_eq!(beat.missed(), 0, "any traffic is an answer");
+        assert_eq!(run(&mut beat, at(460)), [(450, HeartbeatAction::Send)]);
+    }
+}
