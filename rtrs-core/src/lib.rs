@@ -1,7 +1,7 @@
 //! What both ends of an RTRS session agree on: memory, runtime, fabric, wire and block devices.
 //!
 //! The only crate of the workspace with `unsafe` and with system calls; unsafe code stands in
-//! `mem/region.rs` and `rt/ring.rs` (and the few files they name), nowhere else.
+//! `mem/region.rs`, `rt/ring.rs` and `rt/blkdev.rs` (and the few files they name), nowhere else.
 
 #![deny(unsafe_code)]
 

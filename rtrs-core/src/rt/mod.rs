@@ -1,6 +1,7 @@
 //! The runtime of a core: its ring, its turn, its mail, its clock.
 
 mod affinity;
+pub mod blkdev;
 mod clock;
 mod mailbox;
 mod process;

@@ -240,8 +240,14 @@ impl Ring {
 
     /// Takes a region's registration away. Nothing happens when it has none.
     pub fn unregister_region(&self, region: &Arc<Region>) {
+        self.unregister_id(region.id());
+    }
+
+    /// As [`Ring::unregister_region`], for a region that may be gone already: the kernel pins its
+    /// pages until then, so late is safe, and only costs memory. Ids are never used twice.
+    pub fn unregister_id(&self, id: u32) {
         let mut inner = self.inner.borrow_mut();
-        let Some(at) = inner.regions.iter().position(|(id, _)| *id == region.id()) else {
+        let Some(at) = inner.regions.iter().position(|(known, _)| *known == id) else {
             return;
         };
         let (_, index) = inner.regions.swap_remove(at);

@@ -1,0 +1,233 @@
+//! System calls about files and block devices that io_uring has no operation for.
+//!
+//! Owns the ioctls of `linux/fs.h` (sizes, discard), the file system's type, the
+//! alignment that O_DIRECT asks for, and the flags of opening. Each call is a safe function over
+//! a descriptor that the caller holds; nothing is kept between calls. A discard
+//! blocks until the device is done, so it is for a thread of its own, never for a core.
+//! Called by the server's file backend when it opens a target, and by its discard thread.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use crate::mem::Region;
+
+/// `fallocate` mode: the range becomes a hole that reads as zeroes; the size stays.
+pub const PUNCH_HOLE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+/// `fallocate` mode: the range reads as zeroes and stays allocated; the size stays.
+pub const ZERO_RANGE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+
+/// How a target is opened, besides close-on-exec.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpenMode {
+    /// Read and write; read only otherwise.
+    pub write: bool,
+    /// Past the page cache (O_DIRECT).
+    pub direct: bool,
+    /// For block devices: refuse one that is mounted or otherwise claimed (O_EXCL).
+    pub exclusive: bool,
+}
+
+/// Opens a file or device that exists.
+///
+/// # Errors
+/// The system's error; `InvalidInput` (EINVAL) when O_DIRECT is not supported there, `EBUSY`
+/// when the device is claimed and `exclusive` was asked for.
+pub fn open(path: &Path, mode: OpenMode) -> io::Result<File> {
+    let direct = if mode.direct { libc::O_DIRECT } else { 0 };
+    let exclusive = if mode.exclusive { libc::O_EXCL } else { 0 };
+    File::options().read(true).write(mode.write).custom_flags(direct | exclusive).open(path)
+}
+
+fn check(rc: libc::c_int) -> io::Result<()> {
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn unsigned(value: libc::c_int) -> io::Result<u32> {
+    u32::try_from(value).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
+}
+
+/// Size of a block device in bytes (BLKGETSIZE64).
+///
+/// # Errors
+/// The system's error; `ENOTTY` when the descriptor is not a block device's.
+pub fn device_size(fd: impl AsFd) -> io::Result<u64> {
+    let request = libc::_IOR::<libc::size_t>(0x12, 114);
+    let mut size = 0u64;
+    // SAFETY: BLKGETSIZE64 stores one u64, for which `size` has room.
+    check(unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), request, &raw mut size) })?;
+    Ok(size)
+}
+
+/// True when a block device refuses writes (BLKROGET). Opening it for writing may work still.
+///
+/// # Errors
+/// As [`device_size`].
+pub fn is_read_only(fd: impl AsFd) -> io::Result<bool> {
+    let mut flag: libc::c_int = 0;
+    // SAFETY: BLKROGET stores one int, for which `flag` has room.
+    check(unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), libc::_IO(0x12, 94), &raw mut flag) })?;
+    Ok(flag != 0)
+}
+
+/// Smallest unit of IO of a block device in bytes (BLKSSZGET).
+///
+/// # Errors
+/// As [`device_size`].
+pub fn logical_block(fd: impl AsFd) -> io::Result<u32> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: BLKSSZGET stores one int, for which `bytes` has room.
+    check(unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), libc::BLKSSZGET, &raw mut bytes) })?;
+    unsigned(bytes)
+}
+
+/// Unit that a block device writes without reading first, in bytes (BLKPBSZGET).
+///
+/// # Errors
+/// As [`device_size`].
+pub fn physical_block(fd: impl AsFd) -> io::Result<u32> {
+    let mut bytes: libc::c_uint = 0;
+    // SAFETY: BLKPBSZGET stores one unsigned int, for which `bytes` has room.
+    check(unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), libc::BLKPBSZGET, &raw mut bytes) })?;
+    Ok(bytes)
+}
+
+/// Tells a block device that a range is no longer wanted (BLKDISCARD), and waits for it.
+///
+/// # Errors
+/// The system's error; `EOPNOTSUPP` when the device has no discard.
+pub fn discard(fd: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
+    let range: [u64; 2] = [offset, len];
+    // SAFETY: BLKDISCARD reads two u64 values.
+    check(unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), libc::_IO(0x12, 119), range.as_ptr()) })
+}
+
+/// Runs `fallocate` and waits for it; for probing what a file system can do.
+///
+/// # Errors
+/// The system's error; `EOPNOTSUPP` when the file system does not know the mode.
+pub fn fallocate(fd: impl AsFd, mode: i32, offset: u64, len: u64) -> io::Result<()> {
+    let range =
+        |v: u64| libc::off64_t::try_from(v).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG));
+    let (offset, len) = (range(offset)?, range(len)?);
+    // SAFETY: no pointers are passed.
+    check(unsafe { libc::fallocate64(fd.as_fd().as_raw_fd(), mode, offset, len) })
+}
+
+/// True for a file whose content lives in memory: on tmpfs, ramfs or hugetlbfs
+/// (`linux/magic.h`).
+///
+/// # Errors
+/// The system's error.
+pub fn lives_in_memory(fd: impl AsFd) -> io::Result<bool> {
+    const TMPFS: u32 = 0x0102_1994;
+    const RAMFS: u32 = 0x8584_58f6;
+    const HUGETLBFS: u32 = 0x9584_58f6;
+    // SAFETY: statfs is plain data, for which all zeroes is valid.
+    let mut stat: libc::statfs64 = unsafe { std::mem::zeroed() };
+    // SAFETY: `stat` has room for the answer.
+    check(unsafe { libc::fstatfs64(fd.as_fd().as_raw_fd(), &raw mut stat) })?;
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::unnecessary_cast,
+        reason = "the magic has 32 bits, in a word whose type differs by platform"
+    )]
+    let magic = stat.f_type as u32;
+    Ok(matches!(magic, TMPFS | RAMFS | HUGETLBFS))
+}
+
+/// What O_DIRECT asks of every IO, in bytes; powers of two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirectAlign {
+    /// Alignment of the buffer's address.
+    pub memory: u32,
+    /// Alignment of offset and length.
+    pub offset: u32,
+}
+
+/// The alignment that O_DIRECT asks for on this descriptor, or None when the file cannot be
+/// used that way. Asks `statx` (STATX_DIOALIGN, Linux 6.1); where that has no answer, tries
+/// reads of growing size, for which the descriptor must have been opened with O_DIRECT.
+///
+/// # Errors
+/// The system's error.
+pub fn direct_align(fd: impl AsFd) -> io::Result<Option<DirectAlign>> {
+    let fd = fd.as_fd();
+    // SAFETY: statx is plain data, for which all zeroes is valid.
+    let mut stat: libc::statx = unsafe { std::mem::zeroed() };
+    // SAFETY: the path is an empty C string, which AT_EMPTY_PATH allows; `stat` has room.
+    let rc = unsafe {
+        libc::statx(
+            fd.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            libc::STATX_DIOALIGN,
+            &raw mut stat,
+        )
+    };
+    if rc == 0 && stat.stx_mask & libc::STATX_DIOALIGN != 0 {
+        let (memory, offset) = (stat.stx_dio_mem_align, stat.stx_dio_offset_align);
+        let sound = memory.is_power_of_two() && offset.is_power_of_two();
+        return Ok(sound.then_some(DirectAlign { memory, offset }));
+    }
+    let scratch = Region::new(4096)?.whole();
+    for bytes in [512, 1024, 2048, 4096] {
+        // SAFETY: the scratch memory holds 4096 bytes, page-aligned.
+        let got = unsafe { libc::pread64(fd.as_raw_fd(), scratch.address().cast(), bytes, 0) };
+        if got >= 0 {
+            #[allow(clippy::cast_possible_truncation, reason = "one of four small numbers")]
+            let bytes = bytes as u32;
+            return Ok(Some(DirectAlign { memory: bytes, offset: bytes }));
+        }
+        let error = io::Error::last_os_error();
+        if error.raw_os_error() != Some(libc::EINVAL) {
+            return Err(error);
+        }
+    }
+    Ok(None)
+}
+
+/// Major and minor number in a `dev_t`, as /sys/dev/block names devices.
+pub fn device_numbers(dev: u64) -> (u32, u32) {
+    (libc::major(dev), libc::minor(dev))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scratch(dir: &Path) -> Option<File> {
+        let path = dir.join(format!("rtrs-blkdev-{}", std::process::id()));
+        let file = File::options().create(true).truncate(true).read(true).write(true).open(&path);
+        let _ = std::fs::remove_file(&path);
+        file.ok()
+    }
+
+    #[test]
+    fn a_file_is_not_a_device() {
+        let file = scratch(&std::env::temp_dir()).unwrap();
+        assert_eq!(device_size(&file).unwrap_err().raw_os_error(), Some(libc::ENOTTY));
+        assert!(logical_block(&file).is_err() && physical_block(&file).is_err());
+        assert!(discard(&file, 0, 4096).is_err());
+        assert!(fallocate(&file, PUNCH_HOLE, u64::MAX, 1).is_err());
+    }
+
+    #[test]
+    fn memory_file_systems_are_known() {
+        match scratch(Path::new("/dev/shm")) {
+            Some(file) => assert!(lives_in_memory(&file).unwrap()),
+            None => eprintln!("skipped: no /dev/shm"),
+        }
+        let here = File::open("/proc/self/exe").unwrap();
+        assert!(direct_align(&here).is_ok(), "the program's own file can be asked");
+    }
+
+    #[test]
+    fn device_numbers_split() {
+        assert_eq!(device_numbers(0x0801), (8, 1));
+        assert_eq!(device_numbers(0xfe00), (254, 0));
+    }
+}
