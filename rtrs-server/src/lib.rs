@@ -1,7 +1,8 @@
 //! Map of the server: what was typed (`cli`), what can be said (`config`), what will run (`plan`),
-//! and running it (`serve`).
+//! what exports are made of (`backend`), and running it (`serve`).
 #![forbid(unsafe_code)]
 
+pub mod backend;
 pub mod cli;
 pub mod config;
 mod error;

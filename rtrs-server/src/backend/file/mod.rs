@@ -1,0 +1,334 @@
+//! Regular files and block devices on io_uring: opening a path and saying what it can do.
+//!
+//! A path is judged once, here, with a sentence for everything that cannot be exported; what it
+//! can do is asked from the system, not assumed. Every core then opens a `queue::FileDevice`
+//! over a duplicate of the one descriptor, so a flush on one core covers the writes of all.
+//!
+//! - Block devices are used past the page cache where they allow it (`direct=auto`), regular
+//!   files through it, with blocks of 512 bytes; a last part of a block is not exported. With
+//!   `direct=on` the block is at least what O_DIRECT asks for on that file system.
+//! - Files in memory (tmpfs, ramfs, hugetlbfs) are read and written on the calling core at once:
+//!   io_uring would hand every such copy to a worker thread, which costs more than the copy.
+//!   They have no durability, so their flush is done when it is asked for.
+//! - A writable target is locked (`flock`), a writable block device is claimed (O_EXCL), so that
+//!   no second server and no mount changes it meanwhile.
+
+mod discard;
+mod queue;
+mod sysfs;
+
+use std::fmt;
+use std::fs::{File, Metadata, TryLockError};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rtrs_core::block::{BlockDevice, BlockSource, Core, Geometry};
+use rtrs_core::mem::Region;
+use rtrs_core::rt::blkdev::{self, DirectAlign, OpenMode};
+
+use self::discard::DiscardThread;
+use self::queue::FileDevice;
+use super::{BackendError, Direct, whole_blocks};
+
+/// Bytes of zeroes written at a time where nothing quicker exists.
+const ZEROES: usize = 1 << 20;
+/// Largest physical block announced, in bytes: RNBD has 16 bits for it.
+const PHYSICAL_MAX: u32 = 32 << 10;
+
+/// What all cores know about one opened target.
+struct Shared {
+    path: PathBuf,
+    file: File,
+    geometry: Geometry,
+    /// Set when O_DIRECT is in use.
+    align: Option<DirectAlign>,
+    in_memory: bool,
+    /// Holes can be punched; on a device: zeroes can be written without carrying them.
+    punch: bool,
+    /// Turns false with the first ZERO_RANGE that the file system refuses.
+    zero_range: AtomicBool,
+    zeroes: Arc<Region>,
+    /// Block devices with discard only.
+    discard: Option<DiscardThread>,
+    /// A read that found the file shorter than exported was reported.
+    shrunk: AtomicBool,
+}
+
+/// A regular file or a block device.
+#[derive(Clone, Debug)]
+pub struct FileSource {
+    shared: Arc<Shared>,
+}
+
+impl FileSource {
+    /// Opens a path. `block` is the wanted logical block in bytes, a power of two.
+    ///
+    /// # Errors
+    /// What is wrong with the path, in a sentence for people.
+    pub fn open(
+        path: &Path,
+        read_only: bool,
+        direct: Direct,
+        block: Option<u32>,
+    ) -> Result<Self, BackendError> {
+        let found = std::fs::metadata(path).map_err(|error| refused(path, read_only, error))?;
+        let device = kind(path, &found)?;
+        let (file, align) = open_file(path, read_only, direct, device)?;
+        let failed = |what: &'static str| {
+            move |error| BackendError::path(path, what, "check the device").because(error)
+        };
+        let meta = file.metadata().map_err(failed("cannot be examined"))?;
+        if kind(path, &meta)? != device || meta.rdev() != found.rdev() {
+            return Err(BackendError::path(path, "changed while it was opened", "try again"));
+        }
+        if !read_only {
+            if device && blkdev::is_read_only(&file).unwrap_or(false) {
+                let problem = "is a read-only device";
+                return Err(BackendError::path(path, problem, "export it with `ro`"));
+            }
+            lock(path, &file)?;
+        }
+        let in_memory = blkdev::lives_in_memory(&file).unwrap_or(false) && !device;
+        let smallest = if device {
+            blkdev::logical_block(&file).map_err(failed("does not tell its block size"))?
+        } else {
+            512
+        };
+        let smallest = smallest.max(align.map_or(0, |align| align.offset));
+        let logical = block.unwrap_or(smallest);
+        if logical < smallest {
+            let problem = format!("needs blocks of {smallest} bytes or more, not {logical}");
+            let remedy = "leave block-size out, or try direct=off";
+            return Err(BackendError::path(path, problem, remedy));
+        }
+        let size = if device {
+            blkdev::device_size(&file).map_err(failed("does not tell its size"))?
+        } else {
+            meta.len()
+        };
+        let exported = whole_blocks(&path.display().to_string(), size, u64::from(logical));
+        if exported == 0 {
+            let problem = format!("holds {size} bytes, less than one block of {logical}");
+            let remedy = "give it a size first, as in `truncate -s 1G FILE`";
+            return Err(BackendError::path(path, problem, remedy));
+        }
+        let base = Geometry {
+            logical_block: logical,
+            read_only,
+            write_cache: true,
+            ..Geometry::plain(exported)
+        };
+        let (geometry, punch) = if device {
+            device_geometry(&file, &meta, &base, align.is_some())
+        } else {
+            file_geometry(&file, &meta, &base)
+        };
+        let discard = if device && geometry.discard {
+            let thread = file.try_clone().and_then(DiscardThread::start);
+            Some(thread.map_err(failed("cannot have a thread for discards"))?)
+        } else {
+            None
+        };
+        let zeroes = Region::new(ZEROES).map_err(failed("cannot have memory for zeroes"))?;
+        Ok(Self {
+            shared: Arc::new(Shared {
+                path: path.to_owned(),
+                file,
+                geometry,
+                align,
+                in_memory,
+                punch,
+                zero_range: AtomicBool::new(true),
+                zeroes,
+                discard,
+                shrunk: AtomicBool::new(false),
+            }),
+        })
+    }
+
+    /// True when the target is used past the page cache.
+    pub fn is_direct(&self) -> bool {
+        self.shared.align.is_some()
+    }
+}
+
+impl BlockSource for FileSource {
+    fn geometry(&self) -> Geometry {
+        self.shared.geometry.clone()
+    }
+
+    fn open(&self, core: &Core) -> io::Result<Box<dyn BlockDevice>> {
+        let Some(ring) = &core.ring else {
+            let text = format!("{} needs a core with a ring", self.shared.path.display());
+            return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+        };
+        Ok(Box::new(FileDevice::new(&self.shared, ring)?))
+    }
+}
+
+impl Shared {
+    /// Says once that the target ends before the size it was exported with.
+    fn report_shrunk(&self, offset: u64) {
+        if !self.shrunk.swap(true, Ordering::Relaxed) {
+            tracing::error!(
+                offset,
+                exported = self.geometry.size,
+                "{}: ended early; it was made shorter while exported",
+                self.path.display()
+            );
+        }
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("File").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+/// True for a block device, false for a regular file, an error for the rest.
+fn kind(path: &Path, meta: &Metadata) -> Result<bool, BackendError> {
+    let kind = meta.file_type();
+    if kind.is_file() || kind.is_block_device() {
+        return Ok(kind.is_block_device());
+    }
+    let is = if kind.is_dir() {
+        "is a directory"
+    } else if kind.is_fifo() {
+        "is a pipe"
+    } else if kind.is_socket() {
+        "is a socket"
+    } else {
+        "is a character device"
+    };
+    Err(BackendError::path(path, is, "export a regular file or a block device"))
+}
+
+/// Why a path could not be opened.
+fn refused(path: &Path, read_only: bool, error: io::Error) -> BackendError {
+    let (problem, remedy) = match error.kind() {
+        io::ErrorKind::NotFound => {
+            ("does not exist", "check the path, or make it with `truncate -s 1G FILE`")
+        }
+        io::ErrorKind::PermissionDenied if read_only => {
+            ("cannot be read", "run as a user who may read it")
+        }
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => (
+            "cannot be opened for writing",
+            "export it with `ro`, or run as a user who may write to it",
+        ),
+        io::ErrorKind::ResourceBusy => {
+            ("is in use, mounted or part of another device", "unmount it, or export it with `ro`")
+        }
+        _ => ("cannot be opened", "check the path"),
+    };
+    BackendError::path(path, problem, remedy).because(error)
+}
+
+/// Opens past the page cache or through it, as wanted and possible.
+fn open_file(
+    path: &Path,
+    read_only: bool,
+    direct: Direct,
+    device: bool,
+) -> Result<(File, Option<DirectAlign>), BackendError> {
+    let mode = OpenMode { write: !read_only, direct: true, exclusive: device && !read_only };
+    if direct == Direct::On || (direct == Direct::Auto && device) {
+        let opened = blkdev::open(path, mode).and_then(|file| {
+            let memory = !device && blkdev::lives_in_memory(&file)?;
+            let align = if memory { None } else { blkdev::direct_align(&file)? };
+            Ok((file, align.filter(|align| align.memory <= 4096)))
+        });
+        match opened {
+            Ok((file, Some(align))) => return Ok((file, Some(align))),
+            Err(e) if e.kind() != io::ErrorKind::InvalidInput => {
+                return Err(refused(path, read_only, e));
+            }
+            // No O_DIRECT here.
+            Ok((_, None)) | Err(_) if direct == Direct::On => {
+                let problem = "does not support direct IO (O_DIRECT)";
+                return Err(BackendError::path(path, problem, "use direct=auto or direct=off"));
+            }
+            Ok((_, None)) | Err(_) => {}
+        }
+    }
+    match blkdev::open(path, OpenMode { direct: false, ..mode }) {
+        Ok(file) => Ok((file, None)),
+        Err(error) => Err(refused(path, read_only, error)),
+    }
+}
+
+/// Locks a writable target for this process.
+fn lock(path: &Path, file: &File) -> Result<(), BackendError> {
+    match file.try_lock() {
+        Ok(()) => Ok(()),
+        Err(TryLockError::WouldBlock) => Err(BackendError::path(
+            path,
+            "is locked: it is exported already, or another program uses it",
+            "stop the other one, or export it with `ro`",
+        )),
+        Err(TryLockError::Error(error)) => {
+            tracing::debug!("{}: cannot be locked here: {error}", path.display());
+            Ok(())
+        }
+    }
+}
+
+/// Abilities of a regular file, and whether holes can be punched in it.
+fn file_geometry(file: &File, meta: &Metadata, base: &Geometry) -> (Geometry, bool) {
+    let logical = base.logical_block;
+    // Past the end of the file a hole changes nothing, but is refused where there are no holes.
+    let past = meta.len().checked_next_multiple_of(1 << 20);
+    let punch = !base.read_only
+        && past.is_some_and(|at| blkdev::fallocate(file, blkdev::PUNCH_HOLE, at, 4096).is_ok());
+    let unit = u32::try_from(meta.blksize()).unwrap_or(4096);
+    let physical = if unit.is_power_of_two() { unit } else { 4096 };
+    let physical = physical.clamp(logical, PHYSICAL_MAX.max(logical));
+    let geometry = Geometry {
+        physical_block: physical,
+        discard: punch,
+        discard_granularity: if punch { physical } else { 0 },
+        write_zeroes: !base.read_only,
+        fast_zero: punch,
+        rotational: sysfs::queue(meta.dev(), "rotational") == Some(1),
+        ..base.clone()
+    };
+    (geometry, punch)
+}
+
+/// Abilities of a block device, and whether it writes zeroes without carrying them.
+fn device_geometry(
+    file: &File,
+    meta: &Metadata,
+    base: &Geometry,
+    direct: bool,
+) -> (Geometry, bool) {
+    let (dev, logical) = (meta.rdev(), base.logical_block);
+    let physical = blkdev::physical_block(file).ok().filter(|bytes| bytes.is_power_of_two());
+    let discard = !base.read_only && sysfs::queue(dev, "discard_max_bytes").unwrap_or(0) > 0;
+    let punch = !base.read_only && sysfs::queue(dev, "write_zeroes_max_bytes").unwrap_or(0) > 0;
+    let small = |value: Option<u64>| value.and_then(|v| u32::try_from(v).ok()).unwrap_or(0);
+    let through = sysfs::queue_text(dev, "write_cache").is_some_and(|mode| mode == "write through");
+    let geometry = Geometry {
+        physical_block: physical.unwrap_or(4096).clamp(logical, PHYSICAL_MAX.max(logical)),
+        write_cache: !(direct && through),
+        discard,
+        discard_granularity: if discard {
+            small(sysfs::queue(dev, "discard_granularity")).max(logical)
+        } else {
+            0
+        },
+        discard_alignment: small(sysfs::device(dev, "discard_alignment")),
+        write_zeroes: !base.read_only,
+        fast_zero: punch,
+        rotational: sysfs::queue(dev, "rotational") == Some(1),
+        ..base.clone()
+    };
+    (geometry, punch)
+}
+
+#[cfg(test)]
+mod tests;

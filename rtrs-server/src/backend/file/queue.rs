@@ -1,0 +1,465 @@
+//! One core's queue of a file or block device.
+//!
+//! An accepted IO takes a slot and walks through phases, one operation of the ring at a time:
+//! a transfer goes on where it came back short; write zeroes tries the quickest way the target
+//! has and falls back to writing zeroes in pieces; a discard or write zeroes with FUA ends with
+//! `fdatasync`, a write with FUA is a write with RWF_DSYNC. Slots, tables and bounce buffers are
+//! made once. With O_DIRECT a buffer whose address is not aligned goes through a bounce buffer,
+//! of which there are few; without a free one the IO is given back.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+
+use rtrs_core::block::{BlockDevice, Completion, Geometry, Io, IoFlags, IoOp};
+use rtrs_core::mem::{MemSlice, Pool, Region};
+use rtrs_core::rt::blkdev::{PUNCH_HOLE, ZERO_RANGE};
+use rtrs_core::rt::{Completed, Fd, Mailbox, Op, Port, Ring, Sender, mailbox};
+use rtrs_core::status::IoStatus;
+use rtrs_core::time::{Duration, Instant};
+
+use super::discard::{Answer, Job};
+use super::{Shared, ZEROES};
+use crate::backend::INFLIGHT_MAX;
+use crate::backend::done::Done;
+
+const BOUNCE_COUNT: u32 = 16;
+const BOUNCE: usize = 128 << 10;
+/// Times an operation is repeated that the system interrupted.
+const RETRIES_MAX: u8 = 16;
+/// Pause before a discard is offered again to a thread with a full queue.
+const PARKED: Duration = Duration::from_millis(1);
+/// Time between two looks for regions that are gone.
+const SWEEP: Duration = Duration::from_secs(1);
+
+/// What a slot waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Transfer,
+    Punch,
+    ZeroRange,
+    WriteZeroes,
+    Discard,
+    Sync,
+}
+
+#[derive(Debug)]
+struct Slot {
+    tag: u64,
+    op: IoOp,
+    flags: IoFlags,
+    offset: u64,
+    len: usize,
+    buf: Option<MemSlice>,
+    /// Bytes done.
+    done: usize,
+    phase: Phase,
+    bounce: Option<u32>,
+    retries: u8,
+}
+
+struct Mail {
+    sender: Sender<Answer>,
+    inbox: Mailbox<Answer>,
+    outstanding: usize,
+    /// Slots whose job found the thread's queue full.
+    parked: VecDeque<u32>,
+}
+
+pub(super) struct FileDevice {
+    shared: Arc<Shared>,
+    geometry: Geometry,
+    fd: Fd,
+    port: Port,
+    slots: Vec<Option<Slot>>,
+    free: Vec<u32>,
+    done: Done,
+    bounce: Option<Pool>,
+    mail: Option<Mail>,
+    /// Registered with the ring by this queue, by id.
+    regions: Vec<(u32, Weak<Region>)>,
+    now: Instant,
+    sweep_at: Instant,
+    /// Every operation as it was submitted.
+    #[cfg(test)]
+    pub(super) trace: Vec<String>,
+}
+
+impl FileDevice {
+    pub(super) fn new(shared: &Arc<Shared>, ring: &Rc<Ring>) -> io::Result<Self> {
+        let mail = if shared.discard.is_some() {
+            let (sender, mut inbox) = mailbox()?;
+            inbox.arm(ring)?;
+            let parked = VecDeque::with_capacity(INFLIGHT_MAX);
+            Some(Mail { sender, inbox, outstanding: 0, parked })
+        } else {
+            None
+        };
+        let bounce = match shared.align {
+            Some(_) => Some(Pool::new(BOUNCE_COUNT, BOUNCE)?),
+            None => None,
+        };
+        #[allow(clippy::cast_possible_truncation, reason = "INFLIGHT_MAX is small")]
+        let free = (0..INFLIGHT_MAX as u32).rev().collect();
+        Ok(Self {
+            geometry: shared.geometry.clone(),
+            fd: Fd::new(shared.file.try_clone()?),
+            port: ring.port(),
+            slots: (0..INFLIGHT_MAX).map(|_| None).collect(),
+            free,
+            done: Done::new(),
+            bounce,
+            mail,
+            regions: Vec::new(),
+            now: Instant::ZERO,
+            sweep_at: Instant::ZERO,
+            shared: Arc::clone(shared),
+            #[cfg(test)]
+            trace: Vec::new(),
+        })
+    }
+
+    fn slot(&mut self, index: u32) -> &mut Slot {
+        self.slots[index as usize].as_mut().expect("an operation belongs to a taken slot")
+    }
+
+    /// True when O_DIRECT will not take memory at this offset of its region.
+    fn is_misaligned(&self, buf: &MemSlice, from: usize) -> bool {
+        let align = self.shared.align.map_or(1, |align| align.memory as usize);
+        !(buf.offset() + from).is_multiple_of(align)
+    }
+
+    fn first_phase(&self, io: &Io) -> Phase {
+        match io.op {
+            IoOp::Read | IoOp::Write => Phase::Transfer,
+            IoOp::Flush => Phase::Sync,
+            IoOp::Discard if self.mail.is_some() => Phase::Discard,
+            IoOp::Discard => Phase::Punch,
+            IoOp::WriteZeroes if self.shared.punch && !io.flags.no_unmap => Phase::Punch,
+            IoOp::WriteZeroes if self.shared.zero_range.load(Ordering::Relaxed) => Phase::ZeroRange,
+            IoOp::WriteZeroes => Phase::WriteZeroes,
+        }
+    }
+
+    /// The operation that a slot needs next. None for a discard, which is not the ring's.
+    fn next_op(&self, slot: &Slot) -> Option<Op> {
+        let fd = self.fd.clone();
+        let (offset, len) = (slot.offset, slot.len as u64);
+        Some(match slot.phase {
+            Phase::Transfer => {
+                let (at, left) = (slot.offset + slot.done as u64, slot.len - slot.done);
+                let buf = slot.buf.as_ref().expect("a transfer has a buffer");
+                let part = match (slot.bounce, &self.bounce) {
+                    (Some(index), Some(pool)) => {
+                        let part = pool.slice(index).slice(0, left.min(BOUNCE));
+                        let part = part.expect("within a bounce buffer");
+                        if slot.op == IoOp::Write {
+                            let from = buf.slice(slot.done, part.len());
+                            part.copy_from(&from.expect("within the IO"));
+                        }
+                        part
+                    }
+                    _ => buf.slice(slot.done, left).expect("within the IO"),
+                };
+                if slot.op == IoOp::Write {
+                    let dsync = slot.flags.fua && !self.shared.in_memory;
+                    Op::Write { fd, buf: part, offset: at, dsync }
+                } else {
+                    Op::Read { fd, buf: part, offset: at }
+                }
+            }
+            Phase::Punch => Op::Fallocate { fd, mode: PUNCH_HOLE, offset, len },
+            Phase::ZeroRange => Op::Fallocate { fd, mode: ZERO_RANGE, offset, len },
+            Phase::WriteZeroes => {
+                let piece = (slot.len - slot.done).min(ZEROES);
+                let buf = self.shared.zeroes.slice(0, piece).expect("within the zeroes");
+                Op::Write { fd, buf, offset: slot.offset + slot.done as u64, dsync: false }
+            }
+            Phase::Sync => Op::Fsync { fd, data_only: true },
+            Phase::Discard => return None,
+        })
+    }
+
+    /// Starts what a slot needs next.
+    fn step(&mut self, index: u32) {
+        let slot = self.slots[index as usize].as_ref().expect("a taken slot");
+        let inline = self.shared.in_memory && slot.phase == Phase::Transfer;
+        let Some(op) = self.next_op(slot) else {
+            self.send_discard(index);
+            return;
+        };
+        #[cfg(test)]
+        self.trace.push(format!("{op:?}"));
+        if inline {
+            self.port.run_inline(op, u64::from(index));
+        } else {
+            self.port.submit(op, u64::from(index));
+        }
+    }
+
+    /// Gives a discard to the device's thread. False when it has to wait for room there.
+    fn send_discard(&mut self, index: u32) -> bool {
+        let slot = self.slots[index as usize].as_ref().expect("a taken slot");
+        let (Some(mail), Some(thread)) = (&mut self.mail, &self.shared.discard) else {
+            self.finish(index, IoStatus::Unsupported);
+            return true;
+        };
+        let (offset, len) = (slot.offset, slot.len as u64);
+        let sent = thread.send(Job { offset, len, slot: index, reply: mail.sender.clone() });
+        if sent {
+            mail.outstanding += 1;
+        } else {
+            mail.parked.push_back(index);
+        }
+        sent
+    }
+
+    fn finish(&mut self, index: u32, status: IoStatus) {
+        let slot = self.slots[index as usize].take().expect("a taken slot");
+        if let (Some(bounce), Some(pool)) = (slot.bounce, &mut self.bounce) {
+            pool.give(bounce);
+        }
+        self.free.push(index);
+        self.done.push(slot.tag, status);
+    }
+
+    /// A discard or write zeroes took effect; with FUA it still has to be made durable.
+    fn changed(&mut self, index: u32) {
+        let in_memory = self.shared.in_memory;
+        let slot = self.slot(index);
+        if slot.flags.fua && !in_memory {
+            slot.phase = Phase::Sync;
+            self.step(index);
+        } else {
+            self.finish(index, IoStatus::Ok);
+        }
+    }
+
+    /// Takes the end of one operation.
+    fn settle(&mut self, ended: &Completed) {
+        #[allow(clippy::cast_possible_truncation, reason = "tokens are slot numbers")]
+        let index = ended.token as u32;
+        let count = match ended.count() {
+            Ok(count) => count,
+            Err(error) => return self.failed(index, &error),
+        };
+        match self.slot(index).phase {
+            Phase::Transfer => self.moved(index, count),
+            Phase::WriteZeroes => {
+                let slot = self.slot(index);
+                slot.done += count;
+                if count == 0 {
+                    self.finish(index, IoStatus::Io);
+                } else if slot.done < slot.len {
+                    self.step(index);
+                } else {
+                    self.changed(index);
+                }
+            }
+            Phase::Punch | Phase::ZeroRange | Phase::Discard => self.changed(index),
+            Phase::Sync => self.finish(index, IoStatus::Ok),
+        }
+    }
+
+    /// A transfer came back with `count` bytes.
+    fn moved(&mut self, index: u32, count: usize) {
+        let slot = self.slots[index as usize].as_mut().expect("a taken slot");
+        if count == 0 {
+            self.shared.report_shrunk(slot.offset + slot.done as u64);
+            return self.finish(index, IoStatus::Io);
+        }
+        if let (IoOp::Read, Some(bounce), Some(pool)) = (slot.op, slot.bounce, &self.bounce) {
+            let from = pool.slice(bounce).slice(0, count).expect("within a bounce buffer");
+            let to = slot.buf.as_ref().and_then(|buf| buf.slice(slot.done, count));
+            to.expect("within the IO").copy_from(&from);
+        }
+        slot.done += count;
+        if slot.done == slot.len {
+            self.finish(index, IoStatus::Ok);
+        } else {
+            self.step(index);
+        }
+    }
+
+    fn failed(&mut self, index: u32, error: &io::Error) {
+        let status = IoStatus::from_io_error(error);
+        let shared = Arc::clone(&self.shared);
+        let slot = self.slot(index);
+        let again = matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock);
+        if again && slot.retries < RETRIES_MAX {
+            slot.retries += 1;
+            return self.step(index);
+        }
+        let zeroing = slot.op == IoOp::WriteZeroes && status == IoStatus::Unsupported;
+        match slot.phase {
+            Phase::Punch if zeroing => slot.phase = Phase::ZeroRange,
+            Phase::ZeroRange if zeroing => {
+                shared.zero_range.store(false, Ordering::Relaxed);
+                if slot.flags.fast_only {
+                    return self.finish(index, status);
+                }
+                slot.phase = Phase::WriteZeroes;
+            }
+            _ => return self.finish(index, status),
+        }
+        self.step(index);
+    }
+
+    /// Takes all ends that are there.
+    fn drain(&mut self) -> bool {
+        let mut any = false;
+        while let Some(ended) = self.port.take() {
+            self.settle(&ended);
+            any = true;
+        }
+        any
+    }
+
+    /// Takes the discard thread's answers and offers it what had to wait.
+    fn drain_mail(&mut self) -> bool {
+        let mut any = false;
+        loop {
+            let Some(mail) = &mut self.mail else { return false };
+            if mail.outstanding == 0 {
+                break;
+            }
+            let Some((index, status)) = mail.inbox.take() else {
+                // Says that the core may sleep now; mail that came meanwhile is taken first.
+                if mail.inbox.prepare_sleep() {
+                    break;
+                }
+                continue;
+            };
+            mail.outstanding -= 1;
+            any = true;
+            if status.is_ok() {
+                self.changed(index);
+            } else {
+                self.finish(index, status);
+            }
+        }
+        while let Some(index) = self.mail.as_mut().and_then(|mail| mail.parked.pop_front()) {
+            if !self.send_discard(index) {
+                break;
+            }
+            any = true;
+        }
+        any
+    }
+
+    /// Takes back the registration of regions that are gone, so that their pages go too.
+    fn sweep_regions(&mut self) {
+        let ring = self.port.ring();
+        self.regions.retain(|(id, region)| {
+            let alive = region.strong_count() > 0;
+            if !alive {
+                ring.unregister_id(*id);
+            }
+            alive
+        });
+    }
+}
+
+impl BlockDevice for FileDevice {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// Registers the region with the ring when O_DIRECT is in use: then IO needs no page
+    /// pinning. A refusal costs speed, nothing else. The registration ends with this queue, and
+    /// soon after the region.
+    fn attach_region(&mut self, region: &Arc<Region>) -> io::Result<()> {
+        self.sweep_regions();
+        let known = self.regions.iter().any(|(id, _)| *id == region.id());
+        if self.shared.align.is_some() && !known && self.port.ring().register_region(region) {
+            self.regions.push((region.id(), Arc::downgrade(region)));
+        }
+        Ok(())
+    }
+
+    fn submit(&mut self, io: Io) -> Result<(), Io> {
+        if self.inflight() >= INFLIGHT_MAX {
+            return Err(io);
+        }
+        let status = self.geometry.check(&io);
+        let idle_flush = io.op == IoOp::Flush && (self.geometry.read_only || self.shared.in_memory);
+        if !status.is_ok() || idle_flush {
+            self.done.push(io.tag, status);
+            return Ok(());
+        }
+        let mut bounce = None;
+        if let (Some(buf), Phase::Transfer) = (&io.buf, self.first_phase(&io))
+            && self.is_misaligned(buf, 0)
+        {
+            bounce = self.bounce.as_mut().and_then(Pool::take);
+            if bounce.is_none() {
+                return Err(io);
+            }
+        }
+        let Some(index) = self.free.pop() else { return Err(io) };
+        let slot = Slot {
+            tag: io.tag,
+            op: io.op,
+            flags: io.flags,
+            offset: io.offset,
+            len: io.len as usize,
+            phase: self.first_phase(&io),
+            buf: io.buf,
+            done: 0,
+            bounce,
+            retries: 0,
+        };
+        self.slots[index as usize] = Some(slot);
+        self.step(index);
+        if self.shared.in_memory {
+            self.drain();
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, now: Instant) -> bool {
+        self.now = now;
+        if now >= self.sweep_at {
+            self.sweep_at = now + SWEEP;
+            self.sweep_regions();
+        }
+        let ended = self.drain();
+        self.drain_mail() || ended
+    }
+
+    fn reap(&mut self) -> Option<Completion> {
+        self.done.pop()
+    }
+
+    fn inflight(&self) -> usize {
+        INFLIGHT_MAX - self.free.len() + self.done.len()
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        if !self.done.is_empty() {
+            return Some(Instant::ZERO);
+        }
+        let parked = self.mail.as_ref().is_some_and(|mail| !mail.parked.is_empty());
+        parked.then(|| self.now + PARKED)
+    }
+}
+
+impl Drop for FileDevice {
+    fn drop(&mut self) {
+        for (id, _) in &self.regions {
+            self.port.ring().unregister_id(*id);
+        }
+    }
+}
+
+impl fmt::Debug for FileDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FileDevice")
+            .field("file", &self.shared)
+            .field("inflight", &self.inflight())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,241 @@
+//! Sparse memory as a device.
+//!
+//! The content lies in chunks of 64 KiB that come into being with their first write; what was
+//! never written reads as zeroes and costs nothing. Discard and write zeroes free every chunk
+//! they cover whole. So the memory in use never exceeds the device's size, and a large device
+//! with little in it is small. All cores share the chunks; a lock guards each of 256 stripes,
+//! neighbouring chunks lie in different stripes, and a lock is held for one copy within one
+//! chunk. IOs complete within `submit`. An IO that crosses chunks is not atomic against others,
+//! as on a disk.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, Io, IoOp};
+use rtrs_core::mem::MemSlice;
+use rtrs_core::status::IoStatus;
+use rtrs_core::time::Instant;
+
+use super::done::Done;
+
+/// Bytes in a chunk.
+pub const CHUNK: usize = 64 << 10;
+const STRIPES: usize = 256;
+
+/// The geometry that memory and nothing share.
+pub(super) fn geometry(size: u64, block: u32) -> Geometry {
+    Geometry {
+        logical_block: block,
+        write_cache: false,
+        discard: true,
+        discard_granularity: 4096,
+        write_zeroes: true,
+        fast_zero: true,
+        ..Geometry::plain(size)
+    }
+}
+
+type Chunks = HashMap<u64, Box<[u8]>>;
+
+struct Store {
+    size: u64,
+    stripes: Box<[RwLock<Chunks>]>,
+}
+
+/// A device of memory. Its content lives until the source and all its devices are gone.
+#[derive(Debug)]
+pub struct MemorySource {
+    geometry: Geometry,
+    store: Arc<Store>,
+}
+
+impl MemorySource {
+    /// `size` bytes of zeroes in blocks of `block` bytes. The size is a multiple of the block.
+    pub fn new(size: u64, block: u32) -> Self {
+        assert!(size.is_multiple_of(u64::from(block)), "a size in whole blocks");
+        let stripes = (0..STRIPES).map(|_| RwLock::new(Chunks::new())).collect();
+        Self { geometry: geometry(size, block), store: Arc::new(Store { size, stripes }) }
+    }
+
+    /// Bytes in chunks that exist.
+    pub fn allocated(&self) -> u64 {
+        let bytes = |stripe: &RwLock<Chunks>| -> usize {
+            stripe.read().values().map(|chunk| chunk.len()).sum()
+        };
+        self.store.stripes.iter().map(|stripe| bytes(stripe) as u64).sum()
+    }
+}
+
+impl BlockSource for MemorySource {
+    fn geometry(&self) -> Geometry {
+        self.geometry.clone()
+    }
+
+    fn open(&self, _core: &Core) -> std::io::Result<Box<dyn BlockDevice>> {
+        let geometry = self.geometry.clone();
+        Ok(Box::new(MemoryDevice { geometry, store: Arc::clone(&self.store), done: Done::new() }))
+    }
+}
+
+/// A part of an IO within one chunk.
+struct Piece {
+    chunk: u64,
+    /// First byte within the chunk.
+    at: usize,
+    /// First byte within the IO.
+    from: usize,
+    len: usize,
+}
+
+/// Cuts a range at chunk bounds.
+fn pieces(offset: u64, len: usize) -> impl Iterator<Item = Piece> {
+    let mut from = 0;
+    std::iter::from_fn(move || {
+        let start = offset + from as u64;
+        #[allow(clippy::cast_possible_truncation, reason = "a remainder below the chunk size")]
+        let at = (start % CHUNK as u64) as usize;
+        let piece =
+            Piece { chunk: start / CHUNK as u64, at, from, len: (len - from).min(CHUNK - at) };
+        from += piece.len;
+        (piece.len > 0).then_some(piece)
+    })
+}
+
+impl Store {
+    fn stripe(&self, chunk: u64) -> &RwLock<Chunks> {
+        #[allow(clippy::cast_possible_truncation, reason = "a remainder of a small number")]
+        let index = (chunk % STRIPES as u64) as usize;
+        &self.stripes[index]
+    }
+
+    /// Bytes of a chunk that lie within the device: all but for the last.
+    fn chunk_len(&self, chunk: u64) -> usize {
+        let left = self.size - chunk * CHUNK as u64;
+        usize::try_from(left).map_or(CHUNK, |left| left.min(CHUNK))
+    }
+
+    fn read(&self, offset: u64, buf: &MemSlice) {
+        for p in pieces(offset, buf.len()) {
+            match self.stripe(p.chunk).read().get(&p.chunk) {
+                Some(chunk) => buf.copy_in(p.from, &chunk[p.at..p.at + p.len]),
+                None => {
+                    let part = buf.slice(p.from, p.len);
+                    part.expect("a piece lies within its IO").fill(0);
+                }
+            }
+        }
+    }
+
+    /// Runs `fill` over the bytes of a piece, whose chunk exists afterwards.
+    fn with_chunk(&self, p: &Piece, fill: impl FnOnce(&mut [u8])) -> IoStatus {
+        let mut stripe = self.stripe(p.chunk).write();
+        if let Some(chunk) = stripe.get_mut(&p.chunk) {
+            fill(&mut chunk[p.at..p.at + p.len]);
+            return IoStatus::Ok;
+        }
+        let mut fresh = Vec::new();
+        let len = self.chunk_len(p.chunk);
+        if fresh.try_reserve_exact(len).is_err() || stripe.try_reserve(1).is_err() {
+            return IoStatus::NoMemory;
+        }
+        fresh.resize(len, 0);
+        fill(&mut fresh[p.at..p.at + p.len]);
+        stripe.insert(p.chunk, fresh.into_boxed_slice());
+        IoStatus::Ok
+    }
+
+    fn write(&self, offset: u64, buf: &MemSlice) -> IoStatus {
+        for p in pieces(offset, buf.len()) {
+            let status = self.with_chunk(&p, |bytes| buf.copy_out(p.from, bytes));
+            if !status.is_ok() {
+                return status;
+            }
+        }
+        IoStatus::Ok
+    }
+
+    /// Makes a range read as zeroes. With `keep` its chunks exist afterwards.
+    fn zero(&self, offset: u64, len: usize, keep: bool) -> IoStatus {
+        for p in pieces(offset, len) {
+            if keep {
+                let status = self.with_chunk(&p, |bytes| bytes.fill(0));
+                if !status.is_ok() {
+                    return status;
+                }
+            } else if p.at == 0 && p.len == self.chunk_len(p.chunk) {
+                drop(self.stripe(p.chunk).write().remove(&p.chunk));
+            } else if let Some(chunk) = self.stripe(p.chunk).write().get_mut(&p.chunk) {
+                chunk[p.at..p.at + p.len].fill(0);
+            }
+        }
+        IoStatus::Ok
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store").field("size", &self.size).finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug)]
+struct MemoryDevice {
+    geometry: Geometry,
+    store: Arc<Store>,
+    done: Done,
+}
+
+impl MemoryDevice {
+    fn run(&self, io: &Io) -> IoStatus {
+        let status = self.geometry.check(io);
+        if !status.is_ok() {
+            return status;
+        }
+        match (io.op, &io.buf) {
+            (IoOp::Read, Some(buf)) => {
+                self.store.read(io.offset, buf);
+                IoStatus::Ok
+            }
+            (IoOp::Write, Some(buf)) => self.store.write(io.offset, buf),
+            (IoOp::Read | IoOp::Write, None) => IoStatus::Invalid,
+            (IoOp::Flush, _) => IoStatus::Ok,
+            (IoOp::Discard, _) => self.store.zero(io.offset, io.len as usize, false),
+            (IoOp::WriteZeroes, _) => {
+                self.store.zero(io.offset, io.len as usize, io.flags.no_unmap)
+            }
+        }
+    }
+}
+
+impl BlockDevice for MemoryDevice {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn submit(&mut self, io: Io) -> Result<(), Io> {
+        if self.done.is_full() {
+            return Err(io);
+        }
+        let status = self.run(&io);
+        self.done.push(io.tag, status);
+        Ok(())
+    }
+
+    fn poll(&mut self, _now: Instant) -> bool {
+        false
+    }
+
+    fn reap(&mut self) -> Option<Completion> {
+        self.done.pop()
+    }
+
+    fn inflight(&self) -> usize {
+        self.done.len()
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        (!self.done.is_empty()).then_some(Instant::ZERO)
+    }
+}

@@ -1,0 +1,223 @@
+use std::sync::Arc;
+
+use rtrs_core::block::{BlockSource, IoFlags, IoOp};
+use rtrs_core::rt::Clock;
+use rtrs_core::status::IoStatus;
+use rtrs_core::time::Duration;
+
+use super::conformance::{Keeps, Rig, run};
+use super::layer::{DelaySource, ErrorPlan, ErrorSource, PauseSource, ReadOnlySource};
+use super::memory::CHUNK;
+use super::{Direct, MemorySource, NullSource, Target, TargetSpec, open_target};
+use crate::config::Settings;
+use crate::{Error, ErrorKind, Plan};
+
+fn memory(size: u64) -> Arc<dyn BlockSource> {
+    Arc::new(MemorySource::new(size, 512))
+}
+
+#[test]
+fn memory_conforms() {
+    for size in [512, 4096 + 512, CHUNK as u64 + 512, 64 << 20, 1 << 40] {
+        run(&memory(size), Keeps::Data);
+    }
+    let large: Arc<dyn BlockSource> = Arc::new(MemorySource::new(1 << 30, 4096));
+    run(&large, Keeps::Data);
+}
+
+#[test]
+fn null_conforms() {
+    for size in [512, 1 << 40] {
+        let source: Arc<dyn BlockSource> = Arc::new(NullSource::new(size, 512));
+        run(&source, Keeps::Nothing);
+    }
+}
+
+#[test]
+fn memory_never_exceeds_its_size_and_comes_back() {
+    let source = MemorySource::new(3 * CHUNK as u64 + 512, 512);
+    let mut rig = Rig::new(&source, 0);
+    assert_eq!(source.allocated(), 0);
+    rig.read(0, 3 * CHUNK);
+    assert_eq!(source.allocated(), 0, "reading makes nothing");
+    let all = vec![9; 3 * CHUNK + 512];
+    for _ in 0..3 {
+        assert_eq!(rig.write(0, &all), IoStatus::Ok);
+        assert_eq!(source.allocated(), all.len() as u64);
+    }
+    let (chunk, plain) = (CHUNK as u64, IoFlags::default());
+    assert_eq!(rig.clear(IoOp::Discard, 512, 2 * chunk, plain), IoStatus::Ok);
+    assert_eq!(source.allocated(), 2 * chunk + 512, "one whole chunk lay in the range");
+    assert_eq!(rig.clear(IoOp::WriteZeroes, 3 * chunk, 512, plain), IoStatus::Ok);
+    assert_eq!(source.allocated(), 2 * chunk, "the short last chunk is whole too");
+    let keep = IoFlags { no_unmap: true, ..plain };
+    assert_eq!(rig.clear(IoOp::WriteZeroes, 0, 3 * chunk, keep), IoStatus::Ok);
+    assert_eq!(source.allocated(), 3 * chunk, "asked to stay allocated");
+    assert!(rig.read(0, 3 * CHUNK).iter().all(|b| *b == 0));
+}
+
+#[test]
+fn wrappers_conform() {
+    let delay = Duration::from_micros(20);
+    let sources: [Arc<dyn BlockSource>; 5] = [
+        Arc::new(ReadOnlySource::new(memory(1 << 20))),
+        Arc::new(DelaySource::new(memory(1 << 20), delay)),
+        Arc::new(ErrorSource::new(memory(1 << 20), ErrorPlan::default())),
+        Arc::new(PauseSource::new(memory(1 << 20)).0),
+        Arc::new(DelaySource::new(Arc::new(PauseSource::new(memory(8192)).0), delay)),
+    ];
+    for source in &sources {
+        run(source, Keeps::Data);
+    }
+}
+
+#[test]
+fn a_delay_holds_an_io_for_its_time_and_keeps_order() {
+    let delay = Duration::from_millis(20);
+    let source = DelaySource::new(memory(1 << 20), delay);
+    let mut rig = Rig::new(&source, 0);
+    let begin = Clock.now();
+    let mut tags = Vec::new();
+    for i in 0..10 {
+        let io = rig.transfer(IoOp::Read, i * 512, 0, 512);
+        tags.push(io.tag);
+        rig.device.submit(io).unwrap();
+    }
+    let ended: Vec<u64> = rig.drain().into_iter().map(|(tag, _)| tag).collect();
+    let took = Clock.now().since(begin);
+    assert_eq!(ended, tags);
+    assert!(took >= delay, "{took:?}");
+    assert!(took < delay * 10, "IOs wait side by side, not one after another: {took:?}");
+}
+
+#[test]
+fn errors_come_as_planned_and_touch_nothing() {
+    let every = ErrorPlan { every: 3, ops: vec![IoOp::Write], ..ErrorPlan::default() };
+    let source = ErrorSource::new(memory(1 << 20), every);
+    let mut rig = Rig::new(&source, 0);
+    let statuses: Vec<_> = (1..=9).map(|i| rig.write(i * 512, &[7; 512])).collect();
+    for (i, status) in (1u64..).zip(statuses) {
+        let failed = i % 3 == 0;
+        assert_eq!(status, if failed { IoStatus::Io } else { IoStatus::Ok });
+        let byte = if failed { 0 } else { 7 };
+        assert_eq!(rig.read(i * 512, 512), vec![byte; 512], "a failed write has no effect");
+    }
+
+    let (range, status) = (4096..4097, IoStatus::NoSpace);
+    let bad = ErrorPlan { range, status, ..ErrorPlan::default() };
+    let source = ErrorSource::new(memory(1 << 20), bad);
+    let mut rig = Rig::new(&source, 0);
+    assert_eq!(rig.write(4096, &[1; 512]), IoStatus::NoSpace);
+    assert_eq!(rig.write(3584, &[1; 1024]), IoStatus::NoSpace);
+    assert_eq!(rig.write(3584, &[1; 512]), IoStatus::Ok);
+    assert_eq!(rig.write(4608, &[1; 512]), IoStatus::Ok);
+
+    let count = |seed| {
+        let plan = ErrorPlan { seed, ..ErrorPlan::per_million(100_000) };
+        let source = ErrorSource::new(memory(1 << 20), plan);
+        let mut rig = Rig::new(&source, 0);
+        (0..2000).map(|_| !rig.write(0, &[1; 512]).is_ok()).collect::<Vec<bool>>()
+    };
+    let first = count(5);
+    let failed = first.iter().filter(|failed| **failed).count();
+    assert!((100..300).contains(&failed), "about a tenth of 2000: {failed}");
+    assert!(first == count(5) && first != count(6), "a seed repeats a run");
+}
+
+#[test]
+fn held_ios_have_no_effect_until_released() {
+    let (source, handle) = PauseSource::new(memory(1 << 20));
+    let mut rig = Rig::new(&source, 0);
+    handle.hold(&[IoOp::Write]);
+    for i in 0..4 {
+        rig.region.copy_in(4096, &[1; 512]);
+        let io = rig.transfer(IoOp::Write, i * 512, 4096, 512);
+        rig.device.submit(io).unwrap();
+    }
+    let io = rig.transfer(IoOp::Read, 0, 0, 512);
+    let read = io.tag;
+    rig.device.submit(io).unwrap();
+    for _ in 0..3 {
+        rig.turn();
+    }
+    let done = rig.device.reap().unwrap();
+    assert_eq!((done.tag, rig.device.reap()), (read, None), "only the read passes");
+    assert_eq!(rig.region.slice(0, 512).unwrap().to_vec(), vec![0; 512]);
+    assert_eq!((handle.held(), rig.device.inflight()), (4, 4));
+    handle.release(1);
+    rig.turn();
+    assert!(rig.device.reap().is_some() && rig.device.reap().is_none());
+    assert_eq!(handle.held(), 3);
+    handle.release_all();
+    let ended = rig.drain();
+    assert_eq!((ended.len(), handle.held()), (3, 0));
+    assert_eq!(rig.read(0, 2048), vec![1; 2048]);
+    handle.hold_range(&[], 4096..8192);
+    assert_eq!(rig.write(0, &[2; 4096]), IoStatus::Ok, "outside the range");
+    let io = rig.transfer(IoOp::Read, 4096, 0, 512);
+    rig.device.submit(io).unwrap();
+    assert_eq!(handle.held(), 1);
+    drop(rig);
+    assert_eq!(handle.held(), 0, "a device that goes takes its IOs along");
+}
+
+#[test]
+fn a_spec_becomes_a_stack() {
+    let spec = TargetSpec { block_size: Some(4096), ..TargetSpec::new(Target::Memory(10_000)) };
+    let source = open_target(&spec).unwrap();
+    let g = source.geometry();
+    assert_eq!((g.size, g.logical_block), (8192, 4096), "whole blocks only");
+
+    let spec = TargetSpec { read_only: true, ..TargetSpec::new(Target::Null(1 << 40)) };
+    let source = open_target(&spec).unwrap();
+    assert!(source.geometry().read_only);
+    run(&source, Keeps::Nothing);
+
+    let spec = TargetSpec {
+        errors_per_million: 1_000_000,
+        delay: Duration::from_millis(1),
+        ..TargetSpec::new(Target::Memory(4096))
+    };
+    let source = open_target(&spec).unwrap();
+    let mut rig = Rig::new(&*source, 0);
+    assert_eq!(rig.write(0, &[0; 512]), IoStatus::Io);
+}
+
+#[test]
+fn a_plan_of_an_export_becomes_a_spec() {
+    let text = "x=mem:1M,ro,direct=off,block-size=4096,delay=5ms,error-rate=0.25";
+    let settings = Settings { export: Some(vec![text.parse().unwrap()]), ..Settings::default() };
+    let plan = Plan::new(settings).unwrap();
+    let spec = TargetSpec::from(&plan.exports[0]);
+    let expected = TargetSpec {
+        target: Target::Memory(1 << 20),
+        read_only: true,
+        direct: Direct::Off,
+        block_size: Some(4096),
+        delay: Duration::from_millis(5),
+        errors_per_million: 250_000,
+    };
+    assert_eq!(spec, expected);
+    assert!(open_target(&spec).unwrap().geometry().read_only);
+    let missing = open_target(&TargetSpec::new(Target::Path("/nonexistent".into())));
+    let error = Error::from(missing.unwrap_err());
+    assert_eq!(error.kind(), ErrorKind::Export);
+    assert!(error.to_string().starts_with("cannot export /nonexistent does not exist"), "{error}");
+}
+
+#[test]
+fn wrong_specs_are_refused_in_words() {
+    let refuse = |spec: &TargetSpec| open_target(spec).unwrap_err().to_string();
+    let text = refuse(&TargetSpec::new(Target::Memory(100)));
+    assert!(text.starts_with("mem:100 is smaller than one block of 512"), "{text}");
+    let text = refuse(&TargetSpec::new(Target::Null(u64::MAX)));
+    assert!(text.contains("too large"), "{text}");
+    for bytes in [0, 100, 511, 8192, u32::MAX] {
+        let spec =
+            TargetSpec { block_size: Some(bytes), ..TargetSpec::new(Target::Memory(1 << 20)) };
+        let text = refuse(&spec);
+        assert!(text.contains("use 512, 1024, 2048 or 4096"), "{text}");
+    }
+    let text = refuse(&TargetSpec::new(Target::Path("/nonexistent/disk".into())));
+    assert!(text.contains("/nonexistent/disk does not exist: No such file"), "{text}");
+}
