@@ -186,8 +186,7 @@ fn a_spec_becomes_a_stack() {
 #[test]
 fn a_plan_of_an_export_becomes_a_spec() {
     let text = "x=mem:1M,ro,direct=off,block-size=4096,delay=5ms,error-rate=0.25";
-    let settings =
-        Settings { export: Some(vec![text.parse().unwrap()]), ..Settings::default() };
+    let settings = Settings { export: Some(vec![text.parse().unwrap()]), ..Settings::default() };
     let plan = Plan::new(settings).unwrap();
     let spec = TargetSpec::from(&plan.exports[0]);
     let expected = TargetSpec {
