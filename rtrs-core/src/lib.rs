@@ -11,6 +11,7 @@ pub mod fabric;
 pub mod ids;
 #[allow(unsafe_code)]
 pub mod mem;
+pub mod prng;
 #[allow(unsafe_code)]
 pub mod rt;
 pub mod status;
