@@ -12,6 +12,7 @@ pub mod ids;
 pub mod limits;
 #[allow(unsafe_code)]
 pub mod mem;
+pub mod prng;
 pub mod proto;
 #[allow(unsafe_code)]
 pub mod rt;

@@ -15,14 +15,20 @@
 //!   `Flushed`, then one [`FabricEvent::Closed`] ends it. After `Closed` nothing more is
 //!   reported for it and no byte is placed in or read from local memory on its behalf.
 //! - **Receives** must be posted before the message can arrive; iwarp has no retry for it and
-//!   ends the connection.
+//!   ends the connection. They may be posted as soon as the queue pair exists, also while it
+//!   still connects; an attempt that fails flushes them before `ConnectFailed`. Everything else
+//!   is posted after `Established`.
 //! - **Nothing blocks.** `poll` moves work on; `flush` hands what was posted to the transport in
 //!   one batch per queue pair.
 //! - **No wait without a bound.** Connecting ends within [`ConnectParams::timeout`], an accepted
 //!   connection's start-up and a graceful disconnect within the provider's own stated bounds.
 
+#[cfg(any(test, feature = "test-util"))]
+pub mod conformance;
 pub mod error;
 pub mod iwarp;
+#[cfg(any(test, feature = "test-util"))]
+pub mod sim;
 pub mod work;
 
 use std::any::Any;
@@ -118,6 +124,9 @@ pub trait MemoryRegistration: Send + Sync + fmt::Debug {
 pub trait Window: Send + Sync + fmt::Debug {
     /// The current key, or the last one when the window is not bound.
     fn rkey(&self) -> Rkey;
+
+    /// The window as its provider's own type.
+    fn as_any(&self) -> &dyn Any;
 }
 
 /// How a bind or revoke went.
@@ -331,7 +340,8 @@ pub trait Fabric: fmt::Debug {
     /// provider's. Ends in `Closed`.
     fn disconnect(&mut self, now: Instant, qp: QpNum);
 
-    /// Ends a connection at once. Ends in `Closed`, still after all flushes.
+    /// Ends a connection at once. Ends in `Closed`, still after all flushes; an attempt that is
+    /// still under way ends in `ConnectFailed` instead.
     fn abort(&mut self, now: Instant, qp: QpNum);
 
     /// Moves work on. True when anything happened.

@@ -17,7 +17,7 @@ use std::sync::{Arc, Weak};
 use rtrs_core::block::{BlockDevice, Completion, Geometry, Io, IoFlags, IoOp};
 use rtrs_core::mem::{MemSlice, Pool, Region};
 use rtrs_core::rt::blkdev::{PUNCH_HOLE, ZERO_RANGE};
-use rtrs_core::rt::{Completed, Fd, Mailbox, Op, Port, Ring, Sender, mailbox};
+use rtrs_core::rt::{Completed, Fd, Inbox, Op, Port, Ring, Sender, mailbox};
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Duration, Instant};
 
@@ -63,7 +63,7 @@ struct Slot {
 
 struct Mail {
     sender: Sender<Answer>,
-    inbox: Mailbox<Answer>,
+    inbox: Inbox<Answer>,
     outstanding: usize,
     /// Slots whose job found the thread's queue full.
     parked: VecDeque<u32>,
@@ -91,8 +91,8 @@ pub(super) struct FileDevice {
 impl FileDevice {
     pub(super) fn new(shared: &Arc<Shared>, ring: &Rc<Ring>) -> io::Result<Self> {
         let mail = if shared.discard.is_some() {
-            let (sender, mut inbox) = mailbox()?;
-            inbox.arm(ring)?;
+            let (sender, inbox) = mailbox()?;
+            let inbox = inbox.arm(ring)?;
             let parked = VecDeque::with_capacity(INFLIGHT_MAX);
             Some(Mail { sender, inbox, outstanding: 0, parked })
         } else {

@@ -1,0 +1,198 @@
+//! What a message does where it arrives: connection set-up and end, placement, completions.
+//!
+//! Every check of the receiving side is made here, when the message arrives: a receive is
+//! posted and long enough, the key is known, of this protection domain, within its bounds and
+//! granted for this. A broken rule ends the connection: the peer is told, both ends flush.
+
+use super::conn::{ACCEPTOR, CONNECTOR, Conn, Ending, Job, Message, State};
+use super::net::{Event, Net, Timer};
+use crate::fabric::{CloseReason, ConnRequest, FabricEvent, PrivateData, WcOp, WcStatus};
+
+impl Conn {
+    /// The first message that `from` sent arrives, if the link lets it.
+    pub(super) fn deliver(&mut self, net: &mut Net, from: usize) {
+        if self.broken {
+            return;
+        }
+        let (a, b) = (self.ends[from].addr.ip(), self.ends[1 - from].addr.ip());
+        let wire = &mut self.wires[from];
+        if net.links.is_silent(a, b) {
+            wire.held = true;
+            return;
+        }
+        let Some((_, message)) = wire.messages.pop_front() else { return };
+        wire.bytes -= message.len();
+        if let Some(&(next, _)) = wire.messages.front() {
+            net.at(next.max(net.now), Event::Deliver(self.id, from));
+        }
+        self.kick(net, from);
+        self.receive(net, 1 - from, message);
+    }
+
+    fn receive(&mut self, net: &mut Net, side: usize, message: Message) {
+        let state = self.ends[side].state;
+        match message {
+            Message::Reset => {
+                let reason = CloseReason::Lost("connection reset by the peer".into());
+                self.end(net, side, Ending::Closed(reason), None);
+            }
+            Message::Request(private_data) => self.requested(net, private_data),
+            Message::Accept(private_data) if state == State::Connecting => {
+                self.established(net, side, private_data);
+                if net.options.acknowledged {
+                    self.transmit(net, side, Message::Ready);
+                }
+            }
+            Message::Refuse if state == State::Connecting => {
+                let reason = CloseReason::Lost("connection refused".into());
+                self.end(net, side, Ending::Closed(reason), None);
+            }
+            Message::Reject(private_data) if state == State::Connecting => {
+                self.end(net, side, Ending::Refused(private_data), None);
+            }
+            Message::Ready if state == State::Replied => {
+                self.established(net, side, PrivateData::EMPTY);
+            }
+            Message::Nak { seq, status, why } => {
+                let reason = CloseReason::PeerTerminated(why);
+                self.end(net, side, Ending::Closed(reason), Some((seq, status)));
+            }
+            Message::GoodbyeToo => {
+                self.end(net, side, Ending::Closed(CloseReason::Local), None);
+            }
+            Message::Goodbye if state != State::Gone => {
+                self.transmit(net, side, Message::GoodbyeToo);
+                let ours = state == State::Leaving;
+                let reason = if ours { CloseReason::Local } else { CloseReason::Peer };
+                self.end(net, side, Ending::Closed(reason), None);
+            }
+            message if matches!(state, State::Up | State::Closing | State::Leaving) => {
+                self.receive_data(net, side, message);
+            }
+            Message::Refuse | Message::Reject(_) | Message::Ready | Message::Ack(_) => {}
+            // The end is gone: the peer shall know.
+            _ => {
+                self.transmit(net, side, Message::Reset);
+            }
+        }
+    }
+
+    fn requested(&mut self, net: &mut Net, private_data: PrivateData) {
+        let (peer, local) = (self.ends[CONNECTOR].addr, self.ends[ACCEPTOR].addr);
+        let Some(core) = net.listener(self.ends[ACCEPTOR].node, local) else {
+            self.transmit(net, ACCEPTOR, Message::Refuse);
+            return;
+        };
+        self.ends[ACCEPTOR].state = State::Requested;
+        let inner = Box::new(net.ticket(self.id));
+        net.emit(core, FabricEvent::Request(ConnRequest { private_data, peer, local, inner }));
+        net.after(net.options.accept_bound, Event::Timer(self.id, ACCEPTOR, Timer::Accept));
+    }
+
+    fn receive_data(&mut self, net: &mut Net, side: usize, message: Message) {
+        let end = &mut self.ends[side];
+        let (node, pd, core) = (end.node, end.pd, end.core);
+        net.cores[core].counters.bytes_received += message.len() as u64;
+        net.cores[core].counters.receives += 1;
+        match message {
+            Message::Ack(seq) => {
+                let acked = end.departed.iter_mut().take_while(|e| e.seq <= seq);
+                acked.filter(|e| e.op() != WcOp::RdmaRead).for_each(|e| e.done = true);
+                self.retire(net, side);
+            }
+            Message::Send { seq, imm, invalidate, bytes } => {
+                let Some((wr_id, buf)) = end.receives.pop_front() else {
+                    self.refuse(net, side, seq, WcStatus::RemoteOperation, "no receive posted");
+                    return;
+                };
+                let mut wc = end.completion(wr_id, WcOp::Recv, WcStatus::Success);
+                let target = buf.and_then(|sge| {
+                    let sound = net.keys(node).lock().check_local(pd, &sge, true);
+                    sound.then_some(sge.slice)?.slice(0, bytes.len())
+                });
+                match target {
+                    Some(target) => target.copy_in(0, &bytes),
+                    None if bytes.is_empty() => {}
+                    None => {
+                        wc.status = WcStatus::LocalError;
+                        net.emit(core, FabricEvent::Completion(wc));
+                        let why = "message longer than the receive";
+                        self.refuse(net, side, seq, WcStatus::RemoteOperation, why);
+                        return;
+                    }
+                }
+                if let Some(key) = invalidate {
+                    let result = net.keys(node).lock().invalidate(pd, key);
+                    if let Err(why) = result {
+                        wc.status = WcStatus::LocalError;
+                        net.emit(core, FabricEvent::Completion(wc));
+                        self.refuse(net, side, seq, WcStatus::RemoteOperation, why);
+                        return;
+                    }
+                }
+                wc.byte_len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+                (wc.imm, wc.invalidated) = (imm, invalidate);
+                net.emit(core, FabricEvent::Completion(wc));
+                self.acknowledge(net, side, seq);
+            }
+            Message::Write { seq, remote, imm, bytes } => {
+                let placed = net.place(node, pd, remote, &bytes);
+                if let Err(why) = placed {
+                    self.refuse(net, side, seq, WcStatus::RemoteAccess, why);
+                    return;
+                }
+                net.cores[core].counters.bytes_direct += bytes.len() as u64;
+                if imm.is_some() {
+                    let Some((wr_id, _)) = end.receives.pop_front() else {
+                        let status = WcStatus::RemoteOperation;
+                        self.refuse(net, side, seq, status, "no receive posted");
+                        return;
+                    };
+                    let status = WcStatus::Success;
+                    let mut wc = end.completion(wr_id, WcOp::RecvRdmaWithImm, status);
+                    wc.imm = imm;
+                    net.emit(core, FabricEvent::Completion(wc));
+                }
+                self.acknowledge(net, side, seq);
+            }
+            Message::ReadRequest { seq, remote, len } => match net.fetch(node, pd, remote, len) {
+                Ok(bytes) => {
+                    self.transmit(net, side, Message::ReadResponse { seq, bytes });
+                }
+                Err(why) => self.refuse(net, side, seq, WcStatus::RemoteAccess, why),
+            },
+            Message::ReadResponse { seq, bytes } => {
+                let Some(entry) = end.departed.iter_mut().find(|e| e.seq == seq) else { return };
+                if let Job::Work(_, sges) = &entry.job
+                    && let Some(sge) = &sges.first
+                {
+                    if !net.keys(node).lock().check_local(pd, sge, true) {
+                        self.transmit(net, side, Message::Reset);
+                        let reason = CloseReason::Lost("local memory is not registered".into());
+                        let failed = Some((seq, WcStatus::LocalError));
+                        self.end(net, side, Ending::Closed(reason), failed);
+                        return;
+                    }
+                    sge.slice.copy_in(0, &bytes);
+                    net.cores[core].counters.bytes_direct += bytes.len() as u64;
+                }
+                entry.done = true;
+                self.retire(net, side);
+            }
+            _ => {}
+        }
+    }
+
+    fn acknowledge(&mut self, net: &mut Net, side: usize, seq: u64) {
+        if net.options.acknowledged {
+            self.transmit(net, side, Message::Ack(seq));
+        }
+    }
+
+    /// The peer broke a rule: tell it and end.
+    fn refuse(&mut self, net: &mut Net, side: usize, seq: u64, status: WcStatus, why: &str) {
+        self.transmit(net, side, Message::Nak { seq, status, why: why.into() });
+        let reason = CloseReason::Protocol(why.into());
+        self.end(net, side, Ending::Closed(reason), None);
+    }
+}

@@ -1,0 +1,587 @@
+//! One simulated connection: two ends and the messages between them.
+//!
+//! An end is a queue pair: what was posted and not handed over, what waits to depart, what
+//! departed and waits for its answer, and the posted receives. Local memory is read when a
+//! message departs and written when one arrives, in virtual time, so a write of an end that is
+//! long gone can still land at a peer that does not know it yet. Every end leaves through
+//! [`Conn::end`]: all that is posted completes once, then one last event.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use super::memory::{SimWindow, Want};
+use super::net::{Event, Net, Timer};
+use crate::fabric::{
+    Access, CloseReason, ConnectFailure, FabricError, FabricEvent, PrivateData, QpLimits,
+    RemoteMem, Sge, SgeList, WcOp, WcStatus, Window, WorkCompletion, WorkRequest, WrOp,
+};
+use crate::ids::{QpNum, Rkey};
+use crate::mem::MemSlice;
+use crate::time::{Duration, Instant};
+
+/// Index of the end that connects.
+pub(super) const CONNECTOR: usize = 0;
+/// Index of the end that accepts.
+pub(super) const ACCEPTOR: usize = 1;
+
+/// Where an end is in its life, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum State {
+    /// Nothing there yet.
+    Fresh,
+    /// The connector asks.
+    Connecting,
+    /// The listener was told and has not answered.
+    Requested,
+    /// Accepted, the reply waits for a flush.
+    Accepting,
+    /// The reply left, the connector's word is awaited.
+    Replied,
+    /// Work can be posted.
+    Up,
+    /// To be closed when all that was posted has left.
+    Closing,
+    /// Said goodbye, waits for the peer's.
+    Leaving,
+    /// Its last event was given.
+    Gone,
+}
+
+/// What an entry of a send queue does.
+#[derive(Debug)]
+pub(super) enum Job {
+    Work(WrOp, SgeList),
+    Bind { window: Arc<dyn Window>, key: Rkey, slice: MemSlice, access: Access },
+    Revoke { window: Arc<dyn Window> },
+}
+
+/// An entry of a send queue.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) seq: u64,
+    wr_id: u64,
+    pub(super) job: Job,
+    signaled: bool,
+    pub(super) done: bool,
+}
+
+impl Entry {
+    pub(super) fn op(&self) -> WcOp {
+        match &self.job {
+            Job::Work(WrOp::Send { .. }, _) => WcOp::Send,
+            Job::Work(WrOp::RdmaWrite { .. }, _) => WcOp::RdmaWrite,
+            Job::Work(WrOp::RdmaRead { .. }, _) => WcOp::RdmaRead,
+            Job::Bind { .. } | Job::Revoke { .. } => WcOp::Bind,
+        }
+    }
+}
+
+/// How an end ends.
+#[derive(Debug)]
+pub(super) enum Ending {
+    Closed(CloseReason),
+    Refused(PrivateData),
+}
+
+/// One end.
+#[derive(Debug)]
+pub(super) struct End {
+    pub(super) node: usize,
+    pub(super) core: usize,
+    pub(super) qp: QpNum,
+    pub(super) pd: u32,
+    pub(super) addr: SocketAddr,
+    pub(super) state: State,
+    pub(super) limits: QpLimits,
+    pub(super) reply: PrivateData,
+    posted: VecDeque<Entry>,
+    waiting: VecDeque<Entry>,
+    pub(super) departed: VecDeque<Entry>,
+    /// Silent successes whose places come free with the next signaled one, as in verbs.
+    unreported: u32,
+    pub(super) receives: VecDeque<(u64, Option<Sge>)>,
+    next_seq: u64,
+    departing: bool,
+}
+
+impl End {
+    pub(super) fn new(node: usize, addr: SocketAddr) -> Self {
+        Self {
+            node,
+            core: 0,
+            qp: QpNum(0),
+            pd: 0,
+            addr,
+            state: State::Fresh,
+            limits: QpLimits { send_max: 0, recv_max: 0 },
+            reply: PrivateData::EMPTY,
+            posted: VecDeque::new(),
+            waiting: VecDeque::new(),
+            departed: VecDeque::new(),
+            unreported: 0,
+            receives: VecDeque::new(),
+            next_seq: 1,
+            departing: false,
+        }
+    }
+
+    pub(super) fn completion(&self, wr_id: u64, op: WcOp, status: WcStatus) -> WorkCompletion {
+        let qp = self.qp;
+        WorkCompletion { qp, wr_id, op, status, byte_len: 0, imm: None, invalidated: None }
+    }
+}
+
+/// A message on its way.
+#[derive(Debug)]
+pub(super) enum Message {
+    Request(PrivateData),
+    Refuse,
+    Accept(PrivateData),
+    Reject(PrivateData),
+    Ready,
+    Send { seq: u64, imm: Option<u32>, invalidate: Option<Rkey>, bytes: Vec<u8> },
+    Write { seq: u64, remote: RemoteMem, imm: Option<u32>, bytes: Vec<u8> },
+    ReadRequest { seq: u64, remote: RemoteMem, len: usize },
+    ReadResponse { seq: u64, bytes: Vec<u8> },
+    Ack(u64),
+    Nak { seq: u64, status: WcStatus, why: String },
+    Goodbye,
+    GoodbyeToo,
+    Reset,
+}
+
+impl Message {
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Send { bytes, .. }
+            | Self::Write { bytes, .. }
+            | Self::ReadResponse { bytes, .. } => bytes.len(),
+            _ => 0,
+        }
+    }
+}
+
+/// What one end sent and the other has not yet got.
+#[derive(Debug, Default)]
+pub(super) struct Wire {
+    pub(super) messages: VecDeque<(Instant, Message)>,
+    pub(super) bytes: usize,
+    last_arrival: Instant,
+    /// The first message has come to a silenced link and waits there.
+    pub(super) held: bool,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(super) struct Conn {
+    pub(super) id: u64,
+    pub(super) ends: [End; 2],
+    pub(super) wires: [Wire; 2],
+    /// Its link went down: nothing arrives any more.
+    pub(super) broken: bool,
+}
+
+impl Conn {
+    pub(super) fn new(id: u64, ends: [End; 2]) -> Self {
+        Self { id, ends, wires: [Wire::default(), Wire::default()], broken: false }
+    }
+
+    /// True when nothing can come of it any more.
+    pub(super) fn is_over(&self) -> bool {
+        let gone = self.ends.iter().all(|e| matches!(e.state, State::Gone | State::Fresh));
+        gone && (self.broken || self.wires.iter().all(|w| w.messages.is_empty()))
+    }
+
+    /// True when both addresses are these, either way round.
+    pub(super) fn runs_between(&self, a: IpAddr, b: IpAddr) -> bool {
+        let (x, y) = (self.ends[0].addr.ip(), self.ends[1].addr.ip());
+        (x, y) == (a, b) || (x, y) == (b, a)
+    }
+
+    /// Adds to the send batch.
+    pub(super) fn post_send(
+        &mut self,
+        net: &Net,
+        side: usize,
+        wr: WorkRequest,
+    ) -> Result<(), FabricError> {
+        let end = &self.ends[side];
+        if end.state != State::Up {
+            return Err(FabricError::QpState);
+        }
+        let read = match wr.op {
+            WrOp::RdmaRead { .. } if wr.sges.second.is_some() => {
+                return Err(FabricError::Unsupported("a read into two pieces of memory"));
+            }
+            WrOp::Send { imm: Some(_), invalidate: Some(_) } => {
+                return Err(FabricError::Unsupported("send with immediate and invalidate"));
+            }
+            WrOp::RdmaRead { .. } => true,
+            _ => false,
+        };
+        let keys = net.keys(end.node).lock();
+        if !wr.sges.iter().all(|sge| keys.check_local(end.pd, sge, read)) {
+            return Err(FabricError::LocalMemory);
+        }
+        drop(keys);
+        self.push(side, wr.wr_id, Job::Work(wr.op, wr.sges), wr.signaled)
+    }
+
+    /// Adds a window bind to the send batch.
+    pub(super) fn post_bind(
+        &mut self,
+        side: usize,
+        window: &Arc<dyn Window>,
+        key: Rkey,
+        slice: &MemSlice,
+        access: Access,
+        wr_id: u64,
+    ) -> Result<(), FabricError> {
+        let (window, slice) = (Arc::clone(window), slice.clone());
+        self.push(side, wr_id, Job::Bind { window, key, slice, access }, true)
+    }
+
+    /// Adds a window revocation to the send batch.
+    pub(super) fn post_revoke(
+        &mut self,
+        side: usize,
+        window: &Arc<dyn Window>,
+        wr_id: u64,
+    ) -> Result<(), FabricError> {
+        self.push(side, wr_id, Job::Revoke { window: Arc::clone(window) }, true)
+    }
+
+    fn push(
+        &mut self,
+        side: usize,
+        wr_id: u64,
+        job: Job,
+        signaled: bool,
+    ) -> Result<(), FabricError> {
+        let end = &mut self.ends[side];
+        if end.state != State::Up {
+            return Err(FabricError::QpState);
+        }
+        let used = end.posted.len() + end.waiting.len() + end.departed.len();
+        if used + end.unreported as usize >= end.limits.send_max as usize {
+            return Err(FabricError::QueueFull);
+        }
+        let seq = end.next_seq;
+        end.next_seq += 1;
+        end.posted.push_back(Entry { seq, wr_id, job, signaled, done: false });
+        Ok(())
+    }
+
+    /// Posts a receive.
+    pub(super) fn post_recv(
+        &mut self,
+        net: &Net,
+        side: usize,
+        wr_id: u64,
+        buf: Option<Sge>,
+    ) -> Result<(), FabricError> {
+        let end = &mut self.ends[side];
+        if matches!(end.state, State::Closing | State::Leaving | State::Gone) {
+            return Err(FabricError::QpState);
+        }
+        if let Some(sge) = &buf
+            && !net.keys(end.node).lock().check_local(end.pd, sge, true)
+        {
+            return Err(FabricError::LocalMemory);
+        }
+        if end.receives.len() >= end.limits.recv_max as usize {
+            return Err(FabricError::QueueFull);
+        }
+        end.receives.push_back((wr_id, buf));
+        Ok(())
+    }
+
+    /// Hands the batch over; lets the reply of an accept go.
+    pub(super) fn flush(&mut self, net: &mut Net, side: usize) {
+        let end = &mut self.ends[side];
+        if end.state == State::Accepting {
+            let reply = Message::Accept(end.reply);
+            end.state = State::Replied;
+            self.transmit(net, side, reply);
+            if !net.options.acknowledged {
+                self.established(net, side, PrivateData::EMPTY);
+            }
+        }
+        let end = &mut self.ends[side];
+        if !end.posted.is_empty() {
+            net.cores[end.core].counters.sends += 1;
+            end.waiting.append(&mut end.posted);
+            self.kick(net, side);
+        }
+    }
+
+    /// Ends in order.
+    pub(super) fn disconnect(&mut self, net: &mut Net, side: usize) {
+        match self.ends[side].state {
+            State::Up => {
+                self.flush(net, side);
+                self.ends[side].state = State::Closing;
+                net.after(net.options.close_bound, Event::Timer(self.id, side, Timer::Close));
+                self.kick(net, side);
+            }
+            State::Closing | State::Leaving | State::Gone => {}
+            _ => self.abort(net, side),
+        }
+    }
+
+    /// Ends at once.
+    pub(super) fn abort(&mut self, net: &mut Net, side: usize) {
+        if self.ends[side].state != State::Gone {
+            self.transmit(net, side, Message::Reset);
+            self.end(net, side, Ending::Closed(CloseReason::Local), None);
+        }
+    }
+
+    /// A timer of this connection rang.
+    pub(super) fn timer(&mut self, net: &mut Net, side: usize, timer: Timer) {
+        let reason = match (timer, self.ends[side].state) {
+            (Timer::Connect, State::Connecting)
+            | (Timer::Accept, State::Requested | State::Accepting | State::Replied) => {
+                CloseReason::TimedOut
+            }
+            (Timer::Close, State::Closing | State::Leaving) => CloseReason::Local,
+            (Timer::Detect, State::Up | State::Closing | State::Leaving) => {
+                let failed = self.ends[side].departed.front().map(|e| e.seq);
+                let failed = failed.map(|seq| (seq, WcStatus::RetryExceeded));
+                let reason = CloseReason::Lost("the link is down".into());
+                self.end(net, side, Ending::Closed(reason), failed);
+                return;
+            }
+            _ => return,
+        };
+        self.transmit(net, side, Message::Reset);
+        self.end(net, side, Ending::Closed(reason), None);
+    }
+
+    /// The link went down: what is on it is lost, a write perhaps in its middle.
+    pub(super) fn break_link(&mut self, net: &mut Net) {
+        if self.broken {
+            return;
+        }
+        self.broken = true;
+        for from in [CONNECTOR, ACCEPTOR] {
+            let to = 1 - from;
+            let lost = self.wires[from].messages.pop_front();
+            self.wires[from] = Wire::default();
+            let end = &self.ends[to];
+            if let Some((_, Message::Write { remote, bytes, .. })) = lost
+                && matches!(end.state, State::Up | State::Closing | State::Leaving)
+                && net.prng.chance(net.options.torn_writes)
+                && !bytes.is_empty()
+            {
+                let part = 1 + net.prng.index(bytes.len());
+                let keys = net.keys(end.node).lock();
+                if let Ok(target) = keys.check_remote(end.pd, remote, bytes.len(), Want::Write) {
+                    target.region().copy_in(target.offset(), &bytes[..part]);
+                }
+            }
+        }
+        let (a, b) = (self.ends[0].addr.ip(), self.ends[1].addr.ip());
+        for (side, from, to) in [(0, b, a), (1, a, b)] {
+            if let Some(detect) = net.links.options(from, to).detect {
+                let after = net.prng.duration(detect / 2..=detect);
+                net.after(after, Event::Timer(self.id, side, Timer::Detect));
+            }
+        }
+    }
+
+    /// A silenced direction is open again.
+    pub(super) fn release(&mut self, net: &mut Net, from: usize) {
+        if std::mem::take(&mut self.wires[from].held) {
+            net.after(Duration::ZERO, Event::Deliver(self.id, from));
+        }
+    }
+
+    /// An end is gone with its whole node or process, without a last event.
+    pub(super) fn vanish(&mut self, net: &mut Net, side: usize) {
+        let end = &mut self.ends[side];
+        end.state = State::Gone;
+        end.posted.clear();
+        end.waiting.clear();
+        end.departed.clear();
+        end.receives.clear();
+        net.cores[end.core].qps.remove(&end.qp);
+    }
+
+    pub(super) fn established(&mut self, net: &mut Net, side: usize, private_data: PrivateData) {
+        let end = &mut self.ends[side];
+        end.state = State::Up;
+        net.emit(end.core, FabricEvent::Established { qp: end.qp, private_data });
+    }
+
+    /// Puts a message on the wire. Returns when it has left.
+    pub(super) fn transmit(&mut self, net: &mut Net, side: usize, message: Message) -> Instant {
+        if self.broken {
+            return net.now;
+        }
+        let (end, len) = (&self.ends[side], message.len());
+        if end.state > State::Requested {
+            net.cores[end.core].counters.bytes_sent += len as u64;
+        }
+        let route = (end.addr.ip(), self.ends[1 - side].addr.ip());
+        let (left, arrives) = net.links.times(&mut net.prng, net.now, route, len);
+        let wire = &mut self.wires[side];
+        wire.last_arrival = arrives.max(wire.last_arrival);
+        wire.messages.push_back((wire.last_arrival, message));
+        wire.bytes += len;
+        if wire.messages.len() == 1 {
+            net.at(wire.last_arrival, Event::Deliver(self.id, side));
+        }
+        left
+    }
+
+    /// Lets the send queue move if it can.
+    pub(super) fn kick(&mut self, net: &mut Net, side: usize) {
+        let end = &mut self.ends[side];
+        let work = !end.waiting.is_empty() || end.state == State::Closing;
+        let room = self.wires[side].bytes < net.options.buffered_max;
+        if work && room && !end.departing && matches!(end.state, State::Up | State::Closing) {
+            end.departing = true;
+            let pause = Duration::from_nanos(net.prng.range(50..=500));
+            net.after(pause, Event::Depart(self.id, side));
+        }
+    }
+
+    /// The next entry of the send queue leaves.
+    pub(super) fn depart(&mut self, net: &mut Net, side: usize) {
+        let end = &mut self.ends[side];
+        end.departing = false;
+        if !matches!(end.state, State::Up | State::Closing) {
+            return;
+        }
+        let Some(mut entry) = end.waiting.pop_front() else {
+            if end.state == State::Closing {
+                end.state = State::Leaving;
+                self.transmit(net, side, Message::Goodbye);
+            }
+            return;
+        };
+        let seq = entry.seq;
+        let message = match &entry.job {
+            Job::Work(op, sges) => {
+                let keys = net.keys(end.node).lock();
+                let read = matches!(op, WrOp::RdmaRead { .. });
+                if !sges.iter().all(|sge| keys.check_local(end.pd, sge, read)) {
+                    drop(keys);
+                    end.departed.push_back(entry);
+                    self.transmit(net, side, Message::Reset);
+                    let reason = CloseReason::Lost("local memory is not registered".into());
+                    let failed = Some((seq, WcStatus::LocalError));
+                    self.end(net, side, Ending::Closed(reason), failed);
+                    return;
+                }
+                drop(keys);
+                Some(message(seq, op, sges))
+            }
+            Job::Bind { window, key, slice, access } => {
+                if let Some(window) = window.as_any().downcast_ref::<SimWindow>() {
+                    window.put(*key, slice, *access);
+                }
+                None
+            }
+            Job::Revoke { window } => {
+                if let Some(window) = window.as_any().downcast_ref::<SimWindow>() {
+                    window.take();
+                }
+                None
+            }
+        };
+        let read = matches!(message, Some(Message::ReadRequest { .. }));
+        entry.done = message.is_none() || (!net.options.acknowledged && !read);
+        end.departed.push_back(entry);
+        let left = message.map_or(net.now, |message| self.transmit(net, side, message));
+        self.retire(net, side);
+        let end = &mut self.ends[side];
+        let more = !end.waiting.is_empty() || end.state == State::Closing;
+        if more && self.wires[side].bytes < net.options.buffered_max {
+            end.departing = true;
+            let pause = Duration::from_nanos(net.prng.range(20..=200));
+            net.at(left + pause, Event::Depart(self.id, side));
+        }
+    }
+
+    /// Completes what is done, in order.
+    pub(super) fn retire(&mut self, net: &mut Net, side: usize) {
+        let end = &mut self.ends[side];
+        while end.departed.front().is_some_and(|e| e.done)
+            && let Some(entry) = end.departed.pop_front()
+        {
+            if entry.signaled {
+                end.unreported = 0;
+                let wc = end.completion(entry.wr_id, entry.op(), WcStatus::Success);
+                net.emit(end.core, FabricEvent::Completion(wc));
+            } else {
+                end.unreported += 1;
+            }
+        }
+    }
+
+    /// Ends an end: every entry and receive completes, then the last event. `failed` names the
+    /// entry that has a status of its own.
+    pub(super) fn end(
+        &mut self,
+        net: &mut Net,
+        side: usize,
+        ending: Ending,
+        failed: Option<(u64, WcStatus)>,
+    ) {
+        let end = &mut self.ends[side];
+        let state = std::mem::replace(&mut end.state, State::Gone);
+        if matches!(state, State::Gone | State::Fresh | State::Requested) {
+            return;
+        }
+        let mut entries = std::mem::take(&mut end.departed);
+        entries.append(&mut end.waiting);
+        entries.append(&mut end.posted);
+        for entry in entries {
+            let status = match failed {
+                Some((seq, status)) if seq == entry.seq => status,
+                _ if entry.done && !entry.signaled => continue,
+                _ if entry.done => WcStatus::Success,
+                _ => WcStatus::Flushed,
+            };
+            let wc = end.completion(entry.wr_id, entry.op(), status);
+            net.emit(end.core, FabricEvent::Completion(wc));
+        }
+        for (wr_id, _) in std::mem::take(&mut end.receives) {
+            let wc = end.completion(wr_id, WcOp::Recv, WcStatus::Flushed);
+            net.emit(end.core, FabricEvent::Completion(wc));
+        }
+        let qp = end.qp;
+        net.cores[end.core].qps.remove(&qp);
+        let event = match (state, ending) {
+            (_, Ending::Refused(private_data)) => {
+                FabricEvent::ConnectFailed { qp, failure: ConnectFailure::Rejected(private_data) }
+            }
+            (State::Connecting, Ending::Closed(reason)) => {
+                FabricEvent::ConnectFailed { qp, failure: ConnectFailure::Failed(reason) }
+            }
+            (_, Ending::Closed(reason)) => FabricEvent::Closed { qp, reason },
+        };
+        net.emit(end.core, event);
+    }
+}
+
+/// The message a work request becomes, with the bytes its memory holds now.
+fn message(seq: u64, op: &WrOp, sges: &SgeList) -> Message {
+    let gather = || {
+        let mut bytes = vec![0; sges.len()];
+        let mut at = 0;
+        for sge in sges.iter() {
+            sge.slice.copy_out(0, &mut bytes[at..at + sge.slice.len()]);
+            at += sge.slice.len();
+        }
+        bytes
+    };
+    match *op {
+        WrOp::Send { imm, invalidate } => Message::Send { seq, imm, invalidate, bytes: gather() },
+        WrOp::RdmaWrite { remote, imm } => Message::Write { seq, remote, imm, bytes: gather() },
+        WrOp::RdmaRead { remote } => Message::ReadRequest { seq, remote, len: sges.len() },
+    }
+}

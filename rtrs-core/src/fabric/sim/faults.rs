@@ -1,0 +1,131 @@
+//! What may break in a simulated world, and when, all from a seed.
+//!
+//! [`FaultOptions::plan`] draws a list of faults with their times; `World::inject` puts it on
+//! the clock. Every fault heals, so that after the last entry of a plan the world is whole again.
+
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+
+use super::link::LinkOptions;
+use crate::prng::{Prng, Ratio};
+use crate::time::{Duration, Instant};
+
+/// One change of the world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The link between two addresses goes down: what is on it is lost.
+    LinkDown(IpAddr, IpAddr),
+    /// It is up again, for new connections.
+    LinkUp(IpAddr, IpAddr),
+    /// Nothing arrives from the first at the second, and nobody is told.
+    Silence(IpAddr, IpAddr),
+    /// What was held back arrives now.
+    Unsilence(IpAddr, IpAddr),
+    /// This direction behaves otherwise from now on.
+    Change(IpAddr, IpAddr, LinkOptions),
+    /// This direction behaves as the world's default again.
+    Restore(IpAddr, IpAddr),
+}
+
+/// What may break and how often.
+#[derive(Clone, Debug)]
+pub struct FaultOptions {
+    /// The links that may break.
+    pub links: Vec<(IpAddr, IpAddr)>,
+    /// Time between the starts of two faults.
+    pub gap: RangeInclusive<Duration>,
+    /// How long a fault lasts.
+    pub lasts: RangeInclusive<Duration>,
+    /// How many of the faults take a link down.
+    pub down: Ratio,
+    /// How many of the others silence one direction; what remains makes a direction slow.
+    pub silence: Ratio,
+    /// How a slow direction behaves.
+    pub slow: LinkOptions,
+    /// At every moment at least this many links have no fault.
+    pub spare: usize,
+}
+
+impl FaultOptions {
+    /// Links break about every second for about half a second, one always stays whole.
+    pub fn new(links: Vec<(IpAddr, IpAddr)>) -> Self {
+        Self {
+            links,
+            gap: Duration::from_millis(100)..=Duration::from_secs(2),
+            lasts: Duration::from_millis(10)..=Duration::from_secs(1),
+            down: Ratio::new(1, 2),
+            silence: Ratio::new(2, 3),
+            slow: LinkOptions {
+                delay: Duration::from_millis(5),
+                jitter: Duration::from_millis(20),
+                ..LinkOptions::default()
+            },
+            spare: 1,
+        }
+    }
+
+    /// Draws faults that start before `until`, in order of time.
+    pub fn plan(&self, prng: &mut Prng, from: Instant, until: Instant) -> Vec<(Instant, Fault)> {
+        let mut plan = Vec::new();
+        let mut heals = vec![from; self.links.len()];
+        let mut now = from;
+        loop {
+            now = now + prng.duration(self.gap.clone()).max(Duration::from_nanos(1));
+            if now >= until {
+                break;
+            }
+            let whole: Vec<usize> = (0..heals.len()).filter(|&i| heals[i] < now).collect();
+            if whole.len() <= self.spare {
+                continue;
+            }
+            let link = whole[prng.index(whole.len())];
+            let (a, b) = self.links[link];
+            let (from, to) = if prng.chance(Ratio::new(1, 2)) { (a, b) } else { (b, a) };
+            heals[link] = now + prng.duration(self.lasts.clone());
+            let (start, end) = if prng.chance(self.down) {
+                (Fault::LinkDown(a, b), Fault::LinkUp(a, b))
+            } else if prng.chance(self.silence) {
+                (Fault::Silence(from, to), Fault::Unsilence(from, to))
+            } else {
+                (Fault::Change(from, to, self.slow), Fault::Restore(from, to))
+            };
+            plan.push((now, start));
+            plan.push((heals[link], end));
+        }
+        plan.sort_by_key(|&(at, _)| at);
+        plan
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Fault, FaultOptions};
+    use crate::prng::Prng;
+    use crate::time::Instant;
+
+    #[test]
+    fn a_plan_heals_and_keeps_its_spare() {
+        let ip = |n: u8| std::net::IpAddr::from([10, 0, 0, n]);
+        let options = FaultOptions::new(vec![(ip(1), ip(2)), (ip(3), ip(4)), (ip(5), ip(6))]);
+        let until = Instant::from_nanos(600_000_000_000);
+        let plan = options.plan(&mut Prng::new(3), Instant::ZERO, until);
+        assert!(plan.len() > 200, "{}", plan.len());
+        assert_eq!(plan, options.plan(&mut Prng::new(3), Instant::ZERO, until));
+        let (mut broken, mut kinds) = (0_i32, [0; 3]);
+        for (_, fault) in plan {
+            match fault {
+                Fault::LinkDown(..) => kinds[0] += 1,
+                Fault::Silence(..) => kinds[1] += 1,
+                Fault::Change(..) => kinds[2] += 1,
+                _ => {
+                    broken -= 1;
+                    continue;
+                }
+            }
+            broken += 1;
+            assert!((1..=2).contains(&broken));
+        }
+        assert_eq!(broken, 0);
+        assert!(kinds.iter().all(|&n| n > 10), "{kinds:?}");
+    }
+}

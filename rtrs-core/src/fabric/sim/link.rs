@@ -1,0 +1,121 @@
+//! What lies between two addresses: delay, jitter, bandwidth, loss of the link, silence one way.
+//!
+//! Each direction between two addresses has options of its own. Messages of one queue pair stay
+//! in order (as a reliable connection keeps them), those of different queue pairs overtake each
+//! other within the jitter. A link that is down loses what is on its way and breaks its
+//! connections for good; a silenced direction holds messages back and lets them out late, as TCP
+//! does after a route came back.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use crate::prng::Prng;
+use crate::time::{Duration, Instant};
+
+/// How one direction of a link behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkOptions {
+    /// Least time from departure to arrival.
+    pub delay: Duration,
+    /// A random time up to this comes on top, drawn for each message.
+    pub jitter: Duration,
+    /// Bytes per second; None for no limit.
+    pub bandwidth: Option<u64>,
+    /// How long after the link went down its connections end, at most (each end sees it at a
+    /// random time in the second half). None: never, only heartbeats find it.
+    pub detect: Option<Duration>,
+}
+
+impl Default for LinkOptions {
+    fn default() -> Self {
+        Self {
+            delay: Duration::from_micros(10),
+            jitter: Duration::from_micros(5),
+            bandwidth: None,
+            detect: Some(Duration::from_millis(100)),
+        }
+    }
+}
+
+/// All links of a world.
+#[derive(Debug)]
+pub(super) struct Links {
+    default: LinkOptions,
+    options: BTreeMap<(IpAddr, IpAddr), LinkOptions>,
+    free_at: BTreeMap<(IpAddr, IpAddr), Instant>,
+    down: BTreeSet<(IpAddr, IpAddr)>,
+    silent: BTreeSet<(IpAddr, IpAddr)>,
+}
+
+impl Links {
+    pub(super) fn new(default: LinkOptions) -> Self {
+        Self {
+            default,
+            options: BTreeMap::new(),
+            free_at: BTreeMap::new(),
+            down: BTreeSet::new(),
+            silent: BTreeSet::new(),
+        }
+    }
+
+    pub(super) fn options(&self, from: IpAddr, to: IpAddr) -> LinkOptions {
+        self.options.get(&(from, to)).copied().unwrap_or(self.default)
+    }
+
+    pub(super) fn set(&mut self, from: IpAddr, to: IpAddr, options: Option<LinkOptions>) {
+        match options {
+            Some(options) => self.options.insert((from, to), options),
+            None => self.options.remove(&(from, to)),
+        };
+    }
+
+    pub(super) fn set_down(&mut self, a: IpAddr, b: IpAddr, down: bool) {
+        if down {
+            self.down.insert(pair(a, b));
+        } else {
+            self.down.remove(&pair(a, b));
+        }
+    }
+
+    pub(super) fn is_down(&self, a: IpAddr, b: IpAddr) -> bool {
+        self.down.contains(&pair(a, b))
+    }
+
+    pub(super) fn set_silent(&mut self, from: IpAddr, to: IpAddr, silent: bool) {
+        if silent {
+            self.silent.insert((from, to));
+        } else {
+            self.silent.remove(&(from, to));
+        }
+    }
+
+    pub(super) fn is_silent(&self, from: IpAddr, to: IpAddr) -> bool {
+        self.silent.contains(&(from, to))
+    }
+
+    /// When a message of `bytes` that departs now has left, and when it arrives.
+    pub(super) fn times(
+        &mut self,
+        prng: &mut Prng,
+        now: Instant,
+        (from, to): (IpAddr, IpAddr),
+        bytes: usize,
+    ) -> (Instant, Instant) {
+        let options = self.options(from, to);
+        let left = match options.bandwidth {
+            None => now,
+            Some(rate) => {
+                let free_at = self.free_at.entry((from, to)).or_default();
+                let nanos = (bytes as u128 * 1_000_000_000) / u128::from(rate.max(1));
+                let takes = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
+                *free_at = (*free_at).max(now) + takes;
+                *free_at
+            }
+        };
+        (left, left + options.delay + prng.duration(Duration::ZERO..=options.jitter))
+    }
+}
+
+fn pair(a: IpAddr, b: IpAddr) -> (IpAddr, IpAddr) {
+    if a <= b { (a, b) } else { (b, a) }
+}

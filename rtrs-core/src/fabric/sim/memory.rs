@@ -1,0 +1,270 @@
+//! Keys, registrations, windows and protection domains of a simulated node.
+//!
+//! One table of keys per node, shared by its cores, as a device has one. Keys are drawn from the
+//! seed, never zero and never the same twice while in use. Addresses told to peers are made up
+//! (they follow from the seed, the real ones would not). Every check of a real device is made
+//! here: key known, same protection domain, inside the bounds, access granted.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::fabric::{
+    Access, FabricError, MemoryRegistration, ProtectionDomain, RemoteMem, Sge, Window,
+};
+use crate::ids::Rkey;
+use crate::mem::{MemSlice, Region};
+use crate::prng::Prng;
+
+/// What a peer wants to do with a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Want {
+    Read,
+    Write,
+}
+
+/// What a remote key grants.
+#[derive(Debug)]
+struct Grant {
+    pd: u32,
+    addr: u64,
+    slice: MemSlice,
+    access: Access,
+    window: bool,
+}
+
+/// What a local key stands for.
+#[derive(Debug)]
+struct Local {
+    pd: u32,
+    region: u32,
+    access: Access,
+}
+
+/// All keys of one node.
+#[derive(Debug)]
+pub(super) struct Keys {
+    prng: Prng,
+    remote: BTreeMap<u32, Grant>,
+    local: BTreeMap<u32, Local>,
+    next_base: u64,
+    next_pd: u32,
+}
+
+impl Keys {
+    pub(super) fn new(mut prng: Prng) -> Self {
+        let next_base = 0x7000_0000_0000 + (prng.below(1 << 20) << 12);
+        Self { prng, remote: BTreeMap::new(), local: BTreeMap::new(), next_base, next_pd: 1 }
+    }
+
+    fn fresh(&mut self) -> u32 {
+        loop {
+            let key = self.prng.next_u32();
+            if key != 0 && !self.remote.contains_key(&key) && !self.local.contains_key(&key) {
+                return key;
+            }
+        }
+    }
+
+    /// Judges a piece of local memory for use on a queue pair of `pd`.
+    pub(super) fn check_local(&self, pd: u32, sge: &Sge, write: bool) -> bool {
+        self.local.get(&sge.lkey).is_some_and(|local| {
+            local.pd == pd
+                && local.region == sge.slice.region().id()
+                && (local.access.local_write || !write)
+        })
+    }
+
+    /// Judges a peer's access of more than zero bytes and names the memory it reaches.
+    pub(super) fn check_remote(
+        &self,
+        pd: u32,
+        remote: RemoteMem,
+        len: usize,
+        want: Want,
+    ) -> Result<MemSlice, &'static str> {
+        let grant = self.remote.get(&remote.rkey.0).ok_or("unknown key")?;
+        if grant.pd != pd {
+            return Err("key of another protection domain");
+        }
+        let granted = match want {
+            Want::Read => grant.access.remote_read,
+            Want::Write => grant.access.remote_write,
+        };
+        if !granted {
+            return Err("access not granted");
+        }
+        remote
+            .addr
+            .checked_sub(grant.addr)
+            .and_then(|offset| usize::try_from(offset).ok())
+            .and_then(|offset| grant.slice.slice(offset, len))
+            .ok_or("outside the bounds of the key")
+    }
+
+    /// A peer's send with invalidate. Only windows can be taken away from afar.
+    pub(super) fn invalidate(&mut self, pd: u32, key: Rkey) -> Result<(), &'static str> {
+        match self.remote.get(&key.0) {
+            Some(grant) if grant.pd == pd && grant.window => {
+                self.remote.remove(&key.0);
+                Ok(())
+            }
+            _ => Err("key cannot be invalidated"),
+        }
+    }
+}
+
+/// A protection domain.
+#[derive(Debug)]
+pub(super) struct SimPd {
+    pub(super) id: u32,
+    pub(super) keys: Arc<Mutex<Keys>>,
+}
+
+impl SimPd {
+    pub(super) fn new(keys: Arc<Mutex<Keys>>) -> Self {
+        let mut table = keys.lock();
+        let id = table.next_pd;
+        table.next_pd += 1;
+        drop(table);
+        Self { id, keys }
+    }
+}
+
+impl ProtectionDomain for SimPd {
+    fn register(
+        &self,
+        region: &Arc<Region>,
+        access: Access,
+    ) -> Result<Arc<dyn MemoryRegistration>, FabricError> {
+        let mut keys = self.keys.lock();
+        let (lkey, base) = (keys.fresh(), keys.next_base);
+        keys.local.insert(lkey, Local { pd: self.id, region: region.id(), access });
+        let gap = keys.prng.below(16) << 12;
+        keys.next_base += region.len() as u64 + gap;
+        let rkey = keys.fresh();
+        if access.remote_read || access.remote_write {
+            let grant =
+                Grant { pd: self.id, addr: base, slice: region.whole(), access, window: false };
+            keys.remote.insert(rkey, grant);
+        }
+        drop(keys);
+        let keys = Arc::clone(&self.keys);
+        Ok(Arc::new(SimRegistration { keys, lkey, rkey, base, region: Arc::clone(region) }))
+    }
+
+    fn window(&self, parent: &Arc<dyn MemoryRegistration>) -> Result<Arc<dyn Window>, FabricError> {
+        let mut keys = self.keys.lock();
+        if keys.local.get(&parent.lkey()).is_none_or(|local| local.pd != self.id) {
+            return Err(FabricError::LocalMemory);
+        }
+        let key = AtomicU32::new(keys.fresh());
+        drop(keys);
+        Ok(Arc::new(SimWindow {
+            pd: self.id,
+            keys: Arc::clone(&self.keys),
+            parent: Arc::clone(parent),
+            key,
+        }))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+#[derive(Debug)]
+struct SimRegistration {
+    keys: Arc<Mutex<Keys>>,
+    lkey: u32,
+    rkey: u32,
+    base: u64,
+    region: Arc<Region>,
+}
+
+impl MemoryRegistration for SimRegistration {
+    fn lkey(&self) -> u32 {
+        self.lkey
+    }
+
+    fn rkey(&self) -> Rkey {
+        Rkey(self.rkey)
+    }
+
+    fn base(&self) -> u64 {
+        self.base
+    }
+
+    fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+}
+
+impl Drop for SimRegistration {
+    fn drop(&mut self) {
+        let mut keys = self.keys.lock();
+        keys.local.remove(&self.lkey);
+        keys.remote.remove(&self.rkey);
+    }
+}
+
+/// A window over parts of a registration.
+#[derive(Debug)]
+pub(super) struct SimWindow {
+    pd: u32,
+    keys: Arc<Mutex<Keys>>,
+    parent: Arc<dyn MemoryRegistration>,
+    /// The last key given; in force while the table has it.
+    key: AtomicU32,
+}
+
+impl SimWindow {
+    /// True when a queue pair of `pd` may bind this window to `slice`.
+    pub(super) fn covers(&self, pd: u32, slice: &MemSlice) -> bool {
+        self.belongs(pd) && slice.region().id() == self.parent.region().id()
+    }
+
+    /// True when the window is of this protection domain.
+    pub(super) fn belongs(&self, pd: u32) -> bool {
+        self.pd == pd
+    }
+
+    /// Draws the key of the next bind; it grants nothing yet.
+    pub(super) fn draw_key(&self) -> Rkey {
+        Rkey(self.keys.lock().fresh())
+    }
+
+    /// Puts `key` in force for `slice`; the key before is dead.
+    pub(super) fn put(&self, key: Rkey, slice: &MemSlice, access: Access) {
+        let mut keys = self.keys.lock();
+        keys.remote.remove(&self.key.load(Ordering::Relaxed));
+        let addr = self.parent.base() + slice.offset() as u64;
+        let grant = Grant { pd: self.pd, addr, slice: slice.clone(), access, window: true };
+        keys.remote.insert(key.0, grant);
+        self.key.store(key.0, Ordering::Relaxed);
+    }
+
+    /// Takes the key away.
+    pub(super) fn take(&self) {
+        self.keys.lock().remote.remove(&self.key.load(Ordering::Relaxed));
+    }
+}
+
+impl Window for SimWindow {
+    fn rkey(&self) -> Rkey {
+        Rkey(self.key.load(Ordering::Relaxed))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for SimWindow {
+    fn drop(&mut self) {
+        self.take();
+    }
+}

@@ -1,0 +1,343 @@
+//! The simulated provider: a fabric in memory on a virtual clock, everything from one seed.
+//!
+//! It keeps the contract of the fabric with the strictness of a real device: keys, bounds,
+//! rights, protection domains, queue bounds, missing receives, flush on error, `Closed` last.
+//! What a provider may do either way is an option of the world ([`WorldOptions`]): when sends
+//! complete, when binds are in force. What networks do is in [`LinkOptions`] and [`Fault`].
+//! Used by tests only; no thread, no real clock, no walk in hash order.
+//!
+//! `world.rs` the public world · `net.rs` clock, queue of events, cores · `conn.rs` one
+//! connection · `arrive.rs` what a message does at its target · `memory.rs` keys and checks · `link.rs` · `faults.rs`.
+
+mod arrive;
+mod conn;
+mod faults;
+mod link;
+mod memory;
+mod net;
+mod world;
+
+use std::cell::RefCell;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
+use std::sync::Arc;
+
+pub use faults::{Fault, FaultOptions};
+pub use link::LinkOptions;
+pub use net::{BindMode, WorldOptions};
+pub use world::{NodeId, World};
+
+use super::{
+    Access, BindResult, ConnRequest, ConnectParams, Fabric, FabricCounters, FabricError,
+    FabricEvent, PRIVATE_DATA_MAX, PrivateData, ProtectionDomain, QpLimits, Sge, Window,
+    WorkRequest,
+};
+use crate::ids::QpNum;
+use crate::mem::MemSlice;
+use crate::time::Instant;
+use conn::{ACCEPTOR, CONNECTOR, Conn, End, Message, State};
+use memory::{SimPd, SimWindow};
+use net::{Event, Net, Ticket, Timer};
+use world::Inner;
+
+/// One core's view of a node. Dropping it is the end of its process: peers get a reset.
+#[derive(Debug)]
+pub struct SimFabric {
+    world: Rc<RefCell<Inner>>,
+    core: usize,
+    node: usize,
+}
+
+impl SimFabric {
+    fn new(world: Rc<RefCell<Inner>>, core: usize, node: usize) -> Self {
+        Self { world, core, node }
+    }
+
+    /// Runs `f` on a queue pair of this core.
+    fn with<T>(
+        &self,
+        qp: QpNum,
+        f: impl FnOnce(&mut Conn, &mut Net, usize) -> T,
+    ) -> Result<T, FabricError> {
+        let mut inner = self.world.borrow_mut();
+        let &(id, side) = inner.net.cores[self.core].qps.get(&qp).ok_or(FabricError::QpState)?;
+        inner.with(id, |conn, net| f(conn, net, side)).ok_or(FabricError::QpState)
+    }
+
+    /// A protection domain of this node, by its number.
+    fn domain(&self, pd: &Arc<dyn ProtectionDomain>) -> Result<u32, FabricError> {
+        let inner = self.world.borrow();
+        match pd.as_any().downcast_ref::<SimPd>() {
+            Some(pd) if Arc::ptr_eq(&pd.keys, inner.net.keys(self.node)) => Ok(pd.id),
+            _ => Err(FabricError::LocalMemory),
+        }
+    }
+
+    fn new_qp(&self, net: &mut Net, id: u64, side: usize) -> QpNum {
+        let core = &mut net.cores[self.core];
+        let qp = QpNum(core.next_qp);
+        core.next_qp += 1;
+        core.qps.insert(qp, (id, side));
+        core.touched.push(qp);
+        qp
+    }
+
+    /// Checks a window for a queue pair's protection domain and finds what is behind it.
+    fn own<'w>(&self, window: &'w Arc<dyn Window>) -> Result<&'w SimWindow, FabricError> {
+        window.as_any().downcast_ref().ok_or(FabricError::LocalMemory)
+    }
+}
+
+fn refused(what: &str, address: SocketAddr, kind: io::ErrorKind) -> FabricError {
+    FabricError::system(format!("{what} {address}"), io::Error::from(kind))
+}
+
+/// Takes the ticket out of a request, when it is of this provider.
+fn ticket(request: ConnRequest) -> Option<u64> {
+    let mut ticket = request.inner.downcast::<Ticket>().ok()?;
+    ticket.taken = true;
+    Some(ticket.conn)
+}
+
+impl Fabric for SimFabric {
+    fn scheme(&self) -> &'static str {
+        "sim"
+    }
+
+    fn alloc_pd(&mut self) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
+        let keys = Arc::clone(self.world.borrow().net.keys(self.node));
+        Ok(Arc::new(SimPd::new(keys)))
+    }
+
+    fn listen(&mut self, address: SocketAddr) -> Result<SocketAddr, FabricError> {
+        let net = &mut self.world.borrow_mut().net;
+        let ours = net.nodes[self.node].addresses.contains(&address.ip());
+        if !ours && !address.ip().is_unspecified() {
+            return Err(refused("listen on", address, io::ErrorKind::AddrNotAvailable));
+        }
+        let mut address = address;
+        if address.port() == 0 {
+            let free = (20_000..u16::MAX).find(|&port| {
+                !net.listeners.keys().any(|(n, a)| (*n, a.port()) == (self.node, port))
+            });
+            address.set_port(free.ok_or(FabricError::NoKey)?);
+        }
+        let taken = net.listeners.keys().any(|&(node, other)| {
+            let meets = other.ip() == address.ip()
+                || other.ip().is_unspecified()
+                || address.ip().is_unspecified();
+            node == self.node && other.port() == address.port() && meets
+        });
+        if taken {
+            return Err(refused("listen on", address, io::ErrorKind::AddrInUse));
+        }
+        net.listeners.insert((self.node, address), self.core);
+        Ok(address)
+    }
+
+    fn stop_listening(&mut self) {
+        let net = &mut self.world.borrow_mut().net;
+        let core = self.core;
+        net.listeners.retain(|_, listener| *listener != core);
+        net.cores[core].events.retain(|event| !matches!(event, FabricEvent::Request(_)));
+    }
+
+    fn connect(
+        &mut self,
+        _now: Instant,
+        pd: &Arc<dyn ProtectionDomain>,
+        params: &ConnectParams,
+    ) -> Result<QpNum, FabricError> {
+        let pd = self.domain(pd)?;
+        let remote = params.remote;
+        if params.private_data.as_bytes().len() > PRIVATE_DATA_MAX {
+            return Err(refused("connect to", remote, io::ErrorKind::InvalidInput));
+        }
+        let mut inner = self.world.borrow_mut();
+        let Inner { net, conns, next_conn, next_port } = &mut *inner;
+        let addresses = &net.nodes[self.node].addresses;
+        let local = params.local.unwrap_or(addresses[0]);
+        if !addresses.contains(&local) || local.is_ipv4() != remote.is_ipv4() {
+            return Err(refused("connect to", remote, io::ErrorKind::AddrNotAvailable));
+        }
+        let (id, port) = (*next_conn, *next_port);
+        *next_conn += 1;
+        *next_port = port.checked_add(1).unwrap_or(40_000);
+        let mut end = End::new(self.node, SocketAddr::new(local, port));
+        (end.core, end.pd, end.limits) = (self.core, pd, params.limits);
+        end.state = State::Connecting;
+        end.qp = self.new_qp(net, id, CONNECTOR);
+        let qp = end.qp;
+        let (lost, peer) = match net.node_of(remote.ip()) {
+            Some(peer) => (net.links.is_down(local, remote.ip()), peer),
+            None => (true, self.node),
+        };
+        let mut conn = Conn::new(id, [end, End::new(peer, remote)]);
+        conn.broken = lost;
+        conn.transmit(net, CONNECTOR, Message::Request(params.private_data));
+        net.after(params.timeout, Event::Timer(id, CONNECTOR, Timer::Connect));
+        conns.insert(id, conn);
+        Ok(qp)
+    }
+
+    fn accept(
+        &mut self,
+        _now: Instant,
+        pd: &Arc<dyn ProtectionDomain>,
+        request: ConnRequest,
+        limits: QpLimits,
+        private_data: &PrivateData,
+    ) -> Result<QpNum, FabricError> {
+        let pd = self.domain(pd)?;
+        let peer = request.peer;
+        let gone = || refused("accept from", peer, io::ErrorKind::ConnectionReset);
+        let id = ticket(request).ok_or_else(gone)?;
+        let mut inner = self.world.borrow_mut();
+        let Inner { net, conns, .. } = &mut *inner;
+        let conn = conns.get_mut(&id).ok_or_else(gone)?;
+        let end = &conn.ends[ACCEPTOR];
+        if end.state != State::Requested || end.node != self.node {
+            return Err(gone());
+        }
+        let qp = self.new_qp(net, id, ACCEPTOR);
+        let end = &mut conn.ends[ACCEPTOR];
+        (end.core, end.qp, end.pd, end.limits) = (self.core, qp, pd, limits);
+        (end.state, end.reply) = (State::Accepting, *private_data);
+        net.after(net.options.accept_bound, Event::Timer(id, ACCEPTOR, Timer::Accept));
+        Ok(qp)
+    }
+
+    fn reject(&mut self, _now: Instant, request: ConnRequest, private_data: &PrivateData) {
+        let Some(id) = ticket(request) else { return };
+        self.world.borrow_mut().with(id, |conn, net| {
+            if conn.ends[ACCEPTOR].state == State::Requested {
+                conn.transmit(net, ACCEPTOR, Message::Reject(*private_data));
+                conn.ends[ACCEPTOR].state = State::Gone;
+            }
+        });
+    }
+
+    fn post_send(&mut self, qp: QpNum, wr: WorkRequest) -> Result<(), FabricError> {
+        self.with(qp, |conn, net, side| {
+            conn.post_send(net, side, wr)?;
+            net.cores[self.core].touched.push(qp);
+            Ok(())
+        })?
+    }
+
+    fn post_recv(&mut self, qp: QpNum, wr_id: u64, buf: Option<Sge>) -> Result<(), FabricError> {
+        self.with(qp, |conn, net, side| conn.post_recv(net, side, wr_id, buf))?
+    }
+
+    fn bind(
+        &mut self,
+        qp: QpNum,
+        window: &Arc<dyn Window>,
+        slice: &MemSlice,
+        access: Access,
+        wr_id: u64,
+    ) -> Result<BindResult, FabricError> {
+        let sim = self.own(window)?;
+        self.with(qp, |conn, net, side| {
+            let end = &conn.ends[side];
+            if end.state != State::Up {
+                return Err(FabricError::QpState);
+            }
+            if !sim.covers(end.pd, slice) {
+                return Err(FabricError::LocalMemory);
+            }
+            let key = sim.draw_key();
+            if net.options.bind == BindMode::Done {
+                sim.put(key, slice, access);
+                return Ok(BindResult::Done(key));
+            }
+            conn.post_bind(side, window, key, slice, access, wr_id)?;
+            net.cores[self.core].touched.push(qp);
+            Ok(BindResult::Pending(key))
+        })?
+    }
+
+    fn revoke(
+        &mut self,
+        qp: QpNum,
+        window: &Arc<dyn Window>,
+        wr_id: u64,
+    ) -> Result<BindResult, FabricError> {
+        let sim = self.own(window)?;
+        self.with(qp, |conn, net, side| {
+            let end = &conn.ends[side];
+            if end.state != State::Up {
+                return Err(FabricError::QpState);
+            }
+            if !sim.belongs(end.pd) {
+                return Err(FabricError::LocalMemory);
+            }
+            if net.options.bind == BindMode::Done {
+                sim.take();
+                return Ok(BindResult::Done(window.rkey()));
+            }
+            conn.post_revoke(side, window, wr_id)?;
+            net.cores[self.core].touched.push(qp);
+            Ok(BindResult::Pending(window.rkey()))
+        })?
+    }
+
+    fn flush(&mut self, _now: Instant) {
+        let touched = std::mem::take(&mut self.world.borrow_mut().net.cores[self.core].touched);
+        for qp in touched {
+            // A queue pair that has ended meanwhile has nothing left to flush.
+            let _ = self.with(qp, |conn, net, side| conn.flush(net, side));
+        }
+    }
+
+    fn disconnect(&mut self, _now: Instant, qp: QpNum) {
+        // An unknown queue pair has had its last event.
+        let _ = self.with(qp, |conn, net, side| conn.disconnect(net, side));
+    }
+
+    fn abort(&mut self, _now: Instant, qp: QpNum) {
+        let _ = self.with(qp, |conn, net, side| conn.abort(net, side));
+    }
+
+    fn poll(&mut self, _now: Instant) -> bool {
+        let mut inner = self.world.borrow_mut();
+        inner.close_dropped();
+        std::mem::take(&mut inner.net.cores[self.core].active)
+    }
+
+    fn next_event(&mut self) -> Option<FabricEvent> {
+        self.world.borrow_mut().net.cores[self.core].events.pop_front()
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    fn counters(&self) -> FabricCounters {
+        self.world.borrow().net.cores[self.core].counters
+    }
+}
+
+impl Drop for SimFabric {
+    fn drop(&mut self) {
+        // Not while the world is at work, which only an unwinding panic could bring about.
+        let Ok(mut inner) = self.world.try_borrow_mut() else { return };
+        let core = self.core;
+        inner.net.listeners.retain(|_, listener| *listener != core);
+        inner.net.cores[core].events.clear();
+        let qps: Vec<_> = inner.net.cores[core].qps.values().copied().collect();
+        for (id, side) in qps {
+            inner.with(id, |conn, net| {
+                conn.transmit(net, side, Message::Reset);
+                conn.vanish(net, side);
+            });
+        }
+        inner.close_dropped();
+    }
+}
+
+/// An address in a simulated world, for tests: `10.0.0.n`.
+pub fn sim_ip(n: u8) -> IpAddr {
+    IpAddr::from([10, 0, 0, n])
+}

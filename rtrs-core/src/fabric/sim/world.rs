@@ -1,0 +1,252 @@
+//! A simulated world: nodes, links between their addresses, one virtual clock.
+//!
+//! Nothing happens by itself: [`World::step`] takes the next due event, moves the clock to it
+//! and runs it. All that is random comes from the seed; the same seed and the same calls give
+//! the same events at the same times. Used by the tests of both session ends and by the
+//! conformance suite.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::SimFabric;
+use super::conn::{ACCEPTOR, CONNECTOR, Conn, State};
+use super::faults::Fault;
+use super::link::LinkOptions;
+use super::memory::Keys;
+use super::net::{CoreState, Event, Net, Node, WorldOptions};
+use crate::time::Instant;
+
+/// A machine of a world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NodeId(pub(super) usize);
+
+/// The inside of a world.
+#[derive(Debug)]
+pub(super) struct Inner {
+    pub(super) net: Net,
+    pub(super) conns: BTreeMap<u64, Conn>,
+    pub(super) next_conn: u64,
+    pub(super) next_port: u16,
+}
+
+impl Inner {
+    /// Runs `f` on a connection and forgets the connection when it is over.
+    pub(super) fn with<T>(
+        &mut self,
+        id: u64,
+        f: impl FnOnce(&mut Conn, &mut Net) -> T,
+    ) -> Option<T> {
+        let conn = self.conns.get_mut(&id)?;
+        let result = f(conn, &mut self.net);
+        if conn.is_over() {
+            self.conns.remove(&id);
+        }
+        Some(result)
+    }
+
+    /// Closes what was asked and dropped without an answer.
+    pub(super) fn close_dropped(&mut self) {
+        let dropped = std::mem::take(&mut *self.net.dropped.lock());
+        for id in dropped {
+            self.with(id, |conn, net| {
+                if conn.ends[ACCEPTOR].state == State::Requested {
+                    conn.abort(net, ACCEPTOR);
+                }
+            });
+        }
+    }
+
+    fn ids(&self, chosen: impl Fn(&Conn) -> bool) -> Vec<u64> {
+        self.conns.values().filter(|c| chosen(c)).map(|c| c.id).collect()
+    }
+
+    fn apply(&mut self, fault: Fault) {
+        match fault {
+            Fault::LinkDown(a, b) => {
+                self.net.links.set_down(a, b, true);
+                for id in self.ids(|conn| conn.runs_between(a, b)) {
+                    self.with(id, Conn::break_link);
+                }
+            }
+            Fault::LinkUp(a, b) => self.net.links.set_down(a, b, false),
+            Fault::Silence(from, to) => self.net.links.set_silent(from, to, true),
+            Fault::Unsilence(from, to) => {
+                self.net.links.set_silent(from, to, false);
+                for id in self.ids(|conn| conn.runs_between(from, to)) {
+                    self.with(id, |conn, net| {
+                        for side in [CONNECTOR, ACCEPTOR] {
+                            if conn.ends[side].addr.ip() == from {
+                                conn.release(net, side);
+                            }
+                        }
+                    });
+                }
+            }
+            Fault::Change(from, to, options) => self.net.links.set(from, to, Some(options)),
+            Fault::Restore(from, to) => self.net.links.set(from, to, None),
+        }
+    }
+
+    fn step(&mut self) -> bool {
+        self.close_dropped();
+        let Some(((when, _), event)) = self.net.queue.pop_first() else { return false };
+        self.net.now = self.net.now.max(when);
+        match event {
+            Event::Depart(id, side) => {
+                self.with(id, |conn, net| conn.depart(net, side));
+            }
+            Event::Deliver(id, side) => {
+                self.with(id, |conn, net| conn.deliver(net, side));
+            }
+            Event::Timer(id, side, timer) => {
+                self.with(id, |conn, net| conn.timer(net, side, timer));
+            }
+            Event::Fault(fault) => self.apply(fault),
+        }
+        true
+    }
+}
+
+/// A simulated world. Clones are the same world.
+#[derive(Clone, Debug)]
+pub struct World {
+    pub(super) inner: Rc<RefCell<Inner>>,
+}
+
+impl World {
+    /// A world in which all that is random follows from `seed`.
+    pub fn new(seed: u64) -> Self {
+        Self::with_options(seed, WorldOptions::default())
+    }
+
+    /// A world with options.
+    pub fn with_options(seed: u64, options: WorldOptions) -> Self {
+        let net = Net::new(seed, options);
+        let inner = Inner { net, conns: BTreeMap::new(), next_conn: 1, next_port: 40_000 };
+        Self { inner: Rc::new(RefCell::new(inner)) }
+    }
+
+    /// Adds a machine with one address. Panics when the address is taken.
+    pub fn node(&self, address: IpAddr) -> NodeId {
+        let net = &mut self.inner.borrow_mut().net;
+        assert!(net.node_of(address).is_none(), "{address} is taken");
+        let keys = Arc::new(Mutex::new(Keys::new(net.prng.fork())));
+        net.nodes.push(Node { addresses: vec![address], keys });
+        NodeId(net.nodes.len() - 1)
+    }
+
+    /// Gives a machine one more address. Panics when it is taken.
+    pub fn add_address(&self, node: NodeId, address: IpAddr) {
+        let net = &mut self.inner.borrow_mut().net;
+        assert!(net.node_of(address).is_none(), "{address} is taken");
+        net.nodes[node.0].addresses.push(address);
+    }
+
+    /// One more core's view of a machine.
+    pub fn fabric(&self, node: NodeId) -> SimFabric {
+        let net = &mut self.inner.borrow_mut().net;
+        net.cores.push(CoreState { node: node.0, next_qp: 1, ..CoreState::default() });
+        SimFabric::new(Rc::clone(&self.inner), net.cores.len() - 1, node.0)
+    }
+
+    /// The time.
+    pub fn now(&self) -> Instant {
+        self.inner.borrow().net.now
+    }
+
+    /// Runs the next due event. False when there is none.
+    pub fn step(&self) -> bool {
+        self.inner.borrow_mut().step()
+    }
+
+    /// When the next event is due.
+    pub fn next_event_time(&self) -> Option<Instant> {
+        let mut inner = self.inner.borrow_mut();
+        inner.close_dropped();
+        inner.net.queue.first_key_value().map(|(&(when, _), _)| when.max(inner.net.now))
+    }
+
+    /// Runs everything due until `until`, then sets the clock to it. An earlier time does
+    /// nothing.
+    pub fn advance_to(&self, until: Instant) {
+        while self.next_event_time().is_some_and(|when| when <= until) {
+            self.step();
+        }
+        let net = &mut self.inner.borrow_mut().net;
+        net.now = net.now.max(until);
+    }
+
+    /// Applies one change now.
+    pub fn apply(&self, fault: Fault) {
+        self.inner.borrow_mut().apply(fault);
+    }
+
+    /// Puts a plan of changes on the clock.
+    pub fn inject(&self, plan: &[(Instant, Fault)]) {
+        let net = &mut self.inner.borrow_mut().net;
+        for &(at, fault) in plan {
+            net.at(at.max(net.now), Event::Fault(fault));
+        }
+    }
+
+    /// Takes the link between two addresses down: what is on it is lost, its connections end
+    /// after the link's `detect`, new ones time out.
+    pub fn link_down(&self, a: IpAddr, b: IpAddr) {
+        self.apply(Fault::LinkDown(a, b));
+    }
+
+    /// Takes the link up again, for new connections.
+    pub fn link_up(&self, a: IpAddr, b: IpAddr) {
+        self.apply(Fault::LinkUp(a, b));
+    }
+
+    /// Holds everything from one address to another back; nobody is told.
+    pub fn silence(&self, from: IpAddr, to: IpAddr) {
+        self.apply(Fault::Silence(from, to));
+    }
+
+    /// Lets what was held back arrive now, in order.
+    pub fn unsilence(&self, from: IpAddr, to: IpAddr) {
+        self.apply(Fault::Unsilence(from, to));
+    }
+
+    /// Sets how one direction between two addresses behaves.
+    pub fn set_link(&self, from: IpAddr, to: IpAddr, options: LinkOptions) {
+        self.apply(Fault::Change(from, to, options));
+    }
+
+    /// How one direction between two addresses behaves.
+    pub fn link(&self, from: IpAddr, to: IpAddr) -> LinkOptions {
+        self.inner.borrow().net.links.options(from, to)
+    }
+
+    /// A machine loses power: its connections break without a word (peers find it by
+    /// heartbeats), its fabrics report nothing more and hold no queue pair. New fabrics of the
+    /// node are its next life.
+    pub fn crash(&self, node: NodeId) {
+        let mut inner = self.inner.borrow_mut();
+        for id in inner.ids(|conn| conn.ends.iter().any(|end| end.node == node.0)) {
+            inner.with(id, |conn, net| {
+                conn.broken = true;
+                for side in [CONNECTOR, ACCEPTOR] {
+                    if conn.ends[side].node == node.0 {
+                        conn.vanish(net, side);
+                    }
+                }
+            });
+        }
+        let net = &mut inner.net;
+        let cores = &net.cores;
+        net.listeners.retain(|_, &mut core| cores[core].node != node.0);
+        for core in net.cores.iter_mut().filter(|core| core.node == node.0) {
+            core.events.clear();
+            core.touched.clear();
+            core.qps.clear();
+        }
+    }
+}
