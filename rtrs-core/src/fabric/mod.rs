@@ -23,6 +23,8 @@
 //! - **No wait without a bound.** Connecting ends within [`ConnectParams::timeout`], an accepted
 //!   connection's start-up and a graceful disconnect within the provider's own stated bounds.
 
+#[cfg(any(test, feature = "test-util"))]
+pub mod conformance;
 pub mod error;
 #[cfg(any(test, feature = "test-util"))]
 pub mod sim;

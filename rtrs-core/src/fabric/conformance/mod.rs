@@ -1,0 +1,174 @@
+//! The suite that every provider passes: the contract of `fabric/mod.rs` as test cases.
+//!
+//! A provider brings a [`Harness`]: two ends, a listener and a connector, a clock and a step
+//! that moves time on (virtual or real). [`fabric_conformance!`](crate::fabric_conformance)
+//! turns the list of cases into tests with names; [`run_all`] runs them in a loop.
+//! The [`Bench`] around a harness checks in every case, whatever it is about: no completion
+//! twice or unasked for, nothing after the last event of a queue pair, everything that must
+//! complete has completed when it comes.
+//!
+//! `bench.rs` what cases work with · `connect.rs` · `transfer.rs` sends, writes, reads · `memory.rs` keys, bounds, windows ·
+//! `ending.rs` disconnect, abort, what a closed queue pair promises.
+
+mod bench;
+mod connect;
+mod ending;
+mod memory;
+mod transfer;
+
+use std::net::SocketAddr;
+
+pub use bench::Bench;
+use bench::{LIMITS, Memory, Pair, Port, SEND, read_from, write_to};
+
+use super::Fabric;
+use crate::time::{Duration, Instant};
+
+/// One of the cores a harness has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Side {
+    /// The listening end.
+    A,
+    /// The connecting end.
+    B,
+    /// A second core of the listening end's process.
+    SecondA,
+}
+
+/// All sides, in the order in which they are driven.
+const SIDES: [Side; 3] = [Side::A, Side::B, Side::SecondA];
+
+/// What a provider brings to be judged. A fresh one for each case.
+pub trait Harness {
+    /// The time of this harness's clock.
+    fn now(&self) -> Instant;
+
+    /// Moves time on a little: runs the next event of a virtual world, or waits for the
+    /// transport up to some milliseconds. The suite calls `flush` before and `poll` after it on
+    /// every fabric.
+    fn step(&mut self);
+
+    /// The fabric of a side. `A` and `B` must be there.
+    fn fabric(&mut self, side: Side) -> Option<&mut dyn Fabric>;
+
+    /// Where `A` can listen; port 0 for a free one.
+    fn listen_address(&self) -> SocketAddr;
+
+    /// An address that refuses connections at once.
+    fn refusing_address(&mut self) -> SocketAddr;
+
+    /// An address at which nobody answers, if the harness has one.
+    fn silent_address(&mut self) -> Option<SocketAddr>;
+
+    /// How long the suite waits for something that must happen.
+    fn patience(&self) -> Duration {
+        Duration::from_secs(10)
+    }
+
+    /// How long the suite watches that something does not happen.
+    fn settle_time(&self) -> Duration {
+        Duration::from_millis(50)
+    }
+}
+
+/// A case of the suite.
+pub type Case = fn(&mut Bench<'_>);
+
+/// Makes a test of every case. `$make` is a function that returns a fresh harness by value.
+#[macro_export]
+macro_rules! fabric_conformance {
+    ($make:path) => { $crate::fabric_conformance! { @list @tests ($make) } };
+    (@tests ($make:path) $($name:ident)*) => {
+        $(
+            #[test]
+            fn $name() {
+                $crate::fabric::conformance::run_named(stringify!($name), &mut $make());
+            }
+        )*
+    };
+    (@table () $($name:ident)*) => {
+        &[$((stringify!($name), $name as Case)),*]
+    };
+    (@list @$then:ident ($($arg:tt)*)) => {
+        $crate::fabric_conformance! { @$then ($($arg)*)
+            connect_carries_private_data_both_ways
+            connect_without_private_data
+            reject_carries_private_data
+            dropped_request_ends_the_attempt
+            refused_connect_fails
+            connect_times_out
+            abort_while_connecting
+            failed_connect_flushes_receives
+            port_taken_is_told
+            many_queue_pairs
+            request_goes_to_another_core
+            send_sizes
+            send_longer_than_the_receive
+            send_with_immediate
+            send_of_two_pieces
+            sends_keep_their_order
+            write_sizes
+            write_of_two_pieces
+            write_with_immediate
+            empty_write_needs_no_key
+            bytes_are_in_place_at_the_immediate
+            a_batch_of_writes
+            selective_signalling
+            both_ways_at_once
+            read_sizes
+            empty_read_needs_no_key
+            writes_and_reads_mixed
+            unknown_key_is_refused
+            ended_registration_is_refused
+            write_out_of_bounds_by_one_is_refused
+            write_below_the_base_is_refused
+            write_that_wraps_is_refused
+            write_without_the_right_is_refused
+            read_without_the_right_is_refused
+            read_out_of_bounds_by_one_is_refused
+            key_of_another_domain_is_refused
+            window_grants_and_revokes
+            window_keys_are_fresh
+            window_has_bounds
+            window_without_the_right_is_refused
+            window_serves_all_queue_pairs_of_its_domain
+            dropped_window_is_refused
+            send_with_invalidate_kills_the_key
+            local_memory_is_checked
+            queues_have_bounds
+            missing_receive_ends_the_connection
+            disconnect_flushes_everything
+            disconnect_sends_what_was_posted
+            disconnect_from_both_ends
+            abort_flushes_everything
+            peer_writes_land_no_more_after_closed
+            closed_queue_pair_takes_nothing
+            other_queue_pairs_live_on
+            reconnect_after_close
+        }
+    };
+}
+
+use connect::*;
+use ending::*;
+use memory::*;
+use transfer::*;
+
+/// All cases with their names.
+pub const CASES: &[(&str, Case)] = fabric_conformance!(@list @table ());
+
+/// Runs one case on a fresh harness. Panics with what was wrong.
+pub fn run_named(name: &str, harness: &mut dyn Harness) {
+    let found = CASES.iter().find(|(n, _)| *n == name);
+    let (_, case) = found.unwrap_or_else(|| panic!("no case named {name}"));
+    let mut bench = Bench::new(harness);
+    case(&mut bench);
+    bench.settle();
+}
+
+/// Runs every case, each on a fresh harness.
+pub fn run_all(make: &mut dyn FnMut() -> Box<dyn Harness>) {
+    for (name, _) in CASES {
+        run_named(name, &mut *make());
+    }
+}
