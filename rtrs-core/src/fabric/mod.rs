@@ -26,6 +26,7 @@
 #[cfg(any(test, feature = "test-util"))]
 pub mod conformance;
 pub mod error;
+pub mod iwarp;
 #[cfg(any(test, feature = "test-util"))]
 pub mod sim;
 pub mod work;

@@ -324,6 +324,27 @@ impl IoVecs {
         self.first == self.raw.len()
     }
 
+    /// Fills the slices in order, as a receive would; returns how many bytes fitted. For
+    /// machines that are driven without a socket, before any `advance`.
+    pub fn fill_from(&self, bytes: &[u8]) -> usize {
+        let mut at = 0;
+        for slice in &self.slices {
+            let take = slice.len.min(bytes.len() - at);
+            slice.copy_in(0, &bytes[at..at + take]);
+            at += take;
+        }
+        at
+    }
+
+    /// A copy of all bytes, as a send would take them; the counterpart of `fill_from`.
+    pub fn gather(&self, into: &mut Vec<u8>) {
+        for slice in &self.slices {
+            let at = into.len();
+            into.resize(at + slice.len, 0);
+            slice.copy_out(0, &mut into[at..]);
+        }
+    }
+
     /// Passes over `count` bytes that were sent or received. Panics past the end.
     pub fn advance(&mut self, mut count: usize) {
         while count > 0 {

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -35,6 +35,17 @@ impl Fd {
     /// Takes over a descriptor.
     pub fn new(fd: impl Into<OwnedFd>) -> Self {
         Self(Rc::new(fd.into()))
+    }
+
+    /// The descriptor itself, when nobody else holds it; None closes this holder's share.
+    pub fn into_owned(self) -> Option<OwnedFd> {
+        Rc::into_inner(self.0)
+    }
+}
+
+impl AsFd for Fd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

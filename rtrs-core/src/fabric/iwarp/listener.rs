@@ -1,0 +1,325 @@
+//! Listening sockets and half-open connections: accepted by TCP, request not yet read.
+//!
+//! A half-open connection costs a descriptor and one small buffer of a fixed pool. There are at
+//! most `half_open_max`; one more closes the oldest, and each has `startup_timeout` to send its
+//! request. The request is read in two exact steps, so no byte behind it is taken and another
+//! core can carry on with the bare socket.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+
+use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
+
+use super::IwarpOptions;
+use super::mpa::{START_DATA_MAX, START_LEN, StartFrame, StartHeader};
+use super::stream::{Env, token};
+use crate::fabric::{ConnRequest, FabricError, FabricEvent, PrivateData};
+use crate::mem::Pool;
+use crate::rt::{Completed, Fd, Op, OpId, Port};
+use crate::time::{Duration, Instant, earliest};
+
+/// Buffers beyond `half_open_max`, for those that are being closed.
+const SPARE_BUFFERS: u32 = 64;
+/// Pause after an accept that failed for want of descriptors or memory.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// What a [`ConnRequest`] of this provider holds.
+#[derive(Debug)]
+pub(super) struct IwarpRequest {
+    pub(super) fd: OwnedFd,
+    pub(super) frame: StartFrame,
+}
+
+#[derive(Debug)]
+struct Listener {
+    fd: Fd,
+    accept: Option<OpId>,
+    retry_at: Option<Instant>,
+    closing: bool,
+}
+
+#[derive(Debug)]
+struct HalfOpen {
+    fd: Fd,
+    peer: SocketAddr,
+    local: SocketAddr,
+    buffer: u32,
+    /// Bytes of the frame so far, and wanted in all.
+    got: usize,
+    want: usize,
+    header: Option<StartHeader>,
+    deadline: Instant,
+    op: Option<OpId>,
+}
+
+/// All that listens on a core.
+#[derive(Debug, Default)]
+pub(super) struct Listeners {
+    listeners: BTreeMap<u64, Listener>,
+    half_open: BTreeMap<u64, HalfOpen>,
+    /// Cancelled; their buffers come back with their operations.
+    doomed: HashMap<u64, HalfOpen>,
+    pool: Option<Pool>,
+    next_id: u64,
+}
+
+impl Listeners {
+    /// Starts to listen.
+    pub(super) fn listen(
+        &mut self,
+        env: &Env<'_>,
+        address: SocketAddr,
+    ) -> Result<SocketAddr, FabricError> {
+        let failed = |e| FabricError::system(format!("cannot listen on {address}"), e);
+        let socket = bound_socket(address, env.options.backlog).map_err(failed)?;
+        let bound = socket
+            .local_addr()
+            .map_err(failed)?
+            .as_socket()
+            .ok_or_else(|| failed(io::Error::other("no address")))?;
+        if self.pool.is_none() {
+            let count = env.options.half_open_max.saturating_add(SPARE_BUFFERS);
+            self.pool = Some(Pool::new(count, START_LEN + START_DATA_MAX).map_err(failed)?);
+        }
+        let fd = Fd::new(socket);
+        let id = self.fresh_id();
+        let mut listener = Listener { fd, accept: None, retry_at: None, closing: false };
+        listener.accept(env.port, id);
+        self.listeners.insert(id, listener);
+        Ok(bound)
+    }
+
+    fn fresh_id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    /// Stops listening and drops half-open connections.
+    pub(super) fn stop(&mut self, port: &Port) {
+        self.listeners.retain(|_, listener| {
+            listener.closing = true;
+            listener.retry_at = None;
+            if let Some(id) = listener.accept {
+                port.cancel(id);
+            }
+            listener.accept.is_some()
+        });
+        while let Some((id, half)) = self.half_open.pop_first() {
+            self.doom(port, id, half);
+        }
+    }
+
+    /// Half-open connections.
+    pub(super) fn half_open(&self) -> usize {
+        self.half_open.len()
+    }
+
+    /// When `poll` wants to be called.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        // All have the same bound, so the oldest is first.
+        let half = self.half_open.first_key_value().map(|(_, half)| half.deadline);
+        let retry = self.listeners.values().filter_map(|l| l.retry_at).min();
+        earliest(half, retry)
+    }
+
+    /// Runs timers. True when anything happened.
+    pub(super) fn poll(&mut self, env: &Env<'_>) -> bool {
+        let mut any = false;
+        for (id, listener) in &mut self.listeners {
+            if listener.retry_at.is_some_and(|at| at <= env.now) {
+                listener.retry_at = None;
+                listener.accept(env.port, *id);
+                any = true;
+            }
+        }
+        while let Some(first) = self.half_open.first_entry() {
+            if first.get().deadline > env.now {
+                break;
+            }
+            let (id, half) = first.remove_entry();
+            self.doom(env.port, id, half);
+            any = true;
+        }
+        any
+    }
+
+    fn doom(&mut self, port: &Port, id: u64, half: HalfOpen) {
+        match half.op {
+            Some(op) => {
+                port.cancel(op);
+                self.doomed.insert(id, half);
+            }
+            None => self.release(half.buffer),
+        }
+    }
+
+    fn release(&mut self, buffer: u32) {
+        if let Some(pool) = &mut self.pool {
+            pool.give(buffer);
+        }
+    }
+
+    /// An accept ended.
+    pub(super) fn accepted(&mut self, env: &mut Env<'_>, id: u64, done: Completed) {
+        let Some(listener) = self.listeners.get_mut(&id) else { return };
+        listener.accept = None;
+        let fd = done.into_fd();
+        if listener.closing {
+            self.listeners.remove(&id);
+            return;
+        }
+        match fd {
+            Ok(fd) => {
+                listener.accept(env.port, id);
+                self.admit(env, Fd::new(fd));
+            }
+            Err(e) => match e.raw_os_error() {
+                Some(libc::ECONNABORTED | libc::EINTR | libc::EAGAIN) => {
+                    listener.accept(env.port, id);
+                }
+                _ => {
+                    tracing::warn!(error = %e, "accept failed, trying again shortly");
+                    listener.retry_at = Some(env.now + ACCEPT_PAUSE);
+                }
+            },
+        }
+    }
+
+    fn admit(&mut self, env: &mut Env<'_>, fd: Fd) {
+        let socket = SockRef::from(&fd);
+        let address = |a: io::Result<SockAddr>| a.ok().and_then(|a| a.as_socket());
+        let (peer, local) = (address(socket.peer_addr()), address(socket.local_addr()));
+        let (Some(peer), Some(local)) = (peer, local) else { return };
+        if tune(&socket, env.options).is_err() {
+            return;
+        }
+        if self.half_open.len() >= env.options.half_open_max as usize
+            && let Some((id, oldest)) = self.half_open.pop_first()
+        {
+            self.doom(env.port, id, oldest);
+        }
+        let Some(buffer) = self.pool.as_mut().and_then(Pool::take) else { return };
+        let id = self.fresh_id();
+        let deadline = env.now + env.options.startup_timeout;
+        let mut half = HalfOpen {
+            fd,
+            peer,
+            local,
+            buffer,
+            got: 0,
+            want: START_LEN,
+            header: None,
+            deadline,
+            op: None,
+        };
+        self.receive(env.port, id, &mut half);
+        self.half_open.insert(id, half);
+    }
+
+    fn receive(&self, port: &Port, id: u64, half: &mut HalfOpen) {
+        let whole = self.pool.as_ref().map(|pool| pool.slice(half.buffer));
+        if let Some(buf) = whole.and_then(|s| s.slice(half.got, half.want - half.got)) {
+            let op = Op::Recv { fd: half.fd.clone(), buf };
+            half.op = Some(port.submit(op, token::of(id, token::HALF_OPEN)));
+        }
+    }
+
+    /// A receive of a half-open connection ended.
+    pub(super) fn received(&mut self, env: &mut Env<'_>, id: u64, done: Completed) {
+        let count = done.count().unwrap_or(0);
+        drop(done);
+        if let Some(half) = self.doomed.remove(&id) {
+            self.release(half.buffer);
+            return;
+        }
+        let Some(mut half) = self.half_open.remove(&id) else { return };
+        half.op = None;
+        half.got += count;
+        if count == 0 {
+            self.release(half.buffer);
+            return;
+        }
+        if half.got == half.want && half.header.is_none() {
+            let mut bytes = [0; START_LEN];
+            self.copy(&half, 0, &mut bytes);
+            match StartHeader::decode(&bytes, false) {
+                Ok(header) => {
+                    half.header = Some(header);
+                    half.want += header.data_len;
+                }
+                Err(e) => {
+                    tracing::info!(peer = %half.peer, error = %e, "not a connection request");
+                    self.release(half.buffer);
+                    return;
+                }
+            }
+        }
+        if half.got < half.want {
+            self.receive(env.port, id, &mut half);
+            self.half_open.insert(id, half);
+            return;
+        }
+        let mut data = [0; START_DATA_MAX];
+        let len = half.want - START_LEN;
+        self.copy(&half, START_LEN, &mut data[..len]);
+        self.release(half.buffer);
+        let Some(header) = half.header else { return };
+        let frame = StartFrame::decode(header, &data[..len], false);
+        let Some(fd) = half.fd.into_owned() else { return };
+        let request = IwarpRequest { fd, frame };
+        if frame.markers {
+            // RFC 5044 section 7.1.1: who cannot put markers in refuses the connection.
+            tracing::info!(peer = %half.peer, "refused: the peer demands markers");
+            request.refuse(&PrivateData::EMPTY);
+            return;
+        }
+        env.core.report(FabricEvent::Request(ConnRequest {
+            private_data: frame.private_data,
+            peer: half.peer,
+            local: half.local,
+            inner: Box::new(request),
+        }));
+    }
+
+    fn copy(&self, half: &HalfOpen, from: usize, to: &mut [u8]) {
+        if let Some(pool) = &self.pool {
+            pool.slice(half.buffer).copy_out(from, to);
+        }
+    }
+}
+
+impl Listener {
+    fn accept(&mut self, port: &Port, id: u64) {
+        let op = Op::Accept { fd: self.fd.clone() };
+        self.accept = Some(port.submit(op, token::of(id, token::ACCEPT)));
+    }
+}
+
+impl IwarpRequest {
+    /// Answers with a refusal and closes. The frame fits the empty send buffer, so nothing
+    /// waits.
+    pub(super) fn refuse(self, private_data: &PrivateData) {
+        let bytes = self.frame.refuse(*private_data).encode();
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        let _ = SockRef::from(&self.fd).send_with_flags(&bytes, flags);
+    }
+}
+
+fn bound_socket(address: SocketAddr, backlog: i32) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(backlog)?;
+    Ok(socket)
+}
+
+/// What every stream socket gets.
+pub(super) fn tune(socket: &SockRef<'_>, options: &IwarpOptions) -> io::Result<()> {
+    socket.set_tcp_nodelay(true)?;
+    if options.user_timeout.is_some() {
+        socket.set_tcp_user_timeout(options.user_timeout)?;
+    }
+    Ok(())
+}

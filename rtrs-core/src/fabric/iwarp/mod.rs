@@ -1,0 +1,512 @@
+//! The provider `tcp`: a user-space iWARP endpoint on plain TCP sockets.
+//!
+//! MPA (RFC 5044, 6581) frames the stream, DDP (RFC 5041) places, RDMAP (RFC 5040) gives
+//! operations, RFC 7306 immediates; the bytes are in docs/PROTOCOL.md. No kernel module and no
+//! privilege is needed. An [`IwarpFabric`] is one core's view: its sockets on that core's ring,
+//! its queue pairs, its events. [`IwarpShared`] is what all cores of a process share: the table
+//! of keys, so that memory registered once is reachable through connections on any core.
+//!
+//! Costs: large payloads are sent from, and received into, the registered memory itself; only
+//! small ones are copied. A turn of work makes one send and one receive per busy connection.
+
+mod ddp;
+mod listener;
+mod mpa;
+mod qp;
+mod rdmap;
+mod rx;
+mod stag;
+mod state;
+mod stream;
+#[cfg(test)]
+mod tests;
+mod tx;
+
+use std::any::Any;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
+
+use self::listener::{IwarpRequest, Listeners, tune};
+use self::qp::QpMachine;
+use self::stag::StagTable;
+use self::state::{CoreState, Event};
+use self::stream::{Conn, Env, token};
+use crate::fabric::{
+    Access, BindResult, ConnRequest, ConnectParams, Fabric, FabricCounters, FabricError,
+    FabricEvent, MemoryRegistration, PrivateData, ProtectionDomain, QpLimits, Sge, Window,
+    WorkRequest,
+};
+use crate::ids::{QpNum, Rkey};
+use crate::mem::{MemSlice, Region};
+use crate::rt::{Fd, Port, Ring};
+use crate::time::{Duration, Instant, earliest};
+
+/// How this provider behaves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IwarpOptions {
+    /// Ask for checksums. They are on when either side asks.
+    pub crc: bool,
+    /// Speak plain iWARP only (rping, siw): offer neither immediates nor peer-to-peer mode.
+    pub plain: bool,
+    /// Bound of each step of the start-up: the peer's request, its reply, its first frame.
+    pub startup_timeout: Duration,
+    /// Bound of a graceful disconnect, and of a Terminate's way out.
+    pub close_timeout: Duration,
+    /// Accepted connections whose request has not come; one more closes the oldest.
+    pub half_open_max: u32,
+    /// TCP_USER_TIMEOUT: how long sent bytes may stay unacknowledged. None leaves it to the
+    /// system.
+    pub user_timeout: Option<Duration>,
+    /// Connections the system queues before we accept them.
+    pub backlog: i32,
+}
+
+impl Default for IwarpOptions {
+    fn default() -> Self {
+        Self {
+            crc: true,
+            plain: false,
+            startup_timeout: Duration::from_secs(5),
+            close_timeout: Duration::from_secs(2),
+            half_open_max: 1024,
+            user_timeout: None,
+            backlog: 4096,
+        }
+    }
+}
+
+/// What all cores of a process share.
+#[derive(Debug)]
+pub struct IwarpShared {
+    stags: Arc<StagTable>,
+    next_pd: AtomicU32,
+}
+
+impl IwarpShared {
+    /// An empty table of keys.
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self { stags: StagTable::new(), next_pd: AtomicU32::new(1) })
+    }
+}
+
+#[derive(Debug)]
+struct IwarpPd {
+    shared: Arc<IwarpShared>,
+    id: u32,
+}
+
+#[derive(Debug)]
+struct IwarpRegistration {
+    shared: Arc<IwarpShared>,
+    region: Arc<Region>,
+    stag: u32,
+    base: u64,
+}
+
+struct IwarpWindow {
+    shared: Arc<IwarpShared>,
+    index: u32,
+    _parent: Arc<dyn MemoryRegistration>,
+}
+
+impl ProtectionDomain for IwarpPd {
+    fn register(
+        &self,
+        region: &Arc<Region>,
+        access: Access,
+    ) -> Result<Arc<dyn MemoryRegistration>, FabricError> {
+        let (stag, base) = self.shared.stags.register(self.id, region, access)?;
+        Ok(Arc::new(IwarpRegistration {
+            shared: Arc::clone(&self.shared),
+            region: Arc::clone(region),
+            stag,
+            base,
+        }))
+    }
+
+    fn window(&self, parent: &Arc<dyn MemoryRegistration>) -> Result<Arc<dyn Window>, FabricError> {
+        let index = self.shared.stags.make_window(self.id, parent.lkey())?;
+        Ok(Arc::new(IwarpWindow {
+            shared: Arc::clone(&self.shared),
+            index,
+            _parent: Arc::clone(parent),
+        }))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl MemoryRegistration for IwarpRegistration {
+    fn lkey(&self) -> u32 {
+        self.stag
+    }
+
+    fn rkey(&self) -> Rkey {
+        Rkey(self.stag)
+    }
+
+    fn base(&self) -> u64 {
+        self.base
+    }
+
+    fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+}
+
+impl Drop for IwarpRegistration {
+    fn drop(&mut self) {
+        self.shared.stags.deregister(self.stag, self.region.id());
+    }
+}
+
+impl Window for IwarpWindow {
+    fn rkey(&self) -> Rkey {
+        Rkey(self.shared.stags.last_stag(self.index))
+    }
+}
+
+impl Drop for IwarpWindow {
+    fn drop(&mut self) {
+        self.shared.stags.drop_window(self.index);
+    }
+}
+
+impl fmt::Debug for IwarpWindow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "IwarpWindow({:08x})", self.rkey().0)
+    }
+}
+
+/// One core's endpoint.
+#[derive(Debug)]
+pub struct IwarpFabric {
+    shared: Arc<IwarpShared>,
+    options: IwarpOptions,
+    port: Port,
+    core: CoreState,
+    /// By the low half of the queue pair number; the high half is the slot's generation.
+    conns: Vec<Option<Box<Conn>>>,
+    generations: Vec<u16>,
+    free: Vec<u16>,
+    listeners: Listeners,
+    dirty: Vec<QpNum>,
+    timers: BTreeSet<(Instant, u32)>,
+    now: Instant,
+}
+
+impl IwarpFabric {
+    /// An endpoint on this core's ring.
+    pub fn new(ring: &Rc<Ring>, shared: Arc<IwarpShared>, options: IwarpOptions) -> Self {
+        Self {
+            core: CoreState::new(Arc::clone(&shared.stags)),
+            shared,
+            options,
+            port: ring.port(),
+            conns: Vec::new(),
+            generations: Vec::new(),
+            free: Vec::new(),
+            listeners: Listeners::default(),
+            dirty: Vec::with_capacity(64),
+            timers: BTreeSet::new(),
+            now: Instant::ZERO,
+        }
+    }
+
+    /// Connections accepted by TCP whose request has not come yet.
+    pub fn half_open(&self) -> usize {
+        self.listeners.half_open()
+    }
+
+    /// Connections that exist, in whatever state.
+    pub fn connections(&self) -> usize {
+        self.conns.iter().flatten().count()
+    }
+
+    fn pd_id(&self, pd: &Arc<dyn ProtectionDomain>) -> Result<u32, FabricError> {
+        match pd.as_any().downcast_ref::<IwarpPd>() {
+            Some(pd) if Arc::ptr_eq(&pd.shared, &self.shared) => Ok(pd.id),
+            _ => Err(FabricError::LocalMemory),
+        }
+    }
+
+    fn fresh_qp(&mut self) -> Result<QpNum, FabricError> {
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None => {
+                let slot = u16::try_from(self.conns.len())
+                    .map_err(|_| FabricError::Unsupported("more than 65536 connections"))?;
+                self.conns.push(None);
+                self.generations.push(0);
+                slot
+            }
+        };
+        let generation = &mut self.generations[usize::from(slot)];
+        *generation = generation.wrapping_add(1);
+        Ok(QpNum(u32::from(*generation) << 16 | u32::from(slot)))
+    }
+
+    /// A machine for a fresh queue pair, which is given back on failure.
+    fn machine(&mut self, qp: QpNum, pd: u32, limits: QpLimits) -> io::Result<QpMachine> {
+        QpMachine::new(qp, pd, limits).inspect_err(|_| self.free.push((qp.0 & 0xffff) as u16))
+    }
+
+    fn conn(&mut self, qp: QpNum) -> Option<&mut Box<Conn>> {
+        let slot = (qp.0 & 0xffff) as usize;
+        if u32::from(*self.generations.get(slot)?) != qp.0 >> 16 {
+            return None;
+        }
+        self.conns[slot].as_mut()
+    }
+
+    fn insert(&mut self, qp: QpNum, conn: Conn) {
+        self.conns[(qp.0 & 0xffff) as usize] = Some(Box::new(conn));
+        self.settle(qp);
+    }
+
+    /// Runs a step of a connection, then brings its timer and its slot up to date.
+    fn step(&mut self, qp: QpNum, run: impl FnOnce(&mut Conn, &mut Env<'_>)) -> bool {
+        let slot = (qp.0 & 0xffff) as usize;
+        if self.generations.get(slot).is_none_or(|g| u32::from(*g) != qp.0 >> 16) {
+            return false;
+        }
+        let Some(conn) = self.conns[slot].as_mut() else { return false };
+        let mut env =
+            Env { core: &mut self.core, port: &self.port, options: &self.options, now: self.now };
+        run(conn, &mut env);
+        self.settle(qp);
+        true
+    }
+
+    fn settle(&mut self, qp: QpNum) {
+        let slot = (qp.0 & 0xffff) as usize;
+        let Some(conn) = self.conns[slot].as_mut() else { return };
+        if conn.deadline != conn.armed {
+            if let Some(at) = conn.armed {
+                self.timers.remove(&(at, qp.0));
+            }
+            if let Some(at) = conn.deadline {
+                self.timers.insert((at, qp.0));
+            }
+            conn.armed = conn.deadline;
+        }
+        if conn.is_gone() {
+            self.conns[slot] = None;
+            self.free.push(slot as u16);
+        }
+    }
+
+    fn mark(&mut self, qp: QpNum) {
+        if self.dirty.last() != Some(&qp) {
+            self.dirty.push(qp);
+        }
+    }
+}
+
+impl Fabric for IwarpFabric {
+    fn scheme(&self) -> &'static str {
+        "tcp"
+    }
+
+    fn alloc_pd(&mut self) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
+        let id = self.shared.next_pd.fetch_add(1, Ordering::Relaxed);
+        Ok(Arc::new(IwarpPd { shared: Arc::clone(&self.shared), id }))
+    }
+
+    fn listen(&mut self, address: SocketAddr) -> Result<SocketAddr, FabricError> {
+        let env =
+            Env { core: &mut self.core, port: &self.port, options: &self.options, now: self.now };
+        self.listeners.listen(&env, address)
+    }
+
+    fn stop_listening(&mut self) {
+        self.listeners.stop(&self.port);
+    }
+
+    fn connect(
+        &mut self,
+        now: Instant,
+        pd: &Arc<dyn ProtectionDomain>,
+        params: &ConnectParams,
+    ) -> Result<QpNum, FabricError> {
+        self.now = now;
+        let pd = self.pd_id(pd)?;
+        let remote = params.remote;
+        let failed = |e| FabricError::system(format!("cannot connect to {remote}"), e);
+        let domain = Domain::for_address(remote);
+        let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP)).map_err(failed)?;
+        tune(&SockRef::from(&socket), &self.options).map_err(failed)?;
+        if let Some(local) = params.local {
+            let from = SocketAddr::new(local, 0);
+            socket.bind(&from.into()).map_err(|e| {
+                FabricError::system(format!("cannot use the source address {local}"), e)
+            })?;
+        }
+        let qp = self.fresh_qp()?;
+        let machine = self.machine(qp, pd, params.limits).map_err(failed)?;
+        let mut env = Env { core: &mut self.core, port: &self.port, options: &self.options, now };
+        let fd = Fd::new(socket);
+        let conn =
+            Conn::connect(&mut env, machine, fd, remote, params.private_data, params.timeout);
+        self.insert(qp, conn);
+        Ok(qp)
+    }
+
+    fn accept(
+        &mut self,
+        now: Instant,
+        pd: &Arc<dyn ProtectionDomain>,
+        request: ConnRequest,
+        limits: QpLimits,
+        private_data: &PrivateData,
+    ) -> Result<QpNum, FabricError> {
+        self.now = now;
+        let pd = self.pd_id(pd)?;
+        let peer = request.peer;
+        let inner = request
+            .inner
+            .downcast::<IwarpRequest>()
+            .map_err(|_| FabricError::Unsupported("connection requests of another provider"))?;
+        let qp = self.fresh_qp()?;
+        let machine = self
+            .machine(qp, pd, limits)
+            .map_err(|e| FabricError::system(format!("cannot accept {peer}"), e))?;
+        let mut env = Env { core: &mut self.core, port: &self.port, options: &self.options, now };
+        let fd = Fd::new(inner.fd);
+        let conn = Conn::accept(&mut env, machine, fd, peer, &inner.frame, *private_data);
+        self.insert(qp, conn);
+        self.mark(qp);
+        Ok(qp)
+    }
+
+    fn reject(&mut self, now: Instant, request: ConnRequest, private_data: &PrivateData) {
+        self.now = now;
+        if let Ok(inner) = request.inner.downcast::<IwarpRequest>() {
+            inner.refuse(private_data);
+        }
+    }
+
+    fn post_send(&mut self, qp: QpNum, wr: WorkRequest) -> Result<(), FabricError> {
+        let slot = (qp.0 & 0xffff) as usize;
+        if self.generations.get(slot).is_none_or(|g| u32::from(*g) != qp.0 >> 16) {
+            return Err(FabricError::QpState);
+        }
+        match self.conns[slot].as_mut() {
+            Some(conn) if conn.takes_work() => conn.machine.post_send(&self.core, wr)?,
+            _ => return Err(FabricError::QpState),
+        }
+        self.mark(qp);
+        Ok(())
+    }
+
+    fn post_recv(&mut self, qp: QpNum, wr_id: u64, buf: Option<Sge>) -> Result<(), FabricError> {
+        let slot = (qp.0 & 0xffff) as usize;
+        if self.generations.get(slot).is_none_or(|g| u32::from(*g) != qp.0 >> 16) {
+            return Err(FabricError::QpState);
+        }
+        match self.conns[slot].as_mut() {
+            Some(conn) if conn.takes_work() => conn.machine.post_recv(&self.core, wr_id, buf),
+            _ => Err(FabricError::QpState),
+        }
+    }
+
+    fn bind(
+        &mut self,
+        qp: QpNum,
+        window: &Arc<dyn Window>,
+        slice: &MemSlice,
+        access: Access,
+        _wr_id: u64,
+    ) -> Result<BindResult, FabricError> {
+        let pd = self.conn(qp).ok_or(FabricError::QpState)?.machine.pd;
+        self.shared.stags.bind(pd, window.rkey(), slice, access).map(BindResult::Done)
+    }
+
+    fn revoke(
+        &mut self,
+        qp: QpNum,
+        window: &Arc<dyn Window>,
+        _wr_id: u64,
+    ) -> Result<BindResult, FabricError> {
+        let pd = self.conn(qp).ok_or(FabricError::QpState)?.machine.pd;
+        self.shared.stags.revoke(pd, window.rkey()).map(BindResult::Done)
+    }
+
+    fn flush(&mut self, now: Instant) {
+        self.now = now;
+        let mut dirty = std::mem::take(&mut self.dirty);
+        for qp in dirty.drain(..) {
+            self.step(qp, Conn::flush);
+        }
+        self.dirty = dirty;
+    }
+
+    fn disconnect(&mut self, now: Instant, qp: QpNum) {
+        self.now = now;
+        self.step(qp, Conn::disconnect);
+    }
+
+    fn abort(&mut self, now: Instant, qp: QpNum) {
+        self.now = now;
+        self.step(qp, Conn::abort);
+    }
+
+    fn poll(&mut self, now: Instant) -> bool {
+        self.now = now;
+        let mut any = false;
+        self.core.regions.refresh(&self.core.stags);
+        while let Some(done) = self.port.take() {
+            any = true;
+            let (id, kind) = token::split(done.token);
+            if matches!(kind, token::ACCEPT | token::HALF_OPEN) {
+                let mut env =
+                    Env { core: &mut self.core, port: &self.port, options: &self.options, now };
+                if kind == token::ACCEPT {
+                    self.listeners.accepted(&mut env, id, done);
+                } else {
+                    self.listeners.received(&mut env, id, done);
+                }
+            } else {
+                self.step(QpNum(id as u32), |conn, env| conn.completed(env, kind, done));
+            }
+        }
+        while let Some((at, qp)) = self.timers.first().copied() {
+            if at > now {
+                break;
+            }
+            any = true;
+            if !self.step(QpNum(qp), Conn::on_deadline) {
+                self.timers.remove(&(at, qp));
+            }
+        }
+        if self.listeners.deadline().is_some_and(|at| at <= now) {
+            let env = Env { core: &mut self.core, port: &self.port, options: &self.options, now };
+            any |= self.listeners.poll(&env);
+        }
+        any | !self.core.events.is_empty()
+    }
+
+    fn next_event(&mut self) -> Option<FabricEvent> {
+        Some(match self.core.events.pop_front()? {
+            Event::Completion(completion) => FabricEvent::Completion(completion),
+            Event::Rare(event) => *event,
+        })
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        earliest(self.timers.first().map(|(at, _)| *at), self.listeners.deadline())
+    }
+
+    fn counters(&self) -> FabricCounters {
+        self.core.counters
+    }
+}

@@ -1,0 +1,346 @@
+//! The sans-IO stream machine of one queue pair, from the end of the start-up to the last byte.
+//!
+//! Bytes come in through `rx_prepare` (where should they go) and `rx_done` (so many arrived);
+//! bytes go out through `tx_prepare` (what to send) and `tx_done` (that much was taken). The
+//! machine owns the staging memory and all posted work, judges every frame of the peer, and
+//! never touches a socket or a clock. Sending is in `tx.rs`, receiving in `rx.rs`; this file has
+//! the queues, the postings and the end.
+//!
+//! Nothing a peer sends makes it panic: a fault ends the stream with a Terminate.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use super::mpa::{FPDU_MAX, Features, Terms};
+use super::rdmap::{TermCode, Terminate};
+use super::rx::Rx;
+use super::stag::Placing;
+use super::state::CoreState;
+use super::tx::Tx;
+use crate::fabric::{
+    CloseReason, FabricError, QpLimits, Sge, WcOp, WcStatus, WorkCompletion, WorkRequest, WrOp,
+};
+use crate::ids::QpNum;
+use crate::mem::{MemSlice, Region};
+
+/// Bytes of receive staging: one whole frame of the largest size and some of the next.
+pub(super) const RX_STAGE: usize = 80 << 10;
+/// Bytes of send staging: headers, small payloads, checksums of one batch.
+pub(super) const TX_STAGE: usize = 48 << 10;
+
+const _: () = assert!(RX_STAGE >= FPDU_MAX + 4096);
+
+/// A posted receive.
+#[derive(Debug)]
+pub(super) struct PostedRecv {
+    pub(super) wr_id: u64,
+    pub(super) buf: Option<MemSlice>,
+}
+
+/// How far an entry of the send queue is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ItemState {
+    /// Payload remains to be encoded.
+    Payload,
+    /// Only the immediate remains.
+    Immediate,
+    /// All encoded; a read waits for its response.
+    Encoded,
+    /// Finished, waits for its turn to be reported.
+    Done,
+}
+
+/// An entry of the send queue.
+#[derive(Debug)]
+pub(super) struct SendItem {
+    pub(super) wr: WorkRequest,
+    /// Payload bytes on the wire, prefix included.
+    pub(super) len: usize,
+    pub(super) sent: usize,
+    pub(super) state: ItemState,
+    /// Sink address of a read.
+    pub(super) sink: u64,
+}
+
+/// A read of ours that waits for its response.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReadWait {
+    /// Number of its send queue entry.
+    pub(super) sequence: u64,
+    pub(super) received: usize,
+}
+
+/// A peer's read that we answer.
+#[derive(Debug)]
+pub(super) struct Response {
+    pub(super) slice: Option<MemSlice>,
+    pub(super) _placing: Option<Placing>,
+    pub(super) stag: u32,
+    pub(super) addr: u64,
+    pub(super) len: usize,
+    pub(super) sent: usize,
+}
+
+/// What a peer did wrong.
+#[derive(Debug)]
+pub(super) struct Fault {
+    pub(super) terminate: Terminate,
+    pub(super) text: &'static str,
+}
+
+/// Why the stream is over.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) reason: CloseReason,
+    /// Still to be sent.
+    pub(super) terminate: Option<Terminate>,
+}
+
+/// The machine.
+pub(super) struct QpMachine {
+    pub(super) qp: QpNum,
+    pub(super) pd: u32,
+    pub(super) limits: QpLimits,
+    pub(super) terms: Option<Terms>,
+    /// Receive staging, then send staging.
+    pub(super) stage: Arc<Region>,
+    pub(super) send_queue: VecDeque<SendItem>,
+    /// Number of the first entry of `send_queue`.
+    pub(super) send_base: u64,
+    pub(super) recv_queue: VecDeque<PostedRecv>,
+    pub(super) reads: VecDeque<ReadWait>,
+    pub(super) responses: VecDeque<Response>,
+    pub(super) rx: Rx,
+    pub(super) tx: Tx,
+    pub(super) failure: Option<Failure>,
+    /// The peer refused our oldest read.
+    pub(super) read_refused: bool,
+}
+
+impl QpMachine {
+    /// A machine that takes postings; it neither sends nor receives before `open`.
+    ///
+    /// # Errors
+    /// The system's error when the staging memory is refused.
+    pub(super) fn new(qp: QpNum, pd: u32, limits: QpLimits) -> io::Result<Self> {
+        Ok(Self {
+            qp,
+            pd,
+            limits,
+            terms: None,
+            stage: Region::new(RX_STAGE + TX_STAGE)?,
+            send_queue: VecDeque::with_capacity(limits.send_max as usize),
+            send_base: 0,
+            recv_queue: VecDeque::with_capacity(limits.recv_max as usize),
+            reads: VecDeque::new(),
+            responses: VecDeque::new(),
+            rx: Rx::default(),
+            tx: Tx::default(),
+            failure: None,
+            read_refused: false,
+        })
+    }
+
+    /// Full operation begins under these terms.
+    pub(super) fn open(&mut self, terms: Terms) {
+        self.reads.reserve_exact(usize::from(terms.ord));
+        self.responses.reserve_exact(2 * usize::from(terms.ird));
+        self.tx.may_send = terms.initiator;
+        self.tx.rtr_due = terms.rtr_write;
+        self.rx.swallow_send = terms.rtr_is_send;
+        self.terms = Some(terms);
+    }
+
+    /// True once a frame of the peer was good (RFC 5044 section 7.1.2: a responder is silent
+    /// until then).
+    pub(super) fn has_heard(&self) -> bool {
+        self.rx.heard
+    }
+
+    pub(super) fn features(&self) -> Features {
+        self.terms.map(|t| t.features).unwrap_or_default()
+    }
+
+    /// The first `len` bytes of the send or receive staging, for start-up frames.
+    pub(super) fn start_buffer(&self, send: bool, len: usize) -> Option<MemSlice> {
+        self.stage.slice(if send { RX_STAGE } else { 0 }, len)
+    }
+
+    /// Queues a work request.
+    ///
+    /// # Errors
+    /// As `Fabric::post_send`.
+    pub(super) fn post_send(
+        &mut self,
+        core: &CoreState,
+        wr: WorkRequest,
+    ) -> Result<(), FabricError> {
+        let Some(terms) = self.terms else { return Err(FabricError::QpState) };
+        if self.failure.is_some() {
+            return Err(FabricError::QpState);
+        }
+        if self.send_queue.len() >= self.limits.send_max as usize {
+            return Err(FabricError::QueueFull);
+        }
+        let features = terms.features;
+        let mut sink = 0;
+        let mut len = 0;
+        let is_read = matches!(wr.op, WrOp::RdmaRead { .. });
+        for sge in wr.sges.iter() {
+            sink = core.stags.check_local(self.pd, sge, is_read).ok_or(FabricError::LocalMemory)?;
+            len += sge.slice.len();
+        }
+        if len > u32::MAX as usize - 64 {
+            return Err(FabricError::Unsupported("messages of 4 GiB"));
+        }
+        match wr.op {
+            WrOp::Send { imm, invalidate } => {
+                if imm.is_some() && (!features.send_prefix || invalidate.is_some()) {
+                    return Err(FabricError::Unsupported("send with immediate to this peer"));
+                }
+                if features.send_prefix {
+                    len += Features::PREFIX_LEN;
+                }
+            }
+            WrOp::RdmaWrite { imm, .. } => {
+                if imm.is_some() && !features.immediate {
+                    return Err(FabricError::Unsupported("write with immediate to this peer"));
+                }
+            }
+            WrOp::RdmaRead { .. } => {
+                if wr.sges.second.is_some() {
+                    return Err(FabricError::Unsupported("reads into two pieces"));
+                }
+                if terms.ord == 0 {
+                    return Err(FabricError::Unsupported("reads from this peer"));
+                }
+            }
+        }
+        let state = match wr.op {
+            WrOp::RdmaWrite { imm: Some(_), .. } if len == 0 => ItemState::Immediate,
+            _ => ItemState::Payload,
+        };
+        self.send_queue.push_back(SendItem { wr, len, sent: 0, state, sink });
+        Ok(())
+    }
+
+    /// Posts a receive.
+    ///
+    /// # Errors
+    /// As `Fabric::post_recv`.
+    pub(super) fn post_recv(
+        &mut self,
+        core: &CoreState,
+        wr_id: u64,
+        buf: Option<Sge>,
+    ) -> Result<(), FabricError> {
+        if self.failure.is_some() {
+            return Err(FabricError::QpState);
+        }
+        if self.recv_queue.len() >= self.limits.recv_max as usize {
+            return Err(FabricError::QueueFull);
+        }
+        if let Some(sge) = &buf
+            && core.stags.check_local(self.pd, sge, true).is_none()
+        {
+            return Err(FabricError::LocalMemory);
+        }
+        self.recv_queue.push_back(PostedRecv { wr_id, buf: buf.map(|sge| sge.slice) });
+        Ok(())
+    }
+
+    /// The stream is over because of the peer; a Terminate goes out.
+    pub(super) fn fail(&mut self, fault: &Fault) {
+        if self.failure.is_none() {
+            let code = fault.terminate.code;
+            let reason = CloseReason::Protocol(format!("{}: {code}", fault.text));
+            self.end(reason, Some(fault.terminate));
+        }
+    }
+
+    /// The stream is over.
+    pub(super) fn end(&mut self, reason: CloseReason, terminate: Option<Terminate>) {
+        if self.failure.is_none() {
+            self.failure = Some(Failure { reason, terminate });
+            self.rx.drop_direct();
+        }
+    }
+
+    /// A Terminate of the peer ends the stream.
+    pub(super) fn peer_terminated(&mut self, payload: &[u8]) {
+        self.read_refused =
+            matches!(Terminate::decode(payload), Some((TermCode { layer: 0, etype: 1, .. }, _)))
+                && !self.reads.is_empty();
+        self.end(CloseReason::PeerTerminated(Terminate::describe(payload)), None);
+    }
+
+    /// Ends all posted work. Called once, when no operation of this queue pair runs any more.
+    pub(super) fn flush_all(&mut self, core: &mut CoreState) {
+        let first_read = self.reads.front().map(|wait| wait.sequence);
+        let mut sequence = self.send_base;
+        while let Some(item) = self.send_queue.pop_front() {
+            let refused = self.read_refused && Some(sequence) == first_read;
+            let status = if refused { WcStatus::RemoteAccess } else { WcStatus::Flushed };
+            core.complete(self.completion(item.wr.wr_id, send_op(&item.wr.op), status));
+            sequence += 1;
+        }
+        while let Some(recv) = self.recv_queue.pop_front() {
+            core.complete(self.completion(recv.wr_id, WcOp::Recv, WcStatus::Flushed));
+        }
+        self.reads.clear();
+        self.responses.clear();
+        self.rx.drop_direct();
+    }
+
+    pub(super) fn completion(&self, wr_id: u64, op: WcOp, status: WcStatus) -> WorkCompletion {
+        WorkCompletion { qp: self.qp, wr_id, op, status, byte_len: 0, imm: None, invalidated: None }
+    }
+
+    /// Reports what is finished at the head of the send queue, in posting order.
+    pub(super) fn retire(&mut self, core: &mut CoreState) {
+        while self.tx.handed > 0
+            && self.send_queue.front().is_some_and(|item| item.state == ItemState::Done)
+        {
+            let Some(item) = self.send_queue.pop_front() else { break };
+            self.send_base += 1;
+            self.tx.handed -= 1;
+            self.tx.encoded -= 1;
+            if item.wr.signaled {
+                let op = send_op(&item.wr.op);
+                let mut done = self.completion(item.wr.wr_id, op, WcStatus::Success);
+                if op == WcOp::RdmaRead {
+                    done.byte_len = item.len as u32;
+                }
+                core.complete(done);
+            }
+        }
+    }
+
+    /// The send queue entry with this number.
+    pub(super) fn item(&mut self, sequence: u64) -> Option<&mut SendItem> {
+        let index = sequence.checked_sub(self.send_base)?;
+        self.send_queue.get_mut(usize::try_from(index).ok()?)
+    }
+}
+
+/// What a work request's completion is called.
+fn send_op(op: &WrOp) -> WcOp {
+    match op {
+        WrOp::Send { .. } => WcOp::Send,
+        WrOp::RdmaWrite { .. } => WcOp::RdmaWrite,
+        WrOp::RdmaRead { .. } => WcOp::RdmaRead,
+    }
+}
+
+impl fmt::Debug for QpMachine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QpMachine")
+            .field("qp", &self.qp)
+            .field("send_queue", &self.send_queue.len())
+            .field("recv_queue", &self.recv_queue.len())
+            .field("failure", &self.failure)
+            .finish_non_exhaustive()
+    }
+}

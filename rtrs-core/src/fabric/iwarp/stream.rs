@@ -1,0 +1,589 @@
+//! One connection: TCP on the ring, MPA's start-up, then a stream machine until the end.
+//!
+//! At most one send and one receive run at a time, each owning the slices it touches. A
+//! connection ends in steps: what is posted goes out (or a Terminate does), FIN is sent, the
+//! peer's FIN is awaited within a bound, running operations are cancelled and *their completions
+//! awaited*, and only then everything posted is flushed and `Closed` reported. So after `Closed`
+//! the kernel holds none of the memory.
+
+use std::io;
+use std::net::{Shutdown, SocketAddr};
+
+use socket2::SockRef;
+
+use super::IwarpOptions;
+use super::mpa::{START_DATA_MAX, START_LEN, StartFrame, StartHeader};
+use super::qp::QpMachine;
+use super::rx::RX_SLICES;
+use super::state::CoreState;
+use super::tx::BATCH_SLICES;
+use crate::fabric::{CloseReason, ConnectFailure, FabricEvent, PrivateData};
+use crate::ids::QpNum;
+use crate::mem::{IoVecs, MemSlice};
+use crate::rt::{Completed, Fd, Op, OpId, Port};
+use crate::time::{Duration, Instant};
+
+/// Low byte of a token: which operation of a connection (or of the listener) it was.
+pub(super) mod token {
+    pub(crate) const CONNECT: u64 = 1;
+    pub(crate) const SEND: u64 = 2;
+    pub(crate) const RECV: u64 = 3;
+    pub(crate) const ACCEPT: u64 = 4;
+    pub(crate) const HALF_OPEN: u64 = 5;
+
+    pub(crate) fn of(id: u64, kind: u64) -> u64 {
+        id << 8 | kind
+    }
+
+    pub(crate) fn split(token: u64) -> (u64, u64) {
+        (token >> 8, token & 0xff)
+    }
+}
+
+/// How long cancelled operations may take before the socket is shut under them.
+const CANCEL_BOUND: Duration = Duration::from_millis(500);
+
+/// Where a connection is, in walk order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Initiator: TCP connect.
+    Connecting,
+    /// Initiator: the request goes out.
+    Requesting,
+    /// Initiator: the reply's header.
+    ReplyHeader,
+    /// Initiator: the reply's private data.
+    ReplyData(StartHeader),
+    /// Responder: accepted, `flush` lets the reply go.
+    Accepted,
+    /// Responder: the reply goes out.
+    Replying,
+    /// Full operation.
+    Open,
+    /// Ours to end in order: posted work goes out, FIN, the peer's FIN.
+    Draining,
+    /// The peer broke the protocol: Terminate, FIN, the peer's FIN.
+    Terminating,
+    /// Operations are being cancelled.
+    Stopping,
+    /// Reported.
+    Gone,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(super) struct Conn {
+    pub(super) machine: QpMachine,
+    qp: QpNum,
+    fd: Fd,
+    phase: Phase,
+    remote: SocketAddr,
+    connect: Option<OpId>,
+    send: Option<OpId>,
+    recv: Option<OpId>,
+    send_iov: Option<Box<IoVecs>>,
+    recv_iov: Option<Box<IoVecs>>,
+    /// What remains of a start-up frame to send or receive.
+    start: Option<MemSlice>,
+    request: Option<StartFrame>,
+    /// Initiator before `Established`.
+    attempting: bool,
+    rejected: Option<PrivateData>,
+    reason: Option<CloseReason>,
+    /// The peer's FIN came; ours went.
+    peer_done: bool,
+    fin_sent: bool,
+    /// Sending failed; what can still be received tells why.
+    send_broken: bool,
+    await_first: bool,
+    /// When `on_deadline` wants to be called, and what the timer table holds.
+    pub(super) deadline: Option<Instant>,
+    pub(super) armed: Option<Instant>,
+}
+
+/// What a connection's steps need.
+pub(super) struct Env<'a> {
+    pub(super) core: &'a mut CoreState,
+    pub(super) port: &'a Port,
+    pub(super) options: &'a IwarpOptions,
+    pub(super) now: Instant,
+}
+
+impl Conn {
+    fn new(machine: QpMachine, fd: Fd, remote: SocketAddr, phase: Phase) -> Self {
+        Self {
+            qp: machine.qp,
+            machine,
+            fd,
+            phase,
+            remote,
+            connect: None,
+            send: None,
+            recv: None,
+            send_iov: Some(IoVecs::new(BATCH_SLICES)),
+            recv_iov: Some(IoVecs::new(RX_SLICES)),
+            start: None,
+            request: None,
+            attempting: phase == Phase::Connecting,
+            rejected: None,
+            reason: None,
+            peer_done: false,
+            fin_sent: false,
+            send_broken: false,
+            await_first: false,
+            deadline: None,
+            armed: None,
+        }
+    }
+
+    /// Starts a connection of ours on a fresh socket.
+    pub(super) fn connect(
+        env: &mut Env<'_>,
+        machine: QpMachine,
+        fd: Fd,
+        remote: SocketAddr,
+        private_data: PrivateData,
+        timeout: Duration,
+    ) -> Self {
+        let mut conn = Self::new(machine, fd, remote, Phase::Connecting);
+        conn.request = Some(StartFrame::request(env.options.crc, env.options.plain, private_data));
+        conn.deadline = Some(env.now + timeout);
+        let op = Op::Connect { fd: conn.fd.clone(), address: remote };
+        conn.connect = Some(env.port.submit(op, conn.token(token::CONNECT)));
+        conn
+    }
+
+    /// Takes over an accepted connection whose request was read. The reply waits for `flush`.
+    pub(super) fn accept(
+        env: &mut Env<'_>,
+        mut machine: QpMachine,
+        fd: Fd,
+        remote: SocketAddr,
+        request: &StartFrame,
+        private_data: PrivateData,
+    ) -> Self {
+        let (reply, terms) = request.accept(env.options.crc, env.options.plain, private_data);
+        machine.open(terms);
+        let mut conn = Self::new(machine, fd, remote, Phase::Accepted);
+        conn.await_first = terms.rtr_expected;
+        conn.load_start(&reply);
+        conn.deadline = Some(env.now + env.options.startup_timeout);
+        conn
+    }
+
+    fn token(&self, kind: u64) -> u64 {
+        token::of(u64::from(self.qp.0), kind)
+    }
+
+    /// True when it may be dropped.
+    pub(super) fn is_gone(&self) -> bool {
+        self.phase == Phase::Gone
+    }
+
+    /// True when work may be posted.
+    pub(super) fn takes_work(&self) -> bool {
+        !matches!(self.phase, Phase::Draining | Phase::Terminating | Phase::Stopping | Phase::Gone)
+    }
+
+    fn load_start(&mut self, frame: &StartFrame) {
+        let bytes = frame.encode();
+        self.start = self.machine.start_buffer(true, bytes.len());
+        if let Some(buffer) = &self.start {
+            buffer.copy_in(0, &bytes);
+        }
+    }
+
+    fn send_start(&mut self, env: &Env<'_>) {
+        if let Some(buf) = self.start.clone() {
+            let op = Op::Send { fd: self.fd.clone(), buf };
+            self.send = Some(env.port.submit(op, self.token(token::SEND)));
+        }
+    }
+
+    /// Receives exactly the next part of a start-up frame, never a byte behind it.
+    fn recv_start(&mut self, env: &Env<'_>, from: usize, len: usize) {
+        self.start = self.machine.start_buffer(false, from + len).and_then(|s| s.slice(from, len));
+        self.recv_start_rest(env);
+    }
+
+    fn recv_start_rest(&mut self, env: &Env<'_>) {
+        if let Some(buf) = self.start.clone() {
+            let op = Op::Recv { fd: self.fd.clone(), buf };
+            self.recv = Some(env.port.submit(op, self.token(token::RECV)));
+        }
+    }
+
+    /// Lets posted work and the reply go.
+    pub(super) fn flush(&mut self, env: &mut Env<'_>) {
+        if self.phase == Phase::Accepted {
+            self.phase = Phase::Replying;
+            self.send_start(env);
+        } else {
+            self.advance(env);
+        }
+    }
+
+    /// Ends in order.
+    pub(super) fn disconnect(&mut self, env: &mut Env<'_>) {
+        match self.phase {
+            Phase::Open => {
+                self.reason = Some(CloseReason::Local);
+                self.phase = Phase::Draining;
+                self.deadline = Some(env.now + env.options.close_timeout);
+                self.advance(env);
+            }
+            Phase::Draining | Phase::Terminating | Phase::Stopping | Phase::Gone => {}
+            _ => self.stop(env, CloseReason::Local),
+        }
+    }
+
+    /// Ends at once; the peer sees a reset.
+    pub(super) fn abort(&mut self, env: &mut Env<'_>) {
+        self.reset_on_close();
+        self.stop(env, CloseReason::Local);
+    }
+
+    fn reset_on_close(&self) {
+        let _ = SockRef::from(&self.fd).set_linger(Some(Duration::ZERO));
+    }
+
+    /// Cancels what runs; the end is reported when it has come back.
+    fn stop(&mut self, env: &mut Env<'_>, reason: CloseReason) {
+        if matches!(self.phase, Phase::Stopping | Phase::Gone) {
+            return;
+        }
+        self.reason.get_or_insert(reason);
+        self.phase = Phase::Stopping;
+        self.deadline = Some(env.now + CANCEL_BOUND);
+        for id in [self.connect, self.send, self.recv].into_iter().flatten() {
+            env.port.cancel(id);
+        }
+        self.finish(env);
+    }
+
+    /// Reports the end once nothing runs any more.
+    fn finish(&mut self, env: &mut Env<'_>) {
+        if self.connect.is_some() || self.send.is_some() || self.recv.is_some() {
+            return;
+        }
+        self.phase = Phase::Gone;
+        self.deadline = None;
+        self.machine.flush_all(env.core);
+        let reason = self.reason.take().unwrap_or(CloseReason::Local);
+        let qp = self.qp;
+        let event = match (self.attempting, self.rejected.take()) {
+            (true, Some(data)) => {
+                FabricEvent::ConnectFailed { qp, failure: ConnectFailure::Rejected(data) }
+            }
+            (true, None) => {
+                FabricEvent::ConnectFailed { qp, failure: ConnectFailure::Failed(reason) }
+            }
+            (false, _) => FabricEvent::Closed { qp, reason },
+        };
+        env.core.report(event);
+    }
+
+    /// A timer ran out.
+    pub(super) fn on_deadline(&mut self, env: &mut Env<'_>) {
+        match self.phase {
+            Phase::Stopping => {
+                // Cancelling did not do; a shut socket ends any operation on it.
+                let _ = SockRef::from(&self.fd).shutdown(Shutdown::Both);
+                self.deadline = Some(env.now + CANCEL_BOUND);
+            }
+            Phase::Draining | Phase::Terminating => {
+                self.reset_on_close();
+                self.stop(env, CloseReason::TimedOut);
+            }
+            Phase::Open if self.send_broken => {
+                self.stop(env, CloseReason::Lost("sending failed".into()));
+            }
+            Phase::Gone => {}
+            _ => {
+                self.reset_on_close();
+                self.stop(env, CloseReason::TimedOut);
+            }
+        }
+    }
+
+    /// One of our operations ended.
+    pub(super) fn completed(&mut self, env: &mut Env<'_>, kind: u64, done: Completed) {
+        let result = done.count();
+        match kind {
+            token::CONNECT => {
+                self.connect = None;
+                drop(done);
+                self.connected(env, result);
+            }
+            token::SEND => {
+                self.send = None;
+                match done.op {
+                    Op::SendMsg { iov, .. } => self.sent(env, iov, result),
+                    _ => self.start_sent(env, result),
+                }
+            }
+            _ => {
+                self.recv = None;
+                match done.op {
+                    Op::RecvMsg { iov, .. } => self.received(env, iov, result),
+                    _ => self.start_received(env, result),
+                }
+            }
+        }
+        self.advance(env);
+    }
+
+    fn connected(&mut self, env: &mut Env<'_>, result: io::Result<usize>) {
+        if self.phase != Phase::Connecting {
+            return;
+        }
+        match result {
+            Ok(_) => {
+                self.phase = Phase::Requesting;
+                if let Some(request) = self.request {
+                    self.load_start(&request);
+                }
+                self.send_start(env);
+            }
+            Err(e) => {
+                let reason = lost(&format!("connect to {}", self.remote), &e);
+                self.stop(env, reason);
+            }
+        }
+    }
+
+    fn start_sent(&mut self, env: &mut Env<'_>, result: io::Result<usize>) {
+        if !matches!(self.phase, Phase::Requesting | Phase::Replying) {
+            return;
+        }
+        let rest = match (result, &self.start) {
+            (Ok(count), Some(buf)) => buf.slice(count, buf.len() - count),
+            (Err(e), _) => {
+                self.stop(env, lost("sending a start-up frame", &e));
+                return;
+            }
+            (Ok(_), None) => None,
+        };
+        if let Some(rest) = rest.filter(|rest| !rest.is_empty()) {
+            self.start = Some(rest);
+            self.send_start(env);
+        } else if self.phase == Phase::Requesting {
+            self.phase = Phase::ReplyHeader;
+            let bound = env.now + env.options.startup_timeout;
+            self.deadline = Some(self.deadline.map_or(bound, |at| at.min(bound)));
+            self.recv_start(env, 0, START_LEN);
+        } else {
+            self.start = None;
+            self.phase = Phase::Open;
+            let bound = env.now + env.options.startup_timeout;
+            self.deadline = self.await_first.then_some(bound);
+            let private_data = PrivateData::EMPTY;
+            env.core.report(FabricEvent::Established { qp: self.qp, private_data });
+        }
+    }
+
+    fn start_received(&mut self, env: &mut Env<'_>, result: io::Result<usize>) {
+        if !matches!(self.phase, Phase::ReplyHeader | Phase::ReplyData(_)) {
+            return;
+        }
+        let rest = match (result, &self.start) {
+            (Ok(count), Some(buf)) if count > 0 => buf.slice(count, buf.len() - count),
+            (Err(e), _) => {
+                self.stop(env, lost("waiting for the reply", &e));
+                return;
+            }
+            _ => {
+                let what = "the peer closed the connection instead of replying";
+                self.stop(env, CloseReason::Lost(what.into()));
+                return;
+            }
+        };
+        if let Some(rest) = rest.filter(|rest| !rest.is_empty()) {
+            self.start = Some(rest);
+            self.recv_start_rest(env);
+            return;
+        }
+        match self.phase {
+            Phase::ReplyHeader => {
+                let mut bytes = [0; START_LEN];
+                if let Some(buf) = self.machine.start_buffer(false, START_LEN) {
+                    buf.copy_out(0, &mut bytes);
+                }
+                match StartHeader::decode(&bytes, true) {
+                    Ok(header) if header.data_len > 0 => {
+                        self.phase = Phase::ReplyData(header);
+                        self.recv_start(env, START_LEN, header.data_len);
+                    }
+                    Ok(header) => self.replied(env, header),
+                    Err(e) => self.stop(env, CloseReason::Protocol(e.to_string())),
+                }
+            }
+            Phase::ReplyData(header) => self.replied(env, header),
+            _ => {}
+        }
+    }
+
+    fn replied(&mut self, env: &mut Env<'_>, header: StartHeader) {
+        let mut bytes = [0; START_LEN + START_DATA_MAX];
+        let len = START_LEN + header.data_len;
+        if let Some(buf) = self.machine.start_buffer(false, len) {
+            buf.copy_out(0, &mut bytes[..len]);
+        }
+        self.start = None;
+        let reply = StartFrame::decode(header, &bytes[START_LEN..len], true);
+        if reply.reject {
+            self.rejected = Some(reply.private_data);
+            self.stop(env, CloseReason::Peer);
+            return;
+        }
+        let Some(request) = self.request.take() else { return };
+        match reply.settle(&request) {
+            Ok(terms) => {
+                self.machine.open(terms);
+                self.phase = Phase::Open;
+                self.attempting = false;
+                self.deadline = None;
+                let private_data = reply.private_data;
+                env.core.report(FabricEvent::Established { qp: self.qp, private_data });
+            }
+            Err(what) => self.stop(env, CloseReason::Protocol(what.into())),
+        }
+    }
+
+    fn sent(&mut self, env: &mut Env<'_>, mut iov: Box<IoVecs>, result: io::Result<usize>) {
+        match result {
+            Ok(count) => {
+                env.core.counters.sends += 1;
+                env.core.counters.bytes_sent += count as u64;
+                iov.advance(count);
+                if iov.is_empty() {
+                    self.machine.tx_done(env.core);
+                    self.send_iov = Some(iov);
+                } else if self.phase == Phase::Stopping {
+                    self.send_iov = Some(iov);
+                } else {
+                    self.submit_send(env, iov);
+                }
+            }
+            Err(e) => {
+                self.send_iov = Some(iov);
+                if !matches!(self.phase, Phase::Stopping | Phase::Gone) {
+                    // The peer may have said why before it closed: read on for a moment.
+                    tracing::debug!(qp = self.qp.0, error = %e, "send failed");
+                    self.send_broken = true;
+                    self.deadline = Some(env.now + CANCEL_BOUND);
+                }
+            }
+        }
+    }
+
+    fn received(&mut self, env: &mut Env<'_>, iov: Box<IoVecs>, result: io::Result<usize>) {
+        self.recv_iov = Some(iov);
+        match result {
+            Ok(count) => {
+                env.core.counters.receives += 1;
+                env.core.counters.bytes_received += count as u64;
+                self.peer_done |= count == 0;
+                if self.phase != Phase::Stopping || count > 0 {
+                    self.machine.rx_done(env.core, count);
+                }
+                if self.await_first && self.machine.has_heard() {
+                    self.await_first = false;
+                    if self.phase == Phase::Open && !self.send_broken {
+                        self.deadline = None;
+                    }
+                }
+            }
+            Err(e) => {
+                if e.raw_os_error() != Some(libc::ECANCELED) {
+                    self.stop(env, lost("receiving", &e));
+                }
+            }
+        }
+    }
+
+    fn submit_send(&mut self, env: &Env<'_>, iov: Box<IoVecs>) {
+        let op = Op::SendMsg { fd: self.fd.clone(), iov };
+        self.send = Some(env.port.submit(op, self.token(token::SEND)));
+    }
+
+    fn kick_send(&mut self, env: &Env<'_>) {
+        if self.send.is_some() || self.send_broken || !self.machine.has_output() {
+            return;
+        }
+        let Some(mut iov) = self.send_iov.take() else { return };
+        if self.machine.tx_prepare(&mut iov) > 0 {
+            self.submit_send(env, iov);
+        } else {
+            self.send_iov = Some(iov);
+        }
+    }
+
+    fn kick_recv(&mut self, env: &Env<'_>) {
+        if self.recv.is_some() || self.peer_done {
+            return;
+        }
+        let Some(mut iov) = self.recv_iov.take() else { return };
+        self.machine.rx_prepare(&mut iov);
+        let op = Op::RecvMsg { fd: self.fd.clone(), iov };
+        self.recv = Some(env.port.submit(op, self.token(token::RECV)));
+    }
+
+    fn send_fin(&mut self) {
+        if !self.fin_sent {
+            self.fin_sent = true;
+            let _ = SockRef::from(&self.fd).shutdown(Shutdown::Write);
+        }
+    }
+
+    /// Starts whatever can run now.
+    fn advance(&mut self, env: &mut Env<'_>) {
+        match self.phase {
+            Phase::Open | Phase::Draining => {
+                if let Some(failure) = &self.machine.failure {
+                    let reason = failure.reason.clone();
+                    if failure.terminate.is_some() {
+                        tracing::warn!(qp = self.qp.0, %reason, "terminating");
+                        self.reason.get_or_insert(reason);
+                        self.phase = Phase::Terminating;
+                        self.deadline = Some(env.now + env.options.close_timeout);
+                        self.advance(env);
+                    } else {
+                        self.stop(env, reason);
+                    }
+                    return;
+                }
+                self.kick_send(env);
+                self.kick_recv(env);
+                if self.phase == Phase::Draining
+                    && self.send.is_none()
+                    && (self.machine.is_drained() || self.send_broken)
+                {
+                    self.send_fin();
+                }
+            }
+            Phase::Terminating => {
+                self.kick_send(env);
+                if self.send.is_none() {
+                    self.send_fin();
+                }
+                if self.fin_sent && (self.peer_done || self.send_broken) {
+                    self.stop(env, CloseReason::Local);
+                } else {
+                    self.kick_recv(env);
+                }
+            }
+            Phase::Stopping => self.finish(env),
+            _ => {}
+        }
+    }
+}
+
+/// The reason for a system error.
+fn lost(what: &str, error: &io::Error) -> CloseReason {
+    if error.raw_os_error() == Some(libc::ETIMEDOUT) {
+        CloseReason::TimedOut
+    } else {
+        CloseReason::Lost(format!("{what}: {error}"))
+    }
+}

@@ -1,0 +1,1 @@
+//! Two fabrics on real sockets.
