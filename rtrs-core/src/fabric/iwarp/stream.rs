@@ -458,6 +458,7 @@ impl Conn {
                 iov.advance(count);
                 if iov.is_empty() {
                     self.machine.tx_done(env.core);
+                    iov.clear();
                     self.send_iov = Some(iov);
                 } else if self.phase == Phase::Stopping {
                     self.send_iov = Some(iov);
