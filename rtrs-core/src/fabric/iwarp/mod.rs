@@ -173,6 +173,10 @@ impl Window for IwarpWindow {
     fn rkey(&self) -> Rkey {
         Rkey(self.shared.stags.last_stag(self.index))
     }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
 }
 
 impl Drop for IwarpWindow {
