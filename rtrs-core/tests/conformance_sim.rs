@@ -4,8 +4,9 @@
 use std::net::SocketAddr;
 
 use rtrs_core::fabric::Fabric;
-use rtrs_core::fabric::conformance::{Harness, Side};
+use rtrs_core::fabric::conformance::{Harness, Side, run_all};
 use rtrs_core::fabric::sim::{BindMode, LinkOptions, SimFabric, World, WorldOptions, sim_ip};
+use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::time::{Duration, Instant};
 
 struct Sim {
@@ -93,4 +94,26 @@ mod slow_and_uneven {
     }
 
     rtrs_core::fabric_conformance!(make);
+}
+
+#[test]
+fn many_seeds_and_manners() {
+    for seed in 0..40 {
+        let mut prng = Prng::new(seed);
+        let link = LinkOptions {
+            delay: prng.duration(Duration::ZERO..=Duration::from_micros(500)),
+            jitter: prng.duration(Duration::ZERO..=Duration::from_millis(2)),
+            bandwidth: prng.chance(Ratio::new(1, 2)).then(|| prng.range(1 << 30..=1 << 34)),
+            detect: None,
+        };
+        let pending = prng.chance(Ratio::new(1, 2));
+        let options = WorldOptions {
+            acknowledged: prng.chance(Ratio::new(1, 2)),
+            bind: if pending { BindMode::Pending } else { BindMode::Done },
+            link,
+            buffered_max: 1 << prng.range(10..=24),
+            ..WorldOptions::default()
+        };
+        run_all(&mut || Box::new(Sim::new(seed, options.clone())));
+    }
 }

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
 use std::os::fd::OwnedFd;
 
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
@@ -101,6 +101,8 @@ impl Listeners {
         self.listeners.retain(|_, listener| {
             listener.closing = true;
             listener.retry_at = None;
+            // A running accept keeps the socket; shut, it gives its port up at once.
+            let _ = SockRef::from(&listener.fd).shutdown(Shutdown::Both);
             if let Some(id) = listener.accept {
                 port.cancel(id);
             }
