@@ -9,9 +9,11 @@ pub mod block;
 pub mod config;
 pub mod fabric;
 pub mod ids;
+pub mod limits;
 #[allow(unsafe_code)]
 pub mod mem;
 #[allow(unsafe_code)]
 pub mod rt;
 pub mod status;
 pub mod time;
+pub mod wire;

@@ -1,0 +1,273 @@
+//! Every bound of the protocol in one place, and the one pair of numbers an operator chooses.
+//!
+//! The constants are those of the Linux modules `rtrs` and `rnbd` (docs/PROTOCOL.md, constants);
+//! the assertions at the end of the list hold them together at build time. [`Limits`] is a queue
+//! depth and a chunk size that have been judged: servers make one from their configuration,
+//! clients from what a server announces. Everything that multiplies, shifts or indexes by the
+//! two numbers takes a `Limits` or relies on its promises.
+
+use crate::ids::PermitId;
+use crate::wire::MemBits;
+
+/// Default TCP and RDMA CM port of a server.
+pub const PORT_DEFAULT: u16 = 1234;
+/// Chunks of a path when nothing else is configured.
+pub const QUEUE_DEPTH_DEFAULT: u32 = 512;
+/// Most chunks a path can have: the depth travels in 16 bits.
+pub const QUEUE_DEPTH_MAX: u32 = 65535;
+/// Bytes of a chunk when nothing else is configured.
+pub const CHUNK_SIZE_DEFAULT: u32 = 128 << 10;
+/// Fewest bytes of a chunk.
+pub const CHUNK_SIZE_MIN: u32 = 8192;
+/// Most bytes of a chunk: with one chunk all payload bits of the immediate are offset.
+pub const CHUNK_SIZE_MAX: u32 = 1 << IMM_PAYLOAD_BITS;
+/// Bytes at the end of a chunk for user header, RTRS message and descriptors.
+pub const MAX_HDR_SIZE: u32 = 4096;
+/// Payload bits of an immediate; permit and offset of a request share them.
+pub const IMM_PAYLOAD_BITS: u32 = 28;
+/// Connections of one path that a server takes at most.
+pub const CONNS_PER_PATH_MAX: u16 = 4096;
+/// Paths of one session that a server takes at most.
+pub const PATHS_PER_SESSION_MAX: usize = 128;
+/// Segments of one read or write of the kernel's client, 4 KiB each.
+pub const SEGMENTS_MAX: u16 = 128;
+/// Receives that the kernel keeps posted on a service connection.
+pub const SERVICE_QUEUE_DEPTH: u32 = 512;
+/// Bytes of a name on the wire, the terminating NUL included.
+pub const NAME_FIELD_LEN: usize = 255;
+/// Bytes of a name at most, without the NUL.
+pub const NAME_LEN_MAX: usize = NAME_FIELD_LEN - 1;
+/// Milliseconds between heartbeats of the kernel.
+pub const HEARTBEAT_MS_DEFAULT: u64 = 5000;
+/// Heartbeats the kernel lets pass unanswered before it gives a path up.
+pub const HEARTBEAT_MISSED_MAX: u32 = 5;
+/// Bytes of a sector, the unit of every position and size in RNBD, whatever the block size.
+pub const SECTOR_SIZE: u32 = 512;
+
+/// The pool of a path, in bytes, stays below this: clients sum it in 32 bits.
+const POOL_SIZE_END: u64 = 1 << 32;
+
+const _: () = assert!(CHUNK_SIZE_DEFAULT.is_power_of_two());
+const _: () = assert!(CHUNK_SIZE_MIN.is_power_of_two() && CHUNK_SIZE_MIN > MAX_HDR_SIZE);
+const _: () = assert!(CHUNK_SIZE_DEFAULT - MAX_HDR_SIZE == 126_976);
+const _: () =
+    assert!(ceil_log2(QUEUE_DEPTH_DEFAULT) + ceil_log2(CHUNK_SIZE_DEFAULT) <= IMM_PAYLOAD_BITS);
+// The 28-bit rule bounds the pool far below 4 GiB, so that rule needs no check of its own.
+const _: () = assert!(1u64 << IMM_PAYLOAD_BITS < POOL_SIZE_END);
+// A permit fits its newtype whatever the depth.
+const _: () = assert!(QUEUE_DEPTH_MAX <= u16::MAX as u32);
+const _: () = assert!(CHUNK_SIZE_DEFAULT - MAX_HDR_SIZE <= SEGMENTS_MAX as u32 * 4096);
+
+/// Bits needed to number `n` things: the logarithm to base 2, rounded up; 0 for `n` below 2.
+pub const fn ceil_log2(n: u32) -> u32 {
+    if n < 2 { 0 } else { u32::BITS - (n - 1).leading_zeros() }
+}
+
+/// A queue depth and a chunk size that fit each other and the wire.
+///
+/// Promises: depth 1..=65535; chunk a power of two from 8192 bytes; permit and offset fit the 28
+/// payload bits of an immediate together; the whole pool is at most 256 MiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    queue_depth: u16,
+    chunk_size: u32,
+}
+
+impl Limits {
+    /// What the kernel's server uses: 512 chunks of 128 KiB.
+    pub const DEFAULT: Self =
+        Self { queue_depth: QUEUE_DEPTH_DEFAULT as u16, chunk_size: CHUNK_SIZE_DEFAULT };
+
+    /// Judges a queue depth (chunks) and a chunk size (bytes).
+    ///
+    /// # Errors
+    /// Which number is wrong and what would fit.
+    pub const fn new(queue_depth: u32, chunk_size: u32) -> Result<Self, LimitsError> {
+        if !chunk_size.is_power_of_two() || chunk_size < CHUNK_SIZE_MIN {
+            return Err(LimitsError::ChunkSize { chunk_size, nearest: nearest_chunk(chunk_size) });
+        }
+        if chunk_size > CHUNK_SIZE_MAX {
+            return Err(LimitsError::ChunkSize { chunk_size, nearest: CHUNK_SIZE_MAX });
+        }
+        if queue_depth == 0 || queue_depth > QUEUE_DEPTH_MAX {
+            let depth_max = depth_max(chunk_size);
+            return Err(LimitsError::QueueDepth { queue_depth, chunk_size, depth_max });
+        }
+        if ceil_log2(queue_depth) + ceil_log2(chunk_size) > IMM_PAYLOAD_BITS {
+            return Err(LimitsError::DoNotFit {
+                queue_depth,
+                chunk_size,
+                depth_max: depth_max(chunk_size),
+                chunk_max: 1 << (IMM_PAYLOAD_BITS - ceil_log2(queue_depth)),
+            });
+        }
+        Ok(Self { queue_depth: queue_depth as u16, chunk_size })
+    }
+
+    /// Chunks of a path; permits of a session.
+    pub const fn queue_depth(self) -> u16 {
+        self.queue_depth
+    }
+
+    /// Bytes of a chunk.
+    pub const fn chunk_size(self) -> u32 {
+        self.chunk_size
+    }
+
+    /// Largest user data of one request in bytes: what a chunk has besides its header room.
+    pub const fn max_io_size(self) -> u32 {
+        self.chunk_size - MAX_HDR_SIZE
+    }
+
+    /// Bytes of all chunks of one path.
+    pub const fn pool_size(self) -> u64 {
+        self.queue_depth as u64 * self.chunk_size as u64
+    }
+
+    /// How permit and offset share an immediate.
+    pub const fn mem_bits(self) -> MemBits {
+        MemBits::for_depth(self.queue_depth)
+    }
+
+    /// True when a chunk of that number exists.
+    pub const fn has_permit(self, permit: PermitId) -> bool {
+        permit.0 < self.queue_depth
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
+/// Most chunks of that size that the immediate can number; `chunk_size` has been judged.
+const fn depth_max(chunk_size: u32) -> u32 {
+    let by_rule = 1u32 << (IMM_PAYLOAD_BITS - ceil_log2(chunk_size));
+    if by_rule > QUEUE_DEPTH_MAX { QUEUE_DEPTH_MAX } else { by_rule }
+}
+
+/// A legal chunk size near an illegal one.
+const fn nearest_chunk(chunk_size: u32) -> u32 {
+    if chunk_size <= CHUNK_SIZE_MIN {
+        CHUNK_SIZE_MIN
+    } else if chunk_size >= CHUNK_SIZE_MAX {
+        CHUNK_SIZE_MAX
+    } else {
+        chunk_size.next_power_of_two()
+    }
+}
+
+/// Why a queue depth and a chunk size cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LimitsError {
+    /// The chunk size alone is wrong.
+    #[error(
+        "chunk size {chunk_size} is not a power of two from {CHUNK_SIZE_MIN} to \
+         {CHUNK_SIZE_MAX} bytes; {nearest} would do"
+    )]
+    ChunkSize {
+        /// What was asked for, in bytes.
+        chunk_size: u32,
+        /// A legal size near it.
+        nearest: u32,
+    },
+    /// The queue depth alone is wrong.
+    #[error(
+        "queue depth {queue_depth} is not between 1 and {QUEUE_DEPTH_MAX}; with chunks of \
+         {chunk_size} bytes up to {depth_max} fit"
+    )]
+    QueueDepth {
+        /// What was asked for, in chunks.
+        queue_depth: u32,
+        /// The chunk size that goes with it, in bytes.
+        chunk_size: u32,
+        /// The deepest queue for that chunk size.
+        depth_max: u32,
+    },
+    /// Each is legal, but chunk number and offset do not fit the 28 bits together.
+    #[error(
+        "queue depth {queue_depth} and chunk size {chunk_size} do not fit the 28 bits they share \
+         in a request; use a depth of at most {depth_max}, or chunks of at most {chunk_max} bytes{}",
+        if *chunk_max < CHUNK_SIZE_MIN { " (which is too small to be used)" } else { "" }
+    )]
+    DoNotFit {
+        /// What was asked for, in chunks.
+        queue_depth: u32,
+        /// What was asked for, in bytes.
+        chunk_size: u32,
+        /// The deepest queue for that chunk size.
+        depth_max: u32,
+        /// The largest chunk for that depth, in bytes.
+        chunk_max: u32,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_logarithms_up() {
+        let cases = [(0, 0), (1, 0), (2, 1), (3, 2), (4, 2), (500, 9), (512, 9), (513, 10)];
+        for (n, bits) in cases {
+            assert_eq!(ceil_log2(n), bits, "{n}");
+        }
+        assert_eq!(ceil_log2(65535), 16);
+        assert_eq!(ceil_log2(u32::MAX), 32);
+    }
+
+    #[test]
+    fn default_is_the_kernels() {
+        let limits = Limits::new(512, 131_072).unwrap();
+        assert_eq!(limits, Limits::DEFAULT);
+        assert_eq!(limits.max_io_size(), 0x1f000);
+        assert_eq!(limits.pool_size(), 64 << 20);
+        assert_eq!(limits.mem_bits().get(), 19);
+        assert!(limits.has_permit(PermitId(511)) && !limits.has_permit(PermitId(512)));
+    }
+
+    #[test]
+    fn accepts_the_edges_of_the_28_bit_rule() {
+        for (depth, chunk) in [(1, 1 << 28), (2, 1 << 27), (256, 1 << 20), (32768, 8192)] {
+            assert!(Limits::new(depth, chunk).is_ok(), "{depth} x {chunk}");
+            let error = Limits::new(depth + 1, chunk).unwrap_err();
+            let LimitsError::DoNotFit { depth_max, .. } = error else { panic!("{error:?}") };
+            assert_eq!(depth_max, depth);
+        }
+        // 65535 chunks need 16 bits, which leaves 4096 bytes a chunk.
+        assert!(matches!(Limits::new(65535, 8192), Err(LimitsError::DoNotFit { .. })));
+    }
+
+    #[test]
+    fn refuses_with_a_way_out() {
+        let text = |depth, chunk| Limits::new(depth, chunk).unwrap_err().to_string();
+        assert!(text(512, 4096).contains("8192 would do"));
+        assert!(text(512, 0).contains("8192 would do"));
+        assert!(text(512, 100_000).contains("131072 would do"));
+        assert!(text(1, 1 << 29).contains("268435456 would do"));
+        assert!(text(1, u32::MAX).contains("268435456 would do"));
+        assert!(text(0, 131_072).contains("up to 2048 fit"));
+        assert!(text(65536, 131_072).contains("65536 is not between 1 and 65535"));
+        let both = text(512, 1 << 20);
+        assert!(both.contains("depth of at most 256") && both.contains("524288 bytes"), "{both}");
+    }
+
+    #[test]
+    fn every_suggestion_is_accepted() {
+        for depth in [1u32, 2, 3, 100, 512, 513, 4096, 65535] {
+            for shift in 13..=28 {
+                match Limits::new(depth, 1 << shift) {
+                    Ok(limits) => assert!(limits.pool_size() <= 1 << 28),
+                    Err(LimitsError::DoNotFit { depth_max, chunk_max, .. }) => {
+                        assert!(Limits::new(depth_max, 1 << shift).is_ok());
+                        assert!(
+                            chunk_max < CHUNK_SIZE_MIN || Limits::new(depth, chunk_max).is_ok()
+                        );
+                    }
+                    Err(other) => panic!("{depth} x 2^{shift}: {other}"),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,454 @@
+//! Where a request lies in its chunk, for the client that puts it there and the server that
+//! trusts nothing it finds.
+//!
+//! ```text
+//! 0          data_len          off = data_len + usr_len
+//! [ data     ) [ user header   ) [ RTRS message )            chunk_size
+//! ```
+//! Only `off` travels, in the immediate; nothing is padded and nothing is aligned. The peer may
+//! still write the chunk while we read, so a server never parses in place. Its steps:
+//!
+//! 1. copy [`ChunkRequest::message_range`] (at most 24 bytes) and give it to
+//!    [`ChunkRequest::parse`]. An error here ends the path, as it does with the kernel's server:
+//!    it is not even known how to answer;
+//! 2. copy [`ChunkRequest::user_range`] (at most [`USER_LEN_MAX`] bytes) and give it to
+//!    [`ChunkRequest::user`]. An error here is answered with [`WireError::errno`], and
+//!    [`ChunkRequest::invalidate`] is still due.
+//!
+//! After both, lengths of header, data, descriptor and operation agree (docs/PROTOCOL.md, what
+//! the kernel does not check). Left to the caller: device, range on it, permit not in flight.
+
+use std::ops::Range;
+
+use super::bytes::{fixed, u16_at};
+use super::error::{Fault, WireError};
+use super::export::{
+    AccessMode, Close, Open, OpenRsp, SessInfo, SessInfoRsp, TYPE_CLOSE, TYPE_OPEN, TYPE_SESS_INFO,
+};
+use super::info::SgDesc;
+use super::io::{IoHeader, ReadMsg, RwOp, TYPE_IO, TYPE_READ, TYPE_WRITE, WriteMsg};
+use crate::ids::Rkey;
+use crate::limits::MAX_HDR_SIZE;
+
+/// Bytes of a user header that are ever looked at: those of the largest message, OPEN.
+pub const USER_LEN_MAX: usize = Open::LEN;
+
+const NAME: &str = "request in chunk";
+
+/// The offsets of a request that a client is about to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkLayout {
+    data_len: u32,
+    usr_len: u16,
+    message_len: u16,
+}
+
+impl ChunkLayout {
+    /// The layout of a request with so many bytes of data, user header and RTRS message.
+    ///
+    /// # Errors
+    /// Header and message exceed `max_hdr_size`, or everything together the chunk.
+    pub fn new(
+        data_len: u32,
+        usr_len: u16,
+        message_len: u16,
+        (chunk_size, max_hdr_size): (u32, u32),
+    ) -> Result<Self, WireError> {
+        let header = u32::from(usr_len) + u32::from(message_len);
+        if header > max_hdr_size {
+            let found = ("header length", u64::from(header));
+            return Err(WireError::mismatch(NAME, 0, found, ("max_hdr_size", max_hdr_size.into())));
+        }
+        if header > chunk_size || data_len > chunk_size - header {
+            let found = ("data length", u64::from(data_len));
+            let bound = ("chunk size less the header", chunk_size.saturating_sub(header).into());
+            return Err(WireError::mismatch(NAME, 0, found, bound));
+        }
+        Ok(Self { data_len, usr_len, message_len })
+    }
+
+    /// Where the user header begins: behind the data.
+    pub const fn user_at(self) -> u32 {
+        self.data_len
+    }
+
+    /// Where the RTRS message begins: `off` of the immediate.
+    pub const fn message_at(self) -> u32 {
+        self.data_len + self.usr_len as u32
+    }
+
+    /// Where the request ends.
+    pub const fn end(self) -> u32 {
+        self.message_at() + self.message_len as u32
+    }
+}
+
+/// The RTRS message of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// The answer goes to the client's memory, or is none (flush).
+    Read(ReadMsg),
+    /// The data, if any, lies in the chunk.
+    Write(WriteMsg),
+}
+
+/// A request whose RTRS message has been judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkRequest {
+    /// The RTRS message.
+    pub message: Message,
+    /// Bytes of data: those written, or room for those to be read. They start the chunk.
+    pub data_len: u32,
+    /// Bytes of the user header, which follows.
+    pub usr_len: u16,
+}
+
+/// The user header of a request, judged together with its RTRS message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UserMessage<'a> {
+    /// Tell versions; the answer is a [`SessInfoRsp`].
+    SessInfo(SessInfo),
+    /// Open a device; the answer is an [`OpenRsp`].
+    Open {
+        /// What for.
+        access: AccessMode,
+        /// Which, without its NUL; at most 254 bytes, possibly none.
+        dev_name: &'a [u8],
+    },
+    /// Read, write, flush, discard, zero.
+    Io(RwOp, IoHeader),
+    /// Close a device.
+    Close(Close),
+}
+
+impl ChunkRequest {
+    /// The bytes of a chunk to copy for [`ChunkRequest::parse`]: from `off`, at most 24.
+    ///
+    /// # Errors
+    /// `off` leaves no room for a message.
+    pub fn message_range(off: u32, chunk_size: u32) -> Result<Range<usize>, WireError> {
+        let room = chunk_size.saturating_sub(off) as usize;
+        if room < WriteMsg::LEN {
+            let bound = ("chunk size less a message", chunk_size.saturating_sub(4).into());
+            return Err(WireError::mismatch(NAME, off as usize, ("off", off.into()), bound));
+        }
+        let off = off as usize;
+        Ok(off..off + room.min(ReadMsg::LEN_MAX))
+    }
+
+    /// Judges the RTRS message at `off`. `message` is a copy of [`ChunkRequest::message_range`].
+    ///
+    /// # Errors
+    /// No READ or WRITE, a message that runs over the chunk, more than one descriptor, a user
+    /// header longer than what lies before it or than the header room. The path must end.
+    pub fn parse(off: u32, message: &[u8]) -> Result<Self, WireError> {
+        let head: &[u8; WriteMsg::LEN] = fixed(NAME, message)?;
+        let (message, usr_len, message_len) = match u16_at(head, 0) {
+            TYPE_WRITE => {
+                let write = WriteMsg::decode(head)?;
+                (Message::Write(write), write.usr_len, WriteMsg::LEN)
+            }
+            TYPE_READ => {
+                let read = ReadMsg::decode(message)?;
+                (Message::Read(read), read.usr_len, read.encoded_len())
+            }
+            kind => {
+                let found = u64::from(kind);
+                return Err(WireError::value(NAME, off as usize, "type", found, "2 or 3"));
+            }
+        };
+        let usr = u32::from(usr_len);
+        let wrong = |against, bound: u32| {
+            let found = ("usr_len", u64::from(usr));
+            WireError::mismatch(NAME, off as usize + 2, found, (against, u64::from(bound)))
+        };
+        if usr as usize + message_len > MAX_HDR_SIZE as usize {
+            return Err(wrong("the header room of", MAX_HDR_SIZE));
+        }
+        let data_len = off.checked_sub(usr).ok_or(wrong("off", off))?;
+        Ok(Self { message, data_len, usr_len })
+    }
+
+    /// The bytes of the chunk to copy for [`ChunkRequest::user`]: the user header, or as much of
+    /// it as any message has.
+    pub fn user_range(&self) -> Range<usize> {
+        let start = self.data_len as usize;
+        start..start + usize::from(self.usr_len).min(USER_LEN_MAX)
+    }
+
+    /// The key to invalidate with the answer, be it good or bad.
+    pub const fn invalidate(&self) -> Option<Rkey> {
+        match &self.message {
+            Message::Read(read) => read.invalidate(),
+            Message::Write(_) => None,
+        }
+    }
+
+    /// Where the result goes.
+    pub const fn desc(&self) -> Option<SgDesc> {
+        match &self.message {
+            Message::Read(read) => read.desc,
+            Message::Write(_) => None,
+        }
+    }
+
+    /// Judges the user header. `header` is a copy of [`ChunkRequest::user_range`], `ver` the
+    /// version negotiated by SESS_INFO, 0 before.
+    ///
+    /// # Errors
+    /// An unknown or short message, an unterminated name, an unknown operation, or lengths that
+    /// do not agree. The request gets [`WireError::errno`] as its answer.
+    pub fn user<'a>(&self, header: &'a [u8], ver: u8) -> Result<UserMessage<'a>, WireError> {
+        let head: &[u8; 2] = fixed("user header", header)?;
+        match u16::from_le_bytes(*head) {
+            TYPE_IO => {
+                let io = IoHeader::decode(header, ver)?;
+                Ok(UserMessage::Io(self.check_io(&io)?, io))
+            }
+            TYPE_SESS_INFO => {
+                let info = SessInfo::decode(header)?;
+                self.check_answer_room(SessInfoRsp::LEN)?;
+                Ok(UserMessage::SessInfo(info))
+            }
+            TYPE_OPEN => {
+                let (access, dev_name) = Open::decode_in_place(header)?;
+                self.check_answer_room(OpenRsp::LEN)?;
+                Ok(UserMessage::Open { access, dev_name })
+            }
+            TYPE_CLOSE => {
+                let close = Close::decode(header)?;
+                Ok(UserMessage::Close(close))
+            }
+            kind => {
+                let (kind, expected) = (u64::from(kind), "0, 2, 4 or 5");
+                Err(WireError::value("user header", 0, "type", kind, expected))
+            }
+        }
+    }
+
+    /// The operation of an IO whose lengths agree with the request around it.
+    fn check_io(&self, io: &IoHeader) -> Result<RwOp, WireError> {
+        let op = io.rw.op();
+        let op =
+            op.map_err(|op| WireError { message: "IO", at: 16, fault: Fault::UnknownOp(op) })?;
+        match op {
+            RwOp::Read => {
+                self.check_size(io.bi_size)?;
+                self.check_desc()?;
+            }
+            RwOp::Write => {
+                self.check_size(io.bi_size)?;
+                self.check_direction(false)?;
+            }
+            // A flush travels as a READ without descriptor; as a WRITE it would be as clear.
+            RwOp::Flush => self.check_no_data()?,
+            RwOp::Discard | RwOp::SecureErase | RwOp::WriteZeroes => {
+                self.check_no_data()?;
+                self.check_direction(false)?;
+            }
+        }
+        Ok(op)
+    }
+
+    fn check_size(&self, bi_size: u32) -> Result<(), WireError> {
+        if bi_size == self.data_len && bi_size != 0 {
+            return Ok(());
+        }
+        let bound = ("data length", u64::from(self.data_len));
+        Err(WireError::mismatch("IO", 20, ("bi_size", bi_size.into()), bound))
+    }
+
+    fn check_no_data(&self) -> Result<(), WireError> {
+        let stray = self.desc().map_or(0, |desc| desc.len);
+        if self.data_len == 0 && stray == 0 {
+            return Ok(());
+        }
+        let found = u64::from(self.data_len.max(stray));
+        Err(WireError::value(NAME, 0, "data length", found, "0 for an operation without data"))
+    }
+
+    /// The answer goes to exactly as many bytes as the chunk keeps free for it.
+    fn check_desc(&self) -> Result<(), WireError> {
+        self.check_direction(true)?;
+        match self.desc() {
+            Some(desc) if desc.len == self.data_len => Ok(()),
+            desc => {
+                let len = desc.map_or(0, |desc| desc.len);
+                let bound = ("data length", u64::from(self.data_len));
+                Err(WireError::mismatch("READ", 20, ("desc.len", len.into()), bound))
+            }
+        }
+    }
+
+    /// A control message has an answer, and there is room for it.
+    fn check_answer_room(&self, need: usize) -> Result<(), WireError> {
+        self.check_desc()?;
+        if self.data_len as usize >= need {
+            return Ok(());
+        }
+        let found = ("room for the answer", u64::from(self.data_len));
+        Err(WireError::mismatch(NAME, 0, found, ("its length", need as u64)))
+    }
+
+    fn check_direction(&self, read: bool) -> Result<(), WireError> {
+        match (&self.message, read) {
+            (Message::Read(_), true) | (Message::Write(_), false) => Ok(()),
+            (Message::Read(_), false) => {
+                Err(WireError::value(NAME, 0, "type", u64::from(TYPE_READ), "2 (WRITE)"))
+            }
+            (Message::Write(_), true) => {
+                Err(WireError::value(NAME, 0, "type", u64::from(TYPE_WRITE), "3 (READ)"))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::io::Rw;
+    use super::*;
+
+    const CHUNK: u32 = 131_072;
+
+    fn read_msg(usr_len: u16, desc_len: Option<u32>) -> Vec<u8> {
+        let desc = desc_len.map(|len| SgDesc { addr: 0x1000, key: Rkey(7), len });
+        let mut bytes = vec![0; ReadMsg::LEN_MAX];
+        let len = ReadMsg { usr_len, need_inval: true, desc }.encode(&mut bytes);
+        bytes.truncate(len);
+        bytes
+    }
+
+    fn write_msg(usr_len: u16) -> Vec<u8> {
+        WriteMsg { usr_len }.encode().to_vec()
+    }
+
+    /// Judges a request of `data_len` bytes of data as a server would.
+    fn judge(data_len: u32, user: &[u8], message: &[u8]) -> Result<RwOp, WireError> {
+        let off = data_len + user.len() as u32;
+        let request = ChunkRequest::parse(off, message)?;
+        assert_eq!(request.data_len, data_len);
+        match request.user(user, 2)? {
+            UserMessage::Io(op, _) => Ok(op),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn io(rw: Rw, bi_size: u32) -> [u8; IoHeader::LEN] {
+        IoHeader { rw, bi_size, ..IoHeader::default() }.encode()
+    }
+
+    #[test]
+    fn requests_as_the_kernel_sends_them_are_taken() {
+        let flush =
+            IoHeader { sector: u64::MAX, rw: Rw::FLUSH.sync().fua(true), ..IoHeader::default() };
+        let cases = [
+            (4096, io(Rw::READ.sync(), 4096), read_msg(32, Some(4096)), RwOp::Read),
+            (512, io(Rw::WRITE, 512), write_msg(32), RwOp::Write),
+            (0, flush.encode(), read_msg(32, None), RwOp::Flush),
+            (0, io(Rw::DISCARD.sync(), 65536), write_msg(32), RwOp::Discard),
+            (0, io(Rw::WRITE_ZEROES, 65536), write_msg(32), RwOp::WriteZeroes),
+        ];
+        for (data_len, user, message, op) in cases {
+            assert_eq!(judge(data_len, &user, &message), Ok(op));
+            let old_peer = &user[..IoHeader::LEN_MIN];
+            let mut message = message;
+            message[2] = 24;
+            assert_eq!(judge(data_len, old_peer, &message), Ok(op));
+        }
+    }
+
+    #[test]
+    fn lengths_that_do_not_agree_are_refused() {
+        let read = |data, size, desc| {
+            judge(data, &io(Rw::READ, size), &read_msg(32, desc)).map_err(|e| e.at)
+        };
+        assert_eq!(read(4096, 4096, Some(4097)), Err(20), "desc.len");
+        assert_eq!(read(4096, 4096, None), Err(20), "no desc");
+        assert_eq!(read(4096, 512, Some(4096)), Err(20), "bi_size");
+        assert_eq!(read(0, 0, Some(0)), Err(20), "nothing to read");
+        assert!(judge(4096, &io(Rw::READ, 4096), &write_msg(32)).is_err(), "direction");
+
+        assert!(judge(4096, &io(Rw::WRITE, 8192), &write_msg(32)).is_err());
+        assert!(judge(0, &io(Rw::WRITE, 0), &write_msg(32)).is_err());
+        assert!(judge(4096, &io(Rw::WRITE, 4096), &read_msg(32, Some(4096))).is_err());
+        assert!(judge(512, &io(Rw::DISCARD, 512), &write_msg(32)).is_err());
+        assert!(judge(0, &io(Rw::DISCARD, 512), &read_msg(32, None)).is_err());
+        assert!(judge(512, &io(Rw::FLUSH, 0), &read_msg(32, None)).is_err());
+        assert!(judge(0, &io(Rw::FLUSH, 0), &read_msg(32, Some(8))).is_err());
+    }
+
+    #[test]
+    fn unknown_operations_and_messages_get_an_errno() {
+        let error = judge(0, &io(Rw(6), 0), &write_msg(32)).unwrap_err();
+        assert_eq!((error.fault, error.errno()), (Fault::UnknownOp(6), 95));
+        let request = ChunkRequest::parse(32, &write_msg(32)).unwrap();
+        for kind in [1, 3, 6, 0xff] {
+            let mut user = [0; 32];
+            user[0] = kind;
+            let error = request.user(&user, 2).unwrap_err();
+            assert_eq!((error.at, error.errno()), (0, 22));
+        }
+        assert!(request.user(&[], 2).is_err());
+        assert!(request.user(&[4], 2).is_err());
+    }
+
+    #[test]
+    fn a_failed_user_header_still_tells_the_key() {
+        let request = ChunkRequest::parse(4096 + 32, &read_msg(32, Some(4096))).unwrap();
+        assert!(request.user(&[9; 32], 2).is_err());
+        assert_eq!(request.invalidate(), Some(Rkey(7)));
+    }
+
+    #[test]
+    fn control_messages_need_room_for_their_answer() {
+        let user = SessInfo::new().encode();
+        let parse = |data_len: u32, message: &[u8]| {
+            let request = ChunkRequest::parse(data_len + 36, message).unwrap();
+            request.user(&user, 0).map_err(|e| e.errno())
+        };
+        assert_eq!(parse(36, &read_msg(36, Some(36))), Ok(UserMessage::SessInfo(SessInfo::new())));
+        assert_eq!(parse(35, &read_msg(36, Some(35))), Err(22));
+        assert_eq!(parse(36, &read_msg(36, Some(35))), Err(22));
+        assert_eq!(parse(36, &read_msg(36, None)), Err(22));
+        assert_eq!(parse(36, &write_msg(36)), Err(22));
+    }
+
+    #[test]
+    fn messages_stay_inside_chunk_and_header_room() {
+        let range = |off| ChunkRequest::message_range(off, CHUNK);
+        assert_eq!(range(0), Ok(0..24));
+        assert_eq!(range(CHUNK - 24), Ok(CHUNK as usize - 24..CHUNK as usize));
+        assert_eq!(range(CHUNK - 4), Ok(CHUNK as usize - 4..CHUNK as usize));
+        for off in [CHUNK - 3, CHUNK, CHUNK + 1, u32::MAX] {
+            assert!(range(off).is_err(), "{off}");
+        }
+        // What the range cut off at the end of the chunk is missed here.
+        assert!(ChunkRequest::parse(CHUNK - 8, &read_msg(32, Some(1))[..8]).is_err());
+        assert!(ChunkRequest::parse(CHUNK - 4, &read_msg(32, None)[..4]).is_err());
+        assert!(ChunkRequest::parse(CHUNK - 4, &write_msg(32)).is_ok());
+
+        assert_eq!(ChunkRequest::parse(31, &write_msg(32)).map_err(|e| e.at), Err(33));
+        assert_eq!(ChunkRequest::parse(32, &write_msg(32)).map(|r| r.data_len), Ok(0));
+        assert!(ChunkRequest::parse(8192, &write_msg(4093)).is_err(), "header room");
+        let long = ChunkRequest::parse(8192, &write_msg(4092)).unwrap();
+        assert_eq!(long.user_range(), 4100..4100 + USER_LEN_MAX);
+        assert!(ChunkRequest::parse(32, &[0; 24]).is_err(), "zeroed memory");
+    }
+
+    #[test]
+    fn layouts_are_those_of_the_document() {
+        let bounds = (CHUNK, 4096);
+        for (data, usr, message, off, end) in
+            [(36, 36, 24, 72, 96), (56, 264, 24, 320, 344), (0, 8, 4, 8, 12), (0, 32, 8, 32, 40)]
+        {
+            let layout = ChunkLayout::new(data, usr, message, bounds).unwrap();
+            let found = (layout.user_at(), layout.message_at(), layout.end());
+            assert_eq!(found, (data, off, end));
+        }
+        assert!(ChunkLayout::new(CHUNK - 36, 32, 4, bounds).is_ok());
+        assert!(ChunkLayout::new(CHUNK - 35, 32, 4, bounds).is_err());
+        assert!(ChunkLayout::new(u32::MAX, 32, 4, bounds).is_err());
+        assert!(ChunkLayout::new(0, 4093, 4, bounds).is_err());
+        assert!(ChunkLayout::new(0, u16::MAX, u16::MAX, (64, u32::MAX)).is_err());
+    }
+}

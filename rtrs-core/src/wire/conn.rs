@@ -1,0 +1,275 @@
+//! CON_REQ and CON_RSP: the private data of connect, accept and reject, 56 bytes each.
+//!
+//! Decoding makes every check that the kernel makes on the bytes alone (rtrs-srv.c,
+//! rtrs_rdma_connect; rtrs-clt.c, rtrs_rdma_conn_established); a server refuses a CON_REQ that
+//! does not decode with ECONNRESET. Input may be longer than 56 bytes, since CM pads it. Checks
+//! that need state (uuids, queue depth over reconnects) belong to the sessions.
+
+use super::bytes::{fixed, put, take, u16_at, u32_at};
+use super::error::WireError;
+use super::{VERSION, errno};
+use crate::ids::{ConnIndex, PathUuid, SessionId};
+use crate::limits::{CONNS_PER_PATH_MAX, IMM_PAYLOAD_BITS, Limits, MAX_HDR_SIZE, ceil_log2};
+
+/// Opens both messages.
+const MAGIC: u16 = 0x1bbd;
+/// CON_REQ flag: the server may create the session.
+const FIRST_CONN: u8 = 1;
+/// CON_RSP flag: each answer carries a fresh key.
+const NEW_RKEY: u32 = 2;
+
+fn check_magic(message: &'static str, bytes: &[u8], at: usize) -> Result<(), WireError> {
+    let magic = u16_at(bytes, at);
+    if magic != MAGIC {
+        return Err(WireError::value(message, at, "magic", u64::from(magic), "0x1bbd"));
+    }
+    let version = u16_at(bytes, at + 2);
+    if version >> 8 != VERSION >> 8 {
+        let found = u64::from(version);
+        return Err(WireError::value(message, at + 2, "version", found, "major version 2"));
+    }
+    Ok(())
+}
+
+/// CON_REQ: what a client says with each connection of a path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ConnReq {
+    /// This connection, below `cid_num`. 0 is the service connection.
+    pub cid: ConnIndex,
+    /// Connections of this path, the service connection included; 1 to 4096.
+    pub cid_num: u16,
+    /// Connects of this path so far, this one included. Kernels store it unchecked.
+    pub recon_cnt: u16,
+    /// The path; stable over its reconnects.
+    pub path_uuid: PathUuid,
+    /// The session; the same on all its paths.
+    pub session_id: SessionId,
+    /// The server may create the session.
+    pub first_conn: bool,
+    /// Room for extensions, zero. Kernels send zero and ignore it.
+    pub ext: [u8; 11],
+}
+
+impl ConnReq {
+    /// Bytes of the message.
+    pub const LEN: usize = 56;
+    const NAME: &str = "CON_REQ";
+
+    /// The message as it travels.
+    pub fn encode(&self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        put(&mut out, 2, MAGIC.to_le_bytes());
+        put(&mut out, 4, VERSION.to_le_bytes());
+        put(&mut out, 6, self.cid.0.to_le_bytes());
+        put(&mut out, 8, self.cid_num.to_le_bytes());
+        put(&mut out, 10, self.recon_cnt.to_le_bytes());
+        put(&mut out, 12, self.path_uuid.0);
+        put(&mut out, 28, self.session_id.0);
+        out[44] = if self.first_conn { FIRST_CONN } else { 0 };
+        put(&mut out, 45, self.ext);
+        out
+    }
+
+    /// Reads and judges private data of a connect.
+    ///
+    /// # Errors
+    /// Short data, magic, major version, connection count or number.
+    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let bytes: &[u8; Self::LEN] = fixed(Self::NAME, bytes)?;
+        check_magic(Self::NAME, bytes, 2)?;
+        let cid = u16_at(bytes, 6);
+        let cid_num = u16_at(bytes, 8);
+        if cid_num == 0 || cid_num > CONNS_PER_PATH_MAX {
+            let found = u64::from(cid_num);
+            return Err(WireError::value(Self::NAME, 8, "cid_num", found, "1 to 4096"));
+        }
+        if cid >= cid_num {
+            let (cid, cid_num) = (u64::from(cid), u64::from(cid_num));
+            return Err(WireError::mismatch(Self::NAME, 6, ("cid", cid), ("cid_num", cid_num)));
+        }
+        Ok(Self {
+            cid: ConnIndex(cid),
+            cid_num,
+            recon_cnt: u16_at(bytes, 10),
+            path_uuid: PathUuid(take(bytes, 12)),
+            session_id: SessionId(take(bytes, 28)),
+            first_conn: bytes[44] & FIRST_CONN != 0,
+            ext: take(bytes, 45),
+        })
+    }
+}
+
+/// CON_RSP: what a server says when it accepts or rejects a connection.
+///
+/// Bounds and flags count on connection 0 only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnRsp {
+    /// 0 with an accept, a negative errno with a reject.
+    pub errno: i16,
+    /// Chunks of the session; stable over reconnects.
+    pub queue_depth: u16,
+    /// Largest user data of a request, in bytes.
+    pub max_io_size: u32,
+    /// Room for user header and RTRS message, in bytes.
+    pub max_hdr_size: u32,
+    /// Each answer is a SEND_WITH_IMM that carries a fresh key (`always_invalidate`).
+    pub new_rkey: bool,
+    /// Room for extensions, zero. Kernels send zero and ignore it.
+    pub ext: [u8; 36],
+}
+
+impl Default for ConnRsp {
+    fn default() -> Self {
+        Self {
+            errno: 0,
+            queue_depth: 0,
+            max_io_size: 0,
+            max_hdr_size: 0,
+            new_rkey: false,
+            ext: [0; 36],
+        }
+    }
+}
+
+impl ConnRsp {
+    /// Bytes of the message.
+    pub const LEN: usize = 56;
+    const NAME: &str = "CON_RSP";
+
+    /// An accept with these bounds.
+    pub fn accept(limits: Limits, new_rkey: bool) -> Self {
+        Self {
+            queue_depth: limits.queue_depth(),
+            max_io_size: limits.max_io_size(),
+            max_hdr_size: MAX_HDR_SIZE,
+            new_rkey,
+            ..Self::default()
+        }
+    }
+
+    /// A reject with this positive errno. 0 becomes ECONNRESET: the kernel's client ignores a
+    /// reject without an error and waits its 30 s out.
+    pub fn reject(errno: u16) -> Self {
+        let errno = match errno::fit(i32::from(errno)) {
+            0 => errno::ECONNRESET,
+            errno => errno,
+        };
+        Self { errno: -errno.cast_signed(), ..Self::default() }
+    }
+
+    /// The message as it travels.
+    pub fn encode(&self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        put(&mut out, 0, MAGIC.to_le_bytes());
+        put(&mut out, 2, VERSION.to_le_bytes());
+        put(&mut out, 4, self.errno.to_le_bytes());
+        put(&mut out, 6, self.queue_depth.to_le_bytes());
+        put(&mut out, 8, self.max_io_size.to_le_bytes());
+        put(&mut out, 12, self.max_hdr_size.to_le_bytes());
+        put(&mut out, 16, if self.new_rkey { NEW_RKEY } else { 0 }.to_le_bytes());
+        put(&mut out, 20, self.ext);
+        out
+    }
+
+    /// Reads private data of an accept or a reject. The bounds are judged by
+    /// [`ConnRsp::chunk_size`], as only connection 0 has them.
+    ///
+    /// # Errors
+    /// Short data, magic, major version.
+    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let bytes: &[u8; Self::LEN] = fixed(Self::NAME, bytes)?;
+        check_magic(Self::NAME, bytes, 0)?;
+        Ok(Self {
+            errno: u16_at(bytes, 4).cast_signed(),
+            queue_depth: u16_at(bytes, 6),
+            max_io_size: u32_at(bytes, 8),
+            max_hdr_size: u32_at(bytes, 12),
+            new_rkey: u32_at(bytes, 16) & NEW_RKEY != 0,
+            ext: take(bytes, 20),
+        })
+    }
+
+    /// Bytes of a chunk: data and header room together. Judges the bounds of an accept: a depth,
+    /// room for a header, and the 28-bit rule. The sum need not be a power of two.
+    ///
+    /// # Errors
+    /// Which bound cannot be worked with.
+    pub fn chunk_size(&self) -> Result<u32, WireError> {
+        if self.queue_depth == 0 {
+            return Err(WireError::value(Self::NAME, 6, "queue_depth", 0, "1 to 65535"));
+        }
+        let wrong_io = |expected| {
+            WireError::value(Self::NAME, 8, "max_io_size", u64::from(self.max_io_size), expected)
+        };
+        if self.max_io_size < 512 {
+            return Err(wrong_io("at least one sector"));
+        }
+        if self.max_hdr_size < 512 {
+            let found = u64::from(self.max_hdr_size);
+            return Err(WireError::value(Self::NAME, 12, "max_hdr_size", found, "at least 512"));
+        }
+        let sum = self.max_io_size.checked_add(self.max_hdr_size);
+        let chunk_size = sum.ok_or(wrong_io("less than 4 GiB with max_hdr_size"))?;
+        let bits = ceil_log2(u32::from(self.queue_depth)) + ceil_log2(chunk_size);
+        if bits > IMM_PAYLOAD_BITS {
+            return Err(wrong_io("chunk and depth within 28 bits"));
+        }
+        Ok(chunk_size)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request() -> ConnReq {
+        ConnReq { cid: ConnIndex(1), cid_num: 5, recon_cnt: 1, ..ConnReq::default() }
+    }
+
+    #[test]
+    fn a_connect_is_judged_field_by_field() {
+        let good = request().encode();
+        let fault = |at: usize, byte: u8| {
+            let mut bytes = good;
+            bytes[at] = byte;
+            ConnReq::decode(&bytes).map_err(|e| e.at)
+        };
+        assert_eq!(fault(2, 0xbc), Err(2));
+        assert_eq!(fault(5, 1), Err(4), "major version");
+        assert!(fault(4, 9).is_ok(), "minor version");
+        assert_eq!(fault(8, 0), Err(8), "no connections");
+        assert_eq!(fault(9, 0x11), Err(8), "too many connections");
+        assert_eq!(fault(6, 5), Err(6), "cid at cid_num");
+        assert_eq!(fault(0, 0xff), Ok(request()), "CMA bytes are not ours");
+        assert_eq!(ConnReq::decode(&good[..55]).map_err(|e| e.at), Err(55));
+        let mut padded = [0xee; 92];
+        padded[..56].copy_from_slice(&good);
+        assert_eq!(ConnReq::decode(&padded), Ok(request()));
+    }
+
+    #[test]
+    fn a_reject_is_never_without_error() {
+        assert_eq!(ConnRsp::reject(104).errno, -104);
+        assert_eq!(ConnRsp::reject(0).errno, -104);
+        assert_eq!(ConnRsp::reject(524).errno, -95);
+        assert_eq!(ConnRsp::reject(u16::MAX).errno, -5);
+        assert_eq!(ConnRsp::reject(6).encode()[4..6], [0xfa, 0xff]);
+    }
+
+    #[test]
+    fn bounds_of_an_accept_are_judged() {
+        let good = ConnRsp::accept(Limits::DEFAULT, true);
+        assert_eq!(good.chunk_size(), Ok(131_072));
+        let fault = |change: fn(&mut ConnRsp)| {
+            let mut rsp = good;
+            change(&mut rsp);
+            rsp.chunk_size().map_err(|e| e.at)
+        };
+        assert_eq!(fault(|r| r.queue_depth = 0), Err(6));
+        assert_eq!(fault(|r| r.max_io_size = 511), Err(8));
+        assert_eq!(fault(|r| r.max_hdr_size = 0), Err(12));
+        assert_eq!(fault(|r| r.max_io_size = u32::MAX), Err(8));
+        assert_eq!(fault(|r| r.max_io_size = 1 << 19), Err(8), "one bit too many");
+        assert_eq!(fault(|r| r.max_io_size = (1 << 19) - 4096), Ok(1 << 19));
+    }
+}

@@ -1,0 +1,351 @@
+//! RNBD's control messages: SESS_INFO, OPEN, CLOSE and the answers to the first two.
+//!
+//! A client sends them as user headers on the service connection; the server writes the answers
+//! to memory the client named. What the fields mean for a device, and which values suit a kernel
+//! client, is in docs/PROTOCOL.md; nothing here judges a device.
+
+use super::RNBD_VERSION;
+use super::bytes::{expect_type, fixed, put, u16_at, u32_at, u64_at};
+use super::error::{Fault, WireError};
+use super::name::{Name, name_len};
+use crate::limits::NAME_FIELD_LEN;
+
+pub(super) const TYPE_SESS_INFO: u16 = 0;
+const TYPE_SESS_INFO_RSP: u16 = 1;
+pub(super) const TYPE_OPEN: u16 = 2;
+const TYPE_OPEN_RSP: u16 = 3;
+pub(super) const TYPE_CLOSE: u16 = 5;
+
+/// SESS_INFO: the first message of a session, where the client tells its version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessInfo {
+    /// Major version of RNBD that the sender speaks.
+    pub ver: u8,
+}
+
+impl SessInfo {
+    /// Bytes of the message.
+    pub const LEN: usize = 36;
+    const NAME: &str = "SESS_INFO";
+
+    /// The message of this implementation.
+    pub const fn new() -> Self {
+        Self { ver: RNBD_VERSION }
+    }
+
+    /// The message as it travels.
+    pub fn encode(&self) -> [u8; Self::LEN] {
+        sess_info(TYPE_SESS_INFO, self.ver)
+    }
+
+    /// Reads the message.
+    ///
+    /// # Errors
+    /// Short message, wrong type.
+    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let bytes: &[u8; Self::LEN] = fixed(Self::NAME, bytes)?;
+        expect_type(Self::NAME, bytes, (TYPE_SESS_INFO, "0 (SESS_INFO)"))?;
+        Ok(Self { ver: bytes[4] })
+    }
+}
+
+impl Default for SessInfo {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// SESS_INFO_RSP: the version both ends go by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessInfoRsp {
+    /// Major version of RNBD: the smaller of the two.
+    pub ver: u8,
+}
+
+impl SessInfoRsp {
+    /// Bytes of the message.
+    pub const LEN: usize = SessInfo::LEN;
+    const NAME: &str = "SESS_INFO_RSP";
+
+    /// The answer to a client's SESS_INFO.
+    pub fn answer(to: SessInfo) -> Self {
+        Self { ver: to.ver.min(RNBD_VERSION) }
+    }
+
+    /// The message as it travels.
+    pub fn encode(&self) -> [u8; Self::LEN] {
+        sess_info(TYPE_SESS_INFO_RSP, self.ver)
+    }
+
+    /// Reads the message.
+    ///
+    /// # Errors
+    /// Short message, wrong type.
+    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let bytes: &[u8; Self::LEN] = fixed(Self::NAME, bytes)?;
+        expect_type(Self::NAME, bytes, (TYPE_SESS_INFO_RSP, "1 (SESS_INFO_RSP)"))?;
+        Ok(Self { ver: bytes[4] })
+    }
+}
+
+fn sess_info(kind: u16, ver: u8) -> [u8; SessInfo::LEN] {
+    let mut out = [0; SessInfo::LEN];
+    put(&mut out, 0, kind.to_le_bytes());
+    out[4] = ver;
+    out
+}
+
+/// What a client wants to do with a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum AccessMode {
+    /// Read only; any number of clients.
+    ReadOnly,
+    /// Read and write; no other writer.
+    #[default]
+    ReadWrite,
+    /// Read and write beside one other writer, for live migration.
+    Migration,
+}
+
+impl AccessMode {
+    /// The byte on the wire.
+    pub const fn to_wire(self) -> u8 {
+        match self {
+            Self::ReadOnly => 0,
+            Self::ReadWrite => 1,
+            Self::Migration => 2,
+        }
+    }
+
+    /// The mode of a byte; None for a byte that has none.
+    pub const fn from_wire(byte: u8) -> Option<Self> {
+        match byte {
+            0 => Some(Self::ReadOnly),
+            1 => Some(Self::ReadWrite),
+            2 => Some(Self::Migration),
+            _ => None,
+        }
+    }
+
+    /// True when the client may write.
+    pub const fn may_write(self) -> bool {
+        !matches!(self, Self::ReadOnly)
+    }
+}
+
+/// OPEN: asks for a device by name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Open {
+    /// What for.
+    pub access: AccessMode,
+    /// Which; what names mean is the server's choice.
+    pub dev_name: Name,
+}
+
+impl Open {
+    /// Bytes of the message.
+    pub const LEN: usize = 264;
+    const NAME: &str = "OPEN";
+
+    /// The message as it travels.
+    pub fn encode(&self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        put(&mut out, 0, TYPE_OPEN.to_le_bytes());
+        out[4] = self.access.to_wire();
+        put(&mut out, 6, *self.dev_name.field());
+        out
+    }
+
+    /// Reads the message.
+    ///
+    /// # Errors
+    /// Short message, wrong type, unknown access mode, unterminated name.
+    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let (access, _) = Self::decode_in_place(bytes)?;
+        Ok(Self { access, dev_name: Name::from_field(Self::NAME, bytes, 6)? })
+    }
+
+    /// As [`Open::decode`], with the name left where it is.
+    pub(super) fn decode_in_place(bytes: &[u8]) -> Result<(AccessMode, &[u8]), WireError> {
+        let bytes: &[u8; Self::LEN] = fixed(Self::NAME, bytes)?;
+        expect_type(Self::NAME, bytes, (TYPE_OPEN, "2 (OPEN)"))?;
+        let Some(access) = AccessMode::from_wire(bytes[4]) else {
+            let found = u64::from(bytes[4]);
+            return Err(WireError::value(Self::NAME, 4, "access_mode", found, "0, 1 or 2"));
+        };
+        let unterminated = WireError { message: Self::NAME, at: 6, fault: Fault::Unterminated };
+        let field = bytes[6..].first_chunk::<NAME_FIELD_LEN>().ok_or(unterminated)?;
+        let len = name_len(field).ok_or(unterminated)?;
+        Ok((access, &field[..usize::from(len)]))
+    }
+}
+
+/// OPEN_RSP: the device as the server describes it. Limits are fixed while it is open.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpenRsp {
+    /// Names the device in this session; starts at 0.
+    pub device_id: u32,
+    /// Size in sectors of 512 bytes, whatever the block size.
+    pub nsectors: u64,
+    /// Largest transfer in sectors; clients ignore it.
+    pub max_hw_sectors: u32,
+    /// Largest write zeroes in sectors, 0 for none. Linux 6.8 and later; before, an unused field
+    /// that servers send as 0.
+    pub max_write_zeroes_sectors: u32,
+    /// Largest discard in sectors, 0 for none.
+    pub max_discard_sectors: u32,
+    /// Unit of discards in bytes.
+    pub discard_granularity: u32,
+    /// First discard-aligned byte.
+    pub discard_alignment: u32,
+    /// Preferred unit in bytes; at least the logical one, at most 32768.
+    pub physical_block_size: u16,
+    /// Unit of IO in bytes; a client refuses 0.
+    pub logical_block_size: u16,
+    /// Most segments of a transfer; clients ignore it.
+    pub max_segments: u16,
+    /// Discards can be secure, when not 0. Send 0: the kernel's client fails on secure erase.
+    pub secure_discard: u16,
+    /// The device rotates. Obsolete.
+    pub rotational: bool,
+    /// FUA is honoured (cache policy bit 0).
+    pub fua: bool,
+    /// There is a volatile cache (cache policy bit 1). Without it no flush and no FUA arrives,
+    /// and each write must be durable when it is answered.
+    pub write_cache: bool,
+}
+
+impl OpenRsp {
+    /// Bytes of the message.
+    pub const LEN: usize = 56;
+    const NAME: &str = "OPEN_RSP";
+    const CACHE_FUA: u8 = 1;
+    const CACHE_WRITEBACK: u8 = 2;
+
+    /// The message as it travels.
+    pub fn encode(&self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        put(&mut out, 0, TYPE_OPEN_RSP.to_le_bytes());
+        put(&mut out, 4, self.device_id.to_le_bytes());
+        put(&mut out, 8, self.nsectors.to_le_bytes());
+        put(&mut out, 16, self.max_hw_sectors.to_le_bytes());
+        put(&mut out, 20, self.max_write_zeroes_sectors.to_le_bytes());
+        put(&mut out, 24, self.max_discard_sectors.to_le_bytes());
+        put(&mut out, 28, self.discard_granularity.to_le_bytes());
+        put(&mut out, 32, self.discard_alignment.to_le_bytes());
+        put(&mut out, 36, self.physical_block_size.to_le_bytes());
+        put(&mut out, 38, self.logical_block_size.to_le_bytes());
+        put(&mut out, 40, self.max_segments.to_le_bytes());
+        put(&mut out, 42, self.secure_discard.to_le_bytes());
+        out[44] = u8::from(self.rotational);
+        out[45] = if self.fua { Self::CACHE_FUA } else { 0 }
+            | if self.write_cache { Self::CACHE_WRITEBACK } else { 0 };
+        out
+    }
+
+    /// Reads the message. Its numbers are for the caller to judge.
+    ///
+    /// # Errors
+    /// Short message, wrong type.
+    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let bytes: &[u8; Self::LEN] = fixed(Self::NAME, bytes)?;
+        expect_type(Self::NAME, bytes, (TYPE_OPEN_RSP, "3 (OPEN_RSP)"))?;
+        Ok(Self {
+            device_id: u32_at(bytes, 4),
+            nsectors: u64_at(bytes, 8),
+            max_hw_sectors: u32_at(bytes, 16),
+            max_write_zeroes_sectors: u32_at(bytes, 20),
+            max_discard_sectors: u32_at(bytes, 24),
+            discard_granularity: u32_at(bytes, 28),
+            discard_alignment: u32_at(bytes, 32),
+            physical_block_size: u16_at(bytes, 36),
+            logical_block_size: u16_at(bytes, 38),
+            max_segments: u16_at(bytes, 40),
+            secure_discard: u16_at(bytes, 42),
+            rotational: bytes[44] != 0,
+            fua: bytes[45] & Self::CACHE_FUA != 0,
+            write_cache: bytes[45] & Self::CACHE_WRITEBACK != 0,
+        })
+    }
+}
+
+/// CLOSE: gives a device back. Closing an unknown one succeeds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Close {
+    /// The device, as OPEN_RSP named it.
+    pub device_id: u32,
+}
+
+impl Close {
+    /// Bytes of the message.
+    pub const LEN: usize = 8;
+    const NAME: &str = "CLOSE";
+
+    /// The message as it travels.
+    pub fn encode(&self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        put(&mut out, 0, TYPE_CLOSE.to_le_bytes());
+        put(&mut out, 4, self.device_id.to_le_bytes());
+        out
+    }
+
+    /// Reads the message.
+    ///
+    /// # Errors
+    /// Short message, wrong type.
+    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let bytes: &[u8; Self::LEN] = fixed(Self::NAME, bytes)?;
+        expect_type(Self::NAME, bytes, (TYPE_CLOSE, "5 (CLOSE)"))?;
+        Ok(Self { device_id: u32_at(bytes, 4) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn garbage_in_reserved_bytes_is_not_judged() {
+        let mut bytes = [0xcc; SessInfo::LEN];
+        bytes[..2].fill(0);
+        bytes[4] = 9;
+        let info = SessInfo::decode(&bytes).unwrap();
+        assert_eq!(info.ver, 9);
+        assert_eq!(SessInfoRsp::answer(info).ver, 2);
+        assert_eq!(SessInfoRsp::answer(SessInfo { ver: 1 }).ver, 1);
+
+        let mut bytes = [0xcc; Open::LEN];
+        bytes[..2].copy_from_slice(&[2, 0]);
+        bytes[4] = 1;
+        bytes[6..9].copy_from_slice(b"v0\0");
+        let open = Open::decode(&bytes).unwrap();
+        let v0 = Name::new(b"v0").unwrap();
+        assert_eq!(open, Open { access: AccessMode::ReadWrite, dev_name: v0 });
+        assert!(open.encode()[9..].iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn an_open_is_judged() {
+        let good = Open { access: AccessMode::Migration, dev_name: Name::new(b"v").unwrap() };
+        let mut bytes = good.encode();
+        bytes[4] = 3;
+        assert_eq!(Open::decode(&bytes).unwrap_err().at, 4);
+        bytes[4] = 0;
+        bytes[6..261].fill(b'x');
+        assert_eq!(Open::decode(&bytes).unwrap_err().fault, Fault::Unterminated);
+        bytes[260] = 0;
+        assert_eq!(Open::decode(&bytes).unwrap().dev_name.as_bytes().len(), 254);
+        assert_eq!(Open::decode(&bytes[..263]).unwrap_err().at, 263);
+    }
+
+    #[test]
+    fn access_modes_survive_the_wire() {
+        for byte in 0..=u8::MAX {
+            match AccessMode::from_wire(byte) {
+                Some(mode) => assert_eq!(mode.to_wire(), byte),
+                None => assert!(byte > 2),
+            }
+        }
+        assert!(!AccessMode::ReadOnly.may_write() && AccessMode::Migration.may_write());
+    }
+}

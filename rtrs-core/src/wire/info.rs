@@ -1,0 +1,259 @@
+//! INFO_REQ and INFO_RSP: the introduction of a path on its service connection.
+//!
+//! The client names its session; the server answers with the descriptors of its chunks, one for
+//! all or up to one each. [`InfoRsp::chunks`] expands them into a table, one entry a permit, and
+//! makes every check of the kernel's client (rtrs-clt.c, process_info_rsp). This runs once per
+//! connect and may allocate.
+
+use std::ops::Range;
+
+use super::bytes::{expect_type, fixed, put, u16_at, u32_at, u64_at};
+use super::error::WireError;
+use super::name::Name;
+use crate::ids::Rkey;
+use crate::limits::{IMM_PAYLOAD_BITS, ceil_log2};
+
+/// INFO_REQ, sent as the first message of connection 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InfoReq {
+    /// The session's name. Servers refuse '/' and '.' in it: [`Name::check_session_name`].
+    pub session_name: Name,
+}
+
+impl InfoReq {
+    /// Bytes of the message.
+    pub const LEN: usize = 272;
+    /// Room for extensions: zero, and ignored by kernels.
+    pub const EXT: Range<usize> = 257..272;
+    const NAME: &str = "INFO_REQ";
+    const TYPE: u16 = 0;
+
+    /// The message as it travels.
+    pub fn encode(&self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        put(&mut out, 0, Self::TYPE.to_le_bytes());
+        put(&mut out, 2, *self.session_name.field());
+        out
+    }
+
+    /// Reads the message. The name is not yet judged as a session's.
+    ///
+    /// # Errors
+    /// Short message, wrong type, unterminated name.
+    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let bytes: &[u8; Self::LEN] = fixed(Self::NAME, bytes)?;
+        expect_type(Self::NAME, bytes, (Self::TYPE, "0 (INFO_REQ)"))?;
+        Ok(Self { session_name: Name::from_field(Self::NAME, bytes, 2)? })
+    }
+}
+
+/// sg_desc: memory of the sender that the peer may write.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SgDesc {
+    /// First byte, as the peer must name it. Opaque.
+    pub addr: u64,
+    /// Key of the memory.
+    pub key: Rkey,
+    /// Bytes.
+    pub len: u32,
+}
+
+impl SgDesc {
+    /// Bytes of a descriptor.
+    pub const LEN: usize = 16;
+
+    /// The descriptor as it travels.
+    pub fn encode(&self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        put(&mut out, 0, self.addr.to_le_bytes());
+        put(&mut out, 8, self.key.0.to_le_bytes());
+        put(&mut out, 12, self.len.to_le_bytes());
+        out
+    }
+
+    /// Reads a descriptor; any bytes are one.
+    ///
+    /// # Errors
+    /// Fewer than 16 bytes.
+    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let bytes: &[u8; Self::LEN] = fixed("sg_desc", bytes)?;
+        Ok(Self { addr: u64_at(bytes, 0), key: Rkey(u32_at(bytes, 8)), len: u32_at(bytes, 12) })
+    }
+}
+
+/// INFO_RSP, the first message of the server on connection 0.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InfoRsp {
+    /// Descriptors of the chunks in order of their numbers.
+    pub descs: Vec<SgDesc>,
+}
+
+impl InfoRsp {
+    /// Bytes before the descriptors.
+    pub const HEAD_LEN: usize = 8;
+    /// Room for extensions: zero, and ignored by kernels.
+    pub const EXT: Range<usize> = 4..8;
+    const NAME: &str = "INFO_RSP";
+    const TYPE: u16 = 1;
+
+    /// Bytes of a message with that many descriptors. A client posts a receive of
+    /// `len_for(queue_depth)`.
+    pub const fn len_for(descs: usize) -> usize {
+        Self::HEAD_LEN + SgDesc::LEN * descs
+    }
+
+    /// Bytes of this message.
+    pub const fn encoded_len(&self) -> usize {
+        Self::len_for(self.descs.len())
+    }
+
+    /// Writes the message to the front of `out` and returns its length.
+    ///
+    /// # Panics
+    /// When `out` is shorter than [`InfoRsp::encoded_len`] or there are more than 65535
+    /// descriptors: both are the caller's own sums.
+    pub fn encode(&self, out: &mut [u8]) -> usize {
+        let count = u16::try_from(self.descs.len()).expect("at most one descriptor per chunk");
+        let (head, tail) = out[..self.encoded_len()].split_at_mut(Self::HEAD_LEN);
+        put(head, 0, Self::TYPE.to_le_bytes());
+        put(head, 2, count.to_le_bytes());
+        put(head, 4, [0; 4]);
+        for (desc, at) in self.descs.iter().zip(tail.chunks_exact_mut(SgDesc::LEN)) {
+            put(at, 0, desc.encode());
+        }
+        self.encoded_len()
+    }
+
+    /// Reads the message. Its sums are judged by [`InfoRsp::chunks`].
+    ///
+    /// # Errors
+    /// Short message, wrong type, no descriptor.
+    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let head: &[u8; Self::HEAD_LEN] = fixed(Self::NAME, bytes)?;
+        expect_type(Self::NAME, head, (Self::TYPE, "1 (INFO_RSP)"))?;
+        let count = usize::from(u16_at(head, 2));
+        if count == 0 {
+            return Err(WireError::value(Self::NAME, 2, "sg_cnt", 0, "at least 1"));
+        }
+        let need = Self::len_for(count);
+        let Some(body) = bytes.get(Self::HEAD_LEN..need) else {
+            return Err(WireError::short(Self::NAME, need, bytes.len()));
+        };
+        let descs = body.chunks_exact(SgDesc::LEN).map(SgDesc::decode);
+        Ok(Self { descs: descs.collect::<Result<_, _>>()? })
+    }
+
+    /// The chunks, one entry a permit, each `chunk_size` bytes long.
+    ///
+    /// # Errors
+    /// The count does not divide the depth; a length is zero or no multiple of the chunk; the
+    /// chunks are not covered exactly; the pool exceeds 32 bits; descriptor count and chunk break
+    /// the 28-bit rule; an address runs over.
+    pub fn chunks(&self, queue_depth: u16, chunk_size: u32) -> Result<Vec<SgDesc>, WireError> {
+        let depth = usize::from(queue_depth);
+        let count = self.descs.len();
+        let mismatch = |at, field, found: u64, against, bound: u64| {
+            WireError::mismatch(Self::NAME, at, (field, found), (against, bound))
+        };
+        if count == 0 || !depth.is_multiple_of(count) || depth == 0 {
+            return Err(mismatch(2, "sg_cnt", count as u64, "queue depth", depth as u64));
+        }
+        // At most 65535, as it divides the depth.
+        #[allow(clippy::cast_possible_truncation, reason = "at most 65535")]
+        let bits = ceil_log2(count as u32) + ceil_log2(chunk_size);
+        let pool = u32::from(queue_depth).checked_mul(chunk_size);
+        let (Some(pool), true) = (pool, chunk_size > 0 && bits <= IMM_PAYLOAD_BITS) else {
+            return Err(mismatch(2, "sg_cnt", count as u64, "chunk size", chunk_size.into()));
+        };
+        let mut table = Vec::with_capacity(depth);
+        for (index, desc) in self.descs.iter().enumerate() {
+            let at = Self::len_for(index);
+            let len_at = at + 12;
+            if desc.len == 0 || !desc.len.is_multiple_of(chunk_size) {
+                let len = u64::from(desc.len);
+                return Err(mismatch(len_at, "len", len, "chunk size", chunk_size.into()));
+            }
+            let chunks = (desc.len / chunk_size) as usize;
+            if chunks > depth - table.len() {
+                let len = u64::from(desc.len);
+                return Err(mismatch(len_at, "len", len, "pool size", pool.into()));
+            }
+            if desc.addr.checked_add(u64::from(desc.len) - 1).is_none() {
+                let len = u64::from(desc.len);
+                return Err(mismatch(at, "addr", desc.addr, "its length", len));
+            }
+            let addrs = (desc.addr..=u64::MAX).step_by(chunk_size as usize).take(chunks);
+            table.extend(addrs.map(|addr| SgDesc { addr, key: desc.key, len: chunk_size }));
+        }
+        if table.len() != depth {
+            let (have, depth) = (table.len() as u64, depth as u64);
+            return Err(mismatch(2, "chunks described", have, "queue depth", depth));
+        }
+        Ok(table)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn desc(addr: u64, key: u32, len: u32) -> SgDesc {
+        SgDesc { addr, key: Rkey(key), len }
+    }
+
+    #[test]
+    fn one_descriptor_covers_all_chunks() {
+        let rsp = InfoRsp { descs: vec![desc(0x1000, 7, 4 * 8192)] };
+        let table = rsp.chunks(4, 8192).unwrap();
+        assert_eq!(table.len(), 4);
+        assert_eq!(table[3], desc(0x1000 + 3 * 8192, 7, 8192));
+    }
+
+    #[test]
+    fn descriptors_may_be_one_each() {
+        let descs: Vec<_> = (0..512).map(|i| desc(u64::from(i) << 32, i, 131_072)).collect();
+        let table = InfoRsp { descs: descs.clone() }.chunks(512, 131_072).unwrap();
+        assert_eq!(table, descs);
+    }
+
+    #[test]
+    fn a_pool_may_end_with_the_address_space() {
+        let rsp = InfoRsp { descs: vec![desc(u64::MAX - 16383, 1, 16384)] };
+        assert_eq!(rsp.chunks(2, 8192).unwrap()[1].addr, u64::MAX - 8191);
+        let rsp = InfoRsp { descs: vec![desc(u64::MAX - 16382, 1, 16384)] };
+        assert_eq!(rsp.chunks(2, 8192).unwrap_err().at, 8);
+    }
+
+    #[test]
+    fn wrong_tables_are_refused() {
+        let fault = |descs: &[SgDesc], depth, chunk| {
+            InfoRsp { descs: descs.to_vec() }.chunks(depth, chunk).map_err(|e| e.at)
+        };
+        let one = desc(0, 1, 8192);
+        assert_eq!(fault(&[], 1, 8192), Err(2), "no descriptor");
+        assert_eq!(fault(&[one; 3], 4, 8192), Err(2), "3 does not divide 4");
+        assert_eq!(fault(&[one], 0, 8192), Err(2), "no depth");
+        assert_eq!(fault(&[one], 1, 0), Err(2), "no chunk size");
+        assert_eq!(fault(&[desc(0, 1, 0)], 1, 8192), Err(20), "empty");
+        assert_eq!(fault(&[desc(0, 1, 8193)], 1, 8192), Err(20), "not a multiple");
+        assert_eq!(fault(&[one], 2, 8192), Err(2), "one chunk is missing");
+        assert_eq!(fault(&[desc(0, 1, 3 * 8192)], 2, 8192), Err(20), "one too many");
+        let uneven = [desc(0, 1, 4 * 8192), one];
+        assert_eq!(fault(&uneven, 4, 8192), Err(36), "covered before the last descriptor");
+        assert_eq!(fault(&[one; 2], 2, 1 << 28), Err(2), "28-bit rule");
+        assert_eq!(fault(&[desc(0, 1, 1 << 27)], 64, 1 << 27), Err(2), "pool of 8 GiB");
+        assert_eq!(fault(&[desc(0, 1, u32::MAX)], u16::MAX, 1), Err(20), "no table from a lie");
+    }
+
+    #[test]
+    fn a_short_table_is_refused() {
+        let mut bytes = [0; 40];
+        let len = InfoRsp { descs: vec![desc(1, 2, 3); 2] }.encode(&mut bytes);
+        assert_eq!(len, 40);
+        assert_eq!(InfoRsp::decode(&bytes[..39]).unwrap_err().at, 39);
+        bytes[2] = 0;
+        assert_eq!(InfoRsp::decode(&bytes).unwrap_err().at, 2);
+        bytes[0] = 9;
+        assert_eq!(InfoRsp::decode(&bytes).unwrap_err().at, 0);
+    }
+}

@@ -1,0 +1,44 @@
+//! Every message of RTRS and RNBD, byte for byte as the Linux modules speak them.
+//!
+//! The map, in the order of a session's life: [`ConnReq`] and [`ConnRsp`] connect, [`InfoReq`]
+//! and [`InfoRsp`] introduce, [`SessInfo`], [`Open`], [`OpenRsp`], [`Close`] concern the export;
+//! then an [`IoHeader`] and a [`ReadMsg`] or [`WriteMsg`] per IO, announced and answered by an
+//! [`Imm`], with an [`RkeyRsp`] where keys rotate. [`ChunkLayout`] says where a client puts them in
+//! a chunk, [`ChunkRequest`] finds and judges them there.
+//!
+//! Promises: decoding never panics, whatever the bytes; it takes messages that are longer than
+//! they must be; reserved bytes are never judged on input (the kernel's client sends what its
+//! stack held) and always zero on output. Integers are little-endian, loaded byte by byte.
+//! Nothing of an IO allocates. Both ends call it; it knows no socket, clock or memory region.
+//! Layouts: docs/PROTOCOL.md; golden vectors: `tests/golden/rtrs.hex`.
+
+mod bytes;
+mod chunk;
+mod conn;
+pub mod errno;
+mod error;
+mod export;
+mod fuzz;
+mod imm;
+mod info;
+mod io;
+mod name;
+mod rkey;
+
+pub use chunk::{ChunkLayout, ChunkRequest, Message, USER_LEN_MAX, UserMessage};
+pub use conn::{ConnReq, ConnRsp};
+pub use errno::errno_name;
+pub use error::{Fault, WireError};
+pub use export::{AccessMode, Close, Open, OpenRsp, SessInfo, SessInfoRsp};
+#[doc(hidden)]
+pub use fuzz::fuzz;
+pub use imm::{Imm, MemBits};
+pub use info::{InfoReq, InfoRsp, SgDesc};
+pub use io::{IoHeader, ReadMsg, Rw, RwOp, WriteMsg};
+pub use name::{Name, NameError};
+pub use rkey::RkeyRsp;
+
+/// RTRS 2.0, as CON_REQ and CON_RSP carry it; only the major version is compared.
+pub const VERSION: u16 = 0x0200;
+/// Major version of RNBD, as SESS_INFO carries it.
+pub const RNBD_VERSION: u8 = 2;

@@ -1,0 +1,181 @@
+//! `Name`: a session or device name as it travels, at most 254 bytes in place.
+//!
+//! The kernel's names are bytes, so ours are: no encoding is demanded. `Display` shows them for
+//! people and logs, with control characters escaped and bytes that are no UTF-8 replaced, since
+//! a peer chooses them.
+
+use std::fmt::{self, Write as _};
+
+use super::bytes::take;
+use super::error::{Fault, WireError};
+use crate::limits::{NAME_FIELD_LEN, NAME_LEN_MAX};
+
+/// A name without NUL, of 0 to 254 bytes, stored in place.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Name {
+    /// Bytes behind `len` are zero, so that derived equality is equality of names.
+    bytes: [u8; NAME_FIELD_LEN],
+    len: u8,
+}
+
+/// Why bytes cannot be a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NameError {
+    /// It does not fit its field.
+    #[error("the name has {0} bytes, at most {NAME_LEN_MAX} fit")]
+    TooLong(usize),
+    /// It has a NUL inside.
+    #[error("the name has a NUL at byte {0}")]
+    Nul(usize),
+    /// There is none.
+    #[error("the name is empty")]
+    Empty,
+    /// A session's name has a character that servers refuse.
+    #[error("the session name has '{character}' at byte {at}; '/' and '.' are not allowed")]
+    Character {
+        /// The character.
+        character: char,
+        /// Where it stands.
+        at: usize,
+    },
+}
+
+impl Name {
+    /// A name of these bytes.
+    ///
+    /// # Errors
+    /// More than 254 bytes, or a NUL among them.
+    pub fn new(name: &[u8]) -> Result<Self, NameError> {
+        if name.len() > NAME_LEN_MAX {
+            return Err(NameError::TooLong(name.len()));
+        }
+        if let Some(at) = name.iter().position(|&byte| byte == 0) {
+            return Err(NameError::Nul(at));
+        }
+        let mut bytes = [0; NAME_FIELD_LEN];
+        bytes[..name.len()].copy_from_slice(name);
+        #[allow(clippy::cast_possible_truncation, reason = "at most 254")]
+        Ok(Self { bytes, len: name.len() as u8 })
+    }
+
+    /// The bytes of the name, without a NUL.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+
+    /// True for a name of no bytes.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Judges the name as a session's: not empty, no `/`, no `.`, as the kernel's server demands
+    /// (rtrs-srv.c, process_info_req).
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn check_session_name(&self) -> Result<(), NameError> {
+        if self.is_empty() {
+            return Err(NameError::Empty);
+        }
+        match self.as_bytes().iter().position(|byte| matches!(byte, b'/' | b'.')) {
+            Some(at) => Err(NameError::Character { character: char::from(self.bytes[at]), at }),
+            None => Ok(()),
+        }
+    }
+
+    /// The field as it travels: the name, its NUL, zeroes.
+    pub(super) const fn field(&self) -> &[u8; NAME_FIELD_LEN] {
+        &self.bytes
+    }
+
+    /// The name in a field at `at` of a message. Bytes behind the NUL are garbage and not looked
+    /// at.
+    pub(super) fn from_field(
+        message: &'static str,
+        bytes: &[u8],
+        at: usize,
+    ) -> Result<Self, WireError> {
+        let mut field: [u8; NAME_FIELD_LEN] = take(bytes, at);
+        let len = name_len(&field).ok_or(WireError { message, at, fault: Fault::Unterminated })?;
+        field[usize::from(len)..].fill(0);
+        Ok(Self { bytes: field, len })
+    }
+}
+
+/// Bytes before the NUL of a field; None when it has none.
+#[allow(clippy::cast_possible_truncation, reason = "at most 254")]
+pub(super) fn name_len(field: &[u8; NAME_FIELD_LEN]) -> Option<u8> {
+    field.iter().position(|&byte| byte == 0).map(|len| len as u8)
+}
+
+impl Default for Name {
+    fn default() -> Self {
+        Self { bytes: [0; NAME_FIELD_LEN], len: 0 }
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for chunk in self.as_bytes().utf8_chunks() {
+            for character in chunk.valid().chars() {
+                if character.is_control() {
+                    write!(f, "{}", character.escape_default())?;
+                } else {
+                    f.write_char(character)?;
+                }
+            }
+            if !chunk.invalid().is_empty() {
+                f.write_char(char::REPLACEMENT_CHARACTER)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{self}\"")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn takes_254_bytes_and_no_more() {
+        assert_eq!(Name::new(&[b'x'; 254]).unwrap().as_bytes().len(), 254);
+        assert_eq!(Name::new(&[b'x'; 255]), Err(NameError::TooLong(255)));
+        assert_eq!(Name::new(b"a\0b"), Err(NameError::Nul(1)));
+        assert!(Name::new(b"").unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_field_needs_its_nul_and_ignores_what_follows() {
+        assert_eq!(
+            Name::from_field("OPEN", &[b'x'; 300], 6).unwrap_err(),
+            WireError { message: "OPEN", at: 6, fault: Fault::Unterminated }
+        );
+        let mut field = [0xaa; 300];
+        field[6] = b'v';
+        field[7] = 0;
+        assert_eq!(Name::from_field("OPEN", &field, 6).unwrap(), Name::new(b"v").unwrap());
+    }
+
+    #[test]
+    fn session_names_are_judged() {
+        let check = |name: &[u8]| Name::new(name).unwrap().check_session_name();
+        assert_eq!(check(b"goldn"), Ok(()));
+        assert_eq!(check(b""), Err(NameError::Empty));
+        assert_eq!(check(b"a/b"), Err(NameError::Character { character: '/', at: 1 }));
+        assert_eq!(check(b"vol.1"), Err(NameError::Character { character: '.', at: 3 }));
+    }
+
+    #[test]
+    fn shows_hostile_bytes_harmlessly() {
+        let show = |name: &[u8]| Name::new(name).unwrap().to_string();
+        assert_eq!(show("härte".as_bytes()), "härte");
+        assert_eq!(show(b"a\x1b[2Jb\n"), "a\\u{1b}[2Jb\\n");
+        assert_eq!(show(b"\xff\xfeok"), "\u{fffd}\u{fffd}ok");
+    }
+}
