@@ -11,7 +11,7 @@ pub(super) fn fixed<'a, const N: usize>(
     message: &'static str,
     bytes: &'a [u8],
 ) -> Result<&'a [u8; N], WireError> {
-    bytes.first_chunk::<N>().ok_or(WireError::short(message, N, bytes.len()))
+    bytes.first_chunk::<N>().ok_or_else(|| WireError::short(message, N, bytes.len()))
 }
 
 /// `N` bytes at a constant offset of an array. A wrong offset is our own fault and panics.

@@ -165,7 +165,7 @@ impl ChunkRequest {
         if usr as usize + message_len > MAX_HDR_SIZE as usize {
             return Err(wrong("the header room of", MAX_HDR_SIZE));
         }
-        let data_len = off.checked_sub(usr).ok_or(wrong("off", off))?;
+        let data_len = off.checked_sub(usr).ok_or_else(|| wrong("off", off))?;
         Ok(Self { message, data_len, usr_len })
     }
 

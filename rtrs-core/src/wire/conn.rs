@@ -209,7 +209,7 @@ impl ConnRsp {
             return Err(WireError::value(Self::NAME, 12, "max_hdr_size", found, "at least 512"));
         }
         let sum = self.max_io_size.checked_add(self.max_hdr_size);
-        let chunk_size = sum.ok_or(wrong_io("less than 4 GiB with max_hdr_size"))?;
+        let chunk_size = sum.ok_or_else(|| wrong_io("less than 4 GiB with max_hdr_size"))?;
         let bits = ceil_log2(u32::from(self.queue_depth)) + ceil_log2(chunk_size);
         if bits > IMM_PAYLOAD_BITS {
             return Err(wrong_io("chunk and depth within 28 bits"));
