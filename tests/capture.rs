@@ -39,7 +39,7 @@ fn tshark_decodes_a_session_as_iwarp() {
     });
     std::thread::sleep(Duration::from_millis(300));
 
-    let mut client = Client::attach("vol0").path(server.portal()).args(&["--shards", "1"]).start();
+    let client = Client::attach("vol0").path(server.portal()).args(&["--shards", "1"]).start();
     {
         let mut nbd = nbd_client(&client);
         let small: Vec<u8> = (0..4096u32).map(|i| (i % 251) as u8).collect();
