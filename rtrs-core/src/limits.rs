@@ -188,7 +188,8 @@ pub enum LimitsError {
     /// Each is legal, but chunk number and offset do not fit the 28 bits together.
     #[error(
         "queue depth {queue_depth} and chunk size {chunk_size} do not fit the 28 bits they share \
-         in a request; use a depth of at most {depth_max}, or chunks of at most {chunk_max} bytes{}",
+         in a request; use a depth of at most {depth_max}, or chunks of at most {chunk_max} \
+         bytes{}",
         if *chunk_max < CHUNK_SIZE_MIN { " (which is too small to be used)" } else { "" }
     )]
     DoNotFit {
