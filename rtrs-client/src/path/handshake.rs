@@ -57,6 +57,7 @@ pub(crate) fn conn_response(private_data: &[u8]) -> Result<Granted, String> {
     if rsp.errno != 0 {
         return Err(format!("accepted with error {}", rsp.errno));
     }
+    let chunk_size = rsp.chunk_size().map_err(|e| format!("bad connect response: {e}"))?;
     if rsp.queue_depth == 0 || rsp.max_io_size < 4096 || rsp.max_hdr_size < 512 {
         return Err(format!(
             "unusable bounds: queue depth {}, largest request {}, largest header {}",
@@ -66,7 +67,7 @@ pub(crate) fn conn_response(private_data: &[u8]) -> Result<Granted, String> {
     Ok(Granted {
         queue_depth: rsp.queue_depth,
         max_io_size: rsp.max_io_size,
-        max_hdr_size: rsp.max_hdr_size,
+        chunk_size,
     })
 }
 
@@ -296,9 +297,8 @@ impl ServiceConnection {
         }
         let mut bytes = vec![0; len.min(InfoRsp::len_for(usize::from(granted.queue_depth)))];
         self.memory()?.copy_out(INFO_RSP_AT, &mut bytes);
-        let chunk_size = granted.max_io_size + granted.max_hdr_size;
         let table = InfoRsp::decode(&bytes)
-            .and_then(|rsp| rsp.chunks(granted.queue_depth, chunk_size))
+            .and_then(|rsp| rsp.chunks(granted.queue_depth, granted.chunk_size))
             .map_err(|e| format!("bad INFO_RSP: {e}"))?;
         let chunks: Arc<[RemoteMem]> =
             table.iter().map(|c| RemoteMem { addr: c.addr, rkey: c.key }).collect();

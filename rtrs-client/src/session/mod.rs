@@ -76,7 +76,8 @@ pub struct SessionConfig {
 pub(crate) struct Granted {
     pub(crate) queue_depth: u16,
     pub(crate) max_io_size: u32,
-    pub(crate) max_hdr_size: u32,
+    /// Bytes of a chunk: the largest request and its header.
+    pub(crate) chunk_size: u32,
 }
 
 /// The device as the server described it.
