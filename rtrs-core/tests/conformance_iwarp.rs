@@ -1,0 +1,109 @@
+//! The `tcp` provider passes the suite over loopback, with and without checksums, and with
+//! the three cores of a harness on rings of their own.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use rtrs_core::fabric::Fabric;
+use rtrs_core::fabric::conformance::{Harness, Side};
+use rtrs_core::fabric::iwarp::{IwarpFabric, IwarpOptions, IwarpShared};
+use rtrs_core::rt::{Clock, Ring};
+use rtrs_core::time::{Duration, Instant};
+
+/// Rings first in no particular order: each fabric holds its own.
+struct Tcp {
+    rings: [Rc<Ring>; 3],
+    a: IwarpFabric,
+    b: IwarpFabric,
+    second: IwarpFabric,
+    idle: u32,
+    /// Sockets that make an address silent.
+    full: Option<(socket2::Socket, Vec<TcpStream>)>,
+}
+
+impl Tcp {
+    fn new(options: &IwarpOptions) -> Self {
+        let rings = [(); 3].map(|()| Ring::new(256).expect("io_uring"));
+        let (here, there) = (IwarpShared::new(), IwarpShared::new());
+        let make = |ring: &Rc<Ring>, shared: &Arc<IwarpShared>| {
+            IwarpFabric::new(ring, Arc::clone(shared), options.clone())
+        };
+        Self {
+            a: make(&rings[0], &here),
+            b: make(&rings[1], &there),
+            second: make(&rings[2], &here),
+            rings,
+            idle: 0,
+            full: None,
+        }
+    }
+}
+
+impl Harness for Tcp {
+    fn now(&self) -> Instant {
+        Clock.now()
+    }
+
+    fn step(&mut self) {
+        let mut any = false;
+        for ring in &self.rings {
+            any |= ring.turn().expect("io_uring");
+        }
+        self.idle = if any { 0 } else { self.idle + 1 };
+        if self.idle > 20 {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+
+    fn fabric(&mut self, side: Side) -> Option<&mut dyn Fabric> {
+        Some(match side {
+            Side::A => &mut self.a,
+            Side::B => &mut self.b,
+            Side::SecondA => &mut self.second,
+        })
+    }
+
+    fn listen_address(&self) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], 0))
+    }
+
+    fn refusing_address(&mut self) -> SocketAddr {
+        let once = TcpListener::bind(self.listen_address()).expect("a port");
+        once.local_addr().expect("its address")
+    }
+
+    fn silent_address(&mut self) -> Option<SocketAddr> {
+        // A listener that never accepts, its queue full: the next connect gets no answer.
+        let socket =
+            socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).ok()?;
+        socket.bind(&self.listen_address().into()).ok()?;
+        socket.listen(1).ok()?;
+        let address = socket.local_addr().ok()?.as_socket()?;
+        let brief = Duration::from_millis(100);
+        let held = (0..8).map_while(|_| TcpStream::connect_timeout(&address, brief).ok());
+        let held: Vec<TcpStream> = held.collect();
+        self.full = Some((socket, held));
+        Some(address)
+    }
+}
+
+mod with_checksums {
+    use super::{IwarpOptions, Tcp};
+
+    fn make() -> Tcp {
+        Tcp::new(&IwarpOptions::default())
+    }
+
+    rtrs_core::fabric_conformance!(make);
+}
+
+mod without_checksums {
+    use super::{IwarpOptions, Tcp};
+
+    fn make() -> Tcp {
+        Tcp::new(&IwarpOptions { crc: false, ..IwarpOptions::default() })
+    }
+
+    rtrs_core::fabric_conformance!(make);
+}
