@@ -10,6 +10,7 @@
 //! small ones are copied. A turn of work makes one send and one receive per busy connection.
 
 mod ddp;
+mod fuzz;
 mod listener;
 mod mpa;
 mod qp;
@@ -21,6 +22,9 @@ mod stream;
 #[cfg(test)]
 mod tests;
 mod tx;
+
+#[doc(hidden)]
+pub use fuzz::fuzz_stream;
 
 use std::any::Any;
 use std::collections::BTreeSet;
