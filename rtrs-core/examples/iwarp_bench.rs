@@ -80,8 +80,8 @@ impl Side {
             }
             FabricEvent::Completion(wc) if wc.op == WcOp::RecvRdmaWithImm => {
                 self.done += 1;
-                self.fabric.post_recv(wc.qp, 0, None).expect("recv");
                 if self.target.is_none() || now < self.end {
+                    self.fabric.post_recv(wc.qp, 0, None).expect("recv");
                     self.write(wc.qp, wc.imm.unwrap_or(0) as usize);
                 }
             }

@@ -1,7 +1,9 @@
 //! Memory that sockets, disks and peers reach: page-aligned regions, slices of them, fixed pools.
 
+mod crc;
 mod pool;
 mod region;
 
+pub use crc::crc32c_append;
 pub use pool::Pool;
 pub use region::{IoVecs, MemSlice, Region};

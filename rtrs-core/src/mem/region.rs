@@ -147,7 +147,7 @@ impl Region {
         // SAFETY: the range was just checked and is mapped. The bytes may change under us, in
         // which case the sum is simply wrong: it is compared with a sum, never used as an index.
         let bytes = unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset), len) };
-        crc32c::crc32c_append(seed, bytes)
+        super::crc32c_append(seed, bytes)
     }
 
     /// Address of the byte at `offset`, for the kernel and for RDMA devices.

@@ -17,7 +17,7 @@ use super::state::{CoreState, Event};
 use super::tx::BATCH_SLICES;
 use crate::fabric::{Access, QpLimits, RemoteMem, Sge, SgeList, WorkRequest, WrOp};
 use crate::ids::{QpNum, Rkey};
-use crate::mem::{IoVecs, Region};
+use crate::mem::{IoVecs, Region, crc32c_append};
 
 struct Input<'a>(&'a [u8]);
 
@@ -87,7 +87,7 @@ fn step(
         frame.resize(frame.len() + payload - own.len(), 0);
     }
     frame.resize(frame.len() + mpa::pad_len(frame.len() - 2), 0);
-    let sum = if crc { crc32c::crc32c(&frame) } else { 0 };
+    let sum = if crc { crc32c_append(0, &frame) } else { 0 };
     frame.extend_from_slice(&sum.to_le_bytes());
     stream.extend(frame);
     Some(())

@@ -11,7 +11,7 @@ use super::qp::{ItemState, QpMachine, RX_STAGE, ReadWait, TX_STAGE};
 use super::rdmap::{ReadRequest, opcode};
 use super::state::CoreState;
 use crate::fabric::WrOp;
-use crate::mem::{IoVecs, MemSlice};
+use crate::mem::{IoVecs, MemSlice, crc32c_append};
 
 /// Payload of one frame at most; a multiple of 4096 below the largest MULPDU.
 pub(super) const SEGMENT_MAX: usize = 61440;
@@ -87,7 +87,7 @@ impl Batch<'_> {
     fn put(&mut self, bytes: &[u8]) {
         self.stage.copy_in(self.at, bytes);
         if self.crc {
-            self.sum = crc32c::crc32c_append(self.sum, bytes);
+            self.sum = crc32c_append(self.sum, bytes);
         }
         self.at += bytes.len();
     }
