@@ -243,11 +243,17 @@ pub(crate) fn own_dependencies(manifest: &str) -> (Vec<String>, Vec<String>) {
     let (mut normal, mut dev) = (Vec::new(), Vec::new());
     let mut section = String::new();
     for line in manifest.lines().map(str::trim) {
+        let mut key = line.split(['=', '.', ' ']).next().unwrap_or("").trim_matches('"');
         if let Some(name) = line.strip_prefix('[') {
             section = name.trim_end_matches(']').to_owned();
-            continue;
+            // A table of its own: [dependencies.rtrs-core].
+            let Some((of, on)) = name.trim_end_matches(']').rsplit_once('.') else { continue };
+            if !CRATES.contains(&on) {
+                continue;
+            }
+            key = on;
+            section = of.to_owned();
         }
-        let key = line.split(['=', '.', ' ']).next().unwrap_or("").trim_matches('"');
         if !CRATES.contains(&key) {
             continue;
         }
@@ -339,8 +345,10 @@ fn judges_are_not_blind() {
     assert!(foreign_places(concat!("$work", "/a and $x/wo", "rk/b")).is_empty());
 
     let manifest = "[dependencies]\nrtrs-core.workspace = true\nclap = 1\n\
+                    [dev-dependencies.rtrs-client]\npath = \"x\"\n\
                     [dev-dependencies]\nrtrs-server = { path = \"x\" }\n";
-    assert_eq!(own_dependencies(manifest), (vec!["rtrs-core".into()], vec!["rtrs-server".into()]));
+    let dev = vec!["rtrs-client".into(), "rtrs-server".into()];
+    assert_eq!(own_dependencies(manifest), (vec!["rtrs-core".into()], dev));
     assert_eq!(
         references("see [a](b.md#c) and `tests/x.rs`, `a::b`, [w](https://e.org)"),
         [(1, "b.md".into()), (1, "/tests/x.rs".into())]
