@@ -43,7 +43,13 @@ FIO_ROWS = [
 SESSION_ROWS = [
     ("session-randread", "session 4k randread QD32, no NBD", "randread", ("on", "peers"), 3.0),
     ("invalidate-randread", "always_invalidate on/off, randread", "randread", ("on", "off"), 0.9),
-    ("invalidate-randwrite", "always_invalidate on/off, randwrite", "randwrite", ("on", "off"), 0.9),
+    (
+        "invalidate-randwrite",
+        "always_invalidate on/off, randwrite",
+        "randwrite",
+        ("on", "off"),
+        0.9,
+    ),
 ]
 
 

@@ -1,7 +1,9 @@
 //! What both ends of an RTRS session agree on: memory, runtime, fabric, wire and block devices.
 //!
-//! The only crate of the workspace with `unsafe` and with system calls; unsafe code stands in
-//! `mem/region.rs`, `rt/ring.rs` and `rt/blkdev.rs` (and the few files they name), nowhere else.
+//! The only crate of the workspace with `unsafe`. Unsafe code stands where memory is shared with
+//! the kernel or a peer (`mem/region.rs`, `rt/ring.rs`) and around single system calls
+//! (`rt/mailbox.rs`, `rt/affinity.rs`, `rt/clock.rs`, `rt/process.rs`, `rt/blkdev.rs`), and nowhere
+//! else; `tests/tidy.rs` holds the list.
 
 #![deny(unsafe_code)]
 

@@ -1,3 +1,5 @@
+//! Tests of memory, null and the wrappers, and of all of them under the suite.
+
 use std::sync::Arc;
 
 use rtrs_core::block::{BlockSource, IoFlags, IoOp};

@@ -7,8 +7,9 @@
 //! twice or unasked for, nothing after the last event of a queue pair, everything that must
 //! complete has completed when it comes.
 //!
-//! `bench.rs` what cases work with · `connect.rs` · `transfer.rs` sends, writes, reads · `memory.rs` keys, bounds, windows ·
-//! `ending.rs` disconnect, abort, what a closed queue pair promises.
+//! `bench.rs` what cases work with · `connect.rs` · `transfer.rs` sends, writes, reads ·
+//! `memory.rs` keys, bounds, windows · `ending.rs` disconnect, abort, what a closed queue pair
+//! promises.
 
 mod bench;
 mod connect;

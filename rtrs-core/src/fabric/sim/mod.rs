@@ -7,7 +7,8 @@
 //! Used by tests only; no thread, no real clock, no walk in hash order.
 //!
 //! `world.rs` the public world · `net.rs` clock, queue of events, cores · `conn.rs` one
-//! connection · `arrive.rs` what a message does at its target · `memory.rs` keys and checks · `link.rs` · `faults.rs`.
+//! connection · `arrive.rs` what a message does at its target · `memory.rs` keys and checks ·
+//! `link.rs` · `faults.rs`.
 
 mod arrive;
 mod conn;

@@ -1,3 +1,5 @@
+//! Tests of the file backend on real files: the suite, durability flags, holes, odd sizes.
+
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;

@@ -1,0 +1,408 @@
+//! Laws of the tree, held by reading its files: where `unsafe` may stand, what machines may not
+//! touch, which crate may know which, how long lines and files are, what documents may point to.
+//!
+//! A law that fails names each file and line. An exception stands in a list here with its reason.
+//! How a file is judged is in `tidy/judge.rs`.
+#![forbid(unsafe_code)]
+
+#[path = "tidy/judge.rs"]
+mod judge;
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use judge::{
+    LINE_MAX, foreign_places, long_lines, machine_breaches, own_dependencies, references,
+    unfinished, unproven_lines, unsafe_lines, yaml_keys,
+};
+
+/// The files that may contain `unsafe`; the header of `rtrs-core/src/lib.rs` names the same.
+const UNSAFE_FILES: &[&str] = &[
+    "rtrs-core/src/mem/region.rs",
+    "rtrs-core/src/rt/affinity.rs",
+    "rtrs-core/src/rt/blkdev.rs",
+    "rtrs-core/src/rt/clock.rs",
+    "rtrs-core/src/rt/mailbox.rs",
+    "rtrs-core/src/rt/process.rs",
+    "rtrs-core/src/rt/ring.rs",
+];
+
+/// Crate roots that forbid `unsafe`; those of `tests/*.rs` are added by the law itself.
+const FORBIDDING_ROOTS: &[&str] = &[
+    "nbd-bridge/src/lib.rs",
+    "rtrs-client/src/lib.rs",
+    "rtrs-client/src/main.rs",
+    "rtrs-server/src/lib.rs",
+    "rtrs-server/src/main.rs",
+    "tests/support/lib.rs",
+];
+
+/// Machines: time and events go in, work and decisions come out. A folder ends with a slash.
+const MACHINES: &[&str] = &[
+    "nbd-bridge/src/proto/",
+    "nbd-bridge/src/status.rs",
+    "rtrs-client/src/path/",
+    "rtrs-client/src/session/",
+    "rtrs-core/src/fabric/iwarp/ddp.rs",
+    "rtrs-core/src/fabric/iwarp/mpa.rs",
+    "rtrs-core/src/fabric/iwarp/qp.rs",
+    "rtrs-core/src/fabric/iwarp/rdmap.rs",
+    "rtrs-core/src/fabric/iwarp/rx.rs",
+    "rtrs-core/src/fabric/iwarp/tx.rs",
+    "rtrs-core/src/fabric/sim/",
+    "rtrs-core/src/ids.rs",
+    "rtrs-core/src/limits.rs",
+    "rtrs-core/src/prng.rs",
+    "rtrs-core/src/proto/",
+    "rtrs-core/src/status.rs",
+    "rtrs-core/src/time.rs",
+    "rtrs-core/src/wire/",
+    "rtrs-server/src/path/",
+    "rtrs-server/src/session/",
+];
+
+const FILE_LINES_MAX: usize = 700;
+
+/// Files above [`FILE_LINES_MAX`] lines, and why they may be.
+const LONG_FILES: &[(&str, &str)] = &[(
+    "rtrs-core/src/rt/ring.rs",
+    "all unsafe code of the ring and its proof of who owns which memory are read in one place",
+)];
+
+/// Which crates of ours a crate may depend on, and besides in its tests.
+const ARROWS: &[(&str, &[&str], &[&str])] = &[
+    ("rtrs-core", &[], &["rtrs-core"]),
+    ("nbd-bridge", &["rtrs-core"], &["rtrs-core"]),
+    ("rtrs-client", &["nbd-bridge", "rtrs-core"], &["rtrs-core"]),
+    ("rtrs-server", &["rtrs-core"], &["rtrs-core"]),
+    ("tests", &[], &["nbd-bridge", "rtrs-client", "rtrs-core", "rtrs-server"]),
+    ("fuzz", &["nbd-bridge", "rtrs-core"], &[]),
+];
+
+/// Left in a document where the output of a program is still to be pasted. Spelled in two parts
+/// here and wherever else this file would accuse itself.
+const OUTPUT_MARK: &str = concat!("OUT", "PUT: ");
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").to_path_buf()
+}
+
+/// A file of the tree that is text.
+struct Source {
+    /// Relative to the root, with slashes.
+    path: String,
+    text: String,
+}
+
+impl Source {
+    fn is_rust(&self) -> bool {
+        self.path.ends_with(".rs")
+    }
+}
+
+/// The paths git has or would add; without git, all there are but build output.
+fn paths() -> Vec<String> {
+    let listed = Command::new("git")
+        .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+        .current_dir(root())
+        .output();
+    let mut paths: Vec<String> = match listed {
+        Ok(out) if out.status.success() => {
+            String::from_utf8_lossy(&out.stdout).split_terminator('\0').map(str::to_owned).collect()
+        }
+        _ => {
+            let mut found = Vec::new();
+            walk(&root(), "", &mut found);
+            found
+        }
+    };
+    paths.retain(|path| root().join(path).is_file());
+    paths.sort();
+    paths.dedup();
+    paths
+}
+
+fn walk(dir: &Path, prefix: &str, found: &mut Vec<String>) {
+    for entry in fs::read_dir(dir).expect("a readable tree") {
+        let entry = entry.expect("a readable tree");
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let path = format!("{prefix}{name}");
+        let kind = entry.file_type().expect("a readable tree");
+        if kind.is_dir() && ![".git", "target", "artifacts"].contains(&name.as_str()) {
+            walk(&entry.path(), &format!("{path}/"), found);
+        } else if kind.is_file() {
+            found.push(path);
+        }
+    }
+}
+
+/// All text files of the tree. A fuzzing corpus is bytes, not text.
+fn sources() -> Vec<Source> {
+    let all: Vec<Source> = paths()
+        .into_iter()
+        .filter(|path| !path.starts_with("fuzz/corpus/"))
+        .filter_map(|path| {
+            let text = fs::read_to_string(root().join(&path)).ok()?;
+            Some(Source { path, text })
+        })
+        .collect();
+    assert!(all.iter().filter(|s| s.is_rust()).count() > 50, "the tree was not found");
+    all
+}
+
+/// Breaches of a law, one line each.
+#[derive(Default)]
+struct Breaches(String, usize);
+
+impl Breaches {
+    fn add(&mut self, path: &str, line: usize, what: impl AsRef<str>) {
+        writeln!(self.0, "  {path}:{line}: {}", what.as_ref()).expect("a string takes all");
+        self.1 += 1;
+    }
+
+    #[track_caller]
+    fn none(self, law: &str) {
+        assert!(self.1 == 0, "{law}: {} breaches\n{}", self.1, self.0);
+    }
+}
+
+// The laws.
+
+#[test]
+fn unsafe_stands_only_in_the_named_files() {
+    let mut breaches = Breaches::default();
+    let sources = sources();
+    for source in sources.iter().filter(|s| s.is_rust()) {
+        if !UNSAFE_FILES.contains(&source.path.as_str()) {
+            for line in unsafe_lines(&source.text) {
+                breaches.add(&source.path, line, "unsafe outside the named files");
+            }
+        }
+    }
+    for name in UNSAFE_FILES {
+        match sources.iter().find(|s| s.path == *name) {
+            None => breaches.add(name, 0, "named here, but there is no such file"),
+            Some(file) if unsafe_lines(&file.text).is_empty() => {
+                breaches.add(name, 0, "named here, but has no unsafe: strike it from the list");
+            }
+            Some(_) => {}
+        }
+    }
+    let header = "rtrs-core/src/lib.rs";
+    let lib = sources.iter().find(|s| s.path == header).expect("the core's root");
+    let head: String = lib.text.lines().take_while(|line| line.starts_with("//!")).collect();
+    for name in UNSAFE_FILES {
+        let short = name.strip_prefix("rtrs-core/src/").expect("a file of the core");
+        if !head.contains(short) {
+            breaches.add(header, 1, format!("the header does not name {short}"));
+        }
+    }
+    if !lib.text.contains("#![deny(unsafe_code)]") {
+        breaches.add(header, 1, "does not deny unsafe_code");
+    }
+    breaches.none("unsafe stands only in the named files");
+}
+
+#[test]
+fn other_crates_forbid_unsafe() {
+    let mut breaches = Breaches::default();
+    for source in sources() {
+        let test_root = source
+            .path
+            .strip_prefix("tests/")
+            .is_some_and(|rest| source.is_rust() && !rest.contains('/'));
+        let forbids = source.text.lines().any(|line| line == "#![forbid(unsafe_code)]");
+        if (test_root || FORBIDDING_ROOTS.contains(&source.path.as_str())) && !forbids {
+            breaches.add(&source.path, 1, "lacks #![forbid(unsafe_code)]");
+        }
+    }
+    for path in FORBIDDING_ROOTS {
+        assert!(root().join(path).is_file(), "{path} is gone: correct the list");
+    }
+    breaches.none("other crates forbid unsafe");
+}
+
+#[test]
+fn every_unsafe_has_its_proof() {
+    let mut breaches = Breaches::default();
+    for source in sources().iter().filter(|s| UNSAFE_FILES.contains(&s.path.as_str())) {
+        for line in unproven_lines(&source.text) {
+            breaches.add(&source.path, line, "unsafe without a SAFETY comment");
+        }
+    }
+    breaches.none("every unsafe has its proof");
+}
+
+#[test]
+fn machines_have_no_clock_thread_socket_or_hash_order() {
+    let mut breaches = Breaches::default();
+    let mut seen = 0;
+    for source in sources().iter().filter(|s| s.is_rust()) {
+        let is = |machine: &&&str| match machine.strip_suffix('/') {
+            Some(_) => source.path.starts_with(**machine),
+            None => source.path == **machine,
+        };
+        if MACHINES.iter().any(|machine| is(&machine)) {
+            seen += 1;
+            for (line, what) in machine_breaches(&source.text) {
+                breaches.add(&source.path, line, what);
+            }
+        }
+    }
+    assert!(seen >= 40, "only {seen} machine files found: correct the list");
+    for machine in MACHINES.iter().filter(|m| !m.starts_with("rtrs-server/")) {
+        assert!(root().join(machine).exists(), "{machine} is gone: correct the list");
+    }
+    breaches.none("machines have no clock, thread, socket or hash order");
+}
+
+#[test]
+fn lines_are_short() {
+    const KINDS: [&str; 7] = [".rs", ".toml", ".yaml", ".sh", ".py", ".md", ".ci/run"];
+    let mut breaches = Breaches::default();
+    for source in sources() {
+        if KINDS.iter().any(|kind| source.path.ends_with(kind)) {
+            for line in long_lines(&source.path, &source.text) {
+                breaches.add(&source.path, line, format!("longer than {LINE_MAX} columns"));
+            }
+        }
+    }
+    breaches.none("lines are short");
+}
+
+#[test]
+fn files_open_with_a_header_and_are_about_one_noun() {
+    let mut breaches = Breaches::default();
+    for source in sources().iter().filter(|s| s.is_rust()) {
+        if !source.text.starts_with("//! ") {
+            breaches.add(&source.path, 1, "does not open with a `//!` header");
+        }
+        let lines = source.text.lines().count();
+        let excused = LONG_FILES.iter().any(|(path, why)| *path == source.path && !why.is_empty());
+        if lines > FILE_LINES_MAX && !excused {
+            breaches.add(&source.path, lines, format!("more than {FILE_LINES_MAX} lines"));
+        }
+        if lines <= FILE_LINES_MAX && excused {
+            breaches.add(&source.path, lines, "is short now: strike it from the list");
+        }
+    }
+    breaches.none("files open with a header and are about one noun");
+}
+
+#[test]
+fn nothing_is_left_unfinished() {
+    let mut breaches = Breaches::default();
+    for source in sources() {
+        let marks = if source.is_rust() { unfinished(&source.text) } else { Vec::new() };
+        for (line, mark) in marks {
+            breaches.add(&source.path, line, mark);
+        }
+        for (line, text) in (1..).zip(source.text.lines()) {
+            if source.path.ends_with(".md") && text.trim_start().starts_with(OUTPUT_MARK) {
+                breaches.add(&source.path, line, "paste the program's real output here");
+            }
+        }
+    }
+    breaches.none("nothing is left unfinished");
+}
+
+#[test]
+fn the_tree_names_no_machine_and_no_registry() {
+    let mut breaches = Breaches::default();
+    for source in sources().iter().filter(|s| !s.path.ends_with("Cargo.lock")) {
+        for (line, place) in foreign_places(&source.text) {
+            breaches.add(&source.path, line, format!("names {place}"));
+        }
+    }
+    breaches.none("the tree names no machine and no registry");
+}
+
+#[test]
+fn lock_files_are_there_and_name_the_public_index_only() {
+    let public = concat!("registry+https://github.com/rust-lang/crates", ".io-index");
+    let tracked = Command::new("git")
+        .args(["ls-files", "Cargo.lock", "fuzz/Cargo.lock"])
+        .current_dir(root())
+        .output();
+    let mut breaches = Breaches::default();
+    for lock in ["Cargo.lock", "fuzz/Cargo.lock"] {
+        let text = fs::read_to_string(root().join(lock)).unwrap_or_default();
+        if text.is_empty() {
+            breaches.add(lock, 0, "is not there");
+        }
+        // Outside a clone (a tar ball) nothing is tracked, and being there is all there is.
+        if let Ok(out) = &tracked
+            && out.status.success()
+            && !String::from_utf8_lossy(&out.stdout).lines().any(|line| line == lock)
+        {
+            breaches.add(lock, 0, "is not tracked");
+        }
+        for (number, line) in (1..).zip(text.lines()) {
+            if let Some(source) = line.strip_prefix("source = ")
+                && source.trim_matches('"') != public
+            {
+                breaches.add(lock, number, format!("comes from {source}"));
+            }
+        }
+    }
+    breaches.none("lock files are there and name the public index only");
+}
+
+#[test]
+fn crates_depend_in_one_direction() {
+    let mut breaches = Breaches::default();
+    for (name, allowed, in_tests) in ARROWS {
+        let path = format!("{name}/Cargo.toml");
+        let manifest = fs::read_to_string(root().join(&path)).expect("a manifest of ours");
+        let (normal, dev) = own_dependencies(&manifest);
+        for on in normal.iter().filter(|on| !allowed.contains(&on.as_str())) {
+            breaches.add(&path, 0, format!("{name} may not depend on {on}"));
+        }
+        let known =
+            |on: &&String| allowed.contains(&on.as_str()) || in_tests.contains(&on.as_str());
+        for on in dev.iter().filter(|on| !known(on)) {
+            breaches.add(&path, 0, format!("{name}'s tests may not depend on {on}"));
+        }
+        if *name != "fuzz" && !manifest.contains("[lints]\nworkspace = true") {
+            breaches.add(&path, 0, "does not take the workspace's lints");
+        }
+    }
+    breaches.none("crates depend in one direction");
+}
+
+#[test]
+fn documents_point_to_what_exists() {
+    let mut breaches = Breaches::default();
+    for source in sources().iter().filter(|s| s.path.ends_with(".md")) {
+        let folder = Path::new(&source.path).parent().unwrap_or_else(|| Path::new(""));
+        for (line, target) in references(&source.text) {
+            let full = match target.strip_prefix('/') {
+                Some(from_root) => root().join(from_root),
+                None => root().join(folder).join(&target),
+            };
+            if !full.exists() {
+                breaches.add(&source.path, line, format!("there is no {target}"));
+            }
+        }
+    }
+    breaches.none("documents point to what exists");
+}
+
+#[test]
+fn every_setting_is_explained_to_operators() {
+    let mut breaches = Breaches::default();
+    let manual = fs::read_to_string(root().join("docs/OPERATING.md")).expect("docs/OPERATING.md");
+    for config in ["configs/server.yaml", "configs/client.yaml"] {
+        let text = fs::read_to_string(root().join(config)).expect("the annotated defaults");
+        let keys = yaml_keys(&text);
+        assert!(keys.len() > 15, "{config} was not understood: {keys:?}");
+        for (line, key) in keys {
+            if !manual.contains(&format!("`{key}`")) {
+                breaches.add(config, line, format!("`{key}` is not in docs/OPERATING.md"));
+            }
+        }
+    }
+    breaches.none("every setting is explained to operators");
+}

@@ -1,0 +1,360 @@
+//! The judges of `tidy.rs`: text goes in, lines and words of what breaks a law come out.
+//!
+//! Comments, strings and character literals are blanked before code is judged ([`code_of`]). Each
+//! judge is shown a breach and a near miss of its law below, so that none can pass by being blind.
+
+/// Most columns of a line.
+pub(crate) const LINE_MAX: usize = 100;
+/// The crates of the workspace that have code of the product.
+const CRATES: &[&str] = &["nbd-bridge", "rtrs-client", "rtrs-core", "rtrs-server"];
+
+/// What machines may not name, and why.
+const MACHINE_BANS: &[(&str, &str)] = &[
+    ("std::time::Instant", "time is an argument: crate::time::Instant"),
+    ("std::time::SystemTime", "time is an argument"),
+    ("SystemTime", "time is an argument"),
+    ("std::thread", "a machine runs on whoever calls it"),
+    ("std::net::TcpStream", "a machine holds no socket"),
+    ("std::net::TcpListener", "a machine holds no socket"),
+    ("std::net::UdpSocket", "a machine holds no socket"),
+    ("std::os::unix::net", "a machine holds no socket"),
+    ("HashMap", "the order of a hash map differs from run to run"),
+    ("HashSet", "the order of a hash set differs from run to run"),
+    ("RandomState", "differs from run to run"),
+    ("crate::rt", "the runtime is the driver's"),
+    ("super::rt", "the runtime is the driver's"),
+    ("rtrs_core::rt", "the runtime is the driver's"),
+    ("std::{", "one path a line, so that this law can read it"),
+    ("rtrs_core::{", "one path a line, so that this law can read it"),
+];
+
+/// Rust text with comments and the insides of literals blanked; lines stay where they are.
+fn code_of(text: &str) -> String {
+    let chars: Vec<char> = text.chars().collect();
+    let mut out = String::with_capacity(text.len());
+    let mut at = 0;
+    let blank = |out: &mut String, c: char| out.push(if c == '\n' { '\n' } else { ' ' });
+    while at < chars.len() {
+        let c = chars[at];
+        let next = chars.get(at + 1).copied();
+        let in_word = at > 0 && is_word(chars[at - 1]);
+        if c == '/' && next == Some('/') {
+            while at < chars.len() && chars[at] != '\n' {
+                out.push(' ');
+                at += 1;
+            }
+        } else if c == '/' && next == Some('*') {
+            let mut depth = 0;
+            while at < chars.len() {
+                let pair = (chars[at], chars.get(at + 1).copied());
+                let step = match pair {
+                    ('/', Some('*')) => {
+                        depth += 1;
+                        2
+                    }
+                    ('*', Some('/')) => {
+                        depth -= 1;
+                        2
+                    }
+                    _ => 1,
+                };
+                for _ in 0..step {
+                    blank(&mut out, chars[at]);
+                    at += 1;
+                }
+                if depth == 0 {
+                    break;
+                }
+            }
+        } else if let Some(hashes) = raw_string_hashes(&chars[at..]).filter(|_| !in_word) {
+            let open = chars[at..].iter().position(|c| *c == '"').expect("an opening quote") + 1;
+            for _ in 0..open {
+                blank(&mut out, chars[at]);
+                at += 1;
+            }
+            while at < chars.len() {
+                let closes = chars[at] == '"'
+                    && chars[at + 1..].iter().take_while(|c| **c == '#').count() >= hashes;
+                let step = if closes { 1 + hashes } else { 1 };
+                for _ in 0..step {
+                    blank(&mut out, chars[at]);
+                    at += 1;
+                }
+                if closes {
+                    break;
+                }
+            }
+        } else if c == '"' {
+            out.push('"');
+            at += 1;
+            while at < chars.len() && chars[at] != '"' {
+                let step = if chars[at] == '\\' { 2 } else { 1 };
+                for _ in 0..step.min(chars.len() - at) {
+                    blank(&mut out, chars[at]);
+                    at += 1;
+                }
+            }
+            if at < chars.len() {
+                out.push('"');
+                at += 1;
+            }
+        } else if c == '\'' && (next == Some('\\') || chars.get(at + 2) == Some(&'\'')) {
+            // A character; anything else after an apostrophe is a lifetime.
+            let end = if next == Some('\\') { at + 3 } else { at + 2 };
+            while at < chars.len() && (at < end || chars[at] != '\'') {
+                blank(&mut out, chars[at]);
+                at += 1;
+            }
+            out.push(' ');
+            at += 1;
+        } else {
+            out.push(c);
+            at += 1;
+        }
+    }
+    out
+}
+
+/// The number of hashes of a raw string that starts here.
+fn raw_string_hashes(chars: &[char]) -> Option<usize> {
+    let (['b' | 'c', 'r', rest @ ..] | ['r', rest @ ..]) = chars else { return None };
+    let hashes = rest.iter().take_while(|c| **c == '#').count();
+    (rest.get(hashes) == Some(&'"')).then_some(hashes)
+}
+
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+/// Whether `word` stands in `line` with no letter, digit or underscore beside it.
+fn has_word(line: &str, word: &str) -> bool {
+    line.match_indices(word).any(|(at, _)| {
+        let before = line[..at].chars().next_back();
+        let after = line[at + word.len()..].chars().next();
+        let open = |c: Option<char>, edge: Option<char>| {
+            !(c.is_some_and(is_word) && edge.is_some_and(is_word))
+        };
+        open(before, word.chars().next()) && open(after, word.chars().next_back())
+    })
+}
+
+/// Lines of code with their numbers from 1.
+fn code_lines(code: &str) -> impl Iterator<Item = (usize, &str)> {
+    (1..).zip(code.lines())
+}
+
+pub(crate) fn unsafe_lines(text: &str) -> Vec<usize> {
+    let code = code_of(text);
+    code_lines(&code).filter(|(_, line)| has_word(line, "unsafe")).map(|(n, _)| n).collect()
+}
+
+/// Lines with `unsafe` that lack their proof: `SAFETY:` in the comment above the statement, or
+/// `# Safety` in the docs of an unsafe function or trait.
+pub(crate) fn unproven_lines(text: &str) -> Vec<usize> {
+    let code = code_of(text);
+    let code: Vec<&str> = code.lines().collect();
+    let lines: Vec<&str> = text.lines().collect();
+    let proven = |at: usize| {
+        if lines[at].contains("SAFETY:") {
+            return true;
+        }
+        // Up over the head of the statement and the comment above it.
+        let mut in_comment = false;
+        for above in (0..at).rev().take(16) {
+            let line = lines[above].trim();
+            let comment = line.starts_with("//");
+            if line.contains("SAFETY:") && comment || line.contains("/// # Safety") {
+                return true;
+            }
+            let ends_statement = code[above].trim_end().ends_with([';', '{', '}']);
+            if !comment && (in_comment || ends_statement || line.is_empty()) {
+                return false;
+            }
+            in_comment |= comment;
+        }
+        false
+    };
+    unsafe_lines(text).into_iter().filter(|n| !proven(n - 1)).collect()
+}
+
+pub(crate) fn machine_breaches(text: &str) -> Vec<(usize, String)> {
+    let code = code_of(text);
+    let mut found = Vec::new();
+    for (number, line) in code_lines(&code) {
+        let bans = MACHINE_BANS.iter().filter(|(word, _)| has_word(line, word));
+        if let Some((word, why)) = bans.max_by_key(|(word, _)| word.len()) {
+            found.push((number, format!("{word}: {why}")));
+        }
+    }
+    found
+}
+
+/// Marks of unfinished work. Macros are looked for in code, words in everything.
+pub(crate) fn unfinished(text: &str) -> Vec<(usize, &'static str)> {
+    const MACROS: [&str; 3] = ["todo!", "unimplemented!", "dbg!"];
+    const WORDS: [&str; 2] = [concat!("FIX", "ME"), concat!("XX", "X")];
+    let code = code_of(text);
+    let in_code = code_lines(&code)
+        .flat_map(|(n, line)| MACROS.iter().filter(|m| has_word(line, m)).map(move |m| (n, *m)));
+    let in_text = (1..)
+        .zip(text.lines())
+        .flat_map(|(n, line)| WORDS.iter().filter(|w| has_word(line, w)).map(move |w| (n, *w)));
+    in_code.chain(in_text).collect()
+}
+
+/// Lines that are too long. Rows of tables and links of documents cannot be broken.
+pub(crate) fn long_lines(path: &str, text: &str) -> Vec<usize> {
+    let document = path.ends_with(".md");
+    let breakable = |line: &str| !(document && (line.starts_with('|') || line.contains("](")));
+    (1..)
+        .zip(text.lines())
+        .filter(|(_, line)| line.chars().count() > LINE_MAX && breakable(line))
+        .map(|(n, _)| n)
+        .collect()
+}
+
+/// Places that exist on one machine only, and hosts that packages come from.
+pub(crate) fn foreign_places(text: &str) -> Vec<(usize, &'static str)> {
+    const PATHS: [&str; 3] = [concat!("/wo", "rk/"), concat!("/ho", "me/"), concat!("/ro", "ot/")];
+    const HOSTS: [&str; 6] = [
+        concat!("crates", ".io"),
+        concat!("pypi", ".org"),
+        concat!("npmjs", ".org"),
+        concat!("deb.debian", ".org"),
+        concat!("proxy.golang", ".org"),
+        concat!("docker", ".io"),
+    ];
+    // A longer path that contains the name is not meant: $dir/work/, target/work/.
+    let is_root = |before: &str| !before.ends_with(|c: char| is_word(c) || "}/.-".contains(c));
+    let mut found = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        for path in PATHS {
+            if line.match_indices(path).any(|(at, _)| is_root(&line[..at])) {
+                found.push((number, path));
+            }
+        }
+        found.extend(HOSTS.iter().filter(|host| has_word(line, host)).map(|host| (number, *host)));
+    }
+    found
+}
+
+/// Crates of ours in a manifest: those it depends on, and those its tests or build do.
+pub(crate) fn own_dependencies(manifest: &str) -> (Vec<String>, Vec<String>) {
+    let (mut normal, mut dev) = (Vec::new(), Vec::new());
+    let mut section = String::new();
+    for line in manifest.lines().map(str::trim) {
+        let mut key = line.split(['=', '.', ' ']).next().unwrap_or("").trim_matches('"');
+        if let Some(name) = line.strip_prefix('[') {
+            section = name.trim_end_matches(']').to_owned();
+            // A table of its own: [dependencies.rtrs-core].
+            let Some((of, on)) = name.trim_end_matches(']').rsplit_once('.') else { continue };
+            if !CRATES.contains(&on) {
+                continue;
+            }
+            key = on;
+            section = of.to_owned();
+        }
+        if !CRATES.contains(&key) {
+            continue;
+        }
+        match section.rsplit('.').next() {
+            Some("dependencies") if section != "workspace.dependencies" => normal.push(key.into()),
+            Some("dev-dependencies" | "build-dependencies") => dev.push(key.into()),
+            _ => {}
+        }
+    }
+    (normal, dev)
+}
+
+/// What a document points to inside the tree: targets of links, and paths in backquotes.
+pub(crate) fn references(text: &str) -> Vec<(usize, String)> {
+    const TOPS: [&str; 9] = [
+        "nbd-bridge/",
+        "rtrs-client/",
+        "rtrs-core/",
+        "rtrs-server/",
+        "tests/",
+        "fuzz/",
+        "configs/",
+        "scripts/",
+        "docs/",
+    ];
+    let mut found = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        for (at, _) in line.match_indices("](") {
+            let target = line[at + 2..].split(')').next().unwrap_or("");
+            let target = target.split('#').next().unwrap_or("");
+            if !target.is_empty() && !target.contains("://") {
+                found.push((number, target.to_owned()));
+            }
+        }
+        for quoted in line.split('`').skip(1).step_by(2) {
+            let plain = quoted.chars().all(|c| is_word(c) || "/.-".contains(c));
+            if plain && TOPS.iter().any(|top| quoted.starts_with(top)) {
+                found.push((number, format!("/{quoted}")));
+            }
+        }
+    }
+    found
+}
+
+/// Keys of a configuration file, down to the second level, with their lines.
+pub(crate) fn yaml_keys(text: &str) -> Vec<(usize, String)> {
+    (1..)
+        .zip(text.lines())
+        .filter_map(|(n, line)| {
+            let (key, _) = line.trim_start().split_once(':')?;
+            let good = !key.is_empty() && key.chars().all(|c| c.is_ascii_lowercase() || c == '-');
+            let depth = line.len() - line.trim_start().len();
+            (good && !key.starts_with('-') && depth <= 2).then(|| (n, key.to_owned()))
+        })
+        .collect()
+}
+
+#[test]
+fn judges_are_not_blind() {
+    let code = code_of("a // unsafe\n\"uns\\\"afe\" /* x /* y */ unsafe */ b\nr#\"todo!\"# 'x' 'a");
+    assert!(!code.contains("unsafe") && !code.contains("todo") && code.contains("'a"));
+    assert!(code.contains('b') && code.lines().count() == 3);
+    assert_eq!(code_of("'\\'' + '\"' + \"'\" + x").trim().chars().next_back(), Some('x'));
+
+    assert_eq!(unsafe_lines("ok\nlet a = unsafe { x };\ndeny(unsafe_code)\n// unsafe"), [2]);
+    assert_eq!(unproven_lines("let a = unsafe { x };"), [1]);
+    assert!(unproven_lines("// SAFETY: good.\nlet a =\n    unsafe { x };").is_empty());
+    assert_eq!(unproven_lines("// SAFETY: of b.\nlet b = 1;\nlet a = unsafe { x };"), [3]);
+    assert!(unproven_lines("/// # Safety\n/// Think.\nunsafe fn f() {}").is_empty());
+
+    assert_eq!(machine_breaches("use std::time::Instant;").len(), 1);
+    assert_eq!(machine_breaches("use rtrs_core::rt::Ring;\nuse crate::rt;").len(), 2);
+    assert_eq!(machine_breaches("x: HashMap<u8, u8>,\nstd::thread::spawn(f)").len(), 2);
+    assert_eq!(machine_breaches("use std::{thread, time};").len(), 1);
+    assert!(machine_breaches("use crate::time::Instant;\nuse crate::rtt;\n// HashMap").is_empty());
+
+    assert_eq!(unfinished("fn f() { todo!() }").len(), 1);
+    assert_eq!(unfinished(concat!("// FIX", "ME later")).len(), 1);
+    assert!(unfinished("\"todo!\"; the_dbg!(); // a todo!").is_empty());
+
+    assert_eq!(long_lines("a.rs", &"x".repeat(101)), [1]);
+    assert!(long_lines("a.rs", &"é".repeat(100)).is_empty());
+    assert!(long_lines("a.md", &format!("|{}", "x".repeat(101))).is_empty());
+    assert_eq!(long_lines("a.md", &"x ".repeat(60)), [1]);
+
+    assert_eq!(foreign_places(concat!("cd /wo", "rk/main")).len(), 1);
+    assert_eq!(foreign_places(concat!("see https://index.crates", ".io/x")).len(), 1);
+    assert_eq!(foreign_places(concat!("from crates", ".io")).len(), 1);
+    assert!(foreign_places(concat!("$work", "/a and $x/wo", "rk/b")).is_empty());
+
+    let manifest = "[dependencies]\nrtrs-core.workspace = true\nclap = 1\n\
+                    [dev-dependencies.rtrs-client]\npath = \"x\"\n\
+                    [dev-dependencies]\nrtrs-server = { path = \"x\" }\n";
+    let dev = vec!["rtrs-client".into(), "rtrs-server".into()];
+    assert_eq!(own_dependencies(manifest), (vec!["rtrs-core".into()], dev));
+    assert_eq!(
+        references("see [a](b.md#c) and `tests/x.rs`, `a::b`, [w](https://e.org)"),
+        [(1, "b.md".into()), (1, "/tests/x.rs".into())]
+    );
+    assert_eq!(
+        yaml_keys("# a: b\nbs: 4k\n  rw: x\n      deep: y\n- c: d"),
+        [(2, "bs".into()), (3, "rw".into())]
+    );
+}
