@@ -21,7 +21,7 @@ mod tests {
     #[test]
     fn it_is_castagnoli_in_any_pieces() {
         assert_eq!(crc32c_append(0, b"123456789"), 0xe306_9283);
-        let bytes: Vec<u8> = (0..70_000_u32).map(|i| (i * 31 >> 3) as u8).collect();
+        let bytes: Vec<u8> = (0..70_000_u32).map(|i| ((i * 31) >> 3) as u8).collect();
         for len in (0..600).chain([4095, 4096, 4097, 61_440, 70_000]) {
             let whole = crc32c::crc32c(&bytes[..len]);
             assert_eq!(crc32c_append(0, &bytes[..len]), whole, "{len} bytes");
