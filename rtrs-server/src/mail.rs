@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rtrs_core::fabric::{ConnRequest, PrivateData};
 use rtrs_core::ids::{ConnIndex, CoreIndex, PermitId};
 use rtrs_core::time::Instant;
-use rtrs_core::wire::Name;
+use rtrs_core::wire::{AccessMode, Name};
 
 use crate::export::ExportIndex;
 use crate::path::{PathEnd, PathKey, PathShared};
@@ -22,8 +22,8 @@ pub enum ControlRequest {
     Open {
         /// The export's name.
         name: Name,
-        /// Access mode as on the wire.
-        mode: u8,
+        /// What for.
+        access: AccessMode,
     },
     /// CLOSE.
     Close {
@@ -68,7 +68,7 @@ pub enum ShardMail {
         /// Which path.
         path: PathKey,
     },
-    /// Take no new requests, answer those that run, then end the connections in order.
+    /// Take no new requests, answer those that run, then tell (`Finished`).
     Finish {
         /// Which path.
         path: PathKey,
@@ -137,6 +137,13 @@ pub enum ControlMail {
         path: PathKey,
         /// Why.
         end: PathEnd,
+    },
+    /// A path that finishes has nothing in flight on this core any more.
+    Finished {
+        /// Which path.
+        path: PathKey,
+        /// The core.
+        core: CoreIndex,
     },
     /// All connections of the path on this core are closed.
     Unlinked {

@@ -2,10 +2,9 @@
 //!
 //! The control core owns a path's life (`state.rs`, `handshake.rs`); each core that has a
 //! connection of it owns that connection and the requests that came over it; how answers are
-//! posted stands in `io.rs`, how requests are read in `header.rs`.
+//! posted stands in `io.rs`.
 
 pub mod handshake;
-pub mod header;
 pub mod io;
 pub mod state;
 

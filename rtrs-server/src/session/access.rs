@@ -6,37 +6,9 @@
 //! mode without writing is enforced on IO. Used by the control core.
 
 use rtrs_core::ids::SessionId;
-use rtrs_core::wire::errno;
+use rtrs_core::wire::{AccessMode, errno};
 
 use crate::export::ExportIndex;
-
-/// How a session opens a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AccessMode {
-    /// Reads only.
-    ReadOnly,
-    /// Reads and writes, as the only writer.
-    ReadWrite,
-    /// Reads and writes beside one other writer, while a machine moves.
-    Migration,
-}
-
-impl AccessMode {
-    /// The mode of the OPEN message's number.
-    pub const fn from_wire(mode: u8) -> Option<Self> {
-        match mode {
-            0 => Some(Self::ReadOnly),
-            1 => Some(Self::ReadWrite),
-            2 => Some(Self::Migration),
-            _ => None,
-        }
-    }
-
-    /// True when it allows changes.
-    pub const fn writes(self) -> bool {
-        !matches!(self, Self::ReadOnly)
-    }
-}
 
 /// The open exports of all sessions.
 #[derive(Debug)]
@@ -63,10 +35,10 @@ impl AccessBook {
         mode: AccessMode,
     ) -> Result<(), u16> {
         let opens = self.opens.get_mut(export.index()).ok_or(errno::ENOENT)?;
-        if mode.writes() && read_only {
+        if mode.may_write() && read_only {
             return Err(errno::EACCES);
         }
-        let others = opens.iter().filter(|(who, how)| *who != session && how.writes()).count();
+        let others = opens.iter().filter(|(who, how)| *who != session && how.may_write()).count();
         let room = match mode {
             AccessMode::ReadOnly => true,
             AccessMode::ReadWrite => others == 0,

@@ -11,6 +11,7 @@ pub mod device_table;
 pub mod permits;
 pub mod request;
 pub mod shard;
+mod walk;
 
 #[cfg(test)]
 mod tests;

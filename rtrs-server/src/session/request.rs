@@ -9,7 +9,6 @@ use rtrs_core::fabric::RemoteMem;
 use rtrs_core::ids::Rkey;
 use rtrs_core::proto::{Moves, step};
 
-use super::device_table::DeviceId;
 use crate::export::ExportIndex;
 
 /// Where a request is, in walk order.
@@ -78,8 +77,6 @@ pub enum IoStep {
 pub struct IoProgress {
     /// The export it goes to.
     pub export: ExportIndex,
-    /// The session's device it came for.
-    pub device: DeviceId,
     /// What it does.
     pub op: IoOp,
     /// How.
