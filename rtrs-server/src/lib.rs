@@ -10,6 +10,7 @@ pub mod backend;
 pub mod cli;
 pub mod config;
 pub mod devices;
+pub mod driver;
 mod error;
 pub mod export;
 pub mod listener;
@@ -22,6 +23,7 @@ pub mod session;
 pub mod stats;
 
 pub use cli::LowArgs;
+pub use driver::ServerShard;
 pub use error::{Chain, Error, ErrorKind};
 pub use export::{Export, ExportIndex, ExportTable};
 pub use plan::{ExportPlan, Plan};
