@@ -1,15 +1,32 @@
 //! Map of the server: what was typed (`cli`), what can be said (`config`), what will run (`plan`),
 //! what exports are made of (`backend`), and running it (`serve`).
+//!
+//! The walk of a request: `driver` reaps its immediate, `session/shard` finds its path,
+//! `session/walk` steps it (`session/request` names the steps), `devices` runs it, `path/io`
+//! answers. Beside it, on core 0: `listener` and `session/control`.
 #![forbid(unsafe_code)]
 
 pub mod backend;
 pub mod cli;
 pub mod config;
+pub mod devices;
+pub mod driver;
 mod error;
+pub mod export;
+pub mod listener;
+pub mod mail;
+pub mod path;
 pub mod plan;
 mod serve;
+pub mod server;
+pub mod session;
+pub mod stats;
 
 pub use cli::LowArgs;
+pub use driver::ServerShard;
 pub use error::{Chain, Error, ErrorKind};
+pub use export::{Export, ExportIndex, ExportTable};
 pub use plan::{ExportPlan, Plan};
 pub use serve::serve;
+pub use server::ServerCore;
+pub use session::SessionParams;

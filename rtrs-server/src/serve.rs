@@ -1,16 +1,318 @@
 //! From a judged plan to a running server.
 //!
-//! Owns [`serve`], the binary's last call: it runs until a signal ends it.
+//! Owns [`serve`], the binary's last call: it opens the exports, starts a thread per shard, says
+//! where it listens, and runs until a signal ends it. Each thread makes its own ring, provider
+//! and machine; if one of them fails, the others are told to end and the error is returned.
 
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread;
+
+use rtrs_core::block::{BlockSource, Core};
+use rtrs_core::config::{AutoSwitch, Portal};
+use rtrs_core::fabric::Fabric;
+use rtrs_core::fabric::iwarp::{IwarpFabric, IwarpOptions, IwarpShared};
+use rtrs_core::ids::CoreIndex;
+use rtrs_core::limits::Limits;
+use rtrs_core::rt::{Mailbox, PollPolicy, Ring, Sender, allowed_cpus, mailbox, pin_to, run};
+use rtrs_core::time::Duration;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::backend::{self, TargetSpec, open_target};
+use crate::config::Target;
+use crate::driver::ServerShard;
 use crate::error::{Error, ErrorKind};
-use crate::plan::Plan;
+use crate::export::{Export, ExportTable};
+use crate::mail::{ControlMail, Mail, ShardMail};
+use crate::plan::{ExportPlan, Plan};
+use crate::server::ServerCore;
+use crate::session::SessionParams;
+
+/// Submissions a shard's ring takes per turn before it has to hand them over early.
+const RING_ENTRIES: u32 = 1024;
 
 /// Runs the server until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// [`ErrorKind::System`]: this build carries no sessions yet.
+/// [`ErrorKind::Export`] for a target that cannot be opened, [`ErrorKind::Listen`] for a portal
+/// that cannot be listened on, [`ErrorKind::System`] for what the system refuses.
 pub fn serve(plan: &Plan) -> Result<(), Error> {
-    let count = plan.exports.len();
-    let text = format!("cannot serve {count} exports: this build carries no sessions yet");
-    Err(Error::new(ErrorKind::System, text))
+    start_log(&plan.log);
+    let exports = plan.exports.iter().map(open_export).collect::<Result<Vec<_>, _>>()?;
+    let exports = ExportTable::new(exports);
+    let listen = resolve(&plan.listen)?;
+    let cores = u16::try_from(plan.shards.count()).unwrap_or(u16::MAX).max(1);
+    let params = session_params(plan, cores)?;
+    let (senders, mailboxes) = mailboxes(cores)?;
+    let mut signals = Signals::new([SIGTERM, SIGINT])
+        .map_err(|e| Error::with_source(ErrorKind::System, "cannot take signals", e))?;
+
+    let setup = Arc::new(Setup {
+        params,
+        exports,
+        listen,
+        options: IwarpOptions {
+            crc: plan.crc,
+            startup_timeout: Duration::from_millis(plan.handshake_timeout_ms),
+            half_open_max: plan.half_open_max,
+            ..IwarpOptions::default()
+        },
+        iwarp: IwarpShared::new(),
+        policy: PollPolicy { budget_max: Duration::from_micros(plan.poll_us.into()) },
+        cpus: pinned_cpus(plan.pin, cores),
+        senders,
+    });
+    let (report, started) = mpsc::channel();
+    let mut threads = Vec::new();
+    for (core, mailbox) in (0..cores).zip(mailboxes) {
+        let (setup_of, report) = (Arc::clone(&setup), report.clone());
+        let thread = thread::Builder::new()
+            .name(format!("shard-{core}"))
+            .spawn(move || run_shard(&setup_of, CoreIndex(core), mailbox, &report));
+        match thread {
+            Ok(thread) => threads.push(thread),
+            Err(error) => {
+                stop_all(&setup.senders);
+                return Err(Error::with_source(ErrorKind::System, "cannot start a thread", error));
+            }
+        }
+    }
+    drop(report);
+    let listening = started.iter().take(usize::from(cores)).collect::<Result<Vec<_>, _>>();
+    let signal_handle = signals.handle();
+    let outcome = match listening {
+        Ok(addresses) => {
+            let to_control = setup.senders[0].clone();
+            let forward = thread::Builder::new().name("signals".into()).spawn(move || {
+                for _ in signals.forever() {
+                    to_control.send(Mail::Control(ControlMail::Shutdown));
+                }
+            });
+            if forward.is_err() {
+                stop_all(&setup.senders);
+            }
+            announce(addresses.into_iter().flatten());
+            Ok(())
+        }
+        Err(error) => {
+            stop_all(&setup.senders);
+            Err(error)
+        }
+    };
+    let mut outcome = outcome;
+    for thread in threads {
+        let ended = thread.join().unwrap_or_else(|_| {
+            Err(Error::new(ErrorKind::System, "a shard panicked; see the message above"))
+        });
+        outcome = outcome.and(ended);
+    }
+    signal_handle.close();
+    outcome
+}
+
+/// What every shard is made from.
+struct Setup {
+    params: SessionParams,
+    exports: Arc<ExportTable>,
+    listen: Vec<SocketAddr>,
+    options: IwarpOptions,
+    iwarp: Arc<IwarpShared>,
+    policy: PollPolicy,
+    cpus: Vec<usize>,
+    senders: Arc<[Sender<Mail>]>,
+}
+
+/// Tells the others to end when a shard ends otherwise than it was told to.
+struct Alarm {
+    core: CoreIndex,
+    senders: Arc<[Sender<Mail>]>,
+    armed: bool,
+}
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        if !self.armed {
+            return;
+        }
+        if self.core.0 == 0 {
+            stop_all(&self.senders);
+        } else {
+            self.senders[0].send(Mail::Control(ControlMail::Shutdown));
+        }
+    }
+}
+
+fn stop_all(senders: &[Sender<Mail>]) {
+    for sender in senders {
+        sender.send(Mail::Shard(ShardMail::Exit));
+    }
+}
+
+/// A shard's thread: makes what it needs, reports, runs.
+fn run_shard(
+    setup: &Setup,
+    core: CoreIndex,
+    mailbox: Mailbox<Mail>,
+    report: &mpsc::Sender<Result<Vec<SocketAddr>, Error>>,
+) -> Result<(), Error> {
+    let senders = Arc::clone(&setup.senders);
+    let mut alarm = Alarm { core, senders, armed: true };
+    let (ring, mut shard) = match start_shard(setup, core, mailbox) {
+        Ok((ring, shard, addresses)) => {
+            let _ = report.send(Ok(addresses));
+            (ring, shard)
+        }
+        Err(error) => {
+            // The main thread ends the others and returns this error.
+            alarm.armed = false;
+            let _ = report.send(Err(error));
+            return Ok(());
+        }
+    };
+    let stats = run(&ring, setup.policy, &mut shard).map_err(|error| {
+        Error::with_source(ErrorKind::System, format!("shard {core} failed"), error)
+    })?;
+    tracing::debug!(%core, ?stats, "a shard ended");
+    alarm.armed = false;
+    Ok(())
+}
+
+type Started = (std::rc::Rc<Ring>, ServerShard, Vec<SocketAddr>);
+
+fn start_shard(
+    setup: &Setup,
+    core: CoreIndex,
+    mailbox: Mailbox<Mail>,
+) -> Result<Started, Error> {
+    let system = |what: &str, error: io::Error| Error::with_source(ErrorKind::System, what, error);
+    if let Some(cpu) = setup.cpus.get(core.index())
+        && let Err(error) = pin_to(*cpu)
+    {
+        tracing::warn!(%core, cpu, %error, "cannot bind the shard to its CPU");
+    }
+    let ring = Ring::new(RING_ENTRIES).map_err(|e| system("cannot set up io_uring", e))?;
+    let inbox = mailbox.arm(&ring).map_err(|e| system("cannot set up a mailbox", e))?;
+    let mut fabric: Box<dyn Fabric> =
+        Box::new(IwarpFabric::new(&ring, Arc::clone(&setup.iwarp), setup.options.clone()));
+    let mut addresses = Vec::new();
+    if core.0 == 0 {
+        for address in &setup.listen {
+            let address = fabric.listen(*address).map_err(|error| {
+                let text = format!("cannot listen on tcp://{address}");
+                Error::with_source(ErrorKind::Listen, text, error)
+            })?;
+            addresses.push(address);
+        }
+    }
+    let place = Core { index: core, ring: Some(std::rc::Rc::clone(&ring)) };
+    let machine = ServerCore::new(setup.params, place, &setup.exports);
+    let senders = Arc::clone(&setup.senders);
+    Ok((ring, ServerShard::new(machine, vec![fabric], inbox, senders), addresses))
+}
+
+/// Says on stdout where the server listens, a line each.
+fn announce(addresses: impl Iterator<Item = SocketAddr>) {
+    let mut out = io::stdout().lock();
+    for address in addresses {
+        // Nobody may be reading; the server serves all the same.
+        let _ = writeln!(out, "listening on tcp://{address}");
+    }
+    let _ = out.flush();
+}
+
+fn start_log(filter: &str) {
+    let filter = tracing_subscriber::EnvFilter::new(filter);
+    // A second server in one process, as in tests, finds the log started.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(false)
+        .try_init();
+}
+
+fn session_params(plan: &Plan, cores: u16) -> Result<SessionParams, Error> {
+    let limits = Limits::new(u32::from(plan.queue_depth), plan.chunk_bytes).map_err(|error| {
+        Error::with_source(ErrorKind::Usage, "queue-depth and chunk-size cannot be used", error)
+    })?;
+    Ok(SessionParams {
+        limits,
+        always_invalidate: plan.always_invalidate,
+        heartbeat_interval: Duration::from_millis(plan.heartbeat_ms),
+        heartbeat_missed_max: plan.heartbeat_missed_max,
+        handshake_timeout: Duration::from_millis(plan.handshake_timeout_ms),
+        half_open_max: plan.half_open_max,
+        sessions_max: plan.sessions_max,
+        shutdown_grace: Duration::from_millis(plan.shutdown_grace_ms),
+        cores,
+    })
+}
+
+fn open_export(plan: &ExportPlan) -> Result<Export, Error> {
+    let target = match &plan.target {
+        Target::Path(path) => backend::Target::Path(path.clone()),
+        Target::Memory(size) => backend::Target::Memory(size.bytes()),
+        Target::Null(size) => backend::Target::Null(size.bytes()),
+    };
+    let spec = TargetSpec {
+        target,
+        read_only: plan.read_only,
+        direct: match plan.direct {
+            AutoSwitch::Auto => backend::Direct::Auto,
+            AutoSwitch::On => backend::Direct::On,
+            AutoSwitch::Off => backend::Direct::Off,
+        },
+        block_size: plan.block_size.bytes(),
+        delay: Duration::from_millis(plan.delay_ms),
+        errors_per_million: plan.error_rate.per_million(),
+    };
+    let source: Arc<dyn BlockSource> = open_target(&spec).map_err(|error| {
+        Error::with_source(ErrorKind::Export, format!("cannot export {:?}", plan.name), error)
+    })?;
+    Ok(Export { name: plan.name.clone(), source, read_only: plan.read_only })
+}
+
+fn resolve(portals: &[Portal]) -> Result<Vec<SocketAddr>, Error> {
+    let mut addresses = Vec::new();
+    for portal in portals {
+        let found = portal
+            .resolve()
+            .map_err(|e| Error::with_source(ErrorKind::Listen, "cannot listen", e))?;
+        for address in found {
+            // Port 0 is another port each time it is asked for.
+            if address.port() == 0 || !addresses.contains(&address) {
+                addresses.push(address);
+            }
+            if address.port() == 0 {
+                break;
+            }
+        }
+    }
+    Ok(addresses)
+}
+
+type Mailboxes = (Arc<[Sender<Mail>]>, Vec<Mailbox<Mail>>);
+
+fn mailboxes(cores: u16) -> Result<Mailboxes, Error> {
+    let pairs = (0..cores)
+        .map(|_| mailbox())
+        .collect::<io::Result<Vec<_>>>()
+        .map_err(|e| Error::with_source(ErrorKind::System, "cannot make mailboxes", e))?;
+    let (senders, boxes): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+    Ok((senders.into(), boxes))
+}
+
+/// The CPU of each shard; empty when shards are not bound.
+fn pinned_cpus(pin: AutoSwitch, cores: u16) -> Vec<usize> {
+    let cpus = allowed_cpus();
+    let fits = usize::from(cores) <= cpus.len();
+    match pin {
+        AutoSwitch::Off => Vec::new(),
+        AutoSwitch::Auto if !fits => Vec::new(),
+        AutoSwitch::Auto | AutoSwitch::On => {
+            cpus.iter().copied().cycle().take(usize::from(cores)).collect()
+        }
+    }
 }

@@ -1,0 +1,178 @@
+//! The block devices open on one core, at most one per export, shared by all sessions.
+//!
+//! A device is opened on a core by the first request that needs it there and stays open until no
+//! session has its export open. Requests a full device refused wait here in order.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+
+use rtrs_core::block::{BlockDevice, Completion, Core, Geometry, Io};
+use rtrs_core::mem::Region;
+use rtrs_core::time::{Instant, earliest};
+
+use crate::export::{ExportIndex, ExportTable};
+
+/// A request by its place: row of its path on this core, and permit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestRef {
+    /// Row of the path.
+    pub path: u32,
+    /// The permit.
+    pub permit: rtrs_core::ids::PermitId,
+}
+
+impl RequestRef {
+    /// The reference as an IO's tag.
+    pub fn tag(self) -> u64 {
+        u64::from(self.path) << 16 | u64::from(self.permit.0)
+    }
+
+    /// The reference of a tag.
+    #[allow(clippy::cast_possible_truncation, reason = "the tag was made from these widths")]
+    pub fn of(tag: u64) -> Self {
+        Self { path: (tag >> 16) as u32, permit: rtrs_core::ids::PermitId(tag as u16) }
+    }
+}
+
+#[derive(Debug)]
+struct OpenDevice {
+    device: Box<dyn BlockDevice>,
+    waiting: VecDeque<RequestRef>,
+    closing: bool,
+}
+
+/// One core's devices.
+#[derive(Debug)]
+pub struct Devices {
+    core: Core,
+    exports: Arc<ExportTable>,
+    open: Box<[Option<OpenDevice>]>,
+}
+
+impl Devices {
+    /// Nothing open yet.
+    pub fn new(core: Core, exports: Arc<ExportTable>) -> Self {
+        let open = (0..exports.len()).map(|_| None).collect();
+        Self { core, exports, open }
+    }
+
+    /// The exports.
+    pub fn exports(&self) -> &Arc<ExportTable> {
+        &self.exports
+    }
+
+    /// Places in the table, open or not.
+    pub fn len(&self) -> usize {
+        self.open.len()
+    }
+
+    /// Opens the export on this core unless it is open, and makes `region` known to it if
+    /// `attach`.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn open(
+        &mut self,
+        export: ExportIndex,
+        attach: Option<&Arc<Region>>,
+    ) -> io::Result<&mut (dyn BlockDevice + 'static)> {
+        let missing = || io::Error::from(io::ErrorKind::NotFound);
+        let slot = self.open.get_mut(export.index()).ok_or_else(missing)?;
+        let open = match slot {
+            Some(open) => open,
+            None => {
+                let source = &self.exports.get(export).ok_or_else(missing)?.source;
+                let device = source.open(&self.core)?;
+                slot.insert(OpenDevice { device, waiting: VecDeque::new(), closing: false })
+            }
+        };
+        open.closing = false;
+        if let Some(region) = attach {
+            open.device.attach_region(region)?;
+        }
+        Ok(&mut *open.device)
+    }
+
+    /// Size, limits and abilities of an open device.
+    pub fn geometry(&self, export: ExportIndex) -> Option<&Geometry> {
+        self.open.get(export.index())?.as_ref().map(|open| open.device.geometry())
+    }
+
+    /// Submits an IO to an open device; gives it back when the device is full or not open.
+    ///
+    /// # Errors
+    /// The IO.
+    pub fn submit(&mut self, export: ExportIndex, io: Io) -> Result<(), Io> {
+        match self.open.get_mut(export.index()) {
+            Some(Some(open)) => open.device.submit(io),
+            _ => Err(io),
+        }
+    }
+
+    /// Lets a request wait for room in an open device.
+    pub fn wait(&mut self, export: ExportIndex, request: RequestRef) {
+        if let Some(Some(open)) = self.open.get_mut(export.index()) {
+            open.waiting.push_back(request);
+        }
+    }
+
+    /// True when requests wait for the device, so that a new one has to queue up.
+    pub fn is_contended(&self, export: ExportIndex) -> bool {
+        matches!(self.open.get(export.index()), Some(Some(open)) if !open.waiting.is_empty())
+    }
+
+    /// The next request that waits for the device at a place.
+    pub fn next_waiting(&mut self, at: usize) -> Option<RequestRef> {
+        self.open[at].as_mut()?.waiting.pop_front()
+    }
+
+    /// Puts a request back that met a full device again.
+    pub fn wait_again(&mut self, export: ExportIndex, request: RequestRef) {
+        if let Some(Some(open)) = self.open.get_mut(export.index()) {
+            open.waiting.push_front(request);
+        }
+    }
+
+    /// Moves the device at a place on. True when anything happened.
+    pub fn poll(&mut self, at: usize, now: Instant) -> bool {
+        self.open[at].as_mut().is_some_and(|open| open.device.poll(now))
+    }
+
+    /// The next finished IO of the device at a place.
+    pub fn reap(&mut self, at: usize) -> Option<Completion> {
+        self.open[at].as_mut()?.device.reap()
+    }
+
+    /// Nobody has the export open: its device closes when its last IO has ended.
+    pub fn close(&mut self, export: ExportIndex) {
+        if let Some(Some(open)) = self.open.get_mut(export.index()) {
+            open.closing = true;
+        }
+    }
+
+    /// Closes what may be closed now.
+    pub fn sweep(&mut self, at: usize) {
+        let idle = |open: &OpenDevice| {
+            open.closing && open.device.inflight() == 0 && open.waiting.is_empty()
+        };
+        if self.open[at].as_ref().is_some_and(idle) {
+            self.open[at] = None;
+        }
+    }
+
+    /// When a device wants to be polled.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.open.iter().flatten().fold(None, |at, open| earliest(at, open.device.deadline()))
+    }
+
+    /// IOs in flight in all devices.
+    pub fn inflight(&self) -> usize {
+        self.open.iter().flatten().map(|open| open.device.inflight()).sum()
+    }
+
+    /// How many devices are open.
+    pub fn open_count(&self) -> usize {
+        self.open.iter().flatten().count()
+    }
+}

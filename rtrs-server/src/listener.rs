@@ -1,0 +1,104 @@
+//! What is wrong with a connection request, and what the peer is told.
+//!
+//! The checks of docs/PROTOCOL.md "what the kernel server checks" (rtrs-srv.c,
+//! rtrs_rdma_connect), in that order, as errors with their errno; the control core makes them
+//! with its tables. A refusal carries all 56 bytes of CON_RSP with a negative errno, since a
+//! kernel client takes nothing else for an answer.
+
+use rtrs_core::fabric::PrivateData;
+use rtrs_core::limits::Limits;
+use rtrs_core::wire::{ConnRsp, WireError, errno};
+
+use crate::path::handshake::JoinError;
+
+/// Why a connection is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The private data is no CON_REQ we can take.
+    #[error("{0}")]
+    Wire(WireError),
+    /// The server stops.
+    #[error("the server stops")]
+    Stopping,
+    /// Too many connections are in their handshake.
+    #[error("{0} connections are in their handshake already")]
+    HalfOpen(u32),
+    /// The session does not exist and the peer does not ask to create it.
+    #[error("no such session")]
+    NoSession,
+    /// There are as many sessions as there may be.
+    #[error("{0} sessions exist already")]
+    Sessions(u32),
+    /// The path exists and takes no more connections.
+    #[error("the path exists already")]
+    PathExists,
+    /// The connection does not fit its path.
+    #[error("{0}")]
+    Join(JoinError),
+    /// The session has as many paths as it may have.
+    #[error("the session has {0} paths already")]
+    Paths(usize),
+    /// Block IO of too many dead paths of the session still runs.
+    #[error("{0} dead paths of the session still have IO running")]
+    Draining(usize),
+    /// The session has a path between the same two addresses.
+    #[error("the session has a path between these addresses already")]
+    SameAddresses,
+    /// Memory or a protection domain was refused.
+    #[error("{0}")]
+    Memory(String),
+}
+
+impl Refusal {
+    /// The errno the peer is told, positive.
+    pub const fn errno(&self) -> u16 {
+        match self {
+            Self::NoSession => errno::ENXIO,
+            Self::Sessions(_) | Self::Memory(_) => errno::ENOMEM,
+            Self::SameAddresses => errno::EEXIST,
+            _ => errno::ECONNRESET,
+        }
+    }
+
+    /// What the peer is sent.
+    pub fn response(&self) -> PrivateData {
+        PrivateData::new(&ConnRsp::reject(self.errno()).encode())
+    }
+}
+
+/// What an accepted peer is sent.
+pub fn acceptance(limits: Limits, always_invalidate: bool) -> PrivateData {
+    PrivateData::new(&ConnRsp::accept(limits, always_invalidate).encode())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_are_56_bytes_with_a_negative_errno() {
+        for (refusal, low, high) in [
+            (Refusal::PathExists, 0x98, 0xff),
+            (Refusal::NoSession, 0xfa, 0xff),
+            (Refusal::SameAddresses, 0xef, 0xff),
+            (Refusal::Sessions(1), 0xf4, 0xff),
+        ] {
+            let response = refusal.response();
+            let bytes = response.as_bytes();
+            assert_eq!(bytes.len(), 56);
+            assert_eq!(bytes[..6], [0xbd, 0x1b, 0x00, 0x02, low, high]);
+            assert!(bytes[20..].iter().all(|b| *b == 0));
+        }
+    }
+
+    #[test]
+    fn an_acceptance_is_the_captured_one() {
+        let bytes = acceptance(Limits::DEFAULT, true);
+        let mut expected = [0u8; 56];
+        expected[..17].copy_from_slice(&[
+            0xbd, 0x1b, 0, 2, 0, 0, 0, 2, 0, 0xf0, 1, 0, 0, 0x10, 0, 0, 2,
+        ]);
+        assert_eq!(bytes.as_bytes(), expected);
+    }
+}

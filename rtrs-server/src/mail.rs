@@ -1,0 +1,201 @@
+//! Messages between the control core and the cores that carry IO.
+//!
+//! The control core is core 0; mail to oneself is delivered within the same turn. Mail from one
+//! core to another keeps its order, which the life of a path relies on: what is accepted on a
+//! core is closed there later.
+
+use std::sync::Arc;
+
+use rtrs_core::fabric::{ConnRequest, PrivateData};
+use rtrs_core::ids::{ConnIndex, CoreIndex, PermitId};
+use rtrs_core::time::Instant;
+use rtrs_core::wire::{AccessMode, Name};
+
+use crate::export::ExportIndex;
+use crate::path::{PathEnd, PathKey, PathShared};
+use crate::session::device_table::DeviceId;
+
+/// An open or close on its way to the control core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ControlRequest {
+    /// OPEN.
+    Open {
+        /// The export's name.
+        name: Name,
+        /// What for.
+        access: AccessMode,
+    },
+    /// CLOSE.
+    Close {
+        /// Which.
+        device: DeviceId,
+    },
+}
+
+/// The answer to a [`ControlRequest`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ControlAnswer {
+    /// Done, nothing to tell.
+    Done,
+    /// Done; this is the response's data.
+    Opened([u8; 56]),
+    /// Refused with this errno.
+    Refused(u16),
+}
+
+/// From the control core to a core.
+#[derive(Debug)]
+pub enum ShardMail {
+    /// Accept a connection of a path.
+    Accept {
+        /// Its path.
+        path: Arc<PathShared>,
+        /// Which connection.
+        cid: ConnIndex,
+        /// The peer's request.
+        request: ConnRequest,
+        /// What to answer.
+        response: PrivateData,
+    },
+    /// Bind the windows of the new chunk pool and send INFO_RSP on connection 0. To the core of
+    /// connection 0.
+    Serve {
+        /// Which path.
+        path: PathKey,
+    },
+    /// Send HB_MSG on connection 0. To the core of connection 0.
+    Heartbeat {
+        /// Which path.
+        path: PathKey,
+    },
+    /// Take no new requests, answer those that run, then tell (`Finished`).
+    Finish {
+        /// Which path.
+        path: PathKey,
+    },
+    /// End all connections, at once if `abrupt`. Requests that run are not answered.
+    Close {
+        /// Which path.
+        path: PathKey,
+        /// Without sending what is still queued.
+        abrupt: bool,
+    },
+    /// The answer to an open or close.
+    Answer {
+        /// Which path it came over.
+        path: PathKey,
+        /// The permit of the request.
+        permit: PermitId,
+        /// How it went.
+        answer: ControlAnswer,
+    },
+    /// Nobody has the export open any more.
+    CloseDevice {
+        /// Which.
+        export: ExportIndex,
+    },
+    /// The server stops: end.
+    Exit,
+}
+
+/// From a core to the control core.
+#[derive(Debug)]
+pub enum ControlMail {
+    /// INFO_REQ or what came in its place.
+    Info {
+        /// Which path.
+        path: PathKey,
+        /// Bytes received, cut at the length of INFO_REQ.
+        bytes: Box<[u8]>,
+    },
+    /// INFO_RSP was posted: the path serves.
+    Serving {
+        /// Which path.
+        path: PathKey,
+    },
+    /// An open or close.
+    Request {
+        /// Which path.
+        path: PathKey,
+        /// The core that wants the answer.
+        core: CoreIndex,
+        /// The permit of the request.
+        permit: PermitId,
+        /// What is asked.
+        request: ControlRequest,
+    },
+    /// HB_ACK came.
+    HeartbeatAck {
+        /// Which path.
+        path: PathKey,
+        /// When.
+        at: Instant,
+    },
+    /// The path cannot go on.
+    Broken {
+        /// Which path.
+        path: PathKey,
+        /// Why.
+        end: PathEnd,
+    },
+    /// A path that finishes has nothing in flight on this core any more.
+    Finished {
+        /// Which path.
+        path: PathKey,
+        /// The core.
+        core: CoreIndex,
+    },
+    /// All connections of the path on this core are closed.
+    Unlinked {
+        /// Which path.
+        path: PathKey,
+        /// The core.
+        core: CoreIndex,
+    },
+    /// Nothing of the path is left on this core.
+    Drained {
+        /// Which path.
+        path: PathKey,
+        /// The core.
+        core: CoreIndex,
+    },
+    /// A signal asks the server to stop.
+    Shutdown,
+}
+
+/// A letter to a core.
+#[derive(Debug)]
+pub enum Mail {
+    /// For the core's shard.
+    Shard(ShardMail),
+    /// For the control; core 0 only.
+    Control(ControlMail),
+}
+
+/// Letters a core's machines leave for the driver to carry.
+#[derive(Debug, Default)]
+pub struct Outbox {
+    letters: std::collections::VecDeque<(CoreIndex, Mail)>,
+}
+
+impl Outbox {
+    /// Leaves a letter for a core's shard.
+    pub fn shard(&mut self, core: CoreIndex, mail: ShardMail) {
+        self.letters.push_back((core, Mail::Shard(mail)));
+    }
+
+    /// Leaves a letter for the control core.
+    pub fn control(&mut self, mail: ControlMail) {
+        self.letters.push_back((CoreIndex(0), Mail::Control(mail)));
+    }
+
+    /// The next letter, oldest first.
+    pub fn take(&mut self) -> Option<(CoreIndex, Mail)> {
+        self.letters.pop_front()
+    }
+
+    /// True when no letter waits.
+    pub fn is_empty(&self) -> bool {
+        self.letters.is_empty()
+    }
+}

@@ -1,0 +1,203 @@
+//! A path at the server: what its connections share, whichever core they live on.
+//!
+//! The control core owns a path's life (`state.rs`, `handshake.rs`); each core that has a
+//! connection of it owns that connection and the requests that came over it; how answers are
+//! posted stands in `io.rs`.
+
+pub mod handshake;
+pub mod io;
+pub mod state;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use rtrs_core::fabric::{CloseReason, ProtectionDomain};
+use rtrs_core::ids::{ConnIndex, CoreIndex, PathUuid};
+use rtrs_core::time::{Duration, Instant};
+use rtrs_core::wire::WireError;
+
+use crate::session::SessionShared;
+use crate::session::chunks::{ChunkPool, MessageBuffers};
+use crate::stats::PathCounters;
+use handshake::InfoError;
+use state::PathState;
+
+/// A path's number in this process, from 1, never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PathKey(pub u32);
+
+impl fmt::Display for PathKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// What the connections of one path share.
+#[derive(Debug)]
+pub struct PathShared {
+    /// Its number.
+    pub key: PathKey,
+    /// Its session.
+    pub session: Arc<SessionShared>,
+    /// What the client calls it.
+    pub uuid: PathUuid,
+    /// Connections it has when complete.
+    pub cid_num: u16,
+    /// Which of the core's providers carries it.
+    pub provider: u8,
+    /// The client's address.
+    pub peer: SocketAddr,
+    /// Our address.
+    pub local: SocketAddr,
+    /// The domain of its memory and queue pairs.
+    pub pd: Arc<dyn ProtectionDomain>,
+    /// Buffers of its small messages.
+    pub messages: MessageBuffers,
+    /// Its chunks, from the moment INFO_REQ was accepted.
+    pub chunks: OnceLock<ChunkPool>,
+    /// What it did, per core.
+    pub counters: PathCounters,
+    state: AtomicU8,
+    heard: AtomicU64,
+}
+
+/// What a path is made of besides its shared state.
+#[derive(Debug)]
+pub struct PathOrigin {
+    /// What the client calls it.
+    pub uuid: PathUuid,
+    /// Connections it has when complete.
+    pub cid_num: u16,
+    /// Which of the core's providers carries it.
+    pub provider: u8,
+    /// The client's address.
+    pub peer: SocketAddr,
+    /// Our address.
+    pub local: SocketAddr,
+}
+
+impl PathShared {
+    /// A path that connects.
+    pub fn new(
+        key: PathKey,
+        session: Arc<SessionShared>,
+        origin: PathOrigin,
+        pd: Arc<dyn ProtectionDomain>,
+        messages: MessageBuffers,
+        cores: u16,
+    ) -> Arc<Self> {
+        let PathOrigin { uuid, cid_num, provider, peer, local } = origin;
+        Arc::new(Self {
+            key,
+            session,
+            uuid,
+            cid_num,
+            provider,
+            peer,
+            local,
+            pd,
+            messages,
+            chunks: OnceLock::new(),
+            counters: PathCounters::new(cores),
+            state: AtomicU8::new(PathState::Connecting as u8),
+            heard: AtomicU64::new(0),
+        })
+    }
+
+    /// The state as last published by the control core.
+    pub fn state(&self) -> PathState {
+        PathState::from_u8(self.state.load(Ordering::Acquire))
+    }
+
+    /// Publishes a state; the control core only.
+    pub(crate) fn publish(&self, state: PathState) {
+        self.state.store(state as u8, Ordering::Release);
+    }
+
+    /// Something came from the peer. Told at most once a millisecond by each core.
+    pub(crate) fn tell_heard(&self, now: Instant) {
+        self.heard.store(now.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// When something last came from the peer, on any core.
+    pub fn heard(&self) -> Instant {
+        Instant::from_nanos(self.heard.load(Ordering::Relaxed))
+    }
+}
+
+/// How often a core tells of a path's traffic at most.
+pub const HEARD_EVERY: Duration = Duration::from_millis(1);
+
+/// The core that connection `cid` of every path lives on: service connections on core 0, the
+/// others in turn from core 0 on.
+pub fn core_of(cid: ConnIndex, cores: u16) -> CoreIndex {
+    CoreIndex(cid.0.saturating_sub(1) % cores.max(1))
+}
+
+/// What a peer did that ends its path.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PeerFault {
+    /// A request before the handshake was over.
+    #[error("a request came before the handshake was over")]
+    Early,
+    /// An immediate whose chunk or offset does not exist.
+    #[error("immediate {0:#010x} names no place in a chunk")]
+    Immediate(u32),
+    /// A message without an immediate where none is due.
+    #[error("a message came where none is due")]
+    Message,
+    /// A permit that is in flight on this path.
+    #[error("permit {0} was used again before its answer")]
+    PermitReused(u16),
+    /// Bytes that are no request and name nobody to answer.
+    #[error("{0}")]
+    Wire(WireError),
+    /// INFO_REQ was refused.
+    #[error("{0}")]
+    Info(InfoError),
+    /// Another session has the name.
+    #[error("another session has the name {0:?}")]
+    NameTaken(String),
+}
+
+/// Why a path ended.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PathEnd {
+    /// The peer broke the protocol.
+    #[error("the peer broke the protocol: {0}")]
+    Peer(PeerFault),
+    /// A connection ended.
+    #[error("connection {cid} ended: {reason}")]
+    Connection {
+        /// Which.
+        cid: ConnIndex,
+        /// Why.
+        reason: CloseReason,
+    },
+    /// Our own transport refused something.
+    #[error("the transport refused: {0}")]
+    Fabric(String),
+    /// The handshake took too long.
+    #[error("the handshake was not over in time")]
+    HandshakeTimeout,
+    /// The peer is silent.
+    #[error("the peer does not answer heartbeats")]
+    Silent,
+    /// The client connects this path anew, so this one is dead.
+    #[error("the client connects it anew")]
+    Replaced,
+    /// The server stops.
+    #[error("the server stops")]
+    Shutdown,
+}
+
+impl PathEnd {
+    /// True when connections should end at once instead of in order.
+    pub const fn is_abrupt(&self) -> bool {
+        !matches!(self, Self::Shutdown)
+    }
+}

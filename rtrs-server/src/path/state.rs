@@ -1,0 +1,71 @@
+//! The states of a path at the server and their legal moves.
+
+use rtrs_core::proto::Moves;
+
+/// Where a path is in its life. Owned by the control core; every core reads it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+#[repr(u8)]
+pub enum PathState {
+    /// Connections arrive, then INFO_REQ; bounded by the handshake time-out.
+    Connecting = 0,
+    /// INFO_REQ was accepted: requests are served.
+    Connected = 1,
+    /// Shutdown: requests that run are answered, no new one is taken, then connections end.
+    Finishing = 2,
+    /// Its connections are being closed. Nothing is answered any more.
+    Closing = 3,
+    /// All connections are closed; block IO of it still runs. The peer may connect anew.
+    Draining = 4,
+    /// Nothing of it is left.
+    Gone = 5,
+}
+
+impl Moves for PathState {
+    const MOVES: &'static [(Self, &'static [Self])] = &[
+        (Self::Connecting, &[Self::Connected, Self::Closing]),
+        (Self::Connected, &[Self::Finishing, Self::Closing]),
+        (Self::Finishing, &[Self::Closing]),
+        (Self::Closing, &[Self::Draining]),
+        (Self::Draining, &[Self::Gone]),
+    ];
+}
+
+impl PathState {
+    /// The state of its number.
+    pub const fn from_u8(value: u8) -> Self {
+        match value {
+            0 => Self::Connecting,
+            1 => Self::Connected,
+            2 => Self::Finishing,
+            3 => Self::Closing,
+            4 => Self::Draining,
+            _ => Self::Gone,
+        }
+    }
+
+    /// True while connections of it may exist.
+    pub const fn has_connections(self) -> bool {
+        !matches!(self, Self::Draining | Self::Gone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::PathState;
+
+    #[test]
+    fn the_life_of_a_path() {
+        assert_eq!(
+            rtrs_core::proto::table::<PathState>(),
+            "Connecting: Connected, Closing\n\
+             Connected: Finishing, Closing\n\
+             Finishing: Closing\n\
+             Closing: Draining\n\
+             Draining: Gone\n"
+        );
+        for n in 0..=5 {
+            assert_eq!(PathState::from_u8(n) as u8, n);
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! One core of the server as a machine: its shard, and on core 0 the control.
+//!
+//! Events of the core's providers and letters of other cores go in; work requests go to the
+//! providers, letters come out of [`ServerCore::take_letter`]. It does no IO of its own and reads
+//! no clock, so the driver runs it on a reactor and the simulator in virtual time alike. Letters
+//! a core writes to itself never come out: they are handled within the same call.
+
+use std::sync::Arc;
+
+use rtrs_core::block::Core;
+use rtrs_core::fabric::FabricEvent;
+use rtrs_core::ids::CoreIndex;
+use rtrs_core::time::{Instant, earliest};
+
+use crate::export::ExportTable;
+use crate::mail::{ControlMail, Mail, Outbox};
+use crate::session::SessionParams;
+use crate::session::control::Control;
+use crate::session::shard::{Fabrics, Shard};
+use crate::stats::SessionSnapshot;
+
+/// One core of a server.
+#[derive(Debug)]
+pub struct ServerCore {
+    core: CoreIndex,
+    control: Option<Control>,
+    shard: Shard,
+    out: Outbox,
+    away: Outbox,
+}
+
+impl ServerCore {
+    /// A core without sessions. All cores of a server get equal parameters and the same table.
+    pub fn new(params: SessionParams, core: Core, exports: &Arc<ExportTable>) -> Self {
+        let index = core.index;
+        let control = (index.0 == 0).then(|| Control::new(params, Arc::clone(exports)));
+        Self {
+            core: index,
+            control,
+            shard: Shard::new(params, core, Arc::clone(exports)),
+            out: Outbox::default(),
+            away: Outbox::default(),
+        }
+    }
+
+    /// Takes an event of the provider at that index.
+    pub fn handle_event(
+        &mut self,
+        now: Instant,
+        provider: usize,
+        event: FabricEvent,
+        fabrics: &mut Fabrics,
+    ) {
+        match event {
+            FabricEvent::Request(request) => {
+                let index = u8::try_from(provider).unwrap_or(u8::MAX);
+                let fabric = &mut *fabrics[provider];
+                match &mut self.control {
+                    Some(control) => {
+                        control.handle_request(now, index, request, fabric, &mut self.out);
+                    }
+                    // Only core 0 listens.
+                    None => drop(request),
+                }
+            }
+            FabricEvent::Completion(wc) => {
+                self.shard.handle_completion(now, provider, &wc, fabrics, &mut self.out);
+            }
+            FabricEvent::Closed { qp, reason } => {
+                self.shard.handle_closed(provider, qp, reason, &mut self.out);
+            }
+            // The receives are posted since the accept; there is nothing to wait for.
+            FabricEvent::Established { .. } => {}
+            // A server connects to nobody.
+            FabricEvent::ConnectFailed { .. } => {}
+        }
+        self.deliver(now, fabrics);
+    }
+
+    /// Takes a letter.
+    pub fn handle_mail(&mut self, now: Instant, mail: Mail, fabrics: &mut Fabrics) {
+        self.take(now, mail, fabrics);
+        self.deliver(now, fabrics);
+    }
+
+    /// Polls devices and timers. To be called once a turn, after the events. True when anything
+    /// happened.
+    pub fn poll(&mut self, now: Instant, fabrics: &mut Fabrics) -> bool {
+        let mut busy = self.shard.poll(now, fabrics, &mut self.out);
+        if let Some(control) = &mut self.control {
+            busy |= control.poll(now, &mut self.out);
+        }
+        self.deliver(now, fabrics);
+        busy
+    }
+
+    /// When to be polled even if nothing happens.
+    pub fn deadline(&self) -> Option<Instant> {
+        let control = self.control.as_ref().and_then(Control::deadline);
+        earliest(self.shard.deadline(), control)
+    }
+
+    /// The next letter to another core.
+    pub fn take_letter(&mut self) -> Option<(CoreIndex, Mail)> {
+        self.away.take()
+    }
+
+    /// Begins the server's end; on core 0 only, elsewhere nothing happens.
+    pub fn shutdown(&mut self, now: Instant, fabrics: &mut Fabrics) {
+        if self.control.is_some() {
+            self.handle_mail(now, Mail::Control(ControlMail::Shutdown), fabrics);
+        }
+    }
+
+    /// True once a stop was asked for; core 0 knows.
+    pub fn is_stopping(&self) -> bool {
+        self.control.as_ref().is_some_and(Control::is_stopping)
+    }
+
+    /// True when this core has nothing left to do and may end.
+    pub fn is_done(&self) -> bool {
+        self.shard.is_done()
+    }
+
+    /// Sessions and paths; empty on cores other than 0.
+    pub fn snapshot(&self) -> Vec<SessionSnapshot> {
+        self.control.as_ref().map(Control::snapshot).unwrap_or_default()
+    }
+
+    /// The core's shard, to look at.
+    pub fn shard(&self) -> &Shard {
+        &self.shard
+    }
+
+    /// Panics when the machine's tables do not agree with each other.
+    pub fn check(&self) {
+        self.shard.check();
+    }
+
+    fn take(&mut self, now: Instant, mail: Mail, fabrics: &mut Fabrics) {
+        match mail {
+            Mail::Shard(mail) => self.shard.handle_mail(now, mail, fabrics, &mut self.out),
+            Mail::Control(mail) => {
+                if let Some(control) = &mut self.control {
+                    control.handle_mail(now, mail, &mut self.out);
+                }
+            }
+        }
+    }
+
+    /// Handles letters to this core, lays letters to others aside.
+    fn deliver(&mut self, now: Instant, fabrics: &mut Fabrics) {
+        while let Some((to, mail)) = self.out.take() {
+            if to == self.core {
+                self.take(now, mail, fabrics);
+                continue;
+            }
+            match mail {
+                Mail::Shard(mail) => self.away.shard(to, mail),
+                Mail::Control(mail) => self.away.control(mail),
+            }
+        }
+    }
+}

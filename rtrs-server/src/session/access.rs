@@ -1,0 +1,112 @@
+//! Who has which export open, over all sessions, and who may open it besides.
+//!
+//! Rules of the kernel's server (rnbd-srv.c, rnbd_srv_check_update_open_perm): reading is always
+//! allowed; one session may write; a second writer comes in with `migration` only, after the
+//! first. Unlike the kernel a session that opens an export again has its new mode judged, and a
+//! mode without writing is enforced on IO. Used by the control core.
+
+use rtrs_core::ids::SessionId;
+use rtrs_core::wire::{AccessMode, errno};
+
+use crate::export::ExportIndex;
+
+/// The open exports of all sessions.
+#[derive(Debug)]
+pub struct AccessBook {
+    opens: Vec<Vec<(SessionId, AccessMode)>>,
+}
+
+impl AccessBook {
+    /// A book for that many exports, none of them open.
+    pub fn new(exports: usize) -> Self {
+        Self { opens: vec![Vec::new(); exports] }
+    }
+
+    /// Judges an open and notes it. An open of the same session is replaced.
+    ///
+    /// # Errors
+    /// EPERM when other writers are in the way, EACCES for writing to a read-only export, ENOENT
+    /// for an export that does not exist. A session's present open is left as it is.
+    pub fn open(
+        &mut self,
+        export: ExportIndex,
+        read_only: bool,
+        session: SessionId,
+        mode: AccessMode,
+    ) -> Result<(), u16> {
+        let opens = self.opens.get_mut(export.index()).ok_or(errno::ENOENT)?;
+        if mode.may_write() && read_only {
+            return Err(errno::EACCES);
+        }
+        let others = opens.iter().filter(|(who, how)| *who != session && how.may_write()).count();
+        let room = match mode {
+            AccessMode::ReadOnly => true,
+            AccessMode::ReadWrite => others == 0,
+            AccessMode::Migration => others < 2,
+        };
+        if !room {
+            return Err(errno::EPERM);
+        }
+        opens.retain(|(who, _)| *who != session);
+        opens.push((session, mode));
+        Ok(())
+    }
+
+    /// A session closed an export. True when nobody has it open any more.
+    pub fn close(&mut self, export: ExportIndex, session: SessionId) -> bool {
+        let Some(opens) = self.opens.get_mut(export.index()) else { return false };
+        opens.retain(|(who, _)| *who != session);
+        opens.is_empty()
+    }
+
+    /// Sessions that have an export open, and how.
+    pub fn opens(&self, export: ExportIndex) -> &[(SessionId, AccessMode)] {
+        self.opens.get(export.index()).map_or(&[], Vec::as_slice)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::AccessMode::{Migration, ReadOnly, ReadWrite};
+    use super::*;
+
+    const E: ExportIndex = ExportIndex(0);
+
+    fn id(n: u8) -> SessionId {
+        SessionId([n; 16])
+    }
+
+    #[test]
+    fn one_writer_and_a_second_one_by_migration() {
+        let mut book = AccessBook::new(1);
+        assert_eq!(book.open(E, false, id(1), ReadWrite), Ok(()));
+        assert_eq!(book.open(E, false, id(2), ReadOnly), Ok(()));
+        assert_eq!(book.open(E, false, id(3), ReadWrite), Err(errno::EPERM));
+        assert_eq!(book.open(E, false, id(3), Migration), Ok(()));
+        assert_eq!(book.open(E, false, id(4), Migration), Err(errno::EPERM));
+        assert!(!book.close(E, id(1)));
+        assert_eq!(book.open(E, false, id(4), ReadWrite), Err(errno::EPERM), "a migrator writes");
+        assert!(!book.close(E, id(3)) && book.close(E, id(2)));
+        assert_eq!(book.open(E, false, id(4), ReadWrite), Ok(()));
+    }
+
+    #[test]
+    fn a_second_open_of_a_session_replaces_the_first() {
+        let mut book = AccessBook::new(1);
+        book.open(E, false, id(1), ReadWrite).unwrap();
+        assert_eq!(book.open(E, false, id(1), ReadWrite), Ok(()));
+        assert_eq!(book.open(E, false, id(1), ReadOnly), Ok(()));
+        assert_eq!(book.open(E, false, id(2), ReadWrite), Ok(()));
+        assert_eq!(book.open(E, false, id(1), ReadWrite), Err(errno::EPERM));
+        assert_eq!(book.opens(E), [(id(1), ReadOnly), (id(2), ReadWrite)]);
+    }
+
+    #[test]
+    fn a_read_only_export_is_never_opened_for_writing() {
+        let mut book = AccessBook::new(1);
+        assert_eq!(book.open(E, true, id(1), ReadWrite), Err(errno::EACCES));
+        assert_eq!(book.open(E, true, id(1), Migration), Err(errno::EACCES));
+        assert_eq!(book.open(E, true, id(1), ReadOnly), Ok(()));
+        assert_eq!(book.open(ExportIndex(1), true, id(1), ReadOnly), Err(errno::ENOENT));
+    }
+}

@@ -1,0 +1,170 @@
+//! The memory of one path that its peer reaches: chunks, their registration and their keys.
+//!
+//! Chunks belong to a path, not to a session, so that a late arrival on a dead path cannot touch
+//! memory that moved on. One region holds all chunks; it is registered once. With
+//! `always_invalidate` every chunk has a window of its own, whose key the peer gets and loses
+//! with each request; else the registration's one key covers all. Made by the control core when
+//! INFO_REQ was accepted, read by every core, freed with its last holder: a block IO in flight
+//! keeps the memory itself alive, never the peer's right to it.
+
+use std::sync::Arc;
+
+use rtrs_core::fabric::{
+    Access, FabricError, MemoryRegistration, ProtectionDomain, Sge, Window,
+};
+use rtrs_core::ids::ChunkIndex;
+use rtrs_core::limits::Limits;
+use rtrs_core::mem::{MemSlice, Region};
+use rtrs_core::wire::{InfoRsp, SgDesc};
+
+/// All chunks of one path.
+#[derive(Debug)]
+pub struct ChunkPool {
+    limits: Limits,
+    region: Arc<Region>,
+    registration: Arc<dyn MemoryRegistration>,
+    windows: Box<[Arc<dyn Window>]>,
+}
+
+impl ChunkPool {
+    /// Maps and registers the memory: `queue_depth * chunk_size` bytes, backed when touched.
+    ///
+    /// # Errors
+    /// The system's refusal of memory, registration or windows.
+    pub fn new(
+        limits: Limits,
+        pd: &Arc<dyn ProtectionDomain>,
+        always_invalidate: bool,
+    ) -> Result<Self, FabricError> {
+        let bytes = usize::try_from(limits.pool_size()).unwrap_or(usize::MAX);
+        let region =
+            Region::new(bytes).map_err(|e| FabricError::system("memory for the chunks", e))?;
+        let access = if always_invalidate { Access::LOCAL } else { Access::REMOTE_WRITE };
+        let registration = pd.register(&region, access)?;
+        let count = if always_invalidate { limits.queue_depth() } else { 0 };
+        let windows =
+            (0..count).map(|_| pd.window(&registration)).collect::<Result<Box<[_]>, _>>()?;
+        Ok(Self { limits, region, registration, windows })
+    }
+
+    /// The memory behind all chunks.
+    pub fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    /// The memory of a chunk. Panics for a chunk outside the queue depth.
+    pub fn chunk(&self, index: ChunkIndex) -> MemSlice {
+        let len = self.limits.chunk_size() as usize;
+        self.region
+            .slice(index.index() * len, len)
+            .unwrap_or_else(|| panic!("chunk {index} outside its pool"))
+    }
+
+    /// The first `len` bytes of a chunk, at most the whole chunk, as the source of a work
+    /// request.
+    pub fn sge(&self, index: ChunkIndex, len: u32) -> Sge {
+        let len = len.min(self.limits.chunk_size()) as usize;
+        let slice = self
+            .region
+            .slice(index.index() * self.limits.chunk_size() as usize, len)
+            .unwrap_or_else(|| panic!("chunk {index} outside its pool"));
+        Sge { slice, lkey: self.registration.lkey() }
+    }
+
+    /// Copies bytes out of a chunk. Panics outside the chunk.
+    pub fn copy_out(&self, index: ChunkIndex, from: u32, to: &mut [u8]) {
+        let size = self.limits.chunk_size() as usize;
+        assert!(from as usize <= size && to.len() <= size - from as usize, "outside the chunk");
+        self.region.copy_out(index.index() * size + from as usize, to);
+    }
+
+    /// The window of a chunk; None without `always_invalidate`.
+    pub fn window(&self, index: ChunkIndex) -> Option<&Arc<dyn Window>> {
+        self.windows.get(index.index())
+    }
+
+    /// How many windows there are: the queue depth, or 0 without `always_invalidate`.
+    pub fn window_count(&self) -> u16 {
+        if self.windows.is_empty() { 0 } else { self.limits.queue_depth() }
+    }
+
+    /// Where the peer finds the chunks: one descriptor per chunk with its window's present key,
+    /// or one for the whole pool.
+    pub fn describe(&self) -> InfoRsp {
+        let base = self.registration.base();
+        let chunk = self.limits.chunk_size();
+        let descs = if self.windows.is_empty() {
+            #[allow(clippy::cast_possible_truncation, reason = "at most 256 MiB by Limits")]
+            let len = self.limits.pool_size() as u32;
+            vec![SgDesc { addr: base, key: self.registration.rkey(), len }]
+        } else {
+            self.windows
+                .iter()
+                .zip(0u64..)
+                .map(|(window, at)| SgDesc {
+                    addr: base + at * u64::from(chunk),
+                    key: window.rkey(),
+                    len: chunk,
+                })
+                .collect()
+        };
+        InfoRsp { descs }
+    }
+}
+
+/// Small messages of one path's connections, in registered memory of their own.
+///
+/// `[INFO_REQ, 272 bytes, in 512][RKEY_RSP, 8 bytes per chunk][INFO_RSP]`. Each RKEY_RSP belongs
+/// to its chunk: it is written when the chunk gets a new key and may be overwritten when the peer
+/// uses that key.
+#[derive(Debug)]
+pub struct MessageBuffers {
+    registration: Arc<dyn MemoryRegistration>,
+    queue_depth: u16,
+}
+
+impl MessageBuffers {
+    const REQUEST_ROOM: usize = 512;
+
+    /// Maps and registers the buffers.
+    ///
+    /// # Errors
+    /// The system's refusal.
+    pub fn new(queue_depth: u16, pd: &Arc<dyn ProtectionDomain>) -> Result<Self, FabricError> {
+        let depth = usize::from(queue_depth);
+        let len = Self::REQUEST_ROOM + 8 * depth + InfoRsp::len_for(depth);
+        let region =
+            Region::new(len).map_err(|e| FabricError::system("memory for messages", e))?;
+        Ok(Self { registration: pd.register(&region, Access::LOCAL)?, queue_depth })
+    }
+
+    fn sge(&self, at: usize, len: usize) -> Sge {
+        let slice = self
+            .registration
+            .region()
+            .slice(at, len)
+            .unwrap_or_else(|| panic!("message at {at} outside its buffers"));
+        Sge { slice, lkey: self.registration.lkey() }
+    }
+
+    /// Where INFO_REQ is received.
+    pub fn info_req(&self) -> Sge {
+        self.sge(0, rtrs_core::wire::InfoReq::LEN)
+    }
+
+    /// The RKEY_RSP of a chunk.
+    pub fn rkey_rsp(&self, index: ChunkIndex) -> Sge {
+        assert!(index.0 < self.queue_depth, "chunk {index} has no buffer");
+        self.sge(Self::REQUEST_ROOM + 8 * index.index(), 8)
+    }
+
+    /// Writes INFO_RSP and returns it.
+    pub fn info_rsp(&self, message: &InfoRsp) -> Sge {
+        let mut bytes = vec![0; message.encoded_len()];
+        let len = message.encode(&mut bytes);
+        let sge = self.sge(Self::REQUEST_ROOM + 8 * usize::from(self.queue_depth), len);
+        sge.slice.copy_in(0, &bytes[..len]);
+        sge
+    }
+}
+

@@ -1,0 +1,645 @@
+//! The control core's part: which sessions and paths exist, and what becomes of them.
+//!
+//! Rare and careful. Sessions are found by `paths_uuid`, paths by `sess_uuid`; connection
+//! requests are judged here and handed to the core they belong to; INFO_REQ is taken, chunk pools
+//! are made, exports opened and closed, heartbeats counted, half-open paths timed out, and the
+//! ends of paths collected from all cores. Every state change of a path goes through its table
+//! and is published to the cores. Runs on core 0 only; knows time only as an argument.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rtrs_core::fabric::{ConnRequest, Fabric};
+use rtrs_core::ids::{CoreIndex, PermitId, SessionId};
+use rtrs_core::limits::{PATHS_PER_SESSION_MAX, SECTOR_SIZE, SEGMENTS_MAX};
+use rtrs_core::proto::{Heartbeat, HeartbeatAction, step};
+use rtrs_core::time::{Duration, Instant, earliest};
+use rtrs_core::wire::{ConnReq, Name, OpenRsp, errno};
+
+use super::access::AccessBook;
+use super::chunks::{ChunkPool, MessageBuffers};
+use super::device_table::{DeviceEntry, DeviceId};
+use super::{SessionParams, SessionShared};
+use crate::export::{Export, ExportTable};
+use crate::listener::{Refusal, acceptance};
+use crate::mail::{ControlAnswer, ControlMail, ControlRequest, Outbox, ShardMail};
+use crate::path::handshake::Joining;
+use crate::path::state::PathState;
+use crate::path::{PathEnd, PathKey, PathOrigin, PathShared, PeerFault, core_of};
+use crate::stats::{PathSnapshot, SessionSnapshot, micros};
+
+/// Dead paths of a session whose block IO may still run. One more is not let in: their memory
+/// would add up.
+pub const DRAINING_MAX: usize = 4;
+/// How long the ends of connections may take at shutdown, after the grace time.
+const ABORT_GRACE: Duration = Duration::from_secs(2);
+
+#[derive(Debug)]
+struct Path {
+    shared: Arc<PathShared>,
+    state: PathState,
+    recon_cnt: u16,
+    joining: Option<Joining>,
+    heartbeat: Option<Heartbeat>,
+    /// Cores that were given a connection of it, with what they still owe.
+    cores: Vec<CoreDebt>,
+}
+
+/// What a core has not yet told about a path.
+#[derive(Clone, Copy, Debug)]
+struct CoreDebt {
+    core: CoreIndex,
+    finished: bool,
+    unlinked: bool,
+    drained: bool,
+}
+
+#[derive(Debug)]
+struct Session {
+    shared: Arc<SessionShared>,
+    name: Option<Name>,
+    paths: Vec<PathKey>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Stop {
+    /// Requests that run may end until then.
+    Finishing(Instant),
+    /// Connections are being ended; until then.
+    Aborting(Instant),
+    /// Cores were told to end.
+    Done,
+}
+
+/// Sessions and paths of a server.
+#[derive(Debug)]
+pub struct Control {
+    params: SessionParams,
+    exports: Arc<ExportTable>,
+    access: AccessBook,
+    sessions: BTreeMap<SessionId, Session>,
+    paths: BTreeMap<PathKey, Path>,
+    last_key: u32,
+    stop: Option<Stop>,
+    next: Option<Instant>,
+}
+
+impl Control {
+    /// A server without sessions.
+    pub fn new(params: SessionParams, exports: Arc<ExportTable>) -> Self {
+        Self {
+            params,
+            access: AccessBook::new(exports.len()),
+            exports,
+            sessions: BTreeMap::new(),
+            paths: BTreeMap::new(),
+            last_key: 0,
+            stop: None,
+            next: None,
+        }
+    }
+
+    /// True from the moment a stop was asked for.
+    pub fn is_stopping(&self) -> bool {
+        self.stop.is_some()
+    }
+
+    /// Sessions that exist.
+    pub fn session_count(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// A peer asks for a connection on the provider of that index: it is handed to its core, or
+    /// refused.
+    pub fn handle_request(
+        &mut self,
+        now: Instant,
+        provider: u8,
+        request: ConnRequest,
+        fabric: &mut dyn Fabric,
+        out: &mut Outbox,
+    ) {
+        let peer = request.peer;
+        match self.admit_connection(now, provider, &request, fabric, out) {
+            Ok((path, conn)) => {
+                let core = core_of(conn.cid, self.params.cores);
+                let response = acceptance(self.params.limits, self.params.always_invalidate);
+                let mail = ShardMail::Accept { path, cid: conn.cid, request, response };
+                out.shard(core, mail);
+            }
+            Err(refusal) => {
+                tracing::info!(%peer, %refusal, errno = refusal.errno(), "refused a connection");
+                fabric.reject(now, request, &refusal.response());
+            }
+        }
+    }
+
+    fn admit_connection(
+        &mut self,
+        now: Instant,
+        provider: u8,
+        request: &ConnRequest,
+        fabric: &mut dyn Fabric,
+        out: &mut Outbox,
+    ) -> Result<(Arc<PathShared>, ConnReq), Refusal> {
+        let conn = ConnReq::decode(request.private_data.as_bytes()).map_err(Refusal::Wire)?;
+        if self.stop.is_some() {
+            return Err(Refusal::Stopping);
+        }
+        let half_open = self.half_open();
+        if half_open >= self.params.half_open_max {
+            return Err(Refusal::HalfOpen(half_open));
+        }
+        if !self.sessions.contains_key(&conn.session_id) {
+            if !conn.first_conn {
+                return Err(Refusal::NoSession);
+            }
+            let sessions = u32::try_from(self.sessions.len()).unwrap_or(u32::MAX);
+            if sessions >= self.params.sessions_max {
+                return Err(Refusal::Sessions(sessions));
+            }
+        }
+        let key = match self.path_by_uuid(&conn) {
+            Some(key) => key,
+            None => self.new_path(now, provider, request, &conn, fabric)?,
+        };
+        let Some(path) = self.paths.get_mut(&key) else { return Err(Refusal::PathExists) };
+        let Some(joining) = path.joining.as_mut().filter(|_| path.state == PathState::Connecting)
+        else {
+            // The client says itself that the path we hold is dead: make room for the next try.
+            if conn.recon_cnt > path.recon_cnt && path.state == PathState::Connected {
+                self.end_path(key, PathEnd::Replaced, out);
+            }
+            return Err(Refusal::PathExists);
+        };
+        joining.join(conn.cid, conn.cid_num).map_err(Refusal::Join)?;
+        let core = core_of(conn.cid, self.params.cores);
+        if !path.cores.iter().any(|debt| debt.core == core) {
+            let debt = CoreDebt { core, finished: false, unlinked: false, drained: false };
+            path.cores.push(debt);
+        }
+        Ok((Arc::clone(&path.shared), conn))
+    }
+
+    /// The path of a connection request that still has, or is losing, its connections.
+    fn path_by_uuid(&self, conn: &ConnReq) -> Option<PathKey> {
+        let session = self.sessions.get(&conn.session_id)?;
+        session.paths.iter().copied().find(|key| {
+            self.paths.get(key).is_some_and(|path| {
+                path.shared.uuid == conn.path_uuid && path.state.has_connections()
+            })
+        })
+    }
+
+    fn new_path(
+        &mut self,
+        now: Instant,
+        provider: u8,
+        request: &ConnRequest,
+        conn: &ConnReq,
+        fabric: &mut dyn Fabric,
+    ) -> Result<PathKey, Refusal> {
+        if let Some(session) = self.sessions.get(&conn.session_id) {
+            let paths = || session.paths.iter().filter_map(|key| self.paths.get(key));
+            let live = paths().filter(|path| path.state.has_connections()).count();
+            if live >= PATHS_PER_SESSION_MAX {
+                return Err(Refusal::Paths(live));
+            }
+            let draining = paths().count() - live;
+            if draining >= DRAINING_MAX {
+                return Err(Refusal::Draining(draining));
+            }
+            let ends = (request.peer.ip(), request.local.ip());
+            let same = |path: &Path| (path.shared.peer.ip(), path.shared.local.ip()) == ends;
+            if paths().any(|path| path.state.has_connections() && same(path)) {
+                return Err(Refusal::SameAddresses);
+            }
+        }
+        let refused = |error: rtrs_core::fabric::FabricError| Refusal::Memory(error.to_string());
+        let depth = self.params.limits.queue_depth();
+        let pd = fabric.alloc_pd().map_err(refused)?;
+        let messages = MessageBuffers::new(depth, &pd).map_err(refused)?;
+        self.last_key += 1;
+        let key = PathKey(self.last_key);
+        let exports = self.exports.len();
+        let session = self.sessions.entry(conn.session_id).or_insert_with(|| Session {
+            shared: Arc::new(SessionShared::new(conn.session_id, depth, exports)),
+            name: None,
+            paths: Vec::new(),
+        });
+        session.paths.push(key);
+        let origin = PathOrigin {
+            uuid: conn.path_uuid,
+            cid_num: conn.cid_num,
+            provider,
+            peer: request.peer,
+            local: request.local,
+        };
+        let (shared, cores) = (Arc::clone(&session.shared), self.params.cores);
+        let shared = PathShared::new(key, shared, origin, pd, messages, cores);
+        let deadline = now + self.params.handshake_timeout;
+        let path = Path {
+            shared,
+            state: PathState::Connecting,
+            recon_cnt: conn.recon_cnt,
+            joining: Some(Joining::new(conn.cid_num, deadline)),
+            heartbeat: None,
+            cores: Vec::new(),
+        };
+        self.paths.insert(key, path);
+        self.wake(deadline);
+        tracing::debug!(path = %key, peer = %request.peer, cons = conn.cid_num, "a path connects");
+        Ok(key)
+    }
+
+    /// Connections of paths whose handshake is not over.
+    fn half_open(&self) -> u32 {
+        let joining = self.paths.values().filter_map(|path| path.joining.as_ref());
+        joining.map(|joining| u32::from(joining.present())).sum()
+    }
+
+    /// Takes a letter of a core.
+    pub fn handle_mail(&mut self, now: Instant, mail: ControlMail, out: &mut Outbox) {
+        match mail {
+            ControlMail::Info { path, bytes } => self.info(path, &bytes, out),
+            ControlMail::Serving { path } => self.serving(now, path),
+            ControlMail::Request { path, core, permit, request } => {
+                self.request(path, core, permit, request, out);
+            }
+            ControlMail::HeartbeatAck { path, at } => {
+                if let Some(beat) = self.paths.get_mut(&path).and_then(|p| p.heartbeat.as_mut()) {
+                    beat.on_ack(at);
+                }
+            }
+            ControlMail::Broken { path, end } => self.end_path(path, end, out),
+            ControlMail::Finished { path, core } => self.settle(now, path, core, out, |debt| {
+                debt.finished = true;
+            }),
+            ControlMail::Unlinked { path, core } => self.settle(now, path, core, out, |debt| {
+                debt.unlinked = true;
+            }),
+            ControlMail::Drained { path, core } => self.settle(now, path, core, out, |debt| {
+                debt.drained = true;
+            }),
+            ControlMail::Shutdown => self.shutdown(now, out),
+        }
+    }
+
+    /// INFO_REQ came: judge it, make the chunks, let connection 0's core answer.
+    fn info(&mut self, key: PathKey, bytes: &[u8], out: &mut Outbox) {
+        let Some(path) = self.paths.get(&key) else { return };
+        let (PathState::Connecting, Some(joining)) = (path.state, path.joining.as_ref()) else {
+            return;
+        };
+        let name = match joining.admit(bytes) {
+            Ok(admitted) => admitted.name,
+            Err(error) => return self.end_path(key, PathEnd::Peer(PeerFault::Info(error)), out),
+        };
+        let id = path.shared.session.id;
+        let taken = |session: &Session| session.shared.id != id && session.name == Some(name);
+        if self.sessions.values().any(taken) {
+            let name = String::from_utf8_lossy(name.as_bytes()).into_owned();
+            return self.end_path(key, PathEnd::Peer(PeerFault::NameTaken(name)), out);
+        }
+        let SessionParams { limits, always_invalidate, .. } = self.params;
+        let pool = match ChunkPool::new(limits, &path.shared.pd, always_invalidate) {
+            Ok(pool) => pool,
+            Err(error) => return self.end_path(key, PathEnd::Fabric(error.to_string()), out),
+        };
+        let Some(path) = self.paths.get_mut(&key) else { return };
+        let _ = path.shared.chunks.set(pool);
+        path.joining = None;
+        // Before INFO_RSP goes out: requests may follow it at once, on any core.
+        path.go(PathState::Connected);
+        out.shard(CoreIndex(0), ShardMail::Serve { path: key });
+        let (peer, name_text) = (path.shared.peer, String::from_utf8_lossy(name.as_bytes()));
+        tracing::info!(path = %key, %peer, session = %id, name = %name_text, "a path is up");
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.name = Some(name);
+        }
+    }
+
+    /// INFO_RSP is on its way: heartbeats begin.
+    fn serving(&mut self, now: Instant, key: PathKey) {
+        let SessionParams { heartbeat_interval, heartbeat_missed_max, .. } = self.params;
+        let Some(path) = self.paths.get_mut(&key) else { return };
+        if path.state == PathState::Connected {
+            let beat = Heartbeat::new(heartbeat_interval, heartbeat_missed_max, now);
+            let deadline = beat.deadline();
+            path.heartbeat = Some(beat);
+            self.wake(deadline);
+        }
+    }
+
+    fn request(
+        &mut self,
+        key: PathKey,
+        core: CoreIndex,
+        permit: PermitId,
+        request: ControlRequest,
+        out: &mut Outbox,
+    ) {
+        let Some(path) = self.paths.get(&key) else { return };
+        let session = Arc::clone(&path.shared.session);
+        let answer = match request {
+            ControlRequest::Open { name, access } => {
+                match self.open(&session, &name, access, out) {
+                    Ok(response) => ControlAnswer::Opened(response.encode()),
+                    Err(errno) => ControlAnswer::Refused(errno),
+                }
+            }
+            // A close of what is not open succeeds, as with the kernel.
+            ControlRequest::Close { device } => {
+                self.close(&session, device, out);
+                ControlAnswer::Done
+            }
+        };
+        out.shard(core, ShardMail::Answer { path: key, permit, answer });
+    }
+
+    fn open(
+        &mut self,
+        session: &SessionShared,
+        name: &Name,
+        access: rtrs_core::wire::AccessMode,
+        out: &mut Outbox,
+    ) -> Result<OpenRsp, u16> {
+        let bytes = name.as_bytes();
+        if bytes.is_empty() || bytes.windows(2).any(|pair| pair == b"..") {
+            return Err(errno::EINVAL);
+        }
+        let index = self.exports.find(bytes).ok_or(errno::ENOENT)?;
+        let export = self.exports.get(index).ok_or(errno::ENOENT)?;
+        let geometry = export.geometry();
+        let result = self.access.open(index, geometry.read_only, session.id, access);
+        if let Err(errno) = result {
+            tracing::info!(name = %export.name, session = %session.id, errno, "refused an open");
+            return Err(errno);
+        }
+        let entry = DeviceEntry { export: index, writable: access.may_write() };
+        let Some(device) = session.devices.open(entry) else {
+            if self.access.close(index, session.id) {
+                self.close_devices(index, out);
+            }
+            return Err(errno::ENOMEM);
+        };
+        tracing::info!(name = %export.name, session = %session.id, ?access, id = device.0, "opened");
+        Ok(describe(export, device))
+    }
+
+    fn close(&mut self, session: &SessionShared, device: DeviceId, out: &mut Outbox) {
+        if let Some(entry) = session.devices.close(device)
+            && self.access.close(entry.export, session.id)
+        {
+            self.close_devices(entry.export, out);
+        }
+    }
+
+    fn close_devices(&self, export: crate::export::ExportIndex, out: &mut Outbox) {
+        for core in 0..self.params.cores {
+            out.shard(CoreIndex(core), ShardMail::CloseDevice { export });
+        }
+    }
+
+    /// Begins the end of a path. Nothing happens to one that ends already.
+    fn end_path(&mut self, key: PathKey, end: PathEnd, out: &mut Outbox) {
+        let Some(path) = self.paths.get_mut(&key) else { return };
+        if matches!(path.state, PathState::Closing | PathState::Draining | PathState::Gone) {
+            return;
+        }
+        let (state, peer) = (path.state, path.shared.peer);
+        tracing::info!(path = %key, %peer, ?state, reason = %end, "a path ends");
+        path.joining = None;
+        path.heartbeat = None;
+        path.go(PathState::Closing);
+        for debt in &path.cores {
+            let mail = ShardMail::Close { path: key, abrupt: end.is_abrupt() };
+            out.shard(debt.core, mail);
+        }
+        if path.cores.is_empty() {
+            self.advance_end(key, out);
+        }
+    }
+
+    /// A core told something about the end of a path.
+    fn settle(
+        &mut self,
+        now: Instant,
+        key: PathKey,
+        core: CoreIndex,
+        out: &mut Outbox,
+        note: impl Fn(&mut CoreDebt),
+    ) {
+        let Some(path) = self.paths.get_mut(&key) else { return };
+        if let Some(debt) = path.cores.iter_mut().find(|debt| debt.core == core) {
+            note(debt);
+        }
+        if path.state == PathState::Finishing && path.cores.iter().all(|debt| debt.finished) {
+            self.end_path(key, PathEnd::Shutdown, out);
+        }
+        self.advance_end(key, out);
+        self.advance_stop(now, out);
+    }
+
+    fn advance_end(&mut self, key: PathKey, out: &mut Outbox) {
+        let Some(path) = self.paths.get_mut(&key) else { return };
+        if path.state == PathState::Closing && path.cores.iter().all(|debt| debt.unlinked) {
+            path.go(PathState::Draining);
+        }
+        if path.state == PathState::Draining && path.cores.iter().all(|debt| debt.drained) {
+            path.go(PathState::Gone);
+            let id = path.shared.session.id;
+            self.paths.remove(&key);
+            self.forget_path(id, key, out);
+        }
+    }
+
+    /// Takes a path from its session. The last one takes the session with it, and its opens.
+    fn forget_path(&mut self, id: SessionId, key: PathKey, out: &mut Outbox) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        session.paths.retain(|other| *other != key);
+        if !session.paths.is_empty() {
+            return;
+        }
+        if let Some(session) = self.sessions.remove(&id) {
+            for device in session.shared.devices.ids() {
+                self.close(&session.shared, device, out);
+            }
+            tracing::info!(session = %id, "a session ended");
+        }
+    }
+
+    /// Looks at the timers. True when anything happened.
+    pub fn poll(&mut self, now: Instant, out: &mut Outbox) -> bool {
+        if self.next.is_none_or(|next| now < next) {
+            return false;
+        }
+        self.next = None;
+        let mut ends = Vec::new();
+        let mut next = None;
+        for (key, path) in &mut self.paths {
+            if let Some(joining) = &path.joining {
+                if joining.deadline() <= now {
+                    ends.push((*key, PathEnd::HandshakeTimeout));
+                } else {
+                    next = earliest(next, Some(joining.deadline()));
+                }
+            }
+            if let Some(beat) = &mut path.heartbeat {
+                beat.on_traffic(path.shared.heard());
+                match beat.poll(now) {
+                    HeartbeatAction::None => {}
+                    HeartbeatAction::Send => {
+                        out.shard(CoreIndex(0), ShardMail::Heartbeat { path: *key });
+                    }
+                    HeartbeatAction::Dead => ends.push((*key, PathEnd::Silent)),
+                }
+                next = earliest(next, Some(beat.deadline()));
+            }
+        }
+        self.next = next;
+        for (key, end) in ends {
+            self.end_path(key, end, out);
+        }
+        self.advance_stop(now, out);
+        true
+    }
+
+    /// When to be polled even if nothing happens.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.next
+    }
+
+    fn wake(&mut self, at: Instant) {
+        self.next = earliest(self.next, Some(at));
+    }
+
+    /// Begins the server's end: nothing new is taken, what runs is answered.
+    fn shutdown(&mut self, now: Instant, out: &mut Outbox) {
+        if self.stop.is_some() {
+            return;
+        }
+        self.stop = Some(Stop::Finishing(now + self.params.shutdown_grace));
+        let keys: Vec<PathKey> = self.paths.keys().copied().collect();
+        for key in keys {
+            let Some(path) = self.paths.get_mut(&key) else { continue };
+            match path.state {
+                PathState::Connecting => self.end_path(key, PathEnd::Shutdown, out),
+                PathState::Connected => {
+                    path.heartbeat = None;
+                    path.go(PathState::Finishing);
+                    for debt in &path.cores {
+                        out.shard(debt.core, ShardMail::Finish { path: key });
+                    }
+                }
+                _ => {}
+            }
+        }
+        self.advance_stop(now, out);
+    }
+
+    fn advance_stop(&mut self, now: Instant, out: &mut Outbox) {
+        let Some(stop) = self.stop else { return };
+        let is_over = |at: Instant| now >= at;
+        let stop = match stop {
+            Stop::Done => return,
+            _ if self.paths.is_empty() => Stop::Done,
+            Stop::Finishing(at) if is_over(at) => {
+                let keys: Vec<PathKey> = self.paths.keys().copied().collect();
+                tracing::warn!(paths = keys.len(), "requests did not end within the grace time");
+                for key in keys {
+                    self.end_path(key, PathEnd::Shutdown, out);
+                }
+                Stop::Aborting(now + ABORT_GRACE)
+            }
+            Stop::Aborting(at) if is_over(at) => Stop::Done,
+            waiting => waiting,
+        };
+        self.stop = Some(stop);
+        match stop {
+            Stop::Done => {
+                for core in 0..self.params.cores {
+                    out.shard(CoreIndex(core), ShardMail::Exit);
+                }
+            }
+            Stop::Finishing(at) | Stop::Aborting(at) => self.wake(at),
+        }
+    }
+
+    /// Everything there is, for people and programs.
+    pub fn snapshot(&self) -> Vec<SessionSnapshot> {
+        self.sessions.values().map(|session| self.snapshot_of(session)).collect()
+    }
+
+    fn snapshot_of(&self, session: &Session) -> SessionSnapshot {
+        let shared = &session.shared;
+        let paths = session.paths.iter().filter_map(|key| self.paths.get(key));
+        let opens = shared.devices.ids().filter_map(|id| shared.devices.get(id));
+        SessionSnapshot {
+            id: shared.id.to_string(),
+            name: session.name.map(|n| String::from_utf8_lossy(n.as_bytes()).into_owned()),
+            version: shared.version(),
+            permits_held: shared.permits.held(),
+            exports: opens
+                .filter_map(|entry| self.exports.get(entry.export))
+                .map(|export| export.name.clone())
+                .collect(),
+            paths: paths
+                .map(|path| PathSnapshot {
+                    uuid: path.shared.uuid.to_string(),
+                    state: path.state,
+                    peer: path.shared.peer.to_string(),
+                    local: path.shared.local.to_string(),
+                    connections: path.shared.cid_num,
+                    heartbeat_us: path
+                        .heartbeat
+                        .as_ref()
+                        .and_then(Heartbeat::rtt)
+                        .map(micros),
+                    io: path.shared.counters.totals(),
+                })
+                .collect(),
+        }
+    }
+}
+
+impl Path {
+    fn go(&mut self, to: PathState) {
+        step(&mut self.state, to);
+        self.shared.publish(to);
+    }
+}
+
+/// OPEN_RSP of an export: its geometry in the units of the wire.
+fn describe(export: &Export, device: DeviceId) -> OpenRsp {
+    let geometry = export.geometry();
+    let sectors = |bytes: u32| bytes / SECTOR_SIZE;
+    let short = |bytes: u32| u16::try_from(bytes).unwrap_or(1 << 15);
+    let writable = !geometry.read_only;
+    let discard = geometry.discard && writable;
+    OpenRsp {
+        device_id: device.0,
+        nsectors: geometry.size / u64::from(SECTOR_SIZE),
+        max_hw_sectors: sectors(geometry.io_max),
+        max_write_zeroes_sectors: if geometry.write_zeroes && writable {
+            sectors(geometry.discard_max)
+        } else {
+            0
+        },
+        max_discard_sectors: if discard { sectors(geometry.discard_max) } else { 0 },
+        discard_granularity: if discard {
+            geometry.discard_granularity.max(geometry.logical_block)
+        } else {
+            0
+        },
+        discard_alignment: if discard { geometry.discard_alignment } else { 0 },
+        physical_block_size: short(geometry.physical_block.max(geometry.logical_block)),
+        logical_block_size: short(geometry.logical_block),
+        max_segments: SEGMENTS_MAX,
+        // Never: a kernel client that is told of it crashes on its use (docs/PROTOCOL.md).
+        secure_discard: 0,
+        rotational: geometry.rotational,
+        fua: geometry.fua,
+        write_cache: geometry.write_cache,
+    }
+}

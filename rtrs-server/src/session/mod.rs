@@ -1,0 +1,101 @@
+//! A session at the server: what all its paths and all cores share.
+//!
+//! `control.rs` is rare and careful and runs on core 0: sessions, paths, opens, heartbeats.
+//! `shard.rs` runs on every core and carries every IO. They speak by [`Mail`](crate::mail::Mail)
+//! only; what is shared besides is here and made of atomics.
+
+pub mod access;
+pub mod chunks;
+pub mod control;
+pub mod device_table;
+pub mod permits;
+pub mod request;
+pub mod shard;
+mod walk;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use rtrs_core::ids::SessionId;
+use rtrs_core::limits::Limits;
+use rtrs_core::time::Duration;
+
+use device_table::DeviceTable;
+use permits::PermitTable;
+
+/// What every session of a server is made with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionParams {
+    /// Queue depth and chunk size.
+    pub limits: Limits,
+    /// A fresh key per request (the kernel's `always_invalidate`).
+    pub always_invalidate: bool,
+    /// Silence before a heartbeat is sent.
+    pub heartbeat_interval: Duration,
+    /// Periods a heartbeat may stay unanswered.
+    pub heartbeat_missed_max: u32,
+    /// From the first connection of a path to its INFO_REQ.
+    pub handshake_timeout: Duration,
+    /// Connections of paths that are not complete, over all sessions.
+    pub half_open_max: u32,
+    /// Sessions at once.
+    pub sessions_max: u32,
+    /// Time running requests have at shutdown.
+    pub shutdown_grace: Duration,
+    /// Cores of this server; connection k >= 1 of a path lives on core (k - 1) % cores.
+    pub cores: u16,
+}
+
+impl Default for SessionParams {
+    fn default() -> Self {
+        Self {
+            limits: Limits::DEFAULT,
+            always_invalidate: true,
+            heartbeat_interval: Duration::from_millis(500),
+            heartbeat_missed_max: 5,
+            handshake_timeout: Duration::from_secs(5),
+            half_open_max: 1024,
+            sessions_max: 128,
+            shutdown_grace: Duration::from_secs(5),
+            cores: 1,
+        }
+    }
+}
+
+/// What the paths and cores of a session share.
+#[derive(Debug)]
+pub struct SessionShared {
+    /// Who it is.
+    pub id: SessionId,
+    /// Who holds each permit.
+    pub permits: PermitTable,
+    /// What each device id means.
+    pub devices: DeviceTable,
+    version: AtomicU8,
+}
+
+impl SessionShared {
+    /// A session without paths and devices.
+    pub fn new(id: SessionId, queue_depth: u16, exports: usize) -> Self {
+        Self {
+            id,
+            permits: PermitTable::new(queue_depth),
+            devices: DeviceTable::new(exports),
+            version: AtomicU8::new(0),
+        }
+    }
+
+    /// The RNBD version agreed on; 0 until SESS_INFO came.
+    pub fn version(&self) -> u8 {
+        self.version.load(Ordering::Relaxed)
+    }
+
+    /// SESS_INFO came: the lower version counts.
+    pub fn agree_version(&self, peer: u8, ours: u8) -> u8 {
+        let version = peer.min(ours);
+        self.version.store(version, Ordering::Relaxed);
+        version
+    }
+}

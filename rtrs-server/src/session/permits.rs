@@ -1,0 +1,118 @@
+//! Who holds each permit of a session: one atomic word per permit, shared by paths and cores.
+//!
+//! A request claims its permit before anything of it runs and releases it when its answer is
+//! posted, or when its backend IO has ended if the path died meanwhile. A claim that meets a
+//! holder of the same path is a misdeed of the peer; a holder of another path means that the
+//! request is a replay of one that still runs, which has to wait. So two copies of a request
+//! never run at once, and a copy never overtakes its original.
+//!
+//! Word: 0 when free, else incarnation of the path (48 bits, never 0) and core (16 bits).
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rtrs_core::ids::{CoreIndex, PermitId};
+
+/// Who holds a permit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// The path, by a number that no other path of this process ever has; not 0.
+    pub path: u32,
+    /// The core its request lives on.
+    pub core: CoreIndex,
+}
+
+impl Holder {
+    fn word(self) -> u64 {
+        u64::from(self.path) << 16 | u64::from(self.core.0)
+    }
+
+    #[allow(clippy::cast_possible_truncation, reason = "the word was made from these widths")]
+    fn of(word: u64) -> Self {
+        Self { path: (word >> 16) as u32, core: CoreIndex(word as u16) }
+    }
+}
+
+/// How a claim went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// The permit is the claimer's now.
+    Granted,
+    /// The same path holds it already: the peer reuses a permit in flight.
+    Own,
+    /// Another path holds it.
+    Other(Holder),
+}
+
+/// The permits of one session.
+#[derive(Debug)]
+pub struct PermitTable {
+    words: Box<[AtomicU64]>,
+}
+
+impl PermitTable {
+    /// `count` free permits.
+    pub fn new(count: u16) -> Self {
+        Self { words: (0..count).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    /// Tries to take a permit. The permit is below the table's count.
+    pub fn claim(&self, permit: PermitId, holder: Holder) -> Claim {
+        assert_ne!(holder.path, 0, "paths are numbered from 1");
+        let word = &self.words[permit.index()];
+        // Acquire pairs with the release below: what the former holder did is done.
+        match word.compare_exchange(0, holder.word(), Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => Claim::Granted,
+            Err(held) if Holder::of(held).path == holder.path => Claim::Own,
+            Err(held) => Claim::Other(Holder::of(held)),
+        }
+    }
+
+    /// Gives a permit back. Panics when someone else holds it: that is our own fault.
+    pub fn release(&self, permit: PermitId, holder: Holder) {
+        let held = self.words[permit.index()].swap(0, Ordering::Release);
+        assert_eq!(held, holder.word(), "permit {permit} released by another than its holder");
+    }
+
+    /// Who holds a permit now.
+    pub fn holder(&self, permit: PermitId) -> Option<Holder> {
+        match self.words.get(permit.index())?.load(Ordering::Relaxed) {
+            0 => None,
+            word => Some(Holder::of(word)),
+        }
+    }
+
+    /// How many permits are held.
+    pub fn held(&self) -> usize {
+        self.words.iter().filter(|word| word.load(Ordering::Relaxed) != 0).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_holder_at_a_time() {
+        let table = PermitTable::new(4);
+        let permit = PermitId(3);
+        let a = Holder { path: 1, core: CoreIndex(0) };
+        let b = Holder { path: 1, core: CoreIndex(7) };
+        let c = Holder { path: u32::MAX, core: CoreIndex(u16::MAX) };
+        assert_eq!(table.claim(permit, a), Claim::Granted);
+        assert_eq!(table.claim(permit, b), Claim::Own);
+        assert_eq!(table.claim(permit, c), Claim::Other(a));
+        assert_eq!((table.holder(permit), table.held()), (Some(a), 1));
+        table.release(permit, a);
+        assert_eq!(table.claim(permit, c), Claim::Granted);
+        assert_eq!(table.holder(permit), Some(c));
+        assert_eq!(table.holder(PermitId(4)), None);
+    }
+
+    #[test]
+    #[should_panic(expected = "released by another")]
+    fn only_the_holder_releases() {
+        let table = PermitTable::new(1);
+        table.claim(PermitId(0), Holder { path: 1, core: CoreIndex(0) });
+        table.release(PermitId(0), Holder { path: 2, core: CoreIndex(0) });
+    }
+}

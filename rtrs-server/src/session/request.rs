@@ -1,0 +1,186 @@
+//! A request at the server: its states in walk order, and the row that carries it.
+//!
+//! Each core has one row per permit for every path that sent it a request, made when the first
+//! one comes; nothing is allocated per IO. The states name what a request waits for. Every move
+//! goes through the table below, which a test holds against the documented one.
+
+use rtrs_core::block::{IoFlags, IoOp};
+use rtrs_core::fabric::RemoteMem;
+use rtrs_core::ids::Rkey;
+use rtrs_core::proto::{Moves, step};
+
+use crate::export::ExportIndex;
+
+/// Where a request is, in walk order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestState {
+    /// No request.
+    Free,
+    /// Its immediate came; it has no right to its permit yet.
+    Arrived,
+    /// Another path's request holds the permit: wait until that one ended.
+    Parked,
+    /// The peer's key for the chunk is being taken away.
+    Revoking,
+    /// The chunk is ours; its header is being judged.
+    Parsing,
+    /// An open or close is with the control core.
+    Control,
+    /// The device is full.
+    Queued,
+    /// The device works on it.
+    Submitted,
+    /// The chunk gets a fresh key for the peer.
+    Rebinding,
+    /// The send queue is full; the answer waits.
+    Responding,
+}
+
+impl Moves for RequestState {
+    const MOVES: &'static [(Self, &'static [Self])] = &[
+        (Self::Free, &[Self::Arrived]),
+        (Self::Arrived, &[Self::Parked, Self::Revoking, Self::Parsing, Self::Free]),
+        (Self::Parked, &[Self::Revoking, Self::Parsing, Self::Free]),
+        (Self::Revoking, &[Self::Parsing, Self::Free]),
+        (
+            Self::Parsing,
+            &[
+                Self::Control,
+                Self::Queued,
+                Self::Submitted,
+                Self::Rebinding,
+                Self::Responding,
+                Self::Free,
+            ],
+        ),
+        (Self::Control, &[Self::Rebinding, Self::Responding, Self::Free]),
+        (Self::Queued, &[Self::Submitted, Self::Rebinding, Self::Responding, Self::Free]),
+        (Self::Submitted, &[Self::Queued, Self::Rebinding, Self::Responding, Self::Free]),
+        (Self::Rebinding, &[Self::Responding, Self::Free]),
+        (Self::Responding, &[Self::Free]),
+    ];
+}
+
+/// Which step of an IO the device works on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IoStep {
+    /// A flush asked for before the IO (PREFLUSH).
+    PreFlush,
+    /// The IO itself, in parts where the device takes less at once.
+    Data,
+    /// A flush in place of FUA, for a device without FUA.
+    PostFlush,
+}
+
+/// What remains of an IO.
+#[derive(Clone, Copy, Debug)]
+pub struct IoProgress {
+    /// The export it goes to.
+    pub export: ExportIndex,
+    /// What it does.
+    pub op: IoOp,
+    /// How.
+    pub flags: IoFlags,
+    /// The step the device works on, or works on next.
+    pub step: IoStep,
+    /// A flush must follow the data.
+    pub post_flush: bool,
+    /// Next byte on the device.
+    pub offset: u64,
+    /// Bytes done.
+    pub done: u32,
+    /// Bytes in all.
+    pub len: u32,
+    /// Bytes of the part the device works on.
+    pub part: u32,
+}
+
+/// One row: a request, or room for one.
+#[derive(Debug)]
+pub struct Request {
+    state: RequestState,
+    /// Row of the connection it came over, in the core's table.
+    pub conn: u32,
+    /// Where in the chunk the RTRS message lies.
+    pub offset: u32,
+    /// Bytes of user data before the user header.
+    pub data_len: u32,
+    /// Where a read's result goes; None for requests without one.
+    pub target: Option<RemoteMem>,
+    /// The key to invalidate at the peer with the answer.
+    pub invalidate: Option<Rkey>,
+    /// Errno of the answer, 0 for success.
+    pub errno: u16,
+    /// What the device still has to do.
+    pub io: Option<IoProgress>,
+    /// The chunk's new key, from rebinding to the answer.
+    pub rkey: Rkey,
+    /// When it arrived, for the latency sum.
+    pub since: rtrs_core::time::Instant,
+}
+
+impl Request {
+    /// An empty row.
+    pub const fn new() -> Self {
+        Self {
+            state: RequestState::Free,
+            conn: 0,
+            offset: 0,
+            data_len: 0,
+            target: None,
+            invalidate: None,
+            errno: 0,
+            io: None,
+            rkey: Rkey(0),
+            since: rtrs_core::time::Instant::ZERO,
+        }
+    }
+
+    /// Where the request is.
+    pub const fn state(&self) -> RequestState {
+        self.state
+    }
+
+    /// Moves on. Panics when the table does not have the move: that is our own fault.
+    #[track_caller]
+    pub fn go(&mut self, to: RequestState) {
+        step(&mut self.state, to);
+    }
+
+    /// A request arrived: the row forgets the last one.
+    pub fn arrive(&mut self, conn: u32, offset: u32, now: rtrs_core::time::Instant) {
+        self.go(RequestState::Arrived);
+        self.conn = conn;
+        self.offset = offset;
+        self.data_len = 0;
+        self.target = None;
+        self.invalidate = None;
+        self.errno = 0;
+        self.io = None;
+        self.since = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rtrs_core::proto::table;
+
+    use super::RequestState;
+
+    #[test]
+    fn the_walk_of_a_request() {
+        assert_eq!(
+            table::<RequestState>(),
+            "Free: Arrived\n\
+             Arrived: Parked, Revoking, Parsing, Free\n\
+             Parked: Revoking, Parsing, Free\n\
+             Revoking: Parsing, Free\n\
+             Parsing: Control, Queued, Submitted, Rebinding, Responding, Free\n\
+             Control: Rebinding, Responding, Free\n\
+             Queued: Submitted, Rebinding, Responding, Free\n\
+             Submitted: Queued, Rebinding, Responding, Free\n\
+             Rebinding: Responding, Free\n\
+             Responding: Free\n"
+        );
+    }
+}

@@ -1,0 +1,687 @@
+//! The walk of a request on its core: immediate, permit, key, header, device, key, answer.
+//!
+//! Each step either moves the request on or leaves it in a state that names what it waits for;
+//! whatever ends the wait calls the next step. A request that cannot be served is answered with
+//! an errno; bytes that name nobody to answer end the path. The chunk's header is copied out once
+//! and judged in the copy; with `always_invalidate` the peer's key is dead before that.
+
+use rtrs_core::block::{Geometry, Io, IoFlags, IoOp};
+use rtrs_core::fabric::{Access, BindResult, RemoteMem};
+use rtrs_core::ids::{ChunkIndex, PermitId};
+use rtrs_core::limits::SECTOR_SIZE;
+use rtrs_core::status::IoStatus;
+use rtrs_core::time::Instant;
+use rtrs_core::wire::{
+    ChunkRequest, IoHeader, Name, RNBD_VERSION, ReadMsg, RwOp, SessInfoRsp, USER_LEN_MAX,
+    UserMessage, errno,
+};
+
+use super::device_table::DeviceId;
+use super::permits::Claim;
+use super::request::{IoProgress, IoStep, Request, RequestState};
+use super::shard::{Fabrics, RowMode, Shard, WorkId};
+use crate::devices::RequestRef;
+use crate::mail::{ControlAnswer, ControlMail, ControlRequest, Outbox};
+use crate::path::io::{Answer, SendQueue};
+use crate::path::{PathEnd, PeerFault};
+
+/// What a judged header asks for.
+enum Wanted {
+    /// An answer at once.
+    Refuse(u16),
+    /// SESS_INFO: answer with this.
+    Tell([u8; SessInfoRsp::LEN]),
+    /// The control core's work.
+    Control(ControlRequest),
+    /// A device's work.
+    Io(IoProgress),
+}
+
+impl Shard {
+    /// The immediate of a request came.
+    pub(super) fn arrived(
+        &mut self,
+        at: u32,
+        permit: PermitId,
+        offset: u32,
+        imm: u32,
+        fabrics: &mut Fabrics,
+        out: &mut Outbox,
+    ) {
+        let Some(row) = self.conn(at).map(|conn| conn.path) else { return };
+        if !self.takes_requests(row, out) {
+            return;
+        }
+        let limits = self.params.limits;
+        if !limits.has_permit(permit) || offset >= limits.chunk_size() {
+            return self.break_path(row, PathEnd::Peer(PeerFault::Immediate(imm)), out);
+        }
+        let now = self.now();
+        let Some(path) = self.path_mut(row) else { return };
+        if path.requests.is_empty() {
+            // Once per path and core; cores that never see a request need no rows.
+            path.requests = (0..limits.queue_depth()).map(|_| Request::new()).collect();
+        }
+        let request = &mut path.requests[permit.index()];
+        if request.state() != RequestState::Free {
+            let fault = PeerFault::PermitReused(permit.0);
+            return self.break_path(row, PathEnd::Peer(fault), out);
+        }
+        request.arrive(at, offset, now);
+        self.claim(row, permit, fabrics, out);
+    }
+
+    /// Takes the permit, or parks the request behind the one that has it.
+    fn claim(&mut self, row: u32, permit: PermitId, fabrics: &mut Fabrics, out: &mut Outbox) {
+        let core = self.core;
+        let Some(path) = self.path(row) else { return };
+        let holder = self.holder(path);
+        let claim = path.shared.session.permits.claim(permit, holder);
+        let Some(path) = self.path_mut(row) else { return };
+        let request = &mut path.requests[permit.index()];
+        match claim {
+            Claim::Granted => {
+                path.inflight += 1;
+                path.shared.counters.core(core).inflight.add(1);
+                self.revoke(row, permit, fabrics, out);
+            }
+            Claim::Own => {
+                request.go(RequestState::Free);
+                let fault = PeerFault::PermitReused(permit.0);
+                self.break_path(row, PathEnd::Peer(fault), out);
+            }
+            Claim::Other(_) => {
+                if request.state() == RequestState::Arrived {
+                    request.go(RequestState::Parked);
+                    path.shared.counters.core(core).replays.add(1);
+                }
+                self.parked.push(RequestRef { path: row, permit });
+            }
+        }
+    }
+
+    /// Tries again for every parked request. True when one got on.
+    pub(super) fn look_at_parked(&mut self, fabrics: &mut Fabrics, out: &mut Outbox) -> bool {
+        let before = self.parked.len();
+        for at in std::mem::take(&mut self.parked) {
+            let parked = self.path(at.path).is_some_and(|path| {
+                let request = path.requests.get(at.permit.index());
+                request.is_some_and(|request| request.state() == RequestState::Parked)
+            });
+            if parked {
+                self.claim(at.path, at.permit, fabrics, out);
+            }
+        }
+        self.parked.len() < before
+    }
+
+    /// Takes the peer's key for the chunk away, if it has one of its own.
+    fn revoke(&mut self, row: u32, permit: PermitId, fabrics: &mut Fabrics, out: &mut Outbox) {
+        let Some((shared, provider, qp, conn)) = self.place(row, permit) else {
+            return self.abandon(row, permit, out);
+        };
+        let chunk = ChunkIndex::from(permit);
+        let Some(window) = shared.chunks.get().and_then(|chunks| chunks.window(chunk)) else {
+            return self.parse(row, permit, fabrics, out);
+        };
+        let wr_id = WorkId::Bind(permit).encode(conn);
+        match fabrics[provider].revoke(qp, window, wr_id) {
+            Ok(BindResult::Done(_)) => self.parse(row, permit, fabrics, out),
+            Ok(BindResult::Pending(_)) => self.go(row, permit, RequestState::Revoking),
+            Err(error) => {
+                self.abandon(row, permit, out);
+                self.break_by_fabric(row, &error, out);
+            }
+        }
+    }
+
+    /// A bind or revoke for a request completed.
+    pub(super) fn bound(
+        &mut self,
+        row: u32,
+        permit: PermitId,
+        fabrics: &mut Fabrics,
+        out: &mut Outbox,
+    ) {
+        let Some(path) = self.path(row) else { return };
+        match path.requests.get(permit.index()).map(Request::state) {
+            Some(RequestState::Revoking) => self.parse(row, permit, fabrics, out),
+            Some(RequestState::Rebinding) => self.respond(row, permit, fabrics, out),
+            _ => {}
+        }
+    }
+
+    /// Copies the header out of the chunk and judges it.
+    fn parse(&mut self, row: u32, permit: PermitId, fabrics: &mut Fabrics, out: &mut Outbox) {
+        self.go(row, permit, RequestState::Parsing);
+        let chunk_size = self.params.limits.chunk_size();
+        let Some(path) = self.path_mut(row) else { return };
+        let Some(chunks) = path.shared.chunks.get() else { return };
+        let request = &mut path.requests[permit.index()];
+        let copy = |range: std::ops::Range<usize>, to: &mut [u8]| {
+            let from = u32::try_from(range.start).unwrap_or(u32::MAX);
+            chunks.copy_out(ChunkIndex::from(permit), from, to);
+        };
+        let mut message = [0; ReadMsg::LEN_MAX];
+        let judged = ChunkRequest::message_range(request.offset, chunk_size).and_then(|range| {
+            let message = &mut message[..range.len()];
+            copy(range, message);
+            ChunkRequest::parse(request.offset, message)
+        });
+        let judged = match judged {
+            Ok(judged) => judged,
+            Err(error) => {
+                self.abandon(row, permit, out);
+                return self.break_path(row, PathEnd::Peer(PeerFault::Wire(error)), out);
+            }
+        };
+        request.data_len = judged.data_len;
+        request.invalidate = judged.invalidate();
+        request.target =
+            judged.desc().map(|desc| RemoteMem { addr: desc.addr, rkey: desc.key });
+        let mut header = [0; USER_LEN_MAX];
+        let range = judged.user_range();
+        let header = &mut header[..range.len()];
+        copy(range, header);
+        let version = path.shared.session.version();
+        let wanted = match judged.user(header, version) {
+            Ok(UserMessage::SessInfo(info)) => {
+                path.shared.session.agree_version(info.ver, RNBD_VERSION);
+                Wanted::Tell(SessInfoRsp::answer(info).encode())
+            }
+            Ok(UserMessage::Open { access, dev_name }) => match Name::new(dev_name) {
+                Ok(name) => Wanted::Control(ControlRequest::Open { name, access }),
+                Err(_) => Wanted::Refuse(errno::EINVAL),
+            },
+            Ok(UserMessage::Close(close)) => {
+                Wanted::Control(ControlRequest::Close { device: DeviceId(close.device_id) })
+            }
+            Ok(UserMessage::Io(op, io)) => self.judge_io(row, op, &io),
+            Err(error) => {
+                tracing::debug!(path = %path.shared.key, %permit, %error, "refused a request");
+                Wanted::Refuse(error.errno())
+            }
+        };
+        match wanted {
+            Wanted::Refuse(errno) => self.finish(row, permit, errno, fabrics, out),
+            Wanted::Tell(bytes) => {
+                self.fill(row, permit, &bytes);
+                self.finish(row, permit, 0, fabrics, out);
+            }
+            Wanted::Control(request) => {
+                self.go(row, permit, RequestState::Control);
+                let (core, Some(path)) = (self.core, self.path(row)) else { return };
+                let path = path.shared.key;
+                out.control(ControlMail::Request { path, core, permit, request });
+            }
+            Wanted::Io(io) => self.start_io(row, permit, io, fabrics, out),
+        }
+    }
+
+    /// Holds an IO against the session's device and makes a plan of it.
+    fn judge_io(&mut self, row: u32, op: RwOp, header: &IoHeader) -> Wanted {
+        let Some(path) = self.path(row) else { return Wanted::Refuse(errno::EIO) };
+        let device = DeviceId(header.device_id);
+        let Some(entry) = path.shared.session.devices.get(device) else {
+            return Wanted::Refuse(errno::ENOTCONN);
+        };
+        let at = entry.export.index();
+        let export_read_only =
+            self.devices.exports().get(entry.export).is_none_or(|export| export.read_only);
+        let region = if path.attached.get(at).copied().unwrap_or(false) {
+            None
+        } else {
+            path.shared.chunks.get().map(|chunks| std::sync::Arc::clone(chunks.region()))
+        };
+        let geometry = match self.devices.open(entry.export, region.as_ref()) {
+            Ok(device) => device.geometry(),
+            Err(error) => {
+                tracing::warn!(%error, export = at, "cannot open the device on this core");
+                return Wanted::Refuse(IoStatus::from_io_error(&error).to_errno());
+            }
+        };
+        let op = match op {
+            RwOp::Read => IoOp::Read,
+            RwOp::Write => IoOp::Write,
+            RwOp::Flush => IoOp::Flush,
+            RwOp::Discard => IoOp::Discard,
+            RwOp::WriteZeroes => IoOp::WriteZeroes,
+            RwOp::SecureErase => return Wanted::Refuse(errno::EOPNOTSUPP),
+        };
+        let changes = !matches!(op, IoOp::Read | IoOp::Flush);
+        if changes && (!entry.writable || export_read_only) {
+            return Wanted::Refuse(IoStatus::ReadOnly.to_errno());
+        }
+        // A flush comes with sector -1: only what is read or changed has a place.
+        let (offset, len) = match op {
+            IoOp::Flush => (0, 0),
+            _ => match header.sector.checked_mul(u64::from(SECTOR_SIZE)) {
+                Some(offset) => (offset, header.bi_size),
+                None => return Wanted::Refuse(errno::EINVAL),
+            },
+        };
+        let status = judge_range(geometry, op, offset, len);
+        if !status.is_ok() {
+            return Wanted::Refuse(status.to_errno());
+        }
+        let fua = changes && header.rw.is_fua();
+        let io = IoProgress {
+            export: entry.export,
+            op,
+            flags: IoFlags {
+                fua: fua && geometry.fua,
+                no_unmap: op == IoOp::WriteZeroes && header.rw.is_no_unmap(),
+                fast_only: false,
+            },
+            step: if header.rw.is_preflush() && op != IoOp::Flush {
+                IoStep::PreFlush
+            } else {
+                IoStep::Data
+            },
+            post_flush: fua && !geometry.fua && geometry.write_cache,
+            offset,
+            done: 0,
+            len,
+            part: 0,
+        };
+        if let Some(path) = self.path_mut(row)
+            && let Some(attached) = path.attached.get_mut(at)
+        {
+            *attached = true;
+        }
+        Wanted::Io(io)
+    }
+
+    fn start_io(
+        &mut self,
+        row: u32,
+        permit: PermitId,
+        io: IoProgress,
+        fabrics: &mut Fabrics,
+        out: &mut Outbox,
+    ) {
+        let Some(path) = self.path_mut(row) else { return };
+        path.requests[permit.index()].io = Some(io);
+        if self.devices.is_contended(io.export) {
+            self.go(row, permit, RequestState::Queued);
+            self.devices.wait(io.export, RequestRef { path: row, permit });
+        } else if !self.submit(row, permit, fabrics, out) {
+            self.devices.wait(io.export, RequestRef { path: row, permit });
+        }
+    }
+
+    /// Gives the device the next step of an IO. False when the device is full: the request is
+    /// `Queued` then and has to wait for it.
+    fn submit(
+        &mut self,
+        row: u32,
+        permit: PermitId,
+        fabrics: &mut Fabrics,
+        out: &mut Outbox,
+    ) -> bool {
+        let Some(path) = self.paths.get_mut(row as usize).and_then(Option::as_deref_mut) else {
+            return true;
+        };
+        let request = &mut path.requests[permit.index()];
+        let Some(progress) = request.io.as_mut() else { return true };
+        let tag = RequestRef { path: row, permit }.tag();
+        let export = progress.export;
+        let io = if progress.step != IoStep::Data || progress.op == IoOp::Flush {
+            let (op, flags) = (IoOp::Flush, IoFlags::default());
+            Io { tag, op, flags, offset: 0, len: 0, buf: None }
+        } else {
+            let Some(geometry) = self.devices.geometry(export) else {
+                self.finish(row, permit, errno::ENODEV, fabrics, out);
+                return true;
+            };
+            let left = progress.len - progress.done;
+            progress.part = left.min(part_max(geometry, progress.op));
+            let buf = if matches!(progress.op, IoOp::Read | IoOp::Write) {
+                let chunks = path.shared.chunks.get();
+                chunks.and_then(|chunks| {
+                    let chunk = chunks.chunk(ChunkIndex::from(permit));
+                    chunk.slice(progress.done as usize, progress.part as usize)
+                })
+            } else {
+                None
+            };
+            Io {
+                tag,
+                op: progress.op,
+                flags: progress.flags,
+                offset: progress.offset + u64::from(progress.done),
+                len: progress.part,
+                buf,
+            }
+        };
+        let taken = self.devices.submit(export, io).is_ok();
+        let to = if taken { RequestState::Submitted } else { RequestState::Queued };
+        if request.state() != to {
+            request.go(to);
+        }
+        taken
+    }
+
+    /// Reaps what devices finished and gives them what waits. True when anything happened.
+    pub(super) fn poll_devices(
+        &mut self,
+        now: Instant,
+        fabrics: &mut Fabrics,
+        out: &mut Outbox,
+    ) -> bool {
+        let mut busy = false;
+        for at in 0..self.devices.len() {
+            busy |= self.devices.poll(at, now);
+            while let Some(completion) = self.devices.reap(at) {
+                busy = true;
+                let RequestRef { path, permit } = RequestRef::of(completion.tag);
+                self.io_done(path, permit, completion.status, fabrics, out);
+            }
+            while let Some(waiting) = self.devices.next_waiting(at) {
+                let RequestRef { path, permit } = waiting;
+                let request = self.path(path).and_then(|row| row.requests.get(permit.index()));
+                let Some(request) = request.filter(|r| r.state() == RequestState::Queued) else {
+                    continue;
+                };
+                let export = request.io.map(|io| io.export);
+                if !self.submit(path, permit, fabrics, out) {
+                    if let Some(export) = export {
+                        self.devices.wait_again(export, waiting);
+                    }
+                    break;
+                }
+                busy = true;
+            }
+            self.devices.sweep(at);
+        }
+        busy
+    }
+
+    /// A device ended a step of an IO.
+    fn io_done(
+        &mut self,
+        row: u32,
+        permit: PermitId,
+        status: IoStatus,
+        fabrics: &mut Fabrics,
+        out: &mut Outbox,
+    ) {
+        let Some(path) = self.path_mut(row) else { return };
+        let closing = path.mode == RowMode::Closing;
+        let request = &mut path.requests[permit.index()];
+        if request.state() != RequestState::Submitted {
+            return;
+        }
+        if closing {
+            // What remains of it is not begun: the effect of an unanswered request is open.
+            return self.abandon(row, permit, out);
+        }
+        let Some(io) = request.io.as_mut().filter(|_| status.is_ok()) else {
+            return self.finish(row, permit, status.to_errno(), fabrics, out);
+        };
+        match io.step {
+            IoStep::PreFlush => io.step = IoStep::Data,
+            IoStep::Data => {
+                io.done += io.part;
+                if io.done >= io.len {
+                    if !io.post_flush {
+                        return self.finish(row, permit, 0, fabrics, out);
+                    }
+                    io.step = IoStep::PostFlush;
+                }
+            }
+            IoStep::PostFlush => return self.finish(row, permit, 0, fabrics, out),
+        }
+        let export = io.export;
+        if !self.submit(row, permit, fabrics, out) {
+            self.devices.wait(export, RequestRef { path: row, permit });
+        }
+    }
+
+    /// The control core answered an open or close.
+    pub(super) fn control_answer(
+        &mut self,
+        row: u32,
+        permit: PermitId,
+        answer: ControlAnswer,
+        fabrics: &mut Fabrics,
+        out: &mut Outbox,
+    ) {
+        let waits = self.path(row).and_then(|path| path.requests.get(permit.index()));
+        if waits.is_none_or(|request| request.state() != RequestState::Control) {
+            return;
+        }
+        let errno = match answer {
+            ControlAnswer::Done => 0,
+            ControlAnswer::Refused(errno) => errno,
+            ControlAnswer::Opened(bytes) => {
+                self.fill(row, permit, &bytes);
+                0
+            }
+        };
+        self.finish(row, permit, errno, fabrics, out);
+    }
+
+    /// Puts a response where the peer's read finds it, zeroes behind it.
+    fn fill(&mut self, row: u32, permit: PermitId, bytes: &[u8]) {
+        let Some(path) = self.path(row) else { return };
+        let Some(chunks) = path.shared.chunks.get() else { return };
+        let len = path.requests[permit.index()].data_len as usize;
+        let chunk = chunks.chunk(ChunkIndex::from(permit));
+        let Some(room) = chunk.slice(0, len) else { return };
+        room.fill(0);
+        room.copy_in(0, &bytes[..bytes.len().min(len)]);
+    }
+
+    /// The request is decided: give the chunk a fresh key, then answer.
+    fn finish(
+        &mut self,
+        row: u32,
+        permit: PermitId,
+        errno: u16,
+        fabrics: &mut Fabrics,
+        out: &mut Outbox,
+    ) {
+        if let Some(path) = self.path_mut(row) {
+            path.requests[permit.index()].errno = errno;
+        }
+        let Some((shared, provider, qp, conn)) = self.place(row, permit) else {
+            return self.abandon(row, permit, out);
+        };
+        let chunk = ChunkIndex::from(permit);
+        let Some(chunks) = shared.chunks.get() else { return self.abandon(row, permit, out) };
+        let Some(window) = chunks.window(chunk) else {
+            return self.respond(row, permit, fabrics, out);
+        };
+        let (slice, wr_id) = (chunks.chunk(chunk), WorkId::Bind(permit).encode(conn));
+        let bound = fabrics[provider].bind(qp, window, &slice, Access::REMOTE_WRITE, wr_id);
+        match bound {
+            Ok(BindResult::Done(rkey)) => {
+                self.set_rkey(row, permit, rkey);
+                self.respond(row, permit, fabrics, out);
+            }
+            Ok(BindResult::Pending(rkey)) => {
+                self.set_rkey(row, permit, rkey);
+                self.go(row, permit, RequestState::Rebinding);
+            }
+            Err(error) => {
+                self.abandon(row, permit, out);
+                self.break_by_fabric(row, &error, out);
+            }
+        }
+    }
+
+    /// Answers, in turn with what waits for room in the send queue.
+    fn respond(&mut self, row: u32, permit: PermitId, fabrics: &mut Fabrics, out: &mut Outbox) {
+        let Some((.., at)) = self.place(row, permit) else {
+            return self.abandon(row, permit, out);
+        };
+        self.go(row, permit, RequestState::Responding);
+        let Some(conn) = self.conn_mut(at) else { return };
+        if conn.waiting.is_empty() && conn.queue.has_room(SendQueue::ANSWER_MAX) {
+            self.post_answer(row, permit, fabrics, out);
+        } else {
+            conn.waiting.push_back(permit);
+        }
+    }
+
+    /// Posts the answer of a request and lets go of its permit. There is room for it.
+    pub(super) fn post_answer(
+        &mut self,
+        row: u32,
+        permit: PermitId,
+        fabrics: &mut Fabrics,
+        out: &mut Outbox,
+    ) {
+        let Some((shared, provider, qp, at)) = self.place(row, permit) else {
+            return self.abandon(row, permit, out);
+        };
+        let Some(path) = self.path(row) else { return };
+        let request = &path.requests[permit.index()];
+        if request.state() != RequestState::Responding {
+            return;
+        }
+        let Some(chunks) = shared.chunks.get() else { return };
+        let chunk = ChunkIndex::from(permit);
+        let data = request.target.filter(|_| request.errno == 0 && request.data_len > 0);
+        let answer = Answer {
+            permit,
+            errno: request.errno,
+            data: data.map(|remote| (chunks.sge(chunk, request.data_len), remote)),
+            invalidate: request.invalidate,
+            rkey: chunks.window(chunk).map(|_| (request.rkey, shared.messages.rkey_rsp(chunk))),
+        };
+        self.count(row, permit);
+        // The permit is free before the answer can reach the peer, who may use it at once.
+        self.release(row, permit);
+        let Some(conn) = self.conn_mut(at) else { return };
+        let covered = conn.queue.take(answer.len());
+        let wr_id = WorkId::Send(covered.unwrap_or(0)).encode(at);
+        if let Err(error) = answer.post(&mut *fabrics[provider], qp, wr_id, covered.is_some()) {
+            self.break_by_fabric(row, &error, out);
+        }
+        self.after_release(row, out);
+    }
+
+    /// Counts a request that is about to be answered.
+    fn count(&self, row: u32, permit: PermitId) {
+        let Some(path) = self.path(row) else { return };
+        let request = &path.requests[permit.index()];
+        let counters = path.shared.counters.core(self.core);
+        let nanos = self.now().since(request.since).as_nanos();
+        counters.busy_ns.add(u64::try_from(nanos).unwrap_or(u64::MAX));
+        let good = request.errno == 0;
+        if !good {
+            counters.errors.add(1);
+        }
+        let bytes = if good { u64::from(request.data_len) } else { 0 };
+        match request.io.map(|io| io.op) {
+            Some(IoOp::Read) => {
+                counters.reads.add(1);
+                counters.read_bytes.add(bytes);
+            }
+            Some(IoOp::Write) => {
+                counters.writes.add(1);
+                counters.write_bytes.add(bytes);
+            }
+            Some(IoOp::Flush) => counters.flushes.add(1),
+            Some(IoOp::Discard) => counters.discards.add(1),
+            Some(IoOp::WriteZeroes) => counters.write_zeroes.add(1),
+            None => counters.controls.add(1),
+        }
+    }
+
+    /// Ends all requests of a path that nothing outside this core still works on.
+    pub(super) fn abandon_requests(&mut self, row: u32) {
+        let Some(path) = self.path(row) else { return };
+        for at in 0..path.requests.len() {
+            let permit = PermitId(u16::try_from(at).unwrap_or(u16::MAX));
+            let state = self.path(row).map(|path| path.requests[at].state());
+            match state {
+                None | Some(RequestState::Free | RequestState::Submitted) => {}
+                Some(_) => self.release(row, permit),
+            }
+        }
+    }
+
+    /// Ends a request without an answer.
+    fn abandon(&mut self, row: u32, permit: PermitId, out: &mut Outbox) {
+        self.release(row, permit);
+        self.after_release(row, out);
+    }
+
+    /// Frees the row and the permit.
+    fn release(&mut self, row: u32, permit: PermitId) {
+        let core = self.core;
+        let Some(path) = self.path(row) else { return };
+        let holder = self.holder(path);
+        let Some(path) = self.path_mut(row) else { return };
+        path.requests[permit.index()].go(RequestState::Free);
+        path.inflight -= 1;
+        path.shared.counters.core(core).inflight.sub(1);
+        path.shared.session.permits.release(permit, holder);
+    }
+
+    fn go(&mut self, row: u32, permit: PermitId, to: RequestState) {
+        if let Some(path) = self.path_mut(row) {
+            path.requests[permit.index()].go(to);
+        }
+    }
+
+    fn set_rkey(&mut self, row: u32, permit: PermitId, rkey: rtrs_core::ids::Rkey) {
+        if let Some(path) = self.path_mut(row) {
+            path.requests[permit.index()].rkey = rkey;
+        }
+    }
+
+    /// Where a request is answered: its path, provider, queue pair and connection row. None when
+    /// its connection is gone or the path answers nothing any more.
+    fn place(
+        &self,
+        row: u32,
+        permit: PermitId,
+    ) -> Option<(std::sync::Arc<crate::path::PathShared>, usize, rtrs_core::ids::QpNum, u32)> {
+        let path = self.path(row)?;
+        if path.mode == RowMode::Closing {
+            return None;
+        }
+        let at = path.requests[permit.index()].conn;
+        let conn = self.conn(at).filter(|conn| conn.path == row)?;
+        Some((std::sync::Arc::clone(&path.shared), conn.provider, conn.qp, at))
+    }
+}
+
+/// Judges where an IO wants to go; the rules of [`Geometry::check`] for an IO of any length.
+fn judge_range(geometry: &Geometry, op: IoOp, offset: u64, len: u32) -> IoStatus {
+    if op == IoOp::Flush {
+        return IoStatus::Ok;
+    }
+    if op != IoOp::Read && geometry.read_only {
+        return IoStatus::ReadOnly;
+    }
+    let block = u64::from(geometry.logical_block.max(1));
+    let len = u64::from(len);
+    if !offset.is_multiple_of(block) || !len.is_multiple_of(block) || len == 0 {
+        return IoStatus::Invalid;
+    }
+    match offset.checked_add(len) {
+        Some(end) if end <= geometry.size => {}
+        _ if op == IoOp::Read => return IoStatus::Invalid,
+        _ => return IoStatus::NoSpace,
+    }
+    match op {
+        IoOp::Discard if !geometry.discard => IoStatus::Unsupported,
+        IoOp::WriteZeroes if !geometry.write_zeroes => IoStatus::Unsupported,
+        _ => IoStatus::Ok,
+    }
+}
+
+/// Most bytes of one IO that the device takes at once, in whole blocks.
+fn part_max(geometry: &Geometry, op: IoOp) -> u32 {
+    let max = match op {
+        IoOp::Read | IoOp::Write => geometry.io_max,
+        IoOp::Flush | IoOp::Discard | IoOp::WriteZeroes => geometry.discard_max,
+    };
+    let block = geometry.logical_block.max(1);
+    (max - max % block).max(block)
+}
