@@ -137,9 +137,9 @@ pub struct SessionArgs {
     #[arg(long)]
     pub read_only: bool,
 
-    /// Open the export ro, rw or for migration [default: rw; for bench what its mode needs]
+    /// Open the export auto, ro, rw or for migration [default: auto; bench: what its mode needs]
     ///
-    /// A server lets one session at a time open an export rw, any number ro, and a second writer
+    /// auto is rw, or ro where the export is read-only. A server lets one session at a time open an export rw, any number ro, and a second writer
     /// only for migration.
     #[arg(long, value_name = "MODE", value_enum)]
     pub access: Option<Access>,

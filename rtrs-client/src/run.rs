@@ -120,7 +120,7 @@ fn list(run_dir: &RunDir, output: Output) -> Result<(), Error> {
     };
     let mut paths: Vec<PathBuf> = entries
         .filter_map(|entry| entry.ok().map(|e| e.path()))
-        .filter(|path| path.extension().is_some_and(|ext| ext == "sock"))
+        .filter(|path| path.extension().is_some_and(|ext| ext == "ctl"))
         .collect();
     paths.sort();
     for path in paths {
@@ -212,9 +212,10 @@ fn session_config(plan: &SessionPlan) -> Result<SessionConfig, Error> {
         export: plan.export_name.clone(),
         access: match plan.access {
             Access::Ro => AccessMode::ReadOnly,
-            Access::Rw => AccessMode::ReadWrite,
+            Access::Auto | Access::Rw => AccessMode::ReadWrite,
             Access::Migration => AccessMode::Migration,
         },
+        read_only_fallback: plan.access == Access::Auto,
         id: SessionId(id),
         paths: plan.paths.iter().map(path_target).collect::<Result<_, _>>()?,
         cores: u16::try_from(plan.shards.count()).unwrap_or(u16::MAX),
@@ -274,7 +275,8 @@ fn hold(plan: &AttachPlan) -> Result<(), Error> {
         Front::Tcp(address) => Endpoint::Tcp(*address),
     };
     let bound = Bound::new(&endpoint).map_err(|e| {
-        Error::with_source(ErrorKind::InUse, format!("cannot serve NBD on {endpoint}"), e)
+        let what = format!("cannot serve NBD on the socket {endpoint}");
+        Error::with_source(ErrorKind::InUse, what, e)
     })?;
     let config = session_config(&plan.session)?;
     let identity = Identity {
@@ -296,7 +298,10 @@ fn hold(plan: &AttachPlan) -> Result<(), Error> {
     forward_signals(wakes.clone())?;
     let running = forward_events(running, wakes.clone());
     let cores = running.cores();
-    wait_ready(&inbox, &cores, &plan.session)?;
+    if let Err(error) = wait_ready(&inbox, &cores, &plan.session) {
+        running.join();
+        return Err(error);
+    }
     control.serve(identity, cores.clone(), detaches).map_err(system("no control thread"))?;
     std::thread::spawn(move || {
         while let Ok(detach) = asked.recv() {
@@ -446,7 +451,10 @@ fn run_bench(plan: &BenchPlan) -> Result<(), Error> {
     forward_signals(wakes.clone())?;
     let running = forward_events(running, wakes);
     let cores = running.cores();
-    wait_ready(&inbox, &cores, &plan.session)?;
+    if let Err(error) = wait_ready(&inbox, &cores, &plan.session) {
+        running.join();
+        return Err(error);
+    }
     let outcome = follow(plan, &workload, &inbox, &finished, &cores);
     cores.shut_down(Duration::from_secs(5));
     let deadline = Instant::now() + Duration::from_secs(20);

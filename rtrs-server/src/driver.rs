@@ -65,9 +65,7 @@ impl Shard for ServerShard {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        self.fabrics
-            .iter()
-            .fold(self.core.deadline(), |at, fabric| earliest(at, fabric.deadline()))
+        self.fabrics.iter().fold(self.core.deadline(), |at, fabric| earliest(at, fabric.deadline()))
     }
 
     fn is_done(&self) -> bool {

@@ -96,9 +96,8 @@ mod tests {
     fn an_acceptance_is_the_captured_one() {
         let bytes = acceptance(Limits::DEFAULT, true);
         let mut expected = [0u8; 56];
-        expected[..17].copy_from_slice(&[
-            0xbd, 0x1b, 0, 2, 0, 0, 0, 2, 0, 0xf0, 1, 0, 0, 0x10, 0, 0, 2,
-        ]);
+        expected[..17]
+            .copy_from_slice(&[0xbd, 0x1b, 0, 2, 0, 0, 0, 2, 0, 0xf0, 1, 0, 0, 0x10, 0, 0, 2]);
         assert_eq!(bytes.as_bytes(), expected);
     }
 }

@@ -9,11 +9,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
+use std::time::Instant;
 
 use rtrs_core::block::{BlockSource, Core};
 use rtrs_core::config::{AutoSwitch, Portal};
-use rtrs_core::fabric::Fabric;
 use rtrs_core::fabric::iwarp::{IwarpFabric, IwarpOptions, IwarpShared};
+use rtrs_core::fabric::{Fabric, FabricError};
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::limits::Limits;
 use rtrs_core::rt::{Mailbox, PollPolicy, Ring, Sender, allowed_cpus, mailbox, pin_to, run};
@@ -33,6 +34,9 @@ use crate::session::SessionParams;
 
 /// Submissions a shard's ring takes per turn before it has to hand them over early.
 const RING_ENTRIES: u32 = 1024;
+
+/// How long an address may stay in use before listening there is given up.
+const LISTEN_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Runs the server until SIGTERM or SIGINT.
 ///
@@ -182,11 +186,7 @@ fn run_shard(
 
 type Started = (std::rc::Rc<Ring>, ServerShard, Vec<SocketAddr>);
 
-fn start_shard(
-    setup: &Setup,
-    core: CoreIndex,
-    mailbox: Mailbox<Mail>,
-) -> Result<Started, Error> {
+fn start_shard(setup: &Setup, core: CoreIndex, mailbox: Mailbox<Mail>) -> Result<Started, Error> {
     let system = |what: &str, error: io::Error| Error::with_source(ErrorKind::System, what, error);
     if let Some(cpu) = setup.cpus.get(core.index())
         && let Err(error) = pin_to(*cpu)
@@ -200,7 +200,7 @@ fn start_shard(
     let mut addresses = Vec::new();
     if core.0 == 0 {
         for address in &setup.listen {
-            let address = fabric.listen(*address).map_err(|error| {
+            let address = listen(fabric.as_mut(), *address).map_err(|error| {
                 let text = format!("cannot listen on tcp://{address}");
                 Error::with_source(ErrorKind::Listen, text, error)
             })?;
@@ -211,6 +211,22 @@ fn start_shard(
     let machine = ServerCore::new(setup.params, place, &setup.exports);
     let senders = Arc::clone(&setup.senders);
     Ok((ring, ServerShard::new(machine, vec![fabric], inbox, senders), addresses))
+}
+
+/// Listens, and tries again for a moment while the address is in use: the kernel lets go of the
+/// sockets of a killed predecessor's io_uring only some time after that process has ended.
+fn listen(fabric: &mut dyn Fabric, address: SocketAddr) -> Result<SocketAddr, FabricError> {
+    let deadline = Instant::now() + LISTEN_PATIENCE;
+    loop {
+        match fabric.listen(address) {
+            Err(FabricError::System { source, .. })
+                if source.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline =>
+            {
+                thread::sleep(Duration::from_millis(20));
+            }
+            done => return done,
+        }
+    }
 }
 
 /// Says on stdout where the server listens, a line each.

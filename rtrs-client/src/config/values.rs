@@ -17,6 +17,8 @@ const NBD_PORT: u16 = 10809;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Access {
+    /// Read and write, or read only where the export is read-only.
+    Auto,
     /// Read only; any number of sessions.
     Ro,
     /// Read and write; one session.

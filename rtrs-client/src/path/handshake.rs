@@ -64,11 +64,7 @@ pub(crate) fn conn_response(private_data: &[u8]) -> Result<Granted, String> {
             rsp.queue_depth, rsp.max_io_size, rsp.max_hdr_size
         ));
     }
-    Ok(Granted {
-        queue_depth: rsp.queue_depth,
-        max_io_size: rsp.max_io_size,
-        chunk_size,
-    })
+    Ok(Granted { queue_depth: rsp.queue_depth, max_io_size: rsp.max_io_size, chunk_size })
 }
 
 /// What a reject says.

@@ -75,7 +75,7 @@ impl AttachPlan {
         }
         let run_dir = RunDir::new(settings.run_dir.clone())?;
         check_socket_path("control socket", &run_dir.control_socket(name))?;
-        let session = SessionPlan::new(name, settings, Access::Rw)?;
+        let session = SessionPlan::new(name, settings, Access::Auto)?;
         Ok(Self { session, front, buffer_bytes: bytes, foreground, run_dir })
     }
 

@@ -62,7 +62,7 @@ impl RunDir {
             stem.truncate(STEM_BYTES_MAX - 17);
             stem.push_str(&format!("~{:016x}", fnv1a(name.as_bytes())));
         }
-        self.0.join(stem + ".sock")
+        self.0.join(stem + ".ctl")
     }
 
     /// If the directory exists it is one, and belongs to this user: others could put a socket of
@@ -235,17 +235,17 @@ mod tests {
     fn control_sockets_have_plain_distinct_names() {
         let dir = RunDir("/r".into());
         for (name, file) in [
-            ("vol0", "/r/vol0.sock"),
-            ("vol0.img", "/r/vol0.img.sock"),
-            ("..", "/r/%2E..sock"),
-            ("/dev/ram0", "/r/%2Fdev%2Fram0.sock"),
-            ("a b~%", "/r/a%20b%7E%25.sock"),
-            ("é", "/r/%C3%A9.sock"),
+            ("vol0", "/r/vol0.ctl"),
+            ("vol0.img", "/r/vol0.img.ctl"),
+            ("..", "/r/%2E..ctl"),
+            ("/dev/ram0", "/r/%2Fdev%2Fram0.ctl"),
+            ("a b~%", "/r/a%20b%7E%25.ctl"),
+            ("é", "/r/%C3%A9.ctl"),
         ] {
             assert_eq!(dir.control_socket(name), Path::new(file));
         }
         let long = dir.control_socket(&"n".repeat(254));
-        assert_eq!(long.file_name().unwrap().len(), STEM_BYTES_MAX + ".sock".len());
+        assert_eq!(long.file_name().unwrap().len(), STEM_BYTES_MAX + ".ctl".len());
         assert_ne!(long, dir.control_socket(&"n".repeat(253)));
         check_socket_path("control socket", &long).unwrap();
     }

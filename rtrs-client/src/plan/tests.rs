@@ -132,9 +132,9 @@ fn session_names_default_to_host_and_export() {
 fn access_follows_from_what_is_said() {
     use crate::config::Access;
     for (yaml, access) in [
-        ("", Access::Rw),
+        ("", Access::Auto),
         ("read-only: true", Access::Ro),
-        ("read-only: false", Access::Rw),
+        ("read-only: false", Access::Auto),
         ("{read-only: true, access: ro}", Access::Ro),
         ("{read-only: false, access: migration}", Access::Migration),
     ] {
@@ -263,7 +263,7 @@ fn a_named_file_lies_below_the_flags() {
         panic!("not attach")
     };
     assert_eq!(plan.front, Front::Tcp("127.0.0.1:5".parse().unwrap()));
-    assert_eq!(plan.session.access, crate::config::Access::Rw);
+    assert_eq!(plan.session.access, crate::config::Access::Auto);
     assert_eq!(plan.session.paths, ["tcp://flag:1234".parse().unwrap()]);
     assert_eq!(plan.run_dir.path(), PathBuf::from("/flag"));
     assert_eq!(plan.session.poll_us, 1);

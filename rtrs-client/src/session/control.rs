@@ -13,7 +13,7 @@ use rtrs_core::fabric::{CloseReason, ConnectFailure, Fabric, FabricError, WorkCo
 use rtrs_core::ids::{ConnIndex, CoreIndex, PathId, QpNum};
 use rtrs_core::proto::{Backoff, Heartbeat, HeartbeatAction};
 use rtrs_core::time::{Duration, Instant, earliest};
-use rtrs_core::wire::{AccessMode, errno_name};
+use rtrs_core::wire::{AccessMode, errno, errno_name};
 use serde::Serialize;
 
 use super::shard::ConnectionEnd;
@@ -59,6 +59,9 @@ pub enum SessionFailure {
         /// What would do.
         hint: &'static str,
     },
+    /// No path came up; what each of them met.
+    #[error("no path to the server: {0}")]
+    Unreachable(String),
     /// What the server grants cannot be worked with.
     #[error("{0}")]
     Unusable(String),
@@ -101,6 +104,7 @@ struct Path {
     shared: Arc<PathShared>,
     seen: Instant,
     connects: u64,
+    attempts_failed: u64,
     last_error: Option<String>,
 }
 
@@ -111,6 +115,8 @@ pub(crate) struct SessionControl {
     paths: Vec<Path>,
     granted: Option<Granted>,
     device: DeviceState,
+    /// What is asked for; lowered once where the export is read-only.
+    access: AccessMode,
     opened_once: bool,
     last_size: u64,
     failure: Option<SessionFailure>,
@@ -144,10 +150,12 @@ impl SessionControl {
                 shared: Arc::new(PathShared::default()),
                 seen: Instant::ZERO,
                 connects: 0,
+                attempts_failed: 0,
                 last_error: None,
             })
             .collect();
         Self {
+            access: config.access,
             config,
             paths,
             granted: None,
@@ -318,7 +326,7 @@ impl SessionControl {
                 let up = self.paths.iter().position(|p| p.state == PathState::Connected);
                 let Some(index) = up else { return false };
                 let provider = self.config.paths[index].provider;
-                let (export, access) = (self.config.export.clone(), self.config.access);
+                let (export, access) = (self.config.export.clone(), self.access);
                 let path = &mut self.paths[index];
                 let Some(service) = path.service.as_mut() else { return false };
                 let id = path.id;
@@ -592,6 +600,15 @@ impl SessionControl {
                     return;
                 }
                 self.device = DeviceState::Closed;
+                if errno == errno::EACCES
+                    && self.config.read_only_fallback
+                    && self.access == AccessMode::ReadWrite
+                    && !self.opened_once
+                {
+                    tracing::info!("the export is read-only: opening it so");
+                    self.access = AccessMode::ReadOnly;
+                    return;
+                }
                 let failure = SessionFailure::OpenRefused {
                     export: self.config.export.clone(),
                     errno: errno_name(errno).to_owned(),
@@ -639,7 +656,7 @@ impl SessionControl {
         tracing::info!(export = %self.config.export, size = device.geometry.size, "device open");
         let device = Arc::new(OpenDevice {
             geometry: Geometry {
-                read_only: self.config.access == AccessMode::ReadOnly,
+                read_only: self.access == AccessMode::ReadOnly,
                 ..device.geometry.clone()
             },
             device_id: device.device_id,
@@ -686,6 +703,7 @@ impl SessionControl {
         let path = &mut self.paths[index];
         if path.state == PathState::Closing && path.open.iter().all(|open| !open) {
             path.service = None;
+            path.attempts_failed += 1;
             if self.detaching {
                 path.state.advance(PathState::Gone);
             } else {
@@ -693,6 +711,26 @@ impl SessionControl {
                 path.until = now + path.backoff.wait();
             }
         }
+        self.judge_start();
+    }
+
+    /// A session whose every path failed before the device was ever open gives up: whoever
+    /// attaches is told why at once instead of waiting for a server that may never come.
+    fn judge_start(&mut self) {
+        let hopeless = self
+            .paths
+            .iter()
+            .all(|path| path.attempts_failed > 0 && path.state == PathState::Waiting);
+        if self.opened_once || self.failure.is_some() || self.detaching || !hopeless {
+            return;
+        }
+        let named = self.paths.iter().zip(&self.config.paths);
+        let told: Vec<String> = named
+            .map(|(path, target)| {
+                format!("{}: {}", target.name, path.last_error.as_deref().unwrap_or("no answer"))
+            })
+            .collect();
+        self.failure = Some(SessionFailure::Unreachable(told.join("; ")));
     }
 
     fn on_path_lost(&mut self, id: PathId) {
@@ -757,10 +795,8 @@ fn describe_failure(failure: &ConnectFailure) -> String {
 fn open_hint(errno: u16) -> &'static str {
     match errno {
         2 => ": the server has no export of that name",
-        1 => {
-            ": not with this access; another client may be writing, or the export is read-only \
-              (try --access ro)"
-        }
+        1 => ": another session has it open for writing (try --access ro, or migration)",
+        13 => ": the export is read-only (try --access ro)",
         16 => ": it is in use",
         _ => "",
     }

@@ -45,6 +45,8 @@ pub struct SessionConfig {
     pub export: String,
     /// Access asked for.
     pub access: AccessMode,
+    /// When writing is refused because the export is read-only, open it read-only.
+    pub read_only_fallback: bool,
     /// The session's identity, the same on all paths.
     pub id: SessionId,
     /// Paths in order of preference; at least one.

@@ -110,10 +110,7 @@ mod tests {
         let info = InfoReq { session_name: Name::new(b"sess").unwrap() }.encode();
         joining.join(ConnIndex(0), 3).unwrap();
         assert_eq!(joining.join(ConnIndex(0), 3), Err(JoinError::Twice(ConnIndex(0))));
-        assert_eq!(
-            joining.join(ConnIndex(1), 4),
-            Err(JoinError::Count { found: 4, expected: 3 })
-        );
+        assert_eq!(joining.join(ConnIndex(1), 4), Err(JoinError::Count { found: 4, expected: 3 }));
         assert_eq!(joining.join(ConnIndex(3), 3), Err(JoinError::Twice(ConnIndex(3))));
         assert_eq!(joining.admit(&info), Err(InfoError::Early(2)));
         joining.join(ConnIndex(2), 3).unwrap();

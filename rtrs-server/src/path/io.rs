@@ -6,9 +6,7 @@
 //! without them a zero-length RDMA_WRITE_WITH_IMM; a SEND_WITH_INV goes before, and the immediate
 //! says so, exactly when the request asked for it, failed reads included.
 
-use rtrs_core::fabric::{
-    Fabric, FabricError, RemoteMem, Sge, SgeList, WorkRequest, WrOp,
-};
+use rtrs_core::fabric::{Fabric, FabricError, RemoteMem, Sge, SgeList, WorkRequest, WrOp};
 use rtrs_core::ids::{PermitId, QpNum, Rkey};
 use rtrs_core::wire::{Imm, RkeyRsp};
 
@@ -53,10 +51,8 @@ impl Answer {
         }
         if self.invalidate.is_some() {
             let op = WrOp::Send { imm: None, invalidate: self.invalidate };
-            fabric.post_send(
-                qp,
-                WorkRequest { wr_id, op, sges: SgeList::EMPTY, signaled: false },
-            )?;
+            fabric
+                .post_send(qp, WorkRequest { wr_id, op, sges: SgeList::EMPTY, signaled: false })?;
         }
         let imm = Imm::Response {
             permit: self.permit,

@@ -9,9 +9,7 @@
 
 use std::sync::Arc;
 
-use rtrs_core::fabric::{
-    Access, FabricError, MemoryRegistration, ProtectionDomain, Sge, Window,
-};
+use rtrs_core::fabric::{Access, FabricError, MemoryRegistration, ProtectionDomain, Sge, Window};
 use rtrs_core::ids::ChunkIndex;
 use rtrs_core::limits::Limits;
 use rtrs_core::mem::{MemSlice, Region};
@@ -133,8 +131,7 @@ impl MessageBuffers {
     pub fn new(queue_depth: u16, pd: &Arc<dyn ProtectionDomain>) -> Result<Self, FabricError> {
         let depth = usize::from(queue_depth);
         let len = Self::REQUEST_ROOM + 8 * depth + InfoRsp::len_for(depth);
-        let region =
-            Region::new(len).map_err(|e| FabricError::system("memory for messages", e))?;
+        let region = Region::new(len).map_err(|e| FabricError::system("memory for messages", e))?;
         Ok(Self { registration: pd.register(&region, Access::LOCAL)?, queue_depth })
     }
 
@@ -167,4 +164,3 @@ impl MessageBuffers {
         sge
     }
 }
-

@@ -591,11 +591,7 @@ impl Control {
                     peer: path.shared.peer.to_string(),
                     local: path.shared.local.to_string(),
                     connections: path.shared.cid_num,
-                    heartbeat_us: path
-                        .heartbeat
-                        .as_ref()
-                        .and_then(Heartbeat::rtt)
-                        .map(micros),
+                    heartbeat_us: path.heartbeat.as_ref().and_then(Heartbeat::rtt).map(micros),
                     io: path.shared.counters.totals(),
                 })
                 .collect(),

@@ -57,9 +57,8 @@ impl DeviceTable {
     /// Opens an export under the lowest free id, or changes the rights of its present one. None
     /// when every id is taken.
     pub fn open(&self, entry: DeviceEntry) -> Option<DeviceId> {
-        let id = self
-            .find(entry.export)
-            .or_else(|| self.ids().find(|id| self.get(*id).is_none()))?;
+        let id =
+            self.find(entry.export).or_else(|| self.ids().find(|id| self.get(*id).is_none()))?;
         let rights = if entry.writable { WRITABLE } else { 0 };
         let word = OPEN | rights | u32::from(entry.export.0);
         self.words[id.0 as usize].store(word, Ordering::Release);

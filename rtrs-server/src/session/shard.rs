@@ -492,13 +492,7 @@ impl Shard {
     }
 
     /// Something arrived in a receive without buffer.
-    fn received(
-        &mut self,
-        at: u32,
-        wc: &WorkCompletion,
-        fabrics: &mut Fabrics,
-        out: &mut Outbox,
-    ) {
+    fn received(&mut self, at: u32, wc: &WorkCompletion, fabrics: &mut Fabrics, out: &mut Outbox) {
         let Some(conn) = self.conn(at) else { return };
         let (row, cid, provider, qp) = (conn.path, conn.cid, conn.provider, conn.qp);
         // Before anything else: the next message must find a receive.

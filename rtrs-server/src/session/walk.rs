@@ -177,8 +177,7 @@ impl Shard {
         };
         request.data_len = judged.data_len;
         request.invalidate = judged.invalidate();
-        request.target =
-            judged.desc().map(|desc| RemoteMem { addr: desc.addr, rkey: desc.key });
+        request.target = judged.desc().map(|desc| RemoteMem { addr: desc.addr, rkey: desc.key });
         let mut header = [0; USER_LEN_MAX];
         let range = judged.user_range();
         let header = &mut header[..range.len()];
