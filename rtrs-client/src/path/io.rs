@@ -44,14 +44,16 @@ impl Request {
     ) -> Layout {
         let rw = match self.op {
             IoOp::Read => Rw::READ.sync(),
-            IoOp::Write => Rw::WRITE.fua(self.flags.fua),
-            IoOp::Flush => Rw::FLUSH.sync(),
+            IoOp::Write if self.flags.fua => Rw::WRITE.sync().fua(true),
+            IoOp::Write => Rw::WRITE,
+            IoOp::Flush => Rw::FLUSH.sync().fua(true),
             IoOp::Discard => Rw::DISCARD.fua(self.flags.fua),
             IoOp::WriteZeroes => Rw::WRITE_ZEROES.fua(self.flags.fua).no_unmap(self.flags.no_unmap),
         };
         let header = IoHeader {
             device_id: self.device_id,
-            sector: self.offset / 512,
+            // A flush has no place; the kernel's block layer says so with all ones.
+            sector: if self.op == IoOp::Flush { u64::MAX } else { self.offset / 512 },
             rw,
             bi_size: self.len,
             prio: 0,
@@ -99,13 +101,15 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// Reads an immediate and the bytes that came with it, of which there may be none.
+    /// Reads an immediate and the bytes that came with it, of which there may be none. `None`
+    /// when it is no answer: unknown immediates are passed over, as kernels do.
     ///
     /// # Errors
     /// How the server broke the protocol.
-    pub(crate) fn decode(imm: u32, bytes: &[u8]) -> Result<Self, String> {
+    pub(crate) fn decode(imm: u32, bytes: &[u8]) -> Result<Option<Self>, String> {
         let Imm::Response { permit, errno, .. } = Imm::decode(imm) else {
-            return Err(format!("immediate {imm:#010x} is no answer"));
+            tracing::debug!("immediate {imm:#010x} is no answer");
+            return Ok(None);
         };
         let rkey = if bytes.is_empty() {
             None
@@ -114,7 +118,7 @@ impl Answer {
             fresh.check(permit).map_err(|e| e.to_string())?;
             Some(fresh.rkey)
         };
-        Ok(Self { permit, status: IoStatus::from_errno(errno), errno, rkey })
+        Ok(Some(Self { permit, status: IoStatus::from_errno(errno), errno, rkey }))
     }
 }
 
