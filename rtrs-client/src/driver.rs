@@ -375,10 +375,12 @@ impl ClientShard {
                 }
             }
             FabricEvent::Established { qp, private_data } => {
-                if !session.handle_established(provider, qp, &mut self.to_home)
+                let data = private_data.as_bytes();
+                let fabric = self.fabrics[provider].as_mut();
+                let out = &mut self.to_home;
+                if !session.handle_established(now, provider, qp, data, fabric, out)
                     && let Some(control) = self.control.as_mut()
                 {
-                    let data = private_data.as_bytes();
                     control.handle_established(now, provider, qp, data, &mut self.fabrics);
                 }
             }

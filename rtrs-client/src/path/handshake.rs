@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use rtrs_core::fabric::{
     Access, ConnectParams, Fabric, FabricError, MemoryRegistration, PrivateData, ProtectionDomain,
-    QpLimits, RemoteMem, Sge, SgeList, WcStatus, WorkCompletion, WorkRequest, WrOp,
+    QpLimits, RemoteMem, Sge, SgeList, WcOp, WcStatus, WorkCompletion, WorkRequest, WrOp,
 };
 use rtrs_core::ids::{ConnIndex, PathUuid, PermitId, QpNum, Rkey};
 use rtrs_core::mem::Region;
@@ -51,12 +51,18 @@ pub(crate) fn conn_request(
     PrivateData::new(&request.encode())
 }
 
-/// Judges the answer to connection 0.
-pub(crate) fn conn_response(private_data: &[u8]) -> Result<Granted, String> {
+/// Judges what every accept says; the bounds count on connection 0 only.
+pub(crate) fn check_accept(private_data: &[u8]) -> Result<ConnRsp, String> {
     let rsp = ConnRsp::decode(private_data).map_err(|e| format!("bad connect response: {e}"))?;
     if rsp.errno != 0 {
         return Err(format!("accepted with error {}", rsp.errno));
     }
+    Ok(rsp)
+}
+
+/// Judges the answer to connection 0.
+pub(crate) fn conn_response(private_data: &[u8]) -> Result<Granted, String> {
+    let rsp = check_accept(private_data)?;
     let chunk_size = rsp.chunk_size().map_err(|e| format!("bad connect response: {e}"))?;
     if rsp.queue_depth == 0 || rsp.max_io_size < 4096 || rsp.max_hdr_size < 512 {
         return Err(format!(
@@ -267,7 +273,7 @@ impl ServiceConnection {
         }
         let WrId::Receive(slot) = WrId::decode(wc.wr_id) else { return Ok(ServiceEvent::Nothing) };
         if slot == RECEIVES {
-            return self.on_info(wc.byte_len as usize, fabric);
+            return self.on_info(wc.byte_len as usize);
         }
         let mut bytes = [0; RECV_SLOT];
         let at = RECEIVES_AT + slot as usize * RECV_SLOT;
@@ -278,15 +284,17 @@ impl ServiceConnection {
             Imm::Heartbeat => Ok(ServiceEvent::HeartbeatAsked),
             Imm::HeartbeatAck => Ok(ServiceEvent::HeartbeatAnswered),
             _ => {
-                let len = (wc.byte_len as usize).min(RECV_SLOT);
-                let answer = Answer::decode(imm, &bytes[..len])?;
-                self.on_answer(&answer, fabric)
+                let len = if wc.op == WcOp::Recv { wc.byte_len as usize } else { 0 };
+                let bytes = bytes.get(..len).ok_or_else(|| format!("answer of {len} bytes"))?;
+                match Answer::decode(imm, bytes)? {
+                    Some(answer) => self.on_answer(&answer, fabric),
+                    None => Ok(ServiceEvent::Nothing),
+                }
             }
         }
     }
 
-    fn on_info(&mut self, len: usize, fabric: &mut dyn Fabric) -> Result<ServiceEvent, String> {
-        let _ = fabric;
+    fn on_info(&mut self, len: usize) -> Result<ServiceEvent, String> {
         let granted = self.granted.ok_or("INFO_RSP before the connect response")?;
         if self.step != Step::Info {
             return Err("an INFO_RSP nobody asked for".into());
@@ -333,6 +341,13 @@ impl ServiceConnection {
                 let bytes = self.answer_bytes(OpenRsp::LEN)?;
                 let rsp = OpenRsp::decode(&bytes).map_err(|e| format!("bad OPEN_RSP: {e}"))?;
                 let geometry = geometry_of(&rsp)?;
+                let largest = self.granted.map_or(0, |granted| granted.max_io_size);
+                if geometry.logical_block > largest {
+                    return Err(format!(
+                        "the server's block size of {} does not fit its largest request of {largest}",
+                        geometry.logical_block
+                    ));
+                }
                 Ok(ServiceEvent::Opened(OpenDevice { device_id: rsp.device_id, geometry }))
             }
             Step::Close => Ok(ServiceEvent::Closed),

@@ -44,14 +44,16 @@ impl Request {
     ) -> Layout {
         let rw = match self.op {
             IoOp::Read => Rw::READ.sync(),
-            IoOp::Write => Rw::WRITE.fua(self.flags.fua),
-            IoOp::Flush => Rw::FLUSH.sync(),
+            IoOp::Write if self.flags.fua => Rw::WRITE.sync().fua(true),
+            IoOp::Write => Rw::WRITE,
+            IoOp::Flush => Rw::FLUSH.sync().fua(true),
             IoOp::Discard => Rw::DISCARD.fua(self.flags.fua),
             IoOp::WriteZeroes => Rw::WRITE_ZEROES.fua(self.flags.fua).no_unmap(self.flags.no_unmap),
         };
         let header = IoHeader {
             device_id: self.device_id,
-            sector: self.offset / 512,
+            // A flush has no place; the kernel's block layer says so with all ones.
+            sector: if self.op == IoOp::Flush { u64::MAX } else { self.offset / 512 },
             rw,
             bi_size: self.len,
             prio: 0,
@@ -99,13 +101,15 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// Reads an immediate and the bytes that came with it, of which there may be none.
+    /// Reads an immediate and the bytes that came with it, of which there may be none. `None`
+    /// when it is no answer: unknown immediates are passed over, as kernels do.
     ///
     /// # Errors
     /// How the server broke the protocol.
-    pub(crate) fn decode(imm: u32, bytes: &[u8]) -> Result<Self, String> {
+    pub(crate) fn decode(imm: u32, bytes: &[u8]) -> Result<Option<Self>, String> {
         let Imm::Response { permit, errno, .. } = Imm::decode(imm) else {
-            return Err(format!("immediate {imm:#010x} is no answer"));
+            tracing::debug!("immediate {imm:#010x} is no answer");
+            return Ok(None);
         };
         let rkey = if bytes.is_empty() {
             None
@@ -114,7 +118,7 @@ impl Answer {
             fresh.check(permit).map_err(|e| e.to_string())?;
             Some(fresh.rkey)
         };
-        Ok(Self { permit, status: IoStatus::from_errno(errno), errno, rkey })
+        Ok(Some(Self { permit, status: IoStatus::from_errno(errno), errno, rkey }))
     }
 }
 
@@ -186,4 +190,165 @@ pub(crate) fn geometry_of(rsp: &OpenRsp) -> Result<Geometry, String> {
         fast_zero: zeroes_max > 0,
         rotational: rsp.rotational,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use rtrs_core::mem::Region;
+
+    use super::*;
+
+    /// A vector of `tests/golden/rtrs.hex`.
+    fn golden(wanted: &str) -> Vec<u8> {
+        let mut found: Option<Vec<u8>> = None;
+        for line in include_str!("../../../tests/golden/rtrs.hex").lines() {
+            let line = line.split('#').next().unwrap_or_default().trim();
+            if let Some(name) = line.strip_suffix(':') {
+                if found.is_some() {
+                    break;
+                }
+                found = (name == wanted).then(Vec::new);
+                continue;
+            }
+            if let Some(bytes) = found.as_mut() {
+                for token in line.split_whitespace() {
+                    let (hex, count) = token.split_once('*').unwrap_or((token, "1"));
+                    let byte = u8::from_str_radix(hex, 16).expect(token);
+                    bytes.extend(std::iter::repeat_n(byte, count.parse().expect(token)));
+                }
+            }
+        }
+        found.unwrap_or_else(|| panic!("no vector {wanted}"))
+    }
+
+    const GRANTED: Granted =
+        Granted { queue_depth: 512, max_io_size: 126_976, chunk_size: 131_072 };
+    /// The read target of the vectors.
+    const TARGET: RemoteMem = RemoteMem { addr: 0x7060_5040_3020_1000, rkey: Rkey(0x3b6) };
+
+    fn encode(
+        op: IoOp,
+        flags: IoFlags,
+        (permit, offset, len): (u16, u64, u32),
+    ) -> (Vec<u8>, Layout) {
+        let buf = Region::new(4096).ok().map(|region| region.whole());
+        let permit = PermitId(permit);
+        let request = Request { permit, device_id: 0, op, flags, offset, len, buf };
+        let mut bytes = [0xff; HEADER_SLOT];
+        let target = (op == IoOp::Read).then_some(TARGET);
+        let layout = request.encode(target, &GRANTED, &mut bytes);
+        assert!(bytes[layout.header_len..].iter().all(|&b| b == 0xff), "nothing beyond its length");
+        (bytes[..layout.header_len].to_vec(), layout)
+    }
+
+    fn imm(name: &str) -> u32 {
+        u32::from_be_bytes(golden(name).try_into().expect("four bytes"))
+    }
+
+    /// A captured tail without the priority that the kernel's block layer gives.
+    fn tail(name: &str) -> Vec<u8> {
+        let mut bytes = golden(name);
+        bytes[24..26].fill(0);
+        bytes
+    }
+
+    #[test]
+    fn requests_are_those_of_the_kernels_client() {
+        let none = IoFlags::default();
+        let (bytes, layout) = encode(IoOp::Read, none, (1, 0, 4096));
+        let mut expected = tail("tail_read");
+        // The kernel has the server invalidate its memory; our windows are closed by ourselves.
+        expected[36] = 0;
+        assert_eq!(bytes, expected);
+        assert_eq!((layout.chunk_offset, layout.imm), (4096, imm("imm_req_1_read")));
+
+        let fua = IoFlags { fua: true, ..none };
+        let (bytes, layout) = encode(IoOp::Write, fua, (0, 0x800 * 512, 4096));
+        assert_eq!(bytes[..32], golden("io_write_4k_fua"));
+        assert_eq!(bytes[32..], golden("write_usr32"));
+        assert_eq!((layout.chunk_offset, layout.imm), (0, imm("imm_req_0_write")));
+        let (bytes, _) = encode(IoOp::Write, none, (0, 0x800 * 512, 4096));
+        let mut expected = tail("tail_write");
+        // Captured from a synchronous write.
+        expected[17] = 0;
+        assert_eq!(bytes, expected);
+
+        let (bytes, layout) = encode(IoOp::Flush, none, (0, 0, 0));
+        assert_eq!(bytes, golden("tail_flush"));
+        assert_eq!((layout.chunk_offset, layout.imm), (0, imm("imm_req_0_flush")));
+
+        let (bytes, layout) = encode(IoOp::Discard, none, (0, 1 << 20, 65536));
+        let mut expected = tail("tail_discard");
+        expected[17] = 0;
+        assert_eq!(bytes, expected);
+        assert_eq!((layout.chunk_offset, layout.imm), (0, imm("imm_req_0_flush")));
+
+        let flags = IoFlags { fua: true, no_unmap: true, fast_only: true };
+        let (bytes, layout) = encode(IoOp::WriteZeroes, flags, (0, 1 << 20, 65536));
+        assert_eq!(bytes[16..24], [5, 0x0a, 0, 0, 0, 0, 1, 0], "FUA and NOUNMAP");
+        assert_eq!((bytes.len(), layout.chunk_offset), (36, 0));
+    }
+
+    #[test]
+    fn the_largest_request_of_the_last_permit_fits() {
+        let (_, layout) = encode(IoOp::Write, IoFlags::default(), (511, 0, 126_976));
+        assert_eq!(layout.imm, 511 << 19 | (126_976 + 32));
+    }
+
+    #[test]
+    fn answers_are_judged() {
+        let answer = |imm, bytes: &[u8]| Answer::decode(imm, bytes);
+        let good = answer(0x1000_0007, &[]).unwrap().unwrap();
+        assert_eq!((good.permit, good.status, good.rkey), (PermitId(7), IoStatus::Ok, None));
+        let bad = answer(0x22f8_012c, &[]).unwrap().unwrap();
+        assert_eq!((bad.permit.0, bad.errno, bad.status), (300, 95, IoStatus::Unsupported));
+        let fresh = answer(0x1000_0000, &golden("rkey_rsp_0")).unwrap().unwrap();
+        assert_eq!(fresh.rkey, Some(Rkey(0x3b6)));
+        assert!(answer(0x1000_0001, &golden("rkey_rsp_0")).is_err(), "another permit");
+        for len in 1..8 {
+            assert!(answer(0x1000_0000, &golden("rkey_rsp_0")[..len]).is_err(), "{len} bytes");
+        }
+        for imm in [0, 0x3000_0000, 0x8000_0000, 0x9000_0000, 0x1001_0000, u32::MAX] {
+            assert_eq!(answer(imm, &[]), Ok(None), "{imm:#x}");
+        }
+    }
+
+    #[test]
+    fn work_ids_survive() {
+        let all = [
+            WrId::Receive(0),
+            WrId::Receive(u32::MAX),
+            WrId::Request,
+            WrId::Bind(PermitId(u16::MAX)),
+            WrId::Revoke(PermitId(0)),
+            WrId::Other(9),
+        ];
+        for id in all {
+            assert_eq!(WrId::decode(id.encode()), id);
+        }
+    }
+
+    #[test]
+    fn any_description_of_a_device_is_judged_without_a_panic() {
+        let good = OpenRsp { nsectors: 2048, logical_block_size: 512, ..OpenRsp::default() };
+        let geometry = geometry_of(&good).unwrap();
+        assert_eq!((geometry.size, geometry.physical_block), (1 << 20, 512));
+        assert!(!geometry.discard && !geometry.write_zeroes);
+        for logical in [0, 1, 511, 513, 768, 65535] {
+            let rsp = OpenRsp { logical_block_size: logical, ..good };
+            assert!(geometry_of(&rsp).is_err(), "{logical}");
+        }
+        assert!(geometry_of(&OpenRsp { nsectors: u64::MAX / 512 + 1, ..good }).is_err());
+        let odd = OpenRsp {
+            logical_block_size: 4096,
+            nsectors: 15,
+            physical_block_size: u16::MAX,
+            max_discard_sectors: u32::MAX,
+            max_write_zeroes_sectors: 9,
+            ..good
+        };
+        let geometry = geometry_of(&odd).unwrap();
+        assert_eq!((geometry.size, geometry.discard_max), (4096, 4096));
+        assert_eq!(geometry.physical_block, 65536);
+    }
 }

@@ -10,8 +10,9 @@ use std::sync::Arc;
 
 use rtrs_core::block::IoOp;
 use rtrs_core::fabric::{
-    Access, BindResult, ConnectParams, Fabric, FabricError, MemoryRegistration, ProtectionDomain,
-    QpLimits, RemoteMem, Sge, SgeList, WcOp, Window, WorkCompletion, WorkRequest, WrOp,
+    Access, BindResult, CloseReason, ConnectParams, Fabric, FabricError, MemoryRegistration,
+    ProtectionDomain, QpLimits, RemoteMem, Sge, SgeList, WcOp, Window, WorkCompletion, WorkRequest,
+    WrOp,
 };
 use rtrs_core::ids::{ConnIndex, PathId, PermitId, QpNum};
 use rtrs_core::mem::Region;
@@ -44,6 +45,8 @@ struct Connection {
     open_window: Vec<Option<usize>>,
     shared: Arc<PathShared>,
     ending: bool,
+    /// Why we ended it, when this core did so.
+    why: Option<CloseReason>,
     unsignaled: u32,
     signal_every: u32,
 }
@@ -90,10 +93,6 @@ impl PathShard {
 
     pub(crate) fn id(&self) -> PathId {
         self.id
-    }
-
-    pub(crate) fn name(&self) -> &str {
-        &self.target.name
     }
 
     pub(crate) fn provider(&self) -> usize {
@@ -144,6 +143,7 @@ impl PathShard {
             open_window: vec![None; permits],
             shared: Arc::clone(&start.shared),
             ending: false,
+            why: None,
             unsignaled: 0,
             signal_every: (limits.send_max / 4).clamp(1, 64),
             pd,
@@ -176,14 +176,15 @@ impl PathShard {
     }
 
     /// The connection is ready; returns what the home core is told.
-    pub(crate) fn established(&mut self) -> (PathId, u32, ConnIndex) {
+    pub(crate) fn established(&self) -> (PathId, u32, ConnIndex) {
         (self.id, self.epoch, self.cid)
     }
 
-    /// The connection ended and reaches no memory any more.
-    pub(crate) fn closed(&mut self) -> (PathId, u32, ConnIndex) {
-        self.connection = None;
-        (self.id, self.epoch, self.cid)
+    /// The connection ended and reaches no memory any more. Returns what the home core is told,
+    /// and why we ended it, if this core did.
+    pub(crate) fn closed(&mut self) -> (PathId, u32, ConnIndex, Option<CloseReason>) {
+        let why = self.connection.take().and_then(|connection| connection.why);
+        (self.id, self.epoch, self.cid, why)
     }
 
     /// The handshake is complete: these are the path's chunks, by permit of the whole session.
@@ -218,11 +219,13 @@ impl PathShard {
         }
     }
 
-    /// Ends the connection at once.
-    pub(crate) fn abort(&mut self, now: Instant, fabric: &mut dyn Fabric) {
+    /// Ends the connection at once, for this reason.
+    pub(crate) fn abort(&mut self, now: Instant, why: CloseReason, fabric: &mut dyn Fabric) {
         if let Some(connection) = self.connection.as_mut()
             && !std::mem::replace(&mut connection.ending, true)
         {
+            tracing::warn!(path = %self.target.name, "ending connection {}: {why}", self.cid);
+            connection.why = Some(why);
             fabric.abort(now, connection.qp);
         }
     }
@@ -344,7 +347,9 @@ impl PathShard {
                     // A send with invalidate on its own; we never ask for one.
                     return Ok(PathEvent::Nothing);
                 };
-                let answer = Answer::decode(imm, &bytes[..len])?;
+                let Some(answer) = Answer::decode(imm, &bytes[..len])? else {
+                    return Ok(PathEvent::Nothing);
+                };
                 let row = usize::from(answer.permit.0.wrapping_sub(self.range.start));
                 if let (Some(rkey), Some(chunk)) = (answer.rkey, connection.chunks.get_mut(row)) {
                     chunk.rkey = rkey;

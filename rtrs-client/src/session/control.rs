@@ -9,7 +9,9 @@
 use std::sync::Arc;
 
 use rtrs_core::block::Geometry;
-use rtrs_core::fabric::{CloseReason, ConnectFailure, Fabric, FabricError, WorkCompletion};
+use rtrs_core::fabric::{
+    CloseReason, ConnectFailure, Fabric, FabricError, WcOp, WcStatus, WorkCompletion,
+};
 use rtrs_core::ids::{ConnIndex, CoreIndex, PathId, QpNum};
 use rtrs_core::proto::{Backoff, Heartbeat, HeartbeatAction};
 use rtrs_core::time::{Duration, Instant, earliest};
@@ -100,7 +102,6 @@ struct Path {
     until: Instant,
     backoff: Backoff,
     heartbeat: Option<Heartbeat>,
-    heartbeat_sent: Option<Instant>,
     shared: Arc<PathShared>,
     seen: Instant,
     connects: u64,
@@ -146,7 +147,6 @@ impl SessionControl {
                     config.seed ^ u64::from(id + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15),
                 ),
                 heartbeat: None,
-                heartbeat_sent: None,
                 shared: Arc::new(PathShared::default()),
                 seen: Instant::ZERO,
                 connects: 0,
@@ -305,7 +305,6 @@ impl SessionControl {
                     .service
                     .as_mut()
                     .map(|service| service.post_heartbeat(false, fabrics[provider].as_mut()));
-                path.heartbeat_sent = Some(now);
                 if let Some(Err(error)) = sent {
                     self.end_path(now, index, Some(error.to_string()), fabrics);
                 }
@@ -367,7 +366,7 @@ impl SessionControl {
         let request = handshake::conn_request(
             &self.config,
             path.uuid,
-            path.recon_cnt - 1,
+            path.recon_cnt,
             ConnIndex(0),
             first_conn,
         );
@@ -398,6 +397,10 @@ impl SessionControl {
         fabrics: &mut [Box<dyn Fabric>],
     ) -> bool {
         let Some(index) = self.service_of(provider, qp) else { return false };
+        if self.paths[index].state != PathState::Connecting {
+            // We gave the attempt up while its answer was on the way.
+            return true;
+        }
         match handshake::conn_response(private_data) {
             Err(error) => self.end_path(now, index, Some(error), fabrics),
             Ok(granted) => match self.accept_grant(granted) {
@@ -423,12 +426,12 @@ impl SessionControl {
     /// Takes the server's bounds, which may not change over the life of the session.
     fn accept_grant(&mut self, granted: Granted) -> Result<(), SessionFailure> {
         let cores = self.config.cores;
-        if granted.queue_depth.min(self.config.queue_depth_limit) <= cores {
+        let depth = granted.queue_depth.min(self.config.queue_depth_limit);
+        if depth <= cores {
             return Err(SessionFailure::Unusable(format!(
-                "a queue depth of {} is too small for {cores} shards and the service connection: \
-                 use --shards {}, or a larger queue depth",
-                granted.queue_depth,
-                granted.queue_depth.saturating_sub(1).max(1)
+                "a queue depth of {depth} is too small for {cores} shards and the service \
+                 connection: use --shards {}, or a larger queue depth",
+                depth.saturating_sub(1).max(1)
             )));
         }
         match self.granted {
@@ -464,7 +467,7 @@ impl SessionControl {
         }
         let cid = ConnIndex(path.next_cid);
         let private_data =
-            handshake::conn_request(&self.config, path.uuid, path.recon_cnt - 1, cid, true);
+            handshake::conn_request(&self.config, path.uuid, path.recon_cnt, cid, true);
         path.open[cid.index()] = true;
         let message = ToShard::Connect(Box::new(Connect {
             path: path.id,
@@ -539,7 +542,10 @@ impl SessionControl {
         let Some(index) = self.service_of(provider, wc.qp) else { return false };
         let path = &mut self.paths[index];
         let Some(service) = path.service.as_mut() else { return true };
-        path.shared.received(now);
+        let received = matches!(wc.op, WcOp::Recv | WcOp::RecvRdmaWithImm);
+        if received && wc.status == WcStatus::Success {
+            path.shared.received(now);
+        }
         let event = service.on_completion(wc, fabrics[provider].as_mut());
         self.on_service_event(now, index, event, fabrics);
         true

@@ -10,6 +10,8 @@ pub(crate) mod control;
 pub(crate) mod permits;
 pub(crate) mod policy;
 pub(crate) mod shard;
+#[cfg(test)]
+mod tests;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

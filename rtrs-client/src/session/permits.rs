@@ -45,11 +45,13 @@ impl Permits {
     }
 }
 
-/// The part of `queue_depth` permits that belongs to `core` of `cores`.
+/// The part of `queue_depth` permits that belongs to `core` of `cores`. Permit 0 belongs to none:
+/// it is the home core's own, for opening and closing the device. Every core gets at least one
+/// when there are more permits than cores.
 pub(crate) fn share(queue_depth: u16, cores: u16, core: CoreIndex) -> Range<u16> {
     let at = |index: u32| {
-        let cut = u32::from(queue_depth) * index / u32::from(cores.max(1));
-        u16::try_from(cut).unwrap_or(u16::MAX)
+        let cut = u32::from(queue_depth.saturating_sub(1)) * index / u32::from(cores.max(1));
+        u16::try_from(cut + 1).unwrap_or(u16::MAX)
     };
     at(u32::from(core.0))..at(u32::from(core.0) + 1)
 }
@@ -60,11 +62,12 @@ mod tests {
 
     #[test]
     fn shares_cover_every_permit_once() {
-        for (depth, cores) in [(512, 2), (512, 3), (7, 4), (1, 4), (65535, 64)] {
-            let mut next = 0;
+        for (depth, cores) in [(512, 2), (512, 3), (5, 4), (5, 3), (3, 2), (2, 1), (65535, 64)] {
+            let mut next = 1;
             for core in 0..cores {
                 let range = share(depth, cores, CoreIndex(core));
                 assert_eq!(range.start, next);
+                assert!(!range.is_empty(), "core {core} of {cores} has none of {depth}");
                 next = range.end;
             }
             assert_eq!(next, depth);

@@ -18,7 +18,7 @@ use rtrs_core::block::{BlockDevice, Completion, Geometry, Io, IoOp};
 use rtrs_core::fabric::{
     CloseReason, ConnectFailure, Fabric, FabricError, WcStatus, WorkCompletion,
 };
-use rtrs_core::ids::{ConnIndex, CoreIndex, PathId, PermitId, QpNum};
+use rtrs_core::ids::{CoreIndex, PathId, PermitId, QpNum};
 use rtrs_core::mem::Region;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Duration, Instant};
@@ -26,6 +26,7 @@ use rtrs_core::time::{Duration, Instant};
 use super::permits::{Permits, share};
 use super::policy::{Candidate, Chooser};
 use super::{Connect, Granted, OpenDevice, SessionConfig, ToHome, ToShard};
+use crate::path::handshake::check_accept;
 use crate::path::io::{Answer, Request};
 use crate::path::shard::{PathEvent, PathShard};
 use crate::stats::ShardStats;
@@ -157,11 +158,7 @@ impl ShardSession {
         }
         if self.granted.is_none() {
             let depth = granted.queue_depth.min(self.config.queue_depth_limit);
-            let mut range = share(depth, self.config.cores, self.core);
-            if self.core.0 == 0 {
-                // The first permit is the home core's own, for opening and closing the device.
-                range.start = range.start.saturating_add(1).min(range.end);
-            }
+            let range = share(depth, self.config.cores, self.core);
             self.rows = vec![None; usize::from(range.end - range.start)];
             self.permits = Permits::new(range);
         }
@@ -171,11 +168,18 @@ impl ShardSession {
     /// A queue pair of this core got ready. True when it was one of ours.
     pub(crate) fn handle_established(
         &mut self,
+        now: Instant,
         provider: usize,
         qp: QpNum,
+        private_data: &[u8],
+        fabric: &mut dyn Fabric,
         out: &mut Vec<ToHome>,
     ) -> bool {
         let Some(path) = self.path_of(provider, qp) else { return false };
+        if let Err(misdeed) = check_accept(private_data) {
+            path.abort(now, CloseReason::Protocol(misdeed), fabric);
+            return true;
+        }
         let (path_id, epoch, cid) = path.established();
         out.push(ToHome::Up { path: path_id, epoch, cid });
         true
@@ -192,15 +196,21 @@ impl ShardSession {
     ) -> bool {
         self.now = now;
         let Some(path) = self.path_of(provider, qp) else { return false };
-        let (path, epoch, cid): (PathId, u32, ConnIndex) = path.closed();
+        let (path, epoch, cid, why) = path.closed();
         out.push(match end {
             ConnectionEnd::Failed(failure) => ToHome::Failed { path, epoch, cid, failure },
-            ConnectionEnd::Closed(reason) => ToHome::Closed { path, epoch, cid, reason },
+            ConnectionEnd::Closed(reason) => {
+                let reason = match (reason, why) {
+                    (CloseReason::Local, Some(why)) => why,
+                    (reason, _) => reason,
+                };
+                ToHome::Closed { path, epoch, cid, reason }
+            }
         });
         // Nothing of this connection can touch memory any more: its requests end here.
         for index in 0..self.rows.len() {
-            if self.rows[index].is_some_and(|row| row.path == path) {
-                self.finish_row(index, IoStatus::Aborted);
+            if let Some(row) = self.rows[index].filter(|row| row.path == path) {
+                self.finish_row(index, row.answered.unwrap_or(IoStatus::Aborted));
             }
         }
         true
@@ -231,10 +241,7 @@ impl ShardSession {
             Ok(PathEvent::Nothing) => {}
             Ok(PathEvent::Answer(answer)) => self.on_answer(answer, index, fabric),
             Ok(PathEvent::Revoked(permit)) => self.on_revoked(permit, index),
-            Err(misdeed) => {
-                tracing::warn!(path = %path.name(), "server broke the protocol: {misdeed}");
-                path.abort(now, fabric);
-            }
+            Err(misdeed) => path.abort(now, CloseReason::Protocol(misdeed), fabric),
         }
         true
     }
@@ -261,9 +268,9 @@ impl ShardSession {
             Ok(true) => self.finish_row(index, answer.status),
             Ok(false) => row.answered = Some(answer.status),
             Err(error) => {
-                tracing::warn!("window of permit {} did not close: {error}", answer.permit);
+                let what = format!("window of permit {} did not close: {error}", answer.permit);
                 row.answered = Some(answer.status);
-                self.paths[path].abort(self.now, fabric);
+                self.paths[path].abort(self.now, CloseReason::Lost(what), fabric);
             }
         }
         self.stats.request_done(path, len, answer.status);
@@ -286,6 +293,10 @@ impl ShardSession {
         if !status.is_ok() && parent.status.is_ok() {
             parent.status = status;
         }
+        if !parent.status.is_ok() && std::mem::take(&mut parent.queued) {
+            // An error in one part ends the rest of it.
+            self.waiting.retain(|&i| i != row.parent);
+        }
         self.finish_parent(row.parent);
     }
 
@@ -297,19 +308,23 @@ impl ShardSession {
             return;
         }
         let Some(parent) = self.parents[index as usize].take() else { return };
-        if parent.queued {
-            // An error in one part ends the rest of it.
-            self.waiting.retain(|&i| i != index);
-        }
+        debug_assert!(!parent.queued, "a finished IO waits for nothing");
         self.parents_free.push(index);
         self.inflight -= 1;
         self.stats.io_done(&parent.io, parent.status, self.now.since(parent.submitted));
         self.completed.push_back(Completion { tag: parent.io.tag, status: parent.status });
     }
 
-    fn submit(&mut self, io: Io) -> Result<(), Io> {
+    fn submit(&mut self, mut io: Io) -> Result<(), Io> {
+        if self.inflight + self.completed.len() >= PARENTS {
+            return Err(io);
+        }
         let Some(index) = self.parents_free.pop() else { return Err(io) };
         let status = self.geometry.check(&io);
+        if io.op == IoOp::Flush {
+            // It has no range, whatever the submitter says.
+            (io.offset, io.len, io.buf) = (0, 0, None);
+        }
         self.inflight += 1;
         self.parents[index as usize] = Some(Parent {
             io,
@@ -341,16 +356,23 @@ impl ShardSession {
             }
             let Some(path) = self.chooser.choose(candidates(&self.paths)) else { break };
             let Some(permit) = self.permits.take() else { break };
-            any = true;
-            let outcome = self.issue(index, path, permit, &granted, &device, fabrics);
-            if let Err(error) = outcome {
-                self.permits.give(permit);
-                if matches!(error, FabricError::QpState | FabricError::QueueFull) {
-                    // The path is on its way down; the next turn picks another.
-                    break;
+            match self.issue(index, path, permit, &granted, &device, fabrics) {
+                Ok(()) => any = true,
+                Err(FabricError::QpState | FabricError::QueueFull) => {
+                    // The path is no good any more: end it, and go on with the others.
+                    self.permits.give(permit);
+                    let path = &mut self.paths[path.index()];
+                    let provider = path.provider();
+                    let why = CloseReason::Lost("no request can be posted".into());
+                    path.abort(now, why, fabrics[provider].as_mut());
+                    any = true;
                 }
-                tracing::error!("request could not be posted: {error}");
-                self.fail_parent(index, IoStatus::Io);
+                Err(error) => {
+                    self.permits.give(permit);
+                    tracing::error!("request could not be posted: {error}");
+                    self.fail_parent(index, IoStatus::Io);
+                    any = true;
+                }
             }
         }
         any
@@ -421,8 +443,8 @@ impl ShardSession {
             if now.since(row.sent) >= bound {
                 let path = &mut self.paths[row.path.index()];
                 let provider = path.provider();
-                tracing::warn!(path = %path.name(), "no answer within {bound:?}: ending the path");
-                path.abort(now, fabrics[provider].as_mut());
+                path.abort(now, CloseReason::TimedOut, fabrics[provider].as_mut());
+                any = true;
             }
         }
         while let Some(&index) = self.waiting.front() {
@@ -477,6 +499,12 @@ impl ShardSession {
         assert_eq!(parents + self.parents_free.len(), PARENTS);
         let pending: u32 = self.parents.iter().flatten().map(|p| p.pending).sum();
         assert_eq!(pending as usize, rows);
+        let queued = self.parents.iter().flatten().filter(|p| p.queued).count();
+        assert_eq!(queued, self.waiting.len(), "what waits stands in the queue once");
+        for &index in &self.waiting {
+            let parent = self.parents[index as usize].as_ref().expect("only live IO waits");
+            assert!(parent.queued && parent.status.is_ok());
+        }
         for path in &self.paths {
             let mine = self.rows.iter().flatten().filter(|r| r.path == path.id()).count();
             assert_eq!(path.inflight as usize, mine);
@@ -538,7 +566,9 @@ impl BlockDevice for SessionDevice {
         self.session.borrow_mut().submit(io)
     }
 
-    fn poll(&mut self, _now: Instant) -> bool {
+    fn poll(&mut self, now: Instant) -> bool {
+        // The time of what is submitted next; the last event may be long ago.
+        self.session.borrow_mut().now = now;
         false
     }
 
@@ -547,6 +577,7 @@ impl BlockDevice for SessionDevice {
     }
 
     fn inflight(&self) -> usize {
-        self.session.borrow().inflight()
+        let session = self.session.borrow();
+        session.inflight() + session.completed.len()
     }
 }

@@ -1,0 +1,17 @@
+//! The session's machines on the simulated fabric, against a server played by hand.
+//!
+//! `stand.rs` drives the cores of one session as `driver.rs` does, `server.rs` is the peer: it
+//! holds every byte it gets against docs/PROTOCOL.md and can be told to misbehave. The laws of
+//! every core (`ShardSession::check`) are held after each event.
+
+mod bytes;
+mod connecting;
+mod ending;
+mod failing;
+mod io;
+mod load;
+mod misdeeds;
+mod server;
+mod silence;
+mod spreading;
+mod stand;

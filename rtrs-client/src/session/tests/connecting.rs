@@ -1,0 +1,343 @@
+//! Connecting: the order of steps, every refusal and every lie a server can tell on the way.
+
+use rtrs_core::fabric::sim::BindMode;
+use rtrs_core::wire::{ConnRsp, InfoRsp, OpenRsp, errno_name};
+
+use super::server::Seen;
+use super::stand::{MS, SEC, Stand, client_ip, server_ip};
+use crate::path::state::PathState;
+use crate::session::control::SessionFailure;
+
+/// Kinds of what the server saw, in order.
+fn order(stand: &Stand) -> Vec<String> {
+    let word = |seen: &Seen| match seen {
+        Seen::Connect { req, .. } => format!("connect {}", req.cid),
+        Seen::Info { name } => format!("info {}", String::from_utf8_lossy(name)),
+        Seen::Request(request) => format!("request {}", request.tail[0]),
+        Seen::Heartbeat { .. } => "heartbeat".into(),
+        Seen::HeartbeatAck { .. } => "ack".into(),
+        Seen::Closed { cid, .. } => format!("closed {cid}"),
+    };
+    stand.server.seen.iter().map(word).collect()
+}
+
+#[test]
+fn the_handshake_goes_in_order() {
+    for acknowledged in [false, true] {
+        let stand = Stand::open(|s| {
+            s.config.cores = 3;
+            s.world.acknowledged = acknowledged;
+        });
+        // The server itself asserts that each connection is up before the next asks, and that
+        // INFO_REQ is the first message of all.
+        let expected = [
+            "connect 0",
+            "connect 1",
+            "connect 2",
+            "connect 3",
+            "info stand",
+            "request 0",
+            "request 2",
+        ];
+        assert_eq!(order(&stand), expected);
+        let connects = stand.server.connects();
+        for (index, (req, local, _)) in connects.iter().enumerate() {
+            assert_eq!((req.cid.index(), req.cid_num, req.recon_cnt), (index, 4, 1));
+            assert_eq!((req.path_uuid.0, req.session_id.0), ([0xa0; 16], [0x5e; 16]));
+            assert!(req.first_conn);
+            assert_eq!(*local, server_ip(0));
+        }
+    }
+}
+
+#[test]
+fn permits_and_bounds_hold_in_every_mode() {
+    for bind in [BindMode::Done, BindMode::Pending] {
+        for new_rkey in [true, false] {
+            for acknowledged in [true, false] {
+                let mut stand = Stand::open(|s| {
+                    s.how.new_rkey = new_rkey;
+                    s.world.bind = bind;
+                    s.world.acknowledged = acknowledged;
+                });
+                let disk = stand.server.disk.clone();
+                assert_eq!(stand.read(0, 512, 4096), disk[512..4608]);
+                assert_eq!(stand.read(1, 1 << 20, 200_192), disk[1 << 20..(1 << 20) + 200_192]);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_reject_is_told_and_tried_again() {
+    for errno in [104_i16, 6, 17, 12, 16, 1, 110] {
+        let mut stand = Stand::new(|s| {
+            let rsp = ConnRsp { errno: -errno, ..ConnRsp::default() };
+            s.how.refuse = Some(rsp.encode().to_vec());
+        });
+        stand.until("two attempts", 5 * SEC, |s| s.server.connects().len() >= 2);
+        let told = stand.client.last_error(0);
+        assert!(told.contains("refused by the server"), "{told}");
+        assert!(told.contains(errno_name(errno.unsigned_abs())), "{told}");
+        stand.server.how.refuse = None;
+        stand.until("a good path", 5 * SEC, Stand::is_whole);
+        assert_eq!(stand.client.last_error(0), "");
+    }
+}
+
+#[test]
+fn rejects_that_say_nothing_are_rejects() {
+    let zero = ConnRsp::default().encode().to_vec();
+    let positive = ConnRsp { errno: 104, ..ConnRsp::default() }.encode().to_vec();
+    for data in [Vec::new(), vec![0xff; 8], zero, positive] {
+        let mut stand = Stand::new(|s| s.how.refuse = Some(data.clone()));
+        stand.until("two attempts", 5 * SEC, |s| s.server.connects().len() >= 2);
+        let told = stand.client.last_error(0);
+        assert!(told.contains("refused by the server"), "{told}");
+    }
+}
+
+#[test]
+fn attempts_back_off_and_keep_their_uuids() {
+    let mut stand = Stand::new(|s| {
+        s.how.refuse = Some(ConnRsp::reject(104).encode().to_vec());
+        s.config.reconnect_min = 100 * MS;
+        s.config.reconnect_max = 800 * MS;
+    });
+    stand.run(20 * SEC);
+    let connects = stand.server.connects();
+    assert!((20..45).contains(&connects.len()), "{}", connects.len());
+    let mut bound = 100 * MS;
+    for (before, after) in connects.iter().zip(&connects[1..]) {
+        let wait = after.2.since(before.2);
+        assert!(wait >= bound / 2 && wait <= bound + MS, "{wait:?} for {bound:?}");
+        bound = (bound * 2).min(800 * MS);
+        assert_eq!(after.0.recon_cnt, before.0.recon_cnt + 1, "each attempt counts");
+        assert_eq!(after.0.path_uuid, before.0.path_uuid);
+        assert_eq!(after.0.session_id, before.0.session_id);
+    }
+}
+
+#[test]
+fn a_second_path_does_not_open_the_session_again() {
+    let mut stand = Stand::new(|s| s.paths = 2);
+    stand.link_down(1);
+    stand.until("the first path", 2 * SEC, |s| s.client.control.is_open());
+    stand.link_up(1);
+    stand.until("the second path", 5 * SEC, Stand::is_whole);
+    let connects = stand.server.connects();
+    let second: Vec<_> = connects.iter().filter(|c| c.1 == server_ip(1)).collect();
+    assert!(!second[0].0.first_conn, "cid 0 of a second path joins");
+    assert!(second[1..].iter().all(|c| c.0.first_conn));
+    assert!(second.iter().all(|c| c.0.path_uuid.0 == [0xa1; 16]));
+    assert_eq!(stand.server.opens, 1, "the device is open already");
+}
+
+#[test]
+fn lies_in_an_accept_end_the_attempt() {
+    let patched = |at: usize, byte: u8| {
+        move |rsp: ConnRsp| {
+            let mut bytes = rsp.encode().to_vec();
+            bytes[at] = byte;
+            bytes
+        }
+    };
+    let lies: [(&str, Box<dyn Fn(ConnRsp) -> Vec<u8>>); 8] = [
+        ("magic", Box::new(patched(0, 0xbc))),
+        ("version", Box::new(patched(3, 0x03))),
+        ("accepted with error", Box::new(patched(4, 0x98))),
+        ("bad connect response", Box::new(|_| Vec::new())),
+        ("bad connect response", Box::new(|rsp: ConnRsp| rsp.encode()[..55].to_vec())),
+        ("queue_depth", Box::new(|rsp| ConnRsp { queue_depth: 0, ..rsp }.encode().to_vec())),
+        ("max_io_size", Box::new(|rsp| ConnRsp { max_io_size: !0, ..rsp }.encode().to_vec())),
+        ("max_hdr_size", Box::new(|rsp| ConnRsp { max_hdr_size: 64, ..rsp }.encode().to_vec())),
+    ];
+    for (told, lie) in lies {
+        let mut stand = Stand::new(|s| s.how.con_rsp = Some(Box::new(move |_, rsp| lie(rsp))));
+        stand.until("two attempts", 5 * SEC, |s| s.server.connects().len() >= 2);
+        let error = stand.client.last_error(0);
+        assert!(error.contains(told), "{error:?} for {told}");
+        assert_eq!(stand.client.control.failure(), None, "{told}: worth another try");
+        stand.server.how.con_rsp = None;
+        stand.until("a good path", 10 * SEC, Stand::is_whole);
+    }
+}
+
+#[test]
+fn a_lie_on_a_later_connection_ends_the_attempt_too() {
+    for (at, byte) in [(0, 0xbc), (3, 9), (4, 0x98)] {
+        let mut stand = Stand::new(|s| {
+            s.how.con_rsp = Some(Box::new(move |req, rsp| {
+                let mut bytes = rsp.encode().to_vec();
+                if req.cid.0 == 2 {
+                    bytes[at] = byte;
+                }
+                bytes
+            }));
+        });
+        stand.until("two attempts", 5 * SEC, |s| s.server.connects().len() >= 4);
+        let error = stand.client.last_error(0);
+        assert!(error.starts_with("connection 2: "), "{error}");
+        assert!(error.contains("bad connect") || error.contains("accepted with"), "{error}");
+        // Its bounds do not count there.
+        stand.server.how.con_rsp = Some(Box::new(|req, rsp| {
+            let rsp = if req.cid.0 == 0 { rsp } else { ConnRsp { queue_depth: 0, ..rsp } };
+            rsp.encode().to_vec()
+        }));
+        stand.until("a good path", 10 * SEC, Stand::is_whole);
+    }
+}
+
+#[test]
+fn a_depth_below_the_cores_fails_the_session() {
+    let mut stand = Stand::new(|s| {
+        s.config.cores = 4;
+        s.how.queue_depth = 4;
+    });
+    stand.until("the failure", SEC, |s| s.client.control.failure().is_some());
+    let text = stand.client.control.failure().unwrap().to_string();
+    assert!(text.contains("queue depth of 4") && text.contains("--shards 3"), "{text}");
+
+    // One more is enough: every core can work.
+    let mut stand = Stand::open(|s| {
+        s.config.cores = 4;
+        s.how.queue_depth = 5;
+    });
+    for core in 0..4 {
+        stand.read(core, 0, 4096);
+    }
+
+    let mut stand = Stand::new(|s| s.config.queue_depth_limit = 2);
+    stand.until("the failure", SEC, |s| s.client.control.failure().is_some());
+    let text = stand.client.control.failure().unwrap().to_string();
+    assert!(text.contains("queue depth of 2"), "{text}");
+}
+
+#[test]
+fn other_bounds_after_a_reconnect_are_refused_until_they_are_the_old_ones() {
+    let mut stand = Stand::open(|_| {});
+    stand.server.how.queue_depth = 32;
+    stand.server.end_path(stand.now(), 0);
+    stand.until("attempts", 5 * SEC, |s| {
+        s.client.last_error(0).contains("changed its bounds (queue depth 16 to 32")
+    });
+    stand.run(3 * SEC);
+    assert_eq!(stand.client.control.failure(), None);
+    assert_ne!(stand.client.states(), [PathState::Connected]);
+    stand.server.how.queue_depth = 16;
+    stand.until("a good path", 10 * SEC, Stand::is_whole);
+    stand.read(1, 0, 4096);
+}
+
+#[test]
+fn lies_in_the_chunk_table_end_the_attempt() {
+    let patched = |patches: Vec<(usize, u8)>| {
+        move |mut bytes: Vec<u8>| {
+            for &(at, byte) in &patches {
+                bytes[at] = byte;
+            }
+            bytes
+        }
+    };
+    let lies: [Box<dyn Fn(Vec<u8>) -> Vec<u8>>; 9] = [
+        Box::new(patched(vec![(0, 4)])),
+        Box::new(patched(vec![(2, 0)])),
+        Box::new(patched(vec![(2, 15)])),
+        Box::new(patched(vec![(2, 8)])),
+        Box::new(patched(vec![(2, 32)])),
+        Box::new(patched(vec![(8 + 12, 1)])),
+        Box::new(patched(vec![(8 + 14, 0)])),
+        Box::new(|bytes| bytes[..bytes.len() - 1].to_vec()),
+        Box::new(|bytes| bytes[..InfoRsp::HEAD_LEN - 1].to_vec()),
+    ];
+    for (index, lie) in lies.into_iter().enumerate() {
+        let mut stand = Stand::new(|s| s.how.info_rsp = Some(lie));
+        stand.until("two attempts", 5 * SEC, |s| s.server.connects().len() >= 6);
+        let error = stand.client.last_error(0);
+        assert!(error.contains("bad INFO_RSP"), "lie {index}: {error:?}");
+        assert_eq!(stand.server.requests().count(), 0);
+        stand.server.how.info_rsp = None;
+        stand.until("a good path", 10 * SEC, Stand::is_whole);
+    }
+    // Longer than the receive: the fabric refuses it.
+    let mut stand = Stand::new(|s| {
+        s.how.info_rsp = Some(Box::new(|mut bytes| {
+            bytes.extend([0; 16]);
+            bytes
+        }));
+    });
+    stand.until("two attempts", 5 * SEC, |s| s.server.connects().len() >= 6);
+}
+
+#[test]
+fn silence_at_each_step_has_a_bound() {
+    // No INFO_RSP.
+    let mut stand = Stand::new(|s| s.how.info_rsp = Some(Box::new(|_| Vec::new())));
+    stand.until("another attempt", 15 * SEC, |s| s.server.connects().len() > 3);
+    assert!(stand.client.last_error(0).contains("no answer in time"));
+
+    // No answer to OPEN; heartbeats go on.
+    let mut stand = Stand::new(|s| s.how.hold_control = true);
+    stand.until("another attempt", 15 * SEC, |s| s.server.connects().len() > 3);
+    let error = stand.client.last_error(0);
+    assert!(error.contains("not answered"), "{error}");
+    stand.server.how.hold_control = false;
+    stand.until("a good path", 15 * SEC, Stand::is_whole);
+
+    // No answer to a connect.
+    let mut stand = Stand::new(|_| {});
+    stand.world.silence(server_ip(0), client_ip(0));
+    stand.run(1100 * MS);
+    assert_eq!(stand.client.last_error(0), "no answer within the connect timeout");
+    stand.world.unsilence(server_ip(0), client_ip(0));
+    stand.until("a good path", 5 * SEC, Stand::is_whole);
+}
+
+#[test]
+fn a_refused_open_fails_the_session_with_words() {
+    for (errno, name, word) in [
+        (2, "ENOENT", ": the server has no export of that name"),
+        (1, "EPERM", "--access ro"),
+        (16, "EBUSY", ": it is in use"),
+        (5, "EIO", ""),
+    ] {
+        let mut stand = Stand::new(|s| s.how.open_errno = errno);
+        stand.until("the failure", 2 * SEC, |s| s.client.control.failure().is_some());
+        let failure = stand.client.control.failure().unwrap();
+        let SessionFailure::OpenRefused { export, errno, hint } = failure else {
+            panic!("{failure:?}");
+        };
+        assert_eq!((export.as_str(), errno.as_str()), ("vol0", name));
+        assert!(hint.contains(word), "{hint}");
+        let text = failure.to_string();
+        assert!(text.starts_with(&format!("the server refused to open 'vol0': {name}")), "{text}");
+        // It is not asked again and again.
+        stand.run(3 * SEC);
+        assert_eq!(stand.server.requests().count(), 2);
+    }
+}
+
+#[test]
+fn a_device_that_cannot_be_worked_with_is_no_device() {
+    type Lie = fn(OpenRsp) -> OpenRsp;
+    let lies: [(&str, Lie); 4] = [
+        ("block size is 0", |rsp| OpenRsp { logical_block_size: 0, ..rsp }),
+        ("block size is 768", |rsp| OpenRsp { logical_block_size: 768, ..rsp }),
+        ("sectors", |rsp| OpenRsp { nsectors: u64::MAX, ..rsp }),
+        ("does not fit its largest request", |rsp| OpenRsp { logical_block_size: 32768, ..rsp }),
+    ];
+    for (word, lie) in lies {
+        let mut stand = Stand::new(|s| {
+            s.how.max_io = 12288;
+            s.how.open_rsp = Some(Box::new(lie));
+        });
+        stand.until("the error", 2 * SEC, |s| s.client.last_error(0).contains(word));
+        assert!(!stand.client.control.is_open());
+        stand.server.how.open_rsp = None;
+        stand.until("a good path", 5 * SEC, Stand::is_whole);
+    }
+    let mut stand = Stand::new(|s| {
+        s.how.open_rsp = Some(Box::new(|rsp| OpenRsp { nsectors: 0, ..rsp }));
+    });
+    stand.until("the failure", 2 * SEC, |s| s.client.control.failure().is_some());
+}

@@ -1,0 +1,202 @@
+//! Paths that die and come back, with IO on them.
+
+use rtrs_core::block::{IoFlags, IoOp};
+use rtrs_core::fabric::sim::BindMode;
+use rtrs_core::status::IoStatus;
+use rtrs_core::wire::OpenRsp;
+
+use super::stand::{MS, SEC, Stand};
+use crate::path::state::PathState;
+
+fn submit(stand: &mut Stand, core: usize, op: IoOp, slot: usize) -> u64 {
+    let range = (slot as u64 * 8192, 4096);
+    stand.submit_with(core, (op, IoFlags::default()), range, slot * 4096)
+}
+
+#[test]
+fn io_on_a_dying_path_ends_once_and_the_rest_goes_on() {
+    for (bind, acknowledged) in [(BindMode::Done, false), (BindMode::Pending, true)] {
+        let mut stand = Stand::open(|s| {
+            s.paths = 2;
+            s.how.hold = true;
+            (s.world.bind, s.world.acknowledged) = (bind, acknowledged);
+        });
+        for slot in 0..6 {
+            let op = if slot % 3 == 0 { IoOp::Write } else { IoOp::Read };
+            submit(&mut stand, slot % 2, op, slot);
+        }
+        stand.until("all held", SEC, |s| s.server.held.len() == 6);
+        assert_eq!(stand.spread(), [4, 2], "each core goes 0, 1, 0");
+        stand.link_down(0);
+        stand.until("the path's end", SEC, |s| s.client.states()[0] != PathState::Connected);
+        stand.run(200 * MS);
+        let lost = stand.client.done.clone();
+        assert_eq!(lost.len(), 4);
+        assert!(lost.iter().all(|done| done.status == IoStatus::Aborted), "{lost:?}");
+        assert_eq!(stand.client.states()[1], PathState::Connected);
+        assert!(stand.client.control.is_open(), "one path is left");
+
+        stand.server.how.hold = false;
+        stand.server.release();
+        stand.drain(SEC);
+        assert_eq!(stand.client.done.len(), 6);
+        assert!(stand.client.done[4..].iter().all(|done| done.status.is_ok()));
+        stand.link_up(0);
+        stand.until("both paths", 5 * SEC, Stand::is_whole);
+        assert_eq!(stand.server.opens, 1, "the device stayed open");
+        assert_eq!(stand.client.control.status()[0].reconnects, 1);
+    }
+}
+
+#[test]
+fn the_last_path_closes_the_device_and_opens_it_again() {
+    let mut stand = Stand::open(|_| {});
+    stand.link_down(0);
+    stand.until("the end of the path", SEC, |s| !s.client.control.is_open());
+    let waiting = [submit(&mut stand, 0, IoOp::Read, 0), submit(&mut stand, 1, IoOp::Write, 1)];
+    stand.run(SEC);
+    assert_eq!(stand.client.pending(), 2, "it waits");
+    stand.link_up(0);
+    stand.until("the device", 5 * SEC, |s| s.client.control.is_open());
+    stand.drain(SEC);
+    for tag in waiting {
+        assert_eq!(stand.client.status(tag), Some(IoStatus::Ok));
+    }
+    assert_eq!(stand.server.opens, 2);
+    let ids: Vec<_> = stand.server.ios().filter_map(|r| r.io).map(|(_, h)| h.device_id).collect();
+    assert_eq!(ids, [1, 1], "requests name the new device");
+    let connects = stand.server.connects();
+    let last = connects.last().expect("connects").0;
+    assert!(last.recon_cnt > 1 && last.first_conn);
+    assert!(connects.iter().all(|c| c.0.path_uuid == last.path_uuid));
+}
+
+#[test]
+fn a_path_the_server_ends_comes_back_again_and_again() {
+    let mut stand = Stand::open(|s| s.paths = 2);
+    for round in 1..=10 {
+        for slot in 0..4 {
+            submit(&mut stand, slot % 2, IoOp::Read, slot);
+        }
+        let first = stand.server.paths.iter().position(|p| p.uuid.0[0] == 0xa0).expect("path 0");
+        stand.server.end_path(stand.now(), first);
+        stand.drain(SEC);
+        stand.until("both paths", 5 * SEC, Stand::is_whole);
+        assert_eq!(stand.client.control.status()[0].reconnects, round);
+        assert_eq!(stand.client.control.status()[1].reconnects, 0);
+    }
+    assert_eq!(stand.client.done.len(), 40);
+}
+
+#[test]
+fn one_lost_connection_ends_its_whole_path() {
+    let mut stand = Stand::open(|s| s.config.cores = 3);
+    // A lie on one connection of IO: only that one breaks by itself.
+    stand.server.how.rkey_rsp = Some(Box::new(|rsp| {
+        let mut bytes = rsp.encode().to_vec();
+        bytes[0] = 9;
+        bytes
+    }));
+    let tag = submit(&mut stand, 2, IoOp::Write, 0);
+    stand.drain(SEC);
+    assert_eq!(stand.client.status(tag), Some(IoStatus::Aborted));
+    stand.run(10 * MS);
+    let error = stand.client.last_error(0);
+    assert!(error.starts_with("connection 3: protocol error of the peer"), "{error}");
+    stand.server.how.rkey_rsp = None;
+    stand.until("the path", 5 * SEC, Stand::is_whole);
+    for core in 0..3 {
+        stand.read(core, 0, 4096);
+    }
+}
+
+#[test]
+fn an_answer_that_never_comes_ends_the_path_and_waiting_io() {
+    let mut stand = Stand::open(|s| {
+        s.how.queue_depth = 5;
+        s.how.hold = true;
+        s.config.io_timeout = 2 * SEC;
+    });
+    let start = stand.now();
+    // Two permits on core 0: two requests travel, three wait.
+    let tags: Vec<_> = (0..5).map(|slot| submit(&mut stand, 0, IoOp::Read, slot)).collect();
+    stand.drain(4 * SEC);
+    let took = stand.now().since(start);
+    assert!(took >= 2 * SEC && took <= 2 * SEC + 300 * MS, "{took:?}");
+    for tag in &tags[..2] {
+        assert_eq!(stand.client.status(*tag), Some(IoStatus::Aborted));
+    }
+    for tag in &tags[2..] {
+        assert_eq!(stand.client.status(*tag), Some(IoStatus::TimedOut));
+    }
+    assert_eq!(stand.client.done.len(), 5);
+    assert!(stand.client.last_error(0).contains("timed out"), "{}", stand.client.last_error(0));
+    stand.server.how.hold = false;
+    stand.until("the path", 5 * SEC, Stand::is_whole);
+    stand.read(0, 0, 4096);
+}
+
+#[test]
+fn io_waits_for_a_path_only_so_long() {
+    let mut stand = Stand::open(|s| s.config.io_timeout = 2 * SEC);
+    stand.link_down(0);
+    stand.run(SEC);
+    let start = stand.now();
+    let tag = submit(&mut stand, 1, IoOp::Read, 0);
+    stand.drain(5 * SEC);
+    assert_eq!(stand.client.status(tag), Some(IoStatus::TimedOut));
+    let took = stand.now().since(start);
+    assert!(took >= 2 * SEC && took <= 2 * SEC + 300 * MS, "{took:?}");
+}
+
+#[test]
+fn the_first_io_after_a_long_rest_is_as_good_as_any() {
+    let mut stand = Stand::open(|s| {
+        s.config.io_timeout = 2 * SEC;
+        s.config.heartbeat_interval = 60 * SEC;
+    });
+    stand.run(30 * SEC);
+    let tag = submit(&mut stand, 0, IoOp::Read, 0);
+    stand.drain(SEC);
+    assert_eq!(stand.client.status(tag), Some(IoStatus::Ok));
+}
+
+#[test]
+fn a_refused_reopen_is_tried_again() {
+    let mut stand = Stand::open(|_| {});
+    stand.server.how.open_errno = 1;
+    stand.server.end_path(stand.now(), 0);
+    stand.run(3 * SEC);
+    assert!(!stand.client.control.is_open());
+    assert_eq!(stand.client.control.failure(), None, "it was open before");
+    stand.server.how.open_errno = 0;
+    stand.until("the device", 5 * SEC, Stand::is_whole);
+}
+
+#[test]
+fn a_device_of_another_size_is_another_device() {
+    let mut stand = Stand::open(|_| {});
+    stand.server.how.open_rsp = Some(Box::new(|rsp| OpenRsp { nsectors: 16, ..rsp }));
+    stand.server.end_path(stand.now(), 0);
+    stand.until("the failure", 3 * SEC, |s| s.client.control.failure().is_some());
+    let text = stand.client.control.failure().unwrap().to_string();
+    assert!(text.contains("8192 bytes"), "{text}");
+    let tag = submit(&mut stand, 0, IoOp::Read, 0);
+    stand.drain(10 * SEC);
+    assert_eq!(stand.client.status(tag), Some(IoStatus::TimedOut), "bounded all the same");
+}
+
+#[test]
+fn a_crashed_server_is_found_again() {
+    let mut stand = Stand::open(|s| s.how.hold = true);
+    let tag = submit(&mut stand, 0, IoOp::Write, 0);
+    stand.until("the request", SEC, |s| s.server.held.len() == 1);
+    for path in (0..stand.server.paths.len()).rev() {
+        stand.server.end_path(stand.now(), path);
+    }
+    stand.server.how.hold = false;
+    stand.drain(SEC);
+    assert_eq!(stand.client.status(tag), Some(IoStatus::Aborted));
+    stand.until("the path", 5 * SEC, Stand::is_whole);
+    stand.read(1, 0, 4096);
+}

@@ -1,0 +1,91 @@
+//! Two paths: where each policy sends IO.
+
+use rtrs_core::block::{IoFlags, IoOp};
+use rtrs_core::fabric::sim::LinkOptions;
+
+use super::stand::{MS, SEC, Stand, client_ip, server_ip};
+use crate::session::Policy;
+
+fn load(stand: &mut Stand, rounds: usize, depth: usize) {
+    for _ in 0..rounds {
+        for slot in 0..depth {
+            let range = (slot as u64 * 4096, 4096);
+            stand.submit_with(0, (IoOp::Read, IoFlags::default()), range, slot * 4096);
+        }
+        stand.drain(SEC);
+    }
+}
+
+#[test]
+fn round_robin_takes_turns() {
+    let mut stand = Stand::open(|s| (s.paths, s.config.policy) = (2, Policy::RoundRobin));
+    load(&mut stand, 20, 5);
+    assert_eq!(stand.spread(), [50, 50]);
+}
+
+#[test]
+fn min_inflight_fills_the_emptier_path() {
+    let mut stand = Stand::open(|s| (s.paths, s.config.policy) = (2, Policy::MinInflight));
+    load(&mut stand, 10, 6);
+    assert_eq!(stand.spread(), [30, 30], "both are as quick");
+    // Alone, an IO takes the first of two empty ones.
+    load(&mut stand, 10, 1);
+    assert_eq!(stand.spread(), [40, 30]);
+    // Requests stuck on the first path drive others to the second.
+    stand.server.how.hold = true;
+    load_held(&mut stand, 6);
+    stand.server.how.hold = false;
+    let stuck: Vec<_> = std::mem::take(&mut stand.server.held);
+    let (first, second): (Vec<_>, Vec<_>) = stuck.into_iter().partition(|r| r.path.0[0] == 0xa0);
+    assert_eq!((first.len(), second.len()), (3, 3));
+    stand.server.held = first;
+    for request in second {
+        stand.server.serve(&request);
+    }
+    stand.run(MS);
+    let before = stand.spread();
+    stand.submit_with(0, (IoOp::Read, IoFlags::default()), (0, 4096), 1 << 20);
+    stand.submit_with(0, (IoOp::Read, IoFlags::default()), (0, 4096), (1 << 20) + 4096);
+    stand.run(MS);
+    assert_eq!(stand.spread(), [before[0], before[1] + 2]);
+    stand.server.release();
+    stand.drain(SEC);
+}
+
+fn load_held(stand: &mut Stand, count: usize) {
+    for slot in 0..count {
+        stand.submit_with(0, (IoOp::Read, IoFlags::default()), (0, 4096), slot * 4096);
+    }
+    stand.until("all held", SEC, |s| s.server.held.len() == count);
+}
+
+#[test]
+fn min_latency_takes_the_quicker_path() {
+    let mut stand = Stand::open(|s| (s.paths, s.config.policy) = (2, Policy::MinLatency));
+    let slow = LinkOptions { delay: 4 * MS, ..LinkOptions::default() };
+    stand.world.set_link(client_ip(0), server_ip(0), slow);
+    stand.run(500 * MS);
+    let status = stand.client.control.status();
+    let latency: Vec<_> = status.iter().map(|p| p.heartbeat_us.expect("measured")).collect();
+    assert!((4000..4100).contains(&latency[0]) && latency[1] < 100, "{latency:?}");
+    load(&mut stand, 10, 4);
+    assert_eq!(stand.spread(), [0, 40]);
+    stand.world.set_link(client_ip(0), server_ip(0), LinkOptions::default());
+    stand.world.set_link(client_ip(1), server_ip(1), slow);
+    stand.run(500 * MS);
+    load(&mut stand, 10, 4);
+    assert_eq!(stand.spread(), [40, 40], "it follows the measurements");
+}
+
+#[test]
+fn a_path_that_is_down_is_skipped_by_every_policy() {
+    for policy in [Policy::RoundRobin, Policy::MinInflight, Policy::MinLatency] {
+        let mut stand = Stand::open(|s| (s.paths, s.config.policy) = (2, policy));
+        stand.run(300 * MS);
+        stand.link_down(0);
+        stand.run(300 * MS);
+        load(&mut stand, 5, 4);
+        assert_eq!(stand.spread(), [0, 20], "{policy:?}");
+        assert!(stand.client.done.iter().all(|done| done.status.is_ok()));
+    }
+}
