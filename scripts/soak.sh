@@ -44,7 +44,8 @@ cleanup() {
 trap cleanup EXIT
 
 truncate -s 1G "$dir/soak.img"
-"$bin/rtrs-server" --export "soak=$dir/soak.img" --listen tcp://127.0.0.1:0 >"$dir/out" 2>"$dir/err" &
+"$bin/rtrs-server" --export "soak=$dir/soak.img" --listen tcp://127.0.0.1:0 \
+    >"$dir/out" 2>"$dir/err" &
 server=$!
 for _ in $(seq 100); do
     grep -q '^listening on ' "$dir/out" && break
@@ -79,9 +80,11 @@ wait "$fio" || { cat "$dir/fio"; echo "FAIL: fio ended with an error"; exit 1; }
 fio=
 bound=$((512 * 128 + 32 * 1024))
 slack=4096
-echo "soak: server $base_server -> $end_server KiB (bound $bound), client $base_client -> $end_client KiB"
+echo "soak: server $base_server -> $end_server KiB (bound $bound)," \
+    "client $base_client -> $end_client KiB"
 if [ "$end_server" -gt $bound ]; then echo "FAIL: the server is over its bound"; exit 1; fi
-if [ "$end_server" -gt $((base_server + slack)) ] || [ "$end_client" -gt $((base_client + slack)) ]; then
+if [ "$end_server" -gt $((base_server + slack)) ] ||
+    [ "$end_client" -gt $((base_client + slack)) ]; then
     echo "FAIL: memory grew by more than $slack KiB"
     exit 1
 fi

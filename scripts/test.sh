@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Every gate of the project, by hand and from .ci/run: format, clippy, build, unit tests, system
-# tests with real programs, documentation. Prints the time of each stage and ends with one line,
-# `N passed, N failed, N skipped`: the sum over all test binaries, with each gate that is no test
-# binary counted as one. Exit codes: 0 all good, 1 a gate or a test failed, 2 wrong usage.
+# tests with real programs, documentation, fuzz targets. Prints the time of each stage and ends with
+# one line, `N passed, N failed, N skipped`: the sum over all test binaries, with each gate that is
+# no test binary counted as one. Exit codes: 0 all good, 1 a gate or a test failed, 2 wrong usage.
 #
 #   scripts/test.sh [--quick]
 #
-# --quick runs the same tests on smaller images and for shorter times (RTRS_QUICK=1 to them).
+# --quick runs the same tests on smaller images and for shorter times (RTRS_QUICK=1 to them), and
+# leaves the fuzz targets out.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
@@ -137,4 +138,8 @@ if gate build 1800 cargo build --workspace --all-targets --locked; then
     tests system 2400 cargo test --workspace --locked --no-fail-fast --test '*'
 fi
 gate docs 900 env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+# Builds on the stable compiler as any program; only running the targets needs a nightly one.
+if [ $quick -eq 0 ]; then
+    gate fuzz 900 cargo check --locked --manifest-path fuzz/Cargo.toml
+fi
 finish

@@ -60,6 +60,7 @@ const MACHINES: &[&str] = &[
     "rtrs-core/src/time.rs",
     "rtrs-core/src/wire/",
     "rtrs-server/src/path/",
+    "rtrs-server/src/server.rs",
     "rtrs-server/src/session/",
 ];
 

@@ -139,8 +139,8 @@ pub struct SessionArgs {
 
     /// Open the export auto, ro, rw or for migration [default: auto; bench: what its mode needs]
     ///
-    /// auto is rw, or ro where the export is read-only. A server lets one session at a time open an export rw, any number ro, and a second writer
-    /// only for migration.
+    /// auto is rw, or ro where the export is read-only. A server lets one session at a time open
+    /// an export rw, any number ro, and a second writer only for migration.
     #[arg(long, value_name = "MODE", value_enum)]
     pub access: Option<Access>,
 

@@ -383,7 +383,8 @@ impl Control {
             }
             return Err(errno::ENOMEM);
         };
-        tracing::info!(name = %export.name, session = %session.id, ?access, id = device.0, "opened");
+        let name = &export.name;
+        tracing::info!(%name, session = %session.id, ?access, id = device.0, "opened");
         Ok(describe(export, device))
     }
 
