@@ -5,8 +5,9 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use nbd_bridge::{Bound, BridgeConfig};
+use rtrs_core::config::AutoSwitch;
 use rtrs_core::ids::CoreIndex;
-use rtrs_core::rt::{Mailbox, PollPolicy, Sender, allowed_cpus, mailbox};
+use rtrs_core::rt::{Mailbox, PollPolicy, Sender, mailbox, pin_plan};
 use rtrs_core::time::Duration;
 
 use crate::bench::Workload;
@@ -82,7 +83,7 @@ pub(crate) fn start(
     purpose: Use,
     providers: &Providers,
     poll: PollPolicy,
-    pin: bool,
+    pin: AutoSwitch,
 ) -> io::Result<Running> {
     let cores = usize::from(config.cores);
     let config = Arc::new(config);
@@ -91,7 +92,7 @@ pub(crate) fn start(
     let (senders, boxes): (Vec<Sender<Mail>>, Vec<Mailbox<Mail>>) =
         (0..cores).map(|_| mailbox()).collect::<io::Result<Vec<_>>>()?.into_iter().unzip();
     let (events, from_cores) = mpsc::channel();
-    let cpus = allowed_cpus();
+    let cpus = pin_plan(pin, config.cores);
     let mut threads = Vec::with_capacity(cores);
     for (index, inbox) in boxes.into_iter().enumerate() {
         let purpose = match &purpose {
@@ -109,7 +110,7 @@ pub(crate) fn start(
             purpose,
             events: Some(events.clone()),
             poll,
-            pin: (pin && !cpus.is_empty()).then(|| cpus[index % cpus.len()]),
+            pin: cpus.get(index).copied(),
         };
         let failed = events.clone();
         let body = move || {

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use nbd_bridge::{Bound, BridgeConfig, Endpoint};
 use parking_lot::Mutex;
-use rtrs_core::config::{AutoSwitch, Portal, Scheme};
+use rtrs_core::config::{Portal, Scheme};
 use rtrs_core::fabric::Fabric;
 use rtrs_core::fabric::iwarp::{IwarpFabric, IwarpOptions, IwarpShared};
 use rtrs_core::ids::SessionId;
@@ -246,9 +246,16 @@ fn providers(plan: &SessionPlan) -> Providers {
 
 fn start(plan: &SessionPlan, config: SessionConfig, purpose: Use) -> Result<Running, Error> {
     let poll = PollPolicy { budget_max: Duration::from_micros(u64::from(plan.poll_us)) };
-    let pin = plan.pin == AutoSwitch::On;
-    launch::start(config, purpose, &providers(plan), poll, pin)
+    launch::start(config, purpose, &providers(plan), poll, plan.pin)
         .map_err(system("cannot start the session's threads"))
+}
+
+/// A value as configuration files write it.
+fn plain(value: &impl serde::Serialize) -> String {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::String(text)) => text,
+        _ => "?".to_owned(),
+    }
 }
 
 /// What the process waits for.
@@ -283,8 +290,8 @@ fn hold(plan: &AttachPlan) -> Result<(), Error> {
         name: plan.session.export_name.clone(),
         session: config.name.clone(),
         session_id: config.id.to_string(),
-        access: format!("{:?}", plan.session.access).to_lowercase(),
-        policy: format!("{:?}", plan.session.policy).to_lowercase(),
+        access: plain(&plan.session.access),
+        policy: plain(&plan.session.policy),
         uri: bound.endpoint().uri(&plan.session.export_name),
         pid: std::process::id(),
         shards: config.cores,

@@ -151,7 +151,7 @@ impl Settings {
             export: Some(Vec::new()),
             listen: LISTEN_DEFAULT.parse().ok().map(|portal| vec![portal]),
             queue_depth: Some(512),
-            chunk_size: Some(ByteSize::new(128 << 10)),
+            chunk_size: Some(ByteSize::new(256 << 10)),
             shards: Some(Shards::Auto),
             pin: Some(AutoSwitch::Auto),
             always_invalidate: Some(Switch::On),

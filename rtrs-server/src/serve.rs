@@ -17,7 +17,7 @@ use rtrs_core::fabric::iwarp::{IwarpFabric, IwarpOptions, IwarpShared};
 use rtrs_core::fabric::{Fabric, FabricError};
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::limits::Limits;
-use rtrs_core::rt::{Mailbox, PollPolicy, Ring, Sender, allowed_cpus, mailbox, pin_to, run};
+use rtrs_core::rt::{Mailbox, PollPolicy, Ring, Sender, mailbox, pin_plan, pin_to, run};
 use rtrs_core::time::Duration;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -66,7 +66,7 @@ pub fn serve(plan: &Plan) -> Result<(), Error> {
         },
         iwarp: IwarpShared::new(),
         policy: PollPolicy { budget_max: Duration::from_micros(plan.poll_us.into()) },
-        cpus: pinned_cpus(plan.pin, cores),
+        cpus: pin_plan(plan.pin, cores),
         senders,
     });
     let (report, started) = mpsc::channel();
@@ -318,17 +318,4 @@ fn mailboxes(cores: u16) -> Result<Mailboxes, Error> {
         .map_err(|e| Error::with_source(ErrorKind::System, "cannot make mailboxes", e))?;
     let (senders, boxes): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
     Ok((senders.into(), boxes))
-}
-
-/// The CPU of each shard; empty when shards are not bound.
-fn pinned_cpus(pin: AutoSwitch, cores: u16) -> Vec<usize> {
-    let cpus = allowed_cpus();
-    let fits = usize::from(cores) <= cpus.len();
-    match pin {
-        AutoSwitch::Off => Vec::new(),
-        AutoSwitch::Auto if !fits => Vec::new(),
-        AutoSwitch::Auto | AutoSwitch::On => {
-            cpus.iter().copied().cycle().take(usize::from(cores)).collect()
-        }
-    }
 }

@@ -344,7 +344,8 @@ impl ServiceConnection {
                 let largest = self.granted.map_or(0, |granted| granted.max_io_size);
                 if geometry.logical_block > largest {
                     return Err(format!(
-                        "the server's block size of {} does not fit its largest request of {largest}",
+                        "the server's block size of {} does not fit its largest request of \
+                         {largest}",
                         geometry.logical_block
                     ));
                 }

@@ -655,7 +655,9 @@ impl SessionControl {
             let failure = SessionFailure::Unusable(why);
             self.device = DeviceState::Closed;
             let text = failure.to_string();
-            self.failure = Some(failure);
+            if !self.opened_once {
+                self.failure = Some(failure);
+            }
             self.end_path(now, index, Some(text), fabrics);
             return;
         }

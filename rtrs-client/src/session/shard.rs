@@ -393,8 +393,7 @@ impl ShardSession {
         let left = io.len - parent.issued;
         let part = match io.op {
             IoOp::Read | IoOp::Write => {
-                let block = device.geometry.logical_block.max(1);
-                left.min(granted.max_io_size / block * block)
+                part_len(left, granted.max_io_size, device.geometry.logical_block)
             }
             IoOp::Flush => 0,
             IoOp::Discard | IoOp::WriteZeroes => left,
@@ -518,6 +517,18 @@ fn candidates(paths: &[PathShard]) -> impl Iterator<Item = Candidate> + Clone {
         inflight: p.inflight,
         latency_ns: p.latency_ns(),
     })
+}
+
+/// Length of the next request of `left` bytes when one carries `most`: equal parts, so that a
+/// request just over the limit does not leave a tiny one behind.
+fn part_len(left: u32, most: u32, block: u32) -> u32 {
+    let block = block.max(1);
+    if left <= most {
+        return left;
+    }
+    let grain = if most >= 8192 { block.max(4096) } else { block };
+    let part = left.div_ceil(left.div_ceil(most)).next_multiple_of(grain);
+    part.min(most / block * block)
 }
 
 /// How a connection of this core ended.

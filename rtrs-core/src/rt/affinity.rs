@@ -2,6 +2,8 @@
 
 use std::io;
 
+use crate::config::AutoSwitch;
+
 /// CPU numbers this process may run on, ascending.
 pub fn allowed_cpus() -> Vec<usize> {
     // SAFETY: cpu_set_t is plain data and all zeroes is the empty set.
@@ -13,6 +15,25 @@ pub fn allowed_cpus() -> Vec<usize> {
     }
     // SAFETY: CPU numbers below CPU_SETSIZE are inside the set.
     (0..libc::CPU_SETSIZE as usize).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) }).collect()
+}
+
+/// CPUs from which on `auto` binds shards: with fewer, the scheduler's freedom to move a shard
+/// away from whatever else runs is worth more than a warm cache.
+const AUTO_PIN_CPUS_MIN: usize = 8;
+
+/// Which CPU each of `shards` shards is bound to; empty when none is. `auto` binds only where
+/// every shard gets a CPU of its own and others are left.
+pub fn pin_plan(pin: AutoSwitch, shards: u16) -> Vec<usize> {
+    let cpus = allowed_cpus();
+    let wanted = match pin {
+        AutoSwitch::Off => false,
+        AutoSwitch::On => true,
+        AutoSwitch::Auto => cpus.len() >= AUTO_PIN_CPUS_MIN && usize::from(shards) <= cpus.len(),
+    };
+    if !wanted {
+        return Vec::new();
+    }
+    cpus.iter().copied().cycle().take(usize::from(shards)).collect()
 }
 
 /// Binds the calling thread to one CPU.

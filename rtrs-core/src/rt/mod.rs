@@ -8,7 +8,7 @@ mod process;
 mod reactor;
 mod ring;
 
-pub use affinity::{allowed_cpus, pin_to};
+pub use affinity::{allowed_cpus, pin_plan, pin_to};
 pub use clock::Clock;
 pub use mailbox::{Inbox, Mailbox, Sender, mailbox};
 pub use process::become_daemon;

@@ -264,6 +264,7 @@ fn config() -> SessionConfig {
         name: "stand".into(),
         export: "vol0".into(),
         access: AccessMode::ReadWrite,
+        read_only_fallback: false,
         id: SessionId([0x5e; 16]),
         paths: Vec::new(),
         cores: 2,

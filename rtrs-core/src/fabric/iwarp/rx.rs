@@ -27,7 +27,7 @@ const LARGE: usize = 16 << 10;
 /// Staging asked for while large frames come: an immediate and the next header.
 const BULK_TAIL: usize = 32 + 16;
 /// Frames that may be small before bulk mode ends.
-const BULK_FRAMES: u8 = 4;
+const BULK_FRAMES: u8 = 8;
 
 /// What a frame was, for its delivery.
 #[derive(Clone, Copy, Debug)]
