@@ -88,7 +88,7 @@ impl Shard for TestShard {
     }
 }
 
-/// 64 MiB, everything offered, pieces of at most 1 MiB and 300,000 bytes for IO.
+/// 64 MiB, everything offered; discards and zeroes of at most 1 MiB at once.
 pub(crate) fn geometry() -> Geometry {
     Geometry {
         discard: true,
