@@ -2,7 +2,12 @@
 //!
 //! A connection receives into a buffer of its own; the payload of a write is handed to the
 //! device where it was received, and the buffer comes back when the last such write is done.
-//! Small reads share a buffer, cut off one after the other. Nothing here allocates after start.
+//! The small reads of a connection share a buffer, cut off one after the other. Nothing here
+//! allocates after start.
+//!
+//! Only reads can hold memory for as long as a client pleases. So every connection is kept a
+//! buffer for receiving and a first one for reading, whatever the others do; above these a
+//! connection may hold as many as it leaves free.
 
 use std::io;
 use std::sync::Arc;
@@ -11,8 +16,10 @@ use rtrs_core::mem::{MemSlice, Pool, Region};
 
 /// Bytes of one buffer: two writes of 128 KiB and the headers between them.
 pub(crate) const BUFFER_LEN: usize = 256 * 1024 + 4096;
-/// Most of one read that goes into one buffer.
+/// Most of one read or write that goes into one buffer.
 pub(crate) const PART_MAX: usize = 256 * 1024;
+/// Longest read that shares a buffer.
+const SMALL_MAX: usize = PART_MAX / 2;
 
 /// A part of a buffer and the buffer it holds.
 #[derive(Debug)]
@@ -21,21 +28,64 @@ pub(crate) struct Part {
     pub(crate) slice: MemSlice,
 }
 
+/// The memory that one connection's reads hold.
+#[derive(Debug, Default)]
+pub(crate) struct ReadMemory {
+    /// The buffer that small reads are cut from, and how far it is used.
+    cut: Option<(u32, usize)>,
+    /// Buffers held, the one above included.
+    held: usize,
+}
+
+impl ReadMemory {
+    /// True when nothing is held.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.held == 0
+    }
+
+    /// Buffers held.
+    pub(crate) fn held(&self) -> usize {
+        self.held
+    }
+}
+
 /// The pool with a count of holders per buffer.
 #[derive(Debug)]
 pub(crate) struct Buffers {
     pool: Pool,
     holders: Vec<u32>,
-    /// The buffer that small reads are cut from, and how far it is used.
-    shared: Option<(u32, usize)>,
+    connections_max: usize,
+    /// Connections that have a buffer for receiving, and those that hold memory for reads.
+    receivers: usize,
+    readers: usize,
 }
 
 impl Buffers {
-    /// A pool of at least `bytes`.
-    pub(crate) fn new(bytes: usize) -> io::Result<Self> {
+    /// A pool of at least `bytes` for at most `connections_max` connections.
+    ///
+    /// # Errors
+    /// `InvalidInput` when a request of `payload_max` bytes might never fit beside the
+    /// connections; the system's error when memory is refused.
+    pub(crate) fn new(
+        bytes: usize,
+        connections_max: usize,
+        payload_max: usize,
+    ) -> io::Result<Self> {
+        let least = payload_max.div_ceil(PART_MAX) + 2 * connections_max;
+        if bytes.div_ceil(BUFFER_LEN) < least {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!(
+                    "{bytes} bytes of buffers are too few: {connections_max} connections and \
+                     requests of {payload_max} bytes need {}",
+                    least * BUFFER_LEN
+                ),
+            ));
+        }
         let count = u32::try_from(bytes.div_ceil(BUFFER_LEN)).unwrap_or(u32::MAX);
         let pool = Pool::new(count, BUFFER_LEN)?;
-        Ok(Self { holders: vec![0; count as usize], pool, shared: None })
+        let holders = vec![0; count as usize];
+        Ok(Self { pool, holders, connections_max, receivers: 0, readers: 0 })
     }
 
     pub(crate) fn region(&self) -> &Arc<Region> {
@@ -43,34 +93,63 @@ impl Buffers {
     }
 
     /// Takes a whole buffer with one holder.
-    pub(crate) fn take(&mut self) -> Option<u32> {
+    fn take(&mut self) -> Option<u32> {
         let index = self.pool.take()?;
         self.holders[index as usize] = 1;
         Some(index)
     }
 
+    /// A connection's first buffer for receiving.
+    pub(crate) fn take_receiver(&mut self) -> Option<u32> {
+        let buffer = self.take()?;
+        self.receivers += 1;
+        Some(buffer)
+    }
+
+    /// A connection receives no more.
+    pub(crate) fn release_receiver(&mut self, buffer: u32) {
+        self.receivers -= 1;
+        self.release(buffer);
+    }
+
+    /// A buffer in the place of `old`, whose first bytes are the `len` bytes from `from` on.
+    pub(crate) fn exchange(&mut self, old: u32, from: usize, len: usize) -> Option<u32> {
+        let fresh = self.take()?;
+        self.copy((old, from), (fresh, 0), len);
+        self.release(old);
+        Some(fresh)
+    }
+
     /// One more holder.
     pub(crate) fn hold(&mut self, index: u32) {
-        debug_assert!(self.holders[index as usize] > 0, "only a held buffer can be held again");
+        assert!(self.holders[index as usize] > 0, "only a held buffer can be held again");
         self.holders[index as usize] += 1;
     }
 
-    /// One holder less; the last one gives the buffer back.
-    pub(crate) fn release(&mut self, index: u32) {
+    /// One holder less; the last one gives the buffer back. True when it was the last.
+    pub(crate) fn release(&mut self, index: u32) -> bool {
         let holders = &mut self.holders[index as usize];
         assert!(*holders > 0, "buffer {index} has no holder");
         *holders -= 1;
-        if *holders == 0 {
+        let last = *holders == 0;
+        if last {
             self.pool.give(index);
         }
+        last
     }
 
     /// A part of a buffer.
     pub(crate) fn slice(&self, index: u32, from: usize, len: usize) -> MemSlice {
-        self.pool
-            .slice(index)
-            .slice(from, len)
-            .unwrap_or_else(|| panic!("{from}+{len} is outside a buffer"))
+        assert!(from + len <= BUFFER_LEN, "{from}+{len} is outside a buffer");
+        self.region()
+            .slice(index as usize * BUFFER_LEN + from, len)
+            .unwrap_or_else(|| panic!("buffer {index} is outside the pool"))
+    }
+
+    /// Copies bytes out of a buffer.
+    pub(crate) fn copy_out(&self, index: u32, from: usize, to: &mut [u8]) {
+        assert!(from + to.len() <= BUFFER_LEN, "{from}+{} is outside a buffer", to.len());
+        self.region().copy_out(index as usize * BUFFER_LEN + from, to);
     }
 
     /// True when the caller's own hold is the only one.
@@ -78,8 +157,9 @@ impl Buffers {
         self.holders[index as usize] == 1
     }
 
-    /// Moves bytes between two buffers.
+    /// Moves bytes between two buffers, or within one.
     pub(crate) fn copy(&self, from: (u32, usize), to: (u32, usize), len: usize) {
+        assert!(from.1 + len <= BUFFER_LEN && to.1 + len <= BUFFER_LEN, "outside a buffer");
         let region = self.region();
         region.copy_from(
             to.0 as usize * BUFFER_LEN + to.1,
@@ -90,17 +170,25 @@ impl Buffers {
     }
 
     /// Memory for a read of `len` bytes, appended to `parts`: all of it or nothing. False when
-    /// there is not enough now.
-    pub(crate) fn take_read(&mut self, len: usize, parts: &mut Vec<Part>) -> bool {
-        if len <= PART_MAX / 2 {
-            return self.take_shared(len, parts);
+    /// there is not enough now, or when another waits for memory and this is not a
+    /// connection's first.
+    pub(crate) fn take_read(
+        &mut self,
+        len: usize,
+        others_first: bool,
+        memory: &mut ReadMemory,
+        parts: &mut Vec<Part>,
+    ) -> bool {
+        if len <= SMALL_MAX {
+            return self.take_small(len, others_first, memory, parts);
         }
-        if self.pool.available() < len.div_ceil(PART_MAX) {
+        let count = len.div_ceil(PART_MAX);
+        if !self.may_take(count, others_first, memory) {
             return false;
         }
         let mut left = len;
-        while left > 0 {
-            let Some(buffer) = self.take() else { return false };
+        for _ in 0..count {
+            let buffer = self.take_for(memory);
             let part = left.min(PART_MAX);
             parts.push(Part { buffer, slice: self.slice(buffer, 0, part) });
             left -= part;
@@ -108,31 +196,82 @@ impl Buffers {
         true
     }
 
-    fn take_shared(&mut self, len: usize, parts: &mut Vec<Part>) -> bool {
+    fn take_small(
+        &mut self,
+        len: usize,
+        others_first: bool,
+        memory: &mut ReadMemory,
+        parts: &mut Vec<Part>,
+    ) -> bool {
         let aligned = len.next_multiple_of(512);
-        if let Some((buffer, used)) = self.shared {
+        if let Some((buffer, used)) = memory.cut {
             // Nobody but us: start over at its beginning, which is the warmest memory.
-            let used = if self.holders[buffer as usize] == 1 { 0 } else { used };
+            let used = if self.is_sole_holder(buffer) { 0 } else { used };
             if used + aligned <= BUFFER_LEN {
-                self.shared = Some((buffer, used + aligned));
+                memory.cut = Some((buffer, used + aligned));
                 self.hold(buffer);
                 parts.push(Part { buffer, slice: self.slice(buffer, used, len) });
                 return true;
             }
-            self.shared = None;
-            self.release(buffer);
+            // Full, and its reads hold it.
+            self.drop_cut(memory);
         }
-        let Some(buffer) = self.take() else { return false };
-        self.shared = Some((buffer, aligned));
+        if !self.may_take(1, others_first, memory) {
+            return false;
+        }
+        let buffer = self.take_for(memory);
+        memory.cut = Some((buffer, aligned));
         self.hold(buffer);
         parts.push(Part { buffer, slice: self.slice(buffer, 0, len) });
         true
     }
 
+    fn may_take(&self, count: usize, others_first: bool, memory: &ReadMemory) -> bool {
+        let to_receive = self.connections_max.saturating_sub(self.receivers);
+        let free = self.pool.available().saturating_sub(to_receive);
+        if memory.is_empty() && count == 1 {
+            return free >= 1;
+        }
+        let first_reads = self.connections_max.saturating_sub(self.readers);
+        let free = free.saturating_sub(first_reads);
+        !others_first && count <= free && (memory.is_empty() || memory.held + count <= free)
+    }
+
+    /// A buffer that [`Buffers::may_take`] promised.
+    fn take_for(&mut self, memory: &mut ReadMemory) -> u32 {
+        let buffer = self.take().unwrap_or_else(|| panic!("fewer buffers than counted"));
+        if memory.is_empty() {
+            self.readers += 1;
+        }
+        memory.held += 1;
+        buffer
+    }
+
+    /// Lets go of one hold of a read on a buffer.
+    pub(crate) fn release_read(&mut self, buffer: u32, memory: &mut ReadMemory) {
+        if self.release(buffer) {
+            memory.held -= 1;
+            if memory.is_empty() {
+                self.readers -= 1;
+            }
+        }
+    }
+
+    /// Lets go of the buffer that small reads are cut from, for a connection without reads.
+    pub(crate) fn drop_cut(&mut self, memory: &mut ReadMemory) {
+        if let Some((buffer, _)) = memory.cut.take() {
+            self.release_read(buffer, memory);
+        }
+    }
+
     /// Buffers nobody holds.
-    #[cfg(test)]
     pub(crate) fn available(&self) -> usize {
         self.pool.available()
+    }
+
+    /// Connections that have a buffer for receiving.
+    pub(crate) fn receivers(&self) -> usize {
+        self.receivers
     }
 
     /// All buffers.
@@ -145,32 +284,60 @@ impl Buffers {
 mod tests {
     use super::*;
 
+    fn buffers(count: usize, connections_max: usize) -> Buffers {
+        Buffers::new(BUFFER_LEN * count, connections_max, PART_MAX).unwrap()
+    }
+
     #[test]
     fn small_reads_share_and_give_back() {
-        let mut buffers = Buffers::new(BUFFER_LEN * 2).unwrap();
-        let mut parts = Vec::new();
+        let mut buffers = buffers(4, 1);
+        let (mut memory, mut parts) = (ReadMemory::default(), Vec::new());
         for _ in 0..65 {
-            assert!(buffers.take_read(4096, &mut parts));
+            assert!(buffers.take_read(4096, false, &mut memory, &mut parts));
         }
-        assert_eq!(buffers.available(), 1, "65 reads of 4 KiB fit one buffer");
-        assert!(buffers.take_read(4096, &mut parts));
-        assert_eq!(buffers.available(), 0);
-        let first = parts[0].slice.offset();
-        let second = parts[1].slice.offset();
-        assert_eq!(second - first, 4096);
+        assert_eq!((buffers.available(), memory.held()), (3, 1), "65 reads fit one buffer");
+        assert_eq!(parts[1].slice.offset() - parts[0].slice.offset(), 4096);
+        assert!(buffers.take_read(4096, false, &mut memory, &mut parts));
+        assert_eq!((buffers.available(), memory.held()), (2, 2));
         for part in parts.drain(..) {
-            buffers.release(part.buffer);
+            buffers.release_read(part.buffer, &mut memory);
         }
-        assert_eq!(buffers.available(), 1, "the shared one stays with the pool's user");
+        assert_eq!((buffers.available(), memory.held()), (3, 1), "one stays to cut from");
+        buffers.drop_cut(&mut memory);
+        assert_eq!((buffers.available(), memory.held(), buffers.readers), (4, 0, 0));
     }
 
     #[test]
     fn a_large_read_gets_all_or_nothing() {
-        let mut buffers = Buffers::new(BUFFER_LEN * 3).unwrap();
-        let mut parts = Vec::new();
-        assert!(!buffers.take_read(PART_MAX * 3 + 1, &mut parts));
-        assert!(parts.is_empty());
-        assert!(buffers.take_read(PART_MAX * 2 + 1, &mut parts));
+        let mut buffers = buffers(5, 1);
+        let (mut memory, mut parts) = (ReadMemory::default(), Vec::new());
+        assert!(!buffers.take_read(PART_MAX * 3 + 1, false, &mut memory, &mut parts));
+        assert!(parts.is_empty() && memory.is_empty());
+        assert!(buffers.take_read(PART_MAX * 2 + 1, false, &mut memory, &mut parts));
         assert_eq!(parts.iter().map(|p| p.slice.len()).sum::<usize>(), PART_MAX * 2 + 1);
+    }
+
+    #[test]
+    fn greed_leaves_every_connection_its_first_buffers() {
+        let mut buffers = buffers(40, 8);
+        let mut greedy: Vec<_> = (0..7).map(|_| (ReadMemory::default(), Vec::new())).collect();
+        let mut progress = true;
+        while progress {
+            progress = false;
+            for (memory, parts) in &mut greedy {
+                progress |= buffers.take_read(PART_MAX, false, memory, parts);
+            }
+        }
+        let (mut memory, mut parts) = (ReadMemory::default(), Vec::new());
+        assert!(buffers.take_read(PART_MAX, true, &mut memory, &mut parts));
+        for _ in 0..8 {
+            assert!(buffers.take_receiver().is_some());
+        }
+    }
+
+    #[test]
+    fn too_little_memory_is_refused_at_start() {
+        assert!(Buffers::new(BUFFER_LEN * 2, 1, PART_MAX).is_err());
+        assert!(Buffers::new(BUFFER_LEN * 3, 1, PART_MAX).is_ok());
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Map of the crate, in the order a request walks it:
 //! - `listener`: the socket clients connect to; connections are handed out over cores.
-//! - `conn`: one connection on one core; `buffers` and `requests` are what connections share.
+//! - `conn`: one connection on one core; `shared` with `buffers` and `requests` is what the
+//!   connections of a core have in common.
 //! - `proto`: the NBD protocol as machines without IO; bytes in, bytes and decisions out.
 //! - `bridge`: a core's connections, its requests and its device.
 //! - `export`, `status`: a device and its errors as NBD shows them.
@@ -16,6 +17,7 @@ mod export;
 mod listener;
 mod proto;
 mod requests;
+mod shared;
 mod stats;
 mod status;
 

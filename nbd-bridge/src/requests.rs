@@ -1,5 +1,6 @@
 //! Requests in flight on one core: a row each, from the header to the last byte of the reply.
 
+use rtrs_core::block::{IoFlags, IoOp};
 use rtrs_core::status::IoStatus;
 
 use crate::buffers::Part;
@@ -14,18 +15,55 @@ pub(crate) struct Row {
     pub(crate) generation: u32,
     pub(crate) cookie: u64,
     pub(crate) op: Op,
+    /// What the device is asked; None when it is not asked at all.
+    pub(crate) io: Option<IoOp>,
+    pub(crate) flags: IoFlags,
     pub(crate) offset: u64,
     pub(crate) len: u32,
+    /// Bytes that may be handed to the device: all, or the payload that is here. A flush counts
+    /// as one.
+    pub(crate) ready: u32,
+    /// Bytes that were handed to the device.
+    pub(crate) handed: u32,
+    /// Where the next of them are: the part, and the offset in it.
+    pub(crate) cursor: (usize, usize),
     /// IOs submitted and not yet completed.
     pub(crate) pending: u32,
-    /// All of it was submitted (a large write arrives piece by piece).
+    /// Nothing more will get ready (the payload of a large write arrives piece by piece).
     pub(crate) complete: bool,
+    /// The client is not told: its payload did not arrive in full.
+    pub(crate) silent: bool,
     /// First failure.
     pub(crate) status: IoStatus,
     /// A refusal instead of a status, with its reason.
     pub(crate) refusal: Option<(NbdError, &'static str)>,
     /// Data of a read, or payload of a write.
     pub(crate) parts: Vec<Part>,
+}
+
+impl Row {
+    /// A row of nothing, whose list of parts has no room yet.
+    const fn empty() -> Self {
+        Self {
+            conn: 0,
+            generation: 0,
+            cookie: 0,
+            op: Op::Flush,
+            io: None,
+            flags: IoFlags { fua: false, no_unmap: false, fast_only: false },
+            offset: 0,
+            len: 0,
+            ready: 0,
+            handed: 0,
+            cursor: (0, 0),
+            pending: 0,
+            complete: true,
+            silent: false,
+            status: IoStatus::Ok,
+            refusal: None,
+            parts: Vec::new(),
+        }
+    }
 }
 
 /// The rows of one core. A fixed number; their vectors keep their room.
@@ -37,20 +75,8 @@ pub(crate) struct Requests {
 
 impl Requests {
     pub(crate) fn new(count: u32) -> Self {
-        let row = || Row {
-            conn: 0,
-            generation: 0,
-            cookie: 0,
-            op: Op::Flush,
-            offset: 0,
-            len: 0,
-            pending: 0,
-            complete: true,
-            status: IoStatus::Ok,
-            refusal: None,
-            parts: Vec::with_capacity(2),
-        };
-        Self { rows: (0..count).map(|_| row()).collect(), free: (0..count).rev().collect() }
+        let row = |_| Row { parts: Vec::with_capacity(2), ..Row::empty() };
+        Self { rows: (0..count).map(row).collect(), free: (0..count).rev().collect() }
     }
 
     /// Takes a fresh row.
@@ -58,20 +84,30 @@ impl Requests {
         let index = self.free.pop()?;
         let row = &mut self.rows[index as usize];
         debug_assert!(row.parts.is_empty() && row.pending == 0);
-        row.complete = true;
-        row.status = IoStatus::Ok;
-        row.refusal = None;
+        let parts = std::mem::take(&mut row.parts);
+        *row = Row { parts, ..Row::empty() };
         Some(index)
     }
 
     /// Gives a row back; its parts have been released.
     pub(crate) fn give(&mut self, index: u32) {
-        debug_assert!(self.rows[index as usize].parts.is_empty());
+        let row = &self.rows[index as usize];
+        assert!(row.parts.is_empty() && row.pending == 0, "row {index} given back in use");
         self.free.push(index);
     }
 
     pub(crate) fn row(&mut self, index: u32) -> &mut Row {
         &mut self.rows[index as usize]
+    }
+
+    /// Rows not in use.
+    pub(crate) fn free(&self) -> usize {
+        self.free.len()
+    }
+
+    /// All rows.
+    pub(crate) fn capacity(&self) -> usize {
+        self.rows.len()
     }
 
     /// Rows in use.

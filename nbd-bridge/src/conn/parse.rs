@@ -1,0 +1,218 @@
+//! From received bytes to requests at the device.
+//!
+//! One step takes one thing off the bytes that have arrived: an option, a header, a piece of
+//! payload. A step that cannot go on for want of bytes, rows, memory or room at the device leaves
+//! everything as it was and is tried again in a later turn.
+
+use rtrs_core::block::{IoFlags, IoOp};
+use rtrs_core::rt::Port;
+
+use super::{Conn, Phase};
+use crate::buffers::{BUFFER_LEN, PART_MAX, Part};
+use crate::proto::{AfterRefusal, Op, Outcome, Request, Validated};
+use crate::shared::Shared;
+
+/// From here on a write counts as large, and receives are bounded to fit it.
+const LARGE: usize = 32 * 1024;
+/// Requests after a large write for which receives stay bounded: a client that mixes large
+/// writes with reads is still one that sends large writes.
+const LARGE_MEMORY: u8 = 16;
+/// Pieces of a long payload end at multiples of this on the device.
+const PIECE_ALIGN: u64 = 4096;
+/// Handshake answers that may wait to be sent before more options are looked at.
+const GREETING_MAX: usize = 64 * 1024;
+
+impl Conn {
+    /// One step of parsing. False when more bytes, rows or memory are needed.
+    pub(super) fn step(&mut self, port: &Port, shared: &mut Shared) -> bool {
+        match self.phase {
+            Phase::Ended => false,
+            Phase::Handshake(_) => self.step_handshake(port, shared),
+            Phase::Starved(request) => {
+                if shared.is_congested() {
+                    return false;
+                }
+                self.phase = Phase::Header;
+                self.start_request(request, port, shared)
+            }
+            Phase::Skip { left } => {
+                let count = (self.fill - self.start).min(left as usize);
+                self.start += count;
+                let left = left - u32::try_from(count).unwrap_or(left);
+                self.phase = if left == 0 { Phase::Header } else { Phase::Skip { left } };
+                left == 0
+            }
+            Phase::Header => self.step_header(port, shared),
+            Phase::Payload { row, left } => self.step_payload(row, left, shared),
+        }
+    }
+
+    fn step_handshake(&mut self, port: &Port, shared: &mut Shared) -> bool {
+        let available = self.fill - self.start;
+        if available == 0 || self.greeting.len() > GREETING_MAX {
+            return false;
+        }
+        let Some(buffer) = self.buffer else { return false };
+        let mut bytes = vec![0; available];
+        shared.buffers.copy_out(buffer, self.start, &mut bytes);
+        let Phase::Handshake(handshake) = &mut self.phase else { return false };
+        let (used, outcome) = handshake.feed(&bytes, shared, &mut self.greeting);
+        self.start += used;
+        match outcome {
+            Outcome::NeedMore => false,
+            Outcome::Reply => true,
+            Outcome::Ready(terms) => {
+                self.rules = Some(terms.rules());
+                self.phase = Phase::Header;
+                shared.stats.negotiated += 1;
+                true
+            }
+            Outcome::Abort => {
+                self.end(port, shared);
+                false
+            }
+            Outcome::Close(error) => {
+                tracing::debug!("NBD handshake ended: {error}");
+                self.end(port, shared);
+                false
+            }
+        }
+    }
+
+    fn step_header(&mut self, port: &Port, shared: &mut Shared) -> bool {
+        if self.fill - self.start < Request::LEN || shared.is_congested() {
+            return false;
+        }
+        let (Some(buffer), Some(rules)) = (self.buffer, self.rules) else { return false };
+        let mut bytes = [0; Request::LEN];
+        shared.buffers.copy_out(buffer, self.start, &mut bytes);
+        let Ok(request) = Request::decode(&bytes) else {
+            tracing::debug!("NBD request with a wrong magic: closing the connection");
+            self.abort(port, shared);
+            return false;
+        };
+        match rules.check(&request) {
+            Ok(valid) => {
+                self.start += Request::LEN;
+                self.large = if valid.payload() as usize >= LARGE {
+                    LARGE_MEMORY
+                } else {
+                    self.large.saturating_sub(1)
+                };
+                self.start_request(valid, port, shared)
+            }
+            Err(refusal) => {
+                let Some(row) = shared.take_row(self.rows) else { return false };
+                self.start += Request::LEN;
+                self.rows += 1;
+                let entry = shared.requests.row(row);
+                (entry.conn, entry.generation) = (self.slot, self.generation);
+                entry.cookie = request.cookie;
+                entry.refusal = Some((refusal.error, refusal.reason));
+                self.replies.push_back(row);
+                match refusal.after {
+                    AfterRefusal::Continue => {}
+                    AfterRefusal::Skip(left) => self.phase = Phase::Skip { left },
+                    AfterRefusal::Close => self.end(port, shared),
+                }
+                true
+            }
+        }
+    }
+
+    /// Begins a valid request. False when it has to wait, or was the last one.
+    fn start_request(&mut self, request: Validated, port: &Port, shared: &mut Shared) -> bool {
+        let Validated { op, cookie, offset, len, fua, no_hole, fast_only } = request;
+        let (io, flags) = match op {
+            Op::Disconnect => {
+                self.end(port, shared);
+                return false;
+            }
+            Op::Read => (Some(IoOp::Read), IoFlags::default()),
+            Op::Write => (Some(IoOp::Write), IoFlags { fua, ..IoFlags::default() }),
+            Op::Flush => (Some(IoOp::Flush), IoFlags::default()),
+            Op::Trim => (Some(IoOp::Discard), IoFlags { fua, ..IoFlags::default() }),
+            Op::WriteZeroes => {
+                (Some(IoOp::WriteZeroes), IoFlags { fua, no_unmap: no_hole, fast_only })
+            }
+            // A hint: there is no cache to fill.
+            Op::Cache => (None, IoFlags::default()),
+        };
+        let Some(row) = shared.take_row(self.rows) else {
+            self.phase = Phase::Starved(request);
+            return false;
+        };
+        if op == Op::Read && !shared.take_read(self.slot, row, len as usize, &mut self.memory) {
+            shared.requests.give(row);
+            self.phase = Phase::Starved(request);
+            return false;
+        }
+        self.rows += 1;
+        let entry = shared.requests.row(row);
+        (entry.conn, entry.generation) = (self.slot, self.generation);
+        (entry.cookie, entry.op, entry.offset, entry.len) = (cookie, op, offset, len);
+        (entry.io, entry.flags) = (io, flags);
+        match op {
+            Op::Write => {
+                entry.complete = false;
+                self.phase = Phase::Payload { row, left: len };
+            }
+            Op::Cache => shared.finish_if_done(row),
+            _ => {
+                entry.ready = if op == Op::Flush { 1 } else { len };
+                shared.submit(row);
+            }
+        }
+        true
+    }
+
+    /// Bytes of payload that are handed to the device together when they stand at `start` of a
+    /// buffer; 0 when they have to stand in another one.
+    pub(super) fn piece(start: usize, left: u32, to: u64, min_block: u32) -> usize {
+        let (room, left) = (BUFFER_LEN - start, left as usize);
+        if left <= room {
+            return left;
+        }
+        if left <= PART_MAX {
+            return 0;
+        }
+        let most = room.min(PART_MAX) as u64;
+        let align = PIECE_ALIGN.max(u64::from(min_block));
+        let end = (to + most) / align * align;
+        usize::try_from(end.saturating_sub(to)).unwrap_or(0)
+    }
+
+    /// Hands payload that has arrived to the device. False when more has to come.
+    fn step_payload(&mut self, row: u32, left: u32, shared: &mut Shared) -> bool {
+        let Some(buffer) = self.buffer else { return false };
+        if shared.is_congested() {
+            return false;
+        }
+        let entry = shared.requests.row(row);
+        let to = entry.offset + u64::from(entry.len - left);
+        let piece = Self::piece(self.start, left, to, shared.export.min_block);
+        if piece == 0 || self.fill - self.start < piece {
+            return false;
+        }
+        let slice = shared.buffers.slice(buffer, self.start, piece);
+        shared.buffers.hold(buffer);
+        self.start += piece;
+        let count = u32::try_from(piece).unwrap_or(left);
+        entry.parts.push(Part { buffer, slice });
+        entry.ready += count;
+        let left = left - count;
+        self.phase = if left == 0 {
+            entry.complete = true;
+            Phase::Header
+        } else {
+            Phase::Payload { row, left }
+        };
+        shared.submit(row);
+        true
+    }
+}
+
+/// The two ends of the arithmetic stand together: a header and a whole piece fit one buffer, and
+/// the largest block fits a piece twice, so that a piece at the start of a buffer is never 0.
+const _: () = assert!(PART_MAX + Request::LEN <= BUFFER_LEN && LARGE < PART_MAX);
+const _: () = assert!(2 * crate::proto::wire::MIN_BLOCK_MAX as usize <= PART_MAX);

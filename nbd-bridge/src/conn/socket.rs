@@ -1,0 +1,220 @@
+//! Receiving into registered buffers, sending heads and data of replies.
+
+use rtrs_core::mem::IoVecs;
+use rtrs_core::rt::{Op as RingOp, Port};
+use rtrs_core::time::{Duration, Instant};
+
+use super::{Conn, Phase, REPLIES_MAX, SEND_RATE_MIN, STALL_TIMEOUT, TOKEN_SEND};
+use crate::buffers::BUFFER_LEN;
+use crate::proto::{Op, Request, reply};
+use crate::shared::Shared;
+use crate::status::{nbd_error, reason};
+
+impl Conn {
+    /// Bytes arrived, or the stream ended.
+    pub(crate) fn on_received(
+        &mut self,
+        now: Instant,
+        result: &std::io::Result<usize>,
+        port: &Port,
+        shared: &mut Shared,
+    ) {
+        self.receiving = None;
+        if matches!(self.phase, Phase::Ended) {
+            // Cancelled, or too late: nothing more is taken.
+            return;
+        }
+        match result {
+            Ok(count) if *count > 0 => {
+                self.fill += count;
+                self.heard = now;
+                shared.stats.bytes_received += *count as u64;
+            }
+            // End of stream: requests in flight are still answered if the client only closed its
+            // sending side.
+            Ok(_) => self.end(port, shared),
+            Err(_) => self.abort(port, shared),
+        }
+    }
+
+    /// Bytes left.
+    pub(crate) fn on_sent(
+        &mut self,
+        now: Instant,
+        mut vecs: Box<IoVecs>,
+        result: &std::io::Result<usize>,
+        port: &Port,
+        shared: &mut Shared,
+    ) {
+        self.sending = None;
+        let failed = match result {
+            Ok(count) if *count > 0 => {
+                shared.stats.bytes_sent += *count as u64;
+                vecs.advance(*count);
+                if !vecs.is_empty() && !self.broken {
+                    self.submit_send(now, vecs, port);
+                    return;
+                }
+                false
+            }
+            _ => true,
+        };
+        vecs.clear();
+        self.vecs = Some(vecs);
+        while let Some(row) = self.in_send.pop() {
+            self.free_row(row, shared);
+        }
+        if failed {
+            self.abort(port, shared);
+        }
+    }
+
+    /// Starts the next receive. True when one was started.
+    pub(crate) fn receive(&mut self, now: Instant, port: &Port, shared: &mut Shared) -> bool {
+        if self.receiving.is_some() || self.broken {
+            return false;
+        }
+        if let Some(buffer) = self.buffer
+            && self.start == self.fill
+            && shared.buffers.is_sole_holder(buffer)
+        {
+            // Nobody needs what was before: start over at the warm beginning.
+            (self.start, self.fill) = (0, 0);
+        }
+        let Some((need, most)) = self.wanted(shared) else { return false };
+        let Some(buffer) = self.make_room(need, shared) else { return false };
+        let end = (self.start + most).min(BUFFER_LEN);
+        let buf = shared.buffers.slice(buffer, self.fill, end - self.fill);
+        let op = RingOp::Recv { fd: self.fd.clone(), buf };
+        self.receiving = Some(port.submit(op, self.slot as u64));
+        self.heard = now;
+        true
+    }
+
+    /// Bytes from `start` on that must stand in one buffer before the next step, and how many
+    /// more of them are welcome at most; None when it is not bytes that the next step waits for.
+    fn wanted(&self, shared: &mut Shared) -> Option<(usize, usize)> {
+        let available = self.fill - self.start;
+        let (need, most) = match self.phase {
+            Phase::Ended | Phase::Starved(_) => return None,
+            // Both take all there is; what is left waits for the greeting to be sent.
+            Phase::Handshake(_) | Phase::Skip { .. } => (1, BUFFER_LEN),
+            Phase::Header if self.large > 0 => (Request::LEN, Request::LEN),
+            Phase::Header => (Request::LEN, BUFFER_LEN),
+            Phase::Payload { row, left } => {
+                let entry = shared.requests.row(row);
+                let to = entry.offset + u64::from(entry.len - left);
+                let block = shared.export.min_block;
+                let here = Self::piece(self.start, left, to, block);
+                let need = if here == 0 { Self::piece(0, left, to, block) } else { here };
+                let last = need == left as usize;
+                let most = if self.large == 0 {
+                    BUFFER_LEN
+                } else if last {
+                    need + Request::LEN
+                } else {
+                    need
+                };
+                (need, most)
+            }
+        };
+        let complete = available >= need && self.start + need <= BUFFER_LEN;
+        (!complete).then_some((need, most))
+    }
+
+    /// A buffer in which `need` bytes from `start` on have room.
+    fn make_room(&mut self, need: usize, shared: &mut Shared) -> Option<u32> {
+        let Some(buffer) = self.buffer else {
+            let fresh = shared.buffers.take_receiver()?;
+            self.buffer = Some(fresh);
+            (self.start, self.fill) = (0, 0);
+            return Some(fresh);
+        };
+        if self.start + need <= BUFFER_LEN {
+            return Some(buffer);
+        }
+        let available = self.fill - self.start;
+        let fresh = if shared.buffers.is_sole_holder(buffer) {
+            shared.buffers.copy((buffer, self.start), (buffer, 0), available);
+            buffer
+        } else {
+            shared.buffers.exchange(buffer, self.start, available)?
+        };
+        shared.stats.bytes_moved += available as u64;
+        self.buffer = Some(fresh);
+        (self.start, self.fill) = (0, available);
+        Some(fresh)
+    }
+
+    /// Sends what is ready. True when a send was started.
+    pub(crate) fn send(&mut self, now: Instant, port: &Port, shared: &mut Shared) -> bool {
+        if self.sending.is_some() || self.broken {
+            return false;
+        }
+        if self.greeting.is_empty() && self.replies.is_empty() {
+            return false;
+        }
+        let Some(mut vecs) = self.vecs.take() else { return false };
+        let mut used = 0;
+        if !self.greeting.is_empty() {
+            used = self.greeting.len().min(self.staging.len());
+            self.stage(0, &self.greeting[..used], &mut vecs);
+            self.greeting.drain(..used);
+        }
+        self.gather_replies(used, &mut vecs, shared);
+        self.submit_send(now, vecs, port);
+        true
+    }
+
+    /// Appends heads and data of finished requests, as many as there is room for; the first
+    /// `used` bytes of the staging memory are taken.
+    fn gather_replies(&mut self, mut used: usize, vecs: &mut IoVecs, shared: &mut Shared) {
+        let structured = self.rules.is_some_and(|rules| rules.structured_replies());
+        while let Some(&index) = self.replies.front() {
+            let row = shared.requests.row(index);
+            if self.in_send.len() == REPLIES_MAX
+                || self.staging.len() - used < reply::ROOM
+                || vecs.room() < row.parts.len() + 1
+            {
+                break;
+            }
+            let mut head = [0; reply::ROOM];
+            let error =
+                row.refusal.or_else(|| nbd_error(row.status).map(|e| (e, reason(row.status))));
+            let written = match error {
+                Some((error, why)) => reply::failure(&mut head, structured, row.cookie, error, why),
+                None if row.op == Op::Read => {
+                    reply::read_head(&mut head, structured, row.cookie, row.offset, row.len)
+                }
+                None => reply::success(&mut head, row.cookie),
+            };
+            let len = written.unwrap_or_else(|e| panic!("a head in {} bytes: {e}", head.len()));
+            self.stage(used, &head[..len], vecs);
+            used += len;
+            if error.is_none() && row.op == Op::Read {
+                for part in &row.parts {
+                    vecs.push(part.slice.clone());
+                }
+            }
+            self.replies.pop_front();
+            self.in_send.push(index);
+        }
+    }
+
+    /// Copies bytes into the staging memory at `at` and appends them to what is sent.
+    fn stage(&self, at: usize, bytes: &[u8], vecs: &mut IoVecs) {
+        let room = self.staging.len();
+        let Some(slice) = self.staging.slice(at, bytes.len()) else {
+            panic!("{at}+{} is outside the {room} bytes of staging", bytes.len());
+        };
+        slice.copy_in(0, bytes);
+        vecs.push(slice);
+    }
+
+    fn submit_send(&mut self, now: Instant, vecs: Box<IoVecs>, port: &Port) {
+        let seconds = vecs.remaining() as u64 / SEND_RATE_MIN;
+        self.send_by = now + STALL_TIMEOUT + Duration::from_secs(seconds);
+        let op = RingOp::SendMsg { fd: self.fd.clone(), iov: vecs };
+        self.sending = Some(port.submit(op, TOKEN_SEND | self.slot as u64));
+    }
+}

@@ -1,0 +1,241 @@
+//! What all connections of a core share: the device, the rows, the buffers, the counters.
+//!
+//! A row is handed to the device piece by piece as its memory is there and as the device takes
+//! it, never more in one IO than the device's limits. Rows that the device had no room for wait
+//! in order; until they are gone nothing new is taken from clients. Called by connections and by
+//! the core's turn in `bridge`; nothing here allocates after start.
+
+use std::collections::VecDeque;
+
+use rtrs_core::block::{BlockDevice, Io, IoOp};
+use rtrs_core::status::IoStatus;
+use rtrs_core::time::Instant;
+
+use crate::buffers::{Buffers, ReadMemory};
+use crate::proto::{ExportInfo, Exports, Op};
+use crate::requests::Requests;
+use crate::stats::BridgeStats;
+
+/// What all connections of a core use.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) export: ExportInfo,
+    pub(crate) buffers: Buffers,
+    pub(crate) requests: Requests,
+    pub(crate) stats: BridgeStats,
+    device: Box<dyn BlockDevice>,
+    /// Largest read or write, and largest IO without data, that the device takes at once.
+    io_max: u32,
+    bare_max: u32,
+    /// Rows that the device had no room for, in order.
+    backlog: VecDeque<u32>,
+    /// Rows whose last IO ended, for their connections.
+    finished: Vec<u32>,
+    /// The connection whose read waits for memory and goes before the others' larger ones.
+    waiting: Option<usize>,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        export: ExportInfo,
+        buffers: Buffers,
+        requests_max: u32,
+        device: Box<dyn BlockDevice>,
+    ) -> Self {
+        let geometry = device.geometry();
+        let block = geometry.logical_block.max(1);
+        let whole_blocks = |bytes: u32| (bytes / block * block).max(block);
+        let (io_max, bare_max) =
+            (whole_blocks(geometry.io_max), whole_blocks(geometry.discard_max));
+        Self {
+            export,
+            buffers,
+            requests: Requests::new(requests_max),
+            stats: BridgeStats::default(),
+            device,
+            io_max,
+            bare_max,
+            backlog: VecDeque::with_capacity(requests_max as usize),
+            finished: Vec::with_capacity(requests_max as usize),
+            waiting: None,
+        }
+    }
+
+    pub(crate) fn device(&self) -> &dyn BlockDevice {
+        self.device.as_ref()
+    }
+
+    /// True when nothing more should be taken from clients for now.
+    pub(crate) fn is_congested(&self) -> bool {
+        !self.backlog.is_empty()
+    }
+
+    /// A fresh row for a connection that has `rows` already. A connection may hold at most as
+    /// many as are free, so that one that does not read its replies leaves room for the others.
+    pub(crate) fn take_row(&mut self, rows: usize) -> Option<u32> {
+        if rows > self.requests.free() {
+            return None;
+        }
+        self.requests.take()
+    }
+
+    /// Memory for a read of connection `slot`, appended to the row's parts: all of it or nothing.
+    pub(crate) fn take_read(
+        &mut self,
+        slot: usize,
+        row: u32,
+        len: usize,
+        memory: &mut ReadMemory,
+    ) -> bool {
+        let others_first = self.waiting.is_some_and(|first| first != slot);
+        let parts = &mut self.requests.row(row).parts;
+        if self.buffers.take_read(len, others_first, memory, parts) {
+            self.stop_waiting(slot);
+            return true;
+        }
+        // Who holds memory waits for its own client, which may never come; it has no claim.
+        if self.waiting.is_none() && memory.is_empty() {
+            self.waiting = Some(slot);
+        }
+        false
+    }
+
+    /// The connection waits for memory no more.
+    pub(crate) fn stop_waiting(&mut self, slot: usize) {
+        if self.waiting == Some(slot) {
+            self.waiting = None;
+        }
+    }
+
+    /// Hands to the device what is ready of a row, behind those that wait already.
+    pub(crate) fn submit(&mut self, row: u32) {
+        if !self.backlog.is_empty() || !self.hand_over(row) {
+            self.backlog.push_back(row);
+        }
+    }
+
+    /// Hands over what is ready of a row. False when the device is full.
+    fn hand_over(&mut self, index: u32) -> bool {
+        let row = self.requests.row(index);
+        let Some(op) = row.io else { return true };
+        while row.handed < row.ready {
+            let left = row.ready - row.handed;
+            let (len, step, buf) = match op {
+                IoOp::Read | IoOp::Write => {
+                    let (at, from) = row.cursor;
+                    let slice = &row.parts[at].slice;
+                    let most = (self.io_max.min(left) as usize).min(slice.len() - from);
+                    let len = u32::try_from(most).unwrap_or(left);
+                    (len, len, slice.slice(from, most))
+                }
+                // A flush has no length; it counts as one.
+                IoOp::Flush => (0, 1, None),
+                IoOp::Discard | IoOp::WriteZeroes => {
+                    let len = left.min(self.bare_max);
+                    (len, len, None)
+                }
+            };
+            let offset = row.offset + u64::from(row.handed);
+            let io = Io { tag: u64::from(index), op, flags: row.flags, offset, len, buf };
+            if self.device.submit(io).is_err() {
+                return false;
+            }
+            row.handed += step;
+            row.pending += 1;
+            if matches!(op, IoOp::Read | IoOp::Write) {
+                row.cursor.1 += step as usize;
+                if row.cursor.1 == row.parts[row.cursor.0].slice.len() {
+                    row.cursor = (row.cursor.0 + 1, 0);
+                }
+            }
+        }
+        true
+    }
+
+    /// Reports the row to its connection if nothing of it is outstanding.
+    pub(crate) fn finish_if_done(&mut self, row: u32) {
+        let entry = self.requests.row(row);
+        if entry.pending == 0 && entry.complete && entry.handed == entry.ready {
+            self.finished.push(row);
+        }
+    }
+
+    /// Gives a row and its memory back.
+    pub(crate) fn free_row(&mut self, row: u32, memory: &mut ReadMemory) {
+        let entry = self.requests.row(row);
+        while let Some(part) = entry.parts.pop() {
+            if entry.op == Op::Read {
+                self.buffers.release_read(part.buffer, memory);
+            } else {
+                self.buffers.release(part.buffer);
+            }
+        }
+        self.requests.give(row);
+    }
+
+    pub(crate) fn poll(&mut self, now: Instant) -> bool {
+        self.device.poll(now)
+    }
+
+    /// Takes the device's completions, and hands over what it has room for now.
+    pub(crate) fn reap(&mut self) -> bool {
+        let mut any = false;
+        while let Some(done) = self.device.reap() {
+            any = true;
+            #[allow(clippy::cast_possible_truncation, reason = "the tag is a row number")]
+            let row = done.tag as u32;
+            let entry = self.requests.row(row);
+            assert!(entry.pending > 0, "the device completed an IO twice");
+            entry.pending -= 1;
+            if !done.status.is_ok() && entry.status.is_ok() {
+                entry.status = done.status;
+            }
+            if entry.op == Op::Write && entry.pending == 0 && entry.handed == entry.ready {
+                // The payload is at the device: its buffers need not wait for the reply.
+                entry.cursor = (0, 0);
+                while let Some(part) = entry.parts.pop() {
+                    self.buffers.release(part.buffer);
+                }
+            }
+            self.stats.completed(done.status);
+            self.finish_if_done(row);
+        }
+        while let Some(&row) = self.backlog.front() {
+            let before = self.requests.row(row).handed;
+            let all = self.hand_over(row);
+            any |= self.requests.row(row).handed > before;
+            if !all {
+                break;
+            }
+            self.backlog.pop_front();
+        }
+        any
+    }
+
+    /// Rows that are finished since the last call, in the order in which they finished. Give the
+    /// vector back with [`Shared::put_finished`], so that its room is kept.
+    pub(crate) fn take_finished(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.finished)
+    }
+
+    pub(crate) fn put_finished(&mut self, mut list: Vec<u32>) {
+        debug_assert!(self.finished.is_empty());
+        list.clear();
+        self.finished = list;
+    }
+}
+
+impl Exports for Shared {
+    fn list(&self, visit: &mut dyn FnMut(&ExportInfo)) {
+        visit(&self.export);
+    }
+
+    fn lookup(&self, name: &str) -> Option<ExportInfo> {
+        (name.is_empty() || name == self.export.name).then(|| self.export.clone())
+    }
+}
+
+/// True for statuses that say something about the device rather than the request.
+pub(crate) fn is_device_fault(status: IoStatus) -> bool {
+    !matches!(status, IoStatus::Ok | IoStatus::Invalid | IoStatus::ReadOnly | IoStatus::Unsupported)
+}

@@ -1,0 +1,184 @@
+//! An NBD client that speaks bytes: what it sends is chosen by the test, right or wrong.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+
+pub(crate) const READ: u16 = 0;
+pub(crate) const WRITE: u16 = 1;
+pub(crate) const DISC: u16 = 2;
+pub(crate) const FLUSH: u16 = 3;
+pub(crate) const TRIM: u16 = 4;
+pub(crate) const CACHE: u16 = 5;
+pub(crate) const ZEROES: u16 = 6;
+pub(crate) const FUA: u16 = 1;
+pub(crate) const NO_HOLE: u16 = 2;
+
+#[derive(Debug)]
+pub(crate) struct Client {
+    pub(crate) stream: UnixStream,
+    pub(crate) structured: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Reply {
+    pub(crate) cookie: u64,
+    pub(crate) error: u32,
+    pub(crate) data: Vec<u8>,
+}
+
+pub(crate) fn option(number: u32, data: &[u8]) -> Vec<u8> {
+    let mut bytes = 0x4948_4156_454f_5054u64.to_be_bytes().to_vec();
+    bytes.extend(number.to_be_bytes());
+    bytes.extend(u32::try_from(data.len()).unwrap().to_be_bytes());
+    bytes.extend(data);
+    bytes
+}
+
+pub(crate) fn go(name: &str) -> Vec<u8> {
+    let mut data = u32::try_from(name.len()).unwrap().to_be_bytes().to_vec();
+    data.extend(name.as_bytes());
+    data.extend([0, 0]);
+    option(7, &data)
+}
+
+pub(crate) fn request(command: u16, flags: u16, cookie: u64, offset: u64, len: u32) -> Vec<u8> {
+    let mut bytes = 0x2560_9513u32.to_be_bytes().to_vec();
+    bytes.extend(flags.to_be_bytes());
+    bytes.extend(command.to_be_bytes());
+    bytes.extend(cookie.to_be_bytes());
+    bytes.extend(offset.to_be_bytes());
+    bytes.extend(len.to_be_bytes());
+    bytes
+}
+
+impl Client {
+    pub(crate) fn go(mut stream: UnixStream, structured: bool) -> Self {
+        let mut greeting = [0; 18];
+        stream.read_exact(&mut greeting).unwrap();
+        assert_eq!(&greeting[..16], b"NBDMAGICIHAVEOPT");
+        stream.write_all(&3u32.to_be_bytes()).unwrap();
+        if structured {
+            stream.write_all(&option(8, &[])).unwrap();
+            assert_eq!(Self::option_reply(&mut stream).0, 1);
+        }
+        stream.write_all(&go("vol0")).unwrap();
+        while Self::option_reply(&mut stream).0 != 1 {}
+        Self { stream, structured }
+    }
+
+    pub(crate) fn option_reply(stream: &mut UnixStream) -> (u32, Vec<u8>) {
+        let mut head = [0; 20];
+        stream.read_exact(&mut head).unwrap();
+        assert_eq!(head[..8], 0x0003_e889_0455_65a9u64.to_be_bytes());
+        let kind = u32::from_be_bytes(head[12..16].try_into().unwrap());
+        let len = u32::from_be_bytes(head[16..].try_into().unwrap());
+        let mut data = vec![0; len as usize];
+        stream.read_exact(&mut data).unwrap();
+        (kind, data)
+    }
+
+    pub(crate) fn send(&mut self, command: u16, flags: u16, cookie: u64, offset: u64, len: u32) {
+        self.stream.write_all(&request(command, flags, cookie, offset, len)).unwrap();
+    }
+
+    pub(crate) fn send_write(&mut self, flags: u16, cookie: u64, offset: u64, data: &[u8]) {
+        let len = u32::try_from(data.len()).unwrap();
+        let mut bytes = request(WRITE, flags, cookie, offset, len);
+        bytes.extend(data);
+        self.stream.write_all(&bytes).unwrap();
+    }
+
+    /// The next reply; `len_of` tells how long the data of a good simple reply is.
+    pub(crate) fn reply(&mut self, len_of: impl FnOnce(u64) -> usize) -> Reply {
+        self.try_reply(len_of).unwrap()
+    }
+
+    pub(crate) fn try_reply(&mut self, len_of: impl FnOnce(u64) -> usize) -> io::Result<Reply> {
+        let mut magic = [0; 4];
+        self.stream.read_exact(&mut magic)?;
+        if u32::from_be_bytes(magic) == 0x6744_6698 {
+            let mut head = [0; 12];
+            self.stream.read_exact(&mut head)?;
+            let error = u32::from_be_bytes(head[..4].try_into().unwrap());
+            let cookie = u64::from_be_bytes(head[4..].try_into().unwrap());
+            let len = len_of(cookie);
+            assert!(!self.structured || len == 0, "a read is answered by chunks");
+            let mut data = vec![0; if error == 0 { len } else { 0 }];
+            self.stream.read_exact(&mut data)?;
+            return Ok(Reply { cookie, error, data });
+        }
+        assert_eq!(u32::from_be_bytes(magic), 0x668e_33ef, "magic of a reply");
+        assert!(self.structured, "chunks were not negotiated");
+        let mut head = [0; 16];
+        self.stream.read_exact(&mut head)?;
+        let flags = u16::from_be_bytes(head[..2].try_into().unwrap());
+        let kind = u16::from_be_bytes(head[2..4].try_into().unwrap());
+        let cookie = u64::from_be_bytes(head[4..12].try_into().unwrap());
+        let len = u32::from_be_bytes(head[12..].try_into().unwrap()) as usize;
+        assert_eq!(flags, 1, "one chunk a reply");
+        let mut data = vec![0; len];
+        self.stream.read_exact(&mut data)?;
+        if kind == 1 {
+            let data = data.split_off(8);
+            assert_eq!(data.len(), len_of(cookie));
+            return Ok(Reply { cookie, error: 0, data });
+        }
+        assert_eq!(kind, 0x8001, "an error chunk");
+        let error = u32::from_be_bytes(data[..4].try_into().unwrap());
+        let text = usize::from(u16::from_be_bytes(data[4..6].try_into().unwrap()));
+        assert_eq!(text, data.len() - 6);
+        Ok(Reply { cookie, error, data: Vec::new() })
+    }
+
+    pub(crate) fn read(&mut self, offset: u64, len: u32) -> Vec<u8> {
+        self.send(READ, 0, 7, offset, len);
+        let reply = self.reply(|_| len as usize);
+        assert_eq!((reply.cookie, reply.error), (7, 0));
+        reply.data
+    }
+
+    pub(crate) fn write(&mut self, offset: u64, data: &[u8]) {
+        self.send_write(0, 8, offset, data);
+        assert_eq!(self.reply(|_| 0), Reply { cookie: 8, error: 0, data: Vec::new() });
+    }
+
+    /// The error of a request without data.
+    pub(crate) fn error_of(&mut self, command: u16, flags: u16, offset: u64, len: u32) -> u32 {
+        self.send(command, flags, 9, offset, len);
+        let reply = self.reply(|_| 0);
+        assert_eq!(reply.cookie, 9);
+        reply.error
+    }
+
+    /// True when the bridge closed the connection and said nothing more.
+    pub(crate) fn is_closed(&mut self) -> bool {
+        is_closed(&mut self.stream)
+    }
+
+    pub(crate) fn disconnect(mut self) {
+        self.send(DISC, 0, 0, 0, 0);
+        assert!(self.is_closed(), "silence after a disconnect");
+    }
+}
+
+pub(crate) fn is_closed(stream: &mut UnixStream) -> bool {
+    let mut rest = Vec::new();
+    match stream.read_to_end(&mut rest) {
+        Ok(_) => rest.is_empty(),
+        Err(e) => e.kind() == io::ErrorKind::ConnectionReset && rest.is_empty(),
+    }
+}
+
+/// Bytes that differ from place to place and from seed to seed.
+pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend(state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}

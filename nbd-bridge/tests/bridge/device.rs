@@ -1,0 +1,147 @@
+//! A block device in memory with switches: slow, out of order, failing, soon full, held.
+//!
+//! Bytes move when an IO completes, not when it is submitted, so a buffer that is used again too
+//! early shows as wrong data.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rtrs_core::block::{BlockDevice, Completion, Geometry, Io, IoOp};
+use rtrs_core::status::IoStatus;
+use rtrs_core::time::Instant;
+
+/// Switches and counters, shared with the test.
+#[derive(Debug, Default)]
+pub(crate) struct Switches {
+    pub(crate) disk: Mutex<Vec<u8>>,
+    /// Nothing completes while it is set.
+    pub(crate) hold: AtomicBool,
+    /// The newest completes first.
+    pub(crate) reverse: AtomicBool,
+    /// Every n-th data IO fails; 0 for none.
+    pub(crate) fail_every: AtomicU32,
+    /// IOs that the device holds at once; 0 for any number.
+    pub(crate) fill: AtomicU32,
+    pub(crate) delay_us: AtomicU64,
+    pub(crate) submitted: AtomicU64,
+    pub(crate) flushes: AtomicU64,
+    pub(crate) durable: AtomicU64,
+    pub(crate) refused: AtomicU64,
+    pub(crate) len_max: AtomicU32,
+    pub(crate) zeroed: AtomicU64,
+    pub(crate) discards: AtomicU64,
+    pub(crate) kept_allocated: AtomicU64,
+}
+
+#[derive(Debug)]
+pub(crate) struct TestDevice {
+    geometry: Geometry,
+    switches: Arc<Switches>,
+    queue: VecDeque<(Instant, Io)>,
+    done: VecDeque<Completion>,
+    now: Instant,
+    count: u32,
+}
+
+impl TestDevice {
+    pub(crate) fn new(geometry: Geometry, switches: Arc<Switches>) -> Self {
+        let size = usize::try_from(geometry.size).unwrap();
+        switches.disk.lock().unwrap().resize(size, 0);
+        let (queue, done) = (VecDeque::new(), VecDeque::new());
+        Self { geometry, switches, queue, done, now: Instant::ZERO, count: 0 }
+    }
+
+    fn run(&mut self, io: &Io) -> IoStatus {
+        let judged = self.geometry.check(io);
+        if judged != IoStatus::Ok {
+            return judged;
+        }
+        self.count += 1;
+        let every = self.switches.fail_every.load(SeqCst);
+        if every > 0 && self.count.is_multiple_of(every) {
+            return IoStatus::Io;
+        }
+        let mut disk = self.switches.disk.lock().unwrap();
+        let from = usize::try_from(io.offset).unwrap();
+        let range = from..from + io.len as usize;
+        match (io.op, &io.buf) {
+            (IoOp::Read, Some(buf)) => buf.copy_in(0, &disk[range]),
+            (IoOp::Write, Some(buf)) => buf.copy_out(0, &mut disk[range]),
+            (IoOp::WriteZeroes, _) => {
+                disk[range].fill(0);
+                self.switches.zeroed.fetch_add(u64::from(io.len), SeqCst);
+            }
+            (IoOp::Discard, _) => {
+                self.switches.discards.fetch_add(1, SeqCst);
+            }
+            (IoOp::Flush, _) => {
+                self.switches.flushes.fetch_add(1, SeqCst);
+            }
+            _ => return IoStatus::Invalid,
+        }
+        if io.flags.fua {
+            self.switches.durable.fetch_add(1, SeqCst);
+        }
+        if io.flags.no_unmap {
+            self.switches.kept_allocated.fetch_add(1, SeqCst);
+        }
+        IoStatus::Ok
+    }
+
+    fn step(&mut self) -> bool {
+        if self.switches.hold.load(SeqCst) {
+            return false;
+        }
+        let mut any = false;
+        while self.queue.iter().any(|(at, _)| *at <= self.now) {
+            let reverse = self.switches.reverse.load(SeqCst);
+            let next =
+                if reverse { self.queue.pop_back() } else { self.queue.pop_front() }.unwrap();
+            let status = self.run(&next.1);
+            self.done.push_back(Completion { tag: next.1.tag, status });
+            any = true;
+        }
+        any
+    }
+}
+
+impl BlockDevice for TestDevice {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn submit(&mut self, io: Io) -> Result<(), Io> {
+        let fill = self.switches.fill.load(SeqCst) as usize;
+        if fill > 0 && self.queue.len() + self.done.len() >= fill {
+            self.switches.refused.fetch_add(1, SeqCst);
+            return Err(io);
+        }
+        self.switches.submitted.fetch_add(1, SeqCst);
+        self.switches.len_max.fetch_max(io.len, SeqCst);
+        let delay = Duration::from_micros(self.switches.delay_us.load(SeqCst));
+        self.queue.push_back((self.now + delay, io));
+        Ok(())
+    }
+
+    fn poll(&mut self, now: Instant) -> bool {
+        self.now = now;
+        self.step()
+    }
+
+    fn reap(&mut self) -> Option<Completion> {
+        if self.done.is_empty() && self.switches.delay_us.load(SeqCst) == 0 {
+            self.step();
+        }
+        self.done.pop_front()
+    }
+
+    fn inflight(&self) -> usize {
+        self.queue.len() + self.done.len()
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        (!self.queue.is_empty()).then(|| self.now + Duration::from_micros(200))
+    }
+}

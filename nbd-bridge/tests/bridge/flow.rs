@@ -1,0 +1,427 @@
+//! Requests of every kind and size, in order and out of it, fast and slow devices.
+
+use std::collections::HashMap;
+use std::io::Write;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+use nbd_bridge::BridgeConfig;
+use rtrs_core::block::Geometry;
+
+use crate::client::{CACHE, FLUSH, FUA, NO_HOLE, READ, TRIM, WRITE, ZEROES, pattern, request};
+use crate::stand::{Mail, Stand, config, geometry};
+
+const SIZES: [usize; 10] = [
+    512,
+    4096,
+    128 << 10,
+    (128 << 10) + 512,
+    256 << 10,
+    (256 << 10) + 512,
+    (260 << 10) + 512,
+    1 << 20,
+    (3 << 20) + 1536,
+    32 << 20,
+];
+
+#[test]
+fn every_size_goes_there_and_back() {
+    for structured in [false, true] {
+        for io_max in [32 << 20, 300_000, 4096] {
+            let stand = Stand::with(Geometry { io_max, ..geometry() }, config());
+            let mut client = stand.client(structured);
+            for (index, len) in SIZES.into_iter().enumerate() {
+                let offset = 512 * (index as u64 + 1);
+                let data = pattern(index as u64, len);
+                client.write(offset, &data);
+                assert!(client.read(offset, len as u32) == data, "{len} bytes differ");
+            }
+            assert!(stand.switches.len_max.load(SeqCst) <= io_max);
+            client.disconnect();
+            stand.finish();
+        }
+    }
+}
+
+#[test]
+fn sub_blocks_are_served_where_the_device_has_them() {
+    let geometry = Geometry { logical_block: 1, physical_block: 1, io_max: 1000, ..geometry() };
+    let stand = Stand::with(geometry, config());
+    let mut client = stand.client(true);
+    for (seed, len) in
+        [1usize, 3, 27, 29, 999, 4097, 266_239, 266_241, 1_000_001].iter().enumerate()
+    {
+        let data = pattern(seed as u64, *len);
+        client.write(1 + seed as u64, &data);
+        assert!(client.read(1 + seed as u64, *len as u32) == data, "{len} bytes differ");
+    }
+    client.disconnect();
+    stand.finish();
+}
+
+#[test]
+fn flush_fua_trim_and_zeroes_reach_the_device() {
+    let stand = Stand::new();
+    let mut client = stand.client(true);
+    client.write(0, &pattern(1, 8 << 20));
+    assert_eq!(client.error_of(FLUSH, 0, 0, 0), 0);
+    assert_eq!(client.error_of(CACHE, 0, 0, 4096), 0);
+    assert_eq!(stand.switches.flushes.load(SeqCst), 1);
+    assert_eq!(stand.switches.durable.load(SeqCst), 0);
+    client.send_write(FUA, 1, 4096, &pattern(2, 4096));
+    assert_eq!(client.reply(|_| 0).error, 0);
+    assert_eq!(stand.switches.durable.load(SeqCst), 1);
+    // Above what the device discards at once: in pieces.
+    assert_eq!(client.error_of(ZEROES, FUA | NO_HOLE, 0, 5 << 20), 0);
+    assert_eq!(stand.switches.zeroed.load(SeqCst), 5 << 20);
+    assert_eq!(stand.switches.kept_allocated.load(SeqCst), 5);
+    assert_eq!(stand.switches.durable.load(SeqCst), 6);
+    assert!(client.read(0, 5 << 20).iter().all(|b| *b == 0));
+    assert_eq!(client.error_of(TRIM, 0, 0, (2 << 20) + 512), 0);
+    assert_eq!(stand.switches.discards.load(SeqCst), 3);
+    client.disconnect();
+    stand.finish();
+}
+
+#[test]
+fn a_bare_request_of_many_pieces_waits_for_room_at_the_device() {
+    let geometry = Geometry { discard_max: 4096, ..geometry() };
+    let stand = Stand::with(geometry, config());
+    stand.switches.fill.store(2, SeqCst);
+    let mut clients: Vec<_> = (0..4).map(|_| stand.client(false)).collect();
+    for client in &mut clients {
+        client.write(0, &pattern(1, 4096));
+        client.send(ZEROES, 0, 1, 0, 64 << 20);
+        client.send(READ, 0, 2, 0, 4096);
+    }
+    for client in &mut clients {
+        for _ in 0..2 {
+            let reply = client.reply(|cookie| if cookie == 2 { 4096 } else { 0 });
+            assert_eq!(reply.error, 0);
+        }
+    }
+    assert!(stand.switches.refused.load(SeqCst) > 0);
+    drop(clients);
+    stand.finish();
+}
+
+/// Mixed requests, many in flight, on disjoint ranges per slot; data checked against a model.
+fn mixed(stand: &Stand, structured: bool, seed: u64, rounds: usize) {
+    const SLOT: u64 = 640 << 10;
+    let base = (seed % 4) * (16 << 20);
+    let mut client = stand.client(structured);
+    let mut model: HashMap<u64, Vec<u8>> = HashMap::new();
+    let choices = pattern(seed, rounds * 4);
+    for round in 0..rounds {
+        let choice = &choices[round * 4..round * 4 + 4];
+        let depth = 1 + u64::from(choice[0] % 24);
+        let (mut expected, mut bytes) = (HashMap::new(), Vec::new());
+        for slot in 0..depth {
+            let size = SIZES[(usize::from(choice[1]) + slot as usize * 3) % 7];
+            let offset = base + slot * SLOT;
+            let is_read = (u64::from(choice[2]) >> (slot % 8)) & 1 == 1;
+            if is_read && model.contains_key(&slot) {
+                let len = model[&slot].len();
+                bytes.extend(request(READ, 0, slot, offset, len as u32));
+                expected.insert(slot, len);
+            } else {
+                let data = pattern(seed ^ (round as u64) << 8 ^ slot, size);
+                bytes.extend(request(WRITE, 0, slot, offset, size as u32));
+                bytes.extend(&data);
+                model.insert(slot, data);
+                expected.insert(slot, 0);
+            }
+        }
+        // A client that sends without end and reads nothing would wait for itself.
+        let mut sender = client.stream.try_clone().unwrap();
+        let sent = std::thread::spawn(move || sender.write_all(&bytes));
+        for _ in 0..depth {
+            let reply = client.reply(|cookie| expected[&cookie]);
+            assert_eq!(reply.error, 0);
+            let len = expected.remove(&reply.cookie).expect("one reply a request");
+            assert!(len == 0 || reply.data == model[&reply.cookie], "{} differs", reply.cookie);
+        }
+        sent.join().unwrap().unwrap();
+    }
+    client.disconnect();
+}
+
+#[test]
+fn mixed_requests_on_all_kinds_of_devices() {
+    for (delay_us, reverse, fill) in
+        [(0, false, 0), (0, true, 3), (300, true, 0), (100, false, 1), (50, true, 7)]
+    {
+        let stand = Stand::with(Geometry { io_max: 200_000, ..geometry() }, config());
+        stand.switches.delay_us.store(delay_us, SeqCst);
+        stand.switches.reverse.store(reverse, SeqCst);
+        stand.switches.fill.store(fill, SeqCst);
+        std::thread::scope(|scope| {
+            for seed in 0..4u64 {
+                let stand = &stand;
+                scope.spawn(move || mixed(stand, seed % 2 == 0, seed, 40));
+            }
+        });
+        stand.finish();
+    }
+}
+
+/// A stream of writes of `len` bytes, `depth` in flight; returns bytes moved for each hundred
+/// of payload.
+fn moved_percent(len: usize, count: u64, depth: u64, read_every: u64) -> f64 {
+    let stand = Stand::new();
+    stand.switches.delay_us.store(200, SeqCst);
+    let mut client = stand.client(false);
+    let data = pattern(1, len);
+    let span = (64u64 << 20) / len as u64;
+    let mut reader = client.stream.try_clone().unwrap();
+    let (permits, wait) = std::sync::mpsc::sync_channel::<()>(depth as usize);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut client = crate::client::Client { stream: reader, structured: false };
+            for _ in 0..count {
+                let reply = client.reply(|cookie| if cookie == 1 { len } else { 0 });
+                assert_eq!(reply.error, 0);
+                wait.recv().unwrap();
+            }
+            reader = client.stream;
+            drop(reader);
+        });
+        for index in 0..count {
+            permits.send(()).unwrap();
+            let offset = index % span * len as u64;
+            if read_every > 0 && index % read_every == 0 {
+                client.send(READ, 0, 1, offset, len as u32);
+            } else {
+                client.send_write(0, 0, offset, &data);
+            }
+        }
+    });
+    client.disconnect();
+    let stats = stand.finish();
+    stats.bytes_moved as f64 * 100.0 / (len as u64 * count) as f64
+}
+
+#[test]
+fn payload_is_not_copied() {
+    for (len, count, depth, read_every) in [
+        (32 << 10, 4000, 16, 0),
+        (64 << 10, 2000, 16, 0),
+        (128 << 10, 2000, 1, 0),
+        (128 << 10, 2000, 16, 0),
+        (128 << 10, 2000, 16, 2),
+        (256 << 10, 1000, 8, 0),
+        (384 << 10, 500, 4, 3),
+        (1 << 20, 300, 4, 0),
+        (32 << 20, 10, 2, 0),
+    ] {
+        let percent = moved_percent(len, count, depth, read_every);
+        println!("writes of {len} bytes, {depth} in flight: {percent:.3} % moved");
+        assert!(percent < 1.0, "{percent} % of the payload of {len} byte writes was copied");
+    }
+}
+
+#[test]
+fn device_failures_become_errors_of_their_request() {
+    for structured in [false, true] {
+        let stand = Stand::with(Geometry { io_max: 128 << 10, ..geometry() }, config());
+        let mut client = stand.client(structured);
+        client.write(0, &pattern(1, 1 << 20));
+        // The eighth piece of the read fails, and all of the write's last ones.
+        stand.switches.fail_every.store(8, SeqCst);
+        client.send(READ, 0, 1, 0, 1 << 20);
+        assert_eq!(client.reply(|_| 1 << 20).error, 5);
+        client.send_write(0, 2, 0, &pattern(2, 1 << 20));
+        assert_eq!(client.reply(|_| 0).error, 5);
+        stand.switches.fail_every.store(1, SeqCst);
+        assert_eq!(client.error_of(FLUSH, 0, 0, 0), 5);
+        assert_eq!(client.error_of(TRIM, 0, 0, 4096), 5);
+        stand.switches.fail_every.store(0, SeqCst);
+        client.write(0, &pattern(3, 4096));
+        assert!(client.read(0, 4096) == pattern(3, 4096));
+        client.disconnect();
+        assert!(stand.finish().failed >= 4);
+    }
+}
+
+#[test]
+fn eight_clients_of_32_mib_share_memory_for_one() {
+    let stand = Stand::new();
+    std::thread::scope(|scope| {
+        for seed in 0..8u64 {
+            let stand = &stand;
+            scope.spawn(move || {
+                let mut client = stand.client(seed % 2 == 0);
+                let data = pattern(seed, 4096);
+                let offset = 4096 * seed;
+                client.write(offset, &data);
+                for _ in 0..2 {
+                    let all = client.read(0, 32 << 20);
+                    let at = offset as usize;
+                    assert!(all[at..at + 4096] == data);
+                    client.write(32 << 20, &all[..31 << 20]);
+                    assert!(client.read(offset, 4096) == data);
+                }
+                client.disconnect();
+            });
+        }
+    });
+    stand.finish();
+}
+
+#[test]
+fn a_large_read_is_served_beside_a_stream_of_small_ones() {
+    let stand = Stand::new();
+    stand.switches.delay_us.store(100, SeqCst);
+    let over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| {
+                let mut client = stand.client(false);
+                for cookie in 0..24 {
+                    client.send(READ, 0, cookie, 0, 256 << 10);
+                }
+                while !over.load(SeqCst) {
+                    let cookie = client.reply(|_| 256 << 10).cookie;
+                    client.send(READ, 0, cookie, 0, 256 << 10);
+                }
+            });
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        let mut client = stand.client(false);
+        let begun = Instant::now();
+        for _ in 0..3 {
+            client.read(0, 32 << 20);
+        }
+        over.store(true, SeqCst);
+        assert!(begun.elapsed() < Duration::from_secs(15), "starved by small reads");
+    });
+    stand.finish();
+}
+
+#[test]
+fn clients_that_do_not_read_their_replies_leave_the_others_alone() {
+    let stand = Stand::new();
+    let mut hogs = Vec::new();
+    for len in [32 << 20, 128 << 10, 4096, 256 << 10] {
+        let mut hog = stand.client(true);
+        hog.stream.set_nonblocking(true).unwrap();
+        let mut bytes = Vec::new();
+        for cookie in 0..4000 {
+            bytes.extend(request(READ, 0, cookie, 0, len));
+        }
+        // As much of it as the bridge takes.
+        let _ = hog.stream.write(&bytes);
+        hogs.push(hog);
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    let begun = Instant::now();
+    let mut client = stand.client(true);
+    for round in 0..200u64 {
+        let data = pattern(round, 128 << 10);
+        client.write(round << 17, &data);
+        assert!(client.read(round << 17, 128 << 10) == data);
+        client.read(0, 4096);
+    }
+    assert!(begun.elapsed() < Duration::from_secs(5), "disturbed: {:?}", begun.elapsed());
+    let report = stand.report();
+    assert!(report.inflight > 0 && report.inflight < 64, "{report:?}");
+    client.disconnect();
+    drop(hogs);
+    stand.finish();
+}
+
+#[test]
+fn a_stop_answers_what_is_in_flight_and_closes() {
+    let stand = Stand::new();
+    stand.switches.hold.store(true, SeqCst);
+    let mut idle = stand.client(false);
+    let mut busy = stand.client(false);
+    for cookie in 0..10 {
+        busy.send(READ, 0, cookie, 0, 4096);
+    }
+    let mut writer = stand.client(true);
+    writer.send_write(0, 1, 0, &pattern(1, 8192));
+    // The next one stops in the middle of its payload; part of it is at the device.
+    let half = pattern(2, 600 << 10);
+    let mut bytes = request(WRITE, 0, 2, 1 << 20, 1 << 20);
+    bytes.extend(half);
+    writer.stream.write_all(&bytes).unwrap();
+    let mut silent = stand.socket();
+    stand.wait("12 requests", |report| report.inflight == 12);
+    std::thread::sleep(Duration::from_millis(20));
+    stand.mail.send(Mail::Stop);
+    assert!(idle.is_closed());
+    let mut greeting = [0; 18];
+    std::io::Read::read_exact(&mut silent, &mut greeting).unwrap();
+    assert!(crate::client::is_closed(&mut silent));
+    assert_eq!(stand.report().connections, 2);
+    stand.switches.hold.store(false, SeqCst);
+    for _ in 0..10 {
+        assert_eq!(busy.reply(|_| 4096).error, 0);
+    }
+    assert!(busy.is_closed());
+    let reply = writer.reply(|_| 0);
+    assert_eq!((reply.cookie, reply.error), (1, 0));
+    assert!(writer.is_closed(), "the write that did not arrive is not answered");
+    assert!(crate::client::is_closed(&mut stand.socket()), "nobody is taken after a stop");
+    stand.finish();
+}
+
+#[test]
+fn an_abort_closes_at_once_and_takes_everything_back() {
+    let stand = Stand::new();
+    stand.switches.hold.store(true, SeqCst);
+    let mut clients: Vec<_> = (0..4).map(|_| stand.client(true)).collect();
+    for client in &mut clients {
+        client.send(READ, 0, 1, 0, 1 << 20);
+        client.send_write(0, 2, 0, &pattern(1, 128 << 10));
+        client.send(FLUSH, 0, 3, 0, 0);
+    }
+    stand.wait("12 requests", |report| report.inflight == 12);
+    stand.mail.send(Mail::Abort);
+    stand.mail.send(Mail::Stop);
+    stand.mail.send(Mail::Abort);
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(stand.report().inflight, 12, "the device still has them");
+    stand.switches.hold.store(false, SeqCst);
+    for client in &mut clients {
+        assert!(client.is_closed());
+    }
+    stand.finish();
+}
+
+#[test]
+fn half_closed_clients_get_their_replies() {
+    let stand = Stand::new();
+    stand.switches.delay_us.store(2000, SeqCst);
+    let mut client = stand.client(false);
+    for cookie in 0..20 {
+        client.send(READ, 0, cookie, 0, 4096);
+    }
+    client.stream.shutdown(std::net::Shutdown::Write).unwrap();
+    for _ in 0..20 {
+        assert_eq!(client.reply(|_| 4096).error, 0);
+    }
+    assert!(client.is_closed());
+    stand.finish();
+}
+
+#[test]
+fn bounds_that_cannot_work_are_refused() {
+    let ring = rtrs_core::rt::Ring::new(8).unwrap();
+    let try_with = |config: BridgeConfig| {
+        let device = crate::device::TestDevice::new(geometry(), Default::default());
+        let export = nbd_bridge::export_info("vol0", &geometry());
+        nbd_bridge::Bridge::new(&ring, Box::new(device), export, config).map(|_| ())
+    };
+    assert!(try_with(BridgeConfig::default()).is_ok());
+    assert!(try_with(config()).is_ok());
+    for bad in [
+        BridgeConfig { buffer_bytes: 1 << 20, ..config() },
+        BridgeConfig { connections_max: 0, ..config() },
+        BridgeConfig { requests_max: 0, ..config() },
+    ] {
+        let error = try_with(bad).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput, "{error}");
+    }
+}

@@ -1,0 +1,12 @@
+//! The bridge on a real ring, over a memory device with switches, spoken to in bytes.
+//!
+//! After every turn the bridge counts its rows and buffers (`Bridge::check`), and every test ends
+//! with all of them home.
+
+mod client;
+mod device;
+mod flow;
+mod misdeeds;
+mod programs;
+mod stand;
+mod time;

@@ -1,0 +1,266 @@
+//! Clients that break the protocol, stop anywhere, or come in crowds.
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::sync::atomic::Ordering::SeqCst;
+
+use nbd_bridge::BridgeConfig;
+use rtrs_core::block::Geometry;
+
+use crate::client::{
+    Client, DISC, FLUSH, READ, WRITE, ZEROES, go, is_closed, option, pattern, request,
+};
+use crate::stand::{Stand, config, geometry};
+
+const EINVAL: u32 = 22;
+const ENOSPC: u32 = 28;
+
+/// Does `misdeed` beside a good client, which must not notice.
+fn beside_a_good_client(misdeed: impl FnOnce(&Stand)) {
+    let stand = Stand::new();
+    let mut good = stand.client(true);
+    good.write(0, &pattern(5, 4096));
+    misdeed(&stand);
+    assert!(good.read(0, 4096) == pattern(5, 4096), "the good client's data changed");
+    good.disconnect();
+    stand.finish();
+}
+
+#[test]
+fn wrong_magic_closes() {
+    beside_a_good_client(|stand| {
+        let mut client = stand.client(false);
+        client.stream.write_all(&[0x55; 28]).unwrap();
+        assert!(client.is_closed());
+        // With requests in flight.
+        stand.switches.hold.store(true, SeqCst);
+        let mut client = stand.client(true);
+        client.send(READ, 0, 1, 0, 1 << 20);
+        client.send_write(0, 2, 1 << 20, &pattern(1, 64 << 10));
+        client.stream.write_all(&[0; 28]).unwrap();
+        stand.wait("two requests", |report| report.inflight == 2);
+        stand.switches.hold.store(false, SeqCst);
+        assert!(client.is_closed());
+    });
+}
+
+#[test]
+fn garbage_in_the_handshake_closes() {
+    beside_a_good_client(|stand| {
+        for garbage in [vec![0xff; 4], [&[0, 0, 0, 3][..], &[7; 64]].concat(), vec![0; 5000]] {
+            let mut socket = stand.socket();
+            socket.write_all(&garbage).unwrap();
+            let mut greeting = [0; 18];
+            socket.read_exact(&mut greeting).unwrap();
+            assert!(is_closed(&mut socket));
+        }
+    });
+}
+
+#[test]
+fn an_oversize_write_is_refused_and_skipped() {
+    beside_a_good_client(|stand| {
+        for structured in [false, true] {
+            let mut client = stand.client(structured);
+            client.send_write(0, 1, 0, &vec![1; (32 << 20) + 512]);
+            assert_eq!(client.reply(|_| 0).error, EINVAL);
+            client.write(1 << 20, &pattern(1, 512));
+            // Past the end of the export, and out of step with its blocks.
+            client.send_write(0, 2, 64 << 20, &[1; 4096]);
+            assert_eq!(client.reply(|_| 0).error, ENOSPC);
+            client.send_write(0, 3, 1, &[1; 512]);
+            assert_eq!(client.reply(|_| 0).error, EINVAL);
+            assert!(client.read(1 << 20, 512) == pattern(1, 512));
+            // Too long to be skipped.
+            client.send(WRITE, 0, 4, 0, u32::MAX);
+            assert_eq!(client.reply(|_| 0).error, ENOSPC);
+            assert!(client.is_closed());
+        }
+    });
+}
+
+#[test]
+fn requests_that_make_no_sense_are_refused() {
+    beside_a_good_client(|stand| {
+        let mut client = stand.client(false);
+        assert_eq!(client.error_of(99, 0, 0, 4096), EINVAL);
+        assert_eq!(client.error_of(READ, 0, 0, 0), EINVAL);
+        assert_eq!(client.error_of(READ, 0, u64::MAX - 511, 512), EINVAL);
+        assert_eq!(client.error_of(FLUSH, 0, 0, 1), EINVAL);
+        assert_eq!(client.error_of(ZEROES, 0x8000, 0, 4096), EINVAL);
+        // More at once than there are rows.
+        let flood: Vec<u8> = (0..300).flat_map(|cookie| request(99, 0, cookie, 0, 0)).collect();
+        client.stream.write_all(&flood).unwrap();
+        for cookie in 0..300 {
+            let reply = client.reply(|_| 0);
+            assert_eq!((reply.cookie, reply.error), (cookie, EINVAL));
+        }
+        client.disconnect();
+    });
+}
+
+#[test]
+fn writes_to_a_read_only_export_are_refused() {
+    let stand = Stand::with(Geometry { read_only: true, ..geometry() }, config());
+    let mut client = stand.client(true);
+    client.send_write(0, 1, 0, &[1; 4096]);
+    assert_eq!(client.reply(|_| 0).error, 1);
+    assert!(client.read(0, 4096) == [0; 4096]);
+    client.disconnect();
+    stand.finish();
+}
+
+/// A short session with everything in it: bytes of a client from its first to its last.
+fn session(structured: bool) -> Vec<u8> {
+    let mut bytes = 3u32.to_be_bytes().to_vec();
+    bytes.extend(option(3, &[]));
+    if structured {
+        bytes.extend(option(8, &[]));
+    }
+    bytes.extend(go("vol0"));
+    bytes.extend(request(WRITE, 1, 1, 0, 1024));
+    bytes.extend(pattern(1, 1024));
+    bytes.extend(request(READ, 0, 2, 0, 512));
+    bytes.extend(request(WRITE, 0, 3, 1, 600));
+    bytes.extend(pattern(2, 600));
+    bytes.extend(request(FLUSH, 0, 4, 0, 0));
+    bytes.extend(request(ZEROES, 0, 5, 0, 4096));
+    bytes.extend(request(DISC, 0, 0, 0, 0));
+    bytes
+}
+
+#[test]
+fn the_stream_may_end_at_any_byte() {
+    for structured in [false, true] {
+        let stand = Stand::new();
+        let bytes = session(structured);
+        for end in 0..=bytes.len() {
+            let mut socket = stand.socket();
+            socket.write_all(&bytes[..end]).unwrap();
+            if end % 2 == 0 {
+                // Only the sending side: the bridge answers, then closes.
+                socket.shutdown(Shutdown::Write).unwrap();
+                let mut rest = Vec::new();
+                socket.read_to_end(&mut rest).unwrap();
+                assert!(rest.len() >= 18, "the greeting at least");
+            }
+            drop(socket);
+            if end % 4 == 3 {
+                stand.wait("gone clients", |report| report.connections < 4);
+            }
+        }
+        stand.finish();
+    }
+}
+
+#[test]
+fn a_session_byte_by_byte_is_a_session() {
+    for structured in [false, true] {
+        let stand = Stand::new();
+        let mut whole = Vec::new();
+        let mut one = stand.socket();
+        one.write_all(&session(structured)).unwrap();
+        one.read_to_end(&mut whole).unwrap();
+        let mut socket = stand.socket();
+        let mut sender = socket.try_clone().unwrap();
+        let bytes = session(structured);
+        let thread = std::thread::spawn(move || {
+            for byte in bytes {
+                sender.write_all(&[byte]).unwrap();
+                std::thread::yield_now();
+            }
+        });
+        let mut split = Vec::new();
+        socket.read_to_end(&mut split).unwrap();
+        thread.join().unwrap();
+        assert_eq!(whole.len(), split.len());
+        stand.finish();
+    }
+}
+
+#[test]
+fn a_long_payload_may_stop_anywhere() {
+    let config = BridgeConfig { connections_max: 16, buffer_bytes: 48 << 20, ..config() };
+    let stand = Stand::with(geometry(), config);
+    for held in [false, true] {
+        stand.switches.hold.store(held, SeqCst);
+        for sent in [0, 1, 511, 512, 262_143, 262_144, 266_212, 266_240, 300_000, 1_048_575] {
+            let mut client = stand.client(true);
+            client.send(READ, 0, 1, 0, 300_000 / 512 * 512);
+            client.send(WRITE, 0, 2, 0, 1 << 20);
+            client.stream.write_all(&vec![7; sent]).unwrap();
+            drop(client);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(30));
+        stand.switches.hold.store(false, SeqCst);
+        stand.wait("rest", |report| report.connections == 0 && report.inflight == 0);
+    }
+    stand.finish();
+}
+
+#[test]
+fn options_without_end_are_bounded_and_harmless() {
+    beside_a_good_client(|stand| {
+        let mut socket = stand.socket();
+        let mut bytes = 3u32.to_be_bytes().to_vec();
+        // Each brings a longer answer than it is; nobody reads them for now.
+        let info = {
+            let mut data = 4u32.to_be_bytes().to_vec();
+            data.extend(b"vol0");
+            data.extend(3u16.to_be_bytes());
+            for kind in 1u16..=3 {
+                data.extend(kind.to_be_bytes());
+            }
+            option(6, &data)
+        };
+        for _ in 0..1023 {
+            bytes.extend(&info);
+        }
+        bytes.extend(option(2, &[]));
+        socket.write_all(&bytes).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let mut rest = Vec::new();
+        socket.read_to_end(&mut rest).unwrap();
+        assert!(rest.len() > 100_000, "all options were answered: {}", rest.len());
+    });
+}
+
+#[test]
+fn crowds_come_and_go() {
+    let stand = Stand::new();
+    for round in 0..100 {
+        let socket = stand.socket();
+        match round % 4 {
+            0 => drop(socket),
+            1 => {
+                let _ = (&socket).write_all(&3u32.to_be_bytes());
+            }
+            _ => {
+                let mut client = Client::go(socket, round % 8 == 3);
+                client.send(READ, 0, 1, 0, 128 << 10);
+                client.send_write(0, 2, 0, &[1; 4096]);
+                if round % 4 == 2 {
+                    client.reply(|_| 128 << 10);
+                }
+            }
+        }
+        stand.wait("room", |report| report.connections < 8);
+    }
+    stand.finish();
+}
+
+#[test]
+fn one_connection_too_many_is_turned_away() {
+    let stand = Stand::new();
+    let mut clients: Vec<_> = (0..8).map(|_| stand.client(true)).collect();
+    assert!(is_closed(&mut stand.socket()));
+    assert_eq!(stand.report().connections, 8);
+    for client in &mut clients {
+        client.write(0, &[1; 4096]);
+    }
+    clients.pop().unwrap().disconnect();
+    stand.wait("room", |report| report.connections == 7);
+    stand.client(false).disconnect();
+    drop(clients);
+    stand.finish();
+}

@@ -1,0 +1,193 @@
+//! A bridge on a real ring in a thread of its own, and what a test may ask of it.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant as StdInstant};
+
+use nbd_bridge::{Bound, Bridge, BridgeConfig, BridgeStats, ExportInfo, Listener, export_info};
+use rtrs_core::block::Geometry;
+use rtrs_core::rt::{Inbox, PollPolicy, Ring, Sender, Shard, mailbox, run};
+use rtrs_core::time::{Instant, earliest};
+
+use crate::client::Client;
+use crate::device::{Switches, TestDevice};
+
+pub(crate) enum Mail {
+    Adopt(OwnedFd),
+    Listen(Bound),
+    Stop,
+    Abort,
+    Query(mpsc::Sender<Report>),
+    Exit,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Report {
+    pub(crate) connections: usize,
+    pub(crate) inflight: usize,
+    pub(crate) stats: BridgeStats,
+}
+
+struct TestShard {
+    inbox: Inbox<Mail>,
+    ring: std::rc::Rc<Ring>,
+    bridge: Bridge,
+    listener: Option<Listener>,
+    done: bool,
+}
+
+impl Shard for TestShard {
+    fn turn(&mut self, now: Instant) -> bool {
+        let mut any = false;
+        while let Some(mail) = self.inbox.take() {
+            any = true;
+            match mail {
+                Mail::Adopt(socket) => self.bridge.adopt(now, socket),
+                Mail::Listen(bound) => self.listener = Some(bound.serve(&self.ring)),
+                Mail::Stop => self.bridge.stop(),
+                Mail::Abort => self.bridge.abort(),
+                Mail::Query(reply) => {
+                    let (connections, inflight) =
+                        (self.bridge.connections(), self.bridge.inflight());
+                    let stats = self.bridge.stats();
+                    reply.send(Report { connections, inflight, stats }).unwrap();
+                }
+                Mail::Exit => self.done = true,
+            }
+        }
+        while let Some(socket) = self.listener.as_mut().and_then(|l| l.take(now)) {
+            any = true;
+            self.bridge.adopt(now, socket);
+        }
+        any |= self.bridge.turn(now);
+        self.bridge.check();
+        any
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let listener = self.listener.as_ref().and_then(Listener::deadline);
+        earliest(self.bridge.deadline(), listener)
+    }
+
+    fn is_done(&self) -> bool {
+        self.done
+    }
+
+    fn has_mail(&self) -> bool {
+        !self.inbox.is_empty()
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        self.inbox.prepare_sleep()
+    }
+
+    fn awake(&mut self) {
+        self.inbox.awake();
+    }
+}
+
+/// 64 MiB, everything offered; discards and zeroes of at most 1 MiB at once.
+pub(crate) fn geometry() -> Geometry {
+    Geometry {
+        discard: true,
+        discard_granularity: 4096,
+        write_zeroes: true,
+        fast_zero: true,
+        io_max: 32 << 20,
+        discard_max: 1 << 20,
+        ..Geometry::plain(64 << 20)
+    }
+}
+
+/// Small, so that the edges are near: a request of 32 MiB beside eight connections.
+pub(crate) fn config() -> BridgeConfig {
+    BridgeConfig { buffer_bytes: 144 * (260 << 10), connections_max: 8, requests_max: 64 }
+}
+
+pub(crate) struct Stand {
+    pub(crate) switches: Arc<Switches>,
+    pub(crate) mail: Sender<Mail>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Stand {
+    pub(crate) fn new() -> Self {
+        Self::with(geometry(), config())
+    }
+
+    pub(crate) fn with(geometry: Geometry, config: BridgeConfig) -> Self {
+        let export = export_info("vol0", &geometry);
+        Self::start(geometry, config, export)
+    }
+
+    pub(crate) fn start(geometry: Geometry, config: BridgeConfig, export: ExportInfo) -> Self {
+        let switches = Arc::new(Switches::default());
+        let shared = Arc::clone(&switches);
+        let (mail, inbox) = mailbox().unwrap();
+        let thread = std::thread::spawn(move || {
+            let ring = Ring::new(64).unwrap();
+            let device = Box::new(TestDevice::new(geometry, shared));
+            let bridge = Bridge::new(&ring, device, export, config).unwrap();
+            let inbox = inbox.arm(&ring).unwrap();
+            let shard_ring = ring.clone();
+            let mut shard =
+                TestShard { inbox, ring: shard_ring, bridge, listener: None, done: false };
+            let policy = PollPolicy { budget_max: Duration::from_micros(20) };
+            run(&ring, policy, &mut shard).unwrap();
+        });
+        Self { switches, mail, thread: Some(thread) }
+    }
+
+    /// A connected socket, nothing said yet.
+    pub(crate) fn socket(&self) -> UnixStream {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        ours.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
+        self.mail.send(Mail::Adopt(theirs.into()));
+        ours
+    }
+
+    /// A client past the handshake.
+    pub(crate) fn client(&self, structured: bool) -> Client {
+        Client::go(self.socket(), structured)
+    }
+
+    pub(crate) fn report(&self) -> Report {
+        let (reply, answer) = mpsc::channel();
+        self.mail.send(Mail::Query(reply));
+        answer.recv_timeout(Duration::from_secs(10)).expect("the bridge's core answers")
+    }
+
+    /// Waits until the report is as wanted.
+    pub(crate) fn wait(&self, what: &str, wanted: impl Fn(&Report) -> bool) -> Report {
+        let end = StdInstant::now() + Duration::from_secs(10);
+        loop {
+            let report = self.report();
+            if wanted(&report) {
+                return report;
+            }
+            assert!(StdInstant::now() < end, "no {what} within ten seconds: {report:?}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Waits until all connections are gone, and everything they held is back.
+    pub(crate) fn finish(mut self) -> BridgeStats {
+        let report = self.wait("rest", |report| report.connections == 0 && report.inflight == 0);
+        self.mail.send(Mail::Exit);
+        self.thread.take().unwrap().join().expect("the core ends without a panic");
+        report.stats
+    }
+}
+
+impl Drop for Stand {
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            self.mail.send(Mail::Exit);
+            let ended = thread.join();
+            assert!(ended.is_ok() || std::thread::panicking(), "the core panicked");
+        }
+    }
+}
