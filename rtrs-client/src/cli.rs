@@ -260,7 +260,7 @@ pub struct AttachArgs {
     #[arg(long, value_name = "N|auto")]
     pub shards: Option<Shards>,
 
-    /// Bytes of NBD buffers per shard, 1M to 4G in steps of 4k [default: 64M]
+    /// Bytes of NBD buffers per shard, 58M to 4G in steps of 4k [default: 64M]
     ///
     /// Requests wait when all are in use.
     #[arg(long, value_name = "SIZE")]

@@ -13,7 +13,7 @@ use super::{unsaid, usage};
 use crate::config::{Access, NbdAddress, Settings};
 use crate::error::{Error, ErrorKind};
 
-const BUFFER_BYTES_MIN: u64 = 1 << 20;
+const BUFFER_BYTES_MIN: u64 = 58 << 20;
 const BUFFER_BYTES_MAX: u64 = 4 << 30;
 
 /// Where NBD is served.
@@ -70,7 +70,7 @@ impl AttachPlan {
         let bytes = buffer_size.bytes();
         if !(BUFFER_BYTES_MIN..=BUFFER_BYTES_MAX).contains(&bytes) || !bytes.is_multiple_of(4096) {
             return Err(usage(format!(
-                "buffer-size {buffer_size} is not usable; use 1M to 4G in steps of 4k"
+                "buffer-size {buffer_size} is not usable; use 58M to 4G in steps of 4k"
             )));
         }
         let run_dir = RunDir::new(settings.run_dir.clone())?;

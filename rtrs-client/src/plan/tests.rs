@@ -62,7 +62,7 @@ fn values_and_combinations_of_attach_are_judged() {
         ("queue-depth-limit: 0", "queue-depth-limit 0 is out of range; use 1 to 65535"),
         ("queue-depth-limit: 65536", "queue-depth-limit 65536 is out of range; use 1 to 65535"),
         ("poll-us: 10001", "poll-us 10001 is out of range; use 0 to 10000"),
-        ("buffer-size: 4k", "buffer-size 4k is not usable; use 1M to 4G in steps of 4k"),
+        ("buffer-size: 4k", "buffer-size 4k is not usable; use 58M to 4G in steps of 4k"),
         ("buffer-size: 8G", "buffer-size 8G is not usable"),
         ("buffer-size: 1048577", "buffer-size 1048577 is not usable"),
         ("run-dir: ''", "run-dir \"\" is no path"),
@@ -177,7 +177,7 @@ fn printed_settings_make_the_same_plan() {
         reconnect-max-ms: 103\nio-timeout-ms: 104\nqueue-depth-limit: 105\npoll-us: 106\n\
         log: info,rtrs_client=debug\n";
     for front in ["socket: /s", "listen: 127.0.0.1:0\nshards: 3\nforeground: true\nrun-dir: /r"] {
-        let plan = attach(&format!("{session}{front}\nbuffer-size: 2M\n")).unwrap();
+        let plan = attach(&format!("{session}{front}\nbuffer-size: 64M\n")).unwrap();
         for text in [
             serde_yaml::to_string(&plan.settings()).unwrap(),
             serde_json::to_string_pretty(&plan.settings()).unwrap(),
