@@ -63,7 +63,7 @@ impl Devices {
     }
 
     /// Places in the table, open or not.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.open.len()
     }
 

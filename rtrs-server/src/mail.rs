@@ -16,12 +16,12 @@ use crate::path::{PathEnd, PathKey, PathShared};
 use crate::session::device_table::DeviceId;
 
 /// An open or close on its way to the control core.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControlRequest {
     /// OPEN.
     Open {
         /// The export's name.
-        name: Name,
+        name: Box<Name>,
         /// What for.
         access: AccessMode,
     },
@@ -43,20 +43,24 @@ pub enum ControlAnswer {
     Refused(u16),
 }
 
+/// A connection for a core to accept.
+#[derive(Debug)]
+pub struct AcceptOrder {
+    /// Its path.
+    pub path: Arc<PathShared>,
+    /// Which connection.
+    pub cid: ConnIndex,
+    /// The peer's request.
+    pub request: ConnRequest,
+    /// What to answer.
+    pub response: PrivateData,
+}
+
 /// From the control core to a core.
 #[derive(Debug)]
 pub enum ShardMail {
     /// Accept a connection of a path.
-    Accept {
-        /// Its path.
-        path: Arc<PathShared>,
-        /// Which connection.
-        cid: ConnIndex,
-        /// The peer's request.
-        request: ConnRequest,
-        /// What to answer.
-        response: PrivateData,
-    },
+    Accept(Box<AcceptOrder>),
     /// Bind the windows of the new chunk pool and send INFO_RSP on connection 0. To the core of
     /// connection 0.
     Serve {

@@ -27,7 +27,7 @@ pub struct Answer {
 
 impl Answer {
     /// Work requests it takes.
-    pub const fn len(&self) -> u32 {
+    pub const fn requests(&self) -> u32 {
         1 + self.data.is_some() as u32 + self.invalidate.is_some() as u32
     }
 

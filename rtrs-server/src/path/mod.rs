@@ -64,7 +64,7 @@ pub struct PathShared {
 }
 
 /// What a path is made of besides its shared state.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct PathOrigin {
     /// What the client calls it.
     pub uuid: PathUuid,

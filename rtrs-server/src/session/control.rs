@@ -22,7 +22,7 @@ use super::device_table::{DeviceEntry, DeviceId};
 use super::{SessionParams, SessionShared};
 use crate::export::{Export, ExportTable};
 use crate::listener::{Refusal, acceptance};
-use crate::mail::{ControlAnswer, ControlMail, ControlRequest, Outbox, ShardMail};
+use crate::mail::{AcceptOrder, ControlAnswer, ControlMail, ControlRequest, Outbox, ShardMail};
 use crate::path::handshake::Joining;
 use crate::path::state::PathState;
 use crate::path::{PathEnd, PathKey, PathOrigin, PathShared, PeerFault, core_of};
@@ -124,8 +124,8 @@ impl Control {
             Ok((path, conn)) => {
                 let core = core_of(conn.cid, self.params.cores);
                 let response = acceptance(self.params.limits, self.params.always_invalidate);
-                let mail = ShardMail::Accept { path, cid: conn.cid, request, response };
-                out.shard(core, mail);
+                let order = AcceptOrder { path, cid: conn.cid, request, response };
+                out.shard(core, ShardMail::Accept(Box::new(order)));
             }
             Err(refusal) => {
                 tracing::info!(%peer, %refusal, errno = refusal.errno(), "refused a connection");
@@ -168,7 +168,7 @@ impl Control {
         else {
             // The client says itself that the path we hold is dead: make room for the next try.
             if conn.recon_cnt > path.recon_cnt && path.state == PathState::Connected {
-                self.end_path(key, PathEnd::Replaced, out);
+                self.end_path(key, &PathEnd::Replaced, out);
             }
             return Err(Refusal::PathExists);
         };
@@ -271,7 +271,7 @@ impl Control {
                     beat.on_ack(at);
                 }
             }
-            ControlMail::Broken { path, end } => self.end_path(path, end, out),
+            ControlMail::Broken { path, end } => self.end_path(path, &end, out),
             ControlMail::Finished { path, core } => self.settle(now, path, core, out, |debt| {
                 debt.finished = true;
             }),
@@ -293,18 +293,18 @@ impl Control {
         };
         let name = match joining.admit(bytes) {
             Ok(admitted) => admitted.name,
-            Err(error) => return self.end_path(key, PathEnd::Peer(PeerFault::Info(error)), out),
+            Err(error) => return self.end_path(key, &PathEnd::Peer(PeerFault::Info(error)), out),
         };
         let id = path.shared.session.id;
         let taken = |session: &Session| session.shared.id != id && session.name == Some(name);
         if self.sessions.values().any(taken) {
             let name = String::from_utf8_lossy(name.as_bytes()).into_owned();
-            return self.end_path(key, PathEnd::Peer(PeerFault::NameTaken(name)), out);
+            return self.end_path(key, &PathEnd::Peer(PeerFault::NameTaken(name)), out);
         }
         let SessionParams { limits, always_invalidate, .. } = self.params;
         let pool = match ChunkPool::new(limits, &path.shared.pd, always_invalidate) {
             Ok(pool) => pool,
-            Err(error) => return self.end_path(key, PathEnd::Fabric(error.to_string()), out),
+            Err(error) => return self.end_path(key, &PathEnd::Fabric(error.to_string()), out),
         };
         let Some(path) = self.paths.get_mut(&key) else { return };
         let _ = path.shared.chunks.set(pool);
@@ -383,8 +383,8 @@ impl Control {
             }
             return Err(errno::ENOMEM);
         };
-        let name = &export.name;
-        tracing::info!(%name, session = %session.id, ?access, id = device.0, "opened");
+        let (name, id) = (&export.name, device.0);
+        tracing::info!(%name, session = %session.id, ?access, id, "opened");
         Ok(describe(export, device))
     }
 
@@ -403,7 +403,7 @@ impl Control {
     }
 
     /// Begins the end of a path. Nothing happens to one that ends already.
-    fn end_path(&mut self, key: PathKey, end: PathEnd, out: &mut Outbox) {
+    fn end_path(&mut self, key: PathKey, end: &PathEnd, out: &mut Outbox) {
         let Some(path) = self.paths.get_mut(&key) else { return };
         if matches!(path.state, PathState::Closing | PathState::Draining | PathState::Gone) {
             return;
@@ -436,7 +436,7 @@ impl Control {
             note(debt);
         }
         if path.state == PathState::Finishing && path.cores.iter().all(|debt| debt.finished) {
-            self.end_path(key, PathEnd::Shutdown, out);
+            self.end_path(key, &PathEnd::Shutdown, out);
         }
         self.advance_end(key, out);
         self.advance_stop(now, out);
@@ -500,7 +500,7 @@ impl Control {
         }
         self.next = next;
         for (key, end) in ends {
-            self.end_path(key, end, out);
+            self.end_path(key, &end, out);
         }
         self.advance_stop(now, out);
         true
@@ -525,7 +525,7 @@ impl Control {
         for key in keys {
             let Some(path) = self.paths.get_mut(&key) else { continue };
             match path.state {
-                PathState::Connecting => self.end_path(key, PathEnd::Shutdown, out),
+                PathState::Connecting => self.end_path(key, &PathEnd::Shutdown, out),
                 PathState::Connected => {
                     path.heartbeat = None;
                     path.go(PathState::Finishing);
@@ -549,7 +549,7 @@ impl Control {
                 let keys: Vec<PathKey> = self.paths.keys().copied().collect();
                 tracing::warn!(paths = keys.len(), "requests did not end within the grace time");
                 for key in keys {
-                    self.end_path(key, PathEnd::Shutdown, out);
+                    self.end_path(key, &PathEnd::Shutdown, out);
                 }
                 Stop::Aborting(now + ABORT_GRACE)
             }

@@ -119,6 +119,12 @@ pub struct Request {
     pub since: rtrs_core::time::Instant,
 }
 
+impl Default for Request {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Request {
     /// An empty row.
     pub const fn new() -> Self {

@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use rtrs_core::block::Core;
 use rtrs_core::fabric::{
-    Access, BindResult, CloseReason, ConnRequest, Fabric, FabricError, PrivateData, QpLimits,
-    SgeList, WcOp, WcStatus, WorkCompletion, WorkRequest, WrOp,
+    Access, BindResult, CloseReason, Fabric, FabricError, QpLimits, SgeList, WcOp, WcStatus,
+    WorkCompletion, WorkRequest, WrOp,
 };
 use rtrs_core::ids::{ChunkIndex, ConnIndex, CoreIndex, PermitId, QpNum};
 use rtrs_core::time::{Duration, Instant, earliest};
@@ -27,7 +27,7 @@ use super::permits::Holder;
 use super::request::{Request, RequestState};
 use crate::devices::{Devices, RequestRef};
 use crate::export::ExportTable;
-use crate::mail::{ControlMail, Outbox, ShardMail};
+use crate::mail::{AcceptOrder, ControlMail, Outbox, ShardMail};
 use crate::path::io::{SendQueue, bare_write};
 use crate::path::state::PathState;
 use crate::path::{HEARD_EVERY, PathEnd, PathKey, PathShared, PeerFault};
@@ -171,9 +171,7 @@ impl Shard {
     ) {
         self.now = now;
         match mail {
-            ShardMail::Accept { path, cid, request, response } => {
-                self.accept(now, path, cid, request, &response, fabrics, out);
-            }
+            ShardMail::Accept(order) => self.accept(now, *order, fabrics, out),
             ShardMail::Serve { path } => {
                 if let Some(row) = self.row_of(path) {
                     self.serve(row, fabrics, out);
@@ -363,17 +361,14 @@ impl Shard {
         self.break_path(row, PathEnd::Fabric(error.to_string()), out);
     }
 
-    #[allow(clippy::too_many_arguments, reason = "one call, from one letter")]
     fn accept(
         &mut self,
         now: Instant,
-        path: Arc<PathShared>,
-        cid: ConnIndex,
-        request: ConnRequest,
-        response: &PrivateData,
+        order: AcceptOrder,
         fabrics: &mut Fabrics,
         out: &mut Outbox,
     ) {
+        let AcceptOrder { path, cid, request, response } = order;
         let row = self.row_of(path.key).unwrap_or_else(|| self.new_row(Arc::clone(&path)));
         let depth = self.params.limits.queue_depth();
         let recv_max = u32::from(depth) + RECV_SLACK + 1;
@@ -382,7 +377,7 @@ impl Shard {
         let provider = usize::from(path.provider);
         let Some(fabric) = fabrics.get_mut(provider) else { return };
         let limits = QpLimits { send_max, recv_max };
-        let qp = match fabric.accept(now, &path.pd, request, limits, response) {
+        let qp = match fabric.accept(now, &path.pd, request, limits, &response) {
             Ok(qp) => qp,
             Err(error) => return self.break_by_fabric(row, &error, out),
         };
@@ -427,7 +422,7 @@ impl Shard {
             service: None,
             requests: Box::default(),
             inflight: 0,
-            attached: vec![false; self.devices.len()].into(),
+            attached: vec![false; self.devices.count()].into(),
             first_binds: 0,
             told_heard: Instant::ZERO,
             finished_told: false,

@@ -189,7 +189,10 @@ impl Shard {
                 Wanted::Tell(SessInfoRsp::answer(info).encode())
             }
             Ok(UserMessage::Open { access, dev_name }) => match Name::new(dev_name) {
-                Ok(name) => Wanted::Control(ControlRequest::Open { name, access }),
+                Ok(name) => {
+                    let name = Box::new(name);
+                    Wanted::Control(ControlRequest::Open { name, access })
+                }
                 Err(_) => Wanted::Refuse(errno::EINVAL),
             },
             Ok(UserMessage::Close(close)) => {
@@ -369,7 +372,7 @@ impl Shard {
         out: &mut Outbox,
     ) -> bool {
         let mut busy = false;
-        for at in 0..self.devices.len() {
+        for at in 0..self.devices.count() {
             busy |= self.devices.poll(at, now);
             while let Some(completion) = self.devices.reap(at) {
                 busy = true;
@@ -554,7 +557,7 @@ impl Shard {
         // The permit is free before the answer can reach the peer, who may use it at once.
         self.release(row, permit);
         let Some(conn) = self.conn_mut(at) else { return };
-        let covered = conn.queue.take(answer.len());
+        let covered = conn.queue.take(answer.requests());
         let wr_id = WorkId::Send(covered.unwrap_or(0)).encode(at);
         if let Err(error) = answer.post(&mut *fabrics[provider], qp, wr_id, covered.is_some()) {
             self.break_by_fabric(row, &error, out);

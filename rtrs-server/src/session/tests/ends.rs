@@ -1,0 +1,280 @@
+//! Replays, dead paths, silence, shutdown: what happens when things end.
+
+use rtrs_core::block::IoOp;
+use rtrs_core::time::Duration;
+use rtrs_core::wire::{AccessMode, Imm, Rw, errno};
+
+use super::peer::{Peer, PeerOptions, io};
+use super::stand::{Stand, StandOptions, client_ip};
+use crate::path::state::PathState;
+
+fn second_path() -> PeerOptions {
+    PeerOptions { path: 2, local: 1, first_conn: false, ..PeerOptions::default() }
+}
+
+/// A session with two paths and its device open.
+fn two_paths(always_invalidate: bool) -> (Stand, Peer, Peer) {
+    let mut options = StandOptions::default();
+    options.params.always_invalidate = always_invalidate;
+    let mut stand = Stand::new(options);
+    let a = Peer::open(&mut stand, PeerOptions::default());
+    let b = Peer::up(&mut stand, second_path(), "sess");
+    (stand, a, b)
+}
+
+#[test]
+fn a_replay_waits_for_its_original_and_then_runs() {
+    for dead in [false, true] {
+        for conn in [1, 2] {
+            let (mut stand, mut a, mut b) = two_paths(true);
+            stand.device.lock().hold = true;
+            a.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+            stand.settle();
+            if dead {
+                a.leave(&mut stand);
+                let states: Vec<_> =
+                    stand.sessions()[0].paths.iter().map(|path| path.state).collect();
+                assert_eq!(states, [PathState::Draining, PathState::Connected]);
+            }
+            b.send_write(&stand, (conn, 6), io(Rw::WRITE, 0, 512), &[2; 512]);
+            stand.pass(Duration::from_millis(50));
+            assert_eq!(b.replies(&mut stand), [], "the original still runs");
+            stand.device.lock().hold = false;
+            stand.pass(Duration::from_millis(5));
+            assert_eq!(b.reply(&mut stand).errno, 0);
+            assert_eq!(stand.device.lock().log.len(), 2);
+            assert_eq!(stand.device.lock().bytes[..512], [2; 512], "the copy came last");
+            let answers = if dead { 0 } else { 1 };
+            assert_eq!(a.replies(&mut stand).len(), answers);
+            let replays: u64 = stand.sessions()[0].paths.iter().map(|path| path.io.replays).sum();
+            assert_eq!(replays, 1);
+            assert_eq!(stand.load().1, 0);
+        }
+    }
+}
+
+#[test]
+fn a_parked_replay_ends_with_its_path() {
+    let (mut stand, mut a, mut b) = two_paths(true);
+    stand.device.lock().hold = true;
+    a.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+    stand.settle();
+    b.send_write(&stand, (2, 6), io(Rw::WRITE, 0, 512), &[2; 512]);
+    stand.settle();
+    b.leave(&mut stand);
+    stand.device.lock().hold = false;
+    stand.pass(Duration::from_millis(5));
+    assert_eq!(a.reply(&mut stand).errno, 0);
+    assert_eq!(stand.device.lock().log.len(), 1, "the replay never ran");
+    a.leave(&mut stand);
+    stand.assert_empty();
+}
+
+#[test]
+fn parked_reads_of_one_permit_on_one_path_are_a_misdeed() {
+    let (mut stand, mut a, mut b) = two_paths(false);
+    stand.device.lock().hold = true;
+    a.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+    stand.settle();
+    b.send_write(&stand, (2, 6), io(Rw::WRITE, 0, 512), &[2; 512]);
+    b.send_write(&stand, (2, 6), io(Rw::WRITE, 0, 512), &[3; 512]);
+    assert_eq!(b.closed(&mut stand), 3);
+    stand.device.lock().hold = false;
+    stand.pass(Duration::from_millis(5));
+    assert_eq!(a.reply(&mut stand).errno, 0);
+}
+
+#[test]
+fn a_dying_path_waits_for_its_io_and_frees_everything() {
+    let mut stand = Stand::new(StandOptions::default());
+    let mut peer = Peer::open(&mut stand, PeerOptions::default());
+    stand.device.lock().room = 2;
+    stand.device.lock().hold = true;
+    for permit in 0..8u16 {
+        let at = (1 + usize::from(permit) % 2, permit);
+        peer.send_write(&stand, at, io(Rw::WRITE, u64::from(permit), 512), &[1; 512]);
+    }
+    stand.settle();
+    assert_eq!(stand.load(), (3, 8));
+    peer.leave(&mut stand);
+    assert_eq!(stand.load(), (0, 4), "what no device took is dropped at once");
+    assert_eq!(stand.sessions()[0].paths[0].state, PathState::Draining);
+    // The client may come back while old IO still runs, on chunks of its own.
+    let again = PeerOptions { recon_cnt: 2, ..PeerOptions::default() };
+    let mut back = Peer::up(&mut stand, again, "sess");
+    let opened = back.open_device(&mut stand, "vol", AccessMode::ReadWrite).unwrap();
+    assert_eq!(opened.device_id, 0);
+    stand.device.lock().hold = false;
+    stand.pass(Duration::from_millis(5));
+    assert_eq!(stand.load(), (3, 0));
+    assert_eq!(stand.sessions()[0].paths.len(), 1);
+    back.send_read(&stand, (1, 0), io(Rw::READ, 0, 512));
+    assert_eq!(back.reply(&mut stand).errno, 0);
+    back.leave(&mut stand);
+    stand.assert_empty();
+    assert_eq!(stand.device.lock().open, 0);
+}
+
+#[test]
+fn dead_paths_with_running_io_do_not_pile_up() {
+    let mut stand = Stand::new(StandOptions::default());
+    let mut peer = Peer::open(&mut stand, PeerOptions::default());
+    stand.device.lock().hold = true;
+    for life in 0..4u16 {
+        peer.send_write(&stand, (1, life), io(Rw::WRITE, 0, 512), &[1; 512]);
+        stand.settle();
+        peer.leave(&mut stand);
+        let next = PeerOptions { recon_cnt: life + 2, ..PeerOptions::default() };
+        if life == 3 {
+            let refused = Peer::new(&stand, next).connect(&mut stand, 0).unwrap_err();
+            assert_eq!(refused, -104);
+            break;
+        }
+        peer = Peer::up(&mut stand, next, "sess");
+    }
+    stand.device.lock().hold = false;
+    stand.pass(Duration::from_millis(5));
+    stand.assert_empty();
+}
+
+#[test]
+fn one_dead_path_leaves_the_other_and_the_devices_alone() {
+    let (mut stand, mut a, mut b) = two_paths(true);
+    a.leave(&mut stand);
+    assert_eq!(stand.sessions()[0].exports, ["vol"]);
+    b.send_write(&stand, (1, 0), io(Rw::WRITE, 0, 512), &[1; 512]);
+    assert_eq!(b.reply(&mut stand).errno, 0, "the device is open on the session, not the path");
+    b.leave(&mut stand);
+    stand.assert_empty();
+    assert_eq!(stand.device.lock().open, 0);
+}
+
+#[test]
+fn one_lost_connection_ends_its_whole_path() {
+    for conn in 0..3 {
+        let mut stand = Stand::new(StandOptions::default());
+        let mut peer = Peer::open(&mut stand, PeerOptions::default());
+        let qp = peer.conns[conn];
+        let now = stand.now();
+        rtrs_core::fabric::Fabric::abort(&mut peer.fabric, now, qp);
+        assert_eq!(peer.closed(&mut stand), 3, "connection {conn}");
+        stand.assert_empty();
+    }
+}
+
+#[test]
+fn heartbeats_are_answered_at_once() {
+    let mut stand = Stand::new(StandOptions::default());
+    let mut peer = Peer::open(&mut stand, PeerOptions::default());
+    stand.posted();
+    peer.send_imm(&stand, 0, 0x8000_0000);
+    assert_eq!(peer.immediates(&mut stand), [(0, Imm::HeartbeatAck)]);
+    let posted = stand.posted();
+    assert_eq!(posted.len(), 1);
+    assert!(posted[0].bytes.is_empty());
+}
+
+#[test]
+fn an_idle_peer_is_asked_and_a_silent_one_found() {
+    let mut options = StandOptions::default();
+    options.params.heartbeat_interval = Duration::from_millis(100);
+    options.params.heartbeat_missed_max = 3;
+    let mut stand = Stand::new(options);
+    let mut peer = Peer::open(&mut stand, PeerOptions::default());
+    for _ in 0..5 {
+        stand.pass(Duration::from_millis(110));
+        assert_eq!(peer.immediates(&mut stand), [(0, Imm::Heartbeat)]);
+        peer.send_imm(&stand, 0, 0x9000_0000);
+    }
+    stand.settle();
+    assert!(stand.sessions()[0].paths[0].heartbeat_us.is_some());
+    // Traffic on any connection is a sign of life.
+    for _ in 0..20 {
+        stand.pass(Duration::from_millis(50));
+        peer.send_flush(&stand, (2, 0));
+        assert_eq!(peer.immediates(&mut stand).len(), 1, "no question, one answer");
+    }
+    stand.world.silence(client_ip(0), stand.address.ip());
+    stand.pass(Duration::from_millis(390));
+    assert_eq!(stand.sessions().len(), 1);
+    stand.pass(Duration::from_millis(30));
+    stand.settle();
+    stand.assert_empty();
+}
+
+#[test]
+fn two_sessions_do_not_see_each_other() {
+    let mut stand = Stand::new(StandOptions::default());
+    let mut a = Peer::open(&mut stand, PeerOptions::default());
+    let options = PeerOptions { session: 2, path: 2, local: 1, ..PeerOptions::default() };
+    let mut b = Peer::up(&mut stand, options, "b");
+    assert_eq!(
+        b.open_device(&mut stand, "vol", AccessMode::ReadWrite),
+        Err(errno::EPERM),
+        "the other one writes"
+    );
+    b.open_device(&mut stand, "other", AccessMode::ReadWrite).unwrap();
+    stand.device.lock().hold = true;
+    a.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+    stand.settle();
+    b.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[2; 512]);
+    assert_eq!(b.reply(&mut stand).errno, 0, "permits are per session");
+    stand.device.lock().hold = false;
+    assert_eq!(a.reply(&mut stand).errno, 0);
+    assert_eq!(stand.device.lock().bytes[..512], [1; 512]);
+}
+
+#[test]
+fn shutdown_answers_what_runs_and_takes_nothing_new() {
+    let mut stand = Stand::new(StandOptions::default());
+    let mut peer = Peer::open(&mut stand, PeerOptions::default());
+    let mut half =
+        Peer::new(&stand, PeerOptions { session: 2, path: 2, local: 1, ..PeerOptions::default() });
+    half.connect(&mut stand, 0).unwrap();
+    stand.device.lock().hold = true;
+    peer.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+    peer.send_write(&stand, (2, 7), io(Rw::WRITE, 8, 512), &[1; 512]);
+    stand.settle();
+    stand.shutdown();
+    stand.settle();
+    assert_eq!(half.closed(&mut stand), 1);
+    peer.send_write(&stand, (1, 8), io(Rw::WRITE, 16, 512), &[1; 512]);
+    let refused = half.connect(&mut stand, 0).unwrap_err();
+    assert_eq!(refused, -104);
+    assert!(!stand.all_done());
+    stand.device.lock().hold = false;
+    let mut permits: Vec<_> = peer.replies(&mut stand).iter().map(|r| r.permit).collect();
+    permits.sort_unstable();
+    assert_eq!(permits, [6, 7], "both were answered before their connections ended");
+    let writes = stand.device.lock().log.iter().filter(|io| io.0 == IoOp::Write).count();
+    assert_eq!(writes, 2);
+    assert_eq!(peer.closed(&mut stand), 3);
+    assert!(stand.all_done());
+    stand.assert_empty();
+}
+
+#[test]
+fn shutdown_does_not_wait_longer_than_its_grace() {
+    let mut stand = Stand::new(StandOptions::default());
+    let mut peer = Peer::open(&mut stand, PeerOptions::default());
+    stand.device.lock().hold = true;
+    peer.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+    stand.settle();
+    stand.shutdown();
+    stand.pass(Duration::from_millis(4990));
+    assert!(!stand.all_done());
+    assert_eq!(peer.closed(&mut stand), 0);
+    stand.pass(Duration::from_millis(20));
+    assert_eq!(peer.closed(&mut stand), 3);
+    assert!(!stand.all_done(), "the device still works on it");
+    stand.pass(Duration::from_millis(2100));
+    assert!(stand.all_done());
+}
+
+#[test]
+fn an_idle_server_stops_at_once() {
+    let mut stand = Stand::new(StandOptions::default());
+    stand.shutdown();
+    stand.settle();
+    assert!(stand.all_done());
+}

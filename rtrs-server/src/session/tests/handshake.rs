@@ -1,0 +1,230 @@
+//! Connecting: the good way, and every way that is refused with its errno.
+
+use rtrs_core::limits::Limits;
+use rtrs_core::time::Duration;
+
+use super::peer::{Peer, PeerOptions};
+use super::stand::{Stand, StandOptions};
+use crate::path::state::PathState;
+use crate::session::SessionParams;
+
+fn small(change: impl Fn(&mut SessionParams)) -> Stand {
+    let mut options = StandOptions::default();
+    change(&mut options.params);
+    Stand::new(options)
+}
+
+#[test]
+fn a_path_comes_up_with_any_number_of_connections() {
+    for cid_num in [1, 2, 3, 9] {
+        for always_invalidate in [false, true] {
+            let mut stand = small(|params| params.always_invalidate = always_invalidate);
+            let options = PeerOptions { cid_num, ..PeerOptions::default() };
+            let mut peer = Peer::up(&mut stand, options, "sess");
+            assert_eq!(peer.new_rkey, always_invalidate);
+            let keys: Vec<_> = peer.chunks.iter().map(|chunk| chunk.key).collect();
+            let same = keys.iter().all(|key| *key == keys[0]);
+            assert_eq!(same, !always_invalidate, "a key per chunk, or one for all");
+            let sessions = stand.sessions();
+            assert_eq!(sessions.len(), 1);
+            assert_eq!(sessions[0].name.as_deref(), Some("sess"));
+            assert_eq!(sessions[0].paths[0].state, PathState::Connected);
+            assert_eq!(stand.load().0, usize::from(cid_num));
+            peer.leave(&mut stand);
+            stand.assert_empty();
+        }
+    }
+}
+
+#[test]
+fn info_rsp_is_the_first_send_and_the_only_one() {
+    let mut stand = small(|params| params.limits = Limits::new(4, 8192).unwrap());
+    let options = PeerOptions::default();
+    let mut peer = Peer::new(&stand, options);
+    for cid in 0..3 {
+        peer.connect(&mut stand, cid).unwrap();
+    }
+    assert_eq!(stand.posted(), []);
+    peer.info(&mut stand, "sess");
+    let posted = stand.posted();
+    assert_eq!(posted.len(), 1);
+    assert_eq!(posted[0].bytes.len(), 8 + 4 * 16);
+    assert_eq!(posted[0].bytes[..8], [1, 0, 4, 0, 0, 0, 0, 0]);
+}
+
+#[test]
+fn every_wrong_con_req_is_refused_with_its_errno() {
+    let reset = -104;
+    let good = PeerOptions::default();
+    let bytes = |change: &dyn Fn(&mut [u8; 56])| {
+        let mut bytes = good.request(0).encode();
+        change(&mut bytes);
+        bytes.to_vec()
+    };
+    let cases: [(&str, Vec<u8>, i16); 9] = [
+        ("short", bytes(&|_| ())[..55].to_vec(), reset),
+        ("empty", Vec::new(), reset),
+        ("magic", bytes(&|b| b[2] = 0), reset),
+        ("major version", bytes(&|b| b[5] = 3), reset),
+        ("no connections", bytes(&|b| b[8..10].fill(0)), reset),
+        ("4097 connections", bytes(&|b| b[8..10].copy_from_slice(&[1, 16])), reset),
+        ("cid as large as the count", bytes(&|b| b[6] = 3), reset),
+        ("no session and none asked for", bytes(&|b| b[44] = 0), -6),
+        ("no session, garbage in other flags", bytes(&|b| b[44] = 0xfe), -6),
+    ];
+    for (what, private_data, errno) in cases {
+        let mut stand = Stand::new(StandOptions::default());
+        let mut peer = Peer::new(&stand, good);
+        let failure = peer.connect_raw(&mut stand, &private_data).unwrap_err();
+        assert_eq!(failure, errno, "{what}");
+        stand.assert_empty();
+    }
+    // A newer minor version and padding behind the message are fine.
+    let mut stand = Stand::new(StandOptions::default());
+    let mut peer = Peer::new(&stand, good);
+    peer.connect_raw(&mut stand, &bytes(&|b| b[4] = 9)).unwrap();
+}
+
+#[test]
+fn connections_must_fit_their_path() {
+    let mut stand = Stand::new(StandOptions::default());
+    let mut peer = Peer::new(&stand, PeerOptions::default());
+    peer.connect(&mut stand, 0).unwrap();
+    let again = peer.connect(&mut stand, 0).unwrap_err();
+    assert_eq!(again, -104, "the same connection twice");
+    peer.options.cid_num = 4;
+    let other = peer.connect(&mut stand, 1).unwrap_err();
+    assert_eq!(other, -104, "another count");
+    peer.options.cid_num = 3;
+    peer.connect(&mut stand, 2).unwrap();
+    peer.connect(&mut stand, 1).unwrap();
+    peer.info(&mut stand, "sess");
+    peer.options.cid_num = 3;
+    let late = peer.connect(&mut stand, 1).unwrap_err();
+    assert_eq!(late, -104, "the path is complete");
+    assert_eq!(stand.sessions()[0].paths[0].state, PathState::Connected);
+}
+
+#[test]
+fn two_paths_between_the_same_addresses_are_refused() {
+    let mut stand = Stand::new(StandOptions::default());
+    let one = PeerOptions::default();
+    let _first = Peer::up(&mut stand, one, "sess");
+    let mut same = Peer::new(&stand, PeerOptions { path: 2, first_conn: false, ..one });
+    assert_eq!(same.connect(&mut stand, 0).unwrap_err(), -17);
+    let elsewhere = PeerOptions { path: 2, local: 1, first_conn: false, ..one };
+    let mut second = Peer::up(&mut stand, elsewhere, "sess");
+    assert_eq!(stand.sessions()[0].paths.len(), 2);
+    second.leave(&mut stand);
+    assert_eq!(stand.sessions()[0].paths.len(), 1);
+}
+
+#[test]
+fn a_reconnect_replaces_a_path_the_server_still_believes_in() {
+    let mut stand = Stand::new(StandOptions::default());
+    let mut old = Peer::up(&mut stand, PeerOptions::default(), "sess");
+    let mut same = Peer::new(&stand, PeerOptions::default());
+    assert_eq!(same.connect(&mut stand, 0).unwrap_err(), -104);
+    assert_eq!(old.closed(&mut stand), 0, "a mere copy ends nothing");
+    let mut new = Peer::new(&stand, PeerOptions { recon_cnt: 2, ..PeerOptions::default() });
+    assert_eq!(new.connect(&mut stand, 0).unwrap_err(), -104);
+    assert_eq!(old.closed(&mut stand), 3);
+    let again = PeerOptions { recon_cnt: 3, ..PeerOptions::default() };
+    let _up = Peer::up(&mut stand, again, "sess");
+}
+
+#[test]
+fn limits_of_sessions_and_half_open_connections_hold() {
+    let mut stand = small(|params| params.sessions_max = 1);
+    let _one = Peer::up(&mut stand, PeerOptions::default(), "one");
+    let mut two = Peer::new(&stand, PeerOptions { session: 2, ..PeerOptions::default() });
+    assert_eq!(two.connect(&mut stand, 0).unwrap_err(), -12);
+
+    let mut stand = small(|params| params.half_open_max = 2);
+    let mut peer = Peer::new(&stand, PeerOptions::default());
+    peer.connect(&mut stand, 0).unwrap();
+    peer.connect(&mut stand, 1).unwrap();
+    assert_eq!(peer.connect(&mut stand, 2).unwrap_err(), -104);
+    stand.pass(Duration::from_secs(6));
+    stand.assert_empty();
+    let _fits = Peer::up(&mut stand, PeerOptions { cid_num: 2, ..PeerOptions::default() }, "s");
+}
+
+#[test]
+fn a_path_that_stays_half_open_is_closed() {
+    for connections in 1..=3 {
+        let mut stand = Stand::new(StandOptions::default());
+        let mut peer = Peer::new(&stand, PeerOptions::default());
+        for cid in 0..connections {
+            peer.connect(&mut stand, cid).unwrap();
+        }
+        stand.pass(Duration::from_millis(4900));
+        assert_eq!(peer.closed(&mut stand), 0);
+        stand.pass(Duration::from_millis(200));
+        assert_eq!(peer.closed(&mut stand), usize::from(connections));
+        stand.assert_empty();
+    }
+}
+
+#[test]
+fn wrong_info_requests_end_their_path_and_no_other() {
+    let mut stand = Stand::new(StandOptions::default());
+    let one = PeerOptions::default();
+    let mut taken = Peer::open(&mut stand, one);
+    let message = |name: &[u8]| {
+        let mut bytes = vec![0; 272];
+        bytes[2..2 + name.len()].copy_from_slice(name);
+        bytes
+    };
+    let mut wrong_type = message(b"x");
+    wrong_type[0] = 4;
+    let cases: [(&str, Vec<u8>); 8] = [
+        ("slash", message(b"a/b")),
+        ("dot", message(b"a.b")),
+        ("empty name", message(b"")),
+        ("no end of name", message(&[b'x'; 255])),
+        ("name of another session", message(b"sess")),
+        ("wrong type", wrong_type),
+        ("short", message(b"x")[..271].to_vec()),
+        ("one byte", vec![0]),
+    ];
+    for (what, bytes) in cases {
+        let mut peer = Peer::new(&stand, PeerOptions { session: 9, local: 1, ..one });
+        for cid in 0..3 {
+            peer.connect(&mut stand, cid).unwrap();
+        }
+        peer.send_info(&mut stand, &bytes);
+        assert_eq!(peer.closed(&mut stand), 3, "{what}");
+        assert_eq!(stand.sessions().len(), 1, "{what}");
+    }
+    taken.send_flush(&stand, (1, 0));
+    assert_eq!(taken.reply(&mut stand).errno, 0);
+}
+
+#[test]
+fn an_info_request_before_all_connections_ends_the_path() {
+    let mut stand = Stand::new(StandOptions::default());
+    let mut peer = Peer::new(&stand, PeerOptions::default());
+    peer.connect(&mut stand, 0).unwrap();
+    peer.connect(&mut stand, 1).unwrap();
+    let mut bytes = vec![0; 272];
+    bytes[2] = b'x';
+    peer.send_info(&mut stand, &bytes);
+    assert_eq!(peer.closed(&mut stand), 2);
+    stand.assert_empty();
+}
+
+#[test]
+fn an_immediate_in_place_of_info_req_ends_the_path() {
+    for conn in [0, 1] {
+        let mut stand = Stand::new(StandOptions::default());
+        let mut peer = Peer::new(&stand, PeerOptions::default());
+        for cid in 0..3 {
+            peer.connect(&mut stand, cid).unwrap();
+        }
+        // A heartbeat on connection 0 eats the receive of INFO_REQ; a request is early anywhere.
+        peer.send_imm(&stand, conn, if conn == 0 { 0x8000_0000 } else { 72 });
+        assert_eq!(peer.closed(&mut stand), 3, "connection {conn}");
+        stand.assert_empty();
+    }
+}

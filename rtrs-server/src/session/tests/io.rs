@@ -1,0 +1,281 @@
+//! Requests that are served: data, flags, rights, devices, limits.
+
+use rtrs_core::block::{Geometry, IoOp};
+use rtrs_core::fabric::sim::BindMode;
+use rtrs_core::wire::{AccessMode, IoHeader, Rw, WriteMsg, errno};
+
+use super::peer::{Data, Peer, PeerOptions, io};
+use super::stand::{Stand, StandOptions};
+
+fn write_like(rw: Rw, sector: u64, len: u32) -> (Vec<u8>, [u8; 4]) {
+    (io(rw, sector, len).encode().to_vec(), WriteMsg { usr_len: 32 }.encode())
+}
+
+#[test]
+fn data_goes_out_and_comes_back_over_every_connection() {
+    for bind in [BindMode::Done, BindMode::Pending] {
+        let mut stand = Stand::new(StandOptions { bind, ..StandOptions::default() });
+        let mut peer = Peer::open(&mut stand, PeerOptions { cid_num: 4, ..PeerOptions::default() });
+        for conn in 0..4usize {
+            for permit in 0..16u16 {
+                let byte = u8::try_from(conn).unwrap() * 16 + u8::try_from(permit).unwrap();
+                let sector = u64::from(byte);
+                peer.send_write(&stand, (conn, permit), io(Rw::WRITE, sector, 512), &[byte; 512]);
+                let reply = peer.reply(&mut stand);
+                assert_eq!((reply.conn, reply.permit, reply.errno), (conn, permit, 0));
+                // The answer comes over the connection of its request, whichever that is.
+                let other = (conn + 1) % 4;
+                peer.clear_result();
+                peer.send_read(&stand, (other, permit), io(Rw::READ, sector, 512));
+                assert_eq!(peer.reply(&mut stand).conn, other);
+                assert_eq!(peer.result(512), [byte; 512]);
+            }
+        }
+        let totals = stand.sessions()[0].paths[0].io;
+        assert_eq!((totals.reads, totals.writes, totals.errors), (64, 64, 0));
+        assert_eq!((totals.read_bytes, totals.write_bytes), (64 * 512, 64 * 512));
+        assert_eq!(totals.inflight, 0);
+    }
+}
+
+#[test]
+fn many_requests_are_in_flight_and_each_is_answered_once() {
+    let mut stand = Stand::new(StandOptions::default());
+    let mut peer = Peer::open(&mut stand, PeerOptions::default());
+    stand.device.lock().room = 3;
+    for _ in 0..20 {
+        for permit in 0..16u16 {
+            let conn = usize::from(permit) % 3;
+            let sector = u64::from(permit);
+            peer.send_write(&stand, (conn, permit), io(Rw::WRITE, sector, 512), &[1; 512]);
+        }
+        let mut permits: Vec<u16> = peer.replies(&mut stand).iter().map(|r| r.permit).collect();
+        permits.sort_unstable();
+        assert_eq!(permits, (0..16).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn the_largest_request_fills_its_chunk() {
+    let mut stand = Stand::new(StandOptions::default());
+    let mut peer = Peer::open(&mut stand, PeerOptions::default());
+    let len = stand.params.limits.max_io_size();
+    let data = vec![7; len as usize];
+    peer.send_write(&stand, (1, 15), io(Rw::WRITE, 0, len), &data);
+    assert_eq!(peer.reply(&mut stand).errno, 0);
+    assert_eq!(stand.device.lock().bytes[..len as usize], data);
+    peer.send_read(&stand, (1, 15), io(Rw::READ, 0, len));
+    assert_eq!(peer.reply(&mut stand).errno, 0);
+    assert_eq!(peer.result(len as usize), data);
+}
+
+#[test]
+fn flags_of_a_write_reach_the_device() {
+    let mut stand = Stand::new(StandOptions::default());
+    let mut peer = Peer::open(&mut stand, PeerOptions::default());
+    let mut run = |rw: Rw| {
+        peer.send_write(&stand, (1, 0), io(rw, 4, 512), &[1; 512]);
+        assert_eq!(peer.reply(&mut stand).errno, 0);
+        std::mem::take(&mut stand.device.lock().log)
+    };
+    let write = |fua| (IoOp::Write, 2048, 512, fua);
+    let flush = (IoOp::Flush, 0, 0, false);
+    assert_eq!(run(Rw::WRITE), [write(false)]);
+    assert_eq!(run(Rw::WRITE.sync()), [write(false)]);
+    assert_eq!(run(Rw::WRITE.sync().fua(true)), [write(true)]);
+    assert_eq!(run(Rw::WRITE.preflush(true)), [flush, write(false)]);
+    assert_eq!(run(Rw::WRITE.preflush(true).fua(true)), [flush, write(true)]);
+    assert_eq!(run(Rw(0xffff_f000 | 1)), [write(false)], "unknown flags mean nothing");
+}
+
+#[test]
+fn a_device_without_fua_is_flushed_after_the_write() {
+    let geometry = Geometry { fua: false, ..StandOptions::default().geometry };
+    let mut stand = Stand::new(StandOptions { geometry, ..StandOptions::default() });
+    let mut peer = Peer::open(&mut stand, PeerOptions::default());
+    peer.send_write(&stand, (1, 0), io(Rw::WRITE.fua(true), 4, 512), &[1; 512]);
+    assert_eq!(peer.reply(&mut stand).errno, 0);
+    let log = std::mem::take(&mut stand.device.lock().log);
+    assert_eq!(log, [(IoOp::Write, 2048, 512, false), (IoOp::Flush, 0, 0, false)]);
+}
+
+#[test]
+fn requests_above_the_device_limits_run_in_parts() {
+    let geometry = Geometry { io_max: 1024, discard_max: 2048, ..StandOptions::default().geometry };
+    let mut stand = Stand::new(StandOptions { geometry, ..StandOptions::default() });
+    let mut peer = Peer::open(&mut stand, PeerOptions::default());
+    let data: Vec<u8> = (0..3584u32).map(|n| (n / 512).to_le_bytes()[0]).collect();
+    peer.send_write(&stand, (1, 0), io(Rw::WRITE.fua(true), 1, 3584), &data);
+    assert_eq!(peer.reply(&mut stand).errno, 0);
+    peer.send_read(&stand, (1, 0), io(Rw::READ, 1, 3584));
+    assert_eq!(peer.reply(&mut stand).errno, 0);
+    assert_eq!(peer.result(3584), data);
+    let log = std::mem::take(&mut stand.device.lock().log);
+    let part = |at: u64, len| (IoOp::Write, 512 + at, len, true);
+    assert_eq!(log[..4], [part(0, 1024), part(1024, 1024), part(2048, 1024), part(3072, 512)]);
+    let (header, message) = write_like(Rw::DISCARD, 0, 5120);
+    peer.request(&stand, (1, 0), Data::None, &header, &message);
+    assert_eq!(peer.reply(&mut stand).errno, 0);
+    let log = std::mem::take(&mut stand.device.lock().log);
+    let part = |at, len| (IoOp::Discard, at, len, false);
+    assert_eq!(log, [part(0, 2048), part(2048, 2048), part(4096, 1024)]);
+}
+
+#[test]
+fn discards_zeroes_and_flushes_reach_the_device() {
+    let mut stand = Stand::new(StandOptions::default());
+    let mut peer = Peer::open(&mut stand, PeerOptions::default());
+    stand.device.lock().bytes.fill(9);
+    let wanted = [
+        (Rw::DISCARD, 2, (IoOp::Discard, 1024, 4096, false)),
+        (Rw::WRITE_ZEROES, 16, (IoOp::WriteZeroes, 8192, 4096, false)),
+        (Rw::WRITE_ZEROES.fua(true).no_unmap(true), 32, (IoOp::WriteZeroes, 16384, 4096, true)),
+    ];
+    for (rw, sector, ran) in wanted {
+        let (header, message) = write_like(rw, sector, 4096);
+        peer.request(&stand, (1, 5), Data::None, &header, &message);
+        assert_eq!(peer.reply(&mut stand).errno, 0);
+        assert_eq!(std::mem::take(&mut stand.device.lock().log), [ran]);
+    }
+    // A flush with sector -1, with and without FUA, PREFLUSH, as READ and as WRITE.
+    for rw in [Rw::FLUSH, Rw(0x302), Rw(0x702)] {
+        let header = io(rw, u64::MAX, 0).encode();
+        let message = peer.read_message(IoHeader::LEN, None, false);
+        peer.request(&stand, (1, 5), Data::None, &header, &message);
+        assert_eq!(peer.reply(&mut stand).errno, 0);
+        assert_eq!(std::mem::take(&mut stand.device.lock().log), [(IoOp::Flush, 0, 0, false)]);
+    }
+    assert_eq!(stand.sessions()[0].paths[0].io.flushes, 3);
+}
+
+#[test]
+fn what_the_device_cannot_do_is_refused() {
+    let geometry = Geometry { discard: false, write_zeroes: false, ..Geometry::plain(1 << 20) };
+    let mut stand = Stand::new(StandOptions { geometry, ..StandOptions::default() });
+    let mut peer = Peer::up(&mut stand, PeerOptions::default(), "sess");
+    let opened = peer.open_device(&mut stand, "vol", AccessMode::ReadWrite).unwrap();
+    assert_eq!((opened.max_discard_sectors, opened.max_write_zeroes_sectors), (0, 0));
+    for rw in [Rw::DISCARD, Rw::WRITE_ZEROES, Rw::SECURE_ERASE] {
+        let (header, message) = write_like(rw, 0, 4096);
+        peer.request(&stand, (1, 5), Data::None, &header, &message);
+        assert_eq!(peer.reply(&mut stand).errno, errno::EOPNOTSUPP);
+    }
+}
+
+#[test]
+fn places_outside_the_device_are_refused() {
+    let mut stand = Stand::new(StandOptions::default());
+    let mut peer = Peer::open(&mut stand, PeerOptions::default());
+    for (sector, len, read, write) in [
+        (2048, 512, errno::EINVAL, errno::ENOSPC),
+        (2047, 1024, errno::EINVAL, errno::ENOSPC),
+        (u64::MAX, 512, errno::EINVAL, errno::EINVAL),
+        (u64::MAX >> 9, 512, errno::EINVAL, errno::ENOSPC),
+        (0, 100, errno::EINVAL, errno::EINVAL),
+    ] {
+        peer.send_read(&stand, (1, 0), io(Rw::READ, sector, len));
+        assert_eq!(peer.reply(&mut stand).errno, read, "read of {len} at {sector}");
+        peer.send_write(&stand, (1, 0), io(Rw::WRITE, sector, len), &vec![1; len as usize]);
+        assert_eq!(peer.reply(&mut stand).errno, write, "write of {len} at {sector}");
+        let (header, message) = write_like(Rw::DISCARD, sector, len);
+        peer.request(&stand, (1, 0), Data::None, &header, &message);
+        assert_eq!(peer.reply(&mut stand).errno, write, "discard of {len} at {sector}");
+    }
+    assert_eq!(stand.device.lock().log, []);
+    assert!(stand.device.lock().bytes.iter().all(|b| *b == 0));
+}
+
+#[test]
+fn devices_open_close_and_keep_their_ids() {
+    let mut stand = Stand::new(StandOptions::default());
+    let mut peer = Peer::up(&mut stand, PeerOptions::default(), "sess");
+    let rw = AccessMode::ReadWrite;
+    let id = |opened: Result<rtrs_core::wire::OpenRsp, u16>| opened.map(|o| o.device_id);
+    assert_eq!(id(peer.open_device(&mut stand, "other", rw)), Ok(0));
+    assert_eq!(id(peer.open_device(&mut stand, "vol", rw)), Ok(1));
+    assert_eq!(id(peer.open_device(&mut stand, "//other", rw)), Ok(0), "the same device again");
+    for name in ["nope", "vo", "vol2", "/"] {
+        assert_eq!(id(peer.open_device(&mut stand, name, rw)), Err(errno::ENOENT), "{name}");
+    }
+    for name in ["", "..", "a/../vol"] {
+        assert_eq!(id(peer.open_device(&mut stand, name, rw)), Err(errno::EINVAL), "{name}");
+    }
+    let write = io(Rw::WRITE, 0, 512);
+    let to = |device_id| IoHeader { device_id, ..write };
+    for (device, errno) in [(0, 0), (1, 0), (2, errno::ENOTCONN), (u32::MAX, errno::ENOTCONN)] {
+        peer.send_write(&stand, (1, 0), to(device), &[1; 512]);
+        assert_eq!(peer.reply(&mut stand).errno, errno, "device {device}");
+    }
+    assert_eq!(stand.device.lock().open, 1);
+    peer.send_close(&stand, 1, 1);
+    assert_eq!(peer.reply(&mut stand).errno, 0);
+    assert_eq!(stand.device.lock().open, 0, "closed on all cores");
+    peer.send_write(&stand, (1, 0), to(1), &[1; 512]);
+    assert_eq!(peer.reply(&mut stand).errno, errno::ENOTCONN);
+    peer.send_close(&stand, 1, 77);
+    assert_eq!(peer.reply(&mut stand).errno, 0, "closing what is not open succeeds");
+    assert_eq!(stand.sessions()[0].exports, ["other"]);
+}
+
+#[test]
+fn access_modes_are_enforced() {
+    let mut stand = Stand::new(StandOptions::default());
+    let mut a = Peer::up(&mut stand, PeerOptions::default(), "a");
+    let second = PeerOptions { session: 2, path: 2, local: 1, ..PeerOptions::default() };
+    let mut b = Peer::up(&mut stand, second, "b");
+    let third = PeerOptions { session: 3, path: 3, local: 2, ..PeerOptions::default() };
+    let mut c = Peer::up(&mut stand, third, "c");
+    let (ro, rw, mv) = (AccessMode::ReadOnly, AccessMode::ReadWrite, AccessMode::Migration);
+    a.open_device(&mut stand, "vol", rw).unwrap();
+    assert_eq!(b.open_device(&mut stand, "vol", rw), Err(errno::EPERM));
+    b.open_device(&mut stand, "vol", ro).unwrap();
+    // A session without the right to write is held to it.
+    b.send_write(&stand, (1, 0), io(Rw::WRITE, 0, 512), &[1; 512]);
+    assert_eq!(b.reply(&mut stand).errno, errno::EPERM);
+    for rw in [Rw::DISCARD, Rw::WRITE_ZEROES] {
+        let (header, message) = write_like(rw, 0, 4096);
+        b.request(&stand, (1, 0), Data::None, &header, &message);
+        assert_eq!(b.reply(&mut stand).errno, errno::EPERM);
+    }
+    b.send_flush(&stand, (1, 0));
+    assert_eq!(b.reply(&mut stand).errno, 0);
+    assert_eq!(stand.device.lock().log.len(), 1, "only the flush ran");
+    c.open_device(&mut stand, "vol", mv).unwrap();
+    assert_eq!(b.open_device(&mut stand, "vol", mv), Err(errno::EPERM));
+    // The first writer goes: its device is free for the next one.
+    a.leave(&mut stand);
+    assert_eq!(b.open_device(&mut stand, "vol", rw), Err(errno::EPERM), "the migrator writes");
+    c.leave(&mut stand);
+    b.open_device(&mut stand, "vol", rw).unwrap();
+    b.send_write(&stand, (1, 0), io(Rw::WRITE, 0, 512), &[1; 512]);
+    assert_eq!(b.reply(&mut stand).errno, 0);
+}
+
+#[test]
+fn a_read_only_export_takes_no_writer_and_says_so() {
+    let mut stand = Stand::new(StandOptions::default());
+    let mut peer = Peer::up(&mut stand, PeerOptions::default(), "sess");
+    let refused = peer.open_device(&mut stand, "fixed", AccessMode::ReadWrite);
+    assert_eq!(refused, Err(errno::EACCES));
+    let opened = peer.open_device(&mut stand, "fixed", AccessMode::ReadOnly).unwrap();
+    assert_eq!((opened.max_discard_sectors, opened.max_write_zeroes_sectors), (0, 0));
+    peer.send_write(&stand, (1, 0), io(Rw::WRITE, 0, 512), &[1; 512]);
+    assert_eq!(peer.reply(&mut stand).errno, errno::EPERM);
+    peer.send_read(&stand, (1, 0), io(Rw::READ, 0, 512));
+    assert_eq!(peer.reply(&mut stand).errno, 0);
+}
+
+#[test]
+fn versions_are_agreed_on_and_open_does_not_wait_for_it() {
+    let mut stand = Stand::new(StandOptions::default());
+    let mut peer = Peer::up(&mut stand, PeerOptions::default(), "sess");
+    // After a reconnect a kernel client sends OPEN without waiting for SESS_INFO's answer.
+    peer.send_sess_info(&stand, 0, 3);
+    peer.send_open(&stand, 1, "vol", AccessMode::ReadWrite);
+    let replies = peer.replies(&mut stand);
+    assert!(replies.len() == 2 && replies.iter().all(|r| r.errno == 0), "{replies:?}");
+    assert_eq!(stand.sessions()[0].version, 2);
+    peer.send_sess_info(&stand, 0, 1);
+    peer.reply(&mut stand);
+    assert_eq!(stand.sessions()[0].version, 1);
+}

@@ -1,0 +1,13 @@
+//! Sessions against a client played by hand, over the simulated fabric.
+//!
+//! `stand.rs` the server under test · `peer.rs` the client · `handshake.rs` · `io.rs` requests
+//! and their answers · `chains.rs` what exactly is posted · `misdeeds.rs` what a peer must not
+//! do · `ends.rs` replays, death, silence, shutdown.
+
+mod chains;
+mod ends;
+mod handshake;
+mod io;
+mod misdeeds;
+mod peer;
+mod stand;

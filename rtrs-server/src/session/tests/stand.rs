@@ -1,0 +1,434 @@
+//! The stand of the session tests: a server's cores on the simulated fabric, a device that can
+//! be held, and a log of every work request the server posts.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, Io, IoOp};
+use rtrs_core::fabric::sim::{BindMode, SimFabric, World, WorldOptions, sim_ip};
+use rtrs_core::fabric::{
+    Access, BindResult, ConnRequest, ConnectParams, Fabric, FabricCounters, FabricError,
+    FabricEvent, PrivateData, ProtectionDomain, QpLimits, Sge, Window, WorkRequest, WrOp,
+};
+use rtrs_core::ids::{CoreIndex, QpNum};
+use rtrs_core::limits::Limits;
+use rtrs_core::mem::MemSlice;
+use rtrs_core::status::IoStatus;
+use rtrs_core::time::{Duration, Instant, earliest};
+
+use crate::export::{Export, ExportTable};
+use crate::mail::Mail;
+use crate::server::ServerCore;
+use crate::session::SessionParams;
+
+/// One work request as it was posted, its bytes copied at that moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Posted {
+    pub(super) op: WrOp,
+    pub(super) bytes: Vec<u8>,
+}
+
+type Log = Rc<RefCell<Vec<Posted>>>;
+
+/// A fabric that notes what is posted.
+#[derive(Debug)]
+struct Tee {
+    inner: SimFabric,
+    log: Log,
+}
+
+impl Fabric for Tee {
+    fn scheme(&self) -> &'static str {
+        self.inner.scheme()
+    }
+    fn alloc_pd(&mut self) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
+        self.inner.alloc_pd()
+    }
+    fn listen(&mut self, address: SocketAddr) -> Result<SocketAddr, FabricError> {
+        self.inner.listen(address)
+    }
+    fn stop_listening(&mut self) {
+        self.inner.stop_listening();
+    }
+    fn connect(
+        &mut self,
+        now: Instant,
+        pd: &Arc<dyn ProtectionDomain>,
+        params: &ConnectParams,
+    ) -> Result<QpNum, FabricError> {
+        self.inner.connect(now, pd, params)
+    }
+    fn accept(
+        &mut self,
+        now: Instant,
+        pd: &Arc<dyn ProtectionDomain>,
+        request: ConnRequest,
+        limits: QpLimits,
+        private_data: &PrivateData,
+    ) -> Result<QpNum, FabricError> {
+        self.inner.accept(now, pd, request, limits, private_data)
+    }
+    fn reject(&mut self, now: Instant, request: ConnRequest, private_data: &PrivateData) {
+        self.inner.reject(now, request, private_data);
+    }
+    fn post_send(&mut self, qp: QpNum, wr: WorkRequest) -> Result<(), FabricError> {
+        let bytes = wr.sges.iter().flat_map(|sge| sge.slice.to_vec()).collect();
+        self.log.borrow_mut().push(Posted { op: wr.op, bytes });
+        self.inner.post_send(qp, wr)
+    }
+    fn post_recv(&mut self, qp: QpNum, wr_id: u64, buf: Option<Sge>) -> Result<(), FabricError> {
+        self.inner.post_recv(qp, wr_id, buf)
+    }
+    fn bind(
+        &mut self,
+        qp: QpNum,
+        window: &Arc<dyn Window>,
+        slice: &MemSlice,
+        access: Access,
+        wr_id: u64,
+    ) -> Result<BindResult, FabricError> {
+        self.inner.bind(qp, window, slice, access, wr_id)
+    }
+    fn revoke(
+        &mut self,
+        qp: QpNum,
+        window: &Arc<dyn Window>,
+        wr_id: u64,
+    ) -> Result<BindResult, FabricError> {
+        self.inner.revoke(qp, window, wr_id)
+    }
+    fn flush(&mut self, now: Instant) {
+        self.inner.flush(now);
+    }
+    fn disconnect(&mut self, now: Instant, qp: QpNum) {
+        self.inner.disconnect(now, qp);
+    }
+    fn abort(&mut self, now: Instant, qp: QpNum) {
+        self.inner.abort(now, qp);
+    }
+    fn poll(&mut self, now: Instant) -> bool {
+        self.inner.poll(now)
+    }
+    fn next_event(&mut self) -> Option<FabricEvent> {
+        self.inner.next_event()
+    }
+    fn deadline(&self) -> Option<Instant> {
+        self.inner.deadline()
+    }
+    fn counters(&self) -> FabricCounters {
+        self.inner.counters()
+    }
+}
+
+/// What a test sees and steers of a device.
+#[derive(Debug, Default)]
+pub(super) struct DeviceState {
+    pub(super) bytes: Vec<u8>,
+    /// What ran, in order.
+    pub(super) log: Vec<(IoOp, u64, u32, bool)>,
+    /// IOs are taken but do not run.
+    pub(super) hold: bool,
+    /// IOs that may be in flight per core.
+    pub(super) room: usize,
+    /// Devices open on all cores.
+    pub(super) open: usize,
+}
+
+/// A device of memory that tests can hold.
+#[derive(Debug)]
+pub(super) struct TestSource {
+    pub(super) geometry: Geometry,
+    pub(super) state: Arc<Mutex<DeviceState>>,
+}
+
+#[derive(Debug)]
+struct TestDevice {
+    geometry: Geometry,
+    state: Arc<Mutex<DeviceState>>,
+    taken: VecDeque<Io>,
+    done: VecDeque<Completion>,
+}
+
+impl BlockSource for TestSource {
+    fn geometry(&self) -> Geometry {
+        self.geometry.clone()
+    }
+    fn open(&self, _core: &Core) -> std::io::Result<Box<dyn BlockDevice>> {
+        self.state.lock().open += 1;
+        Ok(Box::new(TestDevice {
+            geometry: self.geometry.clone(),
+            state: Arc::clone(&self.state),
+            taken: VecDeque::new(),
+            done: VecDeque::new(),
+        }))
+    }
+}
+
+impl Drop for TestDevice {
+    fn drop(&mut self) {
+        self.state.lock().open -= 1;
+    }
+}
+
+impl BlockDevice for TestDevice {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+    fn submit(&mut self, io: Io) -> Result<(), Io> {
+        if self.inflight() >= self.state.lock().room {
+            return Err(io);
+        }
+        self.taken.push_back(io);
+        Ok(())
+    }
+    fn poll(&mut self, _now: Instant) -> bool {
+        let mut state = self.state.lock();
+        if state.hold || self.taken.is_empty() {
+            return false;
+        }
+        for io in self.taken.drain(..) {
+            let status = self.geometry.check(&io);
+            if status == IoStatus::Ok {
+                state.log.push((io.op, io.offset, io.len, io.flags.fua));
+                let (from, len) = (usize::try_from(io.offset).unwrap(), io.len as usize);
+                match (io.op, &io.buf) {
+                    (IoOp::Read, Some(buf)) => buf.copy_in(0, &state.bytes[from..from + len]),
+                    (IoOp::Write, Some(buf)) => {
+                        buf.copy_out(0, &mut state.bytes[from..from + len]);
+                    }
+                    (IoOp::WriteZeroes | IoOp::Discard, None) => {
+                        state.bytes[from..from + len].fill(0);
+                    }
+                    (IoOp::Flush, None) => {}
+                    other => panic!("no such IO: {other:?}"),
+                }
+            }
+            self.done.push_back(Completion { tag: io.tag, status });
+        }
+        true
+    }
+    fn reap(&mut self) -> Option<Completion> {
+        self.done.pop_front()
+    }
+    fn inflight(&self) -> usize {
+        self.taken.len() + self.done.len()
+    }
+}
+
+/// How a server under test is made.
+#[derive(Clone, Debug)]
+pub(super) struct StandOptions {
+    pub(super) params: SessionParams,
+    pub(super) bind: BindMode,
+    pub(super) geometry: Geometry,
+}
+
+impl Default for StandOptions {
+    fn default() -> Self {
+        Self {
+            params: SessionParams {
+                limits: Limits::new(16, 16384).unwrap(),
+                heartbeat_interval: Duration::from_secs(100),
+                cores: 2,
+                ..SessionParams::default()
+            },
+            bind: BindMode::Done,
+            geometry: Geometry {
+                discard: true,
+                discard_granularity: 512,
+                write_zeroes: true,
+                ..Geometry::plain(1 << 20)
+            },
+        }
+    }
+}
+
+struct Host {
+    core: ServerCore,
+    fabrics: Vec<Box<dyn Fabric>>,
+    inbox: VecDeque<Mail>,
+}
+
+/// A server on a simulated fabric. Exports: `vol` and `other`, alike; `fixed`, read-only.
+pub(super) struct Stand {
+    pub(super) world: World,
+    pub(super) address: SocketAddr,
+    pub(super) params: SessionParams,
+    pub(super) device: Arc<Mutex<DeviceState>>,
+    client: rtrs_core::fabric::sim::NodeId,
+    hosts: Vec<Host>,
+    log: Log,
+}
+
+impl Stand {
+    #[allow(clippy::needless_pass_by_value, reason = "tests make them in the call")]
+    pub(super) fn new(options: StandOptions) -> Self {
+        let world_options = WorldOptions { bind: options.bind, ..WorldOptions::default() };
+        let world = World::with_options(7, world_options);
+        let node = world.node(sim_ip(1));
+        let client = world.node(sim_ip(2));
+        for n in 3..8 {
+            world.add_address(client, sim_ip(n));
+        }
+        let size = usize::try_from(options.geometry.size).unwrap();
+        let device = Arc::new(Mutex::new(DeviceState {
+            bytes: vec![0; size],
+            room: 64,
+            ..DeviceState::default()
+        }));
+        let export = |name: &str, read_only, state: &Arc<Mutex<DeviceState>>| Export {
+            name: name.into(),
+            source: Arc::new(TestSource {
+                geometry: options.geometry.clone(),
+                state: Arc::clone(state),
+            }),
+            read_only,
+        };
+        let spare = || {
+            let state = DeviceState { bytes: vec![0; size], room: 64, ..Default::default() };
+            Arc::new(Mutex::new(state))
+        };
+        let exports = ExportTable::new(vec![
+            export("vol", false, &device),
+            export("other", false, &spare()),
+            export("fixed", true, &spare()),
+        ]);
+        let log = Log::default();
+        let hosts: Vec<Host> = (0..options.params.cores)
+            .map(|at| {
+                let core = Core { index: CoreIndex(at), ring: None };
+                let inner = world.fabric(node);
+                Host {
+                    core: ServerCore::new(options.params, core, &exports),
+                    fabrics: vec![Box::new(Tee { inner, log: Rc::clone(&log) })],
+                    inbox: VecDeque::new(),
+                }
+            })
+            .collect();
+        let mut stand = Self {
+            world,
+            address: SocketAddr::new(sim_ip(1), 1234),
+            params: options.params,
+            device,
+            client,
+            hosts,
+            log,
+        };
+        let address = stand.address;
+        stand.hosts[0].fabrics[0].listen(address).unwrap();
+        stand
+    }
+
+    pub(super) fn client_fabric(&self) -> SimFabric {
+        self.world.fabric(self.client)
+    }
+
+    pub(super) fn now(&self) -> Instant {
+        self.world.now()
+    }
+
+    /// Runs until nothing happens within ten milliseconds.
+    pub(super) fn settle(&mut self) {
+        self.run(Duration::from_millis(10), true);
+    }
+
+    /// Lets virtual time pass.
+    pub(super) fn pass(&mut self, time: Duration) {
+        self.run(time, false);
+    }
+
+    fn run(&mut self, time: Duration, until_idle: bool) {
+        let end = self.now() + time;
+        for round in 0.. {
+            assert!(round < 1_000_000, "the server never comes to rest");
+            if self.turn() {
+                continue;
+            }
+            let limit = if until_idle { self.now() + time } else { end };
+            let mut next = self.world.next_event_time();
+            if !until_idle {
+                for host in &self.hosts {
+                    next = earliest(next, host.core.deadline());
+                }
+            }
+            match next {
+                Some(at) if at <= limit => {
+                    self.world.advance_to(at.max(self.now() + Duration::from_nanos(1)));
+                }
+                _ if until_idle => return,
+                _ => {
+                    self.world.advance_to(end);
+                    self.turn();
+                    return;
+                }
+            }
+        }
+    }
+
+    fn turn(&mut self) -> bool {
+        let mut busy = false;
+        let now = self.now();
+        let mut letters = Vec::new();
+        for host in &mut self.hosts {
+            while let Some(mail) = host.inbox.pop_front() {
+                busy = true;
+                host.core.handle_mail(now, mail, &mut host.fabrics);
+            }
+            busy |= host.fabrics[0].poll(now);
+            while let Some(event) = host.fabrics[0].next_event() {
+                busy = true;
+                host.core.handle_event(now, 0, event, &mut host.fabrics);
+            }
+            busy |= host.core.poll(now, &mut host.fabrics);
+            while let Some(letter) = host.core.take_letter() {
+                letters.push(letter);
+            }
+            host.fabrics[0].flush(now);
+            host.core.check();
+        }
+        for (to, mail) in letters {
+            busy = true;
+            self.hosts[to.index()].inbox.push_back(mail);
+        }
+        busy
+    }
+
+    /// What the server posted since the last call.
+    pub(super) fn posted(&self) -> Vec<Posted> {
+        std::mem::take(&mut *self.log.borrow_mut())
+    }
+
+    pub(super) fn shutdown(&mut self) {
+        let now = self.now();
+        let host = &mut self.hosts[0];
+        host.core.shutdown(now, &mut host.fabrics);
+    }
+
+    pub(super) fn all_done(&self) -> bool {
+        self.hosts.iter().all(|host| host.core.is_done())
+    }
+
+    pub(super) fn sessions(&self) -> Vec<crate::stats::SessionSnapshot> {
+        self.hosts[0].core.snapshot()
+    }
+
+    /// Connections and requests in flight on all cores.
+    pub(super) fn load(&self) -> (usize, u64) {
+        let shards = || self.hosts.iter().map(|host| host.core.shard());
+        (shards().map(|s| s.connections()).sum(), shards().map(|s| s.inflight()).sum())
+    }
+
+    /// Nothing of any session is left.
+    pub(super) fn assert_empty(&self) {
+        assert_eq!(self.load(), (0, 0));
+        assert_eq!(self.sessions(), []);
+    }
+}
+
+pub(super) fn client_ip(n: u8) -> IpAddr {
+    sim_ip(2 + n)
+}
