@@ -15,6 +15,10 @@ use rtrs_core::limits::Limits;
 use rtrs_core::mem::{MemSlice, Region};
 use rtrs_core::wire::{InfoRsp, SgDesc};
 
+/// Bytes between two chunks. Chunks are a power of two long, and most IO touches only the start
+/// of each: without a gap all those starts would compete for the same few cache sets.
+const GAP: usize = 4096;
+
 /// All chunks of one path.
 #[derive(Debug)]
 pub struct ChunkPool {
@@ -34,7 +38,7 @@ impl ChunkPool {
         pd: &Arc<dyn ProtectionDomain>,
         always_invalidate: bool,
     ) -> Result<Self, FabricError> {
-        let bytes = usize::try_from(limits.pool_size()).unwrap_or(usize::MAX);
+        let bytes = Self::stride(limits) * usize::from(limits.queue_depth());
         let region =
             Region::new(bytes).map_err(|e| FabricError::system("memory for the chunks", e))?;
         let access = if always_invalidate { Access::LOCAL } else { Access::REMOTE_WRITE };
@@ -43,6 +47,10 @@ impl ChunkPool {
         let windows =
             (0..count).map(|_| pd.window(&registration)).collect::<Result<Box<[_]>, _>>()?;
         Ok(Self { limits, region, registration, windows })
+    }
+
+    fn stride(limits: Limits) -> usize {
+        limits.chunk_size() as usize + GAP
     }
 
     /// The memory behind all chunks.
@@ -54,7 +62,7 @@ impl ChunkPool {
     pub fn chunk(&self, index: ChunkIndex) -> MemSlice {
         let len = self.limits.chunk_size() as usize;
         self.region
-            .slice(index.index() * len, len)
+            .slice(index.index() * Self::stride(self.limits), len)
             .unwrap_or_else(|| panic!("chunk {index} outside its pool"))
     }
 
@@ -64,7 +72,7 @@ impl ChunkPool {
         let len = len.min(self.limits.chunk_size()) as usize;
         let slice = self
             .region
-            .slice(index.index() * self.limits.chunk_size() as usize, len)
+            .slice(index.index() * Self::stride(self.limits), len)
             .unwrap_or_else(|| panic!("chunk {index} outside its pool"));
         Sge { slice, lkey: self.registration.lkey() }
     }
@@ -73,7 +81,7 @@ impl ChunkPool {
     pub fn copy_out(&self, index: ChunkIndex, from: u32, to: &mut [u8]) {
         let size = self.limits.chunk_size() as usize;
         assert!(from as usize <= size && to.len() <= size - from as usize, "outside the chunk");
-        self.region.copy_out(index.index() * size + from as usize, to);
+        self.region.copy_out(index.index() * Self::stride(self.limits) + from as usize, to);
     }
 
     /// The window of a chunk; None without `always_invalidate`.
@@ -86,26 +94,22 @@ impl ChunkPool {
         if self.windows.is_empty() { 0 } else { self.limits.queue_depth() }
     }
 
-    /// Where the peer finds the chunks: one descriptor per chunk with its window's present key,
-    /// or one for the whole pool.
+    /// Where the peer finds the chunks: one descriptor each, with its window's present key or the
+    /// pool's one key.
     pub fn describe(&self) -> InfoRsp {
         let base = self.registration.base();
-        let chunk = self.limits.chunk_size();
-        let descs = if self.windows.is_empty() {
-            #[allow(clippy::cast_possible_truncation, reason = "at most 256 MiB by Limits")]
-            let len = self.limits.pool_size() as u32;
-            vec![SgDesc { addr: base, key: self.registration.rkey(), len }]
-        } else {
-            self.windows
-                .iter()
-                .zip(0u64..)
-                .map(|(window, at)| SgDesc {
-                    addr: base + at * u64::from(chunk),
-                    key: window.rkey(),
-                    len: chunk,
-                })
-                .collect()
+        let stride = Self::stride(self.limits) as u64;
+        let key = |at: u16| match self.windows.get(usize::from(at)) {
+            Some(window) => window.rkey(),
+            None => self.registration.rkey(),
         };
+        let descs = (0..self.limits.queue_depth())
+            .map(|at| SgDesc {
+                addr: base + u64::from(at) * stride,
+                key: key(at),
+                len: self.limits.chunk_size(),
+            })
+            .collect();
         InfoRsp { descs }
     }
 }
