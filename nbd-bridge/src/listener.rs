@@ -146,11 +146,7 @@ impl Listener {
         match done.into_fd() {
             Ok(socket) => {
                 self.accept();
-                if self.tcp
-                    && let Err(error) = socket2::SockRef::from(&socket).set_tcp_nodelay(true)
-                {
-                    tracing::debug!("no TCP_NODELAY for an NBD client: {error}");
-                }
+                tune(&socket, self.tcp);
                 Some(socket)
             }
             Err(error) => {
@@ -164,5 +160,22 @@ impl Listener {
     /// When `take` wants to be called even if nothing happens.
     pub fn deadline(&self) -> Option<Instant> {
         self.retry
+    }
+}
+
+/// Room in the socket for the replies of a batch, so that the core need not wait for the client
+/// to take them one by one. TCP sizes its own.
+const UNIX_SEND_BUFFER: usize = 4 << 20;
+
+/// Sets what helps a client; a refusal only makes it slower.
+fn tune(socket: &OwnedFd, tcp: bool) {
+    let socket = socket2::SockRef::from(socket);
+    let tuned = if tcp {
+        socket.set_tcp_nodelay(true)
+    } else {
+        socket.set_send_buffer_size(UNIX_SEND_BUFFER)
+    };
+    if let Err(error) = tuned {
+        tracing::debug!("socket of an NBD client not tuned: {error}");
     }
 }

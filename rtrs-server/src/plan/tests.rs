@@ -44,7 +44,7 @@ fn check_error(spec: &str) -> String {
 #[test]
 fn defaults_make_a_plan() {
     let plan = Plan::new(Settings::default()).unwrap();
-    assert_eq!((plan.queue_depth, plan.chunk_bytes), (512, 131_072));
+    assert_eq!((plan.queue_depth, plan.chunk_bytes), (512, 262_144));
     assert_eq!(plan.listen[0].to_string(), "tcp://[::]:1234");
     assert_eq!(plan.settings(), Settings::defaults());
     let error = plan.check().unwrap_err();
