@@ -1,8 +1,8 @@
 //! The states of a path on the home core and the moves between them.
 //!
 //! ```text
-//! Waiting -> Connecting -> Introducing -> Connected -> Closing -> Waiting
-//!                 \____________\____________________/      \---> Gone
+//! Waiting -> Connecting -> Introducing -> Opening -> Connected -> Closing -> Waiting
+//!                 \____________\____________\__________________/      \---> Gone
 //! ```
 
 use serde::Serialize;
@@ -17,6 +17,8 @@ pub(crate) enum PathState {
     Connecting,
     /// All connections are up; INFO_REQ is on its way or was sent.
     Introducing,
+    /// Introduced; the device is being opened on it.
+    Opening,
     /// Carries IO.
     Connected,
     /// Connections are being ended.
@@ -31,8 +33,10 @@ pub(crate) const MOVES: &[(PathState, PathState)] = &[
     (PathState::Waiting, PathState::Gone),
     (PathState::Connecting, PathState::Introducing),
     (PathState::Connecting, PathState::Closing),
-    (PathState::Introducing, PathState::Connected),
+    (PathState::Introducing, PathState::Opening),
     (PathState::Introducing, PathState::Closing),
+    (PathState::Opening, PathState::Connected),
+    (PathState::Opening, PathState::Closing),
     (PathState::Connected, PathState::Closing),
     (PathState::Closing, PathState::Waiting),
     (PathState::Closing, PathState::Gone),
@@ -52,6 +56,7 @@ impl std::fmt::Display for PathState {
             Self::Waiting => "waiting",
             Self::Connecting => "connecting",
             Self::Introducing => "introducing",
+            Self::Opening => "opening",
             Self::Connected => "connected",
             Self::Closing => "closing",
             Self::Gone => "gone",
@@ -69,6 +74,7 @@ mod tests {
             PathState::Waiting,
             PathState::Connecting,
             PathState::Introducing,
+            PathState::Opening,
             PathState::Connected,
             PathState::Closing,
         ];

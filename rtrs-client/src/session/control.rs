@@ -1,16 +1,18 @@
 //! The home core's part of a session: paths, heartbeats, opening the device.
 //!
 //! Each path connects one connection after the other (connection 0 here, the others on their
-//! cores, by message), introduces itself, learns its chunks and then carries IO. The first path
-//! that is up opens the device; when the last one goes the device counts as closed and is opened
-//! again on the next. A path that ends first gets all its connections ended on all cores, then
+//! cores, by message), introduces itself, learns its chunks, opens the device and then carries
+//! IO. Every path opens the device, not only the first: to a server that has the session it is
+//! the same device again, and one that lost the session while we thought another path alive
+//! (a restart behind a silent link) must not get IO for a device it does not know. When the last
+//! path goes the device counts as closed. A path that ends first gets all its connections ended on all cores, then
 //! waits by a backoff with jitter and starts over with a new epoch.
 
 use std::sync::Arc;
 
 use rtrs_core::block::Geometry;
 use rtrs_core::fabric::{
-    CloseReason, ConnectFailure, Fabric, FabricError, WcOp, WcStatus, WorkCompletion,
+    CloseReason, ConnectFailure, Fabric, FabricError, RemoteMem, WcOp, WcStatus, WorkCompletion,
 };
 use rtrs_core::ids::{ConnIndex, CoreIndex, PathId, QpNum};
 use rtrs_core::proto::{Backoff, Heartbeat, HeartbeatAction};
@@ -32,10 +34,6 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum DeviceState {
     Closed,
-    Opening {
-        path: PathId,
-        deadline: Instant,
-    },
     Open {
         device: Arc<OpenDevice>,
     },
@@ -90,6 +88,10 @@ pub(crate) struct PathStatus {
 struct Path {
     id: PathId,
     state: PathState,
+    /// Told to the cores when the device is open on the path.
+    chunks: Option<Arc<[RemoteMem]>>,
+    /// The access last asked for on this path.
+    asked: AccessMode,
     epoch: u32,
     uuid: rtrs_core::ids::PathUuid,
     /// Was accepted once: the server may be asked to make the session anew.
@@ -133,6 +135,8 @@ impl SessionControl {
             .map(|(id, uuid)| Path {
                 id: PathId(id),
                 state: PathState::Waiting,
+                chunks: None,
+                asked: config.access,
                 epoch: 0,
                 uuid: rtrs_core::ids::PathUuid(*uuid),
                 accepted_once: false,
@@ -255,13 +259,18 @@ impl SessionControl {
         for index in 0..self.paths.len() {
             any |= self.poll_path(now, index, fabrics);
         }
-        any | self.poll_device(now, fabrics)
+        if matches!(self.device, DeviceState::Closing { deadline, .. } if now >= deadline) {
+            self.end_all(now, fabrics);
+            any = true;
+        }
+        any
     }
 
     fn poll_path(&mut self, now: Instant, index: usize, fabrics: &mut [Box<dyn Fabric>]) -> bool {
+        let failed = self.failure.is_some();
         let path = &mut self.paths[index];
         match path.state {
-            PathState::Waiting if now >= path.until && !self.detaching => {
+            PathState::Waiting if now >= path.until && !self.detaching && !failed => {
                 self.start_path(now, index, fabrics);
                 true
             }
@@ -277,6 +286,11 @@ impl SessionControl {
                     service.end(now, false, fabrics[provider].as_mut());
                 }
                 self.tell_all(ToShard::Disconnect { path: id, epoch, in_order: false });
+                true
+            }
+            PathState::Opening if now >= path.until => {
+                let why = "opening the device was not answered";
+                self.end_path(now, index, Some(why.into()), fabrics);
                 true
             }
             PathState::Connected => self.poll_heartbeat(now, index, fabrics),
@@ -316,39 +330,6 @@ impl SessionControl {
                 self.end_path(now, index, Some(why), fabrics);
                 true
             }
-        }
-    }
-
-    fn poll_device(&mut self, now: Instant, fabrics: &mut [Box<dyn Fabric>]) -> bool {
-        match self.device {
-            DeviceState::Closed if !self.detaching && self.failure.is_none() => {
-                let up = self.paths.iter().position(|p| p.state == PathState::Connected);
-                let Some(index) = up else { return false };
-                let provider = self.config.paths[index].provider;
-                let (export, access) = (self.config.export.clone(), self.access);
-                let path = &mut self.paths[index];
-                let Some(service) = path.service.as_mut() else { return false };
-                let id = path.id;
-                match service.post_open(&export, access, fabrics[provider].as_mut()) {
-                    Ok(()) => {
-                        let deadline = now + STEP_TIMEOUT;
-                        self.device = DeviceState::Opening { path: id, deadline };
-                    }
-                    Err(error) => self.end_path(now, index, Some(error.to_string()), fabrics),
-                }
-                true
-            }
-            DeviceState::Opening { path, deadline } if now >= deadline => {
-                self.device = DeviceState::Closed;
-                let why = Some("opening the device was not answered".into());
-                self.end_path(now, path.index(), why, fabrics);
-                true
-            }
-            DeviceState::Closing { deadline, .. } if now >= deadline => {
-                self.end_all(now, fabrics);
-                true
-            }
-            _ => false,
         }
     }
 
@@ -586,33 +567,26 @@ impl SessionControl {
                 if path.state != PathState::Introducing {
                     return;
                 }
-                path.state.advance(PathState::Connected);
-                path.connects += 1;
-                path.backoff.reset();
-                path.last_error = None;
-                path.seen = now;
-                path.heartbeat = Some(Heartbeat::new(
-                    self.config.heartbeat_interval,
-                    self.config.heartbeat_missed_max,
-                    now,
-                ));
-                tracing::info!(path = %self.config.paths[index].name, "path connected");
-                let epoch = path.epoch;
-                self.tell_all(ToShard::PathUp { path: id, epoch, chunks });
+                path.state.advance(PathState::Opening);
+                path.until = now + STEP_TIMEOUT;
+                path.chunks = Some(chunks);
+                if !self.detaching && self.failure.is_none() {
+                    self.open_device(now, index, fabrics);
+                }
             }
             Ok(ServiceEvent::Opened(device)) => self.on_opened(now, index, &device, fabrics),
             Ok(ServiceEvent::OpenRefused(errno)) => {
-                if !matches!(self.device, DeviceState::Opening { path, .. } if path == id) {
+                if self.paths[index].state != PathState::Opening {
                     return;
                 }
-                self.device = DeviceState::Closed;
                 if errno == errno::EACCES
                     && self.config.read_only_fallback
-                    && self.access == AccessMode::ReadWrite
-                    && !self.opened_once
+                    && self.paths[index].asked == AccessMode::ReadWrite
+                    && (!self.opened_once || self.access == AccessMode::ReadOnly)
                 {
                     tracing::info!("the export is read-only: opening it so");
                     self.access = AccessMode::ReadOnly;
+                    self.open_device(now, index, fabrics);
                     return;
                 }
                 let failure = SessionFailure::OpenRefused {
@@ -620,17 +594,28 @@ impl SessionControl {
                     errno: errno_name(errno).to_owned(),
                     hint: open_hint(errno),
                 };
-                if self.opened_once {
-                    self.end_path(now, index, Some(failure.to_string()), fabrics);
-                } else {
+                let why = failure.to_string();
+                if !self.opened_once {
                     self.failure = Some(failure);
                 }
+                self.end_path(now, index, Some(why), fabrics);
             }
             Ok(ServiceEvent::Closed) => {
                 if matches!(self.device, DeviceState::Closing { path, .. } if path == id) {
                     self.end_all(now, fabrics);
                 }
             }
+        }
+    }
+
+    fn open_device(&mut self, now: Instant, index: usize, fabrics: &mut [Box<dyn Fabric>]) {
+        let provider = self.config.paths[index].provider;
+        let path = &mut self.paths[index];
+        let Some(service) = path.service.as_mut() else { return };
+        let (export, access) = (&self.config.export, self.access);
+        path.asked = access;
+        if let Err(error) = service.post_open(export, access, fabrics[provider].as_mut()) {
+            self.end_path(now, index, Some(error.to_string()), fabrics);
         }
     }
 
@@ -641,19 +626,20 @@ impl SessionControl {
         device: &OpenDevice,
         fabrics: &mut [Box<dyn Fabric>],
     ) {
-        let id = self.paths[index].id;
-        if !matches!(self.device, DeviceState::Opening { path, .. } if path == id) {
+        let path = &mut self.paths[index];
+        if path.state != PathState::Opening || self.detaching {
             return;
         }
-        let changed = self.opened_once.then_some(self.last_size != device.geometry.size);
-        if device.geometry.size == 0 || changed == Some(true) {
-            let why = format!(
-                "the server's device has {} bytes{}",
-                device.geometry.size,
-                if changed == Some(true) { ", which it had not before: attach again" } else { "" }
-            );
+        let Some(chunks) = path.chunks.take() else { return };
+        let mut size = device.geometry.size;
+        if size == 0 || size < self.last_size {
+            let why = match self.last_size {
+                0 => "the server's device has 0 bytes".to_owned(),
+                last => format!(
+                    "the server's device has {size} bytes and had {last} before: attach again"
+                ),
+            };
             let failure = SessionFailure::Unusable(why);
-            self.device = DeviceState::Closed;
             let text = failure.to_string();
             if !self.opened_once {
                 self.failure = Some(failure);
@@ -661,9 +647,13 @@ impl SessionControl {
             self.end_path(now, index, Some(text), fabrics);
             return;
         }
-        tracing::info!(export = %self.config.export, size = device.geometry.size, "device open");
+        if self.opened_once && size > self.last_size {
+            tracing::warn!("the server's device grew to {size} bytes: attach again to use them");
+            size = self.last_size;
+        }
         let device = Arc::new(OpenDevice {
             geometry: Geometry {
+                size,
                 read_only: self.access == AccessMode::ReadOnly,
                 ..device.geometry.clone()
             },
@@ -671,8 +661,26 @@ impl SessionControl {
         });
         self.opened_once = true;
         self.last_size = device.geometry.size;
-        self.device = DeviceState::Open { device: Arc::clone(&device) };
-        self.tell_all(ToShard::Open(device));
+        if self.device() != Some(&device) {
+            let (export, size) = (&self.config.export, device.geometry.size);
+            tracing::info!(%export, size, id = device.device_id, "device open");
+            self.device = DeviceState::Open { device: Arc::clone(&device) };
+            self.tell_all(ToShard::Open(device));
+        }
+        tracing::info!(path = %self.config.paths[index].name, "path connected");
+        let path = &mut self.paths[index];
+        path.state.advance(PathState::Connected);
+        path.connects += 1;
+        path.backoff.reset();
+        path.last_error = None;
+        path.seen = now;
+        path.heartbeat = Some(Heartbeat::new(
+            self.config.heartbeat_interval,
+            self.config.heartbeat_missed_max,
+            now,
+        ));
+        let (path, epoch) = (path.id, path.epoch);
+        self.tell_all(ToShard::PathUp { path, epoch, chunks });
     }
 
     /// Ends a path: all its connections on all cores. When the last is gone it waits for its
@@ -688,7 +696,10 @@ impl SessionControl {
         let path = &mut self.paths[index];
         if matches!(
             path.state,
-            PathState::Connecting | PathState::Introducing | PathState::Connected
+            PathState::Connecting
+                | PathState::Introducing
+                | PathState::Opening
+                | PathState::Connected
         ) {
             let orderly = why.is_none();
             if let Some(why) = why {
@@ -700,6 +711,7 @@ impl SessionControl {
             path.state.advance(PathState::Closing);
             path.until = now + CLOSE_TIMEOUT;
             path.heartbeat = None;
+            path.chunks = None;
             path.shared.set_latency(Duration::ZERO);
             if let Some(service) = path.service.as_mut() {
                 service.end(now, orderly, fabrics[provider].as_mut());
@@ -743,7 +755,6 @@ impl SessionControl {
 
     fn on_path_lost(&mut self, id: PathId) {
         match self.device {
-            DeviceState::Opening { path, .. } if path == id => self.device = DeviceState::Closed,
             DeviceState::Closing { path, ref mut deadline } if path == id => {
                 *deadline = Instant::ZERO;
             }
@@ -773,16 +784,14 @@ impl SessionControl {
     /// When `poll` wants to be called even if nothing happens.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let device = match self.device {
-            DeviceState::Opening { deadline, .. } | DeviceState::Closing { deadline, .. } => {
-                Some(deadline)
-            }
+            DeviceState::Closing { deadline, .. } => Some(deadline),
             _ => None,
         };
         self.paths.iter().fold(device, |soonest, path| {
             let own = match path.state {
                 PathState::Connected => path.heartbeat.as_ref().map(Heartbeat::deadline),
                 PathState::Gone => None,
-                PathState::Waiting if self.detaching => None,
+                PathState::Waiting if self.detaching || self.failure.is_some() => None,
                 _ => Some(path.until),
             };
             earliest(soonest, own)

@@ -1,9 +1,11 @@
 //! Connecting: the order of steps, every refusal and every lie a server can tell on the way.
 
-use rtrs_core::fabric::sim::BindMode;
-use rtrs_core::wire::{ConnRsp, InfoRsp, OpenRsp, errno_name};
+use rtrs_core::block::IoOp;
+use rtrs_core::fabric::sim::{BindMode, LinkOptions};
+use rtrs_core::status::IoStatus;
+use rtrs_core::wire::{ConnReq, ConnRsp, InfoRsp, OpenRsp, errno_name};
 
-use super::server::Seen;
+use super::server::{How, Rewrite, Seen};
 use super::stand::{MS, SEC, Stand, client_ip, server_ip};
 use crate::path::state::PathState;
 use crate::session::control::SessionFailure;
@@ -71,10 +73,8 @@ fn permits_and_bounds_hold_in_every_mode() {
 #[test]
 fn every_reject_is_told_and_tried_again() {
     for errno in [104_i16, 6, 17, 12, 16, 1, 110] {
-        let mut stand = Stand::new(|s| {
-            let rsp = ConnRsp { errno: -errno, ..ConnRsp::default() };
-            s.how.refuse = Some(rsp.encode().to_vec());
-        });
+        let rsp = ConnRsp { errno: -errno, ..ConnRsp::default() }.encode().to_vec();
+        let mut stand = Stand::spoiled(|_| {}, |how| how.refuse = Some(rsp));
         stand.until("two attempts", 5 * SEC, |s| s.server.connects().len() >= 2);
         let told = stand.client.last_error(0);
         assert!(told.contains("refused by the server"), "{told}");
@@ -90,7 +90,7 @@ fn rejects_that_say_nothing_are_rejects() {
     let zero = ConnRsp::default().encode().to_vec();
     let positive = ConnRsp { errno: 104, ..ConnRsp::default() }.encode().to_vec();
     for data in [Vec::new(), vec![0xff; 8], zero, positive] {
-        let mut stand = Stand::new(|s| s.how.refuse = Some(data.clone()));
+        let mut stand = Stand::spoiled(|_| {}, |how| how.refuse = Some(data.clone()));
         stand.until("two attempts", 5 * SEC, |s| s.server.connects().len() >= 2);
         let told = stand.client.last_error(0);
         assert!(told.contains("refused by the server"), "{told}");
@@ -99,15 +99,15 @@ fn rejects_that_say_nothing_are_rejects() {
 
 #[test]
 fn attempts_back_off_and_keep_their_uuids() {
-    let mut stand = Stand::new(|s| {
-        s.how.refuse = Some(ConnRsp::reject(104).encode().to_vec());
-        s.config.reconnect_min = 100 * MS;
-        s.config.reconnect_max = 800 * MS;
-    });
+    let mut stand = Stand::spoiled(
+        |s| (s.config.reconnect_min, s.config.reconnect_max) = (100 * MS, 800 * MS),
+        |how| how.refuse = Some(ConnRsp::reject(104).encode().to_vec()),
+    );
     stand.run(20 * SEC);
     let connects = stand.server.connects();
     assert!((20..45).contains(&connects.len()), "{}", connects.len());
-    let mut bound = 100 * MS;
+    // The first wait lay before the first of these.
+    let mut bound = 200 * MS;
     for (before, after) in connects.iter().zip(&connects[1..]) {
         let wait = after.2.since(before.2);
         assert!(wait >= bound / 2 && wait <= bound + MS, "{wait:?} for {bound:?}");
@@ -142,7 +142,7 @@ fn lies_in_an_accept_end_the_attempt() {
             bytes
         }
     };
-    let lies: [(&str, Box<dyn Fn(ConnRsp) -> Vec<u8>>); 8] = [
+    let lies: [(&str, Rewrite<ConnRsp>); 8] = [
         ("magic", Box::new(patched(0, 0xbc))),
         ("version", Box::new(patched(3, 0x03))),
         ("accepted with error", Box::new(patched(4, 0x98))),
@@ -153,7 +153,8 @@ fn lies_in_an_accept_end_the_attempt() {
         ("max_hdr_size", Box::new(|rsp| ConnRsp { max_hdr_size: 64, ..rsp }.encode().to_vec())),
     ];
     for (told, lie) in lies {
-        let mut stand = Stand::new(|s| s.how.con_rsp = Some(Box::new(move |_, rsp| lie(rsp))));
+        let spoil = |how: &mut How| how.con_rsp = Some(Box::new(move |_, rsp| lie(rsp)));
+        let mut stand = Stand::spoiled(|_| {}, spoil);
         stand.until("two attempts", 5 * SEC, |s| s.server.connects().len() >= 2);
         let error = stand.client.last_error(0);
         assert!(error.contains(told), "{error:?} for {told}");
@@ -166,15 +167,14 @@ fn lies_in_an_accept_end_the_attempt() {
 #[test]
 fn a_lie_on_a_later_connection_ends_the_attempt_too() {
     for (at, byte) in [(0, 0xbc), (3, 9), (4, 0x98)] {
-        let mut stand = Stand::new(|s| {
-            s.how.con_rsp = Some(Box::new(move |req, rsp| {
-                let mut bytes = rsp.encode().to_vec();
-                if req.cid.0 == 2 {
-                    bytes[at] = byte;
-                }
-                bytes
-            }));
-        });
+        let lie = move |req: &ConnReq, rsp: ConnRsp| {
+            let mut bytes = rsp.encode().to_vec();
+            if req.cid.0 == 2 {
+                bytes[at] = byte;
+            }
+            bytes
+        };
+        let mut stand = Stand::spoiled(|_| {}, |how| how.con_rsp = Some(Box::new(lie)));
         stand.until("two attempts", 5 * SEC, |s| s.server.connects().len() >= 4);
         let error = stand.client.last_error(0);
         assert!(error.starts_with("connection 2: "), "{error}");
@@ -239,7 +239,7 @@ fn lies_in_the_chunk_table_end_the_attempt() {
             bytes
         }
     };
-    let lies: [Box<dyn Fn(Vec<u8>) -> Vec<u8>>; 9] = [
+    let lies: [Rewrite<Vec<u8>>; 9] = [
         Box::new(patched(vec![(0, 4)])),
         Box::new(patched(vec![(2, 0)])),
         Box::new(patched(vec![(2, 15)])),
@@ -251,7 +251,7 @@ fn lies_in_the_chunk_table_end_the_attempt() {
         Box::new(|bytes| bytes[..InfoRsp::HEAD_LEN - 1].to_vec()),
     ];
     for (index, lie) in lies.into_iter().enumerate() {
-        let mut stand = Stand::new(|s| s.how.info_rsp = Some(lie));
+        let mut stand = Stand::spoiled(|_| {}, |how| how.info_rsp = Some(lie));
         stand.until("two attempts", 5 * SEC, |s| s.server.connects().len() >= 6);
         let error = stand.client.last_error(0);
         assert!(error.contains("bad INFO_RSP"), "lie {index}: {error:?}");
@@ -260,24 +260,24 @@ fn lies_in_the_chunk_table_end_the_attempt() {
         stand.until("a good path", 10 * SEC, Stand::is_whole);
     }
     // Longer than the receive: the fabric refuses it.
-    let mut stand = Stand::new(|s| {
-        s.how.info_rsp = Some(Box::new(|mut bytes| {
-            bytes.extend([0; 16]);
-            bytes
-        }));
-    });
+    let long = |mut bytes: Vec<u8>| {
+        bytes.extend([0; 16]);
+        bytes
+    };
+    let mut stand = Stand::spoiled(|_| {}, |how| how.info_rsp = Some(Box::new(long)));
     stand.until("two attempts", 5 * SEC, |s| s.server.connects().len() >= 6);
 }
 
 #[test]
 fn silence_at_each_step_has_a_bound() {
     // No INFO_RSP.
-    let mut stand = Stand::new(|s| s.how.info_rsp = Some(Box::new(|_| Vec::new())));
+    let silent = |_| Vec::new();
+    let mut stand = Stand::spoiled(|_| {}, |how| how.info_rsp = Some(Box::new(silent)));
     stand.until("another attempt", 15 * SEC, |s| s.server.connects().len() > 3);
     assert!(stand.client.last_error(0).contains("no answer in time"));
 
     // No answer to OPEN; heartbeats go on.
-    let mut stand = Stand::new(|s| s.how.hold_control = true);
+    let mut stand = Stand::spoiled(|_| {}, |how| how.hold_control = true);
     stand.until("another attempt", 15 * SEC, |s| s.server.connects().len() > 3);
     let error = stand.client.last_error(0);
     assert!(error.contains("not answered"), "{error}");
@@ -285,9 +285,10 @@ fn silence_at_each_step_has_a_bound() {
     stand.until("a good path", 15 * SEC, Stand::is_whole);
 
     // No answer to a connect.
-    let mut stand = Stand::new(|_| {});
+    let mut stand = Stand::spoiled(|_| {}, |_| {});
+    stand.run(MS);
     stand.world.silence(server_ip(0), client_ip(0));
-    stand.run(1100 * MS);
+    stand.run(1150 * MS);
     assert_eq!(stand.client.last_error(0), "no answer within the connect timeout");
     stand.world.unsilence(server_ip(0), client_ip(0));
     stand.until("a good path", 5 * SEC, Stand::is_whole);
@@ -327,10 +328,8 @@ fn a_device_that_cannot_be_worked_with_is_no_device() {
         ("does not fit its largest request", |rsp| OpenRsp { logical_block_size: 32768, ..rsp }),
     ];
     for (word, lie) in lies {
-        let mut stand = Stand::new(|s| {
-            s.how.max_io = 12288;
-            s.how.open_rsp = Some(Box::new(lie));
-        });
+        let spoil = |how: &mut How| how.open_rsp = Some(Box::new(lie));
+        let mut stand = Stand::spoiled(|s| s.how.max_io = 12288, spoil);
         stand.until("the error", 2 * SEC, |s| s.client.last_error(0).contains(word));
         assert!(!stand.client.control.is_open());
         stand.server.how.open_rsp = None;
@@ -340,4 +339,43 @@ fn a_device_that_cannot_be_worked_with_is_no_device() {
         s.how.open_rsp = Some(Box::new(|rsp| OpenRsp { nsectors: 0, ..rsp }));
     });
     stand.until("the failure", 2 * SEC, |s| s.client.control.failure().is_some());
+}
+
+#[test]
+fn a_session_whose_every_path_fails_at_first_gives_up_with_all_reasons() {
+    let mut stand = Stand::new(|s| {
+        s.paths = 2;
+        s.how.refuse = Some(ConnRsp::reject(12).encode().to_vec());
+    });
+    stand.link_down(1);
+    stand.until("the failure", 2 * SEC, |s| s.client.control.failure().is_some());
+    let text = stand.client.control.failure().unwrap().to_string();
+    assert!(text.starts_with("no path to the server: path0: refused by the server: ENOMEM"));
+    assert!(text.ends_with("; path1: no answer within the connect timeout"), "{text}");
+    // It has given up: nothing more is tried.
+    let seen = stand.server.seen.len();
+    stand.run(5 * SEC);
+    assert_eq!(stand.server.seen.len(), seen);
+    stand.detach();
+    stand.until("the end", SEC, |s| s.client.control.is_done());
+}
+
+#[test]
+fn a_read_only_export_is_opened_so_on_every_path_where_that_will_do() {
+    for delay in [0, 1, 5, 20] {
+        let mut stand = Stand::new(|s| {
+            (s.paths, s.how.read_only, s.config.read_only_fallback) = (3, true, true);
+        });
+        let slow = LinkOptions { delay: MS / 100 + MS * delay, ..LinkOptions::default() };
+        stand.world.set_link(client_ip(1), server_ip(1), slow);
+        stand.until("all paths", 2 * SEC, Stand::is_whole);
+        let tag = stand.submit(0, IoOp::Write, 0, 512);
+        stand.drain(SEC);
+        assert_eq!(stand.client.status(tag), Some(IoStatus::ReadOnly));
+        stand.read(1, 0, 4096);
+    }
+    let mut stand = Stand::new(|s| s.how.read_only = true);
+    stand.until("the failure", SEC, |s| s.client.control.failure().is_some());
+    let text = stand.client.control.failure().unwrap().to_string();
+    assert!(text.contains("EACCES: the export is read-only"), "{text}");
 }

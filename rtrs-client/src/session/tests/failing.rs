@@ -5,7 +5,7 @@ use rtrs_core::fabric::sim::BindMode;
 use rtrs_core::status::IoStatus;
 use rtrs_core::wire::OpenRsp;
 
-use super::stand::{MS, SEC, Stand};
+use super::stand::{MS, SEC, Stand, client_ip, server_ip};
 use crate::path::state::PathState;
 
 fn submit(stand: &mut Stand, core: usize, op: IoOp, slot: usize) -> u64 {
@@ -178,12 +178,12 @@ fn a_device_of_another_size_is_another_device() {
     let mut stand = Stand::open(|_| {});
     stand.server.how.open_rsp = Some(Box::new(|rsp| OpenRsp { nsectors: 16, ..rsp }));
     stand.server.end_path(stand.now(), 0);
-    stand.until("the failure", 3 * SEC, |s| s.client.control.failure().is_some());
-    let text = stand.client.control.failure().unwrap().to_string();
-    assert!(text.contains("8192 bytes"), "{text}");
+    stand.until("the error", 3 * SEC, |s| s.client.last_error(0).contains("8192 bytes"));
     let tag = submit(&mut stand, 0, IoOp::Read, 0);
     stand.drain(10 * SEC);
     assert_eq!(stand.client.status(tag), Some(IoStatus::TimedOut), "bounded all the same");
+    stand.server.how.open_rsp = None;
+    stand.until("the old device", 5 * SEC, Stand::is_whole);
 }
 
 #[test]
@@ -199,4 +199,43 @@ fn a_crashed_server_is_found_again() {
     assert_eq!(stand.client.status(tag), Some(IoStatus::Aborted));
     stand.until("the path", 5 * SEC, Stand::is_whole);
     stand.read(1, 0, 4096);
+}
+
+#[test]
+fn a_session_the_server_forgot_is_opened_again() {
+    let mut stand = Stand::open(|s| {
+        s.paths = 2;
+        s.config.heartbeat_interval = 2 * SEC;
+    });
+    // The server lost everything, and on the second path we do not hear of it.
+    stand.world.silence(server_ip(1), client_ip(1));
+    for path in (0..2).rev() {
+        stand.server.end_path(stand.now(), path);
+    }
+    stand.until("the first path again", SEC, |s| s.server.opens == 2);
+    stand.run(10 * MS);
+    assert_eq!(stand.client.states(), [PathState::Connected; 2], "as far as we know");
+    let tags: Vec<_> = (0..6).map(|slot| submit(&mut stand, 0, IoOp::Write, slot)).collect();
+    stand.run(SEC);
+    let good = tags.iter().filter(|t| stand.client.status(**t) == Some(IoStatus::Ok)).count();
+    assert_eq!((good, stand.client.done.len()), (3, 3), "none is for a device it does not know");
+    stand.drain(10 * SEC);
+    stand.world.unsilence(server_ip(1), client_ip(1));
+    stand.until("both paths", 10 * SEC, Stand::is_whole);
+    stand.read(1, 0, 4096);
+    assert_eq!(stand.server.opens, 2);
+}
+
+#[test]
+fn a_device_that_grew_is_used_as_far_as_it_was_known() {
+    let mut stand = Stand::open(|s| s.how.size = 1 << 20);
+    stand.server.how.size = 2 << 20;
+    stand.server.disk.resize(2 << 20, 0);
+    stand.server.end_path(stand.now(), 0);
+    stand.run(10 * MS);
+    stand.until("the path", 5 * SEC, Stand::is_whole);
+    stand.read(0, (1 << 20) - 4096, 4096);
+    let tag = stand.submit(0, IoOp::Read, 1 << 20, 4096);
+    stand.drain(SEC);
+    assert_eq!(stand.client.status(tag), Some(IoStatus::Invalid));
 }

@@ -86,6 +86,7 @@ impl Load {
             ok: 0,
         };
         load.stand.server.disk.fill(0);
+        load.stand.client.lazy = load.prng.chance(Ratio::new(1, 2)).then(|| load.prng.fork());
         let mut faults = FaultOptions::new(links);
         faults.gap = 50 * MS..=300 * MS;
         faults.lasts = MS..=400 * MS;
@@ -134,7 +135,7 @@ impl Load {
     }
 
     fn reap(&mut self) {
-        for done in self.stand.client.done[self.reaped..].to_vec() {
+        while let Some(&done) = self.stand.client.done.get(self.reaped) {
             self.reaped += 1;
             let io = self.flying.remove(&done.tag).expect("an IO in flight");
             self.slots[io.core].push(io.slot);
@@ -171,8 +172,8 @@ impl Load {
         }
     }
 
-    fn run(mut self) -> usize {
-        let end = self.stand.now() + 2 * SEC;
+    fn work(&mut self, time: Duration) {
+        let end = self.stand.now() + time;
         while self.stand.now() < end {
             for _ in 0..self.prng.below(6) {
                 self.submit();
@@ -180,8 +181,18 @@ impl Load {
             let pause = self.prng.duration(Duration::ZERO..=10 * MS);
             self.stand.run(pause);
             self.reap();
+            let paths = self.stand.server.paths.len();
+            if paths > 0 && self.prng.chance(Ratio::new(1, 100)) {
+                let now = self.stand.now();
+                self.stand.server.end_path(now, self.prng.index(paths));
+            }
         }
-        // The world is whole again: everything ends, every path comes back, reads agree.
+    }
+
+    fn run(mut self) -> usize {
+        self.work(2 * SEC);
+        // The last faults heal; then everything ends, every path comes back, reads agree.
+        self.stand.run(SEC);
         self.stand.drain(10 * SEC);
         self.reap();
         assert!(self.flying.is_empty());
@@ -206,4 +217,18 @@ fn every_io_ends_exactly_once_under_faults() {
         ok += Load::new(seed).run();
     }
     assert!(ok > 10_000, "{ok}: too little got through to mean anything");
+}
+
+#[test]
+fn a_detach_under_faults_ends_everything() {
+    for seed in 100..140 {
+        let mut load = Load::new(seed);
+        let time = load.prng.duration(Duration::ZERO..=800 * MS);
+        load.work(time);
+        load.stand.detach();
+        load.stand.until("the end", 9 * SEC, |s| s.client.control.is_done());
+        load.stand.drain(3 * SEC);
+        load.reap();
+        assert!(load.flying.is_empty());
+    }
 }

@@ -88,6 +88,21 @@ fn an_answer_twice_ends_an_io_once() {
 }
 
 #[test]
+fn an_answer_on_another_path_is_no_answer() {
+    let mut stand = Stand::open(|s| (s.paths, s.how.hold) = (2, true));
+    let tag = stand.submit(0, IoOp::Read, 0, 4096);
+    stand.until("the request", SEC, |s| s.server.held.len() == 1);
+    let request = stand.server.held[0].clone();
+    let other = stand.server.paths.iter().position(|p| p.uuid != request.path).expect("two");
+    stand.server.immediate(other, 1, response(request.permit.0, 0, false));
+    stand.run(10 * MS);
+    assert_eq!(stand.client.status(tag), None);
+    stand.server.release();
+    stand.drain(SEC);
+    assert_eq!(stand.client.buffer(0, 0, 4096).to_vec(), stand.server.disk[..4096]);
+}
+
+#[test]
 fn lies_about_keys_end_the_path() {
     type Lie = fn(RkeyRsp) -> Vec<u8>;
     let lies: [(&str, Lie); 5] = [
@@ -218,4 +233,27 @@ fn a_read_window_covers_its_part_and_no_more() {
     assert_eq!(stand.client.status(tag), Some(IoStatus::Aborted));
     assert_eq!(stand.client.buffer(0, 8192, 4096).to_vec(), [0x11; 4096]);
     assert!(stand.client.last_error(0).contains("outside the bounds"));
+}
+
+#[test]
+fn a_read_ends_when_its_window_is_closed_and_not_before() {
+    let mut seen = [0; 2];
+    for seed in 0..60 {
+        let mut stand = Stand::open(|s| {
+            (s.seed, s.how.hold, s.world.bind) = (seed, true, BindMode::Pending);
+        });
+        let tag = stand.submit(0, IoOp::Read, 0, 4096);
+        stand.until("the request", SEC, |s| s.server.held.len() == 1);
+        let request = stand.server.held.pop().expect("held");
+        stand.server.serve(&request);
+        // Right behind the answer: it may land before the window is closed, or be refused.
+        stand.server.write_late(&request);
+        stand.until("the end", SEC, |s| s.client.status(tag).is_some());
+        assert_eq!(stand.client.status(tag), Some(IoStatus::Ok));
+        let found = stand.client.buffer(0, 0, 4096).to_vec();
+        stand.run(10 * MS);
+        assert_eq!(stand.client.buffer(0, 0, 4096).to_vec(), found, "seed {seed}: it had ended");
+        seen[usize::from(found == stand.server.disk[..4096])] += 1;
+    }
+    assert!(seen.iter().all(|&n| n > 5), "both orders: {seen:?}");
 }

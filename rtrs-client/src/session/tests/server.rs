@@ -15,8 +15,8 @@ use rtrs_core::ids::{ConnIndex, PathUuid, PermitId, QpNum, Rkey};
 use rtrs_core::mem::Region;
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::{
-    ChunkRequest, ConnReq, ConnRsp, Imm, InfoReq, InfoRsp, IoHeader, MemBits, Message, OpenRsp,
-    RkeyRsp, RwOp, SessInfoRsp, SgDesc, UserMessage,
+    AccessMode, ChunkRequest, ConnReq, ConnRsp, Imm, InfoReq, InfoRsp, IoHeader, MemBits, Message,
+    OpenRsp, RkeyRsp, RwOp, SessInfoRsp, SgDesc, UserMessage,
 };
 
 /// Room for user header, message and descriptors.
@@ -30,7 +30,10 @@ const ROUND_TRIP: Duration = Duration::from_micros(20);
 /// What chunks hold before the client writes to them.
 pub(super) const BLANK: u8 = 0xee;
 
-type Rewrite<T> = Box<dyn Fn(T) -> Vec<u8>>;
+/// Bytes to send in place of a good message.
+pub(super) type Rewrite<T> = Box<dyn Fn(T) -> Vec<u8>>;
+type RewriteAccept = Box<dyn Fn(&ConnReq, ConnRsp) -> Vec<u8>>;
+type Judge = Box<dyn Fn(&IoHeader) -> u16>;
 
 /// How the server behaves.
 pub(super) struct How {
@@ -42,15 +45,17 @@ pub(super) struct How {
     /// Refuses every connect with this private data.
     pub(super) refuse: Option<Vec<u8>>,
     /// Lies in accepts.
-    pub(super) con_rsp: Option<Box<dyn Fn(&ConnReq, ConnRsp) -> Vec<u8>>>,
+    pub(super) con_rsp: Option<RewriteAccept>,
     /// Lies in INFO_RSP; nothing is sent for no bytes.
     pub(super) info_rsp: Option<Rewrite<Vec<u8>>>,
     /// Lies in RKEY_RSP.
     pub(super) rkey_rsp: Option<Rewrite<RkeyRsp>>,
     pub(super) open_rsp: Option<Box<dyn Fn(OpenRsp) -> OpenRsp>>,
     pub(super) open_errno: u16,
+    /// Refuses to open for writing.
+    pub(super) read_only: bool,
     /// Fails IO.
-    pub(super) io_errno: Option<Box<dyn Fn(&IoHeader) -> u16>>,
+    pub(super) io_errno: Option<Judge>,
     /// Keeps IO requests in `held`.
     pub(super) hold: bool,
     /// Keeps control requests in `held`.
@@ -74,6 +79,7 @@ impl Default for How {
             rkey_rsp: None,
             open_rsp: None,
             open_errno: 0,
+            read_only: false,
             io_errno: None,
             hold: false,
             hold_control: false,
@@ -212,7 +218,7 @@ impl Server {
                 // As in verbs it may come after the next connection's request.
                 FabricEvent::Established { qp, .. } => assert!(self.find(qp).is_some()),
                 FabricEvent::Completion(wc) => self.on_completion(now, &wc),
-                FabricEvent::Closed { qp, reason } => self.on_closed(now, qp, reason),
+                FabricEvent::Closed { qp, reason } => self.on_closed(now, qp, &reason),
                 FabricEvent::ConnectFailed { .. } => panic!("the server connects to nobody"),
             }
         }
@@ -513,10 +519,13 @@ impl Server {
                 chunk.copy_in(0, &SessInfoRsp::answer(info).encode());
                 0
             }
-            UserMessage::Open { dev_name, .. } => {
+            UserMessage::Open { access, dev_name } => {
                 assert_eq!(dev_name, b"vol0");
                 if self.how.open_errno != 0 {
                     return self.how.open_errno;
+                }
+                if self.how.read_only && access != AccessMode::ReadOnly {
+                    return 13;
                 }
                 if self.device.is_none() {
                     // Another one each time, so that a stale id is noticed.
@@ -602,7 +611,8 @@ impl Server {
         let Some(index) = self.path_of(request) else { return };
         let desc = request.parsed.desc().expect("a read");
         let path = &self.paths[index];
-        let data = path.sge(request.permit.index() * path.chunk, desc.len as usize);
+        // Not from the request's own chunk, whose data may not have left yet.
+        let data = path.sge(0, desc.len as usize);
         data.slice.fill(0x66);
         let remote = RemoteMem { addr: desc.addr, rkey: desc.key };
         let op = WrOp::RdmaWrite { remote, imm: None };
@@ -625,12 +635,12 @@ impl Server {
         }
     }
 
-    fn on_closed(&mut self, now: Instant, qp: QpNum, reason: CloseReason) {
+    fn on_closed(&mut self, now: Instant, qp: QpNum, reason: &CloseReason) {
         let Some((index, cid)) = self.find(qp) else { return };
         self.paths[index].cons[cid].closed = true;
         let path = self.paths[index].uuid;
         self.seen.push(Seen::Closed { cid: ConnIndex(cid as u16), reason: reason.clone() });
-        if !self.paths[index].ending && reason != CloseReason::Peer {
+        if !self.paths[index].ending && *reason != CloseReason::Peer {
             self.end_path(now, index);
         }
         if self.paths[index].cons.iter().all(|con| con.closed) {

@@ -11,6 +11,7 @@ use rtrs_core::fabric::sim::{World, WorldOptions, sim_ip};
 use rtrs_core::fabric::{Fabric, FabricEvent};
 use rtrs_core::ids::{CoreIndex, QpNum, SessionId};
 use rtrs_core::mem::{MemSlice, Region};
+use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::AccessMode;
@@ -52,6 +53,8 @@ pub(super) struct Client {
     waiting: BTreeSet<u64>,
     next_tag: u64,
     pub(super) done: Vec<Done>,
+    /// Mail between cores is left lying now and then.
+    pub(super) lazy: Option<Prng>,
 }
 
 impl Client {
@@ -76,7 +79,16 @@ impl Client {
             waiting: BTreeSet::new(),
             next_tag: 1,
             done: Vec::new(),
+            lazy: None,
         }
+    }
+
+    fn has_mail(&self) -> bool {
+        !self.home.is_empty() || self.cores.iter().any(|core| !core.mail.is_empty())
+    }
+
+    fn is_lazy(&mut self) -> bool {
+        self.lazy.as_mut().is_some_and(|prng| prng.chance(Ratio::new(9, 10)))
     }
 
     fn on_message(&mut self, now: Instant, core: usize, message: ToShard) {
@@ -174,12 +186,16 @@ impl Client {
 
     fn turn_core(&mut self, now: Instant, core: usize) -> bool {
         let mut any = false;
-        while let Some(message) = self.cores[core].mail.pop_front() {
+        while !self.is_lazy()
+            && let Some(message) = self.cores[core].mail.pop_front()
+        {
             any = true;
             self.on_message(now, core, message);
         }
         if core == 0 {
-            while let Some(message) = self.home.pop_front() {
+            while !self.is_lazy()
+                && let Some(message) = self.home.pop_front()
+            {
                 any = true;
                 self.control.handle_message(now, message, &mut self.cores[0].fabrics);
             }
@@ -328,11 +344,22 @@ impl Stand {
         stand
     }
 
+    /// A stand that was open once and then lost its path to a server that behaves otherwise.
+    /// (Before its first open a session gives up at the first failure.)
+    pub(super) fn spoiled(setup: impl FnOnce(&mut Setup), spoil: impl FnOnce(&mut How)) -> Self {
+        let mut stand = Self::open(setup);
+        spoil(&mut stand.server.how);
+        stand.server.seen.clear();
+        stand.server.end_path(stand.now(), 0);
+        stand
+    }
+
     /// All paths are connected and every core knows the device.
     pub(super) fn is_whole(&self) -> bool {
         self.client.control.is_open()
             && self.client.states().iter().all(|state| *state == PathState::Connected)
-            && self.client.cores.iter().all(|core| core.device.is_some() && core.mail.is_empty())
+            && self.client.cores.iter().all(|core| core.device.is_some())
+            && !self.client.has_mail()
     }
 
     pub(super) fn now(&self) -> Instant {
@@ -361,6 +388,13 @@ impl Stand {
         let now = self.world.now();
         assert!(deadline.is_none_or(|at| at > now), "a deadline in the past keeps the core awake");
         let event = self.world.next_event_time();
+        if self.client.has_mail() {
+            // Somebody is lazy: the world goes on meanwhile.
+            if event.is_some_and(|at| at <= bound) {
+                self.world.step();
+            }
+            return true;
+        }
         match earliest(event, deadline) {
             Some(at) if at <= bound => {
                 if event.is_some_and(|event| event <= at) {
