@@ -1,7 +1,7 @@
 //! Paths that die and come back, with IO on them.
 
 use rtrs_core::block::{IoFlags, IoOp};
-use rtrs_core::fabric::sim::BindMode;
+use rtrs_core::fabric::sim::{BindMode, LinkOptions};
 use rtrs_core::status::IoStatus;
 use rtrs_core::wire::OpenRsp;
 
@@ -206,19 +206,26 @@ fn a_session_the_server_forgot_is_opened_again() {
     let mut stand = Stand::open(|s| {
         s.paths = 2;
         s.config.heartbeat_interval = 2 * SEC;
+        (s.how.queue_depth, s.how.max_io) = (1000, 4096);
     });
-    // The server lost everything, and on the second path we do not hear of it.
+    // The server lost everything, and on the second path we do not hear of it. The first one is
+    // slow, so that IO meets it in every step of its return.
+    let slow = LinkOptions { delay: 3 * MS, ..LinkOptions::default() };
+    stand.world.set_link(client_ip(0), server_ip(0), slow);
     stand.world.silence(server_ip(1), client_ip(1));
     for path in (0..2).rev() {
         stand.server.end_path(stand.now(), path);
     }
-    stand.until("the first path again", SEC, |s| s.server.opens == 2);
-    stand.run(10 * MS);
+    stand.run(MS);
+    for _ in 0..300 {
+        stand.submit(0, IoOp::Read, 0, 512);
+        stand.run(MS);
+    }
     assert_eq!(stand.client.states(), [PathState::Connected; 2], "as far as we know");
-    let tags: Vec<_> = (0..6).map(|slot| submit(&mut stand, 0, IoOp::Write, slot)).collect();
-    stand.run(SEC);
-    let good = tags.iter().filter(|t| stand.client.status(**t) == Some(IoStatus::Ok)).count();
-    assert_eq!((good, stand.client.done.len()), (3, 3), "none is for a device it does not know");
+    assert_eq!(stand.server.opens, 2);
+    let good = stand.client.done.iter().filter(|done| done.status.is_ok()).count();
+    assert!(good > 50, "{good}");
+    assert_eq!(stand.client.done.len(), good, "none is for a device it does not know");
     stand.drain(10 * SEC);
     stand.world.unsilence(server_ip(1), client_ip(1));
     stand.until("both paths", 10 * SEC, Stand::is_whole);

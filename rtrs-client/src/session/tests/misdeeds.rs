@@ -246,7 +246,8 @@ fn a_read_ends_when_its_window_is_closed_and_not_before() {
         stand.until("the request", SEC, |s| s.server.held.len() == 1);
         let request = stand.server.held.pop().expect("held");
         stand.server.serve(&request);
-        // Right behind the answer: it may land before the window is closed, or be refused.
+        stand.server.immediate(0, 1, response(request.permit.0, 0, false));
+        // Right behind two answers: it may land before the window is closed, or be refused.
         stand.server.write_late(&request);
         stand.until("the end", SEC, |s| s.client.status(tag).is_some());
         assert_eq!(stand.client.status(tag), Some(IoStatus::Ok));

@@ -318,7 +318,7 @@ impl Server {
             None => rsp.encode().to_vec(),
         };
         let path = &mut self.paths[index];
-        let limits = QpLimits { send_max: 4096, recv_max: 256 };
+        let limits = QpLimits { send_max: 4096, recv_max: 2048 };
         let qp = self
             .fabric
             .accept(now, &path.pd, request, limits, &PrivateData::new(&data))
