@@ -4,6 +4,8 @@
 //! else happens. What the flags mean, together with a configuration file, is `plan.rs`. Flags that
 //! are settings have the names of the file's keys (`config.rs`).
 
+#![allow(rustdoc::broken_intra_doc_links, reason = "flag help is plain text with brackets")]
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};

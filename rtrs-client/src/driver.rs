@@ -17,7 +17,8 @@ use rtrs_core::rt::{Clock, Inbox, Mailbox, PollPolicy, Ring, Sender, Shard, pin_
 use rtrs_core::time::{Duration, Instant, earliest};
 
 use crate::bench::Workload;
-use crate::session::control::{PathStatus, SessionControl, SessionFailure};
+use crate::session::control::{PathStatus, SessionControl};
+use crate::session::device::SessionFailure;
 use crate::session::shard::{ConnectionEnd, SessionDevice, ShardSession};
 use crate::session::{SessionConfig, ToHome, ToShard};
 use crate::stats::ShardStats;

@@ -24,7 +24,7 @@ pub use cli::LowArgs;
 pub use error::{Chain, Error, ErrorKind};
 pub use plan::{AttachPlan, BenchPlan, Front, Plan, RunDir, SessionPlan};
 pub use run::run;
-pub use session::control::SessionFailure;
+pub use session::device::SessionFailure;
 pub use session::shard::SessionDevice;
 pub use session::{PathTarget, Policy, SessionConfig};
 pub use stats::{OpCount, PathCount, ShardStats};

@@ -7,6 +7,8 @@
 //! Reading a file never panics and is bounded; an error names file, line and what would do. What
 //! the values mean together is judged in `plan.rs`.
 
+#![allow(rustdoc::broken_intra_doc_links, reason = "flag help is plain text with brackets")]
+
 mod export;
 
 pub use export::{BlockSize, ErrorRate, ExportSpec, NAME_BYTES_MAX, Target};

@@ -47,6 +47,8 @@ struct Connection {
     ending: bool,
     /// Why we ended it, when this core did so.
     why: Option<CloseReason>,
+    /// The latest time that was told to the path's other cores.
+    heard: Instant,
     unsignaled: u32,
     signal_every: u32,
 }
@@ -144,6 +146,7 @@ impl PathShard {
             shared: Arc::clone(&start.shared),
             ending: false,
             why: None,
+            heard: Instant::ZERO,
             unsignaled: 0,
             signal_every: (limits.send_max / 4).clamp(1, 64),
             pd,
@@ -333,7 +336,11 @@ impl PathShard {
         let Some(connection) = self.connection.as_mut() else { return Ok(PathEvent::Nothing) };
         match WrId::decode(wc.wr_id) {
             WrId::Receive(slot) => {
-                connection.shared.received(now);
+                // Once a turn: all completions of a turn carry the same time.
+                if now > connection.heard {
+                    connection.heard = now;
+                    connection.shared.received(now);
+                }
                 let mut bytes = [0; RECV_SLOT];
                 let len = if wc.op == WcOp::Recv { wc.byte_len as usize } else { 0 };
                 if len > RECV_SLOT {

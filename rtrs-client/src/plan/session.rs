@@ -23,7 +23,7 @@ pub struct SessionPlan {
     pub export_name: String,
     /// The session's name at the server, 1 to 254 bytes without slash, dot and NUL.
     pub session_name: String,
-    /// Ways to the server, none named twice. [`SessionPlan::check`] refuses an empty list.
+    /// Ways to the server, none named twice. The check before a start refuses an empty list.
     pub paths: Vec<Portal>,
     /// How the export is opened.
     pub access: Access,

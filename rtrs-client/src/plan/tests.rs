@@ -114,7 +114,7 @@ fn long_socket_paths_are_refused_with_their_length() {
     assert_usage(&error, "is 108 bytes long; unix sockets allow 107, use a shorter path");
     let error = attach(&format!("socket: /s\nrun-dir: {long}")).unwrap_err();
     assert_usage(&error, "control socket /");
-    assert_usage(&error, "is 115 bytes long; unix sockets allow 107");
+    assert_usage(&error, "is 114 bytes long; unix sockets allow 107");
 }
 
 #[test]
@@ -263,7 +263,7 @@ fn a_named_file_lies_below_the_flags() {
         panic!("not attach")
     };
     assert_eq!(plan.front, Front::Tcp("127.0.0.1:5".parse().unwrap()));
-    assert_eq!(plan.session.access, crate::config::Access::Auto);
+    assert_eq!(plan.session.access, crate::config::Access::Rw);
     assert_eq!(plan.session.paths, ["tcp://flag:1234".parse().unwrap()]);
     assert_eq!(plan.run_dir.path(), PathBuf::from("/flag"));
     assert_eq!(plan.session.poll_us, 1);

@@ -5,34 +5,35 @@
 //! IO. Every path opens the device, not only the first: to a server that has the session it is
 //! the same device again, and one that lost the session while we thought another path alive
 //! (a restart behind a silent link) must not get IO for a device it does not know. When the last
-//! path goes the device counts as closed. A path that ends first gets all its connections ended on all cores, then
+//! path goes the device counts as closed. A path that ends first gets all its connections ended
+//! on all cores, then
 //! waits by a backoff with jitter and starts over with a new epoch.
 
 use std::sync::Arc;
 
-use rtrs_core::block::Geometry;
 use rtrs_core::fabric::{
-    CloseReason, ConnectFailure, Fabric, FabricError, RemoteMem, WcOp, WcStatus, WorkCompletion,
+    CloseReason, ConnectFailure, Fabric, RemoteMem, WcOp, WcStatus, WorkCompletion,
 };
 use rtrs_core::ids::{ConnIndex, CoreIndex, PathId, QpNum};
 use rtrs_core::proto::{Backoff, Heartbeat, HeartbeatAction};
 use rtrs_core::time::{Duration, Instant, earliest};
-use rtrs_core::wire::{AccessMode, errno, errno_name};
+use rtrs_core::wire::AccessMode;
 use serde::Serialize;
 
+use super::device::SessionFailure;
 use super::shard::ConnectionEnd;
 use super::{Connect, Granted, OpenDevice, Outbox, PathShared, SessionConfig, ToHome, ToShard};
-use crate::path::handshake::{self, ServiceConnection, ServiceEvent};
+use crate::path::handshake::{self, ServiceConnection};
 use crate::path::state::PathState;
 
 /// Bound of the introduction and of each step of opening the device.
-const STEP_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bound of ending all connections of a path; afterwards they are aborted once more.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How far the device is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum DeviceState {
+pub(super) enum DeviceState {
     Closed,
     Open {
         device: Arc<OpenDevice>,
@@ -44,27 +45,6 @@ enum DeviceState {
     },
     /// Closed in order, or given up.
     Ended,
-}
-
-/// Why a session cannot go on.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SessionFailure {
-    /// The server refused to open the export.
-    #[error("the server refused to open '{export}': {errno}{hint}")]
-    OpenRefused {
-        /// The export asked for.
-        export: String,
-        /// The server's errno by name.
-        errno: String,
-        /// What would do.
-        hint: &'static str,
-    },
-    /// No path came up; what each of them met.
-    #[error("no path to the server: {0}")]
-    Unreachable(String),
-    /// What the server grants cannot be worked with.
-    #[error("{0}")]
-    Unusable(String),
 }
 
 /// A path as listings show it.
@@ -84,46 +64,47 @@ pub(crate) struct PathStatus {
     pub last_error: Option<String>,
 }
 
+/// The home core's part of a path.
 #[derive(Debug)]
-struct Path {
-    id: PathId,
-    state: PathState,
+pub(super) struct Path {
+    pub(super) id: PathId,
+    pub(super) state: PathState,
     /// Told to the cores when the device is open on the path.
-    chunks: Option<Arc<[RemoteMem]>>,
+    pub(super) chunks: Option<Arc<[RemoteMem]>>,
     /// The access last asked for on this path.
-    asked: AccessMode,
-    epoch: u32,
-    uuid: rtrs_core::ids::PathUuid,
+    pub(super) asked: AccessMode,
+    pub(super) epoch: u32,
+    pub(super) uuid: rtrs_core::ids::PathUuid,
     /// Was accepted once: the server may be asked to make the session anew.
-    accepted_once: bool,
-    recon_cnt: u16,
-    service: Option<ServiceConnection>,
+    pub(super) accepted_once: bool,
+    pub(super) recon_cnt: u16,
+    pub(super) service: Option<ServiceConnection>,
     /// Connections above 0 that a core has or is making.
-    open: Vec<bool>,
-    next_cid: u16,
-    until: Instant,
-    backoff: Backoff,
-    heartbeat: Option<Heartbeat>,
-    shared: Arc<PathShared>,
-    seen: Instant,
-    connects: u64,
-    attempts_failed: u64,
-    last_error: Option<String>,
+    pub(super) open: Vec<bool>,
+    pub(super) next_cid: u16,
+    pub(super) until: Instant,
+    pub(super) backoff: Backoff,
+    pub(super) heartbeat: Option<Heartbeat>,
+    pub(super) shared: Arc<PathShared>,
+    pub(super) seen: Instant,
+    pub(super) connects: u64,
+    pub(super) attempts_failed: u64,
+    pub(super) last_error: Option<String>,
 }
 
 /// The home core's part of a session.
 #[derive(Debug)]
 pub(crate) struct SessionControl {
-    config: Arc<SessionConfig>,
-    paths: Vec<Path>,
+    pub(super) config: Arc<SessionConfig>,
+    pub(super) paths: Vec<Path>,
     granted: Option<Granted>,
-    device: DeviceState,
+    pub(super) device: DeviceState,
     /// What is asked for; lowered once where the export is read-only.
-    access: AccessMode,
-    opened_once: bool,
-    last_size: u64,
-    failure: Option<SessionFailure>,
-    detaching: bool,
+    pub(super) access: AccessMode,
+    pub(super) opened_once: bool,
+    pub(super) last_size: u64,
+    pub(super) failure: Option<SessionFailure>,
+    pub(super) detaching: bool,
     outbox: Outbox,
 }
 
@@ -242,7 +223,7 @@ impl SessionControl {
         self.end_all(now, fabrics);
     }
 
-    fn end_all(&mut self, now: Instant, fabrics: &mut [Box<dyn Fabric>]) {
+    pub(super) fn end_all(&mut self, now: Instant, fabrics: &mut [Box<dyn Fabric>]) {
         self.device = DeviceState::Ended;
         for index in 0..self.paths.len() {
             match self.paths[index].state {
@@ -532,160 +513,9 @@ impl SessionControl {
         true
     }
 
-    fn on_service_event(
-        &mut self,
-        now: Instant,
-        index: usize,
-        event: Result<ServiceEvent, String>,
-        fabrics: &mut [Box<dyn Fabric>],
-    ) {
-        let provider = self.config.paths[index].provider;
-        let id = self.paths[index].id;
-        match event {
-            Err(misdeed) => self.end_path(now, index, Some(misdeed), fabrics),
-            Ok(ServiceEvent::Nothing) => {}
-            Ok(ServiceEvent::HeartbeatAsked) => {
-                let path = &mut self.paths[index];
-                let answered = path
-                    .service
-                    .as_mut()
-                    .map(|service| service.post_heartbeat(true, fabrics[provider].as_mut()));
-                if let Some(Err(error)) = answered {
-                    self.end_path(now, index, Some(error.to_string()), fabrics);
-                }
-            }
-            Ok(ServiceEvent::HeartbeatAnswered) => {
-                let path = &mut self.paths[index];
-                if let Some(heartbeat) = path.heartbeat.as_mut()
-                    && let Some(latency) = heartbeat.on_ack(now)
-                {
-                    path.shared.set_latency(latency);
-                }
-            }
-            Ok(ServiceEvent::Introduced { chunks }) => {
-                let path = &mut self.paths[index];
-                if path.state != PathState::Introducing {
-                    return;
-                }
-                path.state.advance(PathState::Opening);
-                path.until = now + STEP_TIMEOUT;
-                path.chunks = Some(chunks);
-                if !self.detaching && self.failure.is_none() {
-                    self.open_device(now, index, fabrics);
-                }
-            }
-            Ok(ServiceEvent::Opened(device)) => self.on_opened(now, index, &device, fabrics),
-            Ok(ServiceEvent::OpenRefused(errno)) => {
-                if self.paths[index].state != PathState::Opening {
-                    return;
-                }
-                if errno == errno::EACCES
-                    && self.config.read_only_fallback
-                    && self.paths[index].asked == AccessMode::ReadWrite
-                    && (!self.opened_once || self.access == AccessMode::ReadOnly)
-                {
-                    tracing::info!("the export is read-only: opening it so");
-                    self.access = AccessMode::ReadOnly;
-                    self.open_device(now, index, fabrics);
-                    return;
-                }
-                let failure = SessionFailure::OpenRefused {
-                    export: self.config.export.clone(),
-                    errno: errno_name(errno).to_owned(),
-                    hint: open_hint(errno),
-                };
-                let why = failure.to_string();
-                if !self.opened_once {
-                    self.failure = Some(failure);
-                }
-                self.end_path(now, index, Some(why), fabrics);
-            }
-            Ok(ServiceEvent::Closed) => {
-                if matches!(self.device, DeviceState::Closing { path, .. } if path == id) {
-                    self.end_all(now, fabrics);
-                }
-            }
-        }
-    }
-
-    fn open_device(&mut self, now: Instant, index: usize, fabrics: &mut [Box<dyn Fabric>]) {
-        let provider = self.config.paths[index].provider;
-        let path = &mut self.paths[index];
-        let Some(service) = path.service.as_mut() else { return };
-        let (export, access) = (&self.config.export, self.access);
-        path.asked = access;
-        if let Err(error) = service.post_open(export, access, fabrics[provider].as_mut()) {
-            self.end_path(now, index, Some(error.to_string()), fabrics);
-        }
-    }
-
-    fn on_opened(
-        &mut self,
-        now: Instant,
-        index: usize,
-        device: &OpenDevice,
-        fabrics: &mut [Box<dyn Fabric>],
-    ) {
-        let path = &mut self.paths[index];
-        if path.state != PathState::Opening || self.detaching {
-            return;
-        }
-        let Some(chunks) = path.chunks.take() else { return };
-        let mut size = device.geometry.size;
-        if size == 0 || size < self.last_size {
-            let why = match self.last_size {
-                0 => "the server's device has 0 bytes".to_owned(),
-                last => format!(
-                    "the server's device has {size} bytes and had {last} before: attach again"
-                ),
-            };
-            let failure = SessionFailure::Unusable(why);
-            let text = failure.to_string();
-            if !self.opened_once {
-                self.failure = Some(failure);
-            }
-            self.end_path(now, index, Some(text), fabrics);
-            return;
-        }
-        if self.opened_once && size > self.last_size {
-            tracing::warn!("the server's device grew to {size} bytes: attach again to use them");
-            size = self.last_size;
-        }
-        let device = Arc::new(OpenDevice {
-            geometry: Geometry {
-                size,
-                read_only: self.access == AccessMode::ReadOnly,
-                ..device.geometry.clone()
-            },
-            device_id: device.device_id,
-        });
-        self.opened_once = true;
-        self.last_size = device.geometry.size;
-        if self.device() != Some(&device) {
-            let (export, size) = (&self.config.export, device.geometry.size);
-            tracing::info!(%export, size, id = device.device_id, "device open");
-            self.device = DeviceState::Open { device: Arc::clone(&device) };
-            self.tell_all(ToShard::Open(device));
-        }
-        tracing::info!(path = %self.config.paths[index].name, "path connected");
-        let path = &mut self.paths[index];
-        path.state.advance(PathState::Connected);
-        path.connects += 1;
-        path.backoff.reset();
-        path.last_error = None;
-        path.seen = now;
-        path.heartbeat = Some(Heartbeat::new(
-            self.config.heartbeat_interval,
-            self.config.heartbeat_missed_max,
-            now,
-        ));
-        let (path, epoch) = (path.id, path.epoch);
-        self.tell_all(ToShard::PathUp { path, epoch, chunks });
-    }
-
     /// Ends a path: all its connections on all cores. When the last is gone it waits for its
     /// next attempt.
-    fn end_path(
+    pub(super) fn end_path(
         &mut self,
         now: Instant,
         index: usize,
@@ -768,7 +598,7 @@ impl SessionControl {
         }
     }
 
-    fn tell_all(&mut self, message: ToShard) {
+    pub(super) fn tell_all(&mut self, message: ToShard) {
         for core in 1..self.config.cores {
             self.outbox.push((CoreIndex(core), message.clone()));
         }
@@ -806,21 +636,5 @@ fn describe_failure(failure: &ConnectFailure) -> String {
             "no answer within the connect timeout".to_owned()
         }
         ConnectFailure::Failed(reason) => reason.to_string(),
-    }
-}
-
-fn open_hint(errno: u16) -> &'static str {
-    match errno {
-        2 => ": the server has no export of that name",
-        1 => ": another session has it open for writing (try --access ro, or migration)",
-        13 => ": the export is read-only (try --access ro)",
-        16 => ": it is in use",
-        _ => "",
-    }
-}
-
-impl From<&FabricError> for SessionFailure {
-    fn from(error: &FabricError) -> Self {
-        Self::Unusable(error.to_string())
     }
 }

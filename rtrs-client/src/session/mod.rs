@@ -7,6 +7,7 @@
 //! messages of this file pass.
 
 pub(crate) mod control;
+pub(crate) mod device;
 pub(crate) mod permits;
 pub(crate) mod policy;
 pub(crate) mod shard;

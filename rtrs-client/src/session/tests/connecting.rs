@@ -8,7 +8,7 @@ use rtrs_core::wire::{ConnReq, ConnRsp, InfoRsp, OpenRsp, errno_name};
 use super::server::{How, Rewrite, Seen};
 use super::stand::{MS, SEC, Stand, client_ip, server_ip};
 use crate::path::state::PathState;
-use crate::session::control::SessionFailure;
+use crate::session::device::SessionFailure;
 
 /// Kinds of what the server saw, in order.
 fn order(stand: &Stand) -> Vec<String> {

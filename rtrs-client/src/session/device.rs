@@ -1,0 +1,209 @@
+//! What the service connection of a path tells, and the device that it opens.
+//!
+//! Every path opens the device before it carries IO, so that a path which joins a session the
+//! server made anew finds the device there; a repeated open returns the same device. Called by
+//! `control.rs` with each completion of a service connection.
+
+use std::sync::Arc;
+
+use rtrs_core::block::Geometry;
+use rtrs_core::fabric::{Fabric, FabricError};
+use rtrs_core::proto::Heartbeat;
+use rtrs_core::time::Instant;
+use rtrs_core::wire::{AccessMode, errno, errno_name};
+
+use super::control::{DeviceState, STEP_TIMEOUT, SessionControl};
+use super::{OpenDevice, ToShard};
+use crate::path::handshake::ServiceEvent;
+use crate::path::state::PathState;
+
+/// Why a session cannot go on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SessionFailure {
+    /// The server refused to open the export.
+    #[error("the server refused to open '{export}': {errno}{hint}")]
+    OpenRefused {
+        /// The export asked for.
+        export: String,
+        /// The server's errno by name.
+        errno: String,
+        /// What would do.
+        hint: &'static str,
+    },
+    /// No path came up; what each of them met.
+    #[error("no path to the server: {0}")]
+    Unreachable(String),
+    /// What the server grants cannot be worked with.
+    #[error("{0}")]
+    Unusable(String),
+}
+
+impl SessionControl {
+    /// What a completion of the path's service connection meant.
+    pub(super) fn on_service_event(
+        &mut self,
+        now: Instant,
+        index: usize,
+        event: Result<ServiceEvent, String>,
+        fabrics: &mut [Box<dyn Fabric>],
+    ) {
+        let provider = self.config.paths[index].provider;
+        let id = self.paths[index].id;
+        match event {
+            Err(misdeed) => self.end_path(now, index, Some(misdeed), fabrics),
+            Ok(ServiceEvent::Nothing) => {}
+            Ok(ServiceEvent::HeartbeatAsked) => {
+                let path = &mut self.paths[index];
+                let answered = path
+                    .service
+                    .as_mut()
+                    .map(|service| service.post_heartbeat(true, fabrics[provider].as_mut()));
+                if let Some(Err(error)) = answered {
+                    self.end_path(now, index, Some(error.to_string()), fabrics);
+                }
+            }
+            Ok(ServiceEvent::HeartbeatAnswered) => {
+                let path = &mut self.paths[index];
+                if let Some(heartbeat) = path.heartbeat.as_mut()
+                    && let Some(latency) = heartbeat.on_ack(now)
+                {
+                    path.shared.set_latency(latency);
+                }
+            }
+            Ok(ServiceEvent::Introduced { chunks }) => {
+                let path = &mut self.paths[index];
+                if path.state != PathState::Introducing {
+                    return;
+                }
+                path.state.advance(PathState::Opening);
+                path.until = now + STEP_TIMEOUT;
+                path.chunks = Some(chunks);
+                if !self.detaching && self.failure.is_none() {
+                    self.open_device(now, index, fabrics);
+                }
+            }
+            Ok(ServiceEvent::Opened(device)) => self.on_opened(now, index, &device, fabrics),
+            Ok(ServiceEvent::OpenRefused(errno)) => {
+                if self.paths[index].state != PathState::Opening {
+                    return;
+                }
+                if errno == errno::EACCES
+                    && self.config.read_only_fallback
+                    && self.paths[index].asked == AccessMode::ReadWrite
+                    && (!self.opened_once || self.access == AccessMode::ReadOnly)
+                {
+                    tracing::info!("the export is read-only: opening it so");
+                    self.access = AccessMode::ReadOnly;
+                    self.open_device(now, index, fabrics);
+                    return;
+                }
+                let failure = SessionFailure::OpenRefused {
+                    export: self.config.export.clone(),
+                    errno: errno_name(errno).to_owned(),
+                    hint: open_hint(errno),
+                };
+                let why = failure.to_string();
+                if !self.opened_once {
+                    self.failure = Some(failure);
+                }
+                self.end_path(now, index, Some(why), fabrics);
+            }
+            Ok(ServiceEvent::Closed) => {
+                if matches!(self.device, DeviceState::Closing { path, .. } if path == id) {
+                    self.end_all(now, fabrics);
+                }
+            }
+        }
+    }
+
+    fn open_device(&mut self, now: Instant, index: usize, fabrics: &mut [Box<dyn Fabric>]) {
+        let provider = self.config.paths[index].provider;
+        let path = &mut self.paths[index];
+        let Some(service) = path.service.as_mut() else { return };
+        let (export, access) = (&self.config.export, self.access);
+        path.asked = access;
+        if let Err(error) = service.post_open(export, access, fabrics[provider].as_mut()) {
+            self.end_path(now, index, Some(error.to_string()), fabrics);
+        }
+    }
+
+    fn on_opened(
+        &mut self,
+        now: Instant,
+        index: usize,
+        device: &OpenDevice,
+        fabrics: &mut [Box<dyn Fabric>],
+    ) {
+        let path = &mut self.paths[index];
+        if path.state != PathState::Opening || self.detaching {
+            return;
+        }
+        let Some(chunks) = path.chunks.take() else { return };
+        let mut size = device.geometry.size;
+        if size == 0 || size < self.last_size {
+            let why = match self.last_size {
+                0 => "the server's device has 0 bytes".to_owned(),
+                last => format!(
+                    "the server's device has {size} bytes and had {last} before: attach again"
+                ),
+            };
+            let failure = SessionFailure::Unusable(why);
+            let text = failure.to_string();
+            if !self.opened_once {
+                self.failure = Some(failure);
+            }
+            self.end_path(now, index, Some(text), fabrics);
+            return;
+        }
+        if self.opened_once && size > self.last_size {
+            tracing::warn!("the server's device grew to {size} bytes: attach again to use them");
+            size = self.last_size;
+        }
+        let device = Arc::new(OpenDevice {
+            geometry: Geometry {
+                size,
+                read_only: self.access == AccessMode::ReadOnly,
+                ..device.geometry.clone()
+            },
+            device_id: device.device_id,
+        });
+        self.opened_once = true;
+        self.last_size = device.geometry.size;
+        if self.device() != Some(&device) {
+            let (export, size) = (&self.config.export, device.geometry.size);
+            tracing::info!(%export, size, id = device.device_id, "device open");
+            self.device = DeviceState::Open { device: Arc::clone(&device) };
+            self.tell_all(ToShard::Open(device));
+        }
+        tracing::info!(path = %self.config.paths[index].name, "path connected");
+        let path = &mut self.paths[index];
+        path.state.advance(PathState::Connected);
+        path.connects += 1;
+        path.backoff.reset();
+        path.last_error = None;
+        path.seen = now;
+        path.heartbeat = Some(Heartbeat::new(
+            self.config.heartbeat_interval,
+            self.config.heartbeat_missed_max,
+            now,
+        ));
+        let (path, epoch) = (path.id, path.epoch);
+        self.tell_all(ToShard::PathUp { path, epoch, chunks });
+    }
+}
+
+fn open_hint(errno: u16) -> &'static str {
+    match errno {
+        2 => ": the server has no export of that name",
+        1 => ": another session has it open for writing (try --access ro, or migration)",
+        13 => ": the export is read-only (try --access ro)",
+        16 => ": it is in use",
+        _ => "",
+    }
+}
+
+impl From<&FabricError> for SessionFailure {
+    fn from(error: &FabricError) -> Self {
+        Self::Unusable(error.to_string())
+    }
+}
