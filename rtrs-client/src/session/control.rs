@@ -6,8 +6,7 @@
 //! the same device again, and one that lost the session while we thought another path alive
 //! (a restart behind a silent link) must not get IO for a device it does not know. When the last
 //! path goes the device counts as closed. A path that ends first gets all its connections ended
-//! on all cores, then
-//! waits by a backoff with jitter and starts over with a new epoch.
+//! on all cores, then waits by a backoff with jitter and starts over with a new epoch.
 
 use std::sync::Arc;
 
