@@ -39,17 +39,17 @@ FIO_ROWS = [
     ("read-128k-q16", "128k read QD16", "read", "128k", 16, "iops", 1.0),
     ("write-128k-q16", "128k write QD16", "write", "128k", 16, "iops", 1.0),
 ]
-# id, title, rw, the two sides compared (A over B), the ratio asked for.
+# id, title, rw, the two sides compared (A over B), the ratio asked for or None, jobs, depth each.
 SESSION_ROWS = [
-    ("session-randread", "session 4k randread QD32, no NBD", "randread", ("on", "peers"), 3.0),
-    ("invalidate-randread", "always_invalidate on/off, randread", "randread", ("on", "off"), 0.9),
-    (
-        "invalidate-randwrite",
-        "always_invalidate on/off, randwrite",
-        "randwrite",
-        ("on", "off"),
-        0.9,
-    ),
+    ("session-randread", "session 4k randread, 2 jobs of QD16, no NBD", "randread",
+     ("on", "peers"), 3.0, 2, 16),
+    ("session-one-job", "the same, 1 job of QD32", "randread", ("on", "peers"), 3.0, 1, 32),
+    ("invalidate-randread", "always_invalidate on/off, randread", "randread", ("on", "off"), 0.9,
+     1, 32),
+    ("invalidate-randwrite", "always_invalidate on/off, randwrite", "randwrite", ("on", "off"),
+     0.9, 1, 32),
+    ("crc-randread", "CRC32C on/off, randread", "randread", ("on", "crc-off"), None, 1, 32),
+    ("crc-randwrite", "CRC32C on/off, randwrite", "randwrite", ("on", "crc-off"), None, 1, 32),
 ]
 
 
@@ -310,6 +310,7 @@ class Ours(Side):
     name = "rtrs"
     attach = True
     server_args = []
+    bench_args = []
 
     def start(self):
         portal = f"tcp://127.0.0.1:{self.port}"
@@ -329,6 +330,13 @@ class OursInvalidateOff(Ours):
     name = "rtrs-no-invalidate"
     attach = False
     server_args = ["--always-invalidate", "off"]
+
+
+class OursCrcOff(Ours):
+    name = "rtrs-no-crc"
+    attach = False
+    server_args = ["--crc", "off"]
+    bench_args = ["--crc", "off"]
 
 
 class OursSession(Ours):
@@ -418,9 +426,10 @@ def measure_fio(side, rw, bs, depth, args, scratch):
     }
 
 
-def measure_session(side, rw, args, scratch):
+def measure_session(side, rw, jobs, depth, args, scratch):
     argv = [f"{args.bin_dir}/rtrs-client", "bench", "bench", "--path", side.portal, "--rw", rw,
-            "--bs", "4k", "--iodepth", 32, "--runtime", args.runtime, "-o", "json"]
+            "--bs", "4k", "--numjobs", jobs, "--iodepth", depth, "--runtime", args.runtime,
+            *side.bench_args, "-o", "json"]
     stdout, side_cpu, own, foreign = run_bounded(side, "rtrs-client bench", argv,
                                                  args.runtime * 3 + 30, scratch)
     result = parse_json("rtrs-client bench", stdout)
@@ -495,9 +504,13 @@ def run_table(args, path, scratch, session_rows):
     sides = [kind(path, scratch, args.bin_dir) for kind in kinds] if fio_rows else []
     session_sides = {}
     if session_rows:
-        session_sides["on"] = OursSession(path, scratch, args.bin_dir)
-        if any("off" in row[3] for row in session_rows):
-            session_sides["off"] = OursInvalidateOff(path, scratch, args.bin_dir)
+        kinds = {"on": OursSession, "off": OursInvalidateOff, "crc-off": OursCrcOff}
+        for key, kind in kinds.items():
+            if any(key in row[3] for row in session_rows):
+                # A server locks what it exports, so each gets a file of its own.
+                own = f"{path}-{key}"
+                make_file(own, args.size)
+                session_sides[key] = kind(own, scratch, args.bin_dir)
     every_side = sides + list(session_sides.values())
     if not every_side:
         raise BenchError("nothing to run: these rows need our own side, see --peers-only")
@@ -518,7 +531,7 @@ def run_table(args, path, scratch, session_rows):
                 for key in [k for k in row[3] if k in session_sides][::step]:
                     side = session_sides[key]
                     wait_quiet(args.wait_quiet)
-                    sample = measure_session(side, row[2], args, scratch)
+                    sample = measure_session(side, row[2], row[5], row[6], args, scratch)
                     report(round_index, args, row[0], side.name, sample)
                     samples.setdefault(row[0], {}).setdefault(side.name, []).append(sample)
         for side in every_side:
@@ -560,19 +573,20 @@ def judge(table):
                 verdict["ratio"] = ours["iops"] / peer["iops"]
                 verdict["met"] = verdict["ratio"] >= asked
         verdicts[row_id] = verdict
-    for row_id, title, _, (_, other), asked in SESSION_ROWS:
+    for row_id, title, _, (_, other), asked, _, _ in SESSION_ROWS:
         cells = table["rows"].get(row_id)
         if not cells or OursSession.name not in cells:
             continue
-        if other == "off":
-            best, base = OursInvalidateOff.name, cells[OursInvalidateOff.name]["iops"]
+        if other in ("off", "crc-off"):
+            best = (OursInvalidateOff if other == "off" else OursCrcOff).name
+            base = cells[best]["iops"]
         else:
             fio_cells = table["rows"][FIO_ROWS[0][0]]
             best = verdicts[FIO_ROWS[0][0]]["best"]
             base = fio_cells[best]["iops"]
         ratio = cells[OursSession.name]["iops"] / base
         verdicts[row_id] = {"title": title, "best": best, "asked": asked, "what": "iops",
-                            "ratio": ratio, "met": ratio >= asked}
+                            "ratio": ratio, "met": asked is None or ratio >= asked}
     table["verdicts"] = verdicts
 
 
@@ -599,7 +613,10 @@ def markdown(name, table):
         sign = "<=" if verdict["what"] == "lat" else ">="
         ratio = f"{verdict['ratio']:.2f}" if "ratio" in verdict else "-"
         met = {True: "yes", False: "NO", None: "-"}[verdict.get("met")]
-        end = f"{ratio} | {sign} {verdict['asked']} | {met} |"
+        if verdict["asked"] is None:
+            end = f"{ratio} | - | - |"
+        else:
+            end = f"{ratio} | {sign} {verdict['asked']} | {met} |"
         if OursSession.name in cells:
             ours = cell_text("iops", cells[OursSession.name])
             other = cells.get(verdict["best"]) or table["rows"][FIO_ROWS[0][0]][verdict["best"]]

@@ -508,6 +508,10 @@ impl Shard for ClientShard {
         earliest(soonest, shutdown)
     }
 
+    fn inflight(&self) -> usize {
+        self.session.borrow().inflight()
+    }
+
     fn is_done(&self) -> bool {
         self.done
     }

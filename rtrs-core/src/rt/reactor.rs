@@ -4,7 +4,8 @@
 //! The poll budget adapts as KVM's halt polling does: a sleep that ended sooner than the
 //! largest budget would have been caught by polling, so the budget grows; a longer one makes it
 //! shrink. An idle shard therefore costs no CPU. While it polls, a shard yields its CPU to any
-//! other thread that wants it, so polling does not cost throughput when cores are scarce.
+//! other thread that wants it, and stops polling when one did: polling does not cost throughput
+//! when cores are scarce.
 
 use std::io;
 use std::rc::Rc;
@@ -19,6 +20,11 @@ pub trait Shard {
     fn turn(&mut self, now: Instant) -> bool;
     /// When to be called even if nothing happens.
     fn deadline(&self) -> Option<Instant>;
+    /// Requests in flight. With many, a turn lets others on this CPU run before it submits, so
+    /// that one system call carries more.
+    fn inflight(&self) -> usize {
+        0
+    }
     /// True when the shard is finished and the thread may end.
     fn is_done(&self) -> bool;
     /// True when mail waits; read while polling, so it must be cheap.
@@ -49,6 +55,9 @@ pub struct ReactorStats {
     pub poll_misses: u64,
 }
 
+/// Requests in flight from which throughput matters more than the latency of one.
+const BATCH_FROM: usize = 8;
+
 /// Runs a shard until it is done.
 ///
 /// # Errors
@@ -71,6 +80,9 @@ pub fn run(
         }
         if busy {
             stats.turns += 1;
+            if shard.inflight() >= BATCH_FROM {
+                std::thread::yield_now();
+            }
             continue;
         }
         if ring.has_submissions() || ring.has_work() {
@@ -103,8 +115,13 @@ pub fn run(
     }
 }
 
-/// Polls until `end`. True when there is work.
+/// A yield that takes longer than this gave the CPU to somebody else.
+const SHARED: Duration = Duration::from_micros(3);
+
+/// Polls until `end`. True when there is work. Gives up early on a CPU that others want too:
+/// a thread that sleeps is put on an idle CPU when it wakes, one that yields stays where it is.
 fn poll(ring: &Ring, shard: &impl Shard, clock: Clock, end: Instant) -> bool {
+    let mut before = clock.now();
     loop {
         for _ in 0..16 {
             if ring.has_work() || shard.has_mail() {
@@ -113,9 +130,11 @@ fn poll(ring: &Ring, shard: &impl Shard, clock: Clock, end: Instant) -> bool {
             std::hint::spin_loop();
         }
         std::thread::yield_now();
-        if clock.now() >= end {
-            return false;
+        let now = clock.now();
+        if now >= end || now.since(before) >= SHARED {
+            return ring.has_work() || shard.has_mail();
         }
+        before = now;
     }
 }
 
