@@ -1,9 +1,9 @@
 //! Listening sockets and half-open connections: accepted by TCP, request not yet read.
 //!
 //! A half-open connection costs a descriptor and one small buffer of a fixed pool. There are at
-//! most `half_open_max`; one more closes the oldest, and each has `startup_timeout` to send its
-//! request. The request is read in two exact steps, so no byte behind it is taken and another
-//! core can carry on with the bare socket.
+//! most `half_open_max`; one more closes the oldest, as does a lack of descriptors, and each has
+//! `startup_timeout` to send its request. The request is read in two exact steps, so no byte
+//! behind it is taken and another core can carry on with the bare socket.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -24,6 +24,8 @@ use crate::time::{Duration, Instant, earliest};
 const SPARE_BUFFERS: u32 = 64;
 /// Pause after an accept that failed for want of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// The same when a half-open connection was closed for it: until its descriptor is free.
+const SHORT_PAUSE: Duration = Duration::from_millis(1);
 
 /// What a [`ConnRequest`] of this provider holds.
 #[derive(Debug)]
@@ -180,6 +182,13 @@ impl Listeners {
             Err(e) => match e.raw_os_error() {
                 Some(libc::ECONNABORTED | libc::EINTR | libc::EAGAIN) => {
                     listener.accept(env.port, id);
+                }
+                // Who connects and says nothing must not keep the others out.
+                Some(libc::EMFILE | libc::ENFILE) if !self.half_open.is_empty() => {
+                    listener.retry_at = Some(env.now + SHORT_PAUSE);
+                    if let Some((oldest, half)) = self.half_open.pop_first() {
+                        self.doom(env.port, oldest, half);
+                    }
                 }
                 _ => {
                     tracing::warn!(error = %e, "accept failed, trying again shortly");
