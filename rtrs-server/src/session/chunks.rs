@@ -38,7 +38,8 @@ impl ChunkPool {
         pd: &Arc<dyn ProtectionDomain>,
         always_invalidate: bool,
     ) -> Result<Self, FabricError> {
-        let bytes = Self::stride(limits) * usize::from(limits.queue_depth());
+        // None behind the last one: the peer's key must not reach beyond the chunks.
+        let bytes = Self::stride(limits) * usize::from(limits.queue_depth()) - GAP;
         let region =
             Region::new(bytes).map_err(|e| FabricError::system("memory for the chunks", e))?;
         let access = if always_invalidate { Access::LOCAL } else { Access::REMOTE_WRITE };
