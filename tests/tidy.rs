@@ -78,7 +78,7 @@ const ARROWS: &[(&str, &[&str], &[&str])] = &[
     ("nbd-bridge", &["rtrs-core"], &["rtrs-core"]),
     ("rtrs-client", &["nbd-bridge", "rtrs-core"], &["rtrs-core"]),
     ("rtrs-server", &["rtrs-core"], &["rtrs-core"]),
-    ("tests", &[], &["nbd-bridge", "rtrs-client", "rtrs-core", "rtrs-server"]),
+    ("tests", &["rtrs-core"], &["nbd-bridge", "rtrs-client", "rtrs-core", "rtrs-server"]),
     ("fuzz", &["nbd-bridge", "rtrs-core"], &[]),
 ];
 

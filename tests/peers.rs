@@ -1,0 +1,143 @@
+//! What RTRS peers get wrong, on the server's real wire: raw bytes and hand-played clients over TCP
+//! loopback against a real server, one test a family of misdeeds. In each an innocent session goes
+//! on undisturbed; every misdeed is answered with its errno or ends that path only; afterwards the
+//! server lives, and its descriptors and memory are what they were.
+#![forbid(unsafe_code)]
+
+#[path = "peers/handshake.rs"]
+mod handshake;
+#[path = "peers/keys.rs"]
+mod keys;
+#[path = "peers/request.rs"]
+mod request;
+#[path = "peers/start.rs"]
+mod start;
+#[path = "peers/stream.rs"]
+mod stream;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use rtrs_core::fabric::CloseReason;
+use rtrs_core::wire::{AccessMode, IoHeader, Rw, errno};
+use rtrs_tests::{
+    ClientBuilder, Innocent, Peer, PeerOptions, Scratch, Server, ServerBuilder, Stand,
+    resident_memory, wait_for,
+};
+
+const MIB: u64 = 1 << 20;
+/// A depth that is no power of two, so that permits 24 to 31 fit the immediate and do not exist.
+const DEPTH: u16 = 24;
+const CHUNK: usize = 64 << 10;
+/// Start-up steps and handshakes of the servers here are bounded by this.
+const HANDSHAKE: Duration = Duration::from_secs(4);
+/// What is wrong is closed within this: long before any time-out would have done it.
+const AT_ONCE: Duration = Duration::from_millis(2500);
+/// A path is over within this, whatever ends it.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+const RESET: i16 = -(errno::ECONNRESET.cast_signed());
+
+/// A server with an innocent session on its export `vol0`, and exports for the others.
+struct Scene {
+    // First, so that it is told to end before its session does.
+    innocent: Innocent,
+    stand: Stand,
+    server: SocketAddr,
+    descriptors: usize,
+    memory: u64,
+    last_session: u8,
+}
+
+impl Scene {
+    fn new() -> Self {
+        Self::with(&[])
+    }
+
+    fn with(args: &[&str]) -> Self {
+        let server = Server::builder()
+            .export("vol0=mem:16M")
+            .export("vol1=mem:1M")
+            .export("vol2=mem:1M,block-size=4096")
+            .export("ro=mem:1M,ro")
+            .export("slow=mem:1M,delay=500ms")
+            .args(&["--queue-depth", "24", "--chunk-size", "64k"])
+            .args(&["--handshake-timeout-ms", "4000", "--shards", "2"])
+            // Silence ends no path here, so a misdeed that passes is seen to pass.
+            .args(&["--heartbeat-ms", "60000"])
+            .args(args);
+        Self::on(server)
+    }
+
+    fn on(server: ServerBuilder) -> Self {
+        let stand = Stand::start(Scratch::new(), server, |client: ClientBuilder| client);
+        let innocent = Innocent::start(stand.client.front(), "vol0");
+        let server: SocketAddr = stand.server.address().parse().expect("an address");
+        let pid = stand.server.pid();
+        let (descriptors, memory) = (descriptors(pid), resident_memory(pid));
+        Self { innocent, stand, server, descriptors, memory, last_session: 0 }
+    }
+
+    /// Options of a path of a session of its own.
+    fn options(&mut self) -> PeerOptions {
+        self.last_session += 1;
+        PeerOptions::new(self.last_session, self.last_session)
+    }
+
+    /// A path that is up, of a session of its own.
+    fn peer(&mut self) -> Peer {
+        let options = self.options();
+        Peer::up(self.server, options, &format!("peer{}", options.session))
+    }
+
+    /// As [`Self::peer`], with `vol1` open for writing as device 0.
+    fn writer(&mut self) -> Peer {
+        let mut peer = self.peer();
+        // The path before it may have ended a moment ago, and its session with it.
+        let opened = wait_for("the export to be free", PATIENCE, || {
+            match peer.open("vol1", AccessMode::ReadWrite) {
+                Err(errno::EPERM) => None,
+                other => Some(other),
+            }
+        });
+        assert_eq!(opened.expect("open vol1").device_id, 0);
+        peer
+    }
+
+    /// A misdeed that ends its path.
+    fn fatal(&mut self, what: &str, misdeed: impl FnOnce(&mut Peer)) -> Vec<CloseReason> {
+        let mut peer = self.writer();
+        misdeed(&mut peer);
+        peer.ended(what, AT_ONCE)
+    }
+
+    /// The innocent session was not disturbed, the server is as before, and all ends well.
+    fn end(mut self) {
+        self.stand.server.check_alive();
+        let pid = self.stand.server.pid();
+        wait_for("the server's descriptors to come back", PATIENCE, || {
+            (descriptors(pid) <= self.descriptors).then_some(())
+        });
+        let grown = resident_memory(pid).saturating_sub(self.memory);
+        assert!(grown < 32 * MIB, "{grown} bytes stayed with the server");
+        self.innocent.check();
+        let stats = self.stand.client.command(&["stats", "vol0", "-o", "json"]).ok().json();
+        let path = &stats["paths"][0];
+        assert_eq!((&path["errors"], &path["reconnects"]), (&0.into(), &0.into()), "{stats}");
+        self.stand.finish();
+    }
+}
+
+fn descriptors(pid: u32) -> usize {
+    std::fs::read_dir(format!("/proc/{pid}/fd")).expect("a live process").count()
+}
+
+fn io(rw: Rw, sector: u64, bi_size: u32) -> IoHeader {
+    IoHeader { rw, sector, bi_size, ..IoHeader::default() }
+}
+
+fn info_req(name: &[u8]) -> [u8; 272] {
+    let mut bytes = [0; 272];
+    bytes[2..2 + name.len()].copy_from_slice(name);
+    bytes
+}

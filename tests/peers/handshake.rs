@@ -1,0 +1,181 @@
+//! CON_REQ and INFO_REQ: each check of docs/PROTOCOL.md, by its errno or by the end of the path.
+
+use rtrs_core::wire::{ConnReq, errno};
+use rtrs_tests::{Peer, PeerOptions, wait_for};
+
+use super::*;
+
+#[test]
+fn connection_requests_that_are_refused() {
+    let mut scene = Scene::new();
+    let good = scene.options().request(0).encode();
+    let with = |at: usize, bytes: [u8; 2]| {
+        let mut changed = good;
+        changed[at..at + 2].copy_from_slice(&bytes);
+        changed.to_vec()
+    };
+    for (what, data) in [
+        ("nothing", Vec::new()),
+        ("10 bytes", good[..10].to_vec()),
+        ("55 bytes", good[..55].to_vec()),
+        ("a wrong magic", with(2, [0xbd, 0x1c])),
+        ("magic in the other order", with(2, [0x1b, 0xbd])),
+        ("version 1", with(4, [0, 1])),
+        ("version 3", with(4, [0, 3])),
+        ("no connections", with(8, [0, 0])),
+        ("cid equal to cid_num", with(6, [2, 0])),
+        ("cid above cid_num", with(6, [0xff, 0xff])),
+        ("4097 connections", with(8, [0x01, 0x10])),
+        ("65535 connections", with(8, [0xff, 0xff])),
+    ] {
+        let options = scene.options();
+        let mut peer = Peer::new(scene.server, options);
+        assert_eq!(peer.connect_raw(&data), Err(RESET), "{what}");
+    }
+    let stranger = PeerOptions { first_conn: false, ..scene.options() };
+    let enxio = -(errno::ENXIO.cast_signed());
+    assert_eq!(Peer::new(scene.server, stranger).connect(0), Err(enxio));
+    // Longer data are taken, as RDMA CM pads them; another minor version too.
+    let options = PeerOptions { cid_num: 1, ..scene.options() };
+    let mut padded = [0; 92];
+    padded[..ConnReq::LEN].copy_from_slice(&options.request(0).encode());
+    padded[4] = 0x77;
+    let mut peer = Peer::new(scene.server, options);
+    assert_eq!(peer.connect_raw(&padded), Ok(()));
+    peer.introduce("padded");
+    peer.check_alive("a padded request");
+    drop(peer);
+    scene.end();
+}
+
+#[test]
+fn connections_that_do_not_fit_their_path() {
+    let mut scene = Scene::new();
+    // While it connects: a connection twice, and another number of connections.
+    let options = PeerOptions { cid_num: 3, ..scene.options() };
+    let mut peer = Peer::new(scene.server, options);
+    peer.connect(0).expect("connection 0");
+    assert_eq!(peer.connect(0), Err(RESET), "connection 0 twice");
+    peer.options.cid_num = 4;
+    assert_eq!(peer.connect(1), Err(RESET), "another number of connections");
+    peer.options = options;
+    peer.connect(1).expect("connection 1");
+    peer.connect(2).expect("connection 2");
+    assert_eq!(peer.connect(2), Err(RESET), "connection 2 twice");
+    peer.introduce("fits");
+    peer.check_alive("refused connections");
+    // When it is up: each connection again.
+    for cid in 0..3 {
+        assert_eq!(peer.connect(cid), Err(RESET), "connection {cid} of a path that is up");
+    }
+    // The same addresses again as another path of the session; other addresses are well.
+    let second = PeerOptions { path: 200, ..options };
+    let eexist = -(errno::EEXIST.cast_signed());
+    assert_eq!(Peer::new(scene.server, second).connect(0), Err(eexist));
+    let mut beside = Peer::up(scene.server, PeerOptions { local: 9, ..second }, "fits");
+    beside.check_alive("a second path");
+    peer.check_alive("a second path");
+    // The path's uuid in another session is another path.
+    let other = PeerOptions { path: options.path, ..scene.options() };
+    let mut other = Peer::up(scene.server, other, "other");
+    other.check_alive("a uuid that another session has too");
+    peer.check_alive("a uuid that another session has too");
+    assert_eq!(other.close(5), 0, "a close of what is not open");
+    drop(other);
+    beside.check_alive("the end of another session");
+    drop(beside);
+    peer.check_alive("the end of a second path");
+    // Connected anew, by its own word: the old one ends, the try after that is let in.
+    let mut anew = Peer::new(scene.server, PeerOptions { recon_cnt: 2, ..options });
+    assert_eq!(anew.connect(0), Err(RESET));
+    let _ = peer.ended("the client connects anew", AT_ONCE);
+    drop(peer);
+    drop(anew);
+    let options = PeerOptions { recon_cnt: 3, ..options };
+    let mut anew = wait_for("the path to be free", PATIENCE, || {
+        let mut anew = Peer::new(scene.server, options);
+        anew.connect(0).ok().map(|()| anew)
+    });
+    anew.connect(1).expect("connection 1");
+    anew.connect(2).expect("connection 2");
+    anew.introduce("fits");
+    anew.check_alive("a path connected anew");
+    drop(anew);
+    scene.end();
+}
+
+#[test]
+fn more_sessions_than_there_may_be() {
+    let mut scene = Scene::with(&["--sessions-max", "3"]);
+    let mut held = [scene.peer(), scene.peer()];
+    let enomem = -(errno::ENOMEM.cast_signed());
+    let options = scene.options();
+    assert_eq!(Peer::new(scene.server, options).connect(0), Err(enomem));
+    // A path of a session that exists is no session more.
+    let options = PeerOptions { path: 99, local: 7, ..held[0].options };
+    Peer::up(scene.server, options, "peer1").check_alive("a second path");
+    for peer in &mut held {
+        peer.check_alive("a session too many");
+    }
+    drop(held);
+    wait_for("room for a session", PATIENCE, || Peer::new(scene.server, options).connect(0).ok());
+    scene.end();
+}
+
+#[test]
+fn introductions_that_end_the_path() {
+    let mut scene = Scene::new();
+    let mut alpha = Peer::up(scene.server, scene.options(), "alpha");
+    let wrong_type = |kind: u8| {
+        let mut bytes = info_req(b"name");
+        bytes[0] = kind;
+        bytes.to_vec()
+    };
+    let mut endless = info_req(b"");
+    endless[2..257].fill(b'n');
+    for (what, bytes) in [
+        ("nothing", Vec::new()),
+        ("one byte", vec![0]),
+        ("271 bytes", info_req(b"name")[..271].to_vec()),
+        ("273 bytes", [&info_req(b"name")[..], &[0]].concat()),
+        ("64 KiB", vec![0; 65536]),
+        ("a name without end", endless.to_vec()),
+        ("no name", info_req(b"").to_vec()),
+        ("a slash", info_req(b"a/b").to_vec()),
+        ("a dot", info_req(b"a.b").to_vec()),
+        ("two dots", info_req(b"..").to_vec()),
+        ("the name of another session", info_req(b"alpha").to_vec()),
+        ("INFO_RSP", wrong_type(1)),
+        ("WRITE", wrong_type(2)),
+        ("an unknown type", wrong_type(99)),
+    ] {
+        let mut peer = Peer::connected(scene.server, scene.options());
+        peer.send_info(&bytes);
+        let _ = peer.ended(what, AT_ONCE);
+    }
+    // While a connection is missing.
+    let mut peer = Peer::new(scene.server, scene.options());
+    peer.connect(0).expect("connection 0");
+    peer.send_info(&info_req(b"early"));
+    let _ = peer.ended("an early INFO_REQ", AT_ONCE);
+    // Twice, at once and later, and on another connection.
+    let mut peer = Peer::connected(scene.server, scene.options());
+    peer.send_info(&info_req(b"twice"));
+    peer.send(0, &info_req(b"twice"), None);
+    let _ = peer.ended("INFO_REQ twice at once", AT_ONCE);
+    let mut peer = scene.peer();
+    peer.send(0, &info_req(b"later"), None);
+    let _ = peer.ended("INFO_REQ twice", AT_ONCE);
+    let mut peer = Peer::connected(scene.server, scene.options());
+    peer.send(1, &info_req(b"wrong"), None);
+    let _ = peer.ended("INFO_REQ on connection 1", AT_ONCE);
+    // Heartbeats and requests before it.
+    for (conn, imm) in [(0, 0x8000_0000), (0, 0x9000_0000), (0, 0x20), (1, 0x20)] {
+        let mut peer = Peer::connected(scene.server, scene.options());
+        peer.send_imm(conn, imm);
+        let _ = peer.ended("an early immediate", AT_ONCE);
+    }
+    alpha.check_alive("introductions of others");
+    drop(alpha);
+    scene.end();
+}

@@ -1,0 +1,130 @@
+//! Ways to the server's memory that a peer does not have: stale keys, foreign keys, bounds, reads,
+//! invalidations. Each ends the path that tries it.
+
+use std::time::Duration;
+
+use rtrs_core::fabric::{CloseReason, RemoteMem};
+use rtrs_core::ids::Rkey;
+use rtrs_core::wire::{AccessMode, IoHeader, Rw, SgDesc};
+use rtrs_tests::{Data, read_message};
+
+use super::*;
+
+/// The path ended because the server said that it had to.
+fn assert_terminated(reasons: &[CloseReason], what: &str) {
+    let told = |reason: &CloseReason| matches!(reason, CloseReason::PeerTerminated(_));
+    assert!(reasons.iter().any(told), "{what}: {reasons:?}");
+}
+
+#[test]
+fn writes_through_keys_that_are_not_in_force() {
+    let mut scene = Scene::new();
+    // The key of before the last answer.
+    let reasons = scene.fatal("a stale key", |peer| {
+        let stale = peer.chunks[6];
+        peer.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+        assert_eq!(peer.answer().errno, 0);
+        assert_ne!(peer.chunks[6].key, stale.key, "the key did not change");
+        peer.write_remote(1, RemoteMem { addr: stale.addr, rkey: stale.key }, &[9; 512]);
+    });
+    assert_terminated(&reasons, "a stale key");
+    // While its request runs.
+    let mut peer = scene.peer();
+    peer.open("slow", AccessMode::ReadWrite).expect("open slow");
+    let chunk = peer.chunks[6];
+    peer.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+    peer.idle(Duration::from_millis(100));
+    peer.write_remote(1, RemoteMem { addr: chunk.addr, rkey: chunk.key }, &[9; 512]);
+    assert_terminated(&peer.ended("a key in use", AT_ONCE), "a key in use");
+    drop(peer);
+    // Of another path.
+    let other = scene.peer();
+    let foreign = other.chunks[2];
+    let reasons = scene.fatal("the key of another path", |peer| {
+        peer.write_remote(1, RemoteMem { addr: foreign.addr, rkey: foreign.key }, &[9; 512]);
+    });
+    assert_terminated(&reasons, "the key of another path");
+    let reasons = scene.fatal("a large write through the key of another path", |peer| {
+        peer.write_remote(1, RemoteMem { addr: foreign.addr, rkey: foreign.key }, &[9; 60_000]);
+    });
+    assert_terminated(&reasons, "a large write through the key of another path");
+    drop(other);
+    scene.end();
+}
+
+#[test]
+fn writes_out_of_bounds() {
+    for always_invalidate in ["on", "off"] {
+        let mut scene = Scene::with(&["--always-invalidate", always_invalidate]);
+        let last = usize::from(DEPTH) - 1;
+        for (what, at, len) in [
+            ("one byte behind", CHUNK as u64 - 511, 512),
+            ("one byte behind, large", 1, CHUNK),
+            ("just behind", CHUNK as u64, 1),
+            ("far behind", 1 << 40, 512),
+            ("around the end of addresses", u64::MAX - 255, 512),
+            ("one byte before", u64::MAX, 1),
+        ] {
+            // The last chunk; without windows of their own the first one's fore is the pool's.
+            let chunk = if at > 1 << 41 { 0 } else { last };
+            let reasons = scene.fatal(what, |peer| {
+                let SgDesc { addr, key, .. } = peer.chunks[chunk];
+                let addr = if what.starts_with("around") { at } else { addr.wrapping_add(at) };
+                peer.write_remote(1, RemoteMem { addr, rkey: key }, &vec![9; len]);
+            });
+            assert_terminated(&reasons, what);
+        }
+        // All of it is well.
+        let mut peer = scene.peer();
+        for chunk in [0, last] {
+            let SgDesc { addr, key, len } = peer.chunks[chunk];
+            assert_eq!(len as usize, CHUNK);
+            peer.write_remote(1, RemoteMem { addr, rkey: key }, &vec![9; CHUNK]);
+            // What is sent next is built in the same memory.
+            peer.idle(Duration::from_millis(100));
+        }
+        peer.check_alive("whole chunks");
+        drop(peer);
+        scene.end();
+    }
+}
+
+#[test]
+fn other_ways_to_the_servers_memory() {
+    let mut scene = Scene::new();
+    let reasons = scene.fatal("a read of a chunk", |peer| {
+        let SgDesc { addr, key, .. } = peer.chunks[5];
+        peer.read_remote(1, RemoteMem { addr, rkey: key }, 512);
+    });
+    assert_terminated(&reasons, "a read of a chunk");
+    // Keys next to those we were given, with any of their low eight bits.
+    for change in [0x100_u32, 0x200, 0xffff_ff00, 1, 0xff] {
+        let _ = scene.fatal("a guessed key", |peer| {
+            let SgDesc { addr, key, .. } = peer.chunks[5];
+            let rkey = Rkey(key.0 ^ change);
+            if !peer.chunks.iter().any(|chunk| chunk.key == rkey) {
+                peer.write_remote(1, RemoteMem { addr, rkey }, &[9; 64]);
+            } else {
+                peer.send(1, &[1; 8], None);
+            }
+        });
+    }
+    // A message where none is due, with and without the invalidation of a key.
+    for invalidate in [None, Some(5), Some(0)] {
+        for conn in [0, 1] {
+            for bytes in [&[][..], &[1; 8]] {
+                let _ = scene.fatal("a plain message", |peer| {
+                    let key = invalidate.map(|at: usize| peer.chunks[at].key);
+                    peer.send(conn, bytes, key);
+                });
+            }
+        }
+    }
+    // An answer into memory that the client has not offered ends the client's path, not more.
+    let _ = scene.fatal("a result for a wrong key", |peer| {
+        let desc = SgDesc { key: Rkey(0x1234_5678), ..peer.result_desc(512) };
+        let message = read_message(IoHeader::LEN, Some(desc));
+        peer.request((1, 4), Data::Room(512), &io(Rw::READ, 0, 512).encode(), &message);
+    });
+    scene.end();
+}

@@ -1,0 +1,255 @@
+//! The start of a connection on the wire: MPA start-up frames that are none, silence at each step,
+//! and more of both than there is room for.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rtrs_core::wire::{AccessMode, Rw};
+use rtrs_tests::raw_mpa::{
+    CRC, ENHANCED, MARKERS, REFUSED, REPLY_KEY, REQUEST_KEY, start_data, start_frame,
+};
+use rtrs_tests::{
+    Client, Peer, PeerOptions, RawMpa, STOP_TIME_MAX, Server, requires, resident_memory, wait_for,
+};
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::*;
+
+#[test]
+fn start_up_frames_that_are_none() {
+    let mut scene = Scene::new();
+    let request = scene.options().request(0).encode();
+    let data = start_data(&request);
+    let flags = ENHANCED | CRC;
+    let mut key = *REQUEST_KEY;
+    key[15] ^= 0x20;
+    let mut long = start_frame(REQUEST_KEY, flags, 2, &[7; 513]);
+    let mut longest = start_frame(REQUEST_KEY, flags, 2, &[7; 512]);
+    longest[18..20].copy_from_slice(&[0xff, 0xff]);
+    long.extend([0; 64]);
+    let garbage: Vec<u8> = (0..200u8).map(|at| at.wrapping_mul(151) ^ 0x5a).collect();
+    for (what, bytes) in [
+        ("garbage", garbage),
+        ("zeroes", vec![0; 4096]),
+        ("HTTP", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec()),
+        ("a wrong key", start_frame(&key, flags, 2, &data)),
+        ("a reply", start_frame(REPLY_KEY, flags, 2, &data)),
+        ("revision 0", start_frame(REQUEST_KEY, flags, 0, &data)),
+        ("revision 3", start_frame(REQUEST_KEY, flags, 3, &data)),
+        ("revision 255", start_frame(REQUEST_KEY, flags, 255, &data)),
+        ("enhanced in revision 1", start_frame(REQUEST_KEY, flags, 1, &data)),
+        ("enhanced without its words", start_frame(REQUEST_KEY, flags, 2, &[0; 3])),
+        ("513 bytes of private data", long),
+        ("65535 bytes of private data", longest),
+    ] {
+        let mut raw = RawMpa::connect(scene.server);
+        raw.write(&bytes);
+        let ended = raw.ended(what, AT_ONCE);
+        assert!(ended.bytes.is_empty(), "{what} was answered: {:02x?}", ended.bytes);
+    }
+    // What ends in the middle, at every place.
+    let whole = start_frame(REQUEST_KEY, flags, 2, &data);
+    for len in (0..whole.len()).step_by(7).chain([19, 20, 21, whole.len() - 1]) {
+        let mut raw = RawMpa::connect(scene.server);
+        raw.write(&whole[..len]);
+        raw.finish();
+        let ended = raw.ended("a truncated start", AT_ONCE);
+        assert!(ended.bytes.is_empty(), "{len} bytes were answered: {:02x?}", ended.bytes);
+    }
+    // Who demands markers is told that it is refused.
+    let mut raw = RawMpa::connect(scene.server);
+    raw.write(&start_frame(REQUEST_KEY, flags | MARKERS, 2, &data));
+    let ended = raw.ended("markers", AT_ONCE);
+    assert!(ended.bytes.starts_with(REPLY_KEY), "no answer: {:02x?}", ended.bytes);
+    assert_eq!(ended.bytes[16] & REFUSED, REFUSED, "{:02x?}", ended.bytes);
+    scene.end();
+}
+
+#[test]
+fn silence_at_each_step() {
+    let mut scene = Scene::new();
+    let request = scene.options().request(0).encode();
+    let whole = start_frame(REQUEST_KEY, ENHANCED | CRC, 2, &start_data(&request));
+    let mut silent: Vec<RawMpa> = [0, 1, 19, 20, 21, whole.len() - 1]
+        .map(|len| {
+            let mut raw = RawMpa::connect(scene.server);
+            raw.write(&whole[..len]);
+            raw
+        })
+        .into();
+    // A whole request, and then not the first frame that the server waits for.
+    let mut raw = RawMpa::connect(scene.server);
+    raw.write(&whole);
+    assert_eq!(&raw.read_exact(20)[..16], REPLY_KEY);
+    silent.push(raw);
+    // All connections but no INFO_REQ; and only one of two connections.
+    let mut mute = Peer::connected(scene.server, scene.options());
+    let mut half = Peer::new(scene.server, scene.options());
+    half.connect(0).expect("connection 0");
+    // One byte at a time wins no time.
+    let mut slow = RawMpa::connect(scene.server);
+    let start = Instant::now();
+    for byte in &whole {
+        slow.write(&[*byte]);
+        std::thread::sleep(Duration::from_millis(60));
+    }
+    let took = start.elapsed();
+    assert!(took > HANDSHAKE, "the test was too fast to test anything: {took:?}");
+    let ended = slow.ended("a trickle", Duration::from_millis(500));
+    assert!(ended.bytes.is_empty(), "a trickle was answered: {:02x?}", ended.bytes);
+    for mut raw in silent {
+        let _ = raw.ended("silence", HANDSHAKE + PATIENCE);
+    }
+    let _ = mute.ended("no INFO_REQ", HANDSHAKE + PATIENCE);
+    let _ = half.ended("a missing connection", HANDSHAKE + PATIENCE);
+    drop((mute, half));
+    scene.end();
+}
+
+/// Lifts this process's own bound of descriptors as far as allowed; gives what it is then.
+fn raise_descriptors(wanted: u64) -> u64 {
+    let limits = || {
+        let text = std::fs::read_to_string("/proc/self/limits").expect("own limits");
+        let line = text.lines().find(|line| line.starts_with("Max open files")).expect("a line");
+        let mut words = line.split_whitespace().skip(3).map(|word| word.parse().unwrap_or(1 << 20));
+        (words.next().unwrap_or(0), words.next().unwrap_or(0))
+    };
+    let (soft, hard): (u64, u64) = limits();
+    if soft < wanted && requires(&["prlimit"]) {
+        let bound = format!("--nofile={}:{hard}", wanted.min(hard));
+        let pid = std::process::id().to_string();
+        let _ = Command::new("prlimit").args(["--pid", &pid, &bound]).status();
+    }
+    limits().0
+}
+
+#[test]
+fn ten_thousand_half_open_connections() {
+    const WANTED: u64 = 10_000;
+    let count = raise_descriptors(WANTED + 200).saturating_sub(200).min(WANTED) as usize;
+    assert!(count >= 700, "only {count} descriptors are left for this test");
+    if count < WANTED as usize {
+        eprintln!("only {count} connections: the hard limit of descriptors allows no more");
+    }
+    let mut scene = Scene::new();
+    let pid = scene.stand.server.pid();
+    let connect = |at: usize| -> Option<TcpStream> {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).ok()?;
+        let source = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2 + (at % 40) as u8));
+        socket.bind(&SocketAddr::new(source, 0).into()).ok()?;
+        socket.connect_timeout(&scene.server.into(), PATIENCE).ok()?;
+        Some(socket.into())
+    };
+    let start = Instant::now();
+    let (mut held, mut most_open) = (Vec::with_capacity(count), 0);
+    for at in 0..count {
+        held.push(connect(at).unwrap_or_else(|| panic!("connection {at} of {count} failed")));
+        if at % 500 == 0 {
+            most_open = most_open.max(descriptors(pid));
+        }
+    }
+    eprintln!("{count} connections in {:?}, the server had {most_open}", start.elapsed());
+    // The bound of half-open connections is 1024: one more closes the oldest.
+    assert!(most_open < scene.descriptors + 1024 + 200, "{most_open} descriptors");
+    let grown = resident_memory(pid).saturating_sub(scene.memory);
+    assert!(grown < 32 * MIB, "{count} half-open connections took {grown} bytes");
+    // They are all there still, and others come in beside them.
+    let mut peer = scene.writer();
+    peer.send_write((1, 2), io(Rw::WRITE, 0, 512), &[1; 512]);
+    assert_eq!(peer.answer().errno, 0);
+    peer.check_alive("beside the half-open connections");
+    drop(peer);
+    let second = Client::attach("vol1").path(scene.stand.server.portal()).start();
+    second.detach();
+    // The server gives them up, although our ends stay open.
+    wait_for("half-open connections to be given up", HANDSHAKE + PATIENCE, || {
+        (descriptors(pid) <= scene.descriptors).then_some(())
+    });
+    drop(held);
+    scene.end();
+}
+
+#[test]
+fn connections_beyond_the_bound_of_handshakes() {
+    let mut scene = Scene::with(&["--half-open-max", "4"]);
+    // Accepted connections whose path never gets its INFO_REQ.
+    let mut waiting = PeerOptions { cid_num: 4, ..scene.options() };
+    waiting.local = 2;
+    let mut waiting = Peer::connected(scene.server, waiting);
+    let options = scene.options();
+    assert_eq!(Peer::new(scene.server, options).connect(0), Err(RESET));
+    let _ = waiting.ended("a handshake that is never over", HANDSHAKE + PATIENCE);
+    drop(waiting);
+    scene.peer().check_alive("after the handshakes were given up");
+    scene.end();
+}
+
+#[test]
+fn paths_come_and_go() {
+    let mut scene = Scene::new();
+    for round in 0..60 {
+        let mut peer = if round % 3 == 0 {
+            Peer::connected(scene.server, scene.options())
+        } else {
+            scene.peer()
+        };
+        if round % 3 == 2 {
+            // Gone in the middle of requests.
+            peer.open("slow", AccessMode::ReadOnly).expect("open slow");
+            for permit in 0..DEPTH {
+                peer.send_read((1, permit), io(Rw::READ, 0, 512));
+            }
+        }
+    }
+    scene.writer().check_alive("many short paths");
+    scene.end();
+}
+
+#[test]
+fn a_server_short_of_descriptors() {
+    if !requires(&["prlimit"]) {
+        return;
+    }
+    let scene = Scene::new();
+    let pid = scene.stand.server.pid();
+    let bound = scene.descriptors + 8;
+    let limit = |bound: usize| {
+        let mut command = Command::new("prlimit");
+        command.args(["--pid", &pid.to_string(), &format!("--nofile={bound}:")]);
+        assert!(command.status().expect("prlimit").success(), "cannot set a limit");
+    };
+    limit(bound);
+    let held: Vec<RawMpa> = (0..64).map(|_| RawMpa::connect(scene.server)).collect();
+    std::thread::sleep(Duration::from_millis(300));
+    let now = descriptors(pid);
+    // The accept that runs was begun under the old bound.
+    assert!(now <= bound + 1, "{now} descriptors with a bound of {bound}");
+    // They hang on, and a client gets in beside them.
+    let mut peer = Peer::new(scene.server, PeerOptions::new(250, 250));
+    peer.connect(0).expect("connection 0");
+    peer.connect(1).expect("connection 1");
+    peer.introduce("patient");
+    peer.check_alive("a server short of descriptors");
+    drop((peer, held));
+    scene.end();
+}
+
+#[test]
+fn a_server_that_stops_with_hostile_peers_on_it() {
+    let server = Server::builder()
+        .export("slow=mem:1M,delay=300ms")
+        .args(&["--queue-depth", "24", "--chunk-size", "64k"])
+        .start();
+    let address: SocketAddr = server.address().parse().expect("an address");
+    let _silent: Vec<RawMpa> = (0..20).map(|_| RawMpa::connect(address)).collect();
+    let _half = Peer::connected(address, PeerOptions::new(1, 1));
+    let mut busy = Peer::up(address, PeerOptions::new(2, 2), "busy");
+    busy.open("slow", AccessMode::ReadWrite).expect("open slow");
+    for permit in 0..DEPTH {
+        busy.send_write((1, permit), io(Rw::WRITE, 0, 512), &[1; 512]);
+    }
+    busy.idle(Duration::from_millis(50));
+    let done = server.stop(STOP_TIME_MAX);
+    assert!(!done.stderr.contains("panicked at"), "{}", done.stderr);
+}
