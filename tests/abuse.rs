@@ -114,7 +114,8 @@ fn port_taken() {
     let port = taken.local_addr().expect("its address").port();
     let listen = format!("tcp://127.0.0.1:{port}");
     let done = Server::builder().export("vol0=mem:1M").listen(&*listen).run();
-    let _ = done.code(1).says(&port.to_string()).says("in use");
+    let done = done.code(1).says(&port.to_string()).says("in use");
+    assert_eq!(done.stderr.matches("in use").count(), 1, "said twice: {}", done.stderr);
 
     let server = Server::builder().export("vol0=mem:1M").start();
     let builder = Client::attach("vol0").path(server.portal()).front(Front::Tcp(port));

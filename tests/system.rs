@@ -3,12 +3,13 @@
 #![forbid(unsafe_code)]
 
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rtrs_tests::{
-    COMMAND_TIME_MAX, Client, Front, RawNbd, Reply, STOP_TIME_MAX, Scratch, Server, Stand, bin,
-    consts, cpu_time, free_port, nbd_client, peak_memory, quick, resident_memory, run, sparse_file,
-    wait_for,
+    COMMAND_TIME_MAX, Client, Finished, Front, Proc, RawNbd, Reply, STOP_TIME_MAX, Scratch, Server,
+    Stand, bin, consts, cpu_time, free_port, nbd_client, peak_memory, quick, requires,
+    resident_memory, run, sparse_file, wait_for,
 };
 use serde_json::Value;
 
@@ -191,6 +192,207 @@ fn detach_and_attach_again() {
         drop(nbd);
         client.detach();
     }
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_killed_session_is_not_listed_and_can_be_attached_again() {
+    let server = Server::builder().export("vol0=mem:16M").start();
+    let client = Client::attach("vol0").path(server.portal()).start();
+    client.signal("KILL");
+    client.wait_gone(STOP_TIME_MAX);
+    let list = client.command(&["list", "-o", "json"]).ok().json();
+    assert!(!mentions(&list, "vol0"), "{list}");
+    let _ = client.command(&["status", "vol0"]).code(1).says("not attached");
+    // Control and NBD sockets of the dead are in the way of nobody.
+    let words = ["attach", "vol0", "--path", server.portal()].map(str::to_owned);
+    let words: Vec<_> = words.into_iter().chain(client.front().args()).collect();
+    wait_for("the server to let the dead session go", Duration::from_secs(10), || {
+        (client.command(&words).code == Some(0)).then_some(())
+    });
+    assert_eq!(RawNbd::go(client.front(), "vol0").write(0, 0, &[1; 512]), Reply::Error(0));
+    client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn many_attaches_of_one_name_at_once() {
+    let server = Server::builder().export("vol0=mem:16M").start();
+    let (client, done) = Client::attach("vol0").path(server.portal()).try_start();
+    let _ = done.ok();
+    client.detach();
+    let log = client.run_dir().join("vol0.log");
+    for round in 0..5 {
+        let finished: Vec<Finished> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4)
+                .map(|which| {
+                    let socket = client.run_dir().join(format!("{which}.sock"));
+                    let socket = socket.to_str().expect("a plain path").to_owned();
+                    let (client, portal) = (&client, server.portal());
+                    scope.spawn(move || {
+                        client.command(&["attach", "vol0", "--path", portal, "--socket", &socket])
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().expect("an attach")).collect()
+        });
+        let (good, bad): (Vec<_>, Vec<_>) = finished.iter().partition(|f| f.code == Some(0));
+        assert_eq!((good.len(), bad.len()), (1, 3), "round {round}: {finished:#?}");
+        for refused in bad {
+            let named = ["already", "being attached"].iter().any(|w| refused.stderr.contains(w));
+            assert!(named && refused.code == Some(1), "round {round}: {refused:#?}");
+        }
+        // The refused left the log of the one that goes on alone.
+        let text = std::fs::read_to_string(&log).expect("the log");
+        assert!(text.contains("device open") && !text.contains('\0'), "round {round}: {text:?}");
+        client.detach();
+    }
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+/// A stand whose session was detached and whose server is stopped: connections to it wait. Gives
+/// a running `attach` in its run directory too.
+fn attach_under_way() -> (Stand, Proc) {
+    let mut stand = Stand::memory("16M");
+    stand.client.detach();
+    stand.server.signal("STOP");
+    let mut command = Command::new(bin("rtrs-client"));
+    command
+        .args(["attach", "vol0", "--path", stand.server.portal()])
+        .args(stand.client.front().args());
+    command.arg("--run-dir").arg(stand.client.run_dir());
+    command.args(["--connect-timeout-ms", "20000"]);
+    let attach = Proc::start(command);
+    wait_for("the attach to be listed", COMMAND_TIME_MAX, || {
+        let begin = Instant::now();
+        let list = stand.client.command(&["list"]).ok();
+        assert!(begin.elapsed() < Duration::from_secs(2), "list took {:?}", begin.elapsed());
+        list.stdout.contains("attaching").then_some(())
+    });
+    (stand, attach)
+}
+
+#[test]
+fn an_attach_under_way_can_be_detached() {
+    let (mut stand, attach) = attach_under_way();
+    let _ = stand.client.command(&["detach", "vol0"]).ok();
+    let _ = attach.wait(COMMAND_TIME_MAX).code(1).says("detached before it was open");
+    stand.client.wait_gone(STOP_TIME_MAX);
+    assert!(!stand.client.command(&["list"]).ok().stdout.contains("vol0"));
+    stand.server.signal("CONT");
+    let _ = stand.server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn an_attach_whose_caller_was_killed_comes_to_nothing() {
+    let (mut stand, mut attach) = attach_under_way();
+    attach.signal("KILL");
+    let _ = attach.wait(COMMAND_TIME_MAX);
+    assert_eq!(stand.client.pids().len(), 1, "the session in the background");
+    stand.server.signal("CONT");
+    stand.client.wait_gone(Duration::from_secs(20));
+    let _ = stand.server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn many_rounds_of_attach_and_detach_leave_nothing() {
+    let server = Server::builder().export("vol0=mem:16M").start();
+    let held = || {
+        let count = |what: &str| {
+            let dir = std::fs::read_dir(format!("/proc/{}/{what}", server.pid()));
+            dir.expect("the server's entry in procfs").count()
+        };
+        (count("fd"), count("task"))
+    };
+    let client = Client::attach("vol0").path(server.portal()).start();
+    client.detach();
+    let before = held();
+    let words = ["attach", "vol0", "--path", server.portal()].map(str::to_owned);
+    let words: Vec<_> = words.into_iter().chain(client.front().args()).collect();
+    for _ in 0..if quick() { 10 } else { 50 } {
+        // Detach tells when the name is free: the next attach need not wait.
+        let _ = client.command(&words).ok();
+        let _ = client.command(&["detach", "vol0"]).ok();
+    }
+    client.wait_gone(STOP_TIME_MAX);
+    wait_for("the server's descriptors and threads to go", STOP_TIME_MAX, || {
+        let now = held();
+        (now.0 <= before.0 && now.1 <= before.1).then_some(())
+    });
+    let left = std::fs::read_dir(client.run_dir()).expect("the run directory");
+    let left: Vec<_> = left.map(|entry| entry.expect("an entry").file_name()).collect();
+    assert_eq!(left, ["vol0.log"], "files left behind");
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn detach_without_a_path_is_bounded() {
+    let stand = Stand::memory("16M");
+    let mut raw = RawNbd::go(stand.client.front(), "vol0");
+    stand.server.crash();
+    let status = || stand.client.command(&["status", "vol0", "-o", "json"]).ok().json();
+    wait_for("the path to be noticed dead", Duration::from_secs(10), || {
+        (status()["state"] == "waiting-for-path").then_some(())
+    });
+    assert_eq!(status()["size"], 16 << 20, "the size is known without a path");
+    // Waits for a path, and must not hold the detach up for longer than that allows.
+    let _ = raw.send_request(0, consts::CMD_READ, 0, 512);
+    let begin = Instant::now();
+    let _ = stand.client.command(&["detach", "vol0", "--within", "500ms"]).ok();
+    assert!(begin.elapsed() < Duration::from_secs(5), "took {:?}", begin.elapsed());
+    stand.client.wait_gone(STOP_TIME_MAX);
+}
+
+#[test]
+fn uris_work_as_printed() {
+    if !requires(&["nbdinfo"]) {
+        return;
+    }
+    let name = "a b%?c#d/e";
+    let server = Server::builder().export(format!("{name}=mem:16M")).start();
+    let scratch = Scratch::new();
+    let front = Front::Unix(scratch.path("an odd & name.sock"));
+    let (client, done) = Client::attach(name).path(server.portal()).front(front).try_start();
+    let printed = done.ok().stdout;
+    let (_, uri) = printed.trim().split_once(" attached: ").expect("a URI");
+    let _ = run("nbdinfo", &["--size", uri], COMMAND_TIME_MAX).ok().says("16777216");
+    client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+/// True when `path` has data that the file system has not yet placed on the disk (delayed
+/// allocation, as ext4 and xfs do it until the data is written back).
+fn has_unplaced_data(path: &str) -> bool {
+    run("filefrag", &["-v", path], COMMAND_TIME_MAX).ok().stdout.contains("delalloc")
+}
+
+#[test]
+fn fua_and_flush_reach_the_disk() {
+    if !requires(&["filefrag"]) {
+        return;
+    }
+    // Not in memory: the question is what the file system has been made to write.
+    let dir = tempfile::Builder::new().prefix("rtrs-").tempdir_in("/var/tmp").expect("a directory");
+    let file = dir.path().join("vol0.img");
+    sparse_file(&file, 16 << 20);
+    let path = file.to_str().expect("a plain path");
+    let server = Server::builder().export(format!("vol0={path},direct=off")).start();
+    let client = Client::attach("vol0").path(server.portal()).start();
+    let mut raw = RawNbd::go(client.front(), "vol0");
+    assert_eq!(raw.write(0, 0, &[1; 4096]), Reply::Error(0));
+    if has_unplaced_data(path) {
+        assert_eq!(raw.call(0, consts::CMD_FLUSH, 0, 0), Reply::Error(0));
+        assert!(!has_unplaced_data(path), "a flush left data in memory");
+        let fua = consts::CMD_FLAG_FUA;
+        assert_eq!(raw.write(fua, 1 << 20, &[2; 4096]), Reply::Error(0));
+        assert!(!has_unplaced_data(path), "a write with FUA stayed in memory");
+        assert_eq!(raw.write(0, 2 << 20, &[3; 4096]), Reply::Error(0));
+        assert!(has_unplaced_data(path), "a plain write was not left to the page cache");
+    } else {
+        println!("skipped: the file system of /var/tmp does not tell of delayed allocation");
+    }
+    drop(raw);
+    client.detach();
     let _ = server.stop(STOP_TIME_MAX);
 }
 

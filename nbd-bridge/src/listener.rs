@@ -4,12 +4,14 @@ use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::rc::Rc;
 
 use rtrs_core::rt::{Fd, Op, Port, Ring};
 use rtrs_core::time::{Duration, Instant};
+
+use crate::unix_socket::{SocketFile, bind_unix};
 
 /// Wait after an accept that failed for want of descriptors or memory.
 const RETRY: Duration = Duration::from_millis(100);
@@ -27,10 +29,29 @@ impl Endpoint {
     /// The NBD URI of export `name` here.
     pub fn uri(&self, name: &str) -> String {
         match self {
-            Self::Unix(path) => format!("nbd+unix:///{name}?socket={}", path.display()),
-            Self::Tcp(address) => format!("nbd://{address}/{name}"),
+            Self::Unix(path) => {
+                let path = percent_encoded(path.as_os_str().as_bytes());
+                format!("nbd+unix:///{}?socket={path}", percent_encoded(name.as_bytes()))
+            }
+            Self::Tcp(address) => {
+                format!("nbd://{address}/{}", percent_encoded(name.as_bytes()))
+            }
         }
     }
+}
+
+/// Bytes as a URI's path and query take them (RFC 3986, 2.1 and 2.3); slashes stay.
+fn percent_encoded(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for byte in bytes {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
+                text.push((*byte).into());
+            }
+            _ => text.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    text
 }
 
 impl fmt::Display for Endpoint {
@@ -47,18 +68,7 @@ impl fmt::Display for Endpoint {
 pub struct Bound {
     socket: OwnedFd,
     endpoint: Endpoint,
-    _cleanup: Option<Cleanup>,
-}
-
-#[derive(Debug)]
-struct Cleanup(PathBuf);
-
-impl Drop for Cleanup {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_file(&self.0) {
-            tracing::debug!("{} not removed: {error}", self.0.display());
-        }
-    }
+    file: Option<SocketFile>,
 }
 
 impl Bound {
@@ -70,18 +80,14 @@ impl Bound {
     pub fn new(endpoint: &Endpoint) -> io::Result<Self> {
         match endpoint {
             Endpoint::Unix(path) => {
-                remove_stale(path)?;
-                let listener = std::os::unix::net::UnixListener::bind(path)?;
-                Ok(Self {
-                    socket: listener.into(),
-                    endpoint: endpoint.clone(),
-                    _cleanup: Some(Cleanup(path.clone())),
-                })
+                let (listener, file) = bind_unix(path)?;
+                let endpoint = endpoint.clone();
+                Ok(Self { socket: listener.into(), endpoint, file: Some(file) })
             }
             Endpoint::Tcp(address) => {
                 let listener = std::net::TcpListener::bind(address)?;
                 let endpoint = Endpoint::Tcp(listener.local_addr()?);
-                Ok(Self { socket: listener.into(), endpoint, _cleanup: None })
+                Ok(Self { socket: listener.into(), endpoint, file: None })
             }
         }
     }
@@ -93,31 +99,16 @@ impl Bound {
 
     /// Starts to accept on this core's ring.
     pub fn serve(self, ring: &Rc<Ring>) -> Listener {
-        let Self { socket, endpoint, _cleanup } = self;
+        let Self { socket, endpoint, file } = self;
         let listener = Listener {
             port: ring.port(),
             fd: Fd::new(socket),
             tcp: matches!(endpoint, Endpoint::Tcp(_)),
             retry: None,
-            _cleanup,
+            _file: file,
         };
         listener.accept();
         listener
-    }
-}
-
-fn remove_stale(path: &Path) -> io::Result<()> {
-    let meta = match std::fs::symlink_metadata(path) {
-        Ok(meta) => meta,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(e) => return Err(e),
-    };
-    if !meta.file_type().is_socket() {
-        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "exists and is not a socket"));
-    }
-    match std::os::unix::net::UnixStream::connect(path) {
-        Ok(_) => Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there")),
-        Err(_) => std::fs::remove_file(path),
     }
 }
 
@@ -128,7 +119,8 @@ pub struct Listener {
     fd: Fd,
     tcp: bool,
     retry: Option<Instant>,
-    _cleanup: Option<Cleanup>,
+    /// Removes the unix socket's name at the end.
+    _file: Option<SocketFile>,
 }
 
 impl Listener {
@@ -177,5 +169,21 @@ fn tune(socket: &OwnedFd, tcp: bool) {
     };
     if let Err(error) = tuned {
         tracing::debug!("socket of an NBD client not tuned: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uris_of_odd_names() {
+        let unix = Endpoint::Unix("/run/a b&/é.sock".into());
+        assert_eq!(
+            unix.uri("a b%?c#d/e"),
+            "nbd+unix:///a%20b%25%3Fc%23d/e?socket=/run/a%20b%26/%C3%A9.sock"
+        );
+        let tcp = Endpoint::Tcp("[::1]:10809".parse().unwrap());
+        assert_eq!(tcp.uri("vol0.img"), "nbd://[::1]:10809/vol0.img");
     }
 }

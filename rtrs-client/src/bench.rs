@@ -63,6 +63,8 @@ pub(crate) struct Job {
     begin: Instant,
     end: Instant,
     inflight: u32,
+    /// The time is over: only answers are waited for, and they wake the core themselves.
+    over: bool,
     result: Option<JobResult>,
 }
 
@@ -113,6 +115,7 @@ impl Job {
             begin: now,
             end: now + workload.runtime,
             inflight: 0,
+            over: false,
             result: Some(JobResult {
                 reads: 0,
                 writes: 0,
@@ -165,7 +168,8 @@ impl Job {
         while now < self.end && self.submit_one(now) {
             any = true;
         }
-        if now >= self.end && self.inflight == 0 {
+        self.over = now >= self.end;
+        if self.over && self.inflight == 0 {
             result.elapsed = now.since(self.begin);
             if self.workload.results.lock().send(result).is_err() {
                 tracing::debug!("nobody waits for the results any more");
@@ -214,6 +218,6 @@ impl Job {
 
     /// When `turn` wants to be called even if nothing happens.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.result.as_ref().map(|_| self.end)
+        self.result.as_ref().filter(|_| !self.over).map(|_| self.end)
     }
 }

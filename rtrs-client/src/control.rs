@@ -6,10 +6,12 @@
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
+
+use nbd_bridge::{SocketFile, bind_unix};
 
 use crate::launch::Cores;
 use crate::report::{self, Ask, Identity};
@@ -18,33 +20,35 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest question.
 const ASK_MAX: u64 = 4096;
 
-/// A detach that waits for the session's end.
+/// A detach, and who waits for the session's end.
+#[derive(Debug)]
 pub(crate) struct Detach {
     pub(crate) within: Duration,
-    /// Told when the session has ended.
-    pub(crate) reply: mpsc::Sender<()>,
+    stream: UnixStream,
+}
+
+impl Detach {
+    /// Tells who asked that the session has ended. Its name must be free before.
+    pub(crate) fn answer(self) {
+        if let Err(error) = send(&self.stream, &serde_json::json!({ "detached": true })) {
+            tracing::debug!("who asked for the detach is gone: {error}");
+        }
+    }
 }
 
 /// The listening control socket. Removes its path when dropped.
 #[derive(Debug)]
 pub(crate) struct ControlSocket {
-    path: PathBuf,
     listener: UnixListener,
+    _file: SocketFile,
 }
 
 impl ControlSocket {
     /// Binds the socket, for this user only. A path nobody listens on is replaced.
     pub(crate) fn bind(path: &Path) -> io::Result<Self> {
-        if UnixStream::connect(path).is_ok() {
-            return Err(io::Error::new(io::ErrorKind::AddrInUse, "a session listens there"));
-        }
-        match std::fs::remove_file(path) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-            _ => {}
-        }
-        let listener = UnixListener::bind(path)?;
+        let (listener, file) = bind_unix(path)?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-        Ok(Self { path: path.to_owned(), listener })
+        Ok(Self { listener, _file: file })
     }
 
     /// Serves questions until the process ends. `detaches` gets every detach.
@@ -68,14 +72,6 @@ impl ControlSocket {
             }
         })?;
         Ok(())
-    }
-}
-
-impl Drop for ControlSocket {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_file(&self.path) {
-            tracing::debug!("{} not removed: {error}", self.path.display());
-        }
     }
 }
 
@@ -105,23 +101,15 @@ fn answer(
     send(stream, &value)
 }
 
-/// Waits for the session's end on a thread of its own, so that `status` still answers.
+/// Hands the detach over; `status` still answers until the session has ended.
 fn detach(stream: UnixStream, within_ms: u64, detaches: &mpsc::Sender<Detach>) -> io::Result<()> {
-    let (reply, ended) = mpsc::channel();
     let within = Duration::from_millis(within_ms);
-    if detaches.send(Detach { within, reply }).is_err() {
-        return send(&stream, &serde_json::json!({ "error": "the session is ending" }));
-    }
-    std::thread::Builder::new().name("rtrs-detach".into()).spawn(move || {
-        let value = match ended.recv_timeout(within + Duration::from_secs(20)) {
-            Ok(()) => serde_json::json!({ "detached": true }),
-            Err(_) => serde_json::json!({ "error": "the session did not end in time" }),
-        };
-        if let Err(error) = send(&stream, &value) {
-            tracing::debug!("who asked for the detach is gone: {error}");
+    match detaches.send(Detach { within, stream }) {
+        Ok(()) => Ok(()),
+        Err(mpsc::SendError(detach)) => {
+            send(&detach.stream, &serde_json::json!({ "error": "the session is ending" }))
         }
-    })?;
-    Ok(())
+    }
 }
 
 fn send(mut stream: &UnixStream, value: &serde_json::Value) -> io::Result<()> {

@@ -58,6 +58,7 @@ pub(crate) struct CoreReport {
     /// Only from core 0.
     pub(crate) paths: Option<Vec<PathStatus>>,
     pub(crate) open: bool,
+    /// `None` until the device was open once.
     pub(crate) geometry: Option<Geometry>,
 }
 
@@ -133,6 +134,8 @@ struct ClientShard {
     control: Option<SessionControl>,
     purpose: Purpose,
     front: Front,
+    /// The device's shape since it was first open; it does not change when paths go.
+    geometry: Option<Geometry>,
     /// The NBD socket until the device is open.
     bound: Option<Bound>,
     listener: Option<Listener>,
@@ -166,6 +169,7 @@ impl ClientShard {
             control,
             purpose: start.purpose,
             front: Front::None,
+            geometry: None,
             bound: None,
             listener: None,
             next_core: 0,
@@ -249,6 +253,7 @@ impl ClientShard {
     fn start_front(&mut self, now: Instant) {
         let device = Box::new(SessionDevice::new(Rc::clone(&self.session)));
         let geometry = device.geometry().clone();
+        self.geometry = Some(geometry.clone());
         let started = match &self.purpose {
             Purpose::Nbd(config) => {
                 let export = export_info(&self.config.export, &geometry);
@@ -298,7 +303,7 @@ impl ClientShard {
             bridge,
             paths: control.map(SessionControl::status),
             open: control.is_some_and(SessionControl::is_open),
-            geometry: control.and_then(|c| c.device().map(|d| d.geometry.clone())),
+            geometry: self.geometry.clone(),
         }
     }
 

@@ -80,10 +80,16 @@ pub struct Chain<'a>(&'a Error);
 
 impl fmt::Display for Chain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0)?;
+        let mut said = self.0.to_string();
+        f.write_str(&said)?;
         let mut source = self.0.source();
         while let Some(error) = source {
-            write!(f, ": {error}")?;
+            let text = error.to_string();
+            // Some errors say their cause themselves.
+            if !said.ends_with(&text) {
+                write!(f, ": {text}")?;
+            }
+            said = text;
             source = error.source();
         }
         Ok(())
@@ -106,5 +112,9 @@ mod tests {
         assert_eq!(error.exit_code(), 1);
         let text = error.chain().to_string();
         assert!(text.starts_with("cannot open /x: Permission denied"), "{text}");
+        // A cause that is in the text already is not said again.
+        let cause = || std::io::Error::other("the disk is gone");
+        let error = Error::with_source(ErrorKind::System, format!("no IO: {}", cause()), cause());
+        assert_eq!(error.chain().to_string(), "no IO: the disk is gone");
     }
 }

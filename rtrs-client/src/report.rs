@@ -47,7 +47,11 @@ pub(crate) fn status(identity: &Identity, reports: &[CoreReport]) -> serde_json:
         "name": identity.name,
         "session": identity.session,
         "session_id": identity.session_id,
-        "state": if home.is_some_and(|r| r.open) { "open" } else { "waiting-for-path" },
+        "state": match geometry {
+            None => "attaching",
+            Some(_) if home.is_some_and(|r| r.open) => "open",
+            Some(_) => "waiting-for-path",
+        },
         "access": identity.access,
         "policy": identity.policy,
         "uri": identity.uri,

@@ -3,8 +3,8 @@
 //! `attach` starts a copy of this program in the background that holds the session, waits until
 //! it says that the device is ready, and returns; with `--foreground` it is that copy itself.
 
-use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Write};
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, BufRead, BufReader, IsTerminal, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -38,6 +38,8 @@ use crate::session::{PathTarget, Policy, SessionConfig};
 const DAEMON_LOG: &str = "RTRS_CLIENT_LOG";
 /// Time for requests in flight when a signal ends the session.
 const SIGNAL_GRACE: Duration = Duration::from_secs(10);
+/// How long a session that ends may hold its log.
+const LOG_PATIENCE: Duration = Duration::from_secs(1);
 /// Bound of opening the device, the first connections included.
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -82,9 +84,14 @@ fn show(
     print(&shown)
 }
 
-fn print(text: &str) -> Result<(), Error> {
+fn tell(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    out.write_all(text.as_bytes()).and_then(|()| out.flush())
+}
+
+fn print(text: &str) -> Result<(), Error> {
+    match tell(text) {
+        // Who reads may stop early, as head does.
         Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(system("cannot print")(e)),
         _ => Ok(()),
     }
@@ -149,8 +156,7 @@ fn attach_in_background(plan: &AttachPlan) -> Result<(), Error> {
     ensure_run_dir(&plan.run_dir)?;
     let log = plan.run_dir.control_socket(&plan.session.export_name).with_extension("log");
     let exe = std::env::current_exe().map_err(system("cannot find this program"))?;
-    let errors =
-        File::create(&log).map_err(system(format!("cannot write the log {}", log.display())))?;
+    let errors = own_log(plan, &log)?;
     let mut child = Command::new(exe)
         .args(std::env::args_os().skip(1))
         .arg("--foreground")
@@ -173,6 +179,34 @@ fn attach_in_background(plan: &AttachPlan) -> Result<(), Error> {
     let last = last_error(&log).unwrap_or_else(|| format!("the session ended with {status}"));
     let kind = if status.code() == Some(2) { ErrorKind::Usage } else { ErrorKind::Path };
     Err(Error::new(kind, last))
+}
+
+/// The session's log, emptied and locked. The lock is the session's as long as its process has
+/// the log open, so of two attaches at once one is refused, and neither empties the other's log.
+fn own_log(attach: &AttachPlan, path: &Path) -> Result<File, Error> {
+    let failed = || system(format!("cannot write the log {}", path.display()));
+    let log = OpenOptions::new().create(true).write(true).truncate(false).open(path);
+    let log = log.map_err(|e| failed()(e))?;
+    let deadline = Instant::now() + LOG_PATIENCE;
+    loop {
+        match log.try_lock() {
+            Ok(()) => {
+                log.set_len(0).map_err(failed())?;
+                return Ok(log);
+            }
+            Err(TryLockError::Error(error)) => return Err(failed()(error)),
+            // A session that is gone for others may still be about to end its process.
+            Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
+                attach.check()?;
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(TryLockError::WouldBlock) => {
+                let name = &attach.session.export_name;
+                let text = format!("{name:?} is being attached or detached by another process");
+                return Err(Error::new(ErrorKind::InUse, text));
+            }
+        }
+    }
 }
 
 /// The last line that the background copy wrote as its error.
@@ -269,9 +303,6 @@ enum Wake {
 fn hold(plan: &AttachPlan) -> Result<(), Error> {
     log_to_stderr(&plan.session.log);
     ensure_run_dir(&plan.run_dir)?;
-    if std::env::var_os(DAEMON_LOG).is_some() {
-        become_daemon().map_err(system("cannot leave the terminal"))?;
-    }
     let control_path = plan.run_dir.control_socket(&plan.session.export_name);
     let control = ControlSocket::bind(&control_path).map_err(|e| {
         let what = format!("cannot listen on the control socket {}", control_path.display());
@@ -301,15 +332,36 @@ fn hold(plan: &AttachPlan) -> Result<(), Error> {
     let uri = identity.uri.clone();
     let running = start(&plan.session, config, Use::Nbd(bound, bridge))?;
     let (wakes, inbox) = mpsc::channel();
-    let (detaches, asked) = mpsc::channel();
     forward_signals(wakes.clone())?;
     let running = forward_events(running, wakes.clone());
     let cores = running.cores();
-    if let Err(error) = wait_ready(&inbox, &cores, &plan.session) {
-        running.join();
+    // From here on `list` shows the session and `detach` ends it, also while it opens.
+    control
+        .serve(identity, cores.clone(), forward_detaches(wakes.clone()))
+        .map_err(system("no control thread"))?;
+    let what = format!("attach {}", plan.session.export_name);
+    let mut asked = None;
+    if let Err(error) = wait_ready(&inbox, &cores, &what, &mut asked) {
+        end(running, control, asked);
         return Err(error);
     }
-    control.serve(identity, cores.clone(), detaches).map_err(system("no control thread"))?;
+    // Not earlier: until now Ctrl-C in the terminal of the attach means this process too.
+    let background = std::env::var_os(DAEMON_LOG).is_some();
+    if background {
+        become_daemon().map_err(system("cannot leave the terminal"))?;
+    }
+    let told = tell(&format!("ready {uri}\n"));
+    if let Err(error) = told
+        && background
+    {
+        tracing::warn!("who started the attach is gone: {error}");
+        cores.shut_down(Duration::ZERO);
+    }
+    wait_end(&inbox, &cores, running, control)
+}
+
+fn forward_detaches(wakes: mpsc::Sender<Wake>) -> mpsc::Sender<Detach> {
+    let (detaches, asked) = mpsc::channel();
     std::thread::spawn(move || {
         while let Ok(detach) = asked.recv() {
             if wakes.send(Wake::Detach(detach)).is_err() {
@@ -317,8 +369,7 @@ fn hold(plan: &AttachPlan) -> Result<(), Error> {
             }
         }
     });
-    print(&format!("ready {uri}\n"))?;
-    wait_end(&inbox, &cores, running, control)
+    detaches
 }
 
 fn forward_signals(wakes: mpsc::Sender<Wake>) -> Result<(), Error> {
@@ -348,43 +399,43 @@ fn forward_events(mut running: Running, wakes: mpsc::Sender<Wake>) -> Running {
     running
 }
 
-/// Waits until the device is open.
+/// Waits until the device is open. `what` is what the session is for, `asked` gets a detach that
+/// came meanwhile and has to be answered.
 fn wait_ready(
     inbox: &mpsc::Receiver<Wake>,
     cores: &launch::Cores,
-    plan: &SessionPlan,
+    what: &str,
+    asked: &mut Option<Detach>,
 ) -> Result<u64, Error> {
-    let deadline = Instant::now() + READY_TIMEOUT;
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let failed = match inbox.recv_timeout(left) {
-            Ok(Wake::Core(Event::Ready(geometry))) => return Ok(geometry.size),
-            Ok(Wake::Core(Event::Failed(failure))) => failure.to_string(),
-            Ok(Wake::Core(Event::FrontFailed(error))) => error.to_string(),
-            Ok(Wake::Core(Event::CoreFailed(core, error))) => format!("core {core}: {error}"),
-            Ok(Wake::Core(Event::Done)) => "the session ended before it began".to_owned(),
-            Ok(Wake::Signal) => "ended by a signal".to_owned(),
-            Ok(Wake::Detach(_)) => continue,
-            Err(_) => {
-                let why = cores
-                    .reports()
-                    .first()
-                    .and_then(|r| r.paths.as_ref())
-                    .map(|paths| {
-                        let told = paths.iter().filter_map(|p| {
-                            p.last_error.as_ref().map(|e| format!("{}: {e}", p.path))
-                        });
-                        told.collect::<Vec<_>>().join("; ")
-                    })
-                    .unwrap_or_default();
-                let seconds = READY_TIMEOUT.as_secs();
-                format!("no path to the server within {seconds} s ({why})")
-            }
-        };
-        cores.shut_down(Duration::ZERO);
-        let text = format!("cannot attach {}: {failed}", plan.export_name);
-        return Err(Error::new(ErrorKind::Path, text));
-    }
+    let failed = match inbox.recv_timeout(READY_TIMEOUT) {
+        Ok(Wake::Core(Event::Ready(geometry))) => return Ok(geometry.size),
+        Ok(Wake::Core(Event::Failed(failure))) => failure.to_string(),
+        Ok(Wake::Core(Event::FrontFailed(error))) => error.to_string(),
+        Ok(Wake::Core(Event::CoreFailed(core, error))) => format!("core {core}: {error}"),
+        Ok(Wake::Core(Event::Done)) => "the session ended before it began".to_owned(),
+        Ok(Wake::Signal) => "ended by a signal".to_owned(),
+        Ok(Wake::Detach(detach)) => {
+            *asked = Some(detach);
+            "detached before it was open".to_owned()
+        }
+        Err(_) => {
+            let why = cores
+                .reports()
+                .first()
+                .and_then(|r| r.paths.as_ref())
+                .map(|paths| {
+                    let told = paths
+                        .iter()
+                        .filter_map(|p| p.last_error.as_ref().map(|e| format!("{}: {e}", p.path)));
+                    told.collect::<Vec<_>>().join("; ")
+                })
+                .unwrap_or_default();
+            let seconds = READY_TIMEOUT.as_secs();
+            format!("no path to the server within {seconds} s ({why})")
+        }
+    };
+    cores.shut_down(Duration::ZERO);
+    Err(Error::new(ErrorKind::Path, format!("cannot {what}: {failed}")))
 }
 
 /// Waits for a signal or a detach, then for the session's end.
@@ -409,7 +460,7 @@ fn wait_end(
             Ok(Wake::Detach(detach)) => {
                 cores.shut_down(detach.within);
                 over = Some(Instant::now() + detach.within + Duration::from_secs(15));
-                waiting = Some(detach.reply);
+                waiting = Some(detach);
             }
             Ok(Wake::Core(Event::CoreFailed(core, error))) => {
                 failed = Some(format!("core {core} ended: {error}"));
@@ -421,18 +472,19 @@ fn wait_end(
             Err(_) => break,
         }
     }
-    running.join();
-    // The name must be free before who waits for the detach hears of it.
-    drop(control);
-    if let Some(reply) = waiting
-        && reply.send(()).is_ok()
-    {
-        // Its thread writes the answer; give it the moment that takes.
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    end(running, control, waiting);
     match failed {
         Some(text) => Err(Error::new(ErrorKind::System, text)),
         None => Ok(()),
+    }
+}
+
+/// Waits for the threads, frees the name, and only then answers who waits for the detach.
+fn end(running: Running, control: ControlSocket, asked: Option<Detach>) {
+    running.join();
+    drop(control);
+    if let Some(detach) = asked {
+        detach.answer();
     }
 }
 
@@ -458,12 +510,19 @@ fn run_bench(plan: &BenchPlan) -> Result<(), Error> {
     forward_signals(wakes.clone())?;
     let running = forward_events(running, wakes);
     let cores = running.cores();
-    if let Err(error) = wait_ready(&inbox, &cores, &plan.session) {
+    let what = format!("bench {}", plan.session.export_name);
+    if let Err(error) = wait_ready(&inbox, &cores, &what, &mut None) {
         running.join();
         return Err(error);
     }
-    let outcome = follow(plan, &workload, &inbox, &finished, &cores);
-    cores.shut_down(Duration::from_secs(5));
+    let live = plan.output == Output::Text && io::stderr().is_terminal();
+    let outcome = follow(plan, &workload, &inbox, &finished, live);
+    if live {
+        // The progress line ends here, whatever ended it.
+        eprintln!();
+    }
+    // Who pressed Ctrl-C does not want to wait for answers.
+    cores.shut_down(Duration::from_secs(if outcome.is_ok() { 5 } else { 1 }));
     let deadline = Instant::now() + Duration::from_secs(20);
     while let Ok(wake) = inbox.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
         if matches!(wake, Wake::Core(Event::Done | Event::CoreFailed(..))) {
@@ -489,10 +548,8 @@ fn follow(
     workload: &Workload,
     inbox: &mpsc::Receiver<Wake>,
     finished: &mpsc::Receiver<JobResult>,
-    cores: &launch::Cores,
+    live: bool,
 ) -> Result<Vec<JobResult>, Error> {
-    use std::io::IsTerminal;
-    let live = plan.output == Output::Text && io::stderr().is_terminal();
     let mut results = Vec::new();
     let begin = Instant::now();
     let mut before = 0;
@@ -526,7 +583,6 @@ fn follow(
                 return failed(format!("core {core} ended: {error}"));
             }
             Ok(Wake::Signal) => {
-                cores.shut_down(Duration::from_secs(1));
                 return failed("ended by a signal".into());
             }
             _ => {}
@@ -534,9 +590,6 @@ fn follow(
         if begin.elapsed() > bound {
             return failed("the requests in flight did not end in time".into());
         }
-    }
-    if live {
-        eprintln!();
     }
     Ok(results)
 }

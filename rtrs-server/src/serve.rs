@@ -202,7 +202,13 @@ fn start_shard(setup: &Setup, core: CoreIndex, mailbox: Mailbox<Mail>) -> Result
         for address in &setup.listen {
             let address = listen(fabric.as_mut(), *address).map_err(|error| {
                 let text = format!("cannot listen on tcp://{address}");
-                Error::with_source(ErrorKind::Listen, text, error)
+                // Its own text would say the address a second time.
+                match error {
+                    FabricError::System { source, .. } => {
+                        Error::with_source(ErrorKind::Listen, text, source)
+                    }
+                    error => Error::with_source(ErrorKind::Listen, text, error),
+                }
             })?;
             addresses.push(address);
         }

@@ -108,8 +108,7 @@ impl ClientBuilder {
         (client, finished)
     }
 
-    /// Attaches with `--foreground`; ready when the NBD front accepts a connection and the control
-    /// socket answers.
+    /// Attaches with `--foreground`; waits until it says that it is ready.
     ///
     /// # Panics
     /// When it does not come up in time.
@@ -119,20 +118,8 @@ impl ClientBuilder {
         let mut words = self.words(&client.front);
         words.push("--foreground".to_owned());
         let mut proc = Proc::start(client.process(&words));
-        let front = client.front.clone();
-        wait_for("the NBD front of a session in the foreground", COMMAND_TIME_MAX, || {
-            assert!(proc.is_running(), "attach --foreground ended:\n{}", proc.output());
-            match &front {
-                Front::Unix(path) => std::os::unix::net::UnixStream::connect(path).ok().map(drop),
-                Front::Tcp(port) => {
-                    std::net::TcpStream::connect(("127.0.0.1", *port)).ok().map(drop)
-                }
-            }
-        });
+        let _ = proc.wait_lines("ready ", 1, COMMAND_TIME_MAX);
         client.foreground = Some(proc);
-        wait_for("the control socket of a session in the foreground", COMMAND_TIME_MAX, || {
-            (client.command(&["status", &self.export]).code == Some(0)).then_some(())
-        });
         client
     }
 

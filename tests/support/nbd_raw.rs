@@ -65,6 +65,9 @@ pub mod consts {
     /// NBD_CMD_WRITE_ZEROES.
     pub const CMD_WRITE_ZEROES: u16 = 6;
 
+    /// NBD_CMD_FLAG_FUA.
+    pub const CMD_FLAG_FUA: u16 = 1;
+
     /// NBD_EPERM.
     pub const EPERM: u32 = 1;
     /// NBD_EINVAL.

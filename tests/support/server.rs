@@ -130,6 +130,14 @@ impl Server {
         assert!(running && !output.contains("panicked at"), "the server died:\n{output}");
     }
 
+    /// Sends a signal by its name without SIG, e.g. `STOP`.
+    ///
+    /// # Panics
+    /// When it has ended already.
+    pub fn signal(&mut self, name: &str) {
+        self.proc.signal(name);
+    }
+
     /// SIGTERM; demands exit code 0 within `limit`.
     ///
     /// # Panics

@@ -80,7 +80,7 @@ impl AttachPlan {
     }
 
     /// The session's check; the run directory is ours; neither socket path is in use.
-    pub(super) fn check(&self) -> Result<(), Error> {
+    pub(crate) fn check(&self) -> Result<(), Error> {
         self.run_dir.check()?;
         let name = &self.session.export_name;
         let control = self.run_dir.control_socket(name);

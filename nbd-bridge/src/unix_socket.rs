@@ -1,0 +1,174 @@
+//! A unix socket at a path: bound safely beside others that want the same path, and removed at
+//! its end.
+//!
+//! A path nobody listens on is left over from a killed process and is replaced. To look and to
+//! replace are one step for everybody who binds here: they hold a lock on the directory meanwhile,
+//! so that of two processes that start at once one is refused, and none is left listening on a
+//! socket that the other has removed. Nothing waits longer than [`LOCK_PATIENCE`].
+//!
+//! Called by the NBD listener and, for its control socket, by the client.
+
+use std::fs::{File, TryLockError};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use rtrs_core::time::Duration;
+use socket2::{Domain, SockAddr, Socket, Type};
+
+/// How long a directory may be locked by others. After that the socket is bound without the lock:
+/// anybody may hold one on a directory such as /tmp.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+
+/// The name of a bound socket in the file system. Removes it when dropped, if it is still ours.
+#[derive(Debug)]
+pub struct SocketFile {
+    path: PathBuf,
+    /// Device and inode.
+    identity: (u64, u64),
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        // Without a wait: who drops this may carry IO.
+        let _turn = lock(&self.path, Duration::ZERO);
+        let result = match identity(&self.path) {
+            Ok(found) if found == self.identity => std::fs::remove_file(&self.path),
+            Ok(_) => return,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = result {
+            tracing::debug!("{} not removed: {error}", self.path.display());
+        }
+    }
+}
+
+/// Binds and listens at `path`. A socket that nobody listens on any more is replaced.
+///
+/// # Errors
+/// The system's error; `AddrInUse` when somebody listens there, `AlreadyExists` when the path is
+/// something other than a socket.
+pub fn bind_unix(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
+    let _turn = lock(path, LOCK_PATIENCE);
+    remove_stale(path)?;
+    let listener = UnixListener::bind(path)?;
+    let file = SocketFile { path: path.to_owned(), identity: identity(path)? };
+    Ok((listener, file))
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    let meta = std::fs::symlink_metadata(path)?;
+    Ok((meta.dev(), meta.ino()))
+}
+
+/// Locks the directory of `path`, if it can be read and is not locked for too long.
+fn lock(path: &Path, patience: Duration) -> Option<File> {
+    let parent =
+        path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
+    let dir = File::open(parent).ok()?;
+    let deadline = std::time::Instant::now() + patience;
+    loop {
+        match dir.try_lock() {
+            Ok(()) => return Some(dir),
+            Err(TryLockError::WouldBlock) if std::time::Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(_) => return None,
+        }
+    }
+}
+
+fn remove_stale(path: &Path) -> io::Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Ok(meta) if meta.file_type().is_socket() => {}
+        Ok(_) => {
+            let what = "exists and is not a socket";
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
+        }
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(e),
+    }
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    match socket.connect(&SockAddr::unix(path)?) {
+        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
+        // A full backlog has a listener too.
+        Ok(()) => Err(in_use()),
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Err(in_use()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(e),
+    }
+}
+
+fn in_use() -> io::Error {
+    io::Error::new(io::ErrorKind::AddrInUse, "another process listens there")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A directory of this test's own, removed at its end.
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("rtrs-{name}-{}", std::process::id()));
+            std::fs::create_dir_all(&path).unwrap();
+            Self(path)
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn stale_sockets_are_replaced_and_live_ones_are_not() {
+        let scratch = Scratch::new("unix-socket");
+        let path = scratch.0.join("s");
+        drop(UnixListener::bind(&path).unwrap());
+        let (_listener, file) = bind_unix(&path).unwrap();
+        assert_eq!(bind_unix(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        drop(file);
+        assert!(!path.exists());
+        std::fs::write(&path, "").unwrap();
+        assert_eq!(bind_unix(&path).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn a_socket_of_somebody_else_is_not_removed() {
+        let scratch = Scratch::new("unix-socket-other");
+        let path = scratch.0.join("s");
+        let (_first, old) = bind_unix(&path).unwrap();
+        // Kept under another name, so that its inode is not used again.
+        std::fs::rename(&path, scratch.0.join("moved")).unwrap();
+        let (_second, _new) = bind_unix(&path).unwrap();
+        drop(old);
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn of_many_at_once_one_gets_the_path() {
+        let scratch = Scratch::new("unix-socket-race");
+        for round in 0..50 {
+            let path = scratch.0.join(format!("s{round}"));
+            drop(UnixListener::bind(&path).unwrap());
+            let barrier = std::sync::Barrier::new(4);
+            let bind = || {
+                barrier.wait();
+                bind_unix(&path).ok()
+            };
+            let bound: Vec<_> = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..4).map(|_| scope.spawn(bind)).collect();
+                threads.into_iter().filter_map(|t| t.join().unwrap()).collect()
+            });
+            assert_eq!(bound.len(), 1, "round {round}");
+            std::os::unix::net::UnixStream::connect(&path).unwrap();
+        }
+    }
+}
