@@ -28,6 +28,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rtrs_core::block::{BlockDevice, BlockSource, Core, Geometry};
 use rtrs_core::mem::Region;
 use rtrs_core::rt::blkdev::{self, DirectAlign, OpenMode};
+use rtrs_core::time::Duration;
 
 use self::discard::DiscardThread;
 use self::queue::FileDevice;
@@ -261,18 +262,32 @@ fn open_file(
     }
 }
 
-/// Locks a writable target for this process.
+/// How long a target may stay locked before it is refused.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Locks a writable target for this process. Tries again for a moment: the kernel lets go of the
+/// files of an io_uring that was closed, or whose process was killed, only some time later.
 fn lock(path: &Path, file: &File) -> Result<(), BackendError> {
-    match file.try_lock() {
-        Ok(()) => Ok(()),
-        Err(TryLockError::WouldBlock) => Err(BackendError::path(
-            path,
-            "is locked: it is exported already, or another program uses it",
-            "stop the other one, or export it with `ro`",
-        )),
-        Err(TryLockError::Error(error)) => {
-            tracing::debug!("{}: cannot be locked here: {error}", path.display());
-            Ok(())
+    let mut waited = Duration::ZERO;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::WouldBlock) if waited < LOCK_PATIENCE => {
+                let pause = Duration::from_millis(20);
+                std::thread::sleep(pause);
+                waited += pause;
+            }
+            Err(TryLockError::WouldBlock) => {
+                return Err(BackendError::path(
+                    path,
+                    "is locked: it is exported already, or another program uses it",
+                    "stop the other one, or export it with `ro`",
+                ));
+            }
+            Err(TryLockError::Error(error)) => {
+                tracing::debug!("{}: cannot be locked here: {error}", path.display());
+                return Ok(());
+            }
         }
     }
 }
