@@ -245,6 +245,7 @@ impl RawNbd {
             match self.stream.read(&mut block) {
                 Ok(0) => return,
                 Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::ConnectionReset => return,
                 Err(error) => panic!("the server did not close: {error}"),
             }
@@ -262,6 +263,7 @@ impl RawNbd {
                     return false;
                 }
                 Ok(count) => done += count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::ConnectionReset => return false,
                 Err(error) => panic!("no reply: {error}"),
             }
