@@ -10,7 +10,7 @@ use std::sync::mpsc;
 
 use rtrs_core::fabric::iwarp::{IwarpFabric, IwarpOptions, IwarpShared};
 use rtrs_core::fabric::{
-    Access, ConnectParams, Fabric, FabricEvent, MemoryRegistration, PrivateData, QpLimits,
+    Access, ConnectParams, Fabric, FabricEvent, MemoryRegistration, PdUse, PrivateData, QpLimits,
     RemoteMem, Sge, SgeList, WcOp, WorkRequest, WrOp,
 };
 use rtrs_core::ids::{QpNum, Rkey};
@@ -134,7 +134,8 @@ struct Plan {
 fn side(plan: &Plan, meet: Result<(SocketAddr, RemoteMem), mpsc::Sender<(SocketAddr, RemoteMem)>>) {
     let ring = Ring::new(256).expect("ring");
     let mut fabric = IwarpFabric::new(&ring, IwarpShared::new(), plan.options.clone());
-    let pd = fabric.alloc_pd().expect("pd");
+    let anywhere = "127.0.0.1:0".parse().expect("an address");
+    let pd = fabric.alloc_pd(PdUse::Connect { local: None, remote: anywhere }).expect("pd");
     let region = Region::new(plan.size * plan.depth).expect("memory");
     region.fill(0, region.len(), 1);
     let registration = pd.register(&region, Access::REMOTE_WRITE).expect("register");

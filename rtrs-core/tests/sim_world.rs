@@ -9,7 +9,8 @@ use rtrs_core::fabric::sim::{
 };
 use rtrs_core::fabric::{
     Access, CloseReason, ConnectFailure, ConnectParams, Fabric, FabricEvent, MemoryRegistration,
-    PrivateData, ProtectionDomain, QpLimits, RemoteMem, Sge, SgeList, WcStatus, WorkRequest, WrOp,
+    PdUse, PrivateData, ProtectionDomain, QpLimits, RemoteMem, Sge, SgeList, WcStatus, WorkRequest,
+    WrOp,
 };
 use rtrs_core::ids::QpNum;
 use rtrs_core::mem::Region;
@@ -41,7 +42,8 @@ impl Setup {
         world.add_address(s, sim_ip(2));
         world.add_address(c, sim_ip(12));
         let (mut server, mut client) = (world.fabric(s), world.fabric(c));
-        let (pd_server, pd_client) = (server.alloc_pd().unwrap(), client.alloc_pd().unwrap());
+        let any = PdUse::Connect { local: None, remote: SocketAddr::new(sim_ip(1), 1234) };
+        let (pd_server, pd_client) = (server.alloc_pd(any).unwrap(), client.alloc_pd(any).unwrap());
         let address = [1, 2].map(|n| server.listen(SocketAddr::new(sim_ip(n), 1234)).unwrap());
         let region = Region::new(1 << 20).unwrap();
         let target = pd_server.register(&region, Access::REMOTE_WRITE).unwrap();

@@ -14,7 +14,7 @@ use std::time::{Duration as StdDuration, Instant as Deadline};
 use rtrs_core::fabric::iwarp::{IwarpFabric, IwarpOptions, IwarpShared};
 use rtrs_core::fabric::{
     Access, CloseReason, ConnectFailure, ConnectParams, Fabric, FabricEvent, MemoryRegistration,
-    PrivateData, ProtectionDomain, QpLimits, RemoteMem, Sge, SgeList, WcOp, WcStatus,
+    PdUse, PrivateData, ProtectionDomain, QpLimits, RemoteMem, Sge, SgeList, WcOp, WcStatus,
     WorkCompletion, WorkRequest, WrOp,
 };
 use rtrs_core::ids::{ConnIndex, PathUuid, PermitId, QpNum, Rkey, SessionId};
@@ -134,7 +134,9 @@ impl Peer {
     pub fn new(server: SocketAddr, options: PeerOptions) -> Self {
         let ring = Ring::new(64).expect("a ring");
         let mut fabric = IwarpFabric::new(&ring, IwarpShared::new(), IwarpOptions::default());
-        let pd = fabric.alloc_pd().expect("a protection domain");
+        let pd = fabric
+            .alloc_pd(PdUse::Connect { local: None, remote: server })
+            .expect("a protection domain");
         let region = Region::new(MEMORY).expect("memory");
         let memory = pd.register(&region, Access::REMOTE_WRITE).expect("a registration");
         Self {

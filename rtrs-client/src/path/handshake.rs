@@ -6,8 +6,9 @@
 use std::sync::Arc;
 
 use rtrs_core::fabric::{
-    Access, ConnectParams, Fabric, FabricError, MemoryRegistration, PrivateData, ProtectionDomain,
-    QpLimits, RemoteMem, Sge, SgeList, WcOp, WcStatus, WorkCompletion, WorkRequest, WrOp,
+    Access, ConnectParams, Fabric, FabricError, MemoryRegistration, PdUse, PrivateData,
+    ProtectionDomain, QpLimits, RemoteMem, Sge, SgeList, WcOp, WcStatus, WorkCompletion,
+    WorkRequest, WrOp,
 };
 use rtrs_core::ids::{ConnIndex, PathUuid, PermitId, QpNum, Rkey};
 use rtrs_core::mem::Region;
@@ -143,7 +144,7 @@ impl ServiceConnection {
         timeout: Duration,
         fabric: &mut dyn Fabric,
     ) -> Result<Self, FabricError> {
-        let pd = fabric.alloc_pd()?;
+        let pd = fabric.alloc_pd(PdUse::Connect { local: target.local, remote: target.remote })?;
         let limits = QpLimits { send_max: 64, recv_max: RECEIVES + 1 };
         let params = ConnectParams {
             local: target.local,

@@ -138,6 +138,21 @@ pub enum BindResult {
     Pending(Rkey),
 }
 
+/// What a new protection domain is for: memory and queue pairs of verbs belong to one device,
+/// and the device follows from the addresses. Providers without devices take no notice.
+#[derive(Clone, Copy, Debug)]
+pub enum PdUse<'a> {
+    /// Connecting, with the addresses later given to [`Fabric::connect`].
+    Connect {
+        /// Source address; None leaves the choice to the system.
+        local: Option<IpAddr>,
+        /// The peer.
+        remote: SocketAddr,
+    },
+    /// Accepting this request and others that come over the same device.
+    Accept(&'a ConnRequest),
+}
+
 /// A set of memory and queue pairs that may work together; one per path.
 pub trait ProtectionDomain: Send + Sync + fmt::Debug {
     /// Registers a region, whole.
@@ -253,11 +268,11 @@ pub trait Fabric: fmt::Debug {
     /// The scheme of its addresses: `tcp`, `rdma`, `sim`.
     fn scheme(&self) -> &'static str;
 
-    /// A new protection domain.
+    /// A new protection domain on the device that the connection uses.
     ///
     /// # Errors
-    /// `System` when the device refuses.
-    fn alloc_pd(&mut self) -> Result<Arc<dyn ProtectionDomain>, FabricError>;
+    /// `System` when the device refuses, or no device of this provider leads there.
+    fn alloc_pd(&mut self, of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError>;
 
     /// Starts to listen. Returns the address really used (port 0 asks for a free one).
     ///

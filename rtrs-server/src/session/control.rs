@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use rtrs_core::fabric::{ConnRequest, Fabric};
+use rtrs_core::fabric::{ConnRequest, Fabric, PdUse};
 use rtrs_core::ids::{CoreIndex, PermitId, SessionId};
 use rtrs_core::limits::{PATHS_PER_SESSION_MAX, SECTOR_SIZE, SEGMENTS_MAX};
 use rtrs_core::proto::{Heartbeat, HeartbeatAction, step};
@@ -217,7 +217,7 @@ impl Control {
         }
         let refused = |error: rtrs_core::fabric::FabricError| Refusal::Memory(error.to_string());
         let depth = self.params.limits.queue_depth();
-        let pd = fabric.alloc_pd().map_err(refused)?;
+        let pd = fabric.alloc_pd(PdUse::Accept(request)).map_err(refused)?;
         let messages = MessageBuffers::new(depth, &pd).map_err(refused)?;
         self.last_key += 1;
         let key = PathKey(self.last_key);

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use rtrs_core::fabric::{
-    Access, CloseReason, ConnRequest, Fabric, FabricEvent, MemoryRegistration, PrivateData,
+    Access, CloseReason, ConnRequest, Fabric, FabricEvent, MemoryRegistration, PdUse, PrivateData,
     ProtectionDomain, QpLimits, RemoteMem, Sge, SgeList, WcOp, WcStatus, Window, WorkCompletion,
     WorkRequest, WrOp,
 };
@@ -265,7 +265,7 @@ impl Server {
             }
             (None, 0) => {
                 assert!(req.first_conn || !self.paths.is_empty(), "nobody opened the session");
-                self.new_path(&req);
+                self.new_path(&req, &request);
                 self.paths.len() - 1
             }
             // The path went down while this was on its way.
@@ -277,10 +277,10 @@ impl Server {
         self.accept(now, index, &req, request);
     }
 
-    fn new_path(&mut self, req: &ConnReq) {
+    fn new_path(&mut self, req: &ConnReq, request: &ConnRequest) {
         let (depth, chunk) = (usize::from(self.how.queue_depth), self.how.max_io + HDR);
         let chunk = chunk as usize;
-        let pd = self.fabric.alloc_pd().expect("a domain");
+        let pd = self.fabric.alloc_pd(PdUse::Accept(&request)).expect("a domain");
         let region = Region::new(chunk * depth + 32 * depth + 4096).expect("memory");
         if self.how.keep_chunks {
             region.fill(0, chunk * depth, BLANK);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::{Harness, SIDES, Side};
 use crate::fabric::{
     Access, BindResult, CloseReason, ConnRequest, ConnectFailure, ConnectParams, Fabric,
-    FabricError, FabricEvent, MemoryRegistration, PrivateData, ProtectionDomain, QpLimits,
+    FabricError, FabricEvent, MemoryRegistration, PdUse, PrivateData, ProtectionDomain, QpLimits,
     RemoteMem, Sge, SgeList, WcOp, WcStatus, Window, WorkCompletion, WorkRequest, WrOp,
 };
 use crate::ids::{QpNum, Rkey};
@@ -298,7 +298,10 @@ impl<'h> Bench<'h> {
     }
 
     pub(super) fn pd(&mut self, side: Side) -> Arc<dyn ProtectionDomain> {
-        self.fabric(side).alloc_pd().expect("a protection domain")
+        let remote = self.harness.listen_address();
+        self.fabric(side)
+            .alloc_pd(PdUse::Connect { local: None, remote })
+            .expect("a protection domain")
     }
 
     pub(super) fn params(&self, remote: SocketAddr) -> ConnectParams {

@@ -44,7 +44,7 @@ use self::state::{CoreState, Event};
 use self::stream::{Conn, Env, token};
 use crate::fabric::{
     Access, BindResult, ConnRequest, ConnectParams, Fabric, FabricCounters, FabricError,
-    FabricEvent, MemoryRegistration, PrivateData, ProtectionDomain, QpLimits, Sge, Window,
+    FabricEvent, MemoryRegistration, PdUse, PrivateData, ProtectionDomain, QpLimits, Sge, Window,
     WorkRequest,
 };
 use crate::ids::{QpNum, Rkey};
@@ -325,7 +325,7 @@ impl Fabric for IwarpFabric {
         "tcp"
     }
 
-    fn alloc_pd(&mut self) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
+    fn alloc_pd(&mut self, _of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
         let id = self.shared.next_pd.fetch_add(1, Ordering::Relaxed);
         Ok(Arc::new(IwarpPd { shared: Arc::clone(&self.shared), id }))
     }

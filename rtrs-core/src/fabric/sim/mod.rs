@@ -31,7 +31,7 @@ pub use world::{NodeId, World};
 
 use super::{
     Access, BindResult, ConnRequest, ConnectParams, Fabric, FabricCounters, FabricError,
-    FabricEvent, PRIVATE_DATA_MAX, PrivateData, ProtectionDomain, QpLimits, Sge, Window,
+    FabricEvent, PRIVATE_DATA_MAX, PdUse, PrivateData, ProtectionDomain, QpLimits, Sge, Window,
     WorkRequest,
 };
 use crate::ids::QpNum;
@@ -106,7 +106,7 @@ impl Fabric for SimFabric {
         "sim"
     }
 
-    fn alloc_pd(&mut self) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
+    fn alloc_pd(&mut self, _of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
         let keys = Arc::clone(self.world.borrow().net.keys(self.node));
         Ok(Arc::new(SimPd::new(keys)))
     }

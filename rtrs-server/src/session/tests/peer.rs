@@ -5,8 +5,8 @@ use std::sync::Arc;
 use rtrs_core::fabric::sim::SimFabric;
 use rtrs_core::fabric::{
     Access, BindResult, ConnectFailure, ConnectParams, Fabric, FabricEvent, MemoryRegistration,
-    PrivateData, ProtectionDomain, QpLimits, RemoteMem, Sge, SgeList, Window, WorkCompletion,
-    WorkRequest, WrOp,
+    PdUse, PrivateData, ProtectionDomain, QpLimits, RemoteMem, Sge, SgeList, Window,
+    WorkCompletion, WorkRequest, WrOp,
 };
 use rtrs_core::ids::{ConnIndex, PathUuid, PermitId, QpNum, Rkey, SessionId};
 use rtrs_core::mem::Region;
@@ -94,7 +94,7 @@ fn errno_of(failure: &ConnectFailure) -> i16 {
 impl Peer {
     pub(super) fn new(stand: &Stand, options: PeerOptions) -> Self {
         let mut fabric = stand.client_fabric();
-        let pd = fabric.alloc_pd().unwrap();
+        let pd = fabric.alloc_pd(PdUse::Connect { local: None, remote: stand.address }).unwrap();
         let region = Region::new(MEMORY).unwrap();
         let memory = pd.register(&region, Access::REMOTE_WRITE).unwrap();
         Self {

@@ -12,7 +12,7 @@ use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, Io,
 use rtrs_core::fabric::sim::{BindMode, SimFabric, World, WorldOptions, sim_ip};
 use rtrs_core::fabric::{
     Access, BindResult, ConnRequest, ConnectParams, Fabric, FabricCounters, FabricError,
-    FabricEvent, PrivateData, ProtectionDomain, QpLimits, Sge, Window, WorkRequest, WrOp,
+    FabricEvent, PdUse, PrivateData, ProtectionDomain, QpLimits, Sge, Window, WorkRequest, WrOp,
 };
 use rtrs_core::ids::{CoreIndex, QpNum};
 use rtrs_core::limits::Limits;
@@ -45,8 +45,8 @@ impl Fabric for Tee {
     fn scheme(&self) -> &'static str {
         self.inner.scheme()
     }
-    fn alloc_pd(&mut self) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
-        self.inner.alloc_pd()
+    fn alloc_pd(&mut self, of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
+        self.inner.alloc_pd(of)
     }
     fn listen(&mut self, address: SocketAddr) -> Result<SocketAddr, FabricError> {
         self.inner.listen(address)

@@ -1,7 +1,7 @@
 //! Two fabrics, or a fabric and a hand-made peer, on real loopback sockets.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,8 +13,8 @@ use crate::fabric::iwarp::mpa::{Enhanced, StartFrame};
 use crate::fabric::iwarp::{IwarpFabric, IwarpOptions, IwarpShared};
 use crate::fabric::{
     Access, CloseReason, ConnRequest, ConnectFailure, ConnectParams, Fabric, FabricError,
-    FabricEvent, MemoryRegistration, PrivateData, ProtectionDomain, QpLimits, RemoteMem, Sge,
-    SgeList, WcOp, WcStatus, WorkCompletion, WorkRequest, WrOp,
+    FabricEvent, MemoryRegistration, PdUse, PrivateData, ProtectionDomain, QpLimits, RemoteMem,
+    Sge, SgeList, WcOp, WcStatus, WorkCompletion, WorkRequest, WrOp,
 };
 use crate::ids::QpNum;
 use crate::mem::Region;
@@ -32,11 +32,15 @@ struct Node {
     mr: Arc<dyn MemoryRegistration>,
 }
 
+/// This provider has no devices.
+const ANY: PdUse<'_> =
+    PdUse::Connect { local: None, remote: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0) };
+
 impl Node {
     fn new(options: IwarpOptions) -> Self {
         let ring = Ring::new(256).unwrap();
         let mut fabric = IwarpFabric::new(&ring, IwarpShared::new(), options);
-        let pd = fabric.alloc_pd().unwrap();
+        let pd = fabric.alloc_pd(ANY).unwrap();
         let region = Region::new(8 << 20).unwrap();
         let access = Access { local_write: true, remote_write: true, remote_read: true };
         let mr = pd.register(&region, access).unwrap();
@@ -559,7 +563,7 @@ fn a_request_can_be_accepted_on_another_core() {
     let mut server = Node::new(IwarpOptions::default());
     server.fabric = IwarpFabric::new(&server.ring, Arc::clone(&shared), IwarpOptions::default());
     let address = server.fabric.listen("127.0.0.1:0".parse().unwrap()).unwrap();
-    let pd = server.fabric.alloc_pd().unwrap();
+    let pd = server.fabric.alloc_pd(ANY).unwrap();
     let region = Region::new(1 << 20).unwrap();
     let mr = pd.register(&region, Access::REMOTE_WRITE).unwrap();
     let qp = client.connect(address, BOUND);
