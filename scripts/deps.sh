@@ -5,17 +5,23 @@
 #
 # Exit or return: 0 all there, 1 something is missing and could not be installed; says what.
 
-# command:package, one for each program a script or test calls.
+# command:package, one for each program a script, test or build calls; where a package brings no
+# program, a file of it (an absolute path, patterns allowed) stands for the command.
 RTRS_DEPS=(
     cc:gcc
+    clang:clang
     curl:curl
     e2fsck:e2fsprogs
     mkfs.ext4:e2fsprogs
     fio:fio
+    '/usr/include/infiniband/verbs.h:libibverbs-dev'
+    '/usr/include/rdma/rdma_cma.h:librdmacm-dev'
+    '/usr/lib/llvm-*/lib/libclang.so:libclang-dev'
     nbdcopy:libnbd-bin
     nbdinfo:libnbd-bin
     nbd-server:nbd-server
     nbdkit:nbdkit
+    pkg-config:pkg-config
     python3:python3
     qemu-img:qemu-utils
     qemu-io:qemu-utils
@@ -25,10 +31,17 @@ RTRS_DEPS=(
 
 deps_say() { printf 'deps: %s\n' "$*" >&2; }
 
+deps_has() { # command or file pattern
+    case "$1" in
+        /*) compgen -G "$1" >/dev/null ;;
+        *) command -v "$1" >/dev/null 2>&1 ;;
+    esac
+}
+
 deps_missing_packages() {
     local pair
     for pair in "${RTRS_DEPS[@]}"; do
-        command -v "${pair%%:*}" >/dev/null 2>&1 || printf '%s\n' "${pair#*:}"
+        deps_has "${pair%%:*}" || printf '%s\n' "${pair#*:}"
     done | sort -u
 }
 

@@ -18,6 +18,8 @@ pub mod prng;
 pub mod proto;
 #[allow(unsafe_code)]
 pub mod rt;
+#[cfg(any(test, feature = "test-util"))]
+pub mod skip;
 pub mod status;
 pub mod time;
 pub mod wire;

@@ -27,6 +27,12 @@ pub const MAX_HDR_SIZE: u32 = 4096;
 pub const IMM_PAYLOAD_BITS: u32 = 28;
 /// Connections of one path that a server takes at most.
 pub const CONNS_PER_PATH_MAX: u16 = 4096;
+/// Bytes that buffers of one path's connections may take at a server, besides the chunks.
+pub const CONNECTION_BUFFERS_MAX: u64 = 32 << 20;
+/// Bytes of the buffers of one connection over TCP.
+pub const TCP_CONNECTION_BUFFERS: u64 = 128 << 10;
+/// Connections of one path over TCP that a server takes at most.
+pub const TCP_CONNS_PER_PATH_MAX: u16 = (CONNECTION_BUFFERS_MAX / TCP_CONNECTION_BUFFERS) as u16;
 /// Paths of one session that a server takes at most.
 pub const PATHS_PER_SESSION_MAX: usize = 128;
 /// Segments of one read or write of the kernel's client, 4 KiB each.
@@ -47,6 +53,7 @@ pub const SECTOR_SIZE: u32 = 512;
 /// The pool of a path, in bytes, stays below this: clients sum it in 32 bits.
 const POOL_SIZE_END: u64 = 1 << 32;
 
+const _: () = assert!(CONNECTION_BUFFERS_MAX / TCP_CONNECTION_BUFFERS == 256);
 const _: () = assert!(CHUNK_SIZE_DEFAULT.is_power_of_two());
 const _: () = assert!(CHUNK_SIZE_MIN.is_power_of_two() && CHUNK_SIZE_MIN > MAX_HDR_SIZE);
 const _: () = assert!(CHUNK_SIZE_DEFAULT - MAX_HDR_SIZE == 126_976);

@@ -30,12 +30,20 @@ pub enum Scheme {
     Rdma,
 }
 
-impl fmt::Display for Scheme {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl Scheme {
+    /// The word before `://`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
             Self::Tcp => "tcp",
             Self::Rdma => "rdma",
-        })
+        }
+    }
+}
+
+impl fmt::Display for Scheme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 

@@ -27,8 +27,11 @@
 pub mod conformance;
 pub mod error;
 pub mod iwarp;
+pub mod rdma;
 #[cfg(any(test, feature = "test-util"))]
 pub mod sim;
+#[cfg(feature = "verbs")]
+pub mod verbs;
 pub mod work;
 
 use std::any::Any;
@@ -134,7 +137,9 @@ pub trait Window: Send + Sync + fmt::Debug {
 pub enum BindResult {
     /// It is in force now, no completion follows. The key is the new one (bind) or the dead one.
     Done(Rkey),
-    /// It is in force when the `Bind` completion with the given `wr_id` arrives.
+    /// It is in force when the `Bind` completion with the given `wr_id` arrives, and before
+    /// anything posted on the same queue pair after it begins, as work requests of one queue pair
+    /// take effect in order: a message that tells the key may follow at once.
     Pending(Rkey),
 }
 
@@ -268,6 +273,17 @@ pub trait Fabric: fmt::Debug {
     /// The scheme of its addresses: `tcp`, `rdma`, `sim`.
     fn scheme(&self) -> &'static str;
 
+    /// True when registered memory is taken from the system at once, as by devices that pin it,
+    /// so that registering much of it may well be refused (RLIMIT_MEMLOCK).
+    fn pins_memory(&self) -> bool {
+        false
+    }
+
+    /// Bytes of memory a peer can make us hold with each connection, besides what is registered.
+    fn connection_bytes(&self) -> u64 {
+        0
+    }
+
     /// A new protection domain on the device that the connection uses.
     ///
     /// # Errors
@@ -389,4 +405,17 @@ pub struct FabricCounters {
     pub receives: u64,
     /// Frames dropped for a wrong checksum (each ends its connection).
     pub crc_errors: u64,
+}
+
+impl FabricCounters {
+    /// Adds what another provider, or the same on another core, did.
+    pub const fn add(&mut self, other: &Self) {
+        self.bytes_sent += other.bytes_sent;
+        self.bytes_received += other.bytes_received;
+        self.bytes_direct += other.bytes_direct;
+        self.bytes_copied += other.bytes_copied;
+        self.sends += other.sends;
+        self.receives += other.receives;
+        self.crc_errors += other.crc_errors;
+    }
 }

@@ -11,6 +11,9 @@ mod ring;
 pub use affinity::{allowed_cpus, pin_plan, pin_to};
 pub use clock::Clock;
 pub use mailbox::{Inbox, Mailbox, Sender, mailbox};
-pub use process::become_daemon;
+pub use process::{
+    Privileges, become_daemon, become_io_flusher, lock_memory, page_size, privileges,
+    refuse_oom_kill,
+};
 pub use reactor::{PollPolicy, ReactorStats, Shard, run};
 pub use ring::{Completed, Fd, Op, OpId, Port, Ring};

@@ -299,14 +299,17 @@ impl<'h> Bench<'h> {
 
     pub(super) fn pd(&mut self, side: Side) -> Arc<dyn ProtectionDomain> {
         let remote = self.harness.listen_address();
-        self.fabric(side)
-            .alloc_pd(PdUse::Connect { local: None, remote })
-            .expect("a protection domain")
+        let local = match side {
+            Side::B => self.harness.source_address(),
+            Side::A | Side::SecondA => Some(remote.ip()),
+        };
+        let pd = self.fabric(side).alloc_pd(PdUse::Connect { local, remote });
+        pd.expect("a protection domain")
     }
 
     pub(super) fn params(&self, remote: SocketAddr) -> ConnectParams {
         ConnectParams {
-            local: None,
+            local: self.harness.source_address(),
             remote,
             private_data: PrivateData::EMPTY,
             limits: LIMITS,

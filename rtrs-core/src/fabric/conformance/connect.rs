@@ -1,6 +1,6 @@
 //! Cases about connections that come about, and attempts that do not.
 
-use super::{Bench, Pair, SEND, Side};
+use super::{Bench, Pair, SEND, Side, skip};
 use crate::fabric::{
     Access, CloseReason, ConnectFailure, FabricError, FabricEvent, PRIVATE_DATA_MAX, PrivateData,
     SgeList, WcStatus, WrOp,
@@ -74,7 +74,7 @@ pub(super) fn refused_connect_fails(bench: &mut Bench<'_>) {
 
 pub(super) fn connect_times_out(bench: &mut Bench<'_>) {
     let Some(address) = bench.harness.silent_address() else {
-        eprintln!("skipped: the harness has no address at which nobody answers");
+        skip("the harness has no address at which nobody answers");
         return;
     };
     let pd = bench.pd(Side::B);
@@ -161,7 +161,7 @@ pub(super) fn many_queue_pairs(bench: &mut Bench<'_>) {
 
 pub(super) fn request_goes_to_another_core(bench: &mut Bench<'_>) {
     if bench.harness.fabric(Side::SecondA).is_none() {
-        eprintln!("skipped: the harness has one core on the listening end");
+        skip("the harness has one core on the listening end");
         return;
     }
     let address = bench.listen();

@@ -1,7 +1,8 @@
 //! Cases about connections that end: what is flushed, what is still sent, what comes last.
 
 use super::{Bench, Pair, Port, SEND, Side, write_to};
-use crate::fabric::{Access, CloseReason, FabricError, SgeList, WcStatus, WrOp};
+use crate::fabric::{Access, CloseReason, FabricError, RemoteMem, SgeList, WcStatus, WrOp};
+use crate::ids::Rkey;
 
 pub(super) fn missing_receive_ends_the_connection(bench: &mut Bench<'_>) {
     let pair = bench.pair();
@@ -10,6 +11,10 @@ pub(super) fn missing_receive_ends_the_connection(bench: &mut Bench<'_>) {
     let write = bench.post(&pair.b, write_to(target.remote(0)), SgeList::EMPTY);
     bench.good(&pair.b, write);
     bench.alive(&pair);
+    if bench.harness.waits_for_receives() {
+        messages_wait_for_receives(bench, &pair, target.remote(0));
+        return;
+    }
     bench.post(&pair.b, SEND, SgeList::EMPTY);
     bench.refused(&pair.b, &pair.a);
     // The same for an immediate.
@@ -19,6 +24,24 @@ pub(super) fn missing_receive_ends_the_connection(bench: &mut Bench<'_>) {
     let op = WrOp::RdmaWrite { remote: target.remote(0), imm: Some(1) };
     bench.post(&pair.b, op, SgeList::EMPTY);
     bench.refused(&pair.b, &pair.a);
+}
+
+/// Nothing completes before there is a receive; then the messages arrive in their order.
+fn messages_wait_for_receives(bench: &mut Bench<'_>, pair: &Pair, remote: RemoteMem) {
+    let send = bench.post(&pair.b, SEND, SgeList::EMPTY);
+    let op = WrOp::RdmaWrite { remote, imm: Some(1) };
+    let write = bench.post(&pair.b, op, SgeList::EMPTY);
+    bench.settle();
+    assert!(bench.completions(&pair.b).is_empty(), "acknowledged without a receive");
+    let recv = bench.recv(&pair.a, None);
+    assert_eq!(bench.good(&pair.a, recv).imm, None);
+    bench.good(&pair.b, send);
+    bench.settle();
+    assert!(bench.completions(&pair.b).is_empty(), "acknowledged without a receive");
+    let recv = bench.recv(&pair.a, None);
+    assert_eq!(bench.good(&pair.a, recv).imm, Some(1));
+    bench.good(&pair.b, write);
+    bench.alive(pair);
 }
 
 /// Every one of these completed as flushed.
@@ -167,7 +190,10 @@ pub(super) fn other_queue_pairs_live_on(bench: &mut Bench<'_>) {
     let address = bench.listen();
     let (pd_a, pd_b) = (bench.pd(Side::A), bench.pd(Side::B));
     let pairs: Vec<Pair> = (0..4).map(|_| bench.pair_at(address, &pd_a, &pd_b)).collect();
-    bench.post(&pairs[0].b, SEND, SgeList::EMPTY);
+    let target = bench.memory(&pairs[0].a, 4096, Access::REMOTE_WRITE, 0);
+    let source = bench.source(&pairs[0].b, 4096);
+    let wrong = target.with_key(0, Rkey(target.0.rkey().0 ^ 1));
+    bench.post(&pairs[0].b, write_to(wrong), SgeList::one(source.sge(0, 10)));
     bench.refused(&pairs[0].b, &pairs[0].a);
     bench.abort(&pairs[1].a);
     bench.closed(&pairs[1].b);

@@ -17,7 +17,8 @@ mod ending;
 mod memory;
 mod transfer;
 
-use std::net::SocketAddr;
+use std::io::Write;
+use std::net::{IpAddr, SocketAddr};
 
 pub use bench::Bench;
 use bench::{LIMITS, Memory, Pair, Port, SEND, read_from, write_to};
@@ -60,6 +61,24 @@ pub trait Harness {
 
     /// An address at which nobody answers, if the harness has one.
     fn silent_address(&mut self) -> Option<SocketAddr>;
+
+    /// The address `B` connects from, if not the system's choice.
+    fn source_address(&self) -> Option<IpAddr> {
+        None
+    }
+
+    /// True when a message for which no receive is posted waits for one, as the reliable
+    /// connections of verbs do; else it ends the connection.
+    fn waits_for_receives(&self) -> bool {
+        false
+    }
+
+    /// Why a case cannot run here: a known limit of the transport, or want of it. The case is
+    /// then skipped aloud and counted as skipped. The harness has no fabric when it says so for
+    /// every case.
+    fn skips(&self, _case: &str) -> Option<String> {
+        None
+    }
 
     /// How long the suite waits for something that must happen.
     fn patience(&self) -> Duration {
@@ -162,9 +181,29 @@ pub const CASES: &[(&str, Case)] = fabric_conformance!(@list @table ());
 pub fn run_named(name: &str, harness: &mut dyn Harness) {
     let found = CASES.iter().find(|(n, _)| *n == name);
     let (_, case) = found.unwrap_or_else(|| panic!("no case named {name}"));
+    if let Some(reason) = harness.skips(name) {
+        skip(&reason);
+        return;
+    }
     let mut bench = Bench::new(harness);
     case(&mut bench);
     bench.settle();
+}
+
+/// Says aloud that the current test is skipped and why: past the test runner's capture, and into
+/// the file that `RTRS_SKIP_FILE` names, where `scripts/test.sh` counts it.
+///
+/// # Panics
+/// When that file cannot be written.
+pub fn skip(reason: &str) {
+    let thread = std::thread::current();
+    let line = format!("SKIP {}: {reason}\n", thread.name().unwrap_or("test"));
+    // Nothing can be done if stderr is gone.
+    let _ = std::io::stderr().write_all(line.as_bytes());
+    if let Some(path) = std::env::var_os("RTRS_SKIP_FILE") {
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
+        file.and_then(|mut file| file.write_all(line.as_bytes())).expect("note the skip");
+    }
 }
 
 /// Runs every case, each on a fresh harness.

@@ -48,6 +48,7 @@ use crate::fabric::{
     WorkRequest,
 };
 use crate::ids::{QpNum, Rkey};
+use crate::limits::TCP_CONNECTION_BUFFERS;
 use crate::mem::{MemSlice, Region};
 use crate::rt::{Fd, Port, Ring};
 use crate::time::{Duration, Instant, earliest};
@@ -323,6 +324,10 @@ impl IwarpFabric {
 impl Fabric for IwarpFabric {
     fn scheme(&self) -> &'static str {
         "tcp"
+    }
+
+    fn connection_bytes(&self) -> u64 {
+        TCP_CONNECTION_BUFFERS
     }
 
     fn alloc_pd(&mut self, _of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError> {

@@ -23,6 +23,7 @@ use crate::fabric::{
     CloseReason, FabricError, QpLimits, Sge, WcOp, WcStatus, WorkCompletion, WorkRequest, WrOp,
 };
 use crate::ids::QpNum;
+use crate::limits::TCP_CONNECTION_BUFFERS;
 use crate::mem::{MemSlice, Region};
 
 /// Bytes of receive staging: one whole frame of the largest size and some of the next.
@@ -31,6 +32,7 @@ pub(super) const RX_STAGE: usize = 80 << 10;
 pub(super) const TX_STAGE: usize = 48 << 10;
 
 const _: () = assert!(RX_STAGE >= FPDU_MAX + 4096);
+const _: () = assert!((RX_STAGE + TX_STAGE) as u64 == TCP_CONNECTION_BUFFERS);
 
 /// A posted receive.
 #[derive(Debug)]

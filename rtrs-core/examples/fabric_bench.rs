@@ -1,10 +1,12 @@
-//! How fast the `tcp` provider is between two threads over loopback.
+//! How fast a provider is between two threads: `tcp` over loopback, `rdma` over a device.
 //!
 //! One thread writes `size` bytes with an immediate, `depth` at a time; the other answers each
 //! with an empty write with immediate. Usage:
-//! `iwarp_bench [size] [depth] [seconds] [connections] [nocrc]`
+//! `fabric_bench [tcp|rdma:LISTEN[@SOURCE]] [size] [depth] [seconds] [connections] [nocrc]`,
+//! with the addresses of RDMA devices, e.g. `rdma:10.0.0.2@10.0.0.1`.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc;
 
@@ -21,7 +23,7 @@ use rtrs_core::time::{Duration, Instant};
 const NOWHERE: RemoteMem = RemoteMem { addr: 0, rkey: Rkey(0) };
 
 struct Side {
-    fabric: IwarpFabric,
+    fabric: Box<dyn Fabric>,
     registration: Arc<dyn MemoryRegistration>,
     /// None on the answering side.
     target: Option<RemoteMem>,
@@ -128,14 +130,60 @@ struct Plan {
     depth: usize,
     seconds: u64,
     connections: usize,
-    options: IwarpOptions,
+    carrier: Carrier,
+}
+
+#[derive(Clone)]
+enum Carrier {
+    Tcp(IwarpOptions),
+    #[cfg(feature = "verbs")]
+    Rdma {
+        listen: IpAddr,
+        source: Option<IpAddr>,
+    },
+}
+
+impl Carrier {
+    fn listen(&self) -> IpAddr {
+        match self {
+            Self::Tcp(_) => [127, 0, 0, 1].into(),
+            #[cfg(feature = "verbs")]
+            Self::Rdma { listen, .. } => *listen,
+        }
+    }
+
+    fn source(&self) -> Option<IpAddr> {
+        match self {
+            Self::Tcp(_) => None,
+            #[cfg(feature = "verbs")]
+            Self::Rdma { source, .. } => *source,
+        }
+    }
+
+    fn fabric(&self, ring: &Rc<Ring>) -> Box<dyn Fabric> {
+        match self {
+            Self::Tcp(options) => {
+                Box::new(IwarpFabric::new(ring, IwarpShared::new(), options.clone()))
+            }
+            #[cfg(feature = "verbs")]
+            Self::Rdma { .. } => {
+                use rtrs_core::fabric::verbs::{VerbsFabric, VerbsOptions, VerbsShared};
+                let shared = VerbsShared::open().unwrap_or_else(|e| panic!("{e}"));
+                Box::new(VerbsFabric::new(ring, shared, VerbsOptions::default()).expect("a fabric"))
+            }
+        }
+    }
 }
 
 fn side(plan: &Plan, meet: Result<(SocketAddr, RemoteMem), mpsc::Sender<(SocketAddr, RemoteMem)>>) {
     let ring = Ring::new(256).expect("ring");
-    let mut fabric = IwarpFabric::new(&ring, IwarpShared::new(), plan.options.clone());
-    let anywhere = "127.0.0.1:0".parse().expect("an address");
-    let pd = fabric.alloc_pd(PdUse::Connect { local: None, remote: anywhere }).expect("pd");
+    let mut fabric = plan.carrier.fabric(&ring);
+    let listen = SocketAddr::new(plan.carrier.listen(), 0);
+    let local = match &meet {
+        Ok(_) => plan.carrier.source(),
+        Err(_) => Some(listen.ip()),
+    };
+    let pd = fabric.alloc_pd(PdUse::Connect { local, remote: listen }).expect("pd");
     let region = Region::new(plan.size * plan.depth).expect("memory");
     region.fill(0, region.len(), 1);
     let registration = pd.register(&region, Access::REMOTE_WRITE).expect("register");
@@ -155,8 +203,7 @@ fn side(plan: &Plan, meet: Result<(SocketAddr, RemoteMem), mpsc::Sender<(SocketA
     };
     match meet {
         Err(tell) => {
-            let any = "127.0.0.1:0".parse().expect("address");
-            let address = side.fabric.listen(any).expect("listen");
+            let address = side.fabric.listen(listen).expect("listen");
             let base = side.registration.base();
             tell.send((address, RemoteMem { addr: base, rkey: side.registration.rkey() }))
                 .expect("the other side waits");
@@ -164,7 +211,7 @@ fn side(plan: &Plan, meet: Result<(SocketAddr, RemoteMem), mpsc::Sender<(SocketA
         Ok((remote, target)) => {
             side.target = Some(target);
             let params = ConnectParams {
-                local: None,
+                local,
                 remote,
                 private_data: PrivateData::EMPTY,
                 limits: side.limits(),
@@ -191,7 +238,21 @@ fn side(plan: &Plan, meet: Result<(SocketAddr, RemoteMem), mpsc::Sender<(SocketA
 }
 
 fn main() {
-    let args: Vec<String> = std::env::args().skip(1).collect();
+    let mut args: Vec<String> = std::env::args().skip(1).collect();
+    let crc = !args.iter().any(|a| a == "nocrc");
+    let mut carrier = Carrier::Tcp(IwarpOptions { crc, ..IwarpOptions::default() });
+    match args.first().map(String::as_str) {
+        Some("tcp") => drop(args.remove(0)),
+        #[cfg(feature = "verbs")]
+        Some(first) if first.starts_with("rdma:") => {
+            let mut ips =
+                first["rdma:".len()..].split('@').map(|ip| ip.parse().expect("an address"));
+            let listen = ips.next().expect("an address");
+            carrier = Carrier::Rdma { listen, source: ips.next() };
+            args.remove(0);
+        }
+        _ => {}
+    }
     let number =
         |at: usize, default: usize| args.get(at).and_then(|a| a.parse().ok()).unwrap_or(default);
     let plan = Plan {
@@ -199,10 +260,7 @@ fn main() {
         depth: number(1, 32),
         seconds: number(2, 3) as u64,
         connections: number(3, 1),
-        options: IwarpOptions {
-            crc: !args.iter().any(|a| a == "nocrc"),
-            ..IwarpOptions::default()
-        },
+        carrier,
     };
     let (tell, told) = mpsc::channel();
     let server = {

@@ -1,0 +1,126 @@
+//! What ends a command: the error type of both daemons.
+//!
+//! Owns [`CommandError`]: a kind to match on, a sentence for people, and the cause underneath. A
+//! binary prints the whole [`Chain`] and takes its exit code from the kind. Each daemon names its
+//! own kinds by [`ErrorClass`].
+
+use std::error::Error as StdError;
+use std::fmt;
+
+/// The kinds of errors of one daemon.
+pub trait ErrorClass: Copy + fmt::Debug + Send + Sync + 'static {
+    /// Flags or keys that are wrong by themselves.
+    const USAGE: Self;
+    /// A configuration file with wrong contents.
+    const CONFIG: Self;
+    /// A configuration file that cannot be read.
+    const CONFIG_FILE: Self;
+
+    /// The process's exit code.
+    fn exit_code(self) -> u8;
+}
+
+/// An error of a command, with its kind and cause.
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
+pub struct CommandError<K: ErrorClass> {
+    kind: K,
+    text: String,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+impl<K: ErrorClass> CommandError<K> {
+    /// An error without a further cause.
+    #[must_use]
+    pub fn new(kind: K, text: impl Into<String>) -> Self {
+        Self { kind, text: text.into(), source: None }
+    }
+
+    /// An error with the error that caused it.
+    #[must_use]
+    pub fn with_source(
+        kind: K,
+        text: impl Into<String>,
+        source: impl StdError + Send + Sync + 'static,
+    ) -> Self {
+        Self { kind, text: text.into(), source: Some(Box::new(source)) }
+    }
+
+    /// The kind.
+    #[must_use]
+    pub const fn kind(&self) -> K {
+        self.kind
+    }
+
+    /// The process's exit code.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        self.kind.exit_code()
+    }
+
+    /// The error and its causes on one line.
+    #[must_use]
+    pub fn chain(&self) -> Chain<'_> {
+        Chain(self)
+    }
+}
+
+/// Prints an error and its causes, joined by colons. See [`CommandError::chain`].
+#[derive(Debug)]
+pub struct Chain<'a>(&'a (dyn StdError + 'static));
+
+impl fmt::Display for Chain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut said = self.0.to_string();
+        f.write_str(&said)?;
+        let mut source = self.0.source();
+        while let Some(error) = source {
+            let text = error.to_string();
+            // Some errors say their cause themselves.
+            if !said.ends_with(&text) {
+                write!(f, ": {text}")?;
+            }
+            said = text;
+            source = error.source();
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Kind {
+        Usage,
+        Config,
+        File,
+    }
+
+    impl ErrorClass for Kind {
+        const USAGE: Self = Self::Usage;
+        const CONFIG: Self = Self::Config;
+        const CONFIG_FILE: Self = Self::File;
+
+        fn exit_code(self) -> u8 {
+            if self == Self::File { 1 } else { 2 }
+        }
+    }
+
+    type Error = CommandError<Kind>;
+
+    #[test]
+    fn causes_are_said_once() {
+        let error =
+            Error::with_source(Kind::File, "cannot open /x", std::io::Error::from_raw_os_error(13));
+        assert_eq!((error.kind(), error.exit_code()), (Kind::File, 1));
+        let text = error.chain().to_string();
+        assert!(text.starts_with("cannot open /x: Permission denied"), "{text}");
+        // A cause that is in the text already is not said again.
+        let cause = || std::io::Error::other("the disk is gone");
+        let error = Error::with_source(Kind::Usage, format!("no IO: {}", cause()), cause());
+        assert_eq!(error.chain().to_string(), "no IO: the disk is gone");
+        assert_eq!(error.exit_code(), 2);
+    }
+}

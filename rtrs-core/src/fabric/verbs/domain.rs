@@ -1,0 +1,154 @@
+//! Protection domains, registrations and windows as the fabric knows them.
+
+use std::any::Any;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use super::regions::Regions;
+use super::remedy;
+use super::sys::{Context, Mr, Mw, Pd};
+use crate::fabric::{Access, FabricError, MemoryRegistration, ProtectionDomain, Window};
+use crate::ids::Rkey;
+use crate::mem::{MemSlice, Region};
+
+/// A domain on a device.
+#[derive(Debug)]
+pub(super) struct VerbsPd {
+    pub(super) pd: Arc<Pd>,
+    /// Unique in the process.
+    pub(super) id: u32,
+    regions: Arc<Regions>,
+    /// What is registered in it, by local key, for windows to find their registration.
+    registered: Mutex<Vec<(u32, Weak<Mr>, Access)>>,
+}
+
+#[derive(Debug)]
+struct VerbsMr {
+    mr: Arc<Mr>,
+    pd: u32,
+    regions: Arc<Regions>,
+}
+
+/// A window with what may be done through it.
+#[derive(Debug)]
+pub(super) struct VerbsWindow {
+    pub(super) mw: Arc<Mw>,
+    /// What the registration allows us.
+    local_write: bool,
+}
+
+impl VerbsPd {
+    pub(super) fn new(
+        context: &Arc<Context>,
+        id: u32,
+        regions: &Arc<Regions>,
+    ) -> Result<Self, FabricError> {
+        let pd = Pd::new(context).map_err(|e| {
+            FabricError::system(format!("cannot make a protection domain on {}", context.name()), e)
+        })?;
+        Ok(Self {
+            pd: Arc::new(pd),
+            id,
+            regions: Arc::clone(regions),
+            registered: Mutex::new(Vec::new()),
+        })
+    }
+
+    pub(super) fn context(&self) -> &Arc<Context> {
+        self.pd.context()
+    }
+
+    fn find(&self, parent: &Arc<dyn MemoryRegistration>) -> Option<(Arc<Mr>, Access)> {
+        let registered = self.registered.lock();
+        registered.iter().filter(|(lkey, _, _)| *lkey == parent.lkey()).find_map(|entry| {
+            let mr = entry.1.upgrade()?;
+            Arc::ptr_eq(mr.region(), parent.region()).then_some((mr, entry.2))
+        })
+    }
+}
+
+impl ProtectionDomain for VerbsPd {
+    fn register(
+        &self,
+        region: &Arc<Region>,
+        access: Access,
+    ) -> Result<Arc<dyn MemoryRegistration>, FabricError> {
+        let mr = Mr::new(&self.pd, region, access)
+            .map_err(|e| remedy::registration(self.context().name(), region.len(), e))?;
+        let mr = Arc::new(mr);
+        let mut registered = self.registered.lock();
+        registered.retain(|(_, mr, _)| mr.strong_count() > 0);
+        registered.push((mr.lkey(), Arc::downgrade(&mr), access));
+        drop(registered);
+        self.regions.add(self.id, mr.lkey(), region.id(), access);
+        Ok(Arc::new(VerbsMr { mr, pd: self.id, regions: Arc::clone(&self.regions) }))
+    }
+
+    fn window(&self, parent: &Arc<dyn MemoryRegistration>) -> Result<Arc<dyn Window>, FabricError> {
+        let name = self.context().name();
+        if !self.context().limits().windows {
+            return Err(remedy::no_windows(name));
+        }
+        let (mr, access) = self.find(parent).ok_or(FabricError::LocalMemory)?;
+        let mw = Mw::new(&mr).map_err(|e| {
+            FabricError::system(format!("{name} gives no further memory window"), e)
+        })?;
+        Ok(Arc::new(VerbsWindow { mw: Arc::new(mw), local_write: access.local_write }))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl MemoryRegistration for VerbsMr {
+    fn lkey(&self) -> u32 {
+        self.mr.lkey()
+    }
+
+    fn rkey(&self) -> Rkey {
+        Rkey(self.mr.rkey())
+    }
+
+    fn base(&self) -> u64 {
+        self.mr.base()
+    }
+
+    fn region(&self) -> &Arc<Region> {
+        self.mr.region()
+    }
+}
+
+impl Drop for VerbsMr {
+    fn drop(&mut self) {
+        // The key first: once the device has freed it, it may give it out again.
+        self.regions.remove(self.pd, self.mr.lkey());
+    }
+}
+
+impl VerbsWindow {
+    /// Checks that the window may be bound to `slice` on a queue pair of `pd`.
+    pub(super) fn check(
+        &self,
+        pd: &Arc<Pd>,
+        slice: Option<(&MemSlice, Access)>,
+    ) -> Result<(), FabricError> {
+        let good = Arc::ptr_eq(self.mw.pd(), pd)
+            && slice.is_none_or(|(slice, access)| {
+                slice.region().id() == self.mw.mr().region().id()
+                    && (self.local_write || !access.remote_write)
+            });
+        if good { Ok(()) } else { Err(FabricError::LocalMemory) }
+    }
+}
+
+impl Window for VerbsWindow {
+    fn rkey(&self) -> Rkey {
+        Rkey(self.mw.key())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

@@ -1,0 +1,177 @@
+//! The RDMA devices of this host, as the kernel lists them under /sys/class/infiniband.
+
+use std::fs;
+use std::io;
+use std::net::{IpAddr, Ipv6Addr};
+use std::path::Path;
+
+use super::remedy::CLASS;
+use super::sys::probe;
+use crate::fabric::FabricError;
+
+/// What carries an RDMA device's packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub enum Transport {
+    /// RDMA over converged Ethernet, in hardware or software (rdma_rxe).
+    RoCE,
+    /// InfiniBand.
+    InfiniBand,
+    /// iWARP, which has no RDMA write with immediate in verbs.
+    #[serde(rename = "iWARP")]
+    Iwarp,
+    /// Something else.
+    Other,
+}
+
+/// A port of a device.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct PortInfo {
+    /// From 1.
+    pub number: u8,
+    /// As the kernel says it, in lower case: `active`, `down`, `init`, `armed`.
+    pub state: String,
+    /// The network interface behind it, where the kernel tells.
+    pub netdev: Option<String>,
+    /// The addresses in its table of identifiers; link-local ones are left out.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// An RDMA device of this host.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct DeviceInfo {
+    /// As `rdma link` names it.
+    pub name: String,
+    /// What carries its packets.
+    pub transport: Transport,
+    /// Its ports.
+    pub ports: Vec<PortInfo>,
+    /// Whether it has memory windows of type 1, which `always_invalidate: on` needs at a server;
+    /// None when the device cannot be opened.
+    pub windows: Option<bool>,
+}
+
+/// The RDMA devices of this host, by name; an empty list when there is none.
+///
+/// # Errors
+/// `System` when the kernel's list cannot be read.
+pub fn devices() -> Result<Vec<DeviceInfo>, FabricError> {
+    let mut devices = list(Path::new(CLASS))
+        .map_err(|e| FabricError::system(format!("cannot read {CLASS}"), e))?;
+    for device in &mut devices {
+        device.windows = probe(&device.name).ok().map(|limits| limits.windows);
+    }
+    Ok(devices)
+}
+
+/// Their names; empty when they cannot be told.
+pub(super) fn names() -> Vec<String> {
+    let devices = list(Path::new(CLASS)).unwrap_or_default();
+    devices.into_iter().map(|device| device.name).collect()
+}
+
+fn word(path: &Path) -> Option<String> {
+    Some(fs::read_to_string(path).ok()?.trim().to_owned())
+}
+
+/// The entries of a directory in the order of their names.
+fn entries(path: &Path) -> Vec<String> {
+    let Ok(read) = fs::read_dir(path) else { return Vec::new() };
+    let mut names: Vec<String> =
+        read.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+fn list(class: &Path) -> io::Result<Vec<DeviceInfo>> {
+    match fs::read_dir(class) {
+        Ok(_) => {}
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => return Err(e),
+    }
+    Ok(entries(class).iter().map(|name| device(&class.join(name), name)).collect())
+}
+
+fn device(path: &Path, name: &str) -> DeviceInfo {
+    let ports_path = path.join("ports");
+    let mut ports: Vec<PortInfo> = entries(&ports_path)
+        .iter()
+        .filter_map(|number| Some(port(&ports_path.join(number), number.parse().ok()?)))
+        .collect();
+    ports.sort_by_key(|port| port.number);
+    // "4: RNIC" is iWARP; a channel adapter ("1: CA") is told by its first port's link.
+    let node = word(&path.join("node_type")).unwrap_or_default();
+    let link = word(&ports_path.join("1/link_layer")).unwrap_or_default();
+    let transport = match (node.split(':').next(), link.as_str()) {
+        (Some("4"), _) => Transport::Iwarp,
+        (Some("1"), "Ethernet") => Transport::RoCE,
+        (Some("1"), "InfiniBand") => Transport::InfiniBand,
+        _ => Transport::Other,
+    };
+    DeviceInfo { name: name.to_owned(), transport, ports, windows: None }
+}
+
+fn port(path: &Path, number: u8) -> PortInfo {
+    // "4: ACTIVE".
+    let state = word(&path.join("state")).unwrap_or_default();
+    let state = state.rsplit(' ').next().unwrap_or_default().to_lowercase();
+    let mut addresses = Vec::new();
+    for index in entries(&path.join("gids")) {
+        if let Some(gid) = word(&path.join("gids").join(index))
+            && let Some(address) = address_of(&gid)
+            && !addresses.contains(&address)
+        {
+            addresses.push(address);
+        }
+    }
+    PortInfo { number, state, netdev: word(&path.join("gid_attrs/ndevs/0")), addresses }
+}
+
+/// The IP address a global identifier stands for: RoCE maps IPv4 ones, IPv6 ones are themselves.
+fn address_of(gid: &str) -> Option<IpAddr> {
+    let address: Ipv6Addr = gid.parse().ok()?;
+    if address.is_unspecified() || address.is_unicast_link_local() {
+        return None;
+    }
+    Some(address.to_ipv4_mapped().map_or(IpAddr::V6(address), IpAddr::V4))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_list_is_read() {
+        let root = std::env::temp_dir().join(format!("rtrs-verbs-info-{}", std::process::id()));
+        let make = |path: &str, text: &str| {
+            let path = root.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        make("rxe1/node_type", "1: CA\n");
+        make("rxe1/ports/1/state", "4: ACTIVE\n");
+        make("rxe1/ports/1/link_layer", "Ethernet\n");
+        make("rxe1/ports/1/gids/0", "fe80:0000:0000:0000:0203:04ff:fe05:0607\n");
+        make("rxe1/ports/1/gids/1", "0000:0000:0000:0000:0000:ffff:0a00:0001\n");
+        make("rxe1/ports/1/gids/2", "0000:0000:0000:0000:0000:0000:0000:0000\n");
+        make("rxe1/ports/1/gid_attrs/ndevs/0", "eth0\n");
+        make("iw0/node_type", "4: RNIC\n");
+        make("iw0/ports/1/state", "1: DOWN\n");
+        make("ib0/node_type", "1: CA\n");
+        make("ib0/ports/1/link_layer", "InfiniBand\n");
+        let found = list(&root).unwrap();
+        fs::remove_dir_all(&root).unwrap();
+        let names: Vec<&str> = found.iter().map(|device| device.name.as_str()).collect();
+        assert_eq!(names, ["ib0", "iw0", "rxe1"]);
+        assert_eq!(found[0].transport, Transport::InfiniBand);
+        assert_eq!(
+            (found[1].transport, found[1].ports[0].state.as_str()),
+            (Transport::Iwarp, "down")
+        );
+        let rxe = &found[2];
+        assert_eq!(rxe.transport, Transport::RoCE);
+        let port = &rxe.ports[0];
+        assert_eq!((port.state.as_str(), port.netdev.as_deref()), ("active", Some("eth0")));
+        assert_eq!(port.addresses, [IpAddr::from([10, 0, 0, 1])]);
+        assert!(list(&root).unwrap().is_empty());
+    }
+}

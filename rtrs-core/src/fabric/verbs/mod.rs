@@ -1,0 +1,925 @@
+//! The provider `rdma`: RDMA devices (InfiniBand, RoCE, soft-RoCE) through libibverbs and
+//! librdmacm.
+//!
+//! A [`VerbsFabric`] is one core's view: its event channel of the connection manager, its
+//! completion channels and queues, its queue pairs. [`VerbsShared`] is what the cores of a process
+//! share. Nothing here blocks: descriptors are polled through the core's ring, and what is posted
+//! goes to the device as one list for each queue pair with `flush`.
+//!
+//! The end of a connection is one step (`finish`): the queue pair goes to error, the completions
+//! that are there are taken, it is destroyed, and only then is the rest reported as flushed and
+//! its memory let go. So no end waits for the device, and nothing lands after `Closed`.
+//!
+//! `options.rs` · `info.rs` which devices there are · `remedy.rs` errors people see · `device.rs`
+//! what cores share, a core's queues · `domain.rs` `regions.rs` memory · `conn.rs` one connection ·
+//! `sys/` the calls, and all unsafe code.
+
+mod conn;
+mod device;
+mod domain;
+mod info;
+mod options;
+mod regions;
+mod remedy;
+#[allow(unsafe_code)]
+mod sys;
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::io;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+pub use device::VerbsShared;
+pub use info::{DeviceInfo, PortInfo, Transport, devices};
+pub use options::VerbsOptions;
+
+use self::conn::{Conn, End, Reads, Stage, Step, completion, lost};
+use self::device::{CoreDevice, Report, Watch, source_for};
+use self::domain::{VerbsPd, VerbsWindow};
+use self::regions::RegionCache;
+use self::sys::{AsyncEvent, CmEvent, CmEventKind, CmId, EventChannel, IdKey, Qp, Wc};
+use crate::fabric::{
+    Access, BindResult, CloseReason, ConnRequest, ConnectFailure, ConnectParams, Fabric,
+    FabricCounters, FabricError, FabricEvent, PRIVATE_DATA_MAX, PdUse, PrivateData,
+    ProtectionDomain, QpLimits, Sge, Window, WorkRequest, WrOp,
+};
+use crate::ids::{QpNum, Rkey};
+use crate::mem::MemSlice;
+use crate::rt::{Fd, Inbox, Port, Ring, mailbox};
+use crate::time::{Instant, earliest};
+
+/// Tokens of the ring: which descriptor became readable.
+mod token {
+    pub(super) const CM: u64 = 0;
+    /// Completion channel of the device with the index in the low half.
+    pub(super) const COMPLETIONS: u64 = 1 << 32;
+    /// Reports of that device.
+    pub(super) const REPORTS: u64 = 2 << 32;
+}
+
+/// Events of the connection manager taken in one turn.
+const CM_EVENTS_MAX: usize = 256;
+
+/// A request of a peer, in a [`ConnRequest`]. Dropped, it rejects without a word.
+#[derive(Debug)]
+struct VerbsRequest {
+    id: CmId,
+    reads: Reads,
+    _place: HalfOpen,
+}
+
+/// A place among the requests that wait for their answer.
+#[derive(Debug)]
+struct HalfOpen(Arc<AtomicU32>);
+
+impl HalfOpen {
+    fn take(count: &Arc<AtomicU32>, most: u32) -> Option<Self> {
+        if count.fetch_add(1, Ordering::Relaxed) >= most {
+            count.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        Some(Self(Arc::clone(count)))
+    }
+}
+
+impl Drop for HalfOpen {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// An event that waits to be taken. Most are completions, so those are kept small.
+#[derive(Debug)]
+enum Event {
+    Completion(crate::fabric::WorkCompletion),
+    Rare(Box<FabricEvent>),
+}
+
+impl From<FabricEvent> for Event {
+    fn from(event: FabricEvent) -> Self {
+        match event {
+            FabricEvent::Completion(wc) => Self::Completion(wc),
+            other => Self::Rare(Box::new(other)),
+        }
+    }
+}
+
+/// One core's endpoint.
+#[derive(Debug)]
+pub struct VerbsFabric {
+    /// By the low half of the queue pair's name; the high half is the slot's generation.
+    conns: Vec<Option<Box<Conn>>>,
+    generations: Vec<u16>,
+    free: Vec<u16>,
+    /// Connections by their identifier, for events.
+    by_id: HashMap<IdKey, QpNum>,
+    listeners: Vec<CmId>,
+    /// Identifiers of ended connections whose goodbye the peer has not confirmed, and until when.
+    parting: Vec<(CmId, Instant)>,
+    devices: Vec<CoreDevice>,
+    channel: Arc<EventChannel>,
+    cm: Watch,
+    inbox: Inbox<Report>,
+    core: u32,
+    shared: Arc<VerbsShared>,
+    options: VerbsOptions,
+    port: Port,
+    regions: RegionCache,
+    events: VecDeque<Event>,
+    dirty: Vec<QpNum>,
+    /// Connections to take down, and why.
+    dying: Vec<(QpNum, End)>,
+    timers: BTreeSet<(Instant, u32)>,
+    completions: Vec<Wc>,
+    counters: FabricCounters,
+    now: Instant,
+}
+
+impl VerbsFabric {
+    /// An endpoint on this core's ring.
+    ///
+    /// # Errors
+    /// `System` when the connection manager cannot be reached.
+    pub fn new(
+        ring: &Rc<Ring>,
+        shared: Arc<VerbsShared>,
+        options: VerbsOptions,
+    ) -> Result<Self, FabricError> {
+        let failed = |e| FabricError::system("cannot use the RDMA connection manager", e);
+        let channel = EventChannel::new().map_err(failed)?;
+        let cm = Watch::new(Fd::new(channel.pollable().map_err(failed)?), token::CM);
+        let (sender, mailbox) = mailbox().map_err(failed)?;
+        let inbox = mailbox.arm(ring).map_err(failed)?;
+        let core = shared.join(sender);
+        let port = ring.port();
+        let mut fabric = Self {
+            conns: Vec::new(),
+            generations: Vec::new(),
+            free: Vec::new(),
+            by_id: HashMap::new(),
+            listeners: Vec::new(),
+            parting: Vec::new(),
+            devices: Vec::new(),
+            channel,
+            cm,
+            inbox,
+            core,
+            shared,
+            options,
+            port,
+            regions: RegionCache::default(),
+            events: VecDeque::with_capacity(256),
+            dirty: Vec::with_capacity(64),
+            dying: Vec::new(),
+            timers: BTreeSet::new(),
+            completions: Vec::with_capacity(256),
+            counters: FabricCounters::default(),
+            now: Instant::ZERO,
+        };
+        fabric.cm.arm(&fabric.port);
+        Ok(fabric)
+    }
+
+    /// Connections that exist, in whatever state.
+    pub fn connections(&self) -> usize {
+        self.conns.iter().flatten().count()
+    }
+
+    fn domain<'p>(&self, pd: &'p Arc<dyn ProtectionDomain>) -> Result<&'p VerbsPd, FabricError> {
+        pd.as_any().downcast_ref::<VerbsPd>().ok_or(FabricError::LocalMemory)
+    }
+
+    fn fresh_name(&mut self) -> Result<QpNum, FabricError> {
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None => {
+                let slot = u16::try_from(self.conns.len())
+                    .map_err(|_| FabricError::Unsupported("more than 65536 connections"))?;
+                self.conns.push(None);
+                self.generations.push(0);
+                slot
+            }
+        };
+        let generation = &mut self.generations[usize::from(slot)];
+        *generation = generation.wrapping_add(1);
+        Ok(QpNum(u32::from(*generation) << 16 | u32::from(slot)))
+    }
+
+    fn forget_name(&mut self, name: QpNum) {
+        self.free.push((name.0 & 0xffff) as u16);
+    }
+
+    fn conn(&mut self, name: QpNum) -> Option<&mut Conn> {
+        let slot = (name.0 & 0xffff) as usize;
+        if u32::from(*self.generations.get(slot)?) != name.0 >> 16 {
+            return None;
+        }
+        self.conns[slot].as_deref_mut()
+    }
+
+    /// This core's part of a device.
+    fn device(&mut self, pd: &VerbsPd) -> Result<usize, FabricError> {
+        let context = pd.context();
+        if let Some(at) = self.devices.iter().position(|d| d.context().key() == context.key()) {
+            return Ok(at);
+        }
+        let at = self.devices.len();
+        let tokens = (token::COMPLETIONS | at as u64, token::REPORTS | at as u64);
+        let mut device = CoreDevice::new(context, tokens)?;
+        device.completions.arm(&self.port);
+        device.reports.arm(&self.port);
+        self.devices.push(device);
+        Ok(at)
+    }
+
+    /// A queue pair for a fresh name.
+    fn make_qp(
+        &mut self,
+        pd: &VerbsPd,
+        name: QpNum,
+        limits: QpLimits,
+    ) -> Result<(Qp, u32), FabricError> {
+        let device = pd.context().limits();
+        let (what, wanted) = if limits.send_max >= limits.recv_max {
+            ("requests in a send queue", u64::from(limits.send_max) + 1)
+        } else {
+            ("posted receives", u64::from(limits.recv_max))
+        };
+        if wanted > u64::from(device.qp_wr_max) {
+            return Err(remedy::queue_too_long(
+                pd.context().name(),
+                what,
+                wanted,
+                device.qp_wr_max,
+            ));
+        }
+        let places = limits.send_max.saturating_add(1).saturating_add(limits.recv_max);
+        let at = self.device(pd)?;
+        let cq = self.devices[at].reserve(places)?;
+        match Qp::new(&pd.pd, &cq, name, limits) {
+            Ok(qp) => Ok((qp, places)),
+            Err(e) => {
+                self.devices[at].release(&cq, places);
+                let QpLimits { send_max, recv_max } = limits;
+                Err(FabricError::system(
+                    format!(
+                        "cannot make a queue pair of {send_max} requests and {recv_max} receives \
+                         on {}",
+                        pd.context().name()
+                    ),
+                    e,
+                ))
+            }
+        }
+    }
+
+    /// Reads that we would have outstanding over a device.
+    fn reads(&self, pd: &VerbsPd) -> Reads {
+        let device = pd.context().limits();
+        let most = self.options.reads_max;
+        Reads {
+            responder: most.min(device.responder_reads_max),
+            initiator: most.min(device.initiator_reads_max),
+        }
+    }
+
+    fn insert(&mut self, conn: Conn) {
+        let name = conn.name;
+        self.by_id.insert(conn.id.key(), name);
+        self.conns[(name.0 & 0xffff) as usize] = Some(Box::new(conn));
+        self.settle(name);
+    }
+
+    /// Brings a connection's timer up to date.
+    fn settle(&mut self, name: QpNum) {
+        let Some(conn) = self.conn(name) else { return };
+        let (deadline, armed) = (conn.deadline, conn.armed);
+        if deadline == armed {
+            return;
+        }
+        conn.armed = deadline;
+        if let Some(at) = armed {
+            self.timers.remove(&(at, name.0));
+        }
+        if let Some(at) = deadline {
+            self.timers.insert((at, name.0));
+        }
+    }
+
+    fn mark(&mut self, name: QpNum) {
+        if let Some(conn) = self.conn(name)
+            && !std::mem::replace(&mut conn.dirty, true)
+        {
+            self.dirty.push(name);
+        }
+    }
+
+    fn push(&mut self, event: FabricEvent) {
+        self.events.push_back(event.into());
+    }
+
+    /// Gives everything posted on a connection to its device.
+    fn post(&mut self, name: QpNum) {
+        let Some(conn) = self.conn(name) else { return };
+        match conn.qp.post() {
+            Ok(false) => {}
+            Ok(true) => self.counters.sends += 1,
+            Err(e) => {
+                self.dying.push((name, ConnectFailure::Failed(lost(format!("cannot post: {e}")))))
+            }
+        }
+    }
+
+    /// Takes completions to their connections.
+    fn dispatch(&mut self) {
+        let mut completions = std::mem::take(&mut self.completions);
+        for wc in completions.drain(..) {
+            let slot = (wc.tag.qp.0 & 0xffff) as usize;
+            // Of a queue pair that is gone.
+            if self.generations.get(slot).is_none_or(|g| u32::from(*g) != wc.tag.qp.0 >> 16) {
+                continue;
+            }
+            let Some(conn) = self.conns[slot].as_deref_mut() else { continue };
+            self.counters.bytes_received += u64::from(wc.byte_len);
+            self.counters.bytes_direct += u64::from(wc.byte_len);
+            let events = &mut self.events;
+            let end = conn.on_completion(&wc, |event| events.push_back(event.into()));
+            if let Some(end) = end
+                && !std::mem::replace(&mut conn.dying, true)
+            {
+                self.dying.push((wc.tag.qp, end));
+            }
+        }
+        self.completions = completions;
+    }
+
+    /// All completions that are there.
+    fn drain(&mut self) {
+        for device in &mut self.devices {
+            if let Err(error) = device.take_all(&mut self.completions) {
+                tracing::error!(%error, device = device.context().name(), "cannot drain");
+            }
+        }
+        self.dispatch();
+    }
+
+    /// Takes a connection down and reports its end.
+    fn finish(&mut self, name: QpNum, end: End) {
+        let Some(conn) = self.conn(name) else { return };
+        conn.dying = true;
+        let was_in_error = conn.was_up() && conn.qp.is_in_error();
+        // Errors of these two mean that the device is gone, and the queue pair with it.
+        let _ = conn.qp.enter_error();
+        self.drain();
+        if let Some(conn) = self.conn(name) {
+            let _ = conn.qp.destroy();
+        }
+        self.drain();
+        let slot = (name.0 & 0xffff) as usize;
+        let Some(mut conn) = self.conns[slot].take() else { return };
+        let events = &mut self.events;
+        conn.qp.flush_rest(|posted| events.push_back(completion(name, posted).into()));
+        let end = conn.explain(end, was_in_error);
+        if let Some(at) = conn.armed {
+            self.timers.remove(&(at, name.0));
+        }
+        self.by_id.remove(&conn.id.key());
+        self.forget_name(name);
+        if let Some(device) =
+            self.devices.iter_mut().find(|d| d.context().key() == conn.qp.pd().context().key())
+        {
+            device.release(conn.qp.cq(), conn.places);
+        }
+        let event = match (conn.was_up(), end) {
+            (false, failure) => FabricEvent::ConnectFailed { qp: name, failure },
+            (true, ConnectFailure::Failed(reason)) => FabricEvent::Closed { qp: name, reason },
+            (true, ConnectFailure::Rejected(_)) => {
+                FabricEvent::Closed { qp: name, reason: CloseReason::Peer }
+            }
+        };
+        tracing::debug!(?event, "an RDMA connection ended");
+        self.push(event);
+        let Conn { qp, id, stage, told, .. } = *conn;
+        drop(qp);
+        let greeted = matches!(stage, Stage::Open | Stage::Draining | Stage::Answered);
+        if greeted && id.disconnect().is_ok() && !told {
+            // The kernel repeats our goodbye as long as the identifier lives.
+            self.parting.push((id, self.now + self.options.close_timeout));
+        }
+    }
+
+    /// Takes down what is to be taken down.
+    fn bury(&mut self) {
+        while let Some((name, end)) = self.dying.pop() {
+            self.finish(name, end);
+        }
+    }
+
+    fn on_cm_event(&mut self, mut event: CmEvent) {
+        if let Some(id) = event.request.take() {
+            self.on_request(id, &event);
+            return;
+        }
+        let Some(&name) = self.by_id.get(&event.id) else {
+            if !matches!(event.kind, CmEventKind::AddrChange | CmEventKind::Other) {
+                self.parting.retain(|(id, _)| id.key() != event.id);
+            }
+            if event.kind == CmEventKind::DeviceRemoval {
+                self.listeners.retain(|id| id.key() != event.id);
+            }
+            return;
+        };
+        let (now, options) = (self.now, self.options.clone());
+        let Some(conn) = self.conn(name) else { return };
+        match conn.on_event(now, &event, &options) {
+            Step::On => self.settle(name),
+            Step::Up(private_data) => {
+                self.settle(name);
+                self.push(FabricEvent::Established { qp: name, private_data });
+            }
+            Step::Over(end) => self.finish(name, end),
+        }
+    }
+
+    fn on_request(&mut self, id: CmId, event: &CmEvent) {
+        let Some(place) = HalfOpen::take(&self.shared.half_open, self.options.half_open_max) else {
+            tracing::warn!("too many RDMA connection requests wait for their answer");
+            return;
+        };
+        let (Some(peer), Some(local)) = (id.peer_address(), id.local_address()) else { return };
+        let reads = Reads { responder: event.responder_reads, initiator: event.initiator_reads };
+        self.push(FabricEvent::Request(ConnRequest {
+            private_data: event.private_data,
+            peer,
+            local,
+            inner: Box::new(VerbsRequest { id, reads, _place: place }),
+        }));
+    }
+
+    /// What a device reported, as far as it concerns this core.
+    fn on_report(&mut self, report: Report) {
+        let Some(device) = self.devices.iter().find(|d| d.context().key() == report.context) else {
+            return;
+        };
+        let device = device.context().name().to_owned();
+        for conn in self.conns.iter_mut().flatten() {
+            if conn.dying || conn.qp.pd().context().key() != report.context {
+                continue;
+            }
+            let reason = match report.what {
+                AsyncEvent::QpFailed { qp_num, what } if conn.qp.number() == qp_num => {
+                    CloseReason::Protocol(format!("{device} reports {what}"))
+                }
+                AsyncEvent::Port { number, up: false } if conn.id.port_number() == number => {
+                    CloseReason::Lost(format!("port {number} of {device} went down"))
+                }
+                AsyncEvent::DeviceFailed => {
+                    CloseReason::Lost(format!("the device {device} failed"))
+                }
+                AsyncEvent::CqFailed => {
+                    CloseReason::Lost(format!("a completion queue of {device} failed"))
+                }
+                _ => continue,
+            };
+            conn.dying = true;
+            self.dying.push((conn.name, ConnectFailure::Failed(reason)));
+        }
+    }
+
+    fn poll_ring(&mut self) -> bool {
+        let mut any = false;
+        while let Some(done) = self.port.take() {
+            any = true;
+            let at = (done.token & 0xffff_ffff) as usize;
+            match done.token & !0xffff_ffff {
+                token::CM => {
+                    self.cm.fired();
+                    self.poll_cm();
+                    self.cm.arm(&self.port);
+                }
+                token::COMPLETIONS => {
+                    let device = &mut self.devices[at];
+                    device.completions.fired();
+                    if let Err(error) = device.on_readable() {
+                        let (context, what) = (device.context().key(), AsyncEvent::DeviceFailed);
+                        tracing::error!(%error, "a completion channel failed");
+                        self.on_report(Report { context, what });
+                    } else {
+                        device.completions.arm(&self.port);
+                    }
+                }
+                _ => {
+                    let device = &mut self.devices[at];
+                    device.reports.fired();
+                    self.shared.spread(device.context());
+                    device.reports.arm(&self.port);
+                }
+            }
+        }
+        any
+    }
+
+    fn poll_cm(&mut self) {
+        for _ in 0..CM_EVENTS_MAX {
+            match self.channel.next() {
+                Ok(Some(event)) => self.on_cm_event(event),
+                Ok(None) => break,
+                Err(error) => {
+                    tracing::error!(%error, "the RDMA connection manager cannot be read");
+                    break;
+                }
+            }
+        }
+    }
+
+    fn poll_completions(&mut self) -> bool {
+        let mut any = false;
+        for at in 0..self.devices.len() {
+            match self.devices[at].take(&mut self.completions) {
+                Ok(false) => {}
+                Ok(true) => {
+                    any = true;
+                    self.counters.receives += 1;
+                }
+                Err(error) => {
+                    let context = self.devices[at].context().key();
+                    tracing::error!(%error, "a completion queue failed");
+                    self.on_report(Report { context, what: AsyncEvent::CqFailed });
+                }
+            }
+        }
+        if any {
+            self.dispatch();
+        }
+        any
+    }
+
+    fn poll_timers(&mut self) -> bool {
+        let mut any = false;
+        while let Some((at, raw)) = self.timers.first().copied() {
+            if at > self.now {
+                break;
+            }
+            any = true;
+            self.timers.pop_first();
+            let name = QpNum(raw);
+            let Some(conn) = self.conn(name) else { continue };
+            conn.armed = None;
+            let reason = match conn.stage {
+                Stage::Draining => CloseReason::Local,
+                _ => CloseReason::TimedOut,
+            };
+            self.finish(name, ConnectFailure::Failed(reason));
+        }
+        if self.parting.iter().any(|(_, until)| *until <= self.now) {
+            let now = self.now;
+            self.parting.retain(|(_, until)| *until > now);
+        }
+        any
+    }
+
+    fn poll_inbox(&mut self) -> bool {
+        let mut any = false;
+        while let Some(report) = self.inbox.take() {
+            any = true;
+            self.on_report(report);
+            if self.inbox.is_empty() && self.inbox.prepare_sleep() {
+                break;
+            }
+        }
+        any
+    }
+
+    fn refuse_foreign(request: ConnRequest) -> Result<VerbsRequest, FabricError> {
+        let inner = request.inner.downcast::<VerbsRequest>();
+        inner
+            .map(|inner| *inner)
+            .map_err(|_| FabricError::Unsupported("connection requests of another provider"))
+    }
+}
+
+impl Fabric for VerbsFabric {
+    fn scheme(&self) -> &'static str {
+        "rdma"
+    }
+
+    fn pins_memory(&self) -> bool {
+        true
+    }
+
+    fn alloc_pd(&mut self, of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
+        let address = match of {
+            PdUse::Connect { local, remote } => {
+                let source = local.map_or_else(|| source_for(remote), Ok)?;
+                with_scope(source, scope_of(remote))
+            }
+            PdUse::Accept(request) => request.local,
+        };
+        Ok(Arc::new(self.shared.domain(address, self.options.require_imm)?))
+    }
+
+    fn listen(&mut self, address: SocketAddr) -> Result<SocketAddr, FabricError> {
+        let failed = |e: io::Error| match e.raw_os_error() {
+            Some(libc::ENODEV) => remedy::no_device(address.ip(), &info::names(), e),
+            _ => FabricError::system(format!("cannot listen on {address}"), e),
+        };
+        let id = CmId::new(&self.channel).map_err(failed)?;
+        id.bind(address).map_err(failed)?;
+        id.listen(self.options.backlog).map_err(failed)?;
+        let mut bound = address;
+        bound.set_port(id.local_port());
+        self.listeners.push(id);
+        Ok(bound)
+    }
+
+    fn stop_listening(&mut self) {
+        self.listeners.clear();
+        self.events.retain(|event| {
+            !matches!(event, Event::Rare(event) if matches!(**event, FabricEvent::Request(_)))
+        });
+    }
+
+    fn connect(
+        &mut self,
+        now: Instant,
+        pd: &Arc<dyn ProtectionDomain>,
+        params: &ConnectParams,
+    ) -> Result<QpNum, FabricError> {
+        self.now = now;
+        let pd = self.domain(pd)?;
+        let remote = params.remote;
+        let failed = |e| FabricError::system(format!("cannot connect to {remote}"), e);
+        if params.private_data.as_bytes().len() > PRIVATE_DATA_MAX {
+            return Err(failed(io::ErrorKind::InvalidInput.into()));
+        }
+        let id = CmId::new(&self.channel).map_err(failed)?;
+        let name = self.fresh_name()?;
+        let (qp, places) =
+            self.make_qp(pd, name, params.limits).inspect_err(|_| self.forget_name(name))?;
+        let reads = self.reads(pd);
+        let stage = Stage::Resolving;
+        let data = params.private_data;
+        let until = now + params.timeout;
+        let mut conn = Conn::new(qp, id, name, pd.id, stage, reads, data, until, places);
+        conn.way = Some((params.local.map(|ip| with_scope(ip, scope_of(remote))), remote));
+        let started = conn.resolve();
+        self.insert(conn);
+        if let Err(e) = started {
+            self.discard(name);
+            return Err(match (e.raw_os_error(), params.local) {
+                (Some(libc::ENODEV | libc::EADDRNOTAVAIL), Some(local)) => {
+                    remedy::no_device(local, &info::names(), e)
+                }
+                _ => failed(e),
+            });
+        }
+        Ok(name)
+    }
+
+    fn accept(
+        &mut self,
+        now: Instant,
+        pd: &Arc<dyn ProtectionDomain>,
+        request: ConnRequest,
+        limits: QpLimits,
+        private_data: &PrivateData,
+    ) -> Result<QpNum, FabricError> {
+        self.now = now;
+        let pd = self.domain(pd)?;
+        let peer = request.peer;
+        let failed = |e| FabricError::system(format!("cannot accept {peer}"), e);
+        let VerbsRequest { mut id, reads, _place } = Self::refuse_foreign(request)?;
+        if id.context_key() != Some(pd.context().key()) {
+            return Err(FabricError::system(
+                format!(
+                    "the request of {peer} came over another device than {}",
+                    pd.context().name()
+                ),
+                io::ErrorKind::InvalidInput.into(),
+            ));
+        }
+        id.migrate(&self.channel).map_err(failed)?;
+        let name = self.fresh_name()?;
+        let (qp, places) =
+            self.make_qp(pd, name, limits).inspect_err(|_| self.forget_name(name))?;
+        let reads = reads.min(self.reads(pd));
+        let until = now + self.options.startup_timeout;
+        let (stage, data) = (Stage::Accepting, *private_data);
+        let mut conn = Conn::new(qp, id, name, pd.id, stage, reads, data, until, places);
+        let prepared = conn.qp.enter_init(&conn.id, reads.responder > 0);
+        self.insert(conn);
+        if let Err(e) = prepared {
+            self.discard(name);
+            return Err(failed(e));
+        }
+        self.mark(name);
+        Ok(name)
+    }
+
+    fn reject(&mut self, now: Instant, request: ConnRequest, private_data: &PrivateData) {
+        self.now = now;
+        if let Ok(VerbsRequest { id, .. }) = Self::refuse_foreign(request)
+            && let Err(error) = id.reject(private_data.as_bytes())
+        {
+            tracing::debug!(%error, "a request could not be rejected");
+        }
+    }
+
+    fn post_send(&mut self, qp: QpNum, wr: WorkRequest) -> Result<(), FabricError> {
+        self.regions.refresh(&self.shared.regions);
+        let slot = (qp.0 & 0xffff) as usize;
+        if self.generations.get(slot).is_none_or(|g| u32::from(*g) != qp.0 >> 16) {
+            return Err(FabricError::QpState);
+        }
+        let Some(conn) = self.conns[slot].as_deref_mut().filter(|conn| conn.takes_requests())
+        else {
+            return Err(FabricError::QpState);
+        };
+        let write = matches!(wr.op, WrOp::RdmaRead { .. });
+        for sge in wr.sges.iter() {
+            self.regions.check(conn.pd, sge, write)?;
+        }
+        conn.qp.push_send(&wr)?;
+        self.counters.bytes_sent += wr.sges.len() as u64;
+        self.mark(qp);
+        Ok(())
+    }
+
+    fn post_recv(&mut self, qp: QpNum, wr_id: u64, buf: Option<Sge>) -> Result<(), FabricError> {
+        self.regions.refresh(&self.shared.regions);
+        let slot = (qp.0 & 0xffff) as usize;
+        if self.generations.get(slot).is_none_or(|g| u32::from(*g) != qp.0 >> 16) {
+            return Err(FabricError::QpState);
+        }
+        let Some(conn) = self.conns[slot].as_deref_mut().filter(|conn| conn.takes_receives())
+        else {
+            return Err(FabricError::QpState);
+        };
+        if let Some(sge) = &buf {
+            self.regions.check(conn.pd, sge, true)?;
+        }
+        conn.qp.push_recv(wr_id, buf)?;
+        self.mark(qp);
+        Ok(())
+    }
+
+    fn bind(
+        &mut self,
+        qp: QpNum,
+        window: &Arc<dyn Window>,
+        slice: &MemSlice,
+        access: Access,
+        wr_id: u64,
+    ) -> Result<BindResult, FabricError> {
+        let conn = self.conn(qp).filter(|conn| conn.takes_requests());
+        let conn = conn.ok_or(FabricError::QpState)?;
+        let window = window.as_any().downcast_ref::<VerbsWindow>();
+        let window = window.ok_or(FabricError::LocalMemory)?;
+        window.check(conn.qp.pd(), Some((slice, access)))?;
+        let key = conn.qp.push_bind(&window.mw, Some(slice), access, wr_id)?;
+        self.mark(qp);
+        Ok(BindResult::Pending(Rkey(key)))
+    }
+
+    fn revoke(
+        &mut self,
+        qp: QpNum,
+        window: &Arc<dyn Window>,
+        wr_id: u64,
+    ) -> Result<BindResult, FabricError> {
+        let conn = self.conn(qp).filter(|conn| conn.takes_requests());
+        let conn = conn.ok_or(FabricError::QpState)?;
+        let window = window.as_any().downcast_ref::<VerbsWindow>();
+        let window = window.ok_or(FabricError::LocalMemory)?;
+        window.check(conn.qp.pd(), None)?;
+        let dead = Rkey(window.mw.key());
+        conn.qp.push_bind(&window.mw, None, Access::LOCAL_READ, wr_id)?;
+        self.mark(qp);
+        Ok(BindResult::Pending(dead))
+    }
+
+    fn flush(&mut self, now: Instant) {
+        self.now = now;
+        let mut dirty = std::mem::take(&mut self.dirty);
+        for name in dirty.drain(..) {
+            let slot = (name.0 & 0xffff) as usize;
+            let Some(conn) = self.conns[slot].as_deref_mut() else { continue };
+            if conn.name != name {
+                continue;
+            }
+            conn.dirty = false;
+            match conn.stage {
+                // Receives posted now go out with the next step.
+                Stage::Resolving => {}
+                Stage::Accepting => {
+                    if let Err(reason) = conn.answer(&self.options) {
+                        self.dying.push((name, ConnectFailure::Failed(reason)));
+                    }
+                }
+                _ => self.post(name),
+            }
+        }
+        self.dirty = dirty;
+        self.bury();
+    }
+
+    fn disconnect(&mut self, now: Instant, qp: QpNum) {
+        self.now = now;
+        let until = now + self.options.close_timeout;
+        let Some(conn) = self.conn(qp).filter(|conn| !conn.dying) else { return };
+        match conn.stage {
+            Stage::Open => {
+                conn.qp.seal();
+                conn.stage = Stage::Draining;
+                conn.deadline = Some(until);
+                let idle = conn.qp.sends_open() == 0;
+                self.settle(qp);
+                if idle {
+                    self.finish(qp, ConnectFailure::Failed(CloseReason::Local));
+                } else {
+                    self.post(qp);
+                    self.bury();
+                }
+            }
+            Stage::Draining => {}
+            _ => self.finish(qp, ConnectFailure::Failed(CloseReason::Local)),
+        }
+    }
+
+    fn abort(&mut self, now: Instant, qp: QpNum) {
+        self.now = now;
+        if self.conn(qp).is_some() {
+            self.finish(qp, ConnectFailure::Failed(CloseReason::Local));
+            self.bury();
+        }
+    }
+
+    fn poll(&mut self, now: Instant) -> bool {
+        self.now = now;
+        let mut any = self.poll_ring();
+        any |= self.poll_inbox();
+        any |= self.poll_completions();
+        any |= self.poll_timers();
+        self.bury();
+        any | !self.events.is_empty()
+    }
+
+    fn next_event(&mut self) -> Option<FabricEvent> {
+        Some(match self.events.pop_front()? {
+            Event::Completion(completion) => FabricEvent::Completion(completion),
+            Event::Rare(event) => *event,
+        })
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        if !self.events.is_empty() {
+            return Some(self.now);
+        }
+        let parting = self.parting.iter().map(|(_, until)| *until).min();
+        earliest(self.timers.first().map(|(at, _)| *at), parting)
+    }
+
+    fn counters(&self) -> FabricCounters {
+        self.counters
+    }
+}
+
+impl VerbsFabric {
+    /// Takes a connection out that has not begun; its user was told by an error.
+    fn discard(&mut self, name: QpNum) {
+        let slot = (name.0 & 0xffff) as usize;
+        let Some(mut conn) = self.conns[slot].take() else { return };
+        if let Some(at) = conn.armed {
+            self.timers.remove(&(at, name.0));
+        }
+        self.by_id.remove(&conn.id.key());
+        let _ = conn.qp.destroy();
+        let context = conn.qp.pd().context().key();
+        if let Some(device) = self.devices.iter_mut().find(|d| d.context().key() == context) {
+            device.release(conn.qp.cq(), conn.places);
+        }
+        self.forget_name(name);
+    }
+}
+
+impl Drop for VerbsFabric {
+    fn drop(&mut self) {
+        self.shared.leave(self.core);
+    }
+}
+
+fn scope_of(address: SocketAddr) -> u32 {
+    match address {
+        SocketAddr::V6(v6) => v6.scope_id(),
+        SocketAddr::V4(_) => 0,
+    }
+}
+
+fn with_scope(ip: std::net::IpAddr, scope: u32) -> SocketAddr {
+    match ip {
+        std::net::IpAddr::V4(v4) => (v4, 0).into(),
+        std::net::IpAddr::V6(v6) => std::net::SocketAddrV6::new(v6, 0, 0, scope).into(),
+    }
+}

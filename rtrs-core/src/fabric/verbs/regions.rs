@@ -1,0 +1,106 @@
+//! Which local keys are good for what: the table a core asks before it posts.
+//!
+//! A device would answer a wrong local key by failing the queue pair; the contract is that such a
+//! request is refused instead. Registrations change the shared table, rarely; each core keeps a
+//! sorted copy and looks at a counter to know whether it is still right, so a post takes no lock.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::fabric::{Access, FabricError, Sge};
+
+/// Keys are a device's, so the domain's number goes with them.
+type Key = (u32, u32);
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    region: u32,
+    local_write: bool,
+}
+
+/// All registrations of a process.
+#[derive(Debug, Default)]
+pub(super) struct Regions {
+    version: AtomicU64,
+    entries: Mutex<BTreeMap<Key, Entry>>,
+}
+
+impl Regions {
+    pub(super) fn add(&self, pd: u32, lkey: u32, region: u32, access: Access) {
+        let entry = Entry { region, local_write: access.local_write };
+        let mut entries = self.entries.lock();
+        entries.insert((pd, lkey), entry);
+        self.version.fetch_add(1, Ordering::Release);
+    }
+
+    pub(super) fn remove(&self, pd: u32, lkey: u32) {
+        let mut entries = self.entries.lock();
+        entries.remove(&(pd, lkey));
+        self.version.fetch_add(1, Ordering::Release);
+    }
+}
+
+/// A core's copy.
+#[derive(Debug, Default)]
+pub(super) struct RegionCache {
+    version: u64,
+    sorted: Vec<(Key, Entry)>,
+}
+
+impl RegionCache {
+    /// Brings the copy up to date. One atomic load when nothing has changed.
+    pub(super) fn refresh(&mut self, regions: &Regions) {
+        if regions.version.load(Ordering::Acquire) == self.version {
+            return;
+        }
+        let entries = regions.entries.lock();
+        self.version = regions.version.load(Ordering::Acquire);
+        self.sorted.clear();
+        self.sorted.extend(entries.iter().map(|(key, entry)| (*key, *entry)));
+    }
+
+    /// Checks local memory of a request in a domain.
+    pub(super) fn check(&self, pd: u32, sge: &Sge, write: bool) -> Result<(), FabricError> {
+        let found = self.sorted.binary_search_by_key(&(pd, sge.lkey), |(key, _)| *key);
+        let Ok(at) = found else { return Err(FabricError::LocalMemory) };
+        let entry = self.sorted[at].1;
+        if entry.region != sge.slice.region().id() || (write && !entry.local_write) {
+            return Err(FabricError::LocalMemory);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mem::Region;
+
+    #[test]
+    fn keys_are_good_in_their_domain_for_their_region_and_right() {
+        let (regions, mut cache) = (Regions::default(), RegionCache::default());
+        let (one, two) = (Region::new(4096).unwrap(), Region::new(4096).unwrap());
+        regions.add(1, 7, one.id(), Access::LOCAL);
+        regions.add(2, 7, two.id(), Access::LOCAL_READ);
+        cache.refresh(&regions);
+        let sge = |region: &std::sync::Arc<Region>, lkey| Sge { slice: region.whole(), lkey };
+        assert!(cache.check(1, &sge(&one, 7), true).is_ok());
+        assert!(cache.check(2, &sge(&two, 7), false).is_ok());
+        for (pd, bad, write) in [
+            (1, sge(&two, 7), false),
+            (2, sge(&one, 7), false),
+            (2, sge(&two, 7), true),
+            (1, sge(&one, 6), false),
+            (3, sge(&one, 7), false),
+        ] {
+            let checked = cache.check(pd, &bad, write);
+            assert!(matches!(checked, Err(FabricError::LocalMemory)), "{pd} {bad:?}");
+        }
+        regions.remove(1, 7);
+        assert!(cache.check(1, &sge(&one, 7), true).is_ok(), "the copy is as it was");
+        cache.refresh(&regions);
+        assert!(cache.check(1, &sge(&one, 7), true).is_err());
+    }
+}

@@ -1,0 +1,482 @@
+//! Event channels and identifiers of the RDMA connection manager.
+//!
+//! Queue pairs are not tied to identifiers here (librdmacm could do that): their states are set by
+//! [`super::Qp`] from the attributes an identifier gives, so that timers and retry counts are ours
+//! and nothing but drop order of independent handles has to be right. Every event is copied and
+//! acknowledged before anybody sees it, so destroying or moving an identifier never waits for its
+//! own caller.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use rdma_sys::{
+    ibv_event_type, ibv_qp_attr, rdma_accept, rdma_ack_cm_event, rdma_bind_addr, rdma_cm_event,
+    rdma_cm_event_type as event_type, rdma_cm_id, rdma_conn_param, rdma_connect,
+    rdma_create_event_channel, rdma_create_id, rdma_destroy_event_channel, rdma_destroy_id,
+    rdma_disconnect, rdma_establish, rdma_event_channel, rdma_get_cm_event, rdma_get_src_port,
+    rdma_init_qp_attr, rdma_listen, rdma_migrate_id, rdma_notify, rdma_port_space, rdma_reject,
+    rdma_resolve_addr, rdma_resolve_route, rdma_set_option,
+};
+
+use super::outcome;
+use crate::fabric::PrivateData;
+
+/// `RDMA_OPTION_ID` and its option `ACK_TIMEOUT`, of <rdma/rdma_cma.h>.
+const OPTION_LEVEL_ID: libc::c_int = 0;
+const OPTION_ACK_TIMEOUT: libc::c_int = 3;
+
+/// Longest private data of a reject (`IB_CM_REJ_PRIVATE_DATA_SIZE`).
+const REJECT_DATA_MAX: usize = 148;
+
+/// A descriptor on which the connection manager reports.
+pub(in crate::fabric::verbs) struct EventChannel {
+    raw: NonNull<rdma_event_channel>,
+}
+
+// SAFETY: librdmacm guards its own state; the channel itself is a descriptor that never changes.
+unsafe impl Send for EventChannel {}
+// SAFETY: as above.
+unsafe impl Sync for EventChannel {}
+
+impl EventChannel {
+    /// A new channel, non-blocking.
+    pub(in crate::fabric::verbs) fn new() -> io::Result<Arc<Self>> {
+        // SAFETY: no arguments; null is the error.
+        let raw = NonNull::new(unsafe { rdma_create_event_channel() })
+            .ok_or_else(io::Error::last_os_error)?;
+        let channel = Self { raw };
+        set_nonblocking(channel.fd())?;
+        Ok(Arc::new(channel))
+    }
+
+    fn fd(&self) -> libc::c_int {
+        // SAFETY: the channel lives until our drop.
+        unsafe { (*self.raw.as_ptr()).fd }
+    }
+
+    /// A second descriptor of the channel, to poll.
+    pub(in crate::fabric::verbs) fn pollable(&self) -> io::Result<OwnedFd> {
+        duplicate(self.fd())
+    }
+
+    /// The next event, acknowledged; None when there is none.
+    pub(in crate::fabric::verbs) fn next(self: &Arc<Self>) -> io::Result<Option<CmEvent>> {
+        let mut raw: *mut rdma_cm_event = ptr::null_mut();
+        // SAFETY: the channel is alive and `raw` takes the pointer.
+        let got = unsafe { rdma_get_cm_event(self.raw.as_ptr(), &raw mut raw) };
+        if got != 0 {
+            let error = io::Error::last_os_error();
+            return match error.raw_os_error() {
+                Some(libc::EAGAIN | libc::EINTR) => Ok(None),
+                _ => Err(error),
+            };
+        }
+        // SAFETY: on success `raw` points to an event that is ours until it is acknowledged; its
+        // private data, when there is any, is `private_data_len` bytes inside it. The identifier
+        // of a connect request is new and handed to us.
+        let event = unsafe {
+            let event = &*raw;
+            let kind = CmEventKind::from_raw(event.event);
+            let conn = &event.param.conn;
+            let private_data = if conn.private_data.is_null() {
+                PrivateData::EMPTY
+            } else {
+                PrivateData::new(std::slice::from_raw_parts(
+                    conn.private_data.cast::<u8>(),
+                    usize::from(conn.private_data_len),
+                ))
+            };
+            let request = (kind == CmEventKind::Request)
+                .then(|| NonNull::new(event.id))
+                .flatten()
+                .map(|raw| CmId { raw, channel: Arc::clone(self) });
+            CmEvent {
+                id: IdKey(event.id as usize),
+                kind,
+                status: event.status,
+                private_data,
+                responder_reads: conn.responder_resources,
+                initiator_reads: conn.initiator_depth,
+                request,
+            }
+        };
+        // SAFETY: the event came from `rdma_get_cm_event` and is acknowledged once.
+        unsafe { rdma_ack_cm_event(raw) };
+        Ok(Some(event))
+    }
+}
+
+impl Drop for EventChannel {
+    fn drop(&mut self) {
+        // SAFETY: every identifier holds its channel, so none is left; all events were
+        // acknowledged when they were taken.
+        unsafe { rdma_destroy_event_channel(self.raw.as_ptr()) };
+    }
+}
+
+impl fmt::Debug for EventChannel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EventChannel").field("fd", &self.fd()).finish()
+    }
+}
+
+/// What the connection manager reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::fabric::verbs) enum CmEventKind {
+    AddrResolved,
+    AddrError,
+    RouteResolved,
+    RouteError,
+    Request,
+    Response,
+    ConnectError,
+    Unreachable,
+    Rejected,
+    Established,
+    Disconnected,
+    DeviceRemoval,
+    AddrChange,
+    TimewaitExit,
+    Other,
+}
+
+impl CmEventKind {
+    fn from_raw(raw: event_type::Type) -> Self {
+        match raw {
+            event_type::RDMA_CM_EVENT_ADDR_RESOLVED => Self::AddrResolved,
+            event_type::RDMA_CM_EVENT_ADDR_ERROR => Self::AddrError,
+            event_type::RDMA_CM_EVENT_ROUTE_RESOLVED => Self::RouteResolved,
+            event_type::RDMA_CM_EVENT_ROUTE_ERROR => Self::RouteError,
+            event_type::RDMA_CM_EVENT_CONNECT_REQUEST => Self::Request,
+            event_type::RDMA_CM_EVENT_CONNECT_RESPONSE => Self::Response,
+            event_type::RDMA_CM_EVENT_CONNECT_ERROR => Self::ConnectError,
+            event_type::RDMA_CM_EVENT_UNREACHABLE => Self::Unreachable,
+            event_type::RDMA_CM_EVENT_REJECTED => Self::Rejected,
+            event_type::RDMA_CM_EVENT_ESTABLISHED => Self::Established,
+            event_type::RDMA_CM_EVENT_DISCONNECTED => Self::Disconnected,
+            event_type::RDMA_CM_EVENT_DEVICE_REMOVAL => Self::DeviceRemoval,
+            event_type::RDMA_CM_EVENT_ADDR_CHANGE => Self::AddrChange,
+            event_type::RDMA_CM_EVENT_TIMEWAIT_EXIT => Self::TimewaitExit,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// Names an identifier in events; only compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(in crate::fabric::verbs) struct IdKey(usize);
+
+/// An event, copied.
+#[derive(Debug)]
+pub(in crate::fabric::verbs) struct CmEvent {
+    pub(in crate::fabric::verbs) id: IdKey,
+    pub(in crate::fabric::verbs) kind: CmEventKind,
+    /// A negative errno, or the reason of a reject.
+    pub(in crate::fabric::verbs) status: i32,
+    pub(in crate::fabric::verbs) private_data: PrivateData,
+    /// Of a request: reads the peer wants to have outstanding towards us.
+    pub(in crate::fabric::verbs) responder_reads: u8,
+    /// Of a request: reads of ours the peer would serve.
+    pub(in crate::fabric::verbs) initiator_reads: u8,
+    /// The identifier of a connect request.
+    pub(in crate::fabric::verbs) request: Option<CmId>,
+}
+
+#[cfg(test)]
+impl CmEvent {
+    /// An event as it would come from the connection manager.
+    pub(in crate::fabric::verbs) fn of(
+        kind: CmEventKind,
+        status: i32,
+        private_data: PrivateData,
+    ) -> Self {
+        let (id, request) = (IdKey(0), None);
+        Self { id, kind, status, private_data, responder_reads: 0, initiator_reads: 0, request }
+    }
+}
+
+/// What connect and accept tell the peer.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::fabric::verbs) struct ConnParam<'a> {
+    pub(in crate::fabric::verbs) private_data: &'a [u8],
+    pub(in crate::fabric::verbs) responder_reads: u8,
+    pub(in crate::fabric::verbs) initiator_reads: u8,
+    /// Of a connect; both ends then use it.
+    pub(in crate::fabric::verbs) retry_count: u8,
+    /// The device's number of our queue pair.
+    pub(in crate::fabric::verbs) qp_num: u32,
+}
+
+impl ConnParam<'_> {
+    fn to_raw(self) -> rdma_conn_param {
+        // SAFETY: plain data, for which all zeroes is valid.
+        let mut raw: rdma_conn_param = unsafe { std::mem::zeroed() };
+        raw.private_data = self.private_data.as_ptr().cast();
+        raw.private_data_len = u8::try_from(self.private_data.len()).unwrap_or(u8::MAX);
+        raw.responder_resources = self.responder_reads;
+        raw.initiator_depth = self.initiator_reads;
+        raw.retry_count = self.retry_count;
+        // 7: wait for a receive for ever, as the kernel's RTRS asks.
+        raw.rnr_retry_count = 7;
+        raw.qp_num = self.qp_num;
+        raw
+    }
+}
+
+/// An identifier: a listener, an attempt, a connection.
+pub(in crate::fabric::verbs) struct CmId {
+    raw: NonNull<rdma_cm_id>,
+    channel: Arc<EventChannel>,
+}
+
+// SAFETY: librdmacm guards its own state, and an identifier is used through one owner at a time.
+unsafe impl Send for CmId {}
+// SAFETY: calls through a shared reference only read fields that change with events of this
+// identifier (taken on one thread), or make a system call.
+unsafe impl Sync for CmId {}
+
+impl CmId {
+    pub(in crate::fabric::verbs) fn new(channel: &Arc<EventChannel>) -> io::Result<Self> {
+        let mut raw: *mut rdma_cm_id = ptr::null_mut();
+        // SAFETY: the channel is alive, `raw` takes the pointer.
+        outcome(unsafe {
+            rdma_create_id(
+                channel.raw.as_ptr(),
+                &raw mut raw,
+                ptr::null_mut(),
+                rdma_port_space::RDMA_PS_TCP,
+            )
+        })?;
+        let raw = NonNull::new(raw).ok_or_else(|| io::Error::other("rdma_create_id gave null"))?;
+        Ok(Self { raw, channel: Arc::clone(channel) })
+    }
+
+    pub(in crate::fabric::verbs) fn key(&self) -> IdKey {
+        IdKey(self.raw.as_ptr() as usize)
+    }
+
+    fn fields(&self) -> &rdma_cm_id {
+        // SAFETY: the identifier lives until our drop.
+        unsafe { self.raw.as_ref() }
+    }
+
+    /// The device's context, once the identifier is bound to a device.
+    pub(super) fn verbs(&self) -> Option<NonNull<rdma_sys::ibv_context>> {
+        NonNull::new(self.fields().verbs)
+    }
+
+    /// Names the device's context; only compared.
+    pub(in crate::fabric::verbs) fn context_key(&self) -> Option<usize> {
+        self.verbs().map(|raw| raw.as_ptr() as usize)
+    }
+
+    pub(in crate::fabric::verbs) fn port_number(&self) -> u8 {
+        self.fields().port_num
+    }
+
+    pub(in crate::fabric::verbs) fn bind(&self, address: SocketAddr) -> io::Result<()> {
+        let raw = socket2::SockAddr::from(address);
+        // SAFETY: a valid socket address of an IP family, whose length librdmacm knows.
+        outcome(unsafe { rdma_bind_addr(self.raw.as_ptr(), raw.as_ptr().cast_mut().cast()) })
+    }
+
+    pub(in crate::fabric::verbs) fn listen(&self, backlog: i32) -> io::Result<()> {
+        // SAFETY: the identifier is alive.
+        outcome(unsafe { rdma_listen(self.raw.as_ptr(), backlog) })
+    }
+
+    /// The port the identifier is bound to.
+    pub(in crate::fabric::verbs) fn local_port(&self) -> u16 {
+        // SAFETY: the identifier is alive.
+        u16::from_be(unsafe { rdma_get_src_port(self.raw.as_ptr()) })
+    }
+
+    pub(in crate::fabric::verbs) fn resolve_addr(
+        &self,
+        local: Option<SocketAddr>,
+        remote: SocketAddr,
+        timeout_ms: i32,
+    ) -> io::Result<()> {
+        let local = local.map(socket2::SockAddr::from);
+        let remote = socket2::SockAddr::from(remote);
+        let from = local.as_ref().map_or(ptr::null_mut(), |a| a.as_ptr().cast_mut().cast());
+        // SAFETY: valid socket addresses of IP families; null leaves the choice to the kernel.
+        outcome(unsafe {
+            rdma_resolve_addr(
+                self.raw.as_ptr(),
+                from,
+                remote.as_ptr().cast_mut().cast(),
+                timeout_ms,
+            )
+        })
+    }
+
+    pub(in crate::fabric::verbs) fn resolve_route(&self, timeout_ms: i32) -> io::Result<()> {
+        // SAFETY: the identifier is alive.
+        outcome(unsafe { rdma_resolve_route(self.raw.as_ptr(), timeout_ms) })
+    }
+
+    /// Sets the exponent of the local ACK timeout. On RoCE it must come before `resolve_route`,
+    /// which makes the path's packet life time of it.
+    pub(in crate::fabric::verbs) fn set_ack_timeout(&self, mut exponent: u8) -> io::Result<()> {
+        // SAFETY: the option takes one byte, which is copied during the call.
+        outcome(unsafe {
+            rdma_set_option(
+                self.raw.as_ptr(),
+                OPTION_LEVEL_ID,
+                OPTION_ACK_TIMEOUT,
+                (&raw mut exponent).cast(),
+                1,
+            )
+        })
+    }
+
+    pub(in crate::fabric::verbs) fn connect(&self, param: ConnParam<'_>) -> io::Result<()> {
+        let mut raw = param.to_raw();
+        // SAFETY: the parameters and the private data they point to live through the call.
+        outcome(unsafe { rdma_connect(self.raw.as_ptr(), &raw mut raw) })
+    }
+
+    /// Sends the last message of the active side.
+    pub(in crate::fabric::verbs) fn establish(&self) -> io::Result<()> {
+        // SAFETY: the identifier is alive.
+        outcome(unsafe { rdma_establish(self.raw.as_ptr()) })
+    }
+
+    pub(in crate::fabric::verbs) fn accept(&self, param: ConnParam<'_>) -> io::Result<()> {
+        let mut raw = param.to_raw();
+        // SAFETY: as in `connect`.
+        outcome(unsafe { rdma_accept(self.raw.as_ptr(), &raw mut raw) })
+    }
+
+    pub(in crate::fabric::verbs) fn reject(&self, private_data: &[u8]) -> io::Result<()> {
+        let len = private_data.len().min(REJECT_DATA_MAX);
+        #[allow(clippy::cast_possible_truncation, reason = "at most 148")]
+        // SAFETY: `len` valid bytes, copied during the call.
+        outcome(unsafe { rdma_reject(self.raw.as_ptr(), private_data.as_ptr().cast(), len as u8) })
+    }
+
+    /// Tells the peer that it is over, or answers when the peer told us.
+    pub(in crate::fabric::verbs) fn disconnect(&self) -> io::Result<()> {
+        // SAFETY: the identifier is alive.
+        outcome(unsafe { rdma_disconnect(self.raw.as_ptr()) })
+    }
+
+    /// Tells the connection manager that data came before the peer's last message did.
+    pub(in crate::fabric::verbs) fn notify_established(&self) -> io::Result<()> {
+        // SAFETY: the identifier is alive.
+        outcome(unsafe { rdma_notify(self.raw.as_ptr(), ibv_event_type::IBV_EVENT_COMM_EST) })
+    }
+
+    /// Moves the identifier to another channel. Waits until the old channel's thread has
+    /// acknowledged what it holds of it, which it does at once.
+    pub(in crate::fabric::verbs) fn migrate(&mut self, to: &Arc<EventChannel>) -> io::Result<()> {
+        if Arc::ptr_eq(&self.channel, to) {
+            return Ok(());
+        }
+        // SAFETY: both channels are alive.
+        outcome(unsafe { rdma_migrate_id(self.raw.as_ptr(), to.raw.as_ptr()) })?;
+        self.channel = Arc::clone(to);
+        Ok(())
+    }
+
+    pub(in crate::fabric::verbs) fn local_address(&self) -> Option<SocketAddr> {
+        // SAFETY: librdmacm keeps a whole sockaddr_storage there; all views of it are plain data.
+        ip_address(unsafe { &self.fields().route.addr.src_addr_union.src_storage })
+    }
+
+    pub(in crate::fabric::verbs) fn peer_address(&self) -> Option<SocketAddr> {
+        // SAFETY: as above.
+        ip_address(unsafe { &self.fields().route.addr.dst_addr_union.dst_storage })
+    }
+
+    /// The attributes and their mask that bring a queue pair of this connection to `state`.
+    pub(super) fn qp_attributes(
+        &self,
+        state: rdma_sys::ibv_qp_state::Type,
+    ) -> io::Result<(ibv_qp_attr, libc::c_int)> {
+        /// Bits 21 to 24 are the kernel's own; librdmacm takes them off as well.
+        const KERNEL_BITS: libc::c_int = 0x1e0_0000;
+        // SAFETY: plain data, for which all zeroes is valid.
+        let mut attributes: ibv_qp_attr = unsafe { std::mem::zeroed() };
+        attributes.qp_state = state;
+        let mut mask = 0;
+        // SAFETY: both are ours and written during the call.
+        outcome(unsafe {
+            rdma_init_qp_attr(self.raw.as_ptr(), &raw mut attributes, &raw mut mask)
+        })?;
+        Ok((attributes, mask & !KERNEL_BITS))
+    }
+}
+
+impl Drop for CmId {
+    fn drop(&mut self) {
+        // SAFETY: the identifier is ours, no queue pair is tied to it, and none of its events is
+        // unacknowledged on this thread. An established one tells its peer.
+        unsafe { rdma_destroy_id(self.raw.as_ptr()) };
+    }
+}
+
+impl fmt::Debug for CmId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CmId({:#x})", self.key().0)
+    }
+}
+
+fn ip_address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
+    let len = match libc::c_int::from(storage.ss_family) {
+        libc::AF_INET => size_of::<libc::sockaddr_in>(),
+        libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
+        _ => return None,
+    };
+    // SAFETY: sockaddr_storage holds either, aligned for both, and its family says which.
+    let address = unsafe {
+        if len == size_of::<libc::sockaddr_in>() {
+            let v4 = &*ptr::from_ref(storage).cast::<libc::sockaddr_in>();
+            SocketAddr::from((
+                u32::from_be(v4.sin_addr.s_addr).to_be_bytes(),
+                u16::from_be(v4.sin_port),
+            ))
+        } else {
+            let v6 = &*ptr::from_ref(storage).cast::<libc::sockaddr_in6>();
+            SocketAddr::V6(std::net::SocketAddrV6::new(
+                v6.sin6_addr.s6_addr.into(),
+                u16::from_be(v6.sin6_port),
+                v6.sin6_flowinfo,
+                v6.sin6_scope_id,
+            ))
+        }
+    };
+    Some(match address {
+        SocketAddr::V6(v6) => match v6.ip().to_ipv4_mapped() {
+            Some(v4) => SocketAddr::from((v4, v6.port())),
+            None => address,
+        },
+        SocketAddr::V4(_) => address,
+    })
+}
+
+/// Makes a descriptor of a library non-blocking.
+pub(super) fn set_nonblocking(fd: libc::c_int) -> io::Result<()> {
+    // SAFETY: plain descriptor calls without pointers.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    if flags < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: as above.
+    if unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// A second descriptor of a library's, of our own.
+pub(super) fn duplicate(fd: libc::c_int) -> io::Result<OwnedFd> {
+    // SAFETY: the library keeps the descriptor open while its object lives, which the caller's
+    // borrow ensures for the duration of this call.
+    unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()
+}

@@ -1,0 +1,275 @@
+//! Completion channels and completion queues.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::ptr::{self, NonNull};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use rdma_sys::{
+    ibv_ack_cq_events, ibv_comp_channel, ibv_cq, ibv_create_comp_channel, ibv_create_cq,
+    ibv_destroy_comp_channel, ibv_destroy_cq, ibv_get_cq_event, ibv_poll_cq, ibv_req_notify_cq,
+    ibv_wc, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status,
+};
+
+use super::cm::{duplicate, set_nonblocking};
+use super::device::Context;
+use super::outcome;
+use super::qp::WrTag;
+use crate::fabric::{WcOp, WcStatus};
+
+/// Completions taken from the device at once.
+const POLL_BATCH: usize = 32;
+
+/// A descriptor on which completion queues report.
+pub(in crate::fabric::verbs) struct CompChannel {
+    raw: NonNull<ibv_comp_channel>,
+    context: Arc<Context>,
+}
+
+impl CompChannel {
+    /// A new channel, non-blocking.
+    pub(in crate::fabric::verbs) fn new(context: &Arc<Context>) -> io::Result<Rc<Self>> {
+        // SAFETY: an open context; null is the error.
+        let raw = NonNull::new(unsafe { ibv_create_comp_channel(context.raw()) })
+            .ok_or_else(io::Error::last_os_error)?;
+        let channel = Self { raw, context: Arc::clone(context) };
+        set_nonblocking(channel.fd())?;
+        Ok(Rc::new(channel))
+    }
+
+    fn fd(&self) -> libc::c_int {
+        // SAFETY: the channel lives until our drop.
+        unsafe { (*self.raw.as_ptr()).fd }
+    }
+
+    pub(in crate::fabric::verbs) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// A second descriptor of the channel, to poll.
+    pub(in crate::fabric::verbs) fn pollable(&self) -> io::Result<OwnedFd> {
+        duplicate(self.fd())
+    }
+
+    /// Takes one report: the index of the queue that has completions. None when there is none.
+    pub(in crate::fabric::verbs) fn next(&self) -> io::Result<Option<usize>> {
+        let mut cq: *mut ibv_cq = ptr::null_mut();
+        let mut index = ptr::null_mut();
+        // SAFETY: the channel is alive; both pointers are written on success.
+        if unsafe { ibv_get_cq_event(self.raw.as_ptr(), &raw mut cq, &raw mut index) } != 0 {
+            let error = io::Error::last_os_error();
+            return match error.raw_os_error() {
+                Some(libc::EAGAIN | libc::EINTR) => Ok(None),
+                _ => Err(error),
+            };
+        }
+        // SAFETY: the queue cannot be gone while a report of it is not acknowledged.
+        unsafe { ibv_ack_cq_events(cq, 1) };
+        Ok(Some(index as usize))
+    }
+}
+
+impl Drop for CompChannel {
+    fn drop(&mut self) {
+        // SAFETY: every queue holds its channel, so none is left.
+        unsafe { ibv_destroy_comp_channel(self.raw.as_ptr()) };
+    }
+}
+
+impl fmt::Debug for CompChannel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompChannel").field("fd", &self.fd()).finish()
+    }
+}
+
+/// A completion, in our terms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::fabric::verbs) struct Wc {
+    pub(in crate::fabric::verbs) tag: WrTag,
+    pub(in crate::fabric::verbs) status: WcStatus,
+    /// Of a successful receive: what arrived.
+    pub(in crate::fabric::verbs) arrived: WcOp,
+    pub(in crate::fabric::verbs) byte_len: u32,
+    pub(in crate::fabric::verbs) imm: Option<u32>,
+    pub(in crate::fabric::verbs) invalidated: Option<u32>,
+}
+
+impl Wc {
+    fn from_raw(raw: &ibv_wc, soft_roce: bool) -> Self {
+        let tag = WrTag::from_raw(raw.wr_id);
+        let status = status_of(raw.status, tag.recv);
+        let good = status == WcStatus::Success;
+        let has = |flag: ibv_wc_flags| good && tag.recv && raw.wc_flags & flag.0 != 0;
+        let imm = has(ibv_wc_flags::IBV_WC_WITH_IMM);
+        // rdma_rxe reports the kernel's own value of the flag, which to libibverbs means that an
+        // IP checksum is right; on a reliable connection no other device sets that one.
+        let invalidated = has(ibv_wc_flags::IBV_WC_WITH_INV)
+            || (soft_roce && has(ibv_wc_flags::IBV_WC_IP_CSUM_OK));
+        // SAFETY: both views of the union are plain 32-bit numbers.
+        let value = unsafe { raw.imm_data_invalidated_rkey_union.invalidated_rkey };
+        let with_imm = raw.opcode == ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM;
+        Self {
+            tag,
+            status,
+            arrived: if good && with_imm { WcOp::RecvRdmaWithImm } else { WcOp::Recv },
+            byte_len: if good { raw.byte_len } else { 0 },
+            imm: imm.then(|| u32::from_be(value)),
+            invalidated: (invalidated && !imm && !with_imm).then_some(value),
+        }
+    }
+}
+
+fn status_of(raw: ibv_wc_status::Type, recv: bool) -> WcStatus {
+    match raw {
+        ibv_wc_status::IBV_WC_SUCCESS => WcStatus::Success,
+        ibv_wc_status::IBV_WC_WR_FLUSH_ERR => WcStatus::Flushed,
+        ibv_wc_status::IBV_WC_RETRY_EXC_ERR | ibv_wc_status::IBV_WC_RESP_TIMEOUT_ERR => {
+            WcStatus::RetryExceeded
+        }
+        // On a receive these mean that we refused what the peer sent.
+        ibv_wc_status::IBV_WC_REM_ACCESS_ERR if !recv => WcStatus::RemoteAccess,
+        ibv_wc_status::IBV_WC_REM_INV_REQ_ERR
+        | ibv_wc_status::IBV_WC_REM_OP_ERR
+        | ibv_wc_status::IBV_WC_REM_ABORT_ERR
+        | ibv_wc_status::IBV_WC_RNR_RETRY_EXC_ERR
+            if !recv =>
+        {
+            WcStatus::RemoteOperation
+        }
+        _ => WcStatus::LocalError,
+    }
+}
+
+/// A completion queue, used from one core.
+pub(in crate::fabric::verbs) struct Cq {
+    raw: NonNull<ibv_cq>,
+    buffer: RefCell<Box<[ibv_wc]>>,
+    soft_roce: bool,
+    channel: Rc<CompChannel>,
+}
+
+impl Cq {
+    /// A queue for that many completions, which reports on the channel under `index`.
+    pub(in crate::fabric::verbs) fn new(
+        channel: &Rc<CompChannel>,
+        entries: u32,
+        index: usize,
+    ) -> io::Result<Rc<Self>> {
+        let entries = i32::try_from(entries).unwrap_or(i32::MAX);
+        // SAFETY: an open context and a channel of it; the index is no pointer to anybody but us;
+        // null is the error.
+        let raw = NonNull::new(unsafe {
+            ibv_create_cq(
+                channel.context.raw(),
+                entries,
+                ptr::without_provenance_mut(index),
+                channel.raw.as_ptr(),
+                0,
+            )
+        })
+        .ok_or_else(io::Error::last_os_error)?;
+        // SAFETY: plain data, for which all zeroes is valid.
+        let buffer = (0..POLL_BATCH).map(|_| unsafe { std::mem::zeroed() }).collect();
+        Ok(Rc::new(Self {
+            raw,
+            buffer: RefCell::new(buffer),
+            soft_roce: channel.context.limits().soft_roce,
+            channel: Rc::clone(channel),
+        }))
+    }
+
+    pub(super) fn raw(&self) -> *mut ibv_cq {
+        self.raw.as_ptr()
+    }
+
+    /// Appends completions that are there, some at once; none left when it gives 0.
+    pub(in crate::fabric::verbs) fn poll(&self, into: &mut Vec<Wc>) -> io::Result<usize> {
+        let mut buffer = self.buffer.borrow_mut();
+        // SAFETY: the buffer takes that many completions.
+        let got = unsafe { ibv_poll_cq(self.raw.as_ptr(), POLL_BATCH as i32, buffer.as_mut_ptr()) };
+        let Ok(got) = usize::try_from(got) else {
+            return Err(io::Error::other("the completion queue cannot be read"));
+        };
+        into.extend(buffer[..got].iter().map(|raw| Wc::from_raw(raw, self.soft_roce)));
+        Ok(got)
+    }
+
+    /// Asks for a report on the channel when the next completion comes. Those that came before
+    /// make none, so the queue is polled once more afterwards.
+    pub(in crate::fabric::verbs) fn arm(&self) -> io::Result<()> {
+        // SAFETY: the queue is alive.
+        outcome(unsafe { ibv_req_notify_cq(self.raw.as_ptr(), 0) })
+    }
+}
+
+impl Drop for Cq {
+    fn drop(&mut self) {
+        // SAFETY: every queue pair holds its queue, so none is left; all reports are acknowledged.
+        let code = unsafe { ibv_destroy_cq(self.raw.as_ptr()) };
+        if code != 0 {
+            let device = self.channel.context.name();
+            tracing::error!(code, device, "cannot destroy a completion queue");
+        }
+    }
+}
+
+impl fmt::Debug for Cq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cq").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::QpNum;
+
+    fn raw(recv: bool) -> ibv_wc {
+        // SAFETY: plain data, for which all zeroes is valid.
+        let mut raw: ibv_wc = unsafe { std::mem::zeroed() };
+        raw.wr_id = WrTag { qp: QpNum(7), recv, seq: 3 }.to_raw();
+        raw.opcode = ibv_wc_opcode::IBV_WC_RECV;
+        raw.byte_len = 10;
+        raw.imm_data_invalidated_rkey_union.invalidated_rkey = 0x1234_5678_u32.to_be();
+        raw
+    }
+
+    #[test]
+    fn immediates_and_invalidations_are_told_apart() {
+        let plain = Wc::from_raw(&raw(true), true);
+        assert_eq!((plain.imm, plain.invalidated, plain.byte_len), (None, None, 10));
+        let mut imm = raw(true);
+        imm.wc_flags = ibv_wc_flags::IBV_WC_WITH_IMM.0;
+        imm.opcode = ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM;
+        let imm = Wc::from_raw(&imm, true);
+        assert_eq!((imm.imm, imm.invalidated), (Some(0x1234_5678), None));
+        assert_eq!(imm.arrived, WcOp::RecvRdmaWithImm);
+        let mut kernel_flag = raw(true);
+        // GRH and the kernel's WITH_INVALIDATE.
+        kernel_flag.wc_flags = 0x5;
+        let key = Some(0x1234_5678_u32.to_be());
+        assert_eq!(Wc::from_raw(&kernel_flag, true).invalidated, key);
+        assert_eq!(Wc::from_raw(&kernel_flag, false).invalidated, None);
+        kernel_flag.wc_flags = ibv_wc_flags::IBV_WC_WITH_INV.0;
+        assert_eq!(Wc::from_raw(&kernel_flag, false).invalidated, key);
+    }
+
+    #[test]
+    fn a_refused_message_is_the_receivers_own_error() {
+        let mut bad = raw(true);
+        bad.status = ibv_wc_status::IBV_WC_REM_INV_REQ_ERR;
+        assert_eq!(Wc::from_raw(&bad, true).status, WcStatus::LocalError);
+        let mut bad = raw(false);
+        bad.status = ibv_wc_status::IBV_WC_REM_INV_REQ_ERR;
+        assert_eq!(Wc::from_raw(&bad, true).status, WcStatus::RemoteOperation);
+        bad.status = ibv_wc_status::IBV_WC_REM_ACCESS_ERR;
+        assert_eq!(Wc::from_raw(&bad, true).status, WcStatus::RemoteAccess);
+        bad.status = ibv_wc_status::IBV_WC_RETRY_EXC_ERR;
+        assert_eq!(Wc::from_raw(&bad, true).status, WcStatus::RetryExceeded);
+        bad.status = ibv_wc_status::IBV_WC_WR_FLUSH_ERR;
+        assert_eq!(Wc::from_raw(&bad, true).status, WcStatus::Flushed);
+    }
+}

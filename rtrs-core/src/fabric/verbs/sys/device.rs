@@ -1,0 +1,477 @@
+//! Devices, protection domains, registrations and windows.
+//!
+//! librdmacm opens each device once for the process; a [`Context`] keeps it open by holding an
+//! identifier that is bound to it.
+
+use std::ffi::CStr;
+use std::fmt;
+use std::io;
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use rdma_sys::{
+    ibv_access_flags, ibv_ack_async_event, ibv_alloc_mw, ibv_alloc_pd, ibv_async_event,
+    ibv_close_device, ibv_context, ibv_dealloc_mw, ibv_dealloc_pd, ibv_dereg_mr, ibv_device,
+    ibv_device_attr, ibv_device_cap_flags, ibv_free_device_list, ibv_get_async_event,
+    ibv_get_device_list, ibv_get_device_name, ibv_mr, ibv_mw, ibv_mw_type, ibv_open_device, ibv_pd,
+    ibv_query_device, ibv_reg_mr, ibv_transport_type,
+};
+
+use super::cm::{CmId, EventChannel, duplicate, set_nonblocking};
+use super::outcome;
+use crate::fabric::Access;
+use crate::mem::Region;
+
+/// rdma_rxe's vendor id: a device in software, where each post is a system call.
+const VENDOR_SOFT_ROCE: u32 = 0x00ff_ffff;
+
+/// What a device can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::fabric::verbs) struct DeviceLimits {
+    pub(in crate::fabric::verbs) qp_wr_max: u32,
+    pub(in crate::fabric::verbs) cqe_max: u32,
+    pub(in crate::fabric::verbs) sge_max: u32,
+    /// RDMA reads a queue pair serves at once.
+    pub(in crate::fabric::verbs) responder_reads_max: u8,
+    /// RDMA reads a queue pair has outstanding.
+    pub(in crate::fabric::verbs) initiator_reads_max: u8,
+    /// Memory windows of type 1.
+    pub(in crate::fabric::verbs) windows: bool,
+    /// iWARP: no RDMA write with immediate, reads need a writable sink.
+    pub(in crate::fabric::verbs) iwarp: bool,
+    /// rdma_rxe.
+    pub(in crate::fabric::verbs) soft_roce: bool,
+}
+
+impl DeviceLimits {
+    fn new(raw: &ibv_device_attr, iwarp: bool) -> Self {
+        let count = |value: libc::c_int| u32::try_from(value).unwrap_or(0);
+        let few = |value: libc::c_int| u8::try_from(value.clamp(0, 255)).unwrap_or(0);
+        Self {
+            qp_wr_max: count(raw.max_qp_wr),
+            cqe_max: count(raw.max_cqe),
+            sge_max: count(raw.max_sge),
+            responder_reads_max: few(raw.max_qp_rd_atom),
+            initiator_reads_max: few(raw.max_qp_init_rd_atom),
+            windows: raw.max_mw > 0
+                && raw.device_cap_flags & ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW.0 != 0,
+            iwarp,
+            soft_roce: !iwarp && raw.vendor_id == VENDOR_SOFT_ROCE,
+        }
+    }
+}
+
+fn query(context: NonNull<ibv_context>) -> io::Result<DeviceLimits> {
+    // SAFETY: plain data, for which all zeroes is valid.
+    let mut raw: ibv_device_attr = unsafe { std::mem::zeroed() };
+    // SAFETY: an open context; the attributes are written during the call.
+    outcome(unsafe { ibv_query_device(context.as_ptr(), &raw mut raw) })?;
+    // SAFETY: an open context names its device as long as it lives.
+    let transport = unsafe { (*(*context.as_ptr()).device).transport_type };
+    Ok(DeviceLimits::new(&raw, transport == ibv_transport_type::IBV_TRANSPORT_IWARP))
+}
+
+fn name_of(device: *mut ibv_device) -> String {
+    // SAFETY: a device's name is a C string inside the device.
+    let name = unsafe { CStr::from_ptr(ibv_get_device_name(device)) };
+    name.to_string_lossy().into_owned()
+}
+
+/// Opens the device of that name for a moment and says what it can do.
+pub(in crate::fabric::verbs) fn probe(name: &str) -> io::Result<DeviceLimits> {
+    let mut count = 0;
+    // SAFETY: `count` is written; null is the error.
+    let list = unsafe { ibv_get_device_list(&raw mut count) };
+    if list.is_null() {
+        return Err(io::Error::last_os_error());
+    }
+    let mut found = Err(io::Error::from(io::ErrorKind::NotFound));
+    for at in 0..usize::try_from(count).unwrap_or(0) {
+        // SAFETY: the list has `count` devices.
+        let device = unsafe { *list.add(at) };
+        if name_of(device) != name {
+            continue;
+        }
+        // SAFETY: a device of the list; null is the error. What was opened is closed once, before
+        // the list goes.
+        found = match NonNull::new(unsafe { ibv_open_device(device) }) {
+            None => Err(io::Error::last_os_error()),
+            Some(context) => {
+                let limits = query(context);
+                // SAFETY: opened above, nothing was made in it.
+                unsafe { ibv_close_device(context.as_ptr()) };
+                limits
+            }
+        };
+    }
+    // SAFETY: the list came from `ibv_get_device_list`.
+    unsafe { ibv_free_device_list(list) };
+    found
+}
+
+/// What a device reports out of band.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::fabric::verbs) enum AsyncEvent {
+    /// A queue pair, by the device's number, failed.
+    QpFailed { qp_num: u32, what: &'static str },
+    /// A port went down or came up.
+    Port { number: u8, up: bool },
+    /// The device failed.
+    DeviceFailed,
+    /// A completion queue failed or ran over.
+    CqFailed,
+    /// Nothing for us.
+    Other,
+}
+
+/// `ibv_event_type`, as plain numbers: a device may report one that these headers do not know.
+mod event {
+    pub(super) const CQ_ERR: u32 = 0;
+    pub(super) const QP_FATAL: u32 = 1;
+    pub(super) const QP_REQ_ERR: u32 = 2;
+    pub(super) const QP_ACCESS_ERR: u32 = 3;
+    pub(super) const DEVICE_FATAL: u32 = 8;
+    pub(super) const PORT_ACTIVE: u32 = 9;
+    pub(super) const PORT_ERR: u32 = 10;
+}
+
+/// An open device.
+pub(in crate::fabric::verbs) struct Context {
+    raw: NonNull<ibv_context>,
+    limits: DeviceLimits,
+    name: String,
+    /// Last: keeps the device open.
+    _bound: CmId,
+}
+
+// SAFETY: libibverbs guards its own state; contexts may be used from any thread.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// The device that has this address. None when the address is on this host, but no RDMA
+    /// device is behind it.
+    pub(in crate::fabric::verbs) fn of_address(
+        channel: &Arc<EventChannel>,
+        address: IpAddr,
+        scope: u32,
+    ) -> io::Result<Option<Self>> {
+        let id = CmId::new(channel)?;
+        id.bind(match address {
+            IpAddr::V4(v4) => SocketAddr::from((v4, 0)),
+            IpAddr::V6(v6) => SocketAddr::V6(std::net::SocketAddrV6::new(v6, 0, 0, scope)),
+        })?;
+        let Some(raw) = id.verbs() else { return Ok(None) };
+        let limits = query(raw)?;
+        // SAFETY: an open context; its descriptor and device live as long as it does.
+        let (fd, name) = unsafe { ((*raw.as_ptr()).async_fd, name_of((*raw.as_ptr()).device)) };
+        set_nonblocking(fd)?;
+        Ok(Some(Self { raw, limits, name, _bound: id }))
+    }
+
+    pub(in crate::fabric::verbs) fn key(&self) -> usize {
+        self.raw.as_ptr() as usize
+    }
+
+    pub(in crate::fabric::verbs) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(in crate::fabric::verbs) fn limits(&self) -> &DeviceLimits {
+        &self.limits
+    }
+
+    pub(super) fn raw(&self) -> *mut ibv_context {
+        self.raw.as_ptr()
+    }
+
+    /// A descriptor that is readable when the device has something to report.
+    pub(in crate::fabric::verbs) fn async_pollable(&self) -> io::Result<OwnedFd> {
+        // SAFETY: an open context.
+        duplicate(unsafe { (*self.raw.as_ptr()).async_fd })
+    }
+
+    /// The next report, acknowledged; None when there is none.
+    pub(in crate::fabric::verbs) fn next_async(&self) -> io::Result<Option<AsyncEvent>> {
+        let mut raw = MaybeUninit::<ibv_async_event>::zeroed();
+        // SAFETY: an open context, whose descriptor does not block; `raw` is written on success.
+        if unsafe { ibv_get_async_event(self.raw.as_ptr(), raw.as_mut_ptr()) } != 0 {
+            let error = io::Error::last_os_error();
+            return match error.raw_os_error() {
+                Some(libc::EAGAIN | libc::EINTR) => Ok(None),
+                _ => Err(error),
+            };
+        }
+        let pointer = raw.as_mut_ptr();
+        // SAFETY: the event was filled in. Its type is read as a number, because it may be one
+        // that the Rust enum lacks; the element is read as what the type says, and a queue pair
+        // it names lives until the event is acknowledged.
+        let event = unsafe {
+            let kind = (&raw const (*pointer).event_type).cast::<u32>().read();
+            let element = &raw const (*pointer).element;
+            match kind {
+                event::QP_FATAL | event::QP_REQ_ERR | event::QP_ACCESS_ERR => {
+                    AsyncEvent::QpFailed {
+                        qp_num: (*(*element).qp).qp_num,
+                        what: match kind {
+                            event::QP_REQ_ERR => "an invalid request of the peer",
+                            event::QP_ACCESS_ERR => "an access of the peer that is not allowed",
+                            _ => "a failure of the queue pair",
+                        },
+                    }
+                }
+                event::PORT_ACTIVE | event::PORT_ERR => AsyncEvent::Port {
+                    number: u8::try_from((*element).port_num).unwrap_or(0),
+                    up: kind == event::PORT_ACTIVE,
+                },
+                event::DEVICE_FATAL => AsyncEvent::DeviceFailed,
+                event::CQ_ERR => AsyncEvent::CqFailed,
+                _ => AsyncEvent::Other,
+            }
+        };
+        // SAFETY: acknowledged once.
+        unsafe { ibv_ack_async_event(pointer) };
+        Ok(Some(event))
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// A protection domain of a device.
+pub(in crate::fabric::verbs) struct Pd {
+    raw: NonNull<ibv_pd>,
+    context: Arc<Context>,
+}
+
+// SAFETY: libibverbs guards its own state; domains may be used from any thread.
+unsafe impl Send for Pd {}
+// SAFETY: as above.
+unsafe impl Sync for Pd {}
+
+impl Pd {
+    pub(in crate::fabric::verbs) fn new(context: &Arc<Context>) -> io::Result<Self> {
+        // SAFETY: an open context; null is the error.
+        let raw = NonNull::new(unsafe { ibv_alloc_pd(context.raw()) })
+            .ok_or_else(io::Error::last_os_error)?;
+        Ok(Self { raw, context: Arc::clone(context) })
+    }
+
+    pub(in crate::fabric::verbs) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    pub(super) fn raw(&self) -> *mut ibv_pd {
+        self.raw.as_ptr()
+    }
+}
+
+impl Drop for Pd {
+    fn drop(&mut self) {
+        // SAFETY: everything made in it holds it, so nothing is left in it.
+        unsafe { ibv_dealloc_pd(self.raw.as_ptr()) };
+    }
+}
+
+impl fmt::Debug for Pd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pd").field("device", &self.context.name).finish_non_exhaustive()
+    }
+}
+
+/// Registered memory.
+pub(in crate::fabric::verbs) struct Mr {
+    raw: NonNull<ibv_mr>,
+    region: Arc<Region>,
+    pd: Arc<Pd>,
+}
+
+// SAFETY: libibverbs guards its own state; the fields read here never change.
+unsafe impl Send for Mr {}
+// SAFETY: as above.
+unsafe impl Sync for Mr {}
+
+/// The flags for an access, in verbs' terms.
+pub(super) fn access_flags(access: Access) -> libc::c_uint {
+    let mut flags = 0;
+    for (wanted, flag) in [
+        (access.local_write, ibv_access_flags::IBV_ACCESS_LOCAL_WRITE),
+        (access.remote_write, ibv_access_flags::IBV_ACCESS_REMOTE_WRITE),
+        (access.remote_read, ibv_access_flags::IBV_ACCESS_REMOTE_READ),
+    ] {
+        if wanted {
+            flags |= flag.0;
+        }
+    }
+    flags
+}
+
+impl Mr {
+    /// Registers a region, whole, and lets windows be bound to it where the device has any.
+    pub(in crate::fabric::verbs) fn new(
+        pd: &Arc<Pd>,
+        region: &Arc<Region>,
+        access: Access,
+    ) -> io::Result<Self> {
+        let limits = pd.context.limits;
+        let mut flags = access_flags(access);
+        if access.remote_write {
+            // The device refuses a peer's writes where we could not write ourselves.
+            flags |= ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
+        }
+        if limits.iwarp && access.local_write {
+            // The answer to a read is a write of the peer there (RFC 5040, 4.5).
+            flags |= ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
+        }
+        if limits.windows {
+            flags |= ibv_access_flags::IBV_ACCESS_MW_BIND.0;
+        }
+        // SAFETY: the region is mapped for its whole length and held until after the
+        // deregistration; peers and the device may change its bytes at any time, which regions
+        // are made for.
+        let raw = NonNull::new(unsafe {
+            ibv_reg_mr(pd.raw.as_ptr(), region.address(0).cast(), region.len(), flags.cast_signed())
+        })
+        .ok_or_else(io::Error::last_os_error)?;
+        Ok(Self { raw, region: Arc::clone(region), pd: Arc::clone(pd) })
+    }
+
+    pub(in crate::fabric::verbs) fn lkey(&self) -> u32 {
+        // SAFETY: the registration lives until our drop.
+        unsafe { (*self.raw.as_ptr()).lkey }
+    }
+
+    pub(in crate::fabric::verbs) fn rkey(&self) -> u32 {
+        // SAFETY: as above.
+        unsafe { (*self.raw.as_ptr()).rkey }
+    }
+
+    pub(in crate::fabric::verbs) fn base(&self) -> u64 {
+        self.region.address(0) as u64
+    }
+
+    pub(in crate::fabric::verbs) fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    pub(super) fn raw(&self) -> *mut ibv_mr {
+        self.raw.as_ptr()
+    }
+}
+
+impl Drop for Mr {
+    fn drop(&mut self) {
+        // SAFETY: windows hold their registration, so none is bound to it.
+        let code = unsafe { ibv_dereg_mr(self.raw.as_ptr()) };
+        if code != 0 {
+            // The device may still reach the memory: it must not be used for anything else.
+            tracing::error!(code, device = %self.pd.context.name, "cannot deregister memory");
+            std::mem::forget(Arc::clone(&self.region));
+        }
+    }
+}
+
+impl fmt::Debug for Mr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mr").field("lkey", &self.lkey()).field("region", &self.region).finish()
+    }
+}
+
+/// A memory window of type 1: good on every queue pair of its domain.
+pub(in crate::fabric::verbs) struct Mw {
+    raw: NonNull<ibv_mw>,
+    mr: Arc<Mr>,
+    key: AtomicU32,
+    /// True while a thread changes it.
+    busy: AtomicBool,
+    /// A bind failed, so what its key is nobody knows.
+    broken: AtomicBool,
+}
+
+// SAFETY: libibverbs guards its own state; the one field that changes does so under `busy`.
+unsafe impl Send for Mw {}
+// SAFETY: as above.
+unsafe impl Sync for Mw {}
+
+impl Mw {
+    pub(in crate::fabric::verbs) fn new(mr: &Arc<Mr>) -> io::Result<Self> {
+        // SAFETY: a living domain; None and null are errors.
+        let raw = unsafe { ibv_alloc_mw(mr.pd.raw.as_ptr(), ibv_mw_type::IBV_MW_TYPE_1) };
+        let raw = raw.and_then(NonNull::new).ok_or_else(io::Error::last_os_error)?;
+        // SAFETY: just made.
+        let key = AtomicU32::new(unsafe { (*raw.as_ptr()).rkey });
+        Ok(Self {
+            raw,
+            mr: Arc::clone(mr),
+            key,
+            busy: AtomicBool::new(false),
+            broken: AtomicBool::new(false),
+        })
+    }
+
+    pub(in crate::fabric::verbs) fn key(&self) -> u32 {
+        self.key.load(Ordering::Acquire)
+    }
+
+    pub(in crate::fabric::verbs) fn mr(&self) -> &Arc<Mr> {
+        &self.mr
+    }
+
+    pub(in crate::fabric::verbs) fn pd(&self) -> &Arc<Pd> {
+        &self.mr.pd
+    }
+
+    pub(in crate::fabric::verbs) fn set_broken(&self) {
+        self.broken.store(true, Ordering::Release);
+    }
+
+    /// Runs a change with the window's handle and its key before; the new key comes out. None
+    /// when another thread is at it, which is its users' mistake, or when it is broken.
+    pub(super) fn change<E>(
+        &self,
+        run: impl FnOnce(NonNull<ibv_mw>, u32) -> Result<u32, E>,
+    ) -> Option<Result<u32, E>> {
+        if self.broken.load(Ordering::Acquire) || self.busy.swap(true, Ordering::Acquire) {
+            return None;
+        }
+        let changed = run(self.raw, self.key());
+        if let Ok(key) = changed {
+            self.key.store(key, Ordering::Release);
+        }
+        self.busy.store(false, Ordering::Release);
+        Some(changed)
+    }
+}
+
+impl Drop for Mw {
+    fn drop(&mut self) {
+        // SAFETY: the window is ours, and its registration still stands.
+        let code = unsafe { ibv_dealloc_mw(self.raw.as_ptr()) };
+        if code != 0 {
+            tracing::error!(code, device = %self.mr.pd.context.name, "cannot free a window");
+            std::mem::forget(Arc::clone(&self.mr));
+        }
+    }
+}
+
+impl fmt::Debug for Mw {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mw({:08x})", self.key())
+    }
+}
+
+/// RLIMIT_MEMLOCK in bytes; None when there is no limit.
+pub(in crate::fabric::verbs) fn memory_lock_limit() -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is written during the call.
+    let code = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
+    (code == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}

@@ -1,0 +1,32 @@
+//! The calls of libibverbs and librdmacm, made safe by ownership.
+//!
+//! The only unsafe code of the provider. A handle destroys what it made when it is dropped, and
+//! holds what must outlive it: a queue pair its domain and queue, a window its registration, a
+//! registration its domain and memory, a domain its device. Memory named by a posted request is
+//! owned by the queue pair until the request has completed or the queue pair is destroyed.
+//!
+//! `cm.rs` the connection manager · `device.rs` devices, domains, registrations, windows · `cq.rs`
+//! completion queues · `qp.rs` queue pairs and what is posted on them.
+
+mod cm;
+mod cq;
+mod device;
+mod qp;
+
+use std::io;
+
+pub(super) use cm::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel, IdKey};
+pub(super) use cq::{CompChannel, Cq, Wc};
+pub(super) use device::{AsyncEvent, Context, Mr, Mw, Pd, memory_lock_limit, probe};
+#[cfg(test)]
+pub(super) use qp::WrTag;
+pub(super) use qp::{Posted, Qp};
+
+/// The outcome of a call that returns 0, an errno, or -1 with errno set.
+fn outcome(code: libc::c_int) -> io::Result<()> {
+    match code {
+        0 => Ok(()),
+        errno if errno > 0 => Err(io::Error::from_raw_os_error(errno)),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
