@@ -28,11 +28,14 @@ pub struct BridgeConfig {
     pub connections_max: usize,
     /// Requests in flight on this core; one connection has at most half of them.
     pub requests_max: u32,
+    /// Bytes of buffers that are made real at start and used first, so that this much traffic
+    /// needs no fresh memory.
+    pub touched_bytes: usize,
 }
 
 impl Default for BridgeConfig {
     fn default() -> Self {
-        Self { buffer_bytes: 64 << 20, connections_max: 48, requests_max: 1024 }
+        Self { buffer_bytes: 64 << 20, connections_max: 48, requests_max: 1024, touched_bytes: 0 }
     }
 }
 
@@ -64,8 +67,9 @@ impl Bridge {
             let what = "a bridge needs room for a request and for a connection";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
-        let buffers =
+        let mut buffers =
             Buffers::new(config.buffer_bytes, config.connections_max, export.max_payload as usize)?;
+        buffers.touch(config.touched_bytes);
         device.attach_region(buffers.region())?;
         Ok(Self {
             port: ring.port(),
@@ -79,23 +83,41 @@ impl Bridge {
 
     /// Takes a connected client over. It is closed at once when there are too many.
     pub fn adopt(&mut self, now: Instant, socket: OwnedFd) {
+        let rows_max = self.shared.requests.capacity();
+        self.add(socket, |fd, slot, generation, _| Conn::new(fd, slot, generation, now, rows_max));
+    }
+
+    /// Takes over the other end of a socket that the kernel has, or will have, for a device that
+    /// shows this bridge's export. There is no handshake and no bound in time for the kernel.
+    /// False when there are too many connections; then the socket is closed.
+    pub fn adopt_kernel(&mut self, now: Instant, socket: OwnedFd) -> bool {
+        self.add(socket, |fd, slot, generation, shared| {
+            Conn::of_kernel(fd, slot, generation, now, shared)
+        })
+    }
+
+    fn add(
+        &mut self,
+        socket: OwnedFd,
+        make: impl FnOnce(Fd, usize, u32, &Shared) -> io::Result<Conn>,
+    ) -> bool {
         if self.stopping || self.connections() >= self.config.connections_max {
             tracing::warn!(
                 "NBD client turned away: {} connections on this core",
                 self.connections()
             );
-            return;
+            return false;
         }
         let slot = self.conns.iter().position(Option::is_none).unwrap_or_else(|| {
             self.conns.push(None);
             self.conns.len() - 1
         });
         self.generation = self.generation.wrapping_add(1);
-        let rows_max = self.shared.requests.capacity();
-        match Conn::new(Fd::new(socket), slot, self.generation, now, rows_max) {
+        match make(Fd::new(socket), slot, self.generation, &self.shared) {
             Ok(conn) => self.conns[slot] = Some(conn),
             Err(error) => tracing::warn!("NBD client turned away: {error}"),
         }
+        self.conns[slot].is_some()
     }
 
     /// Takes no more requests; what is in flight is answered, then connections close.

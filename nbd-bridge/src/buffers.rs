@@ -92,6 +92,18 @@ impl Buffers {
         self.pool.region()
     }
 
+    /// Makes the memory of the buffers that are taken first real, at least `bytes` of it as far as
+    /// there are so many. What is given back is taken again before others, so that as much traffic
+    /// as fits them needs no fresh memory.
+    pub(crate) fn touch(&mut self, bytes: usize) {
+        let count = bytes.div_ceil(BUFFER_LEN).min(self.pool.available());
+        let taken: Vec<u32> = (0..count).filter_map(|_| self.pool.take()).collect();
+        for &index in taken.iter().rev() {
+            self.pool.slice(index).fill(0);
+            self.pool.give(index);
+        }
+    }
+
     /// Takes a whole buffer with one holder.
     fn take(&mut self) -> Option<u32> {
         let index = self.pool.take()?;
@@ -333,6 +345,23 @@ mod tests {
         for _ in 0..8 {
             assert!(buffers.take_receiver().is_some());
         }
+    }
+
+    #[test]
+    fn touched_buffers_are_those_taken_first() {
+        let mut buffers = buffers(6, 1);
+        buffers.region().fill(0, 6 * BUFFER_LEN, 7);
+        buffers.touch(BUFFER_LEN + 1);
+        assert_eq!(buffers.available(), 6);
+        let first = |buffers: &Buffers, index| {
+            let mut byte = [0];
+            buffers.copy_out(index, BUFFER_LEN - 1, &mut byte);
+            byte[0]
+        };
+        let taken: Vec<u32> = (0..6).filter_map(|_| buffers.take()).collect();
+        let touched: Vec<u8> = taken.iter().map(|&index| first(&buffers, index)).collect();
+        assert_eq!(touched, [0, 0, 7, 7, 7, 7]);
+        buffers.touch(usize::MAX);
     }
 
     #[test]

@@ -7,6 +7,11 @@
 //! large write that is at most its header. Reads are answered from the memory that the device
 //! filled. Replies go out in the order in which requests finish, many to a system call.
 //!
+//! The kernel's end of a device ([`crate::kernel`]) is such a connection too, without a handshake
+//! and without bounds in time: it is trusted, it has nothing else to turn to, and memory may be so
+//! short that it reads and writes slowly. Cutting it off would fail IO that is only late. It ends
+//! when the device is disconnected, which has bounds of its own.
+//!
 //! This file is the connection's life and its bounds in time; `parse` turns bytes into requests,
 //! `socket` receives and sends. Called by `bridge`.
 
@@ -90,9 +95,12 @@ pub(crate) struct Conn {
     send_by: Instant,
     /// The socket is unusable: send and receive no more.
     broken: bool,
+    /// The other end is the kernel, for which there are no bounds in time.
+    kernel: bool,
 }
 
 impl Conn {
+    /// A client that is about to begin its handshake.
     pub(crate) fn new(
         fd: Fd,
         slot: usize,
@@ -102,11 +110,35 @@ impl Conn {
     ) -> std::io::Result<Self> {
         let mut greeting = Vec::with_capacity(1024);
         let handshake = Box::new(Handshake::start(&mut greeting));
+        let this = Self::in_transmission(fd, slot, generation, now, rows_max)?;
+        Ok(Self { phase: Phase::Handshake(handshake), greeting, ..this })
+    }
+
+    /// The kernel, which was told the export by other means and begins with requests.
+    pub(crate) fn of_kernel(
+        fd: Fd,
+        slot: usize,
+        generation: u32,
+        now: Instant,
+        shared: &Shared,
+    ) -> std::io::Result<Self> {
+        let rows_max = shared.requests.capacity();
+        let this = Self::in_transmission(fd, slot, generation, now, rows_max)?;
+        Ok(Self { rules: Some(Rules::new(&shared.export, false)), kernel: true, ..this })
+    }
+
+    fn in_transmission(
+        fd: Fd,
+        slot: usize,
+        generation: u32,
+        now: Instant,
+        rows_max: usize,
+    ) -> std::io::Result<Self> {
         Ok(Self {
             fd,
             slot,
             generation,
-            phase: Phase::Handshake(handshake),
+            phase: Phase::Header,
             rules: None,
             buffer: None,
             start: 0,
@@ -116,7 +148,7 @@ impl Conn {
             sending: None,
             vecs: Some(IoVecs::new(SLICES_MAX)),
             staging: Region::new(REPLIES_MAX * reply::ROOM)?.whole(),
-            greeting,
+            greeting: Vec::new(),
             replies: VecDeque::with_capacity(rows_max),
             in_send: Vec::with_capacity(REPLIES_MAX),
             rows: 0,
@@ -125,6 +157,7 @@ impl Conn {
             heard: now,
             send_by: now,
             broken: false,
+            kernel: false,
         })
     }
 
@@ -220,7 +253,7 @@ impl Conn {
 
     /// When the client has to have gone on.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        if self.broken {
+        if self.broken || self.kernel {
             return None;
         }
         let to_receive = match self.phase {

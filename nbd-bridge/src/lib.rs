@@ -6,6 +6,7 @@
 //!   connections of a core have in common.
 //! - `proto`: the NBD protocol as machines without IO; bytes in, bytes and decisions out.
 //! - `bridge`: a core's connections, its requests and its device.
+//! - `kernel`: the same cores behind a block device of the kernel, /dev/nbdX.
 //! - `export`, `status`: a device and its errors as NBD shows them.
 
 #![forbid(unsafe_code)]
@@ -14,6 +15,7 @@ mod bridge;
 mod buffers;
 mod conn;
 mod export;
+pub mod kernel;
 mod listener;
 mod proto;
 mod requests;

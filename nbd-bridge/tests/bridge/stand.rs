@@ -103,7 +103,12 @@ pub(crate) fn geometry() -> Geometry {
 
 /// Small, so that the edges are near: a request of 32 MiB beside eight connections.
 pub(crate) fn config() -> BridgeConfig {
-    BridgeConfig { buffer_bytes: 144 * (260 << 10), connections_max: 8, requests_max: 64 }
+    BridgeConfig {
+        buffer_bytes: 144 * (260 << 10),
+        connections_max: 8,
+        requests_max: 64,
+        ..BridgeConfig::default()
+    }
 }
 
 pub(crate) struct Stand {

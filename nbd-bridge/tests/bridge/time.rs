@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use nbd_bridge::{Bridge, export_info};
+use nbd_bridge::kernel::{BUSY_BYTES, QUEUE_DEPTH, REQUEST_BYTES};
+use nbd_bridge::{Bridge, BridgeConfig, export_info};
 use rtrs_core::rt::Ring;
 use rtrs_core::time::Instant;
 
-use crate::client::{Client, READ, WRITE, request};
+use crate::client::{Client, DISC, READ, WRITE, request};
 use crate::device::{Switches, TestDevice};
 use crate::stand::{config, geometry};
 
@@ -24,11 +25,15 @@ struct Timed {
 
 impl Timed {
     fn new() -> Self {
+        Self::with(config())
+    }
+
+    fn with(config: BridgeConfig) -> Self {
         let ring = Ring::new(32).unwrap();
         let switches = Arc::new(Switches::default());
         let device = TestDevice::new(geometry(), Arc::clone(&switches));
         let export = export_info("vol0", &geometry());
-        let bridge = Bridge::new(&ring, Box::new(device), export, config()).unwrap();
+        let bridge = Bridge::new(&ring, Box::new(device), export, config).unwrap();
         Self { ring, bridge, switches, now: Instant::from_nanos(1 << 50) }
     }
 
@@ -53,6 +58,13 @@ impl Timed {
         ours.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         self.bridge.adopt(self.now, theirs.into());
         ours
+    }
+
+    fn kernel(&mut self) -> Client {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        assert!(self.bridge.adopt_kernel(self.now, theirs.into()));
+        Client { stream: ours, structured: false }
     }
 
     fn client(&mut self) -> Client {
@@ -149,4 +161,77 @@ fn a_client_that_does_not_read_has_a_bound() {
     assert_eq!(timed.bridge.connections(), 1, "32 MiB take their time");
     timed.pass(30 + 128);
     assert_eq!((timed.bridge.connections(), timed.bridge.inflight()), (0, 0));
+}
+
+#[test]
+fn the_kernel_is_never_cut_off() {
+    let mut timed = Timed::new();
+    let mut kernel = timed.kernel();
+    timed.pass(3600);
+    // No handshake; in the middle of a header, and of a payload.
+    let header = request(WRITE, 0, 1, 4096, 8192);
+    let (first, rest) = header.split_at(20);
+    for part in [first, rest, &[7; 5000], &[7; 3192]] {
+        kernel.stream.write_all(part).unwrap();
+        timed.settle();
+        assert_eq!(timed.bridge.deadline(), None);
+        timed.pass(3600);
+        assert_eq!(timed.bridge.connections(), 1);
+    }
+    assert_eq!(kernel.reply(|_| 0).error, 0);
+    // While it does not read.
+    kernel.send(READ, 0, 2, 0, 32 << 20);
+    timed.settle();
+    timed.pass(24 * 3600);
+    assert_eq!((timed.bridge.connections(), timed.bridge.inflight()), (1, 1));
+    let thread = std::thread::spawn(move || {
+        let data = kernel.reply(|_| 32 << 20).data;
+        (kernel, data)
+    });
+    while !thread.is_finished() {
+        timed.settle();
+    }
+    let (mut kernel, data) = thread.join().unwrap();
+    assert!(data[..4096].iter().all(|b| *b == 0) && data[4096..12288].iter().all(|b| *b == 7));
+    // A refusal, and the end when the device is disconnected.
+    kernel.send(READ, 0, 3, 1, 4096);
+    timed.settle();
+    assert_eq!(kernel.reply(|_| 0).error, 22);
+    kernel.send(DISC, 0, 4, 0, 0);
+    timed.settle();
+    assert_eq!((timed.bridge.connections(), timed.bridge.inflight()), (0, 0));
+    assert!(kernel.is_closed());
+}
+
+#[test]
+fn a_full_queue_of_the_kernel_is_taken_at_once() {
+    // As for a device: all at the size that the kernel sends if nobody changed it.
+    let config =
+        BridgeConfig { connections_max: 2, touched_bytes: BUSY_BYTES, ..BridgeConfig::default() };
+    let mut timed = Timed::with(config);
+    let mut kernel = timed.kernel();
+    kernel.stream.set_nonblocking(true).unwrap();
+    timed.switches.hold.store(true, SeqCst);
+    let bytes = u32::try_from(REQUEST_BYTES).unwrap();
+    for cookie in 0..u64::from(QUEUE_DEPTH) {
+        let mut message = if cookie % 2 == 0 {
+            request(READ, 0, cookie, 0, bytes)
+        } else {
+            let mut message = request(WRITE, 0, cookie, 0, bytes);
+            message.resize(message.len() + REQUEST_BYTES, 1);
+            message
+        };
+        while !message.is_empty() {
+            match kernel.stream.write(&message) {
+                Ok(sent) => drop(message.drain(..sent)),
+                Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::WouldBlock),
+            }
+            timed.settle();
+        }
+    }
+    assert_eq!(timed.bridge.inflight(), QUEUE_DEPTH as usize);
+    timed.bridge.abort();
+    timed.switches.hold.store(false, SeqCst);
+    timed.settle();
+    assert_eq!(timed.bridge.connections(), 0);
 }

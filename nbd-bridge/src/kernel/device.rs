@@ -1,0 +1,603 @@
+//! The life of a kernel device: what has to hold before, connect, and disconnect.
+//!
+//! Every step has a bound. A disconnect that meets stuck IO still ends: the kernel is asked from a
+//! thread that may be left behind, and if it does not answer soon the sockets are shut down under
+//! it, upon which it fails what is in flight. The sockets' kernel ends are kept for that.
+//!
+//! Called by the process that holds a session: [`check`] early, [`KernelDevice::connect`] from its
+//! main thread when every core has adopted its socket, [`KernelDevice::disconnect`] before the
+//! cores end. Source of the driver's behaviour: `drivers/block/nbd.c`.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use rtrs_core::rt::{page_size, privileges};
+use socket2::{Domain, Socket, Type};
+
+use super::netlink::{Attr, Netlink, SOCKETS_MAX, sockets_attr};
+use super::sysfs::Places;
+use super::usage::uses;
+use super::{DeviceChoice, REQUEST_BYTES};
+use crate::proto::ExportInfo;
+use crate::proto::wire::transmission_flags as tf;
+
+/// For a device that somebody has open only for a moment, as udev does after a disconnect.
+const BUSY_PATIENCE: Duration = Duration::from_secs(3);
+/// For what the kernel shows right after a connect: the node in /dev comes from devtmpfs.
+const NODE_PATIENCE: Duration = Duration::from_secs(5);
+/// For the kernel to disconnect a device whose sockets are read; then they are shut down.
+const DISCONNECT_PATIENCE: Duration = Duration::from_secs(1);
+/// For the same with sockets that are shut down, or whose process is gone.
+const SHUT_PATIENCE: Duration = Duration::from_secs(4);
+/// For the last reference to a device to go after a disconnect.
+const GONE_PATIENCE: Duration = Duration::from_secs(1);
+/// Pause between two looks at sysfs.
+const STEP: Duration = Duration::from_millis(5);
+/// Room in a socket for the requests or replies of a batch.
+const SOCKET_BUFFER: usize = 4 << 20;
+
+/// Flags that the kernel's driver knows in some version. Each is looked at by itself, and one that
+/// a version does not know is ignored by it, so all may be passed to all.
+const KERNEL_FLAGS: u16 = tf::HAS_FLAGS
+    | tf::READ_ONLY
+    | tf::SEND_FLUSH
+    | tf::SEND_FUA
+    | tf::ROTATIONAL
+    | tf::SEND_TRIM
+    | tf::SEND_WRITE_ZEROES
+    | tf::CAN_MULTI_CONN;
+
+/// What is in the way of a device.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// The kernel does not have the nbd driver.
+    #[error(
+        "the kernel's nbd driver is not loaded; load it with \"modprobe nbd\" (in a container: on \
+         the host, and share the host's network namespace)"
+    )]
+    NoModule,
+    /// The caller may not connect devices.
+    #[error("no permission to connect a kernel device; run as root or with CAP_SYS_ADMIN")]
+    NoPermission,
+    /// Somebody uses the device.
+    #[error("/dev/nbd{index} is in use: {by}; use another device, or auto")]
+    Busy {
+        /// The device.
+        index: u32,
+        /// By whom.
+        by: String,
+    },
+    /// The export cannot be a kernel's block device.
+    #[error("the export cannot be a kernel device: {0}")]
+    Export(String),
+    /// The kernel refused.
+    #[error("the kernel cannot connect {device}{why}")]
+    Refused {
+        /// `/dev/nbdX`, or `a free device`.
+        device: String,
+        /// A guess at the reason with its remedy, or nothing.
+        why: &'static str,
+        /// Its error.
+        source: io::Error,
+    },
+    /// It was connected, but is not what it has to be.
+    #[error("/dev/nbd{index} was connected, but {what}")]
+    Odd {
+        /// The device.
+        index: u32,
+        /// What is wrong, with the remedy.
+        what: String,
+    },
+    /// The kernel did not disconnect the device in time.
+    #[error("/dev/nbd{index} could not be disconnected: {what}")]
+    Stuck {
+        /// The device.
+        index: u32,
+        /// What is in the way, with the remedy.
+        what: String,
+    },
+    /// The system refused something else: a socket, a thread.
+    #[error("cannot speak with the kernel's nbd driver")]
+    System(#[from] io::Error),
+}
+
+/// How a device is connected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceOptions {
+    /// Which one.
+    pub choice: DeviceChoice,
+    /// Seconds after which the kernel takes a socket for dead whose request has no answer, and
+    /// sends the request again through another. It must be longer than any request can take here:
+    /// a request that is sent again could overtake a later one.
+    pub timeout_s: u64,
+    /// Seconds that the kernel keeps requests when all sockets are dead, for somebody to connect
+    /// others; then they fail.
+    pub dead_timeout_s: u64,
+    /// Tells what the device is connected to: text without a newline, the same for the same
+    /// session and export. Shown in `/sys/block/nbdX/backend`.
+    pub backend: String,
+}
+
+/// Pairs of connected sockets: the kernel's ends, and those for [`crate::Bridge::adopt_kernel`].
+///
+/// # Errors
+/// The system's error when descriptors are refused.
+pub fn kernel_sockets(count: usize) -> io::Result<(Vec<OwnedFd>, Vec<OwnedFd>)> {
+    let mut pairs = (Vec::with_capacity(count), Vec::with_capacity(count));
+    for _ in 0..count {
+        let (kernel, ours) = Socket::pair(Domain::UNIX, Type::STREAM, None)?;
+        for socket in [&kernel, &ours] {
+            // The system's bound (net.core.wmem_max) holds; less room only makes it slower.
+            if let Err(error) = socket.set_send_buffer_size(SOCKET_BUFFER) {
+                tracing::debug!("socket of a kernel device not tuned: {error}");
+            }
+        }
+        pairs.0.push(kernel.into());
+        pairs.1.push(ours.into());
+    }
+    Ok(pairs)
+}
+
+/// See [`super::check_device`].
+pub(super) fn check(
+    places: &Places,
+    choice: DeviceChoice,
+    backend: &str,
+) -> Result<(), DeviceError> {
+    open_netlink()?;
+    if !privileges()?.sys_admin {
+        return Err(DeviceError::NoPermission);
+    }
+    match choice {
+        DeviceChoice::Auto => Ok(()),
+        DeviceChoice::Index(index) => check_free(places, index, backend),
+    }
+}
+
+/// Refuses a device that is connected, unless it was left behind by a process of ours.
+fn check_free(places: &Places, index: u32, backend: &str) -> Result<(), DeviceError> {
+    match places.owner(index) {
+        Some(owner) if !is_left_behind(places, index, |found| found == backend) => {
+            let of = places.backend(index).filter(|text| !text.is_empty());
+            let of = of.map(|backend| format!(" to {backend:?}")).unwrap_or_default();
+            let who = match places.process(owner) {
+                Some(name) => format!("process {owner} ({name})"),
+                None => format!("process {owner}, which is gone (free it with nbd-client -d)"),
+            };
+            let by = format!("connected{of} by {who}");
+            Err(DeviceError::Busy { index, by })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn is_left_behind(places: &Places, index: u32, is_ours: impl Fn(&str) -> bool) -> bool {
+    places.backend(index).is_some_and(|backend| is_ours(&backend))
+        && places.owner(index).is_some_and(|owner| places.is_left_behind(owner))
+}
+
+fn open_netlink() -> Result<Netlink, DeviceError> {
+    Netlink::open().map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => DeviceError::NoModule,
+        _ => DeviceError::System(error),
+    })
+}
+
+/// Disconnects devices that a process which is gone had connected with an identifier that is ours,
+/// so that their IO fails and they can be connected again. Returns their numbers.
+///
+/// # Errors
+/// All are tried; the first that could not be freed in time is [`DeviceError::Stuck`].
+pub fn free_left_behind(is_ours: impl Fn(&str) -> bool) -> Result<Vec<u32>, DeviceError> {
+    let places = Places::default();
+    let mut freed = Vec::new();
+    let mut failed = Ok(());
+    for index in places.devices() {
+        if is_left_behind(&places, index, &is_ours) {
+            tracing::info!("/dev/nbd{index} was left behind by a process that is gone: freeing it");
+            match free(&places, index) {
+                Ok(()) => freed.push(index),
+                Err(error) => failed = failed.and(Err(error)),
+            }
+        }
+    }
+    failed.map(|()| freed)
+}
+
+fn free(places: &Places, index: u32) -> Result<(), DeviceError> {
+    if !start_disconnect(index)?.wait(index, SHUT_PATIENCE)? {
+        let what = "the kernel does not end its IO; see its log".to_owned();
+        return Err(DeviceError::Stuck { index, what });
+    }
+    await_gone(places, index)
+}
+
+/// A disconnect under way.
+struct Disconnecting(mpsc::Receiver<io::Result<()>>);
+
+/// Asks the kernel to disconnect a device, from a thread of its own.
+fn start_disconnect(index: u32) -> Result<Disconnecting, DeviceError> {
+    let mut netlink = open_netlink()?;
+    let (done, result) = mpsc::channel();
+    let body = move || {
+        if done.send(netlink.disconnect(index)).is_err() {
+            tracing::debug!("/dev/nbd{index} is disconnected at last");
+        }
+    };
+    std::thread::Builder::new().name("nbd-disconnect".into()).spawn(body)?;
+    Ok(Disconnecting(result))
+}
+
+impl Disconnecting {
+    /// False when the kernel has not done so in time; the thread then still waits for it.
+    fn wait(&self, index: u32, patience: Duration) -> Result<bool, DeviceError> {
+        match self.0.recv_timeout(patience) {
+            Ok(Ok(())) => Ok(true),
+            Ok(Err(error)) if error.kind() == io::ErrorKind::PermissionDenied => {
+                Err(DeviceError::NoPermission)
+            }
+            Ok(Err(error)) => Err(DeviceError::Stuck { index, what: error.to_string() }),
+            Err(_) => Ok(false),
+        }
+    }
+}
+
+/// Waits until a device that was disconnected is free: the last process that has it open lets go
+/// of it.
+fn await_gone(places: &Places, index: u32) -> Result<(), DeviceError> {
+    if await_that(GONE_PATIENCE, || places.owner(index).is_none()) {
+        return Ok(());
+    }
+    let users: Vec<String> = uses(places, index).iter().map(ToString::to_string).collect();
+    let what = if users.is_empty() {
+        "it is disconnected, but somebody has it open".to_owned()
+    } else {
+        format!("it is disconnected, but {}", users.join(", "))
+    };
+    Err(DeviceError::Stuck { index, what: what + "; it is free when that has ended" })
+}
+
+fn await_that(patience: Duration, mut holds: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + patience;
+    loop {
+        if holds() {
+            return true;
+        }
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(STEP);
+    }
+}
+
+/// Judges whether the kernel can have an export as a block device.
+fn check_export(export: &ExportInfo) -> Result<(), DeviceError> {
+    let ExportInfo { size, min_block, .. } = *export;
+    let refuse = |text: String| Err(DeviceError::Export(text));
+    let block = min_block.max(512);
+    let block_max = u32::try_from(page_size()).unwrap_or(4096);
+    if !block.is_power_of_two() || block > block_max {
+        return refuse(format!("its block size is {block}, and the kernel's bound is {block_max}"));
+    }
+    if size == 0 {
+        return refuse("it is empty".into());
+    }
+    if i64::try_from(size).is_err() {
+        return refuse(format!("it has {size} bytes, and the kernel's bound is 8 EiB"));
+    }
+    if !size.is_multiple_of(u64::from(block)) {
+        return refuse(format!("its {size} bytes are no multiple of its block size {block}"));
+    }
+    Ok(())
+}
+
+/// The attributes of a connect, without the sockets.
+fn connect_attrs(export: &ExportInfo, options: &DeviceOptions) -> Vec<Attr> {
+    let flags = export.transmission_flags(false) & KERNEL_FLAGS;
+    let mut attrs = vec![
+        Attr::SizeBytes(export.size),
+        Attr::BlockSizeBytes(export.min_block.max(512).into()),
+        Attr::Timeout(options.timeout_s),
+        Attr::DeadConnTimeout(options.dead_timeout_s),
+        Attr::ServerFlags(flags.into()),
+        Attr::BackendIdentifier(options.backend.clone()),
+    ];
+    if let DeviceChoice::Index(index) = options.choice {
+        attrs.push(Attr::Index(index));
+    }
+    attrs
+}
+
+/// The kernel's error with a remedy.
+fn refused(choice: DeviceChoice, source: io::Error) -> DeviceError {
+    const EPERM: i32 = 1;
+    const EINVAL: i32 = 22;
+    let device = match choice {
+        DeviceChoice::Auto => "a free device".to_owned(),
+        DeviceChoice::Index(_) => choice.to_string(),
+    };
+    let why = match source.raw_os_error() {
+        Some(EPERM) => return DeviceError::NoPermission,
+        Some(EINVAL) => " (there may be no device of that number: see nbds_max of the module nbd)",
+        _ => "",
+    };
+    DeviceError::Refused { device, why, source }
+}
+
+/// A connected device. Dropping it disconnects it without waiting for its IO.
+#[derive(Debug)]
+pub struct KernelDevice {
+    index: u32,
+    places: Places,
+    /// The kernel's ends of the sockets.
+    sockets: Vec<Socket>,
+    connected: bool,
+}
+
+impl KernelDevice {
+    /// Connects a device for `export` and waits, some seconds at most, until it can be opened. The
+    /// other ends of `sockets` must be served already. Call it from the process's main thread,
+    /// which the kernel takes for the device's owner.
+    ///
+    /// Devices that a process which is gone connected with the same identifier are freed before.
+    ///
+    /// # Errors
+    /// What is in the way, with the remedy; then nothing is connected.
+    pub fn connect(
+        export: &ExportInfo,
+        options: &DeviceOptions,
+        sockets: Vec<OwnedFd>,
+    ) -> Result<Self, DeviceError> {
+        check_export(export)?;
+        if sockets.is_empty() || sockets.len() > SOCKETS_MAX {
+            let text = format!("{} sockets are not 1 to {SOCKETS_MAX}", sockets.len());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text).into());
+        }
+        let places = Places::default();
+        match free_left_behind(|found| found == options.backend) {
+            Err(DeviceError::Stuck { index, what })
+                if options.choice != DeviceChoice::Index(index) =>
+            {
+                tracing::warn!("/dev/nbd{index}, left behind, could not be freed: {what}");
+            }
+            freed => drop(freed?),
+        }
+        let mut attrs = connect_attrs(export, options);
+        attrs.push(sockets_attr(sockets.iter().map(AsFd::as_fd)));
+        let index = connect_patiently(&places, options, &attrs)?;
+        let sockets = sockets.into_iter().map(Socket::from).collect();
+        let device = Self { index, places, sockets, connected: true };
+        device.await_node(export.size)?;
+        Ok(device)
+    }
+
+    /// Waits for what the kernel shows of a device.
+    fn await_node(&self, size: u64) -> Result<(), DeviceError> {
+        let Self { index, ref places, .. } = *self;
+        let odd = |what: String| Err(DeviceError::Odd { index, what });
+        if !await_that(NODE_PATIENCE, || places.size(index) == Some(size)) {
+            let found =
+                places.size(index).map_or_else(|| "no size".into(), |n| format!("{n} bytes"));
+            return odd(format!("sysfs shows {found} instead of {size}"));
+        }
+        if places.owner(index) != Some(std::process::id()) {
+            tracing::warn!("/dev/nbd{index} does not show this process as its owner");
+        }
+        if !await_that(NODE_PATIENCE, || places.has_node(index)) {
+            let node = places.node(index);
+            return odd(format!(
+                "{} does not lead to it; mount devtmpfs there, or make it with mknod",
+                node.display()
+            ));
+        }
+        Ok(())
+    }
+
+    /// `/dev/nbdX`.
+    pub fn path(&self) -> PathBuf {
+        self.places.node(self.index)
+    }
+
+    /// Waits until nothing is in flight, `patience` at most, and disconnects the device. What is
+    /// still in flight then fails. Takes some seconds more at most, however stuck IO is.
+    ///
+    /// # Errors
+    /// [`DeviceError::Stuck`] when somebody still has the device open, so that it is not free yet,
+    /// or when the kernel did not do it in time.
+    pub fn disconnect(&mut self, patience: Duration) -> Result<(), DeviceError> {
+        let index = self.index;
+        if !std::mem::take(&mut self.connected) {
+            return Ok(());
+        }
+        if self.places.owner(index) != Some(std::process::id()) {
+            tracing::info!("/dev/nbd{index} was disconnected by another program");
+            self.shut_down();
+            return Ok(());
+        }
+        if !await_that(patience, || self.places.inflight(index) == Some(0)) {
+            let left = self.places.inflight(index).unwrap_or(0);
+            tracing::warn!("/dev/nbd{index}: {left} requests did not end in time and fail");
+        }
+        let disconnecting = start_disconnect(index);
+        let mut done = match &disconnecting {
+            Ok(disconnecting) => disconnecting.wait(index, DISCONNECT_PATIENCE),
+            Err(_) => Ok(false),
+        };
+        // The kernel is done with them, or does not get on because of them.
+        self.shut_down();
+        let disconnecting = disconnecting?;
+        if matches!(done, Ok(false)) {
+            done = disconnecting.wait(index, SHUT_PATIENCE);
+        }
+        if !done? {
+            let what = "the kernel does not end its IO; see its log".to_owned();
+            return Err(DeviceError::Stuck { index, what });
+        }
+        await_gone(&self.places, index)
+    }
+
+    fn shut_down(&mut self) {
+        for socket in self.sockets.drain(..) {
+            if let Err(error) = socket.shutdown(std::net::Shutdown::Both) {
+                tracing::debug!("socket of /dev/nbd{} not shut down: {error}", self.index);
+            }
+        }
+    }
+}
+
+impl Drop for KernelDevice {
+    fn drop(&mut self) {
+        if let Err(error) = self.disconnect(Duration::ZERO) {
+            tracing::warn!("{error}");
+        }
+    }
+}
+
+/// Connects. A device that is busy without being connected is open in some process, often for a
+/// moment only.
+fn connect_patiently(
+    places: &Places,
+    options: &DeviceOptions,
+    attrs: &[Attr],
+) -> Result<u32, DeviceError> {
+    let mut netlink = open_netlink()?;
+    let deadline = Instant::now() + BUSY_PATIENCE;
+    loop {
+        if let DeviceChoice::Index(index) = options.choice {
+            check_free(places, index, &options.backend)?;
+        }
+        match netlink.connect(attrs.to_vec()) {
+            Ok(index) => return Ok(index),
+            Err(e) if e.kind() == io::ErrorKind::ResourceBusy => {
+                let DeviceChoice::Index(index) = options.choice else {
+                    return Err(refused(options.choice, e));
+                };
+                if Instant::now() >= deadline {
+                    let users = uses(places, index);
+                    let by = users.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+                    let by = if by.is_empty() { "somebody has it open".into() } else { by };
+                    return Err(DeviceError::Busy { index, by });
+                }
+                std::thread::sleep(STEP);
+            }
+            Err(e) => return Err(refused(options.choice, e)),
+        }
+    }
+}
+
+/// The kernel's requests at their usual size fit the largest that the bridge takes.
+const _: () = assert!(REQUEST_BYTES <= crate::proto::wire::PAYLOAD_MAX as usize);
+
+#[cfg(test)]
+mod tests {
+    use super::super::sysfs::tests::Tree;
+    use super::*;
+
+    fn export(size: u64, block: u32) -> ExportInfo {
+        ExportInfo { min_block: block, ..ExportInfo::plain("v", size) }
+    }
+
+    #[test]
+    fn exports_that_cannot_be_a_device() {
+        for (size, block, text) in [
+            (0, 512, "it is empty"),
+            (4096 + 512, 4096, "its 4608 bytes are no multiple of its block size 4096"),
+            (513, 1, "its 513 bytes are no multiple of its block size 512"),
+            (1 << 63, 512, "it has 9223372036854775808 bytes, and the kernel's bound is 8 EiB"),
+            (u64::MAX, 512, "8 EiB"),
+            (1 << 20, 65536 * 2, "its block size is 131072, and the kernel's bound is "),
+        ] {
+            let error = check_export(&export(size, block)).unwrap_err().to_string();
+            assert!(error.contains(text), "{error}\nlacks {text}");
+        }
+        for (size, block) in [(512, 1), (512, 512), (4096, 4096), (i64::MAX as u64 & !4095, 4096)] {
+            check_export(&export(size, block)).unwrap();
+        }
+    }
+
+    fn options(choice: DeviceChoice) -> DeviceOptions {
+        DeviceOptions { choice, timeout_s: 90, dead_timeout_s: 2, backend: "rtrs:s/v".into() }
+    }
+
+    #[test]
+    fn an_export_becomes_attributes() {
+        let mut info = export(1 << 30, 4096);
+        (info.trim, info.write_zeroes, info.fast_zero) = (true, true, true);
+        (info.cache, info.multi_conn, info.rotational) = (true, true, true);
+        let attrs = connect_attrs(&info, &options(DeviceChoice::Auto));
+        assert_eq!(
+            attrs,
+            [
+                Attr::SizeBytes(1 << 30),
+                Attr::BlockSizeBytes(4096),
+                Attr::Timeout(90),
+                Attr::DeadConnTimeout(2),
+                // Neither cache nor fast zero, of which the kernel knows nothing.
+                Attr::ServerFlags(0x17d),
+                Attr::BackendIdentifier("rtrs:s/v".into()),
+            ]
+        );
+        info.read_only = true;
+        let attrs = connect_attrs(&info, &options(DeviceChoice::Index(3)));
+        assert_eq!(attrs.last(), Some(&Attr::Index(3)));
+        assert!(attrs.contains(&Attr::ServerFlags(0x11f)), "{attrs:?}");
+        let small = export(512, 1);
+        let attrs = connect_attrs(&small, &options(DeviceChoice::Auto));
+        assert!(attrs.contains(&Attr::BlockSizeBytes(512)), "{attrs:?}");
+    }
+
+    #[test]
+    fn devices_in_use_are_told_from_those_left_behind() {
+        let tree = Tree::new("nbd-busy");
+        tree.file("proc/self/comm", "rtrs-client\n");
+        tree.file("proc/5/comm", "rtrs-client\n");
+        tree.file("proc/6/comm", "nbd-client\n");
+        for (index, pid, backend) in
+            [(0, "5", "rtrs:s/v"), (1, "6", ""), (2, "9", "rtrs:s/v"), (3, "9", "rtrs:s/w")]
+        {
+            tree.file(&format!("sys/block/nbd{index}/pid"), &format!("{pid}\n"));
+            tree.file(&format!("sys/block/nbd{index}/backend"), &format!("{backend}\n"));
+        }
+        let free = |index| check_free(&tree.places, index, "rtrs:s/v").map_err(|e| e.to_string());
+        assert_eq!(
+            free(0).unwrap_err(),
+            "/dev/nbd0 is in use: connected to \"rtrs:s/v\" by process 5 (rtrs-client); use \
+             another device, or auto"
+        );
+        assert_eq!(
+            free(1).unwrap_err(),
+            "/dev/nbd1 is in use: connected by process 6 (nbd-client); use another device, or auto"
+        );
+        // Left behind by ours, by another's, and one that does not exist.
+        assert_eq!(free(2), Ok(()));
+        let error = free(3).unwrap_err();
+        assert!(error.contains("to \"rtrs:s/w\" by process 9, which is gone"), "{error}");
+        assert_eq!(free(4), Ok(()));
+    }
+
+    #[test]
+    fn sockets_come_in_connected_pairs() {
+        use std::io::{Read, Write};
+        use std::os::unix::net::UnixStream;
+        let (kernel, ours) = kernel_sockets(2).unwrap();
+        assert_eq!((kernel.len(), ours.len()), (2, 2));
+        for (kernel, ours) in kernel.into_iter().zip(ours) {
+            UnixStream::from(kernel).write_all(b"x").unwrap();
+            let mut text = String::new();
+            UnixStream::from(ours).read_to_string(&mut text).unwrap();
+            assert_eq!(text, "x");
+        }
+    }
+
+    #[test]
+    fn errors_name_the_remedy() {
+        let error = |choice, code| refused(choice, io::Error::from_raw_os_error(code)).to_string();
+        assert!(error(DeviceChoice::Auto, 1).contains("CAP_SYS_ADMIN"));
+        assert!(error(DeviceChoice::Index(99), 22).contains("/dev/nbd99 (there may be no device"));
+        assert_eq!(error(DeviceChoice::Auto, 12), "the kernel cannot connect a free device");
+        assert!(DeviceError::NoModule.to_string().contains("modprobe nbd"));
+    }
+}

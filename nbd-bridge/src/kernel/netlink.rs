@@ -1,0 +1,419 @@
+//! The `nbd` family of generic netlink: its messages, and the socket they go through.
+//!
+//! A command runs inside the `send` that carries it, in the calling thread: the kernel takes that
+//! thread for the owner of a connected device, and a disconnect lasts as long as the kernel needs
+//! to end its IO. So connect from the process's main thread, and disconnect from a thread that may
+//! be left behind. The answers are there when `send` returns; nothing here waits for them.
+//!
+//! Source: `include/uapi/linux/nbd-netlink.h`, `drivers/block/nbd.c` (`nbd_genl_*`). Called by
+//! `device`.
+
+use std::fmt::Debug;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use netlink_packet_core::{
+    DecodeError, Emitable, NLA_F_NESTED, NLM_F_ACK, NLM_F_REQUEST, NetlinkDeserializable,
+    NetlinkMessage, NetlinkPayload, NetlinkSerializable, Nla, NlasIterator, ParseableParametrized,
+};
+use netlink_packet_generic::ctrl::nlas::GenlCtrlAttrs;
+use netlink_packet_generic::ctrl::{GenlCtrl, GenlCtrlCmd};
+use netlink_packet_generic::{GenlFamily, GenlHeader, GenlMessage};
+use netlink_sys::protocols::NETLINK_GENERIC;
+use netlink_sys::{Socket, SocketAddr};
+
+/// Longest answer that is understood: the family's description is the longest.
+const ANSWER_MAX: usize = 16 * 1024;
+/// Answers looked at before giving up: an answer and its acknowledgement are two.
+const ANSWERS_MAX: usize = 8;
+/// Most sockets of a device, by the 16 bits of an attribute's length.
+pub(super) const SOCKETS_MAX: usize = 4096;
+
+/// What is asked of the kernel (`NBD_CMD_*`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Command {
+    Connect = 1,
+    Disconnect = 2,
+}
+
+/// An attribute (`NBD_ATTR_*`). Numbers are in the host's byte order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Attr {
+    /// The device's number. Left out of a connect, the kernel takes a free device.
+    Index(u32),
+    SizeBytes(u64),
+    BlockSizeBytes(u64),
+    /// Seconds a request may take before its socket counts as dead.
+    Timeout(u64),
+    /// The transmission flags of the NBD document.
+    ServerFlags(u64),
+    /// Descriptors of connected sockets in transmission phase.
+    Sockets(Vec<SocketItem>),
+    /// Seconds to wait for other sockets when all are dead.
+    DeadConnTimeout(u64),
+    /// Shown in `/sys/block/nbdX/backend`.
+    BackendIdentifier(String),
+}
+
+impl Nla for Attr {
+    fn value_len(&self) -> usize {
+        match self {
+            Self::Index(_) => 4,
+            Self::SizeBytes(_)
+            | Self::BlockSizeBytes(_)
+            | Self::Timeout(_)
+            | Self::ServerFlags(_)
+            | Self::DeadConnTimeout(_) => 8,
+            Self::Sockets(items) => items.as_slice().buffer_len(),
+            Self::BackendIdentifier(text) => text.len() + 1,
+        }
+    }
+
+    fn kind(&self) -> u16 {
+        match self {
+            Self::Index(_) => 1,
+            Self::SizeBytes(_) => 2,
+            Self::BlockSizeBytes(_) => 3,
+            Self::Timeout(_) => 4,
+            Self::ServerFlags(_) => 5,
+            Self::Sockets(_) => 7 | NLA_F_NESTED,
+            Self::DeadConnTimeout(_) => 8,
+            Self::BackendIdentifier(_) => 10,
+        }
+    }
+
+    fn emit_value(&self, buffer: &mut [u8]) {
+        match self {
+            Self::Index(value) => buffer.copy_from_slice(&value.to_ne_bytes()),
+            Self::SizeBytes(value)
+            | Self::BlockSizeBytes(value)
+            | Self::Timeout(value)
+            | Self::ServerFlags(value)
+            | Self::DeadConnTimeout(value) => buffer.copy_from_slice(&value.to_ne_bytes()),
+            Self::Sockets(items) => items.as_slice().emit(buffer),
+            Self::BackendIdentifier(text) => {
+                buffer[..text.len()].copy_from_slice(text.as_bytes());
+                buffer[text.len()] = 0;
+            }
+        }
+    }
+}
+
+/// One socket (`NBD_SOCK_ITEM`), an attribute around its descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SocketItem(pub(super) i32);
+
+/// The descriptor in it (`NBD_SOCK_FD`).
+#[derive(Clone, Copy, Debug)]
+struct SocketFd(i32);
+
+impl Nla for SocketItem {
+    fn value_len(&self) -> usize {
+        SocketFd(self.0).buffer_len()
+    }
+
+    fn kind(&self) -> u16 {
+        1 | NLA_F_NESTED
+    }
+
+    fn emit_value(&self, buffer: &mut [u8]) {
+        SocketFd(self.0).emit(buffer);
+    }
+}
+
+impl Nla for SocketFd {
+    fn value_len(&self) -> usize {
+        4
+    }
+
+    fn kind(&self) -> u16 {
+        1
+    }
+
+    fn emit_value(&self, buffer: &mut [u8]) {
+        buffer.copy_from_slice(&self.0.to_ne_bytes());
+    }
+}
+
+/// A message of the family. Of an answer only the device's number is looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct NbdMessage {
+    command: u8,
+    attrs: Vec<Attr>,
+}
+
+impl GenlFamily for NbdMessage {
+    fn family_name() -> &'static str {
+        "nbd"
+    }
+
+    fn command(&self) -> u8 {
+        self.command
+    }
+
+    fn version(&self) -> u8 {
+        1
+    }
+}
+
+impl Emitable for NbdMessage {
+    fn buffer_len(&self) -> usize {
+        self.attrs.as_slice().buffer_len()
+    }
+
+    fn emit(&self, buffer: &mut [u8]) {
+        self.attrs.as_slice().emit(buffer);
+    }
+}
+
+impl ParseableParametrized<[u8], GenlHeader> for NbdMessage {
+    fn parse_with_param(buffer: &[u8], header: GenlHeader) -> Result<Self, DecodeError> {
+        let mut attrs = Vec::new();
+        for attr in NlasIterator::new(buffer) {
+            let attr = attr?;
+            if attr.kind() == Attr::Index(0).kind() {
+                let value = attr.value().try_into();
+                let value =
+                    value.map_err(|_| DecodeError::from("a device number of other size"))?;
+                attrs.push(Attr::Index(u32::from_ne_bytes(value)));
+            }
+        }
+        Ok(Self { command: header.cmd, attrs })
+    }
+}
+
+/// A socket that speaks with the family.
+pub(super) struct Netlink {
+    socket: Socket,
+    family: u16,
+    sequence: u32,
+}
+
+impl Netlink {
+    /// Opens a socket and asks for the family's number. Needs no privilege.
+    ///
+    /// # Errors
+    /// The system's error; ENOENT when the kernel does not have the family, that is when the
+    /// module is not loaded, or in a network namespace other than the first.
+    pub(super) fn open() -> io::Result<Self> {
+        let mut socket = Socket::new(NETLINK_GENERIC)?;
+        socket.bind_auto()?;
+        socket.connect(&SocketAddr::new(0, 0))?;
+        // Answers are there when `send` returns: what is missing then never comes.
+        socket.set_non_blocking(true)?;
+        let mut this = Self { socket, family: 0, sequence: 0 };
+        let ask = GenlCtrl {
+            cmd: GenlCtrlCmd::GetFamily,
+            nlas: vec![GenlCtrlAttrs::FamilyName(NbdMessage::family_name().to_owned())],
+        };
+        let answer = this.ask(GenlMessage::from_payload(ask))?;
+        let family = answer
+            .into_iter()
+            .flat_map(|message| message.payload.nlas)
+            .find_map(|nla| if let GenlCtrlAttrs::FamilyId(id) = nla { Some(id) } else { None });
+        this.family = family.ok_or_else(|| invalid("no number of the family nbd"))?;
+        Ok(this)
+    }
+
+    /// Connects sockets to a device and returns its number. The calling thread becomes the
+    /// device's owner in `/sys/block/nbdX/pid`.
+    ///
+    /// # Errors
+    /// The kernel's: EPERM without CAP_SYS_ADMIN, EBUSY for a device in use (also one that is
+    /// merely open), EINVAL for numbers it does not take.
+    pub(super) fn connect(&mut self, attrs: Vec<Attr>) -> io::Result<u32> {
+        let answer = self.command(Command::Connect, attrs)?;
+        let index = answer
+            .into_iter()
+            .flat_map(|message| message.payload.attrs)
+            .find_map(|attr| if let Attr::Index(index) = attr { Some(index) } else { None });
+        index.ok_or_else(|| invalid("no device number in the answer to a connect"))
+    }
+
+    /// Disconnects a device: the kernel tells its sockets, shuts them down and fails what is in
+    /// flight. A device that is not connected is no error.
+    ///
+    /// # Errors
+    /// The kernel's: EPERM without CAP_SYS_ADMIN, EINVAL for a device that does not exist.
+    pub(super) fn disconnect(&mut self, index: u32) -> io::Result<()> {
+        self.command(Command::Disconnect, vec![Attr::Index(index)]).map(drop)
+    }
+
+    fn command(
+        &mut self,
+        command: Command,
+        attrs: Vec<Attr>,
+    ) -> io::Result<Vec<GenlMessage<NbdMessage>>> {
+        let mut message = GenlMessage::from_payload(NbdMessage { command: command as u8, attrs });
+        message.set_resolved_family_id(self.family);
+        self.ask(message)
+    }
+
+    /// Sends a message and collects what is answered up to the acknowledgement.
+    fn ask<T>(&mut self, message: T) -> io::Result<Vec<T>>
+    where
+        T: NetlinkSerializable + NetlinkDeserializable + Into<NetlinkPayload<T>> + Debug,
+    {
+        self.sequence += 1;
+        let mut message = NetlinkMessage::from(message);
+        message.header.flags = NLM_F_REQUEST | NLM_F_ACK;
+        message.header.sequence_number = self.sequence;
+        message.finalize();
+        let mut bytes = vec![0; message.buffer_len()];
+        message.serialize(&mut bytes);
+        self.socket.send(&bytes, 0)?;
+        let mut answers = Vec::new();
+        for _ in 0..ANSWERS_MAX {
+            let mut bytes = Vec::with_capacity(ANSWER_MAX);
+            self.socket.recv(&mut bytes, 0)?;
+            if take_answers(&bytes, self.sequence, &mut answers)? {
+                return Ok(answers);
+            }
+        }
+        Err(invalid("no acknowledgement"))
+    }
+}
+
+/// Takes the messages of one datagram. True when the acknowledgement was among them.
+fn take_answers<T>(mut bytes: &[u8], sequence: u32, answers: &mut Vec<T>) -> io::Result<bool>
+where
+    T: NetlinkDeserializable + Debug,
+{
+    while !bytes.is_empty() {
+        let message = NetlinkMessage::<T>::deserialize(bytes)
+            .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
+        let length = (message.header.length as usize).next_multiple_of(4);
+        bytes = bytes.get(length.max(4)..).unwrap_or_default();
+        if message.header.sequence_number != sequence {
+            continue;
+        }
+        match message.payload {
+            NetlinkPayload::Error(error) if error.code.is_some() => return Err(error.to_io()),
+            NetlinkPayload::Error(_) => return Ok(true),
+            NetlinkPayload::InnerMessage(inner) => answers.push(inner),
+            _ => {}
+        }
+    }
+    Ok(false)
+}
+
+fn invalid(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("the kernel's answer is odd: {what}"))
+}
+
+/// The attribute for sockets, whose owner keeps them open until the connect has returned.
+pub(super) fn sockets_attr<'a>(sockets: impl Iterator<Item = BorrowedFd<'a>>) -> Attr {
+    Attr::Sockets(sockets.map(|socket| SocketItem(socket.as_raw_fd())).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes_of(command: Command, attrs: Vec<Attr>) -> Vec<u8> {
+        let message = NbdMessage { command: command as u8, attrs };
+        let mut message = GenlMessage::from_payload(message);
+        message.set_resolved_family_id(0x21);
+        let mut message = NetlinkMessage::from(message);
+        message.header.flags = NLM_F_REQUEST | NLM_F_ACK;
+        message.header.sequence_number = 7;
+        message.finalize();
+        let mut bytes = vec![0xff; message.buffer_len()];
+        message.serialize(&mut bytes);
+        bytes
+    }
+
+    #[cfg(target_endian = "little")]
+    #[test]
+    fn a_disconnect_byte_for_byte() {
+        #[rustfmt::skip]
+        let expected = [
+            28, 0, 0, 0, 0x21, 0, 5, 0, 7, 0, 0, 0, 0, 0, 0, 0, // nlmsghdr
+            2, 1, 0, 0, // genlmsghdr: NBD_CMD_DISCONNECT, version 1
+            8, 0, 1, 0, 3, 0, 0, 0, // NBD_ATTR_INDEX
+        ];
+        assert_eq!(bytes_of(Command::Disconnect, vec![Attr::Index(3)]), expected);
+    }
+
+    #[cfg(target_endian = "little")]
+    #[test]
+    fn a_connect_byte_for_byte() {
+        let attrs = vec![
+            Attr::SizeBytes(1 << 32),
+            Attr::BlockSizeBytes(512),
+            Attr::Timeout(90),
+            Attr::DeadConnTimeout(1),
+            Attr::ServerFlags(0x16d),
+            Attr::Sockets(vec![SocketItem(5), SocketItem(0x1234)]),
+            Attr::BackendIdentifier("rtrs:a".into()),
+        ];
+        #[rustfmt::skip]
+        let expected = [
+            120, 0, 0, 0, 0x21, 0, 5, 0, 7, 0, 0, 0, 0, 0, 0, 0, // nlmsghdr
+            1, 1, 0, 0, // genlmsghdr: NBD_CMD_CONNECT, version 1
+            12, 0, 2, 0, 0, 0, 0, 0, 1, 0, 0, 0, // size
+            12, 0, 3, 0, 0, 2, 0, 0, 0, 0, 0, 0, // block size
+            12, 0, 4, 0, 90, 0, 0, 0, 0, 0, 0, 0, // timeout
+            12, 0, 8, 0, 1, 0, 0, 0, 0, 0, 0, 0, // dead connection timeout
+            12, 0, 5, 0, 0x6d, 1, 0, 0, 0, 0, 0, 0, // server flags
+            28, 0, 7, 0x80, // sockets, nested
+            12, 0, 1, 0x80, 8, 0, 1, 0, 5, 0, 0, 0, // an item, nested, and its descriptor
+            12, 0, 1, 0x80, 8, 0, 1, 0, 0x34, 0x12, 0, 0,
+            11, 0, 10, 0, b'r', b't', b'r', b's', b':', b'a', 0, 0, // identifier, padded
+        ];
+        assert_eq!(bytes_of(Command::Connect, attrs), expected);
+    }
+
+    #[test]
+    fn the_most_sockets_fit_an_attribute() {
+        let items = (0..SOCKETS_MAX).map(|_| SocketItem(3)).collect();
+        let attr = Attr::Sockets(items);
+        assert!(attr.value_len() + 4 <= usize::from(u16::MAX));
+    }
+
+    /// An acknowledgement (code 0) or an error of the message `sequence`.
+    fn acknowledgement(code: i32, sequence: u32) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        bytes.extend(36u32.to_ne_bytes());
+        bytes.extend(2u16.to_ne_bytes());
+        bytes.extend(0u16.to_ne_bytes());
+        bytes.extend(sequence.to_ne_bytes());
+        bytes.extend(0u32.to_ne_bytes());
+        bytes.extend(code.to_ne_bytes());
+        bytes.extend([0; 16]);
+        bytes
+    }
+
+    #[test]
+    fn answers_end_with_their_acknowledgement() {
+        let reply = bytes_of(Command::Connect, vec![Attr::Index(4)]);
+        let mut both = reply.clone();
+        both.extend(acknowledgement(0, 7));
+        let mut answers: Vec<GenlMessage<NbdMessage>> = Vec::new();
+        assert!(take_answers(&both, 7, &mut answers).unwrap());
+        assert_eq!(answers[0].payload.attrs, [Attr::Index(4)]);
+        // In a datagram of its own, and one of another question.
+        answers.clear();
+        assert!(!take_answers(&reply, 7, &mut answers).unwrap());
+        assert!(!take_answers(&acknowledgement(-1, 6), 7, &mut answers).unwrap());
+        assert!(take_answers(&acknowledgement(0, 7), 7, &mut answers).unwrap());
+        let error = take_answers(&acknowledgement(-16, 7), 7, &mut answers).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(16));
+    }
+
+    #[test]
+    fn odd_answers_are_errors_and_end() {
+        let mut answers: Vec<GenlMessage<NbdMessage>> = Vec::new();
+        let reply = bytes_of(Command::Connect, vec![Attr::Index(4)]);
+        for cut in 1..reply.len() {
+            assert!(take_answers(&reply[..cut], 7, &mut answers).is_err(), "{cut} bytes");
+        }
+        for at in 0..reply.len() {
+            for value in [0, 1, 0x7f, 0xff] {
+                let mut bytes = reply.clone();
+                bytes[at] = value;
+                let _ = take_answers(&bytes, 7, &mut answers);
+            }
+        }
+    }
+}

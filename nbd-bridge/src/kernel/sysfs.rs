@@ -1,0 +1,175 @@
+//! What the kernel shows of NBD devices in /sys, /proc and /dev.
+//!
+//! Reads small files and opens no block device, so nothing here waits for IO. The roots are fields
+//! for tests only. Called by `device` and `usage`.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use rtrs_core::rt::blkdev::device_numbers;
+
+/// Where the kernel's file systems are mounted.
+#[derive(Clone, Debug)]
+pub(super) struct Places {
+    pub(super) sys: PathBuf,
+    pub(super) proc: PathBuf,
+    pub(super) dev: PathBuf,
+}
+
+impl Default for Places {
+    fn default() -> Self {
+        Self { sys: "/sys".into(), proc: "/proc".into(), dev: "/dev".into() }
+    }
+}
+
+/// The content of a small file without the newline at its end.
+pub(super) fn read(path: &Path) -> Option<String> {
+    let mut text = fs::read_to_string(path).ok()?;
+    if text.ends_with('\n') {
+        text.pop();
+    }
+    Some(text)
+}
+
+fn number<T: std::str::FromStr>(path: &Path) -> Option<T> {
+    read(path)?.trim().parse().ok()
+}
+
+impl Places {
+    /// `/sys/block/nbdX`.
+    pub(super) fn block(&self, index: u32) -> PathBuf {
+        self.sys.join(format!("block/nbd{index}"))
+    }
+
+    /// `/dev/nbdX`.
+    pub(super) fn node(&self, index: u32) -> PathBuf {
+        self.dev.join(format!("nbd{index}"))
+    }
+
+    /// The process that connected a device; None when it is not connected.
+    pub(super) fn owner(&self, index: u32) -> Option<u32> {
+        number(&self.block(index).join("pid"))
+    }
+
+    /// The identifier a device was connected with.
+    pub(super) fn backend(&self, index: u32) -> Option<String> {
+        read(&self.block(index).join("backend"))
+    }
+
+    /// A device's size in bytes; sysfs counts sectors of 512 whatever the block size.
+    pub(super) fn size(&self, index: u32) -> Option<u64> {
+        number::<u64>(&self.block(index).join("size"))?.checked_mul(512)
+    }
+
+    /// Requests that were handed to the device and are not answered.
+    pub(super) fn inflight(&self, index: u32) -> Option<u64> {
+        let text = read(&self.block(index).join("inflight"))?;
+        text.split_whitespace().map(|count| count.parse::<u64>().ok()).sum()
+    }
+
+    /// Numbers of all NBD devices there are, ascending.
+    pub(super) fn devices(&self) -> Vec<u32> {
+        let entries = fs::read_dir(self.sys.join("block")).into_iter().flatten().flatten();
+        let mut all: Vec<u32> = entries
+            .filter_map(|entry| entry.file_name().to_str()?.strip_prefix("nbd")?.parse().ok())
+            .collect();
+        all.sort_unstable();
+        all
+    }
+
+    /// Major and minor number, as in `43:0`, of a device or one of its partitions.
+    pub(super) fn numbers(block: &Path) -> Option<String> {
+        read(&block.join("dev"))
+    }
+
+    /// True when the node in /dev is there and is this device.
+    pub(super) fn has_node(&self, index: u32) -> bool {
+        let Ok(meta) = fs::metadata(self.node(index)) else { return false };
+        let (major, minor) = device_numbers(meta.rdev());
+        meta.file_type().is_block_device()
+            && Self::numbers(&self.block(index)) == Some(format!("{major}:{minor}"))
+    }
+
+    /// A process's name; None when there is no such process.
+    pub(super) fn process(&self, pid: u32) -> Option<String> {
+        read(&self.proc.join(pid.to_string()).join("comm"))
+    }
+
+    /// True when the process that connected a device is gone. A number that was given to another
+    /// program since, or to this process, which has not connected anything yet, is as good as gone.
+    pub(super) fn is_left_behind(&self, owner: u32) -> bool {
+        let own = read(&self.proc.join("self/comm"));
+        owner == std::process::id() || self.process(owner).is_none_or(|name| Some(name) != own)
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A made-up /sys, /proc and /dev, removed at its end.
+    pub(in super::super) struct Tree {
+        pub(in super::super) root: PathBuf,
+        pub(in super::super) places: Places,
+    }
+
+    impl Tree {
+        pub(in super::super) fn new(name: &str) -> Self {
+            let root = std::env::temp_dir().join(format!("rtrs-{name}-{}", std::process::id()));
+            let _ = fs::remove_dir_all(&root);
+            fs::create_dir_all(&root).unwrap();
+            let places =
+                Places { sys: root.join("sys"), proc: root.join("proc"), dev: root.join("dev") };
+            Self { root, places }
+        }
+
+        pub(in super::super) fn file(&self, path: &str, text: &str) {
+            let path = self.root.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+    }
+
+    impl Drop for Tree {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.root);
+        }
+    }
+
+    #[test]
+    fn a_device_is_read() {
+        let tree = Tree::new("nbd-sysfs");
+        for (file, text) in [
+            ("size", "2048\n"),
+            ("pid", "77\n"),
+            ("backend", "rtrs:host-v/v\n"),
+            ("inflight", "       3        4\n"),
+            ("dev", "43:0\n"),
+        ] {
+            tree.file(&format!("sys/block/nbd0/{file}"), text);
+        }
+        tree.file("sys/block/nbd10/size", "0\n");
+        tree.file("sys/block/nbd2/size", "0\n");
+        tree.file("sys/block/nbdx/size", "0\n");
+        tree.file("dev/nbd0", "no block device");
+        let places = &tree.places;
+        assert_eq!(places.devices(), [0, 2, 10]);
+        assert_eq!((places.size(0), places.owner(0)), (Some(1 << 20), Some(77)));
+        assert_eq!(places.backend(0).as_deref(), Some("rtrs:host-v/v"));
+        assert_eq!((places.inflight(0), places.inflight(2)), (Some(7), None));
+        assert_eq!((places.owner(2), places.backend(2)), (None, None));
+        assert!(!places.has_node(0));
+    }
+
+    #[test]
+    fn owners_that_are_gone() {
+        let tree = Tree::new("nbd-owner");
+        tree.file("proc/self/comm", "rtrs-client\n");
+        tree.file("proc/7/comm", "rtrs-client\n");
+        tree.file("proc/8/comm", "bash\n");
+        let gone = |pid| tree.places.is_left_behind(pid);
+        assert_eq!((gone(7), gone(8), gone(9)), (false, true, true));
+        assert!(gone(std::process::id()));
+    }
+}
