@@ -13,9 +13,9 @@ use crate::error::Error;
 
 /// Export files, disks and memory as network block devices
 ///
-/// Serves RTRS clients over TCP. Every flag below that is a setting is also a key of the
-/// configuration file, under the same name; flags win over the file, and a repeatable flag
-/// replaces the file's list.
+/// Serves RTRS clients over TCP and over RDMA devices. Every flag below that is a setting is also
+/// a key of the configuration file, under the same name; flags win over the file, and a repeatable
+/// flag replaces the file's list.
 ///
 /// Exit codes: 0 ended well, 1 failed, 2 wrong usage or wrong contents of the configuration file.
 #[derive(Debug, Parser)]

@@ -10,26 +10,20 @@
 #![allow(rustdoc::broken_intra_doc_links, reason = "flag help is plain text with brackets")]
 
 mod export;
+mod listen;
 
 pub use export::{BlockSize, ErrorRate, ExportSpec, NAME_BYTES_MAX, Target};
+pub use listen::ListenSpec;
 
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use clap::Args;
 use rtrs_core::config::{
-    AutoSwitch, ByteSize, Portal, Shards, Switch, deserialize_list, file_error_text,
+    AutoSwitch, ByteSize, Shards, Switch, deserialize_list, settings_from_file, settings_from_yaml,
 };
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, ErrorKind};
-
-/// Largest configuration file that is read, in bytes.
-const FILE_BYTES_MAX: u64 = 1 << 20;
-
-/// The portal listened on when none is named: every address, IPv6 and IPv4.
-pub const LISTEN_DEFAULT: &str = "tcp://[::]:1234";
+use crate::error::Error;
 
 /// Every setting of the server; `None` where nothing was said.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
@@ -49,14 +43,16 @@ pub struct Settings {
     #[serde(deserialize_with = "deserialize_list")]
     pub export: Option<Vec<ExportSpec>>,
 
-    /// Listen on this portal, as in tcp://127.0.0.1:1234; repeatable [default: tcp://[::]:1234]
+    /// Listen on this portal, as in tcp://127.0.0.1:1234, or auto; repeatable [default: auto]
     ///
     /// A portal is SCHEME://HOST[:PORT] with the scheme tcp or rdma, IPv6 addresses in brackets
     /// and 1234 as default port; port 0 lets the system choose. tcp://[::] takes IPv6 and IPv4
-    /// connections, tcp://0.0.0.0 only IPv4.
+    /// connections, tcp://0.0.0.0 only IPv4. rdma:// needs an InfiniBand or RoCE device, in
+    /// software if need be. auto is tcp://[::]:1234, and rdma://[::]:1234 besides where the host
+    /// has such a device; 0.0.0.0 where IPv6 is switched off.
     #[arg(long, value_name = "PORTAL")]
     #[serde(deserialize_with = "deserialize_list")]
-    pub listen: Option<Vec<Portal>>,
+    pub listen: Option<Vec<ListenSpec>>,
 
     /// Requests in flight per session, 1 to 65535 [default: 512]
     ///
@@ -65,7 +61,7 @@ pub struct Settings {
     #[arg(long, value_name = "N")]
     pub queue_depth: Option<u32>,
 
-    /// Bytes of one request's buffer, a power of two from 8k to 16M [default: 128k]
+    /// Bytes of one request's buffer, a power of two from 8k to 16M [default: 256k]
     ///
     /// The largest request is this less 4096 bytes; clients split larger ones.
     #[arg(long, value_name = "SIZE")]
@@ -86,7 +82,8 @@ pub struct Settings {
     /// Give each request a fresh memory key: on or off [default: on]
     ///
     /// With on, a peer's key to a chunk dies with its request, so a late write cannot land in a
-    /// chunk that moved on. Off saves a little time per request.
+    /// chunk that moved on. Off saves a little time per request. RDMA devices need memory windows
+    /// for on; those without refuse sessions until it is off.
     #[arg(long, value_name = "on|off")]
     pub always_invalidate: Option<Switch>,
 
@@ -151,7 +148,7 @@ impl Settings {
     pub fn defaults() -> Self {
         Self {
             export: Some(Vec::new()),
-            listen: LISTEN_DEFAULT.parse().ok().map(|portal| vec![portal]),
+            listen: Some(vec![ListenSpec::Auto]),
             queue_depth: Some(512),
             chunk_size: Some(ByteSize::new(256 << 10)),
             shards: Some(Shards::Auto),
@@ -196,32 +193,19 @@ impl Settings {
     ///
     /// # Errors
     /// [`ErrorKind::ConfigFile`] if it cannot be read, [`ErrorKind::Config`] for its contents.
+    ///
+    /// [`ErrorKind::ConfigFile`]: crate::ErrorKind::ConfigFile
+    /// [`ErrorKind::Config`]: crate::ErrorKind::Config
     pub fn from_file(path: &Path) -> Result<Self, Error> {
-        let unreadable = |source| {
-            let text = format!("cannot read the configuration file {}", path.display());
-            Error::with_source(ErrorKind::ConfigFile, text, source)
-        };
-        let mut text = String::new();
-        File::open(path)
-            .and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text))
-            .map_err(unreadable)?;
-        if text.len() as u64 > FILE_BYTES_MAX {
-            let text = format!("{}: is larger than 1 MiB; use a smaller file", path.display());
-            return Err(Error::new(ErrorKind::ConfigFile, text));
-        }
-        Self::from_yaml(&text, &path.display().to_string())
+        settings_from_file(path)
     }
 
     /// Reads the text of a configuration file called `name` in errors. An empty text says nothing.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`], with name, line and remedy.
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config), with name, line and remedy.
     pub fn from_yaml(text: &str, name: &str) -> Result<Self, Error> {
-        serde_yaml::from_str::<Option<Self>>(text).map(Option::unwrap_or_default).map_err(|error| {
-            let line = error.location().map_or(1, |place| place.line());
-            let what = file_error_text(&error.to_string());
-            Error::new(ErrorKind::Config, format!("{name}:{line}: {what}"))
-        })
+        settings_from_yaml(text, name)
     }
 }
 

@@ -5,11 +5,12 @@
 //! with its tables. A refusal carries all 56 bytes of CON_RSP with a negative errno, since a
 //! kernel client takes nothing else for an answer.
 
-use rtrs_core::fabric::PrivateData;
+use rtrs_core::fabric::{FabricError, PrivateData};
 use rtrs_core::limits::Limits;
 use rtrs_core::wire::{ConnRsp, WireError, errno};
 
 use crate::path::handshake::JoinError;
+use crate::session::chunks::PoolError;
 
 /// Why a connection is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -45,20 +46,57 @@ pub enum Refusal {
     /// The session has a path between the same two addresses.
     #[error("the session has a path between these addresses already")]
     SameAddresses,
+    /// The path's connections would take more memory than a path may.
+    #[error("{connections} connections would take {bytes} bytes, and a path may take {max}")]
+    Connections {
+        /// How many the peer announces.
+        connections: u16,
+        /// What they could take.
+        bytes: u64,
+        /// What they may take.
+        max: u64,
+    },
     /// Memory or a protection domain was refused.
     #[error("{0}")]
     Memory(String),
+    /// The device has no memory windows, or not enough.
+    #[error(
+        "the device has no memory window for each chunk ({0}); start the server with \
+         --always-invalidate off, with a smaller --queue-depth, or use another device"
+    )]
+    Windows(String),
+}
+
+impl From<PoolError> for Refusal {
+    fn from(error: PoolError) -> Self {
+        match error {
+            PoolError::Memory(error) => Self::memory(error),
+            PoolError::Windows(error) => Self::Windows(error.to_string()),
+        }
+    }
 }
 
 impl Refusal {
+    /// Memory that was refused.
+    #[allow(clippy::needless_pass_by_value, reason = "made for map_err")]
+    pub fn memory(error: FabricError) -> Self {
+        Self::Memory(error.to_string())
+    }
+
     /// The errno the peer is told, positive.
     pub const fn errno(&self) -> u16 {
         match self {
             Self::NoSession => errno::ENXIO,
-            Self::Sessions(_) | Self::Memory(_) => errno::ENOMEM,
+            Self::Sessions(_) | Self::Connections { .. } | Self::Memory(_) => errno::ENOMEM,
+            Self::Windows(_) => errno::EOPNOTSUPP,
             Self::SameAddresses => errno::EEXIST,
             _ => errno::ECONNRESET,
         }
+    }
+
+    /// True when the operator of this server has to do something about it.
+    pub const fn is_ours(&self) -> bool {
+        matches!(self, Self::Memory(_) | Self::Windows(_))
     }
 
     /// What the peer is sent.

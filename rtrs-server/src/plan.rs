@@ -12,10 +12,11 @@ use std::ops::RangeInclusive;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-use rtrs_core::config::{AutoSwitch, ByteSize, Portal, Scheme, Shards, Switch};
+use rtrs_core::config::{AutoSwitch, ByteSize, Portal, Scheme, Shards, Switch, check_log_filter};
+use rtrs_core::fabric::rdma::{NoRdma, Rdma};
 use tracing_subscriber::EnvFilter;
 
-use crate::config::{BlockSize, ErrorRate, ExportSpec, Settings, Target};
+use crate::config::{BlockSize, ErrorRate, ExportSpec, ListenSpec, Settings, Target};
 use crate::error::{Error, ErrorKind};
 
 /// Bits of the immediate that hold a chunk's index and an offset in it (docs/PROTOCOL.md, the
@@ -30,8 +31,8 @@ const CHUNK_BYTES: RangeInclusive<u64> = (8 << 10)..=(16 << 20);
 pub struct Plan {
     /// The exports, in the order written, names unique.
     pub exports: Vec<ExportPlan>,
-    /// Where to listen, at least one portal.
-    pub listen: Vec<Portal>,
+    /// Where to listen.
+    pub listen: Listen,
     /// Chunks per path.
     pub queue_depth: u16,
     /// Bytes per chunk, a power of two.
@@ -60,6 +61,15 @@ pub struct Plan {
     pub poll_us: u32,
     /// Log filter that is known to parse.
     pub log: String,
+}
+
+/// Where to listen, judged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Listen {
+    /// TCP, and RDMA where the host has a device for it, on every address and the default port.
+    Auto,
+    /// On these, at least one, each once.
+    On(Vec<Portal>),
 }
 
 /// One export, judged.
@@ -111,7 +121,7 @@ impl Plan {
         };
         let plan = Self {
             exports: export.iter().map(ExportPlan::new).collect::<Result<_, _>>()?,
-            listen,
+            listen: Listen::new(listen)?,
             queue_depth: in_range("queue-depth", u64::from(queue_depth), 1..=65535)?,
             chunk_bytes: check_chunk_size(chunk_size)?,
             shards,
@@ -136,8 +146,9 @@ impl Plan {
             log,
         };
         check_immediate_bits(plan.queue_depth, plan.chunk_bytes)?;
-        plan.check_listen()?;
         plan.check_names()?;
+        check_log_filter(&plan.log)
+            .map_err(|e| Error::with_source(ErrorKind::Usage, "cannot log", e))?;
         if let Err(error) = EnvFilter::try_new(&plan.log) {
             let text = format!("log filter {:?} is not understood; use info or debug", plan.log);
             return Err(Error::with_source(ErrorKind::Usage, text, error));
@@ -145,16 +156,19 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Looks at the system: something is exported, and each target is there, has the right kind
-    /// and size, and may be read (and written, unless read-only). Changes nothing.
+    /// Looks at the system: something is exported, each target is there, has the right kind and
+    /// size, and may be read (and written, unless read-only), and RDMA is there if a portal wants
+    /// it. Changes nothing.
     ///
     /// # Errors
-    /// [`ErrorKind::Usage`] without exports, [`ErrorKind::Export`] for a target.
+    /// [`ErrorKind::Usage`] without exports, [`ErrorKind::Export`] for a target,
+    /// [`ErrorKind::Listen`] for a portal.
     pub fn check(&self) -> Result<(), Error> {
         if self.exports.is_empty() {
             return Err(usage("nothing to export; use --export PATH, or export: in the file"));
         }
-        self.exports.iter().try_for_each(ExportPlan::check)
+        self.exports.iter().try_for_each(ExportPlan::check)?;
+        self.listen.open_rdma().map(drop)
     }
 
     /// The settings that make this plan again, every one said.
@@ -162,7 +176,7 @@ impl Plan {
     pub fn settings(&self) -> Settings {
         Settings {
             export: Some(self.exports.iter().map(ExportPlan::spec).collect()),
-            listen: Some(self.listen.clone()),
+            listen: Some(self.listen.specs()),
             queue_depth: Some(u32::from(self.queue_depth)),
             chunk_size: Some(ByteSize::new(u64::from(self.chunk_bytes))),
             shards: Some(self.shards),
@@ -180,27 +194,6 @@ impl Plan {
         }
     }
 
-    fn check_listen(&self) -> Result<(), Error> {
-        if self.listen.is_empty() {
-            return Err(usage("no portal to listen on; leave listen out for tcp://[::]:1234"));
-        }
-        for (at, portal) in self.listen.iter().enumerate() {
-            if portal.scheme() == Scheme::Rdma {
-                return Err(usage(format!(
-                    "cannot listen on {portal}: this build has no RDMA support (feature verbs); \
-                     use tcp://"
-                )));
-            }
-            portal
-                .check_listen()
-                .map_err(|e| Error::with_source(ErrorKind::Usage, "cannot listen", e))?;
-            if portal.port() != 0 && self.listen[..at].contains(portal) {
-                return Err(usage(format!("listen names {portal} twice; name it once")));
-            }
-        }
-        Ok(())
-    }
-
     fn check_names(&self) -> Result<(), Error> {
         let mut names: Vec<&str> = self.exports.iter().map(|export| &*export.name).collect();
         names.sort_unstable();
@@ -212,6 +205,59 @@ impl Plan {
             None => Ok(()),
         }
     }
+}
+
+impl Listen {
+    fn new(specs: Vec<ListenSpec>) -> Result<Self, Error> {
+        if specs.is_empty() {
+            return Err(usage("no portal to listen on; leave listen out, or write auto"));
+        }
+        if specs == [ListenSpec::Auto] {
+            return Ok(Self::Auto);
+        }
+        let mut portals: Vec<Portal> = Vec::with_capacity(specs.len());
+        for spec in specs {
+            let ListenSpec::Portal(portal) = spec else {
+                return Err(usage("listen says auto beside others; write one of them"));
+            };
+            check_listen(&portal, &portals)?;
+            portals.push(portal);
+        }
+        Ok(Self::On(portals))
+    }
+
+    fn specs(&self) -> Vec<ListenSpec> {
+        match self {
+            Self::Auto => vec![ListenSpec::Auto],
+            Self::On(portals) => portals.iter().cloned().map(ListenSpec::Portal).collect(),
+        }
+    }
+
+    /// RDMA, if a portal was written that needs it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Listen`] with what is missing here.
+    pub(crate) fn open_rdma(&self) -> Result<Option<Rdma>, Error> {
+        let Self::On(portals) = self else { return Ok(None) };
+        match portals.iter().find(|portal| portal.scheme() == Scheme::Rdma) {
+            None => Ok(None),
+            Some(portal) => Rdma::open().map(Some).map_err(|missing| {
+                Error::with_source(ErrorKind::Listen, format!("cannot listen on {portal}"), missing)
+            }),
+        }
+    }
+}
+
+/// Refuses what no listener can use, and what is among `before`.
+fn check_listen(portal: &Portal, before: &[Portal]) -> Result<(), Error> {
+    if portal.scheme() == Scheme::Rdma && !Rdma::BUILT_IN {
+        return Err(usage(format!("cannot listen on {portal}: {}", NoRdma::Feature)));
+    }
+    portal.check_listen().map_err(|e| Error::with_source(ErrorKind::Usage, "cannot listen", e))?;
+    if portal.port() != 0 && before.contains(portal) {
+        return Err(usage(format!("listen names {portal} twice; name it once")));
+    }
+    Ok(())
 }
 
 impl ExportPlan {

@@ -1,20 +1,16 @@
 //! From a judged plan to a running server.
 //!
 //! Owns [`serve`], the binary's last call: it opens the exports, starts a thread per shard, says
-//! where it listens, and runs until a signal ends it. Each thread makes its own ring, provider
+//! where it listens, and runs until a signal ends it. Each thread makes its own ring, providers
 //! and machine; if one of them fails, the others are told to end and the error is returned.
 
 use std::io::{self, Write};
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
-use std::time::Instant;
 
 use rtrs_core::block::{BlockSource, Core};
-use rtrs_core::config::{AutoSwitch, Portal};
-use rtrs_core::fabric::iwarp::{IwarpFabric, IwarpOptions, IwarpShared};
-use rtrs_core::fabric::{Fabric, FabricError};
+use rtrs_core::config::AutoSwitch;
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::limits::Limits;
 use rtrs_core::rt::{Mailbox, PollPolicy, Ring, Sender, mailbox, pin_plan, pin_to, run};
@@ -29,14 +25,12 @@ use crate::error::{Error, ErrorKind};
 use crate::export::{Export, ExportTable};
 use crate::mail::{ControlMail, Mail, ShardMail};
 use crate::plan::{ExportPlan, Plan};
+use crate::portals::Portals;
 use crate::server::ServerCore;
 use crate::session::SessionParams;
 
 /// Submissions a shard's ring takes per turn before it has to hand them over early.
 const RING_ENTRIES: u32 = 1024;
-
-/// How long an address may stay in use before listening there is given up.
-const LISTEN_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Runs the server until SIGTERM or SIGINT.
 ///
@@ -47,7 +41,7 @@ pub fn serve(plan: &Plan) -> Result<(), Error> {
     start_log(&plan.log);
     let exports = plan.exports.iter().map(open_export).collect::<Result<Vec<_>, _>>()?;
     let exports = ExportTable::new(exports);
-    let listen = resolve(&plan.listen)?;
+    let portals = Portals::new(plan)?;
     let cores = u16::try_from(plan.shards.count()).unwrap_or(u16::MAX).max(1);
     let params = session_params(plan, cores)?;
     let (senders, mailboxes) = mailboxes(cores)?;
@@ -57,14 +51,7 @@ pub fn serve(plan: &Plan) -> Result<(), Error> {
     let setup = Arc::new(Setup {
         params,
         exports,
-        listen,
-        options: IwarpOptions {
-            crc: plan.crc,
-            startup_timeout: Duration::from_millis(plan.handshake_timeout_ms),
-            half_open_max: plan.half_open_max,
-            ..IwarpOptions::default()
-        },
-        iwarp: IwarpShared::new(),
+        portals,
         policy: PollPolicy { budget_max: Duration::from_micros(plan.poll_us.into()) },
         cpus: pin_plan(plan.pin, cores),
         senders,
@@ -88,7 +75,7 @@ pub fn serve(plan: &Plan) -> Result<(), Error> {
     let listening = started.iter().take(usize::from(cores)).collect::<Result<Vec<_>, _>>();
     let signal_handle = signals.handle();
     let outcome = match listening {
-        Ok(addresses) => {
+        Ok(portals) => {
             let to_control = setup.senders[0].clone();
             let forward = thread::Builder::new().name("signals".into()).spawn(move || {
                 for _ in signals.forever() {
@@ -98,7 +85,7 @@ pub fn serve(plan: &Plan) -> Result<(), Error> {
             if forward.is_err() {
                 stop_all(&setup.senders);
             }
-            announce(addresses.into_iter().flatten());
+            announce(portals.into_iter().flatten());
             Ok(())
         }
         Err(error) => {
@@ -121,9 +108,7 @@ pub fn serve(plan: &Plan) -> Result<(), Error> {
 struct Setup {
     params: SessionParams,
     exports: Arc<ExportTable>,
-    listen: Vec<SocketAddr>,
-    options: IwarpOptions,
-    iwarp: Arc<IwarpShared>,
+    portals: Portals,
     policy: PollPolicy,
     cpus: Vec<usize>,
     senders: Arc<[Sender<Mail>]>,
@@ -160,13 +145,13 @@ fn run_shard(
     setup: &Setup,
     core: CoreIndex,
     mailbox: Mailbox<Mail>,
-    report: &mpsc::Sender<Result<Vec<SocketAddr>, Error>>,
+    report: &mpsc::Sender<Result<Vec<String>, Error>>,
 ) -> Result<(), Error> {
     let senders = Arc::clone(&setup.senders);
     let mut alarm = Alarm { core, senders, armed: true };
     let (ring, mut shard) = match start_shard(setup, core, mailbox) {
-        Ok((ring, shard, addresses)) => {
-            let _ = report.send(Ok(addresses));
+        Ok((ring, shard, listening)) => {
+            let _ = report.send(Ok(listening));
             (ring, shard)
         }
         Err(error) => {
@@ -184,7 +169,7 @@ fn run_shard(
     Ok(())
 }
 
-type Started = (std::rc::Rc<Ring>, ServerShard, Vec<SocketAddr>);
+type Started = (std::rc::Rc<Ring>, ServerShard, Vec<String>);
 
 fn start_shard(setup: &Setup, core: CoreIndex, mailbox: Mailbox<Mail>) -> Result<Started, Error> {
     let system = |what: &str, error: io::Error| Error::with_source(ErrorKind::System, what, error);
@@ -195,52 +180,20 @@ fn start_shard(setup: &Setup, core: CoreIndex, mailbox: Mailbox<Mail>) -> Result
     }
     let ring = Ring::new(RING_ENTRIES).map_err(|e| system("cannot set up io_uring", e))?;
     let inbox = mailbox.arm(&ring).map_err(|e| system("cannot set up a mailbox", e))?;
-    let mut fabric: Box<dyn Fabric> =
-        Box::new(IwarpFabric::new(&ring, Arc::clone(&setup.iwarp), setup.options.clone()));
-    let mut addresses = Vec::new();
-    if core.0 == 0 {
-        for address in &setup.listen {
-            let address = listen(fabric.as_mut(), *address).map_err(|error| {
-                let text = format!("cannot listen on tcp://{address}");
-                // Its own text would say the address a second time.
-                match error {
-                    FabricError::System { source, .. } => {
-                        Error::with_source(ErrorKind::Listen, text, source)
-                    }
-                    error => Error::with_source(ErrorKind::Listen, text, error),
-                }
-            })?;
-            addresses.push(address);
-        }
-    }
+    let mut fabrics = setup.portals.fabrics(&ring)?;
+    let listening = if core.0 == 0 { setup.portals.listen(&mut fabrics)? } else { Vec::new() };
     let place = Core { index: core, ring: Some(std::rc::Rc::clone(&ring)) };
     let machine = ServerCore::new(setup.params, place, &setup.exports);
     let senders = Arc::clone(&setup.senders);
-    Ok((ring, ServerShard::new(machine, vec![fabric], inbox, senders), addresses))
-}
-
-/// Listens, and tries again for a moment while the address is in use: the kernel lets go of the
-/// sockets of a killed predecessor's io_uring only some time after that process has ended.
-fn listen(fabric: &mut dyn Fabric, address: SocketAddr) -> Result<SocketAddr, FabricError> {
-    let deadline = Instant::now() + LISTEN_PATIENCE;
-    loop {
-        match fabric.listen(address) {
-            Err(FabricError::System { source, .. })
-                if source.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline =>
-            {
-                thread::sleep(Duration::from_millis(20));
-            }
-            done => return done,
-        }
-    }
+    Ok((ring, ServerShard::new(machine, fabrics, inbox, senders), listening))
 }
 
 /// Says on stdout where the server listens, a line each.
-fn announce(addresses: impl Iterator<Item = SocketAddr>) {
+fn announce(portals: impl Iterator<Item = String>) {
     let mut out = io::stdout().lock();
-    for address in addresses {
+    for portal in portals {
         // Nobody may be reading; the server serves all the same.
-        let _ = writeln!(out, "listening on tcp://{address}");
+        let _ = writeln!(out, "listening on {portal}");
     }
     let _ = out.flush();
 }
@@ -294,25 +247,6 @@ fn open_export(plan: &ExportPlan) -> Result<Export, Error> {
         Error::with_source(ErrorKind::Export, format!("cannot export {:?}", plan.name), error)
     })?;
     Ok(Export { name: plan.name.clone(), source, read_only: plan.read_only })
-}
-
-fn resolve(portals: &[Portal]) -> Result<Vec<SocketAddr>, Error> {
-    let mut addresses = Vec::new();
-    for portal in portals {
-        let found = portal
-            .resolve()
-            .map_err(|e| Error::with_source(ErrorKind::Listen, "cannot listen", e))?;
-        for address in found {
-            // Port 0 is another port each time it is asked for.
-            if address.port() == 0 || !addresses.contains(&address) {
-                addresses.push(address);
-            }
-            if address.port() == 0 {
-                break;
-            }
-        }
-    }
-    Ok(addresses)
 }
 
 type Mailboxes = (Arc<[Sender<Mail>]>, Vec<Mailbox<Mail>>);

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use rtrs_core::block::Core;
-use rtrs_core::fabric::FabricEvent;
+use rtrs_core::fabric::{CloseReason, ConnectFailure, FabricEvent};
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::time::{Instant, earliest};
 
@@ -71,8 +71,14 @@ impl ServerCore {
             }
             // The receives are posted since the accept; there is nothing to wait for.
             FabricEvent::Established { .. } => {}
-            // A server connects to nobody.
-            FabricEvent::ConnectFailed { .. } => {}
+            // A server connects to nobody: one it accepted did not come about.
+            FabricEvent::ConnectFailed { qp, failure } => {
+                let reason = match failure {
+                    ConnectFailure::Failed(reason) => reason,
+                    ConnectFailure::Rejected(_) => CloseReason::Peer,
+                };
+                self.shard.handle_closed(provider, qp, reason, &mut self.out);
+            }
         }
         self.deliver(now, fabrics);
     }

@@ -136,6 +136,8 @@ pub struct PathSnapshot {
     pub uuid: String,
     /// Where it is in its life.
     pub state: PathState,
+    /// What carries it: `tcp` or `rdma`.
+    pub transport: &'static str,
     /// The client's address.
     pub peer: String,
     /// Our address.

@@ -1,6 +1,7 @@
 //! The configuration file: errors with their line, layering, and the annotated defaults.
 
 use super::*;
+use crate::error::ErrorKind;
 
 fn error(text: &str) -> String {
     let error = Settings::from_yaml(text, "s.yaml").unwrap_err();

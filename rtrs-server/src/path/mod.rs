@@ -47,6 +47,8 @@ pub struct PathShared {
     pub cid_num: u16,
     /// Which of the core's providers carries it.
     pub provider: u8,
+    /// That provider's scheme.
+    pub transport: &'static str,
     /// The client's address.
     pub peer: SocketAddr,
     /// Our address.
@@ -72,6 +74,8 @@ pub struct PathOrigin {
     pub cid_num: u16,
     /// Which of the core's providers carries it.
     pub provider: u8,
+    /// That provider's scheme.
+    pub transport: &'static str,
     /// The client's address.
     pub peer: SocketAddr,
     /// Our address.
@@ -88,13 +92,14 @@ impl PathShared {
         messages: MessageBuffers,
         cores: u16,
     ) -> Arc<Self> {
-        let PathOrigin { uuid, cid_num, provider, peer, local } = origin;
+        let PathOrigin { uuid, cid_num, provider, transport, peer, local } = origin;
         Arc::new(Self {
             key,
             session,
             uuid,
             cid_num,
             provider,
+            transport,
             peer,
             local,
             pd,

@@ -1,6 +1,7 @@
 //! Every judgement of a plan, by its message, and the round trip through printed settings.
 
 use super::*;
+use rtrs_core::skip::skip;
 use std::path::PathBuf;
 
 /// A directory of this test's own, removed at its end.
@@ -45,7 +46,7 @@ fn check_error(spec: &str) -> String {
 fn defaults_make_a_plan() {
     let plan = Plan::new(Settings::default()).unwrap();
     assert_eq!((plan.queue_depth, plan.chunk_bytes), (512, 262_144));
-    assert_eq!(plan.listen[0].to_string(), "tcp://[::]:1234");
+    assert_eq!(plan.listen, Listen::Auto);
     assert_eq!(plan.settings(), Settings::defaults());
     let error = plan.check().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Usage);
@@ -81,12 +82,10 @@ fn values_and_combinations_are_judged() {
             "queue-depth 257 with chunk-size 1M needs 29 bits and the wire has 28; use a \
              queue-depth of at most 256, or a chunk-size of at most 512k",
         ),
-        (
-            "listen: rdma://10.0.0.1",
-            "cannot listen on rdma://10.0.0.1:1234: this build has no RDMA support (feature \
-             verbs); use tcp://",
-        ),
-        ("listen: []", "no portal to listen on; leave listen out for tcp://[::]:1234"),
+        ("listen: []", "no portal to listen on; leave listen out, or write auto"),
+        ("listen: [auto, tcp://h]", "listen says auto beside others; write one of them"),
+        ("listen: [auto, auto]", "listen says auto beside others"),
+        ("listen: [rdma://h, rdma://h:1234]", "listen names rdma://h:1234 twice; name it once"),
         ("listen: tcp://1.1.1.1@2.2.2.2", "has a source address, and a listener has none"),
         ("listen: [tcp://h, tcp://h:1234]", "listen names tcp://h:1234 twice; name it once"),
         (
@@ -101,6 +100,11 @@ fn values_and_combinations_are_judged() {
         ("export: 'n=null:1M,direct=on'", "direct=on needs a file or block device; leave it out"),
         ("export: 'n=null:1M,delay=11m'", "delay 660000 is out of range; use 0 to 600000"),
         ("log: 'rtrs=nonsense'", "log filter \"rtrs=nonsense\" is not understood"),
+        (
+            "log: inof",
+            "log filter \"inof\" has the word \"inof\", which is no level; did you mean \"info\"? \
+             use error, warn, info, debug, trace or off",
+        ),
     ] {
         let error = plan(yaml).unwrap_err();
         assert_eq!((error.kind(), error.exit_code()), (ErrorKind::Usage, 2), "{yaml}");
@@ -171,14 +175,65 @@ fn targets_are_looked_at_before_anything_starts() {
 #[test]
 fn a_target_without_the_rights_is_refused() {
     use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    const WHERE: &str = "RTRS_LOCKED";
+    if let Some(file) = std::env::var_os(WHERE) {
+        return judge_locked(&file.display().to_string());
+    }
     let scratch = Scratch::new("rights");
+    fs::set_permissions(&scratch.0, fs::Permissions::from_mode(0o755)).unwrap();
     let file = scratch.file("locked.img", 4096);
     fs::set_permissions(&file, fs::Permissions::from_mode(0o000)).unwrap();
-    // Root may open anything; then there is nothing to refuse.
-    if File::open(&file).is_ok() {
-        eprintln!("skipped: this user may open files of mode 000");
+    if File::open(&file).is_err() {
+        return judge_locked(&file);
+    }
+    // Rights do not bind root: this test again, as somebody they bind.
+    let again = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "plan::tests::a_target_without_the_rights_is_refused", "--nocapture"])
+        .env(WHERE, &file)
+        .uid(65534)
+        .gid(65534)
+        .output();
+    match again {
+        Ok(output) => {
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && text.contains("1 passed"), "{output:?}");
+        }
+        Err(error) => skip(&format!("cannot run as another user: {error}")),
+    }
+}
+
+fn judge_locked(file: &str) {
+    assert!(check_error(file).contains("cannot be read and written; allow it, or add ,ro: Perm"));
+    assert!(check_error(&format!("{file},ro")).contains("cannot be read; allow it: Permission"));
+}
+
+#[test]
+fn a_target_that_nobody_may_write_is_refused() {
+    // A program that runs cannot be opened for writing, not even by root.
+    let own = std::env::current_exe().unwrap().display().to_string();
+    let error = check_error(&format!("v={own}"));
+    assert!(error.contains("cannot be read and written; allow it, or add ,ro: "), "{error}");
+    export(&format!("v={own},ro")).check().unwrap();
+}
+
+#[test]
+fn rdma_that_is_not_there_is_refused_with_what_is_missing() {
+    let yaml = "{export: 'n=null:1M', listen: ['rdma://10.0.0.1', 'tcp://127.0.0.1:0']}";
+    if !Rdma::BUILT_IN {
+        let error = plan(yaml).unwrap_err();
+        assert_eq!((error.kind(), error.exit_code()), (ErrorKind::Usage, 2));
+        let text = error.to_string();
+        assert!(
+            text.starts_with("cannot listen on rdma://10.0.0.1:1234: this build has"),
+            "{text}"
+        );
         return;
     }
-    assert!(check_error(&file).contains("cannot be read and written; allow it, or add ,ro"));
-    assert!(check_error(&format!("{file},ro")).contains("cannot be read; allow it: Permission"));
+    let plan = plan(yaml).unwrap();
+    let Err(error) = plan.check() else { return skip("this host has an RDMA device") };
+    assert_eq!((error.kind(), error.exit_code()), (ErrorKind::Listen, 1));
+    let text = error.chain().to_string();
+    assert!(text.starts_with("cannot listen on rdma://10.0.0.1:1234: "), "{text}");
+    assert!(["modprobe", "rdma link add"].iter().any(|remedy| text.contains(remedy)), "{text}");
 }

@@ -4,8 +4,9 @@
 //! memory that moved on. One region holds all chunks; it is registered once. With
 //! `always_invalidate` every chunk has a window of its own, whose key the peer gets and loses
 //! with each request; else the registration's one key covers all. Made by the control core when
-//! INFO_REQ was accepted, read by every core, freed with its last holder: a block IO in flight
-//! keeps the memory itself alive, never the peer's right to it.
+//! INFO_REQ was accepted, or before the path's first connection where the device pins it; read by
+//! every core, freed with its last holder: a block IO in flight keeps the memory itself alive,
+//! never the peer's right to it.
 
 use std::sync::Arc;
 
@@ -18,6 +19,17 @@ use rtrs_core::wire::{InfoRsp, SgDesc};
 /// Bytes between two chunks. Chunks are a power of two long, and most IO touches only the start
 /// of each: without a gap all those starts would compete for the same few cache sets.
 const GAP: usize = 4096;
+
+/// Why a path has no chunks.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// Memory or its registration was refused.
+    #[error("{0}")]
+    Memory(FabricError),
+    /// `always_invalidate` needs a window per chunk.
+    #[error("{0}")]
+    Windows(FabricError),
+}
 
 /// All chunks of one path.
 #[derive(Debug)]
@@ -37,16 +49,16 @@ impl ChunkPool {
         limits: Limits,
         pd: &Arc<dyn ProtectionDomain>,
         always_invalidate: bool,
-    ) -> Result<Self, FabricError> {
+    ) -> Result<Self, PoolError> {
         // None behind the last one: the peer's key must not reach beyond the chunks.
         let bytes = Self::stride(limits) * usize::from(limits.queue_depth()) - GAP;
-        let region =
-            Region::new(bytes).map_err(|e| FabricError::system("memory for the chunks", e))?;
+        let region = Region::new(bytes)
+            .map_err(|e| PoolError::Memory(FabricError::system("memory for the chunks", e)))?;
         let access = if always_invalidate { Access::LOCAL } else { Access::REMOTE_WRITE };
-        let registration = pd.register(&region, access)?;
+        let registration = pd.register(&region, access).map_err(PoolError::Memory)?;
         let count = if always_invalidate { limits.queue_depth() } else { 0 };
-        let windows =
-            (0..count).map(|_| pd.window(&registration)).collect::<Result<Box<[_]>, _>>()?;
+        let windows = (0..count).map(|_| pd.window(&registration)).collect::<Result<_, _>>();
+        let windows: Box<[_]> = windows.map_err(PoolError::Windows)?;
         Ok(Self { limits, region, registration, windows })
     }
 

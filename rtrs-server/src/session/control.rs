@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use rtrs_core::fabric::{ConnRequest, Fabric, PdUse};
 use rtrs_core::ids::{CoreIndex, PermitId, SessionId};
-use rtrs_core::limits::{PATHS_PER_SESSION_MAX, SECTOR_SIZE, SEGMENTS_MAX};
+use rtrs_core::limits::{CONNECTION_BUFFERS_MAX, PATHS_PER_SESSION_MAX, SECTOR_SIZE, SEGMENTS_MAX};
 use rtrs_core::proto::{Heartbeat, HeartbeatAction, step};
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::{ConnReq, Name, OpenRsp, errno};
@@ -128,7 +128,12 @@ impl Control {
                 out.shard(core, ShardMail::Accept(Box::new(order)));
             }
             Err(refusal) => {
-                tracing::info!(%peer, %refusal, errno = refusal.errno(), "refused a connection");
+                let errno = refusal.errno();
+                if refusal.is_ours() {
+                    tracing::warn!(%peer, %refusal, errno, "refused a connection");
+                } else {
+                    tracing::info!(%peer, %refusal, errno, "refused a connection");
+                }
                 fabric.reject(now, request, &refusal.response());
             }
         }
@@ -210,15 +215,30 @@ impl Control {
                 return Err(Refusal::Draining(draining));
             }
             let ends = (request.peer.ip(), request.local.ip());
-            let same = |path: &Path| (path.shared.peer.ip(), path.shared.local.ip()) == ends;
+            // Two transports between two addresses are two ways.
+            let same = |path: &Path| {
+                path.shared.provider == provider
+                    && (path.shared.peer.ip(), path.shared.local.ip()) == ends
+            };
             if paths().any(|path| path.state.has_connections() && same(path)) {
                 return Err(Refusal::SameAddresses);
             }
         }
-        let refused = |error: rtrs_core::fabric::FabricError| Refusal::Memory(error.to_string());
-        let depth = self.params.limits.queue_depth();
-        let pd = fabric.alloc_pd(PdUse::Accept(request)).map_err(refused)?;
-        let messages = MessageBuffers::new(depth, &pd).map_err(refused)?;
+        let bytes = fabric.connection_bytes() * u64::from(conn.cid_num);
+        if bytes > CONNECTION_BUFFERS_MAX {
+            let (connections, max) = (conn.cid_num, CONNECTION_BUFFERS_MAX);
+            return Err(Refusal::Connections { connections, bytes, max });
+        }
+        let SessionParams { limits, always_invalidate, .. } = self.params;
+        let depth = limits.queue_depth();
+        let pd = fabric.alloc_pd(PdUse::Accept(request)).map_err(Refusal::memory)?;
+        let messages = MessageBuffers::new(depth, &pd).map_err(Refusal::memory)?;
+        // Where it may well be refused the peer can still be told.
+        let early = if fabric.pins_memory() {
+            Some(ChunkPool::new(limits, &pd, always_invalidate)?)
+        } else {
+            None
+        };
         self.last_key += 1;
         let key = PathKey(self.last_key);
         let exports = self.exports.len();
@@ -232,11 +252,15 @@ impl Control {
             uuid: conn.path_uuid,
             cid_num: conn.cid_num,
             provider,
+            transport: fabric.scheme(),
             peer: request.peer,
             local: request.local,
         };
         let (shared, cores) = (Arc::clone(&session.shared), self.params.cores);
         let shared = PathShared::new(key, shared, origin, pd, messages, cores);
+        if let Some(pool) = early {
+            let _ = shared.chunks.set(pool);
+        }
         let deadline = now + self.params.handshake_timeout;
         let path = Path {
             shared,
@@ -302,18 +326,20 @@ impl Control {
             return self.end_path(key, &PathEnd::Peer(PeerFault::NameTaken(name)), out);
         }
         let SessionParams { limits, always_invalidate, .. } = self.params;
-        let pool = match ChunkPool::new(limits, &path.shared.pd, always_invalidate) {
-            Ok(pool) => pool,
-            Err(error) => return self.end_path(key, &PathEnd::Fabric(error.to_string()), out),
-        };
+        if path.shared.chunks.get().is_none() {
+            match ChunkPool::new(limits, &path.shared.pd, always_invalidate) {
+                Ok(pool) => drop(path.shared.chunks.set(pool)),
+                Err(error) => return self.end_path(key, &PathEnd::Fabric(error.to_string()), out),
+            }
+        }
         let Some(path) = self.paths.get_mut(&key) else { return };
-        let _ = path.shared.chunks.set(pool);
         path.joining = None;
         // Before INFO_RSP goes out: requests may follow it at once, on any core.
         path.go(PathState::Connected);
         out.shard(CoreIndex(0), ShardMail::Serve { path: key });
-        let (peer, name_text) = (path.shared.peer, String::from_utf8_lossy(name.as_bytes()));
-        tracing::info!(path = %key, %peer, session = %id, name = %name_text, "a path is up");
+        let (peer, transport) = (path.shared.peer, path.shared.transport);
+        let text = String::from_utf8_lossy(name.as_bytes());
+        tracing::info!(path = %key, transport, %peer, session = %id, name = %text, "a path is up");
         if let Some(session) = self.sessions.get_mut(&id) {
             session.name = Some(name);
         }
@@ -589,6 +615,7 @@ impl Control {
                 .map(|path| PathSnapshot {
                     uuid: path.shared.uuid.to_string(),
                     state: path.state,
+                    transport: path.shared.transport,
                     peer: path.shared.peer.to_string(),
                     local: path.shared.local.to_string(),
                     connections: path.shared.cid_num,

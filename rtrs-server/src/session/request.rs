@@ -30,8 +30,6 @@ pub enum RequestState {
     Queued,
     /// The device works on it.
     Submitted,
-    /// The chunk gets a fresh key for the peer.
-    Rebinding,
     /// The send queue is full; the answer waits.
     Responding,
 }
@@ -44,19 +42,11 @@ impl Moves for RequestState {
         (Self::Revoking, &[Self::Parsing, Self::Free]),
         (
             Self::Parsing,
-            &[
-                Self::Control,
-                Self::Queued,
-                Self::Submitted,
-                Self::Rebinding,
-                Self::Responding,
-                Self::Free,
-            ],
+            &[Self::Control, Self::Queued, Self::Submitted, Self::Responding, Self::Free],
         ),
-        (Self::Control, &[Self::Rebinding, Self::Responding, Self::Free]),
-        (Self::Queued, &[Self::Submitted, Self::Rebinding, Self::Responding, Self::Free]),
-        (Self::Submitted, &[Self::Queued, Self::Rebinding, Self::Responding, Self::Free]),
-        (Self::Rebinding, &[Self::Responding, Self::Free]),
+        (Self::Control, &[Self::Responding, Self::Free]),
+        (Self::Queued, &[Self::Submitted, Self::Responding, Self::Free]),
+        (Self::Submitted, &[Self::Queued, Self::Responding, Self::Free]),
         (Self::Responding, &[Self::Free]),
     ];
 }
@@ -113,7 +103,7 @@ pub struct Request {
     pub errno: u16,
     /// What the device still has to do.
     pub io: Option<IoProgress>,
-    /// The chunk's new key, from rebinding to the answer.
+    /// The chunk's new key, from its bind to the answer.
     pub rkey: Rkey,
     /// When it arrived, for the latency sum.
     pub since: rtrs_core::time::Instant,
@@ -181,11 +171,10 @@ mod tests {
              Arrived: Parked, Revoking, Parsing, Free\n\
              Parked: Revoking, Parsing, Free\n\
              Revoking: Parsing, Free\n\
-             Parsing: Control, Queued, Submitted, Rebinding, Responding, Free\n\
-             Control: Rebinding, Responding, Free\n\
-             Queued: Submitted, Rebinding, Responding, Free\n\
-             Submitted: Queued, Rebinding, Responding, Free\n\
-             Rebinding: Responding, Free\n\
+             Parsing: Control, Queued, Submitted, Responding, Free\n\
+             Control: Responding, Free\n\
+             Queued: Submitted, Responding, Free\n\
+             Submitted: Queued, Responding, Free\n\
              Responding: Free\n"
         );
     }

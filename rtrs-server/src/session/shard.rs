@@ -47,8 +47,10 @@ pub(crate) enum WorkId {
     Info,
     /// A send; its completion accounts for that many queue entries.
     Send(u32),
-    /// A bind or revoke for a request.
-    Bind(PermitId),
+    /// The end of the peer's key for a request's chunk.
+    Revoke(PermitId),
+    /// A fresh key for a request's chunk.
+    Bind,
     /// The first bind of a chunk.
     FirstBind,
 }
@@ -59,8 +61,9 @@ impl WorkId {
             Self::Recv => (1, 0),
             Self::Info => (2, 0),
             Self::Send(covered) => (3, covered),
-            Self::Bind(permit) => (4, u32::from(permit.0)),
-            Self::FirstBind => (5, 0),
+            Self::Revoke(permit) => (4, u32::from(permit.0)),
+            Self::Bind => (5, 0),
+            Self::FirstBind => (6, 0),
         };
         kind << 60 | u64::from(conn) << 32 | u64::from(payload)
     }
@@ -72,8 +75,9 @@ impl WorkId {
             1 => Self::Recv,
             2 => Self::Info,
             3 => Self::Send(payload),
-            4 => Self::Bind(PermitId(payload as u16)),
-            5 => Self::FirstBind,
+            4 => Self::Revoke(PermitId(payload as u16)),
+            5 => Self::Bind,
+            6 => Self::FirstBind,
             _ => return None,
         };
         Some((kind, (wr_id >> 32) as u32 & 0x0fff_ffff))
@@ -242,7 +246,8 @@ impl Shard {
             WorkId::Recv => self.received(at, wc, fabrics, out),
             WorkId::Info => self.received_info(at, wc, out),
             WorkId::Send(covered) => self.sent(at, covered, fabrics, out),
-            WorkId::Bind(permit) => self.bound(row, permit, fabrics, out),
+            WorkId::Revoke(permit) => self.revoked(row, permit, fabrics, out),
+            WorkId::Bind => {}
             WorkId::FirstBind => self.first_bound(row, fabrics, out),
         }
     }
@@ -372,7 +377,8 @@ impl Shard {
         let row = self.row_of(path.key).unwrap_or_else(|| self.new_row(Arc::clone(&path)));
         let depth = self.params.limits.queue_depth();
         let recv_max = u32::from(depth) + RECV_SLACK + 1;
-        // Answers, a revoke and a bind per permit, and what the first binds need.
+        // Answers; a revoke per permit and a bind whose completion was not seen yet, or the first
+        // binds in their place.
         let send_max = SendQueue::limit_for(depth) + 2 * u32::from(depth) + RECV_SLACK;
         let provider = usize::from(path.provider);
         let Some(fabric) = fabrics.get_mut(provider) else { return };
@@ -676,7 +682,8 @@ mod tests {
             WorkId::Recv,
             WorkId::Info,
             WorkId::Send(u32::MAX),
-            WorkId::Bind(PermitId(u16::MAX)),
+            WorkId::Revoke(PermitId(u16::MAX)),
+            WorkId::Bind,
             WorkId::FirstBind,
         ] {
             assert_eq!(WorkId::decode(work.encode(0x0abc_def0)), Some((work, 0x0abc_def0)));

@@ -124,7 +124,7 @@ impl Shard {
         let Some(window) = shared.chunks.get().and_then(|chunks| chunks.window(chunk)) else {
             return self.parse(row, permit, fabrics, out);
         };
-        let wr_id = WorkId::Bind(permit).encode(conn);
+        let wr_id = WorkId::Revoke(permit).encode(conn);
         match fabrics[provider].revoke(qp, window, wr_id) {
             Ok(BindResult::Done(_)) => self.parse(row, permit, fabrics, out),
             Ok(BindResult::Pending(_)) => self.go(row, permit, RequestState::Revoking),
@@ -135,8 +135,8 @@ impl Shard {
         }
     }
 
-    /// A bind or revoke for a request completed.
-    pub(super) fn bound(
+    /// The peer's key for a request's chunk is dead.
+    pub(super) fn revoked(
         &mut self,
         row: u32,
         permit: PermitId,
@@ -144,10 +144,15 @@ impl Shard {
         out: &mut Outbox,
     ) {
         let Some(path) = self.path(row) else { return };
-        match path.requests.get(permit.index()).map(Request::state) {
-            Some(RequestState::Revoking) => self.parse(row, permit, fabrics, out),
-            Some(RequestState::Rebinding) => self.respond(row, permit, fabrics, out),
-            _ => {}
+        let state = path.requests.get(permit.index()).map(Request::state);
+        if state != Some(RequestState::Revoking) {
+            return;
+        }
+        if matches!(path.mode, RowMode::Serving | RowMode::Finishing) {
+            self.parse(row, permit, fabrics, out);
+        } else {
+            // The path went wrong meanwhile: nothing of it is begun any more.
+            self.abandon(row, permit, out);
         }
     }
 
@@ -495,16 +500,14 @@ impl Shard {
         let Some(window) = chunks.window(chunk) else {
             return self.respond(row, permit, fabrics, out);
         };
-        let (slice, wr_id) = (chunks.chunk(chunk), WorkId::Bind(permit).encode(conn));
+        let (slice, wr_id) = (chunks.chunk(chunk), WorkId::Bind.encode(conn));
         let bound = fabrics[provider].bind(qp, window, &slice, Access::REMOTE_WRITE, wr_id);
         match bound {
-            Ok(BindResult::Done(rkey)) => {
+            // A pending bind is in force before anything posted behind it on the queue pair: when
+            // the peer learns the key, it works. Nobody waits for its completion.
+            Ok(BindResult::Done(rkey) | BindResult::Pending(rkey)) => {
                 self.set_rkey(row, permit, rkey);
                 self.respond(row, permit, fabrics, out);
-            }
-            Ok(BindResult::Pending(rkey)) => {
-                self.set_rkey(row, permit, rkey);
-                self.go(row, permit, RequestState::Rebinding);
             }
             Err(error) => {
                 self.abandon(row, permit, out);

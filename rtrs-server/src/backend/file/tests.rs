@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rtrs_core::block::{BlockDevice, BlockSource, Io, IoFlags, IoOp};
 use rtrs_core::mem::Region;
 use rtrs_core::rt::{Clock, Ring};
+use rtrs_core::skip::skip;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Duration;
 
@@ -40,7 +41,7 @@ impl Scratch {
     fn memory() -> Option<Self> {
         let shm = Path::new("/dev/shm");
         if !shm.is_dir() {
-            eprintln!("skipped: no /dev/shm");
+            skip("no /dev/shm");
             return None;
         }
         Some(Self::below(shm))
@@ -102,7 +103,7 @@ fn direct_io_conforms() {
         Ok(source) => source,
         Err(error) => {
             assert!(error.to_string().contains("does not support direct IO"), "{error}");
-            eprintln!("skipped: {error}");
+            skip(&error.to_string());
             return;
         }
     };
@@ -191,7 +192,7 @@ fn durability_asks_the_system_for_it() {
     assert!(ops.len() == 1 && ops[0].contains("Fsync"), "{ops:?}");
     for op in [IoOp::Discard, IoOp::WriteZeroes] {
         if op == IoOp::Discard && !source.geometry().discard {
-            eprintln!("skipped: no holes on this file system");
+            skip("no holes on this file system");
             continue;
         }
         let ops = trace(&source, op, plain);
@@ -224,7 +225,7 @@ fn a_hole_frees_space_and_zeroes_may_keep_it() {
     let path = scratch.file("holes", 4 << 20);
     let source = open(&path);
     if !source.geometry().discard {
-        eprintln!("skipped: no holes on this file system");
+        skip("no holes on this file system");
         return;
     }
     let mut rig = Rig::new(&source, 0);
@@ -294,7 +295,7 @@ fn what_is_no_disk_is_refused_in_words() {
     let pipe = scratch.0.join("pipe");
     match Command::new("mkfifo").arg(&pipe).status() {
         Ok(status) if status.success() => says(&pipe, "is a pipe"),
-        _ => eprintln!("skipped: no mkfifo"),
+        _ => skip("no mkfifo"),
     }
     let path = scratch.file("blocks", 2048);
     let text = refusal(&path, false, Direct::Auto, Some(4096));
@@ -313,8 +314,8 @@ fn a_file_is_exported_for_writing_once() {
     open(&path);
 }
 
-/// Runs one test of this program again as a user without rights. False when that cannot be done.
-fn rerun_as_nobody(test: &str, path: &Path) -> bool {
+/// Runs one test of this program again as a user without rights, or skips it.
+fn rerun_as_nobody(test: &str, path: &Path) {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])
         .env("RTRS_UNREADABLE", path)
@@ -326,11 +327,10 @@ fn rerun_as_nobody(test: &str, path: &Path) -> bool {
             let text = String::from_utf8_lossy(&output.stdout).into_owned()
                 + &String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success(), "{text}");
-            text.contains("1 passed")
+            assert!(text.contains("1 passed"), "{text}");
         }
         Err(error) => {
-            eprintln!("skipped: cannot run as another user: {error}");
-            false
+            skip(&format!("cannot run as another user: {error}"));
         }
     }
 }
@@ -355,9 +355,7 @@ fn missing_rights_are_told() {
     if File::open(scratch.0.join("secret")).is_ok() {
         // Rights do not bind this user.
         let name = "backend::file::tests::missing_rights_are_told";
-        if !rerun_as_nobody(name, &scratch.0) {
-            eprintln!("skipped: no user without rights");
-        }
+        rerun_as_nobody(name, &scratch.0);
         return;
     }
     let text = refusal(&scratch.0.join("secret"), true, Direct::Auto, None);
@@ -378,11 +376,11 @@ impl Loop {
                 Some(Self(String::from_utf8(output.stdout).unwrap().trim().into()))
             }
             Ok(output) => {
-                eprintln!("skipped: losetup: {}", String::from_utf8_lossy(&output.stderr).trim());
+                skip(&format!("losetup: {}", String::from_utf8_lossy(&output.stderr).trim()));
                 None
             }
             Err(error) => {
-                eprintln!("skipped: losetup: {error}");
+                skip(&format!("losetup: {error}"));
                 None
             }
         }
@@ -423,7 +421,7 @@ fn block_devices_conform() {
             assert_eq!(ended.len(), INFLIGHT_MAX);
             assert!(ended.iter().all(|(_, status)| status.is_ok()));
         } else {
-            eprintln!("skipped: this loop device has no discard");
+            skip("this loop device has no discard");
         }
         let text = refusal(&device.0, false, direct, None);
         assert!(text.contains("in use") || text.contains("locked"), "{text}");

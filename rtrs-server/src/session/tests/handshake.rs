@@ -4,7 +4,7 @@ use rtrs_core::limits::Limits;
 use rtrs_core::time::Duration;
 
 use super::peer::{Peer, PeerOptions};
-use super::stand::{Stand, StandOptions};
+use super::stand::{DeviceOptions, Stand, StandOptions};
 use crate::path::state::PathState;
 use crate::session::SessionParams;
 
@@ -226,5 +226,63 @@ fn an_immediate_in_place_of_info_req_ends_the_path() {
         peer.send_imm(&stand, conn, if conn == 0 { 0x8000_0000 } else { 72 });
         assert_eq!(peer.closed(&mut stand), 3, "connection {conn}");
         stand.assert_empty();
+    }
+}
+
+/// A stand whose device is poorer than others.
+fn poor(device: DeviceOptions, change: impl Fn(&mut SessionParams)) -> Stand {
+    let mut options = StandOptions { device, ..StandOptions::default() };
+    change(&mut options.params);
+    Stand::new(options)
+}
+
+#[test]
+fn refused_memory_is_told_with_the_first_connection_where_it_is_pinned() {
+    // 16 chunks of 16 KiB and their gaps do not fit, the small messages do.
+    let device =
+        DeviceOptions { pins_memory: true, register_max: 128 << 10, ..DeviceOptions::default() };
+    let mut stand = poor(device, |_| ());
+    let mut peer = Peer::new(&stand, PeerOptions::default());
+    assert_eq!(peer.connect(&mut stand, 0).unwrap_err(), -12);
+    stand.assert_empty();
+    // With less to register it works, fresh keys or not.
+    for always_invalidate in [false, true] {
+        let mut stand = poor(device, |params| {
+            params.limits = Limits::new(4, 16384).unwrap();
+            params.always_invalidate = always_invalidate;
+        });
+        let mut peer = Peer::open(&mut stand, PeerOptions::default());
+        peer.leave(&mut stand);
+        stand.assert_empty();
+    }
+    // Elsewhere memory is made when the path is complete, and its refusal ends the path.
+    let mut stand = poor(DeviceOptions { pins_memory: false, ..device }, |_| ());
+    let mut peer = Peer::new(&stand, PeerOptions { cid_num: 1, ..PeerOptions::default() });
+    peer.connect(&mut stand, 0).unwrap();
+    let mut bytes = vec![0; 272];
+    bytes[2] = b'x';
+    peer.send_info(&mut stand, &bytes);
+    assert_eq!(peer.closed(&mut stand), 1);
+    stand.assert_empty();
+}
+
+#[test]
+fn a_device_without_windows_serves_without_fresh_keys_only() {
+    let device = DeviceOptions { pins_memory: true, no_windows: true, ..DeviceOptions::default() };
+    let mut stand = poor(device, |_| ());
+    let mut peer = Peer::new(&stand, PeerOptions::default());
+    assert_eq!(peer.connect(&mut stand, 0).unwrap_err(), -95);
+    stand.assert_empty();
+    let mut stand = poor(device, |params| params.always_invalidate = false);
+    let _up = Peer::up(&mut stand, PeerOptions::default(), "sess");
+}
+
+#[test]
+fn the_connections_of_a_path_have_a_budget() {
+    let device = DeviceOptions { connection_bytes: 1 << 20, ..DeviceOptions::default() };
+    let mut stand = poor(device, |_| ());
+    for (cid_num, fits) in [(33, false), (4096, false), (32, true)] {
+        let mut peer = Peer::new(&stand, PeerOptions { cid_num, ..PeerOptions::default() });
+        assert_eq!(peer.connect(&mut stand, 0), if fits { Ok(()) } else { Err(-12) }, "{cid_num}");
     }
 }

@@ -1,6 +1,7 @@
 //! The stand of the session tests: a server's cores on the simulated fabric, a device that can
 //! be held, and a log of every work request the server posts.
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -12,13 +13,15 @@ use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, Io,
 use rtrs_core::fabric::sim::{BindMode, SimFabric, World, WorldOptions, sim_ip};
 use rtrs_core::fabric::{
     Access, BindResult, ConnRequest, ConnectParams, Fabric, FabricCounters, FabricError,
-    FabricEvent, PdUse, PrivateData, ProtectionDomain, QpLimits, Sge, Window, WorkRequest, WrOp,
+    FabricEvent, MemoryRegistration, PdUse, PrivateData, ProtectionDomain, QpLimits, Sge, Window,
+    WorkRequest, WrOp,
 };
 use rtrs_core::ids::{CoreIndex, QpNum};
 use rtrs_core::limits::Limits;
-use rtrs_core::mem::MemSlice;
+use rtrs_core::mem::{MemSlice, Region};
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Duration, Instant, earliest};
+use rtrs_core::wire::ConnReq;
 
 use crate::export::{Export, ExportTable};
 use crate::mail::Mail;
@@ -34,19 +37,71 @@ pub(super) struct Posted {
 
 type Log = Rc<RefCell<Vec<Posted>>>;
 
+/// What the server's device is like.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct DeviceOptions {
+    /// Registered memory is pinned.
+    pub(super) pins_memory: bool,
+    /// Bytes that may be registered at once; 0 for any.
+    pub(super) register_max: usize,
+    /// It has no memory windows.
+    pub(super) no_windows: bool,
+    /// Bytes that a connection takes.
+    pub(super) connection_bytes: u64,
+}
+
+/// A protection domain of such a device.
+#[derive(Debug)]
+struct PoorPd {
+    inner: Arc<dyn ProtectionDomain>,
+    device: DeviceOptions,
+}
+
+impl ProtectionDomain for PoorPd {
+    fn register(
+        &self,
+        region: &Arc<Region>,
+        access: Access,
+    ) -> Result<Arc<dyn MemoryRegistration>, FabricError> {
+        let max = self.device.register_max;
+        if max > 0 && region.len() > max {
+            let error = std::io::Error::from_raw_os_error(12);
+            return Err(FabricError::system("cannot register: raise RLIMIT_MEMLOCK", error));
+        }
+        self.inner.register(region, access)
+    }
+    fn window(&self, parent: &Arc<dyn MemoryRegistration>) -> Result<Arc<dyn Window>, FabricError> {
+        if self.device.no_windows {
+            return Err(FabricError::Unsupported("no memory windows"));
+        }
+        self.inner.window(parent)
+    }
+    fn as_any(&self) -> &dyn Any {
+        self.inner.as_any()
+    }
+}
+
 /// A fabric that notes what is posted.
 #[derive(Debug)]
 struct Tee {
     inner: SimFabric,
     log: Log,
+    device: DeviceOptions,
 }
 
 impl Fabric for Tee {
     fn scheme(&self) -> &'static str {
         self.inner.scheme()
     }
+    fn pins_memory(&self) -> bool {
+        self.device.pins_memory
+    }
+    fn connection_bytes(&self) -> u64 {
+        self.device.connection_bytes
+    }
     fn alloc_pd(&mut self, of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
-        self.inner.alloc_pd(of)
+        let inner = self.inner.alloc_pd(of)?;
+        Ok(Arc::new(PoorPd { inner, device: self.device }))
     }
     fn listen(&mut self, address: SocketAddr) -> Result<SocketAddr, FabricError> {
         self.inner.listen(address)
@@ -114,7 +169,16 @@ impl Fabric for Tee {
         self.inner.poll(now)
     }
     fn next_event(&mut self) -> Option<FabricEvent> {
-        self.inner.next_event()
+        let mut event = self.inner.next_event();
+        // RDMA CM may hand out all the room it has, filled up behind what was sent.
+        if let Some(FabricEvent::Request(request)) = &mut event
+            && request.private_data.as_bytes().len() == ConnReq::LEN
+        {
+            let mut padded = [0xee; PrivateData::CAPACITY];
+            padded[..ConnReq::LEN].copy_from_slice(request.private_data.as_bytes());
+            request.private_data = PrivateData::new(&padded);
+        }
+        event
     }
     fn deadline(&self) -> Option<Instant> {
         self.inner.deadline()
@@ -225,6 +289,7 @@ pub(super) struct StandOptions {
     pub(super) params: SessionParams,
     pub(super) bind: BindMode,
     pub(super) geometry: Geometry,
+    pub(super) device: DeviceOptions,
 }
 
 impl Default for StandOptions {
@@ -237,6 +302,7 @@ impl Default for StandOptions {
                 ..SessionParams::default()
             },
             bind: BindMode::Done,
+            device: DeviceOptions::default(),
             geometry: Geometry {
                 discard: true,
                 discard_granularity: 512,
@@ -304,7 +370,11 @@ impl Stand {
                 let inner = world.fabric(node);
                 Host {
                     core: ServerCore::new(options.params, core, &exports),
-                    fabrics: vec![Box::new(Tee { inner, log: Rc::clone(&log) })],
+                    fabrics: vec![Box::new(Tee {
+                        inner,
+                        log: Rc::clone(&log),
+                        device: options.device,
+                    })],
                     inbox: VecDeque::new(),
                 }
             })
