@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rtrs_core::config::{AutoSwitch, ByteSize, Millis, Portal, Shards, Switch};
 
-use crate::config::{Access, BenchSettings, NbdAddress, Policy, Settings};
+use crate::config::{Access, BenchSettings, Device, NbdAddress, Policy, Settings};
 use crate::error::Error;
 
 /// Attach network block devices over RTRS and serve them as NBD
@@ -50,7 +50,7 @@ pub enum Output {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Attach an export and serve it as NBD; returns when it can be connected
+    /// Attach an export as a block device or as NBD; returns when it can be opened
     ///
     /// Every flag that is a setting is also a key of the configuration file, under the same name;
     /// flags win over the file, and a repeatable flag replaces the file's list.
@@ -76,6 +76,11 @@ pub enum Command {
     /// Opens the export, runs requests for a time, and prints rates and latencies. The session's
     /// settings are read from the configuration file too, and bench's own under the key bench.
     Bench(Box<BenchArgs>),
+    /// Open a device and close it again
+    ///
+    /// For this program itself, which must not wait for a device that it serves.
+    #[command(hide = true)]
+    OpenDevice(OpenDeviceArgs),
 }
 
 /// The session a command is about.
@@ -98,6 +103,26 @@ pub struct DetachArgs {
     /// What still runs then ends with an error. 0 waits for nothing.
     #[arg(long, value_name = "TIME", default_value = "5s", hide_default_value = true)]
     pub within: Millis,
+
+    /// Detach also when the session's device is mounted, open or otherwise in use
+    ///
+    /// The IO of its users then fails, and what they have not written yet is lost.
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// `open-device`.
+#[derive(Debug, Args)]
+pub struct OpenDeviceArgs {
+    /// The device.
+    #[arg(value_name = "PATH")]
+    pub path: PathBuf,
+
+    /// Fail if somebody has claimed it
+    ///
+    /// Mounts, swap and devices on top of it do.
+    #[arg(long)]
+    pub exclusive: bool,
 }
 
 /// Where settings come from, and what to do with them.
@@ -239,16 +264,36 @@ pub struct AttachArgs {
 
     /// Serve NBD on this unix socket
     ///
-    /// At most 107 bytes. One of --socket and --listen is needed.
+    /// At most 107 bytes. One of --device, --socket and --listen is needed.
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 
     /// Serve NBD on this TCP address, as in 127.0.0.1:10809
     ///
     /// A numeric address; the port is 10809 if left out, and 0 lets the system choose. Who can
-    /// connect can read and write. One of --socket and --listen is needed.
+    /// connect can read and write. One of --device, --socket and --listen is needed.
     #[arg(long, value_name = "ADDR:PORT", conflicts_with = "socket")]
     pub listen: Option<NbdAddress>,
+
+    /// Make it a block device of this system: /dev/nbdX, or auto for a free one
+    ///
+    /// Needs root and the module nbd. One of --device, --socket and --listen is needed.
+    #[arg(long, value_name = "DEVICE", conflicts_with_all = ["socket", "listen"])]
+    pub device: Option<Device>,
+
+    /// Seconds before the kernel gives up waiting for a request [default: from --io-timeout-ms]
+    ///
+    /// A safety net for a session that hangs: twice --io-timeout-ms and 30 s more if left out, and
+    /// always longer than --io-timeout-ms. The kernel then closes a connection and sends its
+    /// requests again through another shard's.
+    #[arg(long, value_name = "S")]
+    pub device_timeout_s: Option<u64>,
+
+    /// Seconds the kernel keeps requests when the session's process has died [default: 0]
+    ///
+    /// Then they fail. They would wait for somebody who connects the device again.
+    #[arg(long, value_name = "S")]
+    pub device_dead_timeout_s: Option<u64>,
 
     /// Stay in the foreground until SIGTERM or detach
     ///
@@ -337,6 +382,9 @@ impl AttachArgs {
         Settings {
             socket: self.socket.clone(),
             listen: self.listen,
+            device: self.device,
+            device_timeout_s: self.device_timeout_s,
+            device_dead_timeout_s: self.device_dead_timeout_s,
             foreground: self.foreground.then_some(true),
             shards: self.shards,
             buffer_size: self.buffer_size,

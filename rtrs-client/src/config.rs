@@ -3,7 +3,7 @@
 //! Owns [`Settings`], one flat list of keys with the names of the flags of `rtrs-client attach`,
 //! and `bench`, a map with the names of the flags only `rtrs-client bench` has. A key left out is
 //! `None`; [`Settings::over`] lays flags over a file and a file over [`Settings::defaults`]. A list
-//! given as flags replaces the file's, and so do `socket` and `listen`, and `access` and
+//! given as flags replaces the file's, and so do `socket`, `listen` and `device`, and `access` and
 //! `read-only`, which exclude each other.
 //!
 //! Reading a file never panics and is bounded; an error names file, line and what would do. What
@@ -11,22 +11,18 @@
 
 mod values;
 
-pub use values::{Access, BenchMode, NbdAddress, Policy, RunTime};
+pub use values::{Access, BenchMode, Device, NbdAddress, Policy, RunTime};
 
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use rtrs_core::config::{
-    AutoSwitch, ByteSize, Portal, Shards, Switch, deserialize_list, file_error_text,
+    AutoSwitch, ByteSize, Portal, Shards, Switch, deserialize_list, settings_from_file,
+    settings_from_yaml,
 };
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, ErrorKind};
-
-/// Largest configuration file that is read, in bytes.
-const FILE_BYTES_MAX: u64 = 1 << 20;
+use crate::error::Error;
 
 /// Every setting of the client; `None` where nothing was said. The flags of the same names in
 /// `cli.rs` say what each means.
@@ -40,6 +36,12 @@ pub struct Settings {
     pub socket: Option<PathBuf>,
     /// TCP address to serve NBD on.
     pub listen: Option<NbdAddress>,
+    /// Block device of the kernel.
+    pub device: Option<Device>,
+    /// Seconds before the kernel gives up waiting for a request.
+    pub device_timeout_s: Option<u64>,
+    /// Seconds the kernel keeps requests when the session's process has died.
+    pub device_dead_timeout_s: Option<u64>,
     /// Stay in the foreground.
     pub foreground: Option<bool>,
     /// The same as `access: ro`.
@@ -161,15 +163,18 @@ impl BenchSettings {
 }
 
 impl Settings {
-    /// The built-in defaults. Unsaid stay what has no default (`socket`, `listen`), what follows
-    /// from the command (`access` and `read-only`, `session-name`) and what follows from the user
-    /// who runs it (`run-dir`).
+    /// The built-in defaults. Unsaid stay what has no default (`socket`, `listen`, `device`), what
+    /// follows from another (`device-timeout-s`), from the command (`access` and `read-only`,
+    /// `session-name`) and what follows from the user who runs it (`run-dir`).
     #[must_use]
     pub fn defaults() -> Self {
         Self {
             path: Some(Vec::new()),
             socket: None,
             listen: None,
+            device: None,
+            device_timeout_s: None,
+            device_dead_timeout_s: Some(0),
             foreground: Some(false),
             read_only: None,
             access: None,
@@ -196,12 +201,15 @@ impl Settings {
     /// These settings, and `under`'s where these say nothing.
     #[must_use]
     pub fn over(self, under: Self) -> Self {
-        let front = self.socket.is_some() || self.listen.is_some();
+        let front = self.socket.is_some() || self.listen.is_some() || self.device.is_some();
         let access = self.access.is_some() || self.read_only.is_some();
         Self {
             path: self.path.or(under.path),
             socket: if front { self.socket } else { under.socket },
             listen: if front { self.listen } else { under.listen },
+            device: if front { self.device } else { under.device },
+            device_timeout_s: self.device_timeout_s.or(under.device_timeout_s),
+            device_dead_timeout_s: self.device_dead_timeout_s.or(under.device_dead_timeout_s),
             foreground: self.foreground.or(under.foreground),
             read_only: if access { self.read_only } else { under.read_only },
             access: if access { self.access } else { under.access },
@@ -232,32 +240,19 @@ impl Settings {
     ///
     /// # Errors
     /// [`ErrorKind::ConfigFile`] if it cannot be read, [`ErrorKind::Config`] for its contents.
+    ///
+    /// [`ErrorKind::ConfigFile`]: crate::ErrorKind::ConfigFile
+    /// [`ErrorKind::Config`]: crate::ErrorKind::Config
     pub fn from_file(path: &Path) -> Result<Self, Error> {
-        let unreadable = |source| {
-            let text = format!("cannot read the configuration file {}", path.display());
-            Error::with_source(ErrorKind::ConfigFile, text, source)
-        };
-        let mut text = String::new();
-        File::open(path)
-            .and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text))
-            .map_err(unreadable)?;
-        if text.len() as u64 > FILE_BYTES_MAX {
-            let text = format!("{}: is larger than 1 MiB; use a smaller file", path.display());
-            return Err(Error::new(ErrorKind::ConfigFile, text));
-        }
-        Self::from_yaml(&text, &path.display().to_string())
+        settings_from_file(path)
     }
 
     /// Reads the text of a configuration file called `name` in errors. An empty text says nothing.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`], with name, line and remedy.
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config), with name, line and remedy.
     pub fn from_yaml(text: &str, name: &str) -> Result<Self, Error> {
-        serde_yaml::from_str::<Option<Self>>(text).map(Option::unwrap_or_default).map_err(|error| {
-            let line = error.location().map_or(1, |place| place.line());
-            let what = file_error_text(&error.to_string());
-            Error::new(ErrorKind::Config, format!("{name}:{line}: {what}"))
-        })
+        settings_from_yaml(text, name)
     }
 }
 

@@ -28,9 +28,11 @@ pub(crate) struct Detach {
 }
 
 impl Detach {
-    /// Tells who asked that the session has ended. Its name must be free before.
-    pub(crate) fn answer(self) {
-        if let Err(error) = send(&self.stream, &serde_json::json!({ "detached": true })) {
+    /// Tells who asked that the session has ended, and what there is to say about it. Its name
+    /// must be free before.
+    pub(crate) fn answer(self, warning: Option<&str>) {
+        let answer = serde_json::json!({ "detached": true, "warning": warning });
+        if let Err(error) = send(&self.stream, &answer) {
             tracing::debug!("who asked for the detach is gone: {error}");
         }
     }

@@ -31,6 +31,12 @@ pub(crate) enum Mail {
     Listen(Bound),
     /// An NBD client for this core.
     Adopt(OwnedFd),
+    /// The other end of a socket that the kernel will send this core's requests to. Who waits is
+    /// told when it is served, or sees the sender go.
+    AdoptKernel {
+        socket: OwnedFd,
+        adopted: mpsc::Sender<()>,
+    },
     /// Report what you did.
     Query(mpsc::Sender<CoreReport>),
     /// To core 0: finish what is in flight within the bound, close everything, end.
@@ -53,7 +59,8 @@ pub(crate) struct CoreReport {
     pub(crate) core: CoreIndex,
     pub(crate) stats: ShardStats,
     pub(crate) inflight: usize,
-    pub(crate) fabric: FabricCounters,
+    /// What each provider did, by scheme.
+    pub(crate) fabrics: Vec<(&'static str, FabricCounters)>,
     pub(crate) bridge: BridgeStats,
     /// Only from core 0.
     pub(crate) paths: Option<Vec<PathStatus>>,
@@ -71,6 +78,8 @@ pub(crate) enum Event {
     Failed(SessionFailure),
     /// The NBD front end could not start.
     FrontFailed(std::io::Error),
+    /// The kernel has closed this core's socket.
+    KernelGone(CoreIndex),
     /// A core's thread ended with this error.
     CoreFailed(CoreIndex, String),
     /// Everything ended.
@@ -83,6 +92,16 @@ pub(crate) enum Purpose {
     Nbd(BridgeConfig),
     /// Run a workload.
     Bench(Arc<Workload>),
+}
+
+/// The socket of the kernel on a core.
+enum KernelEnd {
+    /// There is none, or no more.
+    None,
+    /// It waits until the device is open here.
+    Waiting(OwnedFd, mpsc::Sender<()>),
+    /// The bridge serves it.
+    Served,
 }
 
 enum Front {
@@ -139,6 +158,7 @@ struct ClientShard {
     /// The NBD socket until the device is open.
     bound: Option<Bound>,
     listener: Option<Listener>,
+    kernel: KernelEnd,
     next_core: usize,
     events: Option<mpsc::Sender<Event>>,
     reported_failure: bool,
@@ -172,6 +192,7 @@ impl ClientShard {
             geometry: None,
             bound: None,
             listener: None,
+            kernel: KernelEnd::None,
             next_core: 0,
             events: start.events,
             reported_failure: false,
@@ -209,6 +230,10 @@ impl ClientShard {
                     if let Front::Nbd(bridge) = &mut self.front {
                         bridge.adopt(now, socket);
                     }
+                }
+                Mail::AdoptKernel { socket, adopted } => {
+                    self.kernel = KernelEnd::Waiting(socket, adopted);
+                    self.adopt_kernel(now);
                 }
                 Mail::Query(reply) => {
                     let report = self.report();
@@ -267,29 +292,44 @@ impl ClientShard {
                     .map(|job| self.front = Front::Bench(Box::new(job)))
             }
         };
+        self.adopt_kernel(now);
         match started {
             Ok(()) if self.core.0 == 0 => self.event(Event::Ready(Box::new(geometry))),
             Ok(()) => {}
             Err(error) => {
                 tracing::error!("core {}: {error}", self.core);
+                self.kernel = KernelEnd::None;
                 self.event(Event::FrontFailed(error));
             }
         }
     }
 
+    /// Serves the kernel's socket if it is here and the device is open.
+    fn adopt_kernel(&mut self, now: Instant) {
+        let Front::Nbd(bridge) = &mut self.front else { return };
+        match std::mem::replace(&mut self.kernel, KernelEnd::None) {
+            KernelEnd::Waiting(socket, adopted) => {
+                if bridge.adopt_kernel(now, socket) && adopted.send(()).is_ok() {
+                    self.kernel = KernelEnd::Served;
+                }
+            }
+            other => self.kernel = other,
+        }
+    }
+
+    /// Tells when the kernel has closed its socket before this end stopped.
+    fn watch_kernel(&mut self) {
+        if let (KernelEnd::Served, Front::Nbd(bridge)) = (&self.kernel, &self.front)
+            && bridge.connections() == 0
+        {
+            self.kernel = KernelEnd::None;
+            self.event(Event::KernelGone(self.core));
+        }
+    }
+
     fn report(&self) -> CoreReport {
         let session = self.session.borrow();
-        let mut fabric = FabricCounters::default();
-        for one in &self.fabrics {
-            let c = one.counters();
-            fabric.bytes_sent += c.bytes_sent;
-            fabric.bytes_received += c.bytes_received;
-            fabric.bytes_direct += c.bytes_direct;
-            fabric.bytes_copied += c.bytes_copied;
-            fabric.sends += c.sends;
-            fabric.receives += c.receives;
-            fabric.crc_errors += c.crc_errors;
-        }
+        let fabrics = self.fabrics.iter().map(|one| (one.scheme(), one.counters())).collect();
         let bridge = match &self.front {
             Front::Nbd(bridge) => bridge.stats(),
             _ => BridgeStats::default(),
@@ -299,7 +339,7 @@ impl ClientShard {
             core: self.core,
             stats: session.stats().clone(),
             inflight: session.inflight(),
-            fabric,
+            fabrics,
             bridge,
             paths: control.map(SessionControl::status),
             open: control.is_some_and(SessionControl::is_open),
@@ -483,6 +523,7 @@ impl Shard for ClientShard {
             Front::Nbd(bridge) => bridge.turn(now),
             Front::Bench(job) => job.turn(now),
         };
+        self.watch_kernel();
         any |= self.session.borrow_mut().pump(now, &mut self.fabrics);
         for fabric in &mut self.fabrics {
             fabric.flush(now);

@@ -1,6 +1,7 @@
 //! Starts a session's cores and speaks with them from the rest of the process.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
@@ -14,13 +15,16 @@ use crate::bench::Workload;
 use crate::driver::{CoreReport, Event, Mail, Providers, Purpose, ShardStart, run_shard};
 use crate::session::SessionConfig;
 
+/// How long a core has to open the device after core 0 did.
+const ADOPT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a core has for its report.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a session is started for, before it is dealt out to the cores.
 #[derive(Debug)]
 pub(crate) enum Use {
-    Nbd(Bound, BridgeConfig),
+    /// Serve NBD clients, at this socket if there is one.
+    Nbd(Option<Bound>, BridgeConfig),
     Bench(Arc<Workload>),
 }
 
@@ -55,6 +59,36 @@ impl Cores {
         }
         reports.sort_by_key(|report: &CoreReport| report.core);
         reports
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Hands every core its socket to the kernel, and waits until all serve it.
+    ///
+    /// # Errors
+    /// `TimedOut` or `BrokenPipe` when a core cannot.
+    pub(crate) fn adopt_kernel(&self, sockets: Vec<OwnedFd>) -> io::Result<()> {
+        let (adopted, answers) = mpsc::channel();
+        for (core, socket) in self.0.iter().zip(sockets) {
+            core.send(Mail::AdoptKernel { socket, adopted: adopted.clone() });
+        }
+        drop(adopted);
+        let deadline = std::time::Instant::now() + ADOPT_TIMEOUT;
+        for _ in &self.0 {
+            let left = deadline.saturating_duration_since(std::time::Instant::now());
+            answers.recv_timeout(left).map_err(|error| match error {
+                mpsc::RecvTimeoutError::Timeout => {
+                    io::Error::new(io::ErrorKind::TimedOut, "a core is not ready in time")
+                }
+                mpsc::RecvTimeoutError::Disconnected => {
+                    io::Error::new(io::ErrorKind::BrokenPipe, "a core cannot serve; see the log")
+                }
+            })?;
+        }
+        Ok(())
     }
 
     /// Asks the session to end.
@@ -124,7 +158,7 @@ pub(crate) fn start(
         };
         threads.push(std::thread::Builder::new().name(format!("rtrs-{index}")).spawn(body)?);
     }
-    if let Use::Nbd(bound, _) = purpose {
+    if let Use::Nbd(Some(bound), _) = purpose {
         senders[0].send(Mail::Listen(bound));
     }
     Ok(Running { cores: senders, threads, events: from_cores })

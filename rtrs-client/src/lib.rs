@@ -1,8 +1,9 @@
 //! The client end of RTRS: a session with a server as a block device, served over NBD.
 //!
 //! Map of the crate: what was typed (`cli`), what can be said (`config`), what will run (`plan`),
-//! running it (`run`, `launch`, `control`, `report`, `bench`); the session (`session`) over its
-//! paths (`path`) as machines without IO, and `driver`, which binds them to a core.
+//! running it (`run`, `hold`, `device`, `launch`, `control`, `report`, `bench`); the session
+//! (`session`) over its paths (`path`) as machines without IO, and `driver`, which binds them to a
+//! core.
 
 #![forbid(unsafe_code)]
 
@@ -10,8 +11,10 @@ mod bench;
 pub mod cli;
 pub mod config;
 mod control;
+mod device;
 mod driver;
 mod error;
+mod hold;
 mod launch;
 mod path;
 pub mod plan;
@@ -21,7 +24,7 @@ mod session;
 mod stats;
 
 pub use cli::LowArgs;
-pub use error::{Chain, Error, ErrorKind};
+pub use error::{Error, ErrorKind};
 pub use plan::{AttachPlan, BenchPlan, Front, Plan, RunDir, SessionPlan};
 pub use run::run;
 pub use session::device::SessionFailure;

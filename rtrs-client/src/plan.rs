@@ -18,10 +18,16 @@ pub use place::RunDir;
 pub use session::SessionPlan;
 
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+use rtrs_core::config::Millis;
 
 use crate::cli::{Command, LowArgs, Output};
 use crate::config::Settings;
 use crate::error::{Error, ErrorKind};
+
+/// Longest time a detach waits for running requests, in milliseconds.
+const WITHIN_MS_MAX: u64 = 600_000;
 
 /// A command, judged.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,8 +69,17 @@ pub enum Plan {
         run_dir: RunDir,
         /// Time for running requests in milliseconds.
         within_ms: u64,
+        /// Also when its device is in use.
+        force: bool,
         /// For people or programs.
         output: Output,
+    },
+    /// Open a device and close it.
+    OpenDevice {
+        /// The device.
+        path: PathBuf,
+        /// Fail if it is claimed.
+        exclusive: bool,
     },
 }
 
@@ -99,8 +114,18 @@ impl Plan {
             }
             Command::Detach(args) => {
                 let (name, run_dir) = place(&args.name)?;
-                let within_ms = in_range("within", args.within.get(), 0..=600_000)?;
-                Ok(Self::Detach { name, run_dir, within_ms, output })
+                let within_ms = args.within.get();
+                if within_ms > WITHIN_MS_MAX {
+                    let most = Millis::new(WITHIN_MS_MAX);
+                    return Err(usage(format!(
+                        "within {} is out of range; use 0ms to {most}",
+                        args.within
+                    )));
+                }
+                Ok(Self::Detach { name, run_dir, within_ms, force: args.force, output })
+            }
+            Command::OpenDevice(args) => {
+                Ok(Self::OpenDevice { path: args.path.clone(), exclusive: args.exclusive })
             }
         }
     }
@@ -118,6 +143,7 @@ impl Plan {
             | Self::Status { run_dir, .. }
             | Self::Stats { run_dir, .. }
             | Self::Detach { run_dir, .. } => run_dir.check(),
+            Self::OpenDevice { .. } => Ok(()),
         }
     }
 

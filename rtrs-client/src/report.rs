@@ -1,6 +1,9 @@
 //! What a running session tells of itself: the answers on its control socket, and how people
 //! read them.
 
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
+
 use nbd_bridge::BridgeStats;
 use rtrs_core::fabric::FabricCounters;
 use serde::{Deserialize, Serialize};
@@ -24,15 +27,17 @@ pub(crate) enum Ask {
 }
 
 /// What is fixed for the life of an attached session.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
 pub(crate) struct Identity {
     pub(crate) name: String,
     pub(crate) session: String,
     pub(crate) session_id: String,
     pub(crate) access: String,
     pub(crate) policy: String,
-    /// NBD URI that clients open.
-    pub(crate) uri: String,
+    /// NBD URI that clients open, if there is one.
+    pub(crate) uri: Option<String>,
+    /// The block device, once it is connected.
+    pub(crate) device: Arc<OnceLock<String>>,
     pub(crate) pid: u32,
     pub(crate) shards: u16,
 }
@@ -55,6 +60,7 @@ pub(crate) fn status(identity: &Identity, reports: &[CoreReport]) -> serde_json:
         "access": identity.access,
         "policy": identity.policy,
         "uri": identity.uri,
+        "device": identity.device.get(),
         "pid": identity.pid,
         "shards": identity.shards,
         "size": geometry.map(|g| g.size),
@@ -71,17 +77,15 @@ pub(crate) fn stats(identity: &Identity, reports: &[CoreReport]) -> serde_json::
     let count = reports.first().and_then(|r| r.paths.as_ref()).map_or(0, Vec::len);
     let mut total = ShardStats::new(count);
     let mut fabric = FabricCounters::default();
+    let mut transports: BTreeMap<&'static str, FabricCounters> = BTreeMap::new();
     let mut bridge = BridgeStats::default();
     for report in reports {
         total.add(&report.stats);
         bridge.add(&report.bridge);
-        fabric.bytes_sent += report.fabric.bytes_sent;
-        fabric.bytes_received += report.fabric.bytes_received;
-        fabric.bytes_direct += report.fabric.bytes_direct;
-        fabric.bytes_copied += report.fabric.bytes_copied;
-        fabric.sends += report.fabric.sends;
-        fabric.receives += report.fabric.receives;
-        fabric.crc_errors += report.fabric.crc_errors;
+        for (scheme, counters) in &report.fabrics {
+            fabric.add(counters);
+            transports.entry(*scheme).or_default().add(counters);
+        }
     }
     let ops: serde_json::Map<String, serde_json::Value> = OP_NAMES
         .iter()
@@ -98,6 +102,8 @@ pub(crate) fn stats(identity: &Identity, reports: &[CoreReport]) -> serde_json::
         .map(|(path, count)| {
             serde_json::json!({
                 "path": path.path,
+                "transport": path.transport,
+                "address": path.address,
                 "state": path.state,
                 "reconnects": path.reconnects,
                 "heartbeat_us": path.heartbeat_us,
@@ -128,6 +134,7 @@ pub(crate) fn stats(identity: &Identity, reports: &[CoreReport]) -> serde_json::
         "paths": paths,
         "cores": cores,
         "fabric": fabric,
+        "transports": transports,
         "nbd": bridge,
     })
 }
@@ -156,8 +163,8 @@ fn size_text(value: &serde_json::Value) -> String {
 /// `list` for people: a line per session.
 pub(crate) fn list_text(sessions: &[serde_json::Value]) -> String {
     let mut out = format!(
-        "{:<16} {:<18} {:>10} {:>6} {:>8}  {}\n",
-        "NAME", "STATE", "SIZE", "PATHS", "PID", "URI"
+        "{:<16} {:<18} {:>10} {:>6} {:<8} {:>8}  {}\n",
+        "NAME", "STATE", "SIZE", "PATHS", "OVER", "PID", "DEVICE"
     );
     for session in sessions {
         let paths = session["paths"].as_array().map_or(0, Vec::len);
@@ -165,23 +172,43 @@ pub(crate) fn list_text(sessions: &[serde_json::Value]) -> String {
             .as_array()
             .map_or(0, |p| p.iter().filter(|p| p["state"] == "connected").count());
         out += &format!(
-            "{:<16} {:<18} {:>10} {:>6} {:>8}  {}\n",
+            "{:<16} {:<18} {:>10} {:>6} {:<8} {:>8}  {}\n",
             text(&session["name"]),
             text(&session["state"]),
             size_text(&session["size"]),
             format!("{up}/{paths}"),
+            transports(session),
             text(&session["pid"]),
-            text(&session["uri"]),
+            text(front(session)),
         );
     }
     out
 }
 
+/// What a session's paths go over, each named once: `rdma,tcp`.
+fn transports(session: &serde_json::Value) -> String {
+    let mut names: Vec<&str> = Vec::new();
+    for path in session["paths"].as_array().into_iter().flatten() {
+        let name = path["transport"].as_str().unwrap_or("-");
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    if names.is_empty() { "-".to_owned() } else { names.join(",") }
+}
+
+/// Where a session is served: its device or its URI.
+fn front(status: &serde_json::Value) -> &serde_json::Value {
+    if status["device"].is_null() { &status["uri"] } else { &status["device"] }
+}
+
 /// `status` for people.
 pub(crate) fn status_text(status: &serde_json::Value) -> String {
     let mut out = String::new();
-    for key in ["name", "state", "uri", "access", "policy", "session", "pid", "shards"] {
-        out += &format!("{:<16} {}\n", key, text(&status[key]));
+    for key in ["name", "state", "device", "uri", "access", "policy", "session", "pid", "shards"] {
+        if !(matches!(key, "device" | "uri") && status[key].is_null()) {
+            out += &format!("{:<16} {}\n", key, text(&status[key]));
+        }
     }
     out += &format!(
         "{:<16} {} ({} bytes, blocks of {})\n",
@@ -194,7 +221,7 @@ pub(crate) fn status_text(status: &serde_json::Value) -> String {
     out += &format!("{:<16} {}\n", "nbd clients", text(&status["nbd_connections"]));
     for path in status["paths"].as_array().into_iter().flatten() {
         out += &format!(
-            "path {:<28} {:<12} {} connections, {} reconnects, heartbeat {}{}\n",
+            "path {:<28} {:<12} {} connections, {} reconnects, heartbeat {}{}{}\n",
             text(&path["path"]),
             text(&path["state"]),
             text(&path["connections"]),
@@ -202,6 +229,11 @@ pub(crate) fn status_text(status: &serde_json::Value) -> String {
             match path["heartbeat_us"].as_u64() {
                 Some(us) => format!("{us} us"),
                 None => "-".to_owned(),
+            },
+            // A host name does not tell which of its addresses it is.
+            match path["address"].as_str() {
+                Some(at) if !text(&path["path"]).ends_with(at) => format!(", at {at}"),
+                _ => String::new(),
             },
             match path["last_error"].as_str() {
                 Some(error) => format!(" ({error})"),
@@ -252,14 +284,50 @@ pub(crate) fn stats_text(stats: &serde_json::Value) -> String {
             text(&core["nbd_connections"])
         );
     }
-    let fabric = &stats["fabric"];
-    out += &format!(
-        "fabric: {} sent, {} received ({} placed directly, {} copied), {} crc errors\n",
-        size_text(&fabric["bytes_sent"]),
-        size_text(&fabric["bytes_received"]),
-        size_text(&fabric["bytes_direct"]),
-        size_text(&fabric["bytes_copied"]),
-        text(&fabric["crc_errors"])
-    );
+    for (scheme, fabric) in stats["transports"].as_object().into_iter().flatten() {
+        out += &format!(
+            "{scheme}: {} sent, {} received ({} placed directly, {} copied), {} crc errors\n",
+            size_text(&fabric["bytes_sent"]),
+            size_text(&fabric["bytes_received"]),
+            size_text(&fabric["bytes_direct"]),
+            size_text(&fabric["bytes_copied"]),
+            text(&fabric["crc_errors"])
+        );
+    }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_is_shown_where_it_is_served() {
+        let identity = Identity {
+            name: "v".into(),
+            session: "host-v".into(),
+            session_id: "id".into(),
+            access: "auto".into(),
+            policy: "min-inflight".into(),
+            uri: None,
+            device: Arc::new(OnceLock::new()),
+            pid: 7,
+            shards: 2,
+        };
+        // Not connected yet.
+        let early = status(&identity, &[]);
+        assert!(early["device"].is_null() && early["uri"].is_null());
+        assert!(!status_text(&early).contains("device"));
+        identity.device.get_or_init(|| "/dev/nbd3".into());
+        let device = status(&identity, &[]);
+        assert_eq!(device["device"], "/dev/nbd3");
+        assert!(status_text(&device).contains("\ndevice           /dev/nbd3\n"));
+        let uri = "nbd://127.0.0.1:10809/v".to_owned();
+        let socket = Identity { uri: Some(uri), device: Arc::new(OnceLock::new()), ..identity };
+        let socket = status(&socket, &[]);
+        assert!(status_text(&socket).contains("\nuri              nbd://127.0.0.1:10809/v\n"));
+        let list = list_text(&[device, socket]);
+        let ends: Vec<&str> = list.lines().filter_map(|l| l.split_whitespace().last()).collect();
+        assert_eq!(ends, ["DEVICE", "/dev/nbd3", "nbd://127.0.0.1:10809/v"]);
+    }
 }

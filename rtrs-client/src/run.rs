@@ -1,7 +1,7 @@
 //! From a judged plan to its execution: one function per command.
 //!
-//! `attach` starts a copy of this program in the background that holds the session, waits until
-//! it says that the device is ready, and returns; with `--foreground` it is that copy itself.
+//! `attach` starts a copy of this program in the background that holds the session (`hold`), waits
+//! until it says that the device is ready, and returns; with `--foreground` it is that copy itself.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufRead, BufReader, IsTerminal, Write};
@@ -14,30 +14,31 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use nbd_bridge::{Bound, BridgeConfig, Endpoint};
 use parking_lot::Mutex;
+use rtrs_core::block::Geometry;
 use rtrs_core::config::{Portal, Scheme};
 use rtrs_core::fabric::Fabric;
 use rtrs_core::fabric::iwarp::{IwarpFabric, IwarpOptions, IwarpShared};
+use rtrs_core::fabric::rdma::RdmaOptions;
 use rtrs_core::ids::SessionId;
-use rtrs_core::rt::{PollPolicy, Ring, become_daemon};
+use rtrs_core::rt::{PollPolicy, Ring};
 use rtrs_core::wire::AccessMode;
 
 use crate::bench::{JobResult, Workload};
 use crate::cli::Output;
 use crate::config::Access;
-use crate::control::{ControlSocket, Detach, ask};
+use crate::control::{Detach, ask};
+use crate::device;
 use crate::driver::{Event, Providers};
 use crate::error::{Error, ErrorKind};
+use crate::hold::hold;
 use crate::launch::{self, Running, Use};
-use crate::plan::{AttachPlan, BenchPlan, Front, Plan, RunDir, SessionPlan};
-use crate::report::{self, Ask, Identity};
+use crate::plan::{AttachPlan, BenchPlan, Plan, RunDir, SessionPlan};
+use crate::report::{self, Ask};
 use crate::session::{PathTarget, Policy, SessionConfig};
 
 /// Set in the environment of the background copy: where it logs to.
-const DAEMON_LOG: &str = "RTRS_CLIENT_LOG";
-/// Time for requests in flight when a signal ends the session.
-const SIGNAL_GRACE: Duration = Duration::from_secs(10);
+pub(crate) const DAEMON_LOG: &str = "RTRS_CLIENT_LOG";
 /// How long a session that ends may hold its log.
 const LOG_PATIENCE: Duration = Duration::from_secs(1);
 /// Bound of opening the device, the first connections included.
@@ -61,14 +62,14 @@ pub fn run(plan: &Plan) -> Result<(), Error> {
             let value = ask_session(run_dir, name, Ask::Stats)?;
             show(&value, *output, report::stats_text)
         }
-        Plan::Detach { name, run_dir, within_ms, output } => {
-            let value = ask_session(run_dir, name, Ask::Detach { within_ms: *within_ms })?;
-            show(&value, *output, |_| format!("{name} detached\n"))
+        Plan::Detach { name, run_dir, within_ms, force, output } => {
+            detach(run_dir, name, *within_ms, *force, *output)
         }
+        Plan::OpenDevice { path, exclusive } => device::open(path, *exclusive),
     }
 }
 
-fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
+pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
     move |source| Error::with_source(ErrorKind::System, what, source)
 }
 
@@ -84,7 +85,7 @@ fn show(
     print(&shown)
 }
 
-fn tell(text: &str) -> io::Result<()> {
+pub(crate) fn tell(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush())
 }
@@ -116,6 +117,39 @@ fn ask_session(run_dir: &RunDir, name: &str, question: Ask) -> Result<serde_json
     }
 }
 
+fn detach(
+    run_dir: &RunDir,
+    name: &str,
+    within_ms: u64,
+    force: bool,
+    output: Output,
+) -> Result<(), Error> {
+    let status = match ask_session(run_dir, name, Ask::Status) {
+        // A session whose process is gone may have left a device.
+        Err(error) if error.kind() == ErrorKind::NotAttached => {
+            let freed = device::free(name)?;
+            if freed.is_empty() {
+                return Err(error);
+            }
+            let value = serde_json::json!({ "detached": false, "freed": freed });
+            return show(&value, output, |_| {
+                format!("{name} was not attached; freed what it had left behind: {freed:?}\n")
+            });
+        }
+        status => status?,
+    };
+    if let Some(path) = status["device"].as_str()
+        && !force
+    {
+        device::refuse_if_used(name, Path::new(path))?;
+    }
+    let value = ask_session(run_dir, name, Ask::Detach { within_ms })?;
+    if let Some(warning) = value["warning"].as_str() {
+        eprintln!("rtrs-client: {warning}");
+    }
+    show(&value, output, |_| format!("{name} detached\n"))
+}
+
 fn list(run_dir: &RunDir, output: Output) -> Result<(), Error> {
     let mut sessions = Vec::new();
     let entries = match fs::read_dir(run_dir.path()) {
@@ -143,7 +177,7 @@ fn list(run_dir: &RunDir, output: Output) -> Result<(), Error> {
     show(&serde_json::Value::Array(sessions), output, |_| text)
 }
 
-fn ensure_run_dir(run_dir: &RunDir) -> Result<(), Error> {
+pub(crate) fn ensure_run_dir(run_dir: &RunDir) -> Result<(), Error> {
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -172,8 +206,8 @@ fn attach_in_background(plan: &AttachPlan) -> Result<(), Error> {
     // The copy bounds its own start; its word or its end comes.
     let mut word = String::new();
     BufReader::new(out).read_line(&mut word).map_err(system("cannot hear the session"))?;
-    if let Some(uri) = word.trim().strip_prefix("ready ") {
-        return print(&format!("{} attached: {uri}\n", plan.session.export_name));
+    if let Some(front) = word.trim().strip_prefix("ready ") {
+        return print(&format!("{} attached: {front}\n", plan.session.export_name));
     }
     let status = child.wait().map_err(system("cannot wait for the session's process"))?;
     let last = last_error(&log).unwrap_or_else(|| format!("the session ended with {status}"));
@@ -216,31 +250,47 @@ fn last_error(log: &Path) -> Option<String> {
     Some(line.to_owned())
 }
 
-fn log_to_stderr(filter: &str) {
+pub(crate) fn log_to_stderr(filter: &str) {
     let filter = tracing_subscriber::EnvFilter::new(filter);
-    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    // A log that cannot be written must not end a session: its default is to say so there, and to
+    // panic over it.
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .log_internal_errors(false);
     if subscriber.try_init().is_err() {
         tracing::debug!("a log was set up already");
     }
 }
 
-fn path_target(portal: &Portal) -> Result<PathTarget, Error> {
-    if portal.scheme() != Scheme::Tcp {
-        return Err(Error::new(ErrorKind::Usage, format!("{portal}: no such transport here")));
-    }
-    let found = portal
+fn path_target(portal: &Portal, schemes: &[Scheme]) -> Result<PathTarget, Error> {
+    let remotes = portal
         .resolve()
         .map_err(|e| Error::with_source(ErrorKind::Path, format!("path {portal}"), e))?;
-    let Some(remote) = found.first().copied() else {
-        return Err(Error::new(ErrorKind::Path, format!("path {portal} has no address")));
+    let scheme = portal.scheme();
+    let Some(provider) = schemes.iter().position(|other| *other == scheme) else {
+        return Err(Error::new(ErrorKind::System, format!("path {portal} has no provider")));
     };
-    Ok(PathTarget { name: portal.to_string(), local: portal.source(), remote, provider: 0 })
+    let (name, transport) = (portal.to_string(), scheme.name());
+    Ok(PathTarget { name, local: portal.source(), remotes, transport, provider })
 }
 
-fn session_config(plan: &SessionPlan) -> Result<SessionConfig, Error> {
+/// The transports that paths need, in the order in which a core has their providers.
+fn schemes(plan: &SessionPlan) -> Vec<Scheme> {
+    let mut schemes = Vec::with_capacity(2);
+    for path in &plan.paths {
+        if !schemes.contains(&path.scheme()) {
+            schemes.push(path.scheme());
+        }
+    }
+    schemes
+}
+
+pub(crate) fn session_config(plan: &SessionPlan) -> Result<SessionConfig, Error> {
     let id = launch::random_uuid().map_err(system("no random numbers"))?;
     let mut seed = [0; 8];
     seed.copy_from_slice(&id[8..]);
+    let schemes = schemes(plan);
     Ok(SessionConfig {
         name: plan.session_name.clone(),
         export: plan.export_name.clone(),
@@ -251,8 +301,12 @@ fn session_config(plan: &SessionPlan) -> Result<SessionConfig, Error> {
         },
         read_only_fallback: plan.access == Access::Auto,
         id: SessionId(id),
-        paths: plan.paths.iter().map(path_target).collect::<Result<_, _>>()?,
-        cores: u16::try_from(plan.shards.count()).unwrap_or(u16::MAX),
+        paths: plan
+            .paths
+            .iter()
+            .map(|path| path_target(path, &schemes))
+            .collect::<Result<_, _>>()?,
+        cores: plan.cores(),
         policy: match plan.policy {
             crate::config::Policy::RoundRobin => Policy::RoundRobin,
             crate::config::Policy::MinInflight => Policy::MinInflight,
@@ -269,23 +323,41 @@ fn session_config(plan: &SessionPlan) -> Result<SessionConfig, Error> {
     })
 }
 
-fn providers(plan: &SessionPlan) -> Providers {
-    let options = IwarpOptions { crc: plan.crc, ..IwarpOptions::default() };
+/// What makes a core's providers. Opens RDMA only if a path needs it.
+fn providers(plan: &SessionPlan) -> Result<Providers, Error> {
+    let iwarp = IwarpOptions { crc: plan.crc, ..IwarpOptions::default() };
     let shared = IwarpShared::new();
-    Arc::new(move |ring: &Rc<Ring>| {
-        let fabric = IwarpFabric::new(ring, Arc::clone(&shared), options.clone());
-        Ok(vec![Box::new(fabric) as Box<dyn Fabric>])
-    })
+    let rdma = plan.open_rdma()?;
+    let options = RdmaOptions {
+        startup_timeout: Duration::from_millis(plan.connect_timeout_ms),
+        half_open_max: 1,
+    };
+    let schemes = schemes(plan);
+    Ok(Arc::new(move |ring: &Rc<Ring>| {
+        let make = |scheme: &Scheme| -> io::Result<Box<dyn Fabric>> {
+            match (scheme, &rdma) {
+                (Scheme::Rdma, Some(rdma)) => {
+                    rdma.fabric(ring, options).map_err(|e| io::Error::other(e.to_string()))
+                }
+                _ => Ok(Box::new(IwarpFabric::new(ring, Arc::clone(&shared), iwarp.clone()))),
+            }
+        };
+        schemes.iter().map(make).collect()
+    }))
 }
 
-fn start(plan: &SessionPlan, config: SessionConfig, purpose: Use) -> Result<Running, Error> {
+pub(crate) fn start(
+    plan: &SessionPlan,
+    config: SessionConfig,
+    purpose: Use,
+) -> Result<Running, Error> {
     let poll = PollPolicy { budget_max: Duration::from_micros(u64::from(plan.poll_us)) };
-    launch::start(config, purpose, &providers(plan), poll, plan.pin)
+    launch::start(config, purpose, &providers(plan)?, poll, plan.pin)
         .map_err(system("cannot start the session's threads"))
 }
 
 /// A value as configuration files write it.
-fn plain(value: &impl serde::Serialize) -> String {
+pub(crate) fn plain(value: &impl serde::Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(text)) => text,
         _ => "?".to_owned(),
@@ -293,74 +365,13 @@ fn plain(value: &impl serde::Serialize) -> String {
 }
 
 /// What the process waits for.
-enum Wake {
+pub(crate) enum Wake {
     Core(Event),
     Signal,
     Detach(Detach),
 }
 
-/// Holds a session until it is detached or a signal ends it. The body of the background copy.
-fn hold(plan: &AttachPlan) -> Result<(), Error> {
-    log_to_stderr(&plan.session.log);
-    ensure_run_dir(&plan.run_dir)?;
-    let control_path = plan.run_dir.control_socket(&plan.session.export_name);
-    let control = ControlSocket::bind(&control_path).map_err(|e| {
-        let what = format!("cannot listen on the control socket {}", control_path.display());
-        Error::with_source(ErrorKind::InUse, what, e)
-    })?;
-    let endpoint = match &plan.front {
-        Front::Socket(path) => Endpoint::Unix(path.clone()),
-        Front::Tcp(address) => Endpoint::Tcp(*address),
-    };
-    let bound = Bound::new(&endpoint).map_err(|e| {
-        let what = format!("cannot serve NBD on the socket {endpoint}");
-        Error::with_source(ErrorKind::InUse, what, e)
-    })?;
-    let config = session_config(&plan.session)?;
-    let identity = Identity {
-        name: plan.session.export_name.clone(),
-        session: config.name.clone(),
-        session_id: config.id.to_string(),
-        access: plain(&plan.session.access),
-        policy: plain(&plan.session.policy),
-        uri: bound.endpoint().uri(&plan.session.export_name),
-        pid: std::process::id(),
-        shards: config.cores,
-    };
-    let buffer_bytes = usize::try_from(plan.buffer_bytes).unwrap_or(usize::MAX);
-    let bridge = BridgeConfig { buffer_bytes, ..BridgeConfig::default() };
-    let uri = identity.uri.clone();
-    let running = start(&plan.session, config, Use::Nbd(bound, bridge))?;
-    let (wakes, inbox) = mpsc::channel();
-    forward_signals(wakes.clone())?;
-    let running = forward_events(running, wakes.clone());
-    let cores = running.cores();
-    // From here on `list` shows the session and `detach` ends it, also while it opens.
-    control
-        .serve(identity, cores.clone(), forward_detaches(wakes.clone()))
-        .map_err(system("no control thread"))?;
-    let what = format!("attach {}", plan.session.export_name);
-    let mut asked = None;
-    if let Err(error) = wait_ready(&inbox, &cores, &what, &mut asked) {
-        end(running, control, asked);
-        return Err(error);
-    }
-    // Not earlier: until now Ctrl-C in the terminal of the attach means this process too.
-    let background = std::env::var_os(DAEMON_LOG).is_some();
-    if background {
-        become_daemon().map_err(system("cannot leave the terminal"))?;
-    }
-    let told = tell(&format!("ready {uri}\n"));
-    if let Err(error) = told
-        && background
-    {
-        tracing::warn!("who started the attach is gone: {error}");
-        cores.shut_down(Duration::ZERO);
-    }
-    wait_end(&inbox, &cores, running, control)
-}
-
-fn forward_detaches(wakes: mpsc::Sender<Wake>) -> mpsc::Sender<Detach> {
+pub(crate) fn forward_detaches(wakes: mpsc::Sender<Wake>) -> mpsc::Sender<Detach> {
     let (detaches, asked) = mpsc::channel();
     std::thread::spawn(move || {
         while let Ok(detach) = asked.recv() {
@@ -372,7 +383,7 @@ fn forward_detaches(wakes: mpsc::Sender<Wake>) -> mpsc::Sender<Detach> {
     detaches
 }
 
-fn forward_signals(wakes: mpsc::Sender<Wake>) -> Result<(), Error> {
+pub(crate) fn forward_signals(wakes: mpsc::Sender<Wake>) -> Result<(), Error> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])
         .map_err(system("cannot handle signals"))?;
@@ -386,7 +397,7 @@ fn forward_signals(wakes: mpsc::Sender<Wake>) -> Result<(), Error> {
     Ok(())
 }
 
-fn forward_events(mut running: Running, wakes: mpsc::Sender<Wake>) -> Running {
+pub(crate) fn forward_events(mut running: Running, wakes: mpsc::Sender<Wake>) -> Running {
     let (_, nothing) = mpsc::channel();
     let events = std::mem::replace(&mut running.events, nothing);
     std::thread::spawn(move || {
@@ -401,18 +412,20 @@ fn forward_events(mut running: Running, wakes: mpsc::Sender<Wake>) -> Running {
 
 /// Waits until the device is open. `what` is what the session is for, `asked` gets a detach that
 /// came meanwhile and has to be answered.
-fn wait_ready(
+pub(crate) fn wait_ready(
     inbox: &mpsc::Receiver<Wake>,
     cores: &launch::Cores,
     what: &str,
     asked: &mut Option<Detach>,
-) -> Result<u64, Error> {
+) -> Result<Box<Geometry>, Error> {
     let failed = match inbox.recv_timeout(READY_TIMEOUT) {
-        Ok(Wake::Core(Event::Ready(geometry))) => return Ok(geometry.size),
+        Ok(Wake::Core(Event::Ready(geometry))) => return Ok(geometry),
         Ok(Wake::Core(Event::Failed(failure))) => failure.to_string(),
         Ok(Wake::Core(Event::FrontFailed(error))) => error.to_string(),
         Ok(Wake::Core(Event::CoreFailed(core, error))) => format!("core {core}: {error}"),
-        Ok(Wake::Core(Event::Done)) => "the session ended before it began".to_owned(),
+        Ok(Wake::Core(Event::Done | Event::KernelGone(_))) => {
+            "the session ended before it began".to_owned()
+        }
         Ok(Wake::Signal) => "ended by a signal".to_owned(),
         Ok(Wake::Detach(detach)) => {
             *asked = Some(detach);
@@ -436,56 +449,6 @@ fn wait_ready(
     };
     cores.shut_down(Duration::ZERO);
     Err(Error::new(ErrorKind::Path, format!("cannot {what}: {failed}")))
-}
-
-/// Waits for a signal or a detach, then for the session's end.
-fn wait_end(
-    inbox: &mpsc::Receiver<Wake>,
-    cores: &launch::Cores,
-    running: Running,
-    control: ControlSocket,
-) -> Result<(), Error> {
-    let mut waiting = None;
-    let mut over: Option<Instant> = None;
-    let mut failed = None;
-    loop {
-        let left = over
-            .map_or(Duration::from_secs(3600), |at| at.saturating_duration_since(Instant::now()));
-        match inbox.recv_timeout(left) {
-            Ok(Wake::Signal) if over.is_none() => {
-                tracing::info!("signal: finishing what is in flight");
-                cores.shut_down(SIGNAL_GRACE);
-                over = Some(Instant::now() + SIGNAL_GRACE + Duration::from_secs(15));
-            }
-            Ok(Wake::Detach(detach)) => {
-                cores.shut_down(detach.within);
-                over = Some(Instant::now() + detach.within + Duration::from_secs(15));
-                waiting = Some(detach);
-            }
-            Ok(Wake::Core(Event::CoreFailed(core, error))) => {
-                failed = Some(format!("core {core} ended: {error}"));
-                break;
-            }
-            Ok(Wake::Core(Event::Done)) => break,
-            Ok(_) => {}
-            Err(mpsc::RecvTimeoutError::Timeout) if over.is_none() => {}
-            Err(_) => break,
-        }
-    }
-    end(running, control, waiting);
-    match failed {
-        Some(text) => Err(Error::new(ErrorKind::System, text)),
-        None => Ok(()),
-    }
-}
-
-/// Waits for the threads, frees the name, and only then answers who waits for the detach.
-fn end(running: Running, control: ControlSocket, asked: Option<Detach>) {
-    running.join();
-    drop(control);
-    if let Some(detach) = asked {
-        detach.answer();
-    }
 }
 
 fn run_bench(plan: &BenchPlan) -> Result<(), Error> {
@@ -614,6 +577,7 @@ fn summarize(plan: &BenchPlan, results: &[JobResult]) -> Result<serde_json::Valu
         "bs": plan.block_bytes,
         "iodepth": plan.iodepth,
         "jobs": results.len(),
+        "paths": plan.session.paths,
         "runtime_ms": plan.runtime_ms,
         "reads": reads,
         "writes": writes,
@@ -634,13 +598,20 @@ fn summarize(plan: &BenchPlan, results: &[JobResult]) -> Result<serde_json::Valu
 fn bench_text(summary: &serde_json::Value) -> String {
     let number = |value: &serde_json::Value| value.as_f64().unwrap_or(0.0);
     let lat = &summary["lat_us"];
+    let paths: Vec<&str> = summary["paths"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|path| path.as_str())
+        .collect();
     format!(
-        "{} bs={} iodepth={} jobs={}: {:.0} IOPS, {:.1} MiB/s, {} errors\n\
+        "{} bs={} iodepth={} jobs={} over {}: {:.0} IOPS, {:.1} MiB/s, {} errors\n\
          latency us: mean {:.1} p50 {:.1} p90 {:.1} p99 {:.1} p99.9 {:.1} max {:.1}\n",
         summary["rw"].as_str().unwrap_or("?"),
         summary["bs"],
         summary["iodepth"],
         summary["jobs"],
+        paths.join(", "),
         number(&summary["iops"]),
         number(&summary["bw_bytes"]) / f64::from(1 << 20),
         summary["errors"],

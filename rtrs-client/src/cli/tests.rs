@@ -109,6 +109,12 @@ fn flags_reach_their_settings() {
     let file = "listen: 127.0.0.1:10809\nread-only: true\n";
     assert_eq!(attach.settings(), Settings::from_yaml(file, "s").unwrap());
 
+    let more = ["--device=nbd3", "--device-timeout-s=100", "--device-dead-timeout-s=7"];
+    let args = parse(&[&["attach", "v"], &more[..]].concat()).unwrap();
+    let Command::Attach(attach) = args.command else { panic!("not attach") };
+    let file = "device: /dev/nbd3\ndevice-timeout-s: 100\ndevice-dead-timeout-s: 7\n";
+    assert_eq!(attach.settings(), Settings::from_yaml(file, "s").unwrap());
+
     let more = ["--rw=randrw", "--bs=8k", "--iodepth=3", "--numjobs=4", "--runtime=5", "--size=1G"];
     let bench = [&["bench", "vol0", "--rwmixread=70"], &SESSION[..], &more].concat();
     let Command::Bench(bench) = parse(&bench).unwrap().command else { panic!("not bench") };
@@ -136,7 +142,12 @@ fn detach_has_a_bound() {
     for (args, millis) in [(&["detach", "v"][..], 5000), (&["detach", "v", "--within=250"], 250)] {
         let Command::Detach(detach) = parse(args).unwrap().command else { panic!("not detach") };
         assert_eq!((detach.name.as_str(), detach.within.get()), ("v", millis));
+        assert!(!detach.force);
     }
+    let Command::Detach(detach) = parse(&["detach", "v", "--force"]).unwrap().command else {
+        panic!("not detach")
+    };
+    assert!(detach.force);
 }
 
 #[test]
@@ -145,6 +156,9 @@ fn wrong_usage_says_flag_value_and_remedy() {
         (&["attach"][..], "<NAME>"),
         (&["attach", "v", "--path=1.2.3.4"], "has no scheme; write tcp://1.2.3.4"),
         (&["attach", "v", "--socket=/s", "--listen=127.0.0.1"], "cannot be used with"),
+        (&["attach", "v", "--socket=/s", "--device=auto"], "cannot be used with"),
+        (&["attach", "v", "--listen=::1", "--device=auto"], "cannot be used with"),
+        (&["attach", "v", "--device=/dev/nbd0p1"], "is no NBD device; use auto or a whole device"),
         (&["attach", "v", "--listen=localhost:1"], "is no numeric address; use ADDR:PORT"),
         (&["attach", "v", "--policy=best"], "round-robin, min-inflight, min-latency"),
         (&["attach", "v", "--access=wo"], "ro, rw, migration"),

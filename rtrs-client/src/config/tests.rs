@@ -1,6 +1,7 @@
 //! The configuration file: errors with their line, layering, and the annotated defaults.
 
 use super::*;
+use crate::error::ErrorKind;
 
 #[test]
 fn empty_files_say_nothing() {
@@ -19,6 +20,7 @@ fn errors_name_line_and_remedy() {
         ("log: info\npoll-us: x\n", "poll-us: invalid type: string \"x\", expected a whole number"),
         ("policy: best\n", "policy: unknown variant `best`, expected one of `round-robin`"),
         ("listen: localhost\n", "c.yaml:1: listen: address \"localhost\" is no numeric address"),
+        ("device: /dev/sda\n", "c.yaml:1: device: device \"/dev/sda\" is no NBD device; use auto"),
         ("foreground: 3\n", "c.yaml:1: foreground: invalid type: integer `3`"),
         ("socket: [\n", "c.yaml:"),
     ] {
@@ -45,6 +47,7 @@ fn full() -> Settings {
     let bench = BenchSettings { size: Some(ByteSize::new(1)), ..BenchSettings::defaults() };
     Settings {
         socket: Some("/s".into()),
+        device_timeout_s: Some(100),
         access: Some(Access::Ro),
         session_name: Some("s".into()),
         run_dir: Some("/r".into()),
@@ -71,6 +74,10 @@ fn flags_replace_what_they_exclude() {
     let listen = Settings { listen: "127.0.0.1".parse().ok(), ..Settings::default() };
     let settings = listen.clone().over(full());
     assert_eq!((settings.socket, settings.listen), (None, listen.listen));
+    let device = Settings { device: "auto".parse().ok(), ..Settings::default() };
+    let settings = device.clone().over(full());
+    assert_eq!((settings.socket, settings.device), (None, device.device));
+    assert_eq!(listen.over(device).device, None);
     let read_only = Settings { read_only: Some(true), ..Settings::default() };
     let settings = read_only.over(Settings { access: Some(Access::Rw), ..full() });
     assert_eq!((settings.read_only, settings.access), (Some(true), None));

@@ -1,4 +1,4 @@
-//! The client's own value types: access, policy, bench mode, NBD address, run time.
+//! The client's own value types: access, policy, bench mode, NBD address, device, run time.
 //!
 //! Each parses from text, prints a text that parses back, and reads the same from a file.
 
@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
 use clap::ValueEnum;
+use nbd_bridge::kernel::DeviceChoice;
 use rtrs_core::config::{Millis, TimeUnit, ValueError, deserialize_text};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -119,6 +120,57 @@ impl<'de> Deserialize<'de> for NbdAddress {
     }
 }
 
+/// A block device of the kernel: `/dev/nbd0`, `nbd0`, or `auto` for a free one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Device(DeviceChoice);
+
+impl Device {
+    /// Wraps a choice.
+    #[must_use]
+    pub const fn new(choice: DeviceChoice) -> Self {
+        Self(choice)
+    }
+
+    /// The choice.
+    #[must_use]
+    pub const fn get(self) -> DeviceChoice {
+        self.0
+    }
+}
+
+impl FromStr for Device {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        text.parse().map(Self).map_err(|_| {
+            ValueError::new(
+                "device",
+                text,
+                "is no NBD device",
+                "use auto or a whole device such as /dev/nbd0",
+            )
+        })
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Serialize for Device {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Device {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserialize_text(deserializer, "a device such as /dev/nbd0, or auto")
+    }
+}
+
 /// How long a bench runs; a number without a unit is in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RunTime(Millis);
@@ -194,6 +246,19 @@ mod tests {
                 )
             );
         }
+    }
+
+    #[test]
+    fn devices() {
+        for (text, printed) in [("auto", "auto"), ("/dev/nbd3", "/dev/nbd3"), ("nbd3", "/dev/nbd3")]
+        {
+            assert_eq!(text.parse::<Device>().unwrap().to_string(), printed);
+            assert_eq!(printed.parse::<Device>(), text.parse());
+        }
+        assert_eq!(
+            "/dev/sdb".parse::<Device>().unwrap_err().to_string(),
+            "device \"/dev/sdb\" is no NBD device; use auto or a whole device such as /dev/nbd0"
+        );
     }
 
     #[test]

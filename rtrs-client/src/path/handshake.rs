@@ -3,6 +3,7 @@
 //! Connection 0 lives on the home core. Its first receive is for INFO_RSP, all later ones are
 //! alike. One control request is in flight at a time, on the home core's own permit, permit 0.
 
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use rtrs_core::fabric::{
@@ -19,7 +20,7 @@ use rtrs_core::wire::{
 };
 
 use super::io::{Answer, WrId, geometry_of};
-use crate::session::{Granted, OpenDevice, PathTarget, SessionConfig};
+use crate::session::{Granted, OpenDevice, SessionConfig};
 
 /// The permit of control requests.
 const CONTROL: PermitId = PermitId(0);
@@ -83,7 +84,8 @@ pub(crate) fn describe_reject(private_data: &[u8]) -> String {
                 17 => " (the server still holds a path with these addresses)",
                 104 => " (the server still holds the old path, or speaks another version)",
                 6 => " (the server does not know this session any more)",
-                12 => " (the server is out of memory for sessions)",
+                12 => " (the server has no memory for this; its log says why)",
+                95 => " (the server's RDMA device lacks what it is set to; its log says what)",
                 _ => "",
             };
             format!("refused by the server: {}{hint}", errno_name(errno))
@@ -136,23 +138,17 @@ pub(crate) struct ServiceConnection {
 }
 
 impl ServiceConnection {
-    /// Starts to connect.
+    /// Starts to connect, from an address of ours if one was chosen.
     pub(crate) fn connect(
         now: Instant,
-        target: &PathTarget,
+        (local, remote): (Option<IpAddr>, SocketAddr),
         private_data: PrivateData,
         timeout: Duration,
         fabric: &mut dyn Fabric,
     ) -> Result<Self, FabricError> {
-        let pd = fabric.alloc_pd(PdUse::Connect { local: target.local, remote: target.remote })?;
+        let pd = fabric.alloc_pd(PdUse::Connect { local, remote })?;
         let limits = QpLimits { send_max: 64, recv_max: RECEIVES + 1 };
-        let params = ConnectParams {
-            local: target.local,
-            remote: target.remote,
-            private_data,
-            limits,
-            timeout,
-        };
+        let params = ConnectParams { local, remote, private_data, limits, timeout };
         let qp = fabric.connect(now, &pd, &params)?;
         Ok(Self {
             qp,

@@ -159,7 +159,7 @@ impl PathShard {
             &connection.pd,
             &ConnectParams {
                 local: self.target.local,
-                remote: self.target.remote,
+                remote: start.remote,
                 private_data: start.private_data,
                 limits,
                 timeout,

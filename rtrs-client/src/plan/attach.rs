@@ -1,22 +1,29 @@
-//! The plan of `attach`: a session, and where it is served as NBD.
+//! The plan of `attach`: a session, and where it is served: as NBD, or as a block device.
 //!
 //! Owns [`AttachPlan`] and [`Front`].
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use nbd_bridge::kernel::{DeviceOptions, check_device};
 use rtrs_core::config::ByteSize;
 
 use super::place::{RunDir, SocketState, check_socket_path, socket_state};
 use super::session::SessionPlan;
-use super::{unsaid, usage};
-use crate::config::{Access, NbdAddress, Settings};
+use super::{in_range, unsaid, usage};
+use crate::config::{Access, Device, NbdAddress, Settings};
+use crate::device;
 use crate::error::{Error, ErrorKind};
 
 const BUFFER_BYTES_MIN: u64 = 58 << 20;
 const BUFFER_BYTES_MAX: u64 = 4 << 30;
 
-/// Where NBD is served.
+/// Longest times of a device, in seconds.
+const DEVICE_SECONDS_MAX: u64 = 86_400;
+/// What the kernel waits for a request beyond twice the session's own bound, in seconds.
+const DEVICE_SECONDS_MORE: u64 = 30;
+
+/// Where the session is served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Front {
     /// A unix socket with this path, absolute, at most 107 bytes. A socket nobody listens on may
@@ -24,6 +31,8 @@ pub enum Front {
     Socket(PathBuf),
     /// A TCP address.
     Tcp(SocketAddr),
+    /// A block device of the kernel.
+    Device(DeviceOptions),
 }
 
 /// `attach`, judged.
@@ -31,7 +40,7 @@ pub enum Front {
 pub struct AttachPlan {
     /// The session.
     pub session: SessionPlan,
-    /// Where NBD is served.
+    /// Where it is served.
     pub front: Front,
     /// Bytes of NBD buffers per shard, a multiple of 4096.
     pub buffer_bytes: u64,
@@ -41,28 +50,59 @@ pub struct AttachPlan {
     pub run_dir: RunDir,
 }
 
-impl AttachPlan {
-    /// Judges settings, laid over [`Settings::defaults`].
-    pub(super) fn new(name: &str, settings: Settings) -> Result<Self, Error> {
-        let settings = settings.over(Settings::defaults());
-        let front = match (settings.socket.clone(), settings.listen) {
-            (Some(path), None) => {
+impl Front {
+    fn new(settings: &Settings, session: &SessionPlan) -> Result<Self, Error> {
+        match (settings.socket.clone(), settings.listen, settings.device) {
+            (Some(path), None, None) => {
                 let path = std::path::absolute(&path).map_err(|e| {
                     Error::with_source(ErrorKind::Usage, format!("socket {path:?} is no path"), e)
                 })?;
                 check_socket_path("socket", &path)?;
-                Front::Socket(path)
+                Ok(Self::Socket(path))
             }
-            (None, Some(address)) => Front::Tcp(address.get()),
-            (Some(_), Some(_)) => {
-                return Err(usage("both socket and listen are said; NBD is served on one of them"));
+            (None, Some(address), None) => Ok(Self::Tcp(address.get())),
+            (None, None, Some(device)) => {
+                device_options(settings, device, session).map(Self::Device)
             }
-            (None, None) => {
-                return Err(usage(
-                    "neither socket nor listen is said; use --socket PATH or --listen ADDR:PORT",
-                ));
-            }
-        };
+            (None, None, None) => Err(usage(
+                "none of device, socket and listen is said; use --device auto, --socket PATH or \
+                 --listen ADDR:PORT",
+            )),
+            _ => Err(usage("more than one of device, socket and listen is said; use one of them")),
+        }
+    }
+}
+
+/// How the kernel is told to treat the device.
+fn device_options(
+    settings: &Settings,
+    device: Device,
+    session: &SessionPlan,
+) -> Result<DeviceOptions, Error> {
+    let Some(dead_timeout_s) = settings.device_dead_timeout_s else { return Err(unsaid()) };
+    // The session answers every request within its own bound, twice where the device was full.
+    // The kernel must not lose patience before: what it sends again may overtake what follows.
+    let io_timeout_s = session.io_timeout_ms.div_ceil(1000);
+    let timeout_s = settings.device_timeout_s.unwrap_or(2 * io_timeout_s + DEVICE_SECONDS_MORE);
+    if timeout_s <= io_timeout_s {
+        return Err(usage(format!(
+            "device-timeout-s {timeout_s} is not longer than io-timeout-ms {}; raise it, or lower \
+             that",
+            session.io_timeout_ms
+        )));
+    }
+    Ok(DeviceOptions {
+        choice: device.get(),
+        timeout_s: in_range("device-timeout-s", timeout_s, 1..=DEVICE_SECONDS_MAX)?,
+        dead_timeout_s: in_range("device-dead-timeout-s", dead_timeout_s, 0..=DEVICE_SECONDS_MAX)?,
+        backend: device::backend(&session.session_name, &session.export_name),
+    })
+}
+
+impl AttachPlan {
+    /// Judges settings, laid over [`Settings::defaults`].
+    pub(super) fn new(name: &str, settings: Settings) -> Result<Self, Error> {
+        let settings = settings.over(Settings::defaults());
         let (Some(buffer_size), Some(foreground)) = (settings.buffer_size, settings.foreground)
         else {
             return Err(unsaid());
@@ -75,11 +115,14 @@ impl AttachPlan {
         }
         let run_dir = RunDir::new(settings.run_dir.clone())?;
         check_socket_path("control socket", &run_dir.control_socket(name))?;
+        let fronts = settings.clone();
         let session = SessionPlan::new(name, settings, Access::Auto)?;
+        let front = Front::new(&fronts, &session)?;
         Ok(Self { session, front, buffer_bytes: bytes, foreground, run_dir })
     }
 
-    /// The session's check; the run directory is ours; neither socket path is in use.
+    /// The session's check; the run directory is ours; neither socket path is in use; the device
+    /// is free, and the kernel and its privileges are there.
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.run_dir.check()?;
         let name = &self.session.export_name;
@@ -98,22 +141,34 @@ impl AttachPlan {
                 format!("socket {} is in use by another process; use another path", path.display());
             return Err(Error::new(ErrorKind::InUse, text));
         }
-        self.session.check()
+        self.session.check()?;
+        if let Front::Device(options) = &self.front {
+            let what = format!("cannot attach {name} to {}", options.choice);
+            check_device(options.choice, &options.backend).map_err(device::failed(what))?;
+        }
+        Ok(())
     }
 
     /// The settings that make this plan again, given the same name.
     pub(super) fn settings(&self) -> Settings {
-        let (socket, listen) = match &self.front {
-            Front::Socket(path) => (Some(path.clone()), None),
-            Front::Tcp(address) => (None, Some(NbdAddress::new(*address))),
+        let front = match &self.front {
+            Front::Socket(path) => Settings { socket: Some(path.clone()), ..Settings::default() },
+            Front::Tcp(address) => {
+                Settings { listen: Some(NbdAddress::new(*address)), ..Settings::default() }
+            }
+            Front::Device(options) => Settings {
+                device: Some(Device::new(options.choice)),
+                device_timeout_s: Some(options.timeout_s),
+                device_dead_timeout_s: Some(options.dead_timeout_s),
+                ..Settings::default()
+            },
         };
-        Settings {
-            socket,
-            listen,
+        let rest = Settings {
             foreground: Some(self.foreground),
             buffer_size: Some(ByteSize::new(self.buffer_bytes)),
             run_dir: Some(self.run_dir.path().to_path_buf()),
             ..self.session.settings()
-        }
+        };
+        front.over(rest)
     }
 }

@@ -1,10 +1,12 @@
 //! The part of a plan that `attach` and `bench` share: the session.
 //!
-//! Owns [`SessionPlan`], its judgement and its look at the system (host names).
+//! Owns [`SessionPlan`], its judgement and its look at the system (host names, RDMA).
 
 use std::fs;
 
-use rtrs_core::config::{AutoSwitch, Portal, Scheme, Shards, Switch};
+use rtrs_core::config::{AutoSwitch, Portal, Scheme, Shards, Switch, check_log_filter};
+use rtrs_core::fabric::rdma::{NoRdma, Rdma};
+use rtrs_core::limits::TCP_CONNS_PER_PATH_MAX;
 use tracing_subscriber::EnvFilter;
 
 use super::{in_range, unsaid, usage};
@@ -13,6 +15,8 @@ use crate::error::{Error, ErrorKind};
 
 /// Longest name on the wire in bytes: 255 with the NUL (kernel rtrs-pri.h, `NAME_MAX`).
 const NAME_BYTES_MAX: usize = 254;
+/// Most shards with a path over TCP: connections of one, less the service connection.
+const TCP_SHARDS_MAX: u16 = TCP_CONNS_PER_PATH_MAX - 1;
 /// Most paths of a session (kernel rtrs-srv.c, `__alloc_path`).
 const PATHS_MAX: usize = 128;
 
@@ -133,6 +137,14 @@ impl SessionPlan {
                 plan.reconnect_min_ms, plan.reconnect_max_ms
             )));
         }
+        check_log_filter(&plan.log)
+            .map_err(|e| Error::with_source(ErrorKind::Usage, "cannot log", e))?;
+        if plan.over_tcp() && matches!(plan.shards, Shards::Count(n) if n.get() > TCP_SHARDS_MAX) {
+            let shards = plan.shards;
+            return Err(usage(format!(
+                "{shards} shards are too many for a path over TCP; use at most {TCP_SHARDS_MAX}"
+            )));
+        }
         if let Err(error) = EnvFilter::try_new(&plan.log) {
             let text = format!("log filter {:?} is not understood; use info or debug", plan.log);
             return Err(Error::with_source(ErrorKind::Usage, text, error));
@@ -140,7 +152,17 @@ impl SessionPlan {
         Ok(plan)
     }
 
-    /// There is a path, and each path's host has an address.
+    fn over_tcp(&self) -> bool {
+        self.paths.iter().any(|path| path.scheme() == Scheme::Tcp)
+    }
+
+    /// The number of shards to run, at least one and as many as every path can carry.
+    pub(crate) fn cores(&self) -> u16 {
+        let count = u16::try_from(self.shards.count()).unwrap_or(u16::MAX);
+        if self.over_tcp() { count.min(TCP_SHARDS_MAX) } else { count }
+    }
+
+    /// There is a path, each path's host has an address, and RDMA is there if a path needs it.
     pub(super) fn check(&self) -> Result<(), Error> {
         if self.paths.is_empty() {
             return Err(usage(
@@ -151,7 +173,21 @@ impl SessionPlan {
             path.resolve()
                 .map_err(|e| Error::with_source(ErrorKind::Path, "cannot use a path", e))?;
         }
-        Ok(())
+        self.open_rdma().map(drop)
+    }
+
+    /// RDMA, if a path needs it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Path`] with what is missing here.
+    pub(crate) fn open_rdma(&self) -> Result<Option<Rdma>, Error> {
+        match self.paths.iter().find(|path| path.scheme() == Scheme::Rdma) {
+            None => Ok(None),
+            Some(path) => Rdma::open().map(Some).map_err(|missing| {
+                let text = format!("cannot use the path {path}");
+                Error::with_source(ErrorKind::Path, text, missing)
+            }),
+        }
     }
 
     /// The settings that make this session again.
@@ -219,11 +255,8 @@ fn check_paths(paths: &[Portal]) -> Result<(), Error> {
         return Err(usage(format!("{count} paths are too many; use at most {PATHS_MAX}")));
     }
     for (at, path) in paths.iter().enumerate() {
-        if path.scheme() == Scheme::Rdma {
-            return Err(usage(format!(
-                "cannot use the path {path}: this build has no RDMA support (feature verbs); use \
-                 tcp://"
-            )));
+        if path.scheme() == Scheme::Rdma && !Rdma::BUILT_IN {
+            return Err(usage(format!("cannot use the path {path}: {}", NoRdma::Feature)));
         }
         path.check_connect()
             .map_err(|e| Error::with_source(ErrorKind::Usage, "cannot use a path", e))?;

@@ -2,6 +2,8 @@
 
 use super::*;
 use clap::Parser;
+use rtrs_core::fabric::rdma::Rdma;
+use rtrs_core::skip::skip;
 use std::path::PathBuf;
 
 /// A directory of this test's own, removed at its end.
@@ -42,8 +44,18 @@ fn assert_usage(error: &Error, text: &str) {
 #[test]
 fn values_and_combinations_of_attach_are_judged() {
     for (yaml, text) in [
-        ("", "neither socket nor listen is said; use --socket PATH or --listen ADDR:PORT"),
-        ("listen: 127.0.0.1\nsocket: /s", "both socket and listen are said"),
+        ("", "none of device, socket and listen is said; use --device auto, --socket PATH or"),
+        ("listen: 127.0.0.1\nsocket: /s", "more than one of device, socket and listen is said"),
+        ("device: auto\nsocket: /s", "more than one of device, socket and listen is said"),
+        (
+            "device: auto\ndevice-timeout-s: 30",
+            "device-timeout-s 30 is not longer than io-timeout-ms 30000; raise it, or lower that",
+        ),
+        ("device: auto\ndevice-timeout-s: 86401", "device-timeout-s 86401 is out of range"),
+        (
+            "device: auto\ndevice-dead-timeout-s: 86401",
+            "device-dead-timeout-s 86401 is out of range; use 0 to 86400",
+        ),
         ("socket: ''", "socket \"\" is no path"),
         ("read-only: true\naccess: rw", "read-only contradicts access rw or migration; drop one"),
         ("session-name: ''", "session-name \"\" is empty; use 1 to 254 bytes without NUL"),
@@ -68,15 +80,20 @@ fn values_and_combinations_of_attach_are_judged() {
         ("run-dir: ''", "run-dir \"\" is no path"),
         ("log: 'rtrs=nonsense'", "log filter \"rtrs=nonsense\" is not understood"),
         (
-            "path: rdma://10.0.0.1",
-            "cannot use the path rdma://10.0.0.1:1234: this build has no RDMA support (feature \
-             verbs); use tcp://",
+            "log: inof",
+            "log filter \"inof\" has the word \"inof\", which is no level; did you mean \"info\"? \
+             use error, warn, info, debug, trace or off",
+        ),
+        (
+            "shards: 256\npath: tcp://h",
+            "256 shards are too many for a path over TCP; use at most 255",
         ),
         ("path: tcp://h:0", "has port 0, which only a listener may use"),
         ("path: tcp://0.0.0.0", "leads to the unspecified address"),
         ("path: [tcp://h, tcp://h:1234]", "path names tcp://h:1234 twice; name it once"),
     ] {
-        let said = yaml.contains("socket") || yaml.is_empty();
+        let said = ["socket", "device"].iter().any(|front| yaml.contains(front));
+        let said = said || yaml.is_empty();
         let yaml = if said { yaml.to_owned() } else { format!("socket: /s\n{yaml}") };
         assert_usage(&attach(&yaml).unwrap_err(), text);
     }
@@ -100,7 +117,10 @@ fn names_are_judged_in_every_command() {
         plan(&args).unwrap();
     }
     assert_usage(&check_nul(), "holds a NUL");
-    assert_usage(&plan(&["detach", "v", "--within=1h"]).unwrap_err(), "within 3600000 is out of");
+    assert_usage(
+        &plan(&["detach", "v", "--within=1h"]).unwrap_err(),
+        "within 1h is out of range; use 0ms to 10m",
+    );
 }
 
 fn check_nul() -> Error {
@@ -126,6 +146,22 @@ fn session_names_default_to_host_and_export() {
     let settings = Settings::from_yaml("socket: /s", "s").unwrap();
     let plan = AttachPlan::new(&"é".repeat(127), settings).unwrap();
     assert!((253..=254).contains(&plan.session.session_name.len()));
+}
+
+#[test]
+fn the_kernel_waits_longer_than_the_session() {
+    use nbd_bridge::kernel::{DeviceChoice, DeviceOptions};
+    for (yaml, choice, timeout_s, dead_timeout_s) in [
+        ("device: auto", DeviceChoice::Auto, 90, 0),
+        ("device: nbd2\nio-timeout-ms: 3600000", DeviceChoice::Index(2), 7230, 0),
+        ("device: auto\nio-timeout-ms: 10", DeviceChoice::Auto, 32, 0),
+        ("device: auto\ndevice-timeout-s: 31\ndevice-dead-timeout-s: 5", DeviceChoice::Auto, 31, 5),
+    ] {
+        let plan = attach(&format!("{yaml}\nsession-name: s\n")).unwrap();
+        let backend = "rtrs:s/v".to_owned();
+        let options = DeviceOptions { choice, timeout_s, dead_timeout_s, backend };
+        assert_eq!(plan.front, Front::Device(options), "{yaml}");
+    }
 }
 
 #[test]
@@ -160,7 +196,6 @@ fn values_and_combinations_of_bench_are_judged() {
         ("bench: {runtime: 25h}", "runtime 25h is out of range; use 1s to 24h"),
         ("bench: {rwmixread: 101}", "rwmixread 101 is out of range; use 0 to 100"),
         ("{read-only: true, bench: {rw: write}}", "rw writes and the access is ro; use --rw read"),
-        ("path: rdma://10.0.0.1", "this build has no RDMA support"),
     ] {
         assert_usage(&bench(yaml).unwrap_err(), text);
     }
@@ -176,7 +211,12 @@ fn printed_settings_make_the_same_plan() {
         heartbeat-missed-max: 3\nconnect-timeout-ms: 101\nreconnect-min-ms: 102\n\
         reconnect-max-ms: 103\nio-timeout-ms: 104\nqueue-depth-limit: 105\npoll-us: 106\n\
         log: info,rtrs_client=debug\n";
-    for front in ["socket: /s", "listen: 127.0.0.1:0\nshards: 3\nforeground: true\nrun-dir: /r"] {
+    for front in [
+        "socket: /s",
+        "listen: 127.0.0.1:0\nshards: 3\nforeground: true\nrun-dir: /r",
+        "device: auto",
+        "device: /dev/nbd7\ndevice-timeout-s: 2\ndevice-dead-timeout-s: 9",
+    ] {
         let plan = attach(&format!("{session}{front}\nbuffer-size: 64M\n")).unwrap();
         for text in [
             serde_yaml::to_string(&plan.settings()).unwrap(),
@@ -236,7 +276,10 @@ fn commands_become_plans() {
         (&["list"][..], Plan::List { run_dir: run_dir.clone(), output }),
         (&["status", "v"], Plan::Status { name: name.clone(), run_dir: run_dir.clone(), output }),
         (&["stats", "v"], Plan::Stats { name: name.clone(), run_dir: run_dir.clone(), output }),
-        (&["detach", "v", "--within=1s"], Plan::Detach { name, run_dir, within_ms: 1000, output }),
+        (
+            &["detach", "v", "--within=1s", "--force"],
+            Plan::Detach { name, run_dir, within_ms: 1000, force: true, output },
+        ),
     ] {
         let made = plan(&[args, &["-o", "json", "--run-dir=/r"]].concat()).unwrap();
         assert_eq!((made.settings(), &made), (None, &expected));
@@ -267,4 +310,19 @@ fn a_named_file_lies_below_the_flags() {
     assert_eq!(plan.session.paths, ["tcp://flag:1234".parse().unwrap()]);
     assert_eq!(plan.run_dir.path(), PathBuf::from("/flag"));
     assert_eq!(plan.session.poll_us, 1);
+}
+
+#[test]
+fn rdma_that_is_not_there_is_refused_with_what_is_missing() {
+    let yaml = "socket: /s\npath: ['rdma://10.0.0.1', 'tcp://10.0.0.1']";
+    if !Rdma::BUILT_IN {
+        let text = "cannot use the path rdma://10.0.0.1:1234: this build has no RDMA support";
+        return assert_usage(&attach(yaml).unwrap_err(), text);
+    }
+    let plan = attach(yaml).unwrap();
+    let Err(error) = plan.session.check() else { return skip("this host has an RDMA device") };
+    assert_eq!((error.kind(), error.exit_code()), (ErrorKind::Path, 1));
+    let text = error.chain().to_string();
+    assert!(text.starts_with("cannot use the path rdma://10.0.0.1:1234: "), "{text}");
+    assert!(["modprobe", "rdma link add"].iter().any(|remedy| text.contains(remedy)), "{text}");
 }

@@ -8,6 +8,7 @@
 //! path goes the device counts as closed. A path that ends first gets all its connections ended
 //! on all cores, then waits by a backoff with jitter and starts over with a new epoch.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use rtrs_core::fabric::{
@@ -30,6 +31,11 @@ pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bound of ending all connections of a path; afterwards they are aborted once more.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long the other paths wait for the one that asks the server to make the session.
+pub(super) const OPENER_TIME_MAX: Duration = Duration::from_millis(500);
+/// How often they look.
+const OPENER_POLL: Duration = Duration::from_millis(5);
+
 /// How far the device is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum DeviceState {
@@ -51,6 +57,10 @@ pub(super) enum DeviceState {
 pub(crate) struct PathStatus {
     /// As the user wrote it.
     pub path: String,
+    /// What carries it: `tcp` or `rdma`.
+    pub transport: &'static str,
+    /// The server's address of this attempt, or of the last.
+    pub address: String,
     /// Where it stands.
     pub state: PathState,
     /// Connections of the path, the service connection included.
@@ -77,10 +87,14 @@ pub(super) struct Path {
     /// Was accepted once: the server may be asked to make the session anew.
     pub(super) accepted_once: bool,
     pub(super) recon_cnt: u16,
+    /// The server's address of the last attempt.
+    pub(super) remote: SocketAddr,
     pub(super) service: Option<ServiceConnection>,
     /// Connections above 0 that a core has or is making.
     pub(super) open: Vec<bool>,
     pub(super) next_cid: u16,
+    /// When the last attempt began.
+    pub(super) started: Instant,
     pub(super) until: Instant,
     pub(super) backoff: Backoff,
     pub(super) heartbeat: Option<Heartbeat>,
@@ -88,6 +102,8 @@ pub(super) struct Path {
     pub(super) seen: Instant,
     pub(super) connects: u64,
     pub(super) attempts_failed: u64,
+    /// Attempts that failed, counted through rounds of all addresses.
+    pub(super) failed_in_row: u64,
     pub(super) last_error: Option<String>,
 }
 
@@ -111,8 +127,8 @@ impl SessionControl {
     pub(crate) fn new(now: Instant, config: Arc<SessionConfig>, uuids: &[[u8; 16]]) -> Self {
         let paths = (0u16..)
             .zip(uuids)
-            .take(config.paths.len())
-            .map(|(id, uuid)| Path {
+            .zip(&config.paths)
+            .map(|((id, uuid), target)| Path {
                 id: PathId(id),
                 state: PathState::Waiting,
                 chunks: None,
@@ -121,9 +137,11 @@ impl SessionControl {
                 uuid: rtrs_core::ids::PathUuid(*uuid),
                 accepted_once: false,
                 recon_cnt: 0,
+                remote: target.remote(0),
                 service: None,
                 open: vec![false; usize::from(config.cores) + 1],
                 next_cid: 0,
+                started: Instant::ZERO,
                 until: now,
                 backoff: Backoff::new(
                     config.reconnect_min,
@@ -135,6 +153,7 @@ impl SessionControl {
                 seen: Instant::ZERO,
                 connects: 0,
                 attempts_failed: 0,
+                failed_in_row: 0,
                 last_error: None,
             })
             .collect();
@@ -186,6 +205,8 @@ impl SessionControl {
         named
             .map(|(path, target)| PathStatus {
                 path: target.name.clone(),
+                transport: target.transport,
+                address: path.remote.to_string(),
                 state: path.state,
                 connections: self.config.cores + 1,
                 reconnects: path.connects.saturating_sub(1),
@@ -251,7 +272,11 @@ impl SessionControl {
         let path = &mut self.paths[index];
         match path.state {
             PathState::Waiting if now >= path.until && !self.detaching && !failed => {
-                self.start_path(now, index, fabrics);
+                if self.another_opens_the_session(now, index) {
+                    self.paths[index].until = now + OPENER_POLL;
+                } else {
+                    self.start_path(now, index, fabrics);
+                }
                 true
             }
             PathState::Connecting | PathState::Introducing if now >= path.until => {
@@ -313,12 +338,36 @@ impl SessionControl {
         }
     }
 
+    /// True while a path's first connection at the server was accepted, so that the server knows
+    /// the session.
+    fn is_known(path: &Path) -> bool {
+        match path.state {
+            PathState::Connecting => path.next_cid > 0,
+            PathState::Introducing | PathState::Opening | PathState::Connected => true,
+            PathState::Waiting | PathState::Closing | PathState::Gone => false,
+        }
+    }
+
+    /// True while another path asks the server to make the session: two that ask at once can get
+    /// a session each from a kernel server (6.1, rtrs-srv.c:get_or_create_srv does not hold its
+    /// lock from the look-up to the insertion). A mute server holds the others up for a bounded
+    /// time only.
+    fn another_opens_the_session(&self, now: Instant, index: usize) -> bool {
+        if self.paths.iter().any(Self::is_known) {
+            return false;
+        }
+        let mut others = self.paths.iter().enumerate().filter(|(other, _)| *other != index);
+        others.any(|(_, path)| {
+            path.state == PathState::Connecting && now.since(path.started) < OPENER_TIME_MAX
+        })
+    }
+
     fn start_path(&mut self, now: Instant, index: usize, fabrics: &mut [Box<dyn Fabric>]) {
         let provider = self.config.paths[index].provider;
-        let first_conn = self.paths[index].accepted_once
-            || !self.paths.iter().any(|p| p.state == PathState::Connected);
+        let first_conn = self.paths[index].accepted_once || !self.paths.iter().any(Self::is_known);
         let path = &mut self.paths[index];
         path.state.advance(PathState::Connecting);
+        path.started = now;
         path.epoch += 1;
         path.recon_cnt = path.recon_cnt.wrapping_add(1);
         path.next_cid = 0;
@@ -332,9 +381,10 @@ impl SessionControl {
             first_conn,
         );
         let target = &self.config.paths[index];
+        path.remote = target.remote(path.epoch - 1);
         let started = ServiceConnection::connect(
             now,
-            target,
+            (target.local, path.remote),
             request,
             self.config.connect_timeout,
             fabrics[provider].as_mut(),
@@ -434,6 +484,7 @@ impl SessionControl {
             path: path.id,
             epoch: path.epoch,
             cid,
+            remote: path.remote,
             pd: service.domain(),
             private_data,
             shared: Arc::clone(&path.shared),
@@ -531,7 +582,10 @@ impl SessionControl {
                 | PathState::Connected
         ) {
             let orderly = why.is_none();
-            if let Some(why) = why {
+            if let Some(mut why) = why {
+                if self.config.paths[index].remotes.len() > 1 {
+                    why = format!("{}: {why}", path.remote);
+                }
                 if !self.detaching && path.last_error.as_ref() != Some(&why) {
                     tracing::warn!(path = %self.config.paths[index].name, "path down: {why}");
                 }
@@ -557,19 +611,24 @@ impl SessionControl {
                 path.state.advance(PathState::Gone);
             } else {
                 path.state.advance(PathState::Waiting);
-                path.until = now + path.backoff.wait();
+                // Another address may be the one that works: the wait comes after the last.
+                let addresses = self.config.paths[index].remotes.len().max(1) as u64;
+                path.failed_in_row += 1;
+                let more = !path.failed_in_row.is_multiple_of(addresses);
+                path.until = if more { now } else { now + path.backoff.wait() };
             }
         }
         self.judge_start();
     }
 
-    /// A session whose every path failed before the device was ever open gives up: whoever
-    /// attaches is told why at once instead of waiting for a server that may never come.
+    /// A session whose every path failed, on each of its addresses, before the device was ever
+    /// open gives up: whoever attaches is told why at once instead of waiting for a server that
+    /// may never come.
     fn judge_start(&mut self) {
-        let hopeless = self
-            .paths
-            .iter()
-            .all(|path| path.attempts_failed > 0 && path.state == PathState::Waiting);
+        let hopeless = self.paths.iter().zip(&self.config.paths).all(|(path, target)| {
+            let all_tried = path.attempts_failed >= target.remotes.len().max(1) as u64;
+            all_tried && path.state == PathState::Waiting
+        });
         if self.opened_once || self.failure.is_some() || self.detaching || !hopeless {
             return;
         }
@@ -634,6 +693,8 @@ fn describe_failure(failure: &ConnectFailure) -> String {
         ConnectFailure::Failed(CloseReason::TimedOut) => {
             "no answer within the connect timeout".to_owned()
         }
+        // Nothing was there yet that could be lost.
+        ConnectFailure::Failed(CloseReason::Lost(why)) => why.clone(),
         ConnectFailure::Failed(reason) => reason.to_string(),
     }
 }

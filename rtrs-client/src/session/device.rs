@@ -180,6 +180,8 @@ impl SessionControl {
         path.state.advance(PathState::Connected);
         path.connects += 1;
         path.backoff.reset();
+        // The loss of a path that was up ends a round of its addresses: a wait follows.
+        path.failed_in_row = self.config.paths[index].remotes.len().max(1) as u64 - 1;
         path.last_error = None;
         path.seen = now;
         path.heartbeat = Some(Heartbeat::new(

@@ -14,7 +14,7 @@ pub(crate) mod shard;
 #[cfg(test)]
 mod tests;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -26,17 +26,28 @@ use rtrs_core::wire::AccessMode;
 
 pub use policy::Policy;
 
-/// One path to try: an address pair and the provider that carries it.
+/// One path to try: its addresses and the provider that carries it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathTarget {
     /// As the user wrote it, for messages and listings.
     pub name: String,
     /// Source address, if one was named.
     pub local: Option<IpAddr>,
-    /// The server.
-    pub remote: SocketAddr,
+    /// The server, at least one address: each attempt takes the next.
+    pub remotes: Vec<SocketAddr>,
+    /// What carries it: the scheme of its portal.
+    pub transport: &'static str,
     /// Which of the cores' providers carries it.
     pub provider: usize,
+}
+
+impl PathTarget {
+    /// The server's address for an attempt, from 0: each takes the next in turn.
+    pub(crate) fn remote(&self, attempt: u32) -> SocketAddr {
+        let unspecified = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+        let at = attempt as usize % self.remotes.len().max(1);
+        self.remotes.get(at).copied().unwrap_or(unspecified)
+    }
 }
 
 /// Everything a session needs to know before it starts.
@@ -145,6 +156,8 @@ pub(crate) struct Connect {
     pub(crate) path: PathId,
     pub(crate) epoch: u32,
     pub(crate) cid: ConnIndex,
+    /// The address that connection 0 came up with.
+    pub(crate) remote: SocketAddr,
     pub(crate) pd: Arc<dyn ProtectionDomain>,
     pub(crate) private_data: PrivateData,
     pub(crate) shared: Arc<PathShared>,

@@ -1,13 +1,17 @@
 //! Connecting: the order of steps, every refusal and every lie a server can tell on the way.
 
+use std::net::{IpAddr, SocketAddr};
+
 use rtrs_core::block::IoOp;
 use rtrs_core::fabric::sim::{BindMode, LinkOptions};
 use rtrs_core::status::IoStatus;
+use rtrs_core::time::Instant;
 use rtrs_core::wire::{ConnReq, ConnRsp, InfoRsp, OpenRsp, errno_name};
 
 use super::server::{How, Rewrite, Seen};
 use super::stand::{MS, SEC, Stand, client_ip, server_ip};
 use crate::path::state::PathState;
+use crate::session::control::OPENER_TIME_MAX;
 use crate::session::device::SessionFailure;
 
 /// Kinds of what the server saw, in order.
@@ -73,7 +77,9 @@ fn permits_and_bounds_hold_in_every_mode() {
 #[test]
 fn every_reject_is_told_and_tried_again() {
     for errno in [104_i16, 6, 17, 12, 16, 1, 110] {
-        let rsp = ConnRsp { errno: -errno, ..ConnRsp::default() }.encode().to_vec();
+        // As RDMA CM hands a reject out: with all the room it has.
+        let mut rsp = ConnRsp { errno: -errno, ..ConnRsp::default() }.encode().to_vec();
+        rsp.resize(148, 0);
         let mut stand = Stand::spoiled(|_| {}, |how| how.refuse = Some(rsp));
         stand.until("two attempts", 5 * SEC, |s| s.server.connects().len() >= 2);
         let told = stand.client.last_error(0);
@@ -131,6 +137,29 @@ fn a_second_path_does_not_open_the_session_again() {
     assert!(second[1..].iter().all(|c| c.0.first_conn));
     assert!(second.iter().all(|c| c.0.path_uuid.0 == [0xa1; 16]));
     assert_eq!(stand.server.opens, 1, "the device is open already");
+}
+
+#[test]
+fn one_path_opens_the_session_and_the_others_join_it() {
+    let mut stand = Stand::new(|s| s.paths = 3);
+    stand.until("all paths", 5 * SEC, Stand::is_whole);
+    let connects = stand.server.connects();
+    let opened: Vec<_> = connects.iter().filter(|c| c.0.cid.index() == 0).collect();
+    assert_eq!(opened.len(), 3, "each path connected once");
+    assert!(opened[0].0.first_conn, "the first one opens");
+    assert!(opened[1..].iter().all(|c| !c.0.first_conn), "the others join");
+}
+
+#[test]
+fn a_mute_first_path_holds_the_others_up_for_a_bounded_time() {
+    let mut stand = Stand::new(|s| s.paths = 2);
+    stand.link_down(0);
+    stand.until("the second path", 5 * SEC, |s| s.client.control.is_open());
+    let connects = stand.server.connects();
+    assert_eq!(connects[0].1, server_ip(1));
+    assert!(connects[0].0.first_conn, "nobody else opened the session");
+    let waited = connects[0].2.since(Instant::ZERO);
+    assert!(waited >= OPENER_TIME_MAX && waited < OPENER_TIME_MAX + SEC / 4, "{waited:?}");
 }
 
 #[test]
@@ -378,4 +407,54 @@ fn a_read_only_export_is_opened_so_on_every_path_where_that_will_do() {
     stand.until("the failure", SEC, |s| s.client.control.failure().is_some());
     let text = stand.client.control.failure().unwrap().to_string();
     assert!(text.contains("EACCES: the export is read-only"), "{text}");
+}
+
+/// A session of one path with several addresses, of which the server has only the given one.
+fn several(good: usize, count: usize) -> Stand {
+    Stand::new(|s| {
+        s.remotes = (0..count)
+            .map(|at| if at == good { server_ip(0) } else { nobody_ip(at) })
+            .map(|ip| SocketAddr::new(ip, 1234))
+            .collect();
+        // Longer than the test: only the next address, not the next round, can be in time.
+        (s.config.reconnect_min, s.config.reconnect_max) = (60 * SEC, 60 * SEC);
+    })
+}
+
+fn nobody_ip(n: usize) -> IpAddr {
+    IpAddr::from([10, 99, 0, u8::try_from(n).unwrap()])
+}
+
+#[test]
+fn every_address_of_a_name_is_tried() {
+    for good in 0..3 {
+        let mut stand = several(good, 3);
+        stand.until("a path", 5 * SEC, Stand::is_whole);
+        let status = stand.client.control.status();
+        assert_eq!(status[0].address, format!("{}:1234", server_ip(0)));
+        assert_eq!(status[0].reconnects, 0);
+    }
+}
+
+#[test]
+fn a_session_gives_up_when_no_address_answers() {
+    let mut stand = several(9, 3);
+    stand.until("the failure", 20 * SEC, |s| s.client.control.failure().is_some());
+    let Some(SessionFailure::Unreachable(text)) = stand.client.control.failure() else {
+        panic!("{:?}", stand.client.control.failure());
+    };
+    // The address of the last attempt is named.
+    assert!(text.contains(&format!("{}:1234: ", nobody_ip(2))), "{text}");
+}
+
+#[test]
+fn a_lost_path_waits_before_it_goes_round() {
+    let mut stand = Stand::open(|s| {
+        s.remotes = vec![SocketAddr::new(server_ip(0), 1234); 2];
+        (s.config.reconnect_min, s.config.reconnect_max) = (SEC, SEC);
+    });
+    stand.server.end_path(stand.now(), 0);
+    stand.run(400 * MS);
+    assert_eq!(stand.client.states(), [PathState::Waiting]);
+    stand.until("the path again", 5 * SEC, Stand::is_whole);
 }

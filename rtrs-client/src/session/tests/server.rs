@@ -280,7 +280,7 @@ impl Server {
     fn new_path(&mut self, req: &ConnReq, request: &ConnRequest) {
         let (depth, chunk) = (usize::from(self.how.queue_depth), self.how.max_io + HDR);
         let chunk = chunk as usize;
-        let pd = self.fabric.alloc_pd(PdUse::Accept(&request)).expect("a domain");
+        let pd = self.fabric.alloc_pd(PdUse::Accept(request)).expect("a domain");
         let region = Region::new(chunk * depth + 32 * depth + 4096).expect("memory");
         if self.how.keep_chunks {
             region.fill(0, chunk * depth, BLANK);
@@ -313,10 +313,14 @@ impl Server {
             new_rkey: how.new_rkey,
             ..ConnRsp::default()
         };
-        let data = match &how.con_rsp {
+        let mut data = match &how.con_rsp {
             Some(lie) => lie(req, rsp),
             None => rsp.encode().to_vec(),
         };
+        if data.len() == ConnRsp::LEN {
+            // As RDMA CM hands it out: with all the room it has.
+            data.resize(PrivateData::CAPACITY, 0);
+        }
         let path = &mut self.paths[index];
         let limits = QpLimits { send_max: 4096, recv_max: 2048 };
         let qp = self

@@ -263,6 +263,8 @@ pub(super) struct Setup {
     pub(super) world: WorldOptions,
     pub(super) how: How,
     pub(super) config: SessionConfig,
+    /// Addresses of each path; the server's own where empty.
+    pub(super) remotes: Vec<SocketAddr>,
 }
 
 /// Address of the server on a path.
@@ -312,6 +314,7 @@ impl Stand {
             world: WorldOptions::default(),
             how: How::default(),
             config: config(),
+            remotes: Vec::new(),
         };
         change(&mut setup);
         let world = World::with_options(setup.seed, setup.world);
@@ -325,10 +328,12 @@ impl Stand {
         let target = |(path, &remote): (usize, &SocketAddr)| PathTarget {
             name: format!("path{path}"),
             local: Some(client_ip(path)),
-            remote,
+            remotes: if setup.remotes.is_empty() { vec![remote] } else { setup.remotes.clone() },
+            transport: "sim",
             provider: 0,
         };
-        setup.config.paths = addresses.iter().enumerate().map(target).collect();
+        let paths = addresses.iter().enumerate().map(target).collect();
+        setup.config.paths = paths;
         let fabrics = (0..setup.config.cores)
             .map(|_| Box::new(world.fabric(here)) as Box<dyn Fabric>)
             .collect();

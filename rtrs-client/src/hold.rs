@@ -1,0 +1,201 @@
+//! Holding a session: the life of an attached session's process, from its sockets to its end.
+//!
+//! The session opens, then its front: NBD clients may connect, or the kernel has its device. Then
+//! the process waits for a signal, a detach or a failure, and takes everything down in the opposite
+//! order, each step with a bound. Called by `run`, on the process's main thread.
+
+use std::sync::{Arc, OnceLock, mpsc};
+use std::time::{Duration, Instant};
+
+use nbd_bridge::kernel::{BUSY_BYTES, KernelDevice};
+use nbd_bridge::{Bound, BridgeConfig, Endpoint};
+use rtrs_core::rt::become_daemon;
+
+use crate::control::{ControlSocket, Detach};
+use crate::device;
+use crate::driver::Event;
+use crate::error::{Error, ErrorKind};
+use crate::launch::{self, Running, Use};
+use crate::plan::{AttachPlan, Front};
+use crate::report::Identity;
+use crate::run::{
+    DAEMON_LOG, Wake, ensure_run_dir, forward_detaches, forward_events, forward_signals,
+    log_to_stderr, plain, session_config, start, system, tell, wait_ready,
+};
+
+/// Time for requests in flight when a signal ends the session.
+const SIGNAL_GRACE: Duration = Duration::from_secs(10);
+
+/// Holds a session until it is detached or a signal ends it. The body of the background copy.
+pub(crate) fn hold(plan: &AttachPlan) -> Result<(), Error> {
+    log_to_stderr(&plan.session.log);
+    ensure_run_dir(&plan.run_dir)?;
+    let control_path = plan.run_dir.control_socket(&plan.session.export_name);
+    let control = ControlSocket::bind(&control_path).map_err(|e| {
+        let what = format!("cannot listen on the control socket {}", control_path.display());
+        Error::with_source(ErrorKind::InUse, what, e)
+    })?;
+    let bound = match &plan.front {
+        Front::Socket(path) => Some(bind(&Endpoint::Unix(path.clone()))?),
+        Front::Tcp(address) => Some(bind(&Endpoint::Tcp(*address))?),
+        Front::Device(_) => {
+            device::become_dependable();
+            None
+        }
+    };
+    let config = session_config(&plan.session)?;
+    let identity = Identity {
+        name: plan.session.export_name.clone(),
+        session: config.name.clone(),
+        session_id: config.id.to_string(),
+        access: plain(&plan.session.access),
+        policy: plain(&plan.session.policy),
+        uri: bound.as_ref().map(|bound| bound.endpoint().uri(&plan.session.export_name)),
+        device: Arc::new(OnceLock::new()),
+        pid: std::process::id(),
+        shards: config.cores,
+    };
+    let buffer_bytes = usize::try_from(plan.buffer_bytes).unwrap_or(usize::MAX);
+    let bridge = match &plan.front {
+        // The kernel has one connection on each core, and later perhaps a second in its place.
+        Front::Device(_) => BridgeConfig {
+            buffer_bytes,
+            connections_max: 2,
+            touched_bytes: BUSY_BYTES,
+            ..BridgeConfig::default()
+        },
+        _ => BridgeConfig { buffer_bytes, ..BridgeConfig::default() },
+    };
+    let (uri, shown) = (identity.uri.clone(), Arc::clone(&identity.device));
+    let running = start(&plan.session, config, Use::Nbd(bound, bridge))?;
+    let (wakes, inbox) = mpsc::channel();
+    forward_signals(wakes.clone())?;
+    let running = forward_events(running, wakes.clone());
+    let cores = running.cores();
+    // From here on `list` shows the session and `detach` ends it, also while it opens.
+    control
+        .serve(identity, cores.clone(), forward_detaches(wakes.clone()))
+        .map_err(system("no control thread"))?;
+    let what = format!("attach {}", plan.session.export_name);
+    let mut asked = None;
+    let attached = wait_ready(&inbox, &cores, &what, &mut asked).and_then(|geometry| {
+        let Front::Device(options) = &plan.front else { return Ok(None) };
+        let connected = device::connect(options, &plan.session.export_name, &geometry, &cores);
+        connected.inspect_err(|_| cores.shut_down(Duration::ZERO)).map(Some)
+    });
+    let device = match attached {
+        Ok(device) => device,
+        Err(error) => {
+            end(running, control, asked, None);
+            return Err(error);
+        }
+    };
+    let device = device.inspect(|device| {
+        shown.get_or_init(|| device.path().display().to_string());
+    });
+    let front = shown.get().cloned().or(uri).unwrap_or_default();
+    // Not earlier: until now Ctrl-C in the terminal of the attach means this process too.
+    let background = std::env::var_os(DAEMON_LOG).is_some();
+    if background {
+        become_daemon().map_err(system("cannot leave the terminal"))?;
+    }
+    let told = tell(&format!("ready {front}\n"));
+    let mut holding = Holding { cores, device, over: None, warning: None };
+    if let Err(error) = told
+        && background
+    {
+        tracing::warn!("who started the attach is gone: {error}");
+        holding.stop(Duration::ZERO);
+    }
+    holding.wait_end(&inbox, running, control)
+}
+
+fn bind(endpoint: &Endpoint) -> Result<Bound, Error> {
+    Bound::new(endpoint).map_err(|e| {
+        let what = format!("cannot serve NBD on the socket {endpoint}");
+        Error::with_source(ErrorKind::InUse, what, e)
+    })
+}
+
+/// A session that is attached.
+struct Holding {
+    cores: launch::Cores,
+    /// The kernel's device, until the session is told to end.
+    device: Option<KernelDevice>,
+    /// When the session has to have ended, once it was told to.
+    over: Option<Instant>,
+    /// What there is to say about the device's end.
+    warning: Option<String>,
+}
+
+impl Holding {
+    /// Tells the session to end. The device goes first, as long as its IO can be served.
+    fn stop(&mut self, within: Duration) {
+        let begin = Instant::now();
+        self.warning =
+            device::disconnect(self.device.take(), within).or_else(|| self.warning.take());
+        let left = within.saturating_sub(begin.elapsed());
+        self.cores.shut_down(left);
+        self.over = Some(Instant::now() + left + Duration::from_secs(15));
+    }
+
+    /// Waits for a signal or a detach, then for the session's end.
+    fn wait_end(
+        mut self,
+        inbox: &mpsc::Receiver<Wake>,
+        running: Running,
+        control: ControlSocket,
+    ) -> Result<(), Error> {
+        let mut waiting = None;
+        let mut failed = None;
+        let mut kernel_gone = 0;
+        loop {
+            let left = self.over.map_or(Duration::from_secs(3600), |at| {
+                at.saturating_duration_since(Instant::now())
+            });
+            match inbox.recv_timeout(left) {
+                Ok(Wake::Signal) if self.over.is_none() => {
+                    tracing::info!("signal: finishing what is in flight");
+                    self.stop(SIGNAL_GRACE);
+                }
+                Ok(Wake::Detach(detach)) => {
+                    self.stop(detach.within);
+                    waiting = Some(detach);
+                }
+                Ok(Wake::Core(Event::CoreFailed(core, error))) => {
+                    failed = Some(format!("core {core} ended: {error}"));
+                    break;
+                }
+                Ok(Wake::Core(Event::KernelGone(core))) if self.over.is_none() => {
+                    kernel_gone += 1;
+                    tracing::warn!("core {core}: the kernel has closed its connection");
+                    if kernel_gone == self.cores.count() {
+                        failed = Some(device::KERNEL_GONE.to_owned());
+                        self.stop(Duration::ZERO);
+                    }
+                }
+                Ok(Wake::Core(Event::Done)) => break,
+                Ok(_) => {}
+                Err(mpsc::RecvTimeoutError::Timeout) if self.over.is_none() => {}
+                Err(_) => break,
+            }
+        }
+        if self.device.is_some() {
+            self.stop(Duration::ZERO);
+        }
+        end(running, control, waiting, self.warning.as_deref());
+        match failed {
+            Some(text) => Err(Error::new(ErrorKind::System, text)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Waits for the threads, frees the name, and only then answers who waits for the detach.
+fn end(running: Running, control: ControlSocket, asked: Option<Detach>, warning: Option<&str>) {
+    running.join();
+    drop(control);
+    if let Some(detach) = asked {
+        detach.answer(warning);
+    }
+}
