@@ -49,6 +49,17 @@ fn connection_requests_that_are_refused() {
 }
 
 #[test]
+fn a_path_of_more_connections_than_its_memory_allows() {
+    let mut scene = Scene::new();
+    let enomem = -(errno::ENOMEM.cast_signed());
+    for (cid_num, answer) in [(257, Err(enomem)), (4096, Err(enomem)), (256, Ok(()))] {
+        let options = PeerOptions { cid_num, ..scene.options() };
+        assert_eq!(Peer::new(scene.server, options).connect(0), answer, "{cid_num} connections");
+    }
+    scene.end();
+}
+
+#[test]
 fn connections_that_do_not_fit_their_path() {
     let mut scene = Scene::new();
     // While it connects: a connection twice, and another number of connections.

@@ -19,6 +19,7 @@ mod requires;
 mod scratch;
 mod server;
 mod stand;
+mod transport;
 
 pub use client::{Client, ClientBuilder, Front};
 pub use image::{equal_prefix, ext4_image, fill_pattern, pattern_file, sparse_file};
@@ -26,10 +27,11 @@ pub use nbd_raw::{Innocent, RawNbd, Reply, consts, go_data, option_head, request
 pub use peer::{Answer, Data, Peer, PeerOptions, read_message};
 pub use proc::{Finished, Proc, bin, cpu_time, peak_memory, resident_memory, run};
 pub use raw_mpa::RawMpa;
-pub use requires::{free_port, is_root, quick, requires};
+pub use requires::{free_port, is_root, quick, requires, skip};
 pub use scratch::Scratch;
 pub use server::{Server, ServerBuilder};
 pub use stand::{Stand, Stream, nbd_client};
+pub use transport::Transport;
 
 use std::time::{Duration, Instant};
 

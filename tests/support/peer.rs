@@ -1,17 +1,16 @@
-//! An RTRS client played by hand over real TCP: it sends exactly the bytes a test wants.
+//! An RTRS client played by hand over a real transport: it sends exactly the bytes a test wants.
 //!
-//! [`Peer`] is one path of one session on a fabric of its own (iwarp, one ring), driven by the
-//! test's thread. What it puts into a chunk, which immediate it sends, which keys it uses and in
+//! [`Peer`] is one path of one session on a fabric of its own ([`Transport`] says which), driven
+//! by the test's thread. What it puts into a chunk, which immediate it sends, which keys it uses and in
 //! which order is the test's choice; the frames around that are well formed. Malformed frames are
 //! the business of [`RawMpa`](crate::RawMpa). Every wait has a bound and a panic that says what did
 //! not come.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration as StdDuration, Instant as Deadline};
 
-use rtrs_core::fabric::iwarp::{IwarpFabric, IwarpOptions, IwarpShared};
 use rtrs_core::fabric::{
     Access, CloseReason, ConnectFailure, ConnectParams, Fabric, FabricEvent, MemoryRegistration,
     PdUse, PrivateData, ProtectionDomain, QpLimits, RemoteMem, Sge, SgeList, WcOp, WcStatus,
@@ -25,6 +24,8 @@ use rtrs_core::wire::{
     AccessMode, Close, ConnReq, ConnRsp, Imm, InfoReq, InfoRsp, IoHeader, MemBits, Name, Open,
     OpenRsp, ReadMsg, RkeyRsp, SessInfo, SgDesc, WriteMsg,
 };
+
+use crate::transport::Transport;
 
 /// Bytes of the peer's memory: requests are built in the first half, results come to the second.
 const MEMORY: usize = 1 << 20;
@@ -50,7 +51,7 @@ pub struct PeerOptions {
     pub path: u8,
     /// Connections, the service connection included.
     pub cid_num: u16,
-    /// Last byte of the source address, 127.0.0.x.
+    /// Number of the source address, see [`Transport::source`].
     pub local: u8,
     /// The server may create the session.
     pub first_conn: bool,
@@ -59,7 +60,7 @@ pub struct PeerOptions {
 }
 
 impl PeerOptions {
-    /// A path of two connections from 127.0.0.1, which creates its session.
+    /// A path of two connections from the first source address, which creates its session.
     #[must_use]
     pub fn new(session: u8, path: u8) -> Self {
         Self { session, path, cid_num: 2, local: 1, first_conn: true, recon_cnt: 1 }
@@ -118,7 +119,7 @@ pub struct Peer {
     server: SocketAddr,
     memory: Arc<dyn MemoryRegistration>,
     pd: Arc<dyn ProtectionDomain>,
-    fabric: IwarpFabric,
+    fabric: Box<dyn Fabric>,
     events: Vec<FabricEvent>,
     posted: u64,
     // Behind the fabric: operations that run hold their memory until the ring ends.
@@ -133,9 +134,9 @@ impl Peer {
     #[must_use]
     pub fn new(server: SocketAddr, options: PeerOptions) -> Self {
         let ring = Ring::new(64).expect("a ring");
-        let mut fabric = IwarpFabric::new(&ring, IwarpShared::new(), IwarpOptions::default());
+        let mut fabric = Transport::of_environment().fabric(&ring);
         let pd = fabric
-            .alloc_pd(PdUse::Connect { local: None, remote: server })
+            .alloc_pd(PdUse::Connect { local: Some(source(options)), remote: server })
             .expect("a protection domain");
         let region = Region::new(MEMORY).expect("memory");
         let memory = pd.register(&region, Access::REMOTE_WRITE).expect("a registration");
@@ -241,7 +242,7 @@ impl Peer {
     /// When the server answers in no way at all, or with anything but 56 bytes.
     pub fn connect_raw(&mut self, private_data: &[u8]) -> Result<(), i16> {
         let params = ConnectParams {
-            local: Some(IpAddr::V4(Ipv4Addr::new(127, 0, 0, self.options.local))),
+            local: Some(source(self.options)),
             remote: self.server,
             private_data: PrivateData::new(private_data),
             limits: QpLimits { send_max: 256, recv_max: 256 },
@@ -259,7 +260,7 @@ impl Peer {
         });
         match answer {
             Ok(data) => {
-                assert_eq!(data.as_bytes().len(), ConnRsp::LEN);
+                check_length(data.as_bytes());
                 let response = ConnRsp::decode(data.as_bytes()).expect("a CON_RSP");
                 assert_eq!(response.errno, 0);
                 self.new_rkey = response.new_rkey;
@@ -269,7 +270,7 @@ impl Peer {
                 Ok(())
             }
             Err(ConnectFailure::Rejected(data)) => {
-                assert_eq!(data.as_bytes().len(), ConnRsp::LEN);
+                check_length(data.as_bytes());
                 let errno = ConnRsp::decode(data.as_bytes()).expect("a CON_RSP").errno;
                 assert!(errno < 0, "a reject without an error");
                 Err(errno)
@@ -548,15 +549,40 @@ impl Drop for Peer {
         if std::thread::panicking() {
             return;
         }
-        for qp in std::mem::take(&mut self.conns) {
-            self.fabric.abort(Clock.now(), qp);
+        let mut left = std::mem::take(&mut self.conns);
+        for event in &self.events {
+            if let FabricEvent::Closed { qp, .. } = event {
+                left.retain(|open| open != qp);
+            }
+        }
+        for qp in &left {
+            self.fabric.abort(Clock.now(), *qp);
         }
         for _ in 0..200 {
+            self.events.clear();
             self.turn();
-            if self.fabric.connections() == 0 {
+            for event in &self.events {
+                if let FabricEvent::Closed { qp, .. } = event {
+                    left.retain(|open| open != qp);
+                }
+            }
+            if left.is_empty() {
                 break;
             }
         }
+    }
+}
+
+fn source(options: PeerOptions) -> IpAddr {
+    Transport::of_environment().source(options.local)
+}
+
+/// RDMA CM pads private data with zeroes, TCP does not.
+fn check_length(answer: &[u8]) {
+    if Transport::of_environment().is_tcp() {
+        assert_eq!(answer.len(), ConnRsp::LEN);
+    } else {
+        assert!(answer.len() >= ConnRsp::LEN, "an answer of {} bytes", answer.len());
     }
 }
 

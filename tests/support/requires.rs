@@ -1,12 +1,11 @@
-//! What a test asks of its machine. [`requires`] skips aloud: a line `SKIP name: reason` goes past
-//! the test runner's capture to the real stderr, and into the file that `RTRS_SKIP_FILE` names,
-//! where `scripts/test.sh` counts it. [`quick`] tells whether the short versions are wanted.
+//! What a test asks of its machine. [`requires`] skips aloud and counted ([`skip`]); [`quick`]
+//! tells whether the short versions are wanted.
 
-use std::fs::OpenOptions;
-use std::io::Write;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::Command;
+
+pub use rtrs_core::skip::skip;
 
 /// The `PATH` tests run programs with: the caller's, and where mkfs and fsck live.
 pub(crate) fn search_path() -> String {
@@ -26,14 +25,7 @@ pub fn requires(tools: &[&str]) -> bool {
     if missing.is_empty() {
         return true;
     }
-    let thread = std::thread::current();
-    let line = format!("SKIP {}: no {}\n", thread.name().unwrap_or("test"), missing.join(", "));
-    // Not eprint!, which the test runner would swallow. Nothing can be done if stderr is gone.
-    let _ = std::io::stderr().write_all(line.as_bytes());
-    if let Some(path) = std::env::var_os("RTRS_SKIP_FILE") {
-        let file = OpenOptions::new().create(true).append(true).open(path);
-        file.and_then(|mut file| file.write_all(line.as_bytes())).expect("note the skip");
-    }
+    skip(&format!("no {}", missing.join(", ")));
     false
 }
 

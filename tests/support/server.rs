@@ -5,6 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::proc::{Finished, Proc, bin};
+use crate::transport::Transport;
 
 /// How long the server has to say that it listens.
 const READY_TIME_MAX: Duration = Duration::from_secs(20);
@@ -27,7 +28,7 @@ impl ServerBuilder {
         self
     }
 
-    /// Adds `--listen`; without any the server listens on a free port of 127.0.0.1.
+    /// Adds `--listen`; without any the server listens on a free port, see [`Transport`].
     #[must_use]
     pub fn listen(mut self, listen: impl Into<String>) -> Self {
         self.listens.push(listen.into());
@@ -62,7 +63,7 @@ impl ServerBuilder {
     #[must_use]
     pub fn start(mut self) -> Server {
         if self.listens.is_empty() {
-            self.listens.push("tcp://127.0.0.1:0".to_owned());
+            self.listens.push(Transport::of_environment().listen());
         }
         let mut proc = Proc::start(self.command());
         let portals = proc.wait_lines(READY_WORDS, self.listens.len(), READY_TIME_MAX);
@@ -105,13 +106,13 @@ impl Server {
         &self.portals
     }
 
-    /// The host and port of the first address, for a plain TCP connection.
+    /// The host and port of the first address.
     ///
     /// # Panics
-    /// When the address is not of the form `tcp://HOST:PORT`.
+    /// When the address is not of the form `SCHEME://HOST:PORT`.
     #[must_use]
     pub fn address(&self) -> &str {
-        self.portal().strip_prefix("tcp://").expect("a tcp portal")
+        self.portal().split_once("://").expect("a portal").1
     }
 
     /// Its process id.

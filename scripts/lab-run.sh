@@ -1,0 +1,392 @@
+#!/usr/bin/env bash
+# How the lab boots guests and runs scenarios in them. Sourced by scripts/lab.sh; `lab_run` and
+# `lab_shell` are its face. A guest sees this machine's files read-only and shares one folder with
+# it; tests/lab/guest.sh is what runs inside and speaks to `lab_listen` in lines:
+#
+#   @@ up                           booted
+#   @@ start NAME SECONDS_MAX       a scenario begins; everything after is about it
+#   @@ end NAME STATUS CHECKS SECONDS [dirty]    STATUS is passed, failed or skipped
+#   @@ gone STATUS                  the guest has ended, says this end
+#   anything else                   for people
+#
+# A guest that goes silent beyond a limit is killed, by its own process group; what was left to run
+# goes on in a new one.
+
+LAB_BOOT_MAX=180
+# Beyond a scenario's own limit: its topology, clean-up and reports.
+LAB_SLACK=150
+LAB_PASSED=0 LAB_FAILED=0 LAB_SKIPPED=0 LAB_FAILURES=()
+LAB_GUESTS=()
+LAB_SHARE=
+
+lab_names() {
+    local file
+    for file in tests/lab/scenarios/*.sh; do
+        file=${file##*/}
+        printf '%s\n' "${file%.sh}"
+    done
+}
+
+# A value of a scenario's header, e.g. 120 for `# limit: 120`.
+lab_header() { # name key
+    sed -n "/^#/!q; s/^# $2: *//p" "tests/lab/scenarios/$1.sh" | head -n 1
+}
+
+# Names, groups and all, turned into names; in the order of the files, each once.
+lab_select() { # word...
+    local word name known
+    for word in "$@"; do
+        known=0
+        for name in $(lab_names); do
+            if [ "$word" = "$name" ] || [[ " $(lab_header "$name" groups) " == *" $word "* ]] ||
+                { [ "$word" = all ] && [ "$(lab_header "$name" in-all)" != no ]; }; then
+                known=1
+                printf '%s\n' "$name"
+            fi
+        done
+        if [ $known -eq 0 ]; then
+            echo "lab: no scenario and no group is named '$word'; see scripts/lab.sh list" >&2
+            return 2
+        fi
+    done | awk '!seen[$0]++'
+}
+
+# Builds what runs in the guest. Says where the daemons are in LAB_BIN, and which test binaries
+# there are in LAB_TESTS (lines NAME=FILE).
+lab_build() { # name...
+    local target=${CARGO_TARGET_DIR:-$PWD/target} name test file
+    LAB_BIN=${RTRS_BIN_DIR:-$target/release} LAB_TESTS=()
+    if [ -z "${RTRS_BIN_DIR:-}" ]; then
+        lab_say "building the daemons (release)"
+        cargo build --release --locked --bins || return 1
+    fi
+    LAB_BIN=$(realpath "$LAB_BIN") || return 1
+    for name in "$@"; do
+        # PACKAGE/TEST, a test binary the scenario runs.
+        for test in $(lab_header "$name" test-binaries); do
+            lab_say "building the test binary $test"
+            file=$(cargo test --locked -p "${test%/*}" --test "${test#*/}" --no-run \
+                --message-format=json 2>"$LAB_SHARE/cargo.log" |
+                jq -r 'select(.profile.test == true and .executable != null) | .executable' |
+                tail -n 1)
+            if [ -z "$file" ]; then
+                tail -n 30 "$LAB_SHARE/cargo.log" >&2
+                lab_say "FAILED: cargo does not build $test"
+                return 1
+            fi
+            LAB_TESTS+=("${test#*/}=$file")
+        done
+    done
+}
+
+# What the guest must know, as a file of settings in the shared folder.
+lab_write_settings() {
+    local test
+    {
+        printf 'LAB_BIN=%q\n' "$LAB_BIN"
+        printf 'LAB_MODULES=%q\n' "$LAB_MODULES"
+        printf 'LAB_QUICK=%q\n' "${RTRS_QUICK:-}"
+        printf 'LAB_BENCH_SECONDS=%q\n' "${RTRS_LAB_BENCH_SECONDS:-}"
+        printf 'declare -A LAB_TESTS=()\n'
+        for test in "${LAB_TESTS[@]}"; do
+            printf 'LAB_TESTS[%q]=%q\n' "${test%%=*}" "${test#*=}"
+        done
+    } >"$LAB_SHARE/settings"
+}
+
+# Fills LAB_VNG with the command that boots a guest.
+lab_vng_command() { # role cpus memory qemu_option...
+    local role=$1 cpus=$2 memory=$3
+    shift 3
+    LAB_VNG=(env "PATH=$LAB_VENV/bin:$PATH" vng --disable-kvm
+        -r "/boot/vmlinuz-$LAB_RELEASE" --cpus "$cpus" -m "$memory"
+        --user root --cwd "$PWD" "--rwdir=/run/lab=$LAB_SHARE"
+        # A second console that keeps the kernel's last words when nothing else speaks any more.
+        --append=console=ttyS1 --append=log_buf_len=4M
+        --append=rcupdate.rcu_cpu_stall_timeout=120
+        "--qemu-opts=-serial file:$LAB_SHARE/console-$role.log")
+    [ $# -eq 0 ] || LAB_VNG+=("--qemu-opts=$*")
+}
+
+# Starts a guest in a process group of its own; its lines go to $LAB_SHARE/lines with its role in
+# front.
+lab_boot() { # role cpus memory names qemu_option...
+    local role=$1 cpus=$2 memory=$3 names=$4
+    shift 4
+    lab_vng_command "$role" "$cpus" "$memory" "$@"
+    # shellcheck disable=SC2016
+    setsid bash -c 'role=$1; shift; "$@" </dev/null 2>&1 | sed -u "s/\r//g; s/^/$role /"
+        echo "$role @@ gone ${PIPESTATUS[0]}"' - \
+        "$role" "${LAB_VNG[@]}" -- "bash tests/lab/guest.sh run $role $names" \
+        >&5 5>&- 7<&- 9>&- &
+    LAB_GUESTS+=($!)
+}
+
+lab_kill_guests() {
+    local guest
+    for guest in "${LAB_GUESTS[@]}"; do
+        kill -TERM -- "-$guest" 2>/dev/null || continue
+        for _ in {1..30}; do
+            kill -0 -- "-$guest" 2>/dev/null || continue 2
+            sleep 0.1
+        done
+        kill -KILL -- "-$guest" 2>/dev/null
+    done
+    LAB_GUESTS=()
+}
+
+lab_count() { # name status checks seconds
+    case $2 in
+        passed) LAB_PASSED=$((LAB_PASSED + 1)) ;;
+        skipped) LAB_SKIPPED=$((LAB_SKIPPED + 1)) ;;
+        *)
+            LAB_FAILED=$((LAB_FAILED + 1))
+            LAB_FAILURES+=("$1")
+            ;;
+    esac
+    printf -- '-- %s: %s (%s checks, %s s)\n\n' "$1" "$2" "$3" "$4"
+}
+
+# The last words of a guest that went silent.
+lab_last_words() { # role
+    local log=$LAB_SHARE/console-$1.log
+    [ -s "$log" ] || return 0
+    echo "   kernel of the $1 guest, last lines of its console:"
+    tail -n 40 "$log" | tr -d '\r' | sed 's/^/   | /'
+}
+
+# Reads what the guests say until all of them have ended or a limit is over. Removes from LAB_LEFT
+# what has been decided.
+lab_listen() { # number_of_guests
+    local guests=$1 line role word name status checks seconds current='' booted=0 ended=''
+    local deadline=$((SECONDS + LAB_BOOT_MAX)) start=$SECONDS up_at=0 started=0 worst=passed sum=0
+    while :; do
+        if [ $SECONDS -ge $deadline ]; then
+            status=timeout
+            break
+        fi
+        IFS= read -r -t $((deadline - SECONDS + 1)) line <&7
+        case $? in
+            0) role=${line%% *} line=${line#* } ;;
+            1) status=ended && break ;;
+            # A time-out, judged above.
+            *) continue ;;
+        esac
+        case $line in
+            '@@ up'*)
+                booted=$((booted + 1))
+                [ $booted -eq "$guests" ] && up_at=$((SECONDS - start)) &&
+                    lab_say "guest is up after $up_at s"
+                ;;
+            '@@ start '*)
+                read -r _ word name seconds <<<"$line"
+                # In a pair the first to start counts.
+                [ "$current" = "$name" ] && continue
+                current=$name ended='' worst=passed sum=0 started=$SECONDS
+                deadline=$((SECONDS + seconds + LAB_SLACK))
+                echo "== $name: $(lab_header "$name" lab) (at most $seconds s)"
+                ;;
+            '@@ end '*)
+                read -r _ word name status checks seconds _ <<<"$line"
+                ended="$ended $role" sum=$((sum + checks))
+                case $worst$status in
+                    *failed*) worst=failed ;;
+                    *skipped*) worst=skipped ;;
+                esac
+                if [ "$(wc -w <<<"$ended")" -eq "$guests" ]; then
+                    lab_count "$name" "$worst" "$sum" "$seconds"
+                    LAB_LEFT=("${LAB_LEFT[@]:1}")
+                    current=
+                    deadline=$((SECONDS + LAB_SLACK))
+                fi
+                ;;
+            '@@ gone '*)
+                # Before its part was over: what the other one says now is of no use.
+                if [ $booted -lt "$guests" ] || { [ -n "$current" ] &&
+                    [[ " $ended " != *" $role "* ]]; }; then
+                    lab_say "the guest ($role) has ended, status ${line##* }"
+                    status=ended
+                    break
+                fi
+                ;;
+            *)
+                if [ "$guests" -eq 1 ]; then printf '%s\n' "$line"; else
+                    printf '%-6s %s\n' "$role" "$line"
+                fi
+                ;;
+        esac
+    done
+    if [ -n "$current" ]; then
+        printf 'FAIL %s: the guest %s\n' "$current" "$([ "$status" = timeout ] &&
+            echo "did not end it in time and was killed" || echo "died")"
+        for role in $LAB_ROLES; do lab_last_words "$role"; done
+        lab_count "$current" failed "$sum" $((SECONDS - started))
+        LAB_LEFT=("${LAB_LEFT[@]:1}")
+    elif [ $booted -lt "$guests" ]; then
+        echo "FAIL ${LAB_LEFT[0]}: the guest $([ "$status" = timeout ] &&
+            echo "did not boot within $LAB_BOOT_MAX s" || echo "died at boot")"
+        for role in $LAB_ROLES; do lab_last_words "$role"; done
+        lab_count "${LAB_LEFT[0]}" failed 0 $((SECONDS - start))
+        LAB_LEFT=("${LAB_LEFT[@]:1}")
+    fi
+}
+
+# A TCP port of 127.0.0.1 that nobody listens on.
+lab_free_port() {
+    python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0));
+print(s.getsockname()[1])'
+}
+
+# Two network cards that are the two ends of two cables; the MAC says which: 52:54:00:00:PATH:END.
+lab_cables() { # listen|connect end port...
+    local how=$1 end=$2 path=0 port
+    shift 2
+    for port in "$@"; do
+        printf -- '-netdev socket,id=n%d,%s=127.0.0.1:%d ' "$path" "$how" "$port"
+        printf -- '-device virtio-net-pci,netdev=n%d,mac=52:54:00:00:%02x:%02x,romfile= ' \
+            "$path" "$path" "$end"
+        path=$((path + 1))
+    done
+}
+
+# One boot (of one guest, or of a pair) with as many of LAB_LEFT as it manages.
+lab_boot_once() { # topology
+    local ports left=${#LAB_LEFT[@]}
+    rm -rf "$LAB_SHARE"/lines "$LAB_SHARE"/console-*.log "$LAB_SHARE/sync"
+    mkdir -p "$LAB_SHARE/sync"
+    mkfifo "$LAB_SHARE/lines"
+    # 5 is for guests to write, 7 to read; the read-write one lets both be opened without a wait.
+    # shellcheck disable=SC2094
+    exec 6<>"$LAB_SHARE/lines" 5>"$LAB_SHARE/lines" 7<"$LAB_SHARE/lines" 6>&-
+    lab_say "booting $([ "$1" = two ] && echo two guests || echo a guest)," \
+        "Linux $LAB_RELEASE: ${LAB_LEFT[*]}"
+    if [ "$1" = two ]; then
+        LAB_ROLES="server client"
+        ports="$(lab_free_port) $(lab_free_port)"
+        # shellcheck disable=SC2046,SC2086
+        lab_boot server 1 2G "${LAB_LEFT[*]}" $(lab_cables listen 2 $ports)
+        # The other end connects once, at its start.
+        # shellcheck disable=SC2086
+        lab_wait_listening $ports
+        # shellcheck disable=SC2046,SC2086
+        lab_boot client 1 2G "${LAB_LEFT[*]}" $(lab_cables connect 1 $ports)
+    else
+        LAB_ROLES=one
+        lab_boot one 2 4G "${LAB_LEFT[*]}"
+    fi
+    # From here on only guests hold the writing end: the stream ends with them.
+    exec 5>&-
+    lab_listen "$(wc -w <<<"$LAB_ROLES")"
+    lab_kill_guests
+    exec 7<&-
+    if [ ${#LAB_LEFT[@]} -eq "$left" ]; then
+        echo "FAIL ${LAB_LEFT[0]}: the guest ended before it began"
+        for role in $LAB_ROLES; do lab_last_words "$role"; done
+        lab_count "${LAB_LEFT[0]}" failed 0 0
+        LAB_LEFT=("${LAB_LEFT[@]:1}")
+    fi
+}
+
+# Until something listens on each port of 127.0.0.1, at most 20 s.
+lab_wait_listening() { # port...
+    local port
+    for port in "$@"; do
+        for _ in {1..100}; do
+            [ -n "$(ss -Htln "sport = :$port")" ] && break
+            sleep 0.2
+        done
+    done
+}
+
+lab_cleanup() {
+    lab_kill_guests
+    if [ -n "$LAB_SHARE" ]; then
+        rm -rf "$LAB_LOGS"
+        mkdir -p "${LAB_LOGS%/*}" && rm -f "$LAB_SHARE/lines" && mv "$LAB_SHARE" "$LAB_LOGS"
+        # Of the last ten runs.
+        find "${LAB_LOGS%/*}" -mindepth 1 -maxdepth 1 -name 'run-*' | sort | head -n -10 |
+            xargs -r rm -rf
+    fi
+    LAB_SHARE=
+}
+
+# One lab at a time on a machine: its guests take all of it.
+lab_take_lock() {
+    local lock=${RTRS_LAB_LOCK:-$LAB_CACHE/run.lock}
+    mkdir -p "${lock%/*}"
+    exec 9>>"$lock"
+    flock -n 9 && return 0
+    lab_say "waiting for another lab on this machine ($lock)"
+    flock -w 3600 9 && return 0
+    lab_say "FAILED: another lab holds $lock since an hour"
+    return 1
+}
+
+lab_prepare() {
+    LAB_SHARE=$(mktemp -d "${TMPDIR:-/tmp}/rtrs-lab.XXXXXX") || return 1
+    LAB_LOGS=$LAB_CACHE/logs/run-$(date +%Y%m%d-%H%M%S)-$$
+    trap lab_cleanup EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM HUP
+}
+
+lab_close() { # start
+    local name
+    for name in "${LAB_FAILURES[@]}"; do echo "FAILED: $name"; done
+    [ $LAB_FAILED -eq 0 ] || echo "lab: logs of the guests: $LAB_LOGS"
+    echo "lab: $LAB_PASSED passed, $LAB_FAILED failed, $LAB_SKIPPED skipped in $((SECONDS - $1)) s"
+    [ $LAB_FAILED -eq 0 ]
+}
+
+lab_run() { # word...
+    local start=$SECONDS names missing name topology
+    names=$(lab_select "$@") || return 2
+    if ! missing=$(lab_ready); then
+        echo "SKIP: this machine has no lab; missing:"
+        printf '%s\n' "$missing" | sed 's/^/  /'
+        echo "remedy: scripts/lab.sh setup"
+        for name in $names; do echo "SKIP $name"; done
+        LAB_SKIPPED=$(printf '%s\n' "$names" | wc -l)
+        lab_close "$start"
+        return
+    fi
+    lab_ready >/dev/null
+    lab_prepare || return 1
+    # shellcheck disable=SC2086
+    if ! lab_build $names; then
+        LAB_FAILED=1 LAB_FAILURES=(build)
+        lab_close "$start"
+        return
+    fi
+    lab_write_settings
+    lab_take_lock || return 1
+    for topology in one two; do
+        LAB_LEFT=()
+        for name in $names; do
+            [ "$(lab_header "$name" topology)" = "$topology" ] && LAB_LEFT+=("$name")
+        done
+        while [ ${#LAB_LEFT[@]} -gt 0 ]; do lab_boot_once "$topology"; done
+    done
+    lab_close "$start"
+}
+
+lab_shell() { # [command]
+    local missing
+    if ! missing=$(lab_ready); then
+        printf 'lab: not ready; missing: %s\nremedy: scripts/lab.sh setup\n' "$missing" >&2
+        return 1
+    fi
+    lab_ready >/dev/null
+    lab_prepare && lab_build && lab_write_settings && lab_take_lock || return 1
+    lab_vng_command one 2 4G
+    if [ $# -gt 0 ]; then
+        printf '%s\n' "$*" >"$LAB_SHARE/command"
+        timeout --foreground -k 10 "${RTRS_LAB_SHELL_MAX:-600}" "${LAB_VNG[@]}" -- \
+            "bash tests/lab/guest.sh command" </dev/null
+    elif [ -t 0 ]; then
+        "${LAB_VNG[@]}" -- "bash tests/lab/guest.sh shell"
+    else
+        lab_say "a shell needs a terminal; without one: scripts/lab.sh shell 'COMMAND'"
+        return 1
+    fi
+}

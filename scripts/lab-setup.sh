@@ -1,0 +1,301 @@
+#!/usr/bin/env bash
+# What the lab needs on this machine: Debian packages, a kernel with headers and source of one
+# version, virtme-ng, and the modules Debian leaves out (rtrs, rnbd, siw, ublk). Sourced by
+# scripts/lab.sh; `lab_setup` installs what is missing, `lab_ready` only looks. All that is built
+# lies below LAB_CACHE in a folder named by version, so a newer kernel builds anew and an older one
+# still works. Every step has a time limit and a log.
+
+# Pinned: another version may boot in another way.
+LAB_VNG_VERSION=1.42
+LAB_CACHE=${RTRS_LAB_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/rtrs-lab}
+LAB_VENV=$LAB_CACHE/virtme-ng-$LAB_VNG_VERSION
+LAB_MODULES_BUILT=(rtrs-core rtrs-client rtrs-server rnbd-client rnbd-server siw ublk_drv)
+
+# Beside the kernel, which lab_kernel_packages names.
+LAB_PACKAGES=(
+    busybox-static clang e2fsprogs fio gcc ibverbs-providers ibverbs-utils iproute2 iputils-ping jq
+    kmod libclang-dev libibverbs-dev libnbd-bin librdmacm-dev make nbd-client nbd-server nbdkit
+    nvme-cli perftest pkg-config procps python3 qemu-system-x86 qemu-utils rdma-core rdmacm-utils
+    udev util-linux xfsprogs xz-utils
+)
+
+lab_say() { printf 'lab: %s\n' "$*"; }
+
+# The installed version of a package, nothing when it is not installed.
+lab_version() { # package
+    # shellcheck disable=SC2016
+    dpkg-query -W -f '${db:Status-Status} ${Version}\n' "$1" 2>/dev/null |
+        awk '$1 == "installed" { print $2; exit }'
+}
+
+# 6.1 for 6.1.192-2.
+lab_series() { # version
+    printf '%s\n' "$1" | cut -d. -f1,2
+}
+
+# The newest kernel here whose image, headers and source are of one version: "release version".
+lab_kernel() {
+    local image release version
+    for image in $(printf '%s\n' /boot/vmlinuz-*-amd64 | sort -Vr); do
+        release=${image#/boot/vmlinuz-}
+        if [ ! -r "$image" ] || [ ! -d "/lib/modules/$release/build/" ]; then continue; fi
+        version=$(lab_version "linux-image-$release")
+        [ -n "$version" ] || continue
+        [ "$(lab_version "linux-headers-$release")" = "$version" ] || continue
+        [ "$(lab_version "linux-source-$(lab_series "$version")")" = "$version" ] || continue
+        printf '%s %s\n' "$release" "$version"
+        return 0
+    done
+    return 1
+}
+
+# The folder of the built modules, named by kernel release and source version.
+lab_modules_dir() { # release version
+    printf '%s/modules-%s-%s\n' "$LAB_CACHE" "$1" "$2"
+}
+
+lab_packages_missing() {
+    local package
+    for package in "${LAB_PACKAGES[@]}"; do
+        [ -n "$(lab_version "$package")" ] || printf '%s\n' "$package"
+    done
+    # Some python3 bring it along, Debian's does not.
+    python3 -c 'import ensurepip' 2>/dev/null || printf 'python3-venv\n'
+}
+
+lab_modules_missing() { # dir release
+    local module
+    for module in "${LAB_MODULES_BUILT[@]}"; do
+        [ "$(modinfo -F vermagic "$1/$module.ko" 2>/dev/null | cut -d' ' -f1)" = "$2" ] ||
+            printf '%s\n' "$module"
+    done
+}
+
+# Says what is missing, a line each; status 0 when nothing is. Sets LAB_RELEASE, LAB_MODULES.
+lab_ready() {
+    local missing kernel
+    PATH=$PATH:/usr/sbin:/sbin
+    if [ "$(uname -m)" != x86_64 ]; then
+        echo "an x86_64 machine; this is $(uname -m)"
+        return 1
+    fi
+    if ! command -v dpkg-query >/dev/null 2>&1; then
+        echo "a Debian system: no dpkg-query here"
+        return 1
+    fi
+    missing=$(lab_packages_missing | tr '\n' ' ')
+    [ -z "$missing" ] || echo "packages: $missing"
+    if kernel=$(lab_kernel); then
+        LAB_RELEASE=${kernel% *}
+        LAB_MODULES=$(lab_modules_dir "$LAB_RELEASE" "${kernel#* }")
+        missing="$missing$(lab_modules_missing "$LAB_MODULES" "$LAB_RELEASE" | tr '\n' ' ')"
+        [ -z "$missing" ] || echo "packages or modules: $missing"
+    else
+        missing=kernel
+        echo "a kernel with headers and source of one version"
+    fi
+    if ! "$LAB_VENV/bin/vng" --version >/dev/null 2>&1; then
+        missing=vng
+        echo "virtme-ng $LAB_VNG_VERSION in $LAB_VENV"
+    fi
+    [ -z "$missing" ]
+}
+
+# Runs a step with a time limit, its output in a log; shows that it goes on and what went wrong.
+lab_step() { # title seconds_max command...
+    local title=$1 seconds_max=$2 start=$SECONDS status pid
+    local log=$LAB_CACHE/logs/setup.log
+    shift 2
+    mkdir -p "${log%/*}"
+    printf '== %s: %s\n' "$title" "$*" >>"$log"
+    lab_say "$title"
+    timeout --kill-after=10 "$seconds_max" "$@" >>"$log" 2>&1 &
+    pid=$!
+    while kill -0 "$pid" 2>/dev/null; do
+        sleep 0.2
+        if [ $(((SECONDS - start) % 15)) -eq 14 ]; then
+            lab_say "$title: $((SECONDS - start)) s of at most $seconds_max: $(tail -n 1 "$log" |
+                cut -c1-90)"
+            sleep 1
+        fi
+    done
+    wait "$pid"
+    status=$?
+    [ $status -eq 0 ] && return 0
+    tail -n 15 "$log" >&2
+    if [ $status -eq 124 ] || [ $status -eq 137 ]; then
+        lab_say "FAILED: $title did not end within $seconds_max s; log: $log"
+    else
+        lab_say "FAILED: $title (status $status); log: $log"
+    fi
+    return 1
+}
+
+lab_as_root() {
+    if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo "$@"; fi
+}
+
+# Installs packages; those of the kernel and of QEMU with their versions named, because apt would
+# take the newest of each and they would not fit together.
+lab_install() { # package[=version]...
+    local root=()
+    [ "$(id -u)" -eq 0 ] || root=(sudo)
+    lab_step "installing packages ($#)" 1500 "${root[@]}" env DEBIAN_FRONTEND=noninteractive \
+        apt-get -o DPkg::Lock::Timeout=120 install -y --no-install-recommends \
+        --allow-downgrades "$@"
+}
+
+# The versions of a package that apt can get.
+lab_candidates() { # package
+    apt-cache madison "$1" 2>/dev/null | awk -F'|' '{ gsub(/ /, "", $2); print $2 }' | sort -Vru
+}
+
+# Finds the newest version of which image, headers and source are all to be had, and prints the
+# packages with it.
+lab_kernel_packages() {
+    local version series
+    for version in $(lab_candidates linux-image-amd64); do
+        series=$(lab_series "$version")
+        if lab_candidates linux-headers-amd64 | grep -qxF "$version" &&
+            lab_candidates "linux-source-$series" | grep -qxF "$version"; then
+            printf '%s\n' "linux-image-amd64=$version" "linux-headers-amd64=$version" \
+                "linux-source-$series=$version"
+            return 0
+        fi
+    done
+    return 1
+}
+
+lab_setup_packages() {
+    local wanted=() missing version kernel
+    mapfile -t missing < <(lab_packages_missing)
+    if [ ${#missing[@]} -eq 0 ] && lab_kernel >/dev/null; then
+        return 0
+    fi
+    if ! command -v apt-get >/dev/null 2>&1; then
+        lab_say "missing: ${missing[*]} and a kernel; no apt-get here to install them"
+        return 3
+    fi
+    if [ "$(id -u)" -ne 0 ] && ! command -v sudo >/dev/null 2>&1; then
+        lab_say "missing: ${missing[*]} and a kernel; become root, or install sudo"
+        return 3
+    fi
+    lab_step "apt-get update" 300 "$([ "$(id -u)" -eq 0 ] && echo env || echo sudo)" \
+        apt-get -o DPkg::Lock::Timeout=120 update || return 1
+    for version in "${missing[@]}"; do
+        case $version in
+            # Below, with a version.
+            qemu-*) ;;
+            *) wanted+=("$version") ;;
+        esac
+    done
+    if [ "${#wanted[@]}" -ne "${#missing[@]}" ]; then
+        # One version of both: a newer qemu-utils from elsewhere would be removed otherwise.
+        version=$(apt-cache policy qemu-system-x86 | sed -n 's/^ *Candidate: //p')
+        wanted+=("qemu-system-x86=$version" "qemu-utils=$version")
+    fi
+    if ! lab_kernel >/dev/null; then
+        if ! kernel=$(lab_kernel_packages); then
+            lab_say "FAILED: apt offers no linux-image-amd64, linux-headers-amd64 and" \
+                "linux-source of one version; compare:" \
+                "apt-cache madison linux-image-amd64 linux-headers-amd64"
+            return 1
+        fi
+        # shellcheck disable=SC2206
+        wanted+=($kernel)
+    fi
+    lab_install "${wanted[@]}" || return 1
+    mapfile -t missing < <(lab_packages_missing)
+    if [ ${#missing[@]} -gt 0 ]; then
+        lab_say "FAILED: still missing after apt-get: ${missing[*]}"
+        return 1
+    fi
+    if ! lab_kernel >/dev/null; then
+        lab_say "FAILED: no kernel below /boot has headers and source of its version;" \
+            "installed: $(dpkg-query -W 'linux-image-*-amd64' 'linux-source-*' 2>/dev/null |
+                tr '\t\n' '= ')"
+        return 1
+    fi
+}
+
+lab_setup_vng() {
+    "$LAB_VENV/bin/vng" --version >/dev/null 2>&1 && return 0
+    rm -rf "$LAB_VENV"
+    lab_step "python environment for virtme-ng" 120 python3 -m venv "$LAB_VENV" || return 1
+    lab_step "virtme-ng $LAB_VNG_VERSION from PyPI" 300 "$LAB_VENV/bin/pip" install \
+        --disable-pip-version-check "virtme-ng==$LAB_VNG_VERSION" || return 1
+    if ! "$LAB_VENV/bin/vng" --version >/dev/null 2>&1; then
+        lab_say "FAILED: $LAB_VENV/bin/vng does not start: $("$LAB_VENV/bin/vng" --version 2>&1 |
+            tail -n 1)"
+        return 1
+    fi
+}
+
+# Unpacks what is built, in DIR. The names of the folders are those of the kernel tree.
+lab_unpack() { # dir series
+    mkdir -p "$1" && tar -xJf "/usr/src/linux-source-$2.tar.xz" -C "$1" --strip-components=1 \
+        "linux-source-$2/drivers/infiniband/ulp/rtrs" "linux-source-$2/drivers/block/rnbd" \
+        "linux-source-$2/drivers/infiniband/sw/siw" "linux-source-$2/drivers/block/ublk_drv.c"
+}
+
+lab_make() { # release folder setting...
+    local release=$1 folder=$2
+    shift 2
+    make -j "$(nproc)" -C "/lib/modules/$release/build" "M=$folder" "$@" modules
+}
+
+lab_setup_modules() {
+    local kernel release version dir work rtrs
+    kernel=$(lab_kernel) || return 1
+    release=${kernel% *} version=${kernel#* }
+    dir=$(lab_modules_dir "$release" "$version")
+    [ -n "$(lab_modules_missing "$dir" "$release")" ] || return 0
+    work=$dir.part
+    rm -rf "$work" "$dir"
+    export -f lab_unpack lab_make
+    lab_step "unpacking rtrs, rnbd, siw, ublk of Linux $version" 300 \
+        bash -c 'lab_unpack "$@"' - "$work" "$(lab_series "$version")" || return 1
+    rtrs=$work/drivers/infiniband/ulp/rtrs
+    lab_step "building rtrs for $release" 600 bash -c 'lab_make "$@"' - "$release" "$rtrs" \
+        CONFIG_INFINIBAND_RTRS=m CONFIG_INFINIBAND_RTRS_CLIENT=m \
+        CONFIG_INFINIBAND_RTRS_SERVER=m || return 1
+    lab_step "building rnbd" 600 bash -c 'lab_make "$@"' - "$release" "$work/drivers/block/rnbd" \
+        "ccflags-y=-I$rtrs" "KBUILD_EXTRA_SYMBOLS=$rtrs/Module.symvers" \
+        CONFIG_BLK_DEV_RNBD_CLIENT=m CONFIG_BLK_DEV_RNBD_SERVER=m || return 1
+    lab_step "building siw" 600 bash -c 'lab_make "$@"' - "$release" \
+        "$work/drivers/infiniband/sw/siw" CONFIG_RDMA_SIW=m || return 1
+    mkdir -p "$work/ublk" && mv "$work/drivers/block/ublk_drv.c" "$work/ublk/" &&
+        echo 'obj-m += ublk_drv.o' >"$work/ublk/Makefile"
+    lab_step "building ublk" 600 bash -c 'lab_make "$@"' - "$release" "$work/ublk" || return 1
+    mkdir -p "$dir.new" && find "$work" -name '*.ko' -exec cp {} "$dir.new/" \; &&
+        mv "$dir.new" "$dir" && rm -rf "$work"
+    if [ -n "$(lab_modules_missing "$dir" "$release")" ]; then
+        lab_say "FAILED: not built for $release: $(lab_modules_missing "$dir" "$release" |
+            tr '\n' ' '); log: $LAB_CACHE/logs/setup.log"
+        return 1
+    fi
+}
+
+# Status: 0 all there, 1 a step failed, 3 this machine cannot have a lab.
+lab_setup() {
+    local start=$SECONDS status
+    PATH=$PATH:/usr/sbin:/sbin
+    if [ "$(uname -m)" != x86_64 ] || ! command -v dpkg-query >/dev/null 2>&1; then
+        lab_say "the lab needs Debian on x86_64; this is $(uname -sm)"
+        return 3
+    fi
+    mkdir -p "$LAB_CACHE/logs" || return 1
+    exec 8>"$LAB_CACHE/setup.lock"
+    if ! flock -w 900 8; then
+        lab_say "FAILED: another setup holds $LAB_CACHE/setup.lock since 900 s"
+        return 1
+    fi
+    : >"$LAB_CACHE/logs/setup.log"
+    lab_setup_packages && lab_setup_vng && lab_setup_modules
+    status=$?
+    exec 8>&-
+    [ $status -eq 0 ] || return $status
+    lab_ready >&2 || return 1
+    lab_say "ready in $((SECONDS - start)) s: Linux $LAB_RELEASE, virtme-ng $LAB_VNG_VERSION," \
+        "modules in $LAB_MODULES"
+}

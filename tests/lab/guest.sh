@@ -1,0 +1,220 @@
+#!/usr/bin/env bash
+# What runs inside a guest of the lab, as root: prepares it, runs scenarios one after the other and
+# leaves the machine as it was between them. Its lines on stdout are read by scripts/lab-run.sh,
+# which lists them.
+#
+#   guest.sh run ROLE NAME...    ROLE is one, or in a pair server or client
+#   guest.sh command             runs the file `command` of the shared folder, topology set up
+#   guest.sh shell               a shell for a person
+set -u
+cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
+export PATH=$PATH:/usr/sbin:/sbin LC_ALL=C.UTF-8
+export LAB_SHARE=/run/lab LAB_ROLE=${2:-one}
+# shellcheck source=tests/lab/lib.sh
+. tests/lab/lib.sh
+# shellcheck source=tests/lab/topology.sh
+. tests/lab/topology.sh
+
+# Lines of the kernel's log that make a scenario fail, whatever it was about.
+KERNEL_FAULTS='WARNING: |BUG: |BUG at |Oops|general protection|blocked for more than|refcount_t'
+KERNEL_FAULTS+='|UBSAN|KASAN|Kernel panic|detected stall|recursive locking|list_(add|del) corr'
+# Holds the processes of the scenario that runs.
+GUEST_CGROUP=/sys/fs/cgroup/lab
+
+guest_prepare() {
+    mkdir -p "$LAB_WORK" "$LAB_HOME" "$GUEST_CGROUP"
+    mount -t configfs configfs /sys/kernel/config 2>/dev/null
+    # What the emulation makes slow is no fault; what hangs shall be seen within a scenario.
+    echo 60 >/proc/sys/kernel/watchdog_thresh
+    echo 45 >/proc/sys/kernel/hung_task_timeout_secs
+    echo -1 >/proc/sys/kernel/hung_task_warnings
+    # Warnings and worse to the second console, which the host keeps.
+    dmesg -n warn
+    ip link set lo up
+    ulimit -c 0
+}
+
+header() { # name key
+    sed -n "/^#/!q; s/^# $2: *//p" "tests/lab/scenarios/$1.sh" | head -n 1
+}
+
+# Ends what the scenario left running. Prints what cannot be ended.
+guest_end_processes() {
+    local signal pid
+    for signal in TERM KILL; do
+        while read -r pid; do
+            kill "-$signal" "$pid" 2>/dev/null
+        done <"$GUEST_CGROUP/cgroup.procs"
+        for _ in {1..50}; do
+            [ -n "$(cat "$GUEST_CGROUP/cgroup.procs")" ] || return 0
+            sleep 0.1
+        done
+    done
+    while read -r pid; do
+        echo "process $pid ($(tr '\0' ' ' <"/proc/$pid/cmdline" | cut -c1-60)) does not end:" \
+            "$(awk '/^State/ { print $2 }' "/proc/$pid/status")"
+    done <"$GUEST_CGROUP/cgroup.procs"
+    return 1
+}
+
+# Brings the machine back to where it was. Prints what could not be undone.
+guest_cleanup() {
+    local status=0 device module target
+    guest_end_processes || status=1
+    while read -r target; do
+        timeout 20 umount "$target" || { echo "$target stays mounted" && status=1; }
+    done < <(awk -v work="$LAB_WORK" 'index($2, work) == 1 { print $2 }' /proc/mounts | sort -r)
+    for device in /sys/block/rnbd*/rnbd/unmap_device; do
+        [ -e "$device" ] && timeout 60 tee "$device" <<<force >/dev/null
+    done
+    for device in /sys/block/nbd*/pid; do
+        [ -e "$device" ] || continue
+        device=${device%/pid}
+        timeout 20 nbd-client -d "/dev/${device##*/}" >/dev/null 2>&1
+    done
+    command -v nvme >/dev/null && [ -d /sys/class/nvme ] &&
+        timeout 30 nvme disconnect-all >/dev/null 2>&1
+    nvmet_down
+    losetup -D
+    for module in rnbd_client rnbd_server rtrs_client rtrs_server rtrs_core nvme_rdma nvme_tcp \
+        nvme_fabrics nvmet_rdma nvmet_tcp nvmet brd null_blk scsi_debug nbd; do
+        if [ -d "/sys/module/$module" ] && ! timeout 60 rmmod "$module" 2>"$LAB_HOME/rmmod"; then
+            echo "module $module stays: $(tail -n 1 "$LAB_HOME/rmmod")"
+            status=1
+        fi
+    done
+    topology_down || status=1
+    rm -rf "$LAB_WORK" /run/rtrs
+    return $status
+}
+
+# What a scenario that passed must not leave. Prints it.
+guest_leftovers() {
+    local device name
+    while read -r name; do
+        echo "process $name: $(tr '\0' ' ' <"/proc/$name/cmdline" | cut -c1-100)"
+    done <"$GUEST_CGROUP/cgroup.procs"
+    for device in /sys/block/nbd*/pid /sys/block/rnbd*/rnbd; do
+        [ -e "$device" ] && name=${device#/sys/block/} && echo "block device ${name%%/*}"
+    done
+    ps -e -o pid=,stat=,comm= | awk '$2 ~ /^D/ && $3 !~ /^kworker/ { print "process", $0 }'
+    # Those of the kernel's own modules stay as long as the modules do.
+    rdma resource show qp 2>/dev/null | grep -v 'comm \[' | grep ' pid ' | sed 's/^/qp /'
+    rdma resource show cm_id 2>/dev/null | grep -v 'comm \[' | grep ' pid ' | sed 's/^/cm_id /'
+    rdma resource show mr 2>/dev/null | grep -v 'comm \[' | grep ' pid ' | sed 's/^/mr /'
+}
+
+# The kernel's log since a mark of ours.
+kernel_log() { # mark
+    dmesg | awk -v mark="$1" 'seen; index($0, mark) { seen = 1 }'
+}
+
+# In a pair: until the other guest is as far. Bounded.
+barrier() { # name stage
+    [ "$LAB_ROLE" = one ] && return 0
+    signal "$1.$LAB_ROLE.$2"
+    await "$1.$(other_role).$2" 120
+}
+
+run_scenario() { # name
+    local name=$1 limit start=$SECONDS status checks mark dirty='' text allowed
+    local file=tests/lab/scenarios/$name.sh
+    limit=$(header "$name" limit)
+    echo "@@ start $name $limit"
+    mark="lab: $name begins"
+    echo "$mark" >/dev/kmsg
+    mkdir -p "$LAB_WORK"
+    : >"$LAB_HOME/checks"
+    export LAB_NAME=$name
+    if ! text=$(barrier "$name" ready && topology_up "$(header "$name" paths)" 2>&1); then
+        echo "FAIL $name: the topology does not come up: $text"
+        status=1 dirty=dirty
+    else
+        # shellcheck disable=SC2016
+        timeout -k 5 "$limit" bash -c 'echo $$ >"$1/cgroup.procs"; shift; exec "$@"' - \
+            "$GUEST_CGROUP" bash tests/lab/scenario.sh "$file" "$LAB_ROLE"
+        status=$?
+    fi
+    if [ $status -eq 124 ] || [ $status -eq 137 ]; then
+        echo "FAIL $name: did not end within $limit s"
+        echo failed >>"$LAB_HOME/checks"
+        status=1 dirty=dirty
+        # Where what hangs, hangs.
+        echo w >/proc/sysrq-trigger
+    fi
+    [ "$LAB_ROLE" = one ] || signal "$name.$LAB_ROLE.over"
+    if [ $status -eq 0 ]; then
+        text=$(guest_leftovers)
+        if [ -n "$text" ]; then
+            status=1
+            fail "nothing is left behind" "left: $text"
+        fi
+    fi
+    # The topology of a pair stays until both are through.
+    [ "$LAB_ROLE" = one ] || await "$name.$(other_role).over" "$limit" || dirty=dirty
+    [ $status -eq 0 ] || [ $status -eq 77 ] || guest_report "$mark"
+    if ! text=$(guest_cleanup 2>&1); then
+        echo "   left after $name: $text"
+        dirty=dirty
+    fi
+    allowed=$(header "$name" kernel-may-say)
+    text=$(kernel_log "$mark" | grep -E "$KERNEL_FAULTS" | grep -vE "${allowed:-^$}")
+    if [ -n "$text" ]; then
+        fail "the kernel has nothing to complain of" "$text"
+        kernel_log "$mark" | tail -n 60 | sed 's/^/   | /'
+        status=1 dirty=dirty
+    fi
+    checks=$(wc -l <"$LAB_HOME/checks")
+    if [ $status -eq 0 ] && grep -q failed "$LAB_HOME/checks"; then status=1; fi
+    if [ $status -eq 0 ] && [ "$checks" -eq 0 ]; then
+        fail "the scenario asserts something"
+        status=1
+    fi
+    case $status in
+        0) text=passed ;;
+        77) text=skipped ;;
+        *) text=failed ;;
+    esac
+    echo "@@ end $name $text $checks $((SECONDS - start)) $dirty"
+    [ -z "$dirty" ]
+}
+
+# What a person needs to see why a scenario failed.
+guest_report() { # mark
+    local log
+    for log in "$LAB_WORK"/*.log /run/rtrs/*.log; do
+        [ -s "$log" ] || continue
+        echo "   ${log##*/}, last lines:"
+        tail -n 15 "$log" | cut -c1-300 | sed 's/^/   | /'
+    done
+    echo "   kernel log of the scenario, last lines:"
+    kernel_log "$1" | tail -n 40 | sed 's/^/   | /'
+}
+
+case $1 in
+    run)
+        shift 2
+        guest_prepare
+        echo "@@ up"
+        for scenario in "$@"; do
+            # A machine that is not as it was is of no use to the next one.
+            run_scenario "$scenario" || break
+        done
+        ;;
+    command | shell)
+        guest_prepare
+        mkdir -p "$LAB_WORK"
+        topology_up 2 || exit 1
+        if [ "$1" = command ]; then
+            bash -c ". tests/lab/lib.sh; . $LAB_SHARE/command"
+            exit
+        fi
+        cat <<EOF
+Soft RDMA: $(rdma link | awk '{ print $2 }' | tr '\n' ' ')
+Client side 10.0.0.1 10.0.1.1 (va0 va1), server side 10.0.0.2 10.0.1.2 (vb0 vb1).
+rtrs-server and rtrs-client are on the PATH. The functions of tests/lab/lib.sh are loaded.
+Files of the machine outside are read-only; /tmp and /run are gone with the guest. Leave: exit.
+EOF
+        bash --rcfile tests/lab/lib.sh -i
+        ;;
+esac

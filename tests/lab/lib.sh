@@ -1,0 +1,309 @@
+#!/usr/bin/env bash
+# What scenarios of the lab are written with. Sourced in the guest, in the root of the source tree.
+#
+# assert_* ends the scenario when it does not hold, expect_* goes on and fails it at its end; both
+# print a PASS or FAIL line with the text they are given first and the time since the start.
+# Everything that waits has a bound. Addresses: client 10.0.PATH.1, server 10.0.PATH.2.
+
+LAB_HOME=/run/lab-home LAB_WORK=/run/lab-work
+LAB_SHARE=${LAB_SHARE:-/run/lab} LAB_ROLE=${LAB_ROLE:-one} LAB_NAME=${LAB_NAME:-shell}
+export HOME=$LAB_HOME XDG_RUNTIME_DIR=$LAB_HOME
+# shellcheck disable=SC1091
+. "$LAB_SHARE/settings"
+export PATH=$LAB_BIN:$PATH:/usr/sbin:/sbin
+
+# --- verdicts ---
+
+pass() { # text
+    echo "PASS $LAB_NAME: $1 [$SECONDS s]"
+    echo passed >>"$LAB_HOME/checks"
+}
+
+fail() { # text [detail]
+    echo "FAIL $LAB_NAME: $1 [$SECONDS s]"
+    [ -z "${2:-}" ] || printf '%s\n' "$2" | head -n 30 | cut -c1-300 | sed 's/^/   /'
+    echo failed >>"$LAB_HOME/checks"
+    return 1
+}
+
+note() { # text
+    echo "   $*"
+}
+
+# Ends the scenario; it counts as skipped.
+skip() { # reason
+    echo "SKIP $LAB_NAME: $1"
+    exit 77
+}
+
+expect_eq() { # text found wanted
+    if [ "$2" = "$3" ]; then pass "$1"; else fail "$1" "found '$2', wanted '$3'"; fi
+}
+
+# Numbers without a fraction, an operator of [ ]: -gt, -ge, -lt, -le.
+expect_num() { # text found operator wanted
+    if [[ $2 =~ ^-?[0-9]+$ ]] && test "$2" "$3" "$4"; then pass "$1 ($2)"; else
+        fail "$1" "found '$2', wanted $3 $4"
+    fi
+}
+
+# A command that must succeed; its output is shown when it does not.
+expect_true() { # text command...
+    local text=$1 out=$LAB_HOME/out status
+    shift
+    # No subshell: what the command sets or starts is the scenario's.
+    "$@" >"$out" 2>&1 </dev/null
+    status=$?
+    if [ $status -eq 0 ]; then pass "$text"; else fail "$text" "status $status of: $*
+$(tail -n 20 "$out")"; fi
+}
+
+expect_false() { # text command...
+    local text=$1 out=$LAB_HOME/out
+    shift
+    if "$@" >"$out" 2>&1 </dev/null; then fail "$text" "succeeded: $*
+$(tail -n 20 "$out")"; else pass "$text"; fi
+}
+
+expect_match() { # text found regex
+    if [[ $2 =~ $3 ]]; then pass "$1"; else fail "$1" "found '$2', wanted /$3/"; fi
+}
+
+assert_eq() { expect_eq "$@" || exit 1; }
+assert_num() { expect_num "$@" || exit 1; }
+assert_true() { expect_true "$@" || exit 1; }
+assert_false() { expect_false "$@" || exit 1; }
+assert_match() { expect_match "$@" || exit 1; }
+
+# --- waiting ---
+
+# Tries a command again until it succeeds.
+wait_until() { # seconds_max what command...
+    local deadline=$((SECONDS + $1)) what=$2
+    shift 2
+    until "$@" >/dev/null 2>&1; do
+        if [ $SECONDS -ge $deadline ]; then
+            echo "waited in vain for $what" >&2
+            return 1
+        fi
+        sleep 0.1
+    done
+}
+
+assert_within() { # seconds_max text command...
+    local seconds_max=$1 text=$2
+    shift 2
+    if wait_until "$seconds_max" "$text" "$@"; then pass "$text"; else
+        fail "$text" "not within $seconds_max s: $*"
+        exit 1
+    fi
+}
+
+# In a pair of guests, words between the two.
+signal() { # word
+    : >"$LAB_SHARE/sync/$1"
+}
+
+await() { # word seconds_max
+    wait_until "$2" "the other guest's word '$1'" test -e "$LAB_SHARE/sync/$1"
+}
+
+other_role() {
+    if [ "$LAB_ROLE" = client ]; then echo server; else echo client; fi
+}
+
+# Words of this scenario; ends it when the other guest is over before it gave the word.
+tell() { # word
+    signal "$LAB_NAME.word.$1"
+}
+
+hear() { # word seconds_max
+    local word=$LAB_SHARE/sync/$LAB_NAME.word.$1 over
+    over=$LAB_SHARE/sync/$LAB_NAME.$(other_role).over
+    if ! wait_until "$2" "the word $1" eval "test -e '$word' || test -e '$over'" ||
+        [ ! -e "$word" ]; then
+        fail "the other guest comes to '$1' within $2 s"
+        exit 1
+    fi
+}
+
+# --- our daemons ---
+
+# Starts rtrs-server and waits until it listens; its pid is LAB_SERVER, its words go to server.log.
+start_server() { # argument...
+    # Not the words of one before.
+    : >"$LAB_WORK/server.out"
+    rtrs-server "$@" >"$LAB_WORK/server.out" 2>>"$LAB_WORK/server.log" </dev/null &
+    LAB_SERVER=$!
+    wait_until 30 "rtrs-server $* to listen" server_listens \
+        "$(printf '%s\n' "$@" | grep -c -e '^--listen')" || {
+        fail "rtrs-server listens" "$(tail -n 5 "$LAB_WORK/server.log")"
+        exit 1
+    }
+}
+
+server_listens() { # portals
+    [ "$(grep -c '^listening on ' "$LAB_WORK/server.out")" -ge "$(($1 > 0 ? $1 : 1))" ]
+}
+
+# SIGTERM; the status of the server.
+stop_server() {
+    local tries
+    kill -TERM "$LAB_SERVER" || return 1
+    for tries in {1..200}; do
+        if ! kill -0 "$LAB_SERVER" 2>/dev/null; then
+            wait "$LAB_SERVER"
+            return
+        fi
+        sleep 0.1
+    done
+    echo "rtrs-server does not end within $((tries / 10)) s of SIGTERM"
+    return 1
+}
+
+# rtrs-client attach, with a bound. What it prints goes to attach.out; the session's own words are
+# in /run/rtrs/NAME.log. Heartbeats are given more time than by default: what the emulation delays
+# shall not end a path.
+attach() { # name argument...
+    timeout 90 rtrs-client attach "$@" --heartbeat-ms "${LAB_HEARTBEAT_MS:-2000}" \
+        >"$LAB_WORK/attach.out" 2>&1 </dev/null || {
+        tail -n 5 "$LAB_WORK/attach.out"
+        return 1
+    }
+}
+
+detach() { # name argument...
+    local pid
+    pid=$(client_pid "$1")
+    timeout 90 rtrs-client detach "$@" || return 1
+    wait_until 20 "the process of $1 to end" eval "! kill -0 $pid"
+}
+
+client_json() { # status|stats name jq_expression
+    timeout 20 rtrs-client "$1" "$2" -o json | jq -r "$3"
+}
+
+client_pid() { # name
+    client_json status "$1" .pid
+}
+
+# How many paths of a session are connected.
+connected() { # name
+    client_json status "$1" '[.paths[] | select(.state == "connected")] | length'
+}
+
+are_connected() { # name number
+    [ "$(connected "$1")" = "$2" ]
+}
+
+# A number of a path, e.g. requests, answers, errors.
+path_stat() { # name path attribute
+    client_json stats "$1" ".paths[$2].$3"
+}
+
+# --- kernel ---
+
+# Loads a module the lab has built, or one of the kernel package.
+load() { # module setting...
+    local module=$1
+    shift
+    if [ -e "$LAB_MODULES/$module.ko" ]; then
+        insmod "$LAB_MODULES/$module.ko" "$@"
+    else
+        modprobe "$module" "$@"
+    fi
+}
+
+loaded() { # module
+    [ -d "/sys/module/${1//-/_}" ]
+}
+
+# The kernel's own server, with its modules. It takes the port for itself.
+kernel_server() { # port
+    local module
+    for module in rtrs-core rtrs-server; do
+        loaded $module || load $module || return 1
+    done
+    loaded rnbd-server || load rnbd-server "port_nr=$1"
+}
+
+# The kernel's own client; prints the block device. Arguments as of map_device.
+kernel_map() { # argument...
+    local module sysfs=/sys/devices/virtual/rnbd-client/ctl before
+    for module in rtrs-core rtrs-client rnbd-client; do
+        loaded $module || load $module || return 1
+    done
+    before=$(find /sys/block -name 'rnbd*')
+    timeout 60 tee "$sysfs/map_device" <<<"$*" >/dev/null || return 1
+    find /sys/block -name 'rnbd*' -printf '%f\n' | grep -vxF "${before//\/sys\/block\//}"
+}
+
+kernel_unmap() { # device
+    timeout 60 tee "/sys/block/$1/rnbd/unmap_device" <<<normal >/dev/null
+}
+
+# The kernel's NVMe target over what was exported by nvmet_up, gone.
+nvmet_down() {
+    local root=/sys/kernel/config/nvmet item
+    [ -d "$root" ] || return 0
+    for item in "$root"/ports/*/subsystems/*; do [ -e "$item" ] && rm "$item"; done
+    for item in "$root"/ports/*; do [ -d "$item" ] && rmdir "$item"; done
+    for item in "$root"/subsystems/*/namespaces/*; do
+        [ -d "$item" ] && echo 0 >"$item/enable" && rmdir "$item"
+    done
+    for item in "$root"/subsystems/*; do [ -d "$item" ] && rmdir "$item"; done
+}
+
+# --- soft RDMA ---
+
+# A counter of a device, e.g. sent_pkts.
+rxe_counter() { # device counter
+    cat "/sys/class/infiniband/$1/ports/1/hw_counters/$2"
+}
+
+# How many of a kind (qp, cm_id, mr, pd, cq) there are over all devices.
+rdma_count() { # kind
+    rdma resource show "$1" | wc -l
+}
+
+# What is sent of each connection, from the kernel: "QP PSN" lines of one device.
+rxe_sent() { # device
+    rdma resource show qp link "$1" -d |
+        sed -n 's/.* lqpn \([0-9]*\) .* type RC .* sq-psn \([0-9]*\) .*/\1 \2/p' | sort
+}
+
+# How many of all kinds user processes have on all devices.
+rdma_objects() {
+    local kind
+    for kind in qp cq pd mr cm_id; do
+        rdma resource show $kind | grep ' pid ' | grep -vc 'comm \['
+    done | xargs
+}
+
+# --- disks ---
+
+# A disk in memory. Its sectors are of 512 bytes.
+brd_disk() { # mebibytes
+    modprobe brd rd_nr=1 "rd_size=$(($1 * 1024))" max_part=0 &&
+        wait_until 10 /dev/ram0 test -b /dev/ram0 && echo /dev/ram0
+}
+
+sysfs_queue() { # device attribute
+    cat "/sys/block/${1#/dev/}/queue/$2"
+}
+
+# --- fio ---
+
+# Runs fio with a bound on its time; its JSON goes to $LAB_WORK/NAME.json, its words to NAME.log.
+# fio ends with an error when a block is not what was written.
+fio_run() { # name seconds_max argument...
+    local name=$1 seconds_max=$2
+    shift 2
+    timeout -k 5 "$seconds_max" fio --name="$name" --output-format=json \
+        --output="$LAB_WORK/$name.json" --group_reporting --verify_state_save=0 "$@" \
+        >"$LAB_WORK/fio-$name.log" 2>&1
+}
+
+fio_value() { # name jq_expression
+    jq -r "$2" "$LAB_WORK/$1.json"
+}

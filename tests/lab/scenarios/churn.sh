@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# lab: 20 rounds of attach, IO, detach; 5 rounds of kill -9 for each daemon: nothing is left
+# topology: one
+# paths: 2
+# limit: 420
+# groups: issue ours
+
+serve() {
+    start_server --export "vol=$DISK" --listen rdma://10.0.0.2 --listen rdma://10.0.1.2
+}
+
+connect() {
+    attach vol --path rdma://10.0.0.1@10.0.0.2 --path rdma://10.0.1.1@10.0.1.2 --device /dev/nbd0
+}
+
+# Writes what the round says, reads it back past all caches.
+io() { # round
+    head -c 256k /dev/urandom >"$LAB_WORK/data" &&
+        dd if="$LAB_WORK/data" of=/dev/nbd0 bs=64k seek="$1" oflag=direct &&
+        dd if=/dev/nbd0 bs=64k skip="$1" count=4 iflag=direct status=none |
+        cmp - "$LAB_WORK/data"
+}
+
+round() { # number
+    connect && io "$1" && detach vol && ! test -e /sys/block/nbd0/pid
+}
+
+# In the background, until it is killed or its device fails.
+load() {
+    exec fio --name=load --filename=/dev/nbd0 --direct=1 --rw=randrw --bs=16k --iodepth=16 \
+        --ioengine=libaio --size=32M --time_based --runtime=60 --output="$LAB_WORK/load.log"
+}
+
+IO_PATTERN='^ *[0-9]* *[0-9]*[1-9]'
+
+in_flight() {
+    grep -qE "$IO_PATTERN" /sys/block/nbd0/inflight
+}
+
+# Nothing waits for something that will not come.
+calm() {
+    [ -z "$(ps -e -o stat=,comm= | awk '$1 ~ /^D/ && $2 !~ /^kworker/')" ]
+}
+
+kill_client() { # round
+    local pid fio
+    assert_true "client $1: it attaches" connect
+    pid=$(client_pid vol)
+    load &
+    fio=$!
+    wait_until 10 "IO in flight" in_flight
+    kill -9 "$pid"
+    assert_within 20 "client $1: fio ends with it" eval "! kill -0 $fio"
+    assert_within 60 "client $1: it attaches again, device and all" connect
+    assert_true "client $1: IO works" io "$1"
+    assert_true "client $1: it detaches" detach vol
+}
+
+kill_server() { # round
+    local fio
+    assert_true "server $1: it attaches" connect
+    load &
+    fio=$!
+    wait_until 10 "IO in flight" in_flight
+    kill -9 "$LAB_SERVER"
+    wait "$LAB_SERVER"
+    serve
+    # Its requests in flight end with an error, or wait for the path: bounded either way.
+    assert_within 60 "server $1: the session finds the new one" are_connected vol 2
+    kill "$fio"
+    assert_within 40 "server $1: fio ends" eval "! kill -0 $fio"
+    assert_within 30 "server $1: IO works" io "$1"
+    assert_true "server $1: it detaches" detach vol
+}
+
+scenario() {
+    local round objects
+    DISK=$(brd_disk 64) || exit 1
+    modprobe nbd nbds_max=2
+    serve
+    # The first round may leave what is kept on purpose, such as protection domains of the server.
+    assert_true "round 1" round 1
+    objects=$(rdma_objects)
+    for round in {2..20}; do assert_true "round $round" round "$round"; done
+    assert_within 20 "RDMA objects are as many as after the first" eval \
+        "[ \"\$(rdma_objects)\" = '$objects' ]"
+    for round in {1..5}; do kill_client "$round"; done
+    assert_within 20 "the server has let go of what the dead clients had" eval \
+        "[ \"\$(rdma_objects)\" = '$objects' ]"
+    for round in {1..5}; do kill_server "$round"; done
+    assert_within 10 "no process is stuck" calm
+    assert_true "the server ends well" stop_server
+    assert_eq "no RDMA object is left" "$(rdma_objects)" "0 0 0 0 0"
+}

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# lab: always-invalidate on and off over RDMA: a peer that uses a key again is refused when on
+# topology: one
+# paths: 1
+# limit: 120
+# groups: issue ours
+# test-binaries: rtrs-tests/invalidate
+
+scenario() {
+    local test
+    . tests/lab/topology.sh
+    # The hand-played peer's address.
+    topology_address 0 a 101 || exit 1
+    export RTRS_BIN_DIR=$LAB_BIN RTRS_TEST_RDMA=10.0.0.2 TMPDIR=$LAB_WORK
+    for test in a_used_key_is_refused_when_on keys_stay_when_off; do
+        assert_true "$test" timeout 50 "${LAB_TESTS[invalidate]}" --exact "$test" --nocapture
+        assert_match "$test ran" "$(cat "$LAB_HOME/out")" '1 passed; 0 failed'
+    done
+    assert_num "the RDMA device carried it" "$(rxe_counter rxa0 sent_pkts)" -gt 30
+}
