@@ -58,6 +58,8 @@ pub struct Settings {
     pub pin: Option<AutoSwitch>,
     /// Ask for the CRC of MPA frames.
     pub crc: Option<Switch>,
+    /// A key of its own for each read: `auto` (over tcp://), `on`, `off`.
+    pub invalidate_reads: Option<AutoSwitch>,
     /// Silence before a heartbeat, in milliseconds.
     pub heartbeat_ms: Option<u64>,
     /// Periods a heartbeat may stay unanswered.
@@ -183,6 +185,7 @@ impl Settings {
             shards: Some(Shards::Auto),
             pin: Some(AutoSwitch::Auto),
             crc: Some(Switch::On),
+            invalidate_reads: Some(AutoSwitch::Auto),
             heartbeat_ms: Some(500),
             heartbeat_missed_max: Some(5),
             connect_timeout_ms: Some(5000),
@@ -218,6 +221,7 @@ impl Settings {
             shards: self.shards.or(under.shards),
             pin: self.pin.or(under.pin),
             crc: self.crc.or(under.crc),
+            invalidate_reads: self.invalidate_reads.or(under.invalidate_reads),
             heartbeat_ms: self.heartbeat_ms.or(under.heartbeat_ms),
             heartbeat_missed_max: self.heartbeat_missed_max.or(under.heartbeat_missed_max),
             connect_timeout_ms: self.connect_timeout_ms.or(under.connect_timeout_ms),

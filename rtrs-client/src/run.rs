@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use parking_lot::Mutex;
 use rtrs_core::block::Geometry;
-use rtrs_core::config::{Portal, Scheme};
+use rtrs_core::config::{AutoSwitch, Portal, Scheme};
 use rtrs_core::fabric::Fabric;
 use rtrs_core::fabric::iwarp::{IwarpFabric, IwarpOptions, IwarpShared};
 use rtrs_core::fabric::rdma::RdmaOptions;
@@ -263,7 +263,11 @@ pub(crate) fn log_to_stderr(filter: &str) {
     }
 }
 
-fn path_target(portal: &Portal, schemes: &[Scheme]) -> Result<PathTarget, Error> {
+fn path_target(
+    portal: &Portal,
+    schemes: &[Scheme],
+    invalidate_reads: AutoSwitch,
+) -> Result<PathTarget, Error> {
     let remotes = portal
         .resolve()
         .map_err(|e| Error::with_source(ErrorKind::Path, format!("path {portal}"), e))?;
@@ -272,7 +276,14 @@ fn path_target(portal: &Portal, schemes: &[Scheme]) -> Result<PathTarget, Error>
         return Err(Error::new(ErrorKind::System, format!("path {portal} has no provider")));
     };
     let (name, transport) = (portal.to_string(), scheme.name());
-    Ok(PathTarget { name, local: portal.source(), remotes, transport, provider })
+    let invalidate_reads = match invalidate_reads {
+        AutoSwitch::On => true,
+        AutoSwitch::Off => false,
+        // A table entry over TCP; two work requests and a wait over RDMA.
+        AutoSwitch::Auto => scheme == Scheme::Tcp,
+    };
+    let local = portal.source();
+    Ok(PathTarget { name, local, remotes, transport, provider, invalidate_reads })
 }
 
 /// The transports that paths need, in the order in which a core has their providers.
@@ -304,7 +315,7 @@ pub(crate) fn session_config(plan: &SessionPlan) -> Result<SessionConfig, Error>
         paths: plan
             .paths
             .iter()
-            .map(|path| path_target(path, &schemes))
+            .map(|path| path_target(path, &schemes, plan.invalidate_reads))
             .collect::<Result<_, _>>()?,
         cores: plan.cores(),
         policy: match plan.policy {

@@ -69,7 +69,7 @@ fn every_setting_is_a_key_and_every_key_a_setting() {
     assert!(LowArgs::command().get_arguments().any(|arg| arg.get_long() == Some("run-dir")));
 }
 
-const SESSION: [&str; 16] = [
+const SESSION: [&str; 17] = [
     "--path=tcp://10.0.0.1@10.0.0.2",
     "--path=tcp://h:1",
     "--access=ro",
@@ -77,6 +77,7 @@ const SESSION: [&str; 16] = [
     "--session-name=s",
     "--pin=on",
     "--crc=off",
+    "--invalidate-reads=on",
     "--heartbeat-ms=10",
     "--heartbeat-missed-max=2",
     "--connect-timeout-ms=11",
@@ -88,7 +89,7 @@ const SESSION: [&str; 16] = [
     "--log=debug",
 ];
 const SESSION_FILE: &str = "path: [tcp://10.0.0.1@10.0.0.2, tcp://h:1]\naccess: ro\n\
-    policy: round-robin\nsession-name: s\npin: on\ncrc: off\nheartbeat-ms: 10\n\
+    policy: round-robin\nsession-name: s\npin: on\ncrc: off\ninvalidate-reads: on\nheartbeat-ms: 10\n\
     heartbeat-missed-max: 2\nconnect-timeout-ms: 11\nreconnect-min-ms: 12\nreconnect-max-ms: 13\n\
     io-timeout-ms: 14\nqueue-depth-limit: 15\npoll-us: 16\nlog: debug\n";
 

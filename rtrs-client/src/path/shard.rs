@@ -28,7 +28,7 @@ const RECV_SLOT: usize = 8;
 #[derive(Debug)]
 struct DataRegion {
     registration: Arc<dyn MemoryRegistration>,
-    /// One window per permit of this core.
+    /// One window per permit of this core, or none: then its own key serves all reads.
     windows: Vec<Arc<dyn Window>>,
 }
 
@@ -130,6 +130,7 @@ impl PathShard {
         self.range = range.clone();
         let permits = usize::from(range.end - range.start);
         let pd = Arc::clone(&start.pd);
+        let windows = if self.target.invalidate_reads { permits } else { 0 };
         // A request is one write; a window takes a bind and a revoke where these are requests.
         let depth = u32::from(range.end - range.start);
         let limits = QpLimits { send_max: depth * 4 + 8, recv_max: depth * 2 + 8 };
@@ -152,7 +153,7 @@ impl PathShard {
             pd,
         };
         for region in regions {
-            connection.add_region(region, permits)?;
+            connection.add_region(region, windows)?;
         }
         connection.qp = fabric.connect(
             now,
@@ -240,7 +241,11 @@ impl PathShard {
         range: Range<u16>,
     ) -> Result<(), FabricError> {
         match self.connection.as_mut() {
-            Some(connection) => connection.add_region(region, usize::from(range.end - range.start)),
+            Some(connection) => {
+                let permits = usize::from(range.end - range.start);
+                let windows = if self.target.invalidate_reads { permits } else { 0 };
+                connection.add_region(region, windows)
+            }
             None => Ok(()),
         }
     }
@@ -268,17 +273,21 @@ impl PathShard {
         let mut target = None;
         if let (IoOp::Read, Some(buf), Some(data)) = (request.op, &request.buf, data) {
             let region = &connection.data[data];
-            let bound = fabric.bind(
-                connection.qp,
-                &region.windows[row],
-                buf,
-                Access::REMOTE_WRITE,
-                WrId::Bind(request.permit).encode(),
-            )?;
-            let (BindResult::Done(rkey) | BindResult::Pending(rkey)) = bound;
-            target =
-                Some(RemoteMem { addr: region.registration.base() + buf.offset() as u64, rkey });
-            connection.open_window[row] = Some(data);
+            let addr = region.registration.base() + buf.offset() as u64;
+            if region.windows.is_empty() {
+                target = Some(RemoteMem { addr, rkey: region.registration.rkey() });
+            } else {
+                let bound = fabric.bind(
+                    connection.qp,
+                    &region.windows[row],
+                    buf,
+                    Access::REMOTE_WRITE,
+                    WrId::Bind(request.permit).encode(),
+                )?;
+                let (BindResult::Done(rkey) | BindResult::Pending(rkey)) = bound;
+                target = Some(RemoteMem { addr, rkey });
+                connection.open_window[row] = Some(data);
+            }
         }
         let mut bytes = [0; HEADER_SLOT];
         let layout = request.encode(target, granted, &mut bytes);
@@ -370,10 +379,13 @@ impl PathShard {
 }
 
 impl Connection {
-    fn add_region(&mut self, region: &Arc<Region>, permits: usize) -> Result<(), FabricError> {
-        let registration = self.pd.register(region, Access::LOCAL)?;
+    /// Registers a region of IO buffers with `windows` windows on it; without any, the whole of
+    /// it is open to the server as long as the path lives.
+    fn add_region(&mut self, region: &Arc<Region>, windows: usize) -> Result<(), FabricError> {
+        let access = if windows == 0 { Access::REMOTE_WRITE } else { Access::LOCAL };
+        let registration = self.pd.register(region, access)?;
         let windows =
-            (0..permits).map(|_| self.pd.window(&registration)).collect::<Result<_, _>>()?;
+            (0..windows).map(|_| self.pd.window(&registration)).collect::<Result<_, _>>()?;
         self.data.push(DataRegion { registration, windows });
         Ok(())
     }

@@ -39,6 +39,8 @@ pub struct SessionPlan {
     pub pin: AutoSwitch,
     /// Ask for the MPA CRC.
     pub crc: bool,
+    /// A key of its own for each read.
+    pub invalidate_reads: AutoSwitch,
     /// Heartbeat period in milliseconds.
     pub heartbeat_ms: u64,
     /// Periods a heartbeat may stay unanswered.
@@ -77,6 +79,7 @@ impl SessionPlan {
             shards: Some(shards),
             pin: Some(pin),
             crc: Some(crc),
+            invalidate_reads: Some(invalidate_reads),
             heartbeat_ms: Some(heartbeat_ms),
             heartbeat_missed_max: Some(heartbeat_missed_max),
             connect_timeout_ms: Some(connect_timeout_ms),
@@ -113,6 +116,7 @@ impl SessionPlan {
             shards,
             pin,
             crc: crc.is_on(),
+            invalidate_reads,
             heartbeat_ms: in_range("heartbeat-ms", heartbeat_ms, 10..=600_000)?,
             heartbeat_missed_max: in_range(
                 "heartbeat-missed-max",
@@ -200,6 +204,7 @@ impl SessionPlan {
             shards: Some(self.shards),
             pin: Some(self.pin),
             crc: Some(Switch::from(self.crc)),
+            invalidate_reads: Some(self.invalidate_reads),
             heartbeat_ms: Some(self.heartbeat_ms),
             heartbeat_missed_max: Some(self.heartbeat_missed_max),
             connect_timeout_ms: Some(self.connect_timeout_ms),

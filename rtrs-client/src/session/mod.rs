@@ -39,6 +39,9 @@ pub struct PathTarget {
     pub transport: &'static str,
     /// Which of the cores' providers carries it.
     pub provider: usize,
+    /// The server gets a key of its own for each read, dead before the data is used; otherwise
+    /// one key for the IO buffers as long as the path lives.
+    pub invalidate_reads: bool,
 }
 
 impl PathTarget {

@@ -58,12 +58,15 @@ fn the_handshake_goes_in_order() {
 
 #[test]
 fn permits_and_bounds_hold_in_every_mode() {
-    for bind in [BindMode::Done, BindMode::Pending] {
+    for (bind, invalidate_reads) in
+        [(BindMode::Done, true), (BindMode::Pending, true), (BindMode::Pending, false)]
+    {
         for new_rkey in [true, false] {
             for acknowledged in [true, false] {
                 let mut stand = Stand::open(|s| {
                     s.how.new_rkey = new_rkey;
                     s.world.bind = bind;
+                    s.invalidate_reads = invalidate_reads;
                     s.world.acknowledged = acknowledged;
                 });
                 let disk = stand.server.disk.clone();

@@ -265,6 +265,7 @@ pub(super) struct Setup {
     pub(super) config: SessionConfig,
     /// Addresses of each path; the server's own where empty.
     pub(super) remotes: Vec<SocketAddr>,
+    pub(super) invalidate_reads: bool,
 }
 
 /// Address of the server on a path.
@@ -315,6 +316,7 @@ impl Stand {
             how: How::default(),
             config: config(),
             remotes: Vec::new(),
+            invalidate_reads: true,
         };
         change(&mut setup);
         let world = World::with_options(setup.seed, setup.world);
@@ -331,6 +333,7 @@ impl Stand {
             remotes: if setup.remotes.is_empty() { vec![remote] } else { setup.remotes.clone() },
             transport: "sim",
             provider: 0,
+            invalidate_reads: setup.invalidate_reads,
         };
         let paths = addresses.iter().enumerate().map(target).collect();
         setup.config.paths = paths;
