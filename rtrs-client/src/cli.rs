@@ -199,7 +199,8 @@ pub struct SessionArgs {
     /// Give the server a key of its own for each read: auto, on or off [default: auto]
     ///
     /// With it a server cannot write to this process's memory after it has answered. It costs
-    /// nothing over TCP, and two more work requests per read over RDMA; auto means over tcp:// only.
+    /// nothing over TCP, and two more work requests per read over RDMA; auto means over tcp://
+    /// only.
     #[arg(long, value_name = "auto|on|off")]
     pub invalidate_reads: Option<AutoSwitch>,
 

@@ -1,7 +1,9 @@
 //! What both ends of an RTRS session agree on: memory, runtime, fabric, wire and block devices.
 //!
 //! The only crate of the workspace with `unsafe`. Unsafe code stands where memory is shared with
-//! the kernel or a peer (`mem/region.rs`, `rt/ring.rs`) and around single system calls
+//! the kernel or a peer (`mem/region.rs`, `rt/ring.rs`) or with a device
+//! (`fabric/verbs/sys/cm.rs`, `fabric/verbs/sys/cq.rs`, `fabric/verbs/sys/device.rs`,
+//! `fabric/verbs/sys/qp.rs`, `fabric/verbs/sys/queue.rs`), and around single system calls
 //! (`rt/mailbox.rs`, `rt/affinity.rs`, `rt/clock.rs`, `rt/process.rs`, `rt/blkdev.rs`), and nowhere
 //! else; `tests/tidy.rs` holds the list.
 

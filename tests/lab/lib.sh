@@ -266,10 +266,12 @@ rdma_count() { # kind
     rdma resource show "$1" | wc -l
 }
 
-# What is sent of each connection, from the kernel: "QP PSN" lines of one device.
+# What is sent of each connection, from the kernel: "QP PSN" lines of one device. A connection has
+# two queue pairs to one of the peer's; the second only binds windows and never sends.
 rxe_sent() { # device
     rdma resource show qp link "$1" -d |
-        sed -n 's/.* lqpn \([0-9]*\) .* type RC .* sq-psn \([0-9]*\) .*/\1 \2/p' | sort
+        sed -n 's/.* lqpn \([0-9]*\) rqpn \([0-9]*\) .*type RC .* sq-psn \([0-9]*\) .*/\2 \1 \3/p' |
+        sort -n -k1,1 -k2,2 | awk '!seen[$1]++ { print $2, $3 }' | sort
 }
 
 # How many of all kinds user processes have on all devices.

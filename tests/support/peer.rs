@@ -1,10 +1,10 @@
 //! An RTRS client played by hand over a real transport: it sends exactly the bytes a test wants.
 //!
 //! [`Peer`] is one path of one session on a fabric of its own ([`Transport`] says which), driven
-//! by the test's thread. What it puts into a chunk, which immediate it sends, which keys it uses and in
-//! which order is the test's choice; the frames around that are well formed. Malformed frames are
-//! the business of [`RawMpa`](crate::RawMpa). Every wait has a bound and a panic that says what did
-//! not come.
+//! by the test's thread. What it puts into a chunk, which immediate it sends, which keys it uses
+//! and in which order is the test's choice; the frames around that are well formed. Malformed
+//! frames are the business of [`RawMpa`](crate::RawMpa). Every wait has a bound and a panic that
+//! says what did not come.
 
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;

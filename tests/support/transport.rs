@@ -1,6 +1,7 @@
-//! Which transport the hand-played peers and their servers use: TCP loopback, or an RDMA device when
-//! `RTRS_TEST_RDMA` names the server's address on one (`10.0.0.2`). Sources are then the addresses
-//! `.100 + n` of the same network, which the machine must have; the lab's scenario gives them.
+//! Which transport the hand-played peers and their servers use: TCP loopback, or an RDMA device
+//! when `RTRS_TEST_RDMA` names the server's address on one (`10.0.0.2`). Sources are then the
+//! addresses `.100 + n` of the same network, which the machine must have; the lab's scenario gives
+//! them.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::rc::Rc;

@@ -89,9 +89,9 @@ const SESSION: [&str; 17] = [
     "--log=debug",
 ];
 const SESSION_FILE: &str = "path: [tcp://10.0.0.1@10.0.0.2, tcp://h:1]\naccess: ro\n\
-    policy: round-robin\nsession-name: s\npin: on\ncrc: off\ninvalidate-reads: on\nheartbeat-ms: 10\n\
-    heartbeat-missed-max: 2\nconnect-timeout-ms: 11\nreconnect-min-ms: 12\nreconnect-max-ms: 13\n\
-    io-timeout-ms: 14\nqueue-depth-limit: 15\npoll-us: 16\nlog: debug\n";
+    policy: round-robin\nsession-name: s\npin: on\ncrc: off\ninvalidate-reads: on\n\
+    heartbeat-ms: 10\nheartbeat-missed-max: 2\nconnect-timeout-ms: 11\nreconnect-min-ms: 12\n\
+    reconnect-max-ms: 13\nio-timeout-ms: 14\nqueue-depth-limit: 15\npoll-us: 16\nlog: debug\n";
 
 #[test]
 fn flags_reach_their_settings() {

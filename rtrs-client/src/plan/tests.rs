@@ -207,9 +207,10 @@ fn values_and_combinations_of_bench_are_judged() {
 #[test]
 fn printed_settings_make_the_same_plan() {
     let session = "path: ['tcp://10.0.0.1@10.0.0.2', 'tcp://[::1]:99']\naccess: migration\n\
-        policy: min-latency\nsession-name: s\npin: off\ncrc: off\ninvalidate-reads: off\nheartbeat-ms: 100\n\
-        heartbeat-missed-max: 3\nconnect-timeout-ms: 101\nreconnect-min-ms: 102\n\
-        reconnect-max-ms: 103\nio-timeout-ms: 104\nqueue-depth-limit: 105\npoll-us: 106\n\
+        policy: min-latency\nsession-name: s\npin: off\ncrc: off\ninvalidate-reads: off\n\
+        heartbeat-ms: 100\nheartbeat-missed-max: 3\nconnect-timeout-ms: 101\n\
+        reconnect-min-ms: 102\nreconnect-max-ms: 103\nio-timeout-ms: 104\n\
+        queue-depth-limit: 105\npoll-us: 106\n\
         log: info,rtrs_client=debug\n";
     for front in [
         "socket: /s",

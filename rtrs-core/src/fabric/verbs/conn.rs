@@ -318,7 +318,7 @@ impl Conn {
             }));
         } else {
             let name = self.name;
-            self.qp.send_done(wc.tag.seq, wc.status, |posted| report(completion(name, posted)));
+            self.qp.send_done(wc.tag, wc.status, |posted| report(completion(name, posted)));
         }
         if self.cause.is_none() {
             self.cause = cause(wc);
@@ -475,7 +475,7 @@ mod tests {
     #[test]
     fn causes_follow_from_completions() {
         let wc = |status, recv| Wc {
-            tag: WrTag { qp: QpNum(1), recv, seq: 0 },
+            tag: WrTag { qp: QpNum(1), recv, bind: false, seq: 0 },
             status,
             arrived: WcOp::Recv,
             byte_len: 0,

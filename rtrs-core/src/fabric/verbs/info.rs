@@ -45,7 +45,7 @@ pub struct DeviceInfo {
     pub transport: Transport,
     /// Its ports.
     pub ports: Vec<PortInfo>,
-    /// Whether it has memory windows of type 1, which `always_invalidate: on` needs at a server;
+    /// Whether it has memory windows of type 1, which `--always-invalidate=on` needs at a server;
     /// None when the device cannot be opened.
     pub windows: Option<bool>,
 }

@@ -6,23 +6,22 @@
 //! share. Nothing here blocks: descriptors are polled through the core's ring, and what is posted
 //! goes to the device as one list for each queue pair with `flush`.
 //!
-//! The end of a connection is one step (`finish`): the queue pair goes to error, the completions
-//! that are there are taken, it is destroyed, and only then is the rest reported as flushed and
-//! its memory let go. So no end waits for the device, and nothing lands after `Closed`.
-//!
 //! `options.rs` · `info.rs` which devices there are · `remedy.rs` errors people see · `device.rs`
 //! what cores share, a core's queues · `domain.rs` `regions.rs` memory · `conn.rs` one connection ·
-//! `sys/` the calls, and all unsafe code.
+//! `turn.rs` what a turn takes in · `ending.rs` ends and completions · `sys/` the calls, and all
+//! unsafe code.
 
 mod conn;
 mod device;
 mod domain;
+mod ending;
 mod info;
 mod options;
 mod regions;
 mod remedy;
 #[allow(unsafe_code)]
 mod sys;
+mod turn;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
@@ -35,11 +34,11 @@ pub use device::VerbsShared;
 pub use info::{DeviceInfo, PortInfo, Transport, devices};
 pub use options::VerbsOptions;
 
-use self::conn::{Conn, End, Reads, Stage, Step, completion, lost};
+use self::conn::{Conn, End, Reads, Stage, lost};
 use self::device::{CoreDevice, Report, Watch, source_for};
 use self::domain::{VerbsPd, VerbsWindow};
 use self::regions::RegionCache;
-use self::sys::{AsyncEvent, CmEvent, CmEventKind, CmId, EventChannel, IdKey, Qp, Wc};
+use self::sys::{CmId, EventChannel, IdKey, Qp, Wc};
 use crate::fabric::{
     Access, BindResult, CloseReason, ConnRequest, ConnectFailure, ConnectParams, Fabric,
     FabricCounters, FabricError, FabricEvent, PRIVATE_DATA_MAX, PdUse, PrivateData,
@@ -255,7 +254,7 @@ impl VerbsFabric {
                 device.qp_wr_max,
             ));
         }
-        let places = limits.send_max.saturating_add(1).saturating_add(limits.recv_max);
+        let places = Qp::places(&pd.pd, limits);
         let at = self.device(pd)?;
         let cq = self.devices[at].reserve(places)?;
         match Qp::new(&pd.pd, &cq, name, limits) {
@@ -324,272 +323,11 @@ impl VerbsFabric {
     fn post(&mut self, name: QpNum) {
         let Some(conn) = self.conn(name) else { return };
         match conn.qp.post() {
-            Ok(false) => {}
-            Ok(true) => self.counters.sends += 1,
+            Ok(calls) => self.counters.sends += calls,
             Err(e) => {
                 self.dying.push((name, ConnectFailure::Failed(lost(format!("cannot post: {e}")))))
             }
         }
-    }
-
-    /// Takes completions to their connections.
-    fn dispatch(&mut self) {
-        let mut completions = std::mem::take(&mut self.completions);
-        for wc in completions.drain(..) {
-            let slot = (wc.tag.qp.0 & 0xffff) as usize;
-            // Of a queue pair that is gone.
-            if self.generations.get(slot).is_none_or(|g| u32::from(*g) != wc.tag.qp.0 >> 16) {
-                continue;
-            }
-            let Some(conn) = self.conns[slot].as_deref_mut() else { continue };
-            self.counters.bytes_received += u64::from(wc.byte_len);
-            self.counters.bytes_direct += u64::from(wc.byte_len);
-            let events = &mut self.events;
-            let end = conn.on_completion(&wc, |event| events.push_back(event.into()));
-            if let Some(end) = end
-                && !std::mem::replace(&mut conn.dying, true)
-            {
-                self.dying.push((wc.tag.qp, end));
-            }
-        }
-        self.completions = completions;
-    }
-
-    /// All completions that are there.
-    fn drain(&mut self) {
-        for device in &mut self.devices {
-            if let Err(error) = device.take_all(&mut self.completions) {
-                tracing::error!(%error, device = device.context().name(), "cannot drain");
-            }
-        }
-        self.dispatch();
-    }
-
-    /// Takes a connection down and reports its end.
-    fn finish(&mut self, name: QpNum, end: End) {
-        let Some(conn) = self.conn(name) else { return };
-        conn.dying = true;
-        let was_in_error = conn.was_up() && conn.qp.is_in_error();
-        // Errors of these two mean that the device is gone, and the queue pair with it.
-        let _ = conn.qp.enter_error();
-        self.drain();
-        if let Some(conn) = self.conn(name) {
-            let _ = conn.qp.destroy();
-        }
-        self.drain();
-        let slot = (name.0 & 0xffff) as usize;
-        let Some(mut conn) = self.conns[slot].take() else { return };
-        let events = &mut self.events;
-        conn.qp.flush_rest(|posted| events.push_back(completion(name, posted).into()));
-        let end = conn.explain(end, was_in_error);
-        if let Some(at) = conn.armed {
-            self.timers.remove(&(at, name.0));
-        }
-        self.by_id.remove(&conn.id.key());
-        self.forget_name(name);
-        if let Some(device) =
-            self.devices.iter_mut().find(|d| d.context().key() == conn.qp.pd().context().key())
-        {
-            device.release(conn.qp.cq(), conn.places);
-        }
-        let event = match (conn.was_up(), end) {
-            (false, failure) => FabricEvent::ConnectFailed { qp: name, failure },
-            (true, ConnectFailure::Failed(reason)) => FabricEvent::Closed { qp: name, reason },
-            (true, ConnectFailure::Rejected(_)) => {
-                FabricEvent::Closed { qp: name, reason: CloseReason::Peer }
-            }
-        };
-        tracing::debug!(?event, "an RDMA connection ended");
-        self.push(event);
-        let Conn { qp, id, stage, told, .. } = *conn;
-        drop(qp);
-        let greeted = matches!(stage, Stage::Open | Stage::Draining | Stage::Answered);
-        if greeted && id.disconnect().is_ok() && !told {
-            // The kernel repeats our goodbye as long as the identifier lives.
-            self.parting.push((id, self.now + self.options.close_timeout));
-        }
-    }
-
-    /// Takes down what is to be taken down.
-    fn bury(&mut self) {
-        while let Some((name, end)) = self.dying.pop() {
-            self.finish(name, end);
-        }
-    }
-
-    fn on_cm_event(&mut self, mut event: CmEvent) {
-        if let Some(id) = event.request.take() {
-            self.on_request(id, &event);
-            return;
-        }
-        let Some(&name) = self.by_id.get(&event.id) else {
-            if !matches!(event.kind, CmEventKind::AddrChange | CmEventKind::Other) {
-                self.parting.retain(|(id, _)| id.key() != event.id);
-            }
-            if event.kind == CmEventKind::DeviceRemoval {
-                self.listeners.retain(|id| id.key() != event.id);
-            }
-            return;
-        };
-        let (now, options) = (self.now, self.options.clone());
-        let Some(conn) = self.conn(name) else { return };
-        match conn.on_event(now, &event, &options) {
-            Step::On => self.settle(name),
-            Step::Up(private_data) => {
-                self.settle(name);
-                self.push(FabricEvent::Established { qp: name, private_data });
-            }
-            Step::Over(end) => self.finish(name, end),
-        }
-    }
-
-    fn on_request(&mut self, id: CmId, event: &CmEvent) {
-        let Some(place) = HalfOpen::take(&self.shared.half_open, self.options.half_open_max) else {
-            tracing::warn!("too many RDMA connection requests wait for their answer");
-            return;
-        };
-        let (Some(peer), Some(local)) = (id.peer_address(), id.local_address()) else { return };
-        let reads = Reads { responder: event.responder_reads, initiator: event.initiator_reads };
-        self.push(FabricEvent::Request(ConnRequest {
-            private_data: event.private_data,
-            peer,
-            local,
-            inner: Box::new(VerbsRequest { id, reads, _place: place }),
-        }));
-    }
-
-    /// What a device reported, as far as it concerns this core.
-    fn on_report(&mut self, report: Report) {
-        let Some(device) = self.devices.iter().find(|d| d.context().key() == report.context) else {
-            return;
-        };
-        let device = device.context().name().to_owned();
-        for conn in self.conns.iter_mut().flatten() {
-            if conn.dying || conn.qp.pd().context().key() != report.context {
-                continue;
-            }
-            let reason = match report.what {
-                AsyncEvent::QpFailed { qp_num, what } if conn.qp.number() == qp_num => {
-                    CloseReason::Protocol(format!("{device} reports {what}"))
-                }
-                AsyncEvent::Port { number, up: false } if conn.id.port_number() == number => {
-                    CloseReason::Lost(format!("port {number} of {device} went down"))
-                }
-                AsyncEvent::DeviceFailed => {
-                    CloseReason::Lost(format!("the device {device} failed"))
-                }
-                AsyncEvent::CqFailed => {
-                    CloseReason::Lost(format!("a completion queue of {device} failed"))
-                }
-                _ => continue,
-            };
-            conn.dying = true;
-            self.dying.push((conn.name, ConnectFailure::Failed(reason)));
-        }
-    }
-
-    fn poll_ring(&mut self) -> bool {
-        let mut any = false;
-        while let Some(done) = self.port.take() {
-            any = true;
-            let at = (done.token & 0xffff_ffff) as usize;
-            match done.token & !0xffff_ffff {
-                token::CM => {
-                    self.cm.fired();
-                    self.poll_cm();
-                    self.cm.arm(&self.port);
-                }
-                token::COMPLETIONS => {
-                    let device = &mut self.devices[at];
-                    device.completions.fired();
-                    if let Err(error) = device.on_readable() {
-                        let (context, what) = (device.context().key(), AsyncEvent::DeviceFailed);
-                        tracing::error!(%error, "a completion channel failed");
-                        self.on_report(Report { context, what });
-                    } else {
-                        device.completions.arm(&self.port);
-                    }
-                }
-                _ => {
-                    let device = &mut self.devices[at];
-                    device.reports.fired();
-                    self.shared.spread(device.context());
-                    device.reports.arm(&self.port);
-                }
-            }
-        }
-        any
-    }
-
-    fn poll_cm(&mut self) {
-        for _ in 0..CM_EVENTS_MAX {
-            match self.channel.next() {
-                Ok(Some(event)) => self.on_cm_event(event),
-                Ok(None) => break,
-                Err(error) => {
-                    tracing::error!(%error, "the RDMA connection manager cannot be read");
-                    break;
-                }
-            }
-        }
-    }
-
-    fn poll_completions(&mut self) -> bool {
-        let mut any = false;
-        for at in 0..self.devices.len() {
-            match self.devices[at].take(&mut self.completions) {
-                Ok(false) => {}
-                Ok(true) => {
-                    any = true;
-                    self.counters.receives += 1;
-                }
-                Err(error) => {
-                    let context = self.devices[at].context().key();
-                    tracing::error!(%error, "a completion queue failed");
-                    self.on_report(Report { context, what: AsyncEvent::CqFailed });
-                }
-            }
-        }
-        if any {
-            self.dispatch();
-        }
-        any
-    }
-
-    fn poll_timers(&mut self) -> bool {
-        let mut any = false;
-        while let Some((at, raw)) = self.timers.first().copied() {
-            if at > self.now {
-                break;
-            }
-            any = true;
-            self.timers.pop_first();
-            let name = QpNum(raw);
-            let Some(conn) = self.conn(name) else { continue };
-            conn.armed = None;
-            let reason = match conn.stage {
-                Stage::Draining => CloseReason::Local,
-                _ => CloseReason::TimedOut,
-            };
-            self.finish(name, ConnectFailure::Failed(reason));
-        }
-        if self.parting.iter().any(|(_, until)| *until <= self.now) {
-            let now = self.now;
-            self.parting.retain(|(_, until)| *until > now);
-        }
-        any
-    }
-
-    fn poll_inbox(&mut self) -> bool {
-        let mut any = false;
-        while let Some(report) = self.inbox.take() {
-            any = true;
-            self.on_report(report);
-            if self.inbox.is_empty() && self.inbox.prepare_sleep() {
-                break;
-            }
-        }
-        any
     }
 
     fn refuse_foreign(request: ConnRequest) -> Result<VerbsRequest, FabricError> {
@@ -883,24 +621,6 @@ impl Fabric for VerbsFabric {
 
     fn counters(&self) -> FabricCounters {
         self.counters
-    }
-}
-
-impl VerbsFabric {
-    /// Takes a connection out that has not begun; its user was told by an error.
-    fn discard(&mut self, name: QpNum) {
-        let slot = (name.0 & 0xffff) as usize;
-        let Some(mut conn) = self.conns[slot].take() else { return };
-        if let Some(at) = conn.armed {
-            self.timers.remove(&(at, name.0));
-        }
-        self.by_id.remove(&conn.id.key());
-        let _ = conn.qp.destroy();
-        let context = conn.qp.pd().context().key();
-        if let Some(device) = self.devices.iter_mut().find(|d| d.context().key() == context) {
-            device.release(conn.qp.cq(), conn.places);
-        }
-        self.forget_name(name);
     }
 }
 

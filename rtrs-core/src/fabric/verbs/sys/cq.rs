@@ -17,7 +17,7 @@ use rdma_sys::{
 use super::cm::{duplicate, set_nonblocking};
 use super::device::Context;
 use super::outcome;
-use super::qp::WrTag;
+use super::queue::WrTag;
 use crate::fabric::{WcOp, WcStatus};
 
 /// Completions taken from the device at once.
@@ -230,7 +230,7 @@ mod tests {
     fn raw(recv: bool) -> ibv_wc {
         // SAFETY: plain data, for which all zeroes is valid.
         let mut raw: ibv_wc = unsafe { std::mem::zeroed() };
-        raw.wr_id = WrTag { qp: QpNum(7), recv, seq: 3 }.to_raw();
+        raw.wr_id = WrTag { qp: QpNum(7), recv, bind: false, seq: 3 }.to_raw();
         raw.opcode = ibv_wc_opcode::IBV_WC_RECV;
         raw.byte_len = 10;
         raw.imm_data_invalidated_rkey_union.invalidated_rkey = 0x1234_5678_u32.to_be();

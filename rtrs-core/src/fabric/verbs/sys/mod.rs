@@ -6,21 +6,23 @@
 //! owned by the queue pair until the request has completed or the queue pair is destroyed.
 //!
 //! `cm.rs` the connection manager · `device.rs` devices, domains, registrations, windows · `cq.rs`
-//! completion queues · `qp.rs` queue pairs and what is posted on them.
+//! completion queues · `qp.rs` queue pairs · `queue.rs` what is posted on them.
 
 mod cm;
 mod cq;
 mod device;
 mod qp;
+mod queue;
 
 use std::io;
 
 pub(super) use cm::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel, IdKey};
 pub(super) use cq::{CompChannel, Cq, Wc};
 pub(super) use device::{AsyncEvent, Context, Mr, Mw, Pd, memory_lock_limit, probe};
+pub(super) use qp::Qp;
+pub(super) use queue::Posted;
 #[cfg(test)]
-pub(super) use qp::WrTag;
-pub(super) use qp::{Posted, Qp};
+pub(super) use queue::WrTag;
 
 /// The outcome of a call that returns 0, an errno, or -1 with errno set.
 fn outcome(code: libc::c_int) -> io::Result<()> {

@@ -1,13 +1,16 @@
-//! A queue pair and everything that is posted on it.
+//! A queue pair, and the one beside it that binds windows on soft RoCE.
 //!
-//! Send requests live in a ring of slots in posting order, receives in another. A slot owns the
-//! memory its request names, from `push` until the device has completed it or the queue pair is
-//! destroyed: nothing else frees it, so the device never reaches memory that is gone. The work
-//! requests the device reads are written into arrays beside the slots when they are pushed, and
-//! handed over as one linked list.
-//!
-//! A completed send request frees all before it: of those nobody asked to hear unless they failed,
+//! Send requests live in a ring of slots in posting order, receives in another (queue.rs). A
+//! completed send request frees all before it: of those nobody asked to hear unless they failed,
 //! and failures complete on their own.
+//!
+//! rdma_rxe of Linux 6.1 runs local operations (BIND_MW, REG_MR, LOCAL_INV) a second time when it
+//! repeats packets posted before them (rxe_req.c, `req_retry` starts over at the oldest request
+//! that is not acknowledged, `rxe_do_local_ops` does not look whether it has run). A bind that ran
+//! finds the window's key changed, fails, and takes the queue pair down. So on soft RoCE binds go
+//! to a second queue pair of the connection, the binder, that never sends a packet and so never
+//! repeats anything. What is posted after a bind is held back until the binder has completed it,
+//! which keeps the order verbs promise.
 
 use std::fmt;
 use std::io;
@@ -16,148 +19,19 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use rdma_sys::{
-    ibv_access_flags, ibv_bind_mw, ibv_create_qp, ibv_destroy_qp, ibv_modify_qp, ibv_mw,
-    ibv_mw_bind, ibv_mw_bind_info, ibv_post_recv, ibv_post_send, ibv_qp, ibv_qp_attr,
-    ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type, ibv_query_qp, ibv_recv_wr,
-    ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode,
+    ibv_access_flags, ibv_bind_mw, ibv_create_qp, ibv_destroy_qp, ibv_modify_qp, ibv_mw_bind,
+    ibv_mw_bind_info, ibv_post_recv, ibv_post_send, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask,
+    ibv_qp_init_attr, ibv_qp_state, ibv_qp_type, ibv_query_qp, ibv_send_flags, ibv_wr_opcode,
 };
 
 use super::cm::CmId;
 use super::cq::Cq;
 use super::device::{Mw, Pd, access_flags};
 use super::outcome;
+use super::queue::{Posted, RecvSlot, Recvs, SendSlot, Sends, WrTag, next_key, to_sge};
 use crate::fabric::{Access, FabricError, QpLimits, Sge, WcOp, WcStatus, WorkRequest, WrOp};
 use crate::ids::QpNum;
 use crate::mem::MemSlice;
-
-/// Sequence numbers are 31 bits long; the 32nd tells receives from sends.
-const SEQ_MASK: u32 = 0x7fff_ffff;
-
-/// What a completion carries back: whose it is and which.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::fabric::verbs) struct WrTag {
-    pub(in crate::fabric::verbs) qp: QpNum,
-    pub(in crate::fabric::verbs) recv: bool,
-    pub(in crate::fabric::verbs) seq: u32,
-}
-
-impl WrTag {
-    pub(super) fn to_raw(self) -> u64 {
-        let low = u32::from(self.recv) << 31 | (self.seq & SEQ_MASK);
-        u64::from(self.qp.0) << 32 | u64::from(low)
-    }
-
-    #[allow(clippy::cast_possible_truncation, reason = "two halves")]
-    pub(super) fn from_raw(raw: u64) -> Self {
-        let low = raw as u32;
-        Self { qp: QpNum((raw >> 32) as u32), recv: low >> 31 == 1, seq: low & SEQ_MASK }
-    }
-}
-
-/// A request or receive that ended, in its poster's terms.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::fabric::verbs) struct Posted {
-    pub(in crate::fabric::verbs) wr_id: u64,
-    pub(in crate::fabric::verbs) op: WcOp,
-    pub(in crate::fabric::verbs) status: WcStatus,
-}
-
-/// Sequence numbers of a ring: `head` is the oldest that has not completed, `posted` the first
-/// that the device does not have yet, `tail` the next to be pushed.
-#[derive(Clone, Copy, Debug, Default)]
-struct Ring {
-    head: u32,
-    posted: u32,
-    tail: u32,
-    mask: u32,
-}
-
-impl Ring {
-    fn new(entries: u32) -> Self {
-        Self { mask: entries.next_power_of_two() - 1, ..Self::default() }
-    }
-
-    fn slots(self) -> usize {
-        self.mask as usize + 1
-    }
-
-    fn index(self, seq: u32) -> usize {
-        (seq & self.mask) as usize
-    }
-
-    fn len(self) -> u32 {
-        self.tail.wrapping_sub(self.head) & SEQ_MASK
-    }
-
-    fn staged(self) -> u32 {
-        self.tail.wrapping_sub(self.posted) & SEQ_MASK
-    }
-
-    /// True for a number the device has and has not completed.
-    fn is_posted(self, seq: u32) -> bool {
-        seq.wrapping_sub(self.head) & SEQ_MASK < self.posted.wrapping_sub(self.head) & SEQ_MASK
-    }
-
-    fn push(&mut self) -> u32 {
-        let seq = self.tail;
-        self.tail = seq.wrapping_add(1) & SEQ_MASK;
-        seq
-    }
-
-    fn pop(&mut self) -> u32 {
-        let seq = self.head;
-        self.head = seq.wrapping_add(1) & SEQ_MASK;
-        seq
-    }
-}
-
-/// What a slot owns while its request runs.
-#[derive(Debug, Default)]
-struct SendSlot {
-    wr_id: u64,
-    op: Option<WcOp>,
-    /// The poster wants to hear of success.
-    signaled: bool,
-    pieces: [Option<MemSlice>; 2],
-    window: Option<Arc<Mw>>,
-}
-
-struct Sends {
-    ring: Ring,
-    limit: u32,
-    /// Requests since the last one that makes a completion.
-    silent: u32,
-    slots: Box<[SendSlot]>,
-    wrs: Box<[ibv_send_wr]>,
-    sges: Box<[[ibv_sge; 2]]>,
-    /// For binds in a batch: the window's handle as it was before that bind.
-    windows: Box<[ibv_mw]>,
-}
-
-#[derive(Debug, Default)]
-struct RecvSlot {
-    wr_id: u64,
-    piece: Option<MemSlice>,
-    done: bool,
-}
-
-struct Recvs {
-    ring: Ring,
-    limit: u32,
-    slots: Box<[RecvSlot]>,
-    wrs: Box<[ibv_recv_wr]>,
-    sges: Box<[ibv_sge]>,
-}
-
-fn zeroed<T>(count: usize) -> Box<[T]> {
-    // SAFETY: used for verbs' own structures only, plain data for which all zeroes is valid.
-    (0..count).map(|_| unsafe { std::mem::zeroed() }).collect()
-}
-
-#[allow(clippy::cast_possible_truncation, reason = "lengths were checked when it was pushed")]
-fn to_sge(sge: &Sge) -> ibv_sge {
-    ibv_sge { addr: sge.slice.address() as u64, length: sge.slice.len() as u32, lkey: sge.lkey }
-}
 
 /// A reliable queue pair.
 pub(in crate::fabric::verbs) struct Qp {
@@ -168,17 +42,36 @@ pub(in crate::fabric::verbs) struct Qp {
     sends: Sends,
     recvs: Recvs,
     reads: bool,
-    soft_roce: bool,
+    binder: Option<Binder>,
     iwarp: bool,
-    /// Both after the queue pair itself.
+    /// Both after the queue pairs.
     cq: Rc<Cq>,
     pd: Arc<Pd>,
+}
+
+/// The queue pair that binds windows.
+struct Binder {
+    /// None once it is destroyed.
+    raw: Option<NonNull<ibv_qp>>,
+    number: u32,
+    binds: Sends,
 }
 
 /// A message may be this long at most (IBA 9.7.8 and every device).
 const MESSAGE_MAX: usize = 1 << 31;
 
 impl Qp {
+    /// Completion queue entries that a queue pair of these limits needs.
+    pub(in crate::fabric::verbs) fn places(pd: &Pd, limits: QpLimits) -> u32 {
+        let sends = limits.send_max.saturating_add(1);
+        let binds = if Self::needs_binder(pd) { sends } else { 0 };
+        sends.saturating_add(binds).saturating_add(limits.recv_max)
+    }
+
+    fn needs_binder(pd: &Pd) -> bool {
+        pd.context().limits().soft_roce && pd.context().limits().windows
+    }
+
     /// A queue pair in its first state. `name` is its owner's name for it.
     pub(in crate::fabric::verbs) fn new(
         pd: &Arc<Pd>,
@@ -186,55 +79,35 @@ impl Qp {
         name: QpNum,
         limits: QpLimits,
     ) -> io::Result<Self> {
-        let device = *pd.context().limits();
-        // SAFETY: plain data, for which all zeroes is valid.
-        let mut init: ibv_qp_init_attr = unsafe { std::mem::zeroed() };
-        init.send_cq = cq.raw();
-        init.recv_cq = cq.raw();
-        init.qp_type = ibv_qp_type::IBV_QPT_RC;
-        // One more than the poster may use, for the request that marks the end.
-        init.cap.max_send_wr = limits.send_max + 1;
-        init.cap.max_recv_wr = limits.recv_max.max(1);
-        init.cap.max_send_sge = 2;
-        init.cap.max_recv_sge = 1;
-        // SAFETY: a living domain and queue of one device; the attributes live through the call.
-        let raw = NonNull::new(unsafe { ibv_create_qp(pd.raw(), &raw mut init) })
-            .ok_or_else(io::Error::last_os_error)?;
-        // SAFETY: just made.
-        let number = unsafe { (*raw.as_ptr()).qp_num };
-        let sends = Ring::new(limits.send_max + 1);
-        let recvs = Ring::new(limits.recv_max.max(1));
-        Ok(Self {
+        let (raw, number) = create(pd, cq, limits.send_max, limits.recv_max)?;
+        let mut qp = Self {
             raw: Some(raw),
             number,
             name,
-            sends: Sends {
-                ring: sends,
-                limit: limits.send_max,
-                silent: 0,
-                slots: (0..sends.slots()).map(|_| SendSlot::default()).collect(),
-                wrs: zeroed(sends.slots()),
-                sges: zeroed(sends.slots()),
-                windows: zeroed(if device.soft_roce { sends.slots() } else { 0 }),
-            },
-            recvs: Recvs {
-                ring: recvs,
-                limit: limits.recv_max,
-                slots: (0..recvs.slots()).map(|_| RecvSlot::default()).collect(),
-                wrs: zeroed(recvs.slots()),
-                sges: zeroed(recvs.slots()),
-            },
+            sends: Sends::new(limits.send_max, true, false),
+            recvs: Recvs::new(limits.recv_max),
             reads: false,
-            soft_roce: device.soft_roce,
-            iwarp: device.iwarp,
+            binder: None,
+            iwarp: pd.context().limits().iwarp,
             cq: Rc::clone(cq),
             pd: Arc::clone(pd),
-        })
+        };
+        if Self::needs_binder(pd) {
+            let (raw, number) = create(pd, cq, limits.send_max, 0)?;
+            let binds = Sends::new(limits.send_max, false, true);
+            qp.binder = Some(Binder { raw: Some(raw), number, binds });
+        }
+        Ok(qp)
     }
 
     /// The device's number of it.
     pub(in crate::fabric::verbs) fn number(&self) -> u32 {
         self.number
+    }
+
+    /// Whether a number is that of this queue pair, or of the one that binds for it.
+    pub(in crate::fabric::verbs) fn has_number(&self, number: u32) -> bool {
+        self.number == number || self.binder.as_ref().is_some_and(|b| b.number == number)
     }
 
     pub(in crate::fabric::verbs) fn pd(&self) -> &Arc<Pd> {
@@ -245,19 +118,34 @@ impl Qp {
         &self.cq
     }
 
-    /// Send requests that have not completed.
+    /// Send requests and binds that have not completed.
     pub(in crate::fabric::verbs) fn sends_open(&self) -> u32 {
-        self.sends.ring.len()
+        self.sends.ring.len() + self.binds().map_or(0, |binds| binds.ring.len())
+    }
+
+    /// True when something waits to be handed to the device and may be.
+    pub(in crate::fabric::verbs) fn has_ready(&self) -> bool {
+        self.sends.ready(self.binds()) > 0
+    }
+
+    fn binds(&self) -> Option<&Sends> {
+        self.binder.as_ref().map(|binder| &binder.binds)
     }
 
     fn alive(&self) -> io::Result<NonNull<ibv_qp>> {
         self.raw.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))
     }
 
+    /// Modifies the queue pair and the one that binds for it.
     fn modify(&mut self, mut attributes: ibv_qp_attr, mask: libc::c_int) -> io::Result<()> {
         let raw = self.alive()?;
         // SAFETY: the queue pair is alive; the attributes live through the call.
-        outcome(unsafe { ibv_modify_qp(raw.as_ptr(), &raw mut attributes, mask) })
+        outcome(unsafe { ibv_modify_qp(raw.as_ptr(), &raw mut attributes, mask) })?;
+        if let Some(raw) = self.binder.as_ref().and_then(|binder| binder.raw) {
+            // SAFETY: as above.
+            outcome(unsafe { ibv_modify_qp(raw.as_ptr(), &raw mut attributes, mask) })?;
+        }
+        Ok(())
     }
 
     /// To INIT: receives may be posted. `reads` lets the peer read.
@@ -334,7 +222,7 @@ impl Qp {
         &mut self,
         wr: &WorkRequest,
     ) -> Result<(), FabricError> {
-        if self.sends.ring.len() >= self.sends.limit {
+        if self.sends_open() >= self.sends.limit {
             return Err(FabricError::QueueFull);
         }
         if wr.sges.len() > MESSAGE_MAX {
@@ -352,7 +240,7 @@ impl Qp {
         let signal = sends.signal(wr.signaled);
         let sg_list = sends.sges[at].as_mut_ptr();
         let raw = &mut sends.wrs[at];
-        raw.wr_id = WrTag { qp: self.name, recv: false, seq }.to_raw();
+        raw.wr_id = WrTag { qp: self.name, recv: false, bind: false, seq }.to_raw();
         raw.sg_list = sg_list;
         #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "0 to 2")]
         {
@@ -420,11 +308,8 @@ impl Qp {
     }
 
     fn open_send(&mut self, wr_id: u64, op: WcOp, signaled: bool) -> (u32, usize) {
-        let seq = self.sends.ring.push();
-        let at = self.sends.ring.index(seq);
-        self.sends.slots[at] =
-            SendSlot { wr_id, op: Some(op), signaled, pieces: [None, None], window: None };
-        (seq, at)
+        let after = self.binds().and_then(|binds| binds.ring.last_open());
+        self.sends.open(SendSlot { wr_id, op: Some(op), signaled, after, ..SendSlot::default() })
     }
 
     /// Binds a window to a part of its registration, or takes its key away (None). The new key
@@ -436,7 +321,7 @@ impl Qp {
         access: Access,
         wr_id: u64,
     ) -> Result<u32, FabricError> {
-        if self.sends.ring.len() >= self.sends.limit {
+        if self.sends_open() >= self.sends.limit {
             return Err(FabricError::QueueFull);
         }
         let info = ibv_mw_bind_info {
@@ -447,44 +332,10 @@ impl Qp {
             mw_access_flags: slice
                 .map_or(0, |_| access_flags(access) & !ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0),
         };
-        if self.soft_roce {
-            self.stage_bind(window, info, wr_id)
-        } else {
-            self.bind_now(window, info, wr_id)
+        match &mut self.binder {
+            Some(binder) => binder.stage(self.name, window, info, wr_id),
+            None => self.bind_now(window, info, wr_id),
         }
-    }
-
-    /// In the batch, where a post is a system call. `ibv_bind_mw` would make one of its own; what
-    /// it does for rdma_rxe is this.
-    fn stage_bind(
-        &mut self,
-        window: &Arc<Mw>,
-        info: ibv_mw_bind_info,
-        wr_id: u64,
-    ) -> Result<u32, FabricError> {
-        let changed = window.change(|raw, before| {
-            let after = next_key(before);
-            let (seq, at) = self.open_send(wr_id, WcOp::Bind, true);
-            let sends = &mut self.sends;
-            sends.silent = 0;
-            // SAFETY: the window lives, and its handle never changes but for the key, which is
-            // ours to count here.
-            let mut handle = unsafe { *raw.as_ptr() };
-            handle.rkey = before;
-            sends.windows[at] = handle;
-            let mw = &raw mut sends.windows[at];
-            let wr = &mut sends.wrs[at];
-            wr.wr_id = WrTag { qp: self.name, recv: false, seq }.to_raw();
-            wr.sg_list = ptr::null_mut();
-            wr.num_sge = 0;
-            wr.opcode = ibv_wr_opcode::IBV_WR_BIND_MW;
-            wr.send_flags = ibv_send_flags::IBV_SEND_SIGNALED.0;
-            wr.imm_data_invalidated_rkey_union.imm_data = 0;
-            wr.bind_mw_tso_union.bind_mw = rdma_sys::bind_mw_t { mw, rkey: after, bind_info: info };
-            sends.slots[at].window = Some(Arc::clone(window));
-            Ok::<u32, FabricError>(after)
-        });
-        changed.unwrap_or(Err(FabricError::QpState))
     }
 
     /// At once, behind what is in the batch.
@@ -499,7 +350,7 @@ impl Qp {
         let changed = window.change(|mw, _| {
             let (seq, at) = self.open_send(wr_id, WcOp::Bind, true);
             let mut bind = ibv_mw_bind {
-                wr_id: WrTag { qp: self.name, recv: false, seq }.to_raw(),
+                wr_id: WrTag { qp: self.name, recv: false, bind: false, seq }.to_raw(),
                 send_flags: ibv_send_flags::IBV_SEND_SIGNALED.0,
                 bind_info: info,
             };
@@ -541,7 +392,7 @@ impl Qp {
             recvs.sges[at] = to_sge(sge);
         }
         let raw = &mut recvs.wrs[at];
-        raw.wr_id = WrTag { qp: self.name, recv: true, seq }.to_raw();
+        raw.wr_id = WrTag { qp: self.name, recv: true, bind: false, seq }.to_raw();
         raw.sg_list = &raw mut recvs.sges[at];
         raw.num_sge = libc::c_int::from(buf.is_some());
         recvs.slots[at] = RecvSlot { wr_id, piece: buf.map(|sge| sge.slice), done: false };
@@ -551,50 +402,29 @@ impl Qp {
     /// Hands staged receives to the device. The state must be INIT or later.
     pub(in crate::fabric::verbs) fn post_recvs(&mut self) -> io::Result<()> {
         let raw = self.alive()?;
-        let recvs = &mut self.recvs;
-        let staged = recvs.ring.staged();
-        if staged == 0 {
+        if self.recvs.ring.staged() == 0 {
             return Ok(());
         }
-        let first = recvs.ring.posted;
-        for i in 0..staged {
-            let at = recvs.ring.index(first.wrapping_add(i) & SEQ_MASK);
-            let next = recvs.ring.index(first.wrapping_add(i + 1) & SEQ_MASK);
-            recvs.wrs[at].next =
-                if i + 1 == staged { ptr::null_mut() } else { &raw mut recvs.wrs[next] };
-        }
         let mut bad = ptr::null_mut();
-        let at = recvs.ring.index(first);
-        // From here on the device may have them, whatever the call says: none is freed before
-        // the queue pair is destroyed or they completed.
-        recvs.ring.posted = recvs.ring.tail;
         // SAFETY: a list of requests in our arrays, read during the call; the memory they name is
         // owned by their slots.
-        outcome(unsafe { ibv_post_recv(raw.as_ptr(), &raw mut recvs.wrs[at], &raw mut bad) })
+        outcome(unsafe { ibv_post_recv(raw.as_ptr(), self.recvs.link(), &raw mut bad) })
     }
 
-    /// Hands everything staged to the device, receives first; true when requests were among it.
-    pub(in crate::fabric::verbs) fn post(&mut self) -> io::Result<bool> {
+    /// Hands what is staged to the device, receives first, then binds; requests that wait for a
+    /// bind stay. Gives the number of calls that posted requests.
+    pub(in crate::fabric::verbs) fn post(&mut self) -> io::Result<u64> {
         self.post_recvs()?;
         let raw = self.alive()?;
-        let sends = &mut self.sends;
-        let staged = sends.ring.staged();
-        if staged == 0 {
-            return Ok(false);
-        }
-        let first = sends.ring.posted;
-        for i in 0..staged {
-            let at = sends.ring.index(first.wrapping_add(i) & SEQ_MASK);
-            let next = sends.ring.index(first.wrapping_add(i + 1) & SEQ_MASK);
-            sends.wrs[at].next =
-                if i + 1 == staged { ptr::null_mut() } else { &raw mut sends.wrs[next] };
+        let bound = self.binder.as_mut().map_or(Ok(0), Binder::post)?;
+        let ready = self.sends.ready(self.binds());
+        if ready == 0 {
+            return Ok(bound);
         }
         let mut bad = ptr::null_mut();
-        let at = sends.ring.index(first);
-        sends.ring.posted = sends.ring.tail;
         // SAFETY: as in `post_recvs`.
-        outcome(unsafe { ibv_post_send(raw.as_ptr(), &raw mut sends.wrs[at], &raw mut bad) })?;
-        Ok(true)
+        outcome(unsafe { ibv_post_send(raw.as_ptr(), self.sends.link(ready), &raw mut bad) })?;
+        Ok(bound + 1)
     }
 
     /// Makes sure that the last request makes a completion, so that the end of all is seen: by
@@ -606,14 +436,13 @@ impl Qp {
         }
         sends.silent = 0;
         if sends.ring.staged() > 0 {
-            let at = sends.ring.index(sends.ring.tail.wrapping_sub(1) & SEQ_MASK);
-            sends.wrs[at].send_flags = ibv_send_flags::IBV_SEND_SIGNALED.0;
+            sends.signal_last();
             return;
         }
         let (seq, at) = self.open_send(0, WcOp::RdmaWrite, false);
         self.sends.slots[at].op = None;
         let raw = &mut self.sends.wrs[at];
-        raw.wr_id = WrTag { qp: self.name, recv: false, seq }.to_raw();
+        raw.wr_id = WrTag { qp: self.name, recv: false, bind: false, seq }.to_raw();
         raw.num_sge = 0;
         raw.opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE;
         raw.send_flags = ibv_send_flags::IBV_SEND_SIGNALED.0;
@@ -621,59 +450,39 @@ impl Qp {
         raw.wr.rdma = rdma_sys::rdma_t { remote_addr: 0, rkey: 0 };
     }
 
-    /// A request ended: frees it and all before it, and reports what its poster wants to know.
+    /// A request or bind ended: frees it and all before it, and reports what its poster wants to
+    /// know.
     pub(in crate::fabric::verbs) fn send_done(
         &mut self,
-        seq: u32,
+        tag: WrTag,
         status: WcStatus,
         mut report: impl FnMut(Posted),
     ) {
-        if !self.sends.ring.is_posted(seq) {
-            return;
-        }
-        while self.sends.ring.len() > 0 {
-            let popped = self.sends.ring.pop();
-            let last = popped == seq;
-            self.sends.close(popped, if last { status } else { WcStatus::Success }, &mut report);
-            if last {
-                break;
-            }
+        match &mut self.binder {
+            Some(binder) if tag.bind => binder.binds.done(tag.seq, status, &mut report),
+            _ => self.sends.done(tag.seq, status, &mut report),
         }
     }
 
     /// A receive ended: frees it and says whose it was.
     pub(in crate::fabric::verbs) fn recv_done(&mut self, seq: u32) -> Option<u64> {
-        let recvs = &mut self.recvs;
-        if !recvs.ring.is_posted(seq) {
-            return None;
-        }
-        let at = recvs.ring.index(seq);
-        let slot = &mut recvs.slots[at];
-        if std::mem::replace(&mut slot.done, true) {
-            return None;
-        }
-        slot.piece = None;
-        let wr_id = slot.wr_id;
-        while recvs.ring.len() > 0 && recvs.slots[recvs.ring.index(recvs.ring.head)].done {
-            let popped = recvs.ring.pop();
-            let at = recvs.ring.index(popped);
-            recvs.slots[at].done = false;
-        }
-        Some(wr_id)
+        self.recvs.done(seq)
     }
 
     /// Destroys the queue pair; from then on nobody reaches memory through it.
     pub(in crate::fabric::verbs) fn destroy(&mut self) -> io::Result<()> {
-        let Some(raw) = self.raw.take() else { return Ok(()) };
-        // SAFETY: ours, and taken: it is destroyed once.
-        outcome(unsafe { ibv_destroy_qp(raw.as_ptr()) }).inspect_err(|error| {
+        let bound = match self.binder.as_mut().and_then(|binder| binder.raw.take()) {
+            Some(raw) => destroy(raw),
+            None => Ok(()),
+        };
+        let sent = self.raw.take().map_or(Ok(()), destroy);
+        bound.and(sent).inspect_err(|error| {
             // What is posted may still run, so its memory stays for good.
             tracing::error!(%error, qp = self.number, "cannot destroy a queue pair");
-            for slot in &mut self.sends.slots {
-                std::mem::forget((std::mem::take(&mut slot.pieces), slot.window.take()));
-            }
-            for slot in &mut self.recvs.slots {
-                std::mem::forget(slot.piece.take());
+            self.sends.abandon();
+            self.recvs.abandon();
+            if let Some(binder) = &mut self.binder {
+                binder.binds.abandon();
             }
             std::mem::forget((Rc::clone(&self.cq), Arc::clone(&self.pd)));
         })
@@ -682,52 +491,91 @@ impl Qp {
     /// Everything that has not completed, as flushed. Only after `destroy`.
     pub(in crate::fabric::verbs) fn flush_rest(&mut self, mut report: impl FnMut(Posted)) {
         assert!(self.raw.is_none(), "the device may still use what is posted");
-        while self.sends.ring.len() > 0 {
-            let popped = self.sends.ring.pop();
-            self.sends.close(popped, WcStatus::Flushed, &mut report);
+        if let Some(binder) = &mut self.binder {
+            binder.binds.flush(&mut report);
         }
-        while self.recvs.ring.len() > 0 {
-            let popped = self.recvs.ring.pop();
-            let at = self.recvs.ring.index(popped);
-            let slot = std::mem::take(&mut self.recvs.slots[at]);
-            if !slot.done {
-                report(Posted { wr_id: slot.wr_id, op: WcOp::Recv, status: WcStatus::Flushed });
-            }
-        }
+        self.sends.flush(&mut report);
+        self.recvs.flush(&mut report);
     }
 }
 
-impl Sends {
-    /// Whether the request just opened makes a completion: when its poster wants it, and at least
-    /// one in half a queue, or nothing would free the places of silent ones.
-    fn signal(&mut self, wanted: bool) -> bool {
-        self.silent += 1;
-        let signal = wanted || self.silent >= (self.limit / 2).max(1);
-        if signal {
-            self.silent = 0;
-        }
-        signal
+impl Binder {
+    /// Adds a bind to the batch. `ibv_bind_mw` would make a system call for each; what it does for
+    /// rdma_rxe is this.
+    fn stage(
+        &mut self,
+        name: QpNum,
+        window: &Arc<Mw>,
+        info: ibv_mw_bind_info,
+        wr_id: u64,
+    ) -> Result<u32, FabricError> {
+        let changed = window.change(|raw, before| {
+            let after = next_key(before);
+            let binds = &mut self.binds;
+            let (seq, at) = binds.open(SendSlot {
+                wr_id,
+                op: Some(WcOp::Bind),
+                signaled: true,
+                window: Some(Arc::clone(window)),
+                ..SendSlot::default()
+            });
+            // SAFETY: the window lives, and its handle never changes but for the key, which is
+            // ours to count here.
+            let mut handle = unsafe { *raw.as_ptr() };
+            handle.rkey = before;
+            binds.windows[at] = handle;
+            let mw = &raw mut binds.windows[at];
+            let wr = &mut binds.wrs[at];
+            wr.wr_id = WrTag { qp: name, recv: false, bind: true, seq }.to_raw();
+            wr.sg_list = ptr::null_mut();
+            wr.num_sge = 0;
+            wr.opcode = ibv_wr_opcode::IBV_WR_BIND_MW;
+            wr.send_flags = ibv_send_flags::IBV_SEND_SIGNALED.0;
+            wr.imm_data_invalidated_rkey_union.imm_data = 0;
+            wr.bind_mw_tso_union.bind_mw = rdma_sys::bind_mw_t { mw, rkey: after, bind_info: info };
+            Ok::<u32, FabricError>(after)
+        });
+        changed.unwrap_or(Err(FabricError::QpState))
     }
 
-    fn close(&mut self, seq: u32, status: WcStatus, report: &mut impl FnMut(Posted)) {
-        let at = self.ring.index(seq);
-        let slot = std::mem::take(&mut self.slots[at]);
-        if status != WcStatus::Success
-            && let Some(window) = &slot.window
-        {
-            window.set_broken();
+    /// Hands staged binds to the device; gives the number of calls.
+    fn post(&mut self) -> io::Result<u64> {
+        let staged = self.binds.ring.staged();
+        if staged == 0 {
+            return Ok(0);
         }
-        if let Some(op) = slot.op
-            && (slot.signaled || status != WcStatus::Success)
-        {
-            report(Posted { wr_id: slot.wr_id, op, status });
-        }
+        let raw = self.raw.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))?;
+        let mut bad = ptr::null_mut();
+        // SAFETY: a list of requests in our arrays, read during the call; the windows they name
+        // are owned by their slots.
+        outcome(unsafe { ibv_post_send(raw.as_ptr(), self.binds.link(staged), &raw mut bad) })?;
+        Ok(1)
     }
 }
 
-/// The next key of a window: the low eight bits are its owner's to count (IBA 10.6.2.2).
-fn next_key(key: u32) -> u32 {
-    key & !0xff | key.wrapping_add(1) & 0xff
+/// A queue pair in its first state, and its number.
+fn create(pd: &Pd, cq: &Cq, sends: u32, recvs: u32) -> io::Result<(NonNull<ibv_qp>, u32)> {
+    // SAFETY: plain data, for which all zeroes is valid.
+    let mut init: ibv_qp_init_attr = unsafe { std::mem::zeroed() };
+    init.send_cq = cq.raw();
+    init.recv_cq = cq.raw();
+    init.qp_type = ibv_qp_type::IBV_QPT_RC;
+    // One more than the poster may use, for the request that marks the end.
+    init.cap.max_send_wr = sends + 1;
+    init.cap.max_recv_wr = recvs.max(1);
+    init.cap.max_send_sge = 2;
+    init.cap.max_recv_sge = 1;
+    // SAFETY: a living domain and queue of one device; the attributes live through the call.
+    let raw = NonNull::new(unsafe { ibv_create_qp(pd.raw(), &raw mut init) })
+        .ok_or_else(io::Error::last_os_error)?;
+    // SAFETY: just made.
+    Ok((raw, unsafe { (*raw.as_ptr()).qp_num }))
+}
+
+/// Takes a handle that nobody has any more.
+fn destroy(raw: NonNull<ibv_qp>) -> io::Result<()> {
+    // SAFETY: the only handle of a queue pair that `create` made; destroyed once.
+    outcome(unsafe { ibv_destroy_qp(raw.as_ptr()) })
 }
 
 impl Drop for Qp {

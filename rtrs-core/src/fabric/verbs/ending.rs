@@ -1,0 +1,117 @@
+//! How connections end, and how completions reach them.
+//!
+//! An end is one step: the queue pair goes to error, the completions that are there are taken, it
+//! is destroyed, and only then is the rest reported as flushed and its memory let go. So no end
+//! waits for the device, and nothing lands after `Closed`.
+
+use super::VerbsFabric;
+use super::conn::{Conn, End, Stage, completion};
+use crate::fabric::{CloseReason, ConnectFailure, FabricEvent};
+use crate::ids::QpNum;
+
+impl VerbsFabric {
+    /// Takes completions to their connections.
+    pub(super) fn dispatch(&mut self) {
+        let mut completions = std::mem::take(&mut self.completions);
+        for wc in completions.drain(..) {
+            let slot = (wc.tag.qp.0 & 0xffff) as usize;
+            // Of a queue pair that is gone.
+            if self.generations.get(slot).is_none_or(|g| u32::from(*g) != wc.tag.qp.0 >> 16) {
+                continue;
+            }
+            let Some(conn) = self.conns[slot].as_deref_mut() else { continue };
+            self.counters.bytes_received += u64::from(wc.byte_len);
+            self.counters.bytes_direct += u64::from(wc.byte_len);
+            let events = &mut self.events;
+            let end = conn.on_completion(&wc, |event| events.push_back(event.into()));
+            // What waited for that bind can go out.
+            if wc.tag.bind && conn.qp.has_ready() && !std::mem::replace(&mut conn.dirty, true) {
+                self.dirty.push(wc.tag.qp);
+            }
+            if let Some(end) = end
+                && !std::mem::replace(&mut conn.dying, true)
+            {
+                self.dying.push((wc.tag.qp, end));
+            }
+        }
+        self.completions = completions;
+    }
+
+    /// All completions that are there.
+    pub(super) fn drain(&mut self) {
+        for device in &mut self.devices {
+            if let Err(error) = device.take_all(&mut self.completions) {
+                tracing::error!(%error, device = device.context().name(), "cannot drain");
+            }
+        }
+        self.dispatch();
+    }
+
+    /// Takes a connection down and reports its end.
+    pub(super) fn finish(&mut self, name: QpNum, end: End) {
+        let Some(conn) = self.conn(name) else { return };
+        conn.dying = true;
+        let was_in_error = conn.was_up() && conn.qp.is_in_error();
+        // Errors of these two mean that the device is gone, and the queue pair with it.
+        let _ = conn.qp.enter_error();
+        self.drain();
+        if let Some(conn) = self.conn(name) {
+            let _ = conn.qp.destroy();
+        }
+        self.drain();
+        let slot = (name.0 & 0xffff) as usize;
+        let Some(mut conn) = self.conns[slot].take() else { return };
+        let events = &mut self.events;
+        conn.qp.flush_rest(|posted| events.push_back(completion(name, posted).into()));
+        let end = conn.explain(end, was_in_error);
+        if let Some(at) = conn.armed {
+            self.timers.remove(&(at, name.0));
+        }
+        self.by_id.remove(&conn.id.key());
+        self.forget_name(name);
+        if let Some(device) =
+            self.devices.iter_mut().find(|d| d.context().key() == conn.qp.pd().context().key())
+        {
+            device.release(conn.qp.cq(), conn.places);
+        }
+        let event = match (conn.was_up(), end) {
+            (false, failure) => FabricEvent::ConnectFailed { qp: name, failure },
+            (true, ConnectFailure::Failed(reason)) => FabricEvent::Closed { qp: name, reason },
+            (true, ConnectFailure::Rejected(_)) => {
+                FabricEvent::Closed { qp: name, reason: CloseReason::Peer }
+            }
+        };
+        tracing::debug!(?event, "an RDMA connection ended");
+        self.push(event);
+        let Conn { qp, id, stage, told, .. } = *conn;
+        drop(qp);
+        let greeted = matches!(stage, Stage::Open | Stage::Draining | Stage::Answered);
+        if greeted && id.disconnect().is_ok() && !told {
+            // The kernel repeats our goodbye as long as the identifier lives.
+            self.parting.push((id, self.now + self.options.close_timeout));
+        }
+    }
+
+    /// Takes down what is to be taken down.
+    pub(super) fn bury(&mut self) {
+        while let Some((name, end)) = self.dying.pop() {
+            self.finish(name, end);
+        }
+    }
+
+    /// Takes a connection out that has not begun; its user was told by an error.
+    pub(super) fn discard(&mut self, name: QpNum) {
+        let slot = (name.0 & 0xffff) as usize;
+        let Some(mut conn) = self.conns[slot].take() else { return };
+        if let Some(at) = conn.armed {
+            self.timers.remove(&(at, name.0));
+        }
+        self.by_id.remove(&conn.id.key());
+        let _ = conn.qp.destroy();
+        let context = conn.qp.pd().context().key();
+        if let Some(device) = self.devices.iter_mut().find(|d| d.context().key() == context) {
+            device.release(conn.qp.cq(), conn.places);
+        }
+        self.forget_name(name);
+    }
+}
