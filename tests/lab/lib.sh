@@ -307,5 +307,6 @@ fio_run() { # name seconds_max argument...
 }
 
 fio_value() { # name jq_expression
-    jq -r "$2" "$LAB_WORK/$1.json"
+    # fio may write remarks in front.
+    sed -n '/^{/,$p' "$LAB_WORK/$1.json" | jq -r "$2"
 }

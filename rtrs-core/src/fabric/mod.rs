@@ -279,6 +279,12 @@ pub trait Fabric: fmt::Debug {
         false
     }
 
+    /// True when a bind or revoke is a work request of the device that takes its time
+    /// ([`BindResult::Pending`]), so that one of them is better than two.
+    fn binds_are_requests(&self) -> bool {
+        false
+    }
+
     /// Bytes of memory a peer can make us hold with each connection, besides what is registered.
     fn connection_bytes(&self) -> u64 {
         0

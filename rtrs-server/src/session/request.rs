@@ -105,6 +105,8 @@ pub struct Request {
     pub io: Option<IoProgress>,
     /// The chunk's new key, from its bind to the answer.
     pub rkey: Rkey,
+    /// The chunk got its new key when the old one was taken away.
+    pub rebound: bool,
     /// When it arrived, for the latency sum.
     pub since: rtrs_core::time::Instant,
 }
@@ -128,6 +130,7 @@ impl Request {
             errno: 0,
             io: None,
             rkey: Rkey(0),
+            rebound: false,
             since: rtrs_core::time::Instant::ZERO,
         }
     }
@@ -153,6 +156,7 @@ impl Request {
         self.invalidate = None;
         self.errno = 0;
         self.io = None;
+        self.rebound = false;
         self.since = now;
     }
 }

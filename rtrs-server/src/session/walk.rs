@@ -115,7 +115,10 @@ impl Shard {
         self.parked.len() < before
     }
 
-    /// Takes the peer's key for the chunk away, if it has one of its own.
+    /// Takes the peer's key for the chunk away, if it has one of its own. Where that is a work
+    /// request, by a bind to the next key, which the peer learns with the answer: a revoke here and
+    /// a bind there would cost two. A peer that guesses the next key can only spoil its own data;
+    /// what is judged is a copy, made after the old key is dead (`parse`).
     fn revoke(&mut self, row: u32, permit: PermitId, fabrics: &mut Fabrics, out: &mut Outbox) {
         let Some((shared, provider, qp, conn)) = self.place(row, permit) else {
             return self.abandon(row, permit, out);
@@ -125,7 +128,18 @@ impl Shard {
             return self.parse(row, permit, fabrics, out);
         };
         let wr_id = WorkId::Revoke(permit).encode(conn);
-        match fabrics[provider].revoke(qp, window, wr_id) {
+        let fabric = &mut fabrics[provider];
+        let rebound = fabric.binds_are_requests();
+        let result = if rebound {
+            let Some(slice) = shared.chunks.get().map(|chunks| chunks.chunk(chunk)) else { return };
+            fabric.bind(qp, window, &slice, Access::REMOTE_WRITE, wr_id)
+        } else {
+            fabric.revoke(qp, window, wr_id)
+        };
+        if rebound && let Ok(BindResult::Done(rkey) | BindResult::Pending(rkey)) = result {
+            self.rebound(row, permit, rkey);
+        }
+        match result {
             Ok(BindResult::Done(_)) => self.parse(row, permit, fabrics, out),
             Ok(BindResult::Pending(_)) => self.go(row, permit, RequestState::Revoking),
             Err(error) => {
@@ -497,7 +511,8 @@ impl Shard {
         };
         let chunk = ChunkIndex::from(permit);
         let Some(chunks) = shared.chunks.get() else { return self.abandon(row, permit, out) };
-        let Some(window) = chunks.window(chunk) else {
+        let rebound = self.path(row).is_some_and(|path| path.requests[permit.index()].rebound);
+        let Some(window) = chunks.window(chunk).filter(|_| !rebound) else {
             return self.respond(row, permit, fabrics, out);
         };
         let (slice, wr_id) = (chunks.chunk(chunk), WorkId::Bind.encode(conn));
@@ -506,7 +521,7 @@ impl Shard {
             // A pending bind is in force before anything posted behind it on the queue pair: when
             // the peer learns the key, it works. Nobody waits for its completion.
             Ok(BindResult::Done(rkey) | BindResult::Pending(rkey)) => {
-                self.set_rkey(row, permit, rkey);
+                self.rebound(row, permit, rkey);
                 self.respond(row, permit, fabrics, out);
             }
             Err(error) => {
@@ -633,9 +648,11 @@ impl Shard {
         }
     }
 
-    fn set_rkey(&mut self, row: u32, permit: PermitId, rkey: rtrs_core::ids::Rkey) {
+    /// The chunk of a request has its next key.
+    fn rebound(&mut self, row: u32, permit: PermitId, rkey: rtrs_core::ids::Rkey) {
         if let Some(path) = self.path_mut(row) {
-            path.requests[permit.index()].rkey = rkey;
+            let request = &mut path.requests[permit.index()];
+            (request.rkey, request.rebound) = (rkey, true);
         }
     }
 

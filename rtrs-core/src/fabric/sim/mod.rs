@@ -106,6 +106,10 @@ impl Fabric for SimFabric {
         "sim"
     }
 
+    fn binds_are_requests(&self) -> bool {
+        self.world.borrow().net.options.bind == BindMode::Pending
+    }
+
     fn alloc_pd(&mut self, _of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
         let keys = Arc::clone(self.world.borrow().net.keys(self.node));
         Ok(Arc::new(SimPd::new(keys)))

@@ -258,11 +258,15 @@ impl CoreDevice {
         }
     }
 
-    /// The channel is readable: takes its reports.
+    /// The channel is readable: takes its reports. An armed queue makes one; when none is armed any
+    /// more the channel is empty, and asking it would be a system call for nothing.
     pub(super) fn on_readable(&mut self) -> io::Result<()> {
         while let Some(index) = self.channel.next()? {
             if let Some(slot) = self.cqs.get_mut(index) {
                 slot.armed = false;
+            }
+            if !self.cqs.iter().any(|slot| slot.armed) {
+                break;
             }
         }
         Ok(())

@@ -347,6 +347,10 @@ impl Fabric for VerbsFabric {
         true
     }
 
+    fn binds_are_requests(&self) -> bool {
+        true
+    }
+
     fn alloc_pd(&mut self, of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
         let address = match of {
             PdUse::Connect { local, remote } => {

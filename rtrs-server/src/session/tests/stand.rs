@@ -96,6 +96,9 @@ impl Fabric for Tee {
     fn pins_memory(&self) -> bool {
         self.device.pins_memory
     }
+    fn binds_are_requests(&self) -> bool {
+        self.inner.binds_are_requests()
+    }
     fn connection_bytes(&self) -> u64 {
         self.device.connection_bytes
     }
