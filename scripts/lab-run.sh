@@ -5,7 +5,8 @@
 #
 #   @@ up                           booted
 #   @@ start NAME SECONDS_MAX       a scenario begins; everything after is about it
-#   @@ end NAME STATUS CHECKS SECONDS [dirty]    STATUS is passed, failed or skipped
+#   @@ end NAME STATUS PASSED FAILED SECONDS [dirty]
+#                                   STATUS is passed, failed or skipped, then its checks
 #   @@ gone STATUS                  the guest has ended, says this end
 #   anything else                   for people
 #
@@ -16,6 +17,9 @@ LAB_BOOT_MAX=180
 # Beyond a scenario's own limit: its topology, clean-up and reports.
 LAB_SLACK=150
 LAB_PASSED=0 LAB_FAILED=0 LAB_SKIPPED=0 LAB_FAILURES=()
+LAB_CHECKS_PASSED=0 LAB_CHECKS_FAILED=0
+# What a run copies of its programs, in MiB.
+LAB_BIN_MAX=200
 LAB_GUESTS=()
 LAB_SHARE=
 
@@ -51,32 +55,60 @@ lab_select() { # word...
     done | awk '!seen[$0]++'
 }
 
-# Builds what runs in the guest. Says where the daemons are in LAB_BIN, and which test binaries
-# there are in LAB_TESTS (lines NAME=FILE).
+# Builds what runs in the guest and copies it to the run's own folder, so that a build while
+# guests run changes nothing for them. Sets LAB_BIN, the folder of the daemons, and LAB_TESTS, the
+# test binaries (lines NAME=FILE), as the guest sees them.
 lab_build() { # name...
-    local target=${CARGO_TARGET_DIR:-$PWD/target} name test file
-    LAB_BIN=${RTRS_BIN_DIR:-$target/release} LAB_TESTS=()
-    if [ -z "${RTRS_BIN_DIR:-}" ]; then
+    local from=${RTRS_BIN_DIR:-} name test file size
+    LAB_TESTS=()
+    if [ -z "$from" ]; then
+        from=${CARGO_TARGET_DIR:-$PWD/target}/release
         lab_say "building the daemons (release)"
         cargo build --release --locked --bins || return 1
     fi
-    LAB_BIN=$(realpath "$LAB_BIN") || return 1
+    mkdir -p "$LAB_SHARE/bin"
+    for name in rtrs-server rtrs-client; do
+        if ! [ -x "$from/$name" ]; then
+            lab_say "FAILED: no $name in $from; build it, or leave RTRS_BIN_DIR unset"
+            return 1
+        fi
+    done
+    for file in "$from"/rtrs-*; do
+        [ -f "$file" ] && [ -x "$file" ] || continue
+        lab_copy "$file" "${file##*/}" || return 1
+    done
+    LAB_BIN=/run/lab/bin LAB_BUILD=${from##*/}
     for name in "$@"; do
         # PACKAGE/TEST, a test binary the scenario runs.
         for test in $(lab_header "$name" test-binaries); do
             lab_say "building the test binary $test"
-            file=$(cargo test --locked -p "${test%/*}" --test "${test#*/}" --no-run \
+            # Of the whole workspace, as scripts/test.sh builds it: with other features it would
+            # all be built again.
+            file=$(cargo test --locked --workspace --test "${test#*/}" --no-run \
                 --message-format=json 2>"$LAB_SHARE/cargo.log" |
-                jq -r 'select(.profile.test == true and .executable != null) | .executable' |
-                tail -n 1)
+                jq -r --arg name "${test#*/}" 'select(.profile.test == true and
+                    .executable != null and .target.name == $name) | .executable' | tail -n 1)
             if [ -z "$file" ]; then
                 tail -n 30 "$LAB_SHARE/cargo.log" >&2
                 lab_say "FAILED: cargo does not build $test"
                 return 1
             fi
-            LAB_TESTS+=("${test#*/}=$file")
+            lab_copy "$file" "test-${test#*/}" || return 1
+            LAB_TESTS+=("${test#*/}=$LAB_BIN/test-${test#*/}")
         done
     done
+    size=$(du -sm "$LAB_SHARE/bin" | cut -f1)
+    if [ "$size" -gt $LAB_BIN_MAX ]; then
+        lab_say "FAILED: the programs of this run are $size MiB, the limit is $LAB_BIN_MAX"
+        return 1
+    fi
+}
+
+# Without what only a debugger reads, which is nine tenths of it; names of functions stay.
+lab_copy() { # program name
+    strip --strip-debug -o "$LAB_SHARE/bin/$2" "$1" && return 0
+    lab_say "FAILED: $1 cannot be copied to $LAB_SHARE/bin"
+    return 1
 }
 
 # What the guest must know, as a file of settings in the shared folder.
@@ -85,8 +117,12 @@ lab_write_settings() {
     {
         printf 'LAB_BIN=%q\n' "$LAB_BIN"
         printf 'LAB_MODULES=%q\n' "$LAB_MODULES"
+        printf 'LAB_BUILD=%q\n' "$LAB_BUILD"
         printf 'LAB_QUICK=%q\n' "${RTRS_QUICK:-}"
         printf 'LAB_BENCH_SECONDS=%q\n' "${RTRS_LAB_BENCH_SECONDS:-}"
+        printf 'LAB_BENCH_PASSES=%q\n' "${RTRS_LAB_BENCH_PASSES:-}"
+        printf 'LAB_BENCH_ROWS=%q\n' "${RTRS_LAB_BENCH_ROWS:-}"
+        printf 'LAB_BENCH_PEERS=%q\n' "${RTRS_LAB_BENCH_PEERS:-}"
         printf 'declare -A LAB_TESTS=()\n'
         for test in "${LAB_TESTS[@]}"; do
             printf 'LAB_TESTS[%q]=%q\n' "${test%%=*}" "${test#*=}"
@@ -109,13 +145,15 @@ lab_vng_command() { # role cpus memory qemu_option...
 }
 
 # Starts a guest in a process group of its own; its lines go to $LAB_SHARE/lines with its role in
-# front.
+# front. It ends after the sum of all limits even if nobody is there any more to end it.
 lab_boot() { # role cpus memory names qemu_option...
-    local role=$1 cpus=$2 memory=$3 names=$4
+    local role=$1 cpus=$2 memory=$3 names=$4 name max=$((LAB_BOOT_MAX + LAB_SLACK))
     shift 4
     lab_vng_command "$role" "$cpus" "$memory" "$@"
+    for name in $names; do max=$((max + $(lab_header "$name" limit) + LAB_SLACK)); done
     # shellcheck disable=SC2016
-    setsid bash -c 'role=$1; shift; "$@" </dev/null 2>&1 | sed -u "s/\r//g; s/^/$role /"
+    setsid timeout -k 10 "$max" bash -c 'role=$1; shift
+        "$@" </dev/null 2>&1 | sed -u "s/\r//g; s/^/$role /"
         echo "$role @@ gone ${PIPESTATUS[0]}"' - \
         "$role" "${LAB_VNG[@]}" -- "bash tests/lab/guest.sh run $role $names" \
         >&5 5>&- 7<&- 9>&- &
@@ -135,7 +173,12 @@ lab_kill_guests() {
     LAB_GUESTS=()
 }
 
-lab_count() { # name status checks seconds
+lab_count() { # name status checks_passed checks_failed seconds
+    local checks=$4
+    # A guest that died told of no check that failed.
+    if [ "$2" = failed ] && [ "$checks" -eq 0 ]; then checks=1; fi
+    LAB_CHECKS_PASSED=$((LAB_CHECKS_PASSED + $3))
+    LAB_CHECKS_FAILED=$((LAB_CHECKS_FAILED + checks))
     case $2 in
         passed) LAB_PASSED=$((LAB_PASSED + 1)) ;;
         skipped) LAB_SKIPPED=$((LAB_SKIPPED + 1)) ;;
@@ -144,7 +187,7 @@ lab_count() { # name status checks seconds
             LAB_FAILURES+=("$1")
             ;;
     esac
-    printf -- '-- %s: %s (%s checks, %s s)\n\n' "$1" "$2" "$3" "$4"
+    printf -- '-- %s: %s (checks: %s passed, %s failed; %s s)\n\n' "$1" "$2" "$3" "$checks" "$5"
 }
 
 # The last words of a guest that went silent.
@@ -158,8 +201,9 @@ lab_last_words() { # role
 # Reads what the guests say until all of them have ended or a limit is over. Removes from LAB_LEFT
 # what has been decided.
 lab_listen() { # number_of_guests
-    local guests=$1 line role word name status checks seconds current='' booted=0 ended=''
-    local deadline=$((SECONDS + LAB_BOOT_MAX)) start=$SECONDS up_at=0 started=0 worst=passed sum=0
+    local guests=$1 line role word name status good bad seconds current='' booted=0 ended=''
+    local deadline=$((SECONDS + LAB_BOOT_MAX)) start=$SECONDS up_at=0 started=0 worst=passed
+    local goods=0 bads=0
     while :; do
         if [ $SECONDS -ge $deadline ]; then
             status=timeout
@@ -182,19 +226,19 @@ lab_listen() { # number_of_guests
                 read -r _ word name seconds <<<"$line"
                 # In a pair the first to start counts.
                 [ "$current" = "$name" ] && continue
-                current=$name ended='' worst=passed sum=0 started=$SECONDS
+                current=$name ended='' worst=passed goods=0 bads=0 started=$SECONDS
                 deadline=$((SECONDS + seconds + LAB_SLACK))
                 echo "== $name: $(lab_header "$name" lab) (at most $seconds s)"
                 ;;
             '@@ end '*)
-                read -r _ word name status checks seconds _ <<<"$line"
-                ended="$ended $role" sum=$((sum + checks))
+                read -r _ word name status good bad seconds _ <<<"$line"
+                ended="$ended $role" goods=$((goods + good)) bads=$((bads + bad))
                 case $worst$status in
                     *failed*) worst=failed ;;
                     *skipped*) worst=skipped ;;
                 esac
                 if [ "$(wc -w <<<"$ended")" -eq "$guests" ]; then
-                    lab_count "$name" "$worst" "$sum" "$seconds"
+                    lab_count "$name" "$worst" "$goods" "$bads" "$seconds"
                     LAB_LEFT=("${LAB_LEFT[@]:1}")
                     current=
                     deadline=$((SECONDS + LAB_SLACK))
@@ -220,13 +264,13 @@ lab_listen() { # number_of_guests
         printf 'FAIL %s: the guest %s\n' "$current" "$([ "$status" = timeout ] &&
             echo "did not end it in time and was killed" || echo "died")"
         for role in $LAB_ROLES; do lab_last_words "$role"; done
-        lab_count "$current" failed "$sum" $((SECONDS - started))
+        lab_count "$current" failed "$goods" "$bads" $((SECONDS - started))
         LAB_LEFT=("${LAB_LEFT[@]:1}")
     elif [ $booted -lt "$guests" ]; then
         echo "FAIL ${LAB_LEFT[0]}: the guest $([ "$status" = timeout ] &&
             echo "did not boot within $LAB_BOOT_MAX s" || echo "died at boot")"
         for role in $LAB_ROLES; do lab_last_words "$role"; done
-        lab_count "${LAB_LEFT[0]}" failed 0 $((SECONDS - start))
+        lab_count "${LAB_LEFT[0]}" failed 0 0 $((SECONDS - start))
         LAB_LEFT=("${LAB_LEFT[@]:1}")
     fi
 }
@@ -282,7 +326,7 @@ lab_boot_once() { # topology
     if [ ${#LAB_LEFT[@]} -eq "$left" ]; then
         echo "FAIL ${LAB_LEFT[0]}: the guest ended before it began"
         for role in $LAB_ROLES; do lab_last_words "$role"; done
-        lab_count "${LAB_LEFT[0]}" failed 0 0
+        lab_count "${LAB_LEFT[0]}" failed 0 0 0
         LAB_LEFT=("${LAB_LEFT[@]:1}")
     fi
 }
@@ -301,7 +345,8 @@ lab_wait_listening() { # port...
 lab_cleanup() {
     lab_kill_guests
     if [ -n "$LAB_SHARE" ]; then
-        rm -rf "$LAB_LOGS"
+        # The logs are kept, the programs are not.
+        rm -rf "$LAB_LOGS" "$LAB_SHARE/bin"
         mkdir -p "${LAB_LOGS%/*}" && rm -f "$LAB_SHARE/lines" && mv "$LAB_SHARE" "$LAB_LOGS"
         # Of the last ten runs.
         find "${LAB_LOGS%/*}" -mindepth 1 -maxdepth 1 -name 'run-*' | sort | head -n -10 |
@@ -334,6 +379,8 @@ lab_close() { # start
     local name
     for name in "${LAB_FAILURES[@]}"; do echo "FAILED: $name"; done
     [ $LAB_FAILED -eq 0 ] || echo "lab: logs of the guests: $LAB_LOGS"
+    [ ! -e "$LAB_SHARE/bench.json" ] || echo "lab: every figure: $LAB_LOGS/bench.json"
+    echo "lab: checks: $LAB_CHECKS_PASSED passed, $LAB_CHECKS_FAILED failed"
     echo "lab: $LAB_PASSED passed, $LAB_FAILED failed, $LAB_SKIPPED skipped in $((SECONDS - $1)) s"
     [ $LAB_FAILED -eq 0 ]
 }
@@ -354,7 +401,7 @@ lab_run() { # word...
     lab_prepare || return 1
     # shellcheck disable=SC2086
     if ! lab_build $names; then
-        LAB_FAILED=1 LAB_FAILURES=(build)
+        LAB_FAILED=1 LAB_FAILURES=(build) LAB_CHECKS_FAILED=1
         lab_close "$start"
         return
     fi
