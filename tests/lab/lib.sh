@@ -242,6 +242,18 @@ kernel_unmap() { # device
     timeout 60 tee "/sys/block/$1/rnbd/unmap_device" <<<normal >/dev/null
 }
 
+# A disk served by the kernel's NVMe target.
+nvmet_up() { # rdma|tcp address port name device
+    local root=/sys/kernel/config/nvmet system port
+    modprobe "nvmet-$1" || return 1
+    system=$root/subsystems/$4 port=$root/ports/$3
+    mkdir -p "$system/namespaces/1" "$port" && echo 1 >"$system/attr_allow_any_host" &&
+        echo "$5" >"$system/namespaces/1/device_path" && echo 1 >"$system/namespaces/1/enable" &&
+        echo ipv4 >"$port/addr_adrfam" && echo "$1" >"$port/addr_trtype" &&
+        echo "$2" >"$port/addr_traddr" && echo "$3" >"$port/addr_trsvcid" &&
+        ln -s "$system" "$port/subsystems/$4"
+}
+
 # The kernel's NVMe target over what was exported by nvmet_up, gone.
 nvmet_down() {
     local root=/sys/kernel/config/nvmet item
