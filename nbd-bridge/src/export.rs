@@ -11,6 +11,7 @@ pub fn export_info(name: &str, geometry: &Geometry) -> ExportInfo {
         description: "RTRS session".into(),
         read_only: geometry.read_only,
         flush: geometry.write_cache || !geometry.read_only,
+        write_cache: geometry.write_cache,
         fua: geometry.fua,
         trim: geometry.discard,
         write_zeroes: geometry.write_zeroes,

@@ -296,7 +296,10 @@ fn check_export(export: &ExportInfo) -> Result<(), DeviceError> {
 
 /// The attributes of a connect, without the sockets.
 fn connect_attrs(export: &ExportInfo, options: &DeviceOptions) -> Vec<Attr> {
-    let flags = export.transmission_flags(false) & KERNEL_FLAGS;
+    let mut flags = export.transmission_flags(false) & KERNEL_FLAGS;
+    if !export.write_cache {
+        flags &= !(tf::SEND_FLUSH | tf::SEND_FUA);
+    }
     let mut attrs = vec![
         Attr::SizeBytes(export.size),
         Attr::BlockSizeBytes(export.min_block.max(512).into()),
@@ -544,6 +547,9 @@ mod tests {
         let attrs = connect_attrs(&info, &options(DeviceChoice::Index(3)));
         assert_eq!(attrs.last(), Some(&Attr::Index(3)));
         assert!(attrs.contains(&Attr::ServerFlags(0x11f)), "{attrs:?}");
+        info.write_cache = false;
+        let attrs = connect_attrs(&info, &options(DeviceChoice::Auto));
+        assert!(attrs.contains(&Attr::ServerFlags(0x113)), "no flush, no FUA: {attrs:?}");
         let small = export(512, 1);
         let attrs = connect_attrs(&small, &options(DeviceChoice::Auto));
         assert!(attrs.contains(&Attr::BlockSizeBytes(512)), "{attrs:?}");

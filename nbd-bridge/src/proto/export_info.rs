@@ -19,6 +19,9 @@ pub struct ExportInfo {
     pub read_only: bool,
     /// `NBD_CMD_FLUSH` is offered.
     pub flush: bool,
+    /// There is a volatile cache, so that a flush does something. A kernel's device without one is
+    /// "write through" and sends none; who asks over a socket is offered it all the same.
+    pub write_cache: bool,
     /// `NBD_CMD_FLAG_FUA` is offered.
     pub fua: bool,
     /// `NBD_CMD_TRIM` is offered.
@@ -72,6 +75,7 @@ impl ExportInfo {
             size,
             read_only: false,
             flush: true,
+            write_cache: true,
             fua: true,
             trim: false,
             write_zeroes: false,
