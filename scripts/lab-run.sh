@@ -139,6 +139,9 @@ lab_vng_command() { # role cpus memory qemu_option...
         --user root --cwd "$PWD" "--rwdir=/run/lab=$LAB_SHARE"
         # A second console that keeps the kernel's last words when nothing else speaks any more.
         --append=console=ttyS1 --append=log_buf_len=4M
+        # The emulated TSC is one clock for all CPUs. Without this the kernel reads the time from
+        # an emulated chip, and so does every program, by system call.
+        --append=tsc=reliable
         --append=rcupdate.rcu_cpu_stall_timeout=120
         "--qemu-opts=-serial file:$LAB_SHARE/console-$role.log")
     [ $# -eq 0 ] || LAB_VNG+=("--qemu-opts=$*")

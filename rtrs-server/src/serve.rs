@@ -204,6 +204,9 @@ fn start_log(filter: &str) {
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr)
+        // A log that nobody takes any more must not end a server: the default prints about it, and
+        // printing to a closed stderr panics.
+        .log_internal_errors(false)
         .with_ansi(false)
         .try_init();
 }

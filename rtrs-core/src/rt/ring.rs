@@ -286,6 +286,16 @@ impl Ring {
         !inner.backlog.is_empty() || !inner.uring.submission().is_empty()
     }
 
+    /// True when more operations wait than one call hands to the kernel.
+    pub fn has_backlog(&self) -> bool {
+        !self.inner.borrow().backlog.is_empty()
+    }
+
+    /// Collects what is there without a system call. True when anything completed.
+    pub fn collect(&self) -> bool {
+        self.inner.borrow_mut().reap()
+    }
+
     /// Hands everything to the kernel and collects what is there, without waiting. True when
     /// anything completed.
     ///
