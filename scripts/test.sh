@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Every gate of the project, by hand and from .ci/run: format, clippy, build, unit tests, system
-# tests with real programs, documentation, fuzz targets. Prints the time of each stage and ends with
-# one line, `N passed, N failed, N skipped`: the sum over all test binaries, with each gate that is
-# no test binary counted as one. Exit codes: 0 all good, 1 a gate or a test failed, 2 wrong usage.
+# tests with real programs, the scenarios of the lab in virtual machines, documentation, fuzz
+# targets. Prints the time of each stage and ends with one line, `N passed, N failed, N skipped`:
+# the sum over all test binaries and all checks of the lab, with each gate that is neither counted
+# as one. Exit codes: 0 all good, 1 a gate or a test failed, 2 wrong usage.
 #
 #   scripts/test.sh [--quick]
 #
 # --quick runs the same tests on smaller images and for shorter times (RTRS_QUICK=1 to them), and
-# leaves the fuzz targets out.
+# leaves the lab and the fuzz targets out.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
@@ -26,6 +27,8 @@ for arg in "$@"; do
     esac
 done
 
+# All scenarios together; each has a limit of its own besides.
+LAB_SECONDS_MAX=3000
 passed=0 failed=0 skipped=0 failures=() times=()
 scratch=$(mktemp -d) || exit 1
 child=
@@ -92,6 +95,45 @@ tests() { # name seconds_max command...
     fi
 }
 
+# The scenarios of the lab, after `scripts/lab.sh setup`. Its checks count as tests do, a scenario
+# that could not run as one skipped, one that died without a failed check as one failed.
+lab() {
+    local log=$scratch/lab.log status sums
+    run_stage lab-setup 2400 bash scripts/lab.sh setup
+    status=$?
+    if [ $status -eq 0 ]; then
+        passed=$((passed + 1))
+    elif [ $status -ne 3 ]; then
+        failed=$((failed + 1))
+        failures+=("lab-setup: status $status")
+        return
+    fi
+    # What it lacks after status 3 it says itself, and skips every scenario.
+    run_stage lab "$LAB_SECONDS_MAX" bash scripts/lab.sh run all
+    status=$?
+    sleep 0.2
+    sums=$(sed -n 's/^lab: checks: \([0-9]*\) passed, \([0-9]*\) failed$/\1 \2/p' "$log" |
+        tail -n 1)
+    sums="$sums $(sed -n 's/^lab: .* \([0-9]*\) skipped in .*/\1/p' "$log" | tail -n 1)"
+    if ! [[ $sums =~ ^[0-9]+\ [0-9]+\ [0-9]+$ ]]; then
+        failed=$((failed + 1))
+        failures+=("lab: no closing line, status $status")
+        return
+    fi
+    # shellcheck disable=SC2086
+    set -- $sums
+    passed=$((passed + $1))
+    failed=$((failed + $2))
+    skipped=$((skipped + $3))
+    if [ $status -ne 0 ] || [ "$2" -gt 0 ]; then
+        failures+=("lab: $2 checks in $(sed -n 's/^FAILED: //p' "$log" | xargs)")
+        [ "$2" -gt 0 ] || failed=$((failed + 1))
+    elif [ $(($1 + $3)) -eq 0 ]; then
+        failed=$((failed + 1))
+        failures+=("lab: nothing ran")
+    fi
+}
+
 finish() {
     local count=0 stage
     # A test that lacks a tool says so in this file, and to cargo it looks passed.
@@ -142,6 +184,10 @@ done
 if gate build 1800 cargo build --workspace --all-targets --locked; then
     tests unit 1200 cargo test --workspace --locked --no-fail-fast --lib --bins
     tests system 2400 cargo test --workspace --locked --no-fail-fast --test '*'
+    if [ $quick -eq 0 ]; then lab; fi
+fi
+if [ $quick -eq 1 ]; then
+    echo "== lab: left out by --quick; it alone: scripts/lab.sh setup && scripts/lab.sh run all"
 fi
 gate docs 900 env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 # Builds on the stable compiler as any program; only running the targets needs a nightly one.

@@ -70,7 +70,8 @@ def main():
             if asked is not None and found["median"] < asked:
                 short.append(f"{title}, {ROWS[row]}: {found['median']:.2f} of {asked:.2f}")
     passes = max(key[0] for key in rates)
-    print(f"Ratios of IO rates; above 1 ours is faster. Median of {passes} passes (lowest-highest).")
+    print("Ratios of IO rates; above 1 ours is faster.", end=" ")
+    print(f"Median of {passes} passes (lowest-highest).")
     print(" " * WIDTH + "".join(title.rjust(WIDTH) for _, _, title, _ in COLUMNS))
     for row in rows:
         line = ROWS[row].ljust(WIDTH)
