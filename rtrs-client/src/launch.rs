@@ -148,6 +148,7 @@ pub(crate) fn start(
         };
         let failed = events.clone();
         let body = move || {
+            let _alarm = Alarm { core, events: failed.clone() };
             let result = run_shard(start);
             if let Err(error) = &result
                 && failed.send(Event::CoreFailed(core, error.to_string())).is_err()
@@ -162,6 +163,21 @@ pub(crate) fn start(
         senders[0].send(Mail::Listen(bound));
     }
     Ok(Running { cores: senders, threads, events: from_cores })
+}
+
+/// Tells of a core that panics, without which nobody would notice: the others go on, and IO that
+/// belongs to it waits for ever. (In a release build a panic ends the process.)
+struct Alarm {
+    core: CoreIndex,
+    events: mpsc::Sender<Event>,
+}
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let _ = self.events.send(Event::CoreFailed(self.core, "it panicked".into()));
+        }
+    }
 }
 
 impl Running {
@@ -186,5 +202,26 @@ impl Running {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_of_a_core_is_told() {
+        let (events, told) = mpsc::channel();
+        let core = CoreIndex(1);
+        let quiet = Alarm { core, events: events.clone() };
+        drop(quiet);
+        assert!(told.try_recv().is_err(), "nothing happened");
+        let thread = std::thread::spawn(move || {
+            let _alarm = Alarm { core, events };
+            panic!("on purpose");
+        });
+        assert!(thread.join().is_err());
+        let Ok(Event::CoreFailed(CoreIndex(1), why)) = told.try_recv() else { panic!("not told") };
+        assert_eq!(why, "it panicked");
     }
 }

@@ -5,7 +5,7 @@
 //! an errno; bytes that name nobody to answer end the path. The chunk's header is copied out once
 //! and judged in the copy; with `always_invalidate` the peer's key is dead before that.
 
-use rtrs_core::block::{Geometry, Io, IoFlags, IoOp};
+use rtrs_core::block::{Io, IoFlags, IoOp};
 use rtrs_core::fabric::{Access, BindResult, RemoteMem};
 use rtrs_core::ids::{ChunkIndex, PermitId};
 use rtrs_core::limits::SECTOR_SIZE;
@@ -17,6 +17,7 @@ use rtrs_core::wire::{
 };
 
 use super::device_table::DeviceId;
+use super::judge::{judge_range, part_max};
 use super::permits::Claim;
 use super::request::{IoProgress, IoStep, Request, RequestState};
 use super::shard::{Fabrics, RowMode, Shard, WorkId};
@@ -671,39 +672,4 @@ impl Shard {
         let conn = self.conn(at).filter(|conn| conn.path == row)?;
         Some((std::sync::Arc::clone(&path.shared), conn.provider, conn.qp, at))
     }
-}
-
-/// Judges where an IO wants to go; the rules of [`Geometry::check`] for an IO of any length.
-fn judge_range(geometry: &Geometry, op: IoOp, offset: u64, len: u32) -> IoStatus {
-    if op == IoOp::Flush {
-        return IoStatus::Ok;
-    }
-    if op != IoOp::Read && geometry.read_only {
-        return IoStatus::ReadOnly;
-    }
-    let block = u64::from(geometry.logical_block.max(1));
-    let len = u64::from(len);
-    if !offset.is_multiple_of(block) || !len.is_multiple_of(block) || len == 0 {
-        return IoStatus::Invalid;
-    }
-    match offset.checked_add(len) {
-        Some(end) if end <= geometry.size => {}
-        _ if op == IoOp::Read => return IoStatus::Invalid,
-        _ => return IoStatus::NoSpace,
-    }
-    match op {
-        IoOp::Discard if !geometry.discard => IoStatus::Unsupported,
-        IoOp::WriteZeroes if !geometry.write_zeroes => IoStatus::Unsupported,
-        _ => IoStatus::Ok,
-    }
-}
-
-/// Most bytes of one IO that the device takes at once, in whole blocks.
-fn part_max(geometry: &Geometry, op: IoOp) -> u32 {
-    let max = match op {
-        IoOp::Read | IoOp::Write => geometry.io_max,
-        IoOp::Flush | IoOp::Discard | IoOp::WriteZeroes => geometry.discard_max,
-    };
-    let block = geometry.logical_block.max(1);
-    (max - max % block).max(block)
 }
