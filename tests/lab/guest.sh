@@ -180,9 +180,28 @@ run_scenario() { # name
     [ -z "$dirty" ]
 }
 
+# What our daemons that still run are at: their counters, and where each thread sleeps.
+guest_report_daemons() {
+    local control pid task
+    for control in /run/rtrs/*.ctl; do
+        [ -e "$control" ] || continue
+        control=${control##*/}
+        echo "   counters of ${control%.ctl}:"
+        timeout 10 rtrs-client stats "${control%.ctl}" 2>&1 | head -n 60 | sed 's/^/   | /'
+    done
+    for pid in $(pgrep '^rtrs-'); do
+        echo "   threads of $(tr '\0' ' ' <"/proc/$pid/cmdline" | cut -c1-80):"
+        for task in "/proc/$pid/task"/*; do
+            echo "   | $(cat "$task/comm") $(awk '/^State/ { print $2 }' "$task/status")" \
+                "$(tr '\n' ' ' <"$task/stack" | cut -c1-300)"
+        done
+    done
+}
+
 # What a person needs to see why a scenario failed.
 guest_report() { # mark
     local log
+    guest_report_daemons 2>/dev/null
     for log in "$LAB_WORK"/*.log /run/rtrs/*.log; do
         [ -s "$log" ] || continue
         echo "   ${log##*/}, last lines:"
