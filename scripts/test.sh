@@ -28,7 +28,7 @@ for arg in "$@"; do
 done
 
 # All scenarios together; each has a limit of its own besides.
-LAB_SECONDS_MAX=3000
+LAB_SECONDS_MAX=2400
 passed=0 failed=0 skipped=0 failures=() times=()
 scratch=$(mktemp -d) || exit 1
 child=

@@ -58,13 +58,8 @@ guest_end_processes() {
     return 1
 }
 
-# Brings the machine back to where it was. Prints what could not be undone.
-guest_cleanup() {
-    local status=0 device module target
-    guest_end_processes || status=1
-    while read -r target; do
-        timeout 20 umount "$target" || { echo "$target stays mounted" && status=1; }
-    done < <(awk -v work="$LAB_WORK" 'index($2, work) == 1 { print $2 }' /proc/mounts | sort -r)
+guest_disconnect() {
+    local device
     for device in /sys/block/rnbd*/rnbd/unmap_device; do
         [ -e "$device" ] && timeout 60 tee "$device" <<<force >/dev/null
     done
@@ -73,6 +68,18 @@ guest_cleanup() {
         device=${device%/pid}
         timeout 20 nbd-client -d "/dev/${device##*/}" >/dev/null 2>&1
     done
+    return 0
+}
+
+# Brings the machine back to where it was. Prints what could not be undone.
+guest_cleanup() {
+    local status=0 device module target
+    # One that waits for a device ends when the device does.
+    guest_end_processes >/dev/null || { guest_disconnect && guest_end_processes; } || status=1
+    while read -r target; do
+        timeout 20 umount "$target" || { echo "$target stays mounted" && status=1; }
+    done < <(awk -v work="$LAB_WORK" 'index($2, work) == 1 { print $2 }' /proc/mounts | sort -r)
+    guest_disconnect
     command -v nvme >/dev/null && [ -d /sys/class/nvme ] &&
         timeout 30 nvme disconnect-all >/dev/null 2>&1
     nvmet_down
