@@ -56,8 +56,8 @@ lab_select() { # word...
 }
 
 # Builds what runs in the guest and copies it to the run's own folder, so that a build while
-# guests run changes nothing for them. Sets LAB_BIN, the folder of the daemons, and LAB_TESTS, the
-# test binaries (lines NAME=FILE), as the guest sees them.
+# guests run changes nothing for them; the scripts are there too (lab_prepare). Sets LAB_BIN, the
+# folder of the daemons, and LAB_TESTS, the test binaries (lines NAME=FILE), as the guest sees them.
 lab_build() { # name...
     local from=${RTRS_BIN_DIR:-} name test file size
     LAB_TESTS=()
@@ -79,6 +79,8 @@ lab_build() { # name...
     done
     LAB_BIN=/run/lab/bin LAB_BUILD=${from##*/}
     for name in "$@"; do
+        file=$(lab_header "$name" sample-of)
+        [ -z "$file" ] || lab_sample "$file" || return 1
         # PACKAGE/TEST, a test binary the scenario runs.
         for test in $(lab_header "$name" test-binaries); do
             lab_say "building the test binary $test"
@@ -102,6 +104,27 @@ lab_build() { # name...
         lab_say "FAILED: the programs of this run are $size MiB, the limit is $LAB_BIN_MAX"
         return 1
     fi
+}
+
+# A sample of a folder's files, evenly taken, for scenarios that copy files: sample.tar, sample (the
+# paths) and sample.sha256 in the run's own folder. A guest reads this machine's files one by one
+# so slowly that it would take minutes to find them.
+lab_sample() { # folder
+    local files=2500 bytes=$((64 << 20))
+    (cd "$1" && find . -type f -size -1024k -printf '%s\t%p\n') | sort -k 2 |
+        awk -F '\t' -v files=$files -v bytes=$bytes '{ size[NR] = $1; name[NR] = $2 }
+            END {
+                step = NR > files ? NR / files : 1
+                for (at = 1; at <= NR && sum < bytes; at += step) {
+                    sum += size[int(at)]
+                    print name[int(at)]
+                }
+            }' >"$LAB_SHARE/sample"
+    tar -C "$1" --no-recursion -cf "$LAB_SHARE/sample.tar" -T "$LAB_SHARE/sample" &&
+        env -C "$1" xargs -a "$LAB_SHARE/sample" -d '\n' sha256sum >"$LAB_SHARE/sample.sha256" &&
+        return 0
+    lab_say "FAILED: files of $1 cannot be copied to $LAB_SHARE"
+    return 1
 }
 
 # Without what only a debugger reads, which is nine tenths of it; names of functions stay.
@@ -158,7 +181,7 @@ lab_boot() { # role cpus memory names qemu_option...
     setsid timeout -k 10 "$max" bash -c 'role=$1; shift
         "$@" </dev/null 2>&1 | sed -u "s/\r//g; s/^/$role /"
         echo "$role @@ gone ${PIPESTATUS[0]}"' - \
-        "$role" "${LAB_VNG[@]}" -- "bash tests/lab/guest.sh run $role $names" \
+        "$role" "${LAB_VNG[@]}" -- "bash /run/lab/tree/tests/lab/guest.sh run $role $names" \
         >&5 5>&- 7<&- 9>&- &
     LAB_GUESTS+=($!)
 }
@@ -349,7 +372,7 @@ lab_cleanup() {
     lab_kill_guests
     if [ -n "$LAB_SHARE" ]; then
         # The logs are kept, the programs are not.
-        rm -rf "$LAB_LOGS" "$LAB_SHARE/bin"
+        rm -rf "$LAB_LOGS" "$LAB_SHARE/bin" "$LAB_SHARE/tree" "$LAB_SHARE"/sample*
         mkdir -p "${LAB_LOGS%/*}" && rm -f "$LAB_SHARE/lines" && mv "$LAB_SHARE" "$LAB_LOGS"
         # Of the last ten runs.
         find "${LAB_LOGS%/*}" -mindepth 1 -maxdepth 1 -name 'run-*' | sort | head -n -10 |
@@ -372,6 +395,8 @@ lab_take_lock() {
 
 lab_prepare() {
     LAB_SHARE=$(mktemp -d "${TMPDIR:-/tmp}/rtrs-lab.XXXXXX") || return 1
+    # A script that changes while a guest runs it breaks in the middle of a word.
+    mkdir -p "$LAB_SHARE/tree/tests" && cp -r tests/lab "$LAB_SHARE/tree/tests/" || return 1
     LAB_LOGS=$LAB_CACHE/logs/run-$(date +%Y%m%d-%H%M%S)-$$
     trap lab_cleanup EXIT
     trap 'exit 130' INT
@@ -432,9 +457,9 @@ lab_shell() { # [command]
     if [ $# -gt 0 ]; then
         printf '%s\n' "$*" >"$LAB_SHARE/command"
         timeout --foreground -k 10 "${RTRS_LAB_SHELL_MAX:-600}" "${LAB_VNG[@]}" -- \
-            "bash tests/lab/guest.sh command" </dev/null
+            "bash /run/lab/tree/tests/lab/guest.sh command" </dev/null
     elif [ -t 0 ]; then
-        "${LAB_VNG[@]}" -- "bash tests/lab/guest.sh shell"
+        "${LAB_VNG[@]}" -- "bash /run/lab/tree/tests/lab/guest.sh shell"
     else
         lab_say "a shell needs a terminal; without one: scripts/lab.sh shell 'COMMAND'"
         return 1
