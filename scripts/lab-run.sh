@@ -21,6 +21,7 @@ LAB_CHECKS_PASSED=0 LAB_CHECKS_FAILED=0
 # What a run copies of its programs, in MiB.
 LAB_BIN_MAX=200
 LAB_GUESTS=()
+LAB_WAITER=
 LAB_SHARE=
 
 lab_names() {
@@ -369,6 +370,7 @@ lab_wait_listening() { # port...
 }
 
 lab_cleanup() {
+    [ -z "$LAB_WAITER" ] || kill "$LAB_WAITER" 2>/dev/null
     lab_kill_guests
     if [ -n "$LAB_SHARE" ]; then
         # The logs are kept, the programs are not.
@@ -388,7 +390,10 @@ lab_take_lock() {
     exec 9>>"$lock"
     flock -n 9 && return 0
     lab_say "waiting for another lab on this machine ($lock)"
-    flock -w 3600 9 && return 0
+    # In the background, since a signal is heeded only between commands or in `wait`.
+    flock -w 3600 9 &
+    LAB_WAITER=$!
+    wait $LAB_WAITER && LAB_WAITER='' && return 0
     lab_say "FAILED: another lab holds $lock since an hour"
     return 1
 }
