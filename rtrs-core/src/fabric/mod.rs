@@ -290,6 +290,11 @@ pub trait Fabric: fmt::Debug {
         0
     }
 
+    /// True when a peer's send may invalidate a key that a [`Window`] has here.
+    fn remote_invalidate(&self) -> bool {
+        true
+    }
+
     /// A new protection domain on the device that the connection uses.
     ///
     /// # Errors

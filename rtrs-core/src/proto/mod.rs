@@ -1,7 +1,9 @@
-//! Parts that the machines of both ends share: legal moves as data, heartbeats, backoff.
+//! Parts that the machines of both ends share: legal moves as data, heartbeats, backoff; and both
+//! ends of the ping.
 
 mod backoff;
 mod heartbeat;
+pub mod ping;
 mod transition;
 
 pub use backoff::Backoff;

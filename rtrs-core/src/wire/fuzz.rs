@@ -25,6 +25,8 @@ fn twice<T: Debug + PartialEq>(
 pub fn fuzz(data: &[u8]) {
     twice(ConnReq::decode(data), |m| ConnReq::decode(&m.encode()));
     twice(ConnRsp::decode(data), |m| ConnRsp::decode(&m.encode()));
+    twice(PingHello::decode(data), |m| PingHello::decode(&m.encode()));
+    twice(PingReply::decode(data), |m| PingReply::decode(&m.encode()));
     twice(InfoReq::decode(data), |m| InfoReq::decode(&m.encode()));
     twice(SgDesc::decode(data), |m| SgDesc::decode(&m.encode()));
     twice(RkeyRsp::decode(data), |m| RkeyRsp::decode(&m.encode()));

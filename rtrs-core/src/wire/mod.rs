@@ -9,7 +9,7 @@
 //! Promises: decoding never panics, whatever the bytes; it takes messages that are longer than
 //! they must be; reserved bytes are never judged on input (the kernel's client sends what its
 //! stack held) and always zero on output. Integers are little-endian, loaded byte by byte.
-//! Nothing of an IO allocates. Both ends call it; it knows no socket, clock or memory region.
+//! Nothing of an IO allocates. Beside RTRS stands the [ping](PingHello), which is rping's. Both ends call it; it knows no socket, clock or memory region.
 //! Layouts: docs/PROTOCOL.md; golden vectors: `tests/golden/rtrs.hex`.
 
 mod bytes;
@@ -23,6 +23,7 @@ mod imm;
 mod info;
 mod io;
 mod name;
+mod ping;
 mod rkey;
 
 pub use chunk::{ChunkLayout, ChunkRequest, Message, USER_LEN_MAX, UserMessage};
@@ -36,6 +37,10 @@ pub use imm::{Imm, MemBits};
 pub use info::{InfoReq, InfoRsp, SgDesc};
 pub use io::{IoHeader, ReadMsg, Rw, RwOp, WriteMsg};
 pub use name::{Name, NameError};
+pub use ping::{
+    PingHello, PingInfo, PingMode, PingReply, PingStatus, RPING_PORT, RPING_SIZE_MAX,
+    RPING_SIZE_MIN, fill_pattern, text_len,
+};
 pub use rkey::RkeyRsp;
 
 /// RTRS 2.0, as CON_REQ and CON_RSP carry it; only the major version is compared.

@@ -351,6 +351,11 @@ impl Fabric for VerbsFabric {
         true
     }
 
+    // Windows of type 1, which user space has here, are not for it (IBA 10.6.7.2.6).
+    fn remote_invalidate(&self) -> bool {
+        false
+    }
+
     fn alloc_pd(&mut self, of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
         let address = match of {
             PdUse::Connect { local, remote } => {

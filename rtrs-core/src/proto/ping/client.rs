@@ -1,0 +1,749 @@
+//! One queue pair of a tool that pings.
+//!
+//! ```text
+//! ping-pong:  Connecting > ReadHalf > WriteHalf > Pausing > ReadHalf ...
+//! the others: Connecting > Opening > Flying, Pausing ... > Asking (bandwidth)
+//! all end in Closing > Ended
+//! ```
+//! A step that lasts longer than the timeout is a loss and ends the connection: on a reliable one
+//! nothing comes after what was lost. Call `start` once, then give it every event of its queue pair
+//! and poll it at its deadline; take its news after each.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use super::{
+    ALIVE_INTERVAL, Buffer, Messages, RECVS, SAYS_ALIVE, SAYS_DONE, SEND, WR_BIND, WR_DATA, limits,
+    remote,
+};
+use crate::fabric::{
+    Access, BindResult, ConnectFailure, ConnectParams, Fabric, FabricError, FabricEvent, PdUse,
+    PrivateData, SgeList, WcOp, WcStatus, Window, WorkCompletion, WorkRequest, WrOp,
+};
+use crate::ids::{QpNum, Rkey};
+use crate::time::{Duration, Instant, earliest};
+use crate::wire::{
+    ConnRsp, PingHello, PingInfo, PingMode, PingReply, PingStatus, errno_name, fill_pattern,
+};
+
+/// What a queue pair does.
+#[derive(Clone, Debug)]
+pub struct PingClientConfig {
+    /// Source address; None leaves the choice to the system.
+    pub local: Option<IpAddr>,
+    /// The server.
+    pub remote: SocketAddr,
+    /// What to do, as the server is told.
+    pub hello: PingHello,
+    /// Speak exactly rping: say nothing of all this.
+    pub rping: bool,
+    /// Rounds or operations; 0 goes on until `stop`.
+    pub count: u64,
+    /// From the start of a round to the start of the next.
+    pub interval: Duration,
+    /// Compare what comes back.
+    pub validate: bool,
+    /// Bound of the connect, and of each step.
+    pub timeout: Duration,
+}
+
+/// News of a queue pair.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PingEvent {
+    /// It is up.
+    Connected {
+        /// Time that took.
+        after: Duration,
+    },
+    /// A round was answered. Not told of bandwidth modes, where there are too many.
+    Round {
+        /// From 0.
+        seq: u64,
+        /// Until the server had read our data, where it does, or we had read.
+        read: Option<Duration>,
+        /// Until it was written back.
+        write: Option<Duration>,
+        /// The data, without its NUL: rping's text.
+        text: Vec<u8>,
+    },
+    /// It is over. All went well, or why not.
+    Ended(Result<(), PingFailure>),
+}
+
+/// Why a ping failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PingFailure {
+    /// The connect was answered by a refusal.
+    #[error("{}", refusal(*.0))]
+    Refused(PingStatus),
+    /// It was refused by something that does not know our ping.
+    #[error("{0}")]
+    NoPing(String),
+    /// It did not come about.
+    #[error("cannot connect: {0}")]
+    Connect(String),
+    /// The server does not go on.
+    #[error("no {what} within {after:?}")]
+    Silent {
+        /// What was waited for.
+        what: &'static str,
+        /// How long.
+        after: Duration,
+    },
+    /// The server broke the protocol.
+    #[error("protocol error of the server: {0}")]
+    Protocol(String),
+    /// Data is not what it was.
+    #[error("data mismatch in round {seq} at byte {at} of {size}")]
+    Mismatch {
+        /// The round.
+        seq: u64,
+        /// The first wrong byte.
+        at: usize,
+        /// Of so many.
+        size: u32,
+    },
+    /// The connection ended.
+    #[error("the connection ended: {0}")]
+    Closed(String),
+    /// A call was refused here.
+    #[error("{0}")]
+    Local(String),
+}
+
+fn refusal(status: PingStatus) -> String {
+    match status {
+        PingStatus::Off => "the server answers no pings (--no-ping)".into(),
+        PingStatus::Busy => "the server answers as many pings as it may already".into(),
+        PingStatus::Unusable => "the server cannot do a ping of this kind or size".into(),
+        PingStatus::Memory => "the server has no memory for a ping".into(),
+        PingStatus::Good | PingStatus::Other(_) => format!("the server refused: {status:?}"),
+    }
+}
+
+impl From<FabricError> for PingFailure {
+    fn from(error: FabricError) -> Self {
+        Self::Local(error.to_string())
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Idle,
+    Connecting,
+    /// The server reads our data.
+    ReadHalf {
+        began: Instant,
+    },
+    /// It writes it back.
+    WriteHalf {
+        round: Instant,
+        began: Instant,
+        read: Duration,
+    },
+    /// The server says where its buffer is.
+    Opening,
+    /// Operations of ours are under way.
+    Flying {
+        began: Instant,
+    },
+    /// Until the next round.
+    Pausing {
+        until: Instant,
+    },
+    /// Bandwidth: the server says what it did.
+    Asking,
+    Closing,
+    Ended,
+}
+
+/// Memory the server reaches, with the key it has now.
+#[derive(Debug)]
+struct Shared {
+    buffer: Buffer,
+    window: Option<Arc<dyn Window>>,
+    access: Access,
+    key: Rkey,
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub struct PingClient {
+    config: PingClientConfig,
+    qp: Option<QpNum>,
+    state: State,
+    parts: Option<Parts>,
+    /// The server's buffer, in the one-sided modes.
+    theirs: PingInfo,
+    news: VecDeque<PingEvent>,
+    failure: Option<PingFailure>,
+    began: Instant,
+    /// When the step under way is too late.
+    late: Instant,
+    alive: Instant,
+    /// First operation, last completion: the time of a bandwidth.
+    flight: Option<(Instant, Instant)>,
+    sent: u64,
+    answered: u64,
+    inflight: u16,
+    peer_done: u64,
+    stopping: bool,
+}
+
+#[derive(Debug)]
+struct Parts {
+    messages: Messages,
+    /// Data the server may read, or the source of our writes.
+    start: Shared,
+    /// Where it may write, or where we read to.
+    sink: Shared,
+}
+
+impl PingClient {
+    /// A queue pair to be.
+    #[must_use]
+    pub fn new(config: PingClientConfig) -> Self {
+        Self {
+            config,
+            qp: None,
+            state: State::Idle,
+            parts: None,
+            theirs: PingInfo::GO_AHEAD,
+            news: VecDeque::new(),
+            failure: None,
+            began: Instant::ZERO,
+            late: Instant::ZERO,
+            alive: Instant::ZERO,
+            flight: None,
+            sent: 0,
+            answered: 0,
+            inflight: 0,
+            peer_done: 0,
+            stopping: false,
+        }
+    }
+
+    /// The queue pair, while there is one.
+    #[must_use]
+    pub const fn qp(&self) -> Option<QpNum> {
+        self.qp
+    }
+
+    /// True when it is over.
+    #[must_use]
+    pub fn is_ended(&self) -> bool {
+        self.state == State::Ended
+    }
+
+    /// Rounds or operations begun.
+    #[must_use]
+    pub const fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// Rounds or operations that were answered, each good.
+    #[must_use]
+    pub const fn answered(&self) -> u64 {
+        self.answered
+    }
+
+    /// Operations of the server with duplex, as it says at the end.
+    #[must_use]
+    pub const fn peer_done(&self) -> u64 {
+        self.peer_done
+    }
+
+    /// From the first operation to the last known end of one.
+    #[must_use]
+    pub fn flight_time(&self) -> Duration {
+        self.flight.map_or(Duration::ZERO, |(first, last)| last - first)
+    }
+
+    /// The next piece of news.
+    pub fn take_news(&mut self) -> Option<PingEvent> {
+        self.news.pop_front()
+    }
+
+    /// When to be polled even if nothing happens.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        match self.state {
+            State::Idle | State::Ended | State::Closing => None,
+            State::Pausing { until } => earliest(Some(until), self.alive_at()),
+            _ => earliest(Some(self.late), self.alive_at()),
+        }
+    }
+
+    /// One-sided modes: the server hears nothing of us unless we say something.
+    fn alive_at(&self) -> Option<Instant> {
+        let one_sided = self.config.hello.mode != PingMode::PingPong;
+        let up = matches!(self.state, State::Flying { .. } | State::Pausing { .. });
+        (one_sided && up).then_some(self.alive)
+    }
+
+    /// Connects.
+    pub fn start(&mut self, now: Instant, fabric: &mut dyn Fabric) {
+        self.began = now;
+        if let Err(failure) = self.try_start(now, fabric) {
+            self.state = State::Ended;
+            self.news.push_back(PingEvent::Ended(Err(failure)));
+        }
+    }
+
+    fn try_start(&mut self, now: Instant, fabric: &mut dyn Fabric) -> Result<(), PingFailure> {
+        let PingClientConfig { local, remote, hello, rping, timeout, .. } = self.config;
+        if hello.server_invalidate && !fabric.remote_invalidate() {
+            return Err(PingFailure::Local(format!(
+                "{}:// has no keys that a peer may invalidate (its memory windows are of type 1); \
+                 leave --server-invalidate out, or use tcp://",
+                fabric.scheme()
+            )));
+        }
+        let pd = fabric.alloc_pd(PdUse::Connect { local, remote })?;
+        let size = hello.size as usize;
+        let make = |access: Access| -> Result<Shared, FabricError> {
+            let windows = hello.server_invalidate;
+            let buffer = Buffer::new(&pd, size, if windows { Access::LOCAL } else { access })?;
+            let window = if windows { Some(pd.window(&buffer.registration)?) } else { None };
+            let key = buffer.registration.rkey();
+            Ok(Shared { buffer, window, access, key })
+        };
+        let parts = Parts {
+            messages: Messages::new(&pd)?,
+            start: make(Access::REMOTE_READ)?,
+            sink: make(Access::REMOTE_WRITE)?,
+        };
+        let private_data =
+            if rping { PrivateData::EMPTY } else { PrivateData::new(&hello.encode()) };
+        let params =
+            ConnectParams { local, remote, private_data, limits: limits(hello.depth), timeout };
+        let qp = fabric.connect(now, &pd, &params)?;
+        self.qp = Some(qp);
+        self.state = State::Connecting;
+        // The provider's own bound comes first.
+        self.late = now + timeout + Duration::from_secs(1);
+        parts.messages.post_all(fabric, qp)?;
+        self.parts = Some(parts);
+        Ok(())
+    }
+
+    /// Begins no more rounds; the one under way may end.
+    pub fn stop(&mut self, now: Instant, fabric: &mut dyn Fabric) {
+        self.stopping = true;
+        match self.state {
+            State::Pausing { .. } => self.next_round(now, fabric),
+            State::Idle => self.state = State::Ended,
+            State::Connecting => {
+                self.fail(now, fabric, PingFailure::Connect("stopped".into()));
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes an event of this queue pair.
+    pub fn handle_event(&mut self, now: Instant, event: FabricEvent, fabric: &mut dyn Fabric) {
+        match event {
+            FabricEvent::Established { private_data, .. } => {
+                if self.state == State::Connecting {
+                    self.on_established(now, &private_data, fabric);
+                }
+            }
+            FabricEvent::ConnectFailed { failure, .. } => {
+                let failure = match failure {
+                    ConnectFailure::Rejected(data) => rejected(&data, self.config.rping),
+                    ConnectFailure::Failed(reason) => PingFailure::Connect(reason.to_string()),
+                };
+                self.failure.get_or_insert(failure);
+                self.over();
+            }
+            FabricEvent::Closed { reason, .. } => {
+                if self.state != State::Closing {
+                    self.failure.get_or_insert(PingFailure::Closed(reason.to_string()));
+                }
+                self.over();
+            }
+            FabricEvent::Completion(wc) => self.on_completion(now, &wc, fabric),
+            FabricEvent::Request(_) => {}
+        }
+    }
+
+    /// Lets time pass. True when something happened.
+    pub fn poll(&mut self, now: Instant, fabric: &mut dyn Fabric) -> bool {
+        let what = match self.state {
+            State::Idle | State::Closing | State::Ended => return false,
+            State::Pausing { until } if now >= until => {
+                self.next_round(now, fabric);
+                return true;
+            }
+            State::Pausing { .. } => return self.say_alive(now, fabric),
+            _ if now < self.late => return self.say_alive(now, fabric),
+            State::Connecting => "connection",
+            State::ReadHalf { .. } => "go-ahead after the server's read",
+            State::WriteHalf { .. } => "go-ahead after the server's write",
+            State::Opening => "word where the server's buffer is",
+            State::Flying { .. } => "end of a request",
+            State::Asking => "word what the server did",
+        };
+        let after = self.config.timeout;
+        self.fail(now, fabric, PingFailure::Silent { what, after });
+        true
+    }
+
+    fn say_alive(&mut self, now: Instant, fabric: &mut dyn Fabric) -> bool {
+        if self.alive_at().is_none_or(|at| now < at) {
+            return false;
+        }
+        self.alive = now + ALIVE_INTERVAL;
+        let info = PingInfo { size: SAYS_ALIVE, ..PingInfo::GO_AHEAD };
+        if let Err(failure) = self.send(&info, fabric) {
+            self.fail(now, fabric, failure);
+        }
+        true
+    }
+
+    fn send(&mut self, info: &PingInfo, fabric: &mut dyn Fabric) -> Result<(), PingFailure> {
+        let (Some(parts), Some(qp)) = (&mut self.parts, self.qp) else {
+            return Err(PingFailure::Local("not connected".into()));
+        };
+        Ok(parts.messages.send(fabric, qp, info, SEND)?)
+    }
+
+    fn fail(&mut self, now: Instant, fabric: &mut dyn Fabric, failure: PingFailure) {
+        self.failure.get_or_insert(failure);
+        if let (Some(qp), false) = (self.qp, self.state == State::Closing) {
+            self.state = State::Closing;
+            fabric.abort(now, qp);
+        }
+    }
+
+    fn over(&mut self) {
+        if self.state != State::Ended {
+            self.state = State::Ended;
+            self.qp = None;
+            self.parts = None;
+            self.news.push_back(PingEvent::Ended(self.failure.take().map_or(Ok(()), Err)));
+        }
+    }
+
+    fn on_established(&mut self, now: Instant, data: &PrivateData, fabric: &mut dyn Fabric) {
+        if !self.config.rping {
+            match PingReply::decode(data.as_bytes()) {
+                Ok(PingReply { status: PingStatus::Good }) => {}
+                Ok(PingReply { status }) => {
+                    return self.fail(now, fabric, PingFailure::Refused(status));
+                }
+                Err(_) => {
+                    let text = "the server accepted without a word of ours: it is none of ours; \
+                                --rping speaks to rping -s";
+                    return self.fail(now, fabric, PingFailure::NoPing(text.into()));
+                }
+            }
+        }
+        self.news.push_back(PingEvent::Connected { after: now - self.began });
+        self.alive = now + ALIVE_INTERVAL;
+        if self.config.hello.mode == PingMode::PingPong {
+            return self.next_round(now, fabric);
+        }
+        self.state = State::Opening;
+        self.late = now + self.config.timeout;
+        let opened = self.fill(0).and_then(|()| {
+            let Some(parts) = &self.parts else { return Ok(PingInfo::GO_AHEAD) };
+            let writes = self.config.hello.mode.writes();
+            let shared = if writes { &parts.sink } else { &parts.start };
+            Ok(shared.buffer.info())
+        });
+        if let Err(failure) = opened.and_then(|info| self.send(&info, fabric)) {
+            self.fail(now, fabric, failure);
+        }
+    }
+
+    /// Puts the pattern of round `n` into the start buffer, and nothing into the sink.
+    fn fill(&mut self, n: u64) -> Result<(), PingFailure> {
+        let Some(parts) = &self.parts else { return Ok(()) };
+        let mut pattern = vec![0; parts.start.buffer.len];
+        fill_pattern(n, &mut pattern);
+        parts.start.buffer.all().copy_in(0, &pattern);
+        parts.sink.buffer.all().fill(0xff);
+        Ok(())
+    }
+
+    /// The next round, or the end when there is none.
+    fn next_round(&mut self, now: Instant, fabric: &mut dyn Fabric) {
+        let finished = self.config.count != 0 && self.sent >= self.config.count;
+        let bandwidth = self.config.hello.mode.is_bandwidth();
+        let next = if finished || self.stopping {
+            if bandwidth { self.ask(now, fabric) } else { self.finish(now, fabric) }
+        } else if self.config.hello.mode == PingMode::PingPong {
+            self.begin_pong(now, fabric)
+        } else {
+            self.fly(now, fabric)
+        };
+        if let Err(failure) = next {
+            self.fail(now, fabric, failure);
+        }
+    }
+
+    fn finish(&mut self, now: Instant, fabric: &mut dyn Fabric) -> Result<(), PingFailure> {
+        if let Some(qp) = self.qp {
+            self.state = State::Closing;
+            fabric.disconnect(now, qp);
+        }
+        Ok(())
+    }
+
+    fn begin_pong(&mut self, now: Instant, fabric: &mut dyn Fabric) -> Result<(), PingFailure> {
+        self.fill(self.sent)?;
+        self.sent += 1;
+        self.state = State::ReadHalf { began: now };
+        self.late = now + self.config.timeout;
+        self.advertise(true, fabric)
+    }
+
+    /// Tells the server where the start or the sink is, under a fresh key where it ends the old.
+    fn advertise(&mut self, start: bool, fabric: &mut dyn Fabric) -> Result<(), PingFailure> {
+        let (Some(parts), Some(qp)) = (&mut self.parts, self.qp) else { return Ok(()) };
+        let shared = if start { &mut parts.start } else { &mut parts.sink };
+        if let Some(window) = &shared.window {
+            let id = WR_BIND + u64::from(start);
+            let (BindResult::Done(key) | BindResult::Pending(key)) =
+                fabric.bind(qp, window, &shared.buffer.all(), shared.access, id)?;
+            shared.key = key;
+        }
+        let info = PingInfo { rkey: shared.key, ..shared.buffer.info() };
+        Ok(parts.messages.send(fabric, qp, &info, SEND)?)
+    }
+
+    fn on_completion(&mut self, now: Instant, wc: &WorkCompletion, fabric: &mut dyn Fabric) {
+        if matches!(self.state, State::Closing | State::Ended) || wc.status == WcStatus::Flushed {
+            return;
+        }
+        let failure = match wc.status {
+            WcStatus::Success => match self.on_success(now, wc, fabric) {
+                Ok(()) => return,
+                Err(failure) => failure,
+            },
+            WcStatus::LocalError if wc.op == WcOp::Recv => {
+                PingFailure::Protocol("a message that is longer than 64 bytes".into())
+            }
+            status => PingFailure::Closed(format!("a request of ours failed: {status}")),
+        };
+        self.fail(now, fabric, failure);
+    }
+
+    fn on_success(
+        &mut self,
+        now: Instant,
+        wc: &WorkCompletion,
+        fabric: &mut dyn Fabric,
+    ) -> Result<(), PingFailure> {
+        match (wc.op, wc.wr_id) {
+            (WcOp::Recv, at) if at < RECVS => {
+                let (Some(parts), Some(qp)) = (&self.parts, self.qp) else { return Ok(()) };
+                let info = parts.messages.take(at, wc.byte_len).map_err(|len| {
+                    PingFailure::Protocol(format!("a message of {len} bytes, and all have 16"))
+                })?;
+                parts.messages.post_recv(fabric, qp, at)?;
+                self.on_message(now, &info, wc.invalidated, fabric)
+            }
+            (WcOp::RecvRdmaWithImm, at) if at < RECVS => {
+                let (Some(parts), Some(qp)) = (&self.parts, self.qp) else { return Ok(()) };
+                parts.messages.post_recv(fabric, qp, at)?;
+                self.on_immediate(now, wc.imm, fabric)
+            }
+            (_, WR_DATA) => self.on_data(now, fabric),
+            _ => Ok(()),
+        }
+    }
+
+    fn on_message(
+        &mut self,
+        now: Instant,
+        info: &PingInfo,
+        invalidated: Option<Rkey>,
+        fabric: &mut dyn Fabric,
+    ) -> Result<(), PingFailure> {
+        match self.state {
+            State::ReadHalf { began } => {
+                self.check_invalidated(true, invalidated)?;
+                self.state = State::WriteHalf { round: began, began: now, read: now - began };
+                self.late = now + self.config.timeout;
+                self.advertise(false, fabric)
+            }
+            State::WriteHalf { round, began, read } => {
+                self.check_invalidated(false, invalidated)?;
+                self.round_done(now, round, Some(read), Some(now - began), fabric)
+            }
+            State::Opening => {
+                if info.size != self.config.hello.size {
+                    let (found, size) = (info.size, self.config.hello.size);
+                    let text = format!("its buffer has {found} bytes, and {size} were agreed");
+                    return Err(PingFailure::Protocol(text));
+                }
+                self.theirs = *info;
+                self.flight = Some((now, now));
+                self.next_round(now, fabric);
+                Ok(())
+            }
+            State::Asking => {
+                self.peer_done = info.addr;
+                self.flight = self.flight.map(|(first, _)| (first, now));
+                self.finish(now, fabric)
+            }
+            _ => Err(PingFailure::Protocol("a message out of turn".into())),
+        }
+    }
+
+    fn check_invalidated(&self, start: bool, invalidated: Option<Rkey>) -> Result<(), PingFailure> {
+        let Some(parts) = &self.parts else { return Ok(()) };
+        let shared = if start { &parts.start } else { &parts.sink };
+        let wanted = self.config.hello.server_invalidate.then_some(shared.key);
+        if wanted == invalidated {
+            return Ok(());
+        }
+        let text = match (wanted, invalidated) {
+            (Some(key), None) => format!("its go-ahead did not invalidate key {key}"),
+            (_, Some(key)) => format!("it invalidated key {key}, which was not asked for"),
+            (None, None) => return Ok(()),
+        };
+        Err(PingFailure::Protocol(text))
+    }
+
+    /// Compares what came back with what went out.
+    fn compare(&self, seq: u64) -> Result<(), PingFailure> {
+        let Some(parts) = self.parts.as_ref().filter(|_| self.config.validate) else {
+            return Ok(());
+        };
+        let start = parts.start.buffer.all().to_vec();
+        let sink = parts.sink.buffer.all().to_vec();
+        match start.iter().zip(&sink).position(|(a, b)| a != b) {
+            None => Ok(()),
+            Some(at) => Err(PingFailure::Mismatch { seq, at, size: self.config.hello.size }),
+        }
+    }
+
+    fn round_done(
+        &mut self,
+        now: Instant,
+        began: Instant,
+        read: Option<Duration>,
+        write: Option<Duration>,
+        fabric: &mut dyn Fabric,
+    ) -> Result<(), PingFailure> {
+        let seq = self.sent - 1;
+        self.compare(seq)?;
+        self.answered += 1;
+        self.flight = Some((self.flight.map_or(began, |(first, _)| first), now));
+        let text = self.parts.as_ref().map_or_else(Vec::new, |parts| {
+            let mut text = parts.sink.buffer.all().to_vec();
+            text.truncate(crate::wire::text_len(&text).saturating_sub(1));
+            text
+        });
+        self.news.push_back(PingEvent::Round { seq, read, write, text });
+        let until = began + self.config.interval;
+        let more = self.config.count == 0 || self.sent < self.config.count;
+        if until > now && more && !self.stopping {
+            self.state = State::Pausing { until };
+        } else {
+            self.next_round(now, fabric);
+        }
+        Ok(())
+    }
+
+    /// One-sided: as many operations as may be in flight.
+    fn fly(&mut self, now: Instant, fabric: &mut dyn Fabric) -> Result<(), PingFailure> {
+        let (Some(qp), hello) = (self.qp, self.config.hello) else { return Ok(()) };
+        if hello.mode == PingMode::WriteLatency {
+            self.fill(self.sent)?;
+        }
+        let Some(parts) = &self.parts else { return Ok(()) };
+        if hello.mode == PingMode::ReadLatency && self.config.validate {
+            parts.sink.buffer.all().fill(0xff);
+        }
+        #[allow(clippy::cast_possible_truncation, reason = "a number that wraps will do")]
+        let imm = (hello.mode == PingMode::WriteLatency).then_some(self.sent as u32);
+        let remote = remote(&self.theirs);
+        let (op, source) = match hello.mode.writes() {
+            true => (WrOp::RdmaWrite { remote, imm }, &parts.start.buffer),
+            false => (WrOp::RdmaRead { remote }, &parts.sink.buffer),
+        };
+        let depth = if hello.mode.is_bandwidth() { hello.depth } else { 1 };
+        let size = hello.size as usize;
+        self.state = State::Flying { began: now };
+        self.late = now + self.config.timeout;
+        while self.inflight < depth && (self.config.count == 0 || self.sent < self.config.count) {
+            let sges = SgeList::one(source.sge(0, size));
+            let wr_id = if imm.is_some() { super::WR_MESSAGE } else { WR_DATA };
+            fabric.post_send(qp, WorkRequest { wr_id, op, sges, signaled: true })?;
+            self.inflight += 1;
+            self.sent += 1;
+        }
+        Ok(())
+    }
+
+    /// A read, or a write of a bandwidth, is done.
+    fn on_data(&mut self, now: Instant, fabric: &mut dyn Fabric) -> Result<(), PingFailure> {
+        let State::Flying { began } = self.state else { return Ok(()) };
+        self.inflight -= 1;
+        if !self.config.hello.mode.is_bandwidth() {
+            return self.round_done(now, began, Some(now - began), None, fabric);
+        }
+        self.answered += 1;
+        self.flight = self.flight.map(|(first, _)| (first, now));
+        self.late = now + self.config.timeout;
+        let more = self.config.count == 0 || self.sent < self.config.count;
+        if more && !self.stopping {
+            self.fly(now, fabric)
+        } else if self.inflight == 0 {
+            if self.config.hello.mode == PingMode::ReadBandwidth {
+                self.compare(self.sent - 1)?;
+            }
+            self.ask(now, fabric)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn on_immediate(
+        &mut self,
+        now: Instant,
+        imm: Option<u32>,
+        fabric: &mut dyn Fabric,
+    ) -> Result<(), PingFailure> {
+        let State::Flying { began } = self.state else {
+            return Err(PingFailure::Protocol("an immediate out of turn".into()));
+        };
+        #[allow(clippy::cast_possible_truncation, reason = "as it was sent")]
+        let wanted = (self.sent - 1) as u32;
+        if self.config.hello.mode != PingMode::WriteLatency || imm != Some(wanted) {
+            let text = format!("immediate {imm:?}, and {wanted} was due");
+            return Err(PingFailure::Protocol(text));
+        }
+        self.inflight -= 1;
+        self.round_done(now, began, None, Some(now - began), fabric)
+    }
+
+    /// Bandwidth: says that all is done; the answer comes behind all of it.
+    fn ask(&mut self, now: Instant, fabric: &mut dyn Fabric) -> Result<(), PingFailure> {
+        self.state = State::Asking;
+        self.late = now + self.config.timeout;
+        let info = PingInfo { addr: self.answered, size: SAYS_DONE, ..PingInfo::GO_AHEAD };
+        self.send(&info, fabric)
+    }
+}
+
+/// What a reject means.
+fn rejected(data: &PrivateData, rping: bool) -> PingFailure {
+    if let Ok(PingReply { status }) = PingReply::decode(data.as_bytes()) {
+        return PingFailure::Refused(status);
+    }
+    if let Ok(response) = ConnRsp::decode(data.as_bytes()) {
+        let errno = response.errno.unsigned_abs();
+        let remedy = if rping { "start it with --rping" } else { "it is older, or the kernel's" };
+        let name = errno_name(errno);
+        return PingFailure::NoPing(format!(
+            "an RTRS server that answers no such ping ({name:?}); {remedy}"
+        ));
+    }
+    PingFailure::NoPing("the server refused without a reason".into())
+}

@@ -1,0 +1,158 @@
+//! Both ends of the ping as machines over any provider: [`PingClient`], one queue pair of a tool
+//! that pings, and [`PingServer`], all pings of a server.
+//!
+//! Events of the provider and the time go in, work requests go out through the [`Fabric`]; no
+//! socket, no clock. A ping has a protection domain of its own for each connection, with nothing in
+//! it but its own buffers, so neither end can reach anything else of the other's process. Whatever
+//! the peer says or leaves unsaid ends in an error within a bound. Messages: `wire/ping.rs`.
+
+mod client;
+mod conn;
+mod server;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+pub use client::{PingClient, PingClientConfig, PingEvent, PingFailure};
+pub use server::{PingServer, PingServerConfig, PingServerStats};
+
+use crate::fabric::{
+    Access, Fabric, FabricError, MemoryRegistration, ProtectionDomain, QpLimits, RemoteMem, Sge,
+    SgeList, WorkRequest, WrOp,
+};
+use crate::ids::QpNum;
+use crate::mem::{MemSlice, Region};
+use crate::time::Duration;
+use crate::wire::PingInfo;
+
+/// Receives posted on either end.
+const RECVS: u64 = 4;
+/// Bytes of a receive: more than a message, so that one that is longer can be told.
+const RECV_LEN: usize = 64;
+/// Where receives start in the message buffer.
+const RECV_BASE: usize = 256;
+/// Work request that is a message.
+const WR_MESSAGE: u64 = 100;
+/// Work request that is a bind, in the low bits which buffer.
+const WR_BIND: u64 = 200;
+/// Work request that moves data.
+const WR_DATA: u64 = 300;
+/// In the one-sided modes: how often a client says that it lives.
+const ALIVE_INTERVAL: Duration = Duration::from_secs(5);
+/// `size` of a message without a key: the client has done what it wanted, or it goes on.
+const SAYS_DONE: u32 = 0;
+const SAYS_ALIVE: u32 = 1;
+
+/// Queues of a ping with this depth.
+fn limits(depth: u16) -> QpLimits {
+    QpLimits { send_max: u32::from(depth) + 8, recv_max: 8 }
+}
+
+fn memory(error: std::io::Error) -> FabricError {
+    FabricError::system("cannot get memory for a ping", error)
+}
+
+/// Registered memory of a ping.
+#[derive(Clone, Debug)]
+struct Buffer {
+    registration: Arc<dyn MemoryRegistration>,
+    len: usize,
+}
+
+impl Buffer {
+    fn new(
+        pd: &Arc<dyn ProtectionDomain>,
+        len: usize,
+        access: Access,
+    ) -> Result<Self, FabricError> {
+        let region = Region::new(len.max(1)).map_err(memory)?;
+        Ok(Self { registration: pd.register(&region, access)?, len })
+    }
+
+    /// The part `at..at + len`, which lies inside.
+    fn slice(&self, at: usize, len: usize) -> MemSlice {
+        let region = self.registration.region();
+        region.slice(at, len).unwrap_or_else(|| panic!("{at}..+{len} outside a ping's buffer"))
+    }
+
+    fn all(&self) -> MemSlice {
+        self.slice(0, self.len)
+    }
+
+    fn sge(&self, at: usize, len: usize) -> Sge {
+        Sge { slice: self.slice(at, len), lkey: self.registration.lkey() }
+    }
+
+    /// What the peer is told of it.
+    fn info(&self) -> PingInfo {
+        PingInfo {
+            addr: self.registration.base(),
+            rkey: self.registration.rkey(),
+            #[allow(clippy::cast_possible_truncation, reason = "at most 1 MiB")]
+            size: self.len as u32,
+        }
+    }
+}
+
+/// The messages of one connection.
+#[derive(Debug)]
+struct Messages {
+    buffer: Buffer,
+    /// Which of the places for messages to be sent is next; as many as can be under way.
+    next: usize,
+}
+
+impl Messages {
+    /// Places to send from.
+    const PLACES: usize = 8;
+
+    fn new(pd: &Arc<dyn ProtectionDomain>) -> Result<Self, FabricError> {
+        let buffer = Buffer::new(pd, RECV_BASE + RECVS as usize * RECV_LEN, Access::LOCAL)?;
+        Ok(Self { buffer, next: 0 })
+    }
+
+    fn post_recv(&self, fabric: &mut dyn Fabric, qp: QpNum, at: u64) -> Result<(), FabricError> {
+        #[allow(clippy::cast_possible_truncation, reason = "below RECVS")]
+        let from = RECV_BASE + at as usize * RECV_LEN;
+        fabric.post_recv(qp, at, Some(self.buffer.sge(from, RECV_LEN)))
+    }
+
+    fn post_all(&self, fabric: &mut dyn Fabric, qp: QpNum) -> Result<(), FabricError> {
+        (0..RECVS).try_for_each(|at| self.post_recv(fabric, qp, at))
+    }
+
+    /// The message in a receive, or its length when it is none.
+    fn take(&self, at: u64, len: u32) -> Result<PingInfo, u32> {
+        if len as usize != PingInfo::LEN {
+            return Err(len);
+        }
+        let mut bytes = [0; PingInfo::LEN];
+        #[allow(clippy::cast_possible_truncation, reason = "below RECVS")]
+        let from = RECV_BASE + at as usize * RECV_LEN;
+        self.buffer.slice(from, PingInfo::LEN).copy_out(0, &mut bytes);
+        Ok(PingInfo::decode(&bytes))
+    }
+
+    /// A message that goes out with this operation.
+    fn send(
+        &mut self,
+        fabric: &mut dyn Fabric,
+        qp: QpNum,
+        info: &PingInfo,
+        op: WrOp,
+    ) -> Result<(), FabricError> {
+        let at = self.next * PingInfo::LEN;
+        self.next = (self.next + 1) % Self::PLACES;
+        self.buffer.slice(at, PingInfo::LEN).copy_in(0, &info.encode());
+        let sges = SgeList::one(self.buffer.sge(at, PingInfo::LEN));
+        fabric.post_send(qp, WorkRequest { wr_id: WR_MESSAGE, op, sges, signaled: true })
+    }
+}
+
+/// A plain send.
+const SEND: WrOp = WrOp::Send { imm: None, invalidate: None };
+
+fn remote(info: &PingInfo) -> RemoteMem {
+    RemoteMem { addr: info.addr, rkey: info.rkey }
+}

@@ -1,0 +1,279 @@
+//! All pings of a server: which requests are pings, how many may run, and how long one may be
+//! silent. What one connection does is `conn.rs`.
+
+use std::collections::BTreeMap;
+
+use super::conn::{PingConn, Turn};
+use super::limits;
+use crate::fabric::{ConnRequest, Fabric, FabricError, FabricEvent, PdUse, PrivateData};
+use crate::ids::QpNum;
+use crate::time::{Duration, Instant};
+use crate::wire::{PingHello, PingReply, PingStatus};
+
+/// What a server's pings may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PingServerConfig {
+    /// Answer pings at all.
+    pub enabled: bool,
+    /// Take requests without private data for rping's.
+    pub rping: bool,
+    /// Pings at once.
+    pub connections_max: usize,
+    /// Largest data, in bytes, of rping too.
+    pub size_max: u32,
+    /// A ping that says nothing for so long is ended.
+    pub idle: Duration,
+}
+
+impl Default for PingServerConfig {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            rping: false,
+            connections_max: 64,
+            size_max: PingHello::SIZE_MAX,
+            idle: Duration::from_secs(30),
+        }
+    }
+}
+
+/// What a server's pings did since start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct PingServerStats {
+    /// Connections accepted.
+    pub accepted: u64,
+    /// Requests refused.
+    pub refused: u64,
+    /// Rounds of the ping-pong that were answered.
+    pub rounds: u64,
+    /// Connections ended because of what the peer said or did not say.
+    pub faults: u64,
+}
+
+/// The pings of a server, over all its providers.
+#[derive(Debug)]
+pub struct PingServer {
+    config: PingServerConfig,
+    conns: BTreeMap<(usize, QpNum), PingConn>,
+    stats: PingServerStats,
+    stopping: bool,
+}
+
+impl PingServer {
+    /// A server without pings.
+    #[must_use]
+    pub fn new(config: PingServerConfig) -> Self {
+        Self { config, conns: BTreeMap::new(), stats: PingServerStats::default(), stopping: false }
+    }
+
+    /// True for private data of a request that is for [`PingServer::handle_request`].
+    #[must_use]
+    pub fn claims(&self, private_data: &[u8]) -> bool {
+        PingHello::is_ping(private_data)
+            || (self.config.enabled
+                && self.config.rping
+                && private_data.iter().all(|byte| *byte == 0))
+    }
+
+    /// True for a queue pair of a ping.
+    #[must_use]
+    pub fn owns(&self, provider: usize, qp: QpNum) -> bool {
+        !self.conns.is_empty() && self.conns.contains_key(&(provider, qp))
+    }
+
+    /// Pings that run.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.conns.len()
+    }
+
+    /// What was done.
+    #[must_use]
+    pub const fn stats(&self) -> PingServerStats {
+        self.stats
+    }
+
+    /// Takes a request that is a ping's: accepts or refuses it.
+    pub fn handle_request(
+        &mut self,
+        now: Instant,
+        provider: usize,
+        request: ConnRequest,
+        fabric: &mut dyn Fabric,
+    ) {
+        let peer = request.peer;
+        let hello = match self.admit(&request) {
+            Ok(hello) => hello,
+            Err((status, why)) => {
+                tracing::info!(%peer, "refused a ping: {why}");
+                return self.refuse(now, request, status, fabric);
+            }
+        };
+        let prepared = fabric
+            .alloc_pd(PdUse::Accept(&request))
+            .and_then(|pd| PingConn::new(now, &pd, hello, self.config.size_max).map(|c| (pd, c)));
+        let (pd, mut conn) = match prepared {
+            Ok(prepared) => prepared,
+            Err(error) => {
+                tracing::warn!(%peer, %error, "refused a ping");
+                return self.refuse(now, request, PingStatus::Memory, fabric);
+            }
+        };
+        let answer = match hello {
+            Some(_) => PrivateData::new(&PingReply { status: PingStatus::Good }.encode()),
+            // rping expects none.
+            None => PrivateData::EMPTY,
+        };
+        let depth = hello.map_or(1, |hello| hello.depth);
+        let accepted = fabric.accept(now, &pd, request, limits(depth), &answer);
+        match accepted {
+            Ok(qp) => {
+                self.stats.accepted += 1;
+                tracing::debug!(%peer, ?hello, "a ping");
+                let opened = conn.open(fabric, qp);
+                self.conns.insert((provider, qp), conn);
+                if let Err(error) = opened {
+                    self.fault(now, provider, qp, &Fault::Fabric(error), fabric);
+                }
+            }
+            Err(error) => {
+                self.stats.refused += 1;
+                tracing::warn!(%peer, %error, "cannot accept a ping");
+            }
+        }
+    }
+
+    fn admit(&self, request: &ConnRequest) -> Result<Option<PingHello>, (PingStatus, String)> {
+        if !self.config.enabled || self.stopping {
+            return Err((PingStatus::Off, "pings are off".into()));
+        }
+        let most = self.config.connections_max;
+        if self.conns.len() >= most {
+            return Err((PingStatus::Busy, format!("{most} pings run already")));
+        }
+        let data = request.private_data.as_bytes();
+        if !PingHello::is_ping(data) {
+            return Ok(None);
+        }
+        let hello = PingHello::decode(data).map_err(|e| (PingStatus::Unusable, e.to_string()))?;
+        if hello.size > self.config.size_max {
+            let text = format!("{} bytes, and at most {}", hello.size, self.config.size_max);
+            return Err((PingStatus::Unusable, text));
+        }
+        Ok(Some(hello))
+    }
+
+    fn refuse(
+        &mut self,
+        now: Instant,
+        request: ConnRequest,
+        status: PingStatus,
+        fabric: &mut dyn Fabric,
+    ) {
+        self.stats.refused += 1;
+        fabric.reject(now, request, &PrivateData::new(&PingReply { status }.encode()));
+    }
+
+    /// Takes an event of a queue pair that it owns.
+    pub fn handle_event(
+        &mut self,
+        now: Instant,
+        provider: usize,
+        event: &FabricEvent,
+        fabric: &mut dyn Fabric,
+    ) {
+        let (qp, turn) = match event {
+            FabricEvent::Completion(wc) => {
+                let Some(conn) = self.conns.get_mut(&(provider, wc.qp)) else { return };
+                (wc.qp, conn.handle_completion(now, wc, fabric))
+            }
+            FabricEvent::Closed { qp, reason } => {
+                tracing::debug!(%qp, %reason, "a ping ended");
+                self.conns.remove(&(provider, *qp));
+                return;
+            }
+            FabricEvent::ConnectFailed { qp, .. } => {
+                self.conns.remove(&(provider, *qp));
+                return;
+            }
+            FabricEvent::Established { qp, .. } => {
+                if let Some(conn) = self.conns.get_mut(&(provider, *qp)) {
+                    conn.heard(now);
+                }
+                return;
+            }
+            FabricEvent::Request(_) => return,
+        };
+        match turn {
+            Ok(Turn::On) => {}
+            Ok(Turn::Round) => self.stats.rounds += 1,
+            Err(fault) => self.fault(now, provider, qp, &fault, fabric),
+        }
+    }
+
+    fn fault(
+        &mut self,
+        now: Instant,
+        provider: usize,
+        qp: QpNum,
+        fault: &Fault,
+        fabric: &mut dyn Fabric,
+    ) {
+        let Some(conn) = self.conns.get_mut(&(provider, qp)) else { return };
+        if conn.end() {
+            self.stats.faults += 1;
+            tracing::info!(%qp, "ended a ping: {fault}");
+            fabric.abort(now, qp);
+        }
+    }
+
+    /// Ends pings that have been silent too long. True when one was.
+    pub fn poll(&mut self, now: Instant, fabrics: &mut [Box<dyn Fabric>]) -> bool {
+        let late: Vec<(usize, QpNum)> = self
+            .conns
+            .iter()
+            .filter(|(_, conn)| conn.idle_since().is_some_and(|at| at + self.config.idle <= now))
+            .map(|(key, _)| *key)
+            .collect();
+        for (provider, qp) in &late {
+            if let Some(fabric) = fabrics.get_mut(*provider) {
+                self.fault(now, *provider, *qp, &Fault::Silent(self.config.idle), fabric.as_mut());
+            }
+        }
+        !late.is_empty()
+    }
+
+    /// When to be polled even if nothing happens.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        let oldest = self.conns.values().filter_map(PingConn::idle_since).min();
+        oldest.map(|at| at + self.config.idle)
+    }
+
+    /// Ends all pings and takes no more.
+    pub fn stop(&mut self, now: Instant, fabrics: &mut [Box<dyn Fabric>]) {
+        self.stopping = true;
+        for ((provider, qp), conn) in &mut self.conns {
+            if let Some(fabric) = fabrics.get_mut(*provider).filter(|_| conn.end()) {
+                fabric.disconnect(now, *qp);
+            }
+        }
+    }
+}
+
+/// Why a ping is ended.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Fault {
+    #[error("a message of {0} bytes, and all have 16")]
+    Length(u32),
+    #[error("data of {found} bytes, and {expected}")]
+    Size { found: u32, expected: String },
+    #[error("a message out of turn: {0}")]
+    Turn(&'static str),
+    #[error("nothing was heard for {0:?}")]
+    Silent(Duration),
+    #[error("a request of ours failed: {0}")]
+    Failed(crate::fabric::WcStatus),
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
+}

@@ -1,0 +1,627 @@
+//! Client and server against each other, and each against a peer that lies, in the simulated world.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use super::*;
+use crate::fabric::sim::{SimFabric, World, WorldOptions, sim_ip};
+use crate::fabric::{
+    ConnRequest, ConnectParams, FabricEvent, PdUse, PrivateData, ProtectionDomain, WcStatus,
+};
+use crate::ids::Rkey;
+use crate::time::Instant;
+use crate::wire::{PingHello, PingMode, PingReply, PingStatus};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn hello(mode: PingMode, size: u32) -> PingHello {
+    let (duplex, server_invalidate, read_invalidate) = (false, false, false);
+    PingHello { mode, duplex, server_invalidate, read_invalidate, depth: 4, size }
+}
+
+fn config(remote: SocketAddr, hello: PingHello, count: u64) -> PingClientConfig {
+    PingClientConfig {
+        local: Some(sim_ip(2)),
+        remote,
+        hello,
+        rping: false,
+        count,
+        interval: Duration::ZERO,
+        validate: true,
+        timeout: 2 * SECOND,
+    }
+}
+
+/// A world with a ping server on one side; on the other, whatever the test plays.
+struct Stand {
+    world: World,
+    /// The server's provider, as it takes them.
+    fabrics: [Box<dyn Fabric>; 1],
+    client: SimFabric,
+    server: PingServer,
+    address: SocketAddr,
+}
+
+impl Stand {
+    fn new(config: PingServerConfig) -> Self {
+        let world = World::with_options(7, WorldOptions::default());
+        let (a, b) = (world.node(sim_ip(1)), world.node(sim_ip(2)));
+        let (mut fabric, client) = (world.fabric(a), world.fabric(b));
+        let address = fabric.listen(SocketAddr::new(sim_ip(1), 1234)).unwrap();
+        let server = PingServer::new(config);
+        Self { world, fabrics: [Box::new(fabric)], client, server, address }
+    }
+
+    fn now(&self) -> Instant {
+        self.world.now()
+    }
+
+    /// One step of the world; gives the client's events.
+    fn step(&mut self) -> Vec<FabricEvent> {
+        let now = self.now();
+        self.fabrics[0].flush(now);
+        self.client.flush(now);
+        if !self.world.step() {
+            self.world.advance_to(now + Duration::from_millis(100));
+        }
+        let now = self.now();
+        self.fabrics[0].poll(now);
+        while let Some(event) = self.fabrics[0].next_event() {
+            match event {
+                FabricEvent::Request(request) => {
+                    assert!(self.server.claims(request.private_data.as_bytes()));
+                    self.server.handle_request(now, 0, request, self.fabrics[0].as_mut());
+                }
+                event => self.server.handle_event(now, 0, &event, self.fabrics[0].as_mut()),
+            }
+        }
+        self.server.poll(now, &mut self.fabrics);
+        self.client.poll(now);
+        std::iter::from_fn(|| self.client.next_event()).collect()
+    }
+
+    /// Runs clients to their ends; gives the news of each.
+    fn run(&mut self, clients: &mut [PingClient]) -> Vec<Vec<PingEvent>> {
+        let mut news = vec![Vec::new(); clients.len()];
+        for client in clients.iter_mut() {
+            client.start(self.world.now(), &mut self.client);
+        }
+        let until = self.now() + 300 * SECOND;
+        while clients.iter().any(|client| !client.is_ended()) {
+            assert!(self.now() < until, "{clients:?}");
+            let events = self.step();
+            let now = self.now();
+            for event in events {
+                let qp = qp_of(&event);
+                let mut clients = clients.iter_mut();
+                if let Some(client) = clients.find(|client| client.qp() == Some(qp)) {
+                    client.handle_event(now, event, &mut self.client);
+                }
+            }
+            for client in clients.iter_mut() {
+                client.poll(now, &mut self.client);
+            }
+            for (client, news) in clients.iter_mut().zip(&mut news) {
+                news.extend(std::iter::from_fn(|| client.take_news()));
+            }
+        }
+        news
+    }
+
+    fn ping(&mut self, config: PingClientConfig) -> (PingClient, Vec<PingEvent>) {
+        let mut clients = [PingClient::new(config)];
+        let news = self.run(&mut clients).remove(0);
+        let [client] = clients;
+        (client, news)
+    }
+
+    /// A hand-played connection to the ping server.
+    fn peer(&mut self, private_data: PrivateData) -> Peer {
+        let now = self.now();
+        let remote = self.address;
+        let pd = self.client.alloc_pd(PdUse::Connect { local: None, remote }).unwrap();
+        let params = ConnectParams {
+            local: Some(sim_ip(2)),
+            remote,
+            private_data,
+            limits: limits(16),
+            timeout: SECOND,
+        };
+        let qp = self.client.connect(now, &pd, &params).unwrap();
+        let messages = Messages::new(&pd).unwrap();
+        messages.post_all(&mut self.client, qp).unwrap();
+        let mut peer = Peer { qp, pd, messages, events: Vec::new() };
+        peer.wait(self, |event| matches!(event, FabricEvent::Established { .. }));
+        peer
+    }
+
+    /// Steps until nothing is left of the server's pings.
+    fn drained(&mut self) {
+        for _ in 0..2000 {
+            self.step();
+        }
+        assert_eq!(self.server.connections(), 0);
+    }
+}
+
+/// Whose event it is.
+fn qp_of(event: &FabricEvent) -> QpNum {
+    match event {
+        FabricEvent::Established { qp, .. }
+        | FabricEvent::ConnectFailed { qp, .. }
+        | FabricEvent::Closed { qp, .. } => *qp,
+        FabricEvent::Completion(wc) => wc.qp,
+        FabricEvent::Request(_) => QpNum(u32::MAX),
+    }
+}
+
+struct Peer {
+    qp: QpNum,
+    pd: Arc<dyn ProtectionDomain>,
+    messages: Messages,
+    events: Vec<FabricEvent>,
+}
+
+impl Peer {
+    /// Waits for an event, which is given.
+    fn wait(&mut self, stand: &mut Stand, is: impl Fn(&FabricEvent) -> bool) -> FabricEvent {
+        for _ in 0..100_000 {
+            if let Some(at) = self.events.iter().position(&is) {
+                return self.events.remove(at);
+            }
+            let events = stand.step();
+            self.events.extend(events.into_iter().filter(|event| qp_of(event) == self.qp));
+        }
+        panic!("waited in vain: {:?}", self.events);
+    }
+
+    fn send(&mut self, stand: &mut Stand, info: &PingInfo) {
+        self.messages.send(&mut stand.client, self.qp, info, SEND).unwrap();
+    }
+
+    fn receive(&mut self, stand: &mut Stand) -> PingInfo {
+        let event = self.wait(stand, |event| {
+            matches!(event, FabricEvent::Completion(wc)
+                if wc.wr_id < RECVS && wc.status == WcStatus::Success)
+        });
+        let FabricEvent::Completion(wc) = event else { unreachable!() };
+        self.messages.take(wc.wr_id, wc.byte_len).unwrap()
+    }
+
+    fn closed(&mut self, stand: &mut Stand) {
+        self.wait(stand, |event| matches!(event, FabricEvent::Closed { .. }));
+    }
+
+    fn post(&mut self, stand: &mut Stand, op: WrOp, buffer: &Buffer, len: usize) {
+        let sges = SgeList::one(buffer.sge(0, len));
+        let wr = WorkRequest { wr_id: WR_DATA, op, sges, signaled: true };
+        stand.client.post_send(self.qp, wr).unwrap();
+    }
+}
+
+fn ended(news: &[PingEvent]) -> &Result<(), PingFailure> {
+    match news.last() {
+        Some(PingEvent::Ended(end)) => end,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn every_mode_runs_and_is_checked() {
+    let modes = [
+        PingMode::PingPong,
+        PingMode::ReadLatency,
+        PingMode::WriteLatency,
+        PingMode::ReadBandwidth,
+        PingMode::WriteBandwidth,
+    ];
+    for mode in modes {
+        for size in [1, 23, 64, 4096, 65536, PingHello::SIZE_MAX] {
+            let mut stand = Stand::new(PingServerConfig::default());
+            let address = stand.address;
+            let (client, news) = stand.ping(config(address, hello(mode, size), 20));
+            assert_eq!(*ended(&news), Ok(()), "{mode:?} {size}");
+            assert_eq!((client.sent(), client.answered()), (20, 20), "{mode:?} {size}");
+            assert!(client.flight_time() > Duration::ZERO);
+            let rounds = news.iter().filter(|n| matches!(n, PingEvent::Round { .. })).count();
+            assert_eq!(rounds, if mode.is_bandwidth() { 0 } else { 20 });
+            stand.drained();
+            assert_eq!(stand.server.stats().faults, 0);
+        }
+    }
+}
+
+#[test]
+fn duplex_counts_both_directions() {
+    for mode in [PingMode::ReadBandwidth, PingMode::WriteBandwidth] {
+        let mut stand = Stand::new(PingServerConfig::default());
+        let address = stand.address;
+        let hello = PingHello { duplex: true, ..hello(mode, 4096) };
+        let (client, news) = stand.ping(config(address, hello, 200));
+        assert_eq!(*ended(&news), Ok(()));
+        assert_eq!(client.answered(), 200);
+        assert!(client.peer_done() >= 50, "{}", client.peer_done());
+        stand.drained();
+    }
+}
+
+#[test]
+fn invalidating_variants_use_each_key_once() {
+    for (server_invalidate, read_invalidate) in [(true, false), (false, true), (true, true)] {
+        let mut stand = Stand::new(PingServerConfig::default());
+        let address = stand.address;
+        let hello =
+            PingHello { server_invalidate, read_invalidate, ..hello(PingMode::PingPong, 1000) };
+        let (client, news) = stand.ping(config(address, hello, 10));
+        assert_eq!(*ended(&news), Ok(()));
+        assert_eq!(client.answered(), 10);
+    }
+}
+
+#[test]
+fn rping_says_nothing_of_ours_and_needs_the_option() {
+    let rping = PingServerConfig { rping: true, ..PingServerConfig::default() };
+    let mut stand = Stand::new(rping);
+    let address = stand.address;
+    let plain = |size| PingClientConfig {
+        rping: true,
+        ..config(address, hello(PingMode::PingPong, size), 100)
+    };
+    let mut clients = [23, 64, 65535].map(|size| PingClient::new(plain(size)));
+    for news in stand.run(&mut clients) {
+        assert_eq!(*ended(&news), Ok(()));
+        assert_eq!(news.len(), 102);
+        let PingEvent::Round { text, .. } = &news[2] else { panic!("{news:?}") };
+        assert!(text.starts_with(b"rdma-ping-1: BCD"), "{text:?}");
+    }
+    assert_eq!(stand.server.stats().rounds, 300);
+    assert!(!PingServer::new(PingServerConfig::default()).claims(&[]));
+    let off = PingServerConfig { enabled: false, ..rping };
+    assert!(!PingServer::new(off).claims(&[]));
+    assert!(PingServer::new(off).claims(&hello(PingMode::PingPong, 1).encode()));
+}
+
+#[test]
+fn refusals_are_told() {
+    let server = PingServerConfig::default();
+    for (server, size, status) in [
+        (PingServerConfig { enabled: false, ..server }, 64, PingStatus::Off),
+        (PingServerConfig { connections_max: 0, ..server }, 64, PingStatus::Busy),
+        (PingServerConfig { size_max: 100, ..server }, 101, PingStatus::Unusable),
+    ] {
+        let mut stand = Stand::new(server);
+        let address = stand.address;
+        let (_, news) = stand.ping(config(address, hello(PingMode::PingPong, size), 1));
+        assert_eq!(*ended(&news), Err(PingFailure::Refused(status)));
+        assert_eq!(stand.server.stats().refused, 1);
+    }
+}
+
+#[test]
+fn pings_are_bounded_and_come_free() {
+    let most = PingServerConfig { connections_max: 3, ..PingServerConfig::default() };
+    let mut stand = Stand::new(most);
+    let address = stand.address;
+    let make = || PingClient::new(config(address, hello(PingMode::PingPong, 64), 5));
+    let mut clients: Vec<PingClient> = (0..5).map(|_| make()).collect();
+    let news = stand.run(&mut clients);
+    let good = news.iter().filter(|news| ended(news).is_ok()).count();
+    assert_eq!(good, 3, "{news:?}");
+    stand.drained();
+    assert!(stand.run(&mut [make()])[0].last() == Some(&PingEvent::Ended(Ok(()))));
+}
+
+#[test]
+fn a_silent_client_is_ended_and_a_live_one_is_not() {
+    let mut stand = Stand::new(PingServerConfig::default());
+    let data = PrivateData::new(&hello(PingMode::PingPong, 64).encode());
+    let mut peer = stand.peer(data);
+    let began = stand.now();
+    peer.closed(&mut stand);
+    let lasted = stand.now() - began;
+    assert!((29 * SECOND..40 * SECOND).contains(&lasted), "{lasted:?}");
+    assert_eq!(stand.server.stats().faults, 1);
+    // A read in a minute, which the server does not see: signs of life keep it.
+    let address = stand.address;
+    let slow = PingClientConfig {
+        interval: 60 * SECOND,
+        ..config(address, hello(PingMode::ReadLatency, 64), 3)
+    };
+    let (client, news) = stand.ping(slow);
+    assert_eq!((ended(&news), client.answered()), (&Ok(()), 3));
+}
+
+#[test]
+fn a_lying_client_is_ended() {
+    let good = hello(PingMode::PingPong, 64);
+    type Lie = fn(&mut Peer, &mut Stand, PingInfo);
+    let lies: [(PingHello, Lie); 7] = [
+        (good, |peer, stand, info| peer.send(stand, &PingInfo { size: 65, ..info })),
+        (good, |peer, stand, info| peer.send(stand, &PingInfo { size: 0, ..info })),
+        // A key that is none.
+        (good, |peer, stand, info| {
+            peer.send(stand, &PingInfo { rkey: Rkey(info.rkey.0 ^ 1), ..info });
+        }),
+        // Two messages before the go-ahead.
+        (good, |peer, stand, info| {
+            peer.send(stand, &info);
+            peer.send(stand, &info);
+        }),
+        // 20 bytes.
+        (good, |peer, stand, _| {
+            let buffer = Buffer::new(&peer.pd, 20, Access::LOCAL).unwrap();
+            peer.post(stand, SEND, &buffer, 20);
+        }),
+        (hello(PingMode::WriteBandwidth, 64), |peer, stand, info| {
+            peer.send(stand, &info);
+            peer.receive(stand);
+            peer.send(stand, &PingInfo { size: 2, ..PingInfo::GO_AHEAD });
+        }),
+        // More immediates than were agreed, and none was.
+        (hello(PingMode::WriteBandwidth, 64), |peer, stand, info| {
+            peer.send(stand, &info);
+            let theirs = peer.receive(stand);
+            let buffer = Buffer::new(&peer.pd, 64, Access::LOCAL).unwrap();
+            let op = WrOp::RdmaWrite { remote: remote(&theirs), imm: Some(9) };
+            peer.post(stand, op, &buffer, 64);
+        }),
+    ];
+    for (at, (hello, lie)) in lies.into_iter().enumerate() {
+        let mut stand = Stand::new(PingServerConfig::default());
+        let mut peer = stand.peer(PrivateData::new(&hello.encode()));
+        let buffer = Buffer::new(&peer.pd, 64, Access::REMOTE_READ).unwrap();
+        let began = stand.now();
+        lie(&mut peer, &mut stand, buffer.info());
+        peer.closed(&mut stand);
+        assert!(stand.now() - began < 5 * SECOND, "lie {at} took long");
+        stand.drained();
+        // The server goes on.
+        let address = stand.address;
+        let (_, news) = stand.ping(config(address, good, 3));
+        assert_eq!(*ended(&news), Ok(()), "after lie {at}");
+    }
+}
+
+#[test]
+fn rpings_size_is_bounded_before_memory_is_taken() {
+    let mut stand = Stand::new(PingServerConfig { rping: true, ..PingServerConfig::default() });
+    for size in [0, PingHello::SIZE_MAX + 1, u32::MAX] {
+        let mut peer = stand.peer(PrivateData::EMPTY);
+        peer.send(&mut stand, &PingInfo { addr: 1, rkey: Rkey(1), size });
+        peer.closed(&mut stand);
+    }
+    assert_eq!(stand.server.stats().faults, 3);
+}
+
+#[test]
+fn a_client_reaches_only_the_buffer_it_was_shown() {
+    // What a server has beside pings: memory of a session, which its clients may write.
+    let mut stand = Stand::new(PingServerConfig::default());
+    let remote_address = stand.address;
+    let use_of = PdUse::Connect { local: None, remote: remote_address };
+    let session = stand.fabrics[0].alloc_pd(use_of).unwrap();
+    let chunk = Buffer::new(&session, 4096, Access::REMOTE_WRITE).unwrap();
+    chunk.all().fill(0xEE);
+    let readable = Buffer::new(&session, 4096, Access::REMOTE_READ).unwrap();
+    let writes = hello(PingMode::WriteBandwidth, 64);
+    let reads = hello(PingMode::ReadBandwidth, 64);
+    type Aim = fn(PingInfo, &Buffer, &Buffer) -> (PingInfo, usize);
+    let aims: [(PingHello, bool, Aim); 8] = [
+        (writes, true, |_, chunk, _| (chunk.info(), 64)),
+        (writes, false, |_, _, readable| (readable.info(), 64)),
+        (reads, false, |_, _, readable| (readable.info(), 64)),
+        // Its own buffer, in the wrong manner, and beyond its ends. A region is whole pages.
+        (writes, false, |own, _, _| (own, 64)),
+        (reads, true, |own, _, _| (own, 64)),
+        (writes, true, |own, _, _| (PingInfo { addr: own.addr + 4096 - 63, ..own }, 64)),
+        (writes, true, |own, _, _| (PingInfo { addr: own.addr - 1, ..own }, 64)),
+        (reads, false, |own, _, _| (PingInfo { addr: own.addr + 4096, ..own }, 1)),
+    ];
+    for (at, (hello, write, aim)) in aims.into_iter().enumerate() {
+        let mut peer = stand.peer(PrivateData::new(&hello.encode()));
+        let mine = Buffer::new(&peer.pd, 64, Access::REMOTE_WRITE).unwrap();
+        mine.all().fill(0x55);
+        peer.send(&mut stand, &mine.info());
+        let own = peer.receive(&mut stand);
+        let (target, len) = aim(own, &chunk, &readable);
+        let op = if write {
+            WrOp::RdmaWrite { remote: remote(&target), imm: None }
+        } else {
+            WrOp::RdmaRead { remote: remote(&target) }
+        };
+        peer.post(&mut stand, op, &mine, len);
+        peer.closed(&mut stand);
+        assert!(chunk.all().to_vec().iter().all(|b| *b == 0xEE), "aim {at} hit the session");
+        assert!(mine.all().to_vec().iter().all(|b| *b == 0x55), "aim {at} read something");
+    }
+    stand.drained();
+    // And the key of a ping's buffer opens nothing on another ping's connection.
+    let mut owner = stand.peer(PrivateData::new(&writes.encode()));
+    let mine = Buffer::new(&owner.pd, 64, Access::REMOTE_WRITE).unwrap();
+    owner.send(&mut stand, &mine.info());
+    let target = owner.receive(&mut stand);
+    let mut thief = stand.peer(PrivateData::new(&writes.encode()));
+    let theirs = Buffer::new(&thief.pd, 64, Access::LOCAL).unwrap();
+    let op = WrOp::RdmaWrite { remote: remote(&target), imm: None };
+    thief.post(&mut stand, op, &theirs, 64);
+    thief.closed(&mut stand);
+}
+
+/// A hand-played server for a client of ours.
+struct Liar {
+    world: World,
+    server: SimFabric,
+    client: SimFabric,
+    address: SocketAddr,
+    pd: Option<Arc<dyn ProtectionDomain>>,
+}
+
+/// What a liar does with each message it receives, counted from 0.
+type Answer<'a> = &'a dyn Fn(&mut SimFabric, QpNum, &mut Messages, PingInfo, u64);
+
+impl Liar {
+    fn new() -> Self {
+        let world = World::with_options(9, WorldOptions::default());
+        let (a, b) = (world.node(sim_ip(1)), world.node(sim_ip(2)));
+        let (mut server, client) = (world.fabric(a), world.fabric(b));
+        let address = server.listen(SocketAddr::new(sim_ip(1), 1234)).unwrap();
+        Self { world, server, client, address, pd: None }
+    }
+
+    fn accept(&mut self, request: ConnRequest, data: &PrivateData) -> (QpNum, Messages) {
+        let now = self.world.now();
+        let pd = self.server.alloc_pd(PdUse::Accept(&request)).unwrap();
+        let messages = Messages::new(&pd).unwrap();
+        let qp = self.server.accept(now, &pd, request, limits(4), data).unwrap();
+        messages.post_all(&mut self.server, qp).unwrap();
+        self.pd = Some(pd);
+        (qp, messages)
+    }
+
+    /// Runs a client against it; gives how that ended, and when.
+    fn deceive(
+        mut self,
+        hello: PingHello,
+        reply: Option<PrivateData>,
+        answer: Answer<'_>,
+    ) -> (Result<(), PingFailure>, Duration) {
+        let mut client = PingClient::new(config(self.address, hello, 3));
+        client.start(self.world.now(), &mut self.client);
+        let mut open: Option<(QpNum, Messages)> = None;
+        let mut count = 0;
+        while !client.is_ended() {
+            let now = self.world.now();
+            assert!(now < Instant::ZERO + 60 * SECOND, "{client:?}");
+            self.server.flush(now);
+            self.client.flush(now);
+            if !self.world.step() {
+                self.world.advance_to(now + Duration::from_millis(50));
+            }
+            let now = self.world.now();
+            self.server.poll(now);
+            while let Some(event) = self.server.next_event() {
+                match event {
+                    FabricEvent::Request(request) => match &reply {
+                        Some(data) => open = Some(self.accept(request, data)),
+                        None => self.server.reject(now, request, &PrivateData::EMPTY),
+                    },
+                    FabricEvent::Completion(wc)
+                        if wc.wr_id < RECVS && wc.status == WcStatus::Success =>
+                    {
+                        let Some((qp, messages)) = &mut open else { continue };
+                        let info = messages.take(wc.wr_id, wc.byte_len).unwrap();
+                        answer(&mut self.server, *qp, messages, info, count);
+                        count += 1;
+                    }
+                    _ => {}
+                }
+            }
+            self.client.poll(now);
+            while let Some(event) = self.client.next_event() {
+                client.handle_event(now, event, &mut self.client);
+            }
+            client.poll(now, &mut self.client);
+        }
+        let took = self.world.now() - Instant::ZERO;
+        let news: Vec<PingEvent> = std::iter::from_fn(|| client.take_news()).collect();
+        (ended(&news).clone(), took)
+    }
+}
+
+#[test]
+fn a_lying_server_is_told_in_words_within_a_bound() {
+    let pong = hello(PingMode::PingPong, 64);
+    let read = hello(PingMode::ReadLatency, 64);
+    let writes = hello(PingMode::WriteLatency, 64);
+    let inv = PingHello { server_invalidate: true, ..pong };
+    let good = Some(PrivateData::new(&PingReply { status: PingStatus::Good }.encode()));
+    let status = |status| Some(PrivateData::new(&PingReply { status }.encode()));
+    let go: Answer<'_> = &|fabric, qp, messages, _, _| {
+        messages.send(fabric, qp, &PingInfo::GO_AHEAD, SEND).unwrap();
+    };
+    let silent: Answer<'_> = &|_, _, _, _, _| {};
+    let long: Answer<'_> = &|fabric, qp, messages, _, _| {
+        let sges = SgeList::one(messages.buffer.sge(0, 17));
+        let wr = WorkRequest { wr_id: WR_MESSAGE, op: SEND, sges, signaled: true };
+        fabric.post_send(qp, wr).unwrap();
+    };
+    let short: Answer<'_> = &|fabric, qp, messages, _, _| {
+        let sges = SgeList::one(messages.buffer.sge(0, 15));
+        let wr = WorkRequest { wr_id: WR_MESSAGE, op: SEND, sges, signaled: true };
+        fabric.post_send(qp, wr).unwrap();
+    };
+    let huge: Answer<'_> = &|fabric, qp, messages, _, _| {
+        let sges = SgeList::one(messages.buffer.sge(0, 200));
+        let wr = WorkRequest { wr_id: WR_MESSAGE, op: SEND, sges, signaled: true };
+        fabric.post_send(qp, wr).unwrap();
+    };
+    let twice: Answer<'_> = &|fabric, qp, messages, _, _| {
+        for _ in 0..3 {
+            messages.send(fabric, qp, &PingInfo::GO_AHEAD, SEND).unwrap();
+        }
+    };
+    let wrong_key: Answer<'_> = &|fabric, qp, messages, info, _| {
+        let op = WrOp::Send { imm: None, invalidate: Some(Rkey(info.rkey.0 ^ 1)) };
+        messages.send(fabric, qp, &PingInfo::GO_AHEAD, op).unwrap();
+    };
+    let no_buffer: Answer<'_> = &|fabric, qp, messages, _, _| {
+        let info = PingInfo { addr: 5, rkey: Rkey(77), size: 64 };
+        messages.send(fabric, qp, &info, SEND).unwrap();
+    };
+    let small: Answer<'_> = &|fabric, qp, messages, info, _| {
+        messages.send(fabric, qp, &PingInfo { size: 63, ..info }, SEND).unwrap();
+    };
+    let cases: [(&str, PingHello, Option<PrivateData>, Answer<'_>, &str); 16] = [
+        ("reject", pong, None, silent, "refused without a reason"),
+        ("reply of rping", pong, Some(PrivateData::EMPTY), go, "--rping"),
+        ("garbage", pong, Some(PrivateData::new(&[0xA5; 56])), go, "none of ours"),
+        ("busy", pong, status(PingStatus::Busy), go, "as many pings as it may"),
+        ("newer", pong, status(PingStatus::Other(9)), go, "Other(9)"),
+        ("silent", pong, good, silent, "no go-ahead after the server's read within 2s"),
+        ("nothing written", pong, good, go, "data mismatch in round 0 at byte 0 of 64"),
+        ("15 bytes", pong, good, short, "a message of 15 bytes"),
+        ("17 bytes", pong, good, long, "a message of 17 bytes"),
+        ("200 bytes", pong, good, huge, "longer than 64 bytes"),
+        ("three at once", pong, good, twice, "mismatch"),
+        ("not invalidated", inv, good, go, "did not invalidate"),
+        ("another key", inv, good, wrong_key, ""),
+        ("no word", read, good, silent, "no word where the server's buffer is"),
+        ("no buffer", read, good, no_buffer, ""),
+        ("small buffer", writes, good, small, "its buffer has 63 bytes"),
+    ];
+    for (name, hello, reply, answer, words) in cases {
+        let (end, took) = Liar::new().deceive(hello, reply, answer);
+        let text = end.expect_err(name).to_string();
+        assert!(text.contains(words), "{name}: {text}");
+        assert!(took < 10 * SECOND, "{name} took {took:?}");
+    }
+}
+
+#[test]
+fn a_server_that_changes_the_data_is_caught() {
+    let good = Some(PrivateData::new(&PingReply { status: PingStatus::Good }.encode()));
+    let hello = hello(PingMode::PingPong, 64);
+    // The first go-ahead, then a write of other bytes and the second.
+    let change: Answer<'_> = &|fabric, qp, messages, info, n| {
+        if n == 1 {
+            let op = WrOp::RdmaWrite { remote: remote(&info), imm: None };
+            let sges = SgeList::one(messages.buffer.sge(0, 64));
+            let wr = WorkRequest { wr_id: WR_MESSAGE, op, sges, signaled: true };
+            fabric.post_send(qp, wr).unwrap();
+        }
+        messages.send(fabric, qp, &PingInfo::GO_AHEAD, SEND).unwrap();
+    };
+    let (end, _) = Liar::new().deceive(hello, good, change);
+    assert_eq!(end, Err(PingFailure::Mismatch { seq: 0, at: 0, size: 64 }));
+    // It may write where it was told and nowhere else.
+    let beyond: Answer<'_> = &|fabric, qp, messages, info, _| {
+        let wrong = PingInfo { addr: info.addr + 4096 - 63, ..info };
+        let op = WrOp::RdmaWrite { remote: remote(&wrong), imm: None };
+        let sges = SgeList::one(messages.buffer.sge(0, 64));
+        let wr = WorkRequest { wr_id: WR_MESSAGE, op, sges, signaled: true };
+        fabric.post_send(qp, wr).unwrap();
+    };
+    let (end, took) = Liar::new().deceive(hello, good, beyond);
+    assert!(matches!(end, Err(PingFailure::Closed(_))), "{end:?}");
+    assert!(took < 5 * SECOND);
+}

@@ -1,0 +1,409 @@
+//! The ping: what rping and ours say to each other, and how ours is told from a session.
+//!
+//! [`PingInfo`] is the 16-byte message of rping and krping, in both directions, big-endian. Their
+//! connections carry no private data. Ours carry a [`PingHello`], answered by a [`PingReply`];
+//! neither can be taken for a CON_REQ or CON_RSP, whose magic stands elsewhere. The pattern of the
+//! data is rping's ([`fill_pattern`]). Layouts: docs/PROTOCOL.md, "Ping".
+
+use super::WireError;
+use super::bytes::{fixed, put, take};
+use crate::ids::Rkey;
+
+/// Where data of a ping may be read or written, or a go-ahead, which is all zeroes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PingInfo {
+    /// Address of the first byte.
+    pub addr: u64,
+    /// Key of the memory.
+    pub rkey: Rkey,
+    /// Bytes of the data.
+    pub size: u32,
+}
+
+impl PingInfo {
+    /// Bytes of the message: the one thing that rping checks of it.
+    pub const LEN: usize = 16;
+    /// The zeroes that rping's server sends.
+    pub const GO_AHEAD: Self = Self { addr: 0, rkey: Rkey(0), size: 0 };
+
+    /// The message as it travels.
+    #[must_use]
+    pub fn encode(&self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        put(&mut out, 0, self.addr.to_be_bytes());
+        put(&mut out, 8, self.rkey.0.to_be_bytes());
+        put(&mut out, 12, self.size.to_be_bytes());
+        out
+    }
+
+    /// Reads a message of the right length; any content is one.
+    #[must_use]
+    pub fn decode(bytes: &[u8; Self::LEN]) -> Self {
+        Self {
+            addr: u64::from_be_bytes(take(bytes, 0)),
+            rkey: Rkey(u32::from_be_bytes(take(bytes, 8))),
+            size: u32::from_be_bytes(take(bytes, 12)),
+        }
+    }
+}
+
+/// What a ping does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PingMode {
+    /// rping's rounds: the server reads the client's data and writes it back.
+    PingPong,
+    /// The client reads, one read after another.
+    ReadLatency,
+    /// The client writes with an immediate, the server writes the same back.
+    WriteLatency,
+    /// The client keeps many reads in flight.
+    ReadBandwidth,
+    /// The client keeps many writes in flight.
+    WriteBandwidth,
+}
+
+impl PingMode {
+    const ALL: [Self; 5] = [
+        Self::PingPong,
+        Self::ReadLatency,
+        Self::WriteLatency,
+        Self::ReadBandwidth,
+        Self::WriteBandwidth,
+    ];
+
+    const fn code(self) -> u8 {
+        match self {
+            Self::PingPong => 0,
+            Self::ReadLatency => 1,
+            Self::WriteLatency => 2,
+            Self::ReadBandwidth => 3,
+            Self::WriteBandwidth => 4,
+        }
+    }
+
+    /// True when the client, or with duplex the server, writes.
+    #[must_use]
+    pub const fn writes(self) -> bool {
+        matches!(self, Self::WriteLatency | Self::WriteBandwidth)
+    }
+
+    /// True for the two that keep many operations in flight.
+    #[must_use]
+    pub const fn is_bandwidth(self) -> bool {
+        matches!(self, Self::ReadBandwidth | Self::WriteBandwidth)
+    }
+}
+
+/// Private data of a ping's connect: what the client is going to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PingHello {
+    /// What is measured.
+    pub mode: PingMode,
+    /// In a bandwidth mode, the server does the same the other way.
+    pub duplex: bool,
+    /// Go-aheads are sends with invalidate of the key just used.
+    pub server_invalidate: bool,
+    /// The server ends the registration of each read's sink when the read has completed.
+    pub read_invalidate: bool,
+    /// Operations in flight, 1 to [`PingHello::DEPTH_MAX`].
+    pub depth: u16,
+    /// Bytes of the data, 1 to [`PingHello::SIZE_MAX`].
+    pub size: u32,
+}
+
+const HELLO_MAGIC: [u8; 8] = *b"RTRSPING";
+const REPLY_MAGIC: [u8; 8] = *b"RTRSPONG";
+/// Of hello and reply.
+const PING_VERSION: u8 = 1;
+const DUPLEX: u8 = 1;
+const SERVER_INVALIDATE: u8 = 2;
+const READ_INVALIDATE: u8 = 4;
+
+impl PingHello {
+    /// Bytes of the message.
+    pub const LEN: usize = 24;
+    /// Largest data, in bytes.
+    pub const SIZE_MAX: u32 = 1 << 20;
+    /// Most operations in flight.
+    pub const DEPTH_MAX: u16 = 256;
+    const NAME: &str = "PING_HELLO";
+
+    /// True for private data of a ping, whatever its version.
+    #[must_use]
+    pub fn is_ping(bytes: &[u8]) -> bool {
+        bytes.starts_with(&HELLO_MAGIC)
+    }
+
+    /// The message as it travels.
+    #[must_use]
+    pub fn encode(&self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        put(&mut out, 0, HELLO_MAGIC);
+        out[8] = PING_VERSION;
+        out[9] = self.mode.code();
+        out[10] = if self.duplex { DUPLEX } else { 0 }
+            | if self.server_invalidate { SERVER_INVALIDATE } else { 0 }
+            | if self.read_invalidate { READ_INVALIDATE } else { 0 };
+        put(&mut out, 12, self.depth.to_be_bytes());
+        put(&mut out, 16, self.size.to_be_bytes());
+        out
+    }
+
+    /// Reads and judges private data that [is a ping's](Self::is_ping).
+    ///
+    /// # Errors
+    /// Short data, version, mode, flags, depth or size.
+    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let bytes: &[u8; Self::LEN] = fixed(Self::NAME, bytes)?;
+        let wrong = |at: usize, field, found: u64, expected| {
+            Err(WireError::value(Self::NAME, at, field, found, expected))
+        };
+        if bytes[..8] != HELLO_MAGIC {
+            return wrong(0, "magic", u64::from_be_bytes(take(bytes, 0)), "RTRSPING");
+        }
+        if bytes[8] != PING_VERSION {
+            return wrong(8, "version", bytes[8].into(), "1");
+        }
+        let Some(mode) = PingMode::ALL.into_iter().find(|mode| mode.code() == bytes[9]) else {
+            return wrong(9, "mode", bytes[9].into(), "0 to 4");
+        };
+        let flags = bytes[10];
+        if flags & !(DUPLEX | SERVER_INVALIDATE | READ_INVALIDATE) != 0 {
+            return wrong(10, "flags", flags.into(), "0 to 7");
+        }
+        let depth = u16::from_be_bytes(take(bytes, 12));
+        if depth == 0 || depth > Self::DEPTH_MAX {
+            return wrong(12, "depth", depth.into(), "1 to 256");
+        }
+        let size = u32::from_be_bytes(take(bytes, 16));
+        if size == 0 || size > Self::SIZE_MAX {
+            return wrong(16, "size", size.into(), "1 to 1048576");
+        }
+        Ok(Self {
+            mode,
+            duplex: flags & DUPLEX != 0,
+            server_invalidate: flags & SERVER_INVALIDATE != 0,
+            read_invalidate: flags & READ_INVALIDATE != 0,
+            depth,
+            size,
+        })
+    }
+}
+
+/// How a server answers a [`PingHello`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PingStatus {
+    /// Accepted.
+    Good,
+    /// The server answers no pings.
+    Off,
+    /// As many pings run as may.
+    Busy,
+    /// Something in the hello cannot be served.
+    Unusable,
+    /// Memory was refused.
+    Memory,
+    /// A status of a newer server.
+    Other(u8),
+}
+
+impl PingStatus {
+    const fn code(self) -> u8 {
+        match self {
+            Self::Good => 0,
+            Self::Off => 1,
+            Self::Busy => 2,
+            Self::Unusable => 3,
+            Self::Memory => 4,
+            Self::Other(code) => code,
+        }
+    }
+}
+
+/// Private data of the answer to a ping's connect, accept and reject alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PingReply {
+    /// How it went.
+    pub status: PingStatus,
+}
+
+impl PingReply {
+    /// Bytes of the message.
+    pub const LEN: usize = 16;
+    const NAME: &str = "PING_REPLY";
+
+    /// The message as it travels.
+    #[must_use]
+    pub fn encode(&self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        put(&mut out, 0, REPLY_MAGIC);
+        out[8] = PING_VERSION;
+        out[9] = self.status.code();
+        out
+    }
+
+    /// Reads private data of an accept or a reject.
+    ///
+    /// # Errors
+    /// Short data, magic or version.
+    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let bytes: &[u8; Self::LEN] = fixed(Self::NAME, bytes)?;
+        if bytes[..8] != REPLY_MAGIC {
+            let found = u64::from_be_bytes(take(bytes, 0));
+            return Err(WireError::value(Self::NAME, 0, "magic", found, "RTRSPONG"));
+        }
+        if bytes[8] != PING_VERSION {
+            return Err(WireError::value(Self::NAME, 8, "version", bytes[8].into(), "1"));
+        }
+        let status = match bytes[9] {
+            0 => PingStatus::Good,
+            1 => PingStatus::Off,
+            2 => PingStatus::Busy,
+            3 => PingStatus::Unusable,
+            4 => PingStatus::Memory,
+            other => PingStatus::Other(other),
+        };
+        Ok(Self { status })
+    }
+}
+
+/// Smallest data of rping: its text takes that much.
+pub const RPING_SIZE_MIN: u32 = 23;
+/// Largest data of rping.
+pub const RPING_SIZE_MAX: u32 = 65535;
+/// rping's port.
+pub const RPING_PORT: u16 = 7174;
+
+/// The data of round `n`, as rping makes it: `rdma-ping-N: `, then letters that start one further
+/// each round, then a NUL as last byte. What does not fit is cut.
+pub fn fill_pattern(n: u64, out: &mut [u8]) {
+    const FIRST: u8 = b'A';
+    const LETTERS: u8 = b'z' - b'A' + 1;
+    let Some((last, body)) = out.split_last_mut() else { return };
+    let text = format!("rdma-ping-{n}: ");
+    let head = text.len().min(body.len());
+    body[..head].copy_from_slice(&text.as_bytes()[..head]);
+    #[allow(clippy::cast_possible_truncation, reason = "below LETTERS")]
+    let mut letter = (n % u64::from(LETTERS)) as u8;
+    for byte in &mut body[head..] {
+        *byte = FIRST + letter;
+        letter = (letter + 1) % LETTERS;
+    }
+    *last = 0;
+}
+
+/// Bytes of the text in `data` with its NUL, as rping's server writes them back: all when there is
+/// no NUL.
+#[must_use]
+pub fn text_len(data: &[u8]) -> usize {
+    data.iter().position(|byte| *byte == 0).map_or(data.len(), |nul| nul + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{ConnReq, ConnRsp};
+
+    #[test]
+    fn the_info_is_rpings() {
+        let info = PingInfo { addr: 0x5607_db66_1470, rkey: Rkey(0xd58e_bd00), size: 100 };
+        let bytes = info.encode();
+        let seen =
+            [0, 0, 0x56, 0x07, 0xdb, 0x66, 0x14, 0x70, 0xd5, 0x8e, 0xbd, 0x00, 0, 0, 0, 0x64];
+        assert_eq!(bytes, seen);
+        assert_eq!(PingInfo::decode(&bytes), info);
+        assert_eq!(PingInfo::GO_AHEAD.encode(), [0; 16]);
+    }
+
+    #[test]
+    fn the_pattern_is_rpings() {
+        for (n, text) in [
+            (0, "rdma-ping-0: ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqr\0"),
+            (1, "rdma-ping-1: BCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrs\0"),
+        ] {
+            let mut data = [0xff; 64];
+            fill_pattern(n, &mut data);
+            assert_eq!(std::str::from_utf8(&data).unwrap(), text);
+            assert_eq!(text_len(&data), 64);
+        }
+        let mut data = [0; 30];
+        fill_pattern(57, &mut data);
+        assert_eq!(&data[..17], b"rdma-ping-57: zAB");
+        fill_pattern(58, &mut data);
+        assert_eq!(&data[..17], b"rdma-ping-58: ABC");
+        for len in 0..40 {
+            let mut data = vec![0xff; len];
+            fill_pattern(u64::MAX, &mut data);
+            assert_eq!(text_len(&data), len);
+        }
+        assert_eq!(text_len(&[7; 9]), 9);
+        assert_eq!(text_len(b"ab\0d\0"), 3);
+    }
+
+    fn hello() -> PingHello {
+        PingHello {
+            mode: PingMode::ReadBandwidth,
+            duplex: true,
+            server_invalidate: false,
+            read_invalidate: true,
+            depth: 16,
+            size: 65536,
+        }
+    }
+
+    #[test]
+    fn hello_and_reply_come_back_also_padded() {
+        for mode in PingMode::ALL {
+            let hello = PingHello { mode, ..hello() };
+            let mut padded = [0; 56];
+            padded[..24].copy_from_slice(&hello.encode());
+            assert!(PingHello::is_ping(&padded));
+            assert_eq!(PingHello::decode(&padded), Ok(hello));
+        }
+        for code in 0..=255 {
+            let mut bytes = PingReply { status: PingStatus::Good }.encode();
+            bytes[9] = code;
+            let reply = PingReply::decode(&bytes).unwrap();
+            assert_eq!(reply.encode(), bytes);
+        }
+    }
+
+    #[test]
+    fn a_ping_and_a_session_are_told_apart() {
+        let session = ConnReq { cid_num: 1, ..ConnReq::default() }.encode();
+        assert!(!PingHello::is_ping(&session));
+        PingHello::decode(&session).unwrap_err();
+        let mut padded = [0; 56];
+        padded[..24].copy_from_slice(&hello().encode());
+        ConnReq::decode(&padded).unwrap_err();
+        let mut reply = [0; 56];
+        reply[..16].copy_from_slice(&PingReply { status: PingStatus::Busy }.encode());
+        ConnRsp::decode(&reply).unwrap_err();
+        PingReply::decode(&ConnRsp::reject(5).encode()).unwrap_err();
+        assert!(!PingHello::is_ping(&[0; 56]) && !PingHello::is_ping(b""));
+    }
+
+    #[test]
+    fn a_bad_hello_is_told_by_its_field() {
+        let good = hello().encode();
+        for (at, bytes, field) in [
+            (0, &b"X"[..], "magic"),
+            (8, &[2], "version"),
+            (9, &[5], "mode"),
+            (10, &[8], "flags"),
+            (12, &[0, 0], "depth"),
+            (12, &[1, 1], "depth"),
+            (16, &[0, 0, 0, 0], "size"),
+            (16, &[0, 0x10, 0, 1], "size"),
+        ] {
+            let mut bad = good;
+            bad[at..at + bytes.len()].copy_from_slice(bytes);
+            let error = PingHello::decode(&bad).unwrap_err();
+            assert_eq!(error.at, at);
+            assert!(error.to_string().contains(field), "{error}");
+        }
+        for len in 0..PingHello::LEN {
+            PingHello::decode(&good[..len]).unwrap_err();
+        }
+    }
+}
