@@ -342,6 +342,7 @@ fn providers(plan: &SessionPlan) -> Result<Providers, Error> {
     let options = RdmaOptions {
         startup_timeout: Duration::from_millis(plan.connect_timeout_ms),
         half_open_max: 1,
+        reads_max: 0,
     };
     let schemes = schemes(plan);
     Ok(Arc::new(move |ring: &Rc<Ring>| {

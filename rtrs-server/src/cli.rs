@@ -132,13 +132,17 @@ mod tests {
             "--sessions-max=11",
             "--shutdown-grace-ms=12",
             "--poll-us=0",
+            "--ping-only",
+            "--no-ping",
+            "--rping",
             "--log=debug",
         ])
         .unwrap();
         let text = "export: [/srv/a.img, 'v=mem:1M,ro']\nlisten: tcp://127.0.0.1:0\n\
              queue-depth: 128\nchunk-size: 64k\nshards: 2\npin: off\nalways-invalidate: off\n\
              crc: off\nheartbeat-ms: 100\nheartbeat-missed-max: 3\nhandshake-timeout-ms: 1000\n\
-             half-open-max: 10\nsessions-max: 11\nshutdown-grace-ms: 12\npoll-us: 0\nlog: debug\n";
+             half-open-max: 10\nsessions-max: 11\nshutdown-grace-ms: 12\npoll-us: 0\nlog: debug\n\
+             ping-only: true\nno-ping: true\nrping: true\n";
         assert_eq!(args.settings, Settings::from_yaml(text, "s").unwrap());
     }
 

@@ -135,6 +135,24 @@ pub struct Settings {
     #[arg(long, value_name = "US")]
     pub poll_us: Option<u32>,
 
+    /// Answer pings only, and no sessions; exports are not opened
+    ///
+    /// For rtrs-client ping and doctor, and with --rping for rping -c. None need be named.
+    #[arg(long, num_args = 0, default_missing_value = "true")]
+    pub ping_only: Option<bool>,
+
+    /// Answer no pings
+    ///
+    /// Without it pings (rtrs-client ping) are answered on every portal, at most 64 at once.
+    #[arg(long, num_args = 0, default_missing_value = "true")]
+    pub no_ping: Option<bool>,
+
+    /// Answer rping -c as well, which connects without a word
+    ///
+    /// With --ping-only, listen: auto then means rping's port 7174. Data may have up to 1 MiB.
+    #[arg(long, num_args = 0, default_missing_value = "true")]
+    pub rping: Option<bool>,
+
     /// What is logged: error, warn, info, debug, trace, or a filter by module [default: info]
     ///
     /// A filter is a list such as info,rtrs_server::session=debug.
@@ -162,6 +180,9 @@ impl Settings {
             sessions_max: Some(128),
             shutdown_grace_ms: Some(5000),
             poll_us: Some(50),
+            ping_only: Some(false),
+            no_ping: Some(false),
+            rping: Some(false),
             log: Some("info".to_owned()),
         }
     }
@@ -185,6 +206,9 @@ impl Settings {
             sessions_max: self.sessions_max.or(under.sessions_max),
             shutdown_grace_ms: self.shutdown_grace_ms.or(under.shutdown_grace_ms),
             poll_us: self.poll_us.or(under.poll_us),
+            ping_only: self.ping_only.or(under.ping_only),
+            no_ping: self.no_ping.or(under.no_ping),
+            rping: self.rping.or(under.rping),
             log: self.log.or(under.log),
         }
     }

@@ -22,6 +22,9 @@ pub enum Refusal {
     /// The server stops.
     #[error("the server stops")]
     Stopping,
+    /// The server was told to answer pings only.
+    #[error("the server answers pings only (--ping-only)")]
+    PingOnly,
     /// Too many connections are in their handshake.
     #[error("{0} connections are in their handshake already")]
     HalfOpen(u32),
@@ -88,7 +91,7 @@ impl Refusal {
         match self {
             Self::NoSession => errno::ENXIO,
             Self::Sessions(_) | Self::Connections { .. } | Self::Memory(_) => errno::ENOMEM,
-            Self::Windows(_) => errno::EOPNOTSUPP,
+            Self::Windows(_) | Self::PingOnly => errno::EOPNOTSUPP,
             Self::SameAddresses => errno::EEXIST,
             _ => errno::ECONNRESET,
         }

@@ -59,6 +59,12 @@ pub struct Plan {
     pub shutdown_grace_ms: u64,
     /// Bound of the adaptive poll in microseconds; 0 never polls.
     pub poll_us: u32,
+    /// Answer pings and nothing else.
+    pub ping_only: bool,
+    /// Answer no pings.
+    pub no_ping: bool,
+    /// Take connections without a word for rping's.
+    pub rping: bool,
     /// Log filter that is known to parse.
     pub log: String,
 }
@@ -114,6 +120,9 @@ impl Plan {
             sessions_max: Some(sessions_max),
             shutdown_grace_ms: Some(shutdown_grace_ms),
             poll_us: Some(poll_us),
+            ping_only: Some(ping_only),
+            no_ping: Some(no_ping),
+            rping: Some(rping),
             log: Some(log),
         } = settings.over(Settings::defaults())
         else {
@@ -143,10 +152,14 @@ impl Plan {
             sessions_max: in_range("sessions-max", u64::from(sessions_max), 1..=65536)?,
             shutdown_grace_ms: in_range("shutdown-grace-ms", shutdown_grace_ms, 0..=600_000)?,
             poll_us: in_range("poll-us", u64::from(poll_us), 0..=10_000)?,
+            ping_only,
+            no_ping,
+            rping,
             log,
         };
         check_immediate_bits(plan.queue_depth, plan.chunk_bytes)?;
         plan.check_names()?;
+        plan.check_pings()?;
         check_log_filter(&plan.log)
             .map_err(|e| Error::with_source(ErrorKind::Usage, "cannot log", e))?;
         if let Err(error) = EnvFilter::try_new(&plan.log) {
@@ -156,7 +169,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Looks at the system: something is exported, each target is there, has the right kind and
+    /// Looks at the system: something is exported (unless only pings are answered), each target is there, has the right kind and
     /// size, and may be read (and written, unless read-only), and RDMA is there if a portal wants
     /// it. Changes nothing.
     ///
@@ -164,6 +177,9 @@ impl Plan {
     /// [`ErrorKind::Usage`] without exports, [`ErrorKind::Export`] for a target,
     /// [`ErrorKind::Listen`] for a portal.
     pub fn check(&self) -> Result<(), Error> {
+        if self.ping_only {
+            return self.listen.open_rdma().map(drop);
+        }
         if self.exports.is_empty() {
             return Err(usage("nothing to export; use --export PATH, or export: in the file"));
         }
@@ -190,8 +206,20 @@ impl Plan {
             sessions_max: Some(self.sessions_max),
             shutdown_grace_ms: Some(self.shutdown_grace_ms),
             poll_us: Some(self.poll_us),
+            ping_only: Some(self.ping_only),
+            no_ping: Some(self.no_ping),
+            rping: Some(self.rping),
             log: Some(self.log.clone()),
         }
+    }
+
+    fn check_pings(&self) -> Result<(), Error> {
+        for (with, name) in [(self.ping_only, "ping-only"), (self.rping, "rping")] {
+            if self.no_ping && with {
+                return Err(usage(format!("{name} and no-ping exclude each other; leave one out")));
+            }
+        }
+        Ok(())
     }
 
     fn check_names(&self) -> Result<(), Error> {

@@ -18,12 +18,16 @@ use rtrs_core::fabric::rdma::{Rdma, RdmaOptions};
 use rtrs_core::fabric::{Fabric, FabricError};
 use rtrs_core::rt::Ring;
 use rtrs_core::time::Duration;
+use rtrs_core::wire::RPING_PORT;
 
 use crate::error::{Error, ErrorKind};
 use crate::plan::{Listen, Plan};
 
 /// How long an address may stay in use before listening there is given up.
 const LISTEN_PATIENCE: Duration = Duration::from_secs(1);
+
+/// RDMA reads either end of a connection may have outstanding, for pings. Sessions ask for none.
+const READS_MAX: u8 = 16;
 
 /// Makes the providers of one scheme, one for each core.
 enum Provider {
@@ -59,7 +63,8 @@ impl Portals {
                 let rdma = Rdma::open()
                     .inspect_err(|missing| tracing::info!("not listening on rdma://: {missing}"));
                 let rdma = rdma.ok();
-                let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), PORT_DEFAULT);
+                let port = if plan.ping_only && plan.rping { RPING_PORT } else { PORT_DEFAULT };
+                let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port);
                 let wish = |scheme| Wish { scheme, address: any, ours: true };
                 let mut wishes = vec![wish(Scheme::Tcp)];
                 wishes.extend(rdma.is_some().then(|| wish(Scheme::Rdma)));
@@ -88,7 +93,7 @@ impl Portals {
             providers.push(Provider::Tcp { shared: IwarpShared::new(), options });
         }
         if let Some(rdma) = rdma {
-            let options = RdmaOptions { startup_timeout, half_open_max };
+            let options = RdmaOptions { startup_timeout, half_open_max, reads_max: READS_MAX };
             providers.push(Provider::Rdma { rdma, options });
         }
         Ok(Self { providers, wishes })

@@ -13,6 +13,7 @@ use rtrs_core::block::{BlockSource, Core};
 use rtrs_core::config::AutoSwitch;
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::limits::Limits;
+use rtrs_core::proto::ping::PingServerConfig;
 use rtrs_core::rt::{Mailbox, PollPolicy, Ring, Sender, mailbox, pin_plan, pin_to, run};
 use rtrs_core::time::Duration;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -39,7 +40,8 @@ const RING_ENTRIES: u32 = 1024;
 /// that cannot be listened on, [`ErrorKind::System`] for what the system refuses.
 pub fn serve(plan: &Plan) -> Result<(), Error> {
     start_log(&plan.log);
-    let exports = plan.exports.iter().map(open_export).collect::<Result<Vec<_>, _>>()?;
+    let exports = if plan.ping_only { &[][..] } else { &plan.exports };
+    let exports = exports.iter().map(open_export).collect::<Result<Vec<_>, _>>()?;
     let exports = ExportTable::new(exports);
     let portals = Portals::new(plan)?;
     let cores = u16::try_from(plan.shards.count()).unwrap_or(u16::MAX).max(1);
@@ -223,6 +225,12 @@ fn session_params(plan: &Plan, cores: u16) -> Result<SessionParams, Error> {
         handshake_timeout: Duration::from_millis(plan.handshake_timeout_ms),
         half_open_max: plan.half_open_max,
         sessions_max: plan.sessions_max,
+        ping_only: plan.ping_only,
+        pings: PingServerConfig {
+            enabled: !plan.no_ping,
+            rping: plan.rping,
+            ..PingServerConfig::default()
+        },
         shutdown_grace: Duration::from_millis(plan.shutdown_grace_ms),
         cores,
     })

@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use rtrs_core::block::Core;
 use rtrs_core::fabric::{CloseReason, ConnectFailure, FabricEvent};
-use rtrs_core::ids::CoreIndex;
+use rtrs_core::ids::{CoreIndex, QpNum};
+use rtrs_core::proto::ping::{PingServer, PingServerStats};
 use rtrs_core::time::{Instant, earliest};
 
 use crate::export::ExportTable;
@@ -24,6 +25,8 @@ use crate::stats::SessionSnapshot;
 pub struct ServerCore {
     core: CoreIndex,
     control: Option<Control>,
+    /// On core 0, where the listener is; pings never leave it.
+    pings: Option<PingServer>,
     shard: Shard,
     out: Outbox,
     away: Outbox,
@@ -37,6 +40,7 @@ impl ServerCore {
         Self {
             core: index,
             control,
+            pings: (index.0 == 0).then(|| PingServer::new(params.pings)),
             shard: Shard::new(params, core, Arc::clone(exports)),
             out: Outbox::default(),
             away: Outbox::default(),
@@ -51,6 +55,7 @@ impl ServerCore {
         event: FabricEvent,
         fabrics: &mut Fabrics,
     ) {
+        let Some(event) = self.give_to_pings(now, provider, event, fabrics) else { return };
         match event {
             FabricEvent::Request(request) => {
                 let index = u8::try_from(provider).unwrap_or(u8::MAX);
@@ -83,6 +88,34 @@ impl ServerCore {
         self.deliver(now, fabrics);
     }
 
+    /// Takes what is a ping's; gives back what is not.
+    fn give_to_pings(
+        &mut self,
+        now: Instant,
+        provider: usize,
+        event: FabricEvent,
+        fabrics: &mut Fabrics,
+    ) -> Option<FabricEvent> {
+        let Some(pings) = &mut self.pings else { return Some(event) };
+        let owned = |qp: &QpNum| pings.owns(provider, *qp);
+        let theirs = match &event {
+            FabricEvent::Request(request) => pings.claims(request.private_data.as_bytes()),
+            FabricEvent::Completion(wc) => owned(&wc.qp),
+            FabricEvent::Established { qp, .. }
+            | FabricEvent::ConnectFailed { qp, .. }
+            | FabricEvent::Closed { qp, .. } => owned(qp),
+        };
+        if !theirs {
+            return Some(event);
+        }
+        let fabric = fabrics[provider].as_mut();
+        match event {
+            FabricEvent::Request(request) => pings.handle_request(now, provider, request, fabric),
+            event => pings.handle_event(now, provider, &event, fabric),
+        }
+        None
+    }
+
     /// Takes a letter.
     pub fn handle_mail(&mut self, now: Instant, mail: Mail, fabrics: &mut Fabrics) {
         self.take(now, mail, fabrics);
@@ -96,6 +129,9 @@ impl ServerCore {
         if let Some(control) = &mut self.control {
             busy |= control.poll(now, &mut self.out);
         }
+        if let Some(pings) = &mut self.pings {
+            busy |= pings.poll(now, fabrics);
+        }
         self.deliver(now, fabrics);
         busy
     }
@@ -103,7 +139,8 @@ impl ServerCore {
     /// When to be polled even if nothing happens.
     pub fn deadline(&self) -> Option<Instant> {
         let control = self.control.as_ref().and_then(Control::deadline);
-        earliest(self.shard.deadline(), control)
+        let pings = self.pings.as_ref().and_then(PingServer::deadline);
+        earliest(earliest(self.shard.deadline(), control), pings)
     }
 
     /// The next letter to another core.
@@ -133,6 +170,11 @@ impl ServerCore {
         self.control.as_ref().map(Control::snapshot).unwrap_or_default()
     }
 
+    /// What the pings did; None on cores other than 0.
+    pub fn pings(&self) -> Option<PingServerStats> {
+        self.pings.as_ref().map(PingServer::stats)
+    }
+
     /// The core's shard, to look at.
     pub fn shard(&self) -> &Shard {
         &self.shard
@@ -147,6 +189,9 @@ impl ServerCore {
         match mail {
             Mail::Shard(mail) => self.shard.handle_mail(now, mail, fabrics, &mut self.out),
             Mail::Control(mail) => {
+                if let (ControlMail::Shutdown, Some(pings)) = (&mail, &mut self.pings) {
+                    pings.stop(now, fabrics);
+                }
                 if let Some(control) = &mut self.control {
                     control.handle_mail(now, mail, &mut self.out);
                 }

@@ -22,6 +22,23 @@ pub struct RdmaOptions {
     pub startup_timeout: Duration,
     /// Requests of peers that wait for an answer; one more ends the oldest.
     pub half_open_max: u32,
+    /// RDMA reads that either end may have outstanding: pings use them, sessions do not.
+    pub reads_max: u8,
+}
+
+/// A port of a device that sessions can use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RdmaPort {
+    /// The device, as `rdma link` names it.
+    pub device: String,
+    /// From 1.
+    pub number: u8,
+    /// As the kernel says it, in lower case: `active`, `down`.
+    pub state: String,
+    /// The network interface behind it, where the kernel tells.
+    pub netdev: Option<String>,
+    /// The addresses in its table of identifiers; link-local ones are left out.
+    pub addresses: Vec<std::net::IpAddr>,
 }
 
 /// Why there is no RDMA here.
@@ -83,7 +100,7 @@ mod with_verbs {
     use super::super::verbs::{
         DeviceInfo, Transport, VerbsFabric, VerbsOptions, VerbsShared, devices,
     };
-    use super::{Fabric, FabricError, NoRdma, Rc, RdmaOptions, Ring};
+    use super::{Fabric, FabricError, NoRdma, Rc, RdmaOptions, RdmaPort, Ring};
 
     /// RDMA on this host: there is a device that sessions can use.
     #[derive(Clone, Debug)]
@@ -121,6 +138,21 @@ mod with_verbs {
             self.devices.iter().map(|device| &*device.name).collect()
         }
 
+        /// Their ports.
+        #[must_use]
+        pub fn ports(&self) -> Vec<RdmaPort> {
+            let ports = self.devices.iter().flat_map(|device| {
+                device.ports.iter().map(|port| RdmaPort {
+                    device: device.name.clone(),
+                    number: port.number,
+                    state: port.state.clone(),
+                    netdev: port.netdev.clone(),
+                    addresses: port.addresses.clone(),
+                })
+            });
+            ports.collect()
+        }
+
         /// Names of those of them that have no memory windows.
         #[must_use]
         pub fn without_windows(&self) -> Vec<&str> {
@@ -137,9 +169,9 @@ mod with_verbs {
             ring: &Rc<Ring>,
             options: RdmaOptions,
         ) -> Result<Box<dyn Fabric>, FabricError> {
-            let RdmaOptions { startup_timeout, half_open_max } = options;
-            let options =
-                VerbsOptions { startup_timeout, half_open_max, ..VerbsOptions::default() };
+            let RdmaOptions { startup_timeout, half_open_max, reads_max } = options;
+            let defaults = VerbsOptions::default();
+            let options = VerbsOptions { startup_timeout, half_open_max, reads_max, ..defaults };
             Ok(Box::new(VerbsFabric::new(ring, Arc::clone(&self.shared), options)?))
         }
     }
@@ -147,7 +179,7 @@ mod with_verbs {
 
 #[cfg(not(feature = "verbs"))]
 mod without_verbs {
-    use super::{Fabric, FabricError, NoRdma, Rc, RdmaOptions, Ring};
+    use super::{Fabric, FabricError, NoRdma, Rc, RdmaOptions, RdmaPort, Ring};
 
     /// RDMA on this host: never there in this build.
     #[derive(Clone, Debug)]
@@ -168,6 +200,12 @@ mod without_verbs {
         /// Names of the devices that sessions can use.
         #[must_use]
         pub fn device_names(&self) -> Vec<&str> {
+            match *self {}
+        }
+
+        /// Their ports.
+        #[must_use]
+        pub fn ports(&self) -> Vec<RdmaPort> {
             match *self {}
         }
 

@@ -99,6 +99,8 @@ fn values_and_combinations_are_judged() {
         ("export: n=null:8E", "size 8E is too large; use less than 8E"),
         ("export: 'n=null:1M,direct=on'", "direct=on needs a file or block device; leave it out"),
         ("export: 'n=null:1M,delay=11m'", "delay 660000 is out of range; use 0 to 600000"),
+        ("{ping-only: true, no-ping: true}", "ping-only and no-ping exclude each other"),
+        ("{rping: true, no-ping: true}", "rping and no-ping exclude each other; leave one out"),
         ("log: 'rtrs=nonsense'", "log filter \"rtrs=nonsense\" is not understood"),
         (
             "log: inof",
@@ -139,7 +141,8 @@ fn printed_settings_make_the_same_plan() {
         - e=mem:1M,delay=10ms,error-rate=0.001\n- 'null:1T'\nlisten: ['tcp://[::1]:0', tcp://h]\n\
         queue-depth: 128\nchunk-size: 1M\nshards: 3\npin: off\nalways-invalidate: off\ncrc: off\n\
         heartbeat-ms: 100\nheartbeat-missed-max: 3\nhandshake-timeout-ms: 100\n\
-        half-open-max: 5\nsessions-max: 6\nshutdown-grace-ms: 7\npoll-us: 8\n\
+        half-open-max: 5\nsessions-max: 6\nshutdown-grace-ms: 7\npoll-us: 8\nping-only: true\n\
+        no-ping: false\nrping: true\n\
         log: info,rtrs_server=debug\n";
     let plan = plan(yaml).unwrap();
     let printed = serde_yaml::to_string(&plan.settings()).unwrap();

@@ -151,6 +151,9 @@ impl Control {
         if self.stop.is_some() {
             return Err(Refusal::Stopping);
         }
+        if self.params.ping_only {
+            return Err(Refusal::PingOnly);
+        }
         let half_open = self.half_open();
         if half_open >= self.params.half_open_max {
             return Err(Refusal::HalfOpen(half_open));

@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use rtrs_core::ids::SessionId;
 use rtrs_core::limits::Limits;
+use rtrs_core::proto::ping::PingServerConfig;
 use rtrs_core::time::Duration;
 
 use device_table::DeviceTable;
@@ -43,6 +44,10 @@ pub struct SessionParams {
     pub half_open_max: u32,
     /// Sessions at once.
     pub sessions_max: u32,
+    /// Refuse sessions, answer pings.
+    pub ping_only: bool,
+    /// What pings may take.
+    pub pings: PingServerConfig,
     /// Time running requests have at shutdown.
     pub shutdown_grace: Duration,
     /// Cores of this server; connection k >= 1 of a path lives on core (k - 1) % cores.
@@ -59,6 +64,8 @@ impl Default for SessionParams {
             handshake_timeout: Duration::from_secs(5),
             half_open_max: 1024,
             sessions_max: 128,
+            ping_only: false,
+            pings: PingServerConfig::default(),
             shutdown_grace: Duration::from_secs(5),
             cores: 1,
         }

@@ -359,7 +359,7 @@ impl PingClient {
             }
             FabricEvent::Closed { reason, .. } => {
                 if self.state != State::Closing {
-                    self.failure.get_or_insert(PingFailure::Closed(reason.to_string()));
+                    self.failure.get_or_insert_with(|| PingFailure::Closed(reason.to_string()));
                 }
                 self.over();
             }
@@ -447,25 +447,24 @@ impl PingClient {
         }
         self.state = State::Opening;
         self.late = now + self.config.timeout;
-        let opened = self.fill(0).and_then(|()| {
-            let Some(parts) = &self.parts else { return Ok(PingInfo::GO_AHEAD) };
+        self.fill(0);
+        let info = self.parts.as_ref().map_or(PingInfo::GO_AHEAD, |parts| {
             let writes = self.config.hello.mode.writes();
             let shared = if writes { &parts.sink } else { &parts.start };
-            Ok(shared.buffer.info())
+            shared.buffer.info()
         });
-        if let Err(failure) = opened.and_then(|info| self.send(&info, fabric)) {
+        if let Err(failure) = self.send(&info, fabric) {
             self.fail(now, fabric, failure);
         }
     }
 
     /// Puts the pattern of round `n` into the start buffer, and nothing into the sink.
-    fn fill(&mut self, n: u64) -> Result<(), PingFailure> {
-        let Some(parts) = &self.parts else { return Ok(()) };
+    fn fill(&self, n: u64) {
+        let Some(parts) = &self.parts else { return };
         let mut pattern = vec![0; parts.start.buffer.len];
         fill_pattern(n, &mut pattern);
         parts.start.buffer.all().copy_in(0, &pattern);
         parts.sink.buffer.all().fill(0xff);
-        Ok(())
     }
 
     /// The next round, or the end when there is none.
@@ -493,7 +492,7 @@ impl PingClient {
     }
 
     fn begin_pong(&mut self, now: Instant, fabric: &mut dyn Fabric) -> Result<(), PingFailure> {
-        self.fill(self.sent)?;
+        self.fill(self.sent);
         self.sent += 1;
         self.state = State::ReadHalf { began: now };
         self.late = now + self.config.timeout;
@@ -654,7 +653,7 @@ impl PingClient {
     fn fly(&mut self, now: Instant, fabric: &mut dyn Fabric) -> Result<(), PingFailure> {
         let (Some(qp), hello) = (self.qp, self.config.hello) else { return Ok(()) };
         if hello.mode == PingMode::WriteLatency {
-            self.fill(self.sent)?;
+            self.fill(self.sent);
         }
         let Some(parts) = &self.parts else { return Ok(()) };
         if hello.mode == PingMode::ReadLatency && self.config.validate {
