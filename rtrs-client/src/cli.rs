@@ -6,6 +6,10 @@
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "flag help is plain text with brackets")]
 
+mod link;
+
+pub use link::{DoctorArgs, LinkTarget, Mode, PingArgs};
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -22,7 +26,7 @@ use crate::error::Error;
 pub struct LowArgs {
     /// Print for people (text) or for programs (json)
     ///
-    /// Applies to list, status, stats, bench and --print-config, which prints YAML as text.
+    /// Applies to list, status, stats, bench, ping, doctor and --print-config, which prints YAML as text.
     #[arg(short, long, global = true, value_name = "FORMAT", default_value = "text")]
     pub output: Output,
 
@@ -76,6 +80,16 @@ pub enum Command {
     /// Opens the export, runs requests for a time, and prints rates and latencies. The session's
     /// settings are read from the configuration file too, and bench's own under the key bench.
     Bench(Box<BenchArgs>),
+    /// See whether a link does RDMA, in the words of rping and krping
+    ///
+    /// Asks a rtrs-server, or with --rping an rping -s. In each round the server reads this end's
+    /// data and writes it back, and it is compared. Ends with a table; exit code 1 on loss.
+    Ping(Box<PingArgs>),
+    /// Look at a path step by step and say what to change
+    ///
+    /// From the host's name over route, device and port to a ping and the first message of a
+    /// session, which is not opened. Exit code 1 when a step fails.
+    Doctor(DoctorArgs),
     /// Open a device and close it again
     ///
     /// For this program itself, which must not wait for a device that it serves.

@@ -1,7 +1,8 @@
 //! The client end of RTRS: a session with a server as a block device, served over NBD.
 //!
 //! Map of the crate: what was typed (`cli`), what can be said (`config`), what will run (`plan`),
-//! running it (`run`, `hold`, `device`, `launch`, `control`, `report`, `bench`); the session
+//! running it (`run`, `hold`, `device`, `launch`, `control`, `report`, `bench`; `ping` and `doctor`,
+//! which look at a link without a session); the session
 //! (`session`) over its paths (`path`) as machines without IO, and `driver`, which binds them to a
 //! core.
 
@@ -12,11 +13,13 @@ pub mod cli;
 pub mod config;
 mod control;
 mod device;
+mod doctor;
 mod driver;
 mod error;
 mod hold;
 mod launch;
 mod path;
+mod ping;
 pub mod plan;
 mod report;
 mod run;
@@ -25,7 +28,7 @@ mod stats;
 
 pub use cli::LowArgs;
 pub use error::{Error, ErrorKind};
-pub use plan::{AttachPlan, BenchPlan, Front, Plan, RunDir, SessionPlan};
+pub use plan::{AttachPlan, BenchPlan, DoctorPlan, Front, PingPlan, Plan, RunDir, SessionPlan};
 pub use run::run;
 pub use session::device::SessionFailure;
 pub use session::shard::SessionDevice;

@@ -9,11 +9,13 @@
 
 mod attach;
 mod bench;
+mod link;
 mod place;
 mod session;
 
 pub use attach::{AttachPlan, Front};
 pub use bench::BenchPlan;
+pub use link::{DoctorPlan, PingPlan};
 pub use place::RunDir;
 pub use session::SessionPlan;
 
@@ -74,6 +76,10 @@ pub enum Plan {
         /// For people or programs.
         output: Output,
     },
+    /// Ping.
+    Ping(Box<PingPlan>),
+    /// Look at a path.
+    Doctor(DoctorPlan),
     /// Open a device and close it.
     OpenDevice {
         /// The device.
@@ -124,6 +130,8 @@ impl Plan {
                 }
                 Ok(Self::Detach { name, run_dir, within_ms, force: args.force, output })
             }
+            Command::Ping(args) => PingPlan::new(args, output).map(Box::new).map(Self::Ping),
+            Command::Doctor(args) => DoctorPlan::new(args, output).map(Self::Doctor),
             Command::OpenDevice(args) => {
                 Ok(Self::OpenDevice { path: args.path.clone(), exclusive: args.exclusive })
             }
@@ -143,7 +151,7 @@ impl Plan {
             | Self::Status { run_dir, .. }
             | Self::Stats { run_dir, .. }
             | Self::Detach { run_dir, .. } => run_dir.check(),
-            Self::OpenDevice { .. } => Ok(()),
+            Self::Ping(_) | Self::Doctor(_) | Self::OpenDevice { .. } => Ok(()),
         }
     }
 

@@ -65,6 +65,8 @@ pub fn run(plan: &Plan) -> Result<(), Error> {
         Plan::Detach { name, run_dir, within_ms, force, output } => {
             detach(run_dir, name, *within_ms, *force, *output)
         }
+        Plan::Ping(ping) => crate::ping::run(ping),
+        Plan::Doctor(doctor) => crate::doctor::run(doctor),
         Plan::OpenDevice { path, exclusive } => device::open(path, *exclusive),
     }
 }
@@ -73,7 +75,7 @@ pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error
     move |source| Error::with_source(ErrorKind::System, what, source)
 }
 
-fn show(
+pub(crate) fn show(
     value: &serde_json::Value,
     output: Output,
     text: impl FnOnce(&serde_json::Value) -> String,
@@ -90,7 +92,7 @@ pub(crate) fn tell(text: &str) -> io::Result<()> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush())
 }
 
-fn print(text: &str) -> Result<(), Error> {
+pub(crate) fn print(text: &str) -> Result<(), Error> {
     match tell(text) {
         // Who reads may stop early, as head does.
         Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(system("cannot print")(e)),

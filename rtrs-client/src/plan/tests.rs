@@ -327,3 +327,52 @@ fn rdma_that_is_not_there_is_refused_with_what_is_missing() {
     assert!(text.starts_with("cannot use the path rdma://10.0.0.1:1234: "), "{text}");
     assert!(["modprobe", "rdma link add"].iter().any(|remedy| text.contains(remedy)), "{text}");
 }
+
+#[test]
+fn a_ping_is_judged_by_its_mode() {
+    let link = |args: &[&str]| plan(args);
+    let ping = |args: &[&str]| match link(&[&["ping", "tcp://h"], args].concat()).unwrap() {
+        Plan::Ping(plan) => *plan,
+        other => panic!("{other:?}"),
+    };
+    let plan = ping(&[]);
+    assert_eq!((plan.port, plan.hello.size, plan.count), (1234, 64, 0));
+    assert_eq!(plan.interval.as_millis(), 1000);
+    let plan = ping(&["-m", "read-bw"]);
+    assert_eq!((plan.hello.size, plan.count, plan.hello.depth), (65536, 2000, 16));
+    assert!(plan.interval.is_zero());
+    assert_eq!(ping(&["--rping"]).port, 7174);
+    for (target, port) in
+        [("tcp://h:5", 5), ("tcp://[::1]", 7174), ("tcp://[::1]:9", 9), ("tcp://10.0.0.1@h", 7174)]
+    {
+        match link(&["ping", target, "--rping"]).unwrap() {
+            Plan::Ping(plan) => assert_eq!(plan.port, port, "{target}"),
+            other => panic!("{other:?}"),
+        }
+    }
+    for (args, text) in [
+        (&["-s", "0"][..], "size 0 is out of range; use 1 to 1048576"),
+        (&["-s", "2M"], "size 2097152 is out of range"),
+        (&["--rping", "-s", "22"], "size 22 is out of range; use 23 to 65535"),
+        (&["--rping", "-m", "read-lat"], "rping knows --mode ping only"),
+        (&["--rping", "--read-invalidate"], "rping knows no --server-invalidate"),
+        (&["--duplex"], "--duplex is for --mode read-bw and write-bw"),
+        (&["--depth", "4"], "--depth is for --mode read-bw"),
+        (&["-m", "read-bw", "--depth", "257"], "depth 257 is out of range; use 1 to 256"),
+        (&["-m", "write-bw", "-i", "5"], "--interval is not for bandwidth modes"),
+        (&["-m", "read-lat", "--server-invalidate"], "are for --mode ping"),
+        (&["-i", "21s"], "interval 21000 is out of range; use 0 to 20000"),
+        (&["-n", "65"], "queue-pairs 65 is out of range; use 1 to 64"),
+        (&["-W", "1"], "timeout 1 is out of range; use 10 to 600000"),
+    ] {
+        let error = link(&[&["ping", "tcp://h"], args].concat()).unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        assert!(error.to_string().contains(text), "{error}\nlacks {text}");
+    }
+    for command in ["ping", "doctor"] {
+        let error = link(&[command, "tcp://h:0"]).unwrap_err().chain().to_string();
+        assert!(error.contains("has port 0"), "{error}");
+    }
+    let error = link(&["ping", "tcp://1.1.1.1@2.2.2.2", "-I", "3.3.3.3"]).unwrap_err();
+    assert!(error.to_string().contains("write it once"), "{error}");
+}
