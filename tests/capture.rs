@@ -1,5 +1,5 @@
-//! What goes over the wire, seen by somebody else: tshark captures a session on the loopback and
-//! must decode it as iWARP, with every checksum good.
+//! What goes over the wire, seen by somebody else: tshark captures a session and a ping on the
+//! loopback and must decode them as iWARP, with every checksum good.
 #![forbid(unsafe_code)]
 
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -7,26 +7,53 @@ use std::process::Command;
 use std::time::Duration;
 
 use rtrs_tests::{
-    COMMAND_TIME_MAX, Client, Proc, Scratch, Server, is_root, nbd_client, requires, run, wait_for,
+    COMMAND_TIME_MAX, Client, Proc, Scratch, Server, bin, is_root, nbd_client, requires, run,
+    wait_for,
 };
 
 /// Most packets that are captured: a bound, not a need.
 const PACKETS_MAX: &str = "20000";
 
-#[test]
-fn tshark_decodes_a_session_as_iwarp() {
+/// What tshark made of a capture.
+struct Decoded {
+    text: String,
+    opcodes: Vec<u32>,
+}
+
+impl Decoded {
+    fn count(&self, what: &str) -> usize {
+        self.text.matches(what).count()
+    }
+
+    fn seen(&self, opcode: u32) -> usize {
+        self.opcodes.iter().filter(|other| **other == opcode).count()
+    }
+
+    /// A start-up and frames, each decoded and with a good checksum.
+    fn is_sound(&self, frames_min: usize) {
+        let start = self.count("MPA ID Req Frame") + self.count("Request frame header");
+        assert!(start > 0, "no MPA request");
+        assert!(self.count("Good CRC32") >= frames_min, "{} good sums", self.count("Good CRC32"));
+        assert_eq!(self.count("Bad CRC32"), 0);
+        assert_eq!(self.count("Malformed"), 0);
+        assert_eq!(self.seen(7), 0, "nobody had a reason to send a Terminate");
+    }
+}
+
+/// True when this host can capture; says aloud when not.
+fn can_capture() -> bool {
     if !requires(&["tshark", "dumpcap"]) {
-        return;
+        return false;
     }
-    if !is_root() {
-        // Capturing on the loopback needs CAP_NET_RAW.
-        let _ = requires(&["(the right to capture: run as root)"]);
-        return;
-    }
+    // Capturing on the loopback needs CAP_NET_RAW.
+    is_root() || requires(&["(the right to capture: run as root)"])
+}
+
+/// Captures what goes over a server's port meanwhile.
+fn capture(server: &Server, meanwhile: impl FnOnce()) -> Decoded {
     let scratch = Scratch::new();
     let file = scratch.path("session.pcap");
     let file = file.to_str().expect("a plain path");
-    let server = Server::builder().export("vol0=mem:64M").start();
     let (_, port) = server.portal().rsplit_once(':').expect("a portal with a port");
     let filter = format!("tcp port {port}");
     let mut dumpcap = Command::new("dumpcap");
@@ -38,9 +65,33 @@ fn tshark_decodes_a_session_as_iwarp() {
         std::fs::metadata(file).ok().filter(|meta| meta.len() > 0)
     });
     std::thread::sleep(Duration::from_millis(300));
-
-    let client = Client::attach("vol0").path(server.portal()).args(&["--shards", "1"]).start();
+    meanwhile();
+    std::thread::sleep(Duration::from_millis(500));
+    capture.signal("INT");
+    let ended = capture.wait(Duration::from_secs(20));
+    assert_eq!(ended.code, Some(0), "dumpcap: {}", ended.stderr);
+    let shark = |rest: &[&str]| {
+        let args = [&["-r", file, "--disable-protocol", "rpcordma"][..], rest].concat();
+        run("tshark", &args, COMMAND_TIME_MAX).ok().stdout
+    };
+    let fields = shark(&["-Y", "iwarp_rdma", "-T", "fields", "-e", "iwarp_rdma.opcode"]);
+    let numbers = fields.split(|c: char| !c.is_ascii_alphanumeric()).filter_map(|text| match text
+        .strip_prefix("0x")
     {
+        Some(hex) => u32::from_str_radix(hex, 16).ok(),
+        None => text.parse().ok(),
+    });
+    Decoded { text: shark(&["-V", "-Y", "iwarp_mpa"]), opcodes: numbers.collect() }
+}
+
+#[test]
+fn tshark_decodes_a_session_as_iwarp() {
+    if !can_capture() {
+        return;
+    }
+    let server = Server::builder().export("vol0=mem:64M").start();
+    let decoded = capture(&server, || {
+        let client = Client::attach("vol0").path(server.portal()).args(&["--shards", "1"]).start();
         let mut nbd = nbd_client(&client);
         let small: Vec<u8> = (0..4096u32).map(|i| (i % 251) as u8).collect();
         let large = vec![0xa5; 300_000 / 512 * 512];
@@ -53,47 +104,33 @@ fn tshark_decodes_a_session_as_iwarp() {
         nbd.read_exact(&mut back).expect("read");
         assert_eq!(back, small);
         nbd.flush().expect("flush");
-    }
-    client.detach();
-    std::thread::sleep(Duration::from_millis(500));
-    capture.signal("INT");
-    let ended = capture.wait(Duration::from_secs(20));
-    assert_eq!(ended.code, Some(0), "dumpcap: {}", ended.stderr);
-
-    let args = ["-r", file, "--disable-protocol", "rpcordma", "-V", "-Y", "iwarp_mpa"];
-    let decoded = run("tshark", &args, COMMAND_TIME_MAX).ok().stdout;
-    let count = |what: &str| decoded.matches(what).count();
-    assert!(count("MPA ID Req Frame") + count("Request frame header") > 0, "no MPA request");
-    assert!(count("Good CRC32") >= 20, "only {} good checksums", count("Good CRC32"));
-    assert_eq!(count("Bad CRC32"), 0);
-    assert_eq!(count("Malformed"), 0);
-
-    let fields = [
-        "-r",
-        file,
-        "--disable-protocol",
-        "rpcordma",
-        "-Y",
-        "iwarp_rdma",
-        "-T",
-        "fields",
-        "-e",
-        "iwarp_rdma.opcode",
-    ];
-    let opcodes = run("tshark", &fields, COMMAND_TIME_MAX).ok().stdout;
-    let seen = |opcode: u32| {
-        opcodes
-            .split(|c: char| !c.is_ascii_alphanumeric())
-            .filter_map(|text| match text.strip_prefix("0x") {
-                Some(hex) => u32::from_str_radix(hex, 16).ok(),
-                None => text.parse().ok(),
-            })
-            .filter(|number| *number == opcode)
-            .count()
-    };
+        drop(nbd);
+        client.detach();
+    });
+    decoded.is_sound(20);
     // RDMA Write, Send and RFC 7306's Immediate Data carry a session (RFC 5040 section 4.3).
     for (opcode, name) in [(0, "RDMA Write"), (3, "Send"), (8, "Immediate Data")] {
-        assert!(seen(opcode) > 0, "no {name} among the opcodes: {opcodes}");
+        assert!(decoded.seen(opcode) > 0, "no {name} among {:?}", decoded.opcodes);
     }
-    assert_eq!(seen(7), 0, "nobody had a reason to send a Terminate");
+}
+
+#[test]
+fn tshark_decodes_rpings_rounds_and_nothing_else() {
+    if !can_capture() {
+        return;
+    }
+    let listen = "tcp://127.0.0.1:0";
+    let server = Server::builder().listen(listen).args(&["--ping-only", "--rping"]).start();
+    let decoded = capture(&server, || {
+        let args = ["ping", server.portal(), "--rping", "-c10", "-i0", "-s1000"];
+        let _ = run(bin("rtrs-client"), &args, COMMAND_TIME_MAX).ok();
+    });
+    decoded.is_sound(60);
+    // A round: two sends each way, a read with its response, a write; and not a byte of ours.
+    let kinds = [(0, 10), (1, 10), (2, 10), (3, 40)];
+    for (opcode, frames) in kinds {
+        assert_eq!(decoded.seen(opcode), frames, "opcode {opcode} in {:?}", decoded.opcodes);
+    }
+    assert_eq!(decoded.opcodes.len(), 70, "{:?}", decoded.opcodes);
+    assert_eq!(decoded.count("RTIW"), 0, "rping knows no preamble");
 }

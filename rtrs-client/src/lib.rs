@@ -1,10 +1,9 @@
 //! The client end of RTRS: a session with a server as a block device, served over NBD.
 //!
 //! Map of the crate: what was typed (`cli`), what can be said (`config`), what will run (`plan`),
-//! running it (`run`, `hold`, `device`, `launch`, `control`, `report`, `bench`; `ping` and `doctor`,
-//! which look at a link without a session); the session
-//! (`session`) over its paths (`path`) as machines without IO, and `driver`, which binds them to a
-//! core.
+//! running it (`run`, `hold`, `device`, `launch`, `control`, `report`, `bench`), or looking at a
+//! link without a session (`ping`, `doctor`); the session (`session`) over its paths (`path`) as
+//! machines without IO, and `driver`, which binds them to a core.
 
 #![forbid(unsafe_code)]
 

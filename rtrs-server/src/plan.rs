@@ -169,9 +169,9 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Looks at the system: something is exported (unless only pings are answered), each target is there, has the right kind and
-    /// size, and may be read (and written, unless read-only), and RDMA is there if a portal wants
-    /// it. Changes nothing.
+    /// Looks at the system: something is exported (unless only pings are answered), each target is
+    /// there, has the right kind and size, and may be read (and written, unless read-only), and
+    /// RDMA is there if a portal wants it. Changes nothing.
     ///
     /// # Errors
     /// [`ErrorKind::Usage`] without exports, [`ErrorKind::Export`] for a target,

@@ -125,7 +125,7 @@ pub struct PingArgs {
 
     /// Speak exactly rping, to an rping -s or to a server with --rping; port 7174 by default
     ///
-    /// Over tcp:// this is plain iWARP, as kernels have it (siw, or an iWARP card at the other end).
+    /// Over tcp:// this is plain iWARP, as kernels have it: siw, or an iWARP card at the other end.
     #[arg(long)]
     pub rping: bool,
 

@@ -72,8 +72,8 @@ impl Link {
         Ok(Self { fabric, ring })
     }
 
-    /// Runs pings to their ends. A letter in `stop`, or the end of `limit`, begins no more rounds; a
-    /// second letter ends all.
+    /// Runs pings to their ends. A letter in `stop`, or the end of `limit`, begins no more rounds;
+    /// a second letter ends all.
     pub(crate) fn ping(
         &mut self,
         clients: &mut [PingClient],

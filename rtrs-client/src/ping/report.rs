@@ -13,7 +13,7 @@ const MIB: f64 = 1_048_576.0;
 
 /// Latencies of one kind, in nanoseconds.
 fn histogram() -> Histogram<u64> {
-    // The bounds are constants that the library takes; a kind that could not be made counts nothing.
+    // The bounds are constants that the library takes.
     Histogram::new_with_bounds(1, 3_600_000_000_000, 3)
         .unwrap_or_else(|_| unreachable!("constant bounds"))
 }

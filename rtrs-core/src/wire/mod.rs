@@ -9,7 +9,8 @@
 //! Promises: decoding never panics, whatever the bytes; it takes messages that are longer than
 //! they must be; reserved bytes are never judged on input (the kernel's client sends what its
 //! stack held) and always zero on output. Integers are little-endian, loaded byte by byte.
-//! Nothing of an IO allocates. Beside RTRS stands the [ping](PingHello), which is rping's. Both ends call it; it knows no socket, clock or memory region.
+//! Nothing of an IO allocates. Both ends call it; it knows no socket, clock or memory region.
+//! Beside RTRS stands the [ping](PingHello), which is rping's and big-endian.
 //! Layouts: docs/PROTOCOL.md; golden vectors: `tests/golden/rtrs.hex`.
 
 mod bytes;

@@ -8,13 +8,15 @@
 
 mod client;
 mod conn;
+mod news;
 mod server;
 #[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
 
-pub use client::{PingClient, PingClientConfig, PingEvent, PingFailure};
+pub use client::{PingClient, PingClientConfig};
+pub use news::{PingEvent, PingFailure};
 pub use server::{PingServer, PingServerConfig, PingServerStats};
 
 use crate::fabric::{
