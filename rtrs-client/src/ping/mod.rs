@@ -34,11 +34,10 @@ pub(crate) fn run(plan: &PingPlan) -> Result<(), Error> {
     let failed = |e| Error::with_source(ErrorKind::Path, format!("cannot ping {portal}"), e);
     let found = portal.resolve().map_err(failed)?;
     let wanted = |a: &&SocketAddr| plan.source.is_none_or(|s| s.is_ipv4() == a.is_ipv4());
-    let Some(mut remote) = found.iter().find(wanted).copied() else {
+    let Some(remote) = found.iter().find(wanted).copied() else {
         let text = format!("{portal} has no address that the source address can reach");
         return Err(Error::new(ErrorKind::Path, text));
     };
-    remote.set_port(plan.port);
     let mut link = Link::open(portal.scheme(), plan.crc, plan.rping, plan.timeout)?;
     let config = PingClientConfig {
         local: plan.source,

@@ -18,10 +18,8 @@ const QUEUE_PAIRS_MAX: u64 = 64;
 /// `ping`, judged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PingPlan {
-    /// The server.
+    /// The server, with rping's port where that is meant.
     pub portal: Portal,
-    /// Its port.
-    pub port: u16,
     /// Local address to connect from.
     pub source: Option<IpAddr>,
     /// What was asked for, by its name.
@@ -125,8 +123,7 @@ impl PingPlan {
         let depth = u64::from(args.depth.unwrap_or(16));
         let rping_port = args.rping && args.target.default_port;
         Ok(Self {
-            port: if rping_port { RPING_PORT } else { portal.port() },
-            portal,
+            portal: if rping_port { portal.with_port(RPING_PORT) } else { portal },
             source,
             mode: args.mode,
             hello: PingHello {

@@ -336,17 +336,17 @@ fn a_ping_is_judged_by_its_mode() {
         other => panic!("{other:?}"),
     };
     let plan = ping(&[]);
-    assert_eq!((plan.port, plan.hello.size, plan.count), (1234, 64, 0));
+    assert_eq!((plan.portal.port(), plan.hello.size, plan.count), (1234, 64, 0));
     assert_eq!(plan.interval.as_millis(), 1000);
     let plan = ping(&["-m", "read-bw"]);
     assert_eq!((plan.hello.size, plan.count, plan.hello.depth), (65536, 2000, 16));
     assert!(plan.interval.is_zero());
-    assert_eq!(ping(&["--rping"]).port, 7174);
+    assert_eq!(ping(&["--rping"]).portal.port(), 7174);
     for (target, port) in
         [("tcp://h:5", 5), ("tcp://[::1]", 7174), ("tcp://[::1]:9", 9), ("tcp://10.0.0.1@h", 7174)]
     {
         match link(&["ping", target, "--rping"]).unwrap() {
-            Plan::Ping(plan) => assert_eq!(plan.port, port, "{target}"),
+            Plan::Ping(plan) => assert_eq!(plan.portal.port(), port, "{target}"),
             other => panic!("{other:?}"),
         }
     }

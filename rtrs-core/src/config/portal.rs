@@ -108,6 +108,12 @@ impl Portal {
         Self { scheme, source: None, host: Host::Ip(address.ip()), port: address.port() }
     }
 
+    /// The same with another port.
+    #[must_use]
+    pub fn with_port(self, port: u16) -> Self {
+        Self { port, ..self }
+    }
+
     /// The fabric.
     #[must_use]
     pub const fn scheme(&self) -> Scheme {

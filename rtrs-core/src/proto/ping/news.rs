@@ -94,7 +94,7 @@ pub(super) fn rejected(data: &PrivateData, rping: bool) -> PingFailure {
         let remedy = if rping { "start it with --rping" } else { "it is older, or the kernel's" };
         let name = errno_name(errno);
         return PingFailure::NoPing(format!(
-            "an RTRS server that answers no such ping ({name:?}); {remedy}"
+            "an RTRS server that answers no such ping ({name}); {remedy}"
         ));
     }
     PingFailure::NoPing("the server refused without a reason".into())

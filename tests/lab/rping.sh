@@ -1,0 +1,103 @@
+#!/usr/bin/env bash
+# What the scenarios of the ping share: rping of rdma-core at either end, over soft RoCE or over
+# soft iWARP (siw). Sourced by them, in the guest.
+
+# A soft iWARP device on each end of a path, in place of the soft RoCE ones, which would answer
+# for the same addresses. Our own endpoint needs none; rping does.
+siw_up() { # path
+    local path=$1 side
+    loaded siw || load siw || return 1
+    for side in a b; do
+        timeout 60 rdma link delete "rx$side$path" || return 1
+        rdma link add "siw$side$path" type siw netdev "v$side$path" || return 1
+        wait_until 30 "siw$side$path to be active" \
+            grep -q ACTIVE "/sys/class/infiniband/siw$side$path/ports/1/state" || return 1
+    done
+}
+
+# Takes them away again, so that topology_down finds what it made.
+siw_down() { # path
+    timeout 60 rdma link delete "siwa$1"
+    timeout 60 rdma link delete "siwb$1"
+    timeout 60 rmmod siw
+}
+
+# Starts rping as a server that takes one client after another, and several at once. It stays
+# until it is killed; its words go to rping.log.
+rping_server() { # address size
+    stdbuf -oL rping -s -P -a "$1" -S "$2" -v -V >"$LAB_WORK/rping.log" 2>&1 </dev/null &
+    LAB_RPING=$!
+    # It says nothing when it listens: the connection manager shows its identifier.
+    wait_until 20 "rping to listen" rping_listens
+}
+
+rping_listens() {
+    rdma resource show cm_id | grep -q 'state LISTEN.*comm rping'
+}
+
+rping_stop() {
+    kill "$LAB_RPING" 2>/dev/null
+    wait "$LAB_RPING" 2>/dev/null
+    return 0
+}
+
+# rping as a client; its words go to NAME.log. They show each round's data, and so must be those
+# of its pattern.
+rping_client() { # name to from size
+    timeout 60 rping -c -a "$2" -I "$3" -C 100 -S "$4" -v -V >"$LAB_WORK/$1.log" 2>&1 </dev/null
+}
+
+# Rounds that a log of rping shows.
+rping_rounds() { # file
+    grep -c 'ping data: rdma-ping-' "$1"
+}
+
+# Ours as a client of rping: a hundred rounds, compared.
+our_rping() { # name path size argument...
+    local name=$1 path=$2 size=$3
+    shift 3
+    timeout 60 rtrs-client ping "$path" --rping -c 100 -i 0 -s "$size" -o json "$@" \
+        >"$LAB_WORK/$name.json" 2>"$LAB_WORK/$name.err" </dev/null || {
+        cat "$LAB_WORK/$name.err"
+        return 1
+    }
+}
+
+# A hundred rounds of ours at each size, then two clients at once.
+our_client_rounds() { # path
+    local size first second
+    for size in 23 64 1024 4096 65535; do
+        : >"$LAB_WORK/rping.log"
+        expect_true "100 rounds of $size bytes" our_rping "client$size" "$1" "$size"
+        expect_eq "all of $size bytes came back" \
+            "$(jq -c '[.sent, .answered, .errors | length]' "$LAB_WORK/client$size.json")" \
+            "[100,100,0]"
+    done
+    note "$(jq -c '.latency_us.round' "$LAB_WORK/client64.json") us a round of 64 bytes"
+    our_rping first "$1" 64 &
+    first=$!
+    our_rping second "$1" 4096 &
+    second=$!
+    expect_true "two clients at once: the first" wait $first
+    expect_true "two clients at once: the second" wait $second
+    expect_true "and two queue pairs of one" our_rping pairs "$1" 1000 -n 2
+    expect_eq "with a hundred rounds each" "$(jq .answered "$LAB_WORK/pairs.json")" 200
+}
+
+# A hundred rounds of rping's at each size, then two clients at once.
+rping_client_rounds() { # to from
+    local size first second
+    for size in 23 64 1024 4096 65535; do
+        expect_true "rping -C 100 -S $size" rping_client "client$size" "$1" "$2" "$size"
+        expect_eq "it saw its data $size bytes long a hundred times" \
+            "$(rping_rounds "$LAB_WORK/client$size.log")" 100
+    done
+    rping_client first "$1" "$2" 64 &
+    first=$!
+    rping_client second "$1" "$2" 4096 &
+    second=$!
+    expect_true "two rpings at once: the first" wait $first
+    expect_true "two rpings at once: the second" wait $second
+    expect_eq "a hundred rounds each" "$(($(rping_rounds "$LAB_WORK/first.log") + \
+        $(rping_rounds "$LAB_WORK/second.log")))" 200
+}
