@@ -151,6 +151,53 @@ fn sigterm_of_a_busy_server_is_bounded() {
     assert!(busy.join().expect("the busy client") > 0, "no IO before the signal");
 }
 
+/// A pipe whose reading end nobody reads, kept full.
+fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    let mut filler = writer.try_clone().expect("its writing end again");
+    let (told, fills) = std::sync::mpsc::channel();
+    // Waits in its last write until the reading end is gone.
+    std::thread::spawn(
+        move || {
+            while filler.write_all(&[b'.'; 512]).is_ok() && told.send(()).is_ok() {}
+        },
+    );
+    while fills.recv_timeout(Duration::from_millis(300)).is_ok() {}
+    (reader, writer)
+}
+
+#[test]
+fn a_log_that_nobody_reads_holds_nothing_up() {
+    let (_unread, full) = full_pipe();
+    let stderr = || Some(full.try_clone().expect("the pipe again").into());
+    let mut command = Command::new(bin("rtrs-server"));
+    command.args(["--export", "v=mem:16M", "--listen", "tcp://127.0.0.1:0", "--log", "debug"]);
+    let mut server = Proc::start_with(command, stderr());
+    let portal = server.wait_lines("listening on ", 1, STOP_TIME_MAX).remove(0);
+    for _ in 0..2 {
+        let mut command = Command::new(bin("rtrs-client"));
+        command.args(["bench", "v", "--path", &portal, "--runtime", "1s", "--log", "debug"]);
+        let bench = Proc::start_with(command, stderr()).wait(COMMAND_TIME_MAX).ok();
+        assert!(bench.stdout.contains(" 0 errors"), "{bench:#?}");
+    }
+    let _ = server.terminate(STOP_TIME_MAX).ok();
+}
+
+#[test]
+fn a_failure_that_nobody_hears_has_its_exit_code() {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    for (program, args) in [
+        ("rtrs-client", &["status", "nothing-of-that-name"][..]),
+        ("rtrs-server", &["--export", "/nonexistent/file"][..]),
+    ] {
+        let mut command = Command::new(bin(program));
+        command.args(args);
+        let stderr = writer.try_clone().expect("the pipe again").into();
+        let _ = Proc::start_with(command, Some(stderr)).wait(COMMAND_TIME_MAX).code(1);
+    }
+}
+
 #[test]
 fn a_session_outlives_a_restart_of_its_server() {
     let scratch = Scratch::new();

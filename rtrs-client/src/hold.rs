@@ -28,7 +28,7 @@ const SIGNAL_GRACE: Duration = Duration::from_secs(10);
 
 /// Holds a session until it is detached or a signal ends it. The body of the background copy.
 pub(crate) fn hold(plan: &AttachPlan) -> Result<(), Error> {
-    log_to_stderr(&plan.session.log);
+    let _log = log_to_stderr(&plan.session.log)?;
     ensure_run_dir(&plan.run_dir)?;
     let control_path = plan.run_dir.control_socket(&plan.session.export_name);
     let control = ControlSocket::bind(&control_path).map_err(|e| {

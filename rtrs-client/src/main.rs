@@ -12,7 +12,8 @@ fn main() -> ExitCode {
     match execute(&LowArgs::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("rtrs-client: {}", error.chain());
+            // Nobody may be there to read it; the exit code says it too.
+            let _ = writeln!(io::stderr(), "rtrs-client: {}", error.chain());
             ExitCode::from(error.exit_code())
         }
     }

@@ -21,7 +21,7 @@ use rtrs_core::fabric::Fabric;
 use rtrs_core::fabric::iwarp::{IwarpFabric, IwarpOptions, IwarpShared};
 use rtrs_core::fabric::rdma::RdmaOptions;
 use rtrs_core::ids::SessionId;
-use rtrs_core::rt::{PollPolicy, Ring};
+use rtrs_core::rt::{Log, PollPolicy, Ring, SettleAtEnd};
 use rtrs_core::wire::AccessMode;
 
 use crate::bench::{JobResult, Workload};
@@ -147,7 +147,7 @@ fn detach(
     }
     let value = ask_session(run_dir, name, Ask::Detach { within_ms })?;
     if let Some(warning) = value["warning"].as_str() {
-        eprintln!("rtrs-client: {warning}");
+        remark(warning);
     }
     show(&value, output, |_| format!("{name} detached\n"))
 }
@@ -172,7 +172,7 @@ fn list(run_dir: &RunDir, output: Output) -> Result<(), Error> {
             // Left behind by a session that was killed; the next attach replaces it.
             Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {}
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-            Err(e) => eprintln!("rtrs-client: {}: {e}", path.display()),
+            Err(e) => remark(format_args!("{}: {e}", path.display())),
         }
     }
     let text = report::list_text(&sessions);
@@ -252,17 +252,24 @@ fn last_error(log: &Path) -> Option<String> {
     Some(line.to_owned())
 }
 
-pub(crate) fn log_to_stderr(filter: &str) {
+/// Starts the log; keep what comes back until the end.
+pub(crate) fn log_to_stderr(filter: &str) -> Result<SettleAtEnd, Error> {
     let filter = tracing_subscriber::EnvFilter::new(filter);
-    // A log that cannot be written must not end a session: its default is to say so there, and to
-    // panic over it.
+    let log = Log::start(io::stderr()).map_err(system("cannot start the log's thread"))?;
+    let writer = log.clone();
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(io::stderr)
+        .with_writer(move || writer.clone())
         .log_internal_errors(false);
     if subscriber.try_init().is_err() {
         tracing::debug!("a log was set up already");
     }
+    Ok(SettleAtEnd(log))
+}
+
+/// A word for people beside the output. Nobody may be there to read it.
+fn remark(text: impl std::fmt::Display) {
+    let _ = writeln!(io::stderr(), "rtrs-client: {text}");
 }
 
 fn path_target(
@@ -466,7 +473,7 @@ pub(crate) fn wait_ready(
 }
 
 fn run_bench(plan: &BenchPlan) -> Result<(), Error> {
-    log_to_stderr(&plan.session.log);
+    let _log = log_to_stderr(&plan.session.log)?;
     let mut config = session_config(&plan.session)?;
     config.name = format!("{}-bench-{}", config.name, std::process::id());
     let jobs = u32::from(config.cores);

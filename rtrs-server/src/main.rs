@@ -12,7 +12,8 @@ fn main() -> ExitCode {
     match run(&LowArgs::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("rtrs-server: {}", error.chain());
+            // Nobody may be there to read it; the exit code says it too.
+            let _ = writeln!(io::stderr(), "rtrs-server: {}", error.chain());
             ExitCode::from(error.exit_code())
         }
     }

@@ -14,7 +14,9 @@ use rtrs_core::config::AutoSwitch;
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::limits::Limits;
 use rtrs_core::proto::ping::PingServerConfig;
-use rtrs_core::rt::{Mailbox, PollPolicy, Ring, Sender, mailbox, pin_plan, pin_to, run};
+use rtrs_core::rt::{
+    Log, Mailbox, PollPolicy, Ring, Sender, SettleAtEnd, mailbox, pin_plan, pin_to, run,
+};
 use rtrs_core::time::Duration;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -39,7 +41,7 @@ const RING_ENTRIES: u32 = 1024;
 /// [`ErrorKind::Export`] for a target that cannot be opened, [`ErrorKind::Listen`] for a portal
 /// that cannot be listened on, [`ErrorKind::System`] for what the system refuses.
 pub fn serve(plan: &Plan) -> Result<(), Error> {
-    start_log(&plan.log);
+    let _log = start_log(&plan.log)?;
     let exports = if plan.ping_only { &[][..] } else { &plan.exports };
     let exports = exports.iter().map(open_export).collect::<Result<Vec<_>, _>>()?;
     let exports = ExportTable::new(exports);
@@ -200,17 +202,21 @@ fn announce(portals: impl Iterator<Item = String>) {
     let _ = out.flush();
 }
 
-fn start_log(filter: &str) {
+/// Starts the log; keep what comes back until the end.
+fn start_log(filter: &str) -> Result<SettleAtEnd, Error> {
     let filter = tracing_subscriber::EnvFilter::new(filter);
+    let log = Log::start(io::stderr()).map_err(|error| {
+        Error::with_source(ErrorKind::System, "cannot start the log's thread", error)
+    })?;
+    let writer = log.clone();
     // A second server in one process, as in tests, finds the log started.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(io::stderr)
-        // A log that nobody takes any more must not end a server: the default prints about it, and
-        // printing to a closed stderr panics.
+        .with_writer(move || writer.clone())
         .log_internal_errors(false)
         .with_ansi(false)
         .try_init();
+    Ok(SettleAtEnd(log))
 }
 
 fn session_params(plan: &Plan, cores: u16) -> Result<SessionParams, Error> {

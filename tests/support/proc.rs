@@ -120,14 +120,24 @@ impl Proc {
     /// # Panics
     /// When it cannot be started.
     #[must_use]
-    pub fn start(mut command: Command) -> Self {
+    pub fn start(command: Command) -> Self {
+        Self::start_with(command, None)
+    }
+
+    /// As [`Proc::start`], with this in the place of a file for its standard error.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    #[must_use]
+    pub fn start_with(mut command: Command, errors_to: Option<Stdio>) -> Self {
         let stdout = NamedTempFile::new().expect("a file for stdout");
         let stderr = NamedTempFile::new().expect("a file for stderr");
+        let file = || File::options().append(true).open(stderr.path()).expect("open stderr").into();
         command
             .env("PATH", search_path())
             .stdin(Stdio::null())
             .stdout(File::options().append(true).open(stdout.path()).expect("open stdout"))
-            .stderr(File::options().append(true).open(stderr.path()).expect("open stderr"))
+            .stderr(errors_to.unwrap_or_else(file))
             .process_group(0);
         let words = std::iter::once(command.get_program()).chain(command.get_args());
         let text = words.map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ");

@@ -3,6 +3,7 @@
 mod affinity;
 pub mod blkdev;
 mod clock;
+mod log;
 mod mailbox;
 mod process;
 mod reactor;
@@ -10,6 +11,7 @@ mod ring;
 
 pub use affinity::{allowed_cpus, pin_plan, pin_to};
 pub use clock::Clock;
+pub use log::{Log, SettleAtEnd};
 pub use mailbox::{Inbox, Mailbox, Sender, mailbox};
 pub use process::{
     Privileges, become_daemon, become_io_flusher, lock_memory, page_size, privileges,
