@@ -23,6 +23,8 @@ use crate::mem::{IoVecs, MemSlice, Region};
 use crate::time::Duration;
 
 const CANCEL: u64 = u64::MAX;
+/// The port of operations whose own is gone.
+const NOBODY: u32 = u32::MAX;
 /// Regions that can be registered with a ring at once.
 const FIXED_REGIONS: u32 = 1024;
 
@@ -321,7 +323,9 @@ impl Ring {
     pub fn turn_or_sleep(&self, timeout: Option<Duration>) -> io::Result<bool> {
         let mut inner = self.inner.borrow_mut();
         let pending = inner.refill();
-        inner.enter(pending, 1, timeout)?;
+        // What did not fit one call is not slept on: the next turn hands it over.
+        let want = u32::from(inner.backlog.is_empty());
+        inner.enter(pending, want, timeout)?;
         Ok(inner.reap())
     }
 }
@@ -388,7 +392,7 @@ impl Inner {
             self.running -= 1;
             any = true;
             let done = Completed { token: running.token, op: running.op, result: cqe.result() };
-            match self.ports[running.port as usize].as_mut() {
+            match self.ports.get_mut(running.port as usize).and_then(Option::as_mut) {
                 Some(queue) => queue.push_back(done),
                 None => drop(close_orphan(done)),
             }
@@ -596,7 +600,7 @@ impl Drop for Port {
         }
         let queue = inner.ports[self.index as usize].take();
         if busy {
-            // The index must not be reused while operations point at it: leave a closed queue.
+            // The index is the next port's, which must not get what these operations bring.
             retire(&mut inner, self.index);
         }
         drop(inner);
@@ -606,16 +610,13 @@ impl Drop for Port {
     }
 }
 
-/// Points all running operations of a dropped port at a port that drops what it gets.
+/// Takes all running operations of a dropped port away from its index.
 fn retire(inner: &mut Inner, port: u32) {
-    #[allow(clippy::cast_possible_truncation, reason = "a core has few components")]
-    let grave = inner.ports.len() as u32;
-    inner.ports.push(None);
     for slot in &mut inner.slots {
         if let Some(running) = slot.running.as_mut()
             && running.port == port
         {
-            running.port = grave;
+            running.port = NOBODY;
         }
     }
 }
@@ -717,6 +718,57 @@ mod tests {
         }
         assert_eq!(ring.running(), 0);
         assert_eq!(Arc::strong_count(&region), 1, "the operation let go of its memory");
+    }
+
+    #[test]
+    fn what_a_dropped_port_left_running_reaches_no_later_port() {
+        let ring = Ring::new(8).unwrap();
+        let (a, _b) = UnixStream::pair().unwrap();
+        let region = Region::new(4096).unwrap();
+        let port = ring.port();
+        port.submit(Op::Recv { fd: Fd::new(a), buf: region.slice(0, 8).unwrap() }, 0);
+        ring.turn().unwrap();
+        drop(port);
+        // Before the cancellation is handed to the kernel.
+        let mut later: Vec<Port> = (0..4).map(|_| ring.port()).collect();
+        for _ in 0..100 {
+            if ring.running() == 0 {
+                break;
+            }
+            ring.turn_or_sleep(Some(Duration::from_millis(20))).unwrap();
+        }
+        assert_eq!(ring.running(), 0);
+        assert!(later.iter_mut().all(|port| port.take().is_none()));
+    }
+
+    #[test]
+    fn a_sleep_leaves_nothing_behind_that_one_call_cannot_carry() {
+        use std::io::Write;
+        let ring = Ring::new(8).unwrap();
+        let mut port = ring.port();
+        let region = Region::new(4096).unwrap();
+        let (a, mut b) = UnixStream::pair().unwrap();
+        let (c, mut d) = UnixStream::pair().unwrap();
+        let quiet = Fd::new(a);
+        for _ in 0..8 {
+            let buf = region.slice(0, 8).unwrap();
+            port.submit(Op::Recv { fd: quiet.clone(), buf }, 0);
+        }
+        port.submit(Op::Recv { fd: Fd::new(c), buf: region.slice(8, 1).unwrap() }, 1);
+        assert!(ring.has_backlog());
+        d.write_all(b"x").unwrap();
+        // Ends a sleep with the ninth operation not handed over.
+        let (over, ended) = std::sync::mpsc::channel::<()>();
+        let watch = std::thread::spawn(move || {
+            let _ = ended.recv_timeout(std::time::Duration::from_secs(10));
+            b.write_all(b"too late").unwrap();
+        });
+        for _ in 0..2 {
+            ring.turn_or_sleep(Some(Duration::from_secs(60))).unwrap();
+        }
+        assert_eq!(port.take().map(|done| done.token), Some(1));
+        drop(over);
+        watch.join().unwrap();
     }
 
     #[test]
