@@ -115,6 +115,19 @@ impl<T> Inbox<T> {
         false
     }
 
+    /// For a receiver that is not told when its core sleeps: the next message, and when there is
+    /// none, the certainty that the next one wakes the core.
+    pub fn take_or_watch(&mut self) -> Option<T> {
+        loop {
+            if let Some(message) = self.take() {
+                return Some(message);
+            }
+            if self.prepare_sleep() {
+                return None;
+            }
+        }
+    }
+
     /// Says that the receiver is awake.
     pub fn awake(&self) {
         self.shared.sleeping.store(false, Ordering::SeqCst);
@@ -143,5 +156,31 @@ impl<T> fmt::Debug for Mailbox<T> {
 impl<T> fmt::Debug for Inbox<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Inbox").field("queued", &self.shared.queue.len()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::time::Duration;
+
+    #[test]
+    fn mail_that_was_taken_before_it_woke_does_not_spoil_the_next_wake() {
+        let ring = Ring::new(8).unwrap();
+        let (sender, mailbox) = mailbox::<u32>().unwrap();
+        let mut inbox = mailbox.arm(&ring).unwrap();
+        ring.turn().unwrap();
+        for round in 0..3 {
+            sender.send(round);
+            // Taken at once; what the sender wrote to wake us is read only after that.
+            assert_eq!(inbox.take_or_watch(), Some(round));
+            assert_eq!(inbox.take_or_watch(), None);
+            ring.turn_or_sleep(Some(Duration::from_millis(200))).unwrap();
+            assert_eq!(inbox.take_or_watch(), None);
+            ring.turn().unwrap();
+        }
+        sender.send(9);
+        assert!(ring.turn_or_sleep(Some(Duration::from_secs(5))).unwrap(), "it wakes");
+        assert_eq!(inbox.take_or_watch(), Some(9));
     }
 }

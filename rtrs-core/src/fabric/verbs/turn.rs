@@ -174,12 +174,9 @@ impl VerbsFabric {
 
     pub(super) fn poll_inbox(&mut self) -> bool {
         let mut any = false;
-        while let Some(report) = self.inbox.take() {
+        while let Some(report) = self.inbox.take_or_watch() {
             any = true;
             self.on_report(report);
-            if self.inbox.is_empty() && self.inbox.prepare_sleep() {
-                break;
-            }
         }
         any
     }
