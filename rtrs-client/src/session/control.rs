@@ -117,7 +117,7 @@ pub(crate) struct SessionControl {
     /// What is asked for; lowered once where the export is read-only.
     pub(super) access: AccessMode,
     pub(super) opened_once: bool,
-    pub(super) last_size: u64,
+    pub(super) last: Option<Arc<OpenDevice>>,
     pub(super) failure: Option<SessionFailure>,
     pub(super) detaching: bool,
     outbox: Outbox,
@@ -164,7 +164,7 @@ impl SessionControl {
             granted: None,
             device: DeviceState::Closed,
             opened_once: false,
-            last_size: 0,
+            last: None,
             failure: None,
             detaching: false,
             outbox: Vec::new(),

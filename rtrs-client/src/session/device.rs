@@ -140,13 +140,7 @@ impl SessionControl {
         }
         let Some(chunks) = path.chunks.take() else { return };
         let mut size = device.geometry.size;
-        if size == 0 || size < self.last_size {
-            let why = match self.last_size {
-                0 => "the server's device has 0 bytes".to_owned(),
-                last => format!(
-                    "the server's device has {size} bytes and had {last} before: attach again"
-                ),
-            };
+        if let Some(why) = refusal(self.last.as_deref(), device) {
             let failure = SessionFailure::Unusable(why);
             let text = failure.to_string();
             if !self.opened_once {
@@ -155,9 +149,11 @@ impl SessionControl {
             self.end_path(now, index, Some(text), fabrics);
             return;
         }
-        if self.opened_once && size > self.last_size {
+        if let Some(last) = &self.last
+            && size > last.geometry.size
+        {
             tracing::warn!("the server's device grew to {size} bytes: attach again to use them");
-            size = self.last_size;
+            size = last.geometry.size;
         }
         let device = Arc::new(OpenDevice {
             geometry: Geometry {
@@ -168,7 +164,7 @@ impl SessionControl {
             device_id: device.device_id,
         });
         self.opened_once = true;
-        self.last_size = device.geometry.size;
+        self.last = Some(Arc::clone(&device));
         if self.device() != Some(&device) {
             let (export, size) = (&self.config.export, device.geometry.size);
             tracing::info!(%export, size, id = device.device_id, "device open");
@@ -192,6 +188,31 @@ impl SessionControl {
         let (path, epoch) = (path.id, path.epoch);
         self.tell_all(ToShard::PathUp { path, epoch, chunks });
     }
+}
+
+/// Why a device cannot be used in place of the one opened last. Who uses the session was told of
+/// that one, once: a write cache that it lacked would never be flushed.
+fn refusal(last: Option<&OpenDevice>, device: &OpenDevice) -> Option<String> {
+    let now = &device.geometry;
+    let Some(OpenDevice { geometry: before, .. }) = last else {
+        return (now.size == 0).then(|| "the server's device has 0 bytes".to_owned());
+    };
+    let (size, block) = (now.size, now.logical_block);
+    if size < before.size {
+        let had = before.size;
+        return Some(format!(
+            "the server's device has {size} bytes and had {had} before: attach again"
+        ));
+    }
+    if block > before.logical_block {
+        let had = before.logical_block;
+        return Some(format!(
+            "the server's device has blocks of {block} bytes and had {had} before: attach again"
+        ));
+    }
+    (now.write_cache && !before.write_cache).then(|| {
+        "the server's device has a write cache and had none before: attach again".to_owned()
+    })
 }
 
 fn open_hint(errno: u16) -> &'static str {

@@ -187,6 +187,28 @@ fn a_device_of_another_size_is_another_device() {
 }
 
 #[test]
+fn a_device_that_takes_more_care_than_before_is_another_device() {
+    for (was, lie, words) in [
+        (false, None, "a write cache and had none before"),
+        (true, Some(4096), "blocks of 4096 bytes and had 512 before"),
+    ] {
+        let before = move |rsp| OpenRsp { write_cache: was, ..rsp };
+        let mut stand = Stand::open(|s| s.how.open_rsp = Some(Box::new(before)));
+        stand.server.how.open_rsp = Some(Box::new(move |rsp| OpenRsp {
+            logical_block_size: lie.unwrap_or(rsp.logical_block_size),
+            ..rsp
+        }));
+        stand.server.end_path(stand.now(), 0);
+        stand.until("the error", 3 * SEC, |s| s.client.last_error(0).contains(words));
+        let tag = submit(&mut stand, 0, IoOp::Write, 0);
+        stand.drain(10 * SEC);
+        assert_eq!(stand.client.status(tag), Some(IoStatus::TimedOut), "{words}");
+        stand.server.how.open_rsp = Some(Box::new(before));
+        stand.until("the old device", 5 * SEC, Stand::is_whole);
+    }
+}
+
+#[test]
 fn a_crashed_server_is_found_again() {
     let mut stand = Stand::open(|s| s.how.hold = true);
     let tag = submit(&mut stand, 0, IoOp::Write, 0);
