@@ -131,10 +131,6 @@ lab_step() { # title seconds_max command...
     return 1
 }
 
-lab_as_root() {
-    if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo "$@"; fi
-}
-
 # Installs packages; those of the kernel and of QEMU with their versions named, because apt would
 # take the newest of each and they would not fit together.
 lab_install() { # package[=version]...

@@ -26,8 +26,8 @@ use crate::error::Error;
 pub struct LowArgs {
     /// Print for people (text) or for programs (json)
     ///
-    /// Applies to list, status, stats, bench, ping, doctor and --print-config, which prints YAML as
-    /// text.
+    /// Applies to list, status, stats, detach, bench, ping, doctor and --print-config, which prints
+    /// YAML as text.
     #[arg(short, long, global = true, value_name = "FORMAT", default_value = "text")]
     pub output: Output,
 

@@ -80,14 +80,15 @@ fn device_options(
     session: &SessionPlan,
 ) -> Result<DeviceOptions, Error> {
     let Some(dead_timeout_s) = settings.device_dead_timeout_s else { return Err(unsaid()) };
-    // The session answers every request within its own bound, twice where the device was full.
-    // The kernel must not lose patience before: what it sends again may overtake what follows.
-    let io_timeout_s = session.io_timeout_ms.div_ceil(1000);
-    let timeout_s = settings.device_timeout_s.unwrap_or(2 * io_timeout_s + DEVICE_SECONDS_MORE);
-    if timeout_s <= io_timeout_s {
+    // A request may wait for a path as long as its bound, and for its answer as long again. The
+    // kernel must not lose patience before: what it sends again may overtake what follows.
+    let least_s = (2 * session.io_timeout_ms + 1000).div_ceil(1000);
+    let usual_s = 2 * session.io_timeout_ms.div_ceil(1000) + DEVICE_SECONDS_MORE;
+    let timeout_s = settings.device_timeout_s.unwrap_or(usual_s);
+    if timeout_s < least_s {
         return Err(usage(format!(
-            "device-timeout-s {timeout_s} is not longer than io-timeout-ms {}; raise it, or lower \
-             that",
+            "device-timeout-s {timeout_s} is too short beside io-timeout-ms {}; use {least_s} or \
+             more, or lower that",
             session.io_timeout_ms
         )));
     }

@@ -48,8 +48,8 @@ fn values_and_combinations_of_attach_are_judged() {
         ("listen: 127.0.0.1\nsocket: /s", "more than one of device, socket and listen is said"),
         ("device: auto\nsocket: /s", "more than one of device, socket and listen is said"),
         (
-            "device: auto\ndevice-timeout-s: 30",
-            "device-timeout-s 30 is not longer than io-timeout-ms 30000; raise it, or lower that",
+            "device: auto\ndevice-timeout-s: 60",
+            "device-timeout-s 60 is too short beside io-timeout-ms 30000; use 61 or more, or lower",
         ),
         ("device: auto\ndevice-timeout-s: 86401", "device-timeout-s 86401 is out of range"),
         (
@@ -155,7 +155,8 @@ fn the_kernel_waits_longer_than_the_session() {
         ("device: auto", DeviceChoice::Auto, 90, 0),
         ("device: nbd2\nio-timeout-ms: 3600000", DeviceChoice::Index(2), 7230, 0),
         ("device: auto\nio-timeout-ms: 10", DeviceChoice::Auto, 32, 0),
-        ("device: auto\ndevice-timeout-s: 31\ndevice-dead-timeout-s: 5", DeviceChoice::Auto, 31, 5),
+        ("device: auto\nio-timeout-ms: 500\ndevice-timeout-s: 2", DeviceChoice::Auto, 2, 0),
+        ("device: auto\ndevice-timeout-s: 61\ndevice-dead-timeout-s: 5", DeviceChoice::Auto, 61, 5),
     ] {
         let plan = attach(&format!("{yaml}\nsession-name: s\n")).unwrap();
         let backend = "rtrs:s/v".to_owned();

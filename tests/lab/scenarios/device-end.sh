@@ -103,7 +103,7 @@ others() {
     pid=$(owner)
     expect_true "nbd-client -d" timeout 20 nbd-client -d /dev/nbd0
     assert_within 15 "its process ends" eval "! test -e /proc/$pid"
-    assert_true "it attaches" attach a --device /dev/nbd0 --io-timeout-ms 1000 \
+    assert_true "it attaches" attach a --device /dev/nbd0 --io-timeout-ms 500 \
         --device-timeout-s 2
     pid=$(owner)
     kill -STOP "$pid"
