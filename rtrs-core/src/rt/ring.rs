@@ -760,7 +760,7 @@ mod tests {
         // Ends a sleep with the ninth operation not handed over.
         let (over, ended) = std::sync::mpsc::channel::<()>();
         let watch = std::thread::spawn(move || {
-            let _ = ended.recv_timeout(std::time::Duration::from_secs(10));
+            let _ = ended.recv_timeout(Duration::from_secs(10));
             b.write_all(b"too late").unwrap();
         });
         for _ in 0..2 {
