@@ -1,8 +1,8 @@
 //! A log that nobody waits for: lines go through a bounded queue to a thread that writes them.
 //!
 //! A core must not write its log itself: a pipe that nobody reads, a terminal that is stopped, a
-//! disk that hangs keep a writer as long as they please, and all IO of the core with it. A line that
-//! finds the queue full is lost; how many were is said when there is room again.
+//! disk that hangs keep a writer as long as they please, and all IO of the core with it. A line
+//! that finds the queue full is lost; how many were is said when there is room again.
 
 use std::fmt;
 use std::io::{self, Write};
