@@ -338,6 +338,9 @@ pub struct KernelDevice {
     /// The kernel's ends of the sockets.
     sockets: Vec<Socket>,
     connected: bool,
+    /// Whom the kernel showed as its owner when it was connected; in a PID namespace another number
+    /// than our own.
+    owner: Option<u32>,
 }
 
 impl KernelDevice {
@@ -372,8 +375,9 @@ impl KernelDevice {
         attrs.push(sockets_attr(sockets.iter().map(AsFd::as_fd)));
         let index = connect_patiently(&places, options, &attrs)?;
         let sockets = sockets.into_iter().map(Socket::from).collect();
-        let device = Self { index, places, sockets, connected: true };
+        let mut device = Self { index, places, sockets, connected: true, owner: None };
         device.await_node(export.size)?;
+        device.owner = device.places.owner(index);
         Ok(device)
     }
 
@@ -386,8 +390,8 @@ impl KernelDevice {
                 places.size(index).map_or_else(|| "no size".into(), |n| format!("{n} bytes"));
             return odd(format!("sysfs shows {found} instead of {size}"));
         }
-        if places.owner(index) != Some(std::process::id()) {
-            tracing::warn!("/dev/nbd{index} does not show this process as its owner");
+        if places.owner(index).is_none() {
+            tracing::warn!("/dev/nbd{index} does not show an owner");
         }
         if !await_that(NODE_PATIENCE, || places.has_node(index)) {
             let node = places.node(index);
@@ -415,7 +419,7 @@ impl KernelDevice {
         if !std::mem::take(&mut self.connected) {
             return Ok(());
         }
-        if self.places.owner(index) != Some(std::process::id()) {
+        if self.places.owner(index) != self.owner {
             tracing::info!("/dev/nbd{index} was disconnected by another program");
             self.shut_down();
             return Ok(());

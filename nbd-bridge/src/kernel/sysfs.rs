@@ -9,6 +9,9 @@ use std::path::{Path, PathBuf};
 
 use rtrs_core::rt::blkdev::device_numbers;
 
+/// The name of the PID namespace of the first process (PROC_PID_INIT_INO of linux/proc_ns.h).
+const INITIAL_PID_NAMESPACE: &str = "pid:[4026531836]";
+
 /// Where the kernel's file systems are mounted.
 #[derive(Clone, Debug)]
 pub(super) struct Places {
@@ -98,7 +101,12 @@ impl Places {
 
     /// True when the process that connected a device is gone. A number that was given to another
     /// program since, or to this process, which has not connected anything yet, is as good as gone.
+    /// In a PID namespace nobody can tell: the kernel shows numbers of the initial one.
     pub(super) fn is_left_behind(&self, owner: u32) -> bool {
+        let namespace = fs::read_link(self.proc.join("self/ns/pid"));
+        if namespace.is_ok_and(|name| name.as_os_str() != INITIAL_PID_NAMESPACE) {
+            return false;
+        }
         let own = read(&self.proc.join("self/comm"));
         owner == std::process::id() || self.process(owner).is_none_or(|name| Some(name) != own)
     }
@@ -171,5 +179,12 @@ pub(super) mod tests {
         let gone = |pid| tree.places.is_left_behind(pid);
         assert_eq!((gone(7), gone(8), gone(9)), (false, true, true));
         assert!(gone(std::process::id()));
+        let namespace = tree.places.proc.join("self/ns/pid");
+        fs::create_dir_all(namespace.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(INITIAL_PID_NAMESPACE, &namespace).unwrap();
+        assert!(tree.places.is_left_behind(9));
+        fs::remove_file(&namespace).unwrap();
+        std::os::unix::fs::symlink("pid:[4026532198]", &namespace).unwrap();
+        assert!(!tree.places.is_left_behind(9), "seen from a container");
     }
 }
