@@ -111,7 +111,7 @@ lab_build() { # name...
 # paths) and sample.sha256 in the run's own folder. A guest reads this machine's files one by one
 # so slowly that it would take minutes to find them.
 lab_sample() { # folder
-    local files=2500 bytes=$((64 << 20))
+    local files=1200 bytes=$((64 << 20))
     (cd "$1" && find . -type f -size -1024k -printf '%s\t%p\n') | sort -k 2 |
         awk -F '\t' -v files=$files -v bytes=$bytes '{ size[NR] = $1; name[NR] = $2 }
             END {

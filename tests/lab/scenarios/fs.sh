@@ -2,7 +2,7 @@
 # lab: ext4 and xfs on /dev/nbd0 over one RDMA path: copy, fsync, fsck, mount again, checksums
 # topology: one
 # paths: 1
-# limit: 300
+# limit: 400
 # groups: issue ours
 # sample-of: /usr/share
 #
