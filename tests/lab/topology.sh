@@ -94,6 +94,17 @@ topology_address() { # path side host
         "$(printf 'ffff:0a00:%02x%02x' "$1" "$3")" -r "/sys/class/infiniband/rx$2$1/ports/1/gids"
 }
 
+# A cable that loses everything this end sends, while the link looks up at both ends, and whole
+# again. Unlike `ip link set down` it spoils nothing: rdma_rxe of Linux 6.1 never connects again over a
+# port that was down when it had something to send.
+topology_cut() { # device
+    modprobe sch_netem && tc qdisc add dev "$1" root netem loss 100%
+}
+
+topology_mend() { # device
+    tc qdisc del dev "$1" root
+}
+
 # Gives a card of a pair its name, by its MAC: 52:54:00:00:PATH:END.
 topology_rename() { # path
     local mac side=a name

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# lab: server and client in two guests, two RDMA links: fio, then one link goes down and up
+# lab: server and client in two guests, two RDMA links: fio, then one falls silent, and goes down
 # topology: two
 # paths: 2
-# limit: 280
+# limit: 400
 # groups: issue ours
+
+. tests/lab/topology.sh
 
 server() {
     local disk
@@ -11,15 +13,16 @@ server() {
     start_server --export "vol=$disk" --listen rdma://10.0.0.2 --listen rdma://10.0.1.2
     pass "the server listens"
     tell serving
-    hear cut 200
-    # The client sees only silence.
-    ip link set vb0 down
-    tell is-cut
-    hear mend 100
-    ip link set vb0 up
-    ip addr show dev vb0 | grep -q 10.0.0.2 || ip addr add 10.0.0.2/24 dev vb0
+    hear silence 200
+    topology_cut vb0
+    tell is-silence
+    hear mend 200
+    topology_mend vb0
     tell is-mended
-    hear detached 120
+    hear down 200
+    ip link set vb0 down
+    tell is-down
+    hear detached 200
     assert_true "the server ends well" stop_server
 }
 
@@ -29,8 +32,53 @@ verify() { # name seconds
         --verify_backlog=128 --verify_fatal=1
 }
 
+errors() {
+    client_json stats vol '[.ops[].errors] | add'
+}
+
+# From fio's log of latencies, whose first column is the time of each answer in milliseconds.
+longest_pause() { # name
+    awk -F, 'NR > 1 && $1 - last > most { most = $1 - last } { last = $1 } END { print most + 0 }' \
+        "$LAB_WORK/$1"_lat.*.log
+}
+
+# fio while something happens to the link under path 0: path 1 goes on.
+disturb() { # silence|down
+    local fio last now slow=0 before answers
+    before=$(errors) answers=$(path_stat vol 0 answers)
+    # What is in flight on the dying path may fail; nothing else may.
+    fio_run "$1" 90 --filename=/dev/nbd0 --direct=1 --rw=randread --bs=4k --iodepth=8 \
+        --ioengine=libaio --size=64M --time_based --runtime=35 --continue_on_error=all \
+        --write_lat_log="$LAB_WORK/$1" &
+    fio=$!
+    sleep 5
+    assert_num "$1: path 0 carries its share" $(($(path_stat vol 0 answers) - answers)) -gt 20
+    tell "$1"
+    hear "is-$1" 30
+    [ "$1" = down ] || topology_cut va0
+    last=$(path_stat vol 1 answers)
+    for _ in {1..4}; do
+        sleep 5
+        now=$(path_stat vol 1 answers)
+        [ "$now" -gt "$last" ] || slow=$((slow + 1))
+        last=$now
+    done
+    assert_eq "$1: path 1 answered in each 5 s of the 20 after" "$slow" 0
+    assert_within 30 "$1: path 0 is known to be down" are_connected vol 1
+    assert_eq "$1: path 1 never was lost" "$(path_stat vol 1 reconnects)" 0
+    assert_eq "$1: path 1 told no errors" "$(path_stat vol 1 errors)" 0
+    assert_within 90 "$1: fio ends" eval "! kill -0 $fio"
+    now=$(errors)
+    note "$((now - before)) requests failed," \
+        "$(fio_value "$1" '.jobs[0].read.total_ios') reads were done"
+    note "the longest time without an answer to fio was $(longest_pause "$1") ms"
+    assert_num "$1: at most what was in flight failed" $((now - before)) -le 8
+    assert_true "$1: fio reads back what it wrote over the path that is left" verify "one-$1" 10
+    assert_eq "$1: without further errors" "$(errors)" "$now"
+}
+
 client() {
-    local path fio last now slow=0 errors
+    local path
     modprobe nbd nbds_max=2
     hear serving 60
     assert_true "it attaches over two paths" attach vol --path rdma://10.0.0.1@10.0.0.2 \
@@ -41,33 +89,13 @@ client() {
         assert_num "path $path carried requests" "$(path_stat vol "$path" requests)" -gt 100
         assert_num "rxa$path sent packets" "$(rxe_counter "rxa$path" sent_pkts)" -gt 500
     done
-    # What is in flight on the dying path may fail; nothing else may.
-    fio_run through 120 --filename=/dev/nbd0 --direct=1 --rw=randread --bs=4k --iodepth=8 \
-        --ioengine=libaio --size=64M --time_based --runtime=60 --continue_on_error=all &
-    fio=$!
-    sleep 5
-    tell cut
-    hear is-cut 30
-    last=$(path_stat vol 1 answers)
-    for _ in {1..10}; do
-        sleep 3
-        now=$(path_stat vol 1 answers)
-        [ "$now" -gt "$last" ] || slow=$((slow + 1))
-        last=$now
-    done
-    assert_eq "path 1 answered in each 3 s of the 30 after the cut" "$slow" 0
-    assert_within 30 "path 0 is known to be down" are_connected vol 1
-    assert_eq "path 1 never was lost" "$(path_stat vol 1 reconnects)" 0
-    assert_eq "path 1 told no errors" "$(path_stat vol 1 errors)" 0
-    wait $fio
-    errors=$(client_json stats vol '[.ops[].errors] | add')
-    note "$errors requests failed, $(fio_value through '.jobs[0].read.total_ios') reads were done"
-    assert_num "at most what was in flight failed" "$errors" -le 8
-    assert_true "fio reads back what it wrote over the path that is left" verify one 15
-    assert_eq "without further errors" "$(client_json stats vol '[.ops[].errors] | add')" "$errors"
+    disturb silence
+    topology_mend va0
     tell mend
     hear is-mended 30
     assert_within 60 "path 0 comes back" are_connected vol 2
+    assert_true "fio reads back what it wrote over both again" verify again 10
+    disturb down
     assert_true "it detaches" detach vol
     tell detached
 }
