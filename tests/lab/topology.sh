@@ -95,8 +95,8 @@ topology_address() { # path side host
 }
 
 # A cable that loses everything this end sends, while the link looks up at both ends, and whole
-# again. Unlike `ip link set down` it spoils nothing: rdma_rxe of Linux 6.1 never connects again over a
-# port that was down when it had something to send.
+# again. Unlike `ip link set down` it spoils nothing: rdma_rxe of Linux 6.1 never connects again
+# over a port that was down when it had something to send.
 topology_cut() { # device
     modprobe sch_netem && tc qdisc add dev "$1" root netem loss 100%
 }
