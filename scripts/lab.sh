@@ -29,6 +29,10 @@ usage() {
 list() { # format
     local name format='%-18s %-4s %6s  %-14s %s\n'
     if [ "$1" = json ]; then
+        if ! command -v jq >/dev/null; then
+            echo "lab: list -o json needs jq; scripts/lab.sh setup installs it" >&2
+            return 1
+        fi
         for name in $(lab_names); do
             jq -n --arg name "$name" --arg about "$(lab_header "$name" lab)" \
                 --arg topology "$(lab_header "$name" topology)" \

@@ -9,8 +9,8 @@
 //! that is not acknowledged, `rxe_do_local_ops` does not look whether it has run). A bind that ran
 //! finds the window's key changed, fails, and takes the queue pair down. So on soft RoCE binds go
 //! to a second queue pair of the connection, the binder, that never sends a packet and so never
-//! repeats anything. What is posted after a bind is held back until the binder has completed it,
-//! which keeps the order verbs promise.
+//! repeats anything. What is posted after a bind is held back until the binder has completed it.
+//! The other way round there is no order: a bind may overtake what was posted before it.
 
 use std::fmt;
 use std::io;
