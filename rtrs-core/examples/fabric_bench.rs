@@ -240,19 +240,23 @@ fn side(plan: &Plan, meet: Result<(SocketAddr, RemoteMem), mpsc::Sender<(SocketA
 fn main() {
     let mut args: Vec<String> = std::env::args().skip(1).collect();
     let crc = !args.iter().any(|a| a == "nocrc");
-    let mut carrier = Carrier::Tcp(IwarpOptions { crc, ..IwarpOptions::default() });
-    match args.first().map(String::as_str) {
-        Some("tcp") => drop(args.remove(0)),
+    let tcp = Carrier::Tcp(IwarpOptions { crc, ..IwarpOptions::default() });
+    let carrier = match args.first().map(String::as_str) {
+        Some("tcp") => {
+            args.remove(0);
+            tcp
+        }
         #[cfg(feature = "verbs")]
         Some(first) if first.starts_with("rdma:") => {
             let mut ips =
                 first["rdma:".len()..].split('@').map(|ip| ip.parse().expect("an address"));
-            let listen = ips.next().expect("an address");
-            carrier = Carrier::Rdma { listen, source: ips.next() };
+            let carrier =
+                Carrier::Rdma { listen: ips.next().expect("an address"), source: ips.next() };
             args.remove(0);
+            carrier
         }
-        _ => {}
-    }
+        _ => tcp,
+    };
     let number =
         |at: usize, default: usize| args.get(at).and_then(|a| a.parse().ok()).unwrap_or(default);
     let plan = Plan {
