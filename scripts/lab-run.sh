@@ -225,12 +225,19 @@ lab_last_words() { # role
     tail -n 40 "$log" | tr -d '\r' | sed 's/^/   | /'
 }
 
+# A scenario begins; sets variables of lab_listen.
+lab_begin() { # name seconds_max
+    current=$1 ended='' worst=passed goods=0 bads=0 started=$SECONDS
+    deadline=$((SECONDS + $2 + LAB_SLACK))
+    echo "== $1: $(lab_header "$1" lab) (at most $2 s)"
+}
+
 # Reads what the guests say until all of them have ended or a limit is over. Removes from LAB_LEFT
 # what has been decided.
 lab_listen() { # number_of_guests
     local guests=$1 line role word name status good bad seconds current='' booted=0 ended=''
     local deadline=$((SECONDS + LAB_BOOT_MAX)) start=$SECONDS up_at=0 started=0 worst=passed
-    local goods=0 bads=0
+    local goods=0 bads=0 early=''
     while :; do
         if [ $SECONDS -ge $deadline ]; then
             status=timeout
@@ -251,11 +258,13 @@ lab_listen() { # number_of_guests
                 ;;
             '@@ start '*)
                 read -r _ word name seconds <<<"$line"
-                # In a pair the first to start counts.
-                [ "$current" = "$name" ] && continue
-                current=$name ended='' worst=passed goods=0 bads=0 started=$SECONDS
-                deadline=$((SECONDS + seconds + LAB_SLACK))
-                echo "== $name: $(lab_header "$name" lab) (at most $seconds s)"
+                # In a pair the first to start counts; but one may be here while the other has yet to
+                # end the scenario before.
+                if [ -z "$current" ]; then
+                    lab_begin "$name" "$seconds"
+                elif [ "$current" != "$name" ]; then
+                    early="$name $seconds"
+                fi
                 ;;
             '@@ end '*)
                 read -r _ word name status good bad seconds _ <<<"$line"
@@ -269,6 +278,9 @@ lab_listen() { # number_of_guests
                     LAB_LEFT=("${LAB_LEFT[@]:1}")
                     current=
                     deadline=$((SECONDS + LAB_SLACK))
+                    # shellcheck disable=SC2086
+                    [ -z "$early" ] || lab_begin $early
+                    early=
                 fi
                 ;;
             '@@ gone '*)
