@@ -258,8 +258,8 @@ lab_listen() { # number_of_guests
                 ;;
             '@@ start '*)
                 read -r _ word name seconds <<<"$line"
-                # In a pair the first to start counts; but one may be here while the other has yet to
-                # end the scenario before.
+                # In a pair the first to start counts; but one may be here while the other has yet
+                # to end the scenario before.
                 if [ -z "$current" ]; then
                     lab_begin "$name" "$seconds"
                 elif [ "$current" != "$name" ]; then

@@ -29,7 +29,7 @@ done
 
 # All scenarios together; each has a limit of its own besides.
 LAB_SECONDS_MAX=2400
-passed=0 failed=0 skipped=0 failures=() times=()
+passed=0 failed=0 skipped=0 failures=() times=() notes=()
 scratch=$(mktemp -d) || exit 1
 child=
 cleanup() {
@@ -96,9 +96,11 @@ tests() { # name seconds_max command...
 }
 
 # The scenarios of the lab, after `scripts/lab.sh setup`. Its checks count as tests do, a scenario
-# that could not run as one skipped, one that died without a failed check as one failed.
+# that could not run as one skipped, one that died without a failed check as one failed. The
+# kernel in the guests has faults of its own that strike at random (docs/TESTING.md), so one or two
+# scenarios that failed are tried once more; that they pass then is said aloud.
 lab() {
-    local log=$scratch/lab.log status sums
+    local log=$scratch/lab.log status sums names
     run_stage lab-setup 2400 bash scripts/lab.sh setup
     status=$?
     if [ $status -eq 0 ]; then
@@ -123,10 +125,18 @@ lab() {
     # shellcheck disable=SC2086
     set -- $sums
     passed=$((passed + $1))
-    failed=$((failed + $2))
     skipped=$((skipped + $3))
+    names=$(sed -n 's/^FAILED: //p' "$log" | xargs)
+    if [[ " 1 2 " == *" $(wc -w <<<"$names") "* ]] && [ "$names" != build ]; then
+        # shellcheck disable=SC2086
+        if run_stage lab-again 1200 bash scripts/lab.sh run $names; then
+            notes+=("SECOND TRY: $names passed; at the first, $2 checks failed")
+            return
+        fi
+    fi
+    failed=$((failed + $2))
     if [ $status -ne 0 ] || [ "$2" -gt 0 ]; then
-        failures+=("lab: $2 checks in $(sed -n 's/^FAILED: //p' "$log" | xargs)")
+        failures+=("lab: $2 checks in $names")
         [ "$2" -gt 0 ] || failed=$((failed + 1))
     elif [ $(($1 + $3)) -eq 0 ]; then
         failed=$((failed + 1))
@@ -147,6 +157,7 @@ finish() {
     echo "== times"
     for stage in "${times[@]}"; do echo "$stage"; done
     printf '%-18s %5d s\n' all $SECONDS
+    for stage in "${notes[@]}"; do echo "$stage"; done
     for stage in "${failures[@]}"; do echo "FAILED: $stage"; done
     echo "$passed passed, $failed failed, $skipped skipped"
     [ $failed -eq 0 ]
