@@ -15,7 +15,9 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rtrs_core::config::{AutoSwitch, ByteSize, Millis, Portal, Shards, Switch};
 
-use crate::config::{Access, BenchSettings, Device, NbdAddress, Policy, Settings};
+use crate::config::{
+    Access, BenchSettings, Device, Failover, NbdAddress, NoPath, Policy, Settings,
+};
 use crate::error::Error;
 
 /// Attach network block devices over RTRS and serve them as NBD
@@ -249,11 +251,27 @@ pub struct SessionArgs {
     #[arg(long, value_name = "MS")]
     pub reconnect_max_ms: Option<u64>,
 
-    /// Milliseconds before a request ends with an error, 10 to 3600000 [default: 30000]
+    /// Milliseconds a path has to answer a request, 10 to 3600000 [default: 30000]
     ///
-    /// Counted from its arrival, over all paths it is tried on.
+    /// Then the path is closed, and the request goes to another.
     #[arg(long, value_name = "MS")]
     pub io_timeout_ms: Option<u64>,
+
+    /// IO while no path is connected: queue, queue-for=TIME or fail [default: queue-for=60s]
+    ///
+    /// It waits; or it waits until there has been no path for TIME, 100ms to 24h, and then ends
+    /// with an error, as does what comes until a path is back; or it ends with an error at once.
+    #[arg(long, value_name = "POLICY")]
+    pub no_path: Option<NoPath>,
+
+    /// When a kernel's server gets requests of a dead path again: fast or strict [default: fast]
+    ///
+    /// Fast, on another path at once, as the kernel's client does: a write that the server held up
+    /// may then land after newer ones. Strict, when the path has been connected again, which
+    /// proves that nothing of the old one is left. Our own server needs neither: it fences the
+    /// dead path off.
+    #[arg(long, value_name = "WHEN", value_enum)]
+    pub failover: Option<Failover>,
 
     /// Most requests in flight, 1 to 65535 [default: 65535]
     ///
@@ -304,11 +322,11 @@ pub struct AttachArgs {
     #[arg(long, value_name = "DEVICE", conflicts_with_all = ["socket", "listen"])]
     pub device: Option<Device>,
 
-    /// Seconds before the kernel gives up waiting for a request [default: from --io-timeout-ms]
+    /// Seconds before the kernel gives up waiting for a request [default: longer than any may take]
     ///
-    /// A safety net for a session that hangs: twice --io-timeout-ms and 30 s more if left out, and
-    /// always longer than --io-timeout-ms. The kernel then closes a connection and sends its
-    /// requests again through another shard's.
+    /// A safety net for a session that hangs: twice --io-timeout-ms, the time of --no-path and 30 s
+    /// more if left out; a day with --no-path queue. The kernel then closes a connection and sends
+    /// its requests again through another shard's.
     #[arg(long, value_name = "S")]
     pub device_timeout_s: Option<u64>,
 
@@ -391,6 +409,8 @@ impl SessionArgs {
             reconnect_min_ms: args.reconnect_min_ms,
             reconnect_max_ms: args.reconnect_max_ms,
             io_timeout_ms: args.io_timeout_ms,
+            no_path: args.no_path,
+            failover: args.failover,
             queue_depth_limit: args.queue_depth_limit,
             poll_us: args.poll_us,
             log: args.log,

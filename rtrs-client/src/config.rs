@@ -11,7 +11,7 @@
 
 mod values;
 
-pub use values::{Access, BenchMode, Device, NbdAddress, Policy, RunTime};
+pub use values::{Access, BenchMode, Device, Failover, NbdAddress, NoPath, Policy, RunTime};
 
 use std::path::{Path, PathBuf};
 
@@ -72,6 +72,10 @@ pub struct Settings {
     pub reconnect_max_ms: Option<u64>,
     /// Time for one request, in milliseconds.
     pub io_timeout_ms: Option<u64>,
+    /// What happens to IO while no path is connected.
+    pub no_path: Option<NoPath>,
+    /// When requests of a dead path are sent again to a kernel's server.
+    pub failover: Option<Failover>,
     /// Most requests in flight.
     pub queue_depth_limit: Option<u32>,
     /// Bound of the adaptive poll in microseconds.
@@ -192,6 +196,8 @@ impl Settings {
             reconnect_min_ms: Some(100),
             reconnect_max_ms: Some(10_000),
             io_timeout_ms: Some(30_000),
+            no_path: Some(NoPath::QueueFor(RunTime::from_secs(60))),
+            failover: Some(Failover::Fast),
             queue_depth_limit: Some(65_535),
             poll_us: Some(50),
             buffer_size: Some(ByteSize::new(64 << 20)),
@@ -228,6 +234,8 @@ impl Settings {
             reconnect_min_ms: self.reconnect_min_ms.or(under.reconnect_min_ms),
             reconnect_max_ms: self.reconnect_max_ms.or(under.reconnect_max_ms),
             io_timeout_ms: self.io_timeout_ms.or(under.io_timeout_ms),
+            no_path: self.no_path.or(under.no_path),
+            failover: self.failover.or(under.failover),
             queue_depth_limit: self.queue_depth_limit.or(under.queue_depth_limit),
             poll_us: self.poll_us.or(under.poll_us),
             buffer_size: self.buffer_size.or(under.buffer_size),

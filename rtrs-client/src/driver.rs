@@ -17,9 +17,11 @@ use rtrs_core::rt::{Clock, Inbox, Mailbox, PollPolicy, Ring, Sender, Shard, pin_
 use rtrs_core::time::{Duration, Instant, earliest};
 
 use crate::bench::Workload;
-use crate::session::control::{PathStatus, SessionControl};
+use crate::session::control::SessionControl;
 use crate::session::device::SessionFailure;
+use crate::session::replay::OldestIo;
 use crate::session::shard::{ConnectionEnd, SessionDevice, ShardSession};
+use crate::session::status::PathStatus;
 use crate::session::{SessionConfig, ToHome, ToShard};
 use crate::stats::ShardStats;
 
@@ -59,6 +61,8 @@ pub(crate) struct CoreReport {
     pub(crate) core: CoreIndex,
     pub(crate) stats: ShardStats,
     pub(crate) inflight: usize,
+    /// The IO that is here for the longest time.
+    pub(crate) oldest: Option<OldestIo>,
     /// What each provider did, by scheme.
     pub(crate) fabrics: Vec<(&'static str, FabricCounters)>,
     pub(crate) bridge: BridgeStats,
@@ -242,7 +246,7 @@ impl ClientShard {
                     self.adopt_kernel(now);
                 }
                 Mail::Query(reply) => {
-                    let report = self.report();
+                    let report = self.report(now);
                     if reply.send(report).is_err() {
                         tracing::debug!("who asked for a report is gone");
                     }
@@ -333,7 +337,7 @@ impl ClientShard {
         }
     }
 
-    fn report(&self) -> CoreReport {
+    fn report(&self, now: Instant) -> CoreReport {
         let session = self.session.borrow();
         let fabrics = self.fabrics.iter().map(|one| (one.scheme(), one.counters())).collect();
         let bridge = match &self.front {
@@ -345,6 +349,7 @@ impl ClientShard {
             core: self.core,
             stats: session.stats().clone(),
             inflight: session.inflight(),
+            oldest: session.oldest(now),
             fabrics,
             bridge,
             paths: control.map(SessionControl::status),

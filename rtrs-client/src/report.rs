@@ -6,9 +6,11 @@ use std::sync::{Arc, OnceLock};
 
 use nbd_bridge::BridgeStats;
 use rtrs_core::fabric::FabricCounters;
+use rtrs_core::ids::PathId;
 use serde::{Deserialize, Serialize};
 
 use crate::driver::CoreReport;
+use crate::session::replay::Waits;
 use crate::stats::{OP_NAMES, ShardStats};
 
 /// A question on the control socket: one line of JSON.
@@ -34,6 +36,10 @@ pub(crate) struct Identity {
     pub(crate) session_id: String,
     pub(crate) access: String,
     pub(crate) policy: String,
+    pub(crate) no_path: String,
+    pub(crate) failover: String,
+    /// The paths, as they were written.
+    pub(crate) paths: Vec<String>,
     /// NBD URI that clients open, if there is one.
     pub(crate) uri: Option<String>,
     /// The block device, once it is connected.
@@ -67,9 +73,28 @@ pub(crate) fn status(identity: &Identity, reports: &[CoreReport]) -> serde_json:
         "block_size": geometry.map(|g| g.logical_block),
         "read_only": geometry.map(|g| g.read_only),
         "inflight": inflight,
+        "no_path": identity.no_path,
+        "failover": identity.failover,
+        "oldest_io": oldest(identity, reports),
         "nbd_connections": reports.iter().map(|r| r.bridge.connections).sum::<u64>(),
         "paths": paths,
     })
+}
+
+/// The IO that waits for the longest time, and what for.
+fn oldest(identity: &Identity, reports: &[CoreReport]) -> serde_json::Value {
+    let Some(oldest) = reports.iter().filter_map(|r| r.oldest).max_by_key(|o| o.age) else {
+        return serde_json::Value::Null;
+    };
+    let name = |path: PathId| identity.paths.get(path.index()).map_or("?", String::as_str);
+    let (waits_for, path) = match oldest.waits {
+        Waits::Answer(path) => ("answer", Some(name(path))),
+        Waits::Fence(path) => ("fence", Some(name(path))),
+        Waits::Path => ("path", None),
+        Waits::Permit => ("permit", None),
+    };
+    let age_ms = u64::try_from(oldest.age.as_millis()).unwrap_or(u64::MAX);
+    serde_json::json!({ "age_ms": age_ms, "waits_for": waits_for, "path": path })
 }
 
 /// The answer to `stats`, as JSON.
@@ -111,6 +136,7 @@ pub(crate) fn stats(identity: &Identity, reports: &[CoreReport]) -> serde_json::
                 "answers": count.answers,
                 "bytes": count.bytes,
                 "errors": count.errors,
+                "failovers": count.failovers,
             })
         })
         .collect();
@@ -205,9 +231,12 @@ fn front(status: &serde_json::Value) -> &serde_json::Value {
 /// `status` for people.
 pub(crate) fn status_text(status: &serde_json::Value) -> String {
     let mut out = String::new();
-    for key in ["name", "state", "device", "uri", "access", "policy", "session", "pid", "shards"] {
+    for key in [
+        "name", "state", "device", "uri", "access", "policy", "no_path", "failover", "session",
+        "pid", "shards",
+    ] {
         if !(matches!(key, "device" | "uri") && status[key].is_null()) {
-            out += &format!("{:<16} {}\n", key, text(&status[key]));
+            out += &format!("{:<16} {}\n", key.replace('_', " "), text(&status[key]));
         }
     }
     out += &format!(
@@ -218,6 +247,20 @@ pub(crate) fn status_text(status: &serde_json::Value) -> String {
         text(&status["block_size"])
     );
     out += &format!("{:<16} {}\n", "in flight", text(&status["inflight"]));
+    let oldest = &status["oldest_io"];
+    if oldest["age_ms"].as_u64().is_some_and(|age| age >= 1000) {
+        let age_s = oldest["age_ms"].as_u64().unwrap_or(0) / 1000;
+        out += &format!(
+            "{:<16} {age_s} s, waits for {}",
+            "oldest IO",
+            match &oldest["waits_for"] {
+                what if oldest["path"].is_null() => format!("a {}", text(what)),
+                what if what == "fence" => format!("the fence of {}", text(&oldest["path"])),
+                what => format!("the {} of {}", text(what), text(&oldest["path"])),
+            }
+        );
+        out += "\n";
+    }
     out += &format!("{:<16} {}\n", "nbd clients", text(&status["nbd_connections"]));
     for path in status["paths"].as_array().into_iter().flatten() {
         out += &format!(
@@ -266,13 +309,14 @@ pub(crate) fn stats_text(stats: &serde_json::Value) -> String {
     );
     for path in stats["paths"].as_array().into_iter().flatten() {
         out += &format!(
-            "path {:<28} {:<12} {} requests, {}, {} errors, {} reconnects\n",
+            "path {:<28} {:<12} {} requests, {}, {} errors, {} reconnects, {} failovers\n",
             text(&path["path"]),
             text(&path["state"]),
             text(&path["requests"]),
             size_text(&path["bytes"]),
             text(&path["errors"]),
-            text(&path["reconnects"])
+            text(&path["reconnects"]),
+            text(&path["failovers"])
         );
     }
     for core in stats["cores"].as_array().into_iter().flatten() {
@@ -314,6 +358,9 @@ mod tests {
             session_id: "id".into(),
             access: "auto".into(),
             policy: "min-inflight".into(),
+            no_path: "queue".into(),
+            failover: "fast".into(),
+            paths: Vec::new(),
             uri: None,
             device: Arc::new(OnceLock::new()),
             pid: 7,

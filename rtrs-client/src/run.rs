@@ -26,7 +26,7 @@ use rtrs_core::wire::AccessMode;
 
 use crate::bench::{JobResult, Workload};
 use crate::cli::Output;
-use crate::config::Access;
+use crate::config::{self, Access};
 use crate::control::{Detach, ask};
 use crate::device;
 use crate::driver::{Event, Providers};
@@ -35,7 +35,7 @@ use crate::hold::hold;
 use crate::launch::{self, Running, Use};
 use crate::plan::{AttachPlan, BenchPlan, Plan, RunDir, SessionPlan};
 use crate::report::{self, Ask};
-use crate::session::{PathTarget, Policy, SessionConfig};
+use crate::session::{Failover, NoPath, PathTarget, Policy, SessionConfig};
 
 /// Set in the environment of the background copy: where it logs to.
 pub(crate) const DAEMON_LOG: &str = "RTRS_CLIENT_LOG";
@@ -328,9 +328,9 @@ pub(crate) fn session_config(plan: &SessionPlan) -> Result<SessionConfig, Error>
             .collect::<Result<_, _>>()?,
         cores: plan.cores(),
         policy: match plan.policy {
-            crate::config::Policy::RoundRobin => Policy::RoundRobin,
-            crate::config::Policy::MinInflight => Policy::MinInflight,
-            crate::config::Policy::MinLatency => Policy::MinLatency,
+            config::Policy::RoundRobin => Policy::RoundRobin,
+            config::Policy::MinInflight => Policy::MinInflight,
+            config::Policy::MinLatency => Policy::MinLatency,
         },
         heartbeat_interval: Duration::from_millis(plan.heartbeat_ms),
         heartbeat_missed_max: plan.heartbeat_missed_max,
@@ -338,6 +338,17 @@ pub(crate) fn session_config(plan: &SessionPlan) -> Result<SessionConfig, Error>
         reconnect_min: Duration::from_millis(plan.reconnect_min_ms),
         reconnect_max: Duration::from_millis(plan.reconnect_max_ms),
         io_timeout: Duration::from_millis(plan.io_timeout_ms),
+        no_path: match plan.no_path {
+            config::NoPath::Queue => NoPath::Queue,
+            config::NoPath::QueueFor(time) => {
+                NoPath::QueueFor(Duration::from_millis(time.millis()))
+            }
+            config::NoPath::Fail => NoPath::Fail,
+        },
+        failover: match plan.failover {
+            config::Failover::Fast => Failover::Fast,
+            config::Failover::Strict => Failover::Strict,
+        },
         queue_depth_limit: plan.queue_depth_limit,
         seed: u64::from_le_bytes(seed),
     })

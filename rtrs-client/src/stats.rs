@@ -36,6 +36,8 @@ pub struct PathCount {
     pub bytes: u64,
     /// Answers that told an error.
     pub errors: u64,
+    /// Requests that were in flight when it died and went to another path, or to this one anew.
+    pub failovers: u64,
 }
 
 /// What a core did for the session since start.
@@ -74,6 +76,11 @@ impl ShardStats {
         self.paths[path].requests += 1;
     }
 
+    /// A request went on elsewhere when this path died.
+    pub(crate) fn request_moved(&mut self, path: usize) {
+        self.paths[path].failovers += 1;
+    }
+
     pub(crate) fn request_done(&mut self, path: usize, len: u32, status: IoStatus) {
         let count = &mut self.paths[path];
         count.answers += 1;
@@ -106,6 +113,7 @@ impl ShardStats {
             mine.answers += theirs.answers;
             mine.bytes += theirs.bytes;
             mine.errors += theirs.errors;
+            mine.failovers += theirs.failovers;
         }
         if let Err(error) = self.latency.add(&other.latency) {
             tracing::debug!("histograms of different bounds: {error}");

@@ -10,9 +10,9 @@ use std::fmt::Debug;
 use rtrs_core::ids::{ConnIndex, PathUuid, PermitId, Rkey, SessionId};
 use rtrs_core::limits::Limits;
 use rtrs_core::wire::{
-    AccessMode, ChunkRequest, Close, ConnReq, ConnRsp, Imm, InfoReq, InfoRsp, IoHeader, Name, Open,
-    OpenRsp, ReadMsg, RkeyRsp, Rw, RwOp, SessInfo, SessInfoRsp, SgDesc, UserMessage, WireError,
-    WriteMsg, errno,
+    AccessMode, ChunkRequest, Close, ConnReq, ConnRsp, Fence, Imm, InfoReq, InfoRsp, IoHeader,
+    Name, Open, OpenRsp, ReadMsg, RkeyRsp, Rw, RwOp, SessInfo, SessInfoRsp, SgDesc, UserMessage,
+    WireError, WriteMsg, errno,
 };
 
 /// The vectors by name, and which of them were looked at.
@@ -198,6 +198,9 @@ fn check_io(vectors: &Vectors) {
         let desc = Some(SgDesc { addr: 0x7060_5040_3020_1000, key: Rkey(0x3b6), len });
         vectors.check_read(name, ReadMsg { usr_len, need_inval: true, desc });
     }
+    let path = PathUuid(std::array::from_fn(|i| 0xa0 + i as u8));
+    let fence = Fence { path, recon_cnt: 3 };
+    vectors.check("fence", fence, fence.encode(), Fence::decode);
     let rkey = RkeyRsp { permit: PermitId(0), rkey: Rkey(0x3b6) };
     vectors.check("rkey_rsp_0", rkey, rkey.encode(), RkeyRsp::decode);
 }

@@ -7,7 +7,7 @@
 
 use rtrs_core::fabric::{FabricError, PrivateData};
 use rtrs_core::limits::Limits;
-use rtrs_core::wire::{ConnRsp, WireError, errno};
+use rtrs_core::wire::{ConnRsp, Extensions, WireError, errno};
 
 use crate::path::handshake::JoinError;
 use crate::session::chunks::PoolError;
@@ -110,7 +110,9 @@ impl Refusal {
 
 /// What an accepted peer is sent.
 pub fn acceptance(limits: Limits, always_invalidate: bool) -> PrivateData {
-    PrivateData::new(&ConnRsp::accept(limits, always_invalidate).encode())
+    let accept =
+        ConnRsp { ext: Extensions::OURS.encode(), ..ConnRsp::accept(limits, always_invalidate) };
+    PrivateData::new(&accept.encode())
 }
 
 #[cfg(test)]
@@ -134,11 +136,13 @@ mod tests {
     }
 
     #[test]
-    fn an_acceptance_is_the_captured_one() {
+    fn an_acceptance_is_the_captured_one_with_our_extensions() {
         let bytes = acceptance(Limits::DEFAULT, true);
         let mut expected = [0u8; 56];
         expected[..17]
             .copy_from_slice(&[0xbd, 0x1b, 0, 2, 0, 0, 0, 2, 0, 0xf0, 1, 0, 0, 0x10, 0, 0, 2]);
+        // Where the kernel's server has zeroes, which its client does not look at.
+        expected[20..26].copy_from_slice(b"RTRX\x01\x01");
         assert_eq!(bytes.as_bytes(), expected);
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rtrs_core::fabric::{ConnRequest, PrivateData};
 use rtrs_core::ids::{ConnIndex, CoreIndex, PermitId};
 use rtrs_core::time::Instant;
-use rtrs_core::wire::{AccessMode, Name};
+use rtrs_core::wire::{AccessMode, Fence, Name};
 
 use crate::export::ExportIndex;
 use crate::path::{PathEnd, PathKey, PathShared};
@@ -30,6 +30,8 @@ pub enum ControlRequest {
         /// Which.
         device: DeviceId,
     },
+    /// FENCE.
+    Fence(Fence),
 }
 
 /// The answer to a [`ControlRequest`].

@@ -40,6 +40,77 @@ pub enum Policy {
     MinLatency,
 }
 
+/// When requests of a dead path are sent again at a server that cannot fence it off, which is
+/// every kernel's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Failover {
+    /// At once, as the kernel's client does: a write that the server held up may land late.
+    Fast,
+    /// When the path has been connected again, which proves that nothing of the old one is left.
+    Strict,
+}
+
+/// What happens to IO while no path is connected: `queue`, `queue-for=60s` or `fail`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum NoPath {
+    /// It waits for ever.
+    Queue,
+    /// It waits until no path has been connected for so long, 100 ms to 24 h.
+    QueueFor(RunTime),
+    /// It ends with an error at once.
+    Fail,
+}
+
+impl FromStr for NoPath {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let problem = |problem: String| {
+            let remedy = "use queue, queue-for=60s or fail";
+            ValueError::new("no-path", text, problem, remedy)
+        };
+        let Some(time) = text.strip_prefix("queue-for") else {
+            return match text {
+                "queue" => Ok(Self::Queue),
+                "fail" => Ok(Self::Fail),
+                _ => Err(problem("is no such policy".to_owned())),
+            };
+        };
+        let time = time
+            .strip_prefix(['=', ':', ' '])
+            .ok_or_else(|| problem("names no time".to_owned()))?
+            .trim_start();
+        let time: RunTime = time.parse()?;
+        if !(100..=86_400_000).contains(&time.millis()) {
+            return Err(problem(format!("waits for {time}, which is not 100ms to 24h")));
+        }
+        Ok(Self::QueueFor(time))
+    }
+}
+
+impl fmt::Display for NoPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Queue => f.write_str("queue"),
+            Self::QueueFor(time) => write!(f, "queue-for={time}"),
+            Self::Fail => f.write_str("fail"),
+        }
+    }
+}
+
+impl Serialize for NoPath {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for NoPath {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserialize_text(deserializer, "queue, queue-for=60s or fail")
+    }
+}
+
 /// What `bench` does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -271,6 +342,32 @@ mod tests {
     }
 
     #[test]
+    fn policies_without_a_path() {
+        for (text, printed) in [
+            ("queue", "queue"),
+            ("fail", "fail"),
+            ("queue-for=60s", "queue-for=1m"),
+            ("queue-for 5", "queue-for=5s"),
+            ("queue-for:1500ms", "queue-for=1500ms"),
+        ] {
+            let policy = text.parse::<NoPath>().unwrap();
+            assert_eq!(policy.to_string(), printed);
+            assert_eq!(printed.parse(), Ok(policy));
+        }
+        for (text, words) in [
+            ("", "is no such policy"),
+            ("wait", "use queue, queue-for=60s or fail"),
+            ("queue-for", "names no time"),
+            ("queue-for=", "time"),
+            ("queue-for=25h", "not 100ms to 24h"),
+            ("queue-for=1ms", "not 100ms to 24h"),
+        ] {
+            let error = text.parse::<NoPath>().unwrap_err().to_string();
+            assert!(error.contains(words), "{text}: {error}");
+        }
+    }
+
+    #[test]
     fn flags_and_keys_spell_alike() {
         fn check<T: ValueEnum + Serialize>() {
             for value in T::value_variants() {
@@ -280,6 +377,7 @@ mod tests {
         }
         check::<Access>();
         check::<Policy>();
+        check::<Failover>();
         check::<BenchMode>();
     }
 

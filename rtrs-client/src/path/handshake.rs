@@ -15,8 +15,8 @@ use rtrs_core::ids::{ConnIndex, PathUuid, PermitId, QpNum, Rkey};
 use rtrs_core::mem::Region;
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::{
-    AccessMode, Close, ConnReq, ConnRsp, Imm, InfoReq, InfoRsp, MemBits, Name, Open, OpenRsp,
-    ReadMsg, SessInfo, SessInfoRsp, SgDesc, WriteMsg, errno_name,
+    AccessMode, Close, ConnReq, ConnRsp, Extensions, Fence, Imm, InfoReq, InfoRsp, MemBits, Name,
+    Open, OpenRsp, ReadMsg, SessInfo, SessInfoRsp, SgDesc, WriteMsg, errno_name,
 };
 
 use super::io::{Answer, WrId, geometry_of};
@@ -62,8 +62,8 @@ pub(crate) fn check_accept(private_data: &[u8]) -> Result<ConnRsp, String> {
     Ok(rsp)
 }
 
-/// Judges the answer to connection 0.
-pub(crate) fn conn_response(private_data: &[u8]) -> Result<Granted, String> {
+/// Judges the answer to connection 0, and says what else the server can do.
+pub(crate) fn conn_response(private_data: &[u8]) -> Result<(Granted, Extensions), String> {
     let rsp = check_accept(private_data)?;
     let chunk_size = rsp.chunk_size().map_err(|e| format!("bad connect response: {e}"))?;
     if rsp.queue_depth == 0 || rsp.max_io_size < 4096 || rsp.max_hdr_size < 512 {
@@ -72,7 +72,9 @@ pub(crate) fn conn_response(private_data: &[u8]) -> Result<Granted, String> {
             rsp.queue_depth, rsp.max_io_size, rsp.max_hdr_size
         ));
     }
-    Ok(Granted { queue_depth: rsp.queue_depth, max_io_size: rsp.max_io_size, chunk_size })
+    let granted =
+        Granted { queue_depth: rsp.queue_depth, max_io_size: rsp.max_io_size, chunk_size };
+    Ok((granted, Extensions::decode(&rsp.ext)))
 }
 
 /// What a reject says.
@@ -112,6 +114,8 @@ pub(crate) enum ServiceEvent {
     OpenRefused(u16),
     /// The device is closed.
     Closed,
+    /// The path that was meant is fenced off.
+    Fenced,
 }
 
 /// What the control permit is used for at the moment.
@@ -122,6 +126,7 @@ enum Step {
     SessInfo { export: String, access: AccessMode },
     Open,
     Close,
+    Fence,
 }
 
 /// Connection 0 of a path.
@@ -131,6 +136,7 @@ pub(crate) struct ServiceConnection {
     pd: Arc<dyn ProtectionDomain>,
     region: Option<Arc<dyn MemoryRegistration>>,
     granted: Option<Granted>,
+    extensions: Extensions,
     chunk: Option<RemoteMem>,
     step: Step,
     ending: bool,
@@ -155,6 +161,7 @@ impl ServiceConnection {
             pd,
             region: None,
             granted: None,
+            extensions: Extensions::default(),
             chunk: None,
             step: Step::Idle,
             ending: false,
@@ -171,9 +178,19 @@ impl ServiceConnection {
         Arc::clone(&self.pd)
     }
 
-    /// The server's bounds, from its answer to this connection.
-    pub(crate) fn granted(&mut self, granted: Granted) {
-        self.granted = Some(granted);
+    /// The server's bounds and abilities, from its answer to this connection.
+    pub(crate) fn granted(&mut self, granted: Granted, extensions: Extensions) {
+        (self.granted, self.extensions) = (Some(granted), extensions);
+    }
+
+    /// True when the server takes FENCE.
+    pub(crate) fn fences(&self) -> bool {
+        self.extensions.fence
+    }
+
+    /// True while no control request is in flight.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.step == Step::Idle && self.chunk.is_some()
     }
 
     /// Introduces the path: receives first, then INFO_REQ.
@@ -224,16 +241,20 @@ impl ServiceConnection {
         device_id: u32,
         fabric: &mut dyn Fabric,
     ) -> Result<(), FabricError> {
-        let (Some(chunk), Step::Idle) = (self.chunk, &self.step) else {
-            return Err(FabricError::QueueFull);
-        };
-        let user = Close { device_id }.encode();
-        let mut bytes = [0; Close::LEN + WriteMsg::LEN];
-        bytes[..Close::LEN].copy_from_slice(&user);
-        bytes[Close::LEN..].copy_from_slice(&WriteMsg { usr_len: Close::LEN as u16 }.encode());
-        let sge = self.store(&bytes)?;
-        self.post_request(chunk, 0, Close::LEN, sge, fabric)?;
+        self.post_write(&Close { device_id }.encode(), fabric)?;
         self.step = Step::Close;
+        Ok(())
+    }
+
+    /// Has another path of the session fenced off, up to its connect of that count.
+    pub(crate) fn post_fence(
+        &mut self,
+        path: PathUuid,
+        recon_cnt: u16,
+        fabric: &mut dyn Fabric,
+    ) -> Result<(), FabricError> {
+        self.post_write(&Fence { path, recon_cnt }.encode(), fabric)?;
+        self.step = Step::Fence;
         Ok(())
     }
 
@@ -349,6 +370,10 @@ impl ServiceConnection {
                 Ok(ServiceEvent::Opened(OpenDevice { device_id: rsp.device_id, geometry }))
             }
             Step::Close => Ok(ServiceEvent::Closed),
+            Step::Fence if answer.errno != 0 => {
+                Err(format!("the server refused a fence: {}", errno_name(answer.errno)))
+            }
+            Step::Fence => Ok(ServiceEvent::Fenced),
             step @ (Step::Idle | Step::Info) => {
                 self.step = step;
                 Ok(ServiceEvent::Nothing)
@@ -379,6 +404,19 @@ impl ServiceConnection {
         let len = user.len() + message.encode(&mut bytes[user.len()..]);
         let sge = self.store(&bytes[..len])?;
         self.post_request(chunk, answer_len, answer_len + user.len(), sge, fabric)
+    }
+
+    /// Posts a user message without data whose answer is its errno.
+    fn post_write(&mut self, user: &[u8], fabric: &mut dyn Fabric) -> Result<(), FabricError> {
+        let (Some(chunk), Step::Idle) = (self.chunk, &self.step) else {
+            return Err(FabricError::QueueFull);
+        };
+        let mut bytes = [0; 64];
+        let len = user.len() + WriteMsg::LEN;
+        bytes[..user.len()].copy_from_slice(user);
+        bytes[user.len()..len].copy_from_slice(&WriteMsg { usr_len: user.len() as u16 }.encode());
+        let sge = self.store(&bytes[..len])?;
+        self.post_request(chunk, 0, user.len(), sge, fabric)
     }
 
     fn post_request(

@@ -11,7 +11,7 @@ use rtrs_core::config::ByteSize;
 use super::place::{RunDir, SocketState, check_socket_path, socket_state};
 use super::session::SessionPlan;
 use super::{in_range, unsaid, usage};
-use crate::config::{Access, Device, NbdAddress, Settings};
+use crate::config::{Access, Device, NbdAddress, NoPath, Settings};
 use crate::device;
 use crate::error::{Error, ErrorKind};
 
@@ -20,7 +20,7 @@ const BUFFER_BYTES_MAX: u64 = 4 << 30;
 
 /// Longest times of a device, in seconds.
 const DEVICE_SECONDS_MAX: u64 = 86_400;
-/// What the kernel waits for a request beyond twice the session's own bound, in seconds.
+/// What the kernel waits for a request beyond the session's own bound, in seconds.
 const DEVICE_SECONDS_MORE: u64 = 30;
 
 /// Where the session is served.
@@ -80,16 +80,25 @@ fn device_options(
     session: &SessionPlan,
 ) -> Result<DeviceOptions, Error> {
     let Some(dead_timeout_s) = settings.device_dead_timeout_s else { return Err(unsaid()) };
-    // A request may wait for a path as long as its bound, and for its answer as long again. The
-    // kernel must not lose patience before: what it sends again may overtake what follows.
-    let least_s = (2 * session.io_timeout_ms + 1000).div_ceil(1000);
-    let usual_s = 2 * session.io_timeout_ms.div_ceil(1000) + DEVICE_SECONDS_MORE;
+    // What an IO may take at most (`NoPath::io_age_max`). The kernel must not lose patience before:
+    // what it sends again may overtake what follows.
+    let io_ms = 2 * session.io_timeout_ms;
+    let (bound_ms, usual_s) = match session.no_path {
+        NoPath::Queue => (io_ms, DEVICE_SECONDS_MAX),
+        NoPath::Fail => (io_ms, io_ms.div_ceil(1000) + DEVICE_SECONDS_MORE),
+        NoPath::QueueFor(time) => {
+            let bound_ms = io_ms + time.millis();
+            (bound_ms, bound_ms.div_ceil(1000) + DEVICE_SECONDS_MORE)
+        }
+    };
+    let usual_s = usual_s.min(DEVICE_SECONDS_MAX);
+    let least_s = (bound_ms + 1000).div_ceil(1000).min(DEVICE_SECONDS_MAX);
     let timeout_s = settings.device_timeout_s.unwrap_or(usual_s);
     if timeout_s < least_s {
         return Err(usage(format!(
-            "device-timeout-s {timeout_s} is too short beside io-timeout-ms {}; use {least_s} or \
-             more, or lower that",
-            session.io_timeout_ms
+            "device-timeout-s {timeout_s} is too short beside io-timeout-ms {} and no-path {}; \
+             use {least_s} or more, or lower these",
+            session.io_timeout_ms, session.no_path
         )));
     }
     Ok(DeviceOptions {

@@ -10,7 +10,7 @@ use rtrs_core::limits::TCP_CONNS_PER_PATH_MAX;
 use tracing_subscriber::EnvFilter;
 
 use super::{in_range, unsaid, usage};
-use crate::config::{Access, Policy, Settings};
+use crate::config::{Access, Failover, NoPath, Policy, Settings};
 use crate::error::{Error, ErrorKind};
 
 /// Longest name on the wire in bytes: 255 with the NUL (kernel rtrs-pri.h, `NAME_MAX`).
@@ -53,6 +53,10 @@ pub struct SessionPlan {
     pub reconnect_max_ms: u64,
     /// Time for one request, in milliseconds.
     pub io_timeout_ms: u64,
+    /// What happens to IO while no path is connected.
+    pub no_path: NoPath,
+    /// When requests of a dead path are sent again to a kernel's server.
+    pub failover: Failover,
     /// Most requests in flight, besides the server's queue depth.
     pub queue_depth_limit: u16,
     /// Bound of the adaptive poll in microseconds; 0 never polls.
@@ -86,6 +90,8 @@ impl SessionPlan {
             reconnect_min_ms: Some(reconnect_min_ms),
             reconnect_max_ms: Some(reconnect_max_ms),
             io_timeout_ms: Some(io_timeout_ms),
+            no_path: Some(no_path),
+            failover: Some(failover),
             queue_depth_limit: Some(queue_depth_limit),
             poll_us: Some(poll_us),
             log: Some(log),
@@ -127,6 +133,8 @@ impl SessionPlan {
             reconnect_min_ms: in_range("reconnect-min-ms", reconnect_min_ms, 1..=600_000)?,
             reconnect_max_ms: in_range("reconnect-max-ms", reconnect_max_ms, 1..=600_000)?,
             io_timeout_ms: in_range("io-timeout-ms", io_timeout_ms, 10..=3_600_000)?,
+            no_path,
+            failover,
             queue_depth_limit: in_range(
                 "queue-depth-limit",
                 u64::from(queue_depth_limit),
@@ -211,6 +219,8 @@ impl SessionPlan {
             reconnect_min_ms: Some(self.reconnect_min_ms),
             reconnect_max_ms: Some(self.reconnect_max_ms),
             io_timeout_ms: Some(self.io_timeout_ms),
+            no_path: Some(self.no_path),
+            failover: Some(self.failover),
             queue_depth_limit: Some(u32::from(self.queue_depth_limit)),
             poll_us: Some(self.poll_us),
             log: Some(self.log.clone()),

@@ -49,7 +49,8 @@ fn values_and_combinations_of_attach_are_judged() {
         ("device: auto\nsocket: /s", "more than one of device, socket and listen is said"),
         (
             "device: auto\ndevice-timeout-s: 60",
-            "device-timeout-s 60 is too short beside io-timeout-ms 30000; use 61 or more, or lower",
+            "device-timeout-s 60 is too short beside io-timeout-ms 30000 and no-path queue-for=1m; \
+             use 121 or more",
         ),
         ("device: auto\ndevice-timeout-s: 86401", "device-timeout-s 86401 is out of range"),
         (
@@ -152,11 +153,23 @@ fn session_names_default_to_host_and_export() {
 fn the_kernel_waits_longer_than_the_session() {
     use nbd_bridge::kernel::{DeviceChoice, DeviceOptions};
     for (yaml, choice, timeout_s, dead_timeout_s) in [
-        ("device: auto", DeviceChoice::Auto, 90, 0),
-        ("device: nbd2\nio-timeout-ms: 3600000", DeviceChoice::Index(2), 7230, 0),
-        ("device: auto\nio-timeout-ms: 10", DeviceChoice::Auto, 32, 0),
-        ("device: auto\nio-timeout-ms: 500\ndevice-timeout-s: 2", DeviceChoice::Auto, 2, 0),
-        ("device: auto\ndevice-timeout-s: 61\ndevice-dead-timeout-s: 5", DeviceChoice::Auto, 61, 5),
+        ("device: auto", DeviceChoice::Auto, 150, 0),
+        ("device: nbd2\nio-timeout-ms: 3600000", DeviceChoice::Index(2), 7290, 0),
+        ("device: auto\nio-timeout-ms: 10\nno-path: fail", DeviceChoice::Auto, 31, 0),
+        ("device: auto\nno-path: queue", DeviceChoice::Auto, 86_400, 0),
+        ("device: auto\nno-path: queue-for 24h", DeviceChoice::Auto, 86_400, 0),
+        (
+            "device: auto\nno-path: fail\nio-timeout-ms: 500\ndevice-timeout-s: 2",
+            DeviceChoice::Auto,
+            2,
+            0,
+        ),
+        (
+            "device: auto\ndevice-timeout-s: 121\ndevice-dead-timeout-s: 5",
+            DeviceChoice::Auto,
+            121,
+            5,
+        ),
     ] {
         let plan = attach(&format!("{yaml}\nsession-name: s\n")).unwrap();
         let backend = "rtrs:s/v".to_owned();
@@ -211,13 +224,14 @@ fn printed_settings_make_the_same_plan() {
         policy: min-latency\nsession-name: s\npin: off\ncrc: off\ninvalidate-reads: off\n\
         heartbeat-ms: 100\nheartbeat-missed-max: 3\nconnect-timeout-ms: 101\n\
         reconnect-min-ms: 102\nreconnect-max-ms: 103\nio-timeout-ms: 104\n\
+        no-path: queue-for=900ms\nfailover: strict\n\
         queue-depth-limit: 105\npoll-us: 106\n\
         log: info,rtrs_client=debug\n";
     for front in [
         "socket: /s",
         "listen: 127.0.0.1:0\nshards: 3\nforeground: true\nrun-dir: /r",
         "device: auto",
-        "device: /dev/nbd7\ndevice-timeout-s: 2\ndevice-dead-timeout-s: 9",
+        "device: /dev/nbd7\ndevice-timeout-s: 3\ndevice-dead-timeout-s: 9",
     ] {
         let plan = attach(&format!("{session}{front}\nbuffer-size: 64M\n")).unwrap();
         for text in [

@@ -18,9 +18,9 @@ use rtrs_core::ids::{ConnIndex, CoreIndex, PathId, QpNum};
 use rtrs_core::proto::{Backoff, Heartbeat, HeartbeatAction};
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::AccessMode;
-use serde::Serialize;
 
 use super::device::SessionFailure;
+use super::fence::{Lost, NoPathClock};
 use super::shard::ConnectionEnd;
 use super::{Connect, Granted, OpenDevice, Outbox, PathShared, SessionConfig, ToHome, ToShard};
 use crate::path::handshake::{self, ServiceConnection};
@@ -50,27 +50,6 @@ pub(super) enum DeviceState {
     },
     /// Closed in order, or given up.
     Ended,
-}
-
-/// A path as listings show it.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct PathStatus {
-    /// As the user wrote it.
-    pub path: String,
-    /// What carries it: `tcp` or `rdma`.
-    pub transport: &'static str,
-    /// The server's address of this attempt, or of the last.
-    pub address: String,
-    /// Where it stands.
-    pub state: PathState,
-    /// Connections of the path, the service connection included.
-    pub connections: u16,
-    /// Times it was connected again.
-    pub reconnects: u64,
-    /// Last heartbeat round trip in microseconds; absent while unknown.
-    pub heartbeat_us: Option<u64>,
-    /// Why it ended last.
-    pub last_error: Option<String>,
 }
 
 /// The home core's part of a path.
@@ -105,6 +84,12 @@ pub(super) struct Path {
     /// Attempts that failed, counted through rounds of all addresses.
     pub(super) failed_in_row: u64,
     pub(super) last_error: Option<String>,
+    /// Chunks of a path that is connected and carries no IO before dead ones are fenced off.
+    pub(super) held: Option<Arc<[RemoteMem]>>,
+    /// The cores were told to use it.
+    pub(super) carries: bool,
+    /// What it carried last may still be delivered.
+    pub(super) lost: Option<Lost>,
 }
 
 /// The home core's part of a session.
@@ -120,6 +105,7 @@ pub(crate) struct SessionControl {
     pub(super) last: Option<Arc<OpenDevice>>,
     pub(super) failure: Option<SessionFailure>,
     pub(super) detaching: bool,
+    pub(super) no_path: NoPathClock,
     outbox: Outbox,
 }
 
@@ -155,6 +141,9 @@ impl SessionControl {
                 attempts_failed: 0,
                 failed_in_row: 0,
                 last_error: None,
+                held: None,
+                carries: false,
+                lost: None,
             })
             .collect();
         Self {
@@ -167,6 +156,7 @@ impl SessionControl {
             last: None,
             failure: None,
             detaching: false,
+            no_path: NoPathClock::default(),
             outbox: Vec::new(),
         }
     }
@@ -199,26 +189,6 @@ impl SessionControl {
         self.detaching && self.paths.iter().all(|p| p.state == PathState::Gone)
     }
 
-    /// All paths as listings show them.
-    pub(crate) fn status(&self) -> Vec<PathStatus> {
-        let named = self.paths.iter().zip(&self.config.paths);
-        named
-            .map(|(path, target)| PathStatus {
-                path: target.name.clone(),
-                transport: target.transport,
-                address: path.remote.to_string(),
-                state: path.state,
-                connections: self.config.cores + 1,
-                reconnects: path.connects.saturating_sub(1),
-                heartbeat_us: match path.shared.latency_ns() {
-                    0 => None,
-                    ns => Some(ns / 1000),
-                },
-                last_error: path.last_error.clone(),
-            })
-            .collect()
-    }
-
     /// Starts to end the session: closes the device in order, then every path.
     pub(crate) fn detach(&mut self, now: Instant, fabrics: &mut [Box<dyn Fabric>]) {
         if std::mem::replace(&mut self.detaching, true) {
@@ -245,6 +215,7 @@ impl SessionControl {
 
     pub(super) fn end_all(&mut self, now: Instant, fabrics: &mut [Box<dyn Fabric>]) {
         self.device = DeviceState::Ended;
+        self.tell_all(ToShard::GiveUp);
         for index in 0..self.paths.len() {
             match self.paths[index].state {
                 PathState::Waiting => self.paths[index].state.advance(PathState::Gone),
@@ -260,6 +231,8 @@ impl SessionControl {
         for index in 0..self.paths.len() {
             any |= self.poll_path(now, index, fabrics);
         }
+        any |= self.advance_fences(now, fabrics);
+        any |= self.poll_no_path(now);
         if matches!(self.device, DeviceState::Closing { deadline, .. } if now >= deadline) {
             self.end_all(now, fabrics);
             any = true;
@@ -414,7 +387,7 @@ impl SessionControl {
         }
         match handshake::conn_response(private_data) {
             Err(error) => self.end_path(now, index, Some(error), fabrics),
-            Ok(granted) => match self.accept_grant(granted) {
+            Ok((granted, extensions)) => match self.accept_grant(granted) {
                 Err(failure) => {
                     let text = failure.to_string();
                     if !self.opened_once {
@@ -425,7 +398,7 @@ impl SessionControl {
                 Ok(()) => {
                     self.paths[index].accepted_once = true;
                     if let Some(service) = self.paths[index].service.as_mut() {
-                        service.granted(granted);
+                        service.granted(granted, extensions);
                     }
                     self.next_connection(now, index, fabrics);
                 }
@@ -595,13 +568,14 @@ impl SessionControl {
             path.until = now + CLOSE_TIMEOUT;
             path.heartbeat = None;
             path.chunks = None;
+            path.note_lost();
             path.shared.set_latency(Duration::ZERO);
             if let Some(service) = path.service.as_mut() {
                 service.end(now, orderly, fabrics[provider].as_mut());
             }
             let (id, epoch) = (path.id, path.epoch);
             self.tell_all(ToShard::Disconnect { path: id, epoch, in_order: orderly });
-            self.on_path_lost(id);
+            self.on_path_lost(now, id);
         }
         let path = &mut self.paths[index];
         if path.state == PathState::Closing && path.open.iter().all(|open| !open) {
@@ -641,7 +615,7 @@ impl SessionControl {
         self.failure = Some(SessionFailure::Unreachable(told.join("; ")));
     }
 
-    fn on_path_lost(&mut self, id: PathId) {
+    fn on_path_lost(&mut self, now: Instant, id: PathId) {
         match self.device {
             DeviceState::Closing { path, ref mut deadline } if path == id => {
                 *deadline = Instant::ZERO;
@@ -650,6 +624,7 @@ impl SessionControl {
                 // The server closes the device with the last path it has of us.
                 if !self.paths.iter().any(|p| p.state == PathState::Connected) => {
                     self.device = DeviceState::Closed;
+                    self.no_path.begin(now);
                     self.tell_all(ToShard::Closed);
                 }
             _ => {}
@@ -675,7 +650,8 @@ impl SessionControl {
             DeviceState::Closing { deadline, .. } => Some(deadline),
             _ => None,
         };
-        self.paths.iter().fold(device, |soonest, path| {
+        let soonest = earliest(earliest(device, self.fence_deadline()), self.no_path_deadline());
+        self.paths.iter().fold(soonest, |soonest, path| {
             let own = match path.state {
                 PathState::Connected => path.heartbeat.as_ref().map(Heartbeat::deadline),
                 PathState::Gone => None,

@@ -108,6 +108,7 @@ impl SessionControl {
                 }
                 self.end_path(now, index, Some(why), fabrics);
             }
+            Ok(ServiceEvent::Fenced) => self.on_fence_answer(now, id, fabrics),
             Ok(ServiceEvent::Closed) => {
                 if matches!(self.device, DeviceState::Closing { path, .. } if path == id) {
                     self.end_all(now, fabrics);
@@ -185,8 +186,9 @@ impl SessionControl {
             self.config.heartbeat_missed_max,
             now,
         ));
-        let (path, epoch) = (path.id, path.epoch);
-        self.tell_all(ToShard::PathUp { path, epoch, chunks });
+        path.held = Some(chunks);
+        self.readmitted(index);
+        self.advance_fences(now, fabrics);
     }
 }
 

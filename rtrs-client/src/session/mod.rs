@@ -8,9 +8,12 @@
 
 pub(crate) mod control;
 pub(crate) mod device;
+mod fence;
 pub(crate) mod permits;
 pub(crate) mod policy;
+pub(crate) mod replay;
 pub(crate) mod shard;
+pub(crate) mod status;
 #[cfg(test)]
 mod tests;
 
@@ -25,6 +28,7 @@ use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::AccessMode;
 
 pub use policy::Policy;
+pub(crate) use policy::{Failover, NoPath};
 
 /// One path to try: its addresses and the provider that carries it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,8 +86,13 @@ pub struct SessionConfig {
     pub reconnect_min: Duration,
     /// Longest wait before a reconnect.
     pub reconnect_max: Duration,
-    /// Bound of one IO, waiting for a path included; afterwards it ends with an error.
+    /// Bound of one request on one path: afterwards the path is ended, and the request goes to
+    /// another.
     pub io_timeout: Duration,
+    /// What happens to IO while no path is connected.
+    pub no_path: NoPath,
+    /// When requests of a dead path go on at a server that cannot fence it off.
+    pub failover: Failover,
     /// Most requests in flight over all cores, besides the server's queue depth.
     pub queue_depth_limit: u16,
     /// Seed of the reconnect jitter.
@@ -151,6 +160,11 @@ pub(crate) enum ToShard {
     Open(Arc<OpenDevice>),
     /// The device is not open at the server any more; IO waits.
     Closed,
+    /// Nothing that this path's connections sent up to that epoch can begin at the server any
+    /// more: what was in flight on it may be sent again.
+    Fenced { path: PathId, epoch: u32 },
+    /// What waits ends with an error, and so does what comes, until a path is up.
+    GiveUp,
 }
 
 /// What a core needs to start its connection of a path.

@@ -7,6 +7,7 @@
 use std::str::FromStr;
 
 use rtrs_core::ids::PathId;
+use rtrs_core::time::Duration;
 use serde::{Deserialize, Serialize};
 
 /// How a path is chosen among those that are up.
@@ -35,6 +36,41 @@ impl FromStr for Policy {
             )),
         }
     }
+}
+
+/// What happens to IO while no path is connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoPath {
+    /// It waits.
+    Queue,
+    /// It waits until no path has been connected for so long; then it ends with an error, and so
+    /// does what comes, until a path is back.
+    QueueFor(Duration),
+    /// It ends with an error at once.
+    Fail,
+}
+
+impl NoPath {
+    /// How long a whole IO may take whose requests may take `io_timeout` each, if that is bounded.
+    pub(crate) fn io_age_max(self, io_timeout: Duration) -> Option<Duration> {
+        match self {
+            Self::Queue => None,
+            Self::QueueFor(time) => Some(time + io_timeout * 2),
+            Self::Fail => Some(io_timeout * 2),
+        }
+    }
+}
+
+/// When requests of a dead path are sent again, at a server without FENCE (a kernel's).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Failover {
+    /// As soon as our end of the path is closed, as the kernel's client does. A write that the
+    /// server holds up may then land after newer ones.
+    #[default]
+    Fast,
+    /// When the path has been connected again, which a server admits only when the old one is
+    /// gone with all its IO.
+    Strict,
 }
 
 /// What the choice is made from: one path that is up.

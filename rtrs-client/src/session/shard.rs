@@ -5,6 +5,8 @@
 //! the policy picks. Parents that find no permit or no path wait in order. All tables are made
 //! once, when the server's bounds are known; issuing and finishing a request allocates nothing.
 //!
+//! What was in flight on a path that died is sent again on another (`replay.rs`).
+//!
 //! Read targets are opened to the server through a window per permit, under a fresh key for each
 //! request and closed again when the answer is in, so a late or lying server cannot write into
 //! memory that moved on.
@@ -25,6 +27,7 @@ use rtrs_core::time::{Duration, Instant};
 
 use super::permits::{Permits, share};
 use super::policy::{Candidate, Chooser};
+use super::replay::{Replays, Stranded};
 use super::{Connect, Granted, OpenDevice, SessionConfig, ToHome, ToShard};
 use crate::path::handshake::check_accept;
 use crate::path::io::{Answer, Request};
@@ -38,8 +41,8 @@ const SWEEP: Duration = Duration::from_millis(250);
 
 /// An IO that was submitted and not yet finished.
 #[derive(Debug)]
-struct Parent {
-    io: Io,
+pub(super) struct Parent {
+    pub(super) io: Io,
     /// Bytes already issued.
     issued: u32,
     /// Requests in flight.
@@ -47,41 +50,52 @@ struct Parent {
     /// Stands in the queue of those that wait to be issued.
     queued: bool,
     status: IoStatus,
-    submitted: Instant,
+    pub(super) submitted: Instant,
 }
 
 /// What holds a permit.
 #[derive(Clone, Copy, Debug)]
-struct Row {
-    parent: u32,
-    path: PathId,
-    len: u32,
+pub(super) struct Row {
+    pub(super) parent: u32,
+    pub(super) path: PathId,
+    /// Where in the IO it begins.
+    pub(super) at: u32,
+    pub(super) len: u32,
     sent: Instant,
     /// The answer, while the read target's window is still being closed.
     answered: Option<IoStatus>,
+    /// When it was first sent, as a number that only grows.
+    pub(super) turn: u64,
+    /// Times it was sent.
+    pub(super) tries: u16,
+    /// Set when the connection it was sent on is gone.
+    pub(super) stranded: Option<Stranded>,
 }
 
 /// One core's part of a session.
 #[derive(Debug)]
 pub(crate) struct ShardSession {
     core: CoreIndex,
-    config: Arc<SessionConfig>,
+    pub(super) config: Arc<SessionConfig>,
     granted: Option<Granted>,
     device: Option<Arc<OpenDevice>>,
     /// Geometry shown to submitters; stays while the device is closed for a reconnect.
     geometry: Geometry,
     permits: Permits,
-    rows: Vec<Option<Row>>,
-    parents: Vec<Option<Parent>>,
+    pub(super) rows: Vec<Option<Row>>,
+    pub(super) parents: Vec<Option<Parent>>,
     parents_free: Vec<u32>,
-    waiting: VecDeque<u32>,
-    paths: Vec<PathShard>,
-    chooser: Chooser,
+    pub(super) waiting: VecDeque<u32>,
+    pub(super) replays: Replays,
+    /// No path for too long: what comes ends at once.
+    failing: bool,
+    pub(super) paths: Vec<PathShard>,
+    pub(super) chooser: Chooser,
     completed: VecDeque<Completion>,
     regions: Vec<Arc<Region>>,
     inflight: usize,
     next_sweep: Instant,
-    now: Instant,
+    pub(super) now: Instant,
     stats: ShardStats,
 }
 
@@ -99,6 +113,8 @@ impl ShardSession {
             parents: (0..PARENTS).map(|_| None).collect(),
             parents_free: (0..PARENTS as u32).rev().collect(),
             waiting: VecDeque::with_capacity(PARENTS),
+            replays: Replays::new(config.paths.len()),
+            failing: false,
             paths: paths.collect(),
             chooser: Chooser::new(config.policy),
             completed: VecDeque::with_capacity(PARENTS),
@@ -139,6 +155,7 @@ impl ShardSession {
                 }
             }
             ToShard::PathUp { path, epoch, chunks } => {
+                self.failing = false;
                 self.paths[path.index()].up(epoch, &chunks, self.permits.range());
             }
             ToShard::Disconnect { path, epoch, in_order } => {
@@ -149,6 +166,8 @@ impl ShardSession {
                 self.device = Some(device);
             }
             ToShard::Closed => self.device = None,
+            ToShard::Fenced { path, epoch } => self.on_fenced(path, epoch),
+            ToShard::GiveUp => self.give_up(),
         }
     }
 
@@ -197,6 +216,16 @@ impl ShardSession {
         self.now = now;
         let Some(path) = self.path_of(provider, qp) else { return false };
         let (path, epoch, cid, why) = path.closed();
+        // Nothing of this connection can touch memory any more. What was answered ends here, the
+        // rest goes to another path.
+        for index in 0..self.rows.len() {
+            let Some(row) = self.rows[index].filter(|row| row.is_on(path)) else { continue };
+            match row.answered {
+                Some(status) => self.finish_row(index, status),
+                None if self.failing => self.finish_row(index, IoStatus::Aborted),
+                None => self.strand(index, epoch),
+            }
+        }
         out.push(match end {
             ConnectionEnd::Failed(failure) => ToHome::Failed { path, epoch, cid, failure },
             ConnectionEnd::Closed(reason) => {
@@ -207,12 +236,6 @@ impl ShardSession {
                 ToHome::Closed { path, epoch, cid, reason }
             }
         });
-        // Nothing of this connection can touch memory any more: its requests end here.
-        for index in 0..self.rows.len() {
-            if let Some(row) = self.rows[index].filter(|row| row.path == path) {
-                self.finish_row(index, row.answered.unwrap_or(IoStatus::Aborted));
-            }
-        }
         true
     }
 
@@ -254,7 +277,7 @@ impl ShardSession {
         }
         let index = usize::from(permit.0 - range.start);
         let row = self.rows[index]?;
-        (row.path.index() == path).then_some(index)
+        (row.stranded.is_none() && row.path.index() == path).then_some(index)
     }
 
     fn on_answer(&mut self, answer: Answer, path: usize, fabric: &mut dyn Fabric) {
@@ -283,11 +306,17 @@ impl ShardSession {
         }
     }
 
-    fn finish_row(&mut self, index: usize, status: IoStatus) {
+    /// The permit of a row.
+    pub(super) fn permit_of(&self, index: usize) -> PermitId {
+        PermitId(self.permits.range().start + u16::try_from(index).unwrap_or(0))
+    }
+
+    pub(super) fn finish_row(&mut self, index: usize, status: IoStatus) {
         let Some(row) = self.rows[index].take() else { return };
-        let permit = PermitId(self.permits.range().start + u16::try_from(index).unwrap_or(0));
-        self.paths[row.path.index()].inflight -= 1;
-        self.permits.give(permit);
+        if row.stranded.is_none() {
+            self.paths[row.path.index()].inflight -= 1;
+        }
+        self.permits.give(self.permit_of(index));
         let Some(parent) = self.parents[row.parent as usize].as_mut() else { return };
         parent.pending -= 1;
         if !status.is_ok() && parent.status.is_ok() {
@@ -320,7 +349,10 @@ impl ShardSession {
             return Err(io);
         }
         let Some(index) = self.parents_free.pop() else { return Err(io) };
-        let status = self.geometry.check(&io);
+        let mut status = self.geometry.check(&io);
+        if self.failing && status.is_ok() {
+            status = IoStatus::TimedOut;
+        }
         if io.op == IoOp::Flush {
             // It has no range, whatever the submitter says.
             (io.offset, io.len, io.buf) = (0, 0, None);
@@ -350,6 +382,7 @@ impl ShardSession {
         let (Some(granted), Some(device)) = (self.granted, self.device.clone()) else {
             return any;
         };
+        any |= self.pump_replays(&granted, &device, fabrics);
         while let Some(&index) = self.waiting.front() {
             if self.permits.available() == 0 {
                 break;
@@ -359,12 +392,8 @@ impl ShardSession {
             match self.issue(index, path, permit, &granted, &device, fabrics) {
                 Ok(()) => any = true,
                 Err(FabricError::QpState | FabricError::QueueFull) => {
-                    // The path is no good any more: end it, and go on with the others.
                     self.permits.give(permit);
-                    let path = &mut self.paths[path.index()];
-                    let provider = path.provider();
-                    let why = CloseReason::Lost("no request can be posted".into());
-                    path.abort(now, why, fabrics[provider].as_mut());
+                    self.abandon_path(path, fabrics);
                     any = true;
                 }
                 Err(error) => {
@@ -398,19 +427,8 @@ impl ShardSession {
             IoOp::Flush => 0,
             IoOp::Discard | IoOp::WriteZeroes => left,
         };
-        let buf = match &io.buf {
-            Some(buf) => buf.slice(parent.issued as usize, part as usize),
-            None => None,
-        };
-        let request = Request {
-            permit,
-            device_id: device.device_id,
-            op: io.op,
-            flags: io.flags,
-            offset: io.offset + u64::from(parent.issued),
-            len: part,
-            buf,
-        };
+        let at = parent.issued;
+        let request = request_of(io, (at, part), permit, device);
         let target = &mut self.paths[path.index()];
         let provider = target.provider();
         target.post(request, granted, fabrics[provider].as_mut())?;
@@ -423,10 +441,54 @@ impl ShardSession {
         }
         let row = usize::from(permit.0 - self.permits.range().start);
         debug_assert!(self.rows[row].is_none(), "permit {permit} is in use");
-        self.rows[row] =
-            Some(Row { parent: index, path, len: part, sent: self.now, answered: None });
+        self.rows[row] = Some(Row {
+            parent: index,
+            path,
+            at,
+            len: part,
+            sent: self.now,
+            answered: None,
+            turn: self.replays.next_turn(),
+            tries: 1,
+            stranded: None,
+        });
         self.stats.request_issued(path.index());
         Ok(())
+    }
+
+    /// A path that takes no request is no good any more: ends it.
+    pub(super) fn abandon_path(&mut self, path: PathId, fabrics: &mut [Box<dyn Fabric>]) {
+        let path = &mut self.paths[path.index()];
+        let provider = path.provider();
+        let why = CloseReason::Lost("no request can be posted".into());
+        path.abort(self.now, why, fabrics[provider].as_mut());
+    }
+
+    /// Counts a request that is sent once more.
+    pub(super) fn sent_again(&mut self, index: usize, path: PathId) {
+        let now = self.now;
+        if let Some(row) = self.rows[index].as_mut() {
+            self.stats.request_moved(row.path.index());
+            (row.path, row.sent, row.stranded) = (path, now, None);
+            row.tries = row.tries.saturating_add(1);
+        }
+        self.paths[path.index()].inflight += 1;
+        self.stats.request_issued(path.index());
+    }
+
+    /// No path for too long, or none ever again: what is not on a path ends with an error. What
+    /// is ends with its connection.
+    fn give_up(&mut self) {
+        self.failing = true;
+        for index in 0..self.rows.len() {
+            if self.rows[index].is_some_and(|row| row.stranded.is_some()) {
+                self.finish_row(index, IoStatus::TimedOut);
+            }
+        }
+        self.replays.clear();
+        while let Some(&index) = self.waiting.front() {
+            self.fail_parent(index, IoStatus::TimedOut);
+        }
     }
 
     /// Ends what is over its time: requests by ending their path, waiting IO with an error.
@@ -439,16 +501,18 @@ impl ShardSession {
         let mut any = false;
         for index in 0..self.rows.len() {
             let Some(row) = self.rows[index] else { continue };
-            if now.since(row.sent) >= bound {
+            if row.stranded.is_none() && now.since(row.sent) >= bound {
                 let path = &mut self.paths[row.path.index()];
                 let provider = path.provider();
                 path.abort(now, CloseReason::TimedOut, fabrics[provider].as_mut());
                 any = true;
             }
         }
+        let Some(age_max) = self.config.no_path.io_age_max(bound) else { return any };
+        any |= self.sweep_replays(now, age_max);
         while let Some(&index) = self.waiting.front() {
             let Some(parent) = self.parents[index as usize].as_ref() else { break };
-            if now.since(parent.submitted) < bound {
+            if now.since(parent.submitted) < age_max {
                 break;
             }
             self.fail_parent(index, IoStatus::TimedOut);
@@ -504,14 +568,35 @@ impl ShardSession {
             let parent = self.parents[index as usize].as_ref().expect("only live IO waits");
             assert!(parent.queued && parent.status.is_ok());
         }
+        self.check_replays();
         for path in &self.paths {
-            let mine = self.rows.iter().flatten().filter(|r| r.path == path.id()).count();
+            let mine = self.rows.iter().flatten().filter(|r| r.is_on(path.id())).count();
             assert_eq!(path.inflight as usize, mine);
         }
     }
 }
 
-fn candidates(paths: &[PathShard]) -> impl Iterator<Item = Candidate> + Clone {
+impl Row {
+    /// In flight on this path.
+    pub(super) fn is_on(&self, path: PathId) -> bool {
+        self.path == path && self.stranded.is_none()
+    }
+}
+
+/// The request for `len` bytes of an IO from `at` on.
+pub(super) fn request_of(
+    io: &Io,
+    (at, len): (u32, u32),
+    permit: PermitId,
+    device: &OpenDevice,
+) -> Request {
+    let buf = io.buf.as_ref().and_then(|buf| buf.slice(at as usize, len as usize));
+    let offset = io.offset + u64::from(at);
+    let (device_id, op, flags) = (device.device_id, io.op, io.flags);
+    Request { permit, device_id, op, flags, offset, len, buf }
+}
+
+pub(super) fn candidates(paths: &[PathShard]) -> impl Iterator<Item = Candidate> + Clone {
     paths.iter().filter(|p| p.is_up()).map(|p| Candidate {
         path: p.id(),
         inflight: p.inflight,

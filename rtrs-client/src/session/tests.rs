@@ -8,6 +8,7 @@ mod bytes;
 mod connecting;
 mod ending;
 mod failing;
+mod failover;
 mod io;
 mod load;
 mod misdeeds;

@@ -25,6 +25,7 @@ use super::error::{Fault, WireError};
 use super::export::{
     AccessMode, Close, Open, OpenRsp, SessInfo, SessInfoRsp, TYPE_CLOSE, TYPE_OPEN, TYPE_SESS_INFO,
 };
+use super::fence::{Fence, TYPE_FENCE};
 use super::info::SgDesc;
 use super::io::{IoHeader, ReadMsg, RwOp, TYPE_IO, TYPE_READ, TYPE_WRITE, WriteMsg};
 use crate::ids::Rkey;
@@ -119,6 +120,8 @@ pub enum UserMessage<'a> {
     Io(RwOp, IoHeader),
     /// Close a device.
     Close(Close),
+    /// Discard what still comes over a dead path. Ours only.
+    Fence(Fence),
 }
 
 impl ChunkRequest {
@@ -219,6 +222,7 @@ impl ChunkRequest {
                 let close = Close::decode(header)?;
                 Ok(UserMessage::Close(close))
             }
+            TYPE_FENCE => Ok(UserMessage::Fence(Fence::decode(header)?)),
             kind => {
                 let (kind, expected) = (u64::from(kind), "0, 2, 4 or 5");
                 Err(WireError::value("user header", 0, "type", kind, expected))

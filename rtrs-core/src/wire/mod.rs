@@ -19,6 +19,7 @@ mod conn;
 pub mod errno;
 mod error;
 mod export;
+mod fence;
 mod fuzz;
 mod imm;
 mod info;
@@ -32,6 +33,7 @@ pub use conn::{ConnReq, ConnRsp};
 pub use errno::errno_name;
 pub use error::{Fault, WireError};
 pub use export::{AccessMode, Close, Open, OpenRsp, SessInfo, SessInfoRsp};
+pub use fence::{Extensions, Fence};
 #[doc(hidden)]
 pub use fuzz::fuzz;
 pub use imm::{Imm, MemBits};

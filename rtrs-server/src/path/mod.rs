@@ -195,6 +195,9 @@ pub enum PathEnd {
     /// The client connects this path anew, so this one is dead.
     #[error("the client connects it anew")]
     Replaced,
+    /// The client has given it up and says so over another path.
+    #[error("the client has given it up")]
+    Fenced,
     /// The server stops.
     #[error("the server stops")]
     Shutdown,

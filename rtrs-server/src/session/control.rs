@@ -19,6 +19,7 @@ use rtrs_core::wire::{ConnReq, Name, OpenRsp, errno};
 use super::access::AccessBook;
 use super::chunks::{ChunkPool, MessageBuffers};
 use super::device_table::{DeviceEntry, DeviceId};
+use super::fence::Asker;
 use super::{SessionParams, SessionShared};
 use crate::export::{Export, ExportTable};
 use crate::listener::{Refusal, acceptance};
@@ -35,14 +36,16 @@ pub const DRAINING_MAX: usize = 4;
 const ABORT_GRACE: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
-struct Path {
-    shared: Arc<PathShared>,
-    state: PathState,
-    recon_cnt: u16,
+pub(super) struct Path {
+    pub(super) shared: Arc<PathShared>,
+    pub(super) state: PathState,
+    pub(super) recon_cnt: u16,
     joining: Option<Joining>,
     heartbeat: Option<Heartbeat>,
     /// Cores that were given a connection of it, with what they still owe.
     cores: Vec<CoreDebt>,
+    /// Who is told when nothing of it begins any more.
+    pub(super) fenced_by: Vec<Asker>,
 }
 
 /// What a core has not yet told about a path.
@@ -55,10 +58,10 @@ struct CoreDebt {
 }
 
 #[derive(Debug)]
-struct Session {
+pub(super) struct Session {
     shared: Arc<SessionShared>,
     name: Option<Name>,
-    paths: Vec<PathKey>,
+    pub(super) paths: Vec<PathKey>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -77,8 +80,8 @@ pub struct Control {
     params: SessionParams,
     exports: Arc<ExportTable>,
     access: AccessBook,
-    sessions: BTreeMap<SessionId, Session>,
-    paths: BTreeMap<PathKey, Path>,
+    pub(super) sessions: BTreeMap<SessionId, Session>,
+    pub(super) paths: BTreeMap<PathKey, Path>,
     last_key: u32,
     stop: Option<Stop>,
     next: Option<Instant>,
@@ -272,6 +275,7 @@ impl Control {
             joining: Some(Joining::new(conn.cid_num, deadline)),
             heartbeat: None,
             cores: Vec::new(),
+            fenced_by: Vec::new(),
         };
         self.paths.insert(key, path);
         self.wake(deadline);
@@ -382,6 +386,12 @@ impl Control {
                 self.close(&session, device, out);
                 ControlAnswer::Done
             }
+            ControlRequest::Fence(fence) => {
+                match self.fence(Asker { path: key, core, permit }, fence, out) {
+                    Some(answer) => answer,
+                    None => return,
+                }
+            }
         };
         out.shard(core, ShardMail::Answer { path: key, permit, answer });
     }
@@ -432,7 +442,7 @@ impl Control {
     }
 
     /// Begins the end of a path. Nothing happens to one that ends already.
-    fn end_path(&mut self, key: PathKey, end: &PathEnd, out: &mut Outbox) {
+    pub(super) fn end_path(&mut self, key: PathKey, end: &PathEnd, out: &mut Outbox) {
         let Some(path) = self.paths.get_mut(&key) else { return };
         if matches!(path.state, PathState::Closing | PathState::Draining | PathState::Gone) {
             return;
@@ -475,6 +485,10 @@ impl Control {
         let Some(path) = self.paths.get_mut(&key) else { return };
         if path.state == PathState::Closing && path.cores.iter().all(|debt| debt.unlinked) {
             path.go(PathState::Draining);
+            // No core has a connection of it any more: nothing of it can begin.
+            for asker in path.fenced_by.drain(..) {
+                asker.tell(ControlAnswer::Done, out);
+            }
         }
         if path.state == PathState::Draining && path.cores.iter().all(|debt| debt.drained) {
             path.go(PathState::Gone);

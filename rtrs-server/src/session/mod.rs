@@ -8,6 +8,7 @@ pub mod access;
 pub mod chunks;
 pub mod control;
 pub mod device_table;
+mod fence;
 mod judge;
 pub mod permits;
 pub mod request;

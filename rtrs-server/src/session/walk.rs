@@ -218,6 +218,7 @@ impl Shard {
             Ok(UserMessage::Close(close)) => {
                 Wanted::Control(ControlRequest::Close { device: DeviceId(close.device_id) })
             }
+            Ok(UserMessage::Fence(fence)) => Wanted::Control(ControlRequest::Fence(fence)),
             Ok(UserMessage::Io(op, io)) => self.judge_io(row, op, &io),
             Err(error) => {
                 tracing::debug!(path = %path.shared.key, %permit, %error, "refused a request");

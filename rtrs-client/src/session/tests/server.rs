@@ -15,8 +15,8 @@ use rtrs_core::ids::{ConnIndex, PathUuid, PermitId, QpNum, Rkey};
 use rtrs_core::mem::Region;
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::{
-    AccessMode, ChunkRequest, ConnReq, ConnRsp, Imm, InfoReq, InfoRsp, IoHeader, MemBits, Message,
-    OpenRsp, RkeyRsp, RwOp, SessInfoRsp, SgDesc, UserMessage,
+    AccessMode, ChunkRequest, ConnReq, ConnRsp, Extensions, Fence, Imm, InfoReq, InfoRsp, IoHeader,
+    MemBits, Message, OpenRsp, RkeyRsp, RwOp, SessInfoRsp, SgDesc, UserMessage,
 };
 
 /// Room for user header, message and descriptors.
@@ -62,6 +62,8 @@ pub(super) struct How {
     pub(super) hold_control: bool,
     /// Answers heartbeats.
     pub(super) heartbeats: bool,
+    /// Says that it takes FENCE, as our server does and a kernel's does not.
+    pub(super) fence: bool,
     /// Keeps what lay in the chunk with each request.
     pub(super) keep_chunks: bool,
 }
@@ -84,6 +86,7 @@ impl Default for How {
             hold: false,
             hold_control: false,
             heartbeats: true,
+            fence: false,
             keep_chunks: false,
         }
     }
@@ -176,6 +179,7 @@ pub(super) struct Server {
     /// The device's id while it is open.
     pub(super) device: Option<u32>,
     pub(super) opens: u32,
+    pub(super) fences: Vec<Fence>,
     posted: u32,
 }
 
@@ -185,8 +189,8 @@ impl Server {
             fabric.listen(address).expect("a free address");
         }
         let disk = (0..how.size).map(|i| (i / 512 * 7 + i) as u8).collect();
-        let (paths, seen, held) = (Vec::new(), Vec::new(), Vec::new());
-        Self { fabric, how, paths, seen, disk, held, device: None, opens: 0, posted: 0 }
+        let (paths, seen, held, fences) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { fabric, how, paths, seen, disk, held, device: None, opens: 0, fences, posted: 0 }
     }
 
     /// The requests of IO seen so far.
@@ -311,6 +315,7 @@ impl Server {
             max_io_size: how.max_io,
             max_hdr_size: HDR,
             new_rkey: how.new_rkey,
+            ext: Extensions { fence: how.fence }.encode(),
             ..ConnRsp::default()
         };
         let mut data = match &how.con_rsp {
@@ -555,6 +560,15 @@ impl Server {
             }
             UserMessage::Close(_) => {
                 self.device = None;
+                0
+            }
+            UserMessage::Fence(fence) => {
+                assert!(self.how.fence, "only a server that says so is sent a FENCE");
+                assert_ne!(fence.path, request.path, "a path is fenced off over another");
+                for path in &mut self.paths {
+                    path.ending |= path.uuid == fence.path && fence.covers(path.recon_cnt);
+                }
+                self.fences.push(fence);
                 0
             }
             UserMessage::Io(..) => unreachable!("served above"),

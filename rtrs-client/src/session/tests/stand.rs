@@ -20,7 +20,7 @@ use super::server::{How, Server};
 use crate::path::state::PathState;
 use crate::session::control::SessionControl;
 use crate::session::shard::{ConnectionEnd, SessionDevice, ShardSession};
-use crate::session::{PathTarget, Policy, SessionConfig, ToHome, ToShard};
+use crate::session::{Failover, NoPath, PathTarget, Policy, SessionConfig, ToHome, ToShard};
 
 pub(super) const MS: Duration = Duration::from_millis(1);
 pub(super) const SEC: Duration = Duration::from_secs(1);
@@ -294,6 +294,8 @@ fn config() -> SessionConfig {
         reconnect_min: 100 * MS,
         reconnect_max: SEC,
         io_timeout: 5 * SEC,
+        no_path: NoPath::QueueFor(5 * SEC),
+        failover: Failover::Fast,
         queue_depth_limit: u16::MAX,
         seed: 7,
     }

@@ -2,7 +2,7 @@
 
 use rtrs_core::block::IoOp;
 use rtrs_core::time::Duration;
-use rtrs_core::wire::{AccessMode, Imm, Rw, errno};
+use rtrs_core::wire::{AccessMode, Fence, Imm, Rw, errno};
 
 use super::peer::{Peer, PeerOptions, io};
 use super::stand::{Stand, StandOptions, client_ip};
@@ -222,6 +222,58 @@ fn two_sessions_do_not_see_each_other() {
     stand.device.lock().hold = false;
     assert_eq!(a.reply(&mut stand).errno, 0);
     assert_eq!(stand.device.lock().bytes[..512], [1; 512]);
+}
+
+#[test]
+fn a_fence_is_answered_when_nothing_of_the_path_can_begin() {
+    let (mut stand, mut a, mut b) = two_paths(true);
+    let path = PeerOptions::default().request(0).path_uuid;
+    stand.device.lock().hold = true;
+    a.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+    stand.settle();
+    b.send_fence(&stand, 0, Fence { path, recon_cnt: 0 });
+    assert_eq!(b.reply(&mut stand).errno, 0, "of a connect long past there is nothing");
+    assert_eq!(stand.sessions()[0].paths[0].state, PathState::Connected);
+
+    b.send_fence(&stand, 0, Fence { path, recon_cnt: 1 });
+    let reply = b.reply(&mut stand);
+    assert_eq!((reply.permit, reply.errno), (0, 0));
+    assert_eq!(a.closed(&mut stand), 3);
+    assert_eq!(stand.sessions()[0].paths[0].state, PathState::Draining, "its write still runs");
+    // What it left running makes the copy wait.
+    b.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[2; 512]);
+    stand.pass(Duration::from_millis(50));
+    assert_eq!(b.replies(&mut stand), []);
+    stand.device.lock().hold = false;
+    stand.pass(Duration::from_millis(5));
+    assert_eq!(b.reply(&mut stand).errno, 0);
+    assert_eq!(stand.device.lock().log.len(), 2);
+    assert_eq!(stand.device.lock().bytes[..512], [2; 512]);
+    // Again, and of a path nobody knows: nothing of them can begin.
+    for uuid in [path, rtrs_core::ids::PathUuid([0x77; 16])] {
+        b.send_fence(&stand, 0, Fence { path: uuid, recon_cnt: 9 });
+        assert_eq!(b.reply(&mut stand).errno, 0);
+    }
+    // Its own path cannot be meant.
+    let own = second_path().request(0).path_uuid;
+    b.send_fence(&stand, 0, Fence { path: own, recon_cnt: 9 });
+    assert_eq!(b.reply(&mut stand).errno, errno::EINVAL);
+    b.leave(&mut stand);
+    stand.assert_empty();
+}
+
+#[test]
+fn a_fence_reaches_no_other_session() {
+    let (mut stand, _a, _b) = two_paths(true);
+    let path = PeerOptions::default().request(0).path_uuid;
+    let other = PeerOptions { session: 2, path: 7, local: 2, ..PeerOptions::default() };
+    let mut other = Peer::up(&mut stand, other, "other");
+    other.send_fence(&stand, 0, Fence { path, recon_cnt: 9 });
+    assert_eq!(other.reply(&mut stand).errno, 0);
+    let sessions = stand.sessions();
+    let states = sessions.iter().flat_map(|session| &session.paths).map(|path| path.state);
+    assert!(states.clone().all(|state| state == PathState::Connected), "{sessions:?}");
+    assert_eq!(states.count(), 3);
 }
 
 #[test]

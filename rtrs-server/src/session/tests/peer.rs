@@ -12,8 +12,8 @@ use rtrs_core::ids::{ConnIndex, PathUuid, PermitId, QpNum, Rkey, SessionId};
 use rtrs_core::mem::Region;
 use rtrs_core::time::Duration;
 use rtrs_core::wire::{
-    AccessMode, Close, ConnReq, ConnRsp, Imm, InfoReq, InfoRsp, IoHeader, Name, Open, OpenRsp,
-    ReadMsg, RkeyRsp, Rw, SessInfo, SgDesc, WriteMsg,
+    AccessMode, Close, ConnReq, ConnRsp, Fence, Imm, InfoReq, InfoRsp, IoHeader, Name, Open,
+    OpenRsp, ReadMsg, RkeyRsp, Rw, SessInfo, SgDesc, WriteMsg,
 };
 
 use super::stand::{Stand, client_ip};
@@ -351,6 +351,11 @@ impl Peer {
         let close = Close { device_id }.encode();
         let message = WriteMsg { usr_len: 8 }.encode();
         self.request(stand, (0, permit), Data::None, &close, &message);
+    }
+
+    pub(super) fn send_fence(&mut self, stand: &Stand, permit: u16, fence: Fence) {
+        let message = WriteMsg { usr_len: Fence::LEN as u16 }.encode();
+        self.request(stand, (0, permit), Data::None, &fence.encode(), &message);
     }
 
     pub(super) fn send_sess_info(&mut self, stand: &Stand, permit: u16, ver: u8) {

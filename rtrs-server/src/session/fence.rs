@@ -1,0 +1,57 @@
+//! FENCE: a client says that one of its paths is dead, and wants to know when nothing of it can
+//! begin any more.
+//!
+//! The answer waits until every core has closed its connections of the path. Block IO of the path
+//! that runs by then may run on: it holds its permit, and what the client sends again under the
+//! same permit waits behind it (`permits.rs`). Runs on the control core.
+
+use rtrs_core::ids::{CoreIndex, PermitId};
+use rtrs_core::wire::{Fence, errno};
+
+use super::control::Control;
+use crate::mail::{ControlAnswer, Outbox, ShardMail};
+use crate::path::{PathEnd, PathKey};
+
+/// The request that asked for a fence.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asker {
+    pub(super) path: PathKey,
+    pub(super) core: CoreIndex,
+    pub(super) permit: PermitId,
+}
+
+impl Asker {
+    /// Answers it. A path that is gone meanwhile hears nothing.
+    pub(super) fn tell(self, answer: ControlAnswer, out: &mut Outbox) {
+        let Self { path, core, permit } = self;
+        out.shard(core, ShardMail::Answer { path, permit, answer });
+    }
+}
+
+impl Control {
+    /// Ends the path that is meant. `None`: the answer comes when that is done.
+    pub(super) fn fence(
+        &mut self,
+        asker: Asker,
+        fence: Fence,
+        out: &mut Outbox,
+    ) -> Option<ControlAnswer> {
+        let own = self.paths.get(&asker.path)?;
+        if own.shared.uuid == fence.path {
+            return Some(ControlAnswer::Refused(errno::EINVAL));
+        }
+        let session = self.sessions.get(&own.shared.session.id)?;
+        // At most one path of a name has connections (`admit_connection`).
+        let meant = session.paths.iter().copied().find(|key| {
+            self.paths.get(key).is_some_and(|path| {
+                path.shared.uuid == fence.path
+                    && path.state.has_connections()
+                    && fence.covers(path.recon_cnt)
+            })
+        });
+        let Some(key) = meant else { return Some(ControlAnswer::Done) };
+        self.paths.get_mut(&key)?.fenced_by.push(asker);
+        self.end_path(key, &PathEnd::Fenced, out);
+        None
+    }
+}
