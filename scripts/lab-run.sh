@@ -8,6 +8,7 @@
 #   @@ end NAME STATUS PASSED FAILED SECONDS [dirty]
 #                                   STATUS is passed, failed or skipped, then its checks
 #   @@ gone STATUS                  the guest has ended, says this end
+#   CELL PEER | WHAT | RESULT       for the compatibility table; kept in the file `cells`
 #   anything else                   for people
 #
 # A guest that goes silent beyond a limit is killed, by its own process group; what was left to run
@@ -293,6 +294,8 @@ lab_listen() { # number_of_guests
                 fi
                 ;;
             *)
+                [[ $line != 'CELL '* ]] ||
+                    printf '%s | %s\n' "${line#CELL }" "$current" >>"$LAB_SHARE/cells"
                 if [ "$guests" -eq 1 ]; then printf '%s\n' "$line"; else
                     printf '%-6s %s\n' "$role" "$line"
                 fi
@@ -425,6 +428,7 @@ lab_close() { # start
     for name in "${LAB_FAILURES[@]}"; do echo "FAILED: $name"; done
     [ $LAB_FAILED -eq 0 ] || echo "lab: logs of the guests: $LAB_LOGS"
     [ ! -e "$LAB_SHARE/bench.json" ] || echo "lab: every figure: $LAB_LOGS/bench.json"
+    [ ! -e "$LAB_SHARE/cells" ] || echo "lab: cells of the compatibility table: $LAB_LOGS/cells"
     echo "lab: checks: $LAB_CHECKS_PASSED passed, $LAB_CHECKS_FAILED failed"
     echo "lab: $LAB_PASSED passed, $LAB_FAILED failed, $LAB_SKIPPED skipped in $((SECONDS - $1)) s"
     [ $LAB_FAILED -eq 0 ]

@@ -75,6 +75,21 @@ assert_true() { expect_true "$@" || exit 1; }
 assert_false() { expect_false "$@" || exit 1; }
 assert_match() { expect_match "$@" || exit 1; }
 
+# A cell of the compatibility table: what was checked since the cell before it (or the start of the
+# scenario). PEER is kernel-client or kernel-server. scripts/interop-table.sh makes the table.
+LAB_CELL_CHECKS=0
+cell() { # peer what [result]
+    local result=${3:-works} since
+    since=$(tail -n "+$((LAB_CELL_CHECKS + 1))" "$LAB_HOME/checks")
+    LAB_CELL_CHECKS=$(wc -l <"$LAB_HOME/checks")
+    # What nobody checked is no result.
+    [ -n "$since" ] || fail "something was checked for the cell '$2'"
+    case $since in
+        '' | *failed*) result=FAILED ;;
+    esac
+    echo "CELL $1 | $2 | $result"
+}
+
 # --- waiting ---
 
 # Tries a command again until it succeeds.
