@@ -44,6 +44,8 @@ pub struct CoreCounters {
     pub writes: Counter,
     /// Bytes of writes that succeeded.
     pub write_bytes: Counter,
+    /// Writes answered that had to be durable with their answer (FUA).
+    pub fua_writes: Counter,
     /// Flushes answered.
     pub flushes: Counter,
     /// Discards answered.
@@ -79,6 +81,8 @@ pub struct IoTotals {
     pub writes: u64,
     /// Bytes of writes that succeeded.
     pub write_bytes: u64,
+    /// Writes answered that had to be durable with their answer (FUA).
+    pub fua_writes: u64,
     /// Flushes answered.
     pub flushes: u64,
     /// Discards answered.
@@ -116,6 +120,7 @@ impl PathCounters {
             sum.read_bytes += core.read_bytes.get();
             sum.writes += core.writes.get();
             sum.write_bytes += core.write_bytes.get();
+            sum.fua_writes += core.fua_writes.get();
             sum.flushes += core.flushes.get();
             sum.discards += core.discards.get();
             sum.write_zeroes += core.write_zeroes.get();

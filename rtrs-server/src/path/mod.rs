@@ -198,6 +198,10 @@ pub enum PathEnd {
     /// The client has given it up and says so over another path.
     #[error("the client has given it up")]
     Fenced,
+    /// The client sent a request again over another path while this one still has it, so it gave
+    /// this one up.
+    #[error("its client sends its requests again over path {0}")]
+    Superseded(PathKey),
     /// The server stops.
     #[error("the server stops")]
     Shutdown,

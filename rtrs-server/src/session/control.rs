@@ -493,6 +493,20 @@ impl Control {
         if path.state == PathState::Draining && path.cores.iter().all(|debt| debt.drained) {
             path.go(PathState::Gone);
             let id = path.shared.session.id;
+            let io = path.shared.counters.totals();
+            tracing::info!(
+                path = %key,
+                session = %id,
+                reads = io.reads,
+                writes = io.writes,
+                fua_writes = io.fua_writes,
+                flushes = io.flushes,
+                discards = io.discards,
+                write_zeroes = io.write_zeroes,
+                errors = io.errors,
+                replays = io.replays,
+                "a path is gone"
+            );
             self.paths.remove(&key);
             self.forget_path(id, key, out);
         }

@@ -24,7 +24,7 @@ use super::shard::{Fabrics, RowMode, Shard, WorkId};
 use crate::devices::RequestRef;
 use crate::mail::{ControlAnswer, ControlMail, ControlRequest, Outbox};
 use crate::path::io::{Answer, SendQueue};
-use crate::path::{PathEnd, PeerFault};
+use crate::path::{PathEnd, PathKey, PeerFault};
 
 /// What a judged header asks for.
 enum Wanted {
@@ -91,10 +91,14 @@ impl Shard {
                 let fault = PeerFault::PermitReused(permit.0);
                 self.break_path(row, PathEnd::Peer(fault), out);
             }
-            Claim::Other(_) => {
+            Claim::Other(original) => {
                 if request.state() == RequestState::Arrived {
                     request.go(RequestState::Parked);
                     path.shared.counters.core(core).replays.add(1);
+                    // The answer was never sent, so the client gave the other path up: nothing
+                    // that is still on its way there may run after what comes here.
+                    let end = PathEnd::Superseded(path.shared.key);
+                    out.control(ControlMail::Broken { path: PathKey(original.path), end });
                 }
                 self.parked.push(RequestRef { path: row, permit });
             }
@@ -604,6 +608,9 @@ impl Shard {
             }
             Some(IoOp::Write) => {
                 counters.writes.add(1);
+                if request.io.is_some_and(|io| io.flags.fua || io.post_flush) {
+                    counters.fua_writes.add(1);
+                }
                 counters.write_bytes.add(bytes);
             }
             Some(IoOp::Flush) => counters.flushes.add(1),

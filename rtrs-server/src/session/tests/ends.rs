@@ -39,15 +39,18 @@ fn a_replay_waits_for_its_original_and_then_runs() {
             b.send_write(&stand, (conn, 6), io(Rw::WRITE, 0, 512), &[2; 512]);
             stand.pass(Duration::from_millis(50));
             assert_eq!(b.replies(&mut stand), [], "the original still runs");
+            // The client gave the other path up: what is late on it finds it closed.
+            let states: Vec<_> = stand.sessions()[0].paths.iter().map(|path| path.state).collect();
+            assert_eq!(states, [PathState::Draining, PathState::Connected]);
+            let replays: u64 = stand.sessions()[0].paths.iter().map(|path| path.io.replays).sum();
+            assert_eq!(replays, 1);
             stand.device.lock().hold = false;
             stand.pass(Duration::from_millis(5));
             assert_eq!(b.reply(&mut stand).errno, 0);
             assert_eq!(stand.device.lock().log.len(), 2);
             assert_eq!(stand.device.lock().bytes[..512], [2; 512], "the copy came last");
-            let answers = if dead { 0 } else { 1 };
-            assert_eq!(a.replies(&mut stand).len(), answers);
-            let replays: u64 = stand.sessions()[0].paths.iter().map(|path| path.io.replays).sum();
-            assert_eq!(replays, 1);
+            assert_eq!(a.replies(&mut stand), [], "nothing is answered on a path given up");
+            assert_eq!(stand.sessions()[0].paths.len(), 1);
             assert_eq!(stand.load().1, 0);
         }
     }
@@ -64,9 +67,8 @@ fn a_parked_replay_ends_with_its_path() {
     b.leave(&mut stand);
     stand.device.lock().hold = false;
     stand.pass(Duration::from_millis(5));
-    assert_eq!(a.reply(&mut stand).errno, 0);
+    assert_eq!(a.replies(&mut stand), [], "a path given up is not answered");
     assert_eq!(stand.device.lock().log.len(), 1, "the replay never ran");
-    a.leave(&mut stand);
     stand.assert_empty();
 }
 
@@ -81,7 +83,27 @@ fn parked_reads_of_one_permit_on_one_path_are_a_misdeed() {
     assert_eq!(b.closed(&mut stand), 3);
     stand.device.lock().hold = false;
     stand.pass(Duration::from_millis(5));
-    assert_eq!(a.reply(&mut stand).errno, 0);
+    assert_eq!(stand.device.lock().log.len(), 1, "only the original ran");
+    assert_eq!(a.replies(&mut stand), []);
+    stand.assert_empty();
+}
+
+#[test]
+fn a_replay_closes_the_path_that_was_given_up() {
+    let (mut stand, mut a, mut b) = two_paths(true);
+    stand.device.lock().hold = true;
+    a.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+    stand.settle();
+    b.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+    assert_eq!(a.closed(&mut stand), 3, "what is late on it finds no connection");
+    stand.device.lock().hold = false;
+    stand.pass(Duration::from_millis(5));
+    assert_eq!(b.reply(&mut stand).errno, 0);
+    // The client connects it anew, while the session and its device go on.
+    let again = PeerOptions { recon_cnt: 2, ..PeerOptions::default() };
+    let mut back = Peer::up(&mut stand, PeerOptions { first_conn: false, ..again }, "sess");
+    back.send_read(&stand, (1, 6), io(Rw::READ, 0, 512));
+    assert_eq!(back.reply(&mut stand).errno, 0);
 }
 
 #[test]
