@@ -82,6 +82,31 @@ fn attach_list_status_stats_detach() {
 }
 
 #[test]
+fn a_search_path_exports_what_lies_below_it() {
+    let scratch = Scratch::new();
+    std::fs::create_dir_all(scratch.path("vols/host")).expect("a directory");
+    sparse_file(&scratch.path("vols/vol0"), 1 << 20);
+    sparse_file(&scratch.path("outside"), 1 << 20);
+    std::os::unix::fs::symlink("../outside", scratch.path("vols/link")).expect("a link");
+    let server = Server::builder().args(&["--search-path", &scratch.text("vols")]).start();
+    for name in ["host/none", "link", "../outside", "host"] {
+        let (client, done) = Client::attach(name).path(server.portal()).try_start();
+        let _ = done.code(1).says(name);
+        assert!(client.pids().is_empty(), "a refused attach left a process behind");
+    }
+    let client = Client::attach("vol0").path(server.portal()).start();
+    let mut nbd = nbd_client(&client);
+    nbd.write_all(&[7; 4096]).expect("write");
+    drop(nbd);
+    client.detach();
+    // It is closed with its last session.
+    let file = std::fs::File::open(scratch.path("vols/vol0")).expect("the file");
+    wait_for("the file to be unlocked", STOP_TIME_MAX, || file.try_lock().ok());
+    assert_eq!(std::fs::read(scratch.path("vols/vol0")).expect("read")[..4096], [7; 4096]);
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
 fn attach_in_the_foreground_ends_well_on_sigterm() {
     let server = Server::builder().export("vol0=mem:16M").start();
     let mut client = Client::attach("vol0").path(server.portal()).start_foreground();

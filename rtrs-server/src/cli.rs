@@ -118,6 +118,7 @@ mod tests {
             "--export=/srv/a.img",
             "--export",
             "v=mem:1M,ro",
+            "--search-path=/srv/%SESSNAME%",
             "--listen=tcp://127.0.0.1:0",
             "--queue-depth=128",
             "--chunk-size=64k",
@@ -138,8 +139,9 @@ mod tests {
             "--log=debug",
         ])
         .unwrap();
-        let text = "export: [/srv/a.img, 'v=mem:1M,ro']\nlisten: tcp://127.0.0.1:0\n\
-             queue-depth: 128\nchunk-size: 64k\nshards: 2\npin: off\nalways-invalidate: off\n\
+        let text = "export: [/srv/a.img, 'v=mem:1M,ro']\nsearch-path: /srv/%SESSNAME%\n\
+             listen: tcp://127.0.0.1:0\nqueue-depth: 128\nchunk-size: 64k\nshards: 2\npin: off\n\
+             always-invalidate: off\n\
              crc: off\nheartbeat-ms: 100\nheartbeat-missed-max: 3\nhandshake-timeout-ms: 1000\n\
              half-open-max: 10\nsessions-max: 11\nshutdown-grace-ms: 12\npoll-us: 0\nlog: debug\n\
              ping-only: true\nno-ping: true\nrping: true\n";

@@ -11,9 +11,11 @@
 
 mod export;
 mod listen;
+mod search;
 
 pub use export::{BlockSize, ErrorRate, ExportSpec, NAME_BYTES_MAX, Target};
 pub use listen::ListenSpec;
+pub use search::SearchSpec;
 
 use std::path::Path;
 
@@ -42,6 +44,14 @@ pub struct Settings {
     #[arg(long, value_name = "SPEC")]
     #[serde(deserialize_with = "deserialize_list")]
     pub export: Option<Vec<ExportSpec>>,
+
+    /// Directory in which clients may open what is not exported by name, or off [default: off]
+    ///
+    /// A client's name is a path below it, to a regular file or a block device; symbolic links may
+    /// not lead out of it. If it ends with %SESSNAME%, as in /srv/%SESSNAME%, each session has the
+    /// directory of its name. Anybody who can connect may open what is there.
+    #[arg(long, value_name = "DIR|off")]
+    pub search_path: Option<SearchSpec>,
 
     /// Listen on this portal, as in tcp://127.0.0.1:1234, or auto; repeatable [default: auto]
     ///
@@ -166,6 +176,7 @@ impl Settings {
     pub fn defaults() -> Self {
         Self {
             export: Some(Vec::new()),
+            search_path: Some(SearchSpec::Off),
             listen: Some(vec![ListenSpec::Auto]),
             queue_depth: Some(512),
             chunk_size: Some(ByteSize::new(256 << 10)),
@@ -192,6 +203,7 @@ impl Settings {
     pub fn over(self, under: Self) -> Self {
         Self {
             export: self.export.or(under.export),
+            search_path: self.search_path.or(under.search_path),
             listen: self.listen.or(under.listen),
             queue_depth: self.queue_depth.or(under.queue_depth),
             chunk_size: self.chunk_size.or(under.chunk_size),

@@ -11,7 +11,7 @@ use rtrs_core::block::{BlockDevice, Completion, Core, Geometry, Io};
 use rtrs_core::mem::Region;
 use rtrs_core::time::{Instant, earliest};
 
-use crate::export::{ExportIndex, ExportTable};
+use crate::export::{Export, ExportIndex, ExportTable};
 
 /// A request by its place: row of its path on this core, and permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +40,8 @@ struct OpenDevice {
     device: Box<dyn BlockDevice>,
     waiting: VecDeque<RequestRef>,
     closing: bool,
+    /// As long as it is held, its place in the table means nothing else.
+    _export: Arc<Export>,
 }
 
 /// One core's devices.
@@ -55,11 +57,6 @@ impl Devices {
     pub fn new(core: Core, exports: Arc<ExportTable>) -> Self {
         let open = (0..exports.len()).map(|_| None).collect();
         Self { core, exports, open }
-    }
-
-    /// The exports.
-    pub fn exports(&self) -> &Arc<ExportTable> {
-        &self.exports
     }
 
     /// Places in the table, open or not.
@@ -82,9 +79,10 @@ impl Devices {
         let open = match slot {
             Some(open) => open,
             None => {
-                let source = &self.exports.get(export).ok_or_else(missing)?.source;
-                let device = source.open(&self.core)?;
-                slot.insert(OpenDevice { device, waiting: VecDeque::new(), closing: false })
+                let export = self.exports.get(export).ok_or_else(missing)?;
+                let device = export.source.open(&self.core)?;
+                let waiting = VecDeque::new();
+                slot.insert(OpenDevice { device, waiting, closing: false, _export: export })
             }
         };
         open.closing = false;

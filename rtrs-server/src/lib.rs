@@ -18,6 +18,7 @@ pub mod mail;
 pub mod path;
 pub mod plan;
 mod portals;
+mod search;
 mod serve;
 pub mod server;
 pub mod session;

@@ -11,7 +11,7 @@ use rtrs_core::ids::{ConnIndex, CoreIndex, PermitId};
 use rtrs_core::time::Instant;
 use rtrs_core::wire::{AccessMode, Fence, Name};
 
-use crate::export::ExportIndex;
+use crate::export::{Export, ExportIndex};
 use crate::path::{PathEnd, PathKey, PathShared};
 use crate::session::device_table::DeviceId;
 
@@ -32,6 +32,23 @@ pub enum ControlRequest {
     },
     /// FENCE.
     Fence(Fence),
+}
+
+/// An open of something that is not exported by name, on its way to a finder and back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Search {
+    /// The path it came over.
+    pub path: PathKey,
+    /// The core that wants the answer.
+    pub core: CoreIndex,
+    /// The permit of the request.
+    pub permit: PermitId,
+    /// What for.
+    pub access: AccessMode,
+    /// The name of the session.
+    pub session: Name,
+    /// The name that is wanted; neither empty nor with `..` in it.
+    pub name: Name,
 }
 
 /// The answer to a [`ControlRequest`].
@@ -130,6 +147,8 @@ pub enum ControlMail {
         /// What is asked.
         request: ControlRequest,
     },
+    /// A finder is done: the export, or the errno of the open.
+    Found(Box<(Search, Result<Arc<Export>, u16>)>),
     /// HB_ACK came.
     HeartbeatAck {
         /// Which path.

@@ -16,7 +16,7 @@ use rtrs_core::config::{AutoSwitch, ByteSize, Portal, Scheme, Shards, Switch, ch
 use rtrs_core::fabric::rdma::{NoRdma, Rdma};
 use tracing_subscriber::EnvFilter;
 
-use crate::config::{BlockSize, ErrorRate, ExportSpec, ListenSpec, Settings, Target};
+use crate::config::{BlockSize, ErrorRate, ExportSpec, ListenSpec, SearchSpec, Settings, Target};
 use crate::error::{Error, ErrorKind};
 
 /// Bits of the immediate that hold a chunk's index and an offset in it (docs/PROTOCOL.md, the
@@ -31,6 +31,8 @@ const CHUNK_BYTES: RangeInclusive<u64> = (8 << 10)..=(16 << 20);
 pub struct Plan {
     /// The exports, in the order written, names unique.
     pub exports: Vec<ExportPlan>,
+    /// Where names are looked for that are not exported.
+    pub search_path: SearchSpec,
     /// Where to listen.
     pub listen: Listen,
     /// Chunks per path.
@@ -106,6 +108,7 @@ impl Plan {
     pub fn new(settings: Settings) -> Result<Self, Error> {
         let Settings {
             export: Some(export),
+            search_path: Some(search_path),
             listen: Some(listen),
             queue_depth: Some(queue_depth),
             chunk_size: Some(chunk_size),
@@ -130,6 +133,7 @@ impl Plan {
         };
         let plan = Self {
             exports: export.iter().map(ExportPlan::new).collect::<Result<_, _>>()?,
+            search_path,
             listen: Listen::new(listen)?,
             queue_depth: in_range("queue-depth", u64::from(queue_depth), 1..=65535)?,
             chunk_bytes: check_chunk_size(chunk_size)?,
@@ -180,7 +184,8 @@ impl Plan {
         if self.ping_only {
             return self.listen.open_rdma().map(drop);
         }
-        if self.exports.is_empty() {
+        self.check_search_path()?;
+        if self.exports.is_empty() && self.search_path == SearchSpec::Off {
             return Err(usage("nothing to export; use --export PATH, or export: in the file"));
         }
         self.exports.iter().try_for_each(ExportPlan::check)?;
@@ -192,6 +197,7 @@ impl Plan {
     pub fn settings(&self) -> Settings {
         Settings {
             export: Some(self.exports.iter().map(ExportPlan::spec).collect()),
+            search_path: Some(self.search_path.clone()),
             listen: Some(self.listen.specs()),
             queue_depth: Some(u32::from(self.queue_depth)),
             chunk_size: Some(ByteSize::new(u64::from(self.chunk_bytes))),
@@ -210,6 +216,22 @@ impl Plan {
             no_ping: Some(self.no_ping),
             rping: Some(self.rping),
             log: Some(self.log.clone()),
+        }
+    }
+
+    fn check_search_path(&self) -> Result<(), Error> {
+        let SearchSpec::Below { prefix, .. } = &self.search_path else { return Ok(()) };
+        let text = |problem| format!("search-path {} {problem}", prefix.display());
+        match fs::metadata(prefix) {
+            Ok(meta) if meta.is_dir() => Ok(()),
+            Ok(_) => {
+                let text = text("is no directory; name one, or off");
+                Err(Error::new(ErrorKind::Export, text))
+            }
+            Err(error) => {
+                let text = text("cannot be looked at; create it, or write off");
+                Err(Error::with_source(ErrorKind::Export, text, error))
+            }
         }
     }
 

@@ -22,13 +22,14 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::backend::{self, TargetSpec, open_target};
-use crate::config::Target;
+use crate::config::{SearchSpec, Target};
 use crate::driver::ServerShard;
 use crate::error::{Error, ErrorKind};
-use crate::export::{Export, ExportTable};
+use crate::export::{Export, ExportTable, Finder};
 use crate::mail::{ControlMail, Mail, ShardMail};
 use crate::plan::{ExportPlan, Plan};
 use crate::portals::Portals;
+use crate::search::{SearchPath, Searcher};
 use crate::server::ServerCore;
 use crate::session::SessionParams;
 
@@ -44,11 +45,11 @@ pub fn serve(plan: &Plan) -> Result<(), Error> {
     let _log = start_log(&plan.log)?;
     let exports = if plan.ping_only { &[][..] } else { &plan.exports };
     let exports = exports.iter().map(open_export).collect::<Result<Vec<_>, _>>()?;
-    let exports = ExportTable::new(exports);
     let portals = Portals::new(plan)?;
     let cores = u16::try_from(plan.shards.count()).unwrap_or(u16::MAX).max(1);
     let params = session_params(plan, cores)?;
     let (senders, mailboxes) = mailboxes(cores)?;
+    let exports = ExportTable::with_finder(exports, start_finder(plan, &senders)?);
     let mut signals = Signals::new([SIGTERM, SIGINT])
         .map_err(|e| Error::with_source(ErrorKind::System, "cannot take signals", e))?;
 
@@ -217,6 +218,20 @@ fn start_log(filter: &str) -> Result<SettleAtEnd, Error> {
         .with_ansi(false)
         .try_init();
     Ok(SettleAtEnd(log))
+}
+
+/// The thread that finds exports below the search path, if there is one.
+fn start_finder(plan: &Plan, senders: &[Sender<Mail>]) -> Result<Option<Box<dyn Finder>>, Error> {
+    let SearchSpec::Below { prefix, by_session } = plan.search_path.clone() else {
+        return Ok(None);
+    };
+    if plan.ping_only {
+        return Ok(None);
+    }
+    let searcher = Searcher::start(SearchPath { prefix, by_session }, senders[0].clone());
+    let searcher =
+        searcher.map_err(|e| Error::with_source(ErrorKind::System, "cannot start a thread", e))?;
+    Ok(Some(Box::new(searcher)))
 }
 
 fn session_params(plan: &Plan, cores: u16) -> Result<SessionParams, Error> {

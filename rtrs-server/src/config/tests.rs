@@ -49,7 +49,10 @@ fn errors_name_line_and_remedy() {
             "s.yaml:3: unknown key \"que-depth\"; did you mean \"queue-depth\"?",
         ),
         ("queue_depth: 5\n", "s.yaml:1: unknown key \"queue_depth\"; did you mean"),
-        ("log: info\nbanana: 5\n", "s.yaml:2: unknown key \"banana\"; the keys are export, listen"),
+        (
+            "log: info\nbanana: 5\n",
+            "s.yaml:2: unknown key \"banana\"; the keys are export, search-path",
+        ),
         (
             "export:\n- target: /x\n  dircet: on\n",
             "s.yaml:3: export[0]: unknown key \"dircet\"; did you mean \"direct\"?",

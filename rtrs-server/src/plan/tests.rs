@@ -54,6 +54,21 @@ fn defaults_make_a_plan() {
 }
 
 #[test]
+fn a_search_path_is_looked_at_and_is_enough() {
+    let of = |path: &str| plan(&format!("{{search-path: {path}, listen: 'tcp://127.0.0.1:0'}}"));
+    of("/").unwrap().check().unwrap();
+    of("/%SESSNAME%").unwrap().check().unwrap();
+    for (path, text) in [
+        ("/no-such-directory", "search-path /no-such-directory cannot be looked at; create it"),
+        ("/dev/null/%SESSNAME%", "search-path /dev/null is no directory; name one, or off"),
+    ] {
+        let error = of(path).unwrap().check().unwrap_err();
+        assert_eq!((error.kind(), error.exit_code()), (ErrorKind::Export, 1));
+        assert!(error.to_string().starts_with(text), "{error}");
+    }
+}
+
+#[test]
 fn values_and_combinations_are_judged() {
     for (yaml, text) in [
         ("queue-depth: 0", "queue-depth 0 is out of range; use 1 to 65535"),

@@ -2,28 +2,28 @@
 //!
 //! Rare and careful. Sessions are found by `paths_uuid`, paths by `sess_uuid`; connection
 //! requests are judged here and handed to the core they belong to; INFO_REQ is taken, chunk pools
-//! are made, exports opened and closed, heartbeats counted, half-open paths timed out, and the
-//! ends of paths collected from all cores. Every state change of a path goes through its table
-//! and is published to the cores. Runs on core 0 only; knows time only as an argument.
+//! are made, heartbeats counted, half-open paths timed out, and the ends of paths collected from
+//! all cores; exports are opened and closed in `opens.rs`. Every state change of a path goes
+//! through its table and is published to the cores. Runs on core 0 only; knows time only as an
+//! argument.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rtrs_core::fabric::{ConnRequest, Fabric, PdUse};
-use rtrs_core::ids::{CoreIndex, PermitId, SessionId};
-use rtrs_core::limits::{CONNECTION_BUFFERS_MAX, PATHS_PER_SESSION_MAX, SECTOR_SIZE, SEGMENTS_MAX};
+use rtrs_core::ids::{CoreIndex, SessionId};
+use rtrs_core::limits::{CONNECTION_BUFFERS_MAX, PATHS_PER_SESSION_MAX};
 use rtrs_core::proto::{Heartbeat, HeartbeatAction, step};
 use rtrs_core::time::{Duration, Instant, earliest};
-use rtrs_core::wire::{ConnReq, Name, OpenRsp, errno};
+use rtrs_core::wire::{ConnReq, Name};
 
 use super::access::AccessBook;
 use super::chunks::{ChunkPool, MessageBuffers};
-use super::device_table::{DeviceEntry, DeviceId};
 use super::fence::Asker;
 use super::{SessionParams, SessionShared};
-use crate::export::{Export, ExportTable};
+use crate::export::ExportTable;
 use crate::listener::{Refusal, acceptance};
-use crate::mail::{AcceptOrder, ControlAnswer, ControlMail, ControlRequest, Outbox, ShardMail};
+use crate::mail::{AcceptOrder, ControlAnswer, ControlMail, Outbox, ShardMail};
 use crate::path::handshake::Joining;
 use crate::path::state::PathState;
 use crate::path::{PathEnd, PathKey, PathOrigin, PathShared, PeerFault, core_of};
@@ -60,7 +60,7 @@ struct CoreDebt {
 #[derive(Debug)]
 pub(super) struct Session {
     shared: Arc<SessionShared>,
-    name: Option<Name>,
+    pub(super) name: Option<Name>,
     pub(super) paths: Vec<PathKey>,
 }
 
@@ -77,9 +77,9 @@ enum Stop {
 /// Sessions and paths of a server.
 #[derive(Debug)]
 pub struct Control {
-    params: SessionParams,
-    exports: Arc<ExportTable>,
-    access: AccessBook,
+    pub(super) params: SessionParams,
+    pub(super) exports: Arc<ExportTable>,
+    pub(super) access: AccessBook,
     pub(super) sessions: BTreeMap<SessionId, Session>,
     pub(super) paths: BTreeMap<PathKey, Path>,
     last_key: u32,
@@ -297,6 +297,10 @@ impl Control {
             ControlMail::Request { path, core, permit, request } => {
                 self.request(path, core, permit, request, out);
             }
+            ControlMail::Found(found) => {
+                let (search, result) = *found;
+                self.found(&search, result, out);
+            }
             ControlMail::HeartbeatAck { path, at } => {
                 if let Some(beat) = self.paths.get_mut(&path).and_then(|p| p.heartbeat.as_mut()) {
                     beat.on_ack(at);
@@ -361,83 +365,6 @@ impl Control {
             let deadline = beat.deadline();
             path.heartbeat = Some(beat);
             self.wake(deadline);
-        }
-    }
-
-    fn request(
-        &mut self,
-        key: PathKey,
-        core: CoreIndex,
-        permit: PermitId,
-        request: ControlRequest,
-        out: &mut Outbox,
-    ) {
-        let Some(path) = self.paths.get(&key) else { return };
-        let session = Arc::clone(&path.shared.session);
-        let answer = match request {
-            ControlRequest::Open { name, access } => {
-                match self.open(&session, &name, access, out) {
-                    Ok(response) => ControlAnswer::Opened(response.encode()),
-                    Err(errno) => ControlAnswer::Refused(errno),
-                }
-            }
-            // A close of what is not open succeeds, as with the kernel.
-            ControlRequest::Close { device } => {
-                self.close(&session, device, out);
-                ControlAnswer::Done
-            }
-            ControlRequest::Fence(fence) => {
-                match self.fence(Asker { path: key, core, permit }, fence, out) {
-                    Some(answer) => answer,
-                    None => return,
-                }
-            }
-        };
-        out.shard(core, ShardMail::Answer { path: key, permit, answer });
-    }
-
-    fn open(
-        &mut self,
-        session: &SessionShared,
-        name: &Name,
-        access: rtrs_core::wire::AccessMode,
-        out: &mut Outbox,
-    ) -> Result<OpenRsp, u16> {
-        let bytes = name.as_bytes();
-        if bytes.is_empty() || bytes.windows(2).any(|pair| pair == b"..") {
-            return Err(errno::EINVAL);
-        }
-        let index = self.exports.find(bytes).ok_or(errno::ENOENT)?;
-        let export = self.exports.get(index).ok_or(errno::ENOENT)?;
-        let geometry = export.geometry();
-        let result = self.access.open(index, geometry.read_only, session.id, access);
-        if let Err(errno) = result {
-            tracing::info!(name = %export.name, session = %session.id, errno, "refused an open");
-            return Err(errno);
-        }
-        let entry = DeviceEntry { export: index, writable: access.may_write() };
-        let Some(device) = session.devices.open(entry) else {
-            if self.access.close(index, session.id) {
-                self.close_devices(index, out);
-            }
-            return Err(errno::ENOMEM);
-        };
-        let (name, id) = (&export.name, device.0);
-        tracing::info!(%name, session = %session.id, ?access, id, "opened");
-        Ok(describe(export, device))
-    }
-
-    fn close(&mut self, session: &SessionShared, device: DeviceId, out: &mut Outbox) {
-        if let Some(entry) = session.devices.close(device)
-            && self.access.close(entry.export, session.id)
-        {
-            self.close_devices(entry.export, out);
-        }
-    }
-
-    fn close_devices(&self, export: crate::export::ExportIndex, out: &mut Outbox) {
-        for core in 0..self.params.cores {
-            out.shard(CoreIndex(core), ShardMail::CloseDevice { export });
         }
     }
 
@@ -662,39 +589,5 @@ impl Path {
     fn go(&mut self, to: PathState) {
         step(&mut self.state, to);
         self.shared.publish(to);
-    }
-}
-
-/// OPEN_RSP of an export: its geometry in the units of the wire.
-fn describe(export: &Export, device: DeviceId) -> OpenRsp {
-    let geometry = export.geometry();
-    let sectors = |bytes: u32| bytes / SECTOR_SIZE;
-    let short = |bytes: u32| u16::try_from(bytes).unwrap_or(1 << 15);
-    let writable = !geometry.read_only;
-    let discard = geometry.discard && writable;
-    OpenRsp {
-        device_id: device.0,
-        nsectors: geometry.size / u64::from(SECTOR_SIZE),
-        max_hw_sectors: sectors(geometry.io_max),
-        max_write_zeroes_sectors: if geometry.write_zeroes && writable {
-            sectors(geometry.discard_max)
-        } else {
-            0
-        },
-        max_discard_sectors: if discard { sectors(geometry.discard_max) } else { 0 },
-        discard_granularity: if discard {
-            geometry.discard_granularity.max(geometry.logical_block)
-        } else {
-            0
-        },
-        discard_alignment: if discard { geometry.discard_alignment } else { 0 },
-        physical_block_size: short(geometry.physical_block.max(geometry.logical_block)),
-        logical_block_size: short(geometry.logical_block),
-        max_segments: SEGMENTS_MAX,
-        // Never: a kernel client that is told of it crashes on its use (docs/PROTOCOL.md).
-        secure_discard: 0,
-        rotational: geometry.rotational,
-        fua: geometry.fua,
-        write_cache: geometry.write_cache,
     }
 }

@@ -10,6 +10,7 @@ pub mod control;
 pub mod device_table;
 mod fence;
 mod judge;
+mod opens;
 pub mod permits;
 pub mod request;
 pub mod shard;

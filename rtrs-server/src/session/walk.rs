@@ -253,8 +253,6 @@ impl Shard {
             return Wanted::Refuse(errno::ENOTCONN);
         };
         let at = entry.export.index();
-        let export_read_only =
-            self.devices.exports().get(entry.export).is_none_or(|export| export.read_only);
         let region = if path.attached.get(at).copied().unwrap_or(false) {
             None
         } else {
@@ -276,7 +274,8 @@ impl Shard {
             RwOp::SecureErase => return Wanted::Refuse(errno::EOPNOTSUPP),
         };
         let changes = !matches!(op, IoOp::Read | IoOp::Flush);
-        if changes && (!entry.writable || export_read_only) {
+        // No session is let write to a read-only export (`access.rs`).
+        if changes && !entry.writable {
             return Wanted::Refuse(IoStatus::ReadOnly.to_errno());
         }
         // A flush comes with sector -1: only what is read or changed has a place.

@@ -2,12 +2,13 @@
 //!
 //! `stand.rs` the server under test · `peer.rs` the client · `handshake.rs` · `io.rs` requests
 //! and their answers · `chains.rs` what exactly is posted · `misdeeds.rs` what a peer must not
-//! do · `ends.rs` replays, death, silence, shutdown.
+//! do · `opens.rs` what is found below a search path · `ends.rs` replays, death, silence, shutdown.
 
 mod chains;
 mod ends;
 mod handshake;
 mod io;
 mod misdeeds;
+mod opens;
 mod peer;
 mod stand;

@@ -23,8 +23,8 @@ use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::ConnReq;
 
-use crate::export::{Export, ExportTable};
-use crate::mail::Mail;
+use crate::export::{Export, ExportTable, Finder};
+use crate::mail::{ControlMail, Mail, Search};
 use crate::server::ServerCore;
 use crate::session::SessionParams;
 
@@ -293,6 +293,8 @@ pub(super) struct StandOptions {
     pub(super) bind: BindMode,
     pub(super) geometry: Geometry,
     pub(super) device: DeviceOptions,
+    /// Names that are not exported are searched for; by the test.
+    pub(super) search: bool,
 }
 
 impl Default for StandOptions {
@@ -306,6 +308,7 @@ impl Default for StandOptions {
             },
             bind: BindMode::Done,
             device: DeviceOptions::default(),
+            search: false,
             geometry: Geometry {
                 discard: true,
                 discard_granularity: 512,
@@ -331,6 +334,20 @@ pub(super) struct Stand {
     client: rtrs_core::fabric::sim::NodeId,
     hosts: Vec<Host>,
     log: Log,
+    searches: Searches,
+    /// What a test may let be found.
+    pub(super) found: Option<Arc<Export>>,
+}
+
+/// A finder that leaves the finding to the test.
+#[derive(Clone, Debug, Default)]
+struct Searches(Arc<Mutex<VecDeque<Search>>>);
+
+impl Finder for Searches {
+    fn find(&self, search: Search) -> bool {
+        self.0.lock().push_back(search);
+        true
+    }
 }
 
 impl Stand {
@@ -361,11 +378,15 @@ impl Stand {
             let state = DeviceState { bytes: vec![0; size], room: 64, ..Default::default() };
             Arc::new(Mutex::new(state))
         };
-        let exports = ExportTable::new(vec![
+        let searches = Searches::default();
+        let finder = Box::new(searches.clone()) as Box<dyn Finder>;
+        let named = vec![
             export("vol", false, &device),
             export("other", false, &spare()),
             export("fixed", true, &spare()),
-        ]);
+        ];
+        let exports = ExportTable::with_finder(named, options.search.then_some(finder));
+        let found = Arc::new(export("found", false, &spare()));
         let log = Log::default();
         let hosts: Vec<Host> = (0..options.params.cores)
             .map(|at| {
@@ -390,10 +411,25 @@ impl Stand {
             client,
             hosts,
             log,
+            searches,
+            found: Some(found),
         };
         let address = stand.address;
         stand.hosts[0].fabrics[0].listen(address).unwrap();
         stand
+    }
+
+    /// The oldest search that was not answered yet.
+    pub(super) fn search(&mut self) -> Option<Search> {
+        self.settle();
+        self.searches.0.lock().pop_front()
+    }
+
+    /// Answers a search.
+    pub(super) fn answer(&mut self, search: Search, result: Result<Arc<Export>, u16>) {
+        let found = ControlMail::Found(Box::new((search, result)));
+        self.hosts[0].inbox.push_back(Mail::Control(found));
+        self.settle();
     }
 
     pub(super) fn client_fabric(&self) -> SimFabric {

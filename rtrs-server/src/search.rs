@@ -1,0 +1,263 @@
+//! The search path: exports that clients name and nobody wrote down.
+//!
+//! Owns [`Searcher`], a [`Finder`] with a thread of its own, since looking up and opening a path
+//! may take its time and the control core must not wait. It answers each search with a letter to
+//! the control core, in order. What it opened is known to it as long as somebody uses it, so that
+//! two sessions that name one file get one export.
+//!
+//! Names go no further than the search path: the control core refuses those with `..`, and what a
+//! symbolic link makes of a name must lie below the path, with all links of the path itself
+//! resolved. A path that is trusted to clients must not be writable by those who are not trusted:
+//! a directory that becomes a link between the look and the open is followed.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Weak};
+use std::thread;
+
+use rtrs_core::rt;
+use rtrs_core::wire::errno;
+
+use crate::backend::{Target, TargetSpec, open_target};
+use crate::export::{Export, Finder};
+use crate::mail::{ControlMail, Mail, Search};
+
+/// Below which directory names are looked for.
+#[derive(Debug, Clone)]
+pub(crate) struct SearchPath {
+    /// The directory.
+    pub(crate) prefix: PathBuf,
+    /// Each session has a directory of its name there.
+    pub(crate) by_session: bool,
+}
+
+/// The thread that looks.
+#[derive(Debug)]
+pub(crate) struct Searcher {
+    searches: Sender<Search>,
+}
+
+impl Searcher {
+    /// Starts the thread. It ends when the searcher is dropped.
+    ///
+    /// # Errors
+    /// The system's refusal of a thread.
+    pub(crate) fn start(path: SearchPath, control: rt::Sender<Mail>) -> io::Result<Self> {
+        let (searches, jobs) = mpsc::channel();
+        thread::Builder::new().name("search".into()).spawn(move || run(path, &jobs, &control))?;
+        Ok(Self { searches })
+    }
+}
+
+impl Finder for Searcher {
+    fn find(&self, search: Search) -> bool {
+        self.searches.send(search).is_ok()
+    }
+}
+
+fn run(path: SearchPath, jobs: &Receiver<Search>, control: &rt::Sender<Mail>) {
+    let mut shelf = Shelf { path, known: BTreeMap::new() };
+    for search in jobs {
+        let result = shelf.look(search.session.as_bytes(), search.name.as_bytes());
+        let found = ControlMail::Found(Box::new((search, result)));
+        control.send(Mail::Control(found));
+    }
+}
+
+/// What was found and is still in use.
+struct Shelf {
+    path: SearchPath,
+    known: BTreeMap<PathBuf, Weak<Export>>,
+}
+
+impl Shelf {
+    /// The export of a name, opened if nobody has it open; or the errno of the open.
+    fn look(&mut self, session: &[u8], name: &[u8]) -> Result<Arc<Export>, u16> {
+        let shown = String::from_utf8_lossy(name);
+        let path = self.path.resolve(session, name).map_err(|error| {
+            tracing::info!(name = %shown, %error, "refused a name below the search path");
+            error.errno()
+        })?;
+        self.known.retain(|_, export| export.strong_count() > 0);
+        if let Some(export) = self.known.get(&path).and_then(Weak::upgrade) {
+            return Ok(export);
+        }
+        let export = Arc::new(open(&path, &shown)?);
+        self.known.insert(path, Arc::downgrade(&export));
+        Ok(export)
+    }
+}
+
+/// Opens a path for writing, or if that cannot be, for reading.
+fn open(path: &Path, name: &str) -> Result<Export, u16> {
+    let spec =
+        |read_only| TargetSpec { read_only, ..TargetSpec::new(Target::Path(path.to_path_buf())) };
+    let opened = open_target(&spec(false)).map(|source| (source, false)).or_else(|error| {
+        tracing::info!(%name, %error, "not for writing, so read-only");
+        open_target(&spec(true)).map(|source| (source, true))
+    });
+    match opened {
+        Ok((source, read_only)) => Ok(Export { name: name.to_owned(), source, read_only }),
+        Err(error) => {
+            tracing::info!(%name, %error, "cannot be opened below the search path");
+            let code = error.io_error().and_then(io::Error::raw_os_error);
+            Err(code.map_or(errno::EIO, errno::fit))
+        }
+    }
+}
+
+/// Why a name comes to nothing.
+#[derive(Debug, thiserror::Error)]
+enum Refused {
+    /// The system's answer.
+    #[error("{0}")]
+    System(#[from] io::Error),
+    /// A link leads away.
+    #[error("it leads out of the search path, to {}", .0.display())]
+    Outside(PathBuf),
+    /// Neither a regular file nor a block device.
+    #[error("it is neither a regular file nor a block device")]
+    Kind,
+}
+
+impl Refused {
+    fn errno(&self) -> u16 {
+        match self {
+            Self::System(error) => error.raw_os_error().map_or(errno::EIO, errno::fit),
+            Self::Outside(_) => errno::EACCES,
+            Self::Kind => errno::ENOTBLK,
+        }
+    }
+}
+
+impl SearchPath {
+    /// The path a name stands for, without links in it.
+    fn resolve(&self, session: &[u8], name: &[u8]) -> Result<PathBuf, Refused> {
+        let mut base = self.prefix.clone();
+        if self.by_session {
+            base.push(OsStr::from_bytes(session));
+        }
+        let base = fs::canonicalize(base)?;
+        let slashes = name.iter().take_while(|&&byte| byte == b'/').count();
+        let path = fs::canonicalize(base.join(OsStr::from_bytes(&name[slashes..])))?;
+        if !path.starts_with(&base) {
+            return Err(Refused::Outside(path));
+        }
+        let kind = fs::metadata(&path)?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return Err(Refused::Kind);
+        }
+        Ok(path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Tree(PathBuf);
+
+    impl Tree {
+        /// `vols/a`, `vols/dir/b`, `vols/in` to `dir/b`, `vols/out` to `outside`, `vols/s1/c`.
+        fn new(name: &str) -> Self {
+            let name = format!("rtrs-search-{}-{name}", std::process::id());
+            let root = fs::canonicalize(std::env::temp_dir()).unwrap().join(name);
+            let tree = Self(root);
+            let _ = fs::remove_dir_all(&tree.0);
+            for dir in ["vols/dir", "vols/s1"] {
+                fs::create_dir_all(tree.0.join(dir)).unwrap();
+            }
+            for file in ["vols/a", "vols/dir/b", "vols/s1/c", "outside"] {
+                fs::write(tree.0.join(file), [0; 4096]).unwrap();
+            }
+            let link = |to: &str, at: &str| {
+                std::os::unix::fs::symlink(to, tree.0.join(at)).unwrap();
+            };
+            link("dir/b", "vols/in");
+            link("../outside", "vols/out");
+            link("..", "vols/up");
+            tree
+        }
+
+        fn shelf(&self, by_session: bool) -> Shelf {
+            let path = SearchPath { prefix: self.0.join("vols"), by_session };
+            Shelf { path, known: BTreeMap::new() }
+        }
+    }
+
+    impl Drop for Tree {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn names_go_no_further_than_the_search_path() {
+        let tree = Tree::new("far");
+        let path = tree.shelf(false).path;
+        let resolve = |name: &str| path.resolve(b"s1", name.as_bytes());
+        for (name, to) in [
+            ("a", "vols/a"),
+            ("//a", "vols/a"),
+            ("dir//b", "vols/dir/b"),
+            ("./dir/b", "vols/dir/b"),
+            ("in", "vols/dir/b"),
+        ] {
+            assert_eq!(resolve(name).unwrap(), tree.0.join(to), "{name}");
+        }
+        for (name, errno) in [
+            ("out", errno::EACCES),
+            ("up/outside", errno::EACCES),
+            ("up", errno::EACCES),
+            ("none", errno::ENOENT),
+            ("a/b", errno::ENOTDIR),
+            ("dir", errno::ENOTBLK),
+            ("/", errno::ENOTBLK),
+        ] {
+            assert_eq!(resolve(name).unwrap_err().errno(), errno, "{name}");
+        }
+        let long = "x".repeat(300);
+        assert_eq!(resolve(&long).unwrap_err().errno(), errno::ENAMETOOLONG);
+    }
+
+    #[test]
+    fn each_session_has_its_directory() {
+        let tree = Tree::new("own");
+        let path = tree.shelf(true).path;
+        assert_eq!(path.resolve(b"s1", b"c").unwrap(), tree.0.join("vols/s1/c"));
+        assert_eq!(path.resolve(b"s1", b"a").unwrap_err().errno(), errno::ENOENT);
+        assert_eq!(path.resolve(b"s2", b"c").unwrap_err().errno(), errno::ENOENT);
+    }
+
+    #[test]
+    fn one_file_is_one_export_as_long_as_it_is_used() {
+        let tree = Tree::new("one");
+        let mut shelf = tree.shelf(false);
+        let first = shelf.look(b"s", b"in").unwrap();
+        assert!(!first.read_only && first.geometry().size == 4096);
+        let second = shelf.look(b"s", b"dir/b").unwrap();
+        assert!(Arc::ptr_eq(&first, &second), "the link is the same file");
+        drop((first, second));
+        // It was locked while it was used.
+        let again = shelf.look(b"t", b"dir/b").unwrap();
+        assert_eq!(shelf.known.len(), 1);
+        drop(again);
+        shelf.look(b"t", b"a").unwrap();
+        assert_eq!(shelf.known.len(), 1, "what nobody uses is forgotten");
+        assert_eq!(shelf.look(b"t", b"none").unwrap_err(), errno::ENOENT);
+    }
+
+    #[test]
+    fn what_is_in_use_elsewhere_is_read_only() {
+        let tree = Tree::new("busy");
+        let file = fs::File::open(tree.0.join("vols/a")).unwrap();
+        file.lock().unwrap();
+        assert!(tree.shelf(false).look(b"s", b"a").unwrap().geometry().read_only);
+    }
+}

@@ -1,0 +1,179 @@
+//! Opens and closes of exports: the control core's answers to OPEN and CLOSE.
+//!
+//! A name is looked up among the named exports; what is not there goes to the finder, if the
+//! server has a search path, and comes back as a letter. Who may open what is judged by
+//! `access.rs`; what an open export looks like to a client is told here.
+
+use std::sync::Arc;
+
+use rtrs_core::ids::{CoreIndex, PermitId};
+use rtrs_core::limits::{SECTOR_SIZE, SEGMENTS_MAX};
+use rtrs_core::wire::{AccessMode, Name, OpenRsp, errno};
+
+use super::SessionShared;
+use super::control::Control;
+use super::device_table::{DeviceEntry, DeviceId};
+use super::fence::Asker;
+use crate::export::{Export, ExportIndex};
+use crate::mail::{ControlAnswer, ControlRequest, Outbox, Search, ShardMail};
+use crate::path::PathKey;
+
+impl Control {
+    /// An open, a close or a fence came.
+    pub(super) fn request(
+        &mut self,
+        key: PathKey,
+        core: CoreIndex,
+        permit: PermitId,
+        request: ControlRequest,
+        out: &mut Outbox,
+    ) {
+        let Some(path) = self.paths.get(&key) else { return };
+        let session = Arc::clone(&path.shared.session);
+        let answer = match request {
+            ControlRequest::Open { name, access } => {
+                let bytes = name.as_bytes();
+                let bad = bytes.is_empty() || bytes.windows(2).any(|pair| pair == b"..");
+                match self.exports.find(bytes) {
+                    _ if bad => ControlAnswer::Refused(errno::EINVAL),
+                    Some(index) => self.open(&session, index, access, out),
+                    None if self.search(&session, (key, core, permit), &name, access) => return,
+                    None => ControlAnswer::Refused(errno::ENOENT),
+                }
+            }
+            // A close of what is not open succeeds, as with the kernel.
+            ControlRequest::Close { device } => {
+                self.close(&session, device, out);
+                ControlAnswer::Done
+            }
+            ControlRequest::Fence(fence) => {
+                match self.fence(Asker { path: key, core, permit }, fence, out) {
+                    Some(answer) => answer,
+                    None => return,
+                }
+            }
+        };
+        out.shard(core, ShardMail::Answer { path: key, permit, answer });
+    }
+
+    /// Asks the finder. False when nobody will answer.
+    fn search(
+        &self,
+        session: &SessionShared,
+        (path, core, permit): (PathKey, CoreIndex, PermitId),
+        name: &Name,
+        access: AccessMode,
+    ) -> bool {
+        let session = self.sessions.get(&session.id).and_then(|session| session.name);
+        let (Some(finder), Some(session)) = (self.exports.finder(), session) else { return false };
+        finder.find(Search { path, core, permit, access, session, name: *name })
+    }
+
+    /// The finder is done.
+    pub(super) fn found(
+        &mut self,
+        search: &Search,
+        result: Result<Arc<Export>, u16>,
+        out: &mut Outbox,
+    ) {
+        let Search { path: key, core, permit, access, .. } = *search;
+        // Nobody to answer: what was found closes with its last holder, which is this one.
+        let Some(path) = self.paths.get(&key) else { return };
+        let session = Arc::clone(&path.shared.session);
+        let answer = match result {
+            Ok(export) => match self.exports.place(&export) {
+                Some(index) => {
+                    let answer = self.open(&session, index, access, out);
+                    if self.access.opens(index).is_empty() {
+                        self.exports.leave(index);
+                    }
+                    answer
+                }
+                None => {
+                    tracing::warn!(name = %export.name, "too many exports of the search path");
+                    ControlAnswer::Refused(errno::ENOMEM)
+                }
+            },
+            Err(errno) => ControlAnswer::Refused(errno),
+        };
+        out.shard(core, ShardMail::Answer { path: key, permit, answer });
+    }
+
+    fn open(
+        &mut self,
+        session: &SessionShared,
+        index: ExportIndex,
+        access: AccessMode,
+        out: &mut Outbox,
+    ) -> ControlAnswer {
+        let Some(export) = self.exports.get(index) else {
+            return ControlAnswer::Refused(errno::ENOENT);
+        };
+        let geometry = export.geometry();
+        let result = self.access.open(index, geometry.read_only, session.id, access);
+        if let Err(errno) = result {
+            tracing::info!(name = %export.name, session = %session.id, errno, "refused an open");
+            return ControlAnswer::Refused(errno);
+        }
+        let entry = DeviceEntry { export: index, writable: access.may_write() };
+        let Some(device) = session.devices.open(entry) else {
+            if self.access.close(index, session.id) {
+                self.close_devices(index, out);
+            }
+            return ControlAnswer::Refused(errno::ENOMEM);
+        };
+        let (name, id) = (&export.name, device.0);
+        tracing::info!(%name, session = %session.id, ?access, id, "opened");
+        ControlAnswer::Opened(describe(&export, device).encode())
+    }
+
+    /// A session closes a device, or ends.
+    pub(super) fn close(&mut self, session: &SessionShared, device: DeviceId, out: &mut Outbox) {
+        if let Some(entry) = session.devices.close(device)
+            && self.access.close(entry.export, session.id)
+        {
+            self.close_devices(entry.export, out);
+        }
+    }
+
+    fn close_devices(&self, export: ExportIndex, out: &mut Outbox) {
+        for core in 0..self.params.cores {
+            out.shard(CoreIndex(core), ShardMail::CloseDevice { export });
+        }
+        self.exports.leave(export);
+    }
+}
+
+/// OPEN_RSP of an export: its geometry in the units of the wire.
+fn describe(export: &Export, device: DeviceId) -> OpenRsp {
+    let geometry = export.geometry();
+    let sectors = |bytes: u32| bytes / SECTOR_SIZE;
+    let short = |bytes: u32| u16::try_from(bytes).unwrap_or(1 << 15);
+    let writable = !geometry.read_only;
+    let discard = geometry.discard && writable;
+    OpenRsp {
+        device_id: device.0,
+        nsectors: geometry.size / u64::from(SECTOR_SIZE),
+        max_hw_sectors: sectors(geometry.io_max),
+        max_write_zeroes_sectors: if geometry.write_zeroes && writable {
+            sectors(geometry.discard_max)
+        } else {
+            0
+        },
+        max_discard_sectors: if discard { sectors(geometry.discard_max) } else { 0 },
+        discard_granularity: if discard {
+            geometry.discard_granularity.max(geometry.logical_block)
+        } else {
+            0
+        },
+        discard_alignment: if discard { geometry.discard_alignment } else { 0 },
+        physical_block_size: short(geometry.physical_block.max(geometry.logical_block)),
+        logical_block_size: short(geometry.logical_block),
+        max_segments: SEGMENTS_MAX,
+        // Never: a kernel client that is told of it crashes on its use (docs/PROTOCOL.md).
+        secure_discard: 0,
+        rotational: geometry.rotational,
+        fua: geometry.fua,
+        write_cache: geometry.write_cache,
+    }
+}
