@@ -18,6 +18,7 @@ export LAB_SHARE=/run/lab LAB_ROLE=${2:-one}
 # Lines of the kernel's log that make a scenario fail, whatever it was about.
 KERNEL_FAULTS='WARNING: |BUG: |BUG at |Oops|general protection|blocked for more than|refcount_t'
 KERNEL_FAULTS+='|UBSAN|KASAN|Kernel panic|detected stall|recursive locking|list_(add|del) corr'
+KERNEL_FAULTS+='|(rtrs|rnbd)[-_].*([Uu]nexpected|Unknown IMM)'
 # Holds the processes of the scenario that runs.
 GUEST_CGROUP=/sys/fs/cgroup/lab
 
@@ -62,6 +63,10 @@ guest_disconnect() {
     local device
     for device in /sys/block/rnbd*/rnbd/unmap_device; do
         [ -e "$device" ] && timeout 60 tee "$device" <<<force >/dev/null
+    done
+    for device in /sys/block/dm-*/dm/name; do
+        [ -e "$device" ] && grep -q ^lab- "$device" &&
+            DM_DISABLE_UDEV=1 timeout 20 dmsetup remove --force "$(cat "$device")" >/dev/null 2>&1
     done
     for device in /sys/block/nbd*/pid; do
         [ -e "$device" ] || continue

@@ -1,0 +1,138 @@
+#!/usr/bin/env bash
+# Shared by the scenarios in which the kernel's rnbd-client uses our server (interop-ks-*). Sourced
+# by them after lib.sh.
+
+KS_CLIENT=/sys/devices/virtual/rtrs-client
+# The device last mapped, as in rnbd0.
+KS_DEV=
+
+# The path= arguments of map_device for that many paths; none for a session that is there.
+ks_paths() { # number
+    local path
+    for ((path = 0; path < $1; path++)); do
+        printf 'path=ip:10.0.%d.1@ip:10.0.%d.2 ' "$path" "$path"
+    done
+}
+
+# Maps an export at the kernel's client; sets KS_DEV, the name of the block device. A port has to
+# stand before the paths.
+ks_map() { # session export paths argument...
+    local session=$1 name=$2 paths=$3
+    shift 3
+    # shellcheck disable=SC2046
+    KS_DEV=$(kernel_map "$@" "sessname=$session" $(ks_paths "$paths") "device_path=$name") &&
+        wait_until 10 "/dev/$KS_DEV" test -b "/dev/$KS_DEV"
+}
+
+# How map_device answers: "mapped", or the name of its errno.
+ks_answer() { # argument...
+    timeout 60 python3 - "$*" <<'END'
+import errno, os, sys
+ctl = os.open("/sys/devices/virtual/rnbd-client/ctl/map_device", os.O_WRONLY)
+try:
+    os.write(ctl, sys.argv[1].encode())
+    print("mapped")
+except OSError as error:
+    print(errno.errorcode[error.errno])
+END
+}
+
+# The states of a session's paths, e.g. "2 connected".
+ks_states() { # session
+    cat "$KS_CLIENT/$1"/paths/*/state | sort | uniq -c | xargs
+}
+
+ks_states_are() { # session text
+    [ "$(ks_states "$1")" = "$2" ]
+}
+
+# A number of the client's: reads, bytes read, writes, bytes written, inflight, failovers.
+ks_stat() { # session path place
+    cut -d' ' -f"$3" "$KS_CLIENT/$1/paths/ip:10.0.$2.1@ip:10.0.$2.2/stats/rdma"
+}
+
+ks_dev_state_is() { # device state
+    [ "$(cat "/sys/block/$1/rnbd/state")" = "$2" ]
+}
+
+# A sum over what our server's log says of its paths that are gone.
+ks_told() { # counter
+    grep 'a path is gone' "$LAB_WORK/server.log" | grep -o " $1=[0-9]*" | cut -d= -f2 |
+        awk '{ sum += $1 } END { print sum + 0 }'
+}
+
+ks_log_says() { # regex
+    grep -qE "$1" "$LAB_WORK/server.log"
+}
+
+# Nothing that our server said is worse than info.
+expect_quiet_server() {
+    expect_eq "our server's log has no warning and no error" \
+        "$(grep -E ' (WARN|ERROR) |panicked' "$LAB_WORK/server.log" | head -n 3)" ""
+}
+
+# Random IO of mixed sizes that is compared.
+ks_verify() { # name seconds_max device argument...
+    local name=$1 seconds_max=$2 device=$3
+    shift 3
+    fio_run "$name" "$seconds_max" --filename="/dev/$device" --direct=1 --rw=randrw \
+        --bssplit=512/30:4k/40:32k/20:512k/10 --iodepth=8 --ioengine=libaio \
+        --verify=crc32c --verify_backlog=64 --verify_fatal=1 "$@"
+}
+
+# Every kind of IO over that many paths, with each connection's packets counted.
+ks_every_kind() { # invalidate paths
+    local session=io$2$1 path before=() idle device conns=$(($(nproc) + 1))
+    ks_map "$session" vol "$2" || {
+        fail "it maps over $2 paths"
+        exit 1
+    }
+    device=/dev/$KS_DEV
+    expect_eq "all of its $2 paths are connected" "$(ks_states "$session")" "$2 connected"
+    for ((path = 0; path < $2; path++)); do
+        rxe_sent "rxa$path" >"$LAB_WORK/before$path"
+        expect_eq "path $path has a connection for each CPU and one besides" \
+            "$(wc -l <"$LAB_WORK/before$path")" "$conns"
+    done
+    assert_true "fio reads back what it wrote, 512 B to 512 KiB" ks_verify mixed 60 "$KS_DEV" \
+        --numjobs=2 --size=12M --offset_increment=16M
+    assert_true "so it does with O_SYNC" fio_run sync 60 --filename="$device" --direct=1 --sync=1 \
+        --rw=randwrite --bs=4k --iodepth=4 --ioengine=libaio --size=1M --offset=32M \
+        --verify=crc32c --verify_fatal=1
+    assert_true "so it does with fsync after each 4" fio_run fsync 60 --filename="$device" \
+        --direct=1 --fsync=4 --rw=randwrite --bs=4k --ioengine=psync --size=256k --offset=34M \
+        --verify=crc32c --verify_fatal=1
+    assert_true "a discard" blkdiscard -o 32M -l 3M "$device"
+    expect_true "what was discarded reads as zeroes" cmp -n 3M /dev/zero \
+        <(dd if="$device" bs=64k skip=512 count=48 iflag=direct status=none)
+    for ((path = 0; path < $2; path++)); do
+        rxe_sent "rxa$path" >"$LAB_WORK/after$path"
+        idle=$(join "$LAB_WORK/before$path" "$LAB_WORK/after$path" |
+            awk '{ sent = ($3 - $2 + 16777216) % 16777216 } sent < 50' | wc -l)
+        expect_num "every connection of path $path for IO sent packets" "$idle" -le 1
+        expect_eq "no connection of path $path was replaced" \
+            "$(join "$LAB_WORK/before$path" "$LAB_WORK/after$path" | wc -l)" "$conns"
+        expect_num "path $path carried writes" "$(ks_stat "$session" "$path" 3)" -gt 100
+    done
+    assert_true "it unmaps" kernel_unmap "$KS_DEV"
+}
+
+# One column of the matrix: a file, which has a write cache, so that flushes and FUA arrive.
+ks_matrix() { # invalidate
+    local paths
+    truncate -s 48M "$LAB_WORK/vol.img"
+    start_server --export "vol=$LAB_WORK/vol.img" --listen rdma://10.0.0.2 \
+        --listen rdma://10.0.1.2 "--always-invalidate=$1"
+    for paths in 1 2; do
+        ks_every_kind "$1" "$paths"
+        [ "$paths" -eq 1 ] || continue
+        cell kernel-client "read, write, sync, FUA, flush, discard; 1 path, always-invalidate $1"
+    done
+    assert_true "the server ends well" stop_server
+    expect_num "writes with FUA arrived" "$(ks_told fua_writes)" -ge 512
+    expect_num "flushes arrived" "$(ks_told flushes)" -ge 32
+    expect_num "discards arrived" "$(ks_told discards)" -ge 2
+    expect_eq "no request failed" "$(ks_told errors)" 0
+    expect_quiet_server
+    cell kernel-client "read, write, sync, FUA, flush, discard; 2 paths, always-invalidate $1"
+}

@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# lab: the kernel's client on our server: who may open what, names, 70 idle seconds
+# topology: one
+# paths: 1
+# limit: 150
+# groups: interop issue ours
+
+# shellcheck source=tests/lab/interop.sh
+. tests/lab/interop.sh
+
+# How an open by a session of its own ends.
+try() { # session export mode
+    ks_answer "sessname=$1" "$(ks_paths 1)" "device_path=$2" "access_mode=$3"
+}
+
+scenario() {
+    local devices=/sys/devices/virtual/rnbd-client/ctl/devices
+    local idle_since idle seconds=70 long reader writer name
+    [ -z "$LAB_LONG" ] || seconds=600
+    truncate -s 8M "$LAB_WORK/vol.img" "$LAB_WORK/ro.img" "$LAB_WORK/deep.img"
+    long=$(printf 'x%.0s' {1..240})
+    start_server --export "vol=$LAB_WORK/vol.img" --export "ro=$LAB_WORK/ro.img,ro" \
+        --export "deep/er/vol=$LAB_WORK/deep.img" --export "$long=mem:8M" --export idle=mem:8M \
+        --listen rdma://10.0.0.2
+    assert_true "a session for idling maps" ks_map idle idle 1
+    idle=$KS_DEV idle_since=$SECONDS
+
+    assert_true "a writer maps" ks_map writer vol 1 access_mode=rw
+    writer=$KS_DEV
+    expect_eq "a second writer" "$(try two vol rw)" EPERM
+    assert_true "a reader maps beside it" ks_map reader vol 1 access_mode=ro
+    reader=$KS_DEV
+    expect_eq "the reader's device is read-only" "$(cat "/sys/block/$reader/ro")" 1
+    assert_true "the writer writes" dd if=/dev/urandom of="/dev/$writer" bs=4k count=4 oflag=direct
+    expect_true "the reader reads it" cmp -n 16384 "/dev/$writer" "/dev/$reader"
+    blockdev --setrw "/dev/$reader"
+    expect_false "our server refuses a reader's write" dd if=/dev/zero of="/dev/$reader" bs=4k \
+        count=1 oflag=direct
+    expect_false "and its discard" blkdiscard -f -o 0 -l 4096 "/dev/$reader"
+    expect_false "nothing was written" cmp -n 4096 "/dev/$writer" /dev/zero
+    expect_eq "a migration beside the writer" "$(try moving vol migration)" mapped
+    expect_eq "a second migration" "$(try three vol migration)" EPERM
+    for name in moving reader writer; do
+        expect_true "the $name unmaps" kernel_unmap "$(basename "$(readlink "$devices/vol@$name")")"
+    done
+    expect_eq "when they are gone, a writer" "$(try two vol rw)" mapped
+    expect_eq "a writer of a read-only export" "$(try readonly ro rw)" EACCES
+    expect_eq "a reader of a read-only export" "$(try readonly ro ro)" mapped
+    cell kernel-client "access ro, rw, migration: granted and refused as the kernel does; ro kept"
+
+    expect_eq "an unknown name" "$(try none nobody rw)" ENOENT
+    expect_eq "a name with slashes" "$(try deep deep/er/vol rw)" mapped
+    expect_eq "it shows so" "$(ls "$devices" | grep deep)" \
+        'deep!er!vol@deep'
+    expect_eq "a name with slashes in front" "$(try slashes //ro ro)" mapped
+    expect_eq "a name of 240 bytes" "$(try long "$long" rw)" mapped
+    expect_eq "a name with .." "$(try dots ../vol rw)" EINVAL
+    for name in /sys/block/rnbd*; do
+        name=${name##*/}
+        [ "$name" = "$idle" ] || assert_true "$name unmaps" kernel_unmap "$name"
+    done
+    cell kernel-client "names: with slashes, long, unknown (ENOENT), with .. (EINVAL)"
+
+    while [ $((SECONDS - idle_since)) -lt $seconds ]; do sleep 1; done
+    expect_eq "after $seconds idle seconds the path is up" "$(ks_states idle)" "1 connected"
+    expect_eq "it never was lost" "$(cat "$KS_CLIENT"/idle/paths/*/stats/reconnects)" "0 0"
+    expect_num "heartbeats went both ways" \
+        "$(cat "$KS_CLIENT"/idle/paths/*/cur_latency | tr -dc 0-9)" -gt 0
+    expect_false "our server saw no silence" ks_log_says 'does not answer heartbeats'
+    assert_true "and it still works" dd if=/dev/urandom of="/dev/$idle" bs=4k count=4 oflag=direct
+    assert_true "it unmaps" kernel_unmap "$idle"
+    cell kernel-client "heartbeats of both ends, $seconds idle seconds"
+    assert_true "the server ends well" stop_server
+    expect_quiet_server
+}

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# lab: the kernel's client on our server: every kind of IO over one and two paths, keys that stay
+# topology: one
+# paths: 2
+# limit: 150
+# groups: interop issue ours
+
+# shellcheck source=tests/lab/interop.sh
+. tests/lab/interop.sh
+
+scenario() {
+    ks_matrix off
+}
