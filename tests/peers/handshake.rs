@@ -28,6 +28,10 @@ fn connection_requests_that_are_refused() {
         ("4097 connections", with(8, [0x01, 0x10])),
         ("65535 connections", with(8, [0xff, 0xff])),
     ] {
+        // RDMA CM pads with zeroes: these are 56 bytes, and right.
+        if what == "55 bytes" && !is_tcp() {
+            continue;
+        }
         let options = scene.options();
         let mut peer = Peer::new(scene.server, options);
         assert_eq!(peer.connect_raw(&data), Err(RESET), "{what}");
@@ -37,7 +41,8 @@ fn connection_requests_that_are_refused() {
     assert_eq!(Peer::new(scene.server, stranger).connect(0), Err(enxio));
     // Longer data are taken, as RDMA CM pads them; another minor version too.
     let options = PeerOptions { cid_num: 1, ..scene.options() };
-    let mut padded = [0; 92];
+    // RDMA CM itself has no room for more, and pads at the other end.
+    let mut padded = vec![0; if is_tcp() { 92 } else { ConnReq::LEN }];
     padded[..ConnReq::LEN].copy_from_slice(&options.request(0).encode());
     padded[4] = 0x77;
     let mut peer = Peer::new(scene.server, options);
@@ -99,7 +104,7 @@ fn connections_that_do_not_fit_their_path() {
     // Connected anew, by its own word: the old one ends, the try after that is let in.
     let mut anew = Peer::new(scene.server, PeerOptions { recon_cnt: 2, ..options });
     assert_eq!(anew.connect(0), Err(RESET));
-    let _ = peer.ended("the client connects anew", AT_ONCE);
+    let _ = peer.ended("the client connects anew", at_once());
     drop(peer);
     drop(anew);
     let options = PeerOptions { recon_cnt: 3, ..options };
@@ -162,29 +167,29 @@ fn introductions_that_end_the_path() {
     ] {
         let mut peer = Peer::connected(scene.server, scene.options());
         peer.send_info(&bytes);
-        let _ = peer.ended(what, AT_ONCE);
+        let _ = peer.ended(what, at_once());
     }
     // While a connection is missing.
     let mut peer = Peer::new(scene.server, scene.options());
     peer.connect(0).expect("connection 0");
     peer.send_info(&info_req(b"early"));
-    let _ = peer.ended("an early INFO_REQ", AT_ONCE);
+    let _ = peer.ended("an early INFO_REQ", at_once());
     // Twice, at once and later, and on another connection.
     let mut peer = Peer::connected(scene.server, scene.options());
     peer.send_info(&info_req(b"twice"));
     peer.send(0, &info_req(b"twice"), None);
-    let _ = peer.ended("INFO_REQ twice at once", AT_ONCE);
+    let _ = peer.ended("INFO_REQ twice at once", at_once());
     let mut peer = scene.peer();
     peer.send(0, &info_req(b"later"), None);
-    let _ = peer.ended("INFO_REQ twice", AT_ONCE);
+    let _ = peer.ended("INFO_REQ twice", at_once());
     let mut peer = Peer::connected(scene.server, scene.options());
     peer.send(1, &info_req(b"wrong"), None);
-    let _ = peer.ended("INFO_REQ on connection 1", AT_ONCE);
+    let _ = peer.ended("INFO_REQ on connection 1", at_once());
     // Heartbeats and requests before it.
     for (conn, imm) in [(0, 0x8000_0000), (0, 0x9000_0000), (0, 0x20), (1, 0x20)] {
         let mut peer = Peer::connected(scene.server, scene.options());
         peer.send_imm(conn, imm);
-        let _ = peer.ended("an early immediate", AT_ONCE);
+        let _ = peer.ended("an early immediate", at_once());
     }
     alpha.check_alive("introductions of others");
     drop(alpha);

@@ -35,7 +35,7 @@ fn writes_through_keys_that_are_not_in_force() {
     peer.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
     peer.idle(Duration::from_millis(100));
     peer.write_remote(1, RemoteMem { addr: chunk.addr, rkey: chunk.key }, &[9; 512]);
-    assert_terminated(&peer.ended("a key in use", AT_ONCE), "a key in use");
+    assert_terminated(&peer.ended("a key in use", at_once()), "a key in use");
     drop(peer);
     // Of another path.
     let other = scene.peer();

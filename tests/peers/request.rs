@@ -150,6 +150,52 @@ fn requests_that_are_answered_with_an_error() {
     scene.end();
 }
 
+/// The kernel's client sends what its stack held where the protocol says nothing.
+#[test]
+fn garbage_where_nothing_is_said() {
+    let mut scene = Scene::new();
+    let mut peer = scene.peer();
+    let name = Name::new(b"vol1").expect("a name");
+    let mut open = Open { access: AccessMode::ReadWrite, dev_name: name }.encode();
+    for at in [2, 3, 5, 261, 262, 263].into_iter().chain(6 + 5..261) {
+        open[at] = 0xa5;
+    }
+    assert_eq!(peer.open_raw(&open).expect("an open with garbage").device_id, 0);
+    let mut info = SessInfo { ver: 2 }.encode();
+    info[2..4].fill(0xa5);
+    info[5..].fill(0xa5);
+    let message = read_message(SessInfo::LEN, Some(peer.result_desc(SessInfo::LEN)));
+    peer.request((0, 1), Data::Room(SessInfo::LEN), &info, &message);
+    assert_eq!(peer.answer().errno, 0);
+    assert_eq!(peer.result(SessInfo::LEN)[..5], [1, 0, 0, 0, 2]);
+    assert_eq!(peer.result(SessInfo::LEN)[5..], [0; 31], "none of it comes back");
+    // IO of version 2, of a peer whose struct has no padding, and of version 1.
+    for (len, byte) in [(32, 1), (28, 2), (24, 3)] {
+        let dirty = |rw| {
+            let mut header = io(rw, 0, 512).encode();
+            header[2..4].fill(0xa5);
+            header[26..].fill(0xa5);
+            header[..usize::from(len)].to_vec()
+        };
+        let write = WriteMsg { usr_len: len }.encode();
+        peer.request((1, 3), Data::Bytes(&[byte; 512]), &dirty(Rw::WRITE), &write);
+        assert_eq!(peer.answer().errno, 0, "write with {len} bytes");
+        let read = read_message(usize::from(len), Some(peer.result_desc(512)));
+        peer.request((1, 4), Data::Room(512), &dirty(Rw::READ), &read);
+        assert_eq!(peer.answer().errno, 0, "read with {len} bytes");
+        assert_eq!(peer.result(512), [byte; 512]);
+    }
+    // A flush has no place, and flags that nobody knows change nothing.
+    let flush = IoHeader { sector: u64::MAX, ..io(Rw(0x302), 0, 0) }.encode();
+    peer.request((1, 5), Data::None, &flush, &read_message(IoHeader::LEN, None));
+    assert_eq!(peer.answer().errno, 0, "flush at sector -1");
+    peer.send_write((1, 5), io(Rw(0xf001), 0, 512), &[4; 512]);
+    assert_eq!(peer.answer().errno, 0, "unknown flags");
+    peer.check_alive("garbage");
+    drop(peer);
+    scene.end();
+}
+
 #[test]
 fn io_that_the_device_has_no_place_for() {
     let mut scene = Scene::new();
@@ -297,7 +343,7 @@ fn permits_used_again_before_their_answer() {
         // Over another connection it must not overtake.
         peer.idle(Duration::from_millis(100));
         peer.send_write((second, 6), io(Rw::WRITE, 8, 512), &[2; 512]);
-        let _ = peer.ended("a permit used twice", AT_ONCE);
+        let _ = peer.ended("a permit used twice", at_once());
     }
     // Beside the first one, nothing of the second was written.
     let mut peer = scene.peer();

@@ -40,7 +40,7 @@ const INFO_ID: u64 = 1;
 const RECV_ID: u64 = 0x1000;
 const SEND_ID: u64 = 1 << 32;
 /// Each answer of the server comes within this time.
-const ANSWER_TIME_MAX: StdDuration = StdDuration::from_secs(10);
+const ANSWER_TIME_MAX: StdDuration = StdDuration::from_secs(20);
 
 /// What a path is connected with.
 #[derive(Clone, Copy, Debug)]
