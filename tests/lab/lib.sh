@@ -233,13 +233,22 @@ loaded() { # module
     [ -d "/sys/module/${1//-/_}" ]
 }
 
-# The kernel's own server, with its modules. It takes the port for itself.
-kernel_server() { # port
+# The kernel's own server, with its modules. It takes the port for itself. Settings are those of
+# rtrs-server, e.g. always_invalidate=N.
+kernel_server() { # port setting...
+    local port=$1
+    shift
+    loaded rtrs-core || load rtrs-core || return 1
+    loaded rtrs-server || load rtrs-server "$@" || return 1
+    loaded rnbd-server || load rnbd-server "port_nr=$port"
+}
+
+# Takes it away, under its clients too.
+kernel_server_gone() {
     local module
-    for module in rtrs-core rtrs-server; do
-        loaded $module || load $module || return 1
+    for module in rnbd_server rtrs_server; do
+        ! loaded $module || timeout 60 rmmod $module || return 1
     done
-    loaded rnbd-server || load rnbd-server "port_nr=$1"
 }
 
 # The kernel's own client; prints the block device. Arguments as of map_device.
