@@ -170,8 +170,8 @@ pub struct SessionArgs {
     /// Reach the server this way, as in tcp://10.0.0.1@10.0.0.2:1234; repeatable
     ///
     /// A portal is SCHEME://[SOURCE@]HOST[:PORT] with the scheme tcp or rdma, an optional local
-    /// address to connect from, IPv6 addresses in brackets and 1234 as default port. Requests are
-    /// shared out over all paths by --policy.
+    /// address to connect from, IPv6 addresses in brackets and 1234 as default port. rnbd's
+    /// ip:SOURCE@ip:HOST means rdma://. Requests are shared out over all paths by --policy.
     #[arg(long, value_name = "PORTAL")]
     pub path: Option<Vec<Portal>>,
 

@@ -20,6 +20,10 @@ impl FromStr for LinkTarget {
 
     fn from_str(text: &str) -> Result<Self, ValueError> {
         let portal: Portal = text.parse()?;
+        // A path of rnbd, ip:10.0.0.2, has none.
+        let Some((_, text)) = text.split_once("://") else {
+            return Ok(Self { portal, default_port: true });
+        };
         // It parsed: what is behind the brackets or the last colon is a port.
         let target = text.rsplit(['@', '/']).next().unwrap_or_default();
         let port = target.rsplit(']').next().unwrap_or_default();
@@ -46,7 +50,7 @@ pub enum Mode {
 /// `ping`.
 #[derive(Debug, Args)]
 pub struct PingArgs {
-    /// The server, as in rdma://10.0.0.1@10.0.0.2 or tcp://host:1234.
+    /// The server, as in rdma://10.0.0.1@10.0.0.2, tcp://host:1234 or ip:10.0.0.2.
     #[arg(value_name = "PATH")]
     pub target: LinkTarget,
 

@@ -177,3 +177,18 @@ fn wrong_usage_says_flag_value_and_remedy() {
     assert_eq!(parse(&[]).unwrap_err().exit_code(), 2);
     assert_eq!(parse(&["--help"]).unwrap_err().exit_code(), 0);
 }
+
+#[test]
+fn a_port_is_known_to_be_written_or_not() {
+    for (text, default_port) in [
+        ("tcp://h", true),
+        ("tcp://h:1234", false),
+        ("rdma://[fd00::1]", true),
+        ("rdma://[fd00::1]:1234", false),
+        ("ip:10.0.0.2", true),
+        ("ip:fd00::1@ip:fd00::2", true),
+    ] {
+        let target: LinkTarget = text.parse().unwrap();
+        assert_eq!((target.default_port, target.portal.port()), (default_port, 1234), "{text}");
+    }
+}

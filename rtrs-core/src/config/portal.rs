@@ -3,7 +3,10 @@
 //! Owns [`Portal`]: a scheme, an optional source address, a destination host and a port. IPv6
 //! addresses stand in brackets; the destination may be a host name, which [`Portal::resolve`]
 //! turns into addresses later, so that parsing never waits. What only a listener or only a path
-//! may say is checked by [`Portal::check_listen`] and [`Portal::check_connect`].
+//! may say is checked by [`Portal::check_listen`] and [`Portal::check_connect`]. What the kernel's
+//! rnbd writes for a path is read too (`portal/rnbd.rs`).
+
+mod rnbd;
 
 use std::fmt;
 use std::io;
@@ -219,13 +222,17 @@ const fn family(ip: IpAddr) -> &'static str {
 impl FromStr for Portal {
     type Err = ValueError;
 
-    /// Reads `SCHEME://[SOURCE@]HOST[:PORT]`; the port defaults to [`PORT_DEFAULT`].
+    /// Reads `SCHEME://[SOURCE@]HOST[:PORT]`; the port defaults to [`PORT_DEFAULT`]. Also reads
+    /// the kernel's `ip:SOURCE@ip:HOST` for `rdma://`.
     ///
     /// # Errors
     /// [`ValueError`] naming the part that is wrong.
     fn from_str(text: &str) -> Result<Self, ValueError> {
         let refuse =
             |problem: String, remedy: String| Err(ValueError::new("portal", text, problem, remedy));
+        if let Some(of_rnbd) = rnbd::parse(text) {
+            return of_rnbd;
+        }
         let Some((scheme, rest)) = text.split_once("://") else {
             return refuse(
                 "has no scheme".into(),

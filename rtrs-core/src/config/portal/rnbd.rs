@@ -1,0 +1,134 @@
+//! Paths as the kernel's rnbd writes them: `ip:10.0.0.1@ip:10.0.0.2`.
+//!
+//! What stands after `path=` in the kernel's map_device, and after add_path, is taken wherever a
+//! portal is, and means `rdma://` on the default port, since rnbd writes the port elsewhere
+//! (`dest_port=`). Source and destination are parted by `@` or a comma; IPv6 addresses have no
+//! brackets (kernel rtrs.c, rtrs_addr_to_sockaddr). InfiniBand GIDs name no address of IP, which
+//! our connections go by: they are refused with what to write instead.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::{Host, PORT_DEFAULT, Portal, Scheme, family, is_name};
+use crate::config::ValueError;
+
+/// Reads a path of rnbd; `None` when the text is none.
+pub(super) fn parse(text: &str) -> Option<Result<Portal, ValueError>> {
+    if !has_prefix(text, "ip:") && !has_prefix(text, "gid:") {
+        return None;
+    }
+    let parts = text.split_once(',').or_else(|| text.split_once('@'));
+    let (source, target) = match parts {
+        Some((source, target)) => (Some(source), target),
+        None => (None, text),
+    };
+    Some(portal(source, target).map_err(|(problem, remedy)| {
+        ValueError::new("portal", text, problem, remedy.unwrap_or(FORM))
+    }))
+}
+
+const FORM: &str = "write ip:10.0.0.1@ip:10.0.0.2, or rdma://10.0.0.1@10.0.0.2:1234 for a port";
+
+type Fault = (String, Option<&'static str>);
+
+fn portal(source: Option<&str>, target: &str) -> Result<Portal, Fault> {
+    let source = match source.map(address).transpose()? {
+        Some((_, Some(zone))) => {
+            return Err((format!("has the zone {zone:?} in its source"), None));
+        }
+        Some((ip, None)) if ip.is_unspecified() => {
+            return Err(("has the unspecified address as source".into(), None));
+        }
+        Some((ip, None)) => Some(ip),
+        None => None,
+    };
+    let (ip, zone) = address(target)?;
+    if let Some(source) = source
+        && source.is_ipv4() != ip.is_ipv4()
+    {
+        let problem = format!("goes from {} to {}", family(source), family(ip));
+        return Err((problem, Some("use addresses of one family")));
+    }
+    let host = zone.map_or(Host::Ip(ip), |zone| Host::Name(format!("{ip}%{zone}")));
+    Ok(Portal { scheme: Scheme::Rdma, source, host, port: PORT_DEFAULT })
+}
+
+/// An address with its prefix, and the zone of an IPv6 address.
+fn address(text: &str) -> Result<(IpAddr, Option<&str>), Fault> {
+    if has_prefix(text, "gid:") {
+        let remedy = "write the address of the device's network interface, as in ip:10.0.0.2; on \
+                      InfiniBand that of IPoIB";
+        let problem = "names an InfiniBand GID, which is not supported".into();
+        return Err((problem, Some(remedy)));
+    }
+    let Some(bare) = has_prefix(text, "ip:").then(|| &text[3..]) else {
+        return Err((format!("has {text:?} without ip: in front"), None));
+    };
+    let wrong = || (format!("has {bare:?}, which is no IP address"), None);
+    let (bare, zone) = match bare.split_once('%') {
+        Some((bare, zone)) if is_name(zone) => (bare, Some(zone)),
+        Some(_) => return Err(wrong()),
+        None => (bare, None),
+    };
+    match (bare.parse::<Ipv4Addr>(), bare.parse::<Ipv6Addr>()) {
+        (Ok(ip), _) if zone.is_none() => Ok((ip.into(), None)),
+        (_, Ok(ip)) => Ok((ip.into(), zone)),
+        _ => Err(wrong()),
+    }
+}
+
+/// The kernel takes the prefixes in any case.
+fn has_prefix(text: &str, prefix: &str) -> bool {
+    text.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_rnbd_reads() {
+        for (text, same) in [
+            ("ip:10.0.0.1@ip:10.0.0.2", "rdma://10.0.0.1@10.0.0.2:1234"),
+            ("ip:10.0.0.1,ip:10.0.0.2", "rdma://10.0.0.1@10.0.0.2:1234"),
+            ("ip:10.0.0.2", "rdma://10.0.0.2"),
+            ("IP:10.0.0.2", "rdma://10.0.0.2"),
+            ("ip:fd00::2", "rdma://[fd00::2]"),
+            ("ip:fd00::1@ip:fd00::2", "rdma://[fd00::1]@[fd00::2]"),
+            ("ip:fd00::1,ip:fd00::2", "rdma://[fd00::1]@[fd00::2]"),
+            ("ip:fe80::2%eth0", "rdma://[fe80::2%eth0]"),
+        ] {
+            assert_eq!(text.parse::<Portal>().unwrap(), same.parse().unwrap(), "{text}");
+        }
+    }
+
+    #[test]
+    fn errors_say_what_to_write() {
+        for (text, part) in [
+            ("gid:fe80::1", "names an InfiniBand GID, which is not supported; write the address"),
+            ("ip:10.0.0.1@gid:fe80::1", "names an InfiniBand GID"),
+            ("ip:", "has \"\", which is no IP address; write ip:10.0.0.1@ip:10.0.0.2, or rdma://"),
+            ("ip:host", "has \"host\", which is no IP address"),
+            ("ip:10.0.0.2:1235", "has \"10.0.0.2:1235\", which is no IP address; write"),
+            ("ip:[fd00::1]", "which is no IP address"),
+            ("ip:10.0.0.1%eth0", "which is no IP address"),
+            ("ip:fe80::1%", "which is no IP address"),
+            ("ip:10.0.0.1@10.0.0.2", "has \"10.0.0.2\" without ip: in front"),
+            ("ip:10.0.0.1@", "has \"\" without ip: in front"),
+            ("ip:fe80::1%eth0@ip:fe80::2", "has the zone \"eth0\" in its source"),
+            ("ip:0.0.0.0@ip:10.0.0.2", "has the unspecified address as source"),
+            ("ip:10.0.0.1@ip:fd00::2", "goes from IPv4 to IPv6; use addresses of one family"),
+            ("ip:10.0.0.1,ip:10.0.0.2,ip:10.0.0.3", "which is no IP address"),
+        ] {
+            let error = text.parse::<Portal>().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("portal {text:?} ")), "{error}");
+            assert!(error.contains(part), "{error} lacks {part}");
+        }
+    }
+
+    #[test]
+    fn other_texts_are_not_its_business() {
+        for text in ["", "ip", "rdma://10.0.0.2", "ip6:::1", "\u{e9}p:1", "tcp://ip:1"] {
+            assert!(parse(text).is_none(), "{text}");
+        }
+    }
+}
