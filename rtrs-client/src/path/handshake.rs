@@ -193,6 +193,11 @@ impl ServiceConnection {
         self.step == Step::Idle && self.chunk.is_some()
     }
 
+    /// True while the control permit is in use on this path.
+    pub(crate) fn is_asking(&self) -> bool {
+        self.step != Step::Idle
+    }
+
     /// Introduces the path: receives first, then INFO_REQ.
     pub(crate) fn post_info(
         &mut self,

@@ -227,7 +227,7 @@ impl SessionControl {
 
     /// Moves everything on whose time has come. True when anything happened.
     pub(crate) fn poll(&mut self, now: Instant, fabrics: &mut [Box<dyn Fabric>]) -> bool {
-        let mut any = false;
+        let mut any = self.open_next(now, fabrics);
         for index in 0..self.paths.len() {
             any |= self.poll_path(now, index, fabrics);
         }

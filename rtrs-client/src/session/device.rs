@@ -12,9 +12,9 @@ use rtrs_core::proto::Heartbeat;
 use rtrs_core::time::Instant;
 use rtrs_core::wire::{AccessMode, errno, errno_name};
 
-use super::control::{DeviceState, STEP_TIMEOUT, SessionControl};
+use super::control::{DeviceState, Path, STEP_TIMEOUT, SessionControl};
 use super::{OpenDevice, ToShard};
-use crate::path::handshake::ServiceEvent;
+use crate::path::handshake::{ServiceConnection, ServiceEvent};
 use crate::path::state::PathState;
 
 /// Why a session cannot go on.
@@ -76,11 +76,10 @@ impl SessionControl {
                     return;
                 }
                 path.state.advance(PathState::Opening);
-                path.until = now + STEP_TIMEOUT;
                 path.chunks = Some(chunks);
-                if !self.detaching && self.failure.is_none() {
-                    self.open_device(now, index, fabrics);
-                }
+                // Counts from its turn to open the device; all before it have their own bound.
+                path.until = now + STEP_TIMEOUT * self.config.paths.len() as u32;
+                self.open_next(now, fabrics);
             }
             Ok(ServiceEvent::Opened(device)) => self.on_opened(now, index, &device, fabrics),
             Ok(ServiceEvent::OpenRefused(errno)) => {
@@ -115,6 +114,28 @@ impl SessionControl {
                 }
             }
         }
+    }
+
+    /// Lets the next path open the device, one after the other: all use the same permit, and to a
+    /// kernel server that is the same memory, whichever path a request comes over (6.1,
+    /// rtrs-srv.c:get_or_create_srv). True when one began.
+    pub(super) fn open_next(&mut self, now: Instant, fabrics: &mut [Box<dyn Fabric>]) -> bool {
+        let opening = |path: &Path| path.state == PathState::Opening;
+        if self.detaching || self.failure.is_some() || self.is_asking() {
+            return false;
+        }
+        let Some(index) = self.paths.iter().position(opening) else { return false };
+        self.paths[index].until = now + STEP_TIMEOUT;
+        self.open_device(now, index, fabrics);
+        true
+    }
+
+    /// True while a path has the control permit in use.
+    pub(super) fn is_asking(&self) -> bool {
+        self.paths.iter().any(|path| {
+            matches!(path.state, PathState::Opening | PathState::Connected)
+                && path.service.as_ref().is_some_and(ServiceConnection::is_asking)
+        })
     }
 
     fn open_device(&mut self, now: Instant, index: usize, fabrics: &mut [Box<dyn Fabric>]) {

@@ -121,7 +121,9 @@ impl SessionControl {
         }
         let up = |path: &&mut Path| path.state == PathState::Connected && path.id.index() != index;
         let uuid = self.paths[index].uuid;
-        let idle = |path: &Path| path.service.as_ref().is_some_and(|s| s.fences() && s.is_idle());
+        let free = !self.is_asking();
+        let idle =
+            |path: &Path| free && path.service.as_ref().is_some_and(|s| s.fences() && s.is_idle());
         if let Some(over) = self.paths.iter_mut().filter(up).find(|path| idle(path)) {
             let id = over.id;
             let fabric = fabrics[self.config.paths[id.index()].provider].as_mut();

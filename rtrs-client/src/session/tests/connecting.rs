@@ -57,6 +57,31 @@ fn the_handshake_goes_in_order() {
 }
 
 #[test]
+fn paths_open_the_device_one_after_the_other() {
+    let mut stand = Stand::new(|s| {
+        s.paths = 3;
+        s.how.hold_control = true;
+    });
+    // To a kernel server the control permit is the same memory on every path.
+    for served in 0..6 {
+        stand.run(20 * MS);
+        assert_eq!(stand.server.held.len(), 1, "after {served} answers");
+        assert_eq!(stand.server.requests().count(), served + 1);
+        stand.server.release();
+    }
+    stand.until("all paths", SEC, Stand::is_whole);
+
+    // One that gets no answer holds the others up for its own bound only.
+    stand.server.how.hold_control = true;
+    for path in 0..3 {
+        stand.server.end_path(stand.now(), path);
+    }
+    stand.until("a path that asks", 5 * SEC, |s| !s.server.held.is_empty());
+    stand.server.how.hold_control = false;
+    stand.until("all paths again", 15 * SEC, Stand::is_whole);
+}
+
+#[test]
 fn permits_and_bounds_hold_in_every_mode() {
     for (bind, invalidate_reads) in
         [(BindMode::Done, true), (BindMode::Pending, true), (BindMode::Pending, false)]
