@@ -24,9 +24,10 @@ pub(crate) struct Shared {
     pub(crate) requests: Requests,
     pub(crate) stats: BridgeStats,
     device: Box<dyn BlockDevice>,
-    /// Largest read or write, and largest IO without data, that the device takes at once.
+    /// Largest read or write, discard, and write zeroes that the device takes at once.
     io_max: u32,
-    bare_max: u32,
+    discard_max: u32,
+    zeroes_max: u32,
     /// Rows that the device had no room for, in order.
     backlog: VecDeque<u32>,
     /// Rows whose last IO ended, for their connections.
@@ -45,8 +46,9 @@ impl Shared {
         let geometry = device.geometry();
         let block = geometry.logical_block.max(1);
         let whole_blocks = |bytes: u32| (bytes / block * block).max(block);
-        let (io_max, bare_max) =
-            (whole_blocks(geometry.io_max), whole_blocks(geometry.discard_max));
+        let io_max = whole_blocks(geometry.io_max);
+        let discard_max = whole_blocks(geometry.discard_max);
+        let zeroes_max = whole_blocks(geometry.zeroes_max);
         Self {
             export,
             buffers,
@@ -54,7 +56,8 @@ impl Shared {
             stats: BridgeStats::default(),
             device,
             io_max,
-            bare_max,
+            discard_max,
+            zeroes_max,
             backlog: VecDeque::with_capacity(requests_max as usize),
             finished: Vec::with_capacity(requests_max as usize),
             waiting: None,
@@ -131,7 +134,8 @@ impl Shared {
                 // A flush has no length; it counts as one.
                 IoOp::Flush => (0, 1, None),
                 IoOp::Discard | IoOp::WriteZeroes => {
-                    let len = left.min(self.bare_max);
+                    let most = if op == IoOp::Discard { self.discard_max } else { self.zeroes_max };
+                    let len = left.min(most);
                     (len, len, None)
                 }
             };

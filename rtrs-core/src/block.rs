@@ -82,8 +82,10 @@ pub struct Geometry {
     pub physical_block: u32,
     /// Largest read or write taken in one `Io`. Callers split above it.
     pub io_max: u32,
-    /// Largest discard or write zeroes taken in one `Io`.
+    /// Largest discard taken in one `Io`.
     pub discard_max: u32,
+    /// Largest write zeroes taken in one `Io`.
+    pub zeroes_max: u32,
     /// No write, discard or write zeroes is accepted.
     pub read_only: bool,
     /// There is a volatile cache: completed writes need a flush to be durable.
@@ -115,6 +117,7 @@ impl Geometry {
             physical_block: 4096,
             io_max: 32 << 20,
             discard_max: 1 << 30,
+            zeroes_max: 1 << 30,
             read_only: false,
             write_cache: true,
             fua: true,
@@ -155,7 +158,8 @@ impl Geometry {
             IoOp::Discard if !self.discard => IoStatus::Unsupported,
             IoOp::WriteZeroes if !self.write_zeroes => IoStatus::Unsupported,
             IoOp::WriteZeroes if io.flags.fast_only && !self.fast_zero => IoStatus::Unsupported,
-            IoOp::Discard | IoOp::WriteZeroes if io.len > self.discard_max => IoStatus::Invalid,
+            IoOp::Discard if io.len > self.discard_max => IoStatus::Invalid,
+            IoOp::WriteZeroes if io.len > self.zeroes_max => IoStatus::Invalid,
             _ => IoStatus::Ok,
         }
     }

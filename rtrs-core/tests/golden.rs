@@ -10,9 +10,9 @@ use std::fmt::Debug;
 use rtrs_core::ids::{ConnIndex, PathUuid, PermitId, Rkey, SessionId};
 use rtrs_core::limits::Limits;
 use rtrs_core::wire::{
-    AccessMode, ChunkRequest, Close, ConnReq, ConnRsp, Fence, Imm, InfoReq, InfoRsp, IoHeader,
-    Name, Open, OpenRsp, ReadMsg, RkeyRsp, Rw, RwOp, SessInfo, SessInfoRsp, SgDesc, UserMessage,
-    WireError, WriteMsg, errno,
+    AccessMode, ChunkRequest, Close, ConnReq, ConnRsp, Extensions, Fence, Imm, InfoReq, InfoRsp,
+    IoHeader, Name, Open, OpenRsp, ReadMsg, RkeyRsp, Rw, RwOp, SessInfo, SessInfoRsp, SgDesc,
+    UserMessage, WireError, WriteMsg, errno,
 };
 
 /// The vectors by name, and which of them were looked at.
@@ -120,7 +120,12 @@ fn check_handshake(vectors: &Vectors) {
         let rsp = ConnRsp::accept(Limits::DEFAULT, new_rkey);
         vectors.check(name, rsp, rsp.encode(), ConnRsp::decode);
         assert_eq!(rsp.chunk_size(), Ok(131_072));
+        assert_eq!(Extensions::decode(&rsp.ext), Extensions::default());
     }
+    let ext = Extensions::OURS.encode();
+    let rsp = ConnRsp { ext, ..ConnRsp::accept(Limits::DEFAULT, true) };
+    assert_eq!(Extensions::decode(&rsp.ext), Extensions::OURS);
+    vectors.check("con_rsp_accept_ours", rsp, rsp.encode(), ConnRsp::decode);
     for (name, errno) in [
         ("con_rsp_reject_econnreset", errno::ECONNRESET),
         ("con_rsp_reject_enxio", errno::ENXIO),

@@ -85,7 +85,7 @@ fn flush_fua_trim_and_zeroes_reach_the_device() {
 
 #[test]
 fn a_bare_request_of_many_pieces_waits_for_room_at_the_device() {
-    let geometry = Geometry { discard_max: 4096, ..geometry() };
+    let geometry = Geometry { zeroes_max: 4096, ..geometry() };
     let stand = Stand::with(geometry, config());
     stand.switches.fill.store(2, SeqCst);
     let mut clients: Vec<_> = (0..4).map(|_| stand.client(false)).collect();

@@ -97,6 +97,7 @@ pub(crate) fn geometry() -> Geometry {
         fast_zero: true,
         io_max: 32 << 20,
         discard_max: 1 << 20,
+        zeroes_max: 1 << 20,
         ..Geometry::plain(64 << 20)
     }
 }

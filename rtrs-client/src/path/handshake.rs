@@ -72,9 +72,14 @@ pub(crate) fn conn_response(private_data: &[u8]) -> Result<(Granted, Extensions)
             rsp.queue_depth, rsp.max_io_size, rsp.max_hdr_size
         ));
     }
-    let granted =
-        Granted { queue_depth: rsp.queue_depth, max_io_size: rsp.max_io_size, chunk_size };
-    Ok((granted, Extensions::decode(&rsp.ext)))
+    let extensions = Extensions::decode(&rsp.ext);
+    let granted = Granted {
+        queue_depth: rsp.queue_depth,
+        max_io_size: rsp.max_io_size,
+        chunk_size,
+        keeps_lengths: extensions.lengths,
+    };
+    Ok((granted, extensions))
 }
 
 /// What a reject says.
@@ -363,8 +368,9 @@ impl ServiceConnection {
             Step::Open => {
                 let bytes = self.answer_bytes(OpenRsp::LEN)?;
                 let rsp = OpenRsp::decode(&bytes).map_err(|e| format!("bad OPEN_RSP: {e}"))?;
-                let geometry = geometry_of(&rsp)?;
-                let largest = self.granted.map_or(0, |granted| granted.max_io_size);
+                let granted = self.granted.ok_or("OPEN_RSP before the connect response")?;
+                let geometry = geometry_of(&rsp, granted.keeps_lengths)?;
+                let largest = granted.max_io_size;
                 if geometry.logical_block > largest {
                     return Err(format!(
                         "the server's block size of {} does not fit its largest request of \

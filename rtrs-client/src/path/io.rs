@@ -8,6 +8,7 @@ use rtrs_core::status::IoStatus;
 use rtrs_core::wire::{Imm, IoHeader, MemBits, OpenRsp, ReadMsg, RkeyRsp, Rw, SgDesc, WriteMsg};
 
 use crate::session::Granted;
+use crate::session::zeroes::ZEROES_LEN;
 
 /// Room for the header of one request: RNBD IO message (32) and the larger RTRS message (24).
 pub(crate) const HEADER_SLOT: usize = 64;
@@ -155,11 +156,15 @@ impl WrId {
     }
 }
 
-/// The device as OPEN_RSP describes it.
+/// The device as OPEN_RSP describes it, and what a session makes of it: write zeroes is always
+/// there, and `fast_zero` says whether the server does it. It must have announced a limit for it,
+/// since older servers take the operation for a read, and must keep its length
+/// ([`rtrs_core::wire::Extensions`]); otherwise the session writes zeroes itself
+/// (`session/zeroes.rs`).
 ///
 /// # Errors
 /// What cannot be worked with.
-pub(crate) fn geometry_of(rsp: &OpenRsp) -> Result<Geometry, String> {
+pub(crate) fn geometry_of(rsp: &OpenRsp, keeps_lengths: bool) -> Result<Geometry, String> {
     let logical = u32::from(rsp.logical_block_size);
     if !logical.is_power_of_two() || !(512..=32768).contains(&logical) {
         return Err(format!("the server's block size is {logical}"));
@@ -170,15 +175,15 @@ pub(crate) fn geometry_of(rsp: &OpenRsp) -> Result<Geometry, String> {
         .ok_or_else(|| format!("the server's device has {} sectors", rsp.nsectors))?;
     let bytes = |sectors: u32| sectors.saturating_mul(512) / logical * logical;
     let discard_max = bytes(rsp.max_discard_sectors);
-    let zeroes_max = bytes(rsp.max_write_zeroes_sectors);
-    let both = [discard_max, zeroes_max].into_iter().filter(|max| *max > 0).min();
+    let zeroes_max = if keeps_lengths { bytes(rsp.max_write_zeroes_sectors) } else { 0 };
     Ok(Geometry {
         size: size / u64::from(logical) * u64::from(logical),
         logical_block: logical,
         physical_block: u32::from(rsp.physical_block_size).max(logical).next_power_of_two(),
         // The session splits; a submitter need not know the server's limit.
         io_max: 32 << 20,
-        discard_max: both.unwrap_or(logical),
+        discard_max: discard_max.max(logical),
+        zeroes_max: if zeroes_max > 0 { zeroes_max } else { ZEROES_LEN },
         read_only: false,
         write_cache: rsp.write_cache,
         fua: rsp.fua,
@@ -186,7 +191,7 @@ pub(crate) fn geometry_of(rsp: &OpenRsp) -> Result<Geometry, String> {
         discard_granularity: rsp.discard_granularity,
         discard_alignment: rsp.discard_alignment,
         secure_discard: rsp.secure_discard != 0,
-        write_zeroes: zeroes_max > 0,
+        write_zeroes: true,
         fast_zero: zeroes_max > 0,
         rotational: rsp.rotational,
     })
@@ -221,8 +226,12 @@ mod tests {
         found.unwrap_or_else(|| panic!("no vector {wanted}"))
     }
 
-    const GRANTED: Granted =
-        Granted { queue_depth: 512, max_io_size: 126_976, chunk_size: 131_072 };
+    const GRANTED: Granted = Granted {
+        queue_depth: 512,
+        max_io_size: 126_976,
+        chunk_size: 131_072,
+        keeps_lengths: true,
+    };
     /// The read target of the vectors.
     const TARGET: RemoteMem = RemoteMem { addr: 0x7060_5040_3020_1000, rkey: Rkey(0x3b6) };
 
@@ -331,14 +340,14 @@ mod tests {
     #[test]
     fn any_description_of_a_device_is_judged_without_a_panic() {
         let good = OpenRsp { nsectors: 2048, logical_block_size: 512, ..OpenRsp::default() };
-        let geometry = geometry_of(&good).unwrap();
+        let geometry = geometry_of(&good, true).unwrap();
         assert_eq!((geometry.size, geometry.physical_block), (1 << 20, 512));
-        assert!(!geometry.discard && !geometry.write_zeroes);
+        assert!(!geometry.discard && geometry.write_zeroes && !geometry.fast_zero);
         for logical in [0, 1, 511, 513, 768, 65535] {
             let rsp = OpenRsp { logical_block_size: logical, ..good };
-            assert!(geometry_of(&rsp).is_err(), "{logical}");
+            assert!(geometry_of(&rsp, true).is_err(), "{logical}");
         }
-        assert!(geometry_of(&OpenRsp { nsectors: u64::MAX / 512 + 1, ..good }).is_err());
+        assert!(geometry_of(&OpenRsp { nsectors: u64::MAX / 512 + 1, ..good }, true).is_err());
         let odd = OpenRsp {
             logical_block_size: 4096,
             nsectors: 15,
@@ -347,8 +356,8 @@ mod tests {
             max_write_zeroes_sectors: 9,
             ..good
         };
-        let geometry = geometry_of(&odd).unwrap();
-        assert_eq!((geometry.size, geometry.discard_max), (4096, 4096));
+        let geometry = geometry_of(&odd, true).unwrap();
+        assert_eq!((geometry.size, geometry.zeroes_max), (4096, 4096));
         assert_eq!(geometry.physical_block, 65536);
     }
 }

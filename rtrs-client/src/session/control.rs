@@ -419,11 +419,16 @@ impl SessionControl {
             )));
         }
         match self.granted {
-            Some(before) if before != granted => Err(SessionFailure::Unusable(format!(
-                "the server changed its bounds (queue depth {} to {}, largest request {} to {}): \
+            Some(before) if before.bounds() != granted.bounds() => {
+                Err(SessionFailure::Unusable(format!(
+                    "the server changed its bounds (queue depth {} to {}, largest request {} to {}): \
                  detach and attach again",
-                before.queue_depth, granted.queue_depth, before.max_io_size, granted.max_io_size
-            ))),
+                    before.queue_depth,
+                    granted.queue_depth,
+                    before.max_io_size,
+                    granted.max_io_size
+                )))
+            }
             Some(_) => Ok(()),
             None => {
                 self.granted = Some(granted);

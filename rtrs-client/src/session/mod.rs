@@ -16,6 +16,7 @@ pub(crate) mod shard;
 pub(crate) mod status;
 #[cfg(test)]
 mod tests;
+pub(crate) mod zeroes;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -106,6 +107,15 @@ pub(crate) struct Granted {
     pub(crate) max_io_size: u32,
     /// Bytes of a chunk: the largest request and its header.
     pub(crate) chunk_size: u32,
+    /// Its discards and write zeroes clear as much as they are asked to.
+    pub(crate) keeps_lengths: bool,
+}
+
+impl Granted {
+    /// What may not change over the life of a session.
+    pub(crate) fn bounds(&self) -> (u16, u32, u32) {
+        (self.queue_depth, self.max_io_size, self.chunk_size)
+    }
 }
 
 /// The device as the server described it.

@@ -28,6 +28,7 @@ use rtrs_core::time::{Duration, Instant};
 use super::permits::{Permits, share};
 use super::policy::{Candidate, Chooser};
 use super::replay::{Replays, Stranded};
+use super::zeroes::Zeroes;
 use super::{Connect, Granted, OpenDevice, SessionConfig, ToHome, ToShard};
 use crate::path::handshake::check_accept;
 use crate::path::io::{Answer, Request};
@@ -93,6 +94,7 @@ pub(crate) struct ShardSession {
     pub(super) chooser: Chooser,
     completed: VecDeque<Completion>,
     regions: Vec<Arc<Region>>,
+    zeroes: Zeroes,
     inflight: usize,
     next_sweep: Instant,
     pub(super) now: Instant,
@@ -119,6 +121,7 @@ impl ShardSession {
             chooser: Chooser::new(config.policy),
             completed: VecDeque::with_capacity(PARENTS),
             regions: Vec::new(),
+            zeroes: Zeroes::default(),
             inflight: 0,
             next_sweep: Instant::ZERO,
             now: Instant::ZERO,
@@ -164,6 +167,11 @@ impl ShardSession {
             ToShard::Open(device) => {
                 self.geometry = device.geometry.clone();
                 self.device = Some(device);
+                let zeroes = self.zeroes.prepare(&self.geometry);
+                let known = zeroes.and_then(|new| new.map_or(Ok(()), |r| self.attach_region(&r)));
+                if let Err(error) = known {
+                    tracing::error!("no memory for zeroes: {error}");
+                }
             }
             ToShard::Closed => self.device = None,
             ToShard::Fenced { path, epoch } => self.on_fenced(path, epoch),
@@ -344,11 +352,24 @@ impl ShardSession {
         self.completed.push_back(Completion { tag: parent.io.tag, status: parent.status });
     }
 
-    fn submit(&mut self, mut io: Io) -> Result<(), Io> {
+    fn attach_region(&mut self, region: &Arc<Region>) -> std::io::Result<()> {
+        if !self.regions.iter().any(|r| r.id() == region.id()) {
+            let range = self.permits.range();
+            for path in &mut self.paths {
+                path.attach_region(region, range.clone())
+                    .map_err(|e| std::io::Error::other(e.to_string()))?;
+            }
+            self.regions.push(Arc::clone(region));
+        }
+        Ok(())
+    }
+
+    fn submit(&mut self, io: Io) -> Result<(), Io> {
         if self.inflight + self.completed.len() >= PARENTS {
             return Err(io);
         }
         let Some(index) = self.parents_free.pop() else { return Err(io) };
+        let mut io = self.zeroes.translate(&self.geometry, io);
         let mut status = self.geometry.check(&io);
         if self.failing && status.is_ok() {
             status = IoStatus::TimedOut;
@@ -419,6 +440,10 @@ impl ShardSession {
     ) -> Result<(), FabricError> {
         let Some(parent) = self.parents[index as usize].as_mut() else { return Ok(()) };
         let io = &parent.io;
+        if io.op == IoOp::WriteZeroes && !device.geometry.fast_zero {
+            // It waited while another server took this one's place.
+            return Err(FabricError::Unsupported("write zeroes at this server"));
+        }
         let left = io.len - parent.issued;
         let part = match io.op {
             IoOp::Read | IoOp::Write => {
@@ -646,16 +671,7 @@ impl BlockDevice for SessionDevice {
     }
 
     fn attach_region(&mut self, region: &Arc<Region>) -> std::io::Result<()> {
-        let mut session = self.session.borrow_mut();
-        if !session.regions.iter().any(|r| r.id() == region.id()) {
-            let range = session.permits.range();
-            for path in &mut session.paths {
-                path.attach_region(region, range.clone())
-                    .map_err(|e| std::io::Error::other(e.to_string()))?;
-            }
-            session.regions.push(Arc::clone(region));
-        }
-        Ok(())
+        self.session.borrow_mut().attach_region(region)
     }
 
     fn submit(&mut self, io: Io) -> Result<(), Io> {

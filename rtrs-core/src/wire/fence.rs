@@ -6,44 +6,52 @@
 //! promises: no request of the named path, from connects up to the named one, will begin any more;
 //! those that run hold their permits until they have ended (docs/ARCHITECTURE.md, "The fence").
 
-use super::bytes::{expect_type, fixed, put, take, u16_at};
+use super::bytes::{expect_type, fixed, put, take, u16_at, u32_at};
 use super::error::WireError;
 use crate::ids::PathUuid;
 
 pub(super) const TYPE_FENCE: u16 = 0x8001;
 /// Opens the extensions in CON_RSP.
 const MARK: [u8; 4] = *b"RTRX";
-const FENCE: u8 = 1;
+const LENGTHS: u32 = 1;
+const FENCE: u32 = 2;
 
-/// What a server can do beyond the kernel's: six bytes at 20 of CON_RSP.
+/// What a server keeps to and can do beyond the kernel's: eight bytes at 20 of CON_RSP, where
+/// kernels have zeroes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extensions {
+    /// Its discards and write zeroes clear as much as they are asked to. Kernel servers of Linux
+    /// 6.12 to 6.18 lose that length, do nothing and report success, and no byte of theirs tells
+    /// them apart from others.
+    pub lengths: bool,
     /// It takes FENCE.
     pub fence: bool,
 }
 
 impl Extensions {
     /// Everything this implementation's server can do.
-    pub const OURS: Self = Self { fence: true };
+    pub const OURS: Self = Self { lengths: true, fence: true };
 
     /// As the room for extensions of CON_RSP holds it.
     pub fn encode(self) -> [u8; 36] {
         let mut out = [0; 36];
         if self != Self::default() {
+            let lengths = if self.lengths { LENGTHS } else { 0 };
+            let fence = if self.fence { FENCE } else { 0 };
             put(&mut out, 0, MARK);
-            out[4] = 1;
-            out[5] = if self.fence { FENCE } else { 0 };
+            put(&mut out, 4, (lengths | fence).to_le_bytes());
         }
         out
     }
 
-    /// What a server says. Anything but our mark and version 1 or later is a server without any;
-    /// bits we do not know are ignored.
+    /// What a server says. Without our mark it is a server without any; bits we do not know are
+    /// ignored.
     pub fn decode(ext: &[u8; 36]) -> Self {
-        if ext[..4] != MARK || ext[4] == 0 {
+        if ext[..4] != MARK {
             return Self::default();
         }
-        Self { fence: ext[5] & FENCE != 0 }
+        let bits = u32_at(ext, 4);
+        Self { lengths: bits & LENGTHS != 0, fence: bits & FENCE != 0 }
     }
 }
 
@@ -93,17 +101,19 @@ mod tests {
     #[test]
     fn extensions_survive_and_strangers_have_none() {
         let ours = Extensions::OURS.encode();
-        assert_eq!(ours[..8], [b'R', b'T', b'R', b'X', 1, 1, 0, 0]);
+        assert_eq!(ours[..8], *b"RTRX\x03\0\0\0");
         assert_eq!(Extensions::decode(&ours), Extensions::OURS);
         assert_eq!(Extensions::default().encode(), [0; 36], "as the kernel's server");
-        for (at, byte) in [(0, 0), (4, 0), (5, 0xfe)] {
+        for (at, byte) in [(0, 0), (3, 0), (4, 0xfc)] {
             let mut other = ours;
             other[at] = byte;
             assert_eq!(Extensions::decode(&other), Extensions::default(), "byte {at}");
         }
-        let mut newer = ours;
-        (newer[4], newer[5]) = (2, 0xff);
-        assert!(Extensions::decode(&newer).fence);
+        for (bits, lengths, fence) in [(1, true, false), (2, false, true), (0xff, true, true)] {
+            let mut other = ours;
+            other[4] = bits;
+            assert_eq!(Extensions::decode(&other), Extensions { lengths, fence });
+        }
     }
 
     #[test]

@@ -191,7 +191,8 @@ fn geometry_is_sound(source: &dyn BlockSource) {
     assert!(g.physical_block.is_power_of_two() && g.physical_block >= g.logical_block, "{g:?}");
     assert!(g.size >= u64::from(g.logical_block), "{g:?}");
     assert!(g.size.is_multiple_of(u64::from(g.logical_block)), "{g:?}");
-    assert!(g.io_max >= g.logical_block && g.discard_max >= g.logical_block, "{g:?}");
+    let least = g.io_max.min(g.discard_max).min(g.zeroes_max);
+    assert!(least >= g.logical_block, "{g:?}");
     assert!(!g.discard || g.discard_granularity >= g.logical_block, "{g:?}");
     assert!(!g.fast_zero || g.write_zeroes, "{g:?}");
     assert!(!g.read_only || !(g.discard || g.write_zeroes), "{g:?}");

@@ -32,7 +32,8 @@ pub(super) fn judge_range(geometry: &Geometry, op: IoOp, offset: u64, len: u32) 
 pub(super) fn part_max(geometry: &Geometry, op: IoOp) -> u32 {
     let max = match op {
         IoOp::Read | IoOp::Write => geometry.io_max,
-        IoOp::Flush | IoOp::Discard | IoOp::WriteZeroes => geometry.discard_max,
+        IoOp::Flush | IoOp::Discard => geometry.discard_max,
+        IoOp::WriteZeroes => geometry.zeroes_max,
     };
     let block = geometry.logical_block.max(1);
     (max - max % block).max(block)

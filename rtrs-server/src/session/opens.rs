@@ -156,7 +156,7 @@ fn describe(export: &Export, device: DeviceId) -> OpenRsp {
         nsectors: geometry.size / u64::from(SECTOR_SIZE),
         max_hw_sectors: sectors(geometry.io_max),
         max_write_zeroes_sectors: if geometry.write_zeroes && writable {
-            sectors(geometry.discard_max)
+            sectors(geometry.zeroes_max)
         } else {
             0
         },

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use rtrs_core::block::{IoFlags, IoOp};
 use rtrs_core::fabric::sim::BindMode;
 use rtrs_core::status::IoStatus;
+use rtrs_core::wire::{OpenRsp, RwOp};
 
 use super::server::Request;
 use super::stand::{MS, SEC, Stand};
@@ -221,4 +222,69 @@ fn answers_in_any_order_end_the_right_io() {
         assert_eq!(got, disk[index * 8192..index * 8192 + 4096]);
     }
     assert_eq!(stand.client.pending(), 0);
+}
+
+#[test]
+fn zeroes_are_written_where_the_server_cannot_be_trusted_with_them() {
+    // A server that loses lengths, as Linux 6.12 to 6.18; one before 6.8; one of ours.
+    for (keeps_lengths, limit, trusted) in
+        [(false, 1 << 20, false), (false, 0, false), (true, 0, false), (true, 1 << 20, true)]
+    {
+        let mut stand = Stand::open(|s| {
+            s.how.keeps_lengths = keeps_lengths;
+            s.how.open_rsp =
+                Some(Box::new(move |rsp| OpenRsp { max_write_zeroes_sectors: limit, ..rsp }));
+        });
+        let bytes = vec![0x5a; 600_064];
+        stand.client.buffer(0, 0, bytes.len()).copy_in(0, &bytes);
+        stand.submit(0, IoOp::Write, 0, bytes.len() as u32);
+        stand.drain(SEC);
+        let before = stand.server.ios().count();
+        let flags = IoFlags { fua: true, no_unmap: true, fast_only: false };
+        let zeroes = stand.submit_with(0, (IoOp::WriteZeroes, flags), (512, 599_040), 0);
+        stand.drain(SEC);
+        assert_eq!(stand.client.status(zeroes), Some(IoStatus::Ok));
+        let after = stand.read(1, 0, 600_064);
+        assert!(after[512..512 + 599_040].iter().all(|&byte| byte == 0));
+        assert!(after[..512].iter().chain(&after[599_552..]).all(|&byte| byte == 0x5a));
+        let sent: Vec<_> = stand.server.ios().skip(before).filter_map(|r| r.io).collect();
+        let wanted = if trusted { RwOp::WriteZeroes } else { RwOp::Write };
+        let cleared: Vec<_> = sent.iter().filter(|(op, _)| *op != RwOp::Read).collect();
+        assert_eq!(cleared.len(), if trusted { 1 } else { 5 }, "599040 bytes of 126976 at most");
+        assert!(cleared.iter().all(|(op, header)| *op == wanted && header.rw.is_fua()));
+
+        // To be quick or not to be done.
+        let flags = IoFlags { fast_only: true, ..IoFlags::default() };
+        let quick = stand.submit_with(1, (IoOp::WriteZeroes, flags), (0, 512), 0);
+        stand.drain(SEC);
+        let status = if trusted { IoStatus::Ok } else { IoStatus::Unsupported };
+        assert_eq!(stand.client.status(quick), Some(status));
+        // A discard promises nothing: it goes to any server that offers it.
+        stand.submit(0, IoOp::Discard, 0, 4096);
+        stand.drain(SEC);
+        let last = stand.server.ios().last().and_then(|r| r.io).map(|(op, _)| op);
+        assert_eq!(last, Some(RwOp::Discard));
+    }
+}
+
+#[test]
+fn zeroes_do_not_reach_a_server_that_took_the_place_of_a_better_one() {
+    let mut stand = Stand::open(|s| s.how.hold = true);
+    // All permits of the core are taken, so the zeroes wait.
+    for _ in 0..8 {
+        stand.submit(0, IoOp::Flush, 0, 0);
+    }
+    stand.run(10 * MS);
+    let zeroes = stand.submit(0, IoOp::WriteZeroes, 0, 4096);
+    stand.server.how.hold = false;
+    stand.server.how.keeps_lengths = false;
+    stand.server.end_path(stand.now(), 0);
+    stand.drain(5 * SEC);
+    assert_eq!(stand.client.status(zeroes), Some(IoStatus::Io));
+    let ops: Vec<_> = stand.server.ios().filter_map(|r| r.io).map(|(op, _)| op).collect();
+    assert!(!ops.contains(&RwOp::WriteZeroes), "{ops:?}");
+    // What is submitted now is written.
+    let zeroes = stand.submit(0, IoOp::WriteZeroes, 0, 4096);
+    stand.drain(SEC);
+    assert_eq!(stand.client.status(zeroes), Some(IoStatus::Ok));
 }

@@ -40,6 +40,8 @@ pub(super) struct How {
     pub(super) queue_depth: u16,
     pub(super) max_io: u32,
     pub(super) new_rkey: bool,
+    /// Says that its discards and write zeroes keep their length, as ours do.
+    pub(super) keeps_lengths: bool,
     /// Bytes of the device.
     pub(super) size: usize,
     /// Refuses every connect with this private data.
@@ -74,6 +76,7 @@ impl Default for How {
             queue_depth: 16,
             max_io: 126_976,
             new_rkey: true,
+            keeps_lengths: true,
             size: 4 << 20,
             refuse: None,
             con_rsp: None,
@@ -315,7 +318,7 @@ impl Server {
             max_io_size: how.max_io,
             max_hdr_size: HDR,
             new_rkey: how.new_rkey,
-            ext: Extensions { fence: how.fence }.encode(),
+            ext: Extensions { lengths: how.keeps_lengths, fence: how.fence }.encode(),
             ..ConnRsp::default()
         };
         let mut data = match &how.con_rsp {

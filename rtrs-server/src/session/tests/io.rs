@@ -101,7 +101,12 @@ fn a_device_without_fua_is_flushed_after_the_write() {
 
 #[test]
 fn requests_above_the_device_limits_run_in_parts() {
-    let geometry = Geometry { io_max: 1024, discard_max: 2048, ..StandOptions::default().geometry };
+    let geometry = Geometry {
+        io_max: 1024,
+        discard_max: 2048,
+        zeroes_max: 2048,
+        ..StandOptions::default().geometry
+    };
     let mut stand = Stand::new(StandOptions { geometry, ..StandOptions::default() });
     let mut peer = Peer::open(&mut stand, PeerOptions::default());
     let data: Vec<u8> = (0..3584u32).map(|n| (n / 512).to_le_bytes()[0]).collect();
