@@ -7,9 +7,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use rtrs_core::fabric::{
-    Access, ConnectParams, Fabric, FabricError, MemoryRegistration, PdUse, PrivateData,
-    ProtectionDomain, QpLimits, RemoteMem, Sge, SgeList, WcOp, WcStatus, WorkCompletion,
-    WorkRequest, WrOp,
+    Access, CloseReason, ConnectFailure, ConnectParams, Fabric, FabricError, MemoryRegistration,
+    PdUse, PrivateData, ProtectionDomain, QpLimits, RemoteMem, Sge, SgeList, WcOp, WcStatus,
+    WorkCompletion, WorkRequest, WrOp,
 };
 use rtrs_core::ids::{ConnIndex, PathUuid, PermitId, QpNum, Rkey};
 use rtrs_core::mem::Region;
@@ -88,7 +88,10 @@ pub(crate) fn describe_reject(private_data: &[u8]) -> String {
         Ok(rsp) => {
             let errno = rsp.errno.unsigned_abs();
             let hint = match errno {
-                17 => " (the server still holds a path with these addresses)",
+                17 => {
+                    " (the server still holds a path with these addresses; a kernel's refuses \
+                     IPv4 beside IPv6 too)"
+                }
                 104 => " (the server still holds the old path, or speaks another version)",
                 6 => " (the server does not know this session any more)",
                 12 => " (the server has no memory for this; its log says why)",
@@ -98,6 +101,19 @@ pub(crate) fn describe_reject(private_data: &[u8]) -> String {
             format!("refused by the server: {}{hint}", errno_name(errno))
         }
         Err(_) => "refused by the server".to_owned(),
+    }
+}
+
+/// Why a connection did not come about.
+pub(crate) fn describe_failure(failure: &ConnectFailure) -> String {
+    match failure {
+        ConnectFailure::Rejected(data) => describe_reject(data.as_bytes()),
+        ConnectFailure::Failed(CloseReason::TimedOut) => {
+            "no answer within the connect timeout".to_owned()
+        }
+        // Nothing was there yet that could be lost.
+        ConnectFailure::Failed(CloseReason::Lost(why)) => why.clone(),
+        ConnectFailure::Failed(reason) => reason.to_string(),
     }
 }
 

@@ -11,9 +11,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use rtrs_core::fabric::{
-    CloseReason, ConnectFailure, Fabric, RemoteMem, WcOp, WcStatus, WorkCompletion,
-};
+use rtrs_core::fabric::{Fabric, RemoteMem, WcOp, WcStatus, WorkCompletion};
 use rtrs_core::ids::{ConnIndex, CoreIndex, PathId, QpNum};
 use rtrs_core::proto::{Backoff, Heartbeat, HeartbeatAction};
 use rtrs_core::time::{Duration, Instant, earliest};
@@ -490,7 +488,7 @@ impl SessionControl {
                 return;
             }
             ToHome::Failed { path, epoch, cid, failure } => {
-                (path, epoch, cid, describe_failure(&failure))
+                (path, epoch, cid, handshake::describe_failure(&failure))
             }
             ToHome::Closed { path, epoch, cid, reason } => (path, epoch, cid, reason.to_string()),
         };
@@ -511,8 +509,15 @@ impl SessionControl {
         fabrics: &mut [Box<dyn Fabric>],
     ) -> bool {
         let Some(index) = self.service_of(provider, qp) else { return false };
+        let introducing = self.paths[index].state == PathState::Introducing;
         let why = match end {
-            ConnectionEnd::Failed(failure) => describe_failure(failure),
+            ConnectionEnd::Failed(failure) => handshake::describe_failure(failure),
+            ConnectionEnd::Closed(reason) if introducing => {
+                let name = &self.config.name;
+                format!(
+                    "{reason}: maybe another session there has the name '{name}' (--session-name)"
+                )
+            }
             ConnectionEnd::Closed(reason) => reason.to_string(),
         };
         self.paths[index].service = None;
@@ -665,17 +670,5 @@ impl SessionControl {
             };
             earliest(soonest, own)
         })
-    }
-}
-
-fn describe_failure(failure: &ConnectFailure) -> String {
-    match failure {
-        ConnectFailure::Rejected(data) => handshake::describe_reject(data.as_bytes()),
-        ConnectFailure::Failed(CloseReason::TimedOut) => {
-            "no answer within the connect timeout".to_owned()
-        }
-        // Nothing was there yet that could be lost.
-        ConnectFailure::Failed(CloseReason::Lost(why)) => why.clone(),
-        ConnectFailure::Failed(reason) => reason.to_string(),
     }
 }

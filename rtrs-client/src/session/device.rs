@@ -243,7 +243,11 @@ fn open_hint(errno: u16) -> &'static str {
         2 => ": the server has no export of that name",
         1 => ": another session has it open for writing (try --access ro, or migration)",
         13 => ": the export is read-only (try --access ro)",
+        15 => ": that is no block device, and a kernel's server exports nothing else",
         16 => ": it is in use",
+        22 => ": the server takes no such name",
+        30 => ": the export is read-only (try --access ro)",
+        36 => ": the name is too long for the server",
         _ => "",
     }
 }

@@ -356,7 +356,9 @@ fn a_refused_open_fails_the_session_with_words() {
     for (errno, name, word) in [
         (2, "ENOENT", ": the server has no export of that name"),
         (1, "EPERM", "--access ro"),
+        (15, "ENOTBLK", ": that is no block device"),
         (16, "EBUSY", ": it is in use"),
+        (22, "EINVAL", ": the server takes no such name"),
         (5, "EIO", ""),
     ] {
         let mut stand = Stand::new(|s| s.how.open_errno = errno);
@@ -485,4 +487,17 @@ fn a_lost_path_waits_before_it_goes_round() {
     stand.run(400 * MS);
     assert_eq!(stand.client.states(), [PathState::Waiting]);
     stand.until("the path again", 5 * SEC, Stand::is_whole);
+}
+
+#[test]
+fn a_path_that_ends_at_its_introduction_names_the_likely_reason() {
+    // All that a kernel server says to a name that another session has.
+    let mut stand = Stand::new(|s| s.how.info_rsp = Some(Box::new(|_| Vec::new())));
+    let told = |s: &Stand| s.server.seen.iter().any(|seen| matches!(seen, Seen::Info { .. }));
+    stand.until("the introduction", SEC, told);
+    stand.server.end_path(stand.now(), 0);
+    stand.until("the failure", SEC, |s| s.client.control.failure().is_some());
+    let error = stand.client.control.failure().unwrap().to_string();
+    assert!(error.contains("another session there has the name 'stand'"), "{error}");
+    assert!(error.contains("--session-name"), "{error}");
 }
