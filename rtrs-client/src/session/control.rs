@@ -419,8 +419,8 @@ impl SessionControl {
         match self.granted {
             Some(before) if before.bounds() != granted.bounds() => {
                 Err(SessionFailure::Unusable(format!(
-                    "the server changed its bounds (queue depth {} to {}, largest request {} to {}): \
-                 detach and attach again",
+                    "the server changed its bounds (queue depth {} to {}, largest request {} \
+                     to {}): detach and attach again",
                     before.queue_depth,
                     granted.queue_depth,
                     before.max_io_size,
@@ -514,9 +514,7 @@ impl SessionControl {
             ConnectionEnd::Failed(failure) => handshake::describe_failure(failure),
             ConnectionEnd::Closed(reason) if introducing => {
                 let name = &self.config.name;
-                format!(
-                    "{reason}: maybe another session there has the name '{name}' (--session-name)"
-                )
+                format!("{reason}: another session there has the name {name}? (--session-name)")
             }
             ConnectionEnd::Closed(reason) => reason.to_string(),
         };
