@@ -7,6 +7,7 @@
 //! that a server where the first copy still runs makes the second wait for it. Cleared requests
 //! go before new ones, in the order in which they were first sent.
 
+use rtrs_core::block::IoOp;
 use rtrs_core::fabric::{Fabric, FabricError};
 use rtrs_core::ids::PathId;
 use rtrs_core::status::IoStatus;
@@ -115,6 +116,12 @@ impl ShardSession {
             let Some(parent) = self.parents[row.parent as usize].as_ref() else { break };
             if age_max.is_some_and(|max| self.now.since(parent.submitted) >= max) {
                 self.finish_row(index, IoStatus::TimedOut);
+                (sent, any) = (sent + 1, true);
+                continue;
+            }
+            if parent.io.op == IoOp::WriteZeroes && !device.geometry.fast_zero {
+                // Another server took the place of the one that could be trusted with it.
+                self.finish_row(index, IoStatus::Unsupported);
                 (sent, any) = (sent + 1, true);
                 continue;
             }
