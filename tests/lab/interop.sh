@@ -7,9 +7,9 @@ KS_CLIENT=/sys/devices/virtual/rtrs-client
 KS_DEV=
 
 # The path= arguments of map_device for that many paths; none for a session that is there.
-ks_paths() { # number
+ks_paths() { # [number]
     local path
-    for ((path = 0; path < $1; path++)); do
+    for ((path = 0; path < ${1:-0}; path++)); do
         printf 'path=ip:10.0.%d.1@ip:10.0.%d.2 ' "$path" "$path"
     done
 }
@@ -135,4 +135,22 @@ ks_matrix() { # invalidate
     expect_eq "no request failed" "$(ks_told errors)" 0
     expect_quiet_server
     cell kernel-client "read, write, sync, FUA, flush, discard; 2 paths, always-invalidate $1"
+}
+
+# Runs tests of tests/peers.rs over RDMA, by parts of their names.
+ks_hostile() { # part...
+    local number name
+    # shellcheck source=tests/lab/topology.sh
+    . tests/lab/topology.sh
+    for number in 1 2 7 9; do topology_address 0 a $((100 + number)) || exit 1; done
+    export RTRS_BIN_DIR=$LAB_BIN RTRS_TEST_RDMA=10.0.0.2 TMPDIR=$LAB_WORK
+    # How many connections fit is a matter of TCP's buffers.
+    timeout 145 "${LAB_TESTS[peers]}" --test-threads=1 --skip more_connections_than_its_memory \
+        "$@" >"$LAB_WORK/hostile.log" 2>&1
+    while read -r _ name _ result; do
+        expect_eq "${name//_/ }" "$result" ok
+    done < <(grep -E '^test .* \.\.\. ' "$LAB_WORK/hostile.log")
+    expect_match "all of them ran" "$(grep '^test result' "$LAB_WORK/hostile.log")" \
+        '^test result: ok\. [1-9][0-9]* passed; 0 failed; 0 ignored' ||
+        grep -A8 panicked "$LAB_WORK/hostile.log" | grep -v '^ *[0-9]*:\|^ *at ' | head -n 40
 }

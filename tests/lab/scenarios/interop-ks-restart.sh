@@ -8,50 +8,83 @@
 # shellcheck source=tests/lab/interop.sh
 . tests/lab/interop.sh
 
-# Two servers, so that one wait of the kernel's (31 s to a reconnect) serves both.
+# Three servers, so that one wait of the kernel's (31 s to a reconnect) serves all: one is stopped,
+# one is killed, one is killed and finds its file gone.
+declare -A PID=() DEV=()
+
+serve() { # which
+    case $1 in
+        stopped) start_server --export "vol=$LAB_WORK/stopped.img" --listen rdma://10.0.0.2 ;;
+        killed) start_server --export "vol=$LAB_WORK/killed.img" --listen rdma://10.0.1.2 ;;
+        moved)
+            start_server --search-path "$LAB_WORK/vols/%SESSNAME%" --listen rdma://10.0.0.2:4321
+            ;;
+    esac
+    PID[$1]=$LAB_SERVER
+}
+
+map() { # which path [argument]
+    ks_map "$1" vol '' "${@:3}" "path=ip:10.0.$2.1@ip:10.0.$2.2"
+    DEV[$1]=$KS_DEV
+}
+
+write_to() { # which
+    fio_run "$1" 60 --filename="/dev/${DEV[$1]}" --direct=1 --rw=randwrite --bs=4k --iodepth=8 \
+        --ioengine=libaio --size=2M --verify=crc32c "${@:2}"
+}
+
 scenario() {
-    local stopped killed first second
-    truncate -s 16M "$LAB_WORK/stopped.img" "$LAB_WORK/killed.img"
-    start_server --export "vol=$LAB_WORK/stopped.img" --listen rdma://10.0.0.2
-    first=$LAB_SERVER
-    assert_true "a device of the one server" ks_map stopped vol 1
-    stopped=$KS_DEV
-    start_server --export "vol=$LAB_WORK/killed.img" --listen rdma://10.0.1.2
-    second=$LAB_SERVER
-    KS_DEV=$(kernel_map sessname=killed path=ip:10.0.1.1@ip:10.0.1.2 device_path=vol)
-    killed=$KS_DEV
-    assert_match "a device of the other" "$killed" '^rnbd[0-9]+$'
-    for dev in "$stopped" "$killed"; do
-        assert_true "$dev: fio writes" fio_run "before-$dev" 60 --filename="/dev/$dev" --direct=1 \
-            --rw=randwrite --bs=4k --iodepth=8 --ioengine=libaio --size=4M --verify=crc32c \
-            --do_verify=0
+    local which vols=$LAB_WORK/vols/moved
+    mkdir -p "$vols"
+    truncate -s 16M "$LAB_WORK/stopped.img" "$LAB_WORK/killed.img" "$vols/vol"
+    ln -s "$LAB_WORK/killed.img" "$vols/outside"
+    for which in stopped killed moved; do serve $which; done
+    assert_true "a device of the one to be stopped" map stopped 0
+    assert_true "a device of the one to be killed" map killed 1
+    assert_true "a device below the search path, in the session's directory" map moved 0 \
+        dest_port=4321
+    expect_eq "a name that is not there" \
+        "$(ks_answer sessname=moved device_path=other access_mode=rw)" ENOENT
+    expect_eq "a link that leads out" \
+        "$(ks_answer sessname=moved device_path=outside access_mode=rw)" EACCES
+    cell kernel-client "names below a search path with %SESSNAME%; a link out of it: EACCES"
+    for which in stopped killed moved; do
+        assert_true "$which: fio writes" write_to $which --do_verify=0
     done
-    LAB_SERVER=$first
+    LAB_SERVER=${PID[stopped]}
     assert_true "the one stops" stop_server
-    kill -9 "$second"
-    wait "$second" 2>/dev/null
-    for dev in "$stopped" "$killed"; do
-        assert_within 20 "$dev: the client notices at once" ks_dev_state_is "$dev" closed
+    kill -9 "${PID[killed]}" "${PID[moved]}"
+    wait "${PID[killed]}" "${PID[moved]}" 2>/dev/null
+    mv "$vols/vol" "$vols/away"
+    for which in stopped killed moved; do
+        assert_within 20 "$which: the client notices at once" \
+            ks_dev_state_is "${DEV[$which]}" closed
         # The kernel's client does not let IO wait for a path.
-        expect_false "$dev: meanwhile IO fails" dd if="/dev/$dev" of=/dev/null bs=4k count=1 \
-            iflag=direct
+        expect_false "$which: meanwhile IO fails" dd "if=/dev/${DEV[$which]}" of=/dev/null bs=4k \
+            count=1 iflag=direct
     done
-    start_server --export "vol=$LAB_WORK/stopped.img" --listen rdma://10.0.0.2
-    first=$LAB_SERVER
-    start_server --export "vol=$LAB_WORK/killed.img" --listen rdma://10.0.1.2
-    for dev in "$stopped" "$killed"; do
-        assert_within 60 "$dev: it is open again" ks_dev_state_is "$dev" open
-        assert_true "$dev: fio finds what it wrote" fio_run "after-$dev" 60 --filename="/dev/$dev" \
-            --direct=1 --rw=randwrite --bs=4k --iodepth=8 --ioengine=libaio --size=4M \
-            --verify=crc32c --verify_only
-        assert_true "$dev: it goes on" ks_verify "on-$dev" 60 "$dev" --size=4M --offset=8M
-        expect_match "$dev: one reconnect" \
-            "$(cat "$KS_CLIENT/$(<"/sys/block/$dev/rnbd/session")"/paths/*/stats/reconnects)" '^1 '
-        assert_true "$dev: it unmaps" kernel_unmap "$dev"
+    for which in stopped killed moved; do serve $which; done
+    for which in stopped killed; do
+        assert_within 60 "$which: it is open again" ks_dev_state_is "${DEV[$which]}" open
+        assert_true "$which: fio finds what it wrote" write_to $which --verify_only
+        assert_true "$which: it goes on" ks_verify "on-$which" 60 "${DEV[$which]}" --size=4M \
+            --offset=8M
+        expect_match "$which: one reconnect" \
+            "$(cat "$KS_CLIENT/$which"/paths/*/stats/reconnects)" '^1 '
     done
-    assert_true "a server ends well" stop_server
-    LAB_SERVER=$first
-    assert_true "the other server ends well" stop_server
-    expect_quiet_server
     cell kernel-client "server stopped or killed and started again: reconnects, device goes on"
+    assert_within 60 "moved: the session is back" ks_states_are moved "1 connected"
+    expect_true "moved: its device stays closed" ks_dev_state_is "${DEV[moved]}" closed
+    mv "$vols/away" "$vols/vol"
+    assert_true "moved: it is mapped again" eval \
+        'echo 1 >"/sys/block/${DEV[moved]}/rnbd/remap_device"'
+    assert_within 20 "moved: it is open" ks_dev_state_is "${DEV[moved]}" open
+    assert_true "moved: fio finds what it wrote" write_to moved --verify_only
+    cell kernel-client "remap_device after its name was gone"
+    for which in stopped killed moved; do
+        assert_true "$which: it unmaps" kernel_unmap "${DEV[$which]}"
+        LAB_SERVER=${PID[$which]}
+        assert_true "$which: the server ends well" stop_server
+    done
+    expect_quiet_server
 }

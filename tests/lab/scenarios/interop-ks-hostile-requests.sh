@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# lab: a hostile peer of the kernel's shape over RDMA: requests that are malformed
+# topology: one
+# paths: 1
+# limit: 150
+# groups: interop issue ours
+# test-binaries: rtrs-tests/peers
+
+# shellcheck source=tests/lab/interop.sh
+. tests/lab/interop.sh
+
+scenario() {
+    ks_hostile request::
+    cell kernel-client "hostile peer over RDMA: requests that are malformed"
+}
