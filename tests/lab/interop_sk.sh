@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# What the scenarios interop-sk-* share: our client on the kernel's rnbd-server. Sourced by them.
+# Exports of the kernel's server are paths of block devices; a session is named after its device.
+
+# Attaches a block device over the first paths of the topology. Arguments behind are of attach.
+sk_attach() { # device paths argument...
+    local device=$1 paths=$2 path arguments=()
+    shift 2
+    for ((path = 0; path < paths; path++)); do
+        arguments+=(--path "ip:10.0.$path.1@ip:10.0.$path.2")
+    done
+    # The session's words of this attempt only.
+    timeout 90 rtrs-client attach "$device" "${arguments[@]}" --session-name "sk-${device##*/}" \
+        --heartbeat-ms "${LAB_HEARTBEAT_MS:-2000}" --buffer-size 58M "$@" </dev/null || return 1
+    wait_until 20 "all paths of $device" are_connected "$device" "$paths"
+}
+
+# The words of a session: everything its process has logged.
+sk_log() { # device
+    cat "/run/rtrs/${1//\//%2F}.log"
+}
+
+# Our side has nothing to complain of.
+sk_expect_quiet() { # device text
+    local found
+    found=$(sk_log "$1" | grep -E ' (WARN|ERROR) ')
+    expect_eq "$2" "$found" ""
+}
+
+# What the kernel's modules have said since the scenario began, but for what they always say.
+# Further lines that may be there: a pattern.
+sk_kernel_words() { # [pattern]
+    dmesg | awk -v mark="lab: $LAB_NAME begins" 'seen; index($0, mark) { seen = 1 }' |
+        grep -E ' (rtrs|rnbd)_[a-z]+ L[0-9]+:' |
+        grep -vE 'Opened device|Device closed|RTRS Session .* disconnected|Loading module' |
+        grep -vE "${1:-^$}"
+}
+
+sk_expect_kernel_quiet() { # [pattern]
+    expect_eq "the kernel's modules have nothing to complain of" "$(sk_kernel_words "$@")" ""
+}
+
+# The kernel server's counters of one path of a session: reads, bytes, writes, bytes.
+sk_server_stats() { # device path
+    cat /sys/devices/virtual/rtrs-server/"sk-${1##*/}"/paths/*10.0."$2"*/stats/rdma
+}
+
+# Requests with errors, over all operations.
+sk_errors() { # device
+    client_json stats "$1" '[.ops[].errors] | add'
+}
+
+# An SCSI disk in memory: sectors of 4096 bytes, a write cache with FUA, discard; prints it.
+sk_scsi_disk() { # mebibytes
+    modprobe scsi_debug sector_size=4096 "dev_size_mb=$1" lbpu=1 lbpws=1 delay=0 || return 1
+    wait_until 20 "the scsi_debug disk" \
+        eval 'ls /sys/bus/pseudo/drivers/scsi_debug/*/*/*/*/block' || return 1
+    local disk
+    disk=/dev/$(basename /sys/bus/pseudo/drivers/scsi_debug/*/*/*/*/block/*)
+    wait_until 20 "$disk" test -b "$disk" && echo "$disk"
+}
+
+# A disk on a file in memory: sectors of 512 bytes, a write cache without FUA, discard; prints it.
+sk_loop_disk() { # mebibytes
+    modprobe loop && truncate -s "$1M" "$LAB_WORK/loop.img" &&
+        losetup --find --show "$LAB_WORK/loop.img"
+}
+
+# What /dev/nbdX shows against what the kernel's device is. Discard of a device without it is 0.
+sk_compare() { # device nbd
+    local device=$1 nbd=$2 attribute cache
+    expect_eq "$device: size" "$(blockdev --getsize64 "$nbd")" "$(blockdev --getsize64 "$device")"
+    # The kernel's nbd has no physical block size of its own.
+    for attribute in logical_block_size write_cache; do
+        expect_eq "$device: $attribute" "$(sysfs_queue "$nbd" $attribute)" \
+            "$(sysfs_queue "$device" $attribute)"
+    done
+    cache=$(sysfs_queue "$device" write_cache)
+    expect_eq "$device: FUA" "$(sysfs_queue "$nbd" fua)" \
+        "$([ "$cache" = "write back" ] && sysfs_queue "$device" fua || echo 0)"
+    expect_eq "$device: discard" "$([ "$(sysfs_queue "$nbd" discard_max_bytes)" -gt 0 ]; echo $?)" \
+        "$([ "$(sysfs_queue "$device" discard_max_bytes)" -gt 0 ]; echo $?)"
+    expect_eq "$device: the last block can be read" \
+        "$(dd if="$nbd" bs=4096 skip=$(($(blockdev --getsize64 "$nbd") / 4096 - 1)) count=2 \
+            iflag=direct status=none | wc -c)" 4096
+}
+
+# fio that compares what it reads with what it wrote; arguments behind are fio's.
+sk_verify() { # name nbd seconds argument...
+    local name=$1 nbd=$2 seconds=$3
+    shift 3
+    fio_run "$name" $((seconds + 60)) --filename="$nbd" --direct=1 --rw=randrw --iodepth=8 \
+        --ioengine=libaio --size=48M --time_based --runtime="$seconds" --verify=crc32c \
+        --verify_backlog=64 --verify_fatal=1 "$@"
+}

@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# lab: captures a short session each way with the kernel, for tests/golden/*.pcap
+# topology: one
+# paths: 1
+# limit: 120
+# groups: capture
+# in-all: no
+#
+# Makes the files that tests/capture_rtrs.rs decodes, in the folder of the run's logs:
+# our-client-kernel-server.pcap and kernel-client-our-server.pcap. Requests are small and data of
+# reads is cut, so that each file has some tens of KiB.
+
+. tests/lab/interop_sk.sh
+
+# Bytes kept of a packet: all of a request with 512 bytes of data.
+CAPTURE_BYTES=700
+
+capture() { # name
+    timeout 100 tcpdump -q -i va0 -s $CAPTURE_BYTES -c 600 --immediate-mode -U \
+        -w "$LAB_WORK/$1.pcap" udp port 4791 2>"$LAB_WORK/tcpdump.log" &
+    CAPTURE=$!
+    wait_until 20 "tcpdump to listen" grep -q 'listening on' "$LAB_WORK/tcpdump.log"
+}
+
+captured() { # name
+    sleep 1
+    kill -INT $CAPTURE
+    wait $CAPTURE
+    assert_true "$1: data of reads is cut" python3 "$LAB_SHARE/tree/tests/lab/cut_pcap.py" \
+        "$LAB_WORK/$1.pcap" "$LAB_SHARE/$1.pcap"
+    assert_num "$1: there are packets" "$(stat -c %s "$LAB_SHARE/$1.pcap")" -gt 5000
+}
+
+qemu() { # socket command...
+    local socket=$1 commands=()
+    shift
+    for word in "$@"; do commands+=(-c "$word"); done
+    timeout 30 qemu-io -f raw -t none "${commands[@]}" "nbd+unix:///?socket=$socket"
+}
+
+scenario() {
+    local disk device
+    disk=$(sk_scsi_disk 16) || exit 1
+    assert_true "the server's modules load" kernel_server 1234 sess_queue_depth=16
+    capture our-client-kernel-server
+    assert_true "it attaches" timeout 60 rtrs-client attach "$disk" --session-name goldn \
+        --path ip:10.0.0.1@ip:10.0.0.2 --shards 1 --socket "$LAB_WORK/s" --heartbeat-ms 500 \
+        --buffer-size 58M
+    assert_true "it reads, writes, flushes, discards" qemu "$LAB_WORK/s" "write -P 7 8192 4096" \
+        "write -f -P 8 4096 4096" "read -P 7 8192 4096" "flush" "discard 16384 65536" \
+        "write -z 8192 4096" "read -P 0 8192 4096"
+    sleep 2
+    assert_true "it detaches" detach "$disk"
+    captured our-client-kernel-server
+    assert_true "its modules go" kernel_server_gone
+    # Direct IO of 512 bytes needs blocks of 512.
+    disk=$(sk_loop_disk 16) || exit 1
+    start_server --export "vol=$disk" --listen rdma://10.0.0.2 --queue-depth 16 \
+        --always-invalidate on --heartbeat-ms 500
+    capture kernel-client-our-server
+    device=$(kernel_map sessname=goldn path=ip:10.0.0.1@ip:10.0.0.2 device_path=vol) || exit 1
+    assert_match "the kernel's client maps" "$device" '^rnbd[0-9]+$'
+    assert_true "it writes" dd if=/dev/urandom of="/dev/$device" bs=512 count=2 oflag=direct
+    assert_true "it writes with fsync" dd if=/dev/urandom of="/dev/$device" bs=512 count=1 seek=8 \
+        oflag=direct,dsync
+    assert_true "it discards" blkdiscard -o 1M -l 64k "/dev/$device"
+    assert_true "it reads" dd if="/dev/$device" of=/dev/null bs=512 count=1 iflag=direct
+    sleep 2
+    assert_true "it unmaps" kernel_unmap "$device"
+    captured kernel-client-our-server
+    assert_true "the server ends well" stop_server
+    losetup -d "$disk"
+}
