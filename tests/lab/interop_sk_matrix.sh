@@ -1,0 +1,111 @@
+#!/usr/bin/env bash
+# Our client on the kernel's server, over 1 and 2 paths, in one mode of keys: what is the same in
+# interop-sk-keys (always_invalidate=Y) and interop-sk-plain (N). Sourced by them.
+
+. tests/lab/interop_sk.sh
+
+# Every connection of every path carried IO, by the kernel's packet numbers and by its server's
+# counters.
+sk_counted() { # device paths
+    local path idle reads
+    for ((path = 0; path < $2; path++)); do
+        rxe_sent "rxa$path" >"$LAB_WORK/after$path"
+        idle=$(join "$LAB_WORK/before$path" "$LAB_WORK/after$path" |
+            awk '{ sent = ($3 - $2 + 16777216) % 16777216 } sent < 50' | wc -l)
+        # The service connection has heartbeats only.
+        expect_num "path $path: every connection for IO sent packets" "$idle" -le 1
+        expect_eq "path $path: no connection was replaced" \
+            "$(join "$LAB_WORK/before$path" "$LAB_WORK/after$path" | wc -l)" "$(($(nproc) + 1))"
+        reads=$(sk_server_stats "$1" "$path" | cut -d' ' -f1)
+        expect_num "path $path: reads the kernel's server counted" "$reads" -gt 20
+        expect_eq "path $path: errors" "$(path_stat "$1" "$path" errors)" 0
+        expect_eq "path $path: reconnects" "$(path_stat "$1" "$path" reconnects)" 0
+    done
+}
+
+sk_before() { # paths
+    local path
+    for ((path = 0; path < $1; path++)); do rxe_sent "rxa$path" >"$LAB_WORK/before$path"; done
+}
+
+sk_ext4() { # nbd
+    local mount=$LAB_WORK/mnt
+    mkdir -p "$mount"
+    assert_true "mkfs.ext4" timeout 60 mkfs.ext4 -q -F -b 4096 "$1"
+    assert_true "it mounts" mount "$1" "$mount"
+    assert_true "files are copied" timeout 60 cp -r tests/lab "$mount"
+    assert_true "and synced" timeout 60 sync -f "$mount"
+    assert_true "they are equal" diff -r tests/lab "$mount/lab"
+    assert_true "it unmounts" timeout 60 umount "$mount"
+    assert_true "e2fsck finds it clean" timeout 60 e2fsck -fn "$1"
+}
+
+# Several sessions at once, one a device.
+sk_one_path() { # mode
+    local flushes job jobs=()
+    sk_attach "$PLAIN" 1 --device /dev/nbd0 & sk_attach "$SCSI" 1 --device /dev/nbd1 &
+    sk_attach "$LOOP" 1 --device /dev/nbd2 &
+    wait
+    for device in "$PLAIN" "$SCSI" "$LOOP"; do
+        assert_eq "1 path: $device is attached" "$(connected "$device")" 1
+    done
+    sk_compare "$PLAIN" /dev/nbd0
+    sk_compare "$SCSI" /dev/nbd1
+    sk_compare "$LOOP" /dev/nbd2
+    cell kernel-server "sizes, sector sizes 512 and 4096, cache, FUA, discard in /sys/block"
+    sk_verify plain /dev/nbd0 6 --bsrange=512-512k &
+    jobs+=($!)
+    sk_verify scsi /dev/nbd1 6 --bsrange=4k-512k --sync=1 &
+    jobs+=($!)
+    sk_verify loop /dev/nbd2 6 --bsrange=512-512k --fsync=16 &
+    jobs+=($!)
+    for job in plain scsi loop; do
+        wait "${jobs[0]}"
+        expect_eq "1 path, three devices at once: fio reads back what it wrote, $job" $? 0
+        jobs=("${jobs[@]:1}")
+        expect_num "1 path: $job did IO" \
+            "$(fio_value "$job" '.jobs[0].read.total_ios + .jobs[0].write.total_ios')" -gt 50
+    done
+    cell kernel-server "several sessions at once"
+    expect_num "fsync was carried" "$(client_json stats "$LOOP" .ops.flush.count)" -gt 0
+    flushes=$(client_json stats "$SCSI" .ops.flush.count)
+    expect_num "synchronous writes are writes with FUA and need no flush" "$flushes" -le 2
+    cell kernel-server "sync and FUA writes, flush"
+    assert_true "blocks are filled" dd if=/dev/urandom of=/dev/nbd1 bs=1M seek=8 count=4 \
+        oflag=direct
+    expect_true "a discard" blkdiscard -o 8M -l 4M /dev/nbd1
+    expect_eq "what was discarded reads as zeroes on this disk" "$(dd if="$SCSI" bs=1M count=4 \
+        skip=8 iflag=direct status=none | tr -d '\0' | wc -c)" 0
+    expect_num "discards were carried" "$(client_json stats "$SCSI" .ops.discard.count)" -gt 0
+    cell kernel-server "discard"
+    sk_ext4 /dev/nbd0
+    cell kernel-server "ext4 on top, clean fsck"
+    for device in "$PLAIN" "$SCSI" "$LOOP"; do
+        expect_eq "$device: errors" "$(sk_errors "$device")" 0
+        sk_expect_quiet "$device" "$device: our log has no warnings"
+        assert_true "$device: it detaches" detach "$device"
+    done
+}
+
+sk_matrix() { # mode
+    PLAIN=$(brd_disk 64) || exit 1
+    SCSI=$(sk_scsi_disk 64) || exit 1
+    LOOP=$(sk_loop_disk 64) || exit 1
+    modprobe nbd nbds_max=4
+    assert_true "the server's modules load" kernel_server 1234 "always_invalidate=$1"
+    sk_one_path
+    cell kernel-server "1 path, always_invalidate=$1"
+    assert_true "2 paths: it attaches again" sk_attach "$PLAIN" 2 --device /dev/nbd0
+    cell kernel-server "attach, detach, attach again"
+    sk_before 2
+    expect_true "2 paths: fio reads back what it wrote" sk_verify both /dev/nbd0 10 \
+        --bsrange=512-512k --numjobs=2 --size=24M --offset_increment=24M
+    sk_counted "$PLAIN" 2
+    expect_eq "2 paths: errors" "$(sk_errors "$PLAIN")" 0
+    sk_expect_quiet "$PLAIN" "2 paths: our log has no warnings"
+    cell kernel-server "2 paths, always_invalidate=$1"
+    assert_true "2 paths: it detaches" detach "$PLAIN"
+    sk_expect_kernel_quiet
+    assert_true "its modules go" kernel_server_gone
+    losetup -d "$LOOP"
+}

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# lab: one of two links to the kernel's server falls silent under load and comes back
+# topology: one
+# paths: 2
+# limit: 150
+# groups: interop issue ours
+
+. tests/lab/interop_sk.sh
+. tests/lab/topology.sh
+
+scenario() {
+    local disk fio
+    disk=$(brd_disk 64) || exit 1
+    modprobe nbd nbds_max=2
+    assert_true "the server's modules load" kernel_server 1234 always_invalidate=N
+    assert_true "it attaches over two paths" sk_attach "$disk" 2 --device /dev/nbd0
+    sk_verify load /dev/nbd0 45 --bsrange=4k-64k &
+    fio=$!
+    sleep 5
+    assert_num "path 0 carries IO" "$(path_stat "$disk" 0 answers)" -gt 20
+    topology_cut va0 && topology_cut vb0
+    assert_within 40 "the silence is noticed" are_connected "$disk" 1
+    sleep 5
+    assert_eq "path 1 never was lost" "$(path_stat "$disk" 1 reconnects)" 0
+    topology_mend va0 && topology_mend vb0
+    # The kernel's server holds the old path for up to 35 s, and refuses it until then.
+    assert_within 60 "path 0 comes back" are_connected "$disk" 2
+    wait $fio
+    assert_eq "fio read back what it wrote, without an error" $? 0
+    assert_eq "no request failed" "$(sk_errors "$disk")" 0
+    assert_true "fio reads back what it wrote over both again" sk_verify again /dev/nbd0 5 \
+        --bsrange=4k-64k
+    cell kernel-server "one of two links silent under load, and back"
+    assert_true "it detaches" detach "$disk"
+    assert_true "its modules go" kernel_server_gone
+}

@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# lab: access modes and names, our client on the kernel's server: granted and refused with words
+# topology: one
+# paths: 1
+# limit: 150
+# groups: interop issue ours
+
+. tests/lab/interop_sk.sh
+
+# A session without a device, quick to attach. The first word names it.
+open_as() { # session mode device
+    timeout 60 rtrs-client attach "$3" --session-name "$1" --run-dir "/run/rtrs-$1" \
+        --path ip:10.0.0.1@ip:10.0.0.2 --shards 1 --buffer-size 58M --heartbeat-ms 2000 \
+        --access "$2" --socket "$LAB_WORK/$1" </dev/null
+}
+
+close_as() { # session device
+    timeout 60 rtrs-client detach "$2" --run-dir "/run/rtrs-$1"
+}
+
+# Attaching fails with these words.
+refused() { # text session mode device words
+    expect_false "$1" open_as "$2" "$3" "$4"
+    expect_match "$1: it says why" "$(cat "$LAB_HOME/out")" "$5"
+}
+
+writes() { # session
+    timeout 20 qemu-io -f raw -c 'write -P 1 0 4096' "nbd+unix:///?socket=$LAB_WORK/$1"
+}
+
+reads() { # session
+    timeout 20 qemu-io -r -f raw -c 'read 0 4096' "nbd+unix:///?socket=$LAB_WORK/$1"
+}
+
+scenario() {
+    local disk long
+    disk=$(brd_disk 16) || exit 1
+    assert_true "the server's modules load" kernel_server 1234 sess_queue_depth=32
+    assert_true "rw is granted" open_as a rw "$disk"
+    refused "a second rw is refused" b rw "$disk" 'EPERM.*open for writing.*--access ro'
+    assert_true "ro beside it is granted" open_as c ro "$disk"
+    assert_true "it reads" reads c
+    expect_false "and cannot write" writes c
+    assert_true "rw can" writes a
+    assert_true "migration beside rw is granted" open_as d migration "$disk"
+    assert_true "and writes" writes d
+    refused "a third writer is refused" e migration "$disk" 'EPERM'
+    cell kernel-server "access modes ro, rw, migration; ro enforced"
+    refused "a name of a session that is there is refused" a ro "$disk" \
+        '(session-name|is attached already|already)'
+    for session in a c d; do assert_true "$session detaches" close_as $session "$disk"; done
+    assert_true "rw is granted again" open_as b rw "$disk"
+    # The same name as a session that is open, from somewhere else.
+    expect_false "a session's name is its own" timeout 60 rtrs-client attach "$disk" \
+        --session-name b --run-dir /run/rtrs-f --path ip:10.0.0.1@ip:10.0.0.2 --shards 1 \
+        --buffer-size 58M --access ro --socket "$LAB_WORK/f"
+    expect_match "and it says so" "$(cat "$LAB_HOME/out")" 'another session there.*--session-name'
+    assert_true "b detaches" close_as b "$disk"
+    blockdev --setro "$disk"
+    assert_true "auto takes a read-only disk" open_as g auto "$disk"
+    assert_true "and reads" reads g
+    expect_eq "as read-only" "$(timeout 20 rtrs-client status "$disk" --run-dir /run/rtrs-g \
+        -o json | jq .read_only)" true
+    assert_true "g detaches" close_as g "$disk"
+    refused "rw of a read-only disk is refused" h rw "$disk" 'EACCES.*read-only'
+    blockdev --setrw "$disk"
+    cell kernel-server "read-only disks"
+    refused "an unknown name" n1 ro /dev/nothing 'ENOENT.*no export of that name'
+    refused "a name that is no block device" n2 ro /dev/null 'ENOTBLK.*block device'
+    refused "a name with .." n3 ro /dev/../dev/ram0 'EINVAL.*takes no such name'
+    long=/dev/$(printf 'x%.0s' {1..248})
+    refused "254 bytes" n4 ro "${long:0:253}" '(ENOENT|ENAMETOOLONG)'
+    expect_false "255 bytes" open_as n5 ro "$long/x"
+    expect_match "255 bytes: refused before anything is sent" "$(cat "$LAB_HOME/out")" \
+        'is 255 bytes long; use 1 to 254'
+    assert_true "slashes collapse" open_as n6 ro //dev///ram0
+    assert_true "n6 detaches" close_as n6 //dev///ram0
+    cell kernel-server "names: with slashes, unknown, no block device, over-long"
+    assert_true "its modules go" kernel_server_gone
+}

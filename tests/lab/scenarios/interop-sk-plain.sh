@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# lab: our client on the kernel's server, always_invalidate=N, 1 and 2 paths, three devices at once
+# topology: one
+# paths: 2
+# limit: 150
+# groups: interop issue ours
+
+. tests/lab/interop_sk_matrix.sh
+
+scenario() {
+    sk_matrix N
+}
