@@ -17,8 +17,10 @@ use rtrs_core::fabric::{
 use rtrs_core::ids::{ConnIndex, PathId, PermitId, QpNum};
 use rtrs_core::mem::Region;
 use rtrs_core::time::{Duration, Instant};
+use rtrs_core::wire::{Close, Imm, MemBits, WriteMsg};
 
 use super::io::{Answer, HEADER_SLOT, Request, WrId};
+use crate::session::probe::NO_DEVICE;
 use crate::session::{Connect, Granted, PathShared, PathTarget};
 
 /// Bytes of one receive buffer: a fresh-key message.
@@ -314,6 +316,40 @@ impl PathShard {
         let op = WrOp::RdmaWrite { remote, imm: Some(layout.imm) };
         let wr_id = WrId::Request.encode();
         fabric.post_send(connection.qp, WorkRequest { wr_id, op, sges, signaled })
+    }
+
+    /// When something last came over this core's connection.
+    pub(crate) fn heard(&self) -> Instant {
+        self.connection.as_ref().map_or(Instant::ZERO, |c| c.heard)
+    }
+
+    /// Posts a request that is answered without a device: the close of one that nobody has.
+    pub(crate) fn post_probe(
+        &mut self,
+        permit: PermitId,
+        granted: &Granted,
+        fabric: &mut dyn Fabric,
+    ) -> Result<(), FabricError> {
+        let row = usize::from(permit.0 - self.range.start);
+        let Some(connection) = self.connection.as_mut().filter(|c| !c.ending) else {
+            return Err(FabricError::QpState);
+        };
+        let chunk = *connection.chunks.get(row).ok_or(FabricError::QpState)?;
+        let user = Close { device_id: NO_DEVICE }.encode();
+        let message = WriteMsg { usr_len: Close::LEN as u16 }.encode();
+        let slot = connection
+            .headers
+            .region()
+            .slice(row * HEADER_SLOT, user.len() + message.len())
+            .ok_or(FabricError::LocalMemory)?;
+        slot.copy_in(0, &user);
+        slot.copy_in(user.len(), &message);
+        let imm = Imm::Request { permit, offset: Close::LEN as u32 };
+        let imm = imm.encode_with(MemBits::for_depth(granted.queue_depth));
+        let sges = SgeList::one(Sge { slice: slot, lkey: connection.headers.lkey() });
+        let op = WrOp::RdmaWrite { remote: chunk, imm: Some(imm) };
+        let wr_id = WrId::Request.encode();
+        fabric.post_send(connection.qp, WorkRequest { wr_id, op, sges, signaled: true })
     }
 
     /// Takes the server's key for the permit's read target away. True when it is dead now,

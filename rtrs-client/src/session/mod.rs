@@ -11,6 +11,7 @@ pub(crate) mod device;
 mod fence;
 pub(crate) mod permits;
 pub(crate) mod policy;
+pub(crate) mod probe;
 pub(crate) mod replay;
 pub(crate) mod shard;
 pub(crate) mod status;

@@ -27,6 +27,7 @@ use rtrs_core::time::{Duration, Instant};
 
 use super::permits::{Permits, share};
 use super::policy::{Candidate, Chooser};
+use super::probe::Probe;
 use super::replay::{Replays, Stranded};
 use super::zeroes::Zeroes;
 use super::{Connect, Granted, OpenDevice, SessionConfig, ToHome, ToShard};
@@ -62,9 +63,9 @@ pub(super) struct Row {
     /// Where in the IO it begins.
     pub(super) at: u32,
     pub(super) len: u32,
-    sent: Instant,
+    pub(super) sent: Instant,
     /// The answer, while the read target's window is still being closed.
-    answered: Option<IoStatus>,
+    pub(super) answered: Option<IoStatus>,
     /// When it was first sent, as a number that only grows.
     pub(super) turn: u64,
     /// Times it was sent.
@@ -78,11 +79,11 @@ pub(super) struct Row {
 pub(crate) struct ShardSession {
     core: CoreIndex,
     pub(super) config: Arc<SessionConfig>,
-    granted: Option<Granted>,
+    pub(super) granted: Option<Granted>,
     device: Option<Arc<OpenDevice>>,
     /// Geometry shown to submitters; stays while the device is closed for a reconnect.
     geometry: Geometry,
-    permits: Permits,
+    pub(super) permits: Permits,
     pub(super) rows: Vec<Option<Row>>,
     pub(super) parents: Vec<Option<Parent>>,
     parents_free: Vec<u32>,
@@ -95,6 +96,7 @@ pub(crate) struct ShardSession {
     completed: VecDeque<Completion>,
     regions: Vec<Arc<Region>>,
     zeroes: Zeroes,
+    pub(super) probe: Option<Probe>,
     inflight: usize,
     next_sweep: Instant,
     pub(super) now: Instant,
@@ -122,6 +124,7 @@ impl ShardSession {
             completed: VecDeque::with_capacity(PARENTS),
             regions: Vec::new(),
             zeroes: Zeroes::default(),
+            probe: None,
             inflight: 0,
             next_sweep: Instant::ZERO,
             now: Instant::ZERO,
@@ -244,6 +247,9 @@ impl ShardSession {
                 ToHome::Closed { path, epoch, cid, reason }
             }
         });
+        if let Some(probe) = self.probe.take_if(|probe| probe.path == path.index()) {
+            self.permits.give(probe.permit);
+        }
         true
     }
 
@@ -289,6 +295,10 @@ impl ShardSession {
     }
 
     fn on_answer(&mut self, answer: Answer, path: usize, fabric: &mut dyn Fabric) {
+        let is_probe = |probe: &mut Probe| probe.path == path && probe.permit == answer.permit;
+        if let Some(probe) = self.probe.take_if(is_probe) {
+            return self.permits.give(probe.permit);
+        }
         let Some(index) = self.row_index(answer.permit, path) else { return };
         let Some(row) = self.rows[index].as_mut() else { return };
         if row.answered.is_some() {
@@ -533,6 +543,7 @@ impl ShardSession {
                 any = true;
             }
         }
+        any |= self.look_at_silence(now, fabrics);
         let Some(age_max) = self.config.no_path.io_age_max(bound) else { return any };
         any |= self.sweep_replays(now, age_max);
         while let Some(&index) = self.waiting.front() {
@@ -581,7 +592,8 @@ impl ShardSession {
     #[cfg(test)]
     pub(crate) fn check(&self) {
         let rows = self.rows.iter().flatten().count();
-        assert_eq!(rows + self.permits.available(), self.rows.len(), "permits all accounted for");
+        let taken = rows + usize::from(self.probe.is_some());
+        assert_eq!(taken + self.permits.available(), self.rows.len(), "permits all accounted for");
         let parents = self.parents.iter().flatten().count();
         assert_eq!(parents, self.inflight);
         assert_eq!(parents + self.parents_free.len(), PARENTS);

@@ -270,3 +270,52 @@ fn a_device_that_grew_is_used_as_far_as_it_was_known() {
     stand.drain(SEC);
     assert_eq!(stand.client.status(tag), Some(IoStatus::Invalid));
 }
+
+/// Requests on connections for IO that are none of a device: probes.
+fn probes(stand: &Stand) -> usize {
+    stand.server.requests().filter(|r| r.io.is_none() && r.cid.0 > 0).count()
+}
+
+#[test]
+fn a_connection_that_died_alone_is_found_long_before_its_requests_time_out() {
+    // One core's connection answers nothing; heartbeats and the other core's go on.
+    let mut stand = Stand::open(|s| s.paths = 2);
+    (stand.server.how.hold, stand.server.how.hold_probes) = (true, true);
+    let start = stand.now();
+    let tag = submit(&mut stand, 0, IoOp::Read, 0);
+    stand.until("the end of its path", SEC, |s| {
+        s.client.states().iter().any(|state| *state != PathState::Connected)
+    });
+    let took = stand.now().since(start);
+    assert!(took >= 400 * MS && took <= 900 * MS, "a period and three more: {took:?}");
+    assert_eq!(probes(&stand), 1, "asked once");
+    assert!(stand.client.last_error(0).contains("no answer for"), "{}", stand.client.last_error(0));
+    assert_eq!(stand.client.states()[1], PathState::Connected);
+    stand.server.held.clear();
+    (stand.server.how.hold, stand.server.how.hold_probes) = (false, false);
+    stand.until("both paths", 5 * SEC, Stand::is_whole);
+    stand.drain(SEC);
+    assert!(stand.client.status(tag).is_some());
+    stand.read(0, 0, 4096);
+}
+
+#[test]
+fn a_slow_disk_is_no_dead_connection() {
+    for depth in [16, 3] {
+        let mut stand = Stand::open(|s| s.how.queue_depth = depth);
+        stand.server.how.hold = true;
+        let tag = submit(&mut stand, 0, IoOp::Write, 0);
+        stand.run(3 * SEC);
+        // Without a permit that is free nobody is asked.
+        assert_eq!(probes(&stand) > 3, depth > 3, "{} probes", probes(&stand));
+        stand.server.how.hold = false;
+        stand.server.release();
+        stand.drain(SEC);
+        assert_eq!(stand.client.status(tag), Some(IoStatus::Ok));
+        assert_eq!(stand.client.control.status()[0].reconnects, 0);
+        assert!(stand.client.control.is_open(), "nobody's device was closed");
+        let before = probes(&stand);
+        stand.run(SEC);
+        assert_eq!(probes(&stand), before, "an idle connection is not asked");
+    }
+}

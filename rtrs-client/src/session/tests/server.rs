@@ -19,6 +19,8 @@ use rtrs_core::wire::{
     MemBits, Message, OpenRsp, RkeyRsp, RwOp, SessInfoRsp, SgDesc, UserMessage,
 };
 
+use crate::session::probe::NO_DEVICE;
+
 /// Room for user header, message and descriptors.
 pub(super) const HDR: u32 = 4096;
 /// `wr_id` of the receive for INFO_REQ.
@@ -60,6 +62,8 @@ pub(super) struct How {
     pub(super) io_errno: Option<Judge>,
     /// Keeps IO requests in `held`.
     pub(super) hold: bool,
+    /// Keeps probes of connections for IO in `held`.
+    pub(super) hold_probes: bool,
     /// Keeps control requests in `held`.
     pub(super) hold_control: bool,
     /// Answers heartbeats.
@@ -87,6 +91,7 @@ impl Default for How {
             read_only: false,
             io_errno: None,
             hold: false,
+            hold_probes: false,
             hold_control: false,
             heartbeats: true,
             fence: false,
@@ -452,7 +457,9 @@ impl Server {
             UserMessage::Io(op, header) => Some((op, header)),
             _ => None,
         };
-        assert_eq!(io.is_some(), cid > 0, "IO on IO connections, control on connection 0");
+        let probe = matches!(user, UserMessage::Close(close) if close.device_id == NO_DEVICE);
+        let belongs = if io.is_some() || probe { cid > 0 } else { cid == 0 };
+        assert!(belongs, "IO on IO connections, control on connection 0");
         assert_eq!(permit.0 == 0, cid == 0, "permit 0 is for control");
         assert!(parsed.invalidate().is_none(), "user space asks for no invalidation");
         let tail = chunk[parsed.data_len as usize..offset as usize + length].to_vec();
@@ -469,7 +476,11 @@ impl Server {
             chunk: if self.how.keep_chunks { chunk } else { Vec::new() },
         };
         self.seen.push(Seen::Request(Box::new(request.clone())));
-        let hold = if request.io.is_some() { self.how.hold } else { self.how.hold_control };
+        let hold = match request.io {
+            Some(_) => self.how.hold,
+            None if cid > 0 => self.how.hold_probes,
+            None => self.how.hold_control,
+        };
         if hold {
             self.held.push(request);
         } else {
@@ -561,8 +572,9 @@ impl Server {
                 chunk.copy_in(0, &rsp.encode());
                 0
             }
-            UserMessage::Close(_) => {
-                self.device = None;
+            UserMessage::Close(close) => {
+                // Closing what is not open is good too.
+                self.device = self.device.filter(|id| *id != close.device_id);
                 0
             }
             UserMessage::Fence(fence) => {
