@@ -338,6 +338,22 @@ impl Conn {
         }
     }
 
+    /// A queue pair goes to error at its oldest work request, as after a failed retry. The peer
+    /// gets a reset if it is told, and otherwise finds out by itself.
+    pub(super) fn fail(&mut self, net: &mut Net, side: usize, told: bool) {
+        let end = &self.ends[side];
+        if !matches!(end.state, State::Up | State::Closing | State::Leaving) {
+            return;
+        }
+        let mut entries = end.departed.iter().chain(&end.waiting).chain(&end.posted);
+        let failed = entries.find(|e| !e.done).map(|e| (e.seq, WcStatus::RetryExceeded));
+        if told {
+            self.transmit(net, side, Message::Reset);
+        }
+        let reason = CloseReason::Lost("the queue pair is in error".into());
+        self.end(net, side, Ending::Closed(reason), failed);
+    }
+
     /// A timer of this connection rang.
     pub(super) fn timer(&mut self, net: &mut Net, side: usize, timer: Timer) {
         let reason = match (timer, self.ends[side].state) {

@@ -41,6 +41,7 @@ struct Grant {
 struct Local {
     pd: u32,
     region: u32,
+    len: usize,
     access: Access,
 }
 
@@ -67,6 +68,11 @@ impl Keys {
                 return key;
             }
         }
+    }
+
+    /// Bytes that are registered now; a region counts once for each of its registrations.
+    pub(super) fn registered(&self) -> usize {
+        self.local.values().map(|local| local.len).sum()
     }
 
     /// Judges a piece of local memory for use on a queue pair of `pd`.
@@ -142,7 +148,8 @@ impl ProtectionDomain for SimPd {
     ) -> Result<Arc<dyn MemoryRegistration>, FabricError> {
         let mut keys = self.keys.lock();
         let (lkey, base) = (keys.fresh(), keys.next_base);
-        keys.local.insert(lkey, Local { pd: self.id, region: region.id(), access });
+        let local = Local { pd: self.id, region: region.id(), len: region.len(), access };
+        keys.local.insert(lkey, local);
         let gap = keys.prng.below(16) << 12;
         keys.next_base += region.len() as u64 + gap;
         let rkey = keys.fresh();

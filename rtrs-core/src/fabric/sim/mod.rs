@@ -66,6 +66,12 @@ impl SimFabric {
         inner.with(id, |conn, net| f(conn, net, side)).ok_or(FabricError::QpState)
     }
 
+    /// Puts a queue pair into error at its oldest work request; its peer gets a reset if it is
+    /// told. An unknown queue pair, and one that is not up, stays as it is.
+    pub fn fail(&mut self, qp: QpNum, told: bool) {
+        let _ = self.with(qp, |conn, net, side| conn.fail(net, side, told));
+    }
+
     /// A protection domain of this node, by its number.
     fn domain(&self, pd: &Arc<dyn ProtectionDomain>) -> Result<u32, FabricError> {
         let inner = self.world.borrow();

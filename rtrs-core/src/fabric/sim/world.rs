@@ -154,6 +154,12 @@ impl World {
         SimFabric::new(Rc::clone(&self.inner), net.cores.len() - 1, node.0)
     }
 
+    /// Bytes that a machine has registered now; a region counts once for each of its
+    /// registrations.
+    pub fn registered(&self, node: NodeId) -> usize {
+        self.inner.borrow().net.keys(node.0).lock().registered()
+    }
+
     /// The time.
     pub fn now(&self) -> Instant {
         self.inner.borrow().net.now
