@@ -3,7 +3,8 @@
 //! Map of the crate: what was typed (`cli`), what can be said (`config`), what will run (`plan`),
 //! running it (`run`, `hold`, `device`, `launch`, `control`, `report`, `bench`), or looking at a
 //! link without a session (`ping`, `doctor`); the session (`session`) over its paths (`path`) as
-//! machines without IO, and `driver`, which binds them to a core.
+//! machines without IO, `driver`, which binds them to a core, and `machine`, by which a simulator
+//! drives them.
 
 #![forbid(unsafe_code)]
 
@@ -17,6 +18,7 @@ mod driver;
 mod error;
 mod hold;
 mod launch;
+pub mod machine;
 mod path;
 mod ping;
 pub mod plan;
@@ -31,5 +33,5 @@ pub use plan::{AttachPlan, BenchPlan, DoctorPlan, Front, PingPlan, Plan, RunDir,
 pub use run::run;
 pub use session::device::SessionFailure;
 pub use session::shard::SessionDevice;
-pub use session::{PathTarget, Policy, SessionConfig};
+pub use session::{Failover, NoPath, PathTarget, Policy, SessionConfig};
 pub use stats::{OpCount, PathCount, ShardStats};

@@ -29,8 +29,7 @@ use rtrs_core::ids::{ConnIndex, CoreIndex, PathId, SessionId};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::AccessMode;
 
-pub use policy::Policy;
-pub(crate) use policy::{Failover, NoPath};
+pub use policy::{Failover, NoPath, Policy};
 
 /// One path to try: its addresses and the provider that carries it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -189,8 +189,7 @@ impl ShardSession {
         Some(OldestIo { age: now.since(parent.submitted), waits })
     }
 
-    /// Our own laws, held after each event in tests.
-    #[cfg(test)]
+    /// Our own laws, held in tests and in the simulator.
     pub(super) fn check_replays(&self) {
         let cleared = |row: &Row| row.stranded == Some(Stranded::Cleared);
         let count = self.rows.iter().flatten().filter(|row| cleared(row)).count();

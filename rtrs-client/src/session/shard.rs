@@ -588,8 +588,12 @@ impl ShardSession {
         &self.stats
     }
 
-    /// Our own laws, held after each event in tests.
-    #[cfg(test)]
+    /// Permits that requests hold.
+    pub(crate) fn permits_held(&self) -> usize {
+        self.rows.iter().flatten().count()
+    }
+
+    /// Our own laws, held in tests and in the simulator.
     pub(crate) fn check(&self) {
         let rows = self.rows.iter().flatten().count();
         let taken = rows + usize::from(self.probe.is_some());
