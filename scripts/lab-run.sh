@@ -66,7 +66,7 @@ lab_build() { # name...
     if [ -z "$from" ]; then
         from=${CARGO_TARGET_DIR:-$PWD/target}/release
         lab_say "building the daemons (release)"
-        cargo build --release --locked --bins || return 1
+        cargo build --release --locked --bin rtrs-server --bin rtrs-client || return 1
     fi
     mkdir -p "$LAB_SHARE/bin"
     for name in rtrs-server rtrs-client; do

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Every gate of the project, by hand and from .ci/run: format, clippy, build, unit tests, system
-# tests with real programs, the scenarios of the lab in virtual machines, documentation, fuzz
-# targets. Prints the time of each stage and ends with one line, `N passed, N failed, N skipped`:
-# the sum over all test binaries and all checks of the lab, with each gate that is neither counted
-# as one. Exit codes: 0 all good, 1 a gate or a test failed, 2 wrong usage.
+# tests with real programs, seeds of the simulator, the scenarios of the lab in virtual machines,
+# documentation, fuzz targets. Prints the time of each stage and ends with one line, `N passed, N
+# failed, N skipped`: the sum over all test binaries and all checks of the lab, with each gate that
+# is neither counted as one. Exit codes: 0 all good, 1 a gate or a test failed, 2 wrong usage.
 #
 #   scripts/test.sh [--quick]
 #
-# --quick runs the same tests on smaller images and for shorter times (RTRS_QUICK=1 to them), and
-# leaves the lab and the fuzz targets out.
+# --quick runs the same tests on smaller images and for shorter times (RTRS_QUICK=1 to them), fewer
+# seeds, and leaves the lab and the fuzz targets out.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
@@ -195,6 +195,9 @@ done
 if gate build 1800 cargo build --workspace --all-targets --locked; then
     tests unit 1200 cargo test --workspace --locked --no-fail-fast --lib --bins
     tests system 2400 cargo test --workspace --locked --no-fail-fast --test '*'
+    # The dev profile is optimized enough, and its assertions are on.
+    if [ $quick -eq 1 ]; then seeds=0..300; else seeds=0..3000; fi
+    gate sim 600 "$target/debug/rtrs-sim" --seeds "$seeds"
     if [ $quick -eq 0 ]; then lab; fi
 fi
 if [ $quick -eq 1 ]; then

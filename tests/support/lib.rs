@@ -18,6 +18,8 @@ pub mod raw_mpa;
 mod requires;
 mod scratch;
 mod server;
+#[path = "../sim/mod.rs"]
+pub mod sim;
 mod stand;
 mod transport;
 

@@ -1,0 +1,223 @@
+//! Runs the simulator: one seed with its log, or many with progress.
+//!
+//! Exit codes: 0 all seeds passed, 1 a seed failed, 2 wrong usage.
+#![forbid(unsafe_code)]
+
+use std::cell::Cell;
+use std::io::{IsTerminal, Write};
+use std::ops::Range;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::{Parser, ValueEnum};
+use rtrs_core::prng::Prng;
+use rtrs_tests::sim::{Options, Outcome, Plant, Sink, Stats, kept_seeds, run_with};
+use serde::Serialize;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Text,
+    Json,
+}
+
+/// Runs client and server of RTRS in a simulated world, faults and all, from a seed.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "rtrs-sim", version)]
+struct Args {
+    /// Run one seed and print what happens.
+    #[arg(long, value_name = "N", conflicts_with_all = ["seeds", "minutes"])]
+    seed: Option<u64>,
+    /// Run the seeds from A up to B (B not included), after those that failed once.
+    #[arg(long, value_name = "A..B", value_parser = parse_range)]
+    seeds: Option<Range<u64>>,
+    /// Run seeds from a random one on for this long, after those that failed once.
+    #[arg(long, value_name = "N", conflicts_with = "seeds")]
+    minutes: Option<u64>,
+    /// Go on after a seed that failed.
+    #[arg(long)]
+    keep_going: bool,
+    /// No log of a single seed, no progress of many.
+    #[arg(short, long)]
+    quiet: bool,
+    /// How the result is printed.
+    #[arg(short, long, value_enum, default_value = "text")]
+    output: Format,
+    /// What the machines say themselves, on stderr.
+    #[arg(long)]
+    trace: bool,
+    /// Hold a flush against writes from before a power cut too.
+    #[arg(long)]
+    strict_flush: bool,
+    /// Plant a bug that a checker has to see.
+    #[arg(long, hide = true, value_name = "NAME")]
+    plant: Option<Plant>,
+}
+
+fn parse_range(text: &str) -> Result<Range<u64>, String> {
+    let parts =
+        text.split_once("..").and_then(|(from, to)| Some(from.parse().ok()?..to.parse().ok()?));
+    parts
+        .filter(|range: &Range<u64>| !range.is_empty())
+        .ok_or_else(|| format!("'{text}' is no range of seeds: use A..B with A below B"))
+}
+
+/// A seed that failed.
+#[derive(Clone, Debug, Serialize)]
+struct Failed {
+    seed: u64,
+    checker: String,
+    text: String,
+    replay: String,
+}
+
+/// The result of a call.
+#[derive(Debug, Serialize)]
+struct Summary {
+    seeds: u64,
+    passed: u64,
+    failed: Vec<Failed>,
+    seconds: f64,
+    seeds_per_minute: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fingerprint: Option<String>,
+    stats: Stats,
+}
+
+thread_local! {
+    /// The seed that runs, for the word of a machine that panics.
+    static RUNNING: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The command that runs a seed again.
+fn replay(seed: u64, args: &Args) -> String {
+    let mut command = std::env::args().next().unwrap_or_else(|| "rtrs-sim".into());
+    command += &format!(" --seed {seed}");
+    command += if args.strict_flush { " --strict-flush" } else { "" };
+    if let Some(plant) = args.plant {
+        command += &format!(" --plant {}", plant.name());
+    }
+    command
+}
+
+fn options(seed: u64, args: &Args) -> Options {
+    Options { strict_flush: args.strict_flush, ..Options::draw(seed) }
+}
+
+fn run_one(seed: u64, args: &Args, log: bool) -> Outcome {
+    RUNNING.set(seed);
+    let sink: Option<Sink> = if log {
+        Some(Box::new(|line: &str| {
+            // A reader that went away is no reason to stop.
+            let _ = writeln!(std::io::stdout().lock(), "{line}");
+        }))
+    } else {
+        None
+    };
+    run_with(&options(seed, args), args.plant.unwrap_or_default(), sink)
+}
+
+/// Where to begin: elsewhere for each process, also for two of the same moment.
+fn random_seed() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let nanos = since.map_or(1, |since| since.as_nanos() as u64);
+    Prng::new(nanos ^ u64::from(std::process::id()) << 48).next_u64() >> 16
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if args.trace {
+        tracing_subscriber::fmt()
+            .with_writer(std::io::stderr)
+            .with_env_filter(tracing_subscriber::EnvFilter::new("debug"))
+            .without_time()
+            .init();
+    }
+    let plant = args.plant.unwrap_or_default();
+    // A machine that panics is a failed seed too; nothing can be said of the seeds after it.
+    let again = args.clone();
+    std::panic::set_hook(Box::new(move |info| {
+        let seed = RUNNING.get();
+        eprintln!("seed {seed} FAILED: {info}\nreplay: {}", replay(seed, &again));
+        std::process::exit(1);
+    }));
+    let start = Instant::now();
+    let (first, last, until) = match (args.seed, args.seeds.clone(), args.minutes) {
+        (Some(seed), ..) => (seed, Some(seed + 1), None),
+        (_, Some(seeds), _) => (seeds.start, Some(seeds.end), None),
+        (_, _, Some(minutes)) => {
+            (random_seed(), None, Some(start + Duration::from_secs(minutes * 60)))
+        }
+        _ => {
+            eprintln!("rtrs-sim: say which seeds: --seed N, --seeds A..B or --minutes N");
+            return ExitCode::from(2);
+        }
+    };
+    let log = args.seed.is_some() && !args.quiet && args.output == Format::Text;
+    if log {
+        println!("{:#?}", options(first, &args));
+    }
+    let mut summary = Summary {
+        seeds: 0,
+        passed: 0,
+        failed: Vec::new(),
+        seconds: 0.0,
+        seeds_per_minute: 0,
+        fingerprint: None,
+        stats: Stats::default(),
+    };
+    let mut shown = start;
+    let kept = if args.seed.is_none() && plant == Plant::None { kept_seeds() } else { Vec::new() };
+    for seed in kept.iter().map(|&(seed, _)| seed).chain(first..) {
+        let is_kept = summary.seeds < kept.len() as u64;
+        let over = !is_kept
+            && (last.is_some_and(|last| seed >= last)
+                || until.is_some_and(|until| Instant::now() >= until));
+        if over {
+            break;
+        }
+        let outcome = run_one(seed, &args, log);
+        summary.seeds += 1;
+        summary.stats.add(&outcome.stats);
+        summary.fingerprint = args.seed.is_some().then(|| format!("{:016x}", outcome.fingerprint));
+        match outcome.failure {
+            None => summary.passed += 1,
+            Some(failure) => {
+                let replay = replay(seed, &args);
+                let (checker, text) = (failure.checker.to_owned(), failure.text);
+                eprintln!("seed {seed} FAILED: {checker}: {text}\nreplay: {replay}");
+                summary.failed.push(Failed { seed, checker, text, replay });
+                if !args.keep_going {
+                    break;
+                }
+            }
+        }
+        if !args.quiet && !log && shown.elapsed() > Duration::from_secs(2) {
+            shown = Instant::now();
+            let end = if std::io::stderr().is_terminal() { "\r" } else { "\n" };
+            let (done, failed) = (summary.seeds, summary.failed.len());
+            eprint!("rtrs-sim: {done} seeds, {failed} failed, at {seed}{end}");
+        }
+    }
+    summary.seconds = start.elapsed().as_secs_f64();
+    summary.seeds_per_minute = (summary.seeds as f64 * 60.0 / summary.seconds.max(1e-9)) as u64;
+    match args.output {
+        Format::Json => {
+            println!("{}", serde_json::to_string_pretty(&summary).unwrap_or_default());
+        }
+        Format::Text => {
+            println!("{:?}", summary.stats);
+            if let Some(fingerprint) = &summary.fingerprint {
+                println!("fingerprint {fingerprint}");
+            }
+            println!(
+                "{} seeds in {:.1} s ({} a minute): {} passed, {} failed",
+                summary.seeds,
+                summary.seconds,
+                summary.seeds_per_minute,
+                summary.passed,
+                summary.failed.len()
+            );
+        }
+    }
+    ExitCode::from(u8::from(!summary.failed.is_empty()))
+}

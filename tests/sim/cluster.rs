@@ -1,0 +1,600 @@
+//! The cluster: cores of client and server, the world between them, one clock.
+//!
+//! A core turns as its driver would turn it: letters, events of its fabric, timers, whoever uses
+//! the device, what is to be posted. After a turn in which anything happened it pauses for a
+//! time of the seed's choice, so that events pile up and the cores' turns interleave.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use rtrs_client::machine::{ClientCore, PathView};
+use rtrs_core::block::Core;
+use rtrs_core::fabric::sim::{Fault, NodeId, World};
+use rtrs_core::ids::CoreIndex;
+use rtrs_core::prng::Prng;
+use rtrs_core::time::{Duration, Instant, earliest};
+use rtrs_server::session::control::DRAINING_MAX;
+use rtrs_server::{Export, ExportTable, ServerCore};
+
+use super::disk::Disk;
+use super::faults::Act;
+use super::host::{
+    ClientHost, Inbox, PORT, Pace, ServerHost, client_ip, server_ip, server_params, session_config,
+};
+use super::log::Log;
+use super::options::{MS, Options};
+use super::oracle::Oracle;
+use super::port::{Port, PortFaults, SharedFaults};
+use super::workload::{Mode, Workload};
+use super::{Failure, Plant};
+
+/// Rounds at one moment after which the clock counts as standing still.
+const SPINS_MAX: u32 = 20_000;
+/// Bytes a path may register at the server besides its chunks.
+const PATH_EXTRA_MAX: usize = 256 << 10;
+
+/// All there is in a run.
+#[derive(Debug)]
+pub(super) struct Cluster {
+    options: Options,
+    pub(super) world: World,
+    nodes: [NodeId; 2],
+    client: Vec<ClientHost>,
+    /// Workloads while there is no client.
+    works: Vec<Workload>,
+    /// How many clients there were.
+    life: u8,
+    /// When a session that gave up is tried again.
+    retry_at: Option<Instant>,
+    /// The session of this life has opened the device once.
+    has_opened: bool,
+    server: Vec<ServerHost>,
+    exports: Arc<ExportTable>,
+    pub(super) disk: Disk,
+    pub(super) oracle: Oracle,
+    ports: [SharedFaults; 2],
+    plan: VecDeque<(Instant, Act)>,
+    prng: Prng,
+    log: Log,
+    spins: u32,
+    pub(super) faults: u64,
+    pub(super) registered_max: usize,
+    states: Vec<String>,
+}
+
+impl Cluster {
+    pub(super) fn new(options: &Options, plant: Plant, log: &Log) -> Self {
+        let mut prng = Prng::new(options.seed);
+        let world = World::with_options(prng.next_u64(), options.world.clone());
+        let nodes = [world.node(client_ip(0)), world.node(server_ip(0))];
+        for path in 1..options.paths {
+            world.add_address(nodes[0], client_ip(path));
+            world.add_address(nodes[1], server_ip(path));
+        }
+        let tracks = options.faults.power_cut > 0;
+        let sectors = options.work.sectors;
+        let disk = Disk::new(options.disk, sectors, tracks, plant, prng.fork());
+        let export =
+            Export { name: "vol".into(), source: Arc::new(disk.clone()), read_only: false };
+        let mut port = |has: &[Plant]| {
+            PortFaults::new(if has.contains(&plant) { plant } else { Plant::None }, prng.fork())
+        };
+        let ports = [port(&[Plant::Leak]), port(&[Plant::LostAnswer, Plant::LostClose])];
+        let backend_fails = options.disk.errors.num > 0;
+        let works = (0..options.client_cores)
+            .map(|at| {
+                let (at, prng) = (usize::from(at), prng.fork());
+                Workload::new(at, &options.work, backend_fails, plant, prng, log.clone())
+            })
+            .collect();
+        let mut cluster = Self {
+            oracle: Oracle::new(
+                sectors,
+                options.work.overlap,
+                options.disk.write_cache,
+                options.strict_flush,
+            ),
+            options: options.clone(),
+            world,
+            nodes,
+            client: Vec::new(),
+            works: Vec::new(),
+            life: 0,
+            retry_at: None,
+            has_opened: false,
+            server: Vec::new(),
+            exports: ExportTable::new(vec![export]),
+            disk,
+            ports,
+            plan: VecDeque::new(),
+            prng,
+            log: log.clone(),
+            spins: 0,
+            faults: 0,
+            registered_max: 0,
+            states: Vec::new(),
+        };
+        cluster.start_server();
+        cluster.start_client(works);
+        cluster
+    }
+
+    /// Begins a client's life with these workloads.
+    fn start_client(&mut self, works: Vec<Workload>) {
+        self.life += 1;
+        (self.has_opened, self.retry_at) = (false, None);
+        let config = Arc::new(session_config(&self.options, self.life));
+        let uuid = |at: usize| [0xa0 + at as u8; 16].map(|byte: u8| byte ^ self.life);
+        let uuids: Vec<[u8; 16]> = (0..self.options.paths).map(uuid).collect();
+        for (at, work) in (0..).zip(works) {
+            let fabric = self.world.fabric(self.nodes[0]);
+            self.client.push(ClientHost {
+                core: ClientCore::new(self.world.now(), CoreIndex(at), &config, &uuids),
+                fabrics: vec![Port::boxed(fabric, SharedFaults::clone(&self.ports[0]))],
+                inbox: Inbox::new(),
+                work,
+                pace: Pace::new(),
+            });
+        }
+    }
+
+    /// Ends the client's process; with the power of its machine, if so said. Its workloads stay
+    /// for the next.
+    fn stop_client(&mut self, power: bool) {
+        if power {
+            self.world.crash(self.nodes[0]);
+        }
+        self.retry_at = None;
+        for mut host in std::mem::take(&mut self.client) {
+            host.work.abandon(&mut self.oracle);
+            self.works.push(host.work);
+        }
+    }
+
+    /// A session that gave up attaching is tried again, as a supervisor does.
+    fn supervise(&mut self, now: Instant) {
+        let Some(home) = self.client.first() else { return };
+        // The server lets a writer in only when nothing of the one before can happen any more.
+        if !self.has_opened && home.core.is_open() {
+            self.has_opened = true;
+            if self.life > 1 {
+                self.oracle.settle();
+            }
+        }
+        if self.life > 1 && self.retry_at.is_none() && home.core.failure().is_some() {
+            self.retry_at = Some(now + 50 * MS);
+        }
+        if self.retry_at.is_some_and(|at| at <= now) {
+            self.stop_client(false);
+            let works = std::mem::take(&mut self.works);
+            self.start_client(works);
+        }
+    }
+
+    pub(super) fn now(&self) -> Instant {
+        self.world.now()
+    }
+
+    /// The links between client and server, by path.
+    pub(super) fn links(&self) -> Vec<(IpAddr, IpAddr)> {
+        (0..self.options.paths).map(|path| (client_ip(path), server_ip(path))).collect()
+    }
+
+    /// What is to happen from now on.
+    pub(super) fn set_plan(&mut self, plan: Vec<(Instant, Act)>) {
+        self.plan = plan.into();
+    }
+
+    /// What the workloads do from now on.
+    pub(super) fn set_mode(&mut self, mode: Mode) {
+        for host in &mut self.client {
+            host.work.mode = mode;
+            host.pace.due = true;
+        }
+        for work in &mut self.works {
+            work.mode = mode;
+        }
+    }
+
+    /// Lets one core read the whole disk.
+    pub(super) fn read_back(&mut self, core: usize) {
+        let at = core % self.client.len();
+        self.client[at].work.mode = Mode::ReadBack(0);
+        self.client[at].pace.due = true;
+    }
+
+    pub(super) fn workloads(&self) -> impl Iterator<Item = &Workload> {
+        self.client.iter().map(|host| &host.work).chain(&self.works)
+    }
+
+    pub(super) fn paths(&self) -> Vec<PathView> {
+        self.client.first().map(|home| home.core.paths()).unwrap_or_default()
+    }
+
+    /// The device is there on all cores and all paths carry IO.
+    pub(super) fn is_whole(&self) -> bool {
+        self.client.first().is_some_and(|home| home.core.is_open())
+            && self.paths().iter().all(|path| path.connected)
+            && self.client.iter().all(|host| host.work.is_open() && host.inbox.deadline().is_none())
+    }
+
+    /// Why the session gave up, if it did.
+    pub(super) fn gave_up(&self) -> Option<String> {
+        self.client.first()?.core.failure().map(ToString::to_string)
+    }
+
+    /// No fault strikes any more.
+    pub(super) fn calm(&mut self) {
+        for port in &self.ports {
+            let mut port = port.borrow_mut();
+            (port.fail_after, port.no_memory) = (None, 0);
+        }
+        self.disk.calm(self.now());
+    }
+
+    fn start_server(&mut self) {
+        let params = server_params(&self.options);
+        for at in 0..self.options.server_cores {
+            let core = Core { index: CoreIndex(at), ring: None };
+            let fabric = self.world.fabric(self.nodes[1]);
+            self.server.push(ServerHost {
+                core: ServerCore::new(params, core, &self.exports),
+                fabrics: vec![Port::boxed(fabric, SharedFaults::clone(&self.ports[1]))],
+                inbox: Inbox::new(),
+                pace: Pace::new(),
+            });
+        }
+        for path in 0..self.options.paths {
+            let address = SocketAddr::new(server_ip(path), PORT);
+            self.server[0].fabrics[0].listen(address).expect("nobody else listens there");
+        }
+    }
+
+    /// Ends the server's process; with the power of its machine, if so said.
+    pub(super) fn stop_server(&mut self, power: bool) {
+        if power {
+            self.world.crash(self.nodes[1]);
+        }
+        for host in std::mem::take(&mut self.server) {
+            // Block IO of a process ends with it, then its connections do.
+            drop(host.core);
+            drop(host.fabrics);
+        }
+        self.oracle.settle();
+        if power {
+            self.disk.cut_power();
+            self.oracle.power_cut();
+        }
+    }
+
+    pub(super) fn act(&mut self, act: Act) {
+        let now = self.now();
+        self.faults += 1;
+        self.log.event(now, "fault", [0, 0], || format!("{act:?}"));
+        match act {
+            Act::World(fault) => self.world.apply(fault),
+            Act::QpError { at_client, after } => {
+                self.ports[usize::from(!at_client)].borrow_mut().fail_after = Some(after);
+            }
+            Act::StopServer { power } => self.stop_server(power),
+            Act::AskServer => {
+                if let Some(host) = self.server.first_mut() {
+                    host.core.shutdown(now, &mut host.fabrics);
+                }
+            }
+            Act::StartServer => {
+                if self.server.first().is_some_and(|host| host.core.is_stopping()) {
+                    self.stop_server(false);
+                }
+                if self.server.is_empty() {
+                    self.start_server();
+                }
+            }
+            Act::StopClient { power } => self.stop_client(power),
+            Act::StartClient if self.client.is_empty() => {
+                let works = std::mem::take(&mut self.works);
+                self.start_client(works);
+            }
+            Act::StartClient => {}
+            Act::Stall { core, time } => {
+                let client = self.client.iter_mut().map(|host| &mut host.pace);
+                let server = self.server.iter_mut().map(|host| &mut host.pace);
+                if let Some(pace) = client.chain(server).nth(core) {
+                    pace.free_at = pace.free_at.max(now + time);
+                }
+            }
+            Act::NoMemory { at_client, times } => {
+                self.ports[usize::from(!at_client)].borrow_mut().no_memory = times;
+            }
+        }
+        self.wake_all();
+    }
+
+    /// Takes a link down for good, for a plant.
+    pub(super) fn kill_link(&mut self) {
+        let (a, b) = self.links()[0];
+        self.act(Act::World(Fault::LinkDown(a, b)));
+    }
+
+    fn wake_all(&mut self) {
+        for host in &mut self.client {
+            host.pace.due = true;
+        }
+        for host in &mut self.server {
+            host.pace.due = true;
+        }
+    }
+
+    /// Begins the session's end.
+    pub(super) fn detach(&mut self) {
+        let now = self.now();
+        for port in &self.ports {
+            port.borrow_mut().detaching = true;
+        }
+        let home = &mut self.client[0];
+        home.core.detach(now, &mut home.fabrics);
+        self.wake_all();
+    }
+
+    /// True when a detach has ended everything at the client.
+    pub(super) fn is_done(&self) -> bool {
+        self.client[0].core.is_done()
+    }
+
+    /// Sessions, connections, requests and block IO that the server still has.
+    pub(super) fn left_at_server(&self) -> (usize, usize, u64, usize) {
+        let sessions = self.server.first().map_or(0, |host| host.core.snapshot().len());
+        let shards = || self.server.iter().map(|host| host.core.shard());
+        let connections = shards().map(|shard| shard.connections()).sum();
+        (sessions, connections, shards().map(|s| s.inflight()).sum(), self.disk.inflight())
+    }
+
+    /// IOs and permits that the client still has.
+    pub(super) fn left_at_client(&self) -> (usize, usize) {
+        let cores = || self.client.iter().map(|host| &host.core);
+        (cores().map(ClientCore::inflight).sum(), cores().map(ClientCore::permits_held).sum())
+    }
+
+    /// Bytes registered at client and server.
+    pub(super) fn registered(&self) -> (usize, usize) {
+        (self.world.registered(self.nodes[0]), self.world.registered(self.nodes[1]))
+    }
+
+    /// Memory at its bound: chunks of the paths there can be, dead ones included.
+    fn check_memory(&mut self) -> Result<(), Failure> {
+        let (_, server) = self.registered();
+        self.registered_max = self.registered_max.max(server);
+        let pool = usize::from(self.options.queue_depth) * self.options.chunk_size as usize;
+        let bound = (self.options.paths + DRAINING_MAX) * (pool + PATH_EXTRA_MAX);
+        if server > bound {
+            let text = format!("the server has registered {server} bytes, over {bound}");
+            return Err(Failure::new("memory", text));
+        }
+        Ok(())
+    }
+
+    /// No IO in flight longer than its bound, where there is one.
+    fn check_time(&self) -> Result<(), Failure> {
+        let Some(bound) = self.options.stall_max else { return Ok(()) };
+        let now = self.now();
+        let Some(work) = self.workloads().find(|work| work.age(now) > bound) else {
+            return Ok(());
+        };
+        let oldest = work.oldest(now).unwrap_or_default();
+        let text = format!(
+            "with a path that works all the time an IO takes more than {} ms: {oldest}",
+            bound.as_millis()
+        );
+        Err(Failure::new("live", text))
+    }
+
+    fn turn_client(&mut self, at: usize) -> Result<bool, Failure> {
+        let now = self.world.now();
+        let ClientHost { core, fabrics, inbox, work, pace } = &mut self.client[at];
+        let mut busy = false;
+        while let Some(letter) = inbox.pop(now) {
+            busy = true;
+            core.handle_letter(now, letter, fabrics);
+        }
+        busy |= fabrics[0].poll(now);
+        while let Some(event) = fabrics[0].next_event() {
+            busy = true;
+            core.handle_event(now, 0, event, fabrics);
+        }
+        busy |= core.poll(now, fabrics);
+        if !work.is_open()
+            && let Some(device) = core.device()
+        {
+            work.open(device);
+        }
+        busy |= work.turn(now, &mut self.oracle)?;
+        busy |= core.pump(now, fabrics);
+        fabrics[0].flush(now);
+        pace.turns += u64::from(busy);
+        if busy && pace.turns.is_multiple_of(16) {
+            core.check();
+        }
+        let mut letters = Vec::new();
+        while let Some(letter) = core.take_letter() {
+            letters.push(letter);
+        }
+        for (to, letter) in letters {
+            let takes = self.prng.duration(Duration::ZERO..=self.options.letter_max);
+            self.client[to.index()].inbox.push(now + takes, letter);
+        }
+        if at == 0 && busy {
+            self.note_paths(now);
+        }
+        Ok(busy)
+    }
+
+    fn note_paths(&mut self, now: Instant) {
+        for (at, path) in self.paths().into_iter().enumerate() {
+            if self.states.len() <= at {
+                self.states.push(String::new());
+            }
+            if self.states[at] != path.state {
+                self.log.event(now, "path", [at as u64, path.reconnects], || {
+                    let why = path.last_error.as_deref().unwrap_or("");
+                    format!("{at} {} {why}", path.state)
+                });
+                self.states[at] = path.state;
+            }
+        }
+    }
+
+    fn turn_server(&mut self, at: usize) -> bool {
+        let now = self.world.now();
+        let ServerHost { core, fabrics, inbox, pace } = &mut self.server[at];
+        let mut busy = false;
+        while let Some(mail) = inbox.pop(now) {
+            busy = true;
+            core.handle_mail(now, mail, fabrics);
+        }
+        busy |= fabrics[0].poll(now);
+        while let Some(event) = fabrics[0].next_event() {
+            busy = true;
+            core.handle_event(now, 0, event, fabrics);
+        }
+        busy |= core.poll(now, fabrics);
+        if core.is_stopping() {
+            fabrics[0].stop_listening();
+        }
+        pace.turns += u64::from(busy);
+        if busy && pace.turns.is_multiple_of(16) {
+            core.check();
+        }
+        let mut letters = Vec::new();
+        while let Some(letter) = core.take_letter() {
+            letters.push(letter);
+        }
+        fabrics[0].flush(now);
+        for (to, mail) in letters {
+            let takes = self.prng.duration(Duration::ZERO..=self.options.letter_max);
+            self.server[to.index()].inbox.push(now + takes, mail);
+        }
+        busy
+    }
+
+    /// Turns every core that has to and may. True when anything happened.
+    fn turn(&mut self) -> Result<bool, Failure> {
+        let now = self.world.now();
+        self.disk.set_now(now);
+        let mut any = false;
+        for at in 0..self.client.len() {
+            let pace = &mut self.client[at].pace;
+            if pace.due && pace.free_at <= now {
+                pace.due = false;
+                if self.turn_client(at)? {
+                    any = true;
+                    let pause = self.prng.duration(Duration::ZERO..=self.options.think_max);
+                    let pace = &mut self.client[at].pace;
+                    (pace.due, pace.free_at) = (true, now + pause);
+                }
+            }
+        }
+        for at in 0..self.server.len() {
+            let pace = &mut self.server[at].pace;
+            if pace.due && pace.free_at <= now {
+                pace.due = false;
+                if self.turn_server(at) {
+                    any = true;
+                    let pause = self.prng.duration(Duration::ZERO..=self.options.think_max);
+                    let pace = &mut self.server[at].pace;
+                    (pace.due, pace.free_at) = (true, now + pause);
+                }
+            }
+        }
+        Ok(any)
+    }
+
+    /// When a core wants to turn.
+    fn core_time(&self, now: Instant) -> Option<Instant> {
+        let client = self.client.iter().map(|host| (&host.pace, host.deadline()));
+        let server = self.server.iter().map(|host| (&host.pace, host.deadline()));
+        client.chain(server).fold(None, |soonest, (pace, deadline)| {
+            let own = if pace.due { Some(now) } else { deadline };
+            earliest(soonest, own.map(|at| at.max(pace.free_at).max(now)))
+        })
+    }
+
+    /// Marks the cores whose time has come.
+    fn wake_due(&mut self, now: Instant) {
+        for host in &mut self.client {
+            host.pace.due |= host.deadline().is_some_and(|at| at <= now);
+        }
+        for host in &mut self.server {
+            host.pace.due |= host.deadline().is_some_and(|at| at <= now);
+        }
+    }
+
+    /// Moves on by one round. False when nothing is due until `bound`; the clock is there then.
+    fn advance(&mut self, bound: Instant) -> Result<bool, Failure> {
+        let before = self.world.now();
+        while let Some(&(at, act)) = self.plan.front()
+            && at <= before
+        {
+            self.plan.pop_front();
+            self.act(act);
+        }
+        self.turn()?;
+        let now = self.world.now();
+        self.supervise(now);
+        let event = self.world.next_event_time();
+        let planned = self.plan.front().map(|&(at, _)| at);
+        let planned = earliest(planned, self.retry_at).map(|at| at.max(now));
+        let next = earliest(earliest(event, planned), self.core_time(now));
+        let Some(at) = next.filter(|&at| at <= bound) else {
+            self.world.advance_to(bound);
+            self.wake_due(bound);
+            return Ok(false);
+        };
+        if event.is_some_and(|event| event <= at) {
+            self.wake_all();
+        }
+        self.world.advance_to(at);
+        self.wake_due(at);
+        self.spins = if at > before { 0 } else { self.spins + 1 };
+        if self.spins > SPINS_MAX {
+            return Err(Failure::new("live", format!("the clock stands still at {at}")));
+        }
+        Ok(true)
+    }
+
+    /// Runs until something is so, at most until `bound`. True when it is.
+    pub(super) fn run_until(
+        &mut self,
+        bound: Instant,
+        so: impl Fn(&Self) -> bool,
+    ) -> Result<bool, Failure> {
+        let mut rounds = 0_u32;
+        while !so(self) {
+            if !self.advance(bound)? {
+                return Ok(so(self));
+            }
+            rounds += 1;
+            if rounds.is_multiple_of(64) {
+                self.check_memory()?;
+                self.check_time()?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Holds all machines against their own laws.
+    pub(super) fn check(&mut self) -> Result<(), Failure> {
+        for host in &self.client {
+            host.core.check();
+        }
+        for host in &self.server {
+            host.core.check();
+        }
+        self.check_memory()
+    }
+
+    /// Errors of queue pairs so far.
+    pub(super) fn qp_errors(&self) -> u64 {
+        self.ports.iter().map(|port| port.borrow().failed).sum()
+    }
+}

@@ -1,0 +1,417 @@
+//! The backend: a disk in memory with a cache, a clock and faults of its own.
+//!
+//! An operation takes effect at one moment between its submission and its completion, both drawn
+//! from the seed. What a completed write promises is kept apart from what it did: `current` is
+//! what reads see, `durable` what survives a power cut for sure, the journal holds what lies
+//! between. A cut keeps, sector by sector and independently, any of the versions since the
+//! durable one: writes are dropped, torn at sectors and reordered. An operation whose device is
+//! dropped (the server's process ended) has happened by then or never will.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, Io, IoOp};
+use rtrs_core::prng::{Prng, Ratio};
+use rtrs_core::status::IoStatus;
+use rtrs_core::time::{Duration, Instant, earliest};
+
+use super::Plant;
+use super::options::DiskOptions;
+
+/// Bytes of a sector.
+pub(super) const SECTOR: usize = 512;
+
+/// A write that may be lost with the power.
+#[derive(Debug)]
+struct Entry {
+    /// Place in the order in which writes took effect.
+    seq: u64,
+    op: u64,
+    /// Place in the order of submissions and completions.
+    completed: Option<u64>,
+    offset: usize,
+    data: Vec<u8>,
+}
+
+/// What a run of the backend came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct DiskStats {
+    pub(super) ops: u64,
+    pub(super) slow: u64,
+    pub(super) stuck: u64,
+    pub(super) errors: u64,
+    pub(super) cuts: u64,
+}
+
+#[derive(Debug)]
+struct State {
+    options: DiskOptions,
+    plant: Plant,
+    /// Power cuts are possible: versions are kept.
+    tracks: bool,
+    prng: Prng,
+    now: Instant,
+    /// Since when nothing is slow, stuck or failing any more.
+    calm: Option<Instant>,
+    current: Vec<u8>,
+    previous: Vec<u8>,
+    durable: Vec<u8>,
+    durable_seq: Vec<u64>,
+    journal: Vec<Entry>,
+    /// A write to be done once more, for a plant.
+    ghost: Option<(usize, Vec<u8>, u8)>,
+    clock: u64,
+    inflight: usize,
+    stats: DiskStats,
+}
+
+/// The disk. It outlives servers.
+#[derive(Clone, Debug)]
+pub(super) struct Disk {
+    geometry: Geometry,
+    state: Arc<Mutex<State>>,
+}
+
+impl Disk {
+    pub(super) fn new(
+        options: DiskOptions,
+        sectors: u32,
+        tracks: bool,
+        plant: Plant,
+        prng: Prng,
+    ) -> Self {
+        let size = sectors as usize * SECTOR;
+        let geometry = Geometry {
+            physical_block: 512,
+            write_cache: options.write_cache,
+            fua: options.fua,
+            discard: true,
+            discard_granularity: 512,
+            write_zeroes: true,
+            io_max: options.io_max,
+            discard_max: options.discard_max,
+            ..Geometry::plain(size as u64)
+        };
+        let state = State {
+            options,
+            plant,
+            tracks,
+            prng,
+            now: Instant::ZERO,
+            calm: None,
+            current: vec![0; size],
+            previous: vec![0; size],
+            durable: vec![0; size],
+            durable_seq: vec![0; sectors as usize],
+            journal: Vec::new(),
+            ghost: None,
+            clock: 0,
+            inflight: 0,
+            stats: DiskStats::default(),
+        };
+        Self { geometry, state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// The time of what is submitted next.
+    pub(super) fn set_now(&self, now: Instant) {
+        self.state.lock().now = now;
+    }
+
+    /// From now on nothing is slow, stuck or failing.
+    pub(super) fn calm(&self, now: Instant) {
+        self.state.lock().calm = Some(now);
+    }
+
+    /// The power fails: only what is durable stays for sure.
+    pub(super) fn cut_power(&self) {
+        let state = &mut *self.state.lock();
+        state.stats.cuts += 1;
+        let journal = std::mem::take(&mut state.journal);
+        for sector in 0..state.durable_seq.len() {
+            let at = sector * SECTOR;
+            let since = state.durable_seq[sector];
+            let covers = |entry: &&Entry| {
+                entry.seq > since && entry.offset <= at && at < entry.offset + entry.data.len()
+            };
+            let versions = journal.iter().filter(covers).count();
+            let chosen = state.prng.index(versions + 1);
+            if let Some(entry) =
+                chosen.checked_sub(1).and_then(|n| journal.iter().filter(covers).nth(n))
+            {
+                let from = at - entry.offset;
+                state.durable[at..at + SECTOR].copy_from_slice(&entry.data[from..from + SECTOR]);
+            }
+        }
+        state.current.copy_from_slice(&state.durable);
+        state.previous.copy_from_slice(&state.durable);
+        state.ghost = None;
+    }
+
+    /// Operations that have not ended.
+    pub(super) fn inflight(&self) -> usize {
+        self.state.lock().inflight
+    }
+
+    pub(super) fn stats(&self) -> DiskStats {
+        self.state.lock().stats
+    }
+}
+
+impl BlockSource for Disk {
+    fn geometry(&self) -> Geometry {
+        self.geometry.clone()
+    }
+
+    fn open(&self, _core: &Core) -> io::Result<Box<dyn BlockDevice>> {
+        Ok(Box::new(Queue {
+            geometry: self.geometry.clone(),
+            state: Arc::clone(&self.state),
+            ops: Vec::new(),
+            done: VecDeque::new(),
+        }))
+    }
+}
+
+fn changes(op: IoOp) -> bool {
+    !matches!(op, IoOp::Read | IoOp::Flush)
+}
+
+impl State {
+    fn chance(&mut self, num: u32, den: u32) -> bool {
+        self.prng.chance(Ratio::new(num, den))
+    }
+
+    /// A write takes effect.
+    fn store(&mut self, op: u64, offset: usize, data: Vec<u8>, durable: bool) {
+        let end = offset + data.len();
+        self.previous[offset..end].copy_from_slice(&self.current[offset..end]);
+        self.current[offset..end].copy_from_slice(&data);
+        self.clock += 1;
+        let seq = self.clock;
+        if !self.tracks {
+            return;
+        }
+        let entry = Entry { seq, op, completed: None, offset, data };
+        if durable {
+            self.keep(&entry);
+        } else {
+            self.journal.push(entry);
+        }
+    }
+
+    /// What an entry wrote is durable, where nothing newer is.
+    fn keep(&mut self, entry: &Entry) {
+        for (n, bytes) in entry.data.chunks(SECTOR).enumerate() {
+            let at = entry.offset + n * SECTOR;
+            let sector = at / SECTOR;
+            if self.durable_seq[sector] < entry.seq {
+                self.durable_seq[sector] = entry.seq;
+                self.durable[at..at + SECTOR].copy_from_slice(bytes);
+            }
+        }
+    }
+
+    /// Writes that completed before `mark` become durable.
+    fn flush(&mut self, mark: u64) {
+        let (kept, left): (Vec<Entry>, Vec<Entry>) = std::mem::take(&mut self.journal)
+            .into_iter()
+            .partition(|entry| entry.completed.is_some_and(|at| at < mark));
+        self.journal = left;
+        for entry in &kept {
+            self.keep(entry);
+        }
+    }
+
+    fn completed(&mut self, op: u64) {
+        self.clock += 1;
+        for entry in self.journal.iter_mut().filter(|entry| entry.op == op) {
+            entry.completed = Some(self.clock);
+        }
+    }
+
+    fn do_write(&mut self, op: &Op, part: usize) {
+        let mut data = match &op.io.buf {
+            Some(buf) => buf.to_vec(),
+            None => vec![0; op.io.len as usize],
+        };
+        data.truncate(part);
+        if data.is_empty() {
+            return;
+        }
+        let offset = usize::try_from(op.io.offset).unwrap_or(usize::MAX);
+        if self.plant == Plant::LostWrite && self.chance(1, 20) {
+            return;
+        }
+        if self.plant == Plant::TornWrite && data.len() > SECTOR && self.chance(1, 4) {
+            data.truncate(data.len() / 2 / SECTOR * SECTOR);
+        }
+        if self.plant == Plant::GhostWrite && self.ghost.is_none() && self.chance(1, 4) {
+            self.ghost = Some((offset, data.clone(), 6));
+        }
+        let fua = op.io.flags.fua && self.plant != Plant::NoFua;
+        self.store(op.serial, offset, data, fua || !self.options.write_cache);
+        if let Some((at, data, left)) = self.ghost.take() {
+            match left {
+                0 => self.store(op.serial, at, data, false),
+                _ => self.ghost = Some((at, data, left - 1)),
+            }
+        }
+    }
+
+    fn apply(&mut self, op: &mut Op) {
+        let (offset, len) = (usize::try_from(op.io.offset).unwrap_or(0), op.io.len as usize);
+        if !op.status.is_ok() {
+            // A failed operation may have done nothing, all or a part.
+            let part = self.prng.index(len / SECTOR + 1) * SECTOR;
+            if changes(op.io.op) {
+                self.do_write(op, part);
+            }
+            return;
+        }
+        match (op.io.op, &op.io.buf) {
+            (IoOp::Read, Some(buf)) => {
+                let stale = self.plant == Plant::StaleRead && self.chance(1, 10);
+                let from = if stale { &self.previous } else { &self.current };
+                buf.copy_in(0, &from[offset..offset + len]);
+            }
+            (IoOp::Flush, _) if self.plant == Plant::NoFlush => {}
+            (IoOp::Flush, _) => self.flush(op.mark),
+            (IoOp::Read, None) => op.status = IoStatus::Invalid,
+            (IoOp::Write | IoOp::WriteZeroes | IoOp::Discard, _) => self.do_write(op, len),
+        }
+    }
+
+    /// When an operation that is submitted now takes effect and ends, and how.
+    fn plan(&mut self) -> (Instant, Instant, IoStatus) {
+        let options = self.options;
+        self.stats.ops += 1;
+        let mut time = self.prng.duration(Duration::ZERO..=options.latency_max);
+        let mut status = IoStatus::Ok;
+        if self.calm.is_none() {
+            if self.prng.chance(options.slow) {
+                self.stats.slow += 1;
+                time += self.prng.duration(Duration::ZERO..=options.slow_max);
+            }
+            if self.prng.chance(options.stuck) {
+                self.stats.stuck += 1;
+                time += self.prng.duration(options.stuck_max / 4..=options.stuck_max);
+            }
+            if self.prng.chance(options.errors) {
+                self.stats.errors += 1;
+                status = IoStatus::Io;
+            }
+        }
+        let effect = self.prng.duration(Duration::ZERO..=time);
+        (self.now + effect, self.now + time, status)
+    }
+}
+
+/// An operation in flight.
+#[derive(Debug)]
+struct Op {
+    io: Io,
+    serial: u64,
+    /// What had completed when it was submitted.
+    mark: u64,
+    effect_at: Instant,
+    done_at: Instant,
+    applied: bool,
+    status: IoStatus,
+}
+
+/// One core's queue of the disk.
+#[derive(Debug)]
+struct Queue {
+    geometry: Geometry,
+    state: Arc<Mutex<State>>,
+    ops: Vec<Op>,
+    done: VecDeque<Completion>,
+}
+
+impl BlockDevice for Queue {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn submit(&mut self, io: Io) -> Result<(), Io> {
+        let mut state = self.state.lock();
+        if self.inflight() >= state.options.room {
+            return Err(io);
+        }
+        let (effect_at, done_at, mut status) = state.plan();
+        let judged = self.geometry.check(&io);
+        if !judged.is_ok() {
+            status = judged;
+        }
+        state.clock += 1;
+        state.inflight += 1;
+        let mark = state.clock;
+        let (serial, applied) = (mark, !judged.is_ok());
+        self.ops.push(Op { io, serial, mark, effect_at, done_at, applied, status });
+        Ok(())
+    }
+
+    fn poll(&mut self, now: Instant) -> bool {
+        let mut state = self.state.lock();
+        state.now = now;
+        if let Some(calm) = state.calm {
+            let by = calm + state.options.latency_max;
+            for op in &mut self.ops {
+                (op.effect_at, op.done_at) = (op.effect_at.min(by), op.done_at.min(by));
+            }
+        }
+        let mut any = false;
+        // In the order of their moments, so that what is late to be polled changes nothing.
+        loop {
+            let due = self.ops.iter().enumerate().filter(|(_, op)| !op.applied);
+            let next = due.min_by_key(|(_, op)| (op.effect_at, op.serial)).map(|(at, _)| at);
+            let Some(at) = next.filter(|&at| self.ops[at].effect_at <= now) else { break };
+            state.apply(&mut self.ops[at]);
+            self.ops[at].applied = true;
+            any = true;
+        }
+        let mut at = 0;
+        while at < self.ops.len() {
+            if self.ops[at].done_at > now || !self.ops[at].applied {
+                at += 1;
+                continue;
+            }
+            let op = self.ops.remove(at);
+            state.completed(op.serial);
+            state.inflight -= 1;
+            self.done.push_back(Completion { tag: op.io.tag, status: op.status });
+            any = true;
+        }
+        any
+    }
+
+    fn reap(&mut self) -> Option<Completion> {
+        self.done.pop_front()
+    }
+
+    fn inflight(&self) -> usize {
+        self.ops.len() + self.done.len()
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.ops.iter().fold(None, |at, op| {
+            let own = if op.applied { op.done_at } else { op.effect_at };
+            earliest(at, Some(own))
+        })
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        let mut state = self.state.lock();
+        for mut op in std::mem::take(&mut self.ops) {
+            state.inflight -= 1;
+            if !op.applied && changes(op.io.op) && state.chance(1, 2) {
+                op.io.flags.fua = false;
+                state.apply(&mut op);
+            }
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! What breaks and when: a plan drawn from the seed before the run.
+//!
+//! Every fault of the network heals and every server starts again before the plan's end, so that
+//! afterwards the cluster is whole and everything has to come to an end.
+
+use std::net::IpAddr;
+
+use rtrs_core::fabric::sim::{Fault, LinkOptions};
+use rtrs_core::prng::{Prng, Ratio};
+use rtrs_core::time::{Duration, Instant};
+
+use super::options::{FaultMix, MS};
+
+/// One thing that happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Act {
+    /// The world changes.
+    World(Fault),
+    /// The queue pair of the n-th work request from now goes into error, at this end.
+    QpError { at_client: bool, after: u32 },
+    /// The server's process ends; with its machine, if the power fails.
+    StopServer { power: bool },
+    /// The server is asked to stop. What is left of it ends before the next one starts.
+    AskServer,
+    /// The client's process ends; with its machine, if the power fails.
+    StopClient { power: bool },
+    /// A client attaches, as another session.
+    StartClient,
+    /// A core does not turn for that long; cores of the client come first.
+    Stall { core: usize, time: Duration },
+    /// Memory cannot be registered, so many times, at this end.
+    NoMemory { at_client: bool, times: u32 },
+    /// A server starts.
+    StartServer,
+}
+
+/// Draws a plan from `from` to `until`, in order of time.
+pub(super) fn plan(
+    mix: &FaultMix,
+    links: &[(IpAddr, IpAddr)],
+    usual: &LinkOptions,
+    from: Instant,
+    until: Instant,
+    prng: &mut Prng,
+) -> Vec<(Instant, Act)> {
+    let mut plan = Vec::new();
+    if mix.is_empty() {
+        return plan;
+    }
+    let mut whole_at = vec![from; links.len()];
+    let (mut server_at, mut client_at) = (from, from);
+    let mut now = from;
+    loop {
+        now = now + prng.duration(Duration::from_micros(10)..=mix.gap_max);
+        if now >= until {
+            break;
+        }
+        let mut end = (now + prng.duration(Duration::from_micros(100)..=mix.lasts_max)).min(until);
+        let kind = weighted(prng, &mix.weights());
+        let at_client = prng.chance(Ratio::new(1, 2));
+        match kind {
+            0..=3 => {}
+            4 => {
+                let after = prng.below(30) as u32;
+                plan.push((now, Act::QpError { at_client, after }));
+                continue;
+            }
+            5..=7 => {
+                if now > server_at {
+                    let away = prng.duration(Duration::from_micros(100)..=300 * MS);
+                    end = (now + away).min(until);
+                    server_at = end + 50 * MS;
+                    let stop = match kind {
+                        7 => Act::AskServer,
+                        _ => Act::StopServer { power: kind == 6 },
+                    };
+                    plan.push((now, stop));
+                    plan.push((end, Act::StartServer));
+                }
+                continue;
+            }
+            8 => {
+                let (core, time) = (prng.index(4), prng.duration(MS..=500 * MS));
+                plan.push((now, Act::Stall { core, time: time.min(until - now) }));
+                continue;
+            }
+            10 => {
+                if now > client_at {
+                    let away = prng.duration(Duration::from_micros(100)..=300 * MS);
+                    end = (now + away).min(until);
+                    client_at = end + 50 * MS;
+                    let power = prng.chance(Ratio::new(1, 3));
+                    plan.push((now, Act::StopClient { power }));
+                    plan.push((end, Act::StartClient));
+                }
+                continue;
+            }
+            _ => {
+                let times = 1 + prng.below(4) as u32;
+                plan.push((now, Act::NoMemory { at_client, times }));
+                continue;
+            }
+        }
+        let first = usize::from(mix.spare);
+        let whole: Vec<usize> = (first..links.len()).filter(|&at| whole_at[at] < now).collect();
+        if whole.is_empty() {
+            continue;
+        }
+        let at = whole[prng.index(whole.len())];
+        whole_at[at] = end;
+        let (a, b) = links[at];
+        let (from, to) = if prng.chance(Ratio::new(1, 2)) { (a, b) } else { (b, a) };
+        let mut both = |start: Fault, stop: Fault| {
+            plan.push((now, Act::World(start)));
+            plan.push((end, Act::World(stop)));
+        };
+        match kind {
+            0 => both(Fault::LinkDown(a, b), Fault::LinkUp(a, b)),
+            1 => both(Fault::Silence(from, to), Fault::Unsilence(from, to)),
+            2 => {
+                both(Fault::Silence(from, to), Fault::Unsilence(from, to));
+                both(Fault::Silence(to, from), Fault::Unsilence(to, from));
+            }
+            _ => {
+                let slow = LinkOptions {
+                    delay: prng.duration(MS..=50 * MS),
+                    jitter: prng.duration(Duration::ZERO..=20 * MS),
+                    ..*usual
+                };
+                both(Fault::Change(from, to, slow), Fault::Restore(from, to));
+            }
+        }
+    }
+    plan.sort_by_key(|&(at, _)| at);
+    plan
+}
+
+/// An index, by weight. The weights are not all zero.
+fn weighted(prng: &mut Prng, weights: &[u32]) -> usize {
+    let mut left = prng.below(weights.iter().map(|&w| u64::from(w)).sum());
+    for (at, &weight) in weights.iter().enumerate() {
+        match left.checked_sub(u64::from(weight)) {
+            Some(rest) => left = rest,
+            None => return at,
+        }
+    }
+    0
+}

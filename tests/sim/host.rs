@@ -1,0 +1,149 @@
+//! The cores of both ends as the cluster keeps them, their letters, and what they are made with.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+
+use rtrs_client::machine::{ClientCore, Letter};
+use rtrs_client::{Failover, NoPath, PathTarget, SessionConfig};
+use rtrs_core::fabric::Fabric;
+use rtrs_core::fabric::sim::sim_ip;
+use rtrs_core::ids::SessionId;
+use rtrs_core::limits::Limits;
+use rtrs_core::time::{Duration, Instant, earliest};
+use rtrs_core::wire::AccessMode;
+use rtrs_server::mail::Mail;
+use rtrs_server::{ServerCore, SessionParams};
+
+use super::options::{MS, Options};
+use super::workload::Workload;
+
+/// How long IO waits without a path before it ends with an error.
+pub(super) const NO_PATH_TIME: Duration = Duration::from_secs(60);
+/// The portal's port.
+pub(super) const PORT: u16 = 1234;
+/// When a core may turn next, and whether it has to.
+#[derive(Debug)]
+pub(super) struct Pace {
+    pub(super) free_at: Instant,
+    pub(super) due: bool,
+    pub(super) turns: u64,
+}
+
+impl Pace {
+    pub(super) fn new() -> Self {
+        Self { free_at: Instant::ZERO, due: true, turns: 0 }
+    }
+}
+
+/// Letters on their way to a core, in order, each with the time of its arrival.
+#[derive(Debug)]
+pub(super) struct Inbox<T>(VecDeque<(Instant, T)>);
+
+impl<T> Inbox<T> {
+    pub(super) const fn new() -> Self {
+        Self(VecDeque::new())
+    }
+
+    pub(super) fn push(&mut self, at: Instant, letter: T) {
+        let last = self.0.back().map_or(at, |(last, _)| *last);
+        self.0.push_back((at.max(last), letter));
+    }
+
+    pub(super) fn pop(&mut self, now: Instant) -> Option<T> {
+        if self.deadline()? > now {
+            return None;
+        }
+        self.0.pop_front().map(|(_, letter)| letter)
+    }
+
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.0.front().map(|(at, _)| *at)
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct ClientHost {
+    pub(super) core: ClientCore,
+    pub(super) fabrics: Vec<Box<dyn Fabric>>,
+    pub(super) inbox: Inbox<Letter>,
+    pub(super) work: Workload,
+    pub(super) pace: Pace,
+}
+
+impl ClientHost {
+    /// When something is to be done even if nothing happens.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let letters = earliest(self.inbox.deadline(), self.work.deadline());
+        earliest(self.core.deadline(), letters)
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct ServerHost {
+    pub(super) core: ServerCore,
+    pub(super) fabrics: Vec<Box<dyn Fabric>>,
+    pub(super) inbox: Inbox<Mail>,
+    pub(super) pace: Pace,
+}
+
+impl ServerHost {
+    /// When something is to be done even if nothing happens.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        earliest(self.core.deadline(), self.inbox.deadline())
+    }
+}
+
+/// Address of the server on a path.
+pub(super) fn server_ip(path: usize) -> IpAddr {
+    sim_ip(1 + path as u8)
+}
+
+/// Address of the client on a path.
+pub(super) fn client_ip(path: usize) -> IpAddr {
+    sim_ip(11 + path as u8)
+}
+
+pub(super) fn session_config(options: &Options, life: u8) -> SessionConfig {
+    let target = |path: usize| PathTarget {
+        name: format!("path{path}"),
+        local: Some(client_ip(path)),
+        remotes: vec![SocketAddr::new(server_ip(path), PORT)],
+        transport: "sim",
+        provider: 0,
+        invalidate_reads: options.invalidate_reads,
+    };
+    SessionConfig {
+        name: "sim".into(),
+        export: "vol".into(),
+        access: AccessMode::ReadWrite,
+        read_only_fallback: false,
+        id: SessionId([life; 16]),
+        paths: (0..options.paths).map(target).collect(),
+        cores: options.client_cores,
+        policy: options.policy,
+        heartbeat_interval: options.heartbeat,
+        heartbeat_missed_max: 3,
+        connect_timeout: 500 * MS,
+        reconnect_min: 20 * MS,
+        reconnect_max: 500 * MS,
+        io_timeout: options.io_timeout,
+        no_path: NoPath::QueueFor(NO_PATH_TIME),
+        failover: Failover::Fast,
+        queue_depth_limit: u16::MAX,
+        seed: options.seed,
+    }
+}
+
+pub(super) fn server_params(options: &Options) -> SessionParams {
+    SessionParams {
+        limits: Limits::new(u32::from(options.queue_depth), options.chunk_size)
+            .expect("a seed draws sound limits"),
+        always_invalidate: options.always_invalidate,
+        heartbeat_interval: options.server_heartbeat,
+        heartbeat_missed_max: 3,
+        handshake_timeout: 1000 * MS,
+        shutdown_grace: 1000 * MS,
+        cores: options.server_cores,
+        ..SessionParams::default()
+    }
+}

@@ -1,0 +1,78 @@
+//! The simulator: the real machines of client and server over the simulated fabric, one seed.
+//!
+//! One thread, one virtual clock. From the seed follow the shape of the cluster, the workload,
+//! the faults and every delay; the same seed gives the same run, byte for byte. Called by
+//! `rtrs-sim` and by the test binary `sim`.
+//!
+//! `options.rs` what a seed draws · `cluster.rs` cores, world and clock · `host.rs` one core ·
+//! `port.rs` the fabric as the machines see it, with its faults · `disk.rs` the backend ·
+//! `workload.rs` who uses the device · `oracle.rs` what reads may return · `faults.rs` what breaks
+//! and when · `run.rs` one run from attach to detach · `log.rs` what happened · `plant.rs` bugs
+//! that must be caught.
+
+mod cluster;
+mod disk;
+mod faults;
+mod host;
+mod log;
+mod options;
+mod oracle;
+mod plant;
+mod port;
+mod run;
+mod workload;
+
+pub use log::Sink;
+pub use options::Options;
+pub use plant::Plant;
+pub use run::{Outcome, Stats, run, run_with};
+
+/// What a checker found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// Which checker: `blocks`, `durable`, `once`, `errors`, `home`, `memory` or `live`.
+    pub checker: &'static str,
+    /// What it saw.
+    pub text: String,
+}
+
+/// Seeds that failed once, with what went wrong.
+pub fn kept_seeds() -> Vec<(u64, &'static str)> {
+    parse_seeds(include_str!("seeds.txt"))
+}
+
+/// A seed and a remark on each line; empty lines and those that begin with `#` are left out.
+///
+/// # Panics
+/// When a line is neither.
+fn parse_seeds(text: &'static str) -> Vec<(u64, &'static str)> {
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    lines
+        .filter(|line| !line.starts_with('#'))
+        .map(|line| {
+            let (seed, remark) = line.split_once(' ').unwrap_or((line, ""));
+            match seed.parse() {
+                Ok(seed) => (seed, remark.trim()),
+                Err(_) => panic!("seeds.txt: '{line}' does not begin with a seed"),
+            }
+        })
+        .collect()
+}
+
+impl Failure {
+    fn new(checker: &'static str, text: impl Into<String>) -> Self {
+        Self { checker, text: text.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{kept_seeds, parse_seeds};
+
+    #[test]
+    fn kept_seeds_are_read() {
+        let parsed = parse_seeds("# a\n\n12 what  went wrong\n 13\n");
+        assert_eq!(parsed, [(12, "what  went wrong"), (13, "")]);
+        assert!(kept_seeds().iter().all(|(_, remark)| !remark.is_empty()), "remarks are missing");
+    }
+}

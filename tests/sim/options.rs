@@ -1,0 +1,309 @@
+//! What a seed draws: the shape of the cluster, its timing, the workload, which faults strike.
+//!
+//! Swarm style: each seed has its own mix, many kinds of faults are absent from a run so that the
+//! others get room, and bounds are small so that tables fill and wrap.
+
+use rtrs_client::Policy;
+use rtrs_core::fabric::sim::{BindMode, LinkOptions, WorldOptions};
+use rtrs_core::prng::{Prng, Ratio};
+use rtrs_core::time::Duration;
+
+/// A millisecond.
+pub(super) const MS: Duration = Duration::from_millis(1);
+
+/// One run's settings.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// What all follows from.
+    pub seed: u64,
+    /// Paths between client and server.
+    pub paths: usize,
+    /// Cores of the client and of the server.
+    pub client_cores: u16,
+    /// Cores of the server.
+    pub server_cores: u16,
+    /// Chunks of a path.
+    pub queue_depth: u16,
+    /// Bytes of a chunk.
+    pub chunk_size: u32,
+    /// How a path is chosen.
+    pub policy: Policy,
+    /// How the network behaves.
+    pub world: WorldOptions,
+    /// A fresh key per request at the server.
+    pub always_invalidate: bool,
+    /// A fresh key per read at the client.
+    pub invalidate_reads: bool,
+    /// Heartbeats of the client.
+    pub heartbeat: Duration,
+    /// Heartbeats of the server.
+    pub server_heartbeat: Duration,
+    /// Bound of an IO in flight.
+    pub io_timeout: Duration,
+    /// Longest pause of a core between two turns.
+    pub think_max: Duration,
+    /// Longest way of a letter from core to core.
+    pub letter_max: Duration,
+    /// Time under load.
+    pub load_time: Duration,
+    /// The workload.
+    pub work: WorkOptions,
+    /// The backend.
+    pub disk: DiskOptions,
+    /// What breaks.
+    pub faults: FaultMix,
+    /// Longest time an IO may take, where the first path always works and the backend is quick.
+    pub stall_max: Option<Duration>,
+    /// A flush is held against writes before a power cut too; not drawn.
+    pub strict_flush: bool,
+}
+
+/// What the workload does.
+#[derive(Clone, Debug)]
+pub struct WorkOptions {
+    /// Sectors of the device.
+    pub sectors: u32,
+    /// IOs of a core at once.
+    pub depth: usize,
+    /// Most sectors of an IO.
+    pub span_max: u32,
+    /// Longest pause between two IOs of a core.
+    pub gap_max: Duration,
+    /// How many IOs are reads.
+    pub reads: Ratio,
+    /// How many of the others are flushes.
+    pub flushes: Ratio,
+    /// How many writes are durable at once.
+    pub fua: Ratio,
+    /// How many writes leave zeroes: half of them write zeroes, half are discards.
+    pub zeroes: Ratio,
+    /// Writes in flight may overlap each other.
+    pub overlap: bool,
+    /// IOs of all cores together.
+    pub ios_max: u64,
+}
+
+/// How the backend behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct DiskOptions {
+    /// Longest time of an operation that is not slow.
+    pub latency_max: Duration,
+    /// How many are slow.
+    pub slow: Ratio,
+    /// Longest time of a slow one.
+    pub slow_max: Duration,
+    /// How many do not end for a long time.
+    pub stuck: Ratio,
+    /// How long those take at most.
+    pub stuck_max: Duration,
+    /// How many end with an error.
+    pub errors: Ratio,
+    /// Completed writes may be lost with the power.
+    pub write_cache: bool,
+    /// Durable writes are taken as such.
+    pub fua: bool,
+    /// IOs that it takes at once on a core.
+    pub room: usize,
+    /// Longest read or write it takes.
+    pub io_max: u32,
+    /// Longest discard or write zeroes it takes.
+    pub discard_max: u32,
+}
+
+/// Which faults strike and how often.
+#[derive(Clone, Copy, Debug)]
+pub struct FaultMix {
+    /// Longest pause between two faults.
+    pub gap_max: Duration,
+    /// Longest time a fault of the network lasts.
+    pub lasts_max: Duration,
+    /// Weight of links that die.
+    pub link_down: u32,
+    /// Weight of one direction falling silent.
+    pub silence: u32,
+    /// Weight of both directions falling silent.
+    pub blackhole: u32,
+    /// Weight of a slow direction.
+    pub slow_path: u32,
+    /// Weight of a queue pair in error at a work request.
+    pub qp_error: u32,
+    /// Weight of a server whose process ends and starts again.
+    pub server_restart: u32,
+    /// Weight of a server whose machine loses power.
+    pub power_cut: u32,
+    /// Weight of a server that is asked to stop, and starts again.
+    pub server_stop: u32,
+    /// Weight of a client that ends without a word to anybody, and attaches anew.
+    pub client_restart: u32,
+    /// Weight of a core that does not turn for a while.
+    pub core_stall: u32,
+    /// Weight of memory that cannot be registered.
+    pub no_memory: u32,
+    /// The first path has no fault of the network.
+    pub spare: bool,
+}
+
+impl FaultMix {
+    /// True when nothing breaks.
+    pub fn is_empty(&self) -> bool {
+        self.weights().iter().sum::<u32>() == 0
+    }
+
+    /// The weights in the order of the fields.
+    pub(super) const fn weights(&self) -> [u32; 11] {
+        [
+            self.link_down,
+            self.silence,
+            self.blackhole,
+            self.slow_path,
+            self.qp_error,
+            self.server_restart,
+            self.power_cut,
+            self.server_stop,
+            self.core_stall,
+            self.no_memory,
+            self.client_restart,
+        ]
+    }
+}
+
+fn pick<T: Clone>(prng: &mut Prng, of: &[T]) -> T {
+    of[prng.index(of.len())].clone()
+}
+
+fn half(prng: &mut Prng) -> bool {
+    prng.chance(Ratio::new(1, 2))
+}
+
+impl Options {
+    /// What this seed draws.
+    pub fn draw(seed: u64) -> Self {
+        let mut prng = Prng::new(seed ^ 0x5157_4152_4d5f_3031);
+        let prng = &mut prng;
+        let paths = pick(prng, &[1, 2, 2, 2, 3, 3]);
+        let chunk_size = pick(prng, &[8192, 16384]);
+        let heartbeat = pick(prng, &[50, 100, 200]) * MS;
+        let us = Duration::from_micros;
+        let link = LinkOptions {
+            delay: pick(prng, &[us(2), us(10), us(50), us(300)]),
+            jitter: pick(prng, &[us(0), us(5), us(50), us(1000)]),
+            bandwidth: pick(prng, &[None, None, Some(500_000_000), Some(50_000_000)]),
+            detect: pick(prng, &[None, Some(20 * MS), Some(100 * MS), Some(2000 * MS)]),
+        };
+        let world = WorldOptions {
+            acknowledged: half(prng),
+            bind: if half(prng) { BindMode::Done } else { BindMode::Pending },
+            link,
+            buffered_max: pick(prng, &[64 << 10, 4 << 20]),
+            ..WorldOptions::default()
+        };
+        let mut drawn = Self {
+            seed,
+            paths,
+            client_cores: pick(prng, &[1, 2, 2]),
+            server_cores: pick(prng, &[1, 2, 2]),
+            queue_depth: pick(prng, &[4, 8, 16, 32]),
+            chunk_size,
+            policy: pick(prng, &[Policy::RoundRobin, Policy::MinInflight, Policy::MinLatency]),
+            world,
+            always_invalidate: half(prng),
+            invalidate_reads: half(prng),
+            heartbeat,
+            server_heartbeat: pick(prng, &[50, 100, 200, 1000]) * MS,
+            io_timeout: pick(prng, &[2000, 5000]) * MS,
+            think_max: pick(prng, &[us(0), us(20), us(200)]),
+            letter_max: pick(prng, &[us(0), us(10), us(200), 3 * MS]),
+            load_time: pick(prng, &[500, 1000, 2000, 3000]) * MS,
+            work: WorkOptions::draw(prng, chunk_size),
+            disk: DiskOptions::draw(prng),
+            faults: FaultMix::draw(prng, paths),
+            stall_max: None,
+            strict_flush: false,
+        };
+        if paths > 1 && prng.chance(Ratio::new(1, 6)) {
+            drawn.hold_to_time(pick(prng, &[50, 100]) * MS);
+        }
+        drawn
+    }
+
+    /// Leaves only the faults that another path can make good, and asks for it within a bound:
+    /// two paths may fall silent one after the other under the same IO.
+    fn hold_to_time(&mut self, heartbeat: Duration) {
+        // Of a direction that falls silent only the end it leads to learns by itself.
+        (self.heartbeat, self.server_heartbeat) = (heartbeat, heartbeat);
+        self.stall_max = Some(heartbeat * 10 + 500 * MS);
+        let faults = &mut self.faults;
+        (faults.spare, faults.slow_path, faults.qp_error) = (true, 0, 0);
+        (faults.server_restart, faults.power_cut, faults.server_stop) = (0, 0, 0);
+        (faults.core_stall, faults.client_restart) = (0, 0);
+        (faults.silence, faults.blackhole) = (faults.silence.max(1), faults.blackhole.max(1));
+        faults.lasts_max = faults.lasts_max.max(3000 * MS);
+        (self.disk.slow, self.disk.stuck) = (Ratio::ZERO, Ratio::ZERO);
+        self.load_time = 3000 * MS;
+    }
+}
+
+impl WorkOptions {
+    fn draw(prng: &mut Prng, chunk_size: u32) -> Self {
+        let one = (chunk_size - 4096) / 512;
+        Self {
+            sectors: pick(prng, &[32, 64, 128, 256]),
+            depth: pick(prng, &[1, 4, 8, 24]),
+            span_max: pick(prng, &[1, 8, one, one * 2 + 3]),
+            gap_max: pick(prng, &[1, 5, 20]) * MS,
+            reads: pick(prng, &[Ratio::new(1, 10), Ratio::new(1, 2), Ratio::new(3, 4)]),
+            flushes: pick(prng, &[Ratio::ZERO, Ratio::new(1, 20), Ratio::new(1, 5)]),
+            fua: pick(prng, &[Ratio::ZERO, Ratio::new(1, 20), Ratio::new(1, 3)]),
+            zeroes: pick(prng, &[Ratio::ZERO, Ratio::ZERO, Ratio::new(1, 5)]),
+            overlap: prng.chance(Ratio::new(1, 4)),
+            ios_max: pick(prng, &[100, 250, 500]),
+        }
+    }
+}
+
+impl DiskOptions {
+    fn draw(prng: &mut Prng) -> Self {
+        let rare = Ratio::new(1, 200);
+        Self {
+            latency_max: Duration::from_micros(pick(prng, &[1, 50, 500])),
+            slow: pick(prng, &[Ratio::ZERO, Ratio::ZERO, Ratio::new(1, 50), Ratio::new(1, 4)]),
+            slow_max: pick(prng, &[5, 50, 300]) * MS,
+            stuck: pick(prng, &[Ratio::ZERO, Ratio::ZERO, rare]),
+            stuck_max: pick(prng, &[1000, 4000]) * MS,
+            errors: pick(prng, &[Ratio::ZERO, Ratio::ZERO, Ratio::ZERO, Ratio::new(1, 50)]),
+            write_cache: prng.chance(Ratio::new(3, 4)),
+            fua: half(prng),
+            room: pick(prng, &[1, 4, 64]),
+            io_max: pick(prng, &[4096, 1 << 20, 1 << 20]),
+            discard_max: pick(prng, &[4096, 1 << 20]),
+        }
+    }
+}
+
+impl FaultMix {
+    fn draw(prng: &mut Prng, paths: usize) -> Self {
+        // One run in ten has no faults at all.
+        let none = prng.chance(Ratio::new(1, 10));
+        let mut weight = || if none || half(prng) { 0 } else { pick(prng, &[1, 3]) };
+        let (link_down, silence, blackhole) = (weight(), weight(), weight());
+        let (slow_path, qp_error) = (weight(), weight());
+        let (server_restart, power_cut, server_stop) = (weight(), weight(), weight());
+        let (core_stall, no_memory, client_restart) = (weight(), weight(), weight());
+        Self {
+            gap_max: pick(prng, &[50, 200, 600]) * MS,
+            lasts_max: pick(prng, &[20, 200, 1000]) * MS,
+            link_down,
+            silence,
+            blackhole,
+            slow_path,
+            qp_error,
+            server_restart,
+            power_cut,
+            server_stop,
+            client_restart,
+            core_stall,
+            no_memory,
+            spare: paths > 1 && half(prng),
+        }
+    }
+}

@@ -1,0 +1,526 @@
+//! What reads may return, and what must survive a power cut.
+//!
+//! Each sector is a register of its own. Every write puts its number into all of its sectors, so
+//! a read tells which write it saw. Time is a counter of submissions and completions.
+//!
+//! **Writes that do not overlap in flight** (the usual run) are judged exactly: all operations on
+//! a sector must fit one order in which each takes effect at one moment between its submission
+//! and its completion. By Gibbons and Korach (Testing shared memories, 1997) this is so if and
+//! only if, with the zone of a write from the first completion to the last submission of the
+//! write and its reads, no two forward zones overlap and no backward zone lies in a forward one.
+//!
+//! **Runs whose writes overlap**: a write may take effect more than once while it is in flight,
+//! as a replay does. A read may return any write that began before the read ended and that no
+//! other write, begun after that one's end and ended before the read's start, has replaced; and
+//! while no write is open the sector keeps its content.
+//!
+//! **A write that ended with an error** of the backend may have happened or not, but by its end
+//! or never: nothing else may end a write with an error here. A write that was in flight when its
+//! client was killed may happen at any later moment, until the server's process ends, or the
+//! server lets another session write, or the run comes to rest.
+//!
+//! **A power cut** may leave in a sector any write that no durable write has replaced; a write
+//! is durable when it was acknowledged with FUA, or before a flush began that was acknowledged
+//! before the cut. It ends what unflushed writes promised: a flush after the cut is not held
+//! against writes before it, unless `strict_flush` asks for that.
+
+use std::collections::BTreeMap;
+
+use super::Failure;
+use super::disk::SECTOR;
+
+/// Later than everything.
+const OPEN: u64 = u64::MAX;
+
+/// A write.
+#[derive(Clone, Debug)]
+struct Write {
+    sector: u32,
+    count: u32,
+    /// It leaves zeroes, as others do, instead of its number.
+    zero: bool,
+    start: u64,
+    /// When it ended for good; `OPEN` while it may still happen.
+    finish: u64,
+    acked: bool,
+    /// Submitted and not ended for its user.
+    pending: bool,
+    durable: bool,
+}
+
+/// What is known of a write, or of the content a sector began with, on one sector.
+#[derive(Clone, Copy, Debug)]
+struct Cluster {
+    id: u32,
+    /// Before it nothing of it can have happened.
+    start: u64,
+    read_first: u64,
+    read_last: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Sector {
+    clusters: Vec<Cluster>,
+    /// What the last power cut may have left; empty once a read told, or without a cut.
+    survivors: Vec<u32>,
+    /// The content it began with, or that a read after the cut told.
+    initial: Option<u32>,
+    /// When that was: start or last cut.
+    since: u64,
+    /// Content seen while no write was open, for runs that overlap.
+    settled: Option<u32>,
+    /// Writes that may still happen.
+    open: u32,
+    /// When a write last began or ended.
+    stirred: u64,
+}
+
+/// All that is known of a run's disk.
+#[derive(Debug)]
+pub(super) struct Oracle {
+    clock: u64,
+    overlap: bool,
+    write_cache: bool,
+    /// A flush is held against writes before a power cut too.
+    strict_flush: bool,
+    writes: Vec<Write>,
+    sectors: Vec<Sector>,
+    /// Pending and open writes per sector, for who must not overlap.
+    busy: Vec<u32>,
+    /// Reads in flight, with their start.
+    reads: BTreeMap<u64, u64>,
+}
+
+/// The bytes of a write in a sector.
+fn word(id: u32, sector: u32) -> u64 {
+    u64::from(id) << 32 | u64::from(sector)
+}
+
+/// Fills a buffer with what a write puts there.
+pub(super) fn pattern(id: u32, sector: u32, count: u32) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(count as usize * SECTOR);
+    for sector in sector..sector + count {
+        let word = word(id, sector).to_le_bytes();
+        for _ in 0..SECTOR / 8 {
+            bytes.extend_from_slice(&word);
+        }
+    }
+    bytes
+}
+
+impl Oracle {
+    pub(super) fn new(sectors: u32, overlap: bool, write_cache: bool, strict_flush: bool) -> Self {
+        let sector = Sector {
+            clusters: vec![Cluster { id: 0, start: 0, read_first: OPEN, read_last: 0 }],
+            survivors: Vec::new(),
+            initial: Some(0),
+            since: 0,
+            settled: None,
+            open: 0,
+            stirred: 0,
+        };
+        let zero = Write {
+            sector: 0,
+            count: sectors,
+            zero: true,
+            start: 0,
+            finish: 0,
+            acked: true,
+            pending: false,
+            durable: true,
+        };
+        Self {
+            clock: 1,
+            overlap,
+            write_cache,
+            strict_flush,
+            writes: vec![zero],
+            sectors: vec![sector; sectors as usize],
+            busy: vec![0; sectors as usize],
+            reads: BTreeMap::new(),
+        }
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    /// True when no write is in flight there.
+    pub(super) fn is_free(&self, sector: u32, count: u32) -> bool {
+        self.busy[sector as usize..(sector + count) as usize].iter().all(|&n| n == 0)
+    }
+
+    /// A write is submitted; returns its number.
+    pub(super) fn write(&mut self, sector: u32, count: u32, zero: bool) -> u32 {
+        let start = self.tick();
+        let id = u32::try_from(self.writes.len()).unwrap_or(u32::MAX);
+        let (acked, durable) = (false, false);
+        let (finish, pending) = (OPEN, true);
+        let write = Write { sector, count, zero, start, finish, acked, pending, durable };
+        self.writes.push(write);
+        for at in sector as usize..(sector + count) as usize {
+            self.busy[at] += 1;
+            let sector = &mut self.sectors[at];
+            sector.clusters.push(Cluster { id, start, read_first: OPEN, read_last: 0 });
+            sector.open += 1;
+            sector.stirred = start;
+            sector.settled = None;
+        }
+        id
+    }
+
+    /// A write was acknowledged.
+    pub(super) fn write_acked(&mut self, id: u32, fua: bool) -> Result<(), Failure> {
+        let now = self.tick();
+        let write = &mut self.writes[id as usize];
+        (write.finish, write.acked, write.pending) = (now, true, false);
+        write.durable = fua || !self.write_cache;
+        let range = write.sector as usize..(write.sector + write.count) as usize;
+        for at in range {
+            self.busy[at] -= 1;
+            self.sectors[at].open -= 1;
+            self.sectors[at].stirred = now;
+            self.judge(at, id)?;
+        }
+        Ok(())
+    }
+
+    /// A write ended with an error; `over` when it cannot happen any more.
+    pub(super) fn write_failed(&mut self, id: u32, over: bool) {
+        let now = self.tick();
+        let write = &mut self.writes[id as usize];
+        write.pending = false;
+        let range = write.sector as usize..(write.sector + write.count) as usize;
+        for at in range.clone() {
+            self.busy[at] -= 1;
+        }
+        if over {
+            self.close(id, now);
+        }
+    }
+
+    /// A write that was not acknowledged has happened by now or never will.
+    fn close(&mut self, id: u32, now: u64) {
+        let write = &mut self.writes[id as usize];
+        write.finish = now;
+        for at in write.sector as usize..(write.sector + write.count) as usize {
+            self.sectors[at].open -= 1;
+            self.sectors[at].stirred = now;
+        }
+    }
+
+    /// All that ended with an error has happened by now or never will: the server's process
+    /// ended, or nothing is in flight anywhere.
+    pub(super) fn settle(&mut self) {
+        let now = self.tick();
+        for id in 1..self.writes.len() {
+            let write = &self.writes[id];
+            if write.finish == OPEN && !write.pending {
+                self.close(u32::try_from(id).unwrap_or(u32::MAX), now);
+            }
+        }
+    }
+
+    /// A flush or read begins; returns when.
+    pub(super) fn begin(&mut self) -> u64 {
+        self.tick()
+    }
+
+    /// A read begins.
+    pub(super) fn read(&mut self, tag: u64) {
+        let now = self.tick();
+        self.reads.insert(tag, now);
+    }
+
+    /// A flush that began at `start` was acknowledged.
+    pub(super) fn flush_acked(&mut self, start: u64) -> Result<(), Failure> {
+        self.tick();
+        for id in 0..self.writes.len() {
+            let write = &mut self.writes[id];
+            if write.durable || !write.acked || write.finish >= start {
+                continue;
+            }
+            write.durable = true;
+            if self.strict_flush {
+                self.promised(u32::try_from(id).unwrap_or(u32::MAX))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A write became durable by a flush, perhaps after a power cut that took it away.
+    fn promised(&mut self, id: u32) -> Result<(), Failure> {
+        let write = self.writes[id as usize].clone();
+        for at in write.sector as usize..(write.sector + write.count) as usize {
+            if self.sectors[at].since < write.finish {
+                continue;
+            }
+            let writes = &self.writes;
+            let replaced = |old: u32| old != id && writes[old as usize].finish < write.start;
+            let sector = &mut self.sectors[at];
+            sector.survivors.retain(|&old| !replaced(old));
+            if let Some(old) = sector.initial.filter(|&old| replaced(old)) {
+                let text = format!(
+                    "a flush was acknowledged after a power cut that took write {id} from sector \
+                     {at}, acknowledged before the flush began: {}; {}",
+                    self.explain(at, id),
+                    self.explain(at, old)
+                );
+                return Err(Failure::new("durable", text));
+            }
+        }
+        Ok(())
+    }
+
+    /// A read ended; its bytes are judged unless it failed.
+    pub(super) fn read_done(
+        &mut self,
+        tag: u64,
+        sector: u32,
+        bytes: Option<&[u8]>,
+    ) -> Result<(), Failure> {
+        let now = self.tick();
+        // A read from before a power cut may have seen either side of it.
+        let (Some(start), Some(bytes)) = (self.reads.remove(&tag), bytes) else { return Ok(()) };
+        for (n, content) in (0u32..).zip(bytes.chunks(SECTOR)) {
+            let at = sector + n;
+            match self.identify(at, content)? {
+                0 => self.saw_zeroes(at as usize, start, now)?,
+                id => self.saw(at as usize, id, start, now)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Which write a sector's bytes are of.
+    fn identify(&self, sector: u32, content: &[u8]) -> Result<u32, Failure> {
+        let mut words = content.chunks(8).map(|chunk| {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(chunk);
+            u64::from_le_bytes(bytes)
+        });
+        let first = words.next().unwrap_or(0);
+        if let Some(other) = words.find(|word| *word != first) {
+            return Err(Failure::new(
+                "blocks",
+                format!("sector {sector} is torn: it holds {first:#x} and {other:#x}"),
+            ));
+        }
+        let id = u32::try_from(first >> 32).unwrap_or(u32::MAX);
+        let known = self.writes.get(id as usize);
+        let fits = known.is_some_and(|w| w.sector <= sector && sector < w.sector + w.count);
+        if first != 0 && (first != word(id, sector) || id == 0 || !fits) {
+            return Err(Failure::new(
+                "blocks",
+                format!("sector {sector} holds {first:#x}, which nobody wrote there"),
+            ));
+        }
+        Ok(id)
+    }
+
+    /// A read saw zeroes, which several writes may have left. It is legal if it fits one of them,
+    /// and tells something if it fits one only.
+    fn saw_zeroes(&mut self, at: usize, start: u64, now: u64) -> Result<(), Failure> {
+        let sector = &self.sectors[at];
+        let ids = sector.clusters.iter().map(|cluster| cluster.id).chain(sector.survivors.clone());
+        let mut ids: Vec<u32> = ids.filter(|&id| self.writes[id as usize].zero).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        let mut first_failure = None;
+        if ids.len() > 1 {
+            let saved = self.sectors[at].clone();
+            ids.retain(|&id| {
+                let result = self.saw(at, id, start, now);
+                self.sectors[at] = saved.clone();
+                let fits = result.is_ok();
+                first_failure = first_failure.take().or_else(|| result.err());
+                fits
+            });
+        }
+        match (ids.as_slice(), first_failure) {
+            ([], Some(failure)) => Err(failure),
+            // Nobody left any: the content it began with, if that still is what it was.
+            ([], None) => self.saw(at, 0, start, now),
+            ([id], _) => self.saw(at, *id, start, now),
+            _ => Ok(()),
+        }
+    }
+
+    /// A read from `start` to `now` saw a write in a sector.
+    fn saw(&mut self, at: usize, id: u32, start: u64, now: u64) -> Result<(), Failure> {
+        let sector = &mut self.sectors[at];
+        let found = sector.clusters.iter_mut().find(|cluster| cluster.id == id);
+        let cluster = match found {
+            Some(cluster) => cluster,
+            None => {
+                if let Some(initial) = sector.initial {
+                    return Err(Failure::new(
+                        "blocks",
+                        format!(
+                            "sector {at} holds write {id} of before the power cut; after the \
+                             cut it held write {initial}"
+                        ),
+                    ));
+                }
+                if !sector.survivors.contains(&id) {
+                    let text = self.explain(at, id);
+                    return Err(Failure::new(
+                        "durable",
+                        format!(
+                            "after a power cut sector {at} holds write {id}, which a durable \
+                             write had replaced: {text}"
+                        ),
+                    ));
+                }
+                let since = sector.since;
+                sector.initial = Some(id);
+                sector.survivors.clear();
+                sector.clusters.push(Cluster { id, start: since, read_first: OPEN, read_last: 0 });
+                let last = sector.clusters.len() - 1;
+                &mut sector.clusters[last]
+            }
+        };
+        cluster.read_first = cluster.read_first.min(now);
+        cluster.read_last = cluster.read_last.max(start);
+        if !self.overlap {
+            return self.judge(at, id);
+        }
+        self.judge_overlap(at, id, start)
+    }
+
+    /// When a write ended on a sector, as far as this life of the sector is concerned.
+    fn finish(&self, at: usize, id: u32) -> u64 {
+        let finish = self.writes[id as usize].finish;
+        if finish == OPEN { OPEN } else { finish.max(self.sectors[at].since) }
+    }
+
+    /// The zone of a cluster, if it is known to have happened.
+    fn zone(&self, at: usize, cluster: &Cluster) -> Option<(u64, u64)> {
+        let write = &self.writes[cluster.id as usize];
+        let happened = write.acked || cluster.read_first != OPEN;
+        let first = self.finish(at, cluster.id).min(cluster.read_first);
+        let last = cluster.start.max(cluster.read_last);
+        happened.then_some((first, last))
+    }
+
+    /// Holds one write of a sector against all others there.
+    fn judge(&self, at: usize, id: u32) -> Result<(), Failure> {
+        if self.overlap {
+            return Ok(());
+        }
+        let sector = &self.sectors[at];
+        let own = sector.clusters.iter().find(|cluster| cluster.id == id);
+        let Some((first, last)) = own.and_then(|cluster| self.zone(at, cluster)) else {
+            return Ok(());
+        };
+        for other in sector.clusters.iter().filter(|other| other.id != id) {
+            let Some((from, to)) = self.zone(at, other) else { continue };
+            let clash = match (first < last, from < to) {
+                (true, true) => first < to && from < last,
+                (true, false) => first < to && from < last,
+                (false, true) => from < last && first < to,
+                (false, false) => false,
+            };
+            if clash {
+                return Err(Failure::new(
+                    "blocks",
+                    format!(
+                        "sector {at}: no order of the operations explains what was read of \
+                         writes {id} and {}: {}; {}",
+                        other.id,
+                        self.explain(at, id),
+                        self.explain(at, other.id)
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// A read from `start` that saw a write, in a run whose writes overlap.
+    fn judge_overlap(&mut self, at: usize, id: u32, start: u64) -> Result<(), Failure> {
+        let finish = self.finish(at, id);
+        let newer = self.sectors[at].clusters.iter().find(|other| {
+            let write = &self.writes[other.id as usize];
+            write.acked && finish < other.start && write.finish < start
+        });
+        if let Some(newer) = newer {
+            let text = format!(
+                "sector {at} returned a write after it was replaced: {}; {}",
+                self.explain(at, id),
+                self.explain(at, newer.id)
+            );
+            return Err(Failure::new("blocks", text));
+        }
+        let content = if self.writes[id as usize].zero { 0 } else { id };
+        let sector = &mut self.sectors[at];
+        if sector.open == 0 && sector.stirred < start {
+            let before = *sector.settled.get_or_insert(content);
+            if before != content {
+                let text = format!(
+                    "sector {at} changed while no write was open: {}; {}",
+                    self.explain(at, before),
+                    self.explain(at, id)
+                );
+                return Err(Failure::new("blocks", text));
+            }
+        }
+        Ok(())
+    }
+
+    /// The power failed. Call `settle` before. A write in flight may have happened before the cut
+    /// or happen after it: it counts as begun with the cut, beside what the cut left.
+    pub(super) fn power_cut(&mut self) {
+        let now = self.tick();
+        self.reads.clear();
+        for at in 0..self.sectors.len() {
+            let mut candidates = self.sectors[at].survivors.clone();
+            candidates.extend(self.sectors[at].clusters.iter().map(|cluster| cluster.id));
+            let durable: Vec<u32> = candidates
+                .iter()
+                .copied()
+                .filter(|&id| {
+                    self.writes[id as usize].durable || self.sectors[at].initial == Some(id)
+                })
+                .collect();
+            let replaced = |id: u32| {
+                let finish = self.finish(at, id);
+                durable.iter().any(|&d| finish < self.writes[d as usize].start && d != id)
+            };
+            let survivors = candidates.iter().copied().filter(|&id| !replaced(id)).collect();
+            let writes = &self.writes;
+            let sector = &mut self.sectors[at];
+            sector.survivors = survivors;
+            sector.clusters.retain(|cluster| writes[cluster.id as usize].pending);
+            for cluster in &mut sector.clusters {
+                (cluster.read_first, cluster.read_last) = (OPEN, 0);
+                cluster.start = cluster.start.max(now);
+            }
+            (sector.initial, sector.since, sector.settled) = (None, now, None);
+            sector.stirred = now;
+        }
+    }
+
+    fn explain(&self, at: usize, id: u32) -> String {
+        let write = &self.writes[id as usize];
+        let finish = match write.finish {
+            OPEN => "open".to_owned(),
+            finish => finish.to_string(),
+        };
+        let how = match (write.acked, write.pending) {
+            (true, _) => "acknowledged",
+            (false, true) => "in flight",
+            (false, false) => "failed",
+        };
+        let durable = if write.durable { ", durable" } else { "" };
+        let cluster = self.sectors[at].clusters.iter().find(|cluster| cluster.id == id);
+        let reads = match cluster {
+            Some(cluster) if cluster.read_first != OPEN => {
+                format!(", reads ended {} .. began {}", cluster.read_first, cluster.read_last)
+            }
+            _ => String::new(),
+        };
+        format!("write {id} [{}..{finish}] {how}{durable}{reads}", write.start)
+    }
+}

@@ -1,0 +1,86 @@
+//! Bugs on purpose: each shows that a checker sees what it is for.
+//!
+//! They live in the simulator, at the borders of the machines (the backend, the fabric, the
+//! device as its user sees it), never in the machines themselves.
+
+use std::str::FromStr;
+
+/// A bug to plant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Plant {
+    /// None.
+    #[default]
+    None,
+    /// The backend acknowledges a write and does not do it.
+    LostWrite,
+    /// The backend does a write of a path that died once more, after newer ones.
+    GhostWrite,
+    /// The backend answers a read from before the last write.
+    StaleRead,
+    /// The backend does half of a write.
+    TornWrite,
+    /// The backend takes a flush for nothing.
+    NoFlush,
+    /// The backend takes durable writes for plain ones.
+    NoFua,
+    /// The device completes an IO twice.
+    Twice,
+    /// The device forgets an IO.
+    Never,
+    /// The server is not told that connections ended, when the session is detached.
+    LostClose,
+    /// The device ends an IO with an error that nothing brought about.
+    BadStatus,
+    /// The server's answer to a request gets lost on a connection that stays.
+    LostAnswer,
+    /// A link stays down after the faults stopped.
+    DeadLink,
+    /// Each life of a connection leaves registered memory behind.
+    Leak,
+}
+
+/// All of them, with their names and the checker that each is planted for.
+pub(super) const PLANTS: &[(Plant, &str, &str)] = &[
+    (Plant::LostWrite, "lost-write", "blocks"),
+    (Plant::GhostWrite, "ghost-write", "blocks"),
+    (Plant::StaleRead, "stale-read", "blocks"),
+    (Plant::TornWrite, "torn-write", "blocks"),
+    (Plant::NoFlush, "no-flush", "durable"),
+    (Plant::NoFua, "no-fua", "durable"),
+    (Plant::Twice, "twice", "once"),
+    (Plant::Never, "never", "live"),
+    (Plant::LostClose, "lost-close", "home"),
+    (Plant::BadStatus, "bad-status", "errors"),
+    (Plant::LostAnswer, "lost-answer", "live"),
+    (Plant::DeadLink, "dead-link", "live"),
+    (Plant::Leak, "leak", "memory"),
+];
+
+impl Plant {
+    /// All bugs there are.
+    pub fn all() -> impl Iterator<Item = Self> {
+        PLANTS.iter().map(|(plant, ..)| *plant)
+    }
+
+    /// The checker that has to see it.
+    pub fn seen_by(self) -> &'static str {
+        PLANTS.iter().find(|(plant, ..)| *plant == self).map_or("none", |(.., by)| by)
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        PLANTS.iter().find(|(plant, ..)| *plant == self).map_or("none", |(_, name, _)| name)
+    }
+}
+
+impl FromStr for Plant {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = PLANTS.iter().find(|(_, name, _)| *name == text);
+        found.map(|(plant, ..)| *plant).ok_or_else(|| {
+            let names: Vec<&str> = PLANTS.iter().map(|(_, name, _)| *name).collect();
+            format!("no bug is called '{text}': use one of {}", names.join(", "))
+        })
+    }
+}

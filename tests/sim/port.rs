@@ -1,0 +1,233 @@
+//! The fabric as the machines see it: the simulated one, with queue pairs that go into error at a
+//! work request of the seed's choice, and with planted bugs.
+
+use std::cell::RefCell;
+use std::io;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use rtrs_core::fabric::sim::SimFabric;
+use rtrs_core::fabric::{
+    Access, BindResult, ConnRequest, ConnectParams, Fabric, FabricCounters, FabricError,
+    FabricEvent, MemoryRegistration, PdUse, PrivateData, ProtectionDomain, QpLimits, Sge, Window,
+    WorkRequest, WrOp,
+};
+use rtrs_core::ids::QpNum;
+use rtrs_core::mem::{MemSlice, Region};
+use rtrs_core::prng::{Prng, Ratio};
+use rtrs_core::time::Instant;
+
+use super::Plant;
+
+/// What may go wrong at the ports of one end, shared by all its cores.
+#[derive(Debug)]
+pub(super) struct PortFaults {
+    /// Work requests until a queue pair goes into error.
+    pub(super) fail_after: Option<u32>,
+    /// How often memory cannot be had from now on.
+    pub(super) no_memory: u32,
+    /// The session is being detached.
+    pub(super) detaching: bool,
+    /// How many errors there were.
+    pub(super) failed: u64,
+    plant: Plant,
+    leaked: Vec<Arc<dyn MemoryRegistration>>,
+    prng: Prng,
+}
+
+/// Clones are of the same end.
+pub(super) type SharedFaults = Rc<RefCell<PortFaults>>;
+
+impl PortFaults {
+    pub(super) fn new(plant: Plant, prng: Prng) -> SharedFaults {
+        let leaked = Vec::new();
+        Rc::new(RefCell::new(Self {
+            fail_after: None,
+            no_memory: 0,
+            detaching: false,
+            failed: 0,
+            plant,
+            leaked,
+            prng,
+        }))
+    }
+
+    /// True when the work request that is posted now is the one.
+    fn strikes(&mut self) -> bool {
+        match self.fail_after {
+            Some(0) => {
+                self.fail_after = None;
+                self.failed += 1;
+                true
+            }
+            Some(left) => {
+                self.fail_after = Some(left - 1);
+                false
+            }
+            None => false,
+        }
+    }
+}
+
+/// One core's port.
+#[derive(Debug)]
+pub(super) struct Port {
+    inner: SimFabric,
+    faults: SharedFaults,
+    /// Queue pairs that go into error once what was posted has been handed over.
+    failing: Vec<(QpNum, bool)>,
+}
+
+impl Port {
+    pub(super) fn boxed(inner: SimFabric, faults: SharedFaults) -> Box<dyn Fabric> {
+        Box::new(Self { inner, faults, failing: Vec::new() })
+    }
+
+    fn posted(&mut self, qp: QpNum) {
+        let mut faults = self.faults.borrow_mut();
+        if faults.strikes() {
+            let told = faults.prng.chance(Ratio::new(1, 2));
+            if faults.prng.chance(Ratio::new(1, 2)) {
+                drop(faults);
+                self.inner.fail(qp, told);
+            } else {
+                self.failing.push((qp, told));
+            }
+        }
+    }
+
+    /// True when the plant loses this work request.
+    fn loses(&self, wr: &WorkRequest) -> bool {
+        let mut faults = self.faults.borrow_mut();
+        let answer = matches!(wr.op, WrOp::Send { imm: Some(_), .. })
+            || matches!(wr.op, WrOp::RdmaWrite { imm: Some(_), .. });
+        faults.plant == Plant::LostAnswer
+            && answer
+            && !wr.signaled
+            && faults.prng.chance(Ratio::new(1, 20))
+    }
+}
+
+impl Fabric for Port {
+    fn scheme(&self) -> &'static str {
+        self.inner.scheme()
+    }
+    fn pins_memory(&self) -> bool {
+        self.inner.pins_memory()
+    }
+    fn binds_are_requests(&self) -> bool {
+        self.inner.binds_are_requests()
+    }
+    fn connection_bytes(&self) -> u64 {
+        self.inner.connection_bytes()
+    }
+    fn remote_invalidate(&self) -> bool {
+        self.inner.remote_invalidate()
+    }
+    fn alloc_pd(&mut self, of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
+        let mut faults = self.faults.borrow_mut();
+        if faults.no_memory > 0 {
+            faults.no_memory -= 1;
+            faults.failed += 1;
+            let error = io::Error::from(io::ErrorKind::OutOfMemory);
+            return Err(FabricError::system("a protection domain", error));
+        }
+        let pd = self.inner.alloc_pd(of)?;
+        if faults.plant == Plant::Leak
+            && let Ok(region) = Region::new(256 << 10)
+        {
+            faults.leaked.push(pd.register(&region, Access::LOCAL)?);
+        }
+        Ok(pd)
+    }
+    fn listen(&mut self, address: SocketAddr) -> Result<SocketAddr, FabricError> {
+        self.inner.listen(address)
+    }
+    fn stop_listening(&mut self) {
+        self.inner.stop_listening();
+    }
+    fn connect(
+        &mut self,
+        now: Instant,
+        pd: &Arc<dyn ProtectionDomain>,
+        params: &ConnectParams,
+    ) -> Result<QpNum, FabricError> {
+        self.inner.connect(now, pd, params)
+    }
+    fn accept(
+        &mut self,
+        now: Instant,
+        pd: &Arc<dyn ProtectionDomain>,
+        request: ConnRequest,
+        limits: QpLimits,
+        private_data: &PrivateData,
+    ) -> Result<QpNum, FabricError> {
+        self.inner.accept(now, pd, request, limits, private_data)
+    }
+    fn reject(&mut self, now: Instant, request: ConnRequest, private_data: &PrivateData) {
+        self.inner.reject(now, request, private_data);
+    }
+    fn post_send(&mut self, qp: QpNum, wr: WorkRequest) -> Result<(), FabricError> {
+        if self.loses(&wr) {
+            return Ok(());
+        }
+        self.inner.post_send(qp, wr)?;
+        self.posted(qp);
+        Ok(())
+    }
+    fn post_recv(&mut self, qp: QpNum, wr_id: u64, buf: Option<Sge>) -> Result<(), FabricError> {
+        self.inner.post_recv(qp, wr_id, buf)
+    }
+    fn bind(
+        &mut self,
+        qp: QpNum,
+        window: &Arc<dyn Window>,
+        slice: &MemSlice,
+        access: Access,
+        wr_id: u64,
+    ) -> Result<BindResult, FabricError> {
+        let result = self.inner.bind(qp, window, slice, access, wr_id);
+        self.posted(qp);
+        result
+    }
+    fn revoke(
+        &mut self,
+        qp: QpNum,
+        window: &Arc<dyn Window>,
+        wr_id: u64,
+    ) -> Result<BindResult, FabricError> {
+        let result = self.inner.revoke(qp, window, wr_id);
+        self.posted(qp);
+        result
+    }
+    fn flush(&mut self, now: Instant) {
+        self.inner.flush(now);
+        for (qp, told) in std::mem::take(&mut self.failing) {
+            self.inner.fail(qp, told);
+        }
+    }
+    fn disconnect(&mut self, now: Instant, qp: QpNum) {
+        self.inner.disconnect(now, qp);
+    }
+    fn abort(&mut self, now: Instant, qp: QpNum) {
+        self.inner.abort(now, qp);
+    }
+    fn poll(&mut self, now: Instant) -> bool {
+        self.inner.poll(now)
+    }
+    fn next_event(&mut self) -> Option<FabricEvent> {
+        let event = self.inner.next_event()?;
+        let faults = self.faults.borrow();
+        let lost = faults.plant == Plant::LostClose
+            && faults.detaching
+            && matches!(event, FabricEvent::Closed { .. });
+        if lost { self.inner.next_event() } else { Some(event) }
+    }
+    fn deadline(&self) -> Option<Instant> {
+        self.inner.deadline()
+    }
+    fn counters(&self) -> FabricCounters {
+        self.inner.counters()
+    }
+}

@@ -1,0 +1,265 @@
+//! One run: attach, load under faults, rest, read everything back, perhaps a last power cut and
+//! another look, detach, count what came home.
+
+use serde::Serialize;
+
+use rtrs_core::prng::Prng;
+use rtrs_core::time::{Duration, Instant};
+
+use super::cluster::Cluster;
+use super::faults::{Act, plan};
+use super::log::{Log, Sink};
+use super::options::{MS, Options};
+use super::workload::Mode;
+use super::{Failure, Plant};
+
+/// How long attaching takes at most, without faults.
+const ATTACH_MAX: Duration = Duration::from_secs(5);
+/// How long it takes at most from the last fault to all IO done and all paths up.
+const LIVE_MAX: Duration = Duration::from_secs(20);
+/// How long after that something may still be on its way.
+const REST: Duration = Duration::from_millis(200);
+/// How long detaching takes at most.
+const DETACH_MAX: Duration = Duration::from_secs(10);
+
+/// What a run came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Stats {
+    /// Reads that ended.
+    pub reads: u64,
+    /// Writes that ended.
+    pub writes: u64,
+    /// Flushes that ended.
+    pub flushes: u64,
+    /// IOs that ended with an error.
+    pub io_errors: u64,
+    /// The longest IO in virtual milliseconds.
+    pub io_ms_max: u64,
+    /// Acts of the plan of faults.
+    pub faults: u64,
+    /// Queue pairs that went into error by a fault.
+    pub qp_errors: u64,
+    /// Times a path was connected again.
+    pub reconnects: u64,
+    /// Operations of the backend.
+    pub backend_ops: u64,
+    /// Those that failed.
+    pub backend_errors: u64,
+    /// Those that were stuck for a time.
+    pub backend_stuck: u64,
+    /// Power cuts.
+    pub power_cuts: u64,
+    /// Events in the log.
+    pub events: u64,
+    /// Virtual time in milliseconds.
+    pub virtual_ms: u64,
+    /// Virtual milliseconds from the last fault to everything done and up.
+    pub recovery_ms: u64,
+}
+
+impl Stats {
+    /// Adds another run's; of times the longer ones stay.
+    pub fn add(&mut self, other: &Self) {
+        self.reads += other.reads;
+        self.writes += other.writes;
+        self.flushes += other.flushes;
+        self.io_errors += other.io_errors;
+        self.io_ms_max = self.io_ms_max.max(other.io_ms_max);
+        self.faults += other.faults;
+        self.qp_errors += other.qp_errors;
+        self.reconnects += other.reconnects;
+        self.backend_ops += other.backend_ops;
+        self.backend_errors += other.backend_errors;
+        self.backend_stuck += other.backend_stuck;
+        self.power_cuts += other.power_cuts;
+        self.events += other.events;
+        self.virtual_ms += other.virtual_ms;
+        self.recovery_ms = self.recovery_ms.max(other.recovery_ms);
+    }
+}
+
+/// The end of a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// What a checker found, if anything.
+    pub failure: Option<Failure>,
+    /// Numbers.
+    pub stats: Stats,
+    /// Equal for two runs of the same events at the same times.
+    pub fingerprint: u64,
+}
+
+/// Runs a seed.
+pub fn run(seed: u64) -> Outcome {
+    run_with(&Options::draw(seed), Plant::None, None)
+}
+
+/// Runs with these settings, a planted bug and somebody who reads the log.
+pub fn run_with(options: &Options, plant: Plant, sink: Option<Sink>) -> Outcome {
+    let log = Log::new(sink);
+    let mut cluster = Cluster::new(options, plant, &log);
+    let mut stats = Stats::default();
+    let failure = drive(&mut cluster, options, plant, &log, &mut stats).err();
+    let now = cluster.now();
+    if let Some(failure) = &failure {
+        log.event(now, "FAILURE", [0, 0], || format!("{}: {}", failure.checker, failure.text));
+    }
+    for work in cluster.workloads() {
+        stats.reads += work.stats.reads;
+        stats.writes += work.stats.writes;
+        stats.flushes += work.stats.flushes;
+        stats.io_errors += work.stats.errors;
+        stats.io_ms_max = stats.io_ms_max.max(work.stats.time_max.as_millis() as u64);
+    }
+    let disk = cluster.disk.stats();
+    stats.faults = cluster.faults;
+    stats.qp_errors = cluster.qp_errors();
+    stats.reconnects = cluster.paths().iter().map(|path| path.reconnects).sum();
+    (stats.backend_ops, stats.backend_errors) = (disk.ops, disk.errors);
+    (stats.backend_stuck, stats.power_cuts) = (disk.stuck, disk.cuts);
+    stats.events = log.events();
+    stats.virtual_ms = now.as_nanos() / 1_000_000;
+    Outcome { failure, stats, fingerprint: log.fingerprint() }
+}
+
+fn drive(
+    cluster: &mut Cluster,
+    options: &Options,
+    plant: Plant,
+    log: &Log,
+    stats: &mut Stats,
+) -> Result<(), Failure> {
+    let said = |cluster: &Cluster, what: &'static str| {
+        log.event(cluster.now(), "phase", [0, 0], || what.to_owned());
+    };
+    said(cluster, "attach");
+    if !cluster.run_until(cluster.now() + ATTACH_MAX, Cluster::is_whole)? {
+        return Err(not_live(cluster, "attaching did not end", ATTACH_MAX));
+    }
+
+    said(cluster, "load");
+    let mut prng = Prng::new(options.seed ^ 0x6661_756c_7473);
+    let (from, until) = (cluster.now(), cluster.now() + options.load_time);
+    let links = cluster.links();
+    let acts = plan(&options.faults, &links, &options.world.link, from, until, &mut prng);
+    cluster.set_plan(acts);
+    cluster.set_mode(Mode::Load);
+    cluster.run_until(until, |cluster| {
+        options.faults.is_empty() && cluster.workloads().all(|work| work.is_idle())
+    })?;
+
+    said(cluster, "faults stop");
+    cluster.set_mode(Mode::Rest);
+    cluster.calm();
+    if plant == Plant::DeadLink {
+        cluster.kill_link();
+    }
+    let stopped = cluster.now();
+    wait_live(cluster, "after the faults stopped")?;
+    stats.recovery_ms = cluster.now().since(stopped).as_millis() as u64;
+    rest(cluster)?;
+
+    said(cluster, "read back");
+    for core in 0..2 {
+        cluster.read_back(core);
+        wait_live(cluster, "reading everything back")?;
+    }
+
+    if options.faults.power_cut > 0 {
+        said(cluster, "last power cut");
+        cluster.act(Act::StopServer { power: true });
+        cluster.run_until(cluster.now() + 20 * MS, |_| false)?;
+        cluster.act(Act::StartServer);
+        // The session learns of it by heartbeats; then it comes back.
+        cluster.run_until(cluster.now() + 10 * options.heartbeat, |_| false)?;
+        wait_live(cluster, "after the last power cut")?;
+        for core in 0..2 {
+            cluster.read_back(core);
+            wait_live(cluster, "reading everything back once more")?;
+        }
+    }
+    cluster.check()?;
+    let left = cluster.left_at_client();
+    if left != (0, 0) {
+        let text = format!("with nothing in flight the client has IOs and permits out: {left:?}");
+        return Err(Failure::new("home", text));
+    }
+
+    said(cluster, "detach");
+    cluster.detach();
+    if !cluster.run_until(cluster.now() + DETACH_MAX, Cluster::is_done)? {
+        return Err(not_live(cluster, "detaching did not end", DETACH_MAX));
+    }
+    let end = cluster.now() + DETACH_MAX;
+    let empty = |cluster: &Cluster| {
+        cluster.left_at_server() == (0, 0, 0, 0) && cluster.registered() == (0, 0)
+    };
+    if !cluster.run_until(end, empty)? {
+        let left = cluster.left_at_server();
+        if left != (0, 0, 0, 0) {
+            let text = format!(
+                "after detach the server has sessions, connections, requests and block IO left: \
+                 {left:?}"
+            );
+            return Err(Failure::new("home", text));
+        }
+        let text = format!(
+            "after detach client and server have {:?} bytes registered",
+            cluster.registered()
+        );
+        return Err(Failure::new("memory", text));
+    }
+    cluster.check()
+}
+
+/// Lets what is still on its way arrive; then what failed has happened or never will.
+fn rest(cluster: &mut Cluster) -> Result<(), Failure> {
+    let at_least: Instant = cluster.now() + REST;
+    cluster.run_until(at_least, |_| false)?;
+    let bound = cluster.now() + LIVE_MAX;
+    let idle = |cluster: &Cluster| {
+        let (_, _, requests, block) = cluster.left_at_server();
+        (requests, block) == (0, 0)
+    };
+    if !cluster.run_until(bound, idle)? {
+        let (_, _, requests, block) = cluster.left_at_server();
+        let text = format!(
+            "with nothing in flight at the client the server still has {requests} requests and \
+             {block} block IOs after {} s",
+            LIVE_MAX.as_secs()
+        );
+        return Err(Failure::new("home", text));
+    }
+    cluster.oracle.settle();
+    Ok(())
+}
+
+fn wait_live(cluster: &mut Cluster, when: &str) -> Result<(), Failure> {
+    let bound = cluster.now() + LIVE_MAX;
+    let live =
+        |cluster: &Cluster| cluster.is_whole() && cluster.workloads().all(|work| work.is_idle());
+    if cluster.run_until(bound, live)? {
+        return Ok(());
+    }
+    Err(not_live(cluster, when, LIVE_MAX))
+}
+
+fn not_live(cluster: &Cluster, what: &str, bound: Duration) -> Failure {
+    let now = cluster.now();
+    let mut text = format!("{what}: not done within {} s", bound.as_secs());
+    if let Some(why) = cluster.gave_up() {
+        text += &format!("; the session gave up: {why}");
+    }
+    for (at, path) in cluster.paths().into_iter().enumerate() {
+        if !path.connected {
+            let why = path.last_error.unwrap_or_default();
+            text += &format!("; path {at} is {}: {why}", path.state);
+        }
+    }
+    for work in cluster.workloads() {
+        if let Some(oldest) = work.oldest(now) {
+            text += &format!("; {} in flight, oldest {oldest}", work.inflight());
+        }
+    }
+    Failure::new("live", text)
+}

@@ -1,0 +1,383 @@
+//! Who uses the device: reads, writes and flushes on each core, and what became of them.
+//!
+//! A closed loop of bounded depth with pauses of the seed's choice. Every submission and every
+//! end goes to the oracle; an end of what is not in flight, or a second one, is a failure.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rtrs_client::SessionDevice;
+use rtrs_core::block::{BlockDevice, Io, IoFlags, IoOp};
+use rtrs_core::mem::Region;
+use rtrs_core::prng::{Prng, Ratio};
+use rtrs_core::status::IoStatus;
+use rtrs_core::time::{Duration, Instant};
+
+use super::disk::SECTOR;
+use super::log::Log;
+use super::options::WorkOptions;
+use super::oracle::{Oracle, pattern};
+use super::{Failure, Plant};
+
+/// An IO in flight.
+#[derive(Clone, Debug)]
+struct Pending {
+    op: IoOp,
+    slot: usize,
+    sector: u32,
+    count: u32,
+    fua: bool,
+    /// The oracle's number of a write, or the start of a flush.
+    mark: u64,
+    since: Instant,
+}
+
+/// What a core's workload came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct WorkStats {
+    pub(super) reads: u64,
+    pub(super) writes: u64,
+    pub(super) flushes: u64,
+    pub(super) errors: u64,
+    /// The longest IO.
+    pub(super) time_max: Duration,
+}
+
+/// What the workload of a core is to do now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// Nothing new.
+    Rest,
+    /// Random IO.
+    Load,
+    /// Read the whole disk, once, from this sector on.
+    ReadBack(u32),
+}
+
+/// The workload of one core.
+#[derive(Debug)]
+pub(super) struct Workload {
+    core: usize,
+    options: WorkOptions,
+    /// The backend may end an operation with an error.
+    backend_fails: bool,
+    plant: Plant,
+    prng: Prng,
+    device: Option<SessionDevice>,
+    region: Arc<Region>,
+    free: Vec<usize>,
+    pending: BTreeMap<u64, Pending>,
+    next_tag: u64,
+    next_at: Instant,
+    pub(super) mode: Mode,
+    /// IOs that may still be submitted under load.
+    pub(super) left: u64,
+    pub(super) stats: WorkStats,
+    log: Log,
+}
+
+impl Workload {
+    pub(super) fn new(
+        core: usize,
+        options: &WorkOptions,
+        backend_fails: bool,
+        plant: Plant,
+        prng: Prng,
+        log: Log,
+    ) -> Self {
+        let span = options.span_max.max(8) as usize * SECTOR;
+        Self {
+            core,
+            backend_fails,
+            plant,
+            prng,
+            device: None,
+            region: Region::new(span * options.depth).expect("memory for a workload"),
+            free: (0..options.depth).rev().collect(),
+            pending: BTreeMap::new(),
+            next_tag: (core as u64) << 48,
+            next_at: Instant::ZERO,
+            mode: Mode::Rest,
+            left: options.ios_max,
+            stats: WorkStats::default(),
+            options: options.clone(),
+            log,
+        }
+    }
+
+    /// The device is there.
+    pub(super) fn open(&mut self, mut device: SessionDevice) {
+        if self.device.is_none() {
+            device.attach_region(&self.region).expect("memory of a workload is registered");
+            self.device = Some(device);
+        }
+    }
+
+    /// The process has ended: whatever was in flight ends without a word.
+    pub(super) fn abandon(&mut self, oracle: &mut Oracle) {
+        self.device = None;
+        for (tag, io) in std::mem::take(&mut self.pending) {
+            match io.op {
+                IoOp::Read => drop(oracle.read_done(tag, io.sector, None)),
+                IoOp::Flush => {}
+                _ => oracle.write_failed(io.mark as u32, false),
+            }
+        }
+        self.free = (0..self.options.depth).rev().collect();
+        self.region = Region::new(self.region.len()).expect("memory for a workload");
+        if self.mode != Mode::Load {
+            self.mode = Mode::Rest;
+        }
+    }
+
+    /// True when the device is there.
+    pub(super) fn is_open(&self) -> bool {
+        self.device.is_some()
+    }
+
+    /// IOs in flight.
+    pub(super) fn inflight(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// What is in flight longest, for a report.
+    pub(super) fn oldest(&self, now: Instant) -> Option<String> {
+        let oldest = self.pending.values().min_by_key(|io| io.since)?;
+        Some(format!(
+            "core {}: {:?} of sectors {}+{} for {} ms",
+            self.core,
+            oldest.op,
+            oldest.sector,
+            oldest.count,
+            now.since(oldest.since).as_millis()
+        ))
+    }
+
+    /// How long the oldest IO is in flight.
+    pub(super) fn age(&self, now: Instant) -> Duration {
+        let oldest = self.pending.values().map(|io| now.since(io.since)).max();
+        oldest.unwrap_or(Duration::ZERO)
+    }
+
+    /// True when all that the mode asks for was submitted and has ended.
+    pub(super) fn is_idle(&self) -> bool {
+        let all = match self.mode {
+            Mode::Rest => true,
+            Mode::Load => self.left == 0,
+            Mode::ReadBack(from) => from >= self.options.sectors,
+        };
+        all && self.pending.is_empty()
+    }
+
+    /// When it wants to submit next.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let load = self.mode == Mode::Load && self.left > 0 && !self.free.is_empty();
+        (load && self.device.is_some()).then_some(self.next_at)
+    }
+
+    /// Takes what has ended and submits what is due. True when anything happened.
+    pub(super) fn turn(&mut self, now: Instant, oracle: &mut Oracle) -> Result<bool, Failure> {
+        let Some(mut device) = self.device.take() else { return Ok(false) };
+        let result = self.work(now, &mut device, oracle);
+        self.device = Some(device);
+        result
+    }
+
+    fn work(
+        &mut self,
+        now: Instant,
+        device: &mut SessionDevice,
+        oracle: &mut Oracle,
+    ) -> Result<bool, Failure> {
+        device.poll(now);
+        let mut any = false;
+        while let Some(done) = device.reap() {
+            any = true;
+            if self.plant == Plant::Never && self.prng.chance(Ratio::new(1, 100)) {
+                continue;
+            }
+            let bad = self.plant == Plant::BadStatus && self.prng.chance(Ratio::new(1, 100));
+            let status = if bad { IoStatus::NoDevice } else { done.status };
+            self.ended(now, done.tag, status, oracle)?;
+            if self.plant == Plant::Twice && self.prng.chance(Ratio::new(1, 100)) {
+                self.ended(now, done.tag, done.status, oracle)?;
+            }
+        }
+        match self.mode {
+            Mode::Rest => {}
+            Mode::Load => {
+                while now >= self.next_at && self.left > 0 && !self.free.is_empty() {
+                    any = true;
+                    self.next_at = now + self.prng.duration(Duration::ZERO..=self.options.gap_max);
+                    self.left -= 1;
+                    self.submit_any(now, device, oracle);
+                }
+            }
+            Mode::ReadBack(mut from) => {
+                while from < self.options.sectors && !self.free.is_empty() {
+                    any = true;
+                    let count = self.options.span_max.max(8).min(self.options.sectors - from);
+                    self.submit(now, IoOp::Read, from, count, false, device, oracle);
+                    from += count;
+                }
+                self.mode = Mode::ReadBack(from);
+            }
+        }
+        Ok(any)
+    }
+
+    fn submit_any(&mut self, now: Instant, device: &mut SessionDevice, oracle: &mut Oracle) {
+        let count = 1 + self.prng.below(u64::from(self.options.span_max)) as u32;
+        let count = count.min(self.options.sectors);
+        let room = u64::from(self.options.sectors - count) + 1;
+        if self.prng.chance(self.options.reads) {
+            let sector = self.prng.below(room) as u32;
+            return self.submit(now, IoOp::Read, sector, count, false, device, oracle);
+        }
+        if self.prng.chance(self.options.flushes) {
+            return self.submit(now, IoOp::Flush, 0, 0, false, device, oracle);
+        }
+        let fua = self.prng.chance(self.options.fua);
+        let op = if self.prng.chance(self.options.zeroes) {
+            if self.prng.chance(Ratio::new(1, 2)) { IoOp::Discard } else { IoOp::WriteZeroes }
+        } else {
+            IoOp::Write
+        };
+        let zeroes_max = device.geometry().discard_max / SECTOR as u32;
+        let count = if op == IoOp::Write { count } else { count.min(zeroes_max) };
+        for _ in 0..8 {
+            let sector = self.prng.below(room) as u32;
+            if self.options.overlap || oracle.is_free(sector, count) {
+                return self.submit(now, op, sector, count, fua, device, oracle);
+            }
+        }
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "what an IO is made of")]
+    fn submit(
+        &mut self,
+        now: Instant,
+        op: IoOp,
+        sector: u32,
+        count: u32,
+        fua: bool,
+        device: &mut SessionDevice,
+        oracle: &mut Oracle,
+    ) {
+        let Some(slot) = self.free.pop() else { return };
+        let tag = self.next_tag;
+        self.next_tag += 1;
+        let len = count as usize * SECTOR;
+        let span = self.options.span_max.max(8) as usize * SECTOR;
+        let buf = matches!(op, IoOp::Read | IoOp::Write).then(|| {
+            self.region.slice(slot * span, len).expect("a slot has room for the longest IO")
+        });
+        let mark = match op {
+            IoOp::Write | IoOp::WriteZeroes | IoOp::Discard => {
+                let id = oracle.write(sector, count, op != IoOp::Write);
+                if let Some(buf) = &buf {
+                    buf.copy_in(0, &pattern(id, sector, count));
+                }
+                u64::from(id)
+            }
+            IoOp::Read => {
+                oracle.read(tag);
+                if let Some(buf) = &buf {
+                    buf.fill(0xee);
+                }
+                0
+            }
+            IoOp::Flush => oracle.begin(),
+        };
+        let numbers = [tag, u64::from(sector) << 32 | u64::from(count)];
+        self.log.event(now, "submit", numbers, || {
+            let what = match op {
+                IoOp::Read | IoOp::Flush => format!("{op:?}"),
+                _ => format!("{op:?} {mark}{}", if fua { " fua" } else { "" }),
+            };
+            format!("io {tag:#x} {what} sectors {sector}+{count}")
+        });
+        let io = Io {
+            tag,
+            op,
+            flags: IoFlags { fua, ..IoFlags::default() },
+            offset: u64::from(sector) * SECTOR as u64,
+            len: len as u32,
+            buf,
+        };
+        self.pending.insert(tag, Pending { op, slot, sector, count, fua, mark, since: now });
+        if device.submit(io).is_err() {
+            // Full: as if it had not been asked.
+            self.log.event(now, "full", [tag, 0], || format!("io {tag:#x}"));
+            self.forget(tag, oracle);
+        }
+    }
+
+    fn forget(&mut self, tag: u64, oracle: &mut Oracle) {
+        if let Some(io) = self.pending.remove(&tag) {
+            self.free.push(io.slot);
+            match io.op {
+                IoOp::Read => drop(oracle.read_done(tag, io.sector, None)),
+                IoOp::Flush => {}
+                _ => oracle.write_failed(io.mark as u32, true),
+            }
+        }
+    }
+
+    fn ended(
+        &mut self,
+        now: Instant,
+        tag: u64,
+        status: IoStatus,
+        oracle: &mut Oracle,
+    ) -> Result<(), Failure> {
+        let Some(io) = self.pending.remove(&tag) else {
+            let text = format!("io {tag:#x} ended ({status:?}) and was not in flight");
+            return Err(Failure::new("once", text));
+        };
+        self.free.push(io.slot);
+        self.stats.time_max = self.stats.time_max.max(now.since(io.since));
+        self.log.event(now, "done", [tag, u64::from(status.to_errno())], || {
+            format!("io {tag:#x} {status:?} after {} us", now.since(io.since).as_micros())
+        });
+        match status {
+            IoStatus::Ok => {}
+            IoStatus::Io if self.backend_fails => self.stats.errors += 1,
+            other => {
+                let text = format!(
+                    "io {tag:#x}, {:?} of sectors {}+{}, ended with {other:?} after {} ms",
+                    io.op,
+                    io.sector,
+                    io.count,
+                    now.since(io.since).as_millis()
+                );
+                return Err(Failure::new("errors", text));
+            }
+        }
+        match io.op {
+            IoOp::Write | IoOp::WriteZeroes | IoOp::Discard => {
+                self.stats.writes += 1;
+                let id = u32::try_from(io.mark).unwrap_or(u32::MAX);
+                if status.is_ok() {
+                    return oracle.write_acked(id, io.fua);
+                }
+                oracle.write_failed(id, true);
+            }
+            IoOp::Read => {
+                self.stats.reads += 1;
+                let span = self.options.span_max.max(8) as usize * SECTOR;
+                let len = io.count as usize * SECTOR;
+                let bytes = self.region.slice(io.slot * span, len).filter(|_| status.is_ok());
+                let bytes = bytes.map(|slice| slice.to_vec());
+                return oracle.read_done(tag, io.sector, bytes.as_deref());
+            }
+            IoOp::Flush => {
+                self.stats.flushes += 1;
+                if status.is_ok() {
+                    return oracle.flush_acked(io.mark);
+                }
+            }
+        }
+        Ok(())
+    }
+}
