@@ -17,10 +17,11 @@ use rtrs_core::rt::{Clock, Inbox, Mailbox, PollPolicy, Ring, Sender, Shard, pin_
 use rtrs_core::time::{Duration, Instant, earliest};
 
 use crate::bench::Workload;
+use crate::session::SessionDevice;
 use crate::session::control::SessionControl;
 use crate::session::device::SessionFailure;
 use crate::session::replay::OldestIo;
-use crate::session::shard::{ConnectionEnd, SessionDevice, ShardSession};
+use crate::session::shard::{ConnectionEnd, ShardSession};
 use crate::session::status::PathStatus;
 use crate::session::{SessionConfig, ToHome, ToShard};
 use crate::stats::ShardStats;

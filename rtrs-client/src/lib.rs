@@ -31,7 +31,7 @@ pub use cli::LowArgs;
 pub use error::{Error, ErrorKind};
 pub use plan::{AttachPlan, BenchPlan, DoctorPlan, Front, PingPlan, Plan, RunDir, SessionPlan};
 pub use run::run;
+pub use session::SessionDevice;
 pub use session::device::SessionFailure;
-pub use session::shard::SessionDevice;
 pub use session::{Failover, NoPath, PathTarget, Policy, SessionConfig};
 pub use stats::{OpCount, PathCount, ShardStats};

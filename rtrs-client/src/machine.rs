@@ -17,9 +17,10 @@ use rtrs_core::ids::{CoreIndex, QpNum};
 use rtrs_core::time::{Instant, earliest};
 
 use crate::path::state::PathState;
+use crate::session::SessionDevice;
 use crate::session::control::SessionControl;
 use crate::session::device::SessionFailure;
-use crate::session::shard::{ConnectionEnd, SessionDevice, ShardSession};
+use crate::session::shard::{ConnectionEnd, ShardSession};
 use crate::session::{SessionConfig, ToHome, ToShard};
 
 /// A letter to another core, to be kept in order between each two cores.

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use rtrs_core::ids::PermitId;
 use rtrs_core::wire::{
-    ChunkRequest, ConnReq, ConnRsp, Imm, InfoReq, InfoRsp, MemBits, Message, OpenRsp, RkeyRsp,
-    RwOp, SessInfoRsp, SgDesc, UserMessage,
+    ChunkRequest, ConnReq, ConnRsp, Extensions, Imm, InfoReq, InfoRsp, MemBits, Message, OpenRsp,
+    RkeyRsp, RwOp, SessInfoRsp, SgDesc, UserMessage,
 };
 
 use super::roce::{Kind, Packet};
@@ -199,7 +199,7 @@ impl Path {
                 if new.request.cid.0 == 0 {
                     let chunk = rsp.chunk_size().map_err(|e| e.to_string())?;
                     self.counts.new_rkey = rsp.new_rkey;
-                    self.counts.keeps_lengths = rsp.keeps_lengths();
+                    self.counts.keeps_lengths = Extensions::decode(&rsp.ext).lengths;
                     self.granted = Some((rsp, chunk));
                 }
             }
@@ -309,6 +309,7 @@ impl Path {
             UserMessage::SessInfo(_) => {}
             UserMessage::Open { .. } => counts.opens += 1,
             UserMessage::Close(_) => counts.closes += 1,
+            UserMessage::Fence(fence) => return Err(format!("a kernel is not asked: {fence:?}")),
             UserMessage::Io(op, header) => {
                 counts.fua += usize::from(*op == RwOp::Write && header.rw.is_fua());
                 match op {

@@ -6,6 +6,7 @@
 //! `Fabric` that is handed to them and run unchanged in the simulator. Between cores only the
 //! messages of this file pass.
 
+mod block;
 pub(crate) mod control;
 pub(crate) mod device;
 mod fence;
@@ -29,6 +30,7 @@ use rtrs_core::ids::{ConnIndex, CoreIndex, PathId, SessionId};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::AccessMode;
 
+pub use block::SessionDevice;
 pub use policy::{Failover, NoPath, Policy};
 
 /// One path to try: its addresses and the provider that carries it.

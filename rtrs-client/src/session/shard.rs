@@ -11,12 +11,10 @@
 //! request and closed again when the answer is in, so a late or lying server cannot write into
 //! memory that moved on.
 
-use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::rc::Rc;
 use std::sync::Arc;
 
-use rtrs_core::block::{BlockDevice, Completion, Geometry, Io, IoOp};
+use rtrs_core::block::{Completion, Geometry, Io, IoOp};
 use rtrs_core::fabric::{
     CloseReason, ConnectFailure, Fabric, FabricError, WcStatus, WorkCompletion,
 };
@@ -82,7 +80,7 @@ pub(crate) struct ShardSession {
     pub(super) granted: Option<Granted>,
     device: Option<Arc<OpenDevice>>,
     /// Geometry shown to submitters; stays while the device is closed for a reconnect.
-    geometry: Geometry,
+    pub(super) geometry: Geometry,
     pub(super) permits: Permits,
     pub(super) rows: Vec<Option<Row>>,
     pub(super) parents: Vec<Option<Parent>>,
@@ -93,7 +91,7 @@ pub(crate) struct ShardSession {
     failing: bool,
     pub(super) paths: Vec<PathShard>,
     pub(super) chooser: Chooser,
-    completed: VecDeque<Completion>,
+    pub(super) completed: VecDeque<Completion>,
     regions: Vec<Arc<Region>>,
     zeroes: Zeroes,
     pub(super) probe: Option<Probe>,
@@ -362,7 +360,7 @@ impl ShardSession {
         self.completed.push_back(Completion { tag: parent.io.tag, status: parent.status });
     }
 
-    fn attach_region(&mut self, region: &Arc<Region>) -> std::io::Result<()> {
+    pub(super) fn attach_region(&mut self, region: &Arc<Region>) -> std::io::Result<()> {
         if !self.regions.iter().any(|r| r.id() == region.id()) {
             let range = self.permits.range();
             for path in &mut self.paths {
@@ -374,7 +372,7 @@ impl ShardSession {
         Ok(())
     }
 
-    fn submit(&mut self, io: Io) -> Result<(), Io> {
+    pub(super) fn submit(&mut self, io: Io) -> Result<(), Io> {
         if self.inflight + self.completed.len() >= PARENTS {
             return Err(io);
         }
@@ -664,48 +662,4 @@ pub(crate) enum ConnectionEnd {
     Failed(ConnectFailure),
     /// It was up and ended.
     Closed(CloseReason),
-}
-
-/// The session as a block device of one core.
-#[derive(Debug)]
-pub struct SessionDevice {
-    session: Rc<RefCell<ShardSession>>,
-    geometry: Geometry,
-}
-
-impl SessionDevice {
-    /// This core's view of a session whose device is open.
-    pub(crate) fn new(session: Rc<RefCell<ShardSession>>) -> Self {
-        let geometry = session.borrow().geometry.clone();
-        Self { session, geometry }
-    }
-}
-
-impl BlockDevice for SessionDevice {
-    fn geometry(&self) -> &Geometry {
-        &self.geometry
-    }
-
-    fn attach_region(&mut self, region: &Arc<Region>) -> std::io::Result<()> {
-        self.session.borrow_mut().attach_region(region)
-    }
-
-    fn submit(&mut self, io: Io) -> Result<(), Io> {
-        self.session.borrow_mut().submit(io)
-    }
-
-    fn poll(&mut self, now: Instant) -> bool {
-        // The time of what is submitted next; the last event may be long ago.
-        self.session.borrow_mut().now = now;
-        false
-    }
-
-    fn reap(&mut self) -> Option<Completion> {
-        self.session.borrow_mut().completed.pop_front()
-    }
-
-    fn inflight(&self) -> usize {
-        let session = self.session.borrow();
-        session.inflight() + session.completed.len()
-    }
 }

@@ -18,8 +18,9 @@ use rtrs_core::wire::AccessMode;
 
 use super::server::{How, Server};
 use crate::path::state::PathState;
+use crate::session::SessionDevice;
 use crate::session::control::SessionControl;
-use crate::session::shard::{ConnectionEnd, SessionDevice, ShardSession};
+use crate::session::shard::{ConnectionEnd, ShardSession};
 use crate::session::{Failover, NoPath, PathTarget, Policy, SessionConfig, ToHome, ToShard};
 
 pub(super) const MS: Duration = Duration::from_millis(1);
