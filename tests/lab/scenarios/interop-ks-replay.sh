@@ -30,7 +30,7 @@ held_disk() { # number
     wait_until 20 "$dir/socket" test -S "$dir/socket"
     nbd-client -unix "$dir/socket" "/dev/nbd$1" -b 512 >/dev/null || return 1
     # nbd-client keeps a lock on its device.
-    DM_DISABLE_UDEV=1 dmsetup create "lab-held$1" --table "0 2048 linear /dev/nbd$1 0" &&
+    DM_DISABLE_UDEV=1 dmsetup create "lab-held$1" --table "0 2048 linear /dev/nbd$1 0" 2>&1 &&
         wait_until 10 "/dev/dm-$1" test -b "/dev/dm-$1"
 }
 
@@ -47,7 +47,7 @@ order() { # number
 }
 
 scenario() {
-    local ours kernels put_ours put_kernels
+    local ours kernels put_ours put_kernels disk
     modprobe -a dm-mod nbd
     assert_true "a disk that holds a write, for us" held_disk 0
     assert_true "another for the kernel's server" held_disk 1
@@ -66,9 +66,9 @@ scenario() {
     assert_eq "ours went over path 0" "$(ks_stat ours 0 5) $(ks_stat ours 1 5)" "1 0"
     assert_true "path 0 is cut" eval 'topology_cut va0 && topology_cut vb0'
     assert_within 60 "ours: the client sends it again over path 1" eval \
-        '[ "$(ks_stat ours 0 6)" -gt 0 ]'
+        '[ "$(ks_stat ours 1 6)" -gt 0 ]'
     assert_within 60 "kernel's: the client sends it again over path 1" eval \
-        '[ "$(ks_stat kernels 0 6)" -gt 0 ]'
+        '[ "$(ks_stat kernels 1 6)" -gt 0 ]'
 
     # The kernel's server runs the copy beside the original.
     assert_within 20 "kernel's: the copy is done while the original is held" eval \
@@ -100,6 +100,9 @@ scenario() {
     expect_quiet_server
     cell kernel-client "write held by the disk, path lost: the copy waits, the newest data stay"
     for disk in 0 1; do
-        DM_DISABLE_UDEV=1 dmsetup remove "lab-held$disk" && nbd-client -d "/dev/nbd$disk" >/dev/null
+        DM_DISABLE_UDEV=1 dmsetup remove "lab-held$disk" >/dev/null 2>&1
+        nbd-client -d "/dev/nbd$disk" >/dev/null
+        kill "$(<"$LAB_WORK/held$disk/pid")"
+        wait_until 20 "nbdkit to end" eval "! kill -0 $(<"$LAB_WORK/held$disk/pid")"
     done
 }

@@ -13,7 +13,7 @@ scenario() {
     for chunk in 8k 64k 1m; do
         case $chunk in
             8k) depth=500 kib=4 ;;
-            64k) depth=1 kib=60 ;;
+            64k) depth=2 kib=60 ;;
             1m) depth=64 kib=512 ;;
         esac
         round=$((round + 1))
