@@ -53,11 +53,11 @@ sk_one_path() { # mode
     sk_compare "$SCSI" /dev/nbd1
     sk_compare "$LOOP" /dev/nbd2
     cell kernel-server "sizes, sector sizes 512 and 4096, cache, FUA, discard in /sys/block"
-    sk_verify plain /dev/nbd0 6 --bsrange=512-512k &
+    sk_verify plain /dev/nbd0 6 --bsrange=512-512k --iodepth=4 &
     jobs+=($!)
-    sk_verify scsi /dev/nbd1 6 --bsrange=4k-512k --sync=1 &
+    sk_verify scsi /dev/nbd1 6 --bsrange=4k-512k --iodepth=4 --sync=1 &
     jobs+=($!)
-    sk_verify loop /dev/nbd2 6 --bsrange=512-512k --fsync=16 &
+    sk_verify loop /dev/nbd2 6 --bsrange=512-512k --iodepth=4 --fsync=16 &
     jobs+=($!)
     for job in plain scsi loop; do
         wait "${jobs[0]}"
