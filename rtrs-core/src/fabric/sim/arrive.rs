@@ -7,6 +7,7 @@
 use super::conn::{ACCEPTOR, CONNECTOR, Conn, Ending, Job, Message, State};
 use super::net::{Event, Net, Timer};
 use crate::fabric::{CloseReason, ConnRequest, FabricEvent, PrivateData, WcOp, WcStatus};
+use crate::time::Duration;
 
 impl Conn {
     /// The first message that `from` sent arrives, if the link lets it.
@@ -23,7 +24,11 @@ impl Conn {
         let Some((_, message)) = wire.messages.pop_front() else { return };
         wire.bytes -= message.len();
         if let Some(&(next, _)) = wire.messages.front() {
-            net.at(next.max(net.now), Event::Deliver(self.id, from));
+            // What was held back comes one after the other, with room between for who receives it.
+            let late = next < net.now;
+            let pause = if late { net.prng.range(0..=20_000) } else { 0 };
+            let at = next.max(net.now + Duration::from_nanos(pause));
+            net.at(at, Event::Deliver(self.id, from));
         }
         self.kick(net, from);
         self.receive(net, 1 - from, message);
