@@ -222,8 +222,26 @@ impl Options {
         };
         if paths > 1 && prng.chance(Ratio::new(1, 6)) {
             drawn.hold_to_time(pick(prng, &[50, 100]) * MS);
+        } else if paths > 1 && prng.chance(Ratio::new(1, 5)) {
+            drawn.hunt_late_writes(prng);
         }
         drawn
+    }
+
+    /// Makes it likely that a write comes late out of a path that the client has given up and the
+    /// server has not, when newer writes have gone another way.
+    fn hunt_late_writes(&mut self, prng: &mut Prng) {
+        (self.heartbeat, self.server_heartbeat) = (50 * MS, 1000 * MS);
+        self.load_time = 3000 * MS;
+        let faults = &mut self.faults;
+        (faults.silence, faults.blackhole) = (3, 3);
+        (faults.server_restart, faults.power_cut, faults.server_stop) = (0, 0, 0);
+        (faults.link_down, faults.client_restart) = (0, 0);
+        faults.gap_max = pick(prng, &[300, 1000]) * MS;
+        (faults.lasts_max, faults.spare) = (2000 * MS, true);
+        let work = &mut self.work;
+        (work.sectors, work.gap_max, work.ios_max) = (pick(prng, &[32, 64]), 5 * MS, 500);
+        work.reads = Ratio::new(1, 2);
     }
 
     /// Leaves only the faults that another path can make good, and asks for it within a bound:

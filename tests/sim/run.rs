@@ -15,8 +15,10 @@ use super::{Failure, Plant};
 
 /// How long attaching takes at most, without faults.
 const ATTACH_MAX: Duration = Duration::from_secs(5);
-/// How long it takes at most from the last fault to all IO done and all paths up.
-const LIVE_MAX: Duration = Duration::from_secs(20);
+/// How long it takes at most from the last fault to all IO done and all paths up. A server that
+/// vanishes while a path opens the device is found after ten seconds, and the paths open it one
+/// after the other.
+const LIVE_MAX: Duration = Duration::from_secs(45);
 /// How long after that something may still be on its way.
 const REST: Duration = Duration::from_millis(200);
 /// How long detaching takes at most.
