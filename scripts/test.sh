@@ -28,7 +28,7 @@ for arg in "$@"; do
 done
 
 # All scenarios together; each has a limit of its own besides.
-LAB_SECONDS_MAX=2400
+LAB_SECONDS_MAX=3600
 passed=0 failed=0 skipped=0 failures=() times=() notes=()
 scratch=$(mktemp -d) || exit 1
 child=
