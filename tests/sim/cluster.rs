@@ -26,7 +26,7 @@ use super::log::Log;
 use super::options::{MS, Options};
 use super::oracle::Oracle;
 use super::port::{Port, PortFaults, SharedFaults};
-use super::workload::{Mode, Workload};
+use super::workload::{Errors, Mode, Workload};
 use super::{Failure, Plant};
 
 /// Rounds at one moment after which the clock counts as standing still.
@@ -81,11 +81,11 @@ impl Cluster {
             PortFaults::new(if has.contains(&plant) { plant } else { Plant::None }, prng.fork())
         };
         let ports = [port(&[Plant::Leak]), port(&[Plant::LostAnswer, Plant::LostClose])];
-        let backend_fails = options.disk.errors.num > 0;
+        let errors = Errors { backend: options.disk.errors.num > 0, paths: options.path_errors() };
         let works = (0..options.client_cores)
             .map(|at| {
                 let (at, prng) = (usize::from(at), prng.fork());
-                Workload::new(at, &options.work, backend_fails, plant, prng, log.clone())
+                Workload::new(at, &options.work, errors, plant, prng, log.clone())
             })
             .collect();
         let mut cluster = Self {

@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
 use rtrs_client::machine::{ClientCore, Letter};
-use rtrs_client::{Failover, NoPath, PathTarget, SessionConfig};
+use rtrs_client::{Failover, PathTarget, SessionConfig};
 use rtrs_core::fabric::Fabric;
 use rtrs_core::fabric::sim::sim_ip;
 use rtrs_core::ids::SessionId;
 use rtrs_core::limits::Limits;
-use rtrs_core::time::{Duration, Instant, earliest};
+use rtrs_core::time::{Instant, earliest};
 use rtrs_core::wire::AccessMode;
 use rtrs_server::mail::Mail;
 use rtrs_server::{ServerCore, SessionParams};
@@ -17,8 +17,6 @@ use rtrs_server::{ServerCore, SessionParams};
 use super::options::{MS, Options};
 use super::workload::Workload;
 
-/// How long IO waits without a path before it ends with an error.
-pub(super) const NO_PATH_TIME: Duration = Duration::from_secs(60);
 /// The portal's port.
 pub(super) const PORT: u16 = 1234;
 /// When a core may turn next, and whether it has to.
@@ -127,7 +125,7 @@ pub(super) fn session_config(options: &Options, life: u8) -> SessionConfig {
         reconnect_min: 20 * MS,
         reconnect_max: 500 * MS,
         io_timeout: options.io_timeout,
-        no_path: NoPath::QueueFor(NO_PATH_TIME),
+        no_path: options.no_path,
         failover: Failover::Fast,
         queue_depth_limit: u16::MAX,
         seed: options.seed,

@@ -3,7 +3,7 @@
 //! Swarm style: each seed has its own mix, many kinds of faults are absent from a run so that the
 //! others get room, and bounds are small so that tables fill and wrap.
 
-use rtrs_client::Policy;
+use rtrs_client::{NoPath, Policy};
 use rtrs_core::fabric::sim::{BindMode, LinkOptions, WorldOptions};
 use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::time::Duration;
@@ -40,6 +40,8 @@ pub struct Options {
     pub server_heartbeat: Duration,
     /// Bound of an IO in flight.
     pub io_timeout: Duration,
+    /// What becomes of IO while there is no path.
+    pub no_path: NoPath,
     /// Longest pause of a core between two turns.
     pub think_max: Duration,
     /// Longest way of a letter from core to core.
@@ -211,6 +213,13 @@ impl Options {
             heartbeat,
             server_heartbeat: pick(prng, &[50, 100, 200, 1000]) * MS,
             io_timeout: pick(prng, &[2000, 5000]) * MS,
+            // Of its own, so that older seeds draw the rest as before.
+            no_path: match Prng::new(seed ^ 0x6e6f_7061_7468).below(16) {
+                0 => NoPath::Fail,
+                1 => NoPath::QueueFor(200 * MS),
+                2 => NoPath::Queue,
+                _ => NoPath::QueueFor(Duration::from_secs(60)),
+            },
             think_max: pick(prng, &[us(0), us(20), us(200)]),
             letter_max: pick(prng, &[us(0), us(10), us(200), 3 * MS]),
             load_time: pick(prng, &[500, 1000, 2000, 3000]) * MS,
@@ -258,6 +267,17 @@ impl Options {
         faults.lasts_max = faults.lasts_max.max(3000 * MS);
         (self.disk.slow, self.disk.stuck) = (Ratio::ZERO, Ratio::ZERO);
         self.load_time = 3000 * MS;
+    }
+}
+
+impl Options {
+    /// IO may end with an error because no path came back in time.
+    pub(super) fn path_errors(&self) -> bool {
+        match self.no_path {
+            NoPath::Fail => true,
+            NoPath::QueueFor(time) => time < Duration::from_secs(60),
+            NoPath::Queue => false,
+        }
     }
 }
 

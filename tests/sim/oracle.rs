@@ -15,9 +15,9 @@
 //! while no write is open the sector keeps its content.
 //!
 //! **A write that ended with an error** of the backend may have happened or not, but by its end
-//! or never: nothing else may end a write with an error here. A write that was in flight when its
-//! client was killed may happen at any later moment, until the server's process ends, or the
-//! server lets another session write, or the run comes to rest.
+//! or never. Where `no_path` lets IO end with an error, and where its client was killed, it may
+//! happen at any later moment, until the server's process ends, or the server lets another session
+//! write, or the run comes to rest.
 //!
 //! **A power cut** may leave in a sector any write that no durable write has replaced; a write
 //! is durable when it was acknowledged with FUA, or before a flush began that was acknowledged

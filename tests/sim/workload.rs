@@ -54,13 +54,21 @@ pub(super) enum Mode {
     ReadBack(u32),
 }
 
+/// Which errors an IO may end with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Errors {
+    /// The backend's own.
+    pub(super) backend: bool,
+    /// Those of a session that has had no path for too long.
+    pub(super) paths: bool,
+}
+
 /// The workload of one core.
 #[derive(Debug)]
 pub(super) struct Workload {
     core: usize,
     options: WorkOptions,
-    /// The backend may end an operation with an error.
-    backend_fails: bool,
+    errors: Errors,
     plant: Plant,
     prng: Prng,
     device: Option<SessionDevice>,
@@ -80,7 +88,7 @@ impl Workload {
     pub(super) fn new(
         core: usize,
         options: &WorkOptions,
-        backend_fails: bool,
+        errors: Errors,
         plant: Plant,
         prng: Prng,
         log: Log,
@@ -88,7 +96,7 @@ impl Workload {
         let span = options.span_max.max(8) as usize * SECTOR;
         Self {
             core,
-            backend_fails,
+            errors,
             plant,
             prng,
             device: None,
@@ -342,7 +350,8 @@ impl Workload {
         });
         match status {
             IoStatus::Ok => {}
-            IoStatus::Io if self.backend_fails => self.stats.errors += 1,
+            IoStatus::Io if self.errors.backend => self.stats.errors += 1,
+            IoStatus::Aborted | IoStatus::TimedOut if self.errors.paths => self.stats.errors += 1,
             other => {
                 let text = format!(
                     "io {tag:#x}, {:?} of sectors {}+{}, ended with {other:?} after {} ms",
@@ -361,7 +370,8 @@ impl Workload {
                 if status.is_ok() {
                     return oracle.write_acked(id, io.fua);
                 }
-                oracle.write_failed(id, true);
+                // Of an IO of many parts one may have met the backend's error, another no path.
+                oracle.write_failed(id, !self.errors.paths);
             }
             IoOp::Read => {
                 self.stats.reads += 1;
