@@ -46,8 +46,8 @@ ks_states_are() { # session text
     [ "$(ks_states "$1")" = "$2" ]
 }
 
-# A number of the client: reads, bytes read, writes, bytes written, inflight, requests taken over from
-# another path.
+# A number of the client: reads, bytes read, writes, bytes written, inflight, requests taken over
+# from another path.
 ks_stat() { # session path place
     cut -d' ' -f"$3" "$KS_CLIENT/$1/paths/ip:10.0.$2.1@ip:10.0.$2.2/stats/rdma"
 }
