@@ -99,10 +99,12 @@ scenario() {
     expect_eq "our server recognised the copy" "$(ks_told replays)" 1
     expect_quiet_server
     cell kernel-client "write held by the disk, path lost: the copy waits, the newest data stay"
+    export DM_DISABLE_UDEV=1
     for disk in 0 1; do
-        DM_DISABLE_UDEV=1 dmsetup remove "lab-held$disk" >/dev/null 2>&1
+        assert_within 20 "disk $disk is let go" dmsetup remove "lab-held$disk"
         nbd-client -d "/dev/nbd$disk" >/dev/null
+        assert_within 20 "disk $disk is disconnected" test ! -e "/sys/block/nbd$disk/pid"
         kill "$(<"$LAB_WORK/held$disk/pid")"
-        wait_until 20 "nbdkit to end" eval "! kill -0 $(<"$LAB_WORK/held$disk/pid")"
+        assert_within 20 "disk $disk ends" eval "! kill -0 $(<"$LAB_WORK/held$disk/pid")"
     done
 }
