@@ -29,8 +29,9 @@ pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bound of ending all connections of a path; afterwards they are aborted once more.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long the other paths wait for the one that asks the server to make the session.
-pub(super) const OPENER_TIME_MAX: Duration = Duration::from_millis(500);
+/// How long the other paths wait for the one that asks the server to make the session. A kernel
+/// server allocates and registers all its chunks before it answers.
+pub(super) const OPENER_TIME_MAX: Duration = Duration::from_secs(2);
 /// How often they look.
 const OPENER_POLL: Duration = Duration::from_millis(5);
 

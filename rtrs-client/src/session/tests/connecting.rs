@@ -180,7 +180,10 @@ fn one_path_opens_the_session_and_the_others_join_it() {
 
 #[test]
 fn a_mute_first_path_holds_the_others_up_for_a_bounded_time() {
-    let mut stand = Stand::new(|s| s.paths = 2);
+    let mut stand = Stand::new(|s| {
+        s.paths = 2;
+        s.config.connect_timeout = 4 * SEC;
+    });
     stand.link_down(0);
     stand.until("the second path", 5 * SEC, |s| s.client.control.is_open());
     let connects = stand.server.connects();
