@@ -35,7 +35,11 @@ lab_names() {
 
 # A value of a scenario's header, e.g. 120 for `# limit: 120`.
 lab_header() { # name key
-    sed -n "/^#/!q; s/^# $2: *//p" "tests/lab/scenarios/$1.sh" | head -n 1
+    local value
+    value=$(sed -n "/^#/!q; s/^# $2: *//p" "tests/lab/scenarios/$1.sh" | head -n 1)
+    # The long variants idle for ten minutes.
+    [ "$2" != limit ] || [ -z "${LAB_LONG:-}" ] || value=$((value + 700))
+    [ -z "$value" ] || printf '%s\n' "$value"
 }
 
 # Names, groups and all, turned into names; in the order of the files, each once.

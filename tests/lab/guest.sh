@@ -37,7 +37,11 @@ guest_prepare() {
 }
 
 header() { # name key
-    sed -n "/^#/!q; s/^# $2: *//p" "tests/lab/scenarios/$1.sh" | head -n 1
+    local value
+    value=$(sed -n "/^#/!q; s/^# $2: *//p" "tests/lab/scenarios/$1.sh" | head -n 1)
+    # As in scripts/lab-run.sh.
+    [ "$2" != limit ] || [ -z "${LAB_LONG:-}" ] || value=$((value + 700))
+    echo "$value"
 }
 
 # Ends what the scenario left running. Prints what cannot be ended.
@@ -198,6 +202,8 @@ guest_report_daemons() {
     for control in /run/rtrs/*.ctl; do
         [ -e "$control" ] || continue
         control=${control##*/}
+        # A name of other characters stands there as %XX.
+        control=$(printf '%b' "${control//%/\\x}")
         echo "   counters of ${control%.ctl}:"
         timeout 10 rtrs-client stats "${control%.ctl}" 2>&1 | head -n 60 | sed 's/^/   | /'
     done
