@@ -309,14 +309,17 @@ pub(crate) fn stats_text(stats: &serde_json::Value) -> String {
     );
     for path in stats["paths"].as_array().into_iter().flatten() {
         out += &format!(
-            "path {:<28} {:<12} {} requests, {}, {} errors, {} reconnects, {} failovers\n",
+            "path {:<28} {:<12} {} requests, {}, {} errors, {} reconnects{}\n",
             text(&path["path"]),
             text(&path["state"]),
             text(&path["requests"]),
             size_text(&path["bytes"]),
             text(&path["errors"]),
             text(&path["reconnects"]),
-            text(&path["failovers"])
+            match path["failovers"].as_u64() {
+                Some(count) if count > 0 => format!(", {count} failovers"),
+                _ => String::new(),
+            }
         );
     }
     for core in stats["cores"].as_array().into_iter().flatten() {
