@@ -178,6 +178,7 @@ impl Bridge {
             let Some(conn) = entry else { continue };
             any |= conn.send(now, port, shared);
             any |= conn.receive(now, port, shared);
+            any |= conn.look_after_receive(now, port, shared);
             if conn.is_gone() {
                 conn.release(shared);
                 *entry = None;

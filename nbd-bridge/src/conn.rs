@@ -13,10 +13,11 @@
 //! when the device is disconnected, which has bounds of its own.
 //!
 //! This file is the connection's life and its bounds in time; `parse` turns bytes into requests,
-//! `socket` receives and sends. Called by `bridge`.
+//! `socket` receives and sends, `watch` looks after the kernel's receives. Called by `bridge`.
 
 mod parse;
 mod socket;
+mod watch;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -28,6 +29,7 @@ use rtrs_core::time::{Duration, Instant};
 use crate::buffers::ReadMemory;
 use crate::proto::{Handshake, Rules, Validated, reply};
 use crate::shared::Shared;
+use watch::Watch;
 
 /// Bound of the whole handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(15);
@@ -97,6 +99,7 @@ pub(crate) struct Conn {
     broken: bool,
     /// The other end is the kernel, for which there are no bounds in time.
     kernel: bool,
+    watch: Watch,
 }
 
 impl Conn {
@@ -158,6 +161,7 @@ impl Conn {
             send_by: now,
             broken: false,
             kernel: false,
+            watch: Watch::default(),
         })
     }
 

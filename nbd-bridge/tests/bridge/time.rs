@@ -204,6 +204,31 @@ fn the_kernel_is_never_cut_off() {
 }
 
 #[test]
+fn a_receive_that_overlooks_the_kernels_bytes_is_begun_anew() {
+    let mut timed = Timed::new();
+    let mut kernel = timed.kernel();
+    timed.settle();
+    timed.pass(10);
+    kernel.send(READ, 0, 1, 0, 4096);
+    // The ring is not turned, so the receive never ends; the core wakes once a second.
+    for seconds in 1..=3 {
+        assert_eq!(timed.bridge.stats().receives_anew, u64::from(seconds > 2), "{seconds}");
+        timed.now = timed.now + Duration::from_secs(1);
+        timed.bridge.turn(timed.now);
+    }
+    assert_eq!(timed.bridge.stats().receives_anew, 1, "and only once");
+    timed.settle();
+    assert_eq!(kernel.reply(|_| 4096).error, 0);
+    for cookie in 2..5 {
+        kernel.send(READ, 0, cookie, 0, 4096);
+        timed.settle();
+        assert_eq!(kernel.reply(|_| 4096).error, 0);
+        timed.pass(5);
+    }
+    assert_eq!((timed.bridge.connections(), timed.bridge.stats().receives_anew), (1, 1));
+}
+
+#[test]
 fn a_full_queue_of_the_kernel_is_taken_at_once() {
     // As for a device: all at the size that the kernel sends if nobody changed it.
     let config =
