@@ -197,6 +197,21 @@ run_scenario() { # name
 }
 
 # What our daemons that still run are at: their counters, and where each thread sleeps.
+# What the kernel's block layer has in hand for each connected /dev/nbdX.
+guest_report_nbd() {
+    local device queue part
+    mountpoint -q /sys/kernel/debug || mount -t debugfs none /sys/kernel/debug 2>/dev/null
+    for device in /sys/kernel/debug/block/nbd*; do
+        [ -e "/sys/block/${device##*/}/pid" ] || continue
+        for queue in "$device"/hctx*; do
+            for part in state busy dispatch; do
+                sed "s/^/   | ${device##*/} ${queue##*/} $part: /" "$queue/$part" 2>/dev/null |
+                    head -n 8
+            done
+        done
+    done
+}
+
 guest_report_daemons() {
     local control pid task
     for control in /run/rtrs/*.ctl; do
@@ -206,7 +221,9 @@ guest_report_daemons() {
         control=$(printf '%b' "${control//%/\\x}")
         echo "   counters of ${control%.ctl}:"
         timeout 10 rtrs-client stats "${control%.ctl}" 2>&1 | head -n 60 | sed 's/^/   | /'
+        timeout 10 rtrs-client stats "${control%.ctl}" -o json 2>&1 | jq -c .nbd | sed 's/^/   | /'
     done
+    guest_report_nbd
     for pid in $(pgrep '^rtrs-'); do
         echo "   threads of $(tr '\0' ' ' <"/proc/$pid/cmdline" | cut -c1-80):"
         for task in "/proc/$pid/task"/*; do
