@@ -4,6 +4,7 @@
 # paths: 1
 # limit: 150
 # groups: interop issue ours
+# in-all: no
 # test-binaries: rtrs-tests/peers
 
 # shellcheck source=tests/lab/interop.sh
