@@ -1,9 +1,10 @@
 //! A receive that overlooks what has come.
 //!
-//! Seen a few times in the lab, under heavy load, and not explained: a core sleeps in a receive on
-//! the kernel's socket, the kernel has sent a request, and nothing happens until the kernel gives
-//! the socket up. The kernel asks nobody else, so once a second the socket is looked at; bytes that
-//! lie there through two looks while the same receive waits make it be cancelled and begun anew.
+//! In the lab, with several devices attached at once, a device has stopped on one core: the kernel
+//! waits for an answer, the core sleeps in a receive. The kernel asks nobody else, so once a second
+//! the socket is looked at; bytes that lie there through two looks while the same receive waits
+//! make it be cancelled and begun anew, and are told. The two stops seen since were not of this
+//! kind: nothing lay in the socket. So this rules one cause out, and mends it should it come.
 
 use std::mem::MaybeUninit;
 
