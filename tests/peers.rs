@@ -33,8 +33,10 @@ const MIB: u64 = 1 << 20;
 /// A depth that is no power of two, so that permits 24 to 31 fit the immediate and do not exist.
 const DEPTH: u16 = 24;
 const CHUNK: usize = 64 << 10;
-/// Start-up steps and handshakes of the servers here are bounded by this.
+/// Start-up steps and handshakes of the servers here are bounded by this over TCP.
 const HANDSHAKE: Duration = Duration::from_secs(4);
+/// The same in an emulated machine with an RDMA device in software.
+const HANDSHAKE_RDMA: Duration = Duration::from_secs(15);
 /// What is wrong is closed within this: long before any time-out would have done it. An emulated
 /// machine with an RDMA device in software gets more, and has longer time-outs.
 const AT_ONCE: Duration = Duration::from_millis(2500);
@@ -68,7 +70,7 @@ impl Scene {
             .export("ro=mem:1M,ro")
             .export("slow=mem:1M,delay=500ms")
             .args(&["--queue-depth", "24", "--chunk-size", "64k"])
-            .args(&["--handshake-timeout-ms", if is_tcp() { "4000" } else { "30000" }])
+            .args(&["--handshake-timeout-ms", &handshake().as_millis().to_string()])
             .args(&["--shards", "2"])
             // Silence ends no path here, so a misdeed that passes is seen to pass.
             .args(&["--heartbeat-ms", "60000"])
@@ -137,6 +139,11 @@ impl Scene {
 
 fn is_tcp() -> bool {
     Transport::of_environment().is_tcp()
+}
+
+/// Within which a handshake has to be over.
+fn handshake() -> Duration {
+    if is_tcp() { HANDSHAKE } else { HANDSHAKE_RDMA }
 }
 
 /// Within which a misdeed ends its path.

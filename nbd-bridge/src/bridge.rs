@@ -88,8 +88,9 @@ impl Bridge {
     }
 
     /// Takes over the other end of a socket that the kernel has, or will have, for a device that
-    /// shows this bridge's export. There is no handshake and no bound in time for the kernel.
-    /// False when there are too many connections; then the socket is closed.
+    /// shows this bridge's export. There is no handshake and no bound in time for the kernel, which
+    /// was sent [`FIRST_BYTES`](crate::kernel::FIRST_BYTES) of the first reply already. False when
+    /// there are too many connections; then the socket is closed.
     pub fn adopt_kernel(&mut self, now: Instant, socket: OwnedFd) -> bool {
         self.add(socket, |fd, slot, generation, shared| {
             Conn::of_kernel(fd, slot, generation, now, shared)
@@ -178,7 +179,6 @@ impl Bridge {
             let Some(conn) = entry else { continue };
             any |= conn.send(now, port, shared);
             any |= conn.receive(now, port, shared);
-            any |= conn.look_after_receive(now, port, shared);
             if conn.is_gone() {
                 conn.release(shared);
                 *entry = None;

@@ -13,11 +13,10 @@
 //! when the device is disconnected, which has bounds of its own.
 //!
 //! This file is the connection's life and its bounds in time; `parse` turns bytes into requests,
-//! `socket` receives and sends, `watch` looks after the kernel's receives. Called by `bridge`.
+//! `socket` receives and sends. Called by `bridge`.
 
 mod parse;
 mod socket;
-mod watch;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -27,9 +26,9 @@ use rtrs_core::rt::{Fd, OpId, Port};
 use rtrs_core::time::{Duration, Instant};
 
 use crate::buffers::ReadMemory;
+use crate::kernel::FIRST_BYTES;
 use crate::proto::{Handshake, Rules, Validated, reply};
 use crate::shared::Shared;
-use watch::Watch;
 
 /// Bound of the whole handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(15);
@@ -99,7 +98,8 @@ pub(crate) struct Conn {
     broken: bool,
     /// The other end is the kernel, for which there are no bounds in time.
     kernel: bool,
-    watch: Watch,
+    /// Bytes of the next send that have left already.
+    sent_before: usize,
 }
 
 impl Conn {
@@ -117,7 +117,8 @@ impl Conn {
         Ok(Self { phase: Phase::Handshake(handshake), greeting, ..this })
     }
 
-    /// The kernel, which was told the export by other means and begins with requests.
+    /// The kernel, which was told the export by other means, begins with requests and has
+    /// [`FIRST_BYTES`] of the first reply.
     pub(crate) fn of_kernel(
         fd: Fd,
         slot: usize,
@@ -127,7 +128,8 @@ impl Conn {
     ) -> std::io::Result<Self> {
         let rows_max = shared.requests.capacity();
         let this = Self::in_transmission(fd, slot, generation, now, rows_max)?;
-        Ok(Self { rules: Some(Rules::new(&shared.export, false)), kernel: true, ..this })
+        let rules = Some(Rules::new(&shared.export, false));
+        Ok(Self { rules, kernel: true, sent_before: FIRST_BYTES.len(), ..this })
     }
 
     fn in_transmission(
@@ -161,7 +163,7 @@ impl Conn {
             send_by: now,
             broken: false,
             kernel: false,
-            watch: Watch::default(),
+            sent_before: 0,
         })
     }
 

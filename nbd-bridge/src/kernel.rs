@@ -5,8 +5,9 @@
 //! through the socket of that CPU's hardware queue, at most [`QUEUE_DEPTH`] at a time and socket.
 //!
 //! - `device`: a device's life, from the connect to the disconnect, each step with a bound;
-//! - `netlink`: the messages for it; `sysfs`, `usage`: what the kernel shows of devices and of who
-//!   uses them; `probe`: opening a device, in a process that may be left behind.
+//! - `netlink`: the messages for it; `sockets`: what it is connected with;
+//! - `sysfs`, `usage`: what the kernel shows of devices and of who uses them; `probe`: opening a
+//!   device, in a process that may be left behind.
 //!
 //! No thread of this process may open the device: if its IO is stuck, so is the open, and a process
 //! with a stuck thread keeps its sockets, so that even killing it frees nothing.
@@ -14,14 +15,16 @@
 mod device;
 mod netlink;
 mod probe;
+mod sockets;
 mod sysfs;
 mod usage;
 
 use std::fmt;
 use std::str::FromStr;
 
-pub use device::{DeviceError, DeviceOptions, KernelDevice, free_left_behind, kernel_sockets};
+pub use device::{DeviceError, DeviceOptions, KernelDevice, free_left_behind};
 pub use probe::{Probe, probe, settle};
+pub use sockets::FIRST_BYTES;
 pub use usage::DeviceUse;
 
 use sysfs::Places;

@@ -22,8 +22,6 @@ pub struct BridgeStats {
     pub bytes_sent: u64,
     /// Bytes moved because a request straddled the end of a buffer.
     pub bytes_moved: u64,
-    /// Receives from the kernel begun anew because they overlooked bytes that had come.
-    pub receives_anew: u64,
 }
 
 impl BridgeStats {
@@ -43,6 +41,5 @@ impl BridgeStats {
         self.bytes_received += other.bytes_received;
         self.bytes_sent += other.bytes_sent;
         self.bytes_moved += other.bytes_moved;
-        self.receives_anew += other.receives_anew;
     }
 }

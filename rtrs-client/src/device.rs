@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use nbd_bridge::export_info;
 use nbd_bridge::kernel::{
     DeviceChoice, DeviceError, DeviceOptions, DeviceUse, KernelDevice, Probe, device_uses,
-    free_left_behind, kernel_sockets, probe, settle,
+    free_left_behind, probe, settle,
 };
 use rtrs_core::block::Geometry;
 use rtrs_core::rt::blkdev::{OpenMode, open as open_device};
@@ -101,9 +101,9 @@ pub(crate) fn connect(
     let what = || format!("cannot attach {export_name} to the kernel");
     let system = |error: io::Error| Error::with_source(ErrorKind::System, what(), error);
     let export = export_info(export_name, geometry);
-    let (kernel, ours) = kernel_sockets(cores.count()).map_err(system)?;
-    cores.adopt_kernel(ours).map_err(system)?;
-    let device = KernelDevice::connect(&export, options, kernel).map_err(failed(what()))?;
+    let adopt = |sockets| cores.adopt_kernel(sockets);
+    let device =
+        KernelDevice::connect(&export, options, cores.count(), adopt).map_err(failed(what()))?;
     let path = device.path();
     match open_in_child(&path, false, SCAN_PATIENCE).map_err(system)? {
         Probe::Opened => {}

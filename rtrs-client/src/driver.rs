@@ -99,9 +99,6 @@ pub(crate) enum Purpose {
     Bench(Arc<Workload>),
 }
 
-/// Longest sleep of a core that serves a block device of the kernel.
-const LOOK_AFTER: Duration = Duration::from_secs(1);
-
 /// The socket of the kernel on a core.
 enum KernelEnd {
     /// There is none, or no more.
@@ -167,8 +164,6 @@ struct ClientShard {
     bound: Option<Bound>,
     listener: Option<Listener>,
     kernel: KernelEnd,
-    /// When the last turn began.
-    last_turn: Instant,
     next_core: usize,
     events: Option<mpsc::Sender<Event>>,
     reported_failure: bool,
@@ -203,7 +198,6 @@ impl ClientShard {
             bound: None,
             listener: None,
             kernel: KernelEnd::None,
-            last_turn: Clock.now(),
             next_core: 0,
             events: start.events,
             reported_failure: false,
@@ -517,7 +511,6 @@ impl ClientShard {
 
 impl Shard for ClientShard {
     fn turn(&mut self, now: Instant) -> bool {
-        self.last_turn = now;
         let mut any = self.take_mail(now);
         any |= self.poll_fabrics(now);
         if let Some(control) = self.control.as_mut() {
@@ -564,9 +557,7 @@ impl Shard for ClientShard {
         let shutdown = self
             .shutdown
             .map(|(at, running)| if running == 0 { at + Duration::from_secs(10) } else { at });
-        // The kernel has nobody else to ask: a wake-up that got lost must not keep its IO for ever.
-        let look = matches!(self.kernel, KernelEnd::Served).then(|| self.last_turn + LOOK_AFTER);
-        earliest(earliest(soonest, shutdown), look)
+        earliest(soonest, shutdown)
     }
 
     fn inflight(&self) -> usize {

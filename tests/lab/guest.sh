@@ -212,6 +212,17 @@ guest_report_nbd() {
     done
 }
 
+# Where the threads stand that read the kernel's side of a device's sockets.
+guest_report_receivers() {
+    local task name
+    for task in /proc/[0-9]*; do
+        name=$(cat "$task/comm" 2>/dev/null) || continue
+        if [[ $name == nbd*-recv ]] || grep -q recv_work "$task/stack" 2>/dev/null; then
+            echo "   | kernel thread $name: $(tr '\n' ' ' <"$task/stack" | cut -c1-200)"
+        fi
+    done
+}
+
 guest_report_daemons() {
     local control pid task
     for control in /run/rtrs/*.ctl; do
@@ -224,6 +235,7 @@ guest_report_daemons() {
         timeout 10 rtrs-client stats "${control%.ctl}" -o json 2>&1 | jq -c .nbd | sed 's/^/   | /'
     done
     guest_report_nbd
+    guest_report_receivers
     for pid in $(pgrep '^rtrs-'); do
         echo "   threads of $(tr '\0' ' ' <"/proc/$pid/cmdline" | cut -c1-80):"
         for task in "/proc/$pid/task"/*; do

@@ -147,7 +147,7 @@ ks_hostile() { # part...
     for number in 1 2 7 9; do topology_address 0 a $((100 + number)) || exit 1; done
     export RTRS_BIN_DIR=$LAB_BIN RTRS_TEST_RDMA=10.0.0.2 TMPDIR=$LAB_WORK
     # How many connections fit is a matter of TCP's buffers.
-    timeout 145 "${LAB_TESTS[peers]}" --test-threads=1 --skip more_connections_than_its_memory \
+    timeout 190 "${LAB_TESTS[peers]}" --test-threads=1 --skip more_connections_than_its_memory \
         "$@" >"$LAB_WORK/hostile.log" 2>&1
     while read -r _ name _ result; do
         expect_eq "${name//_/ }" "$result" ok

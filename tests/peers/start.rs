@@ -179,7 +179,7 @@ fn connections_beyond_the_bound_of_handshakes() {
     let mut waiting = Peer::connected(scene.server, waiting);
     let options = scene.options();
     assert_eq!(Peer::new(scene.server, options).connect(0), Err(RESET));
-    let _ = waiting.ended("a handshake that is never over", HANDSHAKE + PATIENCE);
+    let _ = waiting.ended("a handshake that is never over", handshake() + PATIENCE);
     drop(waiting);
     scene.peer().check_alive("after the handshakes were given up");
     scene.end();

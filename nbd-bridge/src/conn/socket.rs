@@ -10,9 +10,6 @@ use crate::proto::{Op, Request, reply};
 use crate::shared::Shared;
 use crate::status::{nbd_error, reason};
 
-/// errno of an operation that was cancelled.
-const ECANCELED: i32 = 125;
-
 impl Conn {
     /// Bytes arrived, or the stream ended.
     pub(crate) fn on_received(
@@ -23,7 +20,6 @@ impl Conn {
         shared: &mut Shared,
     ) {
         self.receiving = None;
-        let anew = self.watch.received();
         if matches!(self.phase, Phase::Ended) {
             // Cancelled, or too late: nothing more is taken.
             return;
@@ -37,8 +33,6 @@ impl Conn {
             // End of stream: requests in flight are still answered if the client only closed its
             // sending side.
             Ok(_) => self.end(port, shared),
-            // Cancelled by `look_after_receive`: the next one takes what is there.
-            Err(e) if anew && e.raw_os_error() == Some(ECANCELED) => {}
             Err(_) => self.abort(port, shared),
         }
     }
@@ -168,6 +162,7 @@ impl Conn {
             self.greeting.drain(..used);
         }
         self.gather_replies(used, &mut vecs, shared);
+        vecs.advance(std::mem::take(&mut self.sent_before));
         self.submit_send(now, vecs, port);
         true
     }

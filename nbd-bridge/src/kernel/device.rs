@@ -5,21 +5,21 @@
 //! it, upon which it fails what is in flight. The sockets' kernel ends are kept for that.
 //!
 //! Called by the process that holds a session: [`check`] early, [`KernelDevice::connect`] from its
-//! main thread when every core has adopted its socket, [`KernelDevice::disconnect`] before the
-//! cores end. Source of the driver's behaviour: `drivers/block/nbd.c`.
+//! main thread when every core can adopt a socket, [`KernelDevice::disconnect`] before the cores
+//! end. Source of the driver's behaviour: `drivers/block/nbd.c`.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use rtrs_core::rt::{page_size, privileges};
-use socket2::{Domain, Socket, Type};
 
 use super::netlink::{Attr, Netlink, SOCKETS_MAX, sockets_attr};
+use super::sockets::Sockets;
 use super::sysfs::Places;
-use super::usage::uses;
+use super::usage::{DeviceUse, uses};
 use super::{DeviceChoice, REQUEST_BYTES};
 use crate::proto::ExportInfo;
 use crate::proto::wire::transmission_flags as tf;
@@ -34,10 +34,15 @@ const DISCONNECT_PATIENCE: Duration = Duration::from_secs(1);
 const SHUT_PATIENCE: Duration = Duration::from_secs(4);
 /// For the last reference to a device to go after a disconnect.
 const GONE_PATIENCE: Duration = Duration::from_secs(1);
+/// For the same while all that is seen of it is a process that has it open, often udev, whose reads
+/// have just failed.
+const OPEN_PATIENCE: Duration = Duration::from_secs(3);
 /// Pause between two looks at sysfs.
 const STEP: Duration = Duration::from_millis(5);
-/// Room in a socket for the requests or replies of a batch.
-const SOCKET_BUFFER: usize = 4 << 20;
+/// For the kernel to begin to read all sockets of a device.
+const READ_PATIENCE: Duration = Duration::from_secs(2);
+/// How often a device is connected anew whose sockets the kernel does not all read.
+const CONNECTS_MAX: u32 = 6;
 
 /// Flags that the kernel's driver knows in some version. Each is looked at by itself, and one that
 /// a version does not know is ignored by it, so all may be passed to all.
@@ -119,26 +124,6 @@ pub struct DeviceOptions {
     /// Tells what the device is connected to: text without a newline, the same for the same
     /// session and export. Shown in `/sys/block/nbdX/backend`.
     pub backend: String,
-}
-
-/// Pairs of connected sockets: the kernel's ends, and those for [`crate::Bridge::adopt_kernel`].
-///
-/// # Errors
-/// The system's error when descriptors are refused.
-pub fn kernel_sockets(count: usize) -> io::Result<(Vec<OwnedFd>, Vec<OwnedFd>)> {
-    let mut pairs = (Vec::with_capacity(count), Vec::with_capacity(count));
-    for _ in 0..count {
-        let (kernel, ours) = Socket::pair(Domain::UNIX, Type::STREAM, None)?;
-        for socket in [&kernel, &ours] {
-            // The system's bound (net.core.wmem_max) holds; less room only makes it slower.
-            if let Err(error) = socket.set_send_buffer_size(SOCKET_BUFFER) {
-                tracing::debug!("socket of a kernel device not tuned: {error}");
-            }
-        }
-        pairs.0.push(kernel.into());
-        pairs.1.push(ours.into());
-    }
-    Ok(pairs)
 }
 
 /// See [`super::check_device`].
@@ -248,7 +233,12 @@ impl Disconnecting {
 /// Waits until a device that was disconnected is free: the last process that has it open lets go
 /// of it.
 fn await_gone(places: &Places, index: u32) -> Result<(), DeviceError> {
-    if await_that(GONE_PATIENCE, || places.owner(index).is_none()) {
+    let is_gone = || places.owner(index).is_none();
+    if await_that(GONE_PATIENCE, is_gone) {
+        return Ok(());
+    }
+    let only_open = || uses(places, index).iter().all(|one| matches!(one, DeviceUse::Open(..)));
+    if only_open() && await_that(OPEN_PATIENCE, is_gone) {
         return Ok(());
     }
     let users: Vec<String> = uses(places, index).iter().map(ToString::to_string).collect();
@@ -335,8 +325,7 @@ fn refused(choice: DeviceChoice, source: io::Error) -> DeviceError {
 pub struct KernelDevice {
     index: u32,
     places: Places,
-    /// The kernel's ends of the sockets.
-    sockets: Vec<Socket>,
+    sockets: Sockets,
     connected: bool,
     /// Whom the kernel showed as its owner when it was connected; in a PID namespace another number
     /// than our own.
@@ -344,9 +333,10 @@ pub struct KernelDevice {
 }
 
 impl KernelDevice {
-    /// Connects a device for `export` and waits, some seconds at most, until it can be opened. The
-    /// other ends of `sockets` must be served already. Call it from the process's main thread,
-    /// which the kernel takes for the device's owner.
+    /// Connects a device for `export` over `count` sockets and waits, some seconds at most, until
+    /// it can be opened. `adopt` is given our ends when the kernel reads its own, and has to serve
+    /// them before anybody opens the device. Call it from the process's main thread, which the
+    /// kernel takes for the device's owner.
     ///
     /// Devices that a process which is gone connected with the same identifier are freed before.
     ///
@@ -355,11 +345,12 @@ impl KernelDevice {
     pub fn connect(
         export: &ExportInfo,
         options: &DeviceOptions,
-        sockets: Vec<OwnedFd>,
+        count: usize,
+        adopt: impl FnOnce(Vec<OwnedFd>) -> io::Result<()>,
     ) -> Result<Self, DeviceError> {
         check_export(export)?;
-        if sockets.is_empty() || sockets.len() > SOCKETS_MAX {
-            let text = format!("{} sockets are not 1 to {SOCKETS_MAX}", sockets.len());
+        if count == 0 || count > SOCKETS_MAX {
+            let text = format!("{count} sockets are not 1 to {SOCKETS_MAX}");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text).into());
         }
         let places = Places::default();
@@ -371,14 +362,40 @@ impl KernelDevice {
             }
             freed => drop(freed?),
         }
-        let mut attrs = connect_attrs(export, options);
-        attrs.push(sockets_attr(sockets.iter().map(AsFd::as_fd)));
-        let index = connect_patiently(&places, options, &attrs)?;
-        let sockets = sockets.into_iter().map(Socket::from).collect();
-        let mut device = Self { index, places, sockets, connected: true, owner: None };
+        let mut attempt = 1;
+        let mut device = loop {
+            let device = Self::connect_once(&places, export, options, count)?;
+            let index = device.index;
+            if await_that(READ_PATIENCE, || device.sockets.unread() == 0) {
+                break device;
+            }
+            let unread = device.sockets.unread();
+            let what = format!("the kernel does not read {unread} of its {count} sockets");
+            if attempt == CONNECTS_MAX {
+                let what = format!("{what}, {attempt} times; see its log, or use fewer shards");
+                return Err(DeviceError::Odd { index, what });
+            }
+            tracing::info!("/dev/nbd{index}: {what}, for want of a thread; connecting it anew");
+            attempt += 1;
+        };
+        adopt(device.sockets.take_ours())?;
         device.await_node(export.size)?;
-        device.owner = device.places.owner(index);
         Ok(device)
+    }
+
+    /// Connects fresh sockets.
+    fn connect_once(
+        places: &Places,
+        export: &ExportInfo,
+        options: &DeviceOptions,
+        count: usize,
+    ) -> Result<Self, DeviceError> {
+        let sockets = Sockets::new(count)?;
+        let mut attrs = connect_attrs(export, options);
+        attrs.push(sockets_attr(sockets.kernel_ends()));
+        let index = connect_patiently(places, options, &attrs)?;
+        let owner = places.owner(index);
+        Ok(Self { index, places: places.clone(), sockets, connected: true, owner })
     }
 
     /// Waits for what the kernel shows of a device.
@@ -421,10 +438,11 @@ impl KernelDevice {
         }
         if self.places.owner(index) != self.owner {
             tracing::info!("/dev/nbd{index} was disconnected by another program");
-            self.shut_down();
+            self.sockets.shut_down();
             return Ok(());
         }
-        if !await_that(patience, || self.places.inflight(index) == Some(0)) {
+        let ended = await_that(patience, || self.places.inflight(index) == Some(0));
+        if !ended && self.sockets.are_served() {
             let left = self.places.inflight(index).unwrap_or(0);
             tracing::warn!("/dev/nbd{index}: {left} requests did not end in time and fail");
         }
@@ -434,7 +452,7 @@ impl KernelDevice {
             Err(_) => Ok(false),
         };
         // The kernel is done with them, or does not get on because of them.
-        self.shut_down();
+        self.sockets.shut_down();
         let disconnecting = disconnecting?;
         if matches!(done, Ok(false)) {
             done = disconnecting.wait(index, SHUT_PATIENCE);
@@ -444,14 +462,6 @@ impl KernelDevice {
             return Err(DeviceError::Stuck { index, what });
         }
         await_gone(&self.places, index)
-    }
-
-    fn shut_down(&mut self) {
-        for socket in self.sockets.drain(..) {
-            if let Err(error) = socket.shutdown(std::net::Shutdown::Both) {
-                tracing::debug!("socket of /dev/nbd{} not shut down: {error}", self.index);
-            }
-        }
     }
 }
 
@@ -586,20 +596,6 @@ mod tests {
         let error = free(3).unwrap_err();
         assert!(error.contains("to \"rtrs:s/w\" by process 9, which is gone"), "{error}");
         assert_eq!(free(4), Ok(()));
-    }
-
-    #[test]
-    fn sockets_come_in_connected_pairs() {
-        use std::io::{Read, Write};
-        use std::os::unix::net::UnixStream;
-        let (kernel, ours) = kernel_sockets(2).unwrap();
-        assert_eq!((kernel.len(), ours.len()), (2, 2));
-        for (kernel, ours) in kernel.into_iter().zip(ours) {
-            UnixStream::from(kernel).write_all(b"x").unwrap();
-            let mut text = String::new();
-            UnixStream::from(ours).read_to_string(&mut text).unwrap();
-            assert_eq!(text, "x");
-        }
     }
 
     #[test]

@@ -104,7 +104,7 @@ others() {
     expect_true "nbd-client -d" timeout 20 nbd-client -d /dev/nbd0
     assert_within 15 "its process ends" eval "! test -e /proc/$pid"
     assert_true "it attaches" attach a --device /dev/nbd0 --io-timeout-ms 500 \
-        --device-timeout-s 2
+        --device-timeout-s 2 --no-path fail
     pid=$(owner)
     kill -STOP "$pid"
     in_time 20 dd if=/dev/nbd0 of=/dev/null bs=4k count=1 iflag=direct

@@ -2,9 +2,8 @@
 # lab: a hostile peer of the kernel's shape over RDMA: handshakes, keys, paths that come and go
 # topology: one
 # paths: 1
-# limit: 150
+# limit: 200
 # groups: interop issue ours
-# in-all: no
 # test-binaries: rtrs-tests/peers
 
 # shellcheck source=tests/lab/interop.sh

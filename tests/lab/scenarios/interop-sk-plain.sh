@@ -4,7 +4,6 @@
 # paths: 2
 # limit: 150
 # groups: interop issue ours
-# in-all: no
 
 . tests/lab/interop_sk_matrix.sh
 

@@ -1,0 +1,141 @@
+//! The sockets of a kernel device, and whether the kernel reads them.
+//!
+//! The driver reads each socket in a work item that never ends, on a workqueue that has a rescuer
+//! (`nbd_start_device`, `recv_work`). If the kernel is slow to make threads, for over 10 ms, the
+//! rescuer takes all items that wait for one and runs them one after the other: behind the first,
+//! which never ends, the others never run, and what is answered on their sockets is never read
+//! (`rescuer_thread` in `kernel/workqueue.c`). So every socket has [`FIRST_BYTES`] in it when the
+//! device is connected, and a device is fit for use when the kernel has taken them from each.
+//!
+//! Called by `device`.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use socket2::{Domain, SockRef, Socket, Type};
+
+use crate::proto::wire::magic;
+
+/// What the kernel is sent before anything else: the first bytes of the first reply, whatever that
+/// will be. Who adopts the socket leaves them out.
+pub const FIRST_BYTES: [u8; 4] = magic::SIMPLE_REPLY.to_be_bytes();
+
+/// Room in a socket for the requests or replies of a batch.
+const SOCKET_BUFFER: usize = 4 << 20;
+/// MSG_PEEK and MSG_DONTWAIT of Linux.
+const PEEK: i32 = 0x2 | 0x40;
+
+/// Both ends of a device's sockets.
+#[derive(Debug)]
+pub(super) struct Sockets {
+    kernel: Vec<Socket>,
+    ours: Vec<OwnedFd>,
+}
+
+impl Sockets {
+    /// Pairs of connected sockets with [`FIRST_BYTES`] on their way to the kernel's ends.
+    pub(super) fn new(count: usize) -> io::Result<Self> {
+        let mut all = Self { kernel: Vec::with_capacity(count), ours: Vec::with_capacity(count) };
+        for _ in 0..count {
+            let (kernel, ours) = Socket::pair(Domain::UNIX, Type::STREAM, None)?;
+            for socket in [&kernel, &ours] {
+                // The system's bound (net.core.wmem_max) holds; less room only makes it slower.
+                if let Err(error) = socket.set_send_buffer_size(SOCKET_BUFFER) {
+                    tracing::debug!("socket of a kernel device not tuned: {error}");
+                }
+            }
+            if ours.send(&FIRST_BYTES)? != FIRST_BYTES.len() {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+            all.kernel.push(kernel);
+            all.ours.push(ours.into());
+        }
+        Ok(all)
+    }
+
+    /// The ends that the kernel is given.
+    pub(super) fn kernel_ends(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.kernel.iter().map(AsFd::as_fd)
+    }
+
+    /// Hands out our ends, for [`crate::Bridge::adopt_kernel`], one for each core.
+    pub(super) fn take_ours(&mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.ours)
+    }
+
+    /// True when our ends were handed out.
+    pub(super) fn are_served(&self) -> bool {
+        self.ours.is_empty()
+    }
+
+    /// How many sockets there are from which the kernel has not taken all it was sent.
+    pub(super) fn unread(&self) -> usize {
+        let holds_bytes = |socket: &&Socket| {
+            let mut byte = [MaybeUninit::uninit()];
+            let seen = SockRef::from(*socket).recv_with_flags(&mut byte, PEEK);
+            seen.is_ok_and(|count| count > 0)
+        };
+        self.kernel.iter().filter(holds_bytes).count()
+    }
+
+    /// Ends all connections at once: the kernel fails what is in flight.
+    pub(super) fn shut_down(&mut self) {
+        for socket in self.kernel.drain(..) {
+            if let Err(error) = socket.shutdown(std::net::Shutdown::Both) {
+                tracing::debug!("socket of a kernel device not shut down: {error}");
+            }
+        }
+        self.ours.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// Another descriptor of the kernel's end, as the driver has.
+    fn driver_end(sockets: &Sockets, index: usize) -> UnixStream {
+        UnixStream::from(OwnedFd::from(sockets.kernel[index].try_clone().unwrap()))
+    }
+
+    #[test]
+    fn sockets_come_in_connected_pairs() {
+        let mut sockets = Sockets::new(2).unwrap();
+        assert_eq!(sockets.kernel_ends().count(), 2);
+        let mut kernel = driver_end(&sockets, 1);
+        kernel.write_all(b"x").unwrap();
+        let ours = sockets.take_ours();
+        assert_eq!((ours.len(), sockets.take_ours().len()), (2, 0));
+        let mut ours: Vec<_> = ours.into_iter().map(UnixStream::from).collect();
+        ours[1].write_all(b"rest").unwrap();
+        sockets.shut_down();
+        let (mut asked, mut answered) = (String::new(), Vec::new());
+        ours[1].read_to_string(&mut asked).unwrap();
+        kernel.read_to_end(&mut answered).unwrap();
+        assert_eq!(
+            (asked.as_str(), answered.as_slice()),
+            ("x", b"\x67\x44\x66\x98rest".as_slice())
+        );
+    }
+
+    #[test]
+    fn sockets_that_nobody_reads_are_counted() {
+        let mut sockets = Sockets::new(3).unwrap();
+        assert_eq!(sockets.unread(), 3);
+        for index in [0, 2] {
+            // As the driver reads the head of a reply, which is longer.
+            driver_end(&sockets, index).read_exact(&mut [0; 4]).unwrap();
+        }
+        assert_eq!(sockets.unread(), 1);
+        driver_end(&sockets, 1).read_exact(&mut [0; 3]).unwrap();
+        assert_eq!(sockets.unread(), 1, "a byte is left");
+        driver_end(&sockets, 1).read_exact(&mut [0; 1]).unwrap();
+        assert_eq!(sockets.unread(), 0);
+        sockets.shut_down();
+        assert_eq!(sockets.unread(), 0);
+    }
+}
