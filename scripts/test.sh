@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Every gate of the project, by hand and from .ci/run: format, clippy, build, unit tests, system
-# tests with real programs, seeds of the simulator, the scenarios of the lab in virtual machines,
-# documentation, fuzz targets. Prints the time of each stage and ends with one line, `N passed, N
-# failed, N skipped`: the sum over all test binaries and all checks of the lab, with each gate that
-# is neither counted as one. Exit codes: 0 all good, 1 a gate or a test failed, 2 wrong usage.
+# Every gate of the project, by hand and from .ci/run: format, build, unit tests, system tests with
+# real programs, seeds of the simulator, the scenarios of the lab in virtual machines, and beside
+# these what scripts/lints.sh looks at: clippy, documentation, fuzz targets. Prints the time of each
+# stage and ends with one line, `N passed, N failed, N skipped`: the sum over all test binaries and
+# all checks of the lab, with each gate that is neither counted as one. Exit codes: 0 all good, 1 a gate or a test failed, 2 wrong usage.
 #
 #   scripts/test.sh [--quick]
 #
@@ -31,9 +31,10 @@ done
 LAB_SECONDS_MAX=3600
 passed=0 failed=0 skipped=0 failures=() times=() notes=()
 scratch=$(mktemp -d) || exit 1
-child=
+child= beside=
 cleanup() {
-    if [ -n "$child" ]; then kill -TERM -- "-$child" 2>/dev/null; fi
+    local group
+    for group in $child $beside; do kill -TERM -- "-$group" 2>/dev/null; done
     rm -rf "$scratch"
 }
 trap cleanup EXIT
@@ -144,6 +145,43 @@ lab() {
     fi
 }
 
+# Adds up what scripts/lints.sh said. One that ended without a word counts as one failed.
+count_lints() { # status [remark]
+    local _ name word seconds log=$scratch/lints.log
+    if [ "$1" -ne 0 ] && ! grep -q '^lint: .* failed ' "$log"; then
+        failed=$((failed + 1))
+        failures+=("lints: status $1")
+    fi
+    while read -r _ name word seconds _; do
+        times+=("$(printf '%-18s %5d s%s' "$name" "$seconds" "${2:-}")")
+        if [ "$word" = passed ]; then
+            passed=$((passed + 1))
+        else
+            failed=$((failed + 1))
+            failures+=("$name")
+        fi
+    done < <(grep '^lint: ' "$log")
+}
+
+# The lints beside the lab, with the processor time that it leaves: much of its time is waiting.
+# Where the kernel shares time among sessions first (autogroup), being nice is said there too.
+lints_begin() {
+    CARGO_TARGET_DIR=$target/lints setsid nice -n 19 bash -c \
+        'echo 19 2>/dev/null >/proc/self/autogroup; exec bash scripts/lints.sh' \
+        >"$scratch/lints.log" 2>&1 &
+    beside=$!
+}
+
+lints_end() {
+    local status
+    echo "== lints, which ran beside the lab"
+    wait "$beside"
+    status=$?
+    beside=
+    cat "$scratch/lints.log"
+    count_lints $status ' beside the lab'
+}
+
 finish() {
     local count=0 stage
     # A test that lacks a tool says so in this file, and to cargo it looks passed.
@@ -183,13 +221,6 @@ target=${CARGO_TARGET_DIR:-$PWD/target}
 export RTRS_BIN_DIR=${RTRS_BIN_DIR:-$target/debug}
 
 gate fmt 120 cargo fmt --all --check
-gate clippy 1800 cargo clippy --workspace --all-targets --locked -- -D warnings
-# Without RDMA: what builds on a machine that lacks libibverbs, and the tests of what it then says.
-# Each crate alone, since in one build the features of all would add up.
-for crate in rtrs-core rtrs-client rtrs-server; do
-    gate "plain-$crate" 900 cargo clippy -p "$crate" --all-targets --no-default-features --locked \
-        -- -D warnings
-done
 # All targets in one go, so that the daemons the system tests start and the test binaries come
 # from the same build (a plain `cargo build` would build the core again with other features).
 if gate build 1800 cargo build --workspace --all-targets --locked; then
@@ -198,14 +229,20 @@ if gate build 1800 cargo build --workspace --all-targets --locked; then
     # The dev profile is optimized enough, and its assertions are on.
     if [ $quick -eq 1 ]; then seeds=0..300; else seeds=0..3000; fi
     gate sim 600 "$target/debug/rtrs-sim" --seeds "$seeds"
-    if [ $quick -eq 0 ]; then lab; fi
+    if [ $quick -eq 0 ]; then
+        lints_begin
+        lab
+        lints_end
+    fi
+elif [ $quick -eq 0 ]; then
+    lints_begin
+    lints_end
 fi
 if [ $quick -eq 1 ]; then
+    run_stage lints 2400 bash scripts/lints.sh --no-fuzz
+    status=$?
+    sleep 0.2
+    count_lints $status
     echo "== lab: left out by --quick; it alone: scripts/lab.sh setup && scripts/lab.sh run all"
-fi
-gate docs 900 env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
-# Builds on the stable compiler as any program; only running the targets needs a nightly one.
-if [ $quick -eq 0 ]; then
-    gate fuzz 900 cargo check --locked --manifest-path fuzz/Cargo.toml
 fi
 finish

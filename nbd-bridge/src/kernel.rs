@@ -6,6 +6,7 @@
 //!
 //! - `device`: a device's life, from the connect to the disconnect, each step with a bound;
 //! - `netlink`: the messages for it; `sockets`: what it is connected with;
+//! - `takeover`: fresh sockets for a device whose process died;
 //! - `sysfs`, `usage`: what the kernel shows of devices and of who uses them; `probe`: opening a
 //!   device, in a process that may be left behind.
 //!
@@ -17,6 +18,7 @@ mod netlink;
 mod probe;
 mod sockets;
 mod sysfs;
+mod takeover;
 mod usage;
 
 use std::fmt;

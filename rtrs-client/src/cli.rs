@@ -332,9 +332,18 @@ pub struct AttachArgs {
 
     /// Seconds the kernel keeps requests when the session's process has died [default: 0]
     ///
-    /// Then they fail. They would wait for somebody who connects the device again.
+    /// Then they fail. They wait for somebody who takes the device over; with --takeover the
+    /// default is 60.
     #[arg(long, value_name = "S")]
     pub device_dead_timeout_s: Option<u64>,
+
+    /// Take the device over that a process of this session left connected when it died
+    ///
+    /// Its users see a pause and no error, if --device-dead-timeout-s has not run out. Without such
+    /// a device one is connected as usual, so a service may always say it. Needs --device, and
+    /// access that excludes other writers.
+    #[arg(long)]
+    pub takeover: bool,
 
     /// Stay in the foreground until SIGTERM or detach
     ///
@@ -429,6 +438,7 @@ impl AttachArgs {
             device: self.device,
             device_timeout_s: self.device_timeout_s,
             device_dead_timeout_s: self.device_dead_timeout_s,
+            takeover: self.takeover.then_some(true),
             foreground: self.foreground.then_some(true),
             shards: self.shards,
             buffer_size: self.buffer_size,

@@ -42,6 +42,8 @@ pub struct Settings {
     pub device_timeout_s: Option<u64>,
     /// Seconds the kernel keeps requests when the session's process has died.
     pub device_dead_timeout_s: Option<u64>,
+    /// Take over the device that a process which died left connected.
+    pub takeover: Option<bool>,
     /// Stay in the foreground.
     pub foreground: Option<bool>,
     /// The same as `access: ro`.
@@ -180,7 +182,8 @@ impl Settings {
             listen: None,
             device: None,
             device_timeout_s: None,
-            device_dead_timeout_s: Some(0),
+            device_dead_timeout_s: None,
+            takeover: Some(false),
             foreground: Some(false),
             read_only: None,
             access: None,
@@ -219,6 +222,7 @@ impl Settings {
             device: if front { self.device } else { under.device },
             device_timeout_s: self.device_timeout_s.or(under.device_timeout_s),
             device_dead_timeout_s: self.device_dead_timeout_s.or(under.device_dead_timeout_s),
+            takeover: self.takeover.or(under.takeover),
             foreground: self.foreground.or(under.foreground),
             read_only: if access { self.read_only } else { under.read_only },
             access: if access { self.access } else { under.access },

@@ -22,6 +22,7 @@ use crate::run::{
     DAEMON_LOG, Wake, ensure_run_dir, forward_detaches, forward_events, forward_signals,
     log_to_stderr, plain, session_config, start, system, tell, wait_ready,
 };
+use crate::session::SessionConfig;
 
 /// Time for requests in flight when a signal ends the session.
 const SIGNAL_GRACE: Duration = Duration::from_secs(10);
@@ -43,7 +44,8 @@ pub(crate) fn hold(plan: &AttachPlan) -> Result<(), Error> {
             None
         }
     };
-    let config = session_config(&plan.session)?;
+    let patience = plan.takeover_patience();
+    let config = SessionConfig { open_patience: patience, ..session_config(&plan.session)? };
     let identity = Identity {
         name: plan.session.export_name.clone(),
         session: config.name.clone(),
@@ -81,7 +83,7 @@ pub(crate) fn hold(plan: &AttachPlan) -> Result<(), Error> {
         .map_err(system("no control thread"))?;
     let what = format!("attach {}", plan.session.export_name);
     let mut asked = None;
-    let attached = wait_ready(&inbox, &cores, &what, &mut asked).and_then(|geometry| {
+    let attached = wait_ready(&inbox, &cores, &what, patience, &mut asked).and_then(|geometry| {
         let Front::Device(options) = &plan.front else { return Ok(None) };
         let connected = device::connect(options, &plan.session.export_name, &geometry, &cores);
         connected.inspect_err(|_| cores.shut_down(Duration::ZERO)).map(Some)

@@ -320,6 +320,7 @@ pub(crate) fn session_config(plan: &SessionPlan) -> Result<SessionConfig, Error>
             Access::Migration => AccessMode::Migration,
         },
         read_only_fallback: plan.access == Access::Auto,
+        open_patience: Duration::ZERO,
         id: SessionId(id),
         paths: plan
             .paths
@@ -448,9 +449,11 @@ pub(crate) fn wait_ready(
     inbox: &mpsc::Receiver<Wake>,
     cores: &launch::Cores,
     what: &str,
+    patience: Duration,
     asked: &mut Option<Detach>,
 ) -> Result<Box<Geometry>, Error> {
-    let failed = match inbox.recv_timeout(READY_TIMEOUT) {
+    let limit = READY_TIMEOUT + patience;
+    let failed = match inbox.recv_timeout(limit) {
         Ok(Wake::Core(Event::Ready(geometry))) => return Ok(geometry),
         Ok(Wake::Core(Event::Failed(failure))) => failure.to_string(),
         Ok(Wake::Core(Event::FrontFailed(error))) => error.to_string(),
@@ -475,7 +478,7 @@ pub(crate) fn wait_ready(
                     told.collect::<Vec<_>>().join("; ")
                 })
                 .unwrap_or_default();
-            let seconds = READY_TIMEOUT.as_secs();
+            let seconds = limit.as_secs();
             format!("no path to the server within {seconds} s ({why})")
         }
     };
@@ -506,7 +509,7 @@ fn run_bench(plan: &BenchPlan) -> Result<(), Error> {
     let running = forward_events(running, wakes);
     let cores = running.cores();
     let what = format!("bench {}", plan.session.export_name);
-    if let Err(error) = wait_ready(&inbox, &cores, &what, &mut None) {
+    if let Err(error) = wait_ready(&inbox, &cores, &what, Duration::ZERO, &mut None) {
         running.join();
         return Err(error);
     }

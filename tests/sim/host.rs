@@ -114,6 +114,7 @@ pub(super) fn session_config(options: &Options, life: u8) -> SessionConfig {
         name: "sim".into(),
         export: "vol".into(),
         access: AccessMode::ReadWrite,
+        open_patience: std::time::Duration::ZERO,
         read_only_fallback: false,
         id: SessionId([life; 16]),
         paths: (0..options.paths).map(target).collect(),

@@ -19,6 +19,7 @@ use rtrs_core::rt::{page_size, privileges};
 use super::netlink::{Attr, Netlink, SOCKETS_MAX, sockets_attr};
 use super::sockets::Sockets;
 use super::sysfs::Places;
+use super::takeover;
 use super::usage::{DeviceUse, uses};
 use super::{DeviceChoice, REQUEST_BYTES};
 use crate::proto::ExportInfo;
@@ -40,9 +41,9 @@ const OPEN_PATIENCE: Duration = Duration::from_secs(3);
 /// Pause between two looks at sysfs.
 const STEP: Duration = Duration::from_millis(5);
 /// For the kernel to begin to read all sockets of a device.
-const READ_PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const READ_PATIENCE: Duration = Duration::from_secs(2);
 /// How often a device is connected anew whose sockets the kernel does not all read.
-const CONNECTS_MAX: u32 = 6;
+pub(super) const CONNECTS_MAX: u32 = 6;
 
 /// Flags that the kernel's driver knows in some version. Each is looked at by itself, and one that
 /// a version does not know is ignored by it, so all may be passed to all.
@@ -124,6 +125,8 @@ pub struct DeviceOptions {
     /// Tells what the device is connected to: text without a newline, the same for the same
     /// session and export. Shown in `/sys/block/nbdX/backend`.
     pub backend: String,
+    /// Take over a device that a process which is gone had connected with the same identifier.
+    pub takeover: bool,
 }
 
 /// See [`super::check_device`].
@@ -159,12 +162,12 @@ fn check_free(places: &Places, index: u32, backend: &str) -> Result<(), DeviceEr
     }
 }
 
-fn is_left_behind(places: &Places, index: u32, is_ours: impl Fn(&str) -> bool) -> bool {
+pub(super) fn is_left_behind(places: &Places, index: u32, is_ours: impl Fn(&str) -> bool) -> bool {
     places.backend(index).is_some_and(|backend| is_ours(&backend))
         && places.owner(index).is_some_and(|owner| places.is_left_behind(owner))
 }
 
-fn open_netlink() -> Result<Netlink, DeviceError> {
+pub(super) fn open_netlink() -> Result<Netlink, DeviceError> {
     Netlink::open().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => DeviceError::NoModule,
         _ => DeviceError::System(error),
@@ -250,7 +253,7 @@ fn await_gone(places: &Places, index: u32) -> Result<(), DeviceError> {
     Err(DeviceError::Stuck { index, what: what + "; it is free when that has ended" })
 }
 
-fn await_that(patience: Duration, mut holds: impl FnMut() -> bool) -> bool {
+pub(super) fn await_that(patience: Duration, mut holds: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + patience;
     loop {
         if holds() {
@@ -338,7 +341,8 @@ impl KernelDevice {
     /// them before anybody opens the device. Call it from the process's main thread, which the
     /// kernel takes for the device's owner.
     ///
-    /// Devices that a process which is gone connected with the same identifier are freed before.
+    /// Devices that a process which is gone connected with the same identifier are taken over, if
+    /// the options say so, or else freed before.
     ///
     /// # Errors
     /// What is in the way, with the remedy; then nothing is connected.
@@ -354,6 +358,11 @@ impl KernelDevice {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text).into());
         }
         let places = Places::default();
+        if options.takeover
+            && let Some(index) = takeover::left_behind(&places, options)
+        {
+            return takeover::take_over(places, index, export, options, count, adopt);
+        }
         match free_left_behind(|found| found == options.backend) {
             Err(DeviceError::Stuck { index, what })
                 if options.choice != DeviceChoice::Index(index) =>
@@ -381,6 +390,13 @@ impl KernelDevice {
         adopt(device.sockets.take_ours())?;
         device.await_node(export.size)?;
         Ok(device)
+    }
+
+    /// A device of another process whose sockets were exchanged for these. The kernel goes on to
+    /// show that process as its owner.
+    pub(super) fn taken_over(index: u32, places: Places, sockets: Sockets) -> Self {
+        let owner = places.owner(index);
+        Self { index, places, sockets, connected: true, owner }
     }
 
     /// Connects fresh sockets.
@@ -536,7 +552,13 @@ mod tests {
     }
 
     fn options(choice: DeviceChoice) -> DeviceOptions {
-        DeviceOptions { choice, timeout_s: 90, dead_timeout_s: 2, backend: "rtrs:s/v".into() }
+        DeviceOptions {
+            choice,
+            timeout_s: 90,
+            dead_timeout_s: 2,
+            backend: "rtrs:s/v".into(),
+            takeover: false,
+        }
     }
 
     #[test]

@@ -34,6 +34,7 @@ pub(super) const SOCKETS_MAX: usize = 4096;
 pub(super) enum Command {
     Connect = 1,
     Disconnect = 2,
+    Reconfigure = 3,
 }
 
 /// An attribute (`NBD_ATTR_*`). Numbers are in the host's byte order.
@@ -237,6 +238,16 @@ impl Netlink {
     /// The kernel's: EPERM without CAP_SYS_ADMIN, EINVAL for a device that does not exist.
     pub(super) fn disconnect(&mut self, index: u32) -> io::Result<()> {
         self.command(Command::Disconnect, vec![Attr::Index(index)]).map(drop)
+    }
+
+    /// Changes a connected device; a socket among the attributes takes the place of the first that
+    /// is dead. Where none is dead the kernel drops it and says nothing.
+    ///
+    /// # Errors
+    /// The kernel's: EPERM without CAP_SYS_ADMIN, EINVAL for a device that is not connected, or
+    /// with another identifier.
+    pub(super) fn reconfigure(&mut self, attrs: Vec<Attr>) -> io::Result<()> {
+        self.command(Command::Reconfigure, attrs).map(drop)
     }
 
     fn command(

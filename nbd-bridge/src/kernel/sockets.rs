@@ -27,7 +27,7 @@ const SOCKET_BUFFER: usize = 4 << 20;
 const PEEK: i32 = 0x2 | 0x40;
 
 /// Both ends of a device's sockets.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Sockets {
     kernel: Vec<Socket>,
     ours: Vec<OwnedFd>,
@@ -36,7 +36,7 @@ pub(super) struct Sockets {
 impl Sockets {
     /// Pairs of connected sockets with [`FIRST_BYTES`] on their way to the kernel's ends.
     pub(super) fn new(count: usize) -> io::Result<Self> {
-        let mut all = Self { kernel: Vec::with_capacity(count), ours: Vec::with_capacity(count) };
+        let mut all = Self::default();
         for _ in 0..count {
             let (kernel, ours) = Socket::pair(Domain::UNIX, Type::STREAM, None)?;
             for socket in [&kernel, &ours] {
@@ -52,6 +52,12 @@ impl Sockets {
             all.ours.push(ours.into());
         }
         Ok(all)
+    }
+
+    /// Adds the sockets of another.
+    pub(super) fn append(&mut self, mut more: Self) {
+        self.kernel.append(&mut more.kernel);
+        self.ours.append(&mut more.ours);
     }
 
     /// The ends that the kernel is given.

@@ -65,6 +65,11 @@ impl Places {
         number::<u64>(&self.block(index).join("size"))?.checked_mul(512)
     }
 
+    /// Queues of a device, each with a socket of its own.
+    pub(super) fn queues(&self, index: u32) -> usize {
+        fs::read_dir(self.block(index).join("mq")).into_iter().flatten().flatten().count()
+    }
+
     /// Requests that were handed to the device and are not answered.
     pub(super) fn inflight(&self, index: u32) -> Option<u64> {
         let text = read(&self.block(index).join("inflight"))?;

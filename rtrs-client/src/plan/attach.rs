@@ -4,6 +4,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use nbd_bridge::kernel::{DeviceOptions, check_device};
 use rtrs_core::config::ByteSize;
@@ -22,6 +23,9 @@ const BUFFER_BYTES_MAX: u64 = 4 << 30;
 const DEVICE_SECONDS_MAX: u64 = 86_400;
 /// What the kernel waits for a request beyond the session's own bound, in seconds.
 const DEVICE_SECONDS_MORE: u64 = 30;
+
+/// Seconds that the kernel keeps requests for a process that takes over, if nothing else is said.
+const TAKEOVER_SECONDS: u64 = 60;
 
 /// Where the session is served.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,6 +56,9 @@ pub struct AttachPlan {
 
 impl Front {
     fn new(settings: &Settings, session: &SessionPlan) -> Result<Self, Error> {
+        if settings.takeover == Some(true) && settings.device.is_none() {
+            return Err(usage("takeover is about a block device; use it with device"));
+        }
         match (settings.socket.clone(), settings.listen, settings.device) {
             (Some(path), None, None) => {
                 let path = std::path::absolute(&path).map_err(|e| {
@@ -79,7 +86,15 @@ fn device_options(
     device: Device,
     session: &SessionPlan,
 ) -> Result<DeviceOptions, Error> {
-    let Some(dead_timeout_s) = settings.device_dead_timeout_s else { return Err(unsaid()) };
+    let Some(takeover) = settings.takeover else { return Err(unsaid()) };
+    if takeover && session.access == Access::Migration {
+        return Err(usage(
+            "takeover needs access that excludes other writers, since requests of the process that \
+             died may still be under way; use access auto, rw or ro",
+        ));
+    }
+    let usual_dead_s = if takeover { TAKEOVER_SECONDS } else { 0 };
+    let dead_timeout_s = settings.device_dead_timeout_s.unwrap_or(usual_dead_s);
     // What an IO may take at most (`NoPath::io_age_max`). The kernel must not lose patience before:
     // what it sends again may overtake what follows.
     let io_ms = 2 * session.io_timeout_ms;
@@ -106,6 +121,7 @@ fn device_options(
         timeout_s: in_range("device-timeout-s", timeout_s, 1..=DEVICE_SECONDS_MAX)?,
         dead_timeout_s: in_range("device-dead-timeout-s", dead_timeout_s, 0..=DEVICE_SECONDS_MAX)?,
         backend: device::backend(&session.session_name, &session.export_name),
+        takeover,
     })
 }
 
@@ -129,6 +145,17 @@ impl AttachPlan {
         let session = SessionPlan::new(name, settings, Access::Auto)?;
         let front = Front::new(&fronts, &session)?;
         Ok(Self { session, front, buffer_bytes: bytes, foreground, run_dir })
+    }
+
+    /// How long to try to open the export: a session that takes over waits for the server to be
+    /// done with that of the process that died.
+    pub(crate) fn takeover_patience(&self) -> Duration {
+        match &self.front {
+            Front::Device(options) if options.takeover => {
+                Duration::from_secs(options.dead_timeout_s)
+            }
+            _ => Duration::ZERO,
+        }
     }
 
     /// The session's check; the run directory is ours; neither socket path is in use; the device
@@ -170,6 +197,7 @@ impl AttachPlan {
                 device: Some(Device::new(options.choice)),
                 device_timeout_s: Some(options.timeout_s),
                 device_dead_timeout_s: Some(options.dead_timeout_s),
+                takeover: Some(options.takeover),
                 ..Settings::default()
             },
         };

@@ -57,6 +57,8 @@ fn values_and_combinations_of_attach_are_judged() {
             "device: auto\ndevice-dead-timeout-s: 86401",
             "device-dead-timeout-s 86401 is out of range; use 0 to 86400",
         ),
+        ("socket: /s\ntakeover: true", "takeover is about a block device; use it with device"),
+        ("device: auto\ntakeover: true\naccess: migration", "use access auto, rw or ro"),
         ("socket: ''", "socket \"\" is no path"),
         ("read-only: true\naccess: rw", "read-only contradicts access rw or migration; drop one"),
         ("session-name: ''", "session-name \"\" is empty; use 1 to 254 bytes without NUL"),
@@ -170,11 +172,16 @@ fn the_kernel_waits_longer_than_the_session() {
             121,
             5,
         ),
+        ("device: auto\ntakeover: true", DeviceChoice::Auto, 150, 60),
+        ("device: auto\ntakeover: true\ndevice-dead-timeout-s: 7", DeviceChoice::Auto, 150, 7),
     ] {
         let plan = attach(&format!("{yaml}\nsession-name: s\n")).unwrap();
         let backend = "rtrs:s/v".to_owned();
-        let options = DeviceOptions { choice, timeout_s, dead_timeout_s, backend };
+        let takeover = yaml.contains("takeover");
+        let options = DeviceOptions { choice, timeout_s, dead_timeout_s, backend, takeover };
         assert_eq!(plan.front, Front::Device(options), "{yaml}");
+        let patience = if takeover { dead_timeout_s } else { 0 };
+        assert_eq!(plan.takeover_patience().as_secs(), patience, "{yaml}");
     }
 }
 
@@ -220,7 +227,7 @@ fn values_and_combinations_of_bench_are_judged() {
 
 #[test]
 fn printed_settings_make_the_same_plan() {
-    let session = "path: ['tcp://10.0.0.1@10.0.0.2', 'tcp://[::1]:99']\naccess: migration\n\
+    let session = "path: ['tcp://10.0.0.1@10.0.0.2', 'tcp://[::1]:99']\n\
         policy: min-latency\nsession-name: s\npin: off\ncrc: off\ninvalidate-reads: off\n\
         heartbeat-ms: 100\nheartbeat-missed-max: 3\nconnect-timeout-ms: 101\n\
         reconnect-min-ms: 102\nreconnect-max-ms: 103\nio-timeout-ms: 104\n\
@@ -231,9 +238,12 @@ fn printed_settings_make_the_same_plan() {
         "socket: /s",
         "listen: 127.0.0.1:0\nshards: 3\nforeground: true\nrun-dir: /r",
         "device: auto",
+        "device: auto\ntakeover: true",
         "device: /dev/nbd7\ndevice-timeout-s: 3\ndevice-dead-timeout-s: 9",
     ] {
-        let plan = attach(&format!("{session}{front}\nbuffer-size: 64M\n")).unwrap();
+        let access = if front.contains("takeover") { "rw" } else { "migration" };
+        let text = format!("{session}{front}\nbuffer-size: 64M\naccess: {access}\n");
+        let plan = attach(&text).unwrap();
         for text in [
             serde_yaml::to_string(&plan.settings()).unwrap(),
             serde_json::to_string_pretty(&plan.settings()).unwrap(),

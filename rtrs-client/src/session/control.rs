@@ -101,6 +101,8 @@ pub(crate) struct SessionControl {
     /// What is asked for; lowered once where the export is read-only.
     pub(super) access: AccessMode,
     pub(super) opened_once: bool,
+    /// Until then nothing that is in the way of the first open ends the session.
+    patient_until: Instant,
     pub(super) last: Option<Arc<OpenDevice>>,
     pub(super) failure: Option<SessionFailure>,
     pub(super) detaching: bool,
@@ -147,6 +149,7 @@ impl SessionControl {
             .collect();
         Self {
             access: config.access,
+            patient_until: now + config.open_patience,
             config,
             paths,
             granted: None,
@@ -601,18 +604,24 @@ impl SessionControl {
                 path.until = if more { now } else { now + path.backoff.wait() };
             }
         }
-        self.judge_start();
+        self.judge_start(now);
+    }
+
+    /// True while a refusal to open may still pass.
+    pub(super) fn is_patient(&self, now: Instant) -> bool {
+        !self.opened_once && now < self.patient_until
     }
 
     /// A session whose every path failed, on each of its addresses, before the device was ever
     /// open gives up: whoever attaches is told why at once instead of waiting for a server that
     /// may never come.
-    fn judge_start(&mut self) {
+    fn judge_start(&mut self, now: Instant) {
         let hopeless = self.paths.iter().zip(&self.config.paths).all(|(path, target)| {
             let all_tried = path.attempts_failed >= target.remotes.len().max(1) as u64;
             all_tried && path.state == PathState::Waiting
         });
-        if self.opened_once || self.failure.is_some() || self.detaching || !hopeless {
+        let decided = self.opened_once || self.failure.is_some() || self.detaching;
+        if decided || !hopeless || self.is_patient(now) {
             return;
         }
         let named = self.paths.iter().zip(&self.config.paths);

@@ -102,7 +102,8 @@ impl SessionControl {
                     hint: open_hint(errno),
                 };
                 let why = failure.to_string();
-                if !self.opened_once {
+                let may_pass = matches!(errno, errno::EPERM | errno::EBUSY);
+                if !self.opened_once && !(may_pass && self.is_patient(now)) {
                     self.failure = Some(failure);
                 }
                 self.end_path(now, index, Some(why), fabrics);

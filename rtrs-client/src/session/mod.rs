@@ -71,6 +71,9 @@ pub struct SessionConfig {
     pub access: AccessMode,
     /// When writing is refused because the export is read-only, open it read-only.
     pub read_only_fallback: bool,
+    /// How long, from the start on, a session that cannot open tries again: who takes over from a
+    /// process that died has to wait until the server has done with that one's session.
+    pub open_patience: Duration,
     /// The session's identity, the same on all paths.
     pub id: SessionId,
     /// Paths in order of preference; at least one.

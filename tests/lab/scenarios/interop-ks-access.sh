@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: the kernel's client on our server: who may open what, names, 70 idle seconds
+# lab: the kernel's client on our server: who may open what, names, 45 idle seconds
 # topology: one
 # paths: 1
 # limit: 150
@@ -15,7 +15,7 @@ try() { # session export mode
 
 scenario() {
     local devices=/sys/devices/virtual/rnbd-client/ctl/devices
-    local idle_since idle seconds=70 long reader writer name
+    local idle_since idle seconds=45 long reader writer name
     [ -z "$LAB_LONG" ] || seconds=600
     truncate -s 8M "$LAB_WORK/vol.img" "$LAB_WORK/ro.img" "$LAB_WORK/deep.img"
     long=$(printf 'x%.0s' {1..240})

@@ -9,7 +9,7 @@ use rtrs_core::time::Instant;
 use rtrs_core::wire::{ConnReq, ConnRsp, InfoRsp, OpenRsp, errno_name};
 
 use super::server::{How, Rewrite, Seen};
-use super::stand::{MS, SEC, Stand, client_ip, server_ip};
+use super::stand::{MS, SEC, Setup, Stand, client_ip, server_ip};
 use crate::path::state::PathState;
 use crate::session::control::OPENER_TIME_MAX;
 use crate::session::device::SessionFailure;
@@ -378,6 +378,30 @@ fn a_refused_open_fails_the_session_with_words() {
         stand.run(3 * SEC);
         assert_eq!(stand.server.requests().count(), 2);
     }
+}
+
+#[test]
+fn who_takes_over_waits_for_the_export_to_be_free() {
+    let setup = |s: &mut Setup| {
+        s.how.open_errno = 1;
+        s.config.open_patience = 20 * SEC;
+    };
+    let mut stand = Stand::new(setup);
+    stand.run(5 * SEC);
+    assert!(stand.client.control.failure().is_none());
+    assert!(stand.client.last_error(0).contains("EPERM"), "{}", stand.client.last_error(0));
+    stand.server.how.open_errno = 0;
+    stand.until("the device", 5 * SEC, Stand::is_whole);
+    // Not for ever, and not for what does not pass.
+    let mut stand = Stand::new(setup);
+    stand.run(19 * SEC);
+    assert!(stand.client.control.failure().is_none());
+    stand.until("the failure", 5 * SEC, |s| s.client.control.failure().is_some());
+    let mut stand = Stand::new(|s| {
+        setup(s);
+        s.how.open_errno = 2;
+    });
+    stand.until("the failure", 2 * SEC, |s| s.client.control.failure().is_some());
 }
 
 #[test]

@@ -284,6 +284,7 @@ fn config() -> SessionConfig {
         name: "stand".into(),
         export: "vol0".into(),
         access: AccessMode::ReadWrite,
+        open_patience: Duration::ZERO,
         read_only_fallback: false,
         id: SessionId([0x5e; 16]),
         paths: Vec::new(),

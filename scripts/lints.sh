@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# What judges the code without running it: clippy with and without RDMA, documentation, the fuzz
+# targets. Called by scripts/test.sh; prints for each gate a line `lint: NAME passed|failed N s`.
+# Exit 0 if all passed.
+#
+#   scripts/lints.sh [--no-fuzz]
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+
+failed=0
+gate() { # name command...
+    local name=$1 start=$SECONDS word=passed
+    shift
+    if ! timeout --kill-after=20 1800 "$@"; then
+        failed=1 word=failed
+    fi
+    echo "lint: $name $word $((SECONDS - start)) s"
+}
+
+gate clippy cargo clippy --workspace --all-targets --locked -- -D warnings
+# Without RDMA: what builds on a machine that lacks libibverbs, and the tests of what it then says.
+# Each crate alone, since in one build the features of all would add up.
+for crate in rtrs-core rtrs-client rtrs-server; do
+    gate "plain-$crate" cargo clippy -p "$crate" --all-targets --no-default-features --locked \
+        -- -D warnings
+done
+gate docs env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+# Builds on the stable compiler as any program; only running the targets needs a nightly one.
+[ "${1:-}" = --no-fuzz ] || gate fuzz cargo check --locked --manifest-path fuzz/Cargo.toml
+exit $failed
