@@ -1,7 +1,8 @@
 //! The service connection of a path: introduction, opening and closing the device, heartbeats.
 //!
 //! Connection 0 lives on the home core. Its first receive is for INFO_RSP, all later ones are
-//! alike. One control request is in flight at a time, on the home core's own permit, permit 0.
+//! alike. One request is in flight at a time, on a permit of the home core's own: one for opens
+//! and closes, another for fences.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -20,10 +21,9 @@ use rtrs_core::wire::{
 };
 
 use super::io::{Answer, WrId, geometry_of};
+use crate::session::permits::CONTROL;
 use crate::session::{Granted, OpenDevice, SessionConfig};
 
-/// The permit of control requests.
-const CONTROL: PermitId = PermitId(0);
 /// Small receives on the service connection: one answer, heartbeats both ways, room.
 const RECEIVES: u32 = 32;
 const RECV_SLOT: usize = 8;
@@ -78,6 +78,7 @@ pub(crate) fn conn_response(private_data: &[u8]) -> Result<(Granted, Extensions)
         max_io_size: rsp.max_io_size,
         chunk_size,
         keeps_lengths: extensions.lengths,
+        fences: extensions.fence,
     };
     Ok((granted, extensions))
 }
@@ -158,8 +159,11 @@ pub(crate) struct ServiceConnection {
     region: Option<Arc<dyn MemoryRegistration>>,
     granted: Option<Granted>,
     extensions: Extensions,
-    chunk: Option<RemoteMem>,
+    /// Of the home core's permits; none before the introduction.
+    chunks: [Option<RemoteMem>; 2],
     step: Step,
+    /// The permit of the request in flight, or of the last one.
+    permit: PermitId,
     ending: bool,
     posted: u32,
 }
@@ -183,8 +187,9 @@ impl ServiceConnection {
             region: None,
             granted: None,
             extensions: Extensions::default(),
-            chunk: None,
+            chunks: [None; 2],
             step: Step::Idle,
+            permit: CONTROL,
             ending: false,
             posted: 0,
         })
@@ -211,12 +216,12 @@ impl ServiceConnection {
 
     /// True while no control request is in flight.
     pub(crate) fn is_idle(&self) -> bool {
-        self.step == Step::Idle && self.chunk.is_some()
+        self.step == Step::Idle && self.chunks[0].is_some()
     }
 
-    /// True while the control permit is in use on this path.
-    pub(crate) fn is_asking(&self) -> bool {
-        self.step != Step::Idle
+    /// True while this permit is in use on this path.
+    pub(crate) fn is_using(&self, permit: PermitId) -> bool {
+        self.permit == permit && !matches!(self.step, Step::Idle | Step::Info)
     }
 
     /// Introduces the path: receives first, then INFO_REQ.
@@ -267,7 +272,7 @@ impl ServiceConnection {
         device_id: u32,
         fabric: &mut dyn Fabric,
     ) -> Result<(), FabricError> {
-        self.post_write(&Close { device_id }.encode(), fabric)?;
+        self.post_write(CONTROL, &Close { device_id }.encode(), fabric)?;
         self.step = Step::Close;
         Ok(())
     }
@@ -275,11 +280,11 @@ impl ServiceConnection {
     /// Has another path of the session fenced off, up to its connect of that count.
     pub(crate) fn post_fence(
         &mut self,
-        path: PathUuid,
-        recon_cnt: u16,
+        fence: &Fence,
+        permit: PermitId,
         fabric: &mut dyn Fabric,
     ) -> Result<(), FabricError> {
-        self.post_write(&Fence { path, recon_cnt }.encode(), fabric)?;
+        self.post_write(permit, &fence.encode(), fabric)?;
         self.step = Step::Fence;
         Ok(())
     }
@@ -350,7 +355,7 @@ impl ServiceConnection {
             .map_err(|e| format!("bad INFO_RSP: {e}"))?;
         let chunks: Arc<[RemoteMem]> =
             table.iter().map(|c| RemoteMem { addr: c.addr, rkey: c.key }).collect();
-        self.chunk = chunks.get(CONTROL.index()).copied();
+        self.chunks = [chunks.first().copied(), chunks.get(1).copied()];
         self.step = Step::Idle;
         Ok(ServiceEvent::Introduced { chunks })
     }
@@ -360,10 +365,11 @@ impl ServiceConnection {
         answer: &Answer,
         fabric: &mut dyn Fabric,
     ) -> Result<ServiceEvent, String> {
-        if answer.permit != CONTROL {
+        if answer.permit != self.permit {
             return Err(format!("answer for permit {} on the service connection", answer.permit));
         }
-        if let (Some(chunk), Some(rkey)) = (self.chunk.as_mut(), answer.rkey) {
+        let chunk = self.chunks.get_mut(answer.permit.index()).and_then(Option::as_mut);
+        if let (Some(chunk), Some(rkey)) = (chunk, answer.rkey) {
             chunk.rkey = rkey;
         }
         match std::mem::replace(&mut self.step, Step::Idle) {
@@ -415,7 +421,7 @@ impl ServiceConnection {
         answer_len: usize,
         fabric: &mut dyn Fabric,
     ) -> Result<(), FabricError> {
-        let chunk = self.chunk.ok_or(FabricError::QpState)?;
+        let chunk = self.chunks[CONTROL.index()].ok_or(FabricError::QpState)?;
         let registration = self.region.as_ref().ok_or(FabricError::QpState)?;
         let message = ReadMsg {
             usr_len: user.len() as u16,
@@ -430,12 +436,19 @@ impl ServiceConnection {
         bytes[..user.len()].copy_from_slice(user);
         let len = user.len() + message.encode(&mut bytes[user.len()..]);
         let sge = self.store(&bytes[..len])?;
+        self.permit = CONTROL;
         self.post_request(chunk, answer_len, answer_len + user.len(), sge, fabric)
     }
 
     /// Posts a user message without data whose answer is its errno.
-    fn post_write(&mut self, user: &[u8], fabric: &mut dyn Fabric) -> Result<(), FabricError> {
-        let (Some(chunk), Step::Idle) = (self.chunk, &self.step) else {
+    fn post_write(
+        &mut self,
+        permit: PermitId,
+        user: &[u8],
+        fabric: &mut dyn Fabric,
+    ) -> Result<(), FabricError> {
+        let chunk = self.chunks.get(permit.index()).copied().flatten();
+        let (Some(chunk), Step::Idle) = (chunk, &self.step) else {
             return Err(FabricError::QueueFull);
         };
         let mut bytes = [0; 64];
@@ -443,6 +456,7 @@ impl ServiceConnection {
         bytes[..user.len()].copy_from_slice(user);
         bytes[user.len()..len].copy_from_slice(&WriteMsg { usr_len: user.len() as u16 }.encode());
         let sge = self.store(&bytes[..len])?;
+        self.permit = permit;
         self.post_request(chunk, 0, user.len(), sge, fabric)
     }
 
@@ -456,7 +470,7 @@ impl ServiceConnection {
     ) -> Result<(), FabricError> {
         let granted = self.granted.ok_or(FabricError::QpState)?;
         let bits = MemBits::for_depth(granted.queue_depth);
-        let imm = Imm::Request { permit: CONTROL, offset: message_at as u32 };
+        let imm = Imm::Request { permit: self.permit, offset: message_at as u32 };
         let remote = RemoteMem { addr: chunk.addr + at as u64, rkey: chunk.rkey };
         let op = WrOp::RdmaWrite { remote, imm: Some(imm.encode_with(bits)) };
         self.post(op, SgeList::one(sge), fabric)

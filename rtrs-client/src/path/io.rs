@@ -231,6 +231,7 @@ mod tests {
         max_io_size: 126_976,
         chunk_size: 131_072,
         keeps_lengths: true,
+        fences: false,
     };
     /// The read target of the vectors.
     const TARGET: RemoteMem = RemoteMem { addr: 0x7060_5040_3020_1000, rkey: Rkey(0x3b6) };

@@ -12,13 +12,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use rtrs_core::fabric::{Fabric, RemoteMem, WcOp, WcStatus, WorkCompletion};
-use rtrs_core::ids::{ConnIndex, CoreIndex, PathId, QpNum};
+use rtrs_core::ids::{ConnIndex, CoreIndex, PathId, PermitId, QpNum};
 use rtrs_core::proto::{Backoff, Heartbeat, HeartbeatAction};
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::AccessMode;
 
 use super::device::SessionFailure;
 use super::fence::{Lost, NoPathClock};
+use super::permits::CONTROL;
 use super::shard::ConnectionEnd;
 use super::{Connect, Granted, OpenDevice, Outbox, PathShared, SessionConfig, ToHome, ToShard};
 use crate::path::handshake::{self, ServiceConnection};
@@ -412,7 +413,7 @@ impl SessionControl {
     /// Takes the server's bounds, which may not change over the life of the session.
     fn accept_grant(&mut self, granted: Granted) -> Result<(), SessionFailure> {
         let cores = self.config.cores;
-        let depth = granted.queue_depth.min(self.config.queue_depth_limit);
+        let depth = granted.depth(&self.config);
         if depth <= cores {
             return Err(SessionFailure::Unusable(format!(
                 "a queue depth of {depth} is too small for {cores} shards and the service \
@@ -438,6 +439,11 @@ impl SessionControl {
                 Ok(())
             }
         }
+    }
+
+    /// The permit of fences.
+    pub(super) fn fence_permit(&self) -> PermitId {
+        self.granted.map_or(CONTROL, |granted| granted.fence_permit(&self.config))
     }
 
     /// Asks for the next connection of a path, or introduces it when all are up.

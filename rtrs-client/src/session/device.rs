@@ -8,13 +8,15 @@ use std::sync::Arc;
 
 use rtrs_core::block::Geometry;
 use rtrs_core::fabric::{Fabric, FabricError};
+use rtrs_core::ids::PermitId;
 use rtrs_core::proto::Heartbeat;
 use rtrs_core::time::Instant;
 use rtrs_core::wire::{AccessMode, errno, errno_name};
 
 use super::control::{DeviceState, Path, STEP_TIMEOUT, SessionControl};
+use super::permits::CONTROL;
 use super::{OpenDevice, ToShard};
-use crate::path::handshake::{ServiceConnection, ServiceEvent};
+use crate::path::handshake::ServiceEvent;
 use crate::path::state::PathState;
 
 /// Why a session cannot go on.
@@ -122,7 +124,7 @@ impl SessionControl {
     /// rtrs-srv.c:get_or_create_srv). True when one began.
     pub(super) fn open_next(&mut self, now: Instant, fabrics: &mut [Box<dyn Fabric>]) -> bool {
         let opening = |path: &Path| path.state == PathState::Opening;
-        if self.detaching || self.failure.is_some() || self.is_asking() {
+        if self.detaching || self.failure.is_some() || self.is_using(CONTROL) {
             return false;
         }
         let Some(index) = self.paths.iter().position(opening) else { return false };
@@ -131,11 +133,11 @@ impl SessionControl {
         true
     }
 
-    /// True while a path has the control permit in use.
-    pub(super) fn is_asking(&self) -> bool {
+    /// True while a path has this permit of the home core's in use.
+    pub(super) fn is_using(&self, permit: PermitId) -> bool {
         self.paths.iter().any(|path| {
             matches!(path.state, PathState::Opening | PathState::Connected)
-                && path.service.as_ref().is_some_and(ServiceConnection::is_asking)
+                && path.service.as_ref().is_some_and(|service| service.is_using(permit))
         })
     }
 

@@ -9,6 +9,7 @@
 use rtrs_core::fabric::{Fabric, FabricError};
 use rtrs_core::ids::PathId;
 use rtrs_core::time::{Duration, Instant, earliest};
+use rtrs_core::wire::Fence;
 
 use super::ToShard;
 use super::control::{Path, STEP_TIMEOUT, SessionControl};
@@ -120,15 +121,16 @@ impl SessionControl {
             self.paths[index].lost = Some(lost);
         }
         let up = |path: &&mut Path| path.state == PathState::Connected && path.id.index() != index;
-        let uuid = self.paths[index].uuid;
-        let free = !self.is_asking();
+        let fence = Fence { path: self.paths[index].uuid, recon_cnt: lost.recon_cnt };
+        let permit = self.fence_permit();
+        let free = !self.is_using(permit);
         let idle =
             |path: &Path| free && path.service.as_ref().is_some_and(|s| s.fences() && s.is_idle());
         if let Some(over) = self.paths.iter_mut().filter(up).find(|path| idle(path)) {
             let id = over.id;
             let fabric = fabrics[self.config.paths[id.index()].provider].as_mut();
             let Some(service) = over.service.as_mut() else { return false };
-            match service.post_fence(uuid, lost.recon_cnt, fabric) {
+            match service.post_fence(&fence, permit, fabric) {
                 Ok(()) => {
                     lost.asked = Some((id, now + STEP_TIMEOUT));
                     self.paths[index].lost = Some(lost);

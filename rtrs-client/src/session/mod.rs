@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rtrs_core::block::Geometry;
 use rtrs_core::fabric::{CloseReason, ConnectFailure, PrivateData, ProtectionDomain, RemoteMem};
-use rtrs_core::ids::{ConnIndex, CoreIndex, PathId, SessionId};
+use rtrs_core::ids::{ConnIndex, CoreIndex, PathId, PermitId, SessionId};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::AccessMode;
 
@@ -114,12 +114,25 @@ pub(crate) struct Granted {
     pub(crate) chunk_size: u32,
     /// Its discards and write zeroes clear as much as they are asked to.
     pub(crate) keeps_lengths: bool,
+    /// It takes FENCE.
+    pub(crate) fences: bool,
 }
 
 impl Granted {
     /// What may not change over the life of a session.
     pub(crate) fn bounds(&self) -> (u16, u32, u32) {
         (self.queue_depth, self.max_io_size, self.chunk_size)
+    }
+
+    /// The permits that all cores share in.
+    pub(crate) fn depth(&self, config: &SessionConfig) -> u16 {
+        self.queue_depth.min(config.queue_depth_limit)
+    }
+
+    /// The permit of FENCE: one of its own, so that a fence never waits for an open that is under
+    /// way over another path. Where there is just a permit for each core it has to.
+    pub(crate) fn fence_permit(&self, config: &SessionConfig) -> PermitId {
+        PermitId(u16::from(self.fences && self.depth(config) > config.cores + 1))
     }
 }
 

@@ -45,13 +45,16 @@ impl Permits {
     }
 }
 
-/// The part of `queue_depth` permits that belongs to `core` of `cores`. Permit 0 belongs to none:
-/// it is the home core's own, for opening and closing the device. Every core gets at least one
-/// when there are more permits than cores.
-pub(crate) fn share(queue_depth: u16, cores: u16, core: CoreIndex) -> Range<u16> {
+/// The home core's permit for opening and closing the device.
+pub(crate) const CONTROL: PermitId = PermitId(0);
+
+/// The part of `queue_depth` permits that belongs to `core` of `cores`. The first `own` are the
+/// home core's own, for control requests. Every core gets at least one when there are more others
+/// than cores.
+pub(crate) fn share(queue_depth: u16, own: u16, cores: u16, core: CoreIndex) -> Range<u16> {
     let at = |index: u32| {
-        let cut = u32::from(queue_depth.saturating_sub(1)) * index / u32::from(cores.max(1));
-        u16::try_from(cut + 1).unwrap_or(u16::MAX)
+        let cut = u32::from(queue_depth.saturating_sub(own)) * index / u32::from(cores.max(1));
+        u16::try_from(cut + u32::from(own)).unwrap_or(u16::MAX)
     };
     at(u32::from(core.0))..at(u32::from(core.0) + 1)
 }
@@ -63,9 +66,10 @@ mod tests {
     #[test]
     fn shares_cover_every_permit_once() {
         for (depth, cores) in [(512, 2), (512, 3), (5, 4), (5, 3), (3, 2), (2, 1), (65535, 64)] {
-            let mut next = 1;
+            let own = if depth > cores + 1 { 2 } else { 1 };
+            let mut next = own;
             for core in 0..cores {
-                let range = share(depth, cores, CoreIndex(core));
+                let range = share(depth, own, cores, CoreIndex(core));
                 assert_eq!(range.start, next);
                 assert!(!range.is_empty(), "core {core} of {cores} has none of {depth}");
                 next = range.end;

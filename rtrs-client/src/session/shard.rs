@@ -185,8 +185,9 @@ impl ShardSession {
             return;
         }
         if self.granted.is_none() {
-            let depth = granted.queue_depth.min(self.config.queue_depth_limit);
-            let range = share(depth, self.config.cores, self.core);
+            let own = granted.fence_permit(&self.config).0 + 1;
+            let depth = granted.depth(&self.config);
+            let range = share(depth, own, self.config.cores, self.core);
             self.rows = vec![None; usize::from(range.end - range.start)];
             self.permits = Permits::new(range);
         }

@@ -98,6 +98,29 @@ fn nothing_is_sent_again_before_the_fence_is_answered() {
 }
 
 #[test]
+fn a_fence_does_not_wait_for_an_open_over_another_path() {
+    let mut stand = Stand::open(|s| {
+        s.paths = 3;
+        (s.how.hold, s.how.fence) = (true, true);
+    });
+    lose(&mut stand, 2);
+    let tag = submit(&mut stand, 0, IoOp::Write, 0);
+    stand.until("the write", SEC, |s| s.server.held.len() == 1);
+    stand.server.how.hold_control = true;
+    stand.link_up(2);
+    stand.until("path 2 to ask", 5 * SEC, |s| s.server.held.len() == 2);
+    stand.server.how.hold_control = false;
+    stand.server.how.hold = false;
+    lose(&mut stand, 0);
+    stand.until("the write over path 1", SEC, |s| s.client.status(tag).is_some());
+    assert_eq!(stand.client.status(tag), Some(IoStatus::Ok));
+    assert_eq!(stand.client.states()[2], PathState::Opening, "it still waits for its answer");
+    stand.server.release();
+    stand.link_up(0);
+    stand.until("all paths", 5 * SEC, Stand::is_whole);
+}
+
+#[test]
 fn a_fence_that_is_never_answered_ends_its_path() {
     let mut stand = Stand::open(|s| {
         s.paths = 2;

@@ -460,7 +460,10 @@ impl Server {
         let probe = matches!(user, UserMessage::Close(close) if close.device_id == NO_DEVICE);
         let belongs = if io.is_some() || probe { cid > 0 } else { cid == 0 };
         assert!(belongs, "IO on IO connections, control on connection 0");
-        assert_eq!(permit.0 == 0, cid == 0, "permit 0 is for control");
+        let fence = matches!(user, UserMessage::Fence(_));
+        let control = if self.how.fence { 2 } else { 1 };
+        assert_eq!(permit.0 < control, cid == 0, "permit {permit} over connection {cid}");
+        assert_eq!(fence, cid == 0 && permit.0 == 1, "permit 1 is for fences");
         assert!(parsed.invalidate().is_none(), "user space asks for no invalidation");
         let tail = chunk[parsed.data_len as usize..offset as usize + length].to_vec();
         let request = Request {
