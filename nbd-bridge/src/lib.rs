@@ -22,7 +22,6 @@ mod requests;
 mod shared;
 mod stats;
 mod status;
-mod unix_socket;
 
 pub use bridge::{Bridge, BridgeConfig};
 pub use export::export_info;
@@ -32,7 +31,6 @@ pub use proto::{
     ProtocolError, Refusal, Request, Rules, Validated, reply, wire,
 };
 pub use stats::BridgeStats;
-pub use unix_socket::{SocketFile, bind_unix};
 
 /// Bodies of the fuzz targets; no part of the API.
 #[doc(hidden)]

@@ -8,10 +8,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::rc::Rc;
 
+use rtrs_core::local::{SocketFile, bind_unix};
 use rtrs_core::rt::{Fd, Op, Port, Ring};
 use rtrs_core::time::{Duration, Instant};
-
-use crate::unix_socket::{SocketFile, bind_unix};
 
 /// Wait after an accept that failed for want of descriptors or memory.
 const RETRY: Duration = Duration::from_millis(100);

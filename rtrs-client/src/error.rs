@@ -32,6 +32,8 @@ impl ErrorClass for ErrorKind {
     const USAGE: Self = Self::Usage;
     const CONFIG: Self = Self::Config;
     const CONFIG_FILE: Self = Self::ConfigFile;
+    const IN_USE: Self = Self::InUse;
+    const SYSTEM: Self = Self::System;
 
     /// 2 for wrong usage, 1 for the rest.
     fn exit_code(self) -> u8 {

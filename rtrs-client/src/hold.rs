@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 
 use nbd_bridge::kernel::{BUSY_BYTES, KernelDevice};
 use nbd_bridge::{Bound, BridgeConfig, Endpoint};
+use rtrs_core::local::ControlSocket;
 use rtrs_core::rt::become_daemon;
 
-use crate::control::{ControlSocket, Detach};
+use crate::control::{Detach, serve};
 use crate::device;
 use crate::driver::Event;
 use crate::error::{Error, ErrorKind};
@@ -19,8 +20,8 @@ use crate::launch::{self, Running, Use};
 use crate::plan::{AttachPlan, Front};
 use crate::report::Identity;
 use crate::run::{
-    DAEMON_LOG, Wake, ensure_run_dir, forward_detaches, forward_events, forward_signals,
-    log_to_stderr, plain, session_config, start, system, tell, wait_ready,
+    DAEMON_LOG, Wake, forward_detaches, forward_events, forward_signals, log_to_stderr, plain,
+    session_config, start, system, tell, wait_ready,
 };
 use crate::session::SessionConfig;
 
@@ -30,7 +31,7 @@ const SIGNAL_GRACE: Duration = Duration::from_secs(10);
 /// Holds a session until it is detached or a signal ends it. The body of the background copy.
 pub(crate) fn hold(plan: &AttachPlan) -> Result<(), Error> {
     let _log = log_to_stderr(&plan.session.log)?;
-    ensure_run_dir(&plan.run_dir)?;
+    plan.run_dir.make()?;
     let control_path = plan.run_dir.control_socket(&plan.session.export_name);
     let control = ControlSocket::bind(&control_path).map_err(|e| {
         let what = format!("cannot listen on the control socket {}", control_path.display());
@@ -78,8 +79,7 @@ pub(crate) fn hold(plan: &AttachPlan) -> Result<(), Error> {
     let running = forward_events(running, wakes.clone());
     let cores = running.cores();
     // From here on `list` shows the session and `detach` ends it, also while it opens.
-    control
-        .serve(identity, cores.clone(), forward_detaches(wakes.clone()))
+    serve(&control, identity, cores.clone(), forward_detaches(wakes.clone()))
         .map_err(system("no control thread"))?;
     let what = format!("attach {}", plan.session.export_name);
     let mut asked = None;

@@ -10,14 +10,14 @@
 mod attach;
 mod bench;
 mod link;
-mod place;
 mod session;
 
 pub use attach::{AttachPlan, Front};
 pub use bench::BenchPlan;
 pub use link::{DoctorPlan, PingPlan};
-pub use place::RunDir;
 pub use session::SessionPlan;
+
+pub use rtrs_core::local::RunDir;
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -150,7 +150,7 @@ impl Plan {
             Self::List { run_dir, .. }
             | Self::Status { run_dir, .. }
             | Self::Stats { run_dir, .. }
-            | Self::Detach { run_dir, .. } => run_dir.check(),
+            | Self::Detach { run_dir, .. } => Ok(run_dir.check()?),
             Self::Ping(_) | Self::Doctor(_) | Self::OpenDevice { .. } => Ok(()),
         }
     }

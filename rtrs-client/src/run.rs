@@ -5,7 +5,6 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufRead, BufReader, IsTerminal, Write};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::rc::Rc;
@@ -179,17 +178,9 @@ fn list(run_dir: &RunDir, output: Output) -> Result<(), Error> {
     show(&serde_json::Value::Array(sessions), output, |_| text)
 }
 
-pub(crate) fn ensure_run_dir(run_dir: &RunDir) -> Result<(), Error> {
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(run_dir.path())
-        .map_err(system(format!("cannot make {}", run_dir.path().display())))
-}
-
 /// Starts the copy that holds the session and waits for its word.
 fn attach_in_background(plan: &AttachPlan) -> Result<(), Error> {
-    ensure_run_dir(&plan.run_dir)?;
+    plan.run_dir.make()?;
     let log = plan.run_dir.control_socket(&plan.session.export_name).with_extension("log");
     let exe = std::env::current_exe().map_err(system("cannot find this program"))?;
     let errors = own_log(plan, &log)?;

@@ -14,6 +14,7 @@ pub mod config;
 pub mod fabric;
 pub mod ids;
 pub mod limits;
+pub mod local;
 #[allow(unsafe_code)]
 pub mod mem;
 pub mod prng;

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use nbd_bridge::kernel::{DeviceOptions, check_device};
 use rtrs_core::config::ByteSize;
+use rtrs_core::local::{RunDir, SocketState, check_socket_path, socket_state};
 
-use super::place::{RunDir, SocketState, check_socket_path, socket_state};
 use super::session::SessionPlan;
 use super::{in_range, unsaid, usage};
 use crate::config::{Access, Device, NbdAddress, NoPath, Settings};

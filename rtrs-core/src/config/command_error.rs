@@ -15,6 +15,10 @@ pub trait ErrorClass: Copy + fmt::Debug + Send + Sync + 'static {
     const CONFIG: Self;
     /// A configuration file that cannot be read.
     const CONFIG_FILE: Self;
+    /// A socket path that is in use, or a run directory that is not ours.
+    const IN_USE: Self;
+    /// Anything the system refused.
+    const SYSTEM: Self;
 
     /// The process's exit code.
     fn exit_code(self) -> u8;
@@ -102,6 +106,8 @@ mod tests {
         const USAGE: Self = Self::Usage;
         const CONFIG: Self = Self::Config;
         const CONFIG_FILE: Self = Self::File;
+        const IN_USE: Self = Self::File;
+        const SYSTEM: Self = Self::File;
 
         fn exit_code(self) -> u8 {
             if self == Self::File { 1 } else { 2 }

@@ -6,7 +6,7 @@
 //! so that of two processes that start at once one is refused, and none is left listening on a
 //! socket that the other has removed. Nothing waits longer than [`LOCK_PATIENCE`].
 //!
-//! Called by the NBD listener and, for its control socket, by the client.
+//! Called by the NBD listener and by `control.rs`.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -14,8 +14,9 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use rtrs_core::time::Duration;
 use socket2::{Domain, SockAddr, Socket, Type};
+
+use crate::time::Duration;
 
 /// How long a directory may be locked by others. After that the socket is bound without the lock:
 /// anybody may hold one on a directory such as /tmp.

@@ -1,24 +1,77 @@
 //! Places in the file system: the run directory and unix socket paths.
 //!
 //! Owns [`RunDir`], which knows where control sockets live and what each is called, and the checks
-//! of a socket path: its length, and whether somebody listens on it.
+//! of a socket path: its length, and whether somebody listens on it. What is wrong with a place is
+//! a [`PlaceError`], which each daemon turns into an error of its command.
 
 use std::env;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use socket2::{Domain, SockAddr, Socket, Type};
 
-use super::usage;
-use crate::error::{Error, ErrorKind};
+use crate::config::{CommandError, ErrorClass};
 
 /// Longest path of a unix socket in bytes: `sun_path` has 108 with the NUL (unix(7)).
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// Longest encoded session name that is used whole in a file name, in bytes.
 const STEM_BYTES_MAX: usize = 48;
+/// How servers' control sockets end.
+const SERVER_ENDING: &str = ".srv";
+
+/// What kind of thing is wrong with a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PlaceProblem {
+    /// It cannot be a place at all.
+    Usage,
+    /// It is in use, or not ours.
+    InUse,
+    /// The system refuses.
+    System,
+}
+
+/// Why a place in the file system cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
+pub struct PlaceError {
+    problem: PlaceProblem,
+    text: String,
+    source: Option<io::Error>,
+}
+
+impl PlaceError {
+    fn new(problem: PlaceProblem, text: impl Into<String>) -> Self {
+        Self { problem, text: text.into(), source: None }
+    }
+
+    fn with_source(problem: PlaceProblem, text: impl Into<String>, source: io::Error) -> Self {
+        Self { problem, text: text.into(), source: Some(source) }
+    }
+
+    /// What kind of thing is wrong.
+    #[must_use]
+    pub const fn problem(&self) -> PlaceProblem {
+        self.problem
+    }
+}
+
+impl<K: ErrorClass> From<PlaceError> for CommandError<K> {
+    fn from(error: PlaceError) -> Self {
+        let PlaceError { problem, text, source } = error;
+        let kind = match problem {
+            PlaceProblem::Usage => K::USAGE,
+            PlaceProblem::InUse => K::IN_USE,
+            PlaceProblem::System => K::SYSTEM,
+        };
+        match source {
+            Some(source) => Self::with_source(kind, text, source),
+            None => Self::new(kind, text),
+        }
+    }
+}
 
 /// The directory control sockets live in.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,11 +82,15 @@ impl RunDir {
     /// `$XDG_RUNTIME_DIR/rtrs`, else `/tmp/rtrs-UID`.
     ///
     /// # Errors
-    /// [`ErrorKind::Usage`] if the directory said is empty.
-    pub fn new(said: Option<PathBuf>) -> Result<Self, Error> {
+    /// [`PlaceProblem::Usage`] if the directory said is empty.
+    pub fn new(said: Option<PathBuf>) -> Result<Self, PlaceError> {
         match said {
             Some(path) => std::path::absolute(&path).map(Self).map_err(|e| {
-                Error::with_source(ErrorKind::Usage, format!("run-dir {path:?} is no path"), e)
+                PlaceError::with_source(
+                    PlaceProblem::Usage,
+                    format!("run-dir {path:?} is no path"),
+                    e,
+                )
             }),
             None => Ok(Self(default_run_dir(own_uid()?, env::var_os("XDG_RUNTIME_DIR")))),
         }
@@ -45,41 +102,73 @@ impl RunDir {
         &self.0
     }
 
-    /// The control socket of the session `name`. Letters, digits, `-`, `_` and inner dots stand for
-    /// themselves, other bytes as `%XX`; a long name is cut and ends with a hash of the whole.
+    /// The control socket of the session `name`, `NAME.ctl`. Letters, digits, `-`, `_` and inner
+    /// dots stand for themselves, other bytes as `%XX`; a long name is cut and ends with a hash of
+    /// the whole.
     #[must_use]
     pub fn control_socket(&self, name: &str) -> PathBuf {
-        let mut stem = String::new();
-        for (at, byte) in name.bytes().enumerate() {
-            match byte {
-                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' => stem.push(byte.into()),
-                b'.' if at > 0 => stem.push('.'),
-                _ => stem.push_str(&format!("%{byte:02X}")),
+        self.0.join(stem(name) + ".ctl")
+    }
+
+    /// The control socket of the server `name`, `NAME.srv`, written likewise.
+    #[must_use]
+    pub fn server_socket(&self, name: &str) -> PathBuf {
+        self.0.join(stem(name) + SERVER_ENDING)
+    }
+
+    /// All that is called as servers' control sockets are, sorted; somebody may listen there or
+    /// not. None when there is no run directory.
+    ///
+    /// # Errors
+    /// [`PlaceProblem::System`] for a directory that cannot be read.
+    pub fn server_sockets(&self) -> Result<Vec<PathBuf>, PlaceError> {
+        let failed = |error| {
+            let text = format!("cannot read the run directory {}", self.0.display());
+            PlaceError::with_source(PlaceProblem::System, text, error)
+        };
+        let entries = match fs::read_dir(&self.0) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(failed(error)),
+        };
+        let mut paths = Vec::new();
+        for entry in entries {
+            let path = entry.map_err(failed)?.path();
+            if path.as_os_str().as_bytes().ends_with(SERVER_ENDING.as_bytes()) {
+                paths.push(path);
             }
         }
-        if stem.len() > STEM_BYTES_MAX {
-            // 17 bytes of '~' and hash; '~' is never in a name that is used whole.
-            stem.truncate(STEM_BYTES_MAX - 17);
-            stem.push_str(&format!("~{:016x}", fnv1a(name.as_bytes())));
-        }
-        self.0.join(stem + ".ctl")
+        paths.sort();
+        Ok(paths)
+    }
+
+    /// Makes the directory, for this user only, unless it is there.
+    ///
+    /// # Errors
+    /// [`PlaceProblem::System`].
+    pub fn make(&self) -> Result<(), PlaceError> {
+        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.0);
+        made.map_err(|error| {
+            let text = format!("cannot make {}", self.0.display());
+            PlaceError::with_source(PlaceProblem::System, text, error)
+        })
     }
 
     /// If the directory exists it is one, and belongs to this user: others could put a socket of
     /// theirs in place of ours. It need not exist; make it with mode 0700.
     ///
     /// # Errors
-    /// [`ErrorKind::InUse`], naming the directory.
-    pub fn check(&self) -> Result<(), Error> {
+    /// [`PlaceProblem::InUse`], naming the directory.
+    pub fn check(&self) -> Result<(), PlaceError> {
         let shown = self.0.display();
-        let refuse = |text: String| Err(Error::new(ErrorKind::InUse, text));
+        let refuse = |text: String| Err(PlaceError::new(PlaceProblem::InUse, text));
         // A link is followed only by its owner's choice, so the link itself is looked at first.
         let meta = match fs::symlink_metadata(&self.0) {
             Ok(meta) => meta,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => {
                 let text = format!("cannot use the run directory {shown}");
-                return Err(Error::with_source(ErrorKind::InUse, text, error));
+                return Err(PlaceError::with_source(PlaceProblem::InUse, text, error));
             }
         };
         let uid = own_uid()?;
@@ -96,6 +185,24 @@ impl RunDir {
     }
 }
 
+/// A name as the stem of a file name.
+fn stem(name: &str) -> String {
+    let mut stem = String::new();
+    for (at, byte) in name.bytes().enumerate() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' => stem.push(byte.into()),
+            b'.' if at > 0 => stem.push('.'),
+            _ => stem.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    if stem.len() > STEM_BYTES_MAX {
+        // 17 bytes of '~' and hash; '~' is never in a name that is used whole.
+        stem.truncate(STEM_BYTES_MAX - 17);
+        stem.push_str(&format!("~{:016x}", fnv1a(name.as_bytes())));
+    }
+    stem
+}
+
 fn default_run_dir(uid: u32, xdg: Option<std::ffi::OsString>) -> PathBuf {
     match xdg.map(PathBuf::from) {
         _ if uid == 0 => PathBuf::from("/run/rtrs"),
@@ -105,10 +212,10 @@ fn default_run_dir(uid: u32, xdg: Option<std::ffi::OsString>) -> PathBuf {
 }
 
 /// The effective user, as owner of this process's directory in procfs.
-fn own_uid() -> Result<u32, Error> {
+fn own_uid() -> Result<u32, PlaceError> {
     fs::metadata("/proc/self")
         .map(|meta| meta.uid())
-        .map_err(|e| Error::with_source(ErrorKind::System, "cannot read /proc/self", e))
+        .map_err(|e| PlaceError::with_source(PlaceProblem::System, "cannot read /proc/self", e))
 }
 
 /// FNV-1a, 64 bits: names files apart, protects nothing.
@@ -119,25 +226,34 @@ fn fnv1a(bytes: &[u8]) -> u64 {
 }
 
 /// Refuses socket paths the system cannot bind.
-pub(super) fn check_socket_path(what: &str, path: &Path) -> Result<(), Error> {
+///
+/// # Errors
+/// [`PlaceProblem::Usage`], naming the path as `what`.
+pub fn check_socket_path(what: &str, path: &Path) -> Result<(), PlaceError> {
     let bytes = path.as_os_str().as_bytes();
     if bytes.contains(&0) {
-        return Err(usage(format!("{what} {path:?} holds a NUL; write the path without it")));
+        return Err(PlaceError::new(
+            PlaceProblem::Usage,
+            format!("{what} {path:?} holds a NUL; write the path without it"),
+        ));
     }
     if bytes.len() > SOCKET_PATH_BYTES_MAX {
-        return Err(usage(format!(
-            "{what} {} is {} bytes long; unix sockets allow {SOCKET_PATH_BYTES_MAX}, use a \
+        return Err(PlaceError::new(
+            PlaceProblem::Usage,
+            format!(
+                "{what} {} is {} bytes long; unix sockets allow {SOCKET_PATH_BYTES_MAX}, use a \
              shorter path",
-            path.display(),
-            bytes.len()
-        )));
+                path.display(),
+                bytes.len()
+            ),
+        ));
     }
     Ok(())
 }
 
 /// What is at a socket path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum SocketState {
+pub enum SocketState {
     /// Nothing.
     Free,
     /// A socket nobody listens on: left over, may be removed.
@@ -149,17 +265,21 @@ pub(super) enum SocketState {
 /// Finds out what is at a socket path, without waiting.
 ///
 /// # Errors
-/// [`ErrorKind::InUse`] if something else is there, or its directory is not.
-pub(super) fn socket_state(path: &Path) -> Result<SocketState, Error> {
+/// [`PlaceProblem::InUse`] if something else is there, or its directory is not.
+pub fn socket_state(path: &Path) -> Result<SocketState, PlaceError> {
     let shown = path.display();
     let failed = |source| {
-        Error::with_source(ErrorKind::InUse, format!("cannot use the socket path {shown}"), source)
+        PlaceError::with_source(
+            PlaceProblem::InUse,
+            format!("cannot use the socket path {shown}"),
+            source,
+        )
     };
     match fs::symlink_metadata(path) {
         Ok(meta) if meta.file_type().is_socket() => {}
         Ok(_) => {
             let text = format!("{shown} exists and is no socket; use another path");
-            return Err(Error::new(ErrorKind::InUse, text));
+            return Err(PlaceError::new(PlaceProblem::InUse, text));
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(SocketState::Free),
         Err(error) => return Err(failed(error)),
@@ -221,7 +341,7 @@ mod tests {
             format!("run directory {} is no directory; use --run-dir", file.display())
         );
         let error = RunDir(file.join("below")).check().unwrap_err();
-        assert!(error.chain().to_string().contains("Not a directory"), "{error:?}");
+        assert!(format!("{:?}", error.source).contains("NotADirectory"), "{error:?}");
         // A directory of somebody else's: root's own for a user, a given away one for root.
         let other = if own_uid().unwrap() == 0 { scratch.0.clone() } else { "/".into() };
         if own_uid().unwrap() == 0 {
@@ -243,6 +363,8 @@ mod tests {
             ("é", "/r/%C3%A9.ctl"),
         ] {
             assert_eq!(dir.control_socket(name), Path::new(file));
+            let server = file.replace(".ctl", ".srv");
+            assert_eq!(dir.server_socket(name), Path::new(&server));
         }
         let long = dir.control_socket(&"n".repeat(254));
         assert_eq!(long.file_name().unwrap().len(), STEM_BYTES_MAX + ".ctl".len());
@@ -251,11 +373,27 @@ mod tests {
     }
 
     #[test]
+    fn servers_are_told_from_sessions() {
+        let scratch = Scratch::new("servers");
+        let dir = RunDir(scratch.0.join("run"));
+        assert_eq!(dir.server_sockets().unwrap(), Vec::<PathBuf>::new());
+        dir.make().unwrap();
+        dir.make().unwrap();
+        let mode = fs::metadata(dir.path()).unwrap().mode();
+        assert_eq!(mode & 0o777, 0o700);
+        for path in [dir.server_socket("b"), dir.server_socket("a"), dir.control_socket("a")] {
+            fs::write(path, "").unwrap();
+        }
+        let found = dir.server_sockets().unwrap();
+        assert_eq!(found, [dir.server_socket("a"), dir.server_socket("b")]);
+    }
+
+    #[test]
     fn socket_paths_have_a_length() {
         let path = |len: usize| PathBuf::from(format!("/{}", "s".repeat(len - 1)));
         check_socket_path("socket", &path(107)).unwrap();
         let error = check_socket_path("socket", &path(108)).unwrap_err();
-        assert_eq!((error.kind(), error.exit_code()), (ErrorKind::Usage, 2));
+        assert_eq!(error.problem(), PlaceProblem::Usage);
         assert!(
             error
                 .to_string()
@@ -279,7 +417,7 @@ mod tests {
         let file = scratch.0.join("file");
         fs::write(&file, "").unwrap();
         let error = socket_state(&file).unwrap_err();
-        assert_eq!((error.kind(), error.exit_code()), (ErrorKind::InUse, 1));
+        assert_eq!(error.problem(), PlaceProblem::InUse);
         assert!(error.to_string().ends_with("exists and is no socket; use another path"));
     }
 
