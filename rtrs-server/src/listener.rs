@@ -25,6 +25,9 @@ pub enum Refusal {
     /// The server was told to answer pings only.
     #[error("the server answers pings only (--ping-only)")]
     PingOnly,
+    /// The operator evicted the session.
+    #[error("the session was evicted by the operator")]
+    Evicted,
     /// Too many connections are in their handshake.
     #[error("{0} connections are in their handshake already")]
     HalfOpen(u32),
@@ -93,6 +96,7 @@ impl Refusal {
             Self::Sessions(_) | Self::Connections { .. } | Self::Memory(_) => errno::ENOMEM,
             Self::Windows(_) | Self::PingOnly => errno::EOPNOTSUPP,
             Self::SameAddresses => errno::EEXIST,
+            Self::Evicted => errno::ESTALE,
             _ => errno::ECONNRESET,
         }
     }
@@ -126,6 +130,7 @@ mod tests {
             (Refusal::NoSession, 0xfa, 0xff),
             (Refusal::SameAddresses, 0xef, 0xff),
             (Refusal::Sessions(1), 0xf4, 0xff),
+            (Refusal::Evicted, 0x8c, 0xff),
         ] {
             let response = refusal.response();
             let bytes = response.as_bytes();

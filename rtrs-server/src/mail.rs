@@ -4,16 +4,18 @@
 //! core to another keeps its order, which the life of a path relies on: what is accepted on a
 //! core is closed there later.
 
+use std::fmt;
 use std::sync::Arc;
 
 use rtrs_core::fabric::{ConnRequest, PrivateData};
 use rtrs_core::ids::{ConnIndex, CoreIndex, PermitId};
-use rtrs_core::time::Instant;
+use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::{AccessMode, Fence, Name};
 
 use crate::export::{Export, ExportIndex};
 use crate::path::{PathEnd, PathKey, PathShared};
 use crate::session::device_table::DeviceId;
+use crate::stats::SessionSnapshot;
 
 /// An open or close on its way to the control core.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -186,6 +188,79 @@ pub enum ControlMail {
     },
     /// A signal asks the server to stop.
     Shutdown,
+    /// The operator asks.
+    Admin {
+        /// What.
+        ask: AdminAsk,
+        /// Where the answer goes.
+        reply: AdminReply,
+    },
+}
+
+/// What the operator asks of the control core. A session is named by its number or its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AdminAsk {
+    /// Which sessions there are.
+    Sessions,
+    /// End paths of a session; its client may connect them again.
+    Disconnect {
+        /// The session.
+        session: String,
+        /// This path only.
+        path: Option<u32>,
+    },
+    /// End a session, and let it not come back.
+    Evict {
+        /// The session.
+        session: String,
+    },
+    /// End the server, path by path.
+    Drain {
+        /// Time for requests that run.
+        within: Duration,
+    },
+}
+
+/// The answer to an [`AdminAsk`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AdminAnswer {
+    /// The sessions.
+    Sessions(Vec<SessionSnapshot>),
+    /// Paths of a session are ending.
+    Ended {
+        /// Its number.
+        session: String,
+        /// The paths' numbers.
+        paths: Vec<u32>,
+    },
+    /// The server's paths are ended, and its cores about to.
+    Drained {
+        /// Requests that had not ended in time.
+        unfinished: u64,
+    },
+    /// It cannot be done: why.
+    Refused(String),
+}
+
+/// Where the answer to an [`AdminAsk`] goes. Nobody may be waiting for it any more.
+pub struct AdminReply(Box<dyn FnOnce(AdminAnswer) + Send>);
+
+impl AdminReply {
+    /// Answers by this call, which returns at once.
+    pub fn new(take: impl FnOnce(AdminAnswer) + Send + 'static) -> Self {
+        Self(Box::new(take))
+    }
+
+    /// Answers.
+    pub fn send(self, answer: AdminAnswer) {
+        (self.0)(answer);
+    }
+}
+
+impl fmt::Debug for AdminReply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AdminReply")
+    }
 }
 
 /// A letter to a core.

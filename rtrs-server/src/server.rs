@@ -14,7 +14,7 @@ use rtrs_core::proto::ping::{PingServer, PingServerStats};
 use rtrs_core::time::{Instant, earliest};
 
 use crate::export::ExportTable;
-use crate::mail::{ControlMail, Mail, Outbox};
+use crate::mail::{AdminAsk, ControlMail, Mail, Outbox};
 use crate::session::SessionParams;
 use crate::session::control::Control;
 use crate::session::shard::{Fabrics, Shard};
@@ -166,8 +166,8 @@ impl ServerCore {
     }
 
     /// Sessions and paths; empty on cores other than 0.
-    pub fn snapshot(&self) -> Vec<SessionSnapshot> {
-        self.control.as_ref().map(Control::snapshot).unwrap_or_default()
+    pub fn snapshot(&self, now: Instant) -> Vec<SessionSnapshot> {
+        self.control.as_ref().map(|control| control.snapshot(now)).unwrap_or_default()
     }
 
     /// What the pings did; None on cores other than 0.
@@ -189,7 +189,10 @@ impl ServerCore {
         match mail {
             Mail::Shard(mail) => self.shard.handle_mail(now, mail, fabrics, &mut self.out),
             Mail::Control(mail) => {
-                if let (ControlMail::Shutdown, Some(pings)) = (&mail, &mut self.pings) {
+                let drain = matches!(mail, ControlMail::Admin { ask: AdminAsk::Drain { .. }, .. });
+                if (drain || matches!(mail, ControlMail::Shutdown))
+                    && let Some(pings) = &mut self.pings
+                {
                     pings.stop(now, fabrics);
                 }
                 if let Some(control) = &mut self.control {

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::time::Duration;
+use rtrs_core::wire::AccessMode;
 use serde::Serialize;
 
 use crate::path::state::PathState;
@@ -134,9 +135,30 @@ impl PathCounters {
     }
 }
 
+impl IoTotals {
+    /// Adds another sum to this one.
+    pub fn add(&mut self, other: &Self) {
+        self.reads += other.reads;
+        self.read_bytes += other.read_bytes;
+        self.writes += other.writes;
+        self.write_bytes += other.write_bytes;
+        self.fua_writes += other.fua_writes;
+        self.flushes += other.flushes;
+        self.discards += other.discards;
+        self.write_zeroes += other.write_zeroes;
+        self.controls += other.controls;
+        self.errors += other.errors;
+        self.replays += other.replays;
+        self.inflight += other.inflight;
+        self.busy_ns += other.busy_ns;
+    }
+}
+
 /// One path as statistics show it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PathSnapshot {
+    /// Its number at this server, never used again.
+    pub path: u32,
     /// What the client calls it.
     pub uuid: String,
     /// Where it is in its life.
@@ -149,10 +171,57 @@ pub struct PathSnapshot {
     pub local: String,
     /// Connections it has when complete.
     pub connections: u16,
+    /// Milliseconds since its first connection.
+    pub age_ms: u64,
     /// Round trip time of the last heartbeat in microseconds, if one was measured.
     pub heartbeat_us: Option<u64>,
     /// What it did.
     pub io: IoTotals,
+}
+
+/// Where a session is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SessionState {
+    /// Its first path connects.
+    Connecting,
+    /// At least one path carries IO.
+    Up,
+    /// No path is up; the last ones end.
+    Ending,
+    /// The operator evicted it; IO of it still runs.
+    Evicted,
+}
+
+/// How a session has an export open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Access {
+    /// For reading.
+    Ro,
+    /// For writing, alone.
+    Rw,
+    /// For writing, beside another writer.
+    Migration,
+}
+
+impl From<AccessMode> for Access {
+    fn from(mode: AccessMode) -> Self {
+        match mode {
+            AccessMode::ReadOnly => Self::Ro,
+            AccessMode::ReadWrite => Self::Rw,
+            AccessMode::Migration => Self::Migration,
+        }
+    }
+}
+
+/// An open export of a session.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct OpenSnapshot {
+    /// The export's name.
+    pub export: String,
+    /// What for.
+    pub access: Access,
 }
 
 /// One session as statistics show it.
@@ -162,12 +231,18 @@ pub struct SessionSnapshot {
     pub id: String,
     /// Its name, once a path was admitted.
     pub name: Option<String>,
+    /// Where it is.
+    pub state: SessionState,
     /// RNBD version agreed on.
     pub version: u8,
+    /// Milliseconds since its first connection.
+    pub age_ms: u64,
     /// Permits held now.
     pub permits_held: usize,
-    /// Names of the exports it has open.
-    pub exports: Vec<String>,
+    /// The exports it has open.
+    pub opens: Vec<OpenSnapshot>,
+    /// What its paths did, also those that are gone.
+    pub io: IoTotals,
     /// Its paths.
     pub paths: Vec<PathSnapshot>,
 }

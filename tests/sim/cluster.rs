@@ -344,7 +344,7 @@ impl Cluster {
 
     /// Sessions, connections, requests and block IO that the server still has.
     pub(super) fn left_at_server(&self) -> (usize, usize, u64, usize) {
-        let sessions = self.server.first().map_or(0, |host| host.core.snapshot().len());
+        let sessions = self.server.first().map_or(0, |host| host.core.snapshot(self.now()).len());
         let shards = || self.server.iter().map(|host| host.core.shard());
         let connections = shards().map(|shard| shard.connections()).sum();
         (sessions, connections, shards().map(|s| s.inflight()).sum(), self.disk.inflight())

@@ -63,14 +63,13 @@ impl ControlSocket {
                 if ending.load(Ordering::SeqCst) {
                     return;
                 }
-                match stream
-                    .and_then(|stream| Ok((read_line(&stream, QUESTION_MAX, TIMEOUT)?, stream)))
-                {
-                    Ok((question, stream)) => answer(&question, stream),
-                    Err(error) => {
-                        tracing::debug!("control socket: {error}");
-                        std::thread::sleep(ACCEPT_PAUSE);
-                    }
+                let Ok(stream) = stream else {
+                    std::thread::sleep(ACCEPT_PAUSE);
+                    continue;
+                };
+                match read_line(&stream, QUESTION_MAX, TIMEOUT) {
+                    Ok(question) => answer(&question, stream),
+                    Err(error) => tracing::debug!("control socket: {error}"),
                 }
             }
         })?;

@@ -202,6 +202,12 @@ pub enum PathEnd {
     /// this one up.
     #[error("its client sends its requests again over path {0}")]
     Superseded(PathKey),
+    /// The operator ended it.
+    #[error("ended by the operator")]
+    Operator,
+    /// The operator ended its session.
+    #[error("its session was evicted by the operator")]
+    Evicted,
     /// The server stops.
     #[error("the server stops")]
     Shutdown,

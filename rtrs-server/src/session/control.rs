@@ -3,7 +3,8 @@
 //! Rare and careful. Sessions are found by `paths_uuid`, paths by `sess_uuid`; connection
 //! requests are judged here and handed to the core they belong to; INFO_REQ is taken, chunk pools
 //! are made, heartbeats counted, half-open paths timed out, and the ends of paths collected from
-//! all cores; exports are opened and closed in `opens.rs`. Every state change of a path goes
+//! all cores. Beside it: exports are opened and closed in `opens.rs`, the operator's commands
+//! answered in `admin.rs`, the server's end stands in `stop.rs`. Every state change of a path goes
 //! through its table and is published to the cores. Runs on core 0 only; knows time only as an
 //! argument.
 
@@ -14,44 +15,46 @@ use rtrs_core::fabric::{ConnRequest, Fabric, PdUse};
 use rtrs_core::ids::{CoreIndex, SessionId};
 use rtrs_core::limits::{CONNECTION_BUFFERS_MAX, PATHS_PER_SESSION_MAX};
 use rtrs_core::proto::{Heartbeat, HeartbeatAction, step};
-use rtrs_core::time::{Duration, Instant, earliest};
+use rtrs_core::time::{Instant, earliest};
 use rtrs_core::wire::{ConnReq, Name};
 
 use super::access::AccessBook;
+use super::admin::Evicted;
 use super::chunks::{ChunkPool, MessageBuffers};
 use super::fence::Asker;
+use super::stop::Stop;
 use super::{SessionParams, SessionShared};
 use crate::export::ExportTable;
 use crate::listener::{Refusal, acceptance};
-use crate::mail::{AcceptOrder, ControlAnswer, ControlMail, Outbox, ShardMail};
+use crate::mail::{AcceptOrder, AdminReply, ControlAnswer, ControlMail, Outbox, ShardMail};
 use crate::path::handshake::Joining;
 use crate::path::state::PathState;
 use crate::path::{PathEnd, PathKey, PathOrigin, PathShared, PeerFault, core_of};
-use crate::stats::{PathSnapshot, SessionSnapshot, micros};
+use crate::stats::IoTotals;
 
 /// Dead paths of a session whose block IO may still run. One more is not let in: their memory
 /// would add up.
 pub const DRAINING_MAX: usize = 4;
-/// How long the ends of connections may take at shutdown, after the grace time.
-const ABORT_GRACE: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub(super) struct Path {
     pub(super) shared: Arc<PathShared>,
     pub(super) state: PathState,
     pub(super) recon_cnt: u16,
+    /// Since its first connection.
+    pub(super) since: Instant,
     joining: Option<Joining>,
-    heartbeat: Option<Heartbeat>,
+    pub(super) heartbeat: Option<Heartbeat>,
     /// Cores that were given a connection of it, with what they still owe.
-    cores: Vec<CoreDebt>,
+    pub(super) cores: Vec<CoreDebt>,
     /// Who is told when nothing of it begins any more.
     pub(super) fenced_by: Vec<Asker>,
 }
 
 /// What a core has not yet told about a path.
 #[derive(Clone, Copy, Debug)]
-struct CoreDebt {
-    core: CoreIndex,
+pub(super) struct CoreDebt {
+    pub(super) core: CoreIndex,
     finished: bool,
     unlinked: bool,
     drained: bool,
@@ -59,19 +62,13 @@ struct CoreDebt {
 
 #[derive(Debug)]
 pub(super) struct Session {
-    shared: Arc<SessionShared>,
+    pub(super) shared: Arc<SessionShared>,
     pub(super) name: Option<Name>,
     pub(super) paths: Vec<PathKey>,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Stop {
-    /// Requests that run may end until then.
-    Finishing(Instant),
-    /// Connections are being ended; until then.
-    Aborting(Instant),
-    /// Cores were told to end.
-    Done,
+    /// Since its first connection.
+    pub(super) since: Instant,
+    /// What its paths did that are gone.
+    pub(super) gone: IoTotals,
 }
 
 /// Sessions and paths of a server.
@@ -82,8 +79,11 @@ pub struct Control {
     pub(super) access: AccessBook,
     pub(super) sessions: BTreeMap<SessionId, Session>,
     pub(super) paths: BTreeMap<PathKey, Path>,
+    pub(super) evicted: Evicted,
+    pub(super) stop: Option<Stop>,
+    /// Who asked for a drain.
+    pub(super) drain: Option<AdminReply>,
     last_key: u32,
-    stop: Option<Stop>,
     next: Option<Instant>,
 }
 
@@ -96,8 +96,10 @@ impl Control {
             exports,
             sessions: BTreeMap::new(),
             paths: BTreeMap::new(),
-            last_key: 0,
+            evicted: Evicted::default(),
             stop: None,
+            drain: None,
+            last_key: 0,
             next: None,
         }
     }
@@ -156,6 +158,9 @@ impl Control {
         }
         if self.params.ping_only {
             return Err(Refusal::PingOnly);
+        }
+        if self.evicted.contains(conn.session_id) {
+            return Err(Refusal::Evicted);
         }
         let half_open = self.half_open();
         if half_open >= self.params.half_open_max {
@@ -252,6 +257,8 @@ impl Control {
             shared: Arc::new(SessionShared::new(conn.session_id, depth, exports)),
             name: None,
             paths: Vec::new(),
+            since: now,
+            gone: IoTotals::default(),
         });
         session.paths.push(key);
         let origin = PathOrigin {
@@ -272,6 +279,7 @@ impl Control {
             shared,
             state: PathState::Connecting,
             recon_cnt: conn.recon_cnt,
+            since: now,
             joining: Some(Joining::new(conn.cid_num, deadline)),
             heartbeat: None,
             cores: Vec::new(),
@@ -317,6 +325,7 @@ impl Control {
                 debt.drained = true;
             }),
             ControlMail::Shutdown => self.shutdown(now, out),
+            ControlMail::Admin { ask, reply } => self.admin(now, ask, reply, out),
         }
     }
 
@@ -331,7 +340,11 @@ impl Control {
             Err(error) => return self.end_path(key, &PathEnd::Peer(PeerFault::Info(error)), out),
         };
         let id = path.shared.session.id;
-        let taken = |session: &Session| session.shared.id != id && session.name == Some(name);
+        // One that was evicted stays until its IO has ended, and its name is free at once.
+        let taken = |session: &Session| {
+            let other = session.shared.id;
+            other != id && session.name == Some(name) && !self.evicted.contains(other)
+        };
         if self.sessions.values().any(taken) {
             let name = String::from_utf8_lossy(name.as_bytes()).into_owned();
             return self.end_path(key, &PathEnd::Peer(PeerFault::NameTaken(name)), out);
@@ -421,6 +434,9 @@ impl Control {
             path.go(PathState::Gone);
             let id = path.shared.session.id;
             let io = path.shared.counters.totals();
+            if let Some(session) = self.sessions.get_mut(&id) {
+                session.gone.add(&io);
+            }
             tracing::info!(
                 path = %key,
                 session = %id,
@@ -495,98 +511,13 @@ impl Control {
         self.next
     }
 
-    fn wake(&mut self, at: Instant) {
+    pub(super) fn wake(&mut self, at: Instant) {
         self.next = earliest(self.next, Some(at));
-    }
-
-    /// Begins the server's end: nothing new is taken, what runs is answered.
-    fn shutdown(&mut self, now: Instant, out: &mut Outbox) {
-        if self.stop.is_some() {
-            return;
-        }
-        self.stop = Some(Stop::Finishing(now + self.params.shutdown_grace));
-        let keys: Vec<PathKey> = self.paths.keys().copied().collect();
-        for key in keys {
-            let Some(path) = self.paths.get_mut(&key) else { continue };
-            match path.state {
-                PathState::Connecting => self.end_path(key, &PathEnd::Shutdown, out),
-                PathState::Connected => {
-                    path.heartbeat = None;
-                    path.go(PathState::Finishing);
-                    for debt in &path.cores {
-                        out.shard(debt.core, ShardMail::Finish { path: key });
-                    }
-                }
-                _ => {}
-            }
-        }
-        self.advance_stop(now, out);
-    }
-
-    fn advance_stop(&mut self, now: Instant, out: &mut Outbox) {
-        let Some(stop) = self.stop else { return };
-        let is_over = |at: Instant| now >= at;
-        let stop = match stop {
-            Stop::Done => return,
-            _ if self.paths.is_empty() => Stop::Done,
-            Stop::Finishing(at) if is_over(at) => {
-                let keys: Vec<PathKey> = self.paths.keys().copied().collect();
-                tracing::warn!(paths = keys.len(), "requests did not end within the grace time");
-                for key in keys {
-                    self.end_path(key, &PathEnd::Shutdown, out);
-                }
-                Stop::Aborting(now + ABORT_GRACE)
-            }
-            Stop::Aborting(at) if is_over(at) => Stop::Done,
-            waiting => waiting,
-        };
-        self.stop = Some(stop);
-        match stop {
-            Stop::Done => {
-                for core in 0..self.params.cores {
-                    out.shard(CoreIndex(core), ShardMail::Exit);
-                }
-            }
-            Stop::Finishing(at) | Stop::Aborting(at) => self.wake(at),
-        }
-    }
-
-    /// Everything there is, for people and programs.
-    pub fn snapshot(&self) -> Vec<SessionSnapshot> {
-        self.sessions.values().map(|session| self.snapshot_of(session)).collect()
-    }
-
-    fn snapshot_of(&self, session: &Session) -> SessionSnapshot {
-        let shared = &session.shared;
-        let paths = session.paths.iter().filter_map(|key| self.paths.get(key));
-        let opens = shared.devices.ids().filter_map(|id| shared.devices.get(id));
-        SessionSnapshot {
-            id: shared.id.to_string(),
-            name: session.name.map(|n| String::from_utf8_lossy(n.as_bytes()).into_owned()),
-            version: shared.version(),
-            permits_held: shared.permits.held(),
-            exports: opens
-                .filter_map(|entry| self.exports.get(entry.export))
-                .map(|export| export.name.clone())
-                .collect(),
-            paths: paths
-                .map(|path| PathSnapshot {
-                    uuid: path.shared.uuid.to_string(),
-                    state: path.state,
-                    transport: path.shared.transport,
-                    peer: path.shared.peer.to_string(),
-                    local: path.shared.local.to_string(),
-                    connections: path.shared.cid_num,
-                    heartbeat_us: path.heartbeat.as_ref().and_then(Heartbeat::rtt).map(micros),
-                    io: path.shared.counters.totals(),
-                })
-                .collect(),
-        }
     }
 }
 
 impl Path {
-    fn go(&mut self, to: PathState) {
+    pub(super) fn go(&mut self, to: PathState) {
         step(&mut self.state, to);
         self.shared.publish(to);
     }

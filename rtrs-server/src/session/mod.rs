@@ -5,6 +5,7 @@
 //! only; what is shared besides is here and made of atomics.
 
 pub mod access;
+mod admin;
 pub mod chunks;
 pub mod control;
 pub mod device_table;
@@ -14,6 +15,7 @@ mod opens;
 pub mod permits;
 pub mod request;
 pub mod shard;
+mod stop;
 mod walk;
 
 #[cfg(test)]

@@ -109,6 +109,10 @@ impl Control {
         let Some(export) = self.exports.get(index) else {
             return ControlAnswer::Refused(errno::ENOENT);
         };
+        // It may have asked before it was evicted.
+        if self.evicted.contains(session.id) {
+            return ControlAnswer::Refused(errno::ESTALE);
+        }
         let geometry = export.geometry();
         let result = self.access.open(index, geometry.read_only, session.id, access);
         if let Err(errno) = result {

@@ -163,7 +163,7 @@ fn dead_paths_with_running_io_do_not_pile_up() {
 fn one_dead_path_leaves_the_other_and_the_devices_alone() {
     let (mut stand, mut a, mut b) = two_paths(true);
     a.leave(&mut stand);
-    assert_eq!(stand.sessions()[0].exports, ["vol"]);
+    assert_eq!(stand.open_names(), ["vol"]);
     b.send_write(&stand, (1, 0), io(Rw::WRITE, 0, 512), &[1; 512]);
     assert_eq!(b.reply(&mut stand).errno, 0, "the device is open on the session, not the path");
     b.leave(&mut stand);

@@ -2,8 +2,10 @@
 //!
 //! `stand.rs` the server under test · `peer.rs` the client · `handshake.rs` · `io.rs` requests
 //! and their answers · `chains.rs` what exactly is posted · `misdeeds.rs` what a peer must not
-//! do · `opens.rs` what is found below a search path · `ends.rs` replays, death, silence, shutdown.
+//! do · `opens.rs` what is found below a search path · `ends.rs` replays, death, silence, shutdown
+//! · `admin.rs` the operator's commands.
 
+mod admin;
 mod chains;
 mod ends;
 mod handshake;

@@ -24,7 +24,7 @@ use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::ConnReq;
 
 use crate::export::{Export, ExportTable, Finder};
-use crate::mail::{ControlMail, Mail, Search};
+use crate::mail::{AdminAnswer, AdminAsk, AdminReply, ControlMail, Mail, Search};
 use crate::server::ServerCore;
 use crate::session::SessionParams;
 
@@ -522,7 +522,23 @@ impl Stand {
     }
 
     pub(super) fn sessions(&self) -> Vec<crate::stats::SessionSnapshot> {
-        self.hosts[0].core.snapshot()
+        self.hosts[0].core.snapshot(self.now())
+    }
+
+    /// What the first session has open.
+    pub(super) fn open_names(&self) -> Vec<String> {
+        let opens = self.sessions().swap_remove(0).opens;
+        opens.into_iter().map(|open| open.export).collect()
+    }
+
+    /// Asks as the operator does. None: the answer is still to come.
+    pub(super) fn admin(&mut self, ask: AdminAsk) -> Arc<Mutex<Option<AdminAnswer>>> {
+        let answer = Arc::new(Mutex::new(None));
+        let place = Arc::clone(&answer);
+        let reply = AdminReply::new(move |answer| *place.lock() = Some(answer));
+        self.hosts[0].inbox.push_back(Mail::Control(ControlMail::Admin { ask, reply }));
+        self.settle();
+        answer
     }
 
     /// Connections and requests in flight on all cores.
