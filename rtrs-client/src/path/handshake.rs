@@ -17,7 +17,7 @@ use rtrs_core::mem::Region;
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::{
     AccessMode, Close, ConnReq, ConnRsp, Extensions, Fence, Imm, InfoReq, InfoRsp, MemBits, Name,
-    Open, OpenRsp, ReadMsg, SessInfo, SessInfoRsp, SgDesc, WriteMsg, errno_name,
+    Open, OpenRsp, ReadMsg, SessInfo, SessInfoRsp, SgDesc, WriteMsg, errno, errno_name,
 };
 
 use super::io::{Answer, WrId, geometry_of};
@@ -96,6 +96,7 @@ pub(crate) fn describe_reject(private_data: &[u8]) -> String {
                 104 => " (the server still holds the old path, or speaks another version)",
                 6 => " (the server does not know this session any more)",
                 12 => " (the server has no memory for this; its log says why)",
+                116 => " (the server's operator evicted this session: detach, and attach again)",
                 95 => " (the server's RDMA device lacks what it is set to; its log says what)",
                 _ => "",
             };
@@ -103,6 +104,12 @@ pub(crate) fn describe_reject(private_data: &[u8]) -> String {
         }
         Err(_) => "refused by the server".to_owned(),
     }
+}
+
+/// True when the server's operator evicted the session.
+pub(crate) fn is_eviction(failure: &ConnectFailure) -> bool {
+    let ConnectFailure::Rejected(data) = failure else { return false };
+    ConnRsp::decode(data.as_bytes()).is_ok_and(|rsp| rsp.errno.unsigned_abs() == errno::ESTALE)
 }
 
 /// Why a connection did not come about.

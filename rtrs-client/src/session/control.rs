@@ -530,6 +530,9 @@ impl SessionControl {
         };
         self.paths[index].service = None;
         self.paths[index].open[0] = false;
+        if matches!(end, ConnectionEnd::Failed(failure) if handshake::is_eviction(failure)) {
+            self.on_evicted(now, index, fabrics);
+        }
         self.end_path(now, index, Some(why), fabrics);
         true
     }

@@ -35,6 +35,12 @@ pub enum SessionFailure {
     /// No path came up; what each of them met.
     #[error("no path to the server: {0}")]
     Unreachable(String),
+    /// The server's operator ended the session for good.
+    #[error(
+        "evicted by the server's operator: IO ends with errors; detach, and attach again for a \
+         new session"
+    )]
+    Evicted,
     /// What the server grants cannot be worked with.
     #[error("{0}")]
     Unusable(String),
@@ -116,6 +122,24 @@ impl SessionControl {
                     self.end_all(now, fabrics);
                 }
             }
+        }
+    }
+
+    /// The server says to path `index` that it will not let this session in again. Nobody waits
+    /// for that, and nobody tries again.
+    pub(super) fn on_evicted(
+        &mut self,
+        now: Instant,
+        index: usize,
+        fabrics: &mut [Box<dyn Fabric>],
+    ) {
+        if self.failure.is_none() {
+            tracing::error!("{}", SessionFailure::Evicted);
+            self.failure = Some(SessionFailure::Evicted);
+        }
+        self.tell_all(ToShard::GiveUp);
+        for other in (0..self.paths.len()).filter(|other| *other != index) {
+            self.end_path(now, other, Some("the session was evicted".to_owned()), fabrics);
         }
     }
 

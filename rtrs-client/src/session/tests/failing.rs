@@ -3,11 +3,12 @@
 use rtrs_core::block::{IoFlags, IoOp};
 use rtrs_core::fabric::sim::LinkOptions;
 use rtrs_core::status::IoStatus;
-use rtrs_core::wire::OpenRsp;
+use rtrs_core::wire::{ConnRsp, OpenRsp};
 
 use super::stand::{MS, SEC, Stand, client_ip, server_ip};
 use crate::path::state::PathState;
 use crate::session::NoPath;
+use crate::session::device::SessionFailure;
 
 fn submit(stand: &mut Stand, core: usize, op: IoOp, slot: usize) -> u64 {
     let range = (slot as u64 * 8192, 4096);
@@ -173,6 +174,38 @@ fn a_refused_reopen_is_tried_again() {
     assert_eq!(stand.client.control.failure(), None, "it was open before");
     stand.server.how.open_errno = 0;
     stand.until("the device", 5 * SEC, Stand::is_whole);
+}
+
+#[test]
+fn an_evicted_session_ends_its_io_and_does_not_come_back() {
+    let mut stand = Stand::open(|s| {
+        s.paths = 2;
+        s.config.no_path = NoPath::Queue;
+    });
+    // Requests in flight on both paths, which the server does not answer any more.
+    stand.server.how.hold = true;
+    let flying: Vec<_> = (0..8).map(|n| submit(&mut stand, n % 2, IoOp::Write, n)).collect();
+    stand.run(50 * MS);
+    stand.server.how.refuse = Some(ConnRsp::reject(116).encode().to_vec());
+    while !stand.server.paths.is_empty() {
+        stand.server.end_path(stand.now(), 0);
+        stand.run(MS);
+    }
+    stand.drain(2 * SEC);
+    let late = submit(&mut stand, 0, IoOp::Read, 0);
+    stand.drain(10 * MS);
+    for tag in flying.into_iter().chain([late]) {
+        let status = stand.client.status(tag);
+        assert!(status.is_some_and(|status| !status.is_ok()), "{status:?}");
+    }
+    assert_eq!(stand.client.control.failure(), Some(&SessionFailure::Evicted));
+    let told: Vec<_> = (0..2).map(|path| stand.client.last_error(path)).collect();
+    assert!(told.iter().any(|why| why.contains("operator evicted this session")), "{told:?}");
+    let tried = stand.server.connects().len();
+    stand.run(60 * SEC);
+    assert_eq!(stand.server.connects().len(), tried, "nobody tries again");
+    stand.detach();
+    stand.until("the detach", SEC, |s| s.client.control.is_done());
 }
 
 #[test]
