@@ -3,7 +3,8 @@
 # real programs, seeds of the simulator, the scenarios of the lab in virtual machines, and beside
 # these what scripts/lints.sh looks at: clippy, documentation, fuzz targets. Prints the time of each
 # stage and ends with one line, `N passed, N failed, N skipped`: the sum over all test binaries and
-# all checks of the lab, with each gate that is neither counted as one. Exit codes: 0 all good, 1 a gate or a test failed, 2 wrong usage.
+# all checks of the lab, with each gate that is neither counted as one. Exit codes: 0 all
+# good, 1 a gate or a test failed, 2 wrong usage.
 #
 #   scripts/test.sh [--quick]
 #

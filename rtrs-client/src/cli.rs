@@ -7,8 +7,10 @@
 #![allow(rustdoc::broken_intra_doc_links, reason = "flag help is plain text with brackets")]
 
 mod link;
+mod online;
 
 pub use link::{DoctorArgs, LinkTarget, Mode, PingArgs};
+pub use online::{PathAddArgs, PathArgs, PathCommand, PathLeaveArgs, PolicyArgs};
 
 use std::path::PathBuf;
 
@@ -28,8 +30,8 @@ use crate::error::Error;
 pub struct LowArgs {
     /// Print for people (text) or for programs (json)
     ///
-    /// Applies to list, status, stats, detach, bench, ping, doctor and --print-config, which prints
-    /// YAML as text.
+    /// Applies to list, status, stats, path, policy, detach, bench, ping, doctor and
+    /// --print-config, which prints YAML as text.
     #[arg(short, long, global = true, value_name = "FORMAT", default_value = "text")]
     pub output: Output,
 
@@ -78,6 +80,14 @@ pub enum Command {
     ///
     /// NAME is the name it was attached with.
     Detach(DetachArgs),
+    /// List, add, remove, disconnect or reconnect the paths of a session while it runs
+    ///
+    /// No IO fails by any of them.
+    Path(PathArgs),
+    /// Pick paths in another way from now on
+    ///
+    /// NAME is the name it was attached with.
+    Policy(PolicyArgs),
     /// Measure a session without NBD
     ///
     /// Opens the export, runs requests for a time, and prints rates and latencies. The session's

@@ -13,6 +13,7 @@ use std::time::Duration;
 use rtrs_core::local::{ControlSocket, reply};
 
 use crate::launch::Cores;
+use crate::online::Online;
 use crate::report::{self, Ask, Identity};
 
 /// A detach, and who waits for the session's end.
@@ -38,11 +39,12 @@ pub(crate) fn serve(
     control: &ControlSocket,
     identity: Identity,
     cores: Cores,
+    online: Online,
     detaches: mpsc::Sender<Detach>,
 ) -> io::Result<()> {
     let busy = AtomicBool::new(false);
     control.serve(move |question, stream| {
-        if let Err(error) = answer(question, stream, &identity, &cores, &detaches, &busy) {
+        if let Err(error) = answer(question, stream, &identity, &cores, &online, &detaches, &busy) {
             tracing::debug!("control socket: {error}");
         }
     })
@@ -53,6 +55,7 @@ fn answer(
     stream: UnixStream,
     identity: &Identity,
     cores: &Cores,
+    online: &Online,
     detaches: &mpsc::Sender<Detach>,
     detaching: &AtomicBool,
 ) -> io::Result<()> {
@@ -67,6 +70,10 @@ fn answer(
                 return detach(stream, within_ms, detaches);
             }
         }
+        Ok(ask) => match online.change(cores, ask) {
+            Ok(()) => serde_json::json!({ "changed": true }),
+            Err(error) => serde_json::json!({ "error": error }),
+        },
     };
     send(&stream, &value)
 }
@@ -90,8 +97,8 @@ fn send(stream: &UnixStream, value: &serde_json::Value) -> io::Result<()> {
 ///
 /// # Errors
 /// The system's error; `NotFound` or `ConnectionRefused` when there is no session.
-pub(crate) fn ask(path: &Path, question: Ask, timeout: Duration) -> io::Result<serde_json::Value> {
-    let question = serde_json::to_string(&question).map_err(io::Error::other)?;
+pub(crate) fn ask(path: &Path, question: &Ask, timeout: Duration) -> io::Result<serde_json::Value> {
+    let question = serde_json::to_string(question).map_err(io::Error::other)?;
     let (answer, _) = rtrs_core::local::ask(path, &question, timeout)?;
     serde_json::from_str(&answer).map_err(|e| {
         io::Error::new(io::ErrorKind::InvalidData, format!("answer not understood: {e}"))

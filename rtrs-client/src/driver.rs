@@ -11,19 +11,21 @@ use std::sync::{Arc, mpsc};
 
 use nbd_bridge::{Bound, Bridge, BridgeConfig, BridgeStats, Listener, export_info};
 use rtrs_core::block::{BlockDevice, Geometry};
+use rtrs_core::config::Scheme;
 use rtrs_core::fabric::{Fabric, FabricCounters, FabricEvent};
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::rt::{Clock, Inbox, Mailbox, PollPolicy, Ring, Sender, Shard, pin_to, run};
 use rtrs_core::time::{Duration, Instant, earliest};
 
 use crate::bench::Workload;
+use crate::provide::Providers;
 use crate::session::SessionDevice;
 use crate::session::control::SessionControl;
 use crate::session::device::SessionFailure;
 use crate::session::replay::OldestIo;
 use crate::session::shard::{ConnectionEnd, ShardSession};
 use crate::session::status::PathStatus;
-use crate::session::{SessionConfig, ToHome, ToShard};
+use crate::session::{Change, Policy, SessionConfig, ToHome, ToShard};
 use crate::stats::ShardStats;
 
 /// Messages between the cores of a session, and to them.
@@ -42,6 +44,16 @@ pub(crate) enum Mail {
     },
     /// Report what you did.
     Query(mpsc::Sender<CoreReport>),
+    /// To core 0: change paths or policy.
+    Change {
+        change: Change,
+        reply: mpsc::Sender<Result<(), String>>,
+    },
+    /// Have a provider of this scheme; answer its place.
+    Provide {
+        scheme: Scheme,
+        reply: mpsc::Sender<Result<usize, String>>,
+    },
     /// To core 0: finish what is in flight within the bound, close everything, end.
     Shutdown {
         grace: Duration,
@@ -67,8 +79,11 @@ pub(crate) struct CoreReport {
     /// What each provider did, by scheme.
     pub(crate) fabrics: Vec<(&'static str, FabricCounters)>,
     pub(crate) bridge: BridgeStats,
-    /// Only from core 0.
+    /// Only from core 0, as are the next two.
     pub(crate) paths: Option<Vec<PathStatus>>,
+    /// Names by place, those of removed paths included.
+    pub(crate) names: Vec<String>,
+    pub(crate) policy: Option<Policy>,
     pub(crate) open: bool,
     /// `None` until the device was open once.
     pub(crate) geometry: Option<Geometry>,
@@ -115,10 +130,6 @@ enum Front {
     Bench(Box<crate::bench::Job>),
 }
 
-/// Makes a core's providers, in the order that `PathTarget::provider` counts.
-pub(crate) type Providers =
-    Arc<dyn Fn(&Rc<Ring>) -> std::io::Result<Vec<Box<dyn Fabric>>> + Send + Sync>;
-
 /// Everything a core starts with.
 pub(crate) struct ShardStart {
     pub(crate) core: CoreIndex,
@@ -126,7 +137,7 @@ pub(crate) struct ShardStart {
     pub(crate) uuids: Arc<[[u8; 16]]>,
     pub(crate) inbox: Mailbox<Mail>,
     pub(crate) cores: Vec<Sender<Mail>>,
-    pub(crate) providers: Providers,
+    pub(crate) providers: Arc<Providers>,
     pub(crate) purpose: Purpose,
     pub(crate) events: Option<mpsc::Sender<Event>>,
     pub(crate) poll: PollPolicy,
@@ -151,7 +162,11 @@ struct ClientShard {
     core: CoreIndex,
     ring: Rc<Ring>,
     config: Arc<SessionConfig>,
+    /// In the order that `PathTarget::provider` counts.
     fabrics: Vec<Box<dyn Fabric>>,
+    /// Of `fabrics`.
+    schemes: Vec<Scheme>,
+    providers: Arc<Providers>,
     inbox: Inbox<Mail>,
     cores: Vec<Sender<Mail>>,
     session: Rc<RefCell<ShardSession>>,
@@ -178,7 +193,7 @@ struct ClientShard {
 impl ClientShard {
     fn new(start: ShardStart, ring: &Rc<Ring>) -> std::io::Result<Self> {
         let inbox = start.inbox.arm(ring)?;
-        let fabrics = (start.providers)(ring)?;
+        let (schemes, fabrics) = start.providers.first(ring)?.into_iter().unzip();
         let session =
             Rc::new(RefCell::new(ShardSession::new(start.core, Arc::clone(&start.config))));
         let control = (start.core.0 == 0)
@@ -188,6 +203,8 @@ impl ClientShard {
             ring: Rc::clone(ring),
             config: start.config,
             fabrics,
+            schemes,
+            providers: start.providers,
             inbox,
             cores: start.cores,
             session,
@@ -246,6 +263,20 @@ impl ClientShard {
                         tracing::debug!("who asked for a report is gone");
                     }
                 }
+                Mail::Change { change, reply } => {
+                    let done = match self.control.as_mut() {
+                        Some(control) => control.change(now, change, &mut self.fabrics),
+                        None => Err("only core 0 changes a session".into()),
+                    };
+                    if reply.send(done).is_err() {
+                        tracing::debug!("who asked for a change is gone");
+                    }
+                }
+                Mail::Provide { scheme, reply } => {
+                    if reply.send(self.provide(scheme)).is_err() {
+                        tracing::debug!("who asked for a provider is gone");
+                    }
+                }
                 Mail::Shutdown { grace } => self.on_shutdown(now, grace),
                 Mail::StopFront { deadline } => {
                     if let Front::Nbd(bridge) = &mut self.front {
@@ -265,6 +296,17 @@ impl ClientShard {
             }
         }
         any
+    }
+
+    /// The place of this scheme's provider, which is made if there is none.
+    fn provide(&mut self, scheme: Scheme) -> Result<usize, String> {
+        if let Some(place) = self.schemes.iter().position(|known| *known == scheme) {
+            return Ok(place);
+        }
+        let fabric = self.providers.make(scheme, &self.ring).map_err(|e| e.to_string())?;
+        self.fabrics.push(fabric);
+        self.schemes.push(scheme);
+        Ok(self.schemes.len() - 1)
     }
 
     fn on_shard_message(&mut self, now: Instant, message: ToShard) {
@@ -348,6 +390,8 @@ impl ClientShard {
             fabrics,
             bridge,
             paths: control.map(SessionControl::status),
+            names: control.map(SessionControl::path_names).unwrap_or_default(),
+            policy: control.map(SessionControl::policy),
             open: control.is_some_and(SessionControl::is_open),
             geometry: self.geometry.clone(),
         }
@@ -530,7 +574,7 @@ impl Shard for ClientShard {
             Front::Bench(job) => job.turn(now),
         };
         self.watch_kernel();
-        any |= self.session.borrow_mut().pump(now, &mut self.fabrics);
+        any |= self.session.borrow_mut().pump(now, &mut self.fabrics, &mut self.to_home);
         for fabric in &mut self.fabrics {
             fabric.flush(now);
         }

@@ -17,7 +17,9 @@ use crate::device;
 use crate::driver::Event;
 use crate::error::{Error, ErrorKind};
 use crate::launch::{self, Running, Use};
+use crate::online::Online;
 use crate::plan::{AttachPlan, Front};
+use crate::provide::Providers;
 use crate::report::Identity;
 use crate::run::{
     DAEMON_LOG, Wake, forward_detaches, forward_events, forward_signals, log_to_stderr, plain,
@@ -52,10 +54,8 @@ pub(crate) fn hold(plan: &AttachPlan) -> Result<(), Error> {
         session: config.name.clone(),
         session_id: config.id.to_string(),
         access: plain(&plan.session.access),
-        policy: plain(&plan.session.policy),
         no_path: plan.session.no_path.to_string(),
         failover: plain(&plan.session.failover),
-        paths: config.paths.iter().map(|path| path.name.clone()).collect(),
         uri: bound.as_ref().map(|bound| bound.endpoint().uri(&plan.session.export_name)),
         device: Arc::new(OnceLock::new()),
         pid: std::process::id(),
@@ -73,13 +73,15 @@ pub(crate) fn hold(plan: &AttachPlan) -> Result<(), Error> {
         _ => BridgeConfig { buffer_bytes, ..BridgeConfig::default() },
     };
     let (uri, shown) = (identity.uri.clone(), Arc::clone(&identity.device));
-    let running = start(&plan.session, config, Use::Nbd(bound, bridge))?;
+    let providers = Arc::new(Providers::new(&plan.session)?);
+    let running = start(&plan.session, config, Use::Nbd(bound, bridge), &providers)?;
     let (wakes, inbox) = mpsc::channel();
     forward_signals(wakes.clone())?;
     let running = forward_events(running, wakes.clone());
     let cores = running.cores();
+    let online = Online::new(&plan.session, providers);
     // From here on `list` shows the session and `detach` ends it, also while it opens.
-    serve(&control, identity, cores.clone(), forward_detaches(wakes.clone()))
+    serve(&control, identity, cores.clone(), online, forward_detaches(wakes.clone()))
         .map_err(system("no control thread"))?;
     let what = format!("attach {}", plan.session.export_name);
     let mut asked = None;

@@ -6,19 +6,23 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use nbd_bridge::{Bound, BridgeConfig};
-use rtrs_core::config::AutoSwitch;
+use rtrs_core::config::{AutoSwitch, Scheme};
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::rt::{Mailbox, PollPolicy, Sender, mailbox, pin_plan};
 use rtrs_core::time::Duration;
 
 use crate::bench::Workload;
-use crate::driver::{CoreReport, Event, Mail, Providers, Purpose, ShardStart, run_shard};
-use crate::session::SessionConfig;
+use crate::driver::{CoreReport, Event, Mail, Purpose, ShardStart, run_shard};
+use crate::provide::Providers;
+use crate::session::{Change, SessionConfig};
 
 /// How long a core has to open the device after core 0 did.
 const ADOPT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a core has for its report.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long a core has for a change.
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What a session is started for, before it is dealt out to the cores.
 #[derive(Debug)]
@@ -59,6 +63,38 @@ impl Cores {
         }
         reports.sort_by_key(|report: &CoreReport| report.core);
         reports
+    }
+
+    /// Changes paths or policy of the session.
+    ///
+    /// # Errors
+    /// Why it cannot be done.
+    pub(crate) fn change(&self, change: Change) -> Result<(), String> {
+        let (reply, answer) = mpsc::channel();
+        self.0[0].send(Mail::Change { change, reply });
+        answer.recv_timeout(CHANGE_TIMEOUT).unwrap_or_else(|_| {
+            let seconds = CHANGE_TIMEOUT.as_secs();
+            Err(format!("no answer of core 0 within {seconds} s; see status for what became of it"))
+        })
+    }
+
+    /// Gives every core a provider of this scheme. Returns its place, which is the same on all.
+    ///
+    /// # Errors
+    /// What a core lacks.
+    pub(crate) fn provide(&self, scheme: Scheme) -> Result<usize, String> {
+        let (reply, answers) = mpsc::channel();
+        for core in &self.0 {
+            core.send(Mail::Provide { scheme, reply: reply.clone() });
+        }
+        drop(reply);
+        let mut place = 0;
+        for _ in &self.0 {
+            let told = answers.recv_timeout(CHANGE_TIMEOUT);
+            let told = told.unwrap_or_else(|_| Err("a core did not answer".into()));
+            place = told.map_err(|error| format!("no provider of {scheme}://: {error}"))?;
+        }
+        Ok(place)
     }
 
     /// How many there are.
@@ -115,7 +151,7 @@ pub(crate) fn random_uuid() -> io::Result<[u8; 16]> {
 pub(crate) fn start(
     config: SessionConfig,
     purpose: Use,
-    providers: &Providers,
+    providers: &Arc<Providers>,
     poll: PollPolicy,
     pin: AutoSwitch,
 ) -> io::Result<Running> {

@@ -1,10 +1,10 @@
 //! The client end of RTRS: a session with a server as a block device, served over NBD.
 //!
 //! Map of the crate: what was typed (`cli`), what can be said (`config`), what will run (`plan`),
-//! running it (`run`, `hold`, `device`, `launch`, `control`, `report`, `bench`), or looking at a
-//! link without a session (`ping`, `doctor`); the session (`session`) over its paths (`path`) as
-//! machines without IO, `driver`, which binds them to a core, and `machine`, by which a simulator
-//! drives them.
+//! running it (`run`, `hold`, `device`, `provide`, `launch`, `control`, `online`, `report`,
+//! `bench`), or looking at a link without a session (`ping`, `doctor`); the session (`session`)
+//! over its paths (`path`) as machines without IO, `driver`, which binds them to a core, and
+//! `machine`, by which a simulator drives them.
 
 #![forbid(unsafe_code)]
 
@@ -19,9 +19,11 @@ mod error;
 mod hold;
 mod launch;
 pub mod machine;
+mod online;
 mod path;
 mod ping;
 pub mod plan;
+mod provide;
 mod report;
 mod run;
 mod session;
@@ -33,5 +35,5 @@ pub use plan::{AttachPlan, BenchPlan, DoctorPlan, Front, PingPlan, Plan, RunDir,
 pub use run::run;
 pub use session::SessionDevice;
 pub use session::device::SessionFailure;
-pub use session::{Failover, NoPath, PathTarget, Policy, SessionConfig};
+pub use session::{Change, Failover, Leaving, NoPath, PathTarget, Policy, SessionConfig};
 pub use stats::{OpCount, PathCount, ShardStats};

@@ -21,7 +21,7 @@ use crate::session::SessionDevice;
 use crate::session::control::SessionControl;
 use crate::session::device::SessionFailure;
 use crate::session::shard::{ConnectionEnd, ShardSession};
-use crate::session::{SessionConfig, ToHome, ToShard};
+use crate::session::{Change, SessionConfig, ToHome, ToShard};
 
 /// A letter to another core, to be kept in order between each two cores.
 #[derive(Debug)]
@@ -36,6 +36,8 @@ enum Content {
 /// Where a path stands, as the home core knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathView {
+    /// Its name.
+    pub name: String,
     /// It carries IO.
     pub connected: bool,
     /// The state's name, as in listings.
@@ -165,7 +167,7 @@ impl ClientCore {
     /// Issues what was submitted. To be called once a turn, after the device's user. True when
     /// anything was issued or finished.
     pub fn pump(&mut self, now: Instant, fabrics: &mut [Box<dyn Fabric>]) -> bool {
-        let busy = self.session.borrow_mut().pump(now, fabrics);
+        let busy = self.session.borrow_mut().pump(now, fabrics, &mut self.to_home);
         self.deliver(now, fabrics);
         busy || self.session.borrow().has_completions()
     }
@@ -212,6 +214,24 @@ impl ClientCore {
         earliest(self.session.borrow().deadline(), control)
     }
 
+    /// Changes paths or policy of the running session; on core 0 only.
+    ///
+    /// # Errors
+    /// Why it cannot be made.
+    pub fn change(
+        &mut self,
+        now: Instant,
+        change: Change,
+        fabrics: &mut [Box<dyn Fabric>],
+    ) -> Result<(), String> {
+        let done = match self.control.as_mut() {
+            Some(control) => control.change(now, change, fabrics),
+            None => Err("only core 0 changes a session".into()),
+        };
+        self.deliver(now, fabrics);
+        done
+    }
+
     /// Begins the session's end; on core 0 only, elsewhere nothing happens.
     pub fn detach(&mut self, now: Instant, fabrics: &mut [Box<dyn Fabric>]) {
         if let Some(control) = self.control.as_mut() {
@@ -241,6 +261,7 @@ impl ClientCore {
         status
             .into_iter()
             .map(|path| PathView {
+                name: path.path,
                 connected: path.state == PathState::Connected,
                 state: path.state.to_string(),
                 reconnects: path.reconnects,

@@ -10,11 +10,14 @@
 mod attach;
 mod bench;
 mod link;
+mod online;
 mod session;
 
 pub use attach::{AttachPlan, Front};
 pub use bench::BenchPlan;
 pub use link::{DoctorPlan, PingPlan};
+pub(crate) use online::path_name;
+pub use online::{Leave, PathPlan, PathStep};
 pub use session::SessionPlan;
 
 pub use rtrs_core::local::RunDir;
@@ -25,7 +28,7 @@ use std::path::PathBuf;
 use rtrs_core::config::Millis;
 
 use crate::cli::{Command, LowArgs, Output};
-use crate::config::Settings;
+use crate::config::{Policy, Settings};
 use crate::error::{Error, ErrorKind};
 
 /// Longest time a detach waits for running requests, in milliseconds.
@@ -76,6 +79,19 @@ pub enum Plan {
         /// For people or programs.
         output: Output,
     },
+    /// List or change a session's paths.
+    Path(PathPlan),
+    /// Choose paths in another way.
+    Policy {
+        /// The session.
+        name: String,
+        /// How.
+        policy: Policy,
+        /// Where control sockets live.
+        run_dir: RunDir,
+        /// For people or programs.
+        output: Output,
+    },
     /// Ping.
     Ping(Box<PingPlan>),
     /// Look at a path.
@@ -98,6 +114,7 @@ impl Plan {
     pub fn new(args: &LowArgs) -> Result<Self, Error> {
         let output = args.output;
         let flags = |settings| Settings { run_dir: args.run_dir.clone(), ..settings };
+        let args_dir = || args.run_dir.clone();
         let place = |name: &str| {
             session::check_name("export name", name)?;
             Ok((name.to_owned(), RunDir::new(args.run_dir.clone())?))
@@ -120,16 +137,18 @@ impl Plan {
             }
             Command::Detach(args) => {
                 let (name, run_dir) = place(&args.name)?;
-                let within_ms = args.within.get();
-                if within_ms > WITHIN_MS_MAX {
-                    let most = Millis::new(WITHIN_MS_MAX);
-                    return Err(usage(format!(
-                        "within {} is out of range; use 0ms to {most}",
-                        args.within
-                    )));
-                }
+                let within_ms = within_ms(args.within)?;
                 Ok(Self::Detach { name, run_dir, within_ms, force: args.force, output })
             }
+            Command::Path(args) => {
+                PathPlan::new(&args.command, RunDir::new(args_dir())?, output).map(Self::Path)
+            }
+            Command::Policy(args) => place(&args.name).map(|(name, run_dir)| Self::Policy {
+                name,
+                policy: args.policy,
+                run_dir,
+                output,
+            }),
             Command::Ping(args) => PingPlan::new(args, output).map(Box::new).map(Self::Ping),
             Command::Doctor(args) => DoctorPlan::new(args, output).map(Self::Doctor),
             Command::OpenDevice(args) => {
@@ -150,7 +169,9 @@ impl Plan {
             Self::List { run_dir, .. }
             | Self::Status { run_dir, .. }
             | Self::Stats { run_dir, .. }
-            | Self::Detach { run_dir, .. } => Ok(run_dir.check()?),
+            | Self::Detach { run_dir, .. }
+            | Self::Policy { run_dir, .. } => Ok(run_dir.check()?),
+            Self::Path(path) => Ok(path.run_dir.check()?),
             Self::Ping(_) | Self::Doctor(_) | Self::OpenDevice { .. } => Ok(()),
         }
     }
@@ -168,6 +189,15 @@ impl Plan {
 
 pub(crate) fn usage(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::Usage, text)
+}
+
+/// A time that running requests get.
+pub(crate) fn within_ms(within: Millis) -> Result<u64, Error> {
+    if within.get() > WITHIN_MS_MAX {
+        let most = Millis::new(WITHIN_MS_MAX);
+        return Err(usage(format!("within {within} is out of range; use 0ms to {most}")));
+    }
+    Ok(within.get())
 }
 
 /// A setting that has neither a value nor a default; [`Settings::defaults`] leaves no such.

@@ -9,12 +9,13 @@ use rtrs_core::fabric::FabricCounters;
 use rtrs_core::ids::PathId;
 use serde::{Deserialize, Serialize};
 
+use crate::config;
 use crate::driver::CoreReport;
 use crate::session::replay::Waits;
 use crate::stats::{OP_NAMES, ShardStats};
 
 /// A question on the control socket: one line of JSON.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "command")]
 pub(crate) enum Ask {
     /// Where the session stands.
@@ -26,6 +27,39 @@ pub(crate) enum Ask {
         /// Time for requests in flight, in milliseconds.
         within_ms: u64,
     },
+    /// One more path.
+    PathAdd {
+        /// As `attach --path` takes it.
+        path: String,
+    },
+    /// Take a path out for good.
+    PathRemove(Leave),
+    /// Take a path down until it is to be connected again.
+    PathDisconnect(Leave),
+    /// Connect a path anew.
+    PathReconnect(Leave),
+    /// Choose paths in another way.
+    Policy {
+        /// As `attach --policy` takes it.
+        policy: config::Policy,
+    },
+}
+
+/// A path that is to leave.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Leave {
+    /// As `attach --path` takes it, or as `status` shows it.
+    pub(crate) path: String,
+    /// Time for the requests in flight on it, in milliseconds; then they go to other paths.
+    #[serde(default = "within_ms_default")]
+    pub(crate) within_ms: u64,
+    /// Also when it is the last.
+    #[serde(default)]
+    pub(crate) force: bool,
+}
+
+fn within_ms_default() -> u64 {
+    5000
 }
 
 /// What is fixed for the life of an attached session.
@@ -35,11 +69,8 @@ pub(crate) struct Identity {
     pub(crate) session: String,
     pub(crate) session_id: String,
     pub(crate) access: String,
-    pub(crate) policy: String,
     pub(crate) no_path: String,
     pub(crate) failover: String,
-    /// The paths, as they were written.
-    pub(crate) paths: Vec<String>,
     /// NBD URI that clients open, if there is one.
     pub(crate) uri: Option<String>,
     /// The block device, once it is connected.
@@ -64,7 +95,7 @@ pub(crate) fn status(identity: &Identity, reports: &[CoreReport]) -> serde_json:
             Some(_) => "waiting-for-path",
         },
         "access": identity.access,
-        "policy": identity.policy,
+        "policy": home.and_then(|r| r.policy),
         "uri": identity.uri,
         "device": identity.device.get(),
         "pid": identity.pid,
@@ -75,18 +106,19 @@ pub(crate) fn status(identity: &Identity, reports: &[CoreReport]) -> serde_json:
         "inflight": inflight,
         "no_path": identity.no_path,
         "failover": identity.failover,
-        "oldest_io": oldest(identity, reports),
+        "oldest_io": oldest(reports),
         "nbd_connections": reports.iter().map(|r| r.bridge.connections).sum::<u64>(),
         "paths": paths,
     })
 }
 
 /// The IO that waits for the longest time, and what for.
-fn oldest(identity: &Identity, reports: &[CoreReport]) -> serde_json::Value {
+fn oldest(reports: &[CoreReport]) -> serde_json::Value {
     let Some(oldest) = reports.iter().filter_map(|r| r.oldest).max_by_key(|o| o.age) else {
         return serde_json::Value::Null;
     };
-    let name = |path: PathId| identity.paths.get(path.index()).map_or("?", String::as_str);
+    let names = reports.first().map_or(&[][..], |home| home.names.as_slice());
+    let name = |path: PathId| names.get(path.index()).map_or("?", String::as_str);
     let (waits_for, path) = match oldest.waits {
         Waits::Answer(path) => ("answer", Some(name(path))),
         Waits::Fence(path) => ("fence", Some(name(path))),
@@ -99,7 +131,7 @@ fn oldest(identity: &Identity, reports: &[CoreReport]) -> serde_json::Value {
 
 /// The answer to `stats`, as JSON.
 pub(crate) fn stats(identity: &Identity, reports: &[CoreReport]) -> serde_json::Value {
-    let count = reports.first().and_then(|r| r.paths.as_ref()).map_or(0, Vec::len);
+    let count = reports.iter().map(|r| r.stats.paths.len()).max().unwrap_or(0);
     let mut total = ShardStats::new(count);
     let mut fabric = FabricCounters::default();
     let mut transports: BTreeMap<&'static str, FabricCounters> = BTreeMap::new();
@@ -123,8 +155,8 @@ pub(crate) fn stats(identity: &Identity, reports: &[CoreReport]) -> serde_json::
         .and_then(|r| r.paths.as_ref())
         .into_iter()
         .flatten()
-        .zip(&total.paths)
-        .map(|(path, count)| {
+        .map(|path| {
+            let count = total.paths.get(path.id.index()).copied().unwrap_or_default();
             serde_json::json!({
                 "path": path.path,
                 "transport": path.transport,
@@ -266,7 +298,7 @@ pub(crate) fn status_text(status: &serde_json::Value) -> String {
         out += &format!(
             "path {:<28} {:<12} {} connections, {} reconnects, heartbeat {}{}{}\n",
             text(&path["path"]),
-            text(&path["state"]),
+            path_state(path),
             text(&path["connections"]),
             text(&path["reconnects"]),
             match path["heartbeat_us"].as_u64() {
@@ -282,6 +314,35 @@ pub(crate) fn status_text(status: &serde_json::Value) -> String {
                 Some(error) => format!(" ({error})"),
                 None => String::new(),
             }
+        );
+    }
+    out
+}
+
+/// Where a path stands, and what it is about to do.
+pub(crate) fn path_state(path: &serde_json::Value) -> String {
+    match path["leaving"].as_str() {
+        Some("reconnect") => "reconnecting".to_owned(),
+        Some(_) => "leaving".to_owned(),
+        None => text(&path["state"]),
+    }
+}
+
+/// `path list` for people.
+pub(crate) fn paths_text(paths: &serde_json::Value) -> String {
+    let mut out = format!(
+        "{:<36} {:<14} {:<9} {:<24} {:>10}  {}\n",
+        "PATH", "STATE", "OVER", "ADDRESS", "RECONNECTS", "LAST ERROR"
+    );
+    for path in paths.as_array().into_iter().flatten() {
+        out += &format!(
+            "{:<36} {:<14} {:<9} {:<24} {:>10}  {}\n",
+            text(&path["path"]),
+            path_state(path),
+            text(&path["transport"]),
+            text(&path["address"]),
+            text(&path["reconnects"]),
+            text(&path["last_error"])
         );
     }
     out
@@ -360,10 +421,8 @@ mod tests {
             session: "host-v".into(),
             session_id: "id".into(),
             access: "auto".into(),
-            policy: "min-inflight".into(),
             no_path: "queue".into(),
             failover: "fast".into(),
-            paths: Vec::new(),
             uri: None,
             device: Arc::new(OnceLock::new()),
             pid: 7,

@@ -7,7 +7,6 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufRead, BufReader, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -15,12 +14,8 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use parking_lot::Mutex;
 use rtrs_core::block::Geometry;
-use rtrs_core::config::{AutoSwitch, Portal, Scheme};
-use rtrs_core::fabric::Fabric;
-use rtrs_core::fabric::iwarp::{IwarpFabric, IwarpOptions, IwarpShared};
-use rtrs_core::fabric::rdma::RdmaOptions;
 use rtrs_core::ids::SessionId;
-use rtrs_core::rt::{Log, PollPolicy, Ring, SettleAtEnd};
+use rtrs_core::rt::{Log, PollPolicy, SettleAtEnd};
 use rtrs_core::wire::AccessMode;
 
 use crate::bench::{JobResult, Workload};
@@ -28,13 +23,14 @@ use crate::cli::Output;
 use crate::config::{self, Access};
 use crate::control::{Detach, ask};
 use crate::device;
-use crate::driver::{Event, Providers};
+use crate::driver::Event;
 use crate::error::{Error, ErrorKind};
 use crate::hold::hold;
 use crate::launch::{self, Running, Use};
 use crate::plan::{AttachPlan, BenchPlan, Plan, RunDir, SessionPlan};
+use crate::provide::{Providers, path_target, schemes};
 use crate::report::{self, Ask};
-use crate::session::{Failover, NoPath, PathTarget, Policy, SessionConfig};
+use crate::session::{Failover, NoPath, Policy, SessionConfig};
 
 /// Set in the environment of the background copy: where it logs to.
 pub(crate) const DAEMON_LOG: &str = "RTRS_CLIENT_LOG";
@@ -54,15 +50,19 @@ pub fn run(plan: &Plan) -> Result<(), Error> {
         Plan::Bench(bench) => run_bench(bench),
         Plan::List { run_dir, output } => list(run_dir, *output),
         Plan::Status { name, run_dir, output } => {
-            let value = ask_session(run_dir, name, Ask::Status)?;
+            let value = ask_session(run_dir, name, &Ask::Status)?;
             show(&value, *output, report::status_text)
         }
         Plan::Stats { name, run_dir, output } => {
-            let value = ask_session(run_dir, name, Ask::Stats)?;
+            let value = ask_session(run_dir, name, &Ask::Stats)?;
             show(&value, *output, report::stats_text)
         }
         Plan::Detach { name, run_dir, within_ms, force, output } => {
             detach(run_dir, name, *within_ms, *force, *output)
+        }
+        Plan::Path(path) => crate::online::path(path),
+        Plan::Policy { name, policy, run_dir, output } => {
+            crate::online::policy(run_dir, name, *policy, *output)
         }
         Plan::Ping(ping) => crate::ping::run(ping),
         Plan::Doctor(doctor) => crate::doctor::run(doctor),
@@ -99,9 +99,13 @@ pub(crate) fn print(text: &str) -> Result<(), Error> {
     }
 }
 
-fn ask_session(run_dir: &RunDir, name: &str, question: Ask) -> Result<serde_json::Value, Error> {
+pub(crate) fn ask_session(
+    run_dir: &RunDir,
+    name: &str,
+    question: &Ask,
+) -> Result<serde_json::Value, Error> {
     let timeout = match question {
-        Ask::Detach { within_ms } => Duration::from_millis(within_ms) + Duration::from_secs(25),
+        Ask::Detach { within_ms } => Duration::from_millis(*within_ms) + Duration::from_secs(25),
         _ => Duration::from_secs(10),
     };
     let path = run_dir.control_socket(name);
@@ -125,7 +129,7 @@ fn detach(
     force: bool,
     output: Output,
 ) -> Result<(), Error> {
-    let status = match ask_session(run_dir, name, Ask::Status) {
+    let status = match ask_session(run_dir, name, &Ask::Status) {
         // A session whose process is gone may have left a device.
         Err(error) if error.kind() == ErrorKind::NotAttached => {
             let freed = device::free(name)?;
@@ -144,7 +148,7 @@ fn detach(
     {
         device::refuse_if_used(name, Path::new(path))?;
     }
-    let value = ask_session(run_dir, name, Ask::Detach { within_ms })?;
+    let value = ask_session(run_dir, name, &Ask::Detach { within_ms })?;
     if let Some(warning) = value["warning"].as_str() {
         remark(warning);
     }
@@ -166,7 +170,7 @@ fn list(run_dir: &RunDir, output: Output) -> Result<(), Error> {
         .collect();
     paths.sort();
     for path in paths {
-        match ask(&path, Ask::Status, Duration::from_secs(5)) {
+        match ask(&path, &Ask::Status, Duration::from_secs(5)) {
             Ok(status) => sessions.push(status),
             // Left behind by a session that was killed; the next attach replaces it.
             Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {}
@@ -263,38 +267,13 @@ fn remark(text: impl std::fmt::Display) {
     let _ = writeln!(io::stderr(), "rtrs-client: {text}");
 }
 
-fn path_target(
-    portal: &Portal,
-    schemes: &[Scheme],
-    invalidate_reads: AutoSwitch,
-) -> Result<PathTarget, Error> {
-    let remotes = portal
-        .resolve()
-        .map_err(|e| Error::with_source(ErrorKind::Path, format!("path {portal}"), e))?;
-    let scheme = portal.scheme();
-    let Some(provider) = schemes.iter().position(|other| *other == scheme) else {
-        return Err(Error::new(ErrorKind::System, format!("path {portal} has no provider")));
-    };
-    let (name, transport) = (portal.to_string(), scheme.name());
-    let invalidate_reads = match invalidate_reads {
-        AutoSwitch::On => true,
-        AutoSwitch::Off => false,
-        // A table entry over TCP; two work requests and a wait over RDMA.
-        AutoSwitch::Auto => scheme == Scheme::Tcp,
-    };
-    let local = portal.source();
-    Ok(PathTarget { name, local, remotes, transport, provider, invalidate_reads })
-}
-
-/// The transports that paths need, in the order in which a core has their providers.
-fn schemes(plan: &SessionPlan) -> Vec<Scheme> {
-    let mut schemes = Vec::with_capacity(2);
-    for path in &plan.paths {
-        if !schemes.contains(&path.scheme()) {
-            schemes.push(path.scheme());
-        }
+/// A policy as sessions know it.
+pub(crate) fn policy(policy: config::Policy) -> Policy {
+    match policy {
+        config::Policy::RoundRobin => Policy::RoundRobin,
+        config::Policy::MinInflight => Policy::MinInflight,
+        config::Policy::MinLatency => Policy::MinLatency,
     }
-    schemes
 }
 
 pub(crate) fn session_config(plan: &SessionPlan) -> Result<SessionConfig, Error> {
@@ -316,14 +295,13 @@ pub(crate) fn session_config(plan: &SessionPlan) -> Result<SessionConfig, Error>
         paths: plan
             .paths
             .iter()
-            .map(|path| path_target(path, &schemes, plan.invalidate_reads))
+            .map(|path| {
+                let place = schemes.iter().position(|scheme| *scheme == path.scheme());
+                path_target(path, place.unwrap_or(0), plan.invalidate_reads)
+            })
             .collect::<Result<_, _>>()?,
         cores: plan.cores(),
-        policy: match plan.policy {
-            config::Policy::RoundRobin => Policy::RoundRobin,
-            config::Policy::MinInflight => Policy::MinInflight,
-            config::Policy::MinLatency => Policy::MinLatency,
-        },
+        policy: policy(plan.policy),
         heartbeat_interval: Duration::from_millis(plan.heartbeat_ms),
         heartbeat_missed_max: plan.heartbeat_missed_max,
         connect_timeout: Duration::from_millis(plan.connect_timeout_ms),
@@ -346,37 +324,14 @@ pub(crate) fn session_config(plan: &SessionPlan) -> Result<SessionConfig, Error>
     })
 }
 
-/// What makes a core's providers. Opens RDMA only if a path needs it.
-fn providers(plan: &SessionPlan) -> Result<Providers, Error> {
-    let iwarp = IwarpOptions { crc: plan.crc, ..IwarpOptions::default() };
-    let shared = IwarpShared::new();
-    let rdma = plan.open_rdma()?;
-    let options = RdmaOptions {
-        startup_timeout: Duration::from_millis(plan.connect_timeout_ms),
-        half_open_max: 1,
-        reads_max: 0,
-    };
-    let schemes = schemes(plan);
-    Ok(Arc::new(move |ring: &Rc<Ring>| {
-        let make = |scheme: &Scheme| -> io::Result<Box<dyn Fabric>> {
-            match (scheme, &rdma) {
-                (Scheme::Rdma, Some(rdma)) => {
-                    rdma.fabric(ring, options).map_err(|e| io::Error::other(e.to_string()))
-                }
-                _ => Ok(Box::new(IwarpFabric::new(ring, Arc::clone(&shared), iwarp.clone()))),
-            }
-        };
-        schemes.iter().map(make).collect()
-    }))
-}
-
 pub(crate) fn start(
     plan: &SessionPlan,
     config: SessionConfig,
     purpose: Use,
+    providers: &Arc<Providers>,
 ) -> Result<Running, Error> {
     let poll = PollPolicy { budget_max: Duration::from_micros(u64::from(plan.poll_us)) };
-    launch::start(config, purpose, &providers(plan)?, poll, plan.pin)
+    launch::start(config, purpose, providers, poll, plan.pin)
         .map_err(system("cannot start the session's threads"))
 }
 
@@ -494,7 +449,8 @@ fn run_bench(plan: &BenchPlan) -> Result<(), Error> {
         finished: AtomicU64::new(0),
         results: Mutex::new(results),
     });
-    let running = start(&plan.session, config, Use::Bench(Arc::clone(&workload)))?;
+    let providers = Arc::new(Providers::new(&plan.session)?);
+    let running = start(&plan.session, config, Use::Bench(Arc::clone(&workload)), &providers)?;
     let (wakes, inbox) = mpsc::channel();
     forward_signals(wakes.clone())?;
     let running = forward_events(running, wakes);

@@ -72,6 +72,13 @@ impl ShardStats {
         Self { ops: Default::default(), paths: vec![PathCount::default(); paths], latency }
     }
 
+    /// Counts of a path that was added begin here.
+    pub(crate) fn add_path(&mut self, path: usize) {
+        let paths = self.paths.len().max(path + 1);
+        self.paths.resize(paths, PathCount::default());
+        self.paths[path] = PathCount::default();
+    }
+
     pub(crate) fn request_issued(&mut self, path: usize) {
         self.paths[path].requests += 1;
     }

@@ -306,9 +306,9 @@ fn be32(bytes: &[u8]) -> u32 {
     u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
 }
 
-/// A client of good behaviour that writes and reads back all the time, in its own 64 KiB at the
-/// start of the export. A hostile test starts one before its misdeed and calls [`Self::check`]
-/// after it.
+/// A client of good behaviour that writes and reads back all the time, in 64 KiB of its own, at
+/// the start of the export if not told otherwise. A hostile test starts one before its misdeed and
+/// calls [`Self::check`] after it.
 #[derive(Debug)]
 pub struct Innocent {
     stop: Arc<AtomicBool>,
@@ -323,6 +323,15 @@ impl Innocent {
     /// When it cannot work even before the misdeed.
     #[must_use]
     pub fn start(front: &Front, export: &str) -> Self {
+        Self::start_at(front, export, 0)
+    }
+
+    /// The same, with its 64 KiB at `base`.
+    ///
+    /// # Panics
+    /// When it cannot work even before the misdeed.
+    #[must_use]
+    pub fn start_at(front: &Front, export: &str, base: u64) -> Self {
         let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let mut raw = RawNbd::go(front, export);
         let (stopped, count) = (Arc::clone(&stop), Arc::clone(&rounds));
@@ -330,8 +339,8 @@ impl Innocent {
             let (mut sent, mut got) = ([0; 4096], [0; 4096]);
             while !stopped.load(Ordering::Relaxed) {
                 let round = count.load(Ordering::Relaxed);
-                crate::image::fill_pattern(&mut sent, 0, round);
-                let offset = (round % 16) * 4096;
+                crate::image::fill_pattern(&mut sent, base, round);
+                let offset = base + (round % 16) * 4096;
                 assert_eq!(raw.write(0, offset, &sent), Reply::Error(0));
                 assert_eq!(raw.read(offset, &mut got), Ok(()));
                 assert_eq!(sent, got, "the innocent client read back other data");

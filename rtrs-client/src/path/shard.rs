@@ -55,6 +55,15 @@ struct Connection {
     signal_every: u32,
 }
 
+/// Whether the path is to go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Retiring {
+    No,
+    /// In this epoch.
+    Asked(u32),
+    Told,
+}
+
 /// What a completion meant.
 #[derive(Debug)]
 pub(crate) enum PathEvent {
@@ -76,6 +85,8 @@ pub(crate) struct PathShard {
     range: Range<u16>,
     /// Requests of this core in flight on this path.
     pub(crate) inflight: u32,
+    /// It gets no more requests, and the home core waits to hear that it has none.
+    retiring: Retiring,
     header_region: Option<Arc<Region>>,
     recv_region: Option<Arc<Region>>,
 }
@@ -90,6 +101,7 @@ impl PathShard {
             connection: None,
             range: 0..0,
             inflight: 0,
+            retiring: Retiring::No,
             header_region: None,
             recv_region: None,
         }
@@ -111,6 +123,23 @@ impl PathShard {
     /// True when requests may be posted.
     pub(crate) fn is_up(&self) -> bool {
         self.connection.as_ref().is_some_and(|c| !c.chunks.is_empty() && !c.ending)
+    }
+
+    /// True when new requests may be posted.
+    pub(crate) fn takes_io(&self) -> bool {
+        self.is_up() && self.retiring == Retiring::No
+    }
+
+    /// Gives the path no more requests.
+    pub(crate) fn retire(&mut self, epoch: u32) {
+        self.retiring = Retiring::Asked(epoch);
+    }
+
+    /// The epoch that is to be told as retired, once.
+    pub(crate) fn take_retiring(&mut self) -> Option<u32> {
+        let Retiring::Asked(epoch) = self.retiring else { return None };
+        self.retiring = Retiring::Told;
+        Some(epoch)
     }
 
     /// Last heartbeat round trip in nanoseconds, zero while unknown.
@@ -176,6 +205,7 @@ impl PathShard {
             }
         }
         self.epoch = start.epoch;
+        self.retiring = Retiring::No;
         self.cid = start.cid;
         self.connection = Some(connection);
         Ok(())

@@ -3,6 +3,7 @@
 //! ```text
 //! Waiting -> Connecting -> Introducing -> Opening -> Connected -> Closing -> Waiting
 //!                 \____________\____________\__________________/      \---> Gone
+//!                                   Waiting <- Disconnected <------------/
 //! ```
 
 use serde::Serialize;
@@ -23,6 +24,8 @@ pub(crate) enum PathState {
     Connected,
     /// Connections are being ended.
     Closing,
+    /// Taken out of use by hand, until it is told to connect again.
+    Disconnected,
     /// Ended for good: detached, or refused in a way that a retry cannot mend.
     Gone,
 }
@@ -30,6 +33,7 @@ pub(crate) enum PathState {
 /// All legal moves, as data.
 pub(crate) const MOVES: &[(PathState, PathState)] = &[
     (PathState::Waiting, PathState::Connecting),
+    (PathState::Waiting, PathState::Disconnected),
     (PathState::Waiting, PathState::Gone),
     (PathState::Connecting, PathState::Introducing),
     (PathState::Connecting, PathState::Closing),
@@ -39,7 +43,10 @@ pub(crate) const MOVES: &[(PathState, PathState)] = &[
     (PathState::Opening, PathState::Closing),
     (PathState::Connected, PathState::Closing),
     (PathState::Closing, PathState::Waiting),
+    (PathState::Closing, PathState::Disconnected),
     (PathState::Closing, PathState::Gone),
+    (PathState::Disconnected, PathState::Waiting),
+    (PathState::Disconnected, PathState::Gone),
 ];
 
 impl PathState {
@@ -59,6 +66,7 @@ impl std::fmt::Display for PathState {
             Self::Opening => "opening",
             Self::Connected => "connected",
             Self::Closing => "closing",
+            Self::Disconnected => "disconnected",
             Self::Gone => "gone",
         })
     }
@@ -77,6 +85,7 @@ mod tests {
             PathState::Opening,
             PathState::Connected,
             PathState::Closing,
+            PathState::Disconnected,
         ];
         for start in all {
             let mut reached = vec![start];

@@ -12,13 +12,12 @@ use tracing_subscriber::EnvFilter;
 use super::{in_range, unsaid, usage};
 use crate::config::{Access, Failover, NoPath, Policy, Settings};
 use crate::error::{Error, ErrorKind};
+use crate::session::PATHS_MAX;
 
 /// Longest name on the wire in bytes: 255 with the NUL (kernel rtrs-pri.h, `NAME_MAX`).
 const NAME_BYTES_MAX: usize = 254;
 /// Most shards with a path over TCP: connections of one, less the service connection.
 const TCP_SHARDS_MAX: u16 = TCP_CONNS_PER_PATH_MAX - 1;
-/// Most paths of a session (kernel rtrs-srv.c, `__alloc_path`).
-const PATHS_MAX: usize = 128;
 
 /// A session, judged.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -264,17 +263,21 @@ fn default_session_name(export_name: &str) -> String {
     name
 }
 
+/// Refuses a path that this build, or nobody, can connect.
+pub(super) fn check_path(path: &Portal) -> Result<(), Error> {
+    if path.scheme() == Scheme::Rdma && !Rdma::BUILT_IN {
+        return Err(usage(format!("cannot use the path {path}: {}", NoRdma::Feature)));
+    }
+    path.check_connect().map_err(|e| Error::with_source(ErrorKind::Usage, "cannot use a path", e))
+}
+
 fn check_paths(paths: &[Portal]) -> Result<(), Error> {
     if paths.len() > PATHS_MAX {
         let count = paths.len();
         return Err(usage(format!("{count} paths are too many; use at most {PATHS_MAX}")));
     }
     for (at, path) in paths.iter().enumerate() {
-        if path.scheme() == Scheme::Rdma && !Rdma::BUILT_IN {
-            return Err(usage(format!("cannot use the path {path}: {}", NoRdma::Feature)));
-        }
-        path.check_connect()
-            .map_err(|e| Error::with_source(ErrorKind::Usage, "cannot use a path", e))?;
+        check_path(path)?;
         if paths[..at].contains(path) {
             return Err(usage(format!("path names {path} twice; name it once")));
         }

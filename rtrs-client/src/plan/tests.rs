@@ -124,6 +124,15 @@ fn names_are_judged_in_every_command() {
         &plan(&["detach", "v", "--within=1h"]).unwrap_err(),
         "within 1h is out of range; use 0ms to 10m",
     );
+    for (args, text) in [
+        (&["path", "remove", "v", "p", "--within=1h"][..], "within 1h is out of range"),
+        (&["path", "disconnect", "v", ""], "the path is empty"),
+        (&["path", "add", "v", "tcp://h:0"], "port 0"),
+        (&["path", "list", ""], "export name \"\" is empty"),
+        (&["policy", "", "round-robin"], "export name \"\" is empty"),
+    ] {
+        assert_usage(&plan(args).unwrap_err(), text);
+    }
 }
 
 fn check_nul() -> Error {
@@ -304,7 +313,36 @@ fn commands_become_plans() {
         (&["stats", "v"], Plan::Stats { name: name.clone(), run_dir: run_dir.clone(), output }),
         (
             &["detach", "v", "--within=1s", "--force"],
-            Plan::Detach { name, run_dir, within_ms: 1000, force: true, output },
+            Plan::Detach {
+                name: name.clone(),
+                run_dir: run_dir.clone(),
+                within_ms: 1000,
+                force: true,
+                output,
+            },
+        ),
+        (
+            &["policy", "v", "min-latency"],
+            Plan::Policy {
+                name: name.clone(),
+                policy: Policy::MinLatency,
+                run_dir: run_dir.clone(),
+                output,
+            },
+        ),
+        (
+            // A path is named as listings show it, however it is written.
+            &["path", "remove", "v", "ip:10.0.0.1@ip:10.0.0.2", "--within=1s"],
+            Plan::Path(PathPlan {
+                name,
+                step: PathStep::Remove(Leave {
+                    path: "rdma://10.0.0.1@10.0.0.2:1234".to_owned(),
+                    within_ms: 1000,
+                    force: false,
+                }),
+                run_dir,
+                output,
+            }),
         ),
     ] {
         let made = plan(&[args, &["-o", "json", "--run-dir=/r"]].concat()).unwrap();

@@ -12,16 +12,20 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use rtrs_core::fabric::{Fabric, RemoteMem, WcOp, WcStatus, WorkCompletion};
-use rtrs_core::ids::{ConnIndex, CoreIndex, PathId, PermitId, QpNum};
-use rtrs_core::proto::{Backoff, Heartbeat, HeartbeatAction};
+use rtrs_core::ids::{ConnIndex, CoreIndex, PathId, PathUuid, PermitId, QpNum};
+use rtrs_core::proto::{Backoff, Heartbeat};
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::AccessMode;
 
 use super::device::SessionFailure;
 use super::fence::{Lost, NoPathClock};
+use super::online::Leave;
 use super::permits::CONTROL;
 use super::shard::ConnectionEnd;
-use super::{Connect, Granted, OpenDevice, Outbox, PathShared, SessionConfig, ToHome, ToShard};
+use super::{
+    Connect, Granted, OpenDevice, Outbox, PathShared, PathTarget, Policy, SessionConfig, ToHome,
+    ToShard,
+};
 use crate::path::handshake::{self, ServiceConnection};
 use crate::path::state::PathState;
 
@@ -56,13 +60,20 @@ pub(super) enum DeviceState {
 #[derive(Debug)]
 pub(super) struct Path {
     pub(super) id: PathId,
+    pub(super) target: PathTarget,
     pub(super) state: PathState,
+    /// It is being taken out of use by hand (`online.rs`).
+    pub(super) leave: Option<Leave>,
+    /// Taken out for good: not listed any more, and its place may be given to another.
+    pub(super) removed: bool,
     /// Told to the cores when the device is open on the path.
     pub(super) chunks: Option<Arc<[RemoteMem]>>,
     /// The access last asked for on this path.
     pub(super) asked: AccessMode,
     pub(super) epoch: u32,
-    pub(super) uuid: rtrs_core::ids::PathUuid,
+    pub(super) uuid: PathUuid,
+    /// The server takes FENCE, as it said last.
+    pub(super) fences: bool,
     /// Was accepted once: the server may be asked to make the session anew.
     pub(super) accepted_once: bool,
     pub(super) recon_cnt: u16,
@@ -107,46 +118,60 @@ pub(crate) struct SessionControl {
     pub(super) last: Option<Arc<OpenDevice>>,
     pub(super) failure: Option<SessionFailure>,
     pub(super) detaching: bool,
+    pub(super) policy: Policy,
     pub(super) no_path: NoPathClock,
-    outbox: Outbox,
+    pub(super) outbox: Outbox,
+}
+
+impl Path {
+    pub(super) fn new(
+        now: Instant,
+        id: PathId,
+        target: PathTarget,
+        uuid: [u8; 16],
+        config: &SessionConfig,
+    ) -> Self {
+        let seed = config.seed ^ u64::from(id.0 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        Self {
+            id,
+            state: PathState::Waiting,
+            leave: None,
+            removed: false,
+            chunks: None,
+            asked: config.access,
+            epoch: 0,
+            uuid: PathUuid(uuid),
+            fences: false,
+            accepted_once: false,
+            recon_cnt: 0,
+            remote: target.remote(0),
+            service: None,
+            open: vec![false; usize::from(config.cores) + 1],
+            next_cid: 0,
+            started: Instant::ZERO,
+            until: now,
+            backoff: Backoff::new(config.reconnect_min, config.reconnect_max, seed),
+            heartbeat: None,
+            shared: Arc::new(PathShared::default()),
+            seen: Instant::ZERO,
+            connects: 0,
+            attempts_failed: 0,
+            failed_in_row: 0,
+            last_error: None,
+            held: None,
+            carries: false,
+            lost: None,
+            target,
+        }
+    }
 }
 
 impl SessionControl {
     pub(crate) fn new(now: Instant, config: Arc<SessionConfig>, uuids: &[[u8; 16]]) -> Self {
-        let paths = (0u16..)
-            .zip(uuids)
-            .zip(&config.paths)
-            .map(|((id, uuid), target)| Path {
-                id: PathId(id),
-                state: PathState::Waiting,
-                chunks: None,
-                asked: config.access,
-                epoch: 0,
-                uuid: rtrs_core::ids::PathUuid(*uuid),
-                accepted_once: false,
-                recon_cnt: 0,
-                remote: target.remote(0),
-                service: None,
-                open: vec![false; usize::from(config.cores) + 1],
-                next_cid: 0,
-                started: Instant::ZERO,
-                until: now,
-                backoff: Backoff::new(
-                    config.reconnect_min,
-                    config.reconnect_max,
-                    config.seed ^ u64::from(id + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15),
-                ),
-                heartbeat: None,
-                shared: Arc::new(PathShared::default()),
-                seen: Instant::ZERO,
-                connects: 0,
-                attempts_failed: 0,
-                failed_in_row: 0,
-                last_error: None,
-                held: None,
-                carries: false,
-                lost: None,
-            })
+        let config_policy = config.policy;
+        let named = (0u16..).zip(&config.paths).zip(uuids);
+        let paths = named
+            .map(|((id, target), uuid)| Path::new(now, PathId(id), target.clone(), *uuid, &config))
             .collect();
         Self {
             access: config.access,
@@ -159,6 +184,7 @@ impl SessionControl {
             last: None,
             failure: None,
             detaching: false,
+            policy: config_policy,
             no_path: NoPathClock::default(),
             outbox: Vec::new(),
         }
@@ -203,7 +229,7 @@ impl SessionControl {
         let up = self.paths.iter().position(|p| p.state == PathState::Connected);
         if let (DeviceState::Open { device }, Some(index)) = (&self.device, up) {
             let device_id = device.device_id;
-            let provider = self.config.paths[index].provider;
+            let provider = self.paths[index].target.provider;
             let sent = self.paths[index].service.as_mut().is_some_and(|service| {
                 service.post_close(device_id, fabrics[provider].as_mut()).is_ok()
             });
@@ -221,7 +247,9 @@ impl SessionControl {
         self.tell_all(ToShard::GiveUp);
         for index in 0..self.paths.len() {
             match self.paths[index].state {
-                PathState::Waiting => self.paths[index].state.advance(PathState::Gone),
+                PathState::Waiting | PathState::Disconnected => {
+                    self.paths[index].state.advance(PathState::Gone);
+                }
                 PathState::Closing | PathState::Gone => {}
                 _ => self.end_path(now, index, None, fabrics),
             }
@@ -247,6 +275,9 @@ impl SessionControl {
         let failed = self.failure.is_some();
         let path = &mut self.paths[index];
         match path.state {
+            PathState::Waiting if path.leave.is_some() && path.lost.is_none() => {
+                self.has_left(now, index)
+            }
             PathState::Waiting if now >= path.until && !self.detaching && !failed => {
                 if self.another_opens_the_session(now, index) {
                     self.paths[index].until = now + OPENER_POLL;
@@ -262,7 +293,7 @@ impl SessionControl {
             PathState::Closing if now >= path.until => {
                 path.until = now + CLOSE_TIMEOUT;
                 let (id, epoch) = (path.id, path.epoch);
-                let provider = self.config.paths[index].provider;
+                let provider = path.target.provider;
                 if let Some(service) = path.service.as_mut() {
                     service.end(now, false, fabrics[provider].as_mut());
                 }
@@ -274,43 +305,10 @@ impl SessionControl {
                 self.end_path(now, index, Some(why.into()), fabrics);
                 true
             }
-            PathState::Connected => self.poll_heartbeat(now, index, fabrics),
+            PathState::Connected => {
+                self.poll_leave(now, index, fabrics) || self.poll_heartbeat(now, index, fabrics)
+            }
             _ => false,
-        }
-    }
-
-    fn poll_heartbeat(
-        &mut self,
-        now: Instant,
-        index: usize,
-        fabrics: &mut [Box<dyn Fabric>],
-    ) -> bool {
-        let provider = self.config.paths[index].provider;
-        let path = &mut self.paths[index];
-        let Some(heartbeat) = path.heartbeat.as_mut() else { return false };
-        let received = path.shared.last_received();
-        if received > path.seen {
-            path.seen = received;
-            heartbeat.on_traffic(received);
-        }
-        match heartbeat.poll(now) {
-            HeartbeatAction::None => false,
-            HeartbeatAction::Send => {
-                let sent = path
-                    .service
-                    .as_mut()
-                    .map(|service| service.post_heartbeat(false, fabrics[provider].as_mut()));
-                if let Some(Err(error)) = sent {
-                    self.end_path(now, index, Some(error.to_string()), fabrics);
-                }
-                true
-            }
-            HeartbeatAction::Dead => {
-                let silent = now.since(path.seen);
-                let why = format!("silent for {} ms", silent.as_millis());
-                self.end_path(now, index, Some(why), fabrics);
-                true
-            }
         }
     }
 
@@ -320,7 +318,9 @@ impl SessionControl {
         match path.state {
             PathState::Connecting => path.next_cid > 0,
             PathState::Introducing | PathState::Opening | PathState::Connected => true,
-            PathState::Waiting | PathState::Closing | PathState::Gone => false,
+            PathState::Waiting | PathState::Closing | PathState::Disconnected | PathState::Gone => {
+                false
+            }
         }
     }
 
@@ -339,7 +339,7 @@ impl SessionControl {
     }
 
     fn start_path(&mut self, now: Instant, index: usize, fabrics: &mut [Box<dyn Fabric>]) {
-        let provider = self.config.paths[index].provider;
+        let provider = self.paths[index].target.provider;
         let first_conn = self.paths[index].accepted_once || !self.paths.iter().any(Self::is_known);
         let path = &mut self.paths[index];
         path.state.advance(PathState::Connecting);
@@ -356,11 +356,10 @@ impl SessionControl {
             ConnIndex(0),
             first_conn,
         );
-        let target = &self.config.paths[index];
-        path.remote = target.remote(path.epoch - 1);
+        path.remote = path.target.remote(path.epoch - 1);
         let started = ServiceConnection::connect(
             now,
-            (target.local, path.remote),
+            (path.target.local, path.remote),
             request,
             self.config.connect_timeout,
             fabrics[provider].as_mut(),
@@ -400,6 +399,7 @@ impl SessionControl {
                 }
                 Ok(()) => {
                     self.paths[index].accepted_once = true;
+                    self.paths[index].fences = extensions.fence;
                     if let Some(service) = self.paths[index].service.as_mut() {
                         service.granted(granted, extensions);
                     }
@@ -448,7 +448,7 @@ impl SessionControl {
 
     /// Asks for the next connection of a path, or introduces it when all are up.
     fn next_connection(&mut self, now: Instant, index: usize, fabrics: &mut [Box<dyn Fabric>]) {
-        let provider = self.config.paths[index].provider;
+        let provider = self.paths[index].target.provider;
         let path = &mut self.paths[index];
         path.next_cid += 1;
         path.until = now + self.config.connect_timeout * 2;
@@ -496,6 +496,9 @@ impl SessionControl {
                     self.next_connection(now, path, fabrics);
                 }
                 return;
+            }
+            ToHome::Retired { path, epoch, core } => {
+                return self.on_retired(now, path.index(), epoch, core, fabrics);
             }
             ToHome::Failed { path, epoch, cid, failure } => {
                 (path, epoch, cid, handshake::describe_failure(&failure))
@@ -566,7 +569,7 @@ impl SessionControl {
         why: Option<String>,
         fabrics: &mut [Box<dyn Fabric>],
     ) {
-        let provider = self.config.paths[index].provider;
+        let provider = self.paths[index].target.provider;
         let path = &mut self.paths[index];
         if matches!(
             path.state,
@@ -577,11 +580,11 @@ impl SessionControl {
         ) {
             let orderly = why.is_none();
             if let Some(mut why) = why {
-                if self.config.paths[index].remotes.len() > 1 {
+                if path.target.remotes.len() > 1 {
                     why = format!("{}: {why}", path.remote);
                 }
                 if !self.detaching && path.last_error.as_ref() != Some(&why) {
-                    tracing::warn!(path = %self.config.paths[index].name, "path down: {why}");
+                    tracing::warn!(path = %path.target.name, "path down: {why}");
                 }
                 path.last_error = Some(why);
             }
@@ -604,10 +607,11 @@ impl SessionControl {
             path.attempts_failed += 1;
             if self.detaching {
                 path.state.advance(PathState::Gone);
-            } else {
+            } else if !self.has_left(now, index) {
+                let path = &mut self.paths[index];
                 path.state.advance(PathState::Waiting);
                 // Another address may be the one that works: the wait comes after the last.
-                let addresses = self.config.paths[index].remotes.len().max(1) as u64;
+                let addresses = path.target.remotes.len().max(1) as u64;
                 path.failed_in_row += 1;
                 let more = !path.failed_in_row.is_multiple_of(addresses);
                 path.until = if more { now } else { now + path.backoff.wait() };
@@ -625,18 +629,20 @@ impl SessionControl {
     /// open gives up: whoever attaches is told why at once instead of waiting for a server that
     /// may never come.
     fn judge_start(&mut self, now: Instant) {
-        let hopeless = self.paths.iter().zip(&self.config.paths).all(|(path, target)| {
-            let all_tried = path.attempts_failed >= target.remotes.len().max(1) as u64;
+        let hopeless = self.paths.iter().all(|path| {
+            let all_tried = path.attempts_failed >= path.target.remotes.len().max(1) as u64;
             all_tried && path.state == PathState::Waiting
         });
         let decided = self.opened_once || self.failure.is_some() || self.detaching;
         if decided || !hopeless || self.is_patient(now) {
             return;
         }
-        let named = self.paths.iter().zip(&self.config.paths);
-        let told: Vec<String> = named
-            .map(|(path, target)| {
-                format!("{}: {}", target.name, path.last_error.as_deref().unwrap_or("no answer"))
+        let told: Vec<String> = self
+            .paths
+            .iter()
+            .map(|path| {
+                let why = path.last_error.as_deref().unwrap_or("no answer");
+                format!("{}: {why}", path.target.name)
             })
             .collect();
         self.failure = Some(SessionFailure::Unreachable(told.join("; ")));
@@ -666,8 +672,8 @@ impl SessionControl {
     }
 
     fn service_of(&self, provider: usize, qp: QpNum) -> Option<usize> {
-        self.paths.iter().zip(&self.config.paths).position(|(path, target)| {
-            target.provider == provider && path.service.as_ref().is_some_and(|s| s.qp() == qp)
+        self.paths.iter().position(|path| {
+            path.target.provider == provider && path.service.as_ref().is_some_and(|s| s.qp() == qp)
         })
     }
 
@@ -680,8 +686,11 @@ impl SessionControl {
         let soonest = earliest(earliest(device, self.fence_deadline()), self.no_path_deadline());
         self.paths.iter().fold(soonest, |soonest, path| {
             let own = match path.state {
-                PathState::Connected => path.heartbeat.as_ref().map(Heartbeat::deadline),
-                PathState::Gone => None,
+                PathState::Connected => {
+                    let beat = path.heartbeat.as_ref().map(Heartbeat::deadline);
+                    earliest(beat, path.leave.as_ref().map(Leave::deadline))
+                }
+                PathState::Disconnected | PathState::Gone => None,
                 PathState::Waiting if self.detaching || self.failure.is_some() => None,
                 _ => Some(path.until),
             };

@@ -55,7 +55,7 @@ impl SessionControl {
         event: Result<ServiceEvent, String>,
         fabrics: &mut [Box<dyn Fabric>],
     ) {
-        let provider = self.config.paths[index].provider;
+        let provider = self.paths[index].target.provider;
         let id = self.paths[index].id;
         match event {
             Err(misdeed) => self.end_path(now, index, Some(misdeed), fabrics),
@@ -79,6 +79,7 @@ impl SessionControl {
                 }
             }
             Ok(ServiceEvent::Introduced { chunks }) => {
+                let count = self.paths.len() as u32;
                 let path = &mut self.paths[index];
                 if path.state != PathState::Introducing {
                     return;
@@ -86,7 +87,7 @@ impl SessionControl {
                 path.state.advance(PathState::Opening);
                 path.chunks = Some(chunks);
                 // Counts from its turn to open the device; all before it have their own bound.
-                path.until = now + STEP_TIMEOUT * self.config.paths.len() as u32;
+                path.until = now + STEP_TIMEOUT * count;
                 self.open_next(now, fabrics);
             }
             Ok(ServiceEvent::Opened(device)) => self.on_opened(now, index, &device, fabrics),
@@ -166,7 +167,7 @@ impl SessionControl {
     }
 
     fn open_device(&mut self, now: Instant, index: usize, fabrics: &mut [Box<dyn Fabric>]) {
-        let provider = self.config.paths[index].provider;
+        let provider = self.paths[index].target.provider;
         let path = &mut self.paths[index];
         let Some(service) = path.service.as_mut() else { return };
         let (export, access) = (&self.config.export, self.access);
@@ -220,13 +221,19 @@ impl SessionControl {
             self.device = DeviceState::Open { device: Arc::clone(&device) };
             self.tell_all(ToShard::Open(device));
         }
-        tracing::info!(path = %self.config.paths[index].name, "path connected");
+        tracing::info!(path = %self.paths[index].target.name, "path connected");
+        if self.paths[index].leave.is_some() {
+            // It only had to come back as proof that nothing of it is left.
+            self.paths[index].state.advance(PathState::Connected);
+            self.readmitted(index);
+            return self.end_path(now, index, None, fabrics);
+        }
         let path = &mut self.paths[index];
         path.state.advance(PathState::Connected);
         path.connects += 1;
         path.backoff.reset();
         // The loss of a path that was up ends a round of its addresses: a wait follows.
-        path.failed_in_row = self.config.paths[index].remotes.len().max(1) as u64 - 1;
+        path.failed_in_row = path.target.remotes.len().max(1) as u64 - 1;
         path.last_error = None;
         path.seen = now;
         path.heartbeat = Some(Heartbeat::new(

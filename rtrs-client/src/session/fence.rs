@@ -75,7 +75,7 @@ impl SessionControl {
             path.lost.is_some_and(|lost| lost.asked.is_some_and(|(asked, _)| asked == over))
         });
         if let Some(index) = meant {
-            tracing::debug!(path = %self.config.paths[index].name, "fenced off");
+            tracing::debug!(path = %self.paths[index].target.name, "fenced off");
             self.cleared(index);
         }
         self.advance_fences(now, fabrics);
@@ -128,7 +128,7 @@ impl SessionControl {
             |path: &Path| free && path.service.as_ref().is_some_and(|s| s.fences() && s.is_idle());
         if let Some(over) = self.paths.iter_mut().filter(up).find(|path| idle(path)) {
             let id = over.id;
-            let fabric = fabrics[self.config.paths[id.index()].provider].as_mut();
+            let fabric = fabrics[over.target.provider].as_mut();
             let Some(service) = over.service.as_mut() else { return false };
             match service.post_fence(&fence, permit, fabric) {
                 Ok(()) => {

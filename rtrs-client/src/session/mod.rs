@@ -10,9 +10,11 @@ mod block;
 pub(crate) mod control;
 pub(crate) mod device;
 mod fence;
+mod online;
 pub(crate) mod permits;
 pub(crate) mod policy;
 pub(crate) mod probe;
+mod pulse;
 pub(crate) mod replay;
 pub(crate) mod shard;
 pub(crate) mod status;
@@ -31,6 +33,8 @@ use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::AccessMode;
 
 pub use block::SessionDevice;
+pub(crate) use online::PATHS_MAX;
+pub use online::{Change, Leaving};
 pub use policy::{Failover, NoPath, Policy};
 
 /// One path to try: its addresses and the provider that carries it.
@@ -193,6 +197,12 @@ pub(crate) enum ToShard {
     Fenced { path: PathId, epoch: u32 },
     /// What waits ends with an error, and so does what comes, until a path is up.
     GiveUp,
+    /// A path that was added. It takes the place of one that is gone, if there was one.
+    AddPath { path: PathId, target: Box<PathTarget> },
+    /// Give this path no more requests, and say when it has none.
+    Retire { path: PathId, epoch: u32 },
+    /// Choose paths by this policy from now on.
+    Policy(Policy),
 }
 
 /// What a core needs to start its connection of a path.
@@ -217,6 +227,8 @@ pub(crate) enum ToHome {
     Failed { path: PathId, epoch: u32, cid: ConnIndex, failure: ConnectFailure },
     /// A connection ended; all its requests have been accounted for.
     Closed { path: PathId, epoch: u32, cid: ConnIndex, reason: CloseReason },
+    /// Nothing of a path that is to go is in flight here any more.
+    Retired { path: PathId, epoch: u32, core: CoreIndex },
 }
 
 /// Messages on their way to other cores, in order.

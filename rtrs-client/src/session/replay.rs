@@ -47,6 +47,11 @@ impl Replays {
         Self { queue: Vec::new(), fenced: vec![0; paths], turn: 0 }
     }
 
+    /// There may be one more path.
+    pub(super) fn add_path(&mut self, paths: usize) {
+        self.fenced.resize(paths.max(self.fenced.len()), 0);
+    }
+
     /// The number of a request that is sent for the first time.
     pub(super) fn next_turn(&mut self) -> u64 {
         self.turn += 1;
@@ -183,7 +188,7 @@ impl ShardSession {
             Some(Row { stranded: Some(Stranded::Lost { .. }), path, .. }) => Waits::Fence(*path),
             Some(Row { stranded: None, path, .. }) => Waits::Answer(*path),
             Some(Row { stranded: Some(Stranded::Cleared), .. }) => Waits::Path,
-            None if self.paths.iter().any(|path| path.is_up()) => Waits::Permit,
+            None if self.paths.iter().any(|path| path.takes_io()) => Waits::Permit,
             None => Waits::Path,
         };
         Some(OldestIo { age: now.since(parent.submitted), waits })

@@ -75,7 +75,7 @@ pub(super) struct Row {
 /// One core's part of a session.
 #[derive(Debug)]
 pub(crate) struct ShardSession {
-    core: CoreIndex,
+    pub(super) core: CoreIndex,
     pub(super) config: Arc<SessionConfig>,
     pub(super) granted: Option<Granted>,
     device: Option<Arc<OpenDevice>>,
@@ -98,7 +98,7 @@ pub(crate) struct ShardSession {
     inflight: usize,
     next_sweep: Instant,
     pub(super) now: Instant,
-    stats: ShardStats,
+    pub(super) stats: ShardStats,
 }
 
 impl ShardSession {
@@ -177,6 +177,9 @@ impl ShardSession {
             ToShard::Closed => self.device = None,
             ToShard::Fenced { path, epoch } => self.on_fenced(path, epoch),
             ToShard::GiveUp => self.give_up(),
+            ToShard::AddPath { path, target } => self.on_add_path(path, *target),
+            ToShard::Retire { path, epoch } => self.paths[path.index()].retire(epoch),
+            ToShard::Policy(policy) => self.chooser = Chooser::new(policy),
         }
     }
 
@@ -406,8 +409,14 @@ impl ShardSession {
 
     /// Issues what waits as far as permits and paths allow. True when anything was issued or
     /// finished.
-    pub(crate) fn pump(&mut self, now: Instant, fabrics: &mut [Box<dyn Fabric>]) -> bool {
+    pub(crate) fn pump(
+        &mut self,
+        now: Instant,
+        fabrics: &mut [Box<dyn Fabric>],
+        out: &mut Vec<ToHome>,
+    ) -> bool {
         self.now = now;
+        self.tell_retired(out);
         let mut any = self.sweep(now, fabrics);
         let (Some(granted), Some(device)) = (self.granted, self.device.clone()) else {
             return any;
@@ -637,7 +646,7 @@ pub(super) fn request_of(
 }
 
 pub(super) fn candidates(paths: &[PathShard]) -> impl Iterator<Item = Candidate> + Clone {
-    paths.iter().filter(|p| p.is_up()).map(|p| Candidate {
+    paths.iter().filter(|p| p.takes_io()).map(|p| Candidate {
         path: p.id(),
         inflight: p.inflight,
         latency_ns: p.latency_ns(),

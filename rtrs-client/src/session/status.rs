@@ -1,13 +1,19 @@
 //! How the paths of a session are shown in listings.
 
+use rtrs_core::ids::PathId;
 use serde::Serialize;
 
 use super::control::SessionControl;
+use super::online::Leave;
+use super::policy::Policy;
 use crate::path::state::PathState;
 
 /// A path as listings show it.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct PathStatus {
+    /// Its place in the session's tables.
+    #[serde(skip)]
+    pub id: PathId,
     /// As the user wrote it.
     pub path: String,
     /// What carries it: `tcp` or `rdma`.
@@ -16,10 +22,14 @@ pub(crate) struct PathStatus {
     pub address: String,
     /// Where it stands.
     pub state: PathState,
+    /// What it is being taken out of use for, if it is: `remove`, `disconnect` or `reconnect`.
+    pub leaving: Option<&'static str>,
     /// Connections of the path, the service connection included.
     pub connections: u16,
     /// Times it was connected again.
     pub reconnects: u64,
+    /// Attempts that failed, and ends of what was connected.
+    pub ends: u64,
     /// Last heartbeat round trip in microseconds; absent while unknown.
     pub heartbeat_us: Option<u64>,
     /// Why it ended last.
@@ -29,15 +39,18 @@ pub(crate) struct PathStatus {
 impl SessionControl {
     /// All paths as listings show them.
     pub(crate) fn status(&self) -> Vec<PathStatus> {
-        let named = self.paths.iter().zip(&self.config.paths);
-        named
-            .map(|(path, target)| PathStatus {
-                path: target.name.clone(),
-                transport: target.transport,
+        let listed = self.paths.iter().filter(|path| !path.removed);
+        listed
+            .map(|path| PathStatus {
+                id: path.id,
+                path: path.target.name.clone(),
+                transport: path.target.transport,
                 address: path.remote.to_string(),
                 state: path.state,
+                leaving: path.leave.as_ref().map(Leave::name),
                 connections: self.config.cores + 1,
                 reconnects: path.connects.saturating_sub(1),
+                ends: path.attempts_failed,
                 heartbeat_us: match path.shared.latency_ns() {
                     0 => None,
                     ns => Some(ns / 1000),
@@ -45,5 +58,15 @@ impl SessionControl {
                 last_error: path.last_error.clone(),
             })
             .collect()
+    }
+
+    /// Names of all paths by their place, those that were removed included.
+    pub(crate) fn path_names(&self) -> Vec<String> {
+        self.paths.iter().map(|path| path.target.name.clone()).collect()
+    }
+
+    /// How a path is chosen.
+    pub(crate) fn policy(&self) -> Policy {
+        self.policy
     }
 }

@@ -12,6 +12,7 @@ mod failover;
 mod io;
 mod load;
 mod misdeeds;
+mod online;
 mod server;
 mod silence;
 mod spreading;

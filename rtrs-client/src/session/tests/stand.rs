@@ -21,7 +21,9 @@ use crate::path::state::PathState;
 use crate::session::SessionDevice;
 use crate::session::control::SessionControl;
 use crate::session::shard::{ConnectionEnd, ShardSession};
-use crate::session::{Failover, NoPath, PathTarget, Policy, SessionConfig, ToHome, ToShard};
+use crate::session::{
+    Change, Failover, NoPath, PathTarget, Policy, SessionConfig, ToHome, ToShard,
+};
 
 pub(super) const MS: Duration = Duration::from_millis(1);
 pub(super) const SEC: Duration = Duration::from_secs(1);
@@ -211,7 +213,7 @@ impl Client {
         }
         any |= self.deliver(now, core);
         let here = &mut self.cores[core];
-        any |= here.session.borrow_mut().pump(now, &mut here.fabrics);
+        any |= here.session.borrow_mut().pump(now, &mut here.fabrics, &mut here.to_home);
         here.session.borrow().check();
         here.fabrics[0].flush(now);
         if let Some(device) = here.device.as_mut() {
@@ -261,6 +263,8 @@ impl Client {
 pub(super) struct Setup {
     pub(super) seed: u64,
     pub(super) paths: usize,
+    /// Addresses of further paths, which nobody uses yet.
+    pub(super) spare: usize,
     pub(super) world: WorldOptions,
     pub(super) how: How,
     pub(super) config: SessionConfig,
@@ -277,6 +281,18 @@ pub(super) fn server_ip(path: usize) -> IpAddr {
 /// Address of the client on a path.
 pub(super) fn client_ip(path: usize) -> IpAddr {
     sim_ip(11 + path as u8)
+}
+
+/// A path of that number.
+pub(super) fn target(path: usize) -> PathTarget {
+    PathTarget {
+        name: format!("path{path}"),
+        local: Some(client_ip(path)),
+        remotes: vec![SocketAddr::new(server_ip(path), 1234)],
+        transport: "sim",
+        provider: 0,
+        invalidate_reads: true,
+    }
 }
 
 fn config() -> SessionConfig {
@@ -316,6 +332,7 @@ impl Stand {
         let mut setup = Setup {
             seed: 1,
             paths: 1,
+            spare: 0,
             world: WorldOptions::default(),
             how: How::default(),
             config: config(),
@@ -325,22 +342,19 @@ impl Stand {
         change(&mut setup);
         let world = World::with_options(setup.seed, setup.world);
         let (there, here) = (world.node(server_ip(0)), world.node(client_ip(0)));
-        for path in 1..setup.paths {
+        let addresses = setup.paths + setup.spare;
+        for path in 1..addresses {
             world.add_address(there, server_ip(path));
             world.add_address(here, client_ip(path));
         }
         let addresses: Vec<_> =
-            (0..setup.paths).map(|path| SocketAddr::new(server_ip(path), 1234)).collect();
+            (0..addresses).map(|path| SocketAddr::new(server_ip(path), 1234)).collect();
         let target = |(path, &remote): (usize, &SocketAddr)| PathTarget {
-            name: format!("path{path}"),
-            local: Some(client_ip(path)),
             remotes: if setup.remotes.is_empty() { vec![remote] } else { setup.remotes.clone() },
-            transport: "sim",
-            provider: 0,
             invalidate_reads: setup.invalidate_reads,
+            ..target(path)
         };
-        let paths = addresses.iter().enumerate().map(target).collect();
-        setup.config.paths = paths;
+        setup.config.paths = addresses.iter().enumerate().map(target).take(setup.paths).collect();
         let fabrics = (0..setup.config.cores)
             .map(|_| Box::new(world.fabric(here)) as Box<dyn Fabric>)
             .collect();
@@ -481,6 +495,12 @@ impl Stand {
         self.drain(10 * SEC);
         assert_eq!(self.client.status(tag), Some(IoStatus::Ok));
         self.client.buffer(core, 0, len as usize).to_vec()
+    }
+
+    /// Changes the running session.
+    pub(super) fn change(&mut self, change: Change) -> Result<(), String> {
+        let now = self.world.now();
+        self.client.control.change(now, change, &mut self.client.cores[0].fabrics)
     }
 
     pub(super) fn detach(&mut self) {

@@ -1,0 +1,133 @@
+//! Paths and policy of an attached session, changed by real commands under load: no IO fails.
+#![forbid(unsafe_code)]
+
+use rtrs_tests::{Client, Finished, Innocent, STOP_TIME_MAX, Server};
+use serde_json::Value;
+
+/// Clients under load while the session is changed.
+const CLIENTS: u64 = 4;
+
+/// A server that listens on three addresses, and a session over the first two, under load.
+struct Changed {
+    server: Server,
+    client: Client,
+    paths: Vec<String>,
+    load: Vec<Innocent>,
+}
+
+impl Changed {
+    fn start() -> Self {
+        let listens = ["127.0.0.1", "127.0.0.2", "127.0.0.3"];
+        let server = listens.iter().fold(Server::builder().export("vol0=mem:64M"), |server, ip| {
+            server.listen(format!("tcp://{ip}:0"))
+        });
+        let server = server.start();
+        let paths = server.portals().to_vec();
+        let client =
+            Client::attach("vol0").path(&paths[0]).path(&paths[1]).args(&["--shards=2"]).start();
+        let load = (0..CLIENTS).map(|at| Innocent::start_at(client.front(), "vol0", at << 20));
+        Self { load: load.collect(), client, server, paths }
+    }
+
+    fn path(&self, what: &str, path: usize, more: &[&str]) -> Finished {
+        let words = [&["path", what, "vol0", &self.paths[path]], more].concat();
+        self.client.command(&words)
+    }
+
+    /// The states of all paths, by number.
+    fn states(&self) -> Vec<Option<String>> {
+        let list = self.client.command(&["path", "list", "vol0", "-o", "json"]).ok().json();
+        let listed = list.as_array().expect("a list of paths");
+        let state = |path: &String| {
+            let found = listed.iter().find(|one| one["path"] == **path)?;
+            found["state"].as_str().map(str::to_owned)
+        };
+        assert_eq!(listed.len(), self.paths.iter().filter_map(state).count(), "{list}");
+        self.paths.iter().map(state).collect()
+    }
+
+    fn stats(&self) -> Value {
+        self.client.command(&["stats", "vol0", "-o", "json"]).ok().json()
+    }
+
+    /// Demands that nobody has seen an error.
+    fn end(self) -> Value {
+        for client in self.load {
+            client.check();
+        }
+        let stats = self.client.command(&["stats", "vol0", "-o", "json"]).ok().json();
+        for (op, count) in stats["ops"].as_object().expect("operations") {
+            assert_eq!(count["errors"], 0, "{op} in {stats}");
+        }
+        self.client.detach();
+        let _ = self.server.stop(STOP_TIME_MAX);
+        stats
+    }
+}
+
+fn are(states: &[Option<String>], wanted: [Option<&str>; 3]) {
+    let states: Vec<Option<&str>> = states.iter().map(Option::as_deref).collect();
+    assert_eq!(states, wanted);
+}
+
+const UP: Option<&str> = Some("connected");
+const DOWN: Option<&str> = Some("disconnected");
+
+#[test]
+fn paths_come_and_go_under_load_without_an_error() {
+    let session = Changed::start();
+    for round in 0..3 {
+        let _ = session.path("add", 2, &[]).ok().says("connected");
+        are(&session.states(), [UP, UP, UP]);
+        let _ = session.path("remove", round % 2, &[]).ok().says("removed");
+        let _ = session.path("disconnect", 2, &[]).ok().says("disconnected");
+        let _ = session.path("reconnect", 2, &[]).ok().says("connected");
+        // Anew, while it is up.
+        let _ = session.path("reconnect", 2, &[]).ok().says("connected");
+        let _ = session.path("add", round % 2, &["-o", "json"]).ok();
+        let _ = session.path("disconnect", 2, &[]).ok();
+        are(&session.states(), [UP, UP, DOWN]);
+        let _ = session.path("remove", 2, &[]).ok().says("removed");
+        are(&session.states(), [UP, UP, None]);
+    }
+    let stats = session.end();
+    let failovers: u64 =
+        stats["paths"].as_array().unwrap().iter().filter_map(|p| p["failovers"].as_u64()).sum();
+    assert_eq!(failovers, 0, "a path that is told to go is not a failover: {stats}");
+}
+
+#[test]
+fn the_last_path_goes_by_force_only_and_io_waits_for_the_next() {
+    let session = Changed::start();
+    let _ = session.path("remove", 0, &[]).ok();
+    let _ = session.path("remove", 1, &[]).code(1).says("last path of the session");
+    let _ = session.path("disconnect", 1, &[]).code(1).says("only connected path");
+    let _ = session.path("remove", 2, &[]).code(1).says("no path");
+    let _ = session.path("add", 1, &[]).code(1).says("there already");
+    are(&session.states(), [None, UP, None]);
+    let _ = session.path("remove", 1, &["--force", "--within", "1s"]).ok();
+    are(&session.states(), [None, None, None]);
+    let status = session.client.command(&["status", "vol0", "-o", "json"]).ok().json();
+    assert_eq!(status["state"], "waiting-for-path");
+    // Nobody listens there: it stays, and is tried again.
+    let wrong = session.client.command(&["path", "add", "vol0", "tcp://127.0.0.1:1"]);
+    let _ = wrong.ok().says("not connected yet");
+    let _ = session.path("add", 2, &[]).ok().says("connected");
+    let _ = session.client.command(&["path", "remove", "vol0", "tcp://127.0.0.1:1"]).ok();
+    are(&session.states(), [None, None, UP]);
+    let _ = session.end();
+}
+
+#[test]
+fn the_policy_changes_under_load() {
+    let session = Changed::start();
+    for policy in ["round-robin", "min-latency", "min-inflight"] {
+        let _ = session.client.command(&["policy", "vol0", policy]).ok().says(policy);
+        let status = session.client.command(&["status", "vol0", "-o", "json"]).ok().json();
+        assert_eq!(status["policy"], policy);
+    }
+    let _ = session.client.command(&["policy", "vol0", "best"]).code(2);
+    let _ = session.client.command(&["policy", "vol9", "round-robin"]).code(1);
+    assert!(session.stats()["paths"].as_array().is_some_and(|paths| paths.len() == 2));
+    let _ = session.end();
+}
