@@ -40,6 +40,8 @@ pub struct PathView {
     pub name: String,
     /// It carries IO.
     pub connected: bool,
+    /// It is being taken out of use by hand.
+    pub leaving: bool,
     /// The state's name, as in listings.
     pub state: String,
     /// Times it was connected again.
@@ -262,6 +264,7 @@ impl ClientCore {
             .into_iter()
             .map(|path| PathView {
                 name: path.path,
+                leaving: path.leaving.is_some(),
                 connected: path.state == PathState::Connected,
                 state: path.state.to_string(),
                 reconnects: path.reconnects,

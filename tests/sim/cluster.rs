@@ -9,6 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use rtrs_client::machine::{ClientCore, PathView};
+use rtrs_client::{Change, Leaving};
 use rtrs_core::block::Core;
 use rtrs_core::fabric::sim::{Fault, NodeId, World};
 use rtrs_core::ids::CoreIndex;
@@ -20,7 +21,8 @@ use rtrs_server::{Export, ExportTable, ServerCore};
 use super::disk::Disk;
 use super::faults::Act;
 use super::host::{
-    ClientHost, Inbox, PORT, Pace, ServerHost, client_ip, server_ip, server_params, session_config,
+    ClientHost, Inbox, PORT, Pace, ServerHost, client_ip, path_name, path_target, server_ip,
+    server_params, session_config,
 };
 use super::log::Log;
 use super::options::{MS, Options};
@@ -45,6 +47,10 @@ pub(super) struct Cluster {
     works: Vec<Workload>,
     /// How many clients there were.
     life: u8,
+    /// How many paths were added to running sessions.
+    added: u8,
+    /// When the session is told again to have all paths, once it is to have them.
+    restore_at: Option<Instant>,
     /// When a session that gave up is tried again.
     retry_at: Option<Instant>,
     /// The session of this life has opened the device once.
@@ -101,6 +107,8 @@ impl Cluster {
             client: Vec::new(),
             works: Vec::new(),
             life: 0,
+            added: 0,
+            restore_at: None,
             retry_at: None,
             has_opened: false,
             server: Vec::new(),
@@ -154,6 +162,9 @@ impl Cluster {
 
     /// A session that gave up attaching is tried again, as a supervisor does.
     fn supervise(&mut self, now: Instant) {
+        if self.restore_at.is_some_and(|at| at <= now) {
+            self.restore(now);
+        }
         let Some(home) = self.client.first() else { return };
         // The server lets a writer in only when nothing of the one before can happen any more.
         if !self.has_opened && home.core.is_open() {
@@ -169,6 +180,44 @@ impl Cluster {
             self.stop_client(false);
             let works = std::mem::take(&mut self.works);
             self.start_client(works);
+        }
+    }
+
+    /// Has the session take all paths back that an operator took from it.
+    fn restore(&mut self, now: Instant) {
+        let there = self.paths();
+        let mut whole = true;
+        for path in 0..self.options.paths {
+            let name = path_name(path);
+            let found = there.iter().find(|one| one.name == name);
+            whole &= found.is_some_and(|one| !one.leaving);
+            if found.is_none_or(|one| one.state == "disconnected") {
+                whole = false;
+                self.have(now, path, Duration::ZERO);
+            }
+        }
+        self.restore_at = (!whole || self.client.is_empty()).then_some(now + 20 * MS);
+    }
+
+    /// Tells the session to have a path.
+    fn have(&mut self, now: Instant, path: usize, within: Duration) {
+        let name = path_name(path);
+        let change = if self.paths().iter().any(|one| one.name == name) {
+            Change::Reconnect(Leaving { path: name, within, force: false })
+        } else {
+            self.added = self.added.wrapping_add(1);
+            let (life, added) = (self.life, self.added);
+            let uuid = [life, added, 0xa0 + path as u8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+            Change::Add { target: path_target(&self.options, path), uuid }
+        };
+        self.change(now, change);
+    }
+
+    /// Tells the session to change. It may refuse.
+    fn change(&mut self, now: Instant, change: Change) {
+        let Some(home) = self.client.first_mut() else { return };
+        if let Err(refused) = home.core.change(now, change, &mut home.fabrics) {
+            self.log.event(now, "refused", [0, 0], || refused);
         }
     }
 
@@ -215,6 +264,7 @@ impl Cluster {
     /// The device is there on all cores and all paths carry IO.
     pub(super) fn is_whole(&self) -> bool {
         self.client.first().is_some_and(|home| home.core.is_open())
+            && self.paths().len() == self.options.paths
             && self.paths().iter().all(|path| path.connected)
             && self.client.iter().all(|host| host.work.is_open() && host.inbox.deadline().is_none())
     }
@@ -231,6 +281,7 @@ impl Cluster {
             (port.fail_after, port.no_memory) = (None, 0);
         }
         self.disk.calm(self.now());
+        self.restore_at = self.options.operated.then(|| self.now());
     }
 
     fn start_server(&mut self) {
@@ -307,6 +358,14 @@ impl Cluster {
             Act::NoMemory { at_client, times } => {
                 self.ports[usize::from(!at_client)].borrow_mut().no_memory = times;
             }
+            Act::Leave { path, good, within } => {
+                let leaving = Leaving { path: path_name(path), within, force: false };
+                let change =
+                    if good { Change::Remove(leaving) } else { Change::Disconnect(leaving) };
+                self.change(now, change);
+            }
+            Act::Have { path, within } => self.have(now, path, within),
+            Act::Choose(policy) => self.change(now, Change::Policy(policy)),
         }
         self.wake_all();
     }
@@ -437,7 +496,7 @@ impl Cluster {
             if self.states[at] != path.state {
                 self.log.event(now, "path", [at as u64, path.reconnects], || {
                     let why = path.last_error.as_deref().unwrap_or("");
-                    format!("{at} {} {why}", path.state)
+                    format!("{} {} {why}", path.name, path.state)
                 });
                 self.states[at] = path.state;
             }
@@ -543,7 +602,8 @@ impl Cluster {
         self.supervise(now);
         let event = self.world.next_event_time();
         let planned = self.plan.front().map(|&(at, _)| at);
-        let planned = earliest(planned, self.retry_at).map(|at| at.max(now));
+        let planned =
+            earliest(earliest(planned, self.retry_at), self.restore_at).map(|at| at.max(now));
         let next = earliest(earliest(event, planned), self.core_time(now));
         let Some(at) = next.filter(|&at| at <= bound) else {
             self.world.advance_to(bound);

@@ -5,6 +5,7 @@
 
 use std::net::IpAddr;
 
+use rtrs_client::Policy;
 use rtrs_core::fabric::sim::{Fault, LinkOptions};
 use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::time::{Duration, Instant};
@@ -32,6 +33,42 @@ pub(super) enum Act {
     NoMemory { at_client: bool, times: u32 },
     /// A server starts.
     StartServer,
+    /// The session is told to do without a path, for good or until it is told otherwise, within
+    /// that time.
+    Leave { path: usize, good: bool, within: Duration },
+    /// The session is told to have a path: one that it lacks is added, others are connected anew.
+    Have { path: usize, within: Duration },
+    /// The session is told to choose paths by this policy.
+    Choose(Policy),
+}
+
+/// Draws what an operator does to the session's paths from `from` to `until`, in order of time.
+pub(super) fn operate(
+    paths: std::ops::Range<usize>,
+    from: Instant,
+    until: Instant,
+    prng: &mut Prng,
+) -> Vec<(Instant, Act)> {
+    let mut plan = Vec::new();
+    let mut now = from;
+    loop {
+        now = now + prng.duration(MS..=200 * MS);
+        if now >= until {
+            return plan;
+        }
+        let path = paths.start + prng.index(paths.len());
+        let within = prng.duration(Duration::ZERO..=300 * MS);
+        let act = match prng.below(8) {
+            0..=2 => Act::Leave { path, good: true, within },
+            3 => Act::Leave { path, good: false, within },
+            4 => {
+                let all = [Policy::RoundRobin, Policy::MinInflight, Policy::MinLatency];
+                Act::Choose(all[prng.index(all.len())])
+            }
+            _ => Act::Have { path, within },
+        };
+        plan.push((now, act));
+    }
 }
 
 /// Draws a plan from `from` to `until`, in order of time.

@@ -101,15 +101,23 @@ pub(super) fn client_ip(path: usize) -> IpAddr {
     sim_ip(11 + path as u8)
 }
 
-pub(super) fn session_config(options: &Options, life: u8) -> SessionConfig {
-    let target = |path: usize| PathTarget {
-        name: format!("path{path}"),
+/// The name of a path.
+pub(super) fn path_name(path: usize) -> String {
+    format!("path{path}")
+}
+
+pub(super) fn path_target(options: &Options, path: usize) -> PathTarget {
+    PathTarget {
+        name: path_name(path),
         local: Some(client_ip(path)),
         remotes: vec![SocketAddr::new(server_ip(path), PORT)],
         transport: "sim",
         provider: 0,
         invalidate_reads: options.invalidate_reads,
-    };
+    }
+}
+
+pub(super) fn session_config(options: &Options, life: u8) -> SessionConfig {
     SessionConfig {
         name: "sim".into(),
         export: "vol".into(),
@@ -117,7 +125,7 @@ pub(super) fn session_config(options: &Options, life: u8) -> SessionConfig {
         open_patience: std::time::Duration::ZERO,
         read_only_fallback: false,
         id: SessionId([life; 16]),
-        paths: (0..options.paths).map(target).collect(),
+        paths: (0..options.paths).map(|path| path_target(options, path)).collect(),
         cores: options.client_cores,
         policy: options.policy,
         heartbeat_interval: options.heartbeat,

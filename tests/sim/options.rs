@@ -56,6 +56,8 @@ pub struct Options {
     pub faults: FaultMix,
     /// Longest time an IO may take, where the first path always works and the backend is quick.
     pub stall_max: Option<Duration>,
+    /// An operator adds and removes paths, and changes the policy.
+    pub operated: bool,
     /// A flush is held against writes before a power cut too; not drawn.
     pub strict_flush: bool,
 }
@@ -227,6 +229,8 @@ impl Options {
             disk: DiskOptions::draw(prng),
             faults: FaultMix::draw(prng, paths),
             stall_max: None,
+            // Of its own, as above.
+            operated: Prng::new(seed ^ 0x6f70_6572_6174).chance(Ratio::new(1, 4)),
             strict_flush: false,
         };
         if paths > 1 && prng.chance(Ratio::new(1, 6)) {
@@ -271,6 +275,11 @@ impl Options {
 }
 
 impl Options {
+    /// Nothing happens to the cluster but IO.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.faults.is_empty() && !self.operated
+    }
+
     /// IO may end with an error because no path came back in time.
     pub(super) fn path_errors(&self) -> bool {
         match self.no_path {

@@ -7,7 +7,7 @@ use rtrs_core::prng::Prng;
 use rtrs_core::time::{Duration, Instant};
 
 use super::cluster::Cluster;
-use super::faults::{Act, plan};
+use super::faults::{Act, operate, plan};
 use super::log::{Log, Sink};
 use super::options::{MS, Options};
 use super::workload::Mode;
@@ -143,11 +143,17 @@ fn drive(
     let mut prng = Prng::new(options.seed ^ 0x6661_756c_7473);
     let (from, until) = (cluster.now(), cluster.now() + options.load_time);
     let links = cluster.links();
-    let acts = plan(&options.faults, &links, &options.world.link, from, until, &mut prng);
+    let mut acts = plan(&options.faults, &links, &options.world.link, from, until, &mut prng);
+    if options.operated {
+        // Where IO is held to a time, the path that always works stays.
+        let paths = usize::from(options.stall_max.is_some())..options.paths;
+        acts.extend(operate(paths, from, until, &mut prng));
+        acts.sort_by_key(|&(at, _)| at);
+    }
     cluster.set_plan(acts);
     cluster.set_mode(Mode::Load);
     cluster.run_until(until, |cluster| {
-        options.faults.is_empty() && cluster.workloads().all(|work| work.is_idle())
+        options.is_quiet() && cluster.workloads().all(|work| work.is_idle())
     })?;
 
     said(cluster, "faults stop");
