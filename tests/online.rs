@@ -47,15 +47,17 @@ impl Changed {
     }
 
     fn stats(&self) -> Value {
-        self.client.command(&["stats", "vol0", "-o", "json"]).ok().json()
+        stats_of(&self.client)
     }
 
     /// Demands that nobody has seen an error.
     fn end(self) -> Value {
+        let stats_text = self.client.command(&["stats", "vol0"]).ok();
+        let _ = stats_text.says("heartbeats");
         for client in self.load {
             client.check();
         }
-        let stats = self.client.command(&["stats", "vol0", "-o", "json"]).ok().json();
+        let stats = stats_of(&self.client);
         for (op, count) in stats["ops"].as_object().expect("operations") {
             assert_eq!(count["errors"], 0, "{op} in {stats}");
         }
@@ -63,6 +65,10 @@ impl Changed {
         let _ = self.server.stop(STOP_TIME_MAX);
         stats
     }
+}
+
+fn stats_of(client: &Client) -> Value {
+    client.command(&["stats", "vol0", "-o", "json"]).ok().json()
 }
 
 fn are(states: &[Option<String>], wanted: [Option<&str>; 3]) {
@@ -91,9 +97,16 @@ fn paths_come_and_go_under_load_without_an_error() {
         are(&session.states(), [UP, UP, None]);
     }
     let stats = session.end();
-    let failovers: u64 =
-        stats["paths"].as_array().unwrap().iter().filter_map(|p| p["failovers"].as_u64()).sum();
-    assert_eq!(failovers, 0, "a path that is told to go is not a failover: {stats}");
+    let paths = stats["paths"].as_array().expect("paths");
+    let sum = |key: &str| paths.iter().filter_map(|path| path[key].as_u64()).sum::<u64>();
+    assert_eq!(sum("failovers"), 0, "a path that is told to go is not a failover: {stats}");
+    assert!(sum("answers") > 0 && sum("inflight") == 0 && sum("errors") == 0, "{stats}");
+    for path in paths {
+        let latency = &path["latency_us"];
+        assert_eq!(latency["count"], path["answers"], "{stats}");
+        assert!(latency["p50"].as_f64() <= latency["max"].as_f64(), "{stats}");
+        assert!(path["heartbeats"]["sent"].is_u64() && path["heartbeats"]["missed"].is_u64());
+    }
 }
 
 #[test]

@@ -74,6 +74,8 @@ pub(crate) struct CoreReport {
     pub(crate) core: CoreIndex,
     pub(crate) stats: ShardStats,
     pub(crate) inflight: usize,
+    /// The requests of these, by path.
+    pub(crate) path_inflight: Vec<u32>,
     /// The IO that is here for the longest time.
     pub(crate) oldest: Option<OldestIo>,
     /// What each provider did, by scheme.
@@ -386,6 +388,7 @@ impl ClientShard {
             core: self.core,
             stats: session.stats().clone(),
             inflight: session.inflight(),
+            path_inflight: session.path_inflight(),
             oldest: session.oldest(now),
             fabrics,
             bridge,

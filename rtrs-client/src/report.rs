@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
+use hdrhistogram::Histogram;
 use nbd_bridge::BridgeStats;
 use rtrs_core::fabric::FabricCounters;
 use rtrs_core::ids::PathId;
@@ -129,6 +130,19 @@ fn oldest(reports: &[CoreReport]) -> serde_json::Value {
     serde_json::json!({ "age_ms": age_ms, "waits_for": waits_for, "path": path })
 }
 
+/// What is shown of a histogram.
+fn latency(times: &Histogram<u64>) -> serde_json::Value {
+    let us = |nanos: u64| nanos as f64 / 1000.0;
+    serde_json::json!({
+        "count": times.len(),
+        "p50": us(times.value_at_quantile(0.5)),
+        "p90": us(times.value_at_quantile(0.9)),
+        "p99": us(times.value_at_quantile(0.99)),
+        "p999": us(times.value_at_quantile(0.999)),
+        "max": us(times.max()),
+    })
+}
+
 /// The answer to `stats`, as JSON.
 pub(crate) fn stats(identity: &Identity, reports: &[CoreReport]) -> serde_json::Value {
     let count = reports.iter().map(|r| r.stats.paths.len()).max().unwrap_or(0);
@@ -149,14 +163,15 @@ pub(crate) fn stats(identity: &Identity, reports: &[CoreReport]) -> serde_json::
         .zip(&total.ops)
         .map(|(name, count)| ((*name).to_owned(), serde_json::json!(count)))
         .collect();
-    let quantile = |q: f64| total.latency.value_at_quantile(q) as f64 / 1000.0;
     let paths: Vec<serde_json::Value> = reports
         .first()
         .and_then(|r| r.paths.as_ref())
         .into_iter()
         .flatten()
         .map(|path| {
-            let count = total.paths.get(path.id.index()).copied().unwrap_or_default();
+            let at = path.id.index();
+            let count = total.paths.get(at).copied().unwrap_or_default();
+            let inflight: u32 = reports.iter().filter_map(|r| r.path_inflight.get(at)).sum();
             serde_json::json!({
                 "path": path.path,
                 "transport": path.transport,
@@ -164,6 +179,9 @@ pub(crate) fn stats(identity: &Identity, reports: &[CoreReport]) -> serde_json::
                 "state": path.state,
                 "reconnects": path.reconnects,
                 "heartbeat_us": path.heartbeat_us,
+                "heartbeats": path.heartbeats,
+                "inflight": inflight,
+                "latency_us": total.path_latency.get(at).map(latency),
                 "requests": count.requests,
                 "answers": count.answers,
                 "bytes": count.bytes,
@@ -186,9 +204,7 @@ pub(crate) fn stats(identity: &Identity, reports: &[CoreReport]) -> serde_json::
     serde_json::json!({
         "name": identity.name,
         "ops": ops,
-        "latency_us": {
-            "p50": quantile(0.5), "p99": quantile(0.99), "max": total.latency.max() as f64 / 1000.0,
-        },
+        "latency_us": latency(&total.latency),
         "paths": paths,
         "cores": cores,
         "fabric": fabric,
@@ -381,6 +397,16 @@ pub(crate) fn stats_text(stats: &serde_json::Value) -> String {
                 Some(count) if count > 0 => format!(", {count} failovers"),
                 _ => String::new(),
             }
+        );
+        let latency = &path["latency_us"];
+        out += &format!(
+            "     in flight {}, latency us: p50 {} p99 {} max {}, heartbeats: {} sent, {} missed\n",
+            text(&path["inflight"]),
+            text(&latency["p50"]),
+            text(&latency["p99"]),
+            text(&latency["max"]),
+            text(&path["heartbeats"]["sent"]),
+            text(&path["heartbeats"]["missed"])
         );
     }
     for core in stats["cores"].as_array().into_iter().flatten() {

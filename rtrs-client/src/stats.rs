@@ -49,6 +49,8 @@ pub struct ShardStats {
     pub paths: Vec<PathCount>,
     /// Time from submit to completion in nanoseconds.
     pub latency: Histogram<u64>,
+    /// By path, the time from a request to its answer in nanoseconds.
+    pub path_latency: Vec<Histogram<u64>>,
 }
 
 /// The names of `ShardStats::ops`, in its order.
@@ -64,12 +66,24 @@ const fn op_index(op: IoOp) -> usize {
     }
 }
 
+/// No time yet: 1 us to 100 s, two digits, in memory that is fixed and made once.
+fn latencies() -> Histogram<u64> {
+    Histogram::new_with_bounds(1_000, 100_000_000_000, 2)
+        .unwrap_or_else(|e| panic!("constant histogram bounds: {e}"))
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 impl ShardStats {
     pub(crate) fn new(paths: usize) -> Self {
-        // 1 us to 100 s, two digits: fixed memory, made once.
-        let latency = Histogram::new_with_bounds(1_000, 100_000_000_000, 2)
-            .unwrap_or_else(|e| panic!("constant histogram bounds: {e}"));
-        Self { ops: Default::default(), paths: vec![PathCount::default(); paths], latency }
+        Self {
+            ops: Default::default(),
+            paths: vec![PathCount::default(); paths],
+            latency: latencies(),
+            path_latency: vec![latencies(); paths],
+        }
     }
 
     /// Counts of a path that was added begin here.
@@ -77,6 +91,8 @@ impl ShardStats {
         let paths = self.paths.len().max(path + 1);
         self.paths.resize(paths, PathCount::default());
         self.paths[path] = PathCount::default();
+        self.path_latency.resize_with(paths, latencies);
+        self.path_latency[path].reset();
     }
 
     pub(crate) fn request_issued(&mut self, path: usize) {
@@ -88,7 +104,15 @@ impl ShardStats {
         self.paths[path].failovers += 1;
     }
 
-    pub(crate) fn request_done(&mut self, path: usize, len: u32, status: IoStatus) {
+    /// A request was answered, so long after it was sent.
+    pub(crate) fn request_done(
+        &mut self,
+        path: usize,
+        len: u32,
+        status: IoStatus,
+        latency: Duration,
+    ) {
+        self.path_latency[path].saturating_record(nanos(latency));
         let count = &mut self.paths[path];
         count.answers += 1;
         if status.is_ok() {
@@ -106,8 +130,7 @@ impl ShardStats {
         } else {
             count.errors += 1;
         }
-        let nanos = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
-        self.latency.saturating_record(nanos);
+        self.latency.saturating_record(nanos(latency));
     }
 
     /// Adds another core's counts.
@@ -122,8 +145,11 @@ impl ShardStats {
             mine.errors += theirs.errors;
             mine.failovers += theirs.failovers;
         }
-        if let Err(error) = self.latency.add(&other.latency) {
-            tracing::debug!("histograms of different bounds: {error}");
+        let latencies = self.path_latency.iter_mut().zip(&other.path_latency);
+        for (mine, theirs) in latencies.chain([(&mut self.latency, &other.latency)]) {
+            if let Err(error) = mine.add(theirs) {
+                tracing::debug!("histograms of different bounds: {error}");
+            }
         }
     }
 }

@@ -22,6 +22,7 @@ use super::fence::{Lost, NoPathClock};
 use super::online::Leave;
 use super::permits::CONTROL;
 use super::shard::ConnectionEnd;
+use super::status::HeartbeatCount;
 use super::{
     Connect, Granted, OpenDevice, Outbox, PathShared, PathTarget, Policy, SessionConfig, ToHome,
     ToShard,
@@ -90,6 +91,7 @@ pub(super) struct Path {
     pub(super) heartbeat: Option<Heartbeat>,
     pub(super) shared: Arc<PathShared>,
     pub(super) seen: Instant,
+    pub(super) heartbeats: HeartbeatCount,
     pub(super) connects: u64,
     pub(super) attempts_failed: u64,
     /// Attempts that failed, counted through rounds of all addresses.
@@ -154,6 +156,7 @@ impl Path {
             heartbeat: None,
             shared: Arc::new(PathShared::default()),
             seen: Instant::ZERO,
+            heartbeats: HeartbeatCount::default(),
             connects: 0,
             attempts_failed: 0,
             failed_in_row: 0,

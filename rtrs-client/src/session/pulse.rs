@@ -21,9 +21,14 @@ impl SessionControl {
             path.seen = received;
             heartbeat.on_traffic(received);
         }
-        match heartbeat.poll(now) {
+        let before = heartbeat.missed();
+        let action = heartbeat.poll(now);
+        let silent = action == HeartbeatAction::Dead || before > 0 && heartbeat.missed() > before;
+        path.heartbeats.missed += u64::from(silent);
+        match action {
             HeartbeatAction::None => false,
             HeartbeatAction::Send => {
+                path.heartbeats.sent += 1;
                 let sent = path
                     .service
                     .as_mut()

@@ -306,7 +306,7 @@ impl ShardSession {
         if row.answered.is_some() {
             return;
         }
-        let len = row.len;
+        let (len, took) = (row.len, self.now.since(row.sent));
         match self.paths[path].close_window(answer.permit, fabric) {
             Ok(true) => self.finish_row(index, answer.status),
             Ok(false) => row.answered = Some(answer.status),
@@ -316,7 +316,7 @@ impl ShardSession {
                 self.paths[path].abort(self.now, CloseReason::Lost(what), fabric);
             }
         }
-        self.stats.request_done(path, len, answer.status);
+        self.stats.request_done(path, len, answer.status, took);
     }
 
     fn on_revoked(&mut self, permit: PermitId, path: usize) {
@@ -584,6 +584,11 @@ impl ShardSession {
     /// IOs taken and not yet finished.
     pub(crate) fn inflight(&self) -> usize {
         self.inflight
+    }
+
+    /// Requests in flight by path.
+    pub(crate) fn path_inflight(&self) -> Vec<u32> {
+        self.paths.iter().map(|path| path.inflight).collect()
     }
 
     /// True when completions wait to be reaped.

@@ -8,6 +8,15 @@ use super::online::Leave;
 use super::policy::Policy;
 use crate::path::state::PathState;
 
+/// Heartbeats of a path since it was added.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct HeartbeatCount {
+    /// Sent.
+    pub sent: u64,
+    /// Periods after one in which nothing at all came.
+    pub missed: u64,
+}
+
 /// A path as listings show it.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct PathStatus {
@@ -32,6 +41,8 @@ pub(crate) struct PathStatus {
     pub ends: u64,
     /// Last heartbeat round trip in microseconds; absent while unknown.
     pub heartbeat_us: Option<u64>,
+    /// Heartbeats of this end.
+    pub heartbeats: HeartbeatCount,
     /// Why it ended last.
     pub last_error: Option<String>,
 }
@@ -55,6 +66,7 @@ impl SessionControl {
                     0 => None,
                     ns => Some(ns / 1000),
                 },
+                heartbeats: path.heartbeats,
                 last_error: path.last_error.clone(),
             })
             .collect()

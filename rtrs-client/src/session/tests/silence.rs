@@ -34,6 +34,8 @@ fn a_silent_server_is_noticed_in_the_bound() {
         assert!(took >= 290 * MS && took <= 310 * MS, "after {before} heartbeats: {took:?}");
         let error = stand.client.last_error(0);
         assert!(error.contains("silent for 40"), "{error}");
+        let count = stand.client.control.status()[0].heartbeats;
+        assert_eq!((count.sent, count.missed), (beats(&stand) as u64, 3));
         stand.server.how.heartbeats = true;
         stand.until("the path", 5 * SEC, Stand::is_whole);
     }

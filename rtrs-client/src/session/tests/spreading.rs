@@ -89,3 +89,29 @@ fn a_path_that_is_down_is_skipped_by_every_policy() {
         assert!(stand.client.done.iter().all(|done| done.status.is_ok()));
     }
 }
+
+#[test]
+fn each_path_has_counters_and_latencies_of_its_own() {
+    let mut stand = Stand::open(|s| (s.paths, s.config.policy) = (2, Policy::RoundRobin));
+    for (from, to) in [(client_ip(1), server_ip(1)), (server_ip(1), client_ip(1))] {
+        let slow = LinkOptions { delay: 20 * MS, jitter: MS / 100, ..LinkOptions::default() };
+        stand.world.set_link(from, to, slow);
+    }
+    load(&mut stand, 20, 4);
+    let stats = stand.client.stats(0);
+    for path in 0..2 {
+        assert_eq!((stats.paths[path].requests, stats.paths[path].answers), (40, 40));
+        assert_eq!((stats.paths[path].bytes, stats.paths[path].errors), (40 * 4096, 0));
+        assert_eq!(stats.path_latency[path].len(), 40);
+    }
+    let max = |path: usize| stats.path_latency[path].max() / 1_000_000;
+    assert!(max(0) < 2 && (39..45).contains(&max(1)), "{} and {} ms", max(0), max(1));
+    // What is in flight is told by path, until it is home.
+    stand.server.how.hold = true;
+    load_held(&mut stand, 3);
+    assert_eq!(stand.client.path_inflight(0), [2, 1]);
+    stand.server.how.hold = false;
+    stand.server.release();
+    stand.drain(SEC);
+    assert_eq!(stand.client.path_inflight(0), [0, 0]);
+}

@@ -24,6 +24,7 @@ use crate::session::shard::{ConnectionEnd, ShardSession};
 use crate::session::{
     Change, Failover, NoPath, PathTarget, Policy, SessionConfig, ToHome, ToShard,
 };
+use crate::stats::ShardStats;
 
 pub(super) const MS: Duration = Duration::from_millis(1);
 pub(super) const SEC: Duration = Duration::from_secs(1);
@@ -248,6 +249,14 @@ impl Client {
 
     pub(super) fn inflight(&self, core: usize) -> usize {
         self.cores[core].session.borrow().inflight()
+    }
+
+    pub(super) fn stats(&self, core: usize) -> ShardStats {
+        self.cores[core].session.borrow().stats().clone()
+    }
+
+    pub(super) fn path_inflight(&self, core: usize) -> Vec<u32> {
+        self.cores[core].session.borrow().path_inflight()
     }
 
     pub(super) fn states(&self) -> Vec<PathState> {
