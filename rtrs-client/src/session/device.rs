@@ -111,8 +111,8 @@ impl SessionControl {
                     hint: open_hint(errno),
                 };
                 let why = failure.to_string();
-                let may_pass = matches!(errno, errno::EPERM | errno::EBUSY);
-                if !self.opened_once && !(may_pass && self.is_patient(now)) {
+                let may_pass = matches!(errno, errno::EPERM | errno::EBUSY) && self.is_patient(now);
+                if !self.opened_once && !may_pass {
                     self.failure = Some(failure);
                 }
                 self.end_path(now, index, Some(why), fabrics);
