@@ -221,4 +221,14 @@ pub trait BlockSource: Send + Sync + fmt::Debug {
     /// # Errors
     /// The system's error when the device cannot be opened.
     fn open(&self, core: &Core) -> std::io::Result<Box<dyn BlockDevice>>;
+
+    /// Makes durable what was written on any core, and returns when that is done: it may wait for
+    /// the disk, so no core calls it. An error here takes none away from a later flush. Nothing to
+    /// do where nothing is durable.
+    ///
+    /// # Errors
+    /// The system's error when something could not be written.
+    fn settle(&self) -> std::io::Result<()> {
+        Ok(())
+    }
 }

@@ -2,7 +2,12 @@
 //!
 //! Owns [`LowArgs`], which clap fills; wrong flags end the process with code 2 before anything
 //! else happens. What the flags mean, together with a configuration file, is `plan.rs`. The
-//! settings themselves are declared in `config.rs`, since each is also a key of the file.
+//! settings themselves are declared in `config.rs`, since each is also a key of the file. Without
+//! a command the flags are a server's; the commands, for one that runs, are in `cli/admin.rs`.
+
+mod admin;
+
+pub use admin::{Command, DisconnectArgs, DrainArgs, EvictArgs, SessionCommand, Shown, Where};
 
 use std::path::PathBuf;
 
@@ -15,11 +20,17 @@ use crate::error::Error;
 ///
 /// Serves RTRS clients over TCP and over RDMA devices. Every flag below that is a setting is also
 /// a key of the configuration file, under the same name; flags win over the file, and a repeatable
-/// flag replaces the file's list.
+/// flag replaces the file's list. The commands speak with a server that runs, and take no flags
+/// before them.
 ///
 /// Exit codes: 0 ended well, 1 failed, 2 wrong usage or wrong contents of the configuration file.
 #[derive(Debug, Parser)]
-#[command(name = "rtrs-server", version, max_term_width = 100)]
+#[command(
+    name = "rtrs-server",
+    version,
+    max_term_width = 100,
+    args_conflicts_with_subcommands = true
+)]
 pub struct LowArgs {
     /// The settings.
     #[command(flatten)]
@@ -48,6 +59,10 @@ pub struct LowArgs {
     /// Both are accepted by --config.
     #[arg(short, long, value_name = "FORMAT", default_value = "yaml")]
     pub output: Output,
+
+    /// What to do with a running server; none to be one.
+    #[command(subcommand)]
+    pub command: Option<Command>,
 }
 
 /// Format of printed settings.
@@ -113,6 +128,35 @@ mod tests {
     }
 
     #[test]
+    fn commands_have_help_and_flags_of_their_own() {
+        let mut command = LowArgs::command();
+        command.build();
+        let mut all: Vec<_> =
+            command.get_subcommands().filter(|c| c.get_name() != "help").collect();
+        let nested = |c: &&clap::Command| c.get_name() == "session";
+        let session = all.iter().copied().find(nested).unwrap();
+        all.extend(session.get_subcommands().filter(|c| c.get_name() != "help"));
+        assert_eq!(all.len(), 5);
+        for command in all {
+            let name = command.get_name();
+            let short = command.get_about().unwrap_or_else(|| panic!("{name} has no help"));
+            assert!(short.to_string().len() <= 100, "{name}");
+            assert_ne!(command.get_long_about().unwrap().to_string(), short.to_string(), "{name}");
+        }
+        let args = parse(&["drain", "--within", "2m", "--name", "n", "-o", "json"]).unwrap();
+        let Some(Command::Drain(drain)) = args.command else { panic!("{args:?}") };
+        assert_eq!(drain.within.get(), 120_000);
+        assert_eq!((drain.place.name.as_deref(), drain.place.output), (Some("n"), Shown::Json));
+        let args = parse(&["session", "disconnect", "s", "--path", "3", "--run-dir=/r"]).unwrap();
+        let Some(Command::Session(SessionCommand::Disconnect(args))) = args.command else {
+            panic!("{args:?}")
+        };
+        assert_eq!((&*args.session, args.path), ("s", Some(3)));
+        assert_eq!(args.place.run_dir, Some("/r".into()));
+        assert!(parse(&["--export=/x"]).unwrap().command.is_none());
+    }
+
+    #[test]
     fn flags_reach_their_settings() {
         let args = parse(&[
             "--export=/srv/a.img",
@@ -136,6 +180,8 @@ mod tests {
             "--ping-only",
             "--no-ping",
             "--rping",
+            "--name=n",
+            "--run-dir=/r",
             "--log=debug",
         ])
         .unwrap();
@@ -144,7 +190,7 @@ mod tests {
              always-invalidate: off\n\
              crc: off\nheartbeat-ms: 100\nheartbeat-missed-max: 3\nhandshake-timeout-ms: 1000\n\
              half-open-max: 10\nsessions-max: 11\nshutdown-grace-ms: 12\npoll-us: 0\nlog: debug\n\
-             ping-only: true\nno-ping: true\nrping: true\n";
+             ping-only: true\nno-ping: true\nrping: true\nname: n\nrun-dir: /r\n";
         assert_eq!(args.settings, Settings::from_yaml(text, "s").unwrap());
     }
 
@@ -158,7 +204,12 @@ mod tests {
             (&["--queue-depth=x"], "invalid digit"),
             (&["--que-depth=5"], "--queue-depth"),
             (&["--crc=on", "--crc=off"], "cannot be used multiple times"),
-            (&["vol0"], "unexpected argument 'vol0'"),
+            (&["vol0"], "unrecognized subcommand 'vol0'"),
+            (&["session"], "Usage: rtrs-server session <COMMAND>"),
+            (&["session", "evict"], "<SESSION>"),
+            (&["--export=/x", "session", "list"], "cannot be used with"),
+            (&["drain", "--within=5y"], "5y"),
+            (&["session", "disconnect", "s", "--path=x"], "invalid digit"),
             (&["-o", "xml"], "[possible values: yaml, json]"),
         ] {
             let error = parse(args).unwrap_err();

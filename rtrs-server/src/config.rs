@@ -17,7 +17,7 @@ pub use export::{BlockSize, ErrorRate, ExportSpec, NAME_BYTES_MAX, Target};
 pub use listen::ListenSpec;
 pub use search::SearchSpec;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use rtrs_core::config::{
@@ -163,6 +163,20 @@ pub struct Settings {
     #[arg(long, num_args = 0, default_missing_value = "true")]
     pub rping: Option<bool>,
 
+    /// Name of this server for `session` and `drain`, or auto [default: auto]
+    ///
+    /// auto is the address it listens on first, as in 127.0.0.1:1234; the port alone if that is on
+    /// every address. Two servers with one run directory need two names.
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+
+    /// Keep the control socket here [default: /run/rtrs, or $XDG_RUNTIME_DIR/rtrs without root]
+    ///
+    /// Without root and XDG_RUNTIME_DIR it is /tmp/rtrs-UID. If neither this nor a name is said, a
+    /// server that cannot have a control socket warns and serves without.
+    #[arg(long, value_name = "DIR")]
+    pub run_dir: Option<PathBuf>,
+
     /// What is logged: error, warn, info, debug, trace, or a filter by module [default: info]
     ///
     /// A filter is a list such as info,rtrs_server::session=debug.
@@ -171,7 +185,8 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The built-in defaults: every field said, no exports.
+    /// The built-in defaults: no exports, every field said but what follows from the user who runs
+    /// it (`run-dir`).
     #[must_use]
     pub fn defaults() -> Self {
         Self {
@@ -194,6 +209,8 @@ impl Settings {
             ping_only: Some(false),
             no_ping: Some(false),
             rping: Some(false),
+            name: Some("auto".to_owned()),
+            run_dir: None,
             log: Some("info".to_owned()),
         }
     }
@@ -221,6 +238,8 @@ impl Settings {
             ping_only: self.ping_only.or(under.ping_only),
             no_ping: self.no_ping.or(under.no_ping),
             rping: self.rping.or(under.rping),
+            name: self.name.or(under.name),
+            run_dir: self.run_dir.or(under.run_dir),
             log: self.log.or(under.log),
         }
     }

@@ -1,11 +1,13 @@
 //! Map of the server: what was typed (`cli`), what can be said (`config`), what will run (`plan`),
-//! what exports are made of (`backend`), and running it (`serve`).
+//! what exports are made of (`backend`), running it (`serve`), and speaking with one that runs
+//! (`admin`).
 //!
 //! The walk of a request: `driver` reaps its immediate, `session/shard` finds its path,
 //! `session/walk` steps it (`session/request` names the steps), `devices` runs it, `path/io`
 //! answers. Beside it, on core 0: `listener` and `session/control`.
 #![forbid(unsafe_code)]
 
+mod admin;
 pub mod backend;
 pub mod cli;
 pub mod config;
@@ -24,6 +26,7 @@ pub mod server;
 pub mod session;
 pub mod stats;
 
+pub use admin::run;
 pub use cli::LowArgs;
 pub use driver::ServerShard;
 pub use error::{Error, ErrorKind};

@@ -1,4 +1,4 @@
-//! The `rtrs-server` binary: makes an exit code from what [`run`] returns.
+//! The `rtrs-server` binary: makes an exit code from what [`execute`] returns.
 #![forbid(unsafe_code)]
 
 use std::io::{self, Write};
@@ -6,10 +6,10 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use rtrs_server::cli::Output;
-use rtrs_server::{Error, ErrorKind, LowArgs, Plan, serve};
+use rtrs_server::{Error, ErrorKind, LowArgs, Plan, run, serve};
 
 fn main() -> ExitCode {
-    match run(&LowArgs::parse()) {
+    match execute(&LowArgs::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // Nobody may be there to read it; the exit code says it too.
@@ -19,8 +19,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// Plans, then stops at what `--check` or `--print-config` asked for, or serves.
-fn run(args: &LowArgs) -> Result<(), Error> {
+/// Speaks with a running server if that was asked for. Else plans one, then stops at what
+/// `--check` or `--print-config` asked for, or serves.
+fn execute(args: &LowArgs) -> Result<(), Error> {
+    if let Some(command) = &args.command {
+        return run(command);
+    }
     let plan = Plan::new(args.layered_settings()?)?;
     if args.check || !args.print_config {
         plan.check()?;

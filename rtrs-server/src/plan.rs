@@ -10,10 +10,11 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::ops::RangeInclusive;
 use std::os::unix::fs::FileTypeExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rtrs_core::config::{AutoSwitch, ByteSize, Portal, Scheme, Shards, Switch, check_log_filter};
 use rtrs_core::fabric::rdma::{NoRdma, Rdma};
+use rtrs_core::local::{RunDir, check_socket_path};
 use tracing_subscriber::EnvFilter;
 
 use crate::config::{BlockSize, ErrorRate, ExportSpec, ListenSpec, SearchSpec, Settings, Target};
@@ -22,6 +23,9 @@ use crate::error::{Error, ErrorKind};
 /// Bits of the immediate that hold a chunk's index and an offset in it (docs/PROTOCOL.md, the
 /// 32-bit immediate).
 const IMM_PAYLOAD_BITS: u32 = 28;
+
+/// The name of a server that was given none.
+const AUTO: &str = "auto";
 
 /// Chunk sizes that may be asked for, in bytes.
 const CHUNK_BYTES: RangeInclusive<u64> = (8 << 10)..=(16 << 20);
@@ -67,6 +71,10 @@ pub struct Plan {
     pub no_ping: bool,
     /// Take connections without a word for rping's.
     pub rping: bool,
+    /// What the server is called, if it was said.
+    pub name: Option<String>,
+    /// Where its control socket is to live, if it was said.
+    pub run_dir: Option<PathBuf>,
     /// Log filter that is known to parse.
     pub log: String,
 }
@@ -126,6 +134,8 @@ impl Plan {
             ping_only: Some(ping_only),
             no_ping: Some(no_ping),
             rping: Some(rping),
+            name: Some(name),
+            run_dir,
             log: Some(log),
         } = settings.over(Settings::defaults())
         else {
@@ -159,11 +169,14 @@ impl Plan {
             ping_only,
             no_ping,
             rping,
+            name: (name != AUTO).then_some(name),
+            run_dir,
             log,
         };
         check_immediate_bits(plan.queue_depth, plan.chunk_bytes)?;
         plan.check_names()?;
         plan.check_pings()?;
+        plan.check_control()?;
         check_log_filter(&plan.log)
             .map_err(|e| Error::with_source(ErrorKind::Usage, "cannot log", e))?;
         if let Err(error) = EnvFilter::try_new(&plan.log) {
@@ -179,8 +192,11 @@ impl Plan {
     ///
     /// # Errors
     /// [`ErrorKind::Usage`] without exports, [`ErrorKind::Export`] for a target,
-    /// [`ErrorKind::Listen`] for a portal.
+    /// [`ErrorKind::Listen`] for a portal, [`ErrorKind::InUse`] for a run directory.
     pub fn check(&self) -> Result<(), Error> {
+        if let Some(dir) = &self.run_dir {
+            RunDir::new(Some(dir.clone()))?.check()?;
+        }
         if self.ping_only {
             return self.listen.open_rdma().map(drop);
         }
@@ -215,6 +231,8 @@ impl Plan {
             ping_only: Some(self.ping_only),
             no_ping: Some(self.no_ping),
             rping: Some(self.rping),
+            name: Some(self.name.clone().unwrap_or_else(|| AUTO.to_owned())),
+            run_dir: self.run_dir.clone(),
             log: Some(self.log.clone()),
         }
     }
@@ -233,6 +251,18 @@ impl Plan {
                 Err(Error::with_source(ErrorKind::Export, text, error))
             }
         }
+    }
+
+    /// The control socket of the name that was said can be one.
+    fn check_control(&self) -> Result<(), Error> {
+        if self.name.as_deref() == Some("") {
+            return Err(usage("name \"\" is empty; leave it out, or write auto"));
+        }
+        let run_dir = self.run_dir.clone().map(|dir| RunDir::new(Some(dir))).transpose()?;
+        if let (Some(run_dir), Some(name)) = (run_dir, &self.name) {
+            check_socket_path("control socket", &run_dir.server_socket(name))?;
+        }
+        Ok(())
     }
 
     fn check_pings(&self) -> Result<(), Error> {

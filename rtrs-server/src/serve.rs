@@ -1,8 +1,9 @@
 //! From a judged plan to a running server.
 //!
-//! Owns [`serve`], the binary's last call: it opens the exports, starts a thread per shard, says
-//! where it listens, and runs until a signal ends it. Each thread makes its own ring, providers
-//! and machine; if one of them fails, the others are told to end and the error is returned.
+//! Owns [`serve`], the binary's last call: it opens the exports, starts a thread per shard, opens
+//! the control socket, says where it listens, and runs until a signal or a drain ends it. Each
+//! thread makes its own ring, providers and machine; if one of them fails, the others are told to
+//! end and the error is returned.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use rtrs_core::time::Duration;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::admin::Desk;
 use crate::backend::{self, TargetSpec, open_target};
 use crate::config::{SearchSpec, Target};
 use crate::driver::ServerShard;
@@ -36,11 +38,12 @@ use crate::session::SessionParams;
 /// Submissions a shard's ring takes per turn before it has to hand them over early.
 const RING_ENTRIES: u32 = 1024;
 
-/// Runs the server until SIGTERM or SIGINT.
+/// Runs the server until SIGTERM or SIGINT, or until it is drained.
 ///
 /// # Errors
 /// [`ErrorKind::Export`] for a target that cannot be opened, [`ErrorKind::Listen`] for a portal
-/// that cannot be listened on, [`ErrorKind::System`] for what the system refuses.
+/// that cannot be listened on, [`ErrorKind::InUse`] for the control socket,
+/// [`ErrorKind::System`] for what the system refuses and for a drain that was not complete.
 pub fn serve(plan: &Plan) -> Result<(), Error> {
     let _log = start_log(&plan.log)?;
     let exports = if plan.ping_only { &[][..] } else { &plan.exports };
@@ -79,8 +82,13 @@ pub fn serve(plan: &Plan) -> Result<(), Error> {
     drop(report);
     let listening = started.iter().take(usize::from(cores)).collect::<Result<Vec<_>, _>>();
     let signal_handle = signals.handle();
-    let outcome = match listening {
-        Ok(portals) => {
+    let desk = listening.and_then(|portals| {
+        let portals: Vec<String> = portals.into_iter().flatten().collect();
+        let desk = Desk::open(plan, &portals, &setup.exports, &setup.senders[0])?;
+        Ok((portals, desk))
+    });
+    let (mut outcome, desk) = match desk {
+        Ok((portals, desk)) => {
             let to_control = setup.senders[0].clone();
             let forward = thread::Builder::new().name("signals".into()).spawn(move || {
                 for _ in signals.forever() {
@@ -90,15 +98,14 @@ pub fn serve(plan: &Plan) -> Result<(), Error> {
             if forward.is_err() {
                 stop_all(&setup.senders);
             }
-            announce(portals.into_iter().flatten());
-            Ok(())
+            announce(&portals);
+            (Ok(()), desk)
         }
         Err(error) => {
             stop_all(&setup.senders);
-            Err(error)
+            (Err(error), None)
         }
     };
-    let mut outcome = outcome;
     for thread in threads {
         let ended = thread.join().unwrap_or_else(|_| {
             Err(Error::new(ErrorKind::System, "a shard panicked; see the message above"))
@@ -106,7 +113,13 @@ pub fn serve(plan: &Plan) -> Result<(), Error> {
         outcome = outcome.and(ended);
     }
     signal_handle.close();
-    outcome
+    match desk {
+        Some(desk) => {
+            let closed = desk.close();
+            outcome.and(closed)
+        }
+        None => outcome,
+    }
 }
 
 /// What every shard is made from.
@@ -194,7 +207,7 @@ fn start_shard(setup: &Setup, core: CoreIndex, mailbox: Mailbox<Mail>) -> Result
 }
 
 /// Says on stdout where the server listens, a line each.
-fn announce(portals: impl Iterator<Item = String>) {
+fn announce(portals: &[String]) {
     let mut out = io::stdout().lock();
     for portal in portals {
         // Nobody may be reading; the server serves all the same.

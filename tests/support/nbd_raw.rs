@@ -353,7 +353,11 @@ impl Innocent {
         innocent
     }
 
-    fn progress(&self) {
+    /// Waits until it has done some more rounds, or failed.
+    ///
+    /// # Panics
+    /// When neither happens in time.
+    pub fn progress(&self) {
         let before = self.rounds.load(Ordering::Relaxed);
         wait_for("the innocent client to go on", Duration::from_secs(10), || {
             let thread = self.thread.as_ref().expect("started");

@@ -1,10 +1,14 @@
 //! `rtrs-server` as a real process: started with a builder, ready when it has said where it
-//! listens, ended with SIGTERM ([`Server::stop`] demands exit code 0) or killed on drop.
+//! listens, ended with SIGTERM ([`Server::stop`] demands exit code 0) or killed on drop. Each has a
+//! run directory of its own, in which [`Server::command`] finds it.
 
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::proc::{Finished, Proc, bin};
+use crate::COMMAND_TIME_MAX;
+use crate::proc::{Finished, Proc, bin, run};
+use crate::scratch::Scratch;
 use crate::transport::Transport;
 
 /// How long the server has to say that it listens.
@@ -65,9 +69,13 @@ impl ServerBuilder {
         if self.listens.is_empty() {
             self.listens.push(Transport::of_environment().listen());
         }
+        let run_dir = Scratch::new();
+        if !self.args.iter().any(|arg| arg == "--run-dir") {
+            self.args.extend(["--run-dir".to_owned(), run_dir.text("server")]);
+        }
         let mut proc = Proc::start(self.command());
         let portals = proc.wait_lines(READY_WORDS, self.listens.len(), READY_TIME_MAX);
-        Server { proc, portals }
+        Server { proc, portals, run_dir }
     }
 
     /// Runs a server that is expected to refuse its command line or its world.
@@ -85,6 +93,7 @@ impl ServerBuilder {
 pub struct Server {
     proc: Proc,
     portals: Vec<String>,
+    run_dir: Scratch,
 }
 
 impl Server {
@@ -137,6 +146,48 @@ impl Server {
     /// When it has ended already.
     pub fn signal(&mut self, name: &str) {
         self.proc.signal(name);
+    }
+
+    /// Runs `rtrs-server WORDS --run-dir ...`, a command that speaks with this server, to its end.
+    ///
+    /// # Panics
+    /// When it does not end in time.
+    #[must_use]
+    pub fn command(&self, words: &[&str]) -> Finished {
+        let run_dir = self.run_dir.text("server");
+        let words = [words, &["--run-dir", &run_dir]].concat();
+        run(bin("rtrs-server"), &words, COMMAND_TIME_MAX)
+    }
+
+    /// Its sessions, as `session list -o json` has them.
+    ///
+    /// # Panics
+    /// When the command fails.
+    #[must_use]
+    pub fn sessions(&self) -> Vec<serde_json::Value> {
+        let list = self.command(&["session", "list", "-o", "json"]).ok().json();
+        list.as_array().expect("a list of sessions").clone()
+    }
+
+    /// What it wrote up to now.
+    #[must_use]
+    pub fn output(&self) -> String {
+        self.proc.output()
+    }
+
+    /// The directory of its control socket.
+    #[must_use]
+    pub fn run_dir(&self) -> PathBuf {
+        self.run_dir.path("server")
+    }
+
+    /// Waits for its end, which somebody else has brought about.
+    ///
+    /// # Panics
+    /// When `limit` is over.
+    #[must_use]
+    pub fn wait(self, limit: Duration) -> Finished {
+        self.proc.wait(limit)
     }
 
     /// SIGTERM; demands exit code 0 within `limit`.

@@ -55,7 +55,8 @@ impl Control {
         if self.stop.is_some() {
             return reply.send(AdminAnswer::Refused("the server ends already".to_owned()));
         }
-        tracing::info!(sessions = self.sessions.len(), ?within, "draining");
+        let within_ms = within.as_millis();
+        tracing::info!(sessions = self.sessions.len(), within_ms, "draining");
         self.drain = Some(reply);
         self.begin_stop(now, now + within / 2, now + within, out);
     }

@@ -20,6 +20,7 @@ mod sysfs;
 use std::fmt;
 use std::fs::{File, Metadata, TryLockError};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -167,6 +168,16 @@ impl BlockSource for FileSource {
             return Err(io::Error::new(io::ErrorKind::Unsupported, text));
         };
         Ok(Box::new(FileDevice::new(&self.shared, ring)?))
+    }
+
+    fn settle(&self) -> io::Result<()> {
+        if self.shared.geometry.read_only || self.shared.in_memory {
+            return Ok(());
+        }
+        // Through a descriptor of its own: the kernel tells a failed write to each opened file
+        // once, and the flush of a client must not miss it because it was told here.
+        let path = format!("/proc/self/fd/{}", self.shared.file.as_raw_fd());
+        File::open(path)?.sync_data()
     }
 }
 

@@ -41,6 +41,10 @@ impl BlockSource for DelaySource {
             blocked: false,
         }))
     }
+
+    fn settle(&self) -> io::Result<()> {
+        self.inner.settle()
+    }
 }
 
 #[derive(Debug)]

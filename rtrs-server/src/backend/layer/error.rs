@@ -78,6 +78,10 @@ impl BlockSource for ErrorSource {
             done: Done::new(),
         }))
     }
+
+    fn settle(&self) -> io::Result<()> {
+        self.inner.settle()
+    }
 }
 
 #[derive(Debug)]

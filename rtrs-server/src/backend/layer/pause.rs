@@ -121,6 +121,10 @@ impl BlockSource for PauseSource {
             now: Instant::ZERO,
         }))
     }
+
+    fn settle(&self) -> io::Result<()> {
+        self.inner.settle()
+    }
 }
 
 #[derive(Debug)]

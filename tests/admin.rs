@@ -1,0 +1,380 @@
+//! The operator's commands on a running server, as real processes on the loopback: listing and
+//! ending sessions, taking an export over from a dead client, draining for an upgrade; under load,
+//! and beside a backend that never answers.
+#![forbid(unsafe_code)]
+
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use rtrs_tests::{
+    COMMAND_TIME_MAX, Client, Front, Innocent, RawNbd, Reply, STOP_TIME_MAX, Scratch, Server, bin,
+    consts, fill_pattern, free_port, requires, run, sparse_file, wait_for,
+};
+use serde_json::Value;
+
+const EIO: u32 = 5;
+
+/// Attaches `vol0` over these paths as the session `sess`.
+fn attach(portals: &[String], args: &[&str]) -> Client {
+    let builder = Client::attach("vol0").args(&["--session-name", "sess"]).args(args);
+    portals.iter().fold(builder, |builder, portal| builder.path(portal)).start()
+}
+
+fn status(client: &Client) -> Value {
+    client.command(&["status", "vol0", "-o", "json"]).ok().json()
+}
+
+/// Paths of a session that are up.
+fn up(session: &Value) -> Vec<&Value> {
+    let paths = session["paths"].as_array().expect("paths");
+    paths.iter().filter(|path| path["state"] == "connected").collect()
+}
+
+/// Waits until the only session has that many paths up.
+fn wait_up(server: &Server, count: usize) -> Value {
+    wait_for("the session's paths", Duration::from_secs(30), || {
+        let sessions = server.sessions();
+        let whole = sessions.len() == 1 && up(&sessions[0]).len() == count;
+        whole.then(|| sessions[0].clone())
+    })
+}
+
+#[test]
+fn sessions_are_listed_with_paths_exports_and_counters() {
+    let server = Server::builder()
+        .export("vol0=mem:16M")
+        .listen("tcp://127.0.0.1:0")
+        .listen("tcp://127.0.0.2:0")
+        .start();
+    assert_eq!(server.sessions(), [] as [Value; 0]);
+    let client = attach(server.portals(), &[]);
+    let mut raw = RawNbd::go(client.front(), "vol0");
+    assert_eq!(raw.write(0, 0, &[7; 8192]), Reply::Error(0));
+    assert_eq!(raw.read(0, &mut [0; 4096]), Ok(()));
+    let session = wait_up(&server, 2);
+    assert_eq!((&session["name"], &session["state"]), (&"sess".into(), &"up".into()), "{session}");
+    assert_eq!(session["opens"][0]["export"], "vol0", "{session}");
+    assert_eq!(session["opens"][0]["access"], "rw", "{session}");
+    assert_eq!(session["id"], status(&client)["session_id"], "{session}");
+    assert!(session["age_ms"].is_u64(), "{session}");
+    let io = &session["io"];
+    assert_eq!((&io["write_bytes"], &io["read_bytes"]), (&8192.into(), &4096.into()), "{io}");
+    assert_eq!(io["inflight"], 0, "{io}");
+    for path in up(&session) {
+        assert_eq!(path["transport"], "tcp", "{path}");
+        assert!(path["connections"].as_u64() > Some(1), "{path}");
+        let local = format!("tcp://{}", path["local"].as_str().expect("an address"));
+        assert!(server.portals().contains(&local), "{path}");
+        assert!(path["peer"].as_str().is_some_and(|peer| peer.starts_with("127.0.0.")), "{path}");
+    }
+    let shown = server.command(&["session", "list"]).ok().stdout;
+    for word in ["sess ", "vol0 (rw)", "2/2", "connected", "127.0.0.2:"] {
+        assert!(shown.contains(word), "no {word:?} in {shown}");
+    }
+    drop(raw);
+    client.detach();
+    assert_eq!(server.sessions(), [] as [Value; 0]);
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn disconnected_paths_come_back_and_cost_no_error() {
+    let server = Server::builder()
+        .export("vol0=mem:16M")
+        .listen("tcp://127.0.0.1:0")
+        .listen("tcp://127.0.0.2:0")
+        .start();
+    let client = attach(server.portals(), &[]);
+    let innocent = Innocent::start(client.front(), "vol0");
+    let mut last = 0;
+    for round in 0..6 {
+        let session = wait_up(&server, 2);
+        let numbers: Vec<_> = up(&session).iter().map(|path| path["path"].as_u64()).collect();
+        assert!(numbers.iter().all(|number| *number > Some(last)) || round % 3 != 0, "{session}");
+        // All paths at once, then one after the other.
+        let done = if round % 3 == 0 {
+            last = numbers.iter().flatten().copied().max().expect("paths");
+            server.command(&["session", "disconnect", "sess"])
+        } else {
+            let one = numbers[0].expect("a number").to_string();
+            server.command(&["session", "disconnect", "sess", "--path", &one])
+        };
+        let _ = done.ok().says("sess: ended path ");
+        innocent.progress();
+    }
+    let _ = wait_up(&server, 2);
+    innocent.check();
+    for path in status(&client)["paths"].as_array().expect("paths") {
+        assert!(path["reconnects"].as_u64() >= Some(2), "{path}");
+    }
+    let _ =
+        server.command(&["session", "disconnect", "sess", "--path", "1"]).code(1).says("path 1");
+    let _ = server.command(&["session", "disconnect", "nobody"]).code(1).says("no session nobody");
+    client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_drain_and_a_new_server_are_a_pause() {
+    let scratch = Scratch::new();
+    sparse_file(&scratch.path("vol0.img"), 16 << 20);
+    let export = format!("vol0={}", scratch.text("vol0.img"));
+    let listen = [1, 2].map(|n| format!("tcp://127.0.0.{n}:{}", free_port()));
+    let start =
+        || Server::builder().export(&*export).listen(&*listen[0]).listen(&*listen[1]).start();
+    let mut server = start();
+    let client = attach(&listen, &[]);
+    let innocent = Innocent::start(client.front(), "vol0");
+    for _ in 0..4 {
+        let _ = wait_up(&server, 2);
+        let _ = server.command(&["drain"]).ok().says("drained");
+        // Its process has ended when the command returns: address and file are free.
+        let _ = server.wait(Duration::from_secs(1)).code(0);
+        server = start();
+        innocent.progress();
+    }
+    innocent.check();
+    let stats = client.command(&["stats", "vol0", "-o", "json"]).ok().json();
+    for op in ["read", "write"] {
+        assert_eq!(stats["ops"][op]["errors"], 0, "{stats}");
+    }
+    client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_drain_answers_what_runs() {
+    // Each IO takes 300 ms on the server, so some are in flight when the drain begins.
+    let server = Server::builder().export("vol0=mem:16M,delay=300ms").start();
+    let client = attach(&[server.portal().to_owned()], &["--no-path", "fail"]);
+    let mut raw = RawNbd::go(client.front(), "vol0");
+    let cookie = raw.send_request(0, consts::CMD_WRITE, 4096, 4096);
+    raw.send(&[9; 4096]);
+    wait_for("the write to be there", COMMAND_TIME_MAX, || {
+        (server.sessions()[0]["io"]["inflight"] == 1).then_some(())
+    });
+    let _ = server.command(&["drain", "-o", "json"]).ok().says("\"drained\": true");
+    assert_eq!(raw.simple_reply(cookie), Reply::Error(0), "the write in flight");
+    let _ = server.wait(STOP_TIME_MAX).code(0);
+}
+
+#[test]
+fn a_drain_flushes_what_was_written() {
+    if !requires(&["filefrag"]) {
+        return;
+    }
+    // Not in memory: the question is what the file system has been made to write.
+    let dir = tempfile::Builder::new().prefix("rtrs-").tempdir_in("/var/tmp").expect("a directory");
+    let path = dir.path().join("vol0.img");
+    sparse_file(&path, 16 << 20);
+    let path = path.to_str().expect("a plain path");
+    let unplaced = || {
+        let shown = run("filefrag", &["-v", path], COMMAND_TIME_MAX).ok().stdout;
+        shown.contains("delalloc")
+    };
+    let server = Server::builder().export(format!("vol0={path},direct=off")).start();
+    let client = attach(&[server.portal().to_owned()], &[]);
+    let mut raw = RawNbd::go(client.front(), "vol0");
+    assert_eq!(raw.write(0, 0, &[1; 1 << 16]), Reply::Error(0));
+    if unplaced() {
+        let _ = server.command(&["drain"]).ok();
+        assert!(!unplaced(), "a drain left data in memory");
+    } else {
+        println!("skipped: the file system of /var/tmp does not tell of delayed allocation");
+    }
+}
+
+/// How often the server has refused a connection.
+fn refusals(server: &Server) -> usize {
+    server.output().matches("refused a connection").count()
+}
+
+#[test]
+fn an_evicted_session_gets_errors_at_once_and_does_not_come_back() {
+    let server = Server::builder()
+        .export("vol0=mem:16M")
+        .listen("tcp://127.0.0.1:0")
+        .listen("tcp://127.0.0.2:0")
+        .start();
+    let client = attach(server.portals(), &["--no-path", "queue"]);
+    let mut raw = RawNbd::go(client.front(), "vol0");
+    assert_eq!(raw.write(0, 0, &[1; 4096]), Reply::Error(0));
+    let _ = server.command(&["session", "evict", "sess"]).ok().says("sess evicted");
+    assert_eq!(server.sessions(), [] as [Value; 0]);
+    // Not later, although it would wait for a path for ever.
+    assert_eq!(raw.write(0, 4096, &[2; 4096]), Reply::Error(EIO));
+    let told = status(&client);
+    assert!(told.to_string().contains("operator evicted this session"), "{told}");
+    let log = std::fs::read_to_string(client.run_dir().join("vol0.log")).expect("the log");
+    assert!(log.contains("evicted by the server's operator"), "{log}");
+    // Another one of the same name has the export, for writing.
+    let second = attach(server.portals(), &[]);
+    assert_eq!(RawNbd::go(second.front(), "vol0").write(0, 0, &[3; 4096]), Reply::Error(0));
+    let refused = refusals(&server);
+    assert!((1..=4).contains(&refused), "{refused} attempts to come back");
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(refusals(&server), refused, "it tries again and again");
+    let _ = server.command(&["session", "evict", "nobody"]).code(1).says("no session nobody");
+    drop(raw);
+    client.detach();
+    second.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn an_export_is_taken_over_from_a_client_that_hangs() {
+    // The server itself would not notice for a minute.
+    let server =
+        Server::builder().export("vol0=mem:16M").args(&["--heartbeat-ms", "10000"]).start();
+    let portals = server.portals().to_vec();
+    let dead = attach(&portals, &[]);
+    let mut old = RawNbd::go(dead.front(), "vol0");
+    assert_eq!(old.write(0, 0, &[1; 4096]), Reply::Error(0));
+    dead.signal("STOP");
+    // Its machine was started again; the server does not know that.
+    let words = ["--session-name", "sess"];
+    let (_refused, done) = Client::attach("vol0").path(&portals[0]).args(&words).try_start();
+    let _ = done.code(1);
+    assert!(server.output().contains("another session has the name \"sess\""), "for its name");
+    let words = ["--session-name", "other"];
+    let (_refused, done) = Client::attach("vol0").path(&portals[0]).args(&words).try_start();
+    let _ = done.code(1).says("another session has it open for writing");
+    let id = server.sessions()[0]["id"].as_str().expect("a number").to_owned();
+    let _ = server.command(&["session", "evict", &id]).ok();
+    let new = attach(&portals, &[]);
+    let mut raw = RawNbd::go(new.front(), "vol0");
+    assert_eq!(raw.write(0, 0, &[2; 4096]), Reply::Error(0));
+    // It was not dead after all.
+    let late = old.send_request(0, consts::CMD_WRITE, 0, 4096);
+    old.send(&[3; 4096]);
+    dead.signal("CONT");
+    assert_eq!(old.simple_reply(late), Reply::Error(EIO));
+    let mut back = [0; 4096];
+    assert_eq!(raw.read(0, &mut back), Ok(()));
+    assert_eq!(back, [2; 4096], "a write of the evicted session landed");
+    drop((raw, old));
+    new.detach();
+    dead.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_backend_that_never_answers_blocks_nobody() {
+    let server = Server::builder().export("stuck=mem:16M,delay=10m").export("vol0=mem:16M").start();
+    let portal = server.portal().to_owned();
+    let stuck = Client::attach("stuck").path(&portal).args(&["--session-name", "hung"]).start();
+    let mut raw = RawNbd::go(stuck.front(), "stuck");
+    let _ = raw.send_request(0, consts::CMD_WRITE, 0, 4096);
+    raw.send(&[1; 4096]);
+    let client = attach(&[portal], &[]);
+    let innocent = Innocent::start(client.front(), "vol0");
+    let hung = || {
+        let sessions = server.sessions();
+        let found = sessions.into_iter().find(|session| session["name"] == "hung");
+        found.expect("the session with the stuck backend")
+    };
+    wait_for("its write", COMMAND_TIME_MAX, || (hung()["io"]["inflight"] == 1).then_some(()));
+    let _ = server.command(&["session", "disconnect", "hung"]).ok();
+    // The path is back while its write still runs.
+    wait_for("its path to be back", COMMAND_TIME_MAX, || (up(&hung()).len() == 1).then_some(()));
+    let states: Vec<Value> = hung()["paths"].as_array().expect("paths").clone();
+    assert!(states.iter().any(|path| path["state"] == "draining"), "{states:?}");
+    let begin = Instant::now();
+    let evict = ["session", "evict", "hung", "--within", "300ms"];
+    let _ = server.command(&evict).code(1).says("1 of its requests still run");
+    assert!(begin.elapsed() < Duration::from_secs(10), "took {:?}", begin.elapsed());
+    assert_eq!(hung()["state"], "evicted");
+    // Its name is free, and what it may still write to is not.
+    let words = ["--session-name", "hung"];
+    let (_client, done) = Client::attach("stuck").path(server.portal()).args(&words).try_start();
+    let _ = done.code(1).says("another session has it open for writing");
+    innocent.progress();
+    let begin = Instant::now();
+    let _ = server.command(&["drain", "--within", "2s"]).code(1).says("1 requests had not ended");
+    assert!(begin.elapsed() < Duration::from_secs(20), "took {:?}", begin.elapsed());
+    let _ = server.wait(STOP_TIME_MAX).code(1).says("drained, but 1 requests had not ended");
+    drop(innocent);
+}
+
+#[test]
+fn the_server_that_is_meant_is_found() {
+    let scratch = Scratch::new();
+    let dir = scratch.text("run");
+    let start = |name: &str| {
+        let args = ["--run-dir", &*dir, "--name", name];
+        Server::builder().export("vol0=mem:16M").args(&args).start()
+    };
+    let ask = |words: &[&str]| {
+        let words = [words, &["--run-dir", &dir]].concat();
+        run(bin("rtrs-server"), &words, COMMAND_TIME_MAX)
+    };
+    let _ = ask(&["session", "list"]).code(1).says("no server has a control socket");
+    let one = start("one");
+    let mode = std::fs::metadata(scratch.path("run/one.srv")).expect("a socket").permissions();
+    assert_eq!(mode.mode() & 0o777, 0o600);
+    let _ = ask(&["session", "list"]).ok();
+    let two = start("two");
+    let _ = ask(&["session", "list"]).code(2).says("--name").says("one, two");
+    let _ = ask(&["session", "list", "--name", "two"]).ok();
+    let _ = ask(&["session", "list", "--name", "three"]).code(1).says("no such server runs");
+    // A name that is taken is refused when it was asked for.
+    let third = Server::builder().export("vol0=mem:16M").listen("tcp://127.0.0.1:0");
+    let _ = third.args(&["--run-dir", &dir, "--name", "one"]).run().code(1).says("one.srv");
+    // What a killed server left is in nobody's way.
+    two.crash();
+    let _ = ask(&["session", "list"]).ok();
+    let two = start("two");
+    let _ = ask(&["drain", "--name", "two"]).ok();
+    let _ = two.wait(STOP_TIME_MAX).code(0);
+    assert!(!scratch.path("run/two.srv").exists(), "a drained server left its socket behind");
+    let _ = one.stop(STOP_TIME_MAX);
+    assert!(!scratch.path("run/one.srv").exists(), "SIGTERM left the control socket behind");
+    // Without a name, the address is one.
+    let named = Server::builder().export("vol0=mem:16M").start();
+    let _ = named.command(&["session", "list", "--name", named.address()]).ok();
+    let _ = named.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn garbage_on_the_control_socket_of_a_server() {
+    let mut server = Server::builder().export("vol0=mem:16M").start();
+    let client = attach(&[server.portal().to_owned()], &[]);
+    let innocent = Innocent::start(client.front(), "vol0");
+    let mut entries = std::fs::read_dir(server.run_dir()).expect("the run directory");
+    let socket = entries.next().expect("a control socket").expect("an entry").path();
+    let mut long = vec![b'x'; 1 << 17];
+    fill_pattern(&mut long, 0, 1);
+    let drain = format!("{{\"command\":\"drain\",\"within_ms\":{}}}\n", u64::MAX);
+    let session = "s".repeat(3000);
+    let evict = format!("{{\"command\":\"session-evict\",\"session\":\"{session}\"}}\n");
+    for bytes in [
+        &b"\xff\xfe\x00garbage\n"[..],
+        b"{\"command\":",
+        b"{\"command\":\"session-disconnect\"}\n",
+        b"\n",
+        &long,
+        drain.as_bytes(),
+        evict.as_bytes(),
+    ] {
+        let mut stream = UnixStream::connect(&socket).expect("connect to the control socket");
+        stream.set_read_timeout(Some(Duration::from_secs(1))).expect("a time-out");
+        stream.set_write_timeout(Some(Duration::from_secs(1))).expect("a time-out");
+        // An error or the end, either is well; only the server must live on.
+        let _ = stream.write_all(bytes);
+        let mut answer = [0; 4096];
+        let count = stream.read(&mut answer).unwrap_or(0);
+        let text = String::from_utf8_lossy(&answer[..count]);
+        assert!(text.is_empty() || text.contains("\"error\""), "{text}");
+    }
+    // One that says nothing must not keep the others out.
+    let silent = UnixStream::connect(&socket).expect("connect to the control socket");
+    assert_eq!(server.sessions().len(), 1);
+    drop(silent);
+    innocent.check();
+    server.check_alive();
+    let Front::Unix(_) = client.front() else { panic!("a unix socket asked for") };
+    client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
