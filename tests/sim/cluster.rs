@@ -21,8 +21,8 @@ use rtrs_server::{Export, ExportTable, ServerCore};
 use super::disk::Disk;
 use super::faults::Act;
 use super::host::{
-    ClientHost, Inbox, PORT, Pace, ServerHost, client_ip, path_name, path_target, server_ip,
-    server_params, session_config,
+    ClientHost, Inbox, PORT, Pace, ServerHost, ask_to_stop, client_ip, path_name, path_target,
+    server_ip, server_params, session_config,
 };
 use super::log::Log;
 use super::options::{MS, Options};
@@ -329,9 +329,9 @@ impl Cluster {
                 self.ports[usize::from(!at_client)].borrow_mut().fail_after = Some(after);
             }
             Act::StopServer { power } => self.stop_server(power),
-            Act::AskServer => {
+            Act::AskServer { drain } => {
                 if let Some(host) = self.server.first_mut() {
-                    host.core.shutdown(now, &mut host.fabrics);
+                    host.core.handle_mail(now, ask_to_stop(drain), &mut host.fabrics);
                 }
             }
             Act::StartServer => {

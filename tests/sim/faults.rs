@@ -21,8 +21,9 @@ pub(super) enum Act {
     QpError { at_client: bool, after: u32 },
     /// The server's process ends; with its machine, if the power fails.
     StopServer { power: bool },
-    /// The server is asked to stop. What is left of it ends before the next one starts.
-    AskServer,
+    /// The server is asked to stop, as by a signal or as by `drain`, path by path. What is left of
+    /// it ends before the next one starts.
+    AskServer { drain: bool },
     /// The client's process ends; with its machine, if the power fails.
     StopClient { power: bool },
     /// A client attaches, as another session.
@@ -108,7 +109,7 @@ pub(super) fn plan(
                     end = (now + away).min(until);
                     server_at = end + 50 * MS;
                     let stop = match kind {
-                        7 => Act::AskServer,
+                        7 => Act::AskServer { drain: at_client },
                         _ => Act::StopServer { power: kind == 6 },
                     };
                     plan.push((now, stop));

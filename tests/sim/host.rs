@@ -11,7 +11,7 @@ use rtrs_core::ids::SessionId;
 use rtrs_core::limits::Limits;
 use rtrs_core::time::{Instant, earliest};
 use rtrs_core::wire::AccessMode;
-use rtrs_server::mail::Mail;
+use rtrs_server::mail::{AdminAsk, AdminReply, ControlMail, Mail};
 use rtrs_server::{ServerCore, SessionParams};
 
 use super::options::{MS, Options};
@@ -139,6 +139,16 @@ pub(super) fn session_config(options: &Options, life: u8) -> SessionConfig {
         queue_depth_limit: u16::MAX,
         seed: options.seed,
     }
+}
+
+/// What a server hears that is to end: the operator's word, or a signal.
+pub(super) fn ask_to_stop(drain: bool) -> Mail {
+    if !drain {
+        return Mail::Control(ControlMail::Shutdown);
+    }
+    let ask = AdminAsk::Drain { within: 1000 * MS };
+    // Whether it was drained in time is for the operator; here the server starts again anyway.
+    Mail::Control(ControlMail::Admin { ask, reply: AdminReply::new(drop) })
 }
 
 pub(super) fn server_params(options: &Options) -> SessionParams {
