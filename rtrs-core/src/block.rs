@@ -216,6 +216,11 @@ pub trait BlockSource: Send + Sync + fmt::Debug {
     /// Size, limits and abilities.
     fn geometry(&self) -> Geometry;
 
+    /// True when the content ends with this process, flushed or not.
+    fn is_volatile(&self) -> bool {
+        false
+    }
+
     /// Opens this core's queue.
     ///
     /// # Errors

@@ -169,6 +169,8 @@ fn check_export(vectors: &Vectors) {
         ..OpenRsp::default()
     };
     vectors.check("open_rsp", rsp, rsp.encode(), OpenRsp::decode);
+    let rsp = OpenRsp { volatile: true, cache_id: 0x1122_3344_5566_7788, ..rsp };
+    vectors.check("open_rsp_ours", rsp, rsp.encode(), OpenRsp::decode);
     let close = Close { device_id: 0 };
     vectors.check("close", close, close.encode(), Close::decode);
 }

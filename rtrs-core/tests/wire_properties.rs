@@ -130,6 +130,8 @@ proptest! {
             rotational: mode == 0,
             fua: mode > 0,
             write_cache: mode > 1,
+            cache_id: nsectors.rotate_left(7),
+            volatile: mode == 1,
         };
         prop_assert_eq!(OpenRsp::decode(&rsp.encode()), Ok(rsp));
     }

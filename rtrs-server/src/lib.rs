@@ -34,4 +34,4 @@ pub use export::{Export, ExportIndex, ExportTable};
 pub use plan::{ExportPlan, Listen, Plan};
 pub use serve::serve;
 pub use server::ServerCore;
-pub use session::SessionParams;
+pub use session::{ServerLife, SessionParams};

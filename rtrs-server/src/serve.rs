@@ -16,7 +16,8 @@ use rtrs_core::ids::CoreIndex;
 use rtrs_core::limits::Limits;
 use rtrs_core::proto::ping::PingServerConfig;
 use rtrs_core::rt::{
-    Log, Mailbox, PollPolicy, Ring, Sender, SettleAtEnd, mailbox, pin_plan, pin_to, run,
+    Log, Mailbox, PollPolicy, Ring, Sender, SettleAtEnd, boot_number, mailbox, pin_plan, pin_to,
+    random_number, run,
 };
 use rtrs_core::time::Duration;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -33,7 +34,7 @@ use crate::plan::{ExportPlan, Plan};
 use crate::portals::Portals;
 use crate::search::{SearchPath, Searcher};
 use crate::server::ServerCore;
-use crate::session::SessionParams;
+use crate::session::{ServerLife, SessionParams};
 
 /// Submissions a shard's ring takes per turn before it has to hand them over early.
 const RING_ENTRIES: u32 = 1024;
@@ -267,6 +268,7 @@ fn session_params(plan: &Plan, cores: u16) -> Result<SessionParams, Error> {
         },
         shutdown_grace: Duration::from_millis(plan.shutdown_grace_ms),
         cores,
+        life: ServerLife { boot: boot_number().unwrap_or(0), process: random_number() },
     })
 }
 

@@ -45,9 +45,6 @@ struct Args {
     /// What the machines say themselves, on stderr.
     #[arg(long)]
     trace: bool,
-    /// Hold a flush against writes from before a power cut too.
-    #[arg(long)]
-    strict_flush: bool,
     /// Plant a bug that a checker has to see.
     #[arg(long, hide = true, value_name = "NAME")]
     plant: Option<Plant>,
@@ -92,15 +89,10 @@ thread_local! {
 fn replay(seed: u64, args: &Args) -> String {
     let mut command = std::env::args().next().unwrap_or_else(|| "rtrs-sim".into());
     command += &format!(" --seed {seed}");
-    command += if args.strict_flush { " --strict-flush" } else { "" };
     if let Some(plant) = args.plant {
         command += &format!(" --plant {}", plant.name());
     }
     command
-}
-
-fn options(seed: u64, args: &Args) -> Options {
-    Options { strict_flush: args.strict_flush, ..Options::draw(seed) }
 }
 
 fn run_one(seed: u64, args: &Args, log: bool) -> Outcome {
@@ -113,7 +105,7 @@ fn run_one(seed: u64, args: &Args, log: bool) -> Outcome {
     } else {
         None
     };
-    run_with(&options(seed, args), args.plant.unwrap_or_default(), sink)
+    run_with(&Options::draw(seed), args.plant.unwrap_or_default(), sink)
 }
 
 /// Where to begin: elsewhere for each process, also for two of the same moment.
@@ -154,7 +146,7 @@ fn main() -> ExitCode {
     };
     let log = args.seed.is_some() && !args.quiet && args.output == Format::Text;
     if log {
-        println!("{:#?}", options(first, &args));
+        println!("{:#?}", Options::draw(first));
     }
     let mut summary = Summary {
         seeds: 0,

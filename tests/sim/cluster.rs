@@ -16,7 +16,7 @@ use rtrs_core::ids::CoreIndex;
 use rtrs_core::prng::Prng;
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_server::session::control::DRAINING_MAX;
-use rtrs_server::{Export, ExportTable, ServerCore};
+use rtrs_server::{Export, ExportTable, ServerCore, ServerLife};
 
 use super::disk::Disk;
 use super::faults::Act;
@@ -56,6 +56,9 @@ pub(super) struct Cluster {
     /// The session of this life has opened the device once.
     has_opened: bool,
     server: Vec<ServerHost>,
+    /// How many servers there were.
+    server_life: u64,
+    plant: Plant,
     exports: Arc<ExportTable>,
     pub(super) disk: Disk,
     pub(super) oracle: Oracle,
@@ -95,12 +98,7 @@ impl Cluster {
             })
             .collect();
         let mut cluster = Self {
-            oracle: Oracle::new(
-                sectors,
-                options.work.overlap,
-                options.disk.write_cache,
-                options.strict_flush,
-            ),
+            oracle: Oracle::new(sectors, options.work.overlap, options.disk.write_cache),
             options: options.clone(),
             world,
             nodes,
@@ -112,6 +110,8 @@ impl Cluster {
             retry_at: None,
             has_opened: false,
             server: Vec::new(),
+            server_life: 0,
+            plant,
             exports: ExportTable::new(vec![export]),
             disk,
             ports,
@@ -158,6 +158,7 @@ impl Cluster {
             host.work.abandon(&mut self.oracle);
             self.works.push(host.work);
         }
+        self.oracle.client_gone();
     }
 
     /// A session that gave up attaching is tried again, as a supervisor does.
@@ -285,7 +286,10 @@ impl Cluster {
     }
 
     fn start_server(&mut self) {
-        let params = server_params(&self.options);
+        let cuts = if self.plant == Plant::SameLife { 0 } else { self.disk.stats().cuts };
+        self.server_life += 1;
+        let life = ServerLife { boot: 1 + cuts, process: self.server_life };
+        let params = server_params(&self.options, life);
         for at in 0..self.options.server_cores {
             let core = Core { index: CoreIndex(at), ring: None };
             let fabric = self.world.fabric(self.nodes[1]);

@@ -12,7 +12,7 @@ use rtrs_core::limits::Limits;
 use rtrs_core::time::{Instant, earliest};
 use rtrs_core::wire::AccessMode;
 use rtrs_server::mail::{AdminAsk, AdminReply, ControlMail, Mail};
-use rtrs_server::{ServerCore, SessionParams};
+use rtrs_server::{ServerCore, ServerLife, SessionParams};
 
 use super::options::{MS, Options};
 use super::workload::Workload;
@@ -151,7 +151,7 @@ pub(super) fn ask_to_stop(drain: bool) -> Mail {
     Mail::Control(ControlMail::Admin { ask, reply: AdminReply::new(drop) })
 }
 
-pub(super) fn server_params(options: &Options) -> SessionParams {
+pub(super) fn server_params(options: &Options, life: ServerLife) -> SessionParams {
     SessionParams {
         limits: Limits::new(u32::from(options.queue_depth), options.chunk_size)
             .expect("a seed draws sound limits"),
@@ -161,6 +161,7 @@ pub(super) fn server_params(options: &Options) -> SessionParams {
         handshake_timeout: 1000 * MS,
         shutdown_grace: 1000 * MS,
         cores: options.server_cores,
+        life,
         ..SessionParams::default()
     }
 }

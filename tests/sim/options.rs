@@ -58,8 +58,6 @@ pub struct Options {
     pub stall_max: Option<Duration>,
     /// An operator adds and removes paths, and changes the policy.
     pub operated: bool,
-    /// A flush is held against writes before a power cut too; not drawn.
-    pub strict_flush: bool,
 }
 
 /// What the workload does.
@@ -231,7 +229,6 @@ impl Options {
             stall_max: None,
             // Of its own, as above.
             operated: Prng::new(seed ^ 0x6f70_6572_6174).chance(Ratio::new(1, 4)),
-            strict_flush: false,
         };
         if paths > 1 && prng.chance(Ratio::new(1, 6)) {
             drawn.hold_to_time(pick(prng, &[50, 100]) * MS);

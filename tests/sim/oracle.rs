@@ -21,8 +21,10 @@
 //!
 //! **A power cut** may leave in a sector any write that no durable write has replaced; a write
 //! is durable when it was acknowledged with FUA, or before a flush began that was acknowledged
-//! before the cut. It ends what unflushed writes promised: a flush after the cut is not held
-//! against writes before it, unless `strict_flush` asks for that.
+//! before the cut. A flush is held against what was acknowledged before it began also when the
+//! power failed in between, until a flush has failed and so told of the loss; a flush may fail for
+//! that only. A client that was killed takes what it knew with it: nobody is told of a loss of its
+//! writes.
 
 use std::collections::BTreeMap;
 
@@ -46,6 +48,10 @@ struct Write {
     /// Submitted and not ended for its user.
     pending: bool,
     durable: bool,
+    /// Its client is gone.
+    orphan: bool,
+    /// It was lost with the power and somebody was told, or nobody is left to tell.
+    excused: bool,
 }
 
 /// What is known of a write, or of the content a sector began with, on one sector.
@@ -81,8 +87,10 @@ pub(super) struct Oracle {
     clock: u64,
     overlap: bool,
     write_cache: bool,
-    /// A flush is held against writes before a power cut too.
-    strict_flush: bool,
+    /// When the power last failed.
+    last_cut: u64,
+    /// The power cut that a flush has told of, and when.
+    told: (u64, u64),
     writes: Vec<Write>,
     sectors: Vec<Sector>,
     /// Pending and open writes per sector, for who must not overlap.
@@ -109,7 +117,7 @@ pub(super) fn pattern(id: u32, sector: u32, count: u32) -> Vec<u8> {
 }
 
 impl Oracle {
-    pub(super) fn new(sectors: u32, overlap: bool, write_cache: bool, strict_flush: bool) -> Self {
+    pub(super) fn new(sectors: u32, overlap: bool, write_cache: bool) -> Self {
         let sector = Sector {
             clusters: vec![Cluster { id: 0, start: 0, read_first: OPEN, read_last: 0 }],
             survivors: Vec::new(),
@@ -128,12 +136,15 @@ impl Oracle {
             acked: true,
             pending: false,
             durable: true,
+            orphan: false,
+            excused: false,
         };
         Self {
             clock: 1,
             overlap,
             write_cache,
-            strict_flush,
+            last_cut: 0,
+            told: (0, 0),
             writes: vec![zero],
             sectors: vec![sector; sectors as usize],
             busy: vec![0; sectors as usize],
@@ -155,9 +166,10 @@ impl Oracle {
     pub(super) fn write(&mut self, sector: u32, count: u32, zero: bool) -> u32 {
         let start = self.tick();
         let id = u32::try_from(self.writes.len()).unwrap_or(u32::MAX);
-        let (acked, durable) = (false, false);
         let (finish, pending) = (OPEN, true);
-        let write = Write { sector, count, zero, start, finish, acked, pending, durable };
+        let (acked, durable, orphan, excused) = (false, false, false, false);
+        let write =
+            Write { sector, count, zero, start, finish, acked, pending, durable, orphan, excused };
         self.writes.push(write);
         for at in sector as usize..(sector + count) as usize {
             self.busy[at] += 1;
@@ -238,15 +250,47 @@ impl Oracle {
         self.tick();
         for id in 0..self.writes.len() {
             let write = &mut self.writes[id];
-            if write.durable || !write.acked || write.finish >= start {
+            if write.durable || write.excused || !write.acked || write.finish >= start {
                 continue;
             }
             write.durable = true;
-            if self.strict_flush {
-                self.promised(u32::try_from(id).unwrap_or(u32::MAX))?;
-            }
+            self.promised(u32::try_from(id).unwrap_or(u32::MAX))?;
         }
         Ok(())
+    }
+
+    /// A flush that began at `start` failed with an error of the device. True when it can have
+    /// been for a power cut that nobody had told of.
+    pub(super) fn flush_failed(&mut self, start: u64) -> bool {
+        let now = self.tick();
+        let (cut, at) = self.told;
+        let news = cut != self.last_cut || start < at;
+        let was_lost = |write: &Write| {
+            !write.durable && write.start < self.last_cut && (news || write.finish > at)
+        };
+        let told = self.writes.iter().any(was_lost);
+        if cut != self.last_cut {
+            self.told = (self.last_cut, now);
+        }
+        self.excuse(|_| true);
+        told
+    }
+
+    /// Nothing is asked for any more of what the power took before it was flushed.
+    fn excuse(&mut self, which: impl Fn(&Write) -> bool) {
+        let cut = self.last_cut;
+        let lost = |write: &Write| write.acked && !write.durable && write.finish < cut;
+        for write in self.writes.iter_mut().filter(|write| lost(write)) {
+            write.excused |= which(write);
+        }
+    }
+
+    /// A client was killed.
+    pub(super) fn client_gone(&mut self) {
+        for write in &mut self.writes {
+            write.orphan |= write.acked;
+        }
+        self.excuse(|write| write.orphan);
     }
 
     /// A write became durable by a flush, perhaps after a power cut that took it away.
@@ -474,6 +518,8 @@ impl Oracle {
     pub(super) fn power_cut(&mut self) {
         let now = self.tick();
         self.reads.clear();
+        self.last_cut = now;
+        self.excuse(|write| write.orphan);
         for at in 0..self.sectors.len() {
             let mut candidates = self.sectors[at].survivors.clone();
             candidates.extend(self.sectors[at].clusters.iter().map(|cluster| cluster.id));

@@ -35,6 +35,8 @@ pub enum Plant {
     LostAnswer,
     /// A link stays down after the faults stopped.
     DeadLink,
+    /// The server does not tell that its host started anew.
+    SameLife,
     /// Each life of a connection leaves registered memory behind.
     Leak,
 }
@@ -53,6 +55,7 @@ pub(super) const PLANTS: &[(Plant, &str, &str)] = &[
     (Plant::BadStatus, "bad-status", "errors"),
     (Plant::LostAnswer, "lost-answer", "live"),
     (Plant::DeadLink, "dead-link", "live"),
+    (Plant::SameLife, "same-life", "durable"),
     (Plant::Leak, "leak", "memory"),
 ];
 

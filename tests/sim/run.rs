@@ -35,6 +35,8 @@ pub struct Stats {
     pub flushes: u64,
     /// IOs that ended with an error.
     pub io_errors: u64,
+    /// Flushes that told of writes lost with the power.
+    pub losses_told: u64,
     /// The longest IO in virtual milliseconds.
     pub io_ms_max: u64,
     /// Acts of the plan of faults.
@@ -66,6 +68,7 @@ impl Stats {
         self.writes += other.writes;
         self.flushes += other.flushes;
         self.io_errors += other.io_errors;
+        self.losses_told += other.losses_told;
         self.io_ms_max = self.io_ms_max.max(other.io_ms_max);
         self.faults += other.faults;
         self.qp_errors += other.qp_errors;
@@ -111,6 +114,7 @@ pub fn run_with(options: &Options, plant: Plant, sink: Option<Sink>) -> Outcome 
         stats.writes += work.stats.writes;
         stats.flushes += work.stats.flushes;
         stats.io_errors += work.stats.errors;
+        stats.losses_told += work.stats.losses_told;
         stats.io_ms_max = stats.io_ms_max.max(work.stats.time_max.as_millis() as u64);
     }
     let disk = cluster.disk.stats();

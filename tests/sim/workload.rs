@@ -39,6 +39,8 @@ pub(super) struct WorkStats {
     pub(super) writes: u64,
     pub(super) flushes: u64,
     pub(super) errors: u64,
+    /// Flushes that told of writes lost with the power.
+    pub(super) losses_told: u64,
     /// The longest IO.
     pub(super) time_max: Duration,
 }
@@ -348,8 +350,10 @@ impl Workload {
         self.log.event(now, "done", [tag, u64::from(status.to_errno())], || {
             format!("io {tag:#x} {status:?} after {} us", now.since(io.since).as_micros())
         });
+        let told = (io.op, status) == (IoOp::Flush, IoStatus::Io) && oracle.flush_failed(io.mark);
         match status {
             IoStatus::Ok => {}
+            IoStatus::Io if told => self.stats.losses_told += 1,
             IoStatus::Io if self.errors.backend => self.stats.errors += 1,
             IoStatus::Aborted | IoStatus::TimedOut if self.errors.paths => self.stats.errors += 1,
             other => {

@@ -407,7 +407,13 @@ impl ServiceConnection {
                         geometry.logical_block
                     ));
                 }
-                Ok(ServiceEvent::Opened(OpenDevice { device_id: rsp.device_id, geometry }))
+                let told = self.extensions.cache_id;
+                Ok(ServiceEvent::Opened(OpenDevice {
+                    device_id: rsp.device_id,
+                    geometry,
+                    cache_id: if told { rsp.cache_id } else { 0 },
+                    volatile: told && rsp.volatile,
+                }))
             }
             Step::Close => Ok(ServiceEvent::Closed),
             Step::Fence if answer.errno != 0 => {

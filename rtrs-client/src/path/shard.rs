@@ -80,6 +80,7 @@ pub(crate) struct PathShard {
     id: PathId,
     target: PathTarget,
     epoch: u32,
+    cache_id: u64,
     cid: ConnIndex,
     connection: Option<Connection>,
     range: Range<u16>,
@@ -97,6 +98,7 @@ impl PathShard {
             id,
             target,
             epoch: 0,
+            cache_id: 0,
             cid: ConnIndex(0),
             connection: None,
             range: 0..0,
@@ -109,6 +111,11 @@ impl PathShard {
 
     pub(crate) fn id(&self) -> PathId {
         self.id
+    }
+
+    /// The life of the server's cache in which the path came up; 0 when nobody says.
+    pub(crate) fn cache_id(&self) -> u64 {
+        self.cache_id
     }
 
     pub(crate) fn provider(&self) -> usize {
@@ -224,12 +231,19 @@ impl PathShard {
     }
 
     /// The handshake is complete: these are the path's chunks, by permit of the whole session.
-    pub(crate) fn up(&mut self, epoch: u32, chunks: &[RemoteMem], range: Range<u16>) {
+    pub(crate) fn up(
+        &mut self,
+        epoch: u32,
+        chunks: &[RemoteMem],
+        range: Range<u16>,
+        cache_id: u64,
+    ) {
         let Some(connection) = self.connection.as_mut() else { return };
         if self.epoch != epoch {
             return;
         }
         let (from, to) = (usize::from(range.start), usize::from(range.end));
+        self.cache_id = cache_id;
         connection.chunks = chunks.get(from..to).map(<[RemoteMem]>::to_vec).unwrap_or_default();
     }
 

@@ -24,8 +24,8 @@ use super::permits::CONTROL;
 use super::shard::ConnectionEnd;
 use super::status::HeartbeatCount;
 use super::{
-    Connect, Granted, OpenDevice, Outbox, PathShared, PathTarget, Policy, SessionConfig, ToHome,
-    ToShard,
+    CacheWatch, Connect, Granted, OpenDevice, Outbox, PathShared, PathTarget, Policy,
+    SessionConfig, ToHome, ToShard,
 };
 use crate::path::handshake::{self, ServiceConnection};
 use crate::path::state::PathState;
@@ -103,6 +103,8 @@ pub(super) struct Path {
     pub(super) carries: bool,
     /// What it carried last may still be delivered.
     pub(super) lost: Option<Lost>,
+    /// The life of the server's cache in which it opened the device; 0 when nobody says.
+    pub(super) cache_id: u64,
 }
 
 /// The home core's part of a session.
@@ -122,6 +124,7 @@ pub(crate) struct SessionControl {
     pub(super) detaching: bool,
     pub(super) policy: Policy,
     pub(super) no_path: NoPathClock,
+    pub(super) cache: Option<Arc<CacheWatch>>,
     pub(super) outbox: Outbox,
 }
 
@@ -164,6 +167,7 @@ impl Path {
             held: None,
             carries: false,
             lost: None,
+            cache_id: 0,
             target,
         }
     }
@@ -189,6 +193,7 @@ impl SessionControl {
             detaching: false,
             policy: config_policy,
             no_path: NoPathClock::default(),
+            cache: None,
             outbox: Vec::new(),
         }
     }
@@ -652,6 +657,7 @@ impl SessionControl {
     }
 
     fn on_path_lost(&mut self, now: Instant, id: PathId) {
+        self.review_cache();
         match self.device {
             DeviceState::Closing { path, ref mut deadline } if path == id => {
                 *deadline = Instant::ZERO;

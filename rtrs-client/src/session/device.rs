@@ -211,8 +211,9 @@ impl SessionControl {
                 read_only: self.access == AccessMode::ReadOnly,
                 ..device.geometry.clone()
             },
-            device_id: device.device_id,
+            ..device.clone()
         });
+        self.meet_cache(index, &device);
         self.opened_once = true;
         self.last = Some(Arc::clone(&device));
         if self.device() != Some(&device) {

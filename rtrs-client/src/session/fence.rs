@@ -163,9 +163,9 @@ impl SessionControl {
         let path = &mut self.paths[index];
         let Some(chunks) = path.held.take() else { return };
         path.carries = true;
-        let (path, epoch) = (path.id, path.epoch);
+        let (path, epoch, cache_id) = (path.id, path.epoch, path.cache_id);
         self.no_path = NoPathClock::default();
-        self.tell_all(ToShard::PathUp { path, epoch, chunks });
+        self.tell_all(ToShard::PathUp { path, epoch, chunks, cache_id });
     }
 
     pub(super) fn fence_deadline(&self) -> Option<Instant> {

@@ -7,6 +7,7 @@
 //! messages of this file pass.
 
 mod block;
+mod cache;
 pub(crate) mod control;
 pub(crate) mod device;
 mod fence;
@@ -31,6 +32,8 @@ use rtrs_core::fabric::{CloseReason, ConnectFailure, PrivateData, ProtectionDoma
 use rtrs_core::ids::{ConnIndex, CoreIndex, PathId, PermitId, SessionId};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::AccessMode;
+
+pub(crate) use cache::CacheWatch;
 
 pub use block::SessionDevice;
 pub(crate) use online::PATHS_MAX;
@@ -145,6 +148,10 @@ impl Granted {
 pub(crate) struct OpenDevice {
     pub(crate) device_id: u32,
     pub(crate) geometry: Geometry,
+    /// The life of the server's cache; 0 when it does not say.
+    pub(crate) cache_id: u64,
+    /// With that life all content ends.
+    pub(crate) volatile: bool,
 }
 
 /// Numbers about a path that all cores write or read without asking each other.
@@ -184,10 +191,13 @@ pub(crate) enum ToShard {
     Granted(Granted),
     /// Start this core's connection of a path.
     Connect(Box<Connect>),
-    /// The path's handshake is complete: its chunks, in order of permits.
-    PathUp { path: PathId, epoch: u32, chunks: Arc<[RemoteMem]> },
+    /// The path's handshake is complete: its chunks, in order of permits, and the life of the
+    /// server's cache.
+    PathUp { path: PathId, epoch: u32, chunks: Arc<[RemoteMem]>, cache_id: u64 },
     /// End this core's connection of the path, at once or in order.
     Disconnect { path: PathId, epoch: u32, in_order: bool },
+    /// Who is to be told of writes and flushes, from a server that says what it has lost.
+    Cache(Arc<CacheWatch>),
     /// IO may flow to this device.
     Open(Arc<OpenDevice>),
     /// The device is not open at the server any more; IO waits.

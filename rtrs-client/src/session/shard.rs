@@ -23,12 +23,13 @@ use rtrs_core::mem::Region;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Duration, Instant};
 
+use super::cache::FlushMark;
 use super::permits::{Permits, share};
 use super::policy::{Candidate, Chooser};
 use super::probe::Probe;
 use super::replay::{Replays, Stranded};
 use super::zeroes::Zeroes;
-use super::{Connect, Granted, OpenDevice, SessionConfig, ToHome, ToShard};
+use super::{CacheWatch, Connect, Granted, OpenDevice, SessionConfig, ToHome, ToShard};
 use crate::path::handshake::check_accept;
 use crate::path::io::{Answer, Request};
 use crate::path::shard::{PathEvent, PathShard};
@@ -51,6 +52,8 @@ pub(super) struct Parent {
     queued: bool,
     status: IoStatus,
     pub(super) submitted: Instant,
+    /// Of a flush.
+    mark: FlushMark,
 }
 
 /// What holds a permit.
@@ -95,6 +98,7 @@ pub(crate) struct ShardSession {
     regions: Vec<Arc<Region>>,
     zeroes: Zeroes,
     pub(super) probe: Option<Probe>,
+    cache: Option<Arc<CacheWatch>>,
     inflight: usize,
     next_sweep: Instant,
     pub(super) now: Instant,
@@ -123,6 +127,7 @@ impl ShardSession {
             regions: Vec::new(),
             zeroes: Zeroes::default(),
             probe: None,
+            cache: None,
             inflight: 0,
             next_sweep: Instant::ZERO,
             now: Instant::ZERO,
@@ -158,10 +163,12 @@ impl ShardSession {
                     out.push(ToHome::Failed { path, epoch, cid, failure });
                 }
             }
-            ToShard::PathUp { path, epoch, chunks } => {
+            ToShard::PathUp { path, epoch, chunks, cache_id } => {
                 self.failing = false;
-                self.paths[path.index()].up(epoch, &chunks, self.permits.range());
+                let range = self.permits.range();
+                self.paths[path.index()].up(epoch, &chunks, range, cache_id);
             }
+            ToShard::Cache(cache) => self.cache = Some(cache),
             ToShard::Disconnect { path, epoch, in_order } => {
                 self.paths[path.index()].disconnect(now, epoch, in_order, fabrics);
             }
@@ -339,6 +346,10 @@ impl ShardSession {
         self.permits.give(self.permit_of(index));
         let Some(parent) = self.parents[row.parent as usize].as_mut() else { return };
         parent.pending -= 1;
+        if let (Some(cache), true) = (&self.cache, status.is_ok()) {
+            let life = self.paths[row.path.index()].cache_id();
+            cache.done(self.core, &parent.io, parent.mark, life);
+        }
         if !status.is_ok() && parent.status.is_ok() {
             parent.status = status;
         }
@@ -356,7 +367,13 @@ impl ShardSession {
         if parent.pending > 0 || !all_issued {
             return;
         }
-        let Some(parent) = self.parents[index as usize].take() else { return };
+        let Some(mut parent) = self.parents[index as usize].take() else { return };
+        if let (IoOp::Flush, Some(cache)) = (parent.io.op, &self.cache)
+            && parent.status.is_ok()
+            && cache.tells(parent.mark)
+        {
+            parent.status = IoStatus::Io;
+        }
         debug_assert!(!parent.queued, "a finished IO waits for nothing");
         self.parents_free.push(index);
         self.inflight -= 1;
@@ -383,12 +400,16 @@ impl ShardSession {
         let Some(index) = self.parents_free.pop() else { return Err(io) };
         let mut io = self.zeroes.translate(&self.geometry, io);
         let mut status = self.geometry.check(&io);
+        let mut mark = FlushMark::default();
         if self.failing && status.is_ok() {
             status = IoStatus::TimedOut;
         }
         if io.op == IoOp::Flush {
             // It has no range, whatever the submitter says.
             (io.offset, io.len, io.buf) = (0, 0, None);
+            if let Some(cache) = &self.cache {
+                cache.submitted(&mut mark);
+            }
         }
         self.inflight += 1;
         self.parents[index as usize] = Some(Parent {
@@ -398,6 +419,7 @@ impl ShardSession {
             queued: status.is_ok(),
             status,
             submitted: self.now,
+            mark,
         });
         if status.is_ok() {
             self.waiting.push_back(index);
@@ -457,6 +479,9 @@ impl ShardSession {
         fabrics: &mut [Box<dyn Fabric>],
     ) -> Result<(), FabricError> {
         let Some(parent) = self.parents[index as usize].as_mut() else { return Ok(()) };
+        if let (IoOp::Flush, Some(cache)) = (parent.io.op, &self.cache) {
+            cache.sent(&mut parent.mark);
+        }
         let io = &parent.io;
         if io.op == IoOp::WriteZeroes && !device.geometry.fast_zero {
             // It waited while another server took this one's place.

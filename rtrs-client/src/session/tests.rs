@@ -5,6 +5,7 @@
 //! every core (`ShardSession::check`) are held after each event.
 
 mod bytes;
+mod cache;
 mod connecting;
 mod ending;
 mod failing;
@@ -13,6 +14,7 @@ mod io;
 mod load;
 mod misdeeds;
 mod online;
+mod seen;
 mod server;
 mod silence;
 mod spreading;

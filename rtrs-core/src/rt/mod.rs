@@ -14,8 +14,8 @@ pub use clock::Clock;
 pub use log::{Log, SettleAtEnd};
 pub use mailbox::{Inbox, Mailbox, Sender, mailbox};
 pub use process::{
-    Privileges, become_daemon, become_io_flusher, lock_memory, page_size, privileges,
-    refuse_oom_kill,
+    Privileges, become_daemon, become_io_flusher, boot_number, lock_memory, page_size, privileges,
+    random_number, refuse_oom_kill,
 };
 pub use reactor::{PollPolicy, ReactorStats, Shard, run};
 pub use ring::{Completed, Fd, Op, OpId, Port, Ring};

@@ -21,6 +21,23 @@ pub fn become_daemon() -> io::Result<()> {
     Ok(())
 }
 
+/// A number for the running system, another after each start of the host, never 0. `None` where
+/// the kernel does not tell it.
+pub fn boot_number() -> Option<u64> {
+    let id = std::fs::read("/proc/sys/kernel/random/boot_id").ok()?;
+    // FNV-1a: the id is random, spread is all that is asked for.
+    let hash = id.trim_ascii().iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
+    });
+    (!id.is_empty()).then_some(hash | 1)
+}
+
+/// A number that no other process will draw, never 0.
+pub fn random_number() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    std::collections::hash_map::RandomState::new().build_hasher().finish() | 1
+}
+
 /// Bytes of a page of memory.
 pub fn page_size() -> usize {
     // SAFETY: sysconf takes a number and touches no memory of ours.

@@ -213,6 +213,12 @@ pub struct OpenRsp {
     /// There is a volatile cache (cache policy bit 1). Without it no flush and no FUA arrives,
     /// and each write must be durable when it is answered.
     pub write_cache: bool,
+    /// What was acknowledged and not flushed is there as long as this number stays; 0 says
+    /// nothing. Ours: counts only behind [`Extensions::cache_id`](super::Extensions::cache_id),
+    /// since a kernel's server leaves these bytes as its memory had them.
+    pub cache_id: u64,
+    /// When that number changes nothing is there any more, whether flushed or not. Ours too.
+    pub volatile: bool,
 }
 
 impl OpenRsp {
@@ -240,6 +246,8 @@ impl OpenRsp {
         out[44] = u8::from(self.rotational);
         out[45] = if self.fua { Self::CACHE_FUA } else { 0 }
             | if self.write_cache { Self::CACHE_WRITEBACK } else { 0 };
+        out[46] = u8::from(self.volatile);
+        put(&mut out, 48, self.cache_id.to_le_bytes());
         out
     }
 
@@ -265,6 +273,8 @@ impl OpenRsp {
             rotational: bytes[44] != 0,
             fua: bytes[45] & Self::CACHE_FUA != 0,
             write_cache: bytes[45] & Self::CACHE_WRITEBACK != 0,
+            cache_id: u64_at(bytes, 48),
+            volatile: bytes[46] & 1 != 0,
         })
     }
 }

@@ -15,6 +15,7 @@ pub(super) const TYPE_FENCE: u16 = 0x8001;
 const MARK: [u8; 4] = *b"RTRX";
 const LENGTHS: u32 = 1;
 const FENCE: u32 = 2;
+const CACHE_ID: u32 = 4;
 
 /// What a server keeps to and can do beyond the kernel's: eight bytes at 20 of CON_RSP, where
 /// kernels have zeroes.
@@ -26,11 +27,13 @@ pub struct Extensions {
     pub lengths: bool,
     /// It takes FENCE.
     pub fence: bool,
+    /// OPEN_RSP says when unflushed writes are lost.
+    pub cache_id: bool,
 }
 
 impl Extensions {
     /// Everything this implementation's server can do.
-    pub const OURS: Self = Self { lengths: true, fence: true };
+    pub const OURS: Self = Self { lengths: true, fence: true, cache_id: true };
 
     /// As the room for extensions of CON_RSP holds it.
     pub fn encode(self) -> [u8; 36] {
@@ -38,8 +41,9 @@ impl Extensions {
         if self != Self::default() {
             let lengths = if self.lengths { LENGTHS } else { 0 };
             let fence = if self.fence { FENCE } else { 0 };
+            let cache_id = if self.cache_id { CACHE_ID } else { 0 };
             put(&mut out, 0, MARK);
-            put(&mut out, 4, (lengths | fence).to_le_bytes());
+            put(&mut out, 4, (lengths | fence | cache_id).to_le_bytes());
         }
         out
     }
@@ -51,7 +55,11 @@ impl Extensions {
             return Self::default();
         }
         let bits = u32_at(ext, 4);
-        Self { lengths: bits & LENGTHS != 0, fence: bits & FENCE != 0 }
+        Self {
+            lengths: bits & LENGTHS != 0,
+            fence: bits & FENCE != 0,
+            cache_id: bits & CACHE_ID != 0,
+        }
     }
 }
 
@@ -101,18 +109,20 @@ mod tests {
     #[test]
     fn extensions_survive_and_strangers_have_none() {
         let ours = Extensions::OURS.encode();
-        assert_eq!(ours[..8], *b"RTRX\x03\0\0\0");
+        assert_eq!(ours[..8], *b"RTRX\x07\0\0\0");
         assert_eq!(Extensions::decode(&ours), Extensions::OURS);
         assert_eq!(Extensions::default().encode(), [0; 36], "as the kernel's server");
-        for (at, byte) in [(0, 0), (3, 0), (4, 0xfc)] {
+        for (at, byte) in [(0, 0), (3, 0), (4, 0xf8)] {
             let mut other = ours;
             other[at] = byte;
             assert_eq!(Extensions::decode(&other), Extensions::default(), "byte {at}");
         }
-        for (bits, lengths, fence) in [(1, true, false), (2, false, true), (0xff, true, true)] {
+        for bits in [1, 2, 4, 0xff_u8] {
             let mut other = ours;
             other[4] = bits;
-            assert_eq!(Extensions::decode(&other), Extensions { lengths, fence });
+            let has = |bit| bits & bit != 0;
+            let expected = Extensions { lengths: has(1), fence: has(2), cache_id: has(4) };
+            assert_eq!(Extensions::decode(&other), expected);
         }
     }
 

@@ -73,6 +73,10 @@ impl BlockSource for MemorySource {
         self.geometry.clone()
     }
 
+    fn is_volatile(&self) -> bool {
+        true
+    }
+
     fn open(&self, _core: &Core) -> std::io::Result<Box<dyn BlockDevice>> {
         let geometry = self.geometry.clone();
         Ok(Box::new(MemoryDevice { geometry, store: Arc::clone(&self.store), done: Done::new() }))

@@ -31,6 +31,17 @@ use rtrs_core::time::Duration;
 use device_table::DeviceTable;
 use permits::PermitTable;
 
+/// Numbers that say what a server may have lost since a client last met it; 0 where one is not
+/// known. A process that ends loses nothing that it had given to the system; a host that starts
+/// anew may have lost all that was not flushed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServerLife {
+    /// Of the host, from one start of its system to the next.
+    pub boot: u64,
+    /// Of this process.
+    pub process: u64,
+}
+
 /// What every session of a server is made with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionParams {
@@ -56,6 +67,8 @@ pub struct SessionParams {
     pub shutdown_grace: Duration,
     /// Cores of this server; connection k >= 1 of a path lives on core (k - 1) % cores.
     pub cores: u16,
+    /// Which life of the server this is.
+    pub life: ServerLife,
 }
 
 impl Default for SessionParams {
@@ -72,6 +85,7 @@ impl Default for SessionParams {
             pings: PingServerConfig::default(),
             shutdown_grace: Duration::from_secs(5),
             cores: 1,
+            life: ServerLife::default(),
         }
     }
 }

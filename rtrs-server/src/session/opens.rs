@@ -10,10 +10,10 @@ use rtrs_core::ids::{CoreIndex, PermitId};
 use rtrs_core::limits::{SECTOR_SIZE, SEGMENTS_MAX};
 use rtrs_core::wire::{AccessMode, Name, OpenRsp, errno};
 
-use super::SessionShared;
 use super::control::Control;
 use super::device_table::{DeviceEntry, DeviceId};
 use super::fence::Asker;
+use super::{ServerLife, SessionShared};
 use crate::export::{Export, ExportIndex};
 use crate::mail::{ControlAnswer, ControlRequest, Outbox, Search, ShardMail};
 use crate::path::PathKey;
@@ -128,7 +128,7 @@ impl Control {
         };
         let (name, id) = (&export.name, device.0);
         tracing::info!(%name, session = %session.id, ?access, id, "opened");
-        ControlAnswer::Opened(describe(&export, device).encode())
+        ControlAnswer::Opened(describe(&export, device, self.params.life).encode())
     }
 
     /// A session closes a device, or ends.
@@ -149,8 +149,15 @@ impl Control {
 }
 
 /// OPEN_RSP of an export: its geometry in the units of the wire.
-fn describe(export: &Export, device: DeviceId) -> OpenRsp {
+fn describe(export: &Export, device: DeviceId, life: ServerLife) -> OpenRsp {
     let geometry = export.geometry();
+    let volatile = export.source.is_volatile();
+    let cache_id = match (volatile, geometry.write_cache) {
+        (true, _) => life.process,
+        (false, true) => life.boot,
+        // What is answered is durable.
+        (false, false) => 0,
+    };
     let sectors = |bytes: u32| bytes / SECTOR_SIZE;
     let short = |bytes: u32| u16::try_from(bytes).unwrap_or(1 << 15);
     let writable = !geometry.read_only;
@@ -179,5 +186,7 @@ fn describe(export: &Export, device: DeviceId) -> OpenRsp {
         rotational: geometry.rotational,
         fua: geometry.fua,
         write_cache: geometry.write_cache,
+        cache_id,
+        volatile,
     }
 }

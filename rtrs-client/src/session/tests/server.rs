@@ -19,6 +19,7 @@ use rtrs_core::wire::{
     MemBits, Message, OpenRsp, RkeyRsp, RwOp, SessInfoRsp, SgDesc, UserMessage,
 };
 
+pub(super) use super::seen::{Request, Seen};
 use crate::session::probe::NO_DEVICE;
 
 /// Room for user header, message and descriptors.
@@ -70,6 +71,8 @@ pub(super) struct How {
     pub(super) heartbeats: bool,
     /// Says that it takes FENCE, as our server does and a kernel's does not.
     pub(super) fence: bool,
+    /// The life of its cache; 0 to say nothing.
+    pub(super) cache_id: u64,
     /// Keeps what lay in the chunk with each request.
     pub(super) keep_chunks: bool,
 }
@@ -95,38 +98,10 @@ impl Default for How {
             hold_control: false,
             heartbeats: true,
             fence: false,
+            cache_id: 0,
             keep_chunks: false,
         }
     }
-}
-
-/// A request as it lay in its chunk.
-#[derive(Clone, Debug)]
-pub(super) struct Request {
-    pub(super) path: PathUuid,
-    pub(super) recon_cnt: u16,
-    pub(super) cid: ConnIndex,
-    pub(super) permit: PermitId,
-    pub(super) imm: u32,
-    /// The chunk's key when the request came.
-    pub(super) key: Rkey,
-    pub(super) parsed: ChunkRequest,
-    /// From the user header to the end of the RTRS message.
-    pub(super) tail: Vec<u8>,
-    pub(super) io: Option<(RwOp, IoHeader)>,
-    /// The whole chunk, if asked for.
-    pub(super) chunk: Vec<u8>,
-}
-
-/// What came, in order.
-#[derive(Debug)]
-pub(super) enum Seen {
-    Connect { req: ConnReq, local: IpAddr, at: Instant },
-    Info { name: Vec<u8> },
-    Request(Box<Request>),
-    Heartbeat { at: Instant },
-    HeartbeatAck { at: Instant },
-    Closed { cid: ConnIndex, reason: CloseReason },
 }
 
 struct Con {
@@ -323,7 +298,12 @@ impl Server {
             max_io_size: how.max_io,
             max_hdr_size: HDR,
             new_rkey: how.new_rkey,
-            ext: Extensions { lengths: how.keeps_lengths, fence: how.fence }.encode(),
+            ext: Extensions {
+                lengths: how.keeps_lengths,
+                fence: how.fence,
+                cache_id: how.cache_id != 0,
+            }
+            .encode(),
             ..ConnRsp::default()
         };
         let mut data = match &how.con_rsp {
@@ -569,6 +549,8 @@ impl Server {
                     max_segments: 128,
                     fua: true,
                     write_cache: true,
+                    // Without the extension what a kernel's memory held.
+                    cache_id: if self.how.cache_id > 0 { self.how.cache_id } else { !0 },
                     ..OpenRsp::default()
                 };
                 let rsp = self.how.open_rsp.as_ref().map_or(rsp, |lie| lie(rsp));

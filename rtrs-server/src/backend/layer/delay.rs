@@ -32,6 +32,10 @@ impl BlockSource for DelaySource {
         self.inner.geometry()
     }
 
+    fn is_volatile(&self) -> bool {
+        self.inner.is_volatile()
+    }
+
     fn open(&self, core: &Core) -> io::Result<Box<dyn BlockDevice>> {
         Ok(Box::new(DelayDevice {
             inner: self.inner.open(core)?,

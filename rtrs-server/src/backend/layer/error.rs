@@ -69,6 +69,10 @@ impl BlockSource for ErrorSource {
         self.inner.geometry()
     }
 
+    fn is_volatile(&self) -> bool {
+        self.inner.is_volatile()
+    }
+
     fn open(&self, core: &Core) -> io::Result<Box<dyn BlockDevice>> {
         Ok(Box::new(ErrorDevice {
             inner: self.inner.open(core)?,

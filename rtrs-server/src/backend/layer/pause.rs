@@ -112,6 +112,10 @@ impl BlockSource for PauseSource {
         self.inner.geometry()
     }
 
+    fn is_volatile(&self) -> bool {
+        self.inner.is_volatile()
+    }
+
     fn open(&self, core: &Core) -> io::Result<Box<dyn BlockDevice>> {
         Ok(Box::new(PauseDevice {
             inner: self.inner.open(core)?,

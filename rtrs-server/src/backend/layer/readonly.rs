@@ -41,6 +41,10 @@ impl BlockSource for ReadOnlySource {
         }
     }
 
+    fn is_volatile(&self) -> bool {
+        self.inner.is_volatile()
+    }
+
     fn open(&self, core: &Core) -> io::Result<Box<dyn BlockDevice>> {
         let inner = self.inner.open(core)?;
         Ok(Box::new(ReadOnlyDevice { geometry: self.geometry(), inner, done: Done::new() }))

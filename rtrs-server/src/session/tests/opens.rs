@@ -6,6 +6,7 @@ use rtrs_core::wire::{AccessMode, OpenRsp, Rw, errno};
 
 use super::peer::{Peer, PeerOptions, io};
 use super::stand::{Stand, StandOptions};
+use crate::session::ServerLife;
 
 fn searching() -> Stand {
     Stand::new(StandOptions { search: true, ..StandOptions::default() })
@@ -25,6 +26,23 @@ fn open_found(stand: &mut Stand, peer: &mut Peer, name: &str) -> Result<OpenRsp,
     match peer.reply(stand).errno {
         0 => Ok(OpenRsp::decode(&peer.result(OpenRsp::LEN)).unwrap()),
         errno => Err(errno),
+    }
+}
+
+#[test]
+fn a_device_says_what_its_unflushed_writes_hang_on() {
+    let life = ServerLife { boot: 5, process: 6 };
+    for (volatile, write_cache, told) in
+        [(false, true, 5), (false, false, 0), (true, true, 6), (true, false, 6)]
+    {
+        let mut options = StandOptions { volatile, ..StandOptions::default() };
+        options.params.life = life;
+        options.geometry.write_cache = write_cache;
+        let mut stand = Stand::new(options);
+        let mut peer = Peer::up(&mut stand, PeerOptions::default(), "sess");
+        let opened = peer.open_device(&mut stand, "vol", AccessMode::ReadWrite).unwrap();
+        assert_eq!((opened.cache_id, opened.volatile), (told, volatile));
+        peer.leave(&mut stand);
     }
 }
 

@@ -209,6 +209,7 @@ pub(super) struct DeviceState {
 #[derive(Debug)]
 pub(super) struct TestSource {
     pub(super) geometry: Geometry,
+    pub(super) volatile: bool,
     pub(super) state: Arc<Mutex<DeviceState>>,
 }
 
@@ -223,6 +224,9 @@ struct TestDevice {
 impl BlockSource for TestSource {
     fn geometry(&self) -> Geometry {
         self.geometry.clone()
+    }
+    fn is_volatile(&self) -> bool {
+        self.volatile
     }
     fn open(&self, _core: &Core) -> std::io::Result<Box<dyn BlockDevice>> {
         self.state.lock().open += 1;
@@ -295,6 +299,8 @@ pub(super) struct StandOptions {
     pub(super) device: DeviceOptions,
     /// Names that are not exported are searched for; by the test.
     pub(super) search: bool,
+    /// The devices say that their content ends with the process.
+    pub(super) volatile: bool,
 }
 
 impl Default for StandOptions {
@@ -309,6 +315,7 @@ impl Default for StandOptions {
             bind: BindMode::Done,
             device: DeviceOptions::default(),
             search: false,
+            volatile: false,
             geometry: Geometry {
                 discard: true,
                 discard_granularity: 512,
@@ -370,6 +377,7 @@ impl Stand {
             name: name.into(),
             source: Arc::new(TestSource {
                 geometry: options.geometry.clone(),
+                volatile: options.volatile,
                 state: Arc::clone(state),
             }),
             read_only,

@@ -1,0 +1,276 @@
+//! What a server may have lost of acknowledged writes, and who is told.
+//!
+//! A write that was acknowledged and not flushed may lie in a cache of the server. When the
+//! server's host starts anew (or, for an export in memory, its process does) it is gone, and we do
+//! not have its data any more. A flush that then succeeded would tell a file system that it is
+//! durable. So OPEN_RSP says which life of the cache the server is in (`cache_id`), each answer
+//! counts for the life its path was opened in, and when the life changes while such writes are
+//! outstanding, every flush fails that was submitted before one had failed for it: the loss is
+//! told once, as by a disk that lost its write cache.
+//!
+//! Cores count their own writes; the home core (below) sees the lives change. Neither waits for
+//! the other: a core adds to its count before it looks at the life, the home core changes the life
+//! before it adds the counts up, so one of the two sees the other.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use rtrs_core::block::{Io, IoOp};
+use rtrs_core::ids::CoreIndex;
+
+use super::control::{Path, SessionControl};
+use super::{OpenDevice, ToShard};
+use crate::path::state::PathState;
+
+/// A count of one core, on a cache line of its own.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Count(AtomicU64);
+
+/// What a flush covers and knew when it was submitted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct FlushMark {
+    /// Writes acknowledged before it was sent.
+    covers: u64,
+    /// Losses that had been told.
+    told: u64,
+}
+
+/// The state of the server's cache as all cores see it.
+#[derive(Debug)]
+pub(crate) struct CacheWatch {
+    /// Writes acknowledged that only a flush makes durable, by core. These only grow.
+    acked: Box<[Count]>,
+    /// So many of them a flush has covered.
+    flushed: AtomicU64,
+    /// So many there were at the last loss.
+    since: AtomicU64,
+    /// The life that the server is in.
+    life: AtomicU64,
+    /// Its content ends with its life, flushed or not.
+    volatile: AtomicBool,
+    losses: AtomicU64,
+    told: AtomicU64,
+}
+
+impl CacheWatch {
+    pub(crate) fn new(cores: u16, life: u64, volatile: bool) -> Self {
+        Self {
+            acked: (0..cores).map(|_| Count::default()).collect(),
+            flushed: AtomicU64::new(0),
+            since: AtomicU64::new(0),
+            life: AtomicU64::new(life),
+            volatile: AtomicBool::new(volatile),
+            losses: AtomicU64::new(0),
+            told: AtomicU64::new(0),
+        }
+    }
+
+    fn all_acked(&self) -> u64 {
+        self.acked.iter().map(|count| count.0.load(Ordering::SeqCst)).sum()
+    }
+
+    /// A flush is submitted.
+    pub(super) fn submitted(&self, mark: &mut FlushMark) {
+        mark.told = self.told.load(Ordering::SeqCst);
+    }
+
+    /// A flush is about to be sent.
+    pub(super) fn sent(&self, mark: &mut FlushMark) {
+        mark.covers = self.all_acked();
+    }
+
+    /// The server did a request, over a path opened in this life of its cache; 0: nobody knows.
+    pub(super) fn done(&self, core: CoreIndex, io: &Io, mark: FlushMark, life: u64) {
+        let is_current = || life == 0 || self.life.load(Ordering::SeqCst) == life;
+        match io.op {
+            IoOp::Read => {}
+            IoOp::Flush => {
+                if is_current() {
+                    self.flushed.fetch_max(mark.covers, Ordering::SeqCst);
+                }
+            }
+            IoOp::Write | IoOp::Discard | IoOp::WriteZeroes if io.flags.fua => {}
+            IoOp::Write | IoOp::Discard | IoOp::WriteZeroes => {
+                if let Some(count) = self.acked.get(core.index()) {
+                    count.0.fetch_add(1, Ordering::SeqCst);
+                }
+                if !is_current() {
+                    self.losses.fetch_add(1, Ordering::SeqCst);
+                }
+            }
+        }
+    }
+
+    /// A flush ends well. True when it has to tell of a loss.
+    pub(super) fn tells(&self, mark: FlushMark) -> bool {
+        let losses = self.losses.load(Ordering::SeqCst);
+        if losses <= mark.told {
+            return false;
+        }
+        self.told.fetch_max(losses, Ordering::SeqCst);
+        true
+    }
+
+    /// The server is in this life. Returns how many writes it may have lost.
+    pub(super) fn meet(&self, life: u64, volatile: bool) -> u64 {
+        let before = self.life.swap(life, Ordering::SeqCst);
+        let volatile = self.volatile.swap(volatile, Ordering::SeqCst);
+        if before == life {
+            return 0;
+        }
+        let acked = self.all_acked();
+        let since = self.since.swap(acked, Ordering::SeqCst);
+        let flushed = self.flushed.fetch_max(acked, Ordering::SeqCst);
+        let safe = if volatile { since } else { flushed };
+        let lost = acked.saturating_sub(safe);
+        if lost > 0 {
+            self.losses.fetch_add(1, Ordering::SeqCst);
+        }
+        lost
+    }
+
+    fn life(&self) -> u64 {
+        self.life.load(Ordering::SeqCst)
+    }
+}
+
+impl SessionControl {
+    /// A path opened the device: which life the server's cache is in. Comes before the path
+    /// carries IO.
+    pub(super) fn meet_cache(&mut self, index: usize, device: &OpenDevice) {
+        let (life, volatile) = (device.cache_id, device.volatile);
+        self.paths[index].cache_id = life;
+        if life == 0 {
+            return;
+        }
+        match &self.cache {
+            Some(cache) => report(cache.meet(life, volatile)),
+            None => {
+                let cache = Arc::new(CacheWatch::new(self.config.cores, life, volatile));
+                self.tell_all(ToShard::Cache(Arc::clone(&cache)));
+                self.cache = Some(cache);
+            }
+        }
+    }
+
+    /// A path ended. If no other is of the life that we met last (its answer was an old one, which
+    /// came late) the life is that of the paths that are left.
+    pub(super) fn review_cache(&self) {
+        let Some(cache) = &self.cache else { return };
+        let up = |path: &&Path| path.state == PathState::Connected && path.cache_id != 0;
+        let current = cache.life();
+        if self.paths.iter().filter(up).any(|path| path.cache_id == current) {
+            return;
+        }
+        if let Some(path) = self.paths.iter().filter(up).max_by_key(|path| path.started) {
+            report(cache.meet(path.cache_id, cache.volatile.load(Ordering::SeqCst)));
+        }
+    }
+}
+
+fn report(lost: u64) {
+    if lost > 0 {
+        tracing::error!(
+            "the server has started anew and may have lost {lost} writes that were not flushed: \
+             flushes fail until one has told so"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rtrs_core::block::IoFlags;
+
+    use super::*;
+
+    const CORE: CoreIndex = CoreIndex(0);
+
+    fn io(op: IoOp, fua: bool) -> Io {
+        let flags = IoFlags { fua, ..IoFlags::default() };
+        Io { tag: 0, op, flags, offset: 0, len: 4096, buf: None }
+    }
+
+    fn write(watch: &CacheWatch, core: u16, life: u64) {
+        watch.done(CoreIndex(core), &io(IoOp::Write, false), FlushMark::default(), life);
+    }
+
+    fn begin(watch: &CacheWatch) -> FlushMark {
+        let mut mark = FlushMark::default();
+        watch.submitted(&mut mark);
+        watch.sent(&mut mark);
+        mark
+    }
+
+    fn end(watch: &CacheWatch, mark: FlushMark, life: u64) -> bool {
+        watch.done(CORE, &io(IoOp::Flush, false), mark, life);
+        watch.tells(mark)
+    }
+
+    #[test]
+    fn only_what_was_not_flushed_is_lost() {
+        let watch = CacheWatch::new(2, 7, false);
+        assert_eq!(watch.meet(8, false), 0, "nothing was written");
+        write(&watch, 1, 8);
+        watch.done(CORE, &io(IoOp::Write, true), FlushMark::default(), 8);
+        watch.done(CORE, &io(IoOp::Read, false), FlushMark::default(), 8);
+        let flush = begin(&watch);
+        assert!(!end(&watch, flush, 8));
+        assert_eq!(watch.meet(9, false), 0, "all was flushed");
+        for op in [IoOp::Write, IoOp::Discard, IoOp::WriteZeroes] {
+            watch.done(CORE, &io(op, false), FlushMark::default(), 9);
+        }
+        let flush = begin(&watch);
+        write(&watch, 1, 9);
+        assert!(!end(&watch, flush, 9));
+        assert_eq!(watch.meet(9, false), 0, "the same life");
+        assert_eq!(watch.meet(10, false), 1, "the one after the flush began");
+        assert_eq!(watch.meet(11, false), 0, "not twice");
+    }
+
+    #[test]
+    fn a_loss_is_told_by_all_flushes_that_could_hide_it_and_no_other() {
+        let watch = CacheWatch::new(2, 7, false);
+        write(&watch, 0, 7);
+        let (before, beside) = (begin(&watch), begin(&watch));
+        assert_eq!(watch.meet(8, false), 1);
+        let after = begin(&watch);
+        assert!(end(&watch, before, 8) && end(&watch, after, 8) && end(&watch, beside, 8));
+        let later = begin(&watch);
+        assert!(!end(&watch, later, 8));
+    }
+
+    #[test]
+    fn an_answer_of_the_life_before_is_a_loss_too() {
+        let watch = CacheWatch::new(2, 7, false);
+        let flush = begin(&watch);
+        assert_eq!(watch.meet(8, false), 0);
+        write(&watch, 1, 7);
+        assert!(end(&watch, flush, 7));
+        // Of that flush nothing counts: it was another cache.
+        write(&watch, 1, 8);
+        let mark = begin(&watch);
+        watch.done(CORE, &io(IoOp::Flush, false), mark, 7);
+        assert_eq!(watch.meet(9, false), 2);
+    }
+
+    #[test]
+    fn of_memory_flushed_writes_are_lost_as_well() {
+        let watch = CacheWatch::new(1, 7, true);
+        assert_eq!(watch.meet(8, true), 0, "there was nothing");
+        write(&watch, 0, 8);
+        let flush = begin(&watch);
+        assert!(!end(&watch, flush, 8));
+        assert_eq!(watch.meet(9, true), 1);
+        assert_eq!(watch.meet(10, true), 0, "there was nothing since");
+    }
+
+    #[test]
+    fn a_server_that_says_nothing_is_not_judged() {
+        let watch = CacheWatch::new(1, 7, false);
+        write(&watch, 0, 0);
+        let flush = begin(&watch);
+        assert!(!end(&watch, flush, 0));
+        assert_eq!(watch.meet(8, false), 0);
+    }
+}

@@ -1,0 +1,100 @@
+//! A server that lost its cache with acknowledged writes in it: told once, by a flush.
+
+use rtrs_core::block::{IoFlags, IoOp};
+use rtrs_core::status::IoStatus;
+
+use super::stand::{SEC, Stand};
+use crate::path::state::PathState;
+
+fn run(stand: &mut Stand, core: usize, op: IoOp, fua: bool) -> Option<IoStatus> {
+    let flags = IoFlags { fua, ..IoFlags::default() };
+    let tag = stand.submit_with(core, (op, flags), (0, 4096), 0);
+    stand.drain(SEC);
+    stand.client.status(tag)
+}
+
+/// All paths are lost; the server is there again with this life of its cache.
+fn restart(stand: &mut Stand, cache_id: u64) {
+    stand.server.how.cache_id = cache_id;
+    for path in 0..stand.server.paths.len() {
+        stand.server.end_path(stand.now(), path);
+    }
+    stand.until("the paths' end", SEC, |s| {
+        s.client.states().iter().all(|state| *state != PathState::Connected)
+    });
+    stand.until("the paths", 5 * SEC, Stand::is_whole);
+}
+
+fn stand(cache_id: u64) -> Stand {
+    Stand::open(|s| {
+        s.paths = 2;
+        (s.how.fence, s.how.cache_id) = (true, cache_id);
+    })
+}
+
+#[test]
+fn a_flush_fails_once_after_a_lost_cache() {
+    for op in [IoOp::Write, IoOp::Discard, IoOp::WriteZeroes] {
+        let mut stand = stand(7);
+        assert_eq!(run(&mut stand, 1, op, false), Some(IoStatus::Ok));
+        restart(&mut stand, 8);
+        assert_eq!(run(&mut stand, 0, IoOp::Read, false), Some(IoStatus::Ok), "reads go on");
+        assert_eq!(run(&mut stand, 1, IoOp::Write, true), Some(IoStatus::Ok), "so does FUA");
+        assert_eq!(run(&mut stand, 0, IoOp::Flush, false), Some(IoStatus::Io), "{op:?}");
+        for core in [0, 1] {
+            assert_eq!(run(&mut stand, core, IoOp::Flush, false), Some(IoStatus::Ok), "once");
+        }
+        // What came since is held against the next loss.
+        assert_eq!(run(&mut stand, 0, op, false), Some(IoStatus::Ok));
+        restart(&mut stand, 9);
+        assert_eq!(run(&mut stand, 1, IoOp::Flush, false), Some(IoStatus::Io));
+    }
+}
+
+#[test]
+fn flushes_go_on_where_nothing_was_lost() {
+    let mut stand = stand(7);
+    assert_eq!(run(&mut stand, 0, IoOp::Write, false), Some(IoStatus::Ok));
+    restart(&mut stand, 7);
+    assert_eq!(run(&mut stand, 0, IoOp::Flush, false), Some(IoStatus::Ok), "the same life");
+    assert_eq!(run(&mut stand, 1, IoOp::Write, true), Some(IoStatus::Ok));
+    restart(&mut stand, 8);
+    assert_eq!(run(&mut stand, 1, IoOp::Flush, false), Some(IoStatus::Ok), "all was durable");
+    // A flush that waited for the server while it lost nothing.
+    stand.server.how.hold = true;
+    let flags = IoFlags::default();
+    let flush = stand.submit_with(0, (IoOp::Flush, flags), (0, 4096), 0);
+    stand.until("the flush", SEC, |s| s.server.held.len() == 1);
+    stand.server.how.hold = false;
+    restart(&mut stand, 9);
+    stand.drain(SEC);
+    assert_eq!(stand.client.status(flush), Some(IoStatus::Ok));
+}
+
+#[test]
+fn a_flush_in_flight_over_a_loss_fails() {
+    let mut stand = stand(7);
+    assert_eq!(run(&mut stand, 0, IoOp::Write, false), Some(IoStatus::Ok));
+    stand.server.how.hold = true;
+    let flags = IoFlags::default();
+    let flushes =
+        [0, 1].map(|core| stand.submit_with(core, (IoOp::Flush, flags), (0, 4096), core * 4096));
+    stand.until("the flushes", SEC, |s| s.server.held.len() == 2);
+    stand.server.how.hold = false;
+    restart(&mut stand, 8);
+    stand.drain(SEC);
+    for flush in flushes {
+        assert_eq!(stand.client.status(flush), Some(IoStatus::Io));
+    }
+    assert_eq!(run(&mut stand, 0, IoOp::Flush, false), Some(IoStatus::Ok));
+}
+
+#[test]
+fn a_server_that_says_nothing_is_believed() {
+    let mut stand = stand(0);
+    for _ in 0..3 {
+        assert_eq!(run(&mut stand, 0, IoOp::Write, false), Some(IoStatus::Ok));
+        restart(&mut stand, 0);
+        assert_eq!(run(&mut stand, 0, IoOp::Flush, false), Some(IoStatus::Ok));
+    }
+}
