@@ -30,7 +30,9 @@ use super::{
 use crate::path::handshake::{self, ServiceConnection};
 use crate::path::state::PathState;
 
-/// Bound of the introduction and of each step of opening the device.
+/// Bound of each step of opening the device, and of a fence. A kernel's server opens its disk
+/// before it looks at anything else that came over the connection, heartbeats too. Ours answers
+/// heartbeats meanwhile, so a silent path is found by them (`device.rs`).
 pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bound of ending all connections of a path; afterwards they are aborted once more.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -313,6 +315,7 @@ impl SessionControl {
                 self.end_path(now, index, Some(why.into()), fabrics);
                 true
             }
+            PathState::Opening => self.poll_heartbeat(now, index, fabrics),
             PathState::Connected => {
                 self.poll_leave(now, index, fabrics) || self.poll_heartbeat(now, index, fabrics)
             }
@@ -463,7 +466,6 @@ impl SessionControl {
         let Some(service) = path.service.as_mut() else { return };
         if path.next_cid > self.config.cores {
             path.state.advance(PathState::Introducing);
-            path.until = now + STEP_TIMEOUT;
             let sent = service.post_info(&self.config.name, fabrics[provider].as_mut());
             if let Err(error) = sent {
                 self.end_path(now, index, Some(error.to_string()), fabrics);
@@ -698,6 +700,10 @@ impl SessionControl {
                 PathState::Connected => {
                     let beat = path.heartbeat.as_ref().map(Heartbeat::deadline);
                     earliest(beat, path.leave.as_ref().map(Leave::deadline))
+                }
+                PathState::Opening => {
+                    let beat = path.heartbeat.as_ref().map(Heartbeat::deadline);
+                    earliest(beat, Some(path.until))
                 }
                 PathState::Disconnected | PathState::Gone => None,
                 PathState::Waiting if self.detaching || self.failure.is_some() => None,

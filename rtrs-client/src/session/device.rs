@@ -16,7 +16,7 @@ use rtrs_core::wire::{AccessMode, errno, errno_name};
 use super::control::{DeviceState, Path, STEP_TIMEOUT, SessionControl};
 use super::permits::CONTROL;
 use super::{OpenDevice, ToShard};
-use crate::path::handshake::ServiceEvent;
+use crate::path::handshake::{ServiceConnection, ServiceEvent};
 use crate::path::state::PathState;
 
 /// Why a session cannot go on.
@@ -88,6 +88,9 @@ impl SessionControl {
                 path.chunks = Some(chunks);
                 // Counts from its turn to open the device; all before it have their own bound.
                 path.until = now + STEP_TIMEOUT * count;
+                if path.service.as_ref().is_some_and(ServiceConnection::fences) {
+                    self.start_heartbeat(now, index);
+                }
                 self.open_next(now, fabrics);
             }
             Ok(ServiceEvent::Opened(device)) => self.on_opened(now, index, &device, fabrics),
@@ -166,6 +169,13 @@ impl SessionControl {
         })
     }
 
+    fn start_heartbeat(&mut self, now: Instant, index: usize) {
+        let (interval, missed) = (self.config.heartbeat_interval, self.config.heartbeat_missed_max);
+        let path = &mut self.paths[index];
+        path.seen = now;
+        path.heartbeat = Some(Heartbeat::new(interval, missed, now));
+    }
+
     fn open_device(&mut self, now: Instant, index: usize, fabrics: &mut [Box<dyn Fabric>]) {
         let provider = self.paths[index].target.provider;
         let path = &mut self.paths[index];
@@ -236,12 +246,8 @@ impl SessionControl {
         // The loss of a path that was up ends a round of its addresses: a wait follows.
         path.failed_in_row = path.target.remotes.len().max(1) as u64 - 1;
         path.last_error = None;
-        path.seen = now;
-        path.heartbeat = Some(Heartbeat::new(
-            self.config.heartbeat_interval,
-            self.config.heartbeat_missed_max,
-            now,
-        ));
+        self.start_heartbeat(now, index);
+        let path = &mut self.paths[index];
         path.held = Some(chunks);
         self.readmitted(index);
         self.advance_fences(now, fabrics);

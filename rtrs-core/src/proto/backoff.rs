@@ -56,6 +56,23 @@ mod tests {
         assert!(backoff.wait() <= min);
     }
 
+    /// A thousand clients of one restarted server, whose seeds are as like as can be.
+    #[test]
+    fn a_herd_spreads_over_the_upper_half() {
+        let min = Duration::from_secs(1);
+        for attempt in 0..4 {
+            let mut tenths = [0; 10];
+            for seed in 0..1000_u64 {
+                // `rtrs-client` draws seeds at random; of a path its number goes in.
+                let mut backoff = Backoff::new(min, min, seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+                let waits: Vec<Duration> = (0..=attempt).map(|_| backoff.wait()).collect();
+                let over = (waits[attempt] - min / 2).as_nanos();
+                tenths[usize::try_from(over / 50_000_001).unwrap()] += 1;
+            }
+            assert!(tenths.iter().all(|&n| (60..=140).contains(&n)), "{attempt}: {tenths:?}");
+        }
+    }
+
     #[test]
     fn two_seeds_wait_differently() {
         let min = Duration::from_secs(1);

@@ -5,7 +5,7 @@ use rtrs_core::fabric::sim::LinkOptions;
 use rtrs_core::status::IoStatus;
 use rtrs_core::wire::Imm;
 
-use super::server::Seen;
+use super::server::{How, Seen};
 use super::stand::{MS, SEC, Stand, client_ip, server_ip};
 use crate::path::state::PathState;
 
@@ -53,6 +53,42 @@ fn io_on_a_link_gone_without_a_word_goes_on_in_the_bound() {
     let good = tags.iter().filter(|t| stand.client.status(**t) == Some(IoStatus::Ok));
     assert_eq!(good.count(), 4);
     assert_eq!(stand.spread(), [0, 4], "two of them were sent again");
+}
+
+#[test]
+fn a_server_that_falls_silent_while_the_device_opens_is_noticed() {
+    // Ours answers heartbeats while it opens; a kernel's does not, and gets more time.
+    for (fence, least, most) in [(true, 290 * MS, 410 * MS), (false, 9 * SEC, 11 * SEC)] {
+        let mut stand = Stand::new(|s| {
+            (s.how.fence, s.how.hold_control, s.how.heartbeats) = (fence, true, false);
+        });
+        stand.until("the open", SEC, |s| s.client.states()[0] == PathState::Opening);
+        let start = stand.now();
+        stand.until("the path's end", 12 * SEC, |s| s.client.states()[0] != PathState::Opening);
+        let took = stand.now().since(start);
+        assert!(took >= least && took <= most, "{fence}: {took:?}");
+
+        // A slow open alone ends nothing.
+        let mut stand = Stand::new(|s| (s.how.fence, s.how.hold_control) = (fence, true));
+        stand.run(5 * SEC);
+        assert_eq!(stand.client.states()[0], PathState::Opening);
+        stand.server.how.hold_control = false;
+        stand.server.release();
+        stand.until("the path", SEC, Stand::is_whole);
+    }
+}
+
+#[test]
+fn an_introduction_without_answer_ends_with_the_connect_timeout() {
+    let mute = |how: &mut How| how.info_rsp = Some(Box::new(|_| Vec::new()));
+    let mut stand = Stand::spoiled(|_| {}, mute);
+    stand.until("INFO_REQ", SEC, |s| s.client.states()[0] == PathState::Introducing);
+    let start = stand.now();
+    stand.until("the attempt's end", 5 * SEC, |s| s.client.states()[0] != PathState::Introducing);
+    let took = stand.now().since(start);
+    assert!(took >= 1900 * MS && took <= 2 * SEC, "{took:?}");
+    stand.server.how.info_rsp = None;
+    stand.until("the path", 10 * SEC, Stand::is_whole);
 }
 
 #[test]
