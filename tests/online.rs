@@ -1,7 +1,13 @@
-//! Paths and policy of an attached session, changed by real commands under load: no IO fails.
+//! Paths and policy of an attached session, changed by real commands under load: no IO fails. And
+//! what must not change them: a machine without a free processor, a server that pauses.
 #![forbid(unsafe_code)]
 
-use rtrs_tests::{Client, Finished, Innocent, STOP_TIME_MAX, Server};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rtrs_tests::{Client, Finished, Innocent, STOP_TIME_MAX, Server, quick};
 use serde_json::Value;
 
 /// Clients under load while the session is changed.
@@ -143,4 +149,86 @@ fn the_policy_changes_under_load() {
     let _ = session.client.command(&["policy", "vol9", "round-robin"]).code(1);
     assert!(session.stats()["paths"].as_array().is_some_and(|paths| paths.len() == 2));
     let _ = session.end();
+}
+
+/// Threads that leave nobody a processor for long.
+struct Hogs {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<u64>>,
+}
+
+impl Hogs {
+    fn start() -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let count = 4 * std::thread::available_parallelism().map_or(2, usize::from);
+        let hog = |stop: Arc<AtomicBool>| {
+            let mut round = 0_u64;
+            while !stop.load(Ordering::Relaxed) {
+                round = std::hint::black_box(round.wrapping_mul(3).wrapping_add(1));
+            }
+            round
+        };
+        let threads = (0..count).map(|_| {
+            let stop = Arc::clone(&stop);
+            std::thread::spawn(move || hog(stop))
+        });
+        Self { threads: threads.collect(), stop }
+    }
+}
+
+impl Drop for Hogs {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            assert!(thread.join().is_ok(), "a thread that only counts");
+        }
+    }
+}
+
+#[test]
+fn a_starved_machine_loses_no_path_with_the_default_settings() {
+    let session = Changed::start();
+    // Another session is idle, so that heartbeats are all there is on its paths.
+    let idle = Client::attach("vol0")
+        .path(&session.paths[2])
+        .path(&session.paths[0])
+        .args(&["--session-name", "idle", "--access", "ro"])
+        .start();
+    let hogs = Hogs::start();
+    std::thread::sleep(Duration::from_secs(if quick() { 4 } else { 15 }));
+    drop(hogs);
+    let beats: u64 = paths_of(&stats_of(&idle))
+        .iter()
+        .inspect(|path| assert_eq!(path["state"], "connected", "{path}"))
+        .inspect(|path| assert_eq!(path["reconnects"], 0, "{path}"))
+        .filter_map(|path| path["heartbeats"]["sent"].as_u64())
+        .sum();
+    assert!(beats > 0, "nothing was asked of the idle paths");
+    let status = idle.command(&["status", "vol0", "-o", "json"]).ok().json();
+    for path in paths_of(&status) {
+        assert_eq!(path["silence_max_ms"], 400, "the default, at a server of ours: {path}");
+    }
+    idle.detach();
+    for path in paths_of(&session.end()) {
+        assert_eq!(path["reconnects"], 0, "{path}");
+        assert_eq!(path["failovers"], 0, "{path}");
+        assert_eq!(path["last_error"], Value::Null, "{path}");
+    }
+}
+
+#[test]
+fn a_server_that_is_stopped_for_a_second_loses_no_path() {
+    let mut session = Changed::start();
+    // Its system still acknowledges what it is sent: that is no dead link.
+    session.server.signal("STOP");
+    std::thread::sleep(Duration::from_millis(1200));
+    session.server.signal("CONT");
+    for path in paths_of(&session.end()) {
+        assert_eq!(path["reconnects"], 0, "{path}");
+        assert_eq!(path["failovers"], 0, "{path}");
+    }
+}
+
+fn paths_of(value: &Value) -> &[Value] {
+    value["paths"].as_array().expect("paths")
 }

@@ -33,6 +33,7 @@ const UNSAFE_FILES: &[&str] = &[
     "rtrs-core/src/rt/mailbox.rs",
     "rtrs-core/src/rt/process.rs",
     "rtrs-core/src/rt/ring.rs",
+    "rtrs-core/src/rt/socket.rs",
 ];
 
 /// Crate roots that forbid `unsafe`; those of `tests/*.rs` are added by the law itself.

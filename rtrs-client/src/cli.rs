@@ -18,7 +18,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use rtrs_core::config::{AutoSwitch, ByteSize, Millis, Portal, Shards, Switch};
 
 use crate::config::{
-    Access, BenchSettings, Device, Failover, NbdAddress, NoPath, Policy, Settings,
+    Access, AutoNumber, BenchSettings, Device, Failover, NbdAddress, NoPath, Policy, Settings,
 };
 use crate::error::Error;
 
@@ -231,17 +231,20 @@ pub struct SessionArgs {
     #[arg(long, value_name = "auto|on|off")]
     pub invalidate_reads: Option<AutoSwitch>,
 
-    /// Milliseconds of silence before a heartbeat is sent, 10 to 600000 [default: 500]
+    /// Milliseconds of silence before a heartbeat is sent, 10 to 600000, or auto [default: auto]
     ///
-    /// A path is given up after heartbeat-missed-max further periods without a word.
-    #[arg(long, value_name = "MS")]
-    pub heartbeat_ms: Option<u64>,
+    /// A path is given up after heartbeat-missed-max further periods without a word. auto is 100 at
+    /// a server of this project and 500 at a kernel's.
+    #[arg(long, value_name = "MS|auto")]
+    pub heartbeat_ms: Option<AutoNumber>,
 
-    /// Periods a heartbeat may stay unanswered, 1 to 1000 [default: 5]
+    /// Periods a heartbeat may stay unanswered, 1 to 1000, or auto [default: auto]
     ///
-    /// When more than this many are missed, the path is closed and connected again.
-    #[arg(long, value_name = "N")]
-    pub heartbeat_missed_max: Option<u32>,
+    /// When more than this many are missed, the path is closed and connected again. auto is 5; and
+    /// where --heartbeat-ms is auto too, at a server of this project, 3 over tcp:// and 8 over
+    /// rdma://.
+    #[arg(long, value_name = "N|auto")]
+    pub heartbeat_missed_max: Option<AutoNumber>,
 
     /// Milliseconds a path has to connect, 10 to 600000 [default: 5000]
     ///

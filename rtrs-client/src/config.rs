@@ -11,7 +11,9 @@
 
 mod values;
 
-pub use values::{Access, BenchMode, Device, Failover, NbdAddress, NoPath, Policy, RunTime};
+pub use values::{
+    Access, AutoNumber, BenchMode, Device, Failover, NbdAddress, NoPath, Policy, RunTime,
+};
 
 use std::path::{Path, PathBuf};
 
@@ -63,9 +65,9 @@ pub struct Settings {
     /// A key of its own for each read: `auto` (over tcp://), `on`, `off`.
     pub invalidate_reads: Option<AutoSwitch>,
     /// Silence before a heartbeat, in milliseconds.
-    pub heartbeat_ms: Option<u64>,
+    pub heartbeat_ms: Option<AutoNumber>,
     /// Periods a heartbeat may stay unanswered.
-    pub heartbeat_missed_max: Option<u32>,
+    pub heartbeat_missed_max: Option<AutoNumber>,
     /// Time for a connection with its handshake, in milliseconds.
     pub connect_timeout_ms: Option<u64>,
     /// First wait before a reconnect, in milliseconds.
@@ -193,8 +195,8 @@ impl Settings {
             pin: Some(AutoSwitch::Auto),
             crc: Some(Switch::On),
             invalidate_reads: Some(AutoSwitch::Auto),
-            heartbeat_ms: Some(500),
-            heartbeat_missed_max: Some(5),
+            heartbeat_ms: Some(AutoNumber::Auto),
+            heartbeat_missed_max: Some(AutoNumber::Auto),
             connect_timeout_ms: Some(5000),
             reconnect_min_ms: Some(100),
             reconnect_max_ms: Some(10_000),

@@ -35,5 +35,5 @@ pub use plan::{AttachPlan, BenchPlan, DoctorPlan, Front, PingPlan, Plan, RunDir,
 pub use run::run;
 pub use session::SessionDevice;
 pub use session::device::SessionFailure;
-pub use session::{Change, Failover, Leaving, NoPath, PathTarget, Policy, SessionConfig};
+pub use session::{Change, Failover, Leaving, NoPath, PathTarget, Policy, Rhythm, SessionConfig};
 pub use stats::{OpCount, PathCount, ShardStats};

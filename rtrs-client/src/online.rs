@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rtrs_core::config::{AutoSwitch, Portal};
+use rtrs_core::config::Portal;
 use serde_json::Value;
 
 use crate::cli::Output;
@@ -31,12 +31,12 @@ const LOOK: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(crate) struct Online {
     providers: Arc<Providers>,
-    invalidate_reads: AutoSwitch,
+    plan: SessionPlan,
 }
 
 impl Online {
     pub(crate) fn new(plan: &SessionPlan, providers: Arc<Providers>) -> Self {
-        Self { providers, invalidate_reads: plan.invalidate_reads }
+        Self { providers, plan: plan.clone() }
     }
 
     /// Begins what was asked for. The error says why it cannot be done.
@@ -59,7 +59,8 @@ impl Online {
         portal.check_connect().map_err(|e| e.to_string())?;
         self.providers.open(portal.scheme())?;
         let place = cores.provide(portal.scheme())?;
-        let target = path_target(&portal, place, self.invalidate_reads)
+        let heartbeat = self.plan.own_heartbeat(portal.scheme());
+        let target = path_target(&portal, place, self.plan.invalidate_reads, heartbeat)
             .map_err(|e| e.chain().to_string())?;
         let uuid = random_uuid().map_err(|e| format!("no random numbers: {e}"))?;
         Ok(Change::Add { target, uuid })

@@ -17,7 +17,7 @@ use rtrs_core::rt::Ring;
 
 use crate::error::{Error, ErrorKind};
 use crate::plan::SessionPlan;
-use crate::session::PathTarget;
+use crate::session::{PathTarget, Rhythm};
 
 /// Makes the providers of a session's cores.
 #[derive(Debug)]
@@ -28,6 +28,7 @@ pub(crate) struct Providers {
     shared: Arc<IwarpShared>,
     rdma: OnceLock<Rdma>,
     connect_timeout: Duration,
+    transport_timeout: Duration,
 }
 
 impl Providers {
@@ -36,16 +37,24 @@ impl Providers {
     /// # Errors
     /// [`ErrorKind::Path`] with what RDMA lacks here.
     pub(crate) fn new(plan: &SessionPlan) -> Result<Self, Error> {
+        let connect_timeout = Duration::from_millis(plan.connect_timeout_ms);
+        let transport_timeout = plan.transport_timeout();
         let rdma = OnceLock::new();
         if let Some(opened) = plan.open_rdma()? {
             rdma.get_or_init(|| opened);
         }
         Ok(Self {
             first: schemes(plan),
-            iwarp: IwarpOptions { crc: plan.crc, ..IwarpOptions::default() },
+            iwarp: IwarpOptions {
+                crc: plan.crc,
+                // It holds while connecting too, which has its own bound.
+                user_timeout: Some(transport_timeout.max(connect_timeout)),
+                ..IwarpOptions::default()
+            },
             shared: IwarpShared::new(),
             rdma,
-            connect_timeout: Duration::from_millis(plan.connect_timeout_ms),
+            connect_timeout,
+            transport_timeout,
         })
     }
 
@@ -75,6 +84,7 @@ impl Providers {
                     startup_timeout: self.connect_timeout,
                     half_open_max: 1,
                     reads_max: 0,
+                    path_timeout: Some(self.transport_timeout),
                 };
                 rdma.fabric(ring, options).map_err(|e| io::Error::other(e.to_string()))
             }
@@ -103,6 +113,7 @@ pub(crate) fn path_target(
     portal: &Portal,
     provider: usize,
     invalidate_reads: AutoSwitch,
+    heartbeat: Rhythm,
 ) -> Result<PathTarget, Error> {
     let remotes = portal
         .resolve()
@@ -116,5 +127,5 @@ pub(crate) fn path_target(
         AutoSwitch::Auto => scheme == Scheme::Tcp,
     };
     let local = portal.source();
-    Ok(PathTarget { name, local, remotes, transport, provider, invalidate_reads })
+    Ok(PathTarget { name, local, remotes, transport, provider, invalidate_reads, heartbeat })
 }

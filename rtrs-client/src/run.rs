@@ -297,13 +297,13 @@ pub(crate) fn session_config(plan: &SessionPlan) -> Result<SessionConfig, Error>
             .iter()
             .map(|path| {
                 let place = schemes.iter().position(|scheme| *scheme == path.scheme());
-                path_target(path, place.unwrap_or(0), plan.invalidate_reads)
+                let heartbeat = plan.own_heartbeat(path.scheme());
+                path_target(path, place.unwrap_or(0), plan.invalidate_reads, heartbeat)
             })
             .collect::<Result<_, _>>()?,
         cores: plan.cores(),
         policy: policy(plan.policy),
-        heartbeat_interval: Duration::from_millis(plan.heartbeat_ms),
-        heartbeat_missed_max: plan.heartbeat_missed_max,
+        heartbeat: plan.heartbeat(),
         connect_timeout: Duration::from_millis(plan.connect_timeout_ms),
         reconnect_min: Duration::from_millis(plan.reconnect_min_ms),
         reconnect_max: Duration::from_millis(plan.reconnect_max_ms),

@@ -4,8 +4,8 @@
 //! the kernel or a peer (`mem/region.rs`, `rt/ring.rs`) or with a device
 //! (`fabric/verbs/sys/cm.rs`, `fabric/verbs/sys/cq.rs`, `fabric/verbs/sys/device.rs`,
 //! `fabric/verbs/sys/qp.rs`, `fabric/verbs/sys/queue.rs`), and around single system calls
-//! (`rt/mailbox.rs`, `rt/affinity.rs`, `rt/clock.rs`, `rt/process.rs`, `rt/blkdev.rs`), and nowhere
-//! else; `tests/tidy.rs` holds the list.
+//! (`rt/mailbox.rs`, `rt/affinity.rs`, `rt/clock.rs`, `rt/process.rs`, `rt/blkdev.rs`,
+//! `rt/socket.rs`), and nowhere else; `tests/tidy.rs` holds the list.
 
 #![deny(unsafe_code)]
 

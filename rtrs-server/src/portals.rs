@@ -93,7 +93,12 @@ impl Portals {
             providers.push(Provider::Tcp { shared: IwarpShared::new(), options });
         }
         if let Some(rdma) = rdma {
-            let options = RdmaOptions { startup_timeout, half_open_max, reads_max: READS_MAX };
+            let options = RdmaOptions {
+                startup_timeout,
+                half_open_max,
+                reads_max: READS_MAX,
+                path_timeout: None,
+            };
             providers.push(Provider::Rdma { rdma, options });
         }
         Ok(Self { providers, wishes })

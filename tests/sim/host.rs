@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
 use rtrs_client::machine::{ClientCore, Letter};
-use rtrs_client::{Failover, PathTarget, SessionConfig};
+use rtrs_client::{Failover, PathTarget, Rhythm, SessionConfig};
 use rtrs_core::fabric::Fabric;
 use rtrs_core::fabric::sim::sim_ip;
 use rtrs_core::ids::SessionId;
@@ -101,6 +101,10 @@ pub(super) fn client_ip(path: usize) -> IpAddr {
     sim_ip(11 + path as u8)
 }
 
+fn rhythm(options: &Options) -> Rhythm {
+    Rhythm { interval: options.heartbeat, missed_max: 3 }
+}
+
 /// The name of a path.
 pub(super) fn path_name(path: usize) -> String {
     format!("path{path}")
@@ -114,6 +118,7 @@ pub(super) fn path_target(options: &Options, path: usize) -> PathTarget {
         transport: "sim",
         provider: 0,
         invalidate_reads: options.invalidate_reads,
+        heartbeat: rhythm(options),
     }
 }
 
@@ -128,8 +133,7 @@ pub(super) fn session_config(options: &Options, life: u8) -> SessionConfig {
         paths: (0..options.paths).map(|path| path_target(options, path)).collect(),
         cores: options.client_cores,
         policy: options.policy,
-        heartbeat_interval: options.heartbeat,
-        heartbeat_missed_max: 3,
+        heartbeat: rhythm(options),
         connect_timeout: 500 * MS,
         reconnect_min: 20 * MS,
         reconnect_max: 500 * MS,

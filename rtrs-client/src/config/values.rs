@@ -1,4 +1,5 @@
-//! The client's own value types: access, policy, bench mode, NBD address, device, run time.
+//! The client's own value types: access, policy, bench mode, NBD address, device, run time, and
+//! numbers that may be left to the program.
 //!
 //! Each parses from text, prints a text that parses back, and reads the same from a file.
 
@@ -108,6 +109,70 @@ impl Serialize for NoPath {
 impl<'de> Deserialize<'de> for NoPath {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserialize_text(deserializer, "queue, queue-for=60s or fail")
+    }
+}
+
+/// A number, or `auto`: the program decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum AutoNumber {
+    /// The program decides.
+    Auto,
+    /// This one.
+    Is(u64),
+}
+
+impl AutoNumber {
+    /// The number, unless the program decides.
+    #[must_use]
+    pub const fn number(self) -> Option<u64> {
+        match self {
+            Self::Auto => None,
+            Self::Is(number) => Some(number),
+        }
+    }
+}
+
+impl From<Option<u64>> for AutoNumber {
+    fn from(number: Option<u64>) -> Self {
+        number.map_or(Self::Auto, Self::Is)
+    }
+}
+
+impl FromStr for AutoNumber {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        if text == "auto" {
+            return Ok(Self::Auto);
+        }
+        let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+        text.parse().ok().filter(|_| digits).map(Self::Is).ok_or_else(|| {
+            ValueError::new("number", text, "is neither auto nor a number", "use auto or digits")
+        })
+    }
+}
+
+impl fmt::Display for AutoNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Is(number) => write!(f, "{number}"),
+        }
+    }
+}
+
+impl Serialize for AutoNumber {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Auto => serializer.serialize_str("auto"),
+            Self::Is(number) => serializer.serialize_u64(*number),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for AutoNumber {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserialize_text(deserializer, "auto or a number")
     }
 }
 
@@ -364,6 +429,19 @@ mod tests {
         ] {
             let error = text.parse::<NoPath>().unwrap_err().to_string();
             assert!(error.contains(words), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn numbers_may_be_left_to_the_program() {
+        for (text, number) in [("auto", None), ("0", Some(0)), ("250", Some(250))] {
+            let parsed = text.parse::<AutoNumber>().unwrap();
+            assert_eq!((parsed.number(), parsed.to_string().as_str()), (number, text));
+            assert_eq!(AutoNumber::from(number), parsed);
+        }
+        for text in ["", "-1", "+1", "1.5", "often", "99999999999999999999"] {
+            let error = text.parse::<AutoNumber>().unwrap_err().to_string();
+            assert!(error.ends_with("use auto or digits"), "{error}");
         }
     }
 

@@ -64,6 +64,7 @@ impl Link {
                     startup_timeout: timeout,
                     half_open_max: 1,
                     reads_max: READS_MAX,
+                    path_timeout: None,
                 };
                 rdma.fabric(&ring, options)
                     .map_err(|e| Error::with_source(ErrorKind::System, "cannot set up RDMA", e))?

@@ -3,6 +3,8 @@
 //! Owns [`SessionPlan`], its judgement and its look at the system (host names, RDMA).
 
 use std::fs;
+use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use rtrs_core::config::{AutoSwitch, Portal, Scheme, Shards, Switch, check_log_filter};
 use rtrs_core::fabric::rdma::{NoRdma, Rdma};
@@ -10,9 +12,9 @@ use rtrs_core::limits::TCP_CONNS_PER_PATH_MAX;
 use tracing_subscriber::EnvFilter;
 
 use super::{in_range, unsaid, usage};
-use crate::config::{Access, Failover, NoPath, Policy, Settings};
+use crate::config::{Access, AutoNumber, Failover, NoPath, Policy, Settings};
 use crate::error::{Error, ErrorKind};
-use crate::session::PATHS_MAX;
+use crate::session::{PATHS_MAX, Rhythm};
 
 /// Longest name on the wire in bytes: 255 with the NUL (kernel rtrs-pri.h, `NAME_MAX`).
 const NAME_BYTES_MAX: usize = 254;
@@ -40,10 +42,10 @@ pub struct SessionPlan {
     pub crc: bool,
     /// A key of its own for each read.
     pub invalidate_reads: AutoSwitch,
-    /// Heartbeat period in milliseconds.
-    pub heartbeat_ms: u64,
-    /// Periods a heartbeat may stay unanswered.
-    pub heartbeat_missed_max: u32,
+    /// Heartbeat period in milliseconds, unless it is left to us.
+    pub heartbeat_ms: Option<u64>,
+    /// Periods a heartbeat may stay unanswered, unless it is left to us.
+    pub heartbeat_missed_max: Option<u32>,
     /// Time for a connection with its handshake, in milliseconds.
     pub connect_timeout_ms: u64,
     /// First wait before a reconnect, in milliseconds.
@@ -122,10 +124,10 @@ impl SessionPlan {
             pin,
             crc: crc.is_on(),
             invalidate_reads,
-            heartbeat_ms: in_range("heartbeat-ms", heartbeat_ms, 10..=600_000)?,
-            heartbeat_missed_max: in_range(
+            heartbeat_ms: auto_in_range("heartbeat-ms", heartbeat_ms, 10..=600_000)?,
+            heartbeat_missed_max: auto_in_range(
                 "heartbeat-missed-max",
-                u64::from(heartbeat_missed_max),
+                heartbeat_missed_max,
                 1..=1000,
             )?,
             connect_timeout_ms: in_range("connect-timeout-ms", connect_timeout_ms, 10..=600_000)?,
@@ -161,6 +163,37 @@ impl SessionPlan {
             return Err(Error::with_source(ErrorKind::Usage, text, error));
         }
         Ok(plan)
+    }
+
+    /// Heartbeats at a kernel's server, as slow as is safe with any.
+    pub(crate) fn heartbeat(&self) -> Rhythm {
+        Rhythm {
+            interval: Duration::from_millis(self.heartbeat_ms.unwrap_or(500)),
+            missed_max: self.heartbeat_missed_max.unwrap_or(5),
+        }
+    }
+
+    /// Heartbeats at a server of ours: over TCP a silent path is noticed within 400 ms. An RDMA
+    /// device may take half a second to repeat a lost packet, and that is to be waited for.
+    pub(crate) fn own_heartbeat(&self, scheme: Scheme) -> Rhythm {
+        if self.heartbeat_ms.is_some() {
+            return self.heartbeat();
+        }
+        let missed_max = match scheme {
+            Scheme::Tcp => 3,
+            Scheme::Rdma => 8,
+        };
+        Rhythm {
+            interval: Duration::from_millis(100),
+            missed_max: self.heartbeat_missed_max.unwrap_or(missed_max),
+        }
+    }
+
+    /// How long the transport repeats what is not acknowledged before it ends a connection by
+    /// itself: later than the heartbeats would, so that these have the word, but not for ever.
+    pub(crate) fn transport_timeout(&self) -> Duration {
+        let silence = self.heartbeat().silence_max();
+        (silence * 4 / 3).clamp(Duration::from_secs(1), Duration::from_secs(4))
     }
 
     fn over_tcp(&self) -> bool {
@@ -212,8 +245,8 @@ impl SessionPlan {
             pin: Some(self.pin),
             crc: Some(Switch::from(self.crc)),
             invalidate_reads: Some(self.invalidate_reads),
-            heartbeat_ms: Some(self.heartbeat_ms),
-            heartbeat_missed_max: Some(self.heartbeat_missed_max),
+            heartbeat_ms: Some(self.heartbeat_ms.into()),
+            heartbeat_missed_max: Some(self.heartbeat_missed_max.map(u64::from).into()),
             connect_timeout_ms: Some(self.connect_timeout_ms),
             reconnect_min_ms: Some(self.reconnect_min_ms),
             reconnect_max_ms: Some(self.reconnect_max_ms),
@@ -226,6 +259,15 @@ impl SessionPlan {
             ..Settings::default()
         }
     }
+}
+
+/// The number in its range, or `None` for auto.
+fn auto_in_range<T: TryFrom<u64>>(
+    key: &str,
+    value: AutoNumber,
+    range: RangeInclusive<u64>,
+) -> Result<Option<T>, Error> {
+    value.number().map(|number| in_range(key, number, range)).transpose()
 }
 
 /// Refuses names the wire cannot carry.

@@ -15,7 +15,7 @@ use rtrs_core::wire::{AccessMode, errno, errno_name};
 
 use super::control::{DeviceState, Path, STEP_TIMEOUT, SessionControl};
 use super::permits::CONTROL;
-use super::{OpenDevice, ToShard};
+use super::{OpenDevice, Rhythm, ToShard};
 use crate::path::handshake::{ServiceConnection, ServiceEvent};
 use crate::path::state::PathState;
 
@@ -170,10 +170,10 @@ impl SessionControl {
     }
 
     fn start_heartbeat(&mut self, now: Instant, index: usize) {
-        let (interval, missed) = (self.config.heartbeat_interval, self.config.heartbeat_missed_max);
         let path = &mut self.paths[index];
         path.seen = now;
-        path.heartbeat = Some(Heartbeat::new(interval, missed, now));
+        let Rhythm { interval, missed_max } = path.rhythm(&self.config);
+        path.heartbeat = Some(Heartbeat::new(interval, missed_max, now));
     }
 
     fn open_device(&mut self, now: Instant, index: usize, fabrics: &mut [Box<dyn Fabric>]) {

@@ -40,6 +40,22 @@ pub(crate) use online::PATHS_MAX;
 pub use online::{Change, Leaving};
 pub use policy::{Failover, NoPath, Policy};
 
+/// How a path's heartbeat goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rhythm {
+    /// Silence after which a heartbeat is sent.
+    pub interval: Duration,
+    /// Further intervals without any traffic after which a path is dead.
+    pub missed_max: u32,
+}
+
+impl Rhythm {
+    /// The longest silence of a path that lives.
+    pub(crate) fn silence_max(self) -> Duration {
+        self.interval * (self.missed_max + 1)
+    }
+}
+
 /// One path to try: its addresses and the provider that carries it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathTarget {
@@ -56,6 +72,8 @@ pub struct PathTarget {
     /// The server gets a key of its own for each read, dead before the data is used; otherwise
     /// one key for the IO buffers as long as the path lives.
     pub invalidate_reads: bool,
+    /// Heartbeats where the server is one of ours.
+    pub heartbeat: Rhythm,
 }
 
 impl PathTarget {
@@ -89,10 +107,8 @@ pub struct SessionConfig {
     pub cores: u16,
     /// How a path is chosen.
     pub policy: Policy,
-    /// Silence after which a heartbeat is sent.
-    pub heartbeat_interval: Duration,
-    /// Heartbeat intervals without any traffic after which a path is dead.
-    pub heartbeat_missed_max: u32,
+    /// Heartbeats where the server is a kernel's; and how long any connection may owe an answer.
+    pub heartbeat: Rhythm,
     /// Bound of one connection's start.
     pub connect_timeout: Duration,
     /// Shortest wait before a reconnect.

@@ -13,10 +13,14 @@ use rtrs_core::fabric::{CloseReason, Fabric};
 use rtrs_core::ids::PermitId;
 use rtrs_core::time::{Duration, Instant};
 
-use super::shard::ShardSession;
+use super::Rhythm;
+use super::shard::{SWEEP, ShardSession};
 
 /// Device ids count up from 0, so this one is nobody's.
 pub(crate) const NO_DEVICE: u32 = i32::MAX as u32;
+
+/// Late sweeps in a row at which nothing is judged.
+const LATES_MAX: u32 = 8;
 
 /// A probe that was sent.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +45,17 @@ pub(super) fn is_due(now: Instant, oldest: Instant, heard: Instant, period: Dura
 }
 
 impl ShardSession {
+    /// True when this sweep came so late that the core has not run meanwhile: then nothing is
+    /// judged, and what was asked gets its whole time once more. Some times in a row only.
+    pub(super) fn came_late(&mut self, now: Instant, due: Instant) -> bool {
+        let late = now.since(due) > SWEEP && self.lates < LATES_MAX;
+        self.lates = if late { self.lates + 1 } else { 0 };
+        if let Some(probe) = self.probe.as_mut().filter(|_| late) {
+            probe.sent = now;
+        }
+        late
+    }
+
     /// Asks a connection that owes answers and is silent whether it works, and ends one that was
     /// asked in vain. One at a time, and only while a permit is free.
     pub(super) fn look_at_silence(
@@ -48,10 +63,10 @@ impl ShardSession {
         now: Instant,
         fabrics: &mut [Box<dyn Fabric>],
     ) -> bool {
-        let period = self.config.heartbeat_interval;
+        let Rhythm { interval: period, missed_max } = self.config.heartbeat;
         if let Some(probe) = self.probe {
             let path = &mut self.paths[probe.path];
-            let bound = period * self.config.heartbeat_missed_max;
+            let bound = period * missed_max;
             let dead = path.is_up() && probe.is_dead(now, path.heard(), bound);
             if dead {
                 let silent = now.since(path.heard().max(probe.sent));

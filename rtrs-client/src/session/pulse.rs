@@ -1,10 +1,16 @@
 //! The heartbeat of a connected path, on the home core: asked after silence, ended when unanswered.
+//!
+//! Servers of ours are asked more often than kernels and given up sooner. What is judged then is
+//! the link: where the provider can tell that the peer's system acknowledges all we send, the link
+//! works and only the server's program is slow, which may be for want of a processor; it gets as
+//! long as a kernel's. A turn of ours that came late does not count (`Heartbeat`).
 
 use rtrs_core::fabric::Fabric;
 use rtrs_core::proto::HeartbeatAction;
 use rtrs_core::time::Instant;
 
-use super::control::SessionControl;
+use super::control::{Path, SessionControl};
+use super::{Rhythm, SessionConfig};
 
 impl SessionControl {
     pub(super) fn poll_heartbeat(
@@ -40,10 +46,28 @@ impl SessionControl {
             }
             HeartbeatAction::Dead => {
                 let silent = now.since(path.seen);
+                let fabric = fabrics[provider].as_ref();
+                if silent < self.config.heartbeat.silence_max()
+                    && path
+                        .service
+                        .as_ref()
+                        .is_some_and(|s| fabric.peer_has_all(s.qp()) == Some(true))
+                {
+                    let ms = silent.as_millis();
+                    tracing::debug!(path = %path.target.name, "slow: no answer for {ms} ms");
+                    return true;
+                }
                 let why = format!("silent for {} ms", silent.as_millis());
                 self.end_path(now, index, Some(why), fabrics);
                 true
             }
         }
+    }
+}
+
+impl Path {
+    /// The heartbeats that its server, as it said last, gets.
+    pub(super) fn rhythm(&self, config: &SessionConfig) -> Rhythm {
+        if self.fences { self.target.heartbeat } else { config.heartbeat }
     }
 }

@@ -38,7 +38,7 @@ use crate::stats::ShardStats;
 /// IOs a core takes before it says that it is full.
 const PARENTS: usize = 1024;
 /// How often running requests are held against the IO timeout.
-const SWEEP: Duration = Duration::from_millis(250);
+pub(super) const SWEEP: Duration = Duration::from_millis(250);
 
 /// An IO that was submitted and not yet finished.
 #[derive(Debug)]
@@ -101,6 +101,8 @@ pub(crate) struct ShardSession {
     cache: Option<Arc<CacheWatch>>,
     inflight: usize,
     next_sweep: Instant,
+    /// Late sweeps in a row.
+    pub(super) lates: u32,
     pub(super) now: Instant,
     pub(super) stats: ShardStats,
 }
@@ -130,6 +132,7 @@ impl ShardSession {
             cache: None,
             inflight: 0,
             next_sweep: Instant::ZERO,
+            lates: 0,
             now: Instant::ZERO,
             stats: ShardStats::new(config.paths.len()),
             config,
@@ -564,7 +567,10 @@ impl ShardSession {
         if now < self.next_sweep {
             return false;
         }
-        self.next_sweep = now + SWEEP;
+        let due = std::mem::replace(&mut self.next_sweep, now + SWEEP);
+        if self.came_late(now, due) {
+            return false;
+        }
         let bound = self.config.io_timeout;
         let mut any = false;
         for index in 0..self.rows.len() {

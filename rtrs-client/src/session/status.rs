@@ -41,6 +41,8 @@ pub(crate) struct PathStatus {
     pub ends: u64,
     /// Last heartbeat round trip in microseconds; absent while unknown.
     pub heartbeat_us: Option<u64>,
+    /// The longest silence of this path that counts as life; absent while it is not connected.
+    pub silence_max_ms: Option<u64>,
     /// Heartbeats of this end.
     pub heartbeats: HeartbeatCount,
     /// Why it ended last.
@@ -66,6 +68,10 @@ impl SessionControl {
                     0 => None,
                     ns => Some(ns / 1000),
                 },
+                silence_max_ms: path.heartbeat.as_ref().map(|_| {
+                    let silence = path.rhythm(&self.config).silence_max();
+                    u64::try_from(silence.as_millis()).unwrap_or(u64::MAX)
+                }),
                 heartbeats: path.heartbeats,
                 last_error: path.last_error.clone(),
             })

@@ -386,6 +386,13 @@ pub trait Fabric: fmt::Debug {
     /// still under way ends in `ConnectFailed` instead.
     fn abort(&mut self, now: Instant, qp: QpNum);
 
+    /// True when the peer's system has acknowledged all that was sent: link and system work, and if
+    /// nothing comes back the peer's program is what is slow. None when that cannot be told. A
+    /// system call; for rare questions only.
+    fn peer_has_all(&self, _qp: QpNum) -> Option<bool> {
+        None
+    }
+
     /// Moves work on. True when anything happened.
     fn poll(&mut self, now: Instant) -> bool;
 

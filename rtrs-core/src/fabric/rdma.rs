@@ -24,6 +24,8 @@ pub struct RdmaOptions {
     pub half_open_max: u32,
     /// RDMA reads that either end may have outstanding: pings use them, sessions do not.
     pub reads_max: u8,
+    /// How long a device repeats a packet that is not acknowledged; None is the provider's own.
+    pub path_timeout: Option<Duration>,
 }
 
 /// A port of a device that sessions can use.
@@ -169,9 +171,16 @@ mod with_verbs {
             ring: &Rc<Ring>,
             options: RdmaOptions,
         ) -> Result<Box<dyn Fabric>, FabricError> {
-            let RdmaOptions { startup_timeout, half_open_max, reads_max } = options;
+            let RdmaOptions { startup_timeout, half_open_max, reads_max, path_timeout } = options;
             let defaults = VerbsOptions::default();
-            let options = VerbsOptions { startup_timeout, half_open_max, reads_max, ..defaults };
+            let path_timeout = path_timeout.unwrap_or(defaults.path_timeout);
+            let options = VerbsOptions {
+                startup_timeout,
+                half_open_max,
+                reads_max,
+                path_timeout,
+                ..defaults
+            };
             Ok(Box::new(VerbsFabric::new(ring, Arc::clone(&self.shared), options)?))
         }
     }

@@ -4,11 +4,16 @@
 //! `interval` without one, HB_MSG is sent once; it is not repeated, since the connection below
 //! is reliable. When another `interval * missed_max` passes in silence the path is dead: from
 //! `interval * missed_max` to `interval * (missed_max + 1)` after the last sign of life plus the
-//! time of one poll. The time from HB_MSG to HB_ACK is the path's round trip time.
+//! time of one poll. A poll that comes late says that this end did not run: the peer's answer may
+//! lie unread, or the peer may starve on the same machine, so that period does not count, eight
+//! times in a row at most. The time from HB_MSG to HB_ACK is the path's round trip time.
 //!
 //! Rule of the kernel: rtrs.c hb_work (docs/PROTOCOL.md, heartbeat and failure detection).
 
 use crate::time::{Duration, Instant};
+
+/// Late periods in a row that do not count against the peer.
+const LATE_MAX: u32 = 8;
 
 /// What the owner of a heartbeat has to do now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +34,7 @@ pub struct Heartbeat {
     heard: Instant,
     next: Instant,
     missed: u32,
+    late: u32,
     asked: Option<Instant>,
     rtt: Option<Duration>,
 }
@@ -43,6 +49,7 @@ impl Heartbeat {
             heard: now,
             next: now + interval,
             missed: 0,
+            late: 0,
             asked: None,
             rtt: None,
         }
@@ -53,7 +60,7 @@ impl Heartbeat {
     pub fn on_traffic(&mut self, now: Instant) {
         if now > self.heard {
             self.heard = now;
-            self.missed = 0;
+            (self.missed, self.late) = (0, 0);
         }
     }
 
@@ -66,7 +73,7 @@ impl Heartbeat {
     }
 
     /// Looks at the time. To be called when [`Heartbeat::deadline`] has passed; calls before
-    /// that do nothing.
+    /// that do nothing. After `Dead` the owner may go on waiting: it comes again every period.
     pub fn poll(&mut self, now: Instant) -> HeartbeatAction {
         if now < self.next {
             return HeartbeatAction::None;
@@ -82,7 +89,12 @@ impl Heartbeat {
             self.next = now + self.interval;
             return HeartbeatAction::Send;
         }
+        let late = now.since(self.next) > self.interval / 2;
         self.next = now + self.interval;
+        if late && self.late < LATE_MAX {
+            self.late += 1;
+            return HeartbeatAction::None;
+        }
         if self.missed >= self.missed_max {
             return HeartbeatAction::Dead;
         }
@@ -148,6 +160,35 @@ mod tests {
         }
         assert_eq!(run(&mut beat, at(5049)), []);
         assert_eq!(run(&mut beat, at(5051)), [(5050, HeartbeatAction::Send)]);
+    }
+
+    #[test]
+    fn a_period_whose_poll_came_late_does_not_count() {
+        let mut beat = Heartbeat::new(100 * MS, 3, at(0));
+        assert_eq!(beat.poll(at(100)), HeartbeatAction::Send);
+        let mut now = 100;
+        // Stalls of our own, one after the other: each gives the peer a new period.
+        for stall in [151, 400, 1000, 160] {
+            now += stall;
+            assert_eq!(beat.poll(at(now)), HeartbeatAction::None);
+            assert_eq!(beat.missed(), 1, "after {stall} ms");
+        }
+        // On time again the silence counts, and a little late is not late.
+        for time in [100, 149] {
+            now += time;
+            assert_eq!(beat.poll(at(now)), HeartbeatAction::None);
+        }
+        assert_eq!(beat.poll(at(now + 100)), HeartbeatAction::Dead);
+        assert_eq!(beat.poll(at(now + 150)), HeartbeatAction::None);
+        assert_eq!(beat.poll(at(now + 200)), HeartbeatAction::Dead, "every period");
+    }
+
+    #[test]
+    fn a_core_that_is_always_late_notices_too() {
+        let mut beat = Heartbeat::new(100 * MS, 3, at(0));
+        let polls = (1..).map(|round| at(round * 300)).map(|now| beat.poll(now));
+        let count = polls.take_while(|action| *action != HeartbeatAction::Dead).count();
+        assert_eq!(count, 1 + 8 + 2, "asked, eight late ones, two that counted");
     }
 
     #[test]

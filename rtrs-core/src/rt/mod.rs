@@ -8,6 +8,7 @@ mod mailbox;
 mod process;
 mod reactor;
 mod ring;
+mod socket;
 
 pub use affinity::{allowed_cpus, pin_plan, pin_to};
 pub use clock::Clock;
@@ -19,3 +20,4 @@ pub use process::{
 };
 pub use reactor::{PollPolicy, ReactorStats, Shard, run};
 pub use ring::{Completed, Fd, Op, OpId, Port, Ring};
+pub use socket::unacknowledged;

@@ -156,7 +156,7 @@ fn io_without_a_path_fails_at_once_or_waits_for_ever() {
 fn the_first_io_after_a_long_rest_is_as_good_as_any() {
     let mut stand = Stand::open(|s| {
         s.config.io_timeout = 2 * SEC;
-        s.config.heartbeat_interval = 60 * SEC;
+        (s.config.heartbeat.interval, s.heartbeat.interval) = (60 * SEC, 60 * SEC);
     });
     stand.run(30 * SEC);
     let tag = submit(&mut stand, 0, IoOp::Read, 0);
@@ -262,7 +262,7 @@ fn a_crashed_server_is_found_again() {
 fn a_session_the_server_forgot_is_opened_again() {
     let mut stand = Stand::open(|s| {
         s.paths = 2;
-        s.config.heartbeat_interval = 2 * SEC;
+        (s.config.heartbeat.interval, s.heartbeat.interval) = (2 * SEC, 2 * SEC);
         (s.how.queue_depth, s.how.max_io) = (1000, 4096);
     });
     // The server lost everything, and on the second path we do not hear of it. The first one is

@@ -6,8 +6,9 @@ use rtrs_core::status::IoStatus;
 use rtrs_core::wire::Imm;
 
 use super::server::{How, Seen};
-use super::stand::{MS, SEC, Stand, client_ip, server_ip};
+use super::stand::{MS, SEC, Setup, Stand, client_ip, server_ip};
 use crate::path::state::PathState;
+use crate::session::Rhythm;
 
 fn beats(stand: &Stand) -> usize {
     stand.server.seen.iter().filter(|seen| matches!(seen, Seen::Heartbeat { .. })).count()
@@ -143,9 +144,94 @@ fn answers_to_no_question_measure_nothing() {
 
 #[test]
 fn an_idle_session_does_next_to_nothing() {
-    let mut stand = Stand::open(|s| s.config.heartbeat_interval = SEC);
+    let mut stand = Stand::open(|s| s.config.heartbeat.interval = SEC);
     let before = stand.server.seen.len();
     stand.run(60 * SEC);
     let seen = stand.server.seen.len() - before;
     assert!((55..=60).contains(&seen), "{seen} messages in a minute");
+}
+
+/// As the program's defaults are, over TCP.
+fn defaults(s: &mut Setup) {
+    s.heartbeat = Rhythm { interval: 100 * MS, missed_max: 3 };
+    s.config.heartbeat = Rhythm { interval: 500 * MS, missed_max: 5 };
+}
+
+#[test]
+fn a_silent_path_of_our_own_server_is_noticed_within_500_ms_and_a_kernels_in_3_s() {
+    for (fence, bound) in [(true, 300 * MS..500 * MS), (false, 2500 * MS..3010 * MS)] {
+        for before in 0..12 {
+            let mut stand = Stand::open(|s| {
+                defaults(s);
+                (s.paths, s.how.fence, s.world.link.detect) = (2, fence, None);
+            });
+            stand.run(61 * MS * before);
+            let begin = stand.now();
+            stand.link_down(0);
+            stand
+                .until("the path's end", 4 * SEC, |s| s.client.states()[0] != PathState::Connected);
+            let took = stand.now().since(begin);
+            assert!(took < bound.end && took + 600 * MS > bound.start, "fence {fence}: {took:?}");
+            assert_eq!(stand.client.states()[1], PathState::Connected);
+        }
+    }
+}
+
+#[test]
+fn a_core_that_comes_late_ends_no_path() {
+    let mut stand = Stand::open(|s| {
+        defaults(s);
+        (s.paths, s.how.fence) = (2, true);
+    });
+    let tags: Vec<_> = (0..100)
+        .map(|round| {
+            let tag = stand.submit(round % 2, IoOp::Read, 0, 512);
+            stand.run(7 * MS * (round as u32 % 20));
+            stand.stall(37 * MS * (round as u32 % 30));
+            tag
+        })
+        .collect();
+    stand.drain(SEC);
+    assert!(tags.iter().all(|tag| stand.client.status(*tag) == Some(IoStatus::Ok)));
+    assert_eq!(stand.client.states(), [PathState::Connected; 2]);
+    let status = stand.client.control.status();
+    assert!(status.iter().all(|path| path.reconnects == 0 && path.ends == 0), "{status:?}");
+}
+
+#[test]
+fn a_server_that_is_as_late_as_we_are_loses_no_path() {
+    // One machine, both ends starved: nobody runs for 160 ms, then we do, then the server.
+    let mut stand = Stand::open(|s| {
+        defaults(s);
+        s.how.fence = true;
+    });
+    for _ in 0..10 {
+        stand
+            .until("a heartbeat is due", SEC, |s| s.client.control.status()[0].heartbeats.sent > 0);
+        stand.server.how.heartbeats = false;
+        for _ in 0..6 {
+            stand.stall(160 * MS);
+            stand.run(MS);
+            assert_eq!(stand.client.states(), [PathState::Connected]);
+        }
+        stand.server.how.heartbeats = true;
+        stand.server.immediate(0, 0, Imm::HeartbeatAck.encode());
+        stand.run(10 * MS);
+    }
+    // On time again, silence is silence.
+    stand.server.how.heartbeats = false;
+    stand.until("the path's end", 500 * MS, |s| s.client.states() != [PathState::Connected]);
+}
+
+#[test]
+fn a_late_core_does_not_take_its_own_pause_for_an_unanswered_probe() {
+    let mut stand = Stand::open(|s| (s.how.hold, s.how.hold_probes) = (true, true));
+    stand.submit(1, IoOp::Read, 0, 512);
+    stand.until("the probe", SEC, |s| s.server.held.len() == 2);
+    stand.stall(2 * SEC);
+    stand.run(20 * MS);
+    assert_eq!(stand.client.states(), [PathState::Connected]);
+    stand.until("the path's end", 2 * SEC, |s| s.client.states() != [PathState::Connected]);
+    let error = stand.client.last_error(0);
+    assert!(error.contains("no answer for"), "{error}");
 }

@@ -22,7 +22,7 @@ use crate::session::SessionDevice;
 use crate::session::control::SessionControl;
 use crate::session::shard::{ConnectionEnd, ShardSession};
 use crate::session::{
-    Change, Failover, NoPath, PathTarget, Policy, SessionConfig, ToHome, ToShard,
+    Change, Failover, NoPath, PathTarget, Policy, Rhythm, SessionConfig, ToHome, ToShard,
 };
 use crate::stats::ShardStats;
 
@@ -280,6 +280,8 @@ pub(super) struct Setup {
     /// Addresses of each path; the server's own where empty.
     pub(super) remotes: Vec<SocketAddr>,
     pub(super) invalidate_reads: bool,
+    /// Heartbeats where the server says that it is ours.
+    pub(super) heartbeat: Rhythm,
 }
 
 /// Address of the server on a path.
@@ -301,8 +303,12 @@ pub(super) fn target(path: usize) -> PathTarget {
         transport: "sim",
         provider: 0,
         invalidate_reads: true,
+        heartbeat: RHYTHM,
     }
 }
+
+/// What the stands' heartbeats go by, whoever the server is.
+const RHYTHM: Rhythm = Rhythm { interval: Duration::from_millis(100), missed_max: 3 };
 
 fn config() -> SessionConfig {
     SessionConfig {
@@ -315,8 +321,7 @@ fn config() -> SessionConfig {
         paths: Vec::new(),
         cores: 2,
         policy: Policy::RoundRobin,
-        heartbeat_interval: 100 * MS,
-        heartbeat_missed_max: 3,
+        heartbeat: RHYTHM,
         connect_timeout: SEC,
         reconnect_min: 100 * MS,
         reconnect_max: SEC,
@@ -347,6 +352,7 @@ impl Stand {
             config: config(),
             remotes: Vec::new(),
             invalidate_reads: true,
+            heartbeat: RHYTHM,
         };
         change(&mut setup);
         let world = World::with_options(setup.seed, setup.world);
@@ -361,6 +367,7 @@ impl Stand {
         let target = |(path, &remote): (usize, &SocketAddr)| PathTarget {
             remotes: if setup.remotes.is_empty() { vec![remote] } else { setup.remotes.clone() },
             invalidate_reads: setup.invalidate_reads,
+            heartbeat: setup.heartbeat,
             ..target(path)
         };
         setup.config.paths = addresses.iter().enumerate().map(target).take(setup.paths).collect();
@@ -443,6 +450,18 @@ impl Stand {
                 self.world.advance_to(bound);
                 false
             }
+        }
+    }
+
+    /// The client does not run for so long; the server and the world do.
+    pub(super) fn stall(&mut self, time: Duration) {
+        let end = self.world.now() + time;
+        loop {
+            while self.server.turn(self.world.now()) {}
+            match self.world.next_event_time().filter(|at| *at <= end) {
+                Some(_) => self.world.step(),
+                None => break self.world.advance_to(end),
+            };
         }
     }
 

@@ -463,6 +463,13 @@ impl Fabric for IwarpFabric {
         self.dirty = dirty;
     }
 
+    fn peer_has_all(&self, qp: QpNum) -> Option<bool> {
+        let slot = (qp.0 & 0xffff) as usize;
+        let known = self.generations.get(slot).is_some_and(|g| u32::from(*g) == qp.0 >> 16);
+        let conn = self.conns.get(slot).filter(|_| known)?.as_ref()?;
+        conn.peer_has_all()
+    }
+
     fn disconnect(&mut self, now: Instant, qp: QpNum) {
         self.now = now;
         self.step(qp, Conn::disconnect);

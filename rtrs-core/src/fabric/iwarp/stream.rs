@@ -20,7 +20,7 @@ use super::tx::BATCH_SLICES;
 use crate::fabric::{CloseReason, ConnectFailure, FabricEvent, PrivateData};
 use crate::ids::QpNum;
 use crate::mem::{IoVecs, MemSlice};
-use crate::rt::{Completed, Fd, Op, OpId, Port};
+use crate::rt::{Completed, Fd, Op, OpId, Port, unacknowledged};
 use crate::time::{Duration, Instant};
 
 /// Low byte of a token: which operation of a connection (or of the listener) it was.
@@ -178,6 +178,11 @@ impl Conn {
     /// True when it may be dropped.
     pub(super) fn is_gone(&self) -> bool {
         self.phase == Phase::Gone
+    }
+
+    /// True when the peer's system has acknowledged what was sent.
+    pub(super) fn peer_has_all(&self) -> Option<bool> {
+        unacknowledged(&self.fd).ok().map(|segments| segments == 0)
     }
 
     /// True when work may be posted.

@@ -1,0 +1,60 @@
+//! What the kernel knows about a TCP connection.
+
+use std::io;
+use std::mem::{MaybeUninit, size_of};
+use std::os::fd::{AsFd, AsRawFd};
+
+/// Segments that were sent and that the peer's system has not acknowledged (`tcpi_unacked`). None:
+/// whatever was sent has arrived there, read by its program or not.
+///
+/// # Errors
+/// The system's error; ENOTSUP and the like for what is no TCP socket.
+pub fn unacknowledged(fd: impl AsFd) -> io::Result<u32> {
+    let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
+    let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
+    let fd = fd.as_fd();
+    // SAFETY: the descriptor is open as long as it is borrowed; the kernel writes at most `len`
+    // bytes to `info`, which is that large.
+    let rc = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &raw mut len,
+        )
+    };
+    if rc < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: all bytes are zero or written by the kernel, and any bytes make a `tcp_info`.
+    Ok(unsafe { info.assume_init() }.tcpi_unacked)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::unix::net::UnixStream;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn what_the_peers_system_has_is_acknowledged_though_nobody_reads_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        stream.write_all(&[7; 1000]).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while unacknowledged(&stream).unwrap() > 0 {
+            assert!(Instant::now() < deadline, "never acknowledged");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn what_is_no_tcp_socket_is_refused() {
+        let (one, _other) = UnixStream::pair().unwrap();
+        assert!(unacknowledged(&one).is_err());
+    }
+}
