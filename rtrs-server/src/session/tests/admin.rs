@@ -226,6 +226,29 @@ fn a_backend_that_never_answers_holds_up_nobody_else() {
 }
 
 #[test]
+fn a_request_that_never_ends_does_not_use_the_reconnects_up() {
+    let mut stand = Stand::new(StandOptions::default());
+    let mut peer = Peer::open(&mut stand, PeerOptions::default());
+    stand.device.lock().hold = true;
+    for recon_cnt in 2..12 {
+        // Sent again each time, as its client does that has no answer.
+        peer.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+        stand.pass(Duration::from_millis(5));
+        let _ = ended(&stand.admin(disconnect("sess", None)));
+        assert_eq!(peer.closed(&mut stand), 3);
+        assert_eq!(states(&stand), [PathState::Draining], "the first copy's, and no other");
+        let again = PeerOptions { recon_cnt, ..PeerOptions::default() };
+        peer = Peer::up(&mut stand, again, "sess");
+    }
+    peer.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[2; 512]);
+    stand.device.lock().hold = false;
+    stand.pass(Duration::from_millis(5));
+    assert_eq!(peer.reply(&mut stand).errno, 0);
+    assert_eq!(stand.device.lock().log.len(), 2, "the first copy and the last");
+    assert_eq!(stand.device.lock().bytes[..512], [2; 512]);
+}
+
+#[test]
 fn a_drain_ends_one_path_of_a_session_after_the_other() {
     let mut stand = Stand::new(StandOptions::default());
     let mut a = Peer::open(&mut stand, PeerOptions::default());
