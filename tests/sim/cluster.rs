@@ -90,7 +90,11 @@ impl Cluster {
             PortFaults::new(if has.contains(&plant) { plant } else { Plant::None }, prng.fork())
         };
         let ports = [port(&[Plant::Leak]), port(&[Plant::LostAnswer, Plant::LostClose])];
-        let errors = Errors { backend: options.disk.errors.num > 0, paths: options.path_errors() };
+        let errors = Errors {
+            backend: options.disk.errors.num > 0,
+            paths: options.path_errors(),
+            given_up_for: options.given_up_for(),
+        };
         let works = (0..options.client_cores)
             .map(|at| {
                 let (at, prng) = (usize::from(at), prng.fork());
@@ -534,7 +538,7 @@ impl Cluster {
         }
         fabrics[0].flush(now);
         for (to, mail) in letters {
-            let takes = self.prng.duration(Duration::ZERO..=self.options.letter_max);
+            let takes = self.prng.duration(Duration::ZERO..=self.options.server_letter_max);
             self.server[to.index()].inbox.push(now + takes, mail);
         }
         busy

@@ -133,6 +133,14 @@ pub(super) fn plan(
                 }
                 continue;
             }
+            11 => {
+                if whole_at.iter().all(|&at| at < now) {
+                    let late = prng.index(links.len());
+                    end = give_up(&mut plan, links, late, mix.lasts_max, now, prng);
+                    whole_at.fill(end + 200 * MS);
+                }
+                continue;
+            }
             _ => {
                 let times = 1 + prng.below(4) as u32;
                 plan.push((now, Act::NoMemory { at_client, times }));
@@ -171,6 +179,35 @@ pub(super) fn plan(
     }
     plan.sort_by_key(|&(at, _)| at);
     plan
+}
+
+/// All paths fall silent for the client; of one what was sent still comes, late, when another is
+/// up again. Returns when that is over.
+fn give_up(
+    plan: &mut Vec<(Instant, Act)>,
+    links: &[(IpAddr, IpAddr)],
+    late: usize,
+    delay_max: Duration,
+    now: Instant,
+    prng: &mut Prng,
+) -> Instant {
+    let delay = prng.duration(delay_max / 2..=delay_max);
+    let end = now + delay;
+    let slow = LinkOptions { delay, jitter: 20 * MS, ..LinkOptions::default() };
+    for (at, &(a, b)) in links.iter().enumerate() {
+        if at == late {
+            plan.push((now, Act::World(Fault::Change(a, b, slow))));
+            plan.push((end, Act::World(Fault::Restore(a, b))));
+            continue;
+        }
+        let from = now + prng.duration(Duration::ZERO..=delay / 4);
+        let to = now + prng.duration(delay / 2..=delay);
+        for (x, y) in [(a, b), (b, a)] {
+            plan.push((from, Act::World(Fault::Silence(x, y))));
+            plan.push((to, Act::World(Fault::Unsilence(x, y))));
+        }
+    }
+    end
 }
 
 /// An index, by weight. The weights are not all zero.

@@ -11,6 +11,10 @@ use rtrs_core::time::Duration;
 /// A millisecond.
 pub(super) const MS: Duration = Duration::from_millis(1);
 
+/// Heartbeats of a server that does not find a silent path by itself within a run: whoever
+/// connects it again has to say that the old one is dead.
+const DEAF: Duration = Duration::from_secs(60);
+
 /// One run's settings.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -44,8 +48,10 @@ pub struct Options {
     pub no_path: NoPath,
     /// Longest pause of a core between two turns.
     pub think_max: Duration,
-    /// Longest way of a letter from core to core.
+    /// Longest way of a letter from core to core of the client.
     pub letter_max: Duration,
+    /// The same at the server.
+    pub server_letter_max: Duration,
     /// Time under load.
     pub load_time: Duration,
     /// The workload.
@@ -141,18 +147,39 @@ pub struct FaultMix {
     pub core_stall: u32,
     /// Weight of memory that cannot be registered.
     pub no_memory: u32,
+    /// Weight of all paths given up, and one of them up again while what was sent over another
+    /// still comes.
+    pub give_up: u32,
     /// The first path has no fault of the network.
     pub spare: bool,
 }
 
 impl FaultMix {
+    const NONE: Self = Self {
+        gap_max: Duration::ZERO,
+        lasts_max: Duration::ZERO,
+        link_down: 0,
+        silence: 0,
+        blackhole: 0,
+        slow_path: 0,
+        qp_error: 0,
+        server_restart: 0,
+        power_cut: 0,
+        server_stop: 0,
+        client_restart: 0,
+        core_stall: 0,
+        no_memory: 0,
+        give_up: 0,
+        spare: false,
+    };
+
     /// True when nothing breaks.
     pub fn is_empty(&self) -> bool {
         self.weights().iter().sum::<u32>() == 0
     }
 
     /// The weights in the order of the fields.
-    pub(super) const fn weights(&self) -> [u32; 11] {
+    pub(super) const fn weights(&self) -> [u32; 12] {
         [
             self.link_down,
             self.silence,
@@ -165,6 +192,7 @@ impl FaultMix {
             self.core_stall,
             self.no_memory,
             self.client_restart,
+            self.give_up,
         ]
     }
 }
@@ -199,6 +227,7 @@ impl Options {
             buffered_max: pick(prng, &[64 << 10, 4 << 20]),
             ..WorldOptions::default()
         };
+        let letter_max;
         let mut drawn = Self {
             seed,
             paths,
@@ -220,8 +249,13 @@ impl Options {
                 2 => NoPath::Queue,
                 _ => NoPath::QueueFor(Duration::from_secs(60)),
             },
-            think_max: pick(prng, &[us(0), us(20), us(200)]),
-            letter_max: pick(prng, &[us(0), us(10), us(200), 3 * MS]),
+            think_max: {
+                let think_max = pick(prng, &[us(0), us(20), us(200)]);
+                letter_max = pick(prng, &[us(0), us(10), us(200), 3 * MS]);
+                think_max
+            },
+            letter_max,
+            server_letter_max: letter_max,
             load_time: pick(prng, &[500, 1000, 2000, 3000]) * MS,
             work: WorkOptions::draw(prng, chunk_size),
             disk: DiskOptions::draw(prng),
@@ -234,8 +268,43 @@ impl Options {
             drawn.hold_to_time(pick(prng, &[50, 100]) * MS);
         } else if paths > 1 && prng.chance(Ratio::new(1, 5)) {
             drawn.hunt_late_writes(prng);
+        } else {
+            // Of its own, so that older seeds draw the rest as before.
+            let own = &mut Prng::new(seed ^ 0x6769_7665_5f75_705f);
+            if paths > 1 && own.chance(Ratio::new(1, 8)) {
+                drawn.hunt_given_up_writes(own);
+            } else if drawn.faults.client_restart == 0 && own.chance(Ratio::new(1, 4)) {
+                drawn.server_heartbeat = DEAF;
+                if half(own) {
+                    drawn.world.link.detect = None;
+                }
+            }
         }
         drawn
+    }
+
+    /// Makes it likely that IO ends with an error because no path is left, and that what was sent
+    /// of it comes late, out of a path that only the client has given up, when another one is up
+    /// again.
+    fn hunt_given_up_writes(&mut self, prng: &mut Prng) {
+        (self.heartbeat, self.server_heartbeat) = (50 * MS, DEAF);
+        self.no_path = pick(prng, &[NoPath::Fail, NoPath::QueueFor(100 * MS)]);
+        self.load_time = 4000 * MS;
+        (self.client_cores, self.server_cores) = (2, 2);
+        // A core that takes its letters late closes its connections late.
+        (self.letter_max, self.server_letter_max) = (MS / 5, pick(prng, &[50, 200]) * MS);
+        self.faults = FaultMix {
+            gap_max: pick(prng, &[100, 400]) * MS,
+            lasts_max: 700 * MS,
+            give_up: 1,
+            ..FaultMix::NONE
+        };
+        let disk = &mut self.disk;
+        (disk.slow, disk.stuck, disk.errors) = (Ratio::ZERO, Ratio::ZERO, Ratio::ZERO);
+        let work = &mut self.work;
+        (work.sectors, work.gap_max, work.ios_max) = (pick(prng, &[16, 32]), 3 * MS, 2000);
+        (work.reads, work.span_max, work.overlap) = (Ratio::new(1, 2), 4, false);
+        work.depth = 24;
     }
 
     /// Makes it likely that a write comes late out of a path that the client has given up and the
@@ -275,6 +344,14 @@ impl Options {
     /// Nothing happens to the cluster but IO.
     pub(super) fn is_quiet(&self) -> bool {
         self.faults.is_empty() && !self.operated
+    }
+
+    /// How long a write may still take effect that ended with an error because no path was left,
+    /// once its core is served again: then what was sent of it is fenced off, and only what the
+    /// backend had begun goes on. None where the backend or a core may take long.
+    pub(super) fn given_up_for(&self) -> Option<Duration> {
+        let quick = self.disk.slow.num == 0 && self.disk.stuck.num == 0;
+        (quick && self.faults.core_stall == 0).then_some(self.disk.latency_max + 2 * MS)
     }
 
     /// IO may end with an error because no path came back in time.
@@ -347,6 +424,7 @@ impl FaultMix {
             client_restart,
             core_stall,
             no_memory,
+            give_up: 0,
             spare: paths > 1 && half(prng),
         }
     }

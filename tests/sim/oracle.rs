@@ -17,7 +17,8 @@
 //! **A write that ended with an error** of the backend may have happened or not, but by its end
 //! or never. Where `no_path` lets IO end with an error, and where its client was killed, it may
 //! happen at any later moment, until the server's process ends, or the server lets another session
-//! write, or the run comes to rest.
+//! write, or the run comes to rest; or, if neither disk nor cores take long, until an IO that its
+//! core submitted later has succeeded, since then the paths it was sent on are fenced off.
 //!
 //! **A power cut** may leave in a sector any write that no durable write has replaced; a write
 //! is durable when it was acknowledged with FUA, or before a flush began that was acknowledged
@@ -27,6 +28,8 @@
 //! writes.
 
 use std::collections::BTreeMap;
+
+use rtrs_core::time::Instant;
 
 use super::Failure;
 use super::disk::SECTOR;
@@ -95,6 +98,8 @@ pub(super) struct Oracle {
     sectors: Vec<Sector>,
     /// Pending and open writes per sector, for who must not overlap.
     busy: Vec<u32>,
+    /// Writes that ended with an error and happen until then or never.
+    closing: Vec<(Instant, u32)>,
     /// Reads in flight, with their start.
     reads: BTreeMap<u64, u64>,
 }
@@ -148,6 +153,7 @@ impl Oracle {
             writes: vec![zero],
             sectors: vec![sector; sectors as usize],
             busy: vec![0; sectors as usize],
+            closing: Vec::new(),
             reads: BTreeMap::new(),
         }
     }
@@ -209,6 +215,22 @@ impl Oracle {
         }
         if over {
             self.close(id, now);
+        }
+    }
+
+    /// A write that failed happens until then or never.
+    pub(super) fn close_at(&mut self, at: Instant, id: u32) {
+        self.closing.push((at, id));
+    }
+
+    /// Closes the writes whose time is over.
+    pub(super) fn close_due(&mut self, now: Instant) {
+        while let Some(at) = self.closing.iter().position(|&(at, _)| at <= now) {
+            let (_, id) = self.closing.swap_remove(at);
+            if self.writes[id as usize].finish == OPEN {
+                let tick = self.tick();
+                self.close(id, tick);
+            }
         }
     }
 

@@ -204,7 +204,8 @@ fn drive(
     if !cluster.run_until(cluster.now() + DETACH_MAX, Cluster::is_done)? {
         return Err(not_live(cluster, "detaching did not end", DETACH_MAX));
     }
-    let end = cluster.now() + DETACH_MAX;
+    // Of a link that died unnoticed just before, the server learns by heartbeats.
+    let end = cluster.now() + DETACH_MAX + 5 * options.server_heartbeat;
     let empty = |cluster: &Cluster| {
         cluster.left_at_server() == (0, 0, 0, 0) && cluster.registered() == (0, 0)
     };

@@ -63,6 +63,8 @@ pub(super) struct Errors {
     pub(super) backend: bool,
     /// Those of a session that has had no path for too long.
     pub(super) paths: bool,
+    /// How long what was given up may still happen once the core is served again.
+    pub(super) given_up_for: Option<Duration>,
 }
 
 /// The workload of one core.
@@ -77,6 +79,8 @@ pub(super) struct Workload {
     region: Arc<Region>,
     free: Vec<usize>,
     pending: BTreeMap<u64, Pending>,
+    /// Writes that ended for want of a path, and when.
+    given_up: Vec<(Instant, u32)>,
     next_tag: u64,
     next_at: Instant,
     pub(super) mode: Mode,
@@ -105,6 +109,7 @@ impl Workload {
             region: Region::new(span * options.depth).expect("memory for a workload"),
             free: (0..options.depth).rev().collect(),
             pending: BTreeMap::new(),
+            given_up: Vec::new(),
             next_tag: (core as u64) << 48,
             next_at: Instant::ZERO,
             mode: Mode::Rest,
@@ -126,6 +131,7 @@ impl Workload {
     /// The process has ended: whatever was in flight ends without a word.
     pub(super) fn abandon(&mut self, oracle: &mut Oracle) {
         self.device = None;
+        self.given_up.clear();
         for (tag, io) in std::mem::take(&mut self.pending) {
             match io.op {
                 IoOp::Read => drop(oracle.read_done(tag, io.sector, None)),
@@ -199,6 +205,7 @@ impl Workload {
         device: &mut SessionDevice,
         oracle: &mut Oracle,
     ) -> Result<bool, Failure> {
+        oracle.close_due(now);
         device.poll(now);
         let mut any = false;
         while let Some(done) = device.reap() {
@@ -367,12 +374,20 @@ impl Workload {
                 return Err(Failure::new("errors", text));
             }
         }
+        if let (IoStatus::Ok, Some(time)) = (status, self.errors.given_up_for) {
+            for (_, id) in self.given_up.extract_if(.., |(at, _)| *at < io.since) {
+                oracle.close_at(now + time, id);
+            }
+        }
         match io.op {
             IoOp::Write | IoOp::WriteZeroes | IoOp::Discard => {
                 self.stats.writes += 1;
                 let id = u32::try_from(io.mark).unwrap_or(u32::MAX);
                 if status.is_ok() {
                     return oracle.write_acked(id, io.fua);
+                }
+                if self.errors.paths {
+                    self.given_up.push((now, id));
                 }
                 // Of an IO of many parts one may have met the backend's error, another no path.
                 oracle.write_failed(id, !self.errors.paths);
