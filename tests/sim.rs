@@ -1,7 +1,7 @@
 //! The simulator as a test: seeds that pass, runs that repeat, planted bugs that are seen.
 #![forbid(unsafe_code)]
 
-use rtrs_tests::sim::{Options, Plant, kept_seeds, run, run_with};
+use rtrs_tests::sim::{Options, Plant, kept_seeds, run, run_held, run_with};
 
 /// Seeds in which a planted bug has to show.
 const PLANT_SEEDS: u64 = 60;
@@ -13,6 +13,18 @@ fn seeds_pass() {
         let outcome = run(seed);
         assert_eq!(outcome.failure, None, "replay: rtrs-sim --seed {seed}");
     }
+}
+
+/// The disk holds a write while its path dies; a newer one to the same place follows it.
+#[test]
+fn the_newest_write_stays_behind_one_that_was_held() {
+    let mut replays = 0;
+    for seed in 0..1000 {
+        let outcome = run_held(seed, None);
+        assert_eq!(outcome.failure, None, "replay: rtrs-sim --held --seed {seed}");
+        replays += u64::from(outcome.stats.replays > 0);
+    }
+    assert!(replays >= 500, "a copy met its original in {replays} of 1000 variations only");
 }
 
 #[test]

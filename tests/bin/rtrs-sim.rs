@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
 use rtrs_core::prng::Prng;
-use rtrs_tests::sim::{Options, Outcome, Plant, Sink, Stats, kept_seeds, run_with};
+use rtrs_tests::sim::{Options, Outcome, Plant, Sink, Stats, kept_seeds, run_held, run_with};
 use serde::Serialize;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -45,6 +45,10 @@ struct Args {
     /// What the machines say themselves, on stderr.
     #[arg(long)]
     trace: bool,
+    /// Instead of load under faults: a write that its disk holds while its path dies, and a newer
+    /// one.
+    #[arg(long, conflicts_with = "plant")]
+    held: bool,
     /// Plant a bug that a checker has to see.
     #[arg(long, hide = true, value_name = "NAME")]
     plant: Option<Plant>,
@@ -89,6 +93,7 @@ thread_local! {
 fn replay(seed: u64, args: &Args) -> String {
     let mut command = std::env::args().next().unwrap_or_else(|| "rtrs-sim".into());
     command += &format!(" --seed {seed}");
+    command += if args.held { " --held" } else { "" };
     if let Some(plant) = args.plant {
         command += &format!(" --plant {}", plant.name());
     }
@@ -105,6 +110,9 @@ fn run_one(seed: u64, args: &Args, log: bool) -> Outcome {
     } else {
         None
     };
+    if args.held {
+        return run_held(seed, sink);
+    }
     run_with(&Options::draw(seed), args.plant.unwrap_or_default(), sink)
 }
 
@@ -145,7 +153,7 @@ fn main() -> ExitCode {
         }
     };
     let log = args.seed.is_some() && !args.quiet && args.output == Format::Text;
-    if log {
+    if log && !args.held {
         println!("{:#?}", Options::draw(first));
     }
     let mut summary = Summary {
@@ -158,7 +166,11 @@ fn main() -> ExitCode {
         stats: Stats::default(),
     };
     let mut shown = start;
-    let kept = if args.seed.is_none() && plant == Plant::None { kept_seeds() } else { Vec::new() };
+    let kept = if args.seed.is_none() && plant == Plant::None && !args.held {
+        kept_seeds()
+    } else {
+        Vec::new()
+    };
     for seed in kept.iter().map(|&(seed, _)| seed).chain(first..) {
         let is_kept = summary.seeds < kept.len() as u64;
         let over = !is_kept

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use rtrs_client::machine::{ClientCore, PathView};
 use rtrs_client::{Change, Leaving};
-use rtrs_core::block::Core;
+use rtrs_core::block::{Core, IoOp};
 use rtrs_core::fabric::sim::{Fault, NodeId, World};
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::prng::Prng;
@@ -256,6 +256,26 @@ impl Cluster {
         let at = core % self.client.len();
         self.client[at].work.mode = Mode::ReadBack(0);
         self.client[at].pace.due = true;
+    }
+
+    /// Has an IO done on a core.
+    pub(super) fn order(&mut self, core: usize, op: IoOp, sector: u32, count: u32, fua: bool) {
+        let at = core % self.client.len();
+        self.client[at].work.order(op, sector, count, fua);
+        self.client[at].pace.due = true;
+    }
+
+    /// Lets the write go that the disk holds up.
+    pub(super) fn let_go(&mut self) {
+        self.log.event(self.now(), "let go", [0, 0], String::new);
+        self.disk.let_go();
+        self.wake_all();
+    }
+
+    /// Requests that the server has let wait for their first copy.
+    pub(super) fn replays(&self) -> u64 {
+        let sessions = self.server.first().map(|host| host.core.snapshot()).unwrap_or_default();
+        sessions.iter().flat_map(|session| &session.paths).map(|path| path.io.replays).sum()
     }
 
     pub(super) fn workloads(&self) -> impl Iterator<Item = &Workload> {

@@ -60,6 +60,10 @@ struct State {
     durable: Vec<u8>,
     durable_seq: Vec<u64>,
     journal: Vec<Entry>,
+    /// The next write is held up: it neither happens nor ends before it is let go.
+    armed: bool,
+    /// One is held up.
+    holds: bool,
     /// A write to be done once more, for a plant.
     ghost: Option<(usize, Vec<u8>, u8)>,
     clock: u64,
@@ -106,6 +110,8 @@ impl Disk {
             durable: vec![0; size],
             durable_seq: vec![0; sectors as usize],
             journal: Vec::new(),
+            armed: false,
+            holds: false,
             ghost: None,
             clock: 0,
             inflight: 0,
@@ -117,6 +123,21 @@ impl Disk {
     /// The time of what is submitted next.
     pub(super) fn set_now(&self, now: Instant) {
         self.state.lock().now = now;
+    }
+
+    /// Holds the next write up.
+    pub(super) fn hold_next_write(&self) {
+        self.state.lock().armed = true;
+    }
+
+    /// True while a write is held up.
+    pub(super) fn holds(&self) -> bool {
+        self.state.lock().holds
+    }
+
+    /// Lets the write go that is held up.
+    pub(super) fn let_go(&self) {
+        self.state.lock().holds = false;
     }
 
     /// From now on nothing is slow, stuck or failing.
@@ -318,6 +339,7 @@ struct Op {
     effect_at: Instant,
     done_at: Instant,
     applied: bool,
+    held: bool,
     status: IoStatus,
 }
 
@@ -349,7 +371,11 @@ impl BlockDevice for Queue {
         state.inflight += 1;
         let mark = state.clock;
         let (serial, applied) = (mark, !judged.is_ok());
-        self.ops.push(Op { io, serial, mark, effect_at, done_at, applied, status });
+        let held = state.armed && changes(io.op);
+        if held {
+            (state.armed, state.holds) = (false, true);
+        }
+        self.ops.push(Op { io, serial, mark, effect_at, done_at, applied, held, status });
         Ok(())
     }
 
@@ -362,10 +388,14 @@ impl BlockDevice for Queue {
                 (op.effect_at, op.done_at) = (op.effect_at.min(by), op.done_at.min(by));
             }
         }
+        for op in self.ops.iter_mut().filter(|op| op.held && !state.holds) {
+            op.held = false;
+            (op.effect_at, op.done_at) = (op.effect_at.max(now), op.done_at.max(now));
+        }
         let mut any = false;
         // In the order of their moments, so that what is late to be polled changes nothing.
         loop {
-            let due = self.ops.iter().enumerate().filter(|(_, op)| !op.applied);
+            let due = self.ops.iter().enumerate().filter(|(_, op)| !op.applied && !op.held);
             let next = due.min_by_key(|(_, op)| (op.effect_at, op.serial)).map(|(at, _)| at);
             let Some(at) = next.filter(|&at| self.ops[at].effect_at <= now) else { break };
             state.apply(&mut self.ops[at]);
@@ -396,7 +426,8 @@ impl BlockDevice for Queue {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        self.ops.iter().fold(None, |at, op| {
+        let holds = self.state.lock().holds;
+        self.ops.iter().filter(|op| !op.held || !holds).fold(None, |at, op| {
             let own = if op.applied { op.done_at } else { op.effect_at };
             earliest(at, Some(own))
         })

@@ -7,12 +7,13 @@
 //! `options.rs` what a seed draws · `cluster.rs` cores, world and clock · `host.rs` one core ·
 //! `port.rs` the fabric as the machines see it, with its faults · `disk.rs` the backend ·
 //! `workload.rs` who uses the device · `oracle.rs` what reads may return · `faults.rs` what breaks
-//! and when · `run.rs` one run from attach to detach · `log.rs` what happened · `plant.rs` bugs
-//! that must be caught.
+//! and when · `held.rs` a write that its disk holds up · `run.rs` one run from attach to detach ·
+//! `log.rs` what happened · `plant.rs` bugs that must be caught.
 
 mod cluster;
 mod disk;
 mod faults;
+mod held;
 mod host;
 mod log;
 mod options;
@@ -22,6 +23,7 @@ mod port;
 mod run;
 mod workload;
 
+pub use held::run_held;
 pub use log::Sink;
 pub use options::Options;
 pub use plant::Plant;

@@ -155,7 +155,8 @@ pub struct FaultMix {
 }
 
 impl FaultMix {
-    const NONE: Self = Self {
+    /// Nothing breaks.
+    pub(super) const NONE: Self = Self {
         gap_max: Duration::ZERO,
         lasts_max: Duration::ZERO,
         link_down: 0,

@@ -14,7 +14,7 @@ use super::workload::Mode;
 use super::{Failure, Plant};
 
 /// How long attaching takes at most, without faults.
-const ATTACH_MAX: Duration = Duration::from_secs(5);
+pub(super) const ATTACH_MAX: Duration = Duration::from_secs(5);
 /// How long it takes at most from the last fault to all IO done and all paths up. The longest of
 /// many thousand seeds took 4 s: a server finds a silent path within its four heartbeats of a
 /// second; a client's attempt takes 1 s for each connection and 1 s for the introduction, its four
@@ -43,6 +43,8 @@ pub struct Stats {
     pub io_ms_max: u64,
     /// Acts of the plan of faults.
     pub faults: u64,
+    /// Requests that the server let wait for their first copy, in the scenario of a held write.
+    pub replays: u64,
     /// Queue pairs that went into error by a fault.
     pub qp_errors: u64,
     /// Times a path was connected again.
@@ -73,6 +75,7 @@ impl Stats {
         self.losses_told += other.losses_told;
         self.io_ms_max = self.io_ms_max.max(other.io_ms_max);
         self.faults += other.faults;
+        self.replays += other.replays;
         self.qp_errors += other.qp_errors;
         self.reconnects += other.reconnects;
         self.backend_ops += other.backend_ops;
@@ -249,7 +252,7 @@ fn rest(cluster: &mut Cluster) -> Result<(), Failure> {
     Ok(())
 }
 
-fn wait_live(cluster: &mut Cluster, when: &str) -> Result<(), Failure> {
+pub(super) fn wait_live(cluster: &mut Cluster, when: &str) -> Result<(), Failure> {
     let bound = cluster.now() + LIVE_MAX;
     let live =
         |cluster: &Cluster| cluster.is_whole() && cluster.workloads().all(|work| work.is_idle());
@@ -259,7 +262,7 @@ fn wait_live(cluster: &mut Cluster, when: &str) -> Result<(), Failure> {
     Err(not_live(cluster, when, LIVE_MAX))
 }
 
-fn not_live(cluster: &Cluster, what: &str, bound: Duration) -> Failure {
+pub(super) fn not_live(cluster: &Cluster, what: &str, bound: Duration) -> Failure {
     let now = cluster.now();
     let mut text = format!("{what}: not done within {} s", bound.as_secs());
     if let Some(why) = cluster.gave_up() {

@@ -3,7 +3,7 @@
 //! A closed loop of bounded depth with pauses of the seed's choice. Every submission and every
 //! end goes to the oracle; an end of what is not in flight, or a second one, is a failure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use rtrs_client::SessionDevice;
@@ -81,6 +81,8 @@ pub(super) struct Workload {
     pending: BTreeMap<u64, Pending>,
     /// Writes that ended for want of a path, and when.
     given_up: Vec<(Instant, u32)>,
+    /// IOs to be done whatever the mode: what, sector, count, FUA.
+    orders: VecDeque<(IoOp, u32, u32, bool)>,
     next_tag: u64,
     next_at: Instant,
     pub(super) mode: Mode,
@@ -110,6 +112,7 @@ impl Workload {
             free: (0..options.depth).rev().collect(),
             pending: BTreeMap::new(),
             given_up: Vec::new(),
+            orders: VecDeque::new(),
             next_tag: (core as u64) << 48,
             next_at: Instant::ZERO,
             mode: Mode::Rest,
@@ -182,7 +185,12 @@ impl Workload {
             Mode::Load => self.left == 0,
             Mode::ReadBack(from) => from >= self.options.sectors,
         };
-        all && self.pending.is_empty()
+        all && self.pending.is_empty() && self.orders.is_empty()
+    }
+
+    /// Has an IO done.
+    pub(super) fn order(&mut self, op: IoOp, sector: u32, count: u32, fua: bool) {
+        self.orders.push_back((op, sector, count, fua));
     }
 
     /// When it wants to submit next.
@@ -219,6 +227,12 @@ impl Workload {
             if self.plant == Plant::Twice && self.prng.chance(Ratio::new(1, 100)) {
                 self.ended(now, done.tag, done.status, oracle)?;
             }
+        }
+        while !self.free.is_empty()
+            && let Some((op, sector, count, fua)) = self.orders.pop_front()
+        {
+            any = true;
+            self.submit(now, op, sector, count, fua, device, oracle);
         }
         match self.mode {
             Mode::Rest => {}
