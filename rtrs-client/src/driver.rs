@@ -76,6 +76,8 @@ pub(crate) struct CoreReport {
     pub(crate) inflight: usize,
     /// The requests of these, by path.
     pub(crate) path_inflight: Vec<u32>,
+    /// By path, left out because it is slow.
+    pub(crate) path_slow: Vec<bool>,
     /// The IO that is here for the longest time.
     pub(crate) oldest: Option<OldestIo>,
     /// What each provider did, by scheme.
@@ -389,6 +391,7 @@ impl ClientShard {
             stats: session.stats().clone(),
             inflight: session.inflight(),
             path_inflight: session.path_inflight(),
+            path_slow: session.path_slow(),
             oldest: session.oldest(now),
             fabrics,
             bridge,

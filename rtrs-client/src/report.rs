@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::config;
 use crate::driver::CoreReport;
 use crate::session::replay::Waits;
+use crate::session::status::PathStatus;
 use crate::stats::{OP_NAMES, ShardStats};
 
 /// A question on the control socket: one line of JSON.
@@ -85,7 +86,14 @@ pub(crate) fn status(identity: &Identity, reports: &[CoreReport]) -> serde_json:
     let home = reports.first();
     let geometry = home.and_then(|r| r.geometry.as_ref());
     let inflight: usize = reports.iter().map(|r| r.inflight).sum();
-    let paths = home.and_then(|r| r.paths.as_ref());
+    let paths = home.and_then(|r| r.paths.as_ref()).map(|paths| {
+        let shown = paths.iter().map(|path| {
+            let mut shown = serde_json::json!(path);
+            shown["slow"] = is_slow(path, reports).into();
+            shown
+        });
+        shown.collect::<Vec<_>>()
+    });
     serde_json::json!({
         "name": identity.name,
         "session": identity.session,
@@ -111,6 +119,12 @@ pub(crate) fn status(identity: &Identity, reports: &[CoreReport]) -> serde_json:
         "nbd_connections": reports.iter().map(|r| r.bridge.connections).sum::<u64>(),
         "paths": paths,
     })
+}
+
+/// True when a core leaves the path out because it is far slower than others.
+fn is_slow(path: &PathStatus, reports: &[CoreReport]) -> bool {
+    let at = path.id.index();
+    reports.iter().any(|report| report.path_slow.get(at).copied().unwrap_or_default())
 }
 
 /// The IO that waits for the longest time, and what for.
@@ -177,6 +191,7 @@ pub(crate) fn stats(identity: &Identity, reports: &[CoreReport]) -> serde_json::
                 "transport": path.transport,
                 "address": path.address,
                 "state": path.state,
+                "slow": is_slow(path, reports),
                 "reconnects": path.reconnects,
                 "heartbeat_us": path.heartbeat_us,
                 "heartbeats": path.heartbeats,
@@ -340,6 +355,7 @@ pub(crate) fn path_state(path: &serde_json::Value) -> String {
     match path["leaving"].as_str() {
         Some("reconnect") => "reconnecting".to_owned(),
         Some(_) => "leaving".to_owned(),
+        None if path["slow"] == true && path["state"] == "connected" => "slow".to_owned(),
         None => text(&path["state"]),
     }
 }

@@ -118,6 +118,11 @@ impl PathShard {
         self.cache_id
     }
 
+    /// As listings show it.
+    pub(crate) fn name(&self) -> &str {
+        &self.target.name
+    }
+
     pub(crate) fn provider(&self) -> usize {
         self.target.provider
     }

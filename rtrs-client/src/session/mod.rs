@@ -12,6 +12,7 @@ pub(crate) mod control;
 pub(crate) mod device;
 mod fence;
 mod online;
+mod pace;
 pub(crate) mod permits;
 pub(crate) mod policy;
 pub(crate) mod probe;

@@ -301,6 +301,7 @@ impl ShardSession {
             Some(place) => *place = added,
             None => self.paths.push(added),
         }
+        self.chooser.paces.forget(path);
         self.replays.add_path(self.paths.len());
         self.stats.add_path(path.index());
     }

@@ -1,5 +1,7 @@
 //! Which path the next IO takes.
 //!
+//! A path that is far slower than the others is left out (`pace.rs`).
+//!
 //! The three policies of the kernel's client (`rtrs-clt.c`, `get_next_path_*`), without two of
 //! its flaws: the in-flight count is kept under every policy, and a path without a measured
 //! latency does not win against measured ones for ever - it counts as the mean of the others.
@@ -7,8 +9,10 @@
 use std::str::FromStr;
 
 use rtrs_core::ids::PathId;
-use rtrs_core::time::Duration;
+use rtrs_core::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
+
+use super::pace::Paces;
 
 /// How a path is chosen among those that are up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,20 +86,32 @@ pub(crate) struct Candidate {
     pub(crate) latency_ns: u64,
 }
 
-/// A policy and its cursor.
+/// A policy, its cursor, and the paths that are too slow for it.
 #[derive(Debug)]
 pub(crate) struct Chooser {
-    policy: Policy,
+    pub(crate) policy: Policy,
+    pub(crate) paces: Paces,
     cursor: u16,
 }
 
 impl Chooser {
-    pub(crate) fn new(policy: Policy) -> Self {
-        Self { policy, cursor: u16::MAX }
+    pub(crate) fn new(policy: Policy, paths: usize) -> Self {
+        Self { policy, paces: Paces::new(paths), cursor: u16::MAX }
     }
 
-    /// The path for the next request among `up`, which is in list order.
-    pub(crate) fn choose(&mut self, up: impl Iterator<Item = Candidate> + Clone) -> Option<PathId> {
+    /// The path for the next request among `up`, which is in list order: one that is to be tried,
+    /// or what the policy picks among those that are not slow, if there are such.
+    pub(crate) fn choose(
+        &mut self,
+        now: Instant,
+        up: impl Iterator<Item = Candidate> + Clone,
+    ) -> Option<PathId> {
+        if let Some(path) = self.paces.pick_try(now, up.clone()) {
+            return Some(path);
+        }
+        let all_slow = up.clone().all(|c| self.paces.is_slow(c.path));
+        let paces = &self.paces;
+        let up = up.filter(|c| all_slow || !paces.is_slow(c.path));
         match self.policy {
             Policy::RoundRobin => {
                 let after = self.cursor;
@@ -134,8 +150,9 @@ mod tests {
     }
 
     fn picks(policy: Policy, up: &[Candidate], times: usize) -> Vec<u16> {
-        let mut chooser = Chooser::new(policy);
-        (0..times).map(|_| chooser.choose(up.iter().copied()).unwrap().0).collect()
+        let mut chooser = Chooser::new(policy, 3);
+        let now = Instant::ZERO;
+        (0..times).map(|_| chooser.choose(now, up.iter().copied()).unwrap().0).collect()
     }
 
     #[test]
@@ -158,9 +175,29 @@ mod tests {
     }
 
     #[test]
+    fn slow_paths_are_left_out_while_there_are_others() {
+        let ms = Duration::from_millis(1);
+        for policy in [Policy::RoundRobin, Policy::MinInflight, Policy::MinLatency] {
+            let mut chooser = Chooser::new(policy, 3);
+            let mut now = Instant::ZERO;
+            for _ in 0..60 {
+                now = now + 50 * ms;
+                for (path, took) in [(0, 40 * ms), (1, ms), (2, ms)] {
+                    chooser.paces.answered(PathId(path), now, took);
+                }
+            }
+            let up = paths(&[(0, 1), (5, 9), (5, 9)]);
+            for _ in 0..4 {
+                assert_ne!(chooser.choose(now, up.iter().copied()), Some(PathId(0)), "{policy:?}");
+            }
+            assert_eq!(chooser.choose(now, up[..1].iter().copied()), Some(PathId(0)), "alone");
+        }
+    }
+
+    #[test]
     fn no_path_no_choice() {
         for policy in [Policy::RoundRobin, Policy::MinInflight, Policy::MinLatency] {
-            assert!(Chooser::new(policy).choose(std::iter::empty()).is_none());
+            assert!(Chooser::new(policy, 3).choose(Instant::ZERO, std::iter::empty()).is_none());
         }
     }
 }

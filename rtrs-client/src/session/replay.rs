@@ -113,7 +113,7 @@ impl ShardSession {
         let mut sent = 0;
         let mut any = false;
         while let Some(&index) = self.replays.queue.get(sent) {
-            let Some(path) = self.chooser.choose(candidates(&self.paths)) else { break };
+            let Some(path) = self.chooser.choose(self.now, candidates(&self.paths)) else { break };
             let Some(row) = self.rows[index] else {
                 sent += 1;
                 continue;

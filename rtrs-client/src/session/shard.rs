@@ -124,7 +124,7 @@ impl ShardSession {
             replays: Replays::new(config.paths.len()),
             failing: false,
             paths: paths.collect(),
-            chooser: Chooser::new(config.policy),
+            chooser: Chooser::new(config.policy, config.paths.len()),
             completed: VecDeque::with_capacity(PARENTS),
             regions: Vec::new(),
             zeroes: Zeroes::default(),
@@ -189,7 +189,7 @@ impl ShardSession {
             ToShard::GiveUp => self.give_up(),
             ToShard::AddPath { path, target } => self.on_add_path(path, *target),
             ToShard::Retire { path, epoch } => self.paths[path.index()].retire(epoch),
-            ToShard::Policy(policy) => self.chooser = Chooser::new(policy),
+            ToShard::Policy(policy) => self.chooser.policy = policy,
         }
     }
 
@@ -239,6 +239,7 @@ impl ShardSession {
         self.now = now;
         let Some(path) = self.path_of(provider, qp) else { return false };
         let (path, epoch, cid, why) = path.closed();
+        self.chooser.paces.forget(path);
         // Nothing of this connection can touch memory any more. What was answered ends here, the
         // rest goes to another path.
         for index in 0..self.rows.len() {
@@ -327,6 +328,7 @@ impl ShardSession {
             }
         }
         self.stats.request_done(path, len, answer.status, took);
+        self.on_pace(path, took);
     }
 
     fn on_revoked(&mut self, permit: PermitId, path: usize) {
@@ -451,7 +453,7 @@ impl ShardSession {
             if self.permits.available() == 0 {
                 break;
             }
-            let Some(path) = self.chooser.choose(candidates(&self.paths)) else { break };
+            let Some(path) = self.chooser.choose(self.now, candidates(&self.paths)) else { break };
             let Some(permit) = self.permits.take() else { break };
             match self.issue(index, path, permit, &granted, &device, fabrics) {
                 Ok(()) => any = true,
@@ -615,11 +617,6 @@ impl ShardSession {
     /// IOs taken and not yet finished.
     pub(crate) fn inflight(&self) -> usize {
         self.inflight
-    }
-
-    /// Requests in flight by path.
-    pub(crate) fn path_inflight(&self) -> Vec<u32> {
-        self.paths.iter().map(|path| path.inflight).collect()
     }
 
     /// True when completions wait to be reaped.

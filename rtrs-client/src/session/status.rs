@@ -1,11 +1,13 @@
 //! How the paths of a session are shown in listings.
 
 use rtrs_core::ids::PathId;
+use rtrs_core::time::Duration;
 use serde::Serialize;
 
 use super::control::SessionControl;
 use super::online::Leave;
 use super::policy::Policy;
+use super::shard::ShardSession;
 use crate::path::state::PathState;
 
 /// Heartbeats of a path since it was added.
@@ -86,5 +88,27 @@ impl SessionControl {
     /// How a path is chosen.
     pub(crate) fn policy(&self) -> Policy {
         self.policy
+    }
+}
+
+impl ShardSession {
+    /// Requests in flight by path.
+    pub(crate) fn path_inflight(&self) -> Vec<u32> {
+        self.paths.iter().map(|path| path.inflight).collect()
+    }
+
+    /// By path, whether this core leaves it out because it is slow.
+    pub(crate) fn path_slow(&self) -> Vec<bool> {
+        self.paths.iter().map(|path| self.chooser.paces.is_slow(path.id())).collect()
+    }
+
+    /// A request over a path took so long.
+    pub(super) fn on_pace(&mut self, path: usize, took: Duration) {
+        let id = self.paths[path].id();
+        if self.chooser.paces.answered(id, self.now, took) {
+            let what =
+                if self.chooser.paces.is_slow(id) { "far slower than others" } else { "back" };
+            tracing::info!(path = %self.paths[path].name(), core = self.core.0, "{what}");
+        }
     }
 }

@@ -115,3 +115,66 @@ fn each_path_has_counters_and_latencies_of_its_own() {
     stand.drain(SEC);
     assert_eq!(stand.client.path_inflight(0), [0, 0]);
 }
+
+#[test]
+fn a_path_that_is_far_slower_is_left_out_tried_and_taken_back() {
+    for policy in [Policy::RoundRobin, Policy::MinInflight] {
+        let mut stand = Stand::open(|s| (s.paths, s.config.policy) = (2, policy));
+        let usual = LinkOptions::default();
+        let slow = LinkOptions { delay: 20 * MS, ..usual };
+        let set = |stand: &Stand, link| {
+            stand.world.set_link(client_ip(1), server_ip(1), link);
+            stand.world.set_link(server_ip(1), client_ip(1), link);
+        };
+        load(&mut stand, 50, 4);
+        set(&stand, slow);
+        let begin = stand.now();
+        while !stand.client.path_slow(0)[1] {
+            assert!(stand.now().since(begin) < 4 * SEC, "{policy:?}: never left out");
+            load(&mut stand, 1, 4);
+        }
+        assert!(stand.now().since(begin) >= 2 * SEC, "{policy:?}: not at the first late answer");
+        assert_eq!(stand.client.path_slow(1), [false; 2], "a core judges what it sees");
+
+        // Left out, but for a request a second.
+        let before = stand.spread()[1];
+        for _ in 0..500 {
+            load(&mut stand, 1, 4);
+            stand.run(10 * MS);
+        }
+        let tried = stand.spread()[1] - before;
+        assert!((4..=7).contains(&tried), "{policy:?}: tried {tried} times in 5 s");
+
+        set(&stand, usual);
+        let begin = stand.now();
+        while stand.client.path_slow(0)[1] {
+            assert!(stand.now().since(begin) < 6 * SEC, "{policy:?}: never taken back");
+            load(&mut stand, 1, 4);
+            stand.run(10 * MS);
+        }
+        assert!(stand.now().since(begin) >= SEC, "{policy:?}: not at the first quick answer");
+        let before = stand.spread();
+        load(&mut stand, 20, 4);
+        let after = stand.spread();
+        assert_eq!([after[0] - before[0], after[1] - before[1]], [40, 40], "{policy:?}");
+    }
+}
+
+#[test]
+fn the_only_path_left_is_used_however_slow_it_is() {
+    let mut stand = Stand::open(|s| (s.paths, s.config.policy) = (2, Policy::RoundRobin));
+    let slow = LinkOptions { delay: 20 * MS, ..LinkOptions::default() };
+    stand.world.set_link(client_ip(1), server_ip(1), slow);
+    while !stand.client.path_slow(0)[1] {
+        assert!(stand.now().as_nanos() < 9_000_000_000, "never left out");
+        load(&mut stand, 1, 4);
+    }
+    stand.link_down(0);
+    load(&mut stand, 3, 4);
+    assert!(stand.client.path_slow(0)[1], "it is still slow");
+    // Connected anew, nothing is held against it.
+    let there = stand.server.paths.len() - 1;
+    stand.server.end_path(stand.now(), there);
+    stand.run(SEC);
+    assert!(!stand.client.path_slow(0)[1]);
+}

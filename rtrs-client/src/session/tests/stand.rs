@@ -255,6 +255,10 @@ impl Client {
         self.cores[core].session.borrow().stats().clone()
     }
 
+    pub(super) fn path_slow(&self, core: usize) -> Vec<bool> {
+        self.cores[core].session.borrow().path_slow()
+    }
+
     pub(super) fn path_inflight(&self, core: usize) -> Vec<u32> {
         self.cores[core].session.borrow().path_inflight()
     }
