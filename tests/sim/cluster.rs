@@ -274,7 +274,8 @@ impl Cluster {
 
     /// Requests that the server has let wait for their first copy.
     pub(super) fn replays(&self) -> u64 {
-        let sessions = self.server.first().map(|host| host.core.snapshot()).unwrap_or_default();
+        let sessions =
+            self.server.first().map(|host| host.core.snapshot(self.now())).unwrap_or_default();
         sessions.iter().flat_map(|session| &session.paths).map(|path| path.io.replays).sum()
     }
 

@@ -120,7 +120,7 @@ pub(crate) struct SessionControl {
     pub(super) access: AccessMode,
     pub(super) opened_once: bool,
     /// Until then nothing that is in the way of the first open ends the session.
-    patient_until: Instant,
+    pub(super) patient_until: Instant,
     pub(super) last: Option<Arc<OpenDevice>>,
     pub(super) failure: Option<SessionFailure>,
     pub(super) detaching: bool,
@@ -628,34 +628,6 @@ impl SessionControl {
             }
         }
         self.judge_start(now);
-    }
-
-    /// True while a refusal to open may still pass.
-    pub(super) fn is_patient(&self, now: Instant) -> bool {
-        !self.opened_once && now < self.patient_until
-    }
-
-    /// A session whose every path failed, on each of its addresses, before the device was ever
-    /// open gives up: whoever attaches is told why at once instead of waiting for a server that
-    /// may never come.
-    fn judge_start(&mut self, now: Instant) {
-        let hopeless = self.paths.iter().all(|path| {
-            let all_tried = path.attempts_failed >= path.target.remotes.len().max(1) as u64;
-            all_tried && path.state == PathState::Waiting
-        });
-        let decided = self.opened_once || self.failure.is_some() || self.detaching;
-        if decided || !hopeless || self.is_patient(now) {
-            return;
-        }
-        let told: Vec<String> = self
-            .paths
-            .iter()
-            .map(|path| {
-                let why = path.last_error.as_deref().unwrap_or("no answer");
-                format!("{}: {why}", path.target.name)
-            })
-            .collect();
-        self.failure = Some(SessionFailure::Unreachable(told.join("; ")));
     }
 
     fn on_path_lost(&mut self, now: Instant, id: PathId) {

@@ -47,6 +47,34 @@ pub enum SessionFailure {
 }
 
 impl SessionControl {
+    /// True while a refusal to open may still pass.
+    pub(super) fn is_patient(&self, now: Instant) -> bool {
+        !self.opened_once && now < self.patient_until
+    }
+
+    /// A session whose every path failed, on each of its addresses, before the device was ever
+    /// open gives up: whoever attaches is told why at once instead of waiting for a server that
+    /// may never come.
+    pub(super) fn judge_start(&mut self, now: Instant) {
+        let hopeless = self.paths.iter().all(|path| {
+            let all_tried = path.attempts_failed >= path.target.remotes.len().max(1) as u64;
+            all_tried && path.state == PathState::Waiting
+        });
+        let decided = self.opened_once || self.failure.is_some() || self.detaching;
+        if decided || !hopeless || self.is_patient(now) {
+            return;
+        }
+        let told: Vec<String> = self
+            .paths
+            .iter()
+            .map(|path| {
+                let why = path.last_error.as_deref().unwrap_or("no answer");
+                format!("{}: {why}", path.target.name)
+            })
+            .collect();
+        self.failure = Some(SessionFailure::Unreachable(told.join("; ")));
+    }
+
     /// What a completion of the path's service connection meant.
     pub(super) fn on_service_event(
         &mut self,

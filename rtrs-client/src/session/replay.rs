@@ -64,6 +64,33 @@ impl Replays {
 }
 
 impl ShardSession {
+    /// Counts a request that is sent once more.
+    pub(super) fn sent_again(&mut self, index: usize, path: PathId) {
+        let now = self.now;
+        if let Some(row) = self.rows[index].as_mut() {
+            self.stats.request_moved(row.path.index());
+            (row.path, row.sent, row.stranded) = (path, now, None);
+            row.tries = row.tries.saturating_add(1);
+        }
+        self.paths[path.index()].inflight += 1;
+        self.stats.request_issued(path.index());
+    }
+
+    /// No path for too long, or none ever again: what is not on a path ends with an error. What
+    /// is ends with its connection.
+    pub(super) fn give_up(&mut self) {
+        self.failing = true;
+        for index in 0..self.rows.len() {
+            if self.rows[index].is_some_and(|row| row.stranded.is_some()) {
+                self.finish_row(index, IoStatus::TimedOut);
+            }
+        }
+        self.replays.clear();
+        while let Some(&index) = self.waiting.front() {
+            self.fail_parent(index, IoStatus::TimedOut);
+        }
+    }
+
     /// The connection that a request was sent on is gone.
     pub(super) fn strand(&mut self, index: usize, epoch: u32) {
         let Some(row) = self.rows[index].as_mut() else { return };

@@ -91,7 +91,7 @@ pub(crate) struct ShardSession {
     pub(super) waiting: VecDeque<u32>,
     pub(super) replays: Replays,
     /// No path for too long: what comes ends at once.
-    failing: bool,
+    pub(super) failing: bool,
     pub(super) paths: Vec<PathShard>,
     pub(super) chooser: Chooser,
     pub(super) completed: VecDeque<Completion>,
@@ -537,33 +537,6 @@ impl ShardSession {
         path.abort(self.now, why, fabrics[provider].as_mut());
     }
 
-    /// Counts a request that is sent once more.
-    pub(super) fn sent_again(&mut self, index: usize, path: PathId) {
-        let now = self.now;
-        if let Some(row) = self.rows[index].as_mut() {
-            self.stats.request_moved(row.path.index());
-            (row.path, row.sent, row.stranded) = (path, now, None);
-            row.tries = row.tries.saturating_add(1);
-        }
-        self.paths[path.index()].inflight += 1;
-        self.stats.request_issued(path.index());
-    }
-
-    /// No path for too long, or none ever again: what is not on a path ends with an error. What
-    /// is ends with its connection.
-    fn give_up(&mut self) {
-        self.failing = true;
-        for index in 0..self.rows.len() {
-            if self.rows[index].is_some_and(|row| row.stranded.is_some()) {
-                self.finish_row(index, IoStatus::TimedOut);
-            }
-        }
-        self.replays.clear();
-        while let Some(&index) = self.waiting.front() {
-            self.fail_parent(index, IoStatus::TimedOut);
-        }
-    }
-
     /// Ends what is over its time: requests by ending their path, waiting IO with an error.
     fn sweep(&mut self, now: Instant, fabrics: &mut [Box<dyn Fabric>]) -> bool {
         if now < self.next_sweep {
@@ -599,7 +572,7 @@ impl ShardSession {
     }
 
     /// Ends a waiting parent with an error, as soon as its requests in flight are back.
-    fn fail_parent(&mut self, index: u32, status: IoStatus) {
+    pub(super) fn fail_parent(&mut self, index: u32, status: IoStatus) {
         if let Some(parent) = self.parents[index as usize].as_mut() {
             parent.status = status;
             if std::mem::take(&mut parent.queued) {
