@@ -87,6 +87,35 @@ sk_one_path() { # mode
     done
 }
 
+# True when the kernel's server has let a connection stall: rdma_rxe of 6.1 runs the server's
+# REG_MR and LOCAL_INV a second time after a packet was repeated, and they fail. Our client finds
+# that out and ends the path; nothing is lost, but the path was not up all the time.
+sk_server_stalled() { # device
+    sk_kernel_words | grep -qE 'REG MR failed|IB_WR_LOCAL_INV' &&
+        sk_log "$1" | grep -q 'no answer for'
+}
+
+# IO over both paths, every connection of them.
+sk_two_paths() { # mode
+    local attempt faults=()
+    for attempt in first second; do
+        assert_true "2 paths: it attaches again" sk_attach "$PLAIN" 2 --device /dev/nbd0
+        sk_before 2
+        expect_true "2 paths: fio reads back what it wrote" sk_verify both /dev/nbd0 10 \
+            --bsrange=512-512k --numjobs=2 --size=24M --offset_increment=24M
+        expect_eq "2 paths: errors" "$(sk_errors "$PLAIN")" 0
+        if [ "$attempt" = second ] || ! sk_server_stalled "$PLAIN"; then break; fi
+        note "a connection of the kernel's server stalled by a fault of rdma_rxe: once more"
+        faults=('REG MR failed|IB_WR_LOCAL_INV|session is disconnected')
+        assert_true "2 paths: it detaches" detach "$PLAIN"
+    done
+    sk_counted "$PLAIN" 2
+    sk_expect_quiet "$PLAIN" "2 paths: our log has no warnings"
+    cell kernel-server "2 paths, always_invalidate=$1"
+    assert_true "2 paths: it detaches" detach "$PLAIN"
+    sk_expect_kernel_quiet "${faults[@]}"
+}
+
 sk_matrix() { # mode
     PLAIN=$(brd_disk 64) || exit 1
     SCSI=$(sk_scsi_disk 64) || exit 1
@@ -95,17 +124,8 @@ sk_matrix() { # mode
     assert_true "the server's modules load" kernel_server 1234 "always_invalidate=$1"
     sk_one_path
     cell kernel-server "1 path, always_invalidate=$1"
-    assert_true "2 paths: it attaches again" sk_attach "$PLAIN" 2 --device /dev/nbd0
+    sk_two_paths "$1"
     cell kernel-server "attach, detach, attach again"
-    sk_before 2
-    expect_true "2 paths: fio reads back what it wrote" sk_verify both /dev/nbd0 10 \
-        --bsrange=512-512k --numjobs=2 --size=24M --offset_increment=24M
-    sk_counted "$PLAIN" 2
-    expect_eq "2 paths: errors" "$(sk_errors "$PLAIN")" 0
-    sk_expect_quiet "$PLAIN" "2 paths: our log has no warnings"
-    cell kernel-server "2 paths, always_invalidate=$1"
-    assert_true "2 paths: it detaches" detach "$PLAIN"
-    sk_expect_kernel_quiet
     assert_true "its modules go" kernel_server_gone
     losetup -d "$LOOP"
 }

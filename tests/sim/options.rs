@@ -272,9 +272,12 @@ impl Options {
         } else {
             // Of its own, so that older seeds draw the rest as before.
             let own = &mut Prng::new(seed ^ 0x6769_7665_5f75_705f);
-            if paths > 1 && own.chance(Ratio::new(1, 8)) {
+            if paths > 1 && !drawn.operated && own.chance(Ratio::new(1, 8)) {
                 drawn.hunt_given_up_writes(own);
-            } else if drawn.faults.client_restart == 0 && own.chance(Ratio::new(1, 4)) {
+            } else if drawn.faults.client_restart == 0
+                && !drawn.operated
+                && own.chance(Ratio::new(1, 4))
+            {
                 drawn.server_heartbeat = DEAF;
                 if half(own) {
                     drawn.world.link.detect = None;
