@@ -129,6 +129,15 @@ pub struct DeviceOptions {
     pub takeover: bool,
 }
 
+impl DeviceOptions {
+    /// Takes one of these devices where any would do.
+    fn prefer(&mut self, devices: &[u32]) {
+        if let (DeviceChoice::Auto, Some(index)) = (self.choice, devices.first()) {
+            self.choice = DeviceChoice::Index(*index);
+        }
+    }
+}
+
 /// See [`super::check_device`].
 pub(super) fn check(
     places: &Places,
@@ -363,17 +372,25 @@ impl KernelDevice {
         {
             return takeover::take_over(places, index, export, options, count, adopt);
         }
+        let mut wanted = options.clone();
         match free_left_behind(|found| found == options.backend) {
             Err(DeviceError::Stuck { index, what })
                 if options.choice != DeviceChoice::Index(index) =>
             {
                 tracing::warn!("/dev/nbd{index}, left behind, could not be freed: {what}");
             }
-            freed => drop(freed?),
+            // Free, but udev may have it open for a moment, and auto would take another.
+            freed => wanted.prefer(&freed?),
         }
         let mut attempt = 1;
         let mut device = loop {
-            let device = Self::connect_once(&places, export, options, count)?;
+            let device = match Self::connect_once(&places, export, &wanted, count) {
+                Err(DeviceError::Busy { .. }) if wanted.choice != options.choice => {
+                    wanted.choice = options.choice;
+                    continue;
+                }
+                connected => connected?,
+            };
             let index = device.index;
             if await_that(READ_PATIENCE, || device.sockets.unread() == 0) {
                 break device;
@@ -558,6 +575,19 @@ mod tests {
             dead_timeout_s: 2,
             backend: "rtrs:s/v".into(),
             takeover: false,
+        }
+    }
+
+    #[test]
+    fn the_device_that_was_freed_is_taken_again() {
+        for (choice, freed, taken) in [
+            (DeviceChoice::Auto, &[3, 4][..], DeviceChoice::Index(3)),
+            (DeviceChoice::Auto, &[], DeviceChoice::Auto),
+            (DeviceChoice::Index(1), &[3], DeviceChoice::Index(1)),
+        ] {
+            let mut wanted = options(choice);
+            wanted.prefer(freed);
+            assert_eq!(wanted.choice, taken);
         }
     }
 
