@@ -161,7 +161,12 @@ run_scenario() { # name
     fi
     [ "$LAB_ROLE" = one ] || signal "$name.$LAB_ROLE.over"
     if [ $status -eq 0 ]; then
-        text=$(guest_leftovers)
+        # What was told to end a moment ago may still be ending.
+        for _ in {1..30}; do
+            text=$(guest_leftovers 2>/dev/null)
+            [ -n "$text" ] || break
+            sleep 0.1
+        done
         if [ -n "$text" ]; then
             status=1
             fail "nothing is left behind" "left: $text"

@@ -145,4 +145,6 @@ scenario() {
     killed
     others
     kill $SERVER
+    wait $SERVER
+    expect_eq "the server ends well" "$?" 0
 }

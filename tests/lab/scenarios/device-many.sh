@@ -44,4 +44,6 @@ scenario() {
         expect_true "d$number detaches" timeout 60 rtrs-client detach "d$number"
     done
     kill $SERVER
+    wait $SERVER
+    expect_eq "the server ends well" "$?" 0
 }

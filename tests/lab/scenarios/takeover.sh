@@ -91,4 +91,6 @@ scenario() {
     under_ext4
     refusals
     kill $SERVER
+    wait $SERVER
+    expect_eq "the server ends well" "$?" 0
 }
