@@ -27,7 +27,7 @@ server=
 session_pids() {
     local dir
     for dir in /proc/[0-9]*; do
-        if [ "${dir#/proc/}" != $$ ] && tr '\0' ' ' <"$dir/cmdline" 2>/dev/null |
+        if [ "${dir#/proc/}" != $$ ] && { tr '\0' ' ' <"$dir/cmdline"; } 2>/dev/null |
             grep -q "rtrs-client.*$work"; then
             echo "${dir#/proc/}"
         fi

@@ -172,26 +172,9 @@ fn write_line(mut stream: &UnixStream, line: &str, limit: Duration) -> io::Resul
 
 #[cfg(test)]
 mod tests {
+    use super::super::unix_socket::tests::Scratch;
     use super::*;
-    use std::path::PathBuf;
     use std::sync::mpsc;
-
-    /// A directory of this test's own, removed at its end.
-    struct Scratch(PathBuf);
-
-    impl Scratch {
-        fn new(name: &str) -> Self {
-            let path = std::env::temp_dir().join(format!("rtrs-{name}-{}", std::process::id()));
-            std::fs::create_dir_all(&path).unwrap();
-            Self(path)
-        }
-    }
-
-    impl Drop for Scratch {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
-    }
 
     #[test]
     fn a_question_is_answered_and_the_socket_goes_with_its_owner() {

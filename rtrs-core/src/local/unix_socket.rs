@@ -107,14 +107,14 @@ fn in_use() -> io::Error {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     /// A directory of this test's own, removed at its end.
-    struct Scratch(PathBuf);
+    pub(in super::super) struct Scratch(pub(in super::super) PathBuf);
 
     impl Scratch {
-        fn new(name: &str) -> Self {
+        pub(in super::super) fn new(name: &str) -> Self {
             let path = std::env::temp_dir().join(format!("rtrs-{name}-{}", std::process::id()));
             std::fs::create_dir_all(&path).unwrap();
             Self(path)

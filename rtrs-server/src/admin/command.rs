@@ -63,7 +63,10 @@ fn evict(args: &EvictArgs) -> Result<(), Error> {
     let server = find(place)?;
     let question = Question::SessionEvict { session: session.clone() };
     let answer = question_to(&server, &question, ANSWER_TIMEOUT)?.0;
-    let id = answer["session"].as_str().unwrap_or_default();
+    let Some(id) = answer["session"].as_str() else {
+        let text = format!("the server does not say which session it evicted: {answer}");
+        return Err(Error::new(ErrorKind::System, text));
+    };
     let deadline = Instant::now() + limit;
     loop {
         let sessions = sessions_of(&server)?;
