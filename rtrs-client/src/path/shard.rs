@@ -441,7 +441,10 @@ impl PathShard {
                     return Err(format!("answer of {len} bytes"));
                 }
                 connection.receives.region().copy_out(slot as usize * RECV_SLOT, &mut bytes);
-                if let Err(error) = connection.post_receive(slot, fabric) {
+                // One that ends takes no more receives, but what had come before still counts.
+                if !connection.ending
+                    && let Err(error) = connection.post_receive(slot, fabric)
+                {
                     return Err(format!("receive not reposted: {error}"));
                 }
                 let Some(imm) = wc.imm else {

@@ -11,7 +11,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use rtrs_core::fabric::{Fabric, RemoteMem, WcOp, WcStatus, WorkCompletion};
+use rtrs_core::fabric::{CloseReason, Fabric, RemoteMem, WcOp, WcStatus, WorkCompletion};
 use rtrs_core::ids::{ConnIndex, CoreIndex, PathId, PathUuid, PermitId, QpNum};
 use rtrs_core::proto::{Backoff, Heartbeat};
 use rtrs_core::time::{Duration, Instant, earliest};
@@ -495,7 +495,7 @@ impl SessionControl {
         message: ToHome,
         fabrics: &mut [Box<dyn Fabric>],
     ) {
-        let (path, epoch, cid, end) = match message {
+        let (path, epoch, cid, end, in_order) = match message {
             ToHome::Up { path, epoch, cid } => {
                 let path = path.index();
                 let here = &self.paths[path];
@@ -511,14 +511,17 @@ impl SessionControl {
                 return self.on_retired(now, path.index(), epoch, core, fabrics);
             }
             ToHome::Failed { path, epoch, cid, failure } => {
-                (path, epoch, cid, handshake::describe_failure(&failure))
+                (path, epoch, cid, handshake::describe_failure(&failure), false)
             }
-            ToHome::Closed { path, epoch, cid, reason } => (path, epoch, cid, reason.to_string()),
+            ToHome::Closed { path, epoch, cid, reason } => {
+                (path, epoch, cid, reason.to_string(), reason == CloseReason::Peer)
+            }
         };
         let index = path.index();
         if self.paths[index].epoch == epoch {
             self.paths[index].open[cid.index()] = false;
-            self.end_path(now, index, Some(format!("connection {cid}: {end}")), fabrics);
+            let why = format!("connection {cid}: {end}");
+            self.take_down(now, index, Some(why), in_order, fabrics);
         }
     }
 
@@ -546,7 +549,8 @@ impl SessionControl {
         if matches!(end, ConnectionEnd::Failed(failure) if handshake::is_eviction(failure)) {
             self.on_evicted(now, index, fabrics);
         }
-        self.end_path(now, index, Some(why), fabrics);
+        let in_order = matches!(end, ConnectionEnd::Closed(CloseReason::Peer));
+        self.take_down(now, index, Some(why), in_order, fabrics);
         true
     }
 
@@ -579,6 +583,19 @@ impl SessionControl {
         why: Option<String>,
         fabrics: &mut [Box<dyn Fabric>],
     ) {
+        let in_order = why.is_none();
+        self.take_down(now, index, why, in_order, fabrics);
+    }
+
+    /// Ends a path. In order: what the server has sent on other connections still counts.
+    fn take_down(
+        &mut self,
+        now: Instant,
+        index: usize,
+        why: Option<String>,
+        in_order: bool,
+        fabrics: &mut [Box<dyn Fabric>],
+    ) {
         let provider = self.paths[index].target.provider;
         let path = &mut self.paths[index];
         if matches!(
@@ -588,7 +605,6 @@ impl SessionControl {
                 | PathState::Opening
                 | PathState::Connected
         ) {
-            let orderly = why.is_none();
             if let Some(mut why) = why {
                 if path.target.remotes.len() > 1 {
                     why = format!("{}: {why}", path.remote);
@@ -605,10 +621,10 @@ impl SessionControl {
             path.note_lost();
             path.shared.set_latency(Duration::ZERO);
             if let Some(service) = path.service.as_mut() {
-                service.end(now, orderly, fabrics[provider].as_mut());
+                service.end(now, in_order, fabrics[provider].as_mut());
             }
             let (id, epoch) = (path.id, path.epoch);
-            self.tell_all(ToShard::Disconnect { path: id, epoch, in_order: orderly });
+            self.tell_all(ToShard::Disconnect { path: id, epoch, in_order });
             self.on_path_lost(now, id);
         }
         let path = &mut self.paths[index];
@@ -628,23 +644,6 @@ impl SessionControl {
             }
         }
         self.judge_start(now);
-    }
-
-    fn on_path_lost(&mut self, now: Instant, id: PathId) {
-        self.review_cache();
-        match self.device {
-            DeviceState::Closing { path, ref mut deadline } if path == id => {
-                *deadline = Instant::ZERO;
-            }
-            DeviceState::Open { .. }
-                // The server closes the device with the last path it has of us.
-                if !self.paths.iter().any(|p| p.state == PathState::Connected) => {
-                    self.device = DeviceState::Closed;
-                    self.no_path.begin(now);
-                    self.tell_all(ToShard::Closed);
-                }
-            _ => {}
-        }
     }
 
     pub(super) fn tell_all(&mut self, message: ToShard) {

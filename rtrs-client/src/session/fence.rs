@@ -12,7 +12,7 @@ use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::Fence;
 
 use super::ToShard;
-use super::control::{Path, STEP_TIMEOUT, SessionControl};
+use super::control::{DeviceState, Path, STEP_TIMEOUT, SessionControl};
 use super::policy::{Failover, NoPath};
 use crate::path::state::PathState;
 
@@ -52,6 +52,24 @@ impl Path {
 }
 
 impl SessionControl {
+    /// A path is no longer of use: what that means for the device.
+    pub(super) fn on_path_lost(&mut self, now: Instant, id: PathId) {
+        self.review_cache();
+        match self.device {
+            DeviceState::Closing { path, ref mut deadline } if path == id => {
+                *deadline = Instant::ZERO;
+            }
+            DeviceState::Open { .. }
+                // The server closes the device with the last path it has of us.
+                if !self.paths.iter().any(|p| p.state == PathState::Connected) => {
+                    self.device = DeviceState::Closed;
+                    self.no_path.begin(now);
+                    self.tell_all(ToShard::Closed);
+                }
+            _ => {}
+        }
+    }
+
     /// A path is connected anew: the server has ended what it was before.
     pub(super) fn readmitted(&mut self, index: usize) {
         self.cleared(index);
