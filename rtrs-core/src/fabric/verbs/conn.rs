@@ -4,8 +4,8 @@
 //! connect:  Resolving > Routing > Connecting > Open > Draining
 //! accept:   Accepting (the reply waits for `flush`) > Answered > Open > Draining
 //! ```
-//! A step that fails gives an [`End`]; the fabric then takes the connection down in one go (mod.rs,
-//! `finish`), so there is no state for it. Only `Draining`, which waits until all that was posted
+//! A step that fails gives an [`End`]; the fabric then takes the connection down (ending.rs): its
+//! queue pair is destroyed, while `leaving` says why. Only `Draining`, which waits until all that was posted
 //! has been acknowledged, stands between a disconnect and its end.
 
 use std::io;
@@ -101,6 +101,10 @@ pub(super) struct Conn {
     pub(super) dirty: bool,
     /// Is being taken down.
     pub(super) dying: bool,
+    /// Why it ended, and whether the device had ended it before; its queue pair is being destroyed.
+    pub(super) leaving: Option<(End, bool)>,
+    /// The peer was told goodbye and has to confirm it.
+    pub(super) parting: bool,
     /// The peer or the connection manager ended it, so nothing need be waited for.
     pub(super) told: bool,
     /// Places in the completion queue.
@@ -137,6 +141,8 @@ impl Conn {
             cause: None,
             dirty: false,
             dying: false,
+            leaving: None,
+            parting: false,
             told: false,
             places,
             way: None,

@@ -14,18 +14,37 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use super::domain::VerbsPd;
+use super::reaper::Reaper;
 use super::regions::Regions;
 use super::sys::{AsyncEvent, CompChannel, Context, Cq, EventChannel, Wc};
 use super::{info, remedy};
 use crate::fabric::FabricError;
+use crate::ids::QpNum;
 use crate::rt::{Fd, Op, Port, Sender};
 
-/// What a device reported, to all cores.
+/// What a core is told from outside.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Report {
+pub(super) enum Report {
+    /// By a device; all cores hear it.
+    Device(DeviceReport),
+    /// By the reaper, about a queue pair of this core.
+    Gone(Gone),
+}
+
+/// What a device reported.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DeviceReport {
     /// The device's key.
     pub(super) context: usize,
     pub(super) what: AsyncEvent,
+}
+
+/// A queue pair was destroyed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Gone {
+    pub(super) name: QpNum,
+    /// It could not be: it may still use its memory.
+    pub(super) failed: bool,
 }
 
 /// What the cores of a process share: the devices that are open, the keys of local memory.
@@ -39,6 +58,7 @@ pub struct VerbsShared {
     cores: Mutex<Vec<(u32, Sender<Report>)>>,
     /// Requests that wait for their answer.
     pub(super) half_open: Arc<AtomicU32>,
+    pub(super) reaper: Reaper,
 }
 
 impl VerbsShared {
@@ -53,7 +73,10 @@ impl VerbsShared {
         let channel = EventChannel::new().map_err(|e| {
             FabricError::system("cannot use the RDMA connection manager (rdma_ucm)", e)
         })?;
+        let reaper = Reaper::start()
+            .map_err(|e| FabricError::system("cannot start the thread that ends queue pairs", e))?;
         Ok(Arc::new(Self {
+            reaper,
             channel,
             contexts: Mutex::new(Vec::new()),
             regions: Arc::default(),
@@ -111,9 +134,9 @@ impl VerbsShared {
         self.cores.lock().retain(|(id, _)| *id != core);
     }
 
-    fn tell(&self, report: Report) {
+    fn tell(&self, report: DeviceReport) {
         for (_, sender) in self.cores.lock().iter() {
-            sender.send(report);
+            sender.send(Report::Device(report));
         }
     }
 
@@ -125,12 +148,13 @@ impl VerbsShared {
                 Ok(Some(AsyncEvent::Other)) => {}
                 Ok(Some(what)) => {
                     tracing::info!(device = context.name(), ?what, "an RDMA device reports");
-                    self.tell(Report { context: context.key(), what });
+                    self.tell(DeviceReport { context: context.key(), what });
                 }
                 Ok(None) => return,
                 Err(error) => {
                     tracing::error!(device = context.name(), %error, "an RDMA device is gone");
-                    self.tell(Report { context: context.key(), what: AsyncEvent::DeviceFailed });
+                    let what = AsyncEvent::DeviceFailed;
+                    self.tell(DeviceReport { context: context.key(), what });
                     return;
                 }
             }

@@ -1,11 +1,13 @@
 //! How connections end, and how completions reach them.
 //!
-//! An end is one step: the queue pair goes to error, the completions that are there are taken, it
-//! is destroyed, and only then is the rest reported as flushed and its memory let go. So no end
-//! waits for the device, and nothing lands after `Closed`.
+//! The queue pair goes to error, the peer is told goodbye, the completions that are there are
+//! taken. Then the queue pair is destroyed by the reaper, on another thread, since a driver may take
+//! its time; only after that is the rest reported as flushed, its memory let go, and `Closed` said.
+//! So no end makes a core wait, and nothing lands after `Closed`.
 
 use super::VerbsFabric;
 use super::conn::{Conn, End, Stage, completion};
+use super::device::{Gone, Report};
 use crate::fabric::{CloseReason, ConnectFailure, FabricEvent};
 use crate::ids::QpNum;
 
@@ -47,26 +49,40 @@ impl VerbsFabric {
         self.dispatch();
     }
 
-    /// Takes a connection down and reports its end.
+    /// Begins to take a connection down, once.
     pub(super) fn finish(&mut self, name: QpNum, end: End) {
-        let Some(conn) = self.conn(name) else { return };
+        let Some(conn) = self.conn(name).filter(|conn| conn.leaving.is_none()) else { return };
         conn.dying = true;
         let was_in_error = conn.was_up() && conn.qp.is_in_error();
-        // Errors of these two mean that the device is gone, and the queue pair with it.
+        conn.leaving = Some((end, was_in_error));
+        conn.deadline = None;
+        // An error means that the device is gone, and the queue pair with it.
         let _ = conn.qp.enter_error();
+        let greeted = matches!(conn.stage, Stage::Open | Stage::Draining | Stage::Answered);
+        conn.parting = greeted && conn.id.disconnect().is_ok() && !conn.told;
+        self.settle(name);
         self.drain();
-        if let Some(conn) = self.conn(name) {
-            let _ = conn.qp.destroy();
+        if let Some(ending) = self.conn(name).and_then(|conn| conn.qp.detach()) {
+            let mail = self.mail.clone();
+            self.shared.reaper.take(move || {
+                let failed = ending.destroy().is_err();
+                mail.send(Report::Gone(Gone { name, failed }));
+            });
         }
+    }
+
+    /// The queue pair of a connection is gone: reports the connection's end.
+    pub(super) fn bury(&mut self, gone: Gone) {
+        let Gone { name, failed } = gone;
         self.drain();
         let slot = (name.0 & 0xffff) as usize;
+        let Some(conn) = self.conn(name) else { return };
+        conn.qp.destroyed(failed);
         let Some(mut conn) = self.conns[slot].take() else { return };
         let events = &mut self.events;
         conn.qp.flush_rest(|posted| events.push_back(completion(name, posted).into()));
+        let Some((end, was_in_error)) = conn.leaving.take() else { return };
         let end = conn.explain(end, was_in_error);
-        if let Some(at) = conn.armed {
-            self.timers.remove(&(at, name.0));
-        }
         self.by_id.remove(&conn.id.key());
         self.forget_name(name);
         if let Some(device) =
@@ -83,17 +99,16 @@ impl VerbsFabric {
         };
         tracing::debug!(?event, "an RDMA connection ended");
         self.push(event);
-        let Conn { qp, id, stage, told, .. } = *conn;
+        let Conn { qp, id, told, parting, .. } = *conn;
         drop(qp);
-        let greeted = matches!(stage, Stage::Open | Stage::Draining | Stage::Answered);
-        if greeted && id.disconnect().is_ok() && !told {
+        if parting && !told {
             // The kernel repeats our goodbye as long as the identifier lives.
             self.parting.push((id, self.now + self.options.close_timeout));
         }
     }
 
     /// Takes down what is to be taken down.
-    pub(super) fn bury(&mut self) {
+    pub(super) fn take_down(&mut self) {
         while let Some((name, end)) = self.dying.pop() {
             self.finish(name, end);
         }

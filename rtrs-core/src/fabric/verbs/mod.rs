@@ -8,8 +8,8 @@
 //!
 //! `options.rs` · `info.rs` which devices there are · `remedy.rs` errors people see · `device.rs`
 //! what cores share, a core's queues · `domain.rs` `regions.rs` memory · `conn.rs` one connection ·
-//! `turn.rs` what a turn takes in · `ending.rs` ends and completions · `sys/` the calls, and all
-//! unsafe code.
+//! `turn.rs` what a turn takes in · `ending.rs` ends and completions · `reaper.rs` threads that
+//! destroy queue pairs · `sys/` the calls, and all unsafe code.
 
 mod conn;
 mod device;
@@ -17,6 +17,7 @@ mod domain;
 mod ending;
 mod info;
 mod options;
+mod reaper;
 mod regions;
 mod remedy;
 #[allow(unsafe_code)]
@@ -46,7 +47,7 @@ use crate::fabric::{
 };
 use crate::ids::{QpNum, Rkey};
 use crate::mem::MemSlice;
-use crate::rt::{Fd, Inbox, Port, Ring, mailbox};
+use crate::rt::{Fd, Inbox, Port, Ring, Sender, mailbox};
 use crate::time::{Instant, earliest};
 
 /// Tokens of the ring: which descriptor became readable.
@@ -121,6 +122,8 @@ pub struct VerbsFabric {
     channel: Arc<EventChannel>,
     cm: Watch,
     inbox: Inbox<Report>,
+    /// Where the reaper tells this core.
+    mail: Sender<Report>,
     core: u32,
     shared: Arc<VerbsShared>,
     options: VerbsOptions,
@@ -151,7 +154,7 @@ impl VerbsFabric {
         let cm = Watch::new(Fd::new(channel.pollable().map_err(failed)?), token::CM);
         let (sender, mailbox) = mailbox().map_err(failed)?;
         let inbox = mailbox.arm(ring).map_err(failed)?;
-        let core = shared.join(sender);
+        let core = shared.join(sender.clone());
         let port = ring.port();
         let mut fabric = Self {
             conns: Vec::new(),
@@ -164,6 +167,7 @@ impl VerbsFabric {
             channel,
             cm,
             inbox,
+            mail: sender,
             core,
             shared,
             options,
@@ -553,7 +557,7 @@ impl Fabric for VerbsFabric {
         for name in dirty.drain(..) {
             let slot = (name.0 & 0xffff) as usize;
             let Some(conn) = self.conns[slot].as_deref_mut() else { continue };
-            if conn.name != name {
+            if conn.name != name || conn.leaving.is_some() {
                 continue;
             }
             conn.dirty = false;
@@ -569,7 +573,7 @@ impl Fabric for VerbsFabric {
             }
         }
         self.dirty = dirty;
-        self.bury();
+        self.take_down();
     }
 
     fn disconnect(&mut self, now: Instant, qp: QpNum) {
@@ -587,7 +591,7 @@ impl Fabric for VerbsFabric {
                     self.finish(qp, ConnectFailure::Failed(CloseReason::Local));
                 } else {
                     self.post(qp);
-                    self.bury();
+                    self.take_down();
                 }
             }
             Stage::Draining => {}
@@ -599,7 +603,7 @@ impl Fabric for VerbsFabric {
         self.now = now;
         if self.conn(qp).is_some() {
             self.finish(qp, ConnectFailure::Failed(CloseReason::Local));
-            self.bury();
+            self.take_down();
         }
     }
 
@@ -609,7 +613,7 @@ impl Fabric for VerbsFabric {
         any |= self.poll_inbox();
         any |= self.poll_completions();
         any |= self.poll_timers();
-        self.bury();
+        self.take_down();
         any | !self.events.is_empty()
     }
 

@@ -2,7 +2,7 @@
 //! reports of devices, completions, timers.
 
 use super::conn::{Reads, Stage, Step};
-use super::device::Report;
+use super::device::{DeviceReport, Report};
 use super::sys::{AsyncEvent, CmEvent, CmEventKind, CmId};
 use super::{CM_EVENTS_MAX, HalfOpen, VerbsFabric, VerbsRequest, token};
 use crate::fabric::{CloseReason, ConnRequest, ConnectFailure, FabricEvent};
@@ -25,6 +25,11 @@ impl VerbsFabric {
         };
         let (now, options) = (self.now, self.options.clone());
         let Some(conn) = self.conn(name) else { return };
+        if conn.leaving.is_some() {
+            // The answer to our goodbye, or the peer's own.
+            conn.told |= !matches!(event.kind, CmEventKind::AddrChange | CmEventKind::Other);
+            return;
+        }
         match conn.on_event(now, &event, &options) {
             Step::On => self.settle(name),
             Step::Up(private_data) => {
@@ -51,7 +56,7 @@ impl VerbsFabric {
     }
 
     /// What a device reported, as far as it concerns this core.
-    fn on_report(&mut self, report: Report) {
+    fn on_report(&mut self, report: DeviceReport) {
         let Some(device) = self.devices.iter().find(|d| d.context().key() == report.context) else {
             return;
         };
@@ -97,7 +102,7 @@ impl VerbsFabric {
                     if let Err(error) = device.on_readable() {
                         let (context, what) = (device.context().key(), AsyncEvent::DeviceFailed);
                         tracing::error!(%error, "a completion channel failed");
-                        self.on_report(Report { context, what });
+                        self.on_report(DeviceReport { context, what });
                     } else {
                         device.completions.arm(&self.port);
                     }
@@ -138,7 +143,7 @@ impl VerbsFabric {
                 Err(error) => {
                     let context = self.devices[at].context().key();
                     tracing::error!(%error, "a completion queue failed");
-                    self.on_report(Report { context, what: AsyncEvent::CqFailed });
+                    self.on_report(DeviceReport { context, what: AsyncEvent::CqFailed });
                 }
             }
         }
@@ -176,7 +181,10 @@ impl VerbsFabric {
         let mut any = false;
         while let Some(report) = self.inbox.take_or_watch() {
             any = true;
-            self.on_report(report);
+            match report {
+                Report::Device(report) => self.on_report(report),
+                Report::Gone(gone) => self.bury(gone),
+            }
         }
         any
     }

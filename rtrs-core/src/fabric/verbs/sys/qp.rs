@@ -44,6 +44,8 @@ pub(in crate::fabric::verbs) struct Qp {
     reads: bool,
     binder: Option<Binder>,
     iwarp: bool,
+    /// Its queue pairs are on their way out and may still use what is posted.
+    detached: bool,
     /// Both after the queue pairs.
     cq: Rc<Cq>,
     pd: Arc<Pd>,
@@ -89,6 +91,7 @@ impl Qp {
             reads: false,
             binder: None,
             iwarp: pd.context().limits().iwarp,
+            detached: false,
             cq: Rc::clone(cq),
             pd: Arc::clone(pd),
         };
@@ -477,25 +480,80 @@ impl Qp {
         };
         let sent = self.raw.take().map_or(Ok(()), destroy);
         bound.and(sent).inspect_err(|error| {
-            // What is posted may still run, so its memory stays for good.
             tracing::error!(%error, qp = self.number, "cannot destroy a queue pair");
-            self.sends.abandon();
-            self.recvs.abandon();
-            if let Some(binder) = &mut self.binder {
-                binder.binds.abandon();
-            }
-            std::mem::forget((Rc::clone(&self.cq), Arc::clone(&self.pd)));
+            self.abandon();
         })
+    }
+
+    /// What is posted may still run, so its memory stays for good.
+    fn abandon(&mut self) {
+        self.sends.abandon();
+        self.recvs.abandon();
+        if let Some(binder) = &mut self.binder {
+            binder.binds.abandon();
+        }
+        std::mem::forget((Rc::clone(&self.cq), Arc::clone(&self.pd)));
+    }
+
+    /// Takes the device's queue pairs out, to be destroyed elsewhere; [`Self::destroyed`] then says
+    /// what came of it. None when they are gone or taken already.
+    pub(in crate::fabric::verbs) fn detach(&mut self) -> Option<Ending> {
+        let main = self.raw.take()?;
+        let binder = self.binder.as_mut().and_then(|binder| binder.raw.take());
+        self.detached = true;
+        let number = self.number;
+        Some(Ending { binder, main: Some(main), number, _pd: Arc::clone(&self.pd) })
+    }
+
+    /// What [`Self::detach`] gave was destroyed, or could not be.
+    pub(in crate::fabric::verbs) fn destroyed(&mut self, failed: bool) {
+        if std::mem::take(&mut self.detached) && failed {
+            self.abandon();
+        }
     }
 
     /// Everything that has not completed, as flushed. Only after `destroy`.
     pub(in crate::fabric::verbs) fn flush_rest(&mut self, mut report: impl FnMut(Posted)) {
-        assert!(self.raw.is_none(), "the device may still use what is posted");
+        assert!(self.raw.is_none() && !self.detached, "the device may still use what is posted");
         if let Some(binder) = &mut self.binder {
             binder.binds.flush(&mut report);
         }
         self.sends.flush(&mut report);
         self.recvs.flush(&mut report);
+    }
+}
+
+/// The device's side of a [`Qp`] that ends. Dropped, it is destroyed too.
+pub(in crate::fabric::verbs) struct Ending {
+    binder: Option<NonNull<ibv_qp>>,
+    main: Option<NonNull<ibv_qp>>,
+    number: u32,
+    /// After the queue pairs.
+    _pd: Arc<Pd>,
+}
+
+// SAFETY: these are the only handles of their queue pairs, and libibverbs is thread-safe: a queue
+// pair may be destroyed on another thread than the one that made it (ibv_destroy_qp(3), verbs(7)).
+unsafe impl Send for Ending {}
+
+impl Ending {
+    /// Destroys the queue pairs, however long the driver takes for it.
+    pub(in crate::fabric::verbs) fn destroy(mut self) -> io::Result<()> {
+        self.finish()
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        let bound = self.binder.take().map_or(Ok(()), destroy);
+        let sent = self.main.take().map_or(Ok(()), destroy);
+        bound.and(sent).inspect_err(|error| {
+            tracing::error!(%error, qp = self.number, "cannot destroy a queue pair");
+        })
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let _ = self.finish();
     }
 }
 
@@ -580,6 +638,10 @@ fn destroy(raw: NonNull<ibv_qp>) -> io::Result<()> {
 
 impl Drop for Qp {
     fn drop(&mut self) {
+        if self.detached {
+            // The core ends before it could hear of it.
+            self.abandon();
+        }
         // What is posted is freed with the slots, after the queue pair is gone.
         let _ = self.destroy();
     }

@@ -1,0 +1,177 @@
+//! Threads that destroy queue pairs.
+//!
+//! A driver lets `ibv_destroy_qp` return when nothing of the queue pair is in flight any more.
+//! rdma_rxe waits there for the packets that a network device has not sent yet, up to 50 s when
+//! that stands still (rxe_pool.c, `__rxe_cleanup`). A core that waited with it would hold up every
+//! other path it has. So queue pairs are destroyed here, and the core hears of it when it is done.
+//!
+//! One thread is there from the start, since there may be no memory for one when paths die;
+//! further ones come while all are busy, and go when they are idle.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::time::Duration;
+
+/// Threads at most; queue pairs beyond wait for their turn.
+const WORKERS_MAX: usize = 64;
+/// How long a thread beyond the first waits for work.
+const IDLE_MAX: Duration = Duration::from_secs(5);
+/// They call the driver and send a message.
+const STACK: usize = 128 << 10;
+
+/// Destroys something and tells its owner.
+type Job = Box<dyn FnOnce() + Send>;
+
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    workers: usize,
+    idle: usize,
+    closed: bool,
+}
+
+/// Destroys queue pairs on threads of its own. Dropped, it finishes what it has.
+pub(super) struct Reaper {
+    shared: Arc<(Mutex<State>, Condvar)>,
+}
+
+impl Reaper {
+    /// Starts the first thread.
+    ///
+    /// # Errors
+    /// The system's when there can be no thread.
+    pub(super) fn start() -> io::Result<Self> {
+        let reaper = Self { shared: Arc::default() };
+        reaper.spawn(&mut reaper.shared.0.lock())?;
+        Ok(reaper)
+    }
+
+    fn spawn(&self, state: &mut State) -> io::Result<()> {
+        let shared = Arc::clone(&self.shared);
+        let thread = std::thread::Builder::new().name("rdma-end".into()).stack_size(STACK);
+        let _ = thread.spawn(move || work(&shared))?;
+        state.workers += 1;
+        Ok(())
+    }
+
+    /// Runs a job that may block on one of the threads.
+    pub(super) fn take(&self, job: impl FnOnce() + Send + 'static) {
+        let mut state = self.shared.0.lock();
+        state.jobs.push_back(Box::new(job));
+        if state.jobs.len() > state.idle
+            && state.workers < WORKERS_MAX
+            && let Err(error) = self.spawn(&mut state)
+        {
+            // The first one gets there.
+            tracing::warn!(%error, "no further thread to destroy queue pairs");
+        }
+        drop(state);
+        self.shared.1.notify_one();
+    }
+}
+
+impl Drop for Reaper {
+    fn drop(&mut self) {
+        self.shared.0.lock().closed = true;
+        self.shared.1.notify_all();
+    }
+}
+
+impl std::fmt::Debug for Reaper {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let state = self.shared.0.lock();
+        f.debug_struct("Reaper")
+            .field("jobs", &state.jobs.len())
+            .field("workers", &state.workers)
+            .finish_non_exhaustive()
+    }
+}
+
+fn work((state, more): &(Mutex<State>, Condvar)) {
+    let mut at = state.lock();
+    loop {
+        if let Some(job) = at.jobs.pop_front() {
+            drop(at);
+            job();
+            at = state.lock();
+            continue;
+        }
+        if at.closed {
+            break;
+        }
+        at.idle += 1;
+        let late = if at.workers > 1 {
+            more.wait_for(&mut at, IDLE_MAX).timed_out()
+        } else {
+            more.wait(&mut at);
+            false
+        };
+        at.idle -= 1;
+        if late && at.jobs.is_empty() && at.workers > 1 {
+            break;
+        }
+    }
+    at.workers -= 1;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn one_that_blocks_holds_up_no_other() {
+        let reaper = Reaper::start().unwrap();
+        let (told, heard) = mpsc::channel();
+        let gates: Vec<_> = (0..WORKERS_MAX - 1).map(|_| mpsc::channel::<()>()).collect();
+        let (open, gates): (Vec<_>, Vec<_>) = gates.into_iter().unzip();
+        for (n, gate) in gates.into_iter().enumerate() {
+            let told = told.clone();
+            reaper.take(move || {
+                let _ = gate.recv_timeout(PATIENCE);
+                told.send(n).unwrap();
+            });
+        }
+        for n in 1000..1100 {
+            let told = told.clone();
+            reaper.take(move || told.send(n).unwrap());
+        }
+        for n in 1000..1100 {
+            assert_eq!(heard.recv_timeout(PATIENCE), Ok(n), "behind those that block");
+        }
+        drop(open);
+        let mut rest: Vec<_> =
+            (1..WORKERS_MAX).map(|_| heard.recv_timeout(PATIENCE).unwrap()).collect();
+        rest.sort_unstable();
+        assert_eq!(rest, (0..WORKERS_MAX - 1).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn what_waits_is_done_even_when_all_are_busy_and_the_owner_goes() {
+        let reaper = Reaper::start().unwrap();
+        let (told, heard) = mpsc::channel();
+        for n in 0..WORKERS_MAX * 3 {
+            let told = told.clone();
+            reaper.take(move || told.send(n).unwrap());
+        }
+        assert!(reaper.shared.0.lock().workers <= WORKERS_MAX);
+        let shared = Arc::downgrade(&reaper.shared);
+        drop((reaper, told));
+        assert_eq!(heard.iter().count(), WORKERS_MAX * 3);
+        // Their channel is closed, so no job is left; the threads go.
+        for _ in 0..2000 {
+            if shared.strong_count() == 0 {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("threads stay behind");
+    }
+}
