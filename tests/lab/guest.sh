@@ -80,8 +80,43 @@ guest_disconnect() {
     return 0
 }
 
+# --- the network ---
+# A topology stays for the next scenario when it is as it was made: half of what a scenario needed
+# besides its own time went into making it.
+TOPOLOGY_PATHS= TOPOLOGY_LOOKS=
+
+# What a scenario might change of it.
+topology_looks() {
+    ip -4 -br addr
+    ip -4 rule
+    ip -4 route show table all | sort
+    tc qdisc show
+    rdma link
+}
+
+# That many paths, new or as they were. One guest has two at least, so that most can share them.
+guest_network() { # paths
+    local paths=$1
+    [ "$LAB_ROLE" != one ] || [ "$paths" -ge 2 ] || paths=2
+    : >"$LAB_HOME/counters"
+    if [ "$TOPOLOGY_PATHS" = "$paths" ] && [ "$(topology_looks)" = "$TOPOLOGY_LOOKS" ]; then
+        # Counters of devices begin where they stand.
+        grep -H . /sys/class/infiniband/*/ports/1/hw_counters/* >"$LAB_HOME/counters"
+        return 0
+    fi
+    [ -z "$TOPOLOGY_PATHS" ] || guest_network_down || return 1
+    topology_up "$paths" || return 1
+    TOPOLOGY_PATHS=$paths
+    TOPOLOGY_LOOKS=$(topology_looks)
+}
+
+guest_network_down() {
+    TOPOLOGY_PATHS=
+    topology_down
+}
+
 # Brings the machine back to where it was. Prints what could not be undone.
-guest_cleanup() {
+guest_cleanup() { # [keep]
     local status=0 device module target
     # One that waits for a device ends when the device does.
     guest_end_processes >/dev/null || { guest_disconnect && guest_end_processes; } || status=1
@@ -100,7 +135,7 @@ guest_cleanup() {
             status=1
         fi
     done
-    topology_down || status=1
+    [ "${1:-}" = keep ] || guest_network_down || status=1
     rm -rf "$LAB_WORK" /run/rtrs
     return $status
 }
@@ -133,8 +168,8 @@ barrier() { # name stage
     await "$1.$(other_role).$2" 120
 }
 
-run_scenario() { # name
-    local name=$1 limit start=$SECONDS status checks mark dirty='' text allowed
+run_scenario() { # name last
+    local name=$1 limit start=$SECONDS status checks mark dirty='' text allowed keep=
     local file=tests/lab/scenarios/$name.sh
     limit=$(header "$name" limit)
     echo "@@ start $name $limit"
@@ -143,8 +178,9 @@ run_scenario() { # name
     mkdir -p "$LAB_WORK"
     : >"$LAB_HOME/checks"
     export LAB_NAME=$name
-    if ! text=$(barrier "$name" ready && topology_up "$(header "$name" paths)" 2>&1); then
-        echo "FAIL $name: the topology does not come up: $text"
+    if ! barrier "$name" ready >"$LAB_HOME/topology" 2>&1 ||
+        ! guest_network "$(header "$name" paths)" >"$LAB_HOME/topology" 2>&1; then
+        echo "FAIL $name: the topology does not come up: $(tail -n 5 "$LAB_HOME/topology")"
         status=1 dirty=dirty
     else
         # shellcheck disable=SC2016
@@ -175,8 +211,11 @@ run_scenario() { # name
     # The topology of a pair stays until both are through.
     [ "$LAB_ROLE" = one ] || await "$name.$(other_role).over" "$limit" || dirty=dirty
     [ $status -eq 0 ] || [ $status -eq 77 ] || guest_report "$mark"
-    if ! text=$(guest_cleanup 2>&1); then
-        echo "   left after $name: $text"
+    # The last one shows that the modules let go of everything.
+    [ $status -ne 0 ] || [ "$LAB_ROLE" != one ] || [ "${2:-}" = last ] ||
+        [ "$(header "$name" network)" = spoiled ] || keep=keep
+    if ! guest_cleanup $keep >"$LAB_HOME/cleanup" 2>&1; then
+        echo "   left after $name: $(tail -n 10 "$LAB_HOME/cleanup")"
         dirty=dirty
     fi
     allowed=$(header "$name" kernel-may-say)
@@ -268,9 +307,10 @@ case $1 in
         shift 2
         guest_prepare
         echo "@@ up"
-        for scenario in "$@"; do
+        while [ $# -gt 0 ]; do
             # A machine that is not as it was is of no use to the next one.
-            run_scenario "$scenario" || break
+            run_scenario "$1" "$([ $# -gt 1 ] || echo last)" || break
+            shift
         done
         ;;
     command | shell)

@@ -292,9 +292,11 @@ nvmet_down() {
 
 # --- soft RDMA ---
 
-# A counter of a device, e.g. sent_pkts.
+# A counter of a device since the scenario began, e.g. sent_pkts.
 rxe_counter() { # device counter
-    cat "/sys/class/infiniband/$1/ports/1/hw_counters/$2"
+    local file=/sys/class/infiniband/$1/ports/1/hw_counters/$2 before
+    before=$(grep -sF "$file:" "$LAB_HOME/counters" | cut -d: -f2)
+    echo $(($(cat "$file") - ${before:-0}))
 }
 
 # How many of a kind (qp, cm_id, mr, pd, cq) there are over all devices.

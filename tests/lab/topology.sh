@@ -116,6 +116,19 @@ topology_mend() { # device
     tc qdisc del dev "$1" root
 }
 
+# `ip link set down` and up of one end, and what the kernel forgets of it when it goes down.
+topology_down_link() { # side path
+    ip link set "v$1$2" down
+}
+
+topology_up_link() { # side path
+    local host=1
+    [ "$1" = a ] || host=2
+    ip link set "v$1$2" up || return 1
+    [ "$LAB_ROLE" != one ] || ip route replace "10.0.$2.$((3 - host))" dev "v$1$2" \
+        src "10.0.$2.$host" table "$((host * 1000 + $2))"
+}
+
 # Gives a card of a pair its name, by its MAC: 52:54:00:00:PATH:END.
 topology_rename() { # path
     local mac side=a name

@@ -3,6 +3,7 @@
 # topology: one
 # paths: 1
 # limit: 300
+# network: spoiled
 # groups: smoke ours
 # test-binaries: rtrs-core/conformance_verbs
 

@@ -11,6 +11,7 @@
 use std::io;
 use std::net::SocketAddr;
 
+use super::info::port_is_down;
 use super::options::{Retry, VerbsOptions};
 use super::sys::{CmEvent, CmEventKind, CmId, ConnParam, Posted, Qp, Wc};
 use crate::fabric::{
@@ -103,8 +104,8 @@ pub(super) struct Conn {
     pub(super) dying: bool,
     /// Why it ended, and whether the device had ended it before; its queue pair is being destroyed.
     pub(super) leaving: Option<(End, bool)>,
-    /// The peer was told goodbye and has to confirm it.
-    pub(super) parting: bool,
+    /// The peer was told goodbye.
+    pub(super) parted: bool,
     /// The peer or the connection manager ended it, so nothing need be waited for.
     pub(super) told: bool,
     /// Places in the completion queue.
@@ -142,7 +143,7 @@ impl Conn {
             dirty: false,
             dying: false,
             leaving: None,
-            parting: false,
+            parted: false,
             told: false,
             places,
             way: None,
@@ -163,6 +164,11 @@ impl Conn {
     /// True when the peer could have seen or can see this connection as established.
     pub(super) fn was_up(&self) -> bool {
         matches!(self.stage, Stage::Open | Stage::Draining)
+    }
+
+    /// True when the peer has to hear that it is over.
+    pub(super) fn was_greeted(&self) -> bool {
+        self.was_up() || self.stage == Stage::Answered
     }
 
     /// True when receives may be posted.
@@ -231,6 +237,7 @@ impl Conn {
             let name = context.name();
             return Err(lost(format!("the way to the peer does not lead over {name} any more")));
         }
+        self.check_port()?;
         let retry = Retry::within(options.path_timeout);
         // Old kernels lack the option; the timeout is then the path's own.
         let _ = self.id.set_ack_timeout(retry.ack_timeout);
@@ -240,6 +247,20 @@ impl Conn {
         let left = self.deadline.map_or(options.startup_timeout, |at| at.since(now));
         self.id.resolve_route(millis(left)).map_err(step("find the route"))?;
         Ok(Step::On)
+    }
+
+    /// Whether the port works; over one that does not, nothing may be asked (goodbye.rs).
+    fn check_port(&self) -> Result<(), CloseReason> {
+        let (device, number) = (self.qp.pd().context().name(), self.id.port_number());
+        if port_is_down(device, number) {
+            return Err(lost(format!("port {number} of {device} is down")));
+        }
+        Ok(())
+    }
+
+    /// Whether the port is down.
+    pub(super) fn port_is_down(&self) -> bool {
+        self.check_port().is_err()
     }
 
     fn on_route(&mut self, options: &VerbsOptions) -> Result<Step, CloseReason> {

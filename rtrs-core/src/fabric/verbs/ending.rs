@@ -6,7 +6,7 @@
 //! So no end makes a core wait, and nothing lands after `Closed`.
 
 use super::VerbsFabric;
-use super::conn::{Conn, End, Stage, completion};
+use super::conn::{Conn, End, completion};
 use super::device::{Gone, Report};
 use crate::fabric::{CloseReason, ConnectFailure, FabricEvent};
 use crate::ids::QpNum;
@@ -58,8 +58,7 @@ impl VerbsFabric {
         conn.deadline = None;
         // An error means that the device is gone, and the queue pair with it.
         let _ = conn.qp.enter_error();
-        let greeted = matches!(conn.stage, Stage::Open | Stage::Draining | Stage::Answered);
-        conn.parting = greeted && conn.id.disconnect().is_ok() && !conn.told;
+        conn.parted = conn.was_greeted() && !conn.port_is_down() && conn.id.disconnect().is_ok();
         self.settle(name);
         self.drain();
         if let Some(ending) = self.conn(name).and_then(|conn| conn.qp.detach()) {
@@ -99,11 +98,17 @@ impl VerbsFabric {
         };
         tracing::debug!(?event, "an RDMA connection ended");
         self.push(event);
-        let Conn { qp, id, told, parting, .. } = *conn;
-        drop(qp);
-        if parting && !told {
-            // The kernel repeats our goodbye as long as the identifier lives.
-            self.parting.push((id, self.now + self.options.close_timeout));
+        let (greeted, down) = (conn.was_greeted(), conn.port_is_down());
+        let Conn { qp, id, told, parted, .. } = *conn;
+        if down {
+            let device = qp.pd().context().name().to_owned();
+            self.goodbyes.hold(self.now, id, device, greeted && !told && !parted);
+        } else if greeted && !parted && !told {
+            // Its port came up meanwhile.
+            let _ = id.disconnect();
+            self.goodbyes.said(id, self.now + self.options.close_timeout);
+        } else if parted && !told {
+            self.goodbyes.said(id, self.now + self.options.close_timeout);
         }
     }
 

@@ -69,6 +69,18 @@ pub(super) fn names() -> Vec<String> {
     devices.into_iter().map(|device| device.name).collect()
 }
 
+/// Whether the kernel says that a port does not work. One that it does not know is not known to be
+/// down.
+pub(super) fn port_is_down(device: &str, number: u8) -> bool {
+    is_down(Path::new(CLASS), device, number)
+}
+
+fn is_down(class: &Path, device: &str, number: u8) -> bool {
+    let state = word(&class.join(device).join(format!("ports/{number}/state")));
+    // "1: DOWN"; what comes after it on the way up is not for queue pairs yet either.
+    state.is_some_and(|state| !state.starts_with("4:"))
+}
+
 fn word(path: &Path) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_owned())
 }
@@ -158,6 +170,8 @@ mod tests {
         make("iw0/ports/1/state", "1: DOWN\n");
         make("ib0/node_type", "1: CA\n");
         make("ib0/ports/1/link_layer", "InfiniBand\n");
+        assert!(!is_down(&root, "rxe1", 1) && is_down(&root, "iw0", 1));
+        assert!(!is_down(&root, "ib0", 1), "not known to be down");
         let found = list(&root).unwrap();
         fs::remove_dir_all(&root).unwrap();
         let names: Vec<&str> = found.iter().map(|device| device.name.as_str()).collect();

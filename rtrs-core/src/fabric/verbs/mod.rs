@@ -8,13 +8,14 @@
 //!
 //! `options.rs` · `info.rs` which devices there are · `remedy.rs` errors people see · `device.rs`
 //! what cores share, a core's queues · `domain.rs` `regions.rs` memory · `conn.rs` one connection ·
-//! `turn.rs` what a turn takes in · `ending.rs` ends and completions · `reaper.rs` threads that
-//! destroy queue pairs · `sys/` the calls, and all unsafe code.
+//! `turn.rs` what a turn takes in · `ending.rs` ends and completions · `goodbye.rs` what follows
+//! an end · `reaper.rs` threads that destroy queue pairs · `sys/` the calls, and all unsafe code.
 
 mod conn;
 mod device;
 mod domain;
 mod ending;
+mod goodbye;
 mod info;
 mod options;
 mod reaper;
@@ -38,6 +39,7 @@ pub use options::VerbsOptions;
 use self::conn::{Conn, End, Reads, Stage, lost};
 use self::device::{CoreDevice, Report, Watch, source_for};
 use self::domain::{VerbsPd, VerbsWindow};
+use self::goodbye::Goodbyes;
 use self::regions::RegionCache;
 use self::sys::{CmId, EventChannel, IdKey, Qp, Wc};
 use crate::fabric::{
@@ -116,8 +118,7 @@ pub struct VerbsFabric {
     /// Connections by their identifier, for events.
     by_id: HashMap<IdKey, QpNum>,
     listeners: Vec<CmId>,
-    /// Identifiers of ended connections whose goodbye the peer has not confirmed, and until when.
-    parting: Vec<(CmId, Instant)>,
+    goodbyes: Goodbyes,
     devices: Vec<CoreDevice>,
     channel: Arc<EventChannel>,
     cm: Watch,
@@ -162,7 +163,7 @@ impl VerbsFabric {
             free: Vec::new(),
             by_id: HashMap::new(),
             listeners: Vec::new(),
-            parting: Vec::new(),
+            goodbyes: Goodbyes::default(),
             devices: Vec::new(),
             channel,
             cm,
@@ -628,8 +629,7 @@ impl Fabric for VerbsFabric {
         if !self.events.is_empty() {
             return Some(self.now);
         }
-        let parting = self.parting.iter().map(|(_, until)| *until).min();
-        earliest(self.timers.first().map(|(at, _)| *at), parting)
+        earliest(self.timers.first().map(|(at, _)| *at), self.goodbyes.deadline())
     }
 
     fn counters(&self) -> FabricCounters {

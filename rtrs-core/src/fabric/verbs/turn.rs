@@ -16,7 +16,7 @@ impl VerbsFabric {
         }
         let Some(&name) = self.by_id.get(&event.id) else {
             if !matches!(event.kind, CmEventKind::AddrChange | CmEventKind::Other) {
-                self.parting.retain(|(id, _)| id.key() != event.id);
+                self.goodbyes.done(event.id);
             }
             if event.kind == CmEventKind::DeviceRemoval {
                 self.listeners.retain(|id| id.key() != event.id);
@@ -170,10 +170,7 @@ impl VerbsFabric {
             };
             self.finish(name, ConnectFailure::Failed(reason));
         }
-        if self.parting.iter().any(|(_, until)| *until <= self.now) {
-            let now = self.now;
-            self.parting.retain(|(_, until)| *until > now);
-        }
+        self.goodbyes.poll(self.now, self.options.close_timeout);
         any
     }
 

@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Shared by the scenarios that break links under load and measure how long IO stands still. Sourced
+# by them after lib.sh.
+
+# shellcheck source=tests/lab/topology.sh
+. tests/lab/topology.sh
+
+# fio in the background, compared; each latency is logged. Ends when `faults_end` says so, or after
+# that many seconds.
+faults_begin() { # name device seconds_max
+    : >"$LAB_WORK/$1.marks"
+    fio_run "$1" $(($3 + 60)) --filename="$2" --direct=1 --rw=randrw --bs=4k --iodepth=8 \
+        --ioengine=libaio --size=32M --time_based --runtime="$3" --verify=crc32c \
+        --verify_backlog=128 --verify_fatal=1 --write_lat_log="$LAB_WORK/$1" \
+        --log_unix_epoch=1 &
+    FAULTS_FIO=$!
+    sleep 3
+}
+
+# A round begins: what it does is about to happen.
+faults_mark() { # name round
+    echo "$(date +%s%3N) $2" >>"$LAB_WORK/$1.marks"
+}
+
+# Ends fio; it must have met no error. Its verdict is the check of all rounds.
+faults_end() { # name text
+    local status
+    kill -0 "$FAULTS_FIO" 2>/dev/null || fail "$2: fio lasted until the end"
+    pkill -INT -f "^fio --name=$1 "
+    wait "$FAULTS_FIO"
+    status=$?
+    # 128 is fio's word for having been told to end.
+    [ $status -ne 128 ] || status=0
+    expect_eq "$2: fio met no error and read back what it wrote" "$status" 0
+    expect_eq "$2: fio counts no error" "$(fio_value "$1" '.jobs[0].error')" 0
+}
+
+# The longest IO of each round, the one it ended in, as `NAME MILLISECONDS` lines, then their median
+# and the longest of all, `p50` and `max`. Fails when a round has no IO, since nothing is known of
+# it. fio's lines: time of completion in ms since 1970, latency in ns, and more.
+faults_longest() { # name
+    cat "$LAB_WORK/$1"_lat.*.log | awk -F '[, ]+' -v marks="$LAB_WORK/$1.marks" '
+        BEGIN {
+            while ((getline line <marks) > 0) {
+                split(line, part, " ")
+                begin[++rounds] = part[1]
+                name[rounds] = part[2]
+                longest[rounds] = -1
+            }
+        }
+        {
+            for (at = rounds; at > 0 && begin[at] > $1; at--) {}
+            if (at && $2 > longest[at]) longest[at] = $2
+        }
+        END {
+            for (at = 1; at <= rounds; at++) {
+                if (longest[at] < 0) exit 1
+                printf "%s %d\n", name[at], longest[at] / 1e6
+                # Sorted in.
+                for (to = at; to > 1 && sorted[to - 1] > longest[at]; to--)
+                    sorted[to] = sorted[to - 1]
+                sorted[to] = longest[at]
+            }
+            printf "p50 %d\nmax %d\n", sorted[int((rounds + 1) / 2)] / 1e6, sorted[rounds] / 1e6
+        }'
+}
+
+# Prints the longest IO of each round, the median and the longest of all; sets FAULTS_P50 and
+# FAULTS_MAX, in milliseconds.
+faults_stalls() { # name text
+    local out=$LAB_WORK/$1.stalls
+    if ! faults_longest "$1" >"$out"; then
+        fail "$2: stalls can be told"
+        return
+    fi
+    FAULTS_P50=$(sed -n 's/^p50 //p' "$out") FAULTS_MAX=$(sed -n 's/^max //p' "$out")
+    echo "STALL $2 | $(grep -v '^p50\|^max' "$out" | cut -d' ' -f2 | xargs) |" \
+        "p50 $FAULTS_P50 ms, max $FAULTS_MAX ms"
+}
