@@ -97,7 +97,7 @@ tests() { # name seconds_max command...
     fi
 }
 
-# The scenarios of the lab, after `scripts/lab.sh setup`. Its checks count as tests do, a scenario
+# The scenarios of the lab, after `scripts/lab.sh setup`, some with fewer rounds. Its checks count as tests do, a scenario
 # that could not run as one skipped, one that died without a failed check as one failed. The
 # kernel in the guests has faults of its own that strike at random (docs/TESTING.md), so one or two
 # scenarios that failed are tried once more; that they pass then is said aloud.
@@ -113,7 +113,7 @@ lab() {
         return
     fi
     # What it lacks after status 3 it says itself, and skips every scenario.
-    run_stage lab "$LAB_SECONDS_MAX" bash scripts/lab.sh run all
+    RTRS_QUICK=1 run_stage lab "$LAB_SECONDS_MAX" bash scripts/lab.sh run all
     status=$?
     sleep 0.2
     sums=$(sed -n 's/^lab: checks: \([0-9]*\) passed, \([0-9]*\) failed$/\1 \2/p' "$log" |
@@ -131,7 +131,7 @@ lab() {
     names=$(sed -n 's/^FAILED: //p' "$log" | xargs)
     if [[ " 1 2 " == *" $(wc -w <<<"$names") "* ]] && [ "$names" != build ]; then
         # shellcheck disable=SC2086
-        if run_stage lab-again 1200 bash scripts/lab.sh run $names; then
+        if RTRS_QUICK=1 run_stage lab-again 1200 bash scripts/lab.sh run $names; then
             notes+=("SECOND TRY: $names passed; at the first, $2 checks failed")
             return
         fi

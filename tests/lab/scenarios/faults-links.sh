@@ -38,7 +38,7 @@ round() { # run name break mend
 }
 
 one_link() {
-    local n rounds=${1:-3}
+    local n rounds=$1
     assert_true "it attaches over two paths" plain_attach vol /dev/nbd0
     assert_within 30 "both paths are connected" are_connected vol 2
     faults_begin down /dev/nbd0 $((rounds * 40))
@@ -99,7 +99,7 @@ scenario() {
     modprobe nbd nbds_max=4
     start_server --export vol=mem:64M --export short=mem:16M --listen rdma://10.0.0.2 \
         --listen rdma://10.0.1.2
-    if [ -n "${LAB_LONG:-}" ]; then one_link 10; else one_link 3; fi
+    one_link "$([ -n "$LAB_QUICK" ] && echo 2 || echo 10)"
     no_link
     assert_true "it detaches" detach vol
     assert_true "so does the other" detach short
