@@ -174,14 +174,15 @@ impl SessionPlan {
     }
 
     /// Heartbeats at a server of ours: over TCP a silent path is noticed within 400 ms. An RDMA
-    /// device may take half a second to repeat a lost packet, and that is to be waited for.
+    /// device may take a quarter, or half, of a second to repeat a lost packet, and that is to be
+    /// waited for.
     pub(crate) fn own_heartbeat(&self, scheme: Scheme) -> Rhythm {
         if self.heartbeat_ms.is_some() {
             return self.heartbeat();
         }
         let missed_max = match scheme {
             Scheme::Tcp => 3,
-            Scheme::Rdma => 8,
+            Scheme::Rdma => 5,
         };
         Rhythm {
             interval: Duration::from_millis(100),

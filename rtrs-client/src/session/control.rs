@@ -27,7 +27,7 @@ use super::{
     CacheWatch, Connect, Granted, OpenDevice, Outbox, PathShared, PathTarget, Policy,
     SessionConfig, ToHome, ToShard,
 };
-use crate::path::handshake::{self, ServiceConnection};
+use crate::path::handshake::{self, ServiceConnection, ServiceEvent};
 use crate::path::state::PathState;
 
 /// Bound of each step of opening the device, and of a fence. A kernel's server opens its disk
@@ -566,10 +566,13 @@ impl SessionControl {
         let path = &mut self.paths[index];
         let Some(service) = path.service.as_mut() else { return true };
         let received = matches!(wc.op, WcOp::Recv | WcOp::RecvRdmaWithImm);
-        if received && wc.status == WcStatus::Success {
+        let event = service.on_completion(wc, fabrics[provider].as_mut());
+        // A heartbeat of the server's shows one direction only: it would be sent just the same if
+        // nothing of ours arrived.
+        let both_ways = !matches!(event, Ok(ServiceEvent::HeartbeatAsked));
+        if received && wc.status == WcStatus::Success && both_ways {
             path.shared.received(now);
         }
-        let event = service.on_completion(wc, fabrics[provider].as_mut());
         self.on_service_event(now, index, event, fabrics);
         true
     }

@@ -119,6 +119,21 @@ fn the_servers_heartbeats_are_answered_at_once() {
 }
 
 #[test]
+fn the_servers_own_heartbeats_do_not_show_that_it_hears() {
+    let mut stand = Stand::open(|_| {});
+    // As if nothing of ours arrived: no answers, and the server asks, also between our questions.
+    stand.server.how.heartbeats = false;
+    let start = stand.now();
+    while stand.client.states()[0] == PathState::Connected {
+        assert!(stand.now().since(start) <= 500 * MS, "the path is held up");
+        stand.server.immediate(0, 0, Imm::Heartbeat.encode());
+        stand.run(30 * MS);
+    }
+    let error = stand.client.last_error(0);
+    assert!(error.contains("silent for 4"), "{error}");
+}
+
+#[test]
 fn the_round_trip_is_measured() {
     let mut stand = Stand::open(|_| {});
     assert_eq!(stand.client.control.status()[0].heartbeat_us, None);
