@@ -1,0 +1,267 @@
+//! Faults that strike real daemons on the loopback, under load: a server that is stopped or killed,
+//! networks that fall silent, delay, cut and corrupt, and a disk that holds a write up. No IO ends
+//! with an error while the no-path policy has time, and every read finds what was acknowledged.
+//!
+//! What is asserted are outcomes, counts and order. How long IO stood still is printed, a line of a
+//! table for each fault: `cargo test -p rtrs-tests --test faults -- --nocapture`.
+#![forbid(unsafe_code)]
+
+#[path = "faults/load.rs"]
+mod load;
+#[path = "faults/proxy.rs"]
+mod proxy;
+#[path = "faults/scene.rs"]
+mod scene;
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use proxy::{BOTH, Harm, PLACES, Place, Way};
+use rtrs_tests::{RawNbd, Reply, consts, wait_for};
+use scene::{PATH_TIME_MAX, Scene, rounds, tell};
+use serde_json::Value;
+
+const SECOND: Duration = Duration::from_secs(1);
+const EIO: u32 = 5;
+
+/// Stops the server's process for 3 s, each time.
+fn stopped(paths: usize, what: &str) {
+    let mut scene = Scene::direct(paths, &[]);
+    let mut longest = Vec::new();
+    for _ in 0..rounds(2) {
+        scene.load.forget();
+        scene.signal("STOP");
+        sleep(SECOND);
+        let answered = scene.load.good();
+        sleep(2 * SECOND);
+        assert_eq!(scene.load.good(), answered, "somebody answers for a server that is stopped");
+        scene.signal("CONT");
+        longest.push(scene.load.longest());
+        scene.wait_connected();
+    }
+    tell(what, longest);
+    scene.end();
+}
+
+#[test]
+fn a_stopped_server_on_one_path() {
+    stopped(1, "server stopped for 3 s, one path");
+}
+
+#[test]
+fn a_stopped_server_on_two_paths() {
+    stopped(2, "server stopped for 3 s, two paths");
+}
+
+#[test]
+fn a_server_that_is_killed_and_started_again_is_a_pause() {
+    let mut scene = Scene::direct(2, &[]);
+    let (before, mut longest) = (scene.status(), Vec::new());
+    // A connection that does nothing meanwhile stays too.
+    let mut idle = RawNbd::go(scene.client.front(), "vol0");
+    for round in 1..=rounds(4) {
+        scene.load.forget();
+        scene.crash();
+        let answered = scene.load.good();
+        wait_for("the session to see it", PATH_TIME_MAX, || {
+            (scene.status()["state"] == "waiting-for-path").then_some(())
+        });
+        let answered_since = scene.load.good() - answered;
+        assert!(answered_since <= 8, "{answered_since} answers of a server that is dead");
+        scene.restart();
+        for path in 0..2 {
+            scene.wait_reconnected(path, round as u64);
+        }
+        longest.push(scene.load.longest());
+    }
+    tell("server killed and started again, two paths", longest);
+    let after = scene.status();
+    for key in ["session_id", "pid", "size"] {
+        assert_eq!(before[key], after[key], "{key}");
+    }
+    // Its host has not started anew: nothing is lost, and no flush says so.
+    assert_eq!(idle.call(0, consts::CMD_FLUSH, 0, 0), Reply::Error(0));
+    drop(idle);
+    scene.end();
+}
+
+/// Shuts the first of two paths in these directions until it is given up, then opens it again.
+fn silent(ways: &[Way], what: &str) {
+    let scene = Scene::proxied(2, &[]);
+    let mut longest = Vec::new();
+    for _ in 0..rounds(2) {
+        let (reconnects, failovers) = (scene.reconnects(0), scene.failovers(0));
+        scene.load.forget();
+        scene.proxies[0].shut(ways);
+        scene.wait_path(0, "to be noticed dead", |path| path["state"] != "connected");
+        // All of it goes over the other.
+        longest.push(scene.load.longest());
+        assert!(scene.failovers(0) > failovers, "nothing was in flight on the path that died");
+        assert_eq!(scene.reconnects(0), reconnects, "over a path that is shut");
+        // What both ends have given up arrives late, beside new IO.
+        scene.proxies[0].open();
+        scene.wait_reconnected(0, reconnects + 1);
+        scene.load.progress();
+    }
+    tell(what, longest);
+    scene.check_undisturbed(1);
+    scene.end();
+}
+
+#[test]
+fn a_path_that_falls_silent() {
+    silent(&BOTH, "one of two paths silent, both directions");
+}
+
+#[test]
+fn a_path_that_falls_silent_to_the_server() {
+    silent(&[Way::ToServer], "one of two paths silent, to the server only");
+}
+
+#[test]
+fn a_path_that_falls_silent_to_the_client() {
+    silent(&[Way::ToClient], "one of two paths silent, to the client only");
+}
+
+#[test]
+fn a_path_that_is_slow_is_not_dead() {
+    let scene = Scene::proxied(2, &[]);
+    let (mut longest, mut once) = (Vec::new(), Vec::new());
+    for _ in 0..rounds(2) {
+        scene.load.forget();
+        scene.proxies[0].delay(Duration::from_millis(50));
+        let requests = |scene: &Scene| scene.path(&scene.stats(), 0)["requests"].as_u64();
+        let before = requests(&scene);
+        wait_for("requests over the slow path", PATH_TIME_MAX, || {
+            (requests(&scene) > before.map(|before| before + 20)).then_some(())
+        });
+        longest.push(scene.load.longest());
+        scene.load.forget();
+        scene.proxies[0].delay(2 * SECOND);
+        sleep(2 * SECOND);
+        scene.proxies[0].delay(Duration::ZERO);
+        once.push(scene.load.longest());
+    }
+    tell("one of two paths 50 ms late each way", longest);
+    tell("one of two paths 2 s late, once", once);
+    scene.check_undisturbed(0);
+    scene.check_undisturbed(1);
+    scene.end();
+}
+
+/// Every place of a frame, in both directions; with short times one of them each.
+fn strikes() -> Vec<(Way, Place)> {
+    let all = BOTH.iter().flat_map(|way| PLACES.map(|place| (*way, place)));
+    let short = |(_, place): &(Way, Place)| rounds(2) > 1 || *place == Place::Payload;
+    all.filter(short).collect()
+}
+
+#[test]
+fn a_connection_that_is_cut_in_the_middle_of_a_frame() {
+    let scene = Scene::proxied(2, &[]);
+    let mut longest = Vec::new();
+    for (round, (way, place)) in (1..).zip(strikes()) {
+        let failovers = scene.failovers(0);
+        scene.load.forget();
+        scene.proxies[0].harm(way, Harm::Cut(place));
+        scene.wait_reconnected(0, round);
+        longest.push(scene.load.longest());
+        assert_eq!(scene.reconnects(0), round, "{way:?} {place:?}");
+        assert!(scene.failovers(0) > failovers, "{way:?} {place:?}: what was cut is sent again");
+    }
+    tell("one of two paths cut in the middle of a frame", longest);
+    scene.check_undisturbed(1);
+    scene.end();
+}
+
+/// Frames that whoever received them found damaged.
+fn damaged(scene: &Scene, receiver: Way) -> u64 {
+    match receiver {
+        Way::ToServer => {
+            let output = scene.server().output();
+            let found =
+                |line: &&str| line.contains("terminating") && line.contains("damaged frame");
+            output.lines().filter(found).count() as u64
+        }
+        Way::ToClient => scene.stats()["fabric"]["crc_errors"].as_u64().expect("a number"),
+    }
+}
+
+#[test]
+fn a_byte_that_is_corrupted() {
+    let scene = Scene::proxied(2, &[]);
+    let (mut longest, mut lengths) = (Vec::new(), Vec::new());
+    for (round, (way, place)) in (1..).zip(strikes()) {
+        let (caught, failovers) = (damaged(&scene, way), scene.failovers(0));
+        scene.load.forget();
+        scene.proxies[0].harm(way, Harm::Corrupt(place));
+        scene.wait_reconnected(0, round);
+        let stood = scene.load.longest();
+        // A length that became greater makes the receiver wait for the bytes it tells of.
+        if place == Place::Length { &mut lengths } else { &mut longest }.push(stood);
+        assert_eq!(scene.reconnects(0), round, "{way:?} {place:?}");
+        assert!(scene.failovers(0) > failovers, "{way:?} {place:?}: what was lost is sent again");
+        if [Place::Payload, Place::Checksum].contains(&place) {
+            let found = damaged(&scene, way) - caught;
+            assert_eq!(found, 1, "{way:?} {place:?}: caught by the checksum\n{}", scene.log());
+        }
+    }
+    tell("a byte corrupted on one of two paths", longest);
+    if !lengths.is_empty() {
+        tell("the same, in the length of a frame", lengths);
+    }
+    let told = "terminated by the peer: wrong CRC";
+    assert!(scene.log().contains(told), "the client says why:\n{}", scene.log());
+    scene.check_undisturbed(1);
+    scene.end();
+}
+
+#[test]
+fn no_path_for_longer_than_io_waits() {
+    let scene = Scene::proxied(2, &["--no-path", "queue-for=5s"]);
+    let begin = Instant::now();
+    scene.proxies.iter().for_each(|proxy| proxy.shut(&BOTH));
+    wait_for("an error for every client", PATH_TIME_MAX, || {
+        scene.load.first_errors().iter().all(Option::is_some).then_some(())
+    });
+    for failed in scene.load.first_errors().into_iter().flatten() {
+        assert_eq!(failed.errno, EIO);
+        let waited = failed.ended - begin;
+        assert!(waited >= 5 * SECOND, "an error after {waited:?}, and IO waits 5 s for a path");
+    }
+    assert_eq!(scene.status()["state"], "waiting-for-path");
+    let log = scene.log();
+    assert!(log.contains("IO ends with errors now"), "{log}");
+    let told: Vec<&str> = log.lines().filter(|line| line.contains("path down: silent")).collect();
+    assert_eq!(told.len(), 2, "a line for each path: {log}");
+    scene.proxies.iter().for_each(proxy::Proxy::open);
+    scene.wait_connected();
+    // What was given up arrives now at the server, and must not undo what is written from now on.
+    scene.load.progress();
+    let errors = scene.load.errors();
+    scene.load.progress();
+    assert_eq!(scene.load.errors(), errors, "errors with both paths connected");
+    scene.end_after_errors();
+}
+
+#[test]
+fn no_path_for_a_while_is_a_pause() {
+    let scene = Scene::proxied(2, &[]);
+    scene.load.forget();
+    scene.proxies.iter().for_each(|proxy| proxy.shut(&BOTH));
+    wait_for("the session to see it", PATH_TIME_MAX, || {
+        (scene.status()["state"] == "waiting-for-path").then_some(())
+    });
+    let answered = scene.load.good();
+    sleep(if rounds(2) > 1 { 6 } else { 2 } * SECOND);
+    let oldest = &scene.status()["oldest_io"];
+    // What was in flight waits until its path is known to be over, all else for a path.
+    assert!(["path", "fence"].map(Value::from).contains(&oldest["waits_for"]), "{oldest}");
+    assert!(oldest["age_ms"].is_u64(), "{oldest}");
+    assert_eq!(scene.load.good(), answered, "somebody answers without a path");
+    scene.proxies.iter().for_each(proxy::Proxy::open);
+    let longest = scene.load.longest();
+    scene.wait_connected();
+    tell("both paths silent for 9 s", vec![longest]);
+    scene.end();
+}

@@ -1,0 +1,218 @@
+//! Clients that write and read all the time, know what has to be there, and note how long each IO
+//! took: what the faults are held against.
+//!
+//! Each has an NBD connection and a part of the export of its own, sizes differ. A block holds what
+//! was acknowledged last; after a write that ended with an error it may hold the old or the new,
+//! until the next one succeeds. Anything else ends the client with a panic, which every wait here
+//! and [`Load::end`] show.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rtrs_tests::{Client, Front, RawNbd, Reply, fill_pattern, wait_for};
+
+/// Bytes per IO, a client each.
+const SIZES: [usize; 4] = [4096, 4096, 12 << 10, 64 << 10];
+const BLOCKS: u64 = 16;
+/// Where the part of each client begins: multiples of this.
+const PART: u64 = 1 << 20;
+const PROGRESS_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// An IO that ended with an error.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Failed {
+    pub(crate) ended: Instant,
+    pub(crate) errno: u32,
+}
+
+#[derive(Debug, Default)]
+struct Meter {
+    good: AtomicU64,
+    errors: AtomicU64,
+    first_error: Mutex<Option<Failed>>,
+    /// Nanoseconds that the longest IO took.
+    longest: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Worker {
+    meter: Arc<Meter>,
+    thread: JoinHandle<()>,
+}
+
+/// Clients of `vol0`.
+#[derive(Debug)]
+pub(crate) struct Load {
+    stop: Arc<AtomicBool>,
+    workers: Vec<Worker>,
+}
+
+impl Load {
+    /// Connects and starts; every client has done some IO when this returns.
+    pub(crate) fn start(client: &Client) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let start = |(at, size): (usize, &usize)| {
+            let (meter, stop) = (Arc::new(Meter::default()), Arc::clone(&stop));
+            let (of_thread, front, size) = (Arc::clone(&meter), client.front().clone(), *size);
+            let part = Part { base: at as u64 * PART, size, blocks: [Some(0); BLOCKS as usize] };
+            let thread = std::thread::spawn(move || part.work(&front, &of_thread, &stop));
+            Worker { meter, thread }
+        };
+        let load = Self { workers: SIZES.iter().enumerate().map(start).collect(), stop };
+        load.progress();
+        load
+    }
+
+    fn sum(&self, of: impl Fn(&Meter) -> &AtomicU64) -> u64 {
+        self.workers.iter().map(|worker| of(&worker.meter).load(Ordering::Relaxed)).sum()
+    }
+
+    /// IOs that went well.
+    pub(crate) fn good(&self) -> u64 {
+        self.sum(|meter| &meter.good)
+    }
+
+    /// IOs that ended with an error.
+    pub(crate) fn errors(&self) -> u64 {
+        self.sum(|meter| &meter.errors)
+    }
+
+    /// The first error that each client has seen, or not.
+    pub(crate) fn first_errors(&self) -> Vec<Option<Failed>> {
+        self.workers.iter().map(|worker| *worker.meter.first_error.lock()).collect()
+    }
+
+    /// Waits until every client has done some more IO.
+    pub(crate) fn progress(&self) {
+        let good = |worker: &Worker| worker.meter.good.load(Ordering::Relaxed);
+        let before: Vec<u64> = self.workers.iter().map(good).collect();
+        wait_for("every client's IO to go on", PROGRESS_TIME_MAX, || {
+            let ended = self.workers.iter().any(|worker| worker.thread.is_finished());
+            assert!(!ended, "a client has panicked: see its message");
+            let more = |(worker, before): (&Worker, &u64)| good(worker) > before + 8;
+            self.workers.iter().zip(&before).all(more).then_some(())
+        });
+    }
+
+    /// Forgets how long IO took until now.
+    pub(crate) fn forget(&self) {
+        for worker in &self.workers {
+            worker.meter.longest.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Waits for everybody's IO to go on, and gives the time that the longest IO of all took that
+    /// has ended since [`Self::forget`].
+    pub(crate) fn longest(&self) -> Duration {
+        self.progress();
+        let longest = self.workers.iter().map(|w| w.meter.longest.load(Ordering::Relaxed)).max();
+        Duration::from_nanos(longest.expect("clients"))
+    }
+
+    /// Ends the clients, each of which reads its part once more over a new connection.
+    pub(crate) fn end(mut self) {
+        self.progress();
+        self.stop.store(true, Ordering::Relaxed);
+        for worker in self.workers.drain(..) {
+            assert!(worker.thread.join().is_ok(), "a client has panicked: see its message");
+        }
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A client's part of the export.
+#[derive(Debug)]
+struct Part {
+    base: u64,
+    size: usize,
+    /// The round that each block is known to be of, 0 before the first.
+    blocks: [Option<u64>; BLOCKS as usize],
+}
+
+impl Part {
+    fn offset(&self, block: u64) -> u64 {
+        self.base + block * self.size as u64
+    }
+
+    fn fill(&self, block: u64, round: u64, bytes: &mut [u8]) {
+        if round == 0 {
+            bytes.fill(0);
+        } else {
+            fill_pattern(bytes, self.offset(block), round);
+        }
+    }
+
+    fn work(mut self, front: &Front, meter: &Meter, stop: &AtomicBool) {
+        let mut raw = RawNbd::go(front, "vol0");
+        let (mut sent, mut got) = (vec![0; self.size], vec![0; self.size]);
+        let mut round = 0;
+        while !stop.load(Ordering::Relaxed) {
+            round += 1;
+            let block = round % BLOCKS;
+            self.fill(block, round, &mut sent);
+            let offset = self.offset(block);
+            let good = meter.measure(|| match raw.write(0, offset, &sent) {
+                Reply::Error(0) => Ok(()),
+                other => Err(other),
+            });
+            self.blocks[block as usize] = good.then_some(round);
+            // Sometimes the same, sometimes one that was written long ago.
+            self.look(round * 7 / 4 % BLOCKS, &mut raw, meter, (&mut sent, &mut got));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let mut raw = RawNbd::go(front, "vol0");
+        for block in 0..BLOCKS {
+            self.look(block, &mut raw, meter, (&mut sent, &mut got));
+        }
+    }
+
+    /// Reads a block and demands what was written.
+    fn look(
+        &self,
+        block: u64,
+        raw: &mut RawNbd,
+        meter: &Meter,
+        (wanted, got): (&mut [u8], &mut [u8]),
+    ) {
+        let offset = self.offset(block);
+        if !meter.measure(|| raw.read(offset, got)) {
+            return;
+        }
+        if let Some(round) = self.blocks[block as usize] {
+            self.fill(block, round, wanted);
+            let wrong = wanted.iter().zip(&*got).position(|(wanted, got)| wanted != got);
+            assert_eq!(wrong, None, "other data than of round {round} in the IO at {offset}");
+        }
+    }
+}
+
+impl Meter {
+    /// Runs an IO; true when it went well.
+    fn measure(&self, io: impl FnOnce() -> Result<(), Reply>) -> bool {
+        let begin = Instant::now();
+        let outcome = io();
+        let ended = Instant::now();
+        let nanos = u64::try_from((ended - begin).as_nanos()).unwrap_or(u64::MAX);
+        self.longest.fetch_max(nanos, Ordering::Relaxed);
+        match outcome {
+            Ok(()) => {
+                self.good.fetch_add(1, Ordering::Relaxed);
+                true
+            }
+            Err(Reply::Error(errno)) => {
+                self.errors.fetch_add(1, Ordering::Relaxed);
+                let _ = self.first_error.lock().get_or_insert(Failed { ended, errno });
+                false
+            }
+            Err(Reply::Closed) => panic!("the session closed its NBD connection"),
+        }
+    }
+}

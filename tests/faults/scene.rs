@@ -1,0 +1,197 @@
+//! One server, one session with clients that write and read all the time, and where a test wants
+//! it, a proxy on each path. Addresses are of 127.0.0.0/8 and a scene's own, so that the port of a
+//! server that is down is nobody else's when it comes back.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+use rtrs_tests::{
+    Client, STOP_TIME_MAX, Scratch, Server, ServerBuilder, quick, sparse_file, wait_for,
+};
+use serde_json::Value;
+
+use super::load::Load;
+use super::proxy::Proxy;
+
+/// How long a path may take to be noticed dead, or to come back: many times what it needs.
+pub(crate) const PATH_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// Tests of this process have addresses apart by this, and those of other processes by its id.
+static SCENES: AtomicU8 = AtomicU8::new(1);
+
+/// A scene under load.
+#[derive(Debug)]
+pub(crate) struct Scene {
+    pub(crate) load: Load,
+    pub(crate) client: Client,
+    pub(crate) proxies: Vec<Proxy>,
+    server: Option<Server>,
+    /// Portals that the client's paths were given.
+    paths: Vec<String>,
+    /// Portals that the server listens on.
+    listens: Vec<String>,
+    scratch: Scratch,
+}
+
+/// An address of 127.0.0.0/8 that no other scene of this machine has.
+fn address(path: usize) -> impl Fn(u8) -> String {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    move |scene| format!("127.{}.{low}.{}", 64 + 32 * path + usize::from(high % 32), scene)
+}
+
+impl Scene {
+    /// A session with so many paths, each straight to the server.
+    pub(crate) fn direct(paths: usize, args: &[&str]) -> Self {
+        Self::start(paths, false, args)
+    }
+
+    /// A session with so many paths, each through a proxy.
+    pub(crate) fn proxied(paths: usize, args: &[&str]) -> Self {
+        Self::start(paths, true, args)
+    }
+
+    fn start(count: usize, proxied: bool, args: &[&str]) -> Self {
+        let scene = SCENES.fetch_add(1, Ordering::Relaxed);
+        let ips: Vec<String> = (0..count).map(|path| address(path)(scene)).collect();
+        let scratch = Scratch::new();
+        sparse_file(&scratch.path("vol0.img"), 16 << 20);
+        let any_port = |ip: &String| format!("tcp://{ip}:0");
+        let server = server(&scratch, &ips.iter().map(any_port).collect::<Vec<_>>()).start();
+        let listens = server.portals().to_vec();
+        let proxy = |(ip, portal): (&String, &String)| {
+            let (_, server) = portal.split_once("://").expect("a portal");
+            let server: SocketAddr = server.parse().expect("an address");
+            Proxy::start(ip, server)
+        };
+        let ends = ips.iter().zip(&listens).filter(|_| proxied);
+        let proxies: Vec<Proxy> = ends.map(proxy).collect();
+        let paths =
+            if proxied { proxies.iter().map(Proxy::portal).collect() } else { listens.clone() };
+        let builder = Client::attach("vol0").args(&["--shards", "2"]).args(args);
+        let client = paths.iter().fold(builder, |builder, path| builder.path(path)).start();
+        let load = Load::start(&client);
+        let scene = Self { load, client, proxies, server: Some(server), paths, listens, scratch };
+        scene.wait_connected();
+        scene
+    }
+
+    pub(crate) fn server(&self) -> &Server {
+        self.server.as_ref().expect("a server")
+    }
+
+    /// Sends the server a signal.
+    pub(crate) fn signal(&mut self, name: &str) {
+        self.server.as_mut().expect("a server").signal(name);
+    }
+
+    /// Kills the server.
+    pub(crate) fn crash(&mut self) {
+        self.server.take().expect("a server").crash();
+    }
+
+    /// Starts the server again, with the same file on the same addresses.
+    pub(crate) fn restart(&mut self) {
+        self.server = Some(server(&self.scratch, &self.listens).start());
+    }
+
+    fn ask(&self, what: &str) -> Value {
+        self.client.command(&[what, "vol0", "-o", "json"]).ok().json()
+    }
+
+    pub(crate) fn status(&self) -> Value {
+        self.ask("status")
+    }
+
+    pub(crate) fn stats(&self) -> Value {
+        self.ask("stats")
+    }
+
+    /// What the session's process has logged.
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.client.run_dir().join("vol0.log")).expect("the log")
+    }
+
+    /// A path, as `status` or `stats` shows it.
+    pub(crate) fn path<'a>(&self, shown: &'a Value, path: usize) -> &'a Value {
+        let paths = shown["paths"].as_array().expect("paths");
+        let found = paths.iter().find(|one| one["path"] == *self.paths[path]);
+        found.unwrap_or_else(|| panic!("no {} in {shown}", self.paths[path]))
+    }
+
+    /// How often a path has been connected again.
+    pub(crate) fn reconnects(&self, path: usize) -> u64 {
+        self.path(&self.status(), path)["reconnects"].as_u64().expect("a number")
+    }
+
+    /// Requests of a path that were sent again because it died.
+    pub(crate) fn failovers(&self, path: usize) -> u64 {
+        self.path(&self.stats(), path)["failovers"].as_u64().expect("a number")
+    }
+
+    /// Waits until this is so of a path's status.
+    pub(crate) fn wait_path(&self, path: usize, what: &str, is: impl Fn(&Value) -> bool) {
+        wait_for(&format!("path {path}: {what}"), PATH_TIME_MAX, || {
+            is(self.path(&self.status(), path)).then_some(())
+        });
+    }
+
+    /// Waits until a path has been connected again at least so often, and is connected.
+    pub(crate) fn wait_reconnected(&self, path: usize, times: u64) {
+        self.wait_path(path, "to come back", |path| {
+            path["state"] == "connected" && path["reconnects"].as_u64() >= Some(times)
+        });
+    }
+
+    /// Waits until all paths are connected.
+    pub(crate) fn wait_connected(&self) {
+        (0..self.paths.len()).for_each(|path| self.wait_reconnected(path, 0));
+    }
+
+    /// Demands that nothing has ever happened to a path.
+    pub(crate) fn check_undisturbed(&self, path: usize) {
+        let (status, stats) = (self.status(), self.stats());
+        let shown = self.path(&status, path);
+        assert_eq!(shown["reconnects"], 0, "{shown}");
+        assert_eq!(shown["last_error"], Value::Null, "{shown}");
+        assert_eq!(self.path(&stats, path)["failovers"], 0, "{stats}");
+    }
+
+    /// Demands that no IO of any kind has ended with an error, and ends all in order.
+    pub(crate) fn end(self) {
+        assert_eq!(self.load.errors(), 0, "IO errors; the log:\n{}", self.log());
+        let stats = self.stats();
+        for (op, count) in stats["ops"].as_object().expect("operations") {
+            assert_eq!(count["errors"], 0, "{op} in {stats}");
+        }
+        assert_eq!(stats["nbd"]["failed"], 0, "{stats}");
+        self.end_after_errors();
+    }
+
+    /// The same, where IO errors were what the test was about.
+    pub(crate) fn end_after_errors(mut self) {
+        self.wait_connected();
+        self.load.end();
+        self.client.detach();
+        let _ = self.server.take().expect("a server").stop(STOP_TIME_MAX);
+    }
+}
+
+fn server(scratch: &Scratch, listens: &[String]) -> ServerBuilder {
+    let builder = Server::builder().export(format!("vol0={}", scratch.text("vol0.img")));
+    listens.iter().fold(builder, |builder, listen| builder.listen(listen))
+}
+
+/// How often a fault is repeated: once when short times are wanted.
+pub(crate) fn rounds(full: usize) -> usize {
+    if quick() { 1 } else { full }
+}
+
+/// Prints a line of the table of docs/TESTING.md: what happened, how often, and the longest IO of
+/// each time, in the middle and at most.
+pub(crate) fn tell(what: &str, mut longest: Vec<Duration>) {
+    longest.sort_unstable();
+    let (middle, most) = (longest[(longest.len() - 1) / 2], longest[longest.len() - 1]);
+    let count = longest.len();
+    println!("| {what} | {count} | {} | {} |", middle.as_millis(), most.as_millis());
+}
