@@ -48,7 +48,7 @@ fn every_planted_bug_is_seen_by_its_checker() {
 
 #[test]
 fn every_checker_has_a_planted_bug() {
-    for checker in ["blocks", "durable", "once", "errors", "home", "memory", "live"] {
+    for checker in ["blocks", "buffers", "durable", "once", "errors", "home", "memory", "live"] {
         assert!(Plant::all().any(|plant| plant.seen_by() == checker), "{checker}");
     }
 }

@@ -2,7 +2,10 @@
 //!
 //! A core turns as its driver would turn it: letters, events of its fabric, timers, whoever uses
 //! the device, what is to be posted. After a turn in which anything happened it pauses for a
-//! time of the seed's choice, so that events pile up and the cores' turns interleave.
+//! time of the seed's choice, so that events pile up and the cores' turns interleave. `bounds.rs`
+//! is what has to hold at any moment, and what is left.
+
+mod bounds;
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -15,7 +18,6 @@ use rtrs_core::fabric::sim::{Fault, NodeId, World};
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::prng::Prng;
 use rtrs_core::time::{Duration, Instant, earliest};
-use rtrs_server::session::control::DRAINING_MAX;
 use rtrs_server::{Export, ExportTable, ServerCore, ServerLife};
 
 use super::disk::Disk;
@@ -28,13 +30,11 @@ use super::log::Log;
 use super::options::{MS, Options};
 use super::oracle::Oracle;
 use super::port::{Port, PortFaults, SharedFaults};
-use super::workload::{Errors, Mode, Workload};
+use super::workload::{Errors, Mode, Rules, Workload};
 use super::{Failure, Plant};
 
 /// Rounds at one moment after which the clock counts as standing still.
 const SPINS_MAX: u32 = 20_000;
-/// Bytes a path may register at the server besides its chunks.
-const PATH_EXTRA_MAX: usize = 256 << 10;
 
 /// All there is in a run.
 #[derive(Debug)]
@@ -89,17 +89,20 @@ impl Cluster {
         let mut port = |has: &[Plant]| {
             PortFaults::new(if has.contains(&plant) { plant } else { Plant::None }, prng.fork())
         };
-        let ports = [port(&[Plant::Leak]), port(&[Plant::LostAnswer, Plant::LostClose])];
+        let windows = if options.invalidate_reads { Plant::OpenWindow } else { Plant::None };
+        let ports = [
+            port(&[Plant::Leak, Plant::EarlyClosed, windows]),
+            port(&[Plant::LostAnswer, Plant::LostClose, windows]),
+        ];
         let errors = Errors {
             backend: options.disk.errors.num > 0,
             paths: options.path_errors(),
             given_up_for: options.given_up_for(),
         };
+        let (work, takeover) = (options.work.clone(), options.takeover);
+        let rules = Rules { options: work, errors, takeover, plant };
         let works = (0..options.client_cores)
-            .map(|at| {
-                let (at, prng) = (usize::from(at), prng.fork());
-                Workload::new(at, &options.work, errors, plant, prng, log.clone())
-            })
+            .map(|at| Workload::new(usize::from(at), &rules, prng.fork(), log.clone()))
             .collect();
         let mut cluster = Self {
             oracle: Oracle::new(sectors, options.work.overlap, options.disk.write_cache),
@@ -158,8 +161,12 @@ impl Cluster {
             self.world.crash(self.nodes[0]);
         }
         self.retry_at = None;
+        let now = self.now();
+        if self.plant == Plant::EarlyOpen {
+            self.disk.turn_loose();
+        }
         for mut host in std::mem::take(&mut self.client) {
-            host.work.abandon(&mut self.oracle);
+            host.work.abandon(now, &mut self.oracle);
             self.works.push(host.work);
         }
         self.oracle.client_gone();
@@ -171,13 +178,6 @@ impl Cluster {
             self.restore(now);
         }
         let Some(home) = self.client.first() else { return };
-        // The server lets a writer in only when nothing of the one before can happen any more.
-        if !self.has_opened && home.core.is_open() {
-            self.has_opened = true;
-            if self.life > 1 {
-                self.oracle.settle();
-            }
-        }
         if self.life > 1 && self.retry_at.is_none() && home.core.failure().is_some() {
             self.retry_at = Some(now + 50 * MS);
         }
@@ -430,53 +430,6 @@ impl Cluster {
         self.client[0].core.is_done()
     }
 
-    /// Sessions, connections, requests and block IO that the server still has.
-    pub(super) fn left_at_server(&self) -> (usize, usize, u64, usize) {
-        let sessions = self.server.first().map_or(0, |host| host.core.snapshot(self.now()).len());
-        let shards = || self.server.iter().map(|host| host.core.shard());
-        let connections = shards().map(|shard| shard.connections()).sum();
-        (sessions, connections, shards().map(|s| s.inflight()).sum(), self.disk.inflight())
-    }
-
-    /// IOs and permits that the client still has.
-    pub(super) fn left_at_client(&self) -> (usize, usize) {
-        let cores = || self.client.iter().map(|host| &host.core);
-        (cores().map(ClientCore::inflight).sum(), cores().map(ClientCore::permits_held).sum())
-    }
-
-    /// Bytes registered at client and server.
-    pub(super) fn registered(&self) -> (usize, usize) {
-        (self.world.registered(self.nodes[0]), self.world.registered(self.nodes[1]))
-    }
-
-    /// Memory at its bound: chunks of the paths there can be, dead ones included.
-    fn check_memory(&mut self) -> Result<(), Failure> {
-        let (_, server) = self.registered();
-        self.registered_max = self.registered_max.max(server);
-        let pool = usize::from(self.options.queue_depth) * self.options.chunk_size as usize;
-        let bound = (self.options.paths + DRAINING_MAX) * (pool + PATH_EXTRA_MAX);
-        if server > bound {
-            let text = format!("the server has registered {server} bytes, over {bound}");
-            return Err(Failure::new("memory", text));
-        }
-        Ok(())
-    }
-
-    /// No IO in flight longer than its bound, where there is one.
-    fn check_time(&self) -> Result<(), Failure> {
-        let Some(bound) = self.options.stall_max else { return Ok(()) };
-        let now = self.now();
-        let Some(work) = self.workloads().find(|work| work.age(now) > bound) else {
-            return Ok(());
-        };
-        let oldest = work.oldest(now).unwrap_or_default();
-        let text = format!(
-            "with a path that works all the time an IO takes more than {} ms: {oldest}",
-            bound.as_millis()
-        );
-        Err(Failure::new("live", text))
-    }
-
     fn turn_client(&mut self, at: usize) -> Result<bool, Failure> {
         let now = self.world.now();
         let ClientHost { core, fabrics, inbox, work, pace } = &mut self.client[at];
@@ -494,6 +447,12 @@ impl Cluster {
         if !work.is_open()
             && let Some(device) = core.device()
         {
+            if self.life > 1 && !std::mem::replace(&mut self.has_opened, true) {
+                // The server lets a writer in only when nothing of the one before can happen any
+                // more.
+                self.oracle.settle();
+                self.disk.tie_up();
+            }
             work.open(device);
         }
         busy |= work.turn(now, &mut self.oracle)?;
@@ -669,17 +628,6 @@ impl Cluster {
             }
         }
         Ok(true)
-    }
-
-    /// Holds all machines against their own laws.
-    pub(super) fn check(&mut self) -> Result<(), Failure> {
-        for host in &self.client {
-            host.core.check();
-        }
-        for host in &self.server {
-            host.core.check();
-        }
-        self.check_memory()
     }
 
     /// Errors of queue pairs so far.

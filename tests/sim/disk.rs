@@ -20,6 +20,8 @@ use rtrs_core::time::{Duration, Instant, earliest};
 use super::Plant;
 use super::options::DiskOptions;
 
+/// How late a write may be that a plant has turned loose.
+const LATE_MAX: Duration = Duration::from_millis(400);
 /// Bytes of a sector.
 pub(super) const SECTOR: usize = 512;
 
@@ -64,6 +66,10 @@ struct State {
     armed: bool,
     /// One is held up.
     holds: bool,
+    /// What is in flight ends for who asked, and happens later, for a plant.
+    loose: bool,
+    /// What is to happen so.
+    late: Vec<Op>,
     /// A write to be done once more, for a plant.
     ghost: Option<(usize, Vec<u8>, u8)>,
     clock: u64,
@@ -112,6 +118,8 @@ impl Disk {
             journal: Vec::new(),
             armed: false,
             holds: false,
+            loose: false,
+            late: Vec::new(),
             ghost: None,
             clock: 0,
             inflight: 0,
@@ -122,7 +130,22 @@ impl Disk {
 
     /// The time of what is submitted next.
     pub(super) fn set_now(&self, now: Instant) {
-        self.state.lock().now = now;
+        let state = &mut *self.state.lock();
+        state.now = now;
+        while let Some(at) = state.late.iter().position(|op| op.effect_at <= now) {
+            let mut op = state.late.swap_remove(at);
+            state.apply(&mut op);
+        }
+    }
+
+    /// For a plant: from now on writes end at once for who asked for them, and happen later.
+    pub(super) fn turn_loose(&self) {
+        self.state.lock().loose = true;
+    }
+
+    /// They do so no more.
+    pub(super) fn tie_up(&self) {
+        self.state.lock().loose = false;
     }
 
     /// Holds the next write up.
@@ -168,6 +191,7 @@ impl Disk {
         state.current.copy_from_slice(&state.durable);
         state.previous.copy_from_slice(&state.durable);
         state.ghost = None;
+        state.late.clear();
     }
 
     /// Operations that have not ended.
@@ -393,6 +417,15 @@ impl BlockDevice for Queue {
             (op.effect_at, op.done_at) = (op.effect_at.max(now), op.done_at.max(now));
         }
         let mut any = false;
+        if state.loose {
+            for mut op in self.ops.extract_if(.., |op| !op.applied && changes(op.io.op)) {
+                self.done.push_back(Completion { tag: op.io.tag, status: op.status });
+                state.inflight -= 1;
+                op.effect_at = now + state.prng.duration(LATE_MAX / 8..=LATE_MAX);
+                state.late.push(op);
+                any = true;
+            }
+        }
         // In the order of their moments, so that what is late to be polled changes nothing.
         loop {
             let due = self.ops.iter().enumerate().filter(|(_, op)| !op.applied && !op.held);

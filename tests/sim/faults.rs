@@ -125,7 +125,7 @@ pub(super) fn plan(
             10 => {
                 if now > client_at {
                     let away = prng.duration(Duration::from_micros(100)..=300 * MS);
-                    end = (now + away).min(until);
+                    end = (now + away.min(mix.away_max)).min(until);
                     client_at = end + 50 * MS;
                     let power = prng.chance(Ratio::new(1, 3));
                     plan.push((now, Act::StopClient { power }));

@@ -9,7 +9,7 @@ use rtrs_core::fabric::Fabric;
 use rtrs_core::fabric::sim::sim_ip;
 use rtrs_core::ids::SessionId;
 use rtrs_core::limits::Limits;
-use rtrs_core::time::{Instant, earliest};
+use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::AccessMode;
 use rtrs_server::mail::{AdminAsk, AdminReply, ControlMail, Mail};
 use rtrs_server::{ServerCore, ServerLife, SessionParams};
@@ -127,7 +127,11 @@ pub(super) fn session_config(options: &Options, life: u8) -> SessionConfig {
         name: "sim".into(),
         export: "vol".into(),
         access: AccessMode::ReadWrite,
-        open_patience: std::time::Duration::ZERO,
+        // Who takes over waits until the server has done with the session of the client that died.
+        open_patience: match options.takeover {
+            Some(_) if life > 1 => Duration::from_secs(60),
+            _ => Duration::ZERO,
+        },
         read_only_fallback: false,
         id: SessionId([life; 16]),
         paths: (0..options.paths).map(|path| path_target(options, path)).collect(),

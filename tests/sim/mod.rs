@@ -6,10 +6,12 @@
 //!
 //! `options.rs` what a seed draws · `cluster.rs` cores, world and clock · `host.rs` one core ·
 //! `port.rs` the fabric as the machines see it, with its faults · `disk.rs` the backend ·
-//! `workload.rs` who uses the device · `oracle.rs` what reads may return · `faults.rs` what breaks
-//! and when · `held.rs` a write that its disk holds up · `run.rs` one run from attach to detach ·
-//! `log.rs` what happened · `plant.rs` bugs that must be caught.
+//! `workload.rs` who uses the device · `buffers.rs` its memory · `oracle.rs` what reads may
+//! return · `faults.rs` what breaks and when · `held.rs` a write that its disk holds up ·
+//! `run.rs` one run from attach to detach · `log.rs` what happened · `plant.rs` bugs that must be
+//! caught.
 
+mod buffers;
 mod cluster;
 mod disk;
 mod faults;
@@ -32,7 +34,8 @@ pub use run::{Outcome, Stats, run, run_with};
 /// What a checker found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Which checker: `blocks`, `durable`, `once`, `errors`, `home`, `memory` or `live`.
+    /// Which checker: `blocks`, `buffers`, `durable`, `once`, `errors`, `home`, `memory` or
+    /// `live`.
     pub checker: &'static str,
     /// What it saw.
     pub text: String,

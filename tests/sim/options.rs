@@ -62,6 +62,10 @@ pub struct Options {
     pub faults: FaultMix,
     /// Longest time an IO may take, where the first path always works and the backend is quick.
     pub stall_max: Option<Duration>,
+    /// A client that was killed is followed by one that takes its device over: what was not
+    /// answered is asked for again, this long after it was first. Otherwise it is followed by
+    /// another user of the export.
+    pub takeover: Option<Duration>,
     /// An operator adds and removes paths, and changes the policy.
     pub operated: bool,
 }
@@ -125,6 +129,8 @@ pub struct FaultMix {
     pub gap_max: Duration,
     /// Longest time a fault of the network lasts.
     pub lasts_max: Duration,
+    /// Longest time without a client that was killed.
+    pub away_max: Duration,
     /// Weight of links that die.
     pub link_down: u32,
     /// Weight of one direction falling silent.
@@ -159,6 +165,7 @@ impl FaultMix {
     pub(super) const NONE: Self = Self {
         gap_max: Duration::ZERO,
         lasts_max: Duration::ZERO,
+        away_max: Duration::from_millis(300),
         link_down: 0,
         silence: 0,
         blackhole: 0,
@@ -262,6 +269,7 @@ impl Options {
             disk: DiskOptions::draw(prng),
             faults: FaultMix::draw(prng, paths),
             stall_max: None,
+            takeover: None,
             // Of its own, as above.
             operated: Prng::new(seed ^ 0x6f70_6572_6174).chance(Ratio::new(1, 4)),
         };
@@ -282,6 +290,14 @@ impl Options {
                 if half(own) {
                     drawn.world.link.detect = None;
                 }
+            }
+        }
+        // Of its own, as above.
+        let own = &mut Prng::new(seed ^ 0x7461_6b65_6f76_6572);
+        if drawn.faults.client_restart > 0 && own.chance(Ratio::new(2, 3)) {
+            drawn.takeover = Some(pick(own, &[0, 20, 200, 1000]) * MS);
+            if half(own) {
+                drawn.hunt_dead_writes(own);
             }
         }
         drawn
@@ -307,6 +323,24 @@ impl Options {
         (disk.slow, disk.stuck, disk.errors) = (Ratio::ZERO, Ratio::ZERO, Ratio::ZERO);
         let work = &mut self.work;
         (work.sectors, work.gap_max, work.ios_max) = (pick(prng, &[16, 32]), 3 * MS, 2000);
+        (work.reads, work.span_max, work.overlap) = (Ratio::new(1, 2), 4, false);
+        work.depth = 24;
+    }
+
+    /// Makes it likely that a client dies while its writes are at work in the backend, and that
+    /// the next one is quick to write there.
+    fn hunt_dead_writes(&mut self, prng: &mut Prng) {
+        (self.heartbeat, self.server_heartbeat) = (50 * MS, 50 * MS);
+        self.load_time = 3000 * MS;
+        let faults = &mut self.faults;
+        *faults = FaultMix { gap_max: 400 * MS, client_restart: 3, ..FaultMix::NONE };
+        (faults.silence, faults.qp_error) = (pick(prng, &[0, 1]), pick(prng, &[0, 1]));
+        (faults.lasts_max, faults.away_max) = (200 * MS, 5 * MS);
+        let disk = &mut self.disk;
+        (disk.slow, disk.slow_max) = (Ratio::new(1, 4), 300 * MS);
+        (disk.stuck, disk.room) = (Ratio::ZERO, disk.room.max(4));
+        let work = &mut self.work;
+        (work.sectors, work.gap_max, work.ios_max) = (pick(prng, &[16, 32]), 5 * MS, 1000);
         (work.reads, work.span_max, work.overlap) = (Ratio::new(1, 2), 4, false);
         work.depth = 24;
     }
@@ -417,6 +451,7 @@ impl FaultMix {
         Self {
             gap_max: pick(prng, &[50, 200, 600]) * MS,
             lasts_max: pick(prng, &[20, 200, 1000]) * MS,
+            away_max: 300 * MS,
             link_down,
             silence,
             blackhole,

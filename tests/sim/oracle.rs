@@ -11,8 +11,11 @@
 //!
 //! **Runs whose writes overlap**: a write may take effect more than once while it is in flight,
 //! as a replay does. A read may return any write that began before the read ended and that no
-//! other write, begun after that one's end and ended before the read's start, has replaced; and
-//! while no write is open the sector keeps its content.
+//! other write, begun after that one's end and ended before the read's start, has replaced.
+//!
+//! **While no write is open** a sector keeps its content, in all runs. A write whose client was
+//! killed is open until the server lets the next one write, and again from the moment on in which
+//! that one is asked for it: what the dead one had sent has landed by then, or never will.
 //!
 //! **A write that ended with an error** of the backend may have happened or not, but by its end
 //! or never. Where `no_path` lets IO end with an error, and where its client was killed, it may
@@ -53,6 +56,10 @@ struct Write {
     durable: bool,
     /// Its client is gone.
     orphan: bool,
+    /// Its client is gone before its end, and the next one has not been asked for it.
+    dead: bool,
+    /// And by now it has happened or will not, until the next one is asked for it.
+    parked: bool,
     /// It was lost with the power and somebody was told, or nobody is left to tell.
     excused: bool,
 }
@@ -76,7 +83,7 @@ struct Sector {
     initial: Option<u32>,
     /// When that was: start or last cut.
     since: u64,
-    /// Content seen while no write was open, for runs that overlap.
+    /// Content seen while no write was open.
     settled: Option<u32>,
     /// Writes that may still happen.
     open: u32,
@@ -142,6 +149,8 @@ impl Oracle {
             pending: false,
             durable: true,
             orphan: false,
+            dead: false,
+            parked: false,
             excused: false,
         };
         Self {
@@ -173,10 +182,20 @@ impl Oracle {
         let start = self.tick();
         let id = u32::try_from(self.writes.len()).unwrap_or(u32::MAX);
         let (finish, pending) = (OPEN, true);
-        let (acked, durable, orphan, excused) = (false, false, false, false);
-        let write =
-            Write { sector, count, zero, start, finish, acked, pending, durable, orphan, excused };
-        self.writes.push(write);
+        self.writes.push(Write {
+            sector,
+            count,
+            zero,
+            start,
+            finish,
+            acked: false,
+            pending,
+            durable: false,
+            orphan: false,
+            dead: false,
+            parked: false,
+            excused: false,
+        });
         for at in sector as usize..(sector + count) as usize {
             self.busy[at] += 1;
             let sector = &mut self.sectors[at];
@@ -244,14 +263,39 @@ impl Oracle {
         }
     }
 
-    /// All that ended with an error has happened by now or never will: the server's process
-    /// ended, or nothing is in flight anywhere.
+    /// The client that was asked for a write is gone; the next one will be asked for it.
+    pub(super) fn write_orphaned(&mut self, id: u32) {
+        self.writes[id as usize].dead = true;
+    }
+
+    /// The next client is asked for a write that the one before took with it.
+    pub(super) fn write_again(&mut self, id: u32) {
+        let now = self.tick();
+        let write = &mut self.writes[id as usize];
+        write.dead = false;
+        let parked = std::mem::take(&mut write.parked);
+        for at in write.sector as usize..(write.sector + write.count) as usize {
+            let sector = &mut self.sectors[at];
+            sector.open += u32::from(parked);
+            (sector.stirred, sector.settled) = (now, None);
+        }
+    }
+
+    /// All that ended with an error, and what a client that is gone was asked for, has happened
+    /// by now or never will: the server's process ended, or it let the next client write, or
+    /// nothing is in flight anywhere.
     pub(super) fn settle(&mut self) {
         let now = self.tick();
         for id in 1..self.writes.len() {
-            let write = &self.writes[id];
+            let write = &mut self.writes[id];
             if write.finish == OPEN && !write.pending {
                 self.close(u32::try_from(id).unwrap_or(u32::MAX), now);
+            } else if write.dead && !write.parked {
+                write.parked = true;
+                for at in write.sector as usize..(write.sector + write.count) as usize {
+                    self.sectors[at].open -= 1;
+                    self.sectors[at].stirred = now;
+                }
             }
         }
     }
@@ -449,10 +493,12 @@ impl Oracle {
         };
         cluster.read_first = cluster.read_first.min(now);
         cluster.read_last = cluster.read_last.max(start);
-        if !self.overlap {
-            return self.judge(at, id);
+        if self.overlap {
+            self.judge_overlap(at, id, start)?;
+        } else {
+            self.judge(at, id)?;
         }
-        self.judge_overlap(at, id, start)
+        self.judge_rest(at, id, start)
     }
 
     /// When a write ended on a sector, as far as this life of the sector is concerned.
@@ -519,6 +565,11 @@ impl Oracle {
             );
             return Err(Failure::new("blocks", text));
         }
+        Ok(())
+    }
+
+    /// A read from `start` that saw a write: while none is open nothing changes.
+    fn judge_rest(&mut self, at: usize, id: u32, start: u64) -> Result<(), Failure> {
         let content = if self.writes[id as usize].zero { 0 } else { id };
         let sector = &mut self.sectors[at];
         if sector.open == 0 && sector.stirred < start {

@@ -15,8 +15,16 @@ pub enum Plant {
     LostWrite,
     /// The backend does a write of a path that died once more, after newer ones.
     GhostWrite,
+    /// The server lets the next client write while the backend still has writes of the one that
+    /// died.
+    EarlyOpen,
     /// The backend answers a read from before the last write.
     StaleRead,
+    /// The client does not close the window of a read that is answered, and the server writes to
+    /// it once more.
+    OpenWindow,
+    /// The fabric tells the client that a connection has ended which still reaches its memory.
+    EarlyClosed,
     /// The backend does half of a write.
     TornWrite,
     /// The backend takes a flush for nothing.
@@ -45,7 +53,10 @@ pub enum Plant {
 pub(super) const PLANTS: &[(Plant, &str, &str)] = &[
     (Plant::LostWrite, "lost-write", "blocks"),
     (Plant::GhostWrite, "ghost-write", "blocks"),
+    (Plant::EarlyOpen, "early-open", "blocks"),
     (Plant::StaleRead, "stale-read", "blocks"),
+    (Plant::OpenWindow, "open-window", "buffers"),
+    (Plant::EarlyClosed, "early-closed", "buffers"),
     (Plant::TornWrite, "torn-write", "blocks"),
     (Plant::NoFlush, "no-flush", "durable"),
     (Plant::NoFua, "no-fua", "durable"),

@@ -2,6 +2,7 @@
 //! work request of the seed's choice, and with planted bugs.
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -9,16 +10,19 @@ use std::sync::Arc;
 
 use rtrs_core::fabric::sim::SimFabric;
 use rtrs_core::fabric::{
-    Access, BindResult, ConnRequest, ConnectParams, Fabric, FabricCounters, FabricError,
-    FabricEvent, MemoryRegistration, PdUse, PrivateData, ProtectionDomain, QpLimits, Sge, Window,
-    WorkRequest, WrOp,
+    Access, BindResult, CloseReason, ConnRequest, ConnectParams, Fabric, FabricCounters,
+    FabricError, FabricEvent, MemoryRegistration, PdUse, PrivateData, ProtectionDomain, QpLimits,
+    Sge, Window, WorkRequest, WrOp,
 };
 use rtrs_core::ids::QpNum;
 use rtrs_core::mem::{MemSlice, Region};
 use rtrs_core::prng::{Prng, Ratio};
-use rtrs_core::time::Instant;
+use rtrs_core::time::{Duration, Instant};
 
 use super::Plant;
+
+/// How long a queue pair goes on whose end was told too early, for a plant.
+const UNDEAD_MAX: Duration = Duration::from_secs(3);
 
 /// What may go wrong at the ports of one end, shared by all its cores.
 #[derive(Debug)]
@@ -77,11 +81,27 @@ pub(super) struct Port {
     faults: SharedFaults,
     /// Queue pairs that go into error once what was posted has been handed over.
     failing: Vec<(QpNum, bool)>,
+    /// Queue pairs whose end was told and that go on until then, for a plant.
+    undead: Vec<(QpNum, Instant)>,
+    /// Events that are told before the fabric's, for a plant.
+    told: VecDeque<FabricEvent>,
+    /// Windows that stay in force meanwhile.
+    windows: Vec<(QpNum, Arc<dyn Window>)>,
+    /// A work request that is posted once more, and after how many others, for a plant.
+    twice: Option<(QpNum, WorkRequest, u32)>,
 }
 
 impl Port {
     pub(super) fn boxed(inner: SimFabric, faults: SharedFaults) -> Box<dyn Fabric> {
-        Box::new(Self { inner, faults, failing: Vec::new() })
+        Box::new(Self {
+            inner,
+            faults,
+            failing: Vec::new(),
+            undead: Vec::new(),
+            told: VecDeque::new(),
+            windows: Vec::new(),
+            twice: None,
+        })
     }
 
     fn posted(&mut self, qp: QpNum) {
@@ -94,6 +114,39 @@ impl Port {
             } else {
                 self.failing.push((qp, told));
             }
+        }
+    }
+
+    fn has(&self, plant: Plant) -> bool {
+        self.faults.borrow().plant == plant
+    }
+
+    /// Answers of a read that the plant gives twice: now, and after some more work requests.
+    fn repeats(&mut self, qp: QpNum, wr: &WorkRequest) {
+        let faults = &mut self.faults.borrow_mut();
+        if let Some((_, _, left)) = self.twice.as_mut().filter(|(of, ..)| *of == qp) {
+            *left = left.saturating_sub(1);
+            if *left == 0
+                && let Some((_, wr, _)) = self.twice.take()
+            {
+                // Where it cannot be posted any more nobody misses it.
+                let _ = self.inner.post_send(qp, wr);
+            }
+        } else if self.twice.is_none()
+            && matches!(wr.op, WrOp::RdmaWrite { imm: None, .. })
+            && faults.prng.chance(Ratio::new(1, 4))
+        {
+            let after = faults.prng.range(2..=6) as u32;
+            self.twice = Some((qp, WorkRequest { signaled: false, ..wr.clone() }, after));
+        }
+    }
+
+    /// Ends what was told to have ended long ago.
+    fn bury(&mut self, now: Instant) {
+        let all = self.faults.borrow().detaching;
+        for (qp, _) in self.undead.extract_if(.., |(_, at)| all || *at <= now) {
+            self.windows.retain(|(of, _)| *of != qp);
+            self.inner.abort(now, qp);
         }
     }
 
@@ -172,6 +225,9 @@ impl Fabric for Port {
         if self.loses(&wr) {
             return Ok(());
         }
+        if self.has(Plant::OpenWindow) {
+            self.repeats(qp, &wr);
+        }
         self.inner.post_send(qp, wr)?;
         self.posted(qp);
         Ok(())
@@ -187,6 +243,10 @@ impl Fabric for Port {
         access: Access,
         wr_id: u64,
     ) -> Result<BindResult, FabricError> {
+        if self.has(Plant::EarlyClosed) && !self.windows.iter().any(|(_, w)| Arc::ptr_eq(w, window))
+        {
+            self.windows.push((qp, Arc::clone(window)));
+        }
         let result = self.inner.bind(qp, window, slice, access, wr_id);
         self.posted(qp);
         result
@@ -197,6 +257,9 @@ impl Fabric for Port {
         window: &Arc<dyn Window>,
         wr_id: u64,
     ) -> Result<BindResult, FabricError> {
+        if self.has(Plant::OpenWindow) {
+            return Ok(BindResult::Done(window.rkey()));
+        }
         let result = self.inner.revoke(qp, window, wr_id);
         self.posted(qp);
         result
@@ -211,13 +274,27 @@ impl Fabric for Port {
         self.inner.disconnect(now, qp);
     }
     fn abort(&mut self, now: Instant, qp: QpNum) {
+        if self.has(Plant::EarlyClosed) && self.windows.iter().any(|(of, _)| *of == qp) {
+            self.undead.push((qp, now + UNDEAD_MAX));
+            self.told.push_back(FabricEvent::Closed { qp, reason: CloseReason::Local });
+            return;
+        }
         self.inner.abort(now, qp);
     }
     fn poll(&mut self, now: Instant) -> bool {
-        self.inner.poll(now)
+        if !self.undead.is_empty() {
+            self.bury(now);
+        }
+        self.inner.poll(now) || !self.told.is_empty()
     }
     fn next_event(&mut self) -> Option<FabricEvent> {
+        if let Some(event) = self.told.pop_front() {
+            return Some(event);
+        }
         let event = self.inner.next_event()?;
+        if let FabricEvent::Closed { qp, .. } = event {
+            self.windows.retain(|(of, _)| *of != qp);
+        }
         let faults = self.faults.borrow();
         let lost = faults.plant == Plant::LostClose
             && faults.detaching

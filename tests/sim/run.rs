@@ -37,6 +37,8 @@ pub struct Stats {
     pub flushes: u64,
     /// IOs that ended with an error.
     pub io_errors: u64,
+    /// IOs asked for again by a client that took over from one that died.
+    pub taken_over: u64,
     /// Flushes that told of writes lost with the power.
     pub losses_told: u64,
     /// The longest IO in virtual milliseconds.
@@ -72,6 +74,7 @@ impl Stats {
         self.writes += other.writes;
         self.flushes += other.flushes;
         self.io_errors += other.io_errors;
+        self.taken_over += other.taken_over;
         self.losses_told += other.losses_told;
         self.io_ms_max = self.io_ms_max.max(other.io_ms_max);
         self.faults += other.faults;
@@ -119,6 +122,7 @@ pub fn run_with(options: &Options, plant: Plant, sink: Option<Sink>) -> Outcome 
         stats.writes += work.stats.writes;
         stats.flushes += work.stats.flushes;
         stats.io_errors += work.stats.errors;
+        stats.taken_over += work.stats.again;
         stats.losses_told += work.stats.losses_told;
         stats.io_ms_max = stats.io_ms_max.max(work.stats.time_max.as_millis() as u64);
     }

@@ -1,18 +1,19 @@
 //! Who uses the device: reads, writes and flushes on each core, and what became of them.
 //!
 //! A closed loop of bounded depth with pauses of the seed's choice. Every submission and every
-//! end goes to the oracle; an end of what is not in flight, or a second one, is a failure.
+//! end goes to the oracle; an end of what is not in flight, or a second one, is a failure. Where
+//! clients that die are followed by one that takes over, what was not answered is asked for again,
+//! as a whole and some time later, as the kernel's nbd does; what is new goes at once.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 
 use rtrs_client::SessionDevice;
 use rtrs_core::block::{BlockDevice, Io, IoFlags, IoOp};
-use rtrs_core::mem::Region;
 use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::status::IoStatus;
-use rtrs_core::time::{Duration, Instant};
+use rtrs_core::time::{Duration, Instant, earliest};
 
+use super::buffers::Buffers;
 use super::disk::SECTOR;
 use super::log::Log;
 use super::options::WorkOptions;
@@ -30,6 +31,8 @@ struct Pending {
     /// The oracle's number of a write, or the start of a flush.
     mark: u64,
     since: Instant,
+    /// When it is asked for again, after its client died.
+    again_at: Option<Instant>,
 }
 
 /// What a core's workload came to.
@@ -39,6 +42,8 @@ pub(super) struct WorkStats {
     pub(super) writes: u64,
     pub(super) flushes: u64,
     pub(super) errors: u64,
+    /// Those that were asked for again, after their client died.
+    pub(super) again: u64,
     /// Flushes that told of writes lost with the power.
     pub(super) losses_told: u64,
     /// The longest IO.
@@ -67,16 +72,28 @@ pub(super) struct Errors {
     pub(super) given_up_for: Option<Duration>,
 }
 
+/// What there is about a run, the same for the workloads of all cores.
+#[derive(Clone, Debug)]
+pub(super) struct Rules {
+    pub(super) options: WorkOptions,
+    pub(super) errors: Errors,
+    /// Whoever comes after a client that died takes its device over, as the kernel's users see it:
+    /// what was not answered is asked for again, this long after it was first.
+    pub(super) takeover: Option<Duration>,
+    pub(super) plant: Plant,
+}
+
 /// The workload of one core.
 #[derive(Debug)]
 pub(super) struct Workload {
     core: usize,
     options: WorkOptions,
     errors: Errors,
+    takeover: Option<Duration>,
     plant: Plant,
     prng: Prng,
     device: Option<SessionDevice>,
-    region: Arc<Region>,
+    buffers: Buffers,
     free: Vec<usize>,
     pending: BTreeMap<u64, Pending>,
     /// Writes that ended for want of a path, and when.
@@ -93,22 +110,17 @@ pub(super) struct Workload {
 }
 
 impl Workload {
-    pub(super) fn new(
-        core: usize,
-        options: &WorkOptions,
-        errors: Errors,
-        plant: Plant,
-        prng: Prng,
-        log: Log,
-    ) -> Self {
+    pub(super) fn new(core: usize, rules: &Rules, prng: Prng, log: Log) -> Self {
+        let Rules { options, errors, takeover, plant } = rules.clone();
         let span = options.span_max.max(8) as usize * SECTOR;
         Self {
             core,
             errors,
+            takeover,
             plant,
             prng,
             device: None,
-            region: Region::new(span * options.depth).expect("memory for a workload"),
+            buffers: Buffers::new(options.depth, span),
             free: (0..options.depth).rev().collect(),
             pending: BTreeMap::new(),
             given_up: Vec::new(),
@@ -118,7 +130,7 @@ impl Workload {
             mode: Mode::Rest,
             left: options.ios_max,
             stats: WorkStats::default(),
-            options: options.clone(),
+            options,
             log,
         }
     }
@@ -126,15 +138,29 @@ impl Workload {
     /// The device is there.
     pub(super) fn open(&mut self, mut device: SessionDevice) {
         if self.device.is_none() {
-            device.attach_region(&self.region).expect("memory of a workload is registered");
+            device
+                .attach_region(self.buffers.region())
+                .expect("memory of a workload is registered");
             self.device = Some(device);
         }
     }
 
-    /// The process has ended: whatever was in flight ends without a word.
-    pub(super) fn abandon(&mut self, oracle: &mut Oracle) {
+    /// The process has ended: whatever was in flight ends without a word, or waits for the next
+    /// one.
+    pub(super) fn abandon(&mut self, now: Instant, oracle: &mut Oracle) {
         self.device = None;
         self.given_up.clear();
+        if let Some(after) = self.takeover {
+            for (tag, io) in &mut self.pending {
+                io.again_at = Some(now.max(io.since + after));
+                match io.op {
+                    IoOp::Read => drop(oracle.read_done(*tag, io.sector, None)),
+                    IoOp::Flush => {}
+                    _ => oracle.write_orphaned(io.mark as u32),
+                }
+            }
+            return self.buffers.renew();
+        }
         for (tag, io) in std::mem::take(&mut self.pending) {
             match io.op {
                 IoOp::Read => drop(oracle.read_done(tag, io.sector, None)),
@@ -143,7 +169,8 @@ impl Workload {
             }
         }
         self.free = (0..self.options.depth).rev().collect();
-        self.region = Region::new(self.region.len()).expect("memory for a workload");
+        let span = self.options.span_max.max(8) as usize * SECTOR;
+        self.buffers = Buffers::new(self.options.depth, span);
         if self.mode != Mode::Load {
             self.mode = Mode::Rest;
         }
@@ -195,8 +222,20 @@ impl Workload {
 
     /// When it wants to submit next.
     pub(super) fn deadline(&self) -> Option<Instant> {
+        self.device.as_ref()?;
         let load = self.mode == Mode::Load && self.left > 0 && !self.free.is_empty();
-        (load && self.device.is_some()).then_some(self.next_at)
+        let again = self.pending.values().filter_map(|io| io.again_at).min();
+        earliest(again, load.then_some(self.next_at))
+    }
+
+    /// Bytes of its buffers.
+    pub(super) fn bytes(&self) -> usize {
+        self.buffers.region().len()
+    }
+
+    /// Buffers that nobody has are as they were handed back.
+    pub(super) fn check(&mut self) -> Result<(), Failure> {
+        self.buffers.check()
     }
 
     /// Takes what has ended and submits what is due. True when anything happened.
@@ -228,11 +267,12 @@ impl Workload {
                 self.ended(now, done.tag, done.status, oracle)?;
             }
         }
+        any |= self.ask_again(now, device, oracle)?;
         while !self.free.is_empty()
             && let Some((op, sector, count, fua)) = self.orders.pop_front()
         {
             any = true;
-            self.submit(now, op, sector, count, fua, device, oracle);
+            self.submit(now, op, sector, count, fua, device, oracle)?;
         }
         match self.mode {
             Mode::Rest => {}
@@ -241,14 +281,14 @@ impl Workload {
                     any = true;
                     self.next_at = now + self.prng.duration(Duration::ZERO..=self.options.gap_max);
                     self.left -= 1;
-                    self.submit_any(now, device, oracle);
+                    self.submit_any(now, device, oracle)?;
                 }
             }
             Mode::ReadBack(mut from) => {
                 while from < self.options.sectors && !self.free.is_empty() {
                     any = true;
                     let count = self.options.span_max.max(8).min(self.options.sectors - from);
-                    self.submit(now, IoOp::Read, from, count, false, device, oracle);
+                    self.submit(now, IoOp::Read, from, count, false, device, oracle)?;
                     from += count;
                 }
                 self.mode = Mode::ReadBack(from);
@@ -257,7 +297,12 @@ impl Workload {
         Ok(any)
     }
 
-    fn submit_any(&mut self, now: Instant, device: &mut SessionDevice, oracle: &mut Oracle) {
+    fn submit_any(
+        &mut self,
+        now: Instant,
+        device: &mut SessionDevice,
+        oracle: &mut Oracle,
+    ) -> Result<(), Failure> {
         let count = 1 + self.prng.below(u64::from(self.options.span_max)) as u32;
         let count = count.min(self.options.sectors);
         let room = u64::from(self.options.sectors - count) + 1;
@@ -282,6 +327,32 @@ impl Workload {
                 return self.submit(now, op, sector, count, fua, device, oracle);
             }
         }
+        Ok(())
+    }
+
+    /// Asks for what the client that died had not answered. True when anything was.
+    fn ask_again(
+        &mut self,
+        now: Instant,
+        device: &mut SessionDevice,
+        oracle: &mut Oracle,
+    ) -> Result<bool, Failure> {
+        let is_due = |io: &Pending| io.again_at.is_some_and(|at| at <= now);
+        let due: Vec<u64> =
+            self.pending.iter().filter(|(_, io)| is_due(io)).map(|(tag, _)| *tag).collect();
+        for &tag in &due {
+            let Some(io) = self.pending.get_mut(&tag) else { continue };
+            io.again_at = None;
+            match io.op {
+                IoOp::Read => oracle.read(tag),
+                IoOp::Flush => {}
+                _ => oracle.write_again(io.mark as u32),
+            }
+            self.stats.again += 1;
+            self.log.event(now, "again", [tag, 0], || format!("io {tag:#x}"));
+            self.hand_over(now, tag, device, oracle)?;
+        }
+        Ok(!due.is_empty())
     }
 
     #[allow(clippy::too_many_arguments, reason = "what an IO is made of")]
@@ -294,28 +365,16 @@ impl Workload {
         fua: bool,
         device: &mut SessionDevice,
         oracle: &mut Oracle,
-    ) {
-        let Some(slot) = self.free.pop() else { return };
+    ) -> Result<(), Failure> {
+        let Some(slot) = self.free.pop() else { return Ok(()) };
         let tag = self.next_tag;
         self.next_tag += 1;
-        let len = count as usize * SECTOR;
-        let span = self.options.span_max.max(8) as usize * SECTOR;
-        let buf = matches!(op, IoOp::Read | IoOp::Write).then(|| {
-            self.region.slice(slot * span, len).expect("a slot has room for the longest IO")
-        });
         let mark = match op {
             IoOp::Write | IoOp::WriteZeroes | IoOp::Discard => {
-                let id = oracle.write(sector, count, op != IoOp::Write);
-                if let Some(buf) = &buf {
-                    buf.copy_in(0, &pattern(id, sector, count));
-                }
-                u64::from(id)
+                u64::from(oracle.write(sector, count, op != IoOp::Write))
             }
             IoOp::Read => {
                 oracle.read(tag);
-                if let Some(buf) = &buf {
-                    buf.fill(0xee);
-                }
                 0
             }
             IoOp::Flush => oracle.begin(),
@@ -328,31 +387,59 @@ impl Workload {
             };
             format!("io {tag:#x} {what} sectors {sector}+{count}")
         });
+        let (since, again_at) = (now, None);
+        self.pending.insert(tag, Pending { op, slot, sector, count, fua, mark, since, again_at });
+        self.hand_over(now, tag, device, oracle)
+    }
+
+    /// Hands an IO to the device.
+    fn hand_over(
+        &mut self,
+        now: Instant,
+        tag: u64,
+        device: &mut SessionDevice,
+        oracle: &mut Oracle,
+    ) -> Result<(), Failure> {
+        let Some(&Pending { op, slot, sector, count, fua, mark, .. }) = self.pending.get(&tag)
+        else {
+            return Ok(());
+        };
+        let len = count as usize * SECTOR;
+        self.buffers.lend(slot, |buffers| match op {
+            IoOp::Write => {
+                let id = u32::try_from(mark).unwrap_or(u32::MAX);
+                buffers.slice(slot, len).copy_in(0, &pattern(id, sector, count));
+            }
+            IoOp::Read => buffers.slice(slot, len).fill(0xee),
+            _ => {}
+        })?;
         let io = Io {
             tag,
             op,
             flags: IoFlags { fua, ..IoFlags::default() },
             offset: u64::from(sector) * SECTOR as u64,
             len: len as u32,
-            buf,
+            buf: matches!(op, IoOp::Read | IoOp::Write).then(|| self.buffers.slice(slot, len)),
         };
-        self.pending.insert(tag, Pending { op, slot, sector, count, fua, mark, since: now });
         if device.submit(io).is_err() {
             // Full: as if it had not been asked.
             self.log.event(now, "full", [tag, 0], || format!("io {tag:#x}"));
-            self.forget(tag, oracle);
+            self.forget(tag, oracle)?;
         }
+        Ok(())
     }
 
-    fn forget(&mut self, tag: u64, oracle: &mut Oracle) {
+    fn forget(&mut self, tag: u64, oracle: &mut Oracle) -> Result<(), Failure> {
         if let Some(io) = self.pending.remove(&tag) {
             self.free.push(io.slot);
+            self.buffers.back(io.slot, 0)?;
             match io.op {
                 IoOp::Read => drop(oracle.read_done(tag, io.sector, None)),
                 IoOp::Flush => {}
                 _ => oracle.write_failed(io.mark as u32, true),
             }
         }
+        Ok(())
     }
 
     fn ended(
@@ -367,6 +454,8 @@ impl Workload {
             return Err(Failure::new("once", text));
         };
         self.free.push(io.slot);
+        let len = io.count as usize * SECTOR;
+        self.buffers.back(io.slot, if io.op == IoOp::Read { len } else { 0 })?;
         self.stats.time_max = self.stats.time_max.max(now.since(io.since));
         self.log.event(now, "done", [tag, u64::from(status.to_errno())], || {
             format!("io {tag:#x} {status:?} after {} us", now.since(io.since).as_micros())
@@ -408,10 +497,7 @@ impl Workload {
             }
             IoOp::Read => {
                 self.stats.reads += 1;
-                let span = self.options.span_max.max(8) as usize * SECTOR;
-                let len = io.count as usize * SECTOR;
-                let bytes = self.region.slice(io.slot * span, len).filter(|_| status.is_ok());
-                let bytes = bytes.map(|slice| slice.to_vec());
+                let bytes = status.is_ok().then(|| self.buffers.slice(io.slot, len).to_vec());
                 return oracle.read_done(tag, io.sector, bytes.as_deref());
             }
             IoOp::Flush => {

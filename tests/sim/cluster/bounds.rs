@@ -1,0 +1,88 @@
+//! What has to hold at any moment of a run, and what is left at its ends.
+
+use rtrs_client::machine::ClientCore;
+use rtrs_server::session::control::DRAINING_MAX;
+
+use super::super::Failure;
+use super::super::options::Options;
+use super::super::workload::Workload;
+use super::Cluster;
+
+/// Bytes a path may register at the server besides its chunks.
+const PATH_EXTRA_MAX: usize = 256 << 10;
+/// Bytes a connection may register at the client besides the buffers of IO.
+const CORE_EXTRA_MAX: usize = 64 << 10;
+
+impl Cluster {
+    /// Sessions, connections, requests and block IO that the server still has.
+    pub(in super::super) fn left_at_server(&self) -> (usize, usize, u64, usize) {
+        let sessions = self.server.first().map_or(0, |host| host.core.snapshot(self.now()).len());
+        let shards = || self.server.iter().map(|host| host.core.shard());
+        let connections = shards().map(|shard| shard.connections()).sum();
+        (sessions, connections, shards().map(|s| s.inflight()).sum(), self.disk.inflight())
+    }
+
+    /// IOs and permits that the client still has.
+    pub(in super::super) fn left_at_client(&self) -> (usize, usize) {
+        let cores = || self.client.iter().map(|host| &host.core);
+        (cores().map(ClientCore::inflight).sum(), cores().map(ClientCore::permits_held).sum())
+    }
+
+    /// Bytes registered at client and server.
+    pub(in super::super) fn registered(&self) -> (usize, usize) {
+        (self.world.registered(self.nodes[0]), self.world.registered(self.nodes[1]))
+    }
+
+    /// Memory at its bound, and the server's requests: chunks of the paths there can be, dead ones
+    /// included; at the client each core's buffers, once for each path.
+    pub(super) fn check_memory(&mut self) -> Result<(), Failure> {
+        let (client, server) = self.registered();
+        self.registered_max = self.registered_max.max(server);
+        let Options { paths, queue_depth, chunk_size, .. } = self.options;
+        let pool = usize::from(queue_depth) * chunk_size as usize;
+        let server_max = (paths + DRAINING_MAX) * (pool + PATH_EXTRA_MAX);
+        let buffers: usize = self.workloads().map(Workload::bytes).sum();
+        let cores = usize::from(self.options.client_cores);
+        let client_max = (paths + 1) * (buffers + (cores + 1) * CORE_EXTRA_MAX);
+        for (who, bytes, max) in [("client", client, client_max), ("server", server, server_max)] {
+            if bytes > max {
+                let text = format!("the {who} has registered {bytes} bytes, over {max}");
+                return Err(Failure::new("memory", text));
+            }
+        }
+        let requests: u64 = self.server.iter().map(|host| host.core.shard().inflight()).sum();
+        let requests_max = (paths + DRAINING_MAX) as u64 * u64::from(queue_depth);
+        if requests > requests_max {
+            let text = format!("the server has {requests} requests, over {requests_max}");
+            return Err(Failure::new("memory", text));
+        }
+        Ok(())
+    }
+
+    /// No IO in flight longer than its bound, where there is one.
+    pub(super) fn check_time(&self) -> Result<(), Failure> {
+        let Some(bound) = self.options.stall_max else { return Ok(()) };
+        let now = self.now();
+        let Some(work) = self.workloads().find(|work| work.age(now) > bound) else {
+            return Ok(());
+        };
+        let oldest = work.oldest(now).unwrap_or_default();
+        let text = format!(
+            "with a path that works all the time an IO takes more than {} ms: {oldest}",
+            bound.as_millis()
+        );
+        Err(Failure::new("live", text))
+    }
+
+    /// Holds all machines against their own laws.
+    pub(in super::super) fn check(&mut self) -> Result<(), Failure> {
+        for host in &mut self.client {
+            host.core.check();
+            host.work.check()?;
+        }
+        for host in &self.server {
+            host.core.check();
+        }
+        self.check_memory()
+    }
+}
