@@ -73,6 +73,12 @@ const MACHINES: &[&str] = &[
     "tests/sim/",
 ];
 
+/// What stands among the machines and is none, and why it may.
+const NO_MACHINES: &[(&str, &str)] = &[(
+    "tests/sim/nbd.rs",
+    "the bridge works on a ring and a socket; the simulator turns both within a turn of its core",
+)];
+
 const FILE_LINES_MAX: usize = 700;
 
 /// Files above [`FILE_LINES_MAX`] lines, and why they may be.
@@ -87,7 +93,7 @@ const ARROWS: &[(&str, &[&str], &[&str])] = &[
     ("nbd-bridge", &["rtrs-core"], &["rtrs-core"]),
     ("rtrs-client", &["nbd-bridge", "rtrs-core"], &["rtrs-core"]),
     ("rtrs-server", &["rtrs-core"], &["rtrs-core"]),
-    ("tests", &["rtrs-client", "rtrs-core", "rtrs-server"], &["nbd-bridge"]),
+    ("tests", &["nbd-bridge", "rtrs-client", "rtrs-core", "rtrs-server"], &[]),
     ("fuzz", &["nbd-bridge", "rtrs-core"], &[]),
 ];
 
@@ -254,7 +260,8 @@ fn machines_have_no_clock_thread_socket_or_hash_order() {
             Some(_) => source.path.starts_with(**machine),
             None => source.path == **machine,
         };
-        if MACHINES.iter().any(|machine| is(&machine)) {
+        let is_none = NO_MACHINES.iter().any(|(path, _)| *path == source.path);
+        if MACHINES.iter().any(|machine| is(&machine)) && !is_none {
             seen += 1;
             for (line, what) in machine_breaches(&source.text) {
                 breaches.add(&source.path, line, what);

@@ -100,7 +100,7 @@ impl Cluster {
             given_up_for: options.given_up_for(),
         };
         let (work, takeover) = (options.work.clone(), options.takeover);
-        let rules = Rules { options: work, errors, takeover, plant };
+        let rules = Rules { options: work, errors, takeover, nbd: options.nbd, plant };
         let works = (0..options.client_cores)
             .map(|at| Workload::new(usize::from(at), &rules, prng.fork(), log.clone()))
             .collect();
@@ -453,7 +453,7 @@ impl Cluster {
                 self.oracle.settle();
                 self.disk.tie_up();
             }
-            work.open(device);
+            work.open(now, device);
         }
         busy |= work.turn(now, &mut self.oracle)?;
         busy |= core.pump(now, fabrics);

@@ -6,10 +6,10 @@
 //!
 //! `options.rs` what a seed draws · `cluster.rs` cores, world and clock · `host.rs` one core ·
 //! `port.rs` the fabric as the machines see it, with its faults · `disk.rs` the backend ·
-//! `workload.rs` who uses the device · `buffers.rs` its memory · `oracle.rs` what reads may
-//! return · `faults.rs` what breaks and when · `held.rs` a write that its disk holds up ·
-//! `run.rs` one run from attach to detach · `log.rs` what happened · `plant.rs` bugs that must be
-//! caught.
+//! `workload.rs` who uses the device · `buffers.rs` its memory · `nbd.rs` the front end between ·
+//! `oracle.rs` what reads may return · `faults.rs` what breaks and when · `held.rs` a write that
+//! its disk holds up · `run.rs` one run from attach to detach · `log.rs` what happened ·
+//! `plant.rs` bugs that must be caught.
 
 mod buffers;
 mod cluster;
@@ -18,6 +18,7 @@ mod faults;
 mod held;
 mod host;
 mod log;
+mod nbd;
 mod options;
 mod oracle;
 mod plant;

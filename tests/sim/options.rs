@@ -66,6 +66,8 @@ pub struct Options {
     /// answered is asked for again, this long after it was first. Otherwise it is followed by
     /// another user of the export.
     pub takeover: Option<Duration>,
+    /// The workload uses the device through the front end, as the kernel's nbd does.
+    pub nbd: bool,
     /// An operator adds and removes paths, and changes the policy.
     pub operated: bool,
 }
@@ -270,6 +272,7 @@ impl Options {
             faults: FaultMix::draw(prng, paths),
             stall_max: None,
             takeover: None,
+            nbd: Prng::new(seed ^ 0x6e62_645f_6e62_6421).chance(Ratio::new(1, 4)),
             // Of its own, as above.
             operated: Prng::new(seed ^ 0x6f70_6572_6174).chance(Ratio::new(1, 4)),
         };

@@ -16,6 +16,7 @@ use rtrs_core::time::{Duration, Instant, earliest};
 use super::buffers::Buffers;
 use super::disk::SECTOR;
 use super::log::Log;
+use super::nbd::{BUFFER_BYTES, Front};
 use super::options::WorkOptions;
 use super::oracle::{Oracle, pattern};
 use super::{Failure, Plant};
@@ -80,6 +81,8 @@ pub(super) struct Rules {
     /// Whoever comes after a client that died takes its device over, as the kernel's users see it:
     /// what was not answered is asked for again, this long after it was first.
     pub(super) takeover: Option<Duration>,
+    /// The device is used through the front end, as NBD.
+    pub(super) nbd: bool,
     pub(super) plant: Plant,
 }
 
@@ -90,9 +93,10 @@ pub(super) struct Workload {
     options: WorkOptions,
     errors: Errors,
     takeover: Option<Duration>,
+    nbd: bool,
     plant: Plant,
     prng: Prng,
-    device: Option<SessionDevice>,
+    device: Option<Box<dyn BlockDevice>>,
     buffers: Buffers,
     free: Vec<usize>,
     pending: BTreeMap<u64, Pending>,
@@ -111,12 +115,13 @@ pub(super) struct Workload {
 
 impl Workload {
     pub(super) fn new(core: usize, rules: &Rules, prng: Prng, log: Log) -> Self {
-        let Rules { options, errors, takeover, plant } = rules.clone();
+        let Rules { options, errors, takeover, nbd, plant } = rules.clone();
         let span = options.span_max.max(8) as usize * SECTOR;
         Self {
             core,
             errors,
             takeover,
+            nbd,
             plant,
             prng,
             device: None,
@@ -136,12 +141,14 @@ impl Workload {
     }
 
     /// The device is there.
-    pub(super) fn open(&mut self, mut device: SessionDevice) {
-        if self.device.is_none() {
+    pub(super) fn open(&mut self, now: Instant, mut device: SessionDevice) {
+        if self.nbd {
+            self.device = Some(Box::new(Front::new(now, device, self.prng.fork())));
+        } else {
             device
                 .attach_region(self.buffers.region())
                 .expect("memory of a workload is registered");
-            self.device = Some(device);
+            self.device = Some(Box::new(device));
         }
     }
 
@@ -222,15 +229,16 @@ impl Workload {
 
     /// When it wants to submit next.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        self.device.as_ref()?;
+        let front = self.device.as_ref().and_then(|device| device.deadline());
         let load = self.mode == Mode::Load && self.left > 0 && !self.free.is_empty();
         let again = self.pending.values().filter_map(|io| io.again_at).min();
-        earliest(again, load.then_some(self.next_at))
+        let own = earliest(again, load.then_some(self.next_at));
+        earliest(front, own.filter(|_| self.device.is_some()))
     }
 
     /// Bytes of its buffers.
     pub(super) fn bytes(&self) -> usize {
-        self.buffers.region().len()
+        if self.nbd { BUFFER_BYTES } else { self.buffers.region().len() }
     }
 
     /// Buffers that nobody has are as they were handed back.
@@ -241,7 +249,7 @@ impl Workload {
     /// Takes what has ended and submits what is due. True when anything happened.
     pub(super) fn turn(&mut self, now: Instant, oracle: &mut Oracle) -> Result<bool, Failure> {
         let Some(mut device) = self.device.take() else { return Ok(false) };
-        let result = self.work(now, &mut device, oracle);
+        let result = self.work(now, device.as_mut(), oracle);
         self.device = Some(device);
         result
     }
@@ -249,12 +257,11 @@ impl Workload {
     fn work(
         &mut self,
         now: Instant,
-        device: &mut SessionDevice,
+        device: &mut dyn BlockDevice,
         oracle: &mut Oracle,
     ) -> Result<bool, Failure> {
         oracle.close_due(now);
-        device.poll(now);
-        let mut any = false;
+        let mut any = device.poll(now) && self.nbd;
         while let Some(done) = device.reap() {
             any = true;
             if self.plant == Plant::Never && self.prng.chance(Ratio::new(1, 100)) {
@@ -294,13 +301,15 @@ impl Workload {
                 self.mode = Mode::ReadBack(from);
             }
         }
+        // What was asked for is to reach the session in this turn.
+        any |= self.nbd && device.poll(now);
         Ok(any)
     }
 
     fn submit_any(
         &mut self,
         now: Instant,
-        device: &mut SessionDevice,
+        device: &mut dyn BlockDevice,
         oracle: &mut Oracle,
     ) -> Result<(), Failure> {
         let count = 1 + self.prng.below(u64::from(self.options.span_max)) as u32;
@@ -334,7 +343,7 @@ impl Workload {
     fn ask_again(
         &mut self,
         now: Instant,
-        device: &mut SessionDevice,
+        device: &mut dyn BlockDevice,
         oracle: &mut Oracle,
     ) -> Result<bool, Failure> {
         let is_due = |io: &Pending| io.again_at.is_some_and(|at| at <= now);
@@ -363,10 +372,12 @@ impl Workload {
         sector: u32,
         count: u32,
         fua: bool,
-        device: &mut SessionDevice,
+        device: &mut dyn BlockDevice,
         oracle: &mut Oracle,
     ) -> Result<(), Failure> {
         let Some(slot) = self.free.pop() else { return Ok(()) };
+        // Over NBD who wants a durable write of a device that has none flushes after it.
+        let fua = fua && (!self.nbd || device.geometry().fua);
         let tag = self.next_tag;
         self.next_tag += 1;
         let mark = match op {
@@ -397,7 +408,7 @@ impl Workload {
         &mut self,
         now: Instant,
         tag: u64,
-        device: &mut SessionDevice,
+        device: &mut dyn BlockDevice,
         oracle: &mut Oracle,
     ) -> Result<(), Failure> {
         let Some(&Pending { op, slot, sector, count, fua, mark, .. }) = self.pending.get(&tag)
@@ -465,6 +476,8 @@ impl Workload {
             IoStatus::Ok => {}
             IoStatus::Io if told => self.stats.losses_told += 1,
             IoStatus::Io if self.errors.backend => self.stats.errors += 1,
+            // NBD has one error for all of these.
+            IoStatus::Io if self.errors.paths && self.nbd => self.stats.errors += 1,
             IoStatus::Aborted | IoStatus::TimedOut if self.errors.paths => self.stats.errors += 1,
             other => {
                 let text = format!(
