@@ -6,13 +6,14 @@
 //!
 //! - `device`: a device's life, from the connect to the disconnect, each step with a bound;
 //! - `netlink`: the messages for it; `sockets`: what it is connected with;
-//! - `takeover`: fresh sockets for a device whose process died;
+//! - `takeover`: fresh sockets for a device whose process died; `claim`: who has a device;
 //! - `sysfs`, `usage`: what the kernel shows of devices and of who uses them; `probe`: opening a
 //!   device, in a process that may be left behind.
 //!
 //! No thread of this process may open the device: if its IO is stuck, so is the open, and a process
 //! with a stuck thread keeps its sockets, so that even killing it frees nothing.
 
+mod claim;
 mod device;
 mod netlink;
 mod probe;

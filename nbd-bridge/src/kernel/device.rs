@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use rtrs_core::rt::{page_size, privileges};
 
+use super::claim::{Claim, check_free, claim_left_behind};
 use super::netlink::{Attr, Netlink, SOCKETS_MAX, sockets_attr};
 use super::sockets::Sockets;
 use super::sysfs::Places;
@@ -154,28 +155,6 @@ pub(super) fn check(
     }
 }
 
-/// Refuses a device that is connected, unless it was left behind by a process of ours.
-fn check_free(places: &Places, index: u32, backend: &str) -> Result<(), DeviceError> {
-    match places.owner(index) {
-        Some(owner) if !is_left_behind(places, index, |found| found == backend) => {
-            let of = places.backend(index).filter(|text| !text.is_empty());
-            let of = of.map(|backend| format!(" to {backend:?}")).unwrap_or_default();
-            let who = match places.process(owner) {
-                Some(name) => format!("process {owner} ({name})"),
-                None => format!("process {owner}, which is gone (free it with nbd-client -d)"),
-            };
-            let by = format!("connected{of} by {who}");
-            Err(DeviceError::Busy { index, by })
-        }
-        _ => Ok(()),
-    }
-}
-
-pub(super) fn is_left_behind(places: &Places, index: u32, is_ours: impl Fn(&str) -> bool) -> bool {
-    places.backend(index).is_some_and(|backend| is_ours(&backend))
-        && places.owner(index).is_some_and(|owner| places.is_left_behind(owner))
-}
-
 pub(super) fn open_netlink() -> Result<Netlink, DeviceError> {
     Netlink::open().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => DeviceError::NoModule,
@@ -193,7 +172,7 @@ pub fn free_left_behind(is_ours: impl Fn(&str) -> bool) -> Result<Vec<u32>, Devi
     let mut freed = Vec::new();
     let mut failed = Ok(());
     for index in places.devices() {
-        if is_left_behind(&places, index, &is_ours) {
+        if let Some(_claim) = claim_left_behind(&places, index, &is_ours) {
             tracing::info!("/dev/nbd{index} was left behind by a process that is gone: freeing it");
             match free(&places, index) {
                 Ok(()) => freed.push(index),
@@ -342,6 +321,7 @@ pub struct KernelDevice {
     /// Whom the kernel showed as its owner when it was connected; in a PID namespace another number
     /// than our own.
     owner: Option<u32>,
+    _claim: Option<Claim>,
 }
 
 impl KernelDevice {
@@ -368,9 +348,9 @@ impl KernelDevice {
         }
         let places = Places::default();
         if options.takeover
-            && let Some(index) = takeover::left_behind(&places, options)
+            && let Some(left) = takeover::left_behind(&places, options)
         {
-            return takeover::take_over(places, index, export, options, count, adopt);
+            return takeover::take_over(places, left, export, options, count, adopt);
         }
         let mut wanted = options.clone();
         match free_left_behind(|found| found == options.backend) {
@@ -411,9 +391,9 @@ impl KernelDevice {
 
     /// A device of another process whose sockets were exchanged for these. The kernel goes on to
     /// show that process as its owner.
-    pub(super) fn taken_over(index: u32, places: Places, sockets: Sockets) -> Self {
+    pub(super) fn taken_over(index: u32, places: Places, sockets: Sockets, claim: Claim) -> Self {
         let owner = places.owner(index);
-        Self { index, places, sockets, connected: true, owner }
+        Self { index, places, sockets, connected: true, owner, _claim: Some(claim) }
     }
 
     /// Connects fresh sockets.
@@ -428,7 +408,9 @@ impl KernelDevice {
         attrs.push(sockets_attr(sockets.kernel_ends()));
         let index = connect_patiently(places, options, &attrs)?;
         let owner = places.owner(index);
-        Ok(Self { index, places: places.clone(), sockets, connected: true, owner })
+        let claim = Claim::of_own(places, index);
+        let places = places.clone();
+        Ok(Self { index, places, sockets, connected: true, owner, _claim: claim })
     }
 
     /// Waits for what the kernel shows of a device.
@@ -543,7 +525,6 @@ const _: () = assert!(REQUEST_BYTES <= crate::proto::wire::PAYLOAD_MAX as usize)
 
 #[cfg(test)]
 mod tests {
-    use super::super::sysfs::tests::Tree;
     use super::*;
 
     fn export(size: u64, block: u32) -> ExportInfo {
@@ -619,35 +600,6 @@ mod tests {
         let small = export(512, 1);
         let attrs = connect_attrs(&small, &options(DeviceChoice::Auto));
         assert!(attrs.contains(&Attr::BlockSizeBytes(512)), "{attrs:?}");
-    }
-
-    #[test]
-    fn devices_in_use_are_told_from_those_left_behind() {
-        let tree = Tree::new("nbd-busy");
-        tree.file("proc/self/comm", "rtrs-client\n");
-        tree.file("proc/5/comm", "rtrs-client\n");
-        tree.file("proc/6/comm", "nbd-client\n");
-        for (index, pid, backend) in
-            [(0, "5", "rtrs:s/v"), (1, "6", ""), (2, "9", "rtrs:s/v"), (3, "9", "rtrs:s/w")]
-        {
-            tree.file(&format!("sys/block/nbd{index}/pid"), &format!("{pid}\n"));
-            tree.file(&format!("sys/block/nbd{index}/backend"), &format!("{backend}\n"));
-        }
-        let free = |index| check_free(&tree.places, index, "rtrs:s/v").map_err(|e| e.to_string());
-        assert_eq!(
-            free(0).unwrap_err(),
-            "/dev/nbd0 is in use: connected to \"rtrs:s/v\" by process 5 (rtrs-client); use \
-             another device, or auto"
-        );
-        assert_eq!(
-            free(1).unwrap_err(),
-            "/dev/nbd1 is in use: connected by process 6 (nbd-client); use another device, or auto"
-        );
-        // Left behind by ours, by another's, and one that does not exist.
-        assert_eq!(free(2), Ok(()));
-        let error = free(3).unwrap_err();
-        assert!(error.contains("to \"rtrs:s/w\" by process 9, which is gone"), "{error}");
-        assert_eq!(free(4), Ok(()));
     }
 
     #[test]

@@ -14,9 +14,9 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use super::DeviceChoice;
+use super::claim::{Claim, claim_left_behind};
 use super::device::{
-    CONNECTS_MAX, DeviceError, DeviceOptions, KernelDevice, READ_PATIENCE, await_that,
-    is_left_behind, open_netlink,
+    CONNECTS_MAX, DeviceError, DeviceOptions, KernelDevice, READ_PATIENCE, await_that, open_netlink,
 };
 use super::netlink::{Attr, sockets_attr};
 use super::sockets::Sockets;
@@ -24,13 +24,16 @@ use super::sysfs::Places;
 use crate::proto::ExportInfo;
 
 /// The device to take over, if there is one.
-pub(super) fn left_behind(places: &Places, options: &DeviceOptions) -> Option<u32> {
+pub(super) fn left_behind(places: &Places, options: &DeviceOptions) -> Option<(u32, Claim)> {
     let is_wanted = |index: &u32| match options.choice {
         DeviceChoice::Auto => true,
         DeviceChoice::Index(wanted) => wanted == *index,
     };
-    let is_ours = |index: &u32| is_left_behind(places, *index, |found| found == options.backend);
-    places.devices().into_iter().find(|index| is_wanted(index) && is_ours(index))
+    let claim = |index| {
+        let claim = claim_left_behind(places, index, |found| found == options.backend)?;
+        Some((index, claim))
+    };
+    places.devices().into_iter().filter(is_wanted).find_map(claim)
 }
 
 /// Judges whether `export` over `count` sockets can stand in for what the device was.
@@ -53,10 +56,11 @@ fn check(
     Ok(())
 }
 
-/// Gives a device fresh sockets, one after the other; see [`KernelDevice::connect`].
+/// Gives a device that was left behind fresh sockets, one after the other; see
+/// [`KernelDevice::connect`].
 pub(super) fn take_over(
     places: Places,
-    index: u32,
+    (index, claim): (u32, Claim),
     export: &ExportInfo,
     options: &DeviceOptions,
     count: usize,
@@ -101,7 +105,7 @@ pub(super) fn take_over(
     // If that fails, the sockets end here, and the device waits for the next.
     adopt(ours)?;
     tracing::info!("/dev/nbd{index} is taken over from a process that is gone");
-    Ok(KernelDevice::taken_over(index, places, sockets))
+    Ok(KernelDevice::taken_over(index, places, sockets, claim))
 }
 
 #[cfg(test)]
@@ -138,12 +142,17 @@ mod tests {
     #[test]
     fn the_device_of_this_session_is_found() {
         let tree = tree("nbd-takeover-find");
-        let found = |choice| left_behind(&tree.places, &options(choice));
+        let found = |choice| left_behind(&tree.places, &options(choice)).map(|(index, _)| index);
         assert_eq!(found(DeviceChoice::Auto), Some(2));
         assert_eq!(found(DeviceChoice::Index(3)), Some(3));
         assert_eq!(found(DeviceChoice::Index(0)), None, "its process lives");
         assert_eq!(found(DeviceChoice::Index(1)), None, "another export's");
         assert_eq!(found(DeviceChoice::Index(7)), None);
+        let claim = Claim::new(&tree.places, 2);
+        assert_eq!(found(DeviceChoice::Index(2)), None, "another took it over and lives");
+        assert_eq!(found(DeviceChoice::Auto), Some(3));
+        drop(claim);
+        assert_eq!(found(DeviceChoice::Auto), Some(2));
     }
 
     #[test]
