@@ -5,22 +5,28 @@
 #
 #   scripts/soak.sh [--minutes N]        default 60; prints a line a minute
 #   scripts/soak.sh --sim [--minutes N]  seeds of the simulator instead, one process a core
+#   scripts/soak.sh --lab [--rounds N] [--seed N]
+#                                        rounds [200] of random faults in the lab instead: links
+#                                        down or silent, daemons killed, stopped, taken over
 #
 # Exit codes: 0 flat and no IO error, or no seed failed; 1 grown or failed; 2 wrong usage.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-minutes=60 sim=0
+minutes=60 sim=0 lab=0
 while [ $# -gt 0 ]; do
     case $1 in
         --minutes) minutes=${2:?--minutes takes a number} && shift 2 ;;
         --sim) sim=1 && shift ;;
+        --lab) lab=1 && shift ;;
+        --rounds) export RTRS_LAB_SOAK_ROUNDS=${2:?--rounds takes a number} && shift 2 ;;
+        --seed) export RTRS_LAB_SOAK_SEED=${2:?--seed takes a number} && shift 2 ;;
         -h | --help)
             sed -n '2,/^set /{s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" | sed '$d'
             exit 0
             ;;
         *)
-            echo "soak: unknown argument '$1'; known: --minutes N, --sim" >&2
+            echo "soak: unknown argument '$1'; known: --minutes N, --sim, --lab, --rounds N, --seed N" >&2
             exit 2
             ;;
     esac
@@ -30,6 +36,15 @@ case $minutes in '' | *[!0-9]* | 0)
     exit 2
     ;;
 esac
+
+for number in "${RTRS_LAB_SOAK_ROUNDS:-1}" "${RTRS_LAB_SOAK_SEED:-1}"; do
+    case $number in '' | *[!0-9]* | 0)
+        echo "soak: '$number' is no number above 0" >&2
+        exit 2
+        ;;
+    esac
+done
+if [ $lab -eq 1 ]; then exec scripts/lab.sh run soak; fi
 
 # shellcheck source=scripts/deps.sh
 . scripts/deps.sh
