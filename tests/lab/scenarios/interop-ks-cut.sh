@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: the kernel's client on our server: one of two cables falls silent under load, goes down
+# lab: the kernel's client on our server: a cable falls silent under load; goes down (not quick)
 # topology: one
 # paths: 2
 # limit: 330
@@ -63,7 +63,7 @@ scenario() {
     assert_true "and serves: fio reads back what it wrote" ks_verify again 60 "$KS_DEV" \
         --numjobs=2 --size=4M --offset_increment=32M
     expect_num "path 0 carried writes of it" $(($(ks_stat cut 0 3) - writes)) -gt 20
-    link_down
+    [ -n "$LAB_QUICK" ] || link_down
     expect_eq "path 1 never was lost" "$(cat "$KS_CLIENT"/cut/paths/*10.0.1*/stats/reconnects)" \
         "0 0"
     assert_true "it unmaps" kernel_unmap "$KS_DEV"
