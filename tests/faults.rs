@@ -3,9 +3,12 @@
 //! with an error while the no-path policy has time, and every read finds what was acknowledged.
 //!
 //! What is asserted are outcomes, counts and order. How long IO stood still is printed, a line of a
-//! table for each fault: `cargo test -p rtrs-tests --test faults -- --nocapture`.
+//! table for each fault: `cargo test -p rtrs-tests --test faults -- --nocapture`. With
+//! `RTRS_FAULT_ROUNDS=9` each strikes nine times as often.
 #![forbid(unsafe_code)]
 
+#[path = "faults/held.rs"]
+mod held;
 #[path = "faults/load.rs"]
 mod load;
 #[path = "faults/proxy.rs"]
@@ -17,7 +20,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use proxy::{BOTH, Harm, PLACES, Place, Way};
-use rtrs_tests::{RawNbd, Reply, consts, wait_for};
+use rtrs_tests::{RawNbd, Reply, consts, quick, wait_for};
 use scene::{PATH_TIME_MAX, Scene, rounds, tell};
 use serde_json::Value;
 
@@ -28,7 +31,7 @@ const EIO: u32 = 5;
 fn stopped(paths: usize, what: &str) {
     let mut scene = Scene::direct(paths, &[]);
     let mut longest = Vec::new();
-    for _ in 0..rounds(2) {
+    for _ in 0..rounds(1) {
         scene.load.forget();
         scene.signal("STOP");
         sleep(SECOND);
@@ -89,7 +92,7 @@ fn a_server_that_is_killed_and_started_again_is_a_pause() {
 fn silent(ways: &[Way], what: &str) {
     let scene = Scene::proxied(2, &[]);
     let mut longest = Vec::new();
-    for _ in 0..rounds(2) {
+    for _ in 0..rounds(1) {
         let (reconnects, failovers) = (scene.reconnects(0), scene.failovers(0));
         scene.load.forget();
         scene.proxies[0].shut(ways);
@@ -127,7 +130,7 @@ fn a_path_that_falls_silent_to_the_client() {
 fn a_path_that_is_slow_is_not_dead() {
     let scene = Scene::proxied(2, &[]);
     let (mut longest, mut once) = (Vec::new(), Vec::new());
-    for _ in 0..rounds(2) {
+    for _ in 0..rounds(1) {
         scene.load.forget();
         scene.proxies[0].delay(Duration::from_millis(50));
         let requests = |scene: &Scene| scene.path(&scene.stats(), 0)["requests"].as_u64();
@@ -152,8 +155,8 @@ fn a_path_that_is_slow_is_not_dead() {
 /// Every place of a frame, in both directions; with short times one of them each.
 fn strikes() -> Vec<(Way, Place)> {
     let all = BOTH.iter().flat_map(|way| PLACES.map(|place| (*way, place)));
-    let short = |(_, place): &(Way, Place)| rounds(2) > 1 || *place == Place::Payload;
-    all.filter(short).collect()
+    let once: Vec<_> = all.filter(|(_, place)| !quick() || *place == Place::Payload).collect();
+    once.repeat(rounds(1))
 }
 
 #[test]
@@ -253,7 +256,7 @@ fn no_path_for_a_while_is_a_pause() {
         (scene.status()["state"] == "waiting-for-path").then_some(())
     });
     let answered = scene.load.good();
-    sleep(if rounds(2) > 1 { 6 } else { 2 } * SECOND);
+    sleep(if quick() { 2 } else { 6 } * SECOND);
     let oldest = &scene.status()["oldest_io"];
     // What was in flight waits until its path is known to be over, all else for a path.
     assert!(["path", "fence"].map(Value::from).contains(&oldest["waits_for"]), "{oldest}");

@@ -32,6 +32,6 @@ pub use driver::ServerShard;
 pub use error::{Error, ErrorKind};
 pub use export::{Export, ExportIndex, ExportTable};
 pub use plan::{ExportPlan, Listen, Plan};
-pub use serve::serve;
+pub use serve::{serve, serve_over};
 pub use server::ServerCore;
 pub use session::{ServerLife, SessionParams};

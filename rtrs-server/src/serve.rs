@@ -46,9 +46,24 @@ const RING_ENTRIES: u32 = 1024;
 /// that cannot be listened on, [`ErrorKind::InUse`] for the control socket,
 /// [`ErrorKind::System`] for what the system refuses and for a drain that was not complete.
 pub fn serve(plan: &Plan) -> Result<(), Error> {
+    serve_over(plan, |source| source)
+}
+
+/// The same, with something put over what each export of the plan is made of: for servers of tests
+/// that slow, hold or break on command what runs there.
+///
+/// # Errors
+/// Those of [`serve`].
+pub fn serve_over(
+    plan: &Plan,
+    over: impl Fn(Arc<dyn BlockSource>) -> Arc<dyn BlockSource>,
+) -> Result<(), Error> {
     let _log = start_log(&plan.log)?;
     let exports = if plan.ping_only { &[][..] } else { &plan.exports };
-    let exports = exports.iter().map(open_export).collect::<Result<Vec<_>, _>>()?;
+    let mut exports = exports.iter().map(open_export).collect::<Result<Vec<_>, _>>()?;
+    for export in &mut exports {
+        export.source = over(Arc::clone(&export.source));
+    }
     let portals = Portals::new(plan)?;
     let cores = u16::try_from(plan.shards.count()).unwrap_or(u16::MAX).max(1);
     let params = session_params(plan, cores)?;

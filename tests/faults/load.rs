@@ -4,10 +4,10 @@
 //! Each has an NBD connection and a part of the export of its own, sizes differ. A block holds what
 //! was acknowledged last; after a write that ended with an error it may hold the old or the new,
 //! until the next one succeeds. Anything else ends the client with a panic, which every wait here
-//! and [`Load::end`] show.
+//! and [`Load::end`] show. A load that is dropped without its end ends quietly.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,12 @@ const BLOCKS: u64 = 16;
 /// Where the part of each client begins: multiples of this.
 const PART: u64 = 1 << 20;
 const PROGRESS_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// The clients are to go on; to read all of it once more and end; to end at once, since the test
+/// has failed.
+const RUN: u8 = 0;
+const END: u8 = 1;
+const ABANDON: u8 = 2;
 
 /// An IO that ended with an error.
 #[derive(Clone, Copy, Debug)]
@@ -46,22 +52,22 @@ struct Worker {
 /// Clients of `vol0`.
 #[derive(Debug)]
 pub(crate) struct Load {
-    stop: Arc<AtomicBool>,
+    order: Arc<AtomicU8>,
     workers: Vec<Worker>,
 }
 
 impl Load {
     /// Connects and starts; every client has done some IO when this returns.
     pub(crate) fn start(client: &Client) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
+        let order = Arc::new(AtomicU8::new(RUN));
         let start = |(at, size): (usize, &usize)| {
-            let (meter, stop) = (Arc::new(Meter::default()), Arc::clone(&stop));
+            let (meter, order) = (Arc::new(Meter::default()), Arc::clone(&order));
             let (of_thread, front, size) = (Arc::clone(&meter), client.front().clone(), *size);
             let part = Part { base: at as u64 * PART, size, blocks: [Some(0); BLOCKS as usize] };
-            let thread = std::thread::spawn(move || part.work(&front, &of_thread, &stop));
+            let thread = std::thread::spawn(move || part.work(&front, &of_thread, &order));
             Worker { meter, thread }
         };
-        let load = Self { workers: SIZES.iter().enumerate().map(start).collect(), stop };
+        let load = Self { workers: SIZES.iter().enumerate().map(start).collect(), order };
         load.progress();
         load
     }
@@ -115,7 +121,7 @@ impl Load {
     /// Ends the clients, each of which reads its part once more over a new connection.
     pub(crate) fn end(mut self) {
         self.progress();
-        self.stop.store(true, Ordering::Relaxed);
+        self.order.store(END, Ordering::Relaxed);
         for worker in self.workers.drain(..) {
             assert!(worker.thread.join().is_ok(), "a client has panicked: see its message");
         }
@@ -124,7 +130,8 @@ impl Load {
 
 impl Drop for Load {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
+        // Those that were told to end have ended.
+        self.order.store(ABANDON, Ordering::Relaxed);
     }
 }
 
@@ -150,53 +157,62 @@ impl Part {
         }
     }
 
-    fn work(mut self, front: &Front, meter: &Meter, stop: &AtomicBool) {
+    fn work(mut self, front: &Front, meter: &Meter, order: &AtomicU8) {
         let mut raw = RawNbd::go(front, "vol0");
         let (mut sent, mut got) = (vec![0; self.size], vec![0; self.size]);
         let mut round = 0;
-        while !stop.load(Ordering::Relaxed) {
+        while order.load(Ordering::Relaxed) == RUN {
             round += 1;
             let block = round % BLOCKS;
             self.fill(block, round, &mut sent);
             let offset = self.offset(block);
-            let good = meter.measure(|| match raw.write(0, offset, &sent) {
+            let written = meter.measure(|| match raw.write(0, offset, &sent) {
                 Reply::Error(0) => Ok(()),
                 other => Err(other),
             });
+            let Some(good) = written else { break };
             self.blocks[block as usize] = good.then_some(round);
             // Sometimes the same, sometimes one that was written long ago.
-            self.look(round * 7 / 4 % BLOCKS, &mut raw, meter, (&mut sent, &mut got));
+            let block = round * 7 / 4 % BLOCKS;
+            if !self.look(block, &mut raw, meter, (&mut sent, &mut got)) {
+                break;
+            }
             std::thread::sleep(Duration::from_millis(1));
+        }
+        match order.load(Ordering::Relaxed) {
+            RUN => panic!("the session closed its NBD connection"),
+            END => {}
+            _ => return,
         }
         let mut raw = RawNbd::go(front, "vol0");
         for block in 0..BLOCKS {
-            self.look(block, &mut raw, meter, (&mut sent, &mut got));
+            let open = self.look(block, &mut raw, meter, (&mut sent, &mut got));
+            assert!(open, "the session closed its NBD connection");
         }
     }
 
-    /// Reads a block and demands what was written.
+    /// Reads a block and demands what was written. False when the session has closed.
     fn look(
         &self,
         block: u64,
         raw: &mut RawNbd,
         meter: &Meter,
         (wanted, got): (&mut [u8], &mut [u8]),
-    ) {
+    ) -> bool {
         let offset = self.offset(block);
-        if !meter.measure(|| raw.read(offset, got)) {
-            return;
-        }
-        if let Some(round) = self.blocks[block as usize] {
+        let Some(good) = meter.measure(|| raw.read(offset, got)) else { return false };
+        if let Some(round) = self.blocks[block as usize].filter(|_| good) {
             self.fill(block, round, wanted);
             let wrong = wanted.iter().zip(&*got).position(|(wanted, got)| wanted != got);
             assert_eq!(wrong, None, "other data than of round {round} in the IO at {offset}");
         }
+        true
     }
 }
 
 impl Meter {
-    /// Runs an IO; true when it went well.
-    fn measure(&self, io: impl FnOnce() -> Result<(), Reply>) -> bool {
+    /// Runs an IO; true when it went well. None when the session has closed.
+    fn measure(&self, io: impl FnOnce() -> Result<(), Reply>) -> Option<bool> {
         let begin = Instant::now();
         let outcome = io();
         let ended = Instant::now();
@@ -205,14 +221,14 @@ impl Meter {
         match outcome {
             Ok(()) => {
                 self.good.fetch_add(1, Ordering::Relaxed);
-                true
+                Some(true)
             }
             Err(Reply::Error(errno)) => {
                 self.errors.fetch_add(1, Ordering::Relaxed);
                 let _ = self.first_error.lock().get_or_insert(Failed { ended, errno });
-                false
+                Some(false)
             }
-            Err(Reply::Closed) => panic!("the session closed its NBD connection"),
+            Err(Reply::Closed) => None,
         }
     }
 }

@@ -110,8 +110,10 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// Listens on a port of this address, for connections to a server.
-    pub(crate) fn start(ip: &str, server: SocketAddr) -> Self {
+    /// Listens on a port of this address, for connections to a server's portal.
+    pub(crate) fn start(ip: &str, server: &str) -> Self {
+        let server = server.strip_prefix("tcp://").expect("a TCP portal");
+        let server = server.parse().expect("an address");
         let listener = TcpListener::bind((ip, 0)).expect("bind a loopback port");
         let address = listener.local_addr().expect("its address");
         let shared = Arc::new(Shared::default());
@@ -147,6 +149,11 @@ impl Proxy {
         self.change(|state| state.delay = [delay; 2]);
     }
 
+    /// Closes all connections there are. What was on its way is lost.
+    pub(crate) fn close_all(&self) {
+        self.change(|state| state.live.drain(..).for_each(|live| close(&live.streams)));
+    }
+
     /// Does this once, and returns when it is done.
     pub(crate) fn harm(&self, way: Way, harm: Harm) {
         self.change(|state| state.harm[way as usize] = Some(harm));
@@ -158,10 +165,8 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        self.change(|state| {
-            state.ended = true;
-            state.live.drain(..).for_each(|live| close(&live.streams));
-        });
+        self.change(|state| state.ended = true);
+        self.close_all();
         // So that the thread looks.
         let _ = TcpStream::connect_timeout(&self.address, CONNECT_TIME_MAX);
         let joined = self.thread.take().is_some_and(|thread| thread.join().is_ok());

@@ -2,7 +2,6 @@
 //! it, a proxy on each path. Addresses are of 127.0.0.0/8 and a scene's own, so that the port of a
 //! server that is down is nobody else's when it comes back.
 
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
@@ -34,10 +33,12 @@ pub(crate) struct Scene {
     scratch: Scratch,
 }
 
-/// An address of 127.0.0.0/8 that no other scene of this machine has.
-fn address(path: usize) -> impl Fn(u8) -> String {
+/// Addresses of 127.0.0.0/8 that no other scene of this machine has.
+pub(crate) fn addresses(count: usize) -> Vec<String> {
+    let scene = SCENES.fetch_add(1, Ordering::Relaxed);
     let [.., high, low] = std::process::id().to_be_bytes();
-    move |scene| format!("127.{}.{low}.{}", 64 + 32 * path + usize::from(high % 32), scene)
+    let network = |path| 64 + 32 * path + usize::from(high % 32);
+    (0..count).map(|path| format!("127.{}.{low}.{scene}", network(path))).collect()
 }
 
 impl Scene {
@@ -52,20 +53,14 @@ impl Scene {
     }
 
     fn start(count: usize, proxied: bool, args: &[&str]) -> Self {
-        let scene = SCENES.fetch_add(1, Ordering::Relaxed);
-        let ips: Vec<String> = (0..count).map(|path| address(path)(scene)).collect();
+        let ips = addresses(count);
         let scratch = Scratch::new();
         sparse_file(&scratch.path("vol0.img"), 16 << 20);
         let any_port = |ip: &String| format!("tcp://{ip}:0");
         let server = server(&scratch, &ips.iter().map(any_port).collect::<Vec<_>>()).start();
         let listens = server.portals().to_vec();
-        let proxy = |(ip, portal): (&String, &String)| {
-            let (_, server) = portal.split_once("://").expect("a portal");
-            let server: SocketAddr = server.parse().expect("an address");
-            Proxy::start(ip, server)
-        };
         let ends = ips.iter().zip(&listens).filter(|_| proxied);
-        let proxies: Vec<Proxy> = ends.map(proxy).collect();
+        let proxies: Vec<Proxy> = ends.map(|(ip, portal)| Proxy::start(ip, portal)).collect();
         let paths =
             if proxied { proxies.iter().map(Proxy::portal).collect() } else { listens.clone() };
         let builder = Client::attach("vol0").args(&["--shards", "2"]).args(args);
@@ -182,9 +177,12 @@ fn server(scratch: &Scratch, listens: &[String]) -> ServerBuilder {
     listens.iter().fold(builder, |builder, listen| builder.listen(listen))
 }
 
-/// How often a fault is repeated: once when short times are wanted.
-pub(crate) fn rounds(full: usize) -> usize {
-    if quick() { 1 } else { full }
+/// How often a fault strikes: so often, or once when short times are wanted, or more often when
+/// the environment asks for a table.
+pub(crate) fn rounds(usual: usize) -> usize {
+    let asked = std::env::var("RTRS_FAULT_ROUNDS").ok();
+    let more = asked.map_or(1, |n| n.parse().expect("RTRS_FAULT_ROUNDS: a number"));
+    if quick() { more } else { usual * more }
 }
 
 /// Prints a line of the table of docs/TESTING.md: what happened, how often, and the longest IO of

@@ -22,9 +22,25 @@ pub struct ServerBuilder {
     exports: Vec<String>,
     listens: Vec<String>,
     args: Vec<String>,
+    program: Option<&'static str>,
+    envs: Vec<(&'static str, String)>,
 }
 
 impl ServerBuilder {
+    /// Runs another program of ours, one that takes the server's flags.
+    #[must_use]
+    pub fn program(mut self, name: &'static str) -> Self {
+        self.program = Some(name);
+        self
+    }
+
+    /// Sets a variable of its environment.
+    #[must_use]
+    pub fn env(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.envs.push((name, value.into()));
+        self
+    }
+
     /// Adds `--export NAME=WHAT[,OPTION]`.
     #[must_use]
     pub fn export(mut self, export: impl Into<String>) -> Self {
@@ -49,7 +65,8 @@ impl ServerBuilder {
     /// The command line.
     #[must_use]
     pub fn command(&self) -> Command {
-        let mut command = Command::new(bin("rtrs-server"));
+        let mut command = Command::new(bin(self.program.unwrap_or("rtrs-server")));
+        command.envs(self.envs.iter().map(|(name, value)| (name, value)));
         for export in &self.exports {
             command.args(["--export", export]);
         }

@@ -1,0 +1,81 @@
+//! `rtrs-server` with a disk that can be told to hold a write up: what `tests/faults.rs` needs and
+//! nobody else. It takes the server's flags. Files in the directory `RTRS_HELD_DIR` tell it what to
+//! do, and tell what it did:
+//!
+//! | file | made by | means |
+//! |---|---|---|
+//! | `hold` | the test | hold the next write to the first MiB |
+//! | `holding` | this program, instead of `hold` | it is held; all else runs |
+//! | `release` | the test | let it run; taken away with `holding` when it is on its way |
+#![forbid(unsafe_code)]
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use clap::Parser;
+use rtrs_core::block::{BlockSource, IoOp};
+use rtrs_server::backend::layer::{PauseHandle, PauseSource};
+use rtrs_server::{Error, ErrorKind, LowArgs, Plan, serve_over};
+
+/// Where a write has to begin to be held.
+const HELD_BYTES: u64 = 1 << 20;
+const LOOK: Duration = Duration::from_millis(2);
+
+fn main() -> ExitCode {
+    match execute(&LowArgs::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "rtrs-held: {}", error.chain());
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn execute(args: &LowArgs) -> Result<(), Error> {
+    let Some(dir) = std::env::var_os("RTRS_HELD_DIR").map(PathBuf::from) else {
+        return Err(Error::new(ErrorKind::Usage, "no RTRS_HELD_DIR: name a directory"));
+    };
+    let plan = Plan::new(args.layered_settings()?)?;
+    serve_over(&plan, |source| hold(source, dir.clone()))
+}
+
+/// Puts the layer over a disk, and starts the thread that commands it; it ends with the process, or
+/// with the test's directory.
+fn hold(source: Arc<dyn BlockSource>, dir: PathBuf) -> Arc<dyn BlockSource> {
+    let (source, handle) = PauseSource::new(source);
+    let command = move || {
+        loop {
+            if let Err(error) = look(&dir, &handle) {
+                eprintln!("rtrs-held: {}: {error}", dir.display());
+                return;
+            }
+            thread::sleep(LOOK);
+        }
+    };
+    drop(thread::spawn(command));
+    Arc::new(source)
+}
+
+fn look(dir: &Path, handle: &PauseHandle) -> io::Result<()> {
+    let [hold, holding, release] = ["hold", "holding", "release"].map(|name| dir.join(name));
+    if hold.exists() {
+        if handle.held() == 0 {
+            handle.hold_range(&[IoOp::Write], 0..HELD_BYTES);
+        } else {
+            // Nothing after it, not even its copy.
+            handle.hold_range(&[IoOp::Write], 0..0);
+            fs::rename(&hold, &holding)?;
+        }
+    }
+    if release.exists() {
+        handle.release_all();
+        fs::remove_file(&holding)?;
+        fs::remove_file(&release)?;
+    }
+    Ok(())
+}
