@@ -354,8 +354,9 @@ impl Cluster {
         self.log.event(now, "fault", [0, 0], || format!("{act:?}"));
         match act {
             Act::World(fault) => self.world.apply(fault),
-            Act::QpError { at_client, after } => {
-                self.ports[usize::from(!at_client)].borrow_mut().fail_after = Some(after);
+            Act::QpError { at_client, after, receive } => {
+                let mut port = self.ports[usize::from(!at_client)].borrow_mut();
+                (port.fail_after, port.at_receive) = (Some(after), receive);
             }
             Act::StopServer { power } => self.stop_server(power),
             Act::AskServer { drain } => {

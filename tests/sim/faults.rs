@@ -17,8 +17,9 @@ use super::options::{FaultMix, MS};
 pub(super) enum Act {
     /// The world changes.
     World(Fault),
-    /// The queue pair of the n-th work request from now goes into error, at this end.
-    QpError { at_client: bool, after: u32 },
+    /// The queue pair of the n-th work request from now goes into error, at this end; of the n-th
+    /// receive, if that is said.
+    QpError { at_client: bool, after: u32, receive: bool },
     /// The server's process ends; with its machine, if the power fails.
     StopServer { power: bool },
     /// The server is asked to stop, as by a signal or as by `drain`, path by path. What is left of
@@ -100,7 +101,8 @@ pub(super) fn plan(
             0..=3 => {}
             4 => {
                 let after = prng.below(30) as u32;
-                plan.push((now, Act::QpError { at_client, after }));
+                let receive = after.is_multiple_of(5);
+                plan.push((now, Act::QpError { at_client, after, receive }));
                 continue;
             }
             5..=7 => {

@@ -29,6 +29,8 @@ const UNDEAD_MAX: Duration = Duration::from_secs(3);
 pub(super) struct PortFaults {
     /// Work requests until a queue pair goes into error.
     pub(super) fail_after: Option<u32>,
+    /// It is receives that are counted.
+    pub(super) at_receive: bool,
     /// How often memory cannot be had from now on.
     pub(super) no_memory: u32,
     /// The session is being detached.
@@ -48,6 +50,7 @@ impl PortFaults {
         let leaked = Vec::new();
         Rc::new(RefCell::new(Self {
             fail_after: None,
+            at_receive: false,
             no_memory: 0,
             detaching: false,
             failed: 0,
@@ -58,8 +61,8 @@ impl PortFaults {
     }
 
     /// True when the work request that is posted now is the one.
-    fn strikes(&mut self) -> bool {
-        match self.fail_after {
+    fn strikes(&mut self, receive: bool) -> bool {
+        match self.fail_after.filter(|_| self.at_receive == receive) {
             Some(0) => {
                 self.fail_after = None;
                 self.failed += 1;
@@ -104,9 +107,9 @@ impl Port {
         })
     }
 
-    fn posted(&mut self, qp: QpNum) {
+    fn posted(&mut self, qp: QpNum, receive: bool) {
         let mut faults = self.faults.borrow_mut();
-        if faults.strikes() {
+        if faults.strikes(receive) {
             let told = faults.prng.chance(Ratio::new(1, 2));
             if faults.prng.chance(Ratio::new(1, 2)) {
                 drop(faults);
@@ -229,11 +232,13 @@ impl Fabric for Port {
             self.repeats(qp, &wr);
         }
         self.inner.post_send(qp, wr)?;
-        self.posted(qp);
+        self.posted(qp, false);
         Ok(())
     }
     fn post_recv(&mut self, qp: QpNum, wr_id: u64, buf: Option<Sge>) -> Result<(), FabricError> {
-        self.inner.post_recv(qp, wr_id, buf)
+        self.inner.post_recv(qp, wr_id, buf)?;
+        self.posted(qp, true);
+        Ok(())
     }
     fn bind(
         &mut self,
@@ -248,7 +253,7 @@ impl Fabric for Port {
             self.windows.push((qp, Arc::clone(window)));
         }
         let result = self.inner.bind(qp, window, slice, access, wr_id);
-        self.posted(qp);
+        self.posted(qp, false);
         result
     }
     fn revoke(
@@ -261,7 +266,7 @@ impl Fabric for Port {
             return Ok(BindResult::Done(window.rkey()));
         }
         let result = self.inner.revoke(qp, window, wr_id);
-        self.posted(qp);
+        self.posted(qp, false);
         result
     }
     fn flush(&mut self, now: Instant) {
