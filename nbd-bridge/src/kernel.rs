@@ -7,6 +7,7 @@
 //! - `device`: a device's life, from the connect to the disconnect, each step with a bound;
 //! - `netlink`: the messages for it; `sockets`: what it is connected with;
 //! - `takeover`: fresh sockets for a device whose process died; `claim`: who has a device;
+//!   `resend`: when the kernel sends again what a dead process had taken;
 //! - `sysfs`, `usage`: what the kernel shows of devices and of who uses them; `probe`: opening a
 //!   device, in a process that may be left behind.
 //!
@@ -17,6 +18,7 @@ mod claim;
 mod device;
 mod netlink;
 mod probe;
+mod resend;
 mod sockets;
 mod sysfs;
 mod takeover;
@@ -28,6 +30,7 @@ use std::str::FromStr;
 pub use device::{DeviceError, DeviceOptions, KernelDevice, free_left_behind};
 pub use probe::{Probe, probe, settle};
 pub use sockets::FIRST_BYTES;
+pub use takeover::{Reached, reach};
 pub use usage::DeviceUse;
 
 use sysfs::Places;

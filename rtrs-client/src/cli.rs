@@ -358,6 +358,13 @@ pub struct AttachArgs {
     #[arg(long)]
     pub takeover: bool,
 
+    /// Take over so that the pause is about two seconds at most; implies --takeover
+    ///
+    /// The device then has one socket of the kernel and one shard, so one thread carries all of its
+    /// IO, and the kernel has no bound for a request: --device-timeout-s is refused.
+    #[arg(long)]
+    pub quick_takeover: bool,
+
     /// Stay in the foreground until SIGTERM or detach
     ///
     /// Without it, the command returns once an NBD client can connect.
@@ -452,6 +459,7 @@ impl AttachArgs {
             device_timeout_s: self.device_timeout_s,
             device_dead_timeout_s: self.device_dead_timeout_s,
             takeover: self.takeover.then_some(true),
+            quick_takeover: self.quick_takeover.then_some(true),
             foreground: self.foreground.then_some(true),
             shards: self.shards,
             buffer_size: self.buffer_size,

@@ -46,6 +46,8 @@ pub struct Settings {
     pub device_dead_timeout_s: Option<u64>,
     /// Take over the device that a process which died left connected.
     pub takeover: Option<bool>,
+    /// Take over within a second or two, with one socket and shard.
+    pub quick_takeover: Option<bool>,
     /// Stay in the foreground.
     pub foreground: Option<bool>,
     /// The same as `access: ro`.
@@ -186,6 +188,7 @@ impl Settings {
             device_timeout_s: None,
             device_dead_timeout_s: None,
             takeover: Some(false),
+            quick_takeover: Some(false),
             foreground: Some(false),
             read_only: None,
             access: None,
@@ -225,6 +228,7 @@ impl Settings {
             device_timeout_s: self.device_timeout_s.or(under.device_timeout_s),
             device_dead_timeout_s: self.device_dead_timeout_s.or(under.device_dead_timeout_s),
             takeover: self.takeover.or(under.takeover),
+            quick_takeover: self.quick_takeover.or(under.quick_takeover),
             foreground: self.foreground.or(under.foreground),
             read_only: if access { self.read_only } else { under.read_only },
             access: if access { self.access } else { under.access },

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use nbd_bridge::export_info;
 use nbd_bridge::kernel::{
-    DeviceChoice, DeviceError, DeviceOptions, DeviceUse, KernelDevice, Probe, device_uses,
+    DeviceChoice, DeviceError, DeviceOptions, DeviceUse, KernelDevice, Probe, Reached, device_uses,
     free_left_behind, probe, settle,
 };
 use rtrs_core::block::Geometry;
@@ -87,12 +87,22 @@ pub(crate) fn become_dependable() {
     }
 }
 
+/// Begins a quick takeover, if there is something to take over, before the session opens.
+///
+/// # Errors
+/// What is in the way, with the remedy.
+pub(crate) fn reach(options: &DeviceOptions, export_name: &str) -> Result<Option<Reached>, Error> {
+    let what = format!("cannot attach {export_name} to the kernel");
+    nbd_bridge::kernel::reach(options).map_err(failed(what))
+}
+
 /// Connects the device to the session's cores, which must be serving, and waits until it can be
-/// opened and its partitions are there.
+/// opened and its partitions are there. `reached` is what [`reach`] found.
 ///
 /// # Errors
 /// What is in the way, with the remedy; then nothing is connected.
 pub(crate) fn connect(
+    reached: Option<Reached>,
     options: &DeviceOptions,
     export_name: &str,
     geometry: &Geometry,
@@ -102,8 +112,8 @@ pub(crate) fn connect(
     let system = |error: io::Error| Error::with_source(ErrorKind::System, what(), error);
     let export = export_info(export_name, geometry);
     let adopt = |sockets| cores.adopt_kernel(sockets);
-    let device =
-        KernelDevice::connect(&export, options, cores.count(), adopt).map_err(failed(what()))?;
+    let device = KernelDevice::connect(reached, &export, options, cores.count(), adopt);
+    let device = device.map_err(failed(what()))?;
     let path = device.path();
     match open_in_child(&path, false, SCAN_PATIENCE).map_err(system)? {
         Probe::Opened => {}

@@ -39,6 +39,11 @@ pub(crate) fn hold(plan: &AttachPlan) -> Result<(), Error> {
         let what = format!("cannot listen on the control socket {}", control_path.display());
         Error::with_source(ErrorKind::InUse, what, e)
     })?;
+    // First of all, as the time in which requests come again begins with it.
+    let mut reached = match &plan.front {
+        Front::Device(options) => device::reach(options, &plan.session.export_name)?,
+        _ => None,
+    };
     let bound = match &plan.front {
         Front::Socket(path) => Some(bind(&Endpoint::Unix(path.clone()))?),
         Front::Tcp(address) => Some(bind(&Endpoint::Tcp(*address))?),
@@ -87,7 +92,8 @@ pub(crate) fn hold(plan: &AttachPlan) -> Result<(), Error> {
     let mut asked = None;
     let attached = wait_ready(&inbox, &cores, &what, patience, &mut asked).and_then(|geometry| {
         let Front::Device(options) = &plan.front else { return Ok(None) };
-        let connected = device::connect(options, &plan.session.export_name, &geometry, &cores);
+        let (reached, name) = (reached.take(), &plan.session.export_name);
+        let connected = device::connect(reached, options, name, &geometry, &cores);
         connected.inspect_err(|_| cores.shut_down(Duration::ZERO)).map(Some)
     });
     let device = match attached {

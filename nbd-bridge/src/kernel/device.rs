@@ -18,9 +18,10 @@ use rtrs_core::rt::{page_size, privileges};
 
 use super::claim::{Claim, check_free, claim_left_behind};
 use super::netlink::{Attr, Netlink, SOCKETS_MAX, sockets_attr};
+use super::resend;
 use super::sockets::Sockets;
 use super::sysfs::Places;
-use super::takeover;
+use super::takeover::Reached;
 use super::usage::{DeviceUse, uses};
 use super::{DeviceChoice, REQUEST_BYTES};
 use crate::proto::ExportInfo;
@@ -118,8 +119,9 @@ pub struct DeviceOptions {
     pub choice: DeviceChoice,
     /// Seconds after which the kernel takes a socket for dead whose request has no answer, and
     /// sends the request again through another. It must be longer than any request can take here:
-    /// a request that is sent again could overtake a later one.
-    pub timeout_s: u64,
+    /// a request that is sent again could overtake a later one. None stands for no bound and a
+    /// quick takeover ([`super::reach`]): the device then has one socket.
+    pub timeout_s: Option<u64>,
     /// Seconds that the kernel keeps requests when all sockets are dead, for somebody to connect
     /// others; then they fail.
     pub dead_timeout_s: u64,
@@ -188,6 +190,7 @@ fn free(places: &Places, index: u32) -> Result<(), DeviceError> {
         let what = "the kernel does not end its IO; see its log".to_owned();
         return Err(DeviceError::Stuck { index, what });
     }
+    resend::make_usual(places, index);
     await_gone(places, index)
 }
 
@@ -284,7 +287,7 @@ fn connect_attrs(export: &ExportInfo, options: &DeviceOptions) -> Vec<Attr> {
     let mut attrs = vec![
         Attr::SizeBytes(export.size),
         Attr::BlockSizeBytes(export.min_block.max(512).into()),
-        Attr::Timeout(options.timeout_s),
+        Attr::Timeout(options.timeout_s.unwrap_or(0)),
         Attr::DeadConnTimeout(options.dead_timeout_s),
         Attr::ServerFlags(flags.into()),
         Attr::BackendIdentifier(options.backend.clone()),
@@ -331,26 +334,30 @@ impl KernelDevice {
     /// kernel takes for the device's owner.
     ///
     /// Devices that a process which is gone connected with the same identifier are taken over, if
-    /// the options say so, or else freed before.
+    /// the options say so, or else freed before. `reached` is what [`super::reach`] found.
     ///
     /// # Errors
     /// What is in the way, with the remedy; then nothing is connected.
     pub fn connect(
+        reached: Option<Reached>,
         export: &ExportInfo,
         options: &DeviceOptions,
         count: usize,
         adopt: impl FnOnce(Vec<OwnedFd>) -> io::Result<()>,
     ) -> Result<Self, DeviceError> {
         check_export(export)?;
-        if count == 0 || count > SOCKETS_MAX {
-            let text = format!("{count} sockets are not 1 to {SOCKETS_MAX}");
+        let most = if options.timeout_s.is_some() { SOCKETS_MAX } else { 1 };
+        if count == 0 || count > most {
+            let text = format!("{count} sockets are not 1 to {most}");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text).into());
         }
         let places = Places::default();
-        if options.takeover
-            && let Some(left) = takeover::left_behind(&places, options)
-        {
-            return takeover::take_over(places, left, export, options, count, adopt);
+        let reached = match reached {
+            None if options.takeover => Reached::new(&places, options, count, Some(export))?,
+            reached => reached,
+        };
+        if let Some(reached) = reached {
+            return reached.serve(export, adopt);
         }
         let mut wanted = options.clone();
         match free_left_behind(|found| found == options.backend) {
@@ -385,6 +392,10 @@ impl KernelDevice {
             attempt += 1;
         };
         adopt(device.sockets.take_ours())?;
+        if options.timeout_s.is_none() {
+            // Its requests must be served by now, since this may wait for them.
+            resend::make_quick(&places, device.index);
+        }
         device.await_node(export.size)?;
         Ok(device)
     }
@@ -454,12 +465,19 @@ impl KernelDevice {
         if self.places.owner(index) != self.owner {
             tracing::info!("/dev/nbd{index} was disconnected by another program");
             self.sockets.shut_down();
+            if self.places.owner(index).is_none() {
+                resend::make_usual(&self.places, index);
+            }
             return Ok(());
         }
         let ended = await_that(patience, || self.places.inflight(index) == Some(0));
         if !ended && self.sockets.are_served() {
             let left = self.places.inflight(index).unwrap_or(0);
             tracing::warn!("/dev/nbd{index}: {left} requests did not end in time and fail");
+        }
+        if ended {
+            // Before another can connect it.
+            resend::make_usual(&self.places, index);
         }
         let disconnecting = start_disconnect(index);
         let mut done = match &disconnecting {
@@ -475,6 +493,9 @@ impl KernelDevice {
         if !done? {
             let what = "the kernel does not end its IO; see its log".to_owned();
             return Err(DeviceError::Stuck { index, what });
+        }
+        if !ended {
+            resend::make_usual(&self.places, index);
         }
         await_gone(&self.places, index)
     }
@@ -552,7 +573,7 @@ mod tests {
     fn options(choice: DeviceChoice) -> DeviceOptions {
         DeviceOptions {
             choice,
-            timeout_s: 90,
+            timeout_s: Some(90),
             dead_timeout_s: 2,
             backend: "rtrs:s/v".into(),
             takeover: false,

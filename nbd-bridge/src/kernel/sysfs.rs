@@ -65,6 +65,16 @@ impl Places {
         number::<u64>(&self.block(index).join("size"))?.checked_mul(512)
     }
 
+    /// Where it is said how often the block layer looks at requests without an answer.
+    pub(super) fn io_timeout(&self, index: u32) -> PathBuf {
+        self.block(index).join("queue/io_timeout")
+    }
+
+    /// What is said there, in milliseconds.
+    pub(super) fn io_timeout_ms(&self, index: u32) -> Option<u64> {
+        number(&self.io_timeout(index))
+    }
+
     /// Queues of a device, each with a socket of its own.
     pub(super) fn queues(&self, index: u32) -> usize {
         fs::read_dir(self.block(index).join("mq")).into_iter().flatten().flatten().count()

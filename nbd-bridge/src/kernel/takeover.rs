@@ -3,28 +3,57 @@
 //! The device stays connected: file systems stay mounted, and requests wait in the kernel, as long
 //! as `dead_timeout_s` says. What the dead process had taken from its sockets and not answered, the
 //! kernel sends again when its `timeout_s` is over, as it was when the request was first sent
-//! (`nbd_xmit_timeout`): a new socket does not make it look earlier. All other requests go at once.
+//! (`nbd_xmit_timeout`): a new socket does not make it look earlier. A quick device (`resend`) does
+//! it sooner. All other requests go at once.
 //!
-//! The caller must have made sure that nothing the dead process had sent on can happen any more.
+//! Nobody may serve the fresh sockets before it is certain that nothing the dead process had sent
+//! on can happen any more. Until then what the kernel writes to them only lies there; so a quick
+//! device is given its socket first, and what it waits for comes while the session opens
+//! ([`reach`]).
 //!
 //! Source: `nbd_genl_reconfigure` and `nbd_reconnect_socket` in `drivers/block/nbd.c`. Called by
 //! `device`.
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
 
 use super::DeviceChoice;
 use super::claim::{Claim, claim_left_behind};
 use super::device::{
     CONNECTS_MAX, DeviceError, DeviceOptions, KernelDevice, READ_PATIENCE, await_that, open_netlink,
 };
-use super::netlink::{Attr, sockets_attr};
+use super::netlink::{Attr, Netlink, sockets_attr};
+use super::resend::is_quick;
 use super::sockets::Sockets;
 use super::sysfs::Places;
 use crate::proto::ExportInfo;
 
+/// A device of a process that is gone, with fresh sockets that nobody serves yet: dropped, it is
+/// left behind again.
+#[derive(Debug)]
+pub struct Reached {
+    index: u32,
+    places: Places,
+    sockets: Sockets,
+    claim: Claim,
+}
+
+/// Gives the device that the options ask to take over its fresh sockets early, before they can be
+/// served, if it has a quick takeover: what the dead process had taken comes again while the
+/// session still opens. See [`KernelDevice::connect`].
+///
+/// # Errors
+/// What is in the way, with the remedy.
+pub fn reach(options: &DeviceOptions) -> Result<Option<Reached>, DeviceError> {
+    if !options.takeover || options.timeout_s.is_some() {
+        return Ok(None);
+    }
+    Reached::new(&Places::default(), options, 1, None)
+}
+
 /// The device to take over, if there is one.
-pub(super) fn left_behind(places: &Places, options: &DeviceOptions) -> Option<(u32, Claim)> {
+fn left_behind(places: &Places, options: &DeviceOptions) -> Option<(u32, Claim)> {
     let is_wanted = |index: &u32| match options.choice {
         DeviceChoice::Auto => true,
         DeviceChoice::Index(wanted) => wanted == *index,
@@ -36,76 +65,127 @@ pub(super) fn left_behind(places: &Places, options: &DeviceOptions) -> Option<(u
     places.devices().into_iter().filter(is_wanted).find_map(claim)
 }
 
-/// Judges whether `export` over `count` sockets can stand in for what the device was.
-fn check(
+fn odd<T>(index: u32, what: String) -> Result<T, DeviceError> {
+    Err(DeviceError::Odd { index, what })
+}
+
+/// Between two offers of the only socket of a device.
+const AGAIN: Duration = Duration::from_millis(50);
+const REMEDY: &str = "free it with detach, or attach without takeover";
+
+/// Judges whether `count` sockets can stand in for what the device had.
+fn check_sockets(
     places: &Places,
     index: u32,
-    export: &ExportInfo,
+    options: &DeviceOptions,
     count: usize,
 ) -> Result<(), DeviceError> {
-    let odd = |what: String| Err(DeviceError::Odd { index, what });
-    let remedy = "free it with detach, or attach without takeover";
-    if places.size(index) != Some(export.size) {
-        let had = places.size(index).map_or_else(|| "no size".into(), |n| format!("{n} bytes"));
-        return odd(format!("it has {had} and the export {}; {remedy}", export.size));
+    // The bound of requests under way would not be the one that they were sent with.
+    match (is_quick(places, index), options.timeout_s) {
+        (true, Some(_)) => {
+            return odd(index, "it has a quick takeover; use --quick-takeover".into());
+        }
+        (false, None) => {
+            return odd(index, format!("it has no quick takeover; leave that out, or {REMEDY}"));
+        }
+        _ => {}
     }
     let queues = places.queues(index);
     if queues != count {
-        return odd(format!("it has {queues} sockets; use --shards {queues}, or {remedy}"));
+        let text = format!("it has {queues} sockets; use --shards {queues}, or {REMEDY}");
+        return odd(index, text);
     }
     Ok(())
 }
 
-/// Gives a device that was left behind fresh sockets, one after the other; see
-/// [`KernelDevice::connect`].
-pub(super) fn take_over(
-    places: Places,
-    (index, claim): (u32, Claim),
-    export: &ExportInfo,
-    options: &DeviceOptions,
-    count: usize,
-    adopt: impl FnOnce(Vec<OwnedFd>) -> io::Result<()>,
-) -> Result<KernelDevice, DeviceError> {
-    check(&places, index, export, count)?;
-    let mut netlink = open_netlink()?;
-    let mut sockets = Sockets::default();
-    for number in 0..count {
-        let mut attempt = 1;
-        // One at a time: the readers of several could get into each other's way.
-        let fresh = loop {
-            let mut fresh = Sockets::new(1)?;
-            let attrs = vec![
-                Attr::Index(index),
-                Attr::Timeout(options.timeout_s),
-                Attr::DeadConnTimeout(options.dead_timeout_s),
-                Attr::BackendIdentifier(options.backend.clone()),
-                sockets_attr(fresh.kernel_ends()),
-            ];
-            let refused = |source| DeviceError::Refused {
-                device: format!("/dev/nbd{index} to this process"),
-                why: " (its requests may have failed already: see device-dead-timeout-s)",
-                source,
-            };
-            netlink.reconfigure(attrs).map_err(refused)?;
-            if await_that(READ_PATIENCE, || fresh.unread() == 0) {
-                break fresh;
-            }
-            // Whoever has it sees its end, and a dead socket has room for another.
-            fresh.shut_down();
-            let what = format!("the kernel does not read socket {number} of {count}");
-            if attempt == CONNECTS_MAX {
-                return Err(DeviceError::Odd { index, what: format!("{what}, {attempt} times") });
-            }
-            tracing::info!("/dev/nbd{index}: {what}; it is given another");
-            attempt += 1;
-        };
-        sockets.append(fresh);
+/// Judges whether `export` can stand in for what the device was.
+fn check_size(places: &Places, index: u32, export: &ExportInfo) -> Result<(), DeviceError> {
+    if places.size(index) != Some(export.size) {
+        let had = places.size(index).map_or_else(|| "no size".into(), |n| format!("{n} bytes"));
+        return odd(index, format!("it has {had} and the export {}; {REMEDY}", export.size));
     }
-    let ours = sockets.take_ours();
-    // If that fails, the sockets end here, and the device waits for the next.
-    adopt(ours)?;
-    tracing::info!("/dev/nbd{index} is taken over from a process that is gone");
-    Ok(KernelDevice::taken_over(index, places, sockets, claim))
+    Ok(())
+}
+
+/// Gives the kernel a socket. False when it does not read it in time.
+fn give(netlink: &mut Netlink, attrs: &[Attr], fresh: &Sockets, count: usize) -> io::Result<bool> {
+    let deadline = Instant::now() + READ_PATIENCE;
+    // The socket of a process that has just died may be a moment from being dead, and then the
+    // kernel drops this one without a word. Where there is one place only it cannot take two.
+    let patience = if count == 1 { AGAIN } else { READ_PATIENCE };
+    loop {
+        netlink.reconfigure(attrs.to_vec())?;
+        if await_that(patience, || fresh.unread() == 0) {
+            return Ok(true);
+        }
+        if Instant::now() >= deadline {
+            return Ok(false);
+        }
+    }
+}
+
+impl Reached {
+    /// Gives the device fresh sockets, one after the other. None when there is none to take over.
+    pub(super) fn new(
+        places: &Places,
+        options: &DeviceOptions,
+        count: usize,
+        export: Option<&ExportInfo>,
+    ) -> Result<Option<Self>, DeviceError> {
+        let Some((index, claim)) = left_behind(places, options) else { return Ok(None) };
+        check_sockets(places, index, options, count)?;
+        export.map_or(Ok(()), |export| check_size(places, index, export))?;
+        let mut netlink = open_netlink()?;
+        let mut sockets = Sockets::default();
+        for number in 0..count {
+            let mut attempt = 1;
+            // One at a time: the readers of several could get into each other's way.
+            let fresh = loop {
+                let mut fresh = Sockets::new(1)?;
+                let mut attrs = vec![
+                    Attr::Index(index),
+                    Attr::DeadConnTimeout(options.dead_timeout_s),
+                    Attr::BackendIdentifier(options.backend.clone()),
+                    sockets_attr(fresh.kernel_ends()),
+                ];
+                // A quick device has none already, and to say so again would make it slow.
+                attrs.extend(options.timeout_s.map(Attr::Timeout));
+                let refused = |source| DeviceError::Refused {
+                    device: format!("/dev/nbd{index} to this process"),
+                    why: " (its requests may have failed already: see device-dead-timeout-s)",
+                    source,
+                };
+                if give(&mut netlink, &attrs, &fresh, count).map_err(refused)? {
+                    break fresh;
+                }
+                // Whoever has it sees its end, and a dead socket has room for another.
+                fresh.shut_down();
+                let what = format!("the kernel does not read socket {number} of {count}");
+                if attempt == CONNECTS_MAX {
+                    return odd(index, format!("{what}, {attempt} times"));
+                }
+                tracing::info!("/dev/nbd{index}: {what}; it is given another");
+                attempt += 1;
+            };
+            sockets.append(fresh);
+        }
+        Ok(Some(Self { index, places: places.clone(), sockets, claim }))
+    }
+
+    /// Hands the sockets to those who serve them from now on.
+    pub(super) fn serve(
+        mut self,
+        export: &ExportInfo,
+        adopt: impl FnOnce(Vec<OwnedFd>) -> io::Result<()>,
+    ) -> Result<KernelDevice, DeviceError> {
+        let index = self.index;
+        check_size(&self.places, index, export)?;
+        let ours = self.sockets.take_ours();
+        // If that fails, the sockets end here, and the device waits for the next.
+        adopt(ours)?;
+        tracing::info!("/dev/nbd{index} is taken over from a process that is gone");
+        Ok(KernelDevice::taken_over(index, self.places, self.sockets, self.claim))
+    }
 }
 
 #[cfg(test)]
@@ -116,7 +196,7 @@ mod tests {
     fn options(choice: DeviceChoice) -> DeviceOptions {
         DeviceOptions {
             choice,
-            timeout_s: 90,
+            timeout_s: Some(90),
             dead_timeout_s: 60,
             backend: "rtrs:s/v".into(),
             takeover: true,
@@ -158,13 +238,37 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused_with_the_remedy() {
         let tree = tree("nbd-takeover-check");
-        let judge = |size, count| {
-            check(&tree.places, 2, &ExportInfo::plain("v", size), count).map_err(|e| e.to_string())
+        let judge = |count, timeout_s| {
+            let options = DeviceOptions { timeout_s, ..options(DeviceChoice::Index(2)) };
+            check_sockets(&tree.places, 2, &options, count).map_err(|e| e.to_string())
         };
-        assert_eq!(judge(1 << 20, 2), Ok(()));
-        let error = judge(2 << 20, 2).unwrap_err();
-        assert!(error.contains("it has 1048576 bytes and the export 2097152; free it"), "{error}");
-        let error = judge(1 << 20, 4).unwrap_err();
+        assert_eq!(judge(2, Some(90)), Ok(()));
+        let error = judge(4, Some(90)).unwrap_err();
         assert!(error.contains("it has 2 sockets; use --shards 2"), "{error}");
+        let error = judge(2, None).unwrap_err();
+        assert!(error.contains("it has no quick takeover; leave that out"), "{error}");
+        tree.file(
+            "sys/block/nbd2/queue/io_timeout",
+            "500
+",
+        );
+        let error = judge(2, Some(90)).unwrap_err();
+        assert!(error.contains("it has a quick takeover; use --quick-takeover"), "{error}");
+        assert_eq!(judge(2, None), Ok(()));
+
+        let size = |size| {
+            check_size(&tree.places, 2, &ExportInfo::plain("v", size)).map_err(|e| e.to_string())
+        };
+        assert_eq!(size(1 << 20), Ok(()));
+        let error = size(2 << 20).unwrap_err();
+        assert!(error.contains("it has 1048576 bytes and the export 2097152; free it"), "{error}");
+    }
+
+    #[test]
+    fn only_a_quick_takeover_reaches_early() {
+        let mut options = options(DeviceChoice::Index(1 << 19));
+        assert!(reach(&options).unwrap().is_none());
+        (options.timeout_s, options.takeover) = (None, false);
+        assert!(reach(&options).unwrap().is_none());
     }
 }

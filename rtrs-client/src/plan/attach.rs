@@ -3,11 +3,12 @@
 //! Owns [`AttachPlan`] and [`Front`].
 
 use std::net::SocketAddr;
+use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use nbd_bridge::kernel::{DeviceOptions, check_device};
-use rtrs_core::config::ByteSize;
+use rtrs_core::config::{ByteSize, Shards};
 use rtrs_core::local::{RunDir, SocketState, check_socket_path, socket_state};
 
 use super::session::SessionPlan;
@@ -56,8 +57,12 @@ pub struct AttachPlan {
 
 impl Front {
     fn new(settings: &Settings, session: &SessionPlan) -> Result<Self, Error> {
-        if settings.takeover == Some(true) && settings.device.is_none() {
-            return Err(usage("takeover is about a block device; use it with device"));
+        for (name, said) in
+            [("takeover", settings.takeover), ("quick-takeover", settings.quick_takeover)]
+        {
+            if said == Some(true) && settings.device.is_none() {
+                return Err(usage(format!("{name} is about a block device; use it with device")));
+            }
         }
         match (settings.socket.clone(), settings.listen, settings.device) {
             (Some(path), None, None) => {
@@ -86,7 +91,10 @@ fn device_options(
     device: Device,
     session: &SessionPlan,
 ) -> Result<DeviceOptions, Error> {
-    let Some(takeover) = settings.takeover else { return Err(unsaid()) };
+    let (Some(takeover), Some(quick)) = (settings.takeover, settings.quick_takeover) else {
+        return Err(unsaid());
+    };
+    let takeover = takeover || quick;
     if takeover && session.access == Access::Migration {
         return Err(usage(
             "takeover needs access that excludes other writers, since requests of the process that \
@@ -95,6 +103,27 @@ fn device_options(
     }
     let usual_dead_s = if takeover { TAKEOVER_SECONDS } else { 0 };
     let dead_timeout_s = settings.device_dead_timeout_s.unwrap_or(usual_dead_s);
+    let timeout_s = match (quick, settings.device_timeout_s) {
+        (false, said) => Some(request_seconds(said, session)?),
+        (true, None) => None,
+        (true, Some(_)) => {
+            return Err(usage(
+                "with quick-takeover the kernel has no bound for a request, and device-timeout-s \
+                 says one; drop one of them",
+            ));
+        }
+    };
+    Ok(DeviceOptions {
+        choice: device.get(),
+        timeout_s,
+        dead_timeout_s: in_range("device-dead-timeout-s", dead_timeout_s, 0..=DEVICE_SECONDS_MAX)?,
+        backend: device::backend(&session.session_name, &session.export_name),
+        takeover,
+    })
+}
+
+/// How long the kernel waits for a request, if `said` says so, or else as long as may be needed.
+fn request_seconds(said: Option<u64>, session: &SessionPlan) -> Result<u64, Error> {
     // What an IO may take at most (`NoPath::io_age_max`). The kernel must not lose patience before:
     // what it sends again may overtake what follows.
     let io_ms = 2 * session.io_timeout_ms;
@@ -108,7 +137,7 @@ fn device_options(
     };
     let usual_s = usual_s.min(DEVICE_SECONDS_MAX);
     let least_s = (bound_ms + 1000).div_ceil(1000).min(DEVICE_SECONDS_MAX);
-    let timeout_s = settings.device_timeout_s.unwrap_or(usual_s);
+    let timeout_s = said.unwrap_or(usual_s);
     if timeout_s < least_s {
         return Err(usage(format!(
             "device-timeout-s {timeout_s} is too short beside io-timeout-ms {} and no-path {}; \
@@ -116,13 +145,18 @@ fn device_options(
             session.io_timeout_ms, session.no_path
         )));
     }
-    Ok(DeviceOptions {
-        choice: device.get(),
-        timeout_s: in_range("device-timeout-s", timeout_s, 1..=DEVICE_SECONDS_MAX)?,
-        dead_timeout_s: in_range("device-dead-timeout-s", dead_timeout_s, 0..=DEVICE_SECONDS_MAX)?,
-        backend: device::backend(&session.session_name, &session.export_name),
-        takeover,
-    })
+    in_range("device-timeout-s", timeout_s, 1..=DEVICE_SECONDS_MAX)
+}
+
+/// A quick takeover needs a device with one socket, and an IO stays on one shard.
+fn quick_shards(shards: Shards) -> Result<Shards, Error> {
+    match shards {
+        Shards::Count(count) if count.get() > 1 => Err(usage(format!(
+            "quick-takeover needs a device with one socket, which one shard serves; use it with \
+             shards 1 instead of {count}"
+        ))),
+        _ => Ok(Shards::Count(NonZeroU16::MIN)),
+    }
 }
 
 impl AttachPlan {
@@ -142,7 +176,10 @@ impl AttachPlan {
         let run_dir = RunDir::new(settings.run_dir.clone())?;
         check_socket_path("control socket", &run_dir.control_socket(name))?;
         let fronts = settings.clone();
-        let session = SessionPlan::new(name, settings, Access::Auto)?;
+        let mut session = SessionPlan::new(name, settings, Access::Auto)?;
+        if fronts.quick_takeover == Some(true) {
+            session.shards = quick_shards(session.shards)?;
+        }
         let front = Front::new(&fronts, &session)?;
         Ok(Self { session, front, buffer_bytes: bytes, foreground, run_dir })
     }
@@ -195,9 +232,10 @@ impl AttachPlan {
             }
             Front::Device(options) => Settings {
                 device: Some(Device::new(options.choice)),
-                device_timeout_s: Some(options.timeout_s),
+                device_timeout_s: options.timeout_s,
                 device_dead_timeout_s: Some(options.dead_timeout_s),
                 takeover: Some(options.takeover),
+                quick_takeover: Some(options.timeout_s.is_none()),
                 ..Settings::default()
             },
         };

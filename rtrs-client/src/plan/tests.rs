@@ -59,6 +59,13 @@ fn values_and_combinations_of_attach_are_judged() {
         ),
         ("socket: /s\ntakeover: true", "takeover is about a block device; use it with device"),
         ("device: auto\ntakeover: true\naccess: migration", "use access auto, rw or ro"),
+        ("socket: /s\nquick-takeover: true", "quick-takeover is about a block device; use it with"),
+        ("device: auto\nquick-takeover: true\naccess: migration", "use access auto, rw or ro"),
+        (
+            "device: auto\nquick-takeover: true\ndevice-timeout-s: 200",
+            "with quick-takeover the kernel has no bound for a request, and device-timeout-s says",
+        ),
+        ("device: auto\nquick-takeover: true\nshards: 2", "use it with shards 1 instead of 2"),
         ("socket: ''", "socket \"\" is no path"),
         ("read-only: true\naccess: rw", "read-only contradicts access rw or migration; drop one"),
         ("session-name: ''", "session-name \"\" is empty; use 1 to 254 bytes without NUL"),
@@ -183,15 +190,28 @@ fn the_kernel_waits_longer_than_the_session() {
         ),
         ("device: auto\ntakeover: true", DeviceChoice::Auto, 150, 60),
         ("device: auto\ntakeover: true\ndevice-dead-timeout-s: 7", DeviceChoice::Auto, 150, 7),
+        ("device: auto\nquick-takeover: true", DeviceChoice::Auto, 0, 60),
+        ("device: auto\ntakeover: true\nquick-takeover: true", DeviceChoice::Auto, 0, 60),
     ] {
         let plan = attach(&format!("{yaml}\nsession-name: s\n")).unwrap();
         let backend = "rtrs:s/v".to_owned();
         let takeover = yaml.contains("takeover");
+        let timeout_s = (timeout_s > 0).then_some(timeout_s);
         let options = DeviceOptions { choice, timeout_s, dead_timeout_s, backend, takeover };
         assert_eq!(plan.front, Front::Device(options), "{yaml}");
         let patience = if takeover { dead_timeout_s } else { 0 };
         assert_eq!(plan.takeover_patience().as_secs(), patience, "{yaml}");
     }
+}
+
+#[test]
+fn a_quick_takeover_has_one_shard() {
+    for (shards, count) in [("", 1), ("\nshards: auto", 1), ("\nshards: 1", 1)] {
+        let plan = attach(&format!("device: auto\nquick-takeover: true{shards}")).unwrap();
+        assert_eq!(plan.session.shards.count(), count, "{shards}");
+    }
+    let plan = attach("device: auto\ntakeover: true\nshards: 3").unwrap();
+    assert_eq!(plan.session.shards.count(), 3);
 }
 
 #[test]
@@ -248,6 +268,7 @@ fn printed_settings_make_the_same_plan() {
         "listen: 127.0.0.1:0\nshards: 3\nforeground: true\nrun-dir: /r",
         "device: auto",
         "device: auto\ntakeover: true",
+        "device: auto\nquick-takeover: true\ndevice-dead-timeout-s: 9",
         "device: /dev/nbd7\ndevice-timeout-s: 3\ndevice-dead-timeout-s: 9",
     ] {
         let access = if front.contains("takeover") { "rw" } else { "migration" };
