@@ -7,10 +7,21 @@
 
 PORTAL=tcp://127.0.0.1:1234
 
-# Short times, so that the kernel soon sends again what the dead process had taken.
+SESSION=(attach a --device /dev/nbd0 --path "$PORTAL" --takeover --no-path fail
+    --io-timeout-ms 1500)
+
+# With a socket for each shard; what a dead process had taken waits for device-timeout-s.
 attach() { # argument...
-    timeout 60 rtrs-client attach a --device /dev/nbd0 --path "$PORTAL" --takeover \
-        --no-path fail --io-timeout-ms 1500 --device-timeout-s 4 "$@"
+    timeout 60 rtrs-client "${SESSION[@]}" --device-timeout-s 4 "$@"
+}
+
+# A quick takeover, as the service unit does it: by a process in the foreground.
+serve_quick() {
+    rm -f ready
+    rtrs-client "${SESSION[@]}" --quick-takeover --foreground >ready 2>client.log &
+    wait_until 60 "a process that is ready" grep -q '^ready' ready && return
+    cat client.log >&2
+    return 1
 }
 
 # The process that has the control socket; the kernel goes on to show the first one.
@@ -18,35 +29,74 @@ holder() {
     rtrs-client list -o json | jq -r '.[0].pid'
 }
 
-round() { # number
-    local pid
-    pid=$(holder)
-    kill -9 "$pid"
-    assert_within 10 "round $1: the process is gone" eval "! test -e /proc/$pid"
-    expect_true "round $1: the device is still there" test -e /sys/block/nbd0/pid
-    assert_true "round $1: another takes it over" attach
-    expect_false "round $1: it is another" test "$(holder)" = "$pid"
-    expect_match "round $1: its log says so" "$(cat /run/rtrs/a.log)" 'nbd0 is taken over'
-    kill -0 "$FIO" 2>/dev/null || fail "round $1: fio has ended"
+now_ms() {
+    date +%s%3N
 }
 
-under_fio() {
+round() { # number start
+    local number=$1 start=$2 pid
+    pid=$(holder)
+    KILLS+=("$(now_ms)")
+    kill -9 "$pid"
+    while [ -e "/proc/$pid" ]; do sleep 0.01; done
+    assert_true "round $number: another takes it over" "$start"
+    expect_true "round $number: the device is still there" test -e /sys/block/nbd0/pid
+    expect_false "round $number: it is another" test "$(holder)" = "$pid"
+    kill -0 "$FIO" 2>/dev/null || fail "round $number: fio has ended"
+}
+
+# The longest IO of fio that ended in each round, in ms.
+longest() {
     local number
-    assert_true "it attaches" attach
-    timeout 100 fio --name=takeover --filename=/dev/nbd0 --rw=randrw --bs=4k --iodepth=16 \
-        --ioengine=libaio --direct=1 --size=32m --time_based --runtime=60 --verify=crc32c \
-        --verify_backlog=256 --verify_fatal=1 --output=fio.json --output-format=json &
+    KILLS+=(9999999999999)
+    for ((number = 0; number + 1 < ${#KILLS[@]}; number++)); do
+        cat fio_clat.*.log | awk -F', *' -v from="${KILLS[number]}" -v to="${KILLS[number + 1]}" \
+            '$1 >= from && $1 < to && $2 > most { most = $2 } END { printf "%d\n", most / 1e6 }'
+    done
+}
+
+# Rounds under fio, one in SLOT seconds; leaves the longest IO in WORST.
+under_fio() { # rounds slot start
+    local rounds=$1 slot=$2 start=$3 number begin stalls
+    assert_true "it attaches" "$start"
+    KILLS=()
+    rm -f fio_*.log
+    timeout $((rounds * slot + 60)) fio --name=takeover --filename=/dev/nbd0 --rw=randrw --bs=4k \
+        --iodepth=16 --ioengine=libaio --direct=1 --size=32m --time_based \
+        --runtime=$((rounds * slot + 5)) --verify=crc32c --verify_backlog=256 --verify_fatal=1 \
+        --output=fio.json --output-format=json --write_lat_log=fio --log_unix_epoch=1 \
+        --log_avg_msec=50 --log_max_value=1 &
     FIO=$!
-    sleep 3
-    for number in 1 2 3 4 5; do
-        round $number
-        sleep 5
+    begin=$(($(now_ms) + 3000))
+    for ((number = 1; number <= rounds; number++)); do
+        while [ "$(now_ms)" -lt $((begin + (number - 1) * slot * 1000)) ]; do sleep 0.1; done
+        round $number "$start"
     done
     wait $FIO
     expect_eq "fio met no error and reads what it wrote" "$?" 0
     expect_eq "fio counts no error" "$(jq '.jobs[0].error' fio.json)" 0
-    note "longest IO of fio: $(jq '[.jobs[0].read, .jobs[0].write | .clat_ns.max] | max / 1e6 |
-        round' fio.json) ms, with device-timeout-s 4"
+    stalls=$(longest)
+    WORST=$(sort -n <<<"$stalls" | tail -n 1)
+    note "longest IO of each round, ms: ${stalls//$'\n'/ }"
+}
+
+quick() {
+    local rounds=6 stuck
+    [ -z "${LAB_LONG:-}" ] || rounds=20
+    stuck=$(dmesg | grep -c 'Possible stuck request')
+    under_fio $rounds 7 serve_quick
+    expect_match "the last took it over" "$(cat client.log)" 'nbd0 is taken over'
+    expect_num "the kernel met requests of dead processes" \
+        $(($(dmesg | grep -c 'Possible stuck request') - stuck)) -ge $rounds
+    # The pause that is meant is 1.8 s; without the setting it is 30 s.
+    expect_num "no IO waited for long, in ms" "$WORST" -lt 15000
+    expect_eq "the kernel looks often" "$(cat /sys/block/nbd0/queue/io_timeout)" 400
+    expect_match "a detach with another run directory finds no session and no device" \
+        "$(timeout 60 rtrs-client --run-dir "$PWD/other" detach a 2>&1)" 'is not attached'
+    expect_true "and the device still works" \
+        timeout 20 dd if=/dev/nbd0 of=/dev/null bs=4k count=16 iflag=direct
+    assert_true "it detaches" timeout 60 rtrs-client detach a
+    expect_eq "the kernel looks as usual" "$(cat /sys/block/nbd0/queue/io_timeout)" 30000
 }
 
 under_ext4() {
@@ -72,6 +122,8 @@ refusals() {
     kill -9 "$pid"
     expect_match "other numbers of sockets are refused" \
         "$(attach --shards 1 2>&1)" 'it has 2 sockets; use --shards 2'
+    expect_match "and a quick takeover, for which it was not made" \
+        "$(timeout 60 rtrs-client "${SESSION[@]}" --quick-takeover 2>&1)" 'it has no quick takeover; leave that out'
     expect_true "and the device is still there" test -e /sys/block/nbd0/pid
     assert_true "it can still be taken over" attach
     expect_true "and works" dd if=/dev/nbd0 of=/dev/null bs=4k count=16 iflag=direct
@@ -87,7 +139,9 @@ scenario() {
     rtrs-server --export a=mem:64M --listen "$PORTAL" >server.out 2>server.log &
     SERVER=$!
     assert_within 10 "the server listens" grep -q listening server.out
-    under_fio
+    quick
+    under_fio 1 9 attach
+    expect_match "its log says that it took over" "$(cat /run/rtrs/a.log)" 'nbd0 is taken over'
     under_ext4
     refusals
     kill $SERVER
