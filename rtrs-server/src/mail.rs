@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use rtrs_core::fabric::{ConnRequest, PrivateData};
-use rtrs_core::ids::{ConnIndex, CoreIndex, PermitId};
+use rtrs_core::ids::{ConnIndex, CoreIndex, PermitId, SessionId};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::{AccessMode, Fence, Name};
 
@@ -34,6 +34,21 @@ pub enum ControlRequest {
     },
     /// FENCE.
     Fence(Fence),
+}
+
+/// The number of a close that waits, never used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CloseNumber(pub u64);
+
+/// An export that a session has closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Closed {
+    /// Which close.
+    pub close: CloseNumber,
+    /// The session.
+    pub session: SessionId,
+    /// The export.
+    pub export: ExportIndex,
 }
 
 /// An open of something that is not exported by name, on its way to a finder and back.
@@ -114,6 +129,8 @@ pub enum ShardMail {
         /// How it went.
         answer: ControlAnswer,
     },
+    /// A session closed an export: tell when nothing of it runs there any more (`Retired`).
+    Retire(Closed),
     /// Nobody has the export open any more.
     CloseDevice {
         /// Which.
@@ -151,6 +168,11 @@ pub enum ControlMail {
     },
     /// A finder is done: the export, or the errno of the open.
     Found(Box<(Search, Result<Arc<Export>, u16>)>),
+    /// Nothing of a session that closed an export runs there on this core any more.
+    Retired {
+        /// Which close.
+        close: CloseNumber,
+    },
     /// HB_ACK came.
     HeartbeatAck {
         /// Which path.

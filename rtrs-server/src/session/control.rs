@@ -21,6 +21,7 @@ use rtrs_core::wire::{ConnReq, Name};
 use super::access::AccessBook;
 use super::admin::Evicted;
 use super::chunks::{ChunkPool, MessageBuffers};
+use super::closing::Closings;
 use super::fence::Asker;
 use super::stop::Stop;
 use super::{SessionParams, SessionShared};
@@ -80,6 +81,7 @@ pub struct Control {
     pub(super) sessions: BTreeMap<SessionId, Session>,
     pub(super) paths: BTreeMap<PathKey, Path>,
     pub(super) evicted: Evicted,
+    pub(super) closings: Closings,
     pub(super) stop: Option<Stop>,
     /// Who asked for a drain.
     pub(super) drain: Option<AdminReply>,
@@ -97,6 +99,7 @@ impl Control {
             sessions: BTreeMap::new(),
             paths: BTreeMap::new(),
             evicted: Evicted::default(),
+            closings: Closings::default(),
             stop: None,
             drain: None,
             last_key: 0,
@@ -309,6 +312,7 @@ impl Control {
                 let (search, result) = *found;
                 self.found(&search, result, out);
             }
+            ControlMail::Retired { close } => self.retired(close, out),
             ControlMail::HeartbeatAck { path, at } => {
                 if let Some(beat) = self.paths.get_mut(&path).and_then(|p| p.heartbeat.as_mut()) {
                     beat.on_ack(at);
@@ -464,7 +468,12 @@ impl Control {
         }
         if let Some(session) = self.sessions.remove(&id) {
             for device in session.shared.devices.ids() {
-                self.close(&session.shared, device, out);
+                if let Some(entry) = session.shared.devices.close(device) {
+                    self.give_back(entry.export, id, out);
+                }
+            }
+            for export in self.closings.forget(id) {
+                self.give_back(export, id, out);
             }
             tracing::info!(session = %id, "a session ended");
         }

@@ -7,6 +7,7 @@
 pub mod access;
 mod admin;
 pub mod chunks;
+mod closing;
 pub mod control;
 pub mod device_table;
 mod fence;

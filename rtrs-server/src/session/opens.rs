@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use rtrs_core::ids::{CoreIndex, PermitId};
+use rtrs_core::ids::{CoreIndex, PermitId, SessionId};
 use rtrs_core::limits::{SECTOR_SIZE, SEGMENTS_MAX};
 use rtrs_core::wire::{AccessMode, Name, OpenRsp, errno};
 
@@ -41,10 +41,11 @@ impl Control {
                     None => ControlAnswer::Refused(errno::ENOENT),
                 }
             }
-            // A close of what is not open succeeds, as with the kernel.
             ControlRequest::Close { device } => {
-                self.close(&session, device, out);
-                ControlAnswer::Done
+                match self.begin_close(&session, device, Asker { path: key, core, permit }, out) {
+                    Some(answer) => answer,
+                    None => return,
+                }
             }
             ControlRequest::Fence(fence) => {
                 match self.fence(Asker { path: key, core, permit }, fence, out) {
@@ -113,6 +114,10 @@ impl Control {
         if self.evicted.contains(session.id) {
             return ControlAnswer::Refused(errno::ESTALE);
         }
+        // Its writes from before the close may still run, whatever it asks for now.
+        if self.closings.contains(session.id, index) {
+            return ControlAnswer::Refused(errno::EBUSY);
+        }
         let geometry = export.geometry();
         let result = self.access.open(index, geometry.read_only, session.id, access);
         if let Err(errno) = result {
@@ -131,12 +136,10 @@ impl Control {
         ControlAnswer::Opened(describe(&export, device, self.params.life).encode())
     }
 
-    /// A session closes a device, or ends.
-    pub(super) fn close(&mut self, session: &SessionShared, device: DeviceId, out: &mut Outbox) {
-        if let Some(entry) = session.devices.close(device)
-            && self.access.close(entry.export, session.id)
-        {
-            self.close_devices(entry.export, out);
+    /// Nothing of a session can change the export any more: others may open it.
+    pub(super) fn give_back(&mut self, export: ExportIndex, session: SessionId, out: &mut Outbox) {
+        if self.access.close(export, session) {
+            self.close_devices(export, out);
         }
     }
 

@@ -27,7 +27,7 @@ use super::permits::Holder;
 use super::request::{Request, RequestState};
 use crate::devices::{Devices, RequestRef};
 use crate::export::ExportTable;
-use crate::mail::{AcceptOrder, ControlMail, Outbox, ShardMail};
+use crate::mail::{AcceptOrder, Closed, ControlMail, Outbox, ShardMail};
 use crate::path::io::{SendQueue, bare_write};
 use crate::path::state::PathState;
 use crate::path::{HEARD_EVERY, PathEnd, PathKey, PathShared, PeerFault};
@@ -134,6 +134,8 @@ pub struct Shard {
     pub(crate) paths: Vec<Option<Box<PathRow>>>,
     pub(crate) conns: Vec<Option<Conn>>,
     pub(crate) parked: Vec<RequestRef>,
+    /// Closed exports that requests may still run on.
+    pub(super) retiring: Vec<Closed>,
     by_key: BTreeMap<PathKey, u32>,
     by_qp: BTreeMap<(usize, QpNum), u32>,
     now: Instant,
@@ -153,6 +155,7 @@ impl Shard {
             paths: Vec::new(),
             conns: Vec::new(),
             parked: Vec::new(),
+            retiring: Vec::new(),
             by_key: BTreeMap::new(),
             by_qp: BTreeMap::new(),
             now: Instant::ZERO,
@@ -204,6 +207,7 @@ impl Shard {
                     self.control_answer(row, permit, answer, fabrics, out);
                 }
             }
+            ShardMail::Retire(closed) => self.retire(closed, out),
             ShardMail::CloseDevice { export } => {
                 self.devices.close(export);
                 for row in self.paths.iter_mut().flatten() {
@@ -282,6 +286,7 @@ impl Shard {
         if !self.parked.is_empty() {
             busy |= self.look_at_parked(fabrics, out);
         }
+        self.tell_retired(out);
         busy
     }
 

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use rtrs_core::wire::{AccessMode, OpenRsp, Rw, errno};
+use rtrs_core::time::Duration;
+use rtrs_core::wire::{AccessMode, IoHeader, OpenRsp, Rw, errno};
 
 use super::peer::{Peer, PeerOptions, io};
 use super::stand::{Stand, StandOptions};
@@ -110,5 +111,68 @@ fn what_is_found_too_late_is_dropped() {
     let found = stand.found.take().unwrap();
     stand.answer(search, Ok(Arc::clone(&found)));
     assert_eq!(Arc::strong_count(&found), 1);
+    stand.assert_empty();
+}
+
+/// A session that has closed `vol`, at which a write of it still runs; and another session.
+fn closed_over_a_write(stand: &mut Stand) -> (Peer, Peer) {
+    let mut old = Peer::open(stand, PeerOptions::default());
+    let mut new = Peer::up(stand, other_session(), "two");
+    stand.device.lock().hold = true;
+    old.send_write(stand, (2, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+    stand.settle();
+    old.send_close(stand, 7, 0);
+    assert_eq!(old.replies(stand), [], "a write of it still runs");
+    let opened = new.open_device(stand, "vol", AccessMode::ReadWrite);
+    assert_eq!(opened.unwrap_err(), errno::EPERM, "that write could land after newer ones");
+    (old, new)
+}
+
+/// Opens for writing, writes.
+fn overwrite(stand: &mut Stand, new: &mut Peer) {
+    let opened = new.open_device(stand, "vol", AccessMode::ReadWrite).unwrap();
+    let write = IoHeader { device_id: opened.device_id, ..io(Rw::WRITE, 0, 512) };
+    new.send_write(stand, (1, 3), write, &[2; 512]);
+    assert_eq!(new.reply(stand).errno, 0);
+    assert_eq!(stand.device.lock().bytes[..512], [2; 512]);
+    assert_eq!(stand.device.lock().log.len(), 2);
+}
+
+#[test]
+fn an_export_is_given_back_when_the_last_write_before_the_close_has_ended() {
+    let mut stand = Stand::new(StandOptions::default());
+    let (mut old, mut new) = closed_over_a_write(&mut stand);
+    // Nothing more of it begins, and it cannot have the export again before.
+    old.send_write(&stand, (2, 8), io(Rw::WRITE, 0, 512), &[3; 512]);
+    assert_eq!(old.reply(&mut stand).errno, errno::ENOTCONN);
+    let opened = old.open_device(&mut stand, "vol", AccessMode::ReadOnly);
+    assert_eq!(opened.unwrap_err(), errno::EBUSY);
+    stand.device.lock().hold = false;
+    stand.pass(Duration::from_millis(5));
+    let mut ended: Vec<_> =
+        old.replies(&mut stand).iter().map(|reply| (reply.permit, reply.errno)).collect();
+    ended.sort_unstable();
+    assert_eq!(ended, [(6, 0), (7, 0)], "the write and the close");
+    overwrite(&mut stand, &mut new);
+    assert_eq!(old.open_device(&mut stand, "vol", AccessMode::ReadOnly).unwrap().device_id, 0);
+    for peer in [&mut old, &mut new] {
+        peer.leave(&mut stand);
+    }
+    stand.assert_empty();
+}
+
+#[test]
+fn a_session_that_goes_before_its_close_is_answered_gives_the_export_back_in_the_end() {
+    let mut stand = Stand::new(StandOptions::default());
+    let (mut old, mut new) = closed_over_a_write(&mut stand);
+    old.leave(&mut stand);
+    let opened = new.open_device(&mut stand, "vol", AccessMode::ReadWrite);
+    assert_eq!(opened.unwrap_err(), errno::EPERM);
+    assert_eq!(stand.sessions().len(), 2, "it ends with its write");
+    stand.device.lock().hold = false;
+    stand.pass(Duration::from_millis(5));
+    assert_eq!(stand.sessions().len(), 1);
+    overwrite(&mut stand, &mut new);
+    new.leave(&mut stand);
     stand.assert_empty();
 }

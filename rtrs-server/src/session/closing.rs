@@ -1,0 +1,120 @@
+//! CLOSE: an export is given back when nothing of the session runs there any more.
+//!
+//! From the close on the device id means nothing, so no request is begun there. Those that a
+//! backend works on already run on, and until the last of them has ended the session keeps its
+//! right to the export, as the one that is evicted does: a write of it must not land after those
+//! of the session that opens the export next. The close is answered then, as by the kernel's
+//! server (rnbd-srv.c, `rnbd_destroy_sess_dev`); a client that does not wait for it leaves its
+//! session behind until then. Each core is asked once and answers when it is through.
+
+use std::mem;
+
+use rtrs_core::ids::{CoreIndex, SessionId};
+
+use super::SessionShared;
+use super::control::Control;
+use super::device_table::DeviceId;
+use super::fence::Asker;
+use super::request::RequestState;
+use super::shard::Shard;
+use crate::export::ExportIndex;
+use crate::mail::{CloseNumber, Closed, ControlAnswer, ControlMail, Outbox, ShardMail};
+
+/// A close that waits for requests.
+#[derive(Debug)]
+pub(super) struct Closing {
+    closed: Closed,
+    /// Cores that have not answered.
+    cores: u16,
+    asker: Asker,
+}
+
+/// The closes that wait on the control core.
+#[derive(Debug, Default)]
+pub(super) struct Closings {
+    last: u64,
+    waiting: Vec<Closing>,
+}
+
+impl Closings {
+    /// True while requests of a session that closed the export may still run there.
+    pub(super) fn contains(&self, session: SessionId, export: ExportIndex) -> bool {
+        self.waiting.iter().any(|one| one.closed.session == session && one.closed.export == export)
+    }
+
+    /// The exports that a session which has ended did not get to give back.
+    pub(super) fn forget(&mut self, session: SessionId) -> Vec<ExportIndex> {
+        let all = mem::take(&mut self.waiting);
+        let (ended, rest) = all.into_iter().partition(|one| one.closed.session == session);
+        self.waiting = rest;
+        let ended: Vec<Closing> = ended;
+        ended.iter().map(|one| one.closed.export).collect()
+    }
+}
+
+impl Control {
+    /// CLOSE came. `None`: the answer comes when nothing runs there any more.
+    pub(super) fn begin_close(
+        &mut self,
+        session: &SessionShared,
+        device: DeviceId,
+        asker: Asker,
+        out: &mut Outbox,
+    ) -> Option<ControlAnswer> {
+        // A close of what is not open succeeds, as with the kernel.
+        let Some(entry) = session.devices.close(device) else { return Some(ControlAnswer::Done) };
+        self.closings.last += 1;
+        let (close, export) = (CloseNumber(self.closings.last), entry.export);
+        let (cores, closed) = (self.params.cores, Closed { close, session: session.id, export });
+        self.closings.waiting.push(Closing { closed, cores, asker });
+        for core in 0..cores {
+            out.shard(CoreIndex(core), ShardMail::Retire(closed));
+        }
+        None
+    }
+
+    /// A core is through with a closed export.
+    pub(super) fn retired(&mut self, close: CloseNumber, out: &mut Outbox) {
+        let waiting = &mut self.closings.waiting;
+        let Some(at) = waiting.iter().position(|one| one.closed.close == close) else { return };
+        waiting[at].cores -= 1;
+        if waiting[at].cores > 0 {
+            return;
+        }
+        let Closing { closed, asker, .. } = waiting.swap_remove(at);
+        self.give_back(closed.export, closed.session, out);
+        asker.tell(ControlAnswer::Done, out);
+    }
+}
+
+impl Shard {
+    pub(super) fn retire(&mut self, closed: Closed, out: &mut Outbox) {
+        self.retiring.push(closed);
+        self.tell_retired(out);
+    }
+
+    /// Tells of the closed exports that nothing runs on here any more.
+    pub(super) fn tell_retired(&mut self, out: &mut Outbox) {
+        if self.retiring.is_empty() {
+            return;
+        }
+        let mut retiring = mem::take(&mut self.retiring);
+        retiring.retain(|one| {
+            let runs = self.runs(one);
+            if !runs {
+                out.control(ControlMail::Retired { close: one.close });
+            }
+            runs
+        });
+        self.retiring = retiring;
+    }
+
+    fn runs(&self, closed: &Closed) -> bool {
+        let rows = self.paths.iter().flatten();
+        let of_session = rows.filter(|row| row.shared.session.id == closed.session);
+        of_session.flat_map(|row| &row.requests).any(|request| {
+            let works = matches!(request.state(), RequestState::Queued | RequestState::Submitted);
+            works && request.io.is_some_and(|io| io.export == closed.export)
+        })
+    }
+}
