@@ -22,7 +22,7 @@ use std::sync::{Arc, Weak};
 use std::thread;
 
 use rtrs_core::rt;
-use rtrs_core::wire::errno;
+use rtrs_core::wire::{Name, errno};
 
 use crate::backend::{Target, TargetSpec, open_target};
 use crate::export::{Export, Finder};
@@ -64,7 +64,7 @@ impl Finder for Searcher {
 fn run(path: SearchPath, jobs: &Receiver<Search>, control: &rt::Sender<Mail>) {
     let mut shelf = Shelf { path, known: BTreeMap::new() };
     for search in jobs {
-        let result = shelf.look(search.session.as_bytes(), search.name.as_bytes());
+        let result = shelf.look(search.session.as_bytes(), &search.name);
         let found = ControlMail::Found(Box::new((search, result)));
         control.send(Mail::Control(found));
     }
@@ -78,9 +78,9 @@ struct Shelf {
 
 impl Shelf {
     /// The export of a name, opened if nobody has it open; or the errno of the open.
-    fn look(&mut self, session: &[u8], name: &[u8]) -> Result<Arc<Export>, u16> {
-        let shown = String::from_utf8_lossy(name);
-        let path = self.path.resolve(session, name).map_err(|error| {
+    fn look(&mut self, session: &[u8], name: &Name) -> Result<Arc<Export>, u16> {
+        let shown = name.to_string();
+        let path = self.path.resolve(session, name.as_bytes()).map_err(|error| {
             tracing::info!(name = %shown, %error, "refused a name below the search path");
             error.errno()
         })?;
@@ -161,6 +161,10 @@ impl SearchPath {
 mod tests {
     use super::*;
 
+    fn name(bytes: &[u8]) -> Name {
+        Name::new(bytes).unwrap()
+    }
+
     struct Tree(PathBuf);
 
     impl Tree {
@@ -239,18 +243,18 @@ mod tests {
     fn one_file_is_one_export_as_long_as_it_is_used() {
         let tree = Tree::new("one");
         let mut shelf = tree.shelf(false);
-        let first = shelf.look(b"s", b"in").unwrap();
+        let first = shelf.look(b"s", &name(b"in")).unwrap();
         assert!(!first.read_only && first.geometry().size == 4096);
-        let second = shelf.look(b"s", b"dir/b").unwrap();
+        let second = shelf.look(b"s", &name(b"dir/b")).unwrap();
         assert!(Arc::ptr_eq(&first, &second), "the link is the same file");
         drop((first, second));
         // It was locked while it was used.
-        let again = shelf.look(b"t", b"dir/b").unwrap();
+        let again = shelf.look(b"t", &name(b"dir/b")).unwrap();
         assert_eq!(shelf.known.len(), 1);
         drop(again);
-        shelf.look(b"t", b"a").unwrap();
+        shelf.look(b"t", &name(b"a")).unwrap();
         assert_eq!(shelf.known.len(), 1, "what nobody uses is forgotten");
-        assert_eq!(shelf.look(b"t", b"none").unwrap_err(), errno::ENOENT);
+        assert_eq!(shelf.look(b"t", &name(b"none")).unwrap_err(), errno::ENOENT);
     }
 
     #[test]
@@ -258,6 +262,6 @@ mod tests {
         let tree = Tree::new("busy");
         let file = fs::File::open(tree.0.join("vols/a")).unwrap();
         file.lock().unwrap();
-        assert!(tree.shelf(false).look(b"s", b"a").unwrap().geometry().read_only);
+        assert!(tree.shelf(false).look(b"s", &name(b"a")).unwrap().geometry().read_only);
     }
 }

@@ -4,7 +4,15 @@ use serde_json::Value;
 
 fn text(value: &Value) -> String {
     match value {
-        Value::String(text) => text.clone(),
+        // Clients choose their names, and a terminal obeys what is written to it.
+        Value::String(text) => text.chars().fold(String::new(), |mut shown, character| {
+            if character.is_control() {
+                shown.extend(character.escape_default());
+            } else {
+                shown.push(character);
+            }
+            shown
+        }),
         Value::Null => "-".to_owned(),
         other => other.to_string(),
     }
@@ -103,6 +111,8 @@ mod tests {
              3 in flight, up 1m01s"
         );
         assert!(lines[3].contains("draining") && lines[3].ends_with("up 1d01h"), "{shown}");
+        let odd = json!([{ "id": "x", "name": "a\nb\u{1b}[31m", "state": "up", "age_ms": 10 }]);
+        assert!(sessions_text(&odd).contains("\na\\nb\\u{1b}[31m "), "{}", sessions_text(&odd));
         // Of a session that is just beginning there is little to say.
         let early = json!([{ "id": "x", "name": null, "state": "connecting", "age_ms": 10 }]);
         assert!(sessions_text(&early).lines().nth(1).is_some_and(|line| line.ends_with("  -")));

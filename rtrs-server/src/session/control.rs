@@ -350,8 +350,7 @@ impl Control {
             other != id && session.name == Some(name) && !self.evicted.contains(other)
         };
         if self.sessions.values().any(taken) {
-            let name = String::from_utf8_lossy(name.as_bytes()).into_owned();
-            return self.end_path(key, &PathEnd::Peer(PeerFault::NameTaken(name)), out);
+            return self.end_path(key, &PathEnd::Peer(PeerFault::NameTaken(name.to_string())), out);
         }
         let SessionParams { limits, always_invalidate, .. } = self.params;
         if path.shared.chunks.get().is_none() {
@@ -366,8 +365,7 @@ impl Control {
         path.go(PathState::Connected);
         out.shard(CoreIndex(0), ShardMail::Serve { path: key });
         let (peer, transport) = (path.shared.peer, path.shared.transport);
-        let text = String::from_utf8_lossy(name.as_bytes());
-        tracing::info!(path = %key, transport, %peer, session = %id, name = %text, "a path is up");
+        tracing::info!(path = %key, transport, %peer, session = %id, %name, "a path is up");
         if let Some(session) = self.sessions.get_mut(&id) {
             session.name = Some(name);
         }
