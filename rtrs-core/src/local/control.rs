@@ -2,18 +2,21 @@
 //!
 //! Owns the listening end ([`ControlSocket`]), which answers on a thread of its own, off the IO
 //! path, and the asking end ([`ask`]). A question is at most 4096 bytes long, and question and
-//! answer as a whole have a bound in time, so who stops in the middle, or sends a byte now and
-//! then, holds nothing up for long. What the lines say is the daemon's business.
+//! answer as a whole have a bound in time. Who connects has a small thread until the question is
+//! there, so who stops in the middle, or says nothing, holds nobody up; of too many of these the
+//! oldest goes. What the lines say is the daemon's business.
 
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
+use parking_lot::Mutex;
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 
 use super::unix_socket::{SocketFile, bind_unix};
@@ -25,6 +28,12 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const QUESTION_MAX: usize = 4096;
 /// Longest answer; none of ours comes near it.
 const ANSWER_MAX: usize = 64 << 20;
+/// Most connections whose question is not there yet.
+const SILENT_MAX: usize = 64;
+/// Most questions that wait for their answer.
+const WAITING_MAX: usize = 64;
+/// For a thread that only reads a line.
+const STACK_BYTES: usize = 128 << 10;
 /// Wait after an accept that failed, for one because the process is out of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -58,23 +67,86 @@ impl ControlSocket {
     ) -> io::Result<()> {
         let listener = self.listener.try_clone()?;
         let ending = Arc::clone(&self.ending);
+        let (asked, questions) = mpsc::sync_channel::<(String, UnixStream)>(WAITING_MAX);
+        // Ends when the one below has ended, and all who read for it.
         std::thread::Builder::new().name("rtrs-control".into()).spawn(move || {
-            for stream in listener.incoming() {
+            for (question, stream) in questions {
+                answer(&question, stream);
+            }
+        })?;
+        std::thread::Builder::new().name("rtrs-accept".into()).spawn(move || {
+            let silent = Arc::new(Silent::default());
+            for (number, stream) in (0_u64..).zip(listener.incoming()) {
                 if ending.load(Ordering::SeqCst) {
-                    return;
+                    break;
                 }
-                let Ok(stream) = stream else {
+                let heard = stream.and_then(|stream| hear(number, stream, &silent, &asked));
+                if let Err(error) = heard {
+                    tracing::debug!("control socket: {error}");
                     std::thread::sleep(ACCEPT_PAUSE);
-                    continue;
-                };
-                match read_line(&stream, QUESTION_MAX, TIMEOUT) {
-                    Ok(question) => answer(&question, stream),
-                    Err(error) => tracing::debug!("control socket: {error}"),
                 }
             }
+            silent.end_all();
         })?;
         Ok(())
     }
+}
+
+/// Who has connected and not asked yet, oldest first.
+#[derive(Debug, Default)]
+struct Silent(Mutex<VecDeque<(u64, UnixStream)>>);
+
+impl Silent {
+    /// One more; of too many the oldest goes.
+    fn add(&self, number: u64, stream: UnixStream) {
+        let mut all = self.0.lock();
+        if all.len() >= SILENT_MAX
+            && let Some((_, oldest)) = all.pop_front()
+        {
+            end(&oldest);
+        }
+        all.push_back((number, stream));
+    }
+
+    fn remove(&self, number: u64) {
+        self.0.lock().retain(|(other, _)| *other != number);
+    }
+
+    fn end_all(&self) {
+        for (_, stream) in self.0.lock().drain(..) {
+            end(&stream);
+        }
+    }
+}
+
+/// Wakes the thread that reads from it.
+fn end(stream: &UnixStream) {
+    if let Err(error) = stream.shutdown(std::net::Shutdown::Both) {
+        tracing::debug!("control socket: {error}");
+    }
+}
+
+/// Reads a question on a thread of its own and hands it on.
+fn hear(
+    number: u64,
+    stream: UnixStream,
+    silent: &Arc<Silent>,
+    asked: &mpsc::SyncSender<(String, UnixStream)>,
+) -> io::Result<()> {
+    silent.add(number, stream.try_clone()?);
+    let (known, asked) = (Arc::clone(silent), asked.clone());
+    let reader = std::thread::Builder::new().name("rtrs-question".into()).stack_size(STACK_BYTES);
+    let started = reader.spawn(move || {
+        let question = read_line(&stream, QUESTION_MAX, TIMEOUT);
+        known.remove(number);
+        let handed_on = question.and_then(|question| {
+            asked.try_send((question, stream)).map_err(|_| io::ErrorKind::ResourceBusy.into())
+        });
+        if let Err(error) = handed_on {
+            tracing::debug!("control socket: {error}");
+        }
+    });
+    started.map(drop).inspect_err(|_| silent.remove(number))
 }
 
 impl Drop for ControlSocket {
@@ -107,7 +179,11 @@ pub fn ask(path: &Path, question: &str, timeout: Duration) -> io::Result<(String
     socket.connect(&SockAddr::unix(path)?)?;
     let stream = UnixStream::from(OwnedFd::from(socket));
     write_line(&stream, question, TIMEOUT)?;
-    let answer = read_line(&stream, ANSWER_MAX, timeout)?;
+    let answer = read_line(&stream, ANSWER_MAX, timeout).map_err(|error| match error.kind() {
+        io::ErrorKind::TimedOut => timed_out("the answer", timeout),
+        io::ErrorKind::UnexpectedEof => io::Error::new(error.kind(), "it went without an answer"),
+        _ => error,
+    })?;
     Ok((answer, stream))
 }
 
@@ -174,7 +250,6 @@ fn write_line(mut stream: &UnixStream, line: &str, limit: Duration) -> io::Resul
 mod tests {
     use super::super::unix_socket::tests::Scratch;
     use super::*;
-    use std::sync::mpsc;
 
     #[test]
     fn a_question_is_answered_and_the_socket_goes_with_its_owner() {
@@ -228,6 +303,38 @@ mod tests {
     }
 
     #[test]
+    fn who_says_nothing_holds_nobody_up() {
+        let scratch = Scratch::new("control-silent");
+        let path = scratch.0.join("s.ctl");
+        let control = ControlSocket::bind(&path).unwrap();
+        let (ended, over) = mpsc::channel::<()>();
+        control
+            .serve(move |question, stream| {
+                let _held_by_the_thread = &ended;
+                reply(&stream, question).unwrap();
+            })
+            .unwrap();
+        // More than are kept, and all of them together would take minutes, one after the other.
+        let silent: Vec<_> = (0..2 * SILENT_MAX)
+            .map(|_| {
+                let mut stream = UnixStream::connect(&path).unwrap();
+                stream.write_all(b"half a li").unwrap();
+                stream
+            })
+            .collect();
+        let begin = Instant::now();
+        assert_eq!(ask(&path, "one", Duration::from_secs(60)).unwrap().0, "one");
+        let all = TIMEOUT * u32::try_from(silent.len()).unwrap();
+        assert!(begin.elapsed() < all / 8, "after {:?}", begin.elapsed());
+        // The oldest went to make room for the newest.
+        let mut rest = Vec::new();
+        assert_eq!((&silent[0]).read_to_end(&mut rest).unwrap(), 0);
+        drop(control);
+        let thread = over.recv_timeout(Duration::from_secs(60));
+        assert_eq!(thread, Err(mpsc::RecvTimeoutError::Disconnected), "its thread has ended");
+    }
+
+    #[test]
     fn an_end_without_an_answer_is_told() {
         let scratch = Scratch::new("control-end");
         let path = scratch.0.join("s.ctl");
@@ -235,5 +342,6 @@ mod tests {
         control.serve(|_, stream| drop(stream)).unwrap();
         let error = ask(&path, "x", Duration::from_secs(20)).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+        assert_eq!(error.to_string(), "it went without an answer");
     }
 }
