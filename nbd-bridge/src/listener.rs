@@ -104,6 +104,7 @@ impl Bound {
             fd: Fd::new(socket),
             tcp: matches!(endpoint, Endpoint::Tcp(_)),
             retry: None,
+            failing: false,
             _file: file,
         };
         listener.accept();
@@ -118,6 +119,7 @@ pub struct Listener {
     fd: Fd,
     tcp: bool,
     retry: Option<Instant>,
+    failing: bool,
     /// Removes the unix socket's name at the end.
     _file: Option<SocketFile>,
 }
@@ -137,11 +139,17 @@ impl Listener {
         match done.into_fd() {
             Ok(socket) => {
                 self.accept();
+                if std::mem::take(&mut self.failing) {
+                    tracing::info!("NBD clients are accepted again");
+                }
                 tune(&socket, self.tcp);
                 Some(socket)
             }
             Err(error) => {
-                tracing::warn!("accepting an NBD client failed: {error}");
+                // Once, and not with every try.
+                if !std::mem::replace(&mut self.failing, true) {
+                    tracing::warn!("NBD clients wait: accepting fails: {error}");
+                }
                 self.retry = Some(now + RETRY);
                 None
             }
