@@ -13,7 +13,7 @@ use rtrs_tests::{
 use serde_json::Value;
 
 use super::proxy::{BOTH, Proxy, Way};
-use super::scene::{PATH_TIME_MAX, addresses};
+use super::scene::{PATH_TIME_MAX, addresses, ask};
 
 /// How a path dies.
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +51,7 @@ impl Stand {
     }
 
     fn paths(&self, what: &str) -> Vec<Value> {
-        let shown = self.client.command(&[what, "vol0", "-o", "json"]).ok().json();
+        let shown = ask(&self.client, what);
         let path = |proxy: &Proxy| {
             let paths = shown["paths"].as_array().expect("paths").iter();
             paths.clone().find(|path| path["path"] == proxy.portal()).expect("a path").clone()

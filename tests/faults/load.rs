@@ -119,7 +119,7 @@ impl Load {
     }
 
     /// Ends the clients, each of which reads its part once more over a new connection.
-    pub(crate) fn end(mut self) {
+    pub(crate) fn end(&mut self) {
         self.progress();
         self.order.store(END, Ordering::Relaxed);
         for worker in self.workers.drain(..) {
@@ -130,7 +130,7 @@ impl Load {
 
 impl Drop for Load {
     fn drop(&mut self) {
-        // Those that were told to end have ended.
+        // Those that were told to end are no more.
         self.order.store(ABANDON, Ordering::Relaxed);
     }
 }

@@ -91,7 +91,7 @@ impl Scene {
     }
 
     fn ask(&self, what: &str) -> Value {
-        self.client.command(&[what, "vol0", "-o", "json"]).ok().json()
+        ask(&self.client, what)
     }
 
     pub(crate) fn status(&self) -> Value {
@@ -169,6 +169,27 @@ impl Scene {
         self.load.end();
         self.client.detach();
         let _ = self.server.take().expect("a server").stop(STOP_TIME_MAX);
+    }
+}
+
+/// The answer of `status` or `stats`. Paths are not in it when the core that knows them had no turn
+/// for 2 s, as on a starved machine: then it is asked again.
+pub(crate) fn ask(client: &Client, what: &str) -> Value {
+    wait_for(&format!("{what} with paths"), PATH_TIME_MAX, || {
+        let shown = client.command(&[what, "vol0", "-o", "json"]).ok().json();
+        shown["paths"].as_array().is_some_and(|paths| !paths.is_empty()).then_some(shown)
+    })
+}
+
+impl Drop for Scene {
+    /// A test that has failed shows what both ends said.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = std::fs::read_to_string(self.client.run_dir().join("vol0.log"));
+            eprintln!("the client's log:\n{}", log.unwrap_or_default());
+            let output = self.server.as_ref().map(Server::output);
+            eprintln!("the server's:\n{}", output.unwrap_or_default());
+        }
     }
 }
 
