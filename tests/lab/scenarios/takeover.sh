@@ -123,7 +123,8 @@ refusals() {
     expect_match "other numbers of sockets are refused" \
         "$(attach --shards 1 2>&1)" 'it has 2 sockets; use --shards 2'
     expect_match "and a quick takeover, for which it was not made" \
-        "$(timeout 60 rtrs-client "${SESSION[@]}" --quick-takeover 2>&1)" 'it has no quick takeover; leave that out'
+        "$(timeout 60 rtrs-client "${SESSION[@]}" --quick-takeover 2>&1)" \
+        'it has no quick takeover; leave that out'
     expect_true "and the device is still there" test -e /sys/block/nbd0/pid
     assert_true "it can still be taken over" attach
     expect_true "and works" dd if=/dev/nbd0 of=/dev/null bs=4k count=16 iflag=direct
