@@ -69,7 +69,7 @@ fn a_name_that_is_not_exported_is_searched_for() {
 
     let opened = open_found(&mut stand, &mut peer, "disk").unwrap();
     assert_eq!(opened.device_id, 1);
-    let write = rtrs_core::wire::IoHeader { device_id: 1, ..io(Rw::WRITE, 0, 512) };
+    let write = IoHeader { device_id: 1, ..io(Rw::WRITE, 0, 512) };
     peer.send_write(&stand, (2, 3), write, &[7; 512]);
     assert_eq!(peer.reply(&mut stand).errno, 0);
     assert_eq!(stand.open_names(), ["vol", "found"]);
