@@ -54,6 +54,10 @@ pub(crate) enum Mail {
         scheme: Scheme,
         reply: mpsc::Sender<Result<usize, String>>,
     },
+    /// To core 0: something in the host's network is up or new.
+    Network {
+        what: String,
+    },
     /// To core 0: finish what is in flight within the bound, close everything, end.
     Shutdown {
         grace: Duration,
@@ -279,6 +283,11 @@ impl ClientShard {
                 Mail::Provide { scheme, reply } => {
                     if reply.send(self.provide(scheme)).is_err() {
                         tracing::debug!("who asked for a provider is gone");
+                    }
+                }
+                Mail::Network { what } => {
+                    if let Some(control) = self.control.as_mut() {
+                        control.on_network_change(now, &what, &mut self.fabrics);
                     }
                 }
                 Mail::Shutdown { grace } => self.on_shutdown(now, grace),

@@ -13,6 +13,7 @@ use rtrs_core::time::Duration;
 
 use crate::bench::Workload;
 use crate::driver::{CoreReport, Event, Mail, Purpose, ShardStart, run_shard};
+use crate::network::NetworkWatch;
 use crate::provide::Providers;
 use crate::session::{Change, SessionConfig};
 
@@ -37,6 +38,8 @@ pub(crate) enum Use {
 pub(crate) struct Running {
     cores: Vec<Sender<Mail>>,
     threads: Vec<JoinHandle<io::Result<()>>>,
+    /// Tells core 0 of changes; only dropped.
+    network: Option<NetworkWatch>,
     pub(crate) events: mpsc::Receiver<Event>,
 }
 
@@ -198,7 +201,20 @@ pub(crate) fn start(
     if let Use::Nbd(Some(bound), _) = purpose {
         senders[0].send(Mail::Listen(bound));
     }
-    Ok(Running { cores: senders, threads, events: from_cores })
+    let network = watch_network(senders[0].clone());
+    Ok(Running { cores: senders, threads, network, events: from_cores })
+}
+
+/// Tells core 0 what is up or new in the host's network, where the system tells us.
+fn watch_network(home: Sender<Mail>) -> Option<NetworkWatch> {
+    let watch = NetworkWatch::start(move |what| home.send(Mail::Network { what }));
+    let untold = |error: &io::Error| {
+        tracing::info!(
+            "the system does not tell of links that come up ({error}): a path that is down is \
+             tried again after its wait only"
+        );
+    };
+    watch.inspect_err(untold).ok()
 }
 
 /// Tells of a core that panics, without which nobody would notice: the others go on, and IO that
@@ -225,6 +241,7 @@ impl Running {
     /// Waits for the threads, which have been told to end. Bounded: a core that does not end
     /// within five seconds is left to the end of the process.
     pub(crate) fn join(self) {
+        drop(self.network);
         let deadline = std::time::Instant::now() + Duration::from_secs(5);
         for thread in self.threads {
             while !thread.is_finished() && std::time::Instant::now() < deadline {

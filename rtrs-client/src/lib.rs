@@ -1,10 +1,10 @@
 //! The client end of RTRS: a session with a server as a block device, served over NBD.
 //!
 //! Map of the crate: what was typed (`cli`), what can be said (`config`), what will run (`plan`),
-//! running it (`run`, `hold`, `device`, `provide`, `launch`, `control`, `online`, `report`,
-//! `bench`), or looking at a link without a session (`ping`, `doctor`); the session (`session`)
-//! over its paths (`path`) as machines without IO, `driver`, which binds them to a core, and
-//! `machine`, by which a simulator drives them.
+//! running it (`run`, `hold`, `device`, `provide`, `launch`, `network`, `control`, `online`,
+//! `report`, `bench`), or looking at a link without a session (`ping`, `doctor`); the session
+//! (`session`) over its paths (`path`) as machines without IO, `driver`, which binds them to a
+//! core, and `machine`, by which a simulator drives them.
 
 #![forbid(unsafe_code)]
 
@@ -19,6 +19,7 @@ mod error;
 mod hold;
 mod launch;
 pub mod machine;
+mod network;
 mod online;
 mod path;
 mod ping;

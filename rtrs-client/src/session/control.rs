@@ -19,6 +19,7 @@ use rtrs_core::wire::AccessMode;
 
 use super::device::SessionFailure;
 use super::fence::{Lost, NoPathClock};
+use super::links::Tries;
 use super::online::Leave;
 use super::permits::CONTROL;
 use super::shard::ConnectionEnd;
@@ -90,6 +91,7 @@ pub(super) struct Path {
     pub(super) started: Instant,
     pub(super) until: Instant,
     pub(super) backoff: Backoff,
+    pub(super) tries: Tries,
     pub(super) heartbeat: Option<Heartbeat>,
     pub(super) shared: Arc<PathShared>,
     pub(super) seen: Instant,
@@ -158,6 +160,7 @@ impl Path {
             started: Instant::ZERO,
             until: now,
             backoff: Backoff::new(config.reconnect_min, config.reconnect_max, seed),
+            tries: Tries::default(),
             heartbeat: None,
             shared: Arc::new(PathShared::default()),
             seen: Instant::ZERO,
@@ -269,6 +272,7 @@ impl SessionControl {
     /// Moves everything on whose time has come. True when anything happened.
     pub(crate) fn poll(&mut self, now: Instant, fabrics: &mut [Box<dyn Fabric>]) -> bool {
         let mut any = self.open_next(now, fabrics);
+        any |= self.poll_news(now, fabrics);
         for index in 0..self.paths.len() {
             any |= self.poll_path(now, index, fabrics);
         }
@@ -591,7 +595,7 @@ impl SessionControl {
     }
 
     /// Ends a path. In order: what the server has sent on other connections still counts.
-    fn take_down(
+    pub(super) fn take_down(
         &mut self,
         now: Instant,
         index: usize,
@@ -634,6 +638,7 @@ impl SessionControl {
         if path.state == PathState::Closing && path.open.iter().all(|open| !open) {
             path.service = None;
             path.attempts_failed += 1;
+            let at_once = path.tries.take_at_once();
             if self.detaching {
                 path.state.advance(PathState::Gone);
             } else if !self.has_left(now, index) {
@@ -643,7 +648,7 @@ impl SessionControl {
                 let addresses = path.target.remotes.len().max(1) as u64;
                 path.failed_in_row += 1;
                 let more = !path.failed_in_row.is_multiple_of(addresses);
-                path.until = if more { now } else { now + path.backoff.wait() };
+                path.until = if more || at_once { now } else { now + path.backoff.wait() };
             }
         }
         self.judge_start(now);
@@ -683,7 +688,7 @@ impl SessionControl {
                 PathState::Waiting if self.detaching || self.failure.is_some() => None,
                 _ => Some(path.until),
             };
-            earliest(soonest, own)
+            earliest(earliest(soonest, own), path.tries.deadline())
         })
     }
 }

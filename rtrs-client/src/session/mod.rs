@@ -11,6 +11,7 @@ mod cache;
 pub(crate) mod control;
 pub(crate) mod device;
 mod fence;
+mod links;
 mod online;
 mod pace;
 pub(crate) mod permits;

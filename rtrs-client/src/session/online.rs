@@ -288,6 +288,11 @@ impl Path {
     /// The next attempt is due now, as if it were the first.
     fn begin_anew(&mut self, now: Instant) {
         self.until = now;
+        self.forget_failures();
+    }
+
+    /// Waits are as short as after the first failure.
+    pub(super) fn forget_failures(&mut self) {
         self.failed_in_row = 0;
         self.backoff.reset();
     }

@@ -11,6 +11,7 @@ mod ending;
 mod failing;
 mod failover;
 mod io;
+mod links;
 mod load;
 mod misdeeds;
 mod online;

@@ -535,6 +535,13 @@ impl Stand {
         self.client.control.change(now, change, &mut self.client.cores[0].fabrics)
     }
 
+    /// The system says that something of its network is up or new.
+    pub(super) fn network_change(&mut self) {
+        let now = self.world.now();
+        let fabrics = &mut self.client.cores[0].fabrics;
+        self.client.control.on_network_change(now, "link sim0 is up", fabrics);
+    }
+
     pub(super) fn detach(&mut self) {
         let now = self.world.now();
         self.client.control.detach(now, &mut self.client.cores[0].fabrics);
