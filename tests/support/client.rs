@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use crate::proc::{Finished, Proc, bin, send_signal};
+use crate::cable::Netns;
+use crate::proc::{Finished, Proc, send_signal};
 use crate::requires::free_port;
 use crate::scratch::Scratch;
 use crate::{COMMAND_TIME_MAX, wait_for};
@@ -48,6 +49,7 @@ pub struct ClientBuilder {
     export: String,
     paths: Vec<String>,
     front: Option<Front>,
+    netns: Option<Netns>,
     args: Vec<String>,
 }
 
@@ -70,6 +72,13 @@ impl ClientBuilder {
     #[must_use]
     pub fn tcp(self) -> Self {
         self.front(Front::Tcp(free_port()))
+    }
+
+    /// Runs it, and all its commands, on this host.
+    #[must_use]
+    pub fn on(mut self, host: Netns) -> Self {
+        self.netns = Some(host);
+        self
     }
 
     /// Adds further arguments as they are.
@@ -127,7 +136,7 @@ impl ClientBuilder {
         let run_dir = Scratch::new();
         let front = self.front.clone();
         let front = front.unwrap_or_else(|| Front::Unix(run_dir.path("nbd.sock")));
-        Client { export: self.export.clone(), front, run_dir, foreground: None }
+        Client { export: self.export.clone(), front, netns: self.netns, run_dir, foreground: None }
     }
 }
 
@@ -136,6 +145,7 @@ impl ClientBuilder {
 pub struct Client {
     export: String,
     front: Front,
+    netns: Option<Netns>,
     run_dir: Scratch,
     foreground: Option<Proc>,
 }
@@ -145,7 +155,7 @@ impl Client {
     #[must_use]
     pub fn attach(export: &str) -> ClientBuilder {
         let export = export.to_owned();
-        ClientBuilder { export, paths: Vec::new(), front: None, args: Vec::new() }
+        ClientBuilder { export, paths: Vec::new(), front: None, netns: None, args: Vec::new() }
     }
 
     /// Where it serves NBD.
@@ -167,7 +177,7 @@ impl Client {
     }
 
     fn process<S: AsRef<str>>(&self, words: &[S]) -> Command {
-        let mut command = Command::new(bin("rtrs-client"));
+        let mut command = Netns::program(self.netns, "rtrs-client");
         command.args(words.iter().map(AsRef::as_ref));
         command.arg("--run-dir").arg(self.run_dir()).env("XDG_RUNTIME_DIR", self.run_dir());
         command

@@ -9,6 +9,7 @@
 //! attached session, one NBD front.
 #![forbid(unsafe_code)]
 
+mod cable;
 mod client;
 mod image;
 mod nbd_raw;
@@ -23,6 +24,7 @@ pub mod sim;
 mod stand;
 mod transport;
 
+pub use cable::{Cable, Netns};
 pub use client::{Client, ClientBuilder, Front};
 pub use image::{equal_prefix, ext4_image, fill_pattern, pattern_file, sparse_file};
 pub use nbd_raw::{Innocent, RawNbd, Reply, consts, go_data, option_head, request_head};

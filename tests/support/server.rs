@@ -7,6 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::COMMAND_TIME_MAX;
+use crate::cable::Netns;
 use crate::proc::{Finished, Proc, bin, run};
 use crate::scratch::Scratch;
 use crate::transport::Transport;
@@ -21,6 +22,7 @@ const READY_WORDS: &str = "listening on ";
 pub struct ServerBuilder {
     exports: Vec<String>,
     listens: Vec<String>,
+    netns: Option<Netns>,
     args: Vec<String>,
     program: Option<&'static str>,
     envs: Vec<(&'static str, String)>,
@@ -55,6 +57,13 @@ impl ServerBuilder {
         self
     }
 
+    /// Runs it on this host.
+    #[must_use]
+    pub fn on(mut self, host: Netns) -> Self {
+        self.netns = Some(host);
+        self
+    }
+
     /// Adds further arguments as they are.
     #[must_use]
     pub fn args(mut self, args: &[&str]) -> Self {
@@ -65,7 +74,8 @@ impl ServerBuilder {
     /// The command line.
     #[must_use]
     pub fn command(&self) -> Command {
-        let mut command = Command::new(bin(self.program.unwrap_or("rtrs-server")));
+        let program = self.program.unwrap_or("rtrs-server");
+        let mut command = Netns::program(self.netns, program);
         command.envs(self.envs.iter().map(|(name, value)| (name, value)));
         for export in &self.exports {
             command.args(["--export", export]);

@@ -1,0 +1,168 @@
+//! The client hears from the kernel that a link is up again: a path that is down is tried at once,
+//! however long it would have waited. On two hosts of their own with a cable between them, which
+//! take root.
+#![forbid(unsafe_code)]
+
+use std::time::{Duration, Instant};
+
+use rtrs_tests::{
+    Cable, Client, Innocent, Proc, STOP_TIME_MAX, Scratch, Server, quick, sparse_file, wait_for,
+};
+use serde_json::Value;
+
+/// How long something may take that takes well under a second, on a machine without a free
+/// processor.
+const SOON: Duration = Duration::from_secs(60);
+/// Waits between attempts that no test outlasts: from 5 to 10 minutes.
+const LONG_WAITS: [&str; 2] = ["--reconnect-min-ms=600000", "--reconnect-max-ms=600000"];
+/// Logged of a path that would have waited longer.
+const TRYING: &str = "link cable0 is up: trying at once";
+
+/// A server on one host, and on the other a session that uses it.
+struct Hosts {
+    load: Option<Innocent>,
+    process: Proc,
+    client: Client,
+    server: Server,
+    cable: Cable,
+    scratch: Scratch,
+}
+
+impl Hosts {
+    fn server(scratch: &Scratch, cable: &Cable, port: &str) -> Server {
+        let export = format!("vol0={}", scratch.text("vol0.img"));
+        let listen = format!("tcp://{}:{port}", Cable::SERVER);
+        Server::builder().on(cable.hosts()[1]).export(export).listen(listen).start()
+    }
+
+    fn start(args: &[&str]) -> Option<Self> {
+        let cable = Cable::lay()?;
+        let scratch = Scratch::new();
+        sparse_file(&scratch.path("vol0.img"), 16 << 20);
+        let server = Self::server(&scratch, &cable, "0");
+        let mut client = Client::attach("vol0")
+            .path(server.portal())
+            .on(cable.hosts()[0])
+            .args(&["--no-path=queue"])
+            .args(args)
+            .start_foreground();
+        let process = client.take_foreground();
+        let load = Innocent::start(client.front(), "vol0");
+        Some(Self { load: Some(load), process, client, server, cable, scratch })
+    }
+
+    fn path(&self) -> Value {
+        let list = self.client.command(&["path", "list", "vol0", "-o", "json"]).ok().json();
+        list[0].clone()
+    }
+
+    fn wait_state(&self, state: &str) {
+        wait_for(state, SOON, || (self.path()["state"] == state).then_some(()));
+    }
+
+    /// Attempts that failed, and ends of what was connected.
+    fn ends(&self) -> u64 {
+        self.path()["ends"].as_u64().expect("a count")
+    }
+
+    fn logged(&self, words: &str) -> usize {
+        self.process.output().matches(words).count()
+    }
+
+    /// Waits for this in the log for the `count`th time: lines may come a moment late.
+    fn wait_logged(&self, words: &str, count: usize) {
+        wait_for(words, SOON, || (self.logged(words) >= count).then_some(()));
+    }
+
+    /// IO goes on, and there was no error.
+    fn check_load(&mut self) {
+        let load = self.load.take();
+        load.unwrap_or_else(|| Innocent::start(self.client.front(), "vol0")).check();
+    }
+
+    fn end(mut self) {
+        self.check_load();
+        self.client.detach();
+        let ended = self.process.wait(STOP_TIME_MAX).ok();
+        assert!(!ended.stderr.contains("panicked at"), "{ended:#?}");
+        let _ = self.server.stop(STOP_TIME_MAX);
+    }
+}
+
+#[test]
+fn a_path_whose_link_comes_up_does_not_wait_for_its_next_attempt() {
+    let Some(hosts) = Hosts::start(&LONG_WAITS) else { return };
+    for round in 0..3 {
+        hosts.cable.pull();
+        hosts.wait_state("waiting");
+        let (ends, tried) = (hosts.ends(), hosts.logged(TRYING));
+        hosts.cable.plug();
+        hosts.wait_state("connected");
+        hosts.wait_logged(TRYING, tried + 1);
+        // The link's own addresses and routes are further news.
+        let failed = hosts.ends() - ends;
+        assert!(failed <= 3, "{failed} attempts failed in round {round}");
+        hosts.load.iter().for_each(Innocent::progress);
+    }
+    hosts.end();
+}
+
+#[test]
+fn a_link_that_is_switched_off_and_on_is_news_too() {
+    let Some(hosts) = Hosts::start(&LONG_WAITS) else { return };
+    hosts.cable.client(&["link", "set", Cable::LINK, "down"]);
+    hosts.wait_state("waiting");
+    let ends = hosts.ends();
+    hosts.cable.client(&["link", "set", Cable::LINK, "up"]);
+    hosts.wait_state("connected");
+    let failed = hosts.ends() - ends;
+    assert!(failed <= 4, "{failed} attempts failed");
+    // And an address that goes and comes back.
+    hosts.cable.client(&["addr", "del", "10.99.0.1/24", "dev", Cable::LINK]);
+    hosts.wait_state("waiting");
+    hosts.cable.client(&["addr", "add", "10.99.0.1/24", "dev", Cable::LINK]);
+    hosts.wait_state("connected");
+    hosts.end();
+}
+
+#[test]
+fn an_attempt_whose_first_packet_was_lost_begins_anew() {
+    let Some(hosts) = Hosts::start(&["--connect-timeout-ms=300000"]) else { return };
+    hosts.cable.know_server();
+    hosts.cable.pull();
+    hosts.wait_state("connecting");
+    // TCP sends again after 1, 3, 7 and 15 seconds.
+    std::thread::sleep(Duration::from_millis(if quick() { 3500 } else { 8000 }));
+    let path = hosts.path();
+    assert_eq!(path["state"], "connecting", "{path}");
+    hosts.cable.plug();
+    hosts.wait_state("connected");
+    hosts.wait_logged("link cable0 is up: the attempt begins anew", 1);
+    let ends = hosts.ends() - path["ends"].as_u64().expect("a count");
+    assert_eq!(ends, 1, "the attempt that was given up");
+    hosts.end();
+}
+
+#[test]
+fn a_network_that_never_rests_does_not_make_a_storm_of_attempts() {
+    let Some(mut hosts) = Hosts::start(&LONG_WAITS) else { return };
+    let port = hosts.server.address().rsplit_once(':').expect("a port").1.to_owned();
+    hosts.check_load();
+    hosts.server.signal("KILL");
+    hosts.wait_state("waiting");
+    let (ends, begin) = (hosts.ends(), Instant::now());
+    let rounds = if quick() { 60 } else { 200 };
+    for _ in 0..rounds {
+        hosts.cable.client(&["addr", "add", "10.99.0.77/24", "dev", Cable::LINK]);
+        hosts.cable.client(&["addr", "del", "10.99.0.77/24", "dev", Cable::LINK]);
+    }
+    let attempts = hosts.ends() - ends;
+    // 0.2 s lie between the first two, twice as much each time, 3.2 s in the end.
+    let most = 6 + begin.elapsed().as_millis() / 3200;
+    assert!(attempts >= 2, "{attempts} attempts for {rounds} addresses");
+    assert!(u128::from(attempts) <= most, "{attempts} attempts, {most} at most");
+    hosts.server = Hosts::server(&hosts.scratch, &hosts.cable, &port);
+    hosts.cable.client(&["addr", "add", "10.99.0.77/24", "dev", Cable::LINK]);
+    hosts.wait_state("connected");
+    hosts.end();
+}
