@@ -6,7 +6,6 @@
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -42,9 +41,8 @@ pub(crate) fn serve(
     online: Online,
     detaches: mpsc::Sender<Detach>,
 ) -> io::Result<()> {
-    let busy = AtomicBool::new(false);
     control.serve(move |question, stream| {
-        if let Err(error) = answer(question, stream, &identity, &cores, &online, &detaches, &busy) {
+        if let Err(error) = answer(question, stream, &identity, &cores, &online, &detaches) {
             tracing::debug!("control socket: {error}");
         }
     })
@@ -57,19 +55,13 @@ fn answer(
     cores: &Cores,
     online: &Online,
     detaches: &mpsc::Sender<Detach>,
-    detaching: &AtomicBool,
 ) -> io::Result<()> {
     let value = match serde_json::from_str::<Ask>(question) {
         Err(error) => serde_json::json!({ "error": format!("not understood: {error}") }),
         Ok(Ask::Status) => report::status(identity, &cores.reports()),
         Ok(Ask::Stats) => report::stats(identity, &cores.reports()),
-        Ok(Ask::Detach { within_ms }) => {
-            if detaching.swap(true, Ordering::SeqCst) {
-                serde_json::json!({ "error": "a detach is already under way" })
-            } else {
-                return detach(stream, within_ms, detaches);
-            }
-        }
+        // Also while one is under way: it may be in more of a hurry.
+        Ok(Ask::Detach { within_ms }) => return detach(stream, within_ms, detaches),
         Ok(ask) => match online.change(cores, ask) {
             Ok(()) => serde_json::json!({ "changed": true }),
             Err(error) => serde_json::json!({ "error": error }),

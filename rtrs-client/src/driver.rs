@@ -192,6 +192,8 @@ struct ClientShard {
     reported_failure: bool,
     /// Deadline of a front end that is stopping.
     stopping: Option<Instant>,
+    /// It has stopped.
+    front_stopped: bool,
     /// On core 0: when the shutdown has to be over, and how many fronts still run.
     shutdown: Option<(Instant, usize)>,
     done: bool,
@@ -227,6 +229,7 @@ impl ClientShard {
             events: start.events,
             reported_failure: false,
             stopping: None,
+            front_stopped: false,
             shutdown: None,
             done: false,
             to_home: Vec::with_capacity(16),
@@ -298,7 +301,9 @@ impl ClientShard {
                     if let Front::Bench(job) = &mut self.front {
                         job.stop();
                     }
-                    self.stopping = Some(deadline);
+                    if !self.front_stopped {
+                        self.stopping = Some(deadline);
+                    }
                 }
                 Mail::FrontStopped => {
                     if let Some((_, running)) = self.shutdown.as_mut() {
@@ -412,15 +417,19 @@ impl ClientShard {
         }
     }
 
+    /// Begins the end, or hurries one that has begun.
     fn on_shutdown(&mut self, now: Instant, grace: Duration) {
-        if self.shutdown.is_some() {
-            return;
-        }
+        let deadline = now + grace;
+        let running = match self.shutdown {
+            Some((before, _)) if before <= deadline => return,
+            Some((_, running)) => running,
+            None => self.cores.len(),
+        };
         self.listener = None;
         self.bound = None;
-        self.shutdown = Some((now + grace, self.cores.len()));
+        self.shutdown = Some((deadline, running));
         for core in &self.cores {
-            core.send(Mail::StopFront { deadline: now + grace });
+            core.send(Mail::StopFront { deadline });
         }
     }
 
@@ -441,6 +450,7 @@ impl ClientShard {
             };
             if idle || over {
                 self.stopping = None;
+                self.front_stopped = true;
                 self.cores[0].send(Mail::FrontStopped);
                 any = true;
             }

@@ -99,7 +99,7 @@ pub(crate) fn hold(plan: &AttachPlan) -> Result<(), Error> {
     let device = match attached {
         Ok(device) => device,
         Err(error) => {
-            end(running, control, asked, None);
+            end(running, control, asked.into_iter().collect(), &inbox, None);
             return Err(error);
         }
     };
@@ -142,14 +142,16 @@ struct Holding {
 }
 
 impl Holding {
-    /// Tells the session to end. The device goes first, as long as its IO can be served.
+    /// Tells the session to end, or to end sooner than it was told before. The device goes first,
+    /// as long as its IO can be served.
     fn stop(&mut self, within: Duration) {
         let begin = Instant::now();
         self.warning =
             device::disconnect(self.device.take(), within).or_else(|| self.warning.take());
         let left = within.saturating_sub(begin.elapsed());
         self.cores.shut_down(left);
-        self.over = Some(Instant::now() + left + Duration::from_secs(15));
+        let over = Instant::now() + left + Duration::from_secs(15);
+        self.over = Some(self.over.map_or(over, |before| before.min(over)));
     }
 
     /// Waits for a signal or a detach, then for the session's end.
@@ -159,7 +161,7 @@ impl Holding {
         running: Running,
         control: ControlSocket,
     ) -> Result<(), Error> {
-        let mut waiting = None;
+        let mut waiting = Vec::new();
         let mut failed = None;
         let mut kernel_gone = 0;
         loop {
@@ -167,13 +169,13 @@ impl Holding {
                 at.saturating_duration_since(Instant::now())
             });
             match inbox.recv_timeout(left) {
-                Ok(Wake::Signal) if self.over.is_none() => {
+                Ok(Wake::Signal) => {
                     tracing::info!("signal: finishing what is in flight");
                     self.stop(SIGNAL_GRACE);
                 }
                 Ok(Wake::Detach(detach)) => {
                     self.stop(detach.within);
-                    waiting = Some(detach);
+                    waiting.push(detach);
                 }
                 Ok(Wake::Core(Event::CoreFailed(core, error))) => {
                     failed = Some(format!("core {core} ended: {error}"));
@@ -196,7 +198,7 @@ impl Holding {
         if self.device.is_some() {
             self.stop(Duration::ZERO);
         }
-        end(running, control, waiting, self.warning.as_deref());
+        end(running, control, waiting, inbox, self.warning.as_deref());
         match failed {
             Some(text) => Err(Error::new(ErrorKind::System, text)),
             None => Ok(()),
@@ -205,10 +207,20 @@ impl Holding {
 }
 
 /// Waits for the threads, frees the name, and only then answers who waits for the detach.
-fn end(running: Running, control: ControlSocket, asked: Option<Detach>, warning: Option<&str>) {
+fn end(
+    running: Running,
+    control: ControlSocket,
+    asked: Vec<Detach>,
+    inbox: &mpsc::Receiver<Wake>,
+    warning: Option<&str>,
+) {
     running.join();
     drop(control);
-    if let Some(detach) = asked {
+    let late = inbox.try_iter().filter_map(|wake| match wake {
+        Wake::Detach(detach) => Some(detach),
+        _ => None,
+    });
+    for detach in asked.into_iter().chain(late) {
         detach.answer(warning);
     }
 }
