@@ -95,6 +95,10 @@ impl SessionControl {
         if !self.opened_once {
             return Err("the session is still attaching; try again when it is open".into());
         }
+        // No path is tried any more, so nothing would come of it.
+        if let Some(failure) = &self.failure {
+            return Err(failure.to_string());
+        }
         match change {
             Change::Add { target, uuid } => self.add_path(now, target, uuid),
             Change::Remove(leaving) => self.leave(now, Why::Remove, &leaving, fabrics),

@@ -7,8 +7,8 @@ use rtrs_core::wire::{ConnRsp, OpenRsp};
 
 use super::stand::{MS, SEC, Stand, client_ip, server_ip};
 use crate::path::state::PathState;
-use crate::session::NoPath;
 use crate::session::device::SessionFailure;
+use crate::session::{Change, Leaving, NoPath};
 
 fn submit(stand: &mut Stand, core: usize, op: IoOp, slot: usize) -> u64 {
     let range = (slot as u64 * 8192, 4096);
@@ -204,6 +204,9 @@ fn an_evicted_session_ends_its_io_and_does_not_come_back() {
     let tried = stand.server.connects().len();
     stand.run(60 * SEC);
     assert_eq!(stand.server.connects().len(), tried, "nobody tries again");
+    let path = Leaving { path: "path0".into(), within: SEC, force: false };
+    let refused = stand.change(Change::Reconnect(path)).expect_err("no path is tried again");
+    assert!(refused.starts_with("evicted by the server's operator"), "{refused}");
     stand.detach();
     stand.until("the detach", SEC, |s| s.client.control.is_done());
 }
