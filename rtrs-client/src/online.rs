@@ -119,7 +119,7 @@ pub(crate) fn path(plan: &PathPlan) -> Result<(), Error> {
     let deadline = Instant::now() + bound;
     loop {
         let status = ask_session(run_dir, name, &Ask::Status)?;
-        if let Some(outcome) = watch.outcome(find(&status, &path)) {
+        if let Some(outcome) = watch.seen(&status) {
             let value = serde_json::json!({ "name": name, "path": path, "state": outcome.state,
                 "last_error": outcome.error });
             return show(&value, *output, |_| outcome.text(name, &path));
@@ -161,6 +161,7 @@ impl Outcome {
     fn text(&self, name: &str, path: &str) -> String {
         let Self { state, error } = self;
         match error {
+            Some(error) if state == "removed" => format!("{name}: {error}\n"),
             Some(error) => format!("{name}: path {path} is not connected yet: {error}\n"),
             None => format!("{name}: path {path} {state}\n"),
         }
@@ -168,13 +169,19 @@ impl Outcome {
 }
 
 impl Watch<'_> {
+    /// The end of the change, if that answer shows it. That of a session which is too busy to tell
+    /// its paths shows nothing.
+    fn seen(&self, status: &Value) -> Option<Outcome> {
+        status["paths"].as_array().and_then(|_| self.outcome(find(status, self.path)))
+    }
+
     /// The end of the change, if `now` shows it.
     fn outcome(&self, now: Option<&Value>) -> Option<Outcome> {
         let ended = |state: &str, error| Some(Outcome { state: state.to_owned(), error });
         let Some(now) = now else {
             return match self.step {
                 PathStep::Remove(_) => ended("removed", None),
-                _ => ended("removed", Some(format!("{} was removed meanwhile", self.path))),
+                _ => ended("removed", Some(format!("path {} was removed meanwhile", self.path))),
             };
         };
         let number = |path: &Value, key: &str| path[key].as_u64().unwrap_or(0);
@@ -230,6 +237,8 @@ mod tests {
         let step = PathStep::Reconnect(leave());
         let before = path("connected", 3, 3);
         let watch = Watch { step: &step, path: "p", before: Some(&before) };
+        let removed = watch.outcome(None).unwrap();
+        assert_eq!(removed.text("v", "p"), "v: path p was removed meanwhile\n");
         assert_eq!(watch.outcome(Some(&before)), None, "still the old connection");
         assert_eq!(watch.outcome(Some(&path("connecting", 3, 4))), None);
         assert_eq!(watch.outcome(Some(&path("connected", 4, 4))).unwrap().error, None);
@@ -239,6 +248,14 @@ mod tests {
         assert_eq!(watch.outcome(Some(&before)), None);
         assert!(watch.outcome(Some(&path("waiting", 3, 10))).unwrap().error.is_some());
         assert_eq!(watch.outcome(Some(&path("connected", 4, 9))).unwrap().error, None);
+    }
+
+    #[test]
+    fn a_session_that_tells_no_paths_has_not_removed_one() {
+        let step = PathStep::Remove(leave());
+        let watch = Watch { step: &step, path: "p", before: None };
+        assert_eq!(watch.seen(&json!({ "state": "not-answering", "paths": null })), None);
+        assert_eq!(watch.seen(&json!({ "paths": [] })).unwrap().state, "removed");
     }
 
     #[test]

@@ -81,9 +81,15 @@ pub(crate) struct Identity {
     pub(crate) shards: u16,
 }
 
+/// The report of core 0, which alone knows of paths. There is none when the session is ending, or
+/// its machine is so busy that the core did not run.
+fn home(reports: &[CoreReport]) -> Option<&CoreReport> {
+    reports.iter().find(|report| report.core.0 == 0)
+}
+
 /// The answer to `status`, as JSON.
 pub(crate) fn status(identity: &Identity, reports: &[CoreReport]) -> serde_json::Value {
-    let home = reports.first();
+    let home = home(reports);
     let geometry = home.and_then(|r| r.geometry.as_ref());
     let inflight: usize = reports.iter().map(|r| r.inflight).sum();
     let paths = home.and_then(|r| r.paths.as_ref()).map(|paths| {
@@ -98,10 +104,11 @@ pub(crate) fn status(identity: &Identity, reports: &[CoreReport]) -> serde_json:
         "name": identity.name,
         "session": identity.session,
         "session_id": identity.session_id,
-        "state": match geometry {
-            None => "attaching",
-            Some(_) if home.is_some_and(|r| r.open) => "open",
-            Some(_) => "waiting-for-path",
+        "state": match (home, geometry) {
+            (None, _) => "not-answering",
+            (Some(_), None) => "attaching",
+            (Some(home), Some(_)) if home.open => "open",
+            (Some(_), Some(_)) => "waiting-for-path",
         },
         "access": identity.access,
         "policy": home.and_then(|r| r.policy),
@@ -132,7 +139,7 @@ fn oldest(reports: &[CoreReport]) -> serde_json::Value {
     let Some(oldest) = reports.iter().filter_map(|r| r.oldest).max_by_key(|o| o.age) else {
         return serde_json::Value::Null;
     };
-    let names = reports.first().map_or(&[][..], |home| home.names.as_slice());
+    let names = home(reports).map_or(&[][..], |home| home.names.as_slice());
     let name = |path: PathId| names.get(path.index()).map_or("?", String::as_str);
     let (waits_for, path) = match oldest.waits {
         Waits::Answer(path) => ("answer", Some(name(path))),
@@ -177,8 +184,7 @@ pub(crate) fn stats(identity: &Identity, reports: &[CoreReport]) -> serde_json::
         .zip(&total.ops)
         .map(|(name, count)| ((*name).to_owned(), serde_json::json!(count)))
         .collect();
-    let paths: Vec<serde_json::Value> = reports
-        .first()
+    let paths: Vec<serde_json::Value> = home(reports)
         .and_then(|r| r.paths.as_ref())
         .into_iter()
         .flatten()
@@ -472,6 +478,7 @@ mod tests {
         };
         // Not connected yet.
         let early = status(&identity, &[]);
+        assert_eq!(early["state"], "not-answering", "no core says anything");
         assert!(early["device"].is_null() && early["uri"].is_null());
         assert!(!status_text(&early).contains("device"));
         identity.device.get_or_init(|| "/dev/nbd3".into());
