@@ -518,7 +518,8 @@ impl SessionControl {
                 (path, epoch, cid, handshake::describe_failure(&failure), false)
             }
             ToHome::Closed { path, epoch, cid, reason } => {
-                (path, epoch, cid, reason.to_string(), reason == CloseReason::Peer)
+                let end = self.describe_end(path.index(), &reason);
+                (path, epoch, cid, end, reason == CloseReason::Peer)
             }
         };
         let index = path.index();
@@ -539,14 +540,9 @@ impl SessionControl {
         fabrics: &mut [Box<dyn Fabric>],
     ) -> bool {
         let Some(index) = self.service_of(provider, qp) else { return false };
-        let introducing = self.paths[index].state == PathState::Introducing;
         let why = match end {
             ConnectionEnd::Failed(failure) => handshake::describe_failure(failure),
-            ConnectionEnd::Closed(reason) if introducing => {
-                let name = &self.config.name;
-                format!("{reason}: another session there has the name {name}? (--session-name)")
-            }
-            ConnectionEnd::Closed(reason) => reason.to_string(),
+            ConnectionEnd::Closed(reason) => self.describe_end(index, reason),
         };
         self.paths[index].service = None;
         self.paths[index].open[0] = false;

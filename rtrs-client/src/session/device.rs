@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use rtrs_core::block::Geometry;
-use rtrs_core::fabric::{Fabric, FabricError};
+use rtrs_core::fabric::{CloseReason, Fabric, FabricError};
 use rtrs_core::ids::PermitId;
 use rtrs_core::proto::Heartbeat;
 use rtrs_core::time::Instant;
@@ -73,6 +73,18 @@ impl SessionControl {
             })
             .collect();
         self.failure = Some(SessionFailure::Unreachable(told.join("; ")));
+    }
+
+    /// Why a connection ended; with what is likely, if that was the answer to the introduction.
+    pub(super) fn describe_end(&self, index: usize, reason: &CloseReason) -> String {
+        if self.paths[index].state != PathState::Introducing {
+            return reason.to_string();
+        }
+        let name = &self.config.name;
+        format!(
+            "{reason}: perhaps another session there has the name {name} (--session-name); the \
+             server's log says why"
+        )
     }
 
     /// What a completion of the path's service connection meant.

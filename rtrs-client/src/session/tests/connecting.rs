@@ -518,13 +518,18 @@ fn a_lost_path_waits_before_it_goes_round() {
 
 #[test]
 fn a_path_that_ends_at_its_introduction_names_the_likely_reason() {
-    // All that a kernel server says to a name that another session has.
-    let mut stand = Stand::new(|s| s.how.info_rsp = Some(Box::new(|_| Vec::new())));
-    let told = |s: &Stand| s.server.seen.iter().any(|seen| matches!(seen, Seen::Info { .. }));
-    stand.until("the introduction", SEC, told);
-    stand.server.end_path(stand.now(), 0);
-    stand.until("the failure", SEC, |s| s.client.control.failure().is_some());
-    let error = stand.client.control.failure().unwrap().to_string();
-    assert!(error.contains("another session there has the name stand?"), "{error}");
-    assert!(error.contains("--session-name"), "{error}");
+    // All that a server says to a name that another session has; whichever connection says it.
+    for first in [0, 1] {
+        let mut stand = Stand::new(|s| s.how.info_rsp = Some(Box::new(|_| Vec::new())));
+        let told = |s: &Stand| s.server.seen.iter().any(|seen| matches!(seen, Seen::Info { .. }));
+        stand.until("the introduction", SEC, told);
+        stand.server.end_connection(stand.now(), 0, first);
+        stand.until("the failure", SEC, |s| s.client.control.failure().is_some());
+        let error = stand.client.control.failure().unwrap().to_string();
+        assert!(
+            error.contains("another session there has the name stand (--session-name)"),
+            "{error}"
+        );
+        assert!(error.contains("the server's log says why"), "{error}");
+    }
 }

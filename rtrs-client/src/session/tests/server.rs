@@ -645,6 +645,12 @@ impl Server {
         let _ = self.fabric.post_send(qp, WorkRequest { wr_id: OTHER, op, sges, signaled });
     }
 
+    /// Ends one connection of a path from this side.
+    pub(super) fn end_connection(&mut self, now: Instant, index: usize, cid: usize) {
+        self.paths[index].ending = true;
+        self.fabric.abort(now, self.paths[index].cons[cid].qp);
+    }
+
     /// Ends a path from this side.
     pub(super) fn end_path(&mut self, now: Instant, index: usize) {
         self.paths[index].ending = true;
