@@ -267,6 +267,11 @@ fn remark(text: impl std::fmt::Display) {
     let _ = writeln!(io::stderr(), "rtrs-client: {text}");
 }
 
+/// Shows how far something is. The terminal may be gone.
+pub(crate) fn progress(text: &str) {
+    let _ = io::stderr().write_all(text.as_bytes());
+}
+
 /// A policy as sessions know it.
 pub(crate) fn policy(policy: config::Policy) -> Policy {
     match policy {
@@ -464,7 +469,7 @@ fn run_bench(plan: &BenchPlan) -> Result<(), Error> {
     let outcome = follow(plan, &workload, &inbox, &finished, live);
     if live {
         // The progress line ends here, whatever ended it.
-        eprintln!();
+        progress("\n");
     }
     // Who pressed Ctrl-C does not want to wait for answers.
     cores.shut_down(Duration::from_secs(if outcome.is_ok() { 5 } else { 1 }));
@@ -510,12 +515,12 @@ fn follow(
             Err(mpsc::RecvTimeoutError::Timeout) => {
                 let now = workload.finished.load(Ordering::Relaxed);
                 if live {
-                    eprint!(
+                    progress(&format!(
                         "\r{:>4} s  {:>9} IOPS  {:>12} done ",
                         begin.elapsed().as_secs(),
                         (now - before) * 2,
                         now
-                    );
+                    ));
                 }
                 before = now;
             }

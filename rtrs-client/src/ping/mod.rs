@@ -20,7 +20,7 @@ pub(crate) use report::Tally;
 use crate::cli::Output;
 use crate::error::{Error, ErrorKind};
 use crate::plan::PingPlan;
-use crate::run::{show, system, tell};
+use crate::run::{progress, show, system, tell};
 
 /// How often a long run shows how far it is.
 const PROGRESS_EVERY: Duration = Duration::from_millis(500);
@@ -119,7 +119,7 @@ impl<'a> Shown<'a> {
 
     fn end_progress(&mut self) {
         if std::mem::take(&mut self.line) {
-            eprintln!();
+            progress("\n");
         }
     }
 }
