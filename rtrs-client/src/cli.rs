@@ -30,7 +30,7 @@ use crate::error::Error;
 pub struct LowArgs {
     /// Print for people (text) or for programs (json)
     ///
-    /// Applies to list, status, stats, path, policy, detach, bench, ping, doctor and
+    /// Applies to attach, list, status, stats, path, policy, detach, bench, ping, doctor and
     /// --print-config, which prints YAML as text.
     #[arg(short, long, global = true, value_name = "FORMAT", default_value = "text")]
     pub output: Output,

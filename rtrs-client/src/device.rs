@@ -48,6 +48,14 @@ fn is_backend_of(backend: &str, export_name: &str) -> bool {
     rest.is_some_and(|(_, export)| export == export_name)
 }
 
+/// How the error of an attach to a device begins.
+pub(crate) fn cannot_attach(export_name: &str, device: DeviceChoice) -> String {
+    match device {
+        DeviceChoice::Auto => format!("cannot make {export_name:?} a block device"),
+        DeviceChoice::Index(_) => format!("cannot attach {export_name:?} to {device}"),
+    }
+}
+
 /// A device's error as the client's.
 pub(crate) fn failed(what: String) -> impl FnOnce(DeviceError) -> Error {
     move |error| {
@@ -108,7 +116,7 @@ pub(crate) fn connect(
     geometry: &Geometry,
     cores: &Cores,
 ) -> Result<KernelDevice, Error> {
-    let what = || format!("cannot attach {export_name} to the kernel");
+    let what = || cannot_attach(export_name, options.choice);
     let system = |error: io::Error| Error::with_source(ErrorKind::System, what(), error);
     let export = export_info(export_name, geometry);
     let adopt = |sockets| cores.adopt_kernel(sockets);
@@ -221,6 +229,16 @@ mod tests {
         }
         assert!(!is_backend_of("nbd:host/pool/vol0", "pool/vol0"));
         assert!(!is_backend_of("", ""));
+    }
+
+    #[test]
+    fn an_error_says_which_device_was_to_be() {
+        for (device, text) in [
+            ("auto", "cannot make \"pool/vol0\" a block device"),
+            ("/dev/nbd3", "cannot attach \"pool/vol0\" to /dev/nbd3"),
+        ] {
+            assert_eq!(cannot_attach("pool/vol0", device.parse().unwrap()), text);
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ use nbd_bridge::{Bound, BridgeConfig, Endpoint};
 use rtrs_core::local::ControlSocket;
 use rtrs_core::rt::become_daemon;
 
+use crate::cli::Output;
 use crate::control::{Detach, serve};
 use crate::device;
 use crate::driver::Event;
@@ -20,10 +21,10 @@ use crate::launch::{self, Running, Use};
 use crate::online::Online;
 use crate::plan::{AttachPlan, Front};
 use crate::provide::Providers;
-use crate::report::Identity;
+use crate::report::{self, Identity};
 use crate::run::{
-    DAEMON_LOG, Wake, forward_detaches, forward_events, forward_signals, log_to_stderr, plain,
-    session_config, start, system, tell, wait_ready,
+    DAEMON_LOG, READY, Wake, forward_detaches, forward_events, forward_signals, log_to_stderr,
+    plain, session_config, start, system, tell, wait_ready,
 };
 use crate::session::SessionConfig;
 
@@ -77,7 +78,6 @@ pub(crate) fn hold(plan: &AttachPlan) -> Result<(), Error> {
         },
         _ => BridgeConfig { buffer_bytes, ..BridgeConfig::default() },
     };
-    let (uri, shown) = (identity.uri.clone(), Arc::clone(&identity.device));
     let providers = Arc::new(Providers::new(&plan.session)?);
     let running = start(&plan.session, config, Use::Nbd(bound, bridge), &providers)?;
     let (wakes, inbox) = mpsc::channel();
@@ -86,7 +86,7 @@ pub(crate) fn hold(plan: &AttachPlan) -> Result<(), Error> {
     let cores = running.cores();
     let online = Online::new(&plan.session, providers);
     // From here on `list` shows the session and `detach` ends it, also while it opens.
-    serve(&control, identity, cores.clone(), online, forward_detaches(wakes.clone()))
+    serve(&control, identity.clone(), cores.clone(), online, forward_detaches(wakes.clone()))
         .map_err(system("no control thread"))?;
     let what = format!("attach {}", plan.session.export_name);
     let mut asked = None;
@@ -104,15 +104,20 @@ pub(crate) fn hold(plan: &AttachPlan) -> Result<(), Error> {
         }
     };
     let device = device.inspect(|device| {
-        shown.get_or_init(|| device.path().display().to_string());
+        identity.device.get_or_init(|| device.path().display().to_string());
     });
-    let front = shown.get().cloned().or(uri).unwrap_or_default();
     // Not earlier: until now Ctrl-C in the terminal of the attach means this process too.
     let background = std::env::var_os(DAEMON_LOG).is_some();
     if background {
         become_daemon().map_err(system("cannot leave the terminal"))?;
     }
-    let told = tell(&format!("ready {front}\n"));
+    let attached = report::attached(&report::status(&identity, &cores.reports()));
+    let told = tell(&match (background, plan.output) {
+        // For the one that was started first, which tells it on.
+        (true, _) => format!("{READY}{attached}\n"),
+        (false, Output::Json) => format!("{attached:#}\n"),
+        (false, Output::Text) => format!("{READY}{}\n", report::served(&attached)),
+    });
     let mut holding = Holding { cores, device, over: None, warning: None };
     if let Err(error) = told
         && background

@@ -122,7 +122,7 @@ impl Plan {
         match &args.command {
             Command::Attach(attach) => {
                 let settings = attach.source.layer(flags(attach.settings()))?;
-                AttachPlan::new(&attach.name, settings).map(Box::new).map(Self::Attach)
+                AttachPlan::new(&attach.name, settings, output).map(Box::new).map(Self::Attach)
             }
             Command::Bench(bench) => {
                 let settings = bench.source.layer(flags(bench.settings()))?;

@@ -128,6 +128,26 @@ pub(crate) fn status(identity: &Identity, reports: &[CoreReport]) -> serde_json:
     })
 }
 
+/// What `attach` tells programs, from the answer to `status`: the export, the device or the URI,
+/// and what is behind it.
+pub(crate) fn attached(status: &serde_json::Value) -> serde_json::Value {
+    let served = if status["device"].is_null() { "uri" } else { "device" };
+    serde_json::json!({
+        "export": status["name"],
+        served: status[served],
+        "size": status["size"],
+        "block_size": status["block_size"],
+        "read_only": status["read_only"],
+        "pid": status["pid"],
+        "paths": status["paths"],
+    })
+}
+
+/// The device or the URI that `attach` tells.
+pub(crate) fn served(attached: &serde_json::Value) -> String {
+    text(front(attached))
+}
+
 /// True when a core leaves the path out because it is far slower than others.
 fn is_slow(path: &PathStatus, reports: &[CoreReport]) -> bool {
     let at = path.id.index();

@@ -34,6 +34,9 @@ use crate::session::{Failover, NoPath, Policy, SessionConfig};
 
 /// Set in the environment of the background copy: where it logs to.
 pub(crate) const DAEMON_LOG: &str = "RTRS_CLIENT_LOG";
+/// How a background copy begins its only word, before what it has attached, or why it failed.
+pub(crate) const READY: &str = "ready ";
+const FAILED: &str = "failed ";
 /// How long a session that ends may hold its log.
 const LOG_PATIENCE: Duration = Duration::from_secs(1);
 /// Bound of opening the device, the first connections included.
@@ -45,7 +48,7 @@ const READY_TIMEOUT: Duration = Duration::from_secs(30);
 /// What the command failed at, by kind.
 pub fn run(plan: &Plan) -> Result<(), Error> {
     match plan {
-        Plan::Attach(attach) if attach.foreground => hold(attach),
+        Plan::Attach(attach) if attach.foreground => hold(attach).inspect_err(tell_failure),
         Plan::Attach(attach) => attach_in_background(attach),
         Plan::Bench(bench) => run_bench(bench),
         Plan::List { run_dir, output } => list(run_dir, *output),
@@ -89,6 +92,17 @@ pub(crate) fn show(
 pub(crate) fn tell(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush())
+}
+
+/// Tells whoever started this process in the background why it ends. The log says it too, if its
+/// disk has room.
+fn tell_failure(error: &Error) {
+    if std::env::var_os(DAEMON_LOG).is_some() {
+        let why = error.chain().to_string().replace('\n', " ");
+        if let Err(error) = tell(&format!("{FAILED}{why}\n")) {
+            tracing::debug!("who started the attach is gone: {error}");
+        }
+    }
 }
 
 pub(crate) fn print(text: &str) -> Result<(), Error> {
@@ -203,11 +217,19 @@ fn attach_in_background(plan: &AttachPlan) -> Result<(), Error> {
     // The copy bounds its own start; its word or its end comes.
     let mut word = String::new();
     BufReader::new(out).read_line(&mut word).map_err(system("cannot hear the session"))?;
-    if let Some(front) = word.trim().strip_prefix("ready ") {
-        return print(&format!("{} attached: {front}\n", plan.session.export_name));
+    if let Some(attached) = word.strip_prefix(READY).map(serde_json::from_str) {
+        let attached = attached.map_err(|error| {
+            let what = "the session's process is there, but its word is not understood";
+            Error::with_source(ErrorKind::System, what, error)
+        })?;
+        return show(&attached, plan.output, |attached| {
+            format!("{} attached: {}\n", plan.session.export_name, report::served(attached))
+        });
     }
     let status = child.wait().map_err(system("cannot wait for the session's process"))?;
-    let last = last_error(&log).unwrap_or_else(|| format!("the session ended with {status}"));
+    let why = word.trim_end().strip_prefix(FAILED).map(str::to_owned);
+    let why = why.or_else(|| last_error(&log));
+    let last = why.unwrap_or_else(|| format!("the session's process ended with {status}"));
     let kind = if status.code() == Some(2) { ErrorKind::Usage } else { ErrorKind::Path };
     Err(Error::new(kind, last))
 }

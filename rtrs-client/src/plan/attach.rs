@@ -13,6 +13,7 @@ use rtrs_core::local::{RunDir, SocketState, check_socket_path, socket_state};
 
 use super::session::SessionPlan;
 use super::{in_range, unsaid, usage};
+use crate::cli::Output;
 use crate::config::{Access, Device, NbdAddress, NoPath, Settings};
 use crate::device;
 use crate::error::{Error, ErrorKind};
@@ -53,6 +54,8 @@ pub struct AttachPlan {
     pub foreground: bool,
     /// Where the control socket lives: [`RunDir::control_socket`] of the export's name.
     pub run_dir: RunDir,
+    /// For people or programs.
+    pub output: Output,
 }
 
 impl Front {
@@ -161,7 +164,7 @@ fn quick_shards(shards: Shards) -> Result<Shards, Error> {
 
 impl AttachPlan {
     /// Judges settings, laid over [`Settings::defaults`].
-    pub(super) fn new(name: &str, settings: Settings) -> Result<Self, Error> {
+    pub(super) fn new(name: &str, settings: Settings, output: Output) -> Result<Self, Error> {
         let settings = settings.over(Settings::defaults());
         let (Some(buffer_size), Some(foreground)) = (settings.buffer_size, settings.foreground)
         else {
@@ -181,7 +184,7 @@ impl AttachPlan {
             session.shards = quick_shards(session.shards)?;
         }
         let front = Front::new(&fronts, &session)?;
-        Ok(Self { session, front, buffer_bytes: bytes, foreground, run_dir })
+        Ok(Self { session, front, buffer_bytes: bytes, foreground, run_dir, output })
     }
 
     /// How long to try to open the export: a session that takes over waits for the server to be
@@ -217,7 +220,7 @@ impl AttachPlan {
         }
         self.session.check()?;
         if let Front::Device(options) = &self.front {
-            let what = format!("cannot attach {name} to {}", options.choice);
+            let what = device::cannot_attach(name, options.choice);
             check_device(options.choice, &options.backend).map_err(device::failed(what))?;
         }
         Ok(())

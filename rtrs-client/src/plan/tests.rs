@@ -28,7 +28,7 @@ fn plan(args: &[&str]) -> Result<Plan, Error> {
 }
 
 fn attach(yaml: &str) -> Result<AttachPlan, Error> {
-    AttachPlan::new("v", Settings::from_yaml(yaml, "s.yaml").unwrap())
+    AttachPlan::new("v", Settings::from_yaml(yaml, "s.yaml").unwrap(), Output::Text)
 }
 
 fn bench(yaml: &str) -> Result<BenchPlan, Error> {
@@ -159,11 +159,11 @@ fn long_socket_paths_are_refused_with_their_length() {
 #[test]
 fn session_names_default_to_host_and_export() {
     let settings = Settings::from_yaml("socket: /s", "s").unwrap();
-    let plan = AttachPlan::new("pool/vol0.img", settings).unwrap();
+    let plan = AttachPlan::new("pool/vol0.img", settings, Output::Text).unwrap();
     let name = &plan.session.session_name;
     assert!(name.ends_with("-pool_vol0_img") && !name.contains(['/', '.']), "{name}");
     let settings = Settings::from_yaml("socket: /s", "s").unwrap();
-    let plan = AttachPlan::new(&"é".repeat(127), settings).unwrap();
+    let plan = AttachPlan::new(&"é".repeat(127), settings, Output::Text).unwrap();
     assert!((253..=254).contains(&plan.session.session_name.len()));
 }
 
@@ -226,7 +226,11 @@ fn access_follows_from_what_is_said() {
     ] {
         let settings = Settings::from_yaml(yaml, "s").unwrap();
         let front = Settings { socket: Some("/s".into()), ..settings };
-        assert_eq!(AttachPlan::new("v", front).unwrap().session.access, access, "{yaml}");
+        assert_eq!(
+            AttachPlan::new("v", front, Output::Text).unwrap().session.access,
+            access,
+            "{yaml}"
+        );
     }
     assert_eq!(bench("").unwrap().session.access, Access::Ro);
     assert_eq!(bench("bench: {rw: randrw}").unwrap().session.access, Access::Rw);

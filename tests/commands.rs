@@ -1,0 +1,136 @@
+//! What people type and programs read: the output of commands, and what they say to wrong input.
+#![forbid(unsafe_code)]
+
+use std::process::Command;
+use std::time::Duration;
+
+use rtrs_tests::{
+    COMMAND_TIME_MAX, Client, Front, Proc, RawNbd, STOP_TIME_MAX, Scratch, Server, bin, consts,
+    requires, wait_for,
+};
+use serde_json::Value;
+
+/// A command about the sessions of this run directory, to be started while others run.
+fn command(client: &Client, words: &[&str]) -> Command {
+    let mut command = Command::new(bin("rtrs-client"));
+    command.args(words).arg("--run-dir").arg(client.run_dir());
+    command
+}
+
+/// Demands that it tells a program all of an attached session.
+fn assert_attached(attached: &Value, uri: &str, portal: &str) {
+    assert_eq!(attached["export"], "vol0", "{attached}");
+    assert_eq!(attached["uri"], uri, "{attached}");
+    assert_eq!(attached["size"], 16 << 20, "{attached}");
+    assert_eq!(attached.get("device"), None, "{attached}");
+    let paths = attached["paths"].as_array().expect("paths");
+    let shown: Vec<_> = paths.iter().map(|path| (&path["path"], &path["state"])).collect();
+    assert_eq!(shown, [(&Value::from(portal), &Value::from("connected"))], "{attached}");
+}
+
+#[test]
+fn attach_tells_programs_what_it_has_attached() {
+    let server = Server::builder().export("vol0=mem:16M").start();
+    let portal = server.portal();
+    let (client, done) = Client::attach("vol0").path(portal).args(&["-o", "json"]).try_start();
+    let attached = done.ok().json();
+    assert_attached(&attached, &client.uri(), portal);
+    assert_eq!(attached["pid"], client.pid(), "{attached}");
+    client.detach();
+
+    let Front::Unix(socket) = client.front() else { panic!("a unix socket asked for") };
+    let words = ["attach", "vol0", "--path", portal, "--foreground", "-o", "json"];
+    let mut attach = command(&client, &words);
+    attach.arg("--socket").arg(socket);
+    let mut session = Proc::start(attach);
+    let _ = session.wait_lines("\"paths\"", 1, COMMAND_TIME_MAX);
+    let _ = client.command(&["detach", "vol0"]).ok();
+    let attached = session.wait(STOP_TIME_MAX).ok().json();
+    assert_attached(&attached, &client.uri(), portal);
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_detach_that_has_time_is_hurried_by_one_that_has_none() {
+    let server = Server::builder().export("vol0=mem:16M,delay=5m").start();
+    let client = Client::attach("vol0").path(server.portal()).start();
+    let mut raw = RawNbd::go(client.front(), "vol0");
+    let _ = raw.send_request(0, consts::CMD_READ, 0, 4096);
+    std::thread::sleep(Duration::from_millis(200));
+    let patient = Proc::start(command(&client, &["detach", "vol0", "--within", "10m"]));
+    std::thread::sleep(Duration::from_millis(500));
+    let _ = client.command(&["detach", "vol0", "--force", "--within", "0"]).ok().says("detached");
+    let _ = patient.wait(STOP_TIME_MAX).ok().says("detached");
+    client.wait_gone(STOP_TIME_MAX);
+    server.crash();
+}
+
+#[test]
+fn an_attach_that_fails_says_why_also_without_room_for_its_log() {
+    let server = Server::builder().export("vol0=mem:16M").start();
+    let (client, done) = Client::attach("vol1").path(server.portal()).try_start();
+    let _ = done.code(1).says("ENOENT");
+    let Front::Unix(socket) = client.front() else { panic!("a unix socket asked for") };
+    // As on a disk that is full: no file may grow.
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "trap '' XFSZ; ulimit -f 0; exec \"$@\"", "sh"]);
+    shell.arg(bin("rtrs-client")).args(["attach", "vol1", "--path", server.portal(), "--socket"]);
+    shell.arg(socket).arg("--run-dir").arg(client.run_dir());
+    // What it says here goes through a pipe, since files cannot grow.
+    let output = shell.output().expect("a shell");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("ENOENT"), "{said}");
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_name_that_a_client_chose_cannot_forge_lines() {
+    let server = Server::builder().export("vol0=mem:16M").start();
+    let name = "x\nFORGED\u{1b}[31m";
+    let attach =
+        || Client::attach("vol0").path(server.portal()).args(&["--session-name", name]).try_start();
+    let (client, done) = attach();
+    let _ = done.ok();
+    // The name is taken, which the log says with the name.
+    let (_, done) = attach();
+    let _ = done.code(1);
+    let list = server.command(&["session", "list"]).ok().stdout;
+    assert_eq!(server.sessions()[0]["name"], name, "a program gets it as it is");
+    for text in [&list, &server.output()] {
+        assert!(text.contains("x\\nFORGED"), "{text}");
+        assert!(!text.contains("\nFORGED") && !text.contains('\u{1b}'), "{text}");
+    }
+    client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_bench_whose_terminal_goes_ends_in_order() {
+    if !requires(&["script"]) {
+        return;
+    }
+    let server = Server::builder().export("vol0=mem:16M").start();
+    let scratch = Scratch::new();
+    let bench = format!(
+        "{} bench vol0 --path {} --runtime 4s --run-dir {}",
+        bin("rtrs-client").display(),
+        server.portal(),
+        scratch.text("run")
+    );
+    let code = scratch.path("code");
+    // It shows how far it is on a terminal of its own, which goes with `script`.
+    let within = format!("trap '' HUP; {bench} >/dev/null; echo $? > {}", code.display());
+    let mut script = Command::new("script");
+    script.args(["-qc", &within, "/dev/null"]);
+    let mut script = Proc::start(script);
+    wait_for("the session", COMMAND_TIME_MAX, || (!server.sessions().is_empty()).then_some(()));
+    std::thread::sleep(Duration::from_millis(700));
+    script.signal("KILL");
+    let ended = wait_for("the end of the bench", COMMAND_TIME_MAX, || {
+        std::fs::read_to_string(&code).ok().filter(|text| text.ends_with('\n'))
+    });
+    // As it would have without, or by the hang-up if that reached it; not by a panic.
+    assert!(matches!(&*ended, "0\n" | "1\n"), "exit code {ended}");
+    let _ = server.stop(STOP_TIME_MAX);
+}
