@@ -144,11 +144,12 @@ impl Control {
 
     fn opens_of(&self, session: &Session) -> Vec<OpenSnapshot> {
         let devices = &session.shared.devices;
-        let entries = devices.ids().filter_map(|id| devices.get(id));
-        entries
-            .filter_map(|entry| {
-                let export = self.exports.get(entry.export)?.name.clone();
-                let mut opens = self.access.opens(entry.export).iter();
+        let open = devices.ids().filter_map(|id| devices.get(id)).map(|entry| entry.export);
+        // What it has closed it holds until nothing of it runs there any more.
+        open.chain(self.closings.of(session.shared.id))
+            .filter_map(|at| {
+                let export = self.exports.get(at)?.name.clone();
+                let mut opens = self.access.opens(at).iter();
                 let (_, mode) = *opens.find(|(who, _)| *who == session.shared.id)?;
                 Some(OpenSnapshot { export, access: mode.into() })
             })

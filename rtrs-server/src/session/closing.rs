@@ -42,6 +42,12 @@ impl Closings {
         self.waiting.iter().any(|one| one.closed.session == session && one.closed.export == export)
     }
 
+    /// The exports that a session has closed and still holds.
+    pub(super) fn of(&self, session: SessionId) -> impl Iterator<Item = ExportIndex> {
+        let mine = self.waiting.iter().filter(move |one| one.closed.session == session);
+        mine.map(|one| one.closed.export)
+    }
+
     /// The exports that a session which has ended did not get to give back.
     pub(super) fn forget(&mut self, session: SessionId) -> Vec<ExportIndex> {
         let all = mem::take(&mut self.waiting);

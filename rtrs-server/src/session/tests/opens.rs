@@ -169,6 +169,7 @@ fn a_session_that_goes_before_its_close_is_answered_gives_the_export_back_in_the
     let opened = new.open_device(&mut stand, "vol", AccessMode::ReadWrite);
     assert_eq!(opened.unwrap_err(), errno::EPERM);
     assert_eq!(stand.sessions().len(), 2, "it ends with its write");
+    assert_eq!(stand.open_names(), ["vol"], "which the operator sees");
     stand.device.lock().hold = false;
     stand.pass(Duration::from_millis(5));
     assert_eq!(stand.sessions().len(), 1);
