@@ -186,6 +186,9 @@ pub enum PathEnd {
     /// Our own transport refused something.
     #[error("the transport refused: {0}")]
     Fabric(String),
+    /// There is no memory for it, or what else it needs here.
+    #[error("it cannot be served: {0}")]
+    Unserved(String),
     /// The handshake took too long.
     #[error("the handshake was not over in time")]
     HandshakeTimeout,

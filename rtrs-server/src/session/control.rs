@@ -350,13 +350,16 @@ impl Control {
             other != id && session.name == Some(name) && !self.evicted.contains(other)
         };
         if self.sessions.values().any(taken) {
-            return self.end_path(key, &PathEnd::Peer(PeerFault::NameTaken(name.to_string())), out);
+            let name = String::from_utf8_lossy(name.as_bytes()).into_owned();
+            return self.end_path(key, &PathEnd::Peer(PeerFault::NameTaken(name)), out);
         }
         let SessionParams { limits, always_invalidate, .. } = self.params;
         if path.shared.chunks.get().is_none() {
             match ChunkPool::new(limits, &path.shared.pd, always_invalidate) {
                 Ok(pool) => drop(path.shared.chunks.set(pool)),
-                Err(error) => return self.end_path(key, &PathEnd::Fabric(error.to_string()), out),
+                Err(error) => {
+                    return self.end_path(key, &PathEnd::Unserved(error.to_string()), out);
+                }
             }
         }
         let Some(path) = self.paths.get_mut(&key) else { return };
@@ -390,7 +393,13 @@ impl Control {
             return;
         }
         let (state, peer) = (path.state, path.shared.peer);
-        tracing::info!(path = %key, %peer, ?state, reason = %end, "a path ends");
+        match end {
+            // The peer can do nothing about it, and was not told.
+            PathEnd::Unserved(_) => {
+                tracing::warn!(path = %key, %peer, reason = %end, "a path ends")
+            }
+            _ => tracing::info!(path = %key, %peer, ?state, reason = %end, "a path ends"),
+        }
         path.joining = None;
         path.heartbeat = None;
         path.go(PathState::Closing);
