@@ -46,10 +46,14 @@ pub struct Reached {
 /// # Errors
 /// What is in the way, with the remedy.
 pub fn reach(options: &DeviceOptions) -> Result<Option<Reached>, DeviceError> {
+    reach_in(&Places::default(), options)
+}
+
+fn reach_in(places: &Places, options: &DeviceOptions) -> Result<Option<Reached>, DeviceError> {
     if !options.takeover || options.timeout_s.is_some() {
         return Ok(None);
     }
-    Reached::new(&Places::default(), options, 1, None)
+    Reached::new(places, options, 1, None)
 }
 
 /// The device to take over, if there is one.
@@ -266,9 +270,15 @@ mod tests {
 
     #[test]
     fn only_a_quick_takeover_reaches_early() {
-        let mut options = options(DeviceChoice::Index(1 << 19));
-        assert!(reach(&options).unwrap().is_none());
+        let tree = tree("nbd-takeover-reach");
+        let mut options = options(DeviceChoice::Index(2));
+        assert!(reach_in(&tree.places, &options).unwrap().is_none());
         (options.timeout_s, options.takeover) = (None, false);
-        assert!(reach(&options).unwrap().is_none());
+        assert!(reach_in(&tree.places, &options).unwrap().is_none());
+        options.takeover = true;
+        let error = reach_in(&tree.places, &options).unwrap_err().to_string();
+        assert!(error.contains("/dev/nbd2 was connected, but it has no quick takeover"), "{error}");
+        options.choice = DeviceChoice::Index(0);
+        assert!(reach_in(&tree.places, &options).unwrap().is_none(), "its process lives");
     }
 }
