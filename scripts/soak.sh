@@ -26,7 +26,7 @@ while [ $# -gt 0 ]; do
             exit 0
             ;;
         *)
-            echo "soak: unknown argument '$1'; known: --minutes N, --sim, --lab, --rounds N, --seed N" >&2
+            echo "soak: unknown argument '$1'; see scripts/soak.sh --help" >&2
             exit 2
             ;;
     esac

@@ -97,10 +97,11 @@ tests() { # name seconds_max command...
     fi
 }
 
-# The scenarios of the lab, after `scripts/lab.sh setup`, some with fewer rounds. Its checks count as tests do, a scenario
-# that could not run as one skipped, one that died without a failed check as one failed. The
-# kernel in the guests has faults of its own that strike at random (docs/TESTING.md), so one or two
-# scenarios that failed are tried once more; that they pass then is said aloud.
+# The scenarios of the lab, after `scripts/lab.sh setup`, some with fewer rounds. Its checks count
+# as tests do, a scenario that could not run as one skipped, one that died without a failed check as
+# one failed. The kernel in the guests has faults of its own that strike at random
+# (docs/TESTING.md), so one or two scenarios that failed are tried once more; that they pass then is
+# said aloud.
 lab() {
     local log=$scratch/lab.log status sums names
     run_stage lab-setup 2400 bash scripts/lab.sh setup

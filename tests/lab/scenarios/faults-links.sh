@@ -54,7 +54,8 @@ one_link() {
     round silent to-the-server 'topology_cut va0' 'topology_mend va0'
     round silent to-the-client 'topology_cut vb0' 'topology_mend vb0'
     faults_end silent "a silent cable"
-    faults_stalls silent "packets of one of two paths dropped: both ways, to the server, to the client"
+    faults_stalls silent \
+        "packets of one of two paths dropped: both ways, to the server, to the client"
     note "path 0 was back ${BACK}ms after the cable"
     expect_num "what was in flight went over" "$(path_stat vol 0 failovers)" -gt 0
     expect_eq "no request failed" "$(client_json stats vol '[.ops[].errors] | add')" 0

@@ -82,7 +82,8 @@ scenario() {
         path=$((RANDOM % 2)) seconds=$((1 + RANDOM % 5))
         struck[$fault]=$((${struck[$fault]:-0} + 1))
         faults_mark soak "$round-$fault"
-        assert_true "round $round: $fault, path $path, $seconds s" strike "$fault" "$path" "$seconds"
+        assert_true "round $round: $fault, path $path, $seconds s" \
+            strike "$fault" "$path" "$seconds"
         assert_within 60 "round $round: both paths are connected again" are_connected vol 2
         kill -0 "$FAULTS_FIO" 2>/dev/null || {
             fail "round $round: fio goes on" "$(tail -n 5 "$LAB_WORK/fio-soak.log")"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: fio with verification, 4 jobs, 60 s (quick: 15), over two RDMA paths: every connection carries IO
+# lab: fio with verification, 4 jobs, 60 s (quick: 15), two RDMA paths: every connection carries IO
 # topology: one
 # paths: 2
 # limit: 200

@@ -64,7 +64,7 @@ fn a_path_that_waits_is_tried_at_once_and_its_waits_begin_anew() {
     for pair in after.windows(2) {
         let wait = pair[1].since(pair[0]);
         assert!(wait >= bound / 2 && wait <= bound + MS, "{wait:?} for {bound:?}");
-        bound = bound * 2;
+        bound *= 2;
     }
     assert!(bound >= 5 * SEC, "{after:?}");
 

@@ -5,8 +5,8 @@
 //! accept:   Accepting (the reply waits for `flush`) > Answered > Open > Draining
 //! ```
 //! A step that fails gives an [`End`]; the fabric then takes the connection down (ending.rs): its
-//! queue pair is destroyed, while `leaving` says why. Only `Draining`, which waits until all that was posted
-//! has been acknowledged, stands between a disconnect and its end.
+//! queue pair is destroyed, while `leaving` says why. Only `Draining`, which waits until all that
+//! was posted has been acknowledged, stands between a disconnect and its end.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,9 +1,9 @@
 //! How connections end, and how completions reach them.
 //!
 //! The queue pair goes to error, the peer is told goodbye, the completions that are there are
-//! taken. Then the queue pair is destroyed by the reaper, on another thread, since a driver may take
-//! its time; only after that is the rest reported as flushed, its memory let go, and `Closed` said.
-//! So no end makes a core wait, and nothing lands after `Closed`.
+//! taken. Then the reaper destroys the queue pair on another thread, since a driver may take its
+//! time; only after that is the rest reported as flushed, its memory let go, and `Closed` said. So
+//! no end makes a core wait, and nothing lands after `Closed`.
 
 use super::VerbsFabric;
 use super::conn::{Conn, End, completion};
