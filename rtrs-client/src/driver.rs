@@ -110,6 +110,8 @@ pub(crate) enum Event {
     KernelGone(CoreIndex),
     /// A core's thread ended with this error.
     CoreFailed(CoreIndex, String),
+    /// What whoever takes over from this process has to know: the life of the server's cache.
+    KeptLife(u64),
     /// Everything ended.
     Done,
 }
@@ -190,6 +192,7 @@ struct ClientShard {
     next_core: usize,
     events: Option<mpsc::Sender<Event>>,
     reported_failure: bool,
+    kept_life: Option<u64>,
     /// Deadline of a front end that is stopping.
     stopping: Option<Instant>,
     /// It has stopped.
@@ -228,6 +231,7 @@ impl ClientShard {
             next_core: 0,
             events: start.events,
             reported_failure: false,
+            kept_life: None,
             stopping: None,
             front_stopped: false,
             shutdown: None,
@@ -590,6 +594,11 @@ impl Shard for ClientShard {
                 self.reported_failure = true;
                 self.event(Event::Failed(failure));
             }
+        }
+        let life = self.control.as_ref().and_then(SessionControl::kept_life);
+        if self.kept_life != life {
+            self.kept_life = life;
+            life.into_iter().for_each(|life| self.event(Event::KeptLife(life)));
         }
         any |= self.deliver(now);
         any |= self.accept_clients(now);

@@ -17,6 +17,7 @@ use crate::control::{Detach, serve};
 use crate::device;
 use crate::driver::Event;
 use crate::error::{Error, ErrorKind};
+use crate::kept::Kept;
 use crate::launch::{self, Running, Use};
 use crate::online::Online;
 use crate::plan::{AttachPlan, Front};
@@ -54,7 +55,15 @@ pub(crate) fn hold(plan: &AttachPlan) -> Result<(), Error> {
         }
     };
     let patience = plan.takeover_patience();
-    let config = SessionConfig { open_patience: patience, ..session_config(&plan.session)? };
+    let kept = match &plan.front {
+        Front::Device(_) => Some(Kept::new(&plan.run_dir, &plan.session.export_name)),
+        _ => None,
+    };
+    let config = SessionConfig {
+        open_patience: patience,
+        inherited_life: kept.as_ref().filter(|_| plan.takes_over()).and_then(Kept::life),
+        ..session_config(&plan.session)?
+    };
     let identity = Identity {
         name: plan.session.export_name.clone(),
         session: config.name.clone(),
@@ -82,7 +91,7 @@ pub(crate) fn hold(plan: &AttachPlan) -> Result<(), Error> {
     let running = start(&plan.session, config, Use::Nbd(bound, bridge), &providers)?;
     let (wakes, inbox) = mpsc::channel();
     forward_signals(wakes.clone())?;
-    let running = forward_events(running, wakes.clone());
+    let running = forward_events(running, wakes.clone(), kept.clone());
     let cores = running.cores();
     let online = Online::new(&plan.session, providers);
     // From here on `list` shows the session and `detach` ends it, also while it opens.
@@ -118,7 +127,7 @@ pub(crate) fn hold(plan: &AttachPlan) -> Result<(), Error> {
         (false, Output::Json) => format!("{attached:#}\n"),
         (false, Output::Text) => format!("{READY}{}\n", report::served(&attached)),
     });
-    let mut holding = Holding { cores, device, over: None, warning: None };
+    let mut holding = Holding { cores, device, kept, over: None, warning: None };
     if let Err(error) = told
         && background
     {
@@ -140,6 +149,8 @@ struct Holding {
     cores: launch::Cores,
     /// The kernel's device, until the session is told to end.
     device: Option<KernelDevice>,
+    /// What is left for who takes over, should the process die.
+    kept: Option<Kept>,
     /// When the session has to have ended, once it was told to.
     over: Option<Instant>,
     /// What there is to say about the device's end.
@@ -202,6 +213,10 @@ impl Holding {
         }
         if self.device.is_some() {
             self.stop(Duration::ZERO);
+        }
+        // A device that could not be taken from its users may still be taken over.
+        if let Some(kept) = self.kept.filter(|_| self.warning.is_none()) {
+            kept.forget();
         }
         end(running, control, waiting, inbox, self.warning.as_deref());
         match failed {

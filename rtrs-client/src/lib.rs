@@ -17,6 +17,7 @@ mod doctor;
 mod driver;
 mod error;
 mod hold;
+mod kept;
 mod launch;
 pub mod machine;
 mod network;

@@ -210,6 +210,12 @@ impl ClientCore {
         self.opened.then(|| SessionDevice::new(Rc::clone(&self.session)))
     }
 
+    /// On core 0: in which life of the server's cache this session may leave writes that were not
+    /// flushed, should it end now; for [`SessionConfig::inherited_life`] of the next.
+    pub fn kept_life(&self) -> Option<u64> {
+        self.control.as_ref().and_then(SessionControl::kept_life)
+    }
+
     /// When to be polled even if nothing happens.
     pub fn deadline(&self) -> Option<Instant> {
         let control = self.control.as_ref().and_then(SessionControl::deadline);

@@ -26,6 +26,7 @@ use crate::device;
 use crate::driver::Event;
 use crate::error::{Error, ErrorKind};
 use crate::hold::hold;
+use crate::kept::Kept;
 use crate::launch::{self, Running, Use};
 use crate::plan::{AttachPlan, BenchPlan, Plan, RunDir, SessionPlan};
 use crate::provide::{Providers, path_target, schemes};
@@ -147,6 +148,7 @@ fn detach(
         // A session whose process is gone may have left a device.
         Err(error) if error.kind() == ErrorKind::NotAttached => {
             let freed = device::free(name)?;
+            Kept::new(run_dir, name).forget();
             if freed.is_empty() {
                 return Err(error);
             }
@@ -318,6 +320,7 @@ pub(crate) fn session_config(plan: &SessionPlan) -> Result<SessionConfig, Error>
         },
         read_only_fallback: plan.access == Access::Auto,
         open_patience: Duration::ZERO,
+        inherited_life: None,
         id: SessionId(id),
         paths: plan
             .paths
@@ -403,12 +406,19 @@ pub(crate) fn forward_signals(wakes: mpsc::Sender<Wake>) -> Result<(), Error> {
     Ok(())
 }
 
-pub(crate) fn forward_events(mut running: Running, wakes: mpsc::Sender<Wake>) -> Running {
+/// Lets the session's events wake who waits; what it keeps goes to `kept`, if that is given.
+pub(crate) fn forward_events(
+    mut running: Running,
+    wakes: mpsc::Sender<Wake>,
+    kept: Option<Kept>,
+) -> Running {
     let (_, nothing) = mpsc::channel();
     let events = std::mem::replace(&mut running.events, nothing);
     std::thread::spawn(move || {
         while let Ok(event) = events.recv() {
-            if wakes.send(Wake::Core(event)).is_err() {
+            if let Event::KeptLife(life) = event {
+                kept.iter().for_each(|kept| kept.keep(life));
+            } else if wakes.send(Wake::Core(event)).is_err() {
                 return;
             }
         }
@@ -431,7 +441,7 @@ pub(crate) fn wait_ready(
         Ok(Wake::Core(Event::Failed(failure))) => failure.to_string(),
         Ok(Wake::Core(Event::FrontFailed(error))) => error.to_string(),
         Ok(Wake::Core(Event::CoreFailed(core, error))) => format!("core {core}: {error}"),
-        Ok(Wake::Core(Event::Done | Event::KernelGone(_))) => {
+        Ok(Wake::Core(Event::Done | Event::KernelGone(_) | Event::KeptLife(_))) => {
             "the session ended before it began".to_owned()
         }
         Ok(Wake::Signal) => "ended by a signal".to_owned(),
@@ -480,7 +490,7 @@ fn run_bench(plan: &BenchPlan) -> Result<(), Error> {
     let running = start(&plan.session, config, Use::Bench(Arc::clone(&workload)), &providers)?;
     let (wakes, inbox) = mpsc::channel();
     forward_signals(wakes.clone())?;
-    let running = forward_events(running, wakes);
+    let running = forward_events(running, wakes, None);
     let cores = running.cores();
     let what = format!("bench {}", plan.session.export_name);
     if let Err(error) = wait_ready(&inbox, &cores, &what, Duration::ZERO, &mut None) {

@@ -47,6 +47,8 @@ pub(super) struct Cluster {
     works: Vec<Workload>,
     /// How many clients there were.
     life: u8,
+    /// What the client that died last had kept for the next: its cache's life.
+    kept_life: Option<u64>,
     /// How many paths were added to running sessions.
     added: u8,
     /// When the session is told again to have all paths, once it is to have them.
@@ -112,6 +114,7 @@ impl Cluster {
             client: Vec::new(),
             works: Vec::new(),
             life: 0,
+            kept_life: None,
             added: 0,
             restore_at: None,
             retry_at: None,
@@ -139,7 +142,7 @@ impl Cluster {
     fn start_client(&mut self, works: Vec<Workload>) {
         self.life += 1;
         (self.has_opened, self.retry_at) = (false, None);
-        let config = Arc::new(session_config(&self.options, self.life));
+        let config = Arc::new(session_config(&self.options, self.life, self.kept_life));
         let uuid = |at: usize| [0xa0 + at as u8; 16].map(|byte: u8| byte ^ self.life);
         let uuids: Vec<[u8; 16]> = (0..self.options.paths).map(uuid).collect();
         for (at, work) in (0..).zip(works) {
@@ -162,6 +165,8 @@ impl Cluster {
         }
         self.retry_at = None;
         let now = self.now();
+        let kept = self.client.first().and_then(|home| home.core.kept_life());
+        self.kept_life = kept.or(self.kept_life);
         if self.plant == Plant::EarlyOpen {
             self.disk.turn_loose();
         }
@@ -169,7 +174,7 @@ impl Cluster {
             host.work.abandon(now, &mut self.oracle);
             self.works.push(host.work);
         }
-        self.oracle.client_gone();
+        self.oracle.client_gone(self.options.takeover.is_some());
     }
 
     /// A session that gave up attaching is tried again, as a supervisor does.

@@ -122,7 +122,8 @@ pub(super) fn path_target(options: &Options, path: usize) -> PathTarget {
     }
 }
 
-pub(super) fn session_config(options: &Options, life: u8) -> SessionConfig {
+/// What the client of a life is told; of one that takes over, what the one before had kept.
+pub(super) fn session_config(options: &Options, life: u8, kept: Option<u64>) -> SessionConfig {
     SessionConfig {
         name: "sim".into(),
         export: "vol".into(),
@@ -133,6 +134,7 @@ pub(super) fn session_config(options: &Options, life: u8) -> SessionConfig {
             _ => Duration::ZERO,
         },
         read_only_fallback: false,
+        inherited_life: kept.filter(|_| options.takeover.is_some()),
         id: SessionId([life; 16]),
         paths: (0..options.paths).map(|path| path_target(options, path)).collect(),
         cores: options.client_cores,

@@ -27,8 +27,9 @@
 //! is durable when it was acknowledged with FUA, or before a flush began that was acknowledged
 //! before the cut. A flush is held against what was acknowledged before it began also when the
 //! power failed in between, until a flush has failed and so told of the loss; a flush may fail for
-//! that only. A client that was killed takes what it knew with it: nobody is told of a loss of its
-//! writes.
+//! that only. Where a client that was killed is followed by another user, nobody is left to be told
+//! of a loss of its writes. Where it is followed by one that takes over, its users are; there a
+//! flush may also fail once for a power cut that took nothing.
 
 use std::collections::BTreeMap;
 
@@ -101,6 +102,8 @@ pub(super) struct Oracle {
     last_cut: u64,
     /// The power cut that a flush has told of, and when.
     told: (u64, u64),
+    /// A client took over from another, and cannot know what of that one's writes was flushed.
+    doubt: bool,
     writes: Vec<Write>,
     sectors: Vec<Sector>,
     /// Pending and open writes per sector, for who must not overlap.
@@ -159,6 +162,7 @@ impl Oracle {
             write_cache,
             last_cut: 0,
             told: (0, 0),
+            doubt: false,
             writes: vec![zero],
             sectors: vec![sector; sectors as usize],
             busy: vec![0; sectors as usize],
@@ -334,7 +338,8 @@ impl Oracle {
         let was_lost = |write: &Write| {
             !write.durable && write.start < self.last_cut && (news || write.finish > at)
         };
-        let told = self.writes.iter().any(was_lost);
+        let doubt = self.doubt && self.last_cut > 0 && news;
+        let told = doubt || self.writes.iter().any(was_lost);
         if cut != self.last_cut {
             self.told = (self.last_cut, now);
         }
@@ -351,8 +356,13 @@ impl Oracle {
         }
     }
 
-    /// A client was killed.
-    pub(super) fn client_gone(&mut self) {
+    /// A client was killed. If the next one takes over, its users go on, and are to be told of what
+    /// a power cut takes; once more if it has been told, since they may not have heard of it.
+    pub(super) fn client_gone(&mut self, takeover: bool) {
+        if takeover {
+            (self.doubt, self.told) = (true, (0, 0));
+            return;
+        }
         for write in &mut self.writes {
             write.orphan |= write.acked;
         }

@@ -187,6 +187,11 @@ impl AttachPlan {
         Ok(Self { session, front, buffer_bytes: bytes, foreground, run_dir, output })
     }
 
+    /// True when it takes a device over that another process has left, if there is one.
+    pub(crate) fn takes_over(&self) -> bool {
+        matches!(&self.front, Front::Device(options) if options.takeover)
+    }
+
     /// How long to try to open the export: a session that takes over waits for the server to be
     /// done with that of the process that died.
     pub(crate) fn takeover_patience(&self) -> Duration {

@@ -11,16 +11,26 @@
 //! Cores count their own writes; the home core (below) sees the lives change. Neither waits for
 //! the other: a core adds to its count before it looks at the life, the home core changes the life
 //! before it adds the counts up, so one of the two sees the other.
+//!
+//! A process that dies takes its counts with it, and its users may go on with the next one. So the
+//! process keeps the life it is in where the next one finds it (`kept_life`), and that one begins
+//! in this life, with a write that nobody has flushed. A life is kept when there is nothing to tell
+//! of the ones before.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rtrs_core::block::{Io, IoOp};
 use rtrs_core::ids::CoreIndex;
+use rtrs_core::time::{Duration, Instant};
 
 use super::control::{Path, SessionControl};
 use super::{OpenDevice, ToShard};
 use crate::path::state::PathState;
+
+/// How long after a loss was told, by a flush that failed, it counts as told: the answer may still
+/// be on its way to whoever asked.
+const TOLD_FOR_GOOD: Duration = Duration::from_secs(2);
 
 /// A count of one core, on a cache line of its own.
 #[derive(Debug, Default)]
@@ -64,6 +74,19 @@ impl CacheWatch {
             losses: AtomicU64::new(0),
             told: AtomicU64::new(0),
         }
+    }
+
+    /// Somebody before may have had a write acknowledged that nobody has flushed.
+    fn inherit(&self) {
+        if let Some(count) = self.acked.first() {
+            count.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// The life that the server is in, unless there is a loss to be told.
+    fn settled_life(&self) -> Option<u64> {
+        let told = self.told.load(Ordering::SeqCst) >= self.losses.load(Ordering::SeqCst);
+        told.then(|| self.life())
     }
 
     fn all_acked(&self) -> u64 {
@@ -147,11 +170,41 @@ impl SessionControl {
         match &self.cache {
             Some(cache) => report(cache.meet(life, volatile)),
             None => {
-                let cache = Arc::new(CacheWatch::new(self.config.cores, life, volatile));
+                let before = self.config.inherited_life;
+                let begins = before.filter(|life| *life != 0).unwrap_or(life);
+                let cache = Arc::new(CacheWatch::new(self.config.cores, begins, volatile));
                 self.tell_all(ToShard::Cache(Arc::clone(&cache)));
+                if before.is_some() {
+                    cache.inherit();
+                    report(cache.meet(life, volatile));
+                }
                 self.cache = Some(cache);
             }
         }
+    }
+
+    /// Notes the life in which this process may leave writes that were not flushed.
+    pub(super) fn keep_life(&mut self, now: Instant) {
+        let Some(cache) = &self.cache else { return };
+        let settled = cache.settled_life().filter(|life| self.kept.life != Some(*life));
+        match (settled, self.kept.since) {
+            (None, _) => self.kept.since = None,
+            // Nothing was written in any other.
+            (Some(life), _) if self.kept.life.is_none() && self.config.inherited_life.is_none() => {
+                self.kept = KeptLife { life: Some(life), since: None };
+            }
+            (Some(_), None) => self.kept.since = Some(now),
+            (Some(life), Some(since)) if now.since(since) >= TOLD_FOR_GOOD => {
+                self.kept = KeptLife { life: Some(life), since: None };
+            }
+            _ => {}
+        }
+    }
+
+    /// The life to be told to whoever takes over if this process dies; see
+    /// [`SessionConfig::inherited_life`](super::SessionConfig::inherited_life).
+    pub(crate) fn kept_life(&self) -> Option<u64> {
+        self.kept.life
     }
 
     /// A path ended. If no other is of the life that we met last (its answer was an old one, which
@@ -167,6 +220,14 @@ impl SessionControl {
             report(cache.meet(path.cache_id, cache.volatile.load(Ordering::SeqCst)));
         }
     }
+}
+
+/// The life of the server's cache that is kept for the next process.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct KeptLife {
+    life: Option<u64>,
+    /// Since when another one is to be kept.
+    since: Option<Instant>,
 }
 
 fn report(lost: u64) {
@@ -205,6 +266,23 @@ mod tests {
     fn end(watch: &CacheWatch, mark: FlushMark, life: u64) -> bool {
         watch.done(CORE, &io(IoOp::Flush, false), mark, life);
         watch.tells(mark)
+    }
+
+    #[test]
+    fn what_a_process_that_died_left_counts_until_a_flush() {
+        let watch = CacheWatch::new(1, 7, false);
+        watch.inherit();
+        assert_eq!(watch.settled_life(), Some(7));
+        assert_eq!(watch.meet(8, false), 1);
+        assert_eq!(watch.settled_life(), None, "it has to be told");
+        let mark = begin(&watch);
+        assert!(end(&watch, mark, 8), "told by a flush that fails");
+        assert_eq!(watch.settled_life(), Some(8));
+        let watch = CacheWatch::new(1, 7, false);
+        watch.inherit();
+        let mark = begin(&watch);
+        assert!(!end(&watch, mark, 7), "flushed");
+        assert_eq!(watch.meet(8, false), 0);
     }
 
     #[test]

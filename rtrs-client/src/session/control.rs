@@ -17,6 +17,7 @@ use rtrs_core::proto::{Backoff, Heartbeat};
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::AccessMode;
 
+use super::cache::KeptLife;
 use super::device::SessionFailure;
 use super::fence::{Lost, NoPathClock};
 use super::links::Tries;
@@ -129,6 +130,7 @@ pub(crate) struct SessionControl {
     pub(super) policy: Policy,
     pub(super) no_path: NoPathClock,
     pub(super) cache: Option<Arc<CacheWatch>>,
+    pub(super) kept: KeptLife,
     pub(super) outbox: Outbox,
 }
 
@@ -199,6 +201,7 @@ impl SessionControl {
             policy: config_policy,
             no_path: NoPathClock::default(),
             cache: None,
+            kept: KeptLife::default(),
             outbox: Vec::new(),
         }
     }
@@ -278,6 +281,7 @@ impl SessionControl {
         }
         any |= self.advance_fences(now, fabrics);
         any |= self.poll_no_path(now);
+        self.keep_life(now);
         if matches!(self.device, DeviceState::Closing { deadline, .. } if now >= deadline) {
             self.end_all(now, fabrics);
             any = true;

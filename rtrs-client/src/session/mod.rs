@@ -101,6 +101,10 @@ pub struct SessionConfig {
     /// How long, from the start on, a session that cannot open tries again: who takes over from a
     /// process that died has to wait until the server has done with that one's session.
     pub open_patience: Duration,
+    /// Of a session that takes over from a process that died: in which life of the server's cache
+    /// that one may have left writes that were not flushed, 0 when that is not known. They count
+    /// as this session's own.
+    pub inherited_life: Option<u64>,
     /// The session's identity, the same on all paths.
     pub id: SessionId,
     /// Paths in order of preference; at least one.

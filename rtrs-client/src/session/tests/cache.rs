@@ -2,6 +2,7 @@
 
 use rtrs_core::block::{IoFlags, IoOp};
 use rtrs_core::status::IoStatus;
+use rtrs_core::time::Instant;
 
 use super::stand::{SEC, Stand};
 use crate::path::state::PathState;
@@ -97,4 +98,43 @@ fn a_server_that_says_nothing_is_believed() {
         restart(&mut stand, 0);
         assert_eq!(run(&mut stand, 0, IoOp::Flush, false), Some(IoStatus::Ok));
     }
+}
+
+#[test]
+fn who_takes_over_tells_of_what_the_one_before_lost() {
+    let inheriting = |cache_id, inherited| {
+        Stand::open(|s| {
+            s.paths = 2;
+            (s.how.fence, s.how.cache_id) = (true, cache_id);
+            s.config.inherited_life = Some(inherited);
+        })
+    };
+    let flush = |stand: &mut Stand| run(stand, 1, IoOp::Flush, false);
+    let kept = |stand: &Stand| stand.client.control.kept_life();
+    // Lost while nobody had it.
+    let mut over = inheriting(8, 7);
+    assert_eq!(run(&mut over, 0, IoOp::Write, true), Some(IoStatus::Ok));
+    over.until("more than it takes to keep a life", 9 * SEC, |s| {
+        s.now() >= Instant::ZERO + 5 * SEC
+    });
+    assert_eq!(kept(&over), None, "first it has to be told");
+    assert_eq!((flush(&mut over), flush(&mut over)), (Some(IoStatus::Io), Some(IoStatus::Ok)));
+    assert_eq!(kept(&over), None, "the answer may not have left");
+    over.until("the life to be kept", 3 * SEC, |s| kept(s) == Some(8));
+    // Lost afterwards.
+    for inherited in [7, 0] {
+        let mut over = inheriting(7, inherited);
+        restart(&mut over, 8);
+        assert_eq!((flush(&mut over), flush(&mut over)), (Some(IoStatus::Io), Some(IoStatus::Ok)));
+    }
+    // Flushed before.
+    let mut over = inheriting(7, 7);
+    assert_eq!(flush(&mut over), Some(IoStatus::Ok));
+    restart(&mut over, 8);
+    assert_eq!(flush(&mut over), Some(IoStatus::Ok));
+    // Nobody was there before.
+    let mut first = stand(7);
+    assert_eq!(kept(&first), Some(7));
+    restart(&mut first, 8);
+    assert_eq!(flush(&mut first), Some(IoStatus::Ok));
 }

@@ -320,6 +320,7 @@ fn config() -> SessionConfig {
         export: "vol0".into(),
         access: AccessMode::ReadWrite,
         open_patience: Duration::ZERO,
+        inherited_life: None,
         read_only_fallback: false,
         id: SessionId([0x5e; 16]),
         paths: Vec::new(),
