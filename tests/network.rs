@@ -60,6 +60,12 @@ impl Hosts {
         wait_for(state, SOON, || (self.path()["state"] == state).then_some(()));
     }
 
+    /// A server that still has the path refuses an attempt once, and the next is minutes away.
+    fn wait_forgotten(&self) {
+        let gone = || self.server.sessions().is_empty().then_some(());
+        wait_for("the server's end of the path", SOON, gone);
+    }
+
     /// Attempts that failed, and ends of what was connected.
     fn ends(&self) -> u64 {
         self.path()["ends"].as_u64().expect("a count")
@@ -95,6 +101,7 @@ fn a_path_whose_link_comes_up_does_not_wait_for_its_next_attempt() {
     for round in 0..3 {
         hosts.cable.pull();
         hosts.wait_state("waiting");
+        hosts.wait_forgotten();
         let (ends, tried) = (hosts.ends(), hosts.logged(TRYING));
         hosts.cable.plug();
         hosts.wait_state("connected");
@@ -112,6 +119,7 @@ fn a_link_that_is_switched_off_and_on_is_news_too() {
     let Some(hosts) = Hosts::start(&LONG_WAITS) else { return };
     hosts.cable.client(&["link", "set", Cable::LINK, "down"]);
     hosts.wait_state("waiting");
+    hosts.wait_forgotten();
     let ends = hosts.ends();
     hosts.cable.client(&["link", "set", Cable::LINK, "up"]);
     hosts.wait_state("connected");
@@ -120,6 +128,7 @@ fn a_link_that_is_switched_off_and_on_is_news_too() {
     // And an address that goes and comes back.
     hosts.cable.client(&["addr", "del", "10.99.0.1/24", "dev", Cable::LINK]);
     hosts.wait_state("waiting");
+    hosts.wait_forgotten();
     hosts.cable.client(&["addr", "add", "10.99.0.1/24", "dev", Cable::LINK]);
     hosts.wait_state("connected");
     hosts.end();
