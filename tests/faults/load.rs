@@ -19,7 +19,10 @@ const SIZES: [usize; 4] = [4096, 4096, 12 << 10, 64 << 10];
 const BLOCKS: u64 = 16;
 /// Where the part of each client begins: multiples of this.
 const PART: u64 = 1 << 20;
-const PROGRESS_TIME_MAX: Duration = Duration::from_secs(30);
+const PROGRESS_TIME_MAX: Duration = Duration::from_secs(60);
+/// Between one IO of a client and the next; and after an error, which may come at once each time.
+const PAUSE: Duration = Duration::from_millis(1);
+const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(20);
 
 /// The clients are to go on; to read all of it once more and end; to end at once, since the test
 /// has failed.
@@ -177,7 +180,7 @@ impl Part {
             if !self.look(block, &mut raw, meter, (&mut sent, &mut got)) {
                 break;
             }
-            std::thread::sleep(Duration::from_millis(1));
+            std::thread::sleep(if good { PAUSE } else { PAUSE_AFTER_ERROR });
         }
         match order.load(Ordering::Relaxed) {
             RUN => panic!("the session closed its NBD connection"),

@@ -14,7 +14,7 @@ use super::load::Load;
 use super::proxy::Proxy;
 
 /// How long a path may take to be noticed dead, or to come back: many times what it needs.
-pub(crate) const PATH_TIME_MAX: Duration = Duration::from_secs(30);
+pub(crate) const PATH_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Tests of this process have addresses apart by this, and those of other processes by its id.
 static SCENES: AtomicU8 = AtomicU8::new(1);
