@@ -205,8 +205,9 @@ fn a_byte_that_is_corrupted() {
         assert_eq!(scene.reconnects(0), round, "{way:?} {place:?}");
         assert!(scene.failovers(0) > failovers, "{way:?} {place:?}: what was lost is sent again");
         if [Place::Payload, Place::Checksum].contains(&place) {
-            let found = damaged(&scene, way) - caught;
-            assert_eq!(found, 1, "{way:?} {place:?}: caught by the checksum\n{}", scene.log());
+            let what = format!("{way:?} {place:?}: the checksum to catch it");
+            let found = || Some(damaged(&scene, way) - caught).filter(|found| *found > 0);
+            assert_eq!(wait_for(&what, PATH_TIME_MAX, found), 1, "{way:?} {place:?}");
         }
     }
     tell("a byte corrupted on one of two paths", longest);
@@ -214,7 +215,9 @@ fn a_byte_that_is_corrupted() {
         tell("the same, in the length of a frame", lengths);
     }
     let told = "terminated by the peer: wrong CRC";
-    assert!(scene.log().contains(told), "the client says why:\n{}", scene.log());
+    wait_for("the client's log to say why", PATH_TIME_MAX, || {
+        scene.log().contains(told).then_some(())
+    });
     scene.check_undisturbed(1);
     scene.end();
 }
@@ -233,8 +236,10 @@ fn no_path_for_longer_than_io_waits() {
         assert!(waited >= 5 * SECOND, "an error after {waited:?}, and IO waits 5 s for a path");
     }
     assert_eq!(scene.status()["state"], "waiting-for-path");
-    let log = scene.log();
-    assert!(log.contains("IO ends with errors now"), "{log}");
+    // What is logged is in the file a little later.
+    let log = wait_for("the log to tell of the errors", PATH_TIME_MAX, || {
+        Some(scene.log()).filter(|log| log.contains("IO ends with errors now"))
+    });
     for proxy in &scene.proxies {
         // By its heartbeats, or by a request that was not answered, whichever came first.
         let why = |line: &str| line.contains("silent for") || line.contains("no answer for");

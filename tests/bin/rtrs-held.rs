@@ -5,7 +5,8 @@
 //! | file | made by | means |
 //! |---|---|---|
 //! | `hold` | the test | hold the next write to the first MiB |
-//! | `holding` | this program, instead of `hold` | it is held; all else runs |
+//! | `armed` | this program, instead of `hold` | a write that comes from now on is held |
+//! | `holding` | this program, instead of `armed` | one is held; all else runs |
 //! | `release` | the test | let it run; taken away with `holding` when it is on its way |
 #![forbid(unsafe_code)]
 
@@ -62,15 +63,16 @@ fn hold(source: Arc<dyn BlockSource>, dir: PathBuf) -> Arc<dyn BlockSource> {
 }
 
 fn look(dir: &Path, handle: &PauseHandle) -> io::Result<()> {
-    let [hold, holding, release] = ["hold", "holding", "release"].map(|name| dir.join(name));
+    let [hold, armed, holding, release] =
+        ["hold", "armed", "holding", "release"].map(|name| dir.join(name));
     if hold.exists() {
-        if handle.held() == 0 {
-            handle.hold_range(&[IoOp::Write], 0..HELD_BYTES);
-        } else {
-            // Nothing after it, not even its copy.
-            handle.hold_range(&[IoOp::Write], 0..0);
-            fs::rename(&hold, &holding)?;
-        }
+        handle.hold_range(&[IoOp::Write], 0..HELD_BYTES);
+        fs::rename(&hold, &armed)?;
+    }
+    if armed.exists() && handle.held() > 0 {
+        // Nothing after it, not even its copy.
+        handle.hold_range(&[IoOp::Write], 0..0);
+        fs::rename(&armed, &holding)?;
     }
     if release.exists() {
         handle.release_all();

@@ -50,6 +50,13 @@ impl Stand {
         let _ = File::create(self.dir.path(name)).expect("make a file");
     }
 
+    /// Waits until the disk has made a file, or taken it away.
+    fn wait_file(&self, name: &str, there: bool) {
+        wait_for(&format!("the file {name}: {there}"), PATH_TIME_MAX, || {
+            (self.dir.path(name).exists() == there).then_some(())
+        });
+    }
+
     fn paths(&self, what: &str) -> Vec<Value> {
         let shown = ask(&self.client, what);
         let path = |proxy: &Proxy| {
@@ -81,6 +88,7 @@ impl Stand {
         }
         let answered = AtomicBool::new(false);
         self.command("hold");
+        self.wait_file("armed", true);
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| {
                 let mut raw = RawNbd::go(self.client.front(), "vol0");
@@ -88,9 +96,7 @@ impl Stand {
                 answered.store(true, Ordering::Relaxed);
                 assert_eq!(raw.write(0, offset, &data[1]), Reply::Error(0));
             });
-            wait_for("the disk to hold the write", PATH_TIME_MAX, || {
-                self.dir.path("holding").exists().then_some(())
-            });
+            self.wait_file("holding", true);
             let busy = |path: &Value| path["inflight"] == 1;
             let on = wait_for("the path of the write", PATH_TIME_MAX, || {
                 self.paths("stats").iter().position(busy)
@@ -114,9 +120,7 @@ impl Stand {
             assert!(writer.join().is_ok(), "{death:?}: the writer has panicked");
             proxy.open();
         });
-        wait_for("the disk to have let go", PATH_TIME_MAX, || {
-            (!self.dir.path("release").exists()).then_some(())
-        });
+        self.wait_file("release", false);
         wait_for("the server to be done", PATH_TIME_MAX, || {
             (self.told("inflight") == 0).then_some(())
         });
