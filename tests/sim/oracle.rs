@@ -15,7 +15,8 @@
 //!
 //! **While no write is open** a sector keeps its content, in all runs. A write whose client was
 //! killed is open until the server lets the next one write, and again from the moment on in which
-//! that one is asked for it: what the dead one had sent has landed by then, or never will.
+//! that one is asked for it: what the dead one had sent has landed by then, or never will. It is
+//! another write from then on, of the same content.
 //!
 //! **A write that ended with an error** of the backend may have happened or not, but by its end
 //! or never. Where `no_path` lets IO end with an error, and where its client was killed, it may
@@ -286,6 +287,10 @@ impl Oracle {
             let sector = &mut self.sectors[at];
             sector.open += u32::from(parked);
             (sector.stirred, sector.settled) = (now, None);
+            // It may happen once more, from now on; how it happened before is told by then.
+            for cluster in sector.clusters.iter_mut().filter(|cluster| cluster.id == id) {
+                (cluster.start, cluster.read_first, cluster.read_last) = (now, OPEN, 0);
+            }
         }
     }
 
