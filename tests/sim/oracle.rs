@@ -62,8 +62,6 @@ struct Write {
     dead: bool,
     /// And by now it has happened or will not, until the next one is asked for it.
     parked: bool,
-    /// The next client has been asked for it: it may have happened before that.
-    again: bool,
     /// It was lost with the power and somebody was told, or nobody is left to tell.
     excused: bool,
 }
@@ -156,7 +154,6 @@ impl Oracle {
             durable: true,
             orphan: false,
             dead: false,
-            again: false,
             parked: false,
             excused: false,
         };
@@ -201,7 +198,6 @@ impl Oracle {
             durable: false,
             orphan: false,
             dead: false,
-            again: false,
             parked: false,
             excused: false,
         });
@@ -281,7 +277,7 @@ impl Oracle {
     pub(super) fn write_again(&mut self, id: u32) {
         let now = self.tick();
         let write = &mut self.writes[id as usize];
-        (write.dead, write.again) = (false, true);
+        write.dead = false;
         let parked = std::mem::take(&mut write.parked);
         for at in write.sector as usize..(write.sector + write.count) as usize {
             let sector = &mut self.sectors[at];
@@ -537,12 +533,7 @@ impl Oracle {
 
     /// Holds one write of a sector against all others there.
     fn judge(&self, at: usize, id: u32) -> Result<(), Failure> {
-        // A write that failed may happen late; one of which there are two copies, at two times.
-        let twice = |id: u32| {
-            let write = &self.writes[id as usize];
-            write.again && !write.pending && !write.acked
-        };
-        if self.overlap || twice(id) {
+        if self.overlap {
             return Ok(());
         }
         let sector = &self.sectors[at];
@@ -550,7 +541,7 @@ impl Oracle {
         let Some((first, last)) = own.and_then(|cluster| self.zone(at, cluster)) else {
             return Ok(());
         };
-        for other in sector.clusters.iter().filter(|other| other.id != id && !twice(other.id)) {
+        for other in sector.clusters.iter().filter(|other| other.id != id) {
             let Some((from, to)) = self.zone(at, other) else { continue };
             let clash = match (first < last, from < to) {
                 (true, true) => first < to && from < last,
