@@ -174,15 +174,15 @@ impl SessionPlan {
     }
 
     /// Heartbeats at a server of ours: over TCP a silent path is noticed within 400 ms. An RDMA
-    /// device may take a quarter, or half, of a second to repeat a lost packet, and that is to be
-    /// waited for.
+    /// device may take half a second to repeat a lost packet, and that is to be waited for; 600 ms
+    /// were too few in the lab, where a starved server was taken for a dead path.
     pub(crate) fn own_heartbeat(&self, scheme: Scheme) -> Rhythm {
         if self.heartbeat_ms.is_some() {
             return self.heartbeat();
         }
         let missed_max = match scheme {
             Scheme::Tcp => 3,
-            Scheme::Rdma => 5,
+            Scheme::Rdma => 8,
         };
         Rhythm {
             interval: Duration::from_millis(100),

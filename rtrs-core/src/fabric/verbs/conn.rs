@@ -166,10 +166,6 @@ impl Conn {
         matches!(self.stage, Stage::Open | Stage::Draining)
     }
 
-    fn retry(&self, options: &VerbsOptions) -> Retry {
-        Retry::of(self.qp.pd().context().limits().soft_roce, options.path_timeout)
-    }
-
     /// True when the peer has to hear that it is over.
     pub(super) fn was_greeted(&self) -> bool {
         self.was_up() || self.stage == Stage::Answered
@@ -242,7 +238,7 @@ impl Conn {
             return Err(lost(format!("the way to the peer does not lead over {name} any more")));
         }
         self.check_port()?;
-        let retry = self.retry(options);
+        let retry = Retry::within(options.path_timeout);
         // Old kernels lack the option; the timeout is then the path's own.
         let _ = self.id.set_ack_timeout(retry.ack_timeout);
         self.qp.enter_init(&self.id, self.reads.responder > 0).map_err(step("prepare"))?;
@@ -273,7 +269,7 @@ impl Conn {
             private_data: self.private_data.as_bytes(),
             responder_reads: self.reads.responder,
             initiator_reads: self.reads.initiator,
-            retry_count: self.retry(options).count,
+            retry_count: Retry::within(options.path_timeout).count,
             qp_num: self.qp.number(),
         };
         self.id.connect(param).map_err(step("send the request"))?;
@@ -285,7 +281,7 @@ impl Conn {
         event: &CmEvent,
         options: &VerbsOptions,
     ) -> Result<Step, CloseReason> {
-        let retry = self.retry(options);
+        let retry = Retry::within(options.path_timeout);
         self.qp
             .enter_rtr(&self.id, options.min_rnr_timer, None)
             .and_then(|()| self.qp.enter_rts(&self.id, retry.count, retry.ack_timeout, None))
@@ -297,7 +293,7 @@ impl Conn {
 
     /// Sends the reply of an accepted connection.
     pub(super) fn answer(&mut self, options: &VerbsOptions) -> Result<(), CloseReason> {
-        let retry = self.retry(options);
+        let retry = Retry::within(options.path_timeout);
         self.qp.post_recvs().map_err(step("post receives"))?;
         let Reads { responder, initiator } = self.reads;
         self.qp

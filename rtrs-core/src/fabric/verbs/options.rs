@@ -46,23 +46,13 @@ impl Default for VerbsOptions {
 pub(super) struct Retry {
     /// Local ACK timeout: 4.096 us times two to this power (IBA 9.7.6.1.3).
     pub(super) ack_timeout: u8,
-    /// Repetitions, 1 to 6; [`SOFT_ROCE`](Self::SOFT_ROCE) has 7, which rdma_rxe takes for endless.
+    /// Repetitions, 1 to 6: rdma_rxe takes 7 for endless.
     pub(super) count: u8,
 }
 
 impl Retry {
-    /// Every 268 ms, without end. Software has no other way to learn of a lost packet, so its time
-    /// is what a path stands still for each; and repeated so often, seven times would be over
-    /// before a starved peer has answered. Who uses the queue pair hears that it is silent.
-    const SOFT_ROCE: Self = Self { ack_timeout: 16, count: 7 };
-
-    /// For a device: in software, or one that is to give up after `limit`.
-    pub(super) fn of(soft_roce: bool, limit: Duration) -> Self {
-        if soft_roce { Self::SOFT_ROCE } else { Self::within(limit) }
-    }
-
     /// The longest time not above `limit` that the wire can say.
-    fn within(limit: Duration) -> Self {
+    pub(super) fn within(limit: Duration) -> Self {
         const UNIT_NANOS: u128 = 4096;
         let limit = limit.as_nanos();
         let mut best = (0, Self { ack_timeout: 8, count: 1 });
