@@ -207,8 +207,12 @@ fn an_evicted_session_gets_errors_at_once_and_does_not_come_back() {
     assert_eq!(raw.write(0, 4096, &[2; 4096]), Reply::Error(EIO));
     let told = status(&client);
     assert!(told.to_string().contains("operator evicted this session"), "{told}");
-    let log = std::fs::read_to_string(client.run_dir().join("vol0.log")).expect("the log");
-    assert!(log.contains("evicted by the server's operator"), "{log}");
+    // Lines of a log are in the file a moment later.
+    let log = client.run_dir().join("vol0.log");
+    wait_for("the session's word of it", COMMAND_TIME_MAX, || {
+        let text = std::fs::read_to_string(&log).expect("the log");
+        text.contains("evicted by the server's operator").then_some(())
+    });
     // Another one of the same name has the export, for writing.
     let second = attach(server.portals(), &[]);
     assert_eq!(RawNbd::go(second.front(), "vol0").write(0, 0, &[3; 4096]), Reply::Error(0));
