@@ -4,7 +4,8 @@
 //! must not be said at all: a management datagram that rdma_rxe of Linux 6.1 cannot send puts its
 //! management queue pair in error for good (rxe_req.c, `rxe_requester`; rxe_qp.c, `rxe_qp_error`),
 //! and the device takes no connection of any program any more. Dropping an identifier says goodbye
-//! too. So those of a port that is down are kept until it is up, and then let go in order.
+//! too. So those of a port that is down are kept until it has been up for a while, and then let go
+//! in order.
 
 use super::info::port_is_down;
 use super::sys::{CmId, IdKey};
@@ -12,6 +13,9 @@ use crate::time::{Duration, Instant};
 
 /// How often ports that are down are looked at.
 const LOOK: Duration = Duration::from_millis(500);
+/// How long a port has to be up before anything is said over it: addresses and routes come after
+/// the link, and without them the datagram cannot be sent either.
+const SETTLE: Duration = Duration::from_secs(15);
 /// How long one that is down is waited for. Peers have forgotten the connection by then.
 const HELD_TIME_MAX: Duration = Duration::from_secs(3600);
 /// Identifiers kept for ports that are down; the oldest goes for one more.
@@ -32,6 +36,8 @@ struct Held {
     /// The peer knows the connection and has to hear that it is over.
     greeted: bool,
     give_up: Instant,
+    /// The port was up at the last look.
+    up: bool,
 }
 
 /// All of a core.
@@ -53,7 +59,7 @@ impl Goodbyes {
         {
             self.all.remove(oldest);
         }
-        let held = Held { device, greeted, give_up: now + HELD_TIME_MAX };
+        let held = Held { device, greeted, give_up: now + HELD_TIME_MAX, up: false };
         self.all.push(Goodbye { id, until: now + LOOK, held: Some(held) });
     }
 
@@ -73,19 +79,22 @@ impl Goodbyes {
             if one.until > now {
                 return true;
             }
-            let Some(held) = &one.held else { return false };
+            let Some(held) = &mut one.held else { return false };
             let port = one.id.port_number();
             let down = match &known {
                 Some((device, number, down)) if *device == held.device && *number == port => *down,
                 _ => port_is_down(&held.device, port),
             };
+            known = Some((held.device.clone(), port, down));
             if down && now < held.give_up {
-                known = Some((held.device.clone(), port, true));
-                one.until = now + LOOK;
+                (held.up, one.until) = (false, now + LOOK);
+                return true;
+            }
+            if !down && !std::mem::replace(&mut held.up, true) {
+                one.until = now + SETTLE;
                 return true;
             }
             let said = !down && held.greeted && one.id.disconnect().is_ok();
-            known = Some((held.device.clone(), port, down));
             one.held = None;
             one.until = now + patience;
             said
