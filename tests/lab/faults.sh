@@ -26,7 +26,9 @@ faults_mark() { # name round
 faults_end() { # name text
     local status
     kill -0 "$FAULTS_FIO" 2>/dev/null || fail "$2: fio lasted until the end"
-    pkill -INT -f "^fio --name=$1 "
+    # The first of its processes only, which ends the others: what fio does in its handler of a
+    # signal can stop a process for good that is doing IO.
+    pkill -INT -o -f "^fio --name=$1 "
     wait "$FAULTS_FIO"
     status=$?
     # 128 is fio's word for having been told to end.

@@ -104,6 +104,8 @@ pub(super) struct Conn {
     pub(super) dying: bool,
     /// Why it ended, and whether the device had ended it before; its queue pair is being destroyed.
     pub(super) leaving: Option<(End, bool)>,
+    /// Its port was down when it ended, so that nothing could be said.
+    pub(super) muted: bool,
     /// The peer was told goodbye.
     pub(super) parted: bool,
     /// The peer or the connection manager ended it, so nothing need be waited for.
@@ -143,6 +145,7 @@ impl Conn {
             dirty: false,
             dying: false,
             leaving: None,
+            muted: false,
             parted: false,
             told: false,
             places,

@@ -58,7 +58,8 @@ impl VerbsFabric {
         conn.deadline = None;
         // An error means that the device is gone, and the queue pair with it.
         let _ = conn.qp.enter_error();
-        conn.parted = conn.was_greeted() && !conn.port_is_down() && conn.id.disconnect().is_ok();
+        conn.muted = conn.port_is_down();
+        conn.parted = conn.was_greeted() && !conn.muted && conn.id.disconnect().is_ok();
         self.settle(name);
         self.drain();
         if let Some(ending) = self.conn(name).and_then(|conn| conn.qp.detach()) {
@@ -98,15 +99,12 @@ impl VerbsFabric {
         };
         tracing::debug!(?event, "an RDMA connection ended");
         self.push(event);
-        let (greeted, down) = (conn.was_greeted(), conn.port_is_down());
+        // A port that came up meanwhile may not be able to send yet.
+        let (greeted, muted) = (conn.was_greeted(), conn.muted || conn.port_is_down());
         let Conn { qp, id, told, parted, .. } = *conn;
-        if down {
+        if muted {
             let device = qp.pd().context().name().to_owned();
             self.goodbyes.hold(self.now, id, device, greeted && !told && !parted);
-        } else if greeted && !parted && !told {
-            // Its port came up meanwhile.
-            let _ = id.disconnect();
-            self.goodbyes.said(id, self.now + self.options.close_timeout);
         } else if parted && !told {
             self.goodbyes.said(id, self.now + self.options.close_timeout);
         }

@@ -474,15 +474,10 @@ impl Qp {
 
     /// Destroys the queue pair; from then on nobody reaches memory through it.
     pub(in crate::fabric::verbs) fn destroy(&mut self) -> io::Result<()> {
-        let bound = match self.binder.as_mut().and_then(|binder| binder.raw.take()) {
-            Some(raw) => destroy(raw),
-            None => Ok(()),
-        };
-        let sent = self.raw.take().map_or(Ok(()), destroy);
-        bound.and(sent).inspect_err(|error| {
-            tracing::error!(%error, qp = self.number, "cannot destroy a queue pair");
-            self.abandon();
-        })
+        let Some(ending) = self.detach() else { return Ok(()) };
+        let result = ending.destroy();
+        self.destroyed(result.is_err());
+        result
     }
 
     /// What is posted may still run, so its memory stays for good.
@@ -553,6 +548,7 @@ impl Ending {
 
 impl Drop for Ending {
     fn drop(&mut self) {
+        // It has said what went wrong, and the memory stays with the `Qp`, which waits for word.
         let _ = self.finish();
     }
 }
