@@ -149,6 +149,7 @@ lab_write_settings() {
         printf 'LAB_BUILD=%q\n' "$LAB_BUILD"
         printf 'LAB_QUICK=%q\n' "${RTRS_QUICK:-}"
         printf 'LAB_LONG=%q\n' "${LAB_LONG:-}"
+        printf 'LAB_FIGURES=%q\n' "${LAB_FIGURES:-}"
         printf 'LAB_SOAK_ROUNDS=%q\n' "${RTRS_LAB_SOAK_ROUNDS:-}"
         printf 'LAB_SOAK_SEED=%q\n' "${RTRS_LAB_SOAK_SEED:-}"
         printf 'LAB_BENCH_SECONDS=%q\n' "${RTRS_LAB_BENCH_SECONDS:-}"

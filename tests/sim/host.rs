@@ -102,7 +102,7 @@ pub(super) fn client_ip(path: usize) -> IpAddr {
 }
 
 fn rhythm(options: &Options) -> Rhythm {
-    Rhythm { interval: options.heartbeat, missed_max: 3 }
+    Rhythm { interval: options.heartbeat, missed_max: 3, witnessed_max: 2 }
 }
 
 /// The name of a path.

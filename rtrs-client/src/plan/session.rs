@@ -167,26 +167,30 @@ impl SessionPlan {
 
     /// Heartbeats at a kernel's server, as slow as is safe with any.
     pub(crate) fn heartbeat(&self) -> Rhythm {
+        let missed_max = self.heartbeat_missed_max.unwrap_or(5);
         Rhythm {
             interval: Duration::from_millis(self.heartbeat_ms.unwrap_or(500)),
-            missed_max: self.heartbeat_missed_max.unwrap_or(5),
+            missed_max,
+            witnessed_max: missed_max,
         }
     }
 
     /// Heartbeats at a server of ours: over TCP a silent path is noticed within 400 ms. An RDMA
-    /// device may take half a second to repeat a lost packet, and that is to be waited for; 600 ms
-    /// were too few in the lab, where a starved server was taken for a dead path.
+    /// device may take half a second to repeat a lost packet, and that is to be waited for: 700 ms
+    /// where the server answers on another path, and else 900 ms, since 600 ms were too few in the
+    /// lab, where a starved server was taken for a dead path.
     pub(crate) fn own_heartbeat(&self, scheme: Scheme) -> Rhythm {
         if self.heartbeat_ms.is_some() {
             return self.heartbeat();
         }
-        let missed_max = match scheme {
-            Scheme::Tcp => 3,
-            Scheme::Rdma => 8,
+        let (missed_max, witnessed_max) = match scheme {
+            Scheme::Tcp => (3, 3),
+            Scheme::Rdma => (8, 6),
         };
         Rhythm {
             interval: Duration::from_millis(100),
             missed_max: self.heartbeat_missed_max.unwrap_or(missed_max),
+            witnessed_max: self.heartbeat_missed_max.unwrap_or(witnessed_max),
         }
     }
 

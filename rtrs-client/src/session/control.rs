@@ -96,6 +96,8 @@ pub(super) struct Path {
     pub(super) heartbeat: Option<Heartbeat>,
     pub(super) shared: Arc<PathShared>,
     pub(super) seen: Instant,
+    /// Since when it is known that the server runs while this path is silent (`pulse.rs`).
+    pub(super) vouched: Option<Instant>,
     pub(super) heartbeats: HeartbeatCount,
     pub(super) connects: u64,
     pub(super) attempts_failed: u64,
@@ -166,6 +168,7 @@ impl Path {
             heartbeat: None,
             shared: Arc::new(PathShared::default()),
             seen: Instant::ZERO,
+            vouched: None,
             heartbeats: HeartbeatCount::default(),
             connects: 0,
             attempts_failed: 0,

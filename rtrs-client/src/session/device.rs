@@ -211,8 +211,8 @@ impl SessionControl {
 
     fn start_heartbeat(&mut self, now: Instant, index: usize) {
         let path = &mut self.paths[index];
-        path.seen = now;
-        let Rhythm { interval, missed_max } = path.rhythm(&self.config);
+        (path.seen, path.vouched) = (now, None);
+        let Rhythm { interval, missed_max, .. } = path.rhythm(&self.config);
         path.heartbeat = Some(Heartbeat::new(interval, missed_max, now));
     }
 

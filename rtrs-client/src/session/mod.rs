@@ -49,6 +49,9 @@ pub struct Rhythm {
     pub interval: Duration,
     /// Further intervals without any traffic after which a path is dead.
     pub missed_max: u32,
+    /// The same where the server answers on another path meanwhile (`pulse.rs`): at most
+    /// `missed_max`.
+    pub witnessed_max: u32,
 }
 
 impl Rhythm {

@@ -63,7 +63,7 @@ impl ShardSession {
         now: Instant,
         fabrics: &mut [Box<dyn Fabric>],
     ) -> bool {
-        let Rhythm { interval: period, missed_max } = self.config.heartbeat;
+        let Rhythm { interval: period, missed_max, .. } = self.config.heartbeat;
         if let Some(probe) = self.probe {
             let path = &mut self.paths[probe.path];
             let bound = period * missed_max;

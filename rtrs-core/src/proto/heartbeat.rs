@@ -35,7 +35,12 @@ pub struct Heartbeat {
     next: Instant,
     missed: u32,
     late: u32,
+    /// When this silence was asked about.
+    doubted: Instant,
+    /// When the oldest question without an answer was asked.
     asked: Option<Instant>,
+    /// When the newest question with an answer was asked.
+    answered: Option<Instant>,
     rtt: Option<Duration>,
 }
 
@@ -50,7 +55,9 @@ impl Heartbeat {
             next: now + interval,
             missed: 0,
             late: 0,
+            doubted: now,
             asked: None,
+            answered: None,
             rtt: None,
         }
     }
@@ -67,9 +74,28 @@ impl Heartbeat {
     /// HB_ACK was received. Returns the round trip time, or None when nothing was asked.
     pub fn on_ack(&mut self, now: Instant) -> Option<Duration> {
         self.on_traffic(now);
-        let rtt = now.since(self.asked.take()?);
-        self.rtt = Some(rtt);
+        let asked = self.asked.take()?;
+        let rtt = now.since(asked);
+        (self.answered, self.rtt) = (Some(asked), Some(rtt));
         Some(rtt)
+    }
+
+    /// A question besides, for what its answer says of the peer. False while another one is
+    /// unanswered; else HB_MSG is to be sent.
+    pub fn ask(&mut self, now: Instant) -> bool {
+        let free = self.asked.is_none();
+        self.asked.get_or_insert(now);
+        free
+    }
+
+    /// True when a question was answered that had been asked at `since` or later.
+    pub fn has_answered_since(&self, since: Instant) -> bool {
+        self.answered.is_some_and(|asked| asked >= since)
+    }
+
+    /// When the present silence was asked about; None while there is none.
+    pub fn doubted_since(&self) -> Option<Instant> {
+        (self.missed > 0).then_some(self.doubted)
     }
 
     /// Looks at the time. To be called when [`Heartbeat::deadline`] has passed; calls before
@@ -84,8 +110,8 @@ impl Heartbeat {
                 self.next = due;
                 return HeartbeatAction::None;
             }
-            self.missed = 1;
-            self.asked = Some(now);
+            (self.missed, self.doubted) = (1, now);
+            self.asked.get_or_insert(now);
             self.next = now + self.interval;
             return HeartbeatAction::Send;
         }
@@ -202,5 +228,23 @@ mod tests {
         beat.on_traffic(at(350));
         assert_eq!(beat.missed(), 0, "any traffic is an answer");
         assert_eq!(run(&mut beat, at(460)), [(450, HeartbeatAction::Send)]);
+    }
+
+    #[test]
+    fn a_question_besides_tells_when_the_peer_answered() {
+        let mut beat = Heartbeat::new(100 * MS, 2, at(0));
+        assert_eq!(beat.doubted_since(), None);
+        assert!(beat.ask(at(10)), "to be sent");
+        assert!(!beat.ask(at(20)), "one at a time");
+        assert!(!beat.has_answered_since(at(0)));
+        assert_eq!(beat.on_ack(at(30)), Some(20 * MS));
+        assert!(beat.has_answered_since(at(10)) && !beat.has_answered_since(at(11)));
+        // The question of a silence does not make the answer to an older one a new answer.
+        assert!(beat.ask(at(40)));
+        assert_eq!(run(&mut beat, at(130)), [(130, HeartbeatAction::Send)]);
+        assert_eq!(beat.doubted_since(), Some(at(130)));
+        beat.on_ack(at(140));
+        assert!(beat.has_answered_since(at(40)) && !beat.has_answered_since(at(130)));
+        assert_eq!(beat.doubted_since(), None);
     }
 }

@@ -46,7 +46,7 @@ one_link() {
         round down "down-$n" 'topology_down_link a 0' 'topology_up_link a 0'
     done
     faults_end down "ip link set down"
-    faults_stalls down "ip link set down on one of two paths, $rounds rounds"
+    faults_stalls down "ip link set down on one of two paths, $rounds rounds" 500 1000
     note "path 0 was back ${BACK}ms after the link"
     BACK=
     faults_begin silent /dev/nbd0 160
@@ -55,7 +55,7 @@ one_link() {
     round silent to-the-client 'topology_cut vb0' 'topology_mend vb0'
     faults_end silent "a silent cable"
     faults_stalls silent \
-        "packets of one of two paths dropped: both ways, to the server, to the client"
+        "packets of one of two paths dropped: both ways, to the server, to the client" 1000 1000
     note "path 0 was back ${BACK}ms after the cable"
     expect_num "what was in flight went over" "$(path_stat vol 0 failovers)" -gt 0
     expect_eq "no request failed" "$(client_json stats vol '[.ops[].errors] | add')" 0

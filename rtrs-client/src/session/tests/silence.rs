@@ -168,8 +168,8 @@ fn an_idle_session_does_next_to_nothing() {
 
 /// As the program's defaults are, over TCP.
 fn defaults(s: &mut Setup) {
-    s.heartbeat = Rhythm { interval: 100 * MS, missed_max: 3 };
-    s.config.heartbeat = Rhythm { interval: 500 * MS, missed_max: 5 };
+    s.heartbeat = Rhythm { interval: 100 * MS, missed_max: 3, witnessed_max: 3 };
+    s.config.heartbeat = Rhythm { interval: 500 * MS, missed_max: 5, witnessed_max: 5 };
 }
 
 #[test]
@@ -189,6 +189,66 @@ fn a_silent_path_of_our_own_server_is_noticed_within_500_ms_and_a_kernels_in_3_s
             assert!(took < bound.end && took + 600 * MS > bound.start, "fence {fence}: {took:?}");
             assert_eq!(stand.client.states()[1], PathState::Connected);
         }
+    }
+}
+
+/// As the program's defaults are, over RDMA.
+fn rdma_defaults(s: &mut Setup) {
+    defaults(s);
+    s.heartbeat = Rhythm { interval: 100 * MS, missed_max: 8, witnessed_max: 6 };
+    (s.paths, s.how.fence, s.world.link.detect) = (2, true, None);
+}
+
+#[test]
+fn a_path_is_given_up_sooner_where_the_server_answers_on_another() {
+    for before in 0..12 {
+        let mut stand = Stand::open(rdma_defaults);
+        stand.run(61 * MS * before);
+        let begin = stand.now();
+        stand.link_down(0);
+        stand.until("the path's end", SEC, |s| s.client.states()[0] != PathState::Connected);
+        let took = stand.now().since(begin);
+        assert!((600 * MS..710 * MS).contains(&took), "{took:?}");
+        let error = stand.client.last_error(0);
+        assert!(error.starts_with("silent for 70") && error.ends_with("another path was answered"));
+        assert_eq!(stand.client.states()[1], PathState::Connected);
+    }
+}
+
+#[test]
+fn a_server_that_answers_nowhere_gets_all_its_time() {
+    let mut stand = Stand::open(rdma_defaults);
+    stand.run(SEC);
+    stand.server.how.heartbeats = false;
+    let begin = stand.now();
+    stand.run(790 * MS);
+    assert_eq!(stand.client.states(), [PathState::Connected; 2]);
+    let lost = |s: &Stand| s.client.states().iter().position(|at| *at != PathState::Connected);
+    stand.until("an end", SEC, |s| lost(s).is_some());
+    let took = stand.now().since(begin);
+    assert!((800 * MS..910 * MS).contains(&took), "{took:?}");
+    let error = stand.client.last_error(lost(&stand).expect("ended"));
+    assert!(error.starts_with("silent for 90") && error.ends_with("ms"), "{error}");
+}
+
+#[test]
+fn a_server_that_goes_on_may_answer_one_path_a_little_later() {
+    for answers in [true, false] {
+        let mut stand = Stand::open(rdma_defaults);
+        stand.run(SEC);
+        stand.server.how.heartbeats = false;
+        stand.run(650 * MS);
+        // It was stopped and runs again: it is about to answer what it was asked.
+        stand.server.immediate(1, 0, Imm::HeartbeatAck.encode());
+        stand.server.how.heartbeats = true;
+        stand.run(95 * MS);
+        assert_eq!(stand.client.states(), [PathState::Connected; 2]);
+        if answers {
+            stand.server.immediate(0, 0, Imm::HeartbeatAck.encode());
+        }
+        stand.run(200 * MS);
+        let alive = stand.client.states()[0] == PathState::Connected;
+        assert_eq!(alive, answers, "{}", stand.client.last_error(0));
     }
 }
 

@@ -312,7 +312,8 @@ pub(super) fn target(path: usize) -> PathTarget {
 }
 
 /// What the stands' heartbeats go by, whoever the server is.
-const RHYTHM: Rhythm = Rhythm { interval: Duration::from_millis(100), missed_max: 3 };
+const RHYTHM: Rhythm =
+    Rhythm { interval: Duration::from_millis(100), missed_max: 3, witnessed_max: 3 };
 
 fn config() -> SessionConfig {
     SessionConfig {
