@@ -129,7 +129,7 @@ fn a_path_that_falls_silent_to_the_client() {
 #[test]
 fn a_path_that_is_slow_is_not_dead() {
     let scene = Scene::proxied(2, &[]);
-    let (mut longest, mut once) = (Vec::new(), Vec::new());
+    let mut longest = Vec::new();
     for _ in 0..rounds(1) {
         scene.load.forget();
         scene.proxies[0].delay(Duration::from_millis(50));
@@ -138,16 +138,42 @@ fn a_path_that_is_slow_is_not_dead() {
         wait_for("requests over the slow path", PATH_TIME_MAX, || {
             (requests(&scene) > before.map(|before| before + 20)).then_some(())
         });
+        scene.proxies[0].delay(Duration::ZERO);
         longest.push(scene.load.longest());
+    }
+    tell("one of two paths 50 ms late each way", longest);
+    scene.check_undisturbed(0);
+    scene.check_undisturbed(1);
+    scene.end();
+}
+
+/// Makes the first path 2 s late for 2 s, each time.
+fn late(scene: &Scene, what: &str, after: impl Fn(u64)) {
+    let mut longest = Vec::new();
+    for round in 1..=rounds(1) {
         scene.load.forget();
         scene.proxies[0].delay(2 * SECOND);
         sleep(2 * SECOND);
         scene.proxies[0].delay(Duration::ZERO);
-        once.push(scene.load.longest());
+        longest.push(scene.load.longest());
+        after(round as u64);
     }
-    tell("one of two paths 50 ms late each way", longest);
-    tell("one of two paths 2 s late, once", once);
-    scene.check_undisturbed(0);
+    tell(what, longest);
+}
+
+#[test]
+fn a_path_without_another_is_given_its_time_where_packets_are_acknowledged() {
+    let scene = Scene::proxied(1, &[]);
+    late(&scene, "the only path 2 s late, once", |_| scene.check_undisturbed(0));
+    scene.end();
+}
+
+#[test]
+fn a_late_path_is_given_up_while_the_server_answers_on_another() {
+    let scene = Scene::proxied(2, &[]);
+    late(&scene, "one of two paths 2 s late, once", |round| scene.wait_reconnected(0, round));
+    assert!(scene.failovers(0) > 0, "what was late went over");
+    assert!(scene.log().contains("while another path was answered"), "the log says why");
     scene.check_undisturbed(1);
     scene.end();
 }

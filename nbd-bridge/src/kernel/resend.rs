@@ -22,10 +22,10 @@ use super::sysfs::Places;
 
 /// Between two looks at a request of a quick device. Under load the first look at what a dead
 /// process had taken comes after this time, the next after as much and the block layer's second.
-/// So a takeover that has its socket in the kernel before the first look is a pause of 0.25 s, any
+/// So a takeover that has its socket in the kernel before the first look is a pause of 0.24 s, any
 /// that has it within 1.5 s one of 1.5 s. With less, more requests would be logged that are only
-/// slow.
-pub(super) const QUICK_MS: u64 = 250;
+/// slow. It is whole ticks of 1, 4 and 10 ms: what is read back is what was set.
+pub(super) const QUICK_MS: u64 = 240;
 /// What the driver sets for a device without a bound (`nbd_set_cmd_timeout`).
 const USUAL_MS: u64 = 30_000;
 /// For the write.

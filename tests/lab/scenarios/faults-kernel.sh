@@ -31,6 +31,22 @@ round() { # run name break mend
     fi
 }
 
+# What IO meets when no path is left.
+no_link() {
+    local since
+    assert_true "both links are down" eval 'topology_down_link a 0 && topology_down_link a 1'
+    wait_until 60 "no path to be left" ks_states_are fk "2 disconnected" ||
+        note "after 60 s a path is still said to be connected"
+    since=$(date +%s%3N)
+    if timeout 60 dd if="/dev/$KS_DEV" of=/dev/null bs=4k count=1 iflag=direct \
+        >"$LAB_WORK/dd.log" 2>&1; then
+        fail "a read without a path has no data"
+    else
+        note "a read without a path ends after $(($(date +%s%3N) - since)) ms:" \
+            "$(head -n 1 "$LAB_WORK/dd.log")"
+    fi
+}
+
 scenario() {
     local disk
     disk=$(brd_disk 64) || exit 1
@@ -43,5 +59,6 @@ scenario() {
     round kernel down 'topology_down_link a 0' 'topology_up_link a 0'
     faults_end kernel "the kernel's own pair"
     faults_stalls kernel "the kernel's own pair: a silent cable, a link down"
+    no_link
     assert_true "it unmaps" kernel_unmap "$KS_DEV"
 }
