@@ -227,7 +227,9 @@ gate fmt 120 cargo fmt --all --check
 # from the same build (a plain `cargo build` would build the core again with other features).
 if gate build 1800 cargo build --workspace --all-targets --locked; then
     tests unit 1200 cargo test --workspace --locked --no-fail-fast --lib --bins
-    tests system 2400 cargo test --workspace --locked --no-fail-fast --test '*'
+    # They wait for daemons and clocks most of the time.
+    tests system 2400 cargo test --workspace --locked --no-fail-fast --test '*' -- \
+        --test-threads=4
     # The dev profile is optimized enough, and its assertions are on.
     if [ $quick -eq 1 ]; then seeds=0..300; else seeds=0..3000; fi
     gate sim 600 "$target/debug/rtrs-sim" --seeds "$seeds"

@@ -50,8 +50,8 @@ disturb() { # silence|down
     [ -z "$LAB_QUICK" ] || half=6
     before=$(errors) answers=$(path_stat vol 0 answers)
     fio_run "$1" 90 --filename=/dev/nbd0 --direct=1 --rw=randread --bs=4k --iodepth=8 \
-        --ioengine=libaio --size=64M --time_based --runtime=$((2 * half + 15)) --continue_on_error=all \
-        --write_lat_log="$LAB_WORK/$1" &
+        --ioengine=libaio --size=64M --time_based --runtime=$((2 * half + 15)) \
+        --continue_on_error=all --write_lat_log="$LAB_WORK/$1" &
     fio=$!
     sleep 5
     assert_num "$1: path 0 carries its share" $(($(path_stat vol 0 answers) - answers)) -gt 20
