@@ -197,6 +197,9 @@ impl Fabric for Port {
         }
         Ok(pd)
     }
+    fn fits(&self, pd: &Arc<dyn ProtectionDomain>, request: &ConnRequest) -> bool {
+        self.inner.fits(pd, request)
+    }
     fn listen(&mut self, address: SocketAddr) -> Result<SocketAddr, FabricError> {
         self.inner.listen(address)
     }

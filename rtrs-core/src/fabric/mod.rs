@@ -110,7 +110,8 @@ impl Access {
         Self { local_write: true, remote_write: false, remote_read: true };
 }
 
-/// A memory registration. Dropping it ends it: later accesses of peers are refused.
+/// A memory registration. Dropping it ends it: later accesses of peers are refused. Its windows
+/// hold it (its `Arc`) until they are gone themselves.
 pub trait MemoryRegistration: Send + Sync + fmt::Debug {
     /// Key for local use in [`Sge::lkey`].
     fn lkey(&self) -> u32;
@@ -176,6 +177,17 @@ pub trait ProtectionDomain: Send + Sync + fmt::Debug {
     /// # Errors
     /// As `register`.
     fn window(&self, parent: &Arc<dyn MemoryRegistration>) -> Result<Arc<dyn Window>, FabricError>;
+
+    /// False while a queue pair of it may still reach memory. `Closed` promises that none does
+    /// whose end was reported; a device that could not end one breaks that promise, and says so
+    /// here.
+    fn is_idle(&self) -> bool;
+
+    /// Lets go of windows, registrations and regions of it that nobody uses any more. Where that
+    /// may take its time it is done on another thread, some time after the call.
+    fn let_go(&self, what: Box<dyn Any + Send>) {
+        drop(what);
+    }
 
     /// The domain as its provider's own type.
     fn as_any(&self) -> &dyn Any;
@@ -300,6 +312,10 @@ pub trait Fabric: fmt::Debug {
     /// # Errors
     /// `System` when the device refuses, or no device of this provider leads there.
     fn alloc_pd(&mut self, of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError>;
+
+    /// True when a request may be accepted in a domain that was made for an earlier one: both came
+    /// over the same device.
+    fn fits(&self, pd: &Arc<dyn ProtectionDomain>, request: &ConnRequest) -> bool;
 
     /// Starts to listen. Returns the address really used (port 0 asks for a free one).
     ///

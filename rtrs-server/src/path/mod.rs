@@ -57,7 +57,7 @@ pub struct PathShared {
     pub pd: Arc<dyn ProtectionDomain>,
     /// Buffers of its small messages.
     pub messages: MessageBuffers,
-    /// Its chunks, from the moment INFO_REQ was accepted.
+    /// Its chunks, at the latest from the moment INFO_REQ was accepted.
     pub chunks: OnceLock<ChunkPool>,
     /// What it did, per core.
     pub counters: PathCounters,

@@ -4,10 +4,12 @@
 //! memory that moved on. One region holds all chunks; it is registered once. With
 //! `always_invalidate` every chunk has a window of its own, whose key the peer gets and loses
 //! with each request; else the registration's one key covers all. Made by the control core when
-//! INFO_REQ was accepted, or before the path's first connection where the device pins it; read by
-//! every core, freed with its last holder: a block IO in flight keeps the memory itself alive,
-//! never the peer's right to it.
+//! INFO_REQ was accepted, or before the path's first connection where the device pins it, or over
+//! the memory of a path of the session that is gone (`spares.rs`); read by every core, freed with
+//! its last holder: a block IO in flight keeps the memory itself alive, never the peer's right to
+//! it.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use rtrs_core::fabric::{Access, FabricError, MemoryRegistration, ProtectionDomain, Sge, Window};
@@ -40,6 +42,15 @@ pub struct ChunkPool {
     windows: Box<[Arc<dyn Window>]>,
 }
 
+/// The memory of a pool, without a key that a peer ever had.
+#[derive(Debug)]
+pub struct ChunkMemory {
+    /// The chunks and what lies between them.
+    pub region: Arc<Region>,
+    /// For our own use only; with windows there was no other.
+    pub registration: Option<Arc<dyn MemoryRegistration>>,
+}
+
 impl ChunkPool {
     /// Maps and registers the memory: `queue_depth * chunk_size` bytes, backed when touched.
     ///
@@ -50,20 +61,53 @@ impl ChunkPool {
         pd: &Arc<dyn ProtectionDomain>,
         always_invalidate: bool,
     ) -> Result<Self, PoolError> {
-        // None behind the last one: the peer's key must not reach beyond the chunks.
-        let bytes = Self::stride(limits) * usize::from(limits.queue_depth()) - GAP;
-        let region = Region::new(bytes)
+        let region = Region::new(Self::bytes(limits))
             .map_err(|e| PoolError::Memory(FabricError::system("memory for the chunks", e)))?;
+        let memory = ChunkMemory { region, registration: None };
+        Self::over(memory, limits, pd, always_invalidate)
+    }
+
+    /// A pool over the memory of another one, which was of the same limits: registered anew unless
+    /// it brings a registration, which is of `pd` then; all keys are new.
+    ///
+    /// # Errors
+    /// The system's refusal of registration or windows.
+    pub fn over(
+        memory: ChunkMemory,
+        limits: Limits,
+        pd: &Arc<dyn ProtectionDomain>,
+        always_invalidate: bool,
+    ) -> Result<Self, PoolError> {
+        let ChunkMemory { region, registration } = memory;
+        assert!(region.len() >= Self::bytes(limits), "chunks of another size");
         let access = if always_invalidate { Access::LOCAL } else { Access::REMOTE_WRITE };
-        let registration = pd.register(&region, access).map_err(PoolError::Memory)?;
+        // One for our own use would do no harm without windows, and serve nobody.
+        let registration = match registration.filter(|_| always_invalidate) {
+            Some(registration) => registration,
+            None => pd.register(&region, access).map_err(PoolError::Memory)?,
+        };
         let count = if always_invalidate { limits.queue_depth() } else { 0 };
         let windows = (0..count).map(|_| pd.window(&registration)).collect::<Result<_, _>>();
         let windows: Box<[_]> = windows.map_err(PoolError::Windows)?;
         Ok(Self { limits, region, registration, windows })
     }
 
+    /// The memory, and apart from it all that a peer could reach it by, to be let go of.
+    pub fn into_memory(self) -> (ChunkMemory, Box<dyn Any + Send>) {
+        let Self { region, registration, windows, .. } = self;
+        if windows.is_empty() {
+            return (ChunkMemory { region, registration: None }, Box::new(registration));
+        }
+        (ChunkMemory { region, registration: Some(registration) }, Box::new(windows))
+    }
+
     fn stride(limits: Limits) -> usize {
         limits.chunk_size() as usize + GAP
+    }
+
+    /// No gap behind the last chunk: the peer's key must not reach beyond the chunks.
+    fn bytes(limits: Limits) -> usize {
+        Self::stride(limits) * usize::from(limits.queue_depth()) - GAP
     }
 
     /// The memory behind all chunks.

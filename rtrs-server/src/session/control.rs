@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use rtrs_core::fabric::{ConnRequest, Fabric, PdUse};
+use rtrs_core::fabric::{ConnRequest, Fabric, PdUse, ProtectionDomain};
 use rtrs_core::ids::{CoreIndex, SessionId};
 use rtrs_core::limits::{CONNECTION_BUFFERS_MAX, PATHS_PER_SESSION_MAX};
 use rtrs_core::proto::{Heartbeat, HeartbeatAction, step};
@@ -20,9 +20,10 @@ use rtrs_core::wire::{ConnReq, Name};
 
 use super::access::AccessBook;
 use super::admin::Evicted;
-use super::chunks::{ChunkPool, MessageBuffers};
+use super::chunks::{ChunkPool, MessageBuffers, PoolError};
 use super::closing::Closings;
 use super::fence::Asker;
+use super::spares::{Spare, Spares};
 use super::stop::Stop;
 use super::{SessionParams, SessionShared};
 use crate::export::ExportTable;
@@ -70,6 +71,8 @@ pub(super) struct Session {
     pub(super) since: Instant,
     /// What its paths did that are gone.
     pub(super) gone: IoTotals,
+    /// What they left for those that come.
+    spares: Spares,
 }
 
 /// Sessions and paths of a server.
@@ -245,13 +248,18 @@ impl Control {
         }
         let SessionParams { limits, always_invalidate, .. } = self.params;
         let depth = limits.queue_depth();
-        let pd = fabric.alloc_pd(PdUse::Accept(request)).map_err(Refusal::memory)?;
+        let session = self.sessions.get_mut(&conn.session_id);
+        let spare = session.and_then(|s| s.spares.take(provider, |pd| fabric.fits(pd, request)));
+        let pd = match spare.as_ref().and_then(Spare::domain) {
+            Some(pd) => Arc::clone(pd),
+            None => fabric.alloc_pd(PdUse::Accept(request)).map_err(Refusal::memory)?,
+        };
         let messages = MessageBuffers::new(depth, &pd).map_err(Refusal::memory)?;
-        // Where it may well be refused the peer can still be told.
-        let early = if fabric.pins_memory() {
-            Some(ChunkPool::new(limits, &pd, always_invalidate)?)
-        } else {
-            None
+        let early = match spare {
+            Some(spare) => Some(spare.into_pool(limits, &pd, always_invalidate)?),
+            // Where it may well be refused the peer can still be told.
+            None if fabric.pins_memory() => Some(self.fresh_chunks(&pd)?),
+            None => None,
         };
         self.last_key += 1;
         let key = PathKey(self.last_key);
@@ -262,6 +270,7 @@ impl Control {
             paths: Vec::new(),
             since: now,
             gone: IoTotals::default(),
+            spares: Spares::default(),
         });
         session.paths.push(key);
         let origin = PathOrigin {
@@ -289,9 +298,48 @@ impl Control {
             fenced_by: Vec::new(),
         };
         self.paths.insert(key, path);
+        self.note_paths(conn.session_id);
         self.wake(deadline);
         tracing::debug!(path = %key, peer = %request.peer, cons = conn.cid_num, "a path connects");
         Ok(key)
+    }
+
+    /// Chunks in memory that nobody had before.
+    fn fresh_chunks(&self, pd: &Arc<dyn ProtectionDomain>) -> Result<ChunkPool, PoolError> {
+        let SessionParams { limits, always_invalidate, .. } = self.params;
+        // The time between the two lines is what it took.
+        tracing::debug!("chunks: to be made");
+        let pool = ChunkPool::new(limits, pd, always_invalidate)?;
+        tracing::debug!("chunks: made");
+        Ok(pool)
+    }
+
+    /// Makes the chunks of a path that has none yet. Its domain is chosen, so of what was kept
+    /// since only the memory serves.
+    fn make_chunks(&mut self, path: &PathShared) -> Result<(), PoolError> {
+        let SessionParams { limits, always_invalidate, .. } = self.params;
+        let session = self.sessions.get_mut(&path.session.id);
+        let pool = match session.and_then(|s| s.spares.take(path.provider, |_| false)) {
+            Some(spare) => spare.into_pool(limits, &path.pd, always_invalidate)?,
+            None => self.fresh_chunks(&path.pd)?,
+        };
+        let _ = path.chunks.set(pool);
+        self.note_paths(path.session.id);
+        Ok(())
+    }
+
+    /// Paths of a session that have chunks and connections.
+    fn paths_with_chunks(&self, id: SessionId) -> usize {
+        let keys = self.sessions.get(&id).map(|session| &session.paths[..]).unwrap_or_default();
+        let paths = keys.iter().filter_map(|key| self.paths.get(key));
+        paths.filter(|p| p.state.has_connections() && p.shared.chunks.get().is_some()).count()
+    }
+
+    fn note_paths(&mut self, id: SessionId) {
+        let live = self.paths_with_chunks(id);
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.spares.note_paths(live);
+        }
     }
 
     /// Connections of paths whose handshake is not over.
@@ -353,14 +401,14 @@ impl Control {
             let name = String::from_utf8_lossy(name.as_bytes()).into_owned();
             return self.end_path(key, &PathEnd::Peer(PeerFault::NameTaken(name)), out);
         }
-        let SessionParams { limits, always_invalidate, .. } = self.params;
-        if path.shared.chunks.get().is_none() {
-            match ChunkPool::new(limits, &path.shared.pd, always_invalidate) {
-                Ok(pool) => drop(path.shared.chunks.set(pool)),
-                Err(error) => {
-                    return self.end_path(key, &PathEnd::Unserved(error.to_string()), out);
-                }
-            }
+        let shared = Arc::clone(&path.shared);
+        let made = match shared.chunks.get() {
+            Some(_) => Ok(()),
+            None => self.make_chunks(&shared),
+        };
+        drop(shared);
+        if let Err(error) = made {
+            return self.end_path(key, &PathEnd::Unserved(error.to_string()), out);
         }
         let Some(path) = self.paths.get_mut(&key) else { return };
         path.joining = None;
@@ -461,19 +509,22 @@ impl Control {
                 replays = io.replays,
                 "a path is gone"
             );
-            self.paths.remove(&key);
-            self.forget_path(id, key, out);
+            let Some(Path { shared, .. }) = self.paths.remove(&key) else { return };
+            self.forget_path(id, shared, out);
         }
     }
 
-    /// Takes a path from its session. The last one takes the session with it, and its opens.
-    fn forget_path(&mut self, id: SessionId, key: PathKey, out: &mut Outbox) {
+    /// Takes a path from its session, which keeps its memory. The last one takes the session with
+    /// it, and its opens.
+    fn forget_path(&mut self, id: SessionId, path: Arc<PathShared>, out: &mut Outbox) {
+        let live = self.paths_with_chunks(id);
         let Some(session) = self.sessions.get_mut(&id) else { return };
-        session.paths.retain(|other| *other != key);
+        session.paths.retain(|other| *other != path.key);
         if !session.paths.is_empty() {
-            return;
+            return session.spares.keep(path, live);
         }
         if let Some(session) = self.sessions.remove(&id) {
+            session.spares.end(path);
             for device in session.shared.devices.ids() {
                 if let Some(entry) = session.shared.devices.close(device) {
                     self.give_back(entry.export, id, out);

@@ -16,6 +16,7 @@ mod opens;
 pub mod permits;
 pub mod request;
 pub mod shard;
+mod spares;
 mod stop;
 mod walk;
 

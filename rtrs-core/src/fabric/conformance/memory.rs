@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Bench, LIMITS, Memory, Pair, SEND, Side, read_from, write_to};
-use crate::fabric::{Access, FabricError, RemoteMem, SgeList, WcStatus, WrOp};
+use crate::fabric::{Access, FabricError, PrivateData, RemoteMem, SgeList, WcStatus, WrOp};
 use crate::ids::Rkey;
 use crate::mem::Region;
 
@@ -228,6 +228,45 @@ pub(super) fn dropped_window_is_refused(bench: &mut Bench<'_>) {
     let key = bench.bind(&pair.a, &window, &parent.slice(0, LEN), Access::REMOTE_WRITE);
     drop(window);
     write_is_refused(bench, &pair, &source, parent.with_key(0, key), 10);
+    untouched(&parent);
+}
+
+/// As a server keeps the memory of a path that is gone: in the domain it was in, under new keys.
+pub(super) fn memory_serves_again_after_its_connections(bench: &mut Bench<'_>) {
+    let address = bench.listen();
+    let (pd_a, pd_b) = (bench.pd(Side::A), bench.pd(Side::B));
+    let mut pair = bench.pair_at(address, &pd_a, &pd_b);
+    let parent = bench.memory(&pair.a, LEN, Access::LOCAL, 0xEE);
+    let source = bench.source(&pair.b, LEN);
+    let mut keys = Vec::new();
+    for round in 0..6 {
+        let window = pd_a.window(&parent.0).expect("a window");
+        let key = bench.bind(&pair.a, &window, &parent.slice(0, LEN), Access::REMOTE_WRITE);
+        write_works(bench, &pair, &source, parent.with_key(0, key), LEN);
+        assert!(parent.bytes(0, LEN) == source.bytes(0, LEN));
+        parent.slice(0, LEN).fill(0xEE);
+        keys.push(key);
+        match round % 3 {
+            0 => bench.disconnect(&pair.a),
+            1 => bench.abort(&pair.a),
+            _ => bench.abort(&pair.b),
+        }
+        bench.closed(&pair.a);
+        bench.closed(&pair.b);
+        assert!(pd_a.is_idle(), "Closed came before the end");
+        pd_a.let_go(Box::new(window));
+        let gone = || (Arc::strong_count(&parent.0) == 1).then_some(());
+        bench.wait("the window to be gone", |_| gone());
+        let b = bench.start(&pd_b, &bench.params(address));
+        let request = bench.request();
+        assert!(bench.fabric(Side::A).fits(&pd_a, &request), "over the same device");
+        let a = bench.accept(Side::A, &pd_a, request, &PrivateData::EMPTY);
+        bench.established(Side::A, a.qp);
+        bench.established(Side::B, b.qp);
+        pair = Pair { a, b };
+    }
+    let last = keys[keys.len() - 1];
+    write_is_refused(bench, &pair, &source, parent.with_key(0, last), 10);
     untouched(&parent);
 }
 

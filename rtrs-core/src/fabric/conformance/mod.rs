@@ -153,6 +153,7 @@ macro_rules! fabric_conformance {
             window_without_the_right_is_refused
             window_serves_all_queue_pairs_of_its_domain
             dropped_window_is_refused
+            memory_serves_again_after_its_connections
             send_with_invalidate_kills_the_key
             local_memory_is_checked
             queues_have_bounds

@@ -145,6 +145,12 @@ impl ProtectionDomain for IwarpPd {
         }))
     }
 
+    // A connection reports its end when none of its operations runs any more (stream.rs), however
+    // long that takes.
+    fn is_idle(&self) -> bool {
+        true
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
     }
@@ -333,6 +339,10 @@ impl Fabric for IwarpFabric {
     fn alloc_pd(&mut self, _of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
         let id = self.shared.next_pd.fetch_add(1, Ordering::Relaxed);
         Ok(Arc::new(IwarpPd { shared: Arc::clone(&self.shared), id }))
+    }
+
+    fn fits(&self, pd: &Arc<dyn ProtectionDomain>, _request: &ConnRequest) -> bool {
+        self.pd_id(pd).is_ok()
     }
 
     fn listen(&mut self, address: SocketAddr) -> Result<SocketAddr, FabricError> {

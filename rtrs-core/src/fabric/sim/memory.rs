@@ -178,6 +178,10 @@ impl ProtectionDomain for SimPd {
         }))
     }
 
+    fn is_idle(&self) -> bool {
+        true
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
     }

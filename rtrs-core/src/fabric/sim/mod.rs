@@ -121,6 +121,10 @@ impl Fabric for SimFabric {
         Ok(Arc::new(SimPd::new(keys)))
     }
 
+    fn fits(&self, pd: &Arc<dyn ProtectionDomain>, _request: &ConnRequest) -> bool {
+        self.domain(pd).is_ok()
+    }
+
     fn listen(&mut self, address: SocketAddr) -> Result<SocketAddr, FabricError> {
         let net = &mut self.world.borrow_mut().net;
         let ours = net.nodes[self.node].addresses.contains(&address.ip());

@@ -58,7 +58,7 @@ pub struct VerbsShared {
     cores: Mutex<Vec<(u32, Sender<Report>)>>,
     /// Requests that wait for their answer.
     pub(super) half_open: Arc<AtomicU32>,
-    pub(super) reaper: Reaper,
+    pub(super) reaper: Arc<Reaper>,
 }
 
 impl VerbsShared {
@@ -76,7 +76,7 @@ impl VerbsShared {
         let reaper = Reaper::start()
             .map_err(|e| FabricError::system("cannot start the thread that ends queue pairs", e))?;
         Ok(Arc::new(Self {
-            reaper,
+            reaper: Arc::new(reaper),
             channel,
             contexts: Mutex::new(Vec::new()),
             regions: Arc::default(),
@@ -120,7 +120,7 @@ impl VerbsShared {
         if require_imm && context.limits().iwarp {
             return Err(remedy::no_immediates(context.name()));
         }
-        VerbsPd::new(&context, self.fresh_id(), &self.regions)
+        VerbsPd::new(&context, self.fresh_id(), &self.regions, &self.reaper)
     }
 
     /// A core wants to hear of devices; gives its number for `leave`.

@@ -2,9 +2,11 @@
 
 use std::any::Any;
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 
+use super::reaper::Reaper;
 use super::regions::Regions;
 use super::remedy;
 use super::sys::{Context, Mr, Mw, Pd};
@@ -19,6 +21,7 @@ pub(super) struct VerbsPd {
     /// Unique in the process.
     pub(super) id: u32,
     regions: Arc<Regions>,
+    reaper: Arc<Reaper>,
     /// What is registered in it, by local key, for windows to find their registration.
     registered: Mutex<Vec<(u32, Weak<Mr>, Access)>>,
 }
@@ -36,6 +39,8 @@ pub(super) struct VerbsWindow {
     pub(super) mw: Arc<Mw>,
     /// What the registration allows us.
     local_write: bool,
+    /// After the window.
+    _parent: Arc<dyn MemoryRegistration>,
 }
 
 impl VerbsPd {
@@ -43,6 +48,7 @@ impl VerbsPd {
         context: &Arc<Context>,
         id: u32,
         regions: &Arc<Regions>,
+        reaper: &Arc<Reaper>,
     ) -> Result<Self, FabricError> {
         let pd = Pd::new(context).map_err(|e| {
             FabricError::system(format!("cannot make a protection domain on {}", context.name()), e)
@@ -51,6 +57,7 @@ impl VerbsPd {
             pd: Arc::new(pd),
             id,
             regions: Arc::clone(regions),
+            reaper: Arc::clone(reaper),
             registered: Mutex::new(Vec::new()),
         })
     }
@@ -74,8 +81,10 @@ impl ProtectionDomain for VerbsPd {
         region: &Arc<Region>,
         access: Access,
     ) -> Result<Arc<dyn MemoryRegistration>, FabricError> {
+        let start = Instant::now();
         let mr = Mr::new(&self.pd, region, access)
             .map_err(|e| remedy::registration(self.context().name(), region.len(), e))?;
+        tracing::debug!(bytes = region.len(), took = ?start.elapsed(), "registered memory");
         let mr = Arc::new(mr);
         let mut registered = self.registered.lock();
         registered.retain(|(_, mr, _)| mr.strong_count() > 0);
@@ -94,7 +103,20 @@ impl ProtectionDomain for VerbsPd {
         let mw = Mw::new(&mr).map_err(|e| {
             FabricError::system(format!("{name} gives no further memory window"), e)
         })?;
-        Ok(Arc::new(VerbsWindow { mw: Arc::new(mw), local_write: access.local_write }))
+        let (mw, local_write) = (Arc::new(mw), access.local_write);
+        Ok(Arc::new(VerbsWindow { mw, local_write, _parent: Arc::clone(parent) }))
+    }
+
+    fn is_idle(&self) -> bool {
+        self.pd.queue_pairs() == 0
+    }
+
+    fn let_go(&self, what: Box<dyn Any + Send>) {
+        self.reaper.take(move || {
+            let start = Instant::now();
+            drop(what);
+            tracing::debug!(took = ?start.elapsed(), "let go of memory or keys");
+        });
     }
 
     fn as_any(&self) -> &dyn Any {

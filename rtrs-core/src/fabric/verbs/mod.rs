@@ -9,7 +9,7 @@
 //! `options.rs` · `info.rs` which devices there are · `remedy.rs` errors people see · `device.rs`
 //! what cores share, a core's queues · `domain.rs` `regions.rs` memory · `conn.rs` one connection ·
 //! `turn.rs` what a turn takes in · `ending.rs` ends and completions · `goodbye.rs` what follows
-//! an end · `reaper.rs` threads that destroy queue pairs · `sys/` the calls, and all unsafe code.
+//! an end · `reaper.rs` threads that end things · `sys/` the calls, and all unsafe code.
 
 mod conn;
 mod device;
@@ -370,6 +370,12 @@ impl Fabric for VerbsFabric {
             PdUse::Accept(request) => request.local,
         };
         Ok(Arc::new(self.shared.domain(address, self.options.require_imm)?))
+    }
+
+    fn fits(&self, pd: &Arc<dyn ProtectionDomain>, request: &ConnRequest) -> bool {
+        let came_over = request.inner.downcast_ref::<VerbsRequest>();
+        let came_over = came_over.and_then(|request| request.id.context_key());
+        self.domain(pd).is_ok_and(|pd| came_over == Some(pd.context().key()))
     }
 
     fn listen(&mut self, address: SocketAddr) -> Result<SocketAddr, FabricError> {

@@ -13,4 +13,5 @@ mod io;
 mod misdeeds;
 mod opens;
 mod peer;
+mod spares;
 mod stand;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, Io, IoOp};
-use rtrs_core::fabric::sim::{BindMode, SimFabric, World, WorldOptions, sim_ip};
+use rtrs_core::fabric::sim::{BindMode, NodeId, SimFabric, World, WorldOptions, sim_ip};
 use rtrs_core::fabric::{
     Access, BindResult, ConnRequest, ConnectParams, Fabric, FabricCounters, FabricError,
     FabricEvent, MemoryRegistration, PdUse, PrivateData, ProtectionDomain, QpLimits, Sge, Window,
@@ -48,13 +48,24 @@ pub(super) struct DeviceOptions {
     pub(super) no_windows: bool,
     /// Bytes that a connection takes.
     pub(super) connection_bytes: u64,
+    /// Its queue pairs cannot be destroyed.
+    pub(super) undead: bool,
+    /// There are many of it: each request comes over another one.
+    pub(super) many: bool,
+    /// What it is to let go of stays for as long as the server.
+    pub(super) slow: bool,
 }
+
+/// What was registered: the region, its length, for whom.
+type Registered = Arc<Mutex<Vec<(u32, usize, Access)>>>;
 
 /// A protection domain of such a device.
 #[derive(Debug)]
 struct PoorPd {
     inner: Arc<dyn ProtectionDomain>,
     device: DeviceOptions,
+    registered: Registered,
+    kept: Mutex<Vec<Box<dyn Any + Send>>>,
 }
 
 impl ProtectionDomain for PoorPd {
@@ -68,6 +79,7 @@ impl ProtectionDomain for PoorPd {
             let error = std::io::Error::from_raw_os_error(12);
             return Err(FabricError::system("cannot register: raise RLIMIT_MEMLOCK", error));
         }
+        self.registered.lock().push((region.id(), region.len(), access));
         self.inner.register(region, access)
     }
     fn window(&self, parent: &Arc<dyn MemoryRegistration>) -> Result<Arc<dyn Window>, FabricError> {
@@ -75,6 +87,14 @@ impl ProtectionDomain for PoorPd {
             return Err(FabricError::Unsupported("no memory windows"));
         }
         self.inner.window(parent)
+    }
+    fn is_idle(&self) -> bool {
+        self.inner.is_idle() && !self.device.undead
+    }
+    fn let_go(&self, what: Box<dyn Any + Send>) {
+        if self.device.slow {
+            self.kept.lock().push(what);
+        }
     }
     fn as_any(&self) -> &dyn Any {
         self.inner.as_any()
@@ -87,6 +107,7 @@ struct Tee {
     inner: SimFabric,
     log: Log,
     device: DeviceOptions,
+    registered: Registered,
 }
 
 impl Fabric for Tee {
@@ -104,7 +125,11 @@ impl Fabric for Tee {
     }
     fn alloc_pd(&mut self, of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
         let inner = self.inner.alloc_pd(of)?;
-        Ok(Arc::new(PoorPd { inner, device: self.device }))
+        let (device, registered) = (self.device, Arc::clone(&self.registered));
+        Ok(Arc::new(PoorPd { inner, device, registered, kept: Mutex::default() }))
+    }
+    fn fits(&self, pd: &Arc<dyn ProtectionDomain>, request: &ConnRequest) -> bool {
+        self.inner.fits(pd, request) && !self.device.many
     }
     fn listen(&mut self, address: SocketAddr) -> Result<SocketAddr, FabricError> {
         self.inner.listen(address)
@@ -338,9 +363,11 @@ pub(super) struct Stand {
     pub(super) address: SocketAddr,
     pub(super) params: SessionParams,
     pub(super) device: Arc<Mutex<DeviceState>>,
-    client: rtrs_core::fabric::sim::NodeId,
+    node: NodeId,
+    client: NodeId,
     hosts: Vec<Host>,
     log: Log,
+    registered: Registered,
     searches: Searches,
     /// What a test may let be found.
     pub(super) found: Option<Arc<Export>>,
@@ -395,7 +422,7 @@ impl Stand {
         ];
         let exports = ExportTable::with_finder(named, options.search.then_some(finder));
         let found = Arc::new(export("found", false, &spare()));
-        let log = Log::default();
+        let (log, registered) = (Log::default(), Registered::default());
         let hosts: Vec<Host> = (0..options.params.cores)
             .map(|at| {
                 let core = Core { index: CoreIndex(at), ring: None };
@@ -406,6 +433,7 @@ impl Stand {
                         inner,
                         log: Rc::clone(&log),
                         device: options.device,
+                        registered: Arc::clone(&registered),
                     })],
                     inbox: VecDeque::new(),
                 }
@@ -416,9 +444,11 @@ impl Stand {
             address: SocketAddr::new(sim_ip(1), 1234),
             params: options.params,
             device,
+            node,
             client,
             hosts,
             log,
+            registered,
             searches,
             found: Some(found),
         };
@@ -517,6 +547,19 @@ impl Stand {
     /// What the server posted since the last call.
     pub(super) fn posted(&self) -> Vec<Posted> {
         std::mem::take(&mut *self.log.borrow_mut())
+    }
+
+    /// Regions of chunks that the server has registered since the last call.
+    pub(super) fn pools(&self) -> Vec<(u32, Access)> {
+        let chunks = usize::from(self.params.limits.queue_depth());
+        let size = chunks * self.params.limits.chunk_size() as usize;
+        let all = std::mem::take(&mut *self.registered.lock());
+        all.into_iter().filter(|(_, len, _)| *len >= size).map(|(id, _, to)| (id, to)).collect()
+    }
+
+    /// Bytes that the server has registered now.
+    pub(super) fn registered(&self) -> usize {
+        self.world.registered(self.node)
     }
 
     pub(super) fn shutdown(&mut self) {

@@ -249,6 +249,8 @@ impl fmt::Debug for Context {
 /// A protection domain of a device.
 pub(in crate::fabric::verbs) struct Pd {
     raw: NonNull<ibv_pd>,
+    /// Queue pairs that the device has in it.
+    queue_pairs: AtomicU32,
     context: Arc<Context>,
 }
 
@@ -262,7 +264,21 @@ impl Pd {
         // SAFETY: an open context; null is the error.
         let raw = NonNull::new(unsafe { ibv_alloc_pd(context.raw()) })
             .ok_or_else(io::Error::last_os_error)?;
-        Ok(Self { raw, context: Arc::clone(context) })
+        Ok(Self { raw, queue_pairs: AtomicU32::new(0), context: Arc::clone(context) })
+    }
+
+    /// Queue pairs that were made in it and not destroyed.
+    pub(in crate::fabric::verbs) fn queue_pairs(&self) -> u32 {
+        self.queue_pairs.load(Ordering::Acquire)
+    }
+
+    pub(super) fn has_one_more(&self) {
+        self.queue_pairs.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The device has destroyed one, for certain.
+    pub(super) fn has_one_less(&self) {
+        self.queue_pairs.fetch_sub(1, Ordering::Release);
     }
 
     pub(in crate::fabric::verbs) fn context(&self) -> &Arc<Context> {

@@ -497,7 +497,7 @@ impl Qp {
         let binder = self.binder.as_mut().and_then(|binder| binder.raw.take());
         self.detached = true;
         let number = self.number;
-        Some(Ending { binder, main: Some(main), number, _pd: Arc::clone(&self.pd) })
+        Some(Ending { binder, main: Some(main), number, pd: Arc::clone(&self.pd) })
     }
 
     /// What [`Self::detach`] gave was destroyed, or could not be.
@@ -524,7 +524,7 @@ pub(in crate::fabric::verbs) struct Ending {
     main: Option<NonNull<ibv_qp>>,
     number: u32,
     /// After the queue pairs.
-    _pd: Arc<Pd>,
+    pd: Arc<Pd>,
 }
 
 // SAFETY: these are the only handles of their queue pairs, and libibverbs is thread-safe: a queue
@@ -538,8 +538,8 @@ impl Ending {
     }
 
     fn finish(&mut self) -> io::Result<()> {
-        let bound = self.binder.take().map_or(Ok(()), destroy);
-        let sent = self.main.take().map_or(Ok(()), destroy);
+        let bound = self.binder.take().map_or(Ok(()), |raw| destroy(&self.pd, raw));
+        let sent = self.main.take().map_or(Ok(()), |raw| destroy(&self.pd, raw));
         bound.and(sent).inspect_err(|error| {
             tracing::error!(%error, qp = self.number, "cannot destroy a queue pair");
         })
@@ -622,14 +622,17 @@ fn create(pd: &Pd, cq: &Cq, sends: u32, recvs: u32) -> io::Result<(NonNull<ibv_q
     // SAFETY: a living domain and queue of one device; the attributes live through the call.
     let raw = NonNull::new(unsafe { ibv_create_qp(pd.raw(), &raw mut init) })
         .ok_or_else(io::Error::last_os_error)?;
+    pd.has_one_more();
     // SAFETY: just made.
     Ok((raw, unsafe { (*raw.as_ptr()).qp_num }))
 }
 
-/// Takes a handle that nobody has any more.
-fn destroy(raw: NonNull<ibv_qp>) -> io::Result<()> {
+/// Takes a handle that nobody has any more, of a queue pair of the domain.
+fn destroy(pd: &Pd, raw: NonNull<ibv_qp>) -> io::Result<()> {
     // SAFETY: the only handle of a queue pair that `create` made; destroyed once.
-    outcome(unsafe { ibv_destroy_qp(raw.as_ptr()) })
+    outcome(unsafe { ibv_destroy_qp(raw.as_ptr()) })?;
+    pd.has_one_less();
+    Ok(())
 }
 
 impl Drop for Qp {

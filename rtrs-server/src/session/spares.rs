@@ -1,0 +1,127 @@
+//! Memory of paths that are gone, kept for the next connects of their session.
+//!
+//! To map, pin and register the chunks of a path keeps the control core busy for tens of
+//! milliseconds where a device pins them, and with it every IO on that core. A session that has
+//! another path lives on when one ends, and its client connects that one anew; so what the path
+//! had is kept for it: the mapping, and the registration where no peer ever had its key. Keys that
+//! a peer had are never used again.
+//!
+//! What is kept here nobody can reach. The path is gone: all its connections were reported closed,
+//! so nothing arrives and nothing is read for them any more, and its block IO has ended (docs/
+//! ARCHITECTURE.md, "Memory that is used again"). A spare never leaves its session, and there are
+//! at most as many paths and spares together as the session had paths at once. Owned by the control
+//! core.
+
+use std::sync::Arc;
+
+use rtrs_core::fabric::ProtectionDomain;
+use rtrs_core::limits::Limits;
+
+use super::chunks::{ChunkMemory, ChunkPool, PoolError};
+use crate::path::{PathKey, PathShared};
+
+/// The memory of one path that is gone.
+#[derive(Debug)]
+pub(super) struct Spare {
+    /// Whose it was.
+    from: PathKey,
+    provider: u8,
+    /// The domain it was registered in.
+    pd: Arc<dyn ProtectionDomain>,
+    memory: ChunkMemory,
+}
+
+/// What a session keeps.
+#[derive(Debug, Default)]
+pub(super) struct Spares {
+    list: Vec<Spare>,
+    /// Paths with chunks that the session had at once.
+    paths_max: usize,
+}
+
+impl Spares {
+    /// The session has so many paths with chunks and connections.
+    pub(super) fn note_paths(&mut self, live: usize) {
+        self.paths_max = self.paths_max.max(live);
+    }
+
+    /// Keeps the memory of a path that is gone; `live` others have chunks and connections.
+    pub(super) fn keep(&mut self, path: Arc<PathShared>, live: usize) {
+        let Some(PathShared { key, provider, pd, messages, chunks, .. }) = alone(path) else {
+            return;
+        };
+        let room = live + self.list.len() < self.paths_max;
+        match chunks.into_inner() {
+            Some(pool) if room && pd.is_idle() => {
+                let (memory, keys) = pool.into_memory();
+                pd.let_go(Box::new((keys, messages)));
+                tracing::debug!(path = %key, "chunks: kept");
+                self.list.push(Spare { from: key, provider, pd, memory });
+            }
+            pool => pd.let_go(Box::new((pool, messages))),
+        }
+    }
+
+    /// Memory for a path over that provider: of a domain that `fits` if there is any, with its
+    /// registration; else without.
+    pub(super) fn take(
+        &mut self,
+        provider: u8,
+        fits: impl Fn(&Arc<dyn ProtectionDomain>) -> bool,
+    ) -> Option<Spare> {
+        let whole = |spare: &Spare| {
+            // Its windows are gone when nobody else holds it.
+            let bare = spare.memory.registration.as_ref().map(Arc::strong_count) == Some(1);
+            spare.provider == provider && bare && fits(&spare.pd)
+        };
+        let whole = self.list.iter().position(whole);
+        let at = whole.or_else(|| self.list.iter().position(|spare| spare.provider == provider))?;
+        let mut spare = self.list.swap_remove(at);
+        if whole.is_none()
+            && let Some(registration) = spare.memory.registration.take()
+        {
+            spare.pd.let_go(Box::new(registration));
+        }
+        Some(spare)
+    }
+
+    /// The session has ended with this path.
+    pub(super) fn end(self, path: Arc<PathShared>) {
+        if let Some(PathShared { pd, messages, chunks, .. }) = alone(path) {
+            pd.let_go(Box::new((chunks, messages)));
+        }
+        for Spare { pd, memory, .. } in self.list {
+            pd.let_go(Box::new(memory));
+        }
+    }
+}
+
+/// A path that is gone. The cores let go of it before they say that nothing of it is left.
+fn alone(path: Arc<PathShared>) -> Option<PathShared> {
+    let key = path.key;
+    let path = Arc::into_inner(path);
+    if path.is_none() {
+        tracing::error!(path = %key, "a path that is gone is still held: its memory is not kept");
+    }
+    path
+}
+
+impl Spare {
+    /// The domain in which it is registered, if it still is.
+    pub(super) fn domain(&self) -> Option<&Arc<dyn ProtectionDomain>> {
+        self.memory.registration.is_some().then_some(&self.pd)
+    }
+
+    /// Makes chunks of it, in its domain if it has one.
+    pub(super) fn into_pool(
+        self,
+        limits: Limits,
+        pd: &Arc<dyn ProtectionDomain>,
+        always_invalidate: bool,
+    ) -> Result<ChunkPool, PoolError> {
+        let registered = self.memory.registration.is_some();
+        let pool = ChunkPool::over(self.memory, limits, pd, always_invalidate)?;
+        tracing::debug!(registered, "chunks: taken over from path {}", self.from);
+        Ok(pool)
+    }
+}
