@@ -75,6 +75,26 @@ impl Places {
         number(&self.io_timeout(index))
     }
 
+    /// A device's logical block in bytes.
+    pub(super) fn block_size(&self, index: u32) -> Option<u32> {
+        number(&self.block(index).join("queue/logical_block_size"))
+    }
+
+    /// False when a device takes writes.
+    pub(super) fn is_read_only(&self, index: u32) -> Option<bool> {
+        number::<u8>(&self.block(index).join("ro")).map(|ro| ro != 0)
+    }
+
+    /// False when the kernel flushes nothing on a device, since all that is answered is durable.
+    pub(super) fn has_write_cache(&self, index: u32) -> Option<bool> {
+        read(&self.block(index).join("queue/write_cache")).map(|mode| mode != "write through")
+    }
+
+    /// True when the kernel sends writes with FUA to a device.
+    pub(super) fn has_fua(&self, index: u32) -> Option<bool> {
+        number::<u8>(&self.block(index).join("queue/fua")).map(|fua| fua != 0)
+    }
+
     /// Queues of a device, each with a socket of its own.
     pub(super) fn queues(&self, index: u32) -> usize {
         fs::read_dir(self.block(index).join("mq")).into_iter().flatten().flatten().count()

@@ -102,11 +102,27 @@ fn check_sockets(
     Ok(())
 }
 
-/// Judges whether `export` can stand in for what the device was.
-fn check_size(places: &Places, index: u32, export: &ExportInfo) -> Result<(), DeviceError> {
+/// Judges whether `export` can stand in for what the device was. The kernel was told of that once,
+/// and goes by it: of a device without a write cache it would never flush the one of the export.
+fn check_shape(places: &Places, index: u32, export: &ExportInfo) -> Result<(), DeviceError> {
     if places.size(index) != Some(export.size) {
         let had = places.size(index).map_or_else(|| "no size".into(), |n| format!("{n} bytes"));
         return odd(index, format!("it has {had} and the export {}; {REMEDY}", export.size));
+    }
+    let block = export.min_block.max(512);
+    if let Some(had) = places.block_size(index).filter(|had| *had < block) {
+        let text = format!("it has blocks of {had} bytes and the export of {block}; {REMEDY}");
+        return odd(index, text);
+    }
+    if export.read_only && places.is_read_only(index) == Some(false) {
+        return odd(index, format!("it takes writes and the export is read-only; {REMEDY}"));
+    }
+    if export.write_cache && places.has_write_cache(index) == Some(false) {
+        let text = "it has no write cache, and so is never flushed, and the export has one";
+        return odd(index, format!("{text}; {REMEDY}"));
+    }
+    if !export.fua && places.has_fua(index) == Some(true) {
+        return odd(index, format!("it has FUA and the export has not; {REMEDY}"));
     }
     Ok(())
 }
@@ -138,7 +154,7 @@ impl Reached {
     ) -> Result<Option<Self>, DeviceError> {
         let Some((index, claim)) = left_behind(places, options) else { return Ok(None) };
         check_sockets(places, index, options, count)?;
-        export.map_or(Ok(()), |export| check_size(places, index, export))?;
+        export.map_or(Ok(()), |export| check_shape(places, index, export))?;
         let mut netlink = open_netlink()?;
         let mut sockets = Sockets::default();
         for number in 0..count {
@@ -183,7 +199,7 @@ impl Reached {
         adopt: impl FnOnce(Vec<OwnedFd>) -> io::Result<()>,
     ) -> Result<KernelDevice, DeviceError> {
         let index = self.index;
-        check_size(&self.places, index, export)?;
+        check_shape(&self.places, index, export)?;
         let ours = self.sockets.take_ours();
         // If that fails, the sockets end here, and the device waits for the next.
         adopt(ours)?;
@@ -261,11 +277,49 @@ mod tests {
         assert_eq!(judge(2, None), Ok(()));
 
         let size = |size| {
-            check_size(&tree.places, 2, &ExportInfo::plain("v", size)).map_err(|e| e.to_string())
+            check_shape(&tree.places, 2, &ExportInfo::plain("v", size)).map_err(|e| e.to_string())
         };
         assert_eq!(size(1 << 20), Ok(()));
         let error = size(2 << 20).unwrap_err();
         assert!(error.contains("it has 1048576 bytes and the export 2097152; free it"), "{error}");
+    }
+
+    #[test]
+    fn what_the_kernel_was_told_of_the_device_still_holds() {
+        let tree = tree("nbd-takeover-shape");
+        let judge = |change: fn(&mut ExportInfo)| {
+            let mut export = ExportInfo { min_block: 512, ..ExportInfo::plain("v", 1 << 20) };
+            change(&mut export);
+            check_shape(&tree.places, 2, &export).map_err(|e| e.to_string())
+        };
+        let refused = |change, text: &str| {
+            let error = judge(change).unwrap_err();
+            assert!(error.contains(text) && error.contains(REMEDY), "{error}");
+        };
+        let tell = |block: u32, ro: u8, cache: &str, fua: u8| {
+            for (file, text) in [
+                ("ro", ro.to_string()),
+                ("queue/logical_block_size", block.to_string()),
+                ("queue/write_cache", cache.to_owned()),
+                ("queue/fua", fua.to_string()),
+            ] {
+                tree.file(&format!("sys/block/nbd2/{file}"), &format!("{text}\n"));
+            }
+        };
+        let all: fn(&mut ExportInfo) = |export| {
+            (export.min_block, export.read_only, export.write_cache, export.fua) =
+                (4096, true, true, false);
+        };
+        assert_eq!(judge(all), Ok(()), "a kernel that shows nothing of it");
+        tell(512, 0, "write through", 1);
+        refused(|e| e.min_block = 4096, "it has blocks of 512 bytes and the export of 4096");
+        refused(|e| e.read_only = true, "it takes writes and the export is read-only");
+        refused(|e| e.write_cache = true, "it has no write cache, and so is never flushed");
+        refused(|e| (e.write_cache, e.fua) = (false, false), "it has FUA and the export has not");
+        assert_eq!(judge(|e| e.write_cache = false), Ok(()));
+        tell(4096, 1, "write back", 0);
+        assert_eq!(judge(all), Ok(()));
+        assert_eq!(judge(|e| e.min_block = 1), Ok(()), "it can do more than it has to");
     }
 
     #[test]
