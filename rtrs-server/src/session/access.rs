@@ -22,7 +22,9 @@ impl AccessBook {
         Self { opens: vec![Vec::new(); exports] }
     }
 
-    /// Judges an open and notes it. An open of the same session is replaced.
+    /// Judges an open and notes it. An open of the same session is replaced; but a session that
+    /// may have writes under way keeps others from writing until it closes the export
+    /// (`closing.rs`), even if it asks for less meanwhile.
     ///
     /// # Errors
     /// EPERM when other writers are in the way, EACCES for writing to a read-only export, ENOENT
@@ -47,6 +49,8 @@ impl AccessBook {
         if !room {
             return Err(errno::EPERM);
         }
+        let before = opens.iter().find(|(who, _)| *who == session).map(|(_, how)| *how);
+        let mode = before.filter(|how| how.may_write() && !mode.may_write()).unwrap_or(mode);
         opens.retain(|(who, _)| *who != session);
         opens.push((session, mode));
         Ok(())
@@ -93,12 +97,26 @@ mod tests {
     #[test]
     fn a_second_open_of_a_session_replaces_the_first() {
         let mut book = AccessBook::new(1);
-        book.open(E, false, id(1), ReadWrite).unwrap();
+        book.open(E, false, id(1), ReadOnly).unwrap();
         assert_eq!(book.open(E, false, id(1), ReadWrite), Ok(()));
-        assert_eq!(book.open(E, false, id(1), ReadOnly), Ok(()));
-        assert_eq!(book.open(E, false, id(2), ReadWrite), Ok(()));
+        assert_eq!(book.open(E, false, id(1), ReadWrite), Ok(()));
+        assert_eq!(book.opens(E), [(id(1), ReadWrite)]);
+        assert_eq!(book.open(E, false, id(1), Migration), Ok(()));
+        assert_eq!(book.open(E, false, id(2), Migration), Ok(()), "it lets one more write now");
         assert_eq!(book.open(E, false, id(1), ReadWrite), Err(errno::EPERM));
-        assert_eq!(book.opens(E), [(id(1), ReadOnly), (id(2), ReadWrite)]);
+        assert_eq!(book.opens(E), [(id(1), Migration), (id(2), Migration)]);
+    }
+
+    #[test]
+    fn who_wrote_keeps_other_writers_out_until_it_closes() {
+        let mut book = AccessBook::new(1);
+        book.open(E, false, id(1), ReadWrite).unwrap();
+        assert_eq!(book.open(E, false, id(1), ReadOnly), Ok(()));
+        assert_eq!(book.open(E, false, id(2), ReadWrite), Err(errno::EPERM));
+        assert_eq!(book.opens(E), [(id(1), ReadWrite)]);
+        assert!(book.close(E, id(1)));
+        assert_eq!(book.open(E, false, id(1), ReadOnly), Ok(()), "not for ever");
+        assert_eq!(book.open(E, false, id(2), ReadWrite), Ok(()));
     }
 
     #[test]

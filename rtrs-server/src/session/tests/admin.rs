@@ -171,6 +171,28 @@ fn an_evicted_session_keeps_its_export_while_its_io_runs() {
 }
 
 #[test]
+fn a_session_that_turns_to_reading_keeps_its_export_while_its_writes_run() {
+    let mut stand = Stand::new(StandOptions::default());
+    let mut old = Peer::open(&mut stand, PeerOptions::default());
+    stand.device.lock().hold = true;
+    old.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+    stand.settle();
+    let (open, less) = (AccessMode::ReadWrite, AccessMode::ReadOnly);
+    let device = old.open_device(&mut stand, "vol", less).unwrap().device_id;
+    // Its write would land after those of another writer.
+    let mut new = Peer::up(&mut stand, other(2), "new");
+    assert_eq!(new.open_device(&mut stand, "vol", open).map(|_| ()), Err(errno::EPERM));
+    stand.device.lock().hold = false;
+    stand.pass(Duration::from_millis(5));
+    assert_eq!(old.reply(&mut stand).errno, 0);
+    old.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[2; 512]);
+    assert_eq!(old.reply(&mut stand).errno, errno::EPERM, "it may only read");
+    old.send_close(&stand, 0, device);
+    assert_eq!(old.reply(&mut stand).errno, 0);
+    new.open_device(&mut stand, "vol", open).unwrap();
+}
+
+#[test]
 fn an_open_that_was_under_way_is_not_given_to_an_evicted_session() {
     let mut stand = Stand::new(StandOptions { search: true, ..StandOptions::default() });
     let mut dead = Peer::open(&mut stand, PeerOptions::default());
