@@ -41,7 +41,7 @@ faults_end() { # name text
 # and the longest of all, `p50` and `max`. Fails when a round has no IO, since nothing is known of
 # it. fio's lines: time of completion in ms since 1970, latency in ns, and more.
 faults_longest() { # name
-    cat "$LAB_WORK/$1"_lat.*.log | awk -F '[, ]+' -v marks="$LAB_WORK/$1.marks" '
+    awk -F '[, ]+' -v marks="$LAB_WORK/$1.marks" '
         BEGIN {
             while ((getline line <marks) > 0) {
                 split(line, part, " ")
@@ -50,8 +50,10 @@ faults_longest() { # name
                 longest[rounds] = -1
             }
         }
+        # The lines of a file are in order.
+        FNR == 1 { at = 0 }
         {
-            for (at = rounds; at > 0 && begin[at] > $1; at--) {}
+            while (at < rounds && begin[at + 1] <= $1) at++
             if (at && $2 > longest[at]) longest[at] = $2
         }
         END {
@@ -64,7 +66,7 @@ faults_longest() { # name
                 sorted[to] = longest[at]
             }
             printf "p50 %d\nmax %d\n", sorted[int((rounds + 1) / 2)] / 1e6, sorted[rounds] / 1e6
-        }'
+        }' "$LAB_WORK/$1"_lat.*.log
 }
 
 # Prints the longest IO of each round, the median and the longest of all; sets FAULTS_P50 and
