@@ -38,8 +38,8 @@ faults_end() { # name text
 }
 
 # The longest IO of each round, the one it ended in, as `NAME MILLISECONDS` lines, then their median
-# and the longest of all, `p50` and `max`. Fails when a round has no IO, since nothing is known of
-# it. fio's lines: time of completion in ms since 1970, latency in ns, and more.
+# and the longest of all, `p50` and `max`. Fails when no IO ended in a round, since nothing is known
+# of that one. fio's lines: time of completion in ms since 1970, latency in ns, and more.
 faults_longest() { # name
     awk -F '[, ]+' -v marks="$LAB_WORK/$1.marks" '
         BEGIN {
@@ -58,14 +58,19 @@ faults_longest() { # name
         }
         END {
             for (at = 1; at <= rounds; at++) {
-                if (longest[at] < 0) exit 1
+                if (longest[at] < 0) {
+                    silent = 1
+                    continue
+                }
+                counted++
                 printf "%s %d\n", name[at], longest[at] / 1e6
                 # Sorted in.
-                for (to = at; to > 1 && sorted[to - 1] > longest[at]; to--)
+                for (to = counted; to > 1 && sorted[to - 1] > longest[at]; to--)
                     sorted[to] = sorted[to - 1]
                 sorted[to] = longest[at]
             }
-            printf "p50 %d\nmax %d\n", sorted[int((rounds + 1) / 2)] / 1e6, sorted[rounds] / 1e6
+            printf "p50 %d\nmax %d\n", sorted[int((counted + 1) / 2)] / 1e6, sorted[counted] / 1e6
+            exit silent
         }' "$LAB_WORK/$1"_lat.*.log
 }
 
