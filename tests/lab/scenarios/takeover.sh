@@ -2,7 +2,7 @@
 # lab: the process behind /dev/nbd0 is killed under load, another takes the device over
 # topology: one
 # paths: 1
-# limit: 170
+# limit: 300
 # groups: device failover
 
 PORTAL=tcp://127.0.0.1:1234
@@ -57,13 +57,14 @@ longest() {
 
 # Rounds under fio, one in SLOT seconds; leaves the longest IO in WORST.
 under_fio() { # rounds slot start
-    local rounds=$1 slot=$2 start=$3 number begin stalls
+    local rounds=$1 slot=$2 start=$3 number begin stalls status
     assert_true "it attaches" "$start"
     KILLS=()
     rm -f fio_*.log
-    timeout $((rounds * slot + 60)) fio --name=takeover --filename=/dev/nbd0 --rw=randrw --bs=4k \
+    # Longer than the rounds take on any machine; it is told to end.
+    timeout $((rounds * slot * 4 + 120)) fio --name=takeover --filename=/dev/nbd0 --rw=randrw --bs=4k \
         --iodepth=16 --ioengine=libaio --direct=1 --size=32m --time_based \
-        --runtime=$((rounds * slot + 5)) --verify=crc32c --verify_backlog=256 --verify_fatal=1 \
+        --runtime=$((rounds * slot * 4 + 60)) --verify=crc32c --verify_backlog=256 --verify_fatal=1 \
         --output=fio.json --output-format=json --write_lat_log=fio --log_unix_epoch=1 \
         --log_avg_msec=50 --log_max_value=1 &
     FIO=$!
@@ -72,8 +73,14 @@ under_fio() { # rounds slot start
         while [ "$(now_ms)" -lt $((begin + (number - 1) * slot * 1000)) ]; do sleep 0.1; done
         round $number "$start"
     done
+    sleep 3
+    kill -0 "$FIO" 2>/dev/null || fail "fio lasted until the end"
+    # As faults_end does (faults.sh): 128 is fio's word for having been told to end.
+    pkill -INT -o -f '^fio --name=takeover '
     wait $FIO
-    expect_eq "fio met no error and reads what it wrote" "$?" 0
+    status=$?
+    [ $status -ne 128 ] || status=0
+    expect_eq "fio met no error and reads what it wrote" "$status" 0
     expect_eq "fio counts no error" "$(jq '.jobs[0].error' fio.json)" 0
     stalls=$(longest)
     WORST=$(sort -n <<<"$stalls" | tail -n 1)
