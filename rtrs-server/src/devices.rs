@@ -12,6 +12,7 @@ use rtrs_core::mem::Region;
 use rtrs_core::time::{Instant, earliest};
 
 use crate::export::{Export, ExportIndex, ExportTable};
+use crate::session::strays::Strays;
 
 /// A request by its place: row of its path on this core, and permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +91,11 @@ impl Devices {
             open.device.attach_region(region)?;
         }
         Ok(&mut *open.device)
+    }
+
+    /// What closed paths have left running at an export, on all cores.
+    pub fn strays(&self, export: ExportIndex) -> Option<&Strays> {
+        self.exports.strays(export)
     }
 
     /// Size, limits and abilities of an open device.

@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use rtrs_core::block::{BlockSource, Geometry};
 
 use crate::mail::Search;
+use crate::session::strays::Strays;
 
 /// Exports found below the search path that may be open at once.
 pub const FOUND_MAX: usize = 64;
@@ -73,6 +74,9 @@ pub struct ExportTable {
     exports: Vec<Arc<Export>>,
     finder: Option<Box<dyn Finder>>,
     found: Mutex<Vec<Slot>>,
+    /// By place. None is left there when a place is used again: a core has the device open as long
+    /// as something runs at it.
+    strays: Box<[Strays]>,
 }
 
 impl ExportTable {
@@ -85,7 +89,10 @@ impl ExportTable {
     pub fn with_finder(exports: Vec<Export>, finder: Option<Box<dyn Finder>>) -> Arc<Self> {
         let max = usize::from(u16::MAX) - if finder.is_some() { FOUND_MAX } else { 0 };
         let exports = exports.into_iter().take(max).map(Arc::new).collect();
-        Arc::new(Self { exports, finder, found: Mutex::default() })
+        let found = Mutex::default();
+        let mut table = Self { exports, finder, found, strays: Box::default() };
+        table.strays = (0..table.len()).map(|_| Strays::default()).collect();
+        Arc::new(table)
     }
 
     /// How many places there are; those for what is found count, whether in use or not.
@@ -107,6 +114,11 @@ impl ExportTable {
             Slot::Open(export) => Some(Arc::clone(export)),
             Slot::Left(_) => None,
         }
+    }
+
+    /// What closed paths have left running at the export at a place.
+    pub fn strays(&self, index: ExportIndex) -> Option<&Strays> {
+        self.strays.get(index.index())
     }
 
     /// The export of a name.

@@ -59,6 +59,8 @@ pub struct CoreCounters {
     pub errors: Counter,
     /// Requests that waited for their original on another path.
     pub replays: Counter,
+    /// Requests that wait now for an older write that a closed path has left at the disk.
+    pub barred: Counter,
     /// Requests now in flight.
     pub inflight: Counter,
     /// Nanoseconds from arrival to answer, summed over all requests.
@@ -96,6 +98,9 @@ pub struct IoTotals {
     pub errors: u64,
     /// Requests that waited for their original on another path.
     pub replays: u64,
+    /// Requests now in flight that wait for an older write to the same place, which a path that is
+    /// closed has left at the disk.
+    pub barred: u64,
     /// Requests now in flight.
     pub inflight: u64,
     /// Nanoseconds from arrival to answer, summed over all requests.
@@ -128,6 +133,7 @@ impl PathCounters {
             sum.controls += core.controls.get();
             sum.errors += core.errors.get();
             sum.replays += core.replays.get();
+            sum.barred += core.barred.get();
             sum.inflight += core.inflight.get();
             sum.busy_ns += core.busy_ns.get();
         }
@@ -149,6 +155,7 @@ impl IoTotals {
         self.controls += other.controls;
         self.errors += other.errors;
         self.replays += other.replays;
+        self.barred += other.barred;
         self.inflight += other.inflight;
         self.busy_ns += other.busy_ns;
     }

@@ -23,6 +23,14 @@ fn mebibytes(value: &Value) -> String {
     format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }
 
+/// What is said of requests that wait for an older write of a closed path.
+fn waiting(barred: &Value) -> String {
+    match barred.as_u64() {
+        None | Some(0) => String::new(),
+        Some(barred) => format!(" ({barred} behind older writes that the disk still has)"),
+    }
+}
+
 fn age(value: &Value) -> String {
     let seconds = value.as_u64().unwrap_or(0) / 1000;
     match (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60) {
@@ -64,7 +72,7 @@ pub(super) fn sessions_text(sessions: &Value) -> String {
         );
         for path in paths() {
             out += &format!(
-                "  path {:<6} {:<5} {:<10} {} from {}, {} connections, {} in flight, up {}\n",
+                "  path {:<6} {:<5} {:<10} {} from {}, {} connections, {} in flight{}, up {}\n",
                 text(&path["path"]),
                 text(&path["transport"]),
                 text(&path["state"]),
@@ -72,6 +80,7 @@ pub(super) fn sessions_text(sessions: &Value) -> String {
                 text(&path["peer"]),
                 text(&path["connections"]),
                 text(&path["io"]["inflight"]),
+                waiting(&path["io"]["barred"]),
                 age(&path["age_ms"]),
             );
         }
@@ -93,10 +102,10 @@ mod tests {
             "paths": [
                 { "path": 7, "transport": "tcp", "state": "connected", "local": "127.0.0.1:1234",
                   "peer": "127.0.0.1:4000", "connections": 3, "age_ms": 61_000,
-                  "io": { "inflight": 3 } },
+                  "io": { "inflight": 3, "barred": 0 } },
                 { "path": 6, "transport": "tcp", "state": "draining", "local": "127.0.0.1:1234",
                   "peer": "127.0.0.1:3999", "connections": 3, "age_ms": 90_000_000,
-                  "io": { "inflight": 0 } },
+                  "io": { "inflight": 2, "barred": 1 } },
             ],
         }]);
         let shown = sessions_text(&sessions);
@@ -111,6 +120,8 @@ mod tests {
              3 in flight, up 1m01s"
         );
         assert!(lines[3].contains("draining") && lines[3].ends_with("up 1d01h"), "{shown}");
+        let waits = ", 2 in flight (1 behind older writes that the disk still has), up ";
+        assert!(lines[3].contains(waits), "{shown}");
         let odd = json!([{ "id": "x", "name": "a\nb\u{1b}[31m", "state": "up", "age_ms": 10 }]);
         assert!(sessions_text(&odd).contains("\na\\nb\\u{1b}[31m "), "{}", sessions_text(&odd));
         // Of a session that is just beginning there is little to say.

@@ -1,7 +1,7 @@
 //! CLOSE: an export is given back when nothing of the session runs there any more.
 //!
 //! From the close on the device id means nothing, so no request is begun there. Those that a
-//! backend works on already run on, and until the last of them has ended the session keeps its
+//! backend works on already run on, as do those that wait for it, and until the last of them has ended the session keeps its
 //! right to the export, as the one that is evicted does: a write of it must not land after those
 //! of the session that opens the export next. The close is answered then, as by the kernel's
 //! server (rnbd-srv.c, `rnbd_destroy_sess_dev`); a client that does not wait for it leaves its
@@ -119,8 +119,11 @@ impl Shard {
         let rows = self.paths.iter().flatten();
         let of_session = rows.filter(|row| row.shared.session.id == closed.session);
         of_session.flat_map(|row| &row.requests).any(|request| {
-            let works = matches!(request.state(), RequestState::Queued | RequestState::Submitted);
-            works && request.io.is_some_and(|io| io.export == closed.export)
+            let begun = matches!(
+                request.state(),
+                RequestState::Barred | RequestState::Queued | RequestState::Submitted
+            );
+            begun && request.io.is_some_and(|io| io.export == closed.export)
         })
     }
 }

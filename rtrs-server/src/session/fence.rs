@@ -2,8 +2,8 @@
 //! begin any more.
 //!
 //! The answer waits until every core has closed its connections of the path. Block IO of the path
-//! that runs by then may run on: it holds its permit, and what the client sends again under the
-//! same permit waits behind it (`permits.rs`). Runs on the control core.
+//! that runs by then may run on: newer changes of the same bytes wait for it, and so does what the
+//! client sends again (`strays.rs`). Runs on the control core.
 
 use rtrs_core::ids::{CoreIndex, PermitId};
 use rtrs_core::wire::{Fence, errno};

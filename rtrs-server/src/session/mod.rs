@@ -13,11 +13,13 @@ pub mod device_table;
 mod fence;
 mod judge;
 mod opens;
+mod parked;
 pub mod permits;
 pub mod request;
 pub mod shard;
 mod spares;
 mod stop;
+pub mod strays;
 mod walk;
 
 #[cfg(test)]

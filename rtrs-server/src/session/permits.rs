@@ -1,10 +1,11 @@
 //! Who holds each permit of a session: one atomic word per permit, shared by paths and cores.
 //!
 //! A request claims its permit before anything of it runs and releases it when its answer is
-//! posted, or when its backend IO has ended if the path died meanwhile. A claim that meets a
-//! holder of the same path is a misdeed of the peer; a holder of another path means that the
-//! request is a replay of one that still runs, which has to wait. So two copies of a request
-//! never run at once, and a copy never overtakes its original.
+//! posted or its path is closed. A claim that meets a holder of the same path is a misdeed of the
+//! peer; a holder of another path means that the request is a replay of one that may still run,
+//! which has to wait; the other path is closed then. What a closed path leaves at the disk is in
+//! another table by the time its permit is free (`strays.rs`). So a copy never overtakes its
+//! original.
 //!
 //! Word: 0 when free, else incarnation of the path (48 bits, never 0) and core (16 bits).
 

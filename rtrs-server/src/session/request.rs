@@ -4,6 +4,8 @@
 //! one comes; nothing is allocated per IO. The states name what a request waits for. Every move
 //! goes through the table below, which a test holds against the documented one.
 
+use std::ops::Range;
+
 use rtrs_core::block::{IoFlags, IoOp};
 use rtrs_core::fabric::RemoteMem;
 use rtrs_core::ids::Rkey;
@@ -26,6 +28,8 @@ pub enum RequestState {
     Parsing,
     /// An open or close is with the control core.
     Control,
+    /// The disk still has an older write of a closed path to the same place.
+    Barred,
     /// The device is full.
     Queued,
     /// The device works on it.
@@ -42,9 +46,17 @@ impl Moves for RequestState {
         (Self::Revoking, &[Self::Parsing, Self::Free]),
         (
             Self::Parsing,
-            &[Self::Control, Self::Queued, Self::Submitted, Self::Responding, Self::Free],
+            &[
+                Self::Control,
+                Self::Barred,
+                Self::Queued,
+                Self::Submitted,
+                Self::Responding,
+                Self::Free,
+            ],
         ),
         (Self::Control, &[Self::Responding, Self::Free]),
+        (Self::Barred, &[Self::Queued, Self::Submitted, Self::Responding, Self::Free]),
         (Self::Queued, &[Self::Submitted, Self::Responding, Self::Free]),
         (Self::Submitted, &[Self::Queued, Self::Responding, Self::Free]),
         (Self::Responding, &[Self::Free]),
@@ -85,6 +97,31 @@ pub struct IoProgress {
     pub part: u32,
 }
 
+/// True for what changes the content of a device.
+pub const fn changes(op: IoOp) -> bool {
+    !matches!(op, IoOp::Read | IoOp::Flush)
+}
+
+impl IoProgress {
+    /// True for what changes the content of the device.
+    pub const fn changes(&self) -> bool {
+        changes(self.op)
+    }
+
+    /// All its bytes on the device.
+    pub fn bytes(&self) -> Range<u64> {
+        self.offset..self.offset + u64::from(self.len)
+    }
+
+    /// The bytes that the device may change by the step it works on, if that changes any. What was
+    /// done before has happened, and what remains is not begun once the path is closed.
+    pub fn may_change(&self) -> Option<Range<u64>> {
+        let from = self.offset + u64::from(self.done);
+        let changes = self.changes() && self.step == IoStep::Data;
+        changes.then(|| from..from + u64::from(self.part))
+    }
+}
+
 /// One row: a request, or room for one.
 #[derive(Debug)]
 pub struct Request {
@@ -107,6 +144,8 @@ pub struct Request {
     pub rkey: Rkey,
     /// The chunk got its new key when the old one was taken away.
     pub rebound: bool,
+    /// It met its original, and was counted for that.
+    pub copy: bool,
     /// When it arrived, for the latency sum.
     pub since: rtrs_core::time::Instant,
 }
@@ -131,6 +170,7 @@ impl Request {
             io: None,
             rkey: Rkey(0),
             rebound: false,
+            copy: false,
             since: rtrs_core::time::Instant::ZERO,
         }
     }
@@ -156,7 +196,7 @@ impl Request {
         self.invalidate = None;
         self.errno = 0;
         self.io = None;
-        self.rebound = false;
+        (self.rebound, self.copy) = (false, false);
         self.since = now;
     }
 }
@@ -175,8 +215,9 @@ mod tests {
              Arrived: Parked, Revoking, Parsing, Free\n\
              Parked: Revoking, Parsing, Free\n\
              Revoking: Parsing, Free\n\
-             Parsing: Control, Queued, Submitted, Responding, Free\n\
+             Parsing: Control, Barred, Queued, Submitted, Responding, Free\n\
              Control: Responding, Free\n\
+             Barred: Queued, Submitted, Responding, Free\n\
              Queued: Submitted, Responding, Free\n\
              Submitted: Queued, Responding, Free\n\
              Responding: Free\n"

@@ -19,10 +19,11 @@ use rtrs_core::fabric::{
     WorkCompletion, WorkRequest, WrOp,
 };
 use rtrs_core::ids::{ChunkIndex, ConnIndex, CoreIndex, PermitId, QpNum};
-use rtrs_core::time::{Duration, Instant, earliest};
+use rtrs_core::time::{Instant, earliest};
 use rtrs_core::wire::{Imm, InfoReq};
 
 use super::SessionParams;
+use super::parked::PARKED_EVERY;
 use super::permits::Holder;
 use super::request::{Request, RequestState};
 use crate::devices::{Devices, RequestRef};
@@ -32,8 +33,6 @@ use crate::path::io::{SendQueue, bare_write};
 use crate::path::state::PathState;
 use crate::path::{HEARD_EVERY, PathEnd, PathKey, PathShared, PeerFault};
 
-/// How often parked requests look at their permits when nothing else happens.
-const PARKED_EVERY: Duration = Duration::from_millis(1);
 /// Receives beyond the queue depth: heartbeats and their answers on connection 0, and room for a
 /// repost that is on its way.
 const RECV_SLACK: u32 = 8;
@@ -116,7 +115,7 @@ pub(crate) struct PathRow {
     /// Row of connection 0, if it lives here.
     pub(crate) service: Option<u32>,
     pub(crate) requests: Box<[Request]>,
-    /// Requests that hold their permit.
+    /// Requests that have their permit, or had it when the path was closed and still run.
     pub(crate) inflight: u32,
     /// Which exports' devices on this core know the path's chunks.
     pub(crate) attached: Box<[bool]>,
@@ -133,7 +132,8 @@ pub struct Shard {
     pub(crate) devices: Devices,
     pub(crate) paths: Vec<Option<Box<PathRow>>>,
     pub(crate) conns: Vec<Option<Conn>>,
-    pub(crate) parked: Vec<RequestRef>,
+    /// Requests that wait until others have ended.
+    pub(super) parked: Vec<RequestRef>,
     /// Closed exports that requests may still run on.
     pub(super) retiring: Vec<Closed>,
     by_key: BTreeMap<PathKey, u32>,
@@ -279,7 +279,7 @@ impl Shard {
         self.after_unlink(row, out);
     }
 
-    /// Polls devices, looks at parked permits. True when anything happened.
+    /// Polls devices, looks at requests that wait for others. True when anything happened.
     pub fn poll(&mut self, now: Instant, fabrics: &mut Fabrics, out: &mut Outbox) -> bool {
         self.now = now;
         let mut busy = self.poll_devices(now, fabrics, out);
@@ -296,7 +296,7 @@ impl Shard {
         earliest(parked, self.devices.deadline())
     }
 
-    /// Requests that hold a permit, on this core.
+    /// Requests in flight on this core, those that closed paths have left running included.
     pub fn inflight(&self) -> u64 {
         self.paths.iter().flatten().map(|row| u64::from(row.inflight)).sum()
     }
@@ -316,11 +316,16 @@ impl Shard {
                 let permit = PermitId(u16::try_from(permit).unwrap_or(u16::MAX));
                 let owner = row.shared.session.permits.holder(permit);
                 let mine = owner == Some(holder);
-                match request.state() {
-                    RequestState::Free | RequestState::Parked => assert!(!mine, "{request:?}"),
-                    _ => assert!(mine, "{request:?} of {permit} without its permit: {owner:?}"),
-                }
-                held += u32::from(mine);
+                let runs = match request.state() {
+                    RequestState::Free | RequestState::Parked => false,
+                    // What a closed path has left at its device has no permit any more.
+                    RequestState::Submitted if row.mode == RowMode::Closing => !mine,
+                    _ => mine,
+                };
+                let idle = matches!(request.state(), RequestState::Free | RequestState::Parked);
+                assert!(runs || idle && !mine, "{request:?} of {permit}, held by {owner:?}");
+                self.check_wait(row, permit, request);
+                held += u32::from(runs);
             }
             assert_eq!(held, row.inflight, "path row {at}");
             for conn in &row.conns {
@@ -640,17 +645,6 @@ impl Shard {
                 out.control(ControlMail::Drained { path: key, core });
             }
             _ => {}
-        }
-    }
-
-    fn drop_parked(&mut self, row: u32) {
-        let (mine, others): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.parked).into_iter().partition(|at| at.path == row);
-        self.parked = others;
-        if let Some(path) = self.path_mut(row) {
-            for at in mine {
-                path.requests[at.permit.index()].go(RequestState::Free);
-            }
         }
     }
 

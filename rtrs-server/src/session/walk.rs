@@ -3,7 +3,8 @@
 //! Each step either moves the request on or leaves it in a state that names what it waits for;
 //! whatever ends the wait calls the next step. A request that cannot be served is answered with
 //! an errno; bytes that name nobody to answer end the path. The chunk's header is copied out once
-//! and judged in the copy; with `always_invalidate` the peer's key is dead before that.
+//! and judged in the copy; with `always_invalidate` the peer's key is dead before that. How
+//! requests wait for each other stands in `parked.rs`.
 
 use rtrs_core::block::{Io, IoFlags, IoOp};
 use rtrs_core::fabric::{Access, BindResult, RemoteMem};
@@ -16,15 +17,16 @@ use rtrs_core::wire::{
     UserMessage, errno,
 };
 
+use super::chunks::ChunkPool;
 use super::device_table::DeviceId;
 use super::judge::{judge_range, part_max};
-use super::permits::Claim;
-use super::request::{IoProgress, IoStep, Request, RequestState};
+use super::request::{IoProgress, IoStep, Request, RequestState, changes};
 use super::shard::{Fabrics, RowMode, Shard, WorkId};
 use crate::devices::RequestRef;
+use crate::export::ExportIndex;
 use crate::mail::{ControlAnswer, ControlMail, ControlRequest, Outbox};
 use crate::path::io::{Answer, SendQueue};
-use crate::path::{PathEnd, PathKey, PeerFault};
+use crate::path::{PathEnd, PeerFault};
 
 /// What a judged header asks for.
 enum Wanted {
@@ -72,59 +74,17 @@ impl Shard {
         self.claim(row, permit, fabrics, out);
     }
 
-    /// Takes the permit, or parks the request behind the one that has it.
-    fn claim(&mut self, row: u32, permit: PermitId, fabrics: &mut Fabrics, out: &mut Outbox) {
-        let core = self.core;
-        let Some(path) = self.path(row) else { return };
-        let holder = self.holder(path);
-        let claim = path.shared.session.permits.claim(permit, holder);
-        let Some(path) = self.path_mut(row) else { return };
-        let request = &mut path.requests[permit.index()];
-        match claim {
-            Claim::Granted => {
-                path.inflight += 1;
-                path.shared.counters.core(core).inflight.add(1);
-                self.revoke(row, permit, fabrics, out);
-            }
-            Claim::Own => {
-                request.go(RequestState::Free);
-                let fault = PeerFault::PermitReused(permit.0);
-                self.break_path(row, PathEnd::Peer(fault), out);
-            }
-            Claim::Other(original) => {
-                if request.state() == RequestState::Arrived {
-                    request.go(RequestState::Parked);
-                    path.shared.counters.core(core).replays.add(1);
-                    // The answer was never sent, so the client gave the other path up: nothing
-                    // that is still on its way there may run after what comes here.
-                    let end = PathEnd::Superseded(path.shared.key);
-                    out.control(ControlMail::Broken { path: PathKey(original.path), end });
-                }
-                self.parked.push(RequestRef { path: row, permit });
-            }
-        }
-    }
-
-    /// Tries again for every parked request. True when one got on.
-    pub(super) fn look_at_parked(&mut self, fabrics: &mut Fabrics, out: &mut Outbox) -> bool {
-        let before = self.parked.len();
-        for at in std::mem::take(&mut self.parked) {
-            let parked = self.path(at.path).is_some_and(|path| {
-                let request = path.requests.get(at.permit.index());
-                request.is_some_and(|request| request.state() == RequestState::Parked)
-            });
-            if parked {
-                self.claim(at.path, at.permit, fabrics, out);
-            }
-        }
-        self.parked.len() < before
-    }
-
     /// Takes the peer's key for the chunk away, if it has one of its own. Where that is a work
     /// request, by a bind to the next key, which the peer learns with the answer: a revoke here and
     /// a bind there would cost two. A peer that guesses the next key can only spoil its own data;
     /// what is judged is a copy, made after the old key is dead (`parse`).
-    fn revoke(&mut self, row: u32, permit: PermitId, fabrics: &mut Fabrics, out: &mut Outbox) {
+    pub(super) fn revoke(
+        &mut self,
+        row: u32,
+        permit: PermitId,
+        fabrics: &mut Fabrics,
+        out: &mut Outbox,
+    ) {
         let Some((shared, provider, qp, conn)) = self.place(row, permit) else {
             return self.abandon(row, permit, out);
         };
@@ -252,18 +212,11 @@ impl Shard {
         let Some(entry) = path.shared.session.devices.get(device) else {
             return Wanted::Refuse(errno::ENOTCONN);
         };
-        let at = entry.export.index();
-        let region = if path.attached.get(at).copied().unwrap_or(false) {
-            None
-        } else {
-            path.shared.chunks.get().map(|chunks| std::sync::Arc::clone(chunks.region()))
-        };
-        let geometry = match self.devices.open(entry.export, region.as_ref()) {
-            Ok(device) => device.geometry(),
-            Err(error) => {
-                tracing::warn!(%error, export = at, "cannot open the device on this core");
-                return Wanted::Refuse(IoStatus::from_io_error(&error).to_errno());
-            }
+        if let Err(errno) = self.ready_device(row, entry.export) {
+            return Wanted::Refuse(errno);
+        }
+        let Some(geometry) = self.devices.geometry(entry.export) else {
+            return Wanted::Refuse(errno::ENODEV);
         };
         let op = match op {
             RwOp::Read => IoOp::Read,
@@ -273,7 +226,7 @@ impl Shard {
             RwOp::WriteZeroes => IoOp::WriteZeroes,
             RwOp::SecureErase => return Wanted::Refuse(errno::EOPNOTSUPP),
         };
-        let changes = !matches!(op, IoOp::Read | IoOp::Flush);
+        let changes = changes(op);
         // No session is let write to a read-only export (`access.rs`).
         if changes && !entry.writable {
             return Wanted::Refuse(IoStatus::ReadOnly.to_errno());
@@ -310,29 +263,44 @@ impl Shard {
             len,
             part: 0,
         };
-        if let Some(path) = self.path_mut(row)
-            && let Some(attached) = path.attached.get_mut(at)
-        {
-            *attached = true;
-        }
         Wanted::Io(io)
     }
 
-    fn start_io(
+    /// Opens the device on this core, and makes the path's chunks known to it.
+    pub(super) fn ready_device(&mut self, row: u32, export: ExportIndex) -> Result<(), u16> {
+        let path = self.paths.get_mut(row as usize).and_then(Option::as_deref_mut);
+        let Some(path) = path else { return Err(errno::EIO) };
+        let Some(attached) = path.attached.get_mut(export.index()) else {
+            return Err(errno::ENODEV);
+        };
+        let chunks = path.shared.chunks.get().filter(|_| !*attached);
+        match self.devices.open(export, chunks.map(ChunkPool::region)) {
+            Ok(_) => {
+                *attached = true;
+                Ok(())
+            }
+            Err(error) => {
+                let at = export.index();
+                tracing::warn!(%error, export = at, "cannot open the device on this core");
+                Err(IoStatus::from_io_error(&error).to_errno())
+            }
+        }
+    }
+
+    /// Nothing bars an IO: it goes to its device, or queues up there.
+    pub(super) fn begin_io(
         &mut self,
         row: u32,
         permit: PermitId,
-        io: IoProgress,
+        export: ExportIndex,
         fabrics: &mut Fabrics,
         out: &mut Outbox,
     ) {
-        let Some(path) = self.path_mut(row) else { return };
-        path.requests[permit.index()].io = Some(io);
-        if self.devices.is_contended(io.export) {
+        if self.devices.is_contended(export) {
             self.go(row, permit, RequestState::Queued);
-            self.devices.wait(io.export, RequestRef { path: row, permit });
+            self.devices.wait(export, RequestRef { path: row, permit });
         } else if !self.submit(row, permit, fabrics, out) {
-            self.devices.wait(io.export, RequestRef { path: row, permit });
+            self.devices.wait(export, RequestRef { path: row, permit });
         }
     }
 
@@ -440,7 +408,7 @@ impl Shard {
         }
         if closing {
             // What remains of it is not begun: the effect of an unanswered request is open.
-            return self.abandon(row, permit, out);
+            return self.stray_ended(row, permit, out);
         }
         let Some(io) = request.io.as_mut().filter(|_| status.is_ok()) else {
             return self.finish(row, permit, status.to_errno(), fabrics, out);
@@ -500,7 +468,7 @@ impl Shard {
     }
 
     /// The request is decided: give the chunk a fresh key, then answer.
-    fn finish(
+    pub(super) fn finish(
         &mut self,
         row: u32,
         permit: PermitId,
@@ -619,15 +587,21 @@ impl Shard {
         }
     }
 
-    /// Ends all requests of a path that nothing outside this core still works on.
+    /// The path is closed: ends all its requests but those that a device works on.
     pub(super) fn abandon_requests(&mut self, row: u32) {
         let Some(path) = self.path(row) else { return };
         for at in 0..path.requests.len() {
             let permit = PermitId(u16::try_from(at).unwrap_or(u16::MAX));
             let state = self.path(row).map(|path| path.requests[at].state());
             match state {
-                None | Some(RequestState::Free | RequestState::Submitted) => {}
-                Some(_) => self.release(row, permit),
+                None | Some(RequestState::Free) => {}
+                Some(RequestState::Submitted) => self.leave_running(row, permit),
+                Some(state) => {
+                    if state == RequestState::Barred {
+                        self.count_unbarred(row);
+                    }
+                    self.release(row, permit);
+                }
             }
         }
     }

@@ -143,7 +143,9 @@ fn dead_paths_with_running_io_do_not_pile_up() {
     let mut peer = Peer::open(&mut stand, PeerOptions::default());
     stand.device.lock().hold = true;
     for life in 0..4u16 {
-        peer.send_write(&stand, (1, life), io(Rw::WRITE, 0, 512), &[1; 512]);
+        // Each to a place of its own: none waits for another.
+        let sector = u64::from(life);
+        peer.send_write(&stand, (1, life), io(Rw::WRITE, sector, 512), &[1; 512]);
         stand.settle();
         peer.leave(&mut stand);
         let next = PeerOptions { recon_cnt: life + 2, ..PeerOptions::default() };

@@ -23,10 +23,11 @@ use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::ConnReq;
 
-use crate::export::{Export, ExportTable, Finder};
+use crate::export::{Export, ExportIndex, ExportTable, Finder};
 use crate::mail::{AdminAnswer, AdminAsk, AdminReply, ControlMail, Mail, Search};
 use crate::server::ServerCore;
 use crate::session::SessionParams;
+use crate::session::strays::Strays;
 
 /// One work request as it was posted, its bytes copied at that moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -224,6 +225,12 @@ pub(super) struct DeviceState {
     pub(super) log: Vec<(IoOp, u64, u32, bool)>,
     /// IOs are taken but do not run.
     pub(super) hold: bool,
+    /// A change of content is taken and does not run before `holds` is false, after so many more.
+    pub(super) hold_after: Option<u32>,
+    /// One is held so.
+    pub(super) holds: bool,
+    /// Flushes do not run, nor what comes behind one.
+    pub(super) hold_flush: bool,
     /// IOs that may be in flight per core.
     pub(super) room: usize,
     /// Devices open on all cores.
@@ -243,6 +250,7 @@ struct TestDevice {
     geometry: Geometry,
     state: Arc<Mutex<DeviceState>>,
     taken: VecDeque<Io>,
+    held: Option<Io>,
     done: VecDeque<Completion>,
 }
 
@@ -259,6 +267,7 @@ impl BlockSource for TestSource {
             geometry: self.geometry.clone(),
             state: Arc::clone(&self.state),
             taken: VecDeque::new(),
+            held: None,
             done: VecDeque::new(),
         }))
     }
@@ -275,18 +284,33 @@ impl BlockDevice for TestDevice {
         &self.geometry
     }
     fn submit(&mut self, io: Io) -> Result<(), Io> {
-        if self.inflight() >= self.state.lock().room {
+        let mut state = self.state.lock();
+        if self.inflight() >= state.room {
             return Err(io);
         }
-        self.taken.push_back(io);
+        let changes = !matches!(io.op, IoOp::Read | IoOp::Flush);
+        match state.hold_after.filter(|_| changes) {
+            Some(0) => {
+                (state.hold_after, state.holds) = (None, true);
+                self.held = Some(io);
+            }
+            after => {
+                state.hold_after = after.map(|after| after - 1).or(state.hold_after);
+                self.taken.push_back(io);
+            }
+        }
         Ok(())
     }
     fn poll(&mut self, _now: Instant) -> bool {
         let mut state = self.state.lock();
-        if state.hold || self.taken.is_empty() {
-            return false;
+        if !state.holds
+            && let Some(io) = self.held.take()
+        {
+            self.taken.push_front(io);
         }
-        for io in self.taken.drain(..) {
+        let flush = self.taken.iter().position(|io| io.op == IoOp::Flush && state.hold_flush);
+        let runs = if state.hold { 0 } else { flush.unwrap_or(self.taken.len()) };
+        for io in self.taken.drain(..runs) {
             let status = self.geometry.check(&io);
             if status == IoStatus::Ok {
                 state.log.push((io.op, io.offset, io.len, io.flags.fua));
@@ -305,13 +329,13 @@ impl BlockDevice for TestDevice {
             }
             self.done.push_back(Completion { tag: io.tag, status });
         }
-        true
+        runs > 0
     }
     fn reap(&mut self) -> Option<Completion> {
         self.done.pop_front()
     }
     fn inflight(&self) -> usize {
-        self.taken.len() + self.done.len()
+        self.taken.len() + self.done.len() + usize::from(self.held.is_some())
     }
 }
 
@@ -366,6 +390,7 @@ pub(super) struct Stand {
     node: NodeId,
     client: NodeId,
     hosts: Vec<Host>,
+    exports: Arc<ExportTable>,
     log: Log,
     registered: Registered,
     searches: Searches,
@@ -447,6 +472,7 @@ impl Stand {
             node,
             client,
             hosts,
+            exports,
             log,
             registered,
             searches,
@@ -598,9 +624,15 @@ impl Stand {
         (shards().map(|s| s.connections()).sum(), shards().map(|s| s.inflight()).sum())
     }
 
+    /// What closed paths have left at all exports.
+    pub(super) fn strays(&self) -> usize {
+        let places = (0..u16::try_from(self.exports.len()).unwrap()).map(ExportIndex);
+        places.filter_map(|at| self.exports.strays(at)).map(Strays::len).sum()
+    }
+
     /// Nothing of any session is left.
     pub(super) fn assert_empty(&self) {
-        assert_eq!(self.load(), (0, 0));
+        assert_eq!((self.load(), self.strays()), ((0, 0), 0));
         assert_eq!(self.sessions(), []);
     }
 }
