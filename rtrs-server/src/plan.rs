@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use rtrs_core::config::{AutoSwitch, ByteSize, Portal, Scheme, Shards, Switch, check_log_filter};
 use rtrs_core::fabric::rdma::{NoRdma, Rdma};
+use rtrs_core::limits::CHUNK_SIZE_MIN;
 use rtrs_core::local::{RunDir, check_socket_path};
 use tracing_subscriber::EnvFilter;
 
@@ -476,11 +477,15 @@ fn check_immediate_bits(queue_depth: u16, chunk_bytes: u32) -> Result<(), Error>
         return Ok(());
     }
     let depth_max = (1_u32 << (IMM_PAYLOAD_BITS - chunk_bits)).min(65535);
-    let chunk_max = ByteSize::new(1 << (IMM_PAYLOAD_BITS - depth_bits));
+    let chunk_max = 1 << (IMM_PAYLOAD_BITS - depth_bits);
+    let smaller = if chunk_max < CHUNK_SIZE_MIN {
+        String::new()
+    } else {
+        format!(", or a chunk-size of at most {}", ByteSize::new(u64::from(chunk_max)))
+    };
     Err(usage(format!(
         "queue-depth {queue_depth} with chunk-size {} needs {bits} bits and the wire has \
-         {IMM_PAYLOAD_BITS}; use a queue-depth of at most {depth_max}, or a chunk-size of at most \
-         {chunk_max}",
+         {IMM_PAYLOAD_BITS}; use a queue-depth of at most {depth_max}{smaller}",
         ByteSize::new(u64::from(chunk_bytes))
     )))
 }

@@ -437,10 +437,11 @@ impl SessionControl {
         let cores = self.config.cores;
         let depth = granted.depth(&self.config);
         if depth <= cores {
+            let fewer = (depth > 1).then(|| format!("--shards {}, or ", depth - 1));
+            let fewer = fewer.unwrap_or_default();
             return Err(SessionFailure::Unusable(format!(
                 "a queue depth of {depth} is too small for {cores} shards and the service \
-                 connection: use --shards {}, or a larger queue depth",
-                depth.saturating_sub(1).max(1)
+                 connection: use {fewer}a larger queue depth"
             )));
         }
         match self.granted {

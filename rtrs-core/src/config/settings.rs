@@ -17,7 +17,8 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Reads a configuration file of at most 1 MiB.
 ///
 /// # Errors
-/// [`ErrorClass::CONFIG_FILE`] if it cannot be read, [`ErrorClass::CONFIG`] for its contents.
+/// [`ErrorClass::CONFIG_FILE`] if it cannot be read, [`ErrorClass::CONFIG`] for its contents,
+/// their size and their encoding too.
 pub fn settings_from_file<T, K>(path: &Path) -> Result<T, CommandError<K>>
 where
     T: DeserializeOwned + Default,
@@ -27,15 +28,23 @@ where
         let text = format!("cannot read the configuration file {}", path.display());
         CommandError::with_source(K::CONFIG_FILE, text, source)
     };
-    let mut text = String::new();
+    let mut bytes = Vec::new();
     File::open(path)
-        .and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text))
+        .and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes))
         .map_err(unreadable)?;
-    if text.len() as u64 > FILE_BYTES_MAX {
-        let text = format!("{}: is larger than 1 MiB; use a smaller file", path.display());
-        return Err(CommandError::new(K::CONFIG_FILE, text));
+    let name = path.display().to_string();
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        let text = format!("{name}: is larger than 1 MiB; use a smaller file");
+        return Err(CommandError::new(K::CONFIG, text));
     }
-    settings_from_yaml(&text, &path.display().to_string())
+    let text = String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        let line = 1 + error.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count();
+        let byte = error.as_bytes()[at];
+        let text = format!("{name}:{line}: byte {byte:#04x} is not UTF-8; save the file as UTF-8");
+        CommandError::new(K::CONFIG, text)
+    })?;
+    settings_from_yaml(&text, &name)
 }
 
 /// Reads the text of a configuration file called `name` in errors. An empty text says nothing.

@@ -93,6 +93,23 @@ fn unreadable_files_are_named() {
 }
 
 #[test]
+fn a_file_that_is_no_text_is_a_wrong_file() {
+    let path = std::env::temp_dir().join(format!("rtrs-latin1-{}.yaml", std::process::id()));
+    let read = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        let error = Settings::from_file(&path).unwrap_err();
+        assert_eq!((error.kind(), error.exit_code()), (ErrorKind::Config, 2));
+        error.chain().to_string()
+    };
+    let text = read(b"crc: off\nname: caf\xe9\n");
+    assert!(text.ends_with(".yaml:2: byte 0xe9 is not UTF-8; save the file as UTF-8"), "{text}");
+    // A character that the bound would cut is no other fault.
+    let text = read(&"\u{e9}".repeat(600_000).into_bytes());
+    assert!(text.contains("larger than 1 MiB"), "{text}");
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
 fn flags_lie_over_the_file_and_the_file_over_defaults() {
     let flags = Settings { queue_depth: Some(8), ..Settings::default() };
     let file = Settings { queue_depth: Some(9), crc: Some(Switch::Off), ..Settings::default() };

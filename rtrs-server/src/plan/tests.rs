@@ -145,6 +145,11 @@ fn the_28_bit_rule_has_exact_edges() {
     ] {
         assert_eq!(check_immediate_bits(depth, chunk).is_ok(), fits, "{depth} x {chunk}");
     }
+    // No chunk size would do for it.
+    let text = check_immediate_bits(65535, 16 << 20).unwrap_err().to_string();
+    assert!(text.ends_with("use a queue-depth of at most 16"), "{text}");
+    let text = check_immediate_bits(32768, 16 << 20).unwrap_err().to_string();
+    assert!(text.ends_with("at most 16, or a chunk-size of at most 8k"), "{text}");
     for yaml in ["{queue-depth: 256, chunk-size: 1M}", "listen: [tcp://h:0, tcp://h:0]"] {
         assert!(plan(yaml).is_ok(), "{yaml}");
     }

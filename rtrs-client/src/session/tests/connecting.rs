@@ -270,7 +270,13 @@ fn a_depth_below_the_cores_fails_the_session() {
     let mut stand = Stand::new(|s| s.config.queue_depth_limit = 2);
     stand.until("the failure", SEC, |s| s.client.control.failure().is_some());
     let text = stand.client.control.failure().unwrap().to_string();
-    assert!(text.contains("queue depth of 2"), "{text}");
+    assert!(text.contains("queue depth of 2") && text.contains("--shards 1"), "{text}");
+
+    // There is nothing smaller to be used then.
+    let mut stand = Stand::new(|s| s.config.queue_depth_limit = 1);
+    stand.until("the failure", SEC, |s| s.client.control.failure().is_some());
+    let text = stand.client.control.failure().unwrap().to_string();
+    assert!(text.ends_with("connection: use a larger queue depth"), "{text}");
 }
 
 #[test]
