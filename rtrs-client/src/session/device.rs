@@ -322,7 +322,7 @@ fn refusal(last: Option<&OpenDevice>, device: &OpenDevice) -> Option<String> {
 fn open_hint(errno: u16) -> &'static str {
     match errno {
         2 => ": the server has no export of that name",
-        1 => ": another session has it open for writing (try --access ro, or migration)",
+        1 => ": another session has it open for writing (wait for its end, or try --access ro)",
         13 => ": the export is read-only (try --access ro)",
         15 => ": that is no block device, and a kernel's server exports nothing else",
         16 => ": it is in use",
