@@ -25,7 +25,7 @@ pub(super) struct Lost {
     asked: Option<(PathId, Instant)>,
 }
 
-/// Since when no path is connected.
+/// Since when no path carries IO.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct NoPathClock {
     since: Option<Instant>,
@@ -59,13 +59,18 @@ impl SessionControl {
             DeviceState::Closing { path, ref mut deadline } if path == id => {
                 *deadline = Instant::ZERO;
             }
-            DeviceState::Open { .. }
+            DeviceState::Open { .. } => {
+                // One that is connected and only waits for fences is of no use to IO.
+                if !self.paths.iter().any(|path| path.carries) {
+                    self.no_path.begin(now);
+                }
                 // The server closes the device with the last path it has of us.
-                if !self.paths.iter().any(|p| p.state == PathState::Connected) => {
+                if !self.paths.iter().any(|p| p.state == PathState::Connected) {
                     self.device = DeviceState::Closed;
                     self.no_path.begin(now);
                     self.tell_all(ToShard::Closed);
                 }
+            }
             _ => {}
         }
     }

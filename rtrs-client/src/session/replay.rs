@@ -183,13 +183,14 @@ impl ShardSession {
     /// Ends what has waited too long. What is not cleared yet ends only where no fence will come:
     /// an error while the first copy may still begin would let it land after newer writes.
     pub(super) fn sweep_replays(&mut self, now: Instant, age_max: Duration) -> bool {
-        let strict = self.config.failover == Failover::Strict;
+        let fences = self.granted.is_some_and(|granted| granted.fences);
+        let unfenced = self.config.failover == Failover::Strict && !fences;
         let mut any = false;
         for index in 0..self.rows.len() {
             let Some(row) = self.rows[index] else { continue };
             let waits = match row.stranded {
                 Some(Stranded::Cleared) => true,
-                Some(Stranded::Lost { .. }) => strict,
+                Some(Stranded::Lost { .. }) => unfenced,
                 None => false,
             };
             let parent = self.parents[row.parent as usize].as_ref();

@@ -143,6 +143,53 @@ fn a_fence_that_is_never_answered_ends_its_path() {
 }
 
 #[test]
+fn io_waits_only_so_long_for_fences_that_are_never_answered() {
+    let mut stand = Stand::open(|s| {
+        s.paths = 3;
+        (s.how.hold, s.how.fence, s.how.hold_fences) = (true, true, true);
+        s.config.no_path = NoPath::QueueFor(30 * SEC);
+    });
+    let tag = submit(&mut stand, 0, IoOp::Write, 0);
+    stand.until("the write", SEC, |s| s.server.held.len() == 1);
+    lose(&mut stand, 0);
+    // The others are asked in turn and come back, so that one is connected at any time.
+    stand.until("both asked in vain", 25 * SEC, |s| {
+        s.client.control.status()[1..].iter().all(|path| path.ends > 0)
+    });
+    assert_eq!(stand.client.status(tag), None);
+    stand.drain(35 * SEC);
+    assert_eq!(stand.client.status(tag), Some(IoStatus::TimedOut));
+    (stand.server.how.hold, stand.server.how.hold_fences) = (false, false);
+    stand.link_up(0);
+    stand.until("all paths", 15 * SEC, Stand::is_whole);
+    stand.read(0, 0, 4096);
+}
+
+#[test]
+fn strict_failover_gives_nothing_up_that_a_fence_is_still_to_come_for() {
+    let mut stand = Stand::open(|s| {
+        s.paths = 2;
+        (s.how.hold, s.how.fence, s.how.hold_fences) = (true, true, true);
+        (s.config.failover, s.config.no_path) = (Failover::Strict, NoPath::Fail);
+        s.config.io_timeout = SEC;
+    });
+    let tag = submit(&mut stand, 0, IoOp::Write, 0);
+    stand.until("the write", SEC, |s| s.server.held.len() == 1);
+    lose(&mut stand, 0);
+    stand.server.how.hold = false;
+    // Later writes go on over the other path: an error now would let this one land after them.
+    stand.run(5 * SEC);
+    let later = submit(&mut stand, 0, IoOp::Write, 0);
+    stand.run(SEC);
+    assert_eq!(stand.client.status(later), Some(IoStatus::Ok));
+    assert_eq!(stand.client.status(tag), None);
+    stand.server.how.hold_fences = false;
+    stand.server.release();
+    stand.drain(SEC);
+    assert!(stand.client.status(tag).is_some());
+}
+
+#[test]
 fn a_path_that_comes_back_carries_nothing_before_the_others_are_fenced_off() {
     let mut stand = Stand::open(|s| {
         s.paths = 2;

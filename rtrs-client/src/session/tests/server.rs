@@ -67,6 +67,8 @@ pub(super) struct How {
     pub(super) hold_probes: bool,
     /// Keeps control requests in `held`.
     pub(super) hold_control: bool,
+    /// Keeps FENCE in `held`.
+    pub(super) hold_fences: bool,
     /// Answers heartbeats.
     pub(super) heartbeats: bool,
     /// Says that it takes FENCE, as our server does and a kernel's does not.
@@ -96,6 +98,7 @@ impl Default for How {
             hold: false,
             hold_probes: false,
             hold_control: false,
+            hold_fences: false,
             heartbeats: true,
             fence: false,
             cache_id: 0,
@@ -462,7 +465,7 @@ impl Server {
         let hold = match request.io {
             Some(_) => self.how.hold,
             None if cid > 0 => self.how.hold_probes,
-            None => self.how.hold_control,
+            None => self.how.hold_control || fence && self.how.hold_fences,
         };
         if hold {
             self.held.push(request);
