@@ -5,12 +5,11 @@
 //! with its tables. A refusal carries all 56 bytes of CON_RSP with a negative errno, since a
 //! kernel client takes nothing else for an answer.
 
-use rtrs_core::fabric::{FabricError, PrivateData};
+use rtrs_core::fabric::{FabricError, PrivateData, RegisterError};
 use rtrs_core::limits::Limits;
 use rtrs_core::wire::{ConnRsp, Extensions, WireError, errno};
 
 use crate::path::handshake::JoinError;
-use crate::session::chunks::PoolError;
 
 /// Why a connection is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -73,11 +72,11 @@ pub enum Refusal {
     Windows(String),
 }
 
-impl From<PoolError> for Refusal {
-    fn from(error: PoolError) -> Self {
+impl From<RegisterError> for Refusal {
+    fn from(error: RegisterError) -> Self {
         match error {
-            PoolError::Memory(error) => Self::memory(error),
-            PoolError::Windows(error) => Self::Windows(error.to_string()),
+            RegisterError::Memory(error) => Self::memory(error),
+            RegisterError::Windows(error) => Self::Windows(error.to_string()),
         }
     }
 }

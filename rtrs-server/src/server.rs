@@ -127,6 +127,12 @@ impl ServerCore {
     pub fn poll(&mut self, now: Instant, fabrics: &mut Fabrics) -> bool {
         let mut busy = self.shard.poll(now, fabrics, &mut self.out);
         if let Some(control) = &mut self.control {
+            for fabric in fabrics.iter_mut() {
+                while let Some(made) = fabric.next_made() {
+                    busy = true;
+                    control.made(now, made, &mut **fabric, &mut self.out);
+                }
+            }
             busy |= control.poll(now, &mut self.out);
         }
         if let Some(pings) = &mut self.pings {

@@ -96,6 +96,7 @@ impl Cluster {
             port(&[Plant::Leak, Plant::EarlyClosed, windows]),
             port(&[Plant::LostAnswer, Plant::LostClose, windows]),
         ];
+        ports[1].borrow_mut().pinned = options.pinned;
         let errors = Errors {
             backend: options.disk.errors.num > 0,
             paths: options.path_errors(),

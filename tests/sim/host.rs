@@ -87,7 +87,8 @@ pub(super) struct ServerHost {
 impl ServerHost {
     /// When something is to be done even if nothing happens.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        earliest(self.core.deadline(), self.inbox.deadline())
+        let letters = earliest(self.core.deadline(), self.inbox.deadline());
+        earliest(letters, self.fabrics[0].deadline())
     }
 }
 

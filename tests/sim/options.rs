@@ -36,6 +36,8 @@ pub struct Options {
     pub world: WorldOptions,
     /// A fresh key per request at the server.
     pub always_invalidate: bool,
+    /// The server's memory is pinned, and registering it takes this long at most.
+    pub pinned: Option<Duration>,
     /// A fresh key per read at the client.
     pub invalidate_reads: bool,
     /// Heartbeats of the client.
@@ -248,6 +250,13 @@ impl Options {
             policy: pick(prng, &[Policy::RoundRobin, Policy::MinInflight, Policy::MinLatency]),
             world,
             always_invalidate: half(prng),
+            // Of its own, so that older seeds draw the rest as before.
+            pinned: match Prng::new(seed ^ 0x7069_6e6e_6564).below(8) {
+                0 => Some(Duration::ZERO),
+                1 => Some(20 * MS),
+                2 => Some(300 * MS),
+                _ => None,
+            },
             invalidate_reads: half(prng),
             heartbeat,
             server_heartbeat: pick(prng, &[50, 100, 200, 1000]) * MS,

@@ -11,13 +11,13 @@ use std::sync::Arc;
 use rtrs_core::fabric::sim::SimFabric;
 use rtrs_core::fabric::{
     Access, BindResult, CloseReason, ConnRequest, ConnectParams, Fabric, FabricCounters,
-    FabricError, FabricEvent, MemoryRegistration, PdUse, PrivateData, ProtectionDomain, QpLimits,
-    Sge, Window, WorkRequest, WrOp,
+    FabricError, FabricEvent, MadeAside, MemoryRegistration, PdUse, PrivateData, ProtectionDomain,
+    QpLimits, RegisterError, Registered, Sge, ToRegister, Window, WorkRequest, WrOp,
 };
 use rtrs_core::ids::QpNum;
 use rtrs_core::mem::{MemSlice, Region};
 use rtrs_core::prng::{Prng, Ratio};
-use rtrs_core::time::{Duration, Instant};
+use rtrs_core::time::{Duration, Instant, earliest};
 
 use super::Plant;
 
@@ -33,6 +33,8 @@ pub(super) struct PortFaults {
     pub(super) at_receive: bool,
     /// How often memory cannot be had from now on.
     pub(super) no_memory: u32,
+    /// Memory is pinned, and registering it takes this long at most.
+    pub(super) pinned: Option<Duration>,
     /// The session is being detached.
     pub(super) detaching: bool,
     /// How many errors there were.
@@ -52,12 +54,23 @@ impl PortFaults {
             fail_after: None,
             at_receive: false,
             no_memory: 0,
+            pinned: None,
             detaching: false,
             failed: 0,
             plant,
             leaked,
             prng,
         }))
+    }
+
+    /// What comes of a request for memory now.
+    fn memory(&mut self, what: &str) -> Result<(), FabricError> {
+        if self.no_memory == 0 {
+            return Ok(());
+        }
+        self.no_memory -= 1;
+        self.failed += 1;
+        Err(FabricError::system(what, io::Error::from(io::ErrorKind::OutOfMemory)))
     }
 
     /// True when the work request that is posted now is the one.
@@ -92,6 +105,9 @@ pub(super) struct Port {
     windows: Vec<(QpNum, Arc<dyn Window>)>,
     /// A work request that is posted once more, and after how many others, for a plant.
     twice: Option<(QpNum, WorkRequest, u32)>,
+    /// Memory that is being registered, and when that is done.
+    aside: Vec<(Instant, u64, ToRegister)>,
+    now: Instant,
 }
 
 impl Port {
@@ -104,6 +120,8 @@ impl Port {
             told: VecDeque::new(),
             windows: Vec::new(),
             twice: None,
+            aside: Vec::new(),
+            now: Instant::ZERO,
         })
     }
 
@@ -170,7 +188,7 @@ impl Fabric for Port {
         self.inner.scheme()
     }
     fn pins_memory(&self) -> bool {
-        self.inner.pins_memory()
+        self.faults.borrow().pinned.is_some()
     }
     fn binds_are_requests(&self) -> bool {
         self.inner.binds_are_requests()
@@ -183,12 +201,7 @@ impl Fabric for Port {
     }
     fn alloc_pd(&mut self, of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
         let mut faults = self.faults.borrow_mut();
-        if faults.no_memory > 0 {
-            faults.no_memory -= 1;
-            faults.failed += 1;
-            let error = io::Error::from(io::ErrorKind::OutOfMemory);
-            return Err(FabricError::system("a protection domain", error));
-        }
+        faults.memory("a protection domain")?;
         let pd = self.inner.alloc_pd(of)?;
         if faults.plant == Plant::Leak
             && let Ok(region) = Region::new(256 << 10)
@@ -199,6 +212,24 @@ impl Fabric for Port {
     }
     fn fits(&self, pd: &Arc<dyn ProtectionDomain>, request: &ConnRequest) -> bool {
         self.inner.fits(pd, request)
+    }
+    fn register_aside(
+        &mut self,
+        id: u64,
+        what: ToRegister,
+    ) -> Option<Result<Registered, RegisterError>> {
+        let faults = &mut self.faults.borrow_mut();
+        let Some(most) = faults.pinned else { return Some(what.register()) };
+        let takes = faults.prng.duration(Duration::ZERO..=most);
+        self.aside.push((self.now + takes, id, what));
+        None
+    }
+    fn next_made(&mut self) -> Option<MadeAside> {
+        let at = self.aside.iter().position(|(at, ..)| *at <= self.now)?;
+        let (_, id, what) = self.aside.remove(at);
+        let memory = self.faults.borrow_mut().memory("memory").map_err(RegisterError::Memory);
+        let result = memory.and_then(|()| what.register());
+        Some(MadeAside { id, pd: what.pd, result, took: Duration::ZERO })
     }
     fn listen(&mut self, address: SocketAddr) -> Result<SocketAddr, FabricError> {
         self.inner.listen(address)
@@ -290,10 +321,12 @@ impl Fabric for Port {
         self.inner.abort(now, qp);
     }
     fn poll(&mut self, now: Instant) -> bool {
+        self.now = now;
         if !self.undead.is_empty() {
             self.bury(now);
         }
-        self.inner.poll(now) || !self.told.is_empty()
+        let made = self.aside.iter().any(|(at, ..)| *at <= now);
+        self.inner.poll(now) || made || !self.told.is_empty()
     }
     fn next_event(&mut self) -> Option<FabricEvent> {
         if let Some(event) = self.told.pop_front() {
@@ -310,7 +343,7 @@ impl Fabric for Port {
         if lost { self.inner.next_event() } else { Some(event) }
     }
     fn deadline(&self) -> Option<Instant> {
-        self.inner.deadline()
+        self.aside.iter().fold(self.inner.deadline(), |at, (own, ..)| earliest(at, Some(*own)))
     }
     fn counters(&self) -> FabricCounters {
         self.inner.counters()

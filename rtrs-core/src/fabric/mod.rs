@@ -193,6 +193,70 @@ pub trait ProtectionDomain: Send + Sync + fmt::Debug {
     fn as_any(&self) -> &dyn Any;
 }
 
+/// Memory that is registered, with windows over it.
+#[derive(Debug)]
+pub struct Registered {
+    /// The registration.
+    pub registration: Arc<dyn MemoryRegistration>,
+    /// Unbound.
+    pub windows: Box<[Arc<dyn Window>]>,
+}
+
+/// What of a registration with windows was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum RegisterError {
+    /// The registration itself.
+    #[error("{0}")]
+    Memory(FabricError),
+    /// One of the windows.
+    #[error("{0}")]
+    Windows(FabricError),
+}
+
+/// What is to be registered, and how.
+#[derive(Clone, Debug)]
+pub struct ToRegister {
+    /// Where.
+    pub pd: Arc<dyn ProtectionDomain>,
+    /// The memory.
+    pub region: Arc<Region>,
+    /// Its registration, if it has one that allows this access: only windows are made then.
+    pub registration: Option<Arc<dyn MemoryRegistration>>,
+    /// Who may do what with it.
+    pub access: Access,
+    /// How many windows are made over it.
+    pub windows: u16,
+}
+
+impl ToRegister {
+    /// Registers it, on the thread that calls this, however long that takes.
+    ///
+    /// # Errors
+    /// What was refused. Nothing is left of it then.
+    pub fn register(&self) -> Result<Registered, RegisterError> {
+        let registration = match &self.registration {
+            Some(registration) => Arc::clone(registration),
+            None => self.pd.register(&self.region, self.access).map_err(RegisterError::Memory)?,
+        };
+        let windows = (0..self.windows).map(|_| self.pd.window(&registration));
+        let windows = windows.collect::<Result<_, _>>().map_err(RegisterError::Windows)?;
+        Ok(Registered { registration, windows })
+    }
+}
+
+/// What became of a registration that was made aside.
+#[derive(Debug)]
+pub struct MadeAside {
+    /// The caller's number for it.
+    pub id: u64,
+    /// The domain it was made in.
+    pub pd: Arc<dyn ProtectionDomain>,
+    /// The memory, or what was refused.
+    pub result: Result<Registered, RegisterError>,
+    /// How long it took.
+    pub took: Duration,
+}
+
 /// Bounds of a queue pair, from which the provider sizes its queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpLimits {
@@ -316,6 +380,21 @@ pub trait Fabric: fmt::Debug {
     /// True when a request may be accepted in a domain that was made for an earlier one: both came
     /// over the same device.
     fn fits(&self, pd: &Arc<dyn ProtectionDomain>, request: &ConnRequest) -> bool;
+
+    /// Registers memory where that holds up no core: `next_made` gives it some time later, under
+    /// this number. Where it takes no time worth the name it is done at once, and returned.
+    fn register_aside(
+        &mut self,
+        _id: u64,
+        what: ToRegister,
+    ) -> Option<Result<Registered, RegisterError>> {
+        Some(what.register())
+    }
+
+    /// The next registration that was made aside. `poll` says when there may be one.
+    fn next_made(&mut self) -> Option<MadeAside> {
+        None
+    }
 
     /// Starts to listen. Returns the address really used (port 0 asks for a free one).
     ///

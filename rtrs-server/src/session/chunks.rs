@@ -3,7 +3,7 @@
 //! Chunks belong to a path, not to a session, so that a late arrival on a dead path cannot touch
 //! memory that moved on. One region holds all chunks; it is registered once. With
 //! `always_invalidate` every chunk has a window of its own, whose key the peer gets and loses
-//! with each request; else the registration's one key covers all. Made by the control core when
+//! with each request; else the registration's one key covers all. Made for the control core when
 //! INFO_REQ was accepted, or before the path's first connection where the device pins it, or over
 //! the memory of a path of the session that is gone (`spares.rs`); read by every core, freed with
 //! its last holder: a block IO in flight keeps the memory itself alive, never the peer's right to
@@ -12,7 +12,10 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use rtrs_core::fabric::{Access, FabricError, MemoryRegistration, ProtectionDomain, Sge, Window};
+use rtrs_core::fabric::{
+    Access, FabricError, MemoryRegistration, ProtectionDomain, RegisterError, Registered, Sge,
+    ToRegister, Window,
+};
 use rtrs_core::ids::ChunkIndex;
 use rtrs_core::limits::Limits;
 use rtrs_core::mem::{MemSlice, Region};
@@ -21,17 +24,6 @@ use rtrs_core::wire::{InfoRsp, SgDesc};
 /// Bytes between two chunks. Chunks are a power of two long, and most IO touches only the start
 /// of each: without a gap all those starts would compete for the same few cache sets.
 const GAP: usize = 4096;
-
-/// Why a path has no chunks.
-#[derive(Debug, thiserror::Error)]
-pub enum PoolError {
-    /// Memory or its registration was refused.
-    #[error("{0}")]
-    Memory(FabricError),
-    /// `always_invalidate` needs a window per chunk.
-    #[error("{0}")]
-    Windows(FabricError),
-}
 
 /// All chunks of one path.
 #[derive(Debug)]
@@ -52,44 +44,46 @@ pub struct ChunkMemory {
 }
 
 impl ChunkPool {
-    /// Maps and registers the memory: `queue_depth * chunk_size` bytes, backed when touched.
+    /// What has to be registered for a pool: `queue_depth * chunk_size` bytes, mapped here, backed
+    /// when touched.
     ///
     /// # Errors
-    /// The system's refusal of memory, registration or windows.
-    pub fn new(
+    /// The system's refusal of memory.
+    pub fn fresh(
         limits: Limits,
         pd: &Arc<dyn ProtectionDomain>,
         always_invalidate: bool,
-    ) -> Result<Self, PoolError> {
+    ) -> Result<ToRegister, RegisterError> {
         let region = Region::new(Self::bytes(limits))
-            .map_err(|e| PoolError::Memory(FabricError::system("memory for the chunks", e)))?;
+            .map_err(|e| RegisterError::Memory(FabricError::system("memory for the chunks", e)))?;
         let memory = ChunkMemory { region, registration: None };
-        Self::over(memory, limits, pd, always_invalidate)
+        Ok(Self::over(memory, limits, pd, always_invalidate))
     }
 
-    /// A pool over the memory of another one, which was of the same limits: registered anew unless
-    /// it brings a registration, which is of `pd` then; all keys are new.
-    ///
-    /// # Errors
-    /// The system's refusal of registration or windows.
+    /// The same over the memory of another pool, which was of the same limits: registered anew
+    /// unless it brings a registration, which is of `pd` then; all keys are new.
     pub fn over(
         memory: ChunkMemory,
         limits: Limits,
         pd: &Arc<dyn ProtectionDomain>,
         always_invalidate: bool,
-    ) -> Result<Self, PoolError> {
+    ) -> ToRegister {
         let ChunkMemory { region, registration } = memory;
         assert!(region.len() >= Self::bytes(limits), "chunks of another size");
-        let access = if always_invalidate { Access::LOCAL } else { Access::REMOTE_WRITE };
-        // One for our own use would do no harm without windows, and serve nobody.
-        let registration = match registration.filter(|_| always_invalidate) {
-            Some(registration) => registration,
-            None => pd.register(&region, access).map_err(PoolError::Memory)?,
-        };
-        let count = if always_invalidate { limits.queue_depth() } else { 0 };
-        let windows = (0..count).map(|_| pd.window(&registration)).collect::<Result<_, _>>();
-        let windows: Box<[_]> = windows.map_err(PoolError::Windows)?;
-        Ok(Self { limits, region, registration, windows })
+        ToRegister {
+            pd: Arc::clone(pd),
+            region,
+            // One for our own use would serve nobody without windows.
+            registration: registration.filter(|_| always_invalidate),
+            access: if always_invalidate { Access::LOCAL } else { Access::REMOTE_WRITE },
+            windows: if always_invalidate { limits.queue_depth() } else { 0 },
+        }
+    }
+
+    /// The pool, when that is registered.
+    pub fn new(limits: Limits, registered: Registered) -> Self {
+        let Registered { registration, windows } = registered;
+        Self { limits, region: Arc::clone(registration.region()), registration, windows }
     }
 
     /// The memory, and apart from it all that a peer could reach it by, to be let go of.

@@ -11,8 +11,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use rtrs_core::fabric::{ConnRequest, Fabric, PdUse, ProtectionDomain};
-use rtrs_core::ids::{CoreIndex, SessionId};
+use rtrs_core::fabric::{ConnRequest, Fabric, PdUse};
+use rtrs_core::ids::{ConnIndex, CoreIndex, SessionId};
 use rtrs_core::limits::{CONNECTION_BUFFERS_MAX, PATHS_PER_SESSION_MAX};
 use rtrs_core::proto::{Heartbeat, HeartbeatAction, step};
 use rtrs_core::time::{Instant, earliest};
@@ -20,16 +20,17 @@ use rtrs_core::wire::{ConnReq, Name};
 
 use super::access::AccessBook;
 use super::admin::Evicted;
-use super::chunks::{ChunkPool, MessageBuffers, PoolError};
+use super::chunks::{ChunkPool, MessageBuffers};
 use super::closing::Closings;
 use super::fence::Asker;
+use super::making::{Making, refuse};
 use super::spares::{Spare, Spares};
 use super::stop::Stop;
 use super::{SessionParams, SessionShared};
 use crate::export::ExportTable;
 use crate::listener::{Refusal, acceptance};
 use crate::mail::{AcceptOrder, AdminReply, ControlAnswer, ControlMail, Outbox, ShardMail};
-use crate::path::handshake::Joining;
+use crate::path::handshake::{InfoError, Joining};
 use crate::path::state::PathState;
 use crate::path::{PathEnd, PathKey, PathOrigin, PathShared, PeerFault, core_of};
 use crate::stats::IoTotals;
@@ -46,6 +47,8 @@ pub(super) struct Path {
     /// Since its first connection.
     pub(super) since: Instant,
     joining: Option<Joining>,
+    /// What its chunks wait for; its connections wait with them.
+    pub(super) making: Option<Making>,
     pub(super) heartbeat: Option<Heartbeat>,
     /// Cores that were given a connection of it, with what they still owe.
     pub(super) cores: Vec<CoreDebt>,
@@ -72,7 +75,7 @@ pub(super) struct Session {
     /// What its paths did that are gone.
     pub(super) gone: IoTotals,
     /// What they left for those that come.
-    spares: Spares,
+    pub(super) spares: Spares,
 }
 
 /// Sessions and paths of a server.
@@ -130,24 +133,30 @@ impl Control {
         fabric: &mut dyn Fabric,
         out: &mut Outbox,
     ) {
-        let peer = request.peer;
         match self.admit_connection(now, provider, &request, fabric, out) {
             Ok((path, conn)) => {
-                let core = core_of(conn.cid, self.params.cores);
-                let response = acceptance(self.params.limits, self.params.always_invalidate);
-                let order = AcceptOrder { path, cid: conn.cid, request, response };
-                out.shard(core, ShardMail::Accept(Box::new(order)));
-            }
-            Err(refusal) => {
-                let errno = refusal.errno();
-                if refusal.is_ours() {
-                    tracing::warn!(%peer, %refusal, errno, "refused a connection");
-                } else {
-                    tracing::info!(%peer, %refusal, errno, "refused a connection");
+                let waiting = self.paths.get_mut(&path.key).and_then(|path| path.making.as_mut());
+                match waiting {
+                    Some(making) => making.hold(conn.cid, request),
+                    None => self.accept(path, conn.cid, request, out),
                 }
-                fabric.reject(now, request, &refusal.response());
             }
+            Err(refusal) => refuse(now, request, &refusal, fabric),
         }
+    }
+
+    /// Lets a connection's core accept it.
+    pub(super) fn accept(
+        &self,
+        path: Arc<PathShared>,
+        cid: ConnIndex,
+        request: ConnRequest,
+        out: &mut Outbox,
+    ) {
+        let core = core_of(cid, self.params.cores);
+        let response = acceptance(self.params.limits, self.params.always_invalidate);
+        let order = AcceptOrder { path, cid, request, response };
+        out.shard(core, ShardMail::Accept(Box::new(order)));
     }
 
     fn admit_connection(
@@ -255,14 +264,21 @@ impl Control {
             None => fabric.alloc_pd(PdUse::Accept(request)).map_err(Refusal::memory)?,
         };
         let messages = MessageBuffers::new(depth, &pd).map_err(Refusal::memory)?;
-        let early = match spare {
-            Some(spare) => Some(spare.into_pool(limits, &pd, always_invalidate)?),
+        let wanted = match spare {
+            Some(spare) => Some(spare.into_order(limits, &pd, always_invalidate)),
             // Where it may well be refused the peer can still be told.
-            None if fabric.pins_memory() => Some(self.fresh_chunks(&pd)?),
+            None if fabric.pins_memory() => Some(ChunkPool::fresh(limits, &pd, always_invalidate)?),
             None => None,
         };
         self.last_key += 1;
         let key = PathKey(self.last_key);
+        let (mut making, mut early) = (None, None);
+        if let Some(wanted) = wanted {
+            match fabric.register_aside(u64::from(key.0), wanted) {
+                Some(registered) => early = Some(ChunkPool::new(limits, registered?)),
+                None => making = Some(Making::default()),
+            }
+        }
         let exports = self.exports.len();
         let session = self.sessions.entry(conn.session_id).or_insert_with(|| Session {
             shared: Arc::new(SessionShared::new(conn.session_id, depth, exports)),
@@ -293,6 +309,7 @@ impl Control {
             recon_cnt: conn.recon_cnt,
             since: now,
             joining: Some(Joining::new(conn.cid_num, deadline)),
+            making,
             heartbeat: None,
             cores: Vec::new(),
             fenced_by: Vec::new(),
@@ -302,44 +319,6 @@ impl Control {
         self.wake(deadline);
         tracing::debug!(path = %key, peer = %request.peer, cons = conn.cid_num, "a path connects");
         Ok(key)
-    }
-
-    /// Chunks in memory that nobody had before.
-    fn fresh_chunks(&self, pd: &Arc<dyn ProtectionDomain>) -> Result<ChunkPool, PoolError> {
-        let SessionParams { limits, always_invalidate, .. } = self.params;
-        // The time between the two lines is what it took.
-        tracing::debug!("chunks: to be made");
-        let pool = ChunkPool::new(limits, pd, always_invalidate)?;
-        tracing::debug!("chunks: made");
-        Ok(pool)
-    }
-
-    /// Makes the chunks of a path that has none yet. Its domain is chosen, so of what was kept
-    /// since only the memory serves.
-    fn make_chunks(&mut self, path: &PathShared) -> Result<(), PoolError> {
-        let SessionParams { limits, always_invalidate, .. } = self.params;
-        let session = self.sessions.get_mut(&path.session.id);
-        let pool = match session.and_then(|s| s.spares.take(path.provider, |_| false)) {
-            Some(spare) => spare.into_pool(limits, &path.pd, always_invalidate)?,
-            None => self.fresh_chunks(&path.pd)?,
-        };
-        let _ = path.chunks.set(pool);
-        self.note_paths(path.session.id);
-        Ok(())
-    }
-
-    /// Paths of a session that have chunks and connections.
-    fn paths_with_chunks(&self, id: SessionId) -> usize {
-        let keys = self.sessions.get(&id).map(|session| &session.paths[..]).unwrap_or_default();
-        let paths = keys.iter().filter_map(|key| self.paths.get(key));
-        paths.filter(|p| p.state.has_connections() && p.shared.chunks.get().is_some()).count()
-    }
-
-    fn note_paths(&mut self, id: SessionId) {
-        let live = self.paths_with_chunks(id);
-        if let Some(session) = self.sessions.get_mut(&id) {
-            session.spares.note_paths(live);
-        }
     }
 
     /// Connections of paths whose handshake is not over.
@@ -387,7 +366,9 @@ impl Control {
         let (PathState::Connecting, Some(joining)) = (path.state, path.joining.as_ref()) else {
             return;
         };
-        let name = match joining.admit(bytes) {
+        let held = path.making.as_ref().map_or(0, Making::held);
+        let admitted = if held > 0 { Err(InfoError::Early(held)) } else { joining.admit(bytes) };
+        let name = match admitted {
             Ok(admitted) => admitted.name,
             Err(error) => return self.end_path(key, &PathEnd::Peer(PeerFault::Info(error)), out),
         };
@@ -449,6 +430,7 @@ impl Control {
             _ => tracing::info!(path = %key, %peer, ?state, reason = %end, "a path ends"),
         }
         path.joining = None;
+        path.making = None;
         path.heartbeat = None;
         path.go(PathState::Closing);
         for debt in &path.cores {

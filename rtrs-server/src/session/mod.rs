@@ -12,6 +12,7 @@ pub mod control;
 pub mod device_table;
 mod fence;
 mod judge;
+mod making;
 mod opens;
 mod parked;
 pub mod permits;

@@ -14,10 +14,10 @@
 
 use std::sync::Arc;
 
-use rtrs_core::fabric::ProtectionDomain;
+use rtrs_core::fabric::{ProtectionDomain, ToRegister};
 use rtrs_core::limits::Limits;
 
-use super::chunks::{ChunkMemory, ChunkPool, PoolError};
+use super::chunks::{ChunkMemory, ChunkPool};
 use crate::path::{PathKey, PathShared};
 
 /// The memory of one path that is gone.
@@ -112,16 +112,15 @@ impl Spare {
         self.memory.registration.is_some().then_some(&self.pd)
     }
 
-    /// Makes chunks of it, in its domain if it has one.
-    pub(super) fn into_pool(
+    /// What has to be registered to make chunks of it, in its domain if it has one.
+    pub(super) fn into_order(
         self,
         limits: Limits,
         pd: &Arc<dyn ProtectionDomain>,
         always_invalidate: bool,
-    ) -> Result<ChunkPool, PoolError> {
+    ) -> ToRegister {
         let registered = self.memory.registration.is_some();
-        let pool = ChunkPool::over(self.memory, limits, pd, always_invalidate)?;
         tracing::debug!(registered, "chunks: taken over from path {}", self.from);
-        Ok(pool)
+        ChunkPool::over(self.memory, limits, pd, always_invalidate)
     }
 }

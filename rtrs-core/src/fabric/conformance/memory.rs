@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use super::{Bench, LIMITS, Memory, Pair, SEND, Side, read_from, write_to};
-use crate::fabric::{Access, FabricError, PrivateData, RemoteMem, SgeList, WcStatus, WrOp};
+use crate::fabric::{
+    Access, FabricError, PrivateData, RegisterError, Registered, RemoteMem, SgeList, ToRegister,
+    WcStatus, WrOp,
+};
 use crate::ids::Rkey;
 use crate::mem::Region;
 
@@ -268,6 +271,43 @@ pub(super) fn memory_serves_again_after_its_connections(bench: &mut Bench<'_>) {
     let last = keys[keys.len() - 1];
     write_is_refused(bench, &pair, &source, parent.with_key(0, last), 10);
     untouched(&parent);
+}
+
+/// What comes of a registration, however the provider goes about it.
+fn aside(bench: &mut Bench<'_>, id: u64, what: ToRegister) -> Result<Registered, RegisterError> {
+    if let Some(made) = bench.fabric(Side::A).register_aside(id, what) {
+        return made;
+    }
+    let made = bench.wait("memory to be registered", |bench| bench.fabric(Side::A).next_made());
+    assert_eq!(made.id, id);
+    made.result
+}
+
+pub(super) fn memory_registered_aside_serves(bench: &mut Bench<'_>) {
+    let pair = bench.pair();
+    let source = bench.source(&pair.b, LEN);
+    let region = Region::new(LEN).expect("memory");
+    let (pd, access) = (Arc::clone(&pair.a.pd), Access::LOCAL);
+    let mut what = ToRegister { pd, region, registration: None, access, windows: 3 };
+    for round in 0..2 {
+        let made = aside(bench, 7 + round, what.clone()).expect("memory and windows");
+        assert_eq!(made.windows.len(), 3);
+        let parent = Memory(made.registration);
+        if let Some(before) = what.registration.replace(Arc::clone(&parent.0)) {
+            assert!(Arc::ptr_eq(&before, &parent.0), "only windows were asked for");
+        }
+        for window in &made.windows {
+            let part = parent.slice(4096, 8192);
+            let key = bench.bind(&pair.a, window, &part, Access::REMOTE_WRITE);
+            part.fill(0);
+            write_works(bench, &pair, &source, parent.with_key(4096, key), 8192);
+            assert!(parent.bytes(4096, 8192) == source.bytes(0, 8192));
+        }
+    }
+    // Windows of another domain than the memory's.
+    what.pd = bench.pd(Side::A);
+    let refused = aside(bench, 9, what);
+    assert!(matches!(refused, Err(RegisterError::Windows(_))), "{refused:?}");
 }
 
 pub(super) fn send_with_invalidate_kills_the_key(bench: &mut Bench<'_>) {

@@ -154,6 +154,7 @@ macro_rules! fabric_conformance {
             window_serves_all_queue_pairs_of_its_domain
             dropped_window_is_refused
             memory_serves_again_after_its_connections
+            memory_registered_aside_serves
             send_with_invalidate_kills_the_key
             local_memory_is_checked
             queues_have_bounds

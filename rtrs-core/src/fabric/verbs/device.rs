@@ -18,17 +18,19 @@ use super::reaper::Reaper;
 use super::regions::Regions;
 use super::sys::{AsyncEvent, CompChannel, Context, Cq, EventChannel, Wc};
 use super::{info, remedy};
-use crate::fabric::FabricError;
+use crate::fabric::{FabricError, MadeAside};
 use crate::ids::QpNum;
 use crate::rt::{Fd, Op, Port, Sender};
 
 /// What a core is told from outside.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) enum Report {
     /// By a device; all cores hear it.
     Device(DeviceReport),
     /// By the reaper, about a queue pair of this core.
     Gone(Gone),
+    /// By the reaper, about memory that this core has registered there.
+    Made(Box<MadeAside>),
 }
 
 /// What a device reported.

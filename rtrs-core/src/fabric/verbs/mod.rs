@@ -9,7 +9,7 @@
 //! `options.rs` · `info.rs` which devices there are · `remedy.rs` errors people see · `device.rs`
 //! what cores share, a core's queues · `domain.rs` `regions.rs` memory · `conn.rs` one connection ·
 //! `turn.rs` what a turn takes in · `ending.rs` ends and completions · `goodbye.rs` what follows
-//! an end · `reaper.rs` threads that end things · `sys/` the calls, and all unsafe code.
+//! an end · `reaper.rs` threads for what blocks · `sys/` the calls, and all unsafe code.
 
 mod conn;
 mod device;
@@ -44,8 +44,9 @@ use self::regions::RegionCache;
 use self::sys::{CmId, EventChannel, IdKey, Qp, Wc};
 use crate::fabric::{
     Access, BindResult, CloseReason, ConnRequest, ConnectFailure, ConnectParams, Fabric,
-    FabricCounters, FabricError, FabricEvent, PRIVATE_DATA_MAX, PdUse, PrivateData,
-    ProtectionDomain, QpLimits, Sge, Window, WorkRequest, WrOp,
+    FabricCounters, FabricError, FabricEvent, MadeAside, PRIVATE_DATA_MAX, PdUse, PrivateData,
+    ProtectionDomain, QpLimits, RegisterError, Registered, Sge, ToRegister, Window, WorkRequest,
+    WrOp,
 };
 use crate::ids::{QpNum, Rkey};
 use crate::mem::MemSlice;
@@ -131,6 +132,8 @@ pub struct VerbsFabric {
     port: Port,
     regions: RegionCache,
     events: VecDeque<Event>,
+    /// Memory that was registered by the reaper.
+    made: VecDeque<MadeAside>,
     dirty: Vec<QpNum>,
     /// Connections to take down, and why.
     dying: Vec<(QpNum, End)>,
@@ -175,6 +178,7 @@ impl VerbsFabric {
             port,
             regions: RegionCache::default(),
             events: VecDeque::with_capacity(256),
+            made: VecDeque::new(),
             dirty: Vec::with_capacity(64),
             dying: Vec::new(),
             timers: BTreeSet::new(),
@@ -376,6 +380,25 @@ impl Fabric for VerbsFabric {
         let came_over = request.inner.downcast_ref::<VerbsRequest>();
         let came_over = came_over.and_then(|request| request.id.context_key());
         self.domain(pd).is_ok_and(|pd| came_over == Some(pd.context().key()))
+    }
+
+    fn register_aside(
+        &mut self,
+        id: u64,
+        what: ToRegister,
+    ) -> Option<Result<Registered, RegisterError>> {
+        let mail = self.mail.clone();
+        self.shared.reaper.take(move || {
+            let start = std::time::Instant::now();
+            let (result, pd) = (what.register(), what.pd);
+            let made = MadeAside { id, pd, result, took: start.elapsed() };
+            mail.send(Report::Made(Box::new(made)));
+        });
+        None
+    }
+
+    fn next_made(&mut self) -> Option<MadeAside> {
+        self.made.pop_front()
     }
 
     fn listen(&mut self, address: SocketAddr) -> Result<SocketAddr, FabricError> {
@@ -621,7 +644,7 @@ impl Fabric for VerbsFabric {
         any |= self.poll_completions();
         any |= self.poll_timers();
         self.take_down();
-        any | !self.events.is_empty()
+        any | !self.events.is_empty() | !self.made.is_empty()
     }
 
     fn next_event(&mut self) -> Option<FabricEvent> {

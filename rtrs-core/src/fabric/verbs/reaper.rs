@@ -1,10 +1,10 @@
-//! Threads that destroy queue pairs, and let go of memory that nobody uses any more.
+//! Threads that destroy queue pairs, register memory, and let go of what nobody uses any more.
 //!
 //! A driver lets `ibv_destroy_qp` return when nothing of the queue pair is in flight any more.
 //! rdma_rxe waits there for the packets that a network device has not sent yet, up to 50 s when
 //! that stands still (rxe_pool.c, `__rxe_cleanup`). A core that waited with it would hold up every
 //! other path it has. So queue pairs are destroyed here, and the core hears of it when it is done.
-//! Unpinning memory and freeing hundreds of windows takes some time in any case.
+//! Pinning and unpinning memory and making hundreds of windows takes some time in any case.
 //!
 //! One thread is there from the start, since there may be no memory for one when paths die;
 //! further ones come while all are busy, and go when they are idle.
@@ -24,7 +24,7 @@ const IDLE_MAX: Duration = Duration::from_secs(5);
 /// They call the driver and send a message.
 const STACK: usize = 128 << 10;
 
-/// Ends something, and tells its owner where that one waits for it.
+/// Does something, and tells its owner where that one waits for it.
 type Job = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]

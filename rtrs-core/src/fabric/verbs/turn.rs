@@ -181,6 +181,7 @@ impl VerbsFabric {
             match report {
                 Report::Device(report) => self.on_report(report),
                 Report::Gone(gone) => self.bury(gone),
+                Report::Made(made) => self.made.push_back(*made),
             }
         }
         any

@@ -11,6 +11,7 @@ mod chains;
 mod ends;
 mod handshake;
 mod io;
+mod making;
 mod misdeeds;
 mod opens;
 mod peer;

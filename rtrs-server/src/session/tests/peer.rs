@@ -140,6 +140,12 @@ impl Peer {
         stand: &mut Stand,
         private_data: &[u8],
     ) -> Result<(), i16> {
+        let qp = self.ask(stand, private_data);
+        self.answer(stand, qp).expect("no answer")
+    }
+
+    /// Asks for a connection.
+    pub(super) fn ask(&mut self, stand: &Stand, private_data: &[u8]) -> QpNum {
         let params = ConnectParams {
             local: Some(client_ip(self.options.local)),
             remote: stand.address,
@@ -149,6 +155,11 @@ impl Peer {
         };
         let qp = self.fabric.connect(stand.now(), &self.pd, &params).unwrap();
         self.fabric.flush(stand.now());
+        qp
+    }
+
+    /// What came of asking, if anything did; the error is the errno of the reject.
+    pub(super) fn answer(&mut self, stand: &mut Stand, qp: QpNum) -> Option<Result<(), i16>> {
         stand.settle();
         self.drain();
         let at = self.events.iter().position(|event| match event {
@@ -157,17 +168,17 @@ impl Peer {
             }
             _ => false,
         });
-        match at.map(|at| self.events.remove(at)) {
-            Some(FabricEvent::Established { private_data, .. }) => {
+        Some(match self.events.remove(at?) {
+            FabricEvent::Established { private_data, .. } => {
                 let response = ConnRsp::decode(private_data.as_bytes()).unwrap();
                 assert_eq!(response.errno, 0);
                 self.new_rkey = response.new_rkey;
                 self.conns.push(qp);
                 Ok(())
             }
-            Some(FabricEvent::ConnectFailed { failure, .. }) => Err(errno_of(&failure)),
-            _ => panic!("no answer"),
-        }
+            FabricEvent::ConnectFailed { failure, .. } => Err(errno_of(&failure)),
+            event => panic!("no answer, but {event:?}"),
+        })
     }
 
     /// Sends INFO_REQ and takes INFO_RSP; then receives are posted on all connections.

@@ -13,8 +13,8 @@ use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, Io,
 use rtrs_core::fabric::sim::{BindMode, NodeId, SimFabric, World, WorldOptions, sim_ip};
 use rtrs_core::fabric::{
     Access, BindResult, ConnRequest, ConnectParams, Fabric, FabricCounters, FabricError,
-    FabricEvent, MemoryRegistration, PdUse, PrivateData, ProtectionDomain, QpLimits, Sge, Window,
-    WorkRequest, WrOp,
+    FabricEvent, MadeAside, MemoryRegistration, PdUse, PrivateData, ProtectionDomain, QpLimits,
+    RegisterError, Registered, Sge, ToRegister, Window, WorkRequest, WrOp,
 };
 use rtrs_core::ids::{CoreIndex, QpNum};
 use rtrs_core::limits::Limits;
@@ -55,17 +55,26 @@ pub(super) struct DeviceOptions {
     pub(super) many: bool,
     /// What it is to let go of stays for as long as the server.
     pub(super) slow: bool,
+    /// Memory is registered when the test says so.
+    pub(super) aside: bool,
+}
+
+/// What is registered aside: what waits for the test, and what is done.
+#[derive(Debug, Default)]
+struct Aside {
+    waiting: Vec<(u64, ToRegister)>,
+    made: VecDeque<MadeAside>,
 }
 
 /// What was registered: the region, its length, for whom.
-type Registered = Arc<Mutex<Vec<(u32, usize, Access)>>>;
+type Regions = Arc<Mutex<Vec<(u32, usize, Access)>>>;
 
 /// A protection domain of such a device.
 #[derive(Debug)]
 struct PoorPd {
     inner: Arc<dyn ProtectionDomain>,
     device: DeviceOptions,
-    registered: Registered,
+    registered: Regions,
     kept: Mutex<Vec<Box<dyn Any + Send>>>,
 }
 
@@ -108,7 +117,8 @@ struct Tee {
     inner: SimFabric,
     log: Log,
     device: DeviceOptions,
-    registered: Registered,
+    registered: Regions,
+    aside: Rc<RefCell<Aside>>,
 }
 
 impl Fabric for Tee {
@@ -131,6 +141,20 @@ impl Fabric for Tee {
     }
     fn fits(&self, pd: &Arc<dyn ProtectionDomain>, request: &ConnRequest) -> bool {
         self.inner.fits(pd, request) && !self.device.many
+    }
+    fn register_aside(
+        &mut self,
+        id: u64,
+        what: ToRegister,
+    ) -> Option<Result<Registered, RegisterError>> {
+        if !self.device.aside {
+            return Some(what.register());
+        }
+        self.aside.borrow_mut().waiting.push((id, what));
+        None
+    }
+    fn next_made(&mut self) -> Option<MadeAside> {
+        self.aside.borrow_mut().made.pop_front()
     }
     fn listen(&mut self, address: SocketAddr) -> Result<SocketAddr, FabricError> {
         self.inner.listen(address)
@@ -392,7 +416,8 @@ pub(super) struct Stand {
     hosts: Vec<Host>,
     exports: Arc<ExportTable>,
     log: Log,
-    registered: Registered,
+    registered: Regions,
+    aside: Rc<RefCell<Aside>>,
     searches: Searches,
     /// What a test may let be found.
     pub(super) found: Option<Arc<Export>>,
@@ -447,7 +472,8 @@ impl Stand {
         ];
         let exports = ExportTable::with_finder(named, options.search.then_some(finder));
         let found = Arc::new(export("found", false, &spare()));
-        let (log, registered) = (Log::default(), Registered::default());
+        let (log, registered) = (Log::default(), Regions::default());
+        let aside = Rc::<RefCell<Aside>>::default();
         let hosts: Vec<Host> = (0..options.params.cores)
             .map(|at| {
                 let core = Core { index: CoreIndex(at), ring: None };
@@ -459,6 +485,7 @@ impl Stand {
                         log: Rc::clone(&log),
                         device: options.device,
                         registered: Arc::clone(&registered),
+                        aside: Rc::clone(&aside),
                     })],
                     inbox: VecDeque::new(),
                 }
@@ -475,6 +502,7 @@ impl Stand {
             exports,
             log,
             registered,
+            aside,
             searches,
             found: Some(found),
         };
@@ -581,6 +609,19 @@ impl Stand {
         let size = chunks * self.params.limits.chunk_size() as usize;
         let all = std::mem::take(&mut *self.registered.lock());
         all.into_iter().filter(|(_, len, _)| *len >= size).map(|(id, _, to)| (id, to)).collect()
+    }
+
+    /// Registers what waits for it; gives how much that was.
+    pub(super) fn make(&mut self) -> usize {
+        self.settle();
+        let waiting = std::mem::take(&mut self.aside.borrow_mut().waiting);
+        let count = waiting.len();
+        for (id, what) in waiting {
+            let (result, pd, took) = (what.register(), what.pd, Duration::ZERO);
+            self.aside.borrow_mut().made.push_back(MadeAside { id, pd, result, took });
+        }
+        self.settle();
+        count
     }
 
     /// Bytes that the server has registered now.
