@@ -56,6 +56,7 @@ pub enum NoPath {
 
 impl NoPath {
     /// How long a whole IO may take whose requests may take `io_timeout` each, if that is bounded.
+    /// The kernel is told of a little more than this (`request_seconds` in `plan/attach.rs`).
     pub(crate) fn io_age_max(self, io_timeout: Duration) -> Option<Duration> {
         match self {
             Self::Queue => None,

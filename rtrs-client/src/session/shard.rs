@@ -39,6 +39,8 @@ use crate::stats::ShardStats;
 const PARENTS: usize = 1024;
 /// How often running requests are held against the IO timeout.
 pub(super) const SWEEP: Duration = Duration::from_millis(250);
+/// Least time of a request, however old its IO is.
+const LAST_TRY: Duration = Duration::from_secs(1);
 
 /// An IO that was submitted and not yet finished.
 #[derive(Debug)]
@@ -547,10 +549,15 @@ impl ShardSession {
             return false;
         }
         let bound = self.config.io_timeout;
+        let age_max = self.config.no_path.io_age_max(bound);
         let mut any = false;
         for index in 0..self.rows.len() {
             let Some(row) = self.rows[index] else { continue };
-            if row.stranded.is_none() && now.since(row.sent) >= bound {
+            let parent = self.parents[row.parent as usize].as_ref();
+            let age = parent.map_or(Duration::ZERO, |parent| row.sent.since(parent.submitted));
+            // What the whole IO has left, and a moment in any case.
+            let left = age_max.map_or(bound, |max| max.saturating_sub(age).max(LAST_TRY));
+            if row.stranded.is_none() && now.since(row.sent) >= bound.min(left) {
                 let path = &mut self.paths[row.path.index()];
                 let provider = path.provider();
                 path.abort(now, CloseReason::TimedOut, fabrics[provider].as_mut());
@@ -558,7 +565,7 @@ impl ShardSession {
             }
         }
         any |= self.look_at_silence(now, fabrics);
-        let Some(age_max) = self.config.no_path.io_age_max(bound) else { return any };
+        let Some(age_max) = age_max else { return any };
         any |= self.sweep_replays(now, age_max);
         while let Some(&index) = self.waiting.front() {
             let Some(parent) = self.parents[index as usize].as_ref() else { break };

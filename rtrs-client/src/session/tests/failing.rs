@@ -105,6 +105,27 @@ fn an_answer_that_never_comes_ends_the_path_and_waiting_io() {
 }
 
 #[test]
+fn an_io_that_is_sent_late_gets_no_whole_time_more() {
+    for late in 0..5 {
+        let mut stand = Stand::open(|s| {
+            s.how.hold = true;
+            s.config.io_timeout = 4 * SEC;
+        });
+        stand.link_down(0);
+        stand.until("the end of the path", SEC, |s| !s.client.control.is_open());
+        let start = stand.now();
+        let tag = submit(&mut stand, 0, IoOp::Write, 0);
+        stand.run((late + 1) * 700 * MS);
+        stand.link_up(0);
+        stand.drain(20 * SEC);
+        assert_eq!(stand.client.status(tag), Some(IoStatus::TimedOut));
+        // The time without a path and twice that of a request, and a last try of a second.
+        let took = stand.now().since(start);
+        assert!(took >= 12 * SEC && took <= 14 * SEC + 500 * MS, "{took:?}");
+    }
+}
+
+#[test]
 fn io_waits_for_a_path_only_so_long() {
     let mut stand = Stand::open(|s| s.config.no_path = NoPath::QueueFor(3 * SEC));
     stand.link_down(0);
