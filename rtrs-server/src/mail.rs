@@ -194,8 +194,8 @@ pub enum ControlMail {
         /// The core.
         core: CoreIndex,
     },
-    /// All connections of the path on this core are closed.
-    Unlinked {
+    /// Nothing of the path begins on this core any more. Its connections are being closed.
+    Stopped {
         /// Which path.
         path: PathKey,
         /// The core.

@@ -13,9 +13,10 @@ pub enum PathState {
     Connected = 1,
     /// Shutdown: requests that run are answered, no new one is taken, then connections end.
     Finishing = 2,
-    /// Its connections are being closed. Nothing is answered any more.
+    /// The cores are told to stop serving it and to close its connections.
     Closing = 3,
-    /// All connections are closed; block IO of it still runs. The peer may connect anew.
+    /// Nothing of it begins any more, whatever still comes. Connections may be closing yet, which
+    /// takes some drivers up to a minute, and block IO of it may run. The peer may connect anew.
     Draining = 4,
     /// Nothing of it is left.
     Gone = 5,
@@ -44,8 +45,8 @@ impl PathState {
         }
     }
 
-    /// True while connections of it may exist.
-    pub const fn has_connections(self) -> bool {
+    /// True while something of it may still begin.
+    pub const fn may_begin(self) -> bool {
         !matches!(self, Self::Draining | Self::Gone)
     }
 }

@@ -67,7 +67,7 @@ impl Control {
         let id = session.shared.id;
         let live = |key: &&PathKey| {
             let path = self.paths.get(key);
-            path.is_some_and(|path| path.state.has_connections())
+            path.is_some_and(|path| path.state.may_begin())
         };
         let asked = |key: &&PathKey| path.is_none_or(|path| key.0 == path);
         let keys: Vec<PathKey> = session.paths.iter().filter(asked).filter(live).copied().collect();

@@ -61,7 +61,7 @@ pub(super) struct Path {
 pub(super) struct CoreDebt {
     pub(super) core: CoreIndex,
     finished: bool,
-    unlinked: bool,
+    stopped: bool,
     drained: bool,
 }
 
@@ -206,7 +206,7 @@ impl Control {
         joining.join(conn.cid, conn.cid_num).map_err(Refusal::Join)?;
         let core = core_of(conn.cid, self.params.cores);
         if !path.cores.iter().any(|debt| debt.core == core) {
-            let debt = CoreDebt { core, finished: false, unlinked: false, drained: false };
+            let debt = CoreDebt { core, finished: false, stopped: false, drained: false };
             path.cores.push(debt);
         }
         Ok((Arc::clone(&path.shared), conn))
@@ -216,9 +216,9 @@ impl Control {
     fn path_by_uuid(&self, conn: &ConnReq) -> Option<PathKey> {
         let session = self.sessions.get(&conn.session_id)?;
         session.paths.iter().copied().find(|key| {
-            self.paths.get(key).is_some_and(|path| {
-                path.shared.uuid == conn.path_uuid && path.state.has_connections()
-            })
+            self.paths
+                .get(key)
+                .is_some_and(|path| path.shared.uuid == conn.path_uuid && path.state.may_begin())
         })
     }
 
@@ -232,7 +232,7 @@ impl Control {
     ) -> Result<PathKey, Refusal> {
         if let Some(session) = self.sessions.get(&conn.session_id) {
             let paths = || session.paths.iter().filter_map(|key| self.paths.get(key));
-            let live = paths().filter(|path| path.state.has_connections()).count();
+            let live = paths().filter(|path| path.state.may_begin()).count();
             if live >= PATHS_PER_SESSION_MAX {
                 return Err(Refusal::Paths(live));
             }
@@ -246,7 +246,7 @@ impl Control {
                 path.shared.provider == provider
                     && (path.shared.peer.ip(), path.shared.local.ip()) == ends
             };
-            if paths().any(|path| path.state.has_connections() && same(path)) {
+            if paths().any(|path| path.state.may_begin() && same(path)) {
                 return Err(Refusal::SameAddresses);
             }
         }
@@ -349,8 +349,8 @@ impl Control {
             ControlMail::Finished { path, core } => self.settle(now, path, core, out, |debt| {
                 debt.finished = true;
             }),
-            ControlMail::Unlinked { path, core } => self.settle(now, path, core, out, |debt| {
-                debt.unlinked = true;
+            ControlMail::Stopped { path, core } => self.settle(now, path, core, out, |debt| {
+                debt.stopped = true;
             }),
             ControlMail::Drained { path, core } => self.settle(now, path, core, out, |debt| {
                 debt.drained = true;
@@ -464,9 +464,9 @@ impl Control {
 
     fn advance_end(&mut self, key: PathKey, out: &mut Outbox) {
         let Some(path) = self.paths.get_mut(&key) else { return };
-        if path.state == PathState::Closing && path.cores.iter().all(|debt| debt.unlinked) {
+        if path.state == PathState::Closing && path.cores.iter().all(|debt| debt.stopped) {
             path.go(PathState::Draining);
-            // No core has a connection of it any more: nothing of it can begin.
+            // Each core has stopped serving it: nothing of it can begin.
             for asker in path.fenced_by.drain(..) {
                 asker.tell(ControlAnswer::Done, out);
             }

@@ -1,7 +1,10 @@
 //! FENCE: a client says that one of its paths is dead, and wants to know when nothing of it can
 //! begin any more.
 //!
-//! The answer waits until every core has closed its connections of the path. Block IO of the path
+//! The answer waits until every core has stopped serving the path: what still comes over its
+//! connections is not looked at any more. When these are closed is another matter: a driver may
+//! take a minute to destroy a queue pair (`rtrs-core/src/fabric/verbs/reaper.rs`), and a client
+//! that had to wait for that would take the path it asked over for dead too. Block IO of the path
 //! that runs by then may run on: newer changes of the same bytes wait for it, and so does what the
 //! client sends again (`strays.rs`). Runs on the control core.
 
@@ -45,7 +48,7 @@ impl Control {
         let meant = session.paths.iter().copied().find(|key| {
             self.paths.get(key).is_some_and(|path| {
                 path.shared.uuid == fence.path
-                    && path.state.has_connections()
+                    && path.state.may_begin()
                     && fence.covers(path.recon_cnt)
             })
         });

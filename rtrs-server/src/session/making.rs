@@ -106,7 +106,7 @@ impl Control {
     pub(super) fn paths_with_chunks(&self, id: SessionId) -> usize {
         let keys = self.sessions.get(&id).map(|session| &session.paths[..]).unwrap_or_default();
         let paths = keys.iter().filter_map(|key| self.paths.get(key));
-        let paths = paths.filter(|path| path.state.has_connections());
+        let paths = paths.filter(|path| path.state.may_begin());
         paths.filter(|p| p.making.is_some() || p.shared.chunks.get().is_some()).count()
     }
 

@@ -7,7 +7,7 @@
 //! finds its place without a search.
 //!
 //! The life of a path is decided by the control core; this core tells it what it sees (`Broken`,
-//! `Finished`, `Unlinked`, `Drained`) and does what it is told. The steps of a request stand in
+//! `Finished`, `Stopped`, `Drained`) and does what it is told. The steps of a request stand in
 //! `walk.rs`. Called by [`ServerCore`](crate::server::ServerCore).
 
 use std::collections::{BTreeMap, VecDeque};
@@ -198,7 +198,7 @@ impl Shard {
             ShardMail::Close { path, abrupt } => match self.row_of(path) {
                 Some(row) => self.close_path(now, row, abrupt, fabrics, out),
                 None => {
-                    out.control(ControlMail::Unlinked { path, core: self.core });
+                    out.control(ControlMail::Stopped { path, core: self.core });
                     out.control(ControlMail::Drained { path, core: self.core });
                 }
             },
@@ -276,7 +276,7 @@ impl Shard {
                 self.break_path(row, PathEnd::Connection { cid: conn.cid, reason }, out);
             }
         }
-        self.after_unlink(row, out);
+        self.after_release(row, out);
     }
 
     /// Polls devices, looks at requests that wait for others. True when anything happened.
@@ -612,21 +612,15 @@ impl Shard {
             let fabric = &mut fabrics[conn.provider];
             if abrupt { fabric.abort(now, conn.qp) } else { fabric.disconnect(now, conn.qp) }
         }
-        self.after_unlink(row, out);
-    }
-
-    /// Tells that no connection is left, and nothing at all.
-    fn after_unlink(&mut self, row: u32, out: &mut Outbox) {
-        let Some(path) = self.path(row) else { return };
-        if path.mode != RowMode::Closing || !path.conns.is_empty() {
-            return;
+        // From here on nothing that comes is taken (`takes_requests`), and what ran is entered as
+        // such; no need to wait until the connections are gone.
+        if let Some(path) = self.path(row) {
+            out.control(ControlMail::Stopped { path: path.shared.key, core: self.core });
         }
-        let key = path.shared.key;
-        out.control(ControlMail::Unlinked { path: key, core: self.core });
         self.after_release(row, out);
     }
 
-    /// A request of the path ended, or the path changed its mode.
+    /// A request or a connection of the path ended, or the path changed its mode.
     pub(crate) fn after_release(&mut self, row: u32, out: &mut Outbox) {
         let core = self.core;
         let Some(path) = self.path_mut(row) else { return };

@@ -580,7 +580,10 @@ impl Conn {
             }
             (_, Ending::Closed(reason)) => FabricEvent::Closed { qp, reason },
         };
-        net.emit(end.core, event);
+        match net.linger.get(&end.node) {
+            Some(linger) => net.after(*linger, Event::Emit(end.core, event)),
+            None => net.emit(end.core, event),
+        }
     }
 }
 

@@ -79,6 +79,8 @@ pub(super) enum Event {
     Timer(u64, usize, Timer),
     /// The world changes.
     Fault(Fault),
+    /// A core hears of something that has happened before.
+    Emit(usize, FabricEvent),
 }
 
 /// A core's provider state.
@@ -128,6 +130,8 @@ pub(super) struct Net {
     pub(super) listeners: BTreeMap<(usize, SocketAddr), usize>,
     pub(super) queue: BTreeMap<(Instant, u64), Event>,
     pub(super) dropped: Arc<Mutex<Vec<u64>>>,
+    /// By node, how long its device takes to end a connection.
+    pub(super) linger: BTreeMap<usize, Duration>,
     next_event: u64,
 }
 
@@ -143,6 +147,7 @@ impl Net {
             listeners: BTreeMap::new(),
             queue: BTreeMap::new(),
             dropped: Arc::default(),
+            linger: BTreeMap::new(),
             next_event: 0,
         }
     }

@@ -19,7 +19,7 @@ use super::faults::Fault;
 use super::link::LinkOptions;
 use super::memory::Keys;
 use super::net::{CoreState, Event, Net, Node, WorldOptions};
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 
 /// A machine of a world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -107,6 +107,7 @@ impl Inner {
                 self.with(id, |conn, net| conn.timer(net, side, timer));
             }
             Event::Fault(fault) => self.apply(fault),
+            Event::Emit(core, event) => self.net.emit(core, event),
         }
         true
     }
@@ -209,6 +210,15 @@ impl World {
     /// Takes the link up again, for new connections.
     pub fn link_up(&self, a: IpAddr, b: IpAddr) {
         self.apply(Fault::LinkUp(a, b));
+    }
+
+    /// From now on the node of this address hears so much later that a connection has ended, as
+    /// from a driver that is slow to destroy queue pairs. What was in flight is flushed at once.
+    pub fn linger(&self, address: IpAddr, by: Duration) {
+        let net = &mut self.inner.borrow_mut().net;
+        if let Some(node) = net.node_of(address) {
+            net.linger.insert(node, by);
+        }
     }
 
     /// Holds everything from one address to another back; nobody is told.

@@ -287,6 +287,41 @@ fn a_fence_is_answered_when_nothing_of_the_path_can_begin() {
 }
 
 #[test]
+fn neither_a_fence_nor_a_new_connect_waits_for_connections_that_are_slow_to_close() {
+    let (mut stand, mut a, mut b) = two_paths(true);
+    stand.world.linger(stand.address.ip(), Duration::from_secs(9));
+    let path = PeerOptions::default().request(0).path_uuid;
+    stand.device.lock().hold = true;
+    a.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+    stand.pass(Duration::from_millis(5));
+    b.send_fence(&stand, 0, Fence { path, recon_cnt: 1 });
+    // What comes with it, and is not begun.
+    a.send_write(&stand, (2, 7), io(Rw::WRITE, 1, 512), &[7; 512]);
+    stand.pass(Duration::from_millis(50));
+    assert_eq!(b.reply(&mut stand).errno, 0);
+    let states =
+        |stand: &Stand| stand.sessions()[0].paths.iter().map(|p| p.state).collect::<Vec<_>>();
+    assert_eq!(states(&stand), [PathState::Draining, PathState::Connected]);
+    stand.device.lock().hold = false;
+    stand.pass(Duration::from_millis(50));
+    assert_eq!(stand.device.lock().log.len(), 1, "the first write, and nothing more");
+    assert_eq!(states(&stand)[0], PathState::Draining, "its connections are still there");
+    let again = PeerOptions { recon_cnt: 2, first_conn: false, ..PeerOptions::default() };
+    let mut back = Peer::up(&mut stand, again, "sess");
+    back.send_write(&stand, (1, 8), io(Rw::WRITE, 0, 512), &[8; 512]);
+    stand.pass(Duration::from_millis(5));
+    assert_eq!(back.reply(&mut stand).errno, 0);
+    use PathState::{Connected, Draining};
+    assert_eq!(states(&stand), [Draining, Connected, Connected]);
+    stand.pass(Duration::from_secs(9));
+    assert_eq!(states(&stand), [Connected, Connected]);
+    stand.world.linger(stand.address.ip(), Duration::ZERO);
+    back.leave(&mut stand);
+    b.leave(&mut stand);
+    stand.assert_empty();
+}
+
+#[test]
 fn a_fence_reaches_no_other_session() {
     let (mut stand, _a, _b) = two_paths(true);
     let path = PeerOptions::default().request(0).path_uuid;
