@@ -1,11 +1,11 @@
 //! CLOSE: an export is given back when nothing of the session runs there any more.
 //!
 //! From the close on the device id means nothing, so no request is begun there. Those that a
-//! backend works on already run on, as do those that wait for it, and until the last of them has ended the session keeps its
-//! right to the export, as the one that is evicted does: a write of it must not land after those
-//! of the session that opens the export next. The close is answered then, as by the kernel's
-//! server (rnbd-srv.c, `rnbd_destroy_sess_dev`); a client that does not wait for it leaves its
-//! session behind until then. Each core is asked once and answers when it is through.
+//! backend works on already run on, as do those that wait for it, and until the last of them has
+//! ended the session keeps its right to the export, as the one that is evicted does: a write of it
+//! must not land after those of the session that opens the export next. The close is answered then,
+//! as by the kernel's server (rnbd-srv.c, `rnbd_destroy_sess_dev`); a client that does not wait for
+//! it leaves its session behind until then. Each core is asked once and answers when it is through.
 
 use std::mem;
 

@@ -1,13 +1,14 @@
-//! Requests that wait for others: `Parked` for the permit, which its last holder still has on a path
-//! that is not closed (`permits.rs`), `Barred` for what a closed path has left running where they
-//! are to write (`strays.rs`).
+//! Requests that wait for others: `Parked` for the permit, which its last holder still has on a
+//! path that is not closed (`permits.rs`), `Barred` for what a closed path has left running where
+//! they are to write (`strays.rs`).
 //!
 //! What they wait for may end on any core, and nobody tells. So a core that has such a request
 //! looks again in each turn, and every millisecond when nothing else happens. One that is parked
 //! has no permit, and is dropped when its path finishes; one that is barred has its permit, counts
 //! as in flight, and is dropped when its path closes.
 
-use std::{mem, ptr};
+use std::mem;
+use std::ptr;
 
 use rtrs_core::ids::PermitId;
 use rtrs_core::time::Duration;
