@@ -61,7 +61,6 @@ pub(super) struct Cluster {
     /// How many servers there were.
     server_life: u64,
     plant: Plant,
-    exports: Arc<ExportTable>,
     pub(super) disk: Disk,
     pub(super) oracle: Oracle,
     ports: [SharedFaults; 2],
@@ -86,8 +85,6 @@ impl Cluster {
         let tracks = options.faults.power_cut > 0;
         let sectors = options.work.sectors;
         let disk = Disk::new(options.disk, sectors, tracks, plant, prng.fork());
-        let export =
-            Export { name: "vol".into(), source: Arc::new(disk.clone()), read_only: false };
         let mut port = |has: &[Plant]| {
             PortFaults::new(if has.contains(&plant) { plant } else { Plant::None }, prng.fork())
         };
@@ -123,7 +120,6 @@ impl Cluster {
             server: Vec::new(),
             server_life: 0,
             plant,
-            exports: ExportTable::new(vec![export]),
             disk,
             ports,
             plan: VecDeque::new(),
@@ -285,6 +281,13 @@ impl Cluster {
         sessions.iter().flat_map(|session| &session.paths).map(|path| path.io.replays).sum()
     }
 
+    /// Requests at the server that wait for what a closed path has left at the disk.
+    pub(super) fn barred(&self) -> u64 {
+        let sessions =
+            self.server.first().map(|host| host.core.snapshot(self.now())).unwrap_or_default();
+        sessions.iter().map(|session| session.io.barred).sum()
+    }
+
     pub(super) fn workloads(&self) -> impl Iterator<Item = &Workload> {
         self.client.iter().map(|host| &host.work).chain(&self.works)
     }
@@ -321,11 +324,14 @@ impl Cluster {
         self.server_life += 1;
         let life = ServerLife { boot: 1 + cuts, process: self.server_life };
         let params = server_params(&self.options, life);
+        let source = Arc::new(self.disk.clone());
+        let export = Export { name: "vol".into(), source, read_only: false };
+        let exports = ExportTable::new(vec![export]);
         for at in 0..self.options.server_cores {
             let core = Core { index: CoreIndex(at), ring: None };
             let fabric = self.world.fabric(self.nodes[1]);
             self.server.push(ServerHost {
-                core: ServerCore::new(params, core, &self.exports),
+                core: ServerCore::new(params, core, &exports),
                 fabrics: vec![Port::boxed(fabric, SharedFaults::clone(&self.ports[1]))],
                 inbox: Inbox::new(),
                 pace: Pace::new(),
@@ -463,6 +469,9 @@ impl Cluster {
             work.open(now, device);
         }
         busy |= work.turn(now, &mut self.oracle)?;
+        for (sector, count) in work.failed.drain(..) {
+            self.disk.let_loose(sector, count);
+        }
         busy |= core.pump(now, fabrics);
         fabrics[0].flush(now);
         pace.turns += u64::from(busy);

@@ -9,6 +9,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -68,6 +69,8 @@ struct State {
     holds: bool,
     /// What is in flight ends for who asked, and happens later, for a plant.
     loose: bool,
+    /// For a plant: so do writes there, if they are no newer.
+    given_up: Vec<(Range<u64>, u64)>,
     /// What is to happen so.
     late: Vec<Op>,
     /// A write to be done once more, for a plant.
@@ -119,6 +122,7 @@ impl Disk {
             armed: false,
             holds: false,
             loose: false,
+            given_up: Vec::new(),
             late: Vec::new(),
             ghost: None,
             clock: 0,
@@ -141,6 +145,13 @@ impl Disk {
     /// For a plant: from now on writes end at once for who asked for them, and happen later.
     pub(super) fn turn_loose(&self) {
         self.state.lock().loose = true;
+    }
+
+    /// For a plant: what is at work there now ends at once for who asked for it, and happens later.
+    pub(super) fn let_loose(&self, sector: u32, count: u32) {
+        let state = &mut *self.state.lock();
+        let bytes = |sector: u32| u64::from(sector) * SECTOR as u64;
+        state.given_up.push((bytes(sector)..bytes(sector + count), state.clock));
     }
 
     /// They do so no more.
@@ -274,6 +285,15 @@ impl State {
         for entry in self.journal.iter_mut().filter(|entry| entry.op == op) {
             entry.completed = Some(self.clock);
         }
+    }
+
+    /// For a plant: true when an operation is to end before it happens.
+    fn lets_loose(&self, op: &Op) -> bool {
+        let end = op.io.offset + u64::from(op.io.len);
+        let meets = |bytes: &Range<u64>| bytes.start < end && op.io.offset < bytes.end;
+        let chosen = self.loose
+            || self.given_up.iter().any(|(bytes, until)| op.serial <= *until && meets(bytes));
+        chosen && !op.applied && changes(op.io.op)
     }
 
     fn do_write(&mut self, op: &Op, part: usize) {
@@ -417,11 +437,14 @@ impl BlockDevice for Queue {
             (op.effect_at, op.done_at) = (op.effect_at.max(now), op.done_at.max(now));
         }
         let mut any = false;
-        if state.loose {
-            for mut op in self.ops.extract_if(.., |op| !op.applied && changes(op.io.op)) {
+        if state.loose || !state.given_up.is_empty() {
+            let loose: Vec<Op> = self.ops.extract_if(.., |op| state.lets_loose(op)).collect();
+            for mut op in loose {
                 self.done.push_back(Completion { tag: op.io.tag, status: op.status });
                 state.inflight -= 1;
-                op.effect_at = now + state.prng.duration(LATE_MAX / 8..=LATE_MAX);
+                // Where a session is without a path for a time.
+                let late_max = if state.loose { LATE_MAX } else { 4 * LATE_MAX };
+                op.effect_at = now + state.prng.duration(LATE_MAX / 8..=late_max);
                 state.late.push(op);
                 any = true;
             }

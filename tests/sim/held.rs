@@ -1,7 +1,9 @@
 //! A write that its disk holds up while its path dies; what the client sends again; a newer write
-//! to the same place as soon as the first is acknowledged; then the disk lets go. The newest data
-//! has to stay. Everything that may vary follows from the seed: the writes, how and when the path
-//! dies and comes back, when the disk lets go.
+//! to the same place as soon as the first is acknowledged; then the disk lets go. In one run of
+//! four all paths die, until the first write has ended with an error; the newer one follows as soon
+//! as they are back, and waits for the disk, as nothing else does. The newest data has to stay.
+//! Everything that may vary follows from the seed: the writes, how and when the path dies and comes
+//! back, when the disk lets go.
 
 use rtrs_client::{NoPath, Policy};
 use rtrs_core::block::IoOp;
@@ -19,7 +21,18 @@ use super::{Failure, Plant};
 fn settings(seed: u64) -> Options {
     let mut options = Options::draw(seed);
     (options.paths, options.policy) = (options.paths.max(2), Policy::RoundRobin);
-    options.no_path = NoPath::QueueFor(Duration::from_secs(60));
+    // Of its own, so that older seeds draw the rest as before.
+    let own = &mut Prng::new(seed ^ 0x6661_696c_7321);
+    options.no_path = match own.below(12) {
+        0 => NoPath::Fail,
+        1 => NoPath::QueueFor(20 * MS),
+        2 => NoPath::QueueFor(200 * MS),
+        _ => NoPath::QueueFor(Duration::from_secs(60)),
+    };
+    if options.path_errors() {
+        // One that waits leaves its core permits for others.
+        options.queue_depth = options.queue_depth.max(8);
+    }
     options.io_timeout = Duration::from_secs(5);
     (options.faults, options.stall_max) = (FaultMix::NONE, None);
     options.work.overlap = false;
@@ -30,7 +43,8 @@ fn settings(seed: u64) -> Options {
     options
 }
 
-/// Runs the scenario. `stats.replays` tells whether a copy met its original.
+/// Runs the scenario. `stats.replays` tells whether a copy met its original, `stats.barred` whether
+/// a newer write met one that had failed.
 pub fn run_held(seed: u64, sink: Option<Sink>) -> Outcome {
     let options = settings(seed);
     let log = Log::new(sink);
@@ -44,15 +58,15 @@ pub fn run_held(seed: u64, sink: Option<Sink>) -> Outcome {
     stats.writes = cluster.workloads().map(|work| work.stats.writes).sum();
     stats.reads = cluster.workloads().map(|work| work.stats.reads).sum();
     stats.reconnects = cluster.paths().iter().map(|path| path.reconnects).sum();
+    stats.io_errors = cluster.workloads().map(|work| work.stats.errors).sum();
     (stats.faults, stats.events) = (cluster.faults, log.events());
     stats.virtual_ms = cluster.now().as_nanos() / 1_000_000;
     Outcome { failure, stats, fingerprint: log.fingerprint() }
 }
 
-/// How the path dies, and how that heals.
-fn death(cluster: &Cluster, prng: &mut Prng) -> (Vec<Act>, Vec<Act>) {
-    // A core's first IO goes over the first path.
-    let (a, b) = cluster.links()[0];
+/// How a path dies, and how that heals.
+fn death(cluster: &Cluster, path: usize, prng: &mut Prng) -> (Vec<Act>, Vec<Act>) {
+    let (a, b) = cluster.links()[path];
     let silence = |from, to| Act::World(Fault::Silence(from, to));
     let unsilence = |from, to| Act::World(Fault::Unsilence(from, to));
     match prng.below(4) {
@@ -66,36 +80,70 @@ fn death(cluster: &Cluster, prng: &mut Prng) -> (Vec<Act>, Vec<Act>) {
     }
 }
 
-fn drive(cluster: &mut Cluster, options: &Options, stats: &mut Stats) -> Result<(), Failure> {
-    if !cluster.run_until(cluster.now() + ATTACH_MAX, Cluster::is_whole)? {
-        return Err(not_live(cluster, "attaching did not end", ATTACH_MAX));
-    }
-    let prng = &mut Prng::new(options.seed ^ 0x6865_6c64);
-    let idle = |cluster: &Cluster| cluster.workloads().all(|work| work.is_idle());
-    let core = prng.index(2);
-    let count = 1 + prng.below(u64::from(options.work.span_max)) as u32;
-    let count = count.min(8);
-    let sector = prng.below(u64::from(options.work.sectors - count) + 1) as u32;
-    let write = |cluster: &mut Cluster, prng: &mut Prng, core: usize| {
+/// Where both writes go.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    sector: u32,
+    count: u32,
+}
+
+impl Place {
+    fn write(self, cluster: &mut Cluster, prng: &mut Prng, core: usize) {
         let op = match prng.below(4) {
             0 => IoOp::WriteZeroes,
             1 => IoOp::Discard,
             _ => IoOp::Write,
         };
-        cluster.order(core, op, sector, count, prng.chance(Ratio::new(1, 3)));
-    };
+        cluster.order(core, op, self.sector, self.count, prng.chance(Ratio::new(1, 3)));
+    }
+}
+
+fn is_idle(cluster: &Cluster) -> bool {
+    cluster.workloads().all(|work| work.is_idle())
+}
+
+fn drive(cluster: &mut Cluster, options: &Options, stats: &mut Stats) -> Result<(), Failure> {
+    if !cluster.run_until(cluster.now() + ATTACH_MAX, Cluster::is_whole)? {
+        return Err(not_live(cluster, "attaching did not end", ATTACH_MAX));
+    }
+    let prng = &mut Prng::new(options.seed ^ 0x6865_6c64);
+    let core = prng.index(2);
+    let count = 1 + prng.below(u64::from(options.work.span_max)) as u32;
+    let count = count.min(8);
+    let sector = prng.below(u64::from(options.work.sectors - count) + 1) as u32;
+    let place = Place { sector, count };
 
     cluster.disk.hold_next_write();
-    write(cluster, prng, core);
+    place.write(cluster, prng, core);
     let bound = cluster.now() + ATTACH_MAX;
     if !cluster.run_until(bound, |cluster| cluster.disk.holds())? {
         return Err(not_live(cluster, "the write did not get to the disk", ATTACH_MAX));
     }
     cluster.run_until(cluster.now() + prng.duration(Duration::ZERO..=5 * MS), |_| false)?;
-    let (dies, heals) = death(cluster, prng);
-    for act in dies {
-        cluster.act(act);
+    if options.path_errors() {
+        follow_failed(cluster, options, place, prng, stats)?;
+    } else {
+        follow_copied(cluster, place, prng, stats)?;
     }
+    wait_live(cluster, "after the newer write")?;
+    cluster.run_until(cluster.now() + 200 * MS, |_| false)?;
+    for core in 0..2 {
+        cluster.read_back(core);
+        wait_live(cluster, "reading everything back")?;
+    }
+    cluster.check()
+}
+
+/// The path dies, the client sends the write again, and a newer one when that is acknowledged.
+fn follow_copied(
+    cluster: &mut Cluster,
+    place: Place,
+    prng: &mut Prng,
+    stats: &mut Stats,
+) -> Result<(), Failure> {
+    // A core's first IO goes over the first path.
+    let (dies, heals) = death(cluster, 0, prng);
+    dies.into_iter().for_each(|act| cluster.act(act));
     // It may come back before the disk lets go or after.
     let start = cluster.now();
     let heals_at = start + prng.duration(10 * MS..=3000 * MS);
@@ -105,10 +153,10 @@ fn drive(cluster: &mut Cluster, options: &Options, stats: &mut Stats) -> Result<
     let mut newer = false;
     for (at, heals) in later {
         // The newer write follows at once if the first is acknowledged too early.
-        if !newer && cluster.run_until(at, idle)? {
+        if !newer && cluster.run_until(at, is_idle)? {
             newer = true;
             let core = prng.index(2);
-            write(cluster, prng, core);
+            place.write(cluster, prng, core);
         }
         cluster.run_until(at, |_| false)?;
         stats.replays = stats.replays.max(cluster.replays());
@@ -119,17 +167,47 @@ fn drive(cluster: &mut Cluster, options: &Options, stats: &mut Stats) -> Result<
     }
     if !newer {
         let bound = cluster.now() + ATTACH_MAX;
-        if !cluster.run_until(bound, idle)? {
+        if !cluster.run_until(bound, is_idle)? {
             return Err(not_live(cluster, "the write did not end", ATTACH_MAX));
         }
         let core = prng.index(2);
-        write(cluster, prng, core);
+        place.write(cluster, prng, core);
     }
-    wait_live(cluster, "after the newer write")?;
-    cluster.run_until(cluster.now() + 200 * MS, |_| false)?;
-    for core in 0..2 {
-        cluster.read_back(core);
-        wait_live(cluster, "reading everything back")?;
+    Ok(())
+}
+
+/// All paths die until the write has ended with an error. Newer ones follow when they are back:
+/// those to its place wait for the disk, others do not.
+fn follow_failed(
+    cluster: &mut Cluster,
+    options: &Options,
+    place: Place,
+    prng: &mut Prng,
+    stats: &mut Stats,
+) -> Result<(), Failure> {
+    let mut heals = Vec::new();
+    for path in 0..options.paths {
+        let (dies, heal) = death(cluster, path, prng);
+        dies.into_iter().for_each(|act| cluster.act(act));
+        heals.extend(heal);
     }
-    cluster.check()
+    if !cluster.run_until(cluster.now() + ATTACH_MAX, is_idle)? {
+        return Err(not_live(cluster, "the write did not fail", ATTACH_MAX));
+    }
+    heals.into_iter().for_each(|act| cluster.act(act));
+    wait_live(cluster, "after the paths came back")?;
+    let (one, other) = (prng.index(2), prng.index(2));
+    place.write(cluster, prng, one);
+    // Wherever it goes it does not meet the first one.
+    let elsewhere = (place.sector + place.count) % options.work.sectors;
+    cluster.order(other, IoOp::Write, elsewhere, 1, false);
+    let lets_go_at = cluster.now() + prng.duration(200 * MS..=1500 * MS);
+    cluster.run_until(lets_go_at, |_| false)?;
+    stats.barred = cluster.barred();
+    let inflight: usize = cluster.workloads().map(|work| work.inflight()).sum();
+    if inflight > 1 {
+        return Err(not_live(cluster, "a write waits for one elsewhere", Duration::ZERO));
+    }
+    cluster.let_go();
+    Ok(())
 }

@@ -285,6 +285,8 @@ impl Options {
             // Of its own, as above.
             operated: Prng::new(seed ^ 0x6f70_6572_6174).chance(Ratio::new(1, 4)),
         };
+        // Seeds that look for something keep to it.
+        let mut looks = true;
         if paths > 1 && prng.chance(Ratio::new(1, 6)) {
             drawn.hold_to_time(pick(prng, &[50, 100]) * MS);
         } else if paths > 1 && prng.chance(Ratio::new(1, 5)) {
@@ -302,6 +304,8 @@ impl Options {
                 if half(own) {
                     drawn.world.link.detect = None;
                 }
+            } else {
+                looks = false;
             }
         }
         // Of its own, as above.
@@ -310,6 +314,12 @@ impl Options {
             drawn.takeover = Some(pick(own, &[0, 20, 200, 1000]) * MS);
             if half(own) {
                 drawn.hunt_dead_writes(own);
+            }
+        } else if !looks && !drawn.operated {
+            // Of its own, as above.
+            let own = &mut Prng::new(seed ^ 0x6c61_7465_5f65_7272);
+            if own.chance(Ratio::new(1, 3)) {
+                drawn.hunt_failed_writes(own);
             }
         }
         drawn
@@ -336,6 +346,30 @@ impl Options {
         let work = &mut self.work;
         (work.sectors, work.gap_max, work.ios_max) = (pick(prng, &[16, 32]), 3 * MS, 2000);
         (work.reads, work.span_max, work.overlap) = (Ratio::new(1, 2), 4, false);
+        work.depth = 24;
+    }
+
+    /// Makes it likely that a write ends with an error because no path is left, and that newer ones
+    /// go to the same place before the disk is done with it.
+    fn hunt_failed_writes(&mut self, prng: &mut Prng) {
+        (self.heartbeat, self.server_heartbeat) = (50 * MS, pick(prng, &[50 * MS, DEAF]));
+        self.no_path = pick(prng, &[NoPath::Fail, NoPath::QueueFor(20 * MS)]);
+        (self.load_time, self.queue_depth) = (4000 * MS, self.queue_depth.max(16));
+        let faults = &mut self.faults;
+        *faults = FaultMix { gap_max: 400 * MS, lasts_max: 600 * MS, ..FaultMix::NONE };
+        if half(prng) {
+            // Back soon.
+            self.paths = 1;
+            (faults.link_down, faults.silence, faults.blackhole) = (1, 1, 2);
+        } else {
+            faults.give_up = 1;
+        }
+        let disk = &mut self.disk;
+        (disk.slow, disk.errors, disk.room) = (Ratio::ZERO, Ratio::ZERO, 64);
+        (disk.stuck, disk.stuck_max) = (Ratio::new(1, 40), 2000 * MS);
+        let work = &mut self.work;
+        (work.sectors, work.gap_max, work.ios_max) = (pick(prng, &[16, 32]), 3 * MS, 3000);
+        (work.reads, work.span_max, work.overlap) = (Ratio::new(1, 2), 4, half(prng));
         work.depth = 24;
     }
 

@@ -22,7 +22,9 @@
 //! or never. Where `no_path` lets IO end with an error, and where its client was killed, it may
 //! happen at any later moment, until the server's process ends, or the server lets another session
 //! write, or the run comes to rest; or, if neither disk nor cores take long, until an IO that its
-//! core submitted later has succeeded, since then the paths it was sent on are fenced off.
+//! core submitted later has succeeded, since then the paths it was sent on are fenced off. But in
+//! any case it happens before a write to the same sector that began after the error was told: once
+//! such a one was acknowledged or seen, no read that begins sees the one that failed.
 //!
 //! **A power cut** may leave in a sector any write that no durable write has replaced; a write
 //! is durable when it was acknowledged with FUA, or before a flush began that was acknowledged
@@ -53,6 +55,8 @@ struct Write {
     /// When it ended for good; `OPEN` while it may still happen.
     finish: u64,
     acked: bool,
+    /// When its user was told of an error; `OPEN` if that was not so.
+    failed: u64,
     /// Submitted and not ended for its user.
     pending: bool,
     durable: bool,
@@ -150,6 +154,7 @@ impl Oracle {
             start: 0,
             finish: 0,
             acked: true,
+            failed: OPEN,
             pending: false,
             durable: true,
             orphan: false,
@@ -194,6 +199,7 @@ impl Oracle {
             start,
             finish,
             acked: false,
+            failed: OPEN,
             pending,
             durable: false,
             orphan: false,
@@ -232,7 +238,7 @@ impl Oracle {
     pub(super) fn write_failed(&mut self, id: u32, over: bool) {
         let now = self.tick();
         let write = &mut self.writes[id as usize];
-        write.pending = false;
+        (write.failed, write.pending) = (now, false);
         let range = write.sector as usize..(write.sector + write.count) as usize;
         for at in range.clone() {
             self.busy[at] -= 1;
@@ -513,6 +519,7 @@ impl Oracle {
         } else {
             self.judge(at, id)?;
         }
+        self.judge_failed(at, id, start)?;
         self.judge_rest(at, id, start)
     }
 
@@ -581,6 +588,30 @@ impl Oracle {
             return Err(Failure::new("blocks", text));
         }
         Ok(())
+    }
+
+    /// A read from `start` that saw a write: if that has failed, nothing newer was there before.
+    fn judge_failed(&self, at: usize, id: u32, start: u64) -> Result<(), Failure> {
+        let failed = self.writes[id as usize].failed;
+        // What was in flight at a power cut may be lost with it.
+        let known = failed.max(self.sectors[at].since);
+        let newer = self.sectors[at].clusters.iter().find(|other| {
+            let acked = self.writes[other.id as usize].acked;
+            let end = if acked { self.finish(at, other.id) } else { OPEN };
+            known < other.start && end.min(other.read_first) < start
+        });
+        match newer {
+            None => Ok(()),
+            Some(newer) => {
+                let text = format!(
+                    "sector {at} returned a write that had failed at {failed}, after one that \
+                     began later: {}; {}",
+                    self.explain(at, id),
+                    self.explain(at, newer.id)
+                );
+                Err(Failure::new("blocks", text))
+            }
+        }
     }
 
     /// A read from `start` that saw a write: while none is open nothing changes.

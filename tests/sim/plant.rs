@@ -15,6 +15,9 @@ pub enum Plant {
     LostWrite,
     /// The backend does a write of a path that died once more, after newer ones.
     GhostWrite,
+    /// The backend does a write that its user was told has failed at any later time, whatever the
+    /// server lets wait for it.
+    LateError,
     /// The server lets the next client write while the backend still has writes of the one that
     /// died.
     EarlyOpen,
@@ -53,6 +56,7 @@ pub enum Plant {
 pub(super) const PLANTS: &[(Plant, &str, &str)] = &[
     (Plant::LostWrite, "lost-write", "blocks"),
     (Plant::GhostWrite, "ghost-write", "blocks"),
+    (Plant::LateError, "late-error", "blocks"),
     (Plant::EarlyOpen, "early-open", "blocks"),
     (Plant::StaleRead, "stale-read", "blocks"),
     (Plant::OpenWindow, "open-window", "buffers"),

@@ -102,6 +102,8 @@ pub(super) struct Workload {
     pending: BTreeMap<u64, Pending>,
     /// Writes that ended for want of a path, and when.
     given_up: Vec<(Instant, u32)>,
+    /// For a plant: sectors of writes that have failed since somebody asked.
+    pub(super) failed: Vec<(u32, u32)>,
     /// IOs to be done whatever the mode: what, sector, count, FUA.
     orders: VecDeque<(IoOp, u32, u32, bool)>,
     next_tag: u64,
@@ -129,6 +131,7 @@ impl Workload {
             free: (0..options.depth).rev().collect(),
             pending: BTreeMap::new(),
             given_up: Vec::new(),
+            failed: Vec::new(),
             orders: VecDeque::new(),
             next_tag: (core as u64) << 48,
             next_at: Instant::ZERO,
@@ -504,6 +507,9 @@ impl Workload {
                 }
                 if self.errors.paths {
                     self.given_up.push((now, id));
+                }
+                if self.plant == Plant::LateError {
+                    self.failed.push((io.sector, io.count));
                 }
                 // Of an IO of many parts one may have met the backend's error, another no path.
                 oracle.write_failed(id, !self.errors.paths);
