@@ -1,7 +1,8 @@
 //! A disk that holds a write up while its path dies: what the client sends again waits for it, so
-//! that the write which follows the first is the last one to run. The server is `rtrs-held`, all of
-//! `rtrs-server` with such a disk. The simulator runs this in a thousand variations
-//! (`rtrs-sim --held`).
+//! that the write which follows the first is the last one to run. Or all paths die, and the client
+//! reports the write as failed: what comes later to the same place waits for it too, and nothing
+//! else does. The server is `rtrs-held`, all of `rtrs-server` with such a disk. The simulator runs
+//! this in a thousand variations (`rtrs-sim --held`).
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,6 +13,7 @@ use rtrs_tests::{
 };
 use serde_json::Value;
 
+use super::EIO;
 use super::proxy::{BOTH, Proxy, Way};
 use super::scene::{PATH_TIME_MAX, addresses, ask};
 
@@ -25,6 +27,24 @@ enum Death {
 const DEATHS: [Death; 4] =
     [Death::Closed, Death::Silent(&BOTH), Death::Closed, Death::Silent(&[Way::ToClient])];
 
+impl Death {
+    fn strike(self, proxy: &Proxy) {
+        match self {
+            Self::Closed => proxy.close_all(),
+            Self::Silent(ways) => proxy.shut(ways),
+        }
+    }
+}
+
+/// What an older and a newer write put there.
+fn two_blocks(offset: u64, seed: u64) -> [[u8; 4096]; 2] {
+    let mut data = [[0; 4096]; 2];
+    for (data, seed) in data.iter_mut().zip(seed..) {
+        fill_pattern(data, offset, seed);
+    }
+    data
+}
+
 struct Stand {
     client: Client,
     proxies: Vec<Proxy>,
@@ -33,7 +53,7 @@ struct Stand {
 }
 
 impl Stand {
-    fn start() -> Self {
+    fn start(args: &[&str]) -> Self {
         let (dir, ips) = (Scratch::new(), addresses(2));
         let builder = Server::builder().program("rtrs-held").export("vol0=mem:1M");
         let builder = builder.env("RTRS_HELD_DIR", dir.dir().to_str().expect("a plain path"));
@@ -41,7 +61,7 @@ impl Stand {
         let server = ips.iter().fold(builder, |builder, ip| builder.listen(any_port(ip))).start();
         let ends = ips.iter().zip(server.portals());
         let proxies: Vec<Proxy> = ends.map(|(ip, portal)| Proxy::start(ip, portal)).collect();
-        let client = Client::attach("vol0");
+        let client = Client::attach("vol0").args(args);
         let client = proxies.iter().fold(client, |client, proxy| client.path(proxy.portal()));
         Self { client: client.start(), proxies, server, dir }
     }
@@ -82,10 +102,7 @@ impl Stand {
     fn round(&self, round: u64, death: Death) {
         self.wait_connected();
         let (offset, replays) = (4096 * round, self.told("replays"));
-        let mut data = [[0; 4096]; 2];
-        for (data, seed) in data.iter_mut().zip(2 * round..) {
-            fill_pattern(data, offset, seed);
-        }
+        let data = two_blocks(offset, 2 * round);
         let answered = AtomicBool::new(false);
         self.command("hold");
         self.wait_file("armed", true);
@@ -102,10 +119,7 @@ impl Stand {
                 self.paths("stats").iter().position(busy)
             });
             let proxy = &self.proxies[on];
-            match death {
-                Death::Closed => proxy.close_all(),
-                Death::Silent(ways) => proxy.shut(ways),
-            }
+            death.strike(proxy);
             wait_for("the copy to be at the server", PATH_TIME_MAX, || {
                 (self.told("replays") > replays).then_some(())
             });
@@ -130,11 +144,80 @@ impl Stand {
         assert_eq!(read, Ok(()));
         assert!(found == data[1], "{death:?}: the older write is on the disk");
     }
+
+    /// One write is held, all paths die, it fails; they come back, and newer writes follow.
+    fn failed_round(&self, round: u64, death: Death) {
+        self.wait_connected();
+        let (offset, replays) = (8192 * round, self.told("replays"));
+        let data = two_blocks(offset, 2 * round);
+        // The session's cores take connections in turn, and each core has permits of its own.
+        let mut one = RawNbd::go(self.client.front(), "vol0");
+        let mut other = RawNbd::go(self.client.front(), "vol0");
+        self.command("hold");
+        self.wait_file("armed", true);
+        std::thread::scope(|scope| {
+            let failing = scope.spawn(|| one.write(0, offset, &data[0]));
+            self.wait_file("holding", true);
+            for proxy in &self.proxies {
+                // Also for connections that are new.
+                proxy.shut(&BOTH);
+                death.strike(proxy);
+            }
+            assert_eq!(failing.join().ok(), Some(Reply::Error(EIO)), "{death:?}");
+        });
+        self.proxies.iter().for_each(Proxy::open);
+        self.wait_connected();
+        // A read waits for nobody. The data is the old one: the write has not run.
+        let mut found = [1; 4096];
+        for raw in [&mut one, &mut other] {
+            wait_for("IO to go on", PATH_TIME_MAX, || raw.read(offset, &mut found).ok());
+        }
+        assert!(found == [0; 4096], "{death:?}: the disk holds the write, and it has run");
+        let answered = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let newer = scope.spawn(|| {
+                let reply = other.write(0, offset, &data[1]);
+                answered.store(true, Ordering::Relaxed);
+                reply
+            });
+            wait_for("the newer write to wait", PATH_TIME_MAX, || {
+                (self.told("barred") == 1).then_some(())
+            });
+            assert_eq!(self.told("replays"), replays, "{death:?}: it has another permit");
+            // This one has the permit of the write that failed.
+            assert_eq!(one.write(0, offset + 4096, &data[0]), Reply::Error(0), "elsewhere");
+            std::thread::sleep(Duration::from_millis(200));
+            assert!(!answered.load(Ordering::Relaxed), "{death:?}: answered before the older one");
+            self.command("release");
+            assert_eq!(newer.join().ok(), Some(Reply::Error(0)), "{death:?}");
+        });
+        self.wait_file("release", false);
+        wait_for("the server to be done", PATH_TIME_MAX, || {
+            (self.told("inflight") == 0).then_some(())
+        });
+        assert_eq!((self.told("barred"), self.told("replays")), (0, replays), "{death:?}");
+        for (at, wanted) in [(offset, data[1]), (offset + 4096, data[0])] {
+            assert_eq!(one.read(at, &mut found), Ok(()));
+            assert!(found == wanted, "{death:?}: not the newest data at {at}");
+        }
+    }
+}
+
+#[test]
+fn the_newest_data_stays_when_an_older_write_has_failed() {
+    let stand = Stand::start(&["--shards", "2", "--no-path", "queue-for=500ms"]);
+    let deaths = if quick() { &DEATHS[..1] } else { &DEATHS };
+    for (round, death) in (1..).zip(deaths) {
+        stand.failed_round(round, *death);
+    }
+    stand.wait_connected();
+    stand.client.detach();
+    let _ = stand.server.stop(STOP_TIME_MAX);
 }
 
 #[test]
 fn the_newest_data_stays_when_the_disk_held_an_older_write() {
-    let stand = Stand::start();
+    let stand = Stand::start(&[]);
     let deaths = if quick() { &DEATHS[..1] } else { &DEATHS };
     for (round, death) in (1..).zip(deaths) {
         stand.round(round, *death);
