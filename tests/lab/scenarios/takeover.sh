@@ -62,11 +62,11 @@ under_fio() { # rounds slot start
     KILLS=()
     rm -f fio_*.log
     # Longer than the rounds take on any machine; it is told to end.
-    timeout $((rounds * slot * 4 + 120)) fio --name=takeover --filename=/dev/nbd0 --rw=randrw --bs=4k \
-        --iodepth=16 --ioengine=libaio --direct=1 --size=32m --time_based \
-        --runtime=$((rounds * slot * 4 + 60)) --verify=crc32c --verify_backlog=256 --verify_fatal=1 \
-        --output=fio.json --output-format=json --write_lat_log=fio --log_unix_epoch=1 \
-        --log_avg_msec=50 --log_max_value=1 &
+    timeout $((rounds * slot * 4 + 120)) fio --name=takeover --filename=/dev/nbd0 --rw=randrw \
+        --bs=4k --iodepth=16 --ioengine=libaio --direct=1 --size=32m --time_based \
+        --runtime=$((rounds * slot * 4 + 60)) --verify=crc32c --verify_backlog=256 \
+        --verify_fatal=1 --output=fio.json --output-format=json --write_lat_log=fio \
+        --log_unix_epoch=1 --log_avg_msec=50 --log_max_value=1 &
     FIO=$!
     begin=$(($(now_ms) + 3000))
     for ((number = 1; number <= rounds; number++)); do
