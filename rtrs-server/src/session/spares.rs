@@ -1,16 +1,15 @@
 //! Memory of paths that are gone, kept for the next connects of their session.
 //!
-//! To map, pin and register the chunks of a path keeps the control core busy for tens of
-//! milliseconds where a device pins them, and with it every IO on that core. A session that has
-//! another path lives on when one ends, and its client connects that one anew; so what the path
-//! had is kept for it: the mapping, and the registration where no peer ever had its key. Keys that
-//! a peer had are never used again.
+//! To map, pin and register the chunks of a path takes tens of milliseconds where a device pins
+//! them. A session that has another path lives on when one ends, and its client connects that one
+//! anew; so what the path had is kept for it: the mapping, and the registration where no peer ever
+//! had its key. Keys that a peer had are never used again.
 //!
 //! What is kept here nobody can reach. The path is gone: all its connections were reported closed,
-//! so nothing arrives and nothing is read for them any more, and its block IO has ended (docs/
-//! ARCHITECTURE.md, "Memory that is used again"). A spare never leaves its session, and there are
-//! at most as many paths and spares together as the session had paths at once. Owned by the control
-//! core.
+//! so nothing arrives and nothing is read for them any more, and its block IO has ended
+//! (docs/ARCHITECTURE.md, "Memory that is used again"). A spare never leaves its session, and there
+//! are at most as many paths and spares together as the session had paths at once. Owned by the
+//! control core.
 
 use std::sync::Arc;
 
