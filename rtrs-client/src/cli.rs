@@ -258,7 +258,7 @@ pub struct SessionArgs {
     #[arg(long, value_name = "MS")]
     pub reconnect_min_ms: Option<u64>,
 
-    /// Most milliseconds between reconnects of a path, 1 to 600000 [default: 10000]
+    /// Most milliseconds between reconnects of a path, 1 to 600000 [default: 3000]
     ///
     /// Reconnects go on until the session is detached.
     #[arg(long, value_name = "MS")]

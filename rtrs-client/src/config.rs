@@ -202,7 +202,7 @@ impl Settings {
             heartbeat_missed_max: Some(AutoNumber::Auto),
             connect_timeout_ms: Some(5000),
             reconnect_min_ms: Some(100),
-            reconnect_max_ms: Some(10_000),
+            reconnect_max_ms: Some(3_000),
             io_timeout_ms: Some(30_000),
             no_path: Some(NoPath::QueueFor(RunTime::from_secs(60))),
             failover: Some(Failover::Fast),

@@ -78,7 +78,7 @@ fn values_and_combinations_of_attach_are_judged() {
         ("reconnect-max-ms: 600001", "reconnect-max-ms 600001 is out of range; use 1 to 600000"),
         (
             "reconnect-min-ms: 20000",
-            "reconnect-min-ms 20000 is more than reconnect-max-ms 10000; lower it, or raise that",
+            "reconnect-min-ms 20000 is more than reconnect-max-ms 3000; lower it, or raise that",
         ),
         ("io-timeout-ms: 0", "io-timeout-ms 0 is out of range; use 10 to 3600000"),
         ("queue-depth-limit: 0", "queue-depth-limit 0 is out of range; use 1 to 65535"),
