@@ -85,6 +85,24 @@ fn an_attach_that_fails_says_why_also_without_room_for_its_log() {
 }
 
 #[test]
+fn an_attach_whose_words_nobody_gets_says_that_it_is_attached_all_the_same() {
+    let server = Server::builder().export("vol0=mem:16M").start();
+    let (client, done) = Client::attach("vol0").path(server.portal()).try_start();
+    let _ = done.ok();
+    client.detach();
+    let Front::Unix(socket) = client.front() else { panic!("a unix socket asked for") };
+    let mut attach = command(&client, &["attach", "vol0", "--path", server.portal()]);
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("/dev/full");
+    let output = attach.arg("--socket").arg(socket).stdout(full).output().expect("a process");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("vol0 is attached, but that cannot be told"), "{said}");
+    let _ = client.command(&["status", "vol0"]).ok().says("open");
+    let _ = client.command(&["detach", "vol0"]).ok();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
 fn a_name_that_a_client_chose_cannot_forge_lines() {
     let server = Server::builder().export("vol0=mem:16M").start();
     let name = "x\nFORGED\u{1b}[31m";

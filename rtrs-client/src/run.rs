@@ -129,6 +129,16 @@ pub(crate) fn ask_session(
             ErrorKind::NotAttached,
             format!("{name:?} is not attached (no session at {})", path.display()),
         ),
+        io::ErrorKind::TimedOut => Error::with_source(
+            ErrorKind::System,
+            format!(
+                "the process of {name:?} does not answer at {} within {} s; if it hangs or is \
+                 stopped, end it with kill -9 and detach {name} then",
+                path.display(),
+                timeout.as_secs()
+            ),
+            error,
+        ),
         _ => system(format!("cannot ask the session at {}", path.display()))(error),
     })?;
     match value["error"].as_str() {
@@ -224,8 +234,13 @@ fn attach_in_background(plan: &AttachPlan) -> Result<(), Error> {
             let what = "the session's process is there, but its word is not understood";
             Error::with_source(ErrorKind::System, what, error)
         })?;
-        return show(&attached, plan.output, |attached| {
-            format!("{} attached: {}\n", plan.session.export_name, report::served(attached))
+        let name = &plan.session.export_name;
+        let shown = show(&attached, plan.output, |attached| {
+            format!("{name} attached: {}\n", report::served(attached))
+        });
+        return shown.map_err(|error| {
+            let text = format!("{name} is attached, but that cannot be told; detach it to undo it");
+            Error::with_source(error.kind(), text, error)
         });
     }
     let status = child.wait().map_err(system("cannot wait for the session's process"))?;
