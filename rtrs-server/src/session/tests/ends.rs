@@ -288,6 +288,7 @@ fn a_fence_is_answered_when_nothing_of_the_path_can_begin() {
 
 #[test]
 fn neither_a_fence_nor_a_new_connect_waits_for_connections_that_are_slow_to_close() {
+    use PathState::{Connected, Draining};
     let (mut stand, mut a, mut b) = two_paths(true);
     stand.world.linger(stand.address.ip(), Duration::from_secs(9));
     let path = PeerOptions::default().request(0).path_uuid;
@@ -301,17 +302,16 @@ fn neither_a_fence_nor_a_new_connect_waits_for_connections_that_are_slow_to_clos
     assert_eq!(b.reply(&mut stand).errno, 0);
     let states =
         |stand: &Stand| stand.sessions()[0].paths.iter().map(|p| p.state).collect::<Vec<_>>();
-    assert_eq!(states(&stand), [PathState::Draining, PathState::Connected]);
+    assert_eq!(states(&stand), [Draining, Connected]);
     stand.device.lock().hold = false;
     stand.pass(Duration::from_millis(50));
     assert_eq!(stand.device.lock().log.len(), 1, "the first write, and nothing more");
-    assert_eq!(states(&stand)[0], PathState::Draining, "its connections are still there");
+    assert_eq!(states(&stand)[0], Draining, "its connections are still there");
     let again = PeerOptions { recon_cnt: 2, first_conn: false, ..PeerOptions::default() };
     let mut back = Peer::up(&mut stand, again, "sess");
     back.send_write(&stand, (1, 8), io(Rw::WRITE, 0, 512), &[8; 512]);
     stand.pass(Duration::from_millis(5));
     assert_eq!(back.reply(&mut stand).errno, 0);
-    use PathState::{Connected, Draining};
     assert_eq!(states(&stand), [Draining, Connected, Connected]);
     stand.pass(Duration::from_secs(9));
     assert_eq!(states(&stand), [Connected, Connected]);
