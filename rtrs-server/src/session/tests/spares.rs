@@ -117,6 +117,28 @@ fn memory_that_block_io_uses_is_left_alone() {
 }
 
 #[test]
+fn memory_that_connections_may_still_reach_is_left_alone() {
+    for always_invalidate in [false, true] {
+        let mut options = StandOptions::default();
+        options.params.always_invalidate = always_invalidate;
+        let (mut stand, mut peers) = session(options, 2);
+        let (bytes, first) = (stand.registered(), stand.pools()[0]);
+        stand.world.linger(stand.address.ip(), Duration::from_secs(9));
+        let mut old = peers.remove(0);
+        let mut new = Peer::new(&stand, path(0, 2));
+        assert_eq!(new.connect(&mut stand, 0), Err(-104), "it ends the old one");
+        assert_eq!(old.closed(&mut stand), 3);
+        // Nothing of that begins any more, so it may come back; its queue pairs are still there.
+        let mut back = Peer::up(&mut stand, path(0, 3), "sess");
+        let pools = stand.pools();
+        assert!(pools.len() == 1 && pools[0] != first, "{pools:?}");
+        works(&mut stand, &mut back, 5);
+        stand.pass(Duration::from_secs(9));
+        assert_eq!(stand.registered(), bytes, "no more than the session had paths");
+    }
+}
+
+#[test]
 fn as_much_is_kept_as_the_session_had_paths_at_once() {
     let (mut stand, mut peers) = session(StandOptions::default(), 3);
     let bytes = stand.registered();
