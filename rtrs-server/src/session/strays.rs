@@ -3,8 +3,8 @@
 //! Nobody hears how such a request ends, and its client may have taken it for failed by now: a
 //! write that lands late must not land over a newer one. So each core enters, when it closes its
 //! part of a path, what the device may still change there. It does so before it tells the control
-//! core that its connections are gone: before a FENCE for the path is answered, and before the
-//! client can connect the path anew. A change to the same bytes that comes later, on whatever core,
+//! core that it has stopped serving the path: before a FENCE for it is answered, and before the
+//! client can connect it anew. A change to the same bytes that comes later, on whatever core,
 //! path or session, waits until the stray has ended (`parked.rs`). All else goes on: reads, changes
 //! elsewhere, other exports. A stray gives its permit back, since this is a closer guard.
 //!
