@@ -71,7 +71,7 @@ impl Control {
             Ok(registered) => {
                 tracing::debug!(path = %key, "chunks: made in {} ms", took.as_millis());
                 let path = Arc::clone(path);
-                let _ = path.chunks.set(ChunkPool::new(self.params.limits, registered));
+                give_chunks(&path, ChunkPool::new(self.params.limits, registered));
                 self.note_paths(path.session.id);
                 for (cid, request) in held {
                     self.accept(Arc::clone(&path), cid, request, out);
@@ -96,7 +96,7 @@ impl Control {
             Some(spare) => spare.into_order(limits, &path.pd, always_invalidate),
             None => ChunkPool::fresh(limits, &path.pd, always_invalidate)?,
         };
-        let _ = path.chunks.set(ChunkPool::new(limits, wanted.register()?));
+        give_chunks(path, ChunkPool::new(limits, wanted.register()?));
         tracing::debug!(path = %path.key, "chunks: made");
         self.note_paths(path.session.id);
         Ok(())
@@ -115,5 +115,12 @@ impl Control {
         if let Some(session) = self.sessions.get_mut(&id) {
             session.spares.note_paths(live);
         }
+    }
+}
+
+/// A path has its chunks. It gets them once.
+fn give_chunks(path: &PathShared, pool: ChunkPool) {
+    if path.chunks.set(pool).is_err() {
+        tracing::error!(path = %path.key, "chunks were made twice; the first are used");
     }
 }
