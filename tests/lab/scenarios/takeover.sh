@@ -81,7 +81,7 @@ under_fio() { # rounds slot start
     status=$?
     [ $status -ne 128 ] || status=0
     expect_eq "fio met no error and reads what it wrote" "$status" 0
-    expect_eq "fio counts no error" "$(jq '.jobs[0].error' fio.json)" 0
+    expect_eq "fio counts no error" "$(fio_value fio '.jobs[0].error')" 0
     stalls=$(longest)
     WORST=$(sort -n <<<"$stalls" | tail -n 1)
     note "longest IO of each round, ms: ${stalls//$'\n'/ }"
