@@ -45,8 +45,8 @@ pub enum Refusal {
     /// The session has as many paths as it may have.
     #[error("the session has {0} paths already")]
     Paths(usize),
-    /// Block IO of too many dead paths of the session still runs.
-    #[error("{0} dead paths of the session still have IO running")]
+    /// Of too many dead paths of the session block IO still runs or connections are being closed.
+    #[error("{0} dead paths of the session still have IO running or connections to close")]
     Draining(usize),
     /// The session has a path between the same two addresses.
     #[error("the session has a path between these addresses already")]

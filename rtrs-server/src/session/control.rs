@@ -35,8 +35,8 @@ use crate::path::state::PathState;
 use crate::path::{PathEnd, PathKey, PathOrigin, PathShared, PeerFault, core_of};
 use crate::stats::IoTotals;
 
-/// Dead paths of a session whose block IO may still run. One more is not let in: their memory
-/// would add up.
+/// Dead paths of a session whose block IO may run, or whose connections may be closing yet.
+/// One more is not let in: their memory would add up.
 pub const DRAINING_MAX: usize = 4;
 
 #[derive(Debug)]

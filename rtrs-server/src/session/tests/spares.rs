@@ -36,6 +36,16 @@ fn works(stand: &mut Stand, peer: &mut Peer, byte: u8) {
     assert_eq!(peer.result(512), [byte; 512]);
 }
 
+/// Connects path 0 once more; there a key of the life before ends it.
+fn old_key_is_dead(stand: &mut Stand, mut peer: Peer, life: u16) {
+    let old = peer.chunks[6];
+    peer.leave(stand);
+    let mut back = Peer::up(stand, path(0, life), "sess");
+    back.chunks[6] = old;
+    back.send_flush(stand, (1, 6));
+    assert_eq!(back.closed(stand), 3, "a key of the life before");
+}
+
 fn addresses(chunks: &[SgDesc]) -> Vec<u64> {
     chunks.iter().map(|chunk| chunk.addr).collect()
 }
@@ -61,12 +71,7 @@ fn a_path_that_comes_back_gets_its_memory_and_new_keys() {
                 works(&mut stand, &mut back, life as u8);
                 assert_eq!(stand.registered(), bytes);
             }
-            let old = back.chunks[6];
-            back.leave(&mut stand);
-            back = Peer::up(&mut stand, path(0, 6), "sess");
-            back.chunks[6] = old;
-            back.send_flush(&stand, (1, 6));
-            assert_eq!(back.closed(&mut stand), 3, "a key of the life before");
+            old_key_is_dead(&mut stand, back, 6);
             peers.remove(0).leave(&mut stand);
             stand.assert_empty();
             assert_eq!(stand.registered(), 0, "what is kept goes with the session");
@@ -196,12 +201,7 @@ fn one_key_to_all_chunks_dies_with_its_path() {
         works(&mut stand, &mut back, life as u8);
         assert_eq!(stand.registered(), bytes);
     }
-    let old = back.chunks[6];
-    back.leave(&mut stand);
-    back = Peer::up(&mut stand, path(0, 6), "sess");
-    back.chunks[6] = old;
-    back.send_flush(&stand, (1, 6));
-    assert_eq!(back.closed(&mut stand), 3, "the key of the life before");
+    old_key_is_dead(&mut stand, back, 6);
 }
 
 #[test]
