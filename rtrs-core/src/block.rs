@@ -14,6 +14,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::ids::CoreIndex;
+use crate::losses::Losses;
 use crate::mem::{MemSlice, Region};
 use crate::rt::Ring;
 use crate::status::IoStatus;
@@ -202,8 +203,21 @@ pub trait BlockDevice: fmt::Debug {
     /// The next finished IO.
     fn reap(&mut self) -> Option<Completion>;
 
+    /// Takes back what has certainly not begun of the IOs whose tags fit: such an IO ends with
+    /// `Aborted`, and one that has begun in part begins nothing more. A device may ignore it.
+    fn cancel(&mut self, fits: &dyn Fn(u64) -> bool) {
+        let _ = fits;
+    }
+
     /// Accepted and not yet reaped.
     fn inflight(&self) -> usize;
+
+    /// Takes over telling users of losses, for who answers flushes of several. From then on a
+    /// flush of this device ends as the device ended it, and its user is told by
+    /// [`Losses::judge`]. None where flushes tell all there is to be told.
+    fn take_losses(&mut self) -> Option<Arc<Losses>> {
+        None
+    }
 
     /// When `poll` wants to be called even if nothing happens.
     fn deadline(&self) -> Option<Instant> {
@@ -219,6 +233,12 @@ pub trait BlockSource: Send + Sync + fmt::Debug {
     /// True when the content ends with this process, flushed or not.
     fn is_volatile(&self) -> bool {
         false
+    }
+
+    /// True when the error of a lost write is reported to one sync only, whichever comes first:
+    /// then the success of a sync says something only when those beside it are known.
+    fn syncs_share_errors(&self) -> bool {
+        true
     }
 
     /// Opens this core's queue.

@@ -12,11 +12,15 @@
 pub mod block;
 pub mod config;
 pub mod fabric;
+pub mod identity;
 pub mod ids;
 pub mod limits;
 pub mod local;
+pub mod losses;
 #[allow(unsafe_code)]
 pub mod mem;
+pub mod mutant;
+pub mod orphans;
 pub mod prng;
 pub mod proto;
 #[allow(unsafe_code)]

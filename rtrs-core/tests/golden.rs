@@ -7,12 +7,13 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 
+use rtrs_core::identity::{EvictionSecret, ExportId};
 use rtrs_core::ids::{ConnIndex, PathUuid, PermitId, Rkey, SessionId};
 use rtrs_core::limits::Limits;
 use rtrs_core::wire::{
     AccessMode, ChunkRequest, Close, ConnReq, ConnRsp, Extensions, Fence, Imm, InfoReq, InfoRsp,
-    IoHeader, Name, Open, OpenRsp, ReadMsg, RkeyRsp, Rw, RwOp, SessInfo, SessInfoRsp, SgDesc,
-    UserMessage, WireError, WriteMsg, errno,
+    IoHeader, Name, Open, OpenRsp, OpenRspTail, ReadMsg, RkeyRsp, Rw, RwOp, SessInfo, SessInfoRsp,
+    SgDesc, UserMessage, WireError, WriteMsg, errno,
 };
 
 /// The vectors by name, and which of them were looked at.
@@ -122,10 +123,13 @@ fn check_handshake(vectors: &Vectors) {
         assert_eq!(rsp.chunk_size(), Ok(131_072));
         assert_eq!(Extensions::decode(&rsp.ext), Extensions::default());
     }
-    let ext = Extensions::OURS.encode();
-    let rsp = ConnRsp { ext, ..ConnRsp::accept(Limits::DEFAULT, true) };
-    assert_eq!(Extensions::decode(&rsp.ext), Extensions::OURS);
+    let ours = Extensions { identity: Some(uuid(0xc0)), ..Extensions::OURS };
+    let rsp = ConnRsp { ext: ours.encode(), ..ConnRsp::accept(Limits::DEFAULT, true) };
+    assert_eq!(Extensions::decode(&rsp.ext), ours);
     vectors.check("con_rsp_accept_ours", rsp, rsp.encode(), ConnRsp::decode);
+    let evicted = Extensions { identity: Some(uuid(0xd0)), ..Extensions::default() };
+    let rsp = ConnRsp { ext: evicted.encode(), ..ConnRsp::reject(errno::ESTALE) };
+    vectors.check("con_rsp_reject_estale_ours", rsp, rsp.encode(), ConnRsp::decode);
     for (name, errno) in [
         ("con_rsp_reject_econnreset", errno::ECONNRESET),
         ("con_rsp_reject_enxio", errno::ENXIO),
@@ -171,6 +175,11 @@ fn check_export(vectors: &Vectors) {
     vectors.check("open_rsp", rsp, rsp.encode(), OpenRsp::decode);
     let rsp = OpenRsp { volatile: true, cache_id: 0x1122_3344_5566_7788, ..rsp };
     vectors.check("open_rsp_ours", rsp, rsp.encode(), OpenRsp::decode);
+    let tail = OpenRspTail {
+        export: Some(ExportId::from_bytes(uuid(0xe0), true)),
+        secret: EvictionSecret(uuid(0xd0)),
+    };
+    vectors.check("open_rsp_long", tail, tail.encode(&rsp), OpenRspTail::decode);
     let close = Close { device_id: 0 };
     vectors.check("close", close, close.encode(), Close::decode);
 }

@@ -19,6 +19,7 @@ static NEXT_ID: AtomicU32 = AtomicU32::new(1);
 pub struct Region {
     base: NonNull<u8>,
     len: usize,
+    stride: usize,
     id: u32,
 }
 
@@ -35,6 +36,14 @@ impl Region {
     /// # Errors
     /// The system's error when the mapping is refused; `InvalidInput` for a length of zero.
     pub fn new(len: usize) -> io::Result<Arc<Self>> {
+        Self::with_stride(len, 0)
+    }
+
+    /// The same for memory that is used in buffers, none of which crosses a multiple of `stride`.
+    ///
+    /// # Errors
+    /// As [`Region::new`].
+    pub fn with_stride(len: usize, stride: usize) -> io::Result<Arc<Self>> {
         if len == 0 {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a region of zero bytes"));
         }
@@ -58,12 +67,17 @@ impl Region {
         }
         let base = NonNull::new(base.cast::<u8>())
             .ok_or_else(|| io::Error::other("mmap returned a null address"))?;
-        Ok(Arc::new(Self { base, len, id: NEXT_ID.fetch_add(1, Ordering::Relaxed) }))
+        Ok(Arc::new(Self { base, len, stride, id: NEXT_ID.fetch_add(1, Ordering::Relaxed) }))
     }
 
     /// Length in bytes, a multiple of the page size.
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// No buffer of this region crosses a multiple of it; 0 when that is not known.
+    pub fn stride(&self) -> usize {
+        self.stride
     }
 
     /// Never true: a region has at least one page.

@@ -190,6 +190,58 @@ pub fn direct_align(fd: impl AsFd) -> io::Result<Option<DirectAlign>> {
     Ok(None)
 }
 
+/// The generation of a file's inode (FS_IOC_GETVERSION): another when its number is used again.
+///
+/// # Errors
+/// The system's error; `ENOTTY` when the file system has none.
+pub fn file_generation(fd: impl AsFd) -> io::Result<u32> {
+    // The number says long; what is stored is an int, of which nothing is beyond the long.
+    let request = libc::_IOR::<libc::c_long>(u32::from(b'v'), 1);
+    let mut generation = [0u32; 2];
+    // SAFETY: FS_IOC_GETVERSION stores an int or a long, for which `generation` has room.
+    check(unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), request, generation.as_mut_ptr()) })?;
+    Ok(generation[0])
+}
+
+/// The UUID of the file system that a file is on, which has one (FS_IOC_GETFSUUID, Linux 6.9, or
+/// ext4's EXT4_IOC_GETFSUUID, Linux 6.0).
+///
+/// # Errors
+/// The system's error; `ENOTTY` when it cannot be asked.
+pub fn filesystem_uuid(fd: impl AsFd) -> io::Result<[u8; 16]> {
+    let fd = fd.as_fd().as_raw_fd();
+    let mut uuid = [0u8; 17];
+    // SAFETY: FS_IOC_GETFSUUID stores a length byte and 16 bytes, for which `uuid` has room.
+    let asked =
+        check(unsafe { libc::ioctl(fd, libc::_IOR::<[u8; 17]>(0x15, 0), uuid.as_mut_ptr()) });
+    let length = match asked {
+        Ok(()) => u32::from(uuid[0]),
+        Err(_) => {
+            // Length and flags, then the UUID.
+            let mut of_ext4 = [16u32, 0, 0, 0, 0, 0];
+            let request = libc::_IOR::<[u32; 2]>(u32::from(b'f'), 44);
+            // SAFETY: EXT4_IOC_GETFSUUID reads two u32 and stores as many bytes behind them as the
+            // first says, which are 16, and for which `of_ext4` has room.
+            check(unsafe { libc::ioctl(fd, request, of_ext4.as_mut_ptr()) })?;
+            for (to, word) in uuid[1..].chunks_exact_mut(4).zip(&of_ext4[2..]) {
+                to.copy_from_slice(&word.to_ne_bytes());
+            }
+            of_ext4[0]
+        }
+    };
+    let mut found = [0; 16];
+    found.copy_from_slice(&uuid[1..]);
+    if length != 16 || found == [0; 16] {
+        return Err(io::Error::from_raw_os_error(libc::ENODATA));
+    }
+    Ok(found)
+}
+
+/// The `dev_t` of a major and a minor number.
+pub fn device_number(major: u32, minor: u32) -> u64 {
+    libc::makedev(major, minor)
+}
+
 /// Major and minor number in a `dev_t`, as /sys/dev/block names devices.
 pub fn device_numbers(dev: u64) -> (u32, u32) {
     (libc::major(dev), libc::minor(dev))
@@ -216,6 +268,16 @@ mod tests {
     }
 
     #[test]
+    fn what_names_a_file_does_not_change() {
+        let here = File::open("/proc/self/exe").unwrap();
+        assert_eq!(file_generation(&here).ok(), file_generation(&here).ok());
+        assert_eq!(filesystem_uuid(&here).ok(), filesystem_uuid(&here).ok());
+        // /proc has neither.
+        let none = File::open("/proc/self/stat").unwrap();
+        assert!(file_generation(&none).is_err() && filesystem_uuid(&none).is_err());
+    }
+
+    #[test]
     fn memory_file_systems_are_known() {
         match scratch(Path::new("/dev/shm")) {
             Some(file) => assert!(lives_in_memory(&file).unwrap()),
@@ -229,5 +291,6 @@ mod tests {
     fn device_numbers_split() {
         assert_eq!(device_numbers(0x0801), (8, 1));
         assert_eq!(device_numbers(0xfe00), (254, 0));
+        assert_eq!(device_numbers(device_number(254, 300)), (254, 300));
     }
 }

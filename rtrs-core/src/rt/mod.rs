@@ -3,6 +3,7 @@
 mod affinity;
 pub mod blkdev;
 mod clock;
+mod fixed;
 mod log;
 mod mailbox;
 mod process;
@@ -20,4 +21,4 @@ pub use process::{
 };
 pub use reactor::{PollPolicy, ReactorStats, Shard, run};
 pub use ring::{Completed, Fd, Op, OpId, Port, Ring};
-pub use socket::unacknowledged;
+pub use socket::{PeerEnd, peer_end, unacknowledged};

@@ -19,14 +19,15 @@ use std::sync::Arc;
 
 use io_uring::{IoUring, opcode, squeue, types};
 
+use super::fixed::{Fixed, SLOTS};
 use crate::mem::{IoVecs, MemSlice, Region};
 use crate::time::Duration;
 
 const CANCEL: u64 = u64::MAX;
 /// The port of operations whose own is gone.
 const NOBODY: u32 = u32::MAX;
-/// Regions that can be registered with a ring at once.
-const FIXED_REGIONS: u32 = 1024;
+/// Registered pieces that a turn releases at most.
+const RELEASES: usize = 4;
 
 /// A shared descriptor of one core. Closed when its last holder, a running operation included,
 /// lets go.
@@ -146,8 +147,7 @@ struct Inner {
     free: Vec<u32>,
     ports: Vec<Option<VecDeque<Completed>>>,
     backlog: VecDeque<squeue::Entry>,
-    regions: Vec<(u32, u16)>,
-    region_free: Vec<u16>,
+    fixed: Fixed,
     running: usize,
     enters: u64,
 }
@@ -185,10 +185,6 @@ impl Ring {
             Err(e) => return Err(e),
         };
         let _ = uring.submission();
-        let fixed = uring.submitter().register_buffers_sparse(FIXED_REGIONS).is_ok();
-        #[allow(clippy::cast_possible_truncation, reason = "FIXED_REGIONS fits")]
-        let region_free =
-            if fixed { (0..FIXED_REGIONS as u16).rev().collect() } else { Vec::new() };
         Ok(Rc::new(Self {
             inner: RefCell::new(Inner {
                 uring,
@@ -196,8 +192,7 @@ impl Ring {
                 free: Vec::with_capacity(1024),
                 ports: Vec::new(),
                 backlog: VecDeque::new(),
-                regions: Vec::new(),
-                region_free,
+                fixed: Fixed::default(),
                 running: 0,
                 enters: 0,
             }),
@@ -218,49 +213,25 @@ impl Ring {
         Port { ring: Rc::clone(self), index: index as u32 }
     }
 
-    /// Registers a region, so that disk IO from it needs no page pinning per operation. False
-    /// when the system refuses (RLIMIT_MEMLOCK): IO works all the same, unregistered.
-    pub fn register_region(&self, region: &Arc<Region>) -> bool {
+    /// Lets reads and writes use a region's memory registered, so that they need no page pinning
+    /// of their own. Nothing is registered here: a piece that is used is queued, and each turn
+    /// registers one (`fixed.rs`). Where the system refuses (RLIMIT_MEMLOCK), IO works all the
+    /// same. Goes with a [`Ring::detach_region`].
+    pub fn attach_region(&self, region: &Arc<Region>) {
         let mut inner = self.inner.borrow_mut();
-        if inner.regions.iter().any(|(id, _)| *id == region.id()) {
-            return true;
+        if inner.fixed.needs_room()
+            && inner.uring.submitter().register_buffers_sparse(u32::from(SLOTS)).is_ok()
+        {
+            inner.fixed.add_room();
         }
-        let Some(index) = inner.region_free.pop() else { return false };
-        let iov = libc::iovec { iov_base: region.address(0).cast(), iov_len: region.len() };
-        // SAFETY: the region is mapped; the caller unregisters it before it lets go of its last
-        // reference, and the kernel holds the pages themselves until then.
-        let done = unsafe {
-            inner.uring.submitter().register_buffers_update(u32::from(index), &[iov], None)
-        };
-        if done.is_err() {
-            inner.region_free.push(index);
-            return false;
-        }
-        inner.regions.push((region.id(), index));
-        true
+        inner.fixed.attach(region);
     }
 
-    /// Takes a region's registration away. Nothing happens when it has none.
-    pub fn unregister_region(&self, region: &Arc<Region>) {
-        self.unregister_id(region.id());
-    }
-
-    /// As [`Ring::unregister_region`], for a region that may be gone already: the kernel pins its
-    /// pages until then, so late is safe, and only costs memory. Ids are never used twice.
-    pub fn unregister_id(&self, id: u32) {
-        let mut inner = self.inner.borrow_mut();
-        let Some(at) = inner.regions.iter().position(|(known, _)| *known == id) else {
-            return;
-        };
-        let (_, index) = inner.regions.swap_remove(at);
-        let none = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-        // SAFETY: an empty vector clears the slot.
-        let done = unsafe {
-            inner.uring.submitter().register_buffers_update(u32::from(index), &[none], None)
-        };
-        if done.is_ok() {
-            inner.region_free.push(index);
-        }
+    /// Takes an [`Ring::attach_region`] back, also of a region that is gone: the kernel pins its
+    /// pages until the next turns have released them, so late is safe, and only costs memory. Ids
+    /// are never used twice.
+    pub fn detach_region(&self, id: u32) {
+        self.inner.borrow_mut().fixed.detach(id);
     }
 
     /// Operations the kernel still holds.
@@ -313,6 +284,7 @@ impl Ring {
         if pending > 0 || work {
             inner.enter(pending, 0, None)?;
         }
+        inner.tend_memory();
         Ok(inner.reap())
     }
 
@@ -324,8 +296,9 @@ impl Ring {
         let mut inner = self.inner.borrow_mut();
         let pending = inner.refill();
         // What did not fit one call is not slept on: the next turn hands it over.
-        let want = u32::from(inner.backlog.is_empty());
+        let want = u32::from(inner.backlog.is_empty() && inner.fixed.is_settled());
         inner.enter(pending, want, timeout)?;
+        inner.tend_memory();
         Ok(inner.reap())
     }
 }
@@ -410,13 +383,37 @@ impl Inner {
         self.backlog.push_back(entry);
     }
 
-    fn fixed_index(&self, buf: &MemSlice) -> Option<u16> {
-        let id = buf.region().id();
-        self.regions.iter().find(|(region, _)| *region == id).map(|(_, index)| *index)
+    /// Registers one piece of memory that is wanted and releases a few that are not, if any.
+    fn tend_memory(&mut self) {
+        if self.fixed.is_settled() {
+            return;
+        }
+        for _ in 0..RELEASES {
+            let Some(slot) = self.fixed.next_leaving() else { break };
+            let none = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+            if self.update_slot(slot, none) {
+                self.fixed.cleared(slot);
+            }
+        }
+        if let Some(order) = self.fixed.next_order() {
+            let base = order.region.address(order.start).cast();
+            let done =
+                self.update_slot(order.slot, libc::iovec { iov_base: base, iov_len: order.len });
+            self.fixed.registered(&order, done);
+        }
+    }
+
+    /// Registers memory in a slot in place of what was there; an empty vector clears it.
+    fn update_slot(&self, slot: u16, memory: libc::iovec) -> bool {
+        let submitter = self.uring.submitter();
+        // SAFETY: the memory is mapped now, and the kernel holds the pages themselves until the
+        // slot is cleared and the operations that use it have ended. What outlives its region
+        // there is reached by nobody: slots are looked up by the region's id, never used twice.
+        unsafe { submitter.register_buffers_update(u32::from(slot), &[memory], None) }.is_ok()
     }
 
     #[allow(clippy::cast_possible_truncation, reason = "slices are checked below 4 GiB")]
-    fn entry(&self, running: &mut Running) -> squeue::Entry {
+    fn entry(&mut self, running: &mut Running) -> squeue::Entry {
         match &mut running.op {
             Op::SendMsg { fd, iov } => {
                 opcode::SendMsg::new(types::Fd(fd.as_raw_fd()), iov.header())
@@ -437,7 +434,7 @@ impl Inner {
             }
             Op::Read { fd, buf, offset } => {
                 let (fd, at, len) = (types::Fd(fd.as_raw_fd()), buf.address(), buf.len() as u32);
-                match self.fixed_index(buf) {
+                match self.fixed.slot(buf) {
                     Some(index) => {
                         opcode::ReadFixed::new(fd, at, len, index).offset(*offset).build()
                     }
@@ -447,7 +444,7 @@ impl Inner {
             Op::Write { fd, buf, offset, dsync } => {
                 let (fd, at, len) = (types::Fd(fd.as_raw_fd()), buf.address(), buf.len() as u32);
                 let rw = if *dsync { libc::RWF_DSYNC } else { 0 };
-                match self.fixed_index(buf) {
+                match self.fixed.slot(buf) {
                     Some(index) => opcode::WriteFixed::new(fd, at, len, index)
                         .offset(*offset)
                         .rw_flags(rw)
@@ -812,11 +809,12 @@ mod tests {
     }
 
     #[test]
-    fn registered_memory_carries_file_io() {
+    fn memory_is_registered_piece_by_piece_as_it_is_used() {
+        use super::super::fixed::PIECE;
         let ring = Ring::new(8).unwrap();
         let mut port = ring.port();
-        let region = Region::new(8192).unwrap();
-        let fixed = ring.register_region(&region);
+        let region = Region::new(4 * PIECE).unwrap();
+        ring.attach_region(&region);
         let path = std::env::temp_dir().join(format!("rtrs-ring-{}", std::process::id()));
         let file = std::fs::File::options()
             .create(true)
@@ -827,18 +825,47 @@ mod tests {
             .unwrap();
         std::fs::remove_file(&path).unwrap();
         let fd = Fd::new(file);
-        region.copy_in(0, b"stored");
-        let buf = region.slice(0, 6).unwrap();
-        port.submit(Op::Write { fd: fd.clone(), buf, offset: 10, dsync: true }, 1);
-        assert_eq!(wait(&ring, &mut port).count().unwrap(), 6);
-        let buf = region.slice(4096, 6).unwrap();
-        port.submit(Op::Read { fd: fd.clone(), buf: buf.clone(), offset: 10 }, 2);
-        assert_eq!(wait(&ring, &mut port).count().unwrap(), 6);
-        assert_eq!(buf.to_vec(), b"stored");
-        port.run_inline(Op::Read { fd, buf, offset: 11 }, 3);
-        assert_eq!(wait(&ring, &mut port).count().unwrap(), 5);
-        if fixed {
-            ring.unregister_region(&region);
+        let slot = |at: usize| ring.inner.borrow_mut().fixed.slot(&region.slice(at, 6).unwrap());
+        // The first time each piece is used it is not registered, the second time it is.
+        for round in 0..2 {
+            for at in [0, PIECE, 2 * PIECE] {
+                region.copy_in(at, b"stored");
+                let offset = at as u64;
+                let buf = region.slice(at, 6).unwrap();
+                port.submit(Op::Write { fd: fd.clone(), buf, offset, dsync: true }, 1);
+                assert_eq!(wait(&ring, &mut port).count().unwrap(), 6);
+                region.copy_in(at, b"------");
+                let buf = region.slice(at, 6).unwrap();
+                port.submit(Op::Read { fd: fd.clone(), buf: buf.clone(), offset }, 2);
+                assert_eq!(wait(&ring, &mut port).count().unwrap(), 6);
+                assert_eq!(buf.to_vec(), b"stored", "round {round}");
+                port.run_inline(Op::Read { fd: fd.clone(), buf, offset: offset + 1 }, 3);
+                assert!(wait(&ring, &mut port).count().unwrap() >= 5);
+            }
         }
+        let Some(first) = slot(0) else { return }; // Refused here (RLIMIT_MEMLOCK).
+        let all = [slot(0), slot(PIECE), slot(2 * PIECE)];
+        assert!(all.iter().all(Option::is_some) && all[1] != Some(first), "{all:?}");
+        // A turn registers one piece and no more, also of many that are wanted.
+        let many = Region::new(20 * PIECE).unwrap();
+        ring.attach_region(&many);
+        let registered = || {
+            let pieces = (0..20).map(|n| many.slice(n * PIECE, 1).unwrap());
+            let mut inner = ring.inner.borrow_mut();
+            pieces.filter(|buf| inner.fixed.slot(buf).is_some()).count()
+        };
+        assert_eq!(registered(), 0);
+        for turn in 1..=20 {
+            ring.turn().unwrap();
+            assert_eq!(registered(), turn);
+        }
+        // What is released goes in a few steps, and a sleep does not wait for it.
+        ring.detach_region(many.id());
+        let start = std::time::Instant::now();
+        while !ring.inner.borrow().fixed.is_settled() {
+            ring.turn_or_sleep(Some(Duration::from_secs(60))).unwrap();
+        }
+        assert!(start.elapsed() < Duration::from_secs(30), "it slept");
+        assert!(slot(0).is_some(), "the other stays");
     }
 }

@@ -1,4 +1,4 @@
-//! What the kernel knows about a TCP connection.
+//! What the kernel knows about a socket's connection.
 
 use std::io;
 use std::mem::{MaybeUninit, size_of};
@@ -31,10 +31,37 @@ pub fn unacknowledged(fd: impl AsFd) -> io::Result<u32> {
     Ok(unsafe { info.assume_init() }.tcpi_unacked)
 }
 
+/// What the peer of a stream socket has closed, whether or not all that it sent has been read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerEnd {
+    /// Nothing that we know of.
+    Open,
+    /// It sends nothing more. It may still read. A TCP peer that is gone also looks like this until
+    /// something is sent to it.
+    SendsNoMore,
+    /// It neither sends nor reads any more.
+    Gone,
+}
+
+/// Looks at the peer of a stream socket, without waiting and without reading.
+pub fn peer_end(fd: impl AsFd) -> PeerEnd {
+    let fd = fd.as_fd().as_raw_fd();
+    let mut poll = libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 };
+    // SAFETY: one valid pollfd is passed, and the kernel writes to nothing else.
+    let found = unsafe { libc::poll(&raw mut poll, 1, 0) };
+    if found > 0 && poll.revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) != 0 {
+        PeerEnd::Gone
+    } else if found > 0 && poll.revents & libc::POLLRDHUP != 0 {
+        PeerEnd::SendsNoMore
+    } else {
+        PeerEnd::Open
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Write;
-    use std::net::{TcpListener, TcpStream};
+    use std::net::{Shutdown, TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
     use std::time::{Duration, Instant};
 
@@ -56,5 +83,31 @@ mod tests {
     fn what_is_no_tcp_socket_is_refused() {
         let (one, _other) = UnixStream::pair().unwrap();
         assert!(unacknowledged(&one).is_err());
+    }
+
+    #[test]
+    fn a_peer_that_is_gone_is_seen_before_all_is_read() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.write_all(&[7; 100]).unwrap();
+        assert_eq!(peer_end(&ours), PeerEnd::Open);
+        theirs.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(peer_end(&ours), PeerEnd::SendsNoMore);
+        drop(theirs);
+        assert_eq!(peer_end(&ours), PeerEnd::Gone);
+    }
+
+    #[test]
+    fn a_tcp_peer_that_is_gone_sends_no_more() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut theirs = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (ours, _) = listener.accept().unwrap();
+        theirs.write_all(&[7; 100]).unwrap();
+        assert_eq!(peer_end(&ours), PeerEnd::Open);
+        drop(theirs);
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while peer_end(&ours) == PeerEnd::Open {
+            assert!(Instant::now() < deadline, "its end is never seen");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }

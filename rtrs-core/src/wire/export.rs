@@ -5,9 +5,10 @@
 //! client, is in docs/PROTOCOL.md; nothing here judges a device.
 
 use super::RNBD_VERSION;
-use super::bytes::{expect_type, fixed, put, u16_at, u32_at, u64_at};
+use super::bytes::{expect_type, fixed, put, take, u16_at, u32_at, u64_at};
 use super::error::{Fault, WireError};
 use super::name::{Name, name_len};
+use crate::identity::{EvictionSecret, ExportId};
 use crate::limits::NAME_FIELD_LEN;
 
 pub(super) const TYPE_SESS_INFO: u16 = 0;
@@ -275,6 +276,49 @@ impl OpenRsp {
             write_cache: bytes[45] & Self::CACHE_WRITEBACK != 0,
             cache_id: u64_at(bytes, 48),
             volatile: bytes[46] & 1 != 0,
+        })
+    }
+}
+
+/// What the long OPEN_RSP has beyond the short one. Ours: a client asks for it with a longer read
+/// descriptor, and only a server that said so ([`Extensions`](super::Extensions::identity)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenRspTail {
+    /// Which export it is, if the server knows.
+    pub export: Option<ExportId>,
+    /// What the server will repeat if it ends the session for good.
+    pub secret: EvictionSecret,
+}
+
+impl OpenRspTail {
+    /// Bytes of the long message, the short one included.
+    pub const LONG_LEN: usize = 128;
+    const NAME: &str = "OPEN_RSP (long)";
+    const PRESENT: u8 = 1;
+    const WEAK: u8 = 2;
+
+    /// The long message as it travels.
+    pub fn encode(&self, rsp: &OpenRsp) -> [u8; Self::LONG_LEN] {
+        let mut out = [0; Self::LONG_LEN];
+        put(&mut out, 0, rsp.encode());
+        if let Some(export) = self.export {
+            put(&mut out, 56, export.bytes());
+            out[72] = Self::PRESENT | if export.is_weak() { Self::WEAK } else { 0 };
+        }
+        put(&mut out, 80, self.secret.0);
+        out
+    }
+
+    /// Reads what follows the short message.
+    ///
+    /// # Errors
+    /// Short message.
+    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let bytes: &[u8; Self::LONG_LEN] = fixed(Self::NAME, bytes)?;
+        let id = ExportId::from_bytes(take(bytes, 56), bytes[72] & Self::WEAK != 0);
+        Ok(Self {
+            export: (bytes[72] & Self::PRESENT != 0).then_some(id),
+            secret: EvictionSecret(take(bytes, 80)),
         })
     }
 }

@@ -16,9 +16,10 @@ const MARK: [u8; 4] = *b"RTRX";
 const LENGTHS: u32 = 1;
 const FENCE: u32 = 2;
 const CACHE_ID: u32 = 4;
+const IDENTITY: u32 = 8;
 
-/// What a server keeps to and can do beyond the kernel's: eight bytes at 20 of CON_RSP, where
-/// kernels have zeroes.
+/// What a server keeps to and can do beyond the kernel's: 24 bytes at 20 of CON_RSP, where kernels
+/// have zeroes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extensions {
     /// Its discards and write zeroes clear as much as they are asked to. Kernel servers of Linux
@@ -29,11 +30,16 @@ pub struct Extensions {
     pub fence: bool,
     /// OPEN_RSP says when unflushed writes are lost.
     pub cache_id: bool,
+    /// It knows who it is, and has a long OPEN_RSP. In an accept these are the bytes of its
+    /// [`ServerId`](crate::identity::ServerId), zeroes for none; in a reject with ESTALE those of
+    /// the session's [`EvictionSecret`](crate::identity::EvictionSecret).
+    pub identity: Option<[u8; 16]>,
 }
 
 impl Extensions {
-    /// Everything this implementation's server can do.
-    pub const OURS: Self = Self { lengths: true, fence: true, cache_id: true };
+    /// Everything this implementation's server can do, where it has no id.
+    pub const OURS: Self =
+        Self { lengths: true, fence: true, cache_id: true, identity: Some([0; 16]) };
 
     /// As the room for extensions of CON_RSP holds it.
     pub fn encode(self) -> [u8; 36] {
@@ -42,8 +48,10 @@ impl Extensions {
             let lengths = if self.lengths { LENGTHS } else { 0 };
             let fence = if self.fence { FENCE } else { 0 };
             let cache_id = if self.cache_id { CACHE_ID } else { 0 };
+            let identity = if self.identity.is_some() { IDENTITY } else { 0 };
             put(&mut out, 0, MARK);
-            put(&mut out, 4, (lengths | fence | cache_id).to_le_bytes());
+            put(&mut out, 4, (lengths | fence | cache_id | identity).to_le_bytes());
+            put(&mut out, 8, self.identity.unwrap_or_default());
         }
         out
     }
@@ -59,6 +67,7 @@ impl Extensions {
             lengths: bits & LENGTHS != 0,
             fence: bits & FENCE != 0,
             cache_id: bits & CACHE_ID != 0,
+            identity: (bits & IDENTITY != 0).then(|| take(ext, 8)),
         }
     }
 }
@@ -109,19 +118,27 @@ mod tests {
     #[test]
     fn extensions_survive_and_strangers_have_none() {
         let ours = Extensions::OURS.encode();
-        assert_eq!(ours[..8], *b"RTRX\x07\0\0\0");
+        assert_eq!(ours[..8], *b"RTRX\x0f\0\0\0");
         assert_eq!(Extensions::decode(&ours), Extensions::OURS);
         assert_eq!(Extensions::default().encode(), [0; 36], "as the kernel's server");
-        for (at, byte) in [(0, 0), (3, 0), (4, 0xf8)] {
+        for (at, byte) in [(0, 0), (3, 0), (4, 0xf0)] {
             let mut other = ours;
             other[at] = byte;
             assert_eq!(Extensions::decode(&other), Extensions::default(), "byte {at}");
         }
-        for bits in [1, 2, 4, 0xff_u8] {
+        for bits in [1, 2, 4, 8, 0xff_u8] {
             let mut other = ours;
             other[4] = bits;
             let has = |bit| bits & bit != 0;
-            let expected = Extensions { lengths: has(1), fence: has(2), cache_id: has(4) };
+            other[8] = 7;
+            let mut id = [0; 16];
+            id[0] = 7;
+            let expected = Extensions {
+                lengths: has(1),
+                fence: has(2),
+                cache_id: has(4),
+                identity: has(8).then_some(id),
+            };
             assert_eq!(Extensions::decode(&other), expected);
         }
     }

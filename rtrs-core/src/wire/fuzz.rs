@@ -34,6 +34,7 @@ pub fn fuzz(data: &[u8]) {
     twice(SessInfoRsp::decode(data), |m| SessInfoRsp::decode(&m.encode()));
     twice(Open::decode(data), |m| Open::decode(&m.encode()));
     twice(OpenRsp::decode(data), |m| OpenRsp::decode(&m.encode()));
+    twice(OpenRspTail::decode(data), |m| OpenRspTail::decode(&m.encode(&OpenRsp::default())));
     twice(Close::decode(data), |m| Close::decode(&m.encode()));
     twice(WriteMsg::decode(data), |m| WriteMsg::decode(&m.encode()));
     twice(IoHeader::decode(data, 2), |m| IoHeader::decode(&m.encode(), 2));

@@ -32,7 +32,7 @@ pub use chunk::{ChunkLayout, ChunkRequest, Message, USER_LEN_MAX, UserMessage};
 pub use conn::{ConnReq, ConnRsp};
 pub use errno::errno_name;
 pub use error::{Fault, WireError};
-pub use export::{AccessMode, Close, Open, OpenRsp, SessInfo, SessInfoRsp};
+pub use export::{AccessMode, Close, Open, OpenRsp, OpenRspTail, SessInfo, SessInfoRsp};
 pub use fence::{Extensions, Fence};
 #[doc(hidden)]
 pub use fuzz::fuzz;

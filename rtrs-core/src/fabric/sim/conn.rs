@@ -106,6 +106,13 @@ pub(super) struct End {
 }
 
 impl End {
+    /// How long what is to leave next waits, if it is a revoke.
+    fn waits_to_revoke(&self, net: &mut Net) -> Duration {
+        let next = self.waiting.front().map(|entry| &entry.job);
+        let most = net.options.revoke_max.filter(|_| matches!(next, Some(Job::Revoke { .. })));
+        most.map_or(Duration::ZERO, |most| net.prng.duration(Duration::ZERO..=most))
+    }
+
     pub(super) fn new(node: usize, addr: SocketAddr) -> Self {
         Self {
             node,
@@ -459,7 +466,7 @@ impl Conn {
         let room = self.wires[side].bytes < net.options.buffered_max;
         if work && room && !end.departing && matches!(end.state, State::Up | State::Closing) {
             end.departing = true;
-            let pause = Duration::from_nanos(net.prng.range(50..=500));
+            let pause = Duration::from_nanos(net.prng.range(50..=500)) + end.waits_to_revoke(net);
             net.after(pause, Event::Depart(self.id, side));
         }
     }
@@ -517,7 +524,7 @@ impl Conn {
         let more = !end.waiting.is_empty() || end.state == State::Closing;
         if more && self.wires[side].bytes < net.options.buffered_max {
             end.departing = true;
-            let pause = Duration::from_nanos(net.prng.range(20..=200));
+            let pause = Duration::from_nanos(net.prng.range(20..=200)) + end.waits_to_revoke(net);
             net.at(left + pause, Event::Depart(self.id, side));
         }
     }

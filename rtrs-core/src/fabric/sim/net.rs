@@ -32,6 +32,8 @@ pub struct WorldOptions {
     pub acknowledged: bool,
     /// When binds are in force.
     pub bind: BindMode,
+    /// Longest time for which a revoke waits in its send queue, and what is behind it too.
+    pub revoke_max: Option<Duration>,
     /// Links without options of their own.
     pub link: LinkOptions,
     /// Bytes that may be on the way in one direction of a connection before its send queue
@@ -50,6 +52,7 @@ impl Default for WorldOptions {
         Self {
             acknowledged: false,
             bind: BindMode::Done,
+            revoke_max: None,
             link: LinkOptions::default(),
             buffered_max: 4 << 20,
             close_bound: Duration::from_secs(1),

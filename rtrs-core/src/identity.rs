@@ -1,0 +1,330 @@
+//! Which server and which disk a session works with.
+//!
+//! A client that reconnects by address and name alone can reach another server's disk. So each
+//! server and each export has an id of 128 bits; docs/PROTOCOL.md says how they travel,
+//! docs/OPERATING.md where they come from. Ids are compared, never interpreted, but for one: a
+//! *weak* export id holds only within one boot of the server's host, and says which.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use sha2::{Digest, Sha256};
+
+use crate::config::deserialize_text;
+use crate::ids::SessionId;
+
+/// The first 16 bytes of a SHA-256 over `parts`. Each has its length before it, so that no two
+/// lists of parts are the same bytes.
+fn hash(parts: &[&[u8]]) -> [u8; 16] {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    let mut out = [0; 16];
+    out.copy_from_slice(&hash.finalize()[..16]);
+    out
+}
+
+/// One server: the same as long as its host is, whatever its process or run directory. Not zero.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ServerId([u8; 16]);
+
+impl ServerId {
+    /// The id of a host, from its /etc/machine-id. The machine id itself is not told to anybody,
+    /// as its manual page demands.
+    pub fn of_machine(machine_id: &[u8]) -> Self {
+        Self(hash(&[b"rtrs server machine", machine_id]))
+    }
+
+    /// The id of a server that was named by its operator.
+    pub fn of_name(name: &str) -> Self {
+        Self(hash(&[b"rtrs server name", name.as_bytes()]))
+    }
+
+    /// The id of these bytes; None for all zero, which stands for no id.
+    pub fn from_bytes(bytes: [u8; 16]) -> Option<Self> {
+        (bytes != [0; 16]).then_some(Self(bytes))
+    }
+
+    /// The id's bytes.
+    pub const fn bytes(self) -> [u8; 16] {
+        self.0
+    }
+}
+
+/// One export: the same as long as the same disk or file is behind it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ExportId {
+    bytes: [u8; 16],
+    weak: bool,
+}
+
+/// How two ids of exports compare.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Comparison {
+    /// The same export.
+    Same,
+    /// Two exports.
+    Different,
+    /// Both are weak and of two boots: nothing can be said.
+    Unknown,
+}
+
+impl ExportId {
+    /// The id of an export that was named by its operator.
+    pub fn of_name(name: &str) -> Self {
+        Self { bytes: hash(&[b"rtrs export name", name.as_bytes()]), weak: false }
+    }
+
+    /// The id of something that lasts: `kind` says what `parts` are.
+    pub fn stable(kind: &str, parts: &[&[u8]]) -> Self {
+        Self { bytes: hash(&[&[b"rtrs export", kind.as_bytes()], parts].concat()), weak: false }
+    }
+
+    /// The id of something that is known only as long as the host of `boot` runs.
+    pub fn weak(boot: u64, kind: &str, parts: &[&[u8]]) -> Self {
+        let boot = boot.to_le_bytes();
+        let mut bytes = hash(&[&[b"rtrs weak export", &boot[..], kind.as_bytes()], parts].concat());
+        bytes[..8].copy_from_slice(&hash(&[b"rtrs boot", &boot])[..8]);
+        Self { bytes, weak: true }
+    }
+
+    /// The id of these bytes, as they came from a peer.
+    pub const fn from_bytes(bytes: [u8; 16], weak: bool) -> Self {
+        Self { bytes, weak }
+    }
+
+    /// The id's bytes. Those of a weak one begin with eight that stand for the boot.
+    pub const fn bytes(self) -> [u8; 16] {
+        self.bytes
+    }
+
+    /// True when the id holds within one boot of the server's host only.
+    pub const fn is_weak(self) -> bool {
+        self.weak
+    }
+
+    /// Compares with another.
+    pub fn compare(self, other: Self) -> Comparison {
+        if self == other {
+            Comparison::Same
+        } else if self.weak && other.weak && self.bytes[..8] != other.bytes[..8] {
+            Comparison::Unknown
+        } else {
+            Comparison::Different
+        }
+    }
+}
+
+/// Which export of which server; None where the server does not say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// The server.
+    pub server: Option<ServerId>,
+    /// The export.
+    pub export: Option<ExportId>,
+}
+
+impl Identity {
+    /// True when the server says neither.
+    pub fn is_unknown(&self) -> bool {
+        self.server.is_none() && self.export.is_none()
+    }
+
+    /// True when the two are of two servers or exports, as far as both say.
+    pub fn contradicts(&self, other: &Self) -> bool {
+        let servers = self.server.zip(other.server).is_some_and(|(a, b)| a != b);
+        let exports = self.export.zip(other.export);
+        servers || exports.is_some_and(|(a, b)| a.compare(b) == Comparison::Different)
+    }
+
+    /// This, and of the other what this does not say.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self { server: self.server.or(other.server), export: self.export.or(other.export) }
+    }
+}
+
+/// The secret by which a client knows that it is its server that ended its session for good.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct EvictionSecret(pub [u8; 16]);
+
+/// What a server makes the secrets of its sessions from: random bytes of its process.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct EvictionKey(pub [u8; 32]);
+
+impl EvictionKey {
+    /// The secret of a session: another for each, and not to be found without the key.
+    pub fn secret(&self, session: SessionId) -> EvictionSecret {
+        EvictionSecret(hash(&[b"rtrs eviction", &self.0, &session.0]))
+    }
+}
+
+fn write_hex(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
+    bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+}
+
+impl fmt::Display for ServerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_hex(f, &self.0)
+    }
+}
+
+impl fmt::Debug for ServerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for ExportId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_hex(f, &self.bytes)?;
+        f.write_str(if self.weak { WEAK } else { "" })
+    }
+}
+
+impl fmt::Debug for ExportId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Debug for EvictionKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("EvictionKey")
+    }
+}
+
+impl fmt::Debug for EvictionSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("EvictionSecret")
+    }
+}
+
+/// Ends a weak id.
+const WEAK: &str = ":weak";
+/// Stands for an id that the server does not say.
+const NONE: &str = "-";
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.server {
+            Some(server) => write!(f, "{server}/")?,
+            None => write!(f, "{NONE}/")?,
+        }
+        match self.export {
+            Some(export) => write!(f, "{export}"),
+            None => f.write_str(NONE),
+        }
+    }
+}
+
+/// What is wrong with the text of an identity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("an identity is SERVER/EXPORT, each 32 hexadecimal digits, or - where there is none")]
+pub struct IdentityError;
+
+fn parse_hex(text: &str) -> Result<[u8; 16], IdentityError> {
+    let hex = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let number = u128::from_str_radix(text, 16).ok().filter(|_| hex);
+    number.map(u128::to_be_bytes).ok_or(IdentityError)
+}
+
+impl FromStr for Identity {
+    type Err = IdentityError;
+
+    fn from_str(text: &str) -> Result<Self, IdentityError> {
+        let (server, export) = text.split_once('/').ok_or(IdentityError)?;
+        let server = match server {
+            NONE => None,
+            server => Some(ServerId::from_bytes(parse_hex(server)?).ok_or(IdentityError)?),
+        };
+        let export = match export.strip_suffix(WEAK) {
+            Some(hex) => Some(ExportId::from_bytes(parse_hex(hex)?, true)),
+            None if export == NONE => None,
+            None => Some(ExportId::from_bytes(parse_hex(export)?, false)),
+        };
+        Ok(Self { server, export })
+    }
+}
+
+impl Serialize for Identity {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Identity {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserialize_text(deserializer, "an identity, SERVER/EXPORT")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_differ_by_source_and_parts() {
+        let stable = |kind, parts: &[&[u8]]| ExportId::stable(kind, parts);
+        let a = stable("file", &[b"uuid", b"12"]);
+        assert_eq!(a, stable("file", &[b"uuid", b"12"]));
+        for other in [
+            stable("file", &[b"uuid1", b"2"]),
+            stable("disk", &[b"uuid", b"12"]),
+            stable("file", &[b"uuid"]),
+            ExportId::of_name("file"),
+            ExportId::weak(1, "file", &[b"uuid", b"12"]),
+        ] {
+            assert_eq!(a.compare(other), Comparison::Different, "{other}");
+        }
+        assert_ne!(ServerId::of_name("x"), ServerId::of_machine(b"x"));
+        let secret = |key, session| EvictionKey([key; 32]).secret(SessionId([session; 16]));
+        assert_ne!(secret(1, 7), secret(2, 7));
+        assert_ne!(secret(1, 7), secret(1, 8));
+        assert_eq!(format!("{:?}", secret(1, 7)), "EvictionSecret", "not in a log");
+        assert_eq!(format!("{:?}", EvictionKey([1; 32])), "EvictionKey");
+    }
+
+    #[test]
+    fn weak_ids_are_compared_within_one_boot_only() {
+        let weak = |boot, name: &[u8]| ExportId::weak(boot, "device", &[name]);
+        assert_eq!(weak(1, b"a").compare(weak(1, b"a")), Comparison::Same);
+        assert_eq!(weak(1, b"a").compare(weak(1, b"b")), Comparison::Different);
+        assert_eq!(weak(1, b"a").compare(weak(2, b"a")), Comparison::Unknown);
+        assert_eq!(weak(1, b"a").compare(weak(2, b"b")), Comparison::Unknown);
+        let stable = ExportId::stable("device", &[b"a"]);
+        assert_eq!(weak(1, b"a").compare(stable), Comparison::Different);
+    }
+
+    #[test]
+    fn the_text_of_an_identity_can_be_read_back() {
+        let server = Some(ServerId::of_name("s"));
+        for identity in [
+            Identity { server, export: Some(ExportId::of_name("e")) },
+            Identity { server, export: Some(ExportId::weak(3, "x", &[])) },
+            Identity { server: None, export: Some(ExportId::from_bytes([0; 16], false)) },
+            Identity { server, export: None },
+            Identity::default(),
+        ] {
+            let text = identity.to_string();
+            assert_eq!(text.parse(), Ok(identity), "{text}");
+        }
+        let digits = "0".repeat(32);
+        for bad in [
+            "",
+            "-",
+            "/",
+            "x/-",
+            "-/+0000000000000000000000000000000",
+            &format!("{digits}/-"),
+            &format!("-/{digits}0"),
+            &format!("-/{digits}:strong"),
+            &format!("-/-{WEAK}"),
+        ] {
+            assert_eq!(bad.parse::<Identity>(), Err(IdentityError), "{bad}");
+        }
+    }
+}

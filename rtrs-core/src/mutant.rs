@@ -1,0 +1,197 @@
+//! Safety rules that a test may take out of the real code, one at a time.
+//!
+//! A checker that has never seen a rule broken proves little. So each rule whose loss loses data
+//! has a *mutant*: a condition `rtrs_core::mutated!(Name)` in the line that keeps the rule, which
+//! is constantly false unless the feature `mutants` is on and debug assertions are, and costs
+//! nothing then. `rtrs-sim --mutants` chooses one after the other and shows that the simulator
+//! catches each (docs/TESTING.md). The choice is one of a thread, so that tests beside each other
+//! do not meet. Builds of the `release` profile have no mutants, whatever features they have.
+
+use std::fmt;
+use std::str::FromStr;
+
+macro_rules! mutants {
+    ($($(#[doc = $rule:literal])+ $variant:ident = $name:literal,)+) => {
+        /// A safety rule that can be taken out.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Mutant {
+            $($(#[doc = $rule])+ $variant,)+
+        }
+
+        impl Mutant {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
+
+            /// Its name on command lines.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)+ }
+            }
+
+            /// What it breaks.
+            pub fn rule(self) -> &'static str {
+                match self { $(Self::$variant => concat!($($rule),+).trim(),)+ }
+            }
+        }
+    };
+}
+
+mutants! {
+    /// The server lets a second session write to an export.
+    SecondWriter = "second-writer",
+    /// CLOSE is answered, and the export given back, while requests of the session run there.
+    CloseWhileBusy = "close-while-busy",
+    /// PREFLUSH of a write is not done.
+    PreflushDropped = "preflush-dropped",
+    /// FUA on a device without FUA is not followed by a flush.
+    PostflushDropped = "postflush-dropped",
+    /// FUA is not handed to the device.
+    FuaDropped = "fua-dropped",
+    /// A request that is sent again does not wait for the permit of its first copy.
+    ReplayWithoutPermit = "replay-without-permit",
+    /// A change does not wait for what a closed path has left running in its place.
+    DeferredBegins = "deferred-begins",
+    /// Of what a closed path has left running only changes of the same first byte wait.
+    DeferredByStart = "deferred-by-start",
+    /// A session that has ended gives its exports back while its block IO runs.
+    SessionGoneEarly = "session-gone-early",
+    /// FENCE is answered while cores still serve the path.
+    FenceBeforeStopped = "fence-before-stopped",
+    /// FENCE is answered and the path goes on.
+    FenceWithoutEnd = "fence-without-end",
+    /// A path that its client says is dead is not replaced.
+    OldPathKept = "old-path-kept",
+    /// A request of several parts is answered after the first.
+    FirstPartAnswers = "first-part-answers",
+    /// A request is answered well although its device failed.
+    DeviceErrorDropped = "device-error-dropped",
+    /// The server does not say in which life its cache is.
+    CacheLifeUnsaid = "cache-life-unsaid",
+    /// The server does not end paths that are silent.
+    ServerKeepsSilent = "server-keeps-silent",
+    /// The server keeps connections whose handshake does not go on.
+    HandshakeKept = "handshake-kept",
+    /// A session that has ended keeps its exports.
+    ExportKept = "export-kept",
+    /// A flush is answered without the device.
+    FlushSkipped = "flush-skipped",
+    /// A read is answered without its data.
+    ReadUnsent = "read-unsent",
+    /// A request is sent again before its path is fenced off.
+    ResendBeforeFence = "resend-before-fence",
+    /// A path carries IO before those that died are fenced off.
+    UpBeforeFence = "up-before-fence",
+    /// An IO ends with an error before the path that it was sent on is fenced off.
+    GivenUpBeforeFence = "given-up-before-fence",
+    /// The cores of a client use the same permits.
+    PermitsShared = "permits-shared",
+    /// A flush covers what was acknowledged after it was sent.
+    FlushCoversLater = "flush-covers-later",
+    /// An answer out of another life of the server's cache counts for this one.
+    OldLifeAnswer = "old-life-answer",
+    /// A loss is not reported by flushes.
+    LossUnsaid = "loss-unsaid",
+    /// Of flushes beside each other one reports a loss and the others succeed.
+    LossSaidOnce = "loss-said-once",
+    /// Who takes over does not count what the one before may have left.
+    InheritedForgotten = "inherited-forgotten",
+    /// The life that is kept for a successor moves on before a loss was reported.
+    KeptLifeEarly = "kept-life-early",
+    /// The window of a read stays open when the read has ended.
+    ReadWindowKept = "read-window-kept",
+    /// A read ends before its window is known to be closed.
+    RevokeNotAwaited = "revoke-not-awaited",
+    /// IO goes on ending with errors when a path is up again.
+    StaysGivenUp = "stays-given-up",
+    /// The fresh key of a chunk is not taken from the answer.
+    FreshKeyDropped = "fresh-key-dropped",
+    /// The client does not end paths that are silent.
+    ClientKeepsSilent = "client-keeps-silent",
+    /// An IO of several requests ends with the first.
+    FirstRequestEnds = "first-request-ends",
+    /// An IO of several requests ends well although one failed.
+    RequestErrorDropped = "request-error-dropped",
+    /// The client does not ask for FUA.
+    FuaUnasked = "fua-unasked",
+    /// A dead path that carried IO is not noted as one to fence off.
+    LostUnnoted = "lost-unnoted",
+    /// The front end drops FUA.
+    NbdFuaDropped = "nbd-fua-dropped",
+    /// The front end answers a flush without the device.
+    NbdFlushSkipped = "nbd-flush-skipped",
+    /// The front end reports success for what its device failed.
+    NbdErrorDropped = "nbd-error-dropped",
+    /// The front end uses the memory of a write anew while the device has it.
+    NbdMemoryEarly = "nbd-memory-early",
+    /// The front end answers when the first IO of a request has ended.
+    NbdFirstPart = "nbd-first-part",
+    /// The front end hands on what overlaps a write that a closed connection has left.
+    NbdOrphanForgotten = "nbd-orphan-forgotten",
+    /// A sync that failed is forgotten when it was answered.
+    SyncFailureForgotten = "sync-failure-forgotten",
+    /// A path is used that leads to another server's disk.
+    OtherDiskAccepted = "other-disk-accepted",
+}
+
+/// True when this rule is taken out. `rtrs_core::mutated!(Variant)` in the line that keeps it.
+#[macro_export]
+macro_rules! mutated {
+    ($variant:ident) => {
+        $crate::mutant::is_chosen($crate::mutant::Mutant::$variant)
+    };
+}
+
+#[cfg(all(feature = "mutants", debug_assertions))]
+thread_local! {
+    static CHOSEN: std::cell::Cell<Option<Mutant>> = const { std::cell::Cell::new(None) };
+}
+
+/// True when this thread runs with that mutant.
+#[cfg(all(feature = "mutants", debug_assertions))]
+pub fn is_chosen(mutant: Mutant) -> bool {
+    CHOSEN.get() == Some(mutant)
+}
+
+/// False: this build has no mutants.
+#[cfg(not(all(feature = "mutants", debug_assertions)))]
+#[inline(always)]
+pub const fn is_chosen(_: Mutant) -> bool {
+    false
+}
+
+/// Has this thread run with a mutant, or with none. False when this build has no mutants.
+#[cfg(feature = "mutants")]
+pub fn choose(mutant: Option<Mutant>) -> bool {
+    #[cfg(debug_assertions)]
+    CHOSEN.set(mutant);
+    cfg!(debug_assertions) || mutant.is_none()
+}
+
+impl fmt::Display for Mutant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Mutant {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.iter().copied().find(|mutant| mutant.name() == text);
+        found.ok_or_else(|| format!("no mutant is called '{text}'; `rtrs-sim --mutants list`"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Mutant;
+
+    #[test]
+    fn names_are_distinct_and_nothing_is_chosen() {
+        for (at, mutant) in Mutant::ALL.iter().enumerate() {
+            assert_eq!(mutant.name().parse(), Ok(*mutant));
+            assert!(!mutant.rule().is_empty() && !super::is_chosen(*mutant));
+            assert!(Mutant::ALL[..at].iter().all(|other| other.name() != mutant.name()));
+        }
+        assert!("none-such".parse::<Mutant>().is_err());
+    }
+}

@@ -1,0 +1,314 @@
+//! Which memory is registered with a ring, in pieces.
+//!
+//! Registering memory pins its pages, which blocks the thread that asks, and no other thread can do
+//! it for a ring while this one uses it (both hold the ring's lock). The chunks of one path are
+//! 130 MiB, which takes 50 ms on a fast host and close to a second in a slow guest. So a ring
+//! registers at most one piece of [`PIECE`] bytes a turn, and only pieces that were used: an
+//! operation whose piece is not registered runs as a plain one, and has the piece registered for
+//! the next ones. Memory that is released leaves in small steps too.
+//!
+//! This is the table alone; the system calls are in `ring.rs`.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+
+use crate::mem::{MemSlice, Region};
+
+/// Most bytes that one turn pins.
+pub(super) const PIECE: usize = 512 << 10;
+/// Pieces that can be registered at once: the kernel's bound.
+pub(super) const SLOTS: u16 = 1 << 14;
+
+/// How a region is cut. No piece crosses a multiple of the stride, and within one they begin with
+/// it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Layout {
+    stride: usize,
+    piece: usize,
+    /// Pieces in a stride.
+    per: usize,
+}
+
+impl Layout {
+    fn of(region: &Region) -> Self {
+        match region.stride() {
+            0 => Self { stride: PIECE, piece: PIECE, per: 1 },
+            stride if stride > PIECE => Self { stride, piece: PIECE, per: stride.div_ceil(PIECE) },
+            stride => {
+                let stride = stride * (PIECE / 2 / stride).max(1);
+                Self { stride, piece: stride, per: 1 }
+            }
+        }
+    }
+
+    fn count(self, len: usize) -> usize {
+        len.div_ceil(self.stride) * self.per
+    }
+
+    /// The piece in which a slice lies, if it lies in one.
+    fn find(self, offset: usize, len: usize) -> Option<usize> {
+        let (row, at) = (offset / self.stride, offset % self.stride);
+        let (part, from) = (at / self.piece, at % self.piece);
+        let fits = from + len <= self.piece && at + len <= self.stride;
+        fits.then_some(row * self.per + part)
+    }
+
+    /// Where a piece lies in a region of so many bytes, and how long it is.
+    fn place(self, index: usize, len: usize) -> (usize, usize) {
+        let (row, part) = (index / self.per, index % self.per);
+        let start = row * self.stride + part * self.piece;
+        let end = (start + self.piece).min((row + 1) * self.stride).min(len);
+        (start, end.saturating_sub(start))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Piece {
+    Unused,
+    /// Used, and queued to be registered.
+    Wanted,
+    Registered(u16),
+}
+
+#[derive(Debug)]
+struct Attached {
+    id: u32,
+    region: Weak<Region>,
+    /// Who attached it.
+    holders: u32,
+    layout: Layout,
+    pieces: Box<[Piece]>,
+    /// The system refused: nothing more of it is registered.
+    refused: bool,
+}
+
+/// A piece to be registered now.
+#[derive(Debug)]
+pub(super) struct Order {
+    pub(super) slot: u16,
+    pub(super) region: Arc<Region>,
+    pub(super) start: usize,
+    pub(super) len: usize,
+    index: usize,
+}
+
+/// What is registered, and what is to be.
+#[derive(Debug, Default)]
+pub(super) struct Fixed {
+    regions: Vec<Attached>,
+    free: Vec<u16>,
+    /// Pieces by region and index.
+    wanted: VecDeque<(u32, usize)>,
+    /// Slots whose pieces were released.
+    leaving: VecDeque<u16>,
+    prepared: bool,
+}
+
+impl Fixed {
+    /// True once, before the first region: the ring has to make room for [`SLOTS`] pieces.
+    pub(super) fn needs_room(&mut self) -> bool {
+        !std::mem::replace(&mut self.prepared, true)
+    }
+
+    /// The ring has room.
+    pub(super) fn add_room(&mut self) {
+        self.free = (0..SLOTS).rev().collect();
+    }
+
+    /// Lets pieces of a region be registered when they are used.
+    pub(super) fn attach(&mut self, region: &Arc<Region>) {
+        if let Some(known) = self.regions.iter_mut().find(|known| known.id == region.id()) {
+            known.holders += 1;
+            return;
+        }
+        let layout = Layout::of(region);
+        let count = layout.count(region.len());
+        self.wanted.reserve(count);
+        self.regions.push(Attached {
+            id: region.id(),
+            region: Arc::downgrade(region),
+            holders: 1,
+            layout,
+            pieces: vec![Piece::Unused; count].into(),
+            refused: false,
+        });
+    }
+
+    /// The counterpart of an `attach`. The last one releases all pieces.
+    pub(super) fn detach(&mut self, id: u32) {
+        let Some(at) = self.regions.iter().position(|known| known.id == id) else { return };
+        self.regions[at].holders -= 1;
+        if self.regions[at].holders > 0 {
+            return;
+        }
+        let gone = self.regions.swap_remove(at);
+        let slots = gone.pieces.iter().filter_map(|piece| match piece {
+            Piece::Registered(slot) => Some(*slot),
+            _ => None,
+        });
+        self.leaving.extend(slots);
+        self.wanted.retain(|(of, _)| *of != id);
+    }
+
+    /// The slot of a slice. One whose piece has none is noted, for the next time.
+    pub(super) fn slot(&mut self, buf: &MemSlice) -> Option<u16> {
+        let id = buf.region().id();
+        let known = self.regions.iter_mut().find(|known| known.id == id)?;
+        let index = known.layout.find(buf.offset(), buf.len())?;
+        match known.pieces[index] {
+            Piece::Registered(slot) => return Some(slot),
+            Piece::Unused if !known.refused => {
+                known.pieces[index] = Piece::Wanted;
+                self.wanted.push_back((id, index));
+            }
+            _ => {}
+        }
+        None
+    }
+
+    /// Nothing is to be registered or released.
+    pub(super) fn is_settled(&self) -> bool {
+        self.wanted.is_empty() && self.leaving.is_empty()
+    }
+
+    /// The next piece to register.
+    pub(super) fn next_order(&mut self) -> Option<Order> {
+        let (id, index) = self.wanted.pop_front()?;
+        let known = self.regions.iter_mut().find(|known| known.id == id)?;
+        known.pieces[index] = Piece::Unused;
+        let region = known.region.upgrade()?;
+        let slot = self.free.pop()?;
+        let (start, len) = known.layout.place(index, region.len());
+        Some(Order { slot, region, start, len, index })
+    }
+
+    /// What came of an order.
+    pub(super) fn registered(&mut self, order: &Order, done: bool) {
+        let known = self.regions.iter_mut().find(|known| known.id == order.region.id());
+        match known {
+            Some(known) if done => known.pieces[order.index] = Piece::Registered(order.slot),
+            Some(known) => {
+                known.refused = true;
+                self.free.push(order.slot);
+            }
+            None => self.leaving.push_back(order.slot),
+        }
+    }
+
+    /// The next slot to clear.
+    pub(super) fn next_leaving(&mut self) -> Option<u16> {
+        self.leaving.pop_front()
+    }
+
+    /// A slot was cleared.
+    pub(super) fn cleared(&mut self, slot: u16) {
+        self.free.push(slot);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Registers what is wanted; returns how much that was.
+    fn turn(fixed: &mut Fixed, done: bool) -> usize {
+        let order = fixed.next_order();
+        order.map_or(0, |order| {
+            fixed.registered(&order, done);
+            order.len
+        })
+    }
+
+    fn ready() -> Fixed {
+        let mut fixed = Fixed::default();
+        assert!(fixed.needs_room() && !fixed.needs_room());
+        fixed.add_room();
+        fixed
+    }
+
+    #[test]
+    fn no_chunk_lies_in_two_pieces_and_no_piece_is_long() {
+        for chunk in [4 << 10, 64 << 10, 128 << 10, 256 << 10, 508 << 10, 512 << 10, 4 << 20] {
+            let stride = chunk + 4096;
+            let region = Region::with_stride(stride * 9 - 4096, stride).unwrap();
+            let layout = Layout::of(&region);
+            let mut at = 0;
+            for index in 0..layout.count(region.len()) {
+                let (start, len) = layout.place(index, region.len());
+                assert!(len <= PIECE && (start == at || len == 0), "{layout:?}: {start}+{len}");
+                at = start + len;
+            }
+            assert_eq!(at, region.len(), "{layout:?}");
+            for n in 0..9 {
+                let found = layout.find(n * stride, chunk.min(PIECE));
+                let (start, len) = layout.place(found.unwrap(), region.len());
+                assert!(start <= n * stride && n * stride + chunk.min(PIECE) <= start + len);
+            }
+        }
+        let plain = Region::new(3 * PIECE / 2).unwrap();
+        let layout = Layout::of(&plain);
+        assert_eq!((layout.find(PIECE - 1, 2), layout.find(PIECE, 2)), (None, Some(1)));
+        assert_eq!(layout.place(1, plain.len()), (PIECE, PIECE / 2));
+    }
+
+    #[test]
+    fn used_pieces_are_registered_one_at_a_time() {
+        let mut fixed = ready();
+        let region = Region::with_stride(8 * PIECE, PIECE).unwrap();
+        let piece = |n: usize| region.slice(n * PIECE, 4096).unwrap();
+        assert_eq!(fixed.slot(&piece(0)), None, "not attached");
+        assert!(fixed.is_settled());
+        fixed.attach(&region);
+        assert!(fixed.is_settled(), "nothing is registered before it is used");
+        for n in [3, 5, 3, 5] {
+            assert_eq!(fixed.slot(&piece(n)), None);
+        }
+        assert_eq!([turn(&mut fixed, true), turn(&mut fixed, true)], [PIECE; 2]);
+        assert!(fixed.is_settled(), "and each once");
+        assert!(fixed.slot(&piece(3)).is_some() && fixed.slot(&piece(5)).is_some());
+        assert_ne!(fixed.slot(&piece(3)), fixed.slot(&piece(5)));
+        assert_eq!(fixed.slot(&region.slice(3 * PIECE, 2 * PIECE).unwrap()), None, "two pieces");
+    }
+
+    #[test]
+    fn a_refusal_is_the_last_word() {
+        let mut fixed = ready();
+        let region = Region::new(4 * PIECE).unwrap();
+        fixed.attach(&region);
+        assert_eq!(fixed.slot(&region.slice(0, 1).unwrap()), None);
+        turn(&mut fixed, false);
+        assert_eq!(fixed.slot(&region.slice(0, 1).unwrap()), None);
+        assert!(fixed.is_settled() && fixed.free.len() == usize::from(SLOTS));
+        // A kernel without such tables.
+        let mut fixed = Fixed::default();
+        fixed.attach(&region);
+        assert_eq!(fixed.slot(&region.slice(0, 1).unwrap()), None);
+        assert_eq!(turn(&mut fixed, true), 0);
+        assert!(fixed.is_settled());
+    }
+
+    #[test]
+    fn the_last_holder_releases_all_pieces() {
+        let mut fixed = ready();
+        let region = Region::new(4 * PIECE).unwrap();
+        fixed.attach(&region);
+        fixed.attach(&region);
+        for n in 0..3 {
+            fixed.slot(&region.slice(n * PIECE, 1).unwrap());
+        }
+        turn(&mut fixed, true);
+        turn(&mut fixed, true);
+        fixed.detach(region.id());
+        assert!(fixed.slot(&region.slice(0, 1).unwrap()).is_some(), "one still holds it");
+        fixed.detach(region.id());
+        fixed.detach(region.id());
+        assert_eq!(fixed.slot(&region.slice(0, 1).unwrap()), None);
+        assert_eq!(turn(&mut fixed, true), 0, "what was wanted is not any more");
+        let mut left = 0;
+        while let Some(slot) = fixed.next_leaving() {
+            fixed.cleared(slot);
+            left += 1;
+        }
+        assert_eq!((left, fixed.free.len()), (2, usize::from(SLOTS)));
+    }
+}
