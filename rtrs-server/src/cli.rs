@@ -180,8 +180,11 @@ mod tests {
             "--ping-only",
             "--no-ping",
             "--rping",
+            "--server-id",
+            "s",
             "--name=n",
             "--run-dir=/r",
+            "--state-dir=/s",
             "--log=debug",
         ])
         .unwrap();
@@ -190,7 +193,8 @@ mod tests {
              always-invalidate: off\n\
              crc: off\nheartbeat-ms: 100\nheartbeat-missed-max: 3\nhandshake-timeout-ms: 1000\n\
              half-open-max: 10\nsessions-max: 11\nshutdown-grace-ms: 12\npoll-us: 0\nlog: debug\n\
-             ping-only: true\nno-ping: true\nrping: true\nname: n\nrun-dir: /r\n";
+             ping-only: true\nno-ping: true\nrping: true\nserver-id: s\nname: n\nrun-dir: /r\n\
+             state-dir: /s\n";
         assert_eq!(args.settings, Settings::from_yaml(text, "s").unwrap());
     }
 

@@ -13,7 +13,7 @@ mod export;
 mod listen;
 mod search;
 
-pub use export::{BlockSize, ErrorRate, ExportSpec, NAME_BYTES_MAX, Target};
+pub use export::{BlockSize, ErrorRate, ExportSpec, NAME_BYTES_MAX, Target, check_id};
 pub use listen::ListenSpec;
 pub use search::SearchSpec;
 
@@ -37,10 +37,11 @@ pub struct Settings {
     /// device that forgets writes and reads as zeroes. NAME is what clients open; it is the file
     /// name (or "mem" or "null") if left out. OPTION is one of: ro; direct=auto|on|off (open past
     /// the page cache); block-size=auto|512|4096; delay=TIME (each request waits, as in 10ms);
-    /// error-rate=FRACTION (so many requests fail, as in 0.001). A backslash takes the meaning
+    /// error-rate=FRACTION (so many requests fail, as in 0.001); id=ID (clients know the disk or
+    /// file by this text instead of what the system knows of it). A backslash takes the meaning
     /// from the next character: write \, for a comma and \= for an equals sign in a name or path.
     /// In a configuration file each export may also be a map with the keys name, target, ro,
-    /// direct, block-size, delay and error-rate, where nothing is escaped.
+    /// direct, block-size, delay, error-rate and id, where nothing is escaped.
     #[arg(long, value_name = "SPEC")]
     #[serde(deserialize_with = "deserialize_list")]
     pub export: Option<Vec<ExportSpec>>,
@@ -170,12 +171,29 @@ pub struct Settings {
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
 
+    /// What clients know this server by, 1 to 255 bytes, or auto [default: auto]
+    ///
+    /// auto is the host's /etc/machine-id, hashed. A session goes on only at the server that it
+    /// began with: keep the id when a server moves to another host with its disks, and give two
+    /// hosts with one machine id, or two servers on one host, one each.
+    #[arg(long, value_name = "ID")]
+    pub server_id: Option<String>,
+
     /// Keep the control socket here [default: /run/rtrs, or $XDG_RUNTIME_DIR/rtrs without root]
     ///
     /// Without root and XDG_RUNTIME_DIR it is /tmp/rtrs-UID. If neither this nor a name is said, a
     /// server that cannot have a control socket warns and serves without.
     #[arg(long, value_name = "DIR")]
     pub run_dir: Option<PathBuf>,
+
+    /// Keep here what outlives the server [default: /var/lib/rtrs; see below without root]
+    ///
+    /// One number for each export of which a flush has failed. $STATE_DIRECTORY comes first;
+    /// without
+    /// root it is $XDG_STATE_HOME/rtrs, or ~/.local/state/rtrs. If it cannot be written, the server
+    /// warns, and clients take each of its starts for a loss of what they had not flushed.
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
 
     /// What is logged: error, warn, info, debug, trace, or a filter by module [default: info]
     ///
@@ -186,7 +204,7 @@ pub struct Settings {
 
 impl Settings {
     /// The built-in defaults: no exports, every field said but what follows from the user who runs
-    /// it (`run-dir`).
+    /// it (`run-dir`, `state-dir`).
     #[must_use]
     pub fn defaults() -> Self {
         Self {
@@ -210,7 +228,9 @@ impl Settings {
             no_ping: Some(false),
             rping: Some(false),
             name: Some("auto".to_owned()),
+            server_id: Some("auto".to_owned()),
             run_dir: None,
+            state_dir: None,
             log: Some("info".to_owned()),
         }
     }
@@ -239,7 +259,9 @@ impl Settings {
             no_ping: self.no_ping.or(under.no_ping),
             rping: self.rping.or(under.rping),
             name: self.name.or(under.name),
+            server_id: self.server_id.or(under.server_id),
             run_dir: self.run_dir.or(under.run_dir),
+            state_dir: self.state_dir.or(under.state_dir),
             log: self.log.or(under.log),
         }
     }

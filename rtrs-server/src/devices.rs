@@ -8,9 +8,12 @@ use std::io;
 use std::sync::Arc;
 
 use rtrs_core::block::{BlockDevice, Completion, Core, Geometry, Io};
+use rtrs_core::ids::CoreIndex;
 use rtrs_core::mem::Region;
 use rtrs_core::time::{Instant, earliest};
 
+use crate::backend::INFLIGHT_MAX;
+use crate::epoch::SyncEpoch;
 use crate::export::{Export, ExportIndex, ExportTable};
 use crate::session::strays::Strays;
 
@@ -41,8 +44,10 @@ struct OpenDevice {
     device: Box<dyn BlockDevice>,
     waiting: VecDeque<RequestRef>,
     closing: bool,
+    /// Numbers of syncs that are out, lowest first; None where no sync takes another's error.
+    syncs: Option<VecDeque<u64>>,
     /// As long as it is held, its place in the table means nothing else.
-    _export: Arc<Export>,
+    export: Arc<Export>,
 }
 
 /// One core's devices.
@@ -50,14 +55,15 @@ struct OpenDevice {
 pub struct Devices {
     core: Core,
     exports: Arc<ExportTable>,
+    cores: u16,
     open: Box<[Option<OpenDevice>]>,
 }
 
 impl Devices {
-    /// Nothing open yet.
-    pub fn new(core: Core, exports: Arc<ExportTable>) -> Self {
+    /// Nothing open yet, on one of so many cores.
+    pub fn new(core: Core, exports: Arc<ExportTable>, cores: u16) -> Self {
         let open = (0..exports.len()).map(|_| None).collect();
-        Self { core, exports, open }
+        Self { core, exports, cores, open }
     }
 
     /// Places in the table, open or not.
@@ -83,7 +89,10 @@ impl Devices {
                 let export = self.exports.get(export).ok_or_else(missing)?;
                 let device = export.source.open(&self.core)?;
                 let waiting = VecDeque::new();
-                slot.insert(OpenDevice { device, waiting, closing: false, _export: export })
+                export.epoch.set_shards(self.cores);
+                let syncs = export.source.syncs_share_errors();
+                let syncs = syncs.then(|| VecDeque::with_capacity(INFLIGHT_MAX));
+                slot.insert(OpenDevice { device, waiting, closing: false, syncs, export })
             }
         };
         open.closing = false;
@@ -91,6 +100,36 @@ impl Devices {
             open.device.attach_region(region)?;
         }
         Ok(&mut *open.device)
+    }
+
+    /// The epoch of an open export.
+    pub fn epoch(&self, export: ExportIndex) -> Option<&SyncEpoch> {
+        self.open.get(export.index())?.as_ref().map(|open| &*open.export.epoch)
+    }
+
+    /// The name of an open export.
+    pub fn name(&self, export: ExportIndex) -> Option<&str> {
+        self.open.get(export.index())?.as_ref().map(|open| open.export.name.as_str())
+    }
+
+    /// A number for a sync that is about to be submitted on this core. None where a good sync
+    /// needs none.
+    pub fn draw(&mut self, core: CoreIndex, export: ExportIndex) -> Option<u64> {
+        let open = self.open.get_mut(export.index())?.as_mut()?;
+        let syncs = open.syncs.as_mut()?;
+        let number = open.export.epoch.draw(core, syncs.front().copied());
+        syncs.push_back(number);
+        Some(number)
+    }
+
+    /// A sync of this core is back. True when other cores wait for that.
+    pub fn back(&mut self, core: CoreIndex, export: ExportIndex, number: u64) -> bool {
+        let Some(Some(open)) = self.open.get_mut(export.index()) else { return false };
+        let Some(syncs) = open.syncs.as_mut() else { return false };
+        if let Ok(at) = syncs.binary_search(&number) {
+            syncs.remove(at);
+        }
+        open.export.epoch.back(core, syncs.front().copied())
     }
 
     /// What closed paths have left running at an export, on all cores.

@@ -14,7 +14,9 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use rtrs_core::block::{BlockSource, Geometry};
+use rtrs_core::identity::ExportId;
 
+use crate::epoch::SyncEpoch;
 use crate::mail::Search;
 use crate::session::strays::Strays;
 
@@ -41,6 +43,10 @@ pub struct Export {
     pub source: Arc<dyn BlockSource>,
     /// Refuse every change, whatever the source can do.
     pub read_only: bool,
+    /// Which disk or file it is, as clients are told; None when nobody knows.
+    pub id: Option<ExportId>,
+    /// How often a sync of it has failed.
+    pub epoch: Arc<SyncEpoch>,
 }
 
 impl Export {
@@ -189,7 +195,7 @@ mod tests {
 
     fn export(name: &str) -> Export {
         let source = Arc::new(NullSource::new(4096, 512));
-        Export { name: name.into(), source, read_only: false }
+        Export { name: name.into(), source, read_only: false, id: None, epoch: Arc::default() }
     }
 
     #[test]

@@ -13,8 +13,12 @@ pub mod cli;
 pub mod config;
 pub mod devices;
 pub mod driver;
+pub mod epoch;
 mod error;
 pub mod export;
+#[cfg(any(test, feature = "test-util"))]
+mod fuzz;
+pub mod identity;
 pub mod listener;
 pub mod mail;
 pub mod path;
@@ -24,6 +28,7 @@ mod search;
 mod serve;
 pub mod server;
 pub mod session;
+mod state;
 pub mod stats;
 
 pub use admin::run;
@@ -31,6 +36,8 @@ pub use cli::LowArgs;
 pub use driver::ServerShard;
 pub use error::{Error, ErrorKind};
 pub use export::{Export, ExportIndex, ExportTable};
+#[cfg(any(test, feature = "test-util"))]
+pub use fuzz::fuzz_paths;
 pub use plan::{ExportPlan, Listen, Plan};
 pub use serve::{serve, serve_over};
 pub use server::ServerCore;

@@ -6,6 +6,7 @@
 //! kernel client takes nothing else for an answer.
 
 use rtrs_core::fabric::{FabricError, PrivateData, RegisterError};
+use rtrs_core::identity::{EvictionSecret, ServerId};
 use rtrs_core::limits::Limits;
 use rtrs_core::wire::{ConnRsp, Extensions, WireError, errno};
 
@@ -26,7 +27,7 @@ pub enum Refusal {
     PingOnly,
     /// The operator evicted the session.
     #[error("the session was evicted by the operator")]
-    Evicted,
+    Evicted(EvictionSecret),
     /// Too many connections are in their handshake.
     #[error("{0} connections are in their handshake already")]
     HalfOpen(u32),
@@ -95,7 +96,7 @@ impl Refusal {
             Self::Sessions(_) | Self::Connections { .. } | Self::Memory(_) => errno::ENOMEM,
             Self::Windows(_) | Self::PingOnly => errno::EOPNOTSUPP,
             Self::SameAddresses => errno::EEXIST,
-            Self::Evicted => errno::ESTALE,
+            Self::Evicted(_) => errno::ESTALE,
             _ => errno::ECONNRESET,
         }
     }
@@ -107,14 +108,24 @@ impl Refusal {
 
     /// What the peer is sent.
     pub fn response(&self) -> PrivateData {
-        PrivateData::new(&ConnRsp::reject(self.errno()).encode())
+        let mut reject = ConnRsp::reject(self.errno());
+        if let Self::Evicted(secret) = self {
+            // Proof that this is the server which the session knows.
+            reject.ext = Extensions { identity: Some(secret.0), ..Extensions::default() }.encode();
+        }
+        PrivateData::new(&reject.encode())
     }
 }
 
 /// What an accepted peer is sent.
-pub fn acceptance(limits: Limits, always_invalidate: bool) -> PrivateData {
-    let accept =
-        ConnRsp { ext: Extensions::OURS.encode(), ..ConnRsp::accept(limits, always_invalidate) };
+pub fn acceptance(
+    limits: Limits,
+    always_invalidate: bool,
+    server_id: Option<ServerId>,
+) -> PrivateData {
+    let identity = Some(server_id.map_or([0; 16], ServerId::bytes));
+    let ext = Extensions { identity, ..Extensions::OURS }.encode();
+    let accept = ConnRsp { ext, ..ConnRsp::accept(limits, always_invalidate) };
     PrivateData::new(&accept.encode())
 }
 
@@ -129,7 +140,6 @@ mod tests {
             (Refusal::NoSession, 0xfa, 0xff),
             (Refusal::SameAddresses, 0xef, 0xff),
             (Refusal::Sessions(1), 0xf4, 0xff),
-            (Refusal::Evicted, 0x8c, 0xff),
         ] {
             let response = refusal.response();
             let bytes = response.as_bytes();
@@ -137,16 +147,21 @@ mod tests {
             assert_eq!(bytes[..6], [0xbd, 0x1b, 0x00, 0x02, low, high]);
             assert!(bytes[20..].iter().all(|b| *b == 0));
         }
+        let evicted = Refusal::Evicted(EvictionSecret([9; 16])).response();
+        let bytes = evicted.as_bytes();
+        assert_eq!((&bytes[4..6], &bytes[20..28]), (&[0x8c, 0xff][..], &b"RTRX\x08\0\0\0"[..]));
+        assert_eq!((&bytes[28..44], &bytes[44..56]), (&[9; 16][..], &[0; 12][..]));
     }
 
     #[test]
     fn an_acceptance_is_the_captured_one_with_our_extensions() {
-        let bytes = acceptance(Limits::DEFAULT, true);
+        let bytes = acceptance(Limits::DEFAULT, true, ServerId::from_bytes([5; 16]));
         let mut expected = [0u8; 56];
         expected[..17]
             .copy_from_slice(&[0xbd, 0x1b, 0, 2, 0, 0, 0, 2, 0, 0xf0, 1, 0, 0, 0x10, 0, 0, 2]);
         // Where the kernel's server has zeroes, which its client does not look at.
-        expected[20..25].copy_from_slice(b"RTRX\x07");
+        expected[20..25].copy_from_slice(b"RTRX\x0f");
+        expected[28..44].fill(5);
         assert_eq!(bytes.as_bytes(), expected);
     }
 }

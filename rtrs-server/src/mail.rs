@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rtrs_core::fabric::{ConnRequest, PrivateData};
 use rtrs_core::ids::{ConnIndex, CoreIndex, PermitId, SessionId};
 use rtrs_core::time::{Duration, Instant};
-use rtrs_core::wire::{AccessMode, Fence, Name};
+use rtrs_core::wire::{AccessMode, Fence, Name, OpenRspTail};
 
 use crate::export::{Export, ExportIndex};
 use crate::path::{PathEnd, PathKey, PathShared};
@@ -73,8 +73,8 @@ pub struct Search {
 pub enum ControlAnswer {
     /// Done, nothing to tell.
     Done,
-    /// Done; this is the response's data.
-    Opened([u8; 56]),
+    /// Done; this is the response's data, in its long form.
+    Opened([u8; OpenRspTail::LONG_LEN]),
     /// Refused with this errno.
     Refused(u16),
 }
@@ -136,6 +136,8 @@ pub enum ShardMail {
         /// Which.
         export: ExportIndex,
     },
+    /// A sync of another shard is back, for which requests may wait here.
+    SyncBack,
     /// The server stops: end.
     Exit,
 }

@@ -18,7 +18,9 @@ use rtrs_core::limits::CHUNK_SIZE_MIN;
 use rtrs_core::local::{RunDir, check_socket_path};
 use tracing_subscriber::EnvFilter;
 
-use crate::config::{BlockSize, ErrorRate, ExportSpec, ListenSpec, SearchSpec, Settings, Target};
+use crate::config::{
+    BlockSize, ErrorRate, ExportSpec, ListenSpec, SearchSpec, Settings, Target, check_id,
+};
 use crate::error::{Error, ErrorKind};
 
 /// Bits of the immediate that hold a chunk's index and an offset in it (docs/PROTOCOL.md, the
@@ -74,8 +76,12 @@ pub struct Plan {
     pub rping: bool,
     /// What the server is called, if it was said.
     pub name: Option<String>,
+    /// What clients know the server by, if it was said.
+    pub server_id: Option<String>,
     /// Where its control socket is to live, if it was said.
     pub run_dir: Option<PathBuf>,
+    /// Where it keeps what outlives it, if it was said.
+    pub state_dir: Option<PathBuf>,
     /// Log filter that is known to parse.
     pub log: String,
 }
@@ -106,6 +112,8 @@ pub struct ExportPlan {
     pub delay_ms: u64,
     /// Share of requests that fail.
     pub error_rate: ErrorRate,
+    /// What clients know it by, if it was said.
+    pub id: Option<String>,
 }
 
 impl Plan {
@@ -136,7 +144,9 @@ impl Plan {
             no_ping: Some(no_ping),
             rping: Some(rping),
             name: Some(name),
+            server_id: Some(server_id),
             run_dir,
+            state_dir,
             log: Some(log),
         } = settings.over(Settings::defaults())
         else {
@@ -171,7 +181,9 @@ impl Plan {
             no_ping,
             rping,
             name: (name != AUTO).then_some(name),
+            server_id: check_server_id(server_id)?,
             run_dir,
+            state_dir,
             log,
         };
         check_immediate_bits(plan.queue_depth, plan.chunk_bytes)?;
@@ -233,7 +245,9 @@ impl Plan {
             no_ping: Some(self.no_ping),
             rping: Some(self.rping),
             name: Some(self.name.clone().unwrap_or_else(|| AUTO.to_owned())),
+            server_id: Some(self.server_id.clone().unwrap_or_else(|| AUTO.to_owned())),
             run_dir: self.run_dir.clone(),
+            state_dir: self.state_dir.clone(),
             log: Some(self.log.clone()),
         }
     }
@@ -341,6 +355,17 @@ fn check_listen(portal: &Portal, before: &[Portal]) -> Result<(), Error> {
     Ok(())
 }
 
+/// An id as it was written, if it was.
+fn checked_id(id: Option<&str>) -> Result<Option<String>, Error> {
+    let checked = id.map(check_id).transpose();
+    let checked = checked.map_err(|e| Error::with_source(ErrorKind::Usage, "cannot serve", e))?;
+    Ok(checked.map(str::to_owned))
+}
+
+fn check_server_id(id: String) -> Result<Option<String>, Error> {
+    checked_id(Some(id).filter(|id| id != AUTO).as_deref())
+}
+
 impl ExportPlan {
     fn new(spec: &ExportSpec) -> Result<Self, Error> {
         let name = spec
@@ -369,6 +394,7 @@ impl ExportPlan {
             block_size: spec.block_size,
             delay_ms: in_range("delay", spec.delay.get(), 0..=600_000)?,
             error_rate: spec.error_rate,
+            id: checked_id(spec.id.as_deref())?,
         })
     }
 
@@ -379,6 +405,7 @@ impl ExportPlan {
             block_size: self.block_size,
             delay: rtrs_core::config::Millis::new(self.delay_ms),
             error_rate: self.error_rate,
+            id: self.id.clone(),
             ..ExportSpec::new(Some(self.name.clone()), self.target.clone())
         }
     }

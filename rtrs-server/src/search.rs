@@ -25,8 +25,11 @@ use rtrs_core::rt;
 use rtrs_core::wire::{Name, errno};
 
 use crate::backend::{Target, TargetSpec, open_target};
+use crate::config;
 use crate::export::{Export, Finder};
+use crate::identity::Sources;
 use crate::mail::{ControlMail, Mail, Search};
+use crate::state::StateDir;
 
 /// Below which directory names are looked for.
 #[derive(Debug, Clone)]
@@ -48,9 +51,15 @@ impl Searcher {
     ///
     /// # Errors
     /// The system's refusal of a thread.
-    pub(crate) fn start(path: SearchPath, control: rt::Sender<Mail>) -> io::Result<Self> {
+    pub(crate) fn start(
+        path: SearchPath,
+        sources: Sources,
+        state: Arc<StateDir>,
+        control: rt::Sender<Mail>,
+    ) -> io::Result<Self> {
         let (searches, jobs) = mpsc::channel();
-        thread::Builder::new().name("search".into()).spawn(move || run(path, &jobs, &control))?;
+        let shelf = Shelf { path, sources, state, known: BTreeMap::new() };
+        thread::Builder::new().name("search".into()).spawn(move || run(shelf, &jobs, &control))?;
         Ok(Self { searches })
     }
 }
@@ -61,8 +70,7 @@ impl Finder for Searcher {
     }
 }
 
-fn run(path: SearchPath, jobs: &Receiver<Search>, control: &rt::Sender<Mail>) {
-    let mut shelf = Shelf { path, known: BTreeMap::new() };
+fn run(mut shelf: Shelf, jobs: &Receiver<Search>, control: &rt::Sender<Mail>) {
     for search in jobs {
         let result = shelf.look(search.session.as_bytes(), &search.name);
         let found = ControlMail::Found(Box::new((search, result)));
@@ -73,7 +81,9 @@ fn run(path: SearchPath, jobs: &Receiver<Search>, control: &rt::Sender<Mail>) {
 /// What was found and is still in use.
 struct Shelf {
     path: SearchPath,
+    sources: Sources,
     known: BTreeMap<PathBuf, Weak<Export>>,
+    state: Arc<StateDir>,
 }
 
 impl Shelf {
@@ -88,26 +98,32 @@ impl Shelf {
         if let Some(export) = self.known.get(&path).and_then(Weak::upgrade) {
             return Ok(export);
         }
-        let export = Arc::new(open(&path, &shown)?);
+        let export = Arc::new(self.open(&path, &shown)?);
         self.known.insert(path, Arc::downgrade(&export));
         Ok(export)
     }
-}
 
-/// Opens a path for writing, or if that cannot be, for reading.
-fn open(path: &Path, name: &str) -> Result<Export, u16> {
-    let spec =
-        |read_only| TargetSpec { read_only, ..TargetSpec::new(Target::Path(path.to_path_buf())) };
-    let opened = open_target(&spec(false)).map(|source| (source, false)).or_else(|error| {
-        tracing::info!(%name, %error, "not for writing, so read-only");
-        open_target(&spec(true)).map(|source| (source, true))
-    });
-    match opened {
-        Ok((source, read_only)) => Ok(Export { name: name.to_owned(), source, read_only }),
-        Err(error) => {
-            tracing::info!(%name, %error, "cannot be opened below the search path");
-            let code = error.io_error().and_then(io::Error::raw_os_error);
-            Err(code.map_or(errno::EIO, errno::fit))
+    /// Opens a path for writing, or if that cannot be, for reading.
+    fn open(&self, path: &Path, name: &str) -> Result<Export, u16> {
+        let spec = |read_only| TargetSpec {
+            read_only,
+            ..TargetSpec::new(Target::Path(path.to_path_buf()))
+        };
+        let opened = open_target(&spec(false)).map(|source| (source, false)).or_else(|error| {
+            tracing::info!(%name, %error, "not for writing, so read-only");
+            open_target(&spec(true)).map(|source| (source, true))
+        });
+        match opened {
+            Ok((source, read_only)) => {
+                let id = self.sources.export(name, None, &config::Target::Path(path.to_path_buf()));
+                let epoch = self.state.epoch(&path.to_string_lossy());
+                Ok(Export { name: name.to_owned(), source, read_only, id, epoch })
+            }
+            Err(error) => {
+                tracing::info!(%name, %error, "cannot be opened below the search path");
+                let code = error.io_error().and_then(io::Error::raw_os_error);
+                Err(code.map_or(errno::EIO, errno::fit))
+            }
         }
     }
 }
@@ -191,7 +207,8 @@ mod tests {
 
         fn shelf(&self, by_session: bool) -> Shelf {
             let path = SearchPath { prefix: self.0.join("vols"), by_session };
-            Shelf { path, known: BTreeMap::new() }
+            let state = Arc::new(StateDir::open(Some(&self.0.join("state"))));
+            Shelf { path, sources: Sources::system(), state, known: BTreeMap::new() }
         }
     }
 

@@ -5,13 +5,15 @@
 //! thread makes its own ring, providers and machine; if one of them fails, the others are told to
 //! end and the error is returned.
 
-use std::io::{self, Write};
+use std::fs;
+use std::io::{self, Read, Write};
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
 
 use rtrs_core::block::{BlockSource, Core};
 use rtrs_core::config::AutoSwitch;
+use rtrs_core::identity::EvictionKey;
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::limits::Limits;
 use rtrs_core::proto::ping::PingServerConfig;
@@ -29,12 +31,14 @@ use crate::config::{SearchSpec, Target};
 use crate::driver::ServerShard;
 use crate::error::{Error, ErrorKind};
 use crate::export::{Export, ExportTable, Finder};
+use crate::identity::Sources;
 use crate::mail::{ControlMail, Mail, ShardMail};
 use crate::plan::{ExportPlan, Plan};
 use crate::portals::Portals;
 use crate::search::{SearchPath, Searcher};
 use crate::server::ServerCore;
 use crate::session::{ServerLife, SessionParams};
+use crate::state::StateDir;
 
 /// Submissions a shard's ring takes per turn before it has to hand them over early.
 const RING_ENTRIES: u32 = 1024;
@@ -60,15 +64,20 @@ pub fn serve_over(
 ) -> Result<(), Error> {
     let _log = start_log(&plan.log)?;
     let exports = if plan.ping_only { &[][..] } else { &plan.exports };
-    let mut exports = exports.iter().map(open_export).collect::<Result<Vec<_>, _>>()?;
+    let sources = Sources::system();
+    let state = Arc::new(StateDir::open(plan.state_dir.as_deref()));
+    let open = |plan| open_export(plan, &sources, &state);
+    let mut exports = exports.iter().map(open).collect::<Result<Vec<_>, _>>()?;
     for export in &mut exports {
         export.source = over(Arc::clone(&export.source));
     }
     let portals = Portals::new(plan)?;
     let cores = u16::try_from(plan.shards.count()).unwrap_or(u16::MAX).max(1);
-    let params = session_params(plan, cores)?;
+    let server_id = sources.server(plan.server_id.as_deref());
+    let params = SessionParams { server_id, ..session_params(plan, cores)? };
     let (senders, mailboxes) = mailboxes(cores)?;
-    let exports = ExportTable::with_finder(exports, start_finder(plan, &senders)?);
+    let finder = start_finder(plan, &sources, &state, &senders)?;
+    let exports = ExportTable::with_finder(exports, finder);
     let mut signals = Signals::new([SIGTERM, SIGINT])
         .map_err(|e| Error::with_source(ErrorKind::System, "cannot take signals", e))?;
 
@@ -250,14 +259,20 @@ fn start_log(filter: &str) -> Result<SettleAtEnd, Error> {
 }
 
 /// The thread that finds exports below the search path, if there is one.
-fn start_finder(plan: &Plan, senders: &[Sender<Mail>]) -> Result<Option<Box<dyn Finder>>, Error> {
+fn start_finder(
+    plan: &Plan,
+    sources: &Sources,
+    state: &Arc<StateDir>,
+    senders: &[Sender<Mail>],
+) -> Result<Option<Box<dyn Finder>>, Error> {
     let SearchSpec::Below { prefix, by_session } = plan.search_path.clone() else {
         return Ok(None);
     };
     if plan.ping_only {
         return Ok(None);
     }
-    let searcher = Searcher::start(SearchPath { prefix, by_session }, senders[0].clone());
+    let path = SearchPath { prefix, by_session };
+    let searcher = Searcher::start(path, sources.clone(), Arc::clone(state), senders[0].clone());
     let searcher =
         searcher.map_err(|e| Error::with_source(ErrorKind::System, "cannot start a thread", e))?;
     Ok(Some(Box::new(searcher)))
@@ -284,10 +299,20 @@ fn session_params(plan: &Plan, cores: u16) -> Result<SessionParams, Error> {
         shutdown_grace: Duration::from_millis(plan.shutdown_grace_ms),
         cores,
         life: ServerLife { boot: boot_number().unwrap_or(0), process: random_number() },
+        server_id: None,
+        eviction_key: eviction_key()?,
     })
 }
 
-fn open_export(plan: &ExportPlan) -> Result<Export, Error> {
+/// Random bytes of this process.
+fn eviction_key() -> Result<EvictionKey, Error> {
+    let mut key = EvictionKey::default();
+    let read = fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut key.0));
+    read.map_err(|e| Error::with_source(ErrorKind::System, "cannot read /dev/urandom", e))?;
+    Ok(key)
+}
+
+fn open_export(plan: &ExportPlan, sources: &Sources, state: &StateDir) -> Result<Export, Error> {
     let target = match &plan.target {
         Target::Path(path) => backend::Target::Path(path.clone()),
         Target::Memory(size) => backend::Target::Memory(size.bytes()),
@@ -308,7 +333,12 @@ fn open_export(plan: &ExportPlan) -> Result<Export, Error> {
     let source: Arc<dyn BlockSource> = open_target(&spec).map_err(|error| {
         Error::with_source(ErrorKind::Export, format!("cannot export {:?}", plan.name), error)
     })?;
-    Ok(Export { name: plan.name.clone(), source, read_only: plan.read_only })
+    let id = sources.export(&plan.name, plan.id.as_deref(), &plan.target);
+    if let Some(id) = id {
+        tracing::info!(export = %plan.name, %id, "exported");
+    }
+    let epoch = state.epoch(&format!("{}={}", plan.name, spec.target));
+    Ok(Export { name: plan.name.clone(), source, read_only: plan.read_only, id, epoch })
 }
 
 type Mailboxes = (Arc<[Sender<Mail>]>, Vec<Mailbox<Mail>>);

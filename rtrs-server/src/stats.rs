@@ -229,6 +229,8 @@ pub struct OpenSnapshot {
     pub export: String,
     /// What for.
     pub access: Access,
+    /// The export's id, as clients are told it.
+    pub id: Option<String>,
 }
 
 /// One session as statistics show it.

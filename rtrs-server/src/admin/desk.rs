@@ -18,6 +18,7 @@ use rtrs_core::time::Duration;
 use serde_json::{Value, json};
 
 use super::{Question, WITHIN_MS_MAX};
+use crate::epoch::SyncEpoch;
 use crate::error::{Error, ErrorKind};
 use crate::export::{ExportIndex, ExportTable};
 use crate::mail::{AdminAnswer, AdminAsk, AdminReply, ControlMail, Mail};
@@ -25,6 +26,8 @@ use crate::plan::Plan;
 
 /// How long the control core has for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// What saving an epoch may take in a drain.
+const SAVE_MAX: Duration = Duration::from_secs(2);
 /// What a flush at the end of a drain may take at least, when the time is up.
 const FLUSH_MIN: Duration = Duration::from_secs(1);
 
@@ -254,6 +257,14 @@ fn send(stream: &UnixStream, value: &Value) {
     }
 }
 
+/// Waits until a failure is kept for the next server, which is before anybody hears of it.
+fn wait_saved(epoch: &SyncEpoch, rises: u32) {
+    let until = Instant::now() + SAVE_MAX;
+    while !epoch.is_saved(rises) && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Flushes all exports, within a bound. A flush that takes longer goes on by itself.
 fn settle(exports: &Arc<ExportTable>, limit: Duration) -> io::Result<()> {
     let (told, heard) = mpsc::channel();
@@ -265,6 +276,7 @@ fn settle(exports: &Arc<ExportTable>, limit: Duration) -> io::Result<()> {
             let Some(export) = exports.get(index) else { return Ok(()) };
             now_at.lock().clone_from(&export.name);
             export.source.settle().map_err(|error| {
+                wait_saved(&export.epoch, export.epoch.raise());
                 let text = format!("export {:?} cannot be flushed: {error}", export.name);
                 io::Error::new(error.kind(), text)
             })
@@ -336,6 +348,8 @@ mod tests {
             name: name.into(),
             source: Arc::new(Slow { gate: Arc::clone(&gate), error }),
             read_only: false,
+            id: None,
+            epoch: Arc::default(),
         };
         let table = ExportTable::new(vec![export("good", None), export("bad", Some(5))]);
         let error = settle(&table, Duration::from_millis(50)).unwrap_err();

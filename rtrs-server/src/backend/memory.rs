@@ -56,7 +56,9 @@ impl MemorySource {
     pub fn new(size: u64, block: u32) -> Self {
         assert!(size.is_multiple_of(u64::from(block)), "a size in whole blocks");
         let stripes = (0..STRIPES).map(|_| RwLock::new(Chunks::new())).collect();
-        Self { geometry: geometry(size, block), store: Arc::new(Store { size, stripes }) }
+        // It is lost with the process, flushed or not: who never flushes would never be told.
+        let geometry = Geometry { write_cache: true, ..geometry(size, block) };
+        Self { geometry, store: Arc::new(Store { size, stripes }) }
     }
 
     /// Bytes in chunks that exist.
@@ -71,6 +73,10 @@ impl MemorySource {
 impl BlockSource for MemorySource {
     fn geometry(&self) -> Geometry {
         self.geometry.clone()
+    }
+
+    fn syncs_share_errors(&self) -> bool {
+        false
     }
 
     fn is_volatile(&self) -> bool {

@@ -28,6 +28,10 @@ impl BlockSource for NullSource {
         self.geometry.clone()
     }
 
+    fn syncs_share_errors(&self) -> bool {
+        false
+    }
+
     fn open(&self, _core: &Core) -> std::io::Result<Box<dyn BlockDevice>> {
         Ok(Box::new(NullDevice { geometry: self.geometry.clone(), done: Done::new() }))
     }

@@ -1,7 +1,8 @@
 //! One export as a user writes it.
 //!
 //! Owns [`ExportSpec`] and its two forms: the text of `--export`,
-//! `[NAME=]TARGET[,ro][,direct=auto|on|off][,block-size=512|4096][,delay=TIME][,error-rate=RATE]`,
+//! `[NAME=]TARGET[,ro][,direct=auto|on|off][,block-size=512|4096][,delay=TIME]` with
+//! `[,error-rate=RATE][,id=ID]` behind it,
 //! and the map of a configuration file with the same names as keys.
 //!
 //! In the text form a backslash makes the next character ordinary: `\,` and `\=` put a comma or an
@@ -19,7 +20,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// Longest export name in bytes: the wire has 255 with the NUL (kernel rnbd-proto.h, `NAME_MAX`).
 pub const NAME_BYTES_MAX: usize = 254;
 
-const OPTIONS: [&str; 5] = ["ro", "direct", "block-size", "delay", "error-rate"];
+const OPTIONS: [&str; 6] = ["ro", "direct", "block-size", "delay", "error-rate", "id"];
+
+/// Longest id in bytes.
+const ID_BYTES_MAX: usize = 255;
 const WHAT: &str = "export";
 
 /// What an export is made of.
@@ -196,6 +200,8 @@ pub struct ExportSpec {
     pub delay: Millis,
     /// Share of requests that fail with EIO.
     pub error_rate: ErrorRate,
+    /// What tells clients that it is this disk or file; `None` takes what the system knows.
+    pub id: Option<String>,
 }
 
 impl ExportSpec {
@@ -210,6 +216,7 @@ impl ExportSpec {
             block_size: BlockSize::Auto,
             delay: Millis::new(0),
             error_rate: ErrorRate(0),
+            id: None,
         }
     }
 
@@ -401,9 +408,22 @@ impl ExportSpec {
             "direct" => self.direct = value.parse().map_err(refused)?,
             "block-size" => self.block_size = value.parse().map_err(refused)?,
             "delay" => self.delay = value.parse().map_err(refused)?,
+            "id" => self.id = Some(check_id(value).map_err(refused)?.to_owned()),
             _ => self.error_rate = value.parse().map_err(refused)?,
         }
         Ok(())
+    }
+}
+
+/// Judges an id of an export or a server: any text, compared as it is written.
+///
+/// # Errors
+/// [`ValueError`] for an empty or too long one.
+pub fn check_id(id: &str) -> Result<&str, ValueError> {
+    match id.len() {
+        1..=ID_BYTES_MAX => Ok(id),
+        0 => Err(ValueError::new("id", id, "is empty", "write 1 to 255 bytes, or leave it out")),
+        _ => Err(ValueError::new("id", id, "is too long", "write 1 to 255 bytes")),
     }
 }
 
@@ -444,6 +464,10 @@ impl fmt::Display for ExportSpec {
         if self.error_rate != ErrorRate(0) {
             write!(f, ",error-rate={}", self.error_rate)?;
         }
+        if let Some(id) = &self.id {
+            f.write_str(",id=")?;
+            write_escaped(f, id, &[',', '='])?;
+        }
         Ok(())
     }
 }
@@ -465,6 +489,8 @@ struct ExportMap {
     delay: Millis,
     #[serde(default)]
     error_rate: ErrorRate,
+    #[serde(default)]
+    id: Option<String>,
 }
 
 impl<'de> Deserialize<'de> for ExportSpec {
@@ -497,6 +523,7 @@ impl<'de> serde::de::Visitor<'de> for SpecVisitor {
             block_size: map.block_size,
             delay: map.delay,
             error_rate: map.error_rate,
+            id: map.id,
         })
     }
 }

@@ -162,7 +162,7 @@ fn printed_settings_make_the_same_plan() {
         queue-depth: 128\nchunk-size: 1M\nshards: 3\npin: off\nalways-invalidate: off\ncrc: off\n\
         heartbeat-ms: 100\nheartbeat-missed-max: 3\nhandshake-timeout-ms: 100\n\
         half-open-max: 5\nsessions-max: 6\nshutdown-grace-ms: 7\npoll-us: 8\nping-only: true\n\
-        no-ping: false\nrping: true\n\
+        no-ping: false\nrping: true\nserver-id: s\n\
         log: info,rtrs_server=debug\n";
     let plan = plan(yaml).unwrap();
     let printed = serde_yaml::to_string(&plan.settings()).unwrap();

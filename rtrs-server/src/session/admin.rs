@@ -148,10 +148,11 @@ impl Control {
         // What it has closed it holds until nothing of it runs there any more.
         open.chain(self.closings.of(session.shared.id))
             .filter_map(|at| {
-                let export = self.exports.get(at)?.name.clone();
+                let export = self.exports.get(at)?;
                 let mut opens = self.access.opens(at).iter();
                 let (_, mode) = *opens.find(|(who, _)| *who == session.shared.id)?;
-                Some(OpenSnapshot { export, access: mode.into() })
+                let (export, id) = (export.name.clone(), export.id.map(|id| id.to_string()));
+                Some(OpenSnapshot { export, access: mode.into(), id })
             })
             .collect()
     }

@@ -54,7 +54,7 @@ impl ChunkPool {
         pd: &Arc<dyn ProtectionDomain>,
         always_invalidate: bool,
     ) -> Result<ToRegister, RegisterError> {
-        let region = Region::new(Self::bytes(limits))
+        let region = Region::with_stride(Self::bytes(limits), Self::stride(limits))
             .map_err(|e| RegisterError::Memory(FabricError::system("memory for the chunks", e)))?;
         let memory = ChunkMemory { region, registration: None };
         Ok(Self::over(memory, limits, pd, always_invalidate))

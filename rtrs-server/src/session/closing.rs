@@ -106,7 +106,7 @@ impl Shard {
         }
         let mut retiring = mem::take(&mut self.retiring);
         retiring.retain(|one| {
-            let runs = self.runs(one);
+            let runs = self.runs(one) && !rtrs_core::mutated!(CloseWhileBusy);
             if !runs {
                 out.control(ControlMail::Retired { close: one.close });
             }
@@ -121,7 +121,10 @@ impl Shard {
         of_session.flat_map(|row| &row.requests).any(|request| {
             let begun = matches!(
                 request.state(),
-                RequestState::Barred | RequestState::Queued | RequestState::Submitted
+                RequestState::Barred
+                    | RequestState::Queued
+                    | RequestState::Submitted
+                    | RequestState::Settling
             );
             begun && request.io.is_some_and(|io| io.export == closed.export)
         })

@@ -154,7 +154,8 @@ impl Control {
         out: &mut Outbox,
     ) {
         let core = core_of(cid, self.params.cores);
-        let response = acceptance(self.params.limits, self.params.always_invalidate);
+        let SessionParams { limits, always_invalidate, server_id, .. } = self.params;
+        let response = acceptance(limits, always_invalidate, server_id);
         let order = AcceptOrder { path, cid, request, response };
         out.shard(core, ShardMail::Accept(Box::new(order)));
     }
@@ -175,7 +176,7 @@ impl Control {
             return Err(Refusal::PingOnly);
         }
         if self.evicted.contains(conn.session_id) {
-            return Err(Refusal::Evicted);
+            return Err(Refusal::Evicted(self.params.eviction_key.secret(conn.session_id)));
         }
         let half_open = self.half_open();
         if half_open >= self.params.half_open_max {
@@ -198,7 +199,8 @@ impl Control {
         let Some(joining) = path.joining.as_mut().filter(|_| path.state == PathState::Connecting)
         else {
             // The client says itself that the path we hold is dead: make room for the next try.
-            if conn.recon_cnt > path.recon_cnt && path.state == PathState::Connected {
+            let newer = conn.recon_cnt > path.recon_cnt && !rtrs_core::mutated!(OldPathKept);
+            if newer && path.state == PathState::Connected {
                 self.end_path(key, &PathEnd::Replaced, out);
             }
             return Err(Refusal::PathExists);
@@ -471,7 +473,8 @@ impl Control {
                 asker.tell(ControlAnswer::Done, out);
             }
         }
-        if path.state == PathState::Draining && path.cores.iter().all(|debt| debt.drained) {
+        let drained = |debt: &CoreDebt| debt.drained || rtrs_core::mutated!(SessionGoneEarly);
+        if path.state == PathState::Draining && path.cores.iter().all(drained) {
             path.go(PathState::Gone);
             let id = path.shared.session.id;
             let io = path.shared.counters.totals();
@@ -508,7 +511,9 @@ impl Control {
         if let Some(session) = self.sessions.remove(&id) {
             session.spares.end(path);
             for device in session.shared.devices.ids() {
-                if let Some(entry) = session.shared.devices.close(device) {
+                if let Some(entry) = session.shared.devices.close(device)
+                    && !rtrs_core::mutated!(ExportKept)
+                {
                     self.give_back(entry.export, id, out);
                 }
             }
@@ -529,7 +534,7 @@ impl Control {
         let mut next = None;
         for (key, path) in &mut self.paths {
             if let Some(joining) = &path.joining {
-                if joining.deadline() <= now {
+                if joining.deadline() <= now && !rtrs_core::mutated!(HandshakeKept) {
                     ends.push((*key, PathEnd::HandshakeTimeout));
                 } else {
                     next = earliest(next, Some(joining.deadline()));
@@ -542,6 +547,7 @@ impl Control {
                     HeartbeatAction::Send => {
                         out.shard(CoreIndex(0), ShardMail::Heartbeat { path: *key });
                     }
+                    HeartbeatAction::Dead if rtrs_core::mutated!(ServerKeepsSilent) => {}
                     HeartbeatAction::Dead => ends.push((*key, PathEnd::Silent)),
                 }
                 next = earliest(next, Some(beat.deadline()));

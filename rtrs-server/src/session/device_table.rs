@@ -8,6 +8,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::ledger::FlushLedger;
 use crate::export::ExportIndex;
 
 const OPEN: u32 = 1 << 31;
@@ -30,12 +31,14 @@ pub struct DeviceEntry {
 #[derive(Debug)]
 pub struct DeviceTable {
     words: Box<[AtomicU32]>,
+    ledgers: Box<[FlushLedger]>,
 }
 
 impl DeviceTable {
     /// A table with room for one id per export.
     pub fn new(exports: usize) -> Self {
-        Self { words: (0..exports).map(|_| AtomicU32::new(0)).collect() }
+        let words = (0..exports).map(|_| AtomicU32::new(0)).collect();
+        Self { words, ledgers: (0..exports).map(|_| FlushLedger::default()).collect() }
     }
 
     /// The device of an id, or None when it is closed or never was.
@@ -49,6 +52,11 @@ impl DeviceTable {
         Some(DeviceEntry { export, writable: word & WRITABLE != 0 })
     }
 
+    /// What the session still has to be told of the export behind an id.
+    pub fn ledger(&self, id: DeviceId) -> Option<&FlushLedger> {
+        self.ledgers.get(id.0 as usize)
+    }
+
     /// The id an export is open under.
     pub fn find(&self, export: ExportIndex) -> Option<DeviceId> {
         self.ids().find(|id| self.get(*id).is_some_and(|entry| entry.export == export))
@@ -56,9 +64,16 @@ impl DeviceTable {
 
     /// Opens an export under the lowest free id, or changes the rights of its present one. None
     /// when every id is taken.
-    pub fn open(&self, entry: DeviceEntry) -> Option<DeviceId> {
-        let id =
-            self.find(entry.export).or_else(|| self.ids().find(|id| self.get(*id).is_none()))?;
+    /// `epoch` is the export's, for one that is not open yet.
+    pub fn open(&self, entry: DeviceEntry, epoch: u32) -> Option<DeviceId> {
+        let id = match self.find(entry.export) {
+            Some(id) => id,
+            None => {
+                let id = self.ids().find(|id| self.get(*id).is_none())?;
+                self.ledgers[id.0 as usize].reset(epoch);
+                id
+            }
+        };
         let rights = if entry.writable { WRITABLE } else { 0 };
         let word = OPEN | rights | u32::from(entry.export.0);
         self.words[id.0 as usize].store(word, Ordering::Release);
@@ -87,13 +102,13 @@ mod tests {
         let table = DeviceTable::new(3);
         let entry = |export, writable| DeviceEntry { export: ExportIndex(export), writable };
         assert_eq!(table.get(DeviceId(0)), None);
-        assert_eq!(table.open(entry(2, true)), Some(DeviceId(0)));
-        assert_eq!(table.open(entry(0, false)), Some(DeviceId(1)));
-        assert_eq!(table.open(entry(2, false)), Some(DeviceId(0)), "one id per export");
+        assert_eq!(table.open(entry(2, true), 0), Some(DeviceId(0)));
+        assert_eq!(table.open(entry(0, false), 0), Some(DeviceId(1)));
+        assert_eq!(table.open(entry(2, false), 0), Some(DeviceId(0)), "one id per export");
         assert_eq!(table.get(DeviceId(0)), Some(entry(2, false)));
         assert_eq!(table.close(DeviceId(0)), Some(entry(2, false)));
         assert_eq!(table.close(DeviceId(0)), None);
-        assert_eq!(table.open(entry(1, true)), Some(DeviceId(0)));
+        assert_eq!(table.open(entry(1, true), 0), Some(DeviceId(0)));
         assert_eq!(table.get(DeviceId(3)), None);
         assert_eq!(table.get(DeviceId(u32::MAX)), None);
     }

@@ -52,9 +52,13 @@ impl Control {
                     && fence.covers(path.recon_cnt)
             })
         });
+        let meant = meant.filter(|_| !rtrs_core::mutated!(FenceWithoutEnd));
         let Some(key) = meant else { return Some(ControlAnswer::Done) };
         self.paths.get_mut(&key)?.fenced_by.push(asker);
         self.end_path(key, &PathEnd::Fenced, out);
+        if rtrs_core::mutated!(FenceBeforeStopped) {
+            return Some(ControlAnswer::Done);
+        }
         None
     }
 }

@@ -12,6 +12,7 @@ pub mod control;
 pub mod device_table;
 mod fence;
 mod judge;
+mod ledger;
 mod making;
 mod opens;
 mod parked;
@@ -21,6 +22,7 @@ pub mod shard;
 mod spares;
 mod stop;
 pub mod strays;
+mod syncs;
 mod walk;
 
 #[cfg(test)]
@@ -28,6 +30,7 @@ mod tests;
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use rtrs_core::identity::{EvictionKey, ServerId};
 use rtrs_core::ids::SessionId;
 use rtrs_core::limits::Limits;
 use rtrs_core::proto::ping::PingServerConfig;
@@ -74,6 +77,10 @@ pub struct SessionParams {
     pub cores: u16,
     /// Which life of the server this is.
     pub life: ServerLife,
+    /// Which server this is, as its clients are told; None when nobody knows.
+    pub server_id: Option<ServerId>,
+    /// What the eviction secrets of sessions are made from.
+    pub eviction_key: EvictionKey,
 }
 
 impl Default for SessionParams {
@@ -91,6 +98,8 @@ impl Default for SessionParams {
             shutdown_grace: Duration::from_secs(5),
             cores: 1,
             life: ServerLife::default(),
+            server_id: None,
+            eviction_key: EvictionKey::default(),
         }
     }
 }

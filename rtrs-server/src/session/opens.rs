@@ -8,11 +8,12 @@ use std::sync::Arc;
 
 use rtrs_core::ids::{CoreIndex, PermitId, SessionId};
 use rtrs_core::limits::{SECTOR_SIZE, SEGMENTS_MAX};
-use rtrs_core::wire::{AccessMode, Name, OpenRsp, errno};
+use rtrs_core::wire::{AccessMode, Name, OpenRsp, OpenRspTail, errno};
 
 use super::control::Control;
 use super::device_table::{DeviceEntry, DeviceId};
 use super::fence::Asker;
+use super::ledger::FlushLedger;
 use super::{ServerLife, SessionShared};
 use crate::export::{Export, ExportIndex};
 use crate::mail::{ControlAnswer, ControlRequest, Outbox, Search, ShardMail};
@@ -125,7 +126,7 @@ impl Control {
             return ControlAnswer::Refused(errno);
         }
         let entry = DeviceEntry { export: index, writable: access.may_write() };
-        let Some(device) = session.devices.open(entry) else {
+        let Some(device) = session.devices.open(entry, export.epoch.rises()) else {
             if self.access.close(index, session.id) {
                 self.close_devices(index, out);
             }
@@ -133,7 +134,12 @@ impl Control {
         };
         let (name, id) = (&export.name, device.0);
         tracing::info!(%name, session = %session.id, ?access, id, "opened");
-        ControlAnswer::Opened(describe(&export, device, self.params.life).encode())
+        let secret = self.params.eviction_key.secret(session.id);
+        let tail = OpenRspTail { export: export.id, secret };
+        // Failures since the session opened it first are told by its flushes (`ledger.rs`): what
+        // its paths open later is of the same epoch to it.
+        let epoch = session.devices.ledger(device).map_or(0, FlushLedger::opened);
+        ControlAnswer::Opened(tail.encode(&describe(&export, device, self.params.life, epoch)))
     }
 
     /// Nothing of a session can change the export any more: others may open it.
@@ -151,16 +157,21 @@ impl Control {
     }
 }
 
+/// The life of a device without a cache: every one.
+const WRITE_THROUGH: u64 = 0x7772_6974_6520_7468;
+
 /// OPEN_RSP of an export: its geometry in the units of the wire.
-fn describe(export: &Export, device: DeviceId, life: ServerLife) -> OpenRsp {
+fn describe(export: &Export, device: DeviceId, life: ServerLife, epoch: u32) -> OpenRsp {
     let geometry = export.geometry();
     let volatile = export.source.is_volatile();
-    let cache_id = match (volatile, geometry.write_cache) {
+    let life = match (volatile, geometry.write_cache) {
         (true, _) => life.process,
+        (false, true) if rtrs_core::mutated!(CacheLifeUnsaid) => 0,
         (false, true) => life.boot,
-        // What is answered is durable.
-        (false, false) => 0,
+        // What is answered survives any start of the host; a sync can fail all the same.
+        (false, false) => WRITE_THROUGH,
     };
+    let cache_id = export.epoch.cache_id(life, epoch);
     let sectors = |bytes: u32| bytes / SECTOR_SIZE;
     let short = |bytes: u32| u16::try_from(bytes).unwrap_or(1 << 15);
     let writable = !geometry.read_only;

@@ -115,7 +115,8 @@ impl Shard {
     /// True when a stray may still change what this IO is to change. One load, as a rule.
     fn is_barred(&self, io: &IoProgress) -> bool {
         let strays = self.devices.strays(io.export).filter(|strays| !strays.is_empty());
-        strays.is_some_and(|strays| io.changes() && strays.touch(&io.bytes()))
+        let waits = io.changes() && !rtrs_core::mutated!(DeferredBegins);
+        strays.is_some_and(|strays| waits && strays.touch(&io.bytes()))
     }
 
     /// Tries again for every request that waits. True when one got on.

@@ -10,7 +10,11 @@ use rtrs_core::block::{IoFlags, IoOp};
 use rtrs_core::fabric::RemoteMem;
 use rtrs_core::ids::Rkey;
 use rtrs_core::proto::{Moves, step};
+use rtrs_core::status::IoStatus;
+use rtrs_core::time::Instant;
 
+use super::device_table::DeviceId;
+use super::ledger::FlushMark;
 use crate::export::ExportIndex;
 
 /// Where a request is, in walk order.
@@ -34,6 +38,8 @@ pub enum RequestState {
     Queued,
     /// The device works on it.
     Submitted,
+    /// The device is done; other syncs, or the epoch that is being saved, decide what is answered.
+    Settling,
     /// The send queue is full; the answer waits.
     Responding,
 }
@@ -58,7 +64,8 @@ impl Moves for RequestState {
         (Self::Control, &[Self::Responding, Self::Free]),
         (Self::Barred, &[Self::Queued, Self::Submitted, Self::Responding, Self::Free]),
         (Self::Queued, &[Self::Submitted, Self::Responding, Self::Free]),
-        (Self::Submitted, &[Self::Queued, Self::Responding, Self::Free]),
+        (Self::Submitted, &[Self::Queued, Self::Settling, Self::Responding, Self::Free]),
+        (Self::Settling, &[Self::Submitted, Self::Queued, Self::Responding, Self::Free]),
         (Self::Responding, &[Self::Free]),
     ];
 }
@@ -79,6 +86,8 @@ pub enum IoStep {
 pub struct IoProgress {
     /// The export it goes to.
     pub export: ExportIndex,
+    /// The session's number for it.
+    pub device: DeviceId,
     /// What it does.
     pub op: IoOp,
     /// How.
@@ -95,6 +104,20 @@ pub struct IoProgress {
     pub len: u32,
     /// Bytes of the part the device works on.
     pub part: u32,
+    /// The export's epoch when it was submitted first.
+    pub epoch: Option<u32>,
+    /// Of a flush: what it covers.
+    pub mark: FlushMark,
+    /// Of a sync that is out: its number.
+    pub number: Option<u64>,
+    /// Of a sync that has ended: syncs with lower numbers decide what it is worth.
+    pub horizon: u64,
+    /// Of a sync that has failed: the epoch to be saved before it is answered.
+    pub saved_by: u32,
+    /// From then on it is answered whether that is saved or not.
+    pub unsaved_at: Instant,
+    /// How the step ended that settles.
+    pub status: IoStatus,
 }
 
 /// True for what changes the content of a device.
@@ -146,8 +169,11 @@ pub struct Request {
     pub rebound: bool,
     /// It met its original, and was counted for that.
     pub copy: bool,
+    /// The last answer of this row told of a loss of this device. It has arrived when the permit is
+    /// used again on this path.
+    pub told: Option<DeviceId>,
     /// When it arrived, for the latency sum.
-    pub since: rtrs_core::time::Instant,
+    pub since: Instant,
 }
 
 impl Default for Request {
@@ -171,7 +197,8 @@ impl Request {
             rkey: Rkey(0),
             rebound: false,
             copy: false,
-            since: rtrs_core::time::Instant::ZERO,
+            told: None,
+            since: Instant::ZERO,
         }
     }
 
@@ -187,7 +214,7 @@ impl Request {
     }
 
     /// A request arrived: the row forgets the last one.
-    pub fn arrive(&mut self, conn: u32, offset: u32, now: rtrs_core::time::Instant) {
+    pub fn arrive(&mut self, conn: u32, offset: u32, now: Instant) {
         self.go(RequestState::Arrived);
         self.conn = conn;
         self.offset = offset;
@@ -219,7 +246,8 @@ mod tests {
              Control: Responding, Free\n\
              Barred: Queued, Submitted, Responding, Free\n\
              Queued: Submitted, Responding, Free\n\
-             Submitted: Queued, Responding, Free\n\
+             Submitted: Queued, Settling, Responding, Free\n\
+             Settling: Submitted, Queued, Responding, Free\n\
              Responding: Free\n"
         );
     }

@@ -134,6 +134,8 @@ pub struct Shard {
     pub(crate) conns: Vec<Option<Conn>>,
     /// Requests that wait until others have ended.
     pub(super) parked: Vec<RequestRef>,
+    /// Requests whose device is done and that are not to be answered yet.
+    pub(super) settling: Vec<RequestRef>,
     /// Closed exports that requests may still run on.
     pub(super) retiring: Vec<Closed>,
     by_key: BTreeMap<PathKey, u32>,
@@ -151,10 +153,11 @@ impl Shard {
         Self {
             core: core.index,
             params,
-            devices: Devices::new(core, exports),
+            devices: Devices::new(core, exports, params.cores),
             paths: Vec::new(),
             conns: Vec::new(),
             parked: Vec::new(),
+            settling: Vec::new(),
             retiring: Vec::new(),
             by_key: BTreeMap::new(),
             by_qp: BTreeMap::new(),
@@ -216,6 +219,8 @@ impl Shard {
                     }
                 }
             }
+            // The look is taken in each turn.
+            ShardMail::SyncBack => {}
             ShardMail::Exit => self.exit = true,
         }
     }
@@ -286,13 +291,17 @@ impl Shard {
         if !self.parked.is_empty() {
             busy |= self.look_at_parked(fabrics, out);
         }
+        if !self.settling.is_empty() {
+            busy |= self.look_at_settling(fabrics, out);
+        }
         self.tell_retired(out);
         busy
     }
 
     /// When to be polled even if nothing happens.
     pub fn deadline(&self) -> Option<Instant> {
-        let parked = (!self.parked.is_empty()).then(|| self.now + PARKED_EVERY);
+        let waits = !self.parked.is_empty() || !self.settling.is_empty();
+        let parked = waits.then(|| self.now + PARKED_EVERY);
         earliest(parked, self.devices.deadline())
     }
 
@@ -309,6 +318,7 @@ impl Shard {
     /// Panics when rows and counters do not agree: that is our own fault.
     pub fn check(&self) {
         for (at, row) in self.paths.iter().enumerate() {
+            let row = row.as_ref().filter(|_| !rtrs_core::mutated!(ReplayWithoutPermit));
             let Some(row) = row else { continue };
             let holder = self.holder(row);
             let mut held = 0;
@@ -606,6 +616,8 @@ impl Shard {
         path.mode = RowMode::Closing;
         let conns = path.conns.clone();
         self.drop_parked(row);
+        self.drop_settling(row);
+        self.untell_losses(row);
         self.abandon_requests(row);
         for at in conns {
             let Some(conn) = self.conn(at) else { continue };

@@ -82,6 +82,9 @@ impl Strays {
 impl Stray {
     /// True when it may still change some of these bytes.
     pub fn touches(&self, bytes: &Range<u64>) -> bool {
+        if rtrs_core::mutated!(DeferredByStart) {
+            return self.bytes.start == bytes.start;
+        }
         self.bytes.start < bytes.end && bytes.start < self.bytes.end
     }
 }

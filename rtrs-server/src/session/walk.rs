@@ -6,27 +6,30 @@
 //! and judged in the copy; with `always_invalidate` the peer's key is dead before that. How
 //! requests wait for each other stands in `parked.rs`.
 
+use std::sync::Arc;
+
 use rtrs_core::block::{Io, IoFlags, IoOp};
 use rtrs_core::fabric::{Access, BindResult, RemoteMem};
-use rtrs_core::ids::{ChunkIndex, PermitId};
+use rtrs_core::ids::{ChunkIndex, PermitId, QpNum};
 use rtrs_core::limits::SECTOR_SIZE;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
 use rtrs_core::wire::{
-    ChunkRequest, IoHeader, Name, RNBD_VERSION, ReadMsg, RwOp, SessInfoRsp, USER_LEN_MAX,
+    ChunkRequest, IoHeader, Name, OpenRsp, RNBD_VERSION, ReadMsg, RwOp, SessInfoRsp, USER_LEN_MAX,
     UserMessage, errno,
 };
 
 use super::chunks::ChunkPool;
 use super::device_table::DeviceId;
 use super::judge::{judge_range, part_max};
+use super::ledger::{FlushLedger, FlushMark};
 use super::request::{IoProgress, IoStep, Request, RequestState, changes};
 use super::shard::{Fabrics, RowMode, Shard, WorkId};
 use crate::devices::RequestRef;
 use crate::export::ExportIndex;
 use crate::mail::{ControlAnswer, ControlMail, ControlRequest, Outbox};
 use crate::path::io::{Answer, SendQueue};
-use crate::path::{PathEnd, PeerFault};
+use crate::path::{PathEnd, PathShared, PeerFault};
 
 /// What a judged header asks for.
 enum Wanted {
@@ -70,6 +73,8 @@ impl Shard {
             let fault = PeerFault::PermitReused(permit.0);
             return self.break_path(row, PathEnd::Peer(fault), out);
         }
+        let told = request.told.take().and_then(|id| path.shared.session.devices.ledger(id));
+        told.into_iter().for_each(|ledger| ledger.arrived(path.shared.key, permit));
         request.arrive(at, offset, now);
         self.claim(row, permit, fabrics, out);
     }
@@ -201,6 +206,9 @@ impl Shard {
                 let path = path.shared.key;
                 out.control(ControlMail::Request { path, core, permit, request });
             }
+            Wanted::Io(io) if io.op == IoOp::Flush && rtrs_core::mutated!(FlushSkipped) => {
+                self.finish(row, permit, 0, fabrics, out);
+            }
             Wanted::Io(io) => self.start_io(row, permit, io, fabrics, out),
         }
     }
@@ -208,8 +216,9 @@ impl Shard {
     /// Holds an IO against the session's device and makes a plan of it.
     fn judge_io(&mut self, row: u32, op: RwOp, header: &IoHeader) -> Wanted {
         let Some(path) = self.path(row) else { return Wanted::Refuse(errno::EIO) };
+        let session = Arc::clone(&path.shared.session);
         let device = DeviceId(header.device_id);
-        let Some(entry) = path.shared.session.devices.get(device) else {
+        let Some(entry) = session.devices.get(device) else {
             return Wanted::Refuse(errno::ENOTCONN);
         };
         if let Err(errno) = self.ready_device(row, entry.export) {
@@ -244,15 +253,23 @@ impl Shard {
             return Wanted::Refuse(status.to_errno());
         }
         let fua = changes && header.rw.is_fua();
+        // It has nothing to make durable, and may not take the error of what others wrote.
+        let reads_only =
+            !entry.writable && session.devices.ledger(device).is_none_or(FlushLedger::is_clean);
+        if reads_only && op == IoOp::Flush {
+            return Wanted::Refuse(0);
+        }
+        let preflush = header.rw.is_preflush() && !rtrs_core::mutated!(PreflushDropped);
         let io = IoProgress {
             export: entry.export,
+            device,
             op,
             flags: IoFlags {
-                fua: fua && geometry.fua,
+                fua: fua && geometry.fua && !rtrs_core::mutated!(FuaDropped),
                 no_unmap: op == IoOp::WriteZeroes && header.rw.is_no_unmap(),
                 fast_only: false,
             },
-            step: if header.rw.is_preflush() && op != IoOp::Flush {
+            step: if preflush && op != IoOp::Flush && !reads_only {
                 IoStep::PreFlush
             } else {
                 IoStep::Data
@@ -262,6 +279,13 @@ impl Shard {
             done: 0,
             len,
             part: 0,
+            epoch: None,
+            mark: FlushMark::default(),
+            number: None,
+            horizon: 0,
+            saved_by: 0,
+            unsaved_at: Instant::ZERO,
+            status: IoStatus::Ok,
         };
         Wanted::Io(io)
     }
@@ -313,6 +337,7 @@ impl Shard {
         fabrics: &mut Fabrics,
         out: &mut Outbox,
     ) -> bool {
+        self.begin_sync(row, permit);
         let Some(path) = self.paths.get_mut(row as usize).and_then(Option::as_deref_mut) else {
             return true;
         };
@@ -352,6 +377,9 @@ impl Shard {
         let to = if taken { RequestState::Submitted } else { RequestState::Queued };
         if request.state() != to {
             request.go(to);
+        }
+        if !taken {
+            self.withdraw_sync(row, permit);
         }
         taken
     }
@@ -406,19 +434,36 @@ impl Shard {
         if request.state() != RequestState::Submitted {
             return;
         }
+        self.end_sync(row, permit, status, out);
         if closing {
             // What remains of it is not begun: the effect of an unanswered request is open.
             return self.stray_ended(row, permit, out);
         }
-        let Some(io) = request.io.as_mut().filter(|_| status.is_ok()) else {
+        self.settle_io(row, permit, status, fabrics, out);
+    }
+
+    /// A step of an IO has ended for good: the next one, or the answer.
+    pub(super) fn advance_io(
+        &mut self,
+        row: u32,
+        permit: PermitId,
+        status: IoStatus,
+        fabrics: &mut Fabrics,
+        out: &mut Outbox,
+    ) {
+        let Some(path) = self.path_mut(row) else { return };
+        let request = &mut path.requests[permit.index()];
+        let good = status.is_ok() || rtrs_core::mutated!(DeviceErrorDropped);
+        let Some(io) = request.io.as_mut().filter(|_| good) else {
             return self.finish(row, permit, status.to_errno(), fabrics, out);
         };
         match io.step {
             IoStep::PreFlush => io.step = IoStep::Data,
             IoStep::Data => {
                 io.done += io.part;
-                if io.done >= io.len {
-                    if !io.post_flush {
+                if io.done >= io.len || rtrs_core::mutated!(FirstPartAnswers) {
+                    if !io.post_flush || rtrs_core::mutated!(PostflushDropped) {
+                        self.note_write(row, permit);
                         return self.finish(row, permit, 0, fabrics, out);
                     }
                     io.step = IoStep::PostFlush;
@@ -449,7 +494,10 @@ impl Shard {
             ControlAnswer::Done => 0,
             ControlAnswer::Refused(errno) => errno,
             ControlAnswer::Opened(bytes) => {
-                self.fill(row, permit, &bytes);
+                let room = self.path(row).map_or(0, |p| p.requests[permit.index()].data_len);
+                // Who has no room for all of the long form knows the short one only.
+                let long = room as usize >= bytes.len();
+                self.fill(row, permit, &bytes[..if long { bytes.len() } else { OpenRsp::LEN }]);
                 0
             }
         };
@@ -536,7 +584,8 @@ impl Shard {
         }
         let Some(chunks) = shared.chunks.get() else { return };
         let chunk = ChunkIndex::from(permit);
-        let data = request.target.filter(|_| request.errno == 0 && request.data_len > 0);
+        let sends = request.errno == 0 && request.data_len > 0 && !rtrs_core::mutated!(ReadUnsent);
+        let data = request.target.filter(|_| sends);
         let answer = Answer {
             permit,
             errno: request.errno,
@@ -638,19 +687,14 @@ impl Shard {
         }
     }
 
-    /// Where a request is answered: its path, provider, queue pair and connection row. None when
-    /// its connection is gone or the path answers nothing any more.
-    fn place(
-        &self,
-        row: u32,
-        permit: PermitId,
-    ) -> Option<(std::sync::Arc<crate::path::PathShared>, usize, rtrs_core::ids::QpNum, u32)> {
+    /// Where a request is answered, unless its connection is gone or the path is closing.
+    fn place(&self, row: u32, permit: PermitId) -> Option<(Arc<PathShared>, usize, QpNum, u32)> {
         let path = self.path(row)?;
         if path.mode == RowMode::Closing {
             return None;
         }
         let at = path.requests[permit.index()].conn;
         let conn = self.conn(at).filter(|conn| conn.path == row)?;
-        Some((std::sync::Arc::clone(&path.shared), conn.provider, conn.qp, at))
+        Some((Arc::clone(&path.shared), conn.provider, conn.qp, at))
     }
 }

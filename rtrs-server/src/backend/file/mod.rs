@@ -16,6 +16,7 @@
 mod discard;
 mod queue;
 mod sysfs;
+mod watch;
 
 use std::fmt;
 use std::fs::{File, Metadata, TryLockError};
@@ -23,8 +24,9 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, OnceLock};
+use std::thread::Thread;
 
 use rtrs_core::block::{BlockDevice, BlockSource, Core, Geometry};
 use rtrs_core::mem::Region;
@@ -55,8 +57,14 @@ struct Shared {
     zeroes: Arc<Region>,
     /// Block devices with discard only.
     discard: Option<DiscardThread>,
-    /// A read that found the file shorter than exported was reported.
-    shrunk: AtomicBool,
+    /// It is a block device.
+    device: bool,
+    /// The lowest end seen that is below the exported size; else the largest number.
+    end: AtomicU64,
+    /// That it has no name any more was reported.
+    deleted: AtomicBool,
+    /// Who looks for such changes.
+    watch: OnceLock<Thread>,
 }
 
 /// A regular file or a block device.
@@ -135,7 +143,7 @@ impl FileSource {
             None
         };
         let zeroes = Region::new(ZEROES).map_err(failed("cannot have memory for zeroes"))?;
-        Ok(Self {
+        let source = Self {
             shared: Arc::new(Shared {
                 path: path.to_owned(),
                 file,
@@ -146,9 +154,15 @@ impl FileSource {
                 zero_range: AtomicBool::new(true),
                 zeroes,
                 discard,
-                shrunk: AtomicBool::new(false),
+                device,
+                end: AtomicU64::new(u64::MAX),
+                deleted: AtomicBool::new(false),
+                watch: OnceLock::new(),
             }),
-        })
+        };
+        let thread = watch::start(&source.shared);
+        let _ = source.shared.watch.set(thread.map_err(failed("cannot have a thread"))?);
+        Ok(source)
     }
 
     /// True when the target is used past the page cache.
@@ -170,6 +184,11 @@ impl BlockSource for FileSource {
         Ok(Box::new(FileDevice::new(&self.shared, ring)?))
     }
 
+    /// Past the page cache every write gets its own error.
+    fn syncs_share_errors(&self) -> bool {
+        !self.is_direct() && !self.shared.in_memory
+    }
+
     fn settle(&self) -> io::Result<()> {
         if self.shared.geometry.read_only || self.shared.in_memory {
             return Ok(());
@@ -182,15 +201,10 @@ impl BlockSource for FileSource {
 }
 
 impl Shared {
-    /// Says once that the target ends before the size it was exported with.
-    fn report_shrunk(&self, offset: u64) {
-        if !self.shrunk.swap(true, Ordering::Relaxed) {
-            tracing::error!(
-                offset,
-                exported = self.geometry.size,
-                "{}: ended early; it was made shorter while exported",
-                self.path.display()
-            );
+    /// Has the target looked at soon.
+    fn look(&self) {
+        if let Some(thread) = self.watch.get() {
+            thread.unpark();
         }
     }
 }

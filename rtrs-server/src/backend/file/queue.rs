@@ -79,7 +79,7 @@ pub(super) struct FileDevice {
     done: Done,
     bounce: Option<Pool>,
     mail: Option<Mail>,
-    /// Registered with the ring by this queue, by id.
+    /// Attached to the ring by this queue, by id.
     regions: Vec<(u32, Weak<Region>)>,
     now: Instant,
     sweep_at: Instant,
@@ -260,7 +260,10 @@ impl FileDevice {
                 }
             }
             Phase::Punch | Phase::ZeroRange | Phase::Discard => self.changed(index),
-            Phase::Sync => self.finish(index, IoStatus::Ok),
+            Phase::Sync => {
+                self.shared.look();
+                self.finish(index, IoStatus::Ok);
+            }
         }
     }
 
@@ -268,7 +271,8 @@ impl FileDevice {
     fn moved(&mut self, index: u32, count: usize) {
         let slot = self.slots[index as usize].as_mut().expect("a taken slot");
         if count == 0 {
-            self.shared.report_shrunk(slot.offset + slot.done as u64);
+            // It ends here, before the size that it was exported with.
+            self.shared.look();
             return self.finish(index, IoStatus::Io);
         }
         if let (IoOp::Read, Some(bounce), Some(pool)) = (slot.op, slot.bounce, &self.bounce) {
@@ -350,13 +354,13 @@ impl FileDevice {
         any
     }
 
-    /// Takes back the registration of regions that are gone, so that their pages go too.
+    /// Detaches regions that are gone, so that their pages go too.
     fn sweep_regions(&mut self) {
         let ring = self.port.ring();
         self.regions.retain(|(id, region)| {
             let alive = region.strong_count() > 0;
             if !alive {
-                ring.unregister_id(*id);
+                ring.detach_region(*id);
             }
             alive
         });
@@ -368,13 +372,14 @@ impl BlockDevice for FileDevice {
         &self.geometry
     }
 
-    /// Registers the region with the ring when O_DIRECT is in use: then IO needs no page
-    /// pinning. A refusal costs speed, nothing else. The registration ends with this queue, and
-    /// soon after the region.
+    /// Attaches the region to the ring when O_DIRECT is in use: parts that are used are registered
+    /// little by little, and IO from these needs no page pinning. A refusal costs speed, nothing
+    /// else. The registration ends with this queue, and soon after the region.
     fn attach_region(&mut self, region: &Arc<Region>) -> io::Result<()> {
         self.sweep_regions();
         let known = self.regions.iter().any(|(id, _)| *id == region.id());
-        if self.shared.align.is_some() && !known && self.port.ring().register_region(region) {
+        if self.shared.align.is_some() && !known {
+            self.port.ring().attach_region(region);
             self.regions.push((region.id(), Arc::downgrade(region)));
         }
         Ok(())
@@ -384,7 +389,10 @@ impl BlockDevice for FileDevice {
         if self.inflight() >= INFLIGHT_MAX {
             return Err(io);
         }
-        let status = self.geometry.check(&io);
+        let mut status = self.geometry.check(&io);
+        if status.is_ok() && self.shared.is_beyond(io.offset + u64::from(io.len)) {
+            status = IoStatus::Io;
+        }
         let idle_flush = io.op == IoOp::Flush && (self.geometry.read_only || self.shared.in_memory);
         if !status.is_ok() || idle_flush {
             self.done.push(io.tag, status);
@@ -450,7 +458,7 @@ impl BlockDevice for FileDevice {
 impl Drop for FileDevice {
     fn drop(&mut self) {
         for (id, _) in &self.regions {
-            self.port.ring().unregister_id(*id);
+            self.port.ring().detach_region(*id);
         }
     }
 }

@@ -274,6 +274,36 @@ fn a_file_that_shrinks_gives_errors_not_lies() {
 }
 
 #[test]
+fn a_write_does_not_make_a_file_longer_that_was_made_shorter() {
+    let scratch = Scratch::disk();
+    let path = scratch.file("cut", 1 << 20);
+    let source = open(&path);
+    let mut rig = Rig::new(&source, 0);
+    let file = File::options().write(true).open(&path).unwrap();
+    file.set_len(8192).unwrap();
+    // A flush has it looked at; without one that takes a second.
+    let io = rig.io(IoOp::Flush, 0, 0);
+    assert_eq!(rig.run(io), IoStatus::Ok);
+    let end = Clock.now() + Duration::from_secs(20);
+    while !source.shared.is_beyond(8193) {
+        assert!(Clock.now() < end, "not noticed");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(rig.write(4096, &[1; 4096]), IoStatus::Ok, "within what is left");
+    assert_eq!(rig.write(4096, &[1; 4608]), IoStatus::Io);
+    assert_eq!(rig.clear(IoOp::WriteZeroes, 16384, 4096, IoFlags::default()), IoStatus::Io);
+    assert_eq!(file.metadata().unwrap().len(), 8192);
+    // What was cut off is gone, though somebody makes room again.
+    file.set_len(1 << 20).unwrap();
+    source.shared.examine();
+    let io = rig.transfer(IoOp::Read, 16384, 0, 4096);
+    assert_eq!(rig.run(io), IoStatus::Io);
+    std::fs::remove_file(&path).unwrap();
+    source.shared.examine();
+    assert!(source.shared.deleted.load(Ordering::Relaxed));
+}
+
+#[test]
 fn what_is_no_disk_is_refused_in_words() {
     let scratch = Scratch::disk();
     let says = |path: &Path, words: &str| {

@@ -32,6 +32,10 @@ impl BlockSource for DelaySource {
         self.inner.geometry()
     }
 
+    fn syncs_share_errors(&self) -> bool {
+        self.inner.syncs_share_errors()
+    }
+
     fn is_volatile(&self) -> bool {
         self.inner.is_volatile()
     }

@@ -69,6 +69,10 @@ impl BlockSource for ErrorSource {
         self.inner.geometry()
     }
 
+    fn syncs_share_errors(&self) -> bool {
+        self.inner.syncs_share_errors()
+    }
+
     fn is_volatile(&self) -> bool {
         self.inner.is_volatile()
     }

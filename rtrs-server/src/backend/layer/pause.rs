@@ -112,6 +112,10 @@ impl BlockSource for PauseSource {
         self.inner.geometry()
     }
 
+    fn syncs_share_errors(&self) -> bool {
+        self.inner.syncs_share_errors()
+    }
+
     fn is_volatile(&self) -> bool {
         self.inner.is_volatile()
     }

@@ -41,6 +41,10 @@ impl BlockSource for ReadOnlySource {
         }
     }
 
+    fn syncs_share_errors(&self) -> bool {
+        self.inner.syncs_share_errors()
+    }
+
     fn is_volatile(&self) -> bool {
         self.inner.is_volatile()
     }

@@ -44,13 +44,15 @@ fn names_and_targets() {
 #[test]
 fn options() {
     assert!(!spec("/x,ro=off").ro);
-    let spec = spec("v=/x,ro,direct=on,block-size=4096,delay=10ms,error-rate=0.001");
+    let spec = spec("v=/x,ro,direct=on,block-size=4096,delay=10ms,error-rate=0.001,id=a\\,b");
     assert_eq!(spec.name.as_deref(), Some("v"));
     assert!(spec.ro);
     assert_eq!(spec.direct, AutoSwitch::On);
     assert_eq!(spec.block_size.bytes(), Some(4096));
     assert_eq!(spec.delay, Millis::new(10));
     assert_eq!(spec.error_rate.per_million(), 1000);
+    assert_eq!(spec.id.as_deref(), Some("a,b"));
+    assert_eq!(spec.to_string().parse().as_ref(), Ok(&spec));
 }
 
 #[test]
@@ -94,7 +96,7 @@ fn errors_say_what_is_wrong() {
         (
             "/x,y.img",
             "has the unknown option \"y.img\"; the options are ro, direct, block-size, delay, \
-             error-rate; write \\, for a comma in a path",
+             error-rate, id; write \\, for a comma in a path",
         ),
         ("/x,ro,ro", "says \"ro\" twice; say it once"),
         ("/x,ro=perhaps", "has a bad ro: switch \"perhaps\" is neither on nor off"),
@@ -103,6 +105,7 @@ fn errors_say_what_is_wrong() {
         ("/x,block-size=1k", "block-size \"1k\" is not supported; use auto, 512 or 4096"),
         ("/x,delay=10us", "has a bad delay: time \"10us\" has the unknown unit \"us\""),
         ("/x,error-rate=2", "error-rate \"2\" is not a fraction of requests; use 0 to 1"),
+        ("/x,id=", "has a bad id: id \"\" is empty; write 1 to 255 bytes"),
         ("/x\\", "ends with a backslash that escapes nothing; write \\\\ for a backslash"),
     ] {
         let error = refusal(text);

@@ -3,7 +3,8 @@
 //! `stand.rs` the server under test · `peer.rs` the client · `handshake.rs` · `io.rs` requests
 //! and their answers · `chains.rs` what exactly is posted · `misdeeds.rs` what a peer must not
 //! do · `opens.rs` what is found below a search path · `ends.rs` replays, death, silence, shutdown
-//! · `strays.rs` who waits for what a closed path has left at the disk · `admin.rs` the operator's
+//! · `strays.rs` who waits for what a closed path has left at the disk · `syncs.rs` who hears of a
+//! sync that failed · `admin.rs` the operator's
 //! commands.
 
 mod admin;
@@ -18,3 +19,4 @@ mod peer;
 mod spares;
 mod stand;
 mod strays;
+mod syncs;

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use rtrs_core::identity::ExportId;
 use rtrs_core::time::Duration;
-use rtrs_core::wire::{AccessMode, IoHeader, OpenRsp, Rw, errno};
+use rtrs_core::wire::{AccessMode, IoHeader, OpenRsp, OpenRspTail, Rw, errno};
 
 use super::peer::{Peer, PeerOptions, io};
 use super::stand::{Stand, StandOptions};
@@ -33,17 +34,55 @@ fn open_found(stand: &mut Stand, peer: &mut Peer, name: &str) -> Result<OpenRsp,
 #[test]
 fn a_device_says_what_its_unflushed_writes_hang_on() {
     let life = ServerLife { boot: 5, process: 6 };
-    for (volatile, write_cache, told) in
-        [(false, true, 5), (false, false, 0), (true, true, 6), (true, false, 6)]
-    {
+    for (volatile, write_cache, told) in [
+        (false, true, Some(5)),
+        (false, false, None),
+        (true, true, Some(6)),
+        (true, false, Some(6)),
+    ] {
         let mut options = StandOptions { volatile, ..StandOptions::default() };
         options.params.life = life;
         options.geometry.write_cache = write_cache;
         let mut stand = Stand::new(options);
         let mut peer = Peer::up(&mut stand, PeerOptions::default(), "sess");
         let opened = peer.open_device(&mut stand, "vol", AccessMode::ReadWrite).unwrap();
-        assert_eq!((opened.cache_id, opened.volatile), (told, volatile));
+        assert_eq!(opened.volatile, volatile);
+        match told {
+            Some(told) => assert_eq!(opened.cache_id, told),
+            // One for all starts of the host.
+            None => assert!(![0, 5, 6].contains(&opened.cache_id)),
+        }
         peer.leave(&mut stand);
+    }
+}
+
+#[test]
+fn only_who_has_room_for_the_long_answer_gets_it() {
+    let mut stand = Stand::new(StandOptions::default());
+    let mut peer = Peer::up(&mut stand, PeerOptions::default(), "sess");
+    let session = PeerOptions::default().request(0).session_id;
+    let secret = stand.params.eviction_key.secret(session);
+    let mut open = |room: usize| {
+        peer.clear_result();
+        peer.send_open_for(&stand, 15, ("vol", AccessMode::ReadWrite), room);
+        assert_eq!(peer.reply(&mut stand).errno, 0);
+        peer.result(192)
+    };
+    // What a kernel's client gets, to the last byte.
+    let short = open(OpenRsp::LEN);
+    assert_eq!(short[56..], [0xee; 136]);
+    for room in [57, 72, 127] {
+        let padded = open(room);
+        assert_eq!(padded[..56], short[..56]);
+        assert!(padded[56..room].iter().all(|byte| *byte == 0), "room for {room}");
+    }
+    for room in [128, 192] {
+        let long = open(room);
+        assert_eq!(long[..56], short[..56]);
+        let tail = OpenRspTail::decode(&long).unwrap();
+        assert_eq!(tail.export, Some(ExportId::of_name("vol")));
+        assert_eq!(tail.secret, secret);
+        assert!(long[96..room].iter().all(|byte| *byte == 0), "room for {room}");
     }
 }
 

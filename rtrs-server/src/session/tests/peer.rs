@@ -336,11 +336,21 @@ impl Peer {
     }
 
     pub(super) fn send_open(&mut self, stand: &Stand, permit: u16, name: &str, access: AccessMode) {
+        self.send_open_for(stand, permit, (name, access), OpenRsp::LEN);
+    }
+
+    /// The same, with so much room for the answer.
+    pub(super) fn send_open_for(
+        &mut self,
+        stand: &Stand,
+        permit: u16,
+        (name, access): (&str, AccessMode),
+        room: usize,
+    ) {
         let open = Open { access, dev_name: Name::new(name.as_bytes()).unwrap() };
-        let desc = self.result_desc(OpenRsp::LEN);
+        let desc = self.result_desc(room);
         let message = self.read_message(Open::LEN, Some(desc), false);
-        let header = open.encode();
-        self.request(stand, (0, permit), Data::Room(OpenRsp::LEN), &header, &message);
+        self.request(stand, (0, permit), Data::Room(room), &open.encode(), &message);
     }
 
     /// Opens and returns the response or the errno.

@@ -16,6 +16,7 @@ use rtrs_core::fabric::{
     FabricEvent, MadeAside, MemoryRegistration, PdUse, PrivateData, ProtectionDomain, QpLimits,
     RegisterError, Registered, Sge, ToRegister, Window, WorkRequest, WrOp,
 };
+use rtrs_core::identity::ExportId;
 use rtrs_core::ids::{CoreIndex, QpNum};
 use rtrs_core::limits::Limits;
 use rtrs_core::mem::{MemSlice, Region};
@@ -23,6 +24,7 @@ use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::ConnReq;
 
+use crate::epoch::SyncEpoch;
 use crate::export::{Export, ExportIndex, ExportTable, Finder};
 use crate::mail::{AdminAnswer, AdminAsk, AdminReply, ControlMail, Mail, Search};
 use crate::server::ServerCore;
@@ -255,6 +257,9 @@ pub(super) struct DeviceState {
     pub(super) holds: bool,
     /// Flushes do not run, nor what comes behind one.
     pub(super) hold_flush: bool,
+    /// The next sync fails so, and no other; with `hold_failed` it does not come back.
+    pub(super) lost: Option<IoStatus>,
+    pub(super) hold_failed: bool,
     /// IOs that may be in flight per core.
     pub(super) room: usize,
     /// Devices open on all cores.
@@ -275,6 +280,7 @@ struct TestDevice {
     state: Arc<Mutex<DeviceState>>,
     taken: VecDeque<Io>,
     held: Option<Io>,
+    failed: VecDeque<Completion>,
     done: VecDeque<Completion>,
 }
 
@@ -292,6 +298,7 @@ impl BlockSource for TestSource {
             state: Arc::clone(&self.state),
             taken: VecDeque::new(),
             held: None,
+            failed: VecDeque::new(),
             done: VecDeque::new(),
         }))
     }
@@ -351,15 +358,20 @@ impl BlockDevice for TestDevice {
                     other => panic!("no such IO: {other:?}"),
                 }
             }
-            self.done.push_back(Completion { tag: io.tag, status });
+            let syncs = io.op == IoOp::Flush || io.flags.fua;
+            let status = state.lost.take_if(|_| syncs).unwrap_or(status);
+            let to = if status.is_ok() { &mut self.done } else { &mut self.failed };
+            to.push_back(Completion { tag: io.tag, status });
         }
+        let back = if state.hold_failed { 0 } else { self.failed.len() };
+        self.done.extend(self.failed.drain(..back));
         runs > 0
     }
     fn reap(&mut self) -> Option<Completion> {
         self.done.pop_front()
     }
     fn inflight(&self) -> usize {
-        self.taken.len() + self.done.len() + usize::from(self.held.is_some())
+        self.taken.len() + self.failed.len() + self.done.len() + usize::from(self.held.is_some())
     }
 }
 
@@ -374,6 +386,8 @@ pub(super) struct StandOptions {
     pub(super) search: bool,
     /// The devices say that their content ends with the process.
     pub(super) volatile: bool,
+    /// The epoch of the exports.
+    pub(super) epoch: Arc<SyncEpoch>,
 }
 
 impl Default for StandOptions {
@@ -389,6 +403,7 @@ impl Default for StandOptions {
             device: DeviceOptions::default(),
             search: false,
             volatile: false,
+            epoch: Arc::default(),
             geometry: Geometry {
                 discard: true,
                 discard_granularity: 512,
@@ -458,6 +473,8 @@ impl Stand {
                 state: Arc::clone(state),
             }),
             read_only,
+            id: Some(ExportId::of_name(name)),
+            epoch: Arc::clone(&options.epoch),
         };
         let spare = || {
             let state = DeviceState { bytes: vec![0; size], room: 64, ..Default::default() };

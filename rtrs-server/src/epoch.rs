@@ -1,0 +1,260 @@
+//! The epoch of an export: how often a sync of it has failed.
+//!
+//! Linux reports a write-back error once per open file description, and all shards and sessions
+//! share the one of an export. So the request that gets the error reports it on behalf of all:
+//! the shard raises the epoch, and every session with acknowledged writes that no good flush has
+//! covered since has its next flush failed (`session/ledger.rs`).
+//!
+//! A sync that succeeds proves nothing while another one that began before its end has not been
+//! looked at: that one may have taken the error. Every sync therefore draws a number, each shard
+//! publishes the lowest of its numbers that is still out, and a good sync is answered only when
+//! all numbers drawn before its end are back (`session/syncs.rs`).
+//!
+//! The epoch is part of the cache id of OPEN_RSP, so that a client in a new session notices too.
+//! An [`EpochStore`] keeps it across restarts of the server; the failed sync is answered after
+//! that.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use rtrs_core::ids::CoreIndex;
+
+/// No sync of the shard is out.
+const NONE_OUT: u64 = u64::MAX;
+
+/// How far an export's epoch is, and how far it is saved.
+#[derive(Debug, Default)]
+pub struct EpochState {
+    /// The epoch that the process began with.
+    base: u64,
+    rises: AtomicU32,
+    saved: AtomicU32,
+    /// A store has it in its queue.
+    queued: AtomicBool,
+}
+
+impl EpochState {
+    /// The epoch after so many rises. It wraps: what was kept may be any number.
+    fn number_at(&self, rises: u32) -> u64 {
+        self.base.wrapping_add(u64::from(rises))
+    }
+
+    /// The number to be saved. Called by a store just before it saves it, so that rises which
+    /// come until then are saved with it.
+    pub fn begin_save(&self) -> (u64, u32) {
+        self.queued.store(false, Ordering::SeqCst);
+        let rises = self.rises.load(Ordering::SeqCst);
+        (self.number_at(rises), rises)
+    }
+
+    /// What `begin_save` gave is saved, or cannot be.
+    pub fn end_save(&self, rises: u32) {
+        self.saved.fetch_max(rises, Ordering::SeqCst);
+    }
+}
+
+/// Keeps epochs across restarts of the server.
+pub trait EpochStore: fmt::Debug + Send + Sync {
+    /// Queues the epoch of the export known by `key`, and returns at once.
+    fn save(&self, key: &str, state: &Arc<EpochState>);
+}
+
+/// One shard's lowest number that is out, on a cache line of its own.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Lowest(AtomicU64);
+
+/// The epoch of one export and the syncs that are out, shared by all shards.
+#[derive(Debug, Default)]
+pub struct SyncEpoch {
+    state: Arc<EpochState>,
+    /// Set when the epoch cannot be saved: makes every start of the server a new life.
+    salt: u64,
+    store: Option<(Arc<dyn EpochStore>, String)>,
+    next: AtomicU64,
+    lowest: OnceLock<Box<[Lowest]>>,
+    /// Requests that wait for syncs of other shards.
+    waiting: AtomicU32,
+}
+
+impl SyncEpoch {
+    /// An epoch that a store keeps; it was `base` when it was saved last.
+    pub fn kept(base: u64, store: Arc<dyn EpochStore>, key: String) -> Arc<Self> {
+        let state = EpochState { base, ..EpochState::default() };
+        Arc::new(Self { state: Arc::new(state), store: Some((store, key)), ..Self::default() })
+    }
+
+    /// An epoch that nobody keeps. `salt` differs from one process to the next.
+    pub fn unkept(salt: u64) -> Arc<Self> {
+        Arc::new(Self { salt, ..Self::default() })
+    }
+
+    /// How often a sync has failed since the process began.
+    pub fn rises(&self) -> u32 {
+        self.state.rises.load(Ordering::Acquire)
+    }
+
+    /// The epoch, counted over restarts.
+    pub fn number(&self) -> u64 {
+        self.state.number_at(self.rises())
+    }
+
+    /// A sync has failed. Returns the rises that have to be saved before anybody hears of it.
+    pub fn raise(&self) -> u32 {
+        let rises = self.state.rises.fetch_add(1, Ordering::SeqCst) + 1;
+        match &self.store {
+            Some((store, key)) => {
+                if !self.state.queued.swap(true, Ordering::SeqCst) {
+                    store.save(key, &self.state);
+                }
+            }
+            None => self.state.end_save(rises),
+        }
+        rises
+    }
+
+    /// True when so many rises are saved.
+    pub fn is_saved(&self, rises: u32) -> bool {
+        self.state.saved.load(Ordering::Acquire) >= rises
+    }
+
+    /// The cache id of an open that began after so many rises, in this life of host or process.
+    pub fn cache_id(&self, life: u64, rises: u32) -> u64 {
+        let epoch = self.state.number_at(rises);
+        match (life, epoch, self.salt) {
+            // Nobody knows.
+            (0, ..) => 0,
+            (_, 0, 0) => life,
+            _ => mix(mix(life ^ self.salt) ^ epoch).max(1),
+        }
+    }
+
+    /// Makes room for this many shards. Called by each of them before anything else.
+    pub fn set_shards(&self, count: u16) {
+        let none = |_| Lowest(AtomicU64::new(NONE_OUT));
+        self.lowest.get_or_init(|| (0..count.max(1)).map(none).collect());
+    }
+
+    fn lowest(&self) -> &[Lowest] {
+        self.lowest.get().map_or(&[], |all| all)
+    }
+
+    /// A number for a sync that `shard` is about to submit; `lowest` is the lowest it has out.
+    pub fn draw(&self, shard: CoreIndex, lowest: Option<u64>) -> u64 {
+        // Published before it is drawn: whoever sees a higher `next` sees this too.
+        if let (None, Some(own)) = (lowest, self.lowest().get(shard.index())) {
+            own.0.store(self.next.load(Ordering::SeqCst), Ordering::SeqCst);
+        }
+        self.next.fetch_add(1, Ordering::SeqCst)
+    }
+
+    /// A sync of `shard` was looked at, and its failure has raised the epoch; `lowest` is the
+    /// lowest that the shard still has out. True when requests of other shards wait for that.
+    pub fn back(&self, shard: CoreIndex, lowest: Option<u64>) -> bool {
+        if let Some(own) = self.lowest().get(shard.index()) {
+            own.0.store(lowest.unwrap_or(NONE_OUT), Ordering::SeqCst);
+        }
+        self.waiting.load(Ordering::SeqCst) > 0
+    }
+
+    /// All numbers drawn by now are below this.
+    pub fn horizon(&self) -> u64 {
+        self.next.load(Ordering::SeqCst)
+    }
+
+    /// True when all numbers below the horizon are back.
+    pub fn is_clear(&self, horizon: u64) -> bool {
+        self.lowest().iter().all(|own| own.0.load(Ordering::SeqCst) >= horizon)
+    }
+
+    /// A request begins to wait (1) or ends to wait (-1) for syncs of other shards.
+    pub fn count_waiting(&self, begins: bool) {
+        if begins {
+            self.waiting.fetch_add(1, Ordering::SeqCst);
+        } else {
+            self.waiting.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Spreads a number over 64 bits (the finalizer of splitmix64).
+fn mix(number: u64) -> u64 {
+    let mut z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use parking_lot::Mutex;
+
+    use super::*;
+
+    #[derive(Debug, Default)]
+    struct Queue(Mutex<Vec<Arc<EpochState>>>);
+
+    impl EpochStore for Queue {
+        fn save(&self, _key: &str, state: &Arc<EpochState>) {
+            self.0.lock().push(Arc::clone(state));
+        }
+    }
+
+    #[test]
+    fn rises_under_way_are_saved_together() {
+        let queue = Arc::new(Queue::default());
+        let epoch = SyncEpoch::kept(7, Arc::clone(&queue) as _, "vol".into());
+        assert_eq!((epoch.number(), epoch.raise(), epoch.raise()), (7, 1, 2));
+        assert_eq!(queue.0.lock().len(), 1, "one save covers both");
+        let state = queue.0.lock().pop().unwrap();
+        let (number, rises) = state.begin_save();
+        assert_eq!((number, rises), (9, 2));
+        assert_eq!(epoch.raise(), 3, "comes too late for that one");
+        state.end_save(rises);
+        assert!(epoch.is_saved(2) && !epoch.is_saved(3));
+        assert_eq!(queue.0.lock().pop().unwrap().begin_save(), (10, 3));
+    }
+
+    #[test]
+    fn whatever_number_was_kept_can_rise() {
+        let queue = Arc::new(Queue::default());
+        let epoch = SyncEpoch::kept(u64::MAX, Arc::clone(&queue) as _, "vol".into());
+        epoch.raise();
+        assert_eq!((epoch.number(), queue.0.lock()[0].begin_save()), (0, (0, 1)));
+        assert_ne!(epoch.cache_id(5, 0), epoch.cache_id(5, 1));
+    }
+
+    #[test]
+    fn a_cache_id_tells_epochs_and_lives_apart() {
+        let epoch = SyncEpoch::default();
+        assert_eq!(epoch.cache_id(5, 0), 5, "as before the first failure");
+        assert_eq!(epoch.cache_id(0, 3), 0, "nobody knows");
+        let mut ids = vec![epoch.cache_id(5, 0), epoch.cache_id(5, 1), epoch.cache_id(5, 2)];
+        ids.extend([epoch.cache_id(6, 1), SyncEpoch::unkept(9).cache_id(5, 0)]);
+        ids.push(SyncEpoch::kept(3, Arc::new(Queue::default()), String::new()).cache_id(5, 0));
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), 6);
+        let later = SyncEpoch::kept(2, Arc::new(Queue::default()), String::new());
+        assert_eq!(later.cache_id(5, 0), epoch.cache_id(5, 2), "the same after a restart");
+    }
+
+    #[test]
+    fn a_good_sync_waits_for_those_drawn_before_its_end() {
+        let epoch = SyncEpoch::default();
+        epoch.set_shards(2);
+        let (a, b) = (CoreIndex(0), CoreIndex(1));
+        let first = epoch.draw(b, None);
+        let own = epoch.draw(a, None);
+        assert!(own > first && !epoch.back(a, None));
+        let horizon = epoch.horizon();
+        assert!(!epoch.is_clear(horizon), "b's sync may have taken an error");
+        let later = epoch.draw(b, Some(first));
+        epoch.count_waiting(true);
+        assert!(epoch.back(b, Some(later)), "a waits");
+        assert!(epoch.is_clear(horizon), "what began later does not matter");
+        epoch.count_waiting(false);
+        assert!(!epoch.back(b, None) && epoch.is_clear(epoch.horizon()));
+    }
+}

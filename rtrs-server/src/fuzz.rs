@@ -1,0 +1,652 @@
+//! Body of the fuzz target `server_paths`.
+//!
+//! The input is a little program: what clients do that keep to no rule of the protocol, but reach
+//! the server only through a fabric that does what fabrics promise. They connect with any private
+//! data, send any bytes, write any requests into chunks they were given, drop connections in the
+//! middle, fall silent; the disk stops and goes on; the operator ends paths. The server is that of
+//! the daemon, on one or two shards of the simulated fabric. The target fails on a panic, when the
+//! server does not come to rest, when its tables disagree, when it registers more memory than its
+//! bound, and when anything of a session is left after its clients are gone. The fuzz crate calls
+//! it with new inputs, the tests with the corpus.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, Io};
+use rtrs_core::fabric::sim::{BindMode, NodeId, SimFabric, World, WorldOptions, sim_ip};
+use rtrs_core::fabric::{
+    Access, ConnectParams, Fabric, FabricEvent, MemoryRegistration, PdUse, PrivateData,
+    ProtectionDomain, QpLimits, RemoteMem, Sge, SgeList, WcOp, WcStatus, WorkCompletion,
+    WorkRequest, WrOp,
+};
+use rtrs_core::ids::{ConnIndex, CoreIndex, PathUuid, PermitId, QpNum, Rkey, SessionId};
+use rtrs_core::limits::Limits;
+use rtrs_core::mem::Region;
+use rtrs_core::time::{Duration, Instant, earliest};
+use rtrs_core::wire::{
+    AccessMode, Close, ConnReq, Fence, Imm, InfoReq, InfoRsp, IoHeader, Name, Open, ReadMsg,
+    RkeyRsp, Rw, SessInfo, SgDesc, WriteMsg,
+};
+
+use crate::export::{Export, ExportTable};
+use crate::mail::{AdminAsk, AdminReply, ControlMail, Mail};
+use crate::server::ServerCore;
+use crate::session::SessionParams;
+
+const DEPTH: u16 = 4;
+const CHUNK: u32 = 8192;
+const DISK: u64 = 64 << 10;
+/// Paths by their UUID, 1 to this, each with up to three connections.
+const PATHS: u8 = 3;
+const CONNS_MAX: usize = 10;
+const PORT: u16 = 1234;
+/// A client's memory: receives, then what is sent, then results.
+const RECVS: usize = 8;
+const RECV_LEN: usize = 256;
+const SEND_AT: usize = CONNS_MAX * RECVS * RECV_LEN;
+const SEND_LEN: usize = 32 << 10;
+const RESULT_AT: usize = SEND_AT + SEND_LEN;
+const MEMORY: usize = RESULT_AT + CHUNK as usize;
+/// Turns at one point in time, and steps of a program.
+const TURNS_MAX: usize = 20_000;
+const STEPS_MAX: usize = 200;
+/// In which a server is rid of clients that are gone, and of itself.
+const END: Duration = Duration::from_secs(120);
+
+struct Input<'a>(&'a [u8]);
+
+impl Input<'_> {
+    fn byte(&mut self) -> Option<u8> {
+        let (first, rest) = self.0.split_first()?;
+        self.0 = rest;
+        Some(*first)
+    }
+
+    fn short(&mut self) -> Option<u16> {
+        Some(u16::from_be_bytes([self.byte()?, self.byte()?]))
+    }
+
+    /// Up to `len` bytes.
+    fn bytes(&mut self, len: usize) -> Vec<u8> {
+        let (head, rest) = self.0.split_at(len.min(self.0.len()));
+        self.0 = rest;
+        head.to_vec()
+    }
+}
+
+/// A disk in memory that stops while it is told to.
+#[derive(Debug)]
+struct Disk {
+    geometry: Geometry,
+    held: Arc<AtomicBool>,
+}
+
+#[derive(Debug)]
+struct Queue {
+    geometry: Geometry,
+    held: Arc<AtomicBool>,
+    taken: VecDeque<Io>,
+    done: VecDeque<Completion>,
+}
+
+impl BlockSource for Disk {
+    fn geometry(&self) -> Geometry {
+        self.geometry.clone()
+    }
+    fn open(&self, _core: &Core) -> std::io::Result<Box<dyn BlockDevice>> {
+        Ok(Box::new(Queue {
+            geometry: self.geometry.clone(),
+            held: Arc::clone(&self.held),
+            taken: VecDeque::new(),
+            done: VecDeque::new(),
+        }))
+    }
+}
+
+impl BlockDevice for Queue {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+    fn submit(&mut self, io: Io) -> Result<(), Io> {
+        if self.inflight() >= 3 {
+            return Err(io);
+        }
+        self.taken.push_back(io);
+        Ok(())
+    }
+    fn poll(&mut self, _now: Instant) -> bool {
+        if self.held.load(Ordering::Relaxed) || self.taken.is_empty() {
+            return false;
+        }
+        for io in self.taken.drain(..) {
+            let status = self.geometry.check(&io);
+            self.done.push_back(Completion { tag: io.tag, status });
+        }
+        true
+    }
+    fn reap(&mut self) -> Option<Completion> {
+        self.done.pop_front()
+    }
+    fn inflight(&self) -> usize {
+        self.taken.len() + self.done.len()
+    }
+}
+
+struct Host {
+    core: ServerCore,
+    fabrics: Vec<Box<dyn Fabric>>,
+    inbox: VecDeque<Mail>,
+}
+
+/// A connection of the clients, and the path it says it is of.
+struct Conn {
+    qp: QpNum,
+    path: u8,
+    slot: usize,
+    up: bool,
+}
+
+/// All clients: one process with several addresses.
+struct Clients {
+    fabric: SimFabric,
+    pd: Arc<dyn ProtectionDomain>,
+    memory: Arc<dyn MemoryRegistration>,
+    conns: Vec<Conn>,
+    /// Of each path the chunks it was given last.
+    chunks: BTreeMap<u8, Vec<SgDesc>>,
+    posted: u64,
+    sent: usize,
+    /// Messages of the server.
+    received: u64,
+}
+
+struct Rig {
+    world: World,
+    node: NodeId,
+    hosts: Vec<Host>,
+    clients: Clients,
+    held: Arc<AtomicBool>,
+    params: SessionParams,
+}
+
+impl Rig {
+    fn new(setup: u8) -> Option<Self> {
+        let bind = if setup & 1 == 0 { BindMode::Done } else { BindMode::Pending };
+        let world = World::with_options(7, WorldOptions { bind, ..WorldOptions::default() });
+        let (node, client) = (world.node(sim_ip(1)), world.node(sim_ip(2)));
+        let params = SessionParams {
+            limits: Limits::new(u32::from(DEPTH), CHUNK).ok()?,
+            always_invalidate: setup & 2 == 0,
+            heartbeat_interval: Duration::from_millis(if setup & 4 == 0 { 500 } else { 20_000 }),
+            cores: if setup & 8 == 0 { 1 } else { 2 },
+            ..SessionParams::default()
+        };
+        let held = Arc::new(AtomicBool::new(false));
+        let geometry = Geometry {
+            discard: true,
+            discard_granularity: 512,
+            write_zeroes: true,
+            ..Geometry::plain(DISK)
+        };
+        let export = |name: &str, read_only| Export {
+            name: name.into(),
+            source: Arc::new(Disk { geometry: geometry.clone(), held: Arc::clone(&held) }),
+            read_only,
+            id: None,
+            epoch: Arc::default(),
+        };
+        let exports = ExportTable::new(vec![export("vol", false), export("fixed", true)]);
+        let mut hosts: Vec<Host> = (0..params.cores)
+            .map(|at| Host {
+                core: ServerCore::new(params, Core { index: CoreIndex(at), ring: None }, &exports),
+                fabrics: vec![Box::new(world.fabric(node))],
+                inbox: VecDeque::new(),
+            })
+            .collect();
+        let remote = SocketAddr::new(sim_ip(1), PORT);
+        hosts[0].fabrics[0].listen(remote).ok()?;
+        let mut fabric = world.fabric(client);
+        let pd = fabric.alloc_pd(PdUse::Connect { local: None, remote }).ok()?;
+        let memory = pd.register(&Region::new(MEMORY).ok()?, Access::REMOTE_WRITE).ok()?;
+        let (conns, chunks) = (Vec::new(), BTreeMap::new());
+        let clients =
+            Clients { fabric, pd, memory, conns, chunks, posted: 0, sent: 0, received: 0 };
+        Some(Self { world, node, hosts, clients, held, params })
+    }
+
+    /// A turn of every core and of the clients. True when anything happened.
+    fn turn(&mut self) -> bool {
+        let (now, mut busy, mut letters) = (self.world.now(), false, Vec::new());
+        for host in &mut self.hosts {
+            while let Some(mail) = host.inbox.pop_front() {
+                busy = true;
+                host.core.handle_mail(now, mail, &mut host.fabrics);
+                host.core.check();
+            }
+            busy |= host.fabrics[0].poll(now);
+            while let Some(event) = host.fabrics[0].next_event() {
+                busy = true;
+                host.core.handle_event(now, 0, event, &mut host.fabrics);
+                host.core.check();
+            }
+            busy |= host.core.poll(now, &mut host.fabrics);
+            host.core.check();
+            while let Some(letter) = host.core.take_letter() {
+                letters.push(letter);
+            }
+            host.fabrics[0].flush(now);
+        }
+        for (to, mail) in letters {
+            busy = true;
+            self.hosts[to.index()].inbox.push_back(mail);
+        }
+        busy | self.clients.turn(now)
+    }
+
+    /// Lets that much time pass, and everything happen in it.
+    fn pass(&mut self, time: Duration) {
+        let end = self.world.now() + time;
+        let (mut turns, mut at) = (0, self.world.now());
+        loop {
+            while self.turn() {
+                turns += 1;
+                assert!(turns < TURNS_MAX, "the server does not come to rest");
+            }
+            let timers = self.hosts.iter().fold(None, |at, h| earliest(at, h.core.deadline()));
+            let next = earliest(timers, self.world.next_event_time());
+            let Some(next) = next.filter(|next| *next <= end) else { break };
+            let next = next.max(self.world.now() + Duration::from_nanos(1)).min(end);
+            if next > at + Duration::from_millis(1) {
+                (turns, at) = (0, next);
+            }
+            turns += 1;
+            assert!(turns < TURNS_MAX, "the server does not come to rest");
+            if next == self.world.now() {
+                break;
+            }
+            self.world.advance_to(next);
+        }
+        self.world.advance_to(end);
+        while self.turn() {
+            turns += 1;
+            assert!(turns < TURNS_MAX, "the server does not come to rest");
+        }
+        // One pool for each path of each session there may be, and four beside.
+        let pool = usize::from(DEPTH) * CHUNK as usize + (256 << 10);
+        let bound = (usize::from(PATHS) * 2 + 4) * pool;
+        let registered = self.world.registered(self.node);
+        assert!(registered <= bound, "{registered} bytes registered, the bound is {bound}");
+    }
+
+    fn settle(&mut self) {
+        self.pass(Duration::from_millis(1));
+    }
+
+    fn tell(&mut self, mail: ControlMail) {
+        self.hosts[0].inbox.push_back(Mail::Control(mail));
+    }
+
+    /// Everything of a path that works, with `vol` open: what most programs are about comes after.
+    fn come_up(&mut self, path: u8, session: u8) {
+        for cid in 0..3 {
+            let request = con_req(cid, 3, path, session, true, 1);
+            self.clients.connect(self.world.now(), path, &request.encode());
+            self.settle();
+        }
+        let mut up = self.clients.conns.iter().filter(|conn| conn.up);
+        let Some(first) = up.position(|conn| conn.path == path) else { return };
+        let name = Name::new(b"fuzz").unwrap_or_default();
+        self.clients.send(first, &InfoReq { session_name: name }.encode(), None);
+        self.settle();
+        self.clients.open(first, 0, "vol", AccessMode::ReadWrite);
+        self.settle();
+    }
+
+    fn step(&mut self, input: &mut Input<'_>) -> Option<()> {
+        let now = self.world.now();
+        match input.byte()? % 16 {
+            0 => {
+                let len = usize::from(input.byte()?);
+                let bytes = input.bytes(len.min(56));
+                self.clients.connect(now, 1, &bytes);
+            }
+            1 => {
+                let (fields, more) = (input.byte()?, input.byte()?);
+                let (path, cid) = (1 + (fields & 15) % PATHS, u16::from(more & 3));
+                let session = 1 + (fields >> 4 & 1);
+                let request = con_req(
+                    cid,
+                    cid.max(u16::from(more >> 2 & 3)) + 1,
+                    path,
+                    session,
+                    fields & 32 == 0,
+                    u16::from(more >> 4),
+                );
+                self.clients.connect(now, path, &request.encode());
+            }
+            2 => {
+                let fields = input.byte()?;
+                self.come_up(1 + (fields & 15) % PATHS, 1 + (fields >> 4 & 1));
+            }
+            3 => {
+                let (conn, len) = (usize::from(input.byte()?), usize::from(input.byte()?));
+                let bytes = input.bytes(len);
+                let imm = if len & 1 == 0 { None } else { Some(u32::from(input.short()?)) };
+                self.clients.send(conn, &bytes, imm);
+            }
+            4 => {
+                let conn = usize::from(input.byte()?);
+                let imm = u32::from(input.short()?) << 16 | u32::from(input.short()?);
+                self.clients.write((conn, 0), 0, &[], imm);
+            }
+            5 => {
+                let conn = usize::from(input.byte()?);
+                self.clients.end(now, conn, input.byte()? & 1 == 0);
+            }
+            6 => self.pass(Duration::from_millis(u64::from(input.short()?) % 8000)),
+            7 => {
+                let on = input.byte()? & 1 == 0;
+                self.held.store(on, Ordering::Relaxed);
+            }
+            8 => {
+                let (a, b) = (sim_ip(1), sim_ip(2));
+                match input.byte()? % 6 {
+                    0 => self.world.silence(a, b),
+                    1 => self.world.silence(b, a),
+                    2 => self.world.unsilence(a, b),
+                    3 => self.world.unsilence(b, a),
+                    4 => self.world.link_down(a, b),
+                    _ => self.world.link_up(a, b),
+                }
+            }
+            9 => {
+                let ask = match input.byte()? % 4 {
+                    0 => AdminAsk::Sessions,
+                    1 => AdminAsk::Evict { session: "fuzz".into() },
+                    2 => AdminAsk::Disconnect { session: "fuzz".into(), path: Some(1) },
+                    _ => AdminAsk::Disconnect { session: "fuzz".into(), path: None },
+                };
+                self.tell(ControlMail::Admin { ask, reply: AdminReply::new(drop) });
+            }
+            // A request of raw bytes, wherever it is said to be.
+            10 => {
+                let at = (usize::from(input.byte()?), input.byte()?);
+                let (offset, len) = (u32::from(input.short()?), usize::from(input.byte()?));
+                let bytes = input.bytes(len);
+                let permit = PermitId(u16::from(at.1) % DEPTH);
+                let imm = Imm::Request { permit, offset: offset % (2 * CHUNK) };
+                let imm = imm.encode_with(self.params.limits.mem_bits());
+                self.clients.write(at, usize::from(input.short()?), &bytes, imm);
+            }
+            kind => self.request(kind, input)?,
+        }
+        // Not always: what comes next may find it in the middle.
+        if input.byte()? & 3 != 0 {
+            self.settle();
+        }
+        Some(())
+    }
+
+    /// A request that is what it should be, but for its fields.
+    fn request(&mut self, kind: u8, input: &mut Input<'_>) -> Option<()> {
+        let at = (usize::from(input.byte()?), input.byte()? % 6);
+        let fields = input.byte()?;
+        let result = self.clients.result(usize::from(fields) * 64);
+        let io = IoHeader {
+            device_id: u32::from(fields & 1),
+            sector: u64::from(input.byte()?),
+            rw: Rw(u32::from(input.byte()? & 7) | u32::from(input.short()?) << 11),
+            bi_size: u32::from(input.byte()?) * 128,
+            prio: 0,
+        };
+        let header: Vec<u8> = match kind {
+            11 | 12 => io.encode().to_vec(),
+            13 => {
+                let name = ["vol", "fixed", "/vol", "none"][usize::from(fields & 3)];
+                let access = AccessMode::from_wire(fields >> 2 & 3).unwrap_or(AccessMode::ReadOnly);
+                Open { access, dev_name: Name::new(name.as_bytes()).ok()? }.encode().to_vec()
+            }
+            14 => Close { device_id: u32::from(fields & 3) }.encode().to_vec(),
+            _ if fields & 1 == 0 => SessInfo { ver: fields >> 1 }.encode().to_vec(),
+            _ => {
+                let path = PathUuid([1 + (fields >> 1) % PATHS; 16]);
+                Fence { path, recon_cnt: u16::from(fields >> 4) }.encode().to_vec()
+            }
+        };
+        // The data lie before the header; of a read only their room.
+        let reads = kind == 11 || kind == 13 || kind == 15 && fields & 1 == 0;
+        let room = if kind <= 12 { (io.bi_size as usize).min(4096) } else { 512 };
+        let room = if kind == 14 || kind == 15 && fields & 1 == 1 { 0 } else { room };
+        let usr_len = header.len() as u16 + u16::from(fields == 0x77);
+        let mut message = vec![0; ReadMsg::LEN_MAX];
+        if reads {
+            let desc = (fields & 0xc0 != 0xc0).then_some(result);
+            let read = ReadMsg { usr_len, need_inval: fields & 0x20 != 0, desc };
+            message.truncate(read.encoded_len());
+            read.encode(&mut message);
+        } else {
+            message = WriteMsg { usr_len }.encode().to_vec();
+        }
+        self.clients.request(at, room, &header, &message, self.params.limits);
+        Some(())
+    }
+
+    /// Everybody is gone; nothing of them may be left. Then the server ends too.
+    fn end(mut self) {
+        self.held.store(false, Ordering::Relaxed);
+        let (a, b) = (sim_ip(1), sim_ip(2));
+        self.world.unsilence(a, b);
+        self.world.unsilence(b, a);
+        self.world.link_up(a, b);
+        let now = self.world.now();
+        for conn in (0..self.clients.conns.len()).rev() {
+            self.clients.end(now, conn, false);
+        }
+        self.pass(END);
+        let sessions = self.hosts[0].core.snapshot(self.world.now());
+        assert!(sessions.is_empty(), "sessions without clients: {sessions:?}");
+        for host in &self.hosts {
+            let left = (host.core.shard().connections(), host.core.shard().inflight());
+            assert_eq!(left, (0, 0), "connections and requests are left");
+        }
+        self.tell(ControlMail::Shutdown);
+        self.pass(END);
+        assert!(self.hosts.iter().all(|host| host.core.is_done()), "the server does not end");
+        self.hosts.clear();
+        let registered = self.world.registered(self.node);
+        assert_eq!(registered, 0, "registered memory is left");
+    }
+}
+
+fn con_req(cid: u16, cid_num: u16, path: u8, session: u8, first: bool, recon: u16) -> ConnReq {
+    ConnReq {
+        cid: ConnIndex(cid),
+        cid_num,
+        recon_cnt: recon,
+        path_uuid: PathUuid([path; 16]),
+        session_id: SessionId([session; 16]),
+        first_conn: first,
+        ..ConnReq::default()
+    }
+}
+
+impl Clients {
+    fn sge(&self, at: usize, len: usize) -> Sge {
+        let slice = self.memory.region().slice(at, len).expect("inside the memory");
+        Sge { slice, lkey: self.memory.lkey() }
+    }
+
+    fn turn(&mut self, now: Instant) -> bool {
+        let mut busy = self.fabric.poll(now);
+        while let Some(event) = self.fabric.next_event() {
+            busy = true;
+            match event {
+                FabricEvent::Established { qp, .. } => {
+                    if let Some(conn) = self.conns.iter_mut().find(|conn| conn.qp == qp) {
+                        conn.up = true;
+                    }
+                }
+                FabricEvent::ConnectFailed { qp, .. } | FabricEvent::Closed { qp, .. } => {
+                    self.conns.retain(|conn| conn.qp != qp);
+                }
+                FabricEvent::Completion(wc) => self.received(&wc),
+                FabricEvent::Request(_) => {}
+            }
+        }
+        self.fabric.flush(now);
+        busy
+    }
+
+    /// Takes the chunks and keys that the server gives.
+    fn received(&mut self, wc: &WorkCompletion) {
+        if wc.status != WcStatus::Success || !matches!(wc.op, WcOp::Recv | WcOp::RecvRdmaWithImm) {
+            return;
+        }
+        let Some(conn) = self.conns.iter().find(|conn| conn.qp == wc.qp) else { return };
+        let at = (conn.slot * RECVS + (wc.wr_id as usize) % RECVS) * RECV_LEN;
+        let (qp, path) = (conn.qp, conn.path);
+        self.received += 1;
+        if wc.op == WcOp::Recv {
+            let bytes = self.sge(at, (wc.byte_len as usize).min(RECV_LEN)).slice.to_vec();
+            if wc.imm.is_none() {
+                let info = InfoRsp::decode(&bytes).expect("INFO_RSP of a server of ours");
+                let chunks = info.chunks(DEPTH, CHUNK).expect("a chunk for each permit");
+                self.chunks.insert(path, chunks);
+            } else {
+                let key = RkeyRsp::decode(&bytes).expect("RKEY_RSP of a server of ours");
+                let chunks = self.chunks.get_mut(&path);
+                if let Some(chunk) = chunks.and_then(|all| all.get_mut(key.permit.index())) {
+                    chunk.key = key.rkey;
+                }
+            }
+        }
+        // The connection may have ended behind the message.
+        let _ = self.fabric.post_recv(qp, wc.wr_id, Some(self.sge(at, RECV_LEN)));
+    }
+
+    fn connect(&mut self, now: Instant, path: u8, private_data: &[u8]) {
+        let free = (0..CONNS_MAX).find(|slot| self.conns.iter().all(|conn| conn.slot != *slot));
+        let Some(slot) = free else { return };
+        let params = ConnectParams {
+            local: None,
+            remote: SocketAddr::new(sim_ip(1), PORT),
+            private_data: PrivateData::new(private_data),
+            limits: QpLimits { send_max: 64, recv_max: 64 },
+            timeout: Duration::from_secs(3),
+        };
+        let Ok(qp) = self.fabric.connect(now, &self.pd, &params) else { return };
+        self.conns.push(Conn { qp, path, slot, up: false });
+        for id in 0..RECVS {
+            let sge = self.sge((slot * RECVS + id) * RECV_LEN, RECV_LEN);
+            self.fabric.post_recv(qp, id as u64, Some(sge)).expect("room for its receives");
+        }
+        self.fabric.flush(now);
+    }
+
+    fn end(&mut self, now: Instant, conn: usize, gracefully: bool) {
+        let Some(at) = conn.checked_rem(self.conns.len()) else { return };
+        let qp = self.conns[at].qp;
+        if gracefully {
+            self.fabric.disconnect(now, qp);
+        } else {
+            self.fabric.abort(now, qp);
+        }
+    }
+
+    /// A connection that is up, of however many there are.
+    fn pick(&self, number: usize) -> Option<(QpNum, u8)> {
+        let up = || self.conns.iter().filter(|conn| conn.up);
+        let at = number.checked_rem(up().count())?;
+        up().nth(at).map(|conn| (conn.qp, conn.path))
+    }
+
+    fn post(&mut self, conn: usize, op: WrOp, sges: SgeList) {
+        let Some((qp, _)) = self.pick(conn) else { return };
+        self.posted += 1;
+        let wr = WorkRequest { wr_id: 1 << 32 | self.posted, op, sges, signaled: false };
+        // A full queue is the client's own fault.
+        let _ = self.fabric.post_send(qp, wr);
+    }
+
+    /// Bytes to be sent, in memory that is not used again soon.
+    fn bytes(&mut self, bytes: &[u8]) -> SgeList {
+        if bytes.is_empty() {
+            return SgeList::EMPTY;
+        }
+        if self.sent + bytes.len() > SEND_LEN {
+            self.sent = 0;
+        }
+        let sge = self.sge(SEND_AT + self.sent, bytes.len());
+        self.sent += bytes.len();
+        sge.slice.copy_in(0, bytes);
+        SgeList::one(sge)
+    }
+
+    fn send(&mut self, conn: usize, bytes: &[u8], imm: Option<u32>) {
+        let sges = self.bytes(bytes);
+        self.post(conn, WrOp::Send { imm, invalidate: None }, sges);
+    }
+
+    /// Where results may be written to.
+    fn result(&self, len: usize) -> SgDesc {
+        let addr = self.memory.base() + RESULT_AT as u64;
+        SgDesc { addr, key: self.memory.rkey(), len: len.min(CHUNK as usize) as u32 }
+    }
+
+    /// Writes bytes into a chunk of the connection's path, with any immediate.
+    fn write(&mut self, (conn, permit): (usize, u8), at: usize, bytes: &[u8], imm: u32) {
+        let sges = self.bytes(bytes);
+        let path = self.pick(conn).map_or(0, |(_, path)| path);
+        let chunk = self.chunks.get(&path).and_then(|all| all.get(usize::from(permit)));
+        let chunk = chunk.copied().unwrap_or(SgDesc { addr: 0, key: Rkey(0), len: 0 });
+        let remote = RemoteMem { addr: chunk.addr.wrapping_add(at as u64), rkey: chunk.key };
+        self.post(conn, WrOp::RdmaWrite { remote, imm: Some(imm) }, sges);
+    }
+
+    fn request(
+        &mut self,
+        at: (usize, u8),
+        room: usize,
+        header: &[u8],
+        message: &[u8],
+        limits: Limits,
+    ) {
+        let offset = u32::try_from(room + header.len()).unwrap_or(0);
+        let imm = Imm::Request { permit: PermitId(u16::from(at.1) % DEPTH), offset };
+        self.write(at, room, &[header, message].concat(), imm.encode_with(limits.mem_bits()));
+    }
+
+    fn open(&mut self, conn: usize, permit: u8, name: &str, access: AccessMode) {
+        let Ok(dev_name) = Name::new(name.as_bytes()) else { return };
+        let header = Open { access, dev_name }.encode();
+        let usr_len = Open::LEN as u16;
+        let read = ReadMsg { usr_len, need_inval: false, desc: Some(self.result(512)) };
+        let mut message = vec![0; read.encoded_len()];
+        read.encode(&mut message);
+        if let Ok(limits) = Limits::new(u32::from(DEPTH), CHUNK) {
+            self.request((conn, permit), 512, &header, &message, limits);
+        }
+    }
+}
+
+/// Runs a program of clients against a server.
+///
+/// # Panics
+/// When the server is at fault.
+#[doc(hidden)]
+pub fn fuzz_paths(data: &[u8]) {
+    let mut input = Input(data);
+    let Some(mut rig) = input.byte().and_then(Rig::new) else { return };
+    for _ in 0..STEPS_MAX {
+        if rig.step(&mut input).is_none() {
+            break;
+        }
+    }
+    rig.settle();
+    rig.end();
+}

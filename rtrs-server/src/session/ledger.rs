@@ -1,0 +1,307 @@
+//! What one session still has to be told of one export that it has open.
+//!
+//! A flush of the session fails when it covers for writes that were acknowledged before the
+//! export's epoch rose, although the sync itself succeeds: another sync has taken the error
+//! (`epoch.rs`). That happens once for each session, whoever got the error, and a good flush of
+//! another session changes nothing.
+//!
+//! Shards only read these words while nothing changes: a write stores something only when it is
+//! the first since a flush was submitted.
+//!
+//! `dirty` holds the writes that no good flush has covered: the lowest epoch in which one of them
+//! was submitted, and the generation in which the last of them was acknowledged. A flush begins a
+//! new generation when it is submitted and covers those before. The epoch counts from the
+//! *submission* of a write. One that is acknowledged in a later epoch than it was submitted in
+//! counts as lost (`late`) until a flush that covers it has failed: a failure that was told before
+//! its acknowledgment said nothing about it.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use rtrs_core::ids::PermitId;
+
+use crate::path::PathKey;
+
+/// What a flush covers and what the session had been told when it was submitted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlushMark {
+    generation: u32,
+    told: u32,
+    epoch: u32,
+    /// It may be another copy of the one that told of the last loss.
+    repeats: bool,
+}
+
+/// Why a flush fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hidden {
+    /// What it covers may be lost, and nobody has told the session.
+    Loss,
+    /// Another flush has told of that while this one ran.
+    ToldBeside,
+}
+
+/// One session's account of one open export.
+#[derive(Debug, Default)]
+pub struct FlushLedger {
+    generation: AtomicU32,
+    /// 0 when clean, else the lowest epoch plus one, and the last generation.
+    dirty: AtomicU64,
+    /// 0, or one more than the generation in which the last write was late.
+    late: AtomicU64,
+    /// How many flushes have told of a loss.
+    told: AtomicU32,
+    /// Where the last of them was answered: path and permit.
+    told_to: AtomicU64,
+    /// The epoch when the session opened the export.
+    opened: AtomicU32,
+}
+
+fn pack(epoch: u32, generation: u32) -> u64 {
+    (u64::from(epoch) + 1) << 32 | u64::from(generation)
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "two halves of a word")]
+fn unpack(word: u64) -> Option<(u32, u32)> {
+    (word != 0).then(|| (((word >> 32) - 1) as u32, word as u32))
+}
+
+/// True when `a` is a later generation than `b`; they wrap.
+fn is_later(a: u32, b: u32) -> bool {
+    a.wrapping_sub(b).cast_signed() > 0
+}
+
+fn place(path: PathKey, permit: PermitId) -> u64 {
+    (u64::from(path.0) << 16 | u64::from(permit.0)) + 1
+}
+
+impl FlushLedger {
+    /// The session opens the export anew, in this epoch.
+    pub fn reset(&self, epoch: u32) {
+        self.dirty.store(0, Ordering::SeqCst);
+        self.late.store(0, Ordering::SeqCst);
+        self.told_to.store(0, Ordering::SeqCst);
+        self.opened.store(epoch, Ordering::SeqCst);
+    }
+
+    /// The epoch when the session opened the export.
+    pub fn opened(&self) -> u32 {
+        self.opened.load(Ordering::SeqCst)
+    }
+
+    /// True when no write waits for a flush.
+    pub fn is_clean(&self) -> bool {
+        self.dirty.load(Ordering::Acquire) == 0 && self.late.load(Ordering::Acquire) == 0
+    }
+
+    /// A write that was submitted in the epoch `began` is about to be acknowledged, in `epoch`.
+    pub fn wrote(&self, began: u32, epoch: u32) {
+        let generation = self.generation.load(Ordering::Acquire);
+        if began != epoch {
+            self.late.store(u64::from(generation) + 1, Ordering::SeqCst);
+        }
+        let mut word = self.dirty.load(Ordering::Acquire);
+        loop {
+            let next = match unpack(word) {
+                None => pack(epoch, generation),
+                Some((oldest, last)) => {
+                    let newer = is_later(generation, last);
+                    pack(oldest.min(epoch), if newer { generation } else { last })
+                }
+            };
+            if next == word {
+                return;
+            }
+            match self.dirty.compare_exchange(word, next, Ordering::SeqCst, Ordering::Acquire) {
+                Ok(_) => return,
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    /// A flush is about to be submitted, in this epoch. One that may be another copy of the one
+    /// that told of the last loss tells of it again.
+    pub fn begin_flush(&self, epoch: u32, path: PathKey, permit: PermitId) -> FlushMark {
+        let repeats = self.may_repeat(path, permit);
+        if repeats {
+            self.untell();
+        }
+        let told = self.told.load(Ordering::SeqCst);
+        let generation = self.generation.fetch_add(1, Ordering::SeqCst);
+        FlushMark { generation, told, epoch, repeats }
+    }
+
+    /// A flush has succeeded, in this epoch by now. Set when it has to fail all the same.
+    pub fn hides_loss(&self, mark: FlushMark, epoch: u32) -> Option<Hidden> {
+        let dirty = unpack(self.dirty.load(Ordering::SeqCst));
+        let lost = dirty.is_some_and(|(oldest, _)| epoch > oldest);
+        if lost || self.late.load(Ordering::SeqCst) != 0 {
+            return Some(Hidden::Loss);
+        }
+        if self.told.load(Ordering::SeqCst) != mark.told {
+            return Some(Hidden::ToldBeside);
+        }
+        self.cover(mark);
+        None
+    }
+
+    /// A flush is about to be answered with a failure: the session knows of what it covered.
+    ///
+    /// One that fails for another's sake fails no further ones, and one that may be a copy is not
+    /// what the next one is taken for a copy of: else flushes that always overlap, or always use
+    /// one permit on changing paths, would fail for ever.
+    pub fn tell(&self, mark: FlushMark, hidden: Hidden, path: PathKey, permit: PermitId) {
+        let place = if mark.repeats { 0 } else { place(path, permit) };
+        self.told_to.store(place, Ordering::SeqCst);
+        if hidden == Hidden::Loss {
+            self.told.fetch_add(1, Ordering::SeqCst);
+        }
+        let late = self.late.load(Ordering::SeqCst);
+        #[allow(clippy::cast_possible_truncation, reason = "a generation plus one")]
+        let covered = late != 0 && !is_later((late - 1) as u32, mark.generation);
+        if covered {
+            // One that comes meanwhile stays.
+            let _ = self.late.compare_exchange(late, 0, Ordering::SeqCst, Ordering::SeqCst);
+        }
+        self.cover(mark);
+    }
+
+    /// What the flush covers is settled. What was acknowledged since it was submitted is of its
+    /// epoch or a later one, or late.
+    fn cover(&self, mark: FlushMark) {
+        let mut word = self.dirty.load(Ordering::SeqCst);
+        while let Some((oldest, last)) = unpack(word) {
+            let next = match is_later(last, mark.generation) {
+                true => pack(oldest.max(mark.epoch), last),
+                false => 0,
+            };
+            match self.dirty.compare_exchange(word, next, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => return,
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    /// The answer that told of a loss may be lost with its path: the next flush tells it again.
+    pub fn untell(&self) {
+        let generation = self.generation.load(Ordering::SeqCst);
+        self.late.store(u64::from(generation) + 1, Ordering::SeqCst);
+    }
+
+    /// True when a flush may be another copy of the one that told of the last loss: it has the
+    /// permit of that one and comes over another path.
+    fn may_repeat(&self, path: PathKey, permit: PermitId) -> bool {
+        let told = self.told_to.load(Ordering::Acquire);
+        told != 0 && told != place(path, permit) && (told - 1) as u16 == permit.0
+    }
+
+    /// A permit is used again on its path, so the answer before has arrived.
+    pub fn arrived(&self, path: PathKey, permit: PermitId) {
+        let told = place(path, permit);
+        let _ = self.told_to.compare_exchange(told, 0, Ordering::SeqCst, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem;
+
+    use super::*;
+
+    const PATH: PathKey = PathKey(1);
+    const PERMIT: PermitId = PermitId(3);
+
+    fn begin(ledger: &FlushLedger, epoch: u32) -> FlushMark {
+        ledger.begin_flush(epoch, PATH, PERMIT)
+    }
+
+    /// Submits a flush and ends it in this epoch. True when it told of a loss.
+    fn flush(ledger: &FlushLedger, epoch: u32) -> bool {
+        let mark = begin(ledger, epoch);
+        end(ledger, mark, epoch)
+    }
+
+    fn end(ledger: &FlushLedger, mark: FlushMark, epoch: u32) -> bool {
+        let hidden = ledger.hides_loss(mark, epoch);
+        if let Some(hidden) = hidden {
+            ledger.tell(mark, hidden, PATH, PERMIT);
+        }
+        hidden.is_some()
+    }
+
+    #[test]
+    fn a_flush_fails_once_for_writes_of_before_the_epoch_rose() {
+        let ledger = FlushLedger::default();
+        ledger.wrote(0, 0);
+        let (one, two) = (begin(&ledger, 0), begin(&ledger, 1));
+        assert!(end(&ledger, one, 1));
+        assert!(end(&ledger, two, 1), "submitted before the failure was told");
+        assert!(!flush(&ledger, 1) && ledger.is_clean());
+        ledger.wrote(1, 1);
+        assert!(!flush(&ledger, 1), "written in the epoch that it is in");
+    }
+
+    #[test]
+    fn flushes_that_always_overlap_do_not_fail_for_ever() {
+        let ledger = FlushLedger::default();
+        ledger.wrote(0, 0);
+        let mut running = begin(&ledger, 1);
+        let failed = (0..10).filter(|_| {
+            let next = begin(&ledger, 1);
+            ledger.wrote(1, 1);
+            end(&ledger, mem::replace(&mut running, next), 1)
+        });
+        assert_eq!(failed.count(), 2, "the first, and the one that ran beside it");
+    }
+
+    #[test]
+    fn who_has_nothing_to_lose_is_not_told() {
+        let ledger = FlushLedger::default();
+        assert!(!flush(&ledger, 1));
+        ledger.wrote(1, 1);
+        assert!(!flush(&ledger, 1));
+        assert!(!flush(&ledger, 2), "all was flushed before");
+    }
+
+    #[test]
+    fn a_flush_covers_what_was_acknowledged_before_it_and_no_more() {
+        let ledger = FlushLedger::default();
+        ledger.wrote(0, 0);
+        let mark = begin(&ledger, 0);
+        ledger.wrote(0, 0);
+        assert!(!end(&ledger, mark, 0));
+        assert!(!ledger.is_clean(), "the second write");
+        assert!(flush(&ledger, 1));
+    }
+
+    #[test]
+    fn a_write_that_is_acknowledged_after_a_failure_was_told_is_told_by_the_next() {
+        let ledger = FlushLedger::default();
+        ledger.wrote(0, 0);
+        let mark = begin(&ledger, 0);
+        ledger.wrote(0, 1);
+        assert!(end(&ledger, mark, 1));
+        assert!(flush(&ledger, 1), "it was not covered by that one");
+        assert!(!flush(&ledger, 1));
+        // Writes that go on do not keep the flushes failing.
+        ledger.wrote(1, 1);
+        for _ in 0..3 {
+            let mark = begin(&ledger, 1);
+            ledger.wrote(1, 1);
+            assert!(!end(&ledger, mark, 1));
+        }
+    }
+
+    #[test]
+    fn a_lost_answer_is_told_again() {
+        let ledger = FlushLedger::default();
+        ledger.wrote(0, 0);
+        assert!(flush(&ledger, 1));
+        let other = PathKey(2);
+        assert!(ledger.may_repeat(other, PERMIT));
+        assert!(!ledger.may_repeat(PATH, PERMIT) && !ledger.may_repeat(other, PermitId(4)));
+        ledger.untell();
+        assert!(flush(&ledger, 1) && !flush(&ledger, 1));
+        ledger.arrived(PATH, PERMIT);
+        assert!(!ledger.may_repeat(other, PERMIT));
+    }
+}

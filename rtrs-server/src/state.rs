@@ -1,0 +1,275 @@
+//! The state directory: what a server keeps for the next one of its host.
+//!
+//! Owns [`StateDir`]: one file for each export of which a sync has ever failed, holding the
+//! export's epoch as a number (`epoch.rs`). A thread writes them, so that no shard waits for a
+//! disk; rises that come while a file is being written go into the next write.
+//!
+//! A file is named after the export's key: the name and what is behind it. If the directory cannot
+//! be used, every start of the server counts as a new life of its caches: clients then hear of a
+//! loss that may not have been one, and of none too little.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread;
+use std::time::Duration;
+
+use rtrs_core::rt::random_number;
+
+use crate::epoch::{EpochState, EpochStore, SyncEpoch};
+
+/// Letters of an export's name in the name of its file.
+const STEM_MAX: usize = 40;
+
+/// How long a read waits for what is being written.
+const WRITE_MAX: Duration = Duration::from_secs(5);
+
+/// Keeps epochs in files.
+#[derive(Debug)]
+pub(crate) struct StateDir {
+    store: Option<Arc<Files>>,
+    /// Of this process; for epochs that cannot be kept.
+    salt: u64,
+}
+
+#[derive(Debug)]
+struct Files {
+    dir: PathBuf,
+    jobs: Sender<Job>,
+}
+
+/// What the thread does.
+#[derive(Debug)]
+enum Job {
+    Save(PathBuf, Arc<EpochState>),
+    /// Tell when all that was asked for before is done.
+    Tell(Sender<()>),
+}
+
+impl StateDir {
+    /// The directory said, or else the first there is of `$STATE_DIRECTORY`, which systemd sets,
+    /// `/var/lib/rtrs` for root, `$XDG_STATE_HOME/rtrs` and `$HOME/.local/state/rtrs`. Warns when
+    /// it cannot be used.
+    pub(crate) fn open(said: Option<&Path>) -> Self {
+        let is_root = fs::metadata("/proc/self").is_ok_and(|meta| meta.uid() == 0);
+        let default = || default_dir(is_root, |name| env::var_os(name));
+        let dir = said.map(Path::to_path_buf).or_else(default);
+        let opened = match dir {
+            Some(dir) => Files::open(&dir),
+            None => Err(io::Error::new(io::ErrorKind::NotFound, "no home directory is known")),
+        };
+        match opened {
+            Ok(files) => Self { store: Some(Arc::new(files)), salt: 0 },
+            Err(error) => {
+                tracing::warn!(
+                    "cannot keep epochs of exports: {error}; give --state-dir a directory that \
+                     can be written to: until then clients take each start of the server for a \
+                     loss of what they had not flushed"
+                );
+                Self { store: None, salt: random_number() | 1 }
+            }
+        }
+    }
+
+    /// The epoch of an export that is known by `key`.
+    pub(crate) fn epoch(&self, key: &str) -> Arc<SyncEpoch> {
+        let Some(files) = &self.store else { return SyncEpoch::unkept(self.salt) };
+        match files.read(key) {
+            Ok(base) => SyncEpoch::kept(base, Arc::clone(files) as Arc<dyn EpochStore>, key.into()),
+            Err(error) => {
+                let path = files.path(key);
+                tracing::warn!("cannot read {}: {error}; remove it if it stays so", path.display());
+                SyncEpoch::unkept(random_number() | 1)
+            }
+        }
+    }
+}
+
+fn default_dir(is_root: bool, var: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let said = |name: &str| var(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    // systemd separates several by colons; the first is ours.
+    let unit = var("STATE_DIRECTORY").and_then(|all| {
+        let first = all.to_str()?.split(':').next()?.to_owned();
+        Some(PathBuf::from(first)).filter(|path| path.is_absolute())
+    });
+    unit.or_else(|| is_root.then(|| PathBuf::from("/var/lib/rtrs")))
+        .or_else(|| said("XDG_STATE_HOME").map(|home| home.join("rtrs")))
+        .or_else(|| said("HOME").map(|home| home.join(".local/state/rtrs")))
+}
+
+impl Files {
+    fn open(dir: &Path) -> io::Result<Self> {
+        let dir = dir.join("epochs");
+        fs::create_dir_all(&dir)
+            .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", dir.display())))?;
+        let probe = dir.join(format!(".probe-{}", std::process::id()));
+        File::create(&probe)
+            .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", dir.display())))?;
+        fs::remove_file(&probe)?;
+        let (jobs, inbox) = mpsc::channel();
+        thread::Builder::new().name("state".into()).spawn(move || run(&inbox))?;
+        Ok(Self { dir, jobs })
+    }
+
+    fn path(&self, key: &str) -> PathBuf {
+        let plain = |c: &char| c.is_ascii_alphanumeric() || *c == '-' || *c == '_';
+        let stem: String = key.chars().filter(plain).take(STEM_MAX).collect();
+        self.dir.join(format!("{stem}-{:016x}", fnv1a(key.as_bytes())))
+    }
+
+    fn read(&self, key: &str) -> io::Result<u64> {
+        // An export of the search path may have been closed just now with a save under way.
+        let (done, told) = mpsc::channel();
+        let _ = self.jobs.send(Job::Tell(done));
+        told.recv_timeout(WRITE_MAX).map_err(|_| {
+            io::Error::new(io::ErrorKind::TimedOut, "what is being written takes too long")
+        })?;
+        match fs::read_to_string(self.path(key)) {
+            Ok(text) => text.trim().parse().map_err(|_| {
+                io::Error::new(io::ErrorKind::InvalidData, "it does not hold a number")
+            }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl EpochStore for Files {
+    fn save(&self, key: &str, state: &Arc<EpochState>) {
+        // The thread ends with the last sender only.
+        let _ = self.jobs.send(Job::Save(self.path(key), Arc::clone(state)));
+    }
+}
+
+/// FNV-1a, 64 bits: tells file names apart, protects nothing.
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+fn run(inbox: &Receiver<Job>) {
+    for job in inbox {
+        let (path, state) = match job {
+            Job::Save(path, state) => (path, state),
+            Job::Tell(done) => {
+                // Who asked may have lost patience.
+                let _ = done.send(());
+                continue;
+            }
+        };
+        let (number, rises) = state.begin_save();
+        if let Err(error) = write(&path, number) {
+            tracing::error!(
+                epoch = number,
+                "cannot write {}: {error}; a client that connects after the server's next start \
+                 may not hear that a sync has failed",
+                path.display()
+            );
+        }
+        // What was lost is told all the same.
+        state.end_save(rises);
+    }
+}
+
+fn write(path: &Path, number: u64) -> io::Result<()> {
+    let fresh = path.with_extension("new");
+    let mut file = File::create(&fresh)?;
+    file.write_all(format!("{number}\n").as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&fresh, path)?;
+    match path.parent() {
+        Some(dir) => File::open(dir)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Self {
+            let name = format!("rtrs-state-{}-{name}", std::process::id());
+            let dir = env::temp_dir().join(name);
+            let _ = fs::remove_dir_all(&dir);
+            Self(dir)
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn wait_saved(epoch: &SyncEpoch, rises: u32) {
+        let end = Instant::now() + Duration::from_secs(20);
+        while !epoch.is_saved(rises) {
+            assert!(Instant::now() < end, "not saved");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn an_epoch_outlives_the_server() {
+        let scratch = Scratch::new("outlives");
+        let first = StateDir::open(Some(&scratch.0)).epoch("vol=/a/b");
+        assert_eq!(first.number(), 0);
+        first.raise();
+        wait_saved(&first, first.raise());
+        let state = StateDir::open(Some(&scratch.0));
+        let next = state.epoch("vol=/a/b");
+        assert_eq!(next.number(), 2);
+        assert_eq!(next.cache_id(5, 0), first.cache_id(5, 2), "one life");
+        assert_eq!(state.epoch("vol=/a/c").number(), 0);
+        let files = fs::read_dir(scratch.0.join("epochs")).unwrap().count();
+        assert_eq!(files, 1, "nothing is left of a write");
+    }
+
+    #[test]
+    fn an_export_that_is_found_again_has_what_was_just_raised() {
+        let scratch = Scratch::new("again");
+        let state = StateDir::open(Some(&scratch.0));
+        for rises in 0..20 {
+            let epoch = state.epoch("/a/b");
+            assert_eq!(epoch.number(), rises);
+            epoch.raise();
+        }
+    }
+
+    #[test]
+    fn without_a_directory_each_start_is_a_new_life() {
+        let scratch = Scratch::new("refused");
+        fs::create_dir_all(&scratch.0).unwrap();
+        let file = scratch.0.join("file");
+        fs::write(&file, "x").unwrap();
+        let ids = [(); 2].map(|()| StateDir::open(Some(&file)).epoch("vol").cache_id(5, 0));
+        assert!(ids[0] != ids[1] && ids[0] != 5);
+        let state = StateDir::open(Some(&scratch.0));
+        fs::write(state.store.as_ref().unwrap().path("vol"), "seven").unwrap();
+        assert_ne!(state.epoch("vol").cache_id(5, 0), 5, "what cannot be read is not 0");
+    }
+
+    #[test]
+    fn the_default_follows_the_user() {
+        let var = |of: &'static [(&str, &str)]| {
+            move |name: &str| of.iter().find(|(n, _)| *n == name).map(|(_, v)| OsString::from(v))
+        };
+        let all = &[("STATE_DIRECTORY", "/s:/t"), ("XDG_STATE_HOME", "/x"), ("HOME", "/h")];
+        assert_eq!(default_dir(true, var(all)), Some("/s".into()));
+        assert_eq!(default_dir(true, var(&all[1..])), Some("/var/lib/rtrs".into()));
+        assert_eq!(default_dir(false, var(&all[1..])), Some("/x/rtrs".into()));
+        assert_eq!(default_dir(false, var(&all[2..])), Some("/h/.local/state/rtrs".into()));
+        assert_eq!(default_dir(false, var(&[])), None);
+    }
+}
