@@ -16,6 +16,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rtrs_core::config::{AutoSwitch, ByteSize, Millis, Portal, Shards, Switch};
+use rtrs_core::identity::Identity;
 
 use crate::config::{
     Access, AutoNumber, BenchSettings, Device, Failover, NbdAddress, NoPath, Policy, Settings,
@@ -211,6 +212,12 @@ pub struct SessionArgs {
     #[arg(long, value_name = "NAME")]
     pub session_name: Option<String>,
 
+    /// The server and export that it has to be, SERVER/EXPORT [default: what opens first]
+    ///
+    /// As `attach --output json` and `status` print it. A path that leads to another stays down.
+    #[arg(long, value_name = "ID")]
+    pub identity: Option<Identity>,
+
     /// Bind each shard to a CPU: auto, on or off [default: auto]
     ///
     /// auto binds them if there are no more shards than allowed CPUs.
@@ -365,6 +372,14 @@ pub struct AttachArgs {
     #[arg(long)]
     pub quick_takeover: bool,
 
+    /// Go on with another server or export than before: the volume was moved on purpose
+    ///
+    /// What --identity and the file say, and what a process left that this one takes over from, is
+    /// ignored; what opens first counts from now on. No key of the file, so that it is said each
+    /// time.
+    #[arg(long)]
+    pub accept_new_identity: bool,
+
     /// Stay in the foreground until SIGTERM or detach
     ///
     /// Without it, the command returns once an NBD client can connect.
@@ -429,6 +444,7 @@ impl SessionArgs {
             access: args.access,
             policy: args.policy,
             session_name: args.session_name,
+            identity: args.identity,
             pin: args.pin,
             crc: args.crc,
             invalidate_reads: args.invalidate_reads,

@@ -22,6 +22,7 @@ use rtrs_core::config::{
     AutoSwitch, ByteSize, Portal, Shards, Switch, deserialize_list, settings_from_file,
     settings_from_yaml,
 };
+use rtrs_core::identity::Identity;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
@@ -58,6 +59,8 @@ pub struct Settings {
     pub policy: Option<Policy>,
     /// The session's name at the server.
     pub session_name: Option<String>,
+    /// The server and export it has to be.
+    pub identity: Option<Identity>,
     /// Threads that carry IO.
     pub shards: Option<Shards>,
     /// Bind shards to CPUs.
@@ -194,6 +197,7 @@ impl Settings {
             access: None,
             policy: Some(Policy::MinInflight),
             session_name: None,
+            identity: None,
             shards: Some(Shards::Auto),
             pin: Some(AutoSwitch::Auto),
             crc: Some(Switch::On),
@@ -234,6 +238,7 @@ impl Settings {
             access: if access { self.access } else { under.access },
             policy: self.policy.or(under.policy),
             session_name: self.session_name.or(under.session_name),
+            identity: self.identity.or(under.identity),
             shards: self.shards.or(under.shards),
             pin: self.pin.or(under.pin),
             crc: self.crc.or(under.crc),

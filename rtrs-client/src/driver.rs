@@ -9,10 +9,11 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 
-use nbd_bridge::{Bound, Bridge, BridgeConfig, BridgeStats, Listener, export_info};
+use nbd_bridge::{Bound, Bridge, BridgeConfig, BridgeStats, Group, Listener, Seat, export_info};
 use rtrs_core::block::{BlockDevice, Geometry};
 use rtrs_core::config::Scheme;
 use rtrs_core::fabric::{Fabric, FabricCounters, FabricEvent};
+use rtrs_core::identity::Identity;
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::rt::{Clock, Inbox, Mailbox, PollPolicy, Ring, Sender, Shard, pin_to, run};
 use rtrs_core::time::{Duration, Instant, earliest};
@@ -68,6 +69,8 @@ pub(crate) enum Mail {
     },
     /// To core 0: a core's front end has stopped.
     FrontStopped,
+    /// Turn the front end: it is to look at its connections.
+    Look,
     /// End the thread.
     Exit,
 }
@@ -93,6 +96,8 @@ pub(crate) struct CoreReport {
     pub(crate) names: Vec<String>,
     pub(crate) policy: Option<Policy>,
     pub(crate) open: bool,
+    /// What the session is pinned to.
+    pub(crate) identity: Option<Identity>,
     /// `None` until the device was open once.
     pub(crate) geometry: Option<Geometry>,
 }
@@ -112,6 +117,8 @@ pub(crate) enum Event {
     CoreFailed(CoreIndex, String),
     /// What whoever takes over from this process has to know: the life of the server's cache.
     KeptLife(u64),
+    /// The same: which server's export it is.
+    Pinned(Identity),
     /// Everything ended.
     Done,
 }
@@ -119,7 +126,7 @@ pub(crate) enum Event {
 /// What the session is opened for.
 pub(crate) enum Purpose {
     /// Serve NBD clients.
-    Nbd(BridgeConfig),
+    Nbd(BridgeConfig, Arc<Group>),
     /// Run a workload.
     Bench(Arc<Workload>),
 }
@@ -193,6 +200,7 @@ struct ClientShard {
     events: Option<mpsc::Sender<Event>>,
     reported_failure: bool,
     kept_life: Option<u64>,
+    identity: Option<Identity>,
     /// Deadline of a front end that is stopping.
     stopping: Option<Instant>,
     /// It has stopped.
@@ -232,6 +240,7 @@ impl ClientShard {
             events: start.events,
             reported_failure: false,
             kept_life: None,
+            identity: None,
             stopping: None,
             front_stopped: false,
             shutdown: None,
@@ -314,6 +323,7 @@ impl ClientShard {
                         *running = running.saturating_sub(1);
                     }
                 }
+                Mail::Look => {}
                 Mail::Exit => self.done = true,
             }
         }
@@ -349,9 +359,10 @@ impl ClientShard {
         let geometry = device.geometry().clone();
         self.geometry = Some(geometry.clone());
         let started = match &self.purpose {
-            Purpose::Nbd(config) => {
+            Purpose::Nbd(config, group) => {
                 let export = export_info(&self.config.export, &geometry);
-                Bridge::new(&self.ring, device, export, *config).map(|bridge| {
+                let seat = Seat { group: Arc::clone(group), shard: self.core.index() };
+                Bridge::seated(&self.ring, device, export, *config, seat).map(|bridge| {
                     self.front = Front::Nbd(Box::new(bridge));
                     self.listener = self.bound.take().map(|b| b.serve(&self.ring));
                 })
@@ -417,6 +428,7 @@ impl ClientShard {
             names: control.map(SessionControl::path_names).unwrap_or_default(),
             policy: control.map(SessionControl::policy),
             open: control.is_some_and(SessionControl::is_open),
+            identity: control.and_then(SessionControl::pinned_identity),
             geometry: self.geometry.clone(),
         }
     }
@@ -599,6 +611,11 @@ impl Shard for ClientShard {
         if self.kept_life != life {
             self.kept_life = life;
             life.into_iter().for_each(|life| self.event(Event::KeptLife(life)));
+        }
+        let identity = self.control.as_ref().and_then(SessionControl::pinned_identity);
+        if self.identity != identity {
+            self.identity = identity;
+            identity.into_iter().for_each(|identity| self.event(Event::Pinned(identity)));
         }
         any |= self.deliver(now);
         any |= self.accept_clients(now);

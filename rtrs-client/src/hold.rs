@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use nbd_bridge::kernel::{BUSY_BYTES, KernelDevice};
 use nbd_bridge::{Bound, BridgeConfig, Endpoint};
+use rtrs_core::identity::Identity as Pinned;
 use rtrs_core::local::ControlSocket;
 use rtrs_core::rt::become_daemon;
 
@@ -61,6 +62,7 @@ pub(crate) fn hold(plan: &AttachPlan) -> Result<(), Error> {
     };
     let config = SessionConfig {
         open_patience: patience,
+        identity: pinned(plan, kept.as_ref())?,
         inherited_life: kept.as_ref().filter(|_| plan.takes_over()).and_then(Kept::life),
         ..session_config(&plan.session)?
     };
@@ -135,6 +137,43 @@ pub(crate) fn hold(plan: &AttachPlan) -> Result<(), Error> {
         holding.stop(Duration::ZERO);
     }
     holding.wait_end(&inbox, running, control)
+}
+
+/// Which server's export the session has to work with, if that is known before it begins.
+fn pinned(plan: &AttachPlan, kept: Option<&Kept>) -> Result<Option<Pinned>, Error> {
+    let said = plan.session.identity;
+    let Some(kept) = kept.filter(|_| plan.takes_over()) else {
+        return Ok(said.filter(|_| !plan.accept_new_identity));
+    };
+    let left = match kept.identity() {
+        _ if plan.accept_new_identity => return Ok(None),
+        Ok(left) => left,
+        Err(error) => {
+            let text = "cannot read which disk the process that died worked with; say --identity \
+                        ID, or --accept-new-identity";
+            return match said {
+                Some(said) => Ok(Some(said)),
+                None => Err(Error::with_source(ErrorKind::System, text, error)),
+            };
+        }
+    };
+    joined(left, said)
+}
+
+/// What a process left and what is said, where they do not contradict each other: an export with
+/// an id for one boot has another one after the server's next, and either may say less.
+fn joined(left: Option<Pinned>, said: Option<Pinned>) -> Result<Option<Pinned>, Error> {
+    match (left, said) {
+        (Some(left), Some(said)) if left.contradicts(&said) => {
+            let text = format!(
+                "cannot take over: the process that died worked with {left}, and identity says \
+                 {said}; correct it, or say --accept-new-identity if the volume was moved"
+            );
+            Err(Error::new(ErrorKind::Usage, text))
+        }
+        (Some(left), Some(said)) => Ok(Some(left.or(said))),
+        (left, said) => Ok(left.or(said)),
+    }
 }
 
 fn bind(endpoint: &Endpoint) -> Result<Bound, Error> {
@@ -242,5 +281,83 @@ fn end(
     });
     for detach in asked.into_iter().chain(late) {
         detach.answer(warning);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rtrs_core::identity::{ExportId, ServerId};
+    use rtrs_core::local::RunDir;
+
+    use super::*;
+    use crate::config::Settings;
+
+    const LEFT: &str = "00112233445566778899aabbccddeeff/00000000000000000000000000000001";
+    const SAID: &str = "00112233445566778899aabbccddeeff/00000000000000000000000000000002";
+
+    fn plan(front: &str, identity: Option<&str>, accept_new_identity: bool) -> AttachPlan {
+        let identity = identity.map(|id| format!("\nidentity: {id}")).unwrap_or_default();
+        let settings = Settings::from_yaml(&format!("{front}{identity}"), "s.yaml").unwrap();
+        let plan = AttachPlan::new("v", settings, Output::Text).unwrap();
+        AttachPlan { accept_new_identity, ..plan }
+    }
+
+    #[test]
+    fn what_a_process_left_and_what_is_said_have_to_agree() {
+        let server = Some(ServerId::of_name("s"));
+        let weak = |boot| Some(ExportId::weak(boot, "file", &[]));
+        let of = |server, export| Some(Pinned { server, export });
+        let stable = Some(ExportId::of_name("e"));
+        for (left, said, both) in [
+            (None, None, None),
+            (None, of(server, stable), of(server, stable)),
+            (of(server, stable), of(server, None), of(server, stable)),
+            (of(server, None), of(None, stable), of(server, stable)),
+            (of(server, weak(2)), of(server, weak(1)), of(server, weak(2))),
+        ] {
+            assert_eq!(joined(left, said).ok(), Some(both), "{left:?} {said:?}");
+        }
+        let other = Some(ServerId::of_name("t"));
+        assert!(joined(of(server, stable), of(other, stable)).is_err());
+        assert!(joined(of(server, stable), of(server, weak(1))).is_err());
+    }
+
+    #[test]
+    fn what_a_session_is_pinned_to_before_it_begins() {
+        let name = format!("rtrs-pinned-{}", std::process::id());
+        let dir = RunDir::new(Some(std::env::temp_dir().join(name))).unwrap();
+        dir.make().unwrap();
+        let kept = Kept::new(&dir, "v");
+        let (left, said): (Pinned, Pinned) = (LEFT.parse().unwrap(), SAID.parse().unwrap());
+        let device = |identity, accept| plan("device: auto\ntakeover: true", identity, accept);
+        let pin = |plan: &AttachPlan| pinned(plan, Some(&kept)).map_err(|e| e.to_string());
+
+        // The process that died had pinned nothing.
+        assert_eq!(pin(&device(None, false)), Ok(None));
+        assert_eq!(pin(&device(Some(SAID), false)), Ok(Some(said)));
+        kept.keep_identity(left);
+        assert_eq!(pin(&device(None, false)), Ok(Some(left)));
+        assert_eq!(pin(&device(Some(LEFT), false)), Ok(Some(left)));
+        let error = pin(&device(Some(SAID), false)).unwrap_err();
+        assert!(error.contains(LEFT) && error.contains(SAID), "{error}");
+        assert!(error.contains("say --accept-new-identity if the volume was moved"), "{error}");
+        for identity in [None, Some(LEFT), Some(SAID)] {
+            assert_eq!(pin(&device(identity, true)), Ok(None), "a deliberate move");
+        }
+
+        // Nobody takes over: what was left is another session's.
+        for front in ["device: auto", "socket: /s"] {
+            assert_eq!(pin(&plan(front, None, false)), Ok(None), "{front}");
+            assert_eq!(pin(&plan(front, Some(SAID), false)), Ok(Some(said)), "{front}");
+            assert_eq!(pin(&plan(front, Some(SAID), true)), Ok(None), "{front}");
+        }
+
+        // What is left and cannot be read is not taken for nothing.
+        std::fs::write(dir.control_socket("v").with_extension("identity"), "x").unwrap();
+        let error = pin(&device(None, false)).unwrap_err();
+        assert!(error.contains("cannot read which disk the process that died"), "{error}");
+        assert_eq!(pin(&device(Some(SAID), false)), Ok(Some(said)));
+        assert_eq!(pin(&device(None, true)), Ok(None));
+        std::fs::remove_dir_all(dir.path()).unwrap();
     }
 }

@@ -1,8 +1,9 @@
 //! What a session's process leaves for one that takes over from it when it dies: in which life of
-//! the server's cache it may have left writes that were not flushed.
+//! the server's cache it may have left writes that were not flushed, and which server's export it
+//! worked with.
 //!
-//! A number in a file beside the control socket, replaced as a whole. Sessions behind a device of
-//! the kernel have one; it goes with a session that ends in order. Called by `hold`; written by the
+//! Two files beside the control socket, each replaced as a whole. Sessions behind a device of the
+//! kernel have them; they go with a session that ends in order. Called by `hold`; written by the
 //! thread that forwards the session's events.
 
 use std::fs;
@@ -11,9 +12,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use rtrs_core::identity::Identity;
 use rtrs_core::local::RunDir;
 
-/// The file of one session. Clones are the same.
+const LIFE: &str = "life";
+const IDENTITY: &str = "identity";
+
+/// The files of one session. Clones are the same.
 #[derive(Clone, Debug)]
 pub(crate) struct Kept {
     path: PathBuf,
@@ -24,7 +29,7 @@ pub(crate) struct Kept {
 impl Kept {
     /// That of the session that is attached as `name`.
     pub(crate) fn new(run_dir: &RunDir, name: &str) -> Self {
-        let path = run_dir.control_socket(name).with_extension("life");
+        let path = run_dir.control_socket(name).with_extension(LIFE);
         Self { path, over: Arc::new(Mutex::new(false)) }
     }
 
@@ -41,20 +46,45 @@ impl Kept {
         }
     }
 
+    /// Which server's export a process that died worked with, if it is known.
+    ///
+    /// # Errors
+    /// Why it cannot be read, where there is something.
+    pub(crate) fn identity(&self) -> io::Result<Option<Identity>> {
+        let path = self.path.with_extension(IDENTITY);
+        match fs::read_to_string(path) {
+            Ok(text) => match text.trim().parse() {
+                Ok(identity) => Ok(Some(identity)),
+                Err(error) => Err(io::Error::new(io::ErrorKind::InvalidData, error)),
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Leaves for the next process which server's export it is.
+    pub(crate) fn keep_identity(&self, identity: Identity) {
+        let what = "does not know which disk it has to be";
+        self.write(IDENTITY, &identity.to_string(), what);
+    }
+
     /// Leaves a life for the next process.
     pub(crate) fn keep(&self, life: u64) {
+        self.write(LIFE, &life.to_string(), "cannot tell of writes that a server lost meanwhile");
+    }
+
+    fn write(&self, extension: &str, text: &str, without: &str) {
         let over = self.over.lock();
         if *over {
             return;
         }
-        let fresh = self.path.with_extension("life.new");
-        let kept =
-            fs::write(&fresh, format!("{life}\n")).and_then(|()| fs::rename(&fresh, &self.path));
+        let path = self.path.with_extension(extension);
+        let fresh = self.path.with_extension(format!("{extension}.new"));
+        let kept = fs::write(&fresh, format!("{text}\n")).and_then(|()| fs::rename(&fresh, &path));
         if let Err(error) = kept {
             tracing::warn!(
-                "cannot write {}: {error}; if this process dies, who takes over cannot tell of \
-                 writes that a server lost meanwhile",
-                self.path.display()
+                "cannot write {}: {error}; if this process dies, who takes over {without}",
+                path.display()
             );
         }
     }
@@ -63,11 +93,14 @@ impl Kept {
     pub(crate) fn forget(&self) {
         let mut over = self.over.lock();
         *over = true;
-        match fs::remove_file(&self.path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!("cannot remove {}: {error}", self.path.display());
+        for extension in [LIFE, IDENTITY] {
+            let path = self.path.with_extension(extension);
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    tracing::warn!("cannot remove {}: {error}", path.display());
+                }
+                _ => {}
             }
-            _ => {}
         }
     }
 }
@@ -89,10 +122,18 @@ mod tests {
         assert_eq!(Kept::new(&dir, "vol.1").life(), None);
         fs::write(&kept.path, "x").unwrap();
         assert_eq!(kept.life(), Some(0), "not known");
+        assert_eq!(kept.identity().unwrap(), None);
+        let identity: Identity = "-/00112233445566778899aabbccddeeff".parse().unwrap();
+        kept.keep_identity(identity);
+        assert_eq!(kept.identity().unwrap(), Some(identity));
+        fs::write(kept.path.with_extension(IDENTITY), "x").unwrap();
+        assert!(kept.identity().is_err(), "not ignored");
         kept.forget();
         kept.forget();
         kept.keep(8);
+        kept.keep_identity(identity);
         assert_eq!(kept.life(), None);
+        assert_eq!(kept.identity().unwrap(), None);
         fs::remove_dir(dir.path()).unwrap();
     }
 }

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-use nbd_bridge::{Bound, BridgeConfig};
+use nbd_bridge::{Bound, BridgeConfig, Group};
 use rtrs_core::config::{AutoSwitch, Scheme};
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::rt::{Mailbox, PollPolicy, Sender, mailbox, pin_plan};
@@ -166,11 +166,13 @@ pub(crate) fn start(
         (0..cores).map(|_| mailbox()).collect::<io::Result<Vec<_>>>()?.into_iter().unzip();
     let (events, from_cores) = mpsc::channel();
     let cpus = pin_plan(pin, config.cores);
+    let to_look = senders.clone();
+    let group = Group::new(cores, move |core| to_look[core].send(Mail::Look));
     let mut threads = Vec::with_capacity(cores);
     for (index, inbox) in boxes.into_iter().enumerate() {
         let purpose = match &purpose {
             Use::Bench(workload) => Purpose::Bench(Arc::clone(workload)),
-            Use::Nbd(_, bridge) => Purpose::Nbd(*bridge),
+            Use::Nbd(_, bridge) => Purpose::Nbd(*bridge, Arc::clone(&group)),
         };
         let core = CoreIndex(u16::try_from(index).unwrap_or(u16::MAX));
         let start = ShardStart {

@@ -16,6 +16,8 @@ mod device;
 mod doctor;
 mod driver;
 mod error;
+#[cfg(any(test, feature = "test-util"))]
+mod fuzz;
 mod hold;
 mod kept;
 mod launch;
@@ -33,6 +35,8 @@ mod stats;
 
 pub use cli::LowArgs;
 pub use error::{Error, ErrorKind};
+#[cfg(any(test, feature = "test-util"))]
+pub use fuzz::fuzz_paths;
 pub use plan::{AttachPlan, BenchPlan, DoctorPlan, Front, PingPlan, Plan, RunDir, SessionPlan};
 pub use run::run;
 pub use session::SessionDevice;

@@ -13,6 +13,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use rtrs_core::fabric::{Fabric, FabricEvent};
+use rtrs_core::identity::Identity;
 use rtrs_core::ids::{CoreIndex, QpNum};
 use rtrs_core::time::{Instant, earliest};
 
@@ -216,6 +217,12 @@ impl ClientCore {
         self.control.as_ref().and_then(SessionControl::kept_life)
     }
 
+    /// On core 0: which server's export the session is pinned to, if either is known; for
+    /// [`SessionConfig::identity`] of the next.
+    pub fn pinned_identity(&self) -> Option<Identity> {
+        self.control.as_ref().and_then(SessionControl::pinned_identity)
+    }
+
     /// When to be polled even if nothing happens.
     pub fn deadline(&self) -> Option<Instant> {
         let control = self.control.as_ref().and_then(SessionControl::deadline);
@@ -282,6 +289,11 @@ impl ClientCore {
     /// IOs taken and not yet finished, on this core.
     pub fn inflight(&self) -> usize {
         self.session.borrow().inflight()
+    }
+
+    /// Requests of this shard so far, by path.
+    pub fn path_requests(&self) -> Vec<u64> {
+        self.session.borrow().stats().paths.iter().map(|path| path.requests).collect()
     }
 
     /// Permits that requests of this core hold.

@@ -122,7 +122,9 @@ impl Plan {
         match &args.command {
             Command::Attach(attach) => {
                 let settings = attach.source.layer(flags(attach.settings()))?;
-                AttachPlan::new(&attach.name, settings, output).map(Box::new).map(Self::Attach)
+                let accept_new_identity = attach.accept_new_identity;
+                let plan = AttachPlan::new(&attach.name, settings, output)?;
+                Ok(Self::Attach(Box::new(AttachPlan { accept_new_identity, ..plan })))
             }
             Command::Bench(bench) => {
                 let settings = bench.source.layer(flags(bench.settings()))?;

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config;
 use crate::driver::CoreReport;
+use crate::session::ANOTHER;
 use crate::session::replay::Waits;
 use crate::session::status::PathStatus;
 use crate::stats::{OP_NAMES, ShardStats};
@@ -122,6 +123,7 @@ pub(crate) fn status(identity: &Identity, reports: &[CoreReport]) -> serde_json:
         "inflight": inflight,
         "no_path": identity.no_path,
         "failover": identity.failover,
+        "identity": home.and_then(|r| r.identity),
         "oldest_io": oldest(reports),
         "nbd_connections": reports.iter().map(|r| r.bridge.connections).sum::<u64>(),
         "paths": paths,
@@ -138,6 +140,7 @@ pub(crate) fn attached(status: &serde_json::Value) -> serde_json::Value {
         "size": status["size"],
         "block_size": status["block_size"],
         "read_only": status["read_only"],
+        "identity": status["identity"],
         "pid": status["pid"],
         "paths": status["paths"],
     })
@@ -282,20 +285,26 @@ pub(crate) fn list_text(sessions: &[serde_json::Value]) -> String {
         "NAME", "STATE", "SIZE", "PATHS", "OVER", "PID", "DEVICE"
     );
     for session in sessions {
-        let paths = session["paths"].as_array().map_or(0, Vec::len);
-        let up = session["paths"]
-            .as_array()
-            .map_or(0, |p| p.iter().filter(|p| p["state"] == "connected").count());
+        let paths = session["paths"].as_array().map_or(&[][..], Vec::as_slice);
+        let up = paths.iter().filter(|path| path["state"] == "connected").count();
+        let slow = paths.iter().filter(|path| path_state(path) == "slow").count();
+        let slow = if slow > 0 { format!(", {slow} slow") } else { String::new() };
         out += &format!(
             "{:<16} {:<18} {:>10} {:>6} {:<8} {:>8}  {}\n",
             text(&session["name"]),
             text(&session["state"]),
             size_text(&session["size"]),
-            format!("{up}/{paths}"),
+            format!("{up}/{}{slow}", paths.len()),
             transports(session),
             text(&session["pid"]),
             text(front(session)),
         );
+        for path in session["paths"].as_array().into_iter().flatten() {
+            let why = path["last_error"].as_str().filter(|_| path["state"] != "connected");
+            if let Some(why) = why.filter(|why| why.contains(ANOTHER)) {
+                out += &format!("  {}: {why}\n", text(&path["path"]));
+            }
+        }
     }
     out
 }
@@ -322,7 +331,7 @@ pub(crate) fn status_text(status: &serde_json::Value) -> String {
     let mut out = String::new();
     for key in [
         "name", "state", "device", "uri", "access", "policy", "no_path", "failover", "session",
-        "pid", "shards",
+        "identity", "pid", "shards",
     ] {
         if !(matches!(key, "device" | "uri") && status[key].is_null()) {
             out += &format!("{:<16} {}\n", key.replace('_', " "), text(&status[key]));
@@ -512,5 +521,17 @@ mod tests {
         let list = list_text(&[device, socket]);
         let ends: Vec<&str> = list.lines().filter_map(|l| l.split_whitespace().last()).collect();
         assert_eq!(ends, ["DEVICE", "/dev/nbd3", "nbd://127.0.0.1:10809/v"]);
+    }
+
+    #[test]
+    fn a_list_shows_slow_paths() {
+        let path = |state: &str, slow| serde_json::json!({ "state": state, "slow": slow });
+        let mut session = serde_json::json!({ "name": "v", "paths": [
+            path("connected", false), path("connected", true), path("closing", true),
+        ] });
+        assert!(list_text(std::slice::from_ref(&session)).contains(" 2/3, 1 slow "));
+        session["paths"][1]["slow"] = false.into();
+        let list = list_text(&[session]);
+        assert!(list.contains(" 2/3 ") && !list.contains("slow"), "{list}");
     }
 }

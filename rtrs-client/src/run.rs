@@ -336,6 +336,7 @@ pub(crate) fn session_config(plan: &SessionPlan) -> Result<SessionConfig, Error>
         read_only_fallback: plan.access == Access::Auto,
         open_patience: Duration::ZERO,
         inherited_life: None,
+        identity: plan.identity,
         id: SessionId(id),
         paths: plan
             .paths
@@ -433,6 +434,8 @@ pub(crate) fn forward_events(
         while let Ok(event) = events.recv() {
             if let Event::KeptLife(life) = event {
                 kept.iter().for_each(|kept| kept.keep(life));
+            } else if let Event::Pinned(identity) = event {
+                kept.iter().for_each(|kept| kept.keep_identity(identity));
             } else if wakes.send(Wake::Core(event)).is_err() {
                 return;
             }
@@ -456,9 +459,9 @@ pub(crate) fn wait_ready(
         Ok(Wake::Core(Event::Failed(failure))) => failure.to_string(),
         Ok(Wake::Core(Event::FrontFailed(error))) => error.to_string(),
         Ok(Wake::Core(Event::CoreFailed(core, error))) => format!("core {core}: {error}"),
-        Ok(Wake::Core(Event::Done | Event::KernelGone(_) | Event::KeptLife(_))) => {
-            "the session ended before it began".to_owned()
-        }
+        Ok(Wake::Core(
+            Event::Done | Event::KernelGone(_) | Event::KeptLife(_) | Event::Pinned(_),
+        )) => "the session ended before it began".to_owned(),
         Ok(Wake::Signal) => "ended by a signal".to_owned(),
         Ok(Wake::Detach(detach)) => {
             *asked = Some(detach);

@@ -42,7 +42,7 @@ fn every_flag_has_short_and_long_help() {
 
 #[test]
 fn every_setting_is_a_key_and_every_key_a_setting() {
-    let not_keys = ["config", "check", "print-config", "help", "version"];
+    let not_keys = ["config", "check", "print-config", "help", "version", "accept-new-identity"];
     let flags = |name: &str| -> Vec<String> {
         let command = LowArgs::command();
         let sub = command.find_subcommand(name).unwrap().clone();
@@ -69,7 +69,8 @@ fn every_setting_is_a_key_and_every_key_a_setting() {
     assert!(LowArgs::command().get_arguments().any(|arg| arg.get_long() == Some("run-dir")));
 }
 
-const SESSION: [&str; 17] = [
+const SESSION: [&str; 18] = [
+    "--identity=-/00112233445566778899aabbccddeeff",
     "--path=tcp://10.0.0.1@10.0.0.2",
     "--path=tcp://h:1",
     "--access=ro",
@@ -88,7 +89,8 @@ const SESSION: [&str; 17] = [
     "--poll-us=16",
     "--log=debug",
 ];
-const SESSION_FILE: &str = "path: [tcp://10.0.0.1@10.0.0.2, tcp://h:1]\naccess: ro\n\
+const SESSION_FILE: &str = "identity: -/00112233445566778899aabbccddeeff\n\
+    path: [tcp://10.0.0.1@10.0.0.2, tcp://h:1]\naccess: ro\n\
     policy: round-robin\nsession-name: s\npin: on\ncrc: off\ninvalidate-reads: on\n\
     heartbeat-ms: 10\nheartbeat-missed-max: 2\nconnect-timeout-ms: 11\nreconnect-min-ms: 12\n\
     reconnect-max-ms: 13\nio-timeout-ms: 14\nqueue-depth-limit: 15\npoll-us: 16\nlog: debug\n";

@@ -12,12 +12,14 @@ use rtrs_core::fabric::{
     PdUse, PrivateData, ProtectionDomain, QpLimits, RemoteMem, Sge, SgeList, WcOp, WcStatus,
     WorkCompletion, WorkRequest, WrOp,
 };
+use rtrs_core::identity::EvictionSecret;
 use rtrs_core::ids::{ConnIndex, PathUuid, PermitId, QpNum, Rkey};
 use rtrs_core::mem::Region;
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::{
     AccessMode, Close, ConnReq, ConnRsp, Extensions, Fence, Imm, InfoReq, InfoRsp, MemBits, Name,
-    Open, OpenRsp, ReadMsg, SessInfo, SessInfoRsp, SgDesc, WriteMsg, errno, errno_name,
+    Open, OpenRsp, OpenRspTail, ReadMsg, SessInfo, SessInfoRsp, SgDesc, WriteMsg, errno,
+    errno_name,
 };
 
 use super::io::{Answer, WrId, geometry_of};
@@ -94,7 +96,7 @@ pub(crate) fn describe_reject(private_data: &[u8]) -> String {
                      IPv4 beside IPv6 too)"
                 }
                 104 => " (the server still holds the old path, or speaks another version)",
-                6 => " (the server does not know this session any more)",
+                6 => " (the server does not know this session any more, or it is another server)",
                 12 => " (the server has no memory for this; its log says why)",
                 116 => " (the server's operator evicted this session: detach, and attach again)",
                 95 => " (the server's RDMA device lacks what it is set to; its log says what)",
@@ -106,11 +108,20 @@ pub(crate) fn describe_reject(private_data: &[u8]) -> String {
     }
 }
 
-/// True when the server's operator evicted the session.
-pub(crate) fn is_eviction(failure: &ConnectFailure) -> bool {
-    let ConnectFailure::Rejected(data) = failure else { return false };
-    ConnRsp::decode(data.as_bytes()).is_ok_and(|rsp| rsp.errno.unsigned_abs() == errno::ESTALE)
+/// Set when a server says that its operator evicted the session: the secret it says it with, if
+/// it has one. Anybody can say so who answers at the address.
+pub(crate) fn eviction(failure: &ConnectFailure) -> Option<Option<EvictionSecret>> {
+    let ConnectFailure::Rejected(data) = failure else { return None };
+    let rsp = ConnRsp::decode(data.as_bytes()).ok()?;
+    let evicted = rsp.errno.unsigned_abs() == errno::ESTALE;
+    evicted.then(|| Extensions::decode(&rsp.ext).identity.map(EvictionSecret))
 }
+
+/// What stands at a path whose server says so and does not prove it.
+pub(crate) const UNPROVEN_EVICTION: &str = concat!(
+    "cannot connect: the server says that it evicted this session, and does not prove that it is ",
+    "the one that opened it; detach, and attach again if it was evicted",
+);
 
 /// Why a connection did not come about.
 pub(crate) fn describe_failure(failure: &ConnectFailure) -> String {
@@ -138,7 +149,11 @@ pub(crate) enum ServiceEvent {
         chunks: Arc<[RemoteMem]>,
     },
     /// The device is open.
-    Opened(OpenDevice),
+    Opened {
+        device: OpenDevice,
+        /// What the server repeats if it ends the session for good.
+        secret: Option<EvictionSecret>,
+    },
     /// The device was refused, with this errno.
     OpenRefused(u16),
     /// The device is closed.
@@ -214,6 +229,11 @@ impl ServiceConnection {
     /// The server's bounds and abilities, from its answer to this connection.
     pub(crate) fn granted(&mut self, granted: Granted, extensions: Extensions) {
         (self.granted, self.extensions) = (Some(granted), extensions);
+    }
+
+    /// Bytes of OPEN_RSP that this server has.
+    fn open_rsp_len(&self) -> usize {
+        if self.extensions.identity.is_some() { OpenRspTail::LONG_LEN } else { OpenRsp::LEN }
     }
 
     /// True when the server takes FENCE.
@@ -389,14 +409,17 @@ impl ServiceConnection {
                 let dev_name =
                     Name::new(export.as_bytes()).map_err(|e| format!("export name: {e}"))?;
                 let open = Open { access, dev_name }.encode();
-                self.post_read(&open, OpenRsp::LEN, fabric).map_err(|e| e.to_string())?;
+                self.post_read(&open, self.open_rsp_len(), fabric).map_err(|e| e.to_string())?;
                 self.step = Step::Open;
                 Ok(ServiceEvent::Nothing)
             }
             Step::Open if answer.errno != 0 => Ok(ServiceEvent::OpenRefused(answer.errno)),
             Step::Open => {
-                let bytes = self.answer_bytes(OpenRsp::LEN)?;
-                let rsp = OpenRsp::decode(&bytes).map_err(|e| format!("bad OPEN_RSP: {e}"))?;
+                let bytes = self.answer_bytes(self.open_rsp_len())?;
+                let bad = |e| format!("bad OPEN_RSP: {e}");
+                let rsp = OpenRsp::decode(&bytes).map_err(bad)?;
+                let long = self.extensions.identity.is_some();
+                let tail = long.then(|| OpenRspTail::decode(&bytes).map_err(bad)).transpose()?;
                 let granted = self.granted.ok_or("OPEN_RSP before the connect response")?;
                 let geometry = geometry_of(&rsp, granted.keeps_lengths)?;
                 let largest = granted.max_io_size;
@@ -408,12 +431,14 @@ impl ServiceConnection {
                     ));
                 }
                 let told = self.extensions.cache_id;
-                Ok(ServiceEvent::Opened(OpenDevice {
+                let device = OpenDevice {
                     device_id: rsp.device_id,
                     geometry,
                     cache_id: if told { rsp.cache_id } else { 0 },
                     volatile: told && rsp.volatile,
-                }))
+                    export_id: tail.and_then(|tail| tail.export),
+                };
+                Ok(ServiceEvent::Opened { device, secret: tail.map(|tail| tail.secret) })
             }
             Step::Close => Ok(ServiceEvent::Closed),
             Step::Fence if answer.errno != 0 => {

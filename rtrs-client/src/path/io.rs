@@ -45,7 +45,7 @@ impl Request {
     ) -> Layout {
         let rw = match self.op {
             IoOp::Read => Rw::READ.sync(),
-            IoOp::Write if self.flags.fua => Rw::WRITE.sync().fua(true),
+            IoOp::Write if self.flags.fua => Rw::WRITE.sync().fua(!rtrs_core::mutated!(FuaUnasked)),
             IoOp::Write => Rw::WRITE,
             IoOp::Flush => Rw::FLUSH.sync().fua(true),
             IoOp::Discard => Rw::DISCARD.fua(self.flags.fua),

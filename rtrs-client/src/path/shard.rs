@@ -409,13 +409,16 @@ impl PathShard {
         fabric: &mut dyn Fabric,
     ) -> Result<bool, FabricError> {
         let row = usize::from(permit.0 - self.range.start);
+        if rtrs_core::mutated!(ReadWindowKept) {
+            return Ok(true);
+        }
         let Some(connection) = self.connection.as_mut() else { return Ok(true) };
         let Some(data) = connection.open_window[row].take() else { return Ok(true) };
         let window = &connection.data[data].windows[row];
         let wr_id = WrId::Revoke(permit).encode();
         match fabric.revoke(connection.qp, window, wr_id)? {
             BindResult::Done(_) => Ok(true),
-            BindResult::Pending(_) => Ok(false),
+            BindResult::Pending(_) => Ok(rtrs_core::mutated!(RevokeNotAwaited)),
         }
     }
 
@@ -456,7 +459,8 @@ impl PathShard {
                 };
                 let row = usize::from(answer.permit.0.wrapping_sub(self.range.start));
                 if let (Some(rkey), Some(chunk)) = (answer.rkey, connection.chunks.get_mut(row)) {
-                    chunk.rkey = rkey;
+                    chunk.rkey =
+                        if rtrs_core::mutated!(FreshKeyDropped) { chunk.rkey } else { rkey };
                 }
                 Ok(PathEvent::Answer(answer))
             }

@@ -52,6 +52,8 @@ pub struct AttachPlan {
     pub buffer_bytes: u64,
     /// Stay in the foreground.
     pub foreground: bool,
+    /// Whatever the session was pinned to, go on with what opens first.
+    pub accept_new_identity: bool,
     /// Where the control socket lives: [`RunDir::control_socket`] of the export's name.
     pub run_dir: RunDir,
     /// For people or programs.
@@ -164,7 +166,7 @@ fn quick_shards(shards: Shards) -> Result<Shards, Error> {
 
 impl AttachPlan {
     /// Judges settings, laid over [`Settings::defaults`].
-    pub(super) fn new(name: &str, settings: Settings, output: Output) -> Result<Self, Error> {
+    pub(crate) fn new(name: &str, settings: Settings, output: Output) -> Result<Self, Error> {
         let settings = settings.over(Settings::defaults());
         let (Some(buffer_size), Some(foreground)) = (settings.buffer_size, settings.foreground)
         else {
@@ -184,7 +186,9 @@ impl AttachPlan {
             session.shards = quick_shards(session.shards)?;
         }
         let front = Front::new(&fronts, &session)?;
-        Ok(Self { session, front, buffer_bytes: bytes, foreground, run_dir, output })
+        let buffer_bytes = bytes;
+        let accept_new_identity = false;
+        Ok(Self { session, front, buffer_bytes, foreground, accept_new_identity, run_dir, output })
     }
 
     /// True when it takes a device over that another process has left, if there is one.

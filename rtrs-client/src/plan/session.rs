@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use rtrs_core::config::{AutoSwitch, Portal, Scheme, Shards, Switch, check_log_filter};
 use rtrs_core::fabric::rdma::{NoRdma, Rdma};
+use rtrs_core::identity::Identity;
 use rtrs_core::limits::TCP_CONNS_PER_PATH_MAX;
 use tracing_subscriber::EnvFilter;
 
@@ -34,6 +35,8 @@ pub struct SessionPlan {
     pub access: Access,
     /// How a path is picked.
     pub policy: Policy,
+    /// The server and export it has to be, if that was said.
+    pub identity: Option<Identity>,
     /// Threads that carry IO, and connections on each path besides the service connection.
     pub shards: Shards,
     /// Whether shards are bound to CPUs.
@@ -81,6 +84,7 @@ impl SessionPlan {
             access,
             policy: Some(policy),
             session_name,
+            identity,
             shards: Some(shards),
             pin: Some(pin),
             crc: Some(crc),
@@ -120,6 +124,7 @@ impl SessionPlan {
             paths,
             access,
             policy,
+            identity,
             shards,
             pin,
             crc: crc.is_on(),
@@ -246,6 +251,7 @@ impl SessionPlan {
             access: Some(self.access),
             policy: Some(self.policy),
             session_name: Some(self.session_name.clone()),
+            identity: self.identity,
             shards: Some(self.shards),
             pin: Some(self.pin),
             crc: Some(Switch::from(self.crc)),

@@ -261,6 +261,7 @@ fn values_and_combinations_of_bench_are_judged() {
 #[test]
 fn printed_settings_make_the_same_plan() {
     let session = "path: ['tcp://10.0.0.1@10.0.0.2', 'tcp://[::1]:99']\n\
+        identity: -/00112233445566778899aabbccddeeff\n\
         policy: min-latency\nsession-name: s\npin: off\ncrc: off\ninvalidate-reads: off\n\
         heartbeat-ms: 100\nheartbeat-missed-max: 3\nconnect-timeout-ms: 101\n\
         reconnect-min-ms: 102\nreconnect-max-ms: 103\nio-timeout-ms: 104\n\

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use rtrs_core::block::{BlockDevice, Completion, Geometry, Io};
+use rtrs_core::losses::Losses;
 use rtrs_core::mem::Region;
 use rtrs_core::time::Instant;
 
@@ -34,6 +35,10 @@ impl BlockDevice for SessionDevice {
         self.session.borrow_mut().attach_region(region)
     }
 
+    fn take_losses(&mut self) -> Option<Arc<Losses>> {
+        self.session.borrow_mut().take_losses()
+    }
+
     fn submit(&mut self, io: Io) -> Result<(), Io> {
         self.session.borrow_mut().submit(io)
     }
@@ -46,6 +51,10 @@ impl BlockDevice for SessionDevice {
 
     fn reap(&mut self) -> Option<Completion> {
         self.session.borrow_mut().completed.pop_front()
+    }
+
+    fn cancel(&mut self, fits: &dyn Fn(u64) -> bool) {
+        self.session.borrow_mut().cancel(fits);
     }
 
     fn inflight(&self) -> usize {

@@ -5,8 +5,10 @@
 //! not have its data any more. A flush that then succeeded would tell a file system that it is
 //! durable. So OPEN_RSP says which life of the cache the server is in (`cache_id`), each answer
 //! counts for the life its path was opened in, and when the life changes while such writes are
-//! outstanding, every flush fails that was submitted before one had failed for it: the loss is
-//! told once, as by a disk that lost its write cache.
+//! outstanding, that is a loss: each user of the device is told of it once, by a flush that fails,
+//! as by a disk that lost its write cache (`rtrs_core::losses`). So is a flush that the server
+//! fails, and a write with FUA while other writes wait for a flush: the server's device has one
+//! cache, and it reports what it lost to one request.
 //!
 //! Cores count their own writes; the home core (below) sees the lives change. Neither waits for
 //! the other: a core adds to its count before it looks at the life, the home core changes the life
@@ -22,6 +24,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rtrs_core::block::{Io, IoOp};
 use rtrs_core::ids::CoreIndex;
+use rtrs_core::losses::Losses;
+use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Duration, Instant};
 
 use super::control::{Path, SessionControl};
@@ -42,7 +46,7 @@ struct Count(AtomicU64);
 pub(crate) struct FlushMark {
     /// Writes acknowledged before it was sent.
     covers: u64,
-    /// Losses that had been told.
+    /// Losses that had been told, where the session tells its user.
     told: u64,
 }
 
@@ -59,8 +63,7 @@ pub(crate) struct CacheWatch {
     life: AtomicU64,
     /// Its content ends with its life, flushed or not.
     volatile: AtomicBool,
-    losses: AtomicU64,
-    told: AtomicU64,
+    losses: Arc<Losses>,
 }
 
 impl CacheWatch {
@@ -71,8 +74,7 @@ impl CacheWatch {
             since: AtomicU64::new(0),
             life: AtomicU64::new(life),
             volatile: AtomicBool::new(volatile),
-            losses: AtomicU64::new(0),
-            told: AtomicU64::new(0),
+            losses: Arc::default(),
         }
     }
 
@@ -85,8 +87,8 @@ impl CacheWatch {
 
     /// The life that the server is in, unless there is a loss to be told.
     fn settled_life(&self) -> Option<u64> {
-        let told = self.told.load(Ordering::SeqCst) >= self.losses.load(Ordering::SeqCst);
-        told.then(|| self.life())
+        let told = self.losses.are_told() || rtrs_core::mutated!(KeptLifeEarly);
+        told.then(|| self.life()).filter(|life| *life != 0)
     }
 
     fn all_acked(&self) -> u64 {
@@ -95,7 +97,7 @@ impl CacheWatch {
 
     /// A flush is submitted.
     pub(super) fn submitted(&self, mark: &mut FlushMark) {
-        mark.told = self.told.load(Ordering::SeqCst);
+        mark.told = self.losses.common();
     }
 
     /// A flush is about to be sent.
@@ -105,12 +107,14 @@ impl CacheWatch {
 
     /// The server did a request, over a path opened in this life of its cache; 0: nobody knows.
     pub(super) fn done(&self, core: CoreIndex, io: &Io, mark: FlushMark, life: u64) {
-        let is_current = || life == 0 || self.life.load(Ordering::SeqCst) == life;
+        let current = || self.life.load(Ordering::SeqCst) == life;
+        let is_current = || life == 0 || rtrs_core::mutated!(OldLifeAnswer) || current();
         match io.op {
             IoOp::Read => {}
             IoOp::Flush => {
                 if is_current() {
-                    self.flushed.fetch_max(mark.covers, Ordering::SeqCst);
+                    let later = rtrs_core::mutated!(FlushCoversLater).then(|| self.all_acked());
+                    self.flushed.fetch_max(later.unwrap_or(mark.covers), Ordering::SeqCst);
                 }
             }
             IoOp::Write | IoOp::Discard | IoOp::WriteZeroes if io.flags.fua => {}
@@ -119,27 +123,46 @@ impl CacheWatch {
                     count.0.fetch_add(1, Ordering::SeqCst);
                 }
                 if !is_current() {
-                    self.losses.fetch_add(1, Ordering::SeqCst);
+                    self.losses.add();
                 }
             }
         }
     }
 
-    /// A flush ends well. True when it has to tell of a loss.
-    pub(super) fn tells(&self, mark: FlushMark) -> bool {
-        let losses = self.losses.load(Ordering::SeqCst);
-        if losses <= mark.told {
-            return false;
+    /// The server, or the device behind it, failed a request.
+    pub(super) fn failed(&self, io: &Io, status: IoStatus) {
+        let by_device = !matches!(
+            status,
+            IoStatus::Invalid
+                | IoStatus::ReadOnly
+                | IoStatus::Unsupported
+                | IoStatus::Aborted
+                | IoStatus::TimedOut
+        );
+        let unflushed = || self.all_acked() > self.flushed.load(Ordering::SeqCst);
+        if by_device && (io.op == IoOp::Flush || io.flags.fua && unflushed()) {
+            self.losses.add();
         }
-        self.told.fetch_max(losses, Ordering::SeqCst);
-        true
+    }
+
+    /// How a flush ends for the session's only user.
+    pub(super) fn tell(&self, mark: FlushMark, status: IoStatus) -> IoStatus {
+        let (status, told) = self.losses.judge(status, mark.told);
+        self.losses.tell_common(told);
+        status
+    }
+
+    /// For who tells the users instead.
+    pub(super) fn losses(&self) -> Arc<Losses> {
+        Arc::clone(&self.losses)
     }
 
     /// The server is in this life. Returns how many writes it may have lost.
     pub(super) fn meet(&self, life: u64, volatile: bool) -> u64 {
         let before = self.life.swap(life, Ordering::SeqCst);
         let volatile = self.volatile.swap(volatile, Ordering::SeqCst);
-        if before == life {
+        // A server that is newer than the last one says it for the first time.
+        if before == life || before == 0 {
             return 0;
         }
         let acked = self.all_acked();
@@ -148,7 +171,7 @@ impl CacheWatch {
         let safe = if volatile { since } else { flushed };
         let lost = acked.saturating_sub(safe);
         if lost > 0 {
-            self.losses.fetch_add(1, Ordering::SeqCst);
+            self.losses.add();
         }
         lost
     }
@@ -164,17 +187,16 @@ impl SessionControl {
     pub(super) fn meet_cache(&mut self, index: usize, device: &OpenDevice) {
         let (life, volatile) = (device.cache_id, device.volatile);
         self.paths[index].cache_id = life;
-        if life == 0 {
-            return;
-        }
         match &self.cache {
+            Some(_) if life == 0 => {}
             Some(cache) => report(cache.meet(life, volatile)),
             None => {
                 let before = self.config.inherited_life;
+                let before = before.filter(|_| !rtrs_core::mutated!(InheritedForgotten));
                 let begins = before.filter(|life| *life != 0).unwrap_or(life);
                 let cache = Arc::new(CacheWatch::new(self.config.cores, begins, volatile));
                 self.tell_all(ToShard::Cache(Arc::clone(&cache)));
-                if before.is_some() {
+                if before.is_some() && life != 0 {
                     cache.inherit();
                     report(cache.meet(life, volatile));
                 }
@@ -265,7 +287,7 @@ mod tests {
 
     fn end(watch: &CacheWatch, mark: FlushMark, life: u64) -> bool {
         watch.done(CORE, &io(IoOp::Flush, false), mark, life);
-        watch.tells(mark)
+        watch.tell(mark, IoStatus::Ok) == IoStatus::Io
     }
 
     #[test]
@@ -345,10 +367,31 @@ mod tests {
 
     #[test]
     fn a_server_that_says_nothing_is_not_judged() {
-        let watch = CacheWatch::new(1, 7, false);
+        let watch = CacheWatch::new(1, 0, false);
+        assert_eq!(watch.settled_life(), None);
         write(&watch, 0, 0);
+        assert_eq!(watch.meet(8, false), 0, "it says so now, and did not before");
         let flush = begin(&watch);
         assert!(!end(&watch, flush, 0));
-        assert_eq!(watch.meet(8, false), 0);
+        assert_eq!(watch.meet(9, false), 0);
+    }
+
+    #[test]
+    fn a_request_that_the_device_failed_may_have_taken_the_error_of_others() {
+        let watch = CacheWatch::new(1, 7, false);
+        let (flush, fua) = (io(IoOp::Flush, false), io(IoOp::Write, true));
+        let count = || watch.losses().count();
+        watch.failed(&fua, IoStatus::Io);
+        watch.failed(&io(IoOp::Write, false), IoStatus::Io);
+        watch.failed(&flush, IoStatus::TimedOut);
+        assert_eq!(count(), 0, "nothing to lose, nothing made durable, no answer");
+        write(&watch, 0, 7);
+        watch.failed(&fua, IoStatus::Io);
+        watch.failed(&flush, IoStatus::NoSpace);
+        assert_eq!(count(), 2);
+        let mark = begin(&watch);
+        assert!(end(&watch, mark, 7));
+        let mark = begin(&watch);
+        assert!(!end(&watch, mark, 7));
     }
 }

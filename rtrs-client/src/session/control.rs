@@ -12,6 +12,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use rtrs_core::fabric::{CloseReason, Fabric, RemoteMem, WcOp, WcStatus, WorkCompletion};
+use rtrs_core::identity::ServerId;
 use rtrs_core::ids::{ConnIndex, CoreIndex, PathId, PathUuid, PermitId, QpNum};
 use rtrs_core::proto::{Backoff, Heartbeat};
 use rtrs_core::time::{Duration, Instant, earliest};
@@ -20,6 +21,7 @@ use rtrs_core::wire::AccessMode;
 use super::cache::KeptLife;
 use super::device::SessionFailure;
 use super::fence::{Lost, NoPathClock};
+use super::identity::Pinned;
 use super::links::Tries;
 use super::online::Leave;
 use super::permits::CONTROL;
@@ -79,6 +81,8 @@ pub(super) struct Path {
     pub(super) uuid: PathUuid,
     /// The server takes FENCE, as it said last.
     pub(super) fences: bool,
+    /// Which server it is, as that said last.
+    pub(super) server_id: Option<ServerId>,
     /// Was accepted once: the server may be asked to make the session anew.
     pub(super) accepted_once: bool,
     pub(super) recon_cnt: u16,
@@ -119,7 +123,8 @@ pub(super) struct Path {
 pub(crate) struct SessionControl {
     pub(super) config: Arc<SessionConfig>,
     pub(super) paths: Vec<Path>,
-    granted: Option<Granted>,
+    pub(super) granted: Option<Granted>,
+    pub(super) pinned: Pinned,
     pub(super) device: DeviceState,
     /// What is asked for; lowered once where the export is read-only.
     pub(super) access: AccessMode,
@@ -155,6 +160,7 @@ impl Path {
             epoch: 0,
             uuid: PathUuid(uuid),
             fences: false,
+            server_id: None,
             accepted_once: false,
             recon_cnt: 0,
             remote: target.remote(0),
@@ -193,6 +199,7 @@ impl SessionControl {
         Self {
             access: config.access,
             patient_until: now + config.open_patience,
+            pinned: Pinned::new(config.identity),
             config,
             paths,
             granted: None,
@@ -409,7 +416,15 @@ impl SessionControl {
             // We gave the attempt up while its answer was on the way.
             return true;
         }
-        match handshake::conn_response(private_data) {
+        let response = handshake::conn_response(private_data).and_then(|(granted, extensions)| {
+            let server_id = extensions.identity.and_then(ServerId::from_bytes);
+            self.paths[index].server_id = server_id;
+            match self.pinned.refuses_server(server_id) {
+                None => Ok((granted, extensions)),
+                Some(why) => Err(why),
+            }
+        });
+        match response {
             Err(error) => self.end_path(now, index, Some(error), fabrics),
             Ok((granted, extensions)) => match self.accept_grant(granted) {
                 Err(failure) => {
@@ -430,38 +445,6 @@ impl SessionControl {
             },
         }
         true
-    }
-
-    /// Takes the server's bounds, which may not change over the life of the session.
-    fn accept_grant(&mut self, granted: Granted) -> Result<(), SessionFailure> {
-        let cores = self.config.cores;
-        let depth = granted.depth(&self.config);
-        if depth <= cores {
-            let fewer = (depth > 1).then(|| format!("--shards {}, or ", depth - 1));
-            let fewer = fewer.unwrap_or_default();
-            return Err(SessionFailure::Unusable(format!(
-                "a queue depth of {depth} is too small for {cores} shards and the service \
-                 connection: use {fewer}a larger queue depth"
-            )));
-        }
-        match self.granted {
-            Some(before) if before.bounds() != granted.bounds() => {
-                Err(SessionFailure::Unusable(format!(
-                    "the server changed its bounds (queue depth {} to {}, largest request {} \
-                     to {}): detach and attach again",
-                    before.queue_depth,
-                    granted.queue_depth,
-                    before.max_io_size,
-                    granted.max_io_size
-                )))
-            }
-            Some(_) => Ok(()),
-            None => {
-                self.granted = Some(granted);
-                self.tell_all(ToShard::Granted(granted));
-                Ok(())
-            }
-        }
     }
 
     /// The permit of fences.
@@ -548,14 +531,20 @@ impl SessionControl {
         fabrics: &mut [Box<dyn Fabric>],
     ) -> bool {
         let Some(index) = self.service_of(provider, qp) else { return false };
-        let why = match end {
+        let mut why = match end {
             ConnectionEnd::Failed(failure) => handshake::describe_failure(failure),
             ConnectionEnd::Closed(reason) => self.describe_end(index, reason),
         };
         self.paths[index].service = None;
         self.paths[index].open[0] = false;
-        if matches!(end, ConnectionEnd::Failed(failure) if handshake::is_eviction(failure)) {
-            self.on_evicted(now, index, fabrics);
+        if let ConnectionEnd::Failed(failure) = end
+            && let Some(secret) = handshake::eviction(failure)
+        {
+            if self.pinned.is_proof(secret) {
+                self.on_evicted(now, index, fabrics);
+            } else {
+                why = handshake::UNPROVEN_EVICTION.to_owned();
+            }
         }
         let in_order = matches!(end, ConnectionEnd::Closed(CloseReason::Peer));
         self.take_down(now, index, Some(why), in_order, fabrics);

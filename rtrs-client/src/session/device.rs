@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use rtrs_core::block::Geometry;
 use rtrs_core::fabric::{CloseReason, Fabric, FabricError};
+use rtrs_core::identity::EvictionSecret;
 use rtrs_core::ids::PermitId;
 use rtrs_core::proto::Heartbeat;
 use rtrs_core::time::Instant;
@@ -15,7 +16,7 @@ use rtrs_core::wire::{AccessMode, errno, errno_name};
 
 use super::control::{DeviceState, Path, STEP_TIMEOUT, SessionControl};
 use super::permits::CONTROL;
-use super::{OpenDevice, Rhythm, ToShard};
+use super::{Granted, OpenDevice, Rhythm, ToShard};
 use crate::path::handshake::{ServiceConnection, ServiceEvent};
 use crate::path::state::PathState;
 
@@ -73,6 +74,38 @@ impl SessionControl {
             })
             .collect();
         self.failure = Some(SessionFailure::Unreachable(told.join("; ")));
+    }
+
+    /// Takes the server's bounds, which may not change over the life of the session.
+    pub(super) fn accept_grant(&mut self, granted: Granted) -> Result<(), SessionFailure> {
+        let cores = self.config.cores;
+        let depth = granted.depth(&self.config);
+        if depth <= cores {
+            let fewer = (depth > 1).then(|| format!("--shards {}, or ", depth - 1));
+            let fewer = fewer.unwrap_or_default();
+            return Err(SessionFailure::Unusable(format!(
+                "a queue depth of {depth} is too small for {cores} shards and the service \
+                 connection: use {fewer}a larger queue depth"
+            )));
+        }
+        match self.granted {
+            Some(before) if before.bounds() != granted.bounds() => {
+                Err(SessionFailure::Unusable(format!(
+                    "the server changed its bounds (queue depth {} to {}, largest request {} \
+                     to {}): detach and attach again",
+                    before.queue_depth,
+                    granted.queue_depth,
+                    before.max_io_size,
+                    granted.max_io_size
+                )))
+            }
+            Some(_) => Ok(()),
+            None => {
+                self.granted = Some(granted);
+                self.tell_all(ToShard::Granted(granted));
+                Ok(())
+            }
+        }
     }
 
     /// Why a connection ended; with what is likely, if that was the answer to the introduction.
@@ -133,7 +166,9 @@ impl SessionControl {
                 }
                 self.open_next(now, fabrics);
             }
-            Ok(ServiceEvent::Opened(device)) => self.on_opened(now, index, &device, fabrics),
+            Ok(ServiceEvent::Opened { device, secret }) => {
+                self.on_opened(now, index, (&device, secret), fabrics);
+            }
             Ok(ServiceEvent::OpenRefused(errno)) => {
                 if self.paths[index].state != PathState::Opening {
                     return;
@@ -231,7 +266,7 @@ impl SessionControl {
         &mut self,
         now: Instant,
         index: usize,
-        device: &OpenDevice,
+        (device, secret): (&OpenDevice, Option<EvictionSecret>),
         fabrics: &mut [Box<dyn Fabric>],
     ) {
         let path = &mut self.paths[index];
@@ -239,6 +274,11 @@ impl SessionControl {
             return;
         }
         let Some(chunks) = path.chunks.take() else { return };
+        let server = path.server_id;
+        if let Some(why) = self.pinned.refuses(server, self.last.as_deref(), device) {
+            self.end_path(now, index, Some(why), fabrics);
+            return;
+        }
         let mut size = device.geometry.size;
         if let Some(why) = refusal(self.last.as_deref(), device) {
             let failure = SessionFailure::Unusable(why);
@@ -263,6 +303,7 @@ impl SessionControl {
             },
             ..device.clone()
         });
+        self.pinned.meet((server, device.export_id), secret);
         self.meet_cache(index, &device);
         self.opened_once = true;
         self.last = Some(Arc::clone(&device));

@@ -44,7 +44,7 @@ impl Path {
     /// The path dies: notes what it carried.
     pub(super) fn note_lost(&mut self) {
         self.held = None;
-        if std::mem::take(&mut self.carries) {
+        if std::mem::take(&mut self.carries) && !rtrs_core::mutated!(LostUnnoted) {
             let (epoch, recon_cnt) = (self.epoch, self.recon_cnt);
             self.lost = Some(Lost { epoch, recon_cnt, asked: None });
         }
@@ -179,6 +179,7 @@ impl SessionControl {
     /// fenced off, and has not.
     fn waits_for_fences(&self, index: usize) -> bool {
         let fences = self.paths[index].service.as_ref().is_some_and(|service| service.fences());
+        let fences = fences && !rtrs_core::mutated!(UpBeforeFence);
         fences && self.paths.iter().any(|path| path.lost.is_some())
     }
 

@@ -11,6 +11,7 @@ mod cache;
 pub(crate) mod control;
 pub(crate) mod device;
 mod fence;
+mod identity;
 mod links;
 mod online;
 mod pace;
@@ -31,11 +32,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rtrs_core::block::Geometry;
 use rtrs_core::fabric::{CloseReason, ConnectFailure, PrivateData, ProtectionDomain, RemoteMem};
+use rtrs_core::identity::{ExportId, Identity};
 use rtrs_core::ids::{ConnIndex, CoreIndex, PathId, PermitId, SessionId};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::AccessMode;
 
 pub(crate) use cache::CacheWatch;
+pub(crate) use identity::ANOTHER;
 
 pub use block::SessionDevice;
 pub(crate) use online::PATHS_MAX;
@@ -108,6 +111,8 @@ pub struct SessionConfig {
     /// that one may have left writes that were not flushed, 0 when that is not known. They count
     /// as this session's own.
     pub inherited_life: Option<u64>,
+    /// Which server's export it has to be; None: that of the first path that opens.
+    pub identity: Option<Identity>,
     /// The session's identity, the same on all paths.
     pub id: SessionId,
     /// Paths in order of preference; at least one.
@@ -177,6 +182,8 @@ pub(crate) struct OpenDevice {
     pub(crate) cache_id: u64,
     /// With that life all content ends.
     pub(crate) volatile: bool,
+    /// Which export it is, if the server says.
+    pub(crate) export_id: Option<ExportId>,
 }
 
 /// Numbers about a path that all cores write or read without asking each other.

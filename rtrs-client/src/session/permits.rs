@@ -56,7 +56,8 @@ pub(crate) fn share(queue_depth: u16, own: u16, cores: u16, core: CoreIndex) -> 
         let cut = u32::from(queue_depth.saturating_sub(own)) * index / u32::from(cores.max(1));
         u16::try_from(cut + u32::from(own)).unwrap_or(u16::MAX)
     };
-    at(u32::from(core.0))..at(u32::from(core.0) + 1)
+    let first = if rtrs_core::mutated!(PermitsShared) { 0 } else { u32::from(core.0) };
+    at(first)..at(u32::from(core.0) + 1)
 }
 
 #[cfg(test)]

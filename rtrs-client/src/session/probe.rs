@@ -8,9 +8,14 @@
 //! needs no memory of ours and reaches no disk. If that stays unanswered as long as a heartbeat
 //! may, the connection is ended and its path with it, well before the requests' own time is over.
 //! A disk that is slow is no reason: the answer does not wait for it.
+//!
+//! The probe of a connection that ended unanswered may still arrive at the server. Under a permit
+//! that another request has by then it would end that one's path at a server of ours, and write 12
+//! bytes into its chunk at a kernel's. So its permit is withheld until the path is fenced off or
+//! connected anew, as that of a request is.
 
 use rtrs_core::fabric::{CloseReason, Fabric};
-use rtrs_core::ids::PermitId;
+use rtrs_core::ids::{PathId, PermitId};
 use rtrs_core::time::{Duration, Instant};
 
 use super::Rhythm;
@@ -29,6 +34,14 @@ pub(super) struct Probe {
     pub(super) path: usize,
     pub(super) permit: PermitId,
     pub(super) sent: Instant,
+}
+
+/// A probe that was not answered before its connection ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LateProbe {
+    path: PathId,
+    epoch: u32,
+    permit: PermitId,
 }
 
 impl Probe {
@@ -54,6 +67,22 @@ impl ShardSession {
             probe.sent = now;
         }
         late
+    }
+
+    /// A connection of this path has ended, in this epoch.
+    pub(super) fn end_probe(&mut self, path: PathId, epoch: u32) {
+        if let Some(probe) = self.probe.take_if(|probe| probe.path == path.index()) {
+            self.late_probes.push(LateProbe { path, epoch, permit: probe.permit });
+            self.free_late_probes();
+        }
+    }
+
+    /// Gives the permits of probes back that cannot arrive any more.
+    pub(super) fn free_late_probes(&mut self) {
+        let replays = &self.replays;
+        for late in self.late_probes.extract_if(.., |one| replays.is_fenced(one.path, one.epoch)) {
+            self.permits.give(late.permit);
+        }
     }
 
     /// Asks a connection that owes answers and is silent whether it works, and ends one that was

@@ -47,6 +47,9 @@ impl SessionControl {
             return false;
         }
         path.heartbeats.missed += 1;
+        if rtrs_core::mutated!(ClientKeepsSilent) {
+            return false;
+        }
         let rhythm = path.rhythm(&self.config);
         let witnessed = self.is_witnessed(now, index, rhythm, fabrics);
         if !(dead || witnessed && missed > rhythm.witnessed_max) {

@@ -58,6 +58,11 @@ impl Replays {
         self.turn
     }
 
+    /// True when this path is fenced off up to this epoch.
+    pub(super) fn is_fenced(&self, path: PathId, epoch: u32) -> bool {
+        self.fenced[path.index()] >= epoch
+    }
+
     pub(super) fn clear(&mut self) {
         self.queue.clear();
     }
@@ -91,13 +96,25 @@ impl ShardSession {
         }
     }
 
+    /// Ends IO with these tags that waits to be issued, and what of it is not issued yet where a
+    /// part of it is. What was posted once, on whatever path, goes on: it may land at any time.
+    pub(super) fn cancel(&mut self, fits: &dyn Fn(u64) -> bool) {
+        let fits = |index: &u32| {
+            self.parents[*index as usize].as_ref().is_some_and(|parent| fits(parent.io.tag))
+        };
+        let found: Vec<u32> = self.waiting.iter().copied().filter(fits).collect();
+        for index in found {
+            self.fail_parent(index, IoStatus::Aborted);
+        }
+    }
+
     /// The connection that a request was sent on is gone.
     pub(super) fn strand(&mut self, index: usize, epoch: u32) {
         let Some(row) = self.rows[index].as_mut() else { return };
         row.stranded = Some(Stranded::Lost { epoch });
         let path = row.path.index();
         self.paths[path].inflight -= 1;
-        if self.replays.fenced[path] >= epoch {
+        if self.replays.fenced[path] >= epoch || rtrs_core::mutated!(ResendBeforeFence) {
             self.clear_row(index);
         }
     }
@@ -106,6 +123,7 @@ impl ShardSession {
     pub(super) fn on_fenced(&mut self, path: PathId, epoch: u32) {
         let known = &mut self.replays.fenced[path.index()];
         *known = epoch.max(*known);
+        self.free_late_probes();
         for index in 0..self.rows.len() {
             let Some(row) = self.rows[index] else { continue };
             if row.path == path
@@ -190,7 +208,7 @@ impl ShardSession {
             let Some(row) = self.rows[index] else { continue };
             let waits = match row.stranded {
                 Some(Stranded::Cleared) => true,
-                Some(Stranded::Lost { .. }) => unfenced,
+                Some(Stranded::Lost { .. }) => unfenced || rtrs_core::mutated!(GivenUpBeforeFence),
                 None => false,
             };
             let parent = self.parents[row.parent as usize].as_ref();

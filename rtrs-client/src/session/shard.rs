@@ -19,6 +19,7 @@ use rtrs_core::fabric::{
     CloseReason, ConnectFailure, Fabric, FabricError, WcStatus, WorkCompletion,
 };
 use rtrs_core::ids::{CoreIndex, PathId, PermitId, QpNum};
+use rtrs_core::losses::Losses;
 use rtrs_core::mem::Region;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Duration, Instant};
@@ -26,7 +27,7 @@ use rtrs_core::time::{Duration, Instant};
 use super::cache::FlushMark;
 use super::permits::{Permits, share};
 use super::policy::{Candidate, Chooser};
-use super::probe::Probe;
+use super::probe::{LateProbe, Probe};
 use super::replay::{Replays, Stranded};
 use super::zeroes::Zeroes;
 use super::{CacheWatch, Connect, Granted, OpenDevice, SessionConfig, ToHome, ToShard};
@@ -100,7 +101,10 @@ pub(crate) struct ShardSession {
     regions: Vec<Arc<Region>>,
     zeroes: Zeroes,
     pub(super) probe: Option<Probe>,
+    pub(super) late_probes: Vec<LateProbe>,
     cache: Option<Arc<CacheWatch>>,
+    /// Somebody else tells the device's users of losses.
+    untold: bool,
     inflight: usize,
     next_sweep: Instant,
     /// Late sweeps in a row.
@@ -131,7 +135,9 @@ impl ShardSession {
             regions: Vec::new(),
             zeroes: Zeroes::default(),
             probe: None,
+            late_probes: Vec::new(),
             cache: None,
+            untold: false,
             inflight: 0,
             next_sweep: Instant::ZERO,
             lates: 0,
@@ -169,7 +175,7 @@ impl ShardSession {
                 }
             }
             ToShard::PathUp { path, epoch, chunks, cache_id } => {
-                self.failing = false;
+                self.failing &= rtrs_core::mutated!(StaysGivenUp);
                 let range = self.permits.range();
                 self.paths[path.index()].up(epoch, &chunks, range, cache_id);
             }
@@ -262,9 +268,7 @@ impl ShardSession {
                 ToHome::Closed { path, epoch, cid, reason }
             }
         });
-        if let Some(probe) = self.probe.take_if(|probe| probe.path == path.index()) {
-            self.permits.give(probe.permit);
-        }
+        self.end_probe(path, epoch);
         true
     }
 
@@ -353,11 +357,14 @@ impl ShardSession {
         self.permits.give(self.permit_of(index));
         let Some(parent) = self.parents[row.parent as usize].as_mut() else { return };
         parent.pending -= 1;
-        if let (Some(cache), true) = (&self.cache, status.is_ok()) {
+        if let Some(cache) = &self.cache {
             let life = self.paths[row.path.index()].cache_id();
-            cache.done(self.core, &parent.io, parent.mark, life);
+            match status {
+                IoStatus::Ok => cache.done(self.core, &parent.io, parent.mark, life),
+                status => cache.failed(&parent.io, status),
+            }
         }
-        if !status.is_ok() && parent.status.is_ok() {
+        if !status.is_ok() && parent.status.is_ok() && !rtrs_core::mutated!(RequestErrorDropped) {
             parent.status = status;
         }
         if !parent.status.is_ok() && std::mem::take(&mut parent.queued) {
@@ -371,21 +378,26 @@ impl ShardSession {
     fn finish_parent(&mut self, index: u32) {
         let Some(parent) = self.parents[index as usize].as_ref() else { return };
         let all_issued = parent.issued >= parent.io.len.max(1) || !parent.status.is_ok();
-        if parent.pending > 0 || !all_issued {
+        let early = rtrs_core::mutated!(FirstRequestEnds) && parent.pending > 0;
+        if !early && (parent.pending > 0 || !all_issued) {
             return;
         }
         let Some(mut parent) = self.parents[index as usize].take() else { return };
-        if let (IoOp::Flush, Some(cache)) = (parent.io.op, &self.cache)
-            && parent.status.is_ok()
-            && cache.tells(parent.mark)
-        {
-            parent.status = IoStatus::Io;
+        if let (IoOp::Flush, Some(cache), false) = (parent.io.op, &self.cache, self.untold) {
+            parent.status = cache.tell(parent.mark, parent.status);
         }
         debug_assert!(!parent.queued, "a finished IO waits for nothing");
         self.parents_free.push(index);
         self.inflight -= 1;
         self.stats.io_done(&parent.io, parent.status, self.now.since(parent.submitted));
         self.completed.push_back(Completion { tag: parent.io.tag, status: parent.status });
+    }
+
+    /// From now on whoever asks tells the device's users of losses.
+    pub(super) fn take_losses(&mut self) -> Option<Arc<Losses>> {
+        let losses = self.cache.as_ref()?.losses();
+        self.untold = true;
+        Some(losses)
     }
 
     pub(super) fn attach_region(&mut self, region: &Arc<Region>) -> std::io::Result<()> {
@@ -617,7 +629,7 @@ impl ShardSession {
     /// Our own laws, held in tests and in the simulator.
     pub(crate) fn check(&self) {
         let rows = self.rows.iter().flatten().count();
-        let taken = rows + usize::from(self.probe.is_some());
+        let taken = rows + usize::from(self.probe.is_some()) + self.late_probes.len();
         assert_eq!(taken + self.permits.available(), self.rows.len(), "permits all accounted for");
         let parents = self.parents.iter().flatten().count();
         assert_eq!(parents, self.inflight);

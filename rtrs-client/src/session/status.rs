@@ -105,10 +105,18 @@ impl ShardSession {
     /// A request over a path took so long.
     pub(super) fn on_pace(&mut self, path: usize, took: Duration) {
         let id = self.paths[path].id();
-        if self.chooser.paces.answered(id, self.now, took) {
-            let what =
-                if self.chooser.paces.is_slow(id) { "far slower than others" } else { "back" };
-            tracing::info!(path = %self.paths[path].name(), core = self.core.0, "{what}");
+        let paces = &mut self.chooser.paces;
+        if !paces.answered(id, self.now, took) {
+            return;
+        }
+        while let Some(turned) = paces.next_turned() {
+            let what = if paces.is_slow(turned) {
+                "far slower than others: it gets few requests until it is quick again"
+            } else {
+                "as quick as others again"
+            };
+            let path = self.paths[turned.index()].name();
+            tracing::info!(%path, shard = self.core.0, "{what}");
         }
     }
 }

@@ -10,6 +10,7 @@ mod connecting;
 mod ending;
 mod failing;
 mod failover;
+mod identity;
 mod io;
 mod links;
 mod load;

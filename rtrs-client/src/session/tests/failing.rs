@@ -2,13 +2,15 @@
 
 use rtrs_core::block::{IoFlags, IoOp};
 use rtrs_core::fabric::sim::LinkOptions;
+use rtrs_core::identity::ExportId;
 use rtrs_core::status::IoStatus;
-use rtrs_core::wire::{ConnRsp, OpenRsp};
+use rtrs_core::wire::{ConnRsp, Extensions, OpenRsp};
 
-use super::stand::{MS, SEC, Stand, client_ip, server_ip};
+use super::server::Request;
+use super::stand::{MS, SEC, SECRET, Stand, client_ip, server_ip};
 use crate::path::state::PathState;
 use crate::session::device::SessionFailure;
-use crate::session::{Change, Leaving, NoPath};
+use crate::session::{Change, Failover, Leaving, NoPath};
 
 fn submit(stand: &mut Stand, core: usize, op: IoOp, slot: usize) -> u64 {
     let range = (slot as u64 * 8192, 4096);
@@ -202,12 +204,16 @@ fn an_evicted_session_ends_its_io_and_does_not_come_back() {
     let mut stand = Stand::open(|s| {
         s.paths = 2;
         s.config.no_path = NoPath::Queue;
+        s.how.server_id = Some([1; 16]);
     });
     // Requests in flight on both paths, which the server does not answer any more.
     stand.server.how.hold = true;
     let flying: Vec<_> = (0..8).map(|n| submit(&mut stand, n % 2, IoOp::Write, n)).collect();
     stand.run(50 * MS);
-    stand.server.how.refuse = Some(ConnRsp::reject(116).encode().to_vec());
+    let identity = Some(SECRET.0);
+    let ext = Extensions { identity, ..Extensions::default() }.encode();
+    let evicted = ConnRsp { ext, ..ConnRsp::reject(116) };
+    stand.server.how.refuse = Some(evicted.encode().to_vec());
     while !stand.server.paths.is_empty() {
         stand.server.end_path(stand.now(), 0);
         stand.run(MS);
@@ -316,7 +322,11 @@ fn a_session_the_server_forgot_is_opened_again() {
 
 #[test]
 fn a_device_that_grew_is_used_as_far_as_it_was_known() {
-    let mut stand = Stand::open(|s| s.how.size = 1 << 20);
+    let mut stand = Stand::open(|s| {
+        s.how.size = 1 << 20;
+        // Without ids it could be any other device.
+        (s.how.server_id, s.how.export_id) = (Some([1; 16]), Some(ExportId::of_name("vol")));
+    });
     stand.server.how.size = 2 << 20;
     stand.server.disk.resize(2 << 20, 0);
     stand.server.end_path(stand.now(), 0);
@@ -375,4 +385,68 @@ fn a_slow_disk_is_no_dead_connection() {
         stand.run(SEC);
         assert_eq!(probes(&stand), before, "an idle connection is not asked");
     }
+}
+
+#[test]
+fn a_probes_permit_is_used_again_only_when_its_path_is_fenced_off() {
+    // At a server that fences and at a kernel's, which takes a path's connect for it.
+    for fence in [true, false] {
+        let mut stand = Stand::open(|s| {
+            (s.paths, s.how.fence, s.how.queue_depth) = (2, fence, 8);
+            s.config.failover = Failover::Strict;
+        });
+        let how = &mut stand.server.how;
+        (how.hold, how.hold_probes, how.hold_fences) = (true, true, true);
+        submit(&mut stand, 0, IoOp::Read, 0);
+        let is_up = |state: &PathState| *state == PathState::Connected;
+        stand.until("the end of its path", SEC, |s| !s.client.states().iter().all(is_up));
+        let dead = stand.client.states().iter().position(|state| !is_up(state)).unwrap();
+        stand.link_down(dead);
+        let probe = stand.server.requests().find(|r| r.io.is_none() && r.cid.0 > 0).unwrap();
+        let (path, permit) = (probe.path, probe.permit);
+        let others = |stand: &Stand| {
+            let on_other = |r: &&Request| r.cid.0 == 1 && r.path != path;
+            stand.server.requests().filter(on_other).map(|r| r.permit).collect::<Vec<_>>()
+        };
+        stand.server.how.hold = false;
+        for at in 0..16 {
+            submit(&mut stand, 0, IoOp::Read, at);
+        }
+        stand.run(100 * MS);
+        let used = others(&stand);
+        assert!(used.len() >= 16, "the other path carries IO: {used:?}");
+        assert!(!used.contains(&permit), "permit {permit} is used before the fence: {used:?}");
+        stand.server.how.hold_fences = false;
+        stand.server.release();
+        stand.link_up(dead);
+        stand.until("both paths", 10 * SEC, Stand::is_whole);
+        for at in 0..16 {
+            submit(&mut stand, 0, IoOp::Read, at);
+        }
+        stand.drain(SEC);
+        let requests = stand.server.requests().filter(|r| r.cid.0 == 1 && r.permit == permit);
+        assert!(requests.count() > 1, "permit {permit} is withheld for ever");
+    }
+}
+
+#[test]
+fn io_is_taken_back_only_if_nothing_of_it_was_sent() {
+    let mut stand = Stand::open(|s| s.how.queue_depth = 4);
+    stand.server.how.hold = true;
+    let tags: Vec<u64> = (0..4).map(|at| submit(&mut stand, 0, IoOp::Write, at)).collect();
+    stand.run(10 * MS);
+    let sent = stand.server.held.len();
+    assert!((1..4).contains(&sent), "{sent} sent");
+    stand.client.cancel(0, &|_| true);
+    stand.run(10 * MS);
+    for (at, tag) in tags.iter().enumerate() {
+        let wanted = (at >= sent).then_some(IoStatus::Aborted);
+        assert_eq!(stand.client.status(*tag), wanted, "the one at {at} of {sent} sent");
+    }
+    // What was sent is sent again when its path dies.
+    stand.server.held.clear();
+    stand.server.end_path(stand.now(), 0);
+    stand.server.how.hold = false;
+    stand.until("the path", 5 * SEC, |s| s.client.pending() == 0);
+    assert!(tags[..sent].iter().all(|tag| stand.client.status(*tag) == Some(IoStatus::Ok)));
 }

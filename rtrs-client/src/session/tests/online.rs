@@ -235,9 +235,10 @@ fn the_policy_changes_under_load() {
         (over(stand, 0xa0), over(stand, 0xa1))
     };
     assert_eq!(alone(&mut stand), (3, 3));
-    stand.change(Change::Policy(Policy::MinInflight)).expect("it may");
-    assert_eq!(alone(&mut stand), (9, 3), "the first of two idle ones");
-    assert_eq!(stand.client.control.policy(), Policy::MinInflight);
+    stand.change(Change::Policy(Policy::MinLatency)).expect("it may");
+    let spread = alone(&mut stand);
+    assert!(spread == (9, 3) || spread == (3, 9), "the quicker one: {spread:?}");
+    assert_eq!(stand.client.control.policy(), Policy::MinLatency);
 }
 
 #[test]

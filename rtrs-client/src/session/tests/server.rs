@@ -7,19 +7,21 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use rtrs_core::fabric::{
-    Access, CloseReason, ConnRequest, Fabric, FabricEvent, MemoryRegistration, PdUse, PrivateData,
-    ProtectionDomain, QpLimits, RemoteMem, Sge, SgeList, WcOp, WcStatus, Window, WorkCompletion,
-    WorkRequest, WrOp,
+    Access, BindResult, CloseReason, ConnRequest, Fabric, FabricEvent, MemoryRegistration, PdUse,
+    PrivateData, ProtectionDomain, QpLimits, RemoteMem, Sge, SgeList, WcOp, WcStatus, Window,
+    WorkCompletion, WorkRequest, WrOp,
 };
+use rtrs_core::identity::ExportId;
 use rtrs_core::ids::{ConnIndex, PathUuid, PermitId, QpNum, Rkey};
 use rtrs_core::mem::Region;
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::{
     AccessMode, ChunkRequest, ConnReq, ConnRsp, Extensions, Fence, Imm, InfoReq, InfoRsp, IoHeader,
-    MemBits, Message, OpenRsp, RkeyRsp, RwOp, SessInfoRsp, SgDesc, UserMessage,
+    MemBits, Message, OpenRsp, OpenRspTail, RkeyRsp, RwOp, SessInfoRsp, SgDesc, UserMessage,
 };
 
 pub(super) use super::seen::{Request, Seen};
+use super::stand::SECRET;
 use crate::session::probe::NO_DEVICE;
 
 /// Room for user header, message and descriptors.
@@ -75,6 +77,9 @@ pub(super) struct How {
     pub(super) fence: bool,
     /// The life of its cache; 0 to say nothing.
     pub(super) cache_id: u64,
+    /// It says ids: this one of its own, all zero for none, and that of the export.
+    pub(super) server_id: Option<[u8; 16]>,
+    pub(super) export_id: Option<ExportId>,
     /// Keeps what lay in the chunk with each request.
     pub(super) keep_chunks: bool,
 }
@@ -102,6 +107,8 @@ impl Default for How {
             heartbeats: true,
             fence: false,
             cache_id: 0,
+            server_id: None,
+            export_id: None,
             keep_chunks: false,
         }
     }
@@ -305,6 +312,7 @@ impl Server {
                 lengths: how.keeps_lengths,
                 fence: how.fence,
                 cache_id: how.cache_id != 0,
+                identity: how.server_id,
             }
             .encode(),
             ..ConnRsp::default()
@@ -557,7 +565,10 @@ impl Server {
                     ..OpenRsp::default()
                 };
                 let rsp = self.how.open_rsp.as_ref().map_or(rsp, |lie| lie(rsp));
-                chunk.copy_in(0, &rsp.encode());
+                let tail = OpenRspTail { export: self.how.export_id, secret: SECRET }.encode(&rsp);
+                let room = request.parsed.data_len as usize;
+                assert_eq!(room == OpenRspTail::LONG_LEN, self.how.server_id.is_some());
+                chunk.copy_in(0, &tail[..room]);
                 0
             }
             UserMessage::Close(close) => {
@@ -674,9 +685,7 @@ impl Server {
             self.held.retain(|request| request.path != path);
             self.paths.remove(index);
         }
-        if self.paths.is_empty() {
-            self.device = None;
-        }
+        self.device = self.device.filter(|_| !self.paths.is_empty());
     }
 }
 
@@ -684,9 +693,7 @@ impl Server {
 fn open_chunk(path: &Path, permit: usize, fabric: &mut dyn Fabric, qp: QpNum) -> Rkey {
     let slice = path.sge(permit * path.chunk, path.chunk).slice;
     match fabric.bind(qp, &path.windows[permit], &slice, Access::REMOTE_WRITE, OTHER) {
-        Ok(
-            rtrs_core::fabric::BindResult::Done(key) | rtrs_core::fabric::BindResult::Pending(key),
-        ) => key,
+        Ok(BindResult::Done(key) | BindResult::Pending(key)) => key,
         // The connection has just ended.
         Err(_) => Rkey(0),
     }

@@ -28,9 +28,9 @@ fn min_inflight_fills_the_emptier_path() {
     let mut stand = Stand::open(|s| (s.paths, s.config.policy) = (2, Policy::MinInflight));
     load(&mut stand, 10, 6);
     assert_eq!(stand.spread(), [30, 30], "both are as quick");
-    // Alone, an IO takes the first of two empty ones.
+    // Alone, an IO takes one of two empty ones after the other.
     load(&mut stand, 10, 1);
-    assert_eq!(stand.spread(), [40, 30]);
+    assert_eq!(stand.spread(), [35, 35]);
     // Requests stuck on the first path drive others to the second.
     stand.server.how.hold = true;
     load_held(&mut stand, 6);
@@ -136,23 +136,25 @@ fn a_path_that_is_far_slower_is_left_out_tried_and_taken_back() {
         assert!(stand.now().since(begin) >= 2 * SEC, "{policy:?}: not at the first late answer");
         assert_eq!(stand.client.path_slow(1), [false; 2], "a core judges what it sees");
 
-        // Left out, but for a request a second.
-        let before = stand.spread()[1];
-        for _ in 0..500 {
+        // Left out, but for ten requests a second at least.
+        let (before, begin) = (stand.spread(), stand.now());
+        while stand.now().since(begin) < 5 * SEC {
             load(&mut stand, 1, 4);
-            stand.run(10 * MS);
+            stand.run(MS);
         }
-        let tried = stand.spread()[1] - before;
-        assert!((4..=7).contains(&tried), "{policy:?}: tried {tried} times in 5 s");
+        let after = stand.spread();
+        let [quick, tried] = [after[0] - before[0], after[1] - before[1]];
+        assert!((50..=101).contains(&tried), "{policy:?}: tried {tried} times in 5 s");
+        assert!(quick > 5 * tried, "{policy:?}: {quick} over the quick one");
 
         set(&stand, usual);
         let begin = stand.now();
         while stand.client.path_slow(0)[1] {
-            assert!(stand.now().since(begin) < 6 * SEC, "{policy:?}: never taken back");
+            assert!(stand.now().since(begin) < SEC, "{policy:?}: not back within a second");
             load(&mut stand, 1, 4);
             stand.run(10 * MS);
         }
-        assert!(stand.now().since(begin) >= SEC, "{policy:?}: not at the first quick answer");
+        assert!(stand.now().since(begin) >= 300 * MS, "{policy:?}: not at the first quick answer");
         let before = stand.spread();
         load(&mut stand, 20, 4);
         let after = stand.spread();

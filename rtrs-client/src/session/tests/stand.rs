@@ -9,6 +9,7 @@ use std::sync::Arc;
 use rtrs_core::block::{BlockDevice, Io, IoFlags, IoOp};
 use rtrs_core::fabric::sim::{World, WorldOptions, sim_ip};
 use rtrs_core::fabric::{Fabric, FabricEvent};
+use rtrs_core::identity::EvictionSecret;
 use rtrs_core::ids::{CoreIndex, QpNum, SessionId};
 use rtrs_core::mem::{MemSlice, Region};
 use rtrs_core::prng::{Prng, Ratio};
@@ -247,6 +248,11 @@ impl Client {
         self.cores[core].region.slice(at, len).expect("inside the buffers")
     }
 
+    /// Takes IO back that has not begun.
+    pub(super) fn cancel(&mut self, core: usize, fits: &dyn Fn(u64) -> bool) {
+        self.cores[core].device.as_mut().expect("a device").cancel(fits);
+    }
+
     pub(super) fn inflight(&self, core: usize) -> usize {
         self.cores[core].session.borrow().inflight()
     }
@@ -271,6 +277,9 @@ impl Client {
         self.control.status()[path].last_error.clone().unwrap_or_default()
     }
 }
+
+/// What the server proves itself with when it ends the session.
+pub(super) const SECRET: EvictionSecret = EvictionSecret([0x5e; 16]);
 
 /// What a stand is made from.
 pub(super) struct Setup {
@@ -322,6 +331,7 @@ fn config() -> SessionConfig {
         access: AccessMode::ReadWrite,
         open_patience: Duration::ZERO,
         inherited_life: None,
+        identity: None,
         read_only_fallback: false,
         id: SessionId([0x5e; 16]),
         paths: Vec::new(),

@@ -1,0 +1,42 @@
+//! The corpus of `client_paths`, random programs, and that what keeps the rules works at all.
+
+use proptest::prelude::*;
+
+use super::{Rig, fuzz_paths};
+
+#[test]
+fn the_corpus_replays() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/corpus/client_paths");
+    let mut seen = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        fuzz_paths(&std::fs::read(entry.unwrap().path()).unwrap());
+        seen += 1;
+    }
+    assert!(seen >= 8, "the corpus is missing");
+}
+
+#[test]
+fn a_server_that_does_not_lie_is_worked_with() {
+    for setup in [0, 1, 8 | 16, 64, 128, 32 | 8] {
+        let mut rig = Rig::new(setup).unwrap();
+        rig.pass(super::Duration::from_millis(50));
+        let paths = rig.hosts[0].core.paths();
+        assert!(rig.hosts[0].core.is_open(), "setup {setup}: {paths:?}");
+        for op in 0..5 {
+            rig.submit(0, op, 1, 3);
+        }
+        rig.settle();
+        assert_eq!(rig.next_tag, 6, "setup {setup}: all were taken");
+        assert!(rig.hosts[0].waiting.is_empty(), "setup {setup}");
+        rig.end();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_programs_hold(data in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fuzz_paths(&data);
+    }
+}

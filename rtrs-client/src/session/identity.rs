@@ -1,0 +1,119 @@
+//! Which server's disk the session works with, and what no other server may do to it.
+//!
+//! The first path that opens the device pins server and export; every other path, and every
+//! reconnect, has to meet the same two. Otherwise a reused address or a name with several hosts
+//! would lead the session to another disk, which answers as if nothing had happened. A server that
+//! says no id where one is pinned is another one too. The server's id is judged before the export
+//! is opened there, the export's after. A kernel's server has no ids: of that the shape of the
+//! device is compared, and nothing else can be.
+//!
+//! The eviction secret stands here as well: a reject with ESTALE ends the session only when it
+//! repeats what the server said with OPEN_RSP.
+
+use rtrs_core::identity::{Comparison, EvictionSecret, ExportId, Identity, ServerId};
+
+use super::OpenDevice;
+use super::control::SessionControl;
+
+/// What is known of the server and its disk.
+#[derive(Debug, Default)]
+pub(super) struct Pinned {
+    identity: Identity,
+    secret: Option<EvictionSecret>,
+}
+
+impl Pinned {
+    /// Pinned before the session begins, if it is.
+    pub(super) fn new(identity: Option<Identity>) -> Self {
+        Self { identity: identity.unwrap_or_default(), secret: None }
+    }
+
+    /// Why a server cannot be used, as far as its id says.
+    pub(super) fn refuses_server(&self, met: Option<ServerId>) -> Option<String> {
+        let pinned = self.identity.server?;
+        let found = match met {
+            Some(met) if met == pinned => return None,
+            Some(met) => format!("it is server {met}"),
+            None => "this server does not say who it is".to_owned(),
+        };
+        Some(format!("{ANOTHER}: {found}, and the session is with {pinned}; {HINT}"))
+    }
+
+    /// Why a device cannot be used in place of the one that is pinned, or was opened `last`.
+    pub(super) fn refuses(
+        &self,
+        server: Option<ServerId>,
+        last: Option<&OpenDevice>,
+        device: &OpenDevice,
+    ) -> Option<String> {
+        if rtrs_core::mutated!(OtherDiskAccepted) {
+            return None;
+        }
+        let met = device.export_id;
+        let proven = self.compare(met) == Some(Comparison::Same);
+        self.refuses_server(server).or_else(|| self.refuses_export(met)).or_else(|| {
+            let last = last.filter(|last| last.geometry.size < device.geometry.size && !proven)?;
+            let (size, had) = (device.geometry.size, last.geometry.size);
+            Some(format!(
+                "{ANOTHER}: its device has {size} bytes and had {had} before, and \
+                 no id proves that it is the same; attach again if it has grown"
+            ))
+        })
+    }
+
+    fn compare(&self, met: Option<ExportId>) -> Option<Comparison> {
+        Some(self.identity.export?.compare(met?))
+    }
+
+    fn refuses_export(&self, met: Option<ExportId>) -> Option<String> {
+        let pinned = self.identity.export?;
+        let found = match met {
+            Some(met) if pinned.compare(met) != Comparison::Different => return None,
+            Some(met) => format!("the export is another disk or file ({met})"),
+            None => "the server does not say which disk or file the export is".to_owned(),
+        };
+        Some(format!("{ANOTHER}: {found}, and the session is with {pinned}; {HINT}"))
+    }
+
+    /// A path opened this device of this server, which is not refused.
+    pub(super) fn meet(
+        &mut self,
+        (server, export): (Option<ServerId>, Option<ExportId>),
+        secret: Option<EvictionSecret>,
+    ) {
+        self.secret = secret.or(self.secret);
+        if self.compare(export) == Some(Comparison::Unknown) {
+            tracing::warn!(
+                "the server's host was started again, and its export has an id for one boot only: \
+                 nothing but its shape says that it is the same"
+            );
+        }
+        let met = Identity {
+            server: server.or(self.identity.server),
+            export: export.or(self.identity.export),
+        };
+        if met != self.identity {
+            tracing::info!(identity = %met, "the identity of the volume is pinned");
+            self.identity = met;
+        }
+    }
+
+    /// True when a server that repeats this secret ended the session.
+    pub(super) fn is_proof(&self, told: Option<EvictionSecret>) -> bool {
+        told.is_some() && told == self.secret
+    }
+}
+
+impl SessionControl {
+    /// What the session is pinned to, if to anything; see
+    /// [`SessionConfig::identity`](super::SessionConfig::identity).
+    pub(crate) fn pinned_identity(&self) -> Option<Identity> {
+        Some(self.pinned.identity).filter(|identity| !identity.is_unknown())
+    }
+}
+
+/// Begins the error of a path that leads to another disk.
+pub(crate) const ANOTHER: &str = "cannot use this path";
+/// What to do about another disk.
+const HINT: &str = "check the path's address, or attach again with --accept-new-identity if the \
+                    volume was moved";
