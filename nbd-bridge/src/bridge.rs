@@ -14,6 +14,7 @@ use rtrs_core::time::{Instant, earliest};
 
 use crate::buffers::Buffers;
 use crate::conn::{Conn, TOKEN_SEND};
+use crate::group::{RECHECK, Seat};
 use crate::proto::ExportInfo;
 use crate::shared::Shared;
 use crate::stats::BridgeStats;
@@ -48,19 +49,35 @@ pub struct Bridge {
     config: BridgeConfig,
     generation: u32,
     stopping: bool,
+    /// When to look again whether orphaned writes have ended, or other shards have looked.
+    recheck: Option<Instant>,
 }
 
 impl Bridge {
-    /// A bridge that serves `device` on this core as `export`.
+    /// A bridge that serves `device` on this core as `export`, where no other core does.
+    ///
+    /// # Errors
+    /// As [`Bridge::seated`].
+    pub fn new(
+        ring: &Rc<Ring>,
+        device: Box<dyn BlockDevice>,
+        export: ExportInfo,
+        config: BridgeConfig,
+    ) -> io::Result<Self> {
+        Self::seated(ring, device, export, config, Seat::alone())
+    }
+
+    /// A bridge that serves `device` on this core as `export`, at its place among the device's.
     ///
     /// # Errors
     /// `InvalidInput` when the export cannot be served or the bounds are too small for it; the
     /// system's error when memory is refused or cannot be registered with the device.
-    pub fn new(
+    pub fn seated(
         ring: &Rc<Ring>,
         mut device: Box<dyn BlockDevice>,
         export: ExportInfo,
         config: BridgeConfig,
+        seat: Seat,
     ) -> io::Result<Self> {
         export.check().map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))?;
         if config.requests_max == 0 || config.connections_max == 0 {
@@ -71,13 +88,15 @@ impl Bridge {
             Buffers::new(config.buffer_bytes, config.connections_max, export.max_payload as usize)?;
         buffers.touch(config.touched_bytes);
         device.attach_region(buffers.region())?;
+        seat.group.join(seat.shard);
         Ok(Self {
             port: ring.port(),
-            shared: Shared::new(export, buffers, config.requests_max, device),
+            shared: Shared::new(export, buffers, config.requests_max, device, seat),
             conns: Vec::new(),
             config,
             generation: 0,
             stopping: false,
+            recheck: None,
         })
     }
 
@@ -115,7 +134,10 @@ impl Bridge {
         });
         self.generation = self.generation.wrapping_add(1);
         match make(Fd::new(socket), slot, self.generation, &self.shared) {
-            Ok(conn) => self.conns[slot] = Some(conn),
+            Ok(mut conn) => {
+                conn.begin_told(&self.shared);
+                self.conns[slot] = Some(conn);
+            }
             Err(error) => tracing::warn!("NBD client turned away: {error}"),
         }
         self.conns[slot].is_some()
@@ -155,7 +177,7 @@ impl Bridge {
     /// Does all that can be done now. True when anything happened.
     pub fn turn(&mut self, now: Instant) -> bool {
         let Self { port, shared, conns, .. } = self;
-        let mut any = shared.poll(now);
+        let mut any = shared.poll(now) | look(port, shared, conns);
         any |= shared.reap();
         any |= dispatch_finished(shared, conns);
         while let Some(done) = port.take() {
@@ -169,9 +191,14 @@ impl Bridge {
                 _ => conn.on_received(now, &result, port, shared),
             }
         }
+        let mut waits = false;
         for conn in conns.iter_mut().flatten() {
             any |= conn.take_requests(now, port, shared);
+            waits |= conn.waits_for_round();
         }
+        // A round that was just asked for is over at once where no other shard has a bridge.
+        any |= look(port, shared, conns);
+        any |= shared.has_deferred() && shared.release_deferred();
         // What a device does at once is answered at once.
         any |= shared.reap();
         any |= dispatch_finished(shared, conns);
@@ -185,15 +212,15 @@ impl Bridge {
                 any = true;
             }
         }
+        self.recheck = (waits || shared.has_deferred()).then(|| now + RECHECK);
         any
     }
 
     /// When `turn` wants to be called even if nothing happens.
     pub fn deadline(&self) -> Option<Instant> {
         let conns = self.conns.iter().flatten();
-        conns.fold(self.shared.device().deadline(), |soonest, conn| {
-            earliest(soonest, conn.deadline())
-        })
+        let soonest = earliest(self.shared.device().deadline(), self.recheck);
+        conns.fold(soonest, |soonest, conn| earliest(soonest, conn.deadline()))
     }
 
     /// Asserts that every row and every buffer is accounted for; for tests. Writes whose payload
@@ -208,12 +235,38 @@ impl Bridge {
             conns().map(Conn::buffers).fold((0, 0), |sum, n| (sum.0 + n.0, sum.1 + n.1));
         assert_eq!(receive, buffers.receivers(), "connections that have a buffer to receive");
         let held = buffers.capacity() - buffers.available();
+        let Seat { group, shard } = &self.shared.seat;
+        let orphaned = requests.orphaned();
+        assert!(
+            orphaned <= group.orphaned_writes(),
+            "{orphaned} orphaned rows, fewer in the table"
+        );
+        let entered = group.orphans.any(|(own, _), _| own == shard);
+        assert!(entered == (orphaned > 0), "an orphaned write in the table without a row");
         assert!(receive + read <= held, "{receive} + {read} buffers counted, {held} are out");
         if requests.busy() == 0 {
             assert_eq!((receive + read, read), (held, 0), "buffers out without a request");
             assert!(!self.shared.is_congested(), "a backlog without a request");
         }
     }
+}
+
+impl Drop for Bridge {
+    fn drop(&mut self) {
+        self.shared.seat.group.leave(self.shared.seat.shard);
+    }
+}
+
+/// Looks at all sockets for clients that are gone, if a new connection anywhere waits for it. True
+/// when it was so.
+fn look(port: &Port, shared: &mut Shared, conns: &mut [Option<Conn>]) -> bool {
+    let Seat { group, shard } = &shared.seat;
+    let Some(due) = group.due(*shard) else { return false };
+    for conn in conns.iter_mut().flatten() {
+        conn.look(due, port, shared);
+    }
+    shared.seat.group.has_looked(shared.seat.shard, due.round);
+    true
 }
 
 /// Tells connections of their finished requests.

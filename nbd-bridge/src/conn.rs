@@ -21,11 +21,13 @@ mod socket;
 use std::collections::VecDeque;
 use std::fmt;
 
+use rtrs_core::block::IoOp;
 use rtrs_core::mem::{IoVecs, MemSlice, Region};
-use rtrs_core::rt::{Fd, OpId, Port};
+use rtrs_core::rt::{Fd, OpId, PeerEnd, Port, peer_end};
 use rtrs_core::time::{Duration, Instant};
 
 use crate::buffers::ReadMemory;
+use crate::group::{Due, ROUND_TIMEOUT};
 use crate::kernel::FIRST_BYTES;
 use crate::proto::{Handshake, Rules, Validated, reply};
 use crate::shared::Shared;
@@ -64,12 +66,29 @@ enum Phase {
     Ended,
 }
 
+/// Whether requests of a connection may be handled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gate {
+    /// The first one has not come.
+    Shut,
+    /// It waits until all shards have looked for clients that are gone.
+    Asked(u64),
+    Open,
+}
+
 /// One connection.
 pub(crate) struct Conn {
     fd: Fd,
     slot: usize,
     pub(crate) generation: u32,
     phase: Phase,
+    gate: Gate,
+    /// Over TCP a client that is gone looks like one that only sends no more.
+    tcp: bool,
+    /// What it left unanswered counts as orphaned writes.
+    departed: bool,
+    /// It took its leave with a request, and what came before that is carried out.
+    in_order: bool,
     rules: Option<Rules>,
     /// Buffer we receive into, first byte not yet consumed, end of what was received.
     buffer: Option<u32>,
@@ -100,6 +119,8 @@ pub(crate) struct Conn {
     kernel: bool,
     /// Bytes of the next send that have left already.
     sent_before: usize,
+    /// Losses of acknowledged writes that have been reported to the client.
+    told: u64,
 }
 
 impl Conn {
@@ -139,11 +160,16 @@ impl Conn {
         now: Instant,
         rows_max: usize,
     ) -> std::io::Result<Self> {
+        let tcp = !socket2::SockRef::from(&fd).local_addr()?.is_unix();
         Ok(Self {
             fd,
             slot,
             generation,
             phase: Phase::Header,
+            gate: Gate::Shut,
+            tcp,
+            departed: false,
+            in_order: false,
             rules: None,
             buffer: None,
             start: 0,
@@ -164,6 +190,7 @@ impl Conn {
             broken: false,
             kernel: false,
             sent_before: 0,
+            told: 0,
         })
     }
 
@@ -201,14 +228,61 @@ impl Conn {
         }
     }
 
+    /// The client is gone, or will send nothing more: as [`Conn::end`], and what is in flight holds
+    /// up what overlaps it on other connections.
+    pub(crate) fn depart(&mut self, port: &Port, shared: &mut Shared) {
+        if !matches!(self.phase, Phase::Ended) {
+            self.end(port, shared);
+        }
+        if !std::mem::replace(&mut self.departed, true) {
+            shared.orphan(self.slot, self.generation);
+        }
+    }
+
+    /// Looks whether the client is gone, for a connection that waits for this round. What it sent
+    /// and nobody has read is dropped: it would be carried out after newer requests. A TCP client
+    /// that has only shut down its sending side loses its unread requests by that, unanswered; not
+    /// so where nobody but itself has asked since the last look. One that is gone altogether may
+    /// have been replaced before its socket came here, so that counts in its own round too.
+    pub(crate) fn look(&mut self, due: Due, port: &Port, shared: &mut Shared) {
+        if self.broken {
+            return;
+        }
+        let own = due.only && self.gate == Gate::Asked(due.round);
+        match peer_end(&self.fd) {
+            PeerEnd::Gone => self.abort(port, shared),
+            PeerEnd::SendsNoMore if self.tcp && !own => self.depart(port, shared),
+            PeerEnd::SendsNoMore | PeerEnd::Open => {}
+        }
+    }
+
+    /// True while the first request waits for other shards.
+    pub(crate) fn waits_for_round(&self) -> bool {
+        matches!(self.gate, Gate::Asked(_)) && !matches!(self.phase, Phase::Ended)
+    }
+
+    /// True when requests may be handled: all shards have looked for clients that are gone since
+    /// the first one came.
+    fn passes(&mut self, shared: &Shared) -> bool {
+        let group = &shared.seat.group;
+        match self.gate {
+            Gate::Open => return true,
+            Gate::Shut => self.gate = Gate::Asked(group.ask(shared.seat.shard)),
+            Gate::Asked(round) if group.is_over(round) => self.gate = Gate::Open,
+            Gate::Asked(_) => {}
+        }
+        self.gate == Gate::Open
+    }
+
     /// Gives the connection up: cancels what runs and answers nothing more.
     pub(crate) fn abort(&mut self, port: &Port, shared: &mut Shared) {
         if self.broken {
             return;
         }
         self.broken = true;
-        if !matches!(self.phase, Phase::Ended) {
-            self.end(port, shared);
+        self.depart(port, shared);
+        if !self.in_order {
+            shared.drop_unbegun(self.slot, self.generation);
         }
         if let Some(id) = self.sending {
             port.cancel(id);
@@ -226,8 +300,38 @@ impl Conn {
         shared.buffers.drop_cut(&mut self.memory);
     }
 
+    /// The client begins with what the device's last good flush knew of.
+    pub(crate) fn begin_told(&mut self, shared: &Shared) {
+        self.told = shared.losses.as_ref().map_or(0, |losses| losses.settled());
+    }
+
+    /// Losses reported to the client. All connections of a kernel device are one client.
+    fn told(&self, shared: &Shared) -> u64 {
+        match &shared.losses {
+            Some(losses) if self.kernel => losses.common(),
+            _ => self.told,
+        }
+    }
+
+    /// A flush has ended: it fails if a loss has not been reported to the client.
+    fn judge_flush(&mut self, row: u32, shared: &mut Shared) {
+        let Some(losses) = &shared.losses else { return };
+        let entry = shared.requests.row(row);
+        let (status, told) = losses.judge(entry.status, entry.told);
+        entry.status = status;
+        if self.kernel {
+            losses.tell_common(told);
+        } else {
+            self.told = self.told.max(told);
+        }
+    }
+
     /// A row of this connection is finished and wants its reply.
     pub(crate) fn on_finished(&mut self, row: u32, shared: &mut Shared) {
+        let gone = self.broken || shared.requests.row(row).silent;
+        if shared.requests.row(row).io == Some(IoOp::Flush) && !gone {
+            self.judge_flush(row, shared);
+        }
         if self.broken || shared.requests.row(row).silent {
             self.free_row(row, shared);
         } else {
@@ -250,7 +354,15 @@ impl Conn {
             any = true;
         }
         if !self.broken && self.deadline().is_some_and(|at| at <= now) {
-            tracing::debug!("NBD client stopped in the middle of a message");
+            if self.waits_for_round() {
+                tracing::warn!(
+                    "cannot serve an NBD client: a shard has not looked at its connections for \
+                     {} s; the client has to connect again",
+                    ROUND_TIMEOUT.as_secs()
+                );
+            } else {
+                tracing::debug!("NBD client stopped in the middle of a message");
+            }
             self.abort(port, shared);
             any = true;
         }
@@ -269,6 +381,8 @@ impl Conn {
             Phase::Header | Phase::Starved(_) | Phase::Ended => None,
         };
         let to_receive = to_receive.filter(|_| self.receiving.is_some());
+        let to_begin = self.waits_for_round().then(|| self.heard + ROUND_TIMEOUT);
+        let to_receive = rtrs_core::time::earliest(to_receive, to_begin);
         let to_send = self.sending.is_some().then_some(self.send_by);
         rtrs_core::time::earliest(to_receive, to_send)
     }

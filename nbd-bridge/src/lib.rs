@@ -6,6 +6,7 @@
 //!   connections of a core have in common.
 //! - `proto`: the NBD protocol as machines without IO; bytes in, bytes and decisions out.
 //! - `bridge`: a core's connections, its requests and its device.
+//! - `group`: what the cores of a device share: orphaned writes of connections that are gone.
 //! - `kernel`: the same cores behind a block device of the kernel, /dev/nbdX.
 //! - `export`, `status`: a device and its errors as NBD shows them.
 
@@ -15,6 +16,7 @@ mod bridge;
 mod buffers;
 mod conn;
 mod export;
+mod group;
 pub mod kernel;
 mod listener;
 mod proto;
@@ -25,6 +27,7 @@ mod status;
 
 pub use bridge::{Bridge, BridgeConfig};
 pub use export::export_info;
+pub use group::{Group, Seat};
 pub use listener::{Bound, Endpoint, Listener};
 pub use proto::{
     AfterRefusal, BadExport, ExportInfo, Exports, Handshake, Negotiated, Op, Outcome,

@@ -1,5 +1,7 @@
 //! Requests in flight on one core: a row each, from the header to the last byte of the reply.
 
+use std::ops::Range;
+
 use rtrs_core::block::{IoFlags, IoOp};
 use rtrs_core::status::IoStatus;
 
@@ -33,8 +35,16 @@ pub(crate) struct Row {
     pub(crate) complete: bool,
     /// The client is not told: its payload did not arrive in full.
     pub(crate) silent: bool,
+    /// It waits for orphaned writes, and nothing of it was handed over.
+    pub(crate) deferred: bool,
+    /// It is one itself, and stands in the table.
+    pub(crate) orphaned: bool,
+    /// Between `take` and `give`.
+    live: bool,
     /// First failure.
     pub(crate) status: IoStatus,
+    /// Of a flush: losses reported to its user before it came.
+    pub(crate) told: u64,
     /// A refusal instead of a status, with its reason.
     pub(crate) refusal: Option<(NbdError, &'static str)>,
     /// Data of a read, or payload of a write.
@@ -42,6 +52,22 @@ pub(crate) struct Row {
 }
 
 impl Row {
+    /// Nothing of it is outstanding or to come.
+    pub(crate) fn is_done(&self) -> bool {
+        self.pending == 0 && self.complete && self.handed == self.ready
+    }
+
+    /// The bytes that it reads or changes.
+    pub(crate) fn bytes(&self) -> Range<u64> {
+        self.offset..self.offset + u64::from(self.len)
+    }
+
+    /// The bytes that the device may still change for it.
+    pub(crate) fn may_change(&self) -> Option<Range<u64>> {
+        let changes = matches!(self.io, Some(IoOp::Write | IoOp::Discard | IoOp::WriteZeroes));
+        changes.then(|| self.offset..self.offset + u64::from(self.ready))
+    }
+
     /// A row of nothing, whose list of parts has no room yet.
     const fn empty() -> Self {
         Self {
@@ -59,7 +85,11 @@ impl Row {
             pending: 0,
             complete: true,
             silent: false,
+            deferred: false,
+            orphaned: false,
+            live: false,
             status: IoStatus::Ok,
+            told: 0,
             refusal: None,
             parts: Vec::new(),
         }
@@ -85,19 +115,35 @@ impl Requests {
         let row = &mut self.rows[index as usize];
         debug_assert!(row.parts.is_empty() && row.pending == 0);
         let parts = std::mem::take(&mut row.parts);
-        *row = Row { parts, ..Row::empty() };
+        *row = Row { parts, live: true, ..Row::empty() };
         Some(index)
     }
 
     /// Gives a row back; its parts have been released.
     pub(crate) fn give(&mut self, index: u32) {
-        let row = &self.rows[index as usize];
+        let row = &mut self.rows[index as usize];
         assert!(row.parts.is_empty() && row.pending == 0, "row {index} given back in use");
+        assert!(!row.deferred && !row.orphaned, "row {index} given back in a table");
+        row.live = false;
         self.free.push(index);
     }
 
     pub(crate) fn row(&mut self, index: u32) -> &mut Row {
         &mut self.rows[index as usize]
+    }
+
+    /// The rows of a connection that are not finished.
+    pub(crate) fn open_rows(&self, conn: usize, generation: u32) -> Vec<u32> {
+        let open = |row: &Row| {
+            let own = row.live && (row.conn, row.generation) == (conn, generation);
+            own && !row.is_done()
+        };
+        (0..).zip(&self.rows).filter(|(_, row)| open(row)).map(|(index, _)| index).collect()
+    }
+
+    /// Rows that are in the table of orphaned writes; for tests.
+    pub(crate) fn orphaned(&self) -> usize {
+        self.rows.iter().filter(|row| row.orphaned).count()
     }
 
     /// Rows not in use.

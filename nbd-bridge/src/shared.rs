@@ -2,16 +2,20 @@
 //!
 //! A row is handed to the device piece by piece as its memory is there and as the device takes
 //! it, never more in one IO than the device's limits. Rows that the device had no room for wait
-//! in order; until they are gone nothing new is taken from clients. Called by connections and by
-//! the core's turn in `bridge`; nothing here allocates after start.
+//! in order; until they are gone nothing new is taken from clients. Rows that overlap an orphaned
+//! write are deferred until it has ended (`group`). Called by connections and by the core's turn in
+//! `bridge`; nothing here allocates after start, but when a client is gone.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use rtrs_core::block::{BlockDevice, Io, IoOp};
+use rtrs_core::losses::Losses;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
 
 use crate::buffers::{Buffers, ReadMemory};
+use crate::group::Seat;
 use crate::proto::{ExportInfo, Exports, Op};
 use crate::requests::Requests;
 use crate::stats::BridgeStats;
@@ -23,6 +27,8 @@ pub(crate) struct Shared {
     pub(crate) buffers: Buffers,
     pub(crate) requests: Requests,
     pub(crate) stats: BridgeStats,
+    /// Of the device; each connection tells its client.
+    pub(crate) losses: Option<Arc<Losses>>,
     device: Box<dyn BlockDevice>,
     /// Largest read or write, discard, and write zeroes that the device takes at once.
     io_max: u32,
@@ -30,6 +36,9 @@ pub(crate) struct Shared {
     zeroes_max: u32,
     /// Rows that the device had no room for, in order.
     backlog: VecDeque<u32>,
+    /// Rows that wait for orphaned writes, in order.
+    deferred: Vec<u32>,
+    pub(crate) seat: Seat,
     /// Rows whose last IO ended, for their connections.
     finished: Vec<u32>,
     /// The connection whose read waits for memory and goes before the others' larger ones.
@@ -41,7 +50,8 @@ impl Shared {
         export: ExportInfo,
         buffers: Buffers,
         requests_max: u32,
-        device: Box<dyn BlockDevice>,
+        mut device: Box<dyn BlockDevice>,
+        seat: Seat,
     ) -> Self {
         let geometry = device.geometry();
         let block = geometry.logical_block.max(1);
@@ -54,11 +64,14 @@ impl Shared {
             buffers,
             requests: Requests::new(requests_max),
             stats: BridgeStats::default(),
+            losses: device.take_losses(),
             device,
             io_max,
             discard_max,
             zeroes_max,
             backlog: VecDeque::with_capacity(requests_max as usize),
+            deferred: Vec::with_capacity(requests_max as usize),
+            seat,
             finished: Vec::with_capacity(requests_max as usize),
             waiting: None,
         }
@@ -110,11 +123,107 @@ impl Shared {
         }
     }
 
-    /// Hands to the device what is ready of a row, behind those that wait already.
+    /// Hands to the device what is ready of a row, behind those that wait already. A row that
+    /// overlaps an orphaned write is deferred.
     pub(crate) fn submit(&mut self, row: u32) {
+        let orphans = !self.seat.group.orphans.is_empty();
+        if orphans && !rtrs_core::mutated!(NbdOrphanForgotten) && self.defer(row) {
+            return;
+        }
+        if self.requests.row(row).deferred {
+            // More of its payload has come.
+            return;
+        }
         if !self.backlog.is_empty() || !self.hand_over(row) {
             self.backlog.push_back(row);
         }
+    }
+
+    /// Defers a row of which nothing was handed over yet, if it overlaps an orphaned write. True
+    /// when it is deferred.
+    fn defer(&mut self, index: u32) -> bool {
+        let row = self.requests.row(index);
+        let fresh = row.handed == 0 && !row.deferred;
+        if fresh && row.io != Some(IoOp::Flush) && self.seat.group.orphans.touch(&row.bytes()) {
+            row.deferred = true;
+            self.deferred.push(index);
+            self.stats.deferred += 1;
+        }
+        self.requests.row(index).deferred
+    }
+
+    /// True when requests wait for orphaned writes.
+    pub(crate) fn has_deferred(&self) -> bool {
+        !self.deferred.is_empty()
+    }
+
+    /// Hands over deferred rows whose bytes no orphaned write can change any more. True when there
+    /// was one.
+    pub(crate) fn release_deferred(&mut self) -> bool {
+        let (mut at, mut any) = (0, false);
+        while let Some(&index) = self.deferred.get(at) {
+            let row = self.requests.row(index);
+            if self.seat.group.orphans.touch(&row.bytes()) {
+                at += 1;
+                continue;
+            }
+            row.deferred = false;
+            self.deferred.remove(at);
+            self.submit(index);
+            any = true;
+        }
+        any
+    }
+
+    /// The client of a connection is gone, or will send nothing more: its changes that the device
+    /// may still make become orphaned writes. What it has deferred ends with an error: it has not
+    /// begun, and must not wait for orphaned writes while it is one itself.
+    pub(crate) fn orphan(&mut self, conn: usize, generation: u32) {
+        let Seat { group, shard } = self.seat.clone();
+        let mut count = 0;
+        for index in self.requests.open_rows(conn, generation) {
+            let row = self.requests.row(index);
+            if row.deferred {
+                self.withdraw(index);
+            } else if let Some(bytes) = row.may_change() {
+                row.orphaned = true;
+                count += 1;
+                group.orphans.enter((shard, index), bytes);
+            }
+        }
+        if count > 0 {
+            self.stats.orphaned += count;
+            tracing::info!(
+                writes = count,
+                "an NBD connection ended with writes unanswered: what overlaps them waits for them"
+            );
+        }
+    }
+
+    /// The client of a connection is gone for good: what has not begun at the device never does.
+    pub(crate) fn drop_unbegun(&mut self, conn: usize, generation: u32) {
+        let rows = self.requests.open_rows(conn, generation);
+        if rows.is_empty() {
+            return;
+        }
+        for &index in &rows {
+            if self.backlog.contains(&index) {
+                self.withdraw(index);
+            }
+        }
+        self.device.cancel(&|tag| rows.iter().any(|row| u64::from(*row) == tag));
+    }
+
+    /// Nothing more of a row is handed to the device.
+    fn withdraw(&mut self, index: u32) {
+        self.backlog.retain(|row| *row != index);
+        self.deferred.retain(|row| *row != index);
+        let row = self.requests.row(index);
+        (row.ready, row.complete, row.deferred) = (row.handed, true, false);
+        if row.status.is_ok() {
+            row.status = IoStatus::Aborted;
+        }
+        self.finish_if_done(index);
     }
 
     /// Hands over what is ready of a row. False when the device is full.
@@ -159,7 +268,12 @@ impl Shared {
     /// Reports the row to its connection if nothing of it is outstanding.
     pub(crate) fn finish_if_done(&mut self, row: u32) {
         let entry = self.requests.row(row);
-        if entry.pending == 0 && entry.complete && entry.handed == entry.ready {
+        let early = rtrs_core::mutated!(NbdFirstPart) && entry.pending > 0;
+        if early || entry.is_done() {
+            if std::mem::take(&mut entry.orphaned) {
+                let key = (self.seat.shard, row);
+                self.seat.group.orphans.leave(|own| *own == key);
+            }
             self.finished.push(row);
         }
     }
@@ -191,10 +305,12 @@ impl Shared {
             let entry = self.requests.row(row);
             assert!(entry.pending > 0, "the device completed an IO twice");
             entry.pending -= 1;
-            if !done.status.is_ok() && entry.status.is_ok() {
+            if !done.status.is_ok() && entry.status.is_ok() && !rtrs_core::mutated!(NbdErrorDropped)
+            {
                 entry.status = done.status;
             }
-            if entry.op == Op::Write && entry.pending == 0 && entry.handed == entry.ready {
+            let through = entry.pending == 0 && entry.handed == entry.ready;
+            if entry.op == Op::Write && (through || rtrs_core::mutated!(NbdMemoryEarly)) {
                 // The payload is at the device: its buffers need not wait for the reply.
                 entry.cursor = (0, 0);
                 while let Some(part) = entry.parts.pop() {

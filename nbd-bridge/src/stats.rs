@@ -22,6 +22,10 @@ pub struct BridgeStats {
     pub bytes_sent: u64,
     /// Bytes moved because a request straddled the end of a buffer.
     pub bytes_moved: u64,
+    /// Writes left unanswered by connections that ended, when they may still have landed.
+    pub orphaned: u64,
+    /// Requests that waited for such writes.
+    pub deferred: u64,
 }
 
 impl BridgeStats {
@@ -41,5 +45,7 @@ impl BridgeStats {
         self.bytes_received += other.bytes_received;
         self.bytes_sent += other.bytes_sent;
         self.bytes_moved += other.bytes_moved;
+        self.orphaned += other.orphaned;
+        self.deferred += other.deferred;
     }
 }

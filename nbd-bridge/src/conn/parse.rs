@@ -68,19 +68,19 @@ impl Conn {
                 true
             }
             Outcome::Abort => {
-                self.end(port, shared);
+                self.depart(port, shared);
                 false
             }
             Outcome::Close(error) => {
                 tracing::debug!("NBD handshake ended: {error}");
-                self.end(port, shared);
+                self.depart(port, shared);
                 false
             }
         }
     }
 
     fn step_header(&mut self, port: &Port, shared: &mut Shared) -> bool {
-        if self.fill - self.start < Request::LEN || shared.is_congested() {
+        if self.fill - self.start < Request::LEN || !self.passes(shared) || shared.is_congested() {
             return false;
         }
         let (Some(buffer), Some(rules)) = (self.buffer, self.rules) else { return false };
@@ -113,7 +113,7 @@ impl Conn {
                 match refusal.after {
                     AfterRefusal::Continue => {}
                     AfterRefusal::Skip(left) => self.phase = Phase::Skip { left },
-                    AfterRefusal::Close => self.end(port, shared),
+                    AfterRefusal::Close => self.depart(port, shared),
                 }
                 true
             }
@@ -125,11 +125,15 @@ impl Conn {
         let Validated { op, cookie, offset, len, fua, no_hole, fast_only } = request;
         let (io, flags) = match op {
             Op::Disconnect => {
-                self.end(port, shared);
+                self.in_order = true;
+                self.depart(port, shared);
                 return false;
             }
             Op::Read => (Some(IoOp::Read), IoFlags::default()),
-            Op::Write => (Some(IoOp::Write), IoFlags { fua, ..IoFlags::default() }),
+            Op::Write => {
+                let fua = fua && !rtrs_core::mutated!(NbdFuaDropped);
+                (Some(IoOp::Write), IoFlags { fua, ..IoFlags::default() })
+            }
             Op::Flush => (Some(IoOp::Flush), IoFlags::default()),
             Op::Trim => (Some(IoOp::Discard), IoFlags { fua, ..IoFlags::default() }),
             Op::WriteZeroes => {
@@ -148,6 +152,7 @@ impl Conn {
             return false;
         }
         self.rows += 1;
+        let told = self.told(shared);
         let entry = shared.requests.row(row);
         (entry.conn, entry.generation) = (self.slot, self.generation);
         (entry.cookie, entry.op, entry.offset, entry.len) = (cookie, op, offset, len);
@@ -158,8 +163,10 @@ impl Conn {
                 self.phase = Phase::Payload { row, left: len };
             }
             Op::Cache => shared.finish_if_done(row),
+            Op::Flush if rtrs_core::mutated!(NbdFlushSkipped) => shared.finish_if_done(row),
             _ => {
                 entry.ready = if op == Op::Flush { 1 } else { len };
+                entry.told = told;
                 shared.submit(row);
             }
         }

@@ -1,7 +1,7 @@
 //! Receiving into registered buffers, sending heads and data of replies.
 
 use rtrs_core::mem::IoVecs;
-use rtrs_core::rt::{Op as RingOp, Port};
+use rtrs_core::rt::{Op as RingOp, PeerEnd, Port, peer_end};
 use rtrs_core::time::{Duration, Instant};
 
 use super::{Conn, Phase, REPLIES_MAX, SEND_RATE_MIN, STALL_TIMEOUT, TOKEN_SEND};
@@ -32,7 +32,8 @@ impl Conn {
             }
             // End of stream: requests in flight are still answered if the client only closed its
             // sending side.
-            Ok(_) => self.end(port, shared),
+            Ok(_) if peer_end(&self.fd) == PeerEnd::Gone => self.abort(port, shared),
+            Ok(_) => self.depart(port, shared),
             Err(_) => self.abort(port, shared),
         }
     }

@@ -15,7 +15,8 @@ use rtrs_core::time::Instant;
 /// Switches and counters, shared with the test.
 #[derive(Debug, Default)]
 pub(crate) struct Switches {
-    pub(crate) disk: Mutex<Vec<u8>>,
+    /// Several devices may have one.
+    pub(crate) disk: Arc<Mutex<Vec<u8>>>,
     /// Nothing completes while it is set.
     pub(crate) hold: AtomicBool,
     /// The newest completes first.

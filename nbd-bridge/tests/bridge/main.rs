@@ -6,6 +6,7 @@
 mod client;
 mod device;
 mod flow;
+mod ghosts;
 mod misdeeds;
 mod programs;
 mod stand;

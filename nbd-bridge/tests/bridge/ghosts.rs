@@ -1,0 +1,395 @@
+//! Writes of connections that are gone: none lands after a newer request was answered. Two shards
+//! of one device, turned by hand, so that each step comes in the order that a test wants.
+
+use std::io::{ErrorKind, Write};
+use std::mem::MaybeUninit;
+use std::os::unix::net::UnixStream;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+use nbd_bridge::kernel::FIRST_BYTES;
+use nbd_bridge::{Bridge, Group, Seat, export_info};
+use rtrs_core::rt::Ring;
+use rtrs_core::time::Instant;
+
+use crate::client::{Client, DISC, READ, TRIM, WRITE, ZEROES, request};
+use crate::device::{Switches, TestDevice};
+use crate::stand::{config, geometry};
+
+const OLD: [u8; 4096] = [1; 4096];
+const NEW: [u8; 4096] = [2; 4096];
+
+struct Shard {
+    ring: Rc<Ring>,
+    bridge: Bridge,
+    switches: Arc<Switches>,
+    now: Instant,
+}
+
+impl Shard {
+    /// Turns until nothing happens for a while of real time.
+    fn settle(&mut self) {
+        let mut quiet = 0;
+        while quiet < 5 {
+            let limit = Some(Duration::from_millis(2));
+            let any = self.ring.turn_or_sleep(limit).unwrap() | self.bridge.turn(self.now);
+            self.bridge.check();
+            quiet = if any { 0 } else { quiet + 1 };
+        }
+    }
+
+    /// Nothing completes here, or all does.
+    fn hold(&self, hold: bool) {
+        self.switches.hold.store(hold, SeqCst);
+    }
+
+    fn pair(&mut self) -> (UnixStream, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        (ours, theirs)
+    }
+
+    /// A client past the handshake.
+    fn client(&mut self) -> Client {
+        let (ours, theirs) = self.pair();
+        ours.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        self.bridge.adopt(self.now, theirs.into());
+        let thread = std::thread::spawn(move || Client::go(ours, false));
+        while !thread.is_finished() {
+            self.settle();
+        }
+        let client = thread.join().unwrap();
+        client.stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        client
+    }
+
+    /// A socket of the kernel.
+    fn kernel(&mut self) -> Client {
+        let (ours, mut theirs) = self.pair();
+        theirs.write_all(&FIRST_BYTES).unwrap();
+        assert!(self.bridge.adopt_kernel(self.now, theirs.into()));
+        Client { stream: ours, structured: false }
+    }
+}
+
+/// Two shards of a device.
+struct Two {
+    shards: [Shard; 2],
+    group: Arc<Group>,
+}
+
+impl Two {
+    fn new() -> Self {
+        let group = Group::new(2, |_| ());
+        let first = Arc::new(Switches::default());
+        let second = Arc::new(Switches { disk: Arc::clone(&first.disk), ..Switches::default() });
+        let mut all = [(0, first), (1, second)].map(|(shard, switches)| {
+            let ring = Ring::new(32).unwrap();
+            let device = Box::new(TestDevice::new(geometry(), Arc::clone(&switches)));
+            let seat = Seat { group: Arc::clone(&group), shard };
+            let export = export_info("vol0", &geometry());
+            let bridge = Bridge::seated(&ring, device, export, config(), seat).unwrap();
+            Shard { ring, bridge, switches, now: Instant::from_nanos(1 << 50) }
+        });
+        all.iter_mut().for_each(Shard::settle);
+        Self { shards: all, group }
+    }
+
+    fn settle(&mut self) {
+        for _ in 0..2 {
+            self.shards.iter_mut().for_each(Shard::settle);
+        }
+    }
+
+    fn disk(&self, at: usize) -> u8 {
+        self.shards[0].switches.disk.lock().unwrap()[at]
+    }
+
+    /// A write of this client is in flight at shard 0, which holds it, and the client is gone.
+    fn leave_behind(&mut self, mut client: Client) {
+        self.shards[0].hold(true);
+        client.send_write(0, 1, 0, &OLD);
+        self.settle();
+        assert_eq!(self.shards[0].bridge.inflight(), 1);
+        drop(client);
+    }
+
+    /// Writes bytes to a client's socket while the shards turn.
+    fn feed(&mut self, client: &mut Client, bytes: &[u8]) {
+        for chunk in bytes.chunks(64 << 10) {
+            client.stream.write_all(chunk).unwrap();
+            self.settle();
+        }
+    }
+
+    /// Everything has ended.
+    fn end(mut self) {
+        self.settle();
+        assert_eq!(self.group.orphaned_writes(), 0);
+        for shard in &self.shards {
+            assert_eq!((shard.bridge.connections(), shard.bridge.inflight()), (0, 0));
+        }
+    }
+}
+
+/// True when a reply is there; the shards have turned as far as they can.
+fn is_answered(client: &mut Client, len: usize) -> bool {
+    // The first bytes of a reply may be there alone, in a socket of the kernel.
+    let mut head = [const { MaybeUninit::uninit() }; 16];
+    match socket2::SockRef::from(&client.stream).peek(&mut head) {
+        Ok(16) => {}
+        Ok(_) => return false,
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}");
+            return false;
+        }
+    }
+    assert_eq!(client.reply(|_| len).error, 0);
+    true
+}
+
+/// What a newer connection asks for waits for the write that an older one left, and only if they
+/// overlap. `look` says whether the old connection's shard turns before the new one writes.
+fn no_ghost(on: usize, kernel: bool, look: bool) {
+    let mut two = Two::new();
+    let open = |shard: &mut Shard| if kernel { shard.kernel() } else { shard.client() };
+    let old = open(&mut two.shards[0]);
+    two.leave_behind(old);
+    if look {
+        two.shards[0].settle();
+    }
+    let mut new = open(&mut two.shards[on]);
+    new.send_write(0, 2, 0, &NEW);
+    two.settle();
+    assert!(!is_answered(&mut new, 0), "the new write is answered, the old one may still land");
+    new.send_write(0, 3, 4096, &NEW);
+    two.settle();
+    if on != 0 {
+        assert!(is_answered(&mut new, 0), "a write elsewhere has nothing to wait for");
+    }
+    two.shards[0].hold(false);
+    two.settle();
+    assert!(is_answered(&mut new, 0));
+    if on == 0 {
+        assert!(is_answered(&mut new, 0));
+    }
+    assert_eq!((two.disk(0), two.disk(4096)), (2, 2), "the newer write stays");
+    drop(new);
+    two.end();
+}
+
+#[test]
+fn a_dead_connections_write_does_not_replace_a_newer_one() {
+    for on in [0, 1] {
+        for look in [true, false] {
+            no_ghost(on, false, look);
+        }
+    }
+}
+
+#[test]
+fn the_same_where_the_kernel_has_a_fresh_socket() {
+    for on in [0, 1] {
+        no_ghost(on, true, false);
+    }
+}
+
+#[test]
+fn what_a_dead_socket_brings_that_comes_late_is_not_carried_out() {
+    let mut two = Two::new();
+    let (mut old, theirs) = two.shards[0].pair();
+    old.write_all(&request(WRITE, 0, 1, 0, 4096)).unwrap();
+    old.write_all(&OLD).unwrap();
+    drop(old);
+    // Before its shard has that socket, another one takes its place.
+    let mut new = two.shards[1].kernel();
+    new.send_write(0, 2, 0, &NEW);
+    two.settle();
+    assert!(is_answered(&mut new, 0));
+    let shard = &mut two.shards[0];
+    assert!(shard.bridge.adopt_kernel(shard.now, theirs.into()));
+    two.settle();
+    assert_eq!((two.disk(0), two.shards[0].bridge.connections()), (2, 0));
+    drop(new);
+    two.end();
+}
+
+#[test]
+fn reads_and_older_connections_wait_too() {
+    for command in [READ, TRIM, ZEROES] {
+        let mut two = Two::new();
+        let mut older = two.shards[1].client();
+        older.send(READ, 0, 1, 1 << 20, 4096);
+        two.settle();
+        assert!(is_answered(&mut older, 4096));
+        let old = two.shards[0].client();
+        two.leave_behind(old);
+        two.shards[0].settle();
+        assert_eq!(two.group.orphaned_writes(), 1);
+        older.send(command, 0, 2, 0, 8192);
+        two.settle();
+        let len = if command == READ { 8192 } else { 0 };
+        assert!(!is_answered(&mut older, len), "{command}");
+        older.send(READ, 0, 3, 4096, 4096);
+        two.settle();
+        assert!(is_answered(&mut older, 4096), "what does not overlap goes on");
+        two.shards[0].hold(false);
+        two.settle();
+        assert!(is_answered(&mut older, len), "{command}");
+        drop(older);
+        two.end();
+    }
+}
+
+#[test]
+fn the_first_request_waits_until_every_shard_has_looked() {
+    let mut two = Two::new();
+    let old = two.shards[0].client();
+    two.leave_behind(old);
+    let mut new = two.shards[1].client();
+    new.send(READ, 0, 2, 1 << 20, 4096);
+    two.shards[1].settle();
+    assert!(!is_answered(&mut new, 4096), "shard 0 has not looked");
+    assert_eq!(two.group.orphaned_writes(), 0);
+    two.shards[0].settle();
+    assert_eq!(two.group.orphaned_writes(), 1);
+    two.shards[1].settle();
+    assert!(is_answered(&mut new, 4096));
+    // From then on it waits for nobody.
+    new.send(READ, 0, 3, 1 << 20, 4096);
+    two.shards[1].settle();
+    assert!(is_answered(&mut new, 4096));
+    two.shards[0].hold(false);
+    drop(new);
+    two.end();
+}
+
+#[test]
+fn a_shard_that_does_not_look_costs_new_clients_their_connection_and_the_kernel_time() {
+    let mut two = Two::new();
+    let old = two.shards[0].client();
+    two.leave_behind(old);
+    let mut new = two.shards[1].client();
+    let mut kernel = two.shards[1].kernel();
+    for client in [&mut new, &mut kernel] {
+        client.send(READ, 0, 2, 1 << 20, 4096);
+    }
+    two.shards[1].settle();
+    two.shards[1].now = two.shards[1].now + Duration::from_secs(16);
+    two.shards[1].settle();
+    assert!(new.is_closed(), "it is not served, since that would not be safe");
+    assert!(!is_answered(&mut kernel, 4096));
+    two.settle();
+    assert!(is_answered(&mut kernel, 4096));
+    two.shards[0].hold(false);
+    drop((new, kernel));
+    two.end();
+}
+
+#[test]
+fn what_has_not_begun_never_does() {
+    let mut two = Two::new();
+    two.shards[0].switches.fill.store(1, SeqCst);
+    let mut old = two.shards[0].client();
+    two.shards[0].hold(true);
+    // The first is at the device, the second waits for room there, the others lie in the socket.
+    for at in 0..8 {
+        old.send_write(0, at, at * 4096, &OLD);
+    }
+    two.settle();
+    assert_eq!(two.shards[0].bridge.inflight(), 2);
+    drop(old);
+    let mut new = two.shards[1].client();
+    new.send_write(0, 9, 4096, &NEW);
+    new.send_write(0, 10, 2 * 4096, &NEW);
+    two.settle();
+    for _ in 0..2 {
+        assert!(is_answered(&mut new, 0), "nothing of the old client can land there");
+    }
+    assert_eq!((two.group.orphaned_writes(), two.shards[0].bridge.inflight()), (1, 1));
+    two.shards[0].hold(false);
+    two.settle();
+    let found: Vec<u8> = (0..4).map(|at| two.disk(at * 4096)).collect();
+    assert_eq!(found, [1, 2, 2, 0]);
+    drop(new);
+    two.end();
+}
+
+#[test]
+fn clients_that_take_their_leave_are_answered_and_hold_up_what_overlaps() {
+    for half_closed in [false, true] {
+        let mut two = Two::new();
+        two.shards[0].hold(true);
+        let mut old = two.shards[0].client();
+        old.send_write(0, 1, 0, &OLD);
+        if half_closed {
+            old.stream.shutdown(std::net::Shutdown::Write).unwrap();
+        } else {
+            old.send(DISC, 0, 0, 0, 0);
+        }
+        two.settle();
+        let mut new = two.shards[1].client();
+        new.send_write(0, 2, 0, &NEW);
+        two.settle();
+        assert!(!is_answered(&mut new, 0));
+        two.shards[0].hold(false);
+        two.settle();
+        assert!(is_answered(&mut old, 0) && is_answered(&mut new, 0));
+        assert!(old.is_closed());
+        assert_eq!(two.disk(0), 2);
+        drop((old, new));
+        two.end();
+    }
+}
+
+#[test]
+fn what_waits_for_a_dead_write_ends_with_its_own_client() {
+    let mut two = Two::new();
+    let old = two.shards[0].client();
+    two.leave_behind(old);
+    let mut second = two.shards[1].client();
+    second.send_write(0, 2, 0, &[3; 4096]);
+    // And a large one of which a part has come.
+    let len = 1 << 20;
+    second.stream.write_all(&request(WRITE, 0, 3, 0, len)).unwrap();
+    two.feed(&mut second, &vec![3; 600_000]);
+    assert_eq!(two.shards[1].bridge.stats().deferred, 2);
+    drop(second);
+    two.settle();
+    assert_eq!((two.group.orphaned_writes(), two.shards[1].bridge.inflight()), (1, 0));
+    let mut third = two.shards[1].client();
+    third.send_write(0, 4, 0, &NEW);
+    two.settle();
+    assert!(!is_answered(&mut third, 0));
+    two.shards[0].hold(false);
+    two.settle();
+    assert!(is_answered(&mut third, 0));
+    assert_eq!((two.disk(0), two.disk(4096)), (2, 0));
+    drop(third);
+    two.end();
+}
+
+#[test]
+fn a_large_write_that_was_left_half_sent_holds_up_what_it_reached() {
+    let mut two = Two::new();
+    two.shards[0].hold(true);
+    let mut old = two.shards[0].client();
+    old.stream.write_all(&request(WRITE, 0, 1, 0, 4 << 20)).unwrap();
+    two.feed(&mut old, &vec![1; 1 << 20]);
+    drop(old);
+    let mut new = two.shards[1].client();
+    new.send_write(0, 2, 3 << 20, &NEW);
+    two.settle();
+    assert!(is_answered(&mut new, 0), "so far it did not come");
+    new.send_write(0, 3, 4096, &NEW);
+    two.settle();
+    assert!(!is_answered(&mut new, 0));
+    two.shards[0].hold(false);
+    two.settle();
+    assert!(is_answered(&mut new, 0));
+    assert_eq!((two.disk(0), two.disk(4096), two.disk(3 << 20)), (1, 2, 2));
+    drop(new);
+    two.end();
+}
