@@ -9,12 +9,15 @@
 #                                   STATUS is passed, failed or skipped, then its checks
 #   @@ gone STATUS                  the guest has ended, says this end
 #   CELL PEER | WHAT | RESULT       for the compatibility table; kept in the file `cells`
+#   CLASS NAME data|hang            a scenario failed that must not be run again (lab-verdict.sh)
 #   anything else                   for people
 #
 # A guest that goes silent beyond a limit is killed, by its own process group; what was left to run
 # goes on in a new one.
 
-LAB_BOOT_MAX=180
+LAB_BOOT_MAX=600
+# By how many times a slow guest may stretch the limits of scenarios (tests/lab/guest.sh).
+LAB_SLOW_MAX=8
 # Beyond a scenario's own limit: its topology, clean-up and reports.
 LAB_SLACK=150
 LAB_PASSED=0 LAB_FAILED=0 LAB_SKIPPED=0 LAB_FAILURES=()
@@ -42,17 +45,26 @@ lab_header() { # name key
     [ -z "$value" ] || printf '%s\n' "$value"
 }
 
-# Names, groups and all, turned into names; in the order of the files, each once.
+# Names, groups, all and thirds, turned into names; in the order of the files, each once.
 lab_select() { # word...
-    local word name known
+    local word name known groups at
     for word in "$@"; do
-        known=0
+        known=0 at=0
         for name in $(lab_names); do
-            if [ "$word" = "$name" ] || [[ " $(lab_header "$name" groups) " == *" $word "* ]] ||
-                { [ "$word" = all ] && [ "$(lab_header "$name" in-all)" != no ]; }; then
-                known=1
-                printf '%s\n' "$name"
+            groups=" $(lab_header "$name" groups) "
+            if [ "$word" = "$name" ] || [[ $groups == *" $word "* ]]; then
+                :
+            elif [ "$(lab_header "$name" in-all)" = no ]; then
+                continue
+            elif [[ $word == [123]/3 ]]; then
+                [[ $groups != *' smoke '* ]] || continue
+                at=$((at % 3 + 1))
+                [ $at -eq "${word%/3}" ] || continue
+            elif [ "$word" != all ]; then
+                continue
             fi
+            known=1
+            printf '%s\n' "$name"
         done
         if [ $known -eq 0 ]; then
             echo "lab: no scenario and no group is named '$word'; see scripts/lab.sh list" >&2
@@ -186,7 +198,9 @@ lab_boot() { # role cpus memory names qemu_option...
     local role=$1 cpus=$2 memory=$3 names=$4 name max=$((LAB_BOOT_MAX + LAB_SLACK))
     shift 4
     lab_vng_command "$role" "$cpus" "$memory" "$@"
-    for name in $names; do max=$((max + $(lab_header "$name" limit) + LAB_SLACK)); done
+    for name in $names; do
+        max=$((max + LAB_SLOW_MAX * $(lab_header "$name" limit) + LAB_SLACK))
+    done
     # shellcheck disable=SC2016
     setsid timeout -k 10 "$max" bash -c 'role=$1; shift
         "$@" </dev/null 2>&1 | sed -u "s/\r//g; s/^/$role /"
@@ -313,6 +327,7 @@ lab_listen() { # number_of_guests
     if [ -n "$current" ]; then
         printf 'FAIL %s: the guest %s\n' "$current" "$([ "$status" = timeout ] &&
             echo "did not end it in time and was killed" || echo "died")"
+        [ "$status" != timeout ] || echo "CLASS $current hang"
         for role in $LAB_ROLES; do lab_last_words "$role"; done
         lab_count "$current" failed "$goods" "$bads" $((SECONDS - started))
         LAB_LEFT=("${LAB_LEFT[@]:1}")

@@ -25,6 +25,6 @@ for crate in rtrs-core rtrs-client rtrs-server; do
         -- -D warnings
 done
 gate docs env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
-# Builds on the stable compiler as any program; only running the targets needs a nightly one.
+# Only that they build; scripts/fuzz.sh runs them.
 [ "${1:-}" = --no-fuzz ] || gate fuzz cargo check --locked --manifest-path fuzz/Cargo.toml
 exit $failed

@@ -12,6 +12,17 @@ export HOME=$LAB_HOME XDG_RUNTIME_DIR=$LAB_HOME
 . "$LAB_SHARE/settings"
 export PATH=$LAB_BIN:$PATH:/usr/sbin:/sbin
 
+# How many times slower than on a quiet machine this guest is (guest.sh measures it); every bound
+# of a wait is so many times longer.
+export LAB_SLOW=${LAB_SLOW:-1}
+
+# The program, with the bound of this guest. As a file's name (`xargs timeout`) it is not stretched.
+timeout() { # [-k SECONDS] seconds_max command...
+    local flags=()
+    [ "$1" != -k ] || { flags=(-k "$2") && shift 2; }
+    command timeout "${flags[@]}" $(($1 * LAB_SLOW)) "${@:2}"
+}
+
 # --- verdicts ---
 
 pass() { # text
@@ -19,10 +30,42 @@ pass() { # text
     echo passed >>"$LAB_HOME/checks"
 }
 
-fail() { # text [detail]
+fail() { # text [detail] [class]
     echo "FAIL $LAB_NAME: $1 [$SECONDS s]"
     [ -z "${2:-}" ] || printf '%s\n' "$2" | head -n 30 | cut -c1-300 | sed 's/^/   /'
     echo failed >>"$LAB_HOME/checks"
+    [ -z "${3:-}" ] || class "$3"
+    show_classes
+    return 1
+}
+
+# What kind of failure the scenario has: `data` when data is not what was written, `hang` when
+# something never ended. A scenario that fails with either is not run again by scripts/test.sh
+# (scripts/lab-verdict.sh). Shown once the scenario has failed.
+class() { # data|hang
+    echo "$1" >>"$LAB_HOME/classes"
+}
+
+show_classes() {
+    [ -s "$LAB_HOME/classes" ] || return 0
+    sort -u "$LAB_HOME/classes" | sed "s/^/CLASS $LAB_NAME /"
+}
+
+# The class of a failed command, if it has one: those that compare data, whatever runs them.
+class_of() { # command...
+    while [ $# -gt 0 ]; do
+        case $1 in
+            cmp | diff | sha256sum | md5sum | e2fsck | xfs_repair) class data && return ;;
+            timeout | env | -* | *=* | [0-9]* | /*) shift ;;
+            *) return ;;
+        esac
+    done
+}
+
+# For functions of scenarios that compare in a pipe; the program itself elsewhere.
+cmp() {
+    command cmp "$@" && return 0
+    class data
     return 1
 }
 
@@ -36,8 +79,8 @@ skip() { # reason
     exit 77
 }
 
-expect_eq() { # text found wanted
-    if [ "$2" = "$3" ]; then pass "$1"; else fail "$1" "found '$2', wanted '$3'"; fi
+expect_eq() { # text found wanted [class]
+    if [ "$2" = "$3" ]; then pass "$1"; else fail "$1" "found '$2', wanted '$3'" "${4:-}"; fi
 }
 
 # Numbers without a fraction, an operator of [ ]: -gt, -ge, -lt, -le.
@@ -54,16 +97,25 @@ expect_true() { # text command...
     # No subshell: what the command sets or starts is the scenario's.
     "$@" >"$out" 2>&1 </dev/null
     status=$?
-    if [ $status -eq 0 ]; then pass "$text"; else fail "$text" "status $status of: $*
-$(tail -n 20 "$out")"; fi
+    if [ $status -eq 0 ]; then pass "$text"; else
+        class_of "$@"
+        fail "$text" "status $status of: $*
+$(tail -n 20 "$out")"
+    fi
 }
 
 expect_false() { # text command...
-    local text=$1 out=$LAB_HOME/out
+    local text=$1 out=$LAB_HOME/out status classes
     shift
-    if "$@" >"$out" 2>&1 </dev/null; then fail "$text" "succeeded: $*
+    classes=$(cat "$LAB_HOME/classes" 2>/dev/null)
+    "$@" >"$out" 2>&1 </dev/null
+    status=$?
+    # What was to fail has no class by it.
+    printf '%s' "${classes:+$classes$'\n'}" >"$LAB_HOME/classes"
+    if [ $status -eq 0 ]; then fail "$text" "succeeded: $*
 $(tail -n 20 "$out")"; else pass "$text"; fi
 }
+
 
 expect_match() { # text found regex
     if [[ $2 =~ $3 ]]; then pass "$1"; else fail "$1" "found '$2', wanted /$3/"; fi
@@ -94,7 +146,7 @@ cell() { # peer what [result]
 
 # Tries a command again until it succeeds.
 wait_until() { # seconds_max what command...
-    local deadline=$((SECONDS + $1)) what=$2
+    local deadline=$((SECONDS + $1 * LAB_SLOW)) what=$2
     shift 2
     until "$@" >/dev/null 2>&1; do
         if [ $SECONDS -ge $deadline ]; then
@@ -109,7 +161,7 @@ assert_within() { # seconds_max text command...
     local seconds_max=$1 text=$2
     shift 2
     if wait_until "$seconds_max" "$text" "$@"; then pass "$text"; else
-        fail "$text" "not within $seconds_max s: $*"
+        fail "$text" "not within $((seconds_max * LAB_SLOW)) s: $*"
         exit 1
     fi
 }
@@ -137,7 +189,7 @@ hear() { # word seconds_max
     over=$LAB_SHARE/sync/$LAB_NAME.$(other_role).over
     if ! wait_until "$2" "the word $1" eval "test -e '$word' || test -e '$over'" ||
         [ ! -e "$word" ]; then
-        fail "the other guest comes to '$1' within $2 s"
+        fail "the other guest comes to '$1' within $(($2 * LAB_SLOW)) s"
         exit 1
     fi
 }
@@ -165,7 +217,7 @@ server_listens() { # portals
 stop_server() {
     local tries
     kill -TERM "$LAB_SERVER" || return 1
-    for tries in {1..200}; do
+    for ((tries = 0; tries < 200 * LAB_SLOW; tries++)); do
         if ! kill -0 "$LAB_SERVER" 2>/dev/null; then
             wait "$LAB_SERVER"
             return
@@ -180,7 +232,7 @@ stop_server() {
 # in /run/rtrs/NAME.log. Heartbeats are given more time than by default: what the emulation delays
 # shall not end a path.
 attach() { # name argument...
-    timeout 90 rtrs-client attach "$@" --heartbeat-ms "${LAB_HEARTBEAT_MS:-2000}" \
+    timeout 90 rtrs-client attach "$@" --heartbeat-ms "${LAB_HEARTBEAT_MS:-$((2000 * LAB_SLOW))}" \
         >"$LAB_WORK/attach.out" 2>&1 </dev/null || {
         tail -n 5 "$LAB_WORK/attach.out"
         return 1
@@ -337,11 +389,28 @@ sysfs_queue() { # device attribute
 # Runs fio with a bound on its time; its JSON goes to $LAB_WORK/NAME.json, its words to NAME.log.
 # fio ends with an error when a block is not what was written.
 fio_run() { # name seconds_max argument...
-    local name=$1 seconds_max=$2
+    local name=$1 seconds_max=$2 status
     shift 2
     timeout -k 5 "$seconds_max" fio --name="$name" --output-format=json \
         --output="$LAB_WORK/$name.json" --group_reporting --verify_state_save=0 "$@" \
         >"$LAB_WORK/fio-$name.log" 2>&1
+    status=$?
+    fio_class $status "$LAB_WORK/$name.json" "$LAB_WORK/fio-$name.log"
+    return $status
+}
+
+# Whether fio found other data than it wrote, or did not end in time: by its status and words.
+fio_class() { # status file...
+    case $1 in
+        0 | 128) return 0 ;;
+        124 | 137) class hang ;;
+    esac
+    shift
+    # 84 is EILSEQ, by which fio says that a block is not what it wrote.
+    if grep -Eqs 'verify: bad|verify failed|bad magic header|"error" : 84,' "$@"; then
+        class data
+    fi
+    return 0
 }
 
 fio_value() { # name jq_expression

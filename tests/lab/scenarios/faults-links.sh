@@ -4,7 +4,7 @@
 # paths: 2
 # limit: 420
 # network: spoiled
-# groups: failover issue ours
+# groups: smoke failover issue ours
 
 . tests/lab/faults.sh
 

@@ -3,7 +3,7 @@
 # topology: one
 # paths: 2
 # limit: 150
-# groups: interop issue ours
+# groups: smoke interop issue ours
 
 # shellcheck source=tests/lab/interop.sh
 . tests/lab/interop.sh

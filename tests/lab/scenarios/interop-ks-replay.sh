@@ -74,7 +74,7 @@ scenario() {
     assert_within 20 "kernel's: the copy is done while the original is held" eval \
         "! kill -0 $put_kernels"
     assert_true "kernel's: a newer write is done" put "$kernels" NEWS
-    assert_eq "kernel's: it reads back" "$(word_of "$kernels")" NEWS
+    assert_eq "kernel's: it reads back" "$(word_of "$kernels")" NEWS data
     : >"$LAB_WORK/held1/release"
     assert_within 20 "kernel's: the original ends" grep -q original "$LAB_WORK/held1/order"
     note "the kernel's server: the disk took $(order 1)and reads $(word_of "$kernels")"
@@ -90,7 +90,7 @@ scenario() {
     expect_eq "ours: the write succeeded" $? 0
     assert_true "ours: a newer write is done" put "$ours" NEWS
     expect_eq "ours: the disk took them in order" "$(order 0)" "original HOLD NEWS "
-    expect_eq "ours: the newest data stay" "$(word_of "$ours")" NEWS
+    expect_eq "ours: the newest data stay" "$(word_of "$ours")" NEWS data
 
     assert_true "the cable is mended" eval 'topology_mend va0 && topology_mend vb0'
     assert_true "ours unmaps" kernel_unmap "$ours"

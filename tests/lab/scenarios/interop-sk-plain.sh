@@ -3,7 +3,7 @@
 # topology: one
 # paths: 2
 # limit: 150
-# groups: interop issue ours
+# groups: smoke interop issue ours
 
 . tests/lab/interop_sk_matrix.sh
 

@@ -3,7 +3,7 @@
 # topology: two
 # paths: 2
 # limit: 150
-# groups: smoke kernel
+# groups: kernel
 
 server() {
     brd_disk 64 >/dev/null || exit 1

@@ -3,7 +3,7 @@
 # topology: one
 # paths: 2
 # limit: 120
-# groups: smoke kernel
+# groups: kernel
 
 scenario() {
     local disk device session=/sys/devices/virtual/rtrs-client/kp

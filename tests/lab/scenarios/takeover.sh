@@ -80,6 +80,7 @@ under_fio() { # rounds slot start
     wait $FIO
     status=$?
     [ $status -ne 128 ] || status=0
+    fio_class $status fio.json
     expect_eq "fio met no error and reads what it wrote" "$status" 0
     expect_eq "fio counts no error" "$(fio_value fio '.jobs[0].error')" 0
     stalls=$(longest)
@@ -146,17 +147,39 @@ refusals() {
     expect_true "it detaches" timeout 60 rtrs-client detach a
 }
 
-scenario() {
-    cd "$LAB_WORK" || exit 1
-    modprobe nbd nbds_max=2
+serve() {
+    : >server.out
     rtrs-server --export a=mem:64M --listen "$PORTAL" >server.out 2>server.log &
     SERVER=$!
     assert_within 10 "the server listens" grep -q listening server.out
+}
+
+# The disk in memory of another server process is another disk.
+other_disk() {
+    assert_true "it attaches" attach
+    expect_true "what its volume is is kept for who takes over" test -s /run/rtrs/a.identity
+    kill -9 "$(holder)" "$SERVER"
+    wait $SERVER
+    serve
+    expect_match "with another disk at the other end it is not taken over" \
+        "$(attach 2>&1)" 'another'
+    expect_true "and the device is still there" test -e /sys/block/nbd0/pid
+    assert_true "when that is meant, it is" attach --accept-new-identity
+    expect_true "and works" dd if=/dev/nbd0 of=/dev/null bs=4k count=16 iflag=direct
+    assert_true "it detaches" timeout 60 rtrs-client detach a
+    expect_false "what its volume was goes with the session" test -e /run/rtrs/a.identity
+}
+
+scenario() {
+    cd "$LAB_WORK" || exit 1
+    modprobe nbd nbds_max=2
+    serve
     quick
     under_fio 1 9 attach
     expect_match "its log says that it took over" "$(cat /run/rtrs/a.log)" 'nbd0 is taken over'
     under_ext4
     refusals
+    other_disk
     kill $SERVER
     wait $SERVER
     expect_eq "the server ends well" "$?" 0

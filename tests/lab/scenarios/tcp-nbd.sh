@@ -6,7 +6,7 @@
 # groups: smoke ours
 
 scenario() {
-    local disk path socket=$LAB_WORK/nbd.sock
+    local disk path counts socket=$LAB_WORK/nbd.sock
     disk=$(brd_disk 64) || exit 1
     modprobe nbd nbds_max=2 max_part=8
     start_server --export "vol0=$disk" --listen tcp://10.0.0.2:1234 --listen tcp://10.0.1.2:1234
@@ -25,6 +25,11 @@ scenario() {
         assert_num "the cable of path $path carried it" \
             "$(cat "/sys/class/net/va$path/statistics/tx_bytes")" -gt 1000000
     done
+    # Equal paths: none may be starved or left out because of how they began.
+    counts=$(client_json stats vol0 '[.paths[].requests] | (min * 100 / max | floor)')
+    assert_num "the path with fewer requests carried this percentage of the other's" \
+        "$counts" -ge 50
+    assert_eq "no path is slow" "$(client_json status vol0 '[.paths[] | select(.slow)] | length')" 0
     assert_true "nbd-client disconnects" timeout 30 nbd-client -d /dev/nbd0
     assert_true "it detaches" detach vol0
     assert_true "the server ends well" stop_server

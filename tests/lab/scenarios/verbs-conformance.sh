@@ -4,7 +4,7 @@
 # paths: 1
 # limit: 300
 # network: spoiled
-# groups: smoke ours
+# groups: ours
 # test-binaries: rtrs-core/conformance_verbs
 
 scenario() {
