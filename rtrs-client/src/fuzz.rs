@@ -145,6 +145,7 @@ fn config(setup: u8) -> SessionConfig {
         read_only_fallback: setup & 2 != 0,
         identity: None,
         inherited_life: (setup & 4 != 0).then_some(1),
+        resent_for: Duration::ZERO,
         id: SessionId([7; 16]),
         paths: (0..1 + usize::from(setup >> 3 & 1)).map(path).collect(),
         cores: 1 + u16::from(setup >> 4 & 1),

@@ -64,6 +64,7 @@ pub(crate) fn hold(plan: &AttachPlan) -> Result<(), Error> {
         open_patience: patience,
         identity: pinned(plan, kept.as_ref())?,
         inherited_life: kept.as_ref().filter(|_| plan.takes_over()).and_then(Kept::life),
+        resent_for: plan.resent_for(),
         ..session_config(&plan.session)?
     };
     let identity = Identity {

@@ -336,6 +336,7 @@ pub(crate) fn session_config(plan: &SessionPlan) -> Result<SessionConfig, Error>
         read_only_fallback: plan.access == Access::Auto,
         open_patience: Duration::ZERO,
         inherited_life: None,
+        resent_for: Duration::ZERO,
         identity: plan.identity,
         id: SessionId(id),
         paths: plan

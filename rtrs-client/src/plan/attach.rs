@@ -28,6 +28,11 @@ const DEVICE_SECONDS_MORE: u64 = 30;
 
 /// Seconds that the kernel keeps requests for a process that takes over, if nothing else is said.
 const TAKEOVER_SECONDS: u64 = 60;
+/// So late the kernel may be: two looks at a request of a quick device, each up to 1.3 s, or one
+/// after the bound of another, up to a second later; and some.
+const RESENT_MARGIN: Duration = Duration::from_secs(5);
+/// A device is not to be without good flushes for longer than this, whatever its time-out.
+const RESENT_MAX: Duration = Duration::from_secs(300);
 
 /// Where the session is served.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -202,6 +207,19 @@ impl AttachPlan {
         match &self.front {
             Front::Device(options) if options.takeover => {
                 Duration::from_secs(options.dead_timeout_s)
+            }
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// How long, once the session is open, the kernel may send again what a process that died had
+    /// taken: until the last of it is as old as the kernel waits for a request. A device of a quick
+    /// takeover has no such bound; its requests come within three seconds.
+    pub(crate) fn resent_for(&self) -> Duration {
+        match &self.front {
+            Front::Device(options) if options.takeover => {
+                let bound = Duration::from_secs(options.timeout_s.unwrap_or(0));
+                (bound + RESENT_MARGIN).min(RESENT_MAX)
             }
             _ => Duration::ZERO,
         }

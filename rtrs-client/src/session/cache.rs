@@ -17,7 +17,9 @@
 //! A process that dies takes its counts with it, and its users may go on with the next one. So the
 //! process keeps the life it is in where the next one finds it (`kept_life`), and that one begins
 //! in this life, with a write that nobody has flushed. A life is kept when there is nothing to tell
-//! of the ones before.
+//! of the ones before. A flush that the dead process had taken comes again, and looks like one that
+//! began after another had failed; so a loss is told by every flush for as long as such a flush can
+//! come (`SessionConfig::resent_for`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -63,6 +65,8 @@ pub(crate) struct CacheWatch {
     life: AtomicU64,
     /// Its content ends with its life, flushed or not.
     volatile: AtomicBool,
+    /// A flush submitted before this may be one that an earlier process had taken.
+    resent_until: Option<Instant>,
     losses: Arc<Losses>,
 }
 
@@ -74,12 +78,15 @@ impl CacheWatch {
             since: AtomicU64::new(0),
             life: AtomicU64::new(life),
             volatile: AtomicBool::new(volatile),
+            resent_until: None,
             losses: Arc::default(),
         }
     }
 
-    /// Somebody before may have had a write acknowledged that nobody has flushed.
-    fn inherit(&self) {
+    /// Somebody before may have had a write acknowledged that nobody has flushed, and what that one
+    /// had not answered comes again until then.
+    fn inherit(&mut self, resent_until: Instant) {
+        self.resent_until = Some(resent_until);
         if let Some(count) = self.acked.first() {
             count.0.fetch_add(1, Ordering::SeqCst);
         }
@@ -96,8 +103,13 @@ impl CacheWatch {
     }
 
     /// A flush is submitted.
-    pub(super) fn submitted(&self, mark: &mut FlushMark) {
-        mark.told = self.losses.common();
+    pub(super) fn submitted(&self, mark: &mut FlushMark, now: Instant) {
+        // It may have begun before anything was told.
+        mark.told = if self.is_resending(now) { 0 } else { self.losses.common() };
+    }
+
+    fn is_resending(&self, now: Instant) -> bool {
+        self.resent_until.is_some_and(|until| now < until)
     }
 
     /// A flush is about to be sent.
@@ -184,7 +196,7 @@ impl CacheWatch {
 impl SessionControl {
     /// A path opened the device: which life the server's cache is in. Comes before the path
     /// carries IO.
-    pub(super) fn meet_cache(&mut self, index: usize, device: &OpenDevice) {
+    pub(super) fn meet_cache(&mut self, now: Instant, index: usize, device: &OpenDevice) {
         let (life, volatile) = (device.cache_id, device.volatile);
         self.paths[index].cache_id = life;
         match &self.cache {
@@ -194,10 +206,13 @@ impl SessionControl {
                 let before = self.config.inherited_life;
                 let before = before.filter(|_| !rtrs_core::mutated!(InheritedForgotten));
                 let begins = before.filter(|life| *life != 0).unwrap_or(life);
-                let cache = Arc::new(CacheWatch::new(self.config.cores, begins, volatile));
+                let mut cache = CacheWatch::new(self.config.cores, begins, volatile);
+                if before.is_some() && life != 0 {
+                    cache.inherit(now + self.config.resent_for);
+                }
+                let cache = Arc::new(cache);
                 self.tell_all(ToShard::Cache(Arc::clone(&cache)));
                 if before.is_some() && life != 0 {
-                    cache.inherit();
                     report(cache.meet(life, volatile));
                 }
                 self.cache = Some(cache);
@@ -209,6 +224,7 @@ impl SessionControl {
     pub(super) fn keep_life(&mut self, now: Instant) {
         let Some(cache) = &self.cache else { return };
         let settled = cache.settled_life().filter(|life| self.kept.life != Some(*life));
+        let settled = settled.filter(|_| !cache.is_resending(now));
         match (settled, self.kept.since) {
             (None, _) => self.kept.since = None,
             // Nothing was written in any other.
@@ -280,7 +296,7 @@ mod tests {
 
     fn begin(watch: &CacheWatch) -> FlushMark {
         let mut mark = FlushMark::default();
-        watch.submitted(&mut mark);
+        watch.submitted(&mut mark, Instant::ZERO);
         watch.sent(&mut mark);
         mark
     }
@@ -292,16 +308,16 @@ mod tests {
 
     #[test]
     fn what_a_process_that_died_left_counts_until_a_flush() {
-        let watch = CacheWatch::new(1, 7, false);
-        watch.inherit();
+        let mut watch = CacheWatch::new(1, 7, false);
+        watch.inherit(Instant::ZERO);
         assert_eq!(watch.settled_life(), Some(7));
         assert_eq!(watch.meet(8, false), 1);
         assert_eq!(watch.settled_life(), None, "it has to be told");
         let mark = begin(&watch);
         assert!(end(&watch, mark, 8), "told by a flush that fails");
         assert_eq!(watch.settled_life(), Some(8));
-        let watch = CacheWatch::new(1, 7, false);
-        watch.inherit();
+        let mut watch = CacheWatch::new(1, 7, false);
+        watch.inherit(Instant::ZERO);
         let mark = begin(&watch);
         assert!(!end(&watch, mark, 7), "flushed");
         assert_eq!(watch.meet(8, false), 0);

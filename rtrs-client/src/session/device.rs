@@ -304,7 +304,7 @@ impl SessionControl {
             ..device.clone()
         });
         self.pinned.meet((server, device.export_id), secret);
-        self.meet_cache(index, &device);
+        self.meet_cache(now, index, &device);
         self.opened_once = true;
         self.last = Some(Arc::clone(&device));
         if self.device() != Some(&device) {

@@ -111,6 +111,9 @@ pub struct SessionConfig {
     /// that one may have left writes that were not flushed, 0 when that is not known. They count
     /// as this session's own.
     pub inherited_life: Option<u64>,
+    /// How long, from the first open on, requests may come again that the process that died had
+    /// taken and not answered.
+    pub resent_for: Duration,
     /// Which server's export it has to be; None: that of the first path that opens.
     pub identity: Option<Identity>,
     /// The session's identity, the same on all paths.

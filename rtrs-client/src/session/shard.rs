@@ -427,7 +427,7 @@ impl ShardSession {
             // It has no range, whatever the submitter says.
             (io.offset, io.len, io.buf) = (0, 0, None);
             if let Some(cache) = &self.cache {
-                cache.submitted(&mut mark);
+                cache.submitted(&mut mark, self.now);
             }
         }
         self.inflight += 1;

@@ -121,6 +121,18 @@ fn who_takes_over_tells_of_what_the_one_before_lost() {
     assert_eq!((flush(&mut over), flush(&mut over)), (Some(IoStatus::Io), Some(IoStatus::Ok)));
     assert_eq!(kept(&over), None, "the answer may not have left");
     over.until("the life to be kept", 3 * SEC, |s| kept(s) == Some(8));
+    // A flush that the one before had taken comes again, and looks like one that begins now.
+    let mut over = Stand::open(|s| {
+        (s.how.fence, s.how.cache_id) = (true, 8);
+        (s.config.inherited_life, s.config.resent_for) = (Some(7), 4 * SEC);
+    });
+    assert_eq!((flush(&mut over), flush(&mut over)), (Some(IoStatus::Io), Some(IoStatus::Io)));
+    over.until("the end of that", 9 * SEC, |s| {
+        assert_eq!(kept(s), None);
+        s.now() >= Instant::ZERO + 5 * SEC
+    });
+    assert_eq!(flush(&mut over), Some(IoStatus::Ok));
+    over.until("the life to be kept", 3 * SEC, |s| kept(s) == Some(8));
     // Lost afterwards.
     for inherited in [7, 0] {
         let mut over = inheriting(7, inherited);

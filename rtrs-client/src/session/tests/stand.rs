@@ -331,6 +331,7 @@ fn config() -> SessionConfig {
         access: AccessMode::ReadWrite,
         open_patience: Duration::ZERO,
         inherited_life: None,
+        resent_for: Duration::ZERO,
         identity: None,
         read_only_fallback: false,
         id: SessionId([0x5e; 16]),
