@@ -7,6 +7,8 @@
 //! `RTRS_FAULT_ROUNDS=9` each strikes nine times as often.
 #![forbid(unsafe_code)]
 
+#[path = "faults/ghost.rs"]
+mod ghost;
 #[path = "faults/held.rs"]
 mod held;
 #[path = "faults/load.rs"]

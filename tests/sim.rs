@@ -1,7 +1,8 @@
 //! The simulator as a test: seeds that pass, runs that repeat, planted bugs that are seen.
 #![forbid(unsafe_code)]
 
-use rtrs_tests::sim::{Options, Plant, kept_seeds, run, run_held, run_with};
+use rtrs_core::mutant::Mutant;
+use rtrs_tests::sim::{Options, Plant, hunt, kept_seeds, run, run_held, run_shares, run_with};
 
 /// Seeds in which a planted bug has to show.
 const PLANT_SEEDS: u64 = 60;
@@ -31,6 +32,15 @@ fn the_newest_write_stays_behind_one_that_was_held() {
     assert!(failed >= 200, "one met a write that had failed in {failed} of 1000 variations only");
 }
 
+/// A core, a path, the disk or the registration of memory stalls; then all is well again.
+#[test]
+fn equal_paths_carry_equal_shares_a_second_after_a_stall() {
+    for seed in 0..60 {
+        let outcome = run_shares(seed, Plant::None, None);
+        assert_eq!(outcome.failure, None, "replay: rtrs-sim --shares --seed {seed}");
+    }
+}
+
 #[test]
 fn a_run_repeats_itself() {
     for seed in 0..20 {
@@ -40,11 +50,22 @@ fn a_run_repeats_itself() {
     }
 }
 
+/// One rule of the machines; `rtrs-sim --mutants` takes out all of them (docs/TESTING.md).
+#[test]
+fn a_request_that_is_sent_again_before_its_fence_is_caught() {
+    let verdict = hunt(Mutant::ResendBeforeFence, 0..0, |_| true);
+    let caught = verdict.caught.expect("a seed of tests/sim/mutants.txt catches it");
+    assert_eq!(caught.checker, "blocks", "{}", caught.text);
+}
+
 #[test]
 fn every_planted_bug_is_seen_by_its_checker() {
     for plant in Plant::all() {
         let mut seen = (0..PLANT_SEEDS)
-            .filter_map(|seed| run_with(&Options::draw(seed), plant, None).failure)
+            .filter_map(|seed| match plant {
+                Plant::LimpingPath => run_shares(seed, plant, None).failure,
+                _ => run_with(&Options::draw(seed), plant, None).failure,
+            })
             .map(|failure| failure.checker);
         assert!(seen.any(|checker| checker == plant.seen_by()), "{plant:?}");
     }
@@ -52,7 +73,8 @@ fn every_planted_bug_is_seen_by_its_checker() {
 
 #[test]
 fn every_checker_has_a_planted_bug() {
-    for checker in ["blocks", "buffers", "durable", "once", "errors", "home", "memory", "live"] {
+    let all = ["blocks", "buffers", "durable", "once", "errors", "home", "memory", "live", "share"];
+    for checker in all {
         assert!(Plant::all().any(|plant| plant.seen_by() == checker), "{checker}");
     }
 }

@@ -94,7 +94,7 @@ const ARROWS: &[(&str, &[&str], &[&str])] = &[
     ("rtrs-client", &["nbd-bridge", "rtrs-core"], &["rtrs-core"]),
     ("rtrs-server", &["rtrs-core"], &["rtrs-core"]),
     ("tests", &["nbd-bridge", "rtrs-client", "rtrs-core", "rtrs-server"], &[]),
-    ("fuzz", &["nbd-bridge", "rtrs-core"], &[]),
+    ("fuzz", &["nbd-bridge", "rtrs-client", "rtrs-core", "rtrs-server"], &[]),
 ];
 
 /// Left in a document where the output of a program is still to be pasted. Spelled in two parts
@@ -387,6 +387,31 @@ fn crates_depend_in_one_direction() {
         }
     }
     breaches.none("crates depend in one direction");
+}
+
+/// The rules that tests take out (`rtrs-core/src/mutant.rs`) are out of reach of what people run.
+#[test]
+fn no_product_has_mutants() {
+    let mut breaches = Breaches::default();
+    for (name, ..) in ARROWS.iter().filter(|(name, ..)| *name != "tests") {
+        let path = format!("{name}/Cargo.toml");
+        let manifest = fs::read_to_string(root().join(&path)).expect("a manifest of ours");
+        for (at, line) in manifest.lines().enumerate().filter(|(_, l)| l.contains("mutants")) {
+            if *name != "rtrs-core" || line != "mutants = []" {
+                breaches.add(&path, at + 1, "only tests/Cargo.toml turns `mutants` on");
+            }
+        }
+    }
+    let workspace = fs::read_to_string(root().join("Cargo.toml")).expect("Cargo.toml");
+    if workspace.contains("mutants") || workspace.contains("debug-assertions") {
+        breaches.add("Cargo.toml", 0, "the release profile has no mutants");
+    }
+    let code = fs::read_to_string(root().join("rtrs-core/src/mutant.rs")).expect("mutant.rs");
+    let gate = "#[cfg(not(all(feature = \"mutants\", debug_assertions)))]\n#[inline(always)]\n";
+    if !code.contains(gate) {
+        breaches.add("rtrs-core/src/mutant.rs", 0, "is not constantly false in a release build");
+    }
+    breaches.none("no product has mutants");
 }
 
 #[test]

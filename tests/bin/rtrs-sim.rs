@@ -3,6 +3,9 @@
 //! Exit codes: 0 all seeds passed, 1 a seed failed, 2 wrong usage.
 #![forbid(unsafe_code)]
 
+#[path = "rtrs-sim/mutants.rs"]
+mod mutants;
+
 use std::cell::Cell;
 use std::io::{IsTerminal, Write};
 use std::ops::Range;
@@ -11,7 +14,9 @@ use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
 use rtrs_core::prng::Prng;
-use rtrs_tests::sim::{Options, Outcome, Plant, Sink, Stats, kept_seeds, run_held, run_with};
+use rtrs_tests::sim::{
+    Options, Outcome, Plant, Sink, Stats, kept_seeds, run_held, run_shares, run_with,
+};
 use serde::Serialize;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -47,8 +52,17 @@ struct Args {
     trace: bool,
     /// Instead of load under faults: a write that its disk holds while its path dies, and a newer
     /// one.
-    #[arg(long, conflicts_with = "plant")]
+    #[arg(long, conflicts_with_all = ["plant", "shares"])]
     held: bool,
+    /// Instead of load under faults: what equal paths carry a second after a stall.
+    #[arg(long)]
+    shares: bool,
+    /// Take safety rules out of the machines, one at a time, and show that each is missed: a
+    /// mutant's name, `all`, `quick` for the most important ones, `open` for those that are not
+    /// caught yet, or `list`.
+    #[arg(long, value_name = "NAME", num_args = 0..=1, default_missing_value = "all")]
+    #[arg(conflicts_with_all = ["minutes", "keep_going", "held", "plant", "shares"])]
+    mutants: Option<String>,
     /// Plant a bug that a checker has to see.
     #[arg(long, hide = true, value_name = "NAME")]
     plant: Option<Plant>,
@@ -94,6 +108,7 @@ fn replay(seed: u64, args: &Args) -> String {
     let mut command = std::env::args().next().unwrap_or_else(|| "rtrs-sim".into());
     command += &format!(" --seed {seed}");
     command += if args.held { " --held" } else { "" };
+    command += if args.shares { " --shares" } else { "" };
     if let Some(plant) = args.plant {
         command += &format!(" --plant {}", plant.name());
     }
@@ -113,6 +128,9 @@ fn run_one(seed: u64, args: &Args, log: bool) -> Outcome {
     if args.held {
         return run_held(seed, sink);
     }
+    if args.shares {
+        return run_shares(seed, args.plant.unwrap_or_default(), sink);
+    }
     run_with(&Options::draw(seed), args.plant.unwrap_or_default(), sink)
 }
 
@@ -131,6 +149,10 @@ fn main() -> ExitCode {
             .with_env_filter(tracing_subscriber::EnvFilter::new("debug"))
             .without_time()
             .init();
+    }
+    if let Some(which) = &args.mutants {
+        let format = (args.output == Format::Json, args.quiet);
+        return mutants::main(which, args.seed, args.seeds.clone(), format);
     }
     let plant = args.plant.unwrap_or_default();
     // A machine that panics is a failed seed too; nothing can be said of the seeds after it.
@@ -153,7 +175,7 @@ fn main() -> ExitCode {
         }
     };
     let log = args.seed.is_some() && !args.quiet && args.output == Format::Text;
-    if log && !args.held {
+    if log && !args.held && !args.shares {
         println!("{:#?}", Options::draw(first));
     }
     let mut summary = Summary {
@@ -166,11 +188,9 @@ fn main() -> ExitCode {
         stats: Stats::default(),
     };
     let mut shown = start;
-    let kept = if args.seed.is_none() && plant == Plant::None && !args.held {
-        kept_seeds()
-    } else {
-        Vec::new()
-    };
+    let own = args.held || args.shares;
+    let kept =
+        if args.seed.is_none() && plant == Plant::None && !own { kept_seeds() } else { Vec::new() };
     for seed in kept.iter().map(|&(seed, _)| seed).chain(first..) {
         let is_kept = summary.seeds < kept.len() as u64;
         let over = !is_kept

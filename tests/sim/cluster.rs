@@ -3,35 +3,41 @@
 //! A core turns as its driver would turn it: letters, events of its fabric, timers, whoever uses
 //! the device, what is to be posted. After a turn in which anything happened it pauses for a
 //! time of the seed's choice, so that events pile up and the cores' turns interleave. `bounds.rs`
-//! is what has to hold at any moment, and what is left.
+//! is what has to hold at any moment, and what is left; `beside.rs` has other sessions.
 
+mod beside;
 mod bounds;
+mod guest;
+mod nbd;
+mod servers;
 
 use std::collections::VecDeque;
-use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use nbd_bridge::{Group, Seat};
 use rtrs_client::machine::{ClientCore, PathView};
 use rtrs_client::{Change, Leaving};
-use rtrs_core::block::{Core, IoOp};
-use rtrs_core::fabric::sim::{Fault, NodeId, World};
+use rtrs_core::block::IoOp;
+use rtrs_core::fabric::sim::{NodeId, World};
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::prng::Prng;
 use rtrs_core::time::{Duration, Instant, earliest};
-use rtrs_server::{Export, ExportTable, ServerCore, ServerLife};
 
 use super::disk::Disk;
 use super::faults::Act;
 use super::host::{
-    ClientHost, Inbox, PORT, Pace, ServerHost, ask_to_stop, client_ip, path_name, path_target,
-    server_ip, server_params, session_config,
+    ClientHost, Inbox, KeptEpoch, Pace, ServerHost, ask_to_stop, client_ip, path_name, path_target,
+    server_ip, session_config,
 };
 use super::log::Log;
+use super::nbd::End;
 use super::options::{MS, Options};
 use super::oracle::Oracle;
 use super::port::{Port, PortFaults, SharedFaults};
 use super::workload::{Errors, Mode, Rules, Workload};
 use super::{Failure, Plant};
+use beside::Beside;
+use servers::Strangers;
 
 /// Rounds at one moment after which the clock counts as standing still.
 const SPINS_MAX: u32 = 20_000;
@@ -49,6 +55,7 @@ pub(super) struct Cluster {
     life: u8,
     /// What the client that died last had kept for the next: its cache's life.
     kept_life: Option<u64>,
+    strangers: Strangers,
     /// How many paths were added to running sessions.
     added: u8,
     /// When the session is told again to have all paths, once it is to have them.
@@ -57,7 +64,11 @@ pub(super) struct Cluster {
     retry_at: Option<Instant>,
     /// The session of this life has opened the device once.
     has_opened: bool,
+    guest: Option<guest::Guest>,
+    beside: Beside,
     server: Vec<ServerHost>,
+    /// What servers keep for the next.
+    kept: Arc<KeptEpoch>,
     /// How many servers there were.
     server_life: u64,
     plant: Plant,
@@ -68,9 +79,14 @@ pub(super) struct Cluster {
     prng: Prng,
     log: Log,
     spins: u32,
+    pinned_until: Instant,
     pub(super) faults: u64,
     pub(super) registered_max: usize,
     states: Vec<String>,
+    /// Of the bridges of this life's cores.
+    group: Arc<Group>,
+    /// For a plant: connections that their users have closed and whose end nobody sees.
+    unseen: Vec<End>,
 }
 
 /// In some runs connections take the server a while to end, and in half of these the client. Not
@@ -78,7 +94,7 @@ pub(super) struct Cluster {
 /// memory behind for so long, and the bound of memory, which is one for one client, says nothing.
 fn linger(world: &World, options: &Options) {
     let seed = options.seed;
-    if options.faults.client_restart > 0 {
+    if options.faults.client_restart + options.faults.client_leave > 0 {
         return;
     }
     let by = Duration::from_millis(200) * (1 + (seed / 8 % 8) as u32);
@@ -112,13 +128,18 @@ impl Cluster {
             port(&[Plant::LostAnswer, Plant::LostClose, windows]),
         ];
         ports[1].borrow_mut().pinned = options.pinned;
+        ports[1].borrow_mut().late_data = options.late_data;
+        ports[0].borrow_mut().preflush = options.preflush;
+        ports[0].borrow_mut().kernel = options.kernel.is_some();
         let errors = Errors {
-            backend: options.disk.errors.num > 0,
+            backend: options.disk.errors.num > 0 || options.disk.writeback.num > 0,
+            loses: options.disk.writeback.num > 0,
             paths: options.path_errors(),
             given_up_for: options.given_up_for(),
         };
         let (work, takeover) = (options.work.clone(), options.takeover);
-        let rules = Rules { options: work, errors, takeover, nbd: options.nbd, plant };
+        let Options { nbd, nbd_drops, preflush, .. } = *options;
+        let rules = Rules { options: work, errors, takeover, nbd, nbd_drops, preflush, plant };
         let works = (0..options.client_cores)
             .map(|at| Workload::new(usize::from(at), &rules, prng.fork(), log.clone()))
             .collect();
@@ -131,11 +152,15 @@ impl Cluster {
             works: Vec::new(),
             life: 0,
             kept_life: None,
+            strangers: Strangers::new(options, plant),
             added: 0,
             restore_at: None,
             retry_at: None,
             has_opened: false,
+            guest: None,
+            beside: Beside::default(),
             server: Vec::new(),
+            kept: Arc::default(),
             server_life: 0,
             plant,
             disk,
@@ -144,11 +169,15 @@ impl Cluster {
             prng,
             log: log.clone(),
             spins: 0,
+            pinned_until: Instant::ZERO,
             faults: 0,
             registered_max: 0,
             states: Vec::new(),
+            group: Group::new(usize::from(options.client_cores), |_| ()),
+            unseen: Vec::new(),
         };
         cluster.start_server();
+        cluster.guest = guest::Guest::new(&cluster.world, options, cluster.strangers.home());
         cluster.start_client(works);
         cluster
     }
@@ -157,7 +186,10 @@ impl Cluster {
     fn start_client(&mut self, works: Vec<Workload>) {
         self.life += 1;
         (self.has_opened, self.retry_at) = (false, None);
-        let config = Arc::new(session_config(&self.options, self.life, self.kept_life));
+        self.group = Group::new(works.len(), |_| ());
+        let identity = self.strangers.identity(self.life);
+        let config = session_config(&self.options, self.life, self.kept_life, identity);
+        let config = Arc::new(config);
         let uuid = |at: usize| [0xa0 + at as u8; 16].map(|byte: u8| byte ^ self.life);
         let uuids: Vec<[u8; 16]> = (0..self.options.paths).map(uuid).collect();
         for (at, work) in (0..).zip(works) {
@@ -182,6 +214,8 @@ impl Cluster {
         let now = self.now();
         let kept = self.client.first().and_then(|home| home.core.kept_life());
         self.kept_life = kept.or(self.kept_life);
+        let kept = self.client.first().and_then(|home| home.core.pinned_identity());
+        self.strangers.keep(kept);
         if self.plant == Plant::EarlyOpen {
             self.disk.turn_loose();
         }
@@ -250,11 +284,6 @@ impl Cluster {
         self.world.now()
     }
 
-    /// The links between client and server, by path.
-    pub(super) fn links(&self) -> Vec<(IpAddr, IpAddr)> {
-        (0..self.options.paths).map(|path| (client_ip(path), server_ip(path))).collect()
-    }
-
     /// What is to happen from now on.
     pub(super) fn set_plan(&mut self, plan: Vec<(Instant, Act)>) {
         self.plan = plan.into();
@@ -278,6 +307,11 @@ impl Cluster {
         self.client[at].pace.due = true;
     }
 
+    /// No IO may fail for want of a path from now on.
+    pub(super) fn expect_no_errors(&mut self) {
+        self.client.iter_mut().for_each(|host| host.work.is_calm = true);
+    }
+
     /// Has an IO done on a core.
     pub(super) fn order(&mut self, core: usize, op: IoOp, sector: u32, count: u32, fua: bool) {
         let at = core % self.client.len();
@@ -292,20 +326,6 @@ impl Cluster {
         self.wake_all();
     }
 
-    /// Requests that the server has let wait for their first copy.
-    pub(super) fn replays(&self) -> u64 {
-        let sessions =
-            self.server.first().map(|host| host.core.snapshot(self.now())).unwrap_or_default();
-        sessions.iter().flat_map(|session| &session.paths).map(|path| path.io.replays).sum()
-    }
-
-    /// Requests at the server that wait for what a closed path has left at the disk.
-    pub(super) fn barred(&self) -> u64 {
-        let sessions =
-            self.server.first().map(|host| host.core.snapshot(self.now())).unwrap_or_default();
-        sessions.iter().map(|session| session.io.barred).sum()
-    }
-
     pub(super) fn workloads(&self) -> impl Iterator<Item = &Workload> {
         self.client.iter().map(|host| &host.work).chain(&self.works)
     }
@@ -317,65 +337,22 @@ impl Cluster {
     /// The device is there on all cores and all paths carry IO.
     pub(super) fn is_whole(&self) -> bool {
         self.client.first().is_some_and(|home| home.core.is_open())
+            && self.beside.is_empty()
             && self.paths().len() == self.options.paths
             && self.paths().iter().all(|path| path.connected)
             && self.client.iter().all(|host| host.work.is_open() && host.inbox.deadline().is_none())
-    }
-
-    /// Why the session gave up, if it did.
-    pub(super) fn gave_up(&self) -> Option<String> {
-        self.client.first()?.core.failure().map(ToString::to_string)
     }
 
     /// No fault strikes any more.
     pub(super) fn calm(&mut self) {
         for port in &self.ports {
             let mut port = port.borrow_mut();
-            (port.fail_after, port.no_memory) = (None, 0);
+            (port.fail_after, port.no_memory, port.late_data) = (None, 0, false);
         }
         self.disk.calm(self.now());
+        self.no_more_strangers();
+        self.beside.end_rival();
         self.restore_at = self.options.operated.then(|| self.now());
-    }
-
-    fn start_server(&mut self) {
-        let cuts = if self.plant == Plant::SameLife { 0 } else { self.disk.stats().cuts };
-        self.server_life += 1;
-        let life = ServerLife { boot: 1 + cuts, process: self.server_life };
-        let params = server_params(&self.options, life);
-        let source = Arc::new(self.disk.clone());
-        let export = Export { name: "vol".into(), source, read_only: false };
-        let exports = ExportTable::new(vec![export]);
-        for at in 0..self.options.server_cores {
-            let core = Core { index: CoreIndex(at), ring: None };
-            let fabric = self.world.fabric(self.nodes[1]);
-            self.server.push(ServerHost {
-                core: ServerCore::new(params, core, &exports),
-                fabrics: vec![Port::boxed(fabric, SharedFaults::clone(&self.ports[1]))],
-                inbox: Inbox::new(),
-                pace: Pace::new(),
-            });
-        }
-        for path in 0..self.options.paths {
-            let address = SocketAddr::new(server_ip(path), PORT);
-            self.server[0].fabrics[0].listen(address).expect("nobody else listens there");
-        }
-    }
-
-    /// Ends the server's process; with the power of its machine, if so said.
-    pub(super) fn stop_server(&mut self, power: bool) {
-        if power {
-            self.world.crash(self.nodes[1]);
-        }
-        for host in std::mem::take(&mut self.server) {
-            // Block IO of a process ends with it, then its connections do.
-            drop(host.core);
-            drop(host.fabrics);
-        }
-        self.oracle.settle();
-        if power {
-            self.disk.cut_power();
-            self.oracle.power_cut();
-        }
     }
 
     pub(super) fn act(&mut self, act: Act) {
@@ -388,7 +365,10 @@ impl Cluster {
                 let mut port = self.ports[usize::from(!at_client)].borrow_mut();
                 (port.fail_after, port.at_receive) = (Some(after), receive);
             }
-            Act::StopServer { power } => self.stop_server(power),
+            Act::StopServer { power } => {
+                self.stop_server(power);
+                self.strangers_in_its_place();
+            }
             Act::AskServer { drain } => {
                 if let Some(host) = self.server.first_mut() {
                     host.core.handle_mail(now, ask_to_stop(drain), &mut host.fabrics);
@@ -399,10 +379,11 @@ impl Cluster {
                     self.stop_server(false);
                 }
                 if self.server.is_empty() {
-                    self.start_server();
+                    self.start_again();
                 }
             }
             Act::StopClient { power } => self.stop_client(power),
+            Act::LeaveClient => self.leave_client(),
             Act::StartClient if self.client.is_empty() => {
                 let works = std::mem::take(&mut self.works);
                 self.start_client(works);
@@ -426,22 +407,21 @@ impl Cluster {
             }
             Act::Have { path, within } => self.have(now, path, within),
             Act::Choose(policy) => self.change(now, Change::Policy(policy)),
+            Act::Move { path } => self.move_address(path),
+            Act::Reconnect { only, by } => self.reconnect(now, only, by),
         }
         self.wake_all();
-    }
-
-    /// Takes a link down for good, for a plant.
-    pub(super) fn kill_link(&mut self) {
-        let (a, b) = self.links()[0];
-        self.act(Act::World(Fault::LinkDown(a, b)));
     }
 
     fn wake_all(&mut self) {
         for host in &mut self.client {
             host.pace.due = true;
         }
-        for host in &mut self.server {
+        for host in self.server.iter_mut().chain(self.strangers.hosts_mut()) {
             host.pace.due = true;
+        }
+        if let Some(guest) = &mut self.guest {
+            guest.pace.due = true;
         }
     }
 
@@ -453,12 +433,15 @@ impl Cluster {
         }
         let home = &mut self.client[0];
         home.core.detach(now, &mut home.fabrics);
+        if let Some(guest) = &mut self.guest {
+            guest.detach(now);
+        }
         self.wake_all();
     }
 
     /// True when a detach has ended everything at the client.
     pub(super) fn is_done(&self) -> bool {
-        self.client[0].core.is_done()
+        self.client[0].core.is_done() && self.guest.as_ref().is_none_or(guest::Guest::is_done)
     }
 
     fn turn_client(&mut self, at: usize) -> Result<bool, Failure> {
@@ -484,7 +467,8 @@ impl Cluster {
                 self.oracle.settle();
                 self.disk.tie_up();
             }
-            work.open(now, device);
+            let seat = Seat { group: Arc::clone(&self.group), shard: at };
+            work.open(now, device, seat);
         }
         busy |= work.turn(now, &mut self.oracle)?;
         for (sector, count) in work.failed.drain(..) {
@@ -526,34 +510,10 @@ impl Cluster {
     }
 
     fn turn_server(&mut self, at: usize) -> bool {
-        let now = self.world.now();
-        let ServerHost { core, fabrics, inbox, pace } = &mut self.server[at];
-        let mut busy = false;
-        while let Some(mail) = inbox.pop(now) {
-            busy = true;
-            core.handle_mail(now, mail, fabrics);
-        }
-        busy |= fabrics[0].poll(now);
-        while let Some(event) = fabrics[0].next_event() {
-            busy = true;
-            core.handle_event(now, 0, event, fabrics);
-        }
-        busy |= core.poll(now, fabrics);
-        if core.is_stopping() {
-            fabrics[0].stop_listening();
-        }
-        pace.turns += u64::from(busy);
-        if busy && pace.turns.is_multiple_of(16) {
-            core.check();
-        }
-        let mut letters = Vec::new();
-        while let Some(letter) = core.take_letter() {
-            letters.push(letter);
-        }
-        fabrics[0].flush(now);
+        let (busy, letters) = self.server[at].turn(self.world.now());
         for (to, mail) in letters {
             let takes = self.prng.duration(Duration::ZERO..=self.options.server_letter_max);
-            self.server[to.index()].inbox.push(now + takes, mail);
+            self.server[to.index()].inbox.push(self.world.now() + takes, mail);
         }
         busy
     }
@@ -562,19 +522,24 @@ impl Cluster {
     fn turn(&mut self) -> Result<bool, Failure> {
         let now = self.world.now();
         self.disk.set_now(now);
-        let mut any = false;
+        let mut any = self.strangers.turn(now, self.options.think_max);
         for at in 0..self.client.len() {
             let pace = &mut self.client[at].pace;
             if pace.due && pace.free_at <= now {
                 pace.due = false;
                 if self.turn_client(at)? {
                     any = true;
+                    // Replies, and rounds of the bridges, are for other cores too.
+                    if self.options.nbd_drops {
+                        self.client.iter_mut().for_each(|host| host.pace.due = true);
+                    }
                     let pause = self.prng.duration(Duration::ZERO..=self.options.think_max);
                     let pace = &mut self.client[at].pace;
                     (pace.due, pace.free_at) = (true, now + pause);
                 }
             }
         }
+        any |= self.turn_beside(now)?;
         for at in 0..self.server.len() {
             let pace = &mut self.server[at].pace;
             if pace.due && pace.free_at <= now {
@@ -582,8 +547,12 @@ impl Cluster {
                 if self.turn_server(at) {
                     any = true;
                     let pause = self.prng.duration(Duration::ZERO..=self.options.think_max);
+                    let pinned = self.disk.take_pinned();
                     let pace = &mut self.server[at].pace;
-                    (pace.due, pace.free_at) = (true, now + pause);
+                    (pace.due, pace.free_at) = (true, now + pause.max(pinned));
+                    if !pinned.is_zero() {
+                        self.pinned_until = self.pinned_until.max(now + pinned);
+                    }
                 }
             }
         }
@@ -594,7 +563,11 @@ impl Cluster {
     fn core_time(&self, now: Instant) -> Option<Instant> {
         let client = self.client.iter().map(|host| (&host.pace, host.deadline()));
         let server = self.server.iter().map(|host| (&host.pace, host.deadline()));
-        client.chain(server).fold(None, |soonest, (pace, deadline)| {
+        let guest = self.guest.iter().map(|guest| (&guest.pace, guest.deadline()));
+        let stranger = self.strangers.hosts().map(|host| (&host.pace, host.deadline()));
+        let beside = self.beside.deadline().map(|at| at.max(now));
+        let hosts = client.chain(server).chain(guest).chain(stranger);
+        hosts.fold(beside, |soonest, (pace, deadline)| {
             let own = if pace.due { Some(now) } else { deadline };
             earliest(soonest, own.map(|at| at.max(pace.free_at).max(now)))
         })
@@ -605,8 +578,11 @@ impl Cluster {
         for host in &mut self.client {
             host.pace.due |= host.deadline().is_some_and(|at| at <= now);
         }
-        for host in &mut self.server {
+        for host in self.server.iter_mut().chain(self.strangers.hosts_mut()) {
             host.pace.due |= host.deadline().is_some_and(|at| at <= now);
+        }
+        if let Some(guest) = &mut self.guest {
+            guest.pace.due |= guest.deadline().is_some_and(|at| at <= now);
         }
     }
 
@@ -639,7 +615,12 @@ impl Cluster {
         self.wake_due(at);
         self.spins = if at > before { 0 } else { self.spins + 1 };
         if self.spins > SPINS_MAX {
-            return Err(Failure::new("live", format!("the clock stands still at {at}")));
+            let own = self.client.iter().map(|host| (host.pace.due, host.deadline()));
+            let cores: Vec<_> = own
+                .chain(self.server.iter().map(|host| (host.pace.due, host.deadline())))
+                .collect();
+            let text = format!("the clock stands still at {at}; world {event:?}, cores {cores:?}");
+            return Err(Failure::new("live", text));
         }
         Ok(true)
     }

@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, Io, IoOp};
+use rtrs_core::mem::Region;
 use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Duration, Instant, earliest};
@@ -46,6 +47,8 @@ pub(super) struct DiskStats {
     pub(super) stuck: u64,
     pub(super) errors: u64,
     pub(super) cuts: u64,
+    /// Writes lost on their way out of the cache.
+    pub(super) lost: u64,
 }
 
 #[derive(Debug)]
@@ -55,6 +58,10 @@ struct State {
     /// Power cuts are possible: versions are kept.
     tracks: bool,
     prng: Prng,
+    /// For lost writes, so that runs without them stay what they were.
+    loser: Prng,
+    /// Writes were lost; the next sync says so, whoever asks for it, and no other.
+    lost: bool,
     now: Instant,
     /// Since when nothing is slow, stuck or failing any more.
     calm: Option<Instant>,
@@ -67,6 +74,11 @@ struct State {
     armed: bool,
     /// One is held up.
     holds: bool,
+    /// What is submitted before then ends then at the earliest.
+    stuck_until: Instant,
+    /// How long the core is held up that makes memory known to it, and what came of that.
+    pin_time: Duration,
+    pinned: Duration,
     /// What is in flight ends for who asked, and happens later, for a plant.
     loose: bool,
     /// For a plant: so do writes there, if they are no newer.
@@ -108,6 +120,8 @@ impl Disk {
             ..Geometry::plain(size as u64)
         };
         let state = State {
+            loser: Prng::new(0x6c6f_7365_7273 ^ u64::from(sectors) << 32 ^ prng.clone().next_u64()),
+            lost: false,
             options,
             plant,
             tracks,
@@ -121,6 +135,9 @@ impl Disk {
             journal: Vec::new(),
             armed: false,
             holds: false,
+            stuck_until: Instant::ZERO,
+            pin_time: Duration::ZERO,
+            pinned: Duration::ZERO,
             loose: false,
             given_up: Vec::new(),
             late: Vec::new(),
@@ -167,6 +184,21 @@ impl Disk {
     /// True while a write is held up.
     pub(super) fn holds(&self) -> bool {
         self.state.lock().holds
+    }
+
+    /// Whatever is submitted before then does not end before.
+    pub(super) fn stick_until(&self, until: Instant) {
+        self.state.lock().stuck_until = until;
+    }
+
+    /// From now on the core that makes memory known to the disk is held up for so long.
+    pub(super) fn pin_slowly(&self, time: Duration) {
+        self.state.lock().pin_time = time;
+    }
+
+    /// How long the core is held up that has just turned.
+    pub(super) fn take_pinned(&self) -> Duration {
+        std::mem::take(&mut self.state.lock().pinned)
     }
 
     /// Lets the write go that is held up.
@@ -252,6 +284,10 @@ impl State {
         let entry = Entry { seq, op, completed: None, offset, data };
         if durable {
             self.keep(&entry);
+        } else if self.calm.is_none() && self.loser.chance(self.options.writeback) {
+            // Reads see it until the power fails: the page is clean.
+            self.lost = true;
+            self.stats.lost += 1;
         } else {
             self.journal.push(entry);
         }
@@ -335,6 +371,11 @@ impl State {
             }
             return;
         }
+        let syncs = op.io.op == IoOp::Flush || op.io.flags.fua;
+        op.took = syncs && std::mem::take(&mut self.lost);
+        if op.took && self.plant != Plant::QuietSync {
+            op.status = IoStatus::Io;
+        }
         match (op.io.op, &op.io.buf) {
             (IoOp::Read, Some(buf)) => {
                 let stale = self.plant == Plant::StaleRead && self.chance(1, 10);
@@ -369,7 +410,8 @@ impl State {
             }
         }
         let effect = self.prng.duration(Duration::ZERO..=time);
-        (self.now + effect, self.now + time, status)
+        let done = (self.now + time).max(self.stuck_until);
+        (self.now + effect, done, status)
     }
 }
 
@@ -383,6 +425,8 @@ struct Op {
     effect_at: Instant,
     done_at: Instant,
     applied: bool,
+    /// It has taken the error of writes that were lost.
+    took: bool,
     held: bool,
     status: IoStatus,
 }
@@ -399,6 +443,12 @@ struct Queue {
 impl BlockDevice for Queue {
     fn geometry(&self) -> &Geometry {
         &self.geometry
+    }
+
+    fn attach_region(&mut self, _: &Arc<Region>) -> io::Result<()> {
+        let mut state = self.state.lock();
+        state.pinned = state.pinned + state.pin_time;
+        Ok(())
     }
 
     fn submit(&mut self, io: Io) -> Result<(), Io> {
@@ -419,7 +469,17 @@ impl BlockDevice for Queue {
         if held {
             (state.armed, state.holds) = (false, true);
         }
-        self.ops.push(Op { io, serial, mark, effect_at, done_at, applied, held, status });
+        self.ops.push(Op {
+            io,
+            serial,
+            mark,
+            effect_at,
+            done_at,
+            applied,
+            took: false,
+            held,
+            status,
+        });
         Ok(())
     }
 
@@ -495,6 +555,8 @@ impl Drop for Queue {
         let mut state = self.state.lock();
         for mut op in std::mem::take(&mut self.ops) {
             state.inflight -= 1;
+            // The kernel would have lost it; who dies so is left out here.
+            state.lost |= op.took;
             if !op.applied && changes(op.io.op) && state.chance(1, 2) {
                 op.io.flags.fua = false;
                 state.apply(&mut op);

@@ -27,6 +27,8 @@ pub(super) enum Act {
     AskServer { drain: bool },
     /// The client's process ends; with its machine, if the power fails.
     StopClient { power: bool },
+    /// The client is told to detach while its IO is in flight.
+    LeaveClient,
     /// A client attaches, as another session.
     StartClient,
     /// A core does not turn for that long; cores of the client come first.
@@ -42,6 +44,49 @@ pub(super) enum Act {
     Have { path: usize, within: Duration },
     /// The session is told to choose paths by this policy.
     Choose(Policy),
+    /// The user of one core's NBD connection, or those of all, close it and connect again; so many
+    /// cores further.
+    Reconnect { only: Option<usize>, by: usize },
+    /// An address of the server, whose connections stay, becomes another server's; or the server's
+    /// again.
+    Move { path: usize },
+}
+
+/// Draws when addresses move from `from` to `until`, in order of time.
+pub(super) fn moves(
+    paths: usize,
+    from: Instant,
+    until: Instant,
+    prng: &mut Prng,
+) -> Vec<(Instant, Act)> {
+    let mut plan = Vec::new();
+    let mut now = from;
+    loop {
+        now = now + prng.duration(MS..=400 * MS);
+        if now >= until {
+            return plan;
+        }
+        plan.push((now, Act::Move { path: prng.index(paths) }));
+    }
+}
+
+/// Draws when NBD connections are closed from `from` to `until`, in order of time.
+pub(super) fn reconnects(
+    cores: usize,
+    from: Instant,
+    until: Instant,
+    prng: &mut Prng,
+) -> Vec<(Instant, Act)> {
+    let mut plan = Vec::new();
+    let mut now = from;
+    loop {
+        now = now + prng.duration(MS..=150 * MS);
+        if now >= until {
+            return plan;
+        }
+        let one = prng.chance(Ratio::new(1, 3)).then(|| prng.index(cores));
+        plan.push((now, Act::Reconnect { only: one, by: prng.index(cores) }));
+    }
 }
 
 /// Draws what an operator does to the session's paths from `from` to `until`, in order of time.
@@ -124,13 +169,15 @@ pub(super) fn plan(
                 plan.push((now, Act::Stall { core, time: time.min(until - now) }));
                 continue;
             }
-            10 => {
+            10 | 12 => {
                 if now > client_at {
                     let away = prng.duration(Duration::from_micros(100)..=300 * MS);
                     end = (now + away.min(mix.away_max)).min(until);
                     client_at = end + 50 * MS;
                     let power = prng.chance(Ratio::new(1, 3));
-                    plan.push((now, Act::StopClient { power }));
+                    let stop =
+                        if kind == 12 { Act::LeaveClient } else { Act::StopClient { power } };
+                    plan.push((now, stop));
                     plan.push((end, Act::StartClient));
                 }
                 continue;
@@ -140,6 +187,13 @@ pub(super) fn plan(
                     let late = prng.index(links.len());
                     end = give_up(&mut plan, links, late, mix.lasts_max, now, prng);
                     whole_at.fill(end + 200 * MS);
+                }
+                continue;
+            }
+            13 => {
+                if whole_at.iter().all(|&at| at < now) {
+                    end = late(&mut plan, links, mix.lasts_max, now, prng);
+                    whole_at.fill(end + 100 * MS);
                 }
                 continue;
             }
@@ -209,6 +263,24 @@ fn give_up(
             plan.push((to, Act::World(Fault::Unsilence(x, y))));
         }
     }
+    end
+}
+
+/// What the client sends on one path takes long, so that requests come when it has long given the
+/// path up. Returns when that is over.
+fn late(
+    plan: &mut Vec<(Instant, Act)>,
+    links: &[(IpAddr, IpAddr)],
+    delay_max: Duration,
+    now: Instant,
+    prng: &mut Prng,
+) -> Instant {
+    let (from, to) = links[prng.index(links.len())];
+    let delay = prng.duration(delay_max / 2..=delay_max);
+    let slow = LinkOptions { delay, jitter: 20 * MS, ..LinkOptions::default() };
+    let end = now + delay;
+    plan.push((now, Act::World(Fault::Change(from, to, slow))));
+    plan.push((end, Act::World(Fault::Restore(from, to))));
     end
 }
 

@@ -2,20 +2,24 @@
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rtrs_client::machine::{ClientCore, Letter};
 use rtrs_client::{Failover, PathTarget, Rhythm, SessionConfig};
 use rtrs_core::fabric::Fabric;
 use rtrs_core::fabric::sim::sim_ip;
-use rtrs_core::ids::SessionId;
+use rtrs_core::identity::Identity;
+use rtrs_core::ids::{CoreIndex, SessionId};
 use rtrs_core::limits::Limits;
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::AccessMode;
+use rtrs_server::epoch::{EpochState, EpochStore};
 use rtrs_server::mail::{AdminAsk, AdminReply, ControlMail, Mail};
 use rtrs_server::{ServerCore, ServerLife, SessionParams};
 
-use super::options::{MS, Options};
-use super::workload::Workload;
+use super::options::{Guest, MS, Options};
+use super::workload::{Workload, resent_for};
 
 /// The portal's port.
 pub(super) const PORT: u16 = 1234;
@@ -85,10 +89,54 @@ pub(super) struct ServerHost {
 }
 
 impl ServerHost {
+    /// A turn of the core: whether anything happened, and its letters.
+    pub(super) fn turn(&mut self, now: Instant) -> (bool, Vec<(CoreIndex, Mail)>) {
+        let Self { core, fabrics, inbox, pace } = self;
+        let mut busy = false;
+        while let Some(mail) = inbox.pop(now) {
+            busy = true;
+            core.handle_mail(now, mail, fabrics);
+        }
+        busy |= fabrics[0].poll(now);
+        while let Some(event) = fabrics[0].next_event() {
+            busy = true;
+            core.handle_event(now, 0, event, fabrics);
+        }
+        busy |= core.poll(now, fabrics);
+        if core.is_stopping() {
+            fabrics[0].stop_listening();
+        }
+        pace.turns += u64::from(busy);
+        if busy && pace.turns.is_multiple_of(16) {
+            core.check();
+        }
+        let letters = std::iter::from_fn(|| core.take_letter()).collect();
+        fabrics[0].flush(now);
+        (busy, letters)
+    }
+
     /// When something is to be done even if nothing happens.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let letters = earliest(self.core.deadline(), self.inbox.deadline());
         earliest(letters, self.fabrics[0].deadline())
+    }
+}
+
+/// The export's epoch as it outlives servers.
+#[derive(Debug, Default)]
+pub(super) struct KeptEpoch(AtomicU64);
+
+impl KeptEpoch {
+    pub(super) fn number(&self) -> u64 {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+impl EpochStore for KeptEpoch {
+    fn save(&self, _key: &str, state: &Arc<EpochState>) {
+        let (number, rises) = state.begin_save();
+        self.0.store(number, Ordering::SeqCst);
+        state.end_save(rises);
     }
 }
 
@@ -124,18 +172,30 @@ pub(super) fn path_target(options: &Options, path: usize) -> PathTarget {
 }
 
 /// What the client of a life is told; of one that takes over, what the one before had kept.
-pub(super) fn session_config(options: &Options, life: u8, kept: Option<u64>) -> SessionConfig {
+pub(super) fn session_config(
+    options: &Options,
+    life: u8,
+    kept: Option<u64>,
+    identity: Option<Identity>,
+) -> SessionConfig {
     SessionConfig {
-        name: "sim".into(),
+        // A client that returns beside the one before has another name.
+        name: if options.renamed { format!("sim{life}") } else { "sim".into() },
         export: "vol".into(),
-        access: AccessMode::ReadWrite,
+        access: match options.guest {
+            Some(Guest::Writer) => AccessMode::Migration,
+            _ => AccessMode::ReadWrite,
+        },
         // Who takes over waits until the server has done with the session of the client that died.
         open_patience: match options.takeover {
             Some(_) if life > 1 => Duration::from_secs(60),
+            None if life > 1 && options.faults.client_leave > 0 => Duration::from_secs(60),
             _ => Duration::ZERO,
         },
         read_only_fallback: false,
+        identity,
         inherited_life: kept.filter(|_| options.takeover.is_some()),
+        resent_for: resent_for(options.takeover),
         id: SessionId([life; 16]),
         paths: (0..options.paths).map(|path| path_target(options, path)).collect(),
         cores: options.client_cores,
@@ -146,7 +206,7 @@ pub(super) fn session_config(options: &Options, life: u8, kept: Option<u64>) -> 
         reconnect_max: 500 * MS,
         io_timeout: options.io_timeout,
         no_path: options.no_path,
-        failover: Failover::Fast,
+        failover: options.kernel.unwrap_or(Failover::Fast),
         queue_depth_limit: u16::MAX,
         seed: options.seed,
     }

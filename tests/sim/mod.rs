@@ -8,8 +8,9 @@
 //! `port.rs` the fabric as the machines see it, with its faults · `disk.rs` the backend ·
 //! `workload.rs` who uses the device · `buffers.rs` its memory · `nbd.rs` the front end between ·
 //! `oracle.rs` what reads may return · `faults.rs` what breaks and when · `held.rs` a write that
-//! its disk holds up · `run.rs` one run from attach to detach · `log.rs` what happened ·
-//! `plant.rs` bugs that must be caught.
+//! its disk holds up · `shares.rs` what equal paths carry after a stall · `run.rs` one run from
+//! attach to detach · `log.rs` what happened · `plant.rs` bugs that must be caught · `mutants.rs`
+//! rules of the machines taken out.
 
 mod buffers;
 mod cluster;
@@ -18,25 +19,29 @@ mod faults;
 mod held;
 mod host;
 mod log;
+mod mutants;
 mod nbd;
 mod options;
 mod oracle;
 mod plant;
 mod port;
 mod run;
+mod shares;
 mod workload;
 
 pub use held::run_held;
 pub use log::Sink;
+pub use mutants::{Caught, Scene, Verdict, hunt, is_open, keep_panics};
 pub use options::Options;
 pub use plant::Plant;
 pub use run::{Outcome, Stats, run, run_with};
+pub use shares::run_shares;
 
 /// What a checker found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Which checker: `blocks`, `buffers`, `durable`, `once`, `errors`, `home`, `memory` or
-    /// `live`.
+    /// Which checker: `blocks`, `buffers`, `durable`, `once`, `errors`, `home`, `memory`, `live` or
+    /// `share`.
     pub checker: &'static str,
     /// What it saw.
     pub text: String,

@@ -13,7 +13,7 @@ use std::rc::Rc;
 
 use nbd_bridge::kernel::FIRST_BYTES;
 use nbd_bridge::wire::{SimpleReply, cmd, cmd_flags};
-use nbd_bridge::{Bridge, BridgeConfig, Request, export_info};
+use nbd_bridge::{Bridge, BridgeConfig, Request, Seat, export_info};
 use rtrs_client::SessionDevice;
 use rtrs_core::block::{BlockDevice, Completion, Geometry, Io, IoOp};
 use rtrs_core::prng::{Prng, Ratio};
@@ -21,12 +21,39 @@ use rtrs_core::rt::Ring;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
 
-/// Largest request: more than a workload asks for at once.
+/// Largest request: more than a workload asks for at once, unless it asks for long ones.
 const PAYLOAD_MAX: u32 = 64 << 10;
-/// Bytes of the bridge's buffers: the least it takes for one connection and such requests.
-pub(super) const BUFFER_BYTES: usize = 780 << 10;
+/// That of long ones.
+const LONG_MAX: u32 = 1 << 20;
+/// Bytes of the bridge's buffers: the least it takes for its connections and such requests.
+pub(super) const fn buffer_bytes(way: Use) -> usize {
+    let connections = if way.drops { CONNECTIONS_MAX } else { 1 };
+    let long = if way.long { 2 * LONG_MAX as usize } else { 0 };
+    (1 + 2 * connections) * (260 << 10) + long
+}
+
+/// How a front is used.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Use {
+    /// Its users drop their connections now and then.
+    pub(super) drops: bool,
+    /// They ask for more at once than fits into a buffer of the bridge.
+    pub(super) long: bool,
+}
+/// Connections of a core, those included that are gone and have writes in flight.
+const CONNECTIONS_MAX: usize = 12;
 /// Rounds of one turn after which bridge and socket count as going round in circles.
 const ROUNDS_MAX: u32 = 100_000;
+
+/// An end of an NBD connection.
+#[derive(Debug)]
+pub(super) struct End(UnixStream);
+
+/// A fresh connection: the user's end and the bridge's.
+pub(super) fn connection() -> (End, End) {
+    let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
+    (End(ours), End(theirs))
+}
 
 /// One core's front end, and who uses it.
 #[derive(Debug)]
@@ -47,19 +74,24 @@ pub(super) struct Front {
 
 impl Front {
     /// A front of a session's device on this core.
-    pub(super) fn new(now: Instant, device: SessionDevice, mut prng: Prng) -> Self {
+    pub(super) fn new(
+        now: Instant,
+        device: SessionDevice,
+        mut prng: Prng,
+        (seat, way): (Seat, Use),
+    ) -> Self {
         let geometry = device.geometry().clone();
         let mut export = export_info("vol", &geometry);
-        export.max_payload = PAYLOAD_MAX;
+        export.max_payload = if way.long { LONG_MAX } else { PAYLOAD_MAX };
         let ring = Ring::new(64).expect("io_uring");
         let config = BridgeConfig {
-            buffer_bytes: BUFFER_BYTES,
-            connections_max: 1,
+            buffer_bytes: buffer_bytes(way),
+            connections_max: if way.drops { CONNECTIONS_MAX } else { 1 },
             // Few, so that requests wait for rows.
             requests_max: prng.range(2..=64) as u32,
             touched_bytes: 0,
         };
-        let mut bridge = Bridge::new(&ring, Box::new(device), export, config)
+        let mut bridge = Bridge::seated(&ring, Box::new(device), export, config, seat)
             .expect("a session's device can be served");
         let (socket, theirs) = UnixStream::pair().expect("a pair of sockets");
         socket.set_nonblocking(true).expect("a socket that does not block");
@@ -76,6 +108,27 @@ impl Front {
             done: VecDeque::new(),
             turns: 0,
         }
+    }
+
+    /// Room for one more connection at this core's bridge.
+    pub(super) fn has_room(&self) -> bool {
+        self.bridge.connections() + 1 < CONNECTIONS_MAX
+    }
+
+    /// This core's bridge gets a connection.
+    pub(super) fn adopt(&mut self, now: Instant, End(theirs): End) {
+        assert!(self.bridge.adopt_kernel(now, theirs.into()), "there is room for a connection");
+    }
+
+    /// The user of this front closes its connection and goes on over another. Gives back the old
+    /// one, which closes when it is dropped.
+    pub(super) fn reconnect(&mut self, End(ours): End) -> End {
+        ours.set_nonblocking(true).expect("a socket that does not block");
+        self.out.clear();
+        self.input = FIRST_BYTES.to_vec();
+        self.asked.clear();
+        self.done.clear();
+        End(std::mem::replace(&mut self.socket, ours))
     }
 
     /// How many of so many bytes go at once.

@@ -3,7 +3,9 @@
 //! Swarm style: each seed has its own mix, many kinds of faults are absent from a run so that the
 //! others get room, and bounds are small so that tables fill and wrap.
 
-use rtrs_client::{NoPath, Policy};
+mod hunts;
+
+use rtrs_client::{Failover, NoPath, Policy};
 use rtrs_core::fabric::sim::{BindMode, LinkOptions, WorldOptions};
 use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::time::Duration;
@@ -70,8 +72,38 @@ pub struct Options {
     pub takeover: Option<Duration>,
     /// The workload uses the device through the front end, as the kernel's nbd does.
     pub nbd: bool,
+    /// Its users close their connections with requests unanswered, and connect again at once.
+    pub nbd_drops: bool,
     /// An operator adds and removes paths, and changes the policy.
     pub operated: bool,
+    /// Another session that has the export open, and flushes.
+    pub guest: Option<Guest>,
+    /// Other servers answer at the server's addresses at times.
+    pub strangers: bool,
+    /// Durable writes ask for a flush before them, as other clients' may (PREFLUSH).
+    pub preflush: bool,
+    /// The server writes data of reads once more that were answered. It must not reach them; the
+    /// path ends for it.
+    pub late_data: bool,
+    /// Each client that attaches has a name of its own.
+    pub renamed: bool,
+    /// Another session asks to write all the time.
+    pub rival: bool,
+    /// Client and server do not find our extensions at each other, as with a kernel's (no FENCE,
+    /// no life of the cache), and requests of a dead path go on so.
+    pub kernel: Option<Failover>,
+}
+
+/// Draws the runs with other servers; the seeds that failed before there were any stay without.
+const STRANGERS: u64 = 0x006f_7468_3632;
+
+/// What the other session opens the export for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Guest {
+    /// Reading.
+    Reader,
+    /// Writing, beside the first writer.
+    Writer,
 }
 
 /// What the workload does.
@@ -95,6 +127,8 @@ pub struct WorkOptions {
     pub zeroes: Ratio,
     /// Writes in flight may overlap each other.
     pub overlap: bool,
+    /// What failed for want of a path is written anew at once, with other data.
+    pub rewrites: bool,
     /// IOs of all cores together.
     pub ios_max: u64,
 }
@@ -114,6 +148,8 @@ pub struct DiskOptions {
     pub stuck_max: Duration,
     /// How many end with an error.
     pub errors: Ratio,
+    /// How many writes are lost on their way out of the cache; one sync is told.
+    pub writeback: Ratio,
     /// Completed writes may be lost with the power.
     pub write_cache: bool,
     /// Durable writes are taken as such.
@@ -160,6 +196,10 @@ pub struct FaultMix {
     /// Weight of all paths given up, and one of them up again while what was sent over another
     /// still comes.
     pub give_up: u32,
+    /// Weight of a client that is detached with IO in flight, the next one beside it.
+    pub client_leave: u32,
+    /// Weight of a path over which requests arrive very late.
+    pub late_requests: u32,
     /// The first path has no fault of the network.
     pub spare: bool,
 }
@@ -182,6 +222,8 @@ impl FaultMix {
         core_stall: 0,
         no_memory: 0,
         give_up: 0,
+        client_leave: 0,
+        late_requests: 0,
         spare: false,
     };
 
@@ -191,7 +233,7 @@ impl FaultMix {
     }
 
     /// The weights in the order of the fields.
-    pub(super) const fn weights(&self) -> [u32; 12] {
+    pub(super) const fn weights(&self) -> [u32; 14] {
         [
             self.link_down,
             self.silence,
@@ -205,6 +247,8 @@ impl FaultMix {
             self.no_memory,
             self.client_restart,
             self.give_up,
+            self.client_leave,
+            self.late_requests,
         ]
     }
 }
@@ -282,8 +326,16 @@ impl Options {
             stall_max: None,
             takeover: None,
             nbd: Prng::new(seed ^ 0x6e62_645f_6e62_6421).chance(Ratio::new(1, 4)),
+            nbd_drops: false,
             // Of its own, as above.
             operated: Prng::new(seed ^ 0x6f70_6572_6174).chance(Ratio::new(1, 4)),
+            guest: None,
+            strangers: false,
+            preflush: false,
+            late_data: false,
+            renamed: false,
+            rival: false,
+            kernel: None,
         };
         // Seeds that look for something keep to it.
         let mut looks = true;
@@ -320,9 +372,88 @@ impl Options {
             let own = &mut Prng::new(seed ^ 0x6c61_7465_5f65_7272);
             if own.chance(Ratio::new(1, 3)) {
                 drawn.hunt_failed_writes(own);
+            } else if paths > 1 && Prng::new(seed ^ 0x6768_6f73_745f_6e62).chance(Ratio::new(1, 3))
+            {
+                drawn.hunt_dropped_writes(&mut Prng::new(seed ^ 0x6768_6f73_745f_7772));
             }
         }
+        // What a session gave up, or a disk lost, is judged in other runs.
+        let plain = drawn.faults.client_restart == 0 && drawn.faults.power_cut == 0;
+        let plain = plain && drawn.stall_max.is_none() && !drawn.path_errors();
+        let own = &mut Prng::new(seed ^ 0x6e62_645f_6472_6f70);
+        drawn.nbd_drops |= drawn.nbd && plain && half(own);
+        // Of its own, as above.
+        let own = &mut Prng::new(seed ^ 0x7772_6974_6562);
+        let fits = drawn.disk.write_cache
+            && drawn.faults.power_cut > 0
+            && drawn.faults.client_restart == 0
+            && drawn.stall_max.is_none();
+        if fits && own.chance(Ratio::new(1, 2)) {
+            drawn.hunt_lost_writes(own);
+        } else if drawn.stall_max.is_none() && !drawn.nbd_drops {
+            // Of its own, as above.
+            let own = &mut Prng::new(seed ^ STRANGERS);
+            if own.chance(Ratio::new(1, 6)) {
+                drawn.hunt_strangers(own);
+            }
+        }
+        let loses = drawn.disk.writeback.num > 0;
+        let own = &mut Prng::new(seed ^ 0x6875_6e74_5f6d_7574);
+        let free =
+            !looks && !drawn.operated && drawn.takeover.is_none() && !loses && !drawn.strangers;
+        if free && !drawn.nbd_drops && own.chance(Ratio::new(1, 6)) {
+            match own.below(4) {
+                0 => drawn.hunt_left_writes(own),
+                1 if paths > 1 => drawn.hunt_unfenced_writes(own),
+                2 if paths > 1 => drawn.hunt_kernel_copies(own),
+                _ => (drawn.faults, drawn.rival) = (FaultMix::NONE, true),
+            }
+        }
+        let own = &mut Prng::new(seed ^ 0x636f_7665_7265_6421);
+        let free = free && drawn.faults.client_leave == 0 && drawn.kernel.is_none();
+        let free = free && !drawn.rival && drawn.faults.late_requests == 0 && !drawn.nbd_drops;
+        if free && own.chance(Ratio::new(1, 8)) {
+            drawn.hunt_covered_writes(own);
+        }
+        let own = &mut Prng::new(seed ^ 0x6d75_7461_6e74_7332);
+        if free && drawn.faults.power_cut == 0 && !drawn.nbd && own.chance(Ratio::new(1, 8)) {
+            match own.below(4) {
+                0 if paths > 1 => drawn.hunt_rewrites(own),
+                1 => drawn.hunt_kept_life(own),
+                2 => drawn.hunt_reused_buffers(own),
+                _ => drawn.hunt_long_requests(own),
+            }
+        }
+        let has = |weight: u32, own: &mut Prng| weight > 0 && half(own);
+        let late = drawn.invalidate_reads && !drawn.strangers;
+        drawn.late_data |= late && has(drawn.faults.qp_error, own);
+        let takes = drawn.disk.fua && drawn.disk.write_cache && !loses;
+        drawn.preflush = takes && has(drawn.faults.power_cut, own);
         drawn
+    }
+
+    /// Makes it likely that a write waits for a dead path while its NBD connection is closed, and
+    /// that newer ones go to the same place over another.
+    fn hunt_dropped_writes(&mut self, prng: &mut Prng) {
+        (self.nbd, self.nbd_drops) = (true, true);
+        (self.heartbeat, self.server_heartbeat) = (pick(prng, &[50, 100]) * MS, 50 * MS);
+        self.no_path = pick(prng, &[NoPath::Queue, NoPath::QueueFor(Duration::from_secs(60))]);
+        self.load_time = 3000 * MS;
+        self.client_cores = pick(prng, &[1, 2, 2]);
+        self.faults = FaultMix {
+            gap_max: 200 * MS,
+            lasts_max: 400 * MS,
+            silence: 2,
+            blackhole: 2,
+            qp_error: pick(prng, &[0, 1]),
+            ..FaultMix::NONE
+        };
+        let disk = &mut self.disk;
+        (disk.slow, disk.stuck, disk.errors) = (Ratio::ZERO, Ratio::ZERO, Ratio::ZERO);
+        let work = &mut self.work;
+        (work.sectors, work.gap_max, work.ios_max) = (pick(prng, &[16, 32]), 3 * MS, 2000);
+        (work.reads, work.span_max, work.overlap) = (Ratio::new(1, 2), 4, false);
+        work.depth = pick(prng, &[8, 24]);
     }
 
     /// Makes it likely that IO ends with an error because no path is left, and that what was sent
@@ -371,6 +502,34 @@ impl Options {
         (work.sectors, work.gap_max, work.ios_max) = (pick(prng, &[16, 32]), 3 * MS, 3000);
         (work.reads, work.span_max, work.overlap) = (Ratio::new(1, 2), 4, half(prng));
         work.depth = 24;
+    }
+
+    /// Makes it likely that write-back fails while several sessions and cores flush, and that it
+    /// shows: the power fails at the end, if not before.
+    fn hunt_lost_writes(&mut self, prng: &mut Prng) {
+        self.disk.writeback = pick(prng, &[Ratio::new(1, 20), Ratio::new(1, 100)]);
+        self.guest = pick(prng, &[None, Some(Guest::Reader), Some(Guest::Writer)]);
+        self.server_cores = pick(prng, &[1, 2, 2]);
+        self.work.flushes = pick(prng, &[Ratio::new(1, 20), Ratio::new(1, 5)]);
+        if half(prng) {
+            // Nothing else goes wrong before the end.
+            self.faults = FaultMix { gap_max: self.load_time * 4, power_cut: 1, ..FaultMix::NONE };
+        }
+    }
+
+    /// Makes it likely that a path meets another server: in place of the one that is down, or at an
+    /// address that was that one's, while requests that went there are still at work.
+    fn hunt_strangers(&mut self, prng: &mut Prng) {
+        self.strangers = true;
+        (self.heartbeat, self.load_time) = (50 * MS, self.load_time.max(2000 * MS));
+        self.server_heartbeat = pick(prng, &[50, 200, 1000]) * MS;
+        let faults = &mut self.faults;
+        faults.gap_max = faults.gap_max.clamp(100 * MS, 400 * MS);
+        faults.server_restart = pick(prng, &[0, 2, 4]);
+        faults.qp_error = pick(prng, &[1, 3]);
+        faults.blackhole = pick(prng, &[0, 2]);
+        let work = &mut self.work;
+        (work.sectors, work.gap_max, work.ios_max) = (pick(prng, &[32, 64]), 5 * MS, 800);
     }
 
     /// Makes it likely that a client dies while its writes are at work in the backend, and that
@@ -427,7 +586,7 @@ impl Options {
 impl Options {
     /// Nothing happens to the cluster but IO.
     pub(super) fn is_quiet(&self) -> bool {
-        self.faults.is_empty() && !self.operated
+        self.faults.is_empty() && !self.operated && !self.rival
     }
 
     /// How long a write may still take effect that ended with an error because no path was left,
@@ -461,6 +620,7 @@ impl WorkOptions {
             fua: pick(prng, &[Ratio::ZERO, Ratio::new(1, 20), Ratio::new(1, 3)]),
             zeroes: pick(prng, &[Ratio::ZERO, Ratio::ZERO, Ratio::new(1, 5)]),
             overlap: prng.chance(Ratio::new(1, 4)),
+            rewrites: false,
             ios_max: pick(prng, &[100, 250, 500]),
         }
     }
@@ -476,6 +636,7 @@ impl DiskOptions {
             stuck: pick(prng, &[Ratio::ZERO, Ratio::ZERO, rare]),
             stuck_max: pick(prng, &[1000, 4000]) * MS,
             errors: pick(prng, &[Ratio::ZERO, Ratio::ZERO, Ratio::ZERO, Ratio::new(1, 50)]),
+            writeback: Ratio::ZERO,
             write_cache: prng.chance(Ratio::new(3, 4)),
             fua: half(prng),
             room: pick(prng, &[1, 4, 64]),
@@ -510,6 +671,8 @@ impl FaultMix {
             core_stall,
             no_memory,
             give_up: 0,
+            client_leave: 0,
+            late_requests: 0,
             spare: paths > 1 && half(prng),
         }
     }

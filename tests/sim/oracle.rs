@@ -34,6 +34,9 @@
 //! of a loss of its writes. Where it is followed by one that takes over, its users are; there a
 //! flush may also fail once for a power cut that took nothing.
 
+mod dropped;
+
+mod losses;
 use std::collections::BTreeMap;
 
 use rtrs_core::time::Instant;
@@ -66,8 +69,9 @@ struct Write {
     dead: bool,
     /// And by now it has happened or will not, until the next one is asked for it.
     parked: bool,
-    /// It was lost with the power and somebody was told, or nobody is left to tell.
-    excused: bool,
+    /// When somebody was told that it was lost with the power: a flush that begins later does not
+    /// vouch for it. 0 if nobody is left to tell.
+    excused: Option<u64>,
 }
 
 /// What is known of a write, or of the content a sector began with, on one sector.
@@ -117,6 +121,8 @@ pub(super) struct Oracle {
     closing: Vec<(Instant, u32)>,
     /// Reads in flight, with their start.
     reads: BTreeMap<u64, u64>,
+    /// Writes left by connections that were closed (`dropped.rs`).
+    dropped: Vec<u32>,
 }
 
 /// The bytes of a write in a sector.
@@ -160,7 +166,7 @@ impl Oracle {
             orphan: false,
             dead: false,
             parked: false,
-            excused: false,
+            excused: None,
         };
         Self {
             clock: 1,
@@ -174,6 +180,7 @@ impl Oracle {
             busy: vec![0; sectors as usize],
             closing: Vec::new(),
             reads: BTreeMap::new(),
+            dropped: Vec::new(),
         }
     }
 
@@ -205,7 +212,7 @@ impl Oracle {
             orphan: false,
             dead: false,
             parked: false,
-            excused: false,
+            excused: None,
         });
         for at in sector as usize..(sector + count) as usize {
             self.busy[at] += 1;
@@ -231,6 +238,7 @@ impl Oracle {
             self.sectors[at].stirred = now;
             self.judge(at, id)?;
         }
+        self.acked_over_dropped(id);
         Ok(())
     }
 
@@ -303,7 +311,8 @@ impl Oracle {
         let now = self.tick();
         for id in 1..self.writes.len() {
             let write = &mut self.writes[id];
-            if write.finish == OPEN && !write.pending {
+            let dropped = self.dropped.contains(&(id as u32));
+            if write.finish == OPEN && !write.pending && !dropped {
                 self.close(u32::try_from(id).unwrap_or(u32::MAX), now);
             } else if write.dead && !write.parked {
                 write.parked = true;
@@ -331,7 +340,8 @@ impl Oracle {
         self.tick();
         for id in 0..self.writes.len() {
             let write = &mut self.writes[id];
-            if write.durable || write.excused || !write.acked || write.finish >= start {
+            let excused = write.excused.is_some_and(|since| since <= start);
+            if write.durable || excused || !write.acked || write.finish >= start {
                 continue;
             }
             write.durable = true;
@@ -340,31 +350,23 @@ impl Oracle {
         Ok(())
     }
 
-    /// A flush that began at `start` failed with an error of the device. True when it can have
-    /// been for a power cut that nobody had told of.
-    pub(super) fn flush_failed(&mut self, start: u64) -> bool {
+    /// A flush that began at `start` failed with an error of the device. True when it can have been
+    /// for a power cut that nobody had told of, or, if so said, whose telling counts for none.
+    pub(super) fn flush_failed(&mut self, start: u64, again: bool) -> bool {
         let now = self.tick();
         let (cut, at) = self.told;
         let news = cut != self.last_cut || start < at;
         let was_lost = |write: &Write| {
             !write.durable && write.start < self.last_cut && (news || write.finish > at)
         };
+        let news = news || again;
         let doubt = self.doubt && self.last_cut > 0 && news;
         let told = doubt || self.writes.iter().any(was_lost);
         if cut != self.last_cut {
             self.told = (self.last_cut, now);
         }
-        self.excuse(|_| true);
+        self.excuse(now, |_| true);
         told
-    }
-
-    /// Nothing is asked for any more of what the power took before it was flushed.
-    fn excuse(&mut self, which: impl Fn(&Write) -> bool) {
-        let cut = self.last_cut;
-        let lost = |write: &Write| write.acked && !write.durable && write.finish < cut;
-        for write in self.writes.iter_mut().filter(|write| lost(write)) {
-            write.excused |= which(write);
-        }
     }
 
     /// A client was killed. If the next one takes over, its users go on, and are to be told of what
@@ -377,7 +379,7 @@ impl Oracle {
         for write in &mut self.writes {
             write.orphan |= write.acked;
         }
-        self.excuse(|write| write.orphan);
+        self.excuse(0, |write| write.orphan);
     }
 
     /// A write became durable by a flush, perhaps after a power cut that took it away.
@@ -421,6 +423,7 @@ impl Oracle {
                 id => self.saw(at as usize, id, start, now)?,
             }
         }
+        self.end_dropped(start, (sector, (bytes.len() / SECTOR) as u32));
         Ok(())
     }
 
@@ -638,7 +641,7 @@ impl Oracle {
         let now = self.tick();
         self.reads.clear();
         self.last_cut = now;
-        self.excuse(|write| write.orphan);
+        self.excuse(0, |write| write.orphan);
         for at in 0..self.sectors.len() {
             let mut candidates = self.sectors[at].survivors.clone();
             candidates.extend(self.sectors[at].clusters.iter().map(|cluster| cluster.id));

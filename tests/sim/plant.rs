@@ -48,8 +48,16 @@ pub enum Plant {
     DeadLink,
     /// The server does not tell that its host started anew.
     SameLife,
+    /// Another server, with another disk, says that it is the session's.
+    SameIdentity,
     /// Each life of a connection leaves registered memory behind.
     Leak,
+    /// The front end does not see that an NBD connection was closed.
+    UnseenClose,
+    /// A path stays slow, in the scenario of equal paths.
+    LimpingPath,
+    /// The backend loses writes on their way out of its cache, and no sync says so.
+    QuietSync,
 }
 
 /// All of them, with their names and the checker that each is planted for.
@@ -71,7 +79,11 @@ pub(super) const PLANTS: &[(Plant, &str, &str)] = &[
     (Plant::LostAnswer, "lost-answer", "live"),
     (Plant::DeadLink, "dead-link", "live"),
     (Plant::SameLife, "same-life", "durable"),
+    (Plant::SameIdentity, "same-identity", "blocks"),
     (Plant::Leak, "leak", "memory"),
+    (Plant::UnseenClose, "unseen-close", "blocks"),
+    (Plant::LimpingPath, "limping-path", "share"),
+    (Plant::QuietSync, "quiet-sync", "durable"),
 ];
 
 impl Plant {

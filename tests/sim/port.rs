@@ -18,11 +18,15 @@ use rtrs_core::ids::QpNum;
 use rtrs_core::mem::{MemSlice, Region};
 use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::time::{Duration, Instant, earliest};
+use rtrs_core::wire::{ConnRsp, IoHeader, RNBD_VERSION, RwOp};
 
 use super::Plant;
 
 /// How long a queue pair goes on whose end was told too early, for a plant.
 const UNDEAD_MAX: Duration = Duration::from_secs(3);
+
+/// How often data that is not planted comes late.
+const RARE: Ratio = Ratio::new(1, 50);
 
 /// What may go wrong at the ports of one end, shared by all its cores.
 #[derive(Debug)]
@@ -35,6 +39,12 @@ pub(super) struct PortFaults {
     pub(super) no_memory: u32,
     /// Memory is pinned, and registering it takes this long at most.
     pub(super) pinned: Option<Duration>,
+    /// Data of reads is written once more when they were answered, now and then.
+    pub(super) late_data: bool,
+    /// Durable writes get PREFLUSH.
+    pub(super) preflush: bool,
+    /// The peer's extensions are not seen.
+    pub(super) kernel: bool,
     /// The session is being detached.
     pub(super) detaching: bool,
     /// How many errors there were.
@@ -55,6 +65,9 @@ impl PortFaults {
             at_receive: false,
             no_memory: 0,
             pinned: None,
+            late_data: false,
+            preflush: false,
+            kernel: false,
             detaching: false,
             failed: 0,
             plant,
@@ -87,6 +100,27 @@ impl PortFaults {
             }
             None => false,
         }
+    }
+}
+
+/// What a kernel would have answered.
+fn without_extensions(private_data: &PrivateData) -> PrivateData {
+    match ConnRsp::decode(private_data.as_bytes()) {
+        Ok(rsp) => PrivateData::new(&ConnRsp { ext: ConnRsp::default().ext, ..rsp }.encode()),
+        Err(_) => *private_data,
+    }
+}
+
+/// Adds PREFLUSH to a request that is to be durable, as its client has left it in memory.
+fn ask_for_preflush(wr: &WorkRequest) {
+    let header = wr.sges.second.as_ref().or(wr.sges.first.as_ref());
+    let (WrOp::RdmaWrite { imm: Some(_), .. }, Some(sge)) = (&wr.op, header) else { return };
+    let mut bytes = [0; IoHeader::LEN];
+    let Some(slice) = sge.slice.slice(0, bytes.len()) else { return };
+    slice.copy_out(0, &mut bytes);
+    let Ok(io) = IoHeader::decode(&bytes, RNBD_VERSION) else { return };
+    if io.rw.is_fua() && io.rw.op() != Ok(RwOp::Flush) {
+        slice.copy_in(0, &IoHeader { rw: io.rw.preflush(true), ..io }.encode());
     }
 }
 
@@ -145,6 +179,7 @@ impl Port {
     /// Answers of a read that the plant gives twice: now, and after some more work requests.
     fn repeats(&mut self, qp: QpNum, wr: &WorkRequest) {
         let faults = &mut self.faults.borrow_mut();
+        let often = if faults.late_data { RARE } else { Ratio::new(1, 4) };
         if let Some((_, _, left)) = self.twice.as_mut().filter(|(of, ..)| *of == qp) {
             *left = left.saturating_sub(1);
             if *left == 0
@@ -155,7 +190,7 @@ impl Port {
             }
         } else if self.twice.is_none()
             && matches!(wr.op, WrOp::RdmaWrite { imm: None, .. })
-            && faults.prng.chance(Ratio::new(1, 4))
+            && faults.prng.chance(often)
         {
             let after = faults.prng.range(2..=6) as u32;
             self.twice = Some((qp, WorkRequest { signaled: false, ..wr.clone() }, after));
@@ -262,8 +297,11 @@ impl Fabric for Port {
         if self.loses(&wr) {
             return Ok(());
         }
-        if self.has(Plant::OpenWindow) {
+        if self.has(Plant::OpenWindow) || self.faults.borrow().late_data {
             self.repeats(qp, &wr);
+        }
+        if self.faults.borrow().preflush {
+            ask_for_preflush(&wr);
         }
         self.inner.post_send(qp, wr)?;
         self.posted(qp, false);
@@ -332,7 +370,12 @@ impl Fabric for Port {
         if let Some(event) = self.told.pop_front() {
             return Some(event);
         }
-        let event = self.inner.next_event()?;
+        let mut event = self.inner.next_event()?;
+        if let FabricEvent::Established { private_data, .. } = &mut event
+            && self.faults.borrow().kernel
+        {
+            *private_data = without_extensions(private_data);
+        }
         if let FabricEvent::Closed { qp, .. } = event {
             self.windows.retain(|(of, _)| *of != qp);
         }

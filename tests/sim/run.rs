@@ -7,7 +7,7 @@ use rtrs_core::prng::Prng;
 use rtrs_core::time::{Duration, Instant};
 
 use super::cluster::Cluster;
-use super::faults::{Act, operate, plan};
+use super::faults::{Act, moves, operate, plan, reconnects};
 use super::log::{Log, Sink};
 use super::options::{MS, Options};
 use super::workload::Mode;
@@ -21,6 +21,8 @@ pub(super) const ATTACH_MAX: Duration = Duration::from_secs(5);
 /// heartbeats to find that the server is silent while it opens the device, and then it waits half
 /// a second at most.
 const LIVE_MAX: Duration = Duration::from_secs(10);
+/// How long nothing is wrong before no IO may fail for want of a path.
+const WELL: Duration = Duration::from_secs(3);
 /// How long after that something may still be on its way.
 const REST: Duration = Duration::from_millis(200);
 /// How long detaching takes at most.
@@ -166,7 +168,20 @@ fn drive(
         acts.extend(operate(paths, from, until, &mut prng));
         acts.sort_by_key(|&(at, _)| at);
     }
+    if options.strangers {
+        let own = &mut Prng::new(options.seed ^ 0x6d6f_7665_735f);
+        acts.extend(moves(options.paths, from, until, own));
+        acts.sort_by_key(|&(at, _)| at);
+    }
+    if options.nbd_drops {
+        let own = &mut Prng::new(options.seed ^ 0x7265_636f_6e6e);
+        acts.extend(reconnects(usize::from(options.client_cores), from, until, own));
+        acts.sort_by_key(|&(at, _)| at);
+    }
     cluster.set_plan(acts);
+    if options.rival {
+        cluster.start_rival();
+    }
     cluster.set_mode(Mode::Load);
     cluster.run_until(until, |cluster| {
         options.is_quiet() && cluster.workloads().all(|work| work.is_idle())
@@ -200,6 +215,16 @@ fn drive(
         for core in 0..2 {
             cluster.read_back(core);
             wait_live(cluster, "reading everything back once more")?;
+        }
+    }
+    if options.path_errors() {
+        said(cluster, "all is well");
+        cluster.run_until(cluster.now() + WELL, |_| false)?;
+        wait_live(cluster, "when all is well")?;
+        cluster.expect_no_errors();
+        for core in 0..2 {
+            cluster.read_back(core);
+            wait_live(cluster, "reading everything back when all is well")?;
         }
     }
     cluster.check()?;
@@ -244,7 +269,8 @@ fn rest(cluster: &mut Cluster) -> Result<(), Failure> {
     let bound = cluster.now() + LIVE_MAX;
     let idle = |cluster: &Cluster| {
         let (_, _, requests, block) = cluster.left_at_server();
-        (requests, block) == (0, 0)
+        // What closed NBD connections have left is in flight without a workload.
+        (requests, block) == (0, 0) && cluster.left_at_client().0 == 0
     };
     if !cluster.run_until(bound, idle)? {
         let (_, _, requests, block) = cluster.left_at_server();
@@ -255,6 +281,7 @@ fn rest(cluster: &mut Cluster) -> Result<(), Failure> {
         );
         return Err(Failure::new("home", text));
     }
+    cluster.oracle.dropped_are_over();
     cluster.oracle.settle();
     Ok(())
 }

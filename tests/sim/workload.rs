@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use nbd_bridge::Seat;
 use rtrs_client::SessionDevice;
 use rtrs_core::block::{BlockDevice, Io, IoFlags, IoOp};
 use rtrs_core::prng::{Prng, Ratio};
@@ -16,7 +17,7 @@ use rtrs_core::time::{Duration, Instant, earliest};
 use super::buffers::Buffers;
 use super::disk::SECTOR;
 use super::log::Log;
-use super::nbd::{BUFFER_BYTES, Front};
+use super::nbd::{Front, Use, buffer_bytes};
 use super::options::WorkOptions;
 use super::oracle::{Oracle, pattern};
 use super::{Failure, Plant};
@@ -34,6 +35,11 @@ struct Pending {
     since: Instant,
     /// When it is asked for again, after its client died.
     again_at: Option<Instant>,
+}
+
+/// How long a client that takes over may be asked again for what the one before had taken.
+pub(super) fn resent_for(takeover: Option<Duration>) -> Duration {
+    takeover.map_or(Duration::ZERO, |after| after + Duration::from_millis(100))
 }
 
 /// What a core's workload came to.
@@ -67,6 +73,8 @@ pub(super) enum Mode {
 pub(super) struct Errors {
     /// The backend's own.
     pub(super) backend: bool,
+    /// A flush that fails tells of writes that the backend lost.
+    pub(super) loses: bool,
     /// Those of a session that has had no path for too long.
     pub(super) paths: bool,
     /// How long what was given up may still happen once the core is served again.
@@ -83,7 +91,27 @@ pub(super) struct Rules {
     pub(super) takeover: Option<Duration>,
     /// The device is used through the front end, as NBD.
     pub(super) nbd: bool,
+    /// Its users drop their connections now and then.
+    pub(super) nbd_drops: bool,
+    /// Durable writes flush before they are done.
+    pub(super) preflush: bool,
     pub(super) plant: Plant,
+}
+
+/// What a workload uses.
+#[derive(Debug)]
+enum Used {
+    Session(SessionDevice),
+    Nbd(Box<Front>),
+}
+
+impl Used {
+    fn device(&mut self) -> &mut dyn BlockDevice {
+        match self {
+            Self::Session(device) => device,
+            Self::Nbd(front) => front.as_mut(),
+        }
+    }
 }
 
 /// The workload of one core.
@@ -93,10 +121,14 @@ pub(super) struct Workload {
     options: WorkOptions,
     errors: Errors,
     takeover: Option<Duration>,
+    /// Until then flushes tell of a loss again: what a dead client had taken comes again.
+    resent_until: Instant,
     nbd: bool,
+    nbd_drops: bool,
+    preflush: bool,
     plant: Plant,
     prng: Prng,
-    device: Option<Box<dyn BlockDevice>>,
+    device: Option<Used>,
     buffers: Buffers,
     free: Vec<usize>,
     pending: BTreeMap<u64, Pending>,
@@ -109,6 +141,8 @@ pub(super) struct Workload {
     next_tag: u64,
     next_at: Instant,
     pub(super) mode: Mode,
+    /// All is well for a while, so that no IO may fail for want of a path.
+    pub(super) is_calm: bool,
     /// IOs that may still be submitted under load.
     pub(super) left: u64,
     pub(super) stats: WorkStats,
@@ -117,13 +151,15 @@ pub(super) struct Workload {
 
 impl Workload {
     pub(super) fn new(core: usize, rules: &Rules, prng: Prng, log: Log) -> Self {
-        let Rules { options, errors, takeover, nbd, plant } = rules.clone();
+        let Rules { options, errors, takeover, nbd, nbd_drops, preflush, plant } = rules.clone();
         let span = options.span_max.max(8) as usize * SECTOR;
         Self {
             core,
             errors,
             takeover,
             nbd,
+            nbd_drops,
+            preflush,
             plant,
             prng,
             device: None,
@@ -135,7 +171,9 @@ impl Workload {
             orders: VecDeque::new(),
             next_tag: (core as u64) << 48,
             next_at: Instant::ZERO,
+            resent_until: Instant::ZERO,
             mode: Mode::Rest,
+            is_calm: false,
             left: options.ios_max,
             stats: WorkStats::default(),
             options,
@@ -144,15 +182,45 @@ impl Workload {
     }
 
     /// The device is there.
-    pub(super) fn open(&mut self, now: Instant, mut device: SessionDevice) {
+    pub(super) fn open(&mut self, now: Instant, mut device: SessionDevice, seat: Seat) {
+        self.resent_until = now + resent_for(self.takeover);
         if self.nbd {
-            self.device = Some(Box::new(Front::new(now, device, self.prng.fork())));
+            let way = self.way();
+            let front = Front::new(now, device, self.prng.fork(), (seat, way));
+            self.device = Some(Used::Nbd(Box::new(front)));
         } else {
             device
                 .attach_region(self.buffers.region())
                 .expect("memory of a workload is registered");
-            self.device = Some(Box::new(device));
+            self.device = Some(Used::Session(device));
         }
+    }
+
+    /// How it uses its front.
+    fn way(&self) -> Use {
+        Use { drops: self.nbd_drops, long: self.options.span_max > 128 }
+    }
+
+    /// Its front, where there is one.
+    pub(super) fn front(&mut self) -> Option<&mut Front> {
+        match &mut self.device {
+            Some(Used::Nbd(front)) => Some(front),
+            _ => None,
+        }
+    }
+
+    /// Its user closes the connection, and with it all that was asked for over it.
+    pub(super) fn forget_all(&mut self, oracle: &mut Oracle) -> Result<(), Failure> {
+        for (tag, io) in std::mem::take(&mut self.pending) {
+            self.free.push(io.slot);
+            self.buffers.back(io.slot, 0)?;
+            match io.op {
+                IoOp::Read => oracle.read_done(tag, io.sector, None)?,
+                IoOp::Flush => {}
+                _ => oracle.write_dropped(io.mark as u32),
+            }
+        }
+        Ok(())
     }
 
     /// The process has ended: whatever was in flight ends without a word, or waits for the next
@@ -232,7 +300,11 @@ impl Workload {
 
     /// When it wants to submit next.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        let front = self.device.as_ref().and_then(|device| device.deadline());
+        let front = match &self.device {
+            Some(Used::Session(device)) => device.deadline(),
+            Some(Used::Nbd(front)) => front.deadline(),
+            None => None,
+        };
         let load = self.mode == Mode::Load && self.left > 0 && !self.free.is_empty();
         let again = self.pending.values().filter_map(|io| io.again_at).min();
         let own = earliest(again, load.then_some(self.next_at));
@@ -241,7 +313,7 @@ impl Workload {
 
     /// Bytes of its buffers.
     pub(super) fn bytes(&self) -> usize {
-        if self.nbd { BUFFER_BYTES } else { self.buffers.region().len() }
+        if self.nbd { buffer_bytes(self.way()) } else { self.buffers.region().len() }
     }
 
     /// Buffers that nobody has are as they were handed back.
@@ -252,7 +324,7 @@ impl Workload {
     /// Takes what has ended and submits what is due. True when anything happened.
     pub(super) fn turn(&mut self, now: Instant, oracle: &mut Oracle) -> Result<bool, Failure> {
         let Some(mut device) = self.device.take() else { return Ok(false) };
-        let result = self.work(now, device.as_mut(), oracle);
+        let result = self.work(now, device.device(), oracle);
         self.device = Some(device);
         result
     }
@@ -474,14 +546,22 @@ impl Workload {
         self.log.event(now, "done", [tag, u64::from(status.to_errno())], || {
             format!("io {tag:#x} {status:?} after {} us", now.since(io.since).as_micros())
         });
-        let told = (io.op, status) == (IoOp::Flush, IoStatus::Io) && oracle.flush_failed(io.mark);
+        let resent = io.since < self.resent_until;
+        let told =
+            (io.op, status) == (IoOp::Flush, IoStatus::Io) && oracle.flush_failed(io.mark, resent);
+        if (io.op, status, self.errors.loses) == (IoOp::Flush, IoStatus::Io, true) {
+            oracle.excuse_unflushed();
+        }
+        let calm = self.is_calm;
         match status {
             IoStatus::Ok => {}
             IoStatus::Io if told => self.stats.losses_told += 1,
             IoStatus::Io if self.errors.backend => self.stats.errors += 1,
             // NBD has one error for all of these.
-            IoStatus::Io if self.errors.paths && self.nbd => self.stats.errors += 1,
-            IoStatus::Aborted | IoStatus::TimedOut if self.errors.paths => self.stats.errors += 1,
+            IoStatus::Io if self.errors.paths && self.nbd && !calm => self.stats.errors += 1,
+            IoStatus::Aborted | IoStatus::TimedOut if self.errors.paths && !calm => {
+                self.stats.errors += 1;
+            }
             other => {
                 let text = format!(
                     "io {tag:#x}, {:?} of sectors {}+{}, ended with {other:?} after {} ms",
@@ -503,10 +583,16 @@ impl Workload {
                 self.stats.writes += 1;
                 let id = u32::try_from(io.mark).unwrap_or(u32::MAX);
                 if status.is_ok() {
+                    if self.preflush && io.fua {
+                        oracle.flushed_before(id);
+                    }
                     return oracle.write_acked(id, io.fua);
                 }
                 if self.errors.paths {
                     self.given_up.push((now, id));
+                }
+                if self.options.rewrites && self.errors.paths && now > io.since {
+                    self.orders.push_back((IoOp::Write, io.sector, io.count, false));
                 }
                 if self.plant == Plant::LateError {
                     self.failed.push((io.sector, io.count));

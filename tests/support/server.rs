@@ -100,6 +100,9 @@ impl ServerBuilder {
         if !self.args.iter().any(|arg| arg == "--run-dir") {
             self.args.extend(["--run-dir".to_owned(), run_dir.text("server")]);
         }
+        if !self.args.iter().any(|arg| arg == "--state-dir") {
+            self.args.extend(["--state-dir".to_owned(), run_dir.text("state")]);
+        }
         let mut proc = Proc::start(self.command());
         let portals = proc.wait_lines(READY_WORDS, self.listens.len(), READY_TIME_MAX);
         Server { proc, portals, run_dir }

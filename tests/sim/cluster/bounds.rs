@@ -1,9 +1,15 @@
 //! What has to hold at any moment of a run, and what is left at its ends.
 
+use std::net::IpAddr;
+
 use rtrs_client::machine::ClientCore;
+use rtrs_core::fabric::sim::Fault;
+use rtrs_core::time::Instant;
 use rtrs_server::session::control::DRAINING_MAX;
 
 use super::super::Failure;
+use super::super::faults::Act;
+use super::super::host::{client_ip, server_ip};
 use super::super::options::Options;
 use super::super::workload::Workload;
 use super::Cluster;
@@ -13,7 +19,50 @@ const PATH_EXTRA_MAX: usize = 256 << 10;
 /// Bytes a connection may register at the client besides the buffers of IO.
 const CORE_EXTRA_MAX: usize = 64 << 10;
 
+/// Bytes of zeroes that a core of the client registers.
+const ZEROES_MAX: usize = 1 << 20;
+
 impl Cluster {
+    /// Why the session gave up, if it did.
+    pub(in super::super) fn gave_up(&self) -> Option<String> {
+        self.client.first()?.core.failure().map(ToString::to_string)
+    }
+
+    /// The links between client and server, by path.
+    pub(in super::super) fn links(&self) -> Vec<(IpAddr, IpAddr)> {
+        (0..self.options.paths).map(|path| (client_ip(path), server_ip(path))).collect()
+    }
+
+    /// Takes a link down for good, for a plant.
+    pub(in super::super) fn kill_link(&mut self) {
+        let (a, b) = self.links()[0];
+        self.act(Act::World(Fault::LinkDown(a, b)));
+    }
+
+    /// Requests so far on each core, by path.
+    pub(in super::super) fn path_requests(&self) -> Vec<Vec<u64>> {
+        self.client.iter().map(|host| host.core.path_requests()).collect()
+    }
+
+    /// When the last core is free that pinned memory.
+    pub(in super::super) fn pinned_until(&self) -> Instant {
+        self.pinned_until
+    }
+
+    /// Requests that the server has let wait for their first copy.
+    pub(in super::super) fn replays(&self) -> u64 {
+        let sessions =
+            self.server.first().map(|host| host.core.snapshot(self.now())).unwrap_or_default();
+        sessions.iter().flat_map(|session| &session.paths).map(|path| path.io.replays).sum()
+    }
+
+    /// Requests at the server that wait for what a closed path has left at the disk.
+    pub(in super::super) fn barred(&self) -> u64 {
+        let sessions =
+            self.server.first().map(|host| host.core.snapshot(self.now())).unwrap_or_default();
+        sessions.iter().map(|session| session.io.barred).sum()
+    }
+
     /// Sessions, connections, requests and block IO that the server still has.
     pub(in super::super) fn left_at_server(&self) -> (usize, usize, u64, usize) {
         let sessions = self.server.first().map_or(0, |host| host.core.snapshot(self.now()).len());
@@ -40,19 +89,25 @@ impl Cluster {
         self.registered_max = self.registered_max.max(server);
         let Options { paths, queue_depth, chunk_size, .. } = self.options;
         let pool = usize::from(queue_depth) * chunk_size as usize;
-        let server_max = (paths + DRAINING_MAX) * (pool + PATH_EXTRA_MAX);
+        let guest = usize::from(self.guest.is_some()) * (1 + DRAINING_MAX);
+        // Another server on the same host may have as much.
+        let servers = if self.options.strangers { 2 } else { 1 };
+        let server_max = servers * (paths + DRAINING_MAX + guest) * (pool + PATH_EXTRA_MAX);
         let buffers: usize = self.workloads().map(Workload::bytes).sum();
         let cores = usize::from(self.options.client_cores);
-        let client_max = (paths + 1) * (buffers + (cores + 1) * CORE_EXTRA_MAX);
+        // Where the server cannot be trusted with write zeroes, each core has some to send.
+        let zeroes = if self.options.kernel.is_some() { cores * ZEROES_MAX } else { 0 };
+        let client_max = (paths + 1) * (buffers + zeroes + (cores + 1) * CORE_EXTRA_MAX);
         for (who, bytes, max) in [("client", client, client_max), ("server", server, server_max)] {
-            if bytes > max {
+            // They are bounds for one session.
+            if bytes > max && !self.beside.any {
                 let text = format!("the {who} has registered {bytes} bytes, over {max}");
                 return Err(Failure::new("memory", text));
             }
         }
         let requests: u64 = self.server.iter().map(|host| host.core.shard().inflight()).sum();
-        let requests_max = (paths + DRAINING_MAX) as u64 * u64::from(queue_depth);
-        if requests > requests_max {
+        let requests_max = (paths + DRAINING_MAX + guest) as u64 * u64::from(queue_depth);
+        if requests > requests_max && !self.beside.any {
             let text = format!("the server has {requests} requests, over {requests_max}");
             return Err(Failure::new("memory", text));
         }

@@ -1,0 +1,170 @@
+//! `rtrs-sim --mutants`: each mutant until it is caught, on all processors.
+
+use std::io::IsTerminal;
+use std::ops::Range;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rtrs_core::mutant::{self, Mutant};
+use rtrs_tests::sim::{Scene, Verdict, hunt, is_open, keep_panics};
+use serde::Serialize;
+
+/// Seeds after which a mutant has survived, where no others are asked for.
+const SEEDS: Range<u64> = 0..3000;
+/// Those that `quick` runs: each loses data in silence, and survived the simulator once.
+const QUICK: [Mutant; 9] = [
+    Mutant::ResendBeforeFence,
+    Mutant::SecondWriter,
+    Mutant::CloseWhileBusy,
+    Mutant::GivenUpBeforeFence,
+    Mutant::FlushCoversLater,
+    Mutant::OldLifeAnswer,
+    Mutant::ReplayWithoutPermit,
+    Mutant::PreflushDropped,
+    Mutant::ReadWindowKept,
+];
+
+#[derive(Debug, Serialize)]
+struct Summary {
+    mutants: usize,
+    caught: usize,
+    survived: Vec<&'static str>,
+    /// Not caught and not run: the simulator is known to be blind to them.
+    open: Vec<&'static str>,
+    seconds: f64,
+    verdicts: Vec<Verdict>,
+}
+
+/// One line of `list`.
+#[derive(Debug, Serialize)]
+struct Listed {
+    mutant: &'static str,
+    rule: &'static str,
+    quick: bool,
+    /// The simulator is known not to catch it yet.
+    open: bool,
+}
+
+fn list(json: bool) -> ExitCode {
+    let listed = Mutant::ALL.iter().map(|mutant| Listed {
+        mutant: mutant.name(),
+        rule: mutant.rule(),
+        quick: QUICK.contains(mutant),
+        open: is_open(*mutant),
+    });
+    if json {
+        let listed: Vec<Listed> = listed.collect();
+        println!("{}", serde_json::to_string_pretty(&listed).unwrap_or_default());
+        return ExitCode::SUCCESS;
+    }
+    for Listed { mutant, rule, quick, open } in listed {
+        let remark = if open { "(open) " } else { "" };
+        println!("{mutant:24} {remark}{}{rule}", if quick { "(quick) " } else { "" });
+    }
+    ExitCode::SUCCESS
+}
+
+/// Runs the mutants that are asked for.
+pub(crate) fn main(
+    which: &str,
+    seed: Option<u64>,
+    seeds: Option<Range<u64>>,
+    (json, quiet): (bool, bool),
+) -> ExitCode {
+    let closed = |all: &[Mutant]| all.iter().copied().filter(|one| !is_open(*one)).collect();
+    let chosen: Vec<Mutant> = match which {
+        "list" => return list(json),
+        "all" => closed(Mutant::ALL),
+        "quick" => closed(&QUICK),
+        "open" => Mutant::ALL.iter().copied().filter(|one| is_open(*one)).collect(),
+        name => match name.parse() {
+            Ok(mutant) => vec![mutant],
+            Err(error) => {
+                eprintln!("rtrs-sim: {error}");
+                return ExitCode::from(2);
+            }
+        },
+    };
+    let Some(first) = chosen.first() else {
+        println!("no mutant is open");
+        return ExitCode::SUCCESS;
+    };
+    if !mutant::choose(Some(*first)) || !mutant::choose(None) {
+        eprintln!("rtrs-sim: cannot run mutants: this build has none; build without --release");
+        return ExitCode::from(2);
+    }
+    let seeds = seed.map(|seed| seed..seed + 1).or(seeds).unwrap_or(SEEDS);
+    keep_panics();
+    let start = Instant::now();
+    let next = AtomicUsize::new(0);
+    let verdicts: Mutex<Vec<(usize, Verdict)>> = Mutex::new(Vec::new());
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(chosen.len());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(&mutant) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let mut shown = Instant::now();
+                    let verdict = hunt(mutant, seeds.clone(), |scene| {
+                        if !quiet && shown.elapsed() > Duration::from_secs(5) {
+                            shown = Instant::now();
+                            let end = if std::io::stderr().is_terminal() { "\r" } else { "\n" };
+                            eprint!("rtrs-sim: {mutant}: not caught yet, at {}{end}", scene.seed);
+                        }
+                        true
+                    });
+                    let at = chosen.iter().position(|other| *other == mutant).unwrap_or(0);
+                    if !json {
+                        println!("{}", line(&verdict));
+                    }
+                    verdicts.lock().push((at, verdict));
+                }
+            });
+        }
+    });
+    let mut verdicts = verdicts.into_inner();
+    verdicts.sort_by_key(|(at, _)| *at);
+    let verdicts: Vec<Verdict> = verdicts.into_iter().map(|(_, verdict)| verdict).collect();
+    let survived: Vec<&'static str> =
+        verdicts.iter().filter(|one| one.caught.is_none()).map(|one| one.mutant).collect();
+    let caught = verdicts.len() - survived.len();
+    let seconds = start.elapsed().as_secs_f64();
+    let code = ExitCode::from(u8::from(!survived.is_empty()));
+    let asked: &[Mutant] = match which {
+        "all" => Mutant::ALL,
+        "quick" => &QUICK,
+        _ => &[],
+    };
+    let open = asked.iter().copied().filter(|one| is_open(*one));
+    let open: Vec<&'static str> = open.map(Mutant::name).collect();
+    if json {
+        let mutants = verdicts.len() + open.len();
+        let summary = Summary { mutants, caught, survived, open, seconds, verdicts };
+        println!("{}", serde_json::to_string_pretty(&summary).unwrap_or_default());
+    } else {
+        let all = verdicts.len() + open.len();
+        print!("caught: {caught} of {all} mutants, in {seconds:.1} s");
+        println!("{}", if open.is_empty() { "" } else { "; open, not caught and not run:" });
+        for name in open {
+            println!("NOT CAUGHT: {name} (open in tests/sim/mutants.txt)");
+        }
+        for name in survived {
+            println!("SURVIVED: {name}");
+        }
+    }
+    code
+}
+
+/// A verdict in a line.
+fn line(verdict: &Verdict) -> String {
+    let Some(caught) = &verdict.caught else {
+        return format!("{:24} SURVIVED {} runs: {}", verdict.mutant, verdict.runs, verdict.rule);
+    };
+    let Scene { seed, held } = caught.scene;
+    let held = if held { "--held " } else { "" };
+    let known = if caught.known { "" } else { " (not in tests/sim/mutants.txt)" };
+    let text: String = caught.text.chars().take(110).collect();
+    let (mutant, checker) = (verdict.mutant, &caught.checker);
+    format!("{mutant:24} {checker:8} {held}seed {seed}{known}: {text}")
+}

@@ -1,0 +1,233 @@
+//! Two real servers with different disks under one name, a restart with another disk, and a session
+//! that must go on with neither: its path stays down and says so, and IO follows `--no-path`.
+#![forbid(unsafe_code)]
+
+use std::time::Duration;
+
+use rtrs_tests::{
+    Client, ClientBuilder, Finished, Front, RawNbd, STOP_TIME_MAX, Scratch, Server, ServerBuilder,
+    free_port, pattern_file, wait_for,
+};
+use serde_json::Value;
+
+/// More than a path needs to be refused, or to come back.
+const PATH_TIME_MAX: Duration = Duration::from_secs(30);
+const SIZE: u64 = 8 << 20;
+
+/// A server with this file as `vol`, on this port.
+fn server(id: &str, export: &str, portal: &str) -> ServerBuilder {
+    let export = format!("vol={export}");
+    Server::builder().export(export).listen(portal).args(&["--server-id", id])
+}
+
+/// Two files of one size with different content, and two addresses.
+struct Disks {
+    scratch: Scratch,
+    portals: [String; 2],
+}
+
+impl Disks {
+    fn new() -> Self {
+        let scratch = Scratch::new();
+        for (name, seed) in [("a", 1), ("b", 2)] {
+            pattern_file(&scratch.path(name), SIZE, seed);
+        }
+        Self { scratch, portals: [(); 2].map(|()| format!("tcp://127.0.0.1:{}", free_port())) }
+    }
+
+    fn server(&self, id: &str, disk: &str, portal: usize) -> Server {
+        server(id, &self.scratch.text(disk), &self.portals[portal]).start()
+    }
+
+    /// A session over these paths, whose IO fails without a path.
+    fn attach(&self, paths: &[usize], args: &[&str]) -> ClientBuilder {
+        let builder = Client::attach("vol").args(&["--shards=1", "--no-path=fail"]).args(args);
+        let builder = builder.args(&["--reconnect-max-ms=200"]);
+        paths.iter().fold(builder, |builder, path| builder.path(&self.portals[*path]))
+    }
+}
+
+fn status(client: &Client) -> Value {
+    client.command(&["status", "vol", "-o", "json"]).ok().json()
+}
+
+/// Waits until a path is down for this reason, which `status`, `list` and the log give.
+fn refused(client: &Client, path: usize, why: &str) {
+    let why = format!("cannot use this path: {why}");
+    wait_for(&why, PATH_TIME_MAX, || {
+        let path = &status(client)["paths"][path];
+        let said = path["last_error"].as_str().is_some_and(|error| error.contains(&why));
+        (said && path["state"] != "connected").then_some(())
+    });
+    let _ = client.command(&["list"]).ok().says(&why);
+    let _ = client.command(&["status", "vol"]).ok().says(&why);
+    let log = std::fs::read_to_string(client.run_dir().join("vol.log")).expect("the log");
+    assert!(log.contains(&why), "{log}");
+}
+
+/// The first byte that NBD reads, or None when that fails.
+fn first_byte(front: &Front) -> Option<u8> {
+    let mut block = [0; 4096];
+    let read = RawNbd::go(front, "vol").read(4096, &mut block);
+    read.ok().map(|()| block[0])
+}
+
+/// The byte of each disk there.
+fn byte_of(disks: &Disks, name: &str) -> u8 {
+    std::fs::read(disks.scratch.path(name)).expect("the disk")[4096]
+}
+
+/// Waits until IO goes on, and demands that it is with this disk.
+fn goes_on(client: &Client, byte: u8) {
+    let read = wait_for("IO", PATH_TIME_MAX, || first_byte(client.front()));
+    assert_eq!(read, byte, "another disk answers");
+}
+
+#[test]
+fn a_session_does_not_go_over_to_another_servers_disk() {
+    let disks = Disks::new();
+    let (a, b) = (byte_of(&disks, "a"), byte_of(&disks, "b"));
+    assert_ne!(a, b);
+    let first = disks.server("one", "a", 0);
+    let client = disks.attach(&[0, 1], &[]).start();
+    // Both up: the second path stays down.
+    let second = disks.server("two", "b", 1);
+    std::thread::sleep(Duration::from_secs(1));
+    assert_ne!(status(&client)["paths"][1]["state"], "connected");
+    for _ in 0..8 {
+        assert_eq!(first_byte(client.front()), Some(a));
+    }
+    assert_eq!(status(&client)["paths"][0]["state"], "connected");
+    // Only the wrong one left: IO fails as without a path.
+    first.crash();
+    wait_for("the path's end", PATH_TIME_MAX, || {
+        (status(&client)["state"] == "waiting-for-path").then_some(())
+    });
+    let mut nbd = RawNbd::go(client.front(), "vol");
+    assert!(nbd.read(4096, &mut [0; 4096]).is_err(), "the other disk answers");
+    refused(&client, 1, "it is server ");
+    // The right one again.
+    let first = disks.server("one", "a", 0);
+    goes_on(&client, a);
+    client.detach();
+    let _ = (first.stop(STOP_TIME_MAX), second.stop(STOP_TIME_MAX));
+}
+
+#[test]
+fn a_server_that_comes_back_with_another_file_is_refused() {
+    let disks = Disks::new();
+    let a = byte_of(&disks, "a");
+    let first = disks.server("one", "a", 0);
+    let client = disks.attach(&[0], &[]).start();
+    first.crash();
+    let wrong = disks.server("one", "b", 0);
+    refused(&client, 0, "the export is another disk or file");
+    assert_eq!(first_byte(client.front()), None);
+    wrong.crash();
+    // One that was copied over it is another one too.
+    std::fs::copy(disks.scratch.path("a"), disks.scratch.path("copy")).expect("a copy");
+    let copied = disks.server("one", "copy", 0);
+    refused(&client, 0, "the export is another disk or file");
+    copied.crash();
+    let first = disks.server("one", "a", 0);
+    goes_on(&client, a);
+    client.detach();
+    let _ = first.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn memory_of_a_server_that_was_started_again_is_refused() {
+    let disks = Disks::new();
+    let start = |export: &str| server("one", export, &disks.portals[0]).start();
+    let first = start("mem:8M");
+    let client = disks.attach(&[0], &[]).start();
+    first.crash();
+    let second = start("mem:8M");
+    refused(&client, 0, "the export is another disk or file");
+    client.detach();
+    second.crash();
+    // Unless its operator says that it is the same.
+    let first = start("mem:8M,id=scratch");
+    let client = disks.attach(&[0], &[]).start();
+    first.crash();
+    let second = start("mem:8M,id=scratch");
+    goes_on(&client, 0);
+    client.detach();
+    let _ = second.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn an_identity_can_be_demanded_and_given_up() {
+    let disks = Disks::new();
+    let server = disks.server("one", "a", 0);
+    let attach = |args: &[&str]| -> (Client, Finished) {
+        disks.attach(&[0], &[args, &["--output", "json"]].concat()).try_start()
+    };
+    let (client, attached) = attach(&[]);
+    let identity = attached.ok().json()["identity"].as_str().expect("an identity").to_owned();
+    assert_eq!(status(&client)["identity"], identity.as_str());
+    let _ = client.command(&["status", "vol"]).ok().says(&identity);
+    let listed = client.command(&["list", "-o", "json"]).ok().json();
+    assert_eq!(listed[0]["identity"], identity.as_str());
+    let export = &server.sessions()[0]["opens"][0];
+    let id = export["id"].as_str().expect("an id");
+    assert!(identity.ends_with(id), "{identity} and {export}");
+    client.detach();
+
+    let (client, attached) = attach(&["--identity", &identity]);
+    let _ = attached.ok();
+    client.detach();
+    let (_, export) = identity.split_once('/').expect("two ids");
+    let other = "00112233445566778899aabbccddeeff";
+    for wrong in [format!("{other}/{export}"), format!("-/{other}")] {
+        let (_client, attached) = attach(&[&format!("--identity={wrong}")]);
+        let _ = attached.code(1).says("cannot use this path: ");
+        let (client, attached) = attach(&[&format!("--identity={wrong}"), "--accept-new-identity"]);
+        assert_eq!(attached.ok().json()["identity"], identity.as_str());
+        client.detach();
+    }
+    let _ = attach(&["--identity", "x"]).1.code(2).says("SERVER/EXPORT");
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_volume_that_was_moved_is_taken_only_when_that_is_said() {
+    let disks = Disks::new();
+    let byte = byte_of(&disks, "a");
+    let old = disks.server("one", "a", 0);
+    let attach =
+        |args: &[&str]| disks.attach(&[0], &[args, &["--output=json"]].concat()).try_start();
+    let (client, attached) = attach(&[]);
+    let identity = attached.ok().json()["identity"].as_str().expect("an identity").to_owned();
+    client.detach();
+    // What a file of settings keeps for every attach to come.
+    let saved = disks.scratch.path("client.yaml");
+    std::fs::write(&saved, format!("identity: {identity}\n")).expect("the settings");
+    let config = format!("--config={}", saved.display());
+    let (client, attached) = attach(&[&config]);
+    let _ = attached.ok();
+    client.detach();
+    // The volume moves to another server, at the same address.
+    let _ = old.stop(STOP_TIME_MAX);
+    std::fs::copy(disks.scratch.path("a"), disks.scratch.path("moved")).expect("a copy");
+    let new = disks.server("two", "moved", 0);
+    let (_refused, attached) = attach(&[&config]);
+    let _ = attached.code(1).says("cannot use this path: it is server ");
+    let (client, attached) = attach(&[&config, "--accept-new-identity"]);
+    let moved = attached.ok().json()["identity"].as_str().expect("an identity").to_owned();
+    assert_ne!(moved, identity);
+    assert_eq!(first_byte(client.front()), Some(byte));
+    // That was about the attach: from then on the session stays where it is.
+    new.crash();
+    let old = disks.server("one", "a", 0);
+    refused(&client, 0, "it is server ");
+    assert_eq!(first_byte(client.front()), None);
+    old.crash();
+    let new = disks.server("two", "moved", 0);
+    goes_on(&client, byte);
+    client.detach();
+    // Nor is it remembered where the settings say otherwise.
+    let (_refused, attached) = attach(&[&config]);
+    let _ = attached.code(1).says("cannot use this path: it is server ");
+    let _ = new.stop(STOP_TIME_MAX);
+}

@@ -1,0 +1,151 @@
+//! Sessions beside the one that is under load: one that is being detached while the next client
+//! is there already, under another name, and one that asks in vain to write too.
+
+use std::sync::Arc;
+
+use rtrs_client::machine::{ClientCore, Letter};
+use rtrs_core::fabric::Fabric;
+use rtrs_core::fabric::sim::sim_ip;
+use rtrs_core::ids::{CoreIndex, SessionId};
+use rtrs_core::time::{Duration, Instant, earliest};
+
+use super::super::Failure;
+use super::super::host::{Inbox, session_config};
+use super::super::port::{Port, SharedFaults};
+use super::Cluster;
+
+/// A core of a session that nobody uses.
+#[derive(Debug)]
+struct IdleCore {
+    core: ClientCore,
+    fabrics: Vec<Box<dyn Fabric>>,
+    inbox: Inbox<Letter>,
+}
+
+impl IdleCore {
+    fn deadline(&self) -> Option<Instant> {
+        earliest(self.core.deadline(), self.inbox.deadline())
+    }
+
+    /// Turns it as its driver would. Returns its letters, and whether anything happened.
+    fn turn(&mut self, now: Instant) -> (Vec<(CoreIndex, Letter)>, bool) {
+        let Self { core, fabrics, inbox } = self;
+        let mut busy = false;
+        while let Some(letter) = inbox.pop(now) {
+            busy = true;
+            core.handle_letter(now, letter, fabrics);
+        }
+        busy |= fabrics[0].poll(now);
+        while let Some(event) = fabrics[0].next_event() {
+            busy = true;
+            core.handle_event(now, 0, event, fabrics);
+        }
+        busy |= core.poll(now, fabrics);
+        busy |= core.pump(now, fabrics);
+        fabrics[0].flush(now);
+        let mut letters = Vec::new();
+        while let Some(letter) = core.take_letter() {
+            letters.push(letter);
+        }
+        (letters, busy)
+    }
+}
+
+/// The sessions beside.
+#[derive(Debug, Default)]
+pub(super) struct Beside {
+    /// Being detached.
+    leaving: Vec<Vec<IdleCore>>,
+    /// It asks to write while another session does.
+    rival: Vec<IdleCore>,
+    /// There were some: what is registered is not of one client any more.
+    pub(super) any: bool,
+}
+
+impl Beside {
+    fn all(&self) -> impl Iterator<Item = &IdleCore> {
+        self.leaving.iter().flatten().chain(&self.rival)
+    }
+
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.all().fold(None, |at, core| earliest(at, core.deadline()))
+    }
+
+    /// The session that asks in vain ends without a word.
+    pub(super) fn end_rival(&mut self) {
+        self.rival.clear();
+    }
+
+    /// True when no session is being detached.
+    pub(super) fn is_empty(&self) -> bool {
+        self.leaving.is_empty()
+    }
+}
+
+impl Cluster {
+    /// The client is told to detach, with all its IO in flight. What uses the device next is
+    /// another session.
+    pub(super) fn leave_client(&mut self) {
+        let now = self.now();
+        let mut cores = Vec::new();
+        for mut host in std::mem::take(&mut self.client) {
+            host.work.abandon(now, &mut self.oracle);
+            self.works.push(host.work);
+            let (core, fabrics, inbox) = (host.core, host.fabrics, host.inbox);
+            cores.push(IdleCore { core, fabrics, inbox });
+        }
+        self.retry_at = None;
+        self.oracle.client_gone(false);
+        let Some(home) = cores.first_mut() else { return };
+        home.core.detach(now, &mut home.fabrics);
+        self.beside.leaving.push(cores);
+        self.beside.any = true;
+    }
+
+    /// A session with a name of its own that asks to write, again and again.
+    pub(in super::super) fn start_rival(&mut self) {
+        let node = self.world.node(sim_ip(21));
+        let mut config = session_config(&self.options, 0xee, None, None);
+        (config.cores, config.name) = (1, "rival".to_owned());
+        (config.id, config.open_patience) = (SessionId([0xee; 16]), Duration::from_secs(600));
+        config.paths.truncate(1);
+        config.paths[0].local = Some(sim_ip(21));
+        let fabric = self.world.fabric(node);
+        let core = ClientCore::new(self.now(), CoreIndex(0), &Arc::new(config), &[[0xee; 16]]);
+        let fabrics = vec![Port::boxed(fabric, SharedFaults::clone(&self.ports[0]))];
+        self.beside.rival.push(IdleCore { core, fabrics, inbox: Inbox::new() });
+        self.beside.any = true;
+    }
+
+    /// Turns all sessions beside. True when anything happened.
+    pub(super) fn turn_beside(&mut self, now: Instant) -> Result<bool, Failure> {
+        let mut any = false;
+        if let Some(guest) = &mut self.guest
+            && std::mem::take(&mut guest.pace.due)
+        {
+            guest.pace.due = guest.turn(now);
+            any |= guest.pace.due;
+        }
+        if self.beside.leaving.is_empty() && self.beside.rival.is_empty() {
+            return Ok(any);
+        }
+        let letter_max = self.options.letter_max;
+        for cores in self.beside.leaving.iter_mut().chain([&mut self.beside.rival]) {
+            for at in 0..cores.len() {
+                let (letters, busy) = cores[at].turn(now);
+                any |= busy;
+                for (to, letter) in letters {
+                    let takes = self.prng.duration(Duration::ZERO..=letter_max);
+                    cores[to.index()].inbox.push(now + takes, letter);
+                }
+            }
+        }
+        self.beside.leaving.retain(|cores| !cores[0].core.is_done());
+        let open = self.beside.rival.iter().any(|rival| rival.core.is_open());
+        if open && self.client.first().is_some_and(|home| home.core.is_open()) {
+            let text = "the server lets a second session write beside the first";
+            return Err(Failure::new("blocks", text));
+        }
+        Ok(any)
+    }
+}

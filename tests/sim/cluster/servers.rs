@@ -1,0 +1,258 @@
+//! The servers of a run: the session's, and others under the same name.
+//!
+//! While the server is down, on one of its addresses after it came back, or on one that moves while
+//! it runs, somebody else answers with another disk. The session may use none of them, and has to
+//! go on with its own when all addresses are that one's again. None is there before the session
+//! has opened its device once: the first that opens is the one it belongs to. Clients that start
+//! later are told which.
+
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::sync::Arc;
+
+use rtrs_core::block::Core;
+use rtrs_core::fabric::Fabric;
+use rtrs_core::identity::{ExportId, Identity, ServerId};
+use rtrs_core::ids::CoreIndex;
+use rtrs_core::prng::{Prng, Ratio};
+use rtrs_core::time::{Duration, Instant};
+use rtrs_server::epoch::SyncEpoch;
+use rtrs_server::{Export, ExportTable, ServerCore, ServerLife, SessionParams};
+
+use super::super::Plant;
+use super::super::disk::Disk;
+use super::super::host::{Inbox, PORT, Pace, ServerHost, server_ip, server_params};
+use super::super::options::Options;
+use super::super::port::{Port, PortFaults, SharedFaults};
+use super::Cluster;
+
+/// The other servers of a run.
+#[derive(Debug)]
+pub(super) struct Strangers {
+    /// There are some, in runs that have them until the faults stop.
+    on: bool,
+    /// What the session's own server says it is; nothing in runs without others.
+    home: Option<Identity>,
+    /// Of their own, so that the rest of a run does not follow from them.
+    prng: Prng,
+    /// The bug that they say they are the session's server.
+    alike: bool,
+    /// The one that runs, and its disk.
+    host: Option<(ServerHost, Disk)>,
+    /// The path that the server does not have while it is there.
+    path: Option<usize>,
+    /// What the client that died last had kept for the next.
+    kept: Option<Identity>,
+}
+
+impl Strangers {
+    pub(super) fn new(options: &Options, plant: Plant) -> Self {
+        let (server, export) = (ServerId::of_name("home"), ExportId::of_name("vol"));
+        let home = Identity { server: Some(server), export: Some(export) };
+        Self {
+            on: options.strangers,
+            home: options.strangers.then_some(home),
+            prng: Prng::new(options.seed ^ 0x7374_7261_6e67_6572),
+            alike: plant == Plant::SameIdentity,
+            host: None,
+            path: None,
+            kept: None,
+        }
+    }
+
+    /// What the session's own server says it is, if it says so.
+    pub(super) const fn home(&self) -> Option<Identity> {
+        self.home
+    }
+
+    /// What a client has to find: the first one whatever opens, the others what that found.
+    pub(super) fn identity(&self, life: u8) -> Option<Identity> {
+        self.kept.or(self.home).filter(|_| life > 1)
+    }
+
+    /// Keeps what a client that ends is pinned to.
+    pub(super) fn keep(&mut self, identity: Option<Identity>) {
+        self.kept = identity.or(self.kept);
+    }
+
+    pub(super) fn hosts(&self) -> impl Iterator<Item = &ServerHost> {
+        self.host.iter().map(|(host, _)| host)
+    }
+
+    pub(super) fn hosts_mut(&mut self) -> impl Iterator<Item = &mut ServerHost> {
+        self.host.iter_mut().map(|(host, _)| host)
+    }
+
+    /// A turn of the other server and its disk. True when anything happened.
+    pub(super) fn turn(&mut self, now: Instant, think_max: Duration) -> bool {
+        let Some((host, disk)) = &mut self.host else { return false };
+        disk.set_now(now);
+        if !host.pace.due || host.pace.free_at > now {
+            return false;
+        }
+        let (busy, letters) = host.turn(now);
+        for (_, mail) in letters {
+            host.inbox.push(now, mail);
+        }
+        host.pace.due = busy;
+        if busy {
+            host.pace.free_at = now + self.prng.duration(Duration::ZERO..=think_max);
+        }
+        busy
+    }
+
+    fn chance(&mut self, num: u32, den: u32) -> bool {
+        self.on && self.prng.chance(Ratio::new(num, den))
+    }
+}
+
+impl Cluster {
+    pub(super) fn start_server(&mut self) {
+        let cuts = if self.plant == Plant::SameLife { 0 } else { self.disk.stats().cuts };
+        self.server_life += 1;
+        let life = ServerLife { boot: 1 + cuts, process: self.server_life };
+        let Identity { server: server_id, export: id } = self.strangers.home.unwrap_or_default();
+        let params = SessionParams { server_id, ..server_params(&self.options, life) };
+        let source = Arc::new(self.disk.clone());
+        let epoch = SyncEpoch::kept(self.kept.number(), Arc::clone(&self.kept) as _, "vol".into());
+        let export = Export { name: "vol".into(), source, read_only: false, id, epoch };
+        let exports = ExportTable::new(vec![export]);
+        for at in 0..self.options.server_cores {
+            let core = Core { index: CoreIndex(at), ring: None };
+            let fabric = self.world.fabric(self.nodes[1]);
+            self.server.push(ServerHost {
+                core: ServerCore::new(params, core, &exports),
+                fabrics: vec![Port::boxed(fabric, SharedFaults::clone(&self.ports[1]))],
+                inbox: Inbox::new(),
+                pace: Pace::new(),
+            });
+        }
+        for path in (0..self.options.paths).filter(|path| Some(*path) != self.strangers.path) {
+            listen(self.server[0].fabrics[0].as_mut(), path);
+        }
+    }
+
+    /// Starts the server that is down; one of its addresses may be somebody else's from now on.
+    pub(super) fn start_again(&mut self) {
+        self.end_strangers();
+        if self.options.paths > 1 && self.strangers.chance(1, 3) {
+            self.strangers.path = Some(self.strangers.prng.index(self.options.paths));
+        }
+        self.start_server();
+        if let Some(path) = self.strangers.path {
+            self.start_stranger(path..path + 1);
+        }
+    }
+
+    /// Ends the server's process; with the power of its machine, if so said.
+    pub(in super::super) fn stop_server(&mut self, power: bool) {
+        if power {
+            self.world.crash(self.nodes[1]);
+        }
+        self.end_strangers();
+        for host in std::mem::take(&mut self.server) {
+            // Block IO of a process ends with it, then its connections do.
+            drop(host.core);
+            drop(host.fabrics);
+        }
+        self.oracle.settle();
+        if power {
+            self.disk.cut_power();
+            self.oracle.power_cut();
+        }
+    }
+
+    /// The server is down: perhaps somebody else has its addresses, or one, until it is back.
+    pub(super) fn strangers_in_its_place(&mut self) {
+        if self.strangers.chance(2, 3) {
+            let all = 0..self.options.paths;
+            let one = self.strangers.prng.index(self.options.paths);
+            let some = if self.strangers.chance(1, 3) { one..one + 1 } else { all };
+            self.start_stranger(some);
+        }
+    }
+
+    /// One address of the server becomes somebody else's, and those of its connections that come
+    /// over it stay; or all are the server's again.
+    pub(super) fn move_address(&mut self, path: usize) {
+        if self.strangers.host.is_some() {
+            return self.take_back();
+        }
+        let up = self.server.first_mut().filter(|host| !host.core.is_stopping());
+        let Some(host) = up.filter(|_| self.strangers.on) else { return };
+        host.fabrics[0].stop_listening();
+        for own in (0..self.options.paths).filter(|own| *own != path) {
+            listen(host.fabrics[0].as_mut(), own);
+        }
+        self.strangers.path = Some(path);
+        self.start_stranger(path..path + 1);
+    }
+
+    /// From now on all addresses are the server's.
+    pub(super) fn no_more_strangers(&mut self) {
+        self.strangers.on = false;
+        self.take_back();
+    }
+
+    fn take_back(&mut self) {
+        let path = self.strangers.path;
+        self.end_strangers();
+        // One that ends, or is down, has them all when it starts.
+        let up = self.server.first_mut().filter(|host| !host.core.is_stopping());
+        if let (Some(path), Some(host)) = (path, up) {
+            listen(host.fabrics[0].as_mut(), path);
+        }
+    }
+
+    /// The other server's process ends.
+    fn end_strangers(&mut self) {
+        self.strangers.path = None;
+        if let Some((host, _)) = self.strangers.host.take() {
+            drop(host.core);
+            drop(host.fabrics);
+        }
+    }
+
+    /// A server of one core with an empty disk on these paths' addresses.
+    fn start_stranger(&mut self, paths: Range<usize>) {
+        let strangers = &mut self.strangers;
+        let home = strangers.home.unwrap_or_default();
+        let other = (Some(ServerId::of_name("other")), Some(ExportId::of_name("other")));
+        let (server_id, id) = match strangers.prng.below(4) {
+            _ if strangers.alike => (home.server, home.export),
+            0 => (home.server, other.1),
+            1 => (other.0, home.export),
+            2 => other,
+            _ => (None, None),
+        };
+        let Options { disk, work, .. } = &self.options;
+        let disk = Disk::new(*disk, work.sectors, false, Plant::None, strangers.prng.fork());
+        disk.set_now(self.world.now());
+        let life = ServerLife { boot: 1, process: 1 };
+        let params = SessionParams { server_id, cores: 1, ..server_params(&self.options, life) };
+        let (source, epoch) = (Arc::new(disk.clone()), SyncEpoch::unkept(1));
+        let export = Export { name: "vol".into(), source, read_only: false, id, epoch };
+        let faults = PortFaults::new(Plant::None, strangers.prng.fork());
+        let core = Core { index: CoreIndex(0), ring: None };
+        let mut host = ServerHost {
+            core: ServerCore::new(params, core, &ExportTable::new(vec![export])),
+            fabrics: vec![Port::boxed(self.world.fabric(self.nodes[1]), faults)],
+            inbox: Inbox::new(),
+            pace: Pace::new(),
+        };
+        self.log.event(
+            self.world.now(),
+            "stranger",
+            [paths.start as u64, paths.end as u64],
+            || Identity { server: server_id, export: id }.to_string(),
+        );
+        for path in paths {
+            listen(host.fabrics[0].as_mut(), path);
+        }
+        self.strangers.host = Some((host, disk));
+    }
+}
+
+fn listen(fabric: &mut dyn Fabric, path: usize) {
+    fabric.listen(SocketAddr::new(server_ip(path), PORT)).expect("nobody else listens there");
+}

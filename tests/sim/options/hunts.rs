@@ -1,0 +1,130 @@
+//! Runs that are made for one kind of trouble, found by taking its rule out (`mutants.rs`).
+
+use rtrs_client::{Failover, NoPath};
+use rtrs_core::fabric::sim::BindMode;
+use rtrs_core::prng::{Prng, Ratio};
+
+use super::{DEAF, FaultMix, MS, Options, half, pick};
+
+impl Options {
+    /// Makes it likely that a client is detached while its writes are at work in the backend, and
+    /// that the next one, which is there before the other is gone, is quick to write there.
+    pub(super) fn hunt_left_writes(&mut self, prng: &mut Prng) {
+        self.hunt_dead_writes(prng);
+        let faults = &mut self.faults;
+        (faults.client_restart, faults.client_leave) = (0, 3);
+        (faults.silence, faults.qp_error) = (0, 0);
+        self.renamed = true;
+    }
+
+    /// Makes it likely that requests arrive while the path that they came over is being fenced
+    /// off, at a core that hears late of it, long after their client found their time over.
+    pub(super) fn hunt_unfenced_writes(&mut self, prng: &mut Prng) {
+        (self.heartbeat, self.server_heartbeat) = (50 * MS, DEAF);
+        self.no_path = pick(prng, &[NoPath::Fail, NoPath::QueueFor(50 * MS)]);
+        (self.load_time, self.io_timeout) = (4000 * MS, 100 * MS);
+        (self.client_cores, self.server_cores) = (2, 2);
+        (self.letter_max, self.server_letter_max) = (MS / 5, 300 * MS);
+        (self.nbd, self.pinned) = (false, None);
+        let (gap_max, lasts_max) = (400 * MS, 700 * MS);
+        self.faults = FaultMix { gap_max, lasts_max, late_requests: 1, ..FaultMix::NONE };
+        let disk = &mut self.disk;
+        (disk.slow, disk.stuck, disk.errors) = (Ratio::ZERO, Ratio::ZERO, Ratio::ZERO);
+        let work = &mut self.work;
+        (work.sectors, work.gap_max, work.ios_max) = (pick(prng, &[16, 32]), 5 * MS, 2000);
+        (work.reads, work.span_max, work.overlap) = (Ratio::new(1, 2), 4, false);
+        (work.depth, self.queue_depth) = (24, self.queue_depth.max(16));
+    }
+
+    /// Makes it likely that a client without FENCE sends a write again while its first copy is at
+    /// work in the backend, and the server does not know yet that the path is dead. Only faults
+    /// that lose what is on the way: what comes late is written over newer data, as the kernel's
+    /// client may do with the kernel's server.
+    pub(super) fn hunt_kernel_copies(&mut self, prng: &mut Prng) {
+        self.kernel = Some(pick(prng, &[Failover::Fast, Failover::Fast, Failover::Strict]));
+        (self.heartbeat, self.server_heartbeat) = (50 * MS, 1000 * MS);
+        (self.no_path, self.load_time) = (NoPath::Queue, 3000 * MS);
+        (self.world.link.detect, self.queue_depth) = (None, self.queue_depth.max(16));
+        let (gap_max, lasts_max) = (300 * MS, 300 * MS);
+        let faults = FaultMix { gap_max, lasts_max, link_down: 4, ..FaultMix::NONE };
+        self.faults = FaultMix { server_restart: pick(prng, &[0, 1]), ..faults };
+        let disk = &mut self.disk;
+        (disk.slow, disk.slow_max) = (Ratio::new(1, 4), 600 * MS);
+        (disk.stuck, disk.errors, disk.room) = (Ratio::ZERO, Ratio::ZERO, 64);
+        let work = &mut self.work;
+        (work.sectors, work.gap_max, work.ios_max) = (pick(prng, &[16, 32]), 3 * MS, 2000);
+        (work.reads, work.span_max, work.overlap) = (Ratio::new(1, 2), 4, false);
+        work.depth = 24;
+    }
+
+    /// Makes it likely that the power fails when all that was acknowledged since the last flush was
+    /// so while that flush was on its way; or that one client leaves such writes to the next.
+    pub(super) fn hunt_covered_writes(&mut self, prng: &mut Prng) {
+        (self.heartbeat, self.server_heartbeat) = (50 * MS, 50 * MS);
+        (self.no_path, self.load_time) = (NoPath::Queue, 20_000 * MS);
+        (self.client_cores, self.nbd, self.pinned) = (1, false, None);
+        self.faults = FaultMix { gap_max: 300 * MS, power_cut: 1, ..FaultMix::NONE };
+        let disk = &mut self.disk;
+        (disk.write_cache, disk.slow, disk.slow_max) = (true, Ratio::new(1, 2), 20 * MS);
+        (disk.stuck, disk.errors, disk.room) = (Ratio::ZERO, Ratio::ZERO, 64);
+        let work = &mut self.work;
+        (work.sectors, work.gap_max, work.ios_max) = (256, 10 * MS, 2000);
+        (work.reads, work.span_max, work.overlap) = (Ratio::new(1, 10), 4, false);
+        (work.depth, work.fua, work.zeroes) = (2, Ratio::ZERO, Ratio::ZERO);
+        work.flushes = Ratio::new(1, 2);
+        if half(prng) {
+            work.flushes = Ratio::new(1, 20);
+            self.faults.client_restart = 1;
+            self.takeover = Some(pick(prng, &[0, 20, 200]) * MS);
+        }
+    }
+
+    /// Makes it likely that a write that failed for want of a path is followed at once by another
+    /// to the same place, while what was sent of the first may still come.
+    pub(super) fn hunt_rewrites(&mut self, prng: &mut Prng) {
+        self.hunt_unfenced_writes(prng);
+        self.io_timeout = pick(prng, &[100, 400]) * MS;
+        (self.letter_max, self.server_letter_max) = (MS / 5, pick(prng, &[50, 200, 350]) * MS);
+        (self.faults.give_up, self.faults.late_requests) = pick(prng, &[(1, 0), (0, 1), (1, 1)]);
+        self.work.rewrites = true;
+    }
+
+    /// Makes it likely that nobody has flushed since the power failed when the client dies, some
+    /// seconds later, and that another takes over.
+    pub(super) fn hunt_kept_life(&mut self, prng: &mut Prng) {
+        self.hunt_covered_writes(prng);
+        self.faults =
+            FaultMix { gap_max: 6000 * MS, power_cut: 1, client_restart: 1, ..FaultMix::NONE };
+        self.takeover = Some(pick(prng, &[0, 20, 200]) * MS);
+        (self.world.link.bandwidth, self.load_time) = (None, 40_000 * MS);
+        let work = &mut self.work;
+        (work.sectors, work.gap_max) = (32, 40 * MS);
+        (work.reads, work.flushes) = (Ratio::new(1, 2), Ratio::new(1, 150));
+    }
+
+    /// Makes it likely that the memory of a read is used anew at once, while its data come a second
+    /// time and the window that was open for them takes its time to close.
+    pub(super) fn hunt_reused_buffers(&mut self, prng: &mut Prng) {
+        (self.late_data, self.nbd, self.pinned) = (true, false, None);
+        (self.always_invalidate, self.invalidate_reads) = (true, true);
+        self.no_path = NoPath::Queue;
+        self.world.bind = BindMode::Pending;
+        self.world.revoke_max = Some(pick(prng, &[1, 5]) * MS);
+        self.faults = FaultMix { gap_max: 500 * MS, qp_error: 1, ..FaultMix::NONE };
+        let disk = &mut self.disk;
+        (disk.slow, disk.stuck, disk.errors) = (Ratio::ZERO, Ratio::ZERO, Ratio::ZERO);
+        let work = &mut self.work;
+        (work.reads, work.gap_max, work.ios_max) = (Ratio::new(2, 3), MS / 2, 3000);
+        (work.depth, self.queue_depth) = (8, self.queue_depth.max(16));
+    }
+
+    /// Requests that the front end divides, since they are longer than its buffers.
+    pub(super) fn hunt_long_requests(&mut self, prng: &mut Prng) {
+        (self.nbd, self.pinned) = (true, None);
+        self.world.link.bandwidth = None;
+        let work = &mut self.work;
+        (work.sectors, work.span_max, work.depth) = (3072, 1536, 4);
+        (work.gap_max, work.ios_max) = (pick(prng, &[1, 20]) * MS, 60);
+        (work.reads, work.overlap, work.zeroes) = (Ratio::new(1, 2), false, Ratio::ZERO);
+    }
+}

@@ -1,0 +1,169 @@
+//! Equal paths under steady load, and a stall: a core that does not turn, a path that is slow for a
+//! time, a disk that is stuck, memory whose registration holds a core of the server up at the first
+//! request of each path. A second after it has ended each path carries its share again, on each
+//! core: within 20 % of the others', over a second.
+//!
+//! Under round-robin and min-inflight. By min-latency one path carries everything by design.
+
+use rtrs_client::{NoPath, Policy};
+use rtrs_core::fabric::sim::{Fault, LinkOptions};
+use rtrs_core::prng::{Prng, Ratio};
+use rtrs_core::time::{Duration, Instant};
+
+use super::cluster::Cluster;
+use super::faults::Act;
+use super::log::{Log, Sink};
+use super::options::{FaultMix, MS, Options};
+use super::run::{ATTACH_MAX, Outcome, Stats, not_live, wait_live};
+use super::workload::Mode;
+use super::{Failure, Plant};
+
+/// How long after a stall the shares may differ, and how long they are counted then.
+const SETTLE: Duration = Duration::from_secs(1);
+const COUNTED: Duration = Duration::from_secs(1);
+/// How much a share may differ from the largest.
+const DIFFERENCE_PERCENT: u64 = 20;
+/// Fewer requests of a core are no shares.
+const REQUESTS_MIN: u64 = 100;
+
+fn settings(seed: u64, prng: &mut Prng) -> Options {
+    let mut options = Options::draw(seed);
+    options.paths = options.paths.max(2);
+    options.policy = [Policy::RoundRobin, Policy::MinInflight][prng.index(2)];
+    options.no_path = NoPath::QueueFor(Duration::from_secs(60));
+    options.io_timeout = Duration::from_secs(30);
+    // A stall is none of a path's death.
+    (options.heartbeat, options.server_heartbeat) = (2000 * MS, 2000 * MS);
+    (options.faults, options.stall_max) = (FaultMix::NONE, None);
+    (options.pinned, options.operated, options.takeover) = (None, false, None);
+    (options.strangers, options.late_data, options.rival) = (false, false, false);
+    options.guest = None;
+    options.queue_depth = options.queue_depth.max(16);
+    let link = &mut options.world.link;
+    (link.bandwidth, link.jitter) = (None, link.jitter.min(MS / 20));
+    let disk = &mut options.disk;
+    (disk.slow, disk.stuck, disk.errors) = (Ratio::ZERO, Ratio::ZERO, Ratio::ZERO);
+    (disk.room, disk.io_max) = (64, 1 << 20);
+    let work = &mut options.work;
+    (work.sectors, work.span_max, work.overlap) = (256, 8, false);
+    (work.gap_max, work.ios_max) = (4 * MS, u64::MAX);
+    options
+}
+
+/// Runs the scenario.
+pub fn run_shares(seed: u64, plant: Plant, sink: Option<Sink>) -> Outcome {
+    let prng = &mut Prng::new(seed ^ 0x7368_6172_6573);
+    let options = settings(seed, prng);
+    let log = Log::new(sink);
+    let mut cluster = Cluster::new(&options, plant, &log);
+    let failure = drive(&mut cluster, plant, &log, prng).err();
+    if let Some(failure) = &failure {
+        let text = || format!("{}: {}", failure.checker, failure.text);
+        log.event(cluster.now(), "FAILURE", [0, 0], text);
+    }
+    let mut stats = Stats {
+        writes: cluster.workloads().map(|work| work.stats.writes).sum(),
+        reads: cluster.workloads().map(|work| work.stats.reads).sum(),
+        flushes: cluster.workloads().map(|work| work.stats.flushes).sum(),
+        reconnects: cluster.paths().iter().map(|path| path.reconnects).sum(),
+        ..Stats::default()
+    };
+    (stats.faults, stats.events) = (cluster.faults, log.events());
+    stats.virtual_ms = cluster.now().as_nanos() / 1_000_000;
+    Outcome { failure, stats, fingerprint: log.fingerprint() }
+}
+
+/// Runs for so long.
+fn pass(cluster: &mut Cluster, time: Duration) -> Result<(), Failure> {
+    cluster.run_until(cluster.now() + time, |_| false).map(|_| ())
+}
+
+fn slow(cluster: &mut Cluster, path: usize, answers: bool, prng: &mut Prng) -> Fault {
+    let (a, b) = cluster.links()[path];
+    let (from, to) = if answers { (b, a) } else { (a, b) };
+    let delay = prng.duration(15 * MS..=60 * MS);
+    let link = LinkOptions { delay, jitter: MS, ..LinkOptions::default() };
+    cluster.act(Act::World(Fault::Change(from, to, link)));
+    Fault::Restore(from, to)
+}
+
+fn drive(cluster: &mut Cluster, plant: Plant, log: &Log, prng: &mut Prng) -> Result<(), Failure> {
+    let kind = prng.below(4);
+    if kind == 0 {
+        cluster.disk.pin_slowly(prng.duration(50 * MS..=900 * MS));
+    }
+    if !cluster.run_until(cluster.now() + ATTACH_MAX, Cluster::is_whole)? {
+        return Err(not_live(cluster, "attaching did not end", ATTACH_MAX));
+    }
+    let paths = cluster.links().len();
+    if plant == Plant::LimpingPath {
+        slow(cluster, prng.index(paths), true, prng);
+    }
+    cluster.set_mode(Mode::Load);
+    let what = match kind {
+        0 => {
+            // Each path's first requests come at once.
+            pass(cluster, 20 * MS)?;
+            while cluster.pinned_until() > cluster.now() {
+                pass(cluster, 10 * MS)?;
+            }
+            "memory was registered"
+        }
+        1 => {
+            pass(cluster, prng.duration(Duration::ZERO..=2500 * MS))?;
+            let (core, time) = (prng.index(4), prng.duration(100 * MS..=3000 * MS));
+            cluster.act(Act::Stall { core, time });
+            pass(cluster, time)?;
+            "a core stood still"
+        }
+        2 => {
+            pass(cluster, prng.duration(Duration::ZERO..=2500 * MS))?;
+            let (path, answers) = (prng.index(paths), prng.chance(Ratio::new(1, 2)));
+            let mends = slow(cluster, path, answers, prng);
+            pass(cluster, prng.duration(200 * MS..=5000 * MS))?;
+            cluster.act(Act::World(mends));
+            "a path was slow"
+        }
+        _ => {
+            pass(cluster, prng.duration(Duration::ZERO..=2500 * MS))?;
+            let time = prng.duration(100 * MS..=3000 * MS);
+            cluster.disk.stick_until(cluster.now() + time);
+            pass(cluster, time)?;
+            "the disk was stuck"
+        }
+    };
+    let ended = cluster.now();
+    log.event(ended, "stall ends", [kind, 0], || what.to_owned());
+    pass(cluster, SETTLE)?;
+    compare(cluster, what, ended)?;
+    cluster.set_mode(Mode::Rest);
+    wait_live(cluster, "after the load")?;
+    cluster.check()
+}
+
+/// Counts the requests of a while and compares.
+fn compare(cluster: &mut Cluster, what: &str, ended: Instant) -> Result<(), Failure> {
+    if !cluster.is_whole() {
+        return Err(not_live(cluster, "a stall ended a path", SETTLE));
+    }
+    let before = cluster.path_requests();
+    let from = cluster.now();
+    pass(cluster, COUNTED)?;
+    let after = cluster.path_requests();
+    for (core, (before, after)) in before.iter().zip(&after).enumerate() {
+        let counts: Vec<u64> =
+            after.iter().zip(before).map(|(after, before)| after - before).collect();
+        let (least, most) = (counts.iter().min(), counts.iter().max());
+        let (Some(&least), Some(&most)) = (least, most) else { continue };
+        let total: u64 = counts.iter().sum();
+        if total < REQUESTS_MIN || (most - least) * 100 > most * DIFFERENCE_PERCENT {
+            let ms = from.since(ended).as_millis();
+            let text = format!(
+                "{what}; from {ms} ms after its end core {core} sent {counts:?} requests in a \
+                 second over its paths"
+            );
+            return Err(Failure::new("share", text));
+        }
+    }
+    Ok(())
+}
