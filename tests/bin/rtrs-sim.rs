@@ -58,8 +58,7 @@ struct Args {
     #[arg(long)]
     shares: bool,
     /// Take safety rules out of the machines, one at a time, and show that each is missed: a
-    /// mutant's name, `all`, `quick` for the most important ones, `open` for those that are not
-    /// caught yet, or `list`.
+    /// mutant's name, `all`, `quick` for the most important ones, or `list`.
     #[arg(long, value_name = "NAME", num_args = 0..=1, default_missing_value = "all")]
     #[arg(conflicts_with_all = ["minutes", "keep_going", "held", "plant", "shares"])]
     mutants: Option<String>,

@@ -49,6 +49,8 @@ pub(super) struct Cluster {
     pub(super) world: World,
     nodes: [NodeId; 2],
     client: Vec<ClientHost>,
+    /// The workloads do IO, and faults strike.
+    is_loaded: bool,
     /// Workloads while there is no client.
     works: Vec<Workload>,
     /// How many clients there were.
@@ -116,7 +118,7 @@ impl Cluster {
             world.add_address(nodes[1], server_ip(path));
         }
         linger(&world, options);
-        let tracks = options.faults.power_cut > 0;
+        let tracks = options.faults.cuts_power();
         let sectors = options.work.sectors;
         let disk = Disk::new(options.disk, sectors, tracks, plant, prng.fork());
         let mut port = |has: &[Plant]| {
@@ -143,11 +145,14 @@ impl Cluster {
         let works = (0..options.client_cores)
             .map(|at| Workload::new(usize::from(at), &rules, prng.fork(), log.clone()))
             .collect();
+        let mut oracle = Oracle::new(sectors, options.work.overlap, options.disk.write_cache);
+        oracle.flights = options.world.flights;
         let mut cluster = Self {
-            oracle: Oracle::new(sectors, options.work.overlap, options.disk.write_cache),
+            oracle,
             options: options.clone(),
             world,
             nodes,
+            is_loaded: false,
             client: Vec::new(),
             works: Vec::new(),
             life: 0,
@@ -291,6 +296,7 @@ impl Cluster {
 
     /// What the workloads do from now on.
     pub(super) fn set_mode(&mut self, mode: Mode) {
+        self.is_loaded = mode == Mode::Load;
         for host in &mut self.client {
             host.work.mode = mode;
             host.pace.due = true;
@@ -512,7 +518,10 @@ impl Cluster {
     fn turn_server(&mut self, at: usize) -> bool {
         let (busy, letters) = self.server[at].turn(self.world.now());
         for (to, mail) in letters {
-            let takes = self.prng.duration(Duration::ZERO..=self.options.server_letter_max);
+            // A core that is later than this may be too late for whoever connects.
+            let max = self.options.server_letter_max;
+            let max = if self.is_loaded { max } else { max.min(300 * MS) };
+            let takes = self.prng.duration(Duration::ZERO..=max);
             self.server[to.index()].inbox.push(self.world.now() + takes, mail);
         }
         busy

@@ -197,6 +197,14 @@ pub(super) fn plan(
                 }
                 continue;
             }
+            14 => {
+                if now > server_at && whole_at.iter().all(|&at| at < now) {
+                    end = late_answers(&mut plan, links, now, prng);
+                    server_at = end + 50 * MS;
+                    whole_at.fill(server_at);
+                }
+                continue;
+            }
             _ => {
                 let times = 1 + prng.below(4) as u32;
                 plan.push((now, Act::NoMemory { at_client, times }));
@@ -282,6 +290,26 @@ fn late(
     plan.push((now, Act::World(Fault::Change(from, to, slow))));
     plan.push((end, Act::World(Fault::Restore(from, to))));
     end
+}
+
+/// What the server sends on one path takes long, and meanwhile its machine loses power and starts
+/// again. Returns when that is over.
+fn late_answers(
+    plan: &mut Vec<(Instant, Act)>,
+    links: &[(IpAddr, IpAddr)],
+    now: Instant,
+    prng: &mut Prng,
+) -> Instant {
+    let (client, server) = links[prng.index(links.len())];
+    let delay = prng.duration(50 * MS..=150 * MS);
+    let slow = LinkOptions { delay, jitter: 5 * MS, ..LinkOptions::default() };
+    let cut = now + prng.duration(MS..=40 * MS);
+    let back = cut + prng.duration(MS..=20 * MS);
+    plan.push((now, Act::World(Fault::Change(server, client, slow))));
+    plan.push((cut, Act::StopServer { power: true }));
+    plan.push((back, Act::StartServer));
+    plan.push((back, Act::World(Fault::Restore(server, client))));
+    now + delay + 100 * MS
 }
 
 /// An index, by weight. The weights are not all zero.

@@ -31,7 +31,7 @@ mod workload;
 
 pub use held::run_held;
 pub use log::Sink;
-pub use mutants::{Caught, Scene, Verdict, hunt, is_open, keep_panics};
+pub use mutants::{Caught, Scene, Verdict, hunt, keep_panics};
 pub use options::Options;
 pub use plant::Plant;
 pub use run::{Outcome, Stats, run, run_with};

@@ -63,12 +63,6 @@ pub fn keep_panics() {
     std::panic::set_hook(Box::new(|info| SAID.set(Some(info.to_string()))));
 }
 
-/// True for a mutant that the simulator does not catch yet, as `mutants.txt` says.
-pub fn is_open(mutant: Mutant) -> bool {
-    let lines = include_str!("mutants.txt").lines();
-    lines.into_iter().any(|line| line.split_once(' ') == Some((mutant.name(), "open")))
-}
-
 /// Scenes that are known to catch a mutant.
 ///
 /// # Panics
@@ -80,7 +74,7 @@ fn known_scenes(mutant: Mutant) -> Vec<Scene> {
         let mut words = line.split_whitespace();
         let Some(name) = words.next() else { continue };
         let of: Mutant = name.parse().unwrap_or_else(|error| panic!("mutants.txt: {error}"));
-        for word in words.filter(|word| of == mutant && *word != "open") {
+        for word in words.filter(|_| of == mutant) {
             let (held, number) = match word.strip_prefix('h') {
                 Some(number) => (true, number),
                 None => (false, word),

@@ -200,6 +200,9 @@ pub struct FaultMix {
     pub client_leave: u32,
     /// Weight of a path over which requests arrive very late.
     pub late_requests: u32,
+    /// Weight of a server whose machine loses power while its answers on one path are on their way,
+    /// and that is back before they come.
+    pub late_answers: u32,
     /// The first path has no fault of the network.
     pub spare: bool,
 }
@@ -224,8 +227,14 @@ impl FaultMix {
         give_up: 0,
         client_leave: 0,
         late_requests: 0,
+        late_answers: 0,
         spare: false,
     };
+
+    /// True when a server's machine may lose power.
+    pub(super) const fn cuts_power(&self) -> bool {
+        self.power_cut + self.late_answers > 0
+    }
 
     /// True when nothing breaks.
     pub fn is_empty(&self) -> bool {
@@ -233,7 +242,7 @@ impl FaultMix {
     }
 
     /// The weights in the order of the fields.
-    pub(super) const fn weights(&self) -> [u32; 14] {
+    pub(super) const fn weights(&self) -> [u32; 15] {
         [
             self.link_down,
             self.silence,
@@ -249,6 +258,7 @@ impl FaultMix {
             self.give_up,
             self.client_leave,
             self.late_requests,
+            self.late_answers,
         ]
     }
 }
@@ -418,11 +428,13 @@ impl Options {
         let own = &mut Prng::new(seed ^ 0x6d75_7461_6e74_7332);
         if free && drawn.faults.power_cut == 0 && !drawn.nbd && own.chance(Ratio::new(1, 8)) {
             match own.below(4) {
-                0 if paths > 1 => drawn.hunt_rewrites(own),
+                0 if paths > 1 => drawn.hunt_old_answers(own),
                 1 => drawn.hunt_kept_life(own),
                 2 => drawn.hunt_reused_buffers(own),
                 _ => drawn.hunt_long_requests(own),
             }
+        } else if free && paths > 1 && !drawn.nbd && own.chance(Ratio::new(1, 6)) {
+            drawn.hunt_rewrites(own);
         }
         let has = |weight: u32, own: &mut Prng| weight > 0 && half(own);
         let late = drawn.invalidate_reads && !drawn.strangers;
@@ -673,6 +685,7 @@ impl FaultMix {
             give_up: 0,
             client_leave: 0,
             late_requests: 0,
+            late_answers: 0,
             spare: paths > 1 && half(prng),
         }
     }

@@ -72,6 +72,8 @@ struct Write {
     /// When somebody was told that it was lost with the power: a flush that begins later does not
     /// vouch for it. 0 if nobody is left to tell.
     excused: Option<u64>,
+    /// Acknowledged, perhaps by what the server said before the power failed.
+    old: bool,
 }
 
 /// What is known of a write, or of the content a sector began with, on one sector.
@@ -113,6 +115,8 @@ pub(super) struct Oracle {
     told: (u64, u64),
     /// A client took over from another, and cannot know what of that one's writes was flushed.
     doubt: bool,
+    /// What a server said before its power failed may come afterwards.
+    pub(super) flights: bool,
     writes: Vec<Write>,
     sectors: Vec<Sector>,
     /// Pending and open writes per sector, for who must not overlap.
@@ -167,6 +171,7 @@ impl Oracle {
             dead: false,
             parked: false,
             excused: None,
+            old: false,
         };
         Self {
             clock: 1,
@@ -175,6 +180,7 @@ impl Oracle {
             last_cut: 0,
             told: (0, 0),
             doubt: false,
+            flights: false,
             writes: vec![zero],
             sectors: vec![sector; sectors as usize],
             busy: vec![0; sectors as usize],
@@ -213,6 +219,7 @@ impl Oracle {
             dead: false,
             parked: false,
             excused: None,
+            old: false,
         });
         for at in sector as usize..(sector + count) as usize {
             self.busy[at] += 1;
@@ -227,6 +234,10 @@ impl Oracle {
 
     /// A write was acknowledged.
     pub(super) fn write_acked(&mut self, id: u32, fua: bool) -> Result<(), Failure> {
+        if self.may_be_old(id) && !fua {
+            self.acked_or_lost(id);
+            return Ok(());
+        }
         let now = self.tick();
         let write = &mut self.writes[id as usize];
         (write.finish, write.acked, write.pending) = (now, true, false);
@@ -335,58 +346,11 @@ impl Oracle {
         self.reads.insert(tag, now);
     }
 
-    /// A flush that began at `start` was acknowledged.
-    pub(super) fn flush_acked(&mut self, start: u64) -> Result<(), Failure> {
-        self.tick();
-        for id in 0..self.writes.len() {
-            let write = &mut self.writes[id];
-            let excused = write.excused.is_some_and(|since| since <= start);
-            if write.durable || excused || !write.acked || write.finish >= start {
-                continue;
-            }
-            write.durable = true;
-            self.promised(u32::try_from(id).unwrap_or(u32::MAX))?;
-        }
-        Ok(())
-    }
-
-    /// A flush that began at `start` failed with an error of the device. True when it can have been
-    /// for a power cut that nobody had told of, or, if so said, whose telling counts for none.
-    pub(super) fn flush_failed(&mut self, start: u64, again: bool) -> bool {
-        let now = self.tick();
-        let (cut, at) = self.told;
-        let news = cut != self.last_cut || start < at;
-        let was_lost = |write: &Write| {
-            !write.durable && write.start < self.last_cut && (news || write.finish > at)
-        };
-        let news = news || again;
-        let doubt = self.doubt && self.last_cut > 0 && news;
-        let told = doubt || self.writes.iter().any(was_lost);
-        if cut != self.last_cut {
-            self.told = (self.last_cut, now);
-        }
-        self.excuse(now, |_| true);
-        told
-    }
-
-    /// A client was killed. If the next one takes over, its users go on, and are to be told of what
-    /// a power cut takes; once more if it has been told, since they may not have heard of it.
-    pub(super) fn client_gone(&mut self, takeover: bool) {
-        if takeover {
-            (self.doubt, self.told) = (true, (0, 0));
-            return;
-        }
-        for write in &mut self.writes {
-            write.orphan |= write.acked;
-        }
-        self.excuse(0, |write| write.orphan);
-    }
-
     /// A write became durable by a flush, perhaps after a power cut that took it away.
     fn promised(&mut self, id: u32) -> Result<(), Failure> {
         let write = self.writes[id as usize].clone();
         for at in write.sector as usize..(write.sector + write.count) as usize {
-            if self.sectors[at].since < write.finish {
+            if self.sectors[at].since < write.finish && !write.old {
                 continue;
             }
             let writes = &self.writes;

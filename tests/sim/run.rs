@@ -204,7 +204,7 @@ fn drive(
         wait_live(cluster, "reading everything back")?;
     }
 
-    if options.faults.power_cut > 0 {
+    if options.faults.cuts_power() {
         said(cluster, "last power cut");
         cluster.act(Act::StopServer { power: true });
         cluster.run_until(cluster.now() + 20 * MS, |_| false)?;

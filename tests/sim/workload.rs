@@ -42,6 +42,10 @@ pub(super) fn resent_for(takeover: Option<Duration>) -> Duration {
     takeover.map_or(Duration::ZERO, |after| after + Duration::from_millis(100))
 }
 
+/// An IO that failed later than this was probably sent: what fails for want of a path does so at
+/// once, and would only fail again.
+const SENT: Duration = Duration::from_millis(15);
+
 /// What a core's workload came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct WorkStats {
@@ -591,7 +595,7 @@ impl Workload {
                 if self.errors.paths {
                     self.given_up.push((now, id));
                 }
-                if self.options.rewrites && self.errors.paths && now > io.since {
+                if self.options.rewrites && self.errors.paths && now.since(io.since) > SENT {
                     self.orders.push_back((IoOp::Write, io.sector, io.count, false));
                 }
                 if self.plant == Plant::LateError {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rtrs_core::mutant::{self, Mutant};
-use rtrs_tests::sim::{Scene, Verdict, hunt, is_open, keep_panics};
+use rtrs_tests::sim::{Scene, Verdict, hunt, keep_panics};
 use serde::Serialize;
 
 /// Seeds after which a mutant has survived, where no others are asked for.
@@ -31,8 +31,6 @@ struct Summary {
     mutants: usize,
     caught: usize,
     survived: Vec<&'static str>,
-    /// Not caught and not run: the simulator is known to be blind to them.
-    open: Vec<&'static str>,
     seconds: f64,
     verdicts: Vec<Verdict>,
 }
@@ -43,8 +41,6 @@ struct Listed {
     mutant: &'static str,
     rule: &'static str,
     quick: bool,
-    /// The simulator is known not to catch it yet.
-    open: bool,
 }
 
 fn list(json: bool) -> ExitCode {
@@ -52,16 +48,14 @@ fn list(json: bool) -> ExitCode {
         mutant: mutant.name(),
         rule: mutant.rule(),
         quick: QUICK.contains(mutant),
-        open: is_open(*mutant),
     });
     if json {
         let listed: Vec<Listed> = listed.collect();
         println!("{}", serde_json::to_string_pretty(&listed).unwrap_or_default());
         return ExitCode::SUCCESS;
     }
-    for Listed { mutant, rule, quick, open } in listed {
-        let remark = if open { "(open) " } else { "" };
-        println!("{mutant:24} {remark}{}{rule}", if quick { "(quick) " } else { "" });
+    for Listed { mutant, rule, quick } in listed {
+        println!("{mutant:24} {}{rule}", if quick { "(quick) " } else { "" });
     }
     ExitCode::SUCCESS
 }
@@ -73,12 +67,10 @@ pub(crate) fn main(
     seeds: Option<Range<u64>>,
     (json, quiet): (bool, bool),
 ) -> ExitCode {
-    let closed = |all: &[Mutant]| all.iter().copied().filter(|one| !is_open(*one)).collect();
     let chosen: Vec<Mutant> = match which {
         "list" => return list(json),
-        "all" => closed(Mutant::ALL),
-        "quick" => closed(&QUICK),
-        "open" => Mutant::ALL.iter().copied().filter(|one| is_open(*one)).collect(),
+        "all" => Mutant::ALL.to_vec(),
+        "quick" => QUICK.to_vec(),
         name => match name.parse() {
             Ok(mutant) => vec![mutant],
             Err(error) => {
@@ -87,11 +79,7 @@ pub(crate) fn main(
             }
         },
     };
-    let Some(first) = chosen.first() else {
-        println!("no mutant is open");
-        return ExitCode::SUCCESS;
-    };
-    if !mutant::choose(Some(*first)) || !mutant::choose(None) {
+    if !mutant::choose(Some(chosen[0])) || !mutant::choose(None) {
         eprintln!("rtrs-sim: cannot run mutants: this build has none; build without --release");
         return ExitCode::from(2);
     }
@@ -131,24 +119,12 @@ pub(crate) fn main(
     let caught = verdicts.len() - survived.len();
     let seconds = start.elapsed().as_secs_f64();
     let code = ExitCode::from(u8::from(!survived.is_empty()));
-    let asked: &[Mutant] = match which {
-        "all" => Mutant::ALL,
-        "quick" => &QUICK,
-        _ => &[],
-    };
-    let open = asked.iter().copied().filter(|one| is_open(*one));
-    let open: Vec<&'static str> = open.map(Mutant::name).collect();
+    let mutants = verdicts.len();
     if json {
-        let mutants = verdicts.len() + open.len();
-        let summary = Summary { mutants, caught, survived, open, seconds, verdicts };
+        let summary = Summary { mutants, caught, survived, seconds, verdicts };
         println!("{}", serde_json::to_string_pretty(&summary).unwrap_or_default());
     } else {
-        let all = verdicts.len() + open.len();
-        print!("caught: {caught} of {all} mutants, in {seconds:.1} s");
-        println!("{}", if open.is_empty() { "" } else { "; open, not caught and not run:" });
-        for name in open {
-            println!("NOT CAUGHT: {name} (open in tests/sim/mutants.txt)");
-        }
+        println!("caught: {caught} of {mutants} mutants, in {seconds:.1} s");
         for name in survived {
             println!("SURVIVED: {name}");
         }

@@ -80,12 +80,15 @@ impl Options {
     }
 
     /// Makes it likely that a write that failed for want of a path is followed at once by another
-    /// to the same place, while what was sent of the first may still come.
+    /// to the same place, while what was sent of the first may still come: the server's core that
+    /// it comes to hears late, often after a second, that the path is fenced off.
     pub(super) fn hunt_rewrites(&mut self, prng: &mut Prng) {
         self.hunt_unfenced_writes(prng);
-        self.io_timeout = pick(prng, &[100, 400]) * MS;
-        (self.letter_max, self.server_letter_max) = (MS / 5, pick(prng, &[50, 200, 350]) * MS);
-        (self.faults.give_up, self.faults.late_requests) = pick(prng, &[(1, 0), (0, 1), (1, 1)]);
+        self.io_timeout = pick(prng, &[30, 60, 100]) * MS;
+        (self.letter_max, self.server_letter_max) = (MS / 5, pick(prng, &[600, 1500]) * MS);
+        (self.faults.give_up, self.faults.late_requests) = pick(prng, &[(1, 0), (0, 1)]);
+        self.faults.lasts_max = pick(prng, &[600, 1000]) * MS;
+        (self.load_time, self.work.ios_max) = (24_000 * MS, 12_000);
         self.work.rewrites = true;
     }
 
@@ -100,6 +103,24 @@ impl Options {
         let work = &mut self.work;
         (work.sectors, work.gap_max) = (32, 40 * MS);
         (work.reads, work.flushes) = (Ratio::new(1, 2), Ratio::new(1, 150));
+    }
+
+    /// Makes it likely that writes are acknowledged by a server that is in another life by then.
+    /// Nothing is read meanwhile: a read would say which of the writes in flight are done.
+    pub(super) fn hunt_old_answers(&mut self, prng: &mut Prng) {
+        (self.heartbeat, self.server_heartbeat) = (50 * MS, 50 * MS);
+        (self.no_path, self.io_timeout) = (NoPath::Queue, 1000 * MS);
+        (self.nbd, self.pinned, self.world.flights) = (false, None, true);
+        (self.world.link.bandwidth, self.load_time) = (None, 2000 * MS);
+        self.faults = FaultMix { gap_max: 300 * MS, late_answers: 1, ..FaultMix::NONE };
+        let disk = &mut self.disk;
+        (disk.write_cache, disk.slow, disk.room) = (true, Ratio::ZERO, 64);
+        (disk.stuck, disk.errors) = (Ratio::ZERO, Ratio::ZERO);
+        let work = &mut self.work;
+        (work.sectors, work.gap_max, work.ios_max) = (4096, pick(prng, &[MS / 2, 2 * MS]), 8000);
+        (work.depth, self.queue_depth) = (16, 32);
+        (work.reads, work.flushes) = (Ratio::ZERO, Ratio::new(1, pick(prng, &[10, 40])));
+        (work.fua, work.zeroes, work.overlap) = (Ratio::ZERO, Ratio::ZERO, false);
     }
 
     /// Makes it likely that the memory of a read is used anew at once, while its data come a second

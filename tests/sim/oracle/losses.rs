@@ -1,9 +1,28 @@
 //! Writes that a disk lost on their way out of its cache: a flush that fails tells of them. And
 //! those that a durable write with PREFLUSH has flushed.
 
+use super::super::Failure;
 use super::{Oracle, Write};
 
+impl Write {
+    pub(super) fn is_acked(&self) -> bool {
+        self.acked || self.old
+    }
+}
+
 impl Oracle {
+    /// True for a write in flight over a power cut, where what the server said before comes late.
+    pub(super) fn may_be_old(&self, id: u32) -> bool {
+        self.flights && self.writes[id as usize].start < self.last_cut
+    }
+
+    /// A write was acknowledged by the server before the cut or by the one after. It may have
+    /// happened by now or be lost; a flush promises it all the same.
+    pub(super) fn acked_or_lost(&mut self, id: u32) {
+        self.write_failed(id, true);
+        self.writes[id as usize].old = true;
+    }
+
     /// A write flushed what was acknowledged before it began, as far as no power cut lies between.
     pub(in super::super) fn flushed_before(&mut self, id: u32) {
         let (start, cut) = (self.writes[id as usize].start, self.last_cut);
@@ -24,9 +43,57 @@ impl Oracle {
     /// was flushed.
     pub(super) fn excuse(&mut self, since: u64, which: impl Fn(&Write) -> bool) {
         let cut = self.last_cut;
-        let lost = |write: &Write| write.acked && !write.durable && write.finish < cut;
+        let gone = |write: &Write| write.finish < cut || write.old;
+        let lost = |write: &Write| write.is_acked() && !write.durable && gone(write);
         for write in self.writes.iter_mut().filter(|write| lost(write) && which(write)) {
             write.excused = Some(write.excused.map_or(since, |earlier| earlier.min(since)));
         }
+    }
+
+    /// A flush that began at `start` was acknowledged.
+    pub(in super::super) fn flush_acked(&mut self, start: u64) -> Result<(), Failure> {
+        self.tick();
+        for id in 0..self.writes.len() {
+            let write = &mut self.writes[id];
+            let excused = write.excused.is_some_and(|since| since <= start);
+            if write.durable || excused || !write.is_acked() || write.finish >= start {
+                continue;
+            }
+            write.durable = true;
+            self.promised(u32::try_from(id).unwrap_or(u32::MAX))?;
+        }
+        Ok(())
+    }
+
+    /// A flush that began at `start` failed with an error of the device. True when it can have been
+    /// for a power cut that nobody had told of, or, if so said, whose telling counts for none.
+    pub(in super::super) fn flush_failed(&mut self, start: u64, again: bool) -> bool {
+        let now = self.tick();
+        let (cut, at) = self.told;
+        let news = cut != self.last_cut || start < at;
+        let was_lost = |write: &Write| {
+            !write.durable && write.start < self.last_cut && (news || write.finish > at)
+        };
+        let news = news || again;
+        let doubt = self.doubt && self.last_cut > 0 && news;
+        let told = doubt || self.writes.iter().any(was_lost);
+        if cut != self.last_cut {
+            self.told = (self.last_cut, now);
+        }
+        self.excuse(now, |_| true);
+        told
+    }
+
+    /// A client was killed. If the next one takes over, its users go on, and are to be told of what
+    /// a power cut takes; once more if it has been told, since they may not have heard of it.
+    pub(in super::super) fn client_gone(&mut self, takeover: bool) {
+        if takeover {
+            (self.doubt, self.told) = (true, (0, 0));
+            return;
+        }
+        for write in &mut self.writes {
+            write.orphan |= write.acked;
+        }
+        self.excuse(0, |write| write.orphan);
     }
 }

@@ -30,6 +30,8 @@ pub struct WorldOptions {
     /// True: a send or write completes when the peer's acknowledgement is in, as in verbs.
     /// False: when it has departed, as in iwarp.
     pub acknowledged: bool,
+    /// What a machine had sent when it lost power still arrives.
+    pub flights: bool,
     /// When binds are in force.
     pub bind: BindMode,
     /// Longest time for which a revoke waits in its send queue, and what is behind it too.
@@ -51,6 +53,7 @@ impl Default for WorldOptions {
     fn default() -> Self {
         Self {
             acknowledged: false,
+            flights: false,
             bind: BindMode::Done,
             revoke_max: None,
             link: LinkOptions::default(),

@@ -248,7 +248,7 @@ impl World {
         let mut inner = self.inner.borrow_mut();
         for id in inner.ids(|conn| conn.ends.iter().any(|end| end.node == node.0)) {
             inner.with(id, |conn, net| {
-                conn.broken = true;
+                conn.broken |= !net.options.flights;
                 for side in [CONNECTOR, ACCEPTOR] {
                     if conn.ends[side].node == node.0 {
                         conn.vanish(net, side);
