@@ -111,6 +111,30 @@ fn a_failed_fua_write_fails_itself_and_the_flush_of_what_it_hid() {
 }
 
 #[test]
+fn a_fua_write_that_is_refused_before_the_disk_loses_nothing() {
+    for (status, errno) in [
+        (IoStatus::Beyond, errno::EIO),
+        (IoStatus::Invalid, errno::EINVAL),
+        (IoStatus::ReadOnly, errno::EPERM),
+        (IoStatus::Unsupported, errno::EOPNOTSUPP),
+    ] {
+        let options = StandOptions::default();
+        let epoch = Arc::clone(&options.epoch);
+        let mut stand = Stand::new(options);
+        let (mut writer, _) = open(&mut stand, 1, AccessMode::ReadWrite);
+        assert_eq!(write(&mut stand, &mut writer, 1, false), 0);
+        stand.device.lock().lost = Some(status);
+        assert_eq!(write(&mut stand, &mut writer, 2, true), errno);
+        assert_eq!((epoch.rises(), flush(&mut stand, &mut writer, 1)), (0, 0), "{status}");
+        // A flush cannot be refused: whatever it fails with may be a loss.
+        assert_eq!(write(&mut stand, &mut writer, 1, false), 0);
+        stand.device.lock().lost = Some(status);
+        assert_eq!(flush(&mut stand, &mut writer, 1), errno);
+        assert_eq!((epoch.rises(), flush(&mut stand, &mut writer, 1)), (1, 0), "{status}");
+    }
+}
+
+#[test]
 fn a_good_sync_waits_for_those_that_may_have_taken_its_error() {
     for (fua, mine, others) in [(false, 1, 2), (false, 1, 1), (true, 1, 2), (true, 2, 2)] {
         let mut stand = Stand::new(StandOptions::default());
