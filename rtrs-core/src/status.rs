@@ -14,7 +14,7 @@ pub enum IoStatus {
     Ok,
     /// The device failed the operation (EIO).
     Io,
-    /// It ends beyond the end of a target that was made shorter than the device is said to be (EIO).
+    /// It ends beyond the end of a target that was made shorter while it was used (EIO).
     /// Nothing was begun.
     Beyond,
     /// The request makes no sense to the device: alignment, range, flags (EINVAL).
