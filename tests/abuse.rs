@@ -126,6 +126,28 @@ fn port_taken() {
 }
 
 #[test]
+fn state_of_an_export_kept_by_another_server() {
+    let scratch = Scratch::new();
+    let (state, file) = (scratch.text("state"), scratch.path("vol"));
+    let server = |name: &str| {
+        sparse_file(&scratch.path(name), MIB);
+        let export = format!("vol0={}", scratch.text(name));
+        let builder = Server::builder().export(export).listen("tcp://127.0.0.1:0");
+        builder.args(&["--state-dir", &state, "--run-dir", &scratch.text("run")])
+    };
+    let first = server("vol").start();
+    // Servers share the directory as long as they export different things.
+    let other = server("other").start();
+    // As in two containers: one path, two files.
+    std::fs::rename(&file, scratch.path("moved")).expect("move the file");
+    let done = server("vol").run().code(1).says("vol0").says("--state-dir");
+    let _ = done.says(&state);
+    let _ = first.stop(STOP_TIME_MAX);
+    let _ = other.stop(STOP_TIME_MAX);
+    let _ = server("vol").start().stop(STOP_TIME_MAX);
+}
+
+#[test]
 fn malformed_paths_and_listens() {
     for path in
         ["", "tcp", "tcp://", "tcp://127.0.0.1:99999", "tcp://127.0.0.1:x", "http://127.0.0.1:1"]

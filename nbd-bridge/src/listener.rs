@@ -11,6 +11,7 @@ use std::rc::Rc;
 use rtrs_core::local::{SocketFile, bind_unix};
 use rtrs_core::rt::{Fd, Op, Port, Ring};
 use rtrs_core::time::{Duration, Instant};
+use socket2::TcpKeepalive;
 
 /// Wait after an accept that failed for want of descriptors or memory.
 const RETRY: Duration = Duration::from_millis(100);
@@ -166,11 +167,30 @@ impl Listener {
 /// to take them one by one. TCP sizes its own.
 const UNIX_SEND_BUFFER: usize = 4 << 20;
 
-/// Sets what helps a client; a refusal only makes it slower.
+/// Silence of a TCP client after which its host is asked whether the connection still exists.
+const PROBE_AFTER: Duration = Duration::from_secs(10);
+/// Time between two such questions.
+const PROBE_EVERY: Duration = Duration::from_secs(5);
+/// How many may stay unanswered, where `SILENCE_MAX` cannot be set.
+const PROBES_MAX: u32 = 4;
+/// Silence of a TCP client's host after which the connection ends, also while data is on its way.
+/// Else a client whose host is gone would keep its place among the connections for ever.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+
+/// Sets what helps a client, and what ends one that is gone. A refusal only makes that slower.
 fn tune(socket: &OwnedFd, tcp: bool) {
     let socket = socket2::SockRef::from(socket);
+    let probes = TcpKeepalive::new()
+        .with_time(PROBE_AFTER)
+        .with_interval(PROBE_EVERY)
+        .with_retries(PROBES_MAX);
     let tuned = if tcp {
-        socket.set_tcp_nodelay(true)
+        let all = [
+            socket.set_tcp_nodelay(true),
+            socket.set_tcp_keepalive(&probes),
+            socket.set_tcp_user_timeout(Some(SILENCE_MAX)),
+        ];
+        all.into_iter().collect()
     } else {
         socket.set_send_buffer_size(UNIX_SEND_BUFFER)
     };
@@ -181,7 +201,31 @@ fn tune(socket: &OwnedFd, tcp: bool) {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpStream;
+
     use super::*;
+
+    #[test]
+    fn a_tcp_client_whose_host_is_gone_is_noticed() {
+        let ring = Ring::new(8).unwrap();
+        let bound = Bound::new(&Endpoint::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
+        let Endpoint::Tcp(address) = *bound.endpoint() else { panic!("{bound:?}") };
+        let mut listener = bound.serve(&ring);
+        let _client = TcpStream::connect(address).unwrap();
+        let socket = loop {
+            ring.turn_or_sleep(Some(Duration::from_millis(10))).unwrap();
+            match listener.take(Instant::ZERO) {
+                Some(socket) => break socket,
+                None => continue,
+            }
+        };
+        let socket = socket2::SockRef::from(&socket);
+        assert!(socket.keepalive().unwrap() && socket.tcp_nodelay().unwrap());
+        assert_eq!(socket.tcp_keepalive_time().unwrap(), PROBE_AFTER);
+        assert_eq!(socket.tcp_keepalive_interval().unwrap(), PROBE_EVERY);
+        assert_eq!(socket.tcp_keepalive_retries().unwrap(), PROBES_MAX);
+        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(SILENCE_MAX));
+    }
 
     #[test]
     fn uris_of_odd_names() {

@@ -27,6 +27,7 @@ pub(crate) fn reason(status: IoStatus) -> &'static str {
         IoStatus::NoMemory => "the device is out of memory",
         IoStatus::Unsupported => "the device does not support this",
         IoStatus::NoDevice => "the device is gone",
+        IoStatus::Beyond => "the device became shorter",
         IoStatus::Aborted => "the path to the device was lost",
         IoStatus::TimedOut => "the device did not answer in time",
         IoStatus::Busy => "the device is busy",

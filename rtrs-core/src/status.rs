@@ -14,6 +14,9 @@ pub enum IoStatus {
     Ok,
     /// The device failed the operation (EIO).
     Io,
+    /// It ends beyond the end of a target that was made shorter while it was used (EIO).
+    /// Nothing was begun.
+    Beyond,
     /// The request makes no sense to the device: alignment, range, flags (EINVAL).
     Invalid,
     /// A write to a read-only device, or an access the session was not given (EPERM).
@@ -46,7 +49,7 @@ impl IoStatus {
         match self {
             Self::Ok => 0,
             Self::ReadOnly => 1,
-            Self::Io => 5,
+            Self::Io | Self::Beyond => 5,
             Self::NoMemory => 12,
             Self::Busy => 16,
             Self::NoDevice => 19,
@@ -89,6 +92,7 @@ impl fmt::Display for IoStatus {
         f.write_str(match self {
             Self::Ok => "ok",
             Self::Io => "I/O error",
+            Self::Beyond => "beyond the end of a target that was made shorter",
             Self::Invalid => "invalid request",
             Self::ReadOnly => "not permitted",
             Self::NoSpace => "no space left",

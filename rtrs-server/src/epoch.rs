@@ -54,6 +54,13 @@ impl EpochState {
     }
 }
 
+/// An epoch that something happened in, to be compared with later ones of the same export.
+#[derive(Clone, Debug)]
+pub struct EpochMark {
+    state: Arc<EpochState>,
+    rises: u32,
+}
+
 /// Keeps epochs across restarts of the server.
 pub trait EpochStore: fmt::Debug + Send + Sync {
     /// Queues the epoch of the export known by `key`, and returns at once.
@@ -98,6 +105,20 @@ impl SyncEpoch {
     /// The epoch, counted over restarts.
     pub fn number(&self) -> u64 {
         self.state.number_at(self.rises())
+    }
+
+    /// Notes the epoch after so many rises.
+    pub fn mark(&self, rises: u32) -> EpochMark {
+        EpochMark { state: Arc::clone(&self.state), rises }
+    }
+
+    /// True when a sync of the export has failed since the mark was set, or may have: an export of
+    /// the search path that is found again has another object, with the number that was saved.
+    pub fn has_risen_since(&self, mark: &EpochMark) -> bool {
+        let rises = mark.state.rises.load(Ordering::Acquire);
+        let same = Arc::ptr_eq(&self.state, &mark.state);
+        let unknown = || self.store.is_none() || self.number() != mark.state.number_at(rises);
+        rises > mark.rises || !same && unknown()
     }
 
     /// A sync has failed. Returns the rises that have to be saved before anybody hears of it.

@@ -17,6 +17,22 @@ use crate::path::{PathEnd, PathKey, PathShared};
 use crate::session::device_table::DeviceId;
 use crate::stats::SessionSnapshot;
 
+/// How an export is to be opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenMode {
+    /// What for.
+    pub access: AccessMode,
+    /// The client compares cache ids: it has room for the long response, which kernels have not.
+    pub compares: bool,
+}
+
+impl OpenMode {
+    /// An open with so much room for its response.
+    pub const fn new(access: AccessMode, room: u32) -> Self {
+        Self { access, compares: room as usize >= OpenRspTail::LONG_LEN }
+    }
+}
+
 /// An open or close on its way to the control core.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControlRequest {
@@ -24,8 +40,8 @@ pub enum ControlRequest {
     Open {
         /// The export's name.
         name: Box<Name>,
-        /// What for.
-        access: AccessMode,
+        /// How.
+        mode: OpenMode,
     },
     /// CLOSE.
     Close {
@@ -60,8 +76,8 @@ pub struct Search {
     pub core: CoreIndex,
     /// The permit of the request.
     pub permit: PermitId,
-    /// What for.
-    pub access: AccessMode,
+    /// How.
+    pub mode: OpenMode,
     /// The name of the session.
     pub session: Name,
     /// The name that is wanted; neither empty nor with `..` in it.

@@ -116,7 +116,11 @@ impl Shelf {
         match opened {
             Ok((source, read_only)) => {
                 let id = self.sources.export(name, None, &config::Target::Path(path.to_path_buf()));
-                let epoch = self.state.epoch(&path.to_string_lossy());
+                let epoch = self.state.epoch(&path.to_string_lossy(), read_only);
+                let epoch = epoch.map_err(|error| {
+                    tracing::warn!(%name, %error, "cannot be opened below the search path");
+                    errno::EBUSY
+                })?;
                 Ok(Export { name: name.to_owned(), source, read_only, id, epoch })
             }
             Err(error) => {

@@ -7,6 +7,7 @@
 
 use std::fs;
 use std::io::{self, Read, Write};
+use std::path;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
@@ -337,7 +338,19 @@ fn open_export(plan: &ExportPlan, sources: &Sources, state: &StateDir) -> Result
     if let Some(id) = id {
         tracing::info!(export = %plan.name, %id, "exported");
     }
-    let epoch = state.epoch(&format!("{}={}", plan.name, spec.target));
+    let epoch = match &plan.target {
+        Target::Path(path) => {
+            // Two servers may have been started in two directories.
+            let path = path::absolute(path).unwrap_or_else(|_| path.clone());
+            let key = format!("{}={}", plan.name, path.display());
+            state.epoch(&key, plan.read_only).map_err(|error| {
+                let text = format!("cannot export {:?}", plan.name);
+                Error::with_source(ErrorKind::InUse, text, error)
+            })?
+        }
+        // What is in memory ends with the process, and so does what was lost of it.
+        Target::Memory(_) | Target::Null(_) => Arc::default(),
+    };
     Ok(Export { name: plan.name.clone(), source, read_only: plan.read_only, id, epoch })
 }
 

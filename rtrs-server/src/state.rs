@@ -4,21 +4,27 @@
 //! export's epoch as a number (`epoch.rs`). A thread writes them, so that no shard waits for a
 //! disk; rises that come while a file is being written go into the next write.
 //!
-//! A file is named after the export's key: the name and what is behind it. If the directory cannot
-//! be used, every start of the server counts as a new life of its caches: clients then hear of a
-//! loss that may not have been one, and of none too little.
+//! A file is named after the export's key: the name and what is behind it. Several servers may
+//! share a directory, but not a file: a server that may change the export holds a lock on
+//! `KEY.lock` beside it, as long as it serves the export. Else one server could overwrite what
+//! another has saved, and a client would miss a loss.
+//!
+//! If the directory cannot be used, every start of the server counts as a new life of its caches:
+//! clients then hear of a loss that may not have been one, and of none too little.
 
+use std::collections::BTreeMap;
 use std::env;
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Weak};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rtrs_core::rt::random_number;
 
 use crate::epoch::{EpochState, EpochStore, SyncEpoch};
@@ -28,6 +34,17 @@ const STEM_MAX: usize = 40;
 
 /// How long a read waits for what is being written.
 const WRITE_MAX: Duration = Duration::from_secs(5);
+
+/// How long another server may keep an export's epoch before it is an error: it may be ending.
+const TAKEN_MAX: Duration = Duration::from_secs(5);
+
+/// Another server keeps the epoch of an export in the same directory.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "another server keeps the epoch of an export with this name and target in {}; give each server \
+     a --state-dir of its own, or stop the other one", .0.display()
+)]
+pub(crate) struct Taken(PathBuf);
 
 /// Keeps epochs in files.
 #[derive(Debug)]
@@ -41,12 +58,37 @@ pub(crate) struct StateDir {
 struct Files {
     dir: PathBuf,
     jobs: Sender<Job>,
+    claims: Mutex<BTreeMap<PathBuf, Weak<Claim>>>,
+    taken_max: Duration,
+}
+
+/// The right to write an export's file. One server at a time has it.
+#[derive(Debug)]
+struct Claim {
+    path: PathBuf,
+    /// Locked until it is closed.
+    _file: File,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // While the lock is held: who waits for it finds that the name is gone, and begins anew.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// The files of an export that this server may change.
+#[derive(Debug)]
+struct Claimed {
+    files: Arc<Files>,
+    claim: Arc<Claim>,
 }
 
 /// What the thread does.
 #[derive(Debug)]
 enum Job {
-    Save(PathBuf, Arc<EpochState>),
+    /// The claim is held until it is done.
+    Save(PathBuf, Arc<EpochState>, Arc<Claim>),
     /// Tell when all that was asked for before is done.
     Tell(Sender<()>),
 }
@@ -76,17 +118,30 @@ impl StateDir {
         }
     }
 
-    /// The epoch of an export that is known by `key`.
-    pub(crate) fn epoch(&self, key: &str) -> Arc<SyncEpoch> {
-        let Some(files) = &self.store else { return SyncEpoch::unkept(self.salt) };
-        match files.read(key) {
-            Ok(base) => SyncEpoch::kept(base, Arc::clone(files) as Arc<dyn EpochStore>, key.into()),
+    /// The epoch of an export that is known by `key`. No sync of one that is read-only can fail:
+    /// several servers may have it.
+    ///
+    /// # Errors
+    /// Another server keeps it, and has not ended within 5 s.
+    pub(crate) fn epoch(&self, key: &str, read_only: bool) -> Result<Arc<SyncEpoch>, Taken> {
+        let Some(files) = &self.store else { return Ok(SyncEpoch::unkept(self.salt)) };
+        let claim = if read_only { Ok(None) } else { files.claim(key).map(Some) };
+        if claim.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy) {
+            return Err(Taken(files.dir.clone()));
+        }
+        // Read when nobody else can write it any more.
+        Ok(match claim.and_then(|claim| Ok((claim, files.read(key)?))) {
+            Ok((Some(claim), base)) => {
+                let store = Arc::new(Claimed { files: Arc::clone(files), claim });
+                SyncEpoch::kept(base, store, key.into())
+            }
+            Ok((None, base)) => SyncEpoch::kept(base, Arc::new(ReadOnly), key.into()),
             Err(error) => {
                 let path = files.path(key);
-                tracing::warn!("cannot read {}: {error}; remove it if it stays so", path.display());
+                tracing::warn!("cannot use {}: {error}; remove it if it stays so", path.display());
                 SyncEpoch::unkept(random_number() | 1)
             }
-        }
+        })
     }
 }
 
@@ -110,16 +165,53 @@ impl Files {
         let probe = dir.join(format!(".probe-{}", std::process::id()));
         File::create(&probe)
             .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", dir.display())))?;
-        fs::remove_file(&probe)?;
+        // Another server that shares the directory may have the same number in its container.
+        let _ = fs::remove_file(&probe);
         let (jobs, inbox) = mpsc::channel();
         thread::Builder::new().name("state".into()).spawn(move || run(&inbox))?;
-        Ok(Self { dir, jobs })
+        Ok(Self { dir, jobs, claims: Mutex::default(), taken_max: TAKEN_MAX })
     }
 
     fn path(&self, key: &str) -> PathBuf {
         let plain = |c: &char| c.is_ascii_alphanumeric() || *c == '-' || *c == '_';
         let stem: String = key.chars().filter(plain).take(STEM_MAX).collect();
         self.dir.join(format!("{stem}-{:016x}", fnv1a(key.as_bytes())))
+    }
+
+    /// Takes the right to write the export's file; `ResourceBusy` when another server keeps it.
+    fn claim(&self, key: &str) -> io::Result<Arc<Claim>> {
+        let path = self.path(key).with_extension("lock");
+        let mut claims = self.claims.lock();
+        claims.retain(|_, claim| claim.strong_count() > 0);
+        if let Some(claim) = claims.get(&path).and_then(Weak::upgrade) {
+            return Ok(claim);
+        }
+        let end = Instant::now() + self.taken_max;
+        loop {
+            let file = File::options().write(true).create(true).truncate(false).open(&path)?;
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) if Instant::now() < end => {
+                    thread::sleep(Duration::from_millis(20));
+                    continue;
+                }
+                Err(TryLockError::WouldBlock) => {
+                    return Err(io::ErrorKind::ResourceBusy.into());
+                }
+                Err(TryLockError::Error(error)) => {
+                    tracing::debug!("{}: cannot be locked here: {error}", path.display());
+                }
+            }
+            // Who had it before may have removed the name.
+            let named = fs::metadata(&path).is_ok_and(|meta| {
+                file.metadata().is_ok_and(|own| (own.dev(), own.ino()) == (meta.dev(), meta.ino()))
+            });
+            if named {
+                let claim = Arc::new(Claim { path: path.clone(), _file: file });
+                claims.insert(path, Arc::downgrade(&claim));
+                return Ok(claim);
+            }
+        }
     }
 
     fn read(&self, key: &str) -> io::Result<u64> {
@@ -139,10 +231,22 @@ impl Files {
     }
 }
 
-impl EpochStore for Files {
+impl EpochStore for Claimed {
     fn save(&self, key: &str, state: &Arc<EpochState>) {
+        let job = Job::Save(self.files.path(key), Arc::clone(state), Arc::clone(&self.claim));
         // The thread ends with the last sender only.
-        let _ = self.jobs.send(Job::Save(self.path(key), Arc::clone(state)));
+        let _ = self.files.jobs.send(job);
+    }
+}
+
+/// Another server may write the file.
+#[derive(Debug)]
+struct ReadOnly;
+
+impl EpochStore for ReadOnly {
+    fn save(&self, _key: &str, state: &Arc<EpochState>) {
+        let (_, rises) = state.begin_save();
+        state.end_save(rises);
     }
 }
 
@@ -155,8 +259,8 @@ fn fnv1a(bytes: &[u8]) -> u64 {
 
 fn run(inbox: &Receiver<Job>) {
     for job in inbox {
-        let (path, state) = match job {
-            Job::Save(path, state) => (path, state),
+        let (path, state, _claim) = match job {
+            Job::Save(path, state, claim) => (path, state, claim),
             Job::Tell(done) => {
                 // Who asked may have lost patience.
                 let _ = done.send(());
@@ -191,8 +295,6 @@ fn write(path: &Path, number: u64) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use super::*;
 
     struct Scratch(PathBuf);
@@ -223,15 +325,18 @@ mod tests {
     #[test]
     fn an_epoch_outlives_the_server() {
         let scratch = Scratch::new("outlives");
-        let first = StateDir::open(Some(&scratch.0)).epoch("vol=/a/b");
+        let first = StateDir::open(Some(&scratch.0)).epoch("vol=/a/b", false).unwrap();
         assert_eq!(first.number(), 0);
         first.raise();
         wait_saved(&first, first.raise());
+        let id = first.cache_id(5, 2);
+        drop(first);
         let state = StateDir::open(Some(&scratch.0));
-        let next = state.epoch("vol=/a/b");
+        let next = state.epoch("vol=/a/b", false).unwrap();
         assert_eq!(next.number(), 2);
-        assert_eq!(next.cache_id(5, 0), first.cache_id(5, 2), "one life");
-        assert_eq!(state.epoch("vol=/a/c").number(), 0);
+        assert_eq!(next.cache_id(5, 0), id, "one life");
+        drop(next);
+        assert_eq!(state.epoch("vol=/a/c", false).unwrap().number(), 0);
         let files = fs::read_dir(scratch.0.join("epochs")).unwrap().count();
         assert_eq!(files, 1, "nothing is left of a write");
     }
@@ -241,10 +346,32 @@ mod tests {
         let scratch = Scratch::new("again");
         let state = StateDir::open(Some(&scratch.0));
         for rises in 0..20 {
-            let epoch = state.epoch("/a/b");
+            let epoch = state.epoch("/a/b", false).unwrap();
             assert_eq!(epoch.number(), rises);
             epoch.raise();
         }
+    }
+
+    #[test]
+    fn one_server_at_a_time_keeps_an_exports_epoch() {
+        let scratch = Scratch::new("shared");
+        let mut states = [(); 2].map(|()| StateDir::open(Some(&scratch.0)));
+        let first = states[0].epoch("vol=/a/b", false).unwrap();
+        let again = states[0].epoch("vol=/a/b", false).unwrap();
+        drop(again);
+        let second = states[1].store.as_mut().and_then(Arc::get_mut).unwrap();
+        second.taken_max = Duration::ZERO;
+        let error = states[1].epoch("vol=/a/b", false).unwrap_err().to_string();
+        assert!(error.contains(&*scratch.0.to_string_lossy()), "{error}");
+        assert!(error.contains("--state-dir"), "{error}");
+        let reader = states[1].epoch("vol=/a/b", true).unwrap();
+        reader.raise();
+        assert_eq!(states[1].epoch("other=/a/c", false).unwrap().number(), 0);
+        // What is being saved when the first server ends is waited for.
+        states[1].store.as_mut().and_then(Arc::get_mut).unwrap().taken_max = TAKEN_MAX;
+        first.raise();
+        drop(first);
+        assert_eq!(states[1].epoch("vol=/a/b", false).unwrap().number(), 1);
     }
 
     #[test]
@@ -253,11 +380,13 @@ mod tests {
         fs::create_dir_all(&scratch.0).unwrap();
         let file = scratch.0.join("file");
         fs::write(&file, "x").unwrap();
-        let ids = [(); 2].map(|()| StateDir::open(Some(&file)).epoch("vol").cache_id(5, 0));
+        let id = || StateDir::open(Some(&file)).epoch("vol", false).unwrap().cache_id(5, 0);
+        let ids = [id(), id()];
         assert!(ids[0] != ids[1] && ids[0] != 5);
         let state = StateDir::open(Some(&scratch.0));
         fs::write(state.store.as_ref().unwrap().path("vol"), "seven").unwrap();
-        assert_ne!(state.epoch("vol").cache_id(5, 0), 5, "what cannot be read is not 0");
+        let epoch = state.epoch("vol", false).unwrap();
+        assert_ne!(epoch.cache_id(5, 0), 5, "what cannot be read is not 0");
     }
 
     #[test]

@@ -22,6 +22,7 @@ use super::access::AccessBook;
 use super::admin::Evicted;
 use super::chunks::{ChunkPool, MessageBuffers};
 use super::closing::Closings;
+use super::ended::Ended;
 use super::fence::Asker;
 use super::making::{Making, refuse};
 use super::spares::{Spare, Spares};
@@ -88,11 +89,14 @@ pub struct Control {
     pub(super) paths: BTreeMap<PathKey, Path>,
     pub(super) evicted: Evicted,
     pub(super) closings: Closings,
+    pub(super) ended: Ended,
     pub(super) stop: Option<Stop>,
     /// Who asked for a drain.
     pub(super) drain: Option<AdminReply>,
     last_key: u32,
     next: Option<Instant>,
+    /// Of the last message.
+    pub(super) now: Instant,
 }
 
 impl Control {
@@ -106,10 +110,12 @@ impl Control {
             paths: BTreeMap::new(),
             evicted: Evicted::default(),
             closings: Closings::default(),
+            ended: Ended::default(),
             stop: None,
             drain: None,
             last_key: 0,
             next: None,
+            now: Instant::ZERO,
         }
     }
 
@@ -331,6 +337,7 @@ impl Control {
 
     /// Takes a letter of a core.
     pub fn handle_mail(&mut self, now: Instant, mail: ControlMail, out: &mut Outbox) {
+        self.now = now;
         match mail {
             ControlMail::Info { path, bytes } => self.info(path, &bytes, out),
             ControlMail::Serving { path } => self.serving(now, path),
@@ -511,9 +518,14 @@ impl Control {
         if let Some(session) = self.sessions.remove(&id) {
             session.spares.end(path);
             for device in session.shared.devices.ids() {
-                if let Some(entry) = session.shared.devices.close(device)
-                    && !rtrs_core::mutated!(ExportKept)
+                let Some(entry) = session.shared.devices.close(device) else { continue };
+                let export = self.exports.get(entry.export);
+                if let (Some(export), Some(ledger)) =
+                    (export, session.shared.devices.ledger(device))
                 {
+                    self.ended.keep(self.now, id, &export, ledger);
+                }
+                if !rtrs_core::mutated!(ExportKept) {
                     self.give_back(entry.export, id, out);
                 }
             }

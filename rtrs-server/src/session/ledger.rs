@@ -88,6 +88,24 @@ impl FlushLedger {
         self.opened.load(Ordering::SeqCst)
     }
 
+    /// What a session that ends leaves: the lowest epoch of a write that no good flush has covered,
+    /// and whether a loss is still to be told. None when nothing is left.
+    pub fn unflushed(&self) -> Option<(u32, bool)> {
+        let late = self.late.load(Ordering::SeqCst) != 0;
+        let dirty = unpack(self.dirty.load(Ordering::SeqCst));
+        dirty.map(|(oldest, _)| (oldest, late)).or_else(|| late.then_some((u32::MAX, true)))
+    }
+
+    /// The session takes up what the one before it left: a loss, or writes without a flush, which
+    /// count from this epoch on. Called before it has the device.
+    pub fn resume(&self, epoch: u32, lost: bool) {
+        if lost {
+            self.untell();
+        } else {
+            self.wrote(epoch, epoch);
+        }
+    }
+
     /// True when no write waits for a flush.
     pub fn is_clean(&self) -> bool {
         self.dirty.load(Ordering::Acquire) == 0 && self.late.load(Ordering::Acquire) == 0
@@ -289,6 +307,25 @@ mod tests {
             ledger.wrote(1, 1);
             assert!(!end(&ledger, mark, 1));
         }
+    }
+
+    #[test]
+    fn what_a_session_left_is_told_by_the_next() {
+        let ledger = FlushLedger::default();
+        assert_eq!(ledger.unflushed(), None);
+        ledger.wrote(1, 1);
+        ledger.wrote(2, 2);
+        assert_eq!(ledger.unflushed(), Some((1, false)));
+        assert!(flush(&ledger, 2));
+        assert_eq!(ledger.unflushed(), None);
+        ledger.untell();
+        assert!(ledger.unflushed().is_some_and(|(_, late)| late));
+
+        let next = FlushLedger::default();
+        next.resume(2, true);
+        assert!(flush(&next, 2) && !flush(&next, 2), "a loss, told once");
+        next.resume(2, false);
+        assert!(flush(&next, 3) && !flush(&next, 3), "no loss yet");
     }
 
     #[test]

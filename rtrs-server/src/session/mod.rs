@@ -10,6 +10,7 @@ pub mod chunks;
 mod closing;
 pub mod control;
 pub mod device_table;
+mod ended;
 mod fence;
 mod judge;
 mod ledger;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use rtrs_core::ids::{CoreIndex, PermitId, SessionId};
 use rtrs_core::limits::{SECTOR_SIZE, SEGMENTS_MAX};
-use rtrs_core::wire::{AccessMode, Name, OpenRsp, OpenRspTail, errno};
+use rtrs_core::wire::{Name, OpenRsp, OpenRspTail, errno};
 
 use super::control::Control;
 use super::device_table::{DeviceEntry, DeviceId};
@@ -16,7 +16,7 @@ use super::fence::Asker;
 use super::ledger::FlushLedger;
 use super::{ServerLife, SessionShared};
 use crate::export::{Export, ExportIndex};
-use crate::mail::{ControlAnswer, ControlRequest, Outbox, Search, ShardMail};
+use crate::mail::{ControlAnswer, ControlRequest, OpenMode, Outbox, Search, ShardMail};
 use crate::path::PathKey;
 
 impl Control {
@@ -32,13 +32,13 @@ impl Control {
         let Some(path) = self.paths.get(&key) else { return };
         let session = Arc::clone(&path.shared.session);
         let answer = match request {
-            ControlRequest::Open { name, access } => {
+            ControlRequest::Open { name, mode } => {
                 let bytes = name.as_bytes();
                 let bad = bytes.is_empty() || bytes.windows(2).any(|pair| pair == b"..");
                 match self.exports.find(bytes) {
                     _ if bad => ControlAnswer::Refused(errno::EINVAL),
-                    Some(index) => self.open(&session, index, access, out),
-                    None if self.search(&session, (key, core, permit), &name, access) => return,
+                    Some(index) => self.open(&session, index, mode, out),
+                    None if self.search(&session, (key, core, permit), &name, mode) => return,
                     None => ControlAnswer::Refused(errno::ENOENT),
                 }
             }
@@ -64,11 +64,11 @@ impl Control {
         session: &SessionShared,
         (path, core, permit): (PathKey, CoreIndex, PermitId),
         name: &Name,
-        access: AccessMode,
+        mode: OpenMode,
     ) -> bool {
         let session = self.sessions.get(&session.id).and_then(|session| session.name);
         let (Some(finder), Some(session)) = (self.exports.finder(), session) else { return false };
-        finder.find(Search { path, core, permit, access, session, name: *name })
+        finder.find(Search { path, core, permit, mode, session, name: *name })
     }
 
     /// The finder is done.
@@ -78,14 +78,14 @@ impl Control {
         result: Result<Arc<Export>, u16>,
         out: &mut Outbox,
     ) {
-        let Search { path: key, core, permit, access, .. } = *search;
+        let Search { path: key, core, permit, mode, .. } = *search;
         // Nobody to answer: what was found closes with its last holder, which is this one.
         let Some(path) = self.paths.get(&key) else { return };
         let session = Arc::clone(&path.shared.session);
         let answer = match result {
             Ok(export) => match self.exports.place(&export) {
                 Some(index) => {
-                    let answer = self.open(&session, index, access, out);
+                    let answer = self.open(&session, index, mode, out);
                     if self.access.opens(index).is_empty() {
                         self.exports.leave(index);
                     }
@@ -105,9 +105,10 @@ impl Control {
         &mut self,
         session: &SessionShared,
         index: ExportIndex,
-        access: AccessMode,
+        mode: OpenMode,
         out: &mut Outbox,
     ) -> ControlAnswer {
+        let OpenMode { access, compares } = mode;
         let Some(export) = self.exports.get(index) else {
             return ControlAnswer::Refused(errno::ENOENT);
         };
@@ -126,6 +127,7 @@ impl Control {
             return ControlAnswer::Refused(errno);
         }
         let entry = DeviceEntry { export: index, writable: access.may_write() };
+        let had = session.devices.find(index).is_some();
         let Some(device) = session.devices.open(entry, export.epoch.rises()) else {
             if self.access.close(index, session.id) {
                 self.close_devices(index, out);
@@ -138,8 +140,18 @@ impl Control {
         let tail = OpenRspTail { export: export.id, secret };
         // Failures since the session opened it first are told by its flushes (`ledger.rs`): what
         // its paths open later is of the same epoch to it.
-        let epoch = session.devices.ledger(device).map_or(0, FlushLedger::opened);
-        ControlAnswer::Opened(tail.encode(&describe(&export, device, self.params.life, epoch)))
+        let ledger = session.devices.ledger(device);
+        let epoch = ledger.map_or(0, FlushLedger::opened);
+        let opened = describe(&export, device, self.params.life, epoch);
+        if !had
+            && let Some(ledger) = ledger
+            && let Some(lost) = self.ended.take(self.now, session.id, &export)
+        {
+            // Who compares the cache id learns there of a loss.
+            let compared = compares && opened.cache_id != 0;
+            ledger.resume(epoch, lost && !compared);
+        }
+        ControlAnswer::Opened(tail.encode(&opened))
     }
 
     /// Nothing of a session can change the export any more: others may open it.

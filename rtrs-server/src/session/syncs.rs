@@ -25,9 +25,13 @@ use crate::mail::{Outbox, ShardMail};
 /// directory that hangs must not keep it from whoever waits for it.
 const SAVE_MAX: Duration = Duration::from_secs(5);
 
-/// True for a status that says something about the device rather than about the request.
-const fn is_device_fault(status: IoStatus) -> bool {
-    !matches!(status, IoStatus::Ok | IoStatus::Invalid | IoStatus::ReadOnly | IoStatus::Unsupported)
+/// True for a status of a write with FUA that says nothing about what was acknowledged before: the
+/// request was refused before it reached the disk.
+const fn is_refusal(status: IoStatus) -> bool {
+    matches!(
+        status,
+        IoStatus::Beyond | IoStatus::Invalid | IoStatus::ReadOnly | IoStatus::Unsupported
+    )
 }
 
 impl IoProgress {
@@ -36,9 +40,20 @@ impl IoProgress {
         self.covers_all() || self.step as u8 == IoStep::PostFlush as u8 || self.flags.fua
     }
 
+    /// True when that step failed as a sync, so that acknowledged data may be lost. No flush is
+    /// ever refused: a file system that was shut down fails it with EROFS, for one.
+    const fn has_lost(&self, status: IoStatus) -> bool {
+        !status.is_ok()
+            && (self.step as u8 != IoStep::Data as u8 || self.is_flush() || !is_refusal(status))
+    }
+
+    const fn is_flush(&self) -> bool {
+        matches!(self.op, IoOp::Flush)
+    }
+
     /// True when that step is a flush, which covers all that was acknowledged before.
     pub(super) const fn covers_all(&self) -> bool {
-        matches!(self.step, IoStep::PreFlush) || matches!(self.op, IoOp::Flush)
+        matches!(self.step, IoStep::PreFlush) || self.is_flush()
     }
 }
 
@@ -90,10 +105,10 @@ impl Shard {
         if !io.is_sync() {
             return;
         }
-        let (export, number) = (io.export, io.number.take());
+        let (export, number, lost) = (io.export, io.number.take(), io.has_lost(status));
         let Some(epoch) = self.devices.epoch(export) else { return };
         let (mut saved_by, now) = (0, self.now());
-        if is_device_fault(status) && !rtrs_core::mutated!(SyncFailureForgotten) {
+        if lost && !rtrs_core::mutated!(SyncFailureForgotten) {
             saved_by = epoch.raise();
             let name = self.devices.name(export).unwrap_or_default();
             tracing::error!(
@@ -223,7 +238,7 @@ impl Shard {
         if io.covers_all() {
             let hidden = match status {
                 IoStatus::Ok => ledger.and_then(|own| own.hides_loss(io.mark, rises)),
-                status => is_device_fault(status).then_some(Hidden::Loss),
+                _ => Some(Hidden::Loss),
             };
             if let Some(hidden) = hidden {
                 return self.tell_loss(row, permit, (&io, hidden, status), fabrics, out);

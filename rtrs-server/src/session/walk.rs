@@ -27,7 +27,7 @@ use super::request::{IoProgress, IoStep, Request, RequestState, changes};
 use super::shard::{Fabrics, RowMode, Shard, WorkId};
 use crate::devices::RequestRef;
 use crate::export::ExportIndex;
-use crate::mail::{ControlAnswer, ControlMail, ControlRequest, Outbox};
+use crate::mail::{ControlAnswer, ControlMail, ControlRequest, OpenMode, Outbox};
 use crate::path::io::{Answer, SendQueue};
 use crate::path::{PathEnd, PathShared, PeerFault};
 
@@ -179,8 +179,8 @@ impl Shard {
             }
             Ok(UserMessage::Open { access, dev_name }) => match Name::new(dev_name) {
                 Ok(name) => {
-                    let name = Box::new(name);
-                    Wanted::Control(ControlRequest::Open { name, access })
+                    let (name, mode) = (Box::new(name), OpenMode::new(access, judged.data_len));
+                    Wanted::Control(ControlRequest::Open { name, mode })
                 }
                 Err(_) => Wanted::Refuse(errno::EINVAL),
             },

@@ -391,7 +391,7 @@ impl BlockDevice for FileDevice {
         }
         let mut status = self.geometry.check(&io);
         if status.is_ok() && self.shared.is_beyond(io.offset + u64::from(io.len)) {
-            status = IoStatus::Io;
+            status = IoStatus::Beyond;
         }
         let idle_flush = io.op == IoOp::Flush && (self.geometry.read_only || self.shared.in_memory);
         if !status.is_ok() || idle_flush {

@@ -290,14 +290,17 @@ fn a_write_does_not_make_a_file_longer_that_was_made_shorter() {
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(rig.write(4096, &[1; 4096]), IoStatus::Ok, "within what is left");
-    assert_eq!(rig.write(4096, &[1; 4608]), IoStatus::Io);
-    assert_eq!(rig.clear(IoOp::WriteZeroes, 16384, 4096, IoFlags::default()), IoStatus::Io);
+    assert_eq!(rig.write(4096, &[1; 4608]), IoStatus::Beyond);
+    for fua in [false, true] {
+        let flags = IoFlags { fua, ..IoFlags::default() };
+        assert_eq!(rig.clear(IoOp::WriteZeroes, 16384, 4096, flags), IoStatus::Beyond);
+    }
     assert_eq!(file.metadata().unwrap().len(), 8192);
     // What was cut off is gone, though somebody makes room again.
     file.set_len(1 << 20).unwrap();
     source.shared.examine();
     let io = rig.transfer(IoOp::Read, 16384, 0, 4096);
-    assert_eq!(rig.run(io), IoStatus::Io);
+    assert_eq!(rig.run(io), IoStatus::Beyond);
     std::fs::remove_file(&path).unwrap();
     source.shared.examine();
     assert!(source.shared.deleted.load(Ordering::Relaxed));

@@ -101,7 +101,10 @@ fn a_name_that_is_not_exported_is_searched_for() {
     peer.send_open(&stand, 15, "dir/disk", AccessMode::ReadOnly);
     let search = stand.search().unwrap();
     assert_eq!(search.session.as_bytes(), b"sess");
-    assert_eq!((search.name.as_bytes(), search.access), (&b"dir/disk"[..], AccessMode::ReadOnly));
+    assert_eq!(
+        (search.name.as_bytes(), search.mode.access),
+        (&b"dir/disk"[..], AccessMode::ReadOnly)
+    );
     assert_eq!(peer.replies(&mut stand), [], "not before it is found");
     stand.answer(search, Err(errno::ENOTBLK));
     assert_eq!(peer.reply(&mut stand).errno, errno::ENOTBLK);
