@@ -2,7 +2,9 @@
 //!
 //! Owns [`StateDir`]: one file for each export of which a sync has ever failed, holding the
 //! export's epoch as a number (`epoch.rs`). A thread writes them, so that no shard waits for a
-//! disk; rises that come while a file is being written go into the next write.
+//! disk; rises that come while a file is being written go into the next write. The new number is
+//! written to a file beside, which takes the old one's place when the disk has it. The next server
+//! reads that one first, so that a server that is killed meanwhile loses nothing.
 //!
 //! A file is named after the export's key: the name and what is behind it. Several servers may
 //! share a directory, but not a file: a server that may change the export holds a lock on
@@ -221,7 +223,14 @@ impl Files {
         told.recv_timeout(WRITE_MAX).map_err(|_| {
             io::Error::new(io::ErrorKind::TimedOut, "what is being written takes too long")
         })?;
-        match fs::read_to_string(self.path(key)) {
+        let path = self.path(key);
+        // A server that was killed while it saved has left this one. After a power failure it may
+        // hold anything, but then the host has begun another life.
+        let cut = fs::read_to_string(path.with_extension("new")).unwrap_or_default();
+        if let Some(number) = cut.strip_suffix('\n').and_then(|number| number.parse().ok()) {
+            return Ok(number);
+        }
+        match fs::read_to_string(path) {
             Ok(text) => text.trim().parse().map_err(|_| {
                 io::Error::new(io::ErrorKind::InvalidData, "it does not hold a number")
             }),
@@ -339,6 +348,23 @@ mod tests {
         assert_eq!(state.epoch("vol=/a/c", false).unwrap().number(), 0);
         let files = fs::read_dir(scratch.0.join("epochs")).unwrap().count();
         assert_eq!(files, 1, "nothing is left of a write");
+    }
+
+    #[test]
+    fn an_epoch_whose_save_was_cut_short_is_found() {
+        let scratch = Scratch::new("cut");
+        let state = StateDir::open(Some(&scratch.0));
+        let path = state.store.as_ref().unwrap().path("vol");
+        fs::write(&path, "14\n").unwrap();
+        for (cut, number) in [("15\n", 15), ("", 14), ("1", 14), ("\0\0\0", 14)] {
+            fs::write(path.with_extension("new"), cut).unwrap();
+            assert_eq!(state.epoch("vol", false).unwrap().number(), number, "{cut:?}");
+        }
+        fs::write(path.with_extension("new"), "15\n").unwrap();
+        let epoch = state.epoch("vol", false).unwrap();
+        wait_saved(&epoch, epoch.raise());
+        assert_eq!(state.epoch("vol", false).unwrap().number(), 16);
+        assert!(!path.with_extension("new").exists());
     }
 
     #[test]

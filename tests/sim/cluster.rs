@@ -24,10 +24,11 @@ use rtrs_core::prng::Prng;
 use rtrs_core::time::{Duration, Instant, earliest};
 
 use super::disk::Disk;
+use super::epochs::KeptEpoch;
 use super::faults::Act;
 use super::host::{
-    ClientHost, Inbox, KeptEpoch, Pace, ServerHost, ask_to_stop, client_ip, path_name, path_target,
-    server_ip, session_config,
+    ClientHost, Inbox, Pace, ServerHost, ask_to_stop, client_ip, path_name, path_target, server_ip,
+    session_config,
 };
 use super::log::Log;
 use super::nbd::End;
@@ -71,6 +72,8 @@ pub(super) struct Cluster {
     server: Vec<ServerHost>,
     /// What servers keep for the next.
     kept: Arc<KeptEpoch>,
+    /// The backing file is shorter than it was.
+    is_short: bool,
     /// How many servers there were.
     server_life: u64,
     plant: Plant,
@@ -120,7 +123,10 @@ impl Cluster {
         linger(&world, options);
         let tracks = options.faults.cuts_power();
         let sectors = options.work.sectors;
-        let disk = Disk::new(options.disk, sectors, tracks, plant, prng.fork());
+        let guest_sectors = if options.extra.guest_writes { guest::SECTORS } else { 0 };
+        let disk = Disk::new(options.disk, sectors + guest_sectors, tracks, plant, prng.fork());
+        disk.count_later_than(options.io_timeout);
+        disk.shared_from(sectors);
         let mut port = |has: &[Plant]| {
             PortFaults::new(if has.contains(&plant) { plant } else { Plant::None }, prng.fork())
         };
@@ -165,7 +171,8 @@ impl Cluster {
             guest: None,
             beside: Beside::default(),
             server: Vec::new(),
-            kept: Arc::default(),
+            kept: KeptEpoch::new(options.extra.saves, options.seed, plant),
+            is_short: false,
             server_life: 0,
             plant,
             disk,
@@ -182,7 +189,8 @@ impl Cluster {
             unseen: Vec::new(),
         };
         cluster.start_server();
-        cluster.guest = guest::Guest::new(&cluster.world, options, cluster.strangers.home());
+        let home = cluster.strangers.home();
+        cluster.guest = guest::Guest::new(&cluster.world, options, home, (&rules, log));
         cluster.start_client(works);
         cluster
     }
@@ -304,6 +312,16 @@ impl Cluster {
         for work in &mut self.works {
             work.mode = mode;
         }
+        if let Some(work) = self.guest_work() {
+            work.mode = mode;
+        }
+    }
+
+    /// The workload of the second session, where it has one. Its core is to turn.
+    fn guest_work(&mut self) -> Option<&mut Workload> {
+        let guest = self.guest.as_mut()?;
+        guest.pace.due = true;
+        guest.work_mut()
     }
 
     /// Lets one core read the whole disk.
@@ -311,11 +329,17 @@ impl Cluster {
         let at = core % self.client.len();
         self.client[at].work.mode = Mode::ReadBack(0);
         self.client[at].pace.due = true;
+        if let Some(work) = self.guest_work() {
+            work.mode = Mode::ReadBack(0);
+        }
     }
 
     /// No IO may fail for want of a path from now on.
     pub(super) fn expect_no_errors(&mut self) {
         self.client.iter_mut().for_each(|host| host.work.is_calm = true);
+        if let Some(work) = self.guest_work() {
+            work.is_calm = true;
+        }
     }
 
     /// Has an IO done on a core.
@@ -333,7 +357,8 @@ impl Cluster {
     }
 
     pub(super) fn workloads(&self) -> impl Iterator<Item = &Workload> {
-        self.client.iter().map(|host| &host.work).chain(&self.works)
+        let guest = self.guest.iter().filter_map(guest::Guest::work);
+        self.client.iter().map(|host| &host.work).chain(&self.works).chain(guest)
     }
 
     pub(super) fn paths(&self) -> Vec<PathView> {
@@ -344,6 +369,7 @@ impl Cluster {
     pub(super) fn is_whole(&self) -> bool {
         self.client.first().is_some_and(|home| home.core.is_open())
             && self.beside.is_empty()
+            && self.guest.iter().filter_map(guest::Guest::work).all(Workload::is_open)
             && self.paths().len() == self.options.paths
             && self.paths().iter().all(|path| path.connected)
             && self.client.iter().all(|host| host.work.is_open() && host.inbox.deadline().is_none())
@@ -356,6 +382,7 @@ impl Cluster {
             (port.fail_after, port.no_memory, port.late_data) = (None, 0, false);
         }
         self.disk.calm(self.now());
+        self.kept.calm();
         self.no_more_strangers();
         self.beside.end_rival();
         self.restore_at = self.options.operated.then(|| self.now());
@@ -414,6 +441,7 @@ impl Cluster {
             Act::Have { path, within } => self.have(now, path, within),
             Act::Choose(policy) => self.change(now, Change::Policy(policy)),
             Act::Move { path } => self.move_address(path),
+            Act::Resize { sectors } => self.resize(sectors),
             Act::Reconnect { only, by } => self.reconnect(now, only, by),
         }
         self.wake_all();
@@ -565,7 +593,7 @@ impl Cluster {
                 }
             }
         }
-        Ok(any)
+        Ok(any | self.save_epochs(now))
     }
 
     /// When a core wants to turn.
@@ -598,6 +626,7 @@ impl Cluster {
     /// Moves on by one round. False when nothing is due until `bound`; the clock is there then.
     fn advance(&mut self, bound: Instant) -> Result<bool, Failure> {
         let before = self.world.now();
+        self.kill_while_saving(before);
         while let Some(&(at, act)) = self.plan.front()
             && at <= before
         {
@@ -609,6 +638,7 @@ impl Cluster {
         self.supervise(now);
         let event = self.world.next_event_time();
         let planned = self.plan.front().map(|&(at, _)| at);
+        let planned = earliest(planned, self.kept.deadline());
         let planned =
             earliest(earliest(planned, self.retry_at), self.restore_at).map(|at| at.max(now));
         let next = earliest(earliest(event, planned), self.core_time(now));

@@ -49,6 +49,10 @@ pub(super) struct DiskStats {
     pub(super) cuts: u64,
     /// Writes lost on their way out of the cache.
     pub(super) lost: u64,
+    /// Operations that took longer than the client waits for an answer.
+    pub(super) late: u64,
+    /// Operations that failed because the backing file had been made shorter.
+    pub(super) beyond: u64,
 }
 
 #[derive(Debug)]
@@ -65,6 +69,13 @@ struct State {
     now: Instant,
     /// Since when nothing is slow, stuck or failing any more.
     calm: Option<Instant>,
+    /// How long the client waits for an answer.
+    patience: Duration,
+    /// For a plant: where the sectors of the second session begin.
+    guest_from: usize,
+    /// Bytes of the backing file, and the lowest number there was since it was exported.
+    len: usize,
+    end: usize,
     current: Vec<u8>,
     previous: Vec<u8>,
     durable: Vec<u8>,
@@ -128,6 +139,10 @@ impl Disk {
             prng,
             now: Instant::ZERO,
             calm: None,
+            patience: Duration::MAX,
+            guest_from: usize::MAX,
+            len: size,
+            end: size,
             current: vec![0; size],
             previous: vec![0; size],
             durable: vec![0; size],
@@ -147,6 +162,39 @@ impl Disk {
             stats: DiskStats::default(),
         };
         Self { geometry, state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// The backing file has this many sectors from now on. What is cut off is gone; sectors that it
+    /// gets anew hold zeroes. IO beyond the lowest end fails until the file is exported anew.
+    pub(super) fn set_sectors(&self, sectors: u32) {
+        let state = &mut *self.state.lock();
+        state.len = sectors as usize * SECTOR;
+        state.end = state.end.min(state.len);
+        if state.plant == Plant::OldTail {
+            return;
+        }
+        let len = state.len;
+        for content in [&mut state.current, &mut state.previous, &mut state.durable] {
+            content[len..].fill(0);
+        }
+    }
+
+    /// The disk as a server that starts now exports it: as long as the file is.
+    pub(super) fn exported(&self) -> Self {
+        let state = &mut *self.state.lock();
+        state.end = state.len;
+        let geometry = Geometry { size: state.len as u64, ..self.geometry.clone() };
+        Self { geometry, state: Arc::clone(&self.state) }
+    }
+
+    /// The client waits for so long for an answer.
+    pub(super) fn count_later_than(&self, patience: Duration) {
+        self.state.lock().patience = patience;
+    }
+
+    /// The sectors of the second session begin there.
+    pub(super) fn shared_from(&self, sector: u32) {
+        self.state.lock().guest_from = sector as usize * SECTOR;
     }
 
     /// The time of what is submitted next.
@@ -323,12 +371,18 @@ impl State {
         }
     }
 
+    /// For a plant: true for operations that happen late, since they take so long.
+    fn ends_early(&self, time: Duration) -> bool {
+        self.plant == Plant::LateEffect && time > self.patience
+    }
+
     /// For a plant: true when an operation is to end before it happens.
     fn lets_loose(&self, op: &Op) -> bool {
         let end = op.io.offset + u64::from(op.io.len);
         let meets = |bytes: &Range<u64>| bytes.start < end && op.io.offset < bytes.end;
         let chosen = self.loose
-            || self.given_up.iter().any(|(bytes, until)| op.serial <= *until && meets(bytes));
+            || self.given_up.iter().any(|(bytes, until)| op.serial <= *until && meets(bytes))
+            || self.ends_early(op.done_at.since(op.begun)) && op.done_at <= self.now;
         chosen && !op.applied && changes(op.io.op)
     }
 
@@ -343,6 +397,9 @@ impl State {
         }
         let offset = usize::try_from(op.io.offset).unwrap_or(usize::MAX);
         if self.plant == Plant::LostWrite && self.chance(1, 20) {
+            return;
+        }
+        if self.plant == Plant::LostGuestWrite && offset >= self.guest_from && self.chance(1, 20) {
             return;
         }
         if self.plant == Plant::TornWrite && data.len() > SECTOR && self.chance(1, 4) {
@@ -361,7 +418,18 @@ impl State {
         }
     }
 
+    /// True for IO beyond the end of a file that was made shorter.
+    fn is_beyond(&self, io: &Io) -> bool {
+        let writes = self.plant == Plant::GrownWrite && io.op == IoOp::Write;
+        !writes && io.offset + u64::from(io.len) > self.end as u64
+    }
+
     fn apply(&mut self, op: &mut Op) {
+        if self.is_beyond(&op.io) {
+            self.stats.beyond += 1;
+            op.status = IoStatus::Io;
+            return;
+        }
         let (offset, len) = (usize::try_from(op.io.offset).unwrap_or(0), op.io.len as usize);
         if !op.status.is_ok() {
             // A failed operation may have done nothing, all or a part.
@@ -410,7 +478,9 @@ impl State {
             }
         }
         let effect = self.prng.duration(Duration::ZERO..=time);
+        self.stats.late += u64::from(time > self.patience);
         let done = (self.now + time).max(self.stuck_until);
+        let effect = if self.ends_early(time) { time } else { effect };
         (self.now + effect, done, status)
     }
 }
@@ -422,6 +492,7 @@ struct Op {
     serial: u64,
     /// What had completed when it was submitted.
     mark: u64,
+    begun: Instant,
     effect_at: Instant,
     done_at: Instant,
     applied: bool,
@@ -473,6 +544,7 @@ impl BlockDevice for Queue {
             io,
             serial,
             mark,
+            begun: state.now,
             effect_at,
             done_at,
             applied,
@@ -497,7 +569,8 @@ impl BlockDevice for Queue {
             (op.effect_at, op.done_at) = (op.effect_at.max(now), op.done_at.max(now));
         }
         let mut any = false;
-        if state.loose || !state.given_up.is_empty() {
+        let early = state.plant == Plant::LateEffect;
+        if state.loose || early || !state.given_up.is_empty() {
             let loose: Vec<Op> = self.ops.extract_if(.., |op| state.lets_loose(op)).collect();
             for mut op in loose {
                 self.done.push_back(Completion { tag: op.io.tag, status: op.status });

@@ -10,7 +10,7 @@ use rtrs_core::fabric::sim::{Fault, LinkOptions};
 use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::time::{Duration, Instant};
 
-use super::options::{FaultMix, MS};
+use super::options::{FaultMix, MS, Truncation};
 
 /// One thing that happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +50,34 @@ pub(super) enum Act {
     /// An address of the server, whose connections stay, becomes another server's; or the server's
     /// again.
     Move { path: usize },
+    /// The backing file is made shorter, or gets its length back.
+    Resize { sectors: u32 },
+}
+
+/// Draws when the backing file is made shorter from `from` on, and what follows, in order of time.
+pub(super) fn truncate(
+    truncation: Truncation,
+    sectors: u32,
+    (from, time): (Instant, Duration),
+    prng: &mut Prng,
+) -> Vec<(Instant, Act)> {
+    let mut now = from + prng.duration(Duration::ZERO..=time / 3);
+    let left = 1 + prng.below(u64::from(sectors - 1)) as u32;
+    let mut plan = vec![(now, Act::Resize { sectors: left })];
+    let mut restart = |plan: &mut Vec<_>, at: Instant| {
+        let away = prng.duration(Duration::from_micros(100)..=20 * MS);
+        plan.push((at, Act::StopServer { power: false }));
+        plan.push((at + away, Act::StartServer));
+    };
+    if truncation.short_export {
+        restart(&mut plan, now + time / 8);
+    }
+    if truncation.regained {
+        now = now + time / 3;
+        plan.push((now, Act::Resize { sectors }));
+        restart(&mut plan, now + time / 16);
+    }
+    plan
 }
 
 /// Draws when addresses move from `from` to `until`, in order of time.

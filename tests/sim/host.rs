@@ -2,8 +2,6 @@
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use rtrs_client::machine::{ClientCore, Letter};
 use rtrs_client::{Failover, PathTarget, Rhythm, SessionConfig};
@@ -14,7 +12,6 @@ use rtrs_core::ids::{CoreIndex, SessionId};
 use rtrs_core::limits::Limits;
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::AccessMode;
-use rtrs_server::epoch::{EpochState, EpochStore};
 use rtrs_server::mail::{AdminAsk, AdminReply, ControlMail, Mail};
 use rtrs_server::{ServerCore, ServerLife, SessionParams};
 
@@ -119,24 +116,6 @@ impl ServerHost {
     pub(super) fn deadline(&self) -> Option<Instant> {
         let letters = earliest(self.core.deadline(), self.inbox.deadline());
         earliest(letters, self.fabrics[0].deadline())
-    }
-}
-
-/// The export's epoch as it outlives servers.
-#[derive(Debug, Default)]
-pub(super) struct KeptEpoch(AtomicU64);
-
-impl KeptEpoch {
-    pub(super) fn number(&self) -> u64 {
-        self.0.load(Ordering::SeqCst)
-    }
-}
-
-impl EpochStore for KeptEpoch {
-    fn save(&self, _key: &str, state: &Arc<EpochState>) {
-        let (number, rises) = state.begin_save();
-        self.0.store(number, Ordering::SeqCst);
-        state.end_save(rises);
     }
 }
 

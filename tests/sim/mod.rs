@@ -6,15 +6,16 @@
 //!
 //! `options.rs` what a seed draws · `cluster.rs` cores, world and clock · `host.rs` one core ·
 //! `port.rs` the fabric as the machines see it, with its faults · `disk.rs` the backend ·
-//! `workload.rs` who uses the device · `buffers.rs` its memory · `nbd.rs` the front end between ·
-//! `oracle.rs` what reads may return · `faults.rs` what breaks and when · `held.rs` a write that
-//! its disk holds up · `shares.rs` what equal paths carry after a stall · `run.rs` one run from
-//! attach to detach · `log.rs` what happened · `plant.rs` bugs that must be caught · `mutants.rs`
-//! rules of the machines taken out.
+//! `epochs.rs` the server's state directory · `workload.rs` who uses the device · `buffers.rs` its
+//! memory · `nbd.rs` the front end between · `oracle.rs` what reads may return · `faults.rs` what
+//! breaks and when · `held.rs` a write that its disk holds up · `shares.rs` what equal paths carry
+//! after a stall · `run.rs` one run from attach to detach · `log.rs` what happened · `plant.rs`
+//! bugs that must be caught · `mutants.rs` rules of the machines taken out.
 
 mod buffers;
 mod cluster;
 mod disk;
+mod epochs;
 mod faults;
 mod held;
 mod host;

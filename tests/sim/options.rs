@@ -3,12 +3,16 @@
 //! Swarm style: each seed has its own mix, many kinds of faults are absent from a run so that the
 //! others get room, and bounds are small so that tables fill and wrap.
 
+mod extra;
 mod hunts;
 
 use rtrs_client::{Failover, NoPath, Policy};
 use rtrs_core::fabric::sim::{BindMode, LinkOptions, WorldOptions};
 use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::time::Duration;
+
+use extra::Extra;
+pub(super) use extra::{Saves, Truncation};
 
 /// A millisecond.
 pub(super) const MS: Duration = Duration::from_millis(1);
@@ -92,6 +96,8 @@ pub struct Options {
     /// Client and server do not find our extensions at each other, as with a kernel's (no FENCE,
     /// no life of the cache), and requests of a dead path go on so.
     pub kernel: Option<Failover>,
+    /// What only a share of the runs without a hunt has, each drawn by itself.
+    pub extra: Extra,
 }
 
 /// Draws the runs with other servers; the seeds that failed before there were any stay without.
@@ -129,6 +135,8 @@ pub struct WorkOptions {
     pub overlap: bool,
     /// What failed for want of a path is written anew at once, with other data.
     pub rewrites: bool,
+    /// How many of them a core does at most.
+    pub rewrites_max: u64,
     /// IOs of all cores together.
     pub ios_max: u64,
 }
@@ -346,6 +354,7 @@ impl Options {
             renamed: false,
             rival: false,
             kernel: None,
+            extra: Extra::default(),
         };
         // Seeds that look for something keep to it.
         let mut looks = true;
@@ -441,31 +450,8 @@ impl Options {
         drawn.late_data |= late && has(drawn.faults.qp_error, own);
         let takes = drawn.disk.fua && drawn.disk.write_cache && !loses;
         drawn.preflush = takes && has(drawn.faults.power_cut, own);
+        drawn.draw_extra();
         drawn
-    }
-
-    /// Makes it likely that a write waits for a dead path while its NBD connection is closed, and
-    /// that newer ones go to the same place over another.
-    fn hunt_dropped_writes(&mut self, prng: &mut Prng) {
-        (self.nbd, self.nbd_drops) = (true, true);
-        (self.heartbeat, self.server_heartbeat) = (pick(prng, &[50, 100]) * MS, 50 * MS);
-        self.no_path = pick(prng, &[NoPath::Queue, NoPath::QueueFor(Duration::from_secs(60))]);
-        self.load_time = 3000 * MS;
-        self.client_cores = pick(prng, &[1, 2, 2]);
-        self.faults = FaultMix {
-            gap_max: 200 * MS,
-            lasts_max: 400 * MS,
-            silence: 2,
-            blackhole: 2,
-            qp_error: pick(prng, &[0, 1]),
-            ..FaultMix::NONE
-        };
-        let disk = &mut self.disk;
-        (disk.slow, disk.stuck, disk.errors) = (Ratio::ZERO, Ratio::ZERO, Ratio::ZERO);
-        let work = &mut self.work;
-        (work.sectors, work.gap_max, work.ios_max) = (pick(prng, &[16, 32]), 3 * MS, 2000);
-        (work.reads, work.span_max, work.overlap) = (Ratio::new(1, 2), 4, false);
-        work.depth = pick(prng, &[8, 24]);
     }
 
     /// Makes it likely that IO ends with an error because no path is left, and that what was sent
@@ -633,6 +619,7 @@ impl WorkOptions {
             zeroes: pick(prng, &[Ratio::ZERO, Ratio::ZERO, Ratio::new(1, 5)]),
             overlap: prng.chance(Ratio::new(1, 4)),
             rewrites: false,
+            rewrites_max: u64::MAX,
             ios_max: pick(prng, &[100, 250, 500]),
         }
     }

@@ -35,8 +35,9 @@
 //! flush may also fail once for a power cut that took nothing.
 
 mod dropped;
-
 mod losses;
+mod truncated;
+
 use std::collections::BTreeMap;
 
 use rtrs_core::time::Instant;
@@ -127,6 +128,8 @@ pub(super) struct Oracle {
     reads: BTreeMap<u64, u64>,
     /// Writes left by connections that were closed (`dropped.rs`).
     dropped: Vec<u32>,
+    /// The backing file was made shorter (`truncated.rs`).
+    file: truncated::Length,
 }
 
 /// The bytes of a write in a sector.
@@ -187,6 +190,7 @@ impl Oracle {
             closing: Vec::new(),
             reads: BTreeMap::new(),
             dropped: Vec::new(),
+            file: truncated::Length::default(),
         }
     }
 
@@ -250,7 +254,7 @@ impl Oracle {
             self.judge(at, id)?;
         }
         self.acked_over_dropped(id);
-        Ok(())
+        self.judge_acked(id)
     }
 
     /// A write ended with an error; `over` when it cannot happen any more.
@@ -380,6 +384,7 @@ impl Oracle {
         let now = self.tick();
         // A read from before a power cut may have seen either side of it.
         let (Some(start), Some(bytes)) = (self.reads.remove(&tag), bytes) else { return Ok(()) };
+        self.judge_end(start, sector, (bytes.len() / SECTOR) as u32)?;
         for (n, content) in (0u32..).zip(bytes.chunks(SECTOR)) {
             let at = sector + n;
             match self.identify(at, content)? {

@@ -58,6 +58,17 @@ pub enum Plant {
     LimpingPath,
     /// The backend loses writes on their way out of its cache, and no sync says so.
     QuietSync,
+    /// A write of the backend that takes longer than the client waits for an answer ends before it
+    /// happens.
+    LateEffect,
+    /// A backing file that was made shorter has its old data again when it has its length again.
+    OldTail,
+    /// The backend writes beyond the end of a file that was made shorter.
+    GrownWrite,
+    /// A server that is killed before the epoch of an export is saved has left nothing of it.
+    LateSave,
+    /// The backend loses writes of the second session.
+    LostGuestWrite,
 }
 
 /// All of them, with their names and the checker that each is planted for.
@@ -84,6 +95,11 @@ pub(super) const PLANTS: &[(Plant, &str, &str)] = &[
     (Plant::UnseenClose, "unseen-close", "blocks"),
     (Plant::LimpingPath, "limping-path", "share"),
     (Plant::QuietSync, "quiet-sync", "durable"),
+    (Plant::LateEffect, "late-effect", "blocks"),
+    (Plant::OldTail, "old-tail", "blocks"),
+    (Plant::GrownWrite, "grown-write", "blocks"),
+    (Plant::LateSave, "late-save", "durable"),
+    (Plant::LostGuestWrite, "lost-guest-write", "blocks"),
 ];
 
 impl Plant {

@@ -7,7 +7,7 @@ use rtrs_core::prng::Prng;
 use rtrs_core::time::{Duration, Instant};
 
 use super::cluster::Cluster;
-use super::faults::{Act, moves, operate, plan, reconnects};
+use super::faults::{Act, moves, operate, plan, reconnects, truncate};
 use super::log::{Log, Sink};
 use super::options::{MS, Options};
 use super::workload::Mode;
@@ -61,6 +61,18 @@ pub struct Stats {
     pub backend_errors: u64,
     /// Those that were stuck for a time.
     pub backend_stuck: u64,
+    /// Those that took longer than the client waits for an answer.
+    pub backend_late: u64,
+    /// Those that failed because the backing file had been made shorter.
+    pub backend_beyond: u64,
+    /// IOs that failed for that.
+    pub io_beyond: u64,
+    /// Epochs whose save took its time.
+    pub late_saves: u64,
+    /// Servers that ended while they saved one.
+    pub cut_saves: u64,
+    /// Writes of a second session.
+    pub guest_writes: u64,
     /// Power cuts.
     pub power_cuts: u64,
     /// Events in the log.
@@ -89,6 +101,12 @@ impl Stats {
         self.backend_ops += other.backend_ops;
         self.backend_errors += other.backend_errors;
         self.backend_stuck += other.backend_stuck;
+        self.backend_late += other.backend_late;
+        self.backend_beyond += other.backend_beyond;
+        self.io_beyond += other.io_beyond;
+        self.late_saves += other.late_saves;
+        self.cut_saves += other.cut_saves;
+        self.guest_writes += other.guest_writes;
         self.power_cuts += other.power_cuts;
         self.events += other.events;
         self.virtual_ms += other.virtual_ms;
@@ -129,6 +147,7 @@ pub fn run_with(options: &Options, plant: Plant, sink: Option<Sink>) -> Outcome 
         stats.io_errors += work.stats.errors;
         stats.taken_over += work.stats.again;
         stats.losses_told += work.stats.losses_told;
+        stats.io_beyond += work.stats.beyond;
         stats.io_ms_max = stats.io_ms_max.max(work.stats.time_max.as_millis() as u64);
     }
     let disk = cluster.disk.stats();
@@ -137,6 +156,9 @@ pub fn run_with(options: &Options, plant: Plant, sink: Option<Sink>) -> Outcome 
     stats.reconnects = cluster.paths().iter().map(|path| path.reconnects).sum();
     (stats.backend_ops, stats.backend_errors) = (disk.ops, disk.errors);
     (stats.backend_stuck, stats.power_cuts) = (disk.stuck, disk.cuts);
+    (stats.backend_late, stats.backend_beyond) = (disk.late, disk.beyond);
+    (stats.late_saves, stats.cut_saves) = cluster.saves();
+    stats.guest_writes = cluster.guest_writes();
     stats.events = log.events();
     stats.virtual_ms = now.as_nanos() / 1_000_000;
     Outcome { failure, stats, fingerprint: log.fingerprint() }
@@ -176,6 +198,12 @@ fn drive(
     if options.nbd_drops {
         let own = &mut Prng::new(options.seed ^ 0x7265_636f_6e6e);
         acts.extend(reconnects(usize::from(options.client_cores), from, until, own));
+        acts.sort_by_key(|&(at, _)| at);
+    }
+    if let Some(truncation) = options.extra.truncation {
+        let own = &mut Prng::new(options.seed ^ 0x6375_745f_6669_6c65);
+        let time = (from, options.load_time);
+        acts.extend(truncate(truncation, options.work.sectors, time, own));
         acts.sort_by_key(|&(at, _)| at);
     }
     cluster.set_plan(acts);
@@ -282,7 +310,7 @@ fn rest(cluster: &mut Cluster) -> Result<(), Failure> {
         return Err(Failure::new("home", text));
     }
     cluster.oracle.dropped_are_over();
-    cluster.oracle.settle();
+    cluster.settle_all();
     Ok(())
 }
 

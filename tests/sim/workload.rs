@@ -57,6 +57,8 @@ pub(super) struct WorkStats {
     pub(super) again: u64,
     /// Flushes that told of writes lost with the power.
     pub(super) losses_told: u64,
+    /// IOs that failed beyond the end of a file that had been made shorter.
+    pub(super) beyond: u64,
     /// The longest IO.
     pub(super) time_max: Duration,
 }
@@ -122,6 +124,8 @@ impl Used {
 #[derive(Debug)]
 pub(super) struct Workload {
     core: usize,
+    /// Where its first sector is on the device.
+    base: u32,
     options: WorkOptions,
     errors: Errors,
     takeover: Option<Duration>,
@@ -159,6 +163,7 @@ impl Workload {
         let span = options.span_max.max(8) as usize * SECTOR;
         Self {
             core,
+            base: 0,
             errors,
             takeover,
             nbd,
@@ -183,6 +188,11 @@ impl Workload {
             options,
             log,
         }
+    }
+
+    /// It uses the sectors from there on.
+    pub(super) fn based_at(self, base: u32) -> Self {
+        Self { base, ..self }
     }
 
     /// The device is there.
@@ -469,6 +479,9 @@ impl Workload {
             }
             IoOp::Flush => oracle.begin(),
         };
+        if fua {
+            oracle.durable_asked(sector, count);
+        }
         let numbers = [tag, u64::from(sector) << 32 | u64::from(count)];
         self.log.event(now, "submit", numbers, || {
             let what = match op {
@@ -507,7 +520,7 @@ impl Workload {
             tag,
             op,
             flags: IoFlags { fua, ..IoFlags::default() },
-            offset: u64::from(sector) * SECTOR as u64,
+            offset: u64::from(self.base + sector) * SECTOR as u64,
             len: len as u32,
             buf: matches!(op, IoOp::Read | IoOp::Write).then(|| self.buffers.slice(slot, len)),
         };
@@ -556,10 +569,16 @@ impl Workload {
         if (io.op, status, self.errors.loses) == (IoOp::Flush, IoStatus::Io, true) {
             oracle.excuse_unflushed();
         }
-        let calm = self.is_calm;
+        let (calm, syncs) = (self.is_calm, io.op == IoOp::Flush || io.fua);
         match status {
             IoStatus::Ok => {}
             IoStatus::Io if told => self.stats.losses_told += 1,
+            IoStatus::Io if oracle.may_be_beyond(io.sector, io.count, io.since) => {
+                self.stats.beyond += 1;
+            }
+            IoStatus::Io if syncs && oracle.may_be_told(self.core, io.since) => {
+                self.stats.beyond += 1
+            }
             IoStatus::Io if self.errors.backend => self.stats.errors += 1,
             // NBD has one error for all of these.
             IoStatus::Io if self.errors.paths && self.nbd && !calm => self.stats.errors += 1,
@@ -595,7 +614,9 @@ impl Workload {
                 if self.errors.paths {
                     self.given_up.push((now, id));
                 }
-                if self.options.rewrites && self.errors.paths && now.since(io.since) > SENT {
+                let again = self.options.rewrites && self.options.rewrites_max > 0;
+                if again && self.errors.paths && now.since(io.since) > SENT {
+                    self.options.rewrites_max -= 1;
                     self.orders.push_back((IoOp::Write, io.sector, io.count, false));
                 }
                 if self.plant == Plant::LateError {

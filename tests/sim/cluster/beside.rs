@@ -123,7 +123,7 @@ impl Cluster {
         if let Some(guest) = &mut self.guest
             && std::mem::take(&mut guest.pace.due)
         {
-            guest.pace.due = guest.turn(now);
+            guest.pace.due = guest.turn(now)?;
             any |= guest.pace.due;
         }
         if self.beside.leaving.is_empty() && self.beside.rival.is_empty() {

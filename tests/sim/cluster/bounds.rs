@@ -39,6 +39,25 @@ impl Cluster {
         self.act(Act::World(Fault::LinkDown(a, b)));
     }
 
+    /// Epochs whose save took its time, and those that a server's end has cut.
+    pub(in super::super) fn saves(&self) -> (u64, u64) {
+        let stats = self.kept.stats();
+        (stats.late, stats.cut)
+    }
+
+    /// Writes of the second session.
+    pub(in super::super) fn guest_writes(&self) -> u64 {
+        self.guest.as_ref().and_then(|guest| guest.work()).map_or(0, |work| work.stats.writes)
+    }
+
+    /// Nothing is in flight anywhere.
+    pub(in super::super) fn settle_all(&mut self) {
+        self.oracle.settle();
+        if let Some(oracle) = self.guest.as_mut().and_then(|guest| guest.oracle_mut()) {
+            oracle.settle();
+        }
+    }
+
     /// Requests so far on each core, by path.
     pub(in super::super) fn path_requests(&self) -> Vec<Vec<u64>> {
         self.client.iter().map(|host| host.core.path_requests()).collect()

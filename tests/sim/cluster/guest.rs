@@ -1,11 +1,14 @@
 //! A second session beside the writer, which takes what the disk reports to one sync only.
 //!
 //! It opens the export for reading, or as a second writer (`migration`), and flushes now and then.
-//! What becomes of its own IO nobody judges: it is there for what it does to the other session.
+//! What becomes of those flushes nobody judges: it is there for what it does to the other session.
+//! In some runs it is a user like the first one, with a workload on sectors of its own behind those
+//! of the other, judged by an oracle of its own.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use nbd_bridge::{Group, Seat};
 use rtrs_client::machine::{ClientCore, Letter};
 use rtrs_client::{PathTarget, SessionConfig, SessionDevice};
 use rtrs_core::block::{BlockDevice, Io, IoFlags, IoOp};
@@ -17,11 +20,19 @@ use rtrs_core::prng::Prng;
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::AccessMode;
 
+use super::super::Failure;
 use super::super::host::{Inbox, Pace, path_target, session_config};
-use super::super::options::{Guest as Kind, MS, Options};
+use super::super::log::Log;
+use super::super::options::{Guest as Kind, MS, Options, WorkOptions};
+use super::super::oracle::Oracle;
+use super::super::workload::{Rules, Workload};
 
 /// Longest pause between two flushes.
 const GAP_MAX: Duration = Duration::from_millis(40);
+/// Sectors that it writes to.
+pub(super) const SECTORS: u32 = 32;
+/// Its core's number in the log, behind all others.
+const CORE: usize = 0x7e;
 
 /// The session's only core.
 #[derive(Debug)]
@@ -30,6 +41,8 @@ pub(super) struct Guest {
     fabrics: Vec<Box<dyn Fabric>>,
     inbox: Inbox<Letter>,
     device: Option<SessionDevice>,
+    /// In runs in which it writes.
+    work: Option<(Workload, Oracle)>,
     pub(super) pace: Pace,
     prng: Prng,
     next_at: Instant,
@@ -42,7 +55,12 @@ fn address() -> IpAddr {
 }
 
 impl Guest {
-    pub(super) fn new(world: &World, options: &Options, home: Option<Identity>) -> Option<Self> {
+    pub(super) fn new(
+        world: &World,
+        options: &Options,
+        home: Option<Identity>,
+        (rules, log): (&Rules, &Log),
+    ) -> Option<Self> {
         let access = match options.guest? {
             Kind::Reader => AccessMode::ReadOnly,
             Kind::Writer => AccessMode::Migration,
@@ -60,11 +78,26 @@ impl Guest {
             ..session_config(options, 1, None, home)
         };
         let core = ClientCore::new(world.now(), CoreIndex(0), &Arc::new(config), &[[0xee; 16]]);
+        let work = options.extra.guest_writes.then(|| {
+            let own = WorkOptions {
+                sectors: SECTORS,
+                depth: options.work.depth.clamp(2, 8),
+                span_max: options.work.span_max.min(8),
+                gap_max: options.work.gap_max.max(5 * MS),
+                ..options.work.clone()
+            };
+            let oracle = Oracle::new(SECTORS, own.overlap, options.disk.write_cache);
+            let rules = Rules { options: own, nbd: false, nbd_drops: false, ..rules.clone() };
+            let prng = Prng::new(options.seed ^ 0x6775_6573_745f_696f);
+            let work = Workload::new(CORE, &rules, prng, log.clone());
+            (work.based_at(options.work.sectors), oracle)
+        });
         Some(Self {
             core,
             fabrics: vec![Box::new(world.fabric(node))],
             inbox: Inbox::new(),
             device: None,
+            work,
             pace: Pace::new(),
             prng: Prng::new(options.seed ^ 0x6775_6573_7473),
             next_at: Instant::ZERO,
@@ -78,7 +111,8 @@ impl Guest {
         let flush = self.device.as_ref().filter(|_| !self.waits && !self.leaves);
         let own = earliest(self.inbox.deadline(), flush.map(|_| self.next_at));
         let fabric = self.fabrics[0].deadline();
-        earliest(earliest(self.core.deadline(), fabric), own)
+        let work = self.work().and_then(Workload::deadline);
+        earliest(earliest(self.core.deadline(), fabric), earliest(own, work))
     }
 
     pub(super) fn detach(&mut self, now: Instant) {
@@ -90,8 +124,22 @@ impl Guest {
         self.core.is_done()
     }
 
+    /// What it does, where it writes.
+    pub(super) fn work(&self) -> Option<&Workload> {
+        self.work.as_ref().map(|(work, _)| work)
+    }
+
+    pub(super) fn work_mut(&mut self) -> Option<&mut Workload> {
+        self.work.as_mut().map(|(work, _)| work)
+    }
+
+    /// What is known of its sectors.
+    pub(super) fn oracle_mut(&mut self) -> Option<&mut Oracle> {
+        self.work.as_mut().map(|(_, oracle)| oracle)
+    }
+
     /// Turns its core. True when anything happened.
-    pub(super) fn turn(&mut self, now: Instant) -> bool {
+    pub(super) fn turn(&mut self, now: Instant) -> Result<bool, Failure> {
         let Self { core, fabrics, inbox, .. } = self;
         let mut busy = false;
         while let Some(letter) = inbox.pop(now) {
@@ -104,16 +152,26 @@ impl Guest {
             core.handle_event(now, 0, event, fabrics);
         }
         busy |= core.poll(now, fabrics);
-        if self.device.is_none() {
-            self.device = core.device();
+        if let Some((work, oracle)) = &mut self.work {
+            if !work.is_open()
+                && let Some(device) = core.device()
+            {
+                work.open(now, device, Seat { group: Group::new(1, |_| ()), shard: 0 });
+            }
+            busy |= work.turn(now, oracle)?;
+            work.check()?;
+        } else {
+            if self.device.is_none() {
+                self.device = core.device();
+            }
+            busy |= self.flush(now);
         }
-        busy |= self.flush(now);
         busy |= self.core.pump(now, &mut self.fabrics);
         self.fabrics[0].flush(now);
         while let Some((_, letter)) = self.core.take_letter() {
             self.inbox.push(now + MS / 10, letter);
         }
-        busy
+        Ok(busy)
     }
 
     fn flush(&mut self, now: Instant) -> bool {

@@ -21,10 +21,12 @@ use rtrs_server::{Export, ExportTable, ServerCore, ServerLife, SessionParams};
 
 use super::super::Plant;
 use super::super::disk::Disk;
+use super::super::faults::Act;
 use super::super::host::{Inbox, PORT, Pace, ServerHost, server_ip, server_params};
-use super::super::options::Options;
+use super::super::options::{MS, Options};
 use super::super::port::{Port, PortFaults, SharedFaults};
 use super::Cluster;
+use super::guest::Guest;
 
 /// The other servers of a run.
 #[derive(Debug)]
@@ -113,7 +115,8 @@ impl Cluster {
         let life = ServerLife { boot: 1 + cuts, process: self.server_life };
         let Identity { server: server_id, export: id } = self.strangers.home.unwrap_or_default();
         let params = SessionParams { server_id, ..server_params(&self.options, life) };
-        let source = Arc::new(self.disk.clone());
+        let source = Arc::new(self.disk.exported());
+        self.note_length();
         let epoch = SyncEpoch::kept(self.kept.number(), Arc::clone(&self.kept) as _, "vol".into());
         let export = Export { name: "vol".into(), source, read_only: false, id, epoch };
         let exports = ExportTable::new(vec![export]);
@@ -155,10 +158,51 @@ impl Cluster {
             drop(host.core);
             drop(host.fabrics);
         }
-        self.oracle.settle();
+        self.kept.abandon();
+        let guest = self.guest.as_mut().and_then(Guest::oracle_mut);
         if power {
             self.disk.cut_power();
-            self.oracle.power_cut();
+        }
+        for oracle in guest.into_iter().chain([&mut self.oracle]) {
+            oracle.settle();
+            if power {
+                oracle.power_cut();
+            }
+        }
+    }
+
+    /// The backing file is as long as that from now on.
+    pub(super) fn resize(&mut self, sectors: u32) {
+        self.disk.set_sectors(sectors);
+        self.is_short = sectors < self.options.work.sectors;
+        if self.is_short {
+            self.oracle.truncated(sectors).expect("nothing newer was seen yet");
+        }
+    }
+
+    /// The backing file is exported anew.
+    fn note_length(&mut self) {
+        if !self.is_short {
+            self.oracle.regained(self.world.now());
+        }
+    }
+
+    /// A turn of the thread that saves epochs. True when one was saved.
+    pub(super) fn save_epochs(&mut self, now: Instant) -> bool {
+        let saved = self.kept.turn(now);
+        if saved {
+            self.server.iter_mut().for_each(|host| host.pace.due = true);
+        }
+        saved
+    }
+
+    /// In some runs the server is killed while it saves an epoch, and starts again soon.
+    pub(super) fn kill_while_saving(&mut self, now: Instant) {
+        if self.kept.kills(now) && !self.server.is_empty() {
+            self.act(Act::StopServer { power: false });
+            let at = now + self.prng.duration(Duration::from_micros(100)..=100 * MS);
+            let behind = self.plan.partition_point(|(planned, _)| *planned <= at);
+            self.plan.insert(behind, (at, Act::StartServer));
         }
     }
 

@@ -3,6 +3,7 @@
 use rtrs_client::{Failover, NoPath};
 use rtrs_core::fabric::sim::BindMode;
 use rtrs_core::prng::{Prng, Ratio};
+use rtrs_core::time::Duration;
 
 use super::{DEAF, FaultMix, MS, Options, half, pick};
 
@@ -147,5 +148,29 @@ impl Options {
         (work.sectors, work.span_max, work.depth) = (3072, 1536, 4);
         (work.gap_max, work.ios_max) = (pick(prng, &[1, 20]) * MS, 60);
         (work.reads, work.overlap, work.zeroes) = (Ratio::new(1, 2), false, Ratio::ZERO);
+    }
+
+    /// Makes it likely that a write waits for a dead path while its NBD connection is closed, and
+    /// that newer ones go to the same place over another.
+    pub(super) fn hunt_dropped_writes(&mut self, prng: &mut Prng) {
+        (self.nbd, self.nbd_drops) = (true, true);
+        (self.heartbeat, self.server_heartbeat) = (pick(prng, &[50, 100]) * MS, 50 * MS);
+        self.no_path = pick(prng, &[NoPath::Queue, NoPath::QueueFor(Duration::from_secs(60))]);
+        self.load_time = 3000 * MS;
+        self.client_cores = pick(prng, &[1, 2, 2]);
+        self.faults = FaultMix {
+            gap_max: 200 * MS,
+            lasts_max: 400 * MS,
+            silence: 2,
+            blackhole: 2,
+            qp_error: pick(prng, &[0, 1]),
+            ..FaultMix::NONE
+        };
+        let disk = &mut self.disk;
+        (disk.slow, disk.stuck, disk.errors) = (Ratio::ZERO, Ratio::ZERO, Ratio::ZERO);
+        let work = &mut self.work;
+        (work.sectors, work.gap_max, work.ios_max) = (pick(prng, &[16, 32]), 3 * MS, 2000);
+        (work.reads, work.span_max, work.overlap) = (Ratio::new(1, 2), 4, false);
+        work.depth = pick(prng, &[8, 24]);
     }
 }

@@ -1,0 +1,136 @@
+//! What a share of the runs has that look for nothing else: a disk slower than `io-timeout-ms`, a
+//! backing file that is made shorter, epochs that are saved late, a second session that writes.
+//!
+//! Each is drawn by a generator of its own, and runs that hunt for something stay as they are.
+
+use rtrs_client::NoPath;
+use rtrs_core::prng::{Prng, Ratio};
+use rtrs_core::time::Duration;
+
+use super::{FaultMix, Guest, MS, Options, half, pick};
+
+// Chosen so that the seeds that are kept for what they found stay what they were.
+const LATE_DISK: u64 = 0x6c61_7465_5f64_7361;
+const TRUNCATION: u64 = 0x7472_756e_6361_7465;
+const GUEST_WRITES: u64 = 0x6775_6573_745f_7770;
+const LATE_SAVES: u64 = 0x6c61_7465_7361_7666;
+const GUEST_LOSSES: u64 = 0x6775_6573_745f_6c71;
+
+/// The extras of a run.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Extra {
+    /// Operations of the backend take longer than the client waits for an answer.
+    pub late_disk: bool,
+    /// The backing file is made shorter while it is exported.
+    pub truncation: Option<Truncation>,
+    /// The server takes a while to save the epoch of an export.
+    pub saves: Option<Saves>,
+    /// The second session writes to sectors of its own, behind those of the others.
+    pub guest_writes: bool,
+}
+
+/// What becomes of a backing file that is made shorter.
+#[derive(Clone, Copy, Debug)]
+pub struct Truncation {
+    /// It gets its old length back, and the server is started again.
+    pub regained: bool,
+    /// The server starts again meanwhile too, and exports what is left.
+    pub short_export: bool,
+}
+
+/// How epochs are saved.
+#[derive(Clone, Copy, Debug)]
+pub struct Saves {
+    /// Longest time of a save.
+    pub time_max: Duration,
+    /// Half of them hang for this long.
+    pub hang: Option<Duration>,
+    /// The server may be killed meanwhile.
+    pub kills: bool,
+}
+
+impl Options {
+    /// Draws the extras.
+    pub(super) fn draw_extra(&mut self) {
+        let seed = self.seed;
+        let own = &mut Prng::new(seed ^ LATE_DISK);
+        if self.is_ordinary() && own.chance(Ratio::new(1, 8)) {
+            return self.have_late_disk(own);
+        }
+        let own = &mut Prng::new(seed ^ TRUNCATION);
+        if self.is_ordinary() && own.chance(Ratio::new(1, 8)) {
+            return self.have_truncation(own);
+        }
+        let own = &mut Prng::new(seed ^ GUEST_WRITES);
+        let alone = self.faults.client_restart == 0 && self.is_ordinary();
+        if alone && own.chance(Ratio::new(1, 8)) {
+            self.guest = Some(Guest::Writer);
+            self.extra.guest_writes = true;
+        }
+        let loses = self.disk.writeback.num > 0;
+        let own = &mut Prng::new(seed ^ LATE_SAVES);
+        if loses && half(own) {
+            self.extra.saves = Some(Saves {
+                time_max: pick(own, &[5, 100, 300]) * MS,
+                hang: pick(own, &[None, Some(6000 * MS)]),
+                kills: own.chance(Ratio::new(3, 4)),
+            });
+            if half(own) {
+                // Who is told of a loss is told by nothing else.
+                self.work.flushes = Ratio::new(1, 20);
+                self.faults =
+                    FaultMix { gap_max: self.load_time * 4, power_cut: 1, ..FaultMix::NONE };
+            }
+        }
+        let own = &mut Prng::new(seed ^ GUEST_LOSSES);
+        let writer = self.guest == Some(Guest::Writer);
+        self.extra.guest_writes |= loses && writer && half(own);
+    }
+
+    /// True when the run hunts for nothing, by the traces that hunts leave.
+    fn is_ordinary(&self) -> bool {
+        let Self { faults, work, .. } = self;
+        let hunted = faults.give_up + faults.client_leave + faults.late_requests > 0
+            || faults.away_max != 300 * MS
+            || (faults.spare && faults.lasts_max == 2000 * MS)
+            || self.disk.writeback.num > 0
+            || self.load_time > 3000 * MS
+            || self.world.revoke_max.is_some()
+            || work.sectors > 256
+            || work.rewrites;
+        let beside = self.strangers || self.rival || self.guest.is_some() || self.nbd_drops;
+        !hunted && !beside && self.stall_max.is_none() && self.kernel.is_none()
+    }
+
+    /// Makes it likely that a path is given up because the backend is slow, that what was sent over
+    /// it goes to another while its first copy is still at work, and that what has failed for that
+    /// is written anew.
+    fn have_late_disk(&mut self, prng: &mut Prng) {
+        self.extra.late_disk = true;
+        self.io_timeout = pick(prng, &[100, 400]) * MS;
+        let sixty = NoPath::QueueFor(Duration::from_secs(60));
+        self.no_path = pick(prng, &[NoPath::QueueFor(50 * MS), sixty]);
+        self.load_time = self.load_time.max(2000 * MS);
+        let disk = &mut self.disk;
+        (disk.slow, disk.slow_max) = (pick(prng, &[Ratio::new(1, 20), Ratio::new(1, 4)]), 600 * MS);
+        (disk.stuck, disk.stuck_max) = (Ratio::new(1, 50), pick(prng, &[600, 2000]) * MS);
+        disk.room = disk.room.max(4);
+        let work = &mut self.work;
+        (work.sectors, work.gap_max) = (pick(prng, &[16, 32, 64]), 5 * MS);
+        (work.span_max, work.reads) = (pick(prng, &[4, 8]), Ratio::new(1, 2));
+        (work.rewrites, work.rewrites_max) = (half(prng), 300);
+        work.ios_max = 1000;
+    }
+
+    /// What fails then fails for this alone. That a shorter file survives a power cut is nobody's
+    /// promise.
+    fn have_truncation(&mut self, prng: &mut Prng) {
+        let (regained, short_export) = pick(prng, &[(false, false), (true, false), (true, true)]);
+        self.extra.truncation = Some(Truncation { regained, short_export });
+        let faults = &mut self.faults;
+        (faults.server_restart, faults.power_cut, faults.server_stop) = (0, 0, 0);
+        (faults.client_restart, self.takeover) = (0, None);
+        (self.disk.errors, self.load_time) = (Ratio::ZERO, self.load_time.max(1000 * MS));
+        self.work.ios_max = self.work.ios_max.max(250);
+    }
+}

@@ -1,0 +1,98 @@
+//! A backing file that is made shorter while it is exported.
+//!
+//! What was beyond the cut is gone, whoever was promised what: where the file gets its length back
+//! it holds zeroes, as if they had been written at the cut, and nothing of before. Until it is
+//! exported anew no IO beyond the cut succeeds that began after it; what overlaps that time may
+//! fail. IO before the cut goes on as if nothing had happened; but a write with FUA beyond it is a
+//! sync that fails, which the server tells every flush and write with FUA of.
+
+use std::collections::BTreeSet;
+
+use rtrs_core::time::Instant;
+
+use super::{Failure, Oracle};
+
+/// What is known of the file's end.
+#[derive(Debug, Default)]
+pub(super) struct Length {
+    short: Option<Short>,
+    /// The end of the durable writes so far.
+    durable_end: u32,
+    /// Cores that have been told of durable writes that failed, after the file was exported anew.
+    told: BTreeSet<usize>,
+}
+
+/// A file that is, or was, shorter than its export.
+#[derive(Clone, Copy, Debug)]
+struct Short {
+    /// Its first sector that is gone.
+    from: u32,
+    /// When that was, in the order of submissions and ends.
+    since: u64,
+    /// When it was exported anew in its old length, if that was so.
+    until: Option<Instant>,
+}
+
+impl Oracle {
+    /// The file ends before this sector from now on.
+    pub(in super::super) fn truncated(&mut self, from: u32) -> Result<(), Failure> {
+        let zeroes = self.write(from, self.sectors.len() as u32 - from, true);
+        self.write_acked(zeroes, false)?;
+        self.file.short = Some(Short { from, since: self.clock, until: None });
+        Ok(())
+    }
+
+    /// The file is exported anew, in its old length.
+    pub(in super::super) fn regained(&mut self, now: Instant) {
+        if let Some(short) = &mut self.file.short {
+            short.until = Some(now);
+        }
+    }
+
+    /// A durable write is asked for.
+    pub(in super::super) fn durable_asked(&mut self, sector: u32, count: u32) {
+        self.file.durable_end = self.file.durable_end.max(sector + count);
+    }
+
+    /// True when a flush or durable write of a core since that moment may have failed because a
+    /// durable write beyond the end of the file did. The server that exports the file anew has
+    /// another epoch for that, which each core may be told of once more.
+    pub(in super::super) fn may_be_told(&mut self, core: usize, since: Instant) -> bool {
+        if self.may_be_beyond(0, self.file.durable_end, since) {
+            return true;
+        }
+        let is_over = self.file.short.is_some_and(|short| short.until.is_some());
+        let durable = self.file.short.is_some_and(|short| self.file.durable_end > short.from);
+        let first = !self.file.told.contains(&core);
+        self.file.told.insert(core);
+        is_over && durable && first
+    }
+
+    /// True for IO since that moment which may have met the end of the file.
+    pub(in super::super) fn may_be_beyond(&self, sector: u32, count: u32, since: Instant) -> bool {
+        let meets = |short: Short| {
+            sector + count > short.from && short.until.is_none_or(|until| since <= until)
+        };
+        count > 0 && self.file.short.is_some_and(meets)
+    }
+
+    /// A write was acknowledged.
+    pub(super) fn judge_acked(&self, id: u32) -> Result<(), Failure> {
+        let write = &self.writes[id as usize];
+        self.judge_end(write.start, write.sector, write.count)
+    }
+
+    /// IO that began at `start` has succeeded.
+    pub(super) fn judge_end(&self, start: u64, sector: u32, count: u32) -> Result<(), Failure> {
+        let Some(short) = self.file.short else { return Ok(()) };
+        if short.until.is_some() || start <= short.since || sector + count <= short.from {
+            return Ok(());
+        }
+        let text = format!(
+            "IO of sectors {sector}+{count} succeeded although the backing file has ended before \
+             sector {} since before it began",
+            short.from
+        );
+        Err(Failure::new("blocks", text))
+    }
+}
