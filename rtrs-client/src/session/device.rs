@@ -62,7 +62,9 @@ impl SessionControl {
             all_tried && path.state == PathState::Waiting
         });
         let decided = self.opened_once || self.failure.is_some() || self.detaching;
-        if decided || !hopeless || self.is_patient(now) {
+        // Another disk does not turn into the right one by waiting.
+        let elsewhere = self.paths.iter().all(Path::leads_elsewhere);
+        if decided || !hopeless || (self.is_patient(now) && !elsewhere) {
             return;
         }
         let told: Vec<String> = self

@@ -13,13 +13,20 @@
 use rtrs_core::identity::{Comparison, EvictionSecret, ExportId, Identity, ServerId};
 
 use super::OpenDevice;
-use super::control::SessionControl;
+use super::control::{Path, SessionControl};
 
 /// What is known of the server and its disk.
 #[derive(Debug, Default)]
 pub(super) struct Pinned {
     identity: Identity,
     secret: Option<EvictionSecret>,
+}
+
+impl Path {
+    /// True while what is wrong with it is that it leads to another server or export.
+    pub(super) fn leads_elsewhere(&self) -> bool {
+        self.last_error.as_ref().is_some_and(|why| why.starts_with(ANOTHER))
+    }
 }
 
 impl Pinned {

@@ -182,3 +182,19 @@ fn nobody_can_evict_a_session_from_a_server_that_gave_no_secret() {
     assert_eq!(stand.client.control.failure(), None);
     assert_back(&mut stand, |how| how.refuse = None);
 }
+
+#[test]
+fn who_takes_over_does_not_wait_for_another_disk_to_become_the_right_one() {
+    for (server_id, name) in [(OTHER, "a"), (HOME, "b")] {
+        let mut stand = Stand::new(|s| {
+            s.paths = 2;
+            (s.how.server_id, s.how.export_id) = (Some(server_id), export(name));
+            s.config.open_patience = 60 * SEC;
+            s.config.identity =
+                Some(Identity { server: ServerId::from_bytes(HOME), export: export("a") });
+        });
+        stand.until("the failure", 2 * SEC, |s| s.client.control.failure().is_some());
+        let why = stand.client.control.failure().map(ToString::to_string);
+        assert!(why.is_some_and(|why| why.contains("cannot use this path: ")));
+    }
+}
