@@ -277,7 +277,12 @@ impl SessionControl {
         }
         let Some(chunks) = path.chunks.take() else { return };
         let server = path.server_id;
-        if let Some(why) = self.pinned.refuses(server, self.last.as_deref(), device) {
+        let others = self.paths.iter().any(|path| path.state == PathState::Connected);
+        let why = self
+            .pinned
+            .refuses(server, self.last.as_deref(), device)
+            .or_else(|| self.pinned.refuses_beside(server, device.export_id).filter(|_| others));
+        if let Some(why) = why {
             self.end_path(now, index, Some(why), fabrics);
             return;
         }

@@ -7,6 +7,10 @@
 //! is opened there, the export's after. A kernel's server has no ids: of that the shape of the
 //! device is compared, and nothing else can be.
 //!
+//! What says more than was known, or is of another boot, may be the same server, which was
+//! upgraded or started again. Then no path to it is left from before. As long as one is connected
+//! they are two, and the new path stays down: else one volume would be striped over two disks.
+//!
 //! The eviction secret stands here as well: a reject with ESTALE ends the session only when it
 //! repeats what the server said with OPEN_RSP.
 
@@ -82,6 +86,29 @@ impl Pinned {
         Some(format!("{ANOTHER}: {found}, and the session is with {pinned}; {HINT}"))
     }
 
+    /// Why a device that is not refused cannot be used while another path is connected.
+    pub(super) fn refuses_beside(
+        &self,
+        server: Option<ServerId>,
+        export: Option<ExportId>,
+    ) -> Option<String> {
+        if self.after(server, export) == self.identity {
+            return None;
+        }
+        Some(format!(
+            "{ANOTHER}: it says of server or export what a path that is connected did not say; it \
+             is used when no other is connected, if the server was upgraded or started again"
+        ))
+    }
+
+    /// What is known when this was met.
+    fn after(&self, server: Option<ServerId>, export: Option<ExportId>) -> Identity {
+        Identity {
+            server: server.or(self.identity.server),
+            export: export.or(self.identity.export),
+        }
+    }
+
     /// A path opened this device of this server, which is not refused.
     pub(super) fn meet(
         &mut self,
@@ -95,10 +122,7 @@ impl Pinned {
                  nothing but its shape says that it is the same"
             );
         }
-        let met = Identity {
-            server: server.or(self.identity.server),
-            export: export.or(self.identity.export),
-        };
+        let met = self.after(server, export);
         if met != self.identity {
             tracing::info!(identity = %met, "the identity of the volume is pinned");
             self.identity = met;

@@ -107,6 +107,34 @@ fn an_id_that_appears_is_pinned() {
 }
 
 #[test]
+fn an_id_is_not_pinned_beside_a_path_that_did_not_say_it() {
+    let nothing = (None, None);
+    for (before, beside) in [
+        (nothing, (Some(HOME), None)),
+        (nothing, (Some(HOME), export("a"))),
+        ((Some(HOME), None), (Some(HOME), export("a"))),
+        // Cloned machines with one machine id.
+        ((Some(HOME), weak(1, "a")), (Some(HOME), weak(2, "a"))),
+    ] {
+        let mut stand = stand(before.0, before.1);
+        let pinned = stand.client.control.pinned_identity();
+        (stand.server.how.server_id, stand.server.how.export_id) = beside;
+        stand.server.end_path(stand.now(), 1);
+        let down = |s: &Stand| s.client.last_error(1).contains("a path that is connected");
+        stand.until("the error", 5 * SEC, down);
+        stand.run(10 * SEC);
+        assert_eq!(stand.client.states()[0], PathState::Connected);
+        assert_ne!(stand.client.states()[1], PathState::Connected, "two disks");
+        assert_eq!(stand.client.control.pinned_identity(), pinned);
+        stand.read(0, 0, 4096);
+        // It was the same server: the path from before ends too.
+        stand.server.end_path(stand.now(), 0);
+        stand.until("the paths", 10 * SEC, Stand::is_whole);
+        assert_ne!(stand.client.control.pinned_identity(), pinned);
+    }
+}
+
+#[test]
 fn a_weak_id_holds_until_the_servers_host_is_started_again() {
     let mut stand = stand(Some(HOME), weak(1, "a"));
     replace(&mut stand, |_| {});
