@@ -1,7 +1,7 @@
 //! Losses of acknowledged writes, and which user of a device has heard of them.
 //!
 //! A user is whoever counts on a flush: an NBD connection, or a kernel device with all its
-//! sockets. Each is told of each loss once, by a flush that fails, whoever else was told before.
+//! sockets. Each hears of each loss once, by a flush that fails, whoever else heard of it before.
 //! It is told whoever wrote what was lost: where several connections show one device
 //! (NBD's CAN_MULTI_CONN), a good flush on one of them vouches for the writes of all. A user that
 //! comes begins with the losses that the device's last good flush knew of, so a client that

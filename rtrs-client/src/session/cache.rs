@@ -5,7 +5,7 @@
 //! not have its data any more. A flush that then succeeded would tell a file system that it is
 //! durable. So OPEN_RSP says which life of the cache the server is in (`cache_id`), each answer
 //! counts for the life its path was opened in, and when the life changes while such writes are
-//! outstanding, that is a loss: each user of the device is told of it once, by a flush that fails,
+//! outstanding, that is a loss: each user of the device hears of it once, by a flush that fails,
 //! as by a disk that lost its write cache (`rtrs_core::losses`). So is a flush that the server
 //! fails, and a write with FUA while other writes wait for a flush: the server's device has one
 //! cache, and it reports what it lost to one request.
