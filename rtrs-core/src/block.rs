@@ -225,6 +225,17 @@ pub trait BlockDevice: fmt::Debug {
     }
 }
 
+/// Which syncs (flushes, and writes with FUA) may take the report of a lost write from another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SharedErrors {
+    /// None: each is told all that concerns it.
+    None,
+    /// A flush may, from another flush.
+    Flushes,
+    /// Any may, from any other.
+    Syncs,
+}
+
 /// A device that every core can open for itself.
 pub trait BlockSource: Send + Sync + fmt::Debug {
     /// Size, limits and abilities.
@@ -235,10 +246,10 @@ pub trait BlockSource: Send + Sync + fmt::Debug {
         false
     }
 
-    /// True when the error of a lost write is reported to one sync only, whichever comes first:
-    /// then the success of a sync says something only when those beside it are known.
-    fn syncs_share_errors(&self) -> bool {
-        true
+    /// Where the error of a lost write is reported to one sync only, whichever comes first, the
+    /// success of a sync says something only when those beside it are known.
+    fn shared_errors(&self) -> SharedErrors {
+        SharedErrors::Syncs
     }
 
     /// Opens this core's queue.

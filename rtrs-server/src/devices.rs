@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-use rtrs_core::block::{BlockDevice, Completion, Core, Geometry, Io};
+use rtrs_core::block::{BlockDevice, Completion, Core, Geometry, Io, SharedErrors};
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::mem::Region;
 use rtrs_core::time::{Instant, earliest};
@@ -44,8 +44,10 @@ struct OpenDevice {
     device: Box<dyn BlockDevice>,
     waiting: VecDeque<RequestRef>,
     closing: bool,
-    /// Numbers of syncs that are out, lowest first; None where no sync takes another's error.
-    syncs: Option<VecDeque<u64>>,
+    /// Numbers of syncs that are out, lowest first.
+    syncs: VecDeque<u64>,
+    /// Which syncs have numbers.
+    shared: SharedErrors,
     /// As long as it is held, its place in the table means nothing else.
     export: Arc<Export>,
 }
@@ -90,9 +92,9 @@ impl Devices {
                 let device = export.source.open(&self.core)?;
                 let waiting = VecDeque::new();
                 export.epoch.set_shards(self.cores);
-                let syncs = export.source.syncs_share_errors();
-                let syncs = syncs.then(|| VecDeque::with_capacity(INFLIGHT_MAX));
-                slot.insert(OpenDevice { device, waiting, closing: false, syncs, export })
+                let shared = export.source.shared_errors();
+                let syncs = VecDeque::with_capacity(INFLIGHT_MAX);
+                slot.insert(OpenDevice { device, waiting, closing: false, syncs, shared, export })
             }
         };
         open.closing = false;
@@ -112,24 +114,25 @@ impl Devices {
         self.open.get(export.index())?.as_ref().map(|open| open.export.name.as_str())
     }
 
-    /// A number for a sync that is about to be submitted on this core. None where a good sync
-    /// needs none.
-    pub fn draw(&mut self, core: CoreIndex, export: ExportIndex) -> Option<u64> {
+    /// A number for a sync that is about to be submitted on this core, a flush or not. None where
+    /// it takes no other's error.
+    pub fn draw(&mut self, core: CoreIndex, export: ExportIndex, flush: bool) -> Option<u64> {
         let open = self.open.get_mut(export.index())?.as_mut()?;
-        let syncs = open.syncs.as_mut()?;
-        let number = open.export.epoch.draw(core, syncs.front().copied());
-        syncs.push_back(number);
+        if open.shared == SharedErrors::None || open.shared == SharedErrors::Flushes && !flush {
+            return None;
+        }
+        let number = open.export.epoch.draw(core, open.syncs.front().copied());
+        open.syncs.push_back(number);
         Some(number)
     }
 
     /// A sync of this core is back. True when other cores wait for that.
     pub fn back(&mut self, core: CoreIndex, export: ExportIndex, number: u64) -> bool {
         let Some(Some(open)) = self.open.get_mut(export.index()) else { return false };
-        let Some(syncs) = open.syncs.as_mut() else { return false };
-        if let Ok(at) = syncs.binary_search(&number) {
-            syncs.remove(at);
+        if let Ok(at) = open.syncs.binary_search(&number) {
+            open.syncs.remove(at);
         }
-        open.export.epoch.back(core, syncs.front().copied())
+        open.export.epoch.back(core, open.syncs.front().copied())
     }
 
     /// What closed paths have left running at an export, on all cores.

@@ -76,6 +76,8 @@ struct State {
     /// Bytes of the backing file, and the lowest number there was since it was exported.
     len: usize,
     end: usize,
+    /// The end that a flush has last failed for.
+    told: usize,
     current: Vec<u8>,
     previous: Vec<u8>,
     durable: Vec<u8>,
@@ -143,6 +145,7 @@ impl Disk {
             guest_from: usize::MAX,
             len: size,
             end: size,
+            told: size,
             current: vec![0; size],
             previous: vec![0; size],
             durable: vec![0; size],
@@ -183,6 +186,7 @@ impl Disk {
     pub(super) fn exported(&self) -> Self {
         let state = &mut *self.state.lock();
         state.end = state.len;
+        state.told = state.len;
         let geometry = Geometry { size: state.len as u64, ..self.geometry.clone() };
         Self { geometry, state: Arc::clone(&self.state) }
     }
@@ -443,6 +447,13 @@ impl State {
         op.took = syncs && std::mem::take(&mut self.lost);
         if op.took && self.plant != Plant::QuietSync {
             op.status = IoStatus::Io;
+        }
+        if op.io.op == IoOp::Flush && self.told > self.end {
+            self.told = self.end;
+            self.stats.beyond += 1;
+            if self.plant != Plant::QuietCut {
+                op.status = IoStatus::Io;
+            }
         }
         match (op.io.op, &op.io.buf) {
             (IoOp::Read, Some(buf)) => {

@@ -65,6 +65,8 @@ pub enum Plant {
     OldTail,
     /// The backend writes beyond the end of a file that was made shorter.
     GrownWrite,
+    /// A backing file is made shorter, and no flush says so.
+    QuietCut,
     /// A server that is killed before the epoch of an export is saved has left nothing of it.
     LateSave,
     /// The backend loses writes of the second session.
@@ -98,6 +100,7 @@ pub(super) const PLANTS: &[(Plant, &str, &str)] = &[
     (Plant::LateEffect, "late-effect", "blocks"),
     (Plant::OldTail, "old-tail", "blocks"),
     (Plant::GrownWrite, "grown-write", "blocks"),
+    (Plant::QuietCut, "quiet-cut", "durable"),
     (Plant::LateSave, "late-save", "durable"),
     (Plant::LostGuestWrite, "lost-guest-write", "blocks"),
 ];

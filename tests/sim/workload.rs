@@ -579,6 +579,9 @@ impl Workload {
             IoStatus::Io if syncs && oracle.may_be_told(self.core, io.since) => {
                 self.stats.beyond += 1
             }
+            IoStatus::Io if io.op == IoOp::Flush && oracle.may_be_cut(self.core, io.since, now) => {
+                self.stats.beyond += 1;
+            }
             IoStatus::Io if self.errors.backend => self.stats.errors += 1,
             // NBD has one error for all of these.
             IoStatus::Io if self.errors.paths && self.nbd && !calm => self.stats.errors += 1,

@@ -6,6 +6,7 @@
 //! blocks until the device is done, so it is for a thread of its own, never for a core.
 //! Called by the server's file backend when it opens a target, and by its discard thread.
 
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -235,6 +236,43 @@ pub fn filesystem_uuid(fd: impl AsFd) -> io::Result<[u8; 16]> {
         return Err(io::Error::from_raw_os_error(libc::ENODATA));
     }
     Ok(found)
+}
+
+/// What `statx` tells about a file; room for the answer to [`Op::Statx`](super::Op::Statx).
+pub struct FileFacts(libc::statx);
+
+impl FileFacts {
+    /// No answer yet: a length of 0 and no name.
+    pub fn new() -> Box<Self> {
+        // SAFETY: statx is plain data, for which all zeroes are valid.
+        Box::new(Self(unsafe { std::mem::zeroed() }))
+    }
+
+    /// Length in bytes.
+    pub const fn len(&self) -> u64 {
+        self.0.stx_size
+    }
+
+    /// True for a file without a byte.
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How many names lead to it.
+    pub const fn links(&self) -> u32 {
+        self.0.stx_nlink
+    }
+
+    /// Where the kernel puts its answer.
+    pub(super) const fn room(&mut self) -> *mut libc::statx {
+        &raw mut self.0
+    }
+}
+
+impl fmt::Debug for FileFacts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FileFacts").field("len", &self.len()).finish_non_exhaustive()
+    }
 }
 
 /// The `dev_t` of a major and a minor number.

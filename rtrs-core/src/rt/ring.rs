@@ -19,6 +19,7 @@ use std::sync::Arc;
 
 use io_uring::{IoUring, opcode, squeue, types};
 
+use super::blkdev::FileFacts;
 use super::fixed::{Fixed, SLOTS};
 use crate::mem::{IoVecs, MemSlice, Region};
 use crate::time::Duration;
@@ -77,6 +78,8 @@ pub enum Op {
     Fsync { fd: Fd, data_only: bool },
     /// `fallocate`.
     Fallocate { fd: Fd, mode: i32, offset: u64, len: u64 },
+    /// `statx` of the descriptor itself.
+    Statx { fd: Fd, facts: Box<FileFacts> },
     /// `accept4` with CLOEXEC; the result is the new descriptor, see [`Completed::into_fd`].
     Accept { fd: Fd },
     /// `connect`.
@@ -464,6 +467,12 @@ impl Inner {
                 opcode::Fallocate::new(types::Fd(fd.as_raw_fd()), *len)
                     .offset(*offset)
                     .mode(*mode)
+                    .build()
+            }
+            Op::Statx { fd, facts } => {
+                opcode::Statx::new(types::Fd(fd.as_raw_fd()), c"".as_ptr(), facts.room().cast())
+                    .flags(libc::AT_EMPTY_PATH)
+                    .mask(libc::STATX_SIZE | libc::STATX_NLINK)
                     .build()
             }
             Op::Accept { fd } => opcode::Accept::new(

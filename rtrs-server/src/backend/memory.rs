@@ -13,7 +13,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
-use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, Io, IoOp};
+use rtrs_core::block::{
+    BlockDevice, BlockSource, Completion, Core, Geometry, Io, IoOp, SharedErrors,
+};
 use rtrs_core::mem::MemSlice;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
@@ -75,8 +77,8 @@ impl BlockSource for MemorySource {
         self.geometry.clone()
     }
 
-    fn syncs_share_errors(&self) -> bool {
-        false
+    fn shared_errors(&self) -> SharedErrors {
+        SharedErrors::None
     }
 
     fn is_volatile(&self) -> bool {

@@ -3,7 +3,9 @@
 //! IOs complete within `submit`; `poll` has nothing to do. There is no cache to flush, so
 //! nothing is ever less durable than promised, which is not at all.
 
-use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, Io, IoOp};
+use rtrs_core::block::{
+    BlockDevice, BlockSource, Completion, Core, Geometry, Io, IoOp, SharedErrors,
+};
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
 
@@ -28,8 +30,8 @@ impl BlockSource for NullSource {
         self.geometry.clone()
     }
 
-    fn syncs_share_errors(&self) -> bool {
-        false
+    fn shared_errors(&self) -> SharedErrors {
+        SharedErrors::None
     }
 
     fn open(&self, _core: &Core) -> std::io::Result<Box<dyn BlockDevice>> {

@@ -78,7 +78,7 @@ impl Shard {
             let epoch = self.devices.epoch(io.export).map_or(0, SyncEpoch::rises);
             io.mark = ledger.begin_flush(epoch, path.shared.key, permit);
         }
-        io.number = self.devices.draw(core, io.export);
+        io.number = self.devices.draw(core, io.export, io.covers_all());
     }
 
     /// The device was full: the sync did not begin. Nobody is woken, since another shard whose

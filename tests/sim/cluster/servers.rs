@@ -165,6 +165,7 @@ impl Cluster {
         }
         for oracle in guest.into_iter().chain([&mut self.oracle]) {
             oracle.settle();
+            oracle.cut_is_told();
             if power {
                 oracle.power_cut();
             }

@@ -53,6 +53,7 @@ impl Oracle {
     /// A flush that began at `start` was acknowledged.
     pub(in super::super) fn flush_acked(&mut self, start: u64) -> Result<(), Failure> {
         self.tick();
+        self.judge_cut(start)?;
         for id in 0..self.writes.len() {
             let write = &mut self.writes[id];
             let excused = write.excused.is_some_and(|since| since <= start);
@@ -69,6 +70,7 @@ impl Oracle {
     /// for a power cut that nobody had told of, or, if so said, whose telling counts for none.
     pub(in super::super) fn flush_failed(&mut self, start: u64, again: bool) -> bool {
         let now = self.tick();
+        self.cut_is_told();
         let (cut, at) = self.told;
         let news = cut != self.last_cut || start < at;
         let was_lost = |write: &Write| {
@@ -91,6 +93,7 @@ impl Oracle {
             (self.doubt, self.told) = (true, (0, 0));
             return;
         }
+        self.cut_is_told();
         for write in &mut self.writes {
             write.orphan |= write.acked;
         }

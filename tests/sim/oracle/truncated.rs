@@ -4,13 +4,18 @@
 //! it holds zeroes, as if they had been written at the cut, and nothing of before. Until it is
 //! exported anew no IO beyond the cut succeeds that began after it; what overlaps that time may
 //! fail. IO before the cut goes on as if nothing had happened; but a write with FUA beyond it is a
-//! sync that fails, which the server tells every flush and write with FUA of.
+//! sync that fails, which the server tells every flush and write with FUA of. And what had been
+//! acknowledged there without a flush is not flushed by any that begins afterwards: one has to fail
+//! first, unless the server ends before.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rtrs_core::time::Instant;
 
 use super::{Failure, Oracle};
+
+/// How many flushes of a core may fail for one cut, one after the other.
+const TELLINGS_MAX: u32 = 8;
 
 /// What is known of the file's end.
 #[derive(Debug, Default)]
@@ -20,6 +25,11 @@ pub(super) struct Length {
     durable_end: u32,
     /// Cores that have been told of durable writes that failed, after the file was exported anew.
     told: BTreeSet<usize>,
+    /// Writes that were acknowledged, not flushed, and cut off, and no flush has failed since.
+    cut: Vec<u32>,
+    /// When a flush of that core has last failed, for all one knows since the file was cut, and how
+    /// many have done so one after the other.
+    cut_told: BTreeMap<usize, (Instant, u32)>,
 }
 
 /// A file that is, or was, shorter than its export.
@@ -36,6 +46,11 @@ struct Short {
 impl Oracle {
     /// The file ends before this sector from now on.
     pub(in super::super) fn truncated(&mut self, from: u32) -> Result<(), Failure> {
+        let cut = (1u32..).zip(&self.writes[1..]).filter(|(_, write)| {
+            write.is_acked() && !write.durable && write.sector + write.count > from
+        });
+        self.file.cut = cut.map(|(id, _)| id).collect();
+        self.file.cut_told.clear();
         let zeroes = self.write(from, self.sectors.len() as u32 - from, true);
         self.write_acked(zeroes, false)?;
         self.file.short = Some(Short { from, since: self.clock, until: None });
@@ -52,6 +67,44 @@ impl Oracle {
     /// A durable write is asked for.
     pub(in super::super) fn durable_asked(&mut self, sector: u32, count: u32) {
         self.file.durable_end = self.file.durable_end.max(sector + count);
+    }
+
+    /// A flush has failed, or the server has ended and does not know of the cut any more.
+    pub(in super::super) fn cut_is_told(&mut self) {
+        self.file.cut.clear();
+    }
+
+    /// True when a flush of a core since that moment may have failed because the file was cut: the
+    /// first one, those beside it, and some that the server may take for other copies of these, or
+    /// whose answers went with a path.
+    pub(in super::super) fn may_be_cut(
+        &mut self,
+        core: usize,
+        since: Instant,
+        now: Instant,
+    ) -> bool {
+        let told = self.file.cut_told.entry(core).or_insert((since, 0));
+        if since > told.0 || told.1 == 0 {
+            *told = (now, told.1 + 1);
+        }
+        self.file.short.is_some() && told.1 <= TELLINGS_MAX
+    }
+
+    /// A flush that began at `start` has succeeded.
+    pub(super) fn judge_cut(&self, start: u64) -> Result<(), Failure> {
+        let Some(short) = self.file.short.filter(|short| short.since < start) else {
+            return Ok(());
+        };
+        let Some(id) = self.file.cut.iter().find(|id| self.writes[**id as usize].finish < start)
+        else {
+            return Ok(());
+        };
+        let text = format!(
+            "a flush was acknowledged, and none has failed, after the backing file was cut at sector \
+             {} and with it write {id}, acknowledged before the flush began",
+            short.from
+        );
+        Err(Failure::new("durable", text))
     }
 
     /// True when a flush or durable write of a core since that moment may have failed because a

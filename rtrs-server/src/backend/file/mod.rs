@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 
-use rtrs_core::block::{BlockDevice, BlockSource, Core, Geometry};
+use rtrs_core::block::{BlockDevice, BlockSource, Core, Geometry, SharedErrors};
 use rtrs_core::mem::Region;
 use rtrs_core::rt::blkdev::{self, DirectAlign, OpenMode};
 use rtrs_core::time::Duration;
@@ -61,6 +61,8 @@ struct Shared {
     device: bool,
     /// The lowest end seen that is below the exported size; else the largest number.
     end: AtomicU64,
+    /// The end that a flush has last failed for.
+    told: AtomicU64,
     /// That it has no name any more was reported.
     deleted: AtomicBool,
     /// Who looks for such changes.
@@ -156,6 +158,7 @@ impl FileSource {
                 discard,
                 device,
                 end: AtomicU64::new(u64::MAX),
+                told: AtomicU64::new(u64::MAX),
                 deleted: AtomicBool::new(false),
                 watch: OnceLock::new(),
             }),
@@ -184,13 +187,25 @@ impl BlockSource for FileSource {
         Ok(Box::new(FileDevice::new(&self.shared, ring)?))
     }
 
-    /// Past the page cache every write gets its own error.
-    fn syncs_share_errors(&self) -> bool {
-        !self.is_direct() && !self.shared.in_memory
+    /// Past the page cache every write gets its own error. That a file was cut short one flush is
+    /// told of, whichever comes first.
+    fn shared_errors(&self) -> SharedErrors {
+        if self.is_direct() || self.shared.in_memory {
+            SharedErrors::Flushes
+        } else {
+            SharedErrors::Syncs
+        }
     }
 
     fn settle(&self) -> io::Result<()> {
-        if self.shared.geometry.read_only || self.shared.in_memory {
+        if self.shared.geometry.read_only {
+            return Ok(());
+        }
+        self.shared.examine();
+        if self.shared.is_cut_untold() {
+            return Err(io::Error::other("it was made shorter, and no flush has told of that"));
+        }
+        if self.shared.in_memory {
             return Ok(());
         }
         // Through a descriptor of its own: the kernel tells a failed write to each opened file

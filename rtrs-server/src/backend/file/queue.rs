@@ -16,7 +16,7 @@ use std::sync::{Arc, Weak};
 
 use rtrs_core::block::{BlockDevice, Completion, Geometry, Io, IoFlags, IoOp};
 use rtrs_core::mem::{MemSlice, Pool, Region};
-use rtrs_core::rt::blkdev::{PUNCH_HOLE, ZERO_RANGE};
+use rtrs_core::rt::blkdev::{FileFacts, PUNCH_HOLE, ZERO_RANGE};
 use rtrs_core::rt::{Completed, Fd, Inbox, Op, Port, Ring, Sender, mailbox};
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Duration, Instant};
@@ -43,6 +43,7 @@ enum Phase {
     ZeroRange,
     WriteZeroes,
     Discard,
+    /// A sync, and after a flush a look how long the file is.
     Sync,
 }
 
@@ -79,6 +80,8 @@ pub(super) struct FileDevice {
     done: Done,
     bounce: Option<Pool>,
     mail: Option<Mail>,
+    /// Room for what flushes find, while none needs it.
+    facts: Vec<Box<FileFacts>>,
     /// Attached to the ring by this queue, by id.
     regions: Vec<(u32, Weak<Region>)>,
     now: Instant,
@@ -113,6 +116,7 @@ impl FileDevice {
             done: Done::new(),
             bounce,
             mail,
+            facts: Vec::new(),
             regions: Vec::new(),
             now: Instant::ZERO,
             sweep_at: Instant::ZERO,
@@ -239,14 +243,24 @@ impl FileDevice {
     }
 
     /// Takes the end of one operation.
-    fn settle(&mut self, ended: &Completed) {
+    fn settle(&mut self, ended: Completed) {
         #[allow(clippy::cast_possible_truncation, reason = "tokens are slot numbers")]
         let index = ended.token as u32;
-        let count = match ended.count() {
+        let count = ended.count();
+        if let Op::Statx { facts, .. } = ended.op {
+            match count {
+                Ok(_) => self.shared.note(facts.len(), facts.links() > 0),
+                Err(error) => self.shared.cannot_look(&error),
+            }
+            self.facts.push(facts);
+            return self.finish(index, self.shared.flushed());
+        }
+        let count = match count {
             Ok(count) => count,
             Err(error) => return self.failed(index, &error),
         };
-        match self.slot(index).phase {
+        let phase = self.slot(index).phase;
+        match phase {
             Phase::Transfer => self.moved(index, count),
             Phase::WriteZeroes => {
                 let slot = self.slot(index);
@@ -260,11 +274,24 @@ impl FileDevice {
                 }
             }
             Phase::Punch | Phase::ZeroRange | Phase::Discard => self.changed(index),
-            Phase::Sync => {
-                self.shared.look();
-                self.finish(index, IoStatus::Ok);
-            }
+            Phase::Sync => self.synced(index),
         }
+    }
+
+    /// A sync has succeeded. A flush ends with a look whether the target is as long as ever.
+    fn synced(&mut self, index: u32) {
+        if self.slot(index).op != IoOp::Flush {
+            return self.finish(index, IoStatus::Ok);
+        }
+        if self.shared.device {
+            self.shared.examine();
+            return self.finish(index, self.shared.flushed());
+        }
+        let facts = self.facts.pop().unwrap_or_else(FileFacts::new);
+        let op = Op::Statx { fd: self.fd.clone(), facts };
+        #[cfg(test)]
+        self.trace.push(format!("{op:?}"));
+        self.port.submit(op, u64::from(index));
     }
 
     /// A transfer came back with `count` bytes.
@@ -316,7 +343,7 @@ impl FileDevice {
     fn drain(&mut self) -> bool {
         let mut any = false;
         while let Some(ended) = self.port.take() {
-            self.settle(&ended);
+            self.settle(ended);
             any = true;
         }
         any
@@ -394,6 +421,10 @@ impl BlockDevice for FileDevice {
             status = IoStatus::Beyond;
         }
         let idle_flush = io.op == IoOp::Flush && (self.geometry.read_only || self.shared.in_memory);
+        if idle_flush && !self.geometry.read_only {
+            self.shared.examine();
+            status = self.shared.flushed();
+        }
         if !status.is_ok() || idle_flush {
             self.done.push(io.tag, status);
             return Ok(());

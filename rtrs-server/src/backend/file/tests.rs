@@ -189,7 +189,7 @@ fn durability_asks_the_system_for_it() {
     let ops = trace(&source, IoOp::Write, fua);
     assert!(ops.len() == 1 && ops[0].contains("dsync: true"), "{ops:?}");
     let ops = trace(&source, IoOp::Flush, plain);
-    assert!(ops.len() == 1 && ops[0].contains("Fsync"), "{ops:?}");
+    assert!(ops.len() == 2 && ops[0].contains("Fsync") && ops[1].contains("Statx"), "{ops:?}");
     for op in [IoOp::Discard, IoOp::WriteZeroes] {
         if op == IoOp::Discard && !source.geometry().discard {
             skip("no holes on this file system");
@@ -281,14 +281,10 @@ fn a_write_does_not_make_a_file_longer_that_was_made_shorter() {
     let mut rig = Rig::new(&source, 0);
     let file = File::options().write(true).open(&path).unwrap();
     file.set_len(8192).unwrap();
-    // A flush has it looked at; without one that takes a second.
+    // A flush looks at it; without one that takes a second.
     let io = rig.io(IoOp::Flush, 0, 0);
-    assert_eq!(rig.run(io), IoStatus::Ok);
-    let end = Clock.now() + Duration::from_secs(20);
-    while !source.shared.is_beyond(8193) {
-        assert!(Clock.now() < end, "not noticed");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    assert_eq!(rig.run(io), IoStatus::Io);
+    assert!(source.shared.is_beyond(8193));
     assert_eq!(rig.write(4096, &[1; 4096]), IoStatus::Ok, "within what is left");
     assert_eq!(rig.write(4096, &[1; 4608]), IoStatus::Beyond);
     for fua in [false, true] {
@@ -304,6 +300,33 @@ fn a_write_does_not_make_a_file_longer_that_was_made_shorter() {
     std::fs::remove_file(&path).unwrap();
     source.shared.examine();
     assert!(source.shared.deleted.load(Ordering::Relaxed));
+}
+
+#[test]
+fn one_flush_fails_for_each_cut() {
+    let on_disk = Scratch::disk();
+    let in_memory = Scratch::memory();
+    for scratch in [Some(&on_disk), in_memory.as_ref()].into_iter().flatten() {
+        let path = scratch.file("cut", 1 << 20);
+        let source = open(&path);
+        let mut rigs = [Rig::new(&source, 0), Rig::new(&source, 1)];
+        let mut flush = |core: usize| {
+            let io = rigs[core].io(IoOp::Flush, 0, 0);
+            rigs[core].run(io)
+        };
+        let file = File::options().write(true).open(&path).unwrap();
+        assert_eq!(flush(0), IoStatus::Ok);
+        // Seen by the flush itself.
+        file.set_len(512 << 10).unwrap();
+        assert!(source.settle().is_err(), "a stop does not hide it");
+        assert_eq!([flush(1), flush(0), flush(1)], [IoStatus::Io, IoStatus::Ok, IoStatus::Ok]);
+        assert!(source.settle().is_ok());
+        // Seen before it, and by then the file is long again.
+        file.set_len(8192).unwrap();
+        source.shared.examine();
+        file.set_len(1 << 20).unwrap();
+        assert_eq!([flush(0), flush(1), flush(0)], [IoStatus::Io, IoStatus::Ok, IoStatus::Ok]);
+    }
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! Looks whether the target still is what was exported: as long, and with a name.
 //!
 //! A write past the end of a file that was made shorter would make it longer again, with zeroes
-//! where data was. So each target has a thread that examines it once a second and at each flush,
-//! off the cores, since that can block where the file system is remote. Below the lowest end seen,
-//! IO goes on; beyond it IO fails until the target is exported anew, whatever length it has by
-//! then. What changed is logged once. The thread ends within a second of its target.
+//! where data was. So each target has a thread that examines it once a second, off the cores, since
+//! that can block where the file system is remote; and a flush ends with a look of its own
+//! (`queue.rs`). Below the lowest end seen, IO goes on; beyond it IO fails until the target is
+//! exported anew, whatever length it has by then. What was cut off may have been acknowledged and
+//! not flushed: one flush fails for each cut, and the session layer tells the other sessions. What
+//! changed is logged once. The thread ends within a second of its target.
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering;
@@ -13,6 +15,7 @@ use std::thread::{self, Thread};
 use std::{fs::File, io, time::Duration};
 
 use rtrs_core::rt::blkdev;
+use rtrs_core::status::IoStatus;
 
 use super::Shared;
 
@@ -46,14 +49,20 @@ fn measure(file: &File, device: bool) -> io::Result<(u64, bool)> {
 impl Shared {
     /// Looks at the target, notes and reports what has changed.
     pub(super) fn examine(&self) {
+        match measure(&self.file, self.device) {
+            Ok((len, named)) => self.note(len, named),
+            Err(error) => self.cannot_look(&error),
+        }
+    }
+
+    /// The target could not be examined. That is no sign of a change.
+    pub(super) fn cannot_look(&self, error: &io::Error) {
+        tracing::debug!("{}: cannot be examined: {error}", self.path.display());
+    }
+
+    /// The target has so many bytes, and perhaps a name.
+    pub(super) fn note(&self, len: u64, named: bool) {
         let path = self.path.display();
-        let (len, named) = match measure(&self.file, self.device) {
-            Ok(found) => found,
-            Err(error) => {
-                tracing::debug!("{path}: cannot be examined: {error}");
-                return;
-            }
-        };
         if len < self.geometry.size && len < self.end.fetch_min(len, Ordering::SeqCst) {
             tracing::error!(
                 bytes = len,
@@ -67,6 +76,18 @@ impl Shared {
                 "{path}: was deleted while exported; what is written is lost when the server ends"
             );
         }
+    }
+
+    /// How a flush ends that was good so far: it fails when the target was made shorter and no
+    /// flush has failed for that.
+    pub(super) fn flushed(&self) -> IoStatus {
+        let end = self.end.load(Ordering::SeqCst);
+        if self.told.fetch_min(end, Ordering::SeqCst) > end { IoStatus::Io } else { IoStatus::Ok }
+    }
+
+    /// True when the target was made shorter and no flush has failed for that.
+    pub(super) fn is_cut_untold(&self) -> bool {
+        self.told.load(Ordering::SeqCst) > self.end.load(Ordering::SeqCst)
     }
 
     /// True for IO that ends beyond the target's end.

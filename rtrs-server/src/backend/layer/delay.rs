@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, Io};
+use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, Io, SharedErrors};
 use rtrs_core::mem::Region;
 use rtrs_core::time::{Duration, Instant, earliest};
 
@@ -32,8 +32,8 @@ impl BlockSource for DelaySource {
         self.inner.geometry()
     }
 
-    fn syncs_share_errors(&self) -> bool {
-        self.inner.syncs_share_errors()
+    fn shared_errors(&self) -> SharedErrors {
+        self.inner.shared_errors()
     }
 
     fn is_volatile(&self) -> bool {

@@ -10,7 +10,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, Io, IoOp};
+use rtrs_core::block::{
+    BlockDevice, BlockSource, Completion, Core, Geometry, Io, IoOp, SharedErrors,
+};
 use rtrs_core::mem::Region;
 use rtrs_core::time::{Duration, Instant, earliest};
 
@@ -112,8 +114,8 @@ impl BlockSource for PauseSource {
         self.inner.geometry()
     }
 
-    fn syncs_share_errors(&self) -> bool {
-        self.inner.syncs_share_errors()
+    fn shared_errors(&self) -> SharedErrors {
+        self.inner.shared_errors()
     }
 
     fn is_volatile(&self) -> bool {

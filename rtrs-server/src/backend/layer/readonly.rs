@@ -6,7 +6,7 @@
 use std::io;
 use std::sync::Arc;
 
-use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, Io};
+use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, Io, SharedErrors};
 use rtrs_core::mem::Region;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Instant, earliest};
@@ -41,8 +41,8 @@ impl BlockSource for ReadOnlySource {
         }
     }
 
-    fn syncs_share_errors(&self) -> bool {
-        self.inner.syncs_share_errors()
+    fn shared_errors(&self) -> SharedErrors {
+        self.inner.shared_errors()
     }
 
     fn is_volatile(&self) -> bool {
