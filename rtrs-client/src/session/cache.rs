@@ -55,7 +55,8 @@ pub(crate) struct FlushMark {
 /// The state of the server's cache as all cores see it.
 #[derive(Debug)]
 pub(crate) struct CacheWatch {
-    /// Writes acknowledged that only a flush makes durable, by core. These only grow.
+    /// Writes acknowledged that only a flush makes durable, by core; of a medium that ends with its
+    /// server all that were acknowledged. These only grow.
     acked: Box<[Count]>,
     /// So many of them a flush has covered.
     flushed: AtomicU64,
@@ -129,7 +130,9 @@ impl CacheWatch {
                     self.flushed.fetch_max(later.unwrap_or(mark.covers), Ordering::SeqCst);
                 }
             }
-            IoOp::Write | IoOp::Discard | IoOp::WriteZeroes if io.flags.fua => {}
+            // On a medium that ends with its server even these are lost.
+            IoOp::Write | IoOp::Discard | IoOp::WriteZeroes
+                if io.flags.fua && !self.volatile.load(Ordering::Relaxed) => {}
             IoOp::Write | IoOp::Discard | IoOp::WriteZeroes => {
                 if let Some(count) = self.acked.get(core.index()) {
                     count.0.fetch_add(1, Ordering::SeqCst);
@@ -201,7 +204,7 @@ impl SessionControl {
         self.paths[index].cache_id = life;
         match &self.cache {
             Some(_) if life == 0 => {}
-            Some(cache) => report(cache.meet(life, volatile)),
+            Some(cache) => report(cache.meet(life, volatile), volatile),
             None => {
                 let before = self.config.inherited_life;
                 let before = before.filter(|_| !rtrs_core::mutated!(InheritedForgotten));
@@ -213,7 +216,7 @@ impl SessionControl {
                 let cache = Arc::new(cache);
                 self.tell_all(ToShard::Cache(Arc::clone(&cache)));
                 if before.is_some() && life != 0 {
-                    report(cache.meet(life, volatile));
+                    report(cache.meet(life, volatile), volatile);
                 }
                 self.cache = Some(cache);
             }
@@ -255,7 +258,8 @@ impl SessionControl {
             return;
         }
         if let Some(path) = self.paths.iter().filter(up).max_by_key(|path| path.started) {
-            report(cache.meet(path.cache_id, cache.volatile.load(Ordering::SeqCst)));
+            let volatile = cache.volatile.load(Ordering::SeqCst);
+            report(cache.meet(path.cache_id, volatile), volatile);
         }
     }
 }
@@ -268,8 +272,13 @@ pub(super) struct KeptLife {
     since: Option<Instant>,
 }
 
-fn report(lost: u64) {
-    if lost > 0 {
+fn report(lost: u64, volatile: bool) {
+    if lost > 0 && volatile {
+        tracing::error!(
+            "the server has started anew, and its export in memory with it: {lost} acknowledged \
+             writes are lost; flushes fail until one has told so"
+        );
+    } else if lost > 0 {
         tracing::error!(
             "the server has started anew and may have lost {lost} writes that were not flushed: \
              flushes fail until one has told so"
@@ -368,6 +377,15 @@ mod tests {
         let mark = begin(&watch);
         watch.done(CORE, &io(IoOp::Flush, false), mark, 7);
         assert_eq!(watch.meet(9, false), 2);
+    }
+
+    #[test]
+    fn of_memory_durable_writes_are_lost_as_well() {
+        let watch = CacheWatch::new(1, 7, true);
+        watch.done(CORE, &io(IoOp::Write, true), FlushMark::default(), 7);
+        assert_eq!(watch.meet(8, true), 1);
+        let flush = begin(&watch);
+        assert!(end(&watch, flush, 8));
     }
 
     #[test]
