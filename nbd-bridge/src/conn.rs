@@ -318,6 +318,7 @@ impl Conn {
         let Some(losses) = &shared.losses else { return };
         let entry = shared.requests.row(row);
         let (status, told) = losses.judge(entry.status, entry.told);
+        shared.stats.failed += u64::from(status != entry.status);
         entry.status = status;
         if self.kernel {
             losses.tell_common(told);

@@ -14,7 +14,8 @@ pub struct BridgeStats {
     pub negotiated: u64,
     /// IOs the device completed.
     pub completed: u64,
-    /// IOs the device failed.
+    /// IOs the device failed, and flushes that failed for a loss that the client had not been told
+    /// of although the device did them.
     pub failed: u64,
     /// Bytes received from clients.
     pub bytes_received: u64,

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rtrs_core::block::{BlockDevice, Completion, Geometry, Io, IoOp};
+use rtrs_core::losses::Losses;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
 
@@ -34,6 +35,7 @@ pub(crate) struct Switches {
     pub(crate) zeroed: AtomicU64,
     pub(crate) discards: AtomicU64,
     pub(crate) kept_allocated: AtomicU64,
+    pub(crate) losses: Arc<Losses>,
 }
 
 #[derive(Debug)]
@@ -140,6 +142,10 @@ impl BlockDevice for TestDevice {
 
     fn inflight(&self) -> usize {
         self.queue.len() + self.done.len()
+    }
+
+    fn take_losses(&mut self) -> Option<Arc<Losses>> {
+        Some(Arc::clone(&self.switches.losses))
     }
 
     fn deadline(&self) -> Option<Instant> {

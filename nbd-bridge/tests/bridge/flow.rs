@@ -84,6 +84,22 @@ fn flush_fua_trim_and_zeroes_reach_the_device() {
 }
 
 #[test]
+fn a_loss_fails_one_flush_of_each_client_and_is_counted() {
+    let stand = Stand::new();
+    let mut clients = [stand.client(true), stand.client(true)];
+    stand.switches.losses.add();
+    for client in &mut clients {
+        assert_eq!(client.error_of(FLUSH, 0, 0, 0), 5);
+        assert_eq!(client.error_of(FLUSH, 0, 0, 0), 0);
+    }
+    for client in clients {
+        client.disconnect();
+    }
+    let stats = stand.finish();
+    assert_eq!((stats.completed, stats.failed), (4, 2));
+}
+
+#[test]
 fn a_bare_request_of_many_pieces_waits_for_room_at_the_device() {
     let geometry = Geometry { zeroes_max: 4096, ..geometry() };
     let stand = Stand::with(geometry, config());
