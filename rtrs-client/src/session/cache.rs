@@ -275,8 +275,8 @@ pub(super) struct KeptLife {
 fn report(lost: u64, volatile: bool) {
     if lost > 0 && volatile {
         tracing::error!(
-            "the server has started anew, and its export in memory with it: {lost} acknowledged \
-             writes are lost; flushes fail until one has told so"
+            "the server has started anew, and its export in memory with it: acknowledged writes \
+             are lost ({lost}); flushes fail until one has told so"
         );
     } else if lost > 0 {
         tracing::error!(
