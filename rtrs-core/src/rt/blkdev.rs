@@ -239,33 +239,35 @@ pub fn filesystem_uuid(fd: impl AsFd) -> io::Result<[u8; 16]> {
 }
 
 /// What `statx` tells about a file; room for the answer to [`Op::Statx`](super::Op::Statx).
-pub struct FileFacts(libc::statx);
+pub struct FileFacts(Box<libc::statx>);
 
 impl FileFacts {
-    /// No answer yet: a length of 0 and no name.
-    pub fn new() -> Box<Self> {
-        // SAFETY: statx is plain data, for which all zeroes are valid.
-        Box::new(Self(unsafe { std::mem::zeroed() }))
-    }
-
     /// Length in bytes.
-    pub const fn len(&self) -> u64 {
+    pub fn len(&self) -> u64 {
         self.0.stx_size
     }
 
     /// True for a file without a byte.
-    pub const fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// How many names lead to it.
-    pub const fn links(&self) -> u32 {
+    pub fn links(&self) -> u32 {
         self.0.stx_nlink
     }
 
-    /// Where the kernel puts its answer.
-    pub(super) const fn room(&mut self) -> *mut libc::statx {
-        &raw mut self.0
+    /// Where the kernel puts its answer; it stays there when this moves.
+    pub(super) fn room(&mut self) -> *mut libc::statx {
+        &raw mut *self.0
+    }
+}
+
+impl Default for FileFacts {
+    /// No answer yet: a length of 0 and no name.
+    fn default() -> Self {
+        // SAFETY: statx is plain data, for which all zeroes are valid.
+        Self(Box::new(unsafe { std::mem::zeroed() }))
     }
 }
 

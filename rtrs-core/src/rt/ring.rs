@@ -79,7 +79,7 @@ pub enum Op {
     /// `fallocate`.
     Fallocate { fd: Fd, mode: i32, offset: u64, len: u64 },
     /// `statx` of the descriptor itself.
-    Statx { fd: Fd, facts: Box<FileFacts> },
+    Statx { fd: Fd, facts: FileFacts },
     /// `accept4` with CLOEXEC; the result is the new descriptor, see [`Completed::into_fd`].
     Accept { fd: Fd },
     /// `connect`.

@@ -100,8 +100,8 @@ impl Oracle {
             return Ok(());
         };
         let text = format!(
-            "a flush was acknowledged, and none has failed, after the backing file was cut at sector \
-             {} and with it write {id}, acknowledged before the flush began",
+            "a flush was acknowledged, and none has failed, after the backing file was cut at \
+             sector {} and with it write {id}, acknowledged before the flush began",
             short.from
         );
         Err(Failure::new("durable", text))

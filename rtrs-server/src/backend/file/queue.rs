@@ -81,7 +81,7 @@ pub(super) struct FileDevice {
     bounce: Option<Pool>,
     mail: Option<Mail>,
     /// Room for what flushes find, while none needs it.
-    facts: Vec<Box<FileFacts>>,
+    facts: Vec<FileFacts>,
     /// Attached to the ring by this queue, by id.
     regions: Vec<(u32, Weak<Region>)>,
     now: Instant,
@@ -287,7 +287,7 @@ impl FileDevice {
             self.shared.examine();
             return self.finish(index, self.shared.flushed());
         }
-        let facts = self.facts.pop().unwrap_or_else(FileFacts::new);
+        let facts = self.facts.pop().unwrap_or_default();
         let op = Op::Statx { fd: self.fd.clone(), facts };
         #[cfg(test)]
         self.trace.push(format!("{op:?}"));
