@@ -130,6 +130,10 @@ mutants! {
     SyncFailureForgotten = "sync-failure-forgotten",
     /// A path is used that leads to another server's disk.
     OtherDiskAccepted = "other-disk-accepted",
+    /// A path is used that meets ids which a path that is connected did not say.
+    NewIdBeside = "new-id-beside",
+    /// A path is used that meets an export's id of another boot than a path that is connected.
+    OtherBootBeside = "other-boot-beside",
 }
 
 /// True when this rule is taken out. `rtrs_core::mutated!(Variant)` in the line that keeps it.

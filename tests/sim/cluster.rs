@@ -442,6 +442,7 @@ impl Cluster {
             Act::Choose(policy) => self.change(now, Change::Policy(policy)),
             Act::Move { path } => self.move_address(path),
             Act::Resize { sectors } => self.resize(sectors),
+            Act::Say(said) => self.say(said),
             Act::Reconnect { only, by } => self.reconnect(now, only, by),
         }
         self.wake_all();
@@ -679,6 +680,7 @@ impl Cluster {
             if rounds.is_multiple_of(64) {
                 self.check_memory()?;
                 self.check_time()?;
+                self.check_first_path()?;
             }
         }
         Ok(true)

@@ -10,7 +10,10 @@ use rtrs_core::fabric::sim::{Fault, LinkOptions};
 use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::time::{Duration, Instant};
 
-use super::options::{FaultMix, MS, Truncation};
+use super::options::{FaultMix, Ids, MS, Said, Truncation};
+
+/// How long before the server starts again other servers end, where they have to.
+const SAID_AHEAD: Duration = Duration::from_millis(300);
 
 /// One thing that happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +55,8 @@ pub(super) enum Act {
     Move { path: usize },
     /// The backing file is made shorter, or gets its length back.
     Resize { sectors: u32 },
+    /// The server says this of itself when it starts next.
+    Say(Said),
 }
 
 /// Draws when the backing file is made shorter from `from` on, and what follows, in order of time.
@@ -76,6 +81,32 @@ pub(super) fn truncate(
         now = now + time / 3;
         plan.push((now, Act::Resize { sectors }));
         restart(&mut plan, now + time / 16);
+    }
+    plan
+}
+
+/// Draws when the server is started again, and says something else than before, in order of time.
+/// Long before it there are no other servers for a session that tells them from its own by a path
+/// that is connected: what they have sent must have come when no path is.
+pub(super) fn say(
+    ids: Ids,
+    (from, time): (Instant, Duration),
+    prng: &mut Prng,
+) -> Vec<(Instant, Act)> {
+    let mut plan = Vec::new();
+    for third in 1..3 {
+        let (before, said) = (ids.home[third as usize - 1], ids.home[third as usize]);
+        let at = from + time * third / 3 + prng.duration(Duration::ZERO..=time / 16);
+        let away = prng.duration(Duration::from_micros(100)..=200 * MS);
+        if before != said {
+            plan.push((at, Act::Say(said)));
+        }
+        // Others may have its place once the session knows what its own server says.
+        if before != said || (ids.is_beside() && ids.home[0] != said) {
+            let stop = at + SAID_AHEAD;
+            plan.push((stop, Act::StopServer { power: false }));
+            plan.push((stop + away, Act::StartServer));
+        }
     }
     plan
 }

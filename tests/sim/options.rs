@@ -5,6 +5,7 @@
 
 mod extra;
 mod hunts;
+mod ids;
 
 use rtrs_client::{Failover, NoPath, Policy};
 use rtrs_core::fabric::sim::{BindMode, LinkOptions, WorldOptions};
@@ -13,6 +14,7 @@ use rtrs_core::time::Duration;
 
 use extra::Extra;
 pub(super) use extra::{Saves, Truncation};
+pub(super) use ids::{Ids, Said, Told, others};
 
 /// A millisecond.
 pub(super) const MS: Duration = Duration::from_millis(1);
@@ -585,6 +587,12 @@ impl Options {
     /// Nothing happens to the cluster but IO.
     pub(super) fn is_quiet(&self) -> bool {
         self.faults.is_empty() && !self.operated && !self.rival
+    }
+
+    /// IO is held to a time, or other servers are told from the session's by its first path: what
+    /// strikes paths leaves that one alone.
+    pub(super) fn keeps_first_path(&self) -> bool {
+        self.stall_max.is_some() || self.extra.ids.is_some_and(Ids::is_beside)
     }
 
     /// How long a write may still take effect that ended with an error because no path was left,

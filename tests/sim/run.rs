@@ -7,7 +7,7 @@ use rtrs_core::prng::Prng;
 use rtrs_core::time::{Duration, Instant};
 
 use super::cluster::Cluster;
-use super::faults::{Act, moves, operate, plan, reconnects, truncate};
+use super::faults::{Act, moves, operate, plan, reconnects, say, truncate};
 use super::log::{Log, Sink};
 use super::options::{MS, Options};
 use super::workload::Mode;
@@ -185,14 +185,19 @@ fn drive(
     let links = cluster.links();
     let mut acts = plan(&options.faults, &links, &options.world.link, from, until, &mut prng);
     if options.operated {
-        // Where IO is held to a time, the path that always works stays.
-        let paths = usize::from(options.stall_max.is_some())..options.paths;
+        // The path that always works stays.
+        let paths = usize::from(options.keeps_first_path())..options.paths;
         acts.extend(operate(paths, from, until, &mut prng));
         acts.sort_by_key(|&(at, _)| at);
     }
     if options.strangers {
         let own = &mut Prng::new(options.seed ^ 0x6d6f_7665_735f);
         acts.extend(moves(options.paths, from, until, own));
+        acts.sort_by_key(|&(at, _)| at);
+    }
+    if let Some(ids) = options.extra.ids {
+        let own = &mut Prng::new(options.seed ^ 0x7361_795f_6964);
+        acts.extend(say(ids, (from, options.load_time), own));
         acts.sort_by_key(|&(at, _)| at);
     }
     if options.nbd_drops {
@@ -224,6 +229,7 @@ fn drive(
     let stopped = cluster.now();
     wait_live(cluster, "after the faults stopped")?;
     stats.recovery_ms = cluster.now().since(stopped).as_millis() as u64;
+    cluster.check_pinned()?;
     rest(cluster)?;
 
     said(cluster, "read back");

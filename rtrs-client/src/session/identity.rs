@@ -92,7 +92,13 @@ impl Pinned {
         server: Option<ServerId>,
         export: Option<ExportId>,
     ) -> Option<String> {
-        if self.after(server, export) == self.identity {
+        let other_boot = self.compare(export) == Some(Comparison::Unknown);
+        let is_allowed = if other_boot {
+            rtrs_core::mutated!(OtherBootBeside)
+        } else {
+            rtrs_core::mutated!(NewIdBeside)
+        };
+        if is_allowed || self.after(server, export) == self.identity {
             return None;
         }
         Some(format!(

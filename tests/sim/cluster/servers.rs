@@ -19,12 +19,12 @@ use rtrs_core::time::{Duration, Instant};
 use rtrs_server::epoch::SyncEpoch;
 use rtrs_server::{Export, ExportTable, ServerCore, ServerLife, SessionParams};
 
-use super::super::Plant;
 use super::super::disk::Disk;
 use super::super::faults::Act;
 use super::super::host::{Inbox, PORT, Pace, ServerHost, server_ip, server_params};
-use super::super::options::{MS, Options};
+use super::super::options::{Ids, MS, Options, Said, Told, others};
 use super::super::port::{Port, PortFaults, SharedFaults};
+use super::super::{Failure, Plant};
 use super::Cluster;
 use super::guest::Guest;
 
@@ -45,12 +45,21 @@ pub(super) struct Strangers {
     path: Option<usize>,
     /// What the client that died last had kept for the next.
     kept: Option<Identity>,
+    /// Who says what, where not all say something.
+    ids: Option<Ids>,
+    /// What the session's own server says when it starts next.
+    said: Said,
+    /// What the session knows of its server.
+    known: Identity,
+    /// There are no others until the session knows what its server says since it was started again:
+    /// it takes what it meets first.
+    learns: bool,
 }
 
 impl Strangers {
     pub(super) fn new(options: &Options, plant: Plant) -> Self {
-        let (server, export) = (ServerId::of_name("home"), ExportId::of_name("vol"));
-        let home = Identity { server: Some(server), export: Some(export) };
+        let (home, ids) = (Said::All.identity(), options.extra.ids);
+        let said = ids.map_or(Said::All, |ids| ids.home[0]);
         Self {
             on: options.strangers,
             home: options.strangers.then_some(home),
@@ -59,6 +68,10 @@ impl Strangers {
             host: None,
             path: None,
             kept: None,
+            ids,
+            said,
+            known: said.identity(),
+            learns: false,
         }
     }
 
@@ -103,8 +116,34 @@ impl Strangers {
         busy
     }
 
+    /// What the session's own server says it is when it starts next.
+    fn says(&self) -> Identity {
+        self.home.map(|_| self.said.identity()).unwrap_or_default()
+    }
+
+    /// There may be others now.
+    const fn is_on(&self) -> bool {
+        self.on && !self.learns
+    }
+
+    /// The session tells others from its server by its first path, which has to stay.
+    fn is_beside(&self) -> bool {
+        self.ids.is_some_and(|ids| ids.is_beside() && self.said == ids.home[0])
+    }
+
+    /// What another one says, in runs where not all say something.
+    fn draw_less(&mut self) -> Identity {
+        let by =
+            if self.is_beside() && self.prng.below(4) > 0 { Told::Beside } else { Told::Known };
+        let mut all = others(self.known, by);
+        if all.is_empty() {
+            all = others(self.known, Told::Beside);
+        }
+        all[self.prng.index(all.len())]
+    }
+
     fn chance(&mut self, num: u32, den: u32) -> bool {
-        self.on && self.prng.chance(Ratio::new(num, den))
+        self.is_on() && self.prng.chance(Ratio::new(num, den))
     }
 }
 
@@ -113,7 +152,7 @@ impl Cluster {
         let cuts = if self.plant == Plant::SameLife { 0 } else { self.disk.stats().cuts };
         self.server_life += 1;
         let life = ServerLife { boot: 1 + cuts, process: self.server_life };
-        let Identity { server: server_id, export: id } = self.strangers.home.unwrap_or_default();
+        let Identity { server: server_id, export: id } = self.strangers.says();
         let params = SessionParams { server_id, ..server_params(&self.options, life) };
         let source = Arc::new(self.disk.exported());
         self.note_length();
@@ -137,6 +176,7 @@ impl Cluster {
 
     /// Starts the server that is down; one of its addresses may be somebody else's from now on.
     pub(super) fn start_again(&mut self) {
+        self.learn();
         self.end_strangers();
         if self.options.paths > 1 && self.strangers.chance(1, 3) {
             self.strangers.path = Some(self.strangers.prng.index(self.options.paths));
@@ -209,6 +249,7 @@ impl Cluster {
 
     /// The server is down: perhaps somebody else has its addresses, or one, until it is back.
     pub(super) fn strangers_in_its_place(&mut self) {
+        self.learn();
         if self.strangers.chance(2, 3) {
             let all = 0..self.options.paths;
             let one = self.strangers.prng.index(self.options.paths);
@@ -223,14 +264,60 @@ impl Cluster {
         if self.strangers.host.is_some() {
             return self.take_back();
         }
+        self.learn();
+        let path =
+            if self.strangers.is_beside() { 1 + path % (self.options.paths - 1) } else { path };
         let up = self.server.first_mut().filter(|host| !host.core.is_stopping());
-        let Some(host) = up.filter(|_| self.strangers.on) else { return };
+        let Some(host) = up.filter(|_| self.strangers.is_on()) else { return };
         host.fabrics[0].stop_listening();
         for own in (0..self.options.paths).filter(|own| *own != path) {
             listen(host.fabrics[0].as_mut(), own);
         }
         self.strangers.path = Some(path);
         self.start_stranger(path..path + 1);
+    }
+
+    /// When it starts next the server says this.
+    pub(super) fn say(&mut self, said: Said) {
+        self.learn();
+        self.strangers.learns = self.strangers.is_beside();
+        self.strangers.said = said;
+        if self.strangers.learns {
+            self.take_back();
+        }
+    }
+
+    /// Notes when the session knows what its server says.
+    fn learn(&mut self) {
+        if self.strangers.learns && self.pinned() == Some(self.strangers.says()) {
+            (self.strangers.learns, self.strangers.known) = (false, self.strangers.says());
+        }
+    }
+
+    /// What the session is pinned to, where there is one.
+    fn pinned(&self) -> Option<Identity> {
+        self.client.first().map(|home| home.core.pinned_identity().unwrap_or_default())
+    }
+
+    /// The session is pinned to what its server says, at the end.
+    pub(in super::super) fn check_pinned(&self) -> Result<(), Failure> {
+        let (says, pinned) = (self.strangers.says(), self.pinned());
+        if self.strangers.home.is_none() || pinned.is_none_or(|pinned| pinned == says) {
+            return Ok(());
+        }
+        let text = format!("the session is pinned to {pinned:?}, and its server is {says}");
+        Err(Failure::new("blocks", text))
+    }
+
+    /// The first path is up as long as others are told from the server by it. Else the session may
+    /// rightly go over to one of them, and the run says nothing.
+    pub(super) fn check_first_path(&self) -> Result<(), Failure> {
+        let stays = self.strangers.is_on() && self.strangers.is_beside() && self.is_loaded;
+        if !stays || self.paths().first().is_some_and(|path| path.connected && path.reconnects == 0)
+        {
+            return Ok(());
+        }
+        Err(Failure::new("live", "the first path went down, and nothing struck it"))
     }
 
     /// From now on all addresses are the server's.
@@ -261,10 +348,14 @@ impl Cluster {
     /// A server of one core with an empty disk on these paths' addresses.
     fn start_stranger(&mut self, paths: Range<usize>) {
         let strangers = &mut self.strangers;
-        let home = strangers.home.unwrap_or_default();
+        let home = strangers.says();
         let other = (Some(ServerId::of_name("other")), Some(ExportId::of_name("other")));
         let (server_id, id) = match strangers.prng.below(4) {
             _ if strangers.alike => (home.server, home.export),
+            _ if strangers.ids.is_some() => {
+                let Identity { server, export } = strangers.draw_less();
+                (server, export)
+            }
             0 => (home.server, other.1),
             1 => (other.0, home.export),
             2 => other,

@@ -7,7 +7,7 @@ use rtrs_client::NoPath;
 use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::time::Duration;
 
-use super::{FaultMix, Guest, MS, Options, half, pick};
+use super::{FaultMix, Guest, Ids, MS, Options, half, pick};
 
 // Chosen so that the seeds that are kept for what they found stay what they were.
 const LATE_DISK: u64 = 0x6c61_7465_5f64_7361;
@@ -27,6 +27,9 @@ pub struct Extra {
     pub saves: Option<Saves>,
     /// The second session writes to sectors of its own, behind those of the others.
     pub guest_writes: bool,
+    /// Who says what, in runs with other servers; both ids, and the others anything else, where
+    /// nothing is drawn.
+    pub ids: Option<Ids>,
 }
 
 /// What becomes of a backing file that is made shorter.
@@ -52,6 +55,9 @@ pub struct Saves {
 impl Options {
     /// Draws the extras.
     pub(super) fn draw_extra(&mut self) {
+        if self.strangers {
+            return self.draw_ids();
+        }
         let seed = self.seed;
         let own = &mut Prng::new(seed ^ LATE_DISK);
         if self.is_ordinary() && own.chance(Ratio::new(1, 8)) {
