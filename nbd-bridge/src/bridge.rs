@@ -204,8 +204,10 @@ impl Bridge {
         any |= dispatch_finished(shared, conns);
         for entry in conns {
             let Some(conn) = entry else { continue };
+            conn.note_told(shared);
             any |= conn.send(now, port, shared);
             any |= conn.receive(now, port, shared);
+            conn.note_stall();
             if conn.is_gone() {
                 conn.release(shared);
                 *entry = None;

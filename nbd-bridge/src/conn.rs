@@ -23,7 +23,7 @@ use std::fmt;
 
 use rtrs_core::block::IoOp;
 use rtrs_core::mem::{IoVecs, MemSlice, Region};
-use rtrs_core::rt::{Fd, OpId, PeerEnd, Port, peer_end};
+use rtrs_core::rt::{Fd, OpId, PeerEnd, Port, peer_end, unread};
 use rtrs_core::time::{Duration, Instant};
 
 use crate::buffers::ReadMemory;
@@ -121,6 +121,22 @@ pub(crate) struct Conn {
     sent_before: usize,
     /// Losses of acknowledged writes that have been reported to the client.
     told: u64,
+    /// What is known of that for requests that wait to be taken.
+    backlog: Backlog,
+}
+
+/// Requests that came before the client heard of a loss, and are taken after it. A flush among them
+/// fails for the loss as well, since it may stand for writes that were lost.
+#[derive(Clone, Copy, Debug, Default)]
+struct Backlog {
+    /// Bytes received so far.
+    received: u64,
+    /// Requests wait for rows, memory or the device, and nothing more is received.
+    stalled: bool,
+    /// Losses reported to the client when we looked last.
+    seen: u64,
+    /// So many were reported when the requests up to this byte came.
+    older: Option<(u64, u64)>,
 }
 
 impl Conn {
@@ -191,6 +207,7 @@ impl Conn {
             kernel: false,
             sent_before: 0,
             told: 0,
+            backlog: Backlog::default(),
         })
     }
 
@@ -303,6 +320,7 @@ impl Conn {
     /// The client begins with what the device's last good flush knew of.
     pub(crate) fn begin_told(&mut self, shared: &Shared) {
         self.told = shared.losses.as_ref().map_or(0, |losses| losses.settled());
+        self.backlog.seen = self.told(shared);
     }
 
     /// Losses reported to the client. All connections of a kernel device are one client.
@@ -311,6 +329,33 @@ impl Conn {
             Some(losses) if self.kernel => losses.common(),
             _ => self.told,
         }
+    }
+
+    /// Looks whether a loss has been reported since, while requests waited.
+    pub(crate) fn note_told(&mut self, shared: &Shared) {
+        let told = self.told(shared);
+        let seen = std::mem::replace(&mut self.backlog.seen, told);
+        if told == seen || !self.backlog.stalled {
+            return;
+        }
+        let end = self.backlog.received + unread(&self.fd).unwrap_or(0) as u64;
+        let older = self.older().unwrap_or(seen);
+        self.backlog.older = Some((older, end));
+    }
+
+    /// Notes whether requests wait.
+    pub(crate) fn note_stall(&mut self) {
+        self.backlog.stalled = self.receiving.is_none() && !matches!(self.phase, Phase::Ended);
+    }
+
+    /// Losses that had been reported when the request came that is being taken, if those were
+    /// fewer than now.
+    fn older(&self) -> Option<u64> {
+        if rtrs_core::mutated!(NbdBacklogForgotten) {
+            return None;
+        }
+        let taken = self.backlog.received - (self.fill - self.start) as u64;
+        self.backlog.older.filter(|(_, end)| taken <= *end).map(|(told, _)| told)
     }
 
     /// A flush has ended: it fails if a loss has not been reported to the client.
@@ -351,6 +396,7 @@ impl Conn {
     /// Takes requests from what has arrived. True when anything happened.
     pub(crate) fn take_requests(&mut self, now: Instant, port: &Port, shared: &mut Shared) -> bool {
         let mut any = false;
+        self.note_told(shared);
         while self.receiving.is_none() && self.step(port, shared) {
             any = true;
         }

@@ -126,6 +126,8 @@ mutants! {
     NbdFirstPart = "nbd-first-part",
     /// The front end hands on what overlaps a write that a closed connection has left.
     NbdOrphanForgotten = "nbd-orphan-forgotten",
+    /// The front end takes flushes that came before a loss was reported for ones that came after.
+    NbdBacklogForgotten = "nbd-backlog-forgotten",
     /// A sync that failed is forgotten when it was answered.
     SyncFailureForgotten = "sync-failure-forgotten",
     /// A path is used that leads to another server's disk.

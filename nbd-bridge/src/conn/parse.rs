@@ -152,7 +152,7 @@ impl Conn {
             return false;
         }
         self.rows += 1;
-        let told = self.told(shared);
+        let told = self.older().unwrap_or_else(|| self.told(shared));
         let entry = shared.requests.row(row);
         (entry.conn, entry.generation) = (self.slot, self.generation);
         (entry.cookie, entry.op, entry.offset, entry.len) = (cookie, op, offset, len);

@@ -27,6 +27,7 @@ impl Conn {
         match result {
             Ok(count) if *count > 0 => {
                 self.fill += count;
+                self.backlog.received += *count as u64;
                 self.heard = now;
                 shared.stats.bytes_received += *count as u64;
             }

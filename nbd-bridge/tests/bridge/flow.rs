@@ -422,6 +422,33 @@ fn half_closed_clients_get_their_replies() {
     stand.finish();
 }
 
+/// The second flush waits for a row until the first has failed; its client sent it before.
+#[test]
+fn a_flush_that_waited_to_be_taken_fails_for_a_loss_too() {
+    for (writes, requests_max) in [(0, 1), (0, 2), (3, 2), (40, 8)] {
+        let stand = Stand::with(geometry(), BridgeConfig { requests_max, ..config() });
+        let mut client = stand.client(false);
+        stand.switches.hold.store(true, SeqCst);
+        client.send(FLUSH, 0, 1, 0, 0);
+        for cookie in 0..writes {
+            client.send_write(0, 100 + cookie, 4096 * cookie, &[7; 4096]);
+        }
+        client.send(FLUSH, 0, 2, 0, 0);
+        // A connection has at most as many rows as are free.
+        let rows = requests_max as usize / 2 + 1;
+        stand.wait("full table", |report| report.inflight == rows);
+        stand.switches.losses.add();
+        stand.switches.hold.store(false, SeqCst);
+        for _ in 0..writes + 2 {
+            let reply = client.reply(|_| 0);
+            assert_eq!(reply.error != 0, reply.cookie < 100, "{requests_max} rows: {reply:?}");
+        }
+        assert_eq!(client.error_of(FLUSH, 0, 0, 0), 0, "it was told");
+        client.disconnect();
+        stand.finish();
+    }
+}
+
 #[test]
 fn bounds_that_cannot_work_are_refused() {
     let ring = rtrs_core::rt::Ring::new(8).unwrap();

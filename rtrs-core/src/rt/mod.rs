@@ -21,4 +21,4 @@ pub use process::{
 };
 pub use reactor::{PollPolicy, ReactorStats, Shard, run};
 pub use ring::{Completed, Fd, Op, OpId, Port, Ring};
-pub use socket::{PeerEnd, peer_end, unacknowledged};
+pub use socket::{PeerEnd, peer_end, unacknowledged, unread};

@@ -31,6 +31,20 @@ pub fn unacknowledged(fd: impl AsFd) -> io::Result<u32> {
     Ok(unsafe { info.assume_init() }.tcpi_unacked)
 }
 
+/// Bytes that have arrived at a stream socket and that nobody has read.
+///
+/// # Errors
+/// The system's error.
+pub fn unread(fd: impl AsFd) -> io::Result<usize> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the descriptor is open as long as it is borrowed; the kernel writes one int.
+    let rc = unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), libc::FIONREAD, &raw mut bytes) };
+    if rc < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(usize::try_from(bytes).unwrap_or(0))
+}
+
 /// What the peer of a stream socket has closed, whether or not all that it sent has been read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerEnd {
@@ -77,6 +91,14 @@ mod tests {
             assert!(Instant::now() < deadline, "never acknowledged");
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    #[test]
+    fn what_nobody_has_read_is_counted() {
+        let (one, mut other) = UnixStream::pair().unwrap();
+        assert_eq!(unread(&one).unwrap(), 0);
+        other.write_all(&[7; 100]).unwrap();
+        assert_eq!((unread(&one).unwrap(), unread(&other).unwrap()), (100, 0));
     }
 
     #[test]
