@@ -386,6 +386,8 @@ impl Cluster {
         self.no_more_strangers();
         self.beside.end_rival();
         self.restore_at = self.options.operated.then(|| self.now());
+        // Where the load has ended early.
+        self.plan.retain(|(_, act)| !matches!(act, Act::Reconnect { .. }));
     }
 
     pub(super) fn act(&mut self, act: Act) {

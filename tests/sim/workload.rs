@@ -576,7 +576,7 @@ impl Workload {
             IoStatus::Io if oracle.may_be_beyond(io.sector, io.count, io.since) => {
                 self.stats.beyond += 1;
             }
-            IoStatus::Io if syncs && oracle.may_be_told(self.core, io.since) => {
+            IoStatus::Io if syncs && oracle.may_be_told(self.core, io.since, now) => {
                 self.stats.beyond += 1
             }
             IoStatus::Io if io.op == IoOp::Flush && oracle.may_be_cut(self.core, io.since, now) => {

@@ -8,7 +8,7 @@
 //! acknowledged there without a flush is not flushed by any that begins afterwards: one has to fail
 //! first, unless the server ends before.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use rtrs_core::time::Instant;
 
@@ -23,8 +23,9 @@ pub(super) struct Length {
     short: Option<Short>,
     /// The end of the durable writes so far.
     durable_end: u32,
-    /// Cores that have been told of durable writes that failed, after the file was exported anew.
-    told: BTreeSet<usize>,
+    /// Cores that have been told of durable writes that failed, after the file was exported anew,
+    /// and when first.
+    told: BTreeMap<usize, Instant>,
     /// Writes that were acknowledged, not flushed, and cut off, and no flush has failed since.
     cut: Vec<u32>,
     /// When a flush of that core has last failed, for all one knows since the file was cut, and how
@@ -109,16 +110,21 @@ impl Oracle {
 
     /// True when a flush or durable write of a core since that moment may have failed because a
     /// durable write beyond the end of the file did. The server that exports the file anew has
-    /// another epoch for that, which each core may be told of once more.
-    pub(in super::super) fn may_be_told(&mut self, core: usize, since: Instant) -> bool {
+    /// another epoch for that, which each core may be told of once more, by all that it had in
+    /// flight then.
+    pub(in super::super) fn may_be_told(
+        &mut self,
+        core: usize,
+        since: Instant,
+        now: Instant,
+    ) -> bool {
         if self.may_be_beyond(0, self.file.durable_end, since) {
             return true;
         }
         let is_over = self.file.short.is_some_and(|short| short.until.is_some());
         let durable = self.file.short.is_some_and(|short| self.file.durable_end > short.from);
-        let first = !self.file.told.contains(&core);
-        self.file.told.insert(core);
-        is_over && durable && first
+        let told = *self.file.told.entry(core).or_insert(now);
+        is_over && durable && since <= told
     }
 
     /// True for IO since that moment which may have met the end of the file.
