@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # The gates of the project: format, build, unit tests, system tests with real programs, seeds of the
-# simulator, scenarios of the lab in virtual machines, and beside these what scripts/lints.sh looks
-# at: clippy, documentation, fuzz targets. Prints the time of each stage and ends with one line,
-# `N passed, N failed, N skipped`: the sum over all test binaries and all checks of the lab, with
-# each gate that is neither counted as one. Exit codes: 0 all good, 1 a gate or a test failed,
-# 2 wrong usage.
+# simulator, models of loom, scenarios of the lab in virtual machines, and beside these what
+# scripts/lints.sh looks at: clippy, documentation, fuzz targets. Prints the time of each stage and
+# ends with one line, `N passed, N failed, N skipped`: the sum over all test binaries and all checks
+# of the lab, with each gate that is neither counted as one. Exit codes: 0 all good, 1 a gate or a
+# test failed, 2 wrong usage.
 #
 #   scripts/test.sh [--quick | --third | --full]
 #
@@ -252,6 +252,8 @@ if gate build 1800 cargo build --workspace --all-targets --locked; then
     gate sim-shares 1800 "$target/debug/rtrs-sim" --shares --seeds "$seeds"
     if [ $quick -eq 1 ]; then mutants=quick; else mutants=all; fi
     gate mutants 1800 "$target/debug/rtrs-sim" --mutants "$mutants"
+    # Two minutes of building and a few seconds of models; on a loaded machine more.
+    tests loom 900 bash scripts/loom.sh
     if [ $quick -eq 0 ]; then
         lints_begin
         lab

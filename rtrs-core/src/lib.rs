@@ -28,5 +28,6 @@ pub mod rt;
 #[cfg(any(test, feature = "test-util"))]
 pub mod skip;
 pub mod status;
+pub mod sync;
 pub mod time;
 pub mod wire;

@@ -7,16 +7,16 @@ use std::fmt;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam_queue::SegQueue;
 
 use super::ring::{Fd, Op, Port, Ring};
+use super::sleep_flag::SleepFlag;
 use crate::mem::{MemSlice, Region};
 
 struct Shared<T> {
     queue: SegQueue<T>,
-    sleeping: AtomicBool,
+    flag: SleepFlag,
     wake: OwnedFd,
 }
 
@@ -54,20 +54,21 @@ pub fn mailbox<T>() -> std::io::Result<(Sender<T>, Mailbox<T>)> {
     }
     // SAFETY: the descriptor was just made and nobody else owns it.
     let wake = unsafe { OwnedFd::from_raw_fd(raw) };
-    let shared = Arc::new(Shared { queue: SegQueue::new(), sleeping: AtomicBool::new(true), wake });
+    let shared = Arc::new(Shared { queue: SegQueue::new(), flag: SleepFlag::new(), wake });
     Ok((Sender { shared: Arc::clone(&shared) }, Mailbox { shared }))
 }
 
 impl<T> Sender<T> {
     /// Leaves a message and wakes the receiver if it sleeps.
     pub fn send(&self, message: T) {
-        self.shared.queue.push(message);
-        if self.shared.sleeping.swap(false, Ordering::SeqCst) {
+        let Shared { queue, flag, wake } = &*self.shared;
+        let write = || {
             let one = 1u64.to_ne_bytes();
             // SAFETY: eight valid bytes are written to our own eventfd. It cannot block: it is
             // non-blocking, and a full counter means the receiver is awake already.
-            unsafe { libc::write(self.shared.wake.as_raw_fd(), one.as_ptr().cast(), 8) };
-        }
+            unsafe { libc::write(wake.as_raw_fd(), one.as_ptr().cast(), 8) };
+        };
+        flag.send(|| queue.push(message), write);
     }
 }
 
@@ -104,15 +105,13 @@ impl<T> Inbox<T> {
 
     /// Says that the receiver is about to sleep. False when mail came in between: do not sleep.
     pub fn prepare_sleep(&mut self) -> bool {
-        while self.armed.port.take().is_some() {
-            self.armed.post();
-        }
-        self.shared.sleeping.store(true, Ordering::SeqCst);
-        if self.shared.queue.is_empty() {
-            return true;
-        }
-        self.shared.sleeping.store(false, Ordering::SeqCst);
-        false
+        let Self { shared, armed } = self;
+        let drain = || {
+            while armed.port.take().is_some() {
+                armed.post();
+            }
+        };
+        shared.flag.prepare_sleep(drain, || shared.queue.is_empty())
     }
 
     /// For a receiver that is not told when its core sleeps: the next message, and when there is
@@ -130,7 +129,7 @@ impl<T> Inbox<T> {
 
     /// Says that the receiver is awake.
     pub fn awake(&self) {
-        self.shared.sleeping.store(false, Ordering::SeqCst);
+        self.shared.flag.awake();
     }
 }
 

@@ -9,6 +9,7 @@ mod mailbox;
 mod process;
 mod reactor;
 mod ring;
+mod sleep_flag;
 mod socket;
 
 pub use affinity::{allowed_cpus, pin_plan, pin_to};

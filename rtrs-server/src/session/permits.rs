@@ -9,9 +9,8 @@
 //!
 //! Word: 0 when free, else incarnation of the path (48 bits, never 0) and core (16 bits).
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use rtrs_core::ids::{CoreIndex, PermitId};
+use rtrs_core::sync::atomic::{AtomicU64, Ordering};
 
 /// Who holds a permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,5 +118,59 @@ mod tests {
         let table = PermitTable::new(1);
         table.claim(PermitId(0), Holder { path: 1, core: CoreIndex(0) });
         table.release(PermitId(0), Holder { path: 2, core: CoreIndex(0) });
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_model {
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+    use loom::thread;
+    use rtrs_core::sync::model;
+
+    use super::*;
+
+    const PERMIT: PermitId = PermitId(0);
+
+    /// One permit, and what only its holder may touch: loom reports two who touch it at once, and
+    /// one who does not see what the former holder did.
+    struct Request {
+        table: PermitTable,
+        memory: UnsafeCell<()>,
+    }
+
+    impl Request {
+        /// Claims the permit twice, as two requests would. Returns how often it got it.
+        fn run(&self, holder: Holder) -> usize {
+            let claims = [(); 2].map(|()| match self.table.claim(PERMIT, holder) {
+                Claim::Granted => {
+                    self.memory.with_mut(|_| ());
+                    self.table.release(PERMIT, holder);
+                    1
+                }
+                Claim::Other(other) => {
+                    assert_ne!(other.path, holder.path, "another path");
+                    0
+                }
+                Claim::Own => panic!("it released what it held"),
+            });
+            claims.iter().sum()
+        }
+    }
+
+    #[test]
+    fn the_next_holder_sees_what_the_former_did() {
+        model(|| {
+            let (table, memory) = (PermitTable::new(1), UnsafeCell::new(()));
+            let request = Arc::new(Request { table, memory });
+            let paths = [1, 2].map(|path| {
+                let request = Arc::clone(&request);
+                thread::spawn(move || request.run(Holder { path, core: CoreIndex(0) }))
+            });
+            let own = request.run(Holder { path: 3, core: CoreIndex(1) });
+            let others: usize = paths.into_iter().map(|path| path.join().unwrap()).sum();
+            assert!(own + others > 0, "somebody gets a free permit");
+            assert_eq!(request.table.held(), 0);
+        });
     }
 }
