@@ -15,10 +15,10 @@
 //! that.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use rtrs_core::ids::CoreIndex;
+use rtrs_core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// No sync of the shard is out.
 const NONE_OUT: u64 = u64::MAX;

@@ -15,9 +15,8 @@
 //! counts as lost (`late`) until a flush that covers it has failed: a failure that was told before
 //! its acknowledgment said nothing about it.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-
 use rtrs_core::ids::PermitId;
+use rtrs_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::path::PathKey;
 
@@ -150,16 +149,22 @@ impl FlushLedger {
 
     /// A flush has succeeded, in this epoch by now. Set when it has to fail all the same.
     pub fn hides_loss(&self, mark: FlushMark, epoch: u32) -> Option<Hidden> {
-        let dirty = unpack(self.dirty.load(Ordering::SeqCst));
-        let lost = dirty.is_some_and(|(oldest, _)| epoch > oldest);
-        if lost || self.late.load(Ordering::SeqCst) != 0 {
-            return Some(Hidden::Loss);
+        let mut word = self.dirty.load(Ordering::SeqCst);
+        loop {
+            let lost = unpack(word).is_some_and(|(oldest, _)| epoch > oldest);
+            if lost || self.late.load(Ordering::SeqCst) != 0 {
+                return Some(Hidden::Loss);
+            }
+            if self.told.load(Ordering::SeqCst) != mark.told {
+                return Some(Hidden::ToldBeside);
+            }
+            // A write may be acknowledged meanwhile on a core that has not seen the epoch rise: it
+            // is judged too before it counts as covered.
+            match self.cover(word, mark) {
+                Ok(()) => return None,
+                Err(now) => word = now,
+            }
         }
-        if self.told.load(Ordering::SeqCst) != mark.told {
-            return Some(Hidden::ToldBeside);
-        }
-        self.cover(mark);
-        None
     }
 
     /// A flush is about to be answered with a failure: the session knows of what it covered.
@@ -180,23 +185,26 @@ impl FlushLedger {
             // One that comes meanwhile stays.
             let _ = self.late.compare_exchange(late, 0, Ordering::SeqCst, Ordering::SeqCst);
         }
-        self.cover(mark);
+        let mut word = self.dirty.load(Ordering::SeqCst);
+        while let Err(now) = self.cover(word, mark) {
+            word = now;
+        }
     }
 
-    /// What the flush covers is settled. What was acknowledged since it was submitted is of its
-    /// epoch or a later one, or late.
-    fn cover(&self, mark: FlushMark) {
-        let mut word = self.dirty.load(Ordering::SeqCst);
-        while let Some((oldest, last)) = unpack(word) {
-            let next = match is_later(last, mark.generation) {
-                true => pack(oldest.max(mark.epoch), last),
-                false => 0,
-            };
-            match self.dirty.compare_exchange(word, next, Ordering::SeqCst, Ordering::SeqCst) {
-                Ok(_) => return,
-                Err(now) => word = now,
+    /// What the flush covers of this word of `dirty` is settled. What was acknowledged since it was
+    /// submitted is of its epoch or a later one, or late. The word there is now if it is another.
+    fn cover(&self, word: u64, mark: FlushMark) -> Result<(), u64> {
+        let next = match unpack(word) {
+            Some((oldest, last)) if is_later(last, mark.generation) => {
+                pack(oldest.max(mark.epoch), last)
             }
+            _ => 0,
+        };
+        if next == word {
+            return Ok(());
         }
+        let swapped = self.dirty.compare_exchange(word, next, Ordering::SeqCst, Ordering::SeqCst);
+        swapped.map(drop)
     }
 
     /// The answer that told of a loss may be lost with its path: the next flush tells it again.
@@ -342,3 +350,7 @@ mod tests {
         assert!(!ledger.may_repeat(other, PERMIT));
     }
 }
+
+#[cfg(all(test, loom))]
+#[path = "ledger_model.rs"]
+mod loom_model;
