@@ -79,6 +79,14 @@ const NO_MACHINES: &[(&str, &str)] = &[(
     "the bridge works on a ring and a socket; the simulator turns both within a turn of its core",
 )];
 
+/// What binds an engine to a ring, providers and a front end, and nothing more: the simulator runs
+/// the same engines.
+const DRIVERS: &[&str] = &["rtrs-client/src/driver.rs", "rtrs-server/src/driver.rs"];
+
+/// What only engines deal with.
+const ENGINE_ONLY: &[&str] =
+    &["FabricEvent", "session::control", "session::shard", "::path::", "::wire::", "::proto::"];
+
 const FILE_LINES_MAX: usize = 700;
 
 /// Files above [`FILE_LINES_MAX`] lines, and why they may be.
@@ -273,6 +281,22 @@ fn machines_have_no_clock_thread_socket_or_hash_order() {
         assert!(root().join(machine).exists(), "{machine} is gone: correct the list");
     }
     breaches.none("machines have no clock, thread, socket or hash order");
+}
+
+#[test]
+fn drivers_know_nothing_of_the_protocol() {
+    let mut breaches = Breaches::default();
+    let mut seen = 0;
+    for source in sources().iter().filter(|s| DRIVERS.contains(&s.path.as_str())) {
+        seen += 1;
+        for (line, text) in (1..).zip(source.text.lines()) {
+            for word in ENGINE_ONLY.iter().filter(|word| text.contains(**word)) {
+                breaches.add(&source.path, line, format!("`{word}` is the engine's business"));
+            }
+        }
+    }
+    assert_eq!(seen, DRIVERS.len(), "a driver is gone: correct the list");
+    breaches.none("drivers know nothing of the protocol");
 }
 
 #[test]

@@ -1,10 +1,9 @@
-//! Binds the session's machines to providers, a ring and a front end: one core's turn.
+//! Binds the session's engine to providers, a ring and a front end: one core's turn.
 //!
-//! Every core runs the same [`ClientShard`]; core 0 also has the session's control part and the
-//! listening socket. A turn goes: mail, fabric events, front end (NBD or bench), issue what waits,
-//! one flush. Nothing here decides anything about the protocol.
+//! Every core runs the same [`ClientShard`] over a [`ClientCore`], the engine that the simulator
+//! runs too; core 0 also has the listening socket. A turn goes: mail, fabric events, front end (NBD
+//! or bench), issue what waits, one flush. Nothing here knows of the protocol or of paths.
 
-use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
@@ -12,27 +11,21 @@ use std::sync::{Arc, mpsc};
 use nbd_bridge::{Bound, Bridge, BridgeConfig, BridgeStats, Group, Listener, Seat, export_info};
 use rtrs_core::block::{BlockDevice, Geometry};
 use rtrs_core::config::Scheme;
-use rtrs_core::fabric::{Fabric, FabricCounters, FabricEvent};
+use rtrs_core::fabric::{Fabric, FabricCounters};
 use rtrs_core::identity::Identity;
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::rt::{Clock, Inbox, Mailbox, PollPolicy, Ring, Sender, Shard, pin_to, run};
 use rtrs_core::time::{Duration, Instant, earliest};
 
 use crate::bench::Workload;
+use crate::machine::{ClientCore, EngineReport, Letter};
 use crate::provide::Providers;
-use crate::session::SessionDevice;
-use crate::session::control::SessionControl;
 use crate::session::device::SessionFailure;
-use crate::session::replay::OldestIo;
-use crate::session::shard::{ConnectionEnd, ShardSession};
-use crate::session::status::PathStatus;
-use crate::session::{Change, Policy, SessionConfig, ToHome, ToShard};
-use crate::stats::ShardStats;
+use crate::session::{Change, SessionConfig, SessionDevice};
 
 /// Messages between the cores of a session, and to them.
 pub(crate) enum Mail {
-    Shard(ToShard),
-    Home(ToHome),
+    Engine(Letter),
     /// To core 0: the socket that NBD clients connect to, served once the device is open.
     Listen(Bound),
     /// An NBD client for this core.
@@ -78,26 +71,10 @@ pub(crate) enum Mail {
 /// What a core tells who asks.
 #[derive(Debug)]
 pub(crate) struct CoreReport {
-    pub(crate) core: CoreIndex,
-    pub(crate) stats: ShardStats,
-    pub(crate) inflight: usize,
-    /// The requests of these, by path.
-    pub(crate) path_inflight: Vec<u32>,
-    /// By path, left out because it is slow.
-    pub(crate) path_slow: Vec<bool>,
-    /// The IO that is here for the longest time.
-    pub(crate) oldest: Option<OldestIo>,
+    pub(crate) engine: EngineReport,
     /// What each provider did, by scheme.
     pub(crate) fabrics: Vec<(&'static str, FabricCounters)>,
     pub(crate) bridge: BridgeStats,
-    /// Only from core 0, as are the next two.
-    pub(crate) paths: Option<Vec<PathStatus>>,
-    /// Names by place, those of removed paths included.
-    pub(crate) names: Vec<String>,
-    pub(crate) policy: Option<Policy>,
-    pub(crate) open: bool,
-    /// What the session is pinned to.
-    pub(crate) identity: Option<Identity>,
     /// `None` until the device was open once.
     pub(crate) geometry: Option<Geometry>,
 }
@@ -186,8 +163,7 @@ struct ClientShard {
     providers: Arc<Providers>,
     inbox: Inbox<Mail>,
     cores: Vec<Sender<Mail>>,
-    session: Rc<RefCell<ShardSession>>,
-    control: Option<SessionControl>,
+    engine: ClientCore,
     purpose: Purpose,
     front: Front,
     /// The device's shape since it was first open; it does not change when paths go.
@@ -208,17 +184,13 @@ struct ClientShard {
     /// On core 0: when the shutdown has to be over, and how many fronts still run.
     shutdown: Option<(Instant, usize)>,
     done: bool,
-    to_home: Vec<ToHome>,
 }
 
 impl ClientShard {
     fn new(start: ShardStart, ring: &Rc<Ring>) -> std::io::Result<Self> {
         let inbox = start.inbox.arm(ring)?;
         let (schemes, fabrics) = start.providers.first(ring)?.into_iter().unzip();
-        let session =
-            Rc::new(RefCell::new(ShardSession::new(start.core, Arc::clone(&start.config))));
-        let control = (start.core.0 == 0)
-            .then(|| SessionControl::new(Clock.now(), Arc::clone(&start.config), &start.uuids));
+        let engine = ClientCore::new(Clock.now(), start.core, &start.config, &start.uuids);
         Ok(Self {
             core: start.core,
             ring: Rc::clone(ring),
@@ -228,8 +200,7 @@ impl ClientShard {
             providers: start.providers,
             inbox,
             cores: start.cores,
-            session,
-            control,
+            engine,
             purpose: start.purpose,
             front: Front::None,
             geometry: None,
@@ -245,7 +216,6 @@ impl ClientShard {
             front_stopped: false,
             shutdown: None,
             done: false,
-            to_home: Vec::with_capacity(16),
         })
     }
 
@@ -262,11 +232,9 @@ impl ClientShard {
         while let Some(mail) = self.inbox.take() {
             any = true;
             match mail {
-                Mail::Shard(message) => self.on_shard_message(now, message),
-                Mail::Home(message) => {
-                    if let Some(control) = self.control.as_mut() {
-                        control.handle_message(now, message, &mut self.fabrics);
-                    }
+                Mail::Engine(letter) => {
+                    self.engine.handle_letter(now, letter, &mut self.fabrics);
+                    self.look_at_device(now);
                 }
                 Mail::Listen(bound) => match self.front {
                     Front::Nbd(_) => self.listener = Some(bound.serve(&self.ring)),
@@ -288,10 +256,7 @@ impl ClientShard {
                     }
                 }
                 Mail::Change { change, reply } => {
-                    let done = match self.control.as_mut() {
-                        Some(control) => control.change(now, change, &mut self.fabrics),
-                        None => Err("only core 0 changes a session".into()),
-                    };
+                    let done = self.engine.change(now, change, &mut self.fabrics);
                     if reply.send(done).is_err() {
                         tracing::debug!("who asked for a change is gone");
                     }
@@ -302,9 +267,7 @@ impl ClientShard {
                     }
                 }
                 Mail::Network { what } => {
-                    if let Some(control) = self.control.as_mut() {
-                        control.on_network_change(now, &what, &mut self.fabrics);
-                    }
+                    self.engine.on_network_change(now, &what, &mut self.fabrics);
                 }
                 Mail::Shutdown { grace } => self.on_shutdown(now, grace),
                 Mail::StopFront { deadline } => {
@@ -341,21 +304,16 @@ impl ClientShard {
         Ok(self.schemes.len() - 1)
     }
 
-    fn on_shard_message(&mut self, now: Instant, message: ToShard) {
-        let opened = matches!(message, ToShard::Open(_));
-        self.session.borrow_mut().handle_message(
-            now,
-            message,
-            &mut self.fabrics,
-            &mut self.to_home,
-        );
-        if opened && matches!(self.front, Front::None) {
-            self.start_front(now);
+    /// Starts the front end once the device is open.
+    fn look_at_device(&mut self, now: Instant) {
+        if matches!(self.front, Front::None)
+            && let Some(device) = self.engine.device()
+        {
+            self.start_front(now, Box::new(device));
         }
     }
 
-    fn start_front(&mut self, now: Instant) {
-        let device = Box::new(SessionDevice::new(Rc::clone(&self.session)));
+    fn start_front(&mut self, now: Instant, device: Box<SessionDevice>) {
         let geometry = device.geometry().clone();
         self.geometry = Some(geometry.clone());
         let started = match &self.purpose {
@@ -408,27 +366,14 @@ impl ClientShard {
     }
 
     fn report(&self, now: Instant) -> CoreReport {
-        let session = self.session.borrow();
-        let fabrics = self.fabrics.iter().map(|one| (one.scheme(), one.counters())).collect();
         let bridge = match &self.front {
             Front::Nbd(bridge) => bridge.stats(),
             _ => BridgeStats::default(),
         };
-        let control = self.control.as_ref();
         CoreReport {
-            core: self.core,
-            stats: session.stats().clone(),
-            inflight: session.inflight(),
-            path_inflight: session.path_inflight(),
-            path_slow: session.path_slow(),
-            oldest: session.oldest(now),
-            fabrics,
+            engine: self.engine.report(now),
+            fabrics: self.fabrics.iter().map(|one| (one.scheme(), one.counters())).collect(),
             bridge,
-            paths: control.map(SessionControl::status),
-            names: control.map(SessionControl::path_names).unwrap_or_default(),
-            policy: control.map(SessionControl::policy),
-            open: control.is_some_and(SessionControl::is_open),
-            identity: control.and_then(SessionControl::pinned_identity),
             geometry: self.geometry.clone(),
         }
     }
@@ -472,12 +417,11 @@ impl ClientShard {
             }
         }
         let Some((deadline, running)) = self.shutdown else { return any };
-        let Some(control) = self.control.as_mut() else { return any };
         if running == 0 || now >= deadline {
-            control.detach(now, &mut self.fabrics);
+            self.engine.detach(now, &mut self.fabrics);
         }
         // The end of all paths has bounds of its own; this one is for a provider that fails them.
-        if control.is_done() || now >= deadline + Duration::from_secs(10) {
+        if self.engine.is_done() || now >= deadline + Duration::from_secs(10) {
             self.shutdown = None;
             self.event(Event::Done);
             for core in &self.cores {
@@ -494,88 +438,39 @@ impl ClientShard {
             any |= self.fabrics[provider].poll(now);
             while let Some(event) = self.fabrics[provider].next_event() {
                 any = true;
-                self.on_fabric_event(now, provider, event);
+                self.engine.handle_event(now, provider, event, &mut self.fabrics);
             }
         }
         any
     }
 
-    fn on_fabric_event(&mut self, now: Instant, provider: usize, event: FabricEvent) {
-        let mut session = self.session.borrow_mut();
-        match event {
-            FabricEvent::Completion(wc) => {
-                let fabric = self.fabrics[provider].as_mut();
-                if !session.handle_completion(now, provider, &wc, fabric)
-                    && let Some(control) = self.control.as_mut()
-                {
-                    control.handle_completion(now, provider, &wc, &mut self.fabrics);
-                }
-            }
-            FabricEvent::Established { qp, private_data } => {
-                let data = private_data.as_bytes();
-                let fabric = self.fabrics[provider].as_mut();
-                let out = &mut self.to_home;
-                if !session.handle_established(now, provider, qp, data, fabric, out)
-                    && let Some(control) = self.control.as_mut()
-                {
-                    control.handle_established(now, provider, qp, data, &mut self.fabrics);
-                }
-            }
-            FabricEvent::ConnectFailed { qp, failure } => {
-                let end = ConnectionEnd::Failed(failure);
-                drop(session);
-                self.on_connection_end(now, provider, qp, end);
-            }
-            FabricEvent::Closed { qp, reason } => {
-                let end = ConnectionEnd::Closed(reason);
-                drop(session);
-                self.on_connection_end(now, provider, qp, end);
-            }
-            // We do not listen: nobody can ask.
-            FabricEvent::Request(_) => {}
-        }
-    }
-
-    fn on_connection_end(
-        &mut self,
-        now: Instant,
-        provider: usize,
-        qp: rtrs_core::ids::QpNum,
-        end: ConnectionEnd,
-    ) {
-        if let Some(control) = self.control.as_mut()
-            && control.handle_closed(now, provider, qp, &end, &mut self.fabrics)
-        {
-            return;
-        }
-        self.session.borrow_mut().handle_closed(now, provider, qp, end, &mut self.to_home);
-    }
-
-    /// Hands out what the machines have to say to other cores. True when anything was said.
-    fn deliver(&mut self, now: Instant) -> bool {
+    /// Hands the engine's letters to the other cores. True when there was one.
+    fn deliver(&mut self) -> bool {
         let mut any = false;
-        loop {
-            let mut again = false;
-            for message in std::mem::take(&mut self.to_home) {
-                again = true;
-                match self.control.as_mut() {
-                    Some(control) => control.handle_message(now, message, &mut self.fabrics),
-                    None => self.cores[0].send(Mail::Home(message)),
-                }
-            }
-            let outbox = self.control.as_mut().map(SessionControl::take_outbox).unwrap_or_default();
-            for (core, message) in outbox {
-                again = true;
-                if core == self.core {
-                    self.on_shard_message(now, message);
-                } else {
-                    self.cores[core.index()].send(Mail::Shard(message));
-                }
-            }
-            if !again {
-                return any;
-            }
+        while let Some((core, letter)) = self.engine.take_letter() {
             any = true;
+            self.cores[core.index()].send(Mail::Engine(letter));
+        }
+        any
+    }
+
+    /// Tells the process what it has to know of the session, when that has changed.
+    fn tell_process(&mut self) {
+        if !self.reported_failure
+            && let Some(failure) = self.engine.failure().cloned()
+        {
+            self.reported_failure = true;
+            self.event(Event::Failed(failure));
+        }
+        let life = self.engine.kept_life();
+        if self.kept_life != life {
+            self.kept_life = life;
+            life.into_iter().for_each(|life| self.event(Event::KeptLife(life)));
+        }
+        let identity = self.engine.pinned_identity();
+        if self.identity != identity {
+            self.identity = identity;
+            identity.into_iter().for_each(|identity| self.event(Event::Pinned(identity)));
         }
     }
 
@@ -598,26 +493,10 @@ impl Shard for ClientShard {
     fn turn(&mut self, now: Instant) -> bool {
         let mut any = self.take_mail(now);
         any |= self.poll_fabrics(now);
-        if let Some(control) = self.control.as_mut() {
-            any |= control.poll(now, &mut self.fabrics);
-            if !self.reported_failure
-                && let Some(failure) = control.failure().cloned()
-            {
-                self.reported_failure = true;
-                self.event(Event::Failed(failure));
-            }
-        }
-        let life = self.control.as_ref().and_then(SessionControl::kept_life);
-        if self.kept_life != life {
-            self.kept_life = life;
-            life.into_iter().for_each(|life| self.event(Event::KeptLife(life)));
-        }
-        let identity = self.control.as_ref().and_then(SessionControl::pinned_identity);
-        if self.identity != identity {
-            self.identity = identity;
-            identity.into_iter().for_each(|identity| self.event(Event::Pinned(identity)));
-        }
-        any |= self.deliver(now);
+        any |= self.engine.poll(now, &mut self.fabrics);
+        self.tell_process();
+        self.look_at_device(now);
+        any |= self.deliver();
         any |= self.accept_clients(now);
         any |= match &mut self.front {
             Front::None => false,
@@ -625,22 +504,18 @@ impl Shard for ClientShard {
             Front::Bench(job) => job.turn(now),
         };
         self.watch_kernel();
-        any |= self.session.borrow_mut().pump(now, &mut self.fabrics, &mut self.to_home);
+        any |= self.engine.pump(now, &mut self.fabrics);
         for fabric in &mut self.fabrics {
             fabric.flush(now);
         }
-        any |= self.session.borrow().has_completions();
         any |= self.poll_stopping(now);
-        any | self.deliver(now)
+        any | self.deliver()
     }
 
     fn deadline(&self) -> Option<Instant> {
-        let mut soonest = self.session.borrow().deadline();
+        let mut soonest = self.engine.deadline();
         for fabric in &self.fabrics {
             soonest = earliest(soonest, fabric.deadline());
-        }
-        if let Some(control) = &self.control {
-            soonest = earliest(soonest, control.deadline());
         }
         soonest = match &self.front {
             Front::None => soonest,
@@ -656,7 +531,7 @@ impl Shard for ClientShard {
     }
 
     fn inflight(&self) -> usize {
-        self.session.borrow().inflight()
+        self.engine.inflight()
     }
 
     fn is_done(&self) -> bool {

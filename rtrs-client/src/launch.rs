@@ -64,7 +64,7 @@ impl Cores {
                 Err(_) => break,
             }
         }
-        reports.sort_by_key(|report: &CoreReport| report.core);
+        reports.sort_by_key(|report: &CoreReport| report.engine.core);
         reports
     }
 

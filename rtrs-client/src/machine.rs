@@ -21,8 +21,11 @@ use crate::path::state::PathState;
 use crate::session::SessionDevice;
 use crate::session::control::SessionControl;
 use crate::session::device::SessionFailure;
+use crate::session::replay::OldestIo;
 use crate::session::shard::{ConnectionEnd, ShardSession};
-use crate::session::{Change, SessionConfig, ToHome, ToShard};
+use crate::session::status::PathStatus;
+use crate::session::{Change, Policy, SessionConfig, ToHome, ToShard};
+use crate::stats::ShardStats;
 
 /// A letter to another core, to be kept in order between each two cores.
 #[derive(Debug)]
@@ -49,6 +52,28 @@ pub struct PathView {
     pub reconnects: u64,
     /// Why it ended last.
     pub last_error: Option<String>,
+}
+
+/// What one core of a session knows and did.
+#[derive(Debug)]
+pub(crate) struct EngineReport {
+    pub(crate) core: CoreIndex,
+    pub(crate) stats: ShardStats,
+    pub(crate) inflight: usize,
+    /// The requests of these, by path.
+    pub(crate) path_inflight: Vec<u32>,
+    /// By path, left out because it is slow.
+    pub(crate) path_slow: Vec<bool>,
+    /// The IO that is here for the longest time.
+    pub(crate) oldest: Option<OldestIo>,
+    /// Only from core 0, as are the next four.
+    pub(crate) paths: Option<Vec<PathStatus>>,
+    /// Names by place, those of removed paths included.
+    pub(crate) names: Vec<String>,
+    pub(crate) policy: Option<Policy>,
+    pub(crate) open: bool,
+    /// What the session is pinned to.
+    pub(crate) identity: Option<Identity>,
 }
 
 /// One core of a session.
@@ -229,6 +254,19 @@ impl ClientCore {
         earliest(self.session.borrow().deadline(), control)
     }
 
+    /// Something in the host's network is up or new, which may help paths that are down.
+    pub(crate) fn on_network_change(
+        &mut self,
+        now: Instant,
+        what: &str,
+        fabrics: &mut [Box<dyn Fabric>],
+    ) {
+        if let Some(control) = self.control.as_mut() {
+            control.on_network_change(now, what, fabrics);
+        }
+        self.deliver(now, fabrics);
+    }
+
     /// Changes paths or policy of the running session; on core 0 only.
     ///
     /// # Errors
@@ -268,6 +306,25 @@ impl ClientCore {
     /// Why the session cannot go on; core 0 knows.
     pub fn failure(&self) -> Option<&SessionFailure> {
         self.control.as_ref().and_then(SessionControl::failure)
+    }
+
+    /// What this core knows and did, for listings.
+    pub(crate) fn report(&self, now: Instant) -> EngineReport {
+        let session = self.session.borrow();
+        let control = self.control.as_ref();
+        EngineReport {
+            core: self.core,
+            stats: session.stats().clone(),
+            inflight: session.inflight(),
+            path_inflight: session.path_inflight(),
+            path_slow: session.path_slow(),
+            oldest: session.oldest(now),
+            paths: control.map(SessionControl::status),
+            names: control.map(SessionControl::path_names).unwrap_or_default(),
+            policy: control.map(SessionControl::policy),
+            open: self.is_open(),
+            identity: self.pinned_identity(),
+        }
     }
 
     /// The session's paths; empty on cores other than 0.

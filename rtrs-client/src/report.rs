@@ -85,15 +85,15 @@ pub(crate) struct Identity {
 /// The report of core 0, which alone knows of paths. There is none when the session is ending, or
 /// its machine is so busy that the core did not run.
 fn home(reports: &[CoreReport]) -> Option<&CoreReport> {
-    reports.iter().find(|report| report.core.0 == 0)
+    reports.iter().find(|report| report.engine.core.0 == 0)
 }
 
 /// The answer to `status`, as JSON.
 pub(crate) fn status(identity: &Identity, reports: &[CoreReport]) -> serde_json::Value {
     let home = home(reports);
     let geometry = home.and_then(|r| r.geometry.as_ref());
-    let inflight: usize = reports.iter().map(|r| r.inflight).sum();
-    let paths = home.and_then(|r| r.paths.as_ref()).map(|paths| {
+    let inflight: usize = reports.iter().map(|r| r.engine.inflight).sum();
+    let paths = home.and_then(|r| r.engine.paths.as_ref()).map(|paths| {
         let shown = paths.iter().map(|path| {
             let mut shown = serde_json::json!(path);
             shown["slow"] = is_slow(path, reports).into();
@@ -108,11 +108,11 @@ pub(crate) fn status(identity: &Identity, reports: &[CoreReport]) -> serde_json:
         "state": match (home, geometry) {
             (None, _) => "not-answering",
             (Some(_), None) => "attaching",
-            (Some(home), Some(_)) if home.open => "open",
+            (Some(home), Some(_)) if home.engine.open => "open",
             (Some(_), Some(_)) => "waiting-for-path",
         },
         "access": identity.access,
-        "policy": home.and_then(|r| r.policy),
+        "policy": home.and_then(|r| r.engine.policy),
         "uri": identity.uri,
         "device": identity.device.get(),
         "pid": identity.pid,
@@ -123,7 +123,7 @@ pub(crate) fn status(identity: &Identity, reports: &[CoreReport]) -> serde_json:
         "inflight": inflight,
         "no_path": identity.no_path,
         "failover": identity.failover,
-        "identity": home.and_then(|r| r.identity),
+        "identity": home.and_then(|r| r.engine.identity),
         "oldest_io": oldest(reports),
         "nbd_connections": reports.iter().map(|r| r.bridge.connections).sum::<u64>(),
         "paths": paths,
@@ -154,15 +154,15 @@ pub(crate) fn served(attached: &serde_json::Value) -> String {
 /// True when a core leaves the path out because it is far slower than others.
 fn is_slow(path: &PathStatus, reports: &[CoreReport]) -> bool {
     let at = path.id.index();
-    reports.iter().any(|report| report.path_slow.get(at).copied().unwrap_or_default())
+    reports.iter().any(|report| report.engine.path_slow.get(at).copied().unwrap_or_default())
 }
 
 /// The IO that waits for the longest time, and what for.
 fn oldest(reports: &[CoreReport]) -> serde_json::Value {
-    let Some(oldest) = reports.iter().filter_map(|r| r.oldest).max_by_key(|o| o.age) else {
+    let Some(oldest) = reports.iter().filter_map(|r| r.engine.oldest).max_by_key(|o| o.age) else {
         return serde_json::Value::Null;
     };
-    let names = home(reports).map_or(&[][..], |home| home.names.as_slice());
+    let names = home(reports).map_or(&[][..], |home| home.engine.names.as_slice());
     let name = |path: PathId| names.get(path.index()).map_or("?", String::as_str);
     let (waits_for, path) = match oldest.waits {
         Waits::Answer(path) => ("answer", Some(name(path))),
@@ -189,13 +189,13 @@ fn latency(times: &Histogram<u64>) -> serde_json::Value {
 
 /// The answer to `stats`, as JSON.
 pub(crate) fn stats(identity: &Identity, reports: &[CoreReport]) -> serde_json::Value {
-    let count = reports.iter().map(|r| r.stats.paths.len()).max().unwrap_or(0);
+    let count = reports.iter().map(|r| r.engine.stats.paths.len()).max().unwrap_or(0);
     let mut total = ShardStats::new(count);
     let mut fabric = FabricCounters::default();
     let mut transports: BTreeMap<&'static str, FabricCounters> = BTreeMap::new();
     let mut bridge = BridgeStats::default();
     for report in reports {
-        total.add(&report.stats);
+        total.add(&report.engine.stats);
         bridge.add(&report.bridge);
         for (scheme, counters) in &report.fabrics {
             fabric.add(counters);
@@ -208,13 +208,13 @@ pub(crate) fn stats(identity: &Identity, reports: &[CoreReport]) -> serde_json::
         .map(|(name, count)| ((*name).to_owned(), serde_json::json!(count)))
         .collect();
     let paths: Vec<serde_json::Value> = home(reports)
-        .and_then(|r| r.paths.as_ref())
+        .and_then(|r| r.engine.paths.as_ref())
         .into_iter()
         .flatten()
         .map(|path| {
             let at = path.id.index();
             let count = total.paths.get(at).copied().unwrap_or_default();
-            let inflight: u32 = reports.iter().filter_map(|r| r.path_inflight.get(at)).sum();
+            let inflight: u32 = reports.iter().filter_map(|r| r.engine.path_inflight.get(at)).sum();
             serde_json::json!({
                 "path": path.path,
                 "transport": path.transport,
@@ -238,9 +238,9 @@ pub(crate) fn stats(identity: &Identity, reports: &[CoreReport]) -> serde_json::
         .iter()
         .map(|r| {
             serde_json::json!({
-                "core": r.core.0,
-                "ios": r.stats.ops.iter().map(|o| o.count).sum::<u64>(),
-                "inflight": r.inflight,
+                "core": r.engine.core.0,
+                "ios": r.engine.stats.ops.iter().map(|o| o.count).sum::<u64>(),
+                "inflight": r.engine.inflight,
                 "nbd_connections": r.bridge.connections,
             })
         })

@@ -472,7 +472,7 @@ pub(crate) fn wait_ready(
             let why = cores
                 .reports()
                 .first()
-                .and_then(|r| r.paths.as_ref())
+                .and_then(|r| r.engine.paths.as_ref())
                 .map(|paths| {
                     let told = paths
                         .iter()
