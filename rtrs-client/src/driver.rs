@@ -1,14 +1,13 @@
 //! Binds the session's engine to providers, a ring and a front end: one core's turn.
 //!
 //! Every core runs the same [`ClientShard`] over a [`ClientCore`], the engine that the simulator
-//! runs too; core 0 also has the listening socket. A turn goes: mail, fabric events, front end (NBD
-//! or bench), issue what waits, one flush. Nothing here knows of the protocol or of paths.
+//! runs too. A turn goes: mail, fabric events, front end, issue what waits, one flush. Nothing here
+//! knows of the protocol, of paths, or what the front end is.
 
-use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 
-use nbd_bridge::{Bound, Bridge, BridgeConfig, BridgeStats, Group, Listener, Seat, export_info};
+use nbd_bridge::BridgeStats;
 use rtrs_core::block::{BlockDevice, Geometry};
 use rtrs_core::config::Scheme;
 use rtrs_core::fabric::{Fabric, FabricCounters};
@@ -17,25 +16,17 @@ use rtrs_core::ids::CoreIndex;
 use rtrs_core::rt::{Clock, Inbox, Mailbox, PollPolicy, Ring, Sender, Shard, pin_to, run};
 use rtrs_core::time::{Duration, Instant, earliest};
 
-use crate::bench::Workload;
+use crate::frontend::{FrontEnd, FrontRequest, FrontSocket, MakeFrontEnd, Place};
 use crate::machine::{ClientCore, EngineReport, Letter};
 use crate::provide::Providers;
 use crate::session::device::SessionFailure;
-use crate::session::{Change, SessionConfig, SessionDevice};
+use crate::session::{Change, SessionConfig};
 
 /// Messages between the cores of a session, and to them.
 pub(crate) enum Mail {
     Engine(Letter),
-    /// To core 0: the socket that NBD clients connect to, served once the device is open.
-    Listen(Bound),
-    /// An NBD client for this core.
-    Adopt(OwnedFd),
-    /// The other end of a socket that the kernel will send this core's requests to. Who waits is
-    /// told when it is served, or sees the sender go.
-    AdoptKernel {
-        socket: OwnedFd,
-        adopted: mpsc::Sender<()>,
-    },
+    /// For the front end.
+    Socket(FrontSocket),
     /// Report what you did.
     Query(mpsc::Sender<CoreReport>),
     /// To core 0: change paths or policy.
@@ -100,30 +91,6 @@ pub(crate) enum Event {
     Done,
 }
 
-/// What the session is opened for.
-pub(crate) enum Purpose {
-    /// Serve NBD clients.
-    Nbd(BridgeConfig, Arc<Group>),
-    /// Run a workload.
-    Bench(Arc<Workload>),
-}
-
-/// The socket of the kernel on a core.
-enum KernelEnd {
-    /// There is none, or no more.
-    None,
-    /// It waits until the device is open here.
-    Waiting(OwnedFd, mpsc::Sender<()>),
-    /// The bridge serves it.
-    Served,
-}
-
-enum Front {
-    None,
-    Nbd(Box<Bridge>),
-    Bench(Box<crate::bench::Job>),
-}
-
 /// Everything a core starts with.
 pub(crate) struct ShardStart {
     pub(crate) core: CoreIndex,
@@ -132,7 +99,7 @@ pub(crate) struct ShardStart {
     pub(crate) inbox: Mailbox<Mail>,
     pub(crate) cores: Vec<Sender<Mail>>,
     pub(crate) providers: Arc<Providers>,
-    pub(crate) purpose: Purpose,
+    pub(crate) front: MakeFrontEnd,
     pub(crate) events: Option<mpsc::Sender<Event>>,
     pub(crate) poll: PollPolicy,
     pub(crate) pin: Option<usize>,
@@ -164,15 +131,9 @@ struct ClientShard {
     inbox: Inbox<Mail>,
     cores: Vec<Sender<Mail>>,
     engine: ClientCore,
-    purpose: Purpose,
-    front: Front,
+    front: Box<dyn FrontEnd>,
     /// The device's shape since it was first open; it does not change when paths go.
     geometry: Option<Geometry>,
-    /// The NBD socket until the device is open.
-    bound: Option<Bound>,
-    listener: Option<Listener>,
-    kernel: KernelEnd,
-    next_core: usize,
     events: Option<mpsc::Sender<Event>>,
     reported_failure: bool,
     kept_life: Option<u64>,
@@ -201,13 +162,8 @@ impl ClientShard {
             inbox,
             cores: start.cores,
             engine,
-            purpose: start.purpose,
-            front: Front::None,
+            front: (start.front)(),
             geometry: None,
-            bound: None,
-            listener: None,
-            kernel: KernelEnd::None,
-            next_core: 0,
             events: start.events,
             reported_failure: false,
             kept_life: None,
@@ -236,19 +192,7 @@ impl ClientShard {
                     self.engine.handle_letter(now, letter, &mut self.fabrics);
                     self.look_at_device(now);
                 }
-                Mail::Listen(bound) => match self.front {
-                    Front::Nbd(_) => self.listener = Some(bound.serve(&self.ring)),
-                    _ => self.bound = Some(bound),
-                },
-                Mail::Adopt(socket) => {
-                    if let Front::Nbd(bridge) = &mut self.front {
-                        bridge.adopt(now, socket);
-                    }
-                }
-                Mail::AdoptKernel { socket, adopted } => {
-                    self.kernel = KernelEnd::Waiting(socket, adopted);
-                    self.adopt_kernel(now);
-                }
+                Mail::Socket(socket) => self.front.take_socket(now, socket),
                 Mail::Query(reply) => {
                     let report = self.report(now);
                     if reply.send(report).is_err() {
@@ -271,12 +215,7 @@ impl ClientShard {
                 }
                 Mail::Shutdown { grace } => self.on_shutdown(now, grace),
                 Mail::StopFront { deadline } => {
-                    if let Front::Nbd(bridge) = &mut self.front {
-                        bridge.stop();
-                    }
-                    if let Front::Bench(job) = &mut self.front {
-                        job.stop();
-                    }
+                    self.front.stop();
                     if !self.front_stopped {
                         self.stopping = Some(deadline);
                     }
@@ -304,76 +243,44 @@ impl ClientShard {
         Ok(self.schemes.len() - 1)
     }
 
-    /// Starts the front end once the device is open.
+    /// Gives the front end the device once it is open.
     fn look_at_device(&mut self, now: Instant) {
-        if matches!(self.front, Front::None)
-            && let Some(device) = self.engine.device()
-        {
-            self.start_front(now, Box::new(device));
+        if self.geometry.is_some() {
+            return;
         }
-    }
-
-    fn start_front(&mut self, now: Instant, device: Box<SessionDevice>) {
+        let Some(device) = self.engine.device() else { return };
         let geometry = device.geometry().clone();
         self.geometry = Some(geometry.clone());
-        let started = match &self.purpose {
-            Purpose::Nbd(config, group) => {
-                let export = export_info(&self.config.export, &geometry);
-                let seat = Seat { group: Arc::clone(group), shard: self.core.index() };
-                Bridge::seated(&self.ring, device, export, *config, seat).map(|bridge| {
-                    self.front = Front::Nbd(Box::new(bridge));
-                    self.listener = self.bound.take().map(|b| b.serve(&self.ring));
-                })
-            }
-            Purpose::Bench(workload) => {
-                crate::bench::Job::new(now, self.core, Arc::clone(workload), device)
-                    .map(|job| self.front = Front::Bench(Box::new(job)))
-            }
-        };
-        self.adopt_kernel(now);
-        match started {
+        let place = Place { shard: self.core, ring: &self.ring, export: &self.config.export };
+        match self.front.open(now, &place, device) {
             Ok(()) if self.core.0 == 0 => self.event(Event::Ready(Box::new(geometry))),
             Ok(()) => {}
             Err(error) => {
                 tracing::error!("core {}: {error}", self.core);
-                self.kernel = KernelEnd::None;
                 self.event(Event::FrontFailed(error));
             }
         }
     }
 
-    /// Serves the kernel's socket if it is here and the device is open.
-    fn adopt_kernel(&mut self, now: Instant) {
-        let Front::Nbd(bridge) = &mut self.front else { return };
-        match std::mem::replace(&mut self.kernel, KernelEnd::None) {
-            KernelEnd::Waiting(socket, adopted) => {
-                if bridge.adopt_kernel(now, socket) && adopted.send(()).is_ok() {
-                    self.kernel = KernelEnd::Served;
+    /// Turns the front end and does what it asks for.
+    fn turn_front(&mut self, now: Instant) -> bool {
+        let any = self.front.turn(now);
+        while let Some(request) = self.front.next_request() {
+            match request {
+                FrontRequest::Client(shard, socket) => {
+                    self.cores[shard.index()].send(Mail::Socket(FrontSocket::Client(socket)));
                 }
+                FrontRequest::KernelGone => self.event(Event::KernelGone(self.core)),
             }
-            other => self.kernel = other,
         }
-    }
-
-    /// Tells when the kernel has closed its socket before this end stopped.
-    fn watch_kernel(&mut self) {
-        if let (KernelEnd::Served, Front::Nbd(bridge)) = (&self.kernel, &self.front)
-            && bridge.connections() == 0
-        {
-            self.kernel = KernelEnd::None;
-            self.event(Event::KernelGone(self.core));
-        }
+        any
     }
 
     fn report(&self, now: Instant) -> CoreReport {
-        let bridge = match &self.front {
-            Front::Nbd(bridge) => bridge.stats(),
-            _ => BridgeStats::default(),
-        };
         CoreReport {
             engine: self.engine.report(now),
             fabrics: self.fabrics.iter().map(|one| (one.scheme(), one.counters())).collect(),
-            bridge,
+            bridge: self.front.stats(),
             geometry: self.geometry.clone(),
         }
     }
@@ -386,8 +293,6 @@ impl ClientShard {
             Some((_, running)) => running,
             None => self.cores.len(),
         };
-        self.listener = None;
-        self.bound = None;
         self.shutdown = Some((deadline, running));
         for core in &self.cores {
             core.send(Mail::StopFront { deadline });
@@ -399,16 +304,10 @@ impl ClientShard {
         let mut any = false;
         if let Some(deadline) = self.stopping {
             let over = now >= deadline;
-            let idle = match &mut self.front {
-                Front::None => true,
-                Front::Nbd(bridge) => {
-                    if over {
-                        bridge.abort();
-                    }
-                    bridge.connections() == 0
-                }
-                Front::Bench(job) => job.is_idle(),
-            };
+            if over {
+                self.front.abort();
+            }
+            let idle = self.front.is_idle();
             if idle || over {
                 self.stopping = None;
                 self.front_stopped = true;
@@ -473,20 +372,6 @@ impl ClientShard {
             identity.into_iter().for_each(|identity| self.event(Event::Pinned(identity)));
         }
     }
-
-    fn accept_clients(&mut self, now: Instant) -> bool {
-        let mut any = false;
-        while let Some(socket) = self.listener.as_mut().and_then(|l| l.take(now)) {
-            any = true;
-            let core = self.next_core % self.cores.len();
-            self.next_core += 1;
-            match &mut self.front {
-                Front::Nbd(bridge) if core == 0 => bridge.adopt(now, socket),
-                _ => self.cores[core].send(Mail::Adopt(socket)),
-            }
-        }
-        any
-    }
 }
 
 impl Shard for ClientShard {
@@ -497,13 +382,7 @@ impl Shard for ClientShard {
         self.tell_process();
         self.look_at_device(now);
         any |= self.deliver();
-        any |= self.accept_clients(now);
-        any |= match &mut self.front {
-            Front::None => false,
-            Front::Nbd(bridge) => bridge.turn(now),
-            Front::Bench(job) => job.turn(now),
-        };
-        self.watch_kernel();
+        any |= self.turn_front(now);
         any |= self.engine.pump(now, &mut self.fabrics);
         for fabric in &mut self.fabrics {
             fabric.flush(now);
@@ -517,12 +396,7 @@ impl Shard for ClientShard {
         for fabric in &self.fabrics {
             soonest = earliest(soonest, fabric.deadline());
         }
-        soonest = match &self.front {
-            Front::None => soonest,
-            Front::Nbd(bridge) => earliest(soonest, bridge.deadline()),
-            Front::Bench(job) => earliest(soonest, job.deadline()),
-        };
-        soonest = earliest(soonest, self.listener.as_ref().and_then(Listener::deadline));
+        soonest = earliest(soonest, self.front.deadline());
         soonest = earliest(soonest, self.stopping);
         let shutdown = self
             .shutdown

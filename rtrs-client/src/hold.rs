@@ -18,8 +18,9 @@ use crate::control::{Detach, serve};
 use crate::device;
 use crate::driver::Event;
 use crate::error::{Error, ErrorKind};
+use crate::frontend::{kernel_nbd, nbd};
 use crate::kept::Kept;
-use crate::launch::{self, Running, Use};
+use crate::launch::{self, Running};
 use crate::online::Online;
 use crate::plan::{AttachPlan, Front};
 use crate::provide::Providers;
@@ -80,18 +81,18 @@ pub(crate) fn hold(plan: &AttachPlan) -> Result<(), Error> {
         shards: config.cores,
     };
     let buffer_bytes = usize::try_from(plan.buffer_bytes).unwrap_or(usize::MAX);
-    let bridge = match &plan.front {
+    let bridge = BridgeConfig { buffer_bytes, ..BridgeConfig::default() };
+    let fronts = match bound {
+        Some(bound) => nbd::at(bound, bridge),
         // The kernel has one connection on each core, and later perhaps a second in its place.
-        Front::Device(_) => BridgeConfig {
-            buffer_bytes,
+        None => kernel_nbd::device(BridgeConfig {
             connections_max: 2,
             touched_bytes: BUSY_BYTES,
-            ..BridgeConfig::default()
-        },
-        _ => BridgeConfig { buffer_bytes, ..BridgeConfig::default() },
+            ..bridge
+        }),
     };
     let providers = Arc::new(Providers::new(&plan.session)?);
-    let running = start(&plan.session, config, Use::Nbd(bound, bridge), &providers)?;
+    let running = start(&plan.session, config, fronts, &providers)?;
     let (wakes, inbox) = mpsc::channel();
     forward_signals(wakes.clone())?;
     let running = forward_events(running, wakes.clone(), kept.clone());

@@ -5,14 +5,13 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-use nbd_bridge::{Bound, BridgeConfig, Group};
 use rtrs_core::config::{AutoSwitch, Scheme};
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::rt::{Mailbox, PollPolicy, Sender, mailbox, pin_plan};
 use rtrs_core::time::Duration;
 
-use crate::bench::Workload;
-use crate::driver::{CoreReport, Event, Mail, Purpose, ShardStart, run_shard};
+use crate::driver::{CoreReport, Event, Mail, ShardStart, run_shard};
+use crate::frontend::{FrontSocket, MakeFrontEnds, Shards};
 use crate::network::NetworkWatch;
 use crate::provide::Providers;
 use crate::session::{Change, SessionConfig};
@@ -24,14 +23,6 @@ const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long a core has for a change.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// What a session is started for, before it is dealt out to the cores.
-#[derive(Debug)]
-pub(crate) enum Use {
-    /// Serve NBD clients, at this socket if there is one.
-    Nbd(Option<Bound>, BridgeConfig),
-    Bench(Arc<Workload>),
-}
 
 /// A session's threads.
 #[derive(Debug)]
@@ -112,7 +103,7 @@ impl Cores {
     pub(crate) fn adopt_kernel(&self, sockets: Vec<OwnedFd>) -> io::Result<()> {
         let (adopted, answers) = mpsc::channel();
         for (core, socket) in self.0.iter().zip(sockets) {
-            core.send(Mail::AdoptKernel { socket, adopted: adopted.clone() });
+            core.send(Mail::Socket(FrontSocket::Kernel(socket, adopted.clone())));
         }
         drop(adopted);
         let deadline = std::time::Instant::now() + ADOPT_TIMEOUT;
@@ -153,7 +144,7 @@ pub(crate) fn random_uuid() -> io::Result<[u8; 16]> {
 /// The system's error when threads or descriptors are refused.
 pub(crate) fn start(
     config: SessionConfig,
-    purpose: Use,
+    fronts: MakeFrontEnds,
     providers: &Arc<Providers>,
     poll: PollPolicy,
     pin: AutoSwitch,
@@ -167,13 +158,10 @@ pub(crate) fn start(
     let (events, from_cores) = mpsc::channel();
     let cpus = pin_plan(pin, config.cores);
     let to_look = senders.clone();
-    let group = Group::new(cores, move |core| to_look[core].send(Mail::Look));
+    let wake = Arc::new(move |shard: usize| to_look[shard].send(Mail::Look));
+    let fronts = fronts(&Shards { count: config.cores, wake });
     let mut threads = Vec::with_capacity(cores);
-    for (index, inbox) in boxes.into_iter().enumerate() {
-        let purpose = match &purpose {
-            Use::Bench(workload) => Purpose::Bench(Arc::clone(workload)),
-            Use::Nbd(_, bridge) => Purpose::Nbd(*bridge, Arc::clone(&group)),
-        };
+    for (index, (inbox, front)) in boxes.into_iter().zip(fronts).enumerate() {
         let core = CoreIndex(u16::try_from(index).unwrap_or(u16::MAX));
         let start = ShardStart {
             core,
@@ -182,7 +170,7 @@ pub(crate) fn start(
             inbox,
             cores: senders.clone(),
             providers: Arc::clone(providers),
-            purpose,
+            front,
             events: Some(events.clone()),
             poll,
             pin: cpus.get(index).copied(),
@@ -199,9 +187,6 @@ pub(crate) fn start(
             result
         };
         threads.push(std::thread::Builder::new().name(format!("rtrs-{index}")).spawn(body)?);
-    }
-    if let Use::Nbd(Some(bound), _) = purpose {
-        senders[0].send(Mail::Listen(bound));
     }
     let network = watch_network(senders[0].clone());
     Ok(Running { cores: senders, threads, network, events: from_cores })

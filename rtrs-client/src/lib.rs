@@ -8,7 +8,6 @@
 
 #![forbid(unsafe_code)]
 
-mod bench;
 pub mod cli;
 pub mod config;
 mod control;
@@ -16,6 +15,7 @@ mod device;
 mod doctor;
 mod driver;
 mod error;
+mod frontend;
 #[cfg(any(test, feature = "test-util"))]
 mod fuzz;
 mod hold;

@@ -18,16 +18,17 @@ use rtrs_core::ids::SessionId;
 use rtrs_core::rt::{Log, PollPolicy, SettleAtEnd};
 use rtrs_core::wire::AccessMode;
 
-use crate::bench::{JobResult, Workload};
 use crate::cli::Output;
 use crate::config::{self, Access};
 use crate::control::{Detach, ask};
 use crate::device;
 use crate::driver::Event;
 use crate::error::{Error, ErrorKind};
+use crate::frontend::MakeFrontEnds;
+use crate::frontend::bench::{self, JobResult, Workload};
 use crate::hold::hold;
 use crate::kept::Kept;
-use crate::launch::{self, Running, Use};
+use crate::launch::{self, Running};
 use crate::plan::{AttachPlan, BenchPlan, Plan, RunDir, SessionPlan};
 use crate::provide::{Providers, path_target, schemes};
 use crate::report::{self, Ask};
@@ -374,11 +375,11 @@ pub(crate) fn session_config(plan: &SessionPlan) -> Result<SessionConfig, Error>
 pub(crate) fn start(
     plan: &SessionPlan,
     config: SessionConfig,
-    purpose: Use,
+    fronts: MakeFrontEnds,
     providers: &Arc<Providers>,
 ) -> Result<Running, Error> {
     let poll = PollPolicy { budget_max: Duration::from_micros(u64::from(plan.poll_us)) };
-    launch::start(config, purpose, providers, poll, plan.pin)
+    launch::start(config, fronts, providers, poll, plan.pin)
         .map_err(system("cannot start the session's threads"))
 }
 
@@ -506,7 +507,8 @@ fn run_bench(plan: &BenchPlan) -> Result<(), Error> {
         results: Mutex::new(results),
     });
     let providers = Arc::new(Providers::new(&plan.session)?);
-    let running = start(&plan.session, config, Use::Bench(Arc::clone(&workload)), &providers)?;
+    let fronts = bench::workload(Arc::clone(&workload));
+    let running = start(&plan.session, config, fronts, &providers)?;
     let (wakes, inbox) = mpsc::channel();
     forward_signals(wakes.clone())?;
     let running = forward_events(running, wakes, None);

@@ -16,7 +16,9 @@ use rtrs_core::ids::CoreIndex;
 use rtrs_core::mem::Pool;
 use rtrs_core::time::{Duration, Instant};
 
+use super::{FrontEnd, FrontRequest, FrontSocket, MakeFrontEnds, Place};
 use crate::config::BenchMode;
+use crate::session::SessionDevice;
 
 /// What all jobs of a run do.
 #[derive(Debug)]
@@ -51,7 +53,7 @@ pub(crate) struct JobResult {
 
 /// One core's share of a workload.
 #[derive(Debug)]
-pub(crate) struct Job {
+struct Job {
     workload: Arc<Workload>,
     device: Box<dyn BlockDevice>,
     pool: Pool,
@@ -69,7 +71,7 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    pub(crate) fn new(
+    fn new(
         now: Instant,
         core: CoreIndex,
         workload: Arc<Workload>,
@@ -147,7 +149,7 @@ impl Job {
     }
 
     /// Starts and ends IOs. True when anything happened.
-    pub(crate) fn turn(&mut self, now: Instant) -> bool {
+    fn turn(&mut self, now: Instant) -> bool {
         let mut any = self.device.poll(now);
         let Some(mut result) = self.result.take() else { return any };
         while let Some(done) = self.device.reap() {
@@ -205,19 +207,56 @@ impl Job {
         self.inflight += 1;
         true
     }
+}
 
-    /// Submits nothing more.
-    pub(crate) fn stop(&mut self) {
-        self.end = self.begin;
+/// Front ends that run this workload, a job on each shard.
+pub(crate) fn workload(workload: Arc<Workload>) -> MakeFrontEnds {
+    Box::new(move |shards| {
+        shards.each(|_| {
+            let workload = Arc::clone(&workload);
+            Box::new(move || Box::new(Bench { workload, job: None }))
+        })
+    })
+}
+
+struct Bench {
+    workload: Arc<Workload>,
+    job: Option<Job>,
+}
+
+impl FrontEnd for Bench {
+    fn open(&mut self, now: Instant, place: &Place<'_>, device: SessionDevice) -> io::Result<()> {
+        let workload = Arc::clone(&self.workload);
+        self.job = Some(Job::new(now, place.shard, workload, Box::new(device))?);
+        Ok(())
     }
 
-    /// True when nothing is in flight.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.inflight == 0
+    /// Nobody connects to a workload.
+    fn take_socket(&mut self, _now: Instant, _socket: FrontSocket) {}
+
+    fn turn(&mut self, now: Instant) -> bool {
+        self.job.as_mut().is_some_and(|job| job.turn(now))
     }
 
-    /// When `turn` wants to be called even if nothing happens.
-    pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.result.as_ref().filter(|_| !self.over).map(|_| self.end)
+    fn next_request(&mut self) -> Option<FrontRequest> {
+        None
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let job = self.job.as_ref().filter(|job| job.result.is_some() && !job.over);
+        job.map(|job| job.end)
+    }
+
+    fn stop(&mut self) {
+        if let Some(job) = &mut self.job {
+            job.end = job.begin;
+        }
+    }
+
+    /// What is in flight ends with the session.
+    fn abort(&mut self) {}
+
+    fn is_idle(&self) -> bool {
+        self.job.as_ref().is_none_or(|job| job.inflight == 0)
     }
 }

@@ -1,0 +1,116 @@
+//! The kernel's `/dev/nbdX`: one socket per shard, whose other end the kernel has.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, mpsc};
+
+use nbd_bridge::{Bridge, BridgeConfig, BridgeStats, Group};
+use rtrs_core::time::Instant;
+
+use super::{FrontEnd, FrontRequest, FrontSocket, MakeFrontEnds, Place, bridge};
+use crate::session::SessionDevice;
+
+/// Front ends that serve the kernel.
+pub(crate) fn device(config: BridgeConfig) -> MakeFrontEnds {
+    Box::new(move |shards| {
+        let group = shards.group();
+        shards.each(|_| {
+            let group = Arc::clone(&group);
+            Box::new(move || {
+                Box::new(Kernel { config, group, bridge: None, end: KernelEnd::None, gone: false })
+            })
+        })
+    })
+}
+
+struct Kernel {
+    config: BridgeConfig,
+    group: Arc<Group>,
+    bridge: Option<Bridge>,
+    end: KernelEnd,
+    /// The driver is still to be told that the kernel has closed its socket.
+    gone: bool,
+}
+
+/// The socket of the kernel.
+enum KernelEnd {
+    /// There is none, or no more.
+    None,
+    /// It waits until the device is open here.
+    Waiting(OwnedFd, mpsc::Sender<()>),
+    /// The bridge serves it.
+    Served,
+}
+
+impl Kernel {
+    /// Serves the kernel's socket if it is here and the device is open.
+    fn adopt(&mut self, now: Instant) {
+        let Some(bridge) = &mut self.bridge else { return };
+        if let KernelEnd::Waiting(socket, served) =
+            std::mem::replace(&mut self.end, KernelEnd::None)
+            && bridge.adopt_kernel(now, socket)
+            && served.send(()).is_ok()
+        {
+            self.end = KernelEnd::Served;
+        }
+    }
+}
+
+impl FrontEnd for Kernel {
+    fn open(&mut self, now: Instant, place: &Place<'_>, device: SessionDevice) -> io::Result<()> {
+        match bridge(place, device, self.config, &self.group) {
+            Ok(bridge) => self.bridge = Some(bridge),
+            Err(error) => {
+                self.end = KernelEnd::None;
+                return Err(error);
+            }
+        }
+        self.adopt(now);
+        Ok(())
+    }
+
+    fn take_socket(&mut self, now: Instant, socket: FrontSocket) {
+        if let FrontSocket::Kernel(socket, served) = socket {
+            self.end = KernelEnd::Waiting(socket, served);
+            self.adopt(now);
+        }
+    }
+
+    fn turn(&mut self, now: Instant) -> bool {
+        let Some(bridge) = &mut self.bridge else { return false };
+        let any = bridge.turn(now);
+        if matches!(self.end, KernelEnd::Served) && bridge.connections() == 0 {
+            self.end = KernelEnd::None;
+            self.gone = true;
+        }
+        any
+    }
+
+    fn next_request(&mut self) -> Option<FrontRequest> {
+        std::mem::take(&mut self.gone).then_some(FrontRequest::KernelGone)
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.bridge.as_ref().and_then(Bridge::deadline)
+    }
+
+    fn stop(&mut self) {
+        if let Some(bridge) = &mut self.bridge {
+            bridge.stop();
+        }
+    }
+
+    fn abort(&mut self) {
+        if let Some(bridge) = &mut self.bridge {
+            bridge.abort();
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.bridge.as_ref().is_none_or(|bridge| bridge.connections() == 0)
+    }
+
+    fn stats(&self) -> BridgeStats {
+        self.bridge.as_ref().map(Bridge::stats).unwrap_or_default()
+    }
+}
