@@ -5,6 +5,7 @@
 //! through the socket of that CPU's hardware queue, at most [`QUEUE_DEPTH`] at a time and socket.
 //!
 //! - `device`: a device's life, from the connect to the disconnect, each step with a bound;
+//!   `options`: how it is asked for; `error`: what is in the way;
 //! - `netlink`: the messages for it; `sockets`: what it is connected with;
 //! - `takeover`: fresh sockets for a device whose process died; `claim`: who has a device;
 //!   `resend`: when the kernel sends again what a dead process had taken;
@@ -16,7 +17,9 @@
 
 mod claim;
 mod device;
+mod error;
 mod netlink;
+mod options;
 mod probe;
 mod resend;
 mod sockets;
@@ -27,7 +30,9 @@ mod usage;
 use std::fmt;
 use std::str::FromStr;
 
-pub use device::{DeviceError, DeviceOptions, KernelDevice, free_left_behind};
+pub use device::{KernelDevice, free_left_behind};
+pub use error::DeviceError;
+pub use options::DeviceOptions;
 pub use probe::{Probe, probe, settle};
 pub use sockets::FIRST_BYTES;
 pub use takeover::{Reached, reach};

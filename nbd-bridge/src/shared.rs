@@ -354,8 +354,3 @@ impl Exports for Shared {
         (name.is_empty() || name == self.export.name).then(|| self.export.clone())
     }
 }
-
-/// True for statuses that say something about the device rather than the request.
-pub(crate) fn is_device_fault(status: IoStatus) -> bool {
-    !matches!(status, IoStatus::Ok | IoStatus::Invalid | IoStatus::ReadOnly | IoStatus::Unsupported)
-}

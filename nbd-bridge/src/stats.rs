@@ -3,7 +3,7 @@
 use rtrs_core::status::IoStatus;
 use serde::Serialize;
 
-use crate::shared::is_device_fault;
+use crate::status::is_device_fault;
 
 /// What a core's bridge did since start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]

@@ -34,3 +34,8 @@ pub(crate) fn reason(status: IoStatus) -> &'static str {
         _ => "the device failed",
     }
 }
+
+/// True for statuses that say something about the device rather than the request.
+pub(crate) fn is_device_fault(status: IoStatus) -> bool {
+    !matches!(status, IoStatus::Ok | IoStatus::Invalid | IoStatus::ReadOnly | IoStatus::Unsupported)
+}

@@ -11,8 +11,8 @@
 use std::fs::{File, TryLockError};
 use std::time::Duration;
 
-use super::device::{DeviceError, await_that};
-use super::sysfs::Places;
+use super::error::DeviceError;
+use super::sysfs::{Places, await_that};
 
 /// For somebody who only looks whether a device was left behind.
 const LOOK_PATIENCE: Duration = Duration::from_secs(1);

@@ -17,10 +17,12 @@ use std::time::{Duration, Instant};
 use rtrs_core::rt::{page_size, privileges};
 
 use super::claim::{Claim, check_free, claim_left_behind};
-use super::netlink::{Attr, Netlink, SOCKETS_MAX, sockets_attr};
+use super::error::DeviceError;
+use super::netlink::{Attr, SOCKETS_MAX, open_netlink, sockets_attr};
+use super::options::DeviceOptions;
 use super::resend;
-use super::sockets::Sockets;
-use super::sysfs::Places;
+use super::sockets::{CONNECTS_MAX, READ_PATIENCE, Sockets};
+use super::sysfs::{Places, STEP, await_that};
 use super::takeover::Reached;
 use super::usage::{DeviceUse, uses};
 use super::{DeviceChoice, REQUEST_BYTES};
@@ -40,13 +42,6 @@ const GONE_PATIENCE: Duration = Duration::from_secs(1);
 /// For the same while all that is seen of it is a process that has it open, often udev, whose reads
 /// have just failed.
 const OPEN_PATIENCE: Duration = Duration::from_secs(3);
-/// Pause between two looks at sysfs.
-const STEP: Duration = Duration::from_millis(5);
-/// For the kernel to begin to read all sockets of a device.
-pub(super) const READ_PATIENCE: Duration = Duration::from_secs(2);
-/// How often a device is connected anew whose sockets the kernel does not all read.
-pub(super) const CONNECTS_MAX: u32 = 6;
-
 /// Flags that the kernel's driver knows in some version. Each is looked at by itself, and one that
 /// a version does not know is ignored by it, so all may be passed to all.
 const KERNEL_FLAGS: u16 = tf::HAS_FLAGS
@@ -57,89 +52,6 @@ const KERNEL_FLAGS: u16 = tf::HAS_FLAGS
     | tf::SEND_TRIM
     | tf::SEND_WRITE_ZEROES
     | tf::CAN_MULTI_CONN;
-
-/// What is in the way of a device.
-#[derive(Debug, thiserror::Error)]
-pub enum DeviceError {
-    /// The kernel does not have the nbd driver.
-    #[error(
-        "the kernel's nbd driver is not loaded; load it with \"modprobe nbd\" (in a container: on \
-         the host, and share the host's network namespace)"
-    )]
-    NoModule,
-    /// The caller may not connect devices.
-    #[error("no permission to connect a kernel device; run as root or with CAP_SYS_ADMIN")]
-    NoPermission,
-    /// Somebody uses the device.
-    #[error("/dev/nbd{index} is in use: {by}; use another device, or auto")]
-    Busy {
-        /// The device.
-        index: u32,
-        /// By whom.
-        by: String,
-    },
-    /// The export cannot be a kernel's block device.
-    #[error("the export cannot be a kernel device: {0}")]
-    Export(String),
-    /// The kernel refused.
-    #[error("the kernel cannot connect {device}{why}")]
-    Refused {
-        /// `/dev/nbdX`, or `a free device`.
-        device: String,
-        /// A guess at the reason with its remedy, or nothing.
-        why: &'static str,
-        /// Its error.
-        source: io::Error,
-    },
-    /// It was connected, but is not what it has to be.
-    #[error("/dev/nbd{index} was connected, but {what}")]
-    Odd {
-        /// The device.
-        index: u32,
-        /// What is wrong, with the remedy.
-        what: String,
-    },
-    /// The kernel did not disconnect the device in time.
-    #[error("/dev/nbd{index} could not be disconnected: {what}")]
-    Stuck {
-        /// The device.
-        index: u32,
-        /// What is in the way, with the remedy.
-        what: String,
-    },
-    /// The system refused something else: a socket, a thread.
-    #[error("cannot speak with the kernel's nbd driver")]
-    System(#[from] io::Error),
-}
-
-/// How a device is connected.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceOptions {
-    /// Which one.
-    pub choice: DeviceChoice,
-    /// Seconds after which the kernel takes a socket for dead whose request has no answer, and
-    /// sends the request again through another. It must be longer than any request can take here:
-    /// a request that is sent again could overtake a later one. None stands for no bound and a
-    /// quick takeover ([`super::reach`]): the device then has one socket.
-    pub timeout_s: Option<u64>,
-    /// Seconds that the kernel keeps requests when all sockets are dead, for somebody to connect
-    /// others; then they fail.
-    pub dead_timeout_s: u64,
-    /// Tells what the device is connected to: text without a newline, the same for the same
-    /// session and export. Shown in `/sys/block/nbdX/backend`.
-    pub backend: String,
-    /// Take over a device that a process which is gone had connected with the same identifier.
-    pub takeover: bool,
-}
-
-impl DeviceOptions {
-    /// Takes one of these devices where any would do.
-    fn prefer(&mut self, devices: &[u32]) {
-        if let (DeviceChoice::Auto, Some(index)) = (self.choice, devices.first()) {
-            self.choice = DeviceChoice::Index(*index);
-        }
-    }
-}
 
 /// See [`super::check_device`].
 pub(super) fn check(
@@ -155,13 +67,6 @@ pub(super) fn check(
         DeviceChoice::Auto => Ok(()),
         DeviceChoice::Index(index) => check_free(places, index, backend),
     }
-}
-
-pub(super) fn open_netlink() -> Result<Netlink, DeviceError> {
-    Netlink::open().map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => DeviceError::NoModule,
-        _ => DeviceError::System(error),
-    })
 }
 
 /// Disconnects devices that a process which is gone had connected with an identifier that is ours,
@@ -242,19 +147,6 @@ fn await_gone(places: &Places, index: u32) -> Result<(), DeviceError> {
         format!("it is disconnected, but {}", users.join(", "))
     };
     Err(DeviceError::Stuck { index, what: what + "; it is free when that has ended" })
-}
-
-pub(super) fn await_that(patience: Duration, mut holds: impl FnMut() -> bool) -> bool {
-    let deadline = Instant::now() + patience;
-    loop {
-        if holds() {
-            return true;
-        }
-        if Instant::now() >= deadline {
-            return false;
-        }
-        std::thread::sleep(STEP);
-    }
 }
 
 /// Judges whether the kernel can have an export as a block device.
@@ -357,7 +249,7 @@ impl KernelDevice {
             reached => reached,
         };
         if let Some(reached) = reached {
-            return reached.serve(export, adopt);
+            return reached.serve(export, adopt).map(Self::taken_over);
         }
         let mut wanted = options.clone();
         match free_left_behind(|found| found == options.backend) {
@@ -402,7 +294,7 @@ impl KernelDevice {
 
     /// A device of another process whose sockets were exchanged for these. The kernel goes on to
     /// show that process as its owner.
-    pub(super) fn taken_over(index: u32, places: Places, sockets: Sockets, claim: Claim) -> Self {
+    fn taken_over(Reached { index, places, sockets, claim }: Reached) -> Self {
         let owner = places.owner(index);
         Self { index, places, sockets, connected: true, owner, _claim: Some(claim) }
     }

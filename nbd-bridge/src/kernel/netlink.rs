@@ -22,6 +22,8 @@ use netlink_packet_generic::{GenlFamily, GenlHeader, GenlMessage};
 use netlink_sys::protocols::NETLINK_GENERIC;
 use netlink_sys::{Socket, SocketAddr};
 
+use super::error::DeviceError;
+
 /// Longest answer that is understood: the family's description is the longest.
 const ANSWER_MAX: usize = 16 * 1024;
 /// Answers looked at before giving up: an answer and its acknowledgement are two.
@@ -315,6 +317,14 @@ fn invalid(what: &str) -> io::Error {
 /// The attribute for sockets, whose owner keeps them open until the connect has returned.
 pub(super) fn sockets_attr<'a>(sockets: impl Iterator<Item = BorrowedFd<'a>>) -> Attr {
     Attr::Sockets(sockets.map(|socket| SocketItem(socket.as_raw_fd())).collect())
+}
+
+/// Opens the way to the kernel's driver.
+pub(super) fn open_netlink() -> Result<Netlink, DeviceError> {
+    Netlink::open().map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => DeviceError::NoModule,
+        _ => DeviceError::System(error),
+    })
 }
 
 #[cfg(test)]

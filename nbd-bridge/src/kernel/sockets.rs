@@ -12,10 +12,16 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use socket2::{Domain, SockRef, Socket, Type};
 
 use crate::proto::wire::magic;
+
+/// For the kernel to begin to read all sockets of a device.
+pub(super) const READ_PATIENCE: Duration = Duration::from_secs(2);
+/// How often a device is connected anew whose sockets the kernel does not all read.
+pub(super) const CONNECTS_MAX: u32 = 6;
 
 /// What the kernel is sent before anything else: the first bytes of the first reply, whatever that
 /// will be. Who adopts the socket leaves them out.

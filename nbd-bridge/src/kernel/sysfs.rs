@@ -6,6 +6,7 @@
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rtrs_core::rt::blkdev::device_numbers;
 
@@ -144,6 +145,23 @@ impl Places {
         }
         let own = read(&self.proc.join("self/comm"));
         owner == std::process::id() || self.process(owner).is_none_or(|name| Some(name) != own)
+    }
+}
+
+/// Pause between two looks.
+pub(super) const STEP: Duration = Duration::from_millis(5);
+
+/// Looks again and again. False when it does not hold within that time.
+pub(super) fn await_that(patience: Duration, mut holds: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + patience;
+    loop {
+        if holds() {
+            return true;
+        }
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(STEP);
     }
 }
 

@@ -20,28 +20,27 @@ use std::time::{Duration, Instant};
 
 use super::DeviceChoice;
 use super::claim::{Claim, claim_left_behind};
-use super::device::{
-    CONNECTS_MAX, DeviceError, DeviceOptions, KernelDevice, READ_PATIENCE, await_that, open_netlink,
-};
-use super::netlink::{Attr, Netlink, sockets_attr};
+use super::error::DeviceError;
+use super::netlink::{Attr, Netlink, open_netlink, sockets_attr};
+use super::options::DeviceOptions;
 use super::resend::is_quick;
-use super::sockets::Sockets;
-use super::sysfs::Places;
+use super::sockets::{CONNECTS_MAX, READ_PATIENCE, Sockets};
+use super::sysfs::{Places, await_that};
 use crate::proto::ExportInfo;
 
 /// A device of a process that is gone, with fresh sockets that nobody serves yet: dropped, it is
 /// left behind again.
 #[derive(Debug)]
 pub struct Reached {
-    index: u32,
-    places: Places,
-    sockets: Sockets,
-    claim: Claim,
+    pub(super) index: u32,
+    pub(super) places: Places,
+    pub(super) sockets: Sockets,
+    pub(super) claim: Claim,
 }
 
 /// Gives the device that the options ask to take over its fresh sockets early, before they can be
 /// served, if it has a quick takeover: what the dead process had taken comes again while the
-/// session still opens. See [`KernelDevice::connect`].
+/// session still opens. See [`KernelDevice::connect`](super::KernelDevice::connect).
 ///
 /// # Errors
 /// What is in the way, with the remedy.
@@ -197,14 +196,14 @@ impl Reached {
         mut self,
         export: &ExportInfo,
         adopt: impl FnOnce(Vec<OwnedFd>) -> io::Result<()>,
-    ) -> Result<KernelDevice, DeviceError> {
+    ) -> Result<Self, DeviceError> {
         let index = self.index;
         check_shape(&self.places, index, export)?;
         let ours = self.sockets.take_ours();
         // If that fails, the sockets end here, and the device waits for the next.
         adopt(ours)?;
         tracing::info!("/dev/nbd{index} is taken over from a process that is gone");
-        Ok(KernelDevice::taken_over(index, self.places, self.sockets, self.claim))
+        Ok(self)
     }
 }
 
