@@ -14,19 +14,19 @@ use std::sync::Arc;
 use rtrs_core::fabric::{CloseReason, Fabric, RemoteMem, WcOp, WcStatus, WorkCompletion};
 use rtrs_core::identity::ServerId;
 use rtrs_core::ids::{ConnIndex, CoreIndex, PathId, PathUuid, PermitId, QpNum};
-use rtrs_core::proto::{Backoff, Heartbeat};
+use rtrs_core::proto::Backoff;
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::AccessMode;
 
 use super::cache::KeptLife;
 use super::device::SessionFailure;
 use super::fence::{Lost, NoPathClock};
+use super::heartbeat::HeartbeatMonitor;
 use super::identity::Pinned;
 use super::links::Tries;
 use super::online::Leave;
 use super::permits::CONTROL;
 use super::shard::ConnectionEnd;
-use super::status::HeartbeatCount;
 use super::{
     CacheWatch, Connect, Granted, OpenDevice, Outbox, PathShared, PathTarget, Policy,
     SessionConfig, ToHome, ToShard,
@@ -97,12 +97,8 @@ pub(super) struct Path {
     pub(super) until: Instant,
     pub(super) backoff: Backoff,
     pub(super) tries: Tries,
-    pub(super) heartbeat: Option<Heartbeat>,
+    pub(super) heartbeat: HeartbeatMonitor,
     pub(super) shared: Arc<PathShared>,
-    pub(super) seen: Instant,
-    /// Since when it is known that the server runs while this path is silent (`pulse.rs`).
-    pub(super) vouched: Option<Instant>,
-    pub(super) heartbeats: HeartbeatCount,
     pub(super) connects: u64,
     pub(super) attempts_failed: u64,
     /// Attempts that failed, counted through rounds of all addresses.
@@ -171,11 +167,8 @@ impl Path {
             until: now,
             backoff: Backoff::new(config.reconnect_min, config.reconnect_max, seed),
             tries: Tries::default(),
-            heartbeat: None,
+            heartbeat: HeartbeatMonitor::default(),
             shared: Arc::new(PathShared::default()),
-            seen: Instant::ZERO,
-            vouched: None,
-            heartbeats: HeartbeatCount::default(),
             connects: 0,
             attempts_failed: 0,
             failed_in_row: 0,
@@ -616,7 +609,7 @@ impl SessionControl {
             }
             path.state.advance(PathState::Closing);
             path.until = now + CLOSE_TIMEOUT;
-            path.heartbeat = None;
+            path.heartbeat.stop();
             path.chunks = None;
             path.note_lost();
             path.shared.set_latency(Duration::ZERO);
@@ -670,13 +663,9 @@ impl SessionControl {
         self.paths.iter().fold(soonest, |soonest, path| {
             let own = match path.state {
                 PathState::Connected => {
-                    let beat = path.heartbeat.as_ref().map(Heartbeat::deadline);
-                    earliest(beat, path.leave.as_ref().map(Leave::deadline))
+                    earliest(path.heartbeat.deadline(), path.leave.as_ref().map(Leave::deadline))
                 }
-                PathState::Opening => {
-                    let beat = path.heartbeat.as_ref().map(Heartbeat::deadline);
-                    earliest(beat, Some(path.until))
-                }
+                PathState::Opening => earliest(path.heartbeat.deadline(), Some(path.until)),
                 PathState::Disconnected | PathState::Gone => None,
                 PathState::Waiting if self.detaching || self.failure.is_some() => None,
                 _ => Some(path.until),

@@ -10,13 +10,12 @@ use rtrs_core::block::Geometry;
 use rtrs_core::fabric::{CloseReason, Fabric, FabricError};
 use rtrs_core::identity::EvictionSecret;
 use rtrs_core::ids::PermitId;
-use rtrs_core::proto::Heartbeat;
 use rtrs_core::time::Instant;
 use rtrs_core::wire::{AccessMode, errno, errno_name};
 
 use super::control::{DeviceState, Path, STEP_TIMEOUT, SessionControl};
 use super::permits::CONTROL;
-use super::{Granted, OpenDevice, Rhythm, ToShard};
+use super::{Granted, OpenDevice, ToShard};
 use crate::path::handshake::{ServiceConnection, ServiceEvent};
 use crate::path::state::PathState;
 
@@ -147,9 +146,7 @@ impl SessionControl {
             }
             Ok(ServiceEvent::HeartbeatAnswered) => {
                 let path = &mut self.paths[index];
-                if let Some(heartbeat) = path.heartbeat.as_mut()
-                    && let Some(latency) = heartbeat.on_ack(now)
-                {
+                if let Some(latency) = path.heartbeat.on_answer(now) {
                     path.shared.set_latency(latency);
                 }
             }
@@ -248,9 +245,8 @@ impl SessionControl {
 
     fn start_heartbeat(&mut self, now: Instant, index: usize) {
         let path = &mut self.paths[index];
-        (path.seen, path.vouched) = (now, None);
-        let Rhythm { interval, missed_max, .. } = path.rhythm(&self.config);
-        path.heartbeat = Some(Heartbeat::new(interval, missed_max, now));
+        let rhythm = path.rhythm(&self.config);
+        path.heartbeat.start(now, rhythm);
     }
 
     fn open_device(&mut self, now: Instant, index: usize, fabrics: &mut [Box<dyn Fabric>]) {

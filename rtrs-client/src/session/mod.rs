@@ -11,6 +11,7 @@ mod cache;
 pub(crate) mod control;
 pub(crate) mod device;
 mod fence;
+mod heartbeat;
 mod identity;
 mod links;
 mod online;
@@ -18,7 +19,6 @@ mod pace;
 pub(crate) mod permits;
 pub(crate) mod policy;
 pub(crate) mod probe;
-mod pulse;
 pub(crate) mod replay;
 pub(crate) mod shard;
 pub(crate) mod status;
@@ -52,7 +52,7 @@ pub struct Rhythm {
     pub interval: Duration,
     /// Further intervals without any traffic after which a path is dead.
     pub missed_max: u32,
-    /// The same where the server answers on another path meanwhile (`pulse.rs`): at most
+    /// The same where the server answers on another path meanwhile (`heartbeat.rs`): at most
     /// `missed_max`.
     pub witnessed_max: u32,
 }

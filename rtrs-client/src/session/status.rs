@@ -5,19 +5,11 @@ use rtrs_core::time::Duration;
 use serde::Serialize;
 
 use super::control::SessionControl;
+use super::heartbeat::HeartbeatCount;
 use super::online::Leave;
 use super::policy::Policy;
 use super::shard::ShardSession;
 use crate::path::state::PathState;
-
-/// Heartbeats of a path since it was added.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct HeartbeatCount {
-    /// Sent.
-    pub sent: u64,
-    /// Periods after one in which nothing at all came.
-    pub missed: u64,
-}
 
 /// A path as listings show it.
 #[derive(Clone, Debug, Serialize)]
@@ -70,11 +62,11 @@ impl SessionControl {
                     0 => None,
                     ns => Some(ns / 1000),
                 },
-                silence_max_ms: path.heartbeat.as_ref().map(|_| {
+                silence_max_ms: path.heartbeat.is_running().then(|| {
                     let silence = path.rhythm(&self.config).silence_max();
                     u64::try_from(silence.as_millis()).unwrap_or(u64::MAX)
                 }),
-                heartbeats: path.heartbeats,
+                heartbeats: path.heartbeat.count(),
                 last_error: path.last_error.clone(),
             })
             .collect()
