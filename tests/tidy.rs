@@ -67,9 +67,8 @@ const MACHINES: &[&str] = &[
     "rtrs-core/src/status.rs",
     "rtrs-core/src/time.rs",
     "rtrs-core/src/wire/",
+    "rtrs-server/src/engine/",
     "rtrs-server/src/path/",
-    "rtrs-server/src/server.rs",
-    "rtrs-server/src/session/",
     "tests/sim/",
 ];
 
@@ -84,8 +83,16 @@ const NO_MACHINES: &[(&str, &str)] = &[(
 const DRIVERS: &[&str] = &["rtrs-client/src/driver.rs", "rtrs-server/src/driver.rs"];
 
 /// What only engines deal with.
-const ENGINE_ONLY: &[&str] =
-    &["FabricEvent", "session::control", "session::shard", "::path::", "::wire::", "::proto::"];
+const ENGINE_ONLY: &[&str] = &[
+    "FabricEvent",
+    "session::control",
+    "session::shard",
+    "engine::control",
+    "engine::io",
+    "::path::",
+    "::wire::",
+    "::proto::",
+];
 
 const FILE_LINES_MAX: usize = 700;
 

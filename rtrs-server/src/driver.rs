@@ -7,12 +7,12 @@ use rtrs_core::fabric::Fabric;
 use rtrs_core::rt::{Inbox, Sender, Shard};
 use rtrs_core::time::{Instant, earliest};
 
-use crate::mail::Mail;
-use crate::server::ServerCore;
+use crate::engine::ServerEngine;
+use crate::engine::message::Mail;
 
 /// One core of a running server.
 pub struct ServerShard {
-    core: ServerCore,
+    core: ServerEngine,
     fabrics: Vec<Box<dyn Fabric>>,
     inbox: Inbox<Mail>,
     senders: Arc<[Sender<Mail>]>,
@@ -22,7 +22,7 @@ pub struct ServerShard {
 impl ServerShard {
     /// A core with its providers, its inbox, and the way to all cores' mailboxes.
     pub fn new(
-        core: ServerCore,
+        core: ServerEngine,
         fabrics: Vec<Box<dyn Fabric>>,
         inbox: Inbox<Mail>,
         senders: Arc<[Sender<Mail>]>,
@@ -31,7 +31,7 @@ impl ServerShard {
     }
 
     /// The core's machine, to look at.
-    pub fn core(&self) -> &ServerCore {
+    pub fn core(&self) -> &ServerEngine {
         &self.core
     }
 }

@@ -3,12 +3,12 @@
 //! Linux reports a write-back error once per open file description, and all shards and sessions
 //! share the one of an export. So the request that gets the error reports it on behalf of all:
 //! the shard raises the epoch, and every session with acknowledged writes that no good flush has
-//! covered since has its next flush failed (`session/ledger.rs`).
+//! covered since has its next flush failed (`engine/ledger.rs`).
 //!
 //! A sync that succeeds proves nothing while another one that began before its end has not been
 //! looked at: that one may have taken the error. Every sync therefore draws a number, each shard
 //! publishes the lowest of its numbers that is still out, and a good sync is answered only when
-//! all numbers drawn before its end are back (`session/syncs.rs`).
+//! all numbers drawn before its end are back (`engine/io/syncs.rs`).
 //!
 //! The epoch is part of the cache id of OPEN_RSP, so that a client in a new session notices too.
 //! An [`EpochStore`] keeps it across restarts of the server; the failed sync is answered after

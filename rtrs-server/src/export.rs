@@ -16,9 +16,9 @@ use parking_lot::Mutex;
 use rtrs_core::block::{BlockSource, Geometry};
 use rtrs_core::identity::ExportId;
 
+use crate::engine::io::overlap::Strays;
+use crate::engine::message::Search;
 use crate::epoch::SyncEpoch;
-use crate::mail::Search;
-use crate::session::strays::Strays;
 
 /// Exports found below the search path that may be open at once.
 pub const FOUND_MAX: usize = 64;

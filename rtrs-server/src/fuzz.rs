@@ -33,10 +33,10 @@ use rtrs_core::wire::{
     RkeyRsp, Rw, SessInfo, SgDesc, WriteMsg,
 };
 
+use crate::engine::ServerEngine;
+use crate::engine::message::{AdminAsk, AdminReply, ControlMail, Mail};
+use crate::engine::session::SessionParams;
 use crate::export::{Export, ExportTable};
-use crate::mail::{AdminAsk, AdminReply, ControlMail, Mail};
-use crate::server::ServerCore;
-use crate::session::SessionParams;
 
 const DEPTH: u16 = 4;
 const CHUNK: u32 = 8192;
@@ -138,7 +138,7 @@ impl BlockDevice for Queue {
 }
 
 struct Host {
-    core: ServerCore,
+    core: ServerEngine,
     fabrics: Vec<Box<dyn Fabric>>,
     inbox: VecDeque<Mail>,
 }
@@ -203,7 +203,11 @@ impl Rig {
         let exports = ExportTable::new(vec![export("vol", false), export("fixed", true)]);
         let mut hosts: Vec<Host> = (0..params.cores)
             .map(|at| Host {
-                core: ServerCore::new(params, Core { index: CoreIndex(at), ring: None }, &exports),
+                core: ServerEngine::new(
+                    params,
+                    Core { index: CoreIndex(at), ring: None },
+                    &exports,
+                ),
                 fabrics: vec![Box::new(world.fabric(node))],
                 inbox: VecDeque::new(),
             })

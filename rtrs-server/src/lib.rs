@@ -2,17 +2,17 @@
 //! what exports are made of (`backend`), running it (`serve`), and speaking with one that runs
 //! (`admin`).
 //!
-//! The walk of a request: `driver` reaps its immediate, `session/shard` finds its path,
-//! `session/walk` steps it (`session/request` names the steps), `devices` runs it, `path/io`
-//! answers. Beside it, on core 0: `listener` and `session/control`.
+//! The way of a request: `driver` reaps its immediate, `engine/io` finds its path,
+//! `engine/io/pipeline` steps it (`engine/io/request` names the states), `engine/io/devices` runs
+//! it, `path/io` answers. Beside it, on shard 0: `listener` and `engine/control`.
 #![forbid(unsafe_code)]
 
 mod admin;
 pub mod backend;
 pub mod cli;
 pub mod config;
-pub mod devices;
 pub mod driver;
+pub mod engine;
 pub mod epoch;
 mod error;
 pub mod export;
@@ -20,25 +20,22 @@ pub mod export;
 mod fuzz;
 pub mod identity;
 pub mod listener;
-pub mod mail;
 pub mod path;
 pub mod plan;
 mod portals;
 mod search;
 mod serve;
-pub mod server;
-pub mod session;
 mod state;
 pub mod stats;
 
 pub use admin::run;
 pub use cli::LowArgs;
 pub use driver::ServerShard;
+pub use engine::ServerEngine;
+pub use engine::session::{ServerLife, SessionParams};
 pub use error::{Error, ErrorKind};
 pub use export::{Export, ExportIndex, ExportTable};
 #[cfg(any(test, feature = "test-util"))]
 pub use fuzz::fuzz_paths;
 pub use plan::{ExportPlan, Listen, Plan};
 pub use serve::{serve, serve_over};
-pub use server::ServerCore;
-pub use session::{ServerLife, SessionParams};

@@ -26,9 +26,9 @@ use rtrs_core::wire::{Name, errno};
 
 use crate::backend::{Target, TargetSpec, open_target};
 use crate::config;
+use crate::engine::message::{ControlMail, Mail, Search};
 use crate::export::{Export, Finder};
 use crate::identity::Sources;
-use crate::mail::{ControlMail, Mail, Search};
 use crate::state::StateDir;
 
 /// Below which directory names are looked for.

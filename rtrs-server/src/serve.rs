@@ -30,15 +30,15 @@ use crate::admin::Desk;
 use crate::backend::{self, TargetSpec, open_target};
 use crate::config::{SearchSpec, Target};
 use crate::driver::ServerShard;
+use crate::engine::ServerEngine;
+use crate::engine::message::{ControlMail, Mail, ShardMail};
+use crate::engine::session::{ServerLife, SessionParams};
 use crate::error::{Error, ErrorKind};
 use crate::export::{Export, ExportTable, Finder};
 use crate::identity::Sources;
-use crate::mail::{ControlMail, Mail, ShardMail};
 use crate::plan::{ExportPlan, Plan};
 use crate::portals::Portals;
 use crate::search::{SearchPath, Searcher};
-use crate::server::ServerCore;
-use crate::session::{ServerLife, SessionParams};
 use crate::state::StateDir;
 
 /// Submissions a shard's ring takes per turn before it has to hand them over early.
@@ -227,7 +227,7 @@ fn start_shard(setup: &Setup, core: CoreIndex, mailbox: Mailbox<Mail>) -> Result
     let mut fabrics = setup.portals.fabrics(&ring)?;
     let listening = if core.0 == 0 { setup.portals.listen(&mut fabrics)? } else { Vec::new() };
     let place = Core { index: core, ring: Some(std::rc::Rc::clone(&ring)) };
-    let machine = ServerCore::new(setup.params, place, &setup.exports);
+    let machine = ServerEngine::new(setup.params, place, &setup.exports);
     let senders = Arc::clone(&setup.senders);
     Ok((ring, ServerShard::new(machine, fabrics, inbox, senders), listening))
 }

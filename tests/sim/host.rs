@@ -12,8 +12,8 @@ use rtrs_core::ids::{CoreIndex, SessionId};
 use rtrs_core::limits::Limits;
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::AccessMode;
-use rtrs_server::mail::{AdminAsk, AdminReply, ControlMail, Mail};
-use rtrs_server::{ServerCore, ServerLife, SessionParams};
+use rtrs_server::engine::message::{AdminAsk, AdminReply, ControlMail, Mail};
+use rtrs_server::{ServerEngine, ServerLife, SessionParams};
 
 use super::options::{Guest, MS, Options};
 use super::workload::{Workload, resent_for};
@@ -79,7 +79,7 @@ impl ClientHost {
 
 #[derive(Debug)]
 pub(super) struct ServerHost {
-    pub(super) core: ServerCore,
+    pub(super) core: ServerEngine,
     pub(super) fabrics: Vec<Box<dyn Fabric>>,
     pub(super) inbox: Inbox<Mail>,
     pub(super) pace: Pace,

@@ -18,10 +18,10 @@ use rtrs_core::time::Duration;
 use serde_json::{Value, json};
 
 use super::{Question, WITHIN_MS_MAX};
+use crate::engine::message::{AdminAnswer, AdminAsk, AdminReply, ControlMail, Mail};
 use crate::epoch::SyncEpoch;
 use crate::error::{Error, ErrorKind};
 use crate::export::{ExportIndex, ExportTable};
-use crate::mail::{AdminAnswer, AdminAsk, AdminReply, ControlMail, Mail};
 use crate::plan::Plan;
 
 /// How long the control core has for an answer.

@@ -2,7 +2,7 @@
 //!
 //! `desk.rs` answers in the server's process, `command.rs` asks, `report.rs` shows the answers to
 //! people; here stands what they say to each other, a line of JSON each way. What is asked of
-//! sessions is answered by the control core (`session/admin.rs`).
+//! sessions is answered by the control core (`engine/control/admin.rs`).
 
 mod command;
 mod desk;

@@ -4,6 +4,7 @@
 //! connection of it owns that connection and the requests that came over it; how answers are
 //! posted stands in `io.rs`.
 
+pub mod chunks;
 pub mod handshake;
 pub mod io;
 pub mod state;
@@ -18,8 +19,8 @@ use rtrs_core::ids::{ConnIndex, CoreIndex, PathUuid};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::WireError;
 
-use crate::session::SessionShared;
-use crate::session::chunks::{ChunkPool, MessageBuffers};
+use crate::engine::session::SessionShared;
+use crate::path::chunks::{ChunkPool, MessageBuffers};
 use crate::stats::PathCounters;
 use handshake::InfoError;
 use state::PathState;

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use rtrs_client::machine::ClientCore;
 use rtrs_core::fabric::sim::Fault;
 use rtrs_core::time::Instant;
-use rtrs_server::session::control::DRAINING_MAX;
+use rtrs_server::engine::control::DRAINING_MAX;
 
 use super::super::Failure;
 use super::super::faults::Act;

@@ -17,7 +17,7 @@ use rtrs_core::ids::CoreIndex;
 use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_server::epoch::SyncEpoch;
-use rtrs_server::{Export, ExportTable, ServerCore, ServerLife, SessionParams};
+use rtrs_server::{Export, ExportTable, ServerEngine, ServerLife, SessionParams};
 
 use super::super::disk::Disk;
 use super::super::faults::Act;
@@ -163,7 +163,7 @@ impl Cluster {
             let core = Core { index: CoreIndex(at), ring: None };
             let fabric = self.world.fabric(self.nodes[1]);
             self.server.push(ServerHost {
-                core: ServerCore::new(params, core, &exports),
+                core: ServerEngine::new(params, core, &exports),
                 fabrics: vec![Port::boxed(fabric, SharedFaults::clone(&self.ports[1]))],
                 inbox: Inbox::new(),
                 pace: Pace::new(),
@@ -371,7 +371,7 @@ impl Cluster {
         let faults = PortFaults::new(Plant::None, strangers.prng.fork());
         let core = Core { index: CoreIndex(0), ring: None };
         let mut host = ServerHost {
-            core: ServerCore::new(params, core, &ExportTable::new(vec![export])),
+            core: ServerEngine::new(params, core, &ExportTable::new(vec![export])),
             fabrics: vec![Port::boxed(self.world.fabric(self.nodes[1]), faults)],
             inbox: Inbox::new(),
             pace: Pace::new(),

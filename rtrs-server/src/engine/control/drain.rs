@@ -9,8 +9,8 @@
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::time::{Duration, Instant};
 
-use super::control::Control;
-use crate::mail::{AdminAnswer, AdminReply, Outbox, ShardMail};
+use super::Control;
+use crate::engine::message::{AdminAnswer, AdminReply, Outbox, ShardMail};
 use crate::path::state::PathState;
 use crate::path::{PathEnd, PathKey};
 

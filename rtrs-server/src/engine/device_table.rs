@@ -8,7 +8,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::ledger::FlushLedger;
+use crate::engine::ledger::FlushLedger;
 use crate::export::ExportIndex;
 
 const OPEN: u32 = 1 << 31;

@@ -14,12 +14,12 @@ use rtrs_core::status::IoStatus;
 use rtrs_core::time::Duration;
 use rtrs_core::wire::errno;
 
-use super::ledger::Hidden;
 use super::request::{IoProgress, IoStep, RequestState};
-use super::shard::{Fabrics, Shard};
-use crate::devices::RequestRef;
+use super::{Fabrics, Shard};
+use crate::engine::io::devices::RequestRef;
+use crate::engine::ledger::Hidden;
+use crate::engine::message::{Outbox, ShardMail};
 use crate::epoch::SyncEpoch;
-use crate::mail::{Outbox, ShardMail};
 
 /// What saving an epoch may take. After that the failure is told all the same: a disk of the state
 /// directory that hangs must not keep it from whoever waits for it.

@@ -8,7 +8,7 @@ use rtrs_core::wire::{AccessMode, IoHeader, OpenRsp, OpenRspTail, Rw, errno};
 
 use super::peer::{Peer, PeerOptions, io};
 use super::stand::{Stand, StandOptions};
-use crate::session::ServerLife;
+use crate::engine::session::ServerLife;
 
 fn searching() -> Stand {
     Stand::new(StandOptions { search: true, ..StandOptions::default() })

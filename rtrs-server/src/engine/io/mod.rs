@@ -8,7 +8,17 @@
 //!
 //! The life of a path is decided by the control core; this core tells it what it sees (`Broken`,
 //! `Finished`, `Stopped`, `Drained`) and does what it is told. The steps of a request stand in
-//! `walk.rs`. Called by [`ServerCore`](crate::server::ServerCore).
+//! `pipeline.rs`. Called by [`ServerEngine`](crate::engine::ServerEngine).
+
+mod close;
+mod deferred;
+pub mod devices;
+pub mod overlap;
+pub mod permits;
+mod pipeline;
+pub mod request;
+mod syncs;
+mod validate;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -22,13 +32,13 @@ use rtrs_core::ids::{ChunkIndex, ConnIndex, CoreIndex, PermitId, QpNum};
 use rtrs_core::time::{Instant, earliest};
 use rtrs_core::wire::{Imm, InfoReq};
 
-use super::SessionParams;
-use super::parked::PARKED_EVERY;
-use super::permits::Holder;
-use super::request::{Request, RequestState};
-use crate::devices::{Devices, RequestRef};
+use self::deferred::PARKED_EVERY;
+use self::permits::Holder;
+use self::request::{Request, RequestState};
+use crate::engine::io::devices::{Devices, RequestRef};
+use crate::engine::message::{AcceptOrder, Closed, ControlMail, Outbox, ShardMail};
+use crate::engine::session::SessionParams;
 use crate::export::ExportTable;
-use crate::mail::{AcceptOrder, Closed, ControlMail, Outbox, ShardMail};
 use crate::path::io::{SendQueue, bare_write};
 use crate::path::state::PathState;
 use crate::path::{HEARD_EVERY, PathEnd, PathKey, PathShared, PeerFault};

@@ -12,11 +12,11 @@ use rtrs_core::fabric::{ConnRequest, Fabric, MadeAside, RegisterError};
 use rtrs_core::ids::{ConnIndex, SessionId};
 use rtrs_core::time::Instant;
 
-use super::SessionParams;
-use super::chunks::ChunkPool;
-use super::control::Control;
+use super::Control;
+use crate::engine::message::Outbox;
+use crate::engine::session::SessionParams;
 use crate::listener::Refusal;
-use crate::mail::Outbox;
+use crate::path::chunks::ChunkPool;
 use crate::path::{PathEnd, PathKey, PathShared};
 
 /// Chunks that are being made, and the connections that wait for them.

@@ -5,7 +5,7 @@
 //! part of a path, what the device may still change there. It does so before it tells the control
 //! core that it has stopped serving the path: before a FENCE for it is answered, and before the
 //! client can connect it anew. A change to the same bytes that comes later, on whatever core,
-//! path or session, waits until the stray has ended (`parked.rs`). All else goes on: reads, changes
+//! path or session, waits until the stray has ended (`deferred.rs`). All else goes on: reads, changes
 //! elsewhere, other exports. A stray gives its permit back, since this is a closer guard.
 //!
 //! One table per export, shared by all cores and sessions. Usual IO reads one number of it.
@@ -16,9 +16,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use rtrs_core::ids::{PermitId, SessionId};
 
+use super::Shard;
 use super::request::RequestState;
-use super::shard::Shard;
-use crate::mail::Outbox;
+use crate::engine::message::Outbox;
 use crate::path::PathKey;
 
 /// A request of a closed path, and the bytes that it may still change.

@@ -5,8 +5,8 @@ use rtrs_core::time::Duration;
 
 use super::peer::{Peer, PeerOptions};
 use super::stand::{DeviceOptions, Stand, StandOptions};
+use crate::engine::session::SessionParams;
 use crate::path::state::PathState;
-use crate::session::SessionParams;
 
 fn small(change: impl Fn(&mut SessionParams)) -> Stand {
     let mut options = StandOptions::default();

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use rtrs_core::fabric::{ProtectionDomain, ToRegister};
 use rtrs_core::limits::Limits;
 
-use super::chunks::{ChunkMemory, ChunkPool};
+use crate::path::chunks::{ChunkMemory, ChunkPool};
 use crate::path::{PathKey, PathShared};
 
 /// The memory of one path that is gone.

@@ -11,14 +11,12 @@ use std::mem;
 
 use rtrs_core::ids::{CoreIndex, SessionId};
 
-use super::SessionShared;
-use super::control::Control;
-use super::device_table::DeviceId;
+use super::Control;
 use super::fence::Asker;
-use super::request::RequestState;
-use super::shard::Shard;
+use crate::engine::device_table::DeviceId;
+use crate::engine::message::{CloseNumber, Closed, ControlAnswer, Outbox, ShardMail};
+use crate::engine::session::SessionShared;
 use crate::export::ExportIndex;
-use crate::mail::{CloseNumber, Closed, ControlAnswer, ControlMail, Outbox, ShardMail};
 
 /// A close that waits for requests.
 #[derive(Debug)]
@@ -90,43 +88,5 @@ impl Control {
         let Closing { closed, asker, .. } = waiting.swap_remove(at);
         self.give_back(closed.export, closed.session, out);
         asker.tell(ControlAnswer::Done, out);
-    }
-}
-
-impl Shard {
-    pub(super) fn retire(&mut self, closed: Closed, out: &mut Outbox) {
-        self.retiring.push(closed);
-        self.tell_retired(out);
-    }
-
-    /// Tells of the closed exports that nothing runs on here any more.
-    pub(super) fn tell_retired(&mut self, out: &mut Outbox) {
-        if self.retiring.is_empty() {
-            return;
-        }
-        let mut retiring = mem::take(&mut self.retiring);
-        retiring.retain(|one| {
-            let runs = self.runs(one) && !rtrs_core::mutated!(CloseWhileBusy);
-            if !runs {
-                out.control(ControlMail::Retired { close: one.close });
-            }
-            runs
-        });
-        self.retiring = retiring;
-    }
-
-    fn runs(&self, closed: &Closed) -> bool {
-        let rows = self.paths.iter().flatten();
-        let of_session = rows.filter(|row| row.shared.session.id == closed.session);
-        of_session.flat_map(|row| &row.requests).any(|request| {
-            let begun = matches!(
-                request.state(),
-                RequestState::Barred
-                    | RequestState::Queued
-                    | RequestState::Submitted
-                    | RequestState::Settling
-            );
-            begun && request.io.is_some_and(|io| io.export == closed.export)
-        })
     }
 }

@@ -16,7 +16,7 @@ use rtrs_core::identity::ExportId;
 use rtrs_core::ids::SessionId;
 use rtrs_core::time::{Duration, Instant};
 
-use super::ledger::FlushLedger;
+use crate::engine::ledger::FlushLedger;
 use crate::epoch::EpochMark;
 use crate::export::Export;
 

@@ -5,7 +5,7 @@
 //! `always_invalidate` every chunk has a window of its own, whose key the peer gets and loses
 //! with each request; else the registration's one key covers all. Made for the control core when
 //! INFO_REQ was accepted, or before the path's first connection where the device pins it, or over
-//! the memory of a path of the session that is gone (`spares.rs`); read by every core, freed with
+//! the memory of a path of the session that is gone (`engine/control/chunk_pool.rs`); read by every core, freed with
 //! its last holder: a block IO in flight keeps the memory itself alive, never the peer's right to
 //! it.
 

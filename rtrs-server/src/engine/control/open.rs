@@ -10,13 +10,13 @@ use rtrs_core::ids::{CoreIndex, PermitId, SessionId};
 use rtrs_core::limits::{SECTOR_SIZE, SEGMENTS_MAX};
 use rtrs_core::wire::{Name, OpenRsp, OpenRspTail, errno};
 
-use super::control::Control;
-use super::device_table::{DeviceEntry, DeviceId};
+use super::Control;
 use super::fence::Asker;
-use super::ledger::FlushLedger;
-use super::{ServerLife, SessionShared};
+use crate::engine::device_table::{DeviceEntry, DeviceId};
+use crate::engine::ledger::FlushLedger;
+use crate::engine::message::{ControlAnswer, ControlRequest, OpenMode, Outbox, Search, ShardMail};
+use crate::engine::session::{ServerLife, SessionShared};
 use crate::export::{Export, ExportIndex};
-use crate::mail::{ControlAnswer, ControlRequest, OpenMode, Outbox, Search, ShardMail};
 use crate::path::PathKey;
 
 impl Control {

@@ -12,9 +12,9 @@ use rtrs_core::ids::{ConnIndex, CoreIndex, PermitId, SessionId};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::{AccessMode, Fence, Name, OpenRspTail};
 
+use crate::engine::device_table::DeviceId;
 use crate::export::{Export, ExportIndex};
 use crate::path::{PathEnd, PathKey, PathShared};
-use crate::session::device_table::DeviceId;
 use crate::stats::SessionSnapshot;
 
 /// How an export is to be opened.

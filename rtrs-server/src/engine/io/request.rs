@@ -13,8 +13,8 @@ use rtrs_core::proto::{Moves, step};
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
 
-use super::device_table::DeviceId;
-use super::ledger::FlushMark;
+use crate::engine::device_table::DeviceId;
+use crate::engine::ledger::FlushMark;
 use crate::export::ExportIndex;
 
 /// Where a request is, in walk order.

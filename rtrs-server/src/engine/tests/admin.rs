@@ -9,7 +9,7 @@ use rtrs_core::wire::{AccessMode, Rw, errno};
 
 use super::peer::{Peer, PeerOptions, io};
 use super::stand::{Stand, StandOptions};
-use crate::mail::{AdminAnswer, AdminAsk};
+use crate::engine::message::{AdminAnswer, AdminAsk};
 use crate::path::state::PathState;
 use crate::stats::{Access, SessionState};
 

@@ -1,33 +1,4 @@
-//! A session at the server: what all its paths and all cores share.
-//!
-//! `control.rs` is rare and careful and runs on core 0: sessions, paths, opens, heartbeats.
-//! `shard.rs` runs on every core and carries every IO. They speak by [`Mail`](crate::mail::Mail)
-//! only; what is shared besides is here and made of atomics.
-
-pub mod access;
-mod admin;
-pub mod chunks;
-mod closing;
-pub mod control;
-pub mod device_table;
-mod ended;
-mod fence;
-mod judge;
-mod ledger;
-mod making;
-mod opens;
-mod parked;
-pub mod permits;
-pub mod request;
-pub mod shard;
-mod spares;
-mod stop;
-pub mod strays;
-mod syncs;
-mod walk;
-
-#[cfg(test)]
-mod tests;
+//! A session at the server: what all its paths and all shards share, and what it is made with.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -37,8 +8,8 @@ use rtrs_core::limits::Limits;
 use rtrs_core::proto::ping::PingServerConfig;
 use rtrs_core::time::Duration;
 
-use device_table::DeviceTable;
-use permits::PermitTable;
+use super::device_table::DeviceTable;
+use super::io::permits::PermitTable;
 
 /// Numbers that say what a server may have lost since a client last met it; 0 where one is not
 /// known. A process that ends loses nothing that it had given to the system; a host that starts

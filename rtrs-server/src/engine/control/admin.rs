@@ -12,8 +12,8 @@ use rtrs_core::ids::SessionId;
 use rtrs_core::proto::Heartbeat;
 use rtrs_core::time::{Duration, Instant};
 
-use super::control::{Control, Session};
-use crate::mail::{AdminAnswer, AdminAsk, AdminReply, Outbox};
+use super::{Control, Session};
+use crate::engine::message::{AdminAnswer, AdminAsk, AdminReply, Outbox};
 use crate::path::state::PathState;
 use crate::path::{PathEnd, PathKey};
 use crate::stats::{OpenSnapshot, PathSnapshot, SessionSnapshot, SessionState, micros};

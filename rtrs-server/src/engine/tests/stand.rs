@@ -24,12 +24,12 @@ use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::ConnReq;
 
+use crate::engine::ServerEngine;
+use crate::engine::io::overlap::Strays;
+use crate::engine::message::{AdminAnswer, AdminAsk, AdminReply, ControlMail, Mail, Search};
+use crate::engine::session::SessionParams;
 use crate::epoch::SyncEpoch;
 use crate::export::{Export, ExportIndex, ExportTable, Finder};
-use crate::mail::{AdminAnswer, AdminAsk, AdminReply, ControlMail, Mail, Search};
-use crate::server::ServerCore;
-use crate::session::SessionParams;
-use crate::session::strays::Strays;
 
 /// One work request as it was posted, its bytes copied at that moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -415,7 +415,7 @@ impl Default for StandOptions {
 }
 
 struct Host {
-    core: ServerCore,
+    core: ServerEngine,
     fabrics: Vec<Box<dyn Fabric>>,
     inbox: VecDeque<Mail>,
 }
@@ -496,7 +496,7 @@ impl Stand {
                 let core = Core { index: CoreIndex(at), ring: None };
                 let inner = world.fabric(node);
                 Host {
-                    core: ServerCore::new(options.params, core, &exports),
+                    core: ServerEngine::new(options.params, core, &exports),
                     fabrics: vec![Box::new(Tee {
                         inner,
                         log: Rc::clone(&log),

@@ -1,9 +1,19 @@
 //! One core of the server as a machine: its shard, and on core 0 the control.
 //!
 //! Events of the core's providers and letters of other cores go in; work requests go to the
-//! providers, letters come out of [`ServerCore::take_letter`]. It does no IO of its own and reads
+//! providers, letters come out of [`ServerEngine::take_letter`]. It does no IO of its own and reads
 //! no clock, so the driver runs it on a reactor and the simulator in virtual time alike. Letters
 //! a core writes to itself never come out: they are handled within the same call.
+
+pub mod control;
+pub mod device_table;
+pub mod io;
+pub mod ledger;
+pub mod message;
+pub mod session;
+
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
@@ -13,16 +23,16 @@ use rtrs_core::ids::{CoreIndex, QpNum};
 use rtrs_core::proto::ping::{PingServer, PingServerStats};
 use rtrs_core::time::{Instant, earliest};
 
+use crate::engine::control::Control;
+use crate::engine::io::{Fabrics, Shard};
+use crate::engine::message::{AdminAsk, ControlMail, Mail, Outbox};
+use crate::engine::session::SessionParams;
 use crate::export::ExportTable;
-use crate::mail::{AdminAsk, ControlMail, Mail, Outbox};
-use crate::session::SessionParams;
-use crate::session::control::Control;
-use crate::session::shard::{Fabrics, Shard};
 use crate::stats::SessionSnapshot;
 
 /// One core of a server.
 #[derive(Debug)]
-pub struct ServerCore {
+pub struct ServerEngine {
     core: CoreIndex,
     control: Option<Control>,
     /// On core 0, where the listener is; pings never leave it.
@@ -32,7 +42,7 @@ pub struct ServerCore {
     away: Outbox,
 }
 
-impl ServerCore {
+impl ServerEngine {
     /// A core without sessions. All cores of a server get equal parameters and the same table.
     pub fn new(params: SessionParams, core: Core, exports: &Arc<ExportTable>) -> Self {
         let index = core.index;

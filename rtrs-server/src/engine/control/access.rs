@@ -24,7 +24,7 @@ impl AccessBook {
 
     /// Judges an open and notes it. An open of the same session is replaced; but a session that
     /// may have writes under way keeps others from writing until it closes the export
-    /// (`closing.rs`), even if it asks for less meanwhile.
+    /// (`close.rs`), even if it asks for less meanwhile.
     ///
     /// # Errors
     /// EPERM when other writers are in the way, EACCES for writing to a read-only export, ENOENT

@@ -13,9 +13,9 @@ use rtrs_core::mem::Region;
 use rtrs_core::time::{Instant, earliest};
 
 use crate::backend::INFLIGHT_MAX;
+use crate::engine::io::overlap::Strays;
 use crate::epoch::SyncEpoch;
 use crate::export::{Export, ExportIndex, ExportTable};
-use crate::session::strays::Strays;
 
 /// A request by its place: row of its path on this core, and permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@
 //! whatever ends the wait calls the next step. A request that cannot be served is answered with
 //! an errno; bytes that name nobody to answer end the path. The chunk's header is copied out once
 //! and judged in the copy; with `always_invalidate` the peer's key is dead before that. How
-//! requests wait for each other stands in `parked.rs`.
+//! requests wait for each other stands in `deferred.rs`.
 
 use std::sync::Arc;
 
@@ -19,15 +19,15 @@ use rtrs_core::wire::{
     UserMessage, errno,
 };
 
-use super::chunks::ChunkPool;
-use super::device_table::DeviceId;
-use super::judge::{judge_range, part_max};
-use super::ledger::{FlushLedger, FlushMark};
 use super::request::{IoProgress, IoStep, Request, RequestState, changes};
-use super::shard::{Fabrics, RowMode, Shard, WorkId};
-use crate::devices::RequestRef;
+use super::validate::{judge_range, part_max};
+use super::{Fabrics, RowMode, Shard, WorkId};
+use crate::engine::device_table::DeviceId;
+use crate::engine::io::devices::RequestRef;
+use crate::engine::ledger::{FlushLedger, FlushMark};
+use crate::engine::message::{ControlAnswer, ControlMail, ControlRequest, OpenMode, Outbox};
 use crate::export::ExportIndex;
-use crate::mail::{ControlAnswer, ControlMail, ControlRequest, OpenMode, Outbox};
+use crate::path::chunks::ChunkPool;
 use crate::path::io::{Answer, SendQueue};
 use crate::path::{PathEnd, PathShared, PeerFault};
 

@@ -1,6 +1,6 @@
 //! Requests that wait for others: `Parked` for the permit, which its last holder still has on a
 //! path that is not closed (`permits.rs`), `Barred` for what a closed path has left running where
-//! they are to write (`strays.rs`).
+//! they are to write (`overlap.rs`).
 //!
 //! What they wait for may end on any core, and nobody tells. So a core that has such a request
 //! looks again in each turn, and every millisecond when nothing else happens. One that is parked
@@ -13,12 +13,12 @@ use std::ptr;
 use rtrs_core::ids::PermitId;
 use rtrs_core::time::Duration;
 
+use super::overlap::Stray;
 use super::permits::Claim;
 use super::request::{IoProgress, Request, RequestState};
-use super::shard::{Fabrics, PathRow, RowMode, Shard};
-use super::strays::Stray;
-use crate::devices::RequestRef;
-use crate::mail::{ControlMail, Outbox};
+use super::{Fabrics, PathRow, RowMode, Shard};
+use crate::engine::io::devices::RequestRef;
+use crate::engine::message::{ControlMail, Outbox};
 use crate::path::{PathEnd, PathKey, PeerFault};
 
 /// How often requests that wait for others are looked at when nothing else happens.

@@ -3,10 +3,20 @@
 //! Rare and careful. Sessions are found by `paths_uuid`, paths by `sess_uuid`; connection
 //! requests are judged here and handed to the core they belong to; INFO_REQ is taken, chunk pools
 //! are made, heartbeats counted, half-open paths timed out, and the ends of paths collected from
-//! all cores. Beside it: exports are opened and closed in `opens.rs`, the operator's commands
-//! answered in `admin.rs`, the server's end stands in `stop.rs`. Every state change of a path goes
+//! all cores. Beside it: exports are opened and closed in `open.rs`, the operator's commands
+//! answered in `admin.rs`, the server's end stands in `drain.rs`. Every state change of a path goes
 //! through its table and is published to the cores. Runs on core 0 only; knows time only as an
 //! argument.
+
+pub mod access;
+mod admin;
+mod chunk_pool;
+mod close;
+mod drain;
+mod ended;
+mod fence;
+mod open;
+mod registration;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,19 +28,21 @@ use rtrs_core::proto::{Heartbeat, HeartbeatAction, step};
 use rtrs_core::time::{Instant, earliest};
 use rtrs_core::wire::{ConnReq, Name};
 
-use super::access::AccessBook;
-use super::admin::Evicted;
-use super::chunks::{ChunkPool, MessageBuffers};
-use super::closing::Closings;
-use super::ended::Ended;
-use super::fence::Asker;
-use super::making::{Making, refuse};
-use super::spares::{Spare, Spares};
-use super::stop::Stop;
-use super::{SessionParams, SessionShared};
+use self::access::AccessBook;
+use self::admin::Evicted;
+use self::chunk_pool::{Spare, Spares};
+use self::close::Closings;
+use self::drain::Stop;
+use self::ended::Ended;
+use self::fence::Asker;
+use self::registration::{Making, refuse};
+use crate::engine::message::{
+    AcceptOrder, AdminReply, ControlAnswer, ControlMail, Outbox, ShardMail,
+};
+use crate::engine::session::{SessionParams, SessionShared};
 use crate::export::ExportTable;
 use crate::listener::{Refusal, acceptance};
-use crate::mail::{AcceptOrder, AdminReply, ControlAnswer, ControlMail, Outbox, ShardMail};
+use crate::path::chunks::{ChunkPool, MessageBuffers};
 use crate::path::handshake::{InfoError, Joining};
 use crate::path::state::PathState;
 use crate::path::{PathEnd, PathKey, PathOrigin, PathShared, PeerFault, core_of};

@@ -6,13 +6,13 @@
 //! take a minute to destroy a queue pair (`rtrs-core/src/fabric/verbs/reaper.rs`), and a client
 //! that had to wait for that would take the path it asked over for dead too. Block IO of the path
 //! that runs by then may run on: newer changes of the same bytes wait for it, and so does what the
-//! client sends again (`strays.rs`). Runs on the control core.
+//! client sends again (`engine/io/overlap.rs`). Runs on the control core.
 
 use rtrs_core::ids::{CoreIndex, PermitId};
 use rtrs_core::wire::{Fence, errno};
 
-use super::control::Control;
-use crate::mail::{ControlAnswer, Outbox, ShardMail};
+use super::Control;
+use crate::engine::message::{ControlAnswer, Outbox, ShardMail};
 use crate::path::{PathEnd, PathKey};
 
 /// The request that asked for a fence.

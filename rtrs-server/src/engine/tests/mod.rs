@@ -1,22 +1,22 @@
 //! Sessions against a client played by hand, over the simulated fabric.
 //!
 //! `stand.rs` the server under test · `peer.rs` the client · `handshake.rs` · `io.rs` requests
-//! and their answers · `chains.rs` what exactly is posted · `misdeeds.rs` what a peer must not
+//! and their answers · `chains.rs` what exactly is posted · `violations.rs` what a peer must not
 //! do · `opens.rs` what is found below a search path · `ends.rs` replays, death, silence, shutdown
-//! · `strays.rs` who waits for what a closed path has left at the disk · `syncs.rs` who hears of a
+//! · `overlap.rs` who waits for what a closed path has left at the disk · `syncs.rs` who hears of a
 //! sync that failed · `admin.rs` the operator's
 //! commands.
 
 mod admin;
 mod chains;
+mod chunk_pool;
 mod ends;
 mod handshake;
 mod io;
-mod making;
-mod misdeeds;
 mod opens;
+mod overlap;
 mod peer;
-mod spares;
+mod registration;
 mod stand;
-mod strays;
 mod syncs;
+mod violations;
