@@ -8,14 +8,14 @@ use rtrs_core::rt::{Inbox, Sender, Shard};
 use rtrs_core::time::{Instant, earliest};
 
 use crate::engine::ServerEngine;
-use crate::engine::message::Mail;
+use crate::engine::message::Message;
 
 /// One core of a running server.
 pub struct ServerShard {
     core: ServerEngine,
     fabrics: Vec<Box<dyn Fabric>>,
-    inbox: Inbox<Mail>,
-    senders: Arc<[Sender<Mail>]>,
+    inbox: Inbox<Message>,
+    senders: Arc<[Sender<Message>]>,
     listening: bool,
 }
 
@@ -24,8 +24,8 @@ impl ServerShard {
     pub fn new(
         core: ServerEngine,
         fabrics: Vec<Box<dyn Fabric>>,
-        inbox: Inbox<Mail>,
-        senders: Arc<[Sender<Mail>]>,
+        inbox: Inbox<Message>,
+        senders: Arc<[Sender<Message>]>,
     ) -> Self {
         Self { core, fabrics, inbox, senders, listening: true }
     }
@@ -41,7 +41,7 @@ impl Shard for ServerShard {
         let mut busy = false;
         while let Some(mail) = self.inbox.take() {
             busy = true;
-            self.core.handle_mail(now, mail, &mut self.fabrics);
+            self.core.handle_message(now, mail, &mut self.fabrics);
         }
         for at in 0..self.fabrics.len() {
             busy |= self.fabrics[at].poll(now);
@@ -55,7 +55,7 @@ impl Shard for ServerShard {
             self.listening = false;
             self.fabrics.iter_mut().for_each(|fabric| fabric.stop_listening());
         }
-        while let Some((to, mail)) = self.core.take_letter() {
+        while let Some((to, mail)) = self.core.take_message() {
             if let Some(sender) = self.senders.get(to.index()) {
                 sender.send(mail);
             }

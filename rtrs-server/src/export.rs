@@ -9,16 +9,15 @@
 //! used again until no core has the device of its former export open: an index means one thing at
 //! a time.
 
-use std::fmt;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use rtrs_core::block::{BlockSource, Geometry};
 use rtrs_core::identity::ExportId;
 
-use crate::engine::io::overlap::Strays;
-use crate::engine::message::Search;
+use crate::engine::io::overlap::OrphanedWrites;
 use crate::epoch::SyncEpoch;
+use crate::finder::Finder;
 
 /// Exports found below the search path that may be open at once.
 pub const FOUND_MAX: usize = 64;
@@ -58,13 +57,6 @@ impl Export {
     }
 }
 
-/// Looks for what is not exported by name.
-pub trait Finder: fmt::Debug + Send + Sync {
-    /// Takes a search and returns at once; its answer is a letter to the control core. False when
-    /// there will be none.
-    fn find(&self, search: Search) -> bool;
-}
-
 /// A place for what was found.
 #[derive(Debug)]
 enum Slot {
@@ -82,7 +74,7 @@ pub struct ExportTable {
     found: Mutex<Vec<Slot>>,
     /// By place. None is left there when a place is used again: a core has the device open as long
     /// as something runs at it.
-    strays: Box<[Strays]>,
+    orphaned: Box<[OrphanedWrites]>,
 }
 
 impl ExportTable {
@@ -96,8 +88,8 @@ impl ExportTable {
         let max = usize::from(u16::MAX) - if finder.is_some() { FOUND_MAX } else { 0 };
         let exports = exports.into_iter().take(max).map(Arc::new).collect();
         let found = Mutex::default();
-        let mut table = Self { exports, finder, found, strays: Box::default() };
-        table.strays = (0..table.len()).map(|_| Strays::default()).collect();
+        let mut table = Self { exports, finder, found, orphaned: Box::default() };
+        table.orphaned = (0..table.len()).map(|_| OrphanedWrites::default()).collect();
         Arc::new(table)
     }
 
@@ -123,8 +115,8 @@ impl ExportTable {
     }
 
     /// What closed paths have left running at the export at a place.
-    pub fn strays(&self, index: ExportIndex) -> Option<&Strays> {
-        self.strays.get(index.index())
+    pub fn orphaned_writes(&self, index: ExportIndex) -> Option<&OrphanedWrites> {
+        self.orphaned.get(index.index())
     }
 
     /// The export of a name.
@@ -183,6 +175,7 @@ impl ExportTable {
 mod tests {
     use super::*;
     use crate::backend::NullSource;
+    use crate::finder::Search;
 
     #[derive(Debug)]
     struct Nobody;

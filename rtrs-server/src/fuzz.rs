@@ -34,7 +34,7 @@ use rtrs_core::wire::{
 };
 
 use crate::engine::ServerEngine;
-use crate::engine::message::{AdminAsk, AdminReply, ControlMail, Mail};
+use crate::engine::message::{AdminAsk, AdminReply, ControlMessage, Message};
 use crate::engine::session::SessionParams;
 use crate::export::{Export, ExportTable};
 
@@ -140,7 +140,7 @@ impl BlockDevice for Queue {
 struct Host {
     core: ServerEngine,
     fabrics: Vec<Box<dyn Fabric>>,
-    inbox: VecDeque<Mail>,
+    inbox: VecDeque<Message>,
 }
 
 /// A connection of the clients, and the path it says it is of.
@@ -229,7 +229,7 @@ impl Rig {
         for host in &mut self.hosts {
             while let Some(mail) = host.inbox.pop_front() {
                 busy = true;
-                host.core.handle_mail(now, mail, &mut host.fabrics);
+                host.core.handle_message(now, mail, &mut host.fabrics);
                 host.core.check();
             }
             busy |= host.fabrics[0].poll(now);
@@ -240,7 +240,7 @@ impl Rig {
             }
             busy |= host.core.poll(now, &mut host.fabrics);
             host.core.check();
-            while let Some(letter) = host.core.take_letter() {
+            while let Some(letter) = host.core.take_message() {
                 letters.push(letter);
             }
             host.fabrics[0].flush(now);
@@ -291,8 +291,8 @@ impl Rig {
         self.pass(Duration::from_millis(1));
     }
 
-    fn tell(&mut self, mail: ControlMail) {
-        self.hosts[0].inbox.push_back(Mail::Control(mail));
+    fn tell(&mut self, mail: ControlMessage) {
+        self.hosts[0].inbox.push_back(Message::Control(mail));
     }
 
     /// Everything of a path that works, with `vol` open: what most programs are about comes after.
@@ -375,7 +375,7 @@ impl Rig {
                     2 => AdminAsk::Disconnect { session: "fuzz".into(), path: Some(1) },
                     _ => AdminAsk::Disconnect { session: "fuzz".into(), path: None },
                 };
-                self.tell(ControlMail::Admin { ask, reply: AdminReply::new(drop) });
+                self.tell(ControlMessage::Admin { ask, reply: AdminReply::new(drop) });
             }
             // A request of raw bytes, wherever it is said to be.
             10 => {
@@ -458,7 +458,7 @@ impl Rig {
             let left = (host.core.shard().connections(), host.core.shard().inflight());
             assert_eq!(left, (0, 0), "connections and requests are left");
         }
-        self.tell(ControlMail::Shutdown);
+        self.tell(ControlMessage::Shutdown);
         self.pass(END);
         assert!(self.hosts.iter().all(|host| host.core.is_done()), "the server does not end");
         self.hosts.clear();

@@ -16,6 +16,7 @@ pub mod engine;
 pub mod epoch;
 mod error;
 pub mod export;
+pub mod finder;
 #[cfg(any(test, feature = "test-util"))]
 mod fuzz;
 pub mod identity;

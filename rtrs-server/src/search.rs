@@ -26,8 +26,9 @@ use rtrs_core::wire::{Name, errno};
 
 use crate::backend::{Target, TargetSpec, open_target};
 use crate::config;
-use crate::engine::message::{ControlMail, Mail, Search};
-use crate::export::{Export, Finder};
+use crate::engine::message::{ControlMessage, Message};
+use crate::export::Export;
+use crate::finder::{Finder, Search};
 use crate::identity::Sources;
 use crate::state::StateDir;
 
@@ -55,7 +56,7 @@ impl Searcher {
         path: SearchPath,
         sources: Sources,
         state: Arc<StateDir>,
-        control: rt::Sender<Mail>,
+        control: rt::Sender<Message>,
     ) -> io::Result<Self> {
         let (searches, jobs) = mpsc::channel();
         let shelf = Shelf { path, sources, state, known: BTreeMap::new() };
@@ -70,11 +71,11 @@ impl Finder for Searcher {
     }
 }
 
-fn run(mut shelf: Shelf, jobs: &Receiver<Search>, control: &rt::Sender<Mail>) {
+fn run(mut shelf: Shelf, jobs: &Receiver<Search>, control: &rt::Sender<Message>) {
     for search in jobs {
         let result = shelf.look(search.session.as_bytes(), &search.name);
-        let found = ControlMail::Found(Box::new((search, result)));
-        control.send(Mail::Control(found));
+        let found = ControlMessage::Found(Box::new((search, result)));
+        control.send(Message::Control(found));
     }
 }
 

@@ -31,10 +31,11 @@ use crate::backend::{self, TargetSpec, open_target};
 use crate::config::{SearchSpec, Target};
 use crate::driver::ServerShard;
 use crate::engine::ServerEngine;
-use crate::engine::message::{ControlMail, Mail, ShardMail};
+use crate::engine::message::{ControlMessage, Message, ShardMessage};
 use crate::engine::session::{ServerLife, SessionParams};
 use crate::error::{Error, ErrorKind};
-use crate::export::{Export, ExportTable, Finder};
+use crate::export::{Export, ExportTable};
+use crate::finder::Finder;
 use crate::identity::Sources;
 use crate::plan::{ExportPlan, Plan};
 use crate::portals::Portals;
@@ -118,7 +119,7 @@ pub fn serve_over(
             let to_control = setup.senders[0].clone();
             let forward = thread::Builder::new().name("signals".into()).spawn(move || {
                 for _ in signals.forever() {
-                    to_control.send(Mail::Control(ControlMail::Shutdown));
+                    to_control.send(Message::Control(ControlMessage::Shutdown));
                 }
             });
             if forward.is_err() {
@@ -155,13 +156,13 @@ struct Setup {
     portals: Portals,
     policy: PollPolicy,
     cpus: Vec<usize>,
-    senders: Arc<[Sender<Mail>]>,
+    senders: Arc<[Sender<Message>]>,
 }
 
 /// Tells the others to end when a shard ends otherwise than it was told to.
 struct Alarm {
     core: CoreIndex,
-    senders: Arc<[Sender<Mail>]>,
+    senders: Arc<[Sender<Message>]>,
     armed: bool,
 }
 
@@ -173,14 +174,14 @@ impl Drop for Alarm {
         if self.core.0 == 0 {
             stop_all(&self.senders);
         } else {
-            self.senders[0].send(Mail::Control(ControlMail::Shutdown));
+            self.senders[0].send(Message::Control(ControlMessage::Shutdown));
         }
     }
 }
 
-fn stop_all(senders: &[Sender<Mail>]) {
+fn stop_all(senders: &[Sender<Message>]) {
     for sender in senders {
-        sender.send(Mail::Shard(ShardMail::Exit));
+        sender.send(Message::Shard(ShardMessage::Exit));
     }
 }
 
@@ -188,7 +189,7 @@ fn stop_all(senders: &[Sender<Mail>]) {
 fn run_shard(
     setup: &Setup,
     core: CoreIndex,
-    mailbox: Mailbox<Mail>,
+    mailbox: Mailbox<Message>,
     report: &mpsc::Sender<Result<Vec<String>, Error>>,
 ) -> Result<(), Error> {
     let senders = Arc::clone(&setup.senders);
@@ -215,7 +216,11 @@ fn run_shard(
 
 type Started = (std::rc::Rc<Ring>, ServerShard, Vec<String>);
 
-fn start_shard(setup: &Setup, core: CoreIndex, mailbox: Mailbox<Mail>) -> Result<Started, Error> {
+fn start_shard(
+    setup: &Setup,
+    core: CoreIndex,
+    mailbox: Mailbox<Message>,
+) -> Result<Started, Error> {
     let system = |what: &str, error: io::Error| Error::with_source(ErrorKind::System, what, error);
     if let Some(cpu) = setup.cpus.get(core.index())
         && let Err(error) = pin_to(*cpu)
@@ -264,7 +269,7 @@ fn start_finder(
     plan: &Plan,
     sources: &Sources,
     state: &Arc<StateDir>,
-    senders: &[Sender<Mail>],
+    senders: &[Sender<Message>],
 ) -> Result<Option<Box<dyn Finder>>, Error> {
     let SearchSpec::Below { prefix, by_session } = plan.search_path.clone() else {
         return Ok(None);
@@ -354,7 +359,7 @@ fn open_export(plan: &ExportPlan, sources: &Sources, state: &StateDir) -> Result
     Ok(Export { name: plan.name.clone(), source, read_only: plan.read_only, id, epoch })
 }
 
-type Mailboxes = (Arc<[Sender<Mail>]>, Vec<Mailbox<Mail>>);
+type Mailboxes = (Arc<[Sender<Message>]>, Vec<Mailbox<Message>>);
 
 fn mailboxes(cores: u16) -> Result<Mailboxes, Error> {
     let pairs = (0..cores)

@@ -5,6 +5,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rtrs_core::block::IoOp;
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::time::Duration;
 use rtrs_core::wire::AccessMode;
@@ -57,6 +58,8 @@ pub struct CoreCounters {
     pub controls: Counter,
     /// Requests answered with an error.
     pub errors: Counter,
+    /// States of requests that cannot happen; each has ended the path.
+    pub internal_errors: Counter,
     /// Requests that waited for their original on another path.
     pub replays: Counter,
     /// Requests that wait now for an older write that a closed path has left at the disk.
@@ -65,6 +68,31 @@ pub struct CoreCounters {
     pub inflight: Counter,
     /// Nanoseconds from arrival to answer, summed over all requests.
     pub busy_ns: Counter,
+}
+
+impl CoreCounters {
+    /// A request of so many bytes is about to be answered, with success if `good`. `io`: what it
+    /// did, and whether it had to be durable.
+    pub fn answered(&self, good: bool, io: Option<(IoOp, bool)>, bytes: u32, nanos: u64) {
+        self.busy_ns.add(nanos);
+        self.errors.add(u64::from(!good));
+        let bytes = if good { u64::from(bytes) } else { 0 };
+        match io {
+            Some((IoOp::Read, _)) => {
+                self.reads.add(1);
+                self.read_bytes.add(bytes);
+            }
+            Some((IoOp::Write, durable)) => {
+                self.writes.add(1);
+                self.fua_writes.add(u64::from(durable));
+                self.write_bytes.add(bytes);
+            }
+            Some((IoOp::Flush, _)) => self.flushes.add(1),
+            Some((IoOp::Discard, _)) => self.discards.add(1),
+            Some((IoOp::WriteZeroes, _)) => self.write_zeroes.add(1),
+            None => self.controls.add(1),
+        }
+    }
 }
 
 /// What all cores did for one path.
@@ -96,6 +124,8 @@ pub struct IoTotals {
     pub controls: u64,
     /// Requests answered with an error.
     pub errors: u64,
+    /// States that cannot happen and have ended a path: bugs of this server.
+    pub internal_errors: u64,
     /// Requests that waited for their original on another path.
     pub replays: u64,
     /// Requests now in flight that wait for an older write to the same place, which a path that is
@@ -132,6 +162,7 @@ impl PathCounters {
             sum.write_zeroes += core.write_zeroes.get();
             sum.controls += core.controls.get();
             sum.errors += core.errors.get();
+            sum.internal_errors += core.internal_errors.get();
             sum.replays += core.replays.get();
             sum.barred += core.barred.get();
             sum.inflight += core.inflight.get();
@@ -154,6 +185,7 @@ impl IoTotals {
         self.write_zeroes += other.write_zeroes;
         self.controls += other.controls;
         self.errors += other.errors;
+        self.internal_errors += other.internal_errors;
         self.replays += other.replays;
         self.barred += other.barred;
         self.inflight += other.inflight;

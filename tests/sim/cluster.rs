@@ -406,7 +406,7 @@ impl Cluster {
             }
             Act::AskServer { drain } => {
                 if let Some(host) = self.server.first_mut() {
-                    host.core.handle_mail(now, ask_to_stop(drain), &mut host.fabrics);
+                    host.core.handle_message(now, ask_to_stop(drain), &mut host.fabrics);
                 }
             }
             Act::StartServer => {

@@ -12,7 +12,7 @@ use rtrs_core::ids::{CoreIndex, SessionId};
 use rtrs_core::limits::Limits;
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::AccessMode;
-use rtrs_server::engine::message::{AdminAsk, AdminReply, ControlMail, Mail};
+use rtrs_server::engine::message::{AdminAsk, AdminReply, ControlMessage, Message};
 use rtrs_server::{ServerEngine, ServerLife, SessionParams};
 
 use super::options::{Guest, MS, Options};
@@ -81,18 +81,18 @@ impl ClientHost {
 pub(super) struct ServerHost {
     pub(super) core: ServerEngine,
     pub(super) fabrics: Vec<Box<dyn Fabric>>,
-    pub(super) inbox: Inbox<Mail>,
+    pub(super) inbox: Inbox<Message>,
     pub(super) pace: Pace,
 }
 
 impl ServerHost {
     /// A turn of the core: whether anything happened, and its letters.
-    pub(super) fn turn(&mut self, now: Instant) -> (bool, Vec<(CoreIndex, Mail)>) {
+    pub(super) fn turn(&mut self, now: Instant) -> (bool, Vec<(CoreIndex, Message)>) {
         let Self { core, fabrics, inbox, pace } = self;
         let mut busy = false;
         while let Some(mail) = inbox.pop(now) {
             busy = true;
-            core.handle_mail(now, mail, fabrics);
+            core.handle_message(now, mail, fabrics);
         }
         busy |= fabrics[0].poll(now);
         while let Some(event) = fabrics[0].next_event() {
@@ -107,7 +107,7 @@ impl ServerHost {
         if busy && pace.turns.is_multiple_of(16) {
             core.check();
         }
-        let letters = std::iter::from_fn(|| core.take_letter()).collect();
+        let letters = std::iter::from_fn(|| core.take_message()).collect();
         fabrics[0].flush(now);
         (busy, letters)
     }
@@ -192,13 +192,13 @@ pub(super) fn session_config(
 }
 
 /// What a server hears that is to end: the operator's word, or a signal.
-pub(super) fn ask_to_stop(drain: bool) -> Mail {
+pub(super) fn ask_to_stop(drain: bool) -> Message {
     if !drain {
-        return Mail::Control(ControlMail::Shutdown);
+        return Message::Control(ControlMessage::Shutdown);
     }
     let ask = AdminAsk::Drain { within: 1000 * MS };
     // Whether it was drained in time is for the operator; here the server starts again anyway.
-    Mail::Control(ControlMail::Admin { ask, reply: AdminReply::new(drop) })
+    Message::Control(ControlMessage::Admin { ask, reply: AdminReply::new(drop) })
 }
 
 pub(super) fn server_params(options: &Options, life: ServerLife) -> SessionParams {

@@ -18,7 +18,7 @@ use rtrs_core::time::Duration;
 use serde_json::{Value, json};
 
 use super::{Question, WITHIN_MS_MAX};
-use crate::engine::message::{AdminAnswer, AdminAsk, AdminReply, ControlMail, Mail};
+use crate::engine::message::{AdminAnswer, AdminAsk, AdminReply, ControlMessage, Message};
 use crate::epoch::SyncEpoch;
 use crate::error::{Error, ErrorKind};
 use crate::export::{ExportIndex, ExportTable};
@@ -43,7 +43,7 @@ struct Shared {
     name: String,
     portals: Vec<String>,
     exports: Arc<ExportTable>,
-    control: Sender<Mail>,
+    control: Sender<Message>,
     /// A drain is under way.
     busy: AtomicBool,
     draining: Mutex<Option<Draining>>,
@@ -72,7 +72,7 @@ impl Desk {
         plan: &Plan,
         portals: &[String],
         exports: &Arc<ExportTable>,
-        control: &Sender<Mail>,
+        control: &Sender<Message>,
     ) -> Result<Option<Self>, Error> {
         let said = plan.name.is_some() || plan.run_dir.is_some();
         match Self::bind(plan, portals, exports, control) {
@@ -90,7 +90,7 @@ impl Desk {
         plan: &Plan,
         portals: &[String],
         exports: &Arc<ExportTable>,
-        control: &Sender<Mail>,
+        control: &Sender<Message>,
     ) -> Result<Self, Error> {
         let run_dir = RunDir::new(plan.run_dir.clone())?;
         run_dir.make()?;
@@ -196,7 +196,7 @@ impl Shared {
                 tracing::debug!("who asked is gone");
             }
         });
-        self.control.send(Mail::Control(ControlMail::Admin { ask, reply }));
+        self.control.send(Message::Control(ControlMessage::Admin { ask, reply }));
         answer
     }
 

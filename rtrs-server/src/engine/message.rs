@@ -1,6 +1,6 @@
 //! Messages between the control core and the cores that carry IO.
 //!
-//! The control core is core 0; mail to oneself is delivered within the same turn. Mail from one
+//! The control core is core 0; mail to oneself is delivered within the same turn. Message from one
 //! core to another keeps its order, which the life of a path relies on: what is accepted on a
 //! core is closed there later.
 
@@ -10,28 +10,13 @@ use std::sync::Arc;
 use rtrs_core::fabric::{ConnRequest, PrivateData};
 use rtrs_core::ids::{ConnIndex, CoreIndex, PermitId, SessionId};
 use rtrs_core::time::{Duration, Instant};
-use rtrs_core::wire::{AccessMode, Fence, Name, OpenRspTail};
+use rtrs_core::wire::{Fence, Name, OpenRspTail};
 
 use crate::engine::device_table::DeviceId;
 use crate::export::{Export, ExportIndex};
+use crate::finder::{OpenMode, Search};
 use crate::path::{PathEnd, PathKey, PathShared};
 use crate::stats::SessionSnapshot;
-
-/// How an export is to be opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OpenMode {
-    /// What for.
-    pub access: AccessMode,
-    /// The client compares cache ids: it has room for the long response, which kernels have not.
-    pub compares: bool,
-}
-
-impl OpenMode {
-    /// An open with so much room for its response.
-    pub const fn new(access: AccessMode, room: u32) -> Self {
-        Self { access, compares: room as usize >= OpenRspTail::LONG_LEN }
-    }
-}
 
 /// An open or close on its way to the control core.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,23 +52,6 @@ pub struct Closed {
     pub export: ExportIndex,
 }
 
-/// An open of something that is not exported by name, on its way to a finder and back.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Search {
-    /// The path it came over.
-    pub path: PathKey,
-    /// The core that wants the answer.
-    pub core: CoreIndex,
-    /// The permit of the request.
-    pub permit: PermitId,
-    /// How.
-    pub mode: OpenMode,
-    /// The name of the session.
-    pub session: Name,
-    /// The name that is wanted; neither empty nor with `..` in it.
-    pub name: Name,
-}
-
 /// The answer to a [`ControlRequest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ControlAnswer {
@@ -110,7 +78,7 @@ pub struct AcceptOrder {
 
 /// From the control core to a core.
 #[derive(Debug)]
-pub enum ShardMail {
+pub enum ShardMessage {
     /// Accept a connection of a path.
     Accept(Box<AcceptOrder>),
     /// Bind the windows of the new chunk pool and send INFO_RSP on connection 0. To the core of
@@ -160,7 +128,7 @@ pub enum ShardMail {
 
 /// From a core to the control core.
 #[derive(Debug)]
-pub enum ControlMail {
+pub enum ControlMessage {
     /// INFO_REQ or what came in its place.
     Info {
         /// Which path.
@@ -305,32 +273,32 @@ impl fmt::Debug for AdminReply {
 
 /// A letter to a core.
 #[derive(Debug)]
-pub enum Mail {
+pub enum Message {
     /// For the core's shard.
-    Shard(ShardMail),
+    Shard(ShardMessage),
     /// For the control; core 0 only.
-    Control(ControlMail),
+    Control(ControlMessage),
 }
 
 /// Letters a core's machines leave for the driver to carry.
 #[derive(Debug, Default)]
 pub struct Outbox {
-    letters: std::collections::VecDeque<(CoreIndex, Mail)>,
+    letters: std::collections::VecDeque<(CoreIndex, Message)>,
 }
 
 impl Outbox {
     /// Leaves a letter for a core's shard.
-    pub fn shard(&mut self, core: CoreIndex, mail: ShardMail) {
-        self.letters.push_back((core, Mail::Shard(mail)));
+    pub fn shard(&mut self, core: CoreIndex, mail: ShardMessage) {
+        self.letters.push_back((core, Message::Shard(mail)));
     }
 
     /// Leaves a letter for the control core.
-    pub fn control(&mut self, mail: ControlMail) {
-        self.letters.push_back((CoreIndex(0), Mail::Control(mail)));
+    pub fn control(&mut self, mail: ControlMessage) {
+        self.letters.push_back((CoreIndex(0), Message::Control(mail)));
     }
 
     /// The next letter, oldest first.
-    pub fn take(&mut self) -> Option<(CoreIndex, Mail)> {
+    pub fn take(&mut self) -> Option<(CoreIndex, Message)> {
         self.letters.pop_front()
     }
 

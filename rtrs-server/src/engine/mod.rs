@@ -1,11 +1,12 @@
-//! One core of the server as a machine: its shard, and on core 0 the control.
+//! The engine of one shard of the server: its part of every session, and on shard 0 the control.
 //!
-//! Events of the core's providers and letters of other cores go in; work requests go to the
-//! providers, letters come out of [`ServerEngine::take_letter`]. It does no IO of its own and reads
-//! no clock, so the driver runs it on a reactor and the simulator in virtual time alike. Letters
-//! a core writes to itself never come out: they are handled within the same call.
+//! Events of the shard's providers and messages of other shards go in; work requests go to the
+//! providers, messages come out of [`ServerEngine::take_message`]. It does no IO of its own and reads
+//! no clock, so the driver runs it on a reactor and the simulator in virtual time alike. Messages
+//! that a shard sends to itself never come out: they are handled within the same call.
 
 pub mod control;
+pub mod ctx;
 pub mod device_table;
 pub mod io;
 pub mod ledger;
@@ -23,10 +24,11 @@ use rtrs_core::ids::{CoreIndex, QpNum};
 use rtrs_core::proto::ping::{PingServer, PingServerStats};
 use rtrs_core::time::{Instant, earliest};
 
-use crate::engine::control::Control;
-use crate::engine::io::{Fabrics, Shard};
-use crate::engine::message::{AdminAsk, ControlMail, Mail, Outbox};
-use crate::engine::session::SessionParams;
+use self::control::Control;
+use self::ctx::{Ctx, Fabrics};
+use self::io::Shard;
+use self::message::{AdminAsk, ControlMessage, Message, Outbox};
+use self::session::SessionParams;
 use crate::export::ExportTable;
 use crate::stats::SessionSnapshot;
 
@@ -66,23 +68,18 @@ impl ServerEngine {
         fabrics: &mut Fabrics,
     ) {
         let Some(event) = self.give_to_pings(now, provider, event, fabrics) else { return };
+        let ctx = &mut Ctx { now, fabrics, out: &mut self.out };
         match event {
             FabricEvent::Request(request) => {
                 let index = u8::try_from(provider).unwrap_or(u8::MAX);
-                let fabric = &mut *fabrics[provider];
-                match &mut self.control {
-                    Some(control) => {
-                        control.handle_request(now, index, request, fabric, &mut self.out);
-                    }
-                    // Only core 0 listens.
-                    None => drop(request),
+                // Only shard 0 listens.
+                if let Some(control) = &mut self.control {
+                    control.handle_request(index, request, ctx);
                 }
             }
-            FabricEvent::Completion(wc) => {
-                self.shard.handle_completion(now, provider, &wc, fabrics, &mut self.out);
-            }
+            FabricEvent::Completion(wc) => self.shard.handle_completion(provider, &wc, ctx),
             FabricEvent::Closed { qp, reason } => {
-                self.shard.handle_closed(provider, qp, reason, &mut self.out);
+                self.shard.handle_closed(provider, qp, reason, ctx);
             }
             // The receives are posted since the accept; there is nothing to wait for.
             FabricEvent::Established { .. } => {}
@@ -92,7 +89,7 @@ impl ServerEngine {
                     ConnectFailure::Failed(reason) => reason,
                     ConnectFailure::Rejected(_) => CloseReason::Peer,
                 };
-                self.shard.handle_closed(provider, qp, reason, &mut self.out);
+                self.shard.handle_closed(provider, qp, reason, ctx);
             }
         }
         self.deliver(now, fabrics);
@@ -126,24 +123,19 @@ impl ServerEngine {
         None
     }
 
-    /// Takes a letter.
-    pub fn handle_mail(&mut self, now: Instant, mail: Mail, fabrics: &mut Fabrics) {
-        self.take(now, mail, fabrics);
+    /// Takes a message.
+    pub fn handle_message(&mut self, now: Instant, message: Message, fabrics: &mut Fabrics) {
+        self.take(now, message, fabrics);
         self.deliver(now, fabrics);
     }
 
     /// Polls devices and timers. To be called once a turn, after the events. True when anything
     /// happened.
     pub fn poll(&mut self, now: Instant, fabrics: &mut Fabrics) -> bool {
-        let mut busy = self.shard.poll(now, fabrics, &mut self.out);
+        let ctx = &mut Ctx { now, fabrics, out: &mut self.out };
+        let mut busy = self.shard.poll(ctx);
         if let Some(control) = &mut self.control {
-            for fabric in fabrics.iter_mut() {
-                while let Some(made) = fabric.next_made() {
-                    busy = true;
-                    control.made(now, made, &mut **fabric, &mut self.out);
-                }
-            }
-            busy |= control.poll(now, &mut self.out);
+            busy |= control.poll(ctx);
         }
         if let Some(pings) = &mut self.pings {
             busy |= pings.poll(now, fabrics);
@@ -159,15 +151,15 @@ impl ServerEngine {
         earliest(earliest(self.shard.deadline(), control), pings)
     }
 
-    /// The next letter to another core.
-    pub fn take_letter(&mut self) -> Option<(CoreIndex, Mail)> {
+    /// The next message to another shard.
+    pub fn take_message(&mut self) -> Option<(CoreIndex, Message)> {
         self.away.take()
     }
 
     /// Begins the server's end; on core 0 only, elsewhere nothing happens.
     pub fn shutdown(&mut self, now: Instant, fabrics: &mut Fabrics) {
         if self.control.is_some() {
-            self.handle_mail(now, Mail::Control(ControlMail::Shutdown), fabrics);
+            self.handle_message(now, Message::Control(ControlMessage::Shutdown), fabrics);
         }
     }
 
@@ -201,33 +193,36 @@ impl ServerEngine {
         self.shard.check();
     }
 
-    fn take(&mut self, now: Instant, mail: Mail, fabrics: &mut Fabrics) {
-        match mail {
-            Mail::Shard(mail) => self.shard.handle_mail(now, mail, fabrics, &mut self.out),
-            Mail::Control(mail) => {
-                let drain = matches!(mail, ControlMail::Admin { ask: AdminAsk::Drain { .. }, .. });
-                if (drain || matches!(mail, ControlMail::Shutdown))
-                    && let Some(pings) = &mut self.pings
-                {
-                    pings.stop(now, fabrics);
+    fn take(&mut self, now: Instant, message: Message, fabrics: &mut Fabrics) {
+        let ctx = &mut Ctx { now, fabrics, out: &mut self.out };
+        match message {
+            Message::Shard(message) => self.shard.handle_message(message, ctx),
+            Message::Control(message) => {
+                let stops = match &message {
+                    ControlMessage::Shutdown => true,
+                    ControlMessage::Admin { ask, .. } => matches!(ask, AdminAsk::Drain { .. }),
+                    _ => false,
+                };
+                if let Some(pings) = self.pings.as_mut().filter(|_| stops) {
+                    pings.stop(now, ctx.fabrics);
                 }
                 if let Some(control) = &mut self.control {
-                    control.handle_mail(now, mail, &mut self.out);
+                    control.handle_message(message, ctx);
                 }
             }
         }
     }
 
-    /// Handles letters to this core, lays letters to others aside.
+    /// Handles messages to this shard, lays those to others aside.
     fn deliver(&mut self, now: Instant, fabrics: &mut Fabrics) {
-        while let Some((to, mail)) = self.out.take() {
+        while let Some((to, message)) = self.out.take() {
             if to == self.core {
-                self.take(now, mail, fabrics);
+                self.take(now, message, fabrics);
                 continue;
             }
-            match mail {
-                Mail::Shard(mail) => self.away.shard(to, mail),
-                Mail::Control(mail) => self.away.control(mail),
+            match message {
+                Message::Shard(message) => self.away.shard(to, message),
+                Message::Control(message) => self.away.control(message),
             }
         }
     }

@@ -7,9 +7,9 @@
 pub mod chunks;
 pub mod handshake;
 pub mod io;
+pub mod key;
 pub mod state;
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -23,17 +23,8 @@ use crate::engine::session::SessionShared;
 use crate::path::chunks::{ChunkPool, MessageBuffers};
 use crate::stats::PathCounters;
 use handshake::InfoError;
+pub use key::PathKey;
 use state::PathState;
-
-/// A path's number in this process, from 1, never used again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PathKey(pub u32);
-
-impl fmt::Display for PathKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0)
-    }
-}
 
 /// What the connections of one path share.
 #[derive(Debug)]
@@ -187,6 +178,9 @@ pub enum PathEnd {
     /// Our own transport refused something.
     #[error("the transport refused: {0}")]
     Fabric(String),
+    /// Something happened that cannot: a bug of this server.
+    #[error("internal error: {0}")]
+    Internal(&'static str),
     /// There is no memory for it, or what else it needs here.
     #[error("it cannot be served: {0}")]
     Unserved(String),

@@ -62,7 +62,7 @@ struct Slot {
     retries: u8,
 }
 
-struct Mail {
+struct Message {
     sender: Sender<Answer>,
     inbox: Inbox<Answer>,
     outstanding: usize,
@@ -79,7 +79,7 @@ pub(super) struct FileDevice {
     free: Vec<u32>,
     done: Done,
     bounce: Option<Pool>,
-    mail: Option<Mail>,
+    mail: Option<Message>,
     /// Room for what flushes find, while none needs it.
     facts: Vec<FileFacts>,
     /// Attached to the ring by this queue, by id.
@@ -97,7 +97,7 @@ impl FileDevice {
             let (sender, inbox) = mailbox()?;
             let inbox = inbox.arm(ring)?;
             let parked = VecDeque::with_capacity(INFLIGHT_MAX);
-            Some(Mail { sender, inbox, outstanding: 0, parked })
+            Some(Message { sender, inbox, outstanding: 0, parked })
         } else {
             None
         };

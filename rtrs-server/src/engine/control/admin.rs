@@ -13,7 +13,8 @@ use rtrs_core::proto::Heartbeat;
 use rtrs_core::time::{Duration, Instant};
 
 use super::{Control, Session};
-use crate::engine::message::{AdminAnswer, AdminAsk, AdminReply, Outbox};
+use crate::engine::ctx::Ctx;
+use crate::engine::message::{AdminAnswer, AdminAsk, AdminReply};
 use crate::path::state::PathState;
 use crate::path::{PathEnd, PathKey};
 use crate::stats::{OpenSnapshot, PathSnapshot, SessionSnapshot, SessionState, micros};
@@ -43,23 +44,17 @@ impl Evicted {
 
 impl Control {
     /// Does what the operator asks.
-    pub(super) fn admin(
-        &mut self,
-        now: Instant,
-        ask: AdminAsk,
-        reply: AdminReply,
-        out: &mut Outbox,
-    ) {
+    pub(super) fn admin(&mut self, ask: AdminAsk, reply: AdminReply, ctx: &mut Ctx<'_>) {
         let answer = match ask {
-            AdminAsk::Sessions => AdminAnswer::Sessions(self.snapshot(now)),
-            AdminAsk::Disconnect { session, path } => self.disconnect(&session, path, out),
-            AdminAsk::Evict { session } => self.evict(&session, out),
-            AdminAsk::Drain { within } => return self.drain(now, within, reply, out),
+            AdminAsk::Sessions => AdminAnswer::Sessions(self.snapshot(ctx.now)),
+            AdminAsk::Disconnect { session, path } => self.disconnect(&session, path, ctx),
+            AdminAsk::Evict { session } => self.evict(&session, ctx),
+            AdminAsk::Drain { within } => return self.drain(within, reply, ctx),
         };
         reply.send(answer);
     }
 
-    fn disconnect(&mut self, wanted: &str, path: Option<u32>, out: &mut Outbox) -> AdminAnswer {
+    fn disconnect(&mut self, wanted: &str, path: Option<u32>, ctx: &mut Ctx<'_>) -> AdminAnswer {
         let session = match self.session_of(wanted) {
             Ok(session) => session,
             Err(refusal) => return AdminAnswer::Refused(refusal),
@@ -77,12 +72,12 @@ impl Control {
             ));
         }
         for key in &keys {
-            self.end_path(*key, &PathEnd::Operator, out);
+            self.end_path(*key, &PathEnd::Operator, ctx);
         }
         ended(id, &keys)
     }
 
-    fn evict(&mut self, wanted: &str, out: &mut Outbox) -> AdminAnswer {
+    fn evict(&mut self, wanted: &str, ctx: &mut Ctx<'_>) -> AdminAnswer {
         let session = match self.session_of(wanted) {
             Ok(session) => session,
             Err(refusal) => return AdminAnswer::Refused(refusal),
@@ -91,7 +86,7 @@ impl Control {
         tracing::warn!(session = %id, "evicted by the operator");
         self.evicted.add(id);
         for key in &keys {
-            self.end_path(*key, &PathEnd::Evicted, out);
+            self.end_path(*key, &PathEnd::Evicted, ctx);
         }
         ended(id, &keys)
     }

@@ -13,8 +13,9 @@ use rtrs_core::ids::{CoreIndex, SessionId};
 
 use super::Control;
 use super::fence::Asker;
+use crate::engine::ctx::Ctx;
 use crate::engine::device_table::DeviceId;
-use crate::engine::message::{CloseNumber, Closed, ControlAnswer, Outbox, ShardMail};
+use crate::engine::message::{CloseNumber, Closed, ControlAnswer, ShardMessage};
 use crate::engine::session::SessionShared;
 use crate::export::ExportIndex;
 
@@ -63,7 +64,7 @@ impl Control {
         session: &SessionShared,
         device: DeviceId,
         asker: Asker,
-        out: &mut Outbox,
+        ctx: &mut Ctx<'_>,
     ) -> Option<ControlAnswer> {
         // A close of what is not open succeeds, as with the kernel.
         let Some(entry) = session.devices.close(device) else { return Some(ControlAnswer::Done) };
@@ -72,13 +73,13 @@ impl Control {
         let (cores, closed) = (self.params.cores, Closed { close, session: session.id, export });
         self.closings.waiting.push(Closing { closed, cores, asker });
         for core in 0..cores {
-            out.shard(CoreIndex(core), ShardMail::Retire(closed));
+            ctx.out.shard(CoreIndex(core), ShardMessage::Retire(closed));
         }
         None
     }
 
     /// A core is through with a closed export.
-    pub(super) fn retired(&mut self, close: CloseNumber, out: &mut Outbox) {
+    pub(super) fn retired(&mut self, close: CloseNumber, ctx: &mut Ctx<'_>) {
         let waiting = &mut self.closings.waiting;
         let Some(at) = waiting.iter().position(|one| one.closed.close == close) else { return };
         waiting[at].cores -= 1;
@@ -86,7 +87,7 @@ impl Control {
             return;
         }
         let Closing { closed, asker, .. } = waiting.swap_remove(at);
-        self.give_back(closed.export, closed.session, out);
-        asker.tell(ControlAnswer::Done, out);
+        self.give_back(closed.export, closed.session, ctx);
+        asker.tell(ControlAnswer::Done, ctx);
     }
 }

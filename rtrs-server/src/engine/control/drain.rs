@@ -10,7 +10,8 @@ use rtrs_core::ids::CoreIndex;
 use rtrs_core::time::{Duration, Instant};
 
 use super::Control;
-use crate::engine::message::{AdminAnswer, AdminReply, Outbox, ShardMail};
+use crate::engine::ctx::Ctx;
+use crate::engine::message::{AdminAnswer, AdminReply, ShardMessage};
 use crate::path::state::PathState;
 use crate::path::{PathEnd, PathKey};
 
@@ -40,28 +41,22 @@ pub(super) enum Stop {
 
 impl Control {
     /// A signal: nothing new is taken, what runs is answered. It hurries a drain.
-    pub(super) fn shutdown(&mut self, now: Instant, out: &mut Outbox) {
-        self.begin_stop(now, now, now + self.params.shutdown_grace, out);
+    pub(super) fn shutdown(&mut self, ctx: &mut Ctx<'_>) {
+        self.begin_stop(ctx.now, ctx.now + self.params.shutdown_grace, ctx);
     }
 
     /// The operator drains the server. The answer comes when that is done.
-    pub(super) fn drain(
-        &mut self,
-        now: Instant,
-        within: Duration,
-        reply: AdminReply,
-        out: &mut Outbox,
-    ) {
+    pub(super) fn drain(&mut self, within: Duration, reply: AdminReply, ctx: &mut Ctx<'_>) {
         if self.stop.is_some() {
             return reply.send(AdminAnswer::Refused("the server ends already".to_owned()));
         }
         let within_ms = within.as_millis();
         tracing::info!(sessions = self.sessions.len(), within_ms, "draining");
         self.drain = Some(reply);
-        self.begin_stop(now, now + within / 2, now + within, out);
+        self.begin_stop(ctx.now + within / 2, ctx.now + within, ctx);
     }
 
-    fn begin_stop(&mut self, now: Instant, all_at: Instant, until: Instant, out: &mut Outbox) {
+    fn begin_stop(&mut self, all_at: Instant, until: Instant, ctx: &mut Ctx<'_>) {
         let stop = match self.stop {
             None => Stop::Finishing { all_at, until },
             Some(Stop::Finishing { all_at: before, until: bound }) => {
@@ -75,13 +70,13 @@ impl Control {
         };
         let keys: Vec<PathKey> = self.paths.keys().copied().filter(half).collect();
         for key in keys {
-            self.end_path(key, &PathEnd::Shutdown, out);
+            self.end_path(key, &PathEnd::Shutdown, ctx);
         }
-        self.advance_stop(now, out);
+        self.advance_stop(ctx);
     }
 
     /// Lets the next path of each session finish, or all.
-    fn finish_paths(&mut self, all: bool, out: &mut Outbox) {
+    fn finish_paths(&mut self, all: bool, ctx: &mut Ctx<'_>) {
         let mut keys = Vec::new();
         for session in self.sessions.values() {
             let is = |key: &PathKey, state| self.paths.get(key).is_some_and(|p| p.state == state);
@@ -97,13 +92,13 @@ impl Control {
             path.heartbeat = None;
             path.go(PathState::Finishing);
             for debt in &path.cores {
-                out.shard(debt.core, ShardMail::Finish { path: key });
+                ctx.out.shard(debt.core, ShardMessage::Finish { path: key });
             }
         }
     }
 
     /// Goes on with the end, if one was begun.
-    pub(super) fn advance_stop(&mut self, now: Instant, out: &mut Outbox) {
+    pub(super) fn advance_stop(&mut self, ctx: &mut Ctx<'_>) {
         let Some(stop) = self.stop else { return };
         let stop = match stop {
             Stop::Done => return,
@@ -111,21 +106,21 @@ impl Control {
                 self.tell_drained(0);
                 Stop::Done
             }
-            Stop::Finishing { until, .. } if now >= until => {
+            Stop::Finishing { until, .. } if ctx.now >= until => {
                 let keys: Vec<PathKey> = self.paths.keys().copied().collect();
                 let paths = self.paths.values();
                 let unfinished = paths.map(|path| path.shared.counters.totals().inflight).sum();
                 tracing::warn!(paths = keys.len(), unfinished, "requests did not end in time");
                 for key in keys {
-                    self.end_path(key, &PathEnd::Shutdown, out);
+                    self.end_path(key, &PathEnd::Shutdown, ctx);
                 }
-                Stop::Aborting { until: now + ABORT_GRACE, unfinished }
+                Stop::Aborting { until: ctx.now + ABORT_GRACE, unfinished }
             }
             Stop::Finishing { all_at, until } => {
-                self.finish_paths(now >= all_at, out);
+                self.finish_paths(ctx.now >= all_at, ctx);
                 Stop::Finishing { all_at, until }
             }
-            Stop::Aborting { until, unfinished } if now >= until || self.paths.is_empty() => {
+            Stop::Aborting { until, unfinished } if ctx.now >= until || self.paths.is_empty() => {
                 self.tell_drained(unfinished);
                 Stop::Done
             }
@@ -135,10 +130,10 @@ impl Control {
         match stop {
             Stop::Done => {
                 for core in 0..self.params.cores {
-                    out.shard(CoreIndex(core), ShardMail::Exit);
+                    ctx.out.shard(CoreIndex(core), ShardMessage::Exit);
                 }
             }
-            Stop::Finishing { all_at, until } if now >= all_at => self.wake(until),
+            Stop::Finishing { all_at, until } if ctx.now >= all_at => self.wake(until),
             Stop::Finishing { all_at, .. } => self.wake(all_at),
             Stop::Aborting { until, .. } => self.wake(until),
         }

@@ -12,7 +12,8 @@ use rtrs_core::ids::{CoreIndex, PermitId};
 use rtrs_core::wire::{Fence, errno};
 
 use super::Control;
-use crate::engine::message::{ControlAnswer, Outbox, ShardMail};
+use crate::engine::ctx::Ctx;
+use crate::engine::message::{ControlAnswer, ShardMessage};
 use crate::path::{PathEnd, PathKey};
 
 /// The request that asked for a fence.
@@ -25,9 +26,9 @@ pub(super) struct Asker {
 
 impl Asker {
     /// Answers it. A path that is gone meanwhile hears nothing.
-    pub(super) fn tell(self, answer: ControlAnswer, out: &mut Outbox) {
+    pub(super) fn tell(self, answer: ControlAnswer, ctx: &mut Ctx<'_>) {
         let Self { path, core, permit } = self;
-        out.shard(core, ShardMail::Answer { path, permit, answer });
+        ctx.out.shard(core, ShardMessage::Answer { path, permit, answer });
     }
 }
 
@@ -37,7 +38,7 @@ impl Control {
         &mut self,
         asker: Asker,
         fence: Fence,
-        out: &mut Outbox,
+        ctx: &mut Ctx<'_>,
     ) -> Option<ControlAnswer> {
         let own = self.paths.get(&asker.path)?;
         if own.shared.uuid == fence.path {
@@ -55,7 +56,7 @@ impl Control {
         let meant = meant.filter(|_| !rtrs_core::mutated!(FenceWithoutEnd));
         let Some(key) = meant else { return Some(ControlAnswer::Done) };
         self.paths.get_mut(&key)?.fenced_by.push(asker);
-        self.end_path(key, &PathEnd::Fenced, out);
+        self.end_path(key, &PathEnd::Fenced, ctx);
         if rtrs_core::mutated!(FenceBeforeStopped) {
             return Some(ControlAnswer::Done);
         }

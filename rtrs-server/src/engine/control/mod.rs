@@ -21,7 +21,7 @@ mod registration;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use rtrs_core::fabric::{ConnRequest, Fabric, PdUse};
+use rtrs_core::fabric::{ConnRequest, PdUse};
 use rtrs_core::ids::{ConnIndex, CoreIndex, SessionId};
 use rtrs_core::limits::{CONNECTION_BUFFERS_MAX, PATHS_PER_SESSION_MAX};
 use rtrs_core::proto::{Heartbeat, HeartbeatAction, step};
@@ -36,8 +36,9 @@ use self::drain::Stop;
 use self::ended::Ended;
 use self::fence::Asker;
 use self::registration::{Making, refuse};
+use crate::engine::ctx::Ctx;
 use crate::engine::message::{
-    AcceptOrder, AdminReply, ControlAnswer, ControlMail, Outbox, ShardMail,
+    AcceptOrder, AdminReply, ControlAnswer, ControlMessage, ShardMessage,
 };
 use crate::engine::session::{SessionParams, SessionShared};
 use crate::export::ExportTable;
@@ -54,25 +55,25 @@ pub const DRAINING_MAX: usize = 4;
 
 #[derive(Debug)]
 pub(super) struct Path {
-    pub(super) shared: Arc<PathShared>,
-    pub(super) state: PathState,
-    pub(super) recon_cnt: u16,
+    shared: Arc<PathShared>,
+    state: PathState,
+    recon_cnt: u16,
     /// Since its first connection.
-    pub(super) since: Instant,
+    since: Instant,
     joining: Option<Joining>,
     /// What its chunks wait for; its connections wait with them.
-    pub(super) making: Option<Making>,
-    pub(super) heartbeat: Option<Heartbeat>,
+    making: Option<Making>,
+    heartbeat: Option<Heartbeat>,
     /// Cores that were given a connection of it, with what they still owe.
-    pub(super) cores: Vec<CoreDebt>,
+    cores: Vec<CoreDebt>,
     /// Who is told when nothing of it begins any more.
-    pub(super) fenced_by: Vec<Asker>,
+    fenced_by: Vec<Asker>,
 }
 
 /// What a core has not yet told about a path.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CoreDebt {
-    pub(super) core: CoreIndex,
+    core: CoreIndex,
     finished: bool,
     stopped: bool,
     drained: bool,
@@ -80,35 +81,33 @@ pub(super) struct CoreDebt {
 
 #[derive(Debug)]
 pub(super) struct Session {
-    pub(super) shared: Arc<SessionShared>,
-    pub(super) name: Option<Name>,
-    pub(super) paths: Vec<PathKey>,
+    shared: Arc<SessionShared>,
+    name: Option<Name>,
+    paths: Vec<PathKey>,
     /// Since its first connection.
-    pub(super) since: Instant,
+    since: Instant,
     /// What its paths did that are gone.
-    pub(super) gone: IoTotals,
+    gone: IoTotals,
     /// What they left for those that come.
-    pub(super) spares: Spares,
+    spares: Spares,
 }
 
 /// Sessions and paths of a server.
 #[derive(Debug)]
 pub struct Control {
-    pub(super) params: SessionParams,
-    pub(super) exports: Arc<ExportTable>,
-    pub(super) access: AccessBook,
-    pub(super) sessions: BTreeMap<SessionId, Session>,
-    pub(super) paths: BTreeMap<PathKey, Path>,
-    pub(super) evicted: Evicted,
-    pub(super) closings: Closings,
-    pub(super) ended: Ended,
-    pub(super) stop: Option<Stop>,
+    params: SessionParams,
+    exports: Arc<ExportTable>,
+    access: AccessBook,
+    sessions: BTreeMap<SessionId, Session>,
+    paths: BTreeMap<PathKey, Path>,
+    evicted: Evicted,
+    closings: Closings,
+    ended: Ended,
+    stop: Option<Stop>,
     /// Who asked for a drain.
-    pub(super) drain: Option<AdminReply>,
+    drain: Option<AdminReply>,
     last_key: u32,
     next: Option<Instant>,
-    /// Of the last message.
-    pub(super) now: Instant,
 }
 
 impl Control {
@@ -127,7 +126,6 @@ impl Control {
             drain: None,
             last_key: 0,
             next: None,
-            now: Instant::ZERO,
         }
     }
 
@@ -143,23 +141,16 @@ impl Control {
 
     /// A peer asks for a connection on the provider of that index: it is handed to its core, or
     /// refused.
-    pub fn handle_request(
-        &mut self,
-        now: Instant,
-        provider: u8,
-        request: ConnRequest,
-        fabric: &mut dyn Fabric,
-        out: &mut Outbox,
-    ) {
-        match self.admit_connection(now, provider, &request, fabric, out) {
+    pub fn handle_request(&mut self, provider: u8, request: ConnRequest, ctx: &mut Ctx<'_>) {
+        match self.admit_connection(provider, &request, ctx) {
             Ok((path, conn)) => {
                 let waiting = self.paths.get_mut(&path.key).and_then(|path| path.making.as_mut());
                 match waiting {
                     Some(making) => making.hold(conn.cid, request),
-                    None => self.accept(path, conn.cid, request, out),
+                    None => self.accept(path, conn.cid, request, ctx),
                 }
             }
-            Err(refusal) => refuse(now, request, &refusal, fabric),
+            Err(refusal) => refuse(provider, request, &refusal, ctx),
         }
     }
 
@@ -169,22 +160,20 @@ impl Control {
         path: Arc<PathShared>,
         cid: ConnIndex,
         request: ConnRequest,
-        out: &mut Outbox,
+        ctx: &mut Ctx<'_>,
     ) {
         let core = core_of(cid, self.params.cores);
         let SessionParams { limits, always_invalidate, server_id, .. } = self.params;
         let response = acceptance(limits, always_invalidate, server_id);
         let order = AcceptOrder { path, cid, request, response };
-        out.shard(core, ShardMail::Accept(Box::new(order)));
+        ctx.out.shard(core, ShardMessage::Accept(Box::new(order)));
     }
 
     fn admit_connection(
         &mut self,
-        now: Instant,
         provider: u8,
         request: &ConnRequest,
-        fabric: &mut dyn Fabric,
-        out: &mut Outbox,
+        ctx: &mut Ctx<'_>,
     ) -> Result<(Arc<PathShared>, ConnReq), Refusal> {
         let conn = ConnReq::decode(request.private_data.as_bytes()).map_err(Refusal::Wire)?;
         if self.stop.is_some() {
@@ -211,7 +200,7 @@ impl Control {
         }
         let key = match self.path_by_uuid(&conn) {
             Some(key) => key,
-            None => self.new_path(now, provider, request, &conn, fabric)?,
+            None => self.new_path(provider, request, &conn, ctx)?,
         };
         let Some(path) = self.paths.get_mut(&key) else { return Err(Refusal::PathExists) };
         let Some(joining) = path.joining.as_mut().filter(|_| path.state == PathState::Connecting)
@@ -219,7 +208,7 @@ impl Control {
             // The client says itself that the path we hold is dead: make room for the next try.
             let newer = conn.recon_cnt > path.recon_cnt && !rtrs_core::mutated!(OldPathKept);
             if newer && path.state == PathState::Connected {
-                self.end_path(key, &PathEnd::Replaced, out);
+                self.end_path(key, &PathEnd::Replaced, ctx);
             }
             return Err(Refusal::PathExists);
         };
@@ -244,12 +233,12 @@ impl Control {
 
     fn new_path(
         &mut self,
-        now: Instant,
         provider: u8,
         request: &ConnRequest,
         conn: &ConnReq,
-        fabric: &mut dyn Fabric,
+        ctx: &mut Ctx<'_>,
     ) -> Result<PathKey, Refusal> {
+        let fabric = &mut *ctx.fabrics[usize::from(provider)];
         if let Some(session) = self.sessions.get(&conn.session_id) {
             let paths = || session.paths.iter().filter_map(|key| self.paths.get(key));
             let live = paths().filter(|path| path.state.may_begin()).count();
@@ -304,7 +293,7 @@ impl Control {
             shared: Arc::new(SessionShared::new(conn.session_id, depth, exports)),
             name: None,
             paths: Vec::new(),
-            since: now,
+            since: ctx.now,
             gone: IoTotals::default(),
             spares: Spares::default(),
         });
@@ -322,12 +311,12 @@ impl Control {
         if let Some(pool) = early {
             let _ = shared.chunks.set(pool);
         }
-        let deadline = now + self.params.handshake_timeout;
+        let deadline = ctx.now + self.params.handshake_timeout;
         let path = Path {
             shared,
             state: PathState::Connecting,
             recon_cnt: conn.recon_cnt,
-            since: now,
+            since: ctx.now,
             joining: Some(Joining::new(conn.cid_num, deadline)),
             making,
             heartbeat: None,
@@ -347,42 +336,41 @@ impl Control {
         joining.map(|joining| u32::from(joining.present())).sum()
     }
 
-    /// Takes a letter of a core.
-    pub fn handle_mail(&mut self, now: Instant, mail: ControlMail, out: &mut Outbox) {
-        self.now = now;
-        match mail {
-            ControlMail::Info { path, bytes } => self.info(path, &bytes, out),
-            ControlMail::Serving { path } => self.serving(now, path),
-            ControlMail::Request { path, core, permit, request } => {
-                self.request(path, core, permit, request, out);
+    /// Takes a message of a shard.
+    pub fn handle_message(&mut self, message: ControlMessage, ctx: &mut Ctx<'_>) {
+        match message {
+            ControlMessage::Info { path, bytes } => self.info(path, &bytes, ctx),
+            ControlMessage::Serving { path } => self.serving(path, ctx.now),
+            ControlMessage::Request { path, core, permit, request } => {
+                self.request(path, core, permit, request, ctx);
             }
-            ControlMail::Found(found) => {
+            ControlMessage::Found(found) => {
                 let (search, result) = *found;
-                self.found(&search, result, out);
+                self.found(&search, result, ctx);
             }
-            ControlMail::Retired { close } => self.retired(close, out),
-            ControlMail::HeartbeatAck { path, at } => {
+            ControlMessage::Retired { close } => self.retired(close, ctx),
+            ControlMessage::HeartbeatAck { path, at } => {
                 if let Some(beat) = self.paths.get_mut(&path).and_then(|p| p.heartbeat.as_mut()) {
                     beat.on_ack(at);
                 }
             }
-            ControlMail::Broken { path, end } => self.end_path(path, &end, out),
-            ControlMail::Finished { path, core } => self.settle(now, path, core, out, |debt| {
+            ControlMessage::Broken { path, end } => self.end_path(path, &end, ctx),
+            ControlMessage::Finished { path, core } => self.settle(path, core, ctx, |debt| {
                 debt.finished = true;
             }),
-            ControlMail::Stopped { path, core } => self.settle(now, path, core, out, |debt| {
+            ControlMessage::Stopped { path, core } => self.settle(path, core, ctx, |debt| {
                 debt.stopped = true;
             }),
-            ControlMail::Drained { path, core } => self.settle(now, path, core, out, |debt| {
+            ControlMessage::Drained { path, core } => self.settle(path, core, ctx, |debt| {
                 debt.drained = true;
             }),
-            ControlMail::Shutdown => self.shutdown(now, out),
-            ControlMail::Admin { ask, reply } => self.admin(now, ask, reply, out),
+            ControlMessage::Shutdown => self.shutdown(ctx),
+            ControlMessage::Admin { ask, reply } => self.admin(ask, reply, ctx),
         }
     }
 
     /// INFO_REQ came: judge it, make the chunks, let connection 0's core answer.
-    fn info(&mut self, key: PathKey, bytes: &[u8], out: &mut Outbox) {
+    fn info(&mut self, key: PathKey, bytes: &[u8], ctx: &mut Ctx<'_>) {
         let Some(path) = self.paths.get(&key) else { return };
         let (PathState::Connecting, Some(joining)) = (path.state, path.joining.as_ref()) else {
             return;
@@ -391,7 +379,7 @@ impl Control {
         let admitted = if held > 0 { Err(InfoError::Early(held)) } else { joining.admit(bytes) };
         let name = match admitted {
             Ok(admitted) => admitted.name,
-            Err(error) => return self.end_path(key, &PathEnd::Peer(PeerFault::Info(error)), out),
+            Err(error) => return self.end_path(key, &PathEnd::Peer(PeerFault::Info(error)), ctx),
         };
         let id = path.shared.session.id;
         // One that was evicted stays until its IO has ended, and its name is free at once.
@@ -401,7 +389,7 @@ impl Control {
         };
         if self.sessions.values().any(taken) {
             let name = String::from_utf8_lossy(name.as_bytes()).into_owned();
-            return self.end_path(key, &PathEnd::Peer(PeerFault::NameTaken(name)), out);
+            return self.end_path(key, &PathEnd::Peer(PeerFault::NameTaken(name)), ctx);
         }
         let shared = Arc::clone(&path.shared);
         let made = match shared.chunks.get() {
@@ -410,13 +398,13 @@ impl Control {
         };
         drop(shared);
         if let Err(error) = made {
-            return self.end_path(key, &PathEnd::Unserved(error.to_string()), out);
+            return self.end_path(key, &PathEnd::Unserved(error.to_string()), ctx);
         }
         let Some(path) = self.paths.get_mut(&key) else { return };
         path.joining = None;
         // Before INFO_RSP goes out: requests may follow it at once, on any core.
         path.go(PathState::Connected);
-        out.shard(CoreIndex(0), ShardMail::Serve { path: key });
+        ctx.out.shard(CoreIndex(0), ShardMessage::Serve { path: key });
         let (peer, transport) = (path.shared.peer, path.shared.transport);
         tracing::info!(path = %key, transport, %peer, session = %id, %name, "a path is up");
         if let Some(session) = self.sessions.get_mut(&id) {
@@ -425,7 +413,7 @@ impl Control {
     }
 
     /// INFO_RSP is on its way: heartbeats begin.
-    fn serving(&mut self, now: Instant, key: PathKey) {
+    fn serving(&mut self, key: PathKey, now: Instant) {
         let SessionParams { heartbeat_interval, heartbeat_missed_max, .. } = self.params;
         let Some(path) = self.paths.get_mut(&key) else { return };
         if path.state == PathState::Connected {
@@ -437,7 +425,7 @@ impl Control {
     }
 
     /// Begins the end of a path. Nothing happens to one that ends already.
-    pub(super) fn end_path(&mut self, key: PathKey, end: &PathEnd, out: &mut Outbox) {
+    pub(super) fn end_path(&mut self, key: PathKey, end: &PathEnd, ctx: &mut Ctx<'_>) {
         let Some(path) = self.paths.get_mut(&key) else { return };
         if matches!(path.state, PathState::Closing | PathState::Draining | PathState::Gone) {
             return;
@@ -445,7 +433,7 @@ impl Control {
         let (state, peer) = (path.state, path.shared.peer);
         match end {
             // The peer can do nothing about it, and was not told.
-            PathEnd::Unserved(_) => {
+            PathEnd::Internal(_) | PathEnd::Unserved(_) => {
                 tracing::warn!(path = %key, %peer, reason = %end, "a path ends")
             }
             _ => tracing::info!(path = %key, %peer, ?state, reason = %end, "a path ends"),
@@ -455,21 +443,20 @@ impl Control {
         path.heartbeat = None;
         path.go(PathState::Closing);
         for debt in &path.cores {
-            let mail = ShardMail::Close { path: key, abrupt: end.is_abrupt() };
-            out.shard(debt.core, mail);
+            let mail = ShardMessage::Close { path: key, abrupt: end.is_abrupt() };
+            ctx.out.shard(debt.core, mail);
         }
         if path.cores.is_empty() {
-            self.advance_end(key, out);
+            self.advance_end(key, ctx);
         }
     }
 
     /// A core told something about the end of a path.
     fn settle(
         &mut self,
-        now: Instant,
         key: PathKey,
         core: CoreIndex,
-        out: &mut Outbox,
+        ctx: &mut Ctx<'_>,
         note: impl Fn(&mut CoreDebt),
     ) {
         let Some(path) = self.paths.get_mut(&key) else { return };
@@ -477,19 +464,19 @@ impl Control {
             note(debt);
         }
         if path.state == PathState::Finishing && path.cores.iter().all(|debt| debt.finished) {
-            self.end_path(key, &PathEnd::Shutdown, out);
+            self.end_path(key, &PathEnd::Shutdown, ctx);
         }
-        self.advance_end(key, out);
-        self.advance_stop(now, out);
+        self.advance_end(key, ctx);
+        self.advance_stop(ctx);
     }
 
-    fn advance_end(&mut self, key: PathKey, out: &mut Outbox) {
+    fn advance_end(&mut self, key: PathKey, ctx: &mut Ctx<'_>) {
         let Some(path) = self.paths.get_mut(&key) else { return };
         if path.state == PathState::Closing && path.cores.iter().all(|debt| debt.stopped) {
             path.go(PathState::Draining);
             // Each core has stopped serving it: nothing of it can begin.
             for asker in path.fenced_by.drain(..) {
-                asker.tell(ControlAnswer::Done, out);
+                asker.tell(ControlAnswer::Done, ctx);
             }
         }
         let drained = |debt: &CoreDebt| debt.drained || rtrs_core::mutated!(SessionGoneEarly);
@@ -514,13 +501,13 @@ impl Control {
                 "a path is gone"
             );
             let Some(Path { shared, .. }) = self.paths.remove(&key) else { return };
-            self.forget_path(id, shared, out);
+            self.forget_path(id, shared, ctx);
         }
     }
 
     /// Takes a path from its session, which keeps its memory. The last one takes the session with
     /// it, and its opens.
-    fn forget_path(&mut self, id: SessionId, path: Arc<PathShared>, out: &mut Outbox) {
+    fn forget_path(&mut self, id: SessionId, path: Arc<PathShared>, ctx: &mut Ctx<'_>) {
         let live = self.paths_with_chunks(id);
         let Some(session) = self.sessions.get_mut(&id) else { return };
         session.paths.retain(|other| *other != path.key);
@@ -535,30 +522,37 @@ impl Control {
                 if let (Some(export), Some(ledger)) =
                     (export, session.shared.devices.ledger(device))
                 {
-                    self.ended.keep(self.now, id, &export, ledger);
+                    self.ended.keep(ctx.now, id, &export, ledger);
                 }
                 if !rtrs_core::mutated!(ExportKept) {
-                    self.give_back(entry.export, id, out);
+                    self.give_back(entry.export, id, ctx);
                 }
             }
             for export in self.closings.forget(id) {
-                self.give_back(export, id, out);
+                self.give_back(export, id, ctx);
             }
             tracing::info!(session = %id, "a session ended");
         }
     }
 
     /// Looks at the timers. True when anything happened.
-    pub fn poll(&mut self, now: Instant, out: &mut Outbox) -> bool {
-        if self.next.is_none_or(|next| now < next) {
-            return false;
+    pub fn poll(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        let mut busy = false;
+        for provider in 0..ctx.fabrics.len() {
+            while let Some(made) = ctx.fabrics[provider].next_made() {
+                busy = true;
+                self.made(u8::try_from(provider).unwrap_or(u8::MAX), made, ctx);
+            }
+        }
+        if self.next.is_none_or(|next| ctx.now < next) {
+            return busy;
         }
         self.next = None;
         let mut ends = Vec::new();
         let mut next = None;
         for (key, path) in &mut self.paths {
             if let Some(joining) = &path.joining {
-                if joining.deadline() <= now && !rtrs_core::mutated!(HandshakeKept) {
+                if joining.deadline() <= ctx.now && !rtrs_core::mutated!(HandshakeKept) {
                     ends.push((*key, PathEnd::HandshakeTimeout));
                 } else {
                     next = earliest(next, Some(joining.deadline()));
@@ -566,10 +560,10 @@ impl Control {
             }
             if let Some(beat) = &mut path.heartbeat {
                 beat.on_traffic(path.shared.heard());
-                match beat.poll(now) {
+                match beat.poll(ctx.now) {
                     HeartbeatAction::None => {}
                     HeartbeatAction::Send => {
-                        out.shard(CoreIndex(0), ShardMail::Heartbeat { path: *key });
+                        ctx.out.shard(CoreIndex(0), ShardMessage::Heartbeat { path: *key });
                     }
                     HeartbeatAction::Dead if rtrs_core::mutated!(ServerKeepsSilent) => {}
                     HeartbeatAction::Dead => ends.push((*key, PathEnd::Silent)),
@@ -579,9 +573,9 @@ impl Control {
         }
         self.next = next;
         for (key, end) in ends {
-            self.end_path(key, &end, out);
+            self.end_path(key, &end, ctx);
         }
-        self.advance_stop(now, out);
+        self.advance_stop(ctx);
         true
     }
 

@@ -12,11 +12,13 @@ use rtrs_core::wire::{Name, OpenRsp, OpenRspTail, errno};
 
 use super::Control;
 use super::fence::Asker;
+use crate::engine::ctx::Ctx;
 use crate::engine::device_table::{DeviceEntry, DeviceId};
 use crate::engine::ledger::FlushLedger;
-use crate::engine::message::{ControlAnswer, ControlRequest, OpenMode, Outbox, Search, ShardMail};
+use crate::engine::message::{ControlAnswer, ControlRequest, ShardMessage};
 use crate::engine::session::{ServerLife, SessionShared};
 use crate::export::{Export, ExportIndex};
+use crate::finder::{OpenMode, Search};
 use crate::path::PathKey;
 
 impl Control {
@@ -27,7 +29,7 @@ impl Control {
         core: CoreIndex,
         permit: PermitId,
         request: ControlRequest,
-        out: &mut Outbox,
+        ctx: &mut Ctx<'_>,
     ) {
         let Some(path) = self.paths.get(&key) else { return };
         let session = Arc::clone(&path.shared.session);
@@ -37,25 +39,25 @@ impl Control {
                 let bad = bytes.is_empty() || bytes.windows(2).any(|pair| pair == b"..");
                 match self.exports.find(bytes) {
                     _ if bad => ControlAnswer::Refused(errno::EINVAL),
-                    Some(index) => self.open(&session, index, mode, out),
+                    Some(index) => self.open(&session, index, mode, ctx),
                     None if self.search(&session, (key, core, permit), &name, mode) => return,
                     None => ControlAnswer::Refused(errno::ENOENT),
                 }
             }
             ControlRequest::Close { device } => {
-                match self.begin_close(&session, device, Asker { path: key, core, permit }, out) {
+                match self.begin_close(&session, device, Asker { path: key, core, permit }, ctx) {
                     Some(answer) => answer,
                     None => return,
                 }
             }
             ControlRequest::Fence(fence) => {
-                match self.fence(Asker { path: key, core, permit }, fence, out) {
+                match self.fence(Asker { path: key, core, permit }, fence, ctx) {
                     Some(answer) => answer,
                     None => return,
                 }
             }
         };
-        out.shard(core, ShardMail::Answer { path: key, permit, answer });
+        ctx.out.shard(core, ShardMessage::Answer { path: key, permit, answer });
     }
 
     /// Asks the finder. False when nobody will answer.
@@ -76,7 +78,7 @@ impl Control {
         &mut self,
         search: &Search,
         result: Result<Arc<Export>, u16>,
-        out: &mut Outbox,
+        ctx: &mut Ctx<'_>,
     ) {
         let Search { path: key, core, permit, mode, .. } = *search;
         // Nobody to answer: what was found closes with its last holder, which is this one.
@@ -85,7 +87,7 @@ impl Control {
         let answer = match result {
             Ok(export) => match self.exports.place(&export) {
                 Some(index) => {
-                    let answer = self.open(&session, index, mode, out);
+                    let answer = self.open(&session, index, mode, ctx);
                     if self.access.opens(index).is_empty() {
                         self.exports.leave(index);
                     }
@@ -98,7 +100,7 @@ impl Control {
             },
             Err(errno) => ControlAnswer::Refused(errno),
         };
-        out.shard(core, ShardMail::Answer { path: key, permit, answer });
+        ctx.out.shard(core, ShardMessage::Answer { path: key, permit, answer });
     }
 
     fn open(
@@ -106,7 +108,7 @@ impl Control {
         session: &SessionShared,
         index: ExportIndex,
         mode: OpenMode,
-        out: &mut Outbox,
+        ctx: &mut Ctx<'_>,
     ) -> ControlAnswer {
         let OpenMode { access, compares } = mode;
         let Some(export) = self.exports.get(index) else {
@@ -130,7 +132,7 @@ impl Control {
         let had = session.devices.find(index).is_some();
         let Some(device) = session.devices.open(entry, export.epoch.rises()) else {
             if self.access.close(index, session.id) {
-                self.close_devices(index, out);
+                self.close_devices(index, ctx);
             }
             return ControlAnswer::Refused(errno::ENOMEM);
         };
@@ -145,7 +147,7 @@ impl Control {
         let opened = describe(&export, device, self.params.life, epoch);
         if !had
             && let Some(ledger) = ledger
-            && let Some(lost) = self.ended.take(self.now, session.id, &export)
+            && let Some(lost) = self.ended.take(ctx.now, session.id, &export)
         {
             // Who compares the cache id learns there of a loss.
             let compared = compares && opened.cache_id != 0;
@@ -155,15 +157,15 @@ impl Control {
     }
 
     /// Nothing of a session can change the export any more: others may open it.
-    pub(super) fn give_back(&mut self, export: ExportIndex, session: SessionId, out: &mut Outbox) {
+    pub(super) fn give_back(&mut self, export: ExportIndex, session: SessionId, ctx: &mut Ctx<'_>) {
         if self.access.close(export, session) {
-            self.close_devices(export, out);
+            self.close_devices(export, ctx);
         }
     }
 
-    fn close_devices(&self, export: ExportIndex, out: &mut Outbox) {
+    fn close_devices(&self, export: ExportIndex, ctx: &mut Ctx<'_>) {
         for core in 0..self.params.cores {
-            out.shard(CoreIndex(core), ShardMail::CloseDevice { export });
+            ctx.out.shard(CoreIndex(core), ShardMessage::CloseDevice { export });
         }
         self.exports.leave(export);
     }

@@ -8,12 +8,11 @@
 
 use std::sync::Arc;
 
-use rtrs_core::fabric::{ConnRequest, Fabric, MadeAside, RegisterError};
+use rtrs_core::fabric::{ConnRequest, MadeAside, RegisterError};
 use rtrs_core::ids::{ConnIndex, SessionId};
-use rtrs_core::time::Instant;
 
 use super::Control;
-use crate::engine::message::Outbox;
+use crate::engine::ctx::Ctx;
 use crate::engine::session::SessionParams;
 use crate::listener::Refusal;
 use crate::path::chunks::ChunkPool;
@@ -35,30 +34,19 @@ impl Making {
 }
 
 /// Tells a peer that its connection is refused, and why.
-pub(super) fn refuse(
-    now: Instant,
-    request: ConnRequest,
-    refusal: &Refusal,
-    fabric: &mut dyn Fabric,
-) {
+pub(super) fn refuse(provider: u8, request: ConnRequest, refusal: &Refusal, ctx: &mut Ctx<'_>) {
     let (peer, errno) = (request.peer, refusal.errno());
     if refusal.is_ours() {
         tracing::warn!(%peer, %refusal, errno, "refused a connection");
     } else {
         tracing::info!(%peer, %refusal, errno, "refused a connection");
     }
-    fabric.reject(now, request, &refusal.response());
+    ctx.fabrics[usize::from(provider)].reject(ctx.now, request, &refusal.response());
 }
 
 impl Control {
     /// Memory is registered that was to be registered aside, or was refused.
-    pub(crate) fn made(
-        &mut self,
-        now: Instant,
-        made: MadeAside,
-        fabric: &mut dyn Fabric,
-        out: &mut Outbox,
-    ) {
+    pub(crate) fn made(&mut self, provider: u8, made: MadeAside, ctx: &mut Ctx<'_>) {
         let MadeAside { id, pd, result, took } = made;
         let key = PathKey(u32::try_from(id).unwrap_or(u32::MAX));
         let path = self.paths.get_mut(&key);
@@ -74,15 +62,15 @@ impl Control {
                 give_chunks(&path, ChunkPool::new(self.params.limits, registered));
                 self.note_paths(path.session.id);
                 for (cid, request) in held {
-                    self.accept(Arc::clone(&path), cid, request, out);
+                    self.accept(Arc::clone(&path), cid, request, ctx);
                 }
             }
             Err(error) => {
                 let refusal = Refusal::from(error);
                 for (_, request) in held {
-                    refuse(now, request, &refusal, fabric);
+                    refuse(provider, request, &refusal, ctx);
                 }
-                self.end_path(key, &PathEnd::Unserved(refusal.to_string()), out);
+                self.end_path(key, &PathEnd::Unserved(refusal.to_string()), ctx);
             }
         }
     }

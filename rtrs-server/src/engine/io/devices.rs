@@ -1,7 +1,7 @@
-//! The block devices open on one core, at most one per export, shared by all sessions.
+//! The block devices open on one shard, at most one per export, shared by all sessions.
 //!
-//! A device is opened on a core by the first request that needs it there and stays open until no
-//! session has its export open. Requests a full device refused wait here in order.
+//! A device is opened on a shard by the first request that needs it there and stays open until no
+//! session has its export open. Requests that a full device refused wait here in order.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,32 +12,12 @@ use rtrs_core::ids::CoreIndex;
 use rtrs_core::mem::Region;
 use rtrs_core::time::{Instant, earliest};
 
+use super::overlap::OrphanedWrites;
+use super::table::RequestRef;
 use crate::backend::INFLIGHT_MAX;
-use crate::engine::io::overlap::Strays;
+use crate::engine::message::{Outbox, ShardMessage};
 use crate::epoch::SyncEpoch;
 use crate::export::{Export, ExportIndex, ExportTable};
-
-/// A request by its place: row of its path on this core, and permit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RequestRef {
-    /// Row of the path.
-    pub path: u32,
-    /// The permit.
-    pub permit: rtrs_core::ids::PermitId,
-}
-
-impl RequestRef {
-    /// The reference as an IO's tag.
-    pub fn tag(self) -> u64 {
-        u64::from(self.path) << 16 | u64::from(self.permit.0)
-    }
-
-    /// The reference of a tag.
-    #[allow(clippy::cast_possible_truncation, reason = "the tag was made from these widths")]
-    pub fn of(tag: u64) -> Self {
-        Self { path: (tag >> 16) as u32, permit: rtrs_core::ids::PermitId(tag as u16) }
-    }
-}
 
 #[derive(Debug)]
 struct OpenDevice {
@@ -52,9 +32,9 @@ struct OpenDevice {
     export: Arc<Export>,
 }
 
-/// One core's devices.
+/// One shard's devices.
 #[derive(Debug)]
-pub struct Devices {
+pub(super) struct Devices {
     core: Core,
     exports: Arc<ExportTable>,
     cores: u16,
@@ -63,13 +43,13 @@ pub struct Devices {
 
 impl Devices {
     /// Nothing open yet, on one of so many cores.
-    pub fn new(core: Core, exports: Arc<ExportTable>, cores: u16) -> Self {
+    pub(super) fn new(core: Core, exports: Arc<ExportTable>, cores: u16) -> Self {
         let open = (0..exports.len()).map(|_| None).collect();
         Self { core, exports, cores, open }
     }
 
     /// Places in the table, open or not.
-    pub fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.open.len()
     }
 
@@ -78,7 +58,7 @@ impl Devices {
     ///
     /// # Errors
     /// The device's.
-    pub fn open(
+    pub(super) fn open(
         &mut self,
         export: ExportIndex,
         attach: Option<&Arc<Region>>,
@@ -105,43 +85,50 @@ impl Devices {
     }
 
     /// The epoch of an open export.
-    pub fn epoch(&self, export: ExportIndex) -> Option<&SyncEpoch> {
+    pub(super) fn epoch(&self, export: ExportIndex) -> Option<&SyncEpoch> {
         self.open.get(export.index())?.as_ref().map(|open| &*open.export.epoch)
     }
 
     /// The name of an open export.
-    pub fn name(&self, export: ExportIndex) -> Option<&str> {
+    pub(super) fn name(&self, export: ExportIndex) -> Option<&str> {
         self.open.get(export.index())?.as_ref().map(|open| open.export.name.as_str())
     }
 
     /// A number for a sync that is about to be submitted on this core, a flush or not. None where
     /// it takes no other's error.
-    pub fn draw(&mut self, core: CoreIndex, export: ExportIndex, flush: bool) -> Option<u64> {
+    pub(super) fn draw(&mut self, export: ExportIndex, flush: bool) -> Option<u64> {
         let open = self.open.get_mut(export.index())?.as_mut()?;
         if open.shared == SharedErrors::None || open.shared == SharedErrors::Flushes && !flush {
             return None;
         }
-        let number = open.export.epoch.draw(core, open.syncs.front().copied());
+        let number = open.export.epoch.draw(self.core.index, open.syncs.front().copied());
         open.syncs.push_back(number);
         Some(number)
     }
 
     /// A sync of this core is back. True when other cores wait for that.
-    pub fn back(&mut self, core: CoreIndex, export: ExportIndex, number: u64) -> bool {
+    pub(super) fn back(&mut self, export: ExportIndex, number: u64) -> bool {
         let Some(Some(open)) = self.open.get_mut(export.index()) else { return false };
         if let Ok(at) = open.syncs.binary_search(&number) {
             open.syncs.remove(at);
         }
-        open.export.epoch.back(core, open.syncs.front().copied())
+        open.export.epoch.back(self.core.index, open.syncs.front().copied())
     }
 
-    /// What closed paths have left running at an export, on all cores.
-    pub fn strays(&self, export: ExportIndex) -> Option<&Strays> {
-        self.exports.strays(export)
+    /// Wakes the other shards: a sync of this one is back, for which requests may wait there.
+    pub(super) fn wake_others(&self, out: &mut Outbox) {
+        for core in (0..self.cores).filter(|core| *core != self.core.index.0) {
+            out.shard(CoreIndex(core), ShardMessage::SyncBack);
+        }
+    }
+
+    /// What closed paths have left running at an export, on all shards.
+    pub(super) fn orphaned(&self, export: ExportIndex) -> Option<&OrphanedWrites> {
+        self.exports.orphaned_writes(export)
     }
 
     /// Size, limits and abilities of an open device.
-    pub fn geometry(&self, export: ExportIndex) -> Option<&Geometry> {
+    pub(super) fn geometry(&self, export: ExportIndex) -> Option<&Geometry> {
         self.open.get(export.index())?.as_ref().map(|open| open.device.geometry())
     }
 
@@ -149,7 +136,7 @@ impl Devices {
     ///
     /// # Errors
     /// The IO.
-    pub fn submit(&mut self, export: ExportIndex, io: Io) -> Result<(), Io> {
+    pub(super) fn submit(&mut self, export: ExportIndex, io: Io) -> Result<(), Io> {
         match self.open.get_mut(export.index()) {
             Some(Some(open)) => open.device.submit(io),
             _ => Err(io),
@@ -157,48 +144,48 @@ impl Devices {
     }
 
     /// Lets a request wait for room in an open device.
-    pub fn wait(&mut self, export: ExportIndex, request: RequestRef) {
+    pub(super) fn wait(&mut self, export: ExportIndex, request: RequestRef) {
         if let Some(Some(open)) = self.open.get_mut(export.index()) {
             open.waiting.push_back(request);
         }
     }
 
     /// True when requests wait for the device, so that a new one has to queue up.
-    pub fn is_contended(&self, export: ExportIndex) -> bool {
+    pub(super) fn is_contended(&self, export: ExportIndex) -> bool {
         matches!(self.open.get(export.index()), Some(Some(open)) if !open.waiting.is_empty())
     }
 
     /// The next request that waits for the device at a place.
-    pub fn next_waiting(&mut self, at: usize) -> Option<RequestRef> {
+    pub(super) fn next_waiting(&mut self, at: usize) -> Option<RequestRef> {
         self.open[at].as_mut()?.waiting.pop_front()
     }
 
     /// Puts a request back that met a full device again.
-    pub fn wait_again(&mut self, export: ExportIndex, request: RequestRef) {
+    pub(super) fn wait_first(&mut self, export: ExportIndex, request: RequestRef) {
         if let Some(Some(open)) = self.open.get_mut(export.index()) {
             open.waiting.push_front(request);
         }
     }
 
     /// Moves the device at a place on. True when anything happened.
-    pub fn poll(&mut self, at: usize, now: Instant) -> bool {
+    pub(super) fn poll(&mut self, at: usize, now: Instant) -> bool {
         self.open[at].as_mut().is_some_and(|open| open.device.poll(now))
     }
 
     /// The next finished IO of the device at a place.
-    pub fn reap(&mut self, at: usize) -> Option<Completion> {
+    pub(super) fn reap(&mut self, at: usize) -> Option<Completion> {
         self.open[at].as_mut()?.device.reap()
     }
 
     /// Nobody has the export open: its device closes when its last IO has ended.
-    pub fn close(&mut self, export: ExportIndex) {
+    pub(super) fn close(&mut self, export: ExportIndex) {
         if let Some(Some(open)) = self.open.get_mut(export.index()) {
             open.closing = true;
         }
     }
 
     /// Closes what may be closed now.
-    pub fn sweep(&mut self, at: usize) {
+    pub(super) fn sweep(&mut self, at: usize) {
         let idle = |open: &OpenDevice| {
             open.closing && open.device.inflight() == 0 && open.waiting.is_empty()
         };
@@ -208,17 +195,7 @@ impl Devices {
     }
 
     /// When a device wants to be polled.
-    pub fn deadline(&self) -> Option<Instant> {
+    pub(super) fn deadline(&self) -> Option<Instant> {
         self.open.iter().flatten().fold(None, |at, open| earliest(at, open.device.deadline()))
-    }
-
-    /// IOs in flight in all devices.
-    pub fn inflight(&self) -> usize {
-        self.open.iter().flatten().map(|open| open.device.inflight()).sum()
-    }
-
-    /// How many devices are open.
-    pub fn open_count(&self) -> usize {
-        self.open.iter().flatten().count()
     }
 }

@@ -1,709 +1,535 @@
-//! One core's part of every session: its connections, the requests that came over them, its
+//! One shard's part of every session: its connections, the requests that came over them, its
 //! devices. Every IO passes here and nothing on its way allocates.
 //!
-//! Rows: a path has a row on each core that has a connection of it, a connection has a row in
-//! the core's table, and a path's row has one request row per permit, made with the first request
-//! the path sends to this core. Work request ids carry the connection's row, so that a completion
-//! finds its place without a search.
+//! A path has a row on each shard that has a connection of it (`path.rs`), a connection has a row
+//! in the shard's table (`conn.rs`), and a path's row has one request row per permit
+//! (`request.rs`). What becomes of a request is in `pipeline.rs`.
 //!
-//! The life of a path is decided by the control core; this core tells it what it sees (`Broken`,
-//! `Finished`, `Stopped`, `Drained`) and does what it is told. The steps of a request stand in
-//! `pipeline.rs`. Called by [`ServerEngine`](crate::engine::ServerEngine).
+//! The control shard decides about the life of a path; this shard tells it what it sees
+//! (`Broken`, `Finished`, `Stopped`, `Drained`) and does what it is told.
 
-mod close;
-mod deferred;
+mod conn;
 pub mod devices;
 pub mod overlap;
+mod path;
 pub mod permits;
 mod pipeline;
 pub mod request;
-mod syncs;
+mod sync;
+mod table;
 mod validate;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
+use std::mem;
 use std::sync::Arc;
 
 use rtrs_core::block::Core;
 use rtrs_core::fabric::{
-    Access, BindResult, CloseReason, Fabric, FabricError, QpLimits, SgeList, WcOp, WcStatus,
-    WorkCompletion, WorkRequest, WrOp,
+    Access, BindResult, CloseReason, SgeList, WcOp, WcStatus, WorkCompletion, WrOp,
 };
-use rtrs_core::ids::{ChunkIndex, ConnIndex, CoreIndex, PermitId, QpNum};
+use rtrs_core::ids::{ChunkIndex, CoreIndex, PermitId, QpNum};
 use rtrs_core::time::{Instant, earliest};
 use rtrs_core::wire::{Imm, InfoReq};
 
-use self::deferred::PARKED_EVERY;
-use self::permits::Holder;
-use self::request::{Request, RequestState};
-use crate::engine::io::devices::{Devices, RequestRef};
-use crate::engine::message::{AcceptOrder, Closed, ControlMail, Outbox, ShardMail};
+use self::conn::{Conn, RECV_SLACK, WorkId};
+use self::devices::Devices;
+use self::overlap::OrphanedWrite;
+use self::path::{LocalPath, Mode};
+use self::pipeline::{RECHECK_INTERVAL, Step, Waiting};
+use self::request::RequestState;
+use self::table::{ConnRow, PathRow, RequestRef, Table};
+use crate::engine::ctx::Ctx;
+use crate::engine::message::{AcceptOrder, Closed, ControlMessage, Outbox, ShardMessage};
 use crate::engine::session::SessionParams;
 use crate::export::ExportTable;
-use crate::path::io::{SendQueue, bare_write};
-use crate::path::state::PathState;
-use crate::path::{HEARD_EVERY, PathEnd, PathKey, PathShared, PeerFault};
+use crate::path::io::bare_write;
+use crate::path::{PathEnd, PathKey, PeerFault};
 
-/// Receives beyond the queue depth: heartbeats and their answers on connection 0, and room for a
-/// repost that is on its way.
-const RECV_SLACK: u32 = 8;
-
-/// What a work request id says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum WorkId {
-    /// A receive without buffer.
-    Recv,
-    /// The receive for INFO_REQ.
-    Info,
-    /// A send; its completion accounts for that many queue entries.
-    Send(u32),
-    /// The end of the peer's key for a request's chunk.
-    Revoke(PermitId),
-    /// A fresh key for a request's chunk.
-    Bind,
-    /// The first bind of a chunk.
-    FirstBind,
-}
-
-impl WorkId {
-    pub(crate) fn encode(self, conn: u32) -> u64 {
-        let (kind, payload) = match self {
-            Self::Recv => (1, 0),
-            Self::Info => (2, 0),
-            Self::Send(covered) => (3, covered),
-            Self::Revoke(permit) => (4, u32::from(permit.0)),
-            Self::Bind => (5, 0),
-            Self::FirstBind => (6, 0),
-        };
-        kind << 60 | u64::from(conn) << 32 | u64::from(payload)
-    }
-
-    #[allow(clippy::cast_possible_truncation, reason = "fields of fixed width")]
-    pub(crate) fn decode(wr_id: u64) -> Option<(Self, u32)> {
-        let payload = wr_id as u32;
-        let kind = match wr_id >> 60 {
-            1 => Self::Recv,
-            2 => Self::Info,
-            3 => Self::Send(payload),
-            4 => Self::Revoke(PermitId(payload as u16)),
-            5 => Self::Bind,
-            6 => Self::FirstBind,
-            _ => return None,
-        };
-        Some((kind, (wr_id >> 32) as u32 & 0x0fff_ffff))
-    }
-}
-
-/// What a path's row still does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RowMode {
-    /// Takes requests.
-    Serving,
-    /// Something is wrong and the control core was told: takes and answers nothing new.
-    Broken,
-    /// Answers what runs.
-    Finishing,
-    /// Answers nothing.
-    Closing,
-}
-
-#[derive(Debug)]
-pub(crate) struct Conn {
-    pub(crate) path: u32,
-    pub(crate) cid: ConnIndex,
-    pub(crate) provider: usize,
-    pub(crate) qp: QpNum,
-    pub(crate) queue: SendQueue,
-    /// Answers that wait for room in the send queue; at most the queue depth.
-    pub(crate) waiting: VecDeque<PermitId>,
-}
-
-#[derive(Debug)]
-pub(crate) struct PathRow {
-    pub(crate) shared: Arc<PathShared>,
-    pub(crate) mode: RowMode,
-    pub(crate) conns: Vec<u32>,
-    /// Row of connection 0, if it lives here.
-    pub(crate) service: Option<u32>,
-    pub(crate) requests: Box<[Request]>,
-    /// Requests that have their permit, or had it when the path was closed and still run.
-    pub(crate) inflight: u32,
-    /// Which exports' devices on this core know the path's chunks.
-    pub(crate) attached: Box<[bool]>,
-    first_binds: u16,
-    told_heard: Instant,
-    finished_told: bool,
-}
-
-/// One core's part of every session.
+/// One shard's part of every session.
 #[derive(Debug)]
 pub struct Shard {
-    pub(crate) core: CoreIndex,
-    pub(crate) params: SessionParams,
-    pub(crate) devices: Devices,
-    pub(crate) paths: Vec<Option<Box<PathRow>>>,
-    pub(crate) conns: Vec<Option<Conn>>,
-    /// Requests that wait until others have ended.
-    pub(super) parked: Vec<RequestRef>,
-    /// Requests whose device is done and that are not to be answered yet.
-    pub(super) settling: Vec<RequestRef>,
+    index: CoreIndex,
+    params: SessionParams,
+    devices: Devices,
+    paths: Table<PathRow, Box<LocalPath>>,
+    conns: Table<ConnRow, Conn>,
+    by_key: BTreeMap<PathKey, PathRow>,
+    by_qp: BTreeMap<(usize, QpNum), ConnRow>,
+    waiting: Waiting,
     /// Closed exports that requests may still run on.
-    pub(super) retiring: Vec<Closed>,
-    by_key: BTreeMap<PathKey, u32>,
-    by_qp: BTreeMap<(usize, QpNum), u32>,
+    retiring: Vec<Closed>,
+    /// Internal errors that no path could be blamed for.
+    internal_errors: u64,
     now: Instant,
     exit: bool,
 }
 
-/// The providers of a core, in the order in which paths name them.
-pub type Fabrics = [Box<dyn Fabric>];
-
 impl Shard {
-    /// A core without connections.
+    /// A shard without connections.
     pub fn new(params: SessionParams, core: Core, exports: Arc<ExportTable>) -> Self {
         Self {
-            core: core.index,
+            index: core.index,
             params,
             devices: Devices::new(core, exports, params.cores),
-            paths: Vec::new(),
-            conns: Vec::new(),
-            parked: Vec::new(),
-            settling: Vec::new(),
-            retiring: Vec::new(),
+            paths: Table::new(),
+            conns: Table::new(),
             by_key: BTreeMap::new(),
             by_qp: BTreeMap::new(),
+            waiting: Waiting::default(),
+            retiring: Vec::new(),
+            internal_errors: 0,
             now: Instant::ZERO,
             exit: false,
         }
     }
 
-    /// True when the core was told to end.
+    /// True when the shard was told to end.
     pub fn is_done(&self) -> bool {
         self.exit
     }
 
-    /// Takes a letter of the control core.
-    pub fn handle_mail(
-        &mut self,
-        now: Instant,
-        mail: ShardMail,
-        fabrics: &mut Fabrics,
-        out: &mut Outbox,
-    ) {
-        self.now = now;
-        match mail {
-            ShardMail::Accept(order) => self.accept(now, *order, fabrics, out),
-            ShardMail::Serve { path } => {
-                if let Some(row) = self.row_of(path) {
-                    self.serve(row, fabrics, out);
+    /// Takes a message of the control shard.
+    pub fn handle_message(&mut self, message: ShardMessage, ctx: &mut Ctx<'_>) {
+        match message {
+            ShardMessage::Accept(order) => self.accept(*order, ctx),
+            ShardMessage::Serve { path } => {
+                self.with_path(path, ctx, |shard, row, ctx| shard.serve(row, ctx));
+            }
+            ShardMessage::Heartbeat { path } => {
+                let row = self.by_key.get(&path).and_then(|row| self.paths.get(*row));
+                if let Some(conn) = row.and_then(|path| path.service()) {
+                    self.post_heartbeat(conn, Imm::Heartbeat, ctx);
                 }
             }
-            ShardMail::Heartbeat { path } => {
-                let service = self.row_of(path).and_then(|row| self.path(row)?.service);
-                if let Some(conn) = service {
-                    self.post_bare(conn, Imm::Heartbeat, fabrics, out);
+            ShardMessage::Finish { path } => {
+                self.with_path(path, ctx, |shard, row, ctx| shard.finish_path(row, ctx));
+            }
+            ShardMessage::Close { path, abrupt } => {
+                if !self.with_path(path, ctx, |shard, row, ctx| shard.close_path(row, abrupt, ctx))
+                {
+                    ctx.out.control(ControlMessage::Stopped { path, core: self.index });
+                    ctx.out.control(ControlMessage::Drained { path, core: self.index });
                 }
             }
-            ShardMail::Finish { path } => {
-                if let Some(row) = self.row_of(path) {
-                    self.finish_path(row, out);
-                }
+            ShardMessage::Answer { path, permit, answer } => {
+                // Nobody is answered on a path that is gone meanwhile.
+                self.with_path(path, ctx, |shard, path, ctx| {
+                    let at = RequestRef { path, permit };
+                    shard.step(at, ctx, |step, ctx| step.control_answered(&answer, ctx));
+                });
             }
-            ShardMail::Close { path, abrupt } => match self.row_of(path) {
-                Some(row) => self.close_path(now, row, abrupt, fabrics, out),
-                None => {
-                    out.control(ControlMail::Stopped { path, core: self.core });
-                    out.control(ControlMail::Drained { path, core: self.core });
-                }
-            },
-            ShardMail::Answer { path, permit, answer } => {
-                if let Some(row) = self.row_of(path) {
-                    self.control_answer(row, permit, answer, fabrics, out);
-                }
+            ShardMessage::Retire(closed) => {
+                self.retiring.push(closed);
+                self.report_retired(ctx.out);
             }
-            ShardMail::Retire(closed) => self.retire(closed, out),
-            ShardMail::CloseDevice { export } => {
+            ShardMessage::CloseDevice { export } => {
                 self.devices.close(export);
-                for row in self.paths.iter_mut().flatten() {
-                    if let Some(attached) = row.attached.get_mut(export.index()) {
-                        *attached = false;
-                    }
-                }
+                self.paths.values_mut().for_each(|path| path.set_attached(export, false));
             }
-            // The look is taken in each turn.
-            ShardMail::SyncBack => {}
-            ShardMail::Exit => self.exit = true,
+            // Requests that settle are looked at in each turn.
+            ShardMessage::SyncBack => {}
+            ShardMessage::Exit => self.exit = true,
         }
     }
 
-    /// Takes a completion.
-    pub fn handle_completion(
-        &mut self,
-        now: Instant,
-        provider: usize,
-        wc: &WorkCompletion,
-        fabrics: &mut Fabrics,
-        out: &mut Outbox,
-    ) {
-        self.now = now;
-        let Some((work, at)) = WorkId::decode(wc.wr_id) else { return };
-        let Some(conn) = self.conn(at) else { return };
-        if conn.qp != wc.qp || conn.provider != provider {
-            return;
-        }
-        let (row, cid) = (conn.path, conn.cid);
+    /// Takes a completion of the provider at that place.
+    pub fn handle_completion(&mut self, provider: usize, wc: &WorkCompletion, ctx: &mut Ctx<'_>) {
+        let known = WorkId::decode(wc.wr_id).and_then(|(work, at)| {
+            let conn = self.conns.get(at)?;
+            let same = (conn.provider, conn.qp) == (provider, wc.qp);
+            same.then_some((work, at, conn.path, conn.cid))
+        });
+        let Some((work, at, row, cid)) = known else {
+            return self.internal_error("a completion for no connection");
+        };
+        let Some(path) = self.paths.get_mut(row) else {
+            return self.internal_error("a connection of no path");
+        };
         match wc.status {
             WcStatus::Success => {}
-            // The queue pair goes down; what ended it is told by the failure before or by Closed.
+            // The queue pair goes down; the failure before or `Closed` tells why.
             WcStatus::Flushed => return,
             status => {
                 let reason = CloseReason::Lost(status.to_string());
-                self.break_path(row, PathEnd::Connection { cid, reason }, out);
-                return;
+                return path.fail(PathEnd::Connection { cid, reason }, ctx.out);
             }
         }
         match work {
-            WorkId::Recv => self.received(at, wc, fabrics, out),
-            WorkId::Info => self.received_info(at, wc, out),
-            WorkId::Send(covered) => self.sent(at, covered, fabrics, out),
-            WorkId::Revoke(permit) => self.revoked(row, permit, fabrics, out),
+            WorkId::Recv => self.received(at, wc, ctx),
+            WorkId::Info => {
+                path.heard(ctx.now);
+                if wc.op != WcOp::Recv || wc.imm.is_some() {
+                    return path.violation(PeerFault::Early, ctx.out);
+                }
+                let sge = path.shared.messages.info_req();
+                let mut bytes =
+                    vec![0; (wc.byte_len as usize).min(InfoReq::LEN)].into_boxed_slice();
+                sge.slice.copy_out(0, &mut bytes);
+                ctx.out.control(ControlMessage::Info { path: path.shared.key, bytes });
+            }
+            WorkId::Send(covered) => self.sent(at, covered, ctx),
+            WorkId::Revoke(permit) => {
+                self.step(RequestRef { path: row, permit }, ctx, |step, ctx| step.revoked(ctx));
+            }
             WorkId::Bind => {}
-            WorkId::FirstBind => self.first_bound(row, fabrics, out),
+            WorkId::FirstBind => {
+                if path.first_binds(None) && path.mode() == Mode::Serving {
+                    self.send_info_rsp(row, ctx);
+                }
+            }
         }
     }
 
-    /// A connection of ours ended.
+    /// A connection ended.
     pub fn handle_closed(
         &mut self,
         provider: usize,
         qp: QpNum,
         reason: CloseReason,
-        out: &mut Outbox,
+        ctx: &mut Ctx<'_>,
     ) {
-        let Some(at) = self.by_qp.remove(&(provider, qp)) else { return };
-        let Some(conn) = self.conns[at as usize].take() else { return };
-        let row = conn.path;
-        if let Some(path) = self.path_mut(row) {
-            path.conns.retain(|other| *other != at);
-            if path.service == Some(at) {
-                path.service = None;
-            }
-            if path.mode != RowMode::Closing {
-                self.break_path(row, PathEnd::Connection { cid: conn.cid, reason }, out);
-            }
+        let conn = self.by_qp.remove(&(provider, qp));
+        let conn = conn.and_then(|at| Some((at, self.conns.remove(at)?)));
+        let Some((at, Conn { path: row, cid, .. })) = conn else {
+            return self.internal_error("the end of no connection");
+        };
+        if let Some(path) = self.paths.get_mut(row) {
+            path.remove_conn(at);
+            path.fail(PathEnd::Connection { cid, reason }, ctx.out);
         }
-        self.after_release(row, out);
+        self.end_path_if_over(row, ctx.out);
     }
 
-    /// Polls devices, looks at requests that wait for others. True when anything happened.
-    pub fn poll(&mut self, now: Instant, fabrics: &mut Fabrics, out: &mut Outbox) -> bool {
-        self.now = now;
-        let mut busy = self.poll_devices(now, fabrics, out);
-        if !self.parked.is_empty() {
-            busy |= self.look_at_parked(fabrics, out);
+    /// Polls devices and looks at requests that wait for others. True when anything happened.
+    pub fn poll(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        self.now = ctx.now;
+        let mut busy = false;
+        for at in 0..self.devices.count() {
+            busy |= self.devices.poll(at, ctx.now);
+            while let Some(completion) = self.devices.reap(at) {
+                busy = true;
+                let at = RequestRef::of(completion.tag);
+                self.step(at, ctx, |step, ctx| step.device_done(completion.status, ctx));
+            }
+            while let Some(waiting) = self.devices.next_waiting(at) {
+                let mut taken = true;
+                self.step_if_there(waiting, ctx, |step, ctx| taken = step.resubmit(ctx));
+                if !taken {
+                    break;
+                }
+                busy = true;
+            }
+            self.devices.sweep(at);
         }
-        if !self.settling.is_empty() {
-            busy |= self.look_at_settling(fabrics, out);
+        let waited = self.waiting.deferred.len();
+        for at in mem::take(&mut self.waiting.deferred) {
+            self.step(at, ctx, |step, ctx| step.recheck(ctx));
         }
-        self.tell_retired(out);
+        busy |= self.waiting.deferred.len() < waited;
+        let waited = self.waiting.settling.len();
+        for at in mem::take(&mut self.waiting.settling) {
+            self.step(at, ctx, |step, ctx| step.recheck_settling(ctx));
+        }
+        busy |= self.waiting.settling.len() < waited;
+        self.report_retired(ctx.out);
         busy
     }
 
     /// When to be polled even if nothing happens.
     pub fn deadline(&self) -> Option<Instant> {
-        let waits = !self.parked.is_empty() || !self.settling.is_empty();
-        let parked = waits.then(|| self.now + PARKED_EVERY);
-        earliest(parked, self.devices.deadline())
+        let waits = !self.waiting.deferred.is_empty() || !self.waiting.settling.is_empty();
+        earliest(waits.then(|| self.now + RECHECK_INTERVAL), self.devices.deadline())
     }
 
-    /// Requests in flight on this core, those that closed paths have left running included.
+    /// Requests in flight on this shard, those that closed paths have left running included.
     pub fn inflight(&self) -> u64 {
-        self.paths.iter().flatten().map(|row| u64::from(row.inflight)).sum()
+        self.paths.iter().map(|(_, path)| u64::from(path.inflight())).sum()
     }
 
-    /// Connections on this core.
+    /// Connections on this shard.
     pub fn connections(&self) -> usize {
-        self.conns.iter().flatten().count()
+        self.conns.iter().count()
     }
 
-    /// Panics when rows and counters do not agree: that is our own fault.
+    /// Panics when the tables do not agree, or after an internal error: that is a bug.
     pub fn check(&self) {
-        for (at, row) in self.paths.iter().enumerate() {
-            let row = row.as_ref().filter(|_| !rtrs_core::mutated!(ReplayWithoutPermit));
-            let Some(row) = row else { continue };
-            let holder = self.holder(row);
+        assert_eq!(self.internal_errors, 0, "internal errors, see the log");
+        let all = self.paths.iter().filter(|_| !rtrs_core::mutated!(ReplayWithoutPermit));
+        for (row, path) in all {
+            assert_eq!(path.counters().internal_errors.get(), 0, "internal errors, see the log");
+            let closing = path.mode() == Mode::Closing;
             let mut held = 0;
-            for (permit, request) in row.requests.iter().enumerate() {
-                let permit = PermitId(u16::try_from(permit).unwrap_or(u16::MAX));
-                let owner = row.shared.session.permits.holder(permit);
-                let mine = owner == Some(holder);
-                let runs = match request.state() {
-                    RequestState::Free | RequestState::Parked => false,
+            for (permit, request) in (0..).map(PermitId).zip(&path.requests) {
+                let owner = path.shared.session.permits.holder(permit);
+                let mine = owner == Some(path.holder());
+                let (runs, right) = match request.state() {
+                    RequestState::Free | RequestState::Deferred => (false, !mine),
                     // What a closed path has left at its device has no permit any more.
-                    RequestState::Submitted if row.mode == RowMode::Closing => !mine,
-                    _ => mine,
+                    RequestState::Submitted if closing => (true, !mine),
+                    _ => (true, mine),
                 };
-                let idle = matches!(request.state(), RequestState::Free | RequestState::Parked);
-                assert!(runs || idle && !mine, "{request:?} of {permit}, held by {owner:?}");
-                self.check_wait(row, permit, request);
+                assert!(right, "{request:?} of {permit}, held by {owner:?}");
                 held += u32::from(runs);
+                let here = |at: &RequestRef| *at == RequestRef { path: row, permit };
+                let io = request.io().filter(|io| io.may_change().is_some());
+                let known = match request.state() {
+                    RequestState::Deferred | RequestState::Blocked => {
+                        !closing && self.waiting.deferred.iter().any(here)
+                    }
+                    RequestState::Settling => !closing && self.waiting.settling.iter().any(here),
+                    RequestState::Submitted if closing => io.is_none_or(|io| {
+                        let key = path.shared.key;
+                        let own = |one: &OrphanedWrite| (one.path, one.permit) == (key, permit);
+                        self.devices.orphaned(io.export).is_some_and(|all| all.any(own))
+                    }),
+                    _ => true,
+                };
+                assert!(known, "{request:?} of {permit} is not known to wait, or to run on");
             }
-            assert_eq!(held, row.inflight, "path row {at}");
-            for conn in &row.conns {
-                let conn = self.conn(*conn).map(|conn| conn.path as usize);
-                assert_eq!(conn, Some(at), "connection of another path");
+            assert_eq!(held, path.inflight(), "{row:?}");
+            for conn in path.conns() {
+                let of = self.conns.get(*conn).map(|conn| conn.path);
+                assert_eq!(of, Some(row), "connection of another path");
             }
         }
     }
 
-    pub(crate) fn path(&self, row: u32) -> Option<&PathRow> {
-        self.paths.get(row as usize)?.as_deref()
-    }
-
-    pub(crate) fn path_mut(&mut self, row: u32) -> Option<&mut PathRow> {
-        self.paths.get_mut(row as usize)?.as_deref_mut()
-    }
-
-    pub(crate) fn conn(&self, at: u32) -> Option<&Conn> {
-        self.conns.get(at as usize)?.as_ref()
-    }
-
-    pub(crate) fn conn_mut(&mut self, at: u32) -> Option<&mut Conn> {
-        self.conns.get_mut(at as usize)?.as_mut()
-    }
-
-    pub(crate) fn now(&self) -> Instant {
-        self.now
-    }
-
-    pub(crate) fn holder(&self, row: &PathRow) -> Holder {
-        Holder { path: row.shared.key.0, core: self.core }
-    }
-
-    fn row_of(&self, key: PathKey) -> Option<u32> {
-        self.by_key.get(&key).copied()
-    }
-
-    /// Tells the control core once that a path cannot go on.
-    pub(crate) fn break_path(&mut self, row: u32, end: PathEnd, out: &mut Outbox) {
-        let Some(path) = self.path_mut(row) else { return };
-        if matches!(path.mode, RowMode::Serving | RowMode::Finishing) {
-            path.mode = RowMode::Broken;
-            out.control(ControlMail::Broken { path: path.shared.key, end });
-        }
-    }
-
-    pub(crate) fn break_by_fabric(&mut self, row: u32, error: &FabricError, out: &mut Outbox) {
-        self.break_path(row, PathEnd::Fabric(error.to_string()), out);
-    }
-
-    fn accept(
+    /// Runs a step of a request, then ends its path if that was all.
+    fn step(
         &mut self,
-        now: Instant,
-        order: AcceptOrder,
-        fabrics: &mut Fabrics,
-        out: &mut Outbox,
+        at: RequestRef,
+        ctx: &mut Ctx<'_>,
+        run: impl FnOnce(&mut Step<'_>, &mut Ctx<'_>),
     ) {
-        let AcceptOrder { path, cid, request, response } = order;
-        let row = self.row_of(path.key).unwrap_or_else(|| self.new_row(Arc::clone(&path)));
-        let depth = self.params.limits.queue_depth();
-        let recv_max = u32::from(depth) + RECV_SLACK + 1;
-        // Answers; a revoke per permit and a bind whose completion was not seen yet, or the first
-        // binds in their place.
-        let send_max = SendQueue::limit_for(depth) + 2 * u32::from(depth) + RECV_SLACK;
-        let provider = usize::from(path.provider);
-        let Some(fabric) = fabrics.get_mut(provider) else { return };
-        let limits = QpLimits { send_max, recv_max };
-        let qp = match fabric.accept(now, &path.pd, request, limits, &response) {
-            Ok(qp) => qp,
-            Err(error) => return self.break_by_fabric(row, &error, out),
-        };
-        let at = claim_slot(&mut self.conns);
-        self.conns[at as usize] = Some(Conn {
-            path: row,
-            cid,
-            provider,
-            qp,
-            queue: SendQueue::new(depth),
-            waiting: VecDeque::with_capacity(usize::from(depth)),
-        });
-        self.by_qp.insert((provider, qp), at);
-        if let Some(path) = self.path_mut(row) {
-            path.conns.push(at);
-            if cid.0 == 0 {
-                path.service = Some(at);
-            }
+        if !self.step_if_there(at, ctx, run) {
+            self.internal_error("a request of no path");
         }
+    }
+
+    /// The same for a request whose path may be gone. False when it is.
+    fn step_if_there(
+        &mut self,
+        at: RequestRef,
+        ctx: &mut Ctx<'_>,
+        run: impl FnOnce(&mut Step<'_>, &mut Ctx<'_>),
+    ) -> bool {
+        let Self { params, devices, paths, conns, waiting, .. } = self;
+        let Some(path) = paths.get_mut(at.path) else { return false };
+        run(&mut Step { at, path, conns, devices, waiting, limits: params.limits }, ctx);
+        self.end_path_if_over(at.path, ctx.out);
+        true
+    }
+
+    /// Does something with a path of this shard. False when there is none.
+    fn with_path(
+        &mut self,
+        key: PathKey,
+        ctx: &mut Ctx<'_>,
+        run: impl FnOnce(&mut Self, PathRow, &mut Ctx<'_>),
+    ) -> bool {
+        let Some(row) = self.by_key.get(&key).copied() else { return false };
+        run(self, row, ctx);
+        true
+    }
+
+    fn internal_error(&mut self, what: &'static str) {
+        tracing::error!(shard = self.index.0, what, "internal error");
+        self.internal_errors += 1;
+    }
+
+    fn accept(&mut self, order: AcceptOrder, ctx: &mut Ctx<'_>) {
+        let AcceptOrder { path, cid, request, response } = order;
+        let row = self.by_key.get(&path.key).copied().unwrap_or_else(|| {
+            let local = LocalPath::new(Arc::clone(&path), self.index, self.devices.count());
+            let row = self.paths.insert(Box::new(local));
+            self.by_key.insert(path.key, row);
+            row
+        });
+        let depth = self.params.limits.queue_depth();
+        let provider = usize::from(path.provider);
+        let fabric = &mut ctx.fabrics[provider];
+        let qp = fabric.accept(ctx.now, &path.pd, request, Conn::limits(depth), &response);
+        let Some(local) = self.paths.get_mut(row) else {
+            return self.internal_error("a path without its row");
+        };
+        let qp = match qp {
+            Ok(qp) => qp,
+            Err(error) => return local.fail_by_fabric(&error, ctx.out),
+        };
+        let at = self.conns.insert(Conn::new(row, cid, (provider, qp), depth));
+        self.by_qp.insert((provider, qp), at);
+        local.add_conn(at, cid);
         // All receives are there before the peer can know that it is connected.
         let mut posted = Ok(());
+        let mut count = u32::from(depth);
         if cid.0 == 0 {
             let wr_id = WorkId::Info.encode(at);
             posted = fabric.post_recv(qp, wr_id, Some(path.messages.info_req()));
+            count += RECV_SLACK;
         }
-        let count = u32::from(depth) + if cid.0 == 0 { RECV_SLACK } else { 0 };
         for _ in 0..count {
             posted = posted.and_then(|()| fabric.post_recv(qp, WorkId::Recv.encode(at), None));
         }
         if let Err(error) = posted {
-            self.break_by_fabric(row, &error, out);
+            local.fail_by_fabric(&error, ctx.out);
         }
-    }
-
-    fn new_row(&mut self, shared: Arc<PathShared>) -> u32 {
-        let row = claim_slot(&mut self.paths);
-        self.by_key.insert(shared.key, row);
-        self.paths[row as usize] = Some(Box::new(PathRow {
-            shared,
-            mode: RowMode::Serving,
-            conns: Vec::new(),
-            service: None,
-            requests: Box::default(),
-            inflight: 0,
-            attached: vec![false; self.devices.count()].into(),
-            first_binds: 0,
-            told_heard: Instant::ZERO,
-            finished_told: false,
-        }));
-        row
     }
 
     /// Binds all windows of a path that was admitted, then sends INFO_RSP.
-    fn serve(&mut self, row: u32, fabrics: &mut Fabrics, out: &mut Outbox) {
-        let Some(path) = self.path(row) else { return };
-        let (shared, Some(service)) = (Arc::clone(&path.shared), path.service) else { return };
-        let (Some(chunks), Some(conn)) = (shared.chunks.get(), self.conn(service)) else { return };
-        let (provider, qp) = (conn.provider, conn.qp);
-        let fabric = &mut fabrics[provider];
+    fn serve(&mut self, row: PathRow, ctx: &mut Ctx<'_>) {
+        let Some(path) = self.paths.get_mut(row) else { return };
+        // Connection 0 may have ended meanwhile: the path is about to be closed.
+        let Some(service) = path.service() else { return };
+        let Some(conn) = self.conns.get(service) else {
+            return path.internal_error("connection 0 is not in its table", ctx.out);
+        };
+        let chunks = path.chunks();
+        let fabric = &mut ctx.fabrics[conn.provider];
+        let wr_id = WorkId::FirstBind.encode(service);
         let mut pending = 0;
-        for at in 0..chunks.window_count() {
-            let Some(window) = chunks.window(ChunkIndex(at)) else { break };
-            let slice = chunks.chunk(ChunkIndex(at));
-            let wr_id = WorkId::FirstBind.encode(service);
-            match fabric.bind(qp, window, &slice, Access::REMOTE_WRITE, wr_id) {
+        for at in (0..chunks.window_count()).map(ChunkIndex) {
+            let Some(window) = chunks.window(at) else { break };
+            match fabric.bind(conn.qp, window, &chunks.chunk(at), Access::REMOTE_WRITE, wr_id) {
                 Ok(BindResult::Done(_)) => {}
                 Ok(BindResult::Pending(_)) => pending += 1,
-                Err(error) => return self.break_by_fabric(row, &error, out),
+                Err(error) => return path.fail_by_fabric(&error, ctx.out),
             }
         }
-        if let Some(path) = self.path_mut(row) {
-            path.first_binds = pending;
-        }
-        if pending == 0 {
-            self.send_info_rsp(row, fabrics, out);
-        }
-    }
-
-    fn first_bound(&mut self, row: u32, fabrics: &mut Fabrics, out: &mut Outbox) {
-        let Some(path) = self.path_mut(row) else { return };
-        path.first_binds = path.first_binds.saturating_sub(1);
-        if path.first_binds == 0 && path.mode == RowMode::Serving {
-            self.send_info_rsp(row, fabrics, out);
+        if path.first_binds(Some(pending)) {
+            self.send_info_rsp(row, ctx);
         }
     }
 
     /// INFO_RSP, the first message on connection 0; from then on the peer may send requests.
-    fn send_info_rsp(&mut self, row: u32, fabrics: &mut Fabrics, out: &mut Outbox) {
-        let Some(path) = self.path(row) else { return };
-        let (shared, Some(service)) = (Arc::clone(&path.shared), path.service) else { return };
-        let (Some(chunks), Some(conn)) = (shared.chunks.get(), self.conn_mut(service)) else {
-            return;
+    fn send_info_rsp(&mut self, row: PathRow, ctx: &mut Ctx<'_>) {
+        let Some(path) = self.paths.get_mut(row) else { return };
+        // Connection 0 may have ended meanwhile.
+        let Some(service) = path.service() else { return };
+        let Some(conn) = self.conns.get_mut(service) else {
+            return path.internal_error("connection 0 is not in its table", ctx.out);
         };
-        let sge = shared.messages.info_rsp(&chunks.describe());
-        let covered = conn.queue.take(1);
-        let wr = WorkRequest {
-            wr_id: WorkId::Send(covered.unwrap_or(0)).encode(service),
-            op: WrOp::Send { imm: None, invalidate: None },
-            sges: SgeList::one(sge),
-            signaled: covered.is_some(),
-        };
-        let (provider, qp) = (conn.provider, conn.qp);
-        match fabrics[provider].post_send(qp, wr) {
-            Ok(()) => out.control(ControlMail::Serving { path: shared.key }),
-            Err(error) => self.break_by_fabric(row, &error, out),
+        let sge = path.shared.messages.info_rsp(&path.chunks().describe());
+        let op = WrOp::Send { imm: None, invalidate: None };
+        match conn.send(service, op, SgeList::one(sge), ctx.fabrics) {
+            Ok(()) => ctx.out.control(ControlMessage::Serving { path: path.shared.key }),
+            Err(error) => path.fail_by_fabric(&error, ctx.out),
         }
     }
 
     /// Something arrived in a receive without buffer.
-    fn received(&mut self, at: u32, wc: &WorkCompletion, fabrics: &mut Fabrics, out: &mut Outbox) {
-        let Some(conn) = self.conn(at) else { return };
-        let (row, cid, provider, qp) = (conn.path, conn.cid, conn.provider, conn.qp);
+    fn received(&mut self, at: ConnRow, wc: &WorkCompletion, ctx: &mut Ctx<'_>) {
+        let Some(conn) = self.conns.get(at) else { return };
+        let (row, cid) = (conn.path, conn.cid);
+        let Some(path) = self.paths.get_mut(row) else { return };
         // Before anything else: the next message must find a receive.
-        if let Err(error) = fabrics[provider].post_recv(qp, WorkId::Recv.encode(at), None) {
-            return self.break_by_fabric(row, &error, out);
+        let wr_id = WorkId::Recv.encode(at);
+        if let Err(error) = ctx.fabrics[conn.provider].post_recv(conn.qp, wr_id, None) {
+            return path.fail_by_fabric(&error, ctx.out);
         }
-        self.heard(row);
+        path.heard(ctx.now);
         let Some(imm) = wc.imm.filter(|_| wc.byte_len == 0 || wc.op != WcOp::Recv) else {
-            return self.break_path(row, PathEnd::Peer(PeerFault::Message), out);
+            return path.violation(PeerFault::Message, ctx.out);
         };
         match Imm::decode_with(imm, self.params.limits.mem_bits()) {
-            Imm::Request { permit, offset } => self.arrived(at, permit, offset, imm, fabrics, out),
-            Imm::Heartbeat if cid.0 == 0 => self.post_bare(at, Imm::HeartbeatAck, fabrics, out),
+            Imm::Request { permit, offset } => {
+                let request = RequestRef { path: row, permit };
+                self.step(request, ctx, |step, ctx| step.arrive(at, (offset, imm), ctx));
+            }
+            Imm::Heartbeat if cid.0 == 0 => self.post_heartbeat(at, Imm::HeartbeatAck, ctx),
             Imm::HeartbeatAck if cid.0 == 0 => {
-                if let Some(path) = self.path(row) {
-                    let (path, at) = (path.shared.key, self.now);
-                    out.control(ControlMail::HeartbeatAck { path, at });
-                }
+                let path = path.shared.key;
+                ctx.out.control(ControlMessage::HeartbeatAck { path, at: ctx.now });
             }
             other => tracing::debug!(?other, %cid, "an immediate that means nothing here"),
         }
     }
 
-    fn received_info(&mut self, at: u32, wc: &WorkCompletion, out: &mut Outbox) {
-        let Some(row) = self.conn(at).map(|conn| conn.path) else { return };
-        self.heard(row);
-        let Some(path) = self.path(row) else { return };
-        if wc.op != WcOp::Recv || wc.imm.is_some() {
-            return self.break_path(row, PathEnd::Peer(PeerFault::Early), out);
-        }
-        let sge = path.shared.messages.info_req();
-        let mut bytes = vec![0; (wc.byte_len as usize).min(InfoReq::LEN)].into_boxed_slice();
-        sge.slice.copy_out(0, &mut bytes);
-        out.control(ControlMail::Info { path: path.shared.key, bytes });
-    }
-
-    /// Notes a sign of life of the peer.
-    fn heard(&mut self, row: u32) {
-        let now = self.now;
-        if let Some(path) = self.path_mut(row)
-            && now.since(path.told_heard) >= HEARD_EVERY
-        {
-            path.told_heard = now;
-            path.shared.tell_heard(now);
-        }
-    }
-
     /// Posts a zero-length write with a heartbeat's immediate. Left out when the send queue is
-    /// full: then there is traffic enough, or the peer floods us.
-    fn post_bare(&mut self, at: u32, imm: Imm, fabrics: &mut Fabrics, out: &mut Outbox) {
-        let Some(conn) = self.conn_mut(at) else { return };
-        if !conn.queue.has_room(1) {
-            return;
-        }
-        let covered = conn.queue.take(1);
-        let wr = WorkRequest {
-            wr_id: WorkId::Send(covered.unwrap_or(0)).encode(at),
-            op: bare_write(imm.encode()),
-            sges: SgeList::EMPTY,
-            signaled: covered.is_some(),
-        };
-        let (row, provider, qp) = (conn.path, conn.provider, conn.qp);
-        if let Err(error) = fabrics[provider].post_send(qp, wr) {
-            self.break_by_fabric(row, &error, out);
-        }
-    }
-
-    /// A signaled send left: its predecessors did too, and answers that waited may go.
-    fn sent(&mut self, at: u32, covered: u32, fabrics: &mut Fabrics, out: &mut Outbox) {
-        let Some(conn) = self.conn_mut(at) else { return };
-        conn.queue.complete(covered);
-        while let Some(conn) = self.conn_mut(at)
-            && conn.queue.has_room(SendQueue::ANSWER_MAX)
-            && let Some(permit) = conn.waiting.pop_front()
+    /// full: then there is traffic enough, or the peer floods this server.
+    fn post_heartbeat(&mut self, at: ConnRow, imm: Imm, ctx: &mut Ctx<'_>) {
+        let Some(conn) = self.conns.get_mut(at).filter(|conn| conn.has_room()) else { return };
+        if let Err(error) = conn.send(at, bare_write(imm.encode()), SgeList::EMPTY, ctx.fabrics)
+            && let Some(path) = self.paths.get_mut(conn.path)
         {
-            let row = conn.path;
-            self.post_answer(row, permit, fabrics, out);
+            path.fail_by_fabric(&error, ctx.out);
         }
     }
 
-    /// Takes no new requests; tells when none runs any more.
-    fn finish_path(&mut self, row: u32, out: &mut Outbox) {
-        let Some(path) = self.path_mut(row) else { return };
-        if path.mode == RowMode::Serving {
-            path.mode = RowMode::Finishing;
+    /// A signaled send has left, and all before it: answers that wait have room.
+    fn sent(&mut self, at: ConnRow, covered: u32, ctx: &mut Ctx<'_>) {
+        self.conns.get_mut(at).into_iter().for_each(|conn| conn.sent(covered));
+        while let Some(conn) = self.conns.get_mut(at)
+            && let Some(permit) = conn.next_waiting()
+        {
+            let request = RequestRef { path: conn.path, permit };
+            self.step(request, ctx, |step, ctx| step.post_waiting(ctx));
         }
-        self.drop_parked(row);
-        self.after_release(row, out);
     }
 
-    fn close_path(
-        &mut self,
-        now: Instant,
-        row: u32,
-        abrupt: bool,
-        fabrics: &mut Fabrics,
-        out: &mut Outbox,
-    ) {
-        let Some(path) = self.path_mut(row) else { return };
-        path.mode = RowMode::Closing;
-        let conns = path.conns.clone();
-        self.drop_parked(row);
-        self.drop_settling(row);
-        self.untell_losses(row);
-        self.abandon_requests(row);
-        for at in conns {
-            let Some(conn) = self.conn(at) else { continue };
-            let fabric = &mut fabrics[conn.provider];
-            if abrupt { fabric.abort(now, conn.qp) } else { fabric.disconnect(now, conn.qp) }
-        }
-        // From here on nothing that comes is taken (`takes_requests`), and what ran is entered as
-        // such; no need to wait until the connections are gone.
-        if let Some(path) = self.path(row) {
-            out.control(ControlMail::Stopped { path: path.shared.key, core: self.core });
-        }
-        self.after_release(row, out);
-    }
-
-    /// A request or a connection of the path ended, or the path changed its mode.
-    pub(crate) fn after_release(&mut self, row: u32, out: &mut Outbox) {
-        let core = self.core;
-        let Some(path) = self.path_mut(row) else { return };
-        if path.inflight > 0 {
-            return;
-        }
-        let key = path.shared.key;
-        match path.mode {
-            RowMode::Finishing if !path.finished_told => {
-                path.finished_told = true;
-                out.control(ControlMail::Finished { path: key, core });
+    /// Takes no new requests, and tells the control shard when none runs any more.
+    fn finish_path(&mut self, row: PathRow, ctx: &mut Ctx<'_>) {
+        self.paths.get_mut(row).into_iter().for_each(|path| path.finish());
+        let mut deferred = mem::take(&mut self.waiting.deferred);
+        deferred.retain(|at| {
+            let mut drops = false;
+            if at.path == row {
+                self.step(*at, ctx, |step, _| drops = step.drop_deferred());
             }
-            RowMode::Closing if path.conns.is_empty() => {
-                self.by_key.remove(&key);
-                self.paths[row as usize] = None;
-                out.control(ControlMail::Drained { path: key, core });
+            !drops
+        });
+        self.waiting.deferred = deferred;
+        self.end_path_if_over(row, ctx.out);
+    }
+
+    fn close_path(&mut self, row: PathRow, abrupt: bool, ctx: &mut Ctx<'_>) {
+        let Self { params, devices, paths, conns, waiting, .. } = self;
+        let Some(path) = paths.get_mut(row) else { return };
+        path.close();
+        waiting.deferred.retain(|at| at.path != row);
+        waiting.settling.retain(|at| at.path != row);
+        for permit in (0..params.limits.queue_depth()).map(PermitId).take(path.requests.len()) {
+            let at = RequestRef { path: row, permit };
+            Step { at, path, conns, devices, waiting, limits: params.limits }.close();
+        }
+        for at in path.conns() {
+            let Some(conn) = conns.get_mut(*at) else { continue };
+            conn.drop_waiting();
+            let fabric = &mut ctx.fabrics[conn.provider];
+            if abrupt {
+                fabric.abort(ctx.now, conn.qp);
+            } else {
+                fabric.disconnect(ctx.now, conn.qp);
             }
-            _ => {}
+        }
+        // From here on nothing that comes is taken, and what still runs is known as an orphaned
+        // write; no need to wait until the connections are gone.
+        ctx.out.control(ControlMessage::Stopped { path: path.shared.key, core: self.index });
+        self.end_path_if_over(row, ctx.out);
+    }
+
+    /// A request or a connection of the path has ended, or the path does less than before.
+    fn end_path_if_over(&mut self, row: PathRow, out: &mut Outbox) {
+        if self.paths.get_mut(row).is_some_and(|path| path.is_over(out))
+            && let Some(path) = self.paths.remove(row)
+        {
+            let path = path.shared.key;
+            self.by_key.remove(&path);
+            out.control(ControlMessage::Drained { path, core: self.index });
         }
     }
 
-    /// True when a request may be taken from this path now.
-    pub(crate) fn takes_requests(&mut self, row: u32, out: &mut Outbox) -> bool {
-        let Some(path) = self.path(row) else { return false };
-        match (path.mode, path.shared.state()) {
-            (RowMode::Serving, PathState::Connected) => true,
-            (RowMode::Serving, PathState::Connecting) => {
-                self.break_path(row, PathEnd::Peer(PeerFault::Early), out);
-                false
+    /// Tells of the closed exports on which no request of their session runs here any more.
+    fn report_retired(&mut self, out: &mut Outbox) {
+        let Self { paths, retiring, .. } = self;
+        retiring.retain(|closed| {
+            let mut of_session =
+                paths.iter().filter(|(_, path)| path.shared.session.id == closed.session);
+            let runs = of_session.any(|(_, path)| path.has_io_at(closed.export));
+            if !runs || rtrs_core::mutated!(CloseWhileBusy) {
+                out.control(ControlMessage::Retired { close: closed.close });
+                return false;
             }
-            _ => false,
-        }
-    }
-}
-
-/// A free place in a table, which grows when there is none.
-fn claim_slot<T>(table: &mut Vec<Option<T>>) -> u32 {
-    let at = table.iter().position(Option::is_none).unwrap_or_else(|| {
-        table.push(None);
-        table.len() - 1
-    });
-    u32::try_from(at).unwrap_or_else(|_| panic!("more rows than descriptors"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn work_ids_survive_the_round_trip() {
-        for work in [
-            WorkId::Recv,
-            WorkId::Info,
-            WorkId::Send(u32::MAX),
-            WorkId::Revoke(PermitId(u16::MAX)),
-            WorkId::Bind,
-            WorkId::FirstBind,
-        ] {
-            assert_eq!(WorkId::decode(work.encode(0x0abc_def0)), Some((work, 0x0abc_def0)));
-        }
-        assert_eq!(WorkId::decode(0), None);
-        assert_eq!(WorkId::decode(u64::MAX), None);
+            true
+        });
     }
 }

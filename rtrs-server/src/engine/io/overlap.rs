@@ -1,14 +1,15 @@
-//! Strays: what the disk still works on for paths that are closed.
+//! Orphaned writes: what the disk still works on for paths that are closed.
 //!
-//! Nobody hears how such a request ends, and its client may have taken it for failed by now: a
-//! write that lands late must not land over a newer one. So each core enters, when it closes its
-//! part of a path, what the device may still change there. It does so before it tells the control
-//! core that it has stopped serving the path: before a FENCE for it is answered, and before the
-//! client can connect it anew. A change to the same bytes that comes later, on whatever core,
-//! path or session, waits until the stray has ended (`deferred.rs`). All else goes on: reads, changes
-//! elsewhere, other exports. A stray gives its permit back, since this is a closer guard.
+//! Nobody learns how such a request ends, and its client may take it for failed by now: a write
+//! that lands late must not land over a newer one. So when a shard closes its part of a path, it
+//! enters what the device may still change there. It does so before it tells the control shard
+//! that it has stopped serving the path: before a FENCE for it is answered, and before the client
+//! can connect it again. A later change to the same bytes, on any shard, path or session, waits
+//! until the orphaned write has ended (`pipeline.rs`). Everything else goes on: reads, changes
+//! elsewhere, other exports. An orphaned write gives its permit back, since this table protects
+//! more exactly.
 //!
-//! One table per export, shared by all cores and sessions. Usual IO reads one number of it.
+//! One table per export, shared by all shards and sessions. Usual IO reads one number of it.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,14 +17,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use rtrs_core::ids::{PermitId, SessionId};
 
-use super::Shard;
-use super::request::RequestState;
-use crate::engine::message::Outbox;
-use crate::path::PathKey;
+use crate::path::key::PathKey;
 
 /// A request of a closed path, and the bytes that it may still change.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stray {
+pub struct OrphanedWrite {
     /// Its session.
     pub session: SessionId,
     /// Its path.
@@ -34,18 +32,18 @@ pub struct Stray {
     pub bytes: Range<u64>,
 }
 
-/// The strays of an export.
+/// The orphaned writes of an export.
 #[derive(Debug, Default)]
-pub struct Strays {
+pub struct OrphanedWrites {
     /// How many are in the list.
     count: AtomicUsize,
-    list: Mutex<Vec<Stray>>,
+    list: Mutex<Vec<OrphanedWrite>>,
 }
 
-impl Strays {
+impl OrphanedWrites {
     /// How many there are.
     pub fn len(&self) -> usize {
-        // Acquire pairs with the releases below: what a stray that has ended did is done.
+        // Acquire pairs with the releases below: what an orphaned write that has ended did is done.
         self.count.load(Ordering::Acquire)
     }
 
@@ -55,31 +53,31 @@ impl Strays {
     }
 
     /// True when there is one like this.
-    pub fn any(&self, is: impl FnMut(&Stray) -> bool) -> bool {
+    pub fn any(&self, is: impl FnMut(&OrphanedWrite) -> bool) -> bool {
         !self.is_empty() && self.list.lock().iter().any(is)
     }
 
     /// True when one may still change some of these bytes.
     pub fn touch(&self, bytes: &Range<u64>) -> bool {
-        self.any(|stray| stray.touches(bytes))
+        self.any(|write| write.touches(bytes))
     }
 
     /// A path is closed while this request of it runs.
-    pub fn enter(&self, stray: Stray) {
+    pub fn enter(&self, write: OrphanedWrite) {
         let mut list = self.list.lock();
-        list.push(stray);
+        list.push(write);
         self.count.store(list.len(), Ordering::Release);
     }
 
-    /// It has ended. Nothing happens if it was no stray.
+    /// It has ended. Nothing happens if it was not entered.
     pub fn leave(&self, path: PathKey, permit: PermitId) {
         let mut list = self.list.lock();
-        list.retain(|stray| (stray.path, stray.permit) != (path, permit));
+        list.retain(|write| (write.path, write.permit) != (path, permit));
         self.count.store(list.len(), Ordering::Release);
     }
 }
 
-impl Stray {
+impl OrphanedWrite {
     /// True when it may still change some of these bytes.
     pub fn touches(&self, bytes: &Range<u64>) -> bool {
         if rtrs_core::mutated!(DeferredByStart) {
@@ -89,55 +87,21 @@ impl Stray {
     }
 }
 
-impl Shard {
-    /// The path is closed while a device works on this request: a stray, if it changes anything.
-    /// It stays `Submitted` and counts as in flight.
-    pub(super) fn leave_running(&self, row: u32, permit: PermitId) {
-        let Some(path) = self.path(row) else { return };
-        let (session, key) = (&path.shared.session, path.shared.key);
-        if let Some(io) = path.requests[permit.index()].io
-            && let Some(bytes) = io.may_change()
-            && let Some(strays) = self.devices.strays(io.export)
-        {
-            tracing::debug!(path = %key, %permit, ?bytes, "left running at the disk");
-            strays.enter(Stray { session: session.id, path: key, permit, bytes });
-        }
-        // Who has the permit next finds it in the table.
-        session.permits.release(permit, self.holder(path));
-    }
-
-    /// The device is done with a request that was left running.
-    pub(super) fn stray_ended(&mut self, row: u32, permit: PermitId, out: &mut Outbox) {
-        let core = self.core;
-        let Some(path) = self.paths.get_mut(row as usize).and_then(Option::as_deref_mut) else {
-            return;
-        };
-        let request = &mut path.requests[permit.index()];
-        if let Some(strays) = request.io.and_then(|io| self.devices.strays(io.export)) {
-            strays.leave(path.shared.key, permit);
-        }
-        request.go(RequestState::Free);
-        path.inflight -= 1;
-        path.shared.counters.core(core).inflight.sub(1);
-        self.after_release(row, out);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn strays_hold_up_what_meets_them() {
-        let strays = Strays::default();
-        assert!(strays.is_empty() && !strays.touch(&(0..u64::MAX)));
-        let stray = |path, bytes| {
+    fn orphaned_writes_block_what_overlaps_them() {
+        let orphaned = OrphanedWrites::default();
+        assert!(orphaned.is_empty() && !orphaned.touch(&(0..u64::MAX)));
+        let write = |path, bytes| {
             let (session, permit) = (SessionId([1; 16]), PermitId(6));
-            Stray { session, path: PathKey(path), permit, bytes }
+            OrphanedWrite { session, path: PathKey(path), permit, bytes }
         };
-        strays.enter(stray(1, 4096..8192));
-        strays.enter(stray(2, 0..512));
-        assert_eq!(strays.len(), 2);
+        orphaned.enter(write(1, 4096..8192));
+        orphaned.enter(write(2, 0..512));
+        assert_eq!(orphaned.len(), 2);
         for (bytes, meets) in [
             (0..512, true),
             (511..512, true),
@@ -147,17 +111,17 @@ mod tests {
             (8192..9000, false),
             (0..u64::MAX, true),
         ] {
-            assert_eq!(strays.touch(&bytes), meets, "{bytes:?}");
+            assert_eq!(orphaned.touch(&bytes), meets, "{bytes:?}");
         }
         // Of another path, or another permit: they stay.
-        strays.leave(PathKey(1), PermitId(7));
-        strays.leave(PathKey(3), PermitId(6));
-        assert_eq!(strays.len(), 2);
-        strays.leave(PathKey(1), PermitId(6));
-        assert!(strays.any(|stray| stray.path == PathKey(2)));
-        assert!(!strays.any(|stray| stray.path == PathKey(1)));
-        assert!(!strays.touch(&(4096..8192)) && strays.touch(&(0..1)));
-        strays.leave(PathKey(2), PermitId(6));
-        assert!(strays.is_empty() && !strays.touch(&(0..u64::MAX)));
+        orphaned.leave(PathKey(1), PermitId(7));
+        orphaned.leave(PathKey(3), PermitId(6));
+        assert_eq!(orphaned.len(), 2);
+        orphaned.leave(PathKey(1), PermitId(6));
+        assert!(orphaned.any(|write| write.path == PathKey(2)));
+        assert!(!orphaned.any(|write| write.path == PathKey(1)));
+        assert!(!orphaned.touch(&(4096..8192)) && orphaned.touch(&(0..1)));
+        orphaned.leave(PathKey(2), PermitId(6));
+        assert!(orphaned.is_empty() && !orphaned.touch(&(0..u64::MAX)));
     }
 }

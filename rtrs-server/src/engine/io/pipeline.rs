@@ -1,700 +1,692 @@
-//! The walk of a request on its core: immediate, permit, key, header, device, key, answer.
+//! The request pipeline of a shard, top to bottom: a request arrives, claims its permit, has the
+//! peer's key revoked, is parsed and validated, runs at the device, is judged, and is answered.
 //!
-//! Each step either moves the request on or leaves it in a state that names what it waits for;
-//! whatever ends the wait calls the next step. A request that cannot be served is answered with
-//! an errno; bytes that name nobody to answer end the path. The chunk's header is copied out once
-//! and judged in the copy; with `always_invalidate` the peer's key is dead before that. How
-//! requests wait for each other stands in `deferred.rs`.
+//! Each step calls the next one, or leaves the request in a state with what it needs to go on
+//! (`request.rs`); the event that ends the wait continues at the step below. A request that cannot
+//! be served is answered with an errno; one that names nobody to answer ends its path. A state
+//! that cannot happen ends its path too, and is counted and logged
+//! ([`LocalPath::internal_error`]). The message is copied out of the chunk once and the copy is
+//! validated; with `always_invalidate` the peer's key is dead before that.
+//!
+//! Two waits end on any shard, without a message: `Deferred`, for the permit, which a path that is
+//! not closed still holds (`permits.rs`), and `Blocked`, for what a closed path has left running in
+//! the bytes that are to change (`overlap.rs`). So a shard with such a request looks again in each
+//! turn, and every millisecond when nothing else happens. A deferred request has no permit and is
+//! dropped when its path finishes. A blocked one has its permit, counts as in flight, and is
+//! dropped when its path closes.
 
-use std::sync::Arc;
+use std::ops::Range;
 
 use rtrs_core::block::{Io, IoFlags, IoOp};
 use rtrs_core::fabric::{Access, BindResult, RemoteMem};
-use rtrs_core::ids::{ChunkIndex, PermitId, QpNum};
-use rtrs_core::limits::SECTOR_SIZE;
+use rtrs_core::ids::ChunkIndex;
+use rtrs_core::limits::Limits;
 use rtrs_core::status::IoStatus;
-use rtrs_core::time::Instant;
+use rtrs_core::time::Duration;
 use rtrs_core::wire::{
     ChunkRequest, IoHeader, Name, OpenRsp, RNBD_VERSION, ReadMsg, RwOp, SessInfoRsp, USER_LEN_MAX,
     UserMessage, errno,
 };
 
-use super::request::{IoProgress, IoStep, Request, RequestState, changes};
-use super::validate::{judge_range, part_max};
-use super::{Fabrics, RowMode, Shard, WorkId};
+use super::conn::{Conn, WorkId};
+use super::devices::Devices;
+use super::overlap::OrphanedWrite;
+use super::path::{LocalPath, Mode};
+use super::permits::Claim;
+use super::request::{
+    Arrival, IoProgress, IoStep, Parsed, Reply, Request, RequestState, State, Wait,
+};
+use super::sync::{Settling, Verdict};
+use super::table::{ConnRow, RequestRef, Table};
+use super::validate::{part_max, plan_io};
+use crate::engine::ctx::Ctx;
 use crate::engine::device_table::DeviceId;
-use crate::engine::io::devices::RequestRef;
-use crate::engine::ledger::{FlushLedger, FlushMark};
-use crate::engine::message::{ControlAnswer, ControlMail, ControlRequest, OpenMode, Outbox};
+use crate::engine::ledger::FlushLedger;
+use crate::engine::message::{ControlAnswer, ControlMessage, ControlRequest};
 use crate::export::ExportIndex;
-use crate::path::chunks::ChunkPool;
-use crate::path::io::{Answer, SendQueue};
-use crate::path::{PathEnd, PathShared, PeerFault};
+use crate::finder::OpenMode;
+use crate::path::io::Answer;
+use crate::path::{PathEnd, PathKey, PeerFault};
 
-/// What a judged header asks for.
+/// How often requests that wait for others are looked at when nothing else happens.
+pub(super) const RECHECK_INTERVAL: Duration = Duration::from_millis(1);
+
+/// Requests that a shard looks at in each turn.
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    /// `Deferred` or `Blocked`.
+    pub(super) deferred: Vec<RequestRef>,
+    /// `Settling`.
+    pub(super) settling: Vec<RequestRef>,
+}
+
+/// One request on its way, with everything that serves it, looked up once per event.
+#[derive(Debug)]
+pub(super) struct Step<'a> {
+    pub(super) at: RequestRef,
+    pub(super) path: &'a mut LocalPath,
+    pub(super) conns: &'a mut Table<ConnRow, Conn>,
+    pub(super) devices: &'a mut Devices,
+    pub(super) waiting: &'a mut Waiting,
+    pub(super) limits: Limits,
+}
+
+/// What a message asks for.
 enum Wanted {
     /// An answer at once.
-    Refuse(u16),
-    /// SESS_INFO: answer with this.
-    Tell([u8; SessInfoRsp::LEN]),
-    /// The control core's work.
+    Answer(u16),
+    /// SESS_INFO: an answer with these data.
+    SessInfo([u8; SessInfoRsp::LEN]),
+    /// The control shard's work.
     Control(ControlRequest),
     /// A device's work.
     Io(IoProgress),
 }
 
-impl Shard {
-    /// The immediate of a request came.
-    pub(super) fn arrived(
-        &mut self,
-        at: u32,
-        permit: PermitId,
-        offset: u32,
-        imm: u32,
-        fabrics: &mut Fabrics,
-        out: &mut Outbox,
-    ) {
-        let Some(row) = self.conn(at).map(|conn| conn.path) else { return };
-        if !self.takes_requests(row, out) {
+impl Step<'_> {
+    /// Step 1. The immediate of a request came over a connection.
+    pub(super) fn arrive(&mut self, conn: ConnRow, (offset, imm): (u32, u32), ctx: &mut Ctx<'_>) {
+        let permit = self.at.permit;
+        if !self.path.takes_requests(ctx.out) {
             return;
         }
-        let limits = self.params.limits;
-        if !limits.has_permit(permit) || offset >= limits.chunk_size() {
-            return self.break_path(row, PathEnd::Peer(PeerFault::Immediate(imm)), out);
+        if !self.limits.has_permit(permit) || offset >= self.limits.chunk_size() {
+            return self.path.violation(PeerFault::Immediate(imm), ctx.out);
         }
-        let now = self.now();
-        let Some(path) = self.path_mut(row) else { return };
-        if path.requests.is_empty() {
-            // Once per path and core; cores that never see a request need no rows.
-            path.requests = (0..limits.queue_depth()).map(|_| Request::new()).collect();
+        if self.path.shared.chunks.get().is_none() {
+            return self.path.internal_error("a path that serves has no chunks", ctx.out);
         }
-        let request = &mut path.requests[permit.index()];
+        if self.path.requests.is_empty() {
+            // Once per path and shard; shards that never see a request need no rows.
+            let rows = 0..self.limits.queue_depth();
+            self.path.requests = rows.map(|_| Request::new()).collect();
+        }
+        let request = &mut self.path.requests[permit.index()];
         if request.state() != RequestState::Free {
-            let fault = PeerFault::PermitReused(permit.0);
-            return self.break_path(row, PathEnd::Peer(fault), out);
+            return self.path.violation(PeerFault::PermitReused(permit.0), ctx.out);
         }
-        let told = request.told.take().and_then(|id| path.shared.session.devices.ledger(id));
-        told.into_iter().for_each(|ledger| ledger.arrived(path.shared.key, permit));
-        request.arrive(at, offset, now);
-        self.claim(row, permit, fabrics, out);
+        let reported = request.reported_loss.take();
+        let shared = &self.path.shared;
+        if let Some(ledger) = reported.and_then(|id| shared.session.devices.ledger(id)) {
+            ledger.arrived(shared.key, permit);
+        }
+        let arrival = Arrival { conn, offset, since: ctx.now, is_copy: false, key: None };
+        self.claim(arrival, ctx);
     }
 
-    /// Takes the peer's key for the chunk away, if it has one of its own. Where that is a work
-    /// request, by a bind to the next key, which the peer learns with the answer: a revoke here and
-    /// a bind there would cost two. A peer that guesses the next key can only spoil its own data;
-    /// what is judged is a copy, made after the old key is dead (`parse`).
-    pub(super) fn revoke(
-        &mut self,
-        row: u32,
-        permit: PermitId,
-        fabrics: &mut Fabrics,
-        out: &mut Outbox,
-    ) {
-        let Some((shared, provider, qp, conn)) = self.place(row, permit) else {
-            return self.abandon(row, permit, out);
-        };
-        let chunk = ChunkIndex::from(permit);
-        let Some(window) = shared.chunks.get().and_then(|chunks| chunks.window(chunk)) else {
-            return self.parse(row, permit, fabrics, out);
-        };
-        let wr_id = WorkId::Revoke(permit).encode(conn);
-        let fabric = &mut fabrics[provider];
-        let rebound = fabric.binds_are_requests();
-        let result = if rebound {
-            let Some(slice) = shared.chunks.get().map(|chunks| chunks.chunk(chunk)) else { return };
-            fabric.bind(qp, window, &slice, Access::REMOTE_WRITE, wr_id)
-        } else {
-            fabric.revoke(qp, window, wr_id)
-        };
-        if rebound && let Ok(BindResult::Done(rkey) | BindResult::Pending(rkey)) = result {
-            self.rebound(row, permit, rkey);
-        }
-        match result {
-            Ok(BindResult::Done(_)) => self.parse(row, permit, fabrics, out),
-            Ok(BindResult::Pending(_)) => self.go(row, permit, RequestState::Revoking),
-            Err(error) => {
-                self.abandon(row, permit, out);
-                self.break_by_fabric(row, &error, out);
+    /// Step 2. Claims the permit, or defers the request until the permit is free.
+    fn claim(&mut self, mut arrival: Arrival, ctx: &mut Ctx<'_>) {
+        let permit = self.at.permit;
+        match self.path.shared.session.permits.claim(permit, self.path.holder()) {
+            Claim::Granted => {
+                self.path.begin_request();
+                self.revoke(arrival, ctx);
+            }
+            Claim::Own => {
+                self.request().end();
+                self.path.violation(PeerFault::PermitReused(permit.0), ctx.out);
+            }
+            Claim::Other(original) => {
+                if !arrival.is_copy {
+                    arrival.is_copy = true;
+                    self.request().go(State::Deferred(arrival));
+                    self.path.counters().replays.add(1);
+                    // The answer was never sent, so the client gave the other path up: nothing
+                    // that is still on its way there may run after what comes here.
+                    let end = PathEnd::Superseded(self.path.shared.key);
+                    let path = PathKey(original.path);
+                    ctx.out.control(ControlMessage::Broken { path, end });
+                }
+                self.waiting.deferred.push(self.at);
             }
         }
     }
 
-    /// The peer's key for a request's chunk is dead.
-    pub(super) fn revoked(
-        &mut self,
-        row: u32,
-        permit: PermitId,
-        fabrics: &mut Fabrics,
-        out: &mut Outbox,
-    ) {
-        let Some(path) = self.path(row) else { return };
-        let state = path.requests.get(permit.index()).map(Request::state);
-        if state != Some(RequestState::Revoking) {
-            return;
-        }
-        if matches!(path.mode, RowMode::Serving | RowMode::Finishing) {
-            self.parse(row, permit, fabrics, out);
+    /// Step 3. Revokes the peer's key for the chunk, if it has one of its own. Where that is a
+    /// work request, by a bind to the next key, which the peer learns with the answer: a revoke
+    /// here and a bind there would cost two. A peer that guesses the next key can only spoil its
+    /// own data; what is validated is a copy, made after the old key is dead.
+    fn revoke(&mut self, mut arrival: Arrival, ctx: &mut Ctx<'_>) {
+        let Some(conn) = self.conns.get(arrival.conn).filter(|conn| self.serves(conn)) else {
+            return self.abandon();
+        };
+        let (chunks, chunk) = (self.path.chunks(), ChunkIndex::from(self.at.permit));
+        let Some(window) = chunks.window(chunk) else { return self.parse(arrival, ctx) };
+        let fabric = &mut ctx.fabrics[conn.provider];
+        let wr_id = WorkId::Revoke(self.at.permit).encode(arrival.conn);
+        let result = if fabric.binds_are_requests() {
+            let slice = chunks.chunk(chunk);
+            let bound = fabric.bind(conn.qp, window, &slice, Access::REMOTE_WRITE, wr_id);
+            if let Ok(BindResult::Done(key) | BindResult::Pending(key)) = bound {
+                arrival.key = Some(key);
+            }
+            bound
         } else {
-            // The path went wrong meanwhile: nothing of it is begun any more.
-            self.abandon(row, permit, out);
+            fabric.revoke(conn.qp, window, wr_id)
+        };
+        match result {
+            Ok(BindResult::Done(_)) => self.parse(arrival, ctx),
+            Ok(BindResult::Pending(_)) => self.request().go(State::Revoking(arrival)),
+            Err(error) => {
+                self.abandon();
+                self.path.fail_by_fabric(&error, ctx.out);
+            }
         }
     }
 
-    /// Copies the header out of the chunk and judges it.
-    fn parse(&mut self, row: u32, permit: PermitId, fabrics: &mut Fabrics, out: &mut Outbox) {
-        self.go(row, permit, RequestState::Parsing);
-        let chunk_size = self.params.limits.chunk_size();
-        let Some(path) = self.path_mut(row) else { return };
-        let Some(chunks) = path.shared.chunks.get() else { return };
-        let request = &mut path.requests[permit.index()];
-        let copy = |range: std::ops::Range<usize>, to: &mut [u8]| {
+    /// `Revoking` ends: the peer's key for the chunk is dead.
+    pub(super) fn revoked(&mut self, ctx: &mut Ctx<'_>) {
+        match self.path.requests.get(self.at.permit.index()).map(Request::get) {
+            Some(&State::Revoking(arrival)) if self.path.may_begin() => self.parse(arrival, ctx),
+            Some(State::Revoking(_)) => self.abandon(),
+            // The request was dropped when the path was closed.
+            _ if self.path.mode() == Mode::Closing => {}
+            _ => self.path.internal_error("a key was revoked for no request", ctx.out),
+        }
+    }
+
+    /// Step 4. Copies the message out of the chunk, validates it, and does what it asks for.
+    fn parse(&mut self, arrival: Arrival, ctx: &mut Ctx<'_>) {
+        let permit = self.at.permit;
+        let chunks = self.path.chunks();
+        let copy = |range: Range<usize>, to: &mut [u8]| {
             let from = u32::try_from(range.start).unwrap_or(u32::MAX);
             chunks.copy_out(ChunkIndex::from(permit), from, to);
         };
         let mut message = [0; ReadMsg::LEN_MAX];
-        let judged = ChunkRequest::message_range(request.offset, chunk_size).and_then(|range| {
+        let range = ChunkRequest::message_range(arrival.offset, self.limits.chunk_size());
+        let message = range.and_then(|range| {
             let message = &mut message[..range.len()];
             copy(range, message);
-            ChunkRequest::parse(request.offset, message)
+            ChunkRequest::parse(arrival.offset, message)
         });
-        let judged = match judged {
-            Ok(judged) => judged,
+        let message = match message {
+            Ok(message) => message,
             Err(error) => {
-                self.abandon(row, permit, out);
-                return self.break_path(row, PathEnd::Peer(PeerFault::Wire(error)), out);
+                self.abandon();
+                return self.path.violation(PeerFault::Wire(error), ctx.out);
             }
         };
-        request.data_len = judged.data_len;
-        request.invalidate = judged.invalidate();
-        request.target = judged.desc().map(|desc| RemoteMem { addr: desc.addr, rkey: desc.key });
         let mut header = [0; USER_LEN_MAX];
-        let range = judged.user_range();
+        let range = message.user_range();
         let header = &mut header[..range.len()];
         copy(range, header);
-        let version = path.shared.session.version();
-        let wanted = match judged.user(header, version) {
+        let data_len = message.data_len;
+        let target = message.desc().map(|desc| RemoteMem { addr: desc.addr, rkey: desc.key });
+        let request = Parsed { arrival, data_len, target, invalidate: message.invalidate() };
+        let session = &self.path.shared.session;
+        let wanted = match message.user(header, session.version()) {
             Ok(UserMessage::SessInfo(info)) => {
-                path.shared.session.agree_version(info.ver, RNBD_VERSION);
-                Wanted::Tell(SessInfoRsp::answer(info).encode())
+                session.agree_version(info.ver, RNBD_VERSION);
+                Wanted::SessInfo(SessInfoRsp::answer(info).encode())
             }
             Ok(UserMessage::Open { access, dev_name }) => match Name::new(dev_name) {
                 Ok(name) => {
-                    let (name, mode) = (Box::new(name), OpenMode::new(access, judged.data_len));
+                    let (name, mode) = (Box::new(name), OpenMode::new(access, data_len));
                     Wanted::Control(ControlRequest::Open { name, mode })
                 }
-                Err(_) => Wanted::Refuse(errno::EINVAL),
+                Err(_) => Wanted::Answer(errno::EINVAL),
             },
             Ok(UserMessage::Close(close)) => {
                 Wanted::Control(ControlRequest::Close { device: DeviceId(close.device_id) })
             }
             Ok(UserMessage::Fence(fence)) => Wanted::Control(ControlRequest::Fence(fence)),
-            Ok(UserMessage::Io(op, io)) => self.judge_io(row, op, &io),
+            Ok(UserMessage::Io(op, io)) => {
+                self.validate_io(op, &io).map_or_else(Wanted::Answer, Wanted::Io)
+            }
             Err(error) => {
-                tracing::debug!(path = %path.shared.key, %permit, %error, "refused a request");
-                Wanted::Refuse(error.errno())
+                let path = self.path.shared.key;
+                tracing::debug!(%path, %permit, %error, "refused a request");
+                Wanted::Answer(error.errno())
             }
         };
         match wanted {
-            Wanted::Refuse(errno) => self.finish(row, permit, errno, fabrics, out),
-            Wanted::Tell(bytes) => {
-                self.fill(row, permit, &bytes);
-                self.finish(row, permit, 0, fabrics, out);
+            Wanted::Answer(errno) => self.finish(request, Reply::errno(errno), ctx),
+            Wanted::SessInfo(bytes) => {
+                self.fill(data_len, &bytes);
+                self.finish(request, Reply::errno(0), ctx);
             }
-            Wanted::Control(request) => {
-                self.go(row, permit, RequestState::Control);
-                let (core, Some(path)) = (self.core, self.path(row)) else { return };
-                let path = path.shared.key;
-                out.control(ControlMail::Request { path, core, permit, request });
+            Wanted::Control(asked) => {
+                self.request().go(State::Control(request));
+                let (path, core) = (self.path.shared.key, self.path.holder().core);
+                ctx.out.control(ControlMessage::Request { path, core, permit, request: asked });
             }
             Wanted::Io(io) if io.op == IoOp::Flush && rtrs_core::mutated!(FlushSkipped) => {
-                self.finish(row, permit, 0, fabrics, out);
+                self.finish(request, Reply::errno(0), ctx);
             }
-            Wanted::Io(io) => self.start_io(row, permit, io, fabrics, out),
+            Wanted::Io(io) => self.start(request, io, ctx),
         }
     }
 
-    /// Holds an IO against the session's device and makes a plan of it.
-    fn judge_io(&mut self, row: u32, op: RwOp, header: &IoHeader) -> Wanted {
-        let Some(path) = self.path(row) else { return Wanted::Refuse(errno::EIO) };
-        let session = Arc::clone(&path.shared.session);
+    /// `Control` ends: the control shard answered an open, a close or a fence.
+    pub(super) fn control_answered(&mut self, answer: &ControlAnswer, ctx: &mut Ctx<'_>) {
+        let request = match self.path.requests.get(self.at.permit.index()).map(Request::get) {
+            Some(&State::Control(request)) => request,
+            // The request was dropped when the path was closed.
+            _ if self.path.mode() == Mode::Closing => return,
+            _ => return self.path.internal_error("an answer to no open, close or fence", ctx.out),
+        };
+        let errno = match answer {
+            ControlAnswer::Done => 0,
+            ControlAnswer::Refused(errno) => *errno,
+            ControlAnswer::Opened(bytes) => {
+                // A client without room for the long form knows the short one only.
+                let long = request.data_len as usize >= bytes.len();
+                self.fill(
+                    request.data_len,
+                    &bytes[..if long { bytes.len() } else { OpenRsp::LEN }],
+                );
+                0
+            }
+        };
+        self.finish(request, Reply::errno(errno), ctx);
+    }
+
+    /// Step 5. Validates an IO against the session's device and plans it. The error is the errno
+    /// to answer at once, 0 where there is nothing to do.
+    fn validate_io(&mut self, op: RwOp, header: &IoHeader) -> Result<IoProgress, u16> {
         let device = DeviceId(header.device_id);
-        let Some(entry) = session.devices.get(device) else {
-            return Wanted::Refuse(errno::ENOTCONN);
-        };
-        if let Err(errno) = self.ready_device(row, entry.export) {
-            return Wanted::Refuse(errno);
-        }
-        let Some(geometry) = self.devices.geometry(entry.export) else {
-            return Wanted::Refuse(errno::ENODEV);
-        };
-        let op = match op {
-            RwOp::Read => IoOp::Read,
-            RwOp::Write => IoOp::Write,
-            RwOp::Flush => IoOp::Flush,
-            RwOp::Discard => IoOp::Discard,
-            RwOp::WriteZeroes => IoOp::WriteZeroes,
-            RwOp::SecureErase => return Wanted::Refuse(errno::EOPNOTSUPP),
-        };
-        let changes = changes(op);
-        // No session is let write to a read-only export (`access.rs`).
-        if changes && !entry.writable {
-            return Wanted::Refuse(IoStatus::ReadOnly.to_errno());
-        }
-        // A flush comes with sector -1: only what is read or changed has a place.
-        let (offset, len) = match op {
-            IoOp::Flush => (0, 0),
-            _ => match header.sector.checked_mul(u64::from(SECTOR_SIZE)) {
-                Some(offset) => (offset, header.bi_size),
-                None => return Wanted::Refuse(errno::EINVAL),
-            },
-        };
-        let status = judge_range(geometry, op, offset, len);
-        if !status.is_ok() {
-            return Wanted::Refuse(status.to_errno());
-        }
-        let fua = changes && header.rw.is_fua();
-        // It has nothing to make durable, and may not take the error of what others wrote.
-        let reads_only =
-            !entry.writable && session.devices.ledger(device).is_none_or(FlushLedger::is_clean);
-        if reads_only && op == IoOp::Flush {
-            return Wanted::Refuse(0);
-        }
-        let preflush = header.rw.is_preflush() && !rtrs_core::mutated!(PreflushDropped);
-        let io = IoProgress {
-            export: entry.export,
-            device,
-            op,
-            flags: IoFlags {
-                fua: fua && geometry.fua && !rtrs_core::mutated!(FuaDropped),
-                no_unmap: op == IoOp::WriteZeroes && header.rw.is_no_unmap(),
-                fast_only: false,
-            },
-            step: if preflush && op != IoOp::Flush && !reads_only {
-                IoStep::PreFlush
-            } else {
-                IoStep::Data
-            },
-            post_flush: fua && !geometry.fua && geometry.write_cache,
-            offset,
-            done: 0,
-            len,
-            part: 0,
-            epoch: None,
-            mark: FlushMark::default(),
-            number: None,
-            horizon: 0,
-            saved_by: 0,
-            unsaved_at: Instant::ZERO,
-            status: IoStatus::Ok,
-        };
-        Wanted::Io(io)
+        let entry = self.path.shared.session.devices.get(device).ok_or(errno::ENOTCONN)?;
+        self.open_device(entry.export)?;
+        let geometry = self.devices.geometry(entry.export).ok_or(errno::ENODEV)?;
+        // A session that cannot write and never wrote has nothing to make durable, and may not
+        // take the error of what others wrote.
+        let ledger = self.path.shared.session.devices.ledger(device);
+        let reads_only = !entry.writable && ledger.is_none_or(FlushLedger::is_clean);
+        plan_io((device, entry), geometry, reads_only, (op, header))
     }
 
-    /// Opens the device on this core, and makes the path's chunks known to it.
-    pub(super) fn ready_device(&mut self, row: u32, export: ExportIndex) -> Result<(), u16> {
-        let path = self.paths.get_mut(row as usize).and_then(Option::as_deref_mut);
-        let Some(path) = path else { return Err(errno::EIO) };
-        let Some(attached) = path.attached.get_mut(export.index()) else {
-            return Err(errno::ENODEV);
+    /// Opens the device on this shard, and makes the path's chunks known to it.
+    fn open_device(&mut self, export: ExportIndex) -> Result<(), u16> {
+        let unattached = self.path.is_unattached(export).ok_or(errno::ENODEV)?;
+        let region = unattached.then(|| self.path.chunks().region());
+        if let Err(error) = self.devices.open(export, region) {
+            tracing::warn!(%error, export = export.index(), "cannot open the device on this core");
+            return Err(IoStatus::from_io_error(&error).to_errno());
+        }
+        if unattached {
+            self.path.set_attached(export, true);
+        }
+        Ok(())
+    }
+
+    /// Step 6. The IO begins; or it is blocked by what a closed path has left running in its
+    /// bytes; or it queues up at a device that is full.
+    fn start(&mut self, mut request: Parsed, io: IoProgress, ctx: &mut Ctx<'_>) {
+        if self.is_blocked(&io) {
+            self.note_blocked(&mut request.arrival, &io);
+            self.request().go(State::Io(request, Wait::Blocked, io));
+            self.waiting.deferred.push(self.at);
+        } else if self.devices.is_contended(io.export) {
+            self.request().go(State::Io(request, Wait::Queued, io));
+            self.devices.wait(io.export, self.at);
+        } else {
+            self.request().go(State::Io(request, Wait::Submitted, io));
+            self.submit_or_wait(io.export, ctx);
+        }
+    }
+
+    /// True when an orphaned write may still change what this IO is to change. One load, as a rule.
+    fn is_blocked(&self, io: &IoProgress) -> bool {
+        let orphaned = self.devices.orphaned(io.export).filter(|orphaned| !orphaned.is_empty());
+        let waits = io.changes() && !rtrs_core::mutated!(DeferredBegins);
+        orphaned.is_some_and(|orphaned| waits && orphaned.touch(&io.bytes()))
+    }
+
+    fn note_blocked(&self, arrival: &mut Arrival, io: &IoProgress) {
+        let (permit, shared) = (self.at.permit, &self.path.shared);
+        let counters = self.path.counters();
+        counters.barred.add(1);
+        // Its client has sent it again; or has given up what had the permit before.
+        let original = |other: &OrphanedWrite| {
+            (other.session, other.permit) == (shared.session.id, permit)
+                && other.touches(&io.bytes())
         };
-        let chunks = path.shared.chunks.get().filter(|_| !*attached);
-        match self.devices.open(export, chunks.map(ChunkPool::region)) {
-            Ok(_) => {
-                *attached = true;
-                Ok(())
+        let orphaned = self.devices.orphaned(io.export);
+        if !arrival.is_copy && orphaned.is_some_and(|orphaned| orphaned.any(original)) {
+            arrival.is_copy = true;
+            counters.replays.add(1);
+        }
+        tracing::debug!(
+            path = %shared.key,
+            %permit,
+            bytes = ?io.bytes(),
+            "waits for what a closed path has left running there"
+        );
+    }
+
+    /// `Deferred` or `Blocked` may end: looks again.
+    pub(super) fn recheck(&mut self, ctx: &mut Ctx<'_>) {
+        match *self.path.requests[self.at.permit.index()].get() {
+            State::Deferred(arrival) => self.claim(arrival, ctx),
+            State::Io(_, Wait::Blocked, io) if !self.path.may_begin() || self.is_blocked(&io) => {
+                self.waiting.deferred.push(self.at);
             }
-            Err(error) => {
-                let at = export.index();
-                tracing::warn!(%error, export = at, "cannot open the device on this core");
-                Err(IoStatus::from_io_error(&error).to_errno())
+            State::Io(request, Wait::Blocked, io) => {
+                self.path.counters().barred.sub(1);
+                // Nothing kept the device open meanwhile.
+                if let Err(errno) = self.open_device(io.export) {
+                    let reply = Reply { errno, io: Some((io.op, io.flags.fua || io.post_flush)) };
+                    return self.finish(request, reply, ctx);
+                }
+                if self.devices.is_contended(io.export) {
+                    self.request().wait(Wait::Queued);
+                    return self.devices.wait(io.export, self.at);
+                }
+                self.request().wait(Wait::Submitted);
+                self.submit_or_wait(io.export, ctx);
             }
+            _ => self.path.internal_error("a request waits for others in no such state", ctx.out),
         }
     }
 
-    /// Nothing bars an IO: it goes to its device, or queues up there.
-    pub(super) fn begin_io(
-        &mut self,
-        row: u32,
-        permit: PermitId,
-        export: ExportIndex,
-        fabrics: &mut Fabrics,
-        out: &mut Outbox,
-    ) {
-        if self.devices.is_contended(export) {
-            self.go(row, permit, RequestState::Queued);
-            self.devices.wait(export, RequestRef { path: row, permit });
-        } else if !self.submit(row, permit, fabrics, out) {
-            self.devices.wait(export, RequestRef { path: row, permit });
+    fn submit_or_wait(&mut self, export: ExportIndex, ctx: &mut Ctx<'_>) {
+        if !self.submit(ctx) {
+            self.devices.wait(export, self.at);
         }
     }
 
-    /// Gives the device the next step of an IO. False when the device is full: the request is
-    /// `Queued` then and has to wait for it.
-    fn submit(
-        &mut self,
-        row: u32,
-        permit: PermitId,
-        fabrics: &mut Fabrics,
-        out: &mut Outbox,
-    ) -> bool {
-        self.begin_sync(row, permit);
-        let Some(path) = self.paths.get_mut(row as usize).and_then(Option::as_deref_mut) else {
+    /// Step 7. Gives the device the next step of an IO. False when the device is full: then the
+    /// request is `Queued` and has to wait for it.
+    fn submit(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        let Self { at, path, devices, .. } = self;
+        let (tag, permit) = (at.tag(), at.permit);
+        let shared = &path.shared;
+        let request = &mut path.requests[permit.index()];
+        let geometry = request.io().and_then(|io| devices.geometry(io.export));
+        let (Some(part_max), Some(io)) = (
+            request.io().zip(geometry).map(|(io, geometry)| part_max(geometry, io.op)),
+            request.io_mut(),
+        ) else {
+            path.internal_error("the device of a request is not open", ctx.out);
             return true;
         };
-        let request = &mut path.requests[permit.index()];
-        let Some(progress) = request.io.as_mut() else { return true };
-        let tag = RequestRef { path: row, permit }.tag();
-        let export = progress.export;
-        let io = if progress.step != IoStep::Data || progress.op == IoOp::Flush {
+        io.begin_sync(shared, permit, devices);
+        let export = io.export;
+        let order = if io.is_flush() {
             let (op, flags) = (IoOp::Flush, IoFlags::default());
             Io { tag, op, flags, offset: 0, len: 0, buf: None }
         } else {
-            let Some(geometry) = self.devices.geometry(export) else {
-                self.finish(row, permit, errno::ENODEV, fabrics, out);
-                return true;
-            };
-            let left = progress.len - progress.done;
-            progress.part = left.min(part_max(geometry, progress.op));
-            let buf = if matches!(progress.op, IoOp::Read | IoOp::Write) {
-                let chunks = path.shared.chunks.get();
-                chunks.and_then(|chunks| {
-                    let chunk = chunks.chunk(ChunkIndex::from(permit));
-                    chunk.slice(progress.done as usize, progress.part as usize)
-                })
-            } else {
-                None
-            };
+            io.part = (io.len - io.done).min(part_max);
+            let moves_data = matches!(io.op, IoOp::Read | IoOp::Write);
+            let chunks = shared.chunks.get().filter(|_| moves_data);
+            let chunk = chunks.map(|chunks| chunks.chunk(ChunkIndex::from(permit)));
             Io {
                 tag,
-                op: progress.op,
-                flags: progress.flags,
-                offset: progress.offset + u64::from(progress.done),
-                len: progress.part,
-                buf,
+                op: io.op,
+                flags: io.flags,
+                offset: io.offset + u64::from(io.done),
+                len: io.part,
+                buf: chunk.and_then(|chunk| chunk.slice(io.done as usize, io.part as usize)),
             }
         };
-        let taken = self.devices.submit(export, io).is_ok();
-        let to = if taken { RequestState::Submitted } else { RequestState::Queued };
-        if request.state() != to {
-            request.go(to);
-        }
+        let taken = devices.submit(export, order).is_ok();
         if !taken {
-            self.withdraw_sync(row, permit);
+            io.withdraw_sync(devices);
+        }
+        request.wait(if taken { Wait::Submitted } else { Wait::Queued });
+        taken
+    }
+
+    /// `Queued` may end: the device has room. False when it is full again, and the request waits
+    /// on as the first one.
+    pub(super) fn resubmit(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        let request = self.path.requests.get(self.at.permit.index());
+        let queued = request.filter(|request| request.state() == RequestState::Queued);
+        // Else the path was closed while the request was queued.
+        let Some(export) = queued.and_then(Request::io).map(|io| io.export) else { return true };
+        let taken = self.submit(ctx);
+        if !taken {
+            self.devices.wait_first(export, self.at);
         }
         taken
     }
 
-    /// Reaps what devices finished and gives them what waits. True when anything happened.
-    pub(super) fn poll_devices(
-        &mut self,
-        now: Instant,
-        fabrics: &mut Fabrics,
-        out: &mut Outbox,
-    ) -> bool {
-        let mut busy = false;
-        for at in 0..self.devices.count() {
-            busy |= self.devices.poll(at, now);
-            while let Some(completion) = self.devices.reap(at) {
-                busy = true;
-                let RequestRef { path, permit } = RequestRef::of(completion.tag);
-                self.io_done(path, permit, completion.status, fabrics, out);
-            }
-            while let Some(waiting) = self.devices.next_waiting(at) {
-                let RequestRef { path, permit } = waiting;
-                let request = self.path(path).and_then(|row| row.requests.get(permit.index()));
-                let Some(request) = request.filter(|r| r.state() == RequestState::Queued) else {
-                    continue;
-                };
-                let export = request.io.map(|io| io.export);
-                if !self.submit(path, permit, fabrics, out) {
-                    if let Some(export) = export {
-                        self.devices.wait_again(export, waiting);
-                    }
-                    break;
-                }
-                busy = true;
-            }
-            self.devices.sweep(at);
-        }
-        busy
-    }
-
-    /// A device ended a step of an IO.
-    fn io_done(
-        &mut self,
-        row: u32,
-        permit: PermitId,
-        status: IoStatus,
-        fabrics: &mut Fabrics,
-        out: &mut Outbox,
-    ) {
-        let Some(path) = self.path_mut(row) else { return };
-        let closing = path.mode == RowMode::Closing;
-        let request = &mut path.requests[permit.index()];
-        if request.state() != RequestState::Submitted {
-            return;
-        }
-        self.end_sync(row, permit, status, out);
-        if closing {
-            // What remains of it is not begun: the effect of an unanswered request is open.
-            return self.stray_ended(row, permit, out);
-        }
-        self.settle_io(row, permit, status, fabrics, out);
-    }
-
-    /// A step of an IO has ended for good: the next one, or the answer.
-    pub(super) fn advance_io(
-        &mut self,
-        row: u32,
-        permit: PermitId,
-        status: IoStatus,
-        fabrics: &mut Fabrics,
-        out: &mut Outbox,
-    ) {
-        let Some(path) = self.path_mut(row) else { return };
-        let request = &mut path.requests[permit.index()];
-        let good = status.is_ok() || rtrs_core::mutated!(DeviceErrorDropped);
-        let Some(io) = request.io.as_mut().filter(|_| good) else {
-            return self.finish(row, permit, status.to_errno(), fabrics, out);
+    /// `Submitted` ends: the device is done with a step of an IO.
+    pub(super) fn device_done(&mut self, status: IoStatus, ctx: &mut Ctx<'_>) {
+        let request = &mut self.path.requests[self.at.permit.index()];
+        let submitted = request.state() == RequestState::Submitted;
+        let Some(io) = request.io_mut().filter(|_| submitted) else {
+            return self.path.internal_error("a device ended an IO that it did not have", ctx.out);
         };
+        let (end, wakes) = io.end_sync(ctx.now, status, self.devices);
+        if wakes {
+            self.devices.wake_others(ctx.out);
+        }
+        if self.path.mode() == Mode::Closing {
+            // What remains of it is not begun: the effect of an unanswered request is open.
+            return self.orphaned_write_ended();
+        }
+        self.settle(end, ctx);
+    }
+
+    /// Step 8. The end of a step is judged: now, or when the syncs that decide have ended.
+    fn settle(&mut self, end: Settling, ctx: &mut Ctx<'_>) {
+        let request = &mut self.path.requests[self.at.permit.index()];
+        let Some(io) = request.io() else {
+            return self.path.internal_error("a request settles that is no IO", ctx.out);
+        };
+        if io.is_settled(&end, ctx.now, self.devices) {
+            return self.judge(end.status, ctx);
+        }
+        io.count_settling(true, self.devices);
+        request.wait(Wait::Settling(end));
+        self.waiting.settling.push(self.at);
+    }
+
+    /// `Settling` may end: looks again.
+    pub(super) fn recheck_settling(&mut self, ctx: &mut Ctx<'_>) {
+        let State::Io(_, Wait::Settling(end), io) =
+            self.path.requests[self.at.permit.index()].get()
+        else {
+            return self.path.internal_error("a request settles in no such state", ctx.out);
+        };
+        if !io.is_settled(end, ctx.now, self.devices) {
+            return self.waiting.settling.push(self.at);
+        }
+        io.end_settling(end, self.devices);
+        let status = end.status;
+        self.judge(status, ctx);
+    }
+
+    /// Step 9. A step has ended for good: goes on with the next one, or answers.
+    fn judge(&mut self, status: IoStatus, ctx: &mut Ctx<'_>) {
+        let (shared, permit) = (&self.path.shared, self.at.permit);
+        let request = &mut self.path.requests[permit.index()];
+        let Some(io) = request.io_mut() else {
+            return self.path.internal_error("a request is judged that is no IO", ctx.out);
+        };
+        match io.judge(status, shared, self.devices) {
+            Verdict::Stands => {}
+            Verdict::Fail(errno) => return self.finish_io(errno, ctx),
+            Verdict::ReportLoss(hidden, errno) => {
+                if let Some(ledger) = shared.session.devices.ledger(io.device) {
+                    ledger.tell(io.mark, hidden, shared.key, permit);
+                }
+                request.reported_loss = Some(io.device);
+                return self.finish_io(errno, ctx);
+            }
+        }
+        if !status.is_ok() && !rtrs_core::mutated!(DeviceErrorDropped) {
+            return self.finish_io(status.to_errno(), ctx);
+        }
         match io.step {
             IoStep::PreFlush => io.step = IoStep::Data,
             IoStep::Data => {
                 io.done += io.part;
                 if io.done >= io.len || rtrs_core::mutated!(FirstPartAnswers) {
                     if !io.post_flush || rtrs_core::mutated!(PostflushDropped) {
-                        self.note_write(row, permit);
-                        return self.finish(row, permit, 0, fabrics, out);
+                        io.note_write(shared, self.devices);
+                        return self.finish_io(0, ctx);
                     }
                     io.step = IoStep::PostFlush;
                 }
             }
-            IoStep::PostFlush => return self.finish(row, permit, 0, fabrics, out),
+            IoStep::PostFlush => return self.finish_io(0, ctx),
         }
         let export = io.export;
-        if !self.submit(row, permit, fabrics, out) {
-            self.devices.wait(export, RequestRef { path: row, permit });
+        self.submit_or_wait(export, ctx);
+    }
+
+    fn finish_io(&mut self, errno: u16, ctx: &mut Ctx<'_>) {
+        match *self.path.requests[self.at.permit.index()].get() {
+            State::Io(request, _, io) => {
+                let reply = Reply { errno, io: Some((io.op, io.flags.fua || io.post_flush)) };
+                self.finish(request, reply, ctx);
+            }
+            _ => self.path.internal_error("an IO is answered that is none", ctx.out),
         }
     }
 
-    /// The control core answered an open or close.
-    pub(super) fn control_answer(
-        &mut self,
-        row: u32,
-        permit: PermitId,
-        answer: ControlAnswer,
-        fabrics: &mut Fabrics,
-        out: &mut Outbox,
-    ) {
-        let waits = self.path(row).and_then(|path| path.requests.get(permit.index()));
-        if waits.is_none_or(|request| request.state() != RequestState::Control) {
-            return;
-        }
-        let errno = match answer {
-            ControlAnswer::Done => 0,
-            ControlAnswer::Refused(errno) => errno,
-            ControlAnswer::Opened(bytes) => {
-                let room = self.path(row).map_or(0, |p| p.requests[permit.index()].data_len);
-                // Who has no room for all of the long form knows the short one only.
-                let long = room as usize >= bytes.len();
-                self.fill(row, permit, &bytes[..if long { bytes.len() } else { OpenRsp::LEN }]);
-                0
-            }
+    /// Step 10. The request is decided: binds the chunk's window under a fresh key, then answers,
+    /// in turn with the answers that wait for room in the send queue.
+    fn finish(&mut self, mut request: Parsed, reply: Reply, ctx: &mut Ctx<'_>) {
+        let at = request.arrival.conn;
+        let Some(conn) = self.conns.get(at).filter(|conn| self.serves(conn)) else {
+            return self.abandon();
         };
-        self.finish(row, permit, errno, fabrics, out);
+        let (chunks, chunk) = (self.path.chunks(), ChunkIndex::from(self.at.permit));
+        if request.arrival.key.is_none()
+            && let Some(window) = chunks.window(chunk)
+        {
+            let (slice, wr_id) = (chunks.chunk(chunk), WorkId::Bind.encode(at));
+            let fabric = &mut ctx.fabrics[conn.provider];
+            match fabric.bind(conn.qp, window, &slice, Access::REMOTE_WRITE, wr_id) {
+                // A pending bind is in force before anything posted behind it on the queue pair:
+                // when the peer learns the key, it works. Nobody waits for its completion.
+                Ok(BindResult::Done(key) | BindResult::Pending(key)) => {
+                    request.arrival.key = Some(key);
+                }
+                Err(error) => {
+                    self.abandon();
+                    return self.path.fail_by_fabric(&error, ctx.out);
+                }
+            }
+        }
+        match self.conns.get_mut(at) {
+            Some(conn) if !conn.takes_answer() => {
+                conn.wait(self.at.permit);
+                self.request().go(State::Responding(request, reply));
+            }
+            _ => self.post(request, reply, ctx),
+        }
+    }
+
+    /// `Responding` ends: there is room in the send queue.
+    pub(super) fn post_waiting(&mut self, ctx: &mut Ctx<'_>) {
+        match *self.path.requests[self.at.permit.index()].get() {
+            State::Responding(request, reply) => self.post(request, reply, ctx),
+            _ => self.path.internal_error("an answer waits in no such state", ctx.out),
+        }
+    }
+
+    /// Step 11. Posts the answer and gives the permit back.
+    fn post(&mut self, request: Parsed, reply: Reply, ctx: &mut Ctx<'_>) {
+        let (permit, chunk) = (self.at.permit, ChunkIndex::from(self.at.permit));
+        let shared = &self.path.shared;
+        let Parsed { arrival, data_len, target, invalidate } = request;
+        let sends = reply.errno == 0 && data_len > 0 && !rtrs_core::mutated!(ReadUnsent);
+        let data = target.filter(|_| sends);
+        let answer = Answer {
+            permit,
+            errno: reply.errno,
+            data: data.map(|remote| (self.path.chunks().sge(chunk, data_len), remote)),
+            invalidate,
+            rkey: arrival.key.map(|key| (key, shared.messages.rkey_rsp(chunk))),
+        };
+        let nanos = ctx.now.since(arrival.since).as_nanos();
+        let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
+        self.path.counters().answered(reply.errno == 0, reply.io, data_len, nanos);
+        // The permit is free before the answer can reach the peer, who may use it at once.
+        self.release();
+        let Some(conn) = self.conns.get_mut(arrival.conn) else {
+            return self.path.internal_error("the connection of an answer is gone", ctx.out);
+        };
+        if let Err(error) = conn.answer(arrival.conn, answer, ctx.fabrics) {
+            self.path.fail_by_fabric(&error, ctx.out);
+        }
+    }
+
+    /// The path closes: the request ends, unless the device works on it. Then it stays
+    /// `Submitted`, counts as in flight, and is an orphaned write if it changes anything.
+    pub(super) fn close(&mut self) {
+        let (permit, shared) = (self.at.permit, &self.path.shared);
+        let request = &mut self.path.requests[permit.index()];
+        // An answer that reported a loss may not have arrived: the client sends such a flush again
+        // over another path, and must hear of it there.
+        let reported = request.reported_loss.and_then(|id| shared.session.devices.ledger(id));
+        reported.into_iter().for_each(FlushLedger::untell);
+        match request.get() {
+            State::Free => return,
+            // It has no permit.
+            State::Deferred(_) => return request.end(),
+            State::Io(_, Wait::Submitted, io) => {
+                if let Some(bytes) = io.may_change()
+                    && let Some(orphaned) = self.devices.orphaned(io.export)
+                {
+                    let (session, path) = (shared.session.id, shared.key);
+                    tracing::debug!(%path, %permit, ?bytes, "left running at the disk");
+                    orphaned.enter(OrphanedWrite { session, path, permit, bytes });
+                }
+                // The next holder of the permit finds it in that table.
+                return self.path.release_permit(permit);
+            }
+            State::Io(_, Wait::Blocked, _) => self.path.counters().barred.sub(1),
+            State::Io(_, Wait::Settling(_), io) => io.count_settling(false, self.devices),
+            _ => {}
+        }
+        self.release();
+    }
+
+    /// The device is done with a request that was left running.
+    fn orphaned_write_ended(&mut self) {
+        let request = &mut self.path.requests[self.at.permit.index()];
+        let export = request.io().map(|io| io.export);
+        if let Some(orphaned) = export.and_then(|export| self.devices.orphaned(export)) {
+            orphaned.leave(self.path.shared.key, self.at.permit);
+        }
+        request.end();
+        self.path.end_request();
+    }
+
+    /// The path finishes: a request without a permit is dropped.
+    pub(super) fn drop_deferred(&mut self) -> bool {
+        let request = self.request();
+        let deferred = request.state() == RequestState::Deferred;
+        if deferred {
+            request.end();
+        }
+        deferred
     }
 
     /// Puts a response where the peer's read finds it, zeroes behind it.
-    fn fill(&mut self, row: u32, permit: PermitId, bytes: &[u8]) {
-        let Some(path) = self.path(row) else { return };
-        let Some(chunks) = path.shared.chunks.get() else { return };
-        let len = path.requests[permit.index()].data_len as usize;
-        let chunk = chunks.chunk(ChunkIndex::from(permit));
-        let Some(room) = chunk.slice(0, len) else { return };
-        room.fill(0);
-        room.copy_in(0, &bytes[..bytes.len().min(len)]);
-    }
-
-    /// The request is decided: give the chunk a fresh key, then answer.
-    pub(super) fn finish(
-        &mut self,
-        row: u32,
-        permit: PermitId,
-        errno: u16,
-        fabrics: &mut Fabrics,
-        out: &mut Outbox,
-    ) {
-        if let Some(path) = self.path_mut(row) {
-            path.requests[permit.index()].errno = errno;
-        }
-        let Some((shared, provider, qp, conn)) = self.place(row, permit) else {
-            return self.abandon(row, permit, out);
-        };
-        let chunk = ChunkIndex::from(permit);
-        let Some(chunks) = shared.chunks.get() else { return self.abandon(row, permit, out) };
-        let rebound = self.path(row).is_some_and(|path| path.requests[permit.index()].rebound);
-        let Some(window) = chunks.window(chunk).filter(|_| !rebound) else {
-            return self.respond(row, permit, fabrics, out);
-        };
-        let (slice, wr_id) = (chunks.chunk(chunk), WorkId::Bind.encode(conn));
-        let bound = fabrics[provider].bind(qp, window, &slice, Access::REMOTE_WRITE, wr_id);
-        match bound {
-            // A pending bind is in force before anything posted behind it on the queue pair: when
-            // the peer learns the key, it works. Nobody waits for its completion.
-            Ok(BindResult::Done(rkey) | BindResult::Pending(rkey)) => {
-                self.rebound(row, permit, rkey);
-                self.respond(row, permit, fabrics, out);
-            }
-            Err(error) => {
-                self.abandon(row, permit, out);
-                self.break_by_fabric(row, &error, out);
-            }
+    fn fill(&self, room: u32, bytes: &[u8]) {
+        let len = room as usize;
+        let chunk = self.path.chunks().chunk(ChunkIndex::from(self.at.permit));
+        if let Some(room) = chunk.slice(0, len) {
+            room.fill(0);
+            room.copy_in(0, &bytes[..bytes.len().min(len)]);
         }
     }
 
-    /// Answers, in turn with what waits for room in the send queue.
-    fn respond(&mut self, row: u32, permit: PermitId, fabrics: &mut Fabrics, out: &mut Outbox) {
-        let Some((.., at)) = self.place(row, permit) else {
-            return self.abandon(row, permit, out);
-        };
-        self.go(row, permit, RequestState::Responding);
-        let Some(conn) = self.conn_mut(at) else { return };
-        if conn.waiting.is_empty() && conn.queue.has_room(SendQueue::ANSWER_MAX) {
-            self.post_answer(row, permit, fabrics, out);
-        } else {
-            conn.waiting.push_back(permit);
-        }
+    fn request(&mut self) -> &mut Request {
+        &mut self.path.requests[self.at.permit.index()]
     }
 
-    /// Posts the answer of a request and lets go of its permit. There is room for it.
-    pub(super) fn post_answer(
-        &mut self,
-        row: u32,
-        permit: PermitId,
-        fabrics: &mut Fabrics,
-        out: &mut Outbox,
-    ) {
-        let Some((shared, provider, qp, at)) = self.place(row, permit) else {
-            return self.abandon(row, permit, out);
-        };
-        let Some(path) = self.path(row) else { return };
-        let request = &path.requests[permit.index()];
-        if request.state() != RequestState::Responding {
-            return;
-        }
-        let Some(chunks) = shared.chunks.get() else { return };
-        let chunk = ChunkIndex::from(permit);
-        let sends = request.errno == 0 && request.data_len > 0 && !rtrs_core::mutated!(ReadUnsent);
-        let data = request.target.filter(|_| sends);
-        let answer = Answer {
-            permit,
-            errno: request.errno,
-            data: data.map(|remote| (chunks.sge(chunk, request.data_len), remote)),
-            invalidate: request.invalidate,
-            rkey: chunks.window(chunk).map(|_| (request.rkey, shared.messages.rkey_rsp(chunk))),
-        };
-        self.count(row, permit);
-        // The permit is free before the answer can reach the peer, who may use it at once.
-        self.release(row, permit);
-        let Some(conn) = self.conn_mut(at) else { return };
-        let covered = conn.queue.take(answer.requests());
-        let wr_id = WorkId::Send(covered.unwrap_or(0)).encode(at);
-        if let Err(error) = answer.post(&mut *fabrics[provider], qp, wr_id, covered.is_some()) {
-            self.break_by_fabric(row, &error, out);
-        }
-        self.after_release(row, out);
+    /// True when answers of the path may go over this connection.
+    fn serves(&self, conn: &Conn) -> bool {
+        conn.path == self.at.path && self.path.mode() != Mode::Closing
     }
 
-    /// Counts a request that is about to be answered.
-    fn count(&self, row: u32, permit: PermitId) {
-        let Some(path) = self.path(row) else { return };
-        let request = &path.requests[permit.index()];
-        let counters = path.shared.counters.core(self.core);
-        let nanos = self.now().since(request.since).as_nanos();
-        counters.busy_ns.add(u64::try_from(nanos).unwrap_or(u64::MAX));
-        let good = request.errno == 0;
-        if !good {
-            counters.errors.add(1);
-        }
-        let bytes = if good { u64::from(request.data_len) } else { 0 };
-        match request.io.map(|io| io.op) {
-            Some(IoOp::Read) => {
-                counters.reads.add(1);
-                counters.read_bytes.add(bytes);
-            }
-            Some(IoOp::Write) => {
-                counters.writes.add(1);
-                if request.io.is_some_and(|io| io.flags.fua || io.post_flush) {
-                    counters.fua_writes.add(1);
-                }
-                counters.write_bytes.add(bytes);
-            }
-            Some(IoOp::Flush) => counters.flushes.add(1),
-            Some(IoOp::Discard) => counters.discards.add(1),
-            Some(IoOp::WriteZeroes) => counters.write_zeroes.add(1),
-            None => counters.controls.add(1),
-        }
-    }
-
-    /// The path is closed: ends all its requests but those that a device works on.
-    pub(super) fn abandon_requests(&mut self, row: u32) {
-        let Some(path) = self.path(row) else { return };
-        for at in 0..path.requests.len() {
-            let permit = PermitId(u16::try_from(at).unwrap_or(u16::MAX));
-            let state = self.path(row).map(|path| path.requests[at].state());
-            match state {
-                None | Some(RequestState::Free) => {}
-                Some(RequestState::Submitted) => self.leave_running(row, permit),
-                Some(state) => {
-                    if state == RequestState::Barred {
-                        self.count_unbarred(row);
-                    }
-                    self.release(row, permit);
-                }
-            }
-        }
-    }
-
-    /// Ends a request without an answer.
-    fn abandon(&mut self, row: u32, permit: PermitId, out: &mut Outbox) {
-        self.release(row, permit);
-        self.after_release(row, out);
+    /// Ends the request without an answer: its connection is gone, or its path is closed.
+    fn abandon(&mut self) {
+        self.release();
     }
 
     /// Frees the row and the permit.
-    fn release(&mut self, row: u32, permit: PermitId) {
-        let core = self.core;
-        let Some(path) = self.path(row) else { return };
-        let holder = self.holder(path);
-        let Some(path) = self.path_mut(row) else { return };
-        path.requests[permit.index()].go(RequestState::Free);
-        path.inflight -= 1;
-        path.shared.counters.core(core).inflight.sub(1);
-        path.shared.session.permits.release(permit, holder);
-    }
-
-    fn go(&mut self, row: u32, permit: PermitId, to: RequestState) {
-        if let Some(path) = self.path_mut(row) {
-            path.requests[permit.index()].go(to);
-        }
-    }
-
-    /// The chunk of a request has its next key.
-    fn rebound(&mut self, row: u32, permit: PermitId, rkey: rtrs_core::ids::Rkey) {
-        if let Some(path) = self.path_mut(row) {
-            let request = &mut path.requests[permit.index()];
-            (request.rkey, request.rebound) = (rkey, true);
-        }
-    }
-
-    /// Where a request is answered, unless its connection is gone or the path is closing.
-    fn place(&self, row: u32, permit: PermitId) -> Option<(Arc<PathShared>, usize, QpNum, u32)> {
-        let path = self.path(row)?;
-        if path.mode == RowMode::Closing {
-            return None;
-        }
-        let at = path.requests[permit.index()].conn;
-        let conn = self.conn(at).filter(|conn| conn.path == row)?;
-        Some((Arc::clone(&path.shared), conn.provider, conn.qp, at))
+    fn release(&mut self) {
+        self.request().end();
+        self.path.end_request();
+        self.path.release_permit(self.at.permit);
     }
 }

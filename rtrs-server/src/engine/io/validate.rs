@@ -1,10 +1,75 @@
 //! What a device lets an IO do: its range, its blocks, how much at once.
 
-use rtrs_core::block::{Geometry, IoOp};
+use rtrs_core::block::{Geometry, IoFlags, IoOp};
+use rtrs_core::limits::SECTOR_SIZE;
 use rtrs_core::status::IoStatus;
+use rtrs_core::wire::{IoHeader, RwOp, errno};
 
-/// Judges where an IO wants to go; the rules of [`Geometry::check`] for an IO of any length.
-pub(super) fn judge_range(geometry: &Geometry, op: IoOp, offset: u64, len: u32) -> IoStatus {
+use super::request::{IoProgress, IoStep, changes};
+use crate::engine::device_table::{DeviceEntry, DeviceId};
+use crate::engine::ledger::FlushMark;
+
+/// Plans an IO of the wire. `reads_only`: the session has nothing to make durable. The error is
+/// the errno to answer at once, 0 where there is nothing to do.
+pub(super) fn plan_io(
+    (device, entry): (DeviceId, DeviceEntry),
+    geometry: &Geometry,
+    reads_only: bool,
+    (op, header): (RwOp, &IoHeader),
+) -> Result<IoProgress, u16> {
+    let op = match op {
+        RwOp::Read => IoOp::Read,
+        RwOp::Write => IoOp::Write,
+        RwOp::Flush => IoOp::Flush,
+        RwOp::Discard => IoOp::Discard,
+        RwOp::WriteZeroes => IoOp::WriteZeroes,
+        RwOp::SecureErase => return Err(errno::EOPNOTSUPP),
+    };
+    // No session may write to a read-only export (`engine/control/access.rs`).
+    if changes(op) && !entry.writable {
+        return Err(IoStatus::ReadOnly.to_errno());
+    }
+    // A flush comes with sector -1: only what is read or changed has a place.
+    let (offset, len) = match op {
+        IoOp::Flush => (0, 0),
+        _ => {
+            let offset = header.sector.checked_mul(u64::from(SECTOR_SIZE));
+            (offset.ok_or(errno::EINVAL)?, header.bi_size)
+        }
+    };
+    let status = validate_range(geometry, op, offset, len);
+    if !status.is_ok() {
+        return Err(status.to_errno());
+    }
+    if reads_only && op == IoOp::Flush {
+        return Err(0);
+    }
+    let fua = changes(op) && header.rw.is_fua();
+    let preflush = header.rw.is_preflush() && !rtrs_core::mutated!(PreflushDropped);
+    let flush_first = preflush && op != IoOp::Flush && !reads_only;
+    Ok(IoProgress {
+        export: entry.export,
+        device,
+        op,
+        flags: IoFlags {
+            fua: fua && geometry.fua && !rtrs_core::mutated!(FuaDropped),
+            no_unmap: op == IoOp::WriteZeroes && header.rw.is_no_unmap(),
+            fast_only: false,
+        },
+        step: if flush_first { IoStep::PreFlush } else { IoStep::Data },
+        post_flush: fua && !geometry.fua && geometry.write_cache,
+        offset,
+        done: 0,
+        len,
+        part: 0,
+        epoch: None,
+        mark: FlushMark::default(),
+        number: None,
+    })
+}
+
+/// Validates where an IO goes; the rules of [`Geometry::check`] for an IO of any length.
+fn validate_range(geometry: &Geometry, op: IoOp, offset: u64, len: u32) -> IoStatus {
     if op == IoOp::Flush {
         return IoStatus::Ok;
     }

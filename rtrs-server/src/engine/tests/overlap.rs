@@ -47,7 +47,7 @@ fn change(
 }
 
 /// The disk holds the next change that a sends, after so many; b has the path fenced off.
-fn leave_running(stand: &mut Stand, b: &mut Peer, hold: impl FnOnce(&mut Stand), strays: usize) {
+fn leave_running(stand: &mut Stand, b: &mut Peer, hold: impl FnOnce(&mut Stand), left: usize) {
     hold(stand);
     stand.settle();
     let path = PeerOptions::default().request(0).path_uuid;
@@ -55,7 +55,7 @@ fn leave_running(stand: &mut Stand, b: &mut Peer, hold: impl FnOnce(&mut Stand),
     assert_eq!(b.reply(stand).errno, 0);
     let states: Vec<_> = stand.sessions()[0].paths.iter().map(|path| path.state).collect();
     assert_eq!(states, [PathState::Draining, PathState::Connected]);
-    assert_eq!(stand.strays(), strays);
+    assert_eq!(stand.orphaned_writes(), left);
 }
 
 fn let_go(stand: &mut Stand) {
@@ -66,7 +66,7 @@ fn let_go(stand: &mut Stand) {
     stand.pass(5 * MS);
 }
 
-/// Requests that wait for strays, and those that were seen to be copies.
+/// Requests that wait for orphaned writes, and those that were seen to be copies.
 fn waiting(stand: &Stand) -> (u64, u64) {
     let sessions = stand.sessions();
     let paths = || sessions.iter().flat_map(|session| &session.paths);
@@ -124,7 +124,7 @@ fn a_newer_change_waits_for_one_that_a_closed_path_has_left() {
         assert_eq!(ran, [(older.0, 4096), (newer.0, 7680)]);
         let found = [7, 8, 14, 15, 16, 20].map(|sector| content(&stand, sector));
         assert_eq!(found, [newer.1, older.1, older.1, newer.1, newer.1, 9]);
-        assert_eq!((waiting(&stand), stand.strays(), stand.load().1), ((0, 0), 0, 0));
+        assert_eq!((waiting(&stand), stand.orphaned_writes(), stand.load().1), ((0, 0), 0, 0));
         assert_eq!(stand.sessions()[0].paths.len(), 1, "the closed path is gone");
         b.leave(&mut stand);
         stand.assert_empty();
@@ -149,7 +149,7 @@ fn only_the_part_that_runs_is_waited_for() {
     let_go(&mut stand);
     assert_eq!(permits(&b.replies(&mut stand)), [2, 3]);
     assert_eq!([1, 2, 3, 4, 5, 6].map(|sector| content(&stand, sector)), [1, 2, 2, 2, 2, 9]);
-    assert_eq!(stand.strays(), 0);
+    assert_eq!(stand.orphaned_writes(), 0);
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn a_copy_waits_for_its_original_and_nothing_else_for_its_permit() {
     let_go(&mut stand);
     assert_eq!(permits(&b.replies(&mut stand)), [6]);
     assert_eq!(stand.device.lock().log.len(), 4);
-    assert_eq!((stand.strays(), content(&stand, 8)), (0, 1));
+    assert_eq!((stand.orphaned_writes(), content(&stand, 8)), (0, 1));
 }
 
 #[test]

@@ -25,11 +25,12 @@ use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::ConnReq;
 
 use crate::engine::ServerEngine;
-use crate::engine::io::overlap::Strays;
-use crate::engine::message::{AdminAnswer, AdminAsk, AdminReply, ControlMail, Mail, Search};
+use crate::engine::io::overlap::OrphanedWrites;
+use crate::engine::message::{AdminAnswer, AdminAsk, AdminReply, ControlMessage, Message};
 use crate::engine::session::SessionParams;
 use crate::epoch::SyncEpoch;
-use crate::export::{Export, ExportIndex, ExportTable, Finder};
+use crate::export::{Export, ExportIndex, ExportTable};
+use crate::finder::{Finder, Search};
 
 /// One work request as it was posted, its bytes copied at that moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -417,7 +418,7 @@ impl Default for StandOptions {
 struct Host {
     core: ServerEngine,
     fabrics: Vec<Box<dyn Fabric>>,
-    inbox: VecDeque<Mail>,
+    inbox: VecDeque<Message>,
 }
 
 /// A server on a simulated fabric. Exports: `vol` and `other`, alike; `fixed`, read-only.
@@ -536,8 +537,8 @@ impl Stand {
 
     /// Answers a search.
     pub(super) fn answer(&mut self, search: Search, result: Result<Arc<Export>, u16>) {
-        let found = ControlMail::Found(Box::new((search, result)));
-        self.hosts[0].inbox.push_back(Mail::Control(found));
+        let found = ControlMessage::Found(Box::new((search, result)));
+        self.hosts[0].inbox.push_back(Message::Control(found));
         self.settle();
     }
 
@@ -594,7 +595,7 @@ impl Stand {
         for host in &mut self.hosts {
             while let Some(mail) = host.inbox.pop_front() {
                 busy = true;
-                host.core.handle_mail(now, mail, &mut host.fabrics);
+                host.core.handle_message(now, mail, &mut host.fabrics);
             }
             busy |= host.fabrics[0].poll(now);
             while let Some(event) = host.fabrics[0].next_event() {
@@ -602,7 +603,7 @@ impl Stand {
                 host.core.handle_event(now, 0, event, &mut host.fabrics);
             }
             busy |= host.core.poll(now, &mut host.fabrics);
-            while let Some(letter) = host.core.take_letter() {
+            while let Some(letter) = host.core.take_message() {
                 letters.push(letter);
             }
             host.fabrics[0].flush(now);
@@ -671,7 +672,7 @@ impl Stand {
         let answer = Arc::new(Mutex::new(None));
         let place = Arc::clone(&answer);
         let reply = AdminReply::new(move |answer| *place.lock() = Some(answer));
-        self.hosts[0].inbox.push_back(Mail::Control(ControlMail::Admin { ask, reply }));
+        self.hosts[0].inbox.push_back(Message::Control(ControlMessage::Admin { ask, reply }));
         self.settle();
         answer
     }
@@ -683,14 +684,14 @@ impl Stand {
     }
 
     /// What closed paths have left at all exports.
-    pub(super) fn strays(&self) -> usize {
+    pub(super) fn orphaned_writes(&self) -> usize {
         let places = (0..u16::try_from(self.exports.len()).unwrap()).map(ExportIndex);
-        places.filter_map(|at| self.exports.strays(at)).map(Strays::len).sum()
+        places.filter_map(|at| self.exports.orphaned_writes(at)).map(OrphanedWrites::len).sum()
     }
 
     /// Nothing of any session is left.
     pub(super) fn assert_empty(&self) {
-        assert_eq!((self.load(), self.strays()), ((0, 0), 0));
+        assert_eq!((self.load(), self.orphaned_writes()), ((0, 0), 0));
         assert_eq!(self.sessions(), []);
     }
 }

@@ -1,0 +1,172 @@
+//! One connection on this shard: its queue pair, its send queue, and what its work requests mean.
+
+use std::collections::VecDeque;
+
+use rtrs_core::fabric::{FabricError, QpLimits, SgeList, WorkRequest, WrOp};
+use rtrs_core::ids::{ConnIndex, PermitId, QpNum};
+
+use super::table::{ConnRow, PathRow};
+use crate::engine::ctx::Fabrics;
+use crate::path::io::{Answer, SendQueue};
+
+/// Receives beyond the queue depth: heartbeats and their answers on connection 0, and room for a
+/// repost that is on its way.
+pub(super) const RECV_SLACK: u32 = 8;
+
+/// What a work request is for. Its id also names the connection, so that a completion finds its
+/// place without a search.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WorkId {
+    /// A receive without buffer.
+    Recv,
+    /// The receive for INFO_REQ.
+    Info,
+    /// A send; its completion accounts for that many queue entries.
+    Send(u32),
+    /// The end of the peer's key for a request's chunk.
+    Revoke(PermitId),
+    /// A fresh key for a request's chunk.
+    Bind,
+    /// The first bind of a chunk.
+    FirstBind,
+}
+
+impl WorkId {
+    pub(super) fn encode(self, conn: ConnRow) -> u64 {
+        let (kind, payload) = match self {
+            Self::Recv => (1, 0),
+            Self::Info => (2, 0),
+            Self::Send(covered) => (3, covered),
+            Self::Revoke(permit) => (4, u32::from(permit.0)),
+            Self::Bind => (5, 0),
+            Self::FirstBind => (6, 0),
+        };
+        kind << 60 | u64::from(conn.0) << 32 | u64::from(payload)
+    }
+
+    #[allow(clippy::cast_possible_truncation, reason = "fields of fixed width")]
+    pub(super) fn decode(wr_id: u64) -> Option<(Self, ConnRow)> {
+        let payload = wr_id as u32;
+        let kind = match wr_id >> 60 {
+            1 => Self::Recv,
+            2 => Self::Info,
+            3 => Self::Send(payload),
+            4 => Self::Revoke(PermitId(payload as u16)),
+            5 => Self::Bind,
+            6 => Self::FirstBind,
+            _ => return None,
+        };
+        Some((kind, ConnRow((wr_id >> 32) as u32 & 0x0fff_ffff)))
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Conn {
+    pub(super) path: PathRow,
+    pub(super) cid: ConnIndex,
+    pub(super) provider: usize,
+    pub(super) qp: QpNum,
+    queue: SendQueue,
+    /// Requests whose answers wait for room in the send queue, at most the queue depth.
+    waiting: VecDeque<PermitId>,
+}
+
+impl Conn {
+    pub(super) fn new(
+        path: PathRow,
+        cid: ConnIndex,
+        (provider, qp): (usize, QpNum),
+        queue_depth: u16,
+    ) -> Self {
+        let waiting = VecDeque::with_capacity(usize::from(queue_depth));
+        Self { path, cid, provider, qp, queue: SendQueue::new(queue_depth), waiting }
+    }
+
+    /// What a queue pair has room for. Sends: answers; a revoke per permit and a bind whose
+    /// completion was not seen yet, or the first binds in their place.
+    pub(super) fn limits(queue_depth: u16) -> QpLimits {
+        let depth = u32::from(queue_depth);
+        QpLimits {
+            send_max: SendQueue::limit_for(queue_depth) + 2 * depth + RECV_SLACK,
+            recv_max: depth + RECV_SLACK + 1,
+        }
+    }
+
+    /// True when one more message fits the send queue.
+    pub(super) const fn has_room(&self) -> bool {
+        self.queue.has_room(1)
+    }
+
+    /// True when an answer can be posted now. Otherwise it is to wait its turn.
+    pub(super) fn takes_answer(&self) -> bool {
+        self.waiting.is_empty() && self.queue.has_room(SendQueue::ANSWER_MAX)
+    }
+
+    /// The answer of this request waits for room.
+    pub(super) fn wait(&mut self, permit: PermitId) {
+        self.waiting.push_back(permit);
+    }
+
+    /// A completion accounts for that many entries of the send queue.
+    pub(super) const fn sent(&mut self, covered: u32) {
+        self.queue.complete(covered);
+    }
+
+    /// The next request whose answer waits and has room now.
+    pub(super) fn next_waiting(&mut self) -> Option<PermitId> {
+        self.queue.has_room(SendQueue::ANSWER_MAX).then(|| self.waiting.pop_front())?
+    }
+
+    /// The path is closed: answers that wait are not sent.
+    pub(super) fn drop_waiting(&mut self) {
+        self.waiting.clear();
+    }
+
+    /// Posts a message that is one work request. There is room for it.
+    pub(super) fn send(
+        &mut self,
+        at: ConnRow,
+        op: WrOp,
+        sges: SgeList,
+        fabrics: &mut Fabrics,
+    ) -> Result<(), FabricError> {
+        let covered = self.queue.take(1);
+        let wr_id = WorkId::Send(covered.unwrap_or(0)).encode(at);
+        let wr = WorkRequest { wr_id, op, sges, signaled: covered.is_some() };
+        fabrics[self.provider].post_send(self.qp, wr)
+    }
+
+    /// Posts an answer. There is room for it.
+    pub(super) fn answer(
+        &mut self,
+        at: ConnRow,
+        answer: Answer,
+        fabrics: &mut Fabrics,
+    ) -> Result<(), FabricError> {
+        let covered = self.queue.take(answer.requests());
+        let wr_id = WorkId::Send(covered.unwrap_or(0)).encode(at);
+        answer.post(&mut *fabrics[self.provider], self.qp, wr_id, covered.is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_ids_survive_the_round_trip() {
+        for work in [
+            WorkId::Recv,
+            WorkId::Info,
+            WorkId::Send(u32::MAX),
+            WorkId::Revoke(PermitId(u16::MAX)),
+            WorkId::Bind,
+            WorkId::FirstBind,
+        ] {
+            let conn = ConnRow(0x0abc_def0);
+            assert_eq!(WorkId::decode(work.encode(conn)), Some((work, conn)));
+        }
+        assert_eq!(WorkId::decode(0), None);
+        assert_eq!(WorkId::decode(u64::MAX), None);
+    }
+}

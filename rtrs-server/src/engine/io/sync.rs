@@ -1,0 +1,189 @@
+//! Syncs: flushes, and writes with FUA; what their ends mean for other sessions.
+//!
+//! A sync that failed raises the export's epoch (`epoch.rs`) and is answered when the epoch is
+//! saved. One that succeeded is answered when all syncs that may have taken its error have ended,
+//! and is only then judged: a flush by the session's ledger (`ledger.rs`), a write with FUA by the
+//! epoch it was submitted in. Until then the request is `Settling`; the shard looks at such
+//! requests in each turn, and another shard whose sync has ended wakes it by a message.
+
+use rtrs_core::block::IoOp;
+use rtrs_core::ids::PermitId;
+use rtrs_core::status::IoStatus;
+use rtrs_core::time::{Duration, Instant};
+use rtrs_core::wire::errno;
+
+use super::devices::Devices;
+use super::request::{IoProgress, IoStep};
+use crate::engine::ledger::Hidden;
+use crate::epoch::SyncEpoch;
+use crate::path::PathShared;
+
+/// What saving an epoch may take. After that the failure is reported all the same: a state
+/// directory on a disk that hangs must not delay the answer for ever.
+const SAVE_MAX: Duration = Duration::from_secs(5);
+
+/// How a step of an IO ended, and what has to come about before that is acted on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Settling {
+    pub(super) status: IoStatus,
+    /// Of a sync: syncs with lower numbers decide what its end is worth.
+    horizon: u64,
+    /// Of a sync that has failed: the epoch to be saved before it is answered.
+    saved_by: u32,
+    /// From then on it is answered whether that is saved or not.
+    unsaved_at: Instant,
+}
+
+/// What the end of a step means for the answer.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Verdict {
+    /// The step ended as the device says.
+    Stands,
+    /// The flush fails: acknowledged writes may be lost.
+    ReportLoss(Hidden, u16),
+    /// The write with FUA fails: another sync failed meanwhile, perhaps for its bytes.
+    Fail(u16),
+}
+
+/// True for a status of a write with FUA that says nothing about what was acknowledged before: the
+/// request was refused before it reached the disk.
+const fn is_refusal(status: IoStatus) -> bool {
+    matches!(
+        status,
+        IoStatus::Beyond | IoStatus::Invalid | IoStatus::ReadOnly | IoStatus::Unsupported
+    )
+}
+
+impl IoProgress {
+    /// True when the step that the device works on makes data durable.
+    fn is_sync(&self) -> bool {
+        self.covers_all() || self.step == IoStep::PostFlush || self.flags.fua
+    }
+
+    /// True when that step failed as a sync, so that acknowledged data may be lost. No flush is
+    /// ever refused: a file system that was shut down fails it with EROFS, for one.
+    fn has_lost(&self, status: IoStatus) -> bool {
+        !status.is_ok() && (self.is_flush() || !is_refusal(status))
+    }
+
+    /// True when that step is a flush that covers all that was acknowledged before.
+    fn covers_all(&self) -> bool {
+        self.step == IoStep::PreFlush || self.op == IoOp::Flush
+    }
+
+    /// It is about to be submitted: notes what its end is judged by.
+    pub(super) fn begin_sync(
+        &mut self,
+        path: &PathShared,
+        permit: PermitId,
+        devices: &mut Devices,
+    ) {
+        let rises = devices.epoch(self.export).map(SyncEpoch::rises);
+        self.epoch = self.epoch.or(rises);
+        if !self.is_sync() {
+            return;
+        }
+        if self.covers_all()
+            && let Some(ledger) = path.session.devices.ledger(self.device)
+        {
+            self.mark = ledger.begin_flush(rises.unwrap_or(0), path.key, permit);
+        }
+        self.number = devices.draw(self.export, self.covers_all());
+    }
+
+    /// The device was full: the sync did not begin. Nobody is woken, since another shard whose
+    /// device is full too would answer by waking this one; requests that wait are looked at again.
+    pub(super) fn withdraw_sync(&mut self, devices: &mut Devices) {
+        if let Some(number) = self.number.take() {
+            devices.back(self.export, number);
+        }
+    }
+
+    /// The device ended a step, perhaps of a path that is closed. True when other shards wait for
+    /// that.
+    pub(super) fn end_sync(
+        &mut self,
+        now: Instant,
+        status: IoStatus,
+        devices: &mut Devices,
+    ) -> (Settling, bool) {
+        let mut end = Settling { status, horizon: 0, saved_by: 0, unsaved_at: now + SAVE_MAX };
+        let Some(epoch) = devices.epoch(self.export).filter(|_| self.is_sync()) else {
+            return (end, false);
+        };
+        if self.has_lost(status) && !rtrs_core::mutated!(SyncFailureForgotten) {
+            end.saved_by = epoch.raise();
+            let name = devices.name(self.export).unwrap_or_default();
+            tracing::error!(
+                %name,
+                epoch = epoch.number(),
+                %status,
+                "a sync failed: what was written since the last good flush may be lost; the next \
+                 flush of each session that has written fails"
+            );
+        }
+        let Some(number) = self.number.take() else { return (end, false) };
+        let wakes = devices.back(self.export, number);
+        // After the number is back: what is drawn from now on began after this end.
+        end.horizon = devices.epoch(self.export).map_or(0, SyncEpoch::horizon);
+        (end, wakes)
+    }
+
+    /// True when the end of a step may be acted on.
+    pub(super) fn is_settled(&self, end: &Settling, now: Instant, devices: &Devices) -> bool {
+        let epoch = devices.epoch(self.export).filter(|_| self.is_sync());
+        epoch.is_none_or(|epoch| {
+            (epoch.is_saved(end.saved_by) || now >= end.unsaved_at) && epoch.is_clear(end.horizon)
+        })
+    }
+
+    /// It begins, or ends, to wait until it is settled.
+    pub(super) fn count_settling(&self, begins: bool, devices: &Devices) {
+        if let Some(epoch) = devices.epoch(self.export) {
+            epoch.count_waiting(begins);
+        }
+    }
+
+    /// It waited until it was settled; logs an epoch that could not be saved in time.
+    pub(super) fn end_settling(&self, end: &Settling, devices: &Devices) {
+        self.count_settling(false, devices);
+        if devices.epoch(self.export).is_some_and(|epoch| !epoch.is_saved(end.saved_by)) {
+            tracing::error!(
+                name = devices.name(self.export).unwrap_or_default(),
+                "cannot save the epoch in time: the failure is reported, but a client that \
+                 connects after the server's next start may not hear of it; check the disk of the \
+                 state directory"
+            );
+        }
+    }
+
+    /// What the end of a settled step means.
+    pub(super) fn judge(&self, status: IoStatus, path: &PathShared, devices: &Devices) -> Verdict {
+        let rises = devices.epoch(self.export).map_or(0, SyncEpoch::rises);
+        if self.covers_all() {
+            if !status.is_ok() {
+                return Verdict::ReportLoss(Hidden::Loss, status.to_errno());
+            }
+            let ledger = path.session.devices.ledger(self.device);
+            let hidden = ledger.and_then(|own| own.hides_loss(self.mark, rises));
+            return hidden.map_or(Verdict::Stands, |why| Verdict::ReportLoss(why, errno::EIO));
+        }
+        let outdated = self.epoch.is_some_and(|began| rises > began);
+        if self.is_sync() && status.is_ok() && outdated {
+            return Verdict::Fail(errno::EIO);
+        }
+        Verdict::Stands
+    }
+
+    /// A write has been done and is about to be acknowledged.
+    pub(super) fn note_write(&self, path: &PathShared, devices: &Devices) {
+        if !self.changes() || self.flags.fua {
+            return;
+        }
+        let ledger = path.session.devices.ledger(self.device);
+        let epoch = devices.epoch(self.export);
+        if let (Some(ledger), Some(began), Some(epoch)) = (ledger, self.epoch, epoch) {
+            ledger.wrote(began, epoch.rises());
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Tables whose rows have numbers of a type of their own.
+
+use std::marker::PhantomData;
+
+use rtrs_core::ids::PermitId;
+
+/// The number of a row in a [`Table`].
+pub(super) trait Row: Copy {
+    /// The number of the row at a place.
+    fn at(place: u32) -> Self;
+    /// The place.
+    fn place(self) -> usize;
+}
+
+macro_rules! rows {
+    ($($(#[$doc:meta])+ $name:ident,)+) => {$(
+        $(#[$doc])+
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub(super) struct $name(pub u32);
+
+        impl Row for $name {
+            fn at(place: u32) -> Self {
+                Self(place)
+            }
+            fn place(self) -> usize {
+                self.0 as usize
+            }
+        }
+    )+};
+}
+
+rows! {
+    /// The row of a path on this shard.
+    PathRow,
+    /// The row of a connection on this shard.
+    ConnRow,
+}
+
+/// A request on this shard: the row of its path, and its permit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RequestRef {
+    /// The row of the path.
+    pub path: PathRow,
+    /// The permit.
+    pub permit: PermitId,
+}
+
+impl RequestRef {
+    /// The reference as the tag of an IO.
+    pub(super) fn tag(self) -> u64 {
+        u64::from(self.path.0) << 16 | u64::from(self.permit.0)
+    }
+
+    /// The reference in a tag.
+    #[allow(clippy::cast_possible_truncation, reason = "the tag was made from these widths")]
+    pub(super) fn of(tag: u64) -> Self {
+        Self { path: PathRow((tag >> 16) as u32), permit: PermitId(tag as u16) }
+    }
+}
+
+/// Rows that come and go. The lowest free one is used first.
+#[derive(Debug)]
+pub(super) struct Table<R, T> {
+    rows: Vec<Option<T>>,
+    named: PhantomData<R>,
+}
+
+impl<R: Row, T> Table<R, T> {
+    /// A table without rows.
+    pub(super) const fn new() -> Self {
+        Self { rows: Vec::new(), named: PhantomData }
+    }
+
+    /// Adds a row.
+    pub(super) fn insert(&mut self, value: T) -> R {
+        let at = self.rows.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.rows.push(None);
+            self.rows.len() - 1
+        });
+        self.rows[at] = Some(value);
+        R::at(u32::try_from(at).unwrap_or_else(|_| panic!("more rows than descriptors")))
+    }
+
+    /// A row.
+    pub(super) fn get(&self, row: R) -> Option<&T> {
+        self.rows.get(row.place())?.as_ref()
+    }
+
+    /// A row, to be changed.
+    pub(super) fn get_mut(&mut self, row: R) -> Option<&mut T> {
+        self.rows.get_mut(row.place())?.as_mut()
+    }
+
+    /// Removes a row.
+    pub(super) fn remove(&mut self, row: R) -> Option<T> {
+        self.rows.get_mut(row.place())?.take()
+    }
+
+    /// All rows.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (R, &T)> {
+        (0..).zip(&self.rows).filter_map(|(at, row)| Some((R::at(at), row.as_ref()?)))
+    }
+
+    /// All rows, to be changed.
+    pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.rows.iter_mut().flatten()
+    }
+}
