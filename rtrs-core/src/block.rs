@@ -173,6 +173,38 @@ pub struct Core {
     pub index: CoreIndex,
     /// The core's ring. None in the simulator, where only memory devices run.
     pub ring: Option<Rc<Ring>>,
+    /// For a device whose operations end on another thread.
+    pub wake: WakeHandle,
+}
+
+/// Makes a core poll its devices soon, from any thread.
+///
+/// A device that has completed something on another thread puts that where its `poll` finds it, and
+/// wakes then: the core may be asleep. No `deadline` is needed for that.
+#[derive(Clone)]
+pub struct WakeHandle(Arc<dyn Fn() + Send + Sync>);
+
+impl WakeHandle {
+    /// Wakes by calling this.
+    pub fn new(wake: impl Fn() + Send + Sync + 'static) -> Self {
+        Self(Arc::new(wake))
+    }
+
+    /// Of a core that polls its devices whether it is woken or not.
+    pub fn idle() -> Self {
+        Self::new(|| {})
+    }
+
+    /// Has the core poll its devices after this call.
+    pub fn wake(&self) {
+        (self.0)();
+    }
+}
+
+impl fmt::Debug for WakeHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WakeHandle")
+    }
 }
 
 /// One core's queue of a block device.

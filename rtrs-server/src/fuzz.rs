@@ -17,7 +17,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, Io};
+use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, Io, WakeHandle};
 use rtrs_core::fabric::sim::{BindMode, NodeId, SimFabric, World, WorldOptions, sim_ip};
 use rtrs_core::fabric::{
     Access, ConnectParams, Fabric, FabricEvent, MemoryRegistration, PdUse, PrivateData,
@@ -205,7 +205,7 @@ impl Rig {
             .map(|at| Host {
                 core: ServerEngine::new(
                     params,
-                    Core { index: CoreIndex(at), ring: None },
+                    Core { index: CoreIndex(at), ring: None, wake: WakeHandle::idle() },
                     &exports,
                 ),
                 fabrics: vec![Box::new(world.fabric(node))],

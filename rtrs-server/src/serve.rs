@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
 
-use rtrs_core::block::{BlockSource, Core};
+use rtrs_core::block::{BlockSource, Core, WakeHandle};
 use rtrs_core::config::AutoSwitch;
 use rtrs_core::identity::EvictionKey;
 use rtrs_core::ids::CoreIndex;
@@ -231,7 +231,9 @@ fn start_shard(
     let inbox = mailbox.arm(&ring).map_err(|e| system("cannot set up a mailbox", e))?;
     let mut fabrics = setup.portals.fabrics(&ring)?;
     let listening = if core.0 == 0 { setup.portals.listen(&mut fabrics)? } else { Vec::new() };
-    let place = Core { index: core, ring: Some(std::rc::Rc::clone(&ring)) };
+    let senders = Arc::clone(&setup.senders);
+    let wake = WakeHandle::new(move || senders[core.index()].send(Message::Wake));
+    let place = Core { index: core, ring: Some(std::rc::Rc::clone(&ring)), wake };
     let machine = ServerEngine::new(setup.params, place, &setup.exports);
     let senders = Arc::clone(&setup.senders);
     Ok((ring, ServerShard::new(machine, fabrics, inbox, senders), listening))

@@ -9,10 +9,10 @@ use std::collections::HashSet;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use rtrs_core::block::{BlockDevice, BlockSource, Core, Io, IoFlags, IoOp};
+use rtrs_core::block::{BlockDevice, BlockSource, Core, Io, IoFlags, IoOp, WakeHandle};
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::mem::{MemSlice, Region};
-use rtrs_core::rt::{Clock, Ring};
+use rtrs_core::rt::{Clock, Inbox, Ring, mailbox};
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Duration;
 
@@ -36,6 +36,8 @@ pub struct Rig {
     pub device: Box<dyn BlockDevice>,
     /// The core's ring.
     pub ring: Rc<Ring>,
+    /// Wakes of the device.
+    woken: Inbox<()>,
     /// Memory attached to the device, 4 MiB.
     pub region: Arc<Region>,
     next_tag: u64,
@@ -50,11 +52,14 @@ impl Rig {
 
     /// Opens a source on a core that exists.
     pub fn on(ring: Rc<Ring>, source: &dyn BlockSource, index: u16) -> Self {
-        let core = Core { index: CoreIndex(index), ring: Some(Rc::clone(&ring)) };
+        let (sender, mailbox) = mailbox().expect("an eventfd");
+        let woken = mailbox.arm(&ring).expect("memory");
+        let wake = WakeHandle::new(move || sender.send(()));
+        let core = Core { index: CoreIndex(index), ring: Some(Rc::clone(&ring)), wake };
         let mut device = source.open(&core).expect("the source opens");
         let region = Region::new(4 << 20).expect("memory");
         device.attach_region(&region).expect("memory attaches");
-        Self { device, ring, region, next_tag: 1 }
+        Self { device, ring, woken, region, next_tag: 1 }
     }
 
     /// An IO without a buffer.
@@ -80,6 +85,15 @@ impl Rig {
             self.ring.turn_or_sleep(Some(nap)).expect("the ring sleeps");
             self.device.poll(Clock.now());
         }
+    }
+
+    /// Sleeps until the device wakes the core, for this long at most. False when it did not.
+    pub fn sleep(&mut self, most: Duration) -> bool {
+        if self.woken.prepare_sleep() {
+            self.ring.turn_or_sleep(Some(most)).expect("the ring sleeps");
+        }
+        self.woken.awake();
+        self.woken.take().is_some()
     }
 
     /// Submits and waits for the end.
@@ -454,14 +468,13 @@ fn a_dropped_device_lets_go_of_memory(source: &dyn BlockSource) {
         let io = rig.transfer(IoOp::Read, 0, i * block, block);
         rig.device.submit(io).expect("room for 64 IOs");
     }
-    let Rig { device, ring, region, .. } = rig;
-    drop(device);
+    let Rig { device, ring, region, woken, .. } = rig;
+    drop((device, woken));
     let end = Clock.now() + WAIT_MAX;
-    while ring.running() > 0 {
-        assert!(Clock.now() < end, "operations of a dropped device go on");
+    while ring.running() > 0 || Arc::strong_count(&region) > 1 {
+        assert!(Clock.now() < end, "a dropped device keeps operations or buffers");
         ring.turn_or_sleep(Some(Duration::from_millis(5))).expect("the ring turns");
     }
-    assert_eq!(Arc::strong_count(&region), 1, "the device's buffers are free");
     let mut again = Rig::on(ring, source, 0);
     assert_eq!(again.read(0, block).len(), block, "the core can open it again");
 }

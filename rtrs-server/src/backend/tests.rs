@@ -1,16 +1,21 @@
 //! Tests of memory, null and the wrappers, and of all of them under the suite.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, mpsc};
 
-use rtrs_core::block::{BlockSource, IoFlags, IoOp};
+use crossbeam_queue::SegQueue;
+use rtrs_core::block::{
+    BlockDevice, BlockSource, Completion, Core, Geometry, Io, IoFlags, IoOp, WakeHandle,
+};
 use rtrs_core::rt::Clock;
 use rtrs_core::status::IoStatus;
-use rtrs_core::time::Duration;
+use rtrs_core::time::{Duration, Instant};
 
 use super::conformance::{Keeps, Rig, run};
 use super::layer::{DelaySource, ErrorPlan, ErrorSource, PauseSource, ReadOnlySource};
 use super::memory::CHUNK;
-use super::{Direct, MemorySource, NullSource, Target, TargetSpec, open_target};
+use super::{Direct, INFLIGHT_MAX, MemorySource, NullSource, Target, TargetSpec, open_target};
 use crate::config::Settings;
 use crate::{Error, ErrorKind, Plan};
 
@@ -25,6 +30,94 @@ fn memory_conforms() {
     }
     let large: Arc<dyn BlockSource> = Arc::new(MemorySource::new(1 << 30, 4096));
     run(&large, Keeps::Data);
+}
+
+/// Memory whose IOs run on a thread of their own, as those of a library that calls back.
+#[derive(Debug)]
+struct ThreadSource(Arc<dyn BlockSource>);
+
+impl BlockSource for ThreadSource {
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+
+    fn open(&self, core: &Core) -> io::Result<Box<dyn BlockDevice>> {
+        let (ios, inbox) = mpsc::channel::<Io>();
+        let ended = Arc::new(SegQueue::new());
+        let (source, queue) = (Arc::clone(&self.0), Arc::clone(&ended));
+        let (index, wake) = (core.index, core.wake.clone());
+        std::thread::spawn(move || {
+            let here = Core { index, ring: None, wake: WakeHandle::idle() };
+            let mut device = source.open(&here).unwrap();
+            for io in inbox {
+                device.submit(io).unwrap();
+                queue.push(device.reap().unwrap());
+                wake.wake();
+            }
+        });
+        let geometry = self.geometry();
+        Ok(Box::new(ThreadDevice { geometry, ios, ended, done: VecDeque::new(), inflight: 0 }))
+    }
+}
+
+#[derive(Debug)]
+struct ThreadDevice {
+    geometry: Geometry,
+    ios: mpsc::Sender<Io>,
+    ended: Arc<SegQueue<Completion>>,
+    done: VecDeque<Completion>,
+    inflight: usize,
+}
+
+impl BlockDevice for ThreadDevice {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn submit(&mut self, io: Io) -> Result<(), Io> {
+        if self.inflight == INFLIGHT_MAX {
+            return Err(io);
+        }
+        self.inflight += 1;
+        self.ios.send(io).map_err(|error| error.0)
+    }
+
+    fn poll(&mut self, _now: Instant) -> bool {
+        let before = self.done.len();
+        self.done.extend(std::iter::from_fn(|| self.ended.pop()));
+        self.done.len() > before
+    }
+
+    fn reap(&mut self) -> Option<Completion> {
+        let done = self.done.pop_front();
+        self.inflight -= usize::from(done.is_some());
+        done
+    }
+
+    fn inflight(&self) -> usize {
+        self.inflight
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
+}
+
+#[test]
+fn a_device_on_another_thread_conforms() {
+    run(&(Arc::new(ThreadSource(memory(8 << 20))) as Arc<dyn BlockSource>), Keeps::Data);
+}
+
+#[test]
+fn a_device_on_another_thread_wakes_its_core() {
+    let source = ThreadSource(memory(1 << 20));
+    let mut rig = Rig::new(&source, 0);
+    for _ in 0..100 {
+        let io = rig.transfer(IoOp::Read, 0, 0, 512);
+        rig.device.submit(io).unwrap();
+        assert!(rig.sleep(Duration::from_secs(20)), "not woken");
+        assert!(rig.device.poll(Clock.now()) && rig.device.reap().is_some(), "woken for nothing");
+    }
 }
 
 #[test]

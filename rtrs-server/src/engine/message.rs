@@ -278,6 +278,8 @@ pub enum Message {
     Shard(ShardMessage),
     /// For the control; core 0 only.
     Control(ControlMessage),
+    /// Of a device that has completed something on another thread.
+    Wake,
 }
 
 /// Letters a core's machines leave for the driver to carry.
@@ -295,6 +297,11 @@ impl Outbox {
     /// Leaves a letter for the control core.
     pub fn control(&mut self, mail: ControlMessage) {
         self.letters.push_back((CoreIndex(0), Message::Control(mail)));
+    }
+
+    /// Leaves a letter that came out of another outbox.
+    pub fn pass_on(&mut self, core: CoreIndex, message: Message) {
+        self.letters.push_back((core, message));
     }
 
     /// The next letter, oldest first.

@@ -196,6 +196,8 @@ impl ServerEngine {
     fn take(&mut self, now: Instant, message: Message, fabrics: &mut Fabrics) {
         let ctx = &mut Ctx { now, fabrics, out: &mut self.out };
         match message {
+            // Devices are polled in each turn.
+            Message::Wake => {}
             Message::Shard(message) => self.shard.handle_message(message, ctx),
             Message::Control(message) => {
                 let stops = match &message {
@@ -220,10 +222,7 @@ impl ServerEngine {
                 self.take(now, message, fabrics);
                 continue;
             }
-            match message {
-                Message::Shard(message) => self.away.shard(to, message),
-                Message::Control(message) => self.away.control(message),
-            }
+            self.away.pass_on(to, message);
         }
     }
 }

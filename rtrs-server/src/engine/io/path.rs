@@ -119,7 +119,7 @@ impl LocalPath {
 
     /// So many first binds have been posted, or one has completed. True when none is left.
     pub(super) fn first_binds(&mut self, posted: Option<u16>) -> bool {
-        self.first_binds = posted.unwrap_or(self.first_binds.saturating_sub(1));
+        self.first_binds = posted.unwrap_or_else(|| self.first_binds.saturating_sub(1));
         self.first_binds == 0
     }
 

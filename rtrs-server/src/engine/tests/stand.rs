@@ -9,7 +9,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, Io, IoOp};
+use rtrs_core::block::{
+    BlockDevice, BlockSource, Completion, Core, Geometry, Io, IoOp, WakeHandle,
+};
 use rtrs_core::fabric::sim::{BindMode, NodeId, SimFabric, World, WorldOptions, sim_ip};
 use rtrs_core::fabric::{
     Access, BindResult, ConnRequest, ConnectParams, Fabric, FabricCounters, FabricError,
@@ -494,7 +496,7 @@ impl Stand {
         let aside = Rc::<RefCell<Aside>>::default();
         let hosts: Vec<Host> = (0..options.params.cores)
             .map(|at| {
-                let core = Core { index: CoreIndex(at), ring: None };
+                let core = Core { index: CoreIndex(at), ring: None, wake: WakeHandle::idle() };
                 let inner = world.fabric(node);
                 Host {
                     core: ServerEngine::new(options.params, core, &exports),
