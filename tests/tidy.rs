@@ -7,6 +7,8 @@
 
 #[path = "tidy/judge.rs"]
 mod judge;
+#[path = "tidy/modules.rs"]
+mod modules;
 
 use std::fmt::Write as _;
 use std::fs;
@@ -93,6 +95,9 @@ const ENGINE_ONLY: &[&str] = &[
     "::wire::",
     "::proto::",
 ];
+
+/// Crates in which no files import each other in a circle.
+const ACYCLIC: &[&str] = &["rtrs-server"];
 
 const FILE_LINES_MAX: usize = 700;
 
@@ -304,6 +309,31 @@ fn drivers_know_nothing_of_the_protocol() {
     }
     assert_eq!(seen, DRIVERS.len(), "a driver is gone: correct the list");
     breaches.none("drivers know nothing of the protocol");
+}
+
+#[test]
+fn imports_run_in_one_direction() {
+    let mut breaches = Breaches::default();
+    let sources = sources();
+    for name in ACYCLIC {
+        let src = format!("{name}/src/");
+        let files: Vec<(&str, &str)> = sources
+            .iter()
+            .filter(|source| source.is_rust() && !is_for_tests(&source.path))
+            .filter_map(|source| Some((source.path.strip_prefix(&src)?, source.text.as_str())))
+            .collect();
+        assert!(files.len() > 10, "{src} was not found: correct the list");
+        for cycle in modules::cycles(&files) {
+            breaches.add(&src, 0, format!("import each other: {}", cycle.join(", ")));
+        }
+    }
+    breaches.none("imports run in one direction");
+}
+
+/// A file that is compiled for tests only.
+fn is_for_tests(path: &str) -> bool {
+    const PARTS: [&str; 3] = ["tests", "conformance", "fuzz"];
+    path.split(['/', '.']).any(|part| PARTS.contains(&part))
 }
 
 #[test]

@@ -39,9 +39,9 @@ impl ServerShard {
 impl Shard for ServerShard {
     fn turn(&mut self, now: Instant) -> bool {
         let mut busy = false;
-        while let Some(mail) = self.inbox.take() {
+        while let Some(message) = self.inbox.take() {
             busy = true;
-            self.core.handle_message(now, mail, &mut self.fabrics);
+            self.core.handle_message(now, message, &mut self.fabrics);
         }
         for at in 0..self.fabrics.len() {
             busy |= self.fabrics[at].poll(now);
@@ -55,9 +55,9 @@ impl Shard for ServerShard {
             self.listening = false;
             self.fabrics.iter_mut().for_each(|fabric| fabric.stop_listening());
         }
-        while let Some((to, mail)) = self.core.take_message() {
+        while let Some((to, message)) = self.core.take_message() {
             if let Some(sender) = self.senders.get(to.index()) {
-                sender.send(mail);
+                sender.send(message);
             }
         }
         self.fabrics.iter_mut().for_each(|fabric| fabric.flush(now));

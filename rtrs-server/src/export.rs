@@ -5,9 +5,9 @@
 //! which kernel clients write as part of a device path, is left out of the comparison.
 //!
 //! Behind the named exports the table has places for those that a [`Finder`] finds while the server
-//! runs (`--search-path`). The control core fills and empties them. A place that was emptied is not
-//! used again until no core has the device of its former export open: an index means one thing at
-//! a time.
+//! runs (`--search-path`). The control shard fills and empties them. A place that was emptied is
+//! not used again until no core has the device of its former export open: an index means one thing
+//! at a time.
 
 use std::sync::{Arc, Weak};
 

@@ -225,11 +225,11 @@ impl Rig {
 
     /// A turn of every core and of the clients. True when anything happened.
     fn turn(&mut self) -> bool {
-        let (now, mut busy, mut letters) = (self.world.now(), false, Vec::new());
+        let (now, mut busy, mut messages) = (self.world.now(), false, Vec::new());
         for host in &mut self.hosts {
-            while let Some(mail) = host.inbox.pop_front() {
+            while let Some(message) = host.inbox.pop_front() {
                 busy = true;
-                host.core.handle_message(now, mail, &mut host.fabrics);
+                host.core.handle_message(now, message, &mut host.fabrics);
                 host.core.check();
             }
             busy |= host.fabrics[0].poll(now);
@@ -240,14 +240,14 @@ impl Rig {
             }
             busy |= host.core.poll(now, &mut host.fabrics);
             host.core.check();
-            while let Some(letter) = host.core.take_message() {
-                letters.push(letter);
+            while let Some(message) = host.core.take_message() {
+                messages.push(message);
             }
             host.fabrics[0].flush(now);
         }
-        for (to, mail) in letters {
+        for (to, message) in messages {
             busy = true;
-            self.hosts[to.index()].inbox.push_back(mail);
+            self.hosts[to.index()].inbox.push_back(message);
         }
         busy | self.clients.turn(now)
     }
@@ -291,8 +291,8 @@ impl Rig {
         self.pass(Duration::from_millis(1));
     }
 
-    fn tell(&mut self, mail: ControlMessage) {
-        self.hosts[0].inbox.push_back(Message::Control(mail));
+    fn tell(&mut self, message: ControlMessage) {
+        self.hosts[0].inbox.push_back(Message::Control(message));
     }
 
     /// Everything of a path that works, with `vol` open: what most programs are about comes after.

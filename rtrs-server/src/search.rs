@@ -1,11 +1,11 @@
 //! The search path: exports that clients name and nobody wrote down.
 //!
 //! Owns [`Searcher`], a [`Finder`] with a thread of its own, since looking up and opening a path
-//! may take its time and the control core must not wait. It answers each search with a letter to
-//! the control core, in order. What it opened is known to it as long as somebody uses it, so that
+//! may take its time and the control shard must not wait. It answers each search with a message to
+//! the control shard, in order. What it opened is known to it as long as somebody uses it, so that
 //! two sessions that name one file get one export.
 //!
-//! Names go no further than the search path: the control core refuses those with `..`, and what a
+//! Names go no further than the search path: the control shard refuses those with `..`, and what a
 //! symbolic link makes of a name must lie below the path, with all links of the path itself
 //! resolved. A path that is trusted to clients must not be writable by those who are not trusted:
 //! a directory that becomes a link between the look and the open is followed.

@@ -34,40 +34,66 @@ impl Counter {
     }
 }
 
-/// What one core did for one path. A cache line or more of its own.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-pub struct CoreCounters {
+macro_rules! counters {
+    ($($(#[$doc:meta])+ $name:ident,)+) => {
+        /// What one shard did for one path. A cache line or more of its own.
+        #[derive(Debug, Default)]
+        #[repr(align(128))]
+        pub struct CoreCounters {
+            $($(#[$doc])+ pub $name: Counter,)+
+        }
+
+        /// A sum of [`CoreCounters`].
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+        pub struct IoTotals {
+            $($(#[$doc])+ pub $name: u64,)+
+        }
+
+        impl IoTotals {
+            /// Adds another sum to this one.
+            pub fn add(&mut self, other: &Self) {
+                $(self.$name += other.$name;)+
+            }
+
+            fn count(&mut self, counters: &CoreCounters) {
+                $(self.$name += counters.$name.get();)+
+            }
+        }
+    };
+}
+
+counters! {
     /// Reads answered.
-    pub reads: Counter,
+    reads,
     /// Bytes of reads that succeeded.
-    pub read_bytes: Counter,
+    read_bytes,
     /// Writes answered.
-    pub writes: Counter,
+    writes,
     /// Bytes of writes that succeeded.
-    pub write_bytes: Counter,
+    write_bytes,
     /// Writes answered that had to be durable with their answer (FUA).
-    pub fua_writes: Counter,
+    fua_writes,
     /// Flushes answered.
-    pub flushes: Counter,
+    flushes,
     /// Discards answered.
-    pub discards: Counter,
+    discards,
     /// Write zeroes answered.
-    pub write_zeroes: Counter,
+    write_zeroes,
     /// Session info, open and close answered.
-    pub controls: Counter,
+    controls,
     /// Requests answered with an error.
-    pub errors: Counter,
-    /// States of requests that cannot happen; each has ended the path.
-    pub internal_errors: Counter,
+    errors,
+    /// States that cannot happen and have ended a path: bugs of this server.
+    internal_errors,
     /// Requests that waited for their original on another path.
-    pub replays: Counter,
-    /// Requests that wait now for an older write that a closed path has left at the disk.
-    pub barred: Counter,
+    replays,
+    /// Requests now in flight that wait for an older write to the same place, which a path that is
+    /// closed has left at the disk.
+    barred,
     /// Requests now in flight.
-    pub inflight: Counter,
+    inflight,
     /// Nanoseconds from arrival to answer, summed over all requests.
-    pub busy_ns: Counter,
+    busy_ns,
 }
 
 impl CoreCounters {
@@ -95,101 +121,28 @@ impl CoreCounters {
     }
 }
 
-/// What all cores did for one path.
+/// What all shards did for one path.
 #[derive(Debug)]
 pub struct PathCounters {
     cores: Box<[CoreCounters]>,
 }
 
-/// A sum of [`CoreCounters`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct IoTotals {
-    /// Reads answered.
-    pub reads: u64,
-    /// Bytes of reads that succeeded.
-    pub read_bytes: u64,
-    /// Writes answered.
-    pub writes: u64,
-    /// Bytes of writes that succeeded.
-    pub write_bytes: u64,
-    /// Writes answered that had to be durable with their answer (FUA).
-    pub fua_writes: u64,
-    /// Flushes answered.
-    pub flushes: u64,
-    /// Discards answered.
-    pub discards: u64,
-    /// Write zeroes answered.
-    pub write_zeroes: u64,
-    /// Session info, open and close answered.
-    pub controls: u64,
-    /// Requests answered with an error.
-    pub errors: u64,
-    /// States that cannot happen and have ended a path: bugs of this server.
-    pub internal_errors: u64,
-    /// Requests that waited for their original on another path.
-    pub replays: u64,
-    /// Requests now in flight that wait for an older write to the same place, which a path that is
-    /// closed has left at the disk.
-    pub barred: u64,
-    /// Requests now in flight.
-    pub inflight: u64,
-    /// Nanoseconds from arrival to answer, summed over all requests.
-    pub busy_ns: u64,
-}
-
 impl PathCounters {
-    /// Zeroes for that many cores.
+    /// Zeroes for that many shards.
     pub fn new(cores: u16) -> Self {
         Self { cores: (0..cores.max(1)).map(|_| CoreCounters::default()).collect() }
     }
 
-    /// One core's counters. A core past the end shares the last one's.
+    /// One shard's counters. A shard past the end shares the last one's.
     pub fn core(&self, core: CoreIndex) -> &CoreCounters {
         &self.cores[core.index().min(self.cores.len() - 1)]
     }
 
-    /// The sum over all cores.
+    /// The sum over all shards.
     pub fn totals(&self) -> IoTotals {
         let mut sum = IoTotals::default();
-        for core in &self.cores {
-            sum.reads += core.reads.get();
-            sum.read_bytes += core.read_bytes.get();
-            sum.writes += core.writes.get();
-            sum.write_bytes += core.write_bytes.get();
-            sum.fua_writes += core.fua_writes.get();
-            sum.flushes += core.flushes.get();
-            sum.discards += core.discards.get();
-            sum.write_zeroes += core.write_zeroes.get();
-            sum.controls += core.controls.get();
-            sum.errors += core.errors.get();
-            sum.internal_errors += core.internal_errors.get();
-            sum.replays += core.replays.get();
-            sum.barred += core.barred.get();
-            sum.inflight += core.inflight.get();
-            sum.busy_ns += core.busy_ns.get();
-        }
+        self.cores.iter().for_each(|core| sum.count(core));
         sum
-    }
-}
-
-impl IoTotals {
-    /// Adds another sum to this one.
-    pub fn add(&mut self, other: &Self) {
-        self.reads += other.reads;
-        self.read_bytes += other.read_bytes;
-        self.writes += other.writes;
-        self.write_bytes += other.write_bytes;
-        self.fua_writes += other.fua_writes;
-        self.flushes += other.flushes;
-        self.discards += other.discards;
-        self.write_zeroes += other.write_zeroes;
-        self.controls += other.controls;
-        self.errors += other.errors;
-        self.internal_errors += other.internal_errors;
-        self.replays += other.replays;
-        self.barred += other.barred;
-        self.inflight += other.inflight;
-        self.busy_ns += other.busy_ns;
     }
 }
 
@@ -286,6 +239,11 @@ pub struct SessionSnapshot {
     pub io: IoTotals,
     /// Its paths.
     pub paths: Vec<PathSnapshot>,
+}
+
+/// Milliseconds of a duration.
+pub fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Microseconds of a duration.

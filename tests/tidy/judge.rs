@@ -29,7 +29,7 @@ const MACHINE_BANS: &[(&str, &str)] = &[
 ];
 
 /// Rust text with comments and the insides of literals blanked; lines stay where they are.
-fn code_of(text: &str) -> String {
+pub(crate) fn code_of(text: &str) -> String {
     let chars: Vec<char> = text.chars().collect();
     let mut out = String::with_capacity(text.len());
     let mut at = 0;

@@ -13,7 +13,8 @@ use rtrs_core::local::{RunDir, SocketState, ask, socket_state};
 use rtrs_core::time::Duration;
 use serde_json::{Value, json};
 
-use super::{Question, WITHIN_MS_MAX, report};
+use super::question::{Question, WITHIN_MS_MAX};
+use super::report;
 use crate::cli::{Command, DisconnectArgs, DrainArgs, EvictArgs, SessionCommand, Shown, Where};
 use crate::error::{Error, ErrorKind};
 

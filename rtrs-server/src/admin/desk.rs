@@ -17,7 +17,7 @@ use rtrs_core::rt::Sender;
 use rtrs_core::time::Duration;
 use serde_json::{Value, json};
 
-use super::{Question, WITHIN_MS_MAX};
+use super::question::{Question, WITHIN_MS_MAX};
 use crate::engine::message::{AdminAnswer, AdminAsk, AdminReply, ControlMessage, Message};
 use crate::epoch::SyncEpoch;
 use crate::error::{Error, ErrorKind};

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use rtrs_core::block::Completion;
 use rtrs_core::status::IoStatus;
 
-use super::INFLIGHT_MAX;
+use super::target::INFLIGHT_MAX;
 
 /// Completions that wait to be reaped; room for every IO a device takes.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! Which export each device id of a session means, readable by every core without a lock.
 //!
-//! One atomic word per id, written by the control core on OPEN and CLOSE, loaded once per IO. Ids
+//! One atomic word per id, written by the control shard on OPEN and CLOSE, loaded once per IO. Ids
 //! are per session, start at 0 and are reused, lowest first, as the kernel's are. A session opens
 //! an export once at most, so there are as many ids as exports.
 //!

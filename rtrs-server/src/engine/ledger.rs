@@ -18,7 +18,7 @@
 use rtrs_core::ids::PermitId;
 use rtrs_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::path::PathKey;
+use crate::path::key::PathKey;
 
 /// What a flush covers and what the session had been told when it was submitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,8 +1,8 @@
-//! Messages between the control core and the cores that carry IO.
+//! Messages between the control shard and the shards that carry IO.
 //!
-//! The control core is core 0; mail to oneself is delivered within the same turn. Message from one
-//! core to another keeps its order, which the life of a path relies on: what is accepted on a
-//! core is closed there later.
+//! The control shard is shard 0; a message to oneself is delivered within the same turn. Messages
+//! from one shard to another keep their order, which the life of a path relies on: what is accepted
+//! on a shard is closed there later.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::finder::{OpenMode, Search};
 use crate::path::{PathEnd, PathKey, PathShared};
 use crate::stats::SessionSnapshot;
 
-/// An open or close on its way to the control core.
+/// An open or close on its way to the control shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControlRequest {
     /// OPEN.
@@ -76,7 +76,7 @@ pub struct AcceptOrder {
     pub response: PrivateData,
 }
 
-/// From the control core to a core.
+/// From the control shard to a core.
 #[derive(Debug)]
 pub enum ShardMessage {
     /// Accept a connection of a path.
@@ -126,7 +126,18 @@ pub enum ShardMessage {
     Exit,
 }
 
-/// From a core to the control core.
+/// What a shard reports of the end of a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndReport {
+    /// A path that finishes has nothing in flight on this shard any more.
+    Finished,
+    /// Nothing of the path begins on this shard any more. Its connections are being closed.
+    Stopped,
+    /// Nothing of the path is left on this shard.
+    Drained,
+}
+
+/// From a core to the control shard.
 #[derive(Debug)]
 pub enum ControlMessage {
     /// INFO_REQ or what came in its place.
@@ -173,26 +184,14 @@ pub enum ControlMessage {
         /// Why.
         end: PathEnd,
     },
-    /// A path that finishes has nothing in flight on this core any more.
-    Finished {
+    /// How far the end of a path is on a shard.
+    Ending {
         /// Which path.
         path: PathKey,
-        /// The core.
+        /// The shard.
         core: CoreIndex,
-    },
-    /// Nothing of the path begins on this core any more. Its connections are being closed.
-    Stopped {
-        /// Which path.
-        path: PathKey,
-        /// The core.
-        core: CoreIndex,
-    },
-    /// Nothing of the path is left on this core.
-    Drained {
-        /// Which path.
-        path: PathKey,
-        /// The core.
-        core: CoreIndex,
+        /// How far.
+        report: EndReport,
     },
     /// A signal asks the server to stop.
     Shutdown,
@@ -205,7 +204,7 @@ pub enum ControlMessage {
     },
 }
 
-/// What the operator asks of the control core. A session is named by its number or its name.
+/// What the operator asks of the control shard. A session is named by its number or its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AdminAsk {
     /// Which sessions there are.
@@ -271,46 +270,46 @@ impl fmt::Debug for AdminReply {
     }
 }
 
-/// A letter to a core.
+/// A message to a shard.
 #[derive(Debug)]
 pub enum Message {
-    /// For the core's shard.
+    /// For the shard's part of sessions.
     Shard(ShardMessage),
-    /// For the control; core 0 only.
+    /// For the control; shard 0 only.
     Control(ControlMessage),
     /// Of a device that has completed something on another thread.
     Wake,
 }
 
-/// Letters a core's machines leave for the driver to carry.
+/// Messages that a shard's engine leaves for the driver to carry.
 #[derive(Debug, Default)]
 pub struct Outbox {
-    letters: std::collections::VecDeque<(CoreIndex, Message)>,
+    messages: std::collections::VecDeque<(CoreIndex, Message)>,
 }
 
 impl Outbox {
-    /// Leaves a letter for a core's shard.
-    pub fn shard(&mut self, core: CoreIndex, mail: ShardMessage) {
-        self.letters.push_back((core, Message::Shard(mail)));
+    /// Leaves a message for a core's shard.
+    pub fn shard(&mut self, core: CoreIndex, message: ShardMessage) {
+        self.messages.push_back((core, Message::Shard(message)));
     }
 
-    /// Leaves a letter for the control core.
-    pub fn control(&mut self, mail: ControlMessage) {
-        self.letters.push_back((CoreIndex(0), Message::Control(mail)));
+    /// Leaves a message for the control shard.
+    pub fn control(&mut self, message: ControlMessage) {
+        self.messages.push_back((CoreIndex(0), Message::Control(message)));
     }
 
-    /// Leaves a letter that came out of another outbox.
+    /// Leaves a message that came out of another outbox.
     pub fn pass_on(&mut self, core: CoreIndex, message: Message) {
-        self.letters.push_back((core, message));
+        self.messages.push_back((core, message));
     }
 
-    /// The next letter, oldest first.
+    /// The next message, oldest first.
     pub fn take(&mut self) -> Option<(CoreIndex, Message)> {
-        self.letters.pop_front()
+        self.messages.pop_front()
     }
 
-    /// True when no letter waits.
+    /// True when no message waits.
     pub fn is_empty(&self) -> bool {
-        self.letters.is_empty()
+        self.messages.is_empty()
     }
 }

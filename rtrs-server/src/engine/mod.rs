@@ -1,9 +1,9 @@
 //! The engine of one shard of the server: its part of every session, and on shard 0 the control.
 //!
 //! Events of the shard's providers and messages of other shards go in; work requests go to the
-//! providers, messages come out of [`ServerEngine::take_message`]. It does no IO of its own and reads
-//! no clock, so the driver runs it on a reactor and the simulator in virtual time alike. Messages
-//! that a shard sends to itself never come out: they are handled within the same call.
+//! providers, messages come out of [`ServerEngine::take_message`]. It does no IO of its own and
+//! reads no clock, so the driver runs it on a reactor and the simulator in virtual time alike.
+//! Messages that a shard sends to itself never come out: they are handled within the same call.
 
 pub mod control;
 pub mod ctx;
@@ -37,7 +37,7 @@ use crate::stats::SessionSnapshot;
 pub struct ServerEngine {
     core: CoreIndex,
     control: Option<Control>,
-    /// On core 0, where the listener is; pings never leave it.
+    /// On shard 0, where the listener is; pings never leave it.
     pings: Option<PingServer>,
     shard: Shard,
     out: Outbox,
@@ -156,14 +156,14 @@ impl ServerEngine {
         self.away.take()
     }
 
-    /// Begins the server's end; on core 0 only, elsewhere nothing happens.
+    /// Begins the server's end; on shard 0 only, elsewhere nothing happens.
     pub fn shutdown(&mut self, now: Instant, fabrics: &mut Fabrics) {
         if self.control.is_some() {
             self.handle_message(now, Message::Control(ControlMessage::Shutdown), fabrics);
         }
     }
 
-    /// True once a stop was asked for; core 0 knows.
+    /// True once a stop was asked for; shard 0 knows.
     pub fn is_stopping(&self) -> bool {
         self.control.as_ref().is_some_and(Control::is_stopping)
     }

@@ -3,11 +3,11 @@
 //! Chunks belong to a path, not to a session, so that a late arrival on a dead path cannot touch
 //! memory that moved on. One region holds all chunks; it is registered once. With
 //! `always_invalidate` every chunk has a window of its own, whose key the peer gets and loses
-//! with each request; else the registration's one key covers all. Made for the control core when
+//! with each request; else the registration's one key covers all. Made for the control shard when
 //! INFO_REQ was accepted, or before the path's first connection where the device pins it, or over
-//! the memory of a path of the session that is gone (`engine/control/chunk_pool.rs`); read by every core, freed with
-//! its last holder: a block IO in flight keeps the memory itself alive, never the peer's right to
-//! it.
+//! the memory of a path of the session that is gone (`engine/control/chunk_pool.rs`); read by every
+//! core, freed with its last holder: a block IO in flight keeps the memory itself alive, never the
+//! peer's right to it.
 
 use std::any::Any;
 use std::sync::Arc;

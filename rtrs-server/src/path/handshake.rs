@@ -1,8 +1,8 @@
 //! The start of a path, a struct per step: connections arrive, then INFO_REQ, then it serves.
 //!
 //! [`Joining`] collects the connections of one path; [`Joining::admit`] takes INFO_REQ, which may
-//! come only when all are there (rtrs-srv.c, post_recv_path), and yields [`Admitted`]. Names are
-//! judged here; whether a name is taken is the session table's business.
+//! come only when all are there (rtrs-srv.c, post_recv_path), and yields the session's name. Names
+//! are judged here; whether a name is taken is the session table's business.
 
 use rtrs_core::ids::ConnIndex;
 use rtrs_core::time::Instant;
@@ -14,13 +14,6 @@ pub struct Joining {
     seen: Box<[bool]>,
     missing: u16,
     deadline: Instant,
-}
-
-/// INFO_REQ was accepted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Admitted {
-    /// The session's name.
-    pub name: Name,
 }
 
 /// Why a connection cannot join its path.
@@ -90,13 +83,13 @@ impl Joining {
     ///
     /// # Errors
     /// It is malformed or early, or its name is refused: the path ends.
-    pub fn admit(&self, bytes: &[u8]) -> Result<Admitted, InfoError> {
+    pub fn admit(&self, bytes: &[u8]) -> Result<Name, InfoError> {
         if self.missing > 0 {
             return Err(InfoError::Early(self.missing));
         }
         let request = InfoReq::decode(bytes).map_err(InfoError::Wire)?;
         request.session_name.check_session_name().map_err(InfoError::Name)?;
-        Ok(Admitted { name: request.session_name })
+        Ok(request.session_name)
     }
 }
 
@@ -116,7 +109,7 @@ mod tests {
         joining.join(ConnIndex(2), 3).unwrap();
         joining.join(ConnIndex(1), 3).unwrap();
         assert_eq!(joining.present(), 3);
-        assert_eq!(joining.admit(&info).unwrap().name.as_bytes(), b"sess");
+        assert_eq!(joining.admit(&info).unwrap().as_bytes(), b"sess");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A path at the server: what its connections share, whichever core they live on.
 //!
-//! The control core owns a path's life (`state.rs`, `handshake.rs`); each core that has a
+//! The control shard owns a path's life (`state.rs`, `handshake.rs`); each core that has a
 //! connection of it owns that connection and the requests that came over it; how answers are
 //! posted stands in `io.rs`.
 
@@ -33,18 +33,8 @@ pub struct PathShared {
     pub key: PathKey,
     /// Its session.
     pub session: Arc<SessionShared>,
-    /// What the client calls it.
-    pub uuid: PathUuid,
-    /// Connections it has when complete.
-    pub cid_num: u16,
-    /// Which of the core's providers carries it.
-    pub provider: u8,
-    /// That provider's scheme.
-    pub transport: &'static str,
-    /// The client's address.
-    pub peer: SocketAddr,
-    /// Our address.
-    pub local: SocketAddr,
+    /// Where it comes from.
+    pub origin: PathOrigin,
     /// The domain of its memory and queue pairs.
     pub pd: Arc<dyn ProtectionDomain>,
     /// Buffers of its small messages.
@@ -57,7 +47,7 @@ pub struct PathShared {
     heard: AtomicU64,
 }
 
-/// What a path is made of besides its shared state.
+/// Where a path comes from, as its first connection says.
 #[derive(Clone, Copy, Debug)]
 pub struct PathOrigin {
     /// What the client calls it.
@@ -84,16 +74,10 @@ impl PathShared {
         messages: MessageBuffers,
         cores: u16,
     ) -> Arc<Self> {
-        let PathOrigin { uuid, cid_num, provider, transport, peer, local } = origin;
         Arc::new(Self {
             key,
             session,
-            uuid,
-            cid_num,
-            provider,
-            transport,
-            peer,
-            local,
+            origin,
             pd,
             messages,
             chunks: OnceLock::new(),
@@ -103,12 +87,12 @@ impl PathShared {
         })
     }
 
-    /// The state as last published by the control core.
+    /// The state as last published by the control shard.
     pub fn state(&self) -> PathState {
         PathState::from_u8(self.state.load(Ordering::Acquire))
     }
 
-    /// Publishes a state; the control core only.
+    /// Publishes a state; the control shard only.
     pub(crate) fn publish(&self, state: PathState) {
         self.state.store(state as u8, Ordering::Release);
     }
@@ -127,8 +111,8 @@ impl PathShared {
 /// How often a core tells of a path's traffic at most.
 pub const HEARD_EVERY: Duration = Duration::from_millis(1);
 
-/// The core that connection `cid` of every path lives on: service connections on core 0, the
-/// others in turn from core 0 on.
+/// The shard that connection `cid` of every path lives on: service connections on shard 0, the
+/// others in turn from shard 0 on.
 pub fn core_of(cid: ConnIndex, cores: u16) -> CoreIndex {
     CoreIndex(cid.0.saturating_sub(1) % cores.max(1))
 }

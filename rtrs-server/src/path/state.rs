@@ -2,7 +2,7 @@
 
 use rtrs_core::proto::Moves;
 
-/// Where a path is in its life. Owned by the control core; every core reads it.
+/// Where a path is in its life. Owned by the control shard; every core reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]

@@ -15,18 +15,17 @@
 
 mod discard;
 mod queue;
+mod shared;
 mod sysfs;
 mod watch;
 
-use std::fmt;
 use std::fs::{File, Metadata, TryLockError};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
-use std::thread::Thread;
 
 use rtrs_core::block::{BlockDevice, BlockSource, Core, Geometry, SharedErrors};
 use rtrs_core::mem::Region;
@@ -35,39 +34,11 @@ use rtrs_core::time::Duration;
 
 use self::discard::DiscardThread;
 use self::queue::FileDevice;
-use super::{BackendError, Direct, whole_blocks};
+use self::shared::{Shared, ZEROES};
+use super::target::{BackendError, Direct, whole_blocks};
 
-/// Bytes of zeroes written at a time where nothing quicker exists.
-const ZEROES: usize = 1 << 20;
 /// Largest physical block announced, in bytes: RNBD has 16 bits for it.
 const PHYSICAL_MAX: u32 = 32 << 10;
-
-/// What all cores know about one opened target.
-struct Shared {
-    path: PathBuf,
-    file: File,
-    geometry: Geometry,
-    /// Set when O_DIRECT is in use.
-    align: Option<DirectAlign>,
-    in_memory: bool,
-    /// Holes can be punched; on a device: zeroes can be written without carrying them.
-    punch: bool,
-    /// Turns false with the first ZERO_RANGE that the file system refuses.
-    zero_range: AtomicBool,
-    zeroes: Arc<Region>,
-    /// Block devices with discard only.
-    discard: Option<DiscardThread>,
-    /// It is a block device.
-    device: bool,
-    /// The lowest end seen that is below the exported size; else the largest number.
-    end: AtomicU64,
-    /// The end that a flush has last failed for.
-    told: AtomicU64,
-    /// That it has no name any more was reported.
-    deleted: AtomicBool,
-    /// Who looks for such changes.
-    watch: OnceLock<Thread>,
-}
 
 /// A regular file or a block device.
 #[derive(Clone, Debug)]
@@ -212,21 +183,6 @@ impl BlockSource for FileSource {
         // once, and the flush of a client must not miss it because it was told here.
         let path = format!("/proc/self/fd/{}", self.shared.file.as_raw_fd());
         File::open(path)?.sync_data()
-    }
-}
-
-impl Shared {
-    /// Has the target looked at soon.
-    fn look(&self) {
-        if let Some(thread) = self.watch.get() {
-            thread.unpark();
-        }
-    }
-}
-
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("File").field("path", &self.path).finish_non_exhaustive()
     }
 }
 

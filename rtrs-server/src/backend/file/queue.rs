@@ -22,9 +22,9 @@ use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Duration, Instant};
 
 use super::discard::{Answer, Job};
-use super::{Shared, ZEROES};
-use crate::backend::INFLIGHT_MAX;
+use super::shared::{Shared, ZEROES};
 use crate::backend::done::Done;
+use crate::backend::target::INFLIGHT_MAX;
 
 const BOUNCE_COUNT: u32 = 16;
 const BOUNCE: usize = 128 << 10;

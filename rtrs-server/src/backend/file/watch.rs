@@ -17,7 +17,7 @@ use std::{fs::File, io, time::Duration};
 use rtrs_core::rt::blkdev;
 use rtrs_core::status::IoStatus;
 
-use super::Shared;
+use super::shared::Shared;
 
 /// Time between two looks.
 const LOOK_EVERY: Duration = Duration::from_secs(1);

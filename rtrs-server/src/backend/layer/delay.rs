@@ -11,7 +11,7 @@ use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, Io,
 use rtrs_core::mem::Region;
 use rtrs_core::time::{Duration, Instant, earliest};
 
-use crate::backend::INFLIGHT_MAX;
+use crate::backend::target::INFLIGHT_MAX;
 
 /// Delays every IO of a backend.
 #[derive(Debug)]

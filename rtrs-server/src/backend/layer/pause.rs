@@ -16,7 +16,7 @@ use rtrs_core::block::{
 use rtrs_core::mem::Region;
 use rtrs_core::time::{Duration, Instant, earliest};
 
-use crate::backend::INFLIGHT_MAX;
+use crate::backend::target::INFLIGHT_MAX;
 
 const LOOK: Duration = Duration::from_millis(1);
 

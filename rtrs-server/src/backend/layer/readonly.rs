@@ -11,8 +11,8 @@ use rtrs_core::mem::Region;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Instant, earliest};
 
-use crate::backend::INFLIGHT_MAX;
 use crate::backend::done::Done;
+use crate::backend::target::INFLIGHT_MAX;
 
 /// Makes a backend read-only.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 //! Rules of the kernel's server (rnbd-srv.c, rnbd_srv_check_update_open_perm): reading is always
 //! allowed; one session may write; a second writer comes in with `migration` only, after the
 //! first. Unlike the kernel a session that opens an export again has its new mode judged, and a
-//! mode without writing is enforced on IO. Used by the control core.
+//! mode without writing is enforced on IO. Used by the control shard.
 
 use rtrs_core::ids::SessionId;
 use rtrs_core::wire::{AccessMode, errno};

@@ -7,9 +7,9 @@
 //!
 //! What is kept here nobody can reach. The path is gone: all its connections were reported closed,
 //! so nothing arrives and nothing is read for them any more, and its block IO has ended
-//! (docs/ARCHITECTURE.md, "Memory that is used again"). A spare never leaves its session, and there
-//! are at most as many paths and spares together as the session had paths at once. Owned by the
-//! control core.
+//! (docs/ARCHITECTURE.md, "Memory that is used again"). Cached memory never leaves its session,
+//! and paths and cached memory together are never more than the paths that the session had at once.
+//! Owned by the control shard.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::path::{PathKey, PathShared};
 
 /// The memory of one path that is gone.
 #[derive(Debug)]
-pub(super) struct Spare {
+pub(super) struct CachedChunks {
     /// Whose it was.
     from: PathKey,
     provider: u8,
@@ -32,13 +32,13 @@ pub(super) struct Spare {
 
 /// What a session keeps.
 #[derive(Debug, Default)]
-pub(super) struct Spares {
-    list: Vec<Spare>,
+pub(super) struct ChunkCache {
+    list: Vec<CachedChunks>,
     /// Paths with chunks that the session had at once.
     paths_max: usize,
 }
 
-impl Spares {
+impl ChunkCache {
     /// The session has so many paths with chunks and connections.
     pub(super) fn note_paths(&mut self, live: usize) {
         self.paths_max = self.paths_max.max(live);
@@ -46,7 +46,7 @@ impl Spares {
 
     /// Keeps the memory of a path that is gone; `live` others have chunks and connections.
     pub(super) fn keep(&mut self, path: Arc<PathShared>, live: usize) {
-        let Some(PathShared { key, provider, pd, messages, chunks, .. }) = alone(path) else {
+        let Some(PathShared { key, origin, pd, messages, chunks, .. }) = alone(path) else {
             return;
         };
         let room = live + self.list.len() < self.paths_max;
@@ -55,7 +55,7 @@ impl Spares {
                 let (memory, keys) = pool.into_memory();
                 pd.let_go(Box::new((keys, messages)));
                 tracing::debug!(path = %key, "chunks: kept");
-                self.list.push(Spare { from: key, provider, pd, memory });
+                self.list.push(CachedChunks { from: key, provider: origin.provider, pd, memory });
             }
             pool => pd.let_go(Box::new((pool, messages))),
         }
@@ -67,29 +67,29 @@ impl Spares {
         &mut self,
         provider: u8,
         fits: impl Fn(&Arc<dyn ProtectionDomain>) -> bool,
-    ) -> Option<Spare> {
-        let whole = |spare: &Spare| {
+    ) -> Option<CachedChunks> {
+        let whole = |one: &CachedChunks| {
             // Its windows are gone when nobody else holds it.
-            let bare = spare.memory.registration.as_ref().map(Arc::strong_count) == Some(1);
-            spare.provider == provider && bare && fits(&spare.pd)
+            let bare = one.memory.registration.as_ref().map(Arc::strong_count) == Some(1);
+            one.provider == provider && bare && fits(&one.pd)
         };
         let whole = self.list.iter().position(whole);
-        let at = whole.or_else(|| self.list.iter().position(|spare| spare.provider == provider))?;
-        let mut spare = self.list.swap_remove(at);
+        let at = whole.or_else(|| self.list.iter().position(|one| one.provider == provider))?;
+        let mut taken = self.list.swap_remove(at);
         if whole.is_none()
-            && let Some(registration) = spare.memory.registration.take()
+            && let Some(registration) = taken.memory.registration.take()
         {
-            spare.pd.let_go(Box::new(registration));
+            taken.pd.let_go(Box::new(registration));
         }
-        Some(spare)
+        Some(taken)
     }
 
     /// The session has ended with this path.
-    pub(super) fn end(self, path: Arc<PathShared>) {
+    pub(super) fn end(&mut self, path: Arc<PathShared>) {
         if let Some(PathShared { pd, messages, chunks, .. }) = alone(path) {
             pd.let_go(Box::new((chunks, messages)));
         }
-        for Spare { pd, memory, .. } in self.list {
+        for CachedChunks { pd, memory, .. } in self.list.drain(..) {
             pd.let_go(Box::new(memory));
         }
     }
@@ -105,7 +105,7 @@ fn alone(path: Arc<PathShared>) -> Option<PathShared> {
     path
 }
 
-impl Spare {
+impl CachedChunks {
     /// The domain in which it is registered, if it still is.
     pub(super) fn domain(&self) -> Option<&Arc<dyn ProtectionDomain>> {
         self.memory.registration.is_some().then_some(&self.pd)

@@ -11,12 +11,8 @@ use std::mem;
 
 use rtrs_core::ids::{CoreIndex, SessionId};
 
-use super::Control;
-use super::fence::Asker;
-use crate::engine::ctx::Ctx;
-use crate::engine::device_table::DeviceId;
-use crate::engine::message::{CloseNumber, Closed, ControlAnswer, ShardMessage};
-use crate::engine::session::SessionShared;
+use super::asker::Asker;
+use crate::engine::message::{CloseNumber, Closed, Outbox, ShardMessage};
 use crate::export::ExportIndex;
 
 /// A close that waits for requests.
@@ -28,7 +24,7 @@ pub(super) struct Closing {
     asker: Asker,
 }
 
-/// The closes that wait on the control core.
+/// The closes that wait on the control shard.
 #[derive(Debug, Default)]
 pub(super) struct Closings {
     last: u64,
@@ -55,39 +51,32 @@ impl Closings {
         let ended: Vec<Closing> = ended;
         ended.iter().map(|one| one.closed.export).collect()
     }
-}
 
-impl Control {
-    /// CLOSE came. `None`: the answer comes when nothing runs there any more.
-    pub(super) fn begin_close(
+    /// CLOSE came: asks every shard whether requests of the session still run at the export.
+    pub(super) fn begin(
         &mut self,
-        session: &SessionShared,
-        device: DeviceId,
+        (session, export): (SessionId, ExportIndex),
         asker: Asker,
-        ctx: &mut Ctx<'_>,
-    ) -> Option<ControlAnswer> {
-        // A close of what is not open succeeds, as with the kernel.
-        let Some(entry) = session.devices.close(device) else { return Some(ControlAnswer::Done) };
-        self.closings.last += 1;
-        let (close, export) = (CloseNumber(self.closings.last), entry.export);
-        let (cores, closed) = (self.params.cores, Closed { close, session: session.id, export });
-        self.closings.waiting.push(Closing { closed, cores, asker });
+        cores: u16,
+        out: &mut Outbox,
+    ) {
+        self.last += 1;
+        let closed = Closed { close: CloseNumber(self.last), session, export };
+        self.waiting.push(Closing { closed, cores, asker });
         for core in 0..cores {
-            ctx.out.shard(CoreIndex(core), ShardMessage::Retire(closed));
+            out.shard(CoreIndex(core), ShardMessage::Retire(closed));
         }
-        None
     }
 
-    /// A core is through with a closed export.
-    pub(super) fn retired(&mut self, close: CloseNumber, ctx: &mut Ctx<'_>) {
-        let waiting = &mut self.closings.waiting;
-        let Some(at) = waiting.iter().position(|one| one.closed.close == close) else { return };
-        waiting[at].cores -= 1;
-        if waiting[at].cores > 0 {
-            return;
+    /// A shard is through with a closed export. Some: all are, and the close is to be answered.
+    pub(super) fn retired(&mut self, close: CloseNumber) -> Option<(Closed, Asker)> {
+        // None: the session has ended meanwhile.
+        let at = self.waiting.iter().position(|one| one.closed.close == close)?;
+        self.waiting[at].cores -= 1;
+        if self.waiting[at].cores > 0 {
+            return None;
         }
-        let Closing { closed, asker, .. } = waiting.swap_remove(at);
-        self.give_back(closed.export, closed.session, ctx);
-        asker.tell(ControlAnswer::Done, ctx);
+        let Closing { closed, asker, .. } = self.waiting.swap_remove(at);
+        Some((closed, asker))
     }
 }

@@ -6,21 +6,19 @@
 //! half of its time is over, those that are left finish at once, since one may wait for a backend
 //! that never answers. What still runs at the end of the time is abandoned, and counted.
 
-use rtrs_core::ids::CoreIndex;
 use rtrs_core::time::{Duration, Instant};
 
-use super::Control;
-use crate::engine::ctx::Ctx;
-use crate::engine::message::{AdminAnswer, AdminReply, ShardMessage};
+use super::registry::Registry;
+use crate::engine::message::{AdminAnswer, AdminReply};
+use crate::path::PathKey;
 use crate::path::state::PathState;
-use crate::path::{PathEnd, PathKey};
 
 /// How long the ends of connections may take at the end, after the time for requests.
 const ABORT_GRACE: Duration = Duration::from_secs(2);
 
 /// How far the server's end is.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Stop {
+enum Stop {
     /// Requests that run may end.
     Finishing {
         /// From then on all paths finish.
@@ -39,109 +37,98 @@ pub(super) enum Stop {
     Done,
 }
 
-impl Control {
-    /// A signal: nothing new is taken, what runs is answered. It hurries a drain.
-    pub(super) fn shutdown(&mut self, ctx: &mut Ctx<'_>) {
-        self.begin_stop(ctx.now, ctx.now + self.params.shutdown_grace, ctx);
+/// What the end of the server asks for next.
+pub(super) enum Order {
+    /// Nothing before that time, if any.
+    Wait(Option<Instant>),
+    /// These paths finish; to be looked at again at that time.
+    Finish(Vec<PathKey>, Instant),
+    /// All paths end, whatever they still do.
+    EndAll(Instant),
+    /// The shards end.
+    Exit,
+}
+
+/// The server's end, if one was begun.
+#[derive(Debug, Default)]
+pub(super) struct Drain {
+    stop: Option<Stop>,
+    /// Who asked for a drain.
+    reply: Option<AdminReply>,
+}
+
+impl Drain {
+    /// True from the moment a stop was asked for.
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stop.is_some()
     }
 
-    /// The operator drains the server. The answer comes when that is done.
-    pub(super) fn drain(&mut self, within: Duration, reply: AdminReply, ctx: &mut Ctx<'_>) {
-        if self.stop.is_some() {
-            return reply.send(AdminAnswer::Refused("the server ends already".to_owned()));
-        }
-        let within_ms = within.as_millis();
-        tracing::info!(sessions = self.sessions.len(), within_ms, "draining");
-        self.drain = Some(reply);
-        self.begin_stop(ctx.now + within / 2, ctx.now + within, ctx);
+    /// The operator waits for the answer to a drain.
+    pub(super) fn set_reply(&mut self, reply: AdminReply) {
+        self.reply = Some(reply);
     }
 
-    fn begin_stop(&mut self, all_at: Instant, until: Instant, ctx: &mut Ctx<'_>) {
+    /// Begins the end, or hurries it: all paths finish at one time, and end at another. False when
+    /// connections are ended already.
+    pub(super) fn begin(&mut self, all_at: Instant, until: Instant) -> bool {
         let stop = match self.stop {
             None => Stop::Finishing { all_at, until },
             Some(Stop::Finishing { all_at: before, until: bound }) => {
                 Stop::Finishing { all_at: all_at.min(before), until: until.min(bound) }
             }
-            Some(Stop::Aborting { .. } | Stop::Done) => return,
+            Some(Stop::Aborting { .. } | Stop::Done) => return false,
         };
         self.stop = Some(stop);
-        let half = |key: &PathKey| {
-            self.paths.get(key).is_some_and(|path| path.state == PathState::Connecting)
-        };
-        let keys: Vec<PathKey> = self.paths.keys().copied().filter(half).collect();
-        for key in keys {
-            self.end_path(key, &PathEnd::Shutdown, ctx);
-        }
-        self.advance_stop(ctx);
+        true
     }
 
-    /// Lets the next path of each session finish, or all.
-    fn finish_paths(&mut self, all: bool, ctx: &mut Ctx<'_>) {
-        let mut keys = Vec::new();
-        for session in self.sessions.values() {
-            let is = |key: &PathKey, state| self.paths.get(key).is_some_and(|p| p.state == state);
-            let up = session.paths.iter().copied().filter(|key| is(key, PathState::Connected));
-            if all {
-                keys.extend(up);
-            } else if !session.paths.iter().any(|key| is(key, PathState::Finishing)) {
-                keys.extend(up.take(1));
+    /// Goes on with the end.
+    pub(super) fn advance(&mut self, now: Instant, registry: &Registry) -> Order {
+        let left = registry.paths().count();
+        match self.stop {
+            None | Some(Stop::Done) => Order::Wait(None),
+            Some(Stop::Finishing { .. }) if left == 0 => self.done(0),
+            Some(Stop::Finishing { until, .. }) if now >= until => {
+                let totals = registry.paths().map(|path| path.shared().counters.totals());
+                let unfinished = totals.map(|io| io.inflight).sum();
+                tracing::warn!(paths = left, unfinished, "requests did not end in time");
+                let until = now + ABORT_GRACE;
+                self.stop = Some(Stop::Aborting { until, unfinished });
+                Order::EndAll(until)
             }
-        }
-        for key in keys {
-            let Some(path) = self.paths.get_mut(&key) else { continue };
-            path.heartbeat = None;
-            path.go(PathState::Finishing);
-            for debt in &path.cores {
-                ctx.out.shard(debt.core, ShardMessage::Finish { path: key });
+            Some(Stop::Finishing { all_at, until }) => {
+                let all = now >= all_at;
+                Order::Finish(to_finish(all, registry), if all { until } else { all_at })
             }
+            Some(Stop::Aborting { until, unfinished }) if now >= until || left == 0 => {
+                self.done(unfinished)
+            }
+            Some(Stop::Aborting { until, .. }) => Order::Wait(Some(until)),
         }
     }
 
-    /// Goes on with the end, if one was begun.
-    pub(super) fn advance_stop(&mut self, ctx: &mut Ctx<'_>) {
-        let Some(stop) = self.stop else { return };
-        let stop = match stop {
-            Stop::Done => return,
-            Stop::Finishing { .. } if self.paths.is_empty() => {
-                self.tell_drained(0);
-                Stop::Done
-            }
-            Stop::Finishing { until, .. } if ctx.now >= until => {
-                let keys: Vec<PathKey> = self.paths.keys().copied().collect();
-                let paths = self.paths.values();
-                let unfinished = paths.map(|path| path.shared.counters.totals().inflight).sum();
-                tracing::warn!(paths = keys.len(), unfinished, "requests did not end in time");
-                for key in keys {
-                    self.end_path(key, &PathEnd::Shutdown, ctx);
-                }
-                Stop::Aborting { until: ctx.now + ABORT_GRACE, unfinished }
-            }
-            Stop::Finishing { all_at, until } => {
-                self.finish_paths(ctx.now >= all_at, ctx);
-                Stop::Finishing { all_at, until }
-            }
-            Stop::Aborting { until, unfinished } if ctx.now >= until || self.paths.is_empty() => {
-                self.tell_drained(unfinished);
-                Stop::Done
-            }
-            waiting @ Stop::Aborting { .. } => waiting,
-        };
-        self.stop = Some(stop);
-        match stop {
-            Stop::Done => {
-                for core in 0..self.params.cores {
-                    ctx.out.shard(CoreIndex(core), ShardMessage::Exit);
-                }
-            }
-            Stop::Finishing { all_at, until } if ctx.now >= all_at => self.wake(until),
-            Stop::Finishing { all_at, .. } => self.wake(all_at),
-            Stop::Aborting { until, .. } => self.wake(until),
-        }
-    }
-
-    fn tell_drained(&mut self, unfinished: u64) {
-        if let Some(reply) = self.drain.take() {
+    fn done(&mut self, unfinished: u64) -> Order {
+        self.stop = Some(Stop::Done);
+        if let Some(reply) = self.reply.take() {
             reply.send(AdminAnswer::Drained { unfinished });
         }
+        Order::Exit
     }
+}
+
+/// The next path of each session, or all.
+fn to_finish(all: bool, registry: &Registry) -> Vec<PathKey> {
+    let mut keys = Vec::new();
+    for session in registry.sessions() {
+        let paths = |state| {
+            let paths = registry.paths_of(session.id());
+            paths.filter(move |path| path.state() == state).map(|path| path.key())
+        };
+        let most = match all {
+            true => usize::MAX,
+            false => usize::from(paths(PathState::Finishing).next().is_none()),
+        };
+        keys.extend(paths(PathState::Connected).take(most));
+    }
+    keys
 }

@@ -2,9 +2,9 @@
 //!
 //! A client whose paths have all died loses its session. When it connects again under the same id
 //! it gets a new one, with a new ledger, and for the client nothing has changed: it still relies
-//! on a flush for the writes that were acknowledged before. So the control core keeps what a ledger
-//! knows, and the next session of that id takes it up when it opens the export. A kernel's client
-//! learns of a loss in no other way. Ours compares cache ids at each open and hears there of
+//! on a flush for the writes that were acknowledged before. So the control shard keeps what a
+//! ledger knows, and the next session of that id takes it up when it opens the export. A kernel's
+//! client learns of a loss in no other way. Ours compares cache ids at each open and hears there of
 //! failures up to then; what fails later it learns from its flushes, like a kernel.
 //!
 //! At most [`KEPT_MAX`] exports of sessions are kept, the oldest are dropped, and each for

@@ -1,109 +1,97 @@
-//! Opens and closes of exports: the control core's answers to OPEN and CLOSE.
+//! Opens and closes of exports: the control shard's answers to OPEN and CLOSE.
 //!
 //! A name is looked up among the named exports; what is not there goes to the finder, if the
-//! server has a search path, and comes back as a letter. Who may open what is judged by
+//! server has a search path, and comes back as a message. Who may open what is judged by
 //! `access.rs`; what an open export looks like to a client is told here.
 
 use std::sync::Arc;
 
-use rtrs_core::ids::{CoreIndex, PermitId, SessionId};
+use rtrs_core::ids::{CoreIndex, SessionId};
 use rtrs_core::limits::{SECTOR_SIZE, SEGMENTS_MAX};
+use rtrs_core::time::Instant;
 use rtrs_core::wire::{Name, OpenRsp, OpenRspTail, errno};
 
-use super::Control;
-use super::fence::Asker;
+use super::access::AccessBook;
+use super::asker::Asker;
+use super::close::Closings;
+use super::ended::Ended;
 use crate::engine::ctx::Ctx;
 use crate::engine::device_table::{DeviceEntry, DeviceId};
 use crate::engine::ledger::FlushLedger;
-use crate::engine::message::{ControlAnswer, ControlRequest, ShardMessage};
-use crate::engine::session::{ServerLife, SessionShared};
-use crate::export::{Export, ExportIndex};
+use crate::engine::message::{CloseNumber, ControlAnswer, Outbox, ShardMessage};
+use crate::engine::session::{ServerLife, SessionParams, SessionShared};
+use crate::export::{Export, ExportIndex, ExportTable};
 use crate::finder::{OpenMode, Search};
-use crate::path::PathKey;
+use crate::stats::OpenSnapshot;
 
-impl Control {
-    /// An open, a close or a fence came.
-    pub(super) fn request(
-        &mut self,
-        key: PathKey,
-        core: CoreIndex,
-        permit: PermitId,
-        request: ControlRequest,
-        ctx: &mut Ctx<'_>,
-    ) {
-        let Some(path) = self.paths.get(&key) else { return };
-        let session = Arc::clone(&path.shared.session);
-        let answer = match request {
-            ControlRequest::Open { name, mode } => {
-                let bytes = name.as_bytes();
-                let bad = bytes.is_empty() || bytes.windows(2).any(|pair| pair == b"..");
-                match self.exports.find(bytes) {
-                    _ if bad => ControlAnswer::Refused(errno::EINVAL),
-                    Some(index) => self.open(&session, index, mode, ctx),
-                    None if self.search(&session, (key, core, permit), &name, mode) => return,
-                    None => ControlAnswer::Refused(errno::ENOENT),
-                }
-            }
-            ControlRequest::Close { device } => {
-                match self.begin_close(&session, device, Asker { path: key, core, permit }, ctx) {
-                    Some(answer) => answer,
-                    None => return,
-                }
-            }
-            ControlRequest::Fence(fence) => {
-                match self.fence(Asker { path: key, core, permit }, fence, ctx) {
-                    Some(answer) => answer,
-                    None => return,
-                }
-            }
-        };
-        ctx.out.shard(core, ShardMessage::Answer { path: key, permit, answer });
+/// Which session has which export open.
+#[derive(Debug)]
+pub(super) struct Opens {
+    params: SessionParams,
+    exports: Arc<ExportTable>,
+    access: AccessBook,
+    closings: Closings,
+    ended: Ended,
+}
+
+impl Opens {
+    pub(super) fn new(params: SessionParams, exports: Arc<ExportTable>) -> Self {
+        Self {
+            params,
+            access: AccessBook::new(exports.len()),
+            exports,
+            closings: Closings::default(),
+            ended: Ended::default(),
+        }
     }
 
-    /// Asks the finder. False when nobody will answer.
-    fn search(
-        &self,
+    /// OPEN came, from a session of that name. `None`: the finder is asked, and its answer comes
+    /// as a message.
+    pub(super) fn open(
+        &mut self,
         session: &SessionShared,
-        (path, core, permit): (PathKey, CoreIndex, PermitId),
-        name: &Name,
-        mode: OpenMode,
-    ) -> bool {
-        let session = self.sessions.get(&session.id).and_then(|session| session.name);
-        let (Some(finder), Some(session)) = (self.exports.finder(), session) else { return false };
-        finder.find(Search { path, core, permit, mode, session, name: *name })
+        session_name: Option<Name>,
+        (asker, name, mode): (Asker, &Name, OpenMode),
+        ctx: &mut Ctx<'_>,
+    ) -> Option<ControlAnswer> {
+        let bytes = name.as_bytes();
+        if bytes.is_empty() || bytes.windows(2).any(|pair| pair == b"..") {
+            return Some(ControlAnswer::Refused(errno::EINVAL));
+        }
+        if let Some(index) = self.exports.find(bytes) {
+            return Some(self.open_export(session, index, mode, ctx));
+        }
+        let asked = self.exports.finder().zip(session_name).is_some_and(|(finder, session)| {
+            let Asker { path, core, permit } = asker;
+            finder.find(Search { path, core, permit, mode, session, name: *name })
+        });
+        (!asked).then_some(ControlAnswer::Refused(errno::ENOENT))
     }
 
     /// The finder is done.
     pub(super) fn found(
         &mut self,
-        search: &Search,
+        session: &SessionShared,
+        mode: OpenMode,
         result: Result<Arc<Export>, u16>,
         ctx: &mut Ctx<'_>,
-    ) {
-        let Search { path: key, core, permit, mode, .. } = *search;
-        // Nobody to answer: what was found closes with its last holder, which is this one.
-        let Some(path) = self.paths.get(&key) else { return };
-        let session = Arc::clone(&path.shared.session);
-        let answer = match result {
-            Ok(export) => match self.exports.place(&export) {
-                Some(index) => {
-                    let answer = self.open(&session, index, mode, ctx);
-                    if self.access.opens(index).is_empty() {
-                        self.exports.leave(index);
-                    }
-                    answer
-                }
-                None => {
-                    tracing::warn!(name = %export.name, "too many exports of the search path");
-                    ControlAnswer::Refused(errno::ENOMEM)
-                }
-            },
-            Err(errno) => ControlAnswer::Refused(errno),
+    ) -> ControlAnswer {
+        let export = match result {
+            Ok(export) => export,
+            Err(errno) => return ControlAnswer::Refused(errno),
         };
-        ctx.out.shard(core, ShardMessage::Answer { path: key, permit, answer });
+        let Some(index) = self.exports.place(&export) else {
+            tracing::warn!(name = %export.name, "too many exports of the search path");
+            return ControlAnswer::Refused(errno::ENOMEM);
+        };
+        let answer = self.open_export(session, index, mode, ctx);
+        if self.access.opens(index).is_empty() {
+            self.exports.leave(index);
+        }
+        answer
     }
 
-    fn open(
+    fn open_export(
         &mut self,
         session: &SessionShared,
         index: ExportIndex,
@@ -114,10 +102,6 @@ impl Control {
         let Some(export) = self.exports.get(index) else {
             return ControlAnswer::Refused(errno::ENOENT);
         };
-        // It may have asked before it was evicted.
-        if self.evicted.contains(session.id) {
-            return ControlAnswer::Refused(errno::ESTALE);
-        }
         // Its writes from before the close may still run, whatever it asks for now.
         if self.closings.contains(session.id, index) {
             return ControlAnswer::Refused(errno::EBUSY);
@@ -131,9 +115,7 @@ impl Control {
         let entry = DeviceEntry { export: index, writable: access.may_write() };
         let had = session.devices.find(index).is_some();
         let Some(device) = session.devices.open(entry, export.epoch.rises()) else {
-            if self.access.close(index, session.id) {
-                self.close_devices(index, ctx);
-            }
+            self.give_back(index, session.id, ctx.out);
             return ControlAnswer::Refused(errno::ENOMEM);
         };
         let (name, id) = (&export.name, device.0);
@@ -149,25 +131,81 @@ impl Control {
             && let Some(ledger) = ledger
             && let Some(lost) = self.ended.take(ctx.now, session.id, &export)
         {
-            // Who compares the cache id learns there of a loss.
+            // A client that compares the cache id learns there of a loss.
             let compared = compares && opened.cache_id != 0;
             ledger.resume(epoch, lost && !compared);
         }
         ControlAnswer::Opened(tail.encode(&opened))
     }
 
-    /// Nothing of a session can change the export any more: others may open it.
-    pub(super) fn give_back(&mut self, export: ExportIndex, session: SessionId, ctx: &mut Ctx<'_>) {
-        if self.access.close(export, session) {
-            self.close_devices(export, ctx);
+    /// CLOSE came. `None`: the answer comes when nothing of the session runs there any more.
+    pub(super) fn close(
+        &mut self,
+        session: &SessionShared,
+        device: DeviceId,
+        asker: Asker,
+        out: &mut Outbox,
+    ) -> Option<ControlAnswer> {
+        // A close of what is not open succeeds, as with the kernel.
+        let Some(entry) = session.devices.close(device) else { return Some(ControlAnswer::Done) };
+        self.closings.begin((session.id, entry.export), asker, self.params.cores, out);
+        None
+    }
+
+    /// A shard is through with a closed export.
+    pub(super) fn retired(&mut self, close: CloseNumber, out: &mut Outbox) {
+        if let Some((closed, asker)) = self.closings.retired(close) {
+            self.give_back(closed.export, closed.session, out);
+            asker.answer(ControlAnswer::Done, out);
         }
     }
 
-    fn close_devices(&self, export: ExportIndex, ctx: &mut Ctx<'_>) {
-        for core in 0..self.params.cores {
-            ctx.out.shard(CoreIndex(core), ShardMessage::CloseDevice { export });
+    /// A session has ended: gives back what it had open.
+    pub(super) fn session_ended(
+        &mut self,
+        session: &SessionShared,
+        now: Instant,
+        out: &mut Outbox,
+    ) {
+        for device in session.devices.ids() {
+            let Some(entry) = session.devices.close(device) else { continue };
+            let export = self.exports.get(entry.export);
+            if let (Some(export), Some(ledger)) = (export, session.devices.ledger(device)) {
+                self.ended.keep(now, session.id, &export, ledger);
+            }
+            if !rtrs_core::mutated!(ExportKept) {
+                self.give_back(entry.export, session.id, out);
+            }
         }
-        self.exports.leave(export);
+        for export in self.closings.forget(session.id) {
+            self.give_back(export, session.id, out);
+        }
+    }
+
+    /// Nothing of a session can change the export any more: others may open it.
+    fn give_back(&mut self, export: ExportIndex, session: SessionId, out: &mut Outbox) {
+        if self.access.close(export, session) {
+            for core in 0..self.params.cores {
+                out.shard(CoreIndex(core), ShardMessage::CloseDevice { export });
+            }
+            self.exports.leave(export);
+        }
+    }
+
+    /// What a session has open, as statistics show it.
+    pub(super) fn snapshot(&self, session: &SessionShared) -> Vec<OpenSnapshot> {
+        let devices = &session.devices;
+        let open = devices.ids().filter_map(|id| devices.get(id)).map(|entry| entry.export);
+        // What it has closed it holds until nothing of it runs there any more.
+        open.chain(self.closings.of(session.id))
+            .filter_map(|at| {
+                let export = self.exports.get(at)?;
+                let mut opens = self.access.opens(at).iter();
+                let (_, mode) = *opens.find(|(who, _)| *who == session.id)?;
+                let (export, id) = (export.name.clone(), export.id.map(|id| id.to_string()));
+                Some(OpenSnapshot { export, access: mode.into(), id })
+            })
+            .collect()
     }
 }
 

@@ -14,6 +14,7 @@ pub mod overlap;
 mod path;
 pub mod permits;
 mod pipeline;
+mod progress;
 pub mod request;
 mod sync;
 mod table;
@@ -39,7 +40,9 @@ use self::pipeline::{RECHECK_INTERVAL, Step, Waiting};
 use self::request::RequestState;
 use self::table::{ConnRow, PathRow, RequestRef, Table};
 use crate::engine::ctx::Ctx;
-use crate::engine::message::{AcceptOrder, Closed, ControlMessage, Outbox, ShardMessage};
+use crate::engine::message::{
+    AcceptOrder, Closed, ControlMessage, EndReport, Outbox, ShardMessage,
+};
 use crate::engine::session::SessionParams;
 use crate::export::ExportTable;
 use crate::path::io::bare_write;
@@ -58,7 +61,7 @@ pub struct Shard {
     waiting: Waiting,
     /// Closed exports that requests may still run on.
     retiring: Vec<Closed>,
-    /// Internal errors that no path could be blamed for.
+    /// Internal errors of paths that are gone, and those of no path.
     internal_errors: u64,
     now: Instant,
     exit: bool,
@@ -107,8 +110,10 @@ impl Shard {
             ShardMessage::Close { path, abrupt } => {
                 if !self.with_path(path, ctx, |shard, row, ctx| shard.close_path(row, abrupt, ctx))
                 {
-                    ctx.out.control(ControlMessage::Stopped { path, core: self.index });
-                    ctx.out.control(ControlMessage::Drained { path, core: self.index });
+                    for report in [EndReport::Stopped, EndReport::Drained] {
+                        let core = self.index;
+                        ctx.out.control(ControlMessage::Ending { path, core, report });
+                    }
                 }
             }
             ShardMessage::Answer { path, permit, answer } => {
@@ -142,9 +147,7 @@ impl Shard {
         let Some((work, at, row, cid)) = known else {
             return self.internal_error("a completion for no connection");
         };
-        let Some(path) = self.paths.get_mut(row) else {
-            return self.internal_error("a connection of no path");
-        };
+        let path = &mut self.paths[row];
         match wc.status {
             WcStatus::Success => {}
             // The queue pair goes down; the failure before or `Closed` tells why.
@@ -193,10 +196,9 @@ impl Shard {
         let Some((at, Conn { path: row, cid, .. })) = conn else {
             return self.internal_error("the end of no connection");
         };
-        if let Some(path) = self.paths.get_mut(row) {
-            path.remove_conn(at);
-            path.fail(PathEnd::Connection { cid, reason }, ctx.out);
-        }
+        let path = &mut self.paths[row];
+        path.remove_conn(at);
+        path.fail(PathEnd::Connection { cid, reason }, ctx.out);
         self.end_path_if_over(row, ctx.out);
     }
 
@@ -212,12 +214,12 @@ impl Shard {
                 self.step(at, ctx, |step, ctx| step.device_done(completion.status, ctx));
             }
             while let Some(waiting) = self.devices.next_waiting(at) {
-                let mut taken = true;
+                let mut taken = None;
                 self.step_if_there(waiting, ctx, |step, ctx| taken = step.resubmit(ctx));
-                if !taken {
+                if taken == Some(false) {
                     break;
                 }
-                busy = true;
+                busy |= taken.is_some();
             }
             self.devices.sweep(at);
         }
@@ -346,12 +348,10 @@ impl Shard {
             row
         });
         let depth = self.params.limits.queue_depth();
-        let provider = usize::from(path.provider);
+        let provider = usize::from(path.origin.provider);
         let fabric = &mut ctx.fabrics[provider];
         let qp = fabric.accept(ctx.now, &path.pd, request, Conn::limits(depth), &response);
-        let Some(local) = self.paths.get_mut(row) else {
-            return self.internal_error("a path without its row");
-        };
+        let local = &mut self.paths[row];
         let qp = match qp {
             Ok(qp) => qp,
             Err(error) => return local.fail_by_fabric(&error, ctx.out),
@@ -377,12 +377,10 @@ impl Shard {
 
     /// Binds all windows of a path that was admitted, then sends INFO_RSP.
     fn serve(&mut self, row: PathRow, ctx: &mut Ctx<'_>) {
-        let Some(path) = self.paths.get_mut(row) else { return };
+        let path = &mut self.paths[row];
         // Connection 0 may have ended meanwhile: the path is about to be closed.
         let Some(service) = path.service() else { return };
-        let Some(conn) = self.conns.get(service) else {
-            return path.internal_error("connection 0 is not in its table", ctx.out);
-        };
+        let conn = &self.conns[service];
         let chunks = path.chunks();
         let fabric = &mut ctx.fabrics[conn.provider];
         let wr_id = WorkId::FirstBind.encode(service);
@@ -402,12 +400,10 @@ impl Shard {
 
     /// INFO_RSP, the first message on connection 0; from then on the peer may send requests.
     fn send_info_rsp(&mut self, row: PathRow, ctx: &mut Ctx<'_>) {
-        let Some(path) = self.paths.get_mut(row) else { return };
+        let path = &mut self.paths[row];
         // Connection 0 may have ended meanwhile.
         let Some(service) = path.service() else { return };
-        let Some(conn) = self.conns.get_mut(service) else {
-            return path.internal_error("connection 0 is not in its table", ctx.out);
-        };
+        let conn = &mut self.conns[service];
         let sge = path.shared.messages.info_rsp(&path.chunks().describe());
         let op = WrOp::Send { imm: None, invalidate: None };
         match conn.send(service, op, SgeList::one(sge), ctx.fabrics) {
@@ -418,9 +414,9 @@ impl Shard {
 
     /// Something arrived in a receive without buffer.
     fn received(&mut self, at: ConnRow, wc: &WorkCompletion, ctx: &mut Ctx<'_>) {
-        let Some(conn) = self.conns.get(at) else { return };
+        let conn = &self.conns[at];
         let (row, cid) = (conn.path, conn.cid);
-        let Some(path) = self.paths.get_mut(row) else { return };
+        let path = &mut self.paths[row];
         // Before anything else: the next message must find a receive.
         let wr_id = WorkId::Recv.encode(at);
         if let Err(error) = ctx.fabrics[conn.provider].post_recv(conn.qp, wr_id, None) {
@@ -447,28 +443,26 @@ impl Shard {
     /// Posts a zero-length write with a heartbeat's immediate. Left out when the send queue is
     /// full: then there is traffic enough, or the peer floods this server.
     fn post_heartbeat(&mut self, at: ConnRow, imm: Imm, ctx: &mut Ctx<'_>) {
-        let Some(conn) = self.conns.get_mut(at).filter(|conn| conn.has_room()) else { return };
-        if let Err(error) = conn.send(at, bare_write(imm.encode()), SgeList::EMPTY, ctx.fabrics)
-            && let Some(path) = self.paths.get_mut(conn.path)
+        let conn = &mut self.conns[at];
+        if conn.has_room()
+            && let Err(error) = conn.send(at, bare_write(imm.encode()), SgeList::EMPTY, ctx.fabrics)
         {
-            path.fail_by_fabric(&error, ctx.out);
+            self.paths[conn.path].fail_by_fabric(&error, ctx.out);
         }
     }
 
     /// A signaled send has left, and all before it: answers that wait have room.
     fn sent(&mut self, at: ConnRow, covered: u32, ctx: &mut Ctx<'_>) {
-        self.conns.get_mut(at).into_iter().for_each(|conn| conn.sent(covered));
-        while let Some(conn) = self.conns.get_mut(at)
-            && let Some(permit) = conn.next_waiting()
-        {
-            let request = RequestRef { path: conn.path, permit };
+        self.conns[at].sent(covered);
+        while let Some(permit) = self.conns[at].next_waiting() {
+            let request = RequestRef { path: self.conns[at].path, permit };
             self.step(request, ctx, |step, ctx| step.post_waiting(ctx));
         }
     }
 
     /// Takes no new requests, and tells the control shard when none runs any more.
     fn finish_path(&mut self, row: PathRow, ctx: &mut Ctx<'_>) {
-        self.paths.get_mut(row).into_iter().for_each(|path| path.finish());
+        self.paths[row].finish();
         let mut deferred = mem::take(&mut self.waiting.deferred);
         deferred.retain(|at| {
             let mut drops = false;
@@ -483,7 +477,7 @@ impl Shard {
 
     fn close_path(&mut self, row: PathRow, abrupt: bool, ctx: &mut Ctx<'_>) {
         let Self { params, devices, paths, conns, waiting, .. } = self;
-        let Some(path) = paths.get_mut(row) else { return };
+        let path = &mut paths[row];
         path.close();
         waiting.deferred.retain(|at| at.path != row);
         waiting.settling.retain(|at| at.path != row);
@@ -492,7 +486,7 @@ impl Shard {
             Step { at, path, conns, devices, waiting, limits: params.limits }.close();
         }
         for at in path.conns() {
-            let Some(conn) = conns.get_mut(*at) else { continue };
+            let conn = &mut conns[*at];
             conn.drop_waiting();
             let fabric = &mut ctx.fabrics[conn.provider];
             if abrupt {
@@ -503,7 +497,7 @@ impl Shard {
         }
         // From here on nothing that comes is taken, and what still runs is known as an orphaned
         // write; no need to wait until the connections are gone.
-        ctx.out.control(ControlMessage::Stopped { path: path.shared.key, core: self.index });
+        path.report(EndReport::Stopped, ctx.out);
         self.end_path_if_over(row, ctx.out);
     }
 
@@ -512,9 +506,9 @@ impl Shard {
         if self.paths.get_mut(row).is_some_and(|path| path.is_over(out))
             && let Some(path) = self.paths.remove(row)
         {
-            let path = path.shared.key;
-            self.by_key.remove(&path);
-            out.control(ControlMessage::Drained { path, core: self.index });
+            self.internal_errors += path.counters().internal_errors.get();
+            self.by_key.remove(&path.shared.key);
+            path.report(EndReport::Drained, out);
         }
     }
 

@@ -9,7 +9,7 @@ use rtrs_core::time::Instant;
 use super::permits::Holder;
 use super::request::Request;
 use super::table::ConnRow;
-use crate::engine::message::{ControlMessage, Outbox};
+use crate::engine::message::{ControlMessage, EndReport, Outbox};
 use crate::export::ExportIndex;
 use crate::path::chunks::ChunkPool;
 use crate::path::state::PathState;
@@ -193,6 +193,11 @@ impl LocalPath {
         self.fail(PathEnd::Internal(what), out);
     }
 
+    /// Tells the control shard how far its end is here.
+    pub(super) fn report(&self, report: EndReport, out: &mut Outbox) {
+        out.control(ControlMessage::Ending { path: self.shared.key, core: self.shard, report });
+    }
+
     /// Takes no new requests.
     pub(super) fn finish(&mut self) {
         if self.mode == Mode::Serving {
@@ -218,7 +223,7 @@ impl LocalPath {
         }
         if self.mode == Mode::Finishing && !self.finished {
             self.finished = true;
-            out.control(ControlMessage::Finished { path: self.shared.key, core: self.shard });
+            self.report(EndReport::Finished, out);
         }
         self.mode == Mode::Closing && self.conns.is_empty()
     }

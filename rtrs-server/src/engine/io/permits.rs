@@ -1,8 +1,8 @@
 //! Who holds each permit of a session: one atomic word per permit, shared by paths and cores.
 //!
 //! A request claims its permit before anything of it runs and releases it when its answer is
-//! posted or its path is closed. A claim that meets a holder of the same path is a misdeed of the
-//! peer; a holder of another path means that the request is a replay of one that may still run,
+//! posted or its path is closed. A claim that meets a holder of the same path is a protocol
+//! violation of the peer; a holder of another path means that the request is a replay of one that may still run,
 //! which has to wait; the other path is closed then. What a closed path leaves at the disk is in
 //! another table by the time its permit is free (`overlap.rs`). So a copy never overtakes its
 //! original.

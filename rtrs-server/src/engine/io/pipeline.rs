@@ -33,9 +33,8 @@ use super::devices::Devices;
 use super::overlap::OrphanedWrite;
 use super::path::{LocalPath, Mode};
 use super::permits::Claim;
-use super::request::{
-    Arrival, IoProgress, IoStep, Parsed, Reply, Request, RequestState, State, Wait,
-};
+use super::progress::{IoProgress, IoStep};
+use super::request::{Arrival, Parsed, Reply, Request, RequestState, State, Wait};
 use super::sync::{Settling, Verdict};
 use super::table::{ConnRow, RequestRef, Table};
 use super::validate::{part_max, plan_io};
@@ -429,17 +428,16 @@ impl Step<'_> {
     }
 
     /// `Queued` may end: the device has room. False when it is full again, and the request waits
-    /// on as the first one.
-    pub(super) fn resubmit(&mut self, ctx: &mut Ctx<'_>) -> bool {
+    /// on as the first one. None when the path was closed while the request was queued.
+    pub(super) fn resubmit(&mut self, ctx: &mut Ctx<'_>) -> Option<bool> {
         let request = self.path.requests.get(self.at.permit.index());
         let queued = request.filter(|request| request.state() == RequestState::Queued);
-        // Else the path was closed while the request was queued.
-        let Some(export) = queued.and_then(Request::io).map(|io| io.export) else { return true };
+        let export = queued.and_then(Request::io)?.export;
         let taken = self.submit(ctx);
         if !taken {
             self.devices.wait_first(export, self.at);
         }
-        taken
+        Some(taken)
     }
 
     /// `Submitted` ends: the device is done with a step of an IO.

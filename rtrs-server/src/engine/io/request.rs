@@ -2,25 +2,20 @@
 //!
 //! A path has one row per permit on each shard that it sends requests to, made when the first one
 //! comes; nothing is allocated per IO. A request that does not wait is in no state: it is on its
-//! way through `pipeline.rs`. Every change of state goes through the table below, which a test
-//! holds against the documented one.
+//! way through `pipeline.rs`. Every change of state is asserted to be one that can happen.
 
-use std::ops::Range;
-
-use rtrs_core::block::{IoFlags, IoOp};
+use rtrs_core::block::IoOp;
 use rtrs_core::fabric::RemoteMem;
 use rtrs_core::ids::Rkey;
-use rtrs_core::proto::{Moves, allowed};
 use rtrs_core::time::Instant;
 
+use super::progress::IoProgress;
 use super::sync::Settling;
 use super::table::ConnRow;
 use crate::engine::device_table::DeviceId;
-use crate::engine::ledger::FlushMark;
-use crate::export::ExportIndex;
 
 /// What a request waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RequestState {
     /// No request.
     Free,
@@ -42,50 +37,19 @@ pub enum RequestState {
     Responding,
 }
 
-impl Moves for RequestState {
-    const MOVES: &'static [(Self, &'static [Self])] = &[
-        (
-            Self::Free,
-            &[
-                Self::Deferred,
-                Self::Revoking,
-                Self::Control,
-                Self::Blocked,
-                Self::Queued,
-                Self::Submitted,
-                Self::Responding,
-            ],
-        ),
-        (
-            Self::Deferred,
-            &[
-                Self::Revoking,
-                Self::Control,
-                Self::Blocked,
-                Self::Queued,
-                Self::Submitted,
-                Self::Responding,
-                Self::Free,
-            ],
-        ),
-        (
-            Self::Revoking,
-            &[
-                Self::Control,
-                Self::Blocked,
-                Self::Queued,
-                Self::Submitted,
-                Self::Responding,
-                Self::Free,
-            ],
-        ),
-        (Self::Control, &[Self::Responding, Self::Free]),
-        (Self::Blocked, &[Self::Queued, Self::Submitted, Self::Responding, Self::Free]),
-        (Self::Queued, &[Self::Submitted, Self::Responding, Self::Free]),
-        (Self::Submitted, &[Self::Queued, Self::Settling, Self::Responding, Self::Free]),
-        (Self::Settling, &[Self::Submitted, Self::Queued, Self::Responding, Self::Free]),
-        (Self::Responding, &[Self::Free]),
-    ];
+impl RequestState {
+    /// True when a request may go on to wait for that instead: mostly in the order above, steps of
+    /// an IO again, and from anywhere to the end.
+    fn may_become(self, to: Self) -> bool {
+        match (self, to) {
+            (from, Self::Free) => from != Self::Free,
+            (Self::Settling, Self::Queued | Self::Submitted)
+            | (Self::Submitted, Self::Queued | Self::Settling) => true,
+            (_, Self::Settling) => false,
+            (Self::Control, to) => to == Self::Responding,
+            (from, to) => from < to,
+        }
+    }
 }
 
 /// What is known of a request when it arrives.
@@ -138,74 +102,6 @@ pub(super) enum Wait {
     Queued,
     Submitted,
     Settling(Settling),
-}
-
-/// Which step of an IO the device works on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum IoStep {
-    /// A flush before the IO (PREFLUSH).
-    PreFlush,
-    /// The IO itself, in parts where the device takes less at once.
-    Data,
-    /// A flush in place of FUA, for a device without FUA.
-    PostFlush,
-}
-
-/// What remains of an IO.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct IoProgress {
-    pub(super) export: ExportIndex,
-    pub(super) device: DeviceId,
-    pub(super) op: IoOp,
-    pub(super) flags: IoFlags,
-    /// The step that the device works on, or works on next.
-    pub(super) step: IoStep,
-    /// A flush must follow the data.
-    pub(super) post_flush: bool,
-    /// The first byte on the device.
-    pub(super) offset: u64,
-    /// Bytes done.
-    pub(super) done: u32,
-    /// Bytes in all.
-    pub(super) len: u32,
-    /// Bytes of the part that the device works on.
-    pub(super) part: u32,
-    /// The export's epoch when it was submitted first.
-    pub(super) epoch: Option<u32>,
-    /// Of a flush: what it covers.
-    pub(super) mark: FlushMark,
-    /// Of a sync that is out: its number.
-    pub(super) number: Option<u64>,
-}
-
-/// True for what changes the content of a device.
-pub(super) const fn changes(op: IoOp) -> bool {
-    !matches!(op, IoOp::Read | IoOp::Flush)
-}
-
-impl IoProgress {
-    /// True for what changes the content of the device.
-    pub(super) const fn changes(&self) -> bool {
-        changes(self.op)
-    }
-
-    /// All its bytes on the device.
-    pub(super) fn bytes(&self) -> Range<u64> {
-        self.offset..self.offset + u64::from(self.len)
-    }
-
-    /// The bytes that the device may change by the step it works on, if that changes any. What was
-    /// done before has happened, and what remains is not begun once the path is closed.
-    pub(super) fn may_change(&self) -> Option<Range<u64>> {
-        let from = self.offset + u64::from(self.done);
-        let changes = self.changes() && self.step == IoStep::Data;
-        changes.then(|| from..from + u64::from(self.part))
-    }
-
-    /// What the device is to do next is a flush.
-    pub(super) fn is_flush(&self) -> bool {
-        self.step != IoStep::Data || self.op == IoOp::Flush
-    }
 }
 
 /// What a request waits for, with all that is needed to go on.
@@ -268,7 +164,7 @@ impl Request {
         }
     }
 
-    /// Begins to wait. Panics when the table does not allow it: that is a bug of this crate.
+    /// Begins to wait. Panics when that cannot be: that is a bug of this crate.
     #[track_caller]
     pub(super) fn go(&mut self, to: State) {
         let from = self.state();
@@ -298,7 +194,7 @@ impl Request {
 
     #[track_caller]
     fn moved(&self, from: RequestState) {
-        assert!(allowed(from, self.state()), "illegal move from {from:?} to {:?}", self.state());
+        assert!(from.may_become(self.state()), "illegal move from {from:?} to {:?}", self.state());
     }
 }
 
@@ -315,23 +211,28 @@ impl Wait {
 
 #[cfg(test)]
 mod tests {
-    use rtrs_core::proto::table;
-
-    use super::RequestState;
+    use super::RequestState::{
+        self, Blocked, Control, Deferred, Free, Queued, Responding, Revoking, Settling, Submitted,
+    };
 
     #[test]
     fn what_a_request_waits_for_in_turn() {
-        assert_eq!(
-            table::<RequestState>(),
-            "Free: Deferred, Revoking, Control, Blocked, Queued, Submitted, Responding\n\
-             Deferred: Revoking, Control, Blocked, Queued, Submitted, Responding, Free\n\
-             Revoking: Control, Blocked, Queued, Submitted, Responding, Free\n\
-             Control: Responding, Free\n\
-             Blocked: Queued, Submitted, Responding, Free\n\
-             Queued: Submitted, Responding, Free\n\
-             Submitted: Queued, Settling, Responding, Free\n\
-             Settling: Submitted, Queued, Responding, Free\n\
-             Responding: Free\n"
-        );
+        const ALL: [RequestState; 9] =
+            [Free, Deferred, Revoking, Control, Blocked, Queued, Submitted, Settling, Responding];
+        let device = [Blocked, Queued, Submitted, Responding];
+        for (from, expected) in [
+            (Free, [&[Deferred, Revoking, Control][..], &device].concat()),
+            (Deferred, [&[Free, Revoking, Control][..], &device].concat()),
+            (Revoking, [&[Free, Control][..], &device].concat()),
+            (Control, vec![Free, Responding]),
+            (Blocked, vec![Free, Queued, Submitted, Responding]),
+            (Queued, vec![Free, Submitted, Responding]),
+            (Submitted, vec![Free, Queued, Settling, Responding]),
+            (Settling, vec![Free, Queued, Submitted, Responding]),
+            (Responding, vec![Free]),
+        ] {
+            let moves: Vec<_> = ALL.into_iter().filter(|to| from.may_become(*to)).collect();
+            assert_eq!(moves, expected, "from {from:?}");
+        }
     }
 }

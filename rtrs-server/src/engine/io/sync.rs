@@ -13,7 +13,7 @@ use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::errno;
 
 use super::devices::Devices;
-use super::request::{IoProgress, IoStep};
+use super::progress::{IoProgress, IoStep};
 use crate::engine::ledger::Hidden;
 use crate::epoch::SyncEpoch;
 use crate::path::PathShared;

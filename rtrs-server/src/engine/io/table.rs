@@ -1,6 +1,8 @@
 //! Tables whose rows have numbers of a type of their own.
 
+use std::fmt::Debug;
 use std::marker::PhantomData;
+use std::ops::{Index, IndexMut};
 
 use rtrs_core::ids::PermitId;
 
@@ -104,5 +106,20 @@ impl<R: Row, T> Table<R, T> {
     /// All rows, to be changed.
     pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.rows.iter_mut().flatten()
+    }
+}
+
+/// A row that is known to be there. Panics when it is not: that is a bug of this crate.
+impl<R: Row + Debug, T> Index<R> for Table<R, T> {
+    type Output = T;
+
+    fn index(&self, row: R) -> &T {
+        self.get(row).unwrap_or_else(|| panic!("no {row:?}"))
+    }
+}
+
+impl<R: Row + Debug, T> IndexMut<R> for Table<R, T> {
+    fn index_mut(&mut self, row: R) -> &mut T {
+        self.get_mut(row).unwrap_or_else(|| panic!("no {row:?}"))
     }
 }

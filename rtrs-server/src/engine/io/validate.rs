@@ -5,7 +5,7 @@ use rtrs_core::limits::SECTOR_SIZE;
 use rtrs_core::status::IoStatus;
 use rtrs_core::wire::{IoHeader, RwOp, errno};
 
-use super::request::{IoProgress, IoStep, changes};
+use super::progress::{IoProgress, IoStep, changes};
 use crate::engine::device_table::{DeviceEntry, DeviceId};
 use crate::engine::ledger::FlushMark;
 

@@ -526,8 +526,7 @@ impl Stand {
             searches,
             found: Some(found),
         };
-        let address = stand.address;
-        stand.hosts[0].fabrics[0].listen(address).unwrap();
+        stand.hosts[0].fabrics[0].listen(stand.address).unwrap();
         stand
     }
 
@@ -550,6 +549,10 @@ impl Stand {
 
     pub(super) fn now(&self) -> Instant {
         self.world.now()
+    }
+
+    pub(super) fn send(&mut self, message: Message) {
+        self.hosts[0].inbox.push_back(message);
     }
 
     /// Runs until nothing happens within ten milliseconds.
@@ -593,11 +596,11 @@ impl Stand {
     fn turn(&mut self) -> bool {
         let mut busy = false;
         let now = self.now();
-        let mut letters = Vec::new();
+        let mut messages = Vec::new();
         for host in &mut self.hosts {
-            while let Some(mail) = host.inbox.pop_front() {
+            while let Some(message) = host.inbox.pop_front() {
                 busy = true;
-                host.core.handle_message(now, mail, &mut host.fabrics);
+                host.core.handle_message(now, message, &mut host.fabrics);
             }
             busy |= host.fabrics[0].poll(now);
             while let Some(event) = host.fabrics[0].next_event() {
@@ -605,16 +608,12 @@ impl Stand {
                 host.core.handle_event(now, 0, event, &mut host.fabrics);
             }
             busy |= host.core.poll(now, &mut host.fabrics);
-            while let Some(letter) = host.core.take_message() {
-                letters.push(letter);
-            }
+            messages.extend(std::iter::from_fn(|| host.core.take_message()));
             host.fabrics[0].flush(now);
             host.core.check();
         }
-        for (to, mail) in letters {
-            busy = true;
-            self.hosts[to.index()].inbox.push_back(mail);
-        }
+        busy |= !messages.is_empty();
+        messages.into_iter().for_each(|(to, one)| self.hosts[to.index()].inbox.push_back(one));
         busy
     }
 

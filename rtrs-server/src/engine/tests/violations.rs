@@ -1,11 +1,17 @@
 //! What a peer must not do. What can be answered gets an error and the path goes on; what names
 //! nobody to answer ends the path; another session never notices.
 
+use std::panic::{self, AssertUnwindSafe};
+
 use rtrs_core::fabric::{SgeList, WrOp};
+use rtrs_core::ids::PermitId;
 use rtrs_core::wire::{AccessMode, IoHeader, Open, OpenRsp, Rw, SgDesc, WriteMsg, errno};
 
 use super::peer::{Data, Peer, PeerOptions, io};
 use super::stand::{Stand, StandOptions};
+use crate::engine::message::{ControlAnswer, Message, ShardMessage};
+use crate::path::PathKey;
+use crate::path::state::PathState;
 
 /// A stand with a good session beside the bad one.
 struct Pair {
@@ -252,4 +258,23 @@ fn a_read_into_memory_the_peer_did_not_offer_ends_the_path() {
     let header = io(Rw::READ, 0, 512).encode();
     pair.bad.request(&pair.stand, (1, 4), Data::Room(512), &header, &message);
     pair.assert_ended("a wrong key of the client's");
+}
+
+#[test]
+fn a_state_that_cannot_happen_is_counted_and_ends_the_path() {
+    let mut options = StandOptions::default();
+    options.params.cores = 1;
+    let mut stand = Stand::new(options);
+    let _peer = Peer::open(&mut stand, PeerOptions::default());
+    let other = PeerOptions { path: 2, local: 1, first_conn: false, ..PeerOptions::default() };
+    let _other = Peer::up(&mut stand, other, "sess");
+    let path = PathKey(stand.sessions()[0].paths[0].path);
+    let (permit, answer) = (PermitId(5), ControlAnswer::Done);
+    stand.send(Message::Shard(ShardMessage::Answer { path, permit, answer }));
+    let turn = panic::catch_unwind(AssertUnwindSafe(|| stand.settle()));
+    turn.expect_err("the engine's own check sees it");
+    let session = stand.sessions().swap_remove(0);
+    assert_eq!(session.io.internal_errors, 1);
+    let up = session.paths.iter().filter(|path| path.state == PathState::Connected);
+    assert_eq!(up.map(|up| up.path).collect::<Vec<_>>(), [path.0 + 1], "the other path goes on");
 }

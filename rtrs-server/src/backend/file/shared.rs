@@ -1,0 +1,59 @@
+//! What all shards know about one opened file or block device.
+
+use std::fmt;
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, OnceLock};
+use std::thread::Thread;
+
+use rtrs_core::block::Geometry;
+use rtrs_core::mem::Region;
+use rtrs_core::rt::blkdev::DirectAlign;
+
+use super::discard::DiscardThread;
+
+/// Bytes of zeroes written at a time where nothing quicker exists.
+pub(super) const ZEROES: usize = 1 << 20;
+
+/// What all shards know about one opened target.
+pub(super) struct Shared {
+    pub(super) path: PathBuf,
+    pub(super) file: File,
+    pub(super) geometry: Geometry,
+    /// Set when O_DIRECT is in use.
+    pub(super) align: Option<DirectAlign>,
+    pub(super) in_memory: bool,
+    /// Holes can be punched; on a device: zeroes can be written without carrying them.
+    pub(super) punch: bool,
+    /// Turns false with the first ZERO_RANGE that the file system refuses.
+    pub(super) zero_range: AtomicBool,
+    pub(super) zeroes: Arc<Region>,
+    /// Block devices with discard only.
+    pub(super) discard: Option<DiscardThread>,
+    /// It is a block device.
+    pub(super) device: bool,
+    /// The lowest end seen that is below the exported size; else the largest number.
+    pub(super) end: AtomicU64,
+    /// The end that a flush has last failed for.
+    pub(super) told: AtomicU64,
+    /// That it has no name any more was reported.
+    pub(super) deleted: AtomicBool,
+    /// Who looks for such changes.
+    pub(super) watch: OnceLock<Thread>,
+}
+
+impl Shared {
+    /// Has the target looked at soon.
+    pub(super) fn look(&self) {
+        if let Some(thread) = self.watch.get() {
+            thread.unpark();
+        }
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("File").field("path", &self.path).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,257 @@
+//! Connection requests of clients: who is let in, and what a new path gets.
+//!
+//! Where a device pins memory, registering chunks takes too long for a shard
+//! (`Fabric::register_aside`): another thread does it, and the path's connections wait meanwhile,
+//! unanswered, so that they can still be refused with the reason. Everything else goes on, the
+//! path's time-out too; what is registered for a path that has ended is released. Elsewhere memory
+//! is there at once.
+
+use std::sync::Arc;
+
+use rtrs_core::fabric::{ConnRequest, MadeAside, PdUse, RegisterError};
+use rtrs_core::ids::{ConnIndex, CoreIndex};
+use rtrs_core::limits::{CONNECTION_BUFFERS_MAX, PATHS_PER_SESSION_MAX};
+use rtrs_core::time::Instant;
+use rtrs_core::wire::ConnReq;
+
+use super::chunk_pool::CachedChunks;
+use super::path::{Held, Path};
+use super::registry::{Registry, Session};
+use crate::engine::ctx::Ctx;
+use crate::engine::message::{AcceptOrder, ShardMessage};
+use crate::engine::session::{SessionParams, SessionShared};
+use crate::listener::{Refusal, acceptance};
+use crate::path::chunks::{ChunkPool, MessageBuffers};
+use crate::path::{PathEnd, PathKey, PathOrigin, PathShared, core_of};
+
+/// Dead paths of a session whose block IO may run, or whose connections may be closing yet.
+/// One more is not let in: their memory would add up.
+pub const DRAINING_MAX: usize = 4;
+
+/// Lets connections in.
+#[derive(Debug)]
+pub(super) struct Connector {
+    params: SessionParams,
+    /// Places of the export table.
+    exports: usize,
+}
+
+impl Connector {
+    pub(super) fn new(params: SessionParams, exports: usize) -> Self {
+        Self { params, exports }
+    }
+
+    /// The shard that a connection will live on.
+    pub(super) fn shard_of(&self, cid: ConnIndex) -> CoreIndex {
+        core_of(cid, self.params.cores)
+    }
+
+    /// Judges a connection request by what there is.
+    pub(super) fn check(&self, conn: &ConnReq, registry: &Registry) -> Result<(), Refusal> {
+        let half_open = registry.paths().map(Path::half_open).sum();
+        if half_open >= self.params.half_open_max {
+            return Err(Refusal::HalfOpen(half_open));
+        }
+        if registry.session(conn.session_id).is_some() {
+            return Ok(());
+        }
+        if !conn.first_conn {
+            return Err(Refusal::NoSession);
+        }
+        let sessions = u32::try_from(registry.session_count()).unwrap_or(u32::MAX);
+        if sessions >= self.params.sessions_max { Err(Refusal::Sessions(sessions)) } else { Ok(()) }
+    }
+
+    /// The path of a connection request, which is made if there is none. Some: when its handshake
+    /// has to be over.
+    pub(super) fn path_of(
+        &self,
+        (provider, request): (u8, &ConnRequest),
+        conn: &ConnReq,
+        registry: &mut Registry,
+        ctx: &mut Ctx<'_>,
+    ) -> Result<(PathKey, Option<Instant>), Refusal> {
+        let meant =
+            |path: &&Path| path.shared().origin.uuid == conn.path_uuid && path.state().may_begin();
+        if let Some(key) = registry.paths_of(conn.session_id).find(meant).map(Path::key) {
+            return Ok((key, None));
+        }
+        Self::check_path(provider, request, conn, registry)?;
+        let deadline = ctx.now + self.params.handshake_timeout;
+        let key = self.new_path((provider, request), conn, registry, ctx)?;
+        Ok((key, Some(deadline)))
+    }
+
+    fn check_path(
+        provider: u8,
+        request: &ConnRequest,
+        conn: &ConnReq,
+        registry: &Registry,
+    ) -> Result<(), Refusal> {
+        let paths = || registry.paths_of(conn.session_id);
+        let live = || paths().filter(|path| path.state().may_begin());
+        let count = live().count();
+        if count >= PATHS_PER_SESSION_MAX {
+            return Err(Refusal::Paths(count));
+        }
+        let draining = paths().count() - count;
+        if draining >= DRAINING_MAX {
+            return Err(Refusal::Draining(draining));
+        }
+        // Two transports between two addresses are two ways.
+        let way = (provider, request.peer.ip(), request.local.ip());
+        let way_of = |path: &PathOrigin| (path.provider, path.peer.ip(), path.local.ip());
+        if live().any(|path| way_of(&path.shared().origin) == way) {
+            return Err(Refusal::SameAddresses);
+        }
+        Ok(())
+    }
+
+    fn new_path(
+        &self,
+        (provider, request): (u8, &ConnRequest),
+        conn: &ConnReq,
+        registry: &mut Registry,
+        ctx: &mut Ctx<'_>,
+    ) -> Result<PathKey, Refusal> {
+        let fabric = &mut *ctx.fabrics[usize::from(provider)];
+        let bytes = fabric.connection_bytes() * u64::from(conn.cid_num);
+        if bytes > CONNECTION_BUFFERS_MAX {
+            let (connections, max) = (conn.cid_num, CONNECTION_BUFFERS_MAX);
+            return Err(Refusal::Connections { connections, bytes, max });
+        }
+        let SessionParams { limits, always_invalidate, cores, .. } = self.params;
+        let id = conn.session_id;
+        let session = registry.session_mut(id);
+        let cached = session.and_then(|s| s.cache.take(provider, |pd| fabric.fits(pd, request)));
+        let pd = match cached.as_ref().and_then(CachedChunks::domain) {
+            Some(pd) => Arc::clone(pd),
+            None => fabric.alloc_pd(PdUse::Accept(request)).map_err(Refusal::memory)?,
+        };
+        let messages = MessageBuffers::new(limits.queue_depth(), &pd).map_err(Refusal::memory)?;
+        let wanted = match cached {
+            Some(cached) => Some(cached.into_order(limits, &pd, always_invalidate)),
+            // Where it may well be refused the peer can still be told.
+            None if fabric.pins_memory() => Some(ChunkPool::fresh(limits, &pd, always_invalidate)?),
+            None => None,
+        };
+        let key = registry.next_key();
+        let (mut held, mut early) = (None, None);
+        if let Some(wanted) = wanted {
+            match fabric.register_aside(u64::from(key.0), wanted) {
+                Some(registered) => early = Some(ChunkPool::new(limits, registered?)),
+                None => held = Some(Held::new()),
+            }
+        }
+        let session = registry.session_or(id, || {
+            Session::new(SessionShared::new(id, limits.queue_depth(), self.exports), ctx.now)
+        });
+        let origin = PathOrigin {
+            uuid: conn.path_uuid,
+            cid_num: conn.cid_num,
+            provider,
+            transport: fabric.scheme(),
+            peer: request.peer,
+            local: request.local,
+        };
+        let session = Arc::clone(session.shared());
+        let shared = PathShared::new(key, session, origin, pd, messages, cores);
+        early.into_iter().for_each(|pool| give_chunks(&shared, pool));
+        let times = (ctx.now, ctx.now + self.params.handshake_timeout);
+        registry.add(Path::new(shared, conn.recon_cnt, times, held));
+        tracing::debug!(path = %key, peer = %request.peer, cons = conn.cid_num, "a path connects");
+        Ok(key)
+    }
+
+    /// Lets a connection's shard accept it.
+    pub(super) fn accept(
+        &self,
+        path: Arc<PathShared>,
+        cid: ConnIndex,
+        request: ConnRequest,
+        ctx: &mut Ctx<'_>,
+    ) {
+        let SessionParams { limits, always_invalidate, server_id, .. } = self.params;
+        let response = acceptance(limits, always_invalidate, server_id);
+        let order = AcceptOrder { path, cid, request, response };
+        ctx.out.shard(self.shard_of(cid), ShardMessage::Accept(Box::new(order)));
+    }
+
+    /// Chunks were registered by another thread, or refused. Some: the path has to end.
+    pub(super) fn registered(
+        &self,
+        provider: u8,
+        made: MadeAside,
+        registry: &mut Registry,
+        ctx: &mut Ctx<'_>,
+    ) -> Option<(PathKey, PathEnd)> {
+        let MadeAside { id, pd, result, took } = made;
+        let key = PathKey(u32::try_from(id).unwrap_or(u32::MAX));
+        let path = registry.path_mut(key);
+        // A path that ends waits no more.
+        let Some((path, held)) = path.and_then(|p| Some((Arc::clone(p.shared()), p.take_held()?)))
+        else {
+            pd.let_go(Box::new(result));
+            return None;
+        };
+        match result {
+            Ok(registered) => {
+                tracing::debug!(path = %key, "chunks: made in {} ms", took.as_millis());
+                give_chunks(&path, ChunkPool::new(self.params.limits, registered));
+                registry.note_paths(path.session.id);
+                for (cid, request) in held {
+                    self.accept(Arc::clone(&path), cid, request, ctx);
+                }
+                None
+            }
+            Err(error) => {
+                let refusal = Refusal::from(error);
+                for (_, request) in held {
+                    refuse(provider, request, &refusal, ctx);
+                }
+                Some((key, PathEnd::Unserved(refusal.to_string())))
+            }
+        }
+    }
+
+    /// Makes the chunks of a path that has none yet, at once. Its domain is chosen, so of what is
+    /// cached only the memory serves.
+    pub(super) fn make_chunks(
+        &self,
+        path: &PathShared,
+        registry: &mut Registry,
+    ) -> Result<(), RegisterError> {
+        if path.chunks.get().is_some() {
+            return Ok(());
+        }
+        let SessionParams { limits, always_invalidate, .. } = self.params;
+        let id = path.session.id;
+        let session = registry.session_mut(id);
+        let wanted = match session.and_then(|s| s.cache.take(path.origin.provider, |_| false)) {
+            Some(cached) => cached.into_order(limits, &path.pd, always_invalidate),
+            None => ChunkPool::fresh(limits, &path.pd, always_invalidate)?,
+        };
+        give_chunks(path, ChunkPool::new(limits, wanted.register()?));
+        tracing::debug!(path = %path.key, "chunks: made");
+        registry.note_paths(id);
+        Ok(())
+    }
+}
+
+/// Tells a peer that its connection is refused, and why.
+pub(super) fn refuse(provider: u8, request: ConnRequest, refusal: &Refusal, ctx: &mut Ctx<'_>) {
+    let (peer, errno) = (request.peer, refusal.errno());
+    if refusal.is_ours() {
+        tracing::warn!(%peer, %refusal, errno, "refused a connection");
+    } else {
+        tracing::info!(%peer, %refusal, errno, "refused a connection");
+    }
+    ctx.fabrics[usize::from(provider)].reject(ctx.now, request, &refusal.response());
+}
+
+/// A path has its chunks. It gets them once.
+fn give_chunks(path: &PathShared, pool: ChunkPool) {
+    if path.chunks.set(pool).is_err() {
+        tracing::error!(path = %path.key, "chunks were made twice; the first are used");
+    }
+}

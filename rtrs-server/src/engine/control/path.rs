@@ -1,0 +1,283 @@
+//! The life of one path as the control shard decides it: connections join, INFO_REQ is admitted,
+//! heartbeats are counted, and the shards report how far its end is.
+//!
+//! Every change of state goes through the table of [`PathState`] and is published to the shards.
+
+use std::mem;
+use std::sync::Arc;
+
+use rtrs_core::fabric::ConnRequest;
+use rtrs_core::ids::{ConnIndex, CoreIndex};
+use rtrs_core::proto::{Heartbeat, HeartbeatAction, step};
+use rtrs_core::time::{Instant, earliest};
+use rtrs_core::wire::{ConnReq, Fence, Name};
+
+use super::asker::Asker;
+use crate::engine::message::{EndReport, Outbox, ShardMessage};
+use crate::listener::Refusal;
+use crate::path::handshake::{InfoError, Joining};
+use crate::path::state::PathState;
+use crate::path::{PathEnd, PathKey, PathShared};
+use crate::stats::{PathSnapshot, micros, millis};
+
+/// A shard that was given a connection of the path, and what it has reported.
+#[derive(Debug)]
+struct Part {
+    shard: CoreIndex,
+    finished: bool,
+    stopped: bool,
+    drained: bool,
+}
+
+/// Connections that wait until the chunks of their path are registered.
+pub(super) type Held = Vec<(ConnIndex, ConnRequest)>;
+
+#[derive(Debug)]
+pub(super) struct Path {
+    shared: Arc<PathShared>,
+    state: PathState,
+    recon_cnt: u16,
+    /// Since its first connection.
+    since: Instant,
+    joining: Option<Joining>,
+    /// Set while its chunks are being registered.
+    held: Option<Held>,
+    heartbeat: Option<Heartbeat>,
+    parts: Vec<Part>,
+    /// Who is told when nothing of it begins any more.
+    fenced_by: Vec<Asker>,
+}
+
+impl Path {
+    /// A path whose first connection has come; `held` if its chunks are being registered.
+    pub(super) fn new(
+        shared: Arc<PathShared>,
+        recon_cnt: u16,
+        (since, deadline): (Instant, Instant),
+        held: Option<Held>,
+    ) -> Self {
+        Self {
+            joining: Some(Joining::new(shared.origin.cid_num, deadline)),
+            shared,
+            state: PathState::Connecting,
+            recon_cnt,
+            since,
+            held,
+            heartbeat: None,
+            parts: Vec::new(),
+            fenced_by: Vec::new(),
+        }
+    }
+
+    pub(super) fn shared(&self) -> &Arc<PathShared> {
+        &self.shared
+    }
+
+    pub(super) fn key(&self) -> PathKey {
+        self.shared.key
+    }
+
+    pub(super) fn state(&self) -> PathState {
+        self.state
+    }
+
+    /// Connections of a handshake that is not over.
+    pub(super) fn half_open(&self) -> u32 {
+        self.joining.as_ref().map_or(0, |joining| u32::from(joining.present()))
+    }
+
+    /// True when it may carry requests, and has chunks or is getting them.
+    pub(super) fn has_chunks(&self) -> bool {
+        self.state.may_begin() && (self.held.is_some() || self.shared.chunks.get().is_some())
+    }
+
+    /// True when a FENCE of the client means it.
+    pub(super) fn is_meant_by(&self, fence: &Fence) -> bool {
+        self.shared.origin.uuid == fence.path
+            && self.state.may_begin()
+            && fence.covers(self.recon_cnt)
+    }
+
+    /// True when the client connects it again, which says that this one is dead.
+    pub(super) fn is_replaced_by(&self, conn: &ConnReq) -> bool {
+        let newer = conn.recon_cnt > self.recon_cnt && !rtrs_core::mutated!(OldPathKept);
+        newer && self.state == PathState::Connected
+    }
+
+    /// A connection joins, which will live on a shard.
+    pub(super) fn join(&mut self, conn: &ConnReq, shard: CoreIndex) -> Result<(), Refusal> {
+        let joining = self.joining.as_mut().filter(|_| self.state == PathState::Connecting);
+        let joining = joining.ok_or(Refusal::PathExists)?;
+        joining.join(conn.cid, conn.cid_num).map_err(Refusal::Join)?;
+        if !self.parts.iter().any(|part| part.shard == shard) {
+            self.parts.push(Part { shard, finished: false, stopped: false, drained: false });
+        }
+        Ok(())
+    }
+
+    /// Keeps a connection until the chunks are registered. Gives it back if they are, or if there
+    /// will be none before INFO_REQ.
+    pub(super) fn hold(&mut self, cid: ConnIndex, request: ConnRequest) -> Option<ConnRequest> {
+        match &mut self.held {
+            Some(held) => {
+                held.push((cid, request));
+                None
+            }
+            None => Some(request),
+        }
+    }
+
+    /// The chunks are registered, or cannot be. None when the path ends: then it waits no more.
+    pub(super) fn take_held(&mut self) -> Option<Held> {
+        self.held.take()
+    }
+
+    /// INFO_REQ came, or something in its place. None when none is due.
+    pub(super) fn admit(&self, bytes: &[u8]) -> Option<Result<Name, InfoError>> {
+        let joining = self.joining.as_ref().filter(|_| self.state == PathState::Connecting)?;
+        let held = self.held.as_ref().map_or(0, Vec::len);
+        if held > 0 {
+            return Some(Err(InfoError::Early(u16::try_from(held).unwrap_or(u16::MAX))));
+        }
+        Some(joining.admit(bytes))
+    }
+
+    /// INFO_REQ was accepted. Called before INFO_RSP goes out: requests may follow it at once, on
+    /// any shard.
+    pub(super) fn connected(&mut self) {
+        self.joining = None;
+        self.go(PathState::Connected);
+    }
+
+    /// INFO_RSP is on its way: heartbeats begin. Some: when to look at them.
+    pub(super) fn serving(&mut self, heartbeat: Heartbeat) -> Option<Instant> {
+        let deadline = heartbeat.deadline();
+        (self.state == PathState::Connected).then(|| self.heartbeat = Some(heartbeat))?;
+        Some(deadline)
+    }
+
+    pub(super) fn heartbeat_acked(&mut self, at: Instant) {
+        if let Some(heartbeat) = &mut self.heartbeat {
+            heartbeat.on_ack(at);
+        }
+    }
+
+    /// Looks at the timers. Some: why the path has to end. Else: when to look again.
+    pub(super) fn poll(
+        &mut self,
+        now: Instant,
+        out: &mut Outbox,
+    ) -> (Option<PathEnd>, Option<Instant>) {
+        let (mut end, mut next) = (None, None);
+        if let Some(joining) = &self.joining {
+            if joining.deadline() <= now && !rtrs_core::mutated!(HandshakeKept) {
+                end = Some(PathEnd::HandshakeTimeout);
+            } else {
+                next = Some(joining.deadline());
+            }
+        }
+        if let Some(heartbeat) = &mut self.heartbeat {
+            heartbeat.on_traffic(self.shared.heard());
+            match heartbeat.poll(now) {
+                HeartbeatAction::None => {}
+                HeartbeatAction::Send => {
+                    out.shard(CoreIndex(0), ShardMessage::Heartbeat { path: self.shared.key });
+                }
+                HeartbeatAction::Dead if rtrs_core::mutated!(ServerKeepsSilent) => {}
+                HeartbeatAction::Dead => end = Some(PathEnd::Silent),
+            }
+            next = earliest(next, Some(heartbeat.deadline()));
+        }
+        (end, next)
+    }
+
+    /// Takes no new requests; each shard reports when those that run are answered.
+    pub(super) fn finish(&mut self, out: &mut Outbox) {
+        self.heartbeat = None;
+        self.go(PathState::Finishing);
+        for part in &self.parts {
+            out.shard(part.shard, ShardMessage::Finish { path: self.shared.key });
+        }
+    }
+
+    /// Begins the end. False when it has begun before.
+    pub(super) fn close(&mut self, end: &PathEnd, out: &mut Outbox) -> bool {
+        if matches!(self.state, PathState::Closing | PathState::Draining | PathState::Gone) {
+            return false;
+        }
+        let (path, peer, state) = (self.shared.key, self.shared.origin.peer, self.state);
+        match end {
+            // The peer can do nothing about it, and was not told.
+            PathEnd::Internal(_) | PathEnd::Unserved(_) => {
+                tracing::warn!(%path, %peer, reason = %end, "a path ends");
+            }
+            _ => tracing::info!(%path, %peer, ?state, reason = %end, "a path ends"),
+        }
+        (self.joining, self.held, self.heartbeat) = (None, None, None);
+        self.go(PathState::Closing);
+        for part in &self.parts {
+            out.shard(part.shard, ShardMessage::Close { path, abrupt: end.is_abrupt() });
+        }
+        true
+    }
+
+    /// A shard reports. True when a path that finishes has nothing left to answer.
+    pub(super) fn report(&mut self, shard: CoreIndex, report: EndReport) -> bool {
+        for part in self.parts.iter_mut().filter(|part| part.shard == shard) {
+            match report {
+                EndReport::Finished => part.finished = true,
+                EndReport::Stopped => part.stopped = true,
+                EndReport::Drained => part.drained = true,
+            }
+        }
+        self.state == PathState::Finishing && self.parts.iter().all(|part| part.finished)
+    }
+
+    /// This request is answered when nothing of the path begins any more.
+    pub(super) fn fence(&mut self, asker: Asker) {
+        self.fenced_by.push(asker);
+    }
+
+    /// Moves the end on as far as the shards have reported: the fences that are reached now, and
+    /// whether nothing of the path is left.
+    pub(super) fn advance(&mut self) -> (Vec<Asker>, bool) {
+        let mut fenced = Vec::new();
+        if self.state == PathState::Closing && self.parts.iter().all(|part| part.stopped) {
+            self.go(PathState::Draining);
+            fenced = mem::take(&mut self.fenced_by);
+        }
+        let drained = |part: &Part| part.drained || rtrs_core::mutated!(SessionGoneEarly);
+        let gone = self.state == PathState::Draining && self.parts.iter().all(drained);
+        if gone {
+            self.go(PathState::Gone);
+        }
+        (fenced, gone)
+    }
+
+    /// The path as statistics show it.
+    pub(super) fn snapshot(&self, now: Instant) -> PathSnapshot {
+        let shared = &self.shared;
+        PathSnapshot {
+            path: shared.key.0,
+            uuid: shared.origin.uuid.to_string(),
+            state: self.state,
+            transport: shared.origin.transport,
+            peer: shared.origin.peer.to_string(),
+            local: shared.origin.local.to_string(),
+            connections: shared.origin.cid_num,
+            age_ms: millis(now.since(self.since)),
+            heartbeat_us: self.heartbeat.as_ref().and_then(Heartbeat::rtt).map(micros),
+            io: shared.counters.totals(),
+        }
+    }
+
+    /// The path is gone: what all shards shared of it.
+    pub(super) fn into_shared(self) -> Arc<PathShared> {
+        self.shared
+    }
+
+    fn go(&mut self, to: PathState) {
+        step(&mut self.state, to);
+        self.shared.publish(to);
+    }
+}

@@ -1,0 +1,177 @@
+//! Which sessions and paths there are. Sessions are found by `paths_uuid`, paths by `sess_uuid`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rtrs_core::ids::SessionId;
+use rtrs_core::time::Instant;
+use rtrs_core::wire::Name;
+
+use super::chunk_pool::ChunkCache;
+use super::path::Path;
+use crate::engine::session::SessionShared;
+use crate::path::PathKey;
+use crate::stats::{IoTotals, PathSnapshot};
+
+/// One session.
+#[derive(Debug)]
+pub(super) struct Session {
+    shared: Arc<SessionShared>,
+    /// Since its first connection.
+    since: Instant,
+    name: Option<Name>,
+    paths: Vec<PathKey>,
+    /// What its paths did that are gone.
+    gone: IoTotals,
+    /// Memory of paths that are gone, for those that come.
+    pub(super) cache: ChunkCache,
+}
+
+impl Session {
+    pub(super) fn new(shared: SessionShared, since: Instant) -> Self {
+        Self {
+            shared: Arc::new(shared),
+            since,
+            name: None,
+            paths: Vec::new(),
+            gone: IoTotals::default(),
+            cache: ChunkCache::default(),
+        }
+    }
+
+    pub(super) fn shared(&self) -> &Arc<SessionShared> {
+        &self.shared
+    }
+
+    pub(super) fn id(&self) -> SessionId {
+        self.shared.id
+    }
+
+    pub(super) fn since(&self) -> Instant {
+        self.since
+    }
+
+    /// Its name, once a path was admitted.
+    pub(super) fn name(&self) -> Option<Name> {
+        self.name
+    }
+
+    pub(super) fn set_name(&mut self, name: Name) {
+        self.name = Some(name);
+    }
+
+    /// What its paths did, those included that are gone.
+    pub(super) fn totals(&self, paths: &[PathSnapshot]) -> IoTotals {
+        let mut io = self.gone;
+        paths.iter().for_each(|path| io.add(&path.io));
+        io
+    }
+}
+
+/// The sessions and paths of a server.
+#[derive(Debug, Default)]
+pub(super) struct Registry {
+    sessions: BTreeMap<SessionId, Session>,
+    paths: BTreeMap<PathKey, Path>,
+    last_key: u32,
+}
+
+impl Registry {
+    pub(super) fn session_count(&self) -> usize {
+        self.sessions.len()
+    }
+
+    pub(super) fn sessions(&self) -> impl Iterator<Item = &Session> {
+        self.sessions.values()
+    }
+
+    pub(super) fn session(&self, id: SessionId) -> Option<&Session> {
+        self.sessions.get(&id)
+    }
+
+    pub(super) fn session_mut(&mut self, id: SessionId) -> Option<&mut Session> {
+        self.sessions.get_mut(&id)
+    }
+
+    /// The session of that id, which is made if there is none.
+    pub(super) fn session_or(&mut self, id: SessionId, new: impl FnOnce() -> Session) -> &Session {
+        self.sessions.entry(id).or_insert_with(new)
+    }
+
+    pub(super) fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.paths.values()
+    }
+
+    pub(super) fn paths_mut(&mut self) -> impl Iterator<Item = &mut Path> {
+        self.paths.values_mut()
+    }
+
+    pub(super) fn path(&self, key: PathKey) -> Option<&Path> {
+        self.paths.get(&key)
+    }
+
+    pub(super) fn path_mut(&mut self, key: PathKey) -> Option<&mut Path> {
+        self.paths.get_mut(&key)
+    }
+
+    /// The paths of a session, in the order in which they came.
+    pub(super) fn paths_of(&self, id: SessionId) -> impl Iterator<Item = &Path> {
+        let keys = self.sessions.get(&id).map(|session| &session.paths[..]).unwrap_or_default();
+        keys.iter().filter_map(|key| self.paths.get(key))
+    }
+
+    /// A number for a new path.
+    pub(super) fn next_key(&mut self) -> PathKey {
+        self.last_key += 1;
+        PathKey(self.last_key)
+    }
+
+    /// Adds a path to its session.
+    pub(super) fn add(&mut self, path: Path) {
+        let (id, key) = (path.shared().session.id, path.key());
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.paths.push(key);
+        }
+        self.paths.insert(key, path);
+        self.note_paths(id);
+    }
+
+    /// Tells the session's cache how many of its paths have chunks.
+    pub(super) fn note_paths(&mut self, id: SessionId) {
+        let live = self.paths_of(id).filter(|path| path.has_chunks()).count();
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.cache.note_paths(live);
+        }
+    }
+
+    /// Takes a path that is gone from its session, which keeps its memory. The last one takes the
+    /// session with it, which is returned.
+    pub(super) fn remove(&mut self, key: PathKey) -> Option<Session> {
+        let path = self.paths.remove(&key)?.into_shared();
+        let (id, io) = (path.session.id, path.counters.totals());
+        tracing::info!(
+            path = %key,
+            session = %id,
+            reads = io.reads,
+            writes = io.writes,
+            fua_writes = io.fua_writes,
+            flushes = io.flushes,
+            discards = io.discards,
+            write_zeroes = io.write_zeroes,
+            errors = io.errors,
+            replays = io.replays,
+            "a path is gone"
+        );
+        let live = self.paths_of(id).filter(|path| path.has_chunks()).count();
+        let session = self.sessions.get_mut(&id)?;
+        session.gone.add(&io);
+        session.paths.retain(|other| *other != key);
+        if !session.paths.is_empty() {
+            session.cache.keep(path, live);
+            return None;
+        }
+        let mut session = self.sessions.remove(&id)?;
+        session.cache.end(path);
+        Some(session)
+    }
+}
