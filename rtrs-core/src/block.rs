@@ -177,6 +177,13 @@ pub struct Core {
     pub wake: WakeHandle,
 }
 
+impl Core {
+    /// A core that polls its devices and has no ring, as in the simulator.
+    pub fn without_ring(index: CoreIndex) -> Self {
+        Self { index, ring: None, wake: WakeHandle::idle() }
+    }
+}
+
 /// Makes a core poll its devices soon, from any thread.
 ///
 /// A device that has completed something on another thread puts that where its `poll` finds it, and

@@ -17,7 +17,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, Io, WakeHandle};
+use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, Io};
 use rtrs_core::fabric::sim::{BindMode, NodeId, SimFabric, World, WorldOptions, sim_ip};
 use rtrs_core::fabric::{
     Access, ConnectParams, Fabric, FabricEvent, MemoryRegistration, PdUse, PrivateData,
@@ -203,11 +203,7 @@ impl Rig {
         let exports = ExportTable::new(vec![export("vol", false), export("fixed", true)]);
         let mut hosts: Vec<Host> = (0..params.cores)
             .map(|at| Host {
-                core: ServerEngine::new(
-                    params,
-                    Core { index: CoreIndex(at), ring: None, wake: WakeHandle::idle() },
-                    &exports,
-                ),
+                core: ServerEngine::new(params, Core::without_ring(CoreIndex(at)), &exports),
                 fabrics: vec![Box::new(world.fabric(node))],
                 inbox: VecDeque::new(),
             })

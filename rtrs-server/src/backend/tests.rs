@@ -5,9 +5,7 @@ use std::io;
 use std::sync::{Arc, mpsc};
 
 use crossbeam_queue::SegQueue;
-use rtrs_core::block::{
-    BlockDevice, BlockSource, Completion, Core, Geometry, Io, IoFlags, IoOp, WakeHandle,
-};
+use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, Io, IoFlags, IoOp};
 use rtrs_core::rt::Clock;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Duration, Instant};
@@ -47,7 +45,7 @@ impl BlockSource for ThreadSource {
         let (source, queue) = (Arc::clone(&self.0), Arc::clone(&ended));
         let (index, wake) = (core.index, core.wake.clone());
         std::thread::spawn(move || {
-            let here = Core { index, ring: None, wake: WakeHandle::idle() };
+            let here = Core::without_ring(index);
             let mut device = source.open(&here).unwrap();
             for io in inbox {
                 device.submit(io).unwrap();

@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
 
-use rtrs_core::block::{Core, WakeHandle};
+use rtrs_core::block::Core;
 use rtrs_core::fabric::Fabric;
 use rtrs_core::identity::{ExportId, Identity, ServerId};
 use rtrs_core::ids::CoreIndex;
@@ -160,7 +160,7 @@ impl Cluster {
         let export = Export { name: "vol".into(), source, read_only: false, id, epoch };
         let exports = ExportTable::new(vec![export]);
         for at in 0..self.options.server_cores {
-            let core = Core { index: CoreIndex(at), ring: None, wake: WakeHandle::idle() };
+            let core = Core::without_ring(CoreIndex(at));
             let fabric = self.world.fabric(self.nodes[1]);
             self.server.push(ServerHost {
                 core: ServerEngine::new(params, core, &exports),
@@ -369,7 +369,7 @@ impl Cluster {
         let (source, epoch) = (Arc::new(disk.clone()), SyncEpoch::unkept(1));
         let export = Export { name: "vol".into(), source, read_only: false, id, epoch };
         let faults = PortFaults::new(Plant::None, strangers.prng.fork());
-        let core = Core { index: CoreIndex(0), ring: None, wake: WakeHandle::idle() };
+        let core = Core::without_ring(CoreIndex(0));
         let mut host = ServerHost {
             core: ServerEngine::new(params, core, &ExportTable::new(vec![export])),
             fabrics: vec![Port::boxed(self.world.fabric(self.nodes[1]), faults)],

@@ -2,10 +2,10 @@
 //!
 //! A request claims its permit before anything of it runs and releases it when its answer is
 //! posted or its path is closed. A claim that meets a holder of the same path is a protocol
-//! violation of the peer; a holder of another path means that the request is a replay of one that may still run,
-//! which has to wait; the other path is closed then. What a closed path leaves at the disk is in
-//! another table by the time its permit is free (`overlap.rs`). So a copy never overtakes its
-//! original.
+//! violation of the peer; a holder of another path means that the request is a replay of one that
+//! may still run, which has to wait; the other path is closed then. What a closed path leaves at
+//! the disk is in another table by the time its permit is free (`overlap.rs`). So a copy never
+//! overtakes its original.
 //!
 //! Word: 0 when free, else incarnation of the path (48 bits, never 0) and core (16 bits).
 

@@ -9,9 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rtrs_core::block::{
-    BlockDevice, BlockSource, Completion, Core, Geometry, Io, IoOp, WakeHandle,
-};
+use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, Io, IoOp};
 use rtrs_core::fabric::sim::{BindMode, NodeId, SimFabric, World, WorldOptions, sim_ip};
 use rtrs_core::fabric::{
     Access, BindResult, ConnRequest, ConnectParams, Fabric, FabricCounters, FabricError,
@@ -492,11 +490,11 @@ impl Stand {
         ];
         let exports = ExportTable::with_finder(named, options.search.then_some(finder));
         let found = Arc::new(export("found", false, &spare()));
-        let (log, registered) = (Log::default(), Regions::default());
-        let aside = Rc::<RefCell<Aside>>::default();
+        let (log, registered, aside) =
+            (Log::default(), Regions::default(), Rc::<RefCell<Aside>>::default());
         let hosts: Vec<Host> = (0..options.params.cores)
             .map(|at| {
-                let core = Core { index: CoreIndex(at), ring: None, wake: WakeHandle::idle() };
+                let core = Core::without_ring(CoreIndex(at));
                 let inner = world.fabric(node);
                 Host {
                     core: ServerEngine::new(options.params, core, &exports),
