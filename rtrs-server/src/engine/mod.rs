@@ -13,9 +13,6 @@ pub mod ledger;
 pub mod message;
 pub mod session;
 
-#[cfg(test)]
-mod tests;
-
 use std::sync::Arc;
 
 use rtrs_core::block::Core;
@@ -226,3 +223,6 @@ impl ServerEngine {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
