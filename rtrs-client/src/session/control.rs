@@ -14,18 +14,18 @@ use std::sync::Arc;
 use rtrs_core::fabric::{CloseReason, Fabric, RemoteMem, WcOp, WcStatus, WorkCompletion};
 use rtrs_core::identity::ServerId;
 use rtrs_core::ids::{ConnIndex, CoreIndex, PathId, PathUuid, PermitId, QpNum};
-use rtrs_core::proto::Backoff;
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::AccessMode;
 
 use super::cache::KeptLife;
 use super::device::SessionFailure;
-use super::fence::{Lost, NoPathClock};
+use super::fence::{NoPathClock, PathFence};
 use super::heartbeat::HeartbeatMonitor;
 use super::identity::Pinned;
 use super::links::Tries;
 use super::online::Leave;
 use super::permits::CONTROL;
+use super::reconnect::Reconnect;
 use super::shard::ConnectionEnd;
 use super::{
     CacheWatch, Connect, Granted, OpenDevice, Outbox, PathShared, PathTarget, Policy,
@@ -95,21 +95,12 @@ pub(super) struct Path {
     /// When the last attempt began.
     pub(super) started: Instant,
     pub(super) until: Instant,
-    pub(super) backoff: Backoff,
+    pub(super) reconnect: Reconnect,
     pub(super) tries: Tries,
     pub(super) heartbeat: HeartbeatMonitor,
     pub(super) shared: Arc<PathShared>,
-    pub(super) connects: u64,
-    pub(super) attempts_failed: u64,
-    /// Attempts that failed, counted through rounds of all addresses.
-    pub(super) failed_in_row: u64,
     pub(super) last_error: Option<String>,
-    /// Chunks of a path that is connected and carries no IO before dead ones are fenced off.
-    pub(super) held: Option<Arc<[RemoteMem]>>,
-    /// The cores were told to use it.
-    pub(super) carries: bool,
-    /// What it carried last may still be delivered.
-    pub(super) lost: Option<Lost>,
+    pub(super) fence: PathFence,
     /// The life of the server's cache in which it opened the device; 0 when nobody says.
     pub(super) cache_id: u64,
 }
@@ -165,17 +156,16 @@ impl Path {
             next_cid: 0,
             started: Instant::ZERO,
             until: now,
-            backoff: Backoff::new(config.reconnect_min, config.reconnect_max, seed),
+            reconnect: Reconnect::new(
+                target.remotes.len(),
+                (config.reconnect_min, config.reconnect_max),
+                seed,
+            ),
             tries: Tries::default(),
             heartbeat: HeartbeatMonitor::default(),
             shared: Arc::new(PathShared::default()),
-            connects: 0,
-            attempts_failed: 0,
-            failed_in_row: 0,
             last_error: None,
-            held: None,
-            carries: false,
-            lost: None,
+            fence: PathFence::default(),
             cache_id: 0,
             target,
         }
@@ -296,7 +286,7 @@ impl SessionControl {
         let failed = self.failure.is_some();
         let path = &mut self.paths[index];
         match path.state {
-            PathState::Waiting if path.leave.is_some() && path.lost.is_none() => {
+            PathState::Waiting if path.leave.is_some() && !path.fence.is_awaited() => {
                 self.has_left(now, index)
             }
             PathState::Waiting if now >= path.until && !self.detaching && !failed => {
@@ -611,7 +601,7 @@ impl SessionControl {
             path.until = now + CLOSE_TIMEOUT;
             path.heartbeat.stop();
             path.chunks = None;
-            path.note_lost();
+            path.fence.died(path.epoch, path.recon_cnt);
             path.shared.set_latency(Duration::ZERO);
             if let Some(service) = path.service.as_mut() {
                 service.end(now, in_order, fabrics[provider].as_mut());
@@ -623,18 +613,14 @@ impl SessionControl {
         let path = &mut self.paths[index];
         if path.state == PathState::Closing && path.open.iter().all(|open| !open) {
             path.service = None;
-            path.attempts_failed += 1;
+            path.reconnect.ended();
             let at_once = path.tries.take_at_once();
             if self.detaching {
                 path.state.advance(PathState::Gone);
             } else if !self.has_left(now, index) {
                 let path = &mut self.paths[index];
                 path.state.advance(PathState::Waiting);
-                // Another address may be the one that works: the wait comes after the last.
-                let addresses = path.target.remotes.len().max(1) as u64;
-                path.failed_in_row += 1;
-                let more = !path.failed_in_row.is_multiple_of(addresses);
-                path.until = if more || at_once { now } else { now + path.backoff.wait() };
+                path.until = path.reconnect.next_attempt(now, at_once);
             }
         }
         self.judge_start(now);

@@ -56,10 +56,10 @@ impl SessionControl {
     /// open gives up: whoever attaches is told why at once instead of waiting for a server that
     /// may never come.
     pub(super) fn judge_start(&mut self, now: Instant) {
-        let hopeless = self.paths.iter().all(|path| {
-            let all_tried = path.attempts_failed >= path.target.remotes.len().max(1) as u64;
-            all_tried && path.state == PathState::Waiting
-        });
+        let hopeless = self
+            .paths
+            .iter()
+            .all(|path| path.reconnect.has_tried_all() && path.state == PathState::Waiting);
         let decided = self.opened_once || self.failure.is_some() || self.detaching;
         // Another disk does not turn into the right one by waiting.
         let elsewhere = self.paths.iter().all(Path::leads_elsewhere);
@@ -325,14 +325,11 @@ impl SessionControl {
         }
         let path = &mut self.paths[index];
         path.state.advance(PathState::Connected);
-        path.connects += 1;
-        path.backoff.reset();
-        // The loss of a path that was up ends a round of its addresses: a wait follows.
-        path.failed_in_row = path.target.remotes.len().max(1) as u64 - 1;
+        path.reconnect.connected();
         path.last_error = None;
         self.start_heartbeat(now, index);
         let path = &mut self.paths[index];
-        path.held = Some(chunks);
+        path.fence.connected(chunks);
         self.readmitted(index);
         self.advance_fences(now, fabrics);
     }

@@ -6,7 +6,9 @@
 //! `rtrs-core/src/wire/fence.rs`). A path that is admitted anew was fenced off by that: the server
 //! ends the old one first. Servers without FENCE are kernels; there `Failover` says what is done.
 
-use rtrs_core::fabric::{Fabric, FabricError};
+use std::sync::Arc;
+
+use rtrs_core::fabric::{Fabric, FabricError, RemoteMem};
 use rtrs_core::ids::PathId;
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::Fence;
@@ -18,7 +20,7 @@ use crate::path::state::PathState;
 
 /// A path's last epoch that carried IO, while that may still be delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Lost {
+struct Lost {
     epoch: u32,
     recon_cnt: u16,
     /// The path over which the server was asked to fence it off, and until when that may take.
@@ -40,14 +42,43 @@ impl NoPathClock {
     }
 }
 
-impl Path {
-    /// The path dies: notes what it carried.
-    pub(super) fn note_lost(&mut self) {
+/// What a path carries, and what it may still deliver of what it carried before it died.
+#[derive(Debug, Default)]
+pub(super) struct PathFence {
+    /// Its chunks while it is connected and waits for the fences of other paths.
+    held: Option<Arc<[RemoteMem]>>,
+    /// The shards were told to use it.
+    carries: bool,
+    lost: Option<Lost>,
+}
+
+impl PathFence {
+    /// The path is connected, and carries IO once no other path awaits its fence.
+    pub(super) fn connected(&mut self, chunks: Arc<[RemoteMem]>) {
+        self.held = Some(chunks);
+    }
+
+    /// The path leaves: it is given no IO any more.
+    pub(super) fn withhold(&mut self) {
+        self.held = None;
+    }
+
+    /// All that the path carried was answered: nothing has to be fenced off.
+    pub(super) fn drained(&mut self) {
+        self.carries = false;
+    }
+
+    /// The path dies, in this epoch and after so many connects: what it carried awaits a fence.
+    pub(super) fn died(&mut self, epoch: u32, recon_cnt: u16) {
         self.held = None;
         if std::mem::take(&mut self.carries) && !rtrs_core::mutated!(LostUnnoted) {
-            let (epoch, recon_cnt) = (self.epoch, self.recon_cnt);
             self.lost = Some(Lost { epoch, recon_cnt, asked: None });
         }
+    }
+
+    /// True while what the path carried may still be delivered.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.lost.is_some()
     }
 }
 
@@ -61,7 +92,7 @@ impl SessionControl {
             }
             DeviceState::Open { .. } => {
                 // One that is connected and only waits for fences is of no use to IO.
-                if !self.paths.iter().any(|path| path.carries) {
+                if !self.paths.iter().any(|path| path.fence.carries) {
                     self.no_path.begin(now);
                 }
                 // The server closes the device with the last path it has of us.
@@ -82,7 +113,7 @@ impl SessionControl {
 
     fn cleared(&mut self, index: usize) {
         let path = self.paths[index].id;
-        if let Some(Lost { epoch, .. }) = self.paths[index].lost.take() {
+        if let Some(Lost { epoch, .. }) = self.paths[index].fence.lost.take() {
             self.tell_all(ToShard::Fenced { path, epoch });
         }
     }
@@ -95,7 +126,7 @@ impl SessionControl {
         fabrics: &mut [Box<dyn Fabric>],
     ) {
         let meant = self.paths.iter().position(|path| {
-            path.lost.is_some_and(|lost| lost.asked.is_some_and(|(asked, _)| asked == over))
+            path.fence.lost.is_some_and(|lost| lost.asked.is_some_and(|(asked, _)| asked == over))
         });
         if let Some(index) = meant {
             tracing::debug!(path = %self.paths[index].target.name, "fenced off");
@@ -107,17 +138,17 @@ impl SessionControl {
     /// Asks for fences that are due, and lets paths carry IO that wait for none. True when
     /// anything was done.
     pub(super) fn advance_fences(&mut self, now: Instant, fabrics: &mut [Box<dyn Fabric>]) -> bool {
-        if !self.paths.iter().any(|path| path.lost.is_some() || path.held.is_some()) {
+        if !self.paths.iter().any(|path| path.fence.is_awaited() || path.fence.held.is_some()) {
             return false;
         }
         let mut any = false;
         for index in 0..self.paths.len() {
-            if self.paths[index].lost.is_some() {
+            if self.paths[index].fence.is_awaited() {
                 any |= self.advance_fence(now, index, fabrics);
             }
         }
         for index in 0..self.paths.len() {
-            if self.paths[index].held.is_some() && !self.waits_for_fences(index) {
+            if self.paths[index].fence.held.is_some() && !self.waits_for_fences(index) {
                 self.bring_up(index);
                 any = true;
             }
@@ -131,7 +162,7 @@ impl SessionControl {
         index: usize,
         fabrics: &mut [Box<dyn Fabric>],
     ) -> bool {
-        let Some(mut lost) = self.paths[index].lost else { return false };
+        let Some(mut lost) = self.paths[index].fence.lost else { return false };
         if let Some((over, until)) = lost.asked {
             if self.paths[over.index()].state == PathState::Connected {
                 if now < until {
@@ -141,7 +172,7 @@ impl SessionControl {
                 self.end_path(now, over.index(), Some(why.into()), fabrics);
             }
             lost.asked = None;
-            self.paths[index].lost = Some(lost);
+            self.paths[index].fence.lost = Some(lost);
         }
         let up = |path: &&mut Path| path.state == PathState::Connected && path.id.index() != index;
         let fence = Fence { path: self.paths[index].uuid, recon_cnt: lost.recon_cnt };
@@ -156,7 +187,7 @@ impl SessionControl {
             match service.post_fence(&fence, permit, fabric) {
                 Ok(()) => {
                     lost.asked = Some((id, now + STEP_TIMEOUT));
-                    self.paths[index].lost = Some(lost);
+                    self.paths[index].fence.lost = Some(lost);
                 }
                 Err(FabricError::QueueFull) => return false,
                 Err(error) => {
@@ -180,20 +211,21 @@ impl SessionControl {
     fn waits_for_fences(&self, index: usize) -> bool {
         let fences = self.paths[index].service.as_ref().is_some_and(|service| service.fences());
         let fences = fences && !rtrs_core::mutated!(UpBeforeFence);
-        fences && self.paths.iter().any(|path| path.lost.is_some())
+        fences && self.paths.iter().any(|path| path.fence.is_awaited())
     }
 
     fn bring_up(&mut self, index: usize) {
         let path = &mut self.paths[index];
-        let Some(chunks) = path.held.take() else { return };
-        path.carries = true;
+        let Some(chunks) = path.fence.held.take() else { return };
+        path.fence.carries = true;
         let (path, epoch, cache_id) = (path.id, path.epoch, path.cache_id);
         self.no_path = NoPathClock::default();
         self.tell_all(ToShard::PathUp { path, epoch, chunks, cache_id });
     }
 
     pub(super) fn fence_deadline(&self) -> Option<Instant> {
-        let asked = |path: &Path| path.lost.and_then(|lost| lost.asked).map(|(_, until)| until);
+        let asked =
+            |path: &Path| path.fence.lost.and_then(|lost| lost.asked).map(|(_, until)| until);
         self.paths.iter().map(asked).fold(None, earliest)
     }
 

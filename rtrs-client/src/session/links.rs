@@ -152,12 +152,12 @@ impl SessionControl {
                     tracing::info!(path = %name, "{what}: the attempt begins anew");
                     path.tries.given_up = Some(path.epoch);
                     path.tries.at_once = true;
-                    path.forget_failures();
+                    path.reconnect.forget_failures();
                     return self.take_down(now, index, None, false, fabrics);
                 }
             }
             PathState::Connecting | PathState::Introducing | PathState::Opening => {}
         }
-        self.paths[index].forget_failures();
+        self.paths[index].reconnect.forget_failures();
     }
 }

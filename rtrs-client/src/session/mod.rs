@@ -19,6 +19,7 @@ mod pace;
 pub(crate) mod permits;
 pub(crate) mod policy;
 pub(crate) mod probe;
+mod reconnect;
 pub(crate) mod replay;
 pub(crate) mod shard;
 pub(crate) mod status;

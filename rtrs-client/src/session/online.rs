@@ -121,7 +121,7 @@ impl SessionControl {
         if self.paths.iter().filter(|path| !path.removed).count() >= PATHS_MAX {
             return Err(format!("the session has {PATHS_MAX} paths, and no more are possible"));
         }
-        let free = |path: &Path| path.removed && path.lost.is_none();
+        let free = |path: &Path| path.removed && !path.fence.is_awaited();
         let index = self.paths.iter().position(free).unwrap_or(self.paths.len());
         let Ok(id) = u16::try_from(index).map(PathId) else {
             return Err("no place for another path".into());
@@ -160,7 +160,7 @@ impl SessionControl {
                 Some(before) => (before.why, before.deadline) = (why, leave.deadline),
                 None => {
                     path.leave = Some(leave);
-                    path.held = None;
+                    path.fence.withhold();
                     let (path, epoch) = (path.id, path.epoch);
                     self.tell_all(ToShard::Retire { path, epoch });
                 }
@@ -240,8 +240,7 @@ impl SessionControl {
         let Some(leave) = path.leave.as_mut().filter(|_| leaves) else { return };
         leave.retired[core.index()] = true;
         if leave.retired.iter().all(|retired| *retired) {
-            // Every request was answered: nothing has to be fenced off.
-            path.carries = false;
+            path.fence.drained();
             self.end_path(now, index, None, fabrics);
         }
     }
@@ -267,7 +266,7 @@ impl SessionControl {
         let path = &mut self.paths[index];
         let Some(leave) = path.leave.as_ref() else { return false };
         // Where no fence can be had, only its return shows that nothing of it is left.
-        let proof_due = path.lost.is_some() && strict && !path.fences;
+        let proof_due = path.fence.is_awaited() && strict && !path.fences;
         match leave.why {
             Why::Reconnect => {
                 if path.state != PathState::Waiting {
@@ -292,13 +291,7 @@ impl Path {
     /// The next attempt is due now, as if it were the first.
     fn begin_anew(&mut self, now: Instant) {
         self.until = now;
-        self.forget_failures();
-    }
-
-    /// Waits are as short as after the first failure.
-    pub(super) fn forget_failures(&mut self) {
-        self.failed_in_row = 0;
-        self.backoff.reset();
+        self.reconnect.forget_failures();
     }
 }
 

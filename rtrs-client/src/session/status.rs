@@ -56,8 +56,8 @@ impl SessionControl {
                 state: path.state,
                 leaving: path.leave.as_ref().map(Leave::name),
                 connections: self.config.cores + 1,
-                reconnects: path.connects.saturating_sub(1),
-                ends: path.attempts_failed,
+                reconnects: path.reconnect.reconnects(),
+                ends: path.reconnect.failed(),
                 heartbeat_us: match path.shared.latency_ns() {
                     0 => None,
                     ns => Some(ns / 1000),
