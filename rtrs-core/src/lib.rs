@@ -10,7 +10,6 @@
 #![deny(unsafe_code)]
 
 pub mod block;
-pub mod config;
 pub mod fabric;
 pub mod identity;
 pub mod ids;
@@ -25,6 +24,7 @@ pub mod prng;
 pub mod proto;
 #[allow(unsafe_code)]
 pub mod rt;
+pub mod settings;
 #[cfg(any(test, feature = "test-util"))]
 pub mod skip;
 pub mod status;

@@ -4,7 +4,13 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
-use rtrs_core::config::{ByteSize, Millis, Portal, Switch, ValueError};
+use rtrs_core::settings::{
+    ByteSize, Int, MILLISECOND, MINUTE, Portal, SECOND, Switch, Time, ValueError,
+};
+use rtrs_core::wire::PingHello;
+
+/// Bound of a step.
+pub type Timeout = Time<{ 10 * MILLISECOND }, { 10 * MINUTE }>;
 
 /// A portal, and whether its port was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,7 +54,7 @@ pub enum Mode {
 }
 
 /// `ping`.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
 pub struct PingArgs {
     /// The server, as in rdma://10.0.0.1@10.0.0.2, tcp://host:1234 or ip:10.0.0.2.
     #[arg(value_name = "PATH")]
@@ -66,18 +72,18 @@ pub struct PingArgs {
     #[arg(short, long, value_name = "SIZE")]
     pub size: Option<ByteSize>,
 
-    /// From one round to the next, in ms if no unit is written [default: 1s for ping, else 0]
+    /// Time from one round to the next, up to 20s [default: 1s for ping, else 0]
     ///
-    /// At most 20s. 0 starts the next round as soon as one is answered. Not for bandwidth.
+    /// 0 starts the next round as soon as one is answered. Not for bandwidth.
     #[arg(short, long, value_name = "TIME")]
-    pub interval: Option<Millis>,
+    pub interval: Option<Time<0, { 20 * SECOND }>>,
 
-    /// Give up when a step takes longer, in ms if no unit is written [default: 5s]
+    /// Give up when a step takes longer, 10ms to 10m [default: 5s]
     ///
     /// A round that was not answered by then is lost, and its connection is ended: on a reliable
     /// one nothing comes after what was lost.
     #[arg(short = 'W', long, value_name = "TIME", default_value = "5s", hide_default_value = true)]
-    pub timeout: Millis,
+    pub timeout: Timeout,
 
     /// Connect from this local address
     ///
@@ -95,13 +101,13 @@ pub struct PingArgs {
     ///
     /// Each is a connection of its own and does the whole count.
     #[arg(short = 'n', long, value_name = "N", default_value = "1", hide_default_value = true)]
-    pub queue_pairs: u32,
+    pub queue_pairs: Int<u32, 1, 64>,
 
     /// Operations in flight of each queue pair in read-bw and write-bw, 1 to 256 [default: 16]
     ///
     /// This is krping's txdepth.
     #[arg(short, long, value_name = "N")]
-    pub depth: Option<u16>,
+    pub depth: Option<Int<u16, 1, { PingHello::DEPTH_MAX as u64 }>>,
 
     /// Let the server do the same the other way at once, in read-bw and write-bw
     ///
@@ -159,9 +165,9 @@ pub struct DoctorArgs {
     #[arg(value_name = "PATH")]
     pub target: LinkTarget,
 
-    /// Give up when a step takes longer, in ms if no unit is written [default: 5s]
+    /// Give up when a step takes longer, 10ms to 10m [default: 5s]
     ///
     /// That is the bound of each connect and each answer.
     #[arg(short = 'W', long, value_name = "TIME", default_value = "5s", hide_default_value = true)]
-    pub timeout: Millis,
+    pub timeout: Timeout,
 }

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::config::AutoSwitch;
+use crate::settings::AutoSwitch;
 
 /// CPU numbers this process may run on, ascending.
 pub fn allowed_cpus() -> Vec<usize> {

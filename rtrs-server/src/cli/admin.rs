@@ -3,7 +3,10 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use rtrs_core::config::Millis;
+use rtrs_core::settings::{MINUTE, Time};
+
+/// A bound for running requests.
+pub type Within = Time<0, { 10 * MINUTE }>;
 
 /// What to do with a running server.
 #[derive(Debug, Subcommand)]
@@ -69,6 +72,7 @@ pub struct Where {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Shown {
     /// For people.
+    #[value(alias = "yaml")]
     Text,
     /// For programs.
     Json,
@@ -97,7 +101,7 @@ pub struct EvictArgs {
 
     /// Wait so long for its last requests, as in 10s, 500ms or 2m
     #[arg(long, value_name = "TIME", default_value = "10s")]
-    pub within: Millis,
+    pub within: Within,
 
     /// Where.
     #[command(flatten)]
@@ -111,7 +115,7 @@ pub struct DrainArgs {
     ///
     /// What has not ended then is abandoned, as at SIGTERM.
     #[arg(long, value_name = "TIME", default_value = "30s")]
-    pub within: Millis,
+    pub within: Within,
 
     /// Where.
     #[command(flatten)]
