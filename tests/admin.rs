@@ -230,7 +230,8 @@ fn an_evicted_session_gets_errors_at_once_and_does_not_come_back() {
 #[test]
 fn an_export_is_taken_over_from_a_client_that_hangs() {
     // The server itself would not notice for a minute.
-    let server = Server::builder().export("vol0=mem:16M").args(&["--heartbeat", "10s"]).start();
+    let server =
+        Server::builder().export("vol0=mem:16M").args(&["--heartbeat-ms", "10000"]).start();
     let portals = server.portals().to_vec();
     let dead = attach(&portals, &[]);
     let mut old = RawNbd::go(dead.front(), "vol0");

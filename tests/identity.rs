@@ -42,7 +42,7 @@ impl Disks {
     /// A session over these paths, whose IO fails without a path.
     fn attach(&self, paths: &[usize], args: &[&str]) -> ClientBuilder {
         let builder = Client::attach("vol").args(&["--shards=1", "--no-path=fail"]).args(args);
-        let builder = builder.args(&["--reconnect-max=200ms"]);
+        let builder = builder.args(&["--reconnect-max-ms=200"]);
         paths.iter().fold(builder, |builder, path| builder.path(&self.portals[*path]))
     }
 }

@@ -22,7 +22,7 @@ fn server(always_invalidate: &str) -> (Server, SocketAddr) {
     let server = Server::builder()
         .export("vol0=mem:1M")
         .args(&["--always-invalidate", always_invalidate, "--queue-depth", "24"])
-        .args(&["--heartbeat", "1m"])
+        .args(&["--heartbeat-ms", "60000"])
         .start();
     let address = server.address().parse().expect("an address");
     (server, address)

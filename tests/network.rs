@@ -14,7 +14,7 @@ use serde_json::Value;
 /// processor.
 const SOON: Duration = Duration::from_secs(60);
 /// Waits between attempts that no test outlasts: from 5 to 10 minutes.
-const LONG_WAITS: [&str; 2] = ["--reconnect-min=10m", "--reconnect-max=10m"];
+const LONG_WAITS: [&str; 2] = ["--reconnect-min-ms=600000", "--reconnect-max-ms=600000"];
 /// Logged of a path that would have waited longer.
 const TRYING: &str = "link cable0 is up: trying at once";
 
@@ -136,7 +136,7 @@ fn a_link_that_is_switched_off_and_on_is_news_too() {
 
 #[test]
 fn an_attempt_whose_first_packet_was_lost_begins_anew() {
-    let Some(hosts) = Hosts::start(&["--connect-timeout=5m"]) else { return };
+    let Some(hosts) = Hosts::start(&["--connect-timeout-ms=300000"]) else { return };
     hosts.cable.know_server();
     hosts.cable.pull();
     hosts.wait_state("connecting");

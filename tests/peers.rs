@@ -70,10 +70,10 @@ impl Scene {
             .export("ro=mem:1M,ro")
             .export("slow=mem:1M,delay=500ms")
             .args(&["--queue-depth", "24", "--chunk-size", "64k"])
-            .args(&["--handshake-timeout", &format!("{}ms", handshake().as_millis())])
+            .args(&["--handshake-timeout-ms", &handshake().as_millis().to_string()])
             .args(&["--shards", "2"])
             // Silence ends no path here, so a misdeed that passes is seen to pass.
-            .args(&["--heartbeat", "1m"])
+            .args(&["--heartbeat-ms", "60000"])
             .args(args);
         Self::on(server)
     }

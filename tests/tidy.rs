@@ -17,7 +17,7 @@ use std::process::Command;
 
 use judge::{
     LINE_MAX, foreign_places, long_lines, machine_breaches, own_dependencies, references,
-    unfinished, unproven_lines, unsafe_lines,
+    unfinished, unproven_lines, unsafe_lines, yaml_keys,
 };
 
 /// The files that may contain `unsafe`; the header of `rtrs-core/src/lib.rs` names the same.
@@ -491,4 +491,21 @@ fn documents_point_to_what_exists() {
         }
     }
     breaches.none("documents point to what exists");
+}
+
+#[test]
+fn every_setting_is_explained_to_operators() {
+    let mut breaches = Breaches::default();
+    let manual = fs::read_to_string(root().join("docs/OPERATING.md")).expect("docs/OPERATING.md");
+    for config in ["configs/server.yaml", "configs/client.yaml"] {
+        let text = fs::read_to_string(root().join(config)).expect("the annotated defaults");
+        let keys = yaml_keys(&text);
+        assert!(keys.len() > 15, "{config} was not understood: {keys:?}");
+        for (line, key) in keys {
+            if !manual.contains(&format!("`{key}`")) {
+                breaches.add(config, line, format!("`{key}` is not in docs/OPERATING.md"));
+            }
+        }
+    }
+    breaches.none("every setting is explained to operators");
 }

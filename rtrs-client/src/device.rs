@@ -32,7 +32,7 @@ const OPEN_PATIENCE: Duration = Duration::from_secs(2);
 const CLAIM_PATIENCE: Duration = Duration::from_secs(2);
 /// Why a session ends whose device the kernel does not use any more.
 pub(crate) const KERNEL_GONE: &str = "the kernel has closed all connections of the device: another \
-    program disconnected it, or its requests took longer than device-timeout";
+    program disconnected it, or its requests took longer than device-timeout-s";
 /// This program's own file, also when it was replaced meanwhile.
 const THIS_PROGRAM: &str = "/proc/self/exe";
 

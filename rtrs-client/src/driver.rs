@@ -9,11 +9,11 @@ use std::sync::{Arc, mpsc};
 
 use nbd_bridge::BridgeStats;
 use rtrs_core::block::{BlockDevice, Geometry};
+use rtrs_core::config::Scheme;
 use rtrs_core::fabric::{Fabric, FabricCounters};
 use rtrs_core::identity::Identity;
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::rt::{Clock, Inbox, Mailbox, PollPolicy, Ring, Sender, Shard, pin_to, run};
-use rtrs_core::settings::Scheme;
 use rtrs_core::time::{Duration, Instant, earliest};
 
 use crate::frontend::{FrontEnd, FrontRequest, FrontSocket, MakeFrontEnd, Place};

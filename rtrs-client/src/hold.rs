@@ -27,7 +27,7 @@ use crate::provide::Providers;
 use crate::report::{self, Identity};
 use crate::run::{
     DAEMON_LOG, READY, Wake, forward_detaches, forward_events, forward_signals, log_to_stderr,
-    session_config, start, system, tell, wait_ready,
+    plain, session_config, start, system, tell, wait_ready,
 };
 use crate::session::SessionConfig;
 
@@ -36,7 +36,7 @@ const SIGNAL_GRACE: Duration = Duration::from_secs(10);
 
 /// Holds a session until it is detached or a signal ends it. The body of the background copy.
 pub(crate) fn hold(plan: &AttachPlan) -> Result<(), Error> {
-    let _log = log_to_stderr(plan.session.settings.log.get())?;
+    let _log = log_to_stderr(&plan.session.log)?;
     plan.run_dir.make()?;
     let control_path = plan.run_dir.control_socket(&plan.session.export_name);
     let control = ControlSocket::bind(&control_path).map_err(|e| {
@@ -72,15 +72,15 @@ pub(crate) fn hold(plan: &AttachPlan) -> Result<(), Error> {
         name: plan.session.export_name.clone(),
         session: config.name.clone(),
         session_id: config.id.to_string(),
-        access: plan.session.access.to_string(),
-        no_path: plan.session.settings.no_path.to_string(),
-        failover: plan.session.settings.failover.to_string(),
+        access: plain(&plan.session.access),
+        no_path: plan.session.no_path.to_string(),
+        failover: plain(&plan.session.failover),
         uri: bound.as_ref().map(|bound| bound.endpoint().uri(&plan.session.export_name)),
         device: Arc::new(OnceLock::new()),
         pid: std::process::id(),
         shards: config.cores,
     };
-    let buffer_bytes = usize::try_from(plan.settings.buffer_size.bytes()).unwrap_or(usize::MAX);
+    let buffer_bytes = usize::try_from(plan.buffer_bytes).unwrap_or(usize::MAX);
     let bridge = BridgeConfig { buffer_bytes, ..BridgeConfig::default() };
     let fronts = match bound {
         Some(bound) => nbd::at(bound, bridge),
@@ -143,7 +143,7 @@ pub(crate) fn hold(plan: &AttachPlan) -> Result<(), Error> {
 
 /// Which server's export the session has to work with, if that is known before it begins.
 fn pinned(plan: &AttachPlan, kept: Option<&Kept>) -> Result<Option<Pinned>, Error> {
-    let said = plan.session.settings.identity;
+    let said = plan.session.identity;
     let Some(kept) = kept.filter(|_| plan.takes_over()) else {
         return Ok(said.filter(|_| !plan.accept_new_identity));
     };
@@ -292,7 +292,7 @@ mod tests {
     use rtrs_core::local::RunDir;
 
     use super::*;
-    use crate::settings::Settings;
+    use crate::config::Settings;
 
     const LEFT: &str = "00112233445566778899aabbccddeeff/00000000000000000000000000000001";
     const SAID: &str = "00112233445566778899aabbccddeeff/00000000000000000000000000000002";

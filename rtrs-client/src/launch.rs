@@ -5,9 +5,9 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
+use rtrs_core::config::{AutoSwitch, Scheme};
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::rt::{Mailbox, PollPolicy, Sender, mailbox, pin_plan};
-use rtrs_core::settings::{AutoSwitch, Scheme};
 use rtrs_core::time::Duration;
 
 use crate::driver::{CoreReport, Event, Mail, ShardStart, run_shard};

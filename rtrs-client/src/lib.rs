@@ -1,6 +1,6 @@
 //! The client end of RTRS: a session with a server as a block device, served over NBD.
 //!
-//! Map of the crate: what was typed (`cli`), what can be said (`settings`), what will run (`plan`),
+//! Map of the crate: what was typed (`cli`), what can be said (`config`), what will run (`plan`),
 //! running it (`run`, `hold`, `device`, `provide`, `launch`, `network`, `control`, `online`,
 //! `report`, `bench`), or looking at a link without a session (`ping`, `doctor`); the session
 //! (`session`) over its paths (`path`) as machines without IO, `driver`, which binds them to a
@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cli;
+pub mod config;
 mod control;
 mod device;
 mod doctor;
@@ -30,7 +31,6 @@ mod provide;
 mod report;
 mod run;
 mod session;
-pub mod settings;
 mod stats;
 
 pub use cli::LowArgs;
@@ -38,7 +38,7 @@ pub use error::{Error, ErrorKind};
 #[cfg(any(test, feature = "test-util"))]
 pub use fuzz::fuzz_paths;
 pub use plan::{AttachPlan, BenchPlan, DoctorPlan, Front, PingPlan, Plan, RunDir, SessionPlan};
-pub use run::{print_config, run};
+pub use run::run;
 pub use session::SessionDevice;
 pub use session::device::SessionFailure;
 pub use session::{Change, Failover, Leaving, NoPath, PathTarget, Policy, Rhythm, SessionConfig};

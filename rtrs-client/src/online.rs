@@ -1,4 +1,4 @@
-//! `path`: an attached session is changed while it runs.
+//! `path` and `policy`: an attached session is changed while it runs.
 //!
 //! The session's process judges a change and begins it at once ([`Online`], on the thread of its
 //! control socket); who asked for it then looks at `status` until it is done, so that the control
@@ -7,15 +7,17 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rtrs_core::settings::Portal;
+use rtrs_core::config::Portal;
 use serde_json::Value;
 
+use crate::cli::Output;
+use crate::config::Policy;
 use crate::error::{Error, ErrorKind};
 use crate::launch::{Cores, random_uuid};
-use crate::plan::{Leave, ManagePlan, PathStep, SessionPlan, path_name};
+use crate::plan::{PathPlan, PathStep, RunDir, SessionPlan, path_name};
 use crate::provide::{Providers, path_target};
-use crate::report::{self, Ask};
-use crate::run::{ask_session, show};
+use crate::report::{self, Ask, Leave};
+use crate::run::{self, ask_session, plain, show};
 use crate::session::{Change, Leaving};
 
 /// How long closing a path's connections takes at most, beyond the time of its requests.
@@ -44,7 +46,7 @@ impl Online {
             Ask::PathRemove(leave) => Change::Remove(leaving(&leave)),
             Ask::PathDisconnect(leave) => Change::Disconnect(leaving(&leave)),
             Ask::PathReconnect(leave) => Change::Reconnect(leaving(&leave)),
-            Ask::Policy { policy } => Change::Policy(policy),
+            Ask::Policy { policy } => Change::Policy(run::policy(policy)),
             Ask::Status | Ask::Stats | Ask::Detach { .. } => {
                 return Err("that changes neither paths nor policy".into());
             }
@@ -58,7 +60,7 @@ impl Online {
         self.providers.open(portal.scheme())?;
         let place = cores.provide(portal.scheme())?;
         let heartbeat = self.plan.own_heartbeat(portal.scheme());
-        let target = path_target(&portal, place, self.plan.settings.invalidate_reads, heartbeat)
+        let target = path_target(&portal, place, self.plan.invalidate_reads, heartbeat)
             .map_err(|e| e.chain().to_string())?;
         let uuid = random_uuid().map_err(|e| format!("no random numbers: {e}"))?;
         Ok(Change::Add { target, uuid })
@@ -73,9 +75,27 @@ fn leaving(leave: &Leave) -> Leaving {
     }
 }
 
+/// `policy`.
+pub(crate) fn policy(
+    run_dir: &RunDir,
+    name: &str,
+    policy: Policy,
+    output: Output,
+) -> Result<(), Error> {
+    let _ = ask_session(run_dir, name, &Ask::Policy { policy })?;
+    let policy = plain(&policy);
+    let value = serde_json::json!({ "name": name, "policy": policy });
+    show(&value, output, |_| format!("{name}: policy {policy}\n"))
+}
+
 /// `path`.
-pub(crate) fn path(plan: &ManagePlan, step: &PathStep) -> Result<(), Error> {
-    let ManagePlan { name, run_dir, output, .. } = plan;
+pub(crate) fn path(plan: &PathPlan) -> Result<(), Error> {
+    let PathPlan { name, step, run_dir, output } = plan;
+    let ask = |leave: &crate::plan::Leave| Leave {
+        path: leave.path.clone(),
+        within_ms: leave.within_ms,
+        force: leave.force,
+    };
     let before = ask_session(run_dir, name, &Ask::Status)?;
     let (question, path, bound) = match step {
         PathStep::List => return show(&before["paths"], *output, report::paths_text),
@@ -84,14 +104,14 @@ pub(crate) fn path(plan: &ManagePlan, step: &PathStep) -> Result<(), Error> {
             (Ask::PathAdd { path: path.clone() }, path, CONNECT_MAX)
         }
         PathStep::Remove(leave) => {
-            (Ask::PathRemove(leave.clone()), leave.path.clone(), closed_in(leave))
+            (Ask::PathRemove(ask(leave)), leave.path.clone(), closed_in(leave))
         }
         PathStep::Disconnect(leave) => {
-            (Ask::PathDisconnect(leave.clone()), leave.path.clone(), closed_in(leave))
+            (Ask::PathDisconnect(ask(leave)), leave.path.clone(), closed_in(leave))
         }
         PathStep::Reconnect(leave) => {
             let bound = closed_in(leave) + CONNECT_MAX;
-            (Ask::PathReconnect(leave.clone()), leave.path.clone(), bound)
+            (Ask::PathReconnect(ask(leave)), leave.path.clone(), bound)
         }
     };
     let _ = ask_session(run_dir, name, &question)?;
@@ -115,7 +135,7 @@ pub(crate) fn path(plan: &ManagePlan, step: &PathStep) -> Result<(), Error> {
     }
 }
 
-fn closed_in(leave: &Leave) -> Duration {
+fn closed_in(leave: &crate::plan::Leave) -> Duration {
     Duration::from_millis(leave.within_ms) + CLOSE_MAX
 }
 
@@ -198,8 +218,8 @@ mod tests {
             "leaving": null, "last_error": if ends > 0 { Some("why") } else { None } })
     }
 
-    fn leave() -> Leave {
-        Leave { path: "p".into(), within_ms: 1, force: false }
+    fn leave() -> crate::plan::Leave {
+        crate::plan::Leave { path: "p".into(), within_ms: 1, force: false }
     }
 
     #[test]

@@ -9,11 +9,11 @@ use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use rtrs_core::config::{AutoSwitch, Portal, Scheme};
 use rtrs_core::fabric::Fabric;
 use rtrs_core::fabric::iwarp::{IwarpFabric, IwarpOptions, IwarpShared};
 use rtrs_core::fabric::rdma::{Rdma, RdmaOptions};
 use rtrs_core::rt::Ring;
-use rtrs_core::settings::{AutoSwitch, Portal, Scheme};
 
 use crate::error::{Error, ErrorKind};
 use crate::plan::SessionPlan;
@@ -37,7 +37,7 @@ impl Providers {
     /// # Errors
     /// [`ErrorKind::Path`] with what RDMA lacks here.
     pub(crate) fn new(plan: &SessionPlan) -> Result<Self, Error> {
-        let connect_timeout = plan.settings.connect_timeout.get();
+        let connect_timeout = Duration::from_millis(plan.connect_timeout_ms);
         let transport_timeout = plan.transport_timeout();
         let rdma = OnceLock::new();
         if let Some(opened) = plan.open_rdma()? {
@@ -46,7 +46,7 @@ impl Providers {
         Ok(Self {
             first: schemes(plan),
             iwarp: IwarpOptions {
-                crc: plan.settings.crc.is_on(),
+                crc: plan.crc,
                 // It holds while connecting too, which has its own bound.
                 user_timeout: Some(transport_timeout.max(connect_timeout)),
                 ..IwarpOptions::default()
@@ -96,7 +96,7 @@ impl Providers {
 /// The schemes that paths need, in the order in which they are first named.
 pub(crate) fn schemes(plan: &SessionPlan) -> Vec<Scheme> {
     let mut schemes = Vec::with_capacity(2);
-    for path in &plan.settings.path {
+    for path in &plan.paths {
         if !schemes.contains(&path.scheme()) {
             schemes.push(path.scheme());
         }

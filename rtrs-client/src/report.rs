@@ -10,8 +10,8 @@ use rtrs_core::fabric::FabricCounters;
 use rtrs_core::ids::PathId;
 use serde::{Deserialize, Serialize};
 
+use crate::config;
 use crate::driver::CoreReport;
-use crate::plan::Leave;
 use crate::session::ANOTHER;
 use crate::session::replay::Waits;
 use crate::session::status::PathStatus;
@@ -44,8 +44,25 @@ pub(crate) enum Ask {
     /// Choose paths in another way.
     Policy {
         /// As `attach --policy` takes it.
-        policy: crate::session::Policy,
+        policy: config::Policy,
     },
+}
+
+/// A path that is to leave.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Leave {
+    /// As `attach --path` takes it, or as `status` shows it.
+    pub(crate) path: String,
+    /// Time for the requests in flight on it, in milliseconds; then they go to other paths.
+    #[serde(default = "within_ms_default")]
+    pub(crate) within_ms: u64,
+    /// Also when it is the last.
+    #[serde(default)]
+    pub(crate) force: bool,
+}
+
+fn within_ms_default() -> u64 {
+    5000
 }
 
 /// What is fixed for the life of an attached session.

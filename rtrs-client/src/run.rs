@@ -16,10 +16,10 @@ use parking_lot::Mutex;
 use rtrs_core::block::Geometry;
 use rtrs_core::ids::SessionId;
 use rtrs_core::rt::{Log, PollPolicy, SettleAtEnd};
-use rtrs_core::settings::ByteSize;
 use rtrs_core::wire::AccessMode;
 
 use crate::cli::Output;
+use crate::config::{self, Access};
 use crate::control::{Detach, ask};
 use crate::device;
 use crate::driver::Event;
@@ -29,12 +29,10 @@ use crate::frontend::bench::{self, JobResult, Workload};
 use crate::hold::hold;
 use crate::kept::Kept;
 use crate::launch::{self, Running};
-use crate::online;
-use crate::plan::{AttachPlan, BenchPlan, ManagePlan, Plan, RunDir, SessionPlan, Step};
+use crate::plan::{AttachPlan, BenchPlan, Plan, RunDir, SessionPlan};
 use crate::provide::{Providers, path_target, schemes};
 use crate::report::{self, Ask};
-use crate::session::SessionConfig;
-use crate::settings::Access;
+use crate::session::{Failover, NoPath, Policy, SessionConfig};
 
 /// Set in the environment of the background copy: where it logs to.
 pub(crate) const DAEMON_LOG: &str = "RTRS_CLIENT_LOG";
@@ -52,43 +50,28 @@ const READY_TIMEOUT: Duration = Duration::from_secs(30);
 /// What the command failed at, by kind.
 pub fn run(plan: &Plan) -> Result<(), Error> {
     match plan {
-        Plan::Attach(attach) if attach.settings.foreground => {
-            hold(attach).inspect_err(tell_failure)
-        }
+        Plan::Attach(attach) if attach.foreground => hold(attach).inspect_err(tell_failure),
         Plan::Attach(attach) => attach_in_background(attach),
         Plan::Bench(bench) => run_bench(bench),
         Plan::List { run_dir, output } => list(run_dir, *output),
-        Plan::Manage(plan) => manage(plan),
+        Plan::Status { name, run_dir, output } => {
+            let value = ask_session(run_dir, name, &Ask::Status)?;
+            show(&value, *output, report::status_text)
+        }
+        Plan::Stats { name, run_dir, output } => {
+            let value = ask_session(run_dir, name, &Ask::Stats)?;
+            show(&value, *output, report::stats_text)
+        }
+        Plan::Detach { name, run_dir, within_ms, force, output } => {
+            detach(run_dir, name, *within_ms, *force, *output)
+        }
+        Plan::Path(path) => crate::online::path(path),
+        Plan::Policy { name, policy, run_dir, output } => {
+            crate::online::policy(run_dir, name, *policy, *output)
+        }
         Plan::Ping(ping) => crate::ping::run(ping),
         Plan::Doctor(doctor) => crate::doctor::run(doctor),
         Plan::OpenDevice { path, exclusive } => device::open(path, *exclusive),
-    }
-}
-
-/// Prints the settings of a plan that has some.
-///
-/// # Errors
-/// What the system says when it cannot.
-pub fn print_config(plan: &Plan, output: Output) -> Result<(), Error> {
-    let Some(settings) = plan.settings() else { return Ok(()) };
-    let map = rtrs_core::settings::print(&settings);
-    show(&serde_json::json!(map), output, |_| serde_yaml::to_string(&map).unwrap_or_default())
-}
-
-fn manage(plan: &ManagePlan) -> Result<(), Error> {
-    let ManagePlan { name, step, run_dir, output } = plan;
-    match step {
-        Step::Status => {
-            show(&ask_session(run_dir, name, &Ask::Status)?, *output, report::status_text)
-        }
-        Step::Stats => show(&ask_session(run_dir, name, &Ask::Stats)?, *output, report::stats_text),
-        Step::Detach { within_ms, force } => detach(run_dir, name, *within_ms, *force, *output),
-        Step::Path(step) => online::path(plan, step),
-        Step::Policy(policy) => {
-            let _ = ask_session(run_dir, name, &Ask::Policy { policy: *policy })?;
-            let value = serde_json::json!({ "name": name, "policy": policy });
-            show(&value, *output, |_| format!("{name}: policy {policy}\n"))
-        }
     }
 }
 
@@ -329,11 +312,20 @@ pub(crate) fn progress(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
 }
 
+/// A policy as sessions know it.
+pub(crate) fn policy(policy: config::Policy) -> Policy {
+    match policy {
+        config::Policy::RoundRobin => Policy::RoundRobin,
+        config::Policy::MinInflight => Policy::MinInflight,
+        config::Policy::MinLatency => Policy::MinLatency,
+    }
+}
+
 pub(crate) fn session_config(plan: &SessionPlan) -> Result<SessionConfig, Error> {
     let id = launch::random_uuid().map_err(system("no random numbers"))?;
     let mut seed = [0; 8];
     seed.copy_from_slice(&id[8..]);
-    let (schemes, set) = (schemes(plan), &plan.settings);
+    let schemes = schemes(plan);
     Ok(SessionConfig {
         name: plan.session_name.clone(),
         export: plan.export_name.clone(),
@@ -346,27 +338,36 @@ pub(crate) fn session_config(plan: &SessionPlan) -> Result<SessionConfig, Error>
         open_patience: Duration::ZERO,
         inherited_life: None,
         resent_for: Duration::ZERO,
-        identity: set.identity,
+        identity: plan.identity,
         id: SessionId(id),
-        paths: set
-            .path
+        paths: plan
+            .paths
             .iter()
             .map(|path| {
                 let place = schemes.iter().position(|scheme| *scheme == path.scheme());
                 let heartbeat = plan.own_heartbeat(path.scheme());
-                path_target(path, place.unwrap_or(0), set.invalidate_reads, heartbeat)
+                path_target(path, place.unwrap_or(0), plan.invalidate_reads, heartbeat)
             })
             .collect::<Result<_, _>>()?,
         cores: plan.cores(),
-        policy: set.policy,
+        policy: policy(plan.policy),
         heartbeat: plan.heartbeat(),
-        connect_timeout: set.connect_timeout.get(),
-        reconnect_min: set.reconnect_min.get(),
-        reconnect_max: set.reconnect_max.get(),
-        io_timeout: set.io_timeout.get(),
-        no_path: set.no_path,
-        failover: set.failover,
-        queue_depth_limit: set.queue_depth_limit.get(),
+        connect_timeout: Duration::from_millis(plan.connect_timeout_ms),
+        reconnect_min: Duration::from_millis(plan.reconnect_min_ms),
+        reconnect_max: Duration::from_millis(plan.reconnect_max_ms),
+        io_timeout: Duration::from_millis(plan.io_timeout_ms),
+        no_path: match plan.no_path {
+            config::NoPath::Queue => NoPath::Queue,
+            config::NoPath::QueueFor(time) => {
+                NoPath::QueueFor(Duration::from_millis(time.millis()))
+            }
+            config::NoPath::Fail => NoPath::Fail,
+        },
+        failover: match plan.failover {
+            config::Failover::Fast => Failover::Fast,
+            config::Failover::Strict => Failover::Strict,
+        },
+        queue_depth_limit: plan.queue_depth_limit,
         seed: u64::from_le_bytes(seed),
     })
 }
@@ -377,10 +378,17 @@ pub(crate) fn start(
     fronts: MakeFrontEnds,
     providers: &Arc<Providers>,
 ) -> Result<Running, Error> {
-    let set = &plan.settings;
-    let poll = PollPolicy { budget_max: set.poll.get() };
-    launch::start(config, fronts, providers, poll, set.pin)
+    let poll = PollPolicy { budget_max: Duration::from_micros(u64::from(plan.poll_us)) };
+    launch::start(config, fronts, providers, poll, plan.pin)
         .map_err(system("cannot start the session's threads"))
+}
+
+/// A value as configuration files write it.
+pub(crate) fn plain(value: &impl serde::Serialize) -> String {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::String(text)) => text,
+        _ => "?".to_owned(),
+    }
 }
 
 /// What the process waits for.
@@ -482,19 +490,18 @@ pub(crate) fn wait_ready(
 }
 
 fn run_bench(plan: &BenchPlan) -> Result<(), Error> {
-    let _log = log_to_stderr(plan.session.settings.log.get())?;
+    let _log = log_to_stderr(&plan.session.log)?;
     let mut config = session_config(&plan.session)?;
     config.name = format!("{}-bench-{}", config.name, std::process::id());
     let jobs = u32::from(config.cores);
-    let set = &plan.settings;
     let (results, finished) = mpsc::channel();
     let workload = Arc::new(Workload {
-        mode: set.rw,
+        mode: plan.mode,
         block: plan.block_bytes,
-        iodepth: u32::from(set.iodepth.get()),
-        runtime: set.runtime.get(),
-        size: set.size.map(ByteSize::bytes),
-        read_percent: u32::from(set.rwmixread.get()),
+        iodepth: u32::from(plan.iodepth),
+        runtime: Duration::from_millis(plan.runtime_ms),
+        size: plan.size_bytes,
+        read_percent: u32::from(plan.read_percent),
         jobs,
         finished: AtomicU64::new(0),
         results: Mutex::new(results),
@@ -549,8 +556,8 @@ fn follow(
     let mut results = Vec::new();
     let begin = Instant::now();
     let mut before = 0;
-    let io_timeout = plan.session.settings.io_timeout.get();
-    let bound = plan.settings.runtime.get() + io_timeout + Duration::from_secs(10);
+    let bound = Duration::from_millis(plan.runtime_ms + plan.session.io_timeout_ms)
+        + Duration::from_secs(10);
     let failed = |text: String| Err(Error::new(ErrorKind::System, text));
     while results.len() < workload.jobs as usize {
         match finished.recv_timeout(Duration::from_millis(500)) {
@@ -606,12 +613,12 @@ fn summarize(plan: &BenchPlan, results: &[JobResult]) -> Result<serde_json::Valu
     let us = |nanos: u64| nanos as f64 / 1000.0;
     Ok(serde_json::json!({
         "name": plan.session.export_name,
-        "rw": plan.settings.rw,
+        "rw": plan.mode,
         "bs": plan.block_bytes,
-        "iodepth": plan.settings.iodepth,
+        "iodepth": plan.iodepth,
         "jobs": results.len(),
-        "paths": plan.session.settings.path,
-        "runtime_ms": plan.settings.runtime.millis(),
+        "paths": plan.session.paths,
+        "runtime_ms": plan.runtime_ms,
         "reads": reads,
         "writes": writes,
         "errors": errors,

@@ -8,8 +8,10 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest, Sha256};
 
+use crate::config::deserialize_text;
 use crate::ids::SessionId;
 
 /// The first 16 bytes of a SHA-256 over `parts`. Each has its length before it, so that no two
@@ -245,6 +247,18 @@ impl FromStr for Identity {
             None => Some(ExportId::from_bytes(parse_hex(export)?, false)),
         };
         Ok(Self { server, export })
+    }
+}
+
+impl Serialize for Identity {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Identity {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserialize_text(deserializer, "an identity, SERVER/EXPORT")
     }
 }
 

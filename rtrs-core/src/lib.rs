@@ -10,6 +10,7 @@
 #![deny(unsafe_code)]
 
 pub mod block;
+pub mod config;
 pub mod fabric;
 pub mod identity;
 pub mod ids;
@@ -24,7 +25,6 @@ pub mod prng;
 pub mod proto;
 #[allow(unsafe_code)]
 pub mod rt;
-pub mod settings;
 #[cfg(any(test, feature = "test-util"))]
 pub mod skip;
 pub mod status;

@@ -3,7 +3,7 @@
 //! Owns [`ErrorKind`], which the binary takes its exit code from. The error itself, with its text
 //! and its chain of causes, is [`CommandError`].
 
-use rtrs_core::settings::{CommandError, ErrorClass};
+use rtrs_core::config::{CommandError, ErrorClass};
 
 /// An error of this program, with its kind and cause.
 pub type Error = CommandError<ErrorKind>;

@@ -14,7 +14,7 @@ use rtrs_core::identity::{ExportId, ServerId};
 use rtrs_core::rt::blkdev::{self, device_number, device_numbers};
 use rtrs_core::rt::{boot_number, random_number};
 
-use crate::settings::Target;
+use crate::config::Target;
 
 /// Loop devices over files over loop devices, and the like.
 const DEPTH_MAX: u32 = 8;

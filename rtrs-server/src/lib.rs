@@ -1,6 +1,6 @@
-//! Map of the server: what was typed (`cli`), what can be said (`settings`), what will run
-//! (`plan`), what exports are made of (`backend`), running it (`serve`), and speaking with one that
-//! runs (`admin`).
+//! Map of the server: what was typed (`cli`), what can be said (`config`), what will run (`plan`),
+//! what exports are made of (`backend`), running it (`serve`), and speaking with one that runs
+//! (`admin`).
 //!
 //! The way of a request: `driver` reaps its immediate, `engine/io` finds its path,
 //! `engine/io/pipeline` steps it (`engine/io/request` names the states), `engine/io/devices` runs
@@ -10,6 +10,7 @@
 mod admin;
 pub mod backend;
 pub mod cli;
+pub mod config;
 pub mod driver;
 pub mod engine;
 pub mod epoch;
@@ -25,11 +26,10 @@ pub mod plan;
 mod portals;
 mod search;
 mod serve;
-pub mod settings;
 mod state;
 pub mod stats;
 
-pub use admin::{print_config, run};
+pub use admin::run;
 pub use cli::LowArgs;
 pub use driver::ServerShard;
 pub use engine::ServerEngine;
@@ -38,5 +38,5 @@ pub use error::{Error, ErrorKind};
 pub use export::{Export, ExportIndex, ExportTable};
 #[cfg(any(test, feature = "test-util"))]
 pub use fuzz::fuzz_paths;
-pub use plan::{Listen, Plan};
+pub use plan::{ExportPlan, Listen, Plan};
 pub use serve::{serve, serve_over};

@@ -5,7 +5,8 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
-use rtrs_server::{Error, LowArgs, Plan, print_config, run, serve};
+use rtrs_server::cli::Output;
+use rtrs_server::{Error, ErrorKind, LowArgs, Plan, run, serve};
 
 fn main() -> ExitCode {
     match execute(&LowArgs::parse()) {
@@ -29,10 +30,26 @@ fn execute(args: &LowArgs) -> Result<(), Error> {
         plan.check()?;
     }
     if args.print_config {
-        return print_config(&plan.settings, args.output);
+        return print_config(&plan, args.output);
     }
     if args.check {
         return Ok(());
     }
     serve(&plan)
+}
+
+fn print_config(plan: &Plan, output: Output) -> Result<(), Error> {
+    let text = match output {
+        Output::Yaml => serde_yaml::to_string(&plan.settings()).map_err(unprintable)?,
+        Output::Json => serde_json::to_string_pretty(&plan.settings()).map_err(unprintable)? + "\n",
+    };
+    match io::stdout().write_all(text.as_bytes()) {
+        // Who reads may stop early, as head does.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(unprintable(error)),
+        _ => Ok(()),
+    }
+}
+
+fn unprintable(error: impl std::error::Error + Send + Sync + 'static) -> Error {
+    Error::with_source(ErrorKind::System, "cannot print the settings", error)
 }

@@ -12,11 +12,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
+use rtrs_core::config::{PORT_DEFAULT, Portal, Scheme};
 use rtrs_core::fabric::iwarp::{IwarpFabric, IwarpOptions, IwarpShared};
 use rtrs_core::fabric::rdma::{Rdma, RdmaOptions};
 use rtrs_core::fabric::{Fabric, FabricError};
 use rtrs_core::rt::Ring;
-use rtrs_core::settings::{PORT_DEFAULT, Portal, Scheme};
 use rtrs_core::time::Duration;
 use rtrs_core::wire::RPING_PORT;
 
@@ -57,14 +57,13 @@ impl Portals {
     /// [`ErrorKind::Listen`] for a host without an address, and for RDMA that was asked for and is
     /// not there.
     pub(crate) fn new(plan: &Plan) -> Result<Self, Error> {
-        let set = &plan.settings;
         let (wishes, rdma) = match &plan.listen {
             Listen::On(portals) => (resolve(portals)?, plan.listen.open_rdma()?),
             Listen::Auto => {
                 let rdma = Rdma::open()
                     .inspect_err(|missing| tracing::info!("not listening on rdma://: {missing}"));
                 let rdma = rdma.ok();
-                let port = if set.ping_only && set.rping { RPING_PORT } else { PORT_DEFAULT };
+                let port = if plan.ping_only && plan.rping { RPING_PORT } else { PORT_DEFAULT };
                 let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port);
                 let wish = |scheme| Wish { scheme, address: any, ours: true };
                 let mut wishes = vec![wish(Scheme::Tcp)];
@@ -72,7 +71,7 @@ impl Portals {
                 (wishes, rdma)
             }
         };
-        if let Some(rdma) = rdma.as_ref().filter(|_| set.always_invalidate.is_on()) {
+        if let Some(rdma) = rdma.as_ref().filter(|_| plan.always_invalidate) {
             let without = rdma.without_windows();
             if !without.is_empty() {
                 tracing::warn!(
@@ -81,12 +80,12 @@ impl Portals {
                 );
             }
         }
-        let startup_timeout = set.handshake_timeout.get();
-        let half_open_max = set.half_open_max.get();
+        let startup_timeout = Duration::from_millis(plan.handshake_timeout_ms);
+        let half_open_max = plan.half_open_max;
         let mut providers = Vec::new();
         if wishes.iter().any(|wish| wish.scheme == Scheme::Tcp) {
             let options = IwarpOptions {
-                crc: set.crc.is_on(),
+                crc: plan.crc,
                 startup_timeout,
                 half_open_max,
                 ..IwarpOptions::default()
@@ -223,7 +222,7 @@ fn resolve(portals: &[Portal]) -> Result<Vec<Wish>, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::Settings;
+    use crate::config::Settings;
 
     fn portals(yaml: &str) -> Result<Portals, Error> {
         Portals::new(&Plan::new(Settings::from_yaml(yaml, "s.yaml").unwrap()).unwrap())

@@ -25,6 +25,7 @@ use rtrs_core::rt;
 use rtrs_core::wire::{Name, errno};
 
 use crate::backend::{Target, TargetSpec, open_target};
+use crate::config;
 use crate::engine::message::{ControlMessage, Message};
 use crate::export::Export;
 use crate::finder::{Finder, Search};
@@ -115,7 +116,7 @@ impl Shelf {
         });
         match opened {
             Ok((source, read_only)) => {
-                let id = self.sources.export(name, None, &Target::Path(path.to_path_buf()));
+                let id = self.sources.export(name, None, &config::Target::Path(path.to_path_buf()));
                 let epoch = self.state.epoch(&path.to_string_lossy(), read_only);
                 let epoch = epoch.map_err(|error| {
                     tracing::warn!(%name, %error, "cannot be opened below the search path");

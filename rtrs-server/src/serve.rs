@@ -13,6 +13,7 @@ use std::sync::mpsc;
 use std::thread;
 
 use rtrs_core::block::{BlockSource, Core, WakeHandle};
+use rtrs_core::config::AutoSwitch;
 use rtrs_core::identity::EvictionKey;
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::limits::Limits;
@@ -21,11 +22,13 @@ use rtrs_core::rt::{
     Log, Mailbox, PollPolicy, Ring, Sender, SettleAtEnd, boot_number, mailbox, pin_plan, pin_to,
     random_number, run,
 };
+use rtrs_core::time::Duration;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::admin::Desk;
-use crate::backend::{TargetSpec, open_target};
+use crate::backend::{self, TargetSpec, open_target};
+use crate::config::{SearchSpec, Target};
 use crate::driver::ServerShard;
 use crate::engine::ServerEngine;
 use crate::engine::message::{ControlMessage, Message, ShardMessage};
@@ -34,10 +37,9 @@ use crate::error::{Error, ErrorKind};
 use crate::export::{Export, ExportTable};
 use crate::finder::Finder;
 use crate::identity::Sources;
-use crate::plan::Plan;
+use crate::plan::{ExportPlan, Plan};
 use crate::portals::Portals;
 use crate::search::{SearchPath, Searcher};
-use crate::settings::{ExportSpec, Id, SearchSpec, Settings, Target};
 use crate::state::StateDir;
 
 /// Submissions a shard's ring takes per turn before it has to hand them over early.
@@ -62,22 +64,21 @@ pub fn serve_over(
     plan: &Plan,
     over: impl Fn(Arc<dyn BlockSource>) -> Arc<dyn BlockSource>,
 ) -> Result<(), Error> {
-    let set = &plan.settings;
-    let _log = start_log(set.log.get())?;
-    let exports = if set.ping_only { &[][..] } else { &set.export };
+    let _log = start_log(&plan.log)?;
+    let exports = if plan.ping_only { &[][..] } else { &plan.exports };
     let sources = Sources::system();
-    let state = Arc::new(StateDir::open(set.state_dir.as_deref()));
-    let open = |spec| open_export(spec, &sources, &state);
+    let state = Arc::new(StateDir::open(plan.state_dir.as_deref()));
+    let open = |plan| open_export(plan, &sources, &state);
     let mut exports = exports.iter().map(open).collect::<Result<Vec<_>, _>>()?;
     for export in &mut exports {
         export.source = over(Arc::clone(&export.source));
     }
     let portals = Portals::new(plan)?;
-    let cores = set.shards.count();
-    let server_id = sources.server(set.server_id.as_ref().get().map(Id::get));
+    let cores = u16::try_from(plan.shards.count()).unwrap_or(u16::MAX).max(1);
+    let server_id = sources.server(plan.server_id.as_deref());
     let params = SessionParams { server_id, ..session_params(plan, cores)? };
     let (senders, mailboxes) = mailboxes(cores)?;
-    let finder = start_finder(set, &sources, &state, &senders)?;
+    let finder = start_finder(plan, &sources, &state, &senders)?;
     let exports = ExportTable::with_finder(exports, finder);
     let mut signals = Signals::new([SIGTERM, SIGINT])
         .map_err(|e| Error::with_source(ErrorKind::System, "cannot take signals", e))?;
@@ -86,8 +87,8 @@ pub fn serve_over(
         params,
         exports,
         portals,
-        policy: PollPolicy { budget_max: set.poll.get() },
-        cpus: pin_plan(set.pin, cores),
+        policy: PollPolicy { budget_max: Duration::from_micros(plan.poll_us.into()) },
+        cpus: pin_plan(plan.pin, cores),
         senders,
     });
     let (report, started) = mpsc::channel();
@@ -110,7 +111,7 @@ pub fn serve_over(
     let signal_handle = signals.handle();
     let desk = listening.and_then(|portals| {
         let portals: Vec<String> = portals.into_iter().flatten().collect();
-        let desk = Desk::open(set, &portals, &setup.exports, &setup.senders[0])?;
+        let desk = Desk::open(plan, &portals, &setup.exports, &setup.senders[0])?;
         Ok((portals, desk))
     });
     let (mut outcome, desk) = match desk {
@@ -267,15 +268,15 @@ fn start_log(filter: &str) -> Result<SettleAtEnd, Error> {
 
 /// The thread that finds exports below the search path, if there is one.
 fn start_finder(
-    set: &Settings,
+    plan: &Plan,
     sources: &Sources,
     state: &Arc<StateDir>,
     senders: &[Sender<Message>],
 ) -> Result<Option<Box<dyn Finder>>, Error> {
-    let SearchSpec::Below { prefix, by_session } = set.search_path.clone() else {
+    let SearchSpec::Below { prefix, by_session } = plan.search_path.clone() else {
         return Ok(None);
     };
-    if set.ping_only {
+    if plan.ping_only {
         return Ok(None);
     }
     let path = SearchPath { prefix, by_session };
@@ -286,26 +287,24 @@ fn start_finder(
 }
 
 fn session_params(plan: &Plan, cores: u16) -> Result<SessionParams, Error> {
-    let set = &plan.settings;
-    let depth = u32::from(set.queue_depth.get());
-    let limits = Limits::new(depth, plan.chunk_bytes()).map_err(|error| {
+    let limits = Limits::new(u32::from(plan.queue_depth), plan.chunk_bytes).map_err(|error| {
         Error::with_source(ErrorKind::Usage, "queue-depth and chunk-size cannot be used", error)
     })?;
     Ok(SessionParams {
         limits,
-        always_invalidate: set.always_invalidate.is_on(),
-        heartbeat_interval: set.heartbeat.get(),
-        heartbeat_missed_max: set.heartbeat_missed_max.get(),
-        handshake_timeout: set.handshake_timeout.get(),
-        half_open_max: set.half_open_max.get(),
-        sessions_max: set.sessions_max.get(),
-        ping_only: set.ping_only,
+        always_invalidate: plan.always_invalidate,
+        heartbeat_interval: Duration::from_millis(plan.heartbeat_ms),
+        heartbeat_missed_max: plan.heartbeat_missed_max,
+        handshake_timeout: Duration::from_millis(plan.handshake_timeout_ms),
+        half_open_max: plan.half_open_max,
+        sessions_max: plan.sessions_max,
+        ping_only: plan.ping_only,
         pings: PingServerConfig {
-            enabled: !set.no_ping,
-            rping: set.rping,
+            enabled: !plan.no_ping,
+            rping: plan.rping,
             ..PingServerConfig::default()
         },
-        shutdown_grace: set.shutdown_grace.get(),
+        shutdown_grace: Duration::from_millis(plan.shutdown_grace_ms),
         cores,
         life: ServerLife { boot: boot_number().unwrap_or(0), process: random_number() },
         server_id: None,
@@ -321,29 +320,45 @@ fn eviction_key() -> Result<EvictionKey, Error> {
     Ok(key)
 }
 
-fn open_export(spec: &ExportSpec, sources: &Sources, state: &StateDir) -> Result<Export, Error> {
-    let name = spec.name();
-    let source: Arc<dyn BlockSource> = open_target(&TargetSpec::from(spec)).map_err(|error| {
-        Error::with_source(ErrorKind::Export, format!("cannot export {name:?}"), error)
+fn open_export(plan: &ExportPlan, sources: &Sources, state: &StateDir) -> Result<Export, Error> {
+    let target = match &plan.target {
+        Target::Path(path) => backend::Target::Path(path.clone()),
+        Target::Memory(size) => backend::Target::Memory(size.bytes()),
+        Target::Null(size) => backend::Target::Null(size.bytes()),
+    };
+    let spec = TargetSpec {
+        target,
+        read_only: plan.read_only,
+        direct: match plan.direct {
+            AutoSwitch::Auto => backend::Direct::Auto,
+            AutoSwitch::On => backend::Direct::On,
+            AutoSwitch::Off => backend::Direct::Off,
+        },
+        block_size: plan.block_size.bytes(),
+        delay: Duration::from_millis(plan.delay_ms),
+        errors_per_million: plan.error_rate.per_million(),
+    };
+    let source: Arc<dyn BlockSource> = open_target(&spec).map_err(|error| {
+        Error::with_source(ErrorKind::Export, format!("cannot export {:?}", plan.name), error)
     })?;
-    let id = sources.export(name, spec.id.as_ref().map(Id::get), &spec.target);
+    let id = sources.export(&plan.name, plan.id.as_deref(), &plan.target);
     if let Some(id) = id {
-        tracing::info!(export = name, %id, "exported");
+        tracing::info!(export = %plan.name, %id, "exported");
     }
-    let epoch = match &spec.target {
+    let epoch = match &plan.target {
         Target::Path(path) => {
             // Two servers may have been started in two directories.
             let path = path::absolute(path).unwrap_or_else(|_| path.clone());
-            let key = format!("{name}={}", path.display());
-            state.epoch(&key, spec.ro).map_err(|error| {
-                let text = format!("cannot export {name:?}");
+            let key = format!("{}={}", plan.name, path.display());
+            state.epoch(&key, plan.read_only).map_err(|error| {
+                let text = format!("cannot export {:?}", plan.name);
                 Error::with_source(ErrorKind::InUse, text, error)
             })?
         }
         // What is in memory ends with the process, and so does what was lost of it.
         Target::Memory(_) | Target::Null(_) => Arc::default(),
     };
-    Ok(Export { name: name.to_owned(), source, read_only: spec.ro, id, epoch })
+    Ok(Export { name: plan.name.clone(), source, read_only: plan.read_only, id, epoch })
 }
 
 type Mailboxes = (Arc<[Sender<Message>]>, Vec<Mailbox<Message>>);

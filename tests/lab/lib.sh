@@ -232,7 +232,7 @@ stop_server() {
 # in /run/rtrs/NAME.log. Heartbeats are given more time than by default: what the emulation delays
 # shall not end a path.
 attach() { # name argument...
-    timeout 90 rtrs-client attach "$@" --heartbeat "${LAB_HEARTBEAT_MS:-$((2000 * LAB_SLOW))}ms" \
+    timeout 90 rtrs-client attach "$@" --heartbeat-ms "${LAB_HEARTBEAT_MS:-$((2000 * LAB_SLOW))}" \
         >"$LAB_WORK/attach.out" 2>&1 </dev/null || {
         tail -n 5 "$LAB_WORK/attach.out"
         return 1

@@ -171,7 +171,7 @@ impl Reached {
                 attrs.extend(options.timeout_s.map(Attr::Timeout));
                 let refused = |source| DeviceError::Refused {
                     device: format!("/dev/nbd{index} to this process"),
-                    why: " (its requests may have failed already: see device-dead-timeout)",
+                    why: " (its requests may have failed already: see device-dead-timeout-s)",
                     source,
                 };
                 if give(&mut netlink, &attrs, &fresh, count).map_err(refused)? {

@@ -4,13 +4,7 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
-use rtrs_core::settings::{
-    ByteSize, Int, MILLISECOND, MINUTE, Portal, SECOND, Switch, Time, ValueError,
-};
-use rtrs_core::wire::PingHello;
-
-/// Bound of a step.
-pub type Timeout = Time<{ 10 * MILLISECOND }, { 10 * MINUTE }>;
+use rtrs_core::config::{ByteSize, Millis, Portal, Switch, ValueError};
 
 /// A portal, and whether its port was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,7 +48,7 @@ pub enum Mode {
 }
 
 /// `ping`.
-#[derive(Debug, Clone, PartialEq, Eq, Args)]
+#[derive(Debug, Args)]
 pub struct PingArgs {
     /// The server, as in rdma://10.0.0.1@10.0.0.2, tcp://host:1234 or ip:10.0.0.2.
     #[arg(value_name = "PATH")]
@@ -72,18 +66,18 @@ pub struct PingArgs {
     #[arg(short, long, value_name = "SIZE")]
     pub size: Option<ByteSize>,
 
-    /// Time from one round to the next, up to 20s [default: 1s for ping, else 0]
+    /// From one round to the next, in ms if no unit is written [default: 1s for ping, else 0]
     ///
-    /// 0 starts the next round as soon as one is answered. Not for bandwidth.
+    /// At most 20s. 0 starts the next round as soon as one is answered. Not for bandwidth.
     #[arg(short, long, value_name = "TIME")]
-    pub interval: Option<Time<0, { 20 * SECOND }>>,
+    pub interval: Option<Millis>,
 
-    /// Give up when a step takes longer, 10ms to 10m [default: 5s]
+    /// Give up when a step takes longer, in ms if no unit is written [default: 5s]
     ///
     /// A round that was not answered by then is lost, and its connection is ended: on a reliable
     /// one nothing comes after what was lost.
     #[arg(short = 'W', long, value_name = "TIME", default_value = "5s", hide_default_value = true)]
-    pub timeout: Timeout,
+    pub timeout: Millis,
 
     /// Connect from this local address
     ///
@@ -101,13 +95,13 @@ pub struct PingArgs {
     ///
     /// Each is a connection of its own and does the whole count.
     #[arg(short = 'n', long, value_name = "N", default_value = "1", hide_default_value = true)]
-    pub queue_pairs: Int<u32, 1, 64>,
+    pub queue_pairs: u32,
 
     /// Operations in flight of each queue pair in read-bw and write-bw, 1 to 256 [default: 16]
     ///
     /// This is krping's txdepth.
     #[arg(short, long, value_name = "N")]
-    pub depth: Option<Int<u16, 1, { PingHello::DEPTH_MAX as u64 }>>,
+    pub depth: Option<u16>,
 
     /// Let the server do the same the other way at once, in read-bw and write-bw
     ///
@@ -165,9 +159,9 @@ pub struct DoctorArgs {
     #[arg(value_name = "PATH")]
     pub target: LinkTarget,
 
-    /// Give up when a step takes longer, 10ms to 10m [default: 5s]
+    /// Give up when a step takes longer, in ms if no unit is written [default: 5s]
     ///
     /// That is the bound of each connect and each answer.
     #[arg(short = 'W', long, value_name = "TIME", default_value = "5s", hide_default_value = true)]
-    pub timeout: Timeout,
+    pub timeout: Millis,
 }

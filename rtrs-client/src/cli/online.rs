@@ -1,10 +1,10 @@
 //! What was typed after `path` and `policy`: changes of a session that is attached.
 
 use clap::{Args, Subcommand};
-use rtrs_core::settings::Portal;
+use rtrs_core::config::{Millis, Portal};
 
-use super::{NameArgs, Within};
-use crate::settings::Policy;
+use super::NameArgs;
+use crate::config::Policy;
 
 /// `path`.
 #[derive(Debug, Args)]
@@ -64,11 +64,11 @@ pub struct PathLeaveArgs {
     #[arg(value_name = "PATH")]
     pub path: String,
 
-    /// Give its requests in flight this long, up to 10m [default: 5s]
+    /// Give its requests in flight this long, in ms if no unit is written [default: 5s]
     ///
     /// What is not answered then goes to the other paths, as when a path dies.
     #[arg(long, value_name = "TIME", default_value = "5s", hide_default_value = true)]
-    pub within: Within,
+    pub within: Millis,
 
     /// Also when it is the last path, or the only connected one
     ///
@@ -84,7 +84,7 @@ pub struct PolicyArgs {
     #[arg(value_name = "NAME")]
     pub name: String,
 
-    /// How paths are picked from now on: round-robin, min-inflight or min-latency
-    #[arg(value_name = "POLICY")]
+    /// How paths are picked from now on.
+    #[arg(value_name = "POLICY", value_enum)]
     pub policy: Policy,
 }

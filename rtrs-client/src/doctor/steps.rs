@@ -3,12 +3,12 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
+use rtrs_core::config::{Portal, Scheme};
 use rtrs_core::fabric::PrivateData;
 use rtrs_core::fabric::rdma::{Rdma, RdmaPort};
 use rtrs_core::ids::{PathUuid, SessionId};
 use rtrs_core::proto::ping::{PingClient, PingClientConfig, PingEvent, PingFailure};
 use rtrs_core::rt::mailbox;
-use rtrs_core::settings::{Portal, Scheme};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::{ConnReq, ConnRsp, PingHello, PingMode, PingStatus, errno_name};
 

@@ -7,6 +7,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 
+use rtrs_core::config::Scheme;
 use rtrs_core::fabric::iwarp::{IwarpFabric, IwarpOptions, IwarpShared};
 use rtrs_core::fabric::rdma::{Rdma, RdmaOptions};
 use rtrs_core::fabric::{
@@ -14,7 +15,6 @@ use rtrs_core::fabric::{
 };
 use rtrs_core::proto::ping::{PingClient, PingEvent};
 use rtrs_core::rt::{Clock, Inbox, Mailbox, PollPolicy, Ring, Shard, run};
-use rtrs_core::settings::Scheme;
 use rtrs_core::time::{Duration, Instant, earliest};
 
 use crate::error::{Error, ErrorKind};

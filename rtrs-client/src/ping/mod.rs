@@ -38,24 +38,19 @@ pub(crate) fn run(plan: &PingPlan) -> Result<(), Error> {
         let text = format!("{portal} has no address that the source address can reach");
         return Err(Error::new(ErrorKind::Path, text));
     };
-    let mut link = Link::open(
-        portal.scheme(),
-        plan.args.crc.is_on(),
-        plan.args.rping,
-        plan.args.timeout.get(),
-    )?;
+    let mut link = Link::open(portal.scheme(), plan.crc, plan.rping, plan.timeout)?;
     let config = PingClientConfig {
         local: plan.source,
         remote,
         hello: plan.hello,
-        rping: plan.args.rping,
+        rping: plan.rping,
         count: plan.count,
         interval: plan.interval,
-        validate: plan.args.validate.is_on(),
-        timeout: plan.args.timeout.get(),
+        validate: plan.validate,
+        timeout: plan.timeout,
     };
     let mut clients: Vec<PingClient> =
-        (0..plan.args.queue_pairs.get()).map(|_| PingClient::new(config.clone())).collect();
+        (0..plan.queue_pairs).map(|_| PingClient::new(config.clone())).collect();
     let mut shown = Shown::new(plan, remote);
     shown.say(&report::head_text(plan, remote));
     let stop = signals()?;
@@ -110,13 +105,13 @@ struct Shown<'a> {
 impl<'a> Shown<'a> {
     fn new(plan: &'a PingPlan, remote: SocketAddr) -> Self {
         // Rounds that are told one by one are their own progress.
-        let quiet = plan.args.quiet || !plan.tells_rounds();
+        let quiet = plan.quiet || !plan.tells_rounds();
         let live = quiet && plan.output == Output::Text && io::stderr().is_terminal();
         Self { plan, remote, tally: Tally::default(), line: false, live, before: None }
     }
 
     fn say(&self, text: &str) {
-        if self.plan.output == Output::Text && !self.plan.args.quiet {
+        if self.plan.output == Output::Text && !self.plan.quiet {
             // Who reads may stop early; the run goes on to its end.
             let _ = tell(text);
         }
@@ -132,8 +127,7 @@ impl<'a> Shown<'a> {
 impl PingPlan {
     /// True when each round has a line of its own.
     pub(crate) fn tells_rounds(&self) -> bool {
-        !self.args.quiet
-            && (self.args.verbose || self.hello.mode == rtrs_core::wire::PingMode::PingPong)
+        !self.quiet && (self.verbose || self.hello.mode == rtrs_core::wire::PingMode::PingPong)
     }
 }
 

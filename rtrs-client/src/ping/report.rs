@@ -77,7 +77,7 @@ fn plural(n: u64, what: &str) -> String {
 /// What is going to happen.
 pub(super) fn head_text(plan: &PingPlan, remote: SocketAddr) -> String {
     let does = match plan.hello.mode {
-        PingMode::PingPong if plan.args.rping => "read and written back by rping",
+        PingMode::PingPong if plan.rping => "read and written back by rping",
         PingMode::PingPong => "read and written back",
         PingMode::ReadLatency => "read, one after another",
         PingMode::WriteLatency => "written there and back",
@@ -97,7 +97,7 @@ pub(super) fn head_text(plan: &PingPlan, remote: SocketAddr) -> String {
         more += if set { what } else { "" };
     }
     let scheme = plan.portal.scheme();
-    let (size, pairs) = (plan.hello.size, plural(plan.args.queue_pairs.get().into(), "queue pair"));
+    let (size, pairs) = (plan.hello.size, plural(plan.queue_pairs.into(), "queue pair"));
     format!("PING {scheme}://{remote}{from}: {size} bytes {does}, {pairs}{more}\n")
 }
 
@@ -114,7 +114,7 @@ pub(super) fn round_text(
 ) -> String {
     let PingEvent::Round { seq, read, write, text } = event else { return String::new() };
     let mut line = format!("{} bytes from {remote}:", plan.hello.size);
-    if plan.args.queue_pairs.get() > 1 {
+    if plan.queue_pairs > 1 {
         line += &format!(" qp={at}");
     }
     line += &format!(" seq={seq}");
@@ -124,7 +124,7 @@ pub(super) fn round_text(
         }
     }
     line.push('\n');
-    if plan.args.verbose {
+    if plan.verbose {
         line += &format!("ping data: {}\n", text.escape_ascii());
     }
     line
@@ -134,7 +134,7 @@ pub(super) fn round_text(
 pub(super) fn progress_text(plan: &PingPlan, answered: u64, rate: f64) -> String {
     let of = match plan.count {
         0 => String::new(),
-        count => format!(" of {}", count * u64::from(plan.args.queue_pairs.get())),
+        count => format!(" of {}", count * u64::from(plan.queue_pairs)),
     };
     if plan.hello.mode.is_bandwidth() {
         let speed = rate * f64::from(plan.hello.size) / MIB;
@@ -189,10 +189,10 @@ pub(super) fn summary(
     serde_json::json!({
         "path": plan.portal.to_string(),
         "address": remote.to_string(),
-        "mode": plan.args.mode,
-        "rping": plan.args.rping,
+        "mode": plan.mode,
+        "rping": plan.rping,
         "size": plan.hello.size,
-        "queue_pairs": plan.args.queue_pairs.get(),
+        "queue_pairs": plan.queue_pairs,
         "depth": bandwidth.then_some(plan.hello.depth),
         "sent": sent,
         "answered": answered,

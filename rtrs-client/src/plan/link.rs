@@ -2,14 +2,18 @@
 
 use std::net::IpAddr;
 
+use rtrs_core::config::{Portal, Scheme};
 use rtrs_core::fabric::rdma::{NoRdma, Rdma};
-use rtrs_core::settings::{Int, Portal, Scheme, Time};
 use rtrs_core::time::Duration;
 use rtrs_core::wire::{PingHello, PingMode, RPING_PORT, RPING_SIZE_MAX, RPING_SIZE_MIN};
 
 use super::{in_range, usage};
 use crate::cli::{DoctorArgs, LinkTarget, Mode, Output, PingArgs};
 use crate::error::{Error, ErrorKind};
+
+/// A server ends a ping that is silent for longer than this and some.
+const INTERVAL_MS_MAX: u64 = 20_000;
+const QUEUE_PAIRS_MAX: u64 = 64;
 
 /// `ping`, judged.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,14 +22,28 @@ pub struct PingPlan {
     pub portal: Portal,
     /// Local address to connect from.
     pub source: Option<IpAddr>,
+    /// What was asked for, by its name.
+    pub mode: Mode,
     /// What to do, as the server is told.
     pub hello: PingHello,
+    /// Speak exactly rping.
+    pub rping: bool,
     /// Rounds or operations of each queue pair; 0 is endless.
     pub count: u64,
     /// From round to round.
     pub interval: Duration,
-    /// What was typed.
-    pub args: PingArgs,
+    /// Bound of each step.
+    pub timeout: Duration,
+    /// Compare the data.
+    pub validate: bool,
+    /// Connections at once.
+    pub queue_pairs: u32,
+    /// Ask for the MPA CRC.
+    pub crc: bool,
+    /// Show the data of each round.
+    pub verbose: bool,
+    /// Show only the table.
+    pub quiet: bool,
     /// For people or programs.
     pub output: Output,
 }
@@ -53,11 +71,15 @@ fn check(target: &LinkTarget) -> Result<(), Error> {
     Ok(())
 }
 
+fn timeout(millis: u64) -> Result<Duration, Error> {
+    in_range::<u64>("timeout", millis, 10..=600_000).map(Duration::from_millis)
+}
+
 impl DoctorPlan {
     pub(super) fn new(args: &DoctorArgs, output: Output) -> Result<Self, Error> {
         check(&args.target)?;
         let portal = args.target.portal.clone();
-        Ok(Self { portal, timeout: args.timeout.get(), output })
+        Ok(Self { portal, timeout: timeout(args.timeout.get())?, output })
     }
 }
 
@@ -97,22 +119,30 @@ impl PingPlan {
             PingMode::ReadLatency | PingMode::WriteLatency => 1000,
             PingMode::ReadBandwidth | PingMode::WriteBandwidth => 2000,
         };
-        let usual = Duration::from_secs(pong.into());
+        let interval = args.interval.map_or(if pong { 1000 } else { 0 }, |i| i.get());
+        let depth = u64::from(args.depth.unwrap_or(16));
         let rping_port = args.rping && args.target.default_port;
         Ok(Self {
             portal: if rping_port { portal.with_port(RPING_PORT) } else { portal },
             source,
+            mode: args.mode,
             hello: PingHello {
                 mode,
                 duplex: args.duplex,
                 server_invalidate: args.server_invalidate,
                 read_invalidate: args.read_invalidate,
-                depth: args.depth.map_or(16, Int::get),
+                depth: in_range("depth", depth, 1..=u64::from(PingHello::DEPTH_MAX))?,
                 size: in_range("size", size, sizes)?,
             },
+            rping: args.rping,
             count: args.count.unwrap_or(count),
-            interval: args.interval.map_or(usual, Time::get),
-            args: args.clone(),
+            interval: Duration::from_millis(in_range("interval", interval, 0..=INTERVAL_MS_MAX)?),
+            timeout: timeout(args.timeout.get())?,
+            validate: args.validate.is_on(),
+            queue_pairs: in_range("queue-pairs", args.queue_pairs.into(), 1..=QUEUE_PAIRS_MAX)?,
+            crc: args.crc.is_on(),
+            verbose: args.verbose,
+            quiet: args.quiet,
             output,
         })
     }

@@ -1,48 +1,26 @@
-//! The plan of the commands about a session that is attached.
+//! The plan of `path`: what is done to which path of an attached session.
 //!
-//! Owns [`ManagePlan`].
+//! Owns [`PathPlan`].
 
-use rtrs_core::local::RunDir;
-use rtrs_core::settings::Portal;
-use serde::{Deserialize, Serialize};
+use rtrs_core::config::Portal;
 
-use super::session::check_path;
-use super::usage;
+use super::session::{check_name, check_path};
+use super::{usage, within_ms};
 use crate::cli::{Output, PathCommand};
 use crate::error::Error;
-use crate::settings::Policy;
+use rtrs_core::local::RunDir;
 
-/// A command about a session, judged.
+/// `path`, judged.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ManagePlan {
+pub struct PathPlan {
     /// The session.
     pub name: String,
     /// What is done.
-    pub step: Step,
+    pub step: PathStep,
     /// Where control sockets live.
     pub run_dir: RunDir,
     /// For people or programs.
     pub output: Output,
-}
-
-/// What is done to a session.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
-    /// It is shown.
-    Status,
-    /// Its counters are shown.
-    Stats,
-    /// It ends.
-    Detach {
-        /// Time for running requests in milliseconds.
-        within_ms: u64,
-        /// Also when its device is in use.
-        force: bool,
-    },
-    /// It chooses paths in another way.
-    Policy(Policy),
-    /// Its paths are listed or changed.
-    Path(PathStep),
 }
 
 /// What is done to a path.
@@ -61,39 +39,42 @@ pub enum PathStep {
 }
 
 /// A path that is to go.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Leave {
     /// Its name, as listings show it.
     pub path: String,
-    /// Time for its requests in flight, in milliseconds; then they go to other paths.
-    #[serde(default = "within_ms_default")]
+    /// Time for its requests in flight, in milliseconds.
     pub within_ms: u64,
     /// Also when it is the last.
-    #[serde(default)]
     pub force: bool,
 }
 
-fn within_ms_default() -> u64 {
-    5000
-}
-
-/// Judges what is typed after `path`; returns the session's name too.
-pub(super) fn path_step(command: &PathCommand) -> Result<(&str, PathStep), Error> {
-    let (step, args): (fn(Leave) -> PathStep, _) = match command {
-        PathCommand::List(args) => return Ok((&args.name, PathStep::List)),
-        PathCommand::Add(args) => {
-            check_path(&args.path)?;
-            return Ok((&args.name, PathStep::Add(args.path.clone())));
-        }
-        PathCommand::Remove(args) => (PathStep::Remove, args),
-        PathCommand::Disconnect(args) => (PathStep::Disconnect, args),
-        PathCommand::Reconnect(args) => (PathStep::Reconnect, args),
-    };
-    let (path, within_ms) = (path_name(&args.path), args.within.millis());
-    if path.is_empty() {
-        return Err(usage("the path is empty; write it as path list shows it"));
+impl PathPlan {
+    pub(super) fn new(
+        command: &PathCommand,
+        run_dir: RunDir,
+        output: Output,
+    ) -> Result<Self, Error> {
+        let leave = |args: &crate::cli::PathLeaveArgs| {
+            let path = path_name(&args.path);
+            if path.is_empty() {
+                return Err(usage("the path is empty; write it as path list shows it"));
+            }
+            Ok(Leave { path, within_ms: within_ms(args.within)?, force: args.force })
+        };
+        let (name, step) = match command {
+            PathCommand::List(args) => (&args.name, PathStep::List),
+            PathCommand::Add(args) => {
+                check_path(&args.path)?;
+                (&args.name, PathStep::Add(args.path.clone()))
+            }
+            PathCommand::Remove(args) => (&args.name, PathStep::Remove(leave(args)?)),
+            PathCommand::Disconnect(args) => (&args.name, PathStep::Disconnect(leave(args)?)),
+            PathCommand::Reconnect(args) => (&args.name, PathStep::Reconnect(leave(args)?)),
+        };
+        check_name("export name", name)?;
+        Ok(Self { name: name.clone(), step, run_dir, output })
     }
-    Ok((&args.name, step(Leave { path, within_ms, force: args.force })))
 }
 
 /// The name of a path that was typed: as listings write it, if it is a portal.

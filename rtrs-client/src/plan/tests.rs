@@ -1,10 +1,8 @@
 //! Every judgement of a plan, by its message, and the round trip through printed settings.
 
 use super::*;
-use crate::settings::{AttachSettings, Policy};
 use clap::Parser;
 use rtrs_core::fabric::rdma::Rdma;
-use rtrs_core::settings::print;
 use rtrs_core::skip::skip;
 use std::path::PathBuf;
 
@@ -50,17 +48,22 @@ fn values_and_combinations_of_attach_are_judged() {
         ("listen: 127.0.0.1\nsocket: /s", "more than one of device, socket and listen is said"),
         ("device: auto\nsocket: /s", "more than one of device, socket and listen is said"),
         (
-            "device: auto\ndevice-timeout: 60s",
-            "device-timeout 60s is too short beside io-timeout 30s and no-path queue-for=1m; use \
-             121s or more",
+            "device: auto\ndevice-timeout-s: 60",
+            "device-timeout-s 60 is too short beside io-timeout-ms 30000 and no-path queue-for=1m; \
+             use 121 or more",
+        ),
+        ("device: auto\ndevice-timeout-s: 86401", "device-timeout-s 86401 is out of range"),
+        (
+            "device: auto\ndevice-dead-timeout-s: 86401",
+            "device-dead-timeout-s 86401 is out of range; use 0 to 86400",
         ),
         ("socket: /s\ntakeover: true", "takeover is about a block device; use it with device"),
         ("device: auto\ntakeover: true\naccess: migration", "use access auto, rw or ro"),
         ("socket: /s\nquick-takeover: true", "quick-takeover is about a block device; use it with"),
         ("device: auto\nquick-takeover: true\naccess: migration", "use access auto, rw or ro"),
         (
-            "device: auto\nquick-takeover: true\ndevice-timeout: 200s",
-            "with quick-takeover the kernel has no bound for a request, and device-timeout says",
+            "device: auto\nquick-takeover: true\ndevice-timeout-s: 200",
+            "with quick-takeover the kernel has no bound for a request, and device-timeout-s says",
         ),
         ("device: auto\nquick-takeover: true\nshards: 2", "use it with shards 1 instead of 2"),
         ("socket: ''", "socket \"\" is no path"),
@@ -68,15 +71,29 @@ fn values_and_combinations_of_attach_are_judged() {
         ("session-name: ''", "session-name \"\" is empty; use 1 to 254 bytes without NUL"),
         ("session-name: a.b", "holds a slash or a dot, which servers refuse; use - or _"),
         ("session-name: a/b", "holds a slash or a dot"),
+        ("heartbeat-ms: 9", "heartbeat-ms 9 is out of range; use 10 to 600000"),
+        ("heartbeat-missed-max: 0", "heartbeat-missed-max 0 is out of range; use 1 to 1000"),
+        ("connect-timeout-ms: 0", "connect-timeout-ms 0 is out of range; use 10 to 600000"),
+        ("reconnect-min-ms: 0", "reconnect-min-ms 0 is out of range; use 1 to 600000"),
+        ("reconnect-max-ms: 600001", "reconnect-max-ms 600001 is out of range; use 1 to 600000"),
         (
-            "reconnect-min: 20s",
-            "reconnect-min 20s is more than reconnect-max 3s; lower it, or raise that",
+            "reconnect-min-ms: 20000",
+            "reconnect-min-ms 20000 is more than reconnect-max-ms 3000; lower it, or raise that",
         ),
+        ("io-timeout-ms: 0", "io-timeout-ms 0 is out of range; use 10 to 3600000"),
+        ("queue-depth-limit: 0", "queue-depth-limit 0 is out of range; use 1 to 65535"),
+        ("queue-depth-limit: 65536", "queue-depth-limit 65536 is out of range; use 1 to 65535"),
+        ("poll-us: 10001", "poll-us 10001 is out of range; use 0 to 10000"),
         ("buffer-size: 4k", "buffer-size 4k is not usable; use 58M to 4G in steps of 4k"),
         ("buffer-size: 8G", "buffer-size 8G is not usable"),
         ("buffer-size: 1048577", "buffer-size 1048577 is not usable"),
         ("run-dir: ''", "run-dir \"\" is no path"),
         ("log: 'rtrs=nonsense'", "log filter \"rtrs=nonsense\" is not understood"),
+        (
+            "log: inof",
+            "log filter \"inof\" has the word \"inof\", which is no level; did you mean \"info\"? \
+             use error, warn, info, debug, trace or off",
+        ),
         (
             "shards: 256\npath: tcp://h",
             "256 shards are too many for a path over TCP; use at most 255",
@@ -110,8 +127,13 @@ fn names_are_judged_in_every_command() {
         plan(&args).unwrap();
     }
     assert_usage(&check_nul(), "holds a NUL");
+    assert_usage(
+        &plan(&["detach", "v", "--within=1h"]).unwrap_err(),
+        "within 1h is out of range; use 0ms to 10m",
+    );
     for (args, text) in [
-        (&["path", "disconnect", "v", ""][..], "the path is empty"),
+        (&["path", "remove", "v", "p", "--within=1h"][..], "within 1h is out of range"),
+        (&["path", "disconnect", "v", ""], "the path is empty"),
         (&["path", "add", "v", "tcp://h:0"], "port 0"),
         (&["path", "list", ""], "export name \"\" is empty"),
         (&["policy", "", "round-robin"], "export name \"\" is empty"),
@@ -150,24 +172,24 @@ fn the_kernel_waits_longer_than_the_session() {
     use nbd_bridge::kernel::{DeviceChoice, DeviceOptions};
     for (yaml, choice, timeout_s, dead_timeout_s) in [
         ("device: auto", DeviceChoice::Auto, 150, 0),
-        ("device: nbd2\nio-timeout: 1h", DeviceChoice::Index(2), 7290, 0),
-        ("device: auto\nio-timeout: 10ms\nno-path: fail", DeviceChoice::Auto, 31, 0),
+        ("device: nbd2\nio-timeout-ms: 3600000", DeviceChoice::Index(2), 7290, 0),
+        ("device: auto\nio-timeout-ms: 10\nno-path: fail", DeviceChoice::Auto, 31, 0),
         ("device: auto\nno-path: queue", DeviceChoice::Auto, 86_400, 0),
         ("device: auto\nno-path: queue-for 24h", DeviceChoice::Auto, 86_400, 0),
         (
-            "device: auto\nno-path: fail\nio-timeout: 500ms\ndevice-timeout: 2s",
+            "device: auto\nno-path: fail\nio-timeout-ms: 500\ndevice-timeout-s: 2",
             DeviceChoice::Auto,
             2,
             0,
         ),
         (
-            "device: auto\ndevice-timeout: 121s\ndevice-dead-timeout: 4500ms",
+            "device: auto\ndevice-timeout-s: 121\ndevice-dead-timeout-s: 5",
             DeviceChoice::Auto,
             121,
             5,
         ),
         ("device: auto\ntakeover: true", DeviceChoice::Auto, 150, 60),
-        ("device: auto\ntakeover: true\ndevice-dead-timeout: 7s", DeviceChoice::Auto, 150, 7),
+        ("device: auto\ntakeover: true\ndevice-dead-timeout-s: 7", DeviceChoice::Auto, 150, 7),
         ("device: auto\nquick-takeover: true", DeviceChoice::Auto, 0, 60),
         ("device: auto\ntakeover: true\nquick-takeover: true", DeviceChoice::Auto, 0, 60),
     ] {
@@ -194,7 +216,7 @@ fn a_quick_takeover_has_one_shard() {
 
 #[test]
 fn access_follows_from_what_is_said() {
-    use crate::settings::Access;
+    use crate::config::Access;
     for (yaml, access) in [
         ("", Access::Auto),
         ("read-only: true", Access::Ro),
@@ -203,10 +225,12 @@ fn access_follows_from_what_is_said() {
         ("{read-only: false, access: migration}", Access::Migration),
     ] {
         let settings = Settings::from_yaml(yaml, "s").unwrap();
-        let attach = AttachSettings { socket: Some("/s".into()), ..settings.attach };
-        let front = Settings { attach, ..settings };
-        let plan = AttachPlan::new("v", front, Output::Text).unwrap();
-        assert_eq!(plan.session.access, access, "{yaml}");
+        let front = Settings { socket: Some("/s".into()), ..settings };
+        assert_eq!(
+            AttachPlan::new("v", front, Output::Text).unwrap().session.access,
+            access,
+            "{yaml}"
+        );
     }
     assert_eq!(bench("").unwrap().session.access, Access::Ro);
     assert_eq!(bench("bench: {rw: randrw}").unwrap().session.access, Access::Rw);
@@ -221,13 +245,17 @@ fn values_and_combinations_of_bench_are_judged() {
         ("bench: {bs: 64M}", "bs 64M is not usable"),
         ("bench: {bs: 8G}", "bs 8G is not usable"),
         ("bench: {bs: 8k, size: 4k}", "size 4k is less than one request of 8k; raise it"),
+        ("bench: {iodepth: 0}", "iodepth 0 is out of range; use 1 to 65535"),
+        ("bench: {runtime: 500ms}", "runtime 500ms is out of range; use 1s to 24h"),
+        ("bench: {runtime: 25h}", "runtime 25h is out of range; use 1s to 24h"),
+        ("bench: {rwmixread: 101}", "rwmixread 101 is out of range; use 0 to 100"),
         ("{read-only: true, bench: {rw: write}}", "rw writes and the access is ro; use --rw read"),
     ] {
         assert_usage(&bench(yaml).unwrap_err(), text);
     }
-    let plan = bench("shards: 7\nbench: {numjobs: 3, runtime: 2s, size: 1M}").unwrap();
+    let plan = bench("shards: 7\nbench: {numjobs: 3, runtime: 2, size: 1M}").unwrap();
     assert_eq!(plan.session.shards.count(), 3);
-    assert_eq!(plan.settings.runtime.millis(), 2000);
+    assert_eq!((plan.runtime_ms, plan.size_bytes), (2000, Some(1 << 20)));
 }
 
 #[test]
@@ -235,33 +263,33 @@ fn printed_settings_make_the_same_plan() {
     let session = "path: ['tcp://10.0.0.1@10.0.0.2', 'tcp://[::1]:99']\n\
         identity: -/00112233445566778899aabbccddeeff\n\
         policy: min-latency\nsession-name: s\npin: off\ncrc: off\ninvalidate-reads: off\n\
-        heartbeat: 100ms\nheartbeat-missed-max: 3\nconnect-timeout: 101ms\n\
-        reconnect-min: 102ms\nreconnect-max: 103ms\nio-timeout: 104ms\n\
+        heartbeat-ms: 100\nheartbeat-missed-max: 3\nconnect-timeout-ms: 101\n\
+        reconnect-min-ms: 102\nreconnect-max-ms: 103\nio-timeout-ms: 104\n\
         no-path: queue-for=900ms\nfailover: strict\n\
-        queue-depth-limit: 105\npoll: 106us\n\
+        queue-depth-limit: 105\npoll-us: 106\n\
         log: info,rtrs_client=debug\n";
     for front in [
         "socket: /s",
         "listen: 127.0.0.1:0\nshards: 3\nforeground: true\nrun-dir: /r",
         "device: auto",
         "device: auto\ntakeover: true",
-        "device: auto\nquick-takeover: true\ndevice-dead-timeout: 9s",
-        "device: /dev/nbd7\ndevice-timeout: 3s\ndevice-dead-timeout: 9s",
+        "device: auto\nquick-takeover: true\ndevice-dead-timeout-s: 9",
+        "device: /dev/nbd7\ndevice-timeout-s: 3\ndevice-dead-timeout-s: 9",
     ] {
         let access = if front.contains("takeover") { "rw" } else { "migration" };
         let text = format!("{session}{front}\nbuffer-size: 64M\naccess: {access}\n");
         let plan = attach(&text).unwrap();
         for text in [
-            serde_yaml::to_string(&print(&plan.printed())).unwrap(),
-            serde_json::to_string_pretty(&print(&plan.printed())).unwrap(),
+            serde_yaml::to_string(&plan.settings()).unwrap(),
+            serde_json::to_string_pretty(&plan.settings()).unwrap(),
         ] {
             assert_eq!(attach(&text).unwrap(), plan, "{text}");
         }
     }
-    for own in ["", "bench: {rw: randrw, bs: 8k, iodepth: 2, numjobs: auto, runtime: 5s, size: 1G}"]
+    for own in ["", "bench: {rw: randrw, bs: 8k, iodepth: 2, numjobs: auto, runtime: 5, size: 1G}"]
     {
         let plan = bench(&format!("{session}{own}")).unwrap();
-        let text = serde_yaml::to_string(&print(&plan.printed())).unwrap();
+        let text = serde_yaml::to_string(&plan.settings()).unwrap();
         assert_eq!(bench(&text).unwrap(), plan, "{text}");
     }
 }
@@ -305,27 +333,42 @@ fn the_system_is_looked_at_before_anything_starts() {
 fn commands_become_plans() {
     let run_dir = RunDir::new(Some("/r".into())).unwrap();
     let (name, output) = ("v".to_owned(), Output::Json);
-    let manage = |step| {
-        let (name, run_dir) = (name.clone(), run_dir.clone());
-        Plan::Manage(ManagePlan { name, step, run_dir, output })
-    };
     for (args, expected) in [
         (&["list"][..], Plan::List { run_dir: run_dir.clone(), output }),
-        (&["status", "v"], manage(Step::Status)),
-        (&["stats", "v"], manage(Step::Stats)),
+        (&["status", "v"], Plan::Status { name: name.clone(), run_dir: run_dir.clone(), output }),
+        (&["stats", "v"], Plan::Stats { name: name.clone(), run_dir: run_dir.clone(), output }),
         (
             &["detach", "v", "--within=1s", "--force"],
-            manage(Step::Detach { within_ms: 1000, force: true }),
+            Plan::Detach {
+                name: name.clone(),
+                run_dir: run_dir.clone(),
+                within_ms: 1000,
+                force: true,
+                output,
+            },
         ),
-        (&["policy", "v", "min-latency"], manage(Step::Policy(Policy::MinLatency))),
+        (
+            &["policy", "v", "min-latency"],
+            Plan::Policy {
+                name: name.clone(),
+                policy: Policy::MinLatency,
+                run_dir: run_dir.clone(),
+                output,
+            },
+        ),
         (
             // A path is named as listings show it, however it is written.
             &["path", "remove", "v", "ip:10.0.0.1@ip:10.0.0.2", "--within=1s"],
-            manage(Step::Path(PathStep::Remove(Leave {
-                path: "rdma://10.0.0.1@10.0.0.2:1234".to_owned(),
-                within_ms: 1000,
-                force: false,
-            }))),
+            Plan::Path(PathPlan {
+                name,
+                step: PathStep::Remove(Leave {
+                    path: "rdma://10.0.0.1@10.0.0.2:1234".to_owned(),
+                    within_ms: 1000,
+                    force: false,
+                }),
+                run_dir,
+                output,
+            }),
         ),
     ] {
         let made = plan(&[args, &["-o", "json", "--run-dir=/r"]].concat()).unwrap();
@@ -337,7 +380,7 @@ fn commands_become_plans() {
 fn a_named_file_lies_below_the_flags() {
     let scratch = Scratch::new("file");
     let file = scratch.0.join("c.yaml");
-    let text = "path: tcp://file\nsocket: /file\nread-only: true\nrun-dir: /file\npoll: 1us\n";
+    let text = "path: tcp://file\nsocket: /file\nread-only: true\nrun-dir: /file\npoll-us: 1\n";
     std::fs::write(&file, text).unwrap();
     let config = format!("--config={}", file.display());
     let Plan::Attach(plan) = plan(&[
@@ -353,10 +396,10 @@ fn a_named_file_lies_below_the_flags() {
         panic!("not attach")
     };
     assert_eq!(plan.front, Front::Tcp("127.0.0.1:5".parse().unwrap()));
-    assert_eq!(plan.session.access, crate::settings::Access::Rw);
-    assert_eq!(plan.session.settings.path, ["tcp://flag:1234".parse().unwrap()]);
+    assert_eq!(plan.session.access, crate::config::Access::Rw);
+    assert_eq!(plan.session.paths, ["tcp://flag:1234".parse().unwrap()]);
     assert_eq!(plan.run_dir.path(), PathBuf::from("/flag"));
-    assert_eq!(plan.session.settings.poll.get().as_micros(), 1);
+    assert_eq!(plan.session.poll_us, 1);
 }
 
 #[test]
@@ -404,8 +447,12 @@ fn a_ping_is_judged_by_its_mode() {
         (&["--rping", "--read-invalidate"], "rping knows no --server-invalidate"),
         (&["--duplex"], "--duplex is for --mode read-bw and write-bw"),
         (&["--depth", "4"], "--depth is for --mode read-bw"),
-        (&["-m", "write-bw", "-i", "5ms"], "--interval is not for bandwidth modes"),
+        (&["-m", "read-bw", "--depth", "257"], "depth 257 is out of range; use 1 to 256"),
+        (&["-m", "write-bw", "-i", "5"], "--interval is not for bandwidth modes"),
         (&["-m", "read-lat", "--server-invalidate"], "are for --mode ping"),
+        (&["-i", "21s"], "interval 21000 is out of range; use 0 to 20000"),
+        (&["-n", "65"], "queue-pairs 65 is out of range; use 1 to 64"),
+        (&["-W", "1"], "timeout 1 is out of range; use 10 to 600000"),
     ] {
         let error = link(&[&["ping", "tcp://h"], args].concat()).unwrap_err();
         assert_eq!(error.exit_code(), 2);

@@ -7,11 +7,53 @@
 //! does not win against measured ones for ever - it counts as the mean of the others; and paths
 //! with equally many requests take turns, or the first would carry nearly all of a light load.
 
+use std::str::FromStr;
+
 use rtrs_core::ids::PathId;
 use rtrs_core::time::{Duration, Instant};
+use serde::{Deserialize, Serialize};
 
 use super::pace::Paces;
-pub use crate::settings::{Failover, NoPath, Policy};
+
+/// How a path is chosen among those that are up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policy {
+    /// One after the other.
+    RoundRobin,
+    /// The one with the fewest requests of this shard in flight; in turns on a tie.
+    #[default]
+    MinInflight,
+    /// The one whose heartbeats come back fastest; the first on a tie.
+    MinLatency,
+}
+
+impl FromStr for Policy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "round-robin" => Ok(Self::RoundRobin),
+            "min-inflight" => Ok(Self::MinInflight),
+            "min-latency" => Ok(Self::MinLatency),
+            _ => Err(format!(
+                "unknown policy '{text}': use round-robin, min-inflight or min-latency"
+            )),
+        }
+    }
+}
+
+/// What happens to IO while no path is connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoPath {
+    /// It waits.
+    Queue,
+    /// It waits until no path has been connected for so long; then it ends with an error, and so
+    /// does what comes, until a path is back.
+    QueueFor(Duration),
+    /// It ends with an error at once.
+    Fail,
+}
 
 impl NoPath {
     /// How long a whole IO may take whose requests may take `io_timeout` each, if that is bounded.
@@ -23,6 +65,18 @@ impl NoPath {
             Self::Fail => Some(io_timeout * 2),
         }
     }
+}
+
+/// When requests of a dead path are sent again, at a server without FENCE (a kernel's).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Failover {
+    /// As soon as our end of the path is closed, as the kernel's client does. A write that the
+    /// server holds up may then land after newer ones.
+    #[default]
+    Fast,
+    /// When the path has been connected again, which a server admits only when the old one is
+    /// gone with all its IO.
+    Strict,
 }
 
 /// What the choice is made from: one path that is up.

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use socket2::{Domain, SockAddr, Socket, Type};
 
-use crate::settings::{CommandError, ErrorClass};
+use crate::config::{CommandError, ErrorClass};
 
 /// Longest path of a unix socket in bytes: `sun_path` has 108 with the NUL (unix(7)).
 const SOCKET_PATH_BYTES_MAX: usize = 107;

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::settings::AutoSwitch;
+use crate::config::AutoSwitch;
 
 /// CPU numbers this process may run on, ascending.
 pub fn allowed_cpus() -> Vec<usize> {

@@ -8,15 +8,15 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use rtrs_core::config::Millis;
 use rtrs_core::local::{RunDir, SocketState, ask, socket_state};
 use rtrs_core::time::Duration;
 use serde_json::{Value, json};
 
-use super::question::Question;
+use super::question::{Question, WITHIN_MS_MAX};
 use super::report;
 use crate::cli::{Command, DisconnectArgs, DrainArgs, EvictArgs, SessionCommand, Shown, Where};
 use crate::error::{Error, ErrorKind};
-use crate::settings::Settings;
 
 /// How long a server has for an answer that it need not wait for.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
@@ -60,7 +60,7 @@ fn disconnect(args: &DisconnectArgs) -> Result<(), Error> {
 
 fn evict(args: &EvictArgs) -> Result<(), Error> {
     let EvictArgs { session, within, place } = args;
-    let limit = within.get();
+    let limit = bound(*within)?;
     let server = find(place)?;
     let question = Question::SessionEvict { session: session.clone() };
     let answer = question_to(&server, &question, ANSWER_TIMEOUT)?.0;
@@ -90,8 +90,8 @@ fn evict(args: &EvictArgs) -> Result<(), Error> {
 
 fn drain(args: &DrainArgs) -> Result<(), Error> {
     let DrainArgs { within, place } = args;
-    let limit = within.get();
-    let question = Question::Drain { within_ms: within.millis() };
+    let limit = bound(*within)?;
+    let question = Question::Drain { within_ms: within.get() };
     let (answer, stream) = question_to(&find(place)?, &question, limit + DRAIN_MORE)?;
     wait_exit(&stream)?;
     show(&answer, place.output, |_| "drained\n".to_owned())
@@ -106,6 +106,15 @@ fn wait_exit(stream: &UnixStream) -> Result<(), Error> {
         let what = "the server is drained, but its process does not end";
         Error::with_source(ErrorKind::System, what, error)
     })
+}
+
+fn bound(within: Millis) -> Result<Duration, Error> {
+    if within.get() > WITHIN_MS_MAX {
+        let most = Millis::new(WITHIN_MS_MAX);
+        let text = format!("within {within} is out of range; use 0ms to {most}");
+        return Err(Error::new(ErrorKind::Usage, text));
+    }
+    Ok(Duration::from_millis(within.get()))
 }
 
 /// The control socket of the server that is meant.
@@ -173,15 +182,6 @@ fn question_to(
         Some(error) => Err(Error::new(ErrorKind::System, error)),
         None => Ok((value, stream)),
     }
-}
-
-/// Prints settings.
-///
-/// # Errors
-/// What the system says when it cannot.
-pub fn print_config(settings: &Settings, shown: Shown) -> Result<(), Error> {
-    let map = rtrs_core::settings::print(settings);
-    show(&json!(map), shown, |_| serde_yaml::to_string(&map).unwrap_or_default())
 }
 
 fn show(value: &Value, shown: Shown, text: impl FnOnce(&Value) -> String) -> Result<(), Error> {

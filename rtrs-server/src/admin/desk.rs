@@ -14,7 +14,6 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use rtrs_core::local::{ControlSocket, RunDir, check_socket_path, reply};
 use rtrs_core::rt::Sender;
-use rtrs_core::settings::Auto;
 use rtrs_core::time::Duration;
 use serde_json::{Value, json};
 
@@ -23,7 +22,7 @@ use crate::engine::message::{AdminAnswer, AdminAsk, AdminReply, ControlMessage, 
 use crate::epoch::SyncEpoch;
 use crate::error::{Error, ErrorKind};
 use crate::export::{ExportIndex, ExportTable};
-use crate::settings::Settings;
+use crate::plan::Plan;
 
 /// How long the control core has for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -70,13 +69,13 @@ impl Desk {
     /// # Errors
     /// [`ErrorKind::InUse`] and others, when it cannot be had as it was wanted.
     pub(crate) fn open(
-        set: &Settings,
+        plan: &Plan,
         portals: &[String],
         exports: &Arc<ExportTable>,
         control: &Sender<Message>,
     ) -> Result<Option<Self>, Error> {
-        let said = set.name != Auto::Auto || set.run_dir.is_some();
-        match Self::bind(set, portals, exports, control) {
+        let said = plan.name.is_some() || plan.run_dir.is_some();
+        match Self::bind(plan, portals, exports, control) {
             Ok(desk) => Ok(Some(desk)),
             Err(error) if said => Err(error),
             Err(error) => {
@@ -88,16 +87,15 @@ impl Desk {
     }
 
     fn bind(
-        set: &Settings,
+        plan: &Plan,
         portals: &[String],
         exports: &Arc<ExportTable>,
         control: &Sender<Message>,
     ) -> Result<Self, Error> {
-        let run_dir = RunDir::new(set.run_dir.clone())?;
+        let run_dir = RunDir::new(plan.run_dir.clone())?;
         run_dir.make()?;
         run_dir.check()?;
-        let name =
-            set.name.as_ref().get().map(|name| name.get().to_owned()).or_else(|| name_of(portals));
+        let name = plan.name.clone().or_else(|| name_of(portals));
         let name = name.unwrap_or_else(|| std::process::id().to_string());
         let path = run_dir.server_socket(&name);
         check_socket_path("control socket", &path)?;

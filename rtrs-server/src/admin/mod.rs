@@ -9,5 +9,5 @@ mod desk;
 mod question;
 mod report;
 
-pub use command::{print_config, run};
+pub use command::run;
 pub(crate) use desk::Desk;

@@ -22,9 +22,12 @@ pub mod conformance;
 use std::sync::Arc;
 
 use rtrs_core::block::BlockSource;
+use rtrs_core::config::AutoSwitch;
+use rtrs_core::time::Duration;
 
+use crate::config;
 use crate::error::{Error, ErrorKind};
-use crate::settings::ExportSpec;
+use crate::plan::ExportPlan;
 
 pub use file::FileSource;
 pub use memory::MemorySource;
@@ -32,15 +35,23 @@ pub use null::NullSource;
 use target::whole_blocks;
 pub use target::{BackendError, Direct, INFLIGHT_MAX, SIZE_MAX, Target, TargetSpec};
 
-impl From<&ExportSpec> for TargetSpec {
-    fn from(spec: &ExportSpec) -> Self {
+impl From<&ExportPlan> for TargetSpec {
+    fn from(plan: &ExportPlan) -> Self {
         Self {
-            target: spec.target.clone(),
-            read_only: spec.ro,
-            direct: spec.direct,
-            block_size: spec.block_size.bytes(),
-            delay: spec.delay.get(),
-            errors_per_million: spec.error_rate.per_million(),
+            target: match &plan.target {
+                config::Target::Path(path) => Target::Path(path.clone()),
+                config::Target::Memory(size) => Target::Memory(size.bytes()),
+                config::Target::Null(size) => Target::Null(size.bytes()),
+            },
+            read_only: plan.read_only,
+            direct: match plan.direct {
+                AutoSwitch::Auto => Direct::Auto,
+                AutoSwitch::On => Direct::On,
+                AutoSwitch::Off => Direct::Off,
+            },
+            block_size: plan.block_size.bytes(),
+            delay: Duration::from_millis(plan.delay_ms),
+            errors_per_million: plan.error_rate.per_million(),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! What an export is to be made of, and why it cannot be.
 
+use std::fmt;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rtrs_core::time::Duration;
 
@@ -10,11 +11,29 @@ pub const INFLIGHT_MAX: usize = 1024;
 /// Largest export of memory or nothing, in bytes: the kernel counts bytes in a signed word.
 pub const SIZE_MAX: u64 = i64::MAX.unsigned_abs();
 
-/// Whether a path is used past the page cache (O_DIRECT): for block devices yes, where they allow
-/// it; for regular files no, so that any size and alignment works and reads find the page cache.
-pub use rtrs_core::settings::AutoSwitch as Direct;
+/// What is behind an export.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// A regular file or a block device.
+    Path(PathBuf),
+    /// Memory of this many bytes, gone with the process.
+    Memory(u64),
+    /// Nothing, of this many bytes: reads give zeroes, writes vanish.
+    Null(u64),
+}
 
-pub use crate::settings::Target;
+/// Whether a path is used past the page cache (O_DIRECT).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Direct {
+    /// For block devices yes, where they allow it; for regular files no, so that any size and
+    /// alignment works and reads find the page cache.
+    #[default]
+    Auto,
+    /// Yes, or an error.
+    On,
+    /// No.
+    Off,
+}
 
 /// What an export is asked to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,4 +112,14 @@ pub(super) fn whole_blocks(target: &str, size: u64, block: u64) -> u64 {
         );
     }
     whole
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Path(path) => write!(f, "{}", path.display()),
+            Self::Memory(size) => write!(f, "mem:{size}"),
+            Self::Null(size) => write!(f, "null:{size}"),
+        }
+    }
 }

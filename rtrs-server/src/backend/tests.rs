@@ -14,8 +14,8 @@ use super::conformance::{Keeps, Rig, run};
 use super::layer::{DelaySource, ErrorPlan, ErrorSource, PauseSource, ReadOnlySource};
 use super::memory::CHUNK;
 use super::{Direct, INFLIGHT_MAX, MemorySource, NullSource, Target, TargetSpec, open_target};
-use crate::settings::ExportSpec;
-use crate::{Error, ErrorKind};
+use crate::config::Settings;
+use crate::{Error, ErrorKind, Plan};
 
 fn memory(size: u64) -> Arc<dyn BlockSource> {
     Arc::new(MemorySource::new(size, 512))
@@ -279,7 +279,9 @@ fn a_spec_becomes_a_stack() {
 #[test]
 fn a_plan_of_an_export_becomes_a_spec() {
     let text = "x=mem:1M,ro,direct=off,block-size=4096,delay=5ms,error-rate=0.25";
-    let spec = TargetSpec::from(&text.parse::<ExportSpec>().unwrap());
+    let settings = Settings { export: Some(vec![text.parse().unwrap()]), ..Settings::default() };
+    let plan = Plan::new(settings).unwrap();
+    let spec = TargetSpec::from(&plan.exports[0]);
     let expected = TargetSpec {
         target: Target::Memory(1 << 20),
         read_only: true,

@@ -3,10 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use rtrs_core::settings::{MINUTE, Time};
-
-/// A bound for running requests.
-pub type Within = Time<0, { 10 * MINUTE }>;
+use rtrs_core::config::Millis;
 
 /// What to do with a running server.
 #[derive(Debug, Subcommand)]
@@ -72,7 +69,6 @@ pub struct Where {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Shown {
     /// For people.
-    #[value(alias = "yaml")]
     Text,
     /// For programs.
     Json,
@@ -101,7 +97,7 @@ pub struct EvictArgs {
 
     /// Wait so long for its last requests, as in 10s, 500ms or 2m
     #[arg(long, value_name = "TIME", default_value = "10s")]
-    pub within: Within,
+    pub within: Millis,
 
     /// Where.
     #[command(flatten)]
@@ -115,7 +111,7 @@ pub struct DrainArgs {
     ///
     /// What has not ended then is abandoned, as at SIGTERM.
     #[arg(long, value_name = "TIME", default_value = "30s")]
-    pub within: Within,
+    pub within: Millis,
 
     /// Where.
     #[command(flatten)]

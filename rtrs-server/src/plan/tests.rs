@@ -1,7 +1,6 @@
 //! Every judgement of a plan, by its message, and the round trip through printed settings.
 
 use super::*;
-use rtrs_core::settings::print;
 use rtrs_core::skip::skip;
 use std::path::PathBuf;
 
@@ -33,7 +32,8 @@ fn plan(yaml: &str) -> Result<Plan, Error> {
 }
 
 fn export(spec: &str) -> Plan {
-    Plan::new(Settings { export: vec![spec.parse().unwrap()], ..Settings::default() }).unwrap()
+    Plan::new(Settings { export: Some(vec![spec.parse().unwrap()]), ..Settings::default() })
+        .unwrap()
 }
 
 fn check_error(spec: &str) -> String {
@@ -45,9 +45,9 @@ fn check_error(spec: &str) -> String {
 #[test]
 fn defaults_make_a_plan() {
     let plan = Plan::new(Settings::default()).unwrap();
-    assert_eq!((plan.settings.queue_depth.get(), plan.chunk_bytes()), (512, 262_144));
+    assert_eq!((plan.queue_depth, plan.chunk_bytes), (512, 262_144));
     assert_eq!(plan.listen, Listen::Auto);
-    assert_eq!(plan.settings, Settings::default());
+    assert_eq!(plan.settings(), Settings::defaults());
     let error = plan.check().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Usage);
     assert_eq!(error.to_string(), "nothing to export; use --export PATH, or export: in the file");
@@ -71,6 +71,15 @@ fn a_search_path_is_looked_at_and_is_enough() {
 #[test]
 fn values_and_combinations_are_judged() {
     for (yaml, text) in [
+        ("queue-depth: 0", "queue-depth 0 is out of range; use 1 to 65535"),
+        ("queue-depth: 65536", "queue-depth 65536 is out of range; use 1 to 65535"),
+        ("heartbeat-ms: 9", "heartbeat-ms 9 is out of range; use 10 to 600000"),
+        ("heartbeat-missed-max: 0", "heartbeat-missed-max 0 is out of range; use 1 to 1000"),
+        ("handshake-timeout-ms: 0", "handshake-timeout-ms 0 is out of range; use 10 to 600000"),
+        ("half-open-max: 0", "half-open-max 0 is out of range; use 1 to 65536"),
+        ("sessions-max: 0", "sessions-max 0 is out of range; use 1 to 65536"),
+        ("shutdown-grace-ms: 600001", "shutdown-grace-ms 600001 is out of range; use 0 to 600000"),
+        ("poll-us: 10001", "poll-us 10001 is out of range; use 0 to 10000"),
         (
             "chunk-size: 4k",
             "chunk-size 4k is not usable; use a power of two from 8k to 16M, as in 128k",
@@ -104,9 +113,15 @@ fn values_and_combinations_are_judged() {
         ("export: 'm=mem:1k,block-size=4096'", "is not one or more blocks of 4096 bytes"),
         ("export: n=null:8E", "size 8E is too large; use less than 8E"),
         ("export: 'n=null:1M,direct=on'", "direct=on needs a file or block device; leave it out"),
+        ("export: 'n=null:1M,delay=11m'", "delay 660000 is out of range; use 0 to 600000"),
         ("{ping-only: true, no-ping: true}", "ping-only and no-ping exclude each other"),
         ("{rping: true, no-ping: true}", "rping and no-ping exclude each other; leave one out"),
         ("log: 'rtrs=nonsense'", "log filter \"rtrs=nonsense\" is not understood"),
+        (
+            "log: inof",
+            "log filter \"inof\" has the word \"inof\", which is no level; did you mean \"info\"? \
+             use error, warn, info, debug, trace or off",
+        ),
     ] {
         let error = plan(yaml).unwrap_err();
         assert_eq!((error.kind(), error.exit_code()), (ErrorKind::Usage, 2), "{yaml}");
@@ -145,14 +160,14 @@ fn printed_settings_make_the_same_plan() {
     let yaml = "export:\n- /srv/vol0.img\n- r=/srv/x\\,y,ro,direct=on,block-size=4096\n\
         - e=mem:1M,delay=10ms,error-rate=0.001\n- 'null:1T'\nlisten: ['tcp://[::1]:0', tcp://h]\n\
         queue-depth: 128\nchunk-size: 1M\nshards: 3\npin: off\nalways-invalidate: off\ncrc: off\n\
-        heartbeat: 100ms\nheartbeat-missed-max: 3\nhandshake-timeout: 100ms\n\
-        half-open-max: 5\nsessions-max: 6\nshutdown-grace: 7ms\npoll: 8us\nping-only: true\n\
+        heartbeat-ms: 100\nheartbeat-missed-max: 3\nhandshake-timeout-ms: 100\n\
+        half-open-max: 5\nsessions-max: 6\nshutdown-grace-ms: 7\npoll-us: 8\nping-only: true\n\
         no-ping: false\nrping: true\nserver-id: s\n\
         log: info,rtrs_server=debug\n";
     let plan = plan(yaml).unwrap();
-    let printed = serde_yaml::to_string(&print(&plan.settings)).unwrap();
+    let printed = serde_yaml::to_string(&plan.settings()).unwrap();
     assert_eq!(Plan::new(Settings::from_yaml(&printed, "p").unwrap()).unwrap(), plan, "{printed}");
-    let json = serde_json::to_string_pretty(&print(&plan.settings)).unwrap();
+    let json = serde_json::to_string_pretty(&plan.settings()).unwrap();
     assert_eq!(Plan::new(Settings::from_yaml(&json, "p").unwrap()).unwrap(), plan, "{json}");
 }
 

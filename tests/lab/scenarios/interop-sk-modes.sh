@@ -10,7 +10,7 @@
 # A session without a device, quick to attach. The first word names it.
 open_as() { # session mode device
     timeout 60 rtrs-client attach "$3" --session-name "$1" --run-dir "/run/rtrs-$1" \
-        --path ip:10.0.0.1@ip:10.0.0.2 --shards 1 --buffer-size 58M --heartbeat 2s \
+        --path ip:10.0.0.1@ip:10.0.0.2 --shards 1 --buffer-size 58M --heartbeat-ms 2000 \
         --access "$2" --socket "$LAB_WORK/$1" </dev/null
 }
 

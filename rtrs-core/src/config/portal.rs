@@ -13,7 +13,10 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
 
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
 use super::ValueError;
+use super::file::deserialize_text;
 
 /// The port when none is written: that of RTRS (kernel rnbd-proto.h, `RTRS_PORT`).
 pub const PORT_DEFAULT: u16 = 1234;
@@ -385,6 +388,18 @@ impl fmt::Display for Portal {
             f.write_str("@")?;
         }
         write!(f, "{}:{}", self.host, self.port)
+    }
+}
+
+impl Serialize for Portal {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Portal {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserialize_text(deserializer, "a portal such as tcp://127.0.0.1:1234")
     }
 }
 

@@ -7,7 +7,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use rtrs_core::settings::ValueError;
+use rtrs_core::config::{ValueError, deserialize_text};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Stands for the name of the session, as in the kernel's `dev_search_path`.
 const BY_SESSION: &str = "%SESSNAME%";
@@ -65,8 +66,16 @@ impl fmt::Display for SearchSpec {
     }
 }
 
-rtrs_core::settings::text_values! {
-    SearchSpec, "DIR|off", "off, or an absolute path such as /srv/volumes";
+impl Serialize for SearchSpec {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for SearchSpec {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserialize_text(deserializer, "off, or an absolute path such as /srv/volumes")
+    }
 }
 
 #[cfg(test)]

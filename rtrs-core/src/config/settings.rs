@@ -7,7 +7,9 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use super::{CommandError, ErrorClass, Keys, Settings};
+use serde::de::DeserializeOwned;
+
+use super::{CommandError, ErrorClass, file_error_text};
 
 /// Largest configuration file that is read, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -19,7 +21,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 /// their size and their encoding too.
 pub fn settings_from_file<T, K>(path: &Path) -> Result<T, CommandError<K>>
 where
-    T: Settings,
+    T: DeserializeOwned + Default,
     K: ErrorClass,
 {
     let unreadable = |source| {
@@ -51,15 +53,12 @@ where
 /// [`ErrorClass::CONFIG`], with name, line and remedy.
 pub fn settings_from_yaml<T, K>(text: &str, name: &str) -> Result<T, CommandError<K>>
 where
-    T: Settings,
+    T: DeserializeOwned + Default,
     K: ErrorClass,
 {
-    let read = serde_yaml::from_str::<Option<Keys<T>>>(text);
-    read.map(|keys| keys.map_or_else(T::default, |keys| keys.0)).map_err(|error| {
+    serde_yaml::from_str::<Option<T>>(text).map(Option::unwrap_or_default).map_err(|error| {
         let line = error.location().map_or(1, |place| place.line());
-        let what = error.to_string();
-        // The line stands in front.
-        let what = what.rfind(" at line ").map_or(&*what, |place| &what[..place]);
+        let what = file_error_text(&error.to_string());
         CommandError::new(K::CONFIG, format!("{name}:{line}: {what}"))
     })
 }

@@ -32,12 +32,6 @@ impl ValueError {
         Self { what, value: value.to_owned(), problem: problem.into(), remedy: remedy.into() }
     }
 
-    /// The same error where `word` would do too.
-    #[must_use]
-    pub fn or(self, word: &str) -> Self {
-        Self { remedy: format!("{}, or {word}", self.remedy).into(), ..self }
-    }
-
     /// The refused value, whole.
     #[must_use]
     pub fn value(&self) -> &str {

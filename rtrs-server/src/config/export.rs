@@ -13,15 +13,14 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use rtrs_core::settings::{
-    AutoSwitch, ByteSize, Field, Keys, MINUTE, Setting, Settings, Time, Value, ValueError, Visitor,
-    choices, describe, nearest, print, text_values,
-};
+use rtrs_core::config::{AutoSwitch, ByteSize, Millis, ValueError, deserialize_text, nearest};
 use serde::de::value::MapAccessDeserializer;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Longest export name in bytes: the wire has 255 with the NUL (kernel rnbd-proto.h, `NAME_MAX`).
 pub const NAME_BYTES_MAX: usize = 254;
+
+const OPTIONS: [&str; 6] = ["ro", "direct", "block-size", "delay", "error-rate", "id"];
 
 /// Longest id in bytes.
 const ID_BYTES_MAX: usize = 255;
@@ -34,9 +33,9 @@ pub enum Target {
     /// is kept with `./` in front.
     Path(PathBuf),
     /// Memory, gone when the server ends.
-    Memory(u64),
+    Memory(ByteSize),
     /// Nothing: writes vanish, reads give zeroes.
-    Null(u64),
+    Null(ByteSize),
 }
 
 impl FromStr for Target {
@@ -44,7 +43,7 @@ impl FromStr for Target {
 
     fn from_str(text: &str) -> Result<Self, ValueError> {
         let size = |size: &str| match size.parse::<ByteSize>() {
-            Ok(size) => Ok(size.bytes()),
+            Ok(size) => Ok(size),
             Err(error) => Err(ValueError::new(
                 "target",
                 text,
@@ -82,24 +81,22 @@ impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Path(path) => write!(f, "{}", path.display()),
-            Self::Memory(size) => write!(f, "mem:{}", ByteSize::new(*size)),
-            Self::Null(size) => write!(f, "null:{}", ByteSize::new(*size)),
+            Self::Memory(size) => write!(f, "mem:{size}"),
+            Self::Null(size) => write!(f, "null:{size}"),
         }
     }
 }
 
-choices! {
-    /// The logical block size of an export.
-    #[derive(Default)]
-    pub enum BlockSize as "block-size" {
-        /// The block device's own; 512 bytes for everything else.
-        #[default]
-        Auto = "auto",
-        /// 512 bytes.
-        B512 = "512",
-        /// 4096 bytes.
-        B4096 = "4096" | "4k",
-    }
+/// The logical block size of an export.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum BlockSize {
+    /// The block device's own; 512 bytes for everything else.
+    #[default]
+    Auto,
+    /// 512 bytes.
+    B512,
+    /// 4096 bytes.
+    B4096,
 }
 
 impl BlockSize {
@@ -110,6 +107,33 @@ impl BlockSize {
             Self::Auto => None,
             Self::B512 => Some(512),
             Self::B4096 => Some(4096),
+        }
+    }
+}
+
+impl FromStr for BlockSize {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "512" => Ok(Self::B512),
+            "4096" | "4k" => Ok(Self::B4096),
+            _ => Err(ValueError::new(
+                "block-size",
+                text,
+                "is not supported",
+                "use auto, 512 or 4096",
+            )),
+        }
+    }
+}
+
+impl fmt::Display for BlockSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.bytes() {
+            None => f.write_str("auto"),
+            Some(bytes) => write!(f, "{bytes}"),
         }
     }
 }
@@ -158,36 +182,42 @@ impl fmt::Display for ErrorRate {
     }
 }
 
-rtrs_core::settings! {
-    /// One export: a name for clients, what is behind it, and how it behaves.
-    pub struct ExportSpec {
-        /// What clients open, 1 to 254 bytes
-        name: Option<String> = "the file's name, mem or null",
-        /// The path of a regular file or a block device, mem:SIZE or null:SIZE
-        target: Target = "null:0",
-        /// Refuse every change
-        ro: bool = "false",
-        /// Open a path past the page cache; auto does so with block devices
-        direct: AutoSwitch = "auto",
-        /// Logical block size; auto takes a block device's own, and else 512
-        block_size: BlockSize = "auto",
-        /// Time each request waits before it runs; for tests
-        delay: Time<0, { 10 * MINUTE }> = "0s",
-        /// Share of requests that fail with EIO, 0 to 1; for tests
-        error_rate: ErrorRate = "0",
-        /// What clients know the export by, 1 to 255 bytes; see "Which disk it is"
-        id: Option<Id> = "what the system knows of it",
-    }
+/// One export: a name for clients, what is behind it, and how it behaves.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct ExportSpec {
+    /// The name clients open; `None` takes the file name, or `mem` or `null`.
+    pub name: Option<String>,
+    /// What is behind the export.
+    pub target: Target,
+    /// Refuse writes.
+    pub ro: bool,
+    /// Whether a path is opened past the page cache (`O_DIRECT`).
+    pub direct: AutoSwitch,
+    /// Logical block size.
+    pub block_size: BlockSize,
+    /// Time each request waits before it runs; 0 for none.
+    pub delay: Millis,
+    /// Share of requests that fail with EIO.
+    pub error_rate: ErrorRate,
+    /// What tells clients that it is this disk or file; `None` takes what the system knows.
+    pub id: Option<String>,
 }
-
-/// What stands in the place of a target that was not written.
-const NO_TARGET: Target = Target::Null(0);
 
 impl ExportSpec {
     /// An export of `target` with every option at its default.
     #[must_use]
-    pub fn new(name: Option<String>, target: Target) -> Self {
-        Self { name, target, ..Self::default() }
+    pub const fn new(name: Option<String>, target: Target) -> Self {
+        Self {
+            name,
+            target,
+            ro: false,
+            direct: AutoSwitch::Auto,
+            block_size: BlockSize::Auto,
+            delay: Millis::new(0),
+            error_rate: ErrorRate(0),
+            id: None,
+        }
     }
 
     /// The name clients open: the one written, else the path's file name, else `mem` or `null`.
@@ -336,106 +366,131 @@ impl FromStr for ExportSpec {
 impl ExportSpec {
     /// Sets one option of the text form; `text` is the whole specification, for errors.
     fn set(&mut self, text: &str, key: &str, value: Option<&str>) -> Result<(), ValueError> {
-        let mut option = SetOption { key, value, result: None };
-        self.visit(&mut option);
-        let (problem, hint) = match option.result {
-            Some(Ok(())) => return Ok(()),
-            Some(Err(error)) if value.is_none() => (error, format!("write {key}=VALUE")),
-            Some(Err(error)) => (error, format!("correct {key}, or leave it out")),
-            None => {
-                let all = describe::<Self>();
-                let options = all.iter().map(|one| &*one.setting.name).filter(is_option);
-                let hint = nearest(key, options.clone()).map_or_else(
-                    || {
-                        let options = options.collect::<Vec<_>>().join(", ");
-                        format!("the options are {options}; write \\, for a comma in a path")
-                    },
-                    |near| format!("did you mean {near:?}?"),
-                );
-                (format!("has the unknown option {key:?}"), hint)
-            }
+        if !OPTIONS.contains(&key) {
+            let remedy = match nearest(key, OPTIONS) {
+                Some(near) => format!("did you mean {near:?}?"),
+                None => format!(
+                    "the options are {}; write \\, for a comma in a path",
+                    OPTIONS.join(", ")
+                ),
+            };
+            return Err(ValueError::new(
+                WHAT,
+                text,
+                format!("has the unknown option {key:?}"),
+                remedy,
+            ));
+        }
+        let refused = |error: ValueError| {
+            ValueError::new(
+                WHAT,
+                text,
+                format!("has a bad {key}: {error}"),
+                format!("correct {key}, or leave it out"),
+            )
         };
-        Err(ValueError::new(WHAT, text, problem, hint))
-    }
-
-    /// What clients open, once it is resolved.
-    pub(crate) fn name(&self) -> &str {
-        self.name.as_deref().unwrap_or_default()
-    }
-}
-
-fn is_option(name: &&str) -> bool {
-    !["name", "target"].contains(name)
-}
-
-/// Reads one option of the text form.
-struct SetOption<'a> {
-    key: &'a str,
-    value: Option<&'a str>,
-    result: Option<Result<(), String>>,
-}
-
-impl Visitor for SetOption<'_> {
-    fn setting<F: Field>(&mut self, setting: &Setting, place: &mut F) {
-        if self.key != setting.name || !is_option(&&*setting.name) {
-            return;
+        if key == "ro" {
+            self.ro = match value {
+                None => true,
+                Some(value) => value.parse::<rtrs_core::config::Switch>().map_err(refused)?.is_on(),
+            };
+            return Ok(());
         }
-        let key = self.key;
-        let flag = (setting.default == "false").then_some("true");
-        self.result = Some(match self.value.or(flag).map(F::parse) {
-            Some(Ok(value)) => {
-                *place = value;
-                Ok(())
-            }
-            Some(Err(error)) => Err(format!("has a bad {key}: {error}")),
-            None => Err(format!("has {key:?} without a value")),
-        });
-    }
-
-    fn section<S: Settings>(&mut self, _: &'static str, _: &mut S) {}
-}
-
-/// What an operator calls an export or a server: any text of 1 to 255 bytes, compared as written.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Id(String);
-
-impl Id {
-    /// The text.
-    #[must_use]
-    pub fn get(&self) -> &str {
-        &self.0
+        let Some(value) = value else {
+            return Err(ValueError::new(
+                WHAT,
+                text,
+                format!("has {key:?} without a value"),
+                format!("write {key}=VALUE"),
+            ));
+        };
+        match key {
+            "direct" => self.direct = value.parse().map_err(refused)?,
+            "block-size" => self.block_size = value.parse().map_err(refused)?,
+            "delay" => self.delay = value.parse().map_err(refused)?,
+            "id" => self.id = Some(check_id(value).map_err(refused)?.to_owned()),
+            _ => self.error_rate = value.parse().map_err(refused)?,
+        }
+        Ok(())
     }
 }
 
-impl fmt::Display for Id {
+/// Judges an id of an export or a server: any text, compared as it is written.
+///
+/// # Errors
+/// [`ValueError`] for an empty or too long one.
+pub fn check_id(id: &str) -> Result<&str, ValueError> {
+    match id.len() {
+        1..=ID_BYTES_MAX => Ok(id),
+        0 => Err(ValueError::new("id", id, "is empty", "write 1 to 255 bytes, or leave it out")),
+        _ => Err(ValueError::new("id", id, "is too long", "write 1 to 255 bytes")),
+    }
+}
+
+/// Writes `text` with a backslash before each character of `special` and before backslashes.
+fn write_escaped(f: &mut fmt::Formatter<'_>, text: &str, special: &[char]) -> fmt::Result {
+    for c in text.chars() {
+        if c == '\\' || special.contains(&c) {
+            write!(f, "\\")?;
+        }
+        write!(f, "{c}")?;
+    }
+    Ok(())
+}
+
+impl fmt::Display for ExportSpec {
+    /// Writes the text form; options at their defaults are left out.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl FromStr for Id {
-    type Err = ValueError;
-
-    fn from_str(text: &str) -> Result<Self, ValueError> {
-        match text.len() {
-            1..=ID_BYTES_MAX => Ok(Self(text.to_owned())),
-            0 => {
-                Err(ValueError::new("id", "", "is empty", "write 1 to 255 bytes, or leave it out"))
+        if let Some(name) = &self.name {
+            if name.starts_with(['/', '.']) {
+                f.write_str("\\")?;
             }
-            _ => Err(ValueError::new("id", text, "is too long", "write 1 to 255 bytes")),
+            write_escaped(f, name, &[',', '='])?;
+            f.write_str("=")?;
         }
+        write_escaped(f, &self.target.to_string(), &[',', '='])?;
+        if self.ro {
+            f.write_str(",ro")?;
+        }
+        if self.direct != AutoSwitch::Auto {
+            write!(f, ",direct={}", self.direct)?;
+        }
+        if self.block_size != BlockSize::Auto {
+            write!(f, ",block-size={}", self.block_size)?;
+        }
+        if self.delay != Millis::new(0) {
+            write!(f, ",delay={}", self.delay)?;
+        }
+        if self.error_rate != ErrorRate(0) {
+            write!(f, ",error-rate={}", self.error_rate)?;
+        }
+        if let Some(id) = &self.id {
+            f.write_str(",id=")?;
+            write_escaped(f, id, &[',', '='])?;
+        }
+        Ok(())
     }
 }
 
-impl Value for ExportSpec {
-    const NAME: &'static str = "SPEC";
-}
-
-impl Serialize for ExportSpec {
-    /// Writes the map form.
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        print(self).serialize(serializer)
-    }
+/// The map form; see the fields of [`ExportSpec`].
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct ExportMap {
+    #[serde(default)]
+    name: Option<String>,
+    target: Target,
+    #[serde(default)]
+    ro: bool,
+    #[serde(default)]
+    direct: AutoSwitch,
+    #[serde(default)]
+    block_size: BlockSize,
+    #[serde(default)]
+    delay: Millis,
+    #[serde(default)]
+    error_rate: ErrorRate,
+    #[serde(default)]
+    id: Option<String>,
 }
 
 impl<'de> Deserialize<'de> for ExportSpec {
@@ -459,18 +514,57 @@ impl<'de> serde::de::Visitor<'de> for SpecVisitor {
     }
 
     fn visit_map<A: serde::de::MapAccess<'de>>(self, map: A) -> Result<ExportSpec, A::Error> {
-        let Keys(spec) = Keys::<ExportSpec>::deserialize(MapAccessDeserializer::new(map))?;
-        if spec.target == NO_TARGET {
-            return Err(serde::de::Error::missing_field("target"));
-        }
-        Ok(spec)
+        let map = ExportMap::deserialize(MapAccessDeserializer::new(map))?;
+        Ok(ExportSpec {
+            name: map.name,
+            target: map.target,
+            ro: map.ro,
+            direct: map.direct,
+            block_size: map.block_size,
+            delay: map.delay,
+            error_rate: map.error_rate,
+            id: map.id,
+        })
     }
 }
 
-text_values! {
-    Target, "TARGET", "a path, mem:SIZE or null:SIZE";
-    ErrorRate, "FRACTION", "a fraction from 0 to 1";
-    Id, "TEXT", "a text of 1 to 255 bytes";
+impl Serialize for Target {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Target {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserialize_text(deserializer, "a path, mem:SIZE or null:SIZE")
+    }
+}
+
+impl Serialize for BlockSize {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.bytes() {
+            None => serializer.serialize_str("auto"),
+            Some(bytes) => serializer.serialize_u32(bytes),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for BlockSize {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserialize_text(deserializer, "auto, 512 or 4096")
+    }
+}
+
+impl Serialize for ErrorRate {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for ErrorRate {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserialize_text(deserializer, "a fraction from 0 to 1")
+    }
 }
 
 #[cfg(test)]
