@@ -17,14 +17,14 @@ use rtrs_core::rt::{Clock, Inbox, Mailbox, PollPolicy, Ring, Sender, Shard, pin_
 use rtrs_core::time::{Duration, Instant, earliest};
 
 use crate::frontend::{FrontEnd, FrontRequest, FrontSocket, MakeFrontEnd, Place};
-use crate::machine::{ClientCore, EngineReport, Letter};
+use crate::machine::{ClientCore, ClientMessage, EngineReport};
 use crate::provide::Providers;
 use crate::session::device::SessionFailure;
 use crate::session::{Change, SessionConfig};
 
 /// Messages between the cores of a session, and to them.
 pub(crate) enum Mail {
-    Engine(Letter),
+    Engine(ClientMessage),
     /// For the front end.
     Socket(FrontSocket),
     /// Report what you did.
@@ -188,8 +188,8 @@ impl ClientShard {
         while let Some(mail) = self.inbox.take() {
             any = true;
             match mail {
-                Mail::Engine(letter) => {
-                    self.engine.handle_letter(now, letter, &mut self.fabrics);
+                Mail::Engine(message) => {
+                    self.engine.handle_message(now, message, &mut self.fabrics);
                     self.look_at_device(now);
                 }
                 Mail::Socket(socket) => self.front.take_socket(now, socket),
@@ -343,12 +343,12 @@ impl ClientShard {
         any
     }
 
-    /// Hands the engine's letters to the other cores. True when there was one.
+    /// Hands the engine's messages to the other cores. True when there was one.
     fn deliver(&mut self) -> bool {
         let mut any = false;
-        while let Some((core, letter)) = self.engine.take_letter() {
+        while let Some((core, message)) = self.engine.take_message() {
             any = true;
-            self.cores[core.index()].send(Mail::Engine(letter));
+            self.cores[core.index()].send(Mail::Engine(message));
         }
         any
     }

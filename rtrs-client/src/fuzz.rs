@@ -35,7 +35,7 @@ use rtrs_core::wire::{
 };
 
 use self::input::{Input, changed};
-use crate::machine::{ClientCore, Letter};
+use crate::machine::{ClientCore, ClientMessage};
 use crate::session::{
     Change, Failover, Leaving, NoPath, PathTarget, Policy, Rhythm, SessionConfig, SessionDevice,
 };
@@ -103,7 +103,7 @@ struct Server {
 struct Host {
     core: ClientCore,
     fabrics: Vec<Box<dyn Fabric>>,
-    inbox: VecDeque<Letter>,
+    inbox: VecDeque<ClientMessage>,
     device: Option<SessionDevice>,
     region: Arc<Region>,
     waiting: BTreeSet<u64>,
@@ -209,16 +209,16 @@ impl Rig {
     }
 
     fn turn(&mut self) -> bool {
-        let (now, mut busy, mut letters) = (self.world.now(), false, Vec::new());
+        let (now, mut busy, mut messages) = (self.world.now(), false, Vec::new());
         for host in &mut self.hosts {
             busy |= host.turn(now);
-            while let Some(letter) = host.core.take_letter() {
-                letters.push(letter);
+            while let Some(message) = host.core.take_message() {
+                messages.push(message);
             }
         }
-        for (to, letter) in letters {
+        for (to, message) in messages {
             busy = true;
-            self.hosts[to.index()].inbox.push_back(letter);
+            self.hosts[to.index()].inbox.push_back(message);
         }
         busy | self.server.turn(now)
     }
@@ -429,9 +429,9 @@ fn open_rsp() -> Vec<u8> {
 impl Host {
     fn turn(&mut self, now: Instant) -> bool {
         let mut busy = false;
-        while let Some(letter) = self.inbox.pop_front() {
+        while let Some(message) = self.inbox.pop_front() {
             busy = true;
-            self.core.handle_letter(now, letter, &mut self.fabrics);
+            self.core.handle_message(now, message, &mut self.fabrics);
             self.core.check();
         }
         busy |= self.fabrics[0].poll(now);

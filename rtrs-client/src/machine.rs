@@ -1,10 +1,10 @@
 //! One core of the client as a machine: its shard of the session, and on core 0 the home's part.
 //!
-//! Events of the core's providers and letters of other cores go in; work requests go to the
-//! providers, letters come out of [`ClientCore::take_letter`]. It does no IO of its own and reads
-//! no clock; a simulator runs it in virtual time. A turn is: letters, events,
+//! Events of the core's providers and messages of other cores go in; work requests go to the
+//! providers, messages come out of [`ClientCore::take_message`]. It does no IO of its own and reads
+//! no clock; a simulator runs it in virtual time. A turn is: messages, events,
 //! [`ClientCore::poll`], whoever uses the device, [`ClientCore::pump`], the providers' flush,
-//! letters out. Letters a core writes to itself never come out: they are handled within the call.
+//! messages out. Messages a core writes to itself never come out: they are handled within the call.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -27,9 +27,9 @@ use crate::session::status::PathStatus;
 use crate::session::{Change, Policy, SessionConfig, ToHome, ToShard};
 use crate::stats::ShardStats;
 
-/// A letter to another core, to be kept in order between each two cores.
+/// A message to another core, to be kept in order between each two cores.
 #[derive(Debug)]
-pub struct Letter(Content);
+pub struct ClientMessage(Content);
 
 #[derive(Debug)]
 enum Content {
@@ -82,7 +82,7 @@ pub struct ClientCore {
     session: Rc<RefCell<ShardSession>>,
     control: Option<SessionControl>,
     to_home: Vec<ToHome>,
-    away: VecDeque<(CoreIndex, Letter)>,
+    away: VecDeque<(CoreIndex, ClientMessage)>,
     opened: bool,
 }
 
@@ -159,9 +159,14 @@ impl ClientCore {
         self.session.borrow_mut().handle_closed(now, provider, qp, end, &mut self.to_home);
     }
 
-    /// Takes a letter.
-    pub fn handle_letter(&mut self, now: Instant, letter: Letter, fabrics: &mut [Box<dyn Fabric>]) {
-        match letter.0 {
+    /// Takes a message.
+    pub fn handle_message(
+        &mut self,
+        now: Instant,
+        message: ClientMessage,
+        fabrics: &mut [Box<dyn Fabric>],
+    ) {
+        match message.0 {
             Content::Shard(message) => self.on_shard_message(now, message, fabrics),
             Content::Home(message) => {
                 if let Some(control) = self.control.as_mut() {
@@ -200,12 +205,12 @@ impl ClientCore {
         busy || self.session.borrow().has_completions()
     }
 
-    /// The next letter to another core.
-    pub fn take_letter(&mut self) -> Option<(CoreIndex, Letter)> {
+    /// The next message to another core.
+    pub fn take_message(&mut self) -> Option<(CoreIndex, ClientMessage)> {
         self.away.pop_front()
     }
 
-    /// Handles letters to this core, lays letters to others aside.
+    /// Handles messages to this core, lays messages to others aside.
     fn deliver(&mut self, now: Instant, fabrics: &mut [Box<dyn Fabric>]) {
         loop {
             let mut again = false;
@@ -213,7 +218,9 @@ impl ClientCore {
                 again = true;
                 match self.control.as_mut() {
                     Some(control) => control.handle_message(now, message, fabrics),
-                    None => self.away.push_back((CoreIndex(0), Letter(Content::Home(message)))),
+                    None => {
+                        self.away.push_back((CoreIndex(0), ClientMessage(Content::Home(message))))
+                    }
                 }
             }
             let outbox = self.control.as_mut().map(SessionControl::take_outbox).unwrap_or_default();
@@ -222,7 +229,7 @@ impl ClientCore {
                 if to == self.core {
                     self.on_shard_message(now, message, fabrics);
                 } else {
-                    self.away.push_back((to, Letter(Content::Shard(message))));
+                    self.away.push_back((to, ClientMessage(Content::Shard(message))));
                 }
             }
             if !again {

@@ -1,6 +1,6 @@
 //! The cluster: cores of client and server, the world between them, one clock.
 //!
-//! A core turns as its driver would turn it: letters, events of its fabric, timers, whoever uses
+//! A core turns as its driver would turn it: messages, events of its fabric, timers, whoever uses
 //! the device, what is to be posted. After a turn in which anything happened it pauses for a
 //! time of the seed's choice, so that events pile up and the cores' turns interleave. `bounds.rs`
 //! is what has to hold at any moment, and what is left; `beside.rs` has other sessions.
@@ -485,9 +485,9 @@ impl Cluster {
         let now = self.world.now();
         let ClientHost { core, fabrics, inbox, work, pace } = &mut self.client[at];
         let mut busy = false;
-        while let Some(letter) = inbox.pop(now) {
+        while let Some(message) = inbox.pop(now) {
             busy = true;
-            core.handle_letter(now, letter, fabrics);
+            core.handle_message(now, message, fabrics);
         }
         busy |= fabrics[0].poll(now);
         while let Some(event) = fabrics[0].next_event() {
@@ -517,13 +517,13 @@ impl Cluster {
         if busy && pace.turns.is_multiple_of(16) {
             core.check();
         }
-        let mut letters = Vec::new();
-        while let Some(letter) = core.take_letter() {
-            letters.push(letter);
+        let mut messages = Vec::new();
+        while let Some(message) = core.take_message() {
+            messages.push(message);
         }
-        for (to, letter) in letters {
+        for (to, message) in messages {
             let takes = self.prng.duration(Duration::ZERO..=self.options.letter_max);
-            self.client[to.index()].inbox.push(now + takes, letter);
+            self.client[to.index()].inbox.push(now + takes, message);
         }
         if at == 0 && busy {
             self.note_paths(now);
@@ -547,8 +547,8 @@ impl Cluster {
     }
 
     fn turn_server(&mut self, at: usize) -> bool {
-        let (busy, letters) = self.server[at].turn(self.world.now());
-        for (to, mail) in letters {
+        let (busy, messages) = self.server[at].turn(self.world.now());
+        for (to, mail) in messages {
             // A core that is later than this may be too late for whoever connects.
             let max = self.options.server_letter_max;
             let max = if self.is_loaded { max } else { max.min(300 * MS) };

@@ -1,9 +1,9 @@
-//! The cores of both ends as the cluster keeps them, their letters, and what they are made with.
+//! The cores of both ends as the cluster keeps them, their messages, and what they are made with.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
-use rtrs_client::machine::{ClientCore, Letter};
+use rtrs_client::machine::{ClientCore, ClientMessage};
 use rtrs_client::{Failover, PathTarget, Rhythm, SessionConfig};
 use rtrs_core::fabric::Fabric;
 use rtrs_core::fabric::sim::sim_ip;
@@ -34,7 +34,7 @@ impl Pace {
     }
 }
 
-/// Letters on their way to a core, in order, each with the time of its arrival.
+/// Messages on their way to a core, in order, each with the time of its arrival.
 #[derive(Debug)]
 pub(super) struct Inbox<T>(VecDeque<(Instant, T)>);
 
@@ -43,16 +43,16 @@ impl<T> Inbox<T> {
         Self(VecDeque::new())
     }
 
-    pub(super) fn push(&mut self, at: Instant, letter: T) {
+    pub(super) fn push(&mut self, at: Instant, message: T) {
         let last = self.0.back().map_or(at, |(last, _)| *last);
-        self.0.push_back((at.max(last), letter));
+        self.0.push_back((at.max(last), message));
     }
 
     pub(super) fn pop(&mut self, now: Instant) -> Option<T> {
         if self.deadline()? > now {
             return None;
         }
-        self.0.pop_front().map(|(_, letter)| letter)
+        self.0.pop_front().map(|(_, message)| message)
     }
 
     pub(super) fn deadline(&self) -> Option<Instant> {
@@ -64,7 +64,7 @@ impl<T> Inbox<T> {
 pub(super) struct ClientHost {
     pub(super) core: ClientCore,
     pub(super) fabrics: Vec<Box<dyn Fabric>>,
-    pub(super) inbox: Inbox<Letter>,
+    pub(super) inbox: Inbox<ClientMessage>,
     pub(super) work: Workload,
     pub(super) pace: Pace,
 }
@@ -72,8 +72,8 @@ pub(super) struct ClientHost {
 impl ClientHost {
     /// When something is to be done even if nothing happens.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        let letters = earliest(self.inbox.deadline(), self.work.deadline());
-        earliest(self.core.deadline(), letters)
+        let messages = earliest(self.inbox.deadline(), self.work.deadline());
+        earliest(self.core.deadline(), messages)
     }
 }
 
@@ -86,7 +86,7 @@ pub(super) struct ServerHost {
 }
 
 impl ServerHost {
-    /// A turn of the core: whether anything happened, and its letters.
+    /// A turn of the core: whether anything happened, and its messages.
     pub(super) fn turn(&mut self, now: Instant) -> (bool, Vec<(CoreIndex, Message)>) {
         let Self { core, fabrics, inbox, pace } = self;
         let mut busy = false;
@@ -107,15 +107,15 @@ impl ServerHost {
         if busy && pace.turns.is_multiple_of(16) {
             core.check();
         }
-        let letters = std::iter::from_fn(|| core.take_message()).collect();
+        let messages = std::iter::from_fn(|| core.take_message()).collect();
         fabrics[0].flush(now);
-        (busy, letters)
+        (busy, messages)
     }
 
     /// When something is to be done even if nothing happens.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        let letters = earliest(self.core.deadline(), self.inbox.deadline());
-        earliest(letters, self.fabrics[0].deadline())
+        let messages = earliest(self.core.deadline(), self.inbox.deadline());
+        earliest(messages, self.fabrics[0].deadline())
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use rtrs_client::machine::{ClientCore, Letter};
+use rtrs_client::machine::{ClientCore, ClientMessage};
 use rtrs_core::fabric::Fabric;
 use rtrs_core::fabric::sim::sim_ip;
 use rtrs_core::ids::{CoreIndex, SessionId};
@@ -19,7 +19,7 @@ use super::Cluster;
 struct IdleCore {
     core: ClientCore,
     fabrics: Vec<Box<dyn Fabric>>,
-    inbox: Inbox<Letter>,
+    inbox: Inbox<ClientMessage>,
 }
 
 impl IdleCore {
@@ -27,13 +27,13 @@ impl IdleCore {
         earliest(self.core.deadline(), self.inbox.deadline())
     }
 
-    /// Turns it as its driver would. Returns its letters, and whether anything happened.
-    fn turn(&mut self, now: Instant) -> (Vec<(CoreIndex, Letter)>, bool) {
+    /// Turns it as its driver would. Returns its messages, and whether anything happened.
+    fn turn(&mut self, now: Instant) -> (Vec<(CoreIndex, ClientMessage)>, bool) {
         let Self { core, fabrics, inbox } = self;
         let mut busy = false;
-        while let Some(letter) = inbox.pop(now) {
+        while let Some(message) = inbox.pop(now) {
             busy = true;
-            core.handle_letter(now, letter, fabrics);
+            core.handle_message(now, message, fabrics);
         }
         busy |= fabrics[0].poll(now);
         while let Some(event) = fabrics[0].next_event() {
@@ -43,11 +43,11 @@ impl IdleCore {
         busy |= core.poll(now, fabrics);
         busy |= core.pump(now, fabrics);
         fabrics[0].flush(now);
-        let mut letters = Vec::new();
-        while let Some(letter) = core.take_letter() {
-            letters.push(letter);
+        let mut messages = Vec::new();
+        while let Some(message) = core.take_message() {
+            messages.push(message);
         }
-        (letters, busy)
+        (messages, busy)
     }
 }
 
@@ -132,11 +132,11 @@ impl Cluster {
         let letter_max = self.options.letter_max;
         for cores in self.beside.leaving.iter_mut().chain([&mut self.beside.rival]) {
             for at in 0..cores.len() {
-                let (letters, busy) = cores[at].turn(now);
+                let (messages, busy) = cores[at].turn(now);
                 any |= busy;
-                for (to, letter) in letters {
+                for (to, message) in messages {
                     let takes = self.prng.duration(Duration::ZERO..=letter_max);
-                    cores[to.index()].inbox.push(now + takes, letter);
+                    cores[to.index()].inbox.push(now + takes, message);
                 }
             }
         }

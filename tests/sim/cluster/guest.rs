@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use nbd_bridge::{Group, Seat};
-use rtrs_client::machine::{ClientCore, Letter};
+use rtrs_client::machine::{ClientCore, ClientMessage};
 use rtrs_client::{PathTarget, SessionConfig, SessionDevice};
 use rtrs_core::block::{BlockDevice, Io, IoFlags, IoOp};
 use rtrs_core::fabric::Fabric;
@@ -39,7 +39,7 @@ const CORE: usize = 0x7e;
 pub(super) struct Guest {
     core: ClientCore,
     fabrics: Vec<Box<dyn Fabric>>,
-    inbox: Inbox<Letter>,
+    inbox: Inbox<ClientMessage>,
     device: Option<SessionDevice>,
     /// In runs in which it writes.
     work: Option<(Workload, Oracle)>,
@@ -144,9 +144,9 @@ impl Guest {
     pub(super) fn turn(&mut self, now: Instant) -> Result<bool, Failure> {
         let Self { core, fabrics, inbox, .. } = self;
         let mut busy = false;
-        while let Some(letter) = inbox.pop(now) {
+        while let Some(message) = inbox.pop(now) {
             busy = true;
-            core.handle_letter(now, letter, fabrics);
+            core.handle_message(now, message, fabrics);
         }
         busy |= fabrics[0].poll(now);
         while let Some(event) = fabrics[0].next_event() {
@@ -170,8 +170,8 @@ impl Guest {
         }
         busy |= self.core.pump(now, &mut self.fabrics);
         self.fabrics[0].flush(now);
-        while let Some((_, letter)) = self.core.take_letter() {
-            self.inbox.push(now + MS / 10, letter);
+        while let Some((_, message)) = self.core.take_message() {
+            self.inbox.push(now + MS / 10, message);
         }
         Ok(busy)
     }

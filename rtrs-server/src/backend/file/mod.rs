@@ -158,8 +158,8 @@ impl BlockSource for FileSource {
         Ok(Box::new(FileDevice::new(&self.shared, ring)?))
     }
 
-    /// Past the page cache every write gets its own error. That a file was cut short one flush is
-    /// told of, whichever comes first.
+    /// Past the page cache every write gets its own error. A cut file is reported to one flush,
+    /// whichever comes first.
     fn shared_errors(&self) -> SharedErrors {
         if self.is_direct() || self.shared.in_memory {
             SharedErrors::Flushes
@@ -174,7 +174,7 @@ impl BlockSource for FileSource {
         }
         self.shared.examine();
         if self.shared.is_cut_untold() {
-            return Err(io::Error::other("it was made shorter, and no flush has told of that"));
+            return Err(io::Error::other("it was made shorter, and no flush has reported that"));
         }
         if self.shared.in_memory {
             return Ok(());
