@@ -17,7 +17,7 @@ use rtrs_core::fabric::{
 };
 use rtrs_core::ids::{QpNum, Rkey};
 use rtrs_core::mem::Region;
-use rtrs_core::rt::{Clock, PollPolicy, Ring, Shard, run};
+use rtrs_core::rt::{Clock, Inbox, PollPolicy, Ring, Shard, run};
 use rtrs_core::time::{Duration, Instant};
 
 const NOWHERE: RemoteMem = RemoteMem { addr: 0, rkey: Rkey(0) };
@@ -95,6 +95,8 @@ impl Side {
 }
 
 impl Shard for Side {
+    type Message = ();
+
     fn turn(&mut self, now: Instant) -> bool {
         let busy = self.fabric.poll(now);
         while let Some(event) = self.fabric.next_event() {
@@ -115,13 +117,9 @@ impl Shard for Side {
     fn is_done(&self) -> bool {
         self.closed == self.connections
     }
-    fn has_mail(&self) -> bool {
-        false
+    fn inbox(&mut self) -> Option<&mut Inbox<()>> {
+        None
     }
-    fn prepare_sleep(&mut self) -> bool {
-        true
-    }
-    fn awake(&mut self) {}
 }
 
 #[derive(Clone)]
@@ -202,10 +200,11 @@ fn side(plan: &Plan, meet: Result<(SocketAddr, RemoteMem), mpsc::Sender<(SocketA
         pd,
     };
     match meet {
-        Err(tell) => {
+        Err(sender) => {
             let address = side.fabric.listen(listen).expect("listen");
             let base = side.registration.base();
-            tell.send((address, RemoteMem { addr: base, rkey: side.registration.rkey() }))
+            sender
+                .send((address, RemoteMem { addr: base, rkey: side.registration.rkey() }))
                 .expect("the other side waits");
         }
         Ok((remote, target)) => {
@@ -266,12 +265,12 @@ fn main() {
         connections: number(3, 1),
         carrier,
     };
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let server = {
         let plan = plan.clone();
-        std::thread::spawn(move || side(&plan, Err(tell)))
+        std::thread::spawn(move || side(&plan, Err(sender)))
     };
-    let meeting = told.recv().expect("the target listens");
+    let meeting = receiver.recv().expect("the target listens");
     side(&plan, Ok(meeting));
     server.join().expect("the target ends");
 }

@@ -1,9 +1,9 @@
 //! `BlockDevice`: the one trait in the middle.
 //!
 //! A file backend is a `BlockDevice`, a client session is one, a wrapper around either is one.
-//! nbd-bridge serves any of them over NBD, rtrs-server serves any of them over RTRS. Each core
+//! nbd-bridge serves any of them over NBD, rtrs-server serves any of them over RTRS. Each shard
 //! has its own object for a device and there are no locks between them: a [`BlockSource`] is the
-//! shareable description from which every core opens its own [`BlockDevice`].
+//! shareable description from which every shard opens its own [`BlockDevice`].
 //!
 //! Contract: `submit` takes an [`Io`] or gives it back when the device is full; each accepted IO
 //! yields exactly one [`Completion`] with its tag, in any order. The buffer stays untouched by
@@ -49,7 +49,7 @@ pub struct IoFlags {
 /// One IO on its way to a device.
 #[derive(Clone, Debug)]
 pub struct Io {
-    /// Chosen by the submitter, returned in the completion, not judged.
+    /// Chosen by the submitter, returned in the completion, not validated.
     pub tag: u64,
     /// What to do.
     pub op: IoOp,
@@ -73,7 +73,7 @@ pub struct Completion {
 }
 
 /// Size, limits and abilities of a device. Byte units unless the name says otherwise.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Geometry {
     /// Size of the device in bytes; a multiple of `logical_block`.
     pub size: u64,
@@ -91,7 +91,7 @@ pub struct Geometry {
     pub read_only: bool,
     /// There is a volatile cache: completed writes need a flush to be durable.
     pub write_cache: bool,
-    /// `IoFlags::fua` is honoured.
+    /// `IoFlags::fua` is honored.
     pub fua: bool,
     /// `IoOp::Discard` is accepted and does something.
     pub discard: bool,
@@ -105,7 +105,7 @@ pub struct Geometry {
     pub write_zeroes: bool,
     /// Write zeroes is quicker than writing zeroes (holes).
     pub fast_zero: bool,
-    /// Seeks are dear (spinning disk).
+    /// Seeks are slow (spinning disk).
     pub rotational: bool,
 }
 
@@ -119,20 +119,13 @@ impl Geometry {
             io_max: 32 << 20,
             discard_max: 1 << 30,
             zeroes_max: 1 << 30,
-            read_only: false,
             write_cache: true,
             fua: true,
-            discard: false,
-            discard_granularity: 0,
-            discard_alignment: 0,
-            secure_discard: false,
-            write_zeroes: false,
-            fast_zero: false,
-            rotational: false,
+            ..Self::default()
         }
     }
 
-    /// Judges an IO against this geometry: range, alignment, buffer, read-only, abilities.
+    /// Validates an IO against this geometry: range, alignment, buffer, read-only, abilities.
     /// `Ok` means that a device may run it as it is.
     pub fn check(&self, io: &Io) -> IoStatus {
         if io.op == IoOp::Flush {
@@ -166,28 +159,28 @@ impl Geometry {
     }
 }
 
-/// What a core gives a device that opens on it.
+/// What a shard gives a device that opens on it.
 #[derive(Clone, Debug)]
 pub struct Core {
-    /// Which core of this process, from 0.
+    /// Which shard of this process, from 0.
     pub index: CoreIndex,
-    /// The core's ring. None in the simulator, where only memory devices run.
+    /// The shard's ring. None in the simulator, where only memory devices run.
     pub ring: Option<Rc<Ring>>,
     /// For a device whose operations end on another thread.
     pub wake: WakeHandle,
 }
 
 impl Core {
-    /// A core that polls its devices and has no ring, as in the simulator.
+    /// A shard that polls its devices and has no ring, as in the simulator.
     pub fn without_ring(index: CoreIndex) -> Self {
         Self { index, ring: None, wake: WakeHandle::idle() }
     }
 }
 
-/// Makes a core poll its devices soon, from any thread.
+/// Makes a shard poll its devices soon, from any thread.
 ///
 /// A device that has completed something on another thread puts that where its `poll` finds it, and
-/// wakes then: the core may be asleep. No `deadline` is needed for that.
+/// wakes then: the shard may be asleep. No `deadline` is needed for that.
 #[derive(Clone)]
 pub struct WakeHandle(Arc<dyn Fn() + Send + Sync>);
 
@@ -197,12 +190,12 @@ impl WakeHandle {
         Self(Arc::new(wake))
     }
 
-    /// Of a core that polls its devices whether it is woken or not.
+    /// Of a shard that polls its devices whether it is woken or not.
     pub fn idle() -> Self {
         Self::new(|| {})
     }
 
-    /// Has the core poll its devices after this call.
+    /// Has the shard poll its devices after this call.
     pub fn wake(&self) {
         (self.0)();
     }
@@ -214,7 +207,7 @@ impl fmt::Debug for WakeHandle {
     }
 }
 
-/// One core's queue of a block device.
+/// One shard's queue of a block device.
 pub trait BlockDevice: fmt::Debug {
     /// Size, limits and abilities.
     fn geometry(&self) -> &Geometry;
@@ -225,8 +218,7 @@ pub trait BlockDevice: fmt::Debug {
     ///
     /// # Errors
     /// The system's error when memory cannot be registered.
-    fn attach_region(&mut self, region: &Arc<Region>) -> std::io::Result<()> {
-        let _ = region;
+    fn attach_region(&mut self, _region: &Arc<Region>) -> std::io::Result<()> {
         Ok(())
     }
 
@@ -244,16 +236,14 @@ pub trait BlockDevice: fmt::Debug {
 
     /// Takes back what has certainly not begun of the IOs whose tags fit: such an IO ends with
     /// `Aborted`, and one that has begun in part begins nothing more. A device may ignore it.
-    fn cancel(&mut self, fits: &dyn Fn(u64) -> bool) {
-        let _ = fits;
-    }
+    fn cancel(&mut self, _fits: &dyn Fn(u64) -> bool) {}
 
     /// Accepted and not yet reaped.
     fn inflight(&self) -> usize;
 
-    /// Takes over telling users of losses, for who answers flushes of several. From then on a
-    /// flush of this device ends as the device ended it, and its user is told by
-    /// [`Losses::judge`]. None where flushes tell all there is to be told.
+    /// Hands over the reporting of losses, to a caller that answers flushes of several users. A
+    /// later flush of this device ends as the device ended it, and [`Losses::judge`] reports
+    /// losses to its user. None where the flushes themselves report everything.
     fn take_losses(&mut self) -> Option<Arc<Losses>> {
         None
     }
@@ -267,7 +257,7 @@ pub trait BlockDevice: fmt::Debug {
 /// Which syncs (flushes, and writes with FUA) may take the report of a lost write from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SharedErrors {
-    /// None: each is told all that concerns it.
+    /// None: each sync gets every error that concerns it.
     None,
     /// A flush may, from another flush.
     Flushes,
@@ -275,7 +265,7 @@ pub enum SharedErrors {
     Syncs,
 }
 
-/// A device that every core can open for itself.
+/// A device that every shard can open for itself.
 pub trait BlockSource: Send + Sync + fmt::Debug {
     /// Size, limits and abilities.
     fn geometry(&self) -> Geometry;
@@ -291,14 +281,14 @@ pub trait BlockSource: Send + Sync + fmt::Debug {
         SharedErrors::Syncs
     }
 
-    /// Opens this core's queue.
+    /// Opens this shard's queue.
     ///
     /// # Errors
     /// The system's error when the device cannot be opened.
     fn open(&self, core: &Core) -> std::io::Result<Box<dyn BlockDevice>>;
 
-    /// Makes durable what was written on any core, and returns when that is done: it may wait for
-    /// the disk, so no core calls it. An error here takes none away from a later flush. Nothing to
+    /// Makes durable what was written on any shard, and returns when that is done: it may wait for
+    /// the disk, so no shard calls it. An error here takes none away from a later flush. Nothing to
     /// do where nothing is durable.
     ///
     /// # Errors

@@ -8,10 +8,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest, Sha256};
 
-use crate::config::deserialize_text;
 use crate::ids::SessionId;
 
 /// The first 16 bytes of a SHA-256 over `parts`. Each has its length before it, so that no two
@@ -32,7 +30,7 @@ fn hash(parts: &[&[u8]]) -> [u8; 16] {
 pub struct ServerId([u8; 16]);
 
 impl ServerId {
-    /// The id of a host, from its /etc/machine-id. The machine id itself is not told to anybody,
+    /// The id of a host, from its /etc/machine-id. The machine id itself is not disclosed,
     /// as its manual page demands.
     pub fn of_machine(machine_id: &[u8]) -> Self {
         Self(hash(&[b"rtrs server machine", machine_id]))
@@ -68,7 +66,7 @@ pub enum Comparison {
     Same,
     /// Two exports.
     Different,
-    /// Both are weak and of two boots: nothing can be said.
+    /// Both are weak and of two boots: not known.
     Unknown,
 }
 
@@ -223,7 +221,10 @@ impl fmt::Display for Identity {
 
 /// What is wrong with the text of an identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("an identity is SERVER/EXPORT, each 32 hexadecimal digits, or - where there is none")]
+#[error(
+    "an identity is SERVER/EXPORT as status prints it: each 32 hex digits (EXPORT may end in \
+     :weak), or -"
+)]
 pub struct IdentityError;
 
 fn parse_hex(text: &str) -> Result<[u8; 16], IdentityError> {
@@ -247,18 +248,6 @@ impl FromStr for Identity {
             None => Some(ExportId::from_bytes(parse_hex(export)?, false)),
         };
         Ok(Self { server, export })
-    }
-}
-
-impl Serialize for Identity {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Identity {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserialize_text(deserializer, "an identity, SERVER/EXPORT")
     }
 }
 

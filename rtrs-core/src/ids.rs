@@ -74,16 +74,27 @@ number! {
     ChunkIndex, u16
 }
 number! {
-    /// A core (shard) of this process, from 0.
+    /// A shard of this process, from 0.
     CoreIndex, u16
 }
 number! {
-    /// A queue pair of this core's provider. Never reused while an event of it may be on its way.
+    /// Which of a shard's providers.
+    ProviderIndex, u8
+}
+number! {
+    /// A queue pair of this shard's provider. Never reused while an event of it may be on its way.
     QpNum, u32
 }
 number! {
     /// The key a peer needs to reach registered memory.
     Rkey, u32
+}
+
+impl ProviderIndex {
+    /// Those of a shard that has so many.
+    pub fn all(count: usize) -> impl Iterator<Item = Self> + use<> {
+        (0..u8::try_from(count).unwrap_or(u8::MAX)).map(Self)
+    }
 }
 
 impl From<PermitId> for ChunkIndex {

@@ -5,12 +5,11 @@
 //! (`fabric/verbs/sys/cm.rs`, `fabric/verbs/sys/cq.rs`, `fabric/verbs/sys/device.rs`,
 //! `fabric/verbs/sys/qp.rs`, `fabric/verbs/sys/queue.rs`), and around single system calls
 //! (`rt/mailbox.rs`, `rt/affinity.rs`, `rt/clock.rs`, `rt/process.rs`, `rt/blkdev.rs`,
-//! `rt/socket.rs`), and nowhere else; `tests/tidy.rs` holds the list.
+//! `rt/socket.rs`), and nowhere else; `tests/tidy/main.rs` holds the list.
 
 #![deny(unsafe_code)]
 
 pub mod block;
-pub mod config;
 pub mod fabric;
 pub mod identity;
 pub mod ids;
@@ -25,9 +24,12 @@ pub mod prng;
 pub mod proto;
 #[allow(unsafe_code)]
 pub mod rt;
+pub mod settings;
 #[cfg(any(test, feature = "test-util"))]
 pub mod skip;
 pub mod status;
 pub mod sync;
+#[cfg(any(test, feature = "test-util"))]
+pub mod tests;
 pub mod time;
 pub mod wire;

@@ -2,7 +2,7 @@
 //!
 //! The constants are those of the Linux modules `rtrs` and `rnbd` (docs/PROTOCOL.md, constants);
 //! the assertions at the end of the list hold them together at build time. [`Limits`] is a queue
-//! depth and a chunk size that have been judged: servers make one from their configuration,
+//! depth and a chunk size that have been validated: servers make one from their configuration,
 //! clients from what a server announces. Everything that multiplies, shifts or indexes by the
 //! two numbers takes a `Limits` or relies on its promises.
 
@@ -37,16 +37,10 @@ pub const TCP_CONNS_PER_PATH_MAX: u16 = (CONNECTION_BUFFERS_MAX / TCP_CONNECTION
 pub const PATHS_PER_SESSION_MAX: usize = 128;
 /// Segments of one read or write of the kernel's client, 4 KiB each.
 pub const SEGMENTS_MAX: u16 = 128;
-/// Receives that the kernel keeps posted on a service connection.
-pub const SERVICE_QUEUE_DEPTH: u32 = 512;
 /// Bytes of a name on the wire, the terminating NUL included.
 pub const NAME_FIELD_LEN: usize = 255;
 /// Bytes of a name at most, without the NUL.
 pub const NAME_LEN_MAX: usize = NAME_FIELD_LEN - 1;
-/// Milliseconds between heartbeats of the kernel.
-pub const HEARTBEAT_MS_DEFAULT: u64 = 5000;
-/// Heartbeats the kernel lets pass unanswered before it gives a path up.
-pub const HEARTBEAT_MISSED_MAX: u32 = 5;
 /// Bytes of a sector, the unit of every position and size in RNBD, whatever the block size.
 pub const SECTOR_SIZE: u32 = 512;
 
@@ -85,7 +79,7 @@ impl Limits {
     pub const DEFAULT: Self =
         Self { queue_depth: QUEUE_DEPTH_DEFAULT as u16, chunk_size: CHUNK_SIZE_DEFAULT };
 
-    /// Judges a queue depth (chunks) and a chunk size (bytes).
+    /// Validates a queue depth (chunks) and a chunk size (bytes).
     ///
     /// # Errors
     /// Which number is wrong and what would fit.
@@ -148,7 +142,7 @@ impl Default for Limits {
     }
 }
 
-/// Most chunks of that size that the immediate can number; `chunk_size` has been judged.
+/// Most chunks of that size that the immediate can number; `chunk_size` has been validated.
 const fn depth_max(chunk_size: u32) -> u32 {
     let by_rule = 1u32 << (IMM_PAYLOAD_BITS - ceil_log2(chunk_size));
     if by_rule > QUEUE_DEPTH_MAX { QUEUE_DEPTH_MAX } else { by_rule }

@@ -1,25 +1,25 @@
-//! Losses of acknowledged writes, and which user of a device has heard of them.
+//! Losses of acknowledged writes, and which users of a device got a report of them.
 //!
 //! A user is whoever counts on a flush: an NBD connection, or a kernel device with all its
-//! sockets. Each hears of each loss once, by a flush that fails, whoever else heard of it before.
-//! It is told whoever wrote what was lost: where several connections show one device
-//! (NBD's CAN_MULTI_CONN), a good flush on one of them vouches for the writes of all. A user that
-//! comes begins with the losses that the device's last good flush knew of, so a client that
-//! connects again is told what its last connection was not.
+//! sockets. Each user gets one failed flush for each loss, whatever other users got. It does not
+//! matter which user wrote what was lost: where several connections show one device
+//! (NBD's CAN_MULTI_CONN), a good flush on one of them covers the writes of all. A new user
+//! starts with the losses that the device's last good flush covered, so a client that reconnects
+//! still gets a loss that was not reported on its last connection.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::status::IoStatus;
 
-/// The losses of one device, shared by all cores.
+/// The losses of one device, shared by all shards.
 #[derive(Debug, Default)]
 pub struct Losses {
     count: AtomicU64,
     /// All of these were known at the last good flush.
     settled: AtomicU64,
-    /// The highest that any user was told of.
-    told: AtomicU64,
-    /// What the user without a connection of its own was told: a kernel device, a benchmark.
+    /// The highest count reported to any user.
+    reported: AtomicU64,
+    /// The count reported to the user that has no connection: a kernel device, a benchmark.
     common: AtomicU64,
 }
 
@@ -34,41 +34,41 @@ impl Losses {
         self.count.load(Ordering::SeqCst)
     }
 
-    /// What a user begins with that comes now.
+    /// The count that a new user starts with.
     pub fn settled(&self) -> u64 {
         self.settled.load(Ordering::SeqCst)
     }
 
-    /// What the common user was told.
+    /// The count reported to the common user.
     pub fn common(&self) -> u64 {
         self.common.load(Ordering::SeqCst)
     }
 
-    /// The common user was told so many.
-    pub fn tell_common(&self, told: u64) {
-        self.common.fetch_max(told, Ordering::SeqCst);
+    /// Records the count reported to the common user.
+    pub fn report_common(&self, reported: u64) {
+        self.common.fetch_max(reported, Ordering::SeqCst);
     }
 
-    /// True when some user was told of each loss.
-    pub fn are_told(&self) -> bool {
-        self.told.load(Ordering::SeqCst) >= self.count()
+    /// True when each loss was reported to some user.
+    pub fn all_reported(&self) -> bool {
+        self.reported.load(Ordering::SeqCst) >= self.count()
     }
 
-    /// A flush has ended whose user had been told of `told` losses when it was submitted. Returns
-    /// how it ends for that user, and how many losses that tells of.
-    pub fn judge(&self, status: IoStatus, told: u64) -> (IoStatus, u64) {
+    /// Judges a flush that ended; its user had `reported` losses when it was submitted. Returns how
+    /// the flush ends for that user, and the count then reported to it.
+    pub fn judge(&self, status: IoStatus, reported: u64) -> (IoStatus, u64) {
         let count = self.count();
-        let once = crate::mutated!(LossSaidOnce).then(|| self.told.load(Ordering::SeqCst));
-        let known = count <= once.unwrap_or(told) || crate::mutated!(LossUnsaid);
+        let once = crate::mutated!(LossSaidOnce).then(|| self.reported.load(Ordering::SeqCst));
+        let known = count <= once.unwrap_or(reported) || crate::mutated!(LossUnsaid);
         match status {
             IoStatus::Ok if known => {
-                self.settled.fetch_max(told, Ordering::SeqCst);
-                (status, told)
+                self.settled.fetch_max(reported, Ordering::SeqCst);
+                (status, reported)
             }
             // It did not reach the device: that says nothing about what was written.
-            IoStatus::Aborted | IoStatus::TimedOut => (status, told),
+            IoStatus::Aborted | IoStatus::TimedOut => (status, reported),
             _ => {
-                self.told.fetch_max(count, Ordering::SeqCst);
+                self.reported.fetch_max(count, Ordering::SeqCst);
                 (if status.is_ok() { IoStatus::Io } else { status }, count)
             }
         }
@@ -84,16 +84,16 @@ mod tests {
         let losses = Losses::default();
         let (mut a, mut b) = (losses.settled(), losses.settled());
         let flush = |user: &mut u64, status| {
-            let (status, told) = losses.judge(status, *user);
-            *user = told;
+            let (status, reported) = losses.judge(status, *user);
+            *user = reported;
             status
         };
         assert_eq!(flush(&mut a, IoStatus::Ok), IoStatus::Ok);
         losses.add();
-        assert!(!losses.are_told());
+        assert!(!losses.all_reported());
         assert_eq!(flush(&mut b, IoStatus::TimedOut), IoStatus::TimedOut);
         assert_eq!(flush(&mut b, IoStatus::NoSpace), IoStatus::NoSpace);
-        assert!(losses.are_told());
+        assert!(losses.all_reported());
         let mut late = losses.settled();
         assert_eq!(flush(&mut a, IoStatus::Ok), IoStatus::Io);
         for user in [&mut a, &mut b] {

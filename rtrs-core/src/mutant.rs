@@ -54,7 +54,7 @@ mutants! {
     DeferredByStart = "deferred-by-start",
     /// A session that has ended gives its exports back while its block IO runs.
     SessionGoneEarly = "session-gone-early",
-    /// FENCE is answered while cores still serve the path.
+    /// FENCE is answered while shards still serve the path.
     FenceBeforeStopped = "fence-before-stopped",
     /// FENCE is answered and the path goes on.
     FenceWithoutEnd = "fence-without-end",
@@ -82,7 +82,7 @@ mutants! {
     UpBeforeFence = "up-before-fence",
     /// An IO ends with an error before the path that it was sent on is fenced off.
     GivenUpBeforeFence = "given-up-before-fence",
-    /// The cores of a client use the same permits.
+    /// The shards of a client use the same permits.
     PermitsShared = "permits-shared",
     /// A flush covers what was acknowledged after it was sent.
     FlushCoversLater = "flush-covers-later",

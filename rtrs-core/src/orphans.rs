@@ -1,4 +1,4 @@
-//! Orphaned writes: what may still change a device although whoever asked for it is gone.
+//! Orphaned writes: writes that may still change a device although their requester is gone.
 //!
 //! A later request for the same bytes must not run before such a write has ended, or it would be
 //! undone, or contradicted, by an older one. The server keeps a table of what the paths that it

@@ -1,5 +1,5 @@
 //! The `tcp` provider passes the suite over loopback, with and without checksums, and with
-//! the three cores of a harness on rings of their own.
+//! the three shards of a harness on rings of their own.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::rc::Rc;

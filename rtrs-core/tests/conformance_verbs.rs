@@ -43,7 +43,7 @@ fn listen_ip() -> Result<IpAddr, String> {
         .ok_or_else(|| "no RDMA device".to_owned())
 }
 
-/// The three cores of a harness.
+/// The three shards of a harness.
 struct Cores {
     /// First: the queue pairs of a fabric go before its ring does.
     a: VerbsFabric,
@@ -260,7 +260,7 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("our descriptors").count()
 }
 
-/// Goodbyes that the peer has not confirmed are kept for the close timeout at most.
+/// PendingDreqs that the peer has not confirmed are kept for the close timeout at most.
 fn quiet(cores: &mut Cores) {
     let until = Clock.now() + options().close_timeout + Duration::from_millis(100);
     while Clock.now() < until {
@@ -367,7 +367,7 @@ fn a_peer_cannot_invalidate_a_window_of_type_1() {
     let op = WrOp::Send { imm: None, invalidate: Some(window.rkey()) };
     let wr = WorkRequest { wr_id: 3, op, sges: SgeList::EMPTY, signaled: true };
     cores.b.post_send(b.qp, wr).expect("a send");
-    // The end that was asked refuses it; what its peer is told differs between devices.
+    // The end that was asked refuses it; what its peer gets differs between devices.
     let reason = wait(cores, "the end", |side, event| match (side, event) {
         (Side::A, FabricEvent::Closed { reason, .. }) => Some(reason),
         _ => None,

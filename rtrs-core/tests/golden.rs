@@ -77,7 +77,7 @@ impl Vectors {
         self.check(name, message.clone(), &bytes, InfoRsp::decode);
     }
 
-    /// A tail of a chunk, found and judged as a server does it.
+    /// A tail of a chunk, found and validated as a server does it.
     fn tail<'a>(&'a self, name: &str, data_len: u32, message_len: usize) -> UserMessage<'a> {
         let bytes = self.get(name);
         let (user, message) = bytes.split_at(bytes.len() - message_len);
@@ -154,7 +154,7 @@ fn check_handshake(vectors: &Vectors) {
 }
 
 fn check_export(vectors: &Vectors) {
-    let info = SessInfo::new();
+    let info = SessInfo::default();
     vectors.check("sess_info", info, info.encode(), SessInfo::decode);
     let rsp = SessInfoRsp::answer(info);
     vectors.check("sess_info_rsp", rsp, rsp.encode(), SessInfoRsp::decode);
@@ -223,7 +223,7 @@ fn check_io(vectors: &Vectors) {
 
 fn check_tails(vectors: &Vectors) {
     let info = vectors.tail("tail_sess_info", 36, ReadMsg::LEN_MAX);
-    assert_eq!(info, UserMessage::SessInfo(SessInfo::new()));
+    assert_eq!(info, UserMessage::SessInfo(SessInfo::default()));
     let open = UserMessage::Open { access: AccessMode::ReadWrite, dev_name: b"/dev/loop0" };
     assert_eq!(vectors.tail("tail_open", 56, ReadMsg::LEN_MAX), open);
     let close = UserMessage::Close(Close { device_id: 0 });

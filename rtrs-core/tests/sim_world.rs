@@ -19,7 +19,7 @@ use rtrs_core::time::{Duration, Instant};
 
 const LIMITS: QpLimits = QpLimits { send_max: 16, recv_max: 16 };
 
-/// A server with two addresses, a client with two addresses, one core each.
+/// A server with two addresses, a client with two addresses, one shard each.
 struct Setup {
     world: World,
     nodes: [NodeId; 2],

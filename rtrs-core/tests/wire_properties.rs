@@ -132,6 +132,7 @@ proptest! {
             write_cache: mode > 1,
             cache_id: nsectors.rotate_left(7),
             volatile: mode == 1,
+            fast_zero: mode != 1,
         };
         prop_assert_eq!(OpenRsp::decode(&rsp.encode()), Ok(rsp));
     }

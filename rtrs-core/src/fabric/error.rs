@@ -1,6 +1,5 @@
 //! Why the fabric could not do something, and why a connection ended.
 
-use std::fmt;
 use std::io;
 
 /// A refused call.
@@ -40,31 +39,24 @@ impl FabricError {
 }
 
 /// Why a connection ended or never came about.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CloseReason {
     /// We closed it.
+    #[error("closed by us")]
     Local,
     /// The peer closed it in order.
+    #[error("closed by the peer")]
     Peer,
     /// The transport lost it (reset, unreachable, end of stream inside a frame).
+    #[error("connection lost: {0}")]
     Lost(String),
     /// No answer within the bound.
+    #[error("timed out")]
     TimedOut,
     /// The peer broke the protocol; we ended it.
+    #[error("protocol error of the peer: {0}")]
     Protocol(String),
     /// The peer says that we broke the protocol, and ended it.
+    #[error("terminated by the peer: {0}")]
     PeerTerminated(String),
-}
-
-impl fmt::Display for CloseReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Local => f.write_str("closed by us"),
-            Self::Peer => f.write_str("closed by the peer"),
-            Self::Lost(what) => write!(f, "connection lost: {what}"),
-            Self::TimedOut => f.write_str("timed out"),
-            Self::Protocol(what) => write!(f, "protocol error of the peer: {what}"),
-            Self::PeerTerminated(what) => write!(f, "terminated by the peer: {what}"),
-        }
-    }
 }

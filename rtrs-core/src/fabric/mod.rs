@@ -1,9 +1,9 @@
 //! The provider traits and their contract.
 //!
-//! The fabric has the shape of verbs. A [`Fabric`] is one core's view of a provider: its queue
-//! pairs, its completions, its connection events; it is used from that core's thread only. A
-//! [`ProtectionDomain`] is shared between cores: memory registered in it is reachable through
-//! every queue pair made in it, on any core.
+//! The fabric has the shape of verbs. A [`Fabric`] is one shard's view of a provider: its queue
+//! pairs, its completions, its connection events; it is used from that shard's thread only. A
+//! [`ProtectionDomain`] is shared between shards: memory registered in it is reachable through
+//! every queue pair made in it, on any shard.
 //!
 //! Contract, the same for every provider and checked by `conformance.rs`:
 //! - **Order.** Work requests of one queue pair take effect at the peer in posting order. When a
@@ -27,6 +27,7 @@
 pub mod conformance;
 pub mod error;
 pub mod iwarp;
+mod qp_table;
 pub mod rdma;
 #[cfg(any(test, feature = "test-util"))]
 pub mod sim;
@@ -75,6 +76,12 @@ impl PrivateData {
     /// The bytes.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
+    }
+}
+
+impl Default for PrivateData {
+    fn default() -> Self {
+        Self::EMPTY
     }
 }
 
@@ -183,9 +190,19 @@ pub trait ProtectionDomain: Send + Sync + fmt::Debug {
     /// here.
     fn is_idle(&self) -> bool;
 
-    /// Lets go of windows, registrations and regions of it that nobody uses any more. Where that
-    /// may take its time it is done on another thread, some time after the call.
-    fn let_go(&self, what: Box<dyn Any + Send>) {
+    /// False when its device was removed. What is registered in it delays the removal.
+    fn is_present(&self) -> bool {
+        true
+    }
+
+    /// True where a device can be removed, so that `is_present` has to be looked at.
+    fn is_removable(&self) -> bool {
+        false
+    }
+
+    /// Frees windows, registrations and regions of it that are no longer used. Where that may block
+    /// it is done on another thread, some time after the call.
+    fn free_later(&self, what: Box<dyn Any + Send>) {
         drop(what);
     }
 
@@ -222,7 +239,7 @@ pub struct ToRegister {
     pub region: Arc<Region>,
     /// Its registration, if it has one that allows this access: only windows are made then.
     pub registration: Option<Arc<dyn MemoryRegistration>>,
-    /// Who may do what with it.
+    /// The access that it allows.
     pub access: Access,
     /// How many windows are made over it.
     pub windows: u16,
@@ -244,9 +261,9 @@ impl ToRegister {
     }
 }
 
-/// What became of a registration that was made aside.
+/// The outcome of an asynchronous registration.
 #[derive(Debug)]
-pub struct MadeAside {
+pub struct AsyncRegistration {
     /// The caller's number for it.
     pub id: u64,
     /// The domain it was made in.
@@ -281,7 +298,7 @@ pub struct ConnectParams {
     pub timeout: Duration,
 }
 
-/// A peer that asks for a connection. It can be handed to another core of the same provider
+/// A peer that asks for a connection. It can be handed to another shard of the same provider
 /// before it is accepted. Dropping it closes the connection without an answer.
 pub struct ConnRequest {
     /// The peer's private data.
@@ -313,7 +330,7 @@ pub enum ConnectFailure {
     Failed(CloseReason),
 }
 
-/// What happened on a core's provider.
+/// What happened on a shard's provider.
 #[derive(Debug)]
 pub enum FabricEvent {
     /// A connection attempt of ours succeeded (with the peer's private data), or an accepted
@@ -344,7 +361,19 @@ pub enum FabricEvent {
     },
 }
 
-/// One core's view of a provider.
+impl FabricEvent {
+    /// The last event of a queue pair: `Closed` if it was established before, else
+    /// `ConnectFailed`.
+    pub(crate) fn ended(qp: QpNum, established: bool, failure: ConnectFailure) -> Self {
+        match failure {
+            failure if !established => Self::ConnectFailed { qp, failure },
+            ConnectFailure::Failed(reason) => Self::Closed { qp, reason },
+            ConnectFailure::Rejected(_) => Self::Closed { qp, reason: CloseReason::Peer },
+        }
+    }
+}
+
+/// One shard's view of a provider.
 pub trait Fabric: fmt::Debug {
     /// The scheme of its addresses: `tcp`, `rdma`, `sim`.
     fn scheme(&self) -> &'static str;
@@ -381,9 +410,9 @@ pub trait Fabric: fmt::Debug {
     /// over the same device.
     fn fits(&self, pd: &Arc<dyn ProtectionDomain>, request: &ConnRequest) -> bool;
 
-    /// Registers memory where that holds up no core: `next_made` gives it some time later, under
-    /// this number. Where it takes no time worth the name it is done at once, and returned.
-    fn register_aside(
+    /// Registers memory on another thread: `next_registration` returns it some time later, under
+    /// this number. Where registering does not block it is done at once, and returned.
+    fn register_async(
         &mut self,
         _id: u64,
         what: ToRegister,
@@ -391,8 +420,8 @@ pub trait Fabric: fmt::Debug {
         Some(what.register())
     }
 
-    /// The next registration that was made aside. `poll` says when there may be one.
-    fn next_made(&mut self) -> Option<MadeAside> {
+    /// The next asynchronous registration that ended. `poll` is true when there may be one.
+    fn next_registration(&mut self) -> Option<AsyncRegistration> {
         None
     }
 
@@ -401,6 +430,11 @@ pub trait Fabric: fmt::Debug {
     /// # Errors
     /// `System` with the address when the port is taken or not allowed.
     fn listen(&mut self, address: SocketAddr) -> Result<SocketAddr, FabricError>;
+
+    /// Addresses that are listened on no longer, because their device is gone, and are tried again.
+    fn lost_listeners(&self) -> Vec<SocketAddr> {
+        Vec::new()
+    }
 
     /// Stops listening; requests not yet reported are dropped.
     fn stop_listening(&mut self);
@@ -416,7 +450,7 @@ pub trait Fabric: fmt::Debug {
         params: &ConnectParams,
     ) -> Result<QpNum, FabricError>;
 
-    /// Accepts a peer's request on this core. Receives may be posted at once, before `flush`
+    /// Accepts a peer's request on this shard. Receives may be posted at once, before `flush`
     /// lets the reply go out.
     ///
     /// # Errors
@@ -482,7 +516,7 @@ pub trait Fabric: fmt::Debug {
     fn abort(&mut self, now: Instant, qp: QpNum);
 
     /// True when the peer's system has acknowledged all that was sent: link and system work, and if
-    /// nothing comes back the peer's program is what is slow. None when that cannot be told. A
+    /// nothing comes back the peer's program is what is slow. None when that is unknown. A
     /// system call; for rare questions only.
     fn peer_has_all(&self, _qp: QpNum) -> Option<bool> {
         None
@@ -501,8 +535,9 @@ pub trait Fabric: fmt::Debug {
     fn counters(&self) -> FabricCounters;
 }
 
-/// What a core's provider did since start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+/// What a shard's provider did since start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
 pub struct FabricCounters {
     /// Payload and header bytes handed to the transport.
     pub bytes_sent: u64,
@@ -521,7 +556,7 @@ pub struct FabricCounters {
 }
 
 impl FabricCounters {
-    /// Adds what another provider, or the same on another core, did.
+    /// Adds what another provider, or the same on another shard, did.
     pub const fn add(&mut self, other: &Self) {
         self.bytes_sent += other.bytes_sent;
         self.bytes_received += other.bytes_received;

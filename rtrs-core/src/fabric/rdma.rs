@@ -2,16 +2,18 @@
 //!
 //! Owns [`Rdma`], the one face the daemons see, whether the feature `verbs` is built in or not, and
 //! [`NoRdma`], which says what is missing and what would help. Called once when a daemon starts
-//! (or checks its settings), then once per core.
+//! (or checks its settings), then once per shard.
 
-use std::fmt;
 use std::rc::Rc;
+use std::sync::Arc;
 
+#[cfg(feature = "verbs")]
+use super::verbs::{Transport, VerbsFabric, VerbsOptions, VerbsShared, devices};
 use super::{Fabric, FabricError};
 use crate::rt::Ring;
 use crate::time::Duration;
 
-/// Makes a device for those who have none.
+/// The commands that make a device in software.
 const SOFT_DEVICE: &str =
     "for soft-RoCE: modprobe rdma_rxe; rdma link add rxe0 type rxe netdev eth0";
 
@@ -28,8 +30,8 @@ pub struct RdmaOptions {
     pub path_timeout: Option<Duration>,
 }
 
-/// A port of a device that sessions can use.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A port of a device.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct RdmaPort {
     /// The device, as `rdma link` names it.
     pub device: String,
@@ -44,197 +46,123 @@ pub struct RdmaPort {
 }
 
 /// Why there is no RDMA here.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoRdma {
     /// The program was built without it.
+    #[error(
+        "this build has no RDMA support (feature verbs); build it with that feature, or use tcp://"
+    )]
     Feature,
-    /// The kernel's part is missing or may not be used. The error says what would help.
+    /// The kernel's part is missing or may not be used. The error has a hint.
+    #[error(transparent)]
     System(FabricError),
     /// There is no RDMA device.
+    #[error(
+        "this host has no RDMA device; load its driver, or make a device in software \
+         ({SOFT_DEVICE}), or use tcp://"
+    )]
     NoDevice,
     /// All devices are iWARP, which has no RDMA write with immediate.
+    #[error(
+        "the RDMA devices of this host ({}) are iWARP, which has no RDMA write with immediate; \
+         use tcp://, or an InfiniBand or RoCE device ({SOFT_DEVICE})",
+        .0.join(", ")
+    )]
     OnlyIwarp(Vec<String>),
 }
 
-impl fmt::Display for NoRdma {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Feature => f.write_str(
-                "this build has no RDMA support (feature verbs); build it with that feature, or \
-                 use tcp://",
-            ),
-            Self::System(error) => write!(f, "{error}"),
-            Self::NoDevice => write!(
-                f,
-                "this host has no RDMA device; load its driver, or make a device in software \
-                 ({SOFT_DEVICE}), or use tcp://"
-            ),
-            Self::OnlyIwarp(names) => write!(
-                f,
-                "the RDMA devices of this host ({}) are iWARP, which has no RDMA write with \
-                 immediate; use tcp://, or an InfiniBand or RoCE device ({SOFT_DEVICE})",
-                names.join(", ")
-            ),
-        }
-    }
+/// RDMA on this host: there is a device that sessions can use. Without the feature `verbs` there
+/// is no value of it.
+#[derive(Clone, Debug)]
+pub struct Rdma {
+    #[cfg(feature = "verbs")]
+    shared: Arc<VerbsShared>,
+    #[cfg(not(feature = "verbs"))]
+    never: std::convert::Infallible,
+    ports: Arc<[RdmaPort]>,
+    without_windows: Arc<[String]>,
 }
 
-impl std::error::Error for NoRdma {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::System(error) => std::error::Error::source(error),
-            _ => None,
+impl Rdma {
+    /// True when this build can do RDMA at all.
+    pub const BUILT_IN: bool = cfg!(feature = "verbs");
+
+    /// Looks for devices.
+    ///
+    /// # Errors
+    /// What is missing, with a hint.
+    #[cfg(feature = "verbs")]
+    pub fn open() -> Result<Self, NoRdma> {
+        let shared = VerbsShared::open().map_err(NoRdma::System)?;
+        let all = devices().map_err(NoRdma::System)?;
+        if all.is_empty() {
+            return Err(NoRdma::NoDevice);
         }
-    }
-}
-
-#[cfg(feature = "verbs")]
-pub use with_verbs::Rdma;
-
-#[cfg(not(feature = "verbs"))]
-pub use without_verbs::Rdma;
-
-#[cfg(feature = "verbs")]
-mod with_verbs {
-    use std::sync::Arc;
-
-    use super::super::verbs::{
-        DeviceInfo, Transport, VerbsFabric, VerbsOptions, VerbsShared, devices,
-    };
-    use super::{Fabric, FabricError, NoRdma, Rc, RdmaOptions, RdmaPort, Ring};
-
-    /// RDMA on this host: there is a device that sessions can use.
-    #[derive(Clone, Debug)]
-    pub struct Rdma {
-        shared: Arc<VerbsShared>,
-        devices: Arc<[DeviceInfo]>,
+        let usable = all.iter().filter(|device| device.transport != Transport::Iwarp);
+        let usable: Vec<_> = usable.collect();
+        if usable.is_empty() {
+            return Err(NoRdma::OnlyIwarp(all.into_iter().map(|device| device.name).collect()));
+        }
+        let without = usable.iter().filter(|device| device.windows == Some(false));
+        let ports = usable.iter().flat_map(|device| device.ports.iter().cloned());
+        Ok(Self {
+            shared,
+            ports: ports.collect(),
+            without_windows: without.map(|device| device.name.clone()).collect(),
+        })
     }
 
-    impl Rdma {
-        /// True when this build can do RDMA at all.
-        pub const BUILT_IN: bool = true;
-
-        /// Looks for devices.
-        ///
-        /// # Errors
-        /// What is missing, with the remedy.
-        pub fn open() -> Result<Self, NoRdma> {
-            let shared = VerbsShared::open().map_err(NoRdma::System)?;
-            let all = devices().map_err(NoRdma::System)?;
-            if all.is_empty() {
-                return Err(NoRdma::NoDevice);
-            }
-            let names = all.iter().map(|device| device.name.clone()).collect();
-            let devices: Arc<[DeviceInfo]> =
-                all.into_iter().filter(|device| device.transport != Transport::Iwarp).collect();
-            if devices.is_empty() {
-                return Err(NoRdma::OnlyIwarp(names));
-            }
-            Ok(Self { shared, devices })
-        }
-
-        /// Names of the devices that sessions can use.
-        #[must_use]
-        pub fn device_names(&self) -> Vec<&str> {
-            self.devices.iter().map(|device| &*device.name).collect()
-        }
-
-        /// Their ports.
-        #[must_use]
-        pub fn ports(&self) -> Vec<RdmaPort> {
-            let ports = self.devices.iter().flat_map(|device| {
-                device.ports.iter().map(|port| RdmaPort {
-                    device: device.name.clone(),
-                    number: port.number,
-                    state: port.state.clone(),
-                    netdev: port.netdev.clone(),
-                    addresses: port.addresses.clone(),
-                })
-            });
-            ports.collect()
-        }
-
-        /// Names of those of them that have no memory windows.
-        #[must_use]
-        pub fn without_windows(&self) -> Vec<&str> {
-            let without = self.devices.iter().filter(|device| device.windows == Some(false));
-            without.map(|device| &*device.name).collect()
-        }
-
-        /// A core's provider.
-        ///
-        /// # Errors
-        /// `System` when the connection manager cannot be reached.
-        pub fn fabric(
-            &self,
-            ring: &Rc<Ring>,
-            options: RdmaOptions,
-        ) -> Result<Box<dyn Fabric>, FabricError> {
-            let RdmaOptions { startup_timeout, half_open_max, reads_max, path_timeout } = options;
-            let defaults = VerbsOptions::default();
-            let path_timeout = path_timeout.unwrap_or(defaults.path_timeout);
-            let options = VerbsOptions {
-                startup_timeout,
-                half_open_max,
-                reads_max,
-                path_timeout,
-                ..defaults
-            };
-            Ok(Box::new(VerbsFabric::new(ring, Arc::clone(&self.shared), options)?))
-        }
+    /// This build has no RDMA.
+    ///
+    /// # Errors
+    /// Always [`NoRdma::Feature`].
+    #[cfg(not(feature = "verbs"))]
+    pub const fn open() -> Result<Self, NoRdma> {
+        Err(NoRdma::Feature)
     }
-}
 
-#[cfg(not(feature = "verbs"))]
-mod without_verbs {
-    use super::{Fabric, FabricError, NoRdma, Rc, RdmaOptions, RdmaPort, Ring};
+    /// The ports of the devices that sessions can use.
+    #[must_use]
+    pub fn ports(&self) -> &[RdmaPort] {
+        &self.ports
+    }
 
-    /// RDMA on this host: never there in this build.
-    #[derive(Clone, Debug)]
-    pub enum Rdma {}
+    /// Names of those devices that have no memory windows.
+    #[must_use]
+    pub fn without_windows(&self) -> &[String] {
+        &self.without_windows
+    }
 
-    impl Rdma {
-        /// True when this build can do RDMA at all.
-        pub const BUILT_IN: bool = false;
+    /// A shard's provider.
+    ///
+    /// # Errors
+    /// `System` when the connection manager cannot be reached.
+    #[cfg(feature = "verbs")]
+    pub fn fabric(
+        &self,
+        ring: &Rc<Ring>,
+        options: RdmaOptions,
+    ) -> Result<Box<dyn Fabric>, FabricError> {
+        let RdmaOptions { startup_timeout, half_open_max, reads_max, path_timeout } = options;
+        let defaults = VerbsOptions::default();
+        let path_timeout = path_timeout.unwrap_or(defaults.path_timeout);
+        let options =
+            VerbsOptions { startup_timeout, half_open_max, reads_max, path_timeout, ..defaults };
+        Ok(Box::new(VerbsFabric::new(ring, Arc::clone(&self.shared), options)?))
+    }
 
-        /// Says that this build has no RDMA.
-        ///
-        /// # Errors
-        /// Always [`NoRdma::Feature`].
-        pub const fn open() -> Result<Self, NoRdma> {
-            Err(NoRdma::Feature)
-        }
-
-        /// Names of the devices that sessions can use.
-        #[must_use]
-        pub fn device_names(&self) -> Vec<&str> {
-            match *self {}
-        }
-
-        /// Their ports.
-        #[must_use]
-        pub fn ports(&self) -> Vec<RdmaPort> {
-            match *self {}
-        }
-
-        /// Names of those of them that have no memory windows.
-        #[must_use]
-        pub fn without_windows(&self) -> Vec<&str> {
-            match *self {}
-        }
-
-        /// A core's provider.
-        ///
-        /// # Errors
-        /// None: there is no value to ask.
-        pub fn fabric(
-            &self,
-            _ring: &Rc<Ring>,
-            _options: RdmaOptions,
-        ) -> Result<Box<dyn Fabric>, FabricError> {
-            match *self {}
-        }
+    /// A shard's provider.
+    ///
+    /// # Errors
+    /// None: there is no value to ask.
+    #[cfg(not(feature = "verbs"))]
+    pub fn fabric(
+        &self,
+        _ring: &Rc<Ring>,
+        _options: RdmaOptions,
+    ) -> Result<Box<dyn Fabric>, FabricError> {
+        match self.never {}
     }
 }
 

@@ -1,7 +1,5 @@
 //! Work requests and their completions, in the shape of verbs.
 
-use std::fmt;
-
 use crate::ids::{QpNum, Rkey};
 use crate::mem::MemSlice;
 
@@ -17,9 +15,9 @@ pub struct Sge {
 /// Where in the peer's memory an operation goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteMem {
-    /// Address as the peer told it; opaque to us.
+    /// Address as the peer sent it; opaque to us.
     pub addr: u64,
-    /// Key as the peer told it.
+    /// Key as the peer sent it.
     pub rkey: Rkey,
 }
 
@@ -45,6 +43,17 @@ pub enum WrOp {
         /// Source.
         remote: RemoteMem,
     },
+}
+
+impl WrOp {
+    /// What its completion is called.
+    pub const fn completes_as(&self) -> WcOp {
+        match self {
+            Self::Send { .. } => WcOp::Send,
+            Self::RdmaWrite { .. } => WcOp::RdmaWrite,
+            Self::RdmaRead { .. } => WcOp::RdmaRead,
+        }
+    }
 }
 
 /// Up to two pieces of local memory: payload, then header.
@@ -117,19 +126,25 @@ pub enum WcOp {
 }
 
 /// How a work request ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum WcStatus {
     /// Good.
+    #[error("success")]
     Success,
     /// The queue pair went to error before this ran; nothing is known of its effect.
+    #[error("flushed")]
     Flushed,
     /// A message did not fit the posted receive, or local memory was wrong.
+    #[error("local error")]
     LocalError,
     /// The peer refused the access (key, bounds, rights).
+    #[error("remote access error")]
     RemoteAccess,
     /// The peer refused the operation otherwise, or had no receive posted.
+    #[error("remote operation error")]
     RemoteOperation,
     /// The peer did not answer within the retry bound.
+    #[error("retries exceeded")]
     RetryExceeded,
 }
 
@@ -152,15 +167,9 @@ pub struct WorkCompletion {
     pub invalidated: Option<Rkey>,
 }
 
-impl fmt::Display for WcStatus {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Success => "success",
-            Self::Flushed => "flushed",
-            Self::LocalError => "local error",
-            Self::RemoteAccess => "remote access error",
-            Self::RemoteOperation => "remote operation error",
-            Self::RetryExceeded => "retries exceeded",
-        })
+impl WorkCompletion {
+    /// A completion without bytes, immediate or invalidated key.
+    pub const fn new(qp: QpNum, wr_id: u64, op: WcOp, status: WcStatus) -> Self {
+        Self { qp, wr_id, op, status, byte_len: 0, imm: None, invalidated: None }
     }
 }

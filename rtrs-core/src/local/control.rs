@@ -1,10 +1,11 @@
-//! A control socket: one question, one answer, a line of text each.
+//! A control socket: one request, one reply, a line of JSON each.
 //!
-//! Owns the listening end ([`ControlSocket`]), which answers on a thread of its own, off the IO
-//! path, and the asking end ([`ask`]). A question is at most 4096 bytes long, and question and
-//! answer as a whole have a bound in time. Who connects has a small thread until the question is
-//! there, so who stops in the middle, or says nothing, holds nobody up; of too many of these the
-//! oldest goes. What the lines say is the daemon's business.
+//! Owns the listening end ([`ControlSocket`]), which replies on a thread of its own, off the IO
+//! path, and the requesting end ([`request`]). A request is at most 4096 bytes long, and request
+//! and reply as a whole have a time limit. Each connection has a small thread until its request has
+//! arrived, so a client that stops in the middle, or sends nothing, delays nobody; if there are too
+//! many of these, the oldest is closed. Requests and replies are types of the daemon. A request
+//! that the daemon refuses, or does not know, gets `{"error": WHY}`.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -17,27 +18,29 @@ use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use parking_lot::Mutex;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 
 use super::unix_socket::{SocketFile, bind_unix};
 use crate::time::Duration;
 
-/// How long a question may take to arrive, and an answer to leave.
+/// How long a request may take to arrive, and a reply to leave.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest question.
-const QUESTION_MAX: usize = 4096;
-/// Longest answer; none of ours comes near it.
-const ANSWER_MAX: usize = 64 << 20;
-/// Most connections whose question is not there yet.
+/// Longest request.
+const REQUEST_MAX: usize = 4096;
+/// Longest reply; none of ours comes near it.
+const REPLY_MAX: usize = 64 << 20;
+/// Most connections whose request has not arrived yet.
 const SILENT_MAX: usize = 64;
-/// Most questions that wait for their answer.
+/// Most requests that wait for their reply.
 const WAITING_MAX: usize = 64;
 /// For a thread that only reads a line.
 const STACK_BYTES: usize = 128 << 10;
 /// Wait after an accept that failed, for one because the process is out of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// A listening control socket. When dropped it answers nobody any more, and its path is gone.
+/// A listening control socket. Dropping it ends the replies and removes its path.
 #[derive(Debug)]
 pub struct ControlSocket {
     listener: UnixListener,
@@ -56,22 +59,25 @@ impl ControlSocket {
         Ok(Self { listener, ending: Arc::default(), _file: file })
     }
 
-    /// Hands every question to `answer`, one after the other, on a thread of its own. It answers
-    /// by [`reply`], at once or later.
+    /// Hands every request to `handle`, one after the other, on a thread of its own. It replies
+    /// with [`reply`], immediately or later. A request that is not an `R` is refused.
     ///
     /// # Errors
     /// The system's, when there is no thread or descriptor to be had.
-    pub fn serve(
+    pub fn serve<R: DeserializeOwned>(
         &self,
-        mut answer: impl FnMut(&str, UnixStream) + Send + 'static,
+        mut handle: impl FnMut(R, UnixStream) + Send + 'static,
     ) -> io::Result<()> {
         let listener = self.listener.try_clone()?;
         let ending = Arc::clone(&self.ending);
-        let (asked, questions) = mpsc::sync_channel::<(String, UnixStream)>(WAITING_MAX);
+        let (received, requests) = mpsc::sync_channel::<(String, UnixStream)>(WAITING_MAX);
         // Ends when the one below has ended, and all who read for it.
         std::thread::Builder::new().name("rtrs-control".into()).spawn(move || {
-            for (question, stream) in questions {
-                answer(&question, stream);
+            for (line, stream) in requests {
+                match serde_json::from_str(&line) {
+                    Ok(request) => handle(request, stream),
+                    Err(error) => reply::<()>(&stream, Err(format!("not understood: {error}"))),
+                }
             }
         })?;
         std::thread::Builder::new().name("rtrs-accept".into()).spawn(move || {
@@ -80,8 +86,8 @@ impl ControlSocket {
                 if ending.load(Ordering::SeqCst) {
                     break;
                 }
-                let heard = stream.and_then(|stream| hear(number, stream, &silent, &asked));
-                if let Err(error) = heard {
+                let started = stream.and_then(|stream| receive(number, stream, &silent, &received));
+                if let Err(error) = started {
                     tracing::debug!("control socket: {error}");
                     std::thread::sleep(ACCEPT_PAUSE);
                 }
@@ -92,7 +98,7 @@ impl ControlSocket {
     }
 }
 
-/// Who has connected and not asked yet, oldest first.
+/// Connections without a request yet, oldest first.
 #[derive(Debug, Default)]
 struct Silent(Mutex<VecDeque<(u64, UnixStream)>>);
 
@@ -126,23 +132,23 @@ fn end(stream: &UnixStream) {
     }
 }
 
-/// Reads a question on a thread of its own and hands it on.
-fn hear(
+/// Reads a request on a thread of its own and passes it on.
+fn receive(
     number: u64,
     stream: UnixStream,
     silent: &Arc<Silent>,
-    asked: &mpsc::SyncSender<(String, UnixStream)>,
+    received: &mpsc::SyncSender<(String, UnixStream)>,
 ) -> io::Result<()> {
     silent.add(number, stream.try_clone()?);
-    let (known, asked) = (Arc::clone(silent), asked.clone());
-    let reader = std::thread::Builder::new().name("rtrs-question".into()).stack_size(STACK_BYTES);
+    let (known, received) = (Arc::clone(silent), received.clone());
+    let reader = std::thread::Builder::new().name("rtrs-request".into()).stack_size(STACK_BYTES);
     let started = reader.spawn(move || {
-        let question = read_line(&stream, QUESTION_MAX, TIMEOUT);
+        let line = read_line(&stream, REQUEST_MAX, TIMEOUT);
         known.remove(number);
-        let handed_on = question.and_then(|question| {
-            asked.try_send((question, stream)).map_err(|_| io::ErrorKind::ResourceBusy.into())
+        let passed_on = line.and_then(|line| {
+            received.try_send((line, stream)).map_err(|_| io::ErrorKind::ResourceBusy.into())
         });
-        if let Err(error) = handed_on {
+        if let Err(error) = passed_on {
             tracing::debug!("control socket: {error}");
         }
     });
@@ -159,32 +165,74 @@ impl Drop for ControlSocket {
     }
 }
 
-/// Answers a question, within its time.
-///
-/// # Errors
-/// The system's; `TimedOut` when who asked does not read.
-pub fn reply(stream: &UnixStream, line: &str) -> io::Result<()> {
-    write_line(stream, line, TIMEOUT)
+/// Replies to a request, within the time limit: with a value, or with why it is refused.
+pub fn reply<T: Serialize>(stream: &UnixStream, reply: Result<T, String>) {
+    let value = match reply {
+        Ok(value) => serde_json::to_value(value),
+        Err(why) => Ok(serde_json::json!({ "error": why })),
+    };
+    let written = value
+        .map_err(io::Error::other)
+        .and_then(|value| write_line(stream, &value.to_string(), TIMEOUT));
+    if let Err(error) = written {
+        tracing::debug!("control socket: {error}");
+    }
 }
 
-/// Asks the daemon behind a control socket; its answer may take `timeout`.
+/// Why a request has no reply.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
+    /// No daemon listens on the control socket.
+    #[error("no daemon listens on it")]
+    NotRunning,
+    /// The daemon refuses the request: why.
+    #[error("{0}")]
+    Refused(String),
+    /// The system's error; `TimedOut` when the daemon does not reply in time, `UnexpectedEof` when
+    /// it ends without a reply, `InvalidData` for a reply of another version.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// Sends a request to the daemon behind a control socket, whose reply may take `timeout`.
 ///
 /// # Errors
-/// The system's; `NotFound` or `ConnectionRefused` when there is no daemon, `TimedOut` when it
-/// does not answer in time, `UnexpectedEof` when it ended without an answer.
-pub fn ask(path: &Path, question: &str, timeout: Duration) -> io::Result<(String, UnixStream)> {
+/// See [`RequestError`].
+pub fn request<T: DeserializeOwned>(
+    path: &Path,
+    request: &impl Serialize,
+    timeout: Duration,
+) -> Result<(T, UnixStream), RequestError> {
+    let line = serde_json::to_string(request).map_err(io::Error::other)?;
+    let (line, stream) = exchange(path, &line, timeout).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => RequestError::NotRunning,
+        _ => error.into(),
+    })?;
+    let unclear = |error: serde_json::Error| {
+        let text = format!("cannot read the reply: {error}; the daemon may be of another version");
+        io::Error::new(io::ErrorKind::InvalidData, text)
+    };
+    let reply: serde_json::Value = serde_json::from_str(&line).map_err(unclear)?;
+    match reply["error"].as_str() {
+        Some(why) => Err(RequestError::Refused(why.to_owned())),
+        None => Ok((serde_json::from_value(reply).map_err(unclear)?, stream)),
+    }
+}
+
+/// Sends a line and reads the one that comes back.
+fn exchange(path: &Path, line: &str, timeout: Duration) -> io::Result<(String, UnixStream)> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    // Bounds the connect too, which waits while the backlog is full (unix(7)).
+    // Limits the connect too, which waits while the backlog is full (unix(7)).
     socket.set_write_timeout(Some(TIMEOUT))?;
     socket.connect(&SockAddr::unix(path)?)?;
     let stream = UnixStream::from(OwnedFd::from(socket));
-    write_line(&stream, question, TIMEOUT)?;
-    let answer = read_line(&stream, ANSWER_MAX, timeout).map_err(|error| match error.kind() {
-        io::ErrorKind::TimedOut => timed_out("the answer", timeout),
-        io::ErrorKind::UnexpectedEof => io::Error::new(error.kind(), "it went without an answer"),
+    write_line(&stream, line, TIMEOUT)?;
+    let line = read_line(&stream, REPLY_MAX, timeout).map_err(|error| match error.kind() {
+        io::ErrorKind::TimedOut => timed_out("the reply", timeout),
+        io::ErrorKind::UnexpectedEof => io::Error::new(error.kind(), "it ended without a reply"),
         _ => error,
     })?;
-    Ok((answer, stream))
+    Ok((line, stream))
 }
 
 fn timed_out(what: &str, limit: Duration) -> io::Error {
@@ -252,7 +300,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_question_is_answered_and_the_socket_goes_with_its_owner() {
+    fn a_request_gets_a_reply_and_the_socket_goes_with_its_owner() {
         let scratch = Scratch::new("control");
         let path = scratch.0.join("s.ctl");
         let control = ControlSocket::bind(&path).unwrap();
@@ -260,24 +308,32 @@ mod tests {
         assert_eq!(mode & 0o777, 0o600);
         let (ended, over) = mpsc::channel::<()>();
         control
-            .serve(move |question, stream| {
+            .serve(move |text: String, stream| {
                 let _held_by_the_thread = &ended;
-                reply(&stream, &format!("you said {question}")).unwrap();
+                reply(&stream, if text == "no" { Err(text) } else { Ok(format!("got {text}")) });
             })
             .unwrap();
         let limit = Duration::from_secs(20);
+        let send = |text: &str, limit| request::<String>(&path, &text, limit).map(|reply| reply.0);
         for text in ["one", "two", ""] {
-            assert_eq!(ask(&path, text, limit).unwrap().0, format!("you said {text}"));
+            assert_eq!(send(text, limit).unwrap(), format!("got {text}"));
         }
-        // Longer than a question may be: nobody answers, and the next one is served.
-        let long = "x".repeat(2 * QUESTION_MAX);
-        ask(&path, &long, limit).unwrap_err();
-        assert_eq!(ask(&path, "again", limit).unwrap().0, "you said again");
+        // Longer than a request may be: there is no reply, and the next one is served.
+        let long = "x".repeat(2 * REQUEST_MAX);
+        send(&long, limit).unwrap_err();
+        assert_eq!(send("again", limit).unwrap(), "got again");
+        // Another version may send and expect other types.
+        let error = send("no", limit).unwrap_err();
+        assert!(matches!(&error, RequestError::Refused(why) if why == "no"), "{error}");
+        let error = request::<String>(&path, &[1], limit).unwrap_err();
+        assert!(error.to_string().starts_with("not understood: invalid type: "), "{error}");
+        let error = request::<u32>(&path, &"x", limit).unwrap_err().to_string();
+        assert!(error.starts_with("cannot read the reply: invalid type: string"), "{error}");
         drop(control);
         assert!(!path.exists());
         let thread = over.recv_timeout(limit);
         assert_eq!(thread, Err(mpsc::RecvTimeoutError::Disconnected), "its thread has ended");
-        assert_eq!(ask(&path, "x", limit).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert!(matches!(send("x", limit), Err(RequestError::NotRunning)));
     }
 
     #[test]
@@ -303,15 +359,15 @@ mod tests {
     }
 
     #[test]
-    fn who_says_nothing_holds_nobody_up() {
+    fn a_silent_client_delays_nobody() {
         let scratch = Scratch::new("control-silent");
         let path = scratch.0.join("s.ctl");
         let control = ControlSocket::bind(&path).unwrap();
         let (ended, over) = mpsc::channel::<()>();
         control
-            .serve(move |question, stream| {
+            .serve(move |text: String, stream| {
                 let _held_by_the_thread = &ended;
-                reply(&stream, question).unwrap();
+                reply(&stream, Ok(text));
             })
             .unwrap();
         // More than are kept, and all of them together would take minutes, one after the other.
@@ -323,7 +379,8 @@ mod tests {
             })
             .collect();
         let begin = Instant::now();
-        assert_eq!(ask(&path, "one", Duration::from_secs(60)).unwrap().0, "one");
+        let reply = request::<String>(&path, &"one", Duration::from_secs(60));
+        assert_eq!(reply.unwrap().0, "one");
         let all = TIMEOUT * u32::try_from(silent.len()).unwrap();
         assert!(begin.elapsed() < all / 8, "after {:?}", begin.elapsed());
         // The oldest went to make room for the newest.
@@ -335,13 +392,14 @@ mod tests {
     }
 
     #[test]
-    fn an_end_without_an_answer_is_told() {
+    fn an_end_without_a_reply_is_an_error() {
         let scratch = Scratch::new("control-end");
         let path = scratch.0.join("s.ctl");
         let control = ControlSocket::bind(&path).unwrap();
-        control.serve(|_, stream| drop(stream)).unwrap();
-        let error = ask(&path, "x", Duration::from_secs(20)).unwrap_err();
+        control.serve(|_: String, stream| drop(stream)).unwrap();
+        let error = request::<String>(&path, &"x", Duration::from_secs(20)).unwrap_err();
+        let RequestError::Io(error) = error else { panic!("{error}") };
         assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
-        assert_eq!(error.to_string(), "it went without an answer");
+        assert_eq!(error.to_string(), "it ended without a reply");
     }
 }

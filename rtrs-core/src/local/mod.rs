@@ -1,12 +1,17 @@
 //! What a daemon has on its own machine beside the network: the run directory, unix sockets bound
-//! safely beside others that want the same path, and the control socket commands speak to.
+//! safely beside others that want the same path, the control socket that commands connect to, and
+//! small text files.
 //!
 //! Runs off the IO path. Called by both daemons and by the NBD listener.
 
 mod control;
 mod run_dir;
+mod text_file;
 mod unix_socket;
 
-pub use control::{ControlSocket, ask, reply};
-pub use run_dir::{PlaceError, PlaceProblem, RunDir, SocketState, check_socket_path, socket_state};
+pub use control::{ControlSocket, RequestError, reply, request};
+pub use run_dir::{
+    PlaceError, PlaceProblem, RunDir, SocketState, check_socket_path, open_log, socket_state,
+};
+pub use text_file::read_text;
 pub use unix_socket::{SocketFile, bind_unix};

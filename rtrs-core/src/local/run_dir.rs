@@ -8,12 +8,12 @@ use std::env;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use socket2::{Domain, SockAddr, Socket, Type};
 
-use crate::config::{CommandError, ErrorClass};
+use crate::settings::{CommandError, ErrorClass};
 
 /// Longest path of a unix socket in bytes: `sun_path` has 108 with the NUL (unix(7)).
 const SOCKET_PATH_BYTES_MAX: usize = 107;
@@ -85,13 +85,16 @@ impl RunDir {
     /// [`PlaceProblem::Usage`] if the directory said is empty.
     pub fn new(said: Option<PathBuf>) -> Result<Self, PlaceError> {
         match said {
-            Some(path) => std::path::absolute(&path).map(Self).map_err(|e| {
-                PlaceError::with_source(
-                    PlaceProblem::Usage,
-                    format!("run-dir {path:?} is no path"),
-                    e,
-                )
-            }),
+            // Without a slash at the end, behind which a symbolic link would be followed.
+            Some(path) => std::path::absolute(&path)
+                .map(|path| Self(path.components().collect()))
+                .map_err(|e| {
+                    PlaceError::with_source(
+                        PlaceProblem::Usage,
+                        format!("run-dir {path:?} is no path"),
+                        e,
+                    )
+                }),
             None => Ok(Self(default_run_dir(own_uid()?, env::var_os("XDG_RUNTIME_DIR")))),
         }
     }
@@ -142,47 +145,79 @@ impl RunDir {
         Ok(paths)
     }
 
-    /// Makes the directory, for this user only, unless it is there.
+    /// Creates the directory, for this user only, unless it is there, and checks it.
     ///
     /// # Errors
-    /// [`PlaceProblem::System`].
+    /// [`PlaceProblem::System`] if it cannot be created, and those of [`check`](Self::check).
     pub fn make(&self) -> Result<(), PlaceError> {
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.0);
-        made.map_err(|error| {
+        // What is there instead of a directory is named by the check.
+        if let Err(error) = made
+            && error.kind() != io::ErrorKind::AlreadyExists
+        {
             let text = format!("cannot make {}", self.0.display());
-            PlaceError::with_source(PlaceProblem::System, text, error)
-        })
+            return Err(PlaceError::with_source(PlaceProblem::System, text, error));
+        }
+        self.check()
     }
 
-    /// If the directory exists it is one, and belongs to this user: others could put a socket of
-    /// theirs in place of ours. It need not exist; make it with mode 0700.
+    /// If the directory exists, it is one and no symbolic link, belongs to this user, and no other
+    /// user can write to it: others could put a socket or a link of theirs in place of ours. It
+    /// need not exist.
     ///
     /// # Errors
     /// [`PlaceProblem::InUse`], naming the directory.
     pub fn check(&self) -> Result<(), PlaceError> {
         let shown = self.0.display();
         let refuse = |text: String| Err(PlaceError::new(PlaceProblem::InUse, text));
-        // A link is followed only by its owner's choice, so the link itself is looked at first.
-        let meta = match fs::symlink_metadata(&self.0) {
+        // The properties are those of what was opened, whatever has the name by now.
+        let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
+        let opened = fs::File::options().read(true).custom_flags(flags).open(&self.0);
+        let meta = match opened.and_then(|dir| dir.metadata()) {
             Ok(meta) => meta,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => {
-                let text = format!("cannot use the run directory {shown}");
-                return Err(PlaceError::with_source(PlaceProblem::InUse, text, error));
+                return match fs::symlink_metadata(&self.0) {
+                    Ok(meta) if meta.is_symlink() => refuse(format!(
+                        "run directory {shown} is a symbolic link; name the directory itself, or \
+                         use another --run-dir"
+                    )),
+                    Ok(meta) if !meta.is_dir() => refuse(format!(
+                        "run directory {shown} is not a directory; name another with --run-dir"
+                    )),
+                    _ => {
+                        let text = format!("cannot use the run directory {shown}");
+                        Err(PlaceError::with_source(PlaceProblem::InUse, text, error))
+                    }
+                };
             }
         };
         let uid = own_uid()?;
         if meta.uid() != uid {
             return refuse(format!(
-                "run directory {shown} belongs to user {}, not to {uid}; use --run-dir",
+                "run directory {shown} belongs to user {}, but this is user {uid}; name another \
+                 with --run-dir",
                 meta.uid()
             ));
         }
-        if !fs::metadata(&self.0).is_ok_and(|meta| meta.is_dir()) {
-            return refuse(format!("run directory {shown} is no directory; use --run-dir"));
+        if meta.mode() & 0o022 != 0 {
+            return refuse(format!(
+                "run directory {shown} can be written by other users (mode {:o}); use `chmod \
+                 go-w`, or --run-dir",
+                meta.mode() & 0o7777
+            ));
         }
         Ok(())
     }
+}
+
+/// Opens the log of a session, which need not exist. A symbolic link is refused.
+///
+/// # Errors
+/// The system's error; `FilesystemLoop` (ELOOP) for a symbolic link.
+pub fn open_log(path: &Path) -> io::Result<fs::File> {
+    let mut options = fs::File::options();
+    options.create(true).write(true).truncate(false).custom_flags(libc::O_NOFOLLOW).open(path)
 }
 
 /// A name as the stem of a file name.
@@ -278,7 +313,7 @@ pub fn socket_state(path: &Path) -> Result<SocketState, PlaceError> {
     match fs::symlink_metadata(path) {
         Ok(meta) if meta.file_type().is_socket() => {}
         Ok(_) => {
-            let text = format!("{shown} exists and is no socket; use another path");
+            let text = format!("{shown} exists and is not a socket; use another path");
             return Err(PlaceError::new(PlaceProblem::InUse, text));
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(SocketState::Free),
@@ -338,7 +373,10 @@ mod tests {
         let error = RunDir(file.clone()).check().unwrap_err();
         assert_eq!(
             error.to_string(),
-            format!("run directory {} is no directory; use --run-dir", file.display())
+            format!(
+                "run directory {} is not a directory; name another with --run-dir",
+                file.display()
+            )
         );
         let error = RunDir(file.join("below")).check().unwrap_err();
         assert!(format!("{:?}", error.source).contains("NotADirectory"), "{error:?}");
@@ -348,7 +386,50 @@ mod tests {
             std::os::unix::fs::chown(&other, Some(12345), None).unwrap();
         }
         let error = RunDir(other).check().unwrap_err().to_string();
-        assert!(error.contains(" belongs to user ") && error.ends_with("use --run-dir"), "{error}");
+        assert!(
+            error.contains(" belongs to user ") && error.ends_with("name another with --run-dir"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_run_directory_that_others_control_is_refused() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let scratch = Scratch::new("run-dir-others");
+        let dir = scratch.0.join("dir");
+        RunDir(dir.clone()).make().unwrap();
+        for mode in [0o770, 0o702, 0o1777] {
+            fs::set_permissions(&dir, fs::Permissions::from_mode(mode)).unwrap();
+            for error in [RunDir(dir.clone()).check(), RunDir(dir.clone()).make()] {
+                let error = error.unwrap_err();
+                assert_eq!(error.problem(), PlaceProblem::InUse);
+                let text = error.to_string();
+                assert!(text.contains(&format!("by other users (mode {mode:o})")), "{text}");
+            }
+        }
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
+        RunDir(dir.clone()).make().unwrap();
+        let link = scratch.0.join("link");
+        symlink(&dir, &link).unwrap();
+        for said in [link.clone(), link.join("."), link.join("")] {
+            let error = RunDir::new(Some(said)).unwrap().make().unwrap_err().to_string();
+            assert!(error.contains("link is a symbolic link; name the directory"), "{error}");
+        }
+        symlink(scratch.0.join("nowhere"), scratch.0.join("broken")).unwrap();
+        let error = RunDir(scratch.0.join("broken")).make().unwrap_err().to_string();
+        assert!(error.contains("broken is a symbolic link"), "{error}");
+    }
+
+    #[test]
+    fn a_log_is_no_link() {
+        let scratch = Scratch::new("log");
+        let (log, other) = (scratch.0.join("v.log"), scratch.0.join("other"));
+        open_log(&log).unwrap();
+        open_log(&log).unwrap();
+        fs::remove_file(&log).unwrap();
+        std::os::unix::fs::symlink(&other, &log).unwrap();
+        assert_eq!(open_log(&log).unwrap_err().raw_os_error(), Some(libc::ELOOP));
+        assert!(!other.exists());
     }
 
     #[test]
@@ -418,7 +499,7 @@ mod tests {
         fs::write(&file, "").unwrap();
         let error = socket_state(&file).unwrap_err();
         assert_eq!(error.problem(), PlaceProblem::InUse);
-        assert!(error.to_string().ends_with("exists and is no socket; use another path"));
+        assert!(error.to_string().ends_with("exists and is not a socket; use another path"));
     }
 
     #[test]

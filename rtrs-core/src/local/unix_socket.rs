@@ -103,7 +103,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
 }
 
 fn in_use() -> io::Error {
-    io::Error::new(io::ErrorKind::AddrInUse, "another process listens there")
+    io::Error::new(io::ErrorKind::AddrInUse, "another process listens on it")
 }
 
 #[cfg(test)]

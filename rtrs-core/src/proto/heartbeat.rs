@@ -62,7 +62,7 @@ impl Heartbeat {
         }
     }
 
-    /// Something was received at `now`. Cheap enough for every completion; older news than the
+    /// Something was received at `now`. Cheap enough for every completion; an older time than the
     /// newest is ignored.
     pub fn on_traffic(&mut self, now: Instant) {
         if now > self.heard {

@@ -2,7 +2,8 @@
 
 use std::io;
 
-use crate::config::AutoSwitch;
+use super::check;
+use crate::settings::AutoSwitch;
 
 /// CPU numbers this process may run on, ascending.
 pub fn allowed_cpus() -> Vec<usize> {
@@ -50,5 +51,5 @@ pub fn pin_to(cpu: usize) -> io::Result<()> {
         libc::CPU_SET(cpu, &mut set);
         libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set)
     };
-    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    check(rc)
 }

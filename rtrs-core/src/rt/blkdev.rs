@@ -1,18 +1,21 @@
 //! System calls about files and block devices that io_uring has no operation for.
 //!
-//! Owns the ioctls of `linux/fs.h` (sizes, discard), the file system's type, the
-//! alignment that O_DIRECT asks for, and the flags of opening. Each call is a safe function over
-//! a descriptor that the caller holds; nothing is kept between calls. A discard
-//! blocks until the device is done, so it is for a thread of its own, never for a core.
+//! Owns the ioctls of `linux/fs.h` (sizes, discard), the file system's type, the alignment that
+//! O_DIRECT asks for, finding a file below a directory, and the flags of opening. Each call is a
+//! safe function over a descriptor that the caller holds; nothing is kept between calls. A discard
+//! blocks until the device is done, so it is for a thread of its own, never for a shard.
 //! Called by the server's file backend when it opens a target, and by its discard thread.
 
+use std::ffi::CString;
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use super::check;
 use crate::mem::Region;
 
 /// `fallocate` mode: the range becomes a hole that reads as zeroes; the size stays.
@@ -42,8 +45,44 @@ pub fn open(path: &Path, mode: OpenMode) -> io::Result<File> {
     File::options().read(true).write(mode.write).custom_flags(direct | exclusive).open(path)
 }
 
-fn check(rc: libc::c_int) -> io::Result<()> {
-    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+/// Finds a file below a directory without opening it (openat2 with RESOLVE_BENEATH). `path` is
+/// relative and has no symbolic links: one that has taken a place in it meanwhile is refused. What
+/// comes back names the file whatever happens to the path, through `/proc/self/fd`.
+///
+/// # Errors
+/// The system's error; `ELOOP` for a link, `EXDEV` for a path that leads out of the directory,
+/// `ENOSYS` or `EPERM` where a sandbox forbids openat2.
+pub fn find_beneath(dir: impl AsFd, path: &Path) -> io::Result<File> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: open_how is plain data, for which all zeroes is valid.
+    let mut how: libc::open_how = unsafe { std::mem::zeroed() };
+    how.flags = u64::from((libc::O_PATH | libc::O_CLOEXEC).cast_unsigned());
+    how.resolve = libc::RESOLVE_BENEATH | libc::RESOLVE_NO_SYMLINKS;
+    // SAFETY: the path is a C string, and the kernel reads as many bytes of `how` as it has.
+    let fd = unsafe {
+        libc::syscall(
+            libc::SYS_openat2,
+            dir.as_fd().as_raw_fd(),
+            path.as_ptr(),
+            &raw const how,
+            size_of::<libc::open_how>(),
+        )
+    };
+    let fd = i32::try_from(fd).map_err(|_| io::Error::from_raw_os_error(libc::EBADF))?;
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel just gave us this descriptor.
+    Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+/// Finds a directory as [`find_beneath`] does; the last part of its path is no symbolic link.
+///
+/// # Errors
+/// The system's error.
+pub fn find_directory(path: &Path) -> io::Result<File> {
+    let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
+    File::options().read(true).custom_flags(flags).open(path)
 }
 
 fn unsigned(value: libc::c_int) -> io::Result<u32> {
@@ -117,15 +156,12 @@ pub fn fallocate(fd: impl AsFd, mode: i32, offset: u64, len: u64) -> io::Result<
     check(unsafe { libc::fallocate64(fd.as_fd().as_raw_fd(), mode, offset, len) })
 }
 
-/// True for a file whose content lives in memory: on tmpfs, ramfs or hugetlbfs
-/// (`linux/magic.h`).
-///
-/// # Errors
-/// The system's error.
-pub fn lives_in_memory(fd: impl AsFd) -> io::Result<bool> {
-    const TMPFS: u32 = 0x0102_1994;
-    const RAMFS: u32 = 0x8584_58f6;
-    const HUGETLBFS: u32 = 0x9584_58f6;
+const TMPFS: u32 = 0x0102_1994;
+const RAMFS: u32 = 0x8584_58f6;
+const HUGETLBFS: u32 = 0x9584_58f6;
+
+/// The type of the file system that a file is on, by its magic number (`linux/magic.h`).
+fn filesystem_magic(fd: impl AsFd) -> io::Result<u32> {
     // SAFETY: statfs is plain data, for which all zeroes is valid.
     let mut stat: libc::statfs64 = unsafe { std::mem::zeroed() };
     // SAFETY: `stat` has room for the answer.
@@ -137,7 +173,39 @@ pub fn lives_in_memory(fd: impl AsFd) -> io::Result<bool> {
         reason = "the magic has 32 bits, in a word whose type differs by platform"
     )]
     let magic = stat.f_type as u32;
-    Ok(matches!(magic, TMPFS | RAMFS | HUGETLBFS))
+    Ok(magic)
+}
+
+/// True for a file whose content lives in memory: on tmpfs, ramfs or hugetlbfs.
+///
+/// # Errors
+/// The system's error.
+pub fn lives_in_memory(fd: impl AsFd) -> io::Result<bool> {
+    Ok(matches!(filesystem_magic(fd)?, TMPFS | RAMFS | HUGETLBFS))
+}
+
+/// True for a file on hugetlbfs, which can be opened for writing and mapped, but not written:
+/// `write` fails with EINVAL.
+///
+/// # Errors
+/// The system's error.
+pub fn is_on_hugetlbfs(fd: impl AsFd) -> io::Result<bool> {
+    Ok(filesystem_magic(fd)? == HUGETLBFS)
+}
+
+/// A file on hugetlbfs without a name, for tests (`memfd_create`). Reserves no pages.
+///
+/// # Errors
+/// The system's error; `EINVAL` or `ENODEV` when it has no huge pages.
+#[cfg(any(test, feature = "test-util"))]
+pub fn huge_page_file() -> io::Result<File> {
+    // SAFETY: the name is a C string.
+    let fd = unsafe { libc::memfd_create(c"huge".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_HUGETLB) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel just gave us this descriptor.
+    Ok(unsafe { File::from_raw_fd(fd) })
 }
 
 /// What O_DIRECT asks of every IO, in bytes; powers of two.
@@ -323,7 +391,14 @@ mod tests {
             Some(file) => assert!(lives_in_memory(&file).unwrap()),
             None => crate::skip::skip("no /dev/shm"),
         }
+        match huge_page_file() {
+            Ok(file) => {
+                assert!(is_on_hugetlbfs(&file).unwrap() && lives_in_memory(&file).unwrap());
+            }
+            Err(error) => crate::skip::skip(&format!("no huge pages: {error}")),
+        }
         let here = File::open("/proc/self/exe").unwrap();
+        assert!(!is_on_hugetlbfs(&here).unwrap());
         assert!(direct_align(&here).is_ok(), "the program's own file can be asked");
     }
 

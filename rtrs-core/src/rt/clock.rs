@@ -2,7 +2,7 @@
 
 use crate::time::Instant;
 
-/// Reads the system's monotonic clock. All cores of a process share its origin.
+/// Reads the system's monotonic clock. All shards of a process share its origin.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Clock;
 

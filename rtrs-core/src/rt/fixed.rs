@@ -74,7 +74,7 @@ enum Piece {
 struct Attached {
     id: u32,
     region: Weak<Region>,
-    /// Who attached it.
+    /// How often it was attached.
     holders: u32,
     layout: Layout,
     pieces: Box<[Piece]>,

@@ -1,10 +1,9 @@
 //! A log that nobody waits for: lines go through a bounded queue to a thread that writes them.
 //!
-//! A core must not write its log itself: a pipe that nobody reads, a terminal that is stopped, a
-//! disk that hangs keep a writer as long as they please, and all IO of the core with it. A line
-//! that finds the queue full is lost; how many were is said when there is room again.
+//! A shard must not write its log itself: a pipe that nobody reads, a terminal that is stopped, a
+//! disk that hangs keep a writer as long as they please, and all IO of the shard with it. A line
+//! that finds the queue full is lost; the number of lost lines is logged when there is room again.
 
-use std::fmt;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
@@ -20,7 +19,7 @@ enum Item {
 }
 
 /// The writing end: one `write` is one line. Never waits, never fails.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Log {
     queue: mpsc::SyncSender<Item>,
     lost: Arc<AtomicU64>,
@@ -68,12 +67,6 @@ impl Write for Log {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
-    }
-}
-
-impl fmt::Debug for Log {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Log").field("lost", &self.lost).finish_non_exhaustive()
     }
 }
 

@@ -1,7 +1,7 @@
-//! Messages from core to core: a lock-free queue and an eventfd that wakes a sleeping receiver.
+//! Messages from shard to shard: a lock-free queue and an eventfd that wakes a sleeping receiver.
 //!
-//! The sender writes the eventfd only when the receiver said that it sleeps, so a busy pair of
-//! cores exchanges messages without a system call.
+//! The sender writes the eventfd only when the receiver is marked as sleeping, so a busy pair of
+//! shards exchanges messages without a system call.
 
 use std::fmt;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use crossbeam_queue::SegQueue;
 
-use super::ring::{Fd, Op, Port, Ring};
+use super::op::{Fd, Op};
+use super::ring::{Port, Ring};
 use super::sleep_flag::SleepFlag;
 use crate::mem::{MemSlice, Region};
 
@@ -25,12 +26,12 @@ pub struct Sender<T> {
     shared: Arc<Shared<T>>,
 }
 
-/// The receiving end before it is bound to its core's ring; it may move to that core's thread.
+/// The receiving end before it is bound to its shard's ring; it may move to that shard's thread.
 pub struct Mailbox<T> {
     shared: Arc<Shared<T>>,
 }
 
-/// The receiving end on its core.
+/// The receiving end on its shard.
 pub struct Inbox<T> {
     shared: Arc<Shared<T>>,
     armed: Armed,
@@ -79,7 +80,7 @@ impl<T> Clone for Sender<T> {
 }
 
 impl<T> Mailbox<T> {
-    /// Binds the mailbox to its core's ring, so that mail ends the ring's sleep.
+    /// Binds the mailbox to its shard's ring, so that a message ends the ring's sleep.
     ///
     /// # Errors
     /// The system's error when descriptor or memory are refused.
@@ -103,7 +104,7 @@ impl<T> Inbox<T> {
         self.shared.queue.is_empty()
     }
 
-    /// Says that the receiver is about to sleep. False when mail came in between: do not sleep.
+    /// Marks the receiver as about to sleep. False when a message came in between: do not sleep.
     pub fn prepare_sleep(&mut self) -> bool {
         let Self { shared, armed } = self;
         let drain = || {
@@ -114,8 +115,8 @@ impl<T> Inbox<T> {
         shared.flag.prepare_sleep(drain, || shared.queue.is_empty())
     }
 
-    /// For a receiver that is not told when its core sleeps: the next message, and when there is
-    /// none, the certainty that the next one wakes the core.
+    /// For a receiver that does not know when its shard sleeps: the next message, and when there is
+    /// none, the certainty that the next one wakes the shard.
     pub fn take_or_watch(&mut self) -> Option<T> {
         loop {
             if let Some(message) = self.take() {
@@ -127,7 +128,7 @@ impl<T> Inbox<T> {
         }
     }
 
-    /// Says that the receiver is awake.
+    /// Marks the receiver as awake.
     pub fn awake(&self) {
         self.shared.flag.awake();
     }

@@ -1,4 +1,4 @@
-//! The runtime of a core: its ring, its turn, its mail, its clock.
+//! The runtime of a shard: its ring, its turn, its messages, its clock.
 
 mod affinity;
 pub mod blkdev;
@@ -6,6 +6,7 @@ mod clock;
 mod fixed;
 mod log;
 mod mailbox;
+mod op;
 mod process;
 mod reactor;
 mod ring;
@@ -16,10 +17,16 @@ pub use affinity::{allowed_cpus, pin_plan, pin_to};
 pub use clock::Clock;
 pub use log::{Log, SettleAtEnd};
 pub use mailbox::{Inbox, Mailbox, Sender, mailbox};
+pub use op::{Fd, Op};
 pub use process::{
     Privileges, become_daemon, become_io_flusher, boot_number, lock_memory, page_size, privileges,
-    random_number, refuse_oom_kill,
+    raise_open_files, random_number, refuse_oom_kill,
 };
 pub use reactor::{PollPolicy, ReactorStats, Shard, run};
-pub use ring::{Completed, Fd, Op, OpId, Port, Ring};
+pub use ring::{Completed, OpId, Port, Ring};
 pub use socket::{PeerEnd, peer_end, unacknowledged, unread};
+
+/// The outcome of a system call that returns 0, or -1 with errno set.
+fn check(code: libc::c_int) -> std::io::Result<()> {
+    if code == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}

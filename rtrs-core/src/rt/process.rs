@@ -6,6 +6,8 @@
 
 use std::io;
 
+use super::check;
+
 /// Leaves the terminal and the process group of whoever started us (`setsid`).
 ///
 /// # Errors
@@ -71,10 +73,6 @@ pub fn privileges() -> io::Result<Privileges> {
     Ok(Privileges { ipc_lock: has(CAP_IPC_LOCK), sys_admin: has(CAP_SYS_ADMIN) })
 }
 
-fn check(rc: libc::c_int) -> io::Result<()> {
-    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
 /// Keeps all memory of the process from being written out: what is mapped now is read in and
 /// locked, the program's code included; what is mapped later is locked page by page as it is used,
 /// so that large buffers cost only what was used of them (`mlockall`).
@@ -112,6 +110,21 @@ pub fn become_io_flusher() -> io::Result<()> {
     check(unsafe { libc::prctl(PR_SET_IO_FLUSHER, ON, UNUSED, UNUSED, UNUSED) })
 }
 
+/// Raises the bound of open descriptors (RLIMIT_NOFILE) to the most that this process may have, and
+/// returns it.
+///
+/// # Errors
+/// The system's error.
+pub fn raise_open_files() -> io::Result<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: getrlimit stores one rlimit, for which `limit` has room.
+    check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) })?;
+    limit.rlim_cur = limit.rlim_max;
+    // SAFETY: setrlimit reads one rlimit.
+    check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) })?;
+    Ok(limit.rlim_cur)
+}
+
 /// Tells the kernel not to kill this process when memory is short.
 ///
 /// # Errors
@@ -123,6 +136,19 @@ pub fn refuse_oom_kill() -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn open_files_are_bounded_by_the_hard_limit_alone() {
+        let limits = || {
+            let text = std::fs::read_to_string("/proc/self/limits").unwrap();
+            let line = text.lines().find(|line| line.starts_with("Max open files")).unwrap();
+            let words: Vec<u64> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
+            (words[0], words[1])
+        };
+        let (_, hard) = limits();
+        assert_eq!(raise_open_files().unwrap(), hard);
+        assert_eq!(limits(), (hard, hard));
+    }
 
     #[test]
     fn the_process_knows_itself() {

@@ -1,22 +1,25 @@
-//! A core's turn: collect, let the shard work, submit once; sleep when idle, poll for a while
+//! A shard's turn: collect, let the shard work, submit once; sleep when idle, poll for a while
 //! before that when polling has paid off lately.
 //!
 //! The poll budget adapts as KVM's halt polling does: a sleep that ended sooner than the
 //! largest budget would have been caught by polling, so the budget grows; a longer one makes it
 //! shrink. An idle shard therefore costs no CPU. While it polls, a shard yields its CPU to any
 //! other thread that wants it, and stops polling when one did: polling does not cost throughput
-//! when cores are scarce. With few requests in flight, what a turn submits waits for one more turn
+//! when shards are scarce. With few requests in flight, what a turn submits waits for one more turn
 //! and goes with the sleep, if that is what follows: one system call instead of two.
 
 use std::io;
 use std::rc::Rc;
 
 use super::clock::Clock;
+use super::mailbox::Inbox;
 use super::ring::Ring;
 use crate::time::{Duration, Instant};
 
-/// What runs on a core.
+/// What runs on a shard.
 pub trait Shard {
+    /// What other threads send it.
+    type Message;
     /// Does all work that is there. True when anything happened.
     fn turn(&mut self, now: Instant) -> bool;
     /// When to be called even if nothing happens.
@@ -28,12 +31,8 @@ pub trait Shard {
     }
     /// True when the shard is finished and the thread may end.
     fn is_done(&self) -> bool;
-    /// True when mail waits; read while polling, so it must be cheap.
-    fn has_mail(&self) -> bool;
-    /// About to sleep; false when mail came meanwhile.
-    fn prepare_sleep(&mut self) -> bool;
-    /// Awake again.
-    fn awake(&mut self);
+    /// Where those messages arrive, if any do: a message ends a sleep.
+    fn inbox(&mut self) -> Option<&mut Inbox<Self::Message>>;
 }
 
 /// How long to poll before sleeping.
@@ -62,7 +61,7 @@ const BATCH_FROM: usize = 8;
 /// Runs a shard until it is done.
 ///
 /// # Errors
-/// The ring's error, which is fatal for the core.
+/// The ring's error, which is fatal for the shard.
 pub fn run(
     ring: &Rc<Ring>,
     policy: PollPolicy,
@@ -71,10 +70,10 @@ pub fn run(
     let clock = Clock;
     let mut stats = ReactorStats::default();
     let mut budget = Duration::ZERO;
-    let mut now = clock.now();
     // What the last turn gave to the ring waits, to go with the sleep that may follow.
     let mut held = false;
     loop {
+        let now = clock.now();
         let mut busy = if held { ring.collect() } else { ring.turn()? };
         busy |= shard.turn(now);
         if shard.is_done() {
@@ -89,44 +88,37 @@ pub fn run(
             }
             // Once only: what came meanwhile must not delay it further.
             held = few && !held && budget.is_zero() && !ring.has_backlog();
-            now = clock.now();
             continue;
         }
         let ready = held && !ring.has_backlog();
         held = false;
         if ring.has_work() || (ring.has_submissions() && !ready) {
-            now = clock.now();
             continue;
         }
         let deadline = shard.deadline();
         if deadline.is_some_and(|at| at <= now) {
-            now = clock.now();
             continue;
         }
         if !budget.is_zero() {
             let end = deadline.map_or(now + budget, |at| at.min(now + budget));
             if poll(ring, shard, clock, end) {
                 stats.poll_hits += 1;
-                now = clock.now();
                 continue;
             }
             stats.poll_misses += 1;
-            let over = clock.now();
-            if deadline.is_some_and(|at| at <= over) {
-                now = over;
+            if deadline.is_some_and(|at| at <= clock.now()) {
                 continue;
             }
         }
-        if !shard.prepare_sleep() {
-            now = clock.now();
+        if shard.inbox().is_some_and(|inbox| !inbox.prepare_sleep()) {
             continue;
         }
         stats.sleeps += 1;
         ring.turn_or_sleep(deadline.map(|at| at.since(now)))?;
-        shard.awake();
-        let woken = clock.now();
-        budget = adapt(budget, policy.budget_max, woken.since(now));
-        now = woken;
+        if let Some(inbox) = shard.inbox() {
+            inbox.awake();
+        }
+        budget = adapt(budget, policy.budget_max, clock.now().since(now));
     }
 }
 
@@ -135,11 +127,12 @@ const SHARED: Duration = Duration::from_micros(3);
 
 /// Polls until `end`. True when there is work. Gives up early on a CPU that others want too:
 /// a thread that sleeps is put on an idle CPU when it wakes, one that yields stays where it is.
-fn poll(ring: &Ring, shard: &impl Shard, clock: Clock, end: Instant) -> bool {
+fn poll(ring: &Ring, shard: &mut impl Shard, clock: Clock, end: Instant) -> bool {
+    let mut has_work = || ring.has_work() || shard.inbox().is_some_and(|inbox| !inbox.is_empty());
     let mut before = clock.now();
     loop {
         for _ in 0..16 {
-            if ring.has_work() || shard.has_mail() {
+            if has_work() {
                 return true;
             }
             std::hint::spin_loop();
@@ -147,7 +140,7 @@ fn poll(ring: &Ring, shard: &impl Shard, clock: Clock, end: Instant) -> bool {
         std::thread::yield_now();
         let now = clock.now();
         if now >= end || now.since(before) >= SHARED {
-            return ring.has_work() || shard.has_mail();
+            return has_work();
         }
         before = now;
     }

@@ -1,7 +1,7 @@
-//! A core's io_uring, made safe by ownership.
+//! A shard's io_uring, made safe by ownership.
 //!
 //! An [`Op`] owns what the kernel may touch while it runs (descriptor, memory, address); it moves
-//! into the ring and comes back with its [`Completed`]. Every component of a core has a [`Port`]
+//! into the ring and comes back with its [`Completed`]. Every component of a shard has a [`Port`]
 //! of its own, so completions find their owner without a table of callbacks. One system call a
 //! turn submits everything and collects everything.
 //!
@@ -12,16 +12,16 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
 use io_uring::{IoUring, opcode, squeue, types};
+use socket2::SockAddr;
 
-use super::blkdev::FileFacts;
 use super::fixed::{Fixed, SLOTS};
-use crate::mem::{IoVecs, MemSlice, Region};
+use super::op::Op;
+use crate::mem::Region;
 use crate::time::Duration;
 
 const CANCEL: u64 = u64::MAX;
@@ -29,64 +29,6 @@ const CANCEL: u64 = u64::MAX;
 const NOBODY: u32 = u32::MAX;
 /// Registered pieces that a turn releases at most.
 const RELEASES: usize = 4;
-
-/// A shared descriptor of one core. Closed when its last holder, a running operation included,
-/// lets go.
-#[derive(Clone, Debug)]
-pub struct Fd(Rc<OwnedFd>);
-
-impl Fd {
-    /// Takes over a descriptor.
-    pub fn new(fd: impl Into<OwnedFd>) -> Self {
-        Self(Rc::new(fd.into()))
-    }
-
-    /// The descriptor itself, when nobody else holds it; None closes this holder's share.
-    pub fn into_owned(self) -> Option<OwnedFd> {
-        Rc::into_inner(self.0)
-    }
-}
-
-impl AsFd for Fd {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
-
-impl AsRawFd for Fd {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
-    }
-}
-
-/// One operation for the kernel and everything it may touch meanwhile.
-#[derive(Debug)]
-pub enum Op {
-    /// `sendmsg` of all that remains in the vectors. May be short.
-    SendMsg { fd: Fd, iov: Box<IoVecs> },
-    /// `recvmsg` into the vectors. Short as a rule; 0 means end of stream.
-    RecvMsg { fd: Fd, iov: Box<IoVecs> },
-    /// `send` of one slice. May be short.
-    Send { fd: Fd, buf: MemSlice },
-    /// `recv` into one slice; 0 means end of stream.
-    Recv { fd: Fd, buf: MemSlice },
-    /// `pread`; offset `u64::MAX` reads at the descriptor's own position (pipes, eventfds).
-    Read { fd: Fd, buf: MemSlice, offset: u64 },
-    /// `pwrite`, durable on completion with `dsync` (RWF_DSYNC).
-    Write { fd: Fd, buf: MemSlice, offset: u64, dsync: bool },
-    /// `fdatasync`, or `fsync` when not `data_only`.
-    Fsync { fd: Fd, data_only: bool },
-    /// `fallocate`.
-    Fallocate { fd: Fd, mode: i32, offset: u64, len: u64 },
-    /// `statx` of the descriptor itself.
-    Statx { fd: Fd, facts: FileFacts },
-    /// `accept4` with CLOEXEC; the result is the new descriptor, see [`Completed::into_fd`].
-    Accept { fd: Fd },
-    /// `connect`.
-    Connect { fd: Fd, address: SocketAddr },
-    /// `poll`, once, for these POLL* bits; the result is the bits that are up.
-    Poll { fd: Fd, events: u32 },
-}
 
 /// Names a running operation for [`Port::cancel`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,7 +78,7 @@ struct Running {
     op: Op,
     port: u32,
     token: u64,
-    address: Option<Box<(libc::sockaddr_storage, libc::socklen_t)>>,
+    address: Option<Box<SockAddr>>,
 }
 
 struct Slot {
@@ -153,14 +95,17 @@ struct Inner {
     fixed: Fixed,
     running: usize,
     enters: u64,
+    /// Threads for operations that block on files, asked for by [`Ring::add_workers`].
+    workers: u32,
 }
 
-/// A core's io_uring. Made on, and used from, one thread.
+/// A shard's io_uring. Made on, and used from, one thread.
 pub struct Ring {
     inner: RefCell<Inner>,
 }
 
-/// A component's own door to the ring: what it submits completes here.
+/// A component's own access to the ring: what it submits completes here.
+#[derive(Debug)]
 pub struct Port {
     ring: Rc<Ring>,
     index: u32,
@@ -180,14 +125,13 @@ impl Ring {
             .setup_coop_taskrun()
             .setup_taskrun_flag()
             .build(entries);
-        let mut uring = match modern {
+        let uring = match modern {
             Ok(uring) => uring,
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
                 IoUring::builder().setup_cqsize(entries.saturating_mul(4)).build(entries)?
             }
             Err(e) => return Err(e),
         };
-        let _ = uring.submission();
         Ok(Rc::new(Self {
             inner: RefCell::new(Inner {
                 uring,
@@ -198,11 +142,12 @@ impl Ring {
                 fixed: Fixed::default(),
                 running: 0,
                 enters: 0,
+                workers: 0,
             }),
         }))
     }
 
-    /// A new door for a component.
+    /// A new port for a component.
     pub fn port(self: &Rc<Self>) -> Port {
         let mut inner = self.inner.borrow_mut();
         let queue = Some(VecDeque::with_capacity(64));
@@ -212,7 +157,7 @@ impl Ring {
             inner.ports.len() - 1
         });
         inner.ports[index] = queue;
-        #[allow(clippy::cast_possible_truncation, reason = "a core has few components")]
+        #[allow(clippy::cast_possible_truncation, reason = "a shard has few components")]
         Port { ring: Rc::clone(self), index: index as u32 }
     }
 
@@ -235,6 +180,20 @@ impl Ring {
     /// are never used twice.
     pub fn detach_region(&self, id: u32) {
         self.inner.borrow_mut().fixed.detach(id);
+    }
+
+    /// Adds worker threads for operations that block on a file or device, or takes them away. The
+    /// kernel starts them when they are needed. Returns how many there may be.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn add_workers(&self, count: i32) -> io::Result<u32> {
+        let mut inner = self.inner.borrow_mut();
+        inner.workers = inner.workers.saturating_add_signed(count);
+        // The second number is of sockets and pipes; 0 leaves it as it is.
+        let mut max = [inner.workers.max(1), 0];
+        inner.uring.submitter().register_iowq_max_workers(&mut max)?;
+        Ok(inner.workers)
     }
 
     /// Operations the kernel still holds.
@@ -414,99 +373,6 @@ impl Inner {
         // there is reached by nobody: slots are looked up by the region's id, never used twice.
         unsafe { submitter.register_buffers_update(u32::from(slot), &[memory], None) }.is_ok()
     }
-
-    #[allow(clippy::cast_possible_truncation, reason = "slices are checked below 4 GiB")]
-    fn entry(&mut self, running: &mut Running) -> squeue::Entry {
-        match &mut running.op {
-            Op::SendMsg { fd, iov } => {
-                opcode::SendMsg::new(types::Fd(fd.as_raw_fd()), iov.header())
-                    .flags((libc::MSG_NOSIGNAL | libc::MSG_WAITALL).cast_unsigned())
-                    .build()
-            }
-            Op::RecvMsg { fd, iov } => {
-                opcode::RecvMsg::new(types::Fd(fd.as_raw_fd()), iov.header()).build()
-            }
-            Op::Send { fd, buf } => {
-                opcode::Send::new(types::Fd(fd.as_raw_fd()), buf.address(), buf.len() as u32)
-                    .flags(libc::MSG_NOSIGNAL | libc::MSG_WAITALL)
-                    .build()
-            }
-            Op::Recv { fd, buf } => {
-                opcode::Recv::new(types::Fd(fd.as_raw_fd()), buf.address(), buf.len() as u32)
-                    .build()
-            }
-            Op::Read { fd, buf, offset } => {
-                let (fd, at, len) = (types::Fd(fd.as_raw_fd()), buf.address(), buf.len() as u32);
-                match self.fixed.slot(buf) {
-                    Some(index) => {
-                        opcode::ReadFixed::new(fd, at, len, index).offset(*offset).build()
-                    }
-                    None => opcode::Read::new(fd, at, len).offset(*offset).build(),
-                }
-            }
-            Op::Write { fd, buf, offset, dsync } => {
-                let (fd, at, len) = (types::Fd(fd.as_raw_fd()), buf.address(), buf.len() as u32);
-                let rw = if *dsync { libc::RWF_DSYNC } else { 0 };
-                match self.fixed.slot(buf) {
-                    Some(index) => opcode::WriteFixed::new(fd, at, len, index)
-                        .offset(*offset)
-                        .rw_flags(rw)
-                        .build(),
-                    None => opcode::Write::new(fd, at, len).offset(*offset).rw_flags(rw).build(),
-                }
-            }
-            Op::Fsync { fd, data_only } => {
-                let flags = if *data_only {
-                    types::FsyncFlags::DATASYNC
-                } else {
-                    types::FsyncFlags::empty()
-                };
-                opcode::Fsync::new(types::Fd(fd.as_raw_fd())).flags(flags).build()
-            }
-            Op::Fallocate { fd, mode, offset, len } => {
-                opcode::Fallocate::new(types::Fd(fd.as_raw_fd()), *len)
-                    .offset(*offset)
-                    .mode(*mode)
-                    .build()
-            }
-            Op::Statx { fd, facts } => {
-                opcode::Statx::new(types::Fd(fd.as_raw_fd()), c"".as_ptr(), facts.room().cast())
-                    .flags(libc::AT_EMPTY_PATH)
-                    .mask(libc::STATX_SIZE | libc::STATX_NLINK)
-                    .build()
-            }
-            Op::Accept { fd } => opcode::Accept::new(
-                types::Fd(fd.as_raw_fd()),
-                std::ptr::null_mut(),
-                std::ptr::null_mut(),
-            )
-            .flags(libc::SOCK_CLOEXEC)
-            .build(),
-            Op::Connect { fd, address } => {
-                let raw = socket2::SockAddr::from(*address);
-                // SAFETY: sockaddr_storage is plain data; SockAddr's bytes are at most its size.
-                let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
-                // SAFETY: both are valid for `raw.len()` bytes, which is the address's size.
-                unsafe {
-                    std::ptr::copy_nonoverlapping(
-                        raw.as_ptr().cast::<u8>(),
-                        (&raw mut storage).cast::<u8>(),
-                        raw.len() as usize,
-                    );
-                }
-                let boxed = running.address.insert(Box::new((storage, raw.len())));
-                opcode::Connect::new(
-                    types::Fd(fd.as_raw_fd()),
-                    (&raw const boxed.0).cast(),
-                    boxed.1,
-                )
-                .build()
-            }
-            Op::Poll { fd, events } => {
-                opcode::PollAdd::new(types::Fd(fd.as_raw_fd()), *events).build()
-            }
-        }
-    }
 }
 
 /// Closes what an accept brought after its port was gone.
@@ -520,15 +386,25 @@ fn close_orphan(done: Completed) -> Option<OwnedFd> {
 impl Port {
     /// Submits an operation with the next turn. Its completion comes out of [`Port::take`]
     /// with the token.
-    #[allow(clippy::cast_possible_truncation, reason = "far fewer than 2^32 operations")]
     pub fn submit(&self, op: Op, token: u64) -> OpId {
+        self.start(op, token, false)
+    }
+
+    /// As [`Port::submit`], but a read or write takes no worker thread: it fails with EAGAIN where
+    /// it would block, or EOPNOTSUPP where the file cannot tell.
+    pub fn submit_nowait(&self, op: Op, token: u64) -> OpId {
+        self.start(op, token, true)
+    }
+
+    #[allow(clippy::cast_possible_truncation, reason = "far fewer than 2^32 operations")]
+    fn start(&self, op: Op, token: u64, nowait: bool) -> OpId {
         let mut inner = self.ring.inner.borrow_mut();
         let index = inner.free.pop().unwrap_or_else(|| {
             inner.slots.push(Slot { generation: 0, running: None });
             inner.slots.len() as u32 - 1
         });
         let mut running = Running { op, port: self.index, token, address: None };
-        let entry = inner.entry(&mut running);
+        let entry = running.op.entry(&mut inner.fixed, &mut running.address, nowait);
         let slot = &mut inner.slots[index as usize];
         let key = u64::from(slot.generation) << 32 | u64::from(index);
         slot.running = Some(running);
@@ -663,218 +539,5 @@ impl fmt::Debug for Ring {
     }
 }
 
-impl fmt::Debug for Port {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Port").field("index", &self.index).finish_non_exhaustive()
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use std::os::unix::net::UnixStream;
-
-    use super::*;
-    use crate::rt::mailbox;
-
-    fn wait(ring: &Rc<Ring>, port: &mut Port) -> Completed {
-        for _ in 0..100 {
-            if let Some(done) = port.take() {
-                return done;
-            }
-            ring.turn_or_sleep(Some(Duration::from_millis(50))).unwrap();
-        }
-        panic!("nothing completed within five seconds");
-    }
-
-    #[test]
-    fn bytes_cross_a_socket_and_come_back_to_their_port() {
-        let ring = Ring::new(8).unwrap();
-        let (mut left, mut right) = (ring.port(), ring.port());
-        let (a, b) = UnixStream::pair().unwrap();
-        let region = Region::new(4096).unwrap();
-        let mut iov = IoVecs::new(4);
-        region.copy_in(0, b"hello");
-        iov.push(region.slice(0, 2).unwrap());
-        iov.push(region.slice(2, 3).unwrap());
-        left.submit(Op::SendMsg { fd: Fd::new(a), iov }, 7);
-        right.submit(Op::Recv { fd: Fd::new(b), buf: region.slice(100, 50).unwrap() }, 9);
-        let sent = wait(&ring, &mut left);
-        assert_eq!((sent.token, sent.count().unwrap()), (7, 5));
-        let got = wait(&ring, &mut right);
-        assert_eq!((got.token, got.count().unwrap()), (9, 5));
-        assert_eq!(region.slice(100, 5).unwrap().to_vec(), b"hello");
-        assert!(left.take().is_none() && right.take().is_none());
-    }
-
-    #[test]
-    fn a_dropped_port_cancels_what_it_left_running() {
-        let ring = Ring::new(8).unwrap();
-        let (a, _b) = UnixStream::pair().unwrap();
-        let region = Region::new(4096).unwrap();
-        let port = ring.port();
-        port.submit(Op::Recv { fd: Fd::new(a), buf: region.slice(0, 8).unwrap() }, 0);
-        ring.turn().unwrap();
-        assert_eq!(ring.running(), 1);
-        drop(port);
-        for _ in 0..100 {
-            if ring.running() == 0 {
-                break;
-            }
-            ring.turn_or_sleep(Some(Duration::from_millis(20))).unwrap();
-        }
-        assert_eq!(ring.running(), 0);
-        assert_eq!(Arc::strong_count(&region), 1, "the operation let go of its memory");
-    }
-
-    #[test]
-    fn what_a_dropped_port_left_running_reaches_no_later_port() {
-        let ring = Ring::new(8).unwrap();
-        let (a, _b) = UnixStream::pair().unwrap();
-        let region = Region::new(4096).unwrap();
-        let port = ring.port();
-        port.submit(Op::Recv { fd: Fd::new(a), buf: region.slice(0, 8).unwrap() }, 0);
-        ring.turn().unwrap();
-        drop(port);
-        // Before the cancellation is handed to the kernel.
-        let mut later: Vec<Port> = (0..4).map(|_| ring.port()).collect();
-        for _ in 0..100 {
-            if ring.running() == 0 {
-                break;
-            }
-            ring.turn_or_sleep(Some(Duration::from_millis(20))).unwrap();
-        }
-        assert_eq!(ring.running(), 0);
-        assert!(later.iter_mut().all(|port| port.take().is_none()));
-    }
-
-    #[test]
-    fn a_sleep_leaves_nothing_behind_that_one_call_cannot_carry() {
-        use std::io::Write;
-        let ring = Ring::new(8).unwrap();
-        let mut port = ring.port();
-        let region = Region::new(4096).unwrap();
-        let (a, mut b) = UnixStream::pair().unwrap();
-        let (c, mut d) = UnixStream::pair().unwrap();
-        let quiet = Fd::new(a);
-        for _ in 0..8 {
-            let buf = region.slice(0, 8).unwrap();
-            port.submit(Op::Recv { fd: quiet.clone(), buf }, 0);
-        }
-        port.submit(Op::Recv { fd: Fd::new(c), buf: region.slice(8, 1).unwrap() }, 1);
-        assert!(ring.has_backlog());
-        d.write_all(b"x").unwrap();
-        // Ends a sleep with the ninth operation not handed over.
-        let (over, ended) = std::sync::mpsc::channel::<()>();
-        let watch = std::thread::spawn(move || {
-            let _ = ended.recv_timeout(Duration::from_secs(10));
-            b.write_all(b"too late").unwrap();
-        });
-        for _ in 0..2 {
-            ring.turn_or_sleep(Some(Duration::from_secs(60))).unwrap();
-        }
-        assert_eq!(port.take().map(|done| done.token), Some(1));
-        drop(over);
-        watch.join().unwrap();
-    }
-
-    #[test]
-    fn a_cancelled_operation_completes_once_with_an_error() {
-        let ring = Ring::new(8).unwrap();
-        let (a, _b) = UnixStream::pair().unwrap();
-        let region = Region::new(4096).unwrap();
-        let mut port = ring.port();
-        let id = port.submit(Op::Recv { fd: Fd::new(a), buf: region.slice(0, 8).unwrap() }, 3);
-        ring.turn().unwrap();
-        port.cancel(id);
-        port.cancel(id);
-        let done = wait(&ring, &mut port);
-        assert_eq!(done.result, -libc::ECANCELED);
-        port.cancel(id);
-        ring.turn().unwrap();
-        assert!(port.take().is_none());
-    }
-
-    #[test]
-    fn mail_ends_a_sleep() {
-        let ring = Ring::new(8).unwrap();
-        let (sender, inbox) = mailbox::<u32>().unwrap();
-        let mut inbox = inbox.arm(&ring).unwrap();
-        for round in 0..3 {
-            assert!(inbox.prepare_sleep());
-            let remote = sender.clone();
-            let thread = std::thread::spawn(move || remote.send(round));
-            let mut slept = 0;
-            while inbox.is_empty() {
-                ring.turn_or_sleep(Some(Duration::from_millis(200))).unwrap();
-                slept += 1;
-                assert!(slept < 50, "mail did not arrive");
-            }
-            inbox.awake();
-            thread.join().unwrap();
-            assert_eq!(inbox.take(), Some(round));
-        }
-        sender.send(9);
-        assert!(!inbox.prepare_sleep(), "mail that came first keeps the core awake");
-    }
-
-    #[test]
-    fn memory_is_registered_piece_by_piece_as_it_is_used() {
-        use super::super::fixed::PIECE;
-        let ring = Ring::new(8).unwrap();
-        let mut port = ring.port();
-        let region = Region::new(4 * PIECE).unwrap();
-        ring.attach_region(&region);
-        let path = std::env::temp_dir().join(format!("rtrs-ring-{}", std::process::id()));
-        let file = std::fs::File::options()
-            .create(true)
-            .truncate(true)
-            .read(true)
-            .write(true)
-            .open(&path)
-            .unwrap();
-        std::fs::remove_file(&path).unwrap();
-        let fd = Fd::new(file);
-        let slot = |at: usize| ring.inner.borrow_mut().fixed.slot(&region.slice(at, 6).unwrap());
-        // The first time each piece is used it is not registered, the second time it is.
-        for round in 0..2 {
-            for at in [0, PIECE, 2 * PIECE] {
-                region.copy_in(at, b"stored");
-                let offset = at as u64;
-                let buf = region.slice(at, 6).unwrap();
-                port.submit(Op::Write { fd: fd.clone(), buf, offset, dsync: true }, 1);
-                assert_eq!(wait(&ring, &mut port).count().unwrap(), 6);
-                region.copy_in(at, b"------");
-                let buf = region.slice(at, 6).unwrap();
-                port.submit(Op::Read { fd: fd.clone(), buf: buf.clone(), offset }, 2);
-                assert_eq!(wait(&ring, &mut port).count().unwrap(), 6);
-                assert_eq!(buf.to_vec(), b"stored", "round {round}");
-                port.run_inline(Op::Read { fd: fd.clone(), buf, offset: offset + 1 }, 3);
-                assert!(wait(&ring, &mut port).count().unwrap() >= 5);
-            }
-        }
-        let Some(first) = slot(0) else { return }; // Refused here (RLIMIT_MEMLOCK).
-        let all = [slot(0), slot(PIECE), slot(2 * PIECE)];
-        assert!(all.iter().all(Option::is_some) && all[1] != Some(first), "{all:?}");
-        // A turn registers one piece and no more, also of many that are wanted.
-        let many = Region::new(20 * PIECE).unwrap();
-        ring.attach_region(&many);
-        let registered = || {
-            let pieces = (0..20).map(|n| many.slice(n * PIECE, 1).unwrap());
-            let mut inner = ring.inner.borrow_mut();
-            pieces.filter(|buf| inner.fixed.slot(buf).is_some()).count()
-        };
-        assert_eq!(registered(), 0);
-        for turn in 1..=20 {
-            ring.turn().unwrap();
-            assert_eq!(registered(), turn);
-        }
-        // What is released goes in a few steps, and a sleep does not wait for it.
-        ring.detach_region(many.id());
-        let start = std::time::Instant::now();
-        while !ring.inner.borrow().fixed.is_settled() {
-            ring.turn_or_sleep(Some(Duration::from_secs(60))).unwrap();
-        }
-        assert!(start.elapsed() < Duration::from_secs(30), "it slept");
-        assert!(slot(0).is_some(), "the other stays");
-    }
-}
+mod tests;

@@ -25,7 +25,7 @@ impl SleepFlag {
         }
     }
 
-    /// Says that the receiver is about to sleep. `drain` takes the wakes that came before: what
+    /// Marks the receiver as about to sleep. `drain` takes the wakes that came before: what
     /// they announced is in the queue. False when a message is queued: do not sleep.
     pub(super) fn prepare_sleep(
         &self,
@@ -41,7 +41,7 @@ impl SleepFlag {
         false
     }
 
-    /// Says that the receiver is awake.
+    /// Marks the receiver as awake.
     pub(super) fn awake(&self) {
         self.0.swap(false, Ordering::AcqRel);
     }
@@ -71,7 +71,7 @@ mod loom_model {
     /// How a receiver sleeps.
     #[derive(Clone, Copy)]
     struct Manner {
-        /// It says that it is awake, as a core does; `Inbox::take_or_watch` does not.
+        /// It says that it is awake, as a shard does; `Inbox::take_or_watch` does not.
         says_awake: bool,
         /// Its first sleep ends by something else than a message.
         timer: bool,

@@ -4,6 +4,8 @@ use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd};
 
+use super::check;
+
 /// Segments that were sent and that the peer's system has not acknowledged (`tcpi_unacked`). None:
 /// whatever was sent has arrived there, read by its program or not.
 ///
@@ -24,9 +26,7 @@ pub fn unacknowledged(fd: impl AsFd) -> io::Result<u32> {
             &raw mut len,
         )
     };
-    if rc < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    check(rc)?;
     // SAFETY: all bytes are zero or written by the kernel, and any bytes make a `tcp_info`.
     Ok(unsafe { info.assume_init() }.tcpi_unacked)
 }
@@ -39,9 +39,7 @@ pub fn unread(fd: impl AsFd) -> io::Result<usize> {
     let mut bytes: libc::c_int = 0;
     // SAFETY: the descriptor is open as long as it is borrowed; the kernel writes one int.
     let rc = unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), libc::FIONREAD, &raw mut bytes) };
-    if rc < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    check(rc)?;
     Ok(usize::try_from(bytes).unwrap_or(0))
 }
 

@@ -3,8 +3,12 @@
 //! Every decoder first turns its input into an array of the message's fixed length with
 //! [`fixed`]; from then on offsets are constants and nothing can be out of bounds. Nothing is
 //! assumed about alignment, and no struct is ever laid over memory.
+//!
+//! `message!` declares a message of fixed length as a list of fields with their offsets, `codes!`
+//! an enum with its codes on the wire.
 
 use super::WireError;
+use crate::ids::{ConnIndex, PathUuid, PermitId, Rkey, SessionId};
 
 /// The first `N` bytes of a message.
 pub(super) fn fixed<'a, const N: usize>(
@@ -29,10 +33,6 @@ pub(super) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(take(bytes, at))
 }
 
-pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(take(bytes, at))
-}
-
 /// Stores an array at a constant offset.
 pub(super) fn put<const N: usize>(bytes: &mut [u8], at: usize, value: [u8; N]) {
     bytes[at..at + N].copy_from_slice(&value);
@@ -50,4 +50,137 @@ pub(super) fn expect_type(
     } else {
         Err(WireError::value(message, 0, "type", u64::from(found), expected.1))
     }
+}
+
+/// What has an offset in a message: an integer (little-endian), bytes, or a number of its own type.
+pub(super) trait Field: Sized {
+    /// Reads the field at an offset.
+    fn load(bytes: &[u8], at: usize) -> Self;
+    /// Writes the field at an offset.
+    fn store(&self, out: &mut [u8], at: usize);
+}
+
+impl Field for bool {
+    fn load(bytes: &[u8], at: usize) -> Self {
+        bytes[at] != 0
+    }
+    fn store(&self, out: &mut [u8], at: usize) {
+        out[at] = u8::from(*self);
+    }
+}
+
+impl<const N: usize> Field for [u8; N] {
+    fn load(bytes: &[u8], at: usize) -> Self {
+        take(bytes, at)
+    }
+    fn store(&self, out: &mut [u8], at: usize) {
+        put(out, at, *self);
+    }
+}
+
+macro_rules! fields {
+    (integers $($type:ty)+) => {$(
+        impl Field for $type {
+            fn load(bytes: &[u8], at: usize) -> Self {
+                Self::from_le_bytes(take(bytes, at))
+            }
+            fn store(&self, out: &mut [u8], at: usize) {
+                put(out, at, self.to_le_bytes());
+            }
+        }
+    )+};
+    (newtypes $($type:ty)+) => {$(
+        impl Field for $type {
+            fn load(bytes: &[u8], at: usize) -> Self {
+                Self(Field::load(bytes, at))
+            }
+            fn store(&self, out: &mut [u8], at: usize) {
+                self.0.store(out, at);
+            }
+        }
+    )+};
+}
+fields! { integers u8 u16 i16 u32 u64 }
+fields! { newtypes Rkey PermitId ConnIndex PathUuid SessionId super::Rw }
+
+/// Declares a message: its length in bytes, its name in docs/PROTOCOL.md, its fields with their
+/// offsets. `at & mask` is a flag in a byte. With a type number in front of the fields, which bytes
+/// 0 and 1 carry, the message has `encode` and `decode`; else `store` and `load` for its own ones.
+macro_rules! message {
+    ($(#[$meta:meta])+ pub struct $name:ident[$len:literal] = $text:literal, type $kind:literal {
+        $($fields:tt)+
+    }) => {
+        message! { $(#[$meta])+ pub struct $name[$len] = $text { $($fields)+ } }
+        impl $name {
+            pub(super) const TYPE: u16 = $kind;
+            /// The message as it travels.
+            pub fn encode(&self) -> [u8; Self::LEN] {
+                let mut out = self.store();
+                super::bytes::put(&mut out, 0, Self::TYPE.to_le_bytes());
+                out
+            }
+            /// Reads the message. Its numbers are for the caller to validate.
+            ///
+            /// # Errors
+            /// Short message, wrong type.
+            pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+                let bytes: &[u8; Self::LEN] = super::bytes::fixed(Self::NAME, bytes)?;
+                let expected = concat!(stringify!($kind), " (", $text, ")");
+                super::bytes::expect_type(Self::NAME, bytes, (Self::TYPE, expected))?;
+                Ok(Self::load(bytes))
+            }
+        }
+    };
+    ($(#[$meta:meta])+ pub struct $name:ident[$len:literal] = $text:literal {
+        $($(#[$doc:meta])+ $at:literal $(& $mask:literal)? $field:ident: $type:ty,)+
+    }) => {
+        $(#[$meta])+
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub struct $name { $($(#[$doc])+ pub $field: $type,)+ }
+        impl $name {
+            /// Bytes of the message.
+            pub const LEN: usize = $len;
+            const NAME: &str = $text;
+            fn store(&self) -> [u8; Self::LEN] {
+                let mut out = [0; Self::LEN];
+                $(message!(store self, out, $at $(& $mask)?, $field);)+
+                out
+            }
+            fn load(bytes: &[u8; Self::LEN]) -> Self {
+                Self { $($field: message!(load bytes, $at $(& $mask)?),)+ }
+            }
+        }
+    };
+    (store $self:ident, $out:ident, $at:literal & $mask:literal, $field:ident) => {
+        $out[$at] |= if $self.$field { $mask } else { 0 }
+    };
+    (store $self:ident, $out:ident, $at:literal, $field:ident) => {
+        super::bytes::Field::store(&$self.$field, &mut $out, $at)
+    };
+    (load $bytes:ident, $at:literal & $mask:literal) => { $bytes[$at] & $mask != 0 };
+    (load $bytes:ident, $at:literal) => { super::bytes::Field::load($bytes, $at) };
+}
+
+/// Declares an enum with the code of each value on the wire.
+macro_rules! codes {
+    ($(#[$meta:meta])+ pub enum $name:ident {
+        $($(#[$doc:meta])+ $variant:ident = $code:literal,)+
+    }) => {
+        $(#[$meta])+
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum $name { $($(#[$doc])+ $variant = $code,)+ }
+        impl $name {
+            /// The code on the wire.
+            pub const fn to_wire(self) -> u8 {
+                self as u8
+            }
+            /// The value of a code; None for an unknown one.
+            pub const fn from_wire(code: u8) -> Option<Self> {
+                match code {
+                    $($code => Some(Self::$variant),)+
+                    _ => None,
+                }
+            }
+        }
+    };
 }

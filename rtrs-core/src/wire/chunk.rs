@@ -22,12 +22,10 @@ use std::ops::Range;
 
 use super::bytes::{fixed, u16_at};
 use super::error::{Fault, WireError};
-use super::export::{
-    AccessMode, Close, Open, OpenRsp, SessInfo, SessInfoRsp, TYPE_CLOSE, TYPE_OPEN, TYPE_SESS_INFO,
-};
-use super::fence::{Fence, TYPE_FENCE};
+use super::export::{AccessMode, Close, Open, OpenRsp, SessInfo, SessInfoRsp, TYPE_OPEN};
+use super::fence::Fence;
 use super::info::SgDesc;
-use super::io::{IoHeader, ReadMsg, RwOp, TYPE_IO, TYPE_READ, TYPE_WRITE, WriteMsg};
+use super::io::{IoHeader, ReadMsg, RwOp, TYPE_READ, WriteMsg};
 use crate::ids::Rkey;
 use crate::limits::MAX_HDR_SIZE;
 
@@ -93,7 +91,7 @@ pub enum Message {
     Write(WriteMsg),
 }
 
-/// A request whose RTRS message has been judged.
+/// A request whose RTRS message has been validated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkRequest {
     /// The RTRS message.
@@ -104,7 +102,7 @@ pub struct ChunkRequest {
     pub usr_len: u16,
 }
 
-/// The user header of a request, judged together with its RTRS message.
+/// The user header of a request, validated together with its RTRS message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UserMessage<'a> {
     /// Tell versions; the answer is a [`SessInfoRsp`].
@@ -139,7 +137,7 @@ impl ChunkRequest {
         Ok(off..off + room.min(ReadMsg::LEN_MAX))
     }
 
-    /// Judges the RTRS message at `off`. `message` is a copy of [`ChunkRequest::message_range`].
+    /// Validates the RTRS message at `off`. `message` is a copy of [`ChunkRequest::message_range`].
     ///
     /// # Errors
     /// No READ or WRITE, a message that runs over the chunk, more than one descriptor, a user
@@ -147,7 +145,7 @@ impl ChunkRequest {
     pub fn parse(off: u32, message: &[u8]) -> Result<Self, WireError> {
         let head: &[u8; WriteMsg::LEN] = fixed(NAME, message)?;
         let (message, usr_len, message_len) = match u16_at(head, 0) {
-            TYPE_WRITE => {
+            WriteMsg::TYPE => {
                 let write = WriteMsg::decode(head)?;
                 (Message::Write(write), write.usr_len, WriteMsg::LEN)
             }
@@ -195,7 +193,7 @@ impl ChunkRequest {
         }
     }
 
-    /// Judges the user header. `header` is a copy of [`ChunkRequest::user_range`], `ver` the
+    /// Validates the user header. `header` is a copy of [`ChunkRequest::user_range`], `ver` the
     /// version negotiated by SESS_INFO, 0 before.
     ///
     /// # Errors
@@ -204,11 +202,11 @@ impl ChunkRequest {
     pub fn user<'a>(&self, header: &'a [u8], ver: u8) -> Result<UserMessage<'a>, WireError> {
         let head: &[u8; 2] = fixed("user header", header)?;
         match u16::from_le_bytes(*head) {
-            TYPE_IO => {
+            IoHeader::TYPE => {
                 let io = IoHeader::decode(header, ver)?;
                 Ok(UserMessage::Io(self.check_io(&io)?, io))
             }
-            TYPE_SESS_INFO => {
+            SessInfo::TYPE => {
                 let info = SessInfo::decode(header)?;
                 self.check_answer_room(SessInfoRsp::LEN)?;
                 Ok(UserMessage::SessInfo(info))
@@ -218,11 +216,8 @@ impl ChunkRequest {
                 self.check_answer_room(OpenRsp::LEN)?;
                 Ok(UserMessage::Open { access, dev_name })
             }
-            TYPE_CLOSE => {
-                let close = Close::decode(header)?;
-                Ok(UserMessage::Close(close))
-            }
-            TYPE_FENCE => Ok(UserMessage::Fence(Fence::decode(header)?)),
+            Close::TYPE => Ok(UserMessage::Close(Close::decode(header)?)),
+            Fence::TYPE => Ok(UserMessage::Fence(Fence::decode(header)?)),
             kind => {
                 let (kind, expected) = (u64::from(kind), "0, 2, 4 or 5");
                 Err(WireError::value("user header", 0, "type", kind, expected))
@@ -301,7 +296,7 @@ impl ChunkRequest {
                 Err(WireError::value(NAME, 0, "type", u64::from(TYPE_READ), "2 (WRITE)"))
             }
             (Message::Write(_), true) => {
-                Err(WireError::value(NAME, 0, "type", u64::from(TYPE_WRITE), "3 (READ)"))
+                Err(WireError::value(NAME, 0, "type", u64::from(WriteMsg::TYPE), "3 (READ)"))
             }
         }
     }
@@ -326,8 +321,8 @@ mod tests {
         WriteMsg { usr_len }.encode().to_vec()
     }
 
-    /// Judges a request of `data_len` bytes of data as a server would.
-    fn judge(data_len: u32, user: &[u8], message: &[u8]) -> Result<RwOp, WireError> {
+    /// Validates a request of `data_len` bytes of data as a server would.
+    fn validate(data_len: u32, user: &[u8], message: &[u8]) -> Result<RwOp, WireError> {
         let off = data_len + user.len() as u32;
         let request = ChunkRequest::parse(off, message)?;
         assert_eq!(request.data_len, data_len);
@@ -353,37 +348,37 @@ mod tests {
             (0, io(Rw::WRITE_ZEROES, 65536), write_msg(32), RwOp::WriteZeroes),
         ];
         for (data_len, user, message, op) in cases {
-            assert_eq!(judge(data_len, &user, &message), Ok(op));
+            assert_eq!(validate(data_len, &user, &message), Ok(op));
             let old_peer = &user[..IoHeader::LEN_MIN];
             let mut message = message;
             message[2] = 24;
-            assert_eq!(judge(data_len, old_peer, &message), Ok(op));
+            assert_eq!(validate(data_len, old_peer, &message), Ok(op));
         }
     }
 
     #[test]
     fn lengths_that_do_not_agree_are_refused() {
         let read = |data, size, desc| {
-            judge(data, &io(Rw::READ, size), &read_msg(32, desc)).map_err(|e| e.at)
+            validate(data, &io(Rw::READ, size), &read_msg(32, desc)).map_err(|e| e.at)
         };
         assert_eq!(read(4096, 4096, Some(4097)), Err(20), "desc.len");
         assert_eq!(read(4096, 4096, None), Err(20), "no desc");
         assert_eq!(read(4096, 512, Some(4096)), Err(20), "bi_size");
         assert_eq!(read(0, 0, Some(0)), Err(20), "nothing to read");
-        assert!(judge(4096, &io(Rw::READ, 4096), &write_msg(32)).is_err(), "direction");
+        assert!(validate(4096, &io(Rw::READ, 4096), &write_msg(32)).is_err(), "direction");
 
-        assert!(judge(4096, &io(Rw::WRITE, 8192), &write_msg(32)).is_err());
-        assert!(judge(0, &io(Rw::WRITE, 0), &write_msg(32)).is_err());
-        assert!(judge(4096, &io(Rw::WRITE, 4096), &read_msg(32, Some(4096))).is_err());
-        assert!(judge(512, &io(Rw::DISCARD, 512), &write_msg(32)).is_err());
-        assert!(judge(0, &io(Rw::DISCARD, 512), &read_msg(32, None)).is_err());
-        assert!(judge(512, &io(Rw::FLUSH, 0), &read_msg(32, None)).is_err());
-        assert!(judge(0, &io(Rw::FLUSH, 0), &read_msg(32, Some(8))).is_err());
+        assert!(validate(4096, &io(Rw::WRITE, 8192), &write_msg(32)).is_err());
+        assert!(validate(0, &io(Rw::WRITE, 0), &write_msg(32)).is_err());
+        assert!(validate(4096, &io(Rw::WRITE, 4096), &read_msg(32, Some(4096))).is_err());
+        assert!(validate(512, &io(Rw::DISCARD, 512), &write_msg(32)).is_err());
+        assert!(validate(0, &io(Rw::DISCARD, 512), &read_msg(32, None)).is_err());
+        assert!(validate(512, &io(Rw::FLUSH, 0), &read_msg(32, None)).is_err());
+        assert!(validate(0, &io(Rw::FLUSH, 0), &read_msg(32, Some(8))).is_err());
     }
 
     #[test]
     fn unknown_operations_and_messages_get_an_errno() {
-        let error = judge(0, &io(Rw(6), 0), &write_msg(32)).unwrap_err();
+        let error = validate(0, &io(Rw(6), 0), &write_msg(32)).unwrap_err();
         assert_eq!((error.fault, error.errno()), (Fault::UnknownOp(6), 95));
         let request = ChunkRequest::parse(32, &write_msg(32)).unwrap();
         for kind in [1, 3, 6, 0xff] {
@@ -405,12 +400,15 @@ mod tests {
 
     #[test]
     fn control_messages_need_room_for_their_answer() {
-        let user = SessInfo::new().encode();
+        let user = SessInfo::default().encode();
         let parse = |data_len: u32, message: &[u8]| {
             let request = ChunkRequest::parse(data_len + 36, message).unwrap();
             request.user(&user, 0).map_err(|e| e.errno())
         };
-        assert_eq!(parse(36, &read_msg(36, Some(36))), Ok(UserMessage::SessInfo(SessInfo::new())));
+        assert_eq!(
+            parse(36, &read_msg(36, Some(36))),
+            Ok(UserMessage::SessInfo(SessInfo::default()))
+        );
         assert_eq!(parse(35, &read_msg(36, Some(35))), Err(22));
         assert_eq!(parse(36, &read_msg(36, Some(35))), Err(22));
         assert_eq!(parse(36, &read_msg(36, None)), Err(22));

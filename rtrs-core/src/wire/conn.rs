@@ -5,7 +5,7 @@
 //! does not decode with ECONNRESET. Input may be longer than 56 bytes, since CM pads it. Checks
 //! that need state (uuids, queue depth over reconnects) belong to the sessions.
 
-use super::bytes::{fixed, put, take, u16_at, u32_at};
+use super::bytes::{fixed, put, u16_at};
 use super::error::WireError;
 use super::{VERSION, errno};
 use crate::ids::{ConnIndex, PathUuid, SessionId};
@@ -13,10 +13,11 @@ use crate::limits::{CONNS_PER_PATH_MAX, IMM_PAYLOAD_BITS, Limits, MAX_HDR_SIZE, 
 
 /// Opens both messages.
 const MAGIC: u16 = 0x1bbd;
-/// CON_REQ flag: the server may create the session.
-const FIRST_CONN: u8 = 1;
-/// CON_RSP flag: each answer carries a fresh key.
-const NEW_RKEY: u32 = 2;
+
+fn put_magic(out: &mut [u8], at: usize) {
+    put(out, at, MAGIC.to_le_bytes());
+    put(out, at + 2, VERSION.to_le_bytes());
+}
 
 fn check_magic(message: &'static str, bytes: &[u8], at: usize) -> Result<(), WireError> {
     let magic = u16_at(bytes, at);
@@ -31,54 +32,44 @@ fn check_magic(message: &'static str, bytes: &[u8], at: usize) -> Result<(), Wir
     Ok(())
 }
 
-/// CON_REQ: what a client says with each connection of a path.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ConnReq {
-    /// This connection, below `cid_num`. 0 is the service connection.
-    pub cid: ConnIndex,
-    /// Connections of this path, the service connection included; 1 to 4096.
-    pub cid_num: u16,
-    /// Connects of this path so far, this one included. Kernels store it unchecked.
-    pub recon_cnt: u16,
-    /// The path; stable over its reconnects.
-    pub path_uuid: PathUuid,
-    /// The session; the same on all its paths.
-    pub session_id: SessionId,
-    /// The server may create the session.
-    pub first_conn: bool,
-    /// Room for extensions, zero. Kernels send zero and ignore it.
-    pub ext: [u8; 11],
+message! {
+    /// CON_REQ: what a client sends with each connection of a path.
+    #[derive(Default)]
+    pub struct ConnReq[56] = "CON_REQ" {
+        /// This connection, below `cid_num`. 0 is the service connection.
+        6 cid: ConnIndex,
+        /// Connections of this path, the service connection included; 1 to 4096.
+        8 cid_num: u16,
+        /// Connects of this path so far, this one included. Kernels store it unchecked.
+        10 recon_cnt: u16,
+        /// The path; stable over its reconnects.
+        12 path_uuid: PathUuid,
+        /// The session; the same on all its paths.
+        28 session_id: SessionId,
+        /// The server may create the session.
+        44 & 1 first_conn: bool,
+        /// Room for extensions, zero. Kernels send zero and ignore it.
+        45 ext: [u8; 11],
+    }
 }
 
 impl ConnReq {
-    /// Bytes of the message.
-    pub const LEN: usize = 56;
-    const NAME: &str = "CON_REQ";
-
     /// The message as it travels.
     pub fn encode(&self) -> [u8; Self::LEN] {
-        let mut out = [0; Self::LEN];
-        put(&mut out, 2, MAGIC.to_le_bytes());
-        put(&mut out, 4, VERSION.to_le_bytes());
-        put(&mut out, 6, self.cid.0.to_le_bytes());
-        put(&mut out, 8, self.cid_num.to_le_bytes());
-        put(&mut out, 10, self.recon_cnt.to_le_bytes());
-        put(&mut out, 12, self.path_uuid.0);
-        put(&mut out, 28, self.session_id.0);
-        out[44] = if self.first_conn { FIRST_CONN } else { 0 };
-        put(&mut out, 45, self.ext);
+        let mut out = self.store();
+        put_magic(&mut out, 2);
         out
     }
 
-    /// Reads and judges private data of a connect.
+    /// Reads and validates private data of a connect.
     ///
     /// # Errors
     /// Short data, magic, major version, connection count or number.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let bytes: &[u8; Self::LEN] = fixed(Self::NAME, bytes)?;
         check_magic(Self::NAME, bytes, 2)?;
-        let cid = u16_at(bytes, 6);
-        let cid_num = u16_at(bytes, 8);
+        let request = Self::load(bytes);
+        let (cid, cid_num) = (request.cid.0, request.cid_num);
         if cid_num == 0 || cid_num > CONNS_PER_PATH_MAX {
             let found = u64::from(cid_num);
             return Err(WireError::value(Self::NAME, 8, "cid_num", found, "1 to 4096"));
@@ -87,55 +78,37 @@ impl ConnReq {
             let (cid, cid_num) = (u64::from(cid), u64::from(cid_num));
             return Err(WireError::mismatch(Self::NAME, 6, ("cid", cid), ("cid_num", cid_num)));
         }
-        Ok(Self {
-            cid: ConnIndex(cid),
-            cid_num,
-            recon_cnt: u16_at(bytes, 10),
-            path_uuid: PathUuid(take(bytes, 12)),
-            session_id: SessionId(take(bytes, 28)),
-            first_conn: bytes[44] & FIRST_CONN != 0,
-            ext: take(bytes, 45),
-        })
+        Ok(request)
     }
 }
 
-/// CON_RSP: what a server says when it accepts or rejects a connection.
-///
-/// Bounds and flags count on connection 0 only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ConnRsp {
-    /// 0 with an accept, a negative errno with a reject.
-    pub errno: i16,
-    /// Chunks of the session; stable over reconnects.
-    pub queue_depth: u16,
-    /// Largest user data of a request, in bytes.
-    pub max_io_size: u32,
-    /// Room for user header and RTRS message, in bytes.
-    pub max_hdr_size: u32,
-    /// Each answer is a SEND_WITH_IMM that carries a fresh key (`always_invalidate`).
-    pub new_rkey: bool,
-    /// Room for extensions, zero. Kernels send zero and ignore it.
-    pub ext: [u8; 36],
+message! {
+    /// CON_RSP: what a server sends when it accepts or rejects a connection.
+    ///
+    /// Bounds and flags count on connection 0 only.
+    pub struct ConnRsp[56] = "CON_RSP" {
+        /// 0 with an accept, a negative errno with a reject.
+        4 errno: i16,
+        /// Chunks of the session; stable over reconnects.
+        6 queue_depth: u16,
+        /// Largest user data of a request, in bytes.
+        8 max_io_size: u32,
+        /// Room for user header and RTRS message, in bytes.
+        12 max_hdr_size: u32,
+        /// Each answer is a SEND_WITH_IMM that carries a fresh key (`always_invalidate`).
+        16 & 2 new_rkey: bool,
+        /// Room for extensions, zero. Kernels send zero and ignore it.
+        20 ext: [u8; 36],
+    }
 }
 
 impl Default for ConnRsp {
     fn default() -> Self {
-        Self {
-            errno: 0,
-            queue_depth: 0,
-            max_io_size: 0,
-            max_hdr_size: 0,
-            new_rkey: false,
-            ext: [0; 36],
-        }
+        Self::load(&[0; Self::LEN])
     }
 }
 
 impl ConnRsp {
-    /// Bytes of the message.
-    pub const LEN: usize = 56;
-    const NAME: &str = "CON_RSP";
-
     /// An accept with these bounds.
     pub fn accept(limits: Limits, new_rkey: bool) -> Self {
         Self {
@@ -159,19 +132,12 @@ impl ConnRsp {
 
     /// The message as it travels.
     pub fn encode(&self) -> [u8; Self::LEN] {
-        let mut out = [0; Self::LEN];
-        put(&mut out, 0, MAGIC.to_le_bytes());
-        put(&mut out, 2, VERSION.to_le_bytes());
-        put(&mut out, 4, self.errno.to_le_bytes());
-        put(&mut out, 6, self.queue_depth.to_le_bytes());
-        put(&mut out, 8, self.max_io_size.to_le_bytes());
-        put(&mut out, 12, self.max_hdr_size.to_le_bytes());
-        put(&mut out, 16, if self.new_rkey { NEW_RKEY } else { 0 }.to_le_bytes());
-        put(&mut out, 20, self.ext);
+        let mut out = self.store();
+        put_magic(&mut out, 0);
         out
     }
 
-    /// Reads private data of an accept or a reject. The bounds are judged by
+    /// Reads private data of an accept or a reject. The bounds are validated by
     /// [`ConnRsp::chunk_size`], as only connection 0 has them.
     ///
     /// # Errors
@@ -179,17 +145,10 @@ impl ConnRsp {
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let bytes: &[u8; Self::LEN] = fixed(Self::NAME, bytes)?;
         check_magic(Self::NAME, bytes, 0)?;
-        Ok(Self {
-            errno: u16_at(bytes, 4).cast_signed(),
-            queue_depth: u16_at(bytes, 6),
-            max_io_size: u32_at(bytes, 8),
-            max_hdr_size: u32_at(bytes, 12),
-            new_rkey: u32_at(bytes, 16) & NEW_RKEY != 0,
-            ext: take(bytes, 20),
-        })
+        Ok(Self::load(bytes))
     }
 
-    /// Bytes of a chunk: data and header room together. Judges the bounds of an accept: a depth,
+    /// Bytes of a chunk: data and header room together. Validates the bounds of an accept: a depth,
     /// room for a header, and the 28-bit rule. The sum need not be a power of two.
     ///
     /// # Errors
@@ -227,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connect_is_judged_field_by_field() {
+    fn a_connect_is_validated_field_by_field() {
         let good = request().encode();
         let fault = |at: usize, byte: u8| {
             let mut bytes = good;
@@ -257,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_of_an_accept_are_judged() {
+    fn bounds_of_an_accept_are_validated() {
         let good = ConnRsp::accept(Limits::DEFAULT, true);
         assert_eq!(good.chunk_size(), Ok(131_072));
         let fault = |change: fn(&mut ConnRsp)| {

@@ -2,132 +2,62 @@
 //!
 //! A client sends them as user headers on the service connection; the server writes the answers
 //! to memory the client named. What the fields mean for a device, and which values suit a kernel
-//! client, is in docs/PROTOCOL.md; nothing here judges a device.
+//! client, is in docs/PROTOCOL.md; nothing here validates a device.
 
 use super::RNBD_VERSION;
-use super::bytes::{expect_type, fixed, put, take, u16_at, u32_at, u64_at};
+use super::bytes::{expect_type, fixed, put, take};
 use super::error::{Fault, WireError};
 use super::name::{Name, name_len};
 use crate::identity::{EvictionSecret, ExportId};
 use crate::limits::NAME_FIELD_LEN;
 
-pub(super) const TYPE_SESS_INFO: u16 = 0;
-const TYPE_SESS_INFO_RSP: u16 = 1;
 pub(super) const TYPE_OPEN: u16 = 2;
-const TYPE_OPEN_RSP: u16 = 3;
-pub(super) const TYPE_CLOSE: u16 = 5;
 
-/// SESS_INFO: the first message of a session, where the client tells its version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SessInfo {
-    /// Major version of RNBD that the sender speaks.
-    pub ver: u8,
-}
-
-impl SessInfo {
-    /// Bytes of the message.
-    pub const LEN: usize = 36;
-    const NAME: &str = "SESS_INFO";
-
-    /// The message of this implementation.
-    pub const fn new() -> Self {
-        Self { ver: RNBD_VERSION }
-    }
-
-    /// The message as it travels.
-    pub fn encode(&self) -> [u8; Self::LEN] {
-        sess_info(TYPE_SESS_INFO, self.ver)
-    }
-
-    /// Reads the message.
-    ///
-    /// # Errors
-    /// Short message, wrong type.
-    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
-        let bytes: &[u8; Self::LEN] = fixed(Self::NAME, bytes)?;
-        expect_type(Self::NAME, bytes, (TYPE_SESS_INFO, "0 (SESS_INFO)"))?;
-        Ok(Self { ver: bytes[4] })
+message! {
+    /// SESS_INFO: the first message of a session, with the client's version.
+    pub struct SessInfo[36] = "SESS_INFO", type 0 {
+        /// Major version of RNBD that the sender speaks.
+        4 ver: u8,
     }
 }
 
 impl Default for SessInfo {
+    /// The message of this implementation.
     fn default() -> Self {
-        Self::new()
+        Self { ver: RNBD_VERSION }
     }
 }
 
-/// SESS_INFO_RSP: the version both ends go by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SessInfoRsp {
-    /// Major version of RNBD: the smaller of the two.
-    pub ver: u8,
+message! {
+    /// SESS_INFO_RSP: the version both ends go by.
+    pub struct SessInfoRsp[36] = "SESS_INFO_RSP", type 1 {
+        /// Major version of RNBD: the smaller of the two.
+        4 ver: u8,
+    }
 }
 
 impl SessInfoRsp {
-    /// Bytes of the message.
-    pub const LEN: usize = SessInfo::LEN;
-    const NAME: &str = "SESS_INFO_RSP";
-
     /// The answer to a client's SESS_INFO.
     pub fn answer(to: SessInfo) -> Self {
         Self { ver: to.ver.min(RNBD_VERSION) }
     }
-
-    /// The message as it travels.
-    pub fn encode(&self) -> [u8; Self::LEN] {
-        sess_info(TYPE_SESS_INFO_RSP, self.ver)
-    }
-
-    /// Reads the message.
-    ///
-    /// # Errors
-    /// Short message, wrong type.
-    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
-        let bytes: &[u8; Self::LEN] = fixed(Self::NAME, bytes)?;
-        expect_type(Self::NAME, bytes, (TYPE_SESS_INFO_RSP, "1 (SESS_INFO_RSP)"))?;
-        Ok(Self { ver: bytes[4] })
-    }
 }
 
-fn sess_info(kind: u16, ver: u8) -> [u8; SessInfo::LEN] {
-    let mut out = [0; SessInfo::LEN];
-    put(&mut out, 0, kind.to_le_bytes());
-    out[4] = ver;
-    out
-}
-
-/// What a client wants to do with a device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum AccessMode {
-    /// Read only; any number of clients.
-    ReadOnly,
-    /// Read and write; no other writer.
-    #[default]
-    ReadWrite,
-    /// Read and write beside one other writer, for live migration.
-    Migration,
+codes! {
+    /// What a client wants to do with a device.
+    #[derive(Default)]
+    pub enum AccessMode {
+        /// Read only; any number of clients.
+        ReadOnly = 0,
+        /// Read and write; no other writer.
+        #[default]
+        ReadWrite = 1,
+        /// Read and write beside one other writer, for live migration.
+        Migration = 2,
+    }
 }
 
 impl AccessMode {
-    /// The byte on the wire.
-    pub const fn to_wire(self) -> u8 {
-        match self {
-            Self::ReadOnly => 0,
-            Self::ReadWrite => 1,
-            Self::Migration => 2,
-        }
-    }
-
-    /// The mode of a byte; None for a byte that has none.
-    pub const fn from_wire(byte: u8) -> Option<Self> {
-        match byte {
-            0 => Some(Self::ReadOnly),
-            1 => Some(Self::ReadWrite),
-            2 => Some(Self::Migration),
-            _ => None,
-        }
-    }
-
     /// True when the client may write.
     pub const fn may_write(self) -> bool {
         !matches!(self, Self::ReadOnly)
@@ -181,107 +111,55 @@ impl Open {
     }
 }
 
-/// OPEN_RSP: the device as the server describes it. Limits are fixed while it is open.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OpenRsp {
-    /// Names the device in this session; starts at 0.
-    pub device_id: u32,
-    /// Size in sectors of 512 bytes, whatever the block size.
-    pub nsectors: u64,
-    /// Largest transfer in sectors; clients ignore it.
-    pub max_hw_sectors: u32,
-    /// Largest write zeroes in sectors, 0 for none. Linux 6.8 and later; before, an unused field
-    /// that servers send as 0.
-    pub max_write_zeroes_sectors: u32,
-    /// Largest discard in sectors, 0 for none.
-    pub max_discard_sectors: u32,
-    /// Unit of discards in bytes.
-    pub discard_granularity: u32,
-    /// First discard-aligned byte.
-    pub discard_alignment: u32,
-    /// Preferred unit in bytes; at least the logical one, at most 32768.
-    pub physical_block_size: u16,
-    /// Unit of IO in bytes; a client refuses 0.
-    pub logical_block_size: u16,
-    /// Most segments of a transfer; clients ignore it.
-    pub max_segments: u16,
-    /// Discards can be secure, when not 0. Send 0: the kernel's client fails on secure erase.
-    pub secure_discard: u16,
-    /// The device rotates. Obsolete.
-    pub rotational: bool,
-    /// FUA is honoured (cache policy bit 0).
-    pub fua: bool,
-    /// There is a volatile cache (cache policy bit 1). Without it no flush and no FUA arrives,
-    /// and each write must be durable when it is answered.
-    pub write_cache: bool,
-    /// What was acknowledged and not flushed is there as long as this number stays; 0 says
-    /// nothing. Ours: counts only behind [`Extensions::cache_id`](super::Extensions::cache_id),
-    /// since a kernel's server leaves these bytes as its memory had them.
-    pub cache_id: u64,
-    /// When that number changes nothing is there any more, whether flushed or not. Ours too.
-    pub volatile: bool,
-}
-
-impl OpenRsp {
-    /// Bytes of the message.
-    pub const LEN: usize = 56;
-    const NAME: &str = "OPEN_RSP";
-    const CACHE_FUA: u8 = 1;
-    const CACHE_WRITEBACK: u8 = 2;
-
-    /// The message as it travels.
-    pub fn encode(&self) -> [u8; Self::LEN] {
-        let mut out = [0; Self::LEN];
-        put(&mut out, 0, TYPE_OPEN_RSP.to_le_bytes());
-        put(&mut out, 4, self.device_id.to_le_bytes());
-        put(&mut out, 8, self.nsectors.to_le_bytes());
-        put(&mut out, 16, self.max_hw_sectors.to_le_bytes());
-        put(&mut out, 20, self.max_write_zeroes_sectors.to_le_bytes());
-        put(&mut out, 24, self.max_discard_sectors.to_le_bytes());
-        put(&mut out, 28, self.discard_granularity.to_le_bytes());
-        put(&mut out, 32, self.discard_alignment.to_le_bytes());
-        put(&mut out, 36, self.physical_block_size.to_le_bytes());
-        put(&mut out, 38, self.logical_block_size.to_le_bytes());
-        put(&mut out, 40, self.max_segments.to_le_bytes());
-        put(&mut out, 42, self.secure_discard.to_le_bytes());
-        out[44] = u8::from(self.rotational);
-        out[45] = if self.fua { Self::CACHE_FUA } else { 0 }
-            | if self.write_cache { Self::CACHE_WRITEBACK } else { 0 };
-        out[46] = u8::from(self.volatile);
-        put(&mut out, 48, self.cache_id.to_le_bytes());
-        out
-    }
-
-    /// Reads the message. Its numbers are for the caller to judge.
-    ///
-    /// # Errors
-    /// Short message, wrong type.
-    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
-        let bytes: &[u8; Self::LEN] = fixed(Self::NAME, bytes)?;
-        expect_type(Self::NAME, bytes, (TYPE_OPEN_RSP, "3 (OPEN_RSP)"))?;
-        Ok(Self {
-            device_id: u32_at(bytes, 4),
-            nsectors: u64_at(bytes, 8),
-            max_hw_sectors: u32_at(bytes, 16),
-            max_write_zeroes_sectors: u32_at(bytes, 20),
-            max_discard_sectors: u32_at(bytes, 24),
-            discard_granularity: u32_at(bytes, 28),
-            discard_alignment: u32_at(bytes, 32),
-            physical_block_size: u16_at(bytes, 36),
-            logical_block_size: u16_at(bytes, 38),
-            max_segments: u16_at(bytes, 40),
-            secure_discard: u16_at(bytes, 42),
-            rotational: bytes[44] != 0,
-            fua: bytes[45] & Self::CACHE_FUA != 0,
-            write_cache: bytes[45] & Self::CACHE_WRITEBACK != 0,
-            cache_id: u64_at(bytes, 48),
-            volatile: bytes[46] & 1 != 0,
-        })
+message! {
+    /// OPEN_RSP: the device as the server describes it. Limits are fixed while it is open.
+    #[derive(Default)]
+    pub struct OpenRsp[56] = "OPEN_RSP", type 3 {
+        /// Names the device in this session; starts at 0.
+        4 device_id: u32,
+        /// Size in sectors of 512 bytes, whatever the block size.
+        8 nsectors: u64,
+        /// Largest transfer in sectors; clients ignore it.
+        16 max_hw_sectors: u32,
+        /// Largest write zeroes in sectors, 0 for none. Linux 6.8 and later; before, an unused
+        /// field that servers send as 0.
+        20 max_write_zeroes_sectors: u32,
+        /// Largest discard in sectors, 0 for none.
+        24 max_discard_sectors: u32,
+        /// Unit of discards in bytes.
+        28 discard_granularity: u32,
+        /// First discard-aligned byte.
+        32 discard_alignment: u32,
+        /// Preferred unit in bytes; at least the logical one, at most 32768.
+        36 physical_block_size: u16,
+        /// Unit of IO in bytes; a client refuses 0.
+        38 logical_block_size: u16,
+        /// Most segments of a transfer; clients ignore it.
+        40 max_segments: u16,
+        /// Discards can be secure, when not 0. Send 0: the kernel's client fails on secure erase.
+        42 secure_discard: u16,
+        /// The device rotates. Obsolete.
+        44 rotational: bool,
+        /// FUA is honored (cache policy bit 0).
+        45 & 1 fua: bool,
+        /// There is a volatile cache (cache policy bit 1). Without it no flush and no FUA arrives,
+        /// and each write must be durable when it is answered.
+        45 & 2 write_cache: bool,
+        /// What was acknowledged and not flushed is there as long as this number stays; 0 says
+        /// nothing. Ours: counts only behind [`Extensions::cache_id`](super::Extensions::cache_id),
+        /// since a kernel's server leaves these bytes as its memory had them.
+        48 cache_id: u64,
+        /// When that number changes nothing is there any more, whether flushed or not. Ours too.
+        46 & 1 volatile: bool,
+        /// Write zeroes is quicker here than writing zeroes, and a request may ask for that only
+        /// ([`Rw::fast_only`](super::Rw::fast_only)). Ours too: counts only behind
+        /// [`Extensions::lengths`](super::Extensions::lengths).
+        46 & 2 fast_zero: bool,
     }
 }
 
 /// What the long OPEN_RSP has beyond the short one. Ours: a client asks for it with a longer read
-/// descriptor, and only a server that said so ([`Extensions`](super::Extensions::identity)).
+/// descriptor, if the server announced it ([`Extensions`](super::Extensions::identity)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenRspTail {
     /// Which export it is, if the server knows.
@@ -323,34 +201,12 @@ impl OpenRspTail {
     }
 }
 
-/// CLOSE: gives a device back. Closing an unknown one succeeds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Close {
-    /// The device, as OPEN_RSP named it.
-    pub device_id: u32,
-}
-
-impl Close {
-    /// Bytes of the message.
-    pub const LEN: usize = 8;
-    const NAME: &str = "CLOSE";
-
-    /// The message as it travels.
-    pub fn encode(&self) -> [u8; Self::LEN] {
-        let mut out = [0; Self::LEN];
-        put(&mut out, 0, TYPE_CLOSE.to_le_bytes());
-        put(&mut out, 4, self.device_id.to_le_bytes());
-        out
-    }
-
-    /// Reads the message.
-    ///
-    /// # Errors
-    /// Short message, wrong type.
-    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
-        let bytes: &[u8; Self::LEN] = fixed(Self::NAME, bytes)?;
-        expect_type(Self::NAME, bytes, (TYPE_CLOSE, "5 (CLOSE)"))?;
-        Ok(Self { device_id: u32_at(bytes, 4) })
+message! {
+    /// CLOSE: gives a device back. Closing an unknown one succeeds.
+    #[derive(Default)]
+    pub struct Close[8] = "CLOSE", type 5 {
+        /// The device, as OPEN_RSP named it.
+        4 device_id: u32,
     }
 }
 
@@ -359,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn garbage_in_reserved_bytes_is_not_judged() {
+    fn garbage_in_reserved_bytes_is_not_validated() {
         let mut bytes = [0xcc; SessInfo::LEN];
         bytes[..2].fill(0);
         bytes[4] = 9;
@@ -379,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn an_open_is_judged() {
+    fn an_open_is_validated() {
         let good = Open { access: AccessMode::Migration, dev_name: Name::new(b"v").unwrap() };
         let mut bytes = good.encode();
         bytes[4] = 3;

@@ -4,13 +4,12 @@
 //! ([`Extensions`]); to others it is never sent. It travels as a user message of a WRITE without
 //! data, on a connection of another path of the session, and is answered like a CLOSE. The answer
 //! promises: no request of the named path, from connects up to the named one, will begin any more;
-//! those that run hold their permits until they have ended (docs/ARCHITECTURE.md, "The fence").
+//! those that run hold their permits until they have ended (docs/FENCE.md).
 
-use super::bytes::{expect_type, fixed, put, take, u16_at, u32_at};
+use super::bytes::{put, take, u32_at};
 use super::error::WireError;
 use crate::ids::PathUuid;
 
-pub(super) const TYPE_FENCE: u16 = 0x8001;
 /// Opens the extensions in CON_RSP.
 const MARK: [u8; 4] = *b"RTRX";
 const LENGTHS: u32 = 1;
@@ -30,7 +29,7 @@ pub struct Extensions {
     pub fence: bool,
     /// OPEN_RSP says when unflushed writes are lost.
     pub cache_id: bool,
-    /// It knows who it is, and has a long OPEN_RSP. In an accept these are the bytes of its
+    /// It has an identity and a long OPEN_RSP. In an accept these are the bytes of its
     /// [`ServerId`](crate::identity::ServerId), zeroes for none; in a reject with ESTALE those of
     /// the session's [`EvictionSecret`](crate::identity::EvictionSecret).
     pub identity: Option<[u8; 16]>,
@@ -72,39 +71,17 @@ impl Extensions {
     }
 }
 
-/// FENCE: a path of this session is dead.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fence {
-    /// Which path.
-    pub path: PathUuid,
-    /// Its last connect that is meant, as CON_REQ counts them; earlier ones are meant too.
-    pub recon_cnt: u16,
+message! {
+    /// FENCE: a path of this session is dead.
+    pub struct Fence[28] = "FENCE", type 0x8001 {
+        /// Which path.
+        4 path: PathUuid,
+        /// Its last connect that is meant, as CON_REQ counts them; earlier ones are meant too.
+        20 recon_cnt: u16,
+    }
 }
 
 impl Fence {
-    /// Bytes of the message.
-    pub const LEN: usize = 28;
-    const NAME: &str = "FENCE";
-
-    /// The message as it travels.
-    pub fn encode(&self) -> [u8; Self::LEN] {
-        let mut out = [0; Self::LEN];
-        put(&mut out, 0, TYPE_FENCE.to_le_bytes());
-        put(&mut out, 4, self.path.0);
-        put(&mut out, 20, self.recon_cnt.to_le_bytes());
-        out
-    }
-
-    /// Reads the message.
-    ///
-    /// # Errors
-    /// Short message, wrong type.
-    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
-        let bytes: &[u8; Self::LEN] = fixed(Self::NAME, bytes)?;
-        expect_type(Self::NAME, bytes, (TYPE_FENCE, "0x8001 (FENCE)"))?;
-        Ok(Self { path: PathUuid(take(bytes, 4)), recon_cnt: u16_at(bytes, 20) })
-    }
-
     /// True when a connect with this count is meant. Counts wrap: the nearer half is earlier.
     pub const fn covers(&self, recon_cnt: u16) -> bool {
         self.recon_cnt.wrapping_sub(recon_cnt) < 0x8000

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::bytes::{expect_type, fixed, put, u16_at, u32_at, u64_at};
+use super::bytes::{expect_type, fixed, put, u16_at};
 use super::error::WireError;
 use super::name::Name;
 use crate::ids::Rkey;
@@ -36,7 +36,7 @@ impl InfoReq {
         out
     }
 
-    /// Reads the message. The name is not yet judged as a session's.
+    /// Reads the message. The name is not yet validated as a session's.
     ///
     /// # Errors
     /// Short message, wrong type, unterminated name.
@@ -47,28 +47,23 @@ impl InfoReq {
     }
 }
 
-/// sg_desc: memory of the sender that the peer may write.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SgDesc {
-    /// First byte, as the peer must name it. Opaque.
-    pub addr: u64,
-    /// Key of the memory.
-    pub key: Rkey,
-    /// Bytes.
-    pub len: u32,
+message! {
+    /// sg_desc: memory of the sender that the peer may write.
+    #[derive(Default)]
+    pub struct SgDesc[16] = "sg_desc" {
+        /// First byte, as the peer must name it. Opaque.
+        0 addr: u64,
+        /// Key of the memory.
+        8 key: Rkey,
+        /// Bytes.
+        12 len: u32,
+    }
 }
 
 impl SgDesc {
-    /// Bytes of a descriptor.
-    pub const LEN: usize = 16;
-
     /// The descriptor as it travels.
     pub fn encode(&self) -> [u8; Self::LEN] {
-        let mut out = [0; Self::LEN];
-        put(&mut out, 0, self.addr.to_le_bytes());
-        put(&mut out, 8, self.key.0.to_le_bytes());
-        put(&mut out, 12, self.len.to_le_bytes());
-        out
+        self.store()
     }
 
     /// Reads a descriptor; any bytes are one.
@@ -76,8 +71,7 @@ impl SgDesc {
     /// # Errors
     /// Fewer than 16 bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
-        let bytes: &[u8; Self::LEN] = fixed("sg_desc", bytes)?;
-        Ok(Self { addr: u64_at(bytes, 0), key: Rkey(u32_at(bytes, 8)), len: u32_at(bytes, 12) })
+        Ok(Self::load(fixed(Self::NAME, bytes)?))
     }
 }
 
@@ -124,7 +118,7 @@ impl InfoRsp {
         self.encoded_len()
     }
 
-    /// Reads the message. Its sums are judged by [`InfoRsp::chunks`].
+    /// Reads the message. Its sums are validated by [`InfoRsp::chunks`].
     ///
     /// # Errors
     /// Short message, wrong type, no descriptor.

@@ -1,34 +1,33 @@
 //! The two messages of every IO: RNBD's header, and RTRS's READ or WRITE behind it.
 //!
 //! They lie in a chunk, where `chunk.rs` puts and finds them. The hottest messages of all: plain
-//! values, no allocation, constant offsets. Which header fits which RTRS message is judged by
+//! values, no allocation, constant offsets. Which header fits which RTRS message is validated by
 //! [`super::ChunkRequest`].
 
 use super::RNBD_VERSION;
-use super::bytes::{expect_type, fixed, put, take, u16_at, u32_at, u64_at};
+use super::bytes::{expect_type, fixed, put, take, u16_at};
 use super::error::WireError;
 use super::info::SgDesc;
 use crate::ids::Rkey;
 
-pub(super) const TYPE_IO: u16 = 4;
-pub(super) const TYPE_WRITE: u16 = 2;
 pub(super) const TYPE_READ: u16 = 3;
 
-/// What an IO does, as RNBD numbers it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum RwOp {
-    /// Read `bi_size` bytes.
-    Read,
-    /// Write them.
-    Write,
-    /// Make completed writes durable. Its sector is all ones and means nothing.
-    Flush,
-    /// Forget `bi_size` bytes.
-    Discard,
-    /// Forget them for good.
-    SecureErase,
-    /// Make them zero (Linux 6.8 and later).
-    WriteZeroes,
+codes! {
+    /// What an IO does, as RNBD numbers it.
+    pub enum RwOp {
+        /// Read `bi_size` bytes.
+        Read = 0,
+        /// Write them.
+        Write = 1,
+        /// Make completed writes durable. Its sector is all ones and means nothing.
+        Flush = 2,
+        /// Forget `bi_size` bytes.
+        Discard = 3,
+        /// Forget them for good.
+        SecureErase = 4,
+        /// Make them zero (Linux 6.8 and later).
+        WriteZeroes = 5,
+    }
 }
 
 /// The `rw` field: operation in the low eight bits, flags above. Unknown flags are kept and
@@ -55,6 +54,8 @@ impl Rw {
     const FUA: u32 = 0x200;
     const PREFLUSH: u32 = 0x400;
     const NOUNMAP: u32 = 0x800;
+    /// Ours, far from the kernel's flags.
+    const FAST_ONLY: u32 = 0x8000_0000;
 
     const fn with(self, flag: u32, on: bool) -> Self {
         if on { Self(self.0 | flag) } else { Self(self.0 & !flag) }
@@ -84,19 +85,22 @@ impl Rw {
         self.with(Self::NOUNMAP, on)
     }
 
+    /// Write zeroes fails with EOPNOTSUPP where it would not be quicker than writing zeroes. Ours:
+    /// for servers that announced [`OpenRsp::fast_zero`](super::OpenRsp::fast_zero).
+    #[must_use]
+    pub const fn fast_only(self, on: bool) -> Self {
+        self.with(Self::FAST_ONLY, on)
+    }
+
     /// The operation.
     ///
     /// # Errors
     /// The byte of an unknown one. (The kernel's server would run it as a read.)
     pub const fn op(self) -> Result<RwOp, u8> {
-        match (self.0 & Self::OP) as u8 {
-            0 => Ok(RwOp::Read),
-            1 => Ok(RwOp::Write),
-            2 => Ok(RwOp::Flush),
-            3 => Ok(RwOp::Discard),
-            4 => Ok(RwOp::SecureErase),
-            5 => Ok(RwOp::WriteZeroes),
-            unknown => Err(unknown),
+        let code = (self.0 & Self::OP) as u8;
+        match RwOp::from_wire(code) {
+            Some(op) => Ok(op),
+            None => Err(code),
         }
     }
 
@@ -119,39 +123,39 @@ impl Rw {
     pub const fn is_no_unmap(self) -> bool {
         self.0 & Self::NOUNMAP != 0
     }
+
+    /// Write zeroes must be quicker than writing zeroes, or fail.
+    pub const fn is_fast_only(self) -> bool {
+        self.0 & Self::FAST_ONLY != 0
+    }
 }
 
-/// IO: RNBD's header of a read, write, flush, discard or write zeroes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct IoHeader {
-    /// The device, as OPEN_RSP named it.
-    pub device_id: u32,
-    /// First sector, in units of 512 bytes. Meaningless in a flush.
-    pub sector: u64,
-    /// Operation and flags.
-    pub rw: Rw,
-    /// Bytes the IO covers.
-    pub bi_size: u32,
-    /// IO priority as Linux encodes it, 0 for none.
-    pub prio: u16,
+message! {
+    /// IO: RNBD's header of a read, write, flush, discard or write zeroes.
+    #[derive(Default)]
+    pub struct IoHeader[32] = "IO" {
+        /// The device, as OPEN_RSP named it.
+        4 device_id: u32,
+        /// First sector, in units of 512 bytes. Meaningless in a flush.
+        8 sector: u64,
+        /// Operation and flags.
+        16 rw: Rw,
+        /// Bytes the IO covers.
+        20 bi_size: u32,
+        /// IO priority as Linux encodes it, 0 for none.
+        24 prio: u16,
+    }
 }
 
 impl IoHeader {
-    /// Bytes of the message as sent.
-    pub const LEN: usize = 32;
     /// Bytes that a peer sends at least: version 1 has 24, a 32-bit version 2 has 28.
     pub const LEN_MIN: usize = 24;
-    const NAME: &str = "IO";
+    pub(super) const TYPE: u16 = 4;
 
     /// The message as it travels.
     pub fn encode(&self) -> [u8; Self::LEN] {
-        let mut out = [0; Self::LEN];
-        put(&mut out, 0, TYPE_IO.to_le_bytes());
-        put(&mut out, 4, self.device_id.to_le_bytes());
-        put(&mut out, 8, self.sector.to_le_bytes());
-        put(&mut out, 16, self.rw.0.to_le_bytes());
-        put(&mut out, 20, self.bi_size.to_le_bytes());
-        put(&mut out, 24, self.prio.to_le_bytes());
+        let mut out = self.store();
+        put(&mut out, 0, Self::TYPE.to_le_bytes());
         out
     }
 
@@ -162,49 +166,22 @@ impl IoHeader {
     /// Fewer than 24 bytes, wrong type.
     pub fn decode(bytes: &[u8], ver: u8) -> Result<Self, WireError> {
         let head: &[u8; Self::LEN_MIN] = fixed(Self::NAME, bytes)?;
-        expect_type(Self::NAME, head, (TYPE_IO, "4 (IO)"))?;
-        let prio = match bytes.first_chunk::<{ Self::LEN }>() {
-            Some(full) if ver >= RNBD_VERSION => u16_at(full, 24),
-            _ => 0,
-        };
-        Ok(Self {
-            device_id: u32_at(head, 4),
-            sector: u64_at(head, 8),
-            rw: Rw(u32_at(head, 16)),
-            bi_size: u32_at(head, 20),
-            prio,
-        })
+        expect_type(Self::NAME, head, (Self::TYPE, "4 (IO)"))?;
+        let mut full = [0; Self::LEN];
+        match bytes.first_chunk() {
+            Some(bytes) if ver >= RNBD_VERSION => full = *bytes,
+            _ => put(&mut full, 0, *head),
+        }
+        Ok(Self::load(&full))
     }
 }
 
-/// WRITE: RTRS's message of a request whose data, if any, lies in the chunk.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WriteMsg {
-    /// Bytes of the user header, which ends where this message begins.
-    pub usr_len: u16,
-}
-
-impl WriteMsg {
-    /// Bytes of the message.
-    pub const LEN: usize = 4;
-    const NAME: &str = "WRITE";
-
-    /// The message as it travels.
-    pub fn encode(&self) -> [u8; Self::LEN] {
-        let mut out = [0; Self::LEN];
-        put(&mut out, 0, TYPE_WRITE.to_le_bytes());
-        put(&mut out, 2, self.usr_len.to_le_bytes());
-        out
-    }
-
-    /// Reads the message.
-    ///
-    /// # Errors
-    /// Short message, wrong type.
-    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
-        let bytes: &[u8; Self::LEN] = fixed(Self::NAME, bytes)?;
-        expect_type(Self::NAME, bytes, (TYPE_WRITE, "2 (WRITE)"))?;
-        Ok(Self { usr_len: u16_at(bytes, 2) })
+message! {
+    /// WRITE: RTRS's message of a request whose data, if any, lies in the chunk.
+    #[derive(Default)]
+    pub struct WriteMsg[4] = "WRITE", type 2 {
+        /// Bytes of the user header, which ends where this message begins.
+        2 usr_len: u16,
     }
 }
 

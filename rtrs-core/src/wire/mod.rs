@@ -4,15 +4,16 @@
 //! and [`InfoRsp`] introduce, [`SessInfo`], [`Open`], [`OpenRsp`], [`Close`] concern the export;
 //! then an [`IoHeader`] and a [`ReadMsg`] or [`WriteMsg`] per IO, announced and answered by an
 //! [`Imm`], with an [`RkeyRsp`] where keys rotate. [`ChunkLayout`] says where a client puts them in
-//! a chunk, [`ChunkRequest`] finds and judges them there.
+//! a chunk, [`ChunkRequest`] finds and validates them there.
 //!
 //! Promises: decoding never panics, whatever the bytes; it takes messages that are longer than
-//! they must be; reserved bytes are never judged on input (the kernel's client sends what its
+//! they must be; reserved bytes are never validated on input (the kernel's client sends what its
 //! stack held) and always zero on output. Integers are little-endian, loaded byte by byte.
 //! Nothing of an IO allocates. Both ends call it; it knows no socket, clock or memory region.
 //! Beside RTRS stands the [ping](PingHello), which is rping's and big-endian.
 //! Layouts: docs/PROTOCOL.md; golden vectors: `tests/golden/rtrs.hex`.
 
+#[macro_use]
 mod bytes;
 mod chunk;
 mod conn;
@@ -20,6 +21,8 @@ pub mod errno;
 mod error;
 mod export;
 mod fence;
+#[cfg(any(test, feature = "test-util"))]
+#[path = "tests/fuzz.rs"]
 mod fuzz;
 mod imm;
 mod info;
@@ -35,6 +38,7 @@ pub use error::{Fault, WireError};
 pub use export::{AccessMode, Close, Open, OpenRsp, OpenRspTail, SessInfo, SessInfoRsp};
 pub use fence::{Extensions, Fence};
 #[doc(hidden)]
+#[cfg(any(test, feature = "test-util"))]
 pub use fuzz::fuzz;
 pub use imm::{Imm, MemBits};
 pub use info::{InfoReq, InfoRsp, SgDesc};

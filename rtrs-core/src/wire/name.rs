@@ -68,7 +68,7 @@ impl Name {
         self.len == 0
     }
 
-    /// Judges the name as a session's: not empty, no `/`, no `.`, as the kernel's server demands
+    /// Validates the name as a session's: not empty, no `/`, no `.`, as the kernel's server demands
     /// (rtrs-srv.c, process_info_req).
     ///
     /// # Errors
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn session_names_are_judged() {
+    fn session_names_are_validated() {
         let check = |name: &[u8]| Name::new(name).unwrap().check_session_name();
         assert_eq!(check(b"goldn"), Ok(()));
         assert_eq!(check(b""), Err(NameError::Empty));

@@ -1,4 +1,4 @@
-//! The ping: what rping and ours say to each other, and how ours is told from a session.
+//! The ping: messages of rping and of ours, and what distinguishes ours from a session.
 //!
 //! [`PingInfo`] is the 16-byte message of rping and krping, in both directions, big-endian. Their
 //! connections carry no private data. Ours carry a [`PingHello`], answered by a [`PingReply`];
@@ -47,40 +47,23 @@ impl PingInfo {
     }
 }
 
-/// What a ping does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PingMode {
-    /// rping's rounds: the server reads the client's data and writes it back.
-    PingPong,
-    /// The client reads, one read after another.
-    ReadLatency,
-    /// The client writes with an immediate, the server writes the same back.
-    WriteLatency,
-    /// The client keeps many reads in flight.
-    ReadBandwidth,
-    /// The client keeps many writes in flight.
-    WriteBandwidth,
+codes! {
+    /// What a ping does.
+    pub enum PingMode {
+        /// rping's rounds: the server reads the client's data and writes it back.
+        PingPong = 0,
+        /// The client reads, one read after another.
+        ReadLatency = 1,
+        /// The client writes with an immediate, the server writes the same back.
+        WriteLatency = 2,
+        /// The client keeps many reads in flight.
+        ReadBandwidth = 3,
+        /// The client keeps many writes in flight.
+        WriteBandwidth = 4,
+    }
 }
 
 impl PingMode {
-    const ALL: [Self; 5] = [
-        Self::PingPong,
-        Self::ReadLatency,
-        Self::WriteLatency,
-        Self::ReadBandwidth,
-        Self::WriteBandwidth,
-    ];
-
-    const fn code(self) -> u8 {
-        match self {
-            Self::PingPong => 0,
-            Self::ReadLatency => 1,
-            Self::WriteLatency => 2,
-            Self::ReadBandwidth => 3,
-            Self::WriteBandwidth => 4,
-        }
-    }
-
     /// True when the client, or with duplex the server, writes.
     #[must_use]
     pub const fn writes(self) -> bool {
@@ -140,7 +123,7 @@ impl PingHello {
         let mut out = [0; Self::LEN];
         put(&mut out, 0, HELLO_MAGIC);
         out[8] = PING_VERSION;
-        out[9] = self.mode.code();
+        out[9] = self.mode.to_wire();
         out[10] = if self.duplex { DUPLEX } else { 0 }
             | if self.server_invalidate { SERVER_INVALIDATE } else { 0 }
             | if self.read_invalidate { READ_INVALIDATE } else { 0 };
@@ -149,7 +132,7 @@ impl PingHello {
         out
     }
 
-    /// Reads and judges private data that [is a ping's](Self::is_ping).
+    /// Reads and validates private data that [is a ping's](Self::is_ping).
     ///
     /// # Errors
     /// Short data, version, mode, flags, depth or size.
@@ -164,7 +147,7 @@ impl PingHello {
         if bytes[8] != PING_VERSION {
             return wrong(8, "version", bytes[8].into(), "1");
         }
-        let Some(mode) = PingMode::ALL.into_iter().find(|mode| mode.code() == bytes[9]) else {
+        let Some(mode) = PingMode::from_wire(bytes[9]) else {
             return wrong(9, "mode", bytes[9].into(), "0 to 4");
         };
         let flags = bytes[10];
@@ -208,14 +191,12 @@ pub enum PingStatus {
 }
 
 impl PingStatus {
-    const fn code(self) -> u8 {
+    const KNOWN: [Self; 5] = [Self::Good, Self::Off, Self::Busy, Self::Unusable, Self::Memory];
+    #[allow(clippy::cast_possible_truncation, reason = "one of five")]
+    fn code(self) -> u8 {
         match self {
-            Self::Good => 0,
-            Self::Off => 1,
-            Self::Busy => 2,
-            Self::Unusable => 3,
-            Self::Memory => 4,
             Self::Other(code) => code,
+            known => Self::KNOWN.iter().position(|status| *status == known).unwrap_or(0) as u8,
         }
     }
 }
@@ -255,14 +236,8 @@ impl PingReply {
         if bytes[8] != PING_VERSION {
             return Err(WireError::value(Self::NAME, 8, "version", bytes[8].into(), "1"));
         }
-        let status = match bytes[9] {
-            0 => PingStatus::Good,
-            1 => PingStatus::Off,
-            2 => PingStatus::Busy,
-            3 => PingStatus::Unusable,
-            4 => PingStatus::Memory,
-            other => PingStatus::Other(other),
-        };
+        let known = PingStatus::KNOWN.get(usize::from(bytes[9])).copied();
+        let status = known.unwrap_or(PingStatus::Other(bytes[9]));
         Ok(Self { status })
     }
 }
@@ -353,7 +328,7 @@ mod tests {
 
     #[test]
     fn hello_and_reply_come_back_also_padded() {
-        for mode in PingMode::ALL {
+        for mode in (0..5).map(|code| PingMode::from_wire(code).unwrap()) {
             let hello = PingHello { mode, ..hello() };
             let mut padded = [0; 56];
             padded[..24].copy_from_slice(&hello.encode());

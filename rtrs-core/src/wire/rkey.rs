@@ -4,44 +4,21 @@
 //! one; a receiver only stores it. That `permit` equals the one in the immediate is for the
 //! client to check ([`RkeyRsp::check`]).
 
-use super::bytes::{expect_type, fixed, put, u16_at, u32_at};
 use super::error::WireError;
 use crate::ids::{PermitId, Rkey};
 
-/// RKEY_RSP.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RkeyRsp {
-    /// `buf_id`: the chunk, that is the permit of the request answered.
-    pub permit: PermitId,
-    /// Its key from now on.
-    pub rkey: Rkey,
+message! {
+    /// RKEY_RSP.
+    #[derive(Default)]
+    pub struct RkeyRsp[8] = "RKEY_RSP", type 4 {
+        /// `buf_id`: the chunk, that is the permit of the request answered.
+        2 permit: PermitId,
+        /// Its key from now on.
+        4 rkey: Rkey,
+    }
 }
 
 impl RkeyRsp {
-    /// Bytes of the message.
-    pub const LEN: usize = 8;
-    const NAME: &str = "RKEY_RSP";
-    const TYPE: u16 = 4;
-
-    /// The message as it travels.
-    pub fn encode(&self) -> [u8; Self::LEN] {
-        let mut out = [0; Self::LEN];
-        put(&mut out, 0, Self::TYPE.to_le_bytes());
-        put(&mut out, 2, self.permit.0.to_le_bytes());
-        put(&mut out, 4, self.rkey.0.to_le_bytes());
-        out
-    }
-
-    /// Reads the message.
-    ///
-    /// # Errors
-    /// Short message, wrong type.
-    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
-        let bytes: &[u8; Self::LEN] = fixed(Self::NAME, bytes)?;
-        expect_type(Self::NAME, bytes, (Self::TYPE, "4 (RKEY_RSP)"))?;
-        Ok(Self { permit: PermitId(u16_at(bytes, 2)), rkey: Rkey(u32_at(bytes, 4)) })
-    }
-
     /// Holds the message against the permit in the immediate it came with.
     ///
     /// # Errors

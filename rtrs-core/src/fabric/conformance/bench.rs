@@ -136,14 +136,14 @@ impl<'h> Bench<'h> {
                 events.push(event);
             }
             for event in events {
-                self.judge(side, &event);
+                self.validate(side, &event);
                 self.events.push((side, event));
             }
         }
     }
 
     /// The rules for every event.
-    pub(super) fn judge(&mut self, side: Side, event: &FabricEvent) {
+    pub(super) fn validate(&mut self, side: Side, event: &FabricEvent) {
         let (qp, last) = match event {
             FabricEvent::Established { qp, .. } => (*qp, false),
             FabricEvent::Completion(wc) => (wc.qp, false),
@@ -472,8 +472,8 @@ impl<'h> Bench<'h> {
         let reason = self.closed(victim);
         assert!(matches!(reason, CloseReason::Protocol(_)), "{reason:?}");
         let reason = self.closed(offender);
-        let told = matches!(reason, CloseReason::PeerTerminated(_) | CloseReason::Lost(_));
-        assert!(told, "{reason:?}");
+        let ended = matches!(reason, CloseReason::PeerTerminated(_) | CloseReason::Lost(_));
+        assert!(ended, "{reason:?}");
     }
 
     /// Writes that still work prove a connection alive.

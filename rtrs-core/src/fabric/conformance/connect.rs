@@ -53,7 +53,7 @@ pub(super) fn dropped_request_ends_the_attempt(bench: &mut Bench<'_>) {
     let b = bench.start(&pd, &params);
     let started = bench.now();
     drop(bench.request());
-    // The connector is told; it need not wait for its timeout.
+    // The connector gets an event; it need not wait for its timeout.
     let failure = bench.connect_failed(Side::B, b.qp);
     let ended = ConnectFailure::Failed(CloseReason::Peer) == failure
         || matches!(failure, ConnectFailure::Failed(CloseReason::Lost(_)));
@@ -97,7 +97,7 @@ pub(super) fn abort_while_connecting(bench: &mut Bench<'_>) {
     let failure = bench.connect_failed(Side::B, b.qp);
     assert_eq!(failure, ConnectFailure::Failed(CloseReason::Local));
     bench.settle();
-    // The listener may have been told; it drops the request.
+    // The listener may have the request; it drops it.
     drop(bench.take(Side::A, |e| matches!(e, FabricEvent::Request(_))));
     let pair = {
         let (pd_a, pd_b) = (bench.pd(Side::A), bench.pd(Side::B));
@@ -170,7 +170,7 @@ pub(super) fn request_goes_to_another_core(bench: &mut Bench<'_>) {
     let params = bench.params(address);
     let b = bench.start(&pd_b, &params);
     let request = bench.request();
-    // The protection domain is the first core's: a path's memory serves all its cores.
+    // The protection domain is the first shard's: a path's memory serves all its shards.
     let a = bench.accept(Side::SecondA, &pd_a, request, &PrivateData::EMPTY);
     bench.established(Side::SecondA, a.qp);
     bench.established(Side::B, b.qp);

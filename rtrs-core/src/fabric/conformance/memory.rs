@@ -155,7 +155,7 @@ pub(super) fn window_keys_are_fresh(bench: &mut Bench<'_>) {
     let mut keys = Vec::new();
     for round in 0..20 {
         let key = bench.bind(&pair.a, &window, &slice, Access::REMOTE_WRITE);
-        // Neighbours differ; a key may come again after a long time.
+        // Neighbors differ; a key may come again after a long time.
         assert!(keys.last() != Some(&key) && key != Rkey(0), "{keys:?} {key}");
         write_works(bench, &pair, &source, parent.with_key(0, key), 100);
         keys.push(key);
@@ -257,7 +257,7 @@ pub(super) fn memory_serves_again_after_its_connections(bench: &mut Bench<'_>) {
         bench.closed(&pair.a);
         bench.closed(&pair.b);
         assert!(pd_a.is_idle(), "Closed came before the end");
-        pd_a.let_go(Box::new(window));
+        pd_a.free_later(Box::new(window));
         let gone = || (Arc::strong_count(&parent.0) == 1).then_some(());
         bench.wait("the window to be gone", |_| gone());
         let b = bench.start(&pd_b, &bench.params(address));
@@ -274,11 +274,16 @@ pub(super) fn memory_serves_again_after_its_connections(bench: &mut Bench<'_>) {
 }
 
 /// What comes of a registration, however the provider goes about it.
-fn aside(bench: &mut Bench<'_>, id: u64, what: ToRegister) -> Result<Registered, RegisterError> {
-    if let Some(made) = bench.fabric(Side::A).register_aside(id, what) {
+fn register_async(
+    bench: &mut Bench<'_>,
+    id: u64,
+    what: ToRegister,
+) -> Result<Registered, RegisterError> {
+    if let Some(made) = bench.fabric(Side::A).register_async(id, what) {
         return made;
     }
-    let made = bench.wait("memory to be registered", |bench| bench.fabric(Side::A).next_made());
+    let made =
+        bench.wait("memory to be registered", |bench| bench.fabric(Side::A).next_registration());
     assert_eq!(made.id, id);
     made.result
 }
@@ -290,7 +295,7 @@ pub(super) fn memory_registered_aside_serves(bench: &mut Bench<'_>) {
     let (pd, access) = (Arc::clone(&pair.a.pd), Access::LOCAL);
     let mut what = ToRegister { pd, region, registration: None, access, windows: 3 };
     for round in 0..2 {
-        let made = aside(bench, 7 + round, what.clone()).expect("memory and windows");
+        let made = register_async(bench, 7 + round, what.clone()).expect("memory and windows");
         assert_eq!(made.windows.len(), 3);
         let parent = Memory(made.registration);
         if let Some(before) = what.registration.replace(Arc::clone(&parent.0)) {
@@ -306,7 +311,7 @@ pub(super) fn memory_registered_aside_serves(bench: &mut Bench<'_>) {
     }
     // Windows of another domain than the memory's.
     what.pd = bench.pd(Side::A);
-    let refused = aside(bench, 9, what);
+    let refused = register_async(bench, 9, what);
     assert!(matches!(refused, Err(RegisterError::Windows(_))), "{refused:?}");
 }
 

@@ -14,6 +14,7 @@
 mod bench;
 mod connect;
 mod ending;
+mod forward;
 mod memory;
 mod transfer;
 
@@ -26,21 +27,21 @@ use bench::{LIMITS, Memory, Pair, Port, SEND, read_from, write_to};
 use super::Fabric;
 use crate::time::{Duration, Instant};
 
-/// One of the cores a harness has.
+/// One of the shards a harness has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Side {
     /// The listening end.
     A,
     /// The connecting end.
     B,
-    /// A second core of the listening end's process.
+    /// A second shard of the listening end's process.
     SecondA,
 }
 
 /// All sides, in the order in which they are driven.
 const SIDES: [Side; 3] = [Side::A, Side::B, Side::SecondA];
 
-/// What a provider brings to be judged. A fresh one for each case.
+/// What a provider brings to be tested. A fresh one for each case.
 pub trait Harness {
     /// The time of this harness's clock.
     fn now(&self) -> Instant;
@@ -133,7 +134,7 @@ macro_rules! fabric_conformance {
             empty_write_needs_no_key
             bytes_are_in_place_at_the_immediate
             a_batch_of_writes
-            selective_signalling
+            selective_signaling
             both_ways_at_once
             read_sizes
             empty_read_needs_no_key

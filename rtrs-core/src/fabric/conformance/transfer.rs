@@ -224,7 +224,7 @@ pub(super) fn a_batch_of_writes(bench: &mut Bench<'_>) {
     }
 }
 
-pub(super) fn selective_signalling(bench: &mut Bench<'_>) {
+pub(super) fn selective_signaling(bench: &mut Bench<'_>) {
     let pair = bench.pair();
     let target = bench.memory(&pair.a, 4096, Access::REMOTE_WRITE, 0);
     let source = bench.source(&pair.b, 4096);

@@ -2,7 +2,7 @@
 //!
 //! An encoded header starts with MPA's length field, so that one array is the whole front of a
 //! frame. Decoding takes the bytes behind the length field, checks nothing but their number, and
-//! leaves judgement to the stream machine.
+//! leaves validation to the stream machine.
 
 /// Bytes of a tagged header, without MPA's length field.
 pub(super) const TAGGED_LEN: usize = 14;

@@ -3,7 +3,7 @@
 //! A half-open connection costs a descriptor and one small buffer of a fixed pool. There are at
 //! most `half_open_max`; one more closes the oldest, as does a lack of descriptors, and each has
 //! `startup_timeout` to send its request. The request is read in two exact steps, so no byte
-//! behind it is taken and another core can carry on with the bare socket.
+//! behind it is taken and another shard can carry on with the bare socket.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -56,12 +56,12 @@ struct HalfOpen {
     op: Option<OpId>,
 }
 
-/// All that listens on a core.
+/// All that listens on a shard.
 #[derive(Debug, Default)]
 pub(super) struct Listeners {
     listeners: BTreeMap<u64, Listener>,
     half_open: BTreeMap<u64, HalfOpen>,
-    /// Cancelled; their buffers come back with their operations.
+    /// Canceled; their buffers come back with their operations.
     doomed: HashMap<u64, HalfOpen>,
     pool: Option<Pool>,
     next_id: u64,
@@ -183,7 +183,7 @@ impl Listeners {
                 Some(libc::ECONNABORTED | libc::EINTR | libc::EAGAIN) => {
                     listener.accept(env.port, id);
                 }
-                // Who connects and says nothing must not keep the others out.
+                // Connections that send nothing must not keep others out.
                 Some(libc::EMFILE | libc::ENFILE) if !self.half_open.is_empty() => {
                     listener.retry_at = Some(env.now + SHORT_PAUSE);
                     if let Some((oldest, half)) = self.half_open.pop_first() {
@@ -281,7 +281,7 @@ impl Listeners {
         let Some(fd) = half.fd.into_owned() else { return };
         let request = IwarpRequest { fd, frame };
         if frame.markers {
-            // RFC 5044 section 7.1.1: who cannot put markers in refuses the connection.
+            // RFC 5044 section 7.1.1: an end that cannot insert markers refuses the connection.
             tracing::info!(peer = %half.peer, "refused: the peer demands markers");
             request.refuse(&PrivateData::EMPTY);
             return;

@@ -2,14 +2,16 @@
 //!
 //! MPA (RFC 5044, 6581) frames the stream, DDP (RFC 5041) places, RDMAP (RFC 5040) gives
 //! operations, RFC 7306 immediates; the bytes are in docs/PROTOCOL.md. No kernel module and no
-//! privilege is needed. An [`IwarpFabric`] is one core's view: its sockets on that core's ring,
-//! its queue pairs, its events. [`IwarpShared`] is what all cores of a process share: the table
-//! of keys, so that memory registered once is reachable through connections on any core.
+//! privilege is needed. An [`IwarpFabric`] is one shard's view: its sockets on that shard's ring,
+//! its queue pairs, its events. [`IwarpShared`] is what all shards of a process share: the table
+//! of keys, so that memory registered once is reachable through connections on any shard.
 //!
 //! Costs: large payloads are sent from, and received into, the registered memory itself; only
 //! small ones are copied. A turn of work makes one send and one receive per busy connection.
 
 mod ddp;
+#[cfg(any(test, feature = "test-util"))]
+#[path = "tests/fuzz.rs"]
 mod fuzz;
 mod listener;
 mod mpa;
@@ -23,12 +25,11 @@ mod stream;
 mod tests;
 mod tx;
 
+#[cfg(any(test, feature = "test-util"))]
 #[doc(hidden)]
 pub use fuzz::fuzz_stream;
 
 use std::any::Any;
-use std::collections::BTreeSet;
-use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -42,6 +43,7 @@ use self::qp::QpMachine;
 use self::stag::StagTable;
 use self::state::{CoreState, Event};
 use self::stream::{Conn, Env, token};
+use crate::fabric::qp_table::QpTable;
 use crate::fabric::{
     Access, BindResult, ConnRequest, ConnectParams, Fabric, FabricCounters, FabricError,
     FabricEvent, MemoryRegistration, PdUse, PrivateData, ProtectionDomain, QpLimits, Sge, Window,
@@ -87,7 +89,7 @@ impl Default for IwarpOptions {
     }
 }
 
-/// What all cores of a process share.
+/// What all shards of a process share.
 #[derive(Debug)]
 pub struct IwarpShared {
     stags: Arc<StagTable>,
@@ -115,6 +117,7 @@ struct IwarpRegistration {
     base: u64,
 }
 
+#[derive(Debug)]
 struct IwarpWindow {
     shared: Arc<IwarpShared>,
     index: u32,
@@ -196,43 +199,30 @@ impl Drop for IwarpWindow {
     }
 }
 
-impl fmt::Debug for IwarpWindow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "IwarpWindow({:08x})", self.rkey().0)
-    }
-}
-
-/// One core's endpoint.
+/// One shard's endpoint.
 #[derive(Debug)]
 pub struct IwarpFabric {
     shared: Arc<IwarpShared>,
     options: IwarpOptions,
     port: Port,
     core: CoreState,
-    /// By the low half of the queue pair number; the high half is the slot's generation.
-    conns: Vec<Option<Box<Conn>>>,
-    generations: Vec<u16>,
-    free: Vec<u16>,
+    conns: QpTable<Conn>,
     listeners: Listeners,
     dirty: Vec<QpNum>,
-    timers: BTreeSet<(Instant, u32)>,
     now: Instant,
 }
 
 impl IwarpFabric {
-    /// An endpoint on this core's ring.
+    /// An endpoint on this shard's ring.
     pub fn new(ring: &Rc<Ring>, shared: Arc<IwarpShared>, options: IwarpOptions) -> Self {
         Self {
             core: CoreState::new(Arc::clone(&shared.stags)),
             shared,
             options,
             port: ring.port(),
-            conns: Vec::new(),
-            generations: Vec::new(),
-            free: Vec::new(),
+            conns: QpTable::new(),
             listeners: Listeners::default(),
             dirty: Vec::with_capacity(64),
-            timers: BTreeSet::new(),
             now: Instant::ZERO,
         }
     }
@@ -244,7 +234,7 @@ impl IwarpFabric {
 
     /// Connections that exist, in whatever state.
     pub fn connections(&self) -> usize {
-        self.conns.iter().flatten().count()
+        self.conns.iter().count()
     }
 
     fn pd_id(&self, pd: &Arc<dyn ProtectionDomain>) -> Result<u32, FabricError> {
@@ -254,69 +244,32 @@ impl IwarpFabric {
         }
     }
 
-    fn fresh_qp(&mut self) -> Result<QpNum, FabricError> {
-        let slot = match self.free.pop() {
-            Some(slot) => slot,
-            None => {
-                let slot = u16::try_from(self.conns.len())
-                    .map_err(|_| FabricError::Unsupported("more than 65536 connections"))?;
-                self.conns.push(None);
-                self.generations.push(0);
-                slot
-            }
-        };
-        let generation = &mut self.generations[usize::from(slot)];
-        *generation = generation.wrapping_add(1);
-        Ok(QpNum(u32::from(*generation) << 16 | u32::from(slot)))
-    }
-
-    /// A machine for a fresh queue pair, which is given back on failure.
+    /// A machine for a reserved queue pair, which is given back on failure.
     fn machine(&mut self, qp: QpNum, pd: u32, limits: QpLimits) -> io::Result<QpMachine> {
-        QpMachine::new(qp, pd, limits).inspect_err(|_| self.free.push((qp.0 & 0xffff) as u16))
-    }
-
-    fn conn(&mut self, qp: QpNum) -> Option<&mut Box<Conn>> {
-        let slot = (qp.0 & 0xffff) as usize;
-        if u32::from(*self.generations.get(slot)?) != qp.0 >> 16 {
-            return None;
-        }
-        self.conns[slot].as_mut()
+        QpMachine::new(qp, pd, limits).inspect_err(|_| drop(self.conns.remove(qp)))
     }
 
     fn insert(&mut self, qp: QpNum, conn: Conn) {
-        self.conns[(qp.0 & 0xffff) as usize] = Some(Box::new(conn));
+        self.conns.insert(qp, conn);
         self.settle(qp);
     }
 
     /// Runs a step of a connection, then brings its timer and its slot up to date.
-    fn step(&mut self, qp: QpNum, run: impl FnOnce(&mut Conn, &mut Env<'_>)) -> bool {
-        let slot = (qp.0 & 0xffff) as usize;
-        if self.generations.get(slot).is_none_or(|g| u32::from(*g) != qp.0 >> 16) {
-            return false;
-        }
-        let Some(conn) = self.conns[slot].as_mut() else { return false };
+    fn step(&mut self, qp: QpNum, run: impl FnOnce(&mut Conn, &mut Env<'_>)) {
+        let Some(conn) = self.conns.get_mut(qp) else { return };
         let mut env =
             Env { core: &mut self.core, port: &self.port, options: &self.options, now: self.now };
         run(conn, &mut env);
         self.settle(qp);
-        true
     }
 
     fn settle(&mut self, qp: QpNum) {
-        let slot = (qp.0 & 0xffff) as usize;
-        let Some(conn) = self.conns[slot].as_mut() else { return };
-        if conn.deadline != conn.armed {
-            if let Some(at) = conn.armed {
-                self.timers.remove(&(at, qp.0));
-            }
-            if let Some(at) = conn.deadline {
-                self.timers.insert((at, qp.0));
-            }
-            conn.armed = conn.deadline;
-        }
+        let Some(conn) = self.conns.get(qp) else { return };
         if conn.is_gone() {
-            self.conns[slot] = None;
-            self.free.push(slot as u16);
+            self.conns.remove(qp);
+        } else {
+            let deadline = conn.deadline;
+            self.conns.arm(qp, deadline);
         }
     }
 
@@ -374,7 +327,7 @@ impl Fabric for IwarpFabric {
                 FabricError::system(format!("cannot use the source address {local}"), e)
             })?;
         }
-        let qp = self.fresh_qp()?;
+        let qp = self.conns.reserve()?;
         let machine = self.machine(qp, pd, params.limits).map_err(failed)?;
         let mut env = Env { core: &mut self.core, port: &self.port, options: &self.options, now };
         let fd = Fd::new(socket);
@@ -399,7 +352,7 @@ impl Fabric for IwarpFabric {
             .inner
             .downcast::<IwarpRequest>()
             .map_err(|_| FabricError::Unsupported("connection requests of another provider"))?;
-        let qp = self.fresh_qp()?;
+        let qp = self.conns.reserve()?;
         let machine = self
             .machine(qp, pd, limits)
             .map_err(|e| FabricError::system(format!("cannot accept {peer}"), e))?;
@@ -419,27 +372,15 @@ impl Fabric for IwarpFabric {
     }
 
     fn post_send(&mut self, qp: QpNum, wr: WorkRequest) -> Result<(), FabricError> {
-        let slot = (qp.0 & 0xffff) as usize;
-        if self.generations.get(slot).is_none_or(|g| u32::from(*g) != qp.0 >> 16) {
-            return Err(FabricError::QpState);
-        }
-        match self.conns[slot].as_mut() {
-            Some(conn) if conn.takes_work() => conn.machine.post_send(&self.core, wr)?,
-            _ => return Err(FabricError::QpState),
-        }
+        let conn = self.conns.get_mut(qp).filter(|conn| conn.takes_work());
+        conn.ok_or(FabricError::QpState)?.machine.post_send(&self.core, wr)?;
         self.mark(qp);
         Ok(())
     }
 
     fn post_recv(&mut self, qp: QpNum, wr_id: u64, buf: Option<Sge>) -> Result<(), FabricError> {
-        let slot = (qp.0 & 0xffff) as usize;
-        if self.generations.get(slot).is_none_or(|g| u32::from(*g) != qp.0 >> 16) {
-            return Err(FabricError::QpState);
-        }
-        match self.conns[slot].as_mut() {
-            Some(conn) if conn.takes_work() => conn.machine.post_recv(&self.core, wr_id, buf),
-            _ => Err(FabricError::QpState),
-        }
+        let conn = self.conns.get_mut(qp).filter(|conn| conn.takes_work());
+        conn.ok_or(FabricError::QpState)?.machine.post_recv(&self.core, wr_id, buf)
     }
 
     fn bind(
@@ -450,7 +391,7 @@ impl Fabric for IwarpFabric {
         access: Access,
         _wr_id: u64,
     ) -> Result<BindResult, FabricError> {
-        let pd = self.conn(qp).ok_or(FabricError::QpState)?.machine.pd;
+        let pd = self.conns.get(qp).ok_or(FabricError::QpState)?.machine.pd;
         self.shared.stags.bind(pd, window.rkey(), slice, access).map(BindResult::Done)
     }
 
@@ -460,7 +401,7 @@ impl Fabric for IwarpFabric {
         window: &Arc<dyn Window>,
         _wr_id: u64,
     ) -> Result<BindResult, FabricError> {
-        let pd = self.conn(qp).ok_or(FabricError::QpState)?.machine.pd;
+        let pd = self.conns.get(qp).ok_or(FabricError::QpState)?.machine.pd;
         self.shared.stags.revoke(pd, window.rkey()).map(BindResult::Done)
     }
 
@@ -474,10 +415,7 @@ impl Fabric for IwarpFabric {
     }
 
     fn peer_has_all(&self, qp: QpNum) -> Option<bool> {
-        let slot = (qp.0 & 0xffff) as usize;
-        let known = self.generations.get(slot).is_some_and(|g| u32::from(*g) == qp.0 >> 16);
-        let conn = self.conns.get(slot).filter(|_| known)?.as_ref()?;
-        conn.peer_has_all()
+        self.conns.get(qp)?.peer_has_all()
     }
 
     fn disconnect(&mut self, now: Instant, qp: QpNum) {
@@ -509,14 +447,9 @@ impl Fabric for IwarpFabric {
                 self.step(QpNum(id as u32), |conn, env| conn.completed(env, kind, done));
             }
         }
-        while let Some((at, qp)) = self.timers.first().copied() {
-            if at > now {
-                break;
-            }
+        while let Some(qp) = self.conns.take_expired(now) {
             any = true;
-            if !self.step(QpNum(qp), Conn::on_deadline) {
-                self.timers.remove(&(at, qp));
-            }
+            self.step(qp, Conn::on_deadline);
         }
         if self.listeners.deadline().is_some_and(|at| at <= now) {
             let env = Env { core: &mut self.core, port: &self.port, options: &self.options, now };
@@ -533,7 +466,7 @@ impl Fabric for IwarpFabric {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        earliest(self.timers.first().map(|(at, _)| *at), self.listeners.deadline())
+        earliest(self.conns.deadline(), self.listeners.deadline())
     }
 
     fn counters(&self) -> FabricCounters {

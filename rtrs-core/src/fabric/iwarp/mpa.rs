@@ -153,7 +153,7 @@ pub(super) struct StartHeader {
 }
 
 impl StartHeader {
-    /// Judges the header of a request or reply (RFC 5044 section 7.1.1, RFC 6581 section 6).
+    /// Validates the header of a request or reply (RFC 5044 section 7.1.1, RFC 6581 section 6).
     pub(super) fn decode(bytes: &[u8; START_LEN], reply: bool) -> Result<Self, StartError> {
         let key = if reply { REPLY_KEY } else { REQUEST_KEY };
         if bytes[..16] != key {
@@ -175,7 +175,7 @@ impl StartHeader {
 }
 
 /// A start-up frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct StartFrame {
     pub(super) reply: bool,
     /// The sender wants markers in what it receives.
@@ -237,10 +237,7 @@ impl StartFrame {
     /// Our request. A plain one neither offers our features nor peer-to-peer mode.
     pub(super) fn request(crc: bool, plain: bool, private_data: PrivateData) -> Self {
         Self {
-            reply: false,
-            markers: false,
             crc,
-            reject: false,
             revision: 2,
             enhanced: Some(Enhanced {
                 peer_to_peer: !plain,
@@ -251,6 +248,7 @@ impl StartFrame {
             }),
             features: (!plain).then_some(Features::ALL),
             private_data,
+            ..Self::default()
         }
     }
 
@@ -272,9 +270,7 @@ impl StartFrame {
         let features = if plain { None } else { self.features.map(|f| f.and(Features::ALL)) };
         let reply = Self {
             reply: true,
-            markers: false,
             crc,
-            reject: false,
             revision: self.revision,
             enhanced: self.enhanced.map(|_| Enhanced {
                 peer_to_peer,
@@ -286,16 +282,16 @@ impl StartFrame {
             }),
             features,
             private_data,
+            ..Self::default()
         };
         let terms = Terms {
             crc,
             ird: READS_MAX,
             ord,
             features: features.unwrap_or_default(),
-            initiator: false,
             rtr_expected: peer_to_peer,
             rtr_is_send: rtr_send,
-            rtr_write: false,
+            ..Terms::default()
         };
         (reply, terms)
     }
@@ -304,7 +300,6 @@ impl StartFrame {
     pub(super) fn refuse(&self, private_data: PrivateData) -> Self {
         Self {
             reply: true,
-            markers: false,
             crc: self.crc,
             reject: true,
             revision: self.revision,
@@ -313,8 +308,8 @@ impl StartFrame {
                 ord: Some(0),
                 ..Enhanced::default()
             }),
-            features: None,
             private_data,
+            ..Self::default()
         }
     }
 
@@ -324,12 +319,12 @@ impl StartFrame {
             return Err("the peer demands markers");
         }
         let offered = request.enhanced.unwrap_or_default();
-        let granted = self.enhanced.unwrap_or_default();
-        if granted.ord.is_some_and(|ord| ord > READS_MAX && ord > offered.ird.unwrap_or(DEPTH)) {
+        let agreed = self.enhanced.unwrap_or_default();
+        if agreed.ord.is_some_and(|ord| ord > READS_MAX && ord > offered.ird.unwrap_or(DEPTH)) {
             return Err("the peer wants more reads in flight than we hold");
         }
-        let rtr = self.enhanced.is_some() && granted.peer_to_peer && offered.peer_to_peer;
-        if rtr && !granted.rtr_write {
+        let rtr = self.enhanced.is_some() && agreed.peer_to_peer && offered.peer_to_peer;
+        if rtr && !agreed.rtr_write {
             return Err("the peer wants a ready-to-receive frame we did not offer");
         }
         let features = match (self.features, request.features) {
@@ -339,18 +334,17 @@ impl StartFrame {
         Ok(Terms {
             crc: self.crc || request.crc,
             ird: READS_MAX,
-            ord: granted.ird.unwrap_or(READS_MAX).min(READS_MAX),
+            ord: agreed.ird.unwrap_or(READS_MAX).min(READS_MAX),
             features,
             initiator: true,
-            rtr_expected: false,
-            rtr_is_send: false,
             rtr_write: rtr,
+            ..Terms::default()
         })
     }
 }
 
 /// What the start-up settled for the stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Terms {
     pub(super) crc: bool,
     /// Reads we hold for the peer.

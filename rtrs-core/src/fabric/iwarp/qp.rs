@@ -2,7 +2,7 @@
 //!
 //! Bytes come in through `rx_prepare` (where should they go) and `rx_done` (so many arrived);
 //! bytes go out through `tx_prepare` (what to send) and `tx_done` (that much was taken). The
-//! machine owns the staging memory and all posted work, judges every frame of the peer, and
+//! machine owns the staging memory and all posted work, validates every frame of the peer, and
 //! never touches a socket or a clock. Sending is in `tx.rs`, receiving in `rx.rs`; this file has
 //! the queues, the postings and the end.
 //!
@@ -285,7 +285,7 @@ impl QpMachine {
         while let Some(item) = self.send_queue.pop_front() {
             let refused = self.read_refused && Some(sequence) == first_read;
             let status = if refused { WcStatus::RemoteAccess } else { WcStatus::Flushed };
-            core.complete(self.completion(item.wr.wr_id, send_op(&item.wr.op), status));
+            core.complete(self.completion(item.wr.wr_id, item.wr.op.completes_as(), status));
             sequence += 1;
         }
         while let Some(recv) = self.recv_queue.pop_front() {
@@ -297,7 +297,7 @@ impl QpMachine {
     }
 
     pub(super) fn completion(&self, wr_id: u64, op: WcOp, status: WcStatus) -> WorkCompletion {
-        WorkCompletion { qp: self.qp, wr_id, op, status, byte_len: 0, imm: None, invalidated: None }
+        WorkCompletion::new(self.qp, wr_id, op, status)
     }
 
     /// Reports what is finished at the head of the send queue, in posting order.
@@ -310,7 +310,7 @@ impl QpMachine {
             self.tx.handed -= 1;
             self.tx.encoded -= 1;
             if item.wr.signaled {
-                let op = send_op(&item.wr.op);
+                let op = item.wr.op.completes_as();
                 let mut done = self.completion(item.wr.wr_id, op, WcStatus::Success);
                 if op == WcOp::RdmaRead {
                     done.byte_len = item.len as u32;
@@ -324,15 +324,6 @@ impl QpMachine {
     pub(super) fn item(&mut self, sequence: u64) -> Option<&mut SendItem> {
         let index = sequence.checked_sub(self.send_base)?;
         self.send_queue.get_mut(usize::try_from(index).ok()?)
-    }
-}
-
-/// What a work request's completion is called.
-fn send_op(op: &WrOp) -> WcOp {
-    match op {
-        WrOp::Send { .. } => WcOp::Send,
-        WrOp::RdmaWrite { .. } => WcOp::RdmaWrite,
-        WrOp::RdmaRead { .. } => WcOp::RdmaRead,
     }
 }
 

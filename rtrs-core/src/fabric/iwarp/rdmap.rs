@@ -2,7 +2,7 @@
 //!
 //! Pure encoding and decoding; the stream machine decides. Terminate is always written in the
 //! bit order of the RFC; Linux siw on little-endian hosts writes it swapped, which the reader
-//! recognises.
+//! recognizes.
 
 use std::fmt;
 
@@ -67,64 +67,53 @@ pub(super) struct TermCode {
     pub(super) code: u8,
 }
 
-impl TermCode {
-    const fn new(layer: u8, etype: u8, code: u8) -> Self {
-        Self { layer, etype, code }
-    }
-
-    pub(super) const READ_STAG: Self = Self::new(0, 1, 0x00);
-    pub(super) const READ_BOUNDS: Self = Self::new(0, 1, 0x01);
-    pub(super) const ACCESS: Self = Self::new(0, 1, 0x02);
-    pub(super) const READ_FOREIGN: Self = Self::new(0, 1, 0x03);
-    pub(super) const READ_WRAP: Self = Self::new(0, 1, 0x04);
-    pub(super) const CANNOT_INVALIDATE: Self = Self::new(0, 1, 0x09);
-    pub(super) const RDMAP_VERSION: Self = Self::new(0, 2, 0x05);
-    pub(super) const OPCODE: Self = Self::new(0, 2, 0x06);
-    pub(super) const OTHER: Self = Self::new(0, 2, 0xff);
-    pub(super) const TAGGED_STAG: Self = Self::new(1, 1, 0x00);
-    pub(super) const TAGGED_BOUNDS: Self = Self::new(1, 1, 0x01);
-    pub(super) const TAGGED_FOREIGN: Self = Self::new(1, 1, 0x02);
-    pub(super) const TAGGED_WRAP: Self = Self::new(1, 1, 0x03);
-    pub(super) const TAGGED_VERSION: Self = Self::new(1, 1, 0x04);
-    pub(super) const QN: Self = Self::new(1, 2, 0x01);
-    pub(super) const NO_BUFFER: Self = Self::new(1, 2, 0x02);
-    pub(super) const MSN: Self = Self::new(1, 2, 0x03);
-    pub(super) const MO: Self = Self::new(1, 2, 0x04);
-    pub(super) const TOO_LONG: Self = Self::new(1, 2, 0x05);
-    pub(super) const UNTAGGED_VERSION: Self = Self::new(1, 2, 0x06);
-    pub(super) const CRC: Self = Self::new(2, 0, 0x02);
-
-    fn text(self) -> &'static str {
-        match (self.layer, self.etype, self.code) {
-            (0, 0, _) | (1, 0, _) => "local catastrophic error",
-            (0, 1, 0x00) => "read of an invalid STag",
-            (0, 1, 0x01) => "read outside its bounds",
-            (0, 1, 0x02) => "access rights",
-            (0, 1, 0x03) => "STag not of this stream",
-            (0, 1, 0x04) | (1, 1, 0x03) => "address wraps",
-            (0, 1 | 2, 0x09) => "STag cannot be invalidated",
-            (0, 2, 0x05) => "RDMAP version",
-            (0, 2, 0x06) => "unexpected opcode",
-            (0, 2, 0x07 | 0x08) => "catastrophic error",
-            (1, 1, 0x00) => "write to an invalid STag",
-            (1, 1, 0x01) => "write outside its bounds",
-            (1, 1, 0x02) => "write to an STag not of this stream",
-            (1, 1, 0x04) | (1, 2, 0x06) => "DDP version",
-            (1, 2, 0x01) => "invalid queue number",
-            (1, 2, 0x02) => "no receive posted",
-            (1, 2, 0x03) => "message sequence number",
-            (1, 2, 0x04) => "message offset",
-            (1, 2, 0x05) => "message too long for the receive",
-            (2, 0, 0x01) => "TCP lost",
-            (2, 0, 0x02) => "wrong CRC",
-            (2, 0, 0x03) => "markers",
-            (2, 0, 0x04) => "start-up frame",
-            (2, 0, 0x05) => "local catastrophic error of MPA",
-            (2, 0, 0x06) => "too few inbound reads",
-            (2, 0, 0x07) => "no matching RTR",
-            _ => "unspecified",
+/// One line for each code that we send or name: layer, type, code, text.
+macro_rules! codes {
+    ($($($name:ident)? $layer:literal/$etype:literal/$code:literal $text:literal,)+) => {
+        impl TermCode {
+            $($(pub(super) const $name: Self =
+                Self { layer: $layer, etype: $etype, code: $code };)?)+
+            fn text(self) -> &'static str {
+                match (self.layer, self.etype, self.code) {
+                    $(($layer, $etype, $code) => $text,)+
+                    (0 | 1, 0, _) => "local catastrophic error",
+                    _ => "unspecified",
+                }
+            }
         }
-    }
+    };
+}
+codes! {
+    READ_STAG 0/1/0x00 "read of an invalid STag",
+    READ_BOUNDS 0/1/0x01 "read outside its bounds",
+    ACCESS 0/1/0x02 "access rights",
+    READ_FOREIGN 0/1/0x03 "STag not of this stream",
+    READ_WRAP 0/1/0x04 "address wraps",
+    CANNOT_INVALIDATE 0/1/0x09 "STag cannot be invalidated",
+    RDMAP_VERSION 0/2/0x05 "RDMAP version",
+    OPCODE 0/2/0x06 "unexpected opcode",
+    0/2/0x07 "catastrophic error",
+    0/2/0x08 "catastrophic error",
+    0/2/0x09 "STag cannot be invalidated",
+    OTHER 0/2/0xff "unspecified",
+    TAGGED_STAG 1/1/0x00 "write to an invalid STag",
+    TAGGED_BOUNDS 1/1/0x01 "write outside its bounds",
+    TAGGED_FOREIGN 1/1/0x02 "write to an STag not of this stream",
+    TAGGED_WRAP 1/1/0x03 "address wraps",
+    TAGGED_VERSION 1/1/0x04 "DDP version",
+    QN 1/2/0x01 "invalid queue number",
+    NO_BUFFER 1/2/0x02 "no receive posted",
+    MSN 1/2/0x03 "message sequence number",
+    MO 1/2/0x04 "message offset",
+    TOO_LONG 1/2/0x05 "message too long for the receive",
+    UNTAGGED_VERSION 1/2/0x06 "DDP version",
+    2/0/0x01 "TCP lost",
+    CRC 2/0/0x02 "wrong CRC",
+    2/0/0x03 "markers",
+    2/0/0x04 "start-up frame",
+    2/0/0x05 "local catastrophic error of MPA",
+    2/0/0x06 "too few inbound reads",
+    2/0/0x07 "no matching RTR",
 }
 
 impl fmt::Display for TermCode {
@@ -207,7 +196,7 @@ impl Terminate {
         Some((TermCode { layer, etype, code }, swapped))
     }
 
-    /// Words for a log, with both readings where the order cannot be told.
+    /// Words for a log, with both readings where the order is ambiguous.
     pub(super) fn describe(payload: &[u8]) -> String {
         match Self::decode(payload) {
             None => "no reason given".into(),
@@ -230,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn siw_order_is_recognised() {
+    fn siw_order_is_recognized() {
         assert_eq!(Terminate::decode(&[0x11, 0, 0x03, 0]), Some((TermCode::TAGGED_STAG, true)));
         assert_eq!(Terminate::decode(&[0x10, 0, 0x07, 0]), Some((TermCode::READ_STAG, true)));
         assert!(Terminate::describe(&[0x20, 0x06, 0, 0]).contains("unexpected opcode"));

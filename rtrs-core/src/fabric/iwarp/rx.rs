@@ -1,4 +1,4 @@
-//! The receiving half of the stream machine: frames out of a byte stream, judged, placed,
+//! The receiving half of the stream machine: frames out of a byte stream, validated, placed,
 //! delivered.
 //!
 //! Small frames are collected in the staging memory, many per call to the kernel, and copied to
@@ -76,7 +76,7 @@ pub(super) struct Rx {
 }
 
 impl Rx {
-    /// Lets go of memory that a half received frame points to.
+    /// Releases the memory that a half received frame points to.
     pub(super) fn drop_direct(&mut self) {
         self.direct = None;
     }
@@ -108,7 +108,7 @@ fn read_fault(why: StagFault, blame: Blame) -> Fault {
     fault(code, blame, "refused read")
 }
 
-/// The start of a frame, copied out of staging before it is judged.
+/// The start of a frame, copied out of staging before it is validated.
 struct Head {
     bytes: [u8; 2 + ddp::UNTAGGED_LEN],
     /// Length of the ULPDU.
@@ -168,7 +168,7 @@ impl QpMachine {
         }
     }
 
-    /// `count` bytes arrived where `rx_prepare` said; 0 is the end of the stream.
+    /// `count` bytes arrived where `rx_prepare` asked for them; 0 is the end of the stream.
     pub(super) fn rx_done(&mut self, core: &mut CoreState, count: usize) {
         if count == 0 {
             let whole = self.rx.direct.is_none() && self.rx.read == self.rx.write;
@@ -270,7 +270,7 @@ impl QpMachine {
         let Some(segment) = Segment::decode(&head.bytes[2..16]) else { return Ok(()) };
         let Place::Tagged { stag, addr } = segment.place else { return Ok(()) };
         if !segment.ddp_version_good || !segment.rdmap_version_good {
-            return Err(judge_version(&segment));
+            return Err(validate_version(&segment));
         }
         let len = head.len - ddp::TAGGED_LEN;
         let (target, kind, placing) = match segment.opcode {
@@ -349,7 +349,7 @@ impl QpMachine {
             return Err(fault(TermCode::OTHER, Blame::NONE, "a frame too short for its header"));
         };
         if !segment.ddp_version_good || !segment.rdmap_version_good {
-            return Err(judge_version(&segment));
+            return Err(validate_version(&segment));
         }
         let header_len = segment.header_len();
         let payload_at = start + 2 + header_len;
@@ -410,7 +410,7 @@ impl QpMachine {
         }
     }
 
-    /// Judges a read response against our oldest read. None when it has no payload.
+    /// Validates a read response against our oldest read. None when it has no payload.
     fn response_target(
         &mut self,
         head: &Head,
@@ -672,7 +672,7 @@ struct Arrived {
     payload_len: usize,
 }
 
-fn judge_version(segment: &Segment) -> Fault {
+fn validate_version(segment: &Segment) -> Fault {
     let code = match (segment.ddp_version_good, segment.place) {
         (true, _) => TermCode::RDMAP_VERSION,
         (false, Place::Tagged { .. }) => TermCode::TAGGED_VERSION,

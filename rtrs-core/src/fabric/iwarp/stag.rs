@@ -1,7 +1,7 @@
 //! The table of steering tags (STags): which key reaches which bytes, for whom and how.
 //!
-//! One table serves all cores of a process, because memory registered once is reachable through
-//! queue pairs on any core. Looking a key up takes no lock: an entry is a handful of atomics,
+//! One table serves all shards of a process, because memory registered once is reachable through
+//! queue pairs on any shard. Looking a key up takes no lock: an entry is a handful of atomics,
 //! and what is copied out of it is only used while the entry's `placing` count is held, which
 //! keeps binds and revokes away. Registering and dropping take locks; they are rare. Binding a
 //! window and revoking it are updates of one entry and take effect at once.
@@ -104,6 +104,7 @@ pub(super) struct Placement {
 }
 
 /// Holds the placing count of a key for longer than a call.
+#[derive(Debug)]
 pub(super) struct Placing {
     table: Arc<StagTable>,
     index: u32,
@@ -112,12 +113,6 @@ pub(super) struct Placing {
 impl Drop for Placing {
     fn drop(&mut self) {
         self.table.release_index(self.index);
-    }
-}
-
-impl fmt::Debug for Placing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Placing({:06x})", self.index)
     }
 }
 
@@ -131,7 +126,7 @@ pub(super) struct StagTable {
     slabs: Box<[OnceLock<Box<[Entry]>>]>,
     free: Mutex<Free>,
     regions: RwLock<HashMap<u32, (Arc<Region>, usize)>>,
-    /// Grows whenever a region leaves, so that caches let go of it.
+    /// Grows whenever a region leaves, so that caches drop it.
     epoch: AtomicU64,
     random: RandomState,
     draws: AtomicU64,
@@ -336,7 +331,7 @@ impl StagTable {
         }
     }
 
-    /// Judges a peer's access of `len` bytes (not zero) at `addr` and begins it. The caller ends
+    /// Validates a peer's access of `len` bytes (not zero) at `addr` and begins it. The caller ends
     /// it with [`StagTable::release`] or turns it into a [`Placing`].
     pub(super) fn acquire(
         &self,
@@ -348,7 +343,7 @@ impl StagTable {
     ) -> Result<Placement, StagFault> {
         let index = stag >> 8;
         let Some(entry) = self.entry(index) else { return Err(StagFault::Invalid) };
-        // Judged once without the count, so that wrong keys never hold up an owner's revoke.
+        // Validated once without the count, so that wrong keys never hold up an owner's revoke.
         if stag == 0 || entry.state.load(Ordering::Relaxed) as u32 != stag {
             return Err(StagFault::Invalid);
         }
@@ -356,12 +351,12 @@ impl StagTable {
             return Err(StagFault::Foreign);
         }
         entry.placing.fetch_add(1, Ordering::SeqCst);
-        let judged = if entry.state.load(Ordering::SeqCst) as u32 != stag {
+        let validated = if entry.state.load(Ordering::SeqCst) as u32 != stag {
             Err(StagFault::Invalid)
         } else {
-            Self::judge(entry, pd, addr, len, need)
+            Self::validate(entry, pd, addr, len, need)
         };
-        match judged {
+        match validated {
             Ok(offset) => {
                 Ok(Placement { index, region: entry.region.load(Ordering::Relaxed), offset })
             }
@@ -372,7 +367,13 @@ impl StagTable {
         }
     }
 
-    fn judge(entry: &Entry, pd: u32, addr: u64, len: usize, need: u32) -> Result<usize, StagFault> {
+    fn validate(
+        entry: &Entry,
+        pd: u32,
+        addr: u64,
+        len: usize,
+        need: u32,
+    ) -> Result<usize, StagFault> {
         if entry.pd.load(Ordering::Relaxed) != pd {
             return Err(StagFault::Foreign);
         }
@@ -405,7 +406,7 @@ impl StagTable {
         Placing { table: Arc::clone(self), index: placement.index }
     }
 
-    /// Judges local memory of a work request. Returns the address a peer would use for it.
+    /// Validates local memory of a work request. Returns the address a peer would use for it.
     pub(super) fn check_local(&self, pd: u32, sge: &Sge, write: bool) -> Option<u64> {
         let entry = self.entry(sge.lkey >> 8)?;
         if sge.lkey == 0 || entry.state.load(Ordering::Acquire) as u32 != sge.lkey {
@@ -427,7 +428,7 @@ impl fmt::Debug for StagTable {
     }
 }
 
-/// A core's own view of the regions, so that looking one up takes no lock.
+/// A shard's own view of the regions, so that looking one up takes no lock.
 #[derive(Debug)]
 pub(super) struct RegionCache {
     slots: Vec<Option<Arc<Region>>>,
@@ -441,7 +442,7 @@ impl RegionCache {
         Self { slots: vec![None; Self::SLOTS], epoch: 0 }
     }
 
-    /// Lets go of regions when one has left since the last call.
+    /// Drops all regions when one has left since the last call.
     pub(super) fn refresh(&mut self, table: &StagTable) {
         let epoch = table.epoch.load(Ordering::Acquire);
         if epoch != self.epoch {
@@ -554,7 +555,7 @@ mod tests {
 
     #[test]
     fn revokes_never_pass_an_access_on_another_core() {
-        // The owner scribbles after a successful revoke; a peer's core must not write then.
+        // The owner scribbles after a successful revoke; a peer's shard must not write then.
         let table = StagTable::new();
         let region = Region::new(4096).unwrap();
         let (parent, base) = table.register(1, &region, Access::LOCAL).unwrap();

@@ -1,4 +1,4 @@
-//! What all queue pairs of one core share: the key table, the event queue, the counters.
+//! What all queue pairs of one shard share: the key table, the event queue, the counters.
 //!
 //! Handed by `&mut` to each machine call, so that machines stay free of shared ownership.
 
@@ -15,7 +15,7 @@ pub(super) enum Event {
     Rare(Box<FabricEvent>),
 }
 
-/// One core's shared state.
+/// One shard's shared state.
 #[derive(Debug)]
 pub(super) struct CoreState {
     pub(super) stags: Arc<StagTable>,

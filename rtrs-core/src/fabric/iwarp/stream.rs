@@ -2,7 +2,7 @@
 //!
 //! At most one send and one receive run at a time, each owning the slices it touches. A
 //! connection ends in steps: what is posted goes out (or a Terminate does), FIN is sent, the
-//! peer's FIN is awaited within a bound, running operations are cancelled and *their completions
+//! peer's FIN is awaited within a bound, running operations are canceled and *their completions
 //! awaited*, and only then everything posted is flushed and `Closed` reported. So after `Closed`
 //! the kernel holds none of the memory.
 
@@ -40,7 +40,7 @@ pub(super) mod token {
     }
 }
 
-/// How long cancelled operations may take before the socket is shut under them.
+/// How long canceled operations may take before the socket is shut under them.
 const CANCEL_BOUND: Duration = Duration::from_millis(500);
 
 /// Where a connection is, in walk order.
@@ -64,7 +64,7 @@ enum Phase {
     Draining,
     /// The peer broke the protocol: Terminate, FIN, the peer's FIN.
     Terminating,
-    /// Operations are being cancelled.
+    /// Operations are being canceled.
     Stopping,
     /// Reported.
     Gone,
@@ -96,9 +96,8 @@ pub(super) struct Conn {
     /// Sending failed; what can still be received tells why.
     send_broken: bool,
     await_first: bool,
-    /// When `on_deadline` wants to be called, and what the timer table holds.
+    /// When `on_deadline` wants to be called.
     pub(super) deadline: Option<Instant>,
-    pub(super) armed: Option<Instant>,
 }
 
 /// What a connection's steps need.
@@ -132,7 +131,6 @@ impl Conn {
             send_broken: false,
             await_first: false,
             deadline: None,
-            armed: None,
         }
     }
 
@@ -276,16 +274,11 @@ impl Conn {
         self.machine.flush_all(env.core);
         let reason = self.reason.take().unwrap_or(CloseReason::Local);
         let qp = self.qp;
-        let event = match (self.attempting, self.rejected.take()) {
-            (true, Some(data)) => {
-                FabricEvent::ConnectFailed { qp, failure: ConnectFailure::Rejected(data) }
-            }
-            (true, None) => {
-                FabricEvent::ConnectFailed { qp, failure: ConnectFailure::Failed(reason) }
-            }
-            (false, _) => FabricEvent::Closed { qp, reason },
+        let failure = match self.rejected.take() {
+            Some(data) => ConnectFailure::Rejected(data),
+            None => ConnectFailure::Failed(reason),
         };
-        env.core.report(event);
+        env.core.report(FabricEvent::ended(qp, !self.attempting, failure));
     }
 
     /// A timer ran out.
@@ -474,7 +467,7 @@ impl Conn {
             Err(e) => {
                 self.send_iov = Some(iov);
                 if !matches!(self.phase, Phase::Stopping | Phase::Gone) {
-                    // The peer may have said why before it closed: read on for a moment.
+                    // The peer may have sent a Terminate before it closed: read on for a moment.
                     tracing::debug!(qp = self.qp.0, error = %e, "send failed");
                     self.send_broken = true;
                     self.deadline = Some(env.now + CANCEL_BOUND);

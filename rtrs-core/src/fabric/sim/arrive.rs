@@ -2,11 +2,13 @@
 //!
 //! Every check of the receiving side is made here, when the message arrives: a receive is
 //! posted and long enough, the key is known, of this protection domain, within its bounds and
-//! granted for this. A broken rule ends the connection: the peer is told, both ends flush.
+//! with the rights for this. A broken rule ends the connection: the peer gets a NAK, both flush.
 
-use super::conn::{ACCEPTOR, CONNECTOR, Conn, Ending, Job, Message, State};
+use super::conn::{ACCEPTOR, CONNECTOR, Conn, Job, Message, State};
 use super::net::{Event, Net, Timer};
-use crate::fabric::{CloseReason, ConnRequest, FabricEvent, PrivateData, WcOp, WcStatus};
+use crate::fabric::{
+    CloseReason, ConnRequest, ConnectFailure, FabricEvent, PrivateData, WcOp, WcStatus,
+};
 use crate::time::Duration;
 
 impl Conn {
@@ -24,7 +26,7 @@ impl Conn {
         let Some((_, message)) = wire.messages.pop_front() else { return };
         wire.bytes -= message.len();
         if let Some(&(next, _)) = wire.messages.front() {
-            // What was held back comes one after the other, with room between for who receives it.
+            // Messages that were held back arrive one by one, with time between for the receiver.
             let late = next < net.now;
             let pause = if late { net.prng.range(0..=20_000) } else { 0 };
             let at = next.max(net.now + Duration::from_nanos(pause));
@@ -39,7 +41,7 @@ impl Conn {
         match message {
             Message::Reset => {
                 let reason = CloseReason::Lost("connection reset by the peer".into());
-                self.end(net, side, Ending::Closed(reason), None);
+                self.end(net, side, ConnectFailure::Failed(reason), None);
             }
             Message::Request(private_data) => self.requested(net, private_data),
             Message::Accept(private_data) if state == State::Connecting => {
@@ -50,26 +52,26 @@ impl Conn {
             }
             Message::Refuse if state == State::Connecting => {
                 let reason = CloseReason::Lost("connection refused".into());
-                self.end(net, side, Ending::Closed(reason), None);
+                self.end(net, side, ConnectFailure::Failed(reason), None);
             }
             Message::Reject(private_data) if state == State::Connecting => {
-                self.end(net, side, Ending::Refused(private_data), None);
+                self.end(net, side, ConnectFailure::Rejected(private_data), None);
             }
             Message::Ready if state == State::Replied => {
                 self.established(net, side, PrivateData::EMPTY);
             }
             Message::Nak { seq, status, why } => {
                 let reason = CloseReason::PeerTerminated(why);
-                self.end(net, side, Ending::Closed(reason), Some((seq, status)));
+                self.end(net, side, ConnectFailure::Failed(reason), Some((seq, status)));
             }
-            Message::GoodbyeToo => {
-                self.end(net, side, Ending::Closed(CloseReason::Local), None);
+            Message::DisconnectReply => {
+                self.end(net, side, ConnectFailure::Failed(CloseReason::Local), None);
             }
-            Message::Goodbye if state != State::Gone => {
-                self.transmit(net, side, Message::GoodbyeToo);
+            Message::Disconnect if state != State::Gone => {
+                self.transmit(net, side, Message::DisconnectReply);
                 let ours = state == State::Leaving;
                 let reason = if ours { CloseReason::Local } else { CloseReason::Peer };
-                self.end(net, side, Ending::Closed(reason), None);
+                self.end(net, side, ConnectFailure::Failed(reason), None);
             }
             message if matches!(state, State::Up | State::Closing | State::Leaving) => {
                 self.receive_data(net, side, message);
@@ -175,7 +177,7 @@ impl Conn {
                         self.transmit(net, side, Message::Reset);
                         let reason = CloseReason::Lost("local memory is not registered".into());
                         let failed = Some((seq, WcStatus::LocalError));
-                        self.end(net, side, Ending::Closed(reason), failed);
+                        self.end(net, side, ConnectFailure::Failed(reason), failed);
                         return;
                     }
                     sge.slice.copy_in(0, &bytes);
@@ -198,6 +200,6 @@ impl Conn {
     fn refuse(&mut self, net: &mut Net, side: usize, seq: u64, status: WcStatus, why: &str) {
         self.transmit(net, side, Message::Nak { seq, status, why: why.into() });
         let reason = CloseReason::Protocol(why.into());
-        self.end(net, side, Ending::Closed(reason), None);
+        self.end(net, side, ConnectFailure::Failed(reason), None);
     }
 }

@@ -32,7 +32,7 @@ pub(super) enum State {
     Fresh,
     /// The connector asks.
     Connecting,
-    /// The listener was told and has not answered.
+    /// The listener has the request and has not answered.
     Requested,
     /// Accepted, the reply waits for a flush.
     Accepting,
@@ -42,7 +42,7 @@ pub(super) enum State {
     Up,
     /// To be closed when all that was posted has left.
     Closing,
-    /// Said goodbye, waits for the peer's.
+    /// Sent a disconnect, waits for the reply.
     Leaving,
     /// Its last event was given.
     Gone,
@@ -69,19 +69,10 @@ pub(super) struct Entry {
 impl Entry {
     pub(super) fn op(&self) -> WcOp {
         match &self.job {
-            Job::Work(WrOp::Send { .. }, _) => WcOp::Send,
-            Job::Work(WrOp::RdmaWrite { .. }, _) => WcOp::RdmaWrite,
-            Job::Work(WrOp::RdmaRead { .. }, _) => WcOp::RdmaRead,
+            Job::Work(op, _) => op.completes_as(),
             Job::Bind { .. } | Job::Revoke { .. } => WcOp::Bind,
         }
     }
-}
-
-/// How an end ends.
-#[derive(Debug)]
-pub(super) enum Ending {
-    Closed(CloseReason),
-    Refused(PrivateData),
 }
 
 /// One end.
@@ -134,8 +125,7 @@ impl End {
     }
 
     pub(super) fn completion(&self, wr_id: u64, op: WcOp, status: WcStatus) -> WorkCompletion {
-        let qp = self.qp;
-        WorkCompletion { qp, wr_id, op, status, byte_len: 0, imm: None, invalidated: None }
+        WorkCompletion::new(self.qp, wr_id, op, status)
     }
 }
 
@@ -153,8 +143,8 @@ pub(super) enum Message {
     ReadResponse { seq: u64, bytes: Vec<u8> },
     Ack(u64),
     Nak { seq: u64, status: WcStatus, why: String },
-    Goodbye,
-    GoodbyeToo,
+    Disconnect,
+    DisconnectReply,
     Reset,
 }
 
@@ -235,31 +225,8 @@ impl Conn {
         self.push(side, wr.wr_id, Job::Work(wr.op, wr.sges), wr.signaled)
     }
 
-    /// Adds a window bind to the send batch.
-    pub(super) fn post_bind(
-        &mut self,
-        side: usize,
-        window: &Arc<dyn Window>,
-        key: Rkey,
-        slice: &MemSlice,
-        access: Access,
-        wr_id: u64,
-    ) -> Result<(), FabricError> {
-        let (window, slice) = (Arc::clone(window), slice.clone());
-        self.push(side, wr_id, Job::Bind { window, key, slice, access }, true)
-    }
-
-    /// Adds a window revocation to the send batch.
-    pub(super) fn post_revoke(
-        &mut self,
-        side: usize,
-        window: &Arc<dyn Window>,
-        wr_id: u64,
-    ) -> Result<(), FabricError> {
-        self.push(side, wr_id, Job::Revoke { window: Arc::clone(window) }, true)
-    }
-
-    fn push(
+    /// Adds a job to the send batch.
+    pub(super) fn push(
         &mut self,
         side: usize,
         wr_id: u64,
@@ -341,24 +308,24 @@ impl Conn {
     pub(super) fn abort(&mut self, net: &mut Net, side: usize) {
         if self.ends[side].state != State::Gone {
             self.transmit(net, side, Message::Reset);
-            self.end(net, side, Ending::Closed(CloseReason::Local), None);
+            self.end(net, side, ConnectFailure::Failed(CloseReason::Local), None);
         }
     }
 
     /// A queue pair goes to error at its oldest work request, as after a failed retry. The peer
-    /// gets a reset if it is told, and otherwise finds out by itself.
-    pub(super) fn fail(&mut self, net: &mut Net, side: usize, told: bool) {
+    /// gets a reset with `reset`, and otherwise finds out by itself.
+    pub(super) fn fail(&mut self, net: &mut Net, side: usize, reset: bool) {
         let end = &self.ends[side];
         if !matches!(end.state, State::Up | State::Closing | State::Leaving) {
             return;
         }
         let mut entries = end.departed.iter().chain(&end.waiting).chain(&end.posted);
         let failed = entries.find(|e| !e.done).map(|e| (e.seq, WcStatus::RetryExceeded));
-        if told {
+        if reset {
             self.transmit(net, side, Message::Reset);
         }
         let reason = CloseReason::Lost("the queue pair is in error".into());
-        self.end(net, side, Ending::Closed(reason), failed);
+        self.end(net, side, ConnectFailure::Failed(reason), failed);
     }
 
     /// A timer of this connection rang.
@@ -373,13 +340,13 @@ impl Conn {
                 let failed = self.ends[side].departed.front().map(|e| e.seq);
                 let failed = failed.map(|seq| (seq, WcStatus::RetryExceeded));
                 let reason = CloseReason::Lost("the link is down".into());
-                self.end(net, side, Ending::Closed(reason), failed);
+                self.end(net, side, ConnectFailure::Failed(reason), failed);
                 return;
             }
             _ => return,
         };
         self.transmit(net, side, Message::Reset);
-        self.end(net, side, Ending::Closed(reason), None);
+        self.end(net, side, ConnectFailure::Failed(reason), None);
     }
 
     /// The link went down: what is on it is lost, a write perhaps in its middle.
@@ -481,7 +448,7 @@ impl Conn {
         let Some(mut entry) = end.waiting.pop_front() else {
             if end.state == State::Closing {
                 end.state = State::Leaving;
-                self.transmit(net, side, Message::Goodbye);
+                self.transmit(net, side, Message::Disconnect);
             }
             return;
         };
@@ -496,7 +463,7 @@ impl Conn {
                     self.transmit(net, side, Message::Reset);
                     let reason = CloseReason::Lost("local memory is not registered".into());
                     let failed = Some((seq, WcStatus::LocalError));
-                    self.end(net, side, Ending::Closed(reason), failed);
+                    self.end(net, side, ConnectFailure::Failed(reason), failed);
                     return;
                 }
                 drop(keys);
@@ -551,7 +518,7 @@ impl Conn {
         &mut self,
         net: &mut Net,
         side: usize,
-        ending: Ending,
+        ending: ConnectFailure,
         failed: Option<(u64, WcStatus)>,
     ) {
         let end = &mut self.ends[side];
@@ -578,15 +545,7 @@ impl Conn {
         }
         let qp = end.qp;
         net.cores[end.core].qps.remove(&qp);
-        let event = match (state, ending) {
-            (_, Ending::Refused(private_data)) => {
-                FabricEvent::ConnectFailed { qp, failure: ConnectFailure::Rejected(private_data) }
-            }
-            (State::Connecting, Ending::Closed(reason)) => {
-                FabricEvent::ConnectFailed { qp, failure: ConnectFailure::Failed(reason) }
-            }
-            (_, Ending::Closed(reason)) => FabricEvent::Closed { qp, reason },
-        };
+        let event = FabricEvent::ended(qp, state != State::Connecting, ending);
         match net.linger.get(&end.node) {
             Some(linger) => net.after(*linger, Event::Emit(end.core, event)),
             None => net.emit(end.core, event),

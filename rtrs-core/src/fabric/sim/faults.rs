@@ -17,7 +17,7 @@ pub enum Fault {
     LinkDown(IpAddr, IpAddr),
     /// It is up again, for new connections.
     LinkUp(IpAddr, IpAddr),
-    /// Nothing arrives from the first at the second, and nobody is told.
+    /// Nothing arrives from the first at the second, without an event.
     Silence(IpAddr, IpAddr),
     /// What was held back arrives now.
     Unsilence(IpAddr, IpAddr),

@@ -70,11 +70,7 @@ impl Links {
     }
 
     pub(super) fn set_down(&mut self, a: IpAddr, b: IpAddr, down: bool) {
-        if down {
-            self.down.insert(pair(a, b));
-        } else {
-            self.down.remove(&pair(a, b));
-        }
+        set(&mut self.down, pair(a, b), down);
     }
 
     pub(super) fn is_down(&self, a: IpAddr, b: IpAddr) -> bool {
@@ -82,11 +78,7 @@ impl Links {
     }
 
     pub(super) fn set_silent(&mut self, from: IpAddr, to: IpAddr, silent: bool) {
-        if silent {
-            self.silent.insert((from, to));
-        } else {
-            self.silent.remove(&(from, to));
-        }
+        set(&mut self.silent, (from, to), silent);
     }
 
     pub(super) fn is_silent(&self, from: IpAddr, to: IpAddr) -> bool {
@@ -118,4 +110,12 @@ impl Links {
 
 fn pair(a: IpAddr, b: IpAddr) -> (IpAddr, IpAddr) {
     if a <= b { (a, b) } else { (b, a) }
+}
+
+fn set(all: &mut BTreeSet<(IpAddr, IpAddr)>, link: (IpAddr, IpAddr), on: bool) {
+    if on {
+        all.insert(link)
+    } else {
+        all.remove(&link)
+    };
 }

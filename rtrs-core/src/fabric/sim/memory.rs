@@ -1,7 +1,7 @@
 //! Keys, registrations, windows and protection domains of a simulated node.
 //!
-//! One table of keys per node, shared by its cores, as a device has one. Keys are drawn from the
-//! seed, never zero and never the same twice while in use. Addresses told to peers are made up
+//! One table of keys per node, shared by its shards, as a device has one. Keys are drawn from the
+//! seed, never zero and never the same twice while in use. Addresses that peers get are made up
 //! (they follow from the seed, the real ones would not). Every check of a real device is made
 //! here: key known, same protection domain, inside the bounds, access granted.
 
@@ -75,7 +75,7 @@ impl Keys {
         self.local.values().map(|local| local.len).sum()
     }
 
-    /// Judges a piece of local memory for use on a queue pair of `pd`.
+    /// Validates a piece of local memory for use on a queue pair of `pd`.
     pub(super) fn check_local(&self, pd: u32, sge: &Sge, write: bool) -> bool {
         self.local.get(&sge.lkey).is_some_and(|local| {
             local.pd == pd
@@ -84,7 +84,7 @@ impl Keys {
         })
     }
 
-    /// Judges a peer's access of more than zero bytes and names the memory it reaches.
+    /// Validates a peer's access of more than zero bytes and names the memory it reaches.
     pub(super) fn check_remote(
         &self,
         pd: u32,

@@ -6,7 +6,7 @@
 //! complete, when binds are in force. What networks do is in [`LinkOptions`] and [`Fault`].
 //! Used by tests only; no thread, no real clock, no walk in hash order.
 //!
-//! `world.rs` the public world · `net.rs` clock, queue of events, cores · `conn.rs` one
+//! `world.rs` the public world · `net.rs` clock, queue of events, shards · `conn.rs` one
 //! connection · `arrive.rs` what a message does at its target · `memory.rs` keys and checks ·
 //! `link.rs` · `faults.rs`.
 
@@ -37,12 +37,12 @@ use super::{
 use crate::ids::QpNum;
 use crate::mem::MemSlice;
 use crate::time::Instant;
-use conn::{ACCEPTOR, CONNECTOR, Conn, End, Message, State};
+use conn::{ACCEPTOR, CONNECTOR, Conn, End, Job, Message, State};
 use memory::{SimPd, SimWindow};
 use net::{Event, Net, Ticket, Timer};
 use world::Inner;
 
-/// One core's view of a node. Dropping it is the end of its process: peers get a reset.
+/// One shard's view of a node. Dropping it is the end of its process: peers get a reset.
 #[derive(Debug)]
 pub struct SimFabric {
     world: Rc<RefCell<Inner>>,
@@ -55,7 +55,7 @@ impl SimFabric {
         Self { world, core, node }
     }
 
-    /// Runs `f` on a queue pair of this core.
+    /// Runs `f` on a queue pair of this shard.
     fn with<T>(
         &self,
         qp: QpNum,
@@ -66,10 +66,10 @@ impl SimFabric {
         inner.with(id, |conn, net| f(conn, net, side)).ok_or(FabricError::QpState)
     }
 
-    /// Puts a queue pair into error at its oldest work request; its peer gets a reset if it is
-    /// told. An unknown queue pair, and one that is not up, stays as it is.
-    pub fn fail(&mut self, qp: QpNum, told: bool) {
-        let _ = self.with(qp, |conn, net, side| conn.fail(net, side, told));
+    /// Puts a queue pair into error at its oldest work request; its peer gets a reset with
+    /// `reset`. An unknown queue pair, and one that is not up, stays as it is.
+    pub fn fail(&mut self, qp: QpNum, reset: bool) {
+        let _ = self.with(qp, |conn, net, side| conn.fail(net, side, reset));
     }
 
     /// A protection domain of this node, by its number.
@@ -267,7 +267,8 @@ impl Fabric for SimFabric {
                 sim.put(key, slice, access);
                 return Ok(BindResult::Done(key));
             }
-            conn.post_bind(side, window, key, slice, access, wr_id)?;
+            let (window, slice) = (Arc::clone(window), slice.clone());
+            conn.push(side, wr_id, Job::Bind { window, key, slice, access }, true)?;
             net.cores[self.core].touched.push(qp);
             Ok(BindResult::Pending(key))
         })?
@@ -292,7 +293,7 @@ impl Fabric for SimFabric {
                 sim.take();
                 return Ok(BindResult::Done(window.rkey()));
             }
-            conn.post_revoke(side, window, wr_id)?;
+            conn.push(side, wr_id, Job::Revoke { window: Arc::clone(window) }, true)?;
             net.cores[self.core].touched.push(qp);
             Ok(BindResult::Pending(window.rkey()))
         })?

@@ -1,5 +1,5 @@
 //! What all connections of a world share: the clock and its queue of events, the seed, links,
-//! nodes with their keys, cores with their queues of events, listeners.
+//! nodes with their keys, shards with their queues of events, listeners.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -85,11 +85,11 @@ pub(super) enum Event {
     Timer(u64, usize, Timer),
     /// The world changes.
     Fault(Fault),
-    /// A core hears of something that has happened before.
+    /// A shard hears of something that has happened before.
     Emit(usize, FabricEvent),
 }
 
-/// A core's provider state.
+/// A shard's provider state.
 #[derive(Debug, Default)]
 pub(super) struct CoreState {
     pub(super) node: usize,
@@ -181,7 +181,7 @@ impl Net {
         Ticket { conn, taken: false, dropped: Arc::clone(&self.dropped) }
     }
 
-    /// The core that listens at this address of this node.
+    /// The shard that listens at this address of this node.
     pub(super) fn listener(&self, node: usize, address: SocketAddr) -> Option<usize> {
         let any = if address.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
         let wild = SocketAddr::new(any, address.port());

@@ -148,7 +148,7 @@ impl World {
         net.nodes[node.0].addresses.push(address);
     }
 
-    /// One more core's view of a machine.
+    /// One more shard's view of a machine.
     pub fn fabric(&self, node: NodeId) -> SimFabric {
         let net = &mut self.inner.borrow_mut().net;
         net.cores.push(CoreState { node: node.0, next_qp: 1, ..CoreState::default() });
@@ -221,7 +221,7 @@ impl World {
         }
     }
 
-    /// Holds everything from one address to another back; nobody is told.
+    /// Holds everything from one address to another back, without an event.
     pub fn silence(&self, from: IpAddr, to: IpAddr) {
         self.apply(Fault::Silence(from, to));
     }

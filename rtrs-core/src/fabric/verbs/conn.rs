@@ -5,7 +5,7 @@
 //! accept:   Accepting (the reply waits for `flush`) > Answered > Open > Draining
 //! ```
 //! A step that fails gives an [`End`]; the fabric then takes the connection down (ending.rs): its
-//! queue pair is destroyed, while `leaving` says why. Only `Draining`, which waits until all that
+//! queue pair is destroyed, and `end` holds the reason. Only `Draining`, which waits until all that
 //! was posted has been acknowledged, stands between a disconnect and its end.
 
 use std::io;
@@ -29,7 +29,7 @@ const RESOLVE_DOUBLED_MAX: u32 = 4;
 pub(super) enum Stage {
     /// Waiting for the peer's address.
     Resolving,
-    /// Waiting for the way there.
+    /// Waiting for the route there.
     Routing,
     /// Waiting for the peer's answer.
     Connecting,
@@ -91,76 +91,64 @@ pub(super) struct Conn {
     pub(super) stage: Stage,
     pub(super) reads: Reads,
     /// Ours, for the connect or the reply.
-    private_data: PrivateData,
+    pub(super) private_data: PrivateData,
     /// When the stage is over at the latest.
     pub(super) deadline: Option<Instant>,
-    /// The deadline the fabric's table has.
-    pub(super) armed: Option<Instant>,
     /// What the completions say went wrong, first.
     pub(super) cause: Option<CloseReason>,
     /// Waits for the next flush.
     pub(super) dirty: bool,
     /// Is being taken down.
     pub(super) dying: bool,
-    /// Why it ended, and whether the device had ended it before; its queue pair is being destroyed.
-    pub(super) leaving: Option<(End, bool)>,
-    /// Its port was down when it ended, so that nothing could be said.
-    pub(super) muted: bool,
-    /// The peer was told goodbye.
-    pub(super) parted: bool,
+    /// Why it ended, and whether the device had ended it before. Its queue pair is being destroyed.
+    pub(super) end: Option<(End, bool)>,
+    /// Its port was down when it ended, so no DREQ could be sent.
+    pub(super) port_down: bool,
+    /// A DREQ was sent to the peer.
+    pub(super) dreq_sent: bool,
     /// The peer or the connection manager ended it, so nothing need be waited for.
-    pub(super) told: bool,
-    /// Places in the completion queue.
-    pub(super) places: u32,
+    pub(super) peer_knows: bool,
+    /// Entries reserved in the completion queue.
+    pub(super) cq_entries: u32,
     /// Of a connect: from where, to where.
-    pub(super) way: Option<(Option<SocketAddr>, SocketAddr)>,
-    /// How often the address was asked for.
-    asked: u32,
+    pub(super) route: Option<(Option<SocketAddr>, SocketAddr)>,
+    /// How often the address was resolve_attempts for.
+    resolve_attempts: u32,
 }
 
 impl Conn {
-    #[allow(clippy::too_many_arguments, reason = "a struct made in two places")]
-    pub(super) fn new(
-        qp: Qp,
-        id: CmId,
-        name: QpNum,
-        pd: u32,
-        stage: Stage,
-        reads: Reads,
-        private_data: PrivateData,
-        deadline: Instant,
-        places: u32,
-    ) -> Self {
+    /// A connection with the identifier `id`; `pd` is the domain's number, `cq_entries` what was
+    /// reserved for its queue pair.
+    pub(super) fn new(qp: Qp, id: CmId, name: QpNum, pd: u32, cq_entries: u32) -> Self {
         Self {
             qp,
             id,
             name,
             pd,
-            stage,
-            reads,
-            private_data,
-            deadline: Some(deadline),
-            armed: None,
+            stage: Stage::Resolving,
+            reads: Reads::default(),
+            private_data: PrivateData::EMPTY,
+            deadline: None,
             cause: None,
             dirty: false,
             dying: false,
-            leaving: None,
-            muted: false,
-            parted: false,
-            told: false,
-            places,
-            way: None,
-            asked: 0,
+            end: None,
+            port_down: false,
+            dreq_sent: false,
+            peer_knows: false,
+            cq_entries,
+            route: None,
+            resolve_attempts: 0,
         }
     }
 
-    /// Asks for the peer's address. The kernel looks again only when the neighbour table changes
+    /// Asks for the peer's address. The kernel looks again only when the neighbor table changes
     /// or when the time it was given is over, and misses a change that comes before it waits (on
-    /// a link that answers at once). So it is given a short time, and asked again.
+    /// a link that answers at once). So it is given a short time, and resolve_attempts again.
     pub(super) fn resolve(&mut self) -> io::Result<()> {
-        let (local, remote) = self.way.ok_or(io::ErrorKind::InvalidInput)?;
-        let wait = RESOLVE_FIRST_MS << self.asked.min(RESOLVE_DOUBLED_MAX);
-        self.asked += 1;
+        let (local, remote) = self.route.ok_or(io::ErrorKind::InvalidInput)?;
+        let wait = RESOLVE_FIRST_MS << self.resolve_attempts.min(RESOLVE_DOUBLED_MAX);
+        self.resolve_attempts += 1;
         self.id.resolve_addr(local, remote, wait)
     }
 
@@ -169,8 +157,8 @@ impl Conn {
         matches!(self.stage, Stage::Open | Stage::Draining)
     }
 
-    /// True when the peer has to hear that it is over.
-    pub(super) fn was_greeted(&self) -> bool {
+    /// True when the peer may know the connection as established, so it needs a DREQ.
+    pub(super) fn peer_connected(&self) -> bool {
         self.was_up() || self.stage == Stage::Answered
     }
 
@@ -206,11 +194,11 @@ impl Conn {
             }
             (CmEventKind::Established, Stage::Answered) => self.up(PrivateData::EMPTY),
             (CmEventKind::Rejected, Stage::Connecting) => {
-                self.told = true;
+                self.peer_knows = true;
                 return Step::Over(reject(event));
             }
             (CmEventKind::Disconnected | CmEventKind::TimewaitExit, _) if self.was_up() => {
-                self.told = true;
+                self.peer_knows = true;
                 return Step::Over(ConnectFailure::Failed(if self.stage == Stage::Draining {
                     CloseReason::Local
                 } else if event.kind == CmEventKind::Disconnected {
@@ -238,7 +226,7 @@ impl Conn {
         let context = self.qp.pd().context();
         if self.id.context_key() != Some(context.key()) {
             let name = context.name();
-            return Err(lost(format!("the way to the peer does not lead over {name} any more")));
+            return Err(lost(format!("the route to the peer does not lead over {name} any more")));
         }
         self.check_port()?;
         let retry = Retry::within(options.path_timeout);
@@ -252,7 +240,7 @@ impl Conn {
         Ok(Step::On)
     }
 
-    /// Whether the port works; over one that does not, nothing may be asked (goodbye.rs).
+    /// Whether the port works; over one that does not, nothing may be sent (dreq.rs).
     fn check_port(&self) -> Result<(), CloseReason> {
         let (device, number) = (self.qp.pd().context().name(), self.id.port_number());
         if port_is_down(device, number) {
@@ -338,13 +326,10 @@ impl Conn {
                 });
             }
             report(FabricEvent::Completion(WorkCompletion {
-                qp: self.name,
-                wr_id,
-                op: wc.arrived,
-                status: wc.status,
                 byte_len: wc.byte_len,
                 imm: wc.imm,
                 invalidated: wc.invalidated.map(Rkey),
+                ..WorkCompletion::new(self.name, wr_id, wc.arrived, wc.status)
             }));
         } else {
             let name = self.name;
@@ -361,8 +346,8 @@ impl Conn {
         drained.then_some(ConnectFailure::Failed(CloseReason::Local))
     }
 
-    /// The final word, once all completions are in: what they say explains more than the
-    /// connection manager's or the peer's goodbye.
+    /// The reason that is reported, once all completions are in: they explain more than the
+    /// connection manager's reason or the peer's DREQ.
     pub(super) fn explain(&mut self, end: End, was_in_error: bool) -> End {
         let vague = matches!(end, ConnectFailure::Failed(CloseReason::Peer | CloseReason::Lost(_)))
             || end == ConnectFailure::Failed(unexplained());
@@ -376,8 +361,8 @@ impl Conn {
     }
 }
 
-/// The device ended the queue pair without a word; what does that to a healthy one is a request of
-/// the peer that was refused.
+/// The device ended the queue pair without a completion error. On a healthy device the cause is a
+/// refused request of the peer.
 fn unexplained() -> CloseReason {
     CloseReason::Protocol(
         "a request of the peer was refused (key, bounds, rights or length)".into(),
@@ -403,15 +388,7 @@ fn cause(wc: &Wc) -> Option<CloseReason> {
 
 pub(super) fn completion(qp: QpNum, posted: Posted) -> FabricEvent {
     let Posted { wr_id, op, status } = posted;
-    FabricEvent::Completion(WorkCompletion {
-        qp,
-        wr_id,
-        op,
-        status,
-        byte_len: 0,
-        imm: None,
-        invalidated: None,
-    })
+    FabricEvent::Completion(WorkCompletion::new(qp, wr_id, op, status))
 }
 
 fn step(what: &'static str) -> impl Fn(io::Error) -> CloseReason {
@@ -425,20 +402,20 @@ fn millis(limit: Duration) -> i32 {
 
 /// What a reject means. Its status is a code of IBA table 102, or an errno with iWARP.
 fn reject(event: &CmEvent) -> End {
-    /// The peer's program said no.
+    /// The peer's program refused.
     const CONSUMER: i32 = 28;
     /// Nobody listens there.
     const INVALID_SERVICE: i32 = 8;
     /// The peer's connection manager did not get its answer in time.
     const TIMEOUT: i32 = 4;
-    let said = event.private_data.as_bytes().iter().any(|&byte| byte != 0);
+    let has_data = event.private_data.as_bytes().iter().any(|&byte| byte != 0);
     match event.status {
-        CONSUMER if said => ConnectFailure::Rejected(event.private_data),
-        // Without a word: its program ended, or dropped the request.
+        CONSUMER if has_data => ConnectFailure::Rejected(event.private_data),
+        // Without private data: its program ended, or dropped the request.
         CONSUMER => ConnectFailure::Failed(CloseReason::Peer),
         INVALID_SERVICE => ConnectFailure::Failed(lost("nobody listens on that port")),
         TIMEOUT => ConnectFailure::Failed(CloseReason::TimedOut),
-        errno if errno < 0 && said => ConnectFailure::Rejected(event.private_data),
+        errno if errno < 0 && has_data => ConnectFailure::Rejected(event.private_data),
         errno if errno < 0 => {
             ConnectFailure::Failed(lost(io::Error::from_raw_os_error(-errno).to_string()))
         }
@@ -483,8 +460,8 @@ mod tests {
 
     #[test]
     fn rejects_are_told_apart() {
-        let said = event(CmEventKind::Rejected, 28, b"no");
-        assert_eq!(reject(&said), ConnectFailure::Rejected(PrivateData::new(b"no")));
+        let refused = event(CmEventKind::Rejected, 28, b"no");
+        assert_eq!(reject(&refused), ConnectFailure::Rejected(PrivateData::new(b"no")));
         let dropped = event(CmEventKind::Rejected, 28, &[0; 148]);
         assert_eq!(reject(&dropped), ConnectFailure::Failed(CloseReason::Peer));
         let nobody = event(CmEventKind::Rejected, 8, &[0; 148]);

@@ -1,36 +1,39 @@
-//! What the cores of a process share, and what one core has of a device.
+//! What the shards of a process share, and what one shard has of a device.
 //!
 //! Devices are opened once for the process ([`VerbsShared`]); what one reports out of band may be
-//! read by any core and is told to all. A [`CoreDevice`] is a core's completion channel and queues
-//! on a device. Queues are shared by the core's queue pairs, so that one poll and one request for
-//! a report serve them all; a further one is made when the entries run out.
+//! read by any shard and is passed to all. A [`CoreDevice`] is a shard's completion channel and its
+//! queues on a device. Queues are shared by the shard's queue pairs, so that one poll and one
+//! request for a report serve them all; a further one is made when the entries run out.
 
+use std::fs::File;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
+use std::thread;
 
 use parking_lot::Mutex;
 
 use super::domain::VerbsPd;
 use super::reaper::Reaper;
 use super::regions::Regions;
-use super::sys::{AsyncEvent, CompChannel, Context, Cq, EventChannel, Wc};
-use super::{info, remedy};
-use crate::fabric::{FabricError, MadeAside};
+use super::sys::{AsyncEvent, CmId, CompChannel, Context, Cq, EventChannel, Wc};
+use super::{hint, info};
+use crate::fabric::{AsyncRegistration, FabricError};
 use crate::ids::QpNum;
-use crate::rt::{Fd, Op, Port, Sender};
+use crate::rt::{Fd, Op, OpId, Port, Sender};
+use crate::time::Duration;
 
-/// What a core is told from outside.
+/// Notifications to a shard from other threads.
 #[derive(Debug)]
 pub(super) enum Report {
-    /// By a device; all cores hear it.
+    /// Of a device, to all shards.
     Device(DeviceReport),
-    /// By the reaper, about a queue pair of this core.
-    Gone(Gone),
-    /// By the reaper, about memory that this core has registered there.
-    Made(Box<MadeAside>),
+    /// Of the reaper: a queue pair of this shard was destroyed.
+    Destroyed(Destroyed),
+    /// Of the reaper: memory of this shard was registered.
+    Made(Box<AsyncRegistration>),
 }
 
 /// What a device reported.
@@ -43,18 +46,22 @@ pub(super) struct DeviceReport {
 
 /// A queue pair was destroyed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Gone {
+pub(super) struct Destroyed {
     pub(super) name: QpNum,
     /// It could not be: it may still use its memory.
     pub(super) failed: bool,
 }
 
-/// What the cores of a process share: the devices that are open, the keys of local memory.
+/// What the shards of a process share: the devices that are open, the keys of local memory.
 #[derive(Debug)]
 pub struct VerbsShared {
     /// For identifiers that only keep a device open.
     channel: Arc<EventChannel>,
-    contexts: Mutex<Vec<Weak<Context>>>,
+    /// Kept as long as the device is there: librdmacm keeps it open as long.
+    contexts: Mutex<Vec<Arc<Context>>>,
+    /// Those of devices that are being removed: none is opened a second time meanwhile.
+    removed: Mutex<Vec<Weak<Context>>>,
+    null: Arc<File>,
     pub(super) regions: Arc<Regions>,
     next_id: AtomicU32,
     cores: Mutex<Vec<(u32, Sender<Report>)>>,
@@ -71,21 +78,31 @@ impl VerbsShared {
     /// `System`; says what is missing and what would help: the module rdma_ucm, the device file
     /// /dev/infiniband/rdma_cm, the permission to open it.
     pub fn open() -> Result<Arc<Self>, FabricError> {
-        remedy::check_connection_manager()?;
+        hint::check_connection_manager()?;
         let channel = EventChannel::new().map_err(|e| {
             FabricError::system("cannot use the RDMA connection manager (rdma_ucm)", e)
         })?;
+        let null =
+            File::open("/dev/null").map_err(|e| FabricError::system("cannot open /dev/null", e))?;
         let reaper = Reaper::start()
             .map_err(|e| FabricError::system("cannot start the thread that ends queue pairs", e))?;
-        Ok(Arc::new(Self {
+        let shared = Arc::new(Self {
             reaper: Arc::new(reaper),
             channel,
-            contexts: Mutex::new(Vec::new()),
+            contexts: Mutex::default(),
+            removed: Mutex::default(),
+            null: Arc::new(null),
             regions: Arc::default(),
             next_id: AtomicU32::new(1),
             cores: Mutex::new(Vec::new()),
             half_open: Arc::default(),
-        }))
+        });
+        let watched = Arc::downgrade(&shared);
+        let watch = thread::Builder::new().name("rdma-watch".into()).stack_size(WATCH_STACK);
+        watch
+            .spawn(move || watch_devices(&watched))
+            .map_err(|e| FabricError::system("cannot start the thread that watches devices", e))?;
+        Ok(shared)
     }
 
     fn fresh_id(&self) -> u32 {
@@ -94,22 +111,54 @@ impl VerbsShared {
 
     /// The device that has this address of ours.
     fn context_of(&self, address: SocketAddr) -> Result<Arc<Context>, FabricError> {
-        let ip = address.ip();
-        let scope = match address {
-            SocketAddr::V6(v6) => v6.scope_id(),
-            SocketAddr::V4(_) => 0,
-        };
-        let found = Context::of_address(&self.channel, ip, scope)
+        let found = Context::of_address(&self.channel, &self.null, address)
             .and_then(|found| found.ok_or_else(|| io::Error::from_raw_os_error(libc::ENODEV)))
-            .map_err(|e| remedy::no_device(ip, &info::names(), e))?;
+            .map_err(|e| hint::no_device(address.ip(), &info::names(), e))?;
+        self.check_present(found.key())?;
         let mut contexts = self.contexts.lock();
-        contexts.retain(|context| context.strong_count() > 0);
-        let known = contexts.iter().filter_map(Weak::upgrade).find(|c| c.key() == found.key());
+        let known = contexts.iter().find(|c| c.key() == found.key()).cloned();
         Ok(known.unwrap_or_else(|| {
             let found = Arc::new(found);
-            contexts.push(Arc::downgrade(&found));
+            contexts.push(Arc::clone(&found));
             found
         }))
+    }
+
+    /// Refuses a device that is being removed and still in use.
+    fn check_present(&self, key: usize) -> Result<(), FabricError> {
+        let mut removed = self.removed.lock();
+        removed.retain(|context| context.strong_count() > 0);
+        match removed.iter().filter_map(Weak::upgrade).find(|context| context.key() == key) {
+            Some(context) => Err(hint::removed(context.name())),
+            None => Ok(()),
+        }
+    }
+
+    /// librdmacm has opened the device of this identifier, which has that address of ours: keeps
+    /// it in view, so that it is given back when it is removed.
+    pub(super) fn keep(&self, id: &CmId, address: SocketAddr) -> Result<(), FabricError> {
+        let Some(key) = id.context_key() else { return Ok(()) };
+        if self.contexts.lock().iter().any(|context| context.key() == key) {
+            return Ok(());
+        }
+        self.context_of(address).map(drop)
+    }
+
+    /// Tells all shards of devices that are being removed.
+    fn look_for_removed(&self) {
+        let removed: Vec<_> = self.contexts.lock().extract_if(.., |c| !c.is_present()).collect();
+        for context in removed {
+            tracing::warn!(device = context.name(), "an RDMA device is being removed");
+            self.removed(&context);
+        }
+    }
+
+    fn removed(&self, context: &Arc<Context>) {
+        context.set_removed();
+        self.removed.lock().push(Arc::downgrade(context));
+        self.contexts.lock().retain(|known| known.key() != context.key());
+        let what = AsyncEvent::DeviceRemoved;
+        self.broadcast(DeviceReport { context: context.key(), what });
     }
 
     /// A domain on the device that has this address of ours.
@@ -120,12 +169,12 @@ impl VerbsShared {
     ) -> Result<VerbsPd, FabricError> {
         let context = self.context_of(address)?;
         if require_imm && context.limits().iwarp {
-            return Err(remedy::no_immediates(context.name()));
+            return Err(hint::no_immediates(context.name()));
         }
         VerbsPd::new(&context, self.fresh_id(), &self.regions, &self.reaper)
     }
 
-    /// A core wants to hear of devices; gives its number for `leave`.
+    /// A shard wants to hear of devices; gives its number for `leave`.
     pub(super) fn join(&self, sender: Sender<Report>) -> u32 {
         let core = self.fresh_id();
         self.cores.lock().push((core, sender));
@@ -136,31 +185,48 @@ impl VerbsShared {
         self.cores.lock().retain(|(id, _)| *id != core);
     }
 
-    fn tell(&self, report: DeviceReport) {
+    fn broadcast(&self, report: DeviceReport) {
         for (_, sender) in self.cores.lock().iter() {
             sender.send(Report::Device(report));
         }
     }
 
-    /// Takes what a device reports and tells all cores, the caller too.
-    pub(super) fn spread(&self, context: &Context) {
+    /// Takes what a device reports and tells all shards, the caller too. False when the device is
+    /// gone and reports nothing any more.
+    pub(super) fn broadcast_events(&self, context: &Arc<Context>) -> bool {
         // Bounded, should a device never stop.
         for _ in 0..256 {
             match context.next_async() {
                 Ok(Some(AsyncEvent::Other)) => {}
                 Ok(Some(what)) => {
                     tracing::info!(device = context.name(), ?what, "an RDMA device reports");
-                    self.tell(DeviceReport { context: context.key(), what });
+                    self.broadcast(DeviceReport { context: context.key(), what });
                 }
-                Ok(None) => return,
+                Ok(None) => return true,
                 Err(error) => {
                     tracing::error!(device = context.name(), %error, "an RDMA device is gone");
-                    let what = AsyncEvent::DeviceFailed;
-                    self.tell(DeviceReport { context: context.key(), what });
-                    return;
+                    self.removed(context);
+                    return false;
                 }
             }
         }
+        true
+    }
+}
+
+/// How often it is looked whether devices are still there.
+const WATCH_EVERY: Duration = Duration::from_secs(1);
+/// The thread that looks calls little.
+const WATCH_STACK: usize = 64 << 10;
+
+/// Looks whether devices are being removed, as long as anybody uses them. A driver that cannot take
+/// a device away from its users waits for them before anything reports the removal to them; only
+/// sysfs shows it by then.
+fn watch_devices(shared: &Weak<VerbsShared>) {
+    while let Some(shared) = shared.upgrade() {
+        shared.look_for_removed();
+        drop(shared);
+        thread::sleep(WATCH_EVERY);
     }
 }
 
@@ -177,35 +243,42 @@ pub(super) fn source_for(remote: SocketAddr) -> Result<IpAddr, FabricError> {
     socket.local_addr().map(|address| address.ip()).map_err(failed)
 }
 
-/// A descriptor that is polled through the core's ring.
+/// A descriptor that is polled through the shard's ring.
 #[derive(Debug)]
 pub(super) struct Watch {
     fd: Fd,
     token: u64,
-    armed: bool,
+    armed: Option<OpId>,
 }
 
 impl Watch {
     pub(super) fn new(fd: Fd, token: u64) -> Self {
-        Self { fd, token, armed: false }
+        Self { fd, token, armed: None }
     }
 
     /// Asks the ring for the next time the descriptor is readable, once.
     pub(super) fn arm(&mut self, port: &Port) {
-        if !self.armed {
-            self.armed = true;
+        if self.armed.is_none() {
             let events = libc::POLLIN as u32;
-            port.submit(Op::Poll { fd: self.fd.clone(), events }, self.token);
+            let poll = Op::Poll { fd: self.fd.clone(), events };
+            self.armed = Some(port.submit(poll, self.token));
         }
     }
 
-    /// The ring said so.
+    /// Ends it: the ring holds the descriptor no longer.
+    fn stop(&self, port: &Port) {
+        if let Some(poll) = self.armed {
+            port.cancel(poll);
+        }
+    }
+
+    /// The ring reported it.
     pub(super) fn fired(&mut self) {
-        self.armed = false;
+        self.armed = None;
     }
 }
 
-/// A completion queue and who has places in it.
+/// A completion queue and how much of it is reserved.
 #[derive(Debug)]
 struct CqSlot {
     cq: Rc<Cq>,
@@ -213,9 +286,11 @@ struct CqSlot {
     reserved: u32,
     /// The channel will report the next completion.
     armed: bool,
+    /// The device reported that it does not work any more.
+    failed: bool,
 }
 
-/// A core's part of a device.
+/// A shard's part of a device.
 #[derive(Debug)]
 pub(super) struct CoreDevice {
     cqs: Vec<CqSlot>,
@@ -250,10 +325,23 @@ impl CoreDevice {
         self.channel.context()
     }
 
+    /// One of its queues failed, and which is not known: none is given to another queue pair.
+    pub(super) fn queues_failed(&mut self) {
+        for slot in &mut self.cqs {
+            slot.failed = true;
+        }
+    }
+
+    /// Ends what the ring has of it.
+    pub(super) fn stop(&self, port: &Port) {
+        self.completions.stop(port);
+        self.reports.stop(port);
+    }
+
     /// A queue with `need` places for one more queue pair.
     pub(super) fn reserve(&mut self, need: u32) -> Result<Rc<Cq>, FabricError> {
         for slot in &mut self.cqs {
-            if slot.entries - slot.reserved >= need {
+            if !slot.failed && slot.entries - slot.reserved >= need {
                 slot.reserved += need;
                 return Ok(Rc::clone(&slot.cq));
             }
@@ -262,7 +350,7 @@ impl CoreDevice {
         let most = context.limits().cqe_max;
         if need > most {
             let what = "completions in one queue";
-            return Err(remedy::queue_too_long(context.name(), what, need.into(), most));
+            return Err(hint::queue_too_long(context.name(), what, need.into(), most));
         }
         let entries = queue_entries(need, most);
         let cq = Cq::new(&self.channel, entries, self.cqs.len()).map_err(|e| {
@@ -272,7 +360,8 @@ impl CoreDevice {
                 e,
             )
         })?;
-        let slot = CqSlot { cq: Rc::clone(&cq), entries, reserved: need, armed: false };
+        let slot =
+            CqSlot { cq: Rc::clone(&cq), entries, reserved: need, armed: false, failed: false };
         self.cqs.push(slot);
         Ok(cq)
     }
@@ -302,7 +391,7 @@ impl CoreDevice {
     /// there is none and all are armed.
     pub(super) fn take(&mut self, into: &mut Vec<Wc>) -> io::Result<bool> {
         let before = into.len();
-        for slot in &mut self.cqs {
+        for slot in self.cqs.iter_mut().filter(|slot| !slot.failed) {
             if slot.cq.poll(into)? == 0 && !slot.armed {
                 slot.cq.arm()?;
                 slot.armed = true;

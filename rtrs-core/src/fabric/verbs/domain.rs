@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
+use super::hint;
 use super::reaper::Reaper;
 use super::regions::Regions;
-use super::remedy;
 use super::sys::{Context, Mr, Mw, Pd};
 use crate::fabric::{Access, FabricError, MemoryRegistration, ProtectionDomain, Window};
 use crate::ids::Rkey;
@@ -83,7 +83,7 @@ impl ProtectionDomain for VerbsPd {
     ) -> Result<Arc<dyn MemoryRegistration>, FabricError> {
         let start = Instant::now();
         let mr = Mr::new(&self.pd, region, access)
-            .map_err(|e| remedy::registration(self.context().name(), region.len(), e))?;
+            .map_err(|e| hint::registration(self.context().name(), region.len(), e))?;
         tracing::debug!(bytes = region.len(), took = ?start.elapsed(), "registered memory");
         let mr = Arc::new(mr);
         let mut registered = self.registered.lock();
@@ -97,7 +97,7 @@ impl ProtectionDomain for VerbsPd {
     fn window(&self, parent: &Arc<dyn MemoryRegistration>) -> Result<Arc<dyn Window>, FabricError> {
         let name = self.context().name();
         if !self.context().limits().windows {
-            return Err(remedy::no_windows(name));
+            return Err(hint::no_windows(name));
         }
         let (mr, access) = self.find(parent).ok_or(FabricError::LocalMemory)?;
         let mw = Mw::new(&mr).map_err(|e| {
@@ -111,11 +111,19 @@ impl ProtectionDomain for VerbsPd {
         self.pd.queue_pairs() == 0
     }
 
-    fn let_go(&self, what: Box<dyn Any + Send>) {
+    fn is_present(&self) -> bool {
+        !self.context().is_removed()
+    }
+
+    fn is_removable(&self) -> bool {
+        true
+    }
+
+    fn free_later(&self, what: Box<dyn Any + Send>) {
         self.reaper.take(move || {
             let start = Instant::now();
             drop(what);
-            tracing::debug!(took = ?start.elapsed(), "let go of memory or keys");
+            tracing::debug!(took = ?start.elapsed(), "freed memory or keys");
         });
     }
 

@@ -5,9 +5,11 @@ use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 
-use super::remedy::CLASS;
+use super::hint::CLASS;
 use super::sys::probe;
 use crate::fabric::FabricError;
+use crate::fabric::rdma::RdmaPort;
+use crate::local::read_text;
 
 /// What carries an RDMA device's packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -23,19 +25,6 @@ pub enum Transport {
     Other,
 }
 
-/// A port of a device.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct PortInfo {
-    /// From 1.
-    pub number: u8,
-    /// As the kernel says it, in lower case: `active`, `down`, `init`, `armed`.
-    pub state: String,
-    /// The network interface behind it, where the kernel tells.
-    pub netdev: Option<String>,
-    /// The addresses in its table of identifiers; link-local ones are left out.
-    pub addresses: Vec<IpAddr>,
-}
-
 /// An RDMA device of this host.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct DeviceInfo {
@@ -44,7 +33,7 @@ pub struct DeviceInfo {
     /// What carries its packets.
     pub transport: Transport,
     /// Its ports.
-    pub ports: Vec<PortInfo>,
+    pub ports: Vec<RdmaPort>,
     /// Whether it has memory windows of type 1, which `--always-invalidate=on` needs at a server;
     /// None when the device cannot be opened.
     pub windows: Option<bool>,
@@ -63,7 +52,7 @@ pub fn devices() -> Result<Vec<DeviceInfo>, FabricError> {
     Ok(devices)
 }
 
-/// Their names; empty when they cannot be told.
+/// Their names; empty when they cannot be read.
 pub(super) fn names() -> Vec<String> {
     let devices = list(Path::new(CLASS)).unwrap_or_default();
     devices.into_iter().map(|device| device.name).collect()
@@ -76,13 +65,9 @@ pub(super) fn port_is_down(device: &str, number: u8) -> bool {
 }
 
 fn is_down(class: &Path, device: &str, number: u8) -> bool {
-    let state = word(&class.join(device).join(format!("ports/{number}/state")));
+    let state = read_text(&class.join(device).join(format!("ports/{number}/state")));
     // "1: DOWN"; what comes after it on the way up is not for queue pairs yet either.
     state.is_some_and(|state| !state.starts_with("4:"))
-}
-
-fn word(path: &Path) -> Option<String> {
-    Some(fs::read_to_string(path).ok()?.trim().to_owned())
 }
 
 /// The entries of a directory in the order of their names.
@@ -105,14 +90,14 @@ fn list(class: &Path) -> io::Result<Vec<DeviceInfo>> {
 
 fn device(path: &Path, name: &str) -> DeviceInfo {
     let ports_path = path.join("ports");
-    let mut ports: Vec<PortInfo> = entries(&ports_path)
+    let mut ports: Vec<RdmaPort> = entries(&ports_path)
         .iter()
-        .filter_map(|number| Some(port(&ports_path.join(number), number.parse().ok()?)))
+        .filter_map(|number| Some(port(&ports_path.join(number), name, number.parse().ok()?)))
         .collect();
     ports.sort_by_key(|port| port.number);
-    // "4: RNIC" is iWARP; a channel adapter ("1: CA") is told by its first port's link.
-    let node = word(&path.join("node_type")).unwrap_or_default();
-    let link = word(&ports_path.join("1/link_layer")).unwrap_or_default();
+    // "4: RNIC" is iWARP; a channel adapter ("1: CA") is identified by its first port's link.
+    let node = read_text(&path.join("node_type")).unwrap_or_default();
+    let link = read_text(&ports_path.join("1/link_layer")).unwrap_or_default();
     let transport = match (node.split(':').next(), link.as_str()) {
         (Some("4"), _) => Transport::Iwarp,
         (Some("1"), "Ethernet") => Transport::RoCE,
@@ -122,20 +107,21 @@ fn device(path: &Path, name: &str) -> DeviceInfo {
     DeviceInfo { name: name.to_owned(), transport, ports, windows: None }
 }
 
-fn port(path: &Path, number: u8) -> PortInfo {
+fn port(path: &Path, device: &str, number: u8) -> RdmaPort {
     // "4: ACTIVE".
-    let state = word(&path.join("state")).unwrap_or_default();
+    let state = read_text(&path.join("state")).unwrap_or_default();
     let state = state.rsplit(' ').next().unwrap_or_default().to_lowercase();
     let mut addresses = Vec::new();
     for index in entries(&path.join("gids")) {
-        if let Some(gid) = word(&path.join("gids").join(index))
+        if let Some(gid) = read_text(&path.join("gids").join(index))
             && let Some(address) = address_of(&gid)
             && !addresses.contains(&address)
         {
             addresses.push(address);
         }
     }
-    PortInfo { number, state, netdev: word(&path.join("gid_attrs/ndevs/0")), addresses }
+    let netdev = read_text(&path.join("gid_attrs/ndevs/0"));
+    RdmaPort { device: device.to_owned(), number, state, netdev, addresses }
 }
 
 /// The IP address a global identifier stands for: RoCE maps IPv4 ones, IPv6 ones are themselves.

@@ -1,50 +1,58 @@
 //! The provider `rdma`: RDMA devices (InfiniBand, RoCE, soft-RoCE) through libibverbs and
 //! librdmacm.
 //!
-//! A [`VerbsFabric`] is one core's view: its event channel of the connection manager, its
-//! completion channels and queues, its queue pairs. [`VerbsShared`] is what the cores of a process
-//! share. Nothing here blocks: descriptors are polled through the core's ring, and what is posted
+//! A [`VerbsFabric`] is one shard's view: its event channel of the connection manager, its
+//! completion channels and queues, its queue pairs. [`VerbsShared`] is what the shards of a process
+//! share. Nothing here blocks: descriptors are polled through the shard's ring, and what is posted
 //! goes to the device as one list for each queue pair with `flush`.
 //!
-//! `options.rs` · `info.rs` which devices there are · `remedy.rs` errors people see · `device.rs`
-//! what cores share, a core's queues · `domain.rs` `regions.rs` memory · `conn.rs` one connection ·
-//! `turn.rs` what a turn takes in · `ending.rs` ends and completions · `goodbye.rs` what follows
-//! an end · `reaper.rs` threads for what blocks · `sys/` the calls, and all unsafe code.
+//! A device may be removed while it is in use. Its connections end, the shard's part of it is freed
+//! with the last of them, and the context with the last domain. Addresses that were listened on are
+//! tried again until a device has them.
+//!
+//! `options.rs` · `info.rs` which devices there are · `hint.rs` errors people see · `device.rs`
+//! what shards share, a shard's queues · `listener.rs` what is listened on · `domain.rs`
+//! `regions.rs` memory · `conn.rs` one connection · `turn.rs` what a turn takes in · `ending.rs`
+//! ends and completions · `dreq.rs` what follows an end · `reaper.rs` threads for what blocks ·
+//! `sys/` the calls, and all unsafe code.
 
 mod conn;
 mod device;
 mod domain;
+mod dreq;
 mod ending;
-mod goodbye;
+mod hint;
 mod info;
+mod listener;
 mod options;
 mod reaper;
 mod regions;
-mod remedy;
 #[allow(unsafe_code)]
 mod sys;
 mod turn;
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 pub use device::VerbsShared;
-pub use info::{DeviceInfo, PortInfo, Transport, devices};
+pub use info::{DeviceInfo, Transport, devices};
 pub use options::VerbsOptions;
 
 use self::conn::{Conn, End, Reads, Stage, lost};
 use self::device::{CoreDevice, Report, Watch, source_for};
 use self::domain::{VerbsPd, VerbsWindow};
-use self::goodbye::Goodbyes;
+use self::dreq::PendingDreqs;
+use self::listener::Listeners;
 use self::regions::RegionCache;
 use self::sys::{CmId, EventChannel, IdKey, Qp, Wc};
+use crate::fabric::qp_table::QpTable;
 use crate::fabric::{
-    Access, BindResult, CloseReason, ConnRequest, ConnectFailure, ConnectParams, Fabric,
-    FabricCounters, FabricError, FabricEvent, MadeAside, PRIVATE_DATA_MAX, PdUse, PrivateData,
+    Access, AsyncRegistration, BindResult, CloseReason, ConnRequest, ConnectFailure, ConnectParams,
+    Fabric, FabricCounters, FabricError, FabricEvent, PRIVATE_DATA_MAX, PdUse, PrivateData,
     ProtectionDomain, QpLimits, RegisterError, Registered, Sge, ToRegister, Window, WorkRequest,
     WrOp,
 };
@@ -109,23 +117,21 @@ impl From<FabricEvent> for Event {
     }
 }
 
-/// One core's endpoint.
+/// One shard's endpoint.
 #[derive(Debug)]
 pub struct VerbsFabric {
-    /// By the low half of the queue pair's name; the high half is the slot's generation.
-    conns: Vec<Option<Box<Conn>>>,
-    generations: Vec<u16>,
-    free: Vec<u16>,
+    conns: QpTable<Conn>,
     /// Connections by their identifier, for events.
     by_id: HashMap<IdKey, QpNum>,
-    listeners: Vec<CmId>,
-    goodbyes: Goodbyes,
-    devices: Vec<CoreDevice>,
+    listeners: Listeners,
+    dreqs: PendingDreqs,
+    /// By the index in tokens; one that was removed leaves its place empty.
+    devices: Vec<Option<CoreDevice>>,
     channel: Arc<EventChannel>,
     cm: Watch,
     inbox: Inbox<Report>,
-    /// Where the reaper tells this core.
-    mail: Sender<Report>,
+    /// Where the reaper tells this shard.
+    sender: Sender<Report>,
     core: u32,
     shared: Arc<VerbsShared>,
     options: VerbsOptions,
@@ -133,18 +139,17 @@ pub struct VerbsFabric {
     regions: RegionCache,
     events: VecDeque<Event>,
     /// Memory that was registered by the reaper.
-    made: VecDeque<MadeAside>,
+    made: VecDeque<AsyncRegistration>,
     dirty: Vec<QpNum>,
     /// Connections to take down, and why.
     dying: Vec<(QpNum, End)>,
-    timers: BTreeSet<(Instant, u32)>,
     completions: Vec<Wc>,
     counters: FabricCounters,
     now: Instant,
 }
 
 impl VerbsFabric {
-    /// An endpoint on this core's ring.
+    /// An endpoint on this shard's ring.
     ///
     /// # Errors
     /// `System` when the connection manager cannot be reached.
@@ -161,17 +166,15 @@ impl VerbsFabric {
         let core = shared.join(sender.clone());
         let port = ring.port();
         let mut fabric = Self {
-            conns: Vec::new(),
-            generations: Vec::new(),
-            free: Vec::new(),
+            conns: QpTable::new(),
             by_id: HashMap::new(),
-            listeners: Vec::new(),
-            goodbyes: Goodbyes::default(),
+            listeners: Listeners::default(),
+            dreqs: PendingDreqs::default(),
             devices: Vec::new(),
             channel,
             cm,
             inbox,
-            mail: sender,
+            sender,
             core,
             shared,
             options,
@@ -181,7 +184,6 @@ impl VerbsFabric {
             made: VecDeque::new(),
             dirty: Vec::with_capacity(64),
             dying: Vec::new(),
-            timers: BTreeSet::new(),
             completions: Vec::with_capacity(256),
             counters: FabricCounters::default(),
             now: Instant::ZERO,
@@ -192,58 +194,62 @@ impl VerbsFabric {
 
     /// Connections that exist, in whatever state.
     pub fn connections(&self) -> usize {
-        self.conns.iter().flatten().count()
+        self.conns.iter().count()
     }
 
     fn domain<'p>(&self, pd: &'p Arc<dyn ProtectionDomain>) -> Result<&'p VerbsPd, FabricError> {
         pd.as_any().downcast_ref::<VerbsPd>().ok_or(FabricError::LocalMemory)
     }
 
-    fn fresh_name(&mut self) -> Result<QpNum, FabricError> {
-        let slot = match self.free.pop() {
-            Some(slot) => slot,
-            None => {
-                let slot = u16::try_from(self.conns.len())
-                    .map_err(|_| FabricError::Unsupported("more than 65536 connections"))?;
-                self.conns.push(None);
-                self.generations.push(0);
-                slot
-            }
-        };
-        let generation = &mut self.generations[usize::from(slot)];
-        *generation = generation.wrapping_add(1);
-        Ok(QpNum(u32::from(*generation) << 16 | u32::from(slot)))
+    /// This shard's part of the device with that key.
+    fn device_of(&mut self, context: usize) -> Option<&mut CoreDevice> {
+        self.devices.iter_mut().flatten().find(|device| device.context().key() == context)
     }
 
-    fn forget_name(&mut self, name: QpNum) {
-        self.free.push((name.0 & 0xffff) as u16);
-    }
-
-    fn conn(&mut self, name: QpNum) -> Option<&mut Conn> {
-        let slot = (name.0 & 0xffff) as usize;
-        if u32::from(*self.generations.get(slot)?) != name.0 >> 16 {
-            return None;
-        }
-        self.conns[slot].as_deref_mut()
-    }
-
-    /// This core's part of a device.
-    fn device(&mut self, pd: &VerbsPd) -> Result<usize, FabricError> {
+    /// This shard's part of a device, made if need be.
+    fn device(&mut self, pd: &VerbsPd) -> Result<&mut CoreDevice, FabricError> {
         let context = pd.context();
-        if let Some(at) = self.devices.iter().position(|d| d.context().key() == context.key()) {
-            return Ok(at);
+        if context.is_removed() {
+            return Err(hint::removed(context.name()));
+        }
+        let is_it = |device: &CoreDevice| device.context().key() == context.key();
+        if let Some(at) = self.devices.iter().position(|d| d.as_ref().is_some_and(is_it)) {
+            return self.devices[at].as_mut().ok_or(FabricError::QpState);
         }
         let at = self.devices.len();
         let tokens = (token::COMPLETIONS | at as u64, token::REPORTS | at as u64);
         let mut device = CoreDevice::new(context, tokens)?;
         device.completions.arm(&self.port);
         device.reports.arm(&self.port);
-        self.devices.push(device);
-        Ok(at)
+        self.devices.push(None);
+        Ok(self.devices[at].insert(device))
     }
 
-    /// A queue pair for a fresh name.
+    /// Gives up what this shard has of devices that were removed, once no connection is left there.
+    fn retire_removed(&mut self) {
+        for place in &mut self.devices {
+            let Some(device) = place.as_ref().filter(|d| d.context().is_removed()) else {
+                continue;
+            };
+            let context = device.context().key();
+            if !self.conns.iter_mut().any(|conn| conn.qp.pd().context().key() == context) {
+                device.stop(&self.port);
+                *place = None;
+            }
+        }
+    }
+
+    /// A queue pair for a reserved name, which is given back on failure.
     fn make_qp(
+        &mut self,
+        pd: &VerbsPd,
+        name: QpNum,
+        limits: QpLimits,
+    ) -> Result<(Qp, u32), FabricError> {
+        self.try_make_qp(pd, name, limits).inspect_err(|_| drop(self.conns.remove(name)))
+    }
+
+    fn try_make_qp(
         &mut self,
         pd: &VerbsPd,
         name: QpNum,
@@ -256,31 +262,23 @@ impl VerbsFabric {
             ("posted receives", u64::from(limits.recv_max))
         };
         if wanted > u64::from(device.qp_wr_max) {
-            return Err(remedy::queue_too_long(
-                pd.context().name(),
-                what,
-                wanted,
-                device.qp_wr_max,
-            ));
+            return Err(hint::queue_too_long(pd.context().name(), what, wanted, device.qp_wr_max));
         }
-        let places = Qp::places(&pd.pd, limits);
-        let at = self.device(pd)?;
-        let cq = self.devices[at].reserve(places)?;
-        match Qp::new(&pd.pd, &cq, name, limits) {
-            Ok(qp) => Ok((qp, places)),
-            Err(e) => {
-                self.devices[at].release(&cq, places);
-                let QpLimits { send_max, recv_max } = limits;
-                Err(FabricError::system(
-                    format!(
-                        "cannot make a queue pair of {send_max} requests and {recv_max} receives \
-                         on {}",
-                        pd.context().name()
-                    ),
-                    e,
-                ))
-            }
-        }
+        let cq_entries = Qp::cq_entries(&pd.pd, limits);
+        let device = self.device(pd)?;
+        let cq = device.reserve(cq_entries)?;
+        let qp = Qp::new(&pd.pd, &cq, name, limits).map_err(|e| {
+            device.release(&cq, cq_entries);
+            let (QpLimits { send_max, recv_max }, device) = (limits, pd.context().name());
+            FabricError::system(
+                format!(
+                    "cannot make a queue pair of {send_max} requests and {recv_max} receives on \
+                     {device}"
+                ),
+                e,
+            )
+        })?;
+        Ok((qp, cq_entries))
     }
 
     /// Reads that we would have outstanding over a device.
@@ -296,28 +294,31 @@ impl VerbsFabric {
     fn insert(&mut self, conn: Conn) {
         let name = conn.name;
         self.by_id.insert(conn.id.key(), name);
-        self.conns[(name.0 & 0xffff) as usize] = Some(Box::new(conn));
+        self.conns.insert(name, conn);
         self.settle(name);
     }
 
     /// Brings a connection's timer up to date.
     fn settle(&mut self, name: QpNum) {
-        let Some(conn) = self.conn(name) else { return };
-        let (deadline, armed) = (conn.deadline, conn.armed);
-        if deadline == armed {
-            return;
-        }
-        conn.armed = deadline;
-        if let Some(at) = armed {
-            self.timers.remove(&(at, name.0));
-        }
-        if let Some(at) = deadline {
-            self.timers.insert((at, name.0));
+        if let Some(conn) = self.conns.get(name) {
+            let deadline = conn.deadline;
+            self.conns.arm(name, deadline);
         }
     }
 
+    /// The connection of a bind or revoke, and the window.
+    fn binding<'w>(
+        &mut self,
+        qp: QpNum,
+        window: &'w Arc<dyn Window>,
+    ) -> Result<(&mut Conn, &'w VerbsWindow), FabricError> {
+        let conn = self.conns.get_mut(qp).filter(|conn| conn.takes_requests());
+        let window = window.as_any().downcast_ref().ok_or(FabricError::LocalMemory)?;
+        Ok((conn.ok_or(FabricError::QpState)?, window))
+    }
+
     fn mark(&mut self, name: QpNum) {
-        if let Some(conn) = self.conn(name)
+        if let Some(conn) = self.conns.get_mut(name)
             && !std::mem::replace(&mut conn.dirty, true)
         {
             self.dirty.push(name);
@@ -330,7 +331,7 @@ impl VerbsFabric {
 
     /// Gives everything posted on a connection to its device.
     fn post(&mut self, name: QpNum) {
-        let Some(conn) = self.conn(name) else { return };
+        let Some(conn) = self.conns.get_mut(name) else { return };
         match conn.qp.post() {
             Ok(calls) => self.counters.sends += calls,
             Err(e) => {
@@ -369,7 +370,7 @@ impl Fabric for VerbsFabric {
         let address = match of {
             PdUse::Connect { local, remote } => {
                 let source = local.map_or_else(|| source_for(remote), Ok)?;
-                with_scope(source, scope_of(remote))
+                with_scope(source, remote)
             }
             PdUse::Accept(request) => request.local,
         };
@@ -382,41 +383,35 @@ impl Fabric for VerbsFabric {
         self.domain(pd).is_ok_and(|pd| came_over == Some(pd.context().key()))
     }
 
-    fn register_aside(
+    fn register_async(
         &mut self,
         id: u64,
         what: ToRegister,
     ) -> Option<Result<Registered, RegisterError>> {
-        let mail = self.mail.clone();
+        let sender = self.sender.clone();
         self.shared.reaper.take(move || {
             let start = std::time::Instant::now();
             let (result, pd) = (what.register(), what.pd);
-            let made = MadeAside { id, pd, result, took: start.elapsed() };
-            mail.send(Report::Made(Box::new(made)));
+            let made = AsyncRegistration { id, pd, result, took: start.elapsed() };
+            sender.send(Report::Made(Box::new(made)));
         });
         None
     }
 
-    fn next_made(&mut self) -> Option<MadeAside> {
+    fn next_registration(&mut self) -> Option<AsyncRegistration> {
         self.made.pop_front()
     }
 
     fn listen(&mut self, address: SocketAddr) -> Result<SocketAddr, FabricError> {
-        let failed = |e: io::Error| match e.raw_os_error() {
-            Some(libc::ENODEV) => remedy::no_device(address.ip(), &info::names(), e),
-            _ => FabricError::system(format!("cannot listen on {address}"), e),
-        };
-        let id = CmId::new(&self.channel).map_err(failed)?;
-        id.bind(address).map_err(failed)?;
-        id.listen(self.options.backlog).map_err(failed)?;
-        let mut bound = address;
-        bound.set_port(id.local_port());
-        self.listeners.push(id);
-        Ok(bound)
+        self.listeners.add(&self.channel, &self.shared, address, self.options.backlog)
+    }
+
+    fn lost_listeners(&self) -> Vec<SocketAddr> {
+        self.listeners.lost_addresses()
     }
 
     fn stop_listening(&mut self) {
-        self.listeners.clear();
+        self.listeners = Listeners::default();
         self.events.retain(|event| {
             !matches!(event, Event::Rare(event) if matches!(**event, FabricEvent::Request(_)))
         });
@@ -436,22 +431,20 @@ impl Fabric for VerbsFabric {
             return Err(failed(io::ErrorKind::InvalidInput.into()));
         }
         let id = CmId::new(&self.channel).map_err(failed)?;
-        let name = self.fresh_name()?;
-        let (qp, places) =
-            self.make_qp(pd, name, params.limits).inspect_err(|_| self.forget_name(name))?;
-        let reads = self.reads(pd);
-        let stage = Stage::Resolving;
-        let data = params.private_data;
-        let until = now + params.timeout;
-        let mut conn = Conn::new(qp, id, name, pd.id, stage, reads, data, until, places);
-        conn.way = Some((params.local.map(|ip| with_scope(ip, scope_of(remote))), remote));
+        let name = self.conns.reserve()?;
+        let (qp, cq_entries) = self.make_qp(pd, name, params.limits)?;
+        let mut conn = Conn::new(qp, id, name, pd.id, cq_entries);
+        conn.reads = self.reads(pd);
+        conn.private_data = params.private_data;
+        conn.deadline = Some(now + params.timeout);
+        conn.route = Some((params.local.map(|ip| with_scope(ip, remote)), remote));
         let started = conn.resolve();
         self.insert(conn);
         if let Err(e) = started {
             self.discard(name);
             return Err(match (e.raw_os_error(), params.local) {
                 (Some(libc::ENODEV | libc::EADDRNOTAVAIL), Some(local)) => {
-                    remedy::no_device(local, &info::names(), e)
+                    hint::no_device(local, &info::names(), e)
                 }
                 _ => failed(e),
             });
@@ -482,14 +475,14 @@ impl Fabric for VerbsFabric {
             ));
         }
         id.migrate(&self.channel).map_err(failed)?;
-        let name = self.fresh_name()?;
-        let (qp, places) =
-            self.make_qp(pd, name, limits).inspect_err(|_| self.forget_name(name))?;
-        let reads = reads.min(self.reads(pd));
-        let until = now + self.options.startup_timeout;
-        let (stage, data) = (Stage::Accepting, *private_data);
-        let mut conn = Conn::new(qp, id, name, pd.id, stage, reads, data, until, places);
-        let prepared = conn.qp.enter_init(&conn.id, reads.responder > 0);
+        let name = self.conns.reserve()?;
+        let (qp, cq_entries) = self.make_qp(pd, name, limits)?;
+        let mut conn = Conn::new(qp, id, name, pd.id, cq_entries);
+        conn.stage = Stage::Accepting;
+        conn.reads = reads.min(self.reads(pd));
+        conn.private_data = *private_data;
+        conn.deadline = Some(now + self.options.startup_timeout);
+        let prepared = conn.qp.enter_init(&conn.id, conn.reads.responder > 0);
         self.insert(conn);
         if let Err(e) = prepared {
             self.discard(name);
@@ -510,14 +503,8 @@ impl Fabric for VerbsFabric {
 
     fn post_send(&mut self, qp: QpNum, wr: WorkRequest) -> Result<(), FabricError> {
         self.regions.refresh(&self.shared.regions);
-        let slot = (qp.0 & 0xffff) as usize;
-        if self.generations.get(slot).is_none_or(|g| u32::from(*g) != qp.0 >> 16) {
-            return Err(FabricError::QpState);
-        }
-        let Some(conn) = self.conns[slot].as_deref_mut().filter(|conn| conn.takes_requests())
-        else {
-            return Err(FabricError::QpState);
-        };
+        let conn = self.conns.get_mut(qp).filter(|conn| conn.takes_requests());
+        let conn = conn.ok_or(FabricError::QpState)?;
         let write = matches!(wr.op, WrOp::RdmaRead { .. });
         for sge in wr.sges.iter() {
             self.regions.check(conn.pd, sge, write)?;
@@ -530,14 +517,8 @@ impl Fabric for VerbsFabric {
 
     fn post_recv(&mut self, qp: QpNum, wr_id: u64, buf: Option<Sge>) -> Result<(), FabricError> {
         self.regions.refresh(&self.shared.regions);
-        let slot = (qp.0 & 0xffff) as usize;
-        if self.generations.get(slot).is_none_or(|g| u32::from(*g) != qp.0 >> 16) {
-            return Err(FabricError::QpState);
-        }
-        let Some(conn) = self.conns[slot].as_deref_mut().filter(|conn| conn.takes_receives())
-        else {
-            return Err(FabricError::QpState);
-        };
+        let conn = self.conns.get_mut(qp).filter(|conn| conn.takes_receives());
+        let conn = conn.ok_or(FabricError::QpState)?;
         if let Some(sge) = &buf {
             self.regions.check(conn.pd, sge, true)?;
         }
@@ -554,10 +535,7 @@ impl Fabric for VerbsFabric {
         access: Access,
         wr_id: u64,
     ) -> Result<BindResult, FabricError> {
-        let conn = self.conn(qp).filter(|conn| conn.takes_requests());
-        let conn = conn.ok_or(FabricError::QpState)?;
-        let window = window.as_any().downcast_ref::<VerbsWindow>();
-        let window = window.ok_or(FabricError::LocalMemory)?;
+        let (conn, window) = self.binding(qp, window)?;
         window.check(conn.qp.pd(), Some((slice, access)))?;
         let key = conn.qp.push_bind(&window.mw, Some(slice), access, wr_id)?;
         self.mark(qp);
@@ -570,10 +548,7 @@ impl Fabric for VerbsFabric {
         window: &Arc<dyn Window>,
         wr_id: u64,
     ) -> Result<BindResult, FabricError> {
-        let conn = self.conn(qp).filter(|conn| conn.takes_requests());
-        let conn = conn.ok_or(FabricError::QpState)?;
-        let window = window.as_any().downcast_ref::<VerbsWindow>();
-        let window = window.ok_or(FabricError::LocalMemory)?;
+        let (conn, window) = self.binding(qp, window)?;
         window.check(conn.qp.pd(), None)?;
         let dead = Rkey(window.mw.key());
         conn.qp.push_bind(&window.mw, None, Access::LOCAL_READ, wr_id)?;
@@ -585,9 +560,8 @@ impl Fabric for VerbsFabric {
         self.now = now;
         let mut dirty = std::mem::take(&mut self.dirty);
         for name in dirty.drain(..) {
-            let slot = (name.0 & 0xffff) as usize;
-            let Some(conn) = self.conns[slot].as_deref_mut() else { continue };
-            if conn.name != name || conn.leaving.is_some() {
+            let Some(conn) = self.conns.get_mut(name) else { continue };
+            if conn.end.is_some() {
                 continue;
             }
             conn.dirty = false;
@@ -609,7 +583,7 @@ impl Fabric for VerbsFabric {
     fn disconnect(&mut self, now: Instant, qp: QpNum) {
         self.now = now;
         let until = now + self.options.close_timeout;
-        let Some(conn) = self.conn(qp).filter(|conn| !conn.dying) else { return };
+        let Some(conn) = self.conns.get_mut(qp).filter(|conn| !conn.dying) else { return };
         match conn.stage {
             Stage::Open => {
                 conn.qp.seal();
@@ -618,21 +592,21 @@ impl Fabric for VerbsFabric {
                 let idle = conn.qp.sends_open() == 0;
                 self.settle(qp);
                 if idle {
-                    self.finish(qp, ConnectFailure::Failed(CloseReason::Local));
+                    self.begin_end(qp, ConnectFailure::Failed(CloseReason::Local));
                 } else {
                     self.post(qp);
                     self.take_down();
                 }
             }
             Stage::Draining => {}
-            _ => self.finish(qp, ConnectFailure::Failed(CloseReason::Local)),
+            _ => self.begin_end(qp, ConnectFailure::Failed(CloseReason::Local)),
         }
     }
 
     fn abort(&mut self, now: Instant, qp: QpNum) {
         self.now = now;
-        if self.conn(qp).is_some() {
-            self.finish(qp, ConnectFailure::Failed(CloseReason::Local));
+        if self.conns.get_mut(qp).is_some() {
+            self.begin_end(qp, ConnectFailure::Failed(CloseReason::Local));
             self.take_down();
         }
     }
@@ -644,6 +618,7 @@ impl Fabric for VerbsFabric {
         any |= self.poll_completions();
         any |= self.poll_timers();
         self.take_down();
+        self.retire_removed();
         any | !self.events.is_empty() | !self.made.is_empty()
     }
 
@@ -658,7 +633,8 @@ impl Fabric for VerbsFabric {
         if !self.events.is_empty() {
             return Some(self.now);
         }
-        earliest(self.timers.first().map(|(at, _)| *at), self.goodbyes.deadline())
+        let listen = self.listeners.deadline();
+        earliest(earliest(self.conns.deadline(), self.dreqs.deadline()), listen)
     }
 
     fn counters(&self) -> FabricCounters {
@@ -672,16 +648,11 @@ impl Drop for VerbsFabric {
     }
 }
 
-fn scope_of(address: SocketAddr) -> u32 {
-    match address {
-        SocketAddr::V6(v6) => v6.scope_id(),
-        SocketAddr::V4(_) => 0,
+/// An address of ours, with the zone of the peer's.
+fn with_scope(ip: IpAddr, peer: SocketAddr) -> SocketAddr {
+    let mut address = SocketAddr::new(ip, 0);
+    if let (SocketAddr::V6(own), SocketAddr::V6(peer)) = (&mut address, peer) {
+        own.set_scope_id(peer.scope_id());
     }
-}
-
-fn with_scope(ip: std::net::IpAddr, scope: u32) -> SocketAddr {
-    match ip {
-        std::net::IpAddr::V4(v4) => (v4, 0).into(),
-        std::net::IpAddr::V6(v6) => std::net::SocketAddrV6::new(v6, 0, 0, scope).into(),
-    }
+    address
 }

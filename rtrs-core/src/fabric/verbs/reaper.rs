@@ -1,9 +1,9 @@
-//! Threads that destroy queue pairs, register memory, and let go of what nobody uses any more.
+//! Threads that destroy queue pairs, register memory, and free what is no longer used.
 //!
 //! A driver lets `ibv_destroy_qp` return when nothing of the queue pair is in flight any more.
 //! rdma_rxe waits there for the packets that a network device has not sent yet, up to 50 s when
-//! that stands still (rxe_pool.c, `__rxe_cleanup`). A core that waited with it would hold up every
-//! other path it has. So queue pairs are destroyed here, and the core hears of it when it is done.
+//! that stands still (rxe_pool.c, `__rxe_cleanup`). A shard that waited with it would hold up every
+//! other path it has. So queue pairs are destroyed here, and the shard hears of it when it is done.
 //! Pinning and unpinning memory and making hundreds of windows takes some time in any case.
 //!
 //! One thread is there from the start, since there may be no memory for one when paths die;
@@ -130,26 +130,26 @@ mod tests {
     #[test]
     fn one_that_blocks_holds_up_no_other() {
         let reaper = Reaper::start().unwrap();
-        let (told, heard) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let gates: Vec<_> = (0..WORKERS_MAX - 1).map(|_| mpsc::channel::<()>()).collect();
         let (open, gates): (Vec<_>, Vec<_>) = gates.into_iter().unzip();
         for (n, gate) in gates.into_iter().enumerate() {
-            let told = told.clone();
+            let sender = sender.clone();
             reaper.take(move || {
                 let _ = gate.recv_timeout(PATIENCE);
-                told.send(n).unwrap();
+                sender.send(n).unwrap();
             });
         }
         for n in 1000..1100 {
-            let told = told.clone();
-            reaper.take(move || told.send(n).unwrap());
+            let sender = sender.clone();
+            reaper.take(move || sender.send(n).unwrap());
         }
         for n in 1000..1100 {
-            assert_eq!(heard.recv_timeout(PATIENCE), Ok(n), "behind those that block");
+            assert_eq!(receiver.recv_timeout(PATIENCE), Ok(n), "behind those that block");
         }
         drop(open);
         let mut rest: Vec<_> =
-            (1..WORKERS_MAX).map(|_| heard.recv_timeout(PATIENCE).unwrap()).collect();
+            (1..WORKERS_MAX).map(|_| receiver.recv_timeout(PATIENCE).unwrap()).collect();
         rest.sort_unstable();
         assert_eq!(rest, (0..WORKERS_MAX - 1).collect::<Vec<_>>());
     }
@@ -157,15 +157,15 @@ mod tests {
     #[test]
     fn what_waits_is_done_even_when_all_are_busy_and_the_owner_goes() {
         let reaper = Reaper::start().unwrap();
-        let (told, heard) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         for n in 0..WORKERS_MAX * 3 {
-            let told = told.clone();
-            reaper.take(move || told.send(n).unwrap());
+            let sender = sender.clone();
+            reaper.take(move || sender.send(n).unwrap());
         }
         assert!(reaper.shared.0.lock().workers <= WORKERS_MAX);
         let shared = Arc::downgrade(&reaper.shared);
-        drop((reaper, told));
-        assert_eq!(heard.iter().count(), WORKERS_MAX * 3);
+        drop((reaper, sender));
+        assert_eq!(receiver.iter().count(), WORKERS_MAX * 3);
         // Their channel is closed, so no job is left; the threads go.
         for _ in 0..2000 {
             if shared.strong_count() == 0 {

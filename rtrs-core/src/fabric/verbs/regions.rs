@@ -1,7 +1,7 @@
-//! Which local keys are good for what: the table a core asks before it posts.
+//! Which local keys are good for what: the table a shard asks before it posts.
 //!
 //! A device would answer a wrong local key by failing the queue pair; the contract is that such a
-//! request is refused instead. Registrations change the shared table, rarely; each core keeps a
+//! request is refused instead. Registrations change the shared table, rarely; each shard keeps a
 //! sorted copy and looks at a counter to know whether it is still right, so a post takes no lock.
 
 use std::collections::BTreeMap;
@@ -42,7 +42,7 @@ impl Regions {
     }
 }
 
-/// A core's copy.
+/// A shard's copy.
 #[derive(Debug, Default)]
 pub(super) struct RegionCache {
     version: u64,

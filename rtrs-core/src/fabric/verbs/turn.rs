@@ -6,7 +6,6 @@ use super::device::{DeviceReport, Report};
 use super::sys::{AsyncEvent, CmEvent, CmEventKind, CmId};
 use super::{CM_EVENTS_MAX, HalfOpen, VerbsFabric, VerbsRequest, token};
 use crate::fabric::{CloseReason, ConnRequest, ConnectFailure, FabricEvent};
-use crate::ids::QpNum;
 
 impl VerbsFabric {
     fn on_cm_event(&mut self, mut event: CmEvent) {
@@ -16,18 +15,18 @@ impl VerbsFabric {
         }
         let Some(&name) = self.by_id.get(&event.id) else {
             if !matches!(event.kind, CmEventKind::AddrChange | CmEventKind::Other) {
-                self.goodbyes.done(event.id);
+                self.dreqs.done(event.id);
             }
-            if event.kind == CmEventKind::DeviceRemoval {
-                self.listeners.retain(|id| id.key() != event.id);
+            if matches!(event.kind, CmEventKind::DeviceRemoval | CmEventKind::AddrChange) {
+                self.listeners.lost(self.now, |id| id.key() == event.id);
             }
             return;
         };
         let (now, options) = (self.now, self.options.clone());
-        let Some(conn) = self.conn(name) else { return };
-        if conn.leaving.is_some() {
-            // The answer to our goodbye, or the peer's own.
-            conn.told |= !matches!(event.kind, CmEventKind::AddrChange | CmEventKind::Other);
+        let Some(conn) = self.conns.get_mut(name) else { return };
+        if conn.end.is_some() {
+            // The answer to our DREQ, or the peer's own DREQ.
+            conn.peer_knows |= !matches!(event.kind, CmEventKind::AddrChange | CmEventKind::Other);
             return;
         }
         match conn.on_event(now, &event, &options) {
@@ -36,7 +35,7 @@ impl VerbsFabric {
                 self.settle(name);
                 self.push(FabricEvent::Established { qp: name, private_data });
             }
-            Step::Over(end) => self.finish(name, end),
+            Step::Over(end) => self.begin_end(name, end),
         }
     }
 
@@ -46,6 +45,9 @@ impl VerbsFabric {
             return;
         };
         let (Some(peer), Some(local)) = (id.peer_address(), id.local_address()) else { return };
+        if let Err(error) = self.shared.keep(&id, local) {
+            return tracing::warn!(%error, "a request came over a device that cannot be used");
+        }
         let reads = Reads { responder: event.responder_reads, initiator: event.initiator_reads };
         self.push(FabricEvent::Request(ConnRequest {
             private_data: event.private_data,
@@ -55,13 +57,17 @@ impl VerbsFabric {
         }));
     }
 
-    /// What a device reported, as far as it concerns this core.
+    /// What a device reported, as far as it concerns this shard.
     fn on_report(&mut self, report: DeviceReport) {
-        let Some(device) = self.devices.iter().find(|d| d.context().key() == report.context) else {
-            return;
-        };
+        if report.what == AsyncEvent::DeviceRemoved {
+            self.listeners.lost(self.now, |id| id.context_key() == Some(report.context));
+        }
+        let Some(device) = self.device_of(report.context) else { return };
+        if report.what == AsyncEvent::CqFailed {
+            device.queues_failed();
+        }
         let device = device.context().name().to_owned();
-        for conn in self.conns.iter_mut().flatten() {
+        for conn in self.conns.iter_mut() {
             if conn.dying || conn.qp.pd().context().key() != report.context {
                 continue;
             }
@@ -71,6 +77,9 @@ impl VerbsFabric {
                 }
                 AsyncEvent::Port { number, up: false } if conn.id.port_number() == number => {
                     CloseReason::Lost(format!("port {number} of {device} went down"))
+                }
+                AsyncEvent::DeviceRemoved => {
+                    CloseReason::Lost(format!("the device {device} was removed"))
                 }
                 AsyncEvent::DeviceFailed => {
                     CloseReason::Lost(format!("the device {device} failed"))
@@ -97,7 +106,7 @@ impl VerbsFabric {
                     self.cm.arm(&self.port);
                 }
                 token::COMPLETIONS => {
-                    let device = &mut self.devices[at];
+                    let Some(device) = self.devices[at].as_mut() else { continue };
                     device.completions.fired();
                     if let Err(error) = device.on_readable() {
                         let (context, what) = (device.context().key(), AsyncEvent::DeviceFailed);
@@ -108,10 +117,11 @@ impl VerbsFabric {
                     }
                 }
                 _ => {
-                    let device = &mut self.devices[at];
+                    let Some(device) = self.devices[at].as_mut() else { continue };
                     device.reports.fired();
-                    self.shared.spread(device.context());
-                    device.reports.arm(&self.port);
+                    if self.shared.broadcast_events(device.context()) {
+                        device.reports.arm(&self.port);
+                    }
                 }
             }
         }
@@ -133,19 +143,22 @@ impl VerbsFabric {
 
     pub(super) fn poll_completions(&mut self) -> bool {
         let mut any = false;
-        for at in 0..self.devices.len() {
-            match self.devices[at].take(&mut self.completions) {
+        let mut failed = None;
+        for device in self.devices.iter_mut().flatten() {
+            match device.take(&mut self.completions) {
                 Ok(false) => {}
                 Ok(true) => {
                     any = true;
                     self.counters.receives += 1;
                 }
                 Err(error) => {
-                    let context = self.devices[at].context().key();
                     tracing::error!(%error, "a completion queue failed");
-                    self.on_report(DeviceReport { context, what: AsyncEvent::CqFailed });
+                    failed = Some(device.context().key());
                 }
             }
+        }
+        if let Some(context) = failed {
+            self.on_report(DeviceReport { context, what: AsyncEvent::CqFailed });
         }
         if any {
             self.dispatch();
@@ -155,22 +168,17 @@ impl VerbsFabric {
 
     pub(super) fn poll_timers(&mut self) -> bool {
         let mut any = false;
-        while let Some((at, raw)) = self.timers.first().copied() {
-            if at > self.now {
-                break;
-            }
+        while let Some(name) = self.conns.take_expired(self.now) {
             any = true;
-            self.timers.pop_first();
-            let name = QpNum(raw);
-            let Some(conn) = self.conn(name) else { continue };
-            conn.armed = None;
+            let Some(conn) = self.conns.get(name) else { continue };
             let reason = match conn.stage {
                 Stage::Draining => CloseReason::Local,
                 _ => CloseReason::TimedOut,
             };
-            self.finish(name, ConnectFailure::Failed(reason));
+            self.begin_end(name, ConnectFailure::Failed(reason));
         }
-        self.goodbyes.poll(self.now, self.options.close_timeout);
+        self.dreqs.poll(self.now, self.options.close_timeout);
+        self.listeners.poll(self.now, &self.channel, &self.shared, self.options.backlog);
         any
     }
 
@@ -180,7 +188,7 @@ impl VerbsFabric {
             any = true;
             match report {
                 Report::Device(report) => self.on_report(report),
-                Report::Gone(gone) => self.bury(gone),
+                Report::Destroyed(gone) => self.complete_end(gone),
                 Report::Made(made) => self.made.push_back(*made),
             }
         }

@@ -7,13 +7,13 @@
 //! ```
 //! A step that lasts longer than the timeout is a loss and ends the connection: on a reliable one
 //! nothing comes after what was lost. Call `start` once, then give it every event of its queue pair
-//! and poll it at its deadline; take its news after each.
+//! and poll it at its deadline; take its events after each.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use super::news::{PingEvent, PingFailure, rejected};
+use super::event::{PingEvent, PingFailure, rejected};
 use super::{
     ALIVE_INTERVAL, Buffer, Messages, RECVS, SAYS_ALIVE, SAYS_DONE, SEND, WR_BIND, WR_DATA, limits,
     remote,
@@ -33,7 +33,7 @@ pub struct PingClientConfig {
     pub local: Option<IpAddr>,
     /// The server.
     pub remote: SocketAddr,
-    /// What to do, as the server is told.
+    /// What to do, as sent to the server.
     pub hello: PingHello,
     /// Speak exactly rping: say nothing of all this.
     pub rping: bool,
@@ -95,7 +95,7 @@ pub struct PingClient {
     parts: Option<Parts>,
     /// The server's buffer, in the one-sided modes.
     theirs: PingInfo,
-    news: VecDeque<PingEvent>,
+    events: VecDeque<PingEvent>,
     failure: Option<PingFailure>,
     began: Instant,
     /// When the step under way is too late.
@@ -129,7 +129,7 @@ impl PingClient {
             state: State::Idle,
             parts: None,
             theirs: PingInfo::GO_AHEAD,
-            news: VecDeque::new(),
+            events: VecDeque::new(),
             failure: None,
             began: Instant::ZERO,
             late: Instant::ZERO,
@@ -179,9 +179,9 @@ impl PingClient {
         self.flight.map_or(Duration::ZERO, |(first, last)| last - first)
     }
 
-    /// The next piece of news.
-    pub fn take_news(&mut self) -> Option<PingEvent> {
-        self.news.pop_front()
+    /// The next event.
+    pub fn next_event(&mut self) -> Option<PingEvent> {
+        self.events.pop_front()
     }
 
     /// When to be polled even if nothing happens.
@@ -206,7 +206,7 @@ impl PingClient {
         self.began = now;
         if let Err(failure) = self.try_start(now, fabric) {
             self.state = State::Ended;
-            self.news.push_back(PingEvent::Ended(Err(failure)));
+            self.events.push_back(PingEvent::Ended(Err(failure)));
         }
     }
 
@@ -341,7 +341,7 @@ impl PingClient {
             self.state = State::Ended;
             self.qp = None;
             self.parts = None;
-            self.news.push_back(PingEvent::Ended(self.failure.take().map_or(Ok(()), Err)));
+            self.events.push_back(PingEvent::Ended(self.failure.take().map_or(Ok(()), Err)));
         }
     }
 
@@ -359,7 +359,7 @@ impl PingClient {
                 }
             }
         }
-        self.news.push_back(PingEvent::Connected { after: now - self.began });
+        self.events.push_back(PingEvent::Connected { after: now - self.began });
         self.alive = now + ALIVE_INTERVAL;
         if self.config.hello.mode == PingMode::PingPong {
             return self.next_round(now, fabric);
@@ -386,11 +386,15 @@ impl PingClient {
         parts.sink.buffer.all().fill(0xff);
     }
 
+    /// True while rounds or operations are left to begin.
+    fn has_more(&self) -> bool {
+        self.config.count == 0 || self.sent < self.config.count
+    }
+
     /// The next round, or the end when there is none.
     fn next_round(&mut self, now: Instant, fabric: &mut dyn Fabric) {
-        let finished = self.config.count != 0 && self.sent >= self.config.count;
         let bandwidth = self.config.hello.mode.is_bandwidth();
-        let next = if finished || self.stopping {
+        let next = if !self.has_more() || self.stopping {
             if bandwidth { self.ask(now, fabric) } else { self.finish(now, fabric) }
         } else if self.config.hello.mode == PingMode::PingPong {
             self.begin_pong(now, fabric)
@@ -557,10 +561,9 @@ impl PingClient {
             text.truncate(crate::wire::text_len(&text).saturating_sub(1));
             text
         });
-        self.news.push_back(PingEvent::Round { seq, read, write, text });
+        self.events.push_back(PingEvent::Round { seq, read, write, text });
         let until = began + self.config.interval;
-        let more = self.config.count == 0 || self.sent < self.config.count;
-        if until > now && more && !self.stopping {
+        if until > now && self.has_more() && !self.stopping {
             self.state = State::Pausing { until };
         } else {
             self.next_round(now, fabric);
@@ -589,7 +592,7 @@ impl PingClient {
         let size = hello.size as usize;
         self.state = State::Flying { began: now };
         self.late = now + self.config.timeout;
-        while self.inflight < depth && (self.config.count == 0 || self.sent < self.config.count) {
+        while self.inflight < depth && self.has_more() {
             let sges = SgeList::one(source.sge(0, size));
             let wr_id = if imm.is_some() { super::WR_MESSAGE } else { WR_DATA };
             fabric.post_send(qp, WorkRequest { wr_id, op, sges, signaled: true })?;
@@ -609,8 +612,7 @@ impl PingClient {
         self.answered += 1;
         self.flight = self.flight.map(|(first, _)| (first, now));
         self.late = now + self.config.timeout;
-        let more = self.config.count == 0 || self.sent < self.config.count;
-        if more && !self.stopping {
+        if self.has_more() && !self.stopping {
             self.fly(now, fabric)
         } else if self.inflight == 0 {
             if self.config.hello.mode == PingMode::ReadBandwidth {

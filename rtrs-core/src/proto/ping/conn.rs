@@ -39,7 +39,7 @@ enum State {
     Serving(PingInfo),
     /// It has done; our own requests come in.
     Finishing,
-    /// All was said.
+    /// All messages were sent.
     Over,
     /// Being taken down.
     Ended,
@@ -185,7 +185,7 @@ impl PingConn {
             }
             State::Serving(_) => Err(Fault::Turn("neither an end nor a sign of life")),
             State::Reading(_) => Err(Fault::Turn("the go-ahead was not sent yet")),
-            State::Finishing | State::Over => Err(Fault::Turn("the end was said")),
+            State::Finishing | State::Over => Err(Fault::Turn("it had ended its requests")),
             State::Ended => Ok(Turn::On),
         }
     }

@@ -4,11 +4,11 @@
 //! Events of the provider and the time go in, work requests go out through the [`Fabric`]; no
 //! socket, no clock. A ping has a protection domain of its own for each connection, with nothing in
 //! it but its own buffers, so neither end can reach anything else of the other's process. Whatever
-//! the peer says or leaves unsaid ends in an error within a bound. Messages: `wire/ping.rs`.
+//! the peer sends or does not send ends in an error within a bound. Messages: `wire/ping.rs`.
 
 mod client;
 mod conn;
-mod news;
+mod event;
 mod server;
 #[cfg(test)]
 mod tests;
@@ -16,7 +16,7 @@ mod tests;
 use std::sync::Arc;
 
 pub use client::{PingClient, PingClientConfig};
-pub use news::{PingEvent, PingFailure};
+pub use event::{PingEvent, PingFailure};
 pub use server::{PingServer, PingServerConfig, PingServerStats};
 
 use crate::fabric::{
@@ -30,7 +30,7 @@ use crate::wire::PingInfo;
 
 /// Receives posted on either end.
 const RECVS: u64 = 4;
-/// Bytes of a receive: more than a message, so that one that is longer can be told.
+/// Bytes of a receive: more than a message, so that a longer one is detected.
 const RECV_LEN: usize = 64;
 /// Where receives start in the message buffer.
 const RECV_BASE: usize = 256;
@@ -40,7 +40,7 @@ const WR_MESSAGE: u64 = 100;
 const WR_BIND: u64 = 200;
 /// Work request that moves data.
 const WR_DATA: u64 = 300;
-/// In the one-sided modes: how often a client says that it lives.
+/// In the one-sided modes: how often a client sends a sign of life.
 const ALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// `size` of a message without a key: the client has done what it wanted, or it goes on.
 const SAYS_DONE: u32 = 0;
@@ -86,7 +86,7 @@ impl Buffer {
         Sge { slice: self.slice(at, len), lkey: self.registration.lkey() }
     }
 
-    /// What the peer is told of it.
+    /// Its description for the peer.
     fn info(&self) -> PingInfo {
         PingInfo {
             addr: self.registration.base(),
@@ -114,10 +114,13 @@ impl Messages {
         Ok(Self { buffer, next: 0 })
     }
 
+    /// Where a receive starts in the buffer.
+    fn recv_at(at: u64) -> usize {
+        RECV_BASE + usize::try_from(at).unwrap_or(0) * RECV_LEN
+    }
+
     fn post_recv(&self, fabric: &mut dyn Fabric, qp: QpNum, at: u64) -> Result<(), FabricError> {
-        #[allow(clippy::cast_possible_truncation, reason = "below RECVS")]
-        let from = RECV_BASE + at as usize * RECV_LEN;
-        fabric.post_recv(qp, at, Some(self.buffer.sge(from, RECV_LEN)))
+        fabric.post_recv(qp, at, Some(self.buffer.sge(Self::recv_at(at), RECV_LEN)))
     }
 
     fn post_all(&self, fabric: &mut dyn Fabric, qp: QpNum) -> Result<(), FabricError> {
@@ -130,9 +133,7 @@ impl Messages {
             return Err(len);
         }
         let mut bytes = [0; PingInfo::LEN];
-        #[allow(clippy::cast_possible_truncation, reason = "below RECVS")]
-        let from = RECV_BASE + at as usize * RECV_LEN;
-        self.buffer.slice(from, PingInfo::LEN).copy_out(0, &mut bytes);
+        self.buffer.slice(Self::recv_at(at), PingInfo::LEN).copy_out(0, &mut bytes);
         Ok(PingInfo::decode(&bytes))
     }
 

@@ -46,7 +46,7 @@ pub struct PingServerStats {
     pub refused: u64,
     /// Rounds of the ping-pong that were answered.
     pub rounds: u64,
-    /// Connections ended because of what the peer said or did not say.
+    /// Connections ended for a protocol violation or a timeout of the peer.
     pub faults: u64,
 }
 

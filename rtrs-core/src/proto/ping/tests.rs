@@ -1,4 +1,4 @@
-//! Client and server against each other, and each against a peer that lies, in the simulated world.
+//! Client and server against each other, and each against a peer that violates the protocol.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ fn config(remote: SocketAddr, hello: PingHello, count: u64) -> PingClientConfig 
 }
 
 /// A world with a ping server on one side; on the other, whatever the test plays.
-struct Stand {
+struct Fixture {
     world: World,
     /// The server's provider, as it takes them.
     fabrics: [Box<dyn Fabric>; 1],
@@ -42,7 +42,7 @@ struct Stand {
     address: SocketAddr,
 }
 
-impl Stand {
+impl Fixture {
     fn new(config: PingServerConfig) -> Self {
         let world = World::with_options(7, WorldOptions::default());
         let (a, b) = (world.node(sim_ip(1)), world.node(sim_ip(2)));
@@ -80,9 +80,9 @@ impl Stand {
         std::iter::from_fn(|| self.client.next_event()).collect()
     }
 
-    /// Runs clients to their ends; gives the news of each.
+    /// Runs clients to their ends; gives the events of each.
     fn run(&mut self, clients: &mut [PingClient]) -> Vec<Vec<PingEvent>> {
-        let mut news = vec![Vec::new(); clients.len()];
+        let mut seen = vec![Vec::new(); clients.len()];
         for client in clients.iter_mut() {
             client.start(self.world.now(), &mut self.client);
         }
@@ -101,18 +101,18 @@ impl Stand {
             for client in clients.iter_mut() {
                 client.poll(now, &mut self.client);
             }
-            for (client, news) in clients.iter_mut().zip(&mut news) {
-                news.extend(std::iter::from_fn(|| client.take_news()));
+            for (client, seen) in clients.iter_mut().zip(&mut seen) {
+                seen.extend(std::iter::from_fn(|| client.next_event()));
             }
         }
-        news
+        seen
     }
 
     fn ping(&mut self, config: PingClientConfig) -> (PingClient, Vec<PingEvent>) {
         let mut clients = [PingClient::new(config)];
-        let news = self.run(&mut clients).remove(0);
+        let events = self.run(&mut clients).remove(0);
         let [client] = clients;
-        (client, news)
+        (client, events)
     }
 
     /// A hand-played connection to the ping server.
@@ -164,23 +164,23 @@ struct Peer {
 
 impl Peer {
     /// Waits for an event, which is given.
-    fn wait(&mut self, stand: &mut Stand, is: impl Fn(&FabricEvent) -> bool) -> FabricEvent {
+    fn wait(&mut self, fixture: &mut Fixture, is: impl Fn(&FabricEvent) -> bool) -> FabricEvent {
         for _ in 0..100_000 {
             if let Some(at) = self.events.iter().position(&is) {
                 return self.events.remove(at);
             }
-            let events = stand.step();
+            let events = fixture.step();
             self.events.extend(events.into_iter().filter(|event| qp_of(event) == self.qp));
         }
         panic!("waited in vain: {:?}", self.events);
     }
 
-    fn send(&mut self, stand: &mut Stand, info: &PingInfo) {
-        self.messages.send(&mut stand.client, self.qp, info, SEND).unwrap();
+    fn send(&mut self, fixture: &mut Fixture, info: &PingInfo) {
+        self.messages.send(&mut fixture.client, self.qp, info, SEND).unwrap();
     }
 
-    fn receive(&mut self, stand: &mut Stand) -> PingInfo {
-        let event = self.wait(stand, |event| {
+    fn receive(&mut self, fixture: &mut Fixture) -> PingInfo {
+        let event = self.wait(fixture, |event| {
             matches!(event, FabricEvent::Completion(wc)
                 if wc.wr_id < RECVS && wc.status == WcStatus::Success)
         });
@@ -188,19 +188,19 @@ impl Peer {
         self.messages.take(wc.wr_id, wc.byte_len).unwrap()
     }
 
-    fn closed(&mut self, stand: &mut Stand) {
-        self.wait(stand, |event| matches!(event, FabricEvent::Closed { .. }));
+    fn closed(&mut self, fixture: &mut Fixture) {
+        self.wait(fixture, |event| matches!(event, FabricEvent::Closed { .. }));
     }
 
-    fn post(&mut self, stand: &mut Stand, op: WrOp, buffer: &Buffer, len: usize) {
+    fn post(&mut self, fixture: &mut Fixture, op: WrOp, buffer: &Buffer, len: usize) {
         let sges = SgeList::one(buffer.sge(0, len));
         let wr = WorkRequest { wr_id: WR_DATA, op, sges, signaled: true };
-        stand.client.post_send(self.qp, wr).unwrap();
+        fixture.client.post_send(self.qp, wr).unwrap();
     }
 }
 
-fn ended(news: &[PingEvent]) -> &Result<(), PingFailure> {
-    match news.last() {
+fn ended(events: &[PingEvent]) -> &Result<(), PingFailure> {
+    match events.last() {
         Some(PingEvent::Ended(end)) => end,
         other => panic!("{other:?}"),
     }
@@ -217,16 +217,16 @@ fn every_mode_runs_and_is_checked() {
     ];
     for mode in modes {
         for size in [1, 23, 64, 4096, 65536, PingHello::SIZE_MAX] {
-            let mut stand = Stand::new(PingServerConfig::default());
-            let address = stand.address;
-            let (client, news) = stand.ping(config(address, hello(mode, size), 20));
-            assert_eq!(*ended(&news), Ok(()), "{mode:?} {size}");
+            let mut fixture = Fixture::new(PingServerConfig::default());
+            let address = fixture.address;
+            let (client, events) = fixture.ping(config(address, hello(mode, size), 20));
+            assert_eq!(*ended(&events), Ok(()), "{mode:?} {size}");
             assert_eq!((client.sent(), client.answered()), (20, 20), "{mode:?} {size}");
             assert!(client.flight_time() > Duration::ZERO);
-            let rounds = news.iter().filter(|n| matches!(n, PingEvent::Round { .. })).count();
+            let rounds = events.iter().filter(|n| matches!(n, PingEvent::Round { .. })).count();
             assert_eq!(rounds, if mode.is_bandwidth() { 0 } else { 20 });
-            stand.drained();
-            assert_eq!(stand.server.stats().faults, 0);
+            fixture.drained();
+            assert_eq!(fixture.server.stats().faults, 0);
         }
     }
 }
@@ -234,26 +234,26 @@ fn every_mode_runs_and_is_checked() {
 #[test]
 fn duplex_counts_both_directions() {
     for mode in [PingMode::ReadBandwidth, PingMode::WriteBandwidth] {
-        let mut stand = Stand::new(PingServerConfig::default());
-        let address = stand.address;
+        let mut fixture = Fixture::new(PingServerConfig::default());
+        let address = fixture.address;
         let hello = PingHello { duplex: true, ..hello(mode, 4096) };
-        let (client, news) = stand.ping(config(address, hello, 200));
-        assert_eq!(*ended(&news), Ok(()));
+        let (client, events) = fixture.ping(config(address, hello, 200));
+        assert_eq!(*ended(&events), Ok(()));
         assert_eq!(client.answered(), 200);
         assert!(client.peer_done() >= 50, "{}", client.peer_done());
-        stand.drained();
+        fixture.drained();
     }
 }
 
 #[test]
 fn invalidating_variants_use_each_key_once() {
     for (server_invalidate, read_invalidate) in [(true, false), (false, true), (true, true)] {
-        let mut stand = Stand::new(PingServerConfig::default());
-        let address = stand.address;
+        let mut fixture = Fixture::new(PingServerConfig::default());
+        let address = fixture.address;
         let hello =
             PingHello { server_invalidate, read_invalidate, ..hello(PingMode::PingPong, 1000) };
-        let (client, news) = stand.ping(config(address, hello, 10));
-        assert_eq!(*ended(&news), Ok(()));
+        let (client, events) = fixture.ping(config(address, hello, 10));
+        assert_eq!(*ended(&events), Ok(()));
         assert_eq!(client.answered(), 10);
     }
 }
@@ -261,20 +261,20 @@ fn invalidating_variants_use_each_key_once() {
 #[test]
 fn rping_says_nothing_of_ours_and_needs_the_option() {
     let rping = PingServerConfig { rping: true, ..PingServerConfig::default() };
-    let mut stand = Stand::new(rping);
-    let address = stand.address;
+    let mut fixture = Fixture::new(rping);
+    let address = fixture.address;
     let plain = |size| PingClientConfig {
         rping: true,
         ..config(address, hello(PingMode::PingPong, size), 100)
     };
     let mut clients = [23, 64, 65535].map(|size| PingClient::new(plain(size)));
-    for news in stand.run(&mut clients) {
-        assert_eq!(*ended(&news), Ok(()));
-        assert_eq!(news.len(), 102);
-        let PingEvent::Round { text, .. } = &news[2] else { panic!("{news:?}") };
+    for events in fixture.run(&mut clients) {
+        assert_eq!(*ended(&events), Ok(()));
+        assert_eq!(events.len(), 102);
+        let PingEvent::Round { text, .. } = &events[2] else { panic!("{events:?}") };
         assert!(text.starts_with(b"rdma-ping-1: BCD"), "{text:?}");
     }
-    assert_eq!(stand.server.stats().rounds, 300);
+    assert_eq!(fixture.server.stats().rounds, 300);
     assert!(!PingServer::new(PingServerConfig::default()).claims(&[]));
     let off = PingServerConfig { enabled: false, ..rping };
     assert!(!PingServer::new(off).claims(&[]));
@@ -289,117 +289,117 @@ fn refusals_are_told() {
         (PingServerConfig { connections_max: 0, ..server }, 64, PingStatus::Busy),
         (PingServerConfig { size_max: 100, ..server }, 101, PingStatus::Unusable),
     ] {
-        let mut stand = Stand::new(server);
-        let address = stand.address;
-        let (_, news) = stand.ping(config(address, hello(PingMode::PingPong, size), 1));
-        assert_eq!(*ended(&news), Err(PingFailure::Refused(status)));
-        assert_eq!(stand.server.stats().refused, 1);
+        let mut fixture = Fixture::new(server);
+        let address = fixture.address;
+        let (_, events) = fixture.ping(config(address, hello(PingMode::PingPong, size), 1));
+        assert_eq!(*ended(&events), Err(PingFailure::Refused(status)));
+        assert_eq!(fixture.server.stats().refused, 1);
     }
 }
 
 #[test]
 fn pings_are_bounded_and_come_free() {
     let most = PingServerConfig { connections_max: 3, ..PingServerConfig::default() };
-    let mut stand = Stand::new(most);
-    let address = stand.address;
+    let mut fixture = Fixture::new(most);
+    let address = fixture.address;
     let make = || PingClient::new(config(address, hello(PingMode::PingPong, 64), 5));
     let mut clients: Vec<PingClient> = (0..5).map(|_| make()).collect();
-    let news = stand.run(&mut clients);
-    let good = news.iter().filter(|news| ended(news).is_ok()).count();
-    assert_eq!(good, 3, "{news:?}");
-    stand.drained();
-    assert!(stand.run(&mut [make()])[0].last() == Some(&PingEvent::Ended(Ok(()))));
+    let events = fixture.run(&mut clients);
+    let good = events.iter().filter(|events| ended(events).is_ok()).count();
+    assert_eq!(good, 3, "{events:?}");
+    fixture.drained();
+    assert!(fixture.run(&mut [make()])[0].last() == Some(&PingEvent::Ended(Ok(()))));
 }
 
 #[test]
 fn a_silent_client_is_ended_and_a_live_one_is_not() {
-    let mut stand = Stand::new(PingServerConfig::default());
+    let mut fixture = Fixture::new(PingServerConfig::default());
     let data = PrivateData::new(&hello(PingMode::PingPong, 64).encode());
-    let mut peer = stand.peer(data);
-    let began = stand.now();
-    peer.closed(&mut stand);
-    let lasted = stand.now() - began;
+    let mut peer = fixture.peer(data);
+    let began = fixture.now();
+    peer.closed(&mut fixture);
+    let lasted = fixture.now() - began;
     assert!((29 * SECOND..40 * SECOND).contains(&lasted), "{lasted:?}");
-    assert_eq!(stand.server.stats().faults, 1);
+    assert_eq!(fixture.server.stats().faults, 1);
     // A read in a minute, which the server does not see: signs of life keep it.
-    let address = stand.address;
+    let address = fixture.address;
     let slow = PingClientConfig {
         interval: 60 * SECOND,
         ..config(address, hello(PingMode::ReadLatency, 64), 3)
     };
-    let (client, news) = stand.ping(slow);
-    assert_eq!((ended(&news), client.answered()), (&Ok(()), 3));
+    let (client, events) = fixture.ping(slow);
+    assert_eq!((ended(&events), client.answered()), (&Ok(()), 3));
 }
 
 #[test]
 fn a_lying_client_is_ended() {
     let good = hello(PingMode::PingPong, 64);
-    type Lie = fn(&mut Peer, &mut Stand, PingInfo);
-    let lies: [(PingHello, Lie); 7] = [
-        (good, |peer, stand, info| peer.send(stand, &PingInfo { size: 65, ..info })),
-        (good, |peer, stand, info| peer.send(stand, &PingInfo { size: 0, ..info })),
+    type Violation = fn(&mut Peer, &mut Fixture, PingInfo);
+    let violations: [(PingHello, Violation); 7] = [
+        (good, |peer, fixture, info| peer.send(fixture, &PingInfo { size: 65, ..info })),
+        (good, |peer, fixture, info| peer.send(fixture, &PingInfo { size: 0, ..info })),
         // A key that is none.
-        (good, |peer, stand, info| {
-            peer.send(stand, &PingInfo { rkey: Rkey(info.rkey.0 ^ 1), ..info });
+        (good, |peer, fixture, info| {
+            peer.send(fixture, &PingInfo { rkey: Rkey(info.rkey.0 ^ 1), ..info });
         }),
         // Two messages before the go-ahead.
-        (good, |peer, stand, info| {
-            peer.send(stand, &info);
-            peer.send(stand, &info);
+        (good, |peer, fixture, info| {
+            peer.send(fixture, &info);
+            peer.send(fixture, &info);
         }),
         // 20 bytes.
-        (good, |peer, stand, _| {
+        (good, |peer, fixture, _| {
             let buffer = Buffer::new(&peer.pd, 20, Access::LOCAL).unwrap();
-            peer.post(stand, SEND, &buffer, 20);
+            peer.post(fixture, SEND, &buffer, 20);
         }),
-        (hello(PingMode::WriteBandwidth, 64), |peer, stand, info| {
-            peer.send(stand, &info);
-            peer.receive(stand);
-            peer.send(stand, &PingInfo { size: 2, ..PingInfo::GO_AHEAD });
+        (hello(PingMode::WriteBandwidth, 64), |peer, fixture, info| {
+            peer.send(fixture, &info);
+            peer.receive(fixture);
+            peer.send(fixture, &PingInfo { size: 2, ..PingInfo::GO_AHEAD });
         }),
         // More immediates than were agreed, and none was.
-        (hello(PingMode::WriteBandwidth, 64), |peer, stand, info| {
-            peer.send(stand, &info);
-            let theirs = peer.receive(stand);
+        (hello(PingMode::WriteBandwidth, 64), |peer, fixture, info| {
+            peer.send(fixture, &info);
+            let theirs = peer.receive(fixture);
             let buffer = Buffer::new(&peer.pd, 64, Access::LOCAL).unwrap();
             let op = WrOp::RdmaWrite { remote: remote(&theirs), imm: Some(9) };
-            peer.post(stand, op, &buffer, 64);
+            peer.post(fixture, op, &buffer, 64);
         }),
     ];
-    for (at, (hello, lie)) in lies.into_iter().enumerate() {
-        let mut stand = Stand::new(PingServerConfig::default());
-        let mut peer = stand.peer(PrivateData::new(&hello.encode()));
+    for (at, (hello, violation)) in violations.into_iter().enumerate() {
+        let mut fixture = Fixture::new(PingServerConfig::default());
+        let mut peer = fixture.peer(PrivateData::new(&hello.encode()));
         let buffer = Buffer::new(&peer.pd, 64, Access::REMOTE_READ).unwrap();
-        let began = stand.now();
-        lie(&mut peer, &mut stand, buffer.info());
-        peer.closed(&mut stand);
-        assert!(stand.now() - began < 5 * SECOND, "lie {at} took long");
-        stand.drained();
+        let began = fixture.now();
+        violation(&mut peer, &mut fixture, buffer.info());
+        peer.closed(&mut fixture);
+        assert!(fixture.now() - began < 5 * SECOND, "violation {at} took long");
+        fixture.drained();
         // The server goes on.
-        let address = stand.address;
-        let (_, news) = stand.ping(config(address, good, 3));
-        assert_eq!(*ended(&news), Ok(()), "after lie {at}");
+        let address = fixture.address;
+        let (_, events) = fixture.ping(config(address, good, 3));
+        assert_eq!(*ended(&events), Ok(()), "after violation {at}");
     }
 }
 
 #[test]
 fn rpings_size_is_bounded_before_memory_is_taken() {
-    let mut stand = Stand::new(PingServerConfig { rping: true, ..PingServerConfig::default() });
+    let mut fixture = Fixture::new(PingServerConfig { rping: true, ..PingServerConfig::default() });
     for size in [0, PingHello::SIZE_MAX + 1, u32::MAX] {
-        let mut peer = stand.peer(PrivateData::EMPTY);
-        peer.send(&mut stand, &PingInfo { addr: 1, rkey: Rkey(1), size });
-        peer.closed(&mut stand);
+        let mut peer = fixture.peer(PrivateData::EMPTY);
+        peer.send(&mut fixture, &PingInfo { addr: 1, rkey: Rkey(1), size });
+        peer.closed(&mut fixture);
     }
-    assert_eq!(stand.server.stats().faults, 3);
+    assert_eq!(fixture.server.stats().faults, 3);
 }
 
 #[test]
 fn a_client_reaches_only_the_buffer_it_was_shown() {
     // What a server has beside pings: memory of a session, which its clients may write.
-    let mut stand = Stand::new(PingServerConfig::default());
-    let remote_address = stand.address;
+    let mut fixture = Fixture::new(PingServerConfig::default());
+    let remote_address = fixture.address;
     let use_of = PdUse::Connect { local: None, remote: remote_address };
-    let session = stand.fabrics[0].alloc_pd(use_of).unwrap();
+    let session = fixture.fabrics[0].alloc_pd(use_of).unwrap();
     let chunk = Buffer::new(&session, 4096, Access::REMOTE_WRITE).unwrap();
     chunk.all().fill(0xEE);
     let readable = Buffer::new(&session, 4096, Access::REMOTE_READ).unwrap();
@@ -418,33 +418,33 @@ fn a_client_reaches_only_the_buffer_it_was_shown() {
         (reads, false, |own, _, _| (PingInfo { addr: own.addr + 4096, ..own }, 1)),
     ];
     for (at, (hello, write, aim)) in aims.into_iter().enumerate() {
-        let mut peer = stand.peer(PrivateData::new(&hello.encode()));
+        let mut peer = fixture.peer(PrivateData::new(&hello.encode()));
         let mine = Buffer::new(&peer.pd, 64, Access::REMOTE_WRITE).unwrap();
         mine.all().fill(0x55);
-        peer.send(&mut stand, &mine.info());
-        let own = peer.receive(&mut stand);
+        peer.send(&mut fixture, &mine.info());
+        let own = peer.receive(&mut fixture);
         let (target, len) = aim(own, &chunk, &readable);
         let op = if write {
             WrOp::RdmaWrite { remote: remote(&target), imm: None }
         } else {
             WrOp::RdmaRead { remote: remote(&target) }
         };
-        peer.post(&mut stand, op, &mine, len);
-        peer.closed(&mut stand);
+        peer.post(&mut fixture, op, &mine, len);
+        peer.closed(&mut fixture);
         assert!(chunk.all().to_vec().iter().all(|b| *b == 0xEE), "aim {at} hit the session");
         assert!(mine.all().to_vec().iter().all(|b| *b == 0x55), "aim {at} read something");
     }
-    stand.drained();
+    fixture.drained();
     // And the key of a ping's buffer opens nothing on another ping's connection.
-    let mut owner = stand.peer(PrivateData::new(&writes.encode()));
+    let mut owner = fixture.peer(PrivateData::new(&writes.encode()));
     let mine = Buffer::new(&owner.pd, 64, Access::REMOTE_WRITE).unwrap();
-    owner.send(&mut stand, &mine.info());
-    let target = owner.receive(&mut stand);
-    let mut thief = stand.peer(PrivateData::new(&writes.encode()));
+    owner.send(&mut fixture, &mine.info());
+    let target = owner.receive(&mut fixture);
+    let mut thief = fixture.peer(PrivateData::new(&writes.encode()));
     let theirs = Buffer::new(&thief.pd, 64, Access::LOCAL).unwrap();
     let op = WrOp::RdmaWrite { remote: remote(&target), imm: None };
-    thief.post(&mut stand, op, &theirs, 64);
-    thief.closed(&mut stand);
+    thief.post(&mut fixture, op, &theirs, 64);
+    thief.closed(&mut fixture);
 }
 
 /// A hand-played server for a client of ours.
@@ -523,8 +523,8 @@ impl Liar {
             client.poll(now, &mut self.client);
         }
         let took = self.world.now() - Instant::ZERO;
-        let news: Vec<PingEvent> = std::iter::from_fn(|| client.take_news()).collect();
-        (ended(&news).clone(), took)
+        let events: Vec<PingEvent> = std::iter::from_fn(|| client.next_event()).collect();
+        (ended(&events).clone(), took)
     }
 }
 
@@ -613,7 +613,7 @@ fn a_server_that_changes_the_data_is_caught() {
     };
     let (end, _) = Liar::new().deceive(hello, good, change);
     assert_eq!(end, Err(PingFailure::Mismatch { seq: 0, at: 0, size: 64 }));
-    // It may write where it was told and nowhere else.
+    // It may write to the given buffer and nowhere else.
     let beyond: Answer<'_> = &|fabric, qp, messages, info, _| {
         let wrong = PingInfo { addr: info.addr + 4096 - 63, ..info };
         let op = WrOp::RdmaWrite { remote: remote(&wrong), imm: None };

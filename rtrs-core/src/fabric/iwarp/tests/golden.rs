@@ -1,4 +1,4 @@
-//! The worked bytes of docs/PROTOCOL.md, made and judged by the machine.
+//! The worked bytes of docs/PROTOCOL.md, made and validated by the machine.
 
 use super::{End, PD, hex, terms};
 use crate::fabric::iwarp::ddp::{self, Untagged};

@@ -195,7 +195,7 @@ fn a_plain_peer_gets_no_immediates() {
 /// Memory, and per completion: wr_id, kind, length, immediate.
 type Left = (Vec<u8>, Vec<(u64, WcOp, u32, Option<u32>)>);
 
-/// What a mixed stream from left to right leaves behind, with the stream cut as told.
+/// What a mixed stream from left to right leaves behind, with the stream cut as given.
 fn run_cut(cuts: &[usize], crc: bool) -> Left {
     let mut pair = Pair::new();
     pair.left.machine.terms.as_mut().unwrap().crc = crc;

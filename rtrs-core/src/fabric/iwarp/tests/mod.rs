@@ -2,8 +2,8 @@
 
 mod golden;
 mod machine;
-mod misdeeds;
 mod sockets;
+mod violations;
 
 use std::collections::VecDeque;
 use std::sync::Arc;

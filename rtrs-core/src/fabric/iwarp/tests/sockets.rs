@@ -24,7 +24,7 @@ use crate::time::{Duration, Instant};
 const LIMITS: QpLimits = QpLimits { send_max: 128, recv_max: 128 };
 const BOUND: Duration = Duration::from_secs(10);
 
-/// One core: ring, fabric, memory.
+/// One shard: ring, fabric, memory.
 struct Node {
     ring: Rc<Ring>,
     fabric: IwarpFabric,
@@ -599,14 +599,14 @@ fn a_request_can_be_accepted_on_another_core() {
 fn stream(options: &IwarpOptions, len: usize, count: u32) -> crate::fabric::FabricCounters {
     const SLOTS: u32 = 4;
     let ready = Arc::new(AtomicBool::new(false));
-    let (tell, told) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     let byte = |n: u32, i: usize| (n as usize * 13 + i * 7 + (i >> 9)) as u8;
     let server = {
         let (options, ready) = (options.clone(), Arc::clone(&ready));
         std::thread::spawn(move || {
             let mut node = Node::new(options);
             let address = node.fabric.listen("127.0.0.1:0".parse().unwrap()).unwrap();
-            tell.send((address, node.remote(0))).unwrap();
+            sender.send((address, node.remote(0))).unwrap();
             let asked = request(node.wait());
             let now = node.now();
             let answer = PrivateData::EMPTY;
@@ -639,7 +639,7 @@ fn stream(options: &IwarpOptions, len: usize, count: u32) -> crate::fabric::Fabr
             node.fabric.counters()
         })
     };
-    let (address, to) = told.recv().unwrap();
+    let (address, to) = receiver.recv().unwrap();
     let mut node = Node::new(options.clone());
     let qp = node.connect(address, BOUND);
     for id in 0..u64::from(SLOTS) + 1 {

@@ -6,7 +6,6 @@
 //! acknowledged before anybody sees it, so destroying or moving an identifier never waits for its
 //! own caller.
 
-use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -22,7 +21,7 @@ use rdma_sys::{
     rdma_resolve_addr, rdma_resolve_route, rdma_set_option,
 };
 
-use super::outcome;
+use super::{outcome, taken};
 use crate::fabric::PrivateData;
 
 /// `RDMA_OPTION_ID` and its option `ACK_TIMEOUT`, of <rdma/rdma_cma.h>.
@@ -33,7 +32,8 @@ const OPTION_ACK_TIMEOUT: libc::c_int = 3;
 const REJECT_DATA_MAX: usize = 148;
 
 /// A descriptor on which the connection manager reports.
-pub(in crate::fabric::verbs) struct EventChannel {
+#[derive(Debug)]
+pub(crate) struct EventChannel {
     raw: NonNull<rdma_event_channel>,
 }
 
@@ -44,7 +44,7 @@ unsafe impl Sync for EventChannel {}
 
 impl EventChannel {
     /// A new channel, non-blocking.
-    pub(in crate::fabric::verbs) fn new() -> io::Result<Arc<Self>> {
+    pub(crate) fn new() -> io::Result<Arc<Self>> {
         // SAFETY: no arguments; null is the error.
         let raw = NonNull::new(unsafe { rdma_create_event_channel() })
             .ok_or_else(io::Error::last_os_error)?;
@@ -59,21 +59,17 @@ impl EventChannel {
     }
 
     /// A second descriptor of the channel, to poll.
-    pub(in crate::fabric::verbs) fn pollable(&self) -> io::Result<OwnedFd> {
+    pub(crate) fn pollable(&self) -> io::Result<OwnedFd> {
         duplicate(self.fd())
     }
 
     /// The next event, acknowledged; None when there is none.
-    pub(in crate::fabric::verbs) fn next(self: &Arc<Self>) -> io::Result<Option<CmEvent>> {
+    pub(crate) fn next(self: &Arc<Self>) -> io::Result<Option<CmEvent>> {
         let mut raw: *mut rdma_cm_event = ptr::null_mut();
         // SAFETY: the channel is alive and `raw` takes the pointer.
         let got = unsafe { rdma_get_cm_event(self.raw.as_ptr(), &raw mut raw) };
-        if got != 0 {
-            let error = io::Error::last_os_error();
-            return match error.raw_os_error() {
-                Some(libc::EAGAIN | libc::EINTR) => Ok(None),
-                _ => Err(error),
-            };
+        if !taken(got)? {
+            return Ok(None);
         }
         // SAFETY: on success `raw` points to an event that is ours until it is acknowledged; its
         // private data, when there is any, is `private_data_len` bytes inside it. The identifier
@@ -118,15 +114,9 @@ impl Drop for EventChannel {
     }
 }
 
-impl fmt::Debug for EventChannel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EventChannel").field("fd", &self.fd()).finish()
-    }
-}
-
 /// What the connection manager reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::fabric::verbs) enum CmEventKind {
+pub(crate) enum CmEventKind {
     AddrResolved,
     AddrError,
     RouteResolved,
@@ -168,32 +158,28 @@ impl CmEventKind {
 
 /// Names an identifier in events; only compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(in crate::fabric::verbs) struct IdKey(usize);
+pub(crate) struct IdKey(usize);
 
 /// An event, copied.
 #[derive(Debug)]
-pub(in crate::fabric::verbs) struct CmEvent {
-    pub(in crate::fabric::verbs) id: IdKey,
-    pub(in crate::fabric::verbs) kind: CmEventKind,
+pub(crate) struct CmEvent {
+    pub(crate) id: IdKey,
+    pub(crate) kind: CmEventKind,
     /// A negative errno, or the reason of a reject.
-    pub(in crate::fabric::verbs) status: i32,
-    pub(in crate::fabric::verbs) private_data: PrivateData,
+    pub(crate) status: i32,
+    pub(crate) private_data: PrivateData,
     /// Of a request: reads the peer wants to have outstanding towards us.
-    pub(in crate::fabric::verbs) responder_reads: u8,
+    pub(crate) responder_reads: u8,
     /// Of a request: reads of ours the peer would serve.
-    pub(in crate::fabric::verbs) initiator_reads: u8,
+    pub(crate) initiator_reads: u8,
     /// The identifier of a connect request.
-    pub(in crate::fabric::verbs) request: Option<CmId>,
+    pub(crate) request: Option<CmId>,
 }
 
 #[cfg(test)]
 impl CmEvent {
     /// An event as it would come from the connection manager.
-    pub(in crate::fabric::verbs) fn of(
-        kind: CmEventKind,
-        status: i32,
-        private_data: PrivateData,
-    ) -> Self {
+    pub(crate) fn of(kind: CmEventKind, status: i32, private_data: PrivateData) -> Self {
         let (id, request) = (IdKey(0), None);
         Self { id, kind, status, private_data, responder_reads: 0, initiator_reads: 0, request }
     }
@@ -201,14 +187,14 @@ impl CmEvent {
 
 /// What connect and accept tell the peer.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::fabric::verbs) struct ConnParam<'a> {
-    pub(in crate::fabric::verbs) private_data: &'a [u8],
-    pub(in crate::fabric::verbs) responder_reads: u8,
-    pub(in crate::fabric::verbs) initiator_reads: u8,
+pub(crate) struct ConnParam<'a> {
+    pub(crate) private_data: &'a [u8],
+    pub(crate) responder_reads: u8,
+    pub(crate) initiator_reads: u8,
     /// Of a connect; both ends then use it.
-    pub(in crate::fabric::verbs) retry_count: u8,
+    pub(crate) retry_count: u8,
     /// The device's number of our queue pair.
-    pub(in crate::fabric::verbs) qp_num: u32,
+    pub(crate) qp_num: u32,
 }
 
 impl ConnParam<'_> {
@@ -228,7 +214,8 @@ impl ConnParam<'_> {
 }
 
 /// An identifier: a listener, an attempt, a connection.
-pub(in crate::fabric::verbs) struct CmId {
+#[derive(Debug)]
+pub(crate) struct CmId {
     raw: NonNull<rdma_cm_id>,
     channel: Arc<EventChannel>,
 }
@@ -240,7 +227,7 @@ unsafe impl Send for CmId {}
 unsafe impl Sync for CmId {}
 
 impl CmId {
-    pub(in crate::fabric::verbs) fn new(channel: &Arc<EventChannel>) -> io::Result<Self> {
+    pub(crate) fn new(channel: &Arc<EventChannel>) -> io::Result<Self> {
         let mut raw: *mut rdma_cm_id = ptr::null_mut();
         // SAFETY: the channel is alive, `raw` takes the pointer.
         outcome(unsafe {
@@ -255,7 +242,7 @@ impl CmId {
         Ok(Self { raw, channel: Arc::clone(channel) })
     }
 
-    pub(in crate::fabric::verbs) fn key(&self) -> IdKey {
+    pub(crate) fn key(&self) -> IdKey {
         IdKey(self.raw.as_ptr() as usize)
     }
 
@@ -270,32 +257,32 @@ impl CmId {
     }
 
     /// Names the device's context; only compared.
-    pub(in crate::fabric::verbs) fn context_key(&self) -> Option<usize> {
+    pub(crate) fn context_key(&self) -> Option<usize> {
         self.verbs().map(|raw| raw.as_ptr() as usize)
     }
 
-    pub(in crate::fabric::verbs) fn port_number(&self) -> u8 {
+    pub(crate) fn port_number(&self) -> u8 {
         self.fields().port_num
     }
 
-    pub(in crate::fabric::verbs) fn bind(&self, address: SocketAddr) -> io::Result<()> {
+    pub(crate) fn bind(&self, address: SocketAddr) -> io::Result<()> {
         let raw = socket2::SockAddr::from(address);
         // SAFETY: a valid socket address of an IP family, whose length librdmacm knows.
         outcome(unsafe { rdma_bind_addr(self.raw.as_ptr(), raw.as_ptr().cast_mut().cast()) })
     }
 
-    pub(in crate::fabric::verbs) fn listen(&self, backlog: i32) -> io::Result<()> {
+    pub(crate) fn listen(&self, backlog: i32) -> io::Result<()> {
         // SAFETY: the identifier is alive.
         outcome(unsafe { rdma_listen(self.raw.as_ptr(), backlog) })
     }
 
     /// The port the identifier is bound to.
-    pub(in crate::fabric::verbs) fn local_port(&self) -> u16 {
+    pub(crate) fn local_port(&self) -> u16 {
         // SAFETY: the identifier is alive.
         u16::from_be(unsafe { rdma_get_src_port(self.raw.as_ptr()) })
     }
 
-    pub(in crate::fabric::verbs) fn resolve_addr(
+    pub(crate) fn resolve_addr(
         &self,
         local: Option<SocketAddr>,
         remote: SocketAddr,
@@ -315,14 +302,14 @@ impl CmId {
         })
     }
 
-    pub(in crate::fabric::verbs) fn resolve_route(&self, timeout_ms: i32) -> io::Result<()> {
+    pub(crate) fn resolve_route(&self, timeout_ms: i32) -> io::Result<()> {
         // SAFETY: the identifier is alive.
         outcome(unsafe { rdma_resolve_route(self.raw.as_ptr(), timeout_ms) })
     }
 
     /// Sets the exponent of the local ACK timeout. On RoCE it must come before `resolve_route`,
     /// which makes the path's packet life time of it.
-    pub(in crate::fabric::verbs) fn set_ack_timeout(&self, mut exponent: u8) -> io::Result<()> {
+    pub(crate) fn set_ack_timeout(&self, mut exponent: u8) -> io::Result<()> {
         // SAFETY: the option takes one byte, which is copied during the call.
         outcome(unsafe {
             rdma_set_option(
@@ -335,46 +322,46 @@ impl CmId {
         })
     }
 
-    pub(in crate::fabric::verbs) fn connect(&self, param: ConnParam<'_>) -> io::Result<()> {
+    pub(crate) fn connect(&self, param: ConnParam<'_>) -> io::Result<()> {
         let mut raw = param.to_raw();
         // SAFETY: the parameters and the private data they point to live through the call.
         outcome(unsafe { rdma_connect(self.raw.as_ptr(), &raw mut raw) })
     }
 
     /// Sends the last message of the active side.
-    pub(in crate::fabric::verbs) fn establish(&self) -> io::Result<()> {
+    pub(crate) fn establish(&self) -> io::Result<()> {
         // SAFETY: the identifier is alive.
         outcome(unsafe { rdma_establish(self.raw.as_ptr()) })
     }
 
-    pub(in crate::fabric::verbs) fn accept(&self, param: ConnParam<'_>) -> io::Result<()> {
+    pub(crate) fn accept(&self, param: ConnParam<'_>) -> io::Result<()> {
         let mut raw = param.to_raw();
         // SAFETY: as in `connect`.
         outcome(unsafe { rdma_accept(self.raw.as_ptr(), &raw mut raw) })
     }
 
-    pub(in crate::fabric::verbs) fn reject(&self, private_data: &[u8]) -> io::Result<()> {
+    pub(crate) fn reject(&self, private_data: &[u8]) -> io::Result<()> {
         let len = private_data.len().min(REJECT_DATA_MAX);
         #[allow(clippy::cast_possible_truncation, reason = "at most 148")]
         // SAFETY: `len` valid bytes, copied during the call.
         outcome(unsafe { rdma_reject(self.raw.as_ptr(), private_data.as_ptr().cast(), len as u8) })
     }
 
-    /// Tells the peer that it is over, or answers when the peer told us.
-    pub(in crate::fabric::verbs) fn disconnect(&self) -> io::Result<()> {
+    /// Sends a DREQ, or answers that of the peer.
+    pub(crate) fn disconnect(&self) -> io::Result<()> {
         // SAFETY: the identifier is alive.
         outcome(unsafe { rdma_disconnect(self.raw.as_ptr()) })
     }
 
     /// Tells the connection manager that data came before the peer's last message did.
-    pub(in crate::fabric::verbs) fn notify_established(&self) -> io::Result<()> {
+    pub(crate) fn notify_established(&self) -> io::Result<()> {
         // SAFETY: the identifier is alive.
         outcome(unsafe { rdma_notify(self.raw.as_ptr(), ibv_event_type::IBV_EVENT_COMM_EST) })
     }
 
     /// Moves the identifier to another channel. Waits until the old channel's thread has
     /// acknowledged what it holds of it, which it does at once.
-    pub(in crate::fabric::verbs) fn migrate(&mut self, to: &Arc<EventChannel>) -> io::Result<()> {
+    pub(crate) fn migrate(&mut self, to: &Arc<EventChannel>) -> io::Result<()> {
         if Arc::ptr_eq(&self.channel, to) {
             return Ok(());
         }
@@ -384,12 +371,12 @@ impl CmId {
         Ok(())
     }
 
-    pub(in crate::fabric::verbs) fn local_address(&self) -> Option<SocketAddr> {
+    pub(crate) fn local_address(&self) -> Option<SocketAddr> {
         // SAFETY: librdmacm keeps a whole sockaddr_storage there; all views of it are plain data.
         ip_address(unsafe { &self.fields().route.addr.src_addr_union.src_storage })
     }
 
-    pub(in crate::fabric::verbs) fn peer_address(&self) -> Option<SocketAddr> {
+    pub(crate) fn peer_address(&self) -> Option<SocketAddr> {
         // SAFETY: as above.
         ip_address(unsafe { &self.fields().route.addr.dst_addr_union.dst_storage })
     }
@@ -418,12 +405,6 @@ impl Drop for CmId {
         // SAFETY: the identifier is ours, no queue pair is tied to it, and none of its events is
         // unacknowledged on this thread. An established one tells its peer.
         unsafe { rdma_destroy_id(self.raw.as_ptr()) };
-    }
-}
-
-impl fmt::Debug for CmId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CmId({:#x})", self.key().0)
     }
 }
 

@@ -16,22 +16,23 @@ use rdma_sys::{
 
 use super::cm::{duplicate, set_nonblocking};
 use super::device::Context;
-use super::outcome;
 use super::queue::WrTag;
+use super::{outcome, taken};
 use crate::fabric::{WcOp, WcStatus};
 
 /// Completions taken from the device at once.
 const POLL_BATCH: usize = 32;
 
 /// A descriptor on which completion queues report.
-pub(in crate::fabric::verbs) struct CompChannel {
+#[derive(Debug)]
+pub(crate) struct CompChannel {
     raw: NonNull<ibv_comp_channel>,
     context: Arc<Context>,
 }
 
 impl CompChannel {
     /// A new channel, non-blocking.
-    pub(in crate::fabric::verbs) fn new(context: &Arc<Context>) -> io::Result<Rc<Self>> {
+    pub(crate) fn new(context: &Arc<Context>) -> io::Result<Rc<Self>> {
         // SAFETY: an open context; null is the error.
         let raw = NonNull::new(unsafe { ibv_create_comp_channel(context.raw()) })
             .ok_or_else(io::Error::last_os_error)?;
@@ -45,26 +46,23 @@ impl CompChannel {
         unsafe { (*self.raw.as_ptr()).fd }
     }
 
-    pub(in crate::fabric::verbs) fn context(&self) -> &Arc<Context> {
+    pub(crate) fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
     /// A second descriptor of the channel, to poll.
-    pub(in crate::fabric::verbs) fn pollable(&self) -> io::Result<OwnedFd> {
+    pub(crate) fn pollable(&self) -> io::Result<OwnedFd> {
         duplicate(self.fd())
     }
 
     /// Takes one report: the index of the queue that has completions. None when there is none.
-    pub(in crate::fabric::verbs) fn next(&self) -> io::Result<Option<usize>> {
+    pub(crate) fn next(&self) -> io::Result<Option<usize>> {
         let mut cq: *mut ibv_cq = ptr::null_mut();
         let mut index = ptr::null_mut();
         // SAFETY: the channel is alive; both pointers are written on success.
-        if unsafe { ibv_get_cq_event(self.raw.as_ptr(), &raw mut cq, &raw mut index) } != 0 {
-            let error = io::Error::last_os_error();
-            return match error.raw_os_error() {
-                Some(libc::EAGAIN | libc::EINTR) => Ok(None),
-                _ => Err(error),
-            };
+        let got = unsafe { ibv_get_cq_event(self.raw.as_ptr(), &raw mut cq, &raw mut index) };
+        if !taken(got)? {
+            return Ok(None);
         }
         // SAFETY: the queue cannot be gone while a report of it is not acknowledged.
         unsafe { ibv_ack_cq_events(cq, 1) };
@@ -79,22 +77,16 @@ impl Drop for CompChannel {
     }
 }
 
-impl fmt::Debug for CompChannel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CompChannel").field("fd", &self.fd()).finish()
-    }
-}
-
 /// A completion, in our terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::fabric::verbs) struct Wc {
-    pub(in crate::fabric::verbs) tag: WrTag,
-    pub(in crate::fabric::verbs) status: WcStatus,
+pub(crate) struct Wc {
+    pub(crate) tag: WrTag,
+    pub(crate) status: WcStatus,
     /// Of a successful receive: what arrived.
-    pub(in crate::fabric::verbs) arrived: WcOp,
-    pub(in crate::fabric::verbs) byte_len: u32,
-    pub(in crate::fabric::verbs) imm: Option<u32>,
-    pub(in crate::fabric::verbs) invalidated: Option<u32>,
+    pub(crate) arrived: WcOp,
+    pub(crate) byte_len: u32,
+    pub(crate) imm: Option<u32>,
+    pub(crate) invalidated: Option<u32>,
 }
 
 impl Wc {
@@ -143,8 +135,8 @@ fn status_of(raw: ibv_wc_status::Type, recv: bool) -> WcStatus {
     }
 }
 
-/// A completion queue, used from one core.
-pub(in crate::fabric::verbs) struct Cq {
+/// A completion queue, used from one shard.
+pub(crate) struct Cq {
     raw: NonNull<ibv_cq>,
     buffer: RefCell<Box<[ibv_wc]>>,
     soft_roce: bool,
@@ -153,7 +145,7 @@ pub(in crate::fabric::verbs) struct Cq {
 
 impl Cq {
     /// A queue for that many completions, which reports on the channel under `index`.
-    pub(in crate::fabric::verbs) fn new(
+    pub(crate) fn new(
         channel: &Rc<CompChannel>,
         entries: u32,
         index: usize,
@@ -186,7 +178,7 @@ impl Cq {
     }
 
     /// Appends completions that are there, some at once; none left when it gives 0.
-    pub(in crate::fabric::verbs) fn poll(&self, into: &mut Vec<Wc>) -> io::Result<usize> {
+    pub(crate) fn poll(&self, into: &mut Vec<Wc>) -> io::Result<usize> {
         let mut buffer = self.buffer.borrow_mut();
         // SAFETY: the buffer takes that many completions.
         let got = unsafe { ibv_poll_cq(self.raw.as_ptr(), POLL_BATCH as i32, buffer.as_mut_ptr()) };
@@ -199,7 +191,7 @@ impl Cq {
 
     /// Asks for a report on the channel when the next completion comes. Those that came before
     /// make none, so the queue is polled once more afterwards.
-    pub(in crate::fabric::verbs) fn arm(&self) -> io::Result<()> {
+    pub(crate) fn arm(&self) -> io::Result<()> {
         // SAFETY: the queue is alive.
         outcome(unsafe { ibv_req_notify_cq(self.raw.as_ptr(), 0) })
     }

@@ -1,14 +1,22 @@
 //! Devices, protection domains, registrations and windows.
 //!
 //! librdmacm opens each device once for the process; a [`Context`] keeps it open by holding an
-//! identifier that is bound to it.
+//! identifier that is bound to it. It never closes a device by itself, not even one that was
+//! removed (rdma-core 44, `ucma_put_device`), and drivers that cannot take a device away from its
+//! users (rdma_rxe, siw) hold up its removal until nobody has it open. So the context of a removed
+//! device gives back the device's descriptors.
 
 use std::ffi::CStr;
-use std::fmt;
+use std::ffi::OsStr;
+use std::fs::File;
 use std::io;
+use std::io::ErrorKind::NotFound;
 use std::mem::MaybeUninit;
-use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -22,29 +30,32 @@ use rdma_sys::{
 };
 
 use super::cm::{CmId, EventChannel, duplicate, set_nonblocking};
-use super::outcome;
+use super::{outcome, taken};
 use crate::fabric::Access;
 use crate::mem::Region;
 
 /// rdma_rxe's vendor id: a device in software, where each post is a system call.
 const VENDOR_SOFT_ROCE: u32 = 0x00ff_ffff;
 
+/// Where sysfs shows the devices that can be opened.
+const SYSFS: &str = "/sys/class/infiniband_verbs";
+
 /// What a device can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::fabric::verbs) struct DeviceLimits {
-    pub(in crate::fabric::verbs) qp_wr_max: u32,
-    pub(in crate::fabric::verbs) cqe_max: u32,
-    pub(in crate::fabric::verbs) sge_max: u32,
+pub(crate) struct DeviceLimits {
+    pub(crate) qp_wr_max: u32,
+    pub(crate) cqe_max: u32,
+    pub(crate) sge_max: u32,
     /// RDMA reads a queue pair serves at once.
-    pub(in crate::fabric::verbs) responder_reads_max: u8,
+    pub(crate) responder_reads_max: u8,
     /// RDMA reads a queue pair has outstanding.
-    pub(in crate::fabric::verbs) initiator_reads_max: u8,
+    pub(crate) initiator_reads_max: u8,
     /// Memory windows of type 1.
-    pub(in crate::fabric::verbs) windows: bool,
+    pub(crate) windows: bool,
     /// iWARP: no RDMA write with immediate, reads need a writable sink.
-    pub(in crate::fabric::verbs) iwarp: bool,
+    pub(crate) iwarp: bool,
     /// rdma_rxe.
-    pub(in crate::fabric::verbs) soft_roce: bool,
+    pub(crate) soft_roce: bool,
 }
 
 impl DeviceLimits {
@@ -82,14 +93,14 @@ fn name_of(device: *mut ibv_device) -> String {
 }
 
 /// Opens the device of that name for a moment and says what it can do.
-pub(in crate::fabric::verbs) fn probe(name: &str) -> io::Result<DeviceLimits> {
+pub(crate) fn probe(name: &str) -> io::Result<DeviceLimits> {
     let mut count = 0;
     // SAFETY: `count` is written; null is the error.
     let list = unsafe { ibv_get_device_list(&raw mut count) };
     if list.is_null() {
         return Err(io::Error::last_os_error());
     }
-    let mut found = Err(io::Error::from(io::ErrorKind::NotFound));
+    let mut found = Err(io::Error::from(NotFound));
     for at in 0..usize::try_from(count).unwrap_or(0) {
         // SAFETY: the list has `count` devices.
         let device = unsafe { *list.add(at) };
@@ -115,13 +126,15 @@ pub(in crate::fabric::verbs) fn probe(name: &str) -> io::Result<DeviceLimits> {
 
 /// What a device reports out of band.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::fabric::verbs) enum AsyncEvent {
+pub(crate) enum AsyncEvent {
     /// A queue pair, by the device's number, failed.
     QpFailed { qp_num: u32, what: &'static str },
     /// A port went down or came up.
     Port { number: u8, up: bool },
     /// The device failed.
     DeviceFailed,
+    /// The device is being removed, or is gone.
+    DeviceRemoved,
     /// A completion queue failed or ran over.
     CqFailed,
     /// Nothing for us.
@@ -140,10 +153,16 @@ mod event {
 }
 
 /// An open device.
-pub(in crate::fabric::verbs) struct Context {
+#[derive(Debug)]
+pub(crate) struct Context {
     raw: NonNull<ibv_context>,
     limits: DeviceLimits,
     name: String,
+    /// What sysfs has of it, and which inode that was.
+    sysfs: Option<(PathBuf, u64)>,
+    removed: AtomicBool,
+    /// /dev/null, open beforehand: without a free descriptor a device could not be given back.
+    null: Arc<File>,
     /// Last: keeps the device open.
     _bound: CmId,
 }
@@ -155,34 +174,60 @@ unsafe impl Sync for Context {}
 
 impl Context {
     /// The device that has this address. None when the address is on this host, but no RDMA
-    /// device is behind it.
-    pub(in crate::fabric::verbs) fn of_address(
+    /// device is behind it, or one that is being removed. `null` is /dev/null.
+    pub(crate) fn of_address(
         channel: &Arc<EventChannel>,
-        address: IpAddr,
-        scope: u32,
+        null: &Arc<File>,
+        mut address: SocketAddr,
     ) -> io::Result<Option<Self>> {
         let id = CmId::new(channel)?;
-        id.bind(match address {
-            IpAddr::V4(v4) => SocketAddr::from((v4, 0)),
-            IpAddr::V6(v6) => SocketAddr::V6(std::net::SocketAddrV6::new(v6, 0, 0, scope)),
-        })?;
+        address.set_port(0);
+        id.bind(address)?;
         let Some(raw) = id.verbs() else { return Ok(None) };
         let limits = query(raw)?;
         // SAFETY: an open context; its descriptor and device live as long as it does.
         let (fd, name) = unsafe { ((*raw.as_ptr()).async_fd, name_of((*raw.as_ptr()).device)) };
         set_nonblocking(fd)?;
-        Ok(Some(Self { raw, limits, name, _bound: id }))
+        // SAFETY: the device of an open context; its paths are C strings inside it.
+        let sysfs = unsafe { CStr::from_ptr((*(*raw.as_ptr()).device).dev_path.as_ptr()) };
+        let sysfs = PathBuf::from(OsStr::from_bytes(sysfs.to_bytes()));
+        let sysfs = match sysfs.metadata() {
+            Ok(found) => Some((sysfs, found.ino())),
+            // The connection manager still knows a device whose driver waits for its users.
+            Err(error) if error.kind() == NotFound && Path::new(SYSFS).exists() => return Ok(None),
+            Err(_) => None,
+        };
+        let (removed, null) = (AtomicBool::new(false), Arc::clone(null));
+        Ok(Some(Self { raw, limits, name, sysfs, removed, null, _bound: id }))
     }
 
-    pub(in crate::fabric::verbs) fn key(&self) -> usize {
+    /// True while sysfs shows the device.
+    pub(crate) fn is_present(&self) -> bool {
+        self.sysfs.as_ref().is_none_or(|(path, ino)| {
+            path.metadata().map_or_else(|e| e.kind() != NotFound, |found| found.ino() == *ino)
+        })
+    }
+
+    /// The device is being removed: when nothing uses the context any more it gives the device's
+    /// descriptors back.
+    pub(crate) fn set_removed(&self) {
+        self.removed.store(true, Ordering::Release);
+    }
+
+    /// True once that was said.
+    pub(crate) fn is_removed(&self) -> bool {
+        self.removed.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn key(&self) -> usize {
         self.raw.as_ptr() as usize
     }
 
-    pub(in crate::fabric::verbs) fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    pub(in crate::fabric::verbs) fn limits(&self) -> &DeviceLimits {
+    pub(crate) fn limits(&self) -> &DeviceLimits {
         &self.limits
     }
 
@@ -191,21 +236,18 @@ impl Context {
     }
 
     /// A descriptor that is readable when the device has something to report.
-    pub(in crate::fabric::verbs) fn async_pollable(&self) -> io::Result<OwnedFd> {
+    pub(crate) fn async_pollable(&self) -> io::Result<OwnedFd> {
         // SAFETY: an open context.
         duplicate(unsafe { (*self.raw.as_ptr()).async_fd })
     }
 
     /// The next report, acknowledged; None when there is none.
-    pub(in crate::fabric::verbs) fn next_async(&self) -> io::Result<Option<AsyncEvent>> {
+    pub(crate) fn next_async(&self) -> io::Result<Option<AsyncEvent>> {
         let mut raw = MaybeUninit::<ibv_async_event>::zeroed();
         // SAFETY: an open context, whose descriptor does not block; `raw` is written on success.
-        if unsafe { ibv_get_async_event(self.raw.as_ptr(), raw.as_mut_ptr()) } != 0 {
-            let error = io::Error::last_os_error();
-            return match error.raw_os_error() {
-                Some(libc::EAGAIN | libc::EINTR) => Ok(None),
-                _ => Err(error),
-            };
+        let got = unsafe { ibv_get_async_event(self.raw.as_ptr(), raw.as_mut_ptr()) };
+        if !taken(got)? {
+            return Ok(None);
         }
         let pointer = raw.as_mut_ptr();
         // SAFETY: the event was filled in. Its type is read as a number, because it may be one
@@ -240,14 +282,35 @@ impl Context {
     }
 }
 
-impl fmt::Debug for Context {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Context").field("name", &self.name).finish_non_exhaustive()
+impl Drop for Context {
+    fn drop(&mut self) {
+        if !self.is_removed() {
+            return;
+        }
+        // librdmacm has the context open until it next looks for devices, and would not find that
+        // this one is gone when it was the last. What it has open then is /dev/null.
+        // SAFETY: the context lives as long as the identifier that is bound to it, which goes after
+        // this; everything made of the context held it, so nothing is left that uses the
+        // descriptors. Calls on them fail from here on, and closing them is what librdmacm does.
+        let fds = unsafe { [(*self.raw.as_ptr()).cmd_fd, (*self.raw.as_ptr()).async_fd] };
+        for fd in fds {
+            // EBUSY and EINTR pass.
+            for _ in 0..100 {
+                // SAFETY: as above.
+                if unsafe { libc::dup3(self.null.as_raw_fd(), fd, libc::O_CLOEXEC) } >= 0 {
+                    break;
+                }
+                let error = io::Error::last_os_error();
+                tracing::warn!(%error, device = %self.name, "a removed device is not given back");
+                std::thread::yield_now();
+            }
+        }
     }
 }
 
 /// A protection domain of a device.
-pub(in crate::fabric::verbs) struct Pd {
+#[derive(Debug)]
+pub(crate) struct Pd {
     raw: NonNull<ibv_pd>,
     /// Queue pairs that the device has in it.
     queue_pairs: AtomicU32,
@@ -260,7 +323,7 @@ unsafe impl Send for Pd {}
 unsafe impl Sync for Pd {}
 
 impl Pd {
-    pub(in crate::fabric::verbs) fn new(context: &Arc<Context>) -> io::Result<Self> {
+    pub(crate) fn new(context: &Arc<Context>) -> io::Result<Self> {
         // SAFETY: an open context; null is the error.
         let raw = NonNull::new(unsafe { ibv_alloc_pd(context.raw()) })
             .ok_or_else(io::Error::last_os_error)?;
@@ -268,7 +331,7 @@ impl Pd {
     }
 
     /// Queue pairs that were made in it and not destroyed.
-    pub(in crate::fabric::verbs) fn queue_pairs(&self) -> u32 {
+    pub(crate) fn queue_pairs(&self) -> u32 {
         self.queue_pairs.load(Ordering::Acquire)
     }
 
@@ -281,7 +344,7 @@ impl Pd {
         self.queue_pairs.fetch_sub(1, Ordering::Release);
     }
 
-    pub(in crate::fabric::verbs) fn context(&self) -> &Arc<Context> {
+    pub(crate) fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
@@ -297,14 +360,9 @@ impl Drop for Pd {
     }
 }
 
-impl fmt::Debug for Pd {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pd").field("device", &self.context.name).finish_non_exhaustive()
-    }
-}
-
 /// Registered memory.
-pub(in crate::fabric::verbs) struct Mr {
+#[derive(Debug)]
+pub(crate) struct Mr {
     raw: NonNull<ibv_mr>,
     region: Arc<Region>,
     pd: Arc<Pd>,
@@ -332,11 +390,7 @@ pub(super) fn access_flags(access: Access) -> libc::c_uint {
 
 impl Mr {
     /// Registers a region, whole, and lets windows be bound to it where the device has any.
-    pub(in crate::fabric::verbs) fn new(
-        pd: &Arc<Pd>,
-        region: &Arc<Region>,
-        access: Access,
-    ) -> io::Result<Self> {
+    pub(crate) fn new(pd: &Arc<Pd>, region: &Arc<Region>, access: Access) -> io::Result<Self> {
         let limits = pd.context.limits;
         let mut flags = access_flags(access);
         if access.remote_write {
@@ -360,21 +414,21 @@ impl Mr {
         Ok(Self { raw, region: Arc::clone(region), pd: Arc::clone(pd) })
     }
 
-    pub(in crate::fabric::verbs) fn lkey(&self) -> u32 {
+    pub(crate) fn lkey(&self) -> u32 {
         // SAFETY: the registration lives until our drop.
         unsafe { (*self.raw.as_ptr()).lkey }
     }
 
-    pub(in crate::fabric::verbs) fn rkey(&self) -> u32 {
+    pub(crate) fn rkey(&self) -> u32 {
         // SAFETY: as above.
         unsafe { (*self.raw.as_ptr()).rkey }
     }
 
-    pub(in crate::fabric::verbs) fn base(&self) -> u64 {
+    pub(crate) fn base(&self) -> u64 {
         self.region.address(0) as u64
     }
 
-    pub(in crate::fabric::verbs) fn region(&self) -> &Arc<Region> {
+    pub(crate) fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
@@ -395,14 +449,9 @@ impl Drop for Mr {
     }
 }
 
-impl fmt::Debug for Mr {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mr").field("lkey", &self.lkey()).field("region", &self.region).finish()
-    }
-}
-
 /// A memory window of type 1: good on every queue pair of its domain.
-pub(in crate::fabric::verbs) struct Mw {
+#[derive(Debug)]
+pub(crate) struct Mw {
     raw: NonNull<ibv_mw>,
     mr: Arc<Mr>,
     key: AtomicU32,
@@ -418,7 +467,7 @@ unsafe impl Send for Mw {}
 unsafe impl Sync for Mw {}
 
 impl Mw {
-    pub(in crate::fabric::verbs) fn new(mr: &Arc<Mr>) -> io::Result<Self> {
+    pub(crate) fn new(mr: &Arc<Mr>) -> io::Result<Self> {
         // SAFETY: a living domain; None and null are errors.
         let raw = unsafe { ibv_alloc_mw(mr.pd.raw.as_ptr(), ibv_mw_type::IBV_MW_TYPE_1) };
         let raw = raw.and_then(NonNull::new).ok_or_else(io::Error::last_os_error)?;
@@ -433,19 +482,19 @@ impl Mw {
         })
     }
 
-    pub(in crate::fabric::verbs) fn key(&self) -> u32 {
+    pub(crate) fn key(&self) -> u32 {
         self.key.load(Ordering::Acquire)
     }
 
-    pub(in crate::fabric::verbs) fn mr(&self) -> &Arc<Mr> {
+    pub(crate) fn mr(&self) -> &Arc<Mr> {
         &self.mr
     }
 
-    pub(in crate::fabric::verbs) fn pd(&self) -> &Arc<Pd> {
+    pub(crate) fn pd(&self) -> &Arc<Pd> {
         &self.mr.pd
     }
 
-    pub(in crate::fabric::verbs) fn set_broken(&self) {
+    pub(crate) fn set_broken(&self) {
         self.broken.store(true, Ordering::Release);
     }
 
@@ -478,14 +527,8 @@ impl Drop for Mw {
     }
 }
 
-impl fmt::Debug for Mw {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Mw({:08x})", self.key())
-    }
-}
-
 /// RLIMIT_MEMLOCK in bytes; None when there is no limit.
-pub(in crate::fabric::verbs) fn memory_lock_limit() -> Option<u64> {
+pub(crate) fn memory_lock_limit() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is written during the call.
     let code = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };

@@ -32,3 +32,15 @@ fn outcome(code: libc::c_int) -> io::Result<()> {
         _ => Err(io::Error::last_os_error()),
     }
 }
+
+/// The outcome of a call that takes an event: false when there is none.
+fn taken(code: libc::c_int) -> io::Result<bool> {
+    if code == 0 {
+        return Ok(true);
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::EINTR) => Ok(false),
+        _ => Err(error),
+    }
+}

@@ -8,8 +8,8 @@
 //! repeats packets posted before them (rxe_req.c, `req_retry` starts over at the oldest request
 //! that is not acknowledged, `rxe_do_local_ops` does not look whether it has run). A bind that ran
 //! finds the window's key changed, fails, and takes the queue pair down. So on soft RoCE binds go
-//! to a second queue pair of the connection, the binder, that never sends a packet and so never
-//! repeats anything. What is posted after a bind is held back until the binder has completed it.
+//! to a second queue pair of the connection, the bind QP, that never sends a packet and so never
+//! repeats anything. What is posted after a bind is held back until the bind QP has completed it.
 //! The other way round there is no order: a bind may overtake what was posted before it.
 
 use std::fmt;
@@ -34,7 +34,7 @@ use crate::ids::QpNum;
 use crate::mem::MemSlice;
 
 /// A reliable queue pair.
-pub(in crate::fabric::verbs) struct Qp {
+pub(crate) struct Qp {
     /// None once it is destroyed.
     raw: Option<NonNull<ibv_qp>>,
     number: u32,
@@ -42,7 +42,7 @@ pub(in crate::fabric::verbs) struct Qp {
     sends: Sends,
     recvs: Recvs,
     reads: bool,
-    binder: Option<Binder>,
+    bind_qp: Option<BindQp>,
     iwarp: bool,
     /// Its queue pairs are on their way out and may still use what is posted.
     detached: bool,
@@ -52,7 +52,7 @@ pub(in crate::fabric::verbs) struct Qp {
 }
 
 /// The queue pair that binds windows.
-struct Binder {
+struct BindQp {
     /// None once it is destroyed.
     raw: Option<NonNull<ibv_qp>>,
     number: u32,
@@ -64,18 +64,18 @@ const MESSAGE_MAX: usize = 1 << 31;
 
 impl Qp {
     /// Completion queue entries that a queue pair of these limits needs.
-    pub(in crate::fabric::verbs) fn places(pd: &Pd, limits: QpLimits) -> u32 {
+    pub(crate) fn cq_entries(pd: &Pd, limits: QpLimits) -> u32 {
         let sends = limits.send_max.saturating_add(1);
-        let binds = if Self::needs_binder(pd) { sends } else { 0 };
+        let binds = if Self::needs_bind_qp(pd) { sends } else { 0 };
         sends.saturating_add(binds).saturating_add(limits.recv_max)
     }
 
-    fn needs_binder(pd: &Pd) -> bool {
+    fn needs_bind_qp(pd: &Pd) -> bool {
         pd.context().limits().soft_roce && pd.context().limits().windows
     }
 
     /// A queue pair in its first state. `name` is its owner's name for it.
-    pub(in crate::fabric::verbs) fn new(
+    pub(crate) fn new(
         pd: &Arc<Pd>,
         cq: &Rc<Cq>,
         name: QpNum,
@@ -89,50 +89,50 @@ impl Qp {
             sends: Sends::new(limits.send_max, true, false),
             recvs: Recvs::new(limits.recv_max),
             reads: false,
-            binder: None,
+            bind_qp: None,
             iwarp: pd.context().limits().iwarp,
             detached: false,
             cq: Rc::clone(cq),
             pd: Arc::clone(pd),
         };
-        if Self::needs_binder(pd) {
+        if Self::needs_bind_qp(pd) {
             let (raw, number) = create(pd, cq, limits.send_max, 0)?;
             let binds = Sends::new(limits.send_max, false, true);
-            qp.binder = Some(Binder { raw: Some(raw), number, binds });
+            qp.bind_qp = Some(BindQp { raw: Some(raw), number, binds });
         }
         Ok(qp)
     }
 
     /// The device's number of it.
-    pub(in crate::fabric::verbs) fn number(&self) -> u32 {
+    pub(crate) fn number(&self) -> u32 {
         self.number
     }
 
     /// Whether a number is that of this queue pair, or of the one that binds for it.
-    pub(in crate::fabric::verbs) fn has_number(&self, number: u32) -> bool {
-        self.number == number || self.binder.as_ref().is_some_and(|b| b.number == number)
+    pub(crate) fn has_number(&self, number: u32) -> bool {
+        self.number == number || self.bind_qp.as_ref().is_some_and(|b| b.number == number)
     }
 
-    pub(in crate::fabric::verbs) fn pd(&self) -> &Arc<Pd> {
+    pub(crate) fn pd(&self) -> &Arc<Pd> {
         &self.pd
     }
 
-    pub(in crate::fabric::verbs) fn cq(&self) -> &Rc<Cq> {
+    pub(crate) fn cq(&self) -> &Rc<Cq> {
         &self.cq
     }
 
     /// Send requests and binds that have not completed.
-    pub(in crate::fabric::verbs) fn sends_open(&self) -> u32 {
+    pub(crate) fn sends_open(&self) -> u32 {
         self.sends.ring.len() + self.binds().map_or(0, |binds| binds.ring.len())
     }
 
     /// True when something waits to be handed to the device and may be.
-    pub(in crate::fabric::verbs) fn has_ready(&self) -> bool {
+    pub(crate) fn has_ready(&self) -> bool {
         self.sends.ready(self.binds()) > 0
     }
 
     fn binds(&self) -> Option<&Sends> {
-        self.binder.as_ref().map(|binder| &binder.binds)
+        self.bind_qp.as_ref().map(|bind_qp| &bind_qp.binds)
     }
 
     fn alive(&self) -> io::Result<NonNull<ibv_qp>> {
@@ -144,7 +144,7 @@ impl Qp {
         let raw = self.alive()?;
         // SAFETY: the queue pair is alive; the attributes live through the call.
         outcome(unsafe { ibv_modify_qp(raw.as_ptr(), &raw mut attributes, mask) })?;
-        if let Some(raw) = self.binder.as_ref().and_then(|binder| binder.raw) {
+        if let Some(raw) = self.bind_qp.as_ref().and_then(|bind_qp| bind_qp.raw) {
             // SAFETY: as above.
             outcome(unsafe { ibv_modify_qp(raw.as_ptr(), &raw mut attributes, mask) })?;
         }
@@ -152,11 +152,7 @@ impl Qp {
     }
 
     /// To INIT: receives may be posted. `reads` lets the peer read.
-    pub(in crate::fabric::verbs) fn enter_init(
-        &mut self,
-        id: &CmId,
-        reads: bool,
-    ) -> io::Result<()> {
+    pub(crate) fn enter_init(&mut self, id: &CmId, reads: bool) -> io::Result<()> {
         let (mut attributes, mask) = id.qp_attributes(ibv_qp_state::IBV_QPS_INIT)?;
         attributes.qp_access_flags =
             access_flags(Access { local_write: false, remote_write: true, remote_read: reads });
@@ -164,7 +160,7 @@ impl Qp {
     }
 
     /// To RTR: the peer's messages are taken.
-    pub(in crate::fabric::verbs) fn enter_rtr(
+    pub(crate) fn enter_rtr(
         &mut self,
         id: &CmId,
         min_rnr_timer: u8,
@@ -179,7 +175,7 @@ impl Qp {
     }
 
     /// To RTS: requests may be posted.
-    pub(in crate::fabric::verbs) fn enter_rts(
+    pub(crate) fn enter_rts(
         &mut self,
         id: &CmId,
         retry_count: u8,
@@ -196,12 +192,12 @@ impl Qp {
     }
 
     /// Whether reads of ours may be posted; the connection manager has negotiated it.
-    pub(in crate::fabric::verbs) fn set_reads(&mut self, reads: bool) {
+    pub(crate) fn set_reads(&mut self, reads: bool) {
         self.reads = reads;
     }
 
     /// To ERR: nothing is sent or taken any more, what is posted is flushed.
-    pub(in crate::fabric::verbs) fn enter_error(&mut self) -> io::Result<()> {
+    pub(crate) fn enter_error(&mut self) -> io::Result<()> {
         // SAFETY: plain data, for which all zeroes is valid.
         let mut attributes: ibv_qp_attr = unsafe { std::mem::zeroed() };
         attributes.qp_state = ibv_qp_state::IBV_QPS_ERR;
@@ -209,7 +205,7 @@ impl Qp {
     }
 
     /// True when the device has put it into ERR.
-    pub(in crate::fabric::verbs) fn is_in_error(&self) -> bool {
+    pub(crate) fn is_in_error(&self) -> bool {
         let Ok(raw) = self.alive() else { return true };
         // SAFETY: plain data, for which all zeroes is valid.
         let (mut attributes, mut init): (ibv_qp_attr, ibv_qp_init_attr) =
@@ -221,17 +217,14 @@ impl Qp {
     }
 
     /// Adds a request to the batch. The caller has checked that its memory is registered.
-    pub(in crate::fabric::verbs) fn push_send(
-        &mut self,
-        wr: &WorkRequest,
-    ) -> Result<(), FabricError> {
+    pub(crate) fn push_send(&mut self, wr: &WorkRequest) -> Result<(), FabricError> {
         if self.sends_open() >= self.sends.limit {
             return Err(FabricError::QueueFull);
         }
         if wr.sges.len() > MESSAGE_MAX {
             return Err(FabricError::Unsupported("messages of more than 2 GiB"));
         }
-        let (opcode, op) = self.judge(wr)?;
+        let (opcode, op) = self.validate(wr)?;
         let (seq, at) = self.open_send(wr.wr_id, op, wr.signaled);
         let sends = &mut self.sends;
         let mut count = 0;
@@ -251,35 +244,25 @@ impl Qp {
         }
         raw.opcode = opcode;
         raw.send_flags = if signal { ibv_send_flags::IBV_SEND_SIGNALED.0 } else { 0 };
-        raw.imm_data_invalidated_rkey_union.imm_data = 0;
-        let (mut remote_addr, mut rkey) = (0, 0);
-        match wr.op {
-            WrOp::Send { imm: Some(imm), .. } => {
-                raw.imm_data_invalidated_rkey_union.imm_data = imm.to_be();
-            }
-            WrOp::Send { invalidate: Some(key), .. } => {
-                raw.imm_data_invalidated_rkey_union.invalidated_rkey = key.0;
-            }
-            WrOp::Send { .. } => {}
-            WrOp::RdmaWrite { remote, imm } => {
-                if let Some(imm) = imm {
-                    raw.imm_data_invalidated_rkey_union.imm_data = imm.to_be();
-                }
-                if count > 0 {
-                    (remote_addr, rkey) = (remote.addr, remote.rkey.0);
-                }
-            }
-            WrOp::RdmaRead { remote } => {
-                if count > 0 {
-                    (remote_addr, rkey) = (remote.addr, remote.rkey.0);
-                }
-            }
+        let imm = match wr.op {
+            WrOp::Send { imm, .. } | WrOp::RdmaWrite { imm, .. } => imm,
+            WrOp::RdmaRead { .. } => None,
+        };
+        raw.imm_data_invalidated_rkey_union.imm_data = imm.map_or(0, u32::to_be);
+        if let WrOp::Send { invalidate: Some(key), .. } = wr.op {
+            raw.imm_data_invalidated_rkey_union.invalidated_rkey = key.0;
         }
+        let (remote_addr, rkey) = match wr.op {
+            WrOp::RdmaWrite { remote, .. } | WrOp::RdmaRead { remote } if count > 0 => {
+                (remote.addr, remote.rkey.0)
+            }
+            _ => (0, 0),
+        };
         raw.wr.rdma = rdma_sys::rdma_t { remote_addr, rkey };
         Ok(())
     }
 
-    fn judge(&self, wr: &WorkRequest) -> Result<(ibv_wr_opcode::Type, WcOp), FabricError> {
+    fn validate(&self, wr: &WorkRequest) -> Result<(ibv_wr_opcode::Type, WcOp), FabricError> {
         Ok(match wr.op {
             WrOp::Send { imm: Some(_), invalidate: Some(_) } => {
                 return Err(FabricError::Unsupported("send with immediate and invalidate"));
@@ -317,7 +300,7 @@ impl Qp {
 
     /// Binds a window to a part of its registration, or takes its key away (None). The new key
     /// comes out; it is in force when the request completes.
-    pub(in crate::fabric::verbs) fn push_bind(
+    pub(crate) fn push_bind(
         &mut self,
         window: &Arc<Mw>,
         slice: Option<&MemSlice>,
@@ -335,8 +318,8 @@ impl Qp {
             mw_access_flags: slice
                 .map_or(0, |_| access_flags(access) & !ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0),
         };
-        match &mut self.binder {
-            Some(binder) => binder.stage(self.name, window, info, wr_id),
+        match &mut self.bind_qp {
+            Some(bind_qp) => bind_qp.stage(self.name, window, info, wr_id),
             None => self.bind_now(window, info, wr_id),
         }
     }
@@ -376,11 +359,7 @@ impl Qp {
     }
 
     /// Adds a receive to the batch. The caller has checked that its memory is registered.
-    pub(in crate::fabric::verbs) fn push_recv(
-        &mut self,
-        wr_id: u64,
-        buf: Option<Sge>,
-    ) -> Result<(), FabricError> {
+    pub(crate) fn push_recv(&mut self, wr_id: u64, buf: Option<Sge>) -> Result<(), FabricError> {
         let recvs = &mut self.recvs;
         if recvs.ring.len() >= recvs.limit {
             return Err(FabricError::QueueFull);
@@ -403,7 +382,7 @@ impl Qp {
     }
 
     /// Hands staged receives to the device. The state must be INIT or later.
-    pub(in crate::fabric::verbs) fn post_recvs(&mut self) -> io::Result<()> {
+    pub(crate) fn post_recvs(&mut self) -> io::Result<()> {
         let raw = self.alive()?;
         if self.recvs.ring.staged() == 0 {
             return Ok(());
@@ -416,10 +395,10 @@ impl Qp {
 
     /// Hands what is staged to the device, receives first, then binds; requests that wait for a
     /// bind stay. Gives the number of calls that posted requests.
-    pub(in crate::fabric::verbs) fn post(&mut self) -> io::Result<u64> {
+    pub(crate) fn post(&mut self) -> io::Result<u64> {
         self.post_recvs()?;
         let raw = self.alive()?;
-        let bound = self.binder.as_mut().map_or(Ok(0), Binder::post)?;
+        let bound = self.bind_qp.as_mut().map_or(Ok(0), BindQp::post)?;
         let ready = self.sends.ready(self.binds());
         if ready == 0 {
             return Ok(bound);
@@ -432,7 +411,7 @@ impl Qp {
 
     /// Makes sure that the last request makes a completion, so that the end of all is seen: by
     /// its flag when it is still staged, else by one more request that does nothing.
-    pub(in crate::fabric::verbs) fn seal(&mut self) {
+    pub(crate) fn seal(&mut self) {
         let sends = &mut self.sends;
         if sends.silent == 0 || sends.ring.len() == 0 {
             return;
@@ -455,25 +434,25 @@ impl Qp {
 
     /// A request or bind ended: frees it and all before it, and reports what its poster wants to
     /// know.
-    pub(in crate::fabric::verbs) fn send_done(
+    pub(crate) fn send_done(
         &mut self,
         tag: WrTag,
         status: WcStatus,
         mut report: impl FnMut(Posted),
     ) {
-        match &mut self.binder {
-            Some(binder) if tag.bind => binder.binds.done(tag.seq, status, &mut report),
+        match &mut self.bind_qp {
+            Some(bind_qp) if tag.bind => bind_qp.binds.done(tag.seq, status, &mut report),
             _ => self.sends.done(tag.seq, status, &mut report),
         }
     }
 
     /// A receive ended: frees it and says whose it was.
-    pub(in crate::fabric::verbs) fn recv_done(&mut self, seq: u32) -> Option<u64> {
+    pub(crate) fn recv_done(&mut self, seq: u32) -> Option<u64> {
         self.recvs.done(seq)
     }
 
     /// Destroys the queue pair; from then on nobody reaches memory through it.
-    pub(in crate::fabric::verbs) fn destroy(&mut self) -> io::Result<()> {
+    pub(crate) fn destroy(&mut self) -> io::Result<()> {
         let Some(ending) = self.detach() else { return Ok(()) };
         let result = ending.destroy();
         self.destroyed(result.is_err());
@@ -484,34 +463,34 @@ impl Qp {
     fn abandon(&mut self) {
         self.sends.abandon();
         self.recvs.abandon();
-        if let Some(binder) = &mut self.binder {
-            binder.binds.abandon();
+        if let Some(bind_qp) = &mut self.bind_qp {
+            bind_qp.binds.abandon();
         }
         std::mem::forget((Rc::clone(&self.cq), Arc::clone(&self.pd)));
     }
 
     /// Takes the device's queue pairs out, to be destroyed elsewhere; [`Self::destroyed`] then says
     /// what came of it. None when they are gone or taken already.
-    pub(in crate::fabric::verbs) fn detach(&mut self) -> Option<Ending> {
+    pub(crate) fn detach(&mut self) -> Option<Ending> {
         let main = self.raw.take()?;
-        let binder = self.binder.as_mut().and_then(|binder| binder.raw.take());
+        let bind_qp = self.bind_qp.as_mut().and_then(|bind_qp| bind_qp.raw.take());
         self.detached = true;
         let number = self.number;
-        Some(Ending { binder, main: Some(main), number, pd: Arc::clone(&self.pd) })
+        Some(Ending { bind_qp, main: Some(main), number, pd: Arc::clone(&self.pd) })
     }
 
     /// What [`Self::detach`] gave was destroyed, or could not be.
-    pub(in crate::fabric::verbs) fn destroyed(&mut self, failed: bool) {
+    pub(crate) fn destroyed(&mut self, failed: bool) {
         if std::mem::take(&mut self.detached) && failed {
             self.abandon();
         }
     }
 
     /// Everything that has not completed, as flushed. Only after `destroy`.
-    pub(in crate::fabric::verbs) fn flush_rest(&mut self, mut report: impl FnMut(Posted)) {
+    pub(crate) fn flush_rest(&mut self, mut report: impl FnMut(Posted)) {
         assert!(self.raw.is_none() && !self.detached, "the device may still use what is posted");
-        if let Some(binder) = &mut self.binder {
-            binder.binds.flush(&mut report);
+        if let Some(bind_qp) = &mut self.bind_qp {
+            bind_qp.binds.flush(&mut report);
         }
         self.sends.flush(&mut report);
         self.recvs.flush(&mut report);
@@ -519,8 +498,8 @@ impl Qp {
 }
 
 /// The device's side of a [`Qp`] that ends. Dropped, it is destroyed too.
-pub(in crate::fabric::verbs) struct Ending {
-    binder: Option<NonNull<ibv_qp>>,
+pub(crate) struct Ending {
+    bind_qp: Option<NonNull<ibv_qp>>,
     main: Option<NonNull<ibv_qp>>,
     number: u32,
     /// After the queue pairs.
@@ -533,12 +512,12 @@ unsafe impl Send for Ending {}
 
 impl Ending {
     /// Destroys the queue pairs, however long the driver takes for it.
-    pub(in crate::fabric::verbs) fn destroy(mut self) -> io::Result<()> {
+    pub(crate) fn destroy(mut self) -> io::Result<()> {
         self.finish()
     }
 
     fn finish(&mut self) -> io::Result<()> {
-        let bound = self.binder.take().map_or(Ok(()), |raw| destroy(&self.pd, raw));
+        let bound = self.bind_qp.take().map_or(Ok(()), |raw| destroy(&self.pd, raw));
         let sent = self.main.take().map_or(Ok(()), |raw| destroy(&self.pd, raw));
         bound.and(sent).inspect_err(|error| {
             tracing::error!(%error, qp = self.number, "cannot destroy a queue pair");
@@ -548,12 +527,12 @@ impl Ending {
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        // It has said what went wrong, and the memory stays with the `Qp`, which waits for word.
+        // The failure is logged, and the memory stays with the `Qp`, which waits for the outcome.
         let _ = self.finish();
     }
 }
 
-impl Binder {
+impl BindQp {
     /// Adds a bind to the batch. `ibv_bind_mw` would make a system call for each; what it does for
     /// rdma_rxe is this.
     fn stage(
@@ -638,7 +617,7 @@ fn destroy(pd: &Pd, raw: NonNull<ibv_qp>) -> io::Result<()> {
 impl Drop for Qp {
     fn drop(&mut self) {
         if self.detached {
-            // The core ends before it could hear of it.
+            // The shard ends before it could hear of it.
             self.abandon();
         }
         // What is posted is freed with the slots, after the queue pair is gone.

@@ -22,12 +22,12 @@ const BIND_BIT: u32 = 1 << 30;
 
 /// What a completion carries back: whose it is and which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::fabric::verbs) struct WrTag {
-    pub(in crate::fabric::verbs) qp: QpNum,
-    pub(in crate::fabric::verbs) recv: bool,
+pub(crate) struct WrTag {
+    pub(crate) qp: QpNum,
+    pub(crate) recv: bool,
     /// Of the queue pair that binds windows.
-    pub(in crate::fabric::verbs) bind: bool,
-    pub(in crate::fabric::verbs) seq: u32,
+    pub(crate) bind: bool,
+    pub(crate) seq: u32,
 }
 
 impl WrTag {
@@ -52,10 +52,10 @@ impl WrTag {
 
 /// A request or receive that ended, in its poster's terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::fabric::verbs) struct Posted {
-    pub(in crate::fabric::verbs) wr_id: u64,
-    pub(in crate::fabric::verbs) op: WcOp,
-    pub(in crate::fabric::verbs) status: WcStatus,
+pub(crate) struct Posted {
+    pub(crate) wr_id: u64,
+    pub(crate) op: WcOp,
+    pub(crate) status: WcStatus,
 }
 
 /// Sequence numbers of a ring: `head` is the oldest that has not completed, `posted` the first
@@ -126,7 +126,7 @@ pub(super) struct SendSlot {
     pub(super) signaled: bool,
     pub(super) pieces: [Option<MemSlice>; 2],
     pub(super) window: Option<Arc<Mw>>,
-    /// The bind on the binder that must have completed before this may go out.
+    /// The bind on the bind QP that must have completed before this may go out.
     pub(super) after: Option<u32>,
 }
 
@@ -210,15 +210,7 @@ impl Sends {
     /// from here on may have them, whatever the call that gets the list says: none is freed before
     /// the queue pair is destroyed or it completed.
     pub(super) fn link(&mut self, count: u32) -> *mut ibv_send_wr {
-        let first = self.ring.posted;
-        for i in 0..count {
-            let at = self.ring.index(first.wrapping_add(i) & SEQ_MASK);
-            let next = self.ring.index(first.wrapping_add(i + 1) & SEQ_MASK);
-            self.wrs[at].next =
-                if i + 1 == count { ptr::null_mut() } else { &raw mut self.wrs[next] };
-        }
-        self.ring.posted = first.wrapping_add(count) & SEQ_MASK;
-        &raw mut self.wrs[self.ring.index(first)]
+        link(&mut self.ring, &mut self.wrs, count, |wr, next| wr.next = next)
     }
 
     /// A request ended: frees it and all before it, and reports what its poster wants to know.
@@ -284,6 +276,20 @@ impl Sends {
     }
 }
 
+/// Links the first `count` of the staged requests and counts them as posted.
+fn link<W>(ring: &mut Ring, wrs: &mut [W], count: u32, set: impl Fn(&mut W, *mut W)) -> *mut W {
+    let first = ring.posted;
+    // Backwards, so that no entry is borrowed any more once a pointer to it was made.
+    for i in (0..count).rev() {
+        let at = ring.index(first.wrapping_add(i) & SEQ_MASK);
+        let next = ring.index(first.wrapping_add(i + 1) & SEQ_MASK);
+        let next = if i + 1 == count { ptr::null_mut() } else { &raw mut wrs[next] };
+        set(&mut wrs[at], next);
+    }
+    ring.posted = first.wrapping_add(count) & SEQ_MASK;
+    &raw mut wrs[ring.index(first)]
+}
+
 impl Recvs {
     pub(super) fn new(limit: u32) -> Self {
         let ring = Ring::new(limit.max(1));
@@ -298,15 +304,8 @@ impl Recvs {
 
     /// All staged receives (at least one) as a list for the device; see [`Sends::link`].
     pub(super) fn link(&mut self) -> *mut ibv_recv_wr {
-        let (first, staged) = (self.ring.posted, self.ring.staged());
-        for i in 0..staged {
-            let at = self.ring.index(first.wrapping_add(i) & SEQ_MASK);
-            let next = self.ring.index(first.wrapping_add(i + 1) & SEQ_MASK);
-            self.wrs[at].next =
-                if i + 1 == staged { ptr::null_mut() } else { &raw mut self.wrs[next] };
-        }
-        self.ring.posted = self.ring.tail;
-        &raw mut self.wrs[self.ring.index(first)]
+        let staged = self.ring.staged();
+        link(&mut self.ring, &mut self.wrs, staged, |wr, next| wr.next = next)
     }
 
     /// A receive ended: frees it and says whose it was.
@@ -398,13 +397,13 @@ mod tests {
         binds.link(2);
         sends.link(1);
         assert_eq!(sends.ready(Some(&binds)), 0);
-        let mut said = 0;
-        binds.done(first, WcStatus::Success, &mut |_| said += 1);
-        assert_eq!((sends.ready(Some(&binds)), said), (2, 1));
+        let mut reported = 0;
+        binds.done(first, WcStatus::Success, &mut |_| reported += 1);
+        assert_eq!((sends.ready(Some(&binds)), reported), (2, 1));
         sends.link(2);
         assert_eq!(sends.ready(Some(&binds)), 0);
-        binds.done(second, WcStatus::Success, &mut |_| said += 1);
-        assert_eq!((sends.ready(Some(&binds)), said), (1, 2));
+        binds.done(second, WcStatus::Success, &mut |_| reported += 1);
+        assert_eq!((sends.ready(Some(&binds)), reported), (1, 2));
         stage(&mut sends, &binds);
         assert_eq!(sends.ready(Some(&binds)), 2);
     }
@@ -429,9 +428,9 @@ mod tests {
             assert_eq!(sends.ring.staged(), 1);
             let last = sends.link(1);
             assert_eq!(last, &raw mut sends.wrs[sends.ring.index(round * 3 + 2)]);
-            let mut said = 0;
-            sends.done(round * 3 + 2, WcStatus::Success, &mut |_| said += 1);
-            assert_eq!((said, sends.ring.len()), (3, 0));
+            let mut reported = 0;
+            sends.done(round * 3 + 2, WcStatus::Success, &mut |_| reported += 1);
+            assert_eq!((reported, sends.ring.len()), (3, 0));
         }
     }
 
@@ -443,9 +442,9 @@ mod tests {
         }
         sends.link(2);
         sends.done(0, WcStatus::Success, &mut |_| {});
-        let mut said = Vec::new();
-        sends.flush(&mut |posted| said.push(posted.status));
-        assert_eq!(said, [WcStatus::Flushed; 2]);
+        let mut reported = Vec::new();
+        sends.flush(&mut |posted| reported.push(posted.status));
+        assert_eq!(reported, [WcStatus::Flushed; 2]);
         // A completion that comes late is of nobody.
         sends.done(1, WcStatus::Success, &mut |_| panic!("reported twice"));
         sends.flush(&mut |_| panic!("flushed twice"));

@@ -1,6 +1,6 @@
 //! Body of the fuzz target `iwarp_stream`.
 //!
-//! The input is a little program: raw bytes, or frames with chosen fields and, where told, the
+//! The input is a little program: raw bytes, or frames with chosen fields and optionally the
 //! real key of the machine's memory, which no input could guess. The stream is fed in cuts of
 //! chosen length. The target fails on a panic, on a receive without room, and when work is
 //! reported not exactly once. The fuzz crate calls it with new inputs, the tests with the corpus.

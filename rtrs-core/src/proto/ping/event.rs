@@ -1,10 +1,10 @@
-//! What a queue pair of a pinging tool has to tell, and why it failed, in words.
+//! Events of a pinging queue pair, and the errors that end it.
 
 use crate::fabric::{FabricError, PrivateData};
 use crate::time::Duration;
 use crate::wire::{ConnRsp, PingReply, PingStatus, errno_name};
 
-/// News of a queue pair.
+/// An event of a queue pair.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PingEvent {
     /// It is up.
@@ -12,7 +12,7 @@ pub enum PingEvent {
         /// Time that took.
         after: Duration,
     },
-    /// A round was answered. Not told of bandwidth modes, where there are too many.
+    /// A round was answered. Not reported in bandwidth modes, where there are too many.
     Round {
         /// From 0.
         seq: u64,
@@ -91,10 +91,10 @@ pub(super) fn rejected(data: &PrivateData, rping: bool) -> PingFailure {
     }
     if let Ok(response) = ConnRsp::decode(data.as_bytes()) {
         let errno = response.errno.unsigned_abs();
-        let remedy = if rping { "start it with --rping" } else { "it is older, or the kernel's" };
+        let hint = if rping { "start it with --rping" } else { "it is older, or the kernel's" };
         let name = errno_name(errno);
         return PingFailure::NoPing(format!(
-            "an RTRS server that answers no such ping ({name}); {remedy}"
+            "an RTRS server that answers no such ping ({name}); {hint}"
         ));
     }
     PingFailure::NoPing("the server refused without a reason".into())

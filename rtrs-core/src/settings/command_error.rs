@@ -75,16 +75,16 @@ pub struct Chain<'a>(&'a (dyn StdError + 'static));
 
 impl fmt::Display for Chain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut said = self.0.to_string();
-        f.write_str(&said)?;
+        let mut printed = self.0.to_string();
+        f.write_str(&printed)?;
         let mut source = self.0.source();
         while let Some(error) = source {
             let text = error.to_string();
-            // Some errors say their cause themselves.
-            if !said.ends_with(&text) {
+            // Some errors print their cause themselves.
+            if !printed.ends_with(&text) {
                 write!(f, ": {text}")?;
             }
-            said = text;
+            printed = text;
             source = error.source();
         }
         Ok(())
@@ -123,7 +123,7 @@ mod tests {
         assert_eq!((error.kind(), error.exit_code()), (Kind::File, 1));
         let text = error.chain().to_string();
         assert!(text.starts_with("cannot open /x: Permission denied"), "{text}");
-        // A cause that is in the text already is not said again.
+        // A cause that is in the text already is not printed again.
         let cause = || std::io::Error::other("the disk is gone");
         let error = Error::with_source(Kind::Usage, format!("no IO: {}", cause()), cause());
         assert_eq!(error.chain().to_string(), "no IO: the disk is gone");

@@ -1,4 +1,4 @@
-//! Every misdeed of a peer ends the stream with the Terminate the RFCs ask for.
+//! Every protocol violation of a peer ends the stream with the Terminate the RFCs ask for.
 
 use proptest::prelude::*;
 
@@ -40,7 +40,7 @@ fn verdict(end: &mut End, bytes: &[u8]) -> (u8, u8, u8) {
 const MSG1: (u32, u32, u32) = (0, 1, 0);
 
 #[test]
-fn writes_are_judged() {
+fn writes_are_validated() {
     let mut e = end();
     let (stag, base) = (e.stag, e.base);
     let len = e.region.len() as u64;
@@ -72,7 +72,7 @@ fn end_of(_stag: u32, _base: u64) -> End {
 }
 
 #[test]
-fn messages_are_judged() {
+fn messages_are_validated() {
     let prefix = [0; 8];
     let cases: [(Vec<u8>, (u8, u8, u8)); 16] = [
         (untagged(opcode::SEND, true, MSG1, &prefix), (0x12, 0x02, 0xc0)),
@@ -102,7 +102,7 @@ fn messages_are_judged() {
 }
 
 #[test]
-fn sends_are_judged() {
+fn sends_are_validated() {
     let with_recv = |len| {
         let mut e = end();
         let buf = Some(e.sge(0, len));
@@ -137,7 +137,7 @@ fn sends_are_judged() {
 }
 
 #[test]
-fn frames_are_judged() {
+fn frames_are_validated() {
     let good = untagged(opcode::SEND, true, MSG1, &[0; 8]);
     for flip in 0..good.len() * 8 {
         let mut bytes = good.clone();
@@ -185,7 +185,7 @@ fn a_damaged_direct_frame_is_caught() {
 }
 
 #[test]
-fn reads_are_judged() {
+fn reads_are_validated() {
     let ask = |e: &End, stag, addr, size| {
         let request =
             ReadRequest { sink_stag: 1, sink_addr: 0, size, source_stag: stag, source_addr: addr };
@@ -226,7 +226,7 @@ fn reads_are_judged() {
 }
 
 #[test]
-fn responses_are_judged() {
+fn responses_are_validated() {
     let response = |stag, addr, last, payload: &[u8]| {
         let head = ddp::tagged(opcode::READ_RESPONSE, last, stag, addr, payload.len());
         frame(&head, payload)

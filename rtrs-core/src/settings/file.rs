@@ -1,9 +1,7 @@
 //! Reading these values out of a configuration file.
 //!
 //! Owns the two deserializers the daemons' settings use, so that a scalar reads the same as on the
-//! command line and a list of one may be written without the list, and the wording of a file error:
-//! serde's own text with an unknown key turned into a suggestion. The reader of the file adds name
-//! and line.
+//! command line and a list of one may be written without the list.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -12,8 +10,6 @@ use std::str::FromStr;
 use serde::Deserializer;
 use serde::de::value::{MapAccessDeserializer, StrDeserializer};
 use serde::de::{Deserialize, Error, MapAccess, SeqAccess, Visitor};
-
-use super::nearest;
 
 /// Reads a value that is text on the command line: strings, numbers and booleans go through the
 /// type's own parser. `expecting` completes "expected ...".
@@ -108,62 +104,5 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for ListVisitor<T> {
             values.push(value);
         }
         Ok(Some(values))
-    }
-}
-
-/// Turns serde's text for a bad configuration file into ours. The place (" at line 3 column 1") is
-/// dropped, since the caller prints file and line in front; an unknown key gets a suggestion, or
-/// the list of keys when none is near.
-#[must_use]
-pub fn file_error_text(serde_text: &str) -> String {
-    let text = match serde_text.rfind(" at line ") {
-        Some(place) => &serde_text[..place],
-        None => serde_text,
-    };
-    const UNKNOWN: &str = "unknown field `";
-    const EXPECTED: &str = "`, expected ";
-    let Some(start) = text.find(UNKNOWN) else {
-        // Names of Rust's types mean nothing to a user.
-        return match text.rsplit_once(", expected ") {
-            Some((found, "u16" | "u32" | "u64")) => format!("{found}, expected a whole number"),
-            _ => text.to_owned(),
-        };
-    };
-    let (context, rest) = (&text[..start], &text[start + UNKNOWN.len()..]);
-    let Some(end) = rest.rfind(EXPECTED) else { return text.to_owned() };
-    let (key, expected) = (&rest[..end], &rest[end + EXPECTED.len()..]);
-    // The known names stand between backticks: every second part.
-    let known: Vec<&str> = expected.split('`').skip(1).step_by(2).collect();
-    match nearest(key, known.iter().copied()) {
-        Some(near) => format!("{context}unknown key {key:?}; did you mean {near:?}?"),
-        None => format!("{context}unknown key {key:?}; the keys are {}", known.join(", ")),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn unknown_keys_get_a_suggestion_or_the_list() {
-        assert_eq!(
-            file_error_text(
-                "unknown field `queue-dept`, expected one of `queue-depth`, `pin` \
-                 at line 3 column 1"
-            ),
-            "unknown key \"queue-dept\"; did you mean \"queue-depth\"?"
-        );
-        assert_eq!(
-            file_error_text(
-                "export[0]: unknown field `banana`, expected `ro` or `name` at line 4 column 5"
-            ),
-            "export[0]: unknown key \"banana\"; the keys are ro, name"
-        );
-        assert_eq!(file_error_text("missing field `target`"), "missing field `target`");
-        assert_eq!(file_error_text("unknown field `x"), "unknown field `x");
-        assert_eq!(
-            file_error_text("pin: invalid type: string \"x\", expected u32 at line 1 column 2"),
-            "pin: invalid type: string \"x\", expected a whole number"
-        );
     }
 }

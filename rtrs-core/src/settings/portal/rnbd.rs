@@ -8,8 +8,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::{Host, PORT_DEFAULT, Portal, Scheme, family, is_name};
-use crate::config::ValueError;
+use super::{Host, PORT_DEFAULT, Portal, Problem, Scheme, check_family, is_name};
+use crate::settings::ValueError;
 
 /// Reads a path of rnbd; `None` when the text is none.
 pub(super) fn parse(text: &str) -> Option<Result<Portal, ValueError>> {
@@ -21,49 +21,45 @@ pub(super) fn parse(text: &str) -> Option<Result<Portal, ValueError>> {
         Some((source, target)) => (Some(source), target),
         None => (None, text),
     };
-    Some(portal(source, target).map_err(|(problem, remedy)| {
-        ValueError::new("portal", text, problem, remedy.unwrap_or(FORM))
-    }))
+    Some(
+        portal(source, target)
+            .map_err(|(problem, hint)| ValueError::new("portal", text, problem, hint)),
+    )
 }
 
 const FORM: &str = "write ip:10.0.0.1@ip:10.0.0.2, or rdma://10.0.0.1@10.0.0.2:1234 for a port";
 
-type Fault = (String, Option<&'static str>);
-
-fn portal(source: Option<&str>, target: &str) -> Result<Portal, Fault> {
+fn portal(source: Option<&str>, target: &str) -> Result<Portal, Problem> {
     let source = match source.map(address).transpose()? {
         Some((_, Some(zone))) => {
-            return Err((format!("has the zone {zone:?} in its source"), None));
+            return Err((format!("has the zone {zone:?} in its source"), FORM.into()));
         }
         Some((ip, None)) if ip.is_unspecified() => {
-            return Err(("has the unspecified address as source".into(), None));
+            return Err(("has the unspecified address as source".into(), FORM.into()));
         }
         Some((ip, None)) => Some(ip),
         None => None,
     };
     let (ip, zone) = address(target)?;
-    if let Some(source) = source
-        && source.is_ipv4() != ip.is_ipv4()
-    {
-        let problem = format!("goes from {} to {}", family(source), family(ip));
-        return Err((problem, Some("use addresses of one family")));
+    if let Some(source) = source {
+        check_family(source, ip)?;
     }
     let host = zone.map_or(Host::Ip(ip), |zone| Host::Name(format!("{ip}%{zone}")));
     Ok(Portal { scheme: Scheme::Rdma, source, host, port: PORT_DEFAULT })
 }
 
 /// An address with its prefix, and the zone of an IPv6 address.
-fn address(text: &str) -> Result<(IpAddr, Option<&str>), Fault> {
+fn address(text: &str) -> Result<(IpAddr, Option<&str>), Problem> {
     if has_prefix(text, "gid:") {
-        let remedy = "write the address of the device's network interface, as in ip:10.0.0.2; on \
+        let hint = "write the address of the device's network interface, as in ip:10.0.0.2; on \
                       InfiniBand that of IPoIB";
         let problem = "names an InfiniBand GID, which is not supported".into();
-        return Err((problem, Some(remedy)));
+        return Err((problem, hint.into()));
     }
     let Some(bare) = has_prefix(text, "ip:").then(|| &text[3..]) else {
-        return Err((format!("has {text:?} without ip: in front"), None));
+        return Err((format!("has {text:?} without ip: in front"), FORM.into()));
     };
-    let wrong = || (format!("has {bare:?}, which is no IP address"), None);
+    let wrong = || (format!("has {bare:?}, which is no IP address"), FORM.into());
     let (bare, zone) = match bare.split_once('%') {
         Some((bare, zone)) if is_name(zone) => (bare, Some(zone)),
         Some(_) => return Err(wrong()),

@@ -23,20 +23,16 @@ fn twice<T: Debug + PartialEq>(
 /// Runs every decoder over `data`.
 #[doc(hidden)]
 pub fn fuzz(data: &[u8]) {
-    twice(ConnReq::decode(data), |m| ConnReq::decode(&m.encode()));
-    twice(ConnRsp::decode(data), |m| ConnRsp::decode(&m.encode()));
-    twice(PingHello::decode(data), |m| PingHello::decode(&m.encode()));
-    twice(PingReply::decode(data), |m| PingReply::decode(&m.encode()));
-    twice(InfoReq::decode(data), |m| InfoReq::decode(&m.encode()));
-    twice(SgDesc::decode(data), |m| SgDesc::decode(&m.encode()));
-    twice(RkeyRsp::decode(data), |m| RkeyRsp::decode(&m.encode()));
-    twice(SessInfo::decode(data), |m| SessInfo::decode(&m.encode()));
-    twice(SessInfoRsp::decode(data), |m| SessInfoRsp::decode(&m.encode()));
-    twice(Open::decode(data), |m| Open::decode(&m.encode()));
-    twice(OpenRsp::decode(data), |m| OpenRsp::decode(&m.encode()));
+    macro_rules! round_trips {
+        ($($message:ident)+) => {$(
+            twice($message::decode(data), |m| $message::decode(&m.encode()));
+        )+};
+    }
+    round_trips! {
+        ConnReq ConnRsp PingHello PingReply InfoReq SgDesc RkeyRsp SessInfo
+        SessInfoRsp Open OpenRsp Close WriteMsg
+    }
     twice(OpenRspTail::decode(data), |m| OpenRspTail::decode(&m.encode(&OpenRsp::default())));
-    twice(Close::decode(data), |m| Close::decode(&m.encode()));
-    twice(WriteMsg::decode(data), |m| WriteMsg::decode(&m.encode()));
     twice(IoHeader::decode(data, 2), |m| IoHeader::decode(&m.encode(), 2));
     twice(ReadMsg::decode(data), |m| {
         let mut bytes = [0xff; ReadMsg::LEN_MAX];

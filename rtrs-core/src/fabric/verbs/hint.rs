@@ -1,4 +1,4 @@
-//! What is wrong with this host, and what would help: the texts of errors that people see.
+//! Hints: what is wrong with this host and how to fix it, as texts of errors.
 
 use std::fs;
 use std::io;
@@ -109,6 +109,11 @@ pub(super) fn no_windows(device: &str) -> FabricError {
     )
 }
 
+/// A device that is being removed.
+pub(super) fn removed(device: &str) -> FabricError {
+    FabricError::system(format!("{device} is being removed"), io::ErrorKind::NotConnected.into())
+}
+
 /// Queues longer than the device can.
 pub(super) fn queue_too_long(device: &str, what: &str, wanted: u64, most: u32) -> FabricError {
     FabricError::system(
@@ -122,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_name_their_remedy() {
+    fn errors_name_their_hint() {
         let gone = Path::new("/nonexistent/rdma_cm");
         let text = check_file(gone, Path::new("/")).unwrap_err().to_string();
         assert!(text.contains("modprobe rdma_ucm)"), "{text}");

@@ -6,14 +6,11 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
 use super::ValueError;
-use super::file::deserialize_text;
 
 /// Unit letters and the power of two each stands for, largest first.
 const UNITS: [(&str, u32); 6] = [("E", 60), ("P", 50), ("T", 40), ("G", 30), ("M", 20), ("k", 10)];
-const REMEDY: &str = "use a whole number of bytes, or one with k, M, G, T or P, as in 128k";
+const HINT: &str = "use a whole number of bytes, or one with k, M, G, T or P, as in 128k";
 
 /// A number of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -42,7 +39,7 @@ impl FromStr for ByteSize {
     /// # Errors
     /// [`ValueError`] for anything else, and for sizes of 2^64 bytes or more.
     fn from_str(text: &str) -> Result<Self, ValueError> {
-        let refuse = |problem: String| ValueError::new("size", text, problem, REMEDY);
+        let refuse = |problem: String| ValueError::new("size", text, problem, HINT);
         let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
         let (digits, unit) = text.split_at(split);
         if digits.is_empty() {
@@ -81,18 +78,6 @@ impl fmt::Display for ByteSize {
             }
         }
         write!(f, "{}", self.0)
-    }
-}
-
-impl Serialize for ByteSize {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for ByteSize {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserialize_text(deserializer, "a size such as 128k")
     }
 }
 
@@ -142,7 +127,7 @@ mod tests {
             ("18446744073709551616", "does not fit in 64 bits"),
         ] {
             let error = parse(text).unwrap_err();
-            assert_eq!(error, format!("size {text:?} {part}; {REMEDY}"));
+            assert_eq!(error, format!("size {text:?} {part}; {HINT}"));
         }
     }
 

@@ -10,26 +10,32 @@ use std::fmt;
 /// Longest part of a refused value that an error repeats, in characters.
 const SHOWN_CHARS_MAX: usize = 80;
 
-/// A value that does not parse: what it was to be, the value, the problem and the remedy.
+/// A value that does not parse: what it was to be, the value, the problem and the hint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ValueError {
     what: &'static str,
     value: String,
     problem: Cow<'static, str>,
-    remedy: Cow<'static, str>,
+    hint: Cow<'static, str>,
 }
 
 impl ValueError {
-    /// Builds the error. `problem` continues the sentence "`what` "`value`" ...", `remedy` is an
+    /// Builds the error. `problem` continues the sentence "`what` "`value`" ...", `hint` is an
     /// order to the user: "use ...", "write ...".
     #[must_use]
     pub fn new(
         what: &'static str,
         value: &str,
         problem: impl Into<Cow<'static, str>>,
-        remedy: impl Into<Cow<'static, str>>,
+        hint: impl Into<Cow<'static, str>>,
     ) -> Self {
-        Self { what, value: value.to_owned(), problem: problem.into(), remedy: remedy.into() }
+        Self { what, value: value.to_owned(), problem: problem.into(), hint: hint.into() }
+    }
+
+    /// The same error where `word` would do too.
+    #[must_use]
+    pub fn or(self, word: &str) -> Self {
+        Self { hint: format!("{}, or {word}", self.hint).into(), ..self }
     }
 
     /// The refused value, whole.
@@ -43,7 +49,7 @@ impl fmt::Display for ValueError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown: String = self.value.chars().take(SHOWN_CHARS_MAX).collect();
         let more = if shown.len() < self.value.len() { "..." } else { "" };
-        write!(f, "{} {shown:?}{more} {}; {}", self.what, self.problem, self.remedy)
+        write!(f, "{} {shown:?}{more} {}; {}", self.what, self.problem, self.hint)
     }
 }
 
@@ -54,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn says_what_value_problem_and_remedy() {
+    fn says_what_value_problem_and_hint() {
         let error = ValueError::new("size", "12q", "has no known unit", "use k, M, G or T");
         assert_eq!(error.to_string(), "size \"12q\" has no known unit; use k, M, G or T");
     }

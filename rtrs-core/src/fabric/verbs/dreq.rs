@@ -1,11 +1,11 @@
-//! Identifiers of connections that have ended and whose goodbye is not through.
+//! Identifiers of ended connections whose disconnect request (DREQ) is not confirmed.
 //!
-//! The kernel repeats a goodbye (DREQ) as long as its identifier lives. While the port is down it
-//! must not be said at all: a management datagram that rdma_rxe of Linux 6.1 cannot send puts its
+//! The kernel repeats a DREQ as long as its identifier lives. While the port is down none may be
+//! sent: a management datagram that rdma_rxe of Linux 6.1 cannot send puts its
 //! management queue pair in error for good (rxe_req.c, `rxe_requester`; rxe_qp.c, `rxe_qp_error`),
-//! and the device takes no connection of any program any more. Dropping an identifier says goodbye
-//! too. So those of a port that is down are kept until it has been up for a while, and then let go
-//! in order.
+//! and the device takes no connection of any program any more. Dropping an identifier sends
+//! a DREQ too. So those of a port that is down are kept until it has been up for a while, and then
+//! released in order.
 
 use super::info::port_is_down;
 use super::sys::{CmId, IdKey};
@@ -13,7 +13,7 @@ use crate::time::{Duration, Instant};
 
 /// How often ports that are down are looked at.
 const LOOK: Duration = Duration::from_millis(500);
-/// How long a port has to be up before anything is said over it: addresses and routes come after
+/// How long a port has to be up before a DREQ is sent over it: addresses and routes come after
 /// the link, and without them the datagram cannot be sent either.
 const SETTLE: Duration = Duration::from_secs(15);
 /// How long one that is down is waited for. Peers have forgotten the connection by then.
@@ -21,46 +21,46 @@ const HELD_TIME_MAX: Duration = Duration::from_secs(3600);
 /// Identifiers kept for ports that are down; the oldest goes for one more.
 const HELD_MAX: usize = 4096;
 
-/// An identifier on its way out.
+/// An identifier that waits to be released.
 #[derive(Debug)]
-struct Goodbye {
+struct PendingDreq {
     id: CmId,
     until: Instant,
-    /// Waits for this device to have its port up; the goodbye is not said.
+    /// Waits for this device to have its port up; no DREQ was sent.
     held: Option<Held>,
 }
 
 #[derive(Debug)]
 struct Held {
     device: String,
-    /// The peer knows the connection and has to hear that it is over.
-    greeted: bool,
+    /// The peer knows the connection, so it needs a DREQ.
+    peer_connected: bool,
     give_up: Instant,
     /// The port was up at the last look.
     up: bool,
 }
 
-/// All of a core.
+/// All of a shard.
 #[derive(Debug, Default)]
-pub(super) struct Goodbyes {
-    all: Vec<Goodbye>,
+pub(super) struct PendingDreqs {
+    all: Vec<PendingDreq>,
 }
 
-impl Goodbyes {
-    /// Keeps an identifier whose goodbye was said until the peer has confirmed it.
-    pub(super) fn said(&mut self, id: CmId, until: Instant) {
-        self.all.push(Goodbye { id, until, held: None });
+impl PendingDreqs {
+    /// Keeps an identifier whose DREQ was sent until the peer confirms it.
+    pub(super) fn sent(&mut self, id: CmId, until: Instant) {
+        self.all.push(PendingDreq { id, until, held: None });
     }
 
     /// Keeps an identifier whose port is down.
-    pub(super) fn hold(&mut self, now: Instant, id: CmId, device: String, greeted: bool) {
+    pub(super) fn hold(&mut self, now: Instant, id: CmId, device: String, peer_connected: bool) {
         if self.all.iter().filter(|one| one.held.is_some()).count() >= HELD_MAX
             && let Some(oldest) = self.all.iter().position(|one| one.held.is_some())
         {
             self.all.remove(oldest);
         }
-        let held = Held { device, greeted, give_up: now + HELD_TIME_MAX, up: false };
-        self.all.push(Goodbye { id, until: now + LOOK, held: Some(held) });
+        let held = Held { device, peer_connected, give_up: now + HELD_TIME_MAX, up: false };
+        self.all.push(PendingDreq { id, until: now + LOOK, held: Some(held) });
     }
 
     /// The peer confirmed, or the kernel gave up.
@@ -68,8 +68,8 @@ impl Goodbyes {
         self.all.retain(|one| one.id.key() != id || one.held.is_some());
     }
 
-    /// Lets go of what is due. `patience` is how long a goodbye said now is repeated.
-    pub(super) fn poll(&mut self, now: Instant, patience: Duration) {
+    /// Releases what is due. `repeat_for` is how long a DREQ that is sent now is repeated.
+    pub(super) fn poll(&mut self, now: Instant, repeat_for: Duration) {
         if self.deadline().is_none_or(|at| now < at) {
             return;
         }
@@ -94,10 +94,10 @@ impl Goodbyes {
                 one.until = now + SETTLE;
                 return true;
             }
-            let said = !down && held.greeted && one.id.disconnect().is_ok();
+            let sent = !down && held.peer_connected && one.id.disconnect().is_ok();
             one.held = None;
-            one.until = now + patience;
-            said
+            one.until = now + repeat_for;
+            sent
         });
     }
 

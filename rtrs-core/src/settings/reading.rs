@@ -7,9 +7,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use serde::de::DeserializeOwned;
-
-use super::{CommandError, ErrorClass, file_error_text};
+use super::{CommandError, ErrorClass, Keys, Settings};
 
 /// Largest configuration file that is read, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -21,7 +19,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 /// their size and their encoding too.
 pub fn settings_from_file<T, K>(path: &Path) -> Result<T, CommandError<K>>
 where
-    T: DeserializeOwned + Default,
+    T: Settings,
     K: ErrorClass,
 {
     let unreadable = |source| {
@@ -50,15 +48,18 @@ where
 /// Reads the text of a configuration file called `name` in errors. An empty text says nothing.
 ///
 /// # Errors
-/// [`ErrorClass::CONFIG`], with name, line and remedy.
+/// [`ErrorClass::CONFIG`], with name, line and hint.
 pub fn settings_from_yaml<T, K>(text: &str, name: &str) -> Result<T, CommandError<K>>
 where
-    T: DeserializeOwned + Default,
+    T: Settings,
     K: ErrorClass,
 {
-    serde_yaml::from_str::<Option<T>>(text).map(Option::unwrap_or_default).map_err(|error| {
+    let read = serde_yaml::from_str::<Option<Keys<T>>>(text);
+    read.map(|keys| keys.map_or_else(T::default, |keys| keys.0)).map_err(|error| {
         let line = error.location().map_or(1, |place| place.line());
-        let what = file_error_text(&error.to_string());
+        let what = error.to_string();
+        // The line stands in front.
+        let what = what.rfind(" at line ").map_or(&*what, |place| &what[..place]);
         CommandError::new(K::CONFIG, format!("{name}:{line}: {what}"))
     })
 }

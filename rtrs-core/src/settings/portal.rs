@@ -8,15 +8,13 @@
 
 mod rnbd;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
 use super::ValueError;
-use super::file::deserialize_text;
 
 /// The port when none is written: that of RTRS (kernel rnbd-proto.h, `RTRS_PORT`).
 pub const PORT_DEFAULT: u16 = 1234;
@@ -24,29 +22,13 @@ pub const PORT_DEFAULT: u16 = 1234;
 /// Longest host name in characters (RFC 1035 section 3.1, without the root's dot).
 const HOST_NAME_MAX: usize = 253;
 
-/// Which fabric carries the path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Scheme {
-    /// iWARP in user space over plain TCP.
-    Tcp,
-    /// An RDMA device through libibverbs.
-    Rdma,
-}
-
-impl Scheme {
-    /// The word before `://`.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Tcp => "tcp",
-            Self::Rdma => "rdma",
-        }
-    }
-}
-
-impl fmt::Display for Scheme {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+crate::choices! {
+    /// Which fabric carries the path.
+    pub enum Scheme as "scheme" {
+        /// iWARP in user space over plain TCP.
+        Tcp = "tcp",
+        /// An RDMA device through libibverbs.
+        Rdma = "rdma",
     }
 }
 
@@ -206,12 +188,8 @@ impl Portal {
         Ok(found)
     }
 
-    fn refuse(
-        &self,
-        problem: &'static str,
-        remedy: impl Into<std::borrow::Cow<'static, str>>,
-    ) -> ValueError {
-        ValueError::new("portal", &self.to_string(), problem, remedy)
+    fn refuse(&self, problem: &'static str, hint: impl Into<Cow<'static, str>>) -> ValueError {
+        ValueError::new("portal", &self.to_string(), problem, hint)
     }
 }
 
@@ -228,78 +206,61 @@ impl FromStr for Portal {
     /// # Errors
     /// [`ValueError`] naming the part that is wrong.
     fn from_str(text: &str) -> Result<Self, ValueError> {
-        let refuse =
-            |problem: String, remedy: String| Err(ValueError::new("portal", text, problem, remedy));
         if let Some(of_rnbd) = rnbd::parse(text) {
             return of_rnbd;
         }
-        let Some((scheme, rest)) = text.split_once("://") else {
-            return refuse(
-                "has no scheme".into(),
-                format!("write tcp://{}", text.trim_start_matches('/')),
-            );
-        };
-        let scheme = match scheme {
-            "tcp" => Scheme::Tcp,
-            "rdma" => Scheme::Rdma,
-            _ => {
-                return refuse(
-                    format!("has the unknown scheme {scheme:?}"),
-                    "use tcp:// or rdma://".into(),
-                );
-            }
-        };
-        let (source, target) = match rest.split_once('@') {
-            None => (None, rest),
-            Some((source, target)) => match parse_source(source) {
-                Ok(source) => (Some(source), target),
-                Err(problem) => {
-                    return refuse(
-                        problem,
-                        "write the source as an address, as in tcp://10.0.0.1@10.0.0.2, with \
-                         IPv6 in brackets"
-                            .into(),
-                    );
-                }
-            },
-        };
-        let (host, port) = match split_port(target) {
-            Ok(parts) => parts,
-            Err(problem) => {
-                return refuse(
-                    problem,
-                    format!("write {scheme}://HOST:PORT, with IPv6 in brackets"),
-                );
-            }
-        };
-        let host = match parse_host(host) {
-            Ok(host) => host,
-            Err(problem) => {
-                return refuse(problem, "write a host name, an IPv4 address or [IPv6]".into());
-            }
-        };
-        let port = match port {
-            None => PORT_DEFAULT,
-            Some(port) => match port.parse::<u16>() {
-                Ok(number) if port.bytes().all(|b| b.is_ascii_digit()) => number,
-                _ => {
-                    return refuse(
-                        format!("has the port {port:?}"),
-                        "use a port from 0 to 65535, or none for 1234".into(),
-                    );
-                }
-            },
-        };
-        if let (Some(source), Host::Ip(ip)) = (source, &host)
-            && source.is_ipv4() != ip.is_ipv4()
-        {
-            return refuse(
-                format!("goes from {} to {}", family(source), family(*ip)),
-                "use addresses of one family".into(),
-            );
-        }
-        Ok(Self { scheme, source, host, port })
+        parse(text).map_err(|(problem, hint)| ValueError::new("portal", text, problem, hint))
     }
+}
+
+/// What is wrong with a portal, and what to write instead.
+type Problem = (String, Cow<'static, str>);
+
+fn parse(text: &str) -> Result<Portal, Problem> {
+    let Some((scheme, rest)) = text.split_once("://") else {
+        let hint = format!("write tcp://{}", text.trim_start_matches('/'));
+        return Err(("has no scheme".into(), hint.into()));
+    };
+    let Ok(scheme) = scheme.parse::<Scheme>() else {
+        let problem = format!("has the unknown scheme {scheme:?}");
+        return Err((problem, "use tcp:// or rdma://".into()));
+    };
+    let (source, target) = match rest.split_once('@') {
+        None => (None, rest),
+        Some((source, target)) => (Some(parse_source(source).map_err(with(SOURCE_HINT))?), target),
+    };
+    let (host, port) = split_port(target).map_err(|problem| {
+        (problem, format!("write {scheme}://HOST:PORT, with IPv6 in brackets").into())
+    })?;
+    let host = parse_host(host).map_err(with("write a host name, an IPv4 address or [IPv6]"))?;
+    let digits = port.is_none_or(|port| port.bytes().all(|b| b.is_ascii_digit()));
+    let port = match port.map_or(Ok(PORT_DEFAULT), str::parse) {
+        Ok(number) if digits => number,
+        _ => {
+            let problem = format!("has the port {:?}", port.unwrap_or_default());
+            return Err((problem, "use a port from 0 to 65535, or none for 1234".into()));
+        }
+    };
+    if let (Some(source), Host::Ip(ip)) = (source, &host) {
+        check_family(source, *ip)?;
+    }
+    Ok(Portal { scheme, source, host, port })
+}
+
+const SOURCE_HINT: &str =
+    "write the source as an address, as in tcp://10.0.0.1@10.0.0.2, with IPv6 in brackets";
+
+fn with(hint: &'static str) -> impl Fn(String) -> Problem {
+    move |problem| (problem, hint.into())
+}
+
+/// Refuses a source of another family than the destination's.
+fn check_family(source: IpAddr, to: IpAddr) -> Result<(), Problem> {
+    if source.is_ipv4() == to.is_ipv4() {
+        return Ok(());
+    }
+    let problem = format!("goes from {} to {}", family(source), family(to));
+    Err((problem, "use addresses of one family".into()))
 }
 
 /// Splits `HOST[:PORT]`; a host in brackets keeps them.
@@ -388,18 +349,6 @@ impl fmt::Display for Portal {
             f.write_str("@")?;
         }
         write!(f, "{}:{}", self.host, self.port)
-    }
-}
-
-impl Serialize for Portal {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Portal {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserialize_text(deserializer, "a portal such as tcp://127.0.0.1:1234")
     }
 }
 

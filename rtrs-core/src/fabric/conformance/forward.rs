@@ -1,0 +1,64 @@
+//! `forward_fabric!`: the part of a wrapper around a fabric that wrappers do not change.
+
+/// The methods of `impl Fabric` that a wrapper leaves to the fabric in its field: the scheme,
+/// listening, connecting, accepting, an end in order, and the counters.
+#[macro_export]
+macro_rules! forward_fabric {
+    ($inner:ident) => {
+        fn scheme(&self) -> &'static str {
+            self.$inner.scheme()
+        }
+
+        fn binds_are_requests(&self) -> bool {
+            self.$inner.binds_are_requests()
+        }
+
+        fn listen(
+            &mut self,
+            address: std::net::SocketAddr,
+        ) -> Result<std::net::SocketAddr, $crate::fabric::FabricError> {
+            self.$inner.listen(address)
+        }
+
+        fn stop_listening(&mut self) {
+            self.$inner.stop_listening();
+        }
+
+        fn connect(
+            &mut self,
+            now: $crate::time::Instant,
+            pd: &std::sync::Arc<dyn $crate::fabric::ProtectionDomain>,
+            params: &$crate::fabric::ConnectParams,
+        ) -> Result<$crate::ids::QpNum, $crate::fabric::FabricError> {
+            self.$inner.connect(now, pd, params)
+        }
+
+        fn accept(
+            &mut self,
+            now: $crate::time::Instant,
+            pd: &std::sync::Arc<dyn $crate::fabric::ProtectionDomain>,
+            request: $crate::fabric::ConnRequest,
+            limits: $crate::fabric::QpLimits,
+            private_data: &$crate::fabric::PrivateData,
+        ) -> Result<$crate::ids::QpNum, $crate::fabric::FabricError> {
+            self.$inner.accept(now, pd, request, limits, private_data)
+        }
+
+        fn reject(
+            &mut self,
+            now: $crate::time::Instant,
+            request: $crate::fabric::ConnRequest,
+            private_data: &$crate::fabric::PrivateData,
+        ) {
+            self.$inner.reject(now, request, private_data);
+        }
+
+        fn disconnect(&mut self, now: $crate::time::Instant, qp: $crate::ids::QpNum) {
+            self.$inner.disconnect(now, qp);
+        }
+
+        fn counters(&self) -> $crate::fabric::FabricCounters {
+            self.$inner.counters()
+        }
+    };
+}

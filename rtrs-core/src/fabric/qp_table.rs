@@ -1,0 +1,112 @@
+//! The queue pairs of one shard by number, and when each wants to be called.
+//!
+//! A number is a slot (low half) and the slot's generation (high half), so a number is not used
+//! again while an event of its last owner may be on its way.
+
+use std::collections::BTreeSet;
+
+use super::FabricError;
+use crate::ids::QpNum;
+use crate::time::Instant;
+
+#[derive(Debug)]
+struct Slot<C> {
+    generation: u16,
+    conn: Option<Box<C>>,
+    /// The entry in the timer table.
+    armed: Option<Instant>,
+}
+
+/// Queue pairs with what belongs to them, and their timers.
+#[derive(Debug)]
+pub(super) struct QpTable<C> {
+    slots: Vec<Slot<C>>,
+    free: Vec<u16>,
+    timers: BTreeSet<(Instant, u32)>,
+}
+
+impl<C> QpTable<C> {
+    pub(super) fn new() -> Self {
+        Self { slots: Vec::new(), free: Vec::new(), timers: BTreeSet::new() }
+    }
+
+    /// A fresh number, to be used by `insert` or given back by `remove`.
+    pub(super) fn reserve(&mut self) -> Result<QpNum, FabricError> {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None => {
+                let index = u16::try_from(self.slots.len())
+                    .map_err(|_| FabricError::Unsupported("more than 65536 connections"))?;
+                self.slots.push(Slot { generation: 0, conn: None, armed: None });
+                index
+            }
+        };
+        let generation = &mut self.slots[usize::from(index)].generation;
+        *generation = generation.wrapping_add(1);
+        Ok(QpNum(u32::from(*generation) << 16 | u32::from(index)))
+    }
+
+    fn index(&self, qp: QpNum) -> Option<usize> {
+        let index = (qp.0 & 0xffff) as usize;
+        let slot = self.slots.get(index)?;
+        (u32::from(slot.generation) == qp.0 >> 16).then_some(index)
+    }
+
+    pub(super) fn get(&self, qp: QpNum) -> Option<&C> {
+        self.slots[self.index(qp)?].conn.as_deref()
+    }
+
+    pub(super) fn get_mut(&mut self, qp: QpNum) -> Option<&mut C> {
+        let index = self.index(qp)?;
+        self.slots[index].conn.as_deref_mut()
+    }
+
+    pub(super) fn insert(&mut self, qp: QpNum, conn: C) {
+        if let Some(index) = self.index(qp) {
+            self.slots[index].conn = Some(Box::new(conn));
+        }
+    }
+
+    /// Takes a queue pair out, with its timer. Its slot is free then.
+    pub(super) fn remove(&mut self, qp: QpNum) -> Option<Box<C>> {
+        let index = self.index(qp)?;
+        self.arm(qp, None);
+        self.free.push((qp.0 & 0xffff) as u16);
+        self.slots[index].conn.take()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &C> {
+        self.slots.iter().filter_map(|slot| slot.conn.as_deref())
+    }
+
+    #[cfg(feature = "verbs")]
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut C> {
+        self.slots.iter_mut().filter_map(|slot| slot.conn.as_deref_mut())
+    }
+
+    /// Sets the one timer of a queue pair.
+    pub(super) fn arm(&mut self, qp: QpNum, deadline: Option<Instant>) {
+        let Some(index) = self.index(qp) else { return };
+        let before = std::mem::replace(&mut self.slots[index].armed, deadline);
+        if before != deadline {
+            if let Some(at) = before {
+                self.timers.remove(&(at, qp.0));
+            }
+            if let Some(at) = deadline {
+                self.timers.insert((at, qp.0));
+            }
+        }
+    }
+
+    /// The earliest timer.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.timers.first().map(|(at, _)| *at)
+    }
+
+    /// A queue pair whose timer has run out; the timer is not set any more.
+    pub(super) fn take_expired(&mut self, now: Instant) -> Option<QpNum> {
+        let qp = self.timers.first().filter(|(at, _)| *at <= now).map(|(_, qp)| QpNum(*qp))?;
+        self.arm(qp, None);
+        Some(qp)
+    }
+}

@@ -1,0 +1,16 @@
+//! Small text files, as those of /sys and /etc.
+
+use std::fs;
+use std::path::Path;
+
+/// Most bytes of such a file.
+const BYTES_MAX: usize = 4096;
+
+/// The text of a small file, without white space and NULs around it. None if there is none.
+#[must_use]
+pub fn read_text(path: &Path) -> Option<String> {
+    let bytes = fs::read(path).ok().filter(|bytes| bytes.len() <= BYTES_MAX)?;
+    let text = String::from_utf8_lossy(&bytes);
+    let text = text.trim_matches(|c: char| c.is_whitespace() || c == '\0');
+    (!text.is_empty()).then(|| text.to_owned())
+}

@@ -1,0 +1,146 @@
+//! [`Op`]: an operation for io_uring, which owns what the kernel may touch while it runs.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::rc::Rc;
+
+use io_uring::{opcode, squeue, types};
+use socket2::SockAddr;
+
+use super::blkdev::FileFacts;
+use super::fixed::Fixed;
+use crate::mem::{IoVecs, MemSlice};
+
+/// A shared descriptor of one shard. Closed with its last holder; a running operation is one.
+#[derive(Clone, Debug)]
+pub struct Fd(Rc<OwnedFd>);
+
+impl Fd {
+    /// Takes over a descriptor.
+    pub fn new(fd: impl Into<OwnedFd>) -> Self {
+        Self(Rc::new(fd.into()))
+    }
+
+    /// The descriptor itself, when nobody else holds it; None closes this holder's share.
+    pub fn into_owned(self) -> Option<OwnedFd> {
+        Rc::into_inner(self.0)
+    }
+}
+
+impl AsFd for Fd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for Fd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// One operation for the kernel and everything it may touch meanwhile.
+#[derive(Debug)]
+pub enum Op {
+    /// `sendmsg` of all that remains in the vectors. May be short.
+    SendMsg { fd: Fd, iov: Box<IoVecs> },
+    /// `recvmsg` into the vectors. Short as a rule; 0 means end of stream.
+    RecvMsg { fd: Fd, iov: Box<IoVecs> },
+    /// `send` of one slice. May be short.
+    Send { fd: Fd, buf: MemSlice },
+    /// `recv` into one slice; 0 means end of stream.
+    Recv { fd: Fd, buf: MemSlice },
+    /// `pread`; offset `u64::MAX` reads at the descriptor's own position (pipes, eventfds).
+    Read { fd: Fd, buf: MemSlice, offset: u64 },
+    /// `pwrite`, durable on completion with `dsync` (RWF_DSYNC).
+    Write { fd: Fd, buf: MemSlice, offset: u64, dsync: bool },
+    /// `fdatasync`, or `fsync` when not `data_only`.
+    Fsync { fd: Fd, data_only: bool },
+    /// `fallocate`.
+    Fallocate { fd: Fd, mode: i32, offset: u64, len: u64 },
+    /// `statx` of the descriptor itself.
+    Statx { fd: Fd, facts: FileFacts },
+    /// `accept4` with CLOEXEC; the result is the new descriptor, see
+    /// [`Completed::into_fd`](super::Completed::into_fd).
+    Accept { fd: Fd },
+    /// `connect`.
+    Connect { fd: Fd, address: SocketAddr },
+    /// `poll`, once, for these POLL* bits; the result is the bits that are up.
+    Poll { fd: Fd, events: u32 },
+}
+
+impl Op {
+    /// The operation as a submission. `address` keeps the target of a connect, to which the
+    /// submission points until it completes. A read or write with `nowait` fails with EAGAIN where
+    /// it would block, or EOPNOTSUPP where that cannot be known (RWF_NOWAIT).
+    #[allow(clippy::cast_possible_truncation, reason = "slices are checked below 4 GiB")]
+    pub(super) fn entry(
+        &mut self,
+        fixed: &mut Fixed,
+        address: &mut Option<Box<SockAddr>>,
+        nowait: bool,
+    ) -> squeue::Entry {
+        let nowait = if nowait { libc::RWF_NOWAIT } else { 0 };
+        let raw = |fd: &Fd| types::Fd(fd.as_raw_fd());
+        match self {
+            Self::SendMsg { fd, iov } => opcode::SendMsg::new(raw(fd), iov.header())
+                .flags((libc::MSG_NOSIGNAL | libc::MSG_WAITALL).cast_unsigned())
+                .build(),
+            Self::RecvMsg { fd, iov } => opcode::RecvMsg::new(raw(fd), iov.header()).build(),
+            Self::Send { fd, buf } => opcode::Send::new(raw(fd), buf.address(), buf.len() as u32)
+                .flags(libc::MSG_NOSIGNAL | libc::MSG_WAITALL)
+                .build(),
+            Self::Recv { fd, buf } => {
+                opcode::Recv::new(raw(fd), buf.address(), buf.len() as u32).build()
+            }
+            Self::Read { fd, buf, offset } => {
+                let (fd, at, len) = (raw(fd), buf.address(), buf.len() as u32);
+                match fixed.slot(buf) {
+                    Some(index) => opcode::ReadFixed::new(fd, at, len, index)
+                        .offset(*offset)
+                        .rw_flags(nowait)
+                        .build(),
+                    None => opcode::Read::new(fd, at, len).offset(*offset).rw_flags(nowait).build(),
+                }
+            }
+            Self::Write { fd, buf, offset, dsync } => {
+                let (fd, at, len) = (raw(fd), buf.address(), buf.len() as u32);
+                let rw = nowait | if *dsync { libc::RWF_DSYNC } else { 0 };
+                match fixed.slot(buf) {
+                    Some(index) => opcode::WriteFixed::new(fd, at, len, index)
+                        .offset(*offset)
+                        .rw_flags(rw)
+                        .build(),
+                    None => opcode::Write::new(fd, at, len).offset(*offset).rw_flags(rw).build(),
+                }
+            }
+            Self::Fsync { fd, data_only } => {
+                let flags = if *data_only {
+                    types::FsyncFlags::DATASYNC
+                } else {
+                    types::FsyncFlags::empty()
+                };
+                opcode::Fsync::new(raw(fd)).flags(flags).build()
+            }
+            Self::Fallocate { fd, mode, offset, len } => {
+                opcode::Fallocate::new(raw(fd), *len).offset(*offset).mode(*mode).build()
+            }
+            Self::Statx { fd, facts } => {
+                opcode::Statx::new(raw(fd), c"".as_ptr(), facts.room().cast())
+                    .flags(libc::AT_EMPTY_PATH)
+                    .mask(libc::STATX_SIZE | libc::STATX_NLINK)
+                    .build()
+            }
+            Self::Accept { fd } => {
+                opcode::Accept::new(raw(fd), std::ptr::null_mut(), std::ptr::null_mut())
+                    .flags(libc::SOCK_CLOEXEC)
+                    .build()
+            }
+            Self::Connect { fd, address: to } => {
+                let to = address.insert(Box::new(SockAddr::from(*to)));
+                opcode::Connect::new(raw(fd), to.as_ptr().cast(), to.len()).build()
+            }
+            Self::Poll { fd, events } => opcode::PollAdd::new(raw(fd), *events).build(),
+        }
+    }
+}

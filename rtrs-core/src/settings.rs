@@ -1,0 +1,49 @@
+//! Settings: how they are declared, read and printed.
+//!
+//! A daemon declares each setting once, in a struct of [`settings!`](crate::settings!): name, type
+//! with its range, default, help. The flag ([`Flags`]), the key of the configuration file
+//! ([`Keys`]), `--print-config` ([`print()`]) and the tables of the documents ([`describe`]) come
+//! from that.
+//!
+//! The types of values: [`ByteSize`], [`Time`], [`Int`], [`Auto`], [`Portal`], [`Switch`],
+//! [`AutoSwitch`], [`Shards`], and those that a daemon adds. Each parses from text, prints a text
+//! that parses back to the same value, and reads the same from a flag and from a file. Beside them
+//! lies what both daemons do alike: validating the words of a log filter, the output of a command
+//! ([`Output`]), and the error that ends it.
+//!
+//! No parser panics or allocates without bound, and every error says what was read, which value was
+//! refused, and what would do ([`ValueError`]). Nothing here touches the system except
+//! [`Portal::resolve`] and [`settings_from_file`].
+
+mod choice;
+mod command_error;
+mod declare;
+mod duration;
+mod error;
+mod file;
+mod file_map;
+mod flags;
+mod log;
+mod number;
+mod output;
+mod portal;
+mod reading;
+mod size;
+mod suggest;
+
+pub use crate::{choices, text_values};
+pub use choice::{AutoSwitch, Switch, either, unknown_choice};
+pub use command_error::{Chain, CommandError, ErrorClass};
+pub use declare::{Described, Field, Setting, Settings, Value, Visitor, describe, print};
+pub use duration::{HOUR, MILLISECOND, MINUTE, SECOND, Time};
+pub use error::ValueError;
+pub use file::{deserialize_list, deserialize_text};
+pub use file_map::Keys;
+pub use flags::Flags;
+pub use log::LogFilter;
+pub use number::{Auto, Int, Shards};
+pub use output::{Output, print_text, write_text};
+pub use portal::{Host, PORT_DEFAULT, Portal, ResolveError, Scheme};
+pub use reading::{settings_from_file, settings_from_yaml};
+pub use size::ByteSize;
+pub use suggest::nearest;

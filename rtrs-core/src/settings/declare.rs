@@ -1,0 +1,312 @@
+//! Settings, each declared once: name, type with its range, default, help.
+//!
+//! Owns [`settings!`](crate::settings!), which makes a struct of a list of declarations, and the
+//! traits behind it. Everything that is done with settings is a [`Visitor`] that sees each
+//! declaration beside its value: flags (`flags.rs`), the configuration file (`reading.rs`),
+//! `--print-config` ([`print()`]), the tables of the documents ([`describe`]).
+
+use std::error::Error;
+use std::str::FromStr;
+
+use clap::{Arg, ArgAction, ArgMatches};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_yaml::{Mapping, Value as Yaml};
+
+use super::{Switch, deserialize_list};
+
+/// Declares a struct of settings:
+///
+/// ```
+/// use rtrs_core::settings::{Int, Time, MILLISECOND, SECOND};
+/// rtrs_core::settings! {
+///     /// Settings of the example.
+///     pub struct Example {
+///         /// Requests in flight
+///         ///
+///         /// More about it, for `--help` and the documents.
+///         queue_depth: Int<u16, 1, 512> = "64",
+///         /// Longest wait for an answer
+///         ///
+///         /// The old name is accepted with a warning; its bare numbers are milliseconds.
+///         io_timeout: Time<{ 10 * MILLISECOND }, { 60 * SECOND }> = "30s" was "io-timeout-ms",
+///     }
+/// }
+/// assert_eq!(Example::default().queue_depth.get(), 64);
+/// ```
+///
+/// The flag and the key have the field's name with `-` for `_`. The default is written as a user
+/// would write it. For `Option<T>`, which is unset by default, it only says what that means.
+#[macro_export]
+macro_rules! settings {
+    ($(#[doc = $about:literal])+ $vis:vis struct $family:ident {
+        $($(#[doc = $help:literal])+
+        $name:ident: $ty:ty = $default:literal $(was $old:literal)?,)+
+    }) => {
+        $(#[doc = $about])+
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        $vis struct $family {
+            $($(#[doc = $help])+ pub $name: $ty,)+
+        }
+
+        impl Default for $family {
+            fn default() -> Self {
+                Self { $($name: <$ty as $crate::settings::Field>::initial($default),)+ }
+            }
+        }
+
+        impl $crate::settings::Settings for $family {
+            fn visit(&mut self, visitor: &mut impl $crate::settings::Visitor) {
+                use $crate::settings::Setting;
+                $(visitor.setting(
+                    &Setting::new(stringify!($name), &[$($help),+], $default)$(.was($old))?,
+                    &mut self.$name,
+                );)+
+            }
+        }
+    };
+}
+
+/// Settings that were declared.
+pub trait Settings: Default {
+    /// Shows each setting to `visitor`, in the order of their declaration.
+    fn visit(&mut self, visitor: &mut impl Visitor);
+}
+
+/// What is done with each setting.
+pub trait Visitor {
+    /// A setting and its value.
+    fn setting<F: Field>(&mut self, setting: &Setting, value: &mut F);
+
+    /// A key that holds settings of its own.
+    fn section<S: Settings>(&mut self, name: &'static str, settings: &mut S);
+}
+
+/// A declaration.
+#[derive(Debug, Clone)]
+pub struct Setting {
+    /// The name of flag and key.
+    pub name: String,
+    /// What it is, in one line without a full stop.
+    pub help: String,
+    /// More about it, in paragraphs of one line each.
+    pub more: String,
+    /// The default as a user would write it; for what is unset by default, what that means.
+    pub default: &'static str,
+    /// The name before values had units; its last part is the unit of its bare numbers.
+    pub old: Option<&'static str>,
+}
+
+impl Setting {
+    /// The declaration of a field, with the lines of its comment.
+    #[must_use]
+    pub fn new(field: &str, lines: &[&str], default: &'static str) -> Self {
+        let lines: Vec<&str> = lines.iter().map(|line| line.trim()).collect();
+        let mut parts = lines.split(|line| line.is_empty()).map(|part| part.join(" "));
+        let help = parts.next().unwrap_or_default();
+        let more = parts.collect::<Vec<_>>().join("\n\n");
+        Self { name: field.replace('_', "-"), help, more, default, old: None }
+    }
+
+    /// The same, with its old name.
+    #[must_use]
+    pub fn was(self, old: &'static str) -> Self {
+        Self { old: Some(old), ..self }
+    }
+
+    /// What `text` means under the old name: a bare number gets the unit of the name.
+    #[must_use]
+    pub fn with_unit(&self, text: &str) -> String {
+        let bare = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        match self.old.and_then(|old| old.rsplit('-').next()) {
+            Some(unit) if bare => format!("{text}{unit}"),
+            _ => text.to_owned(),
+        }
+    }
+}
+
+/// A type that a user writes as text.
+pub trait Value:
+    FromStr<Err: Error + Send + Sync + 'static>
+    + Serialize
+    + DeserializeOwned
+    + Clone
+    + Send
+    + Sync
+    + 'static
+{
+    /// Stands for the value in usage texts.
+    const NAME: &'static str;
+
+    /// The values there are, such as "1 to 65535"; empty where the help says it.
+    #[must_use]
+    fn range() -> String {
+        String::new()
+    }
+}
+
+/// The type of a setting: a [`Value`], one that may be unset, a list, or a flag without a value.
+pub trait Field: Serialize + Sized {
+    /// What it is made of.
+    type Of: Value;
+
+    /// The field of what was written, at least one value. The last counts, unless it is a list.
+    fn made(values: Vec<Self::Of>) -> Self;
+
+    /// The default.
+    #[must_use]
+    fn initial(text: &str) -> Self {
+        Self::parse(text).unwrap_or_else(|error| panic!("the default {text:?} is bad: {error}"))
+    }
+
+    /// Reads the text of a value.
+    ///
+    /// # Errors
+    /// The value's own error.
+    fn parse(text: &str) -> Result<Self, String> {
+        let value: Result<Self::Of, _> = text.parse();
+        value.map(|value| Self::made(vec![value])).map_err(|error| error.to_string())
+    }
+
+    /// Completes a flag.
+    #[must_use]
+    fn flag(arg: Arg) -> Arg {
+        arg.value_name(Self::Of::NAME).value_parser(|text: &str| text.parse::<Self::Of>())
+    }
+
+    /// What was given as a flag.
+    fn given(matches: &ArgMatches, name: &str) -> Option<Self> {
+        let values = matches.try_get_many(name).ok().flatten()?;
+        Some(Self::made(values.cloned().collect()))
+    }
+
+    /// Reads a file's value; `None` if the key stands alone.
+    ///
+    /// # Errors
+    /// The deserializer's.
+    fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Self>, D::Error> {
+        let value = Option::<Self::Of>::deserialize(deserializer)?;
+        Ok(value.map(|value| Self::made(vec![value])))
+    }
+
+    /// As [`Value::range`].
+    #[must_use]
+    fn range() -> String {
+        <Self::Of as Value>::range()
+    }
+}
+
+/// The one value there is, or the last.
+fn last<T>(mut values: Vec<T>) -> T {
+    values.pop().expect("a field is made of at least one value")
+}
+
+impl<T: Value> Field for T {
+    type Of = T;
+
+    fn made(values: Vec<T>) -> Self {
+        last(values)
+    }
+}
+
+impl<T: Value> Field for Option<T> {
+    type Of = T;
+
+    fn made(values: Vec<T>) -> Self {
+        Some(last(values))
+    }
+
+    fn initial(_: &str) -> Self {
+        None
+    }
+}
+
+impl<T: Value> Field for Vec<T> {
+    type Of = T;
+
+    fn made(values: Self) -> Self {
+        values
+    }
+
+    fn initial(text: &str) -> Self {
+        if text.is_empty() { Self::new() } else { vec![T::initial(text)] }
+    }
+
+    fn flag(arg: Arg) -> Arg {
+        T::flag(arg).action(ArgAction::Append)
+    }
+
+    fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Self>, D::Error> {
+        deserialize_list(deserializer)
+    }
+}
+
+impl Field for bool {
+    type Of = Switch;
+
+    fn made(values: Vec<Switch>) -> Self {
+        last(values).is_on()
+    }
+
+    fn flag(arg: Arg) -> Arg {
+        Switch::flag(arg).num_args(0).default_missing_value("on")
+    }
+
+    fn range() -> String {
+        String::new()
+    }
+}
+
+/// A declaration and a value, for documents.
+#[derive(Debug, Clone)]
+pub struct Described {
+    /// The section it stands in; empty outside of all.
+    pub section: &'static str,
+    /// The declaration.
+    pub setting: Setting,
+    /// As [`Value::range`].
+    pub range: String,
+    /// The value as a file holds it; null if it is unset.
+    pub value: Yaml,
+}
+
+/// Every declaration of `S`, with the defaults.
+#[must_use]
+pub fn describe<S: Settings>() -> Vec<Described> {
+    described(&mut S::default())
+}
+
+/// Every setting with its value, for YAML or JSON. What is unset is null.
+#[must_use]
+pub fn print<S: Settings + Clone>(settings: &S) -> Mapping {
+    let mut all = Mapping::new();
+    for one in described(&mut settings.clone()) {
+        let name = one.setting.name.into();
+        if one.section.is_empty() {
+            all.insert(name, one.value);
+        } else {
+            let section = all.entry(one.section.into()).or_insert(Mapping::new().into());
+            section[name] = one.value;
+        }
+    }
+    all
+}
+
+fn described<S: Settings>(settings: &mut S) -> Vec<Described> {
+    struct Describe(&'static str, Vec<Described>);
+    impl Visitor for Describe {
+        fn setting<F: Field>(&mut self, setting: &Setting, value: &mut F) {
+            let value = serde_yaml::to_value(value).unwrap_or(Yaml::Null);
+            let (section, setting, range) = (self.0, setting.clone(), F::range());
+            self.1.push(Described { section, setting, range, value });
+        }
+        fn section<S: Settings>(&mut self, name: &'static str, settings: &mut S) {
+            self.0 = name;
+            settings.visit(self);
+            self.0 = "";
+        }
+    }
+    let mut all = Describe("", Vec::new());
+    settings.visit(&mut all);
+    all.1
+}

@@ -1,0 +1,110 @@
+//! Words of a log filter.
+//!
+//! Owns [`LogFilter`]. The filter's own parser takes any word for the name of a module, so
+//! that a mistyped level would silence the log; here it is refused. What the words mean is the
+//! parser's business.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::{ValueError, nearest};
+
+/// Words that set how much is logged everywhere.
+const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
+/// Modules that may stand alone, which turns all of them on.
+const CRATES: [&str; 4] = ["nbd_bridge", "rtrs_client", "rtrs_core", "rtrs_server"];
+
+/// A filter in which each word is a level or one of our modules. Parts with `=` or brackets are
+/// left to the filter's own parser.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogFilter(String);
+
+impl LogFilter {
+    /// The filter as it was written.
+    #[must_use]
+    pub fn get(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for LogFilter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+crate::text_values! {
+    LogFilter, "FILTER", "a log filter such as info";
+}
+
+impl FromStr for LogFilter {
+    type Err = ValueError;
+
+    fn from_str(filter: &str) -> Result<Self, ValueError> {
+        for word in filter.split(',').map(str::trim) {
+            let known =
+                |names: &[&str], word: &str| names.iter().any(|n| n.eq_ignore_ascii_case(word));
+            let root = word.split("::").next().unwrap_or(word);
+            let fine = word.contains(['=', '[', '{'])
+                || known(&LEVELS, word)
+                || matches!(word.as_bytes(), [b'0'..=b'5'])
+                || CRATES.contains(&root);
+            if fine {
+                continue;
+            }
+            let near = nearest(&word.to_ascii_lowercase(), LEVELS.iter().copied());
+            let hint = near.map(|near| format!("did you mean {near:?}? ")).unwrap_or_default();
+            return Err(ValueError::new(
+                "log filter",
+                filter,
+                format!("has an unknown level {word:?}"),
+                format!("{hint}use error, warn, info, debug, trace or off, or MODULE=LEVEL"),
+            ));
+        }
+        Ok(Self(filter.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_modules_and_pairs_are_filters() {
+        for good in [
+            "info",
+            "DEBUG",
+            "off",
+            "3",
+            "rtrs_server",
+            "rtrs_core::fabric",
+            "warn,rtrs_client::session=debug",
+            "info, nbd_bridge=trace",
+            "[span]=info",
+            "hyper=warn",
+        ] {
+            good.parse::<LogFilter>().unwrap_or_else(|error| panic!("{good}: {error}"));
+        }
+    }
+
+    #[test]
+    fn a_mistyped_level_is_refused_with_the_levels() {
+        for (bad, word, hint) in [
+            ("inof", "inof", ""),
+            ("infoo", "infoo", "did you mean \"info\"? "),
+            ("", "", ""),
+            ("info,debgu", "debgu", "did you mean \"debug\"? "),
+            ("7", "7", ""),
+            ("verbose", "verbose", ""),
+        ] {
+            let text = bad.parse::<LogFilter>().unwrap_err().to_string();
+            let problem = format!("has an unknown level {word:?}; ");
+            assert!(text.contains(&problem), "{text}");
+            let levels = "use error, warn, info, debug, trace or off, or MODULE=LEVEL";
+            assert!(text.ends_with(levels), "{text}");
+            if !hint.is_empty() {
+                assert!(text.contains(hint), "{text}");
+            }
+        }
+    }
+}

@@ -1,0 +1,538 @@
+//! An RTRS client played by hand: it sends exactly the bytes a test wants.
+//!
+//! [`PlayedClient`] is the client's end of one path, on any fabric. What it puts into a chunk,
+//! which immediate it sends, which keys it uses and in which order is the test's choice; the work
+//! requests around that are well formed. It never waits: the tests of the server's engine and the
+//! kit of the system tests build on it, each with its own idea of time.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use crate::fabric::{
+    Access, BindResult, ConnectFailure, ConnectParams, Fabric, FabricEvent, MemoryRegistration,
+    PdUse, PrivateData, ProtectionDomain, QpLimits, RemoteMem, Sge, SgeList, WcOp, WcStatus,
+    Window, WorkCompletion, WorkRequest, WrOp,
+};
+use crate::ids::{ConnIndex, PathUuid, PermitId, QpNum, Rkey, SessionId};
+use crate::mem::Region;
+use crate::time::{Duration, Instant};
+use crate::wire::{
+    AccessMode, Close, ConnReq, ConnRsp, Fence, Imm, InfoReq, InfoRsp, IoHeader, MemBits, Name,
+    Open, OpenRsp, ReadMsg, RkeyRsp, Rw, SessInfo, SgDesc, WriteMsg,
+};
+
+/// Bytes of the client's memory: requests are built in the first half, results come to the second.
+const MEMORY: usize = 1 << 20;
+const RESULTS: usize = MEMORY / 2;
+/// Where receives lie, 16 bytes each, and the one for INFO_RSP.
+const RECV_AT: usize = 256 << 10;
+const INFO_AT: usize = 384 << 10;
+/// Receives of a connection.
+const RECVS: usize = 64;
+/// Work request ids: receives of INFO_RSP, of answers, and sends.
+const INFO_ID: u64 = 1;
+const RECV_ID: u64 = 0x1000;
+const SEND_ID: u64 = 1 << 32;
+
+/// What a path is connected with.
+#[derive(Clone, Copy, Debug)]
+pub struct PathOptions {
+    /// Makes the session's uuid.
+    pub session: u8,
+    /// Makes the path's uuid.
+    pub path: u8,
+    /// Connections, the service connection included.
+    pub cid_num: u16,
+    /// Number of the source address; the test's environment says which address it is.
+    pub local: u8,
+    /// The server may create the session.
+    pub first_conn: bool,
+    /// Connects of the path so far.
+    pub recon_cnt: u16,
+}
+
+impl Default for PathOptions {
+    fn default() -> Self {
+        Self { cid_num: 3, local: 0, ..Self::new(1, 1) }
+    }
+}
+
+impl PathOptions {
+    /// A path of two connections from the first source address, which creates its session.
+    #[must_use]
+    pub fn new(session: u8, path: u8) -> Self {
+        Self { session, path, cid_num: 2, local: 1, first_conn: true, recon_cnt: 1 }
+    }
+
+    /// The CON_REQ of a connection.
+    #[must_use]
+    pub fn request(&self, cid: u16) -> ConnReq {
+        ConnReq {
+            cid: ConnIndex(cid),
+            cid_num: self.cid_num,
+            recon_cnt: self.recon_cnt,
+            path_uuid: PathUuid([self.path; 16]),
+            session_id: SessionId([self.session; 16]),
+            first_conn: self.first_conn,
+            ext: [0; 11],
+        }
+    }
+}
+
+/// What lies before the user header of a request.
+#[derive(Clone, Copy, Debug)]
+pub enum Data<'a> {
+    /// Nothing.
+    None,
+    /// So many bytes left free.
+    Room(usize),
+    /// These bytes.
+    Bytes(&'a [u8]),
+}
+
+/// An answer of the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Connection it came over.
+    pub conn: usize,
+    /// Its permit.
+    pub permit: u16,
+    /// 0 or a positive errno.
+    pub errno: u16,
+    /// The server says that it invalidated the client's key.
+    pub invalidated: bool,
+}
+
+impl Answer {
+    /// The answer in an immediate, if it is one.
+    #[must_use]
+    pub fn of((conn, imm): (usize, Imm)) -> Option<Self> {
+        match imm {
+            Imm::Response { permit, errno, invalidated } => {
+                Some(Self { conn, permit: permit.0, errno, invalidated })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The client's end of one path.
+pub struct PlayedClient {
+    /// Queue pairs by `cid`.
+    pub conns: Vec<QpNum>,
+    /// The server's chunks, with the keys in force.
+    pub chunks: Vec<SgDesc>,
+    /// Bytes of a chunk.
+    pub chunk_size: u32,
+    /// Answers carry a new key of their chunk.
+    pub new_rkey: bool,
+    /// What it connects with.
+    pub options: PathOptions,
+    /// Its fabric.
+    pub fabric: Box<dyn Fabric>,
+    /// What came and was not taken yet.
+    pub events: Vec<FabricEvent>,
+    mem_bits: MemBits,
+    memory: Arc<dyn MemoryRegistration>,
+    pd: Arc<dyn ProtectionDomain>,
+    posted: u64,
+    clock: Box<dyn Fn() -> Instant>,
+}
+
+impl fmt::Debug for PlayedClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PlayedClient").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl PlayedClient {
+    /// A client that has not connected yet. `clock` tells the time of its fabric.
+    ///
+    /// # Panics
+    /// When the fabric refuses a domain or memory.
+    #[must_use]
+    pub fn new(
+        mut fabric: Box<dyn Fabric>,
+        pd: PdUse<'_>,
+        options: PathOptions,
+        clock: impl Fn() -> Instant + 'static,
+    ) -> Self {
+        let pd = fabric.alloc_pd(pd).expect("a protection domain");
+        let region = Region::new(MEMORY).expect("memory");
+        let memory = pd.register(&region, Access::REMOTE_WRITE).expect("a registration");
+        Self {
+            conns: Vec::new(),
+            chunks: Vec::new(),
+            chunk_size: 0,
+            new_rkey: false,
+            options,
+            fabric,
+            events: Vec::new(),
+            mem_bits: MemBits::for_depth(1),
+            memory,
+            pd,
+            posted: 0,
+            clock: Box::new(clock),
+        }
+    }
+
+    /// Takes what the fabric has.
+    pub fn drain(&mut self) {
+        self.events.extend(std::iter::from_fn(|| self.fabric.next_event()));
+    }
+
+    /// Takes the first event that `pick` picks.
+    pub fn take<T>(&mut self, pick: impl Fn(&FabricEvent) -> Option<T>) -> Option<T> {
+        let (at, value) =
+            self.events.iter().enumerate().find_map(|(at, event)| Some((at, pick(event)?)))?;
+        self.events.remove(at);
+        Some(value)
+    }
+
+    /// Asks for a connection with any private data.
+    ///
+    /// # Panics
+    /// When the fabric does not even try.
+    pub fn ask(&mut self, local: IpAddr, remote: SocketAddr, private_data: &[u8]) -> QpNum {
+        let params = ConnectParams {
+            local: Some(local),
+            remote,
+            private_data: PrivateData::new(private_data),
+            limits: QpLimits { send_max: 256, recv_max: 256 },
+            timeout: Duration::from_secs(30),
+        };
+        let now = (self.clock)();
+        let qp = self.fabric.connect(now, &self.pd, &params).expect("start to connect");
+        self.fabric.flush(now);
+        qp
+    }
+
+    /// What came of asking, if anything did; the error is the errno of the reject. `padded`: the
+    /// fabric pads private data with zeroes, as RDMA CM does.
+    ///
+    /// # Panics
+    /// When it is no CON_RSP.
+    pub fn asked(&mut self, qp: QpNum, padded: bool) -> Option<Result<(), i16>> {
+        let answer = self.take(|event| match event {
+            FabricEvent::Established { qp: of, private_data } if *of == qp => {
+                Some(Ok(*private_data))
+            }
+            FabricEvent::ConnectFailed { qp: of, failure } if *of == qp => {
+                Some(Err(failure.clone()))
+            }
+            _ => None,
+        })?;
+        let response = |data: &PrivateData| {
+            let bytes = data.as_bytes();
+            let good =
+                if padded { bytes.len() >= ConnRsp::LEN } else { bytes.len() == ConnRsp::LEN };
+            assert!(good, "an answer of {} bytes", bytes.len());
+            ConnRsp::decode(bytes).expect("a CON_RSP")
+        };
+        Some(match answer {
+            Ok(data) => {
+                let response = response(&data);
+                assert_eq!(response.errno, 0);
+                self.new_rkey = response.new_rkey;
+                self.mem_bits = MemBits::for_depth(response.queue_depth);
+                self.chunk_size = response.chunk_size().expect("bounds");
+                self.conns.push(qp);
+                Ok(())
+            }
+            Err(ConnectFailure::Rejected(data)) => {
+                let errno = response(&data).errno;
+                assert!(errno < 0, "a reject without an error");
+                Err(errno)
+            }
+            Err(ConnectFailure::Failed(reason)) => panic!("no answer to CON_REQ: {reason}"),
+        })
+    }
+
+    /// Sends INFO_REQ.
+    ///
+    /// # Panics
+    /// When the name is too long.
+    pub fn introduce(&mut self, name: &str) {
+        let info = InfoReq { session_name: Name::new(name.as_bytes()).expect("a name") };
+        self.send_info(&info.encode());
+    }
+
+    /// Sends any bytes as the first message of connection 0.
+    pub fn send_info(&mut self, bytes: &[u8]) {
+        let room = self.sge(INFO_AT, RESULTS - INFO_AT);
+        // A second try on a connection that is gone posts nothing.
+        let _ = self.fabric.post_recv(self.conns[0], INFO_ID, Some(room));
+        self.send(0, bytes, None);
+    }
+
+    /// Takes INFO_RSP, if it has come; then receives are posted on all connections.
+    ///
+    /// # Panics
+    /// When it makes no sense.
+    pub fn take_info(&mut self) -> Option<()> {
+        let wc = self.take(|event| match event {
+            FabricEvent::Completion(wc) if wc.wr_id == INFO_ID => Some(*wc),
+            _ => None,
+        })?;
+        assert_eq!(wc.status, WcStatus::Success);
+        let bytes = self.sge(INFO_AT, wc.byte_len as usize).slice.to_vec();
+        let message = InfoRsp::decode(&bytes).expect("an INFO_RSP");
+        let depth = u16::try_from(bytes.len() / SgDesc::LEN).expect("a depth");
+        self.chunks = message.chunks(depth, self.chunk_size).expect("chunks");
+        for place in 0..self.conns.len() * RECVS {
+            self.post_recv(place);
+        }
+        Some(())
+    }
+
+    fn post_recv(&mut self, place: usize) {
+        let sge = self.sge(RECV_AT + place * 16, 16);
+        // The connection may have ended.
+        let qp = self.conns[place / RECVS];
+        let _ = self.fabric.post_recv(qp, RECV_ID + place as u64, Some(sge));
+    }
+
+    /// A place in its memory.
+    ///
+    /// # Panics
+    /// When it is outside.
+    #[must_use]
+    pub fn sge(&self, at: usize, len: usize) -> Sge {
+        let slice = self.memory.region().slice(at, len).expect("inside the client's memory");
+        Sge { slice, lkey: self.memory.lkey() }
+    }
+
+    /// These bytes at a place in its memory.
+    fn staged(&self, at: usize, bytes: &[u8]) -> SgeList {
+        if bytes.is_empty() {
+            return SgeList::EMPTY;
+        }
+        let sge = self.sge(at, bytes.len());
+        sge.slice.copy_in(0, bytes);
+        SgeList::one(sge)
+    }
+
+    /// Posts a work request. One that the connection does not take any more is dropped: the test
+    /// then sees it closed.
+    pub fn post(&mut self, conn: usize, op: WrOp, sges: SgeList) {
+        self.posted += 1;
+        let wr = WorkRequest { wr_id: SEND_ID | self.posted, op, sges, signaled: false };
+        let _ = self.fabric.post_send(self.conns[conn], wr);
+        self.fabric.flush((self.clock)());
+    }
+
+    /// A plain send of these bytes.
+    pub fn send(&mut self, conn: usize, bytes: &[u8], invalidate: Option<Rkey>) {
+        let sges = self.staged(0, bytes);
+        self.post(conn, WrOp::Send { imm: None, invalidate }, sges);
+    }
+
+    /// An RDMA write of these bytes to anywhere at the server, without an immediate.
+    pub fn write_remote(&mut self, conn: usize, remote: RemoteMem, bytes: &[u8]) {
+        let sges = self.staged(0, bytes);
+        self.post(conn, WrOp::RdmaWrite { remote, imm: None }, sges);
+    }
+
+    /// An RDMA read from anywhere at the server.
+    pub fn read_remote(&mut self, conn: usize, remote: RemoteMem, len: usize) {
+        let sge = self.sge(RESULTS, len);
+        self.post(conn, WrOp::RdmaRead { remote }, SgeList::one(sge));
+    }
+
+    /// An immediate alone.
+    pub fn send_imm(&mut self, conn: usize, imm: u32) {
+        let remote = RemoteMem { addr: 0, rkey: Rkey(0) };
+        self.post(conn, WrOp::RdmaWrite { remote, imm: Some(imm) }, SgeList::EMPTY);
+    }
+
+    /// The immediate that announces a request.
+    ///
+    /// # Panics
+    /// When the offset does not fit an immediate.
+    #[must_use]
+    pub fn request_imm(&self, permit: u16, offset: usize) -> u32 {
+        let offset = u32::try_from(offset).expect("an offset");
+        Imm::Request { permit: PermitId(permit), offset }.encode_with(self.mem_bits)
+    }
+
+    /// Where the server is to write a result of `len` bytes; a plain key of the client's memory.
+    ///
+    /// # Panics
+    /// When the length does not fit a descriptor.
+    #[must_use]
+    pub fn result_desc(&self, len: usize) -> SgDesc {
+        let addr = self.memory.base() + RESULTS as u64;
+        SgDesc { addr, key: self.memory.rkey(), len: u32::try_from(len).expect("a length") }
+    }
+
+    /// The same, through a window that the server can invalidate.
+    ///
+    /// # Panics
+    /// When the fabric refuses a window.
+    pub fn window_desc(&mut self, conn: usize, len: usize) -> (SgDesc, Arc<dyn Window>) {
+        let window = self.pd.window(&self.memory).expect("a window");
+        let slice = self.sge(RESULTS, len).slice;
+        let qp = self.conns[conn];
+        let bound = self.fabric.bind(qp, &window, &slice, Access::REMOTE_WRITE, 77);
+        let (BindResult::Done(key) | BindResult::Pending(key)) = bound.expect("a bind");
+        (SgDesc { key, ..self.result_desc(len) }, window)
+    }
+
+    /// What the server wrote as a result.
+    #[must_use]
+    pub fn result(&self, len: usize) -> Vec<u8> {
+        self.sge(RESULTS, len).slice.to_vec()
+    }
+
+    /// Overwrites where results come.
+    pub fn clear_result(&self) {
+        self.sge(RESULTS, 64 << 10).slice.fill(0xee);
+    }
+
+    /// Writes data, user header and message into a permit's chunk and announces them; a read's
+    /// data area is only left free.
+    pub fn request(
+        &mut self,
+        (conn, permit): (usize, u16),
+        data: Data<'_>,
+        header: &[u8],
+        message: &[u8],
+    ) {
+        let (room, bytes) = match data {
+            Data::None => (0, &[][..]),
+            Data::Room(len) => (len, &[][..]),
+            Data::Bytes(bytes) => (0, bytes),
+        };
+        let all = [bytes, header, message].concat();
+        let imm = self.request_imm(permit, room + bytes.len() + header.len());
+        self.write_chunk((conn, permit), room, &all, imm);
+    }
+
+    /// Writes any bytes into a permit's chunk, with any immediate.
+    pub fn write_chunk(&mut self, (conn, permit): (usize, u16), at: usize, bytes: &[u8], imm: u32) {
+        // Each permit has a place of its own, so that requests can be on their way together.
+        let staging = if bytes.len() <= 4096 { usize::from(permit) * 4096 } else { 0 };
+        let chunk = self.chunks[usize::from(permit)];
+        let remote = RemoteMem { addr: chunk.addr + at as u64, rkey: chunk.key };
+        let sges = self.staged(staging, bytes);
+        self.post(conn, WrOp::RdmaWrite { remote, imm: Some(imm) }, sges);
+    }
+
+    /// A request whose answer has a result of `len` bytes.
+    fn ask_for(&mut self, at: (usize, u16), header: &[u8], len: usize) {
+        let message = read_message(header.len(), Some(self.result_desc(len)), false);
+        self.request(at, Data::Room(len), header, &message);
+    }
+
+    /// A request without data or result.
+    fn tell(&mut self, at: (usize, u16), header: &[u8]) {
+        let usr_len = u16::try_from(header.len()).expect("a header");
+        self.request(at, Data::None, header, &WriteMsg { usr_len }.encode());
+    }
+
+    /// A read of as much as `io` says.
+    pub fn send_read(&mut self, at: (usize, u16), io: IoHeader) {
+        self.ask_for(at, &io.encode(), io.bi_size as usize);
+    }
+
+    /// A write of `data`, as `io` says.
+    pub fn send_write(&mut self, at: (usize, u16), io: IoHeader, data: &[u8]) {
+        let message = WriteMsg { usr_len: 32 }.encode();
+        self.request(at, Data::Bytes(data), &io.encode(), &message);
+    }
+
+    /// A flush as a kernel client sends it.
+    pub fn send_flush(&mut self, at: (usize, u16)) {
+        let rw = Rw::FLUSH.sync().fua(true);
+        let io = IoHeader { sector: u64::MAX, rw, ..IoHeader::default() };
+        self.request(at, Data::None, &io.encode(), &read_message(IoHeader::LEN, None, false));
+    }
+
+    /// Opens an export.
+    pub fn send_open(&mut self, permit: u16, name: &str, access: AccessMode) {
+        self.send_open_for(permit, (name, access), OpenRsp::LEN);
+    }
+
+    /// The same, with so much room for the answer.
+    ///
+    /// # Panics
+    /// When the name is too long.
+    pub fn send_open_for(&mut self, permit: u16, (name, access): (&str, AccessMode), room: usize) {
+        let open = Open { access, dev_name: Name::new(name.as_bytes()).expect("a name") };
+        self.send_open_raw(permit, &open.encode(), room);
+    }
+
+    /// Opens with any OPEN message.
+    pub fn send_open_raw(&mut self, permit: u16, open: &[u8; Open::LEN], room: usize) {
+        self.ask_for((0, permit), open, room);
+    }
+
+    /// Closes a device.
+    pub fn send_close(&mut self, permit: u16, device_id: u32) {
+        self.tell((0, permit), &Close { device_id }.encode());
+    }
+
+    /// Fences other paths.
+    pub fn send_fence(&mut self, permit: u16, fence: Fence) {
+        self.tell((0, permit), &fence.encode());
+    }
+
+    /// Asks for the session's protocol version.
+    pub fn send_sess_info(&mut self, at: (usize, u16), ver: u8) {
+        self.ask_for(at, &SessInfo { ver }.encode(), SessInfo::LEN);
+    }
+
+    /// Takes the next immediate that came, and its connection. A key with it is taken over and
+    /// its receive posted again, as a client does it.
+    ///
+    /// # Panics
+    /// When its form does not follow the session's mode.
+    pub fn take_immediate(&mut self) -> Option<(usize, Imm)> {
+        loop {
+            let wc = self.take(|event| match event {
+                FabricEvent::Completion(wc) if is_receive(wc) => Some(*wc),
+                _ => None,
+            })?;
+            let place = usize::try_from(wc.wr_id - RECV_ID).expect("a small id");
+            let imm = wc.imm.map(Imm::decode);
+            if let Some(Imm::Response { permit, .. }) = imm {
+                let carries = wc.op == WcOp::Recv;
+                assert_eq!(carries, self.new_rkey, "the answer's form follows the mode");
+                if carries {
+                    let bytes = self.sge(RECV_AT + place * 16, wc.byte_len as usize).slice.to_vec();
+                    let message = RkeyRsp::decode(&bytes).expect("an RKEY_RSP");
+                    assert_eq!(message.permit, permit);
+                    self.chunks[permit.index()].key = message.rkey;
+                }
+            }
+            self.post_recv(place);
+            if let Some(imm) = imm {
+                return Some((place / RECVS, imm));
+            }
+        }
+    }
+}
+
+fn is_receive(wc: &WorkCompletion) -> bool {
+    (RECV_ID..SEND_ID).contains(&wc.wr_id) && wc.status == WcStatus::Success
+}
+
+/// The READ message of a request.
+///
+/// # Panics
+/// When the length does not fit it.
+#[must_use]
+pub fn read_message(usr_len: usize, desc: Option<SgDesc>, need_inval: bool) -> Vec<u8> {
+    let usr_len = u16::try_from(usr_len).expect("a header");
+    let message = ReadMsg { usr_len, need_inval, desc };
+    let mut bytes = vec![0; message.encoded_len()];
+    message.encode(&mut bytes);
+    bytes
+}
+
+/// An IO header for device 0.
+#[must_use]
+pub fn io_header(rw: Rw, sector: u64, bi_size: u32) -> IoHeader {
+    IoHeader { rw, sector, bi_size, ..IoHeader::default() }
+}
