@@ -3,7 +3,9 @@
 //! Owns [`ErrorKind`], which the binary takes its exit code from. The error itself, with its text
 //! and its chain of causes, is [`CommandError`].
 
-use rtrs_core::config::{CommandError, ErrorClass};
+use std::error::Error as StdError;
+
+use rtrs_core::settings::{CommandError, ErrorClass};
 
 /// An error of this program, with its kind and cause.
 pub type Error = CommandError<ErrorKind>;
@@ -42,6 +44,14 @@ impl ErrorClass for ErrorKind {
             _ => 1,
         }
     }
+}
+
+/// Says what failed, for `map_err`.
+pub(crate) fn failed<E: StdError + Send + Sync + 'static>(
+    kind: ErrorKind,
+    what: impl Into<String>,
+) -> impl FnOnce(E) -> Error {
+    move |source| Error::with_source(kind, what, source)
 }
 
 #[cfg(test)]

@@ -1,12 +1,12 @@
 //! What is exported: names and the block sources behind them.
 //!
-//! Owns [`Export`] and [`ExportTable`], made at start and shared by all cores. An export is known
+//! Owns [`Export`] and [`ExportTable`], made at start and shared by all shards. An export is known
 //! by its [`ExportIndex`] everywhere but in an OPEN message. Names match exactly; a leading slash,
 //! which kernel clients write as part of a device path, is left out of the comparison.
 //!
 //! Behind the named exports the table has places for those that a [`Finder`] finds while the server
 //! runs (`--search-path`). The control shard fills and empties them. A place that was emptied is
-//! not used again until no core has the device of its former export open: an index means one thing
+//! not used again until no shard has the device of its former export open: an index means one thing
 //! at a time.
 
 use std::sync::{Arc, Weak};
@@ -15,9 +15,9 @@ use parking_lot::Mutex;
 use rtrs_core::block::{BlockSource, Geometry};
 use rtrs_core::identity::ExportId;
 
+use crate::engine::epoch::SyncEpoch;
+use crate::engine::finder::Finder;
 use crate::engine::io::overlap::OrphanedWrites;
-use crate::epoch::SyncEpoch;
-use crate::finder::Finder;
 
 /// Exports found below the search path that may be open at once.
 pub const FOUND_MAX: usize = 64;
@@ -42,7 +42,7 @@ pub struct Export {
     pub source: Arc<dyn BlockSource>,
     /// Refuse every change, whatever the source can do.
     pub read_only: bool,
-    /// Which disk or file it is, as clients are told; None when nobody knows.
+    /// Which disk or file it is, as clients know it; None when unknown.
     pub id: Option<ExportId>,
     /// How often a sync of it has failed.
     pub epoch: Arc<SyncEpoch>,
@@ -62,7 +62,7 @@ impl Export {
 enum Slot {
     /// A session has it open.
     Open(Arc<Export>),
-    /// None has; cores may still have its device.
+    /// None has; shards may still have its device.
     Left(Weak<Export>),
 }
 
@@ -72,7 +72,7 @@ pub struct ExportTable {
     exports: Vec<Arc<Export>>,
     finder: Option<Box<dyn Finder>>,
     found: Mutex<Vec<Slot>>,
-    /// By place. None is left there when a place is used again: a core has the device open as long
+    /// By place. None is left there when a place is used again: a shard has the device open as long
     /// as something runs at it.
     orphaned: Box<[OrphanedWrites]>,
 }
@@ -115,8 +115,8 @@ impl ExportTable {
     }
 
     /// What closed paths have left running at the export at a place.
-    pub fn orphaned_writes(&self, index: ExportIndex) -> Option<&OrphanedWrites> {
-        self.orphaned.get(index.index())
+    pub fn orphaned_writes(&self, index: ExportIndex) -> &OrphanedWrites {
+        &self.orphaned[index.index()]
     }
 
     /// The export of a name.
@@ -158,7 +158,7 @@ impl ExportTable {
         u16::try_from(self.exports.len() + at).ok().map(ExportIndex)
     }
 
-    /// Nobody has the export open any more: what was found is let go.
+    /// Nobody has the export open any more: what was found is released.
     pub fn leave(&self, index: ExportIndex) {
         let Some(at) = index.index().checked_sub(self.exports.len()) else { return };
         let mut found = self.found.lock();
@@ -175,7 +175,7 @@ impl ExportTable {
 mod tests {
     use super::*;
     use crate::backend::NullSource;
-    use crate::finder::Search;
+    use crate::engine::finder::Search;
 
     #[derive(Debug)]
     struct Nobody;

@@ -24,7 +24,9 @@ use rtrs_core::fabric::{
     ProtectionDomain, QpLimits, RemoteMem, Sge, SgeList, WcOp, WcStatus, WorkCompletion,
     WorkRequest, WrOp,
 };
-use rtrs_core::ids::{ConnIndex, CoreIndex, PathUuid, PermitId, QpNum, Rkey, SessionId};
+use rtrs_core::ids::{
+    ConnIndex, CoreIndex, PathUuid, PermitId, ProviderIndex, QpNum, Rkey, SessionId,
+};
 use rtrs_core::limits::Limits;
 use rtrs_core::mem::Region;
 use rtrs_core::time::{Duration, Instant, earliest};
@@ -219,7 +221,7 @@ impl Rig {
         Some(Self { world, node, hosts, clients, held, params })
     }
 
-    /// A turn of every core and of the clients. True when anything happened.
+    /// A turn of every shard and of the clients. True when anything happened.
     fn turn(&mut self) -> bool {
         let (now, mut busy, mut messages) = (self.world.now(), false, Vec::new());
         for host in &mut self.hosts {
@@ -231,7 +233,7 @@ impl Rig {
             busy |= host.fabrics[0].poll(now);
             while let Some(event) = host.fabrics[0].next_event() {
                 busy = true;
-                host.core.handle_event(now, 0, event, &mut host.fabrics);
+                host.core.handle_event(now, ProviderIndex(0), event, &mut host.fabrics);
                 host.core.check();
             }
             busy |= host.core.poll(now, &mut host.fabrics);

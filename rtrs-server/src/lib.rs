@@ -1,42 +1,33 @@
-//! Map of the server: what was typed (`cli`), what can be said (`config`), what will run (`plan`),
-//! what exports are made of (`backend`), running it (`serve`), and speaking with one that runs
-//! (`admin`).
+//! Map of the server: command line and commands (`cmd`), settings (`settings`), what they come to
+//! (`plan`), what exports are made of (`backend`), the process (`daemon`), and what a command and a
+//! running server say to each other (`control_protocol`).
 //!
-//! The way of a request: `driver` reaps its immediate, `engine/io` finds its path,
-//! `engine/io/pipeline` steps it (`engine/io/request` names the states), `engine/io/devices` runs
-//! it, `path/io` answers. Beside it, on shard 0: `listener` and `engine/control`.
+//! The way of a request: `daemon/driver` reaps its immediate, `engine/io` finds its path,
+//! `engine/io/pipeline` runs it (`engine/io/request` names the states), `engine/io/devices` has the
+//! devices, `path/io` answers. Beside it, on shard 0: `engine/control`.
 #![forbid(unsafe_code)]
 
-mod admin;
 pub mod backend;
-pub mod cli;
-pub mod config;
-pub mod driver;
+pub mod cmd;
+mod control_protocol;
+mod daemon;
 pub mod engine;
-pub mod epoch;
 mod error;
 pub mod export;
-pub mod finder;
 #[cfg(any(test, feature = "test-util"))]
 mod fuzz;
-pub mod identity;
-pub mod listener;
 pub mod path;
 pub mod plan;
-mod portals;
-mod search;
-mod serve;
+pub mod settings;
 mod state;
 pub mod stats;
 
-pub use admin::run;
-pub use cli::LowArgs;
-pub use driver::ServerShard;
+pub use cmd::LowArgs;
+pub use daemon::{ServerShard, serve, serve_over};
 pub use engine::ServerEngine;
 pub use engine::session::{ServerLife, SessionParams};
 pub use error::{Error, ErrorKind};
 pub use export::{Export, ExportIndex, ExportTable};
 #[cfg(any(test, feature = "test-util"))]
 pub use fuzz::fuzz_paths;
-pub use plan::{ExportPlan, Listen, Plan};
-pub use serve::{serve, serve_over};
+pub use plan::{Listen, Plan};

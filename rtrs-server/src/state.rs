@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rtrs_core::rt::random_number;
 
-use crate::epoch::{EpochState, EpochStore, SyncEpoch};
+use crate::engine::epoch::{EpochState, EpochStore, SyncEpoch};
 
 /// Letters of an export's name in the name of its file.
 const STEM_MAX: usize = 40;
@@ -111,9 +111,9 @@ impl StateDir {
             Ok(files) => Self { store: Some(Arc::new(files)), salt: 0 },
             Err(error) => {
                 tracing::warn!(
-                    "cannot keep epochs of exports: {error}; give --state-dir a directory that \
-                     can be written to: until then clients take each start of the server for a \
-                     loss of what they had not flushed"
+                    "cannot use the state directory: {error}; set --state-dir to a writable \
+                     directory. Until then, clients treat every start of this server as a loss of \
+                     unflushed data"
                 );
                 Self { store: None, salt: random_number() | 1 }
             }
@@ -218,9 +218,9 @@ impl Files {
 
     fn read(&self, key: &str) -> io::Result<u64> {
         // An export of the search path may have been closed just now with a save under way.
-        let (done, told) = mpsc::channel();
+        let (done, saved) = mpsc::channel();
         let _ = self.jobs.send(Job::Tell(done));
-        told.recv_timeout(WRITE_MAX).map_err(|_| {
+        saved.recv_timeout(WRITE_MAX).map_err(|_| {
             io::Error::new(io::ErrorKind::TimedOut, "what is being written takes too long")
         })?;
         let path = self.path(key);
@@ -285,7 +285,7 @@ fn run(inbox: &Receiver<Job>) {
                 path.display()
             );
         }
-        // What was lost is told all the same.
+        // What was lost is reported all the same.
         state.end_save(rises);
     }
 }

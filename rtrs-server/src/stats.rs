@@ -1,15 +1,16 @@
-//! What paths did: counters per path and core, added up when somebody asks.
+//! What paths did: counters per path and shard, added up when somebody asks.
 //!
-//! Each core writes its own counters only, so that counting costs a plain add; readers see each
+//! Each shard writes its own counters only, so that counting costs a plain add; readers see each
 //! number whole, and different numbers from slightly different moments.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rtrs_core::block::IoOp;
+use rtrs_core::choices;
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::time::Duration;
 use rtrs_core::wire::AccessMode;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::path::state::PathState;
 
@@ -18,12 +19,12 @@ use crate::path::state::PathState;
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// Adds; by the core that owns it only.
+    /// Adds; by the shard that owns it only.
     pub fn add(&self, by: u64) {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
     }
 
-    /// Takes away; by the core that owns it only.
+    /// Takes away; by the shard that owns it only.
     pub fn sub(&self, by: u64) {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_sub(by), Ordering::Relaxed);
     }
@@ -44,7 +45,8 @@ macro_rules! counters {
         }
 
         /// A sum of [`CoreCounters`].
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(default)]
         pub struct IoTotals {
             $($(#[$doc])+ pub $name: u64,)+
         }
@@ -147,16 +149,16 @@ impl PathCounters {
 }
 
 /// One path as statistics show it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathSnapshot {
     /// Its number at this server, never used again.
-    pub path: u32,
+    pub path: u64,
     /// What the client calls it.
     pub uuid: String,
     /// Where it is in its life.
     pub state: PathState,
     /// What carries it: `tcp` or `rdma`.
-    pub transport: &'static str,
+    pub transport: String,
     /// The client's address.
     pub peer: String,
     /// Our address.
@@ -171,30 +173,30 @@ pub struct PathSnapshot {
     pub io: IoTotals,
 }
 
-/// Where a session is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum SessionState {
-    /// Its first path connects.
-    Connecting,
-    /// At least one path carries IO.
-    Up,
-    /// No path is up; the last ones end.
-    Ending,
-    /// The operator evicted it; IO of it still runs.
-    Evicted,
+choices! {
+    /// Where a session is.
+    pub enum SessionState as "session state" {
+        /// Its first path connects.
+        Connecting = "connecting",
+        /// At least one path carries IO.
+        Up = "up",
+        /// No path is up; the last ones end.
+        Ending = "ending",
+        /// The operator evicted it; IO of it still runs.
+        Evicted = "evicted",
+    }
 }
 
-/// How a session has an export open.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Access {
-    /// For reading.
-    Ro,
-    /// For writing, alone.
-    Rw,
-    /// For writing, beside another writer.
-    Migration,
+choices! {
+    /// How a session has an export open.
+    pub enum Access as "access" {
+        /// For reading.
+        Ro = "ro",
+        /// For writing, alone.
+        Rw = "rw",
+        /// For writing, beside another writer.
+        Migration = "migration",
+    }
 }
 
 impl From<AccessMode> for Access {
@@ -208,18 +210,18 @@ impl From<AccessMode> for Access {
 }
 
 /// An open export of a session.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenSnapshot {
     /// The export's name.
     pub export: String,
     /// What for.
     pub access: Access,
-    /// The export's id, as clients are told it.
+    /// The export's id, as clients see it.
     pub id: Option<String>,
 }
 
 /// One session as statistics show it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionSnapshot {
     /// The client's random number for it.
     pub id: String,

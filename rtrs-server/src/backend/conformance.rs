@@ -1,6 +1,6 @@
 //! One suite that every backend passes.
 //!
-//! [`run`] drives a source as the server does, on cores of its own, and panics with a sentence
+//! [`run`] drives a source as the server does, on shards of its own, and panics with a sentence
 //! where it breaks the contract of `BlockDevice`. It goes by the geometry: what is not promised
 //! there must be refused with the right status, what is promised must be kept. Every wait has a
 //! bound. Called by the tests of this crate and of the workspace.
@@ -29,12 +29,12 @@ pub enum Keeps {
     Nothing,
 }
 
-/// A core with a device and memory, for tests.
+/// A shard with a device and memory, for tests.
 #[derive(Debug)]
 pub struct Rig {
     /// The device under test.
     pub device: Box<dyn BlockDevice>,
-    /// The core's ring.
+    /// The shard's ring.
     pub ring: Rc<Ring>,
     /// Wakes of the device.
     woken: Inbox<()>,
@@ -44,13 +44,13 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// Opens a source on a core of its own.
+    /// Opens a source on a shard of its own.
     pub fn new(source: &dyn BlockSource, index: u16) -> Self {
         let ring = Ring::new(256).expect("a ring");
         Self::on(ring, source, index)
     }
 
-    /// Opens a source on a core that exists.
+    /// Opens a source on a shard that exists.
     pub fn on(ring: Rc<Ring>, source: &dyn BlockSource, index: u16) -> Self {
         let (sender, mailbox) = mailbox().expect("an eventfd");
         let woken = mailbox.arm(&ring).expect("memory");
@@ -74,7 +74,7 @@ impl Rig {
         Io { buf, ..self.io(op, offset, u32::try_from(len).expect("a short IO")) }
     }
 
-    /// One turn of the core; sleeps for a moment when there is nothing to do.
+    /// One turn of the shard; sleeps for a moment when there is nothing to do.
     pub fn turn(&mut self) {
         let now = Clock.now();
         let mut busy = self.ring.turn().expect("the ring turns");
@@ -87,7 +87,7 @@ impl Rig {
         }
     }
 
-    /// Sleeps until the device wakes the core, for this long at most. False when it did not.
+    /// Sleeps until the device wakes the shard, for this long at most. False when it did not.
     pub fn sleep(&mut self, most: Duration) -> bool {
         if self.woken.prepare_sleep() {
             self.ring.turn_or_sleep(Some(most)).expect("the ring sleeps");
@@ -418,7 +418,7 @@ fn every_io_ends_once_and_a_full_device_gives_back(source: &dyn BlockSource) {
     assert_eq!(rig.run(refused), IoStatus::Ok, "there is room again");
 }
 
-/// Two cores write blocks of their own side by side, then each reads all.
+/// Two shards write blocks of their own side by side, then each reads all.
 fn cores_see_each_other(source: &Arc<dyn BlockSource>, keeps: Keeps) {
     let g = source.geometry();
     let block = g.logical_block as usize;

@@ -3,7 +3,7 @@
 //! The content lies in chunks of 64 KiB that come into being with their first write; what was
 //! never written reads as zeroes and costs nothing. Discard and write zeroes free every chunk
 //! they cover whole. So the memory in use never exceeds the device's size, and a large device
-//! with little in it is small. All cores share the chunks; a lock guards each of 256 stripes,
+//! with little in it is small. All shards share the chunks; a lock guards each of 256 stripes,
 //! neighbouring chunks lie in different stripes, and a lock is held for one copy within one
 //! chunk. IOs complete within `submit`. An IO that crosses chunks is not atomic against others,
 //! as on a disk.
@@ -13,14 +13,11 @@ use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
-use rtrs_core::block::{
-    BlockDevice, BlockSource, Completion, Core, Geometry, Io, IoOp, SharedErrors,
-};
+use rtrs_core::block::{BlockDevice, BlockSource, Core, Geometry, Io, IoOp, SharedErrors};
 use rtrs_core::mem::MemSlice;
 use rtrs_core::status::IoStatus;
-use rtrs_core::time::Instant;
 
-use super::done::Done;
+use super::immediate::{Content, Immediate};
 
 /// Bytes in a chunk.
 pub const CHUNK: usize = 64 << 10;
@@ -58,7 +55,8 @@ impl MemorySource {
     pub fn new(size: u64, block: u32) -> Self {
         assert!(size.is_multiple_of(u64::from(block)), "a size in whole blocks");
         let stripes = (0..STRIPES).map(|_| RwLock::new(Chunks::new())).collect();
-        // It is lost with the process, flushed or not: who never flushes would never be told.
+        // It is lost with the process, flushed or not: a client that never flushes would never
+        // know.
         let geometry = Geometry { write_cache: true, ..geometry(size, block) };
         Self { geometry, store: Arc::new(Store { size, stripes }) }
     }
@@ -86,8 +84,7 @@ impl BlockSource for MemorySource {
     }
 
     fn open(&self, _core: &Core) -> std::io::Result<Box<dyn BlockDevice>> {
-        let geometry = self.geometry.clone();
-        Ok(Box::new(MemoryDevice { geometry, store: Arc::clone(&self.store), done: Done::new() }))
+        Ok(Box::new(Immediate::new(self.geometry.clone(), Arc::clone(&self.store))))
     }
 }
 
@@ -192,62 +189,18 @@ impl fmt::Debug for Store {
     }
 }
 
-#[derive(Debug)]
-struct MemoryDevice {
-    geometry: Geometry,
-    store: Arc<Store>,
-    done: Done,
-}
-
-impl MemoryDevice {
+impl Content for Arc<Store> {
     fn run(&self, io: &Io) -> IoStatus {
-        let status = self.geometry.check(io);
-        if !status.is_ok() {
-            return status;
-        }
         match (io.op, &io.buf) {
             (IoOp::Read, Some(buf)) => {
-                self.store.read(io.offset, buf);
+                self.read(io.offset, buf);
                 IoStatus::Ok
             }
-            (IoOp::Write, Some(buf)) => self.store.write(io.offset, buf),
+            (IoOp::Write, Some(buf)) => self.write(io.offset, buf),
             (IoOp::Read | IoOp::Write, None) => IoStatus::Invalid,
             (IoOp::Flush, _) => IoStatus::Ok,
-            (IoOp::Discard, _) => self.store.zero(io.offset, io.len as usize, false),
-            (IoOp::WriteZeroes, _) => {
-                self.store.zero(io.offset, io.len as usize, io.flags.no_unmap)
-            }
+            (IoOp::Discard, _) => self.zero(io.offset, io.len as usize, false),
+            (IoOp::WriteZeroes, _) => self.zero(io.offset, io.len as usize, io.flags.no_unmap),
         }
-    }
-}
-
-impl BlockDevice for MemoryDevice {
-    fn geometry(&self) -> &Geometry {
-        &self.geometry
-    }
-
-    fn submit(&mut self, io: Io) -> Result<(), Io> {
-        if self.done.is_full() {
-            return Err(io);
-        }
-        let status = self.run(&io);
-        self.done.push(io.tag, status);
-        Ok(())
-    }
-
-    fn poll(&mut self, _now: Instant) -> bool {
-        false
-    }
-
-    fn reap(&mut self) -> Option<Completion> {
-        self.done.pop()
-    }
-
-    fn inflight(&self) -> usize {
-        self.done.len()
-    }
-
-    fn deadline(&self) -> Option<Instant> {
-        (!self.done.is_empty()).then_some(Instant::ZERO)
     }
 }

@@ -3,13 +3,10 @@
 //! IOs complete within `submit`; `poll` has nothing to do. There is no cache to flush, so
 //! nothing is ever less durable than promised, which is not at all.
 
-use rtrs_core::block::{
-    BlockDevice, BlockSource, Completion, Core, Geometry, Io, IoOp, SharedErrors,
-};
+use rtrs_core::block::{BlockDevice, BlockSource, Core, Geometry, Io, IoOp, SharedErrors};
 use rtrs_core::status::IoStatus;
-use rtrs_core::time::Instant;
 
-use super::done::Done;
+use super::immediate::{Content, Immediate};
 
 /// A device of zeroes.
 #[derive(Debug)]
@@ -35,46 +32,18 @@ impl BlockSource for NullSource {
     }
 
     fn open(&self, _core: &Core) -> std::io::Result<Box<dyn BlockDevice>> {
-        Ok(Box::new(NullDevice { geometry: self.geometry.clone(), done: Done::new() }))
+        Ok(Box::new(Immediate::new(self.geometry.clone(), Nothing)))
     }
 }
 
 #[derive(Debug)]
-struct NullDevice {
-    geometry: Geometry,
-    done: Done,
-}
+struct Nothing;
 
-impl BlockDevice for NullDevice {
-    fn geometry(&self) -> &Geometry {
-        &self.geometry
-    }
-
-    fn submit(&mut self, io: Io) -> Result<(), Io> {
-        if self.done.is_full() {
-            return Err(io);
-        }
-        let status = self.geometry.check(&io);
-        if let (IoStatus::Ok, IoOp::Read, Some(buf)) = (status, io.op, &io.buf) {
+impl Content for Nothing {
+    fn run(&self, io: &Io) -> IoStatus {
+        if let (IoOp::Read, Some(buf)) = (io.op, &io.buf) {
             buf.fill(0);
         }
-        self.done.push(io.tag, status);
-        Ok(())
-    }
-
-    fn poll(&mut self, _now: Instant) -> bool {
-        false
-    }
-
-    fn reap(&mut self) -> Option<Completion> {
-        self.done.pop()
-    }
-
-    fn inflight(&self) -> usize {
-        self.done.len()
-    }
-
-    fn deadline(&self) -> Option<Instant> {
-        (!self.done.is_empty()).then_some(Instant::ZERO)
+        IoStatus::Ok
     }
 }

@@ -11,11 +11,10 @@ use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Duration, Instant};
 
 use super::conformance::{Keeps, Rig, run};
-use super::layer::{DelaySource, ErrorPlan, ErrorSource, PauseSource, ReadOnlySource};
+use super::layer::{ErrorPlan, delay as delayed, errors, pause, read_only};
 use super::memory::CHUNK;
-use super::{Direct, INFLIGHT_MAX, MemorySource, NullSource, Target, TargetSpec, open_target};
-use crate::config::Settings;
-use crate::{Error, ErrorKind, Plan};
+use super::{INFLIGHT_MAX, MemorySource, NullSource, Target, open_target};
+use crate::settings::ExportSpec;
 
 fn memory(size: u64) -> Arc<dyn BlockSource> {
     Arc::new(MemorySource::new(size, 512))
@@ -153,11 +152,11 @@ fn memory_never_exceeds_its_size_and_comes_back() {
 fn wrappers_conform() {
     let delay = Duration::from_micros(20);
     let sources: [Arc<dyn BlockSource>; 5] = [
-        Arc::new(ReadOnlySource::new(memory(1 << 20))),
-        Arc::new(DelaySource::new(memory(1 << 20), delay)),
-        Arc::new(ErrorSource::new(memory(1 << 20), ErrorPlan::default())),
-        Arc::new(PauseSource::new(memory(1 << 20)).0),
-        Arc::new(DelaySource::new(Arc::new(PauseSource::new(memory(8192)).0), delay)),
+        Arc::new(read_only(memory(1 << 20))),
+        Arc::new(delayed(memory(1 << 20), delay)),
+        Arc::new(errors(memory(1 << 20), ErrorPlan::default())),
+        Arc::new(pause(memory(1 << 20)).0),
+        Arc::new(delayed(Arc::new(pause(memory(8192)).0), delay)),
     ];
     for source in &sources {
         run(source, Keeps::Data);
@@ -167,7 +166,7 @@ fn wrappers_conform() {
 #[test]
 fn a_delay_holds_an_io_for_its_time_and_keeps_order() {
     let delay = Duration::from_millis(20);
-    let source = DelaySource::new(memory(1 << 20), delay);
+    let source = delayed(memory(1 << 20), delay);
     let mut rig = Rig::new(&source, 0);
     let begin = Clock.now();
     let mut tags = Vec::new();
@@ -186,7 +185,7 @@ fn a_delay_holds_an_io_for_its_time_and_keeps_order() {
 #[test]
 fn errors_come_as_planned_and_touch_nothing() {
     let every = ErrorPlan { every: 3, ops: vec![IoOp::Write], ..ErrorPlan::default() };
-    let source = ErrorSource::new(memory(1 << 20), every);
+    let source = errors(memory(1 << 20), every);
     let mut rig = Rig::new(&source, 0);
     let statuses: Vec<_> = (1..=9).map(|i| rig.write(i * 512, &[7; 512])).collect();
     for (i, status) in (1u64..).zip(statuses) {
@@ -198,7 +197,7 @@ fn errors_come_as_planned_and_touch_nothing() {
 
     let (range, status) = (4096..4097, IoStatus::NoSpace);
     let bad = ErrorPlan { range, status, ..ErrorPlan::default() };
-    let source = ErrorSource::new(memory(1 << 20), bad);
+    let source = errors(memory(1 << 20), bad);
     let mut rig = Rig::new(&source, 0);
     assert_eq!(rig.write(4096, &[1; 512]), IoStatus::NoSpace);
     assert_eq!(rig.write(3584, &[1; 1024]), IoStatus::NoSpace);
@@ -207,7 +206,7 @@ fn errors_come_as_planned_and_touch_nothing() {
 
     let count = |seed| {
         let plan = ErrorPlan { seed, ..ErrorPlan::per_million(100_000) };
-        let source = ErrorSource::new(memory(1 << 20), plan);
+        let source = errors(memory(1 << 20), plan);
         let mut rig = Rig::new(&source, 0);
         (0..2000).map(|_| !rig.write(0, &[1; 512]).is_ok()).collect::<Vec<bool>>()
     };
@@ -219,7 +218,7 @@ fn errors_come_as_planned_and_touch_nothing() {
 
 #[test]
 fn held_ios_have_no_effect_until_released() {
-    let (source, handle) = PauseSource::new(memory(1 << 20));
+    let (source, handle) = pause(memory(1 << 20));
     let mut rig = Rig::new(&source, 0);
     handle.hold(&[IoOp::Write]);
     for i in 0..4 {
@@ -254,63 +253,39 @@ fn held_ios_have_no_effect_until_released() {
     assert_eq!(handle.held(), 0, "a device that goes takes its IOs along");
 }
 
-#[test]
-fn a_spec_becomes_a_stack() {
-    let spec = TargetSpec { block_size: Some(4096), ..TargetSpec::new(Target::Memory(10_000)) };
-    let source = open_target(&spec).unwrap();
-    let g = source.geometry();
-    assert_eq!((g.size, g.logical_block), (8192, 4096), "whole blocks only");
-
-    let spec = TargetSpec { read_only: true, ..TargetSpec::new(Target::Null(1 << 40)) };
-    let source = open_target(&spec).unwrap();
-    assert!(source.geometry().read_only);
-    run(&source, Keeps::Nothing);
-
-    let spec = TargetSpec {
-        errors_per_million: 1_000_000,
-        delay: Duration::from_millis(1),
-        ..TargetSpec::new(Target::Memory(4096))
-    };
-    let source = open_target(&spec).unwrap();
-    let mut rig = Rig::new(&*source, 0);
-    assert_eq!(rig.write(0, &[0; 512]), IoStatus::Io);
+fn spec(text: &str) -> ExportSpec {
+    text.parse().unwrap()
 }
 
 #[test]
-fn a_plan_of_an_export_becomes_a_spec() {
-    let text = "x=mem:1M,ro,direct=off,block-size=4096,delay=5ms,error-rate=0.25";
-    let settings = Settings { export: Some(vec![text.parse().unwrap()]), ..Settings::default() };
-    let plan = Plan::new(settings).unwrap();
-    let spec = TargetSpec::from(&plan.exports[0]);
-    let expected = TargetSpec {
-        target: Target::Memory(1 << 20),
-        read_only: true,
-        direct: Direct::Off,
-        block_size: Some(4096),
-        delay: Duration::from_millis(5),
-        errors_per_million: 250_000,
-    };
-    assert_eq!(spec, expected);
-    assert!(open_target(&spec).unwrap().geometry().read_only);
-    let missing = open_target(&TargetSpec::new(Target::Path("/nonexistent".into())));
-    let error = Error::from(missing.unwrap_err());
-    assert_eq!(error.kind(), ErrorKind::Export);
-    assert!(error.to_string().starts_with("cannot export /nonexistent does not exist"), "{error}");
+fn a_spec_becomes_a_stack() {
+    let source = open_target(&spec("mem:10000,block-size=4096")).unwrap();
+    let g = source.geometry();
+    assert_eq!((g.size, g.logical_block), (8192, 4096), "whole blocks only");
+
+    let source = open_target(&spec("null:1T,ro")).unwrap();
+    assert!(source.geometry().read_only);
+    run(&source, Keeps::Nothing);
+
+    let source = open_target(&spec("mem:4k,delay=1ms,error-rate=1")).unwrap();
+    let mut rig = Rig::new(&*source, 0);
+    assert_eq!(rig.write(0, &[0; 512]), IoStatus::Io);
+
+    let all = spec("x=mem:1M,ro,direct=off,block-size=4096,delay=5ms,error-rate=0.25");
+    let g = open_target(&all).unwrap().geometry();
+    assert!(g.read_only && g.logical_block == 4096);
 }
 
 #[test]
 fn wrong_specs_are_refused_in_words() {
-    let refuse = |spec: &TargetSpec| open_target(spec).unwrap_err().to_string();
-    let text = refuse(&TargetSpec::new(Target::Memory(100)));
+    let refuse = |text: &str| open_target(&spec(text)).unwrap_err().to_string();
+    let text = refuse("mem:100");
     assert!(text.starts_with("mem:100 is smaller than one block of 512"), "{text}");
-    let text = refuse(&TargetSpec::new(Target::Null(u64::MAX)));
+    let text = open_target(&ExportSpec::new(None, Target::Null(u64::MAX))).unwrap_err().to_string();
     assert!(text.contains("too large"), "{text}");
-    for bytes in [0, 100, 511, 8192, u32::MAX] {
-        let spec =
-            TargetSpec { block_size: Some(bytes), ..TargetSpec::new(Target::Memory(1 << 20)) };
-        let text = refuse(&spec);
-        assert!(text.contains("use 512, 1024, 2048 or 4096"), "{text}");
+    for bytes in ["0", "100", "511", "8192", "4294967295"] {
+        assert!(format!("mem:1M,block-size={bytes}").parse::<ExportSpec>().is_err(), "{bytes}");
     }
-    let text = refuse(&TargetSpec::new(Target::Path("/nonexistent/disk".into())));
+    let text = refuse("/nonexistent/disk");
     assert!(text.contains("/nonexistent/disk does not exist: No such file"), "{text}");
 }

@@ -1,4 +1,4 @@
-//! Which export each device id of a session means, readable by every core without a lock.
+//! Which export each device id of a session means, readable by every shard without a lock.
 //!
 //! One atomic word per id, written by the control shard on OPEN and CLOSE, loaded once per IO. Ids
 //! are per session, start at 0 and are reused, lowest first, as the kernel's are. A session opens
@@ -52,7 +52,7 @@ impl DeviceTable {
         Some(DeviceEntry { export, writable: word & WRITABLE != 0 })
     }
 
-    /// What the session still has to be told of the export behind an id.
+    /// What has not yet been reported to the session of the export behind an id.
     pub fn ledger(&self, id: DeviceId) -> Option<&FlushLedger> {
         self.ledgers.get(id.0 as usize)
     }

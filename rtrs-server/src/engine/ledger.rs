@@ -1,4 +1,4 @@
-//! What one session still has to be told of one export that it has open.
+//! The losses that one session has not yet heard of, for one export that it has open.
 //!
 //! A flush of the session fails when it covers for writes that were acknowledged before the
 //! export's epoch rose, although the sync itself succeeds: another sync has taken the error
@@ -12,31 +12,31 @@
 //! was submitted, and the generation in which the last of them was acknowledged. A flush begins a
 //! new generation when it is submitted and covers those before. The epoch counts from the
 //! *submission* of a write. One that is acknowledged in a later epoch than it was submitted in
-//! counts as lost (`late`) until a flush that covers it has failed: a failure that was told before
-//! its acknowledgment said nothing about it.
+//! counts as lost (`late`) until a flush that covers it has failed: a failure that was reported
+//! before its acknowledgment did not cover it.
 
 use rtrs_core::ids::PermitId;
 use rtrs_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::path::key::PathKey;
 
-/// What a flush covers and what the session had been told when it was submitted.
+/// What a flush covers and what had been reported to the session when it was submitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlushMark {
     generation: u32,
-    told: u32,
+    reported: u32,
     epoch: u32,
-    /// It may be another copy of the one that told of the last loss.
+    /// It may be another copy of the one that reported the last loss.
     repeats: bool,
 }
 
 /// Why a flush fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hidden {
-    /// What it covers may be lost, and nobody has told the session.
+    /// What it covers may be lost, and the session does not know.
     Loss,
-    /// Another flush has told of that while this one ran.
-    ToldBeside,
+    /// Another flush has reported that while this one ran.
+    ReportedMeanwhile,
 }
 
 /// One session's account of one open export.
@@ -47,10 +47,10 @@ pub struct FlushLedger {
     dirty: AtomicU64,
     /// 0, or one more than the generation in which the last write was late.
     late: AtomicU64,
-    /// How many flushes have told of a loss.
-    told: AtomicU32,
+    /// How many flushes have reported a loss.
+    reported: AtomicU32,
     /// Where the last of them was answered: path and permit.
-    told_to: AtomicU64,
+    reported_to: AtomicU64,
     /// The epoch when the session opened the export.
     opened: AtomicU32,
 }
@@ -70,7 +70,7 @@ fn is_later(a: u32, b: u32) -> bool {
 }
 
 fn place(path: PathKey, permit: PermitId) -> u64 {
-    (u64::from(path.0) << 16 | u64::from(permit.0)) + 1
+    (path.0 << 16 | u64::from(permit.0)) + 1
 }
 
 impl FlushLedger {
@@ -78,7 +78,7 @@ impl FlushLedger {
     pub fn reset(&self, epoch: u32) {
         self.dirty.store(0, Ordering::SeqCst);
         self.late.store(0, Ordering::SeqCst);
-        self.told_to.store(0, Ordering::SeqCst);
+        self.reported_to.store(0, Ordering::SeqCst);
         self.opened.store(epoch, Ordering::SeqCst);
     }
 
@@ -88,7 +88,7 @@ impl FlushLedger {
     }
 
     /// What a session that ends leaves: the lowest epoch of a write that no good flush has covered,
-    /// and whether a loss is still to be told. None when nothing is left.
+    /// and whether a loss is still to be reported. None when nothing is left.
     pub fn unflushed(&self) -> Option<(u32, bool)> {
         let late = self.late.load(Ordering::SeqCst) != 0;
         let dirty = unpack(self.dirty.load(Ordering::SeqCst));
@@ -99,7 +99,7 @@ impl FlushLedger {
     /// count from this epoch on. Called before it has the device.
     pub fn resume(&self, epoch: u32, lost: bool) {
         if lost {
-            self.untell();
+            self.report_again();
         } else {
             self.wrote(epoch, epoch);
         }
@@ -136,15 +136,15 @@ impl FlushLedger {
     }
 
     /// A flush is about to be submitted, in this epoch. One that may be another copy of the one
-    /// that told of the last loss tells of it again.
+    /// that reported the last loss reports it again.
     pub fn begin_flush(&self, epoch: u32, path: PathKey, permit: PermitId) -> FlushMark {
         let repeats = self.may_repeat(path, permit);
         if repeats {
-            self.untell();
+            self.report_again();
         }
-        let told = self.told.load(Ordering::SeqCst);
+        let reported = self.reported.load(Ordering::SeqCst);
         let generation = self.generation.fetch_add(1, Ordering::SeqCst);
-        FlushMark { generation, told, epoch, repeats }
+        FlushMark { generation, reported, epoch, repeats }
     }
 
     /// A flush has succeeded, in this epoch by now. Set when it has to fail all the same.
@@ -155,11 +155,11 @@ impl FlushLedger {
             if lost || self.late.load(Ordering::SeqCst) != 0 {
                 return Some(Hidden::Loss);
             }
-            if self.told.load(Ordering::SeqCst) != mark.told {
-                return Some(Hidden::ToldBeside);
+            if self.reported.load(Ordering::SeqCst) != mark.reported {
+                return Some(Hidden::ReportedMeanwhile);
             }
-            // A write may be acknowledged meanwhile on a core that has not seen the epoch rise: it
-            // is judged too before it counts as covered.
+            // A write may be acknowledged meanwhile on a shard that has not seen the epoch rise: it
+            // is checked too before it counts as covered.
             match self.cover(word, mark) {
                 Ok(()) => return None,
                 Err(now) => word = now,
@@ -172,11 +172,11 @@ impl FlushLedger {
     /// One that fails for another's sake fails no further ones, and one that may be a copy is not
     /// what the next one is taken for a copy of: else flushes that always overlap, or always use
     /// one permit on changing paths, would fail for ever.
-    pub fn tell(&self, mark: FlushMark, hidden: Hidden, path: PathKey, permit: PermitId) {
+    pub fn report(&self, mark: FlushMark, hidden: Hidden, path: PathKey, permit: PermitId) {
         let place = if mark.repeats { 0 } else { place(path, permit) };
-        self.told_to.store(place, Ordering::SeqCst);
+        self.reported_to.store(place, Ordering::SeqCst);
         if hidden == Hidden::Loss {
-            self.told.fetch_add(1, Ordering::SeqCst);
+            self.reported.fetch_add(1, Ordering::SeqCst);
         }
         let late = self.late.load(Ordering::SeqCst);
         #[allow(clippy::cast_possible_truncation, reason = "a generation plus one")]
@@ -207,23 +207,23 @@ impl FlushLedger {
         swapped.map(drop)
     }
 
-    /// The answer that told of a loss may be lost with its path: the next flush tells it again.
-    pub fn untell(&self) {
+    /// The answer that reported a loss may be lost with its path: the next flush reports it again.
+    pub fn report_again(&self) {
         let generation = self.generation.load(Ordering::SeqCst);
         self.late.store(u64::from(generation) + 1, Ordering::SeqCst);
     }
 
-    /// True when a flush may be another copy of the one that told of the last loss: it has the
+    /// True when a flush may be another copy of the one that reported the last loss: it has the
     /// permit of that one and comes over another path.
     fn may_repeat(&self, path: PathKey, permit: PermitId) -> bool {
-        let told = self.told_to.load(Ordering::Acquire);
-        told != 0 && told != place(path, permit) && (told - 1) as u16 == permit.0
+        let reported = self.reported_to.load(Ordering::Acquire);
+        reported != 0 && reported != place(path, permit) && (reported - 1) as u16 == permit.0
     }
 
     /// A permit is used again on its path, so the answer before has arrived.
     pub fn arrived(&self, path: PathKey, permit: PermitId) {
-        let told = place(path, permit);
-        let _ = self.told_to.compare_exchange(told, 0, Ordering::SeqCst, Ordering::SeqCst);
+        let reported = place(path, permit);
+        let _ = self.reported_to.compare_exchange(reported, 0, Ordering::SeqCst, Ordering::SeqCst);
     }
 }
 
@@ -240,7 +240,7 @@ mod tests {
         ledger.begin_flush(epoch, PATH, PERMIT)
     }
 
-    /// Submits a flush and ends it in this epoch. True when it told of a loss.
+    /// Submits a flush and ends it in this epoch. True when it reported a loss.
     fn flush(ledger: &FlushLedger, epoch: u32) -> bool {
         let mark = begin(ledger, epoch);
         end(ledger, mark, epoch)
@@ -249,7 +249,7 @@ mod tests {
     fn end(ledger: &FlushLedger, mark: FlushMark, epoch: u32) -> bool {
         let hidden = ledger.hides_loss(mark, epoch);
         if let Some(hidden) = hidden {
-            ledger.tell(mark, hidden, PATH, PERMIT);
+            ledger.report(mark, hidden, PATH, PERMIT);
         }
         hidden.is_some()
     }
@@ -260,7 +260,7 @@ mod tests {
         ledger.wrote(0, 0);
         let (one, two) = (begin(&ledger, 0), begin(&ledger, 1));
         assert!(end(&ledger, one, 1));
-        assert!(end(&ledger, two, 1), "submitted before the failure was told");
+        assert!(end(&ledger, two, 1), "submitted before the failure was reported");
         assert!(!flush(&ledger, 1) && ledger.is_clean());
         ledger.wrote(1, 1);
         assert!(!flush(&ledger, 1), "written in the epoch that it is in");
@@ -326,12 +326,12 @@ mod tests {
         assert_eq!(ledger.unflushed(), Some((1, false)));
         assert!(flush(&ledger, 2));
         assert_eq!(ledger.unflushed(), None);
-        ledger.untell();
+        ledger.report_again();
         assert!(ledger.unflushed().is_some_and(|(_, late)| late));
 
         let next = FlushLedger::default();
         next.resume(2, true);
-        assert!(flush(&next, 2) && !flush(&next, 2), "a loss, told once");
+        assert!(flush(&next, 2) && !flush(&next, 2), "a loss, reported once");
         next.resume(2, false);
         assert!(flush(&next, 3) && !flush(&next, 3), "no loss yet");
     }
@@ -344,7 +344,7 @@ mod tests {
         let other = PathKey(2);
         assert!(ledger.may_repeat(other, PERMIT));
         assert!(!ledger.may_repeat(PATH, PERMIT) && !ledger.may_repeat(other, PermitId(4)));
-        ledger.untell();
+        ledger.report_again();
         assert!(flush(&ledger, 1) && !flush(&ledger, 1));
         ledger.arrived(PATH, PERMIT);
         assert!(!ledger.may_repeat(other, PERMIT));
@@ -352,5 +352,5 @@ mod tests {
 }
 
 #[cfg(all(test, loom))]
-#[path = "ledger_model.rs"]
+#[path = "tests/ledger_model.rs"]
 mod loom_model;

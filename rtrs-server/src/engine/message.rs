@@ -13,10 +13,19 @@ use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::{Fence, Name, OpenRspTail};
 
 use crate::engine::device_table::DeviceId;
+use crate::engine::finder::{OpenMode, Search};
+pub use crate::engine::reply_to::ReplyTo;
 use crate::export::{Export, ExportIndex};
-use crate::finder::{OpenMode, Search};
 use crate::path::{PathEnd, PathKey, PathShared};
 use crate::stats::SessionSnapshot;
+
+impl ReplyTo {
+    /// Answers. Nothing happens if the path is gone meanwhile.
+    pub fn answer(self, answer: ControlAnswer, out: &mut Outbox) {
+        let Self { path, core, permit } = self;
+        out.shard(core, ShardMessage::Answer { path, permit, answer });
+    }
+}
 
 /// An open or close on its way to the control shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +64,7 @@ pub struct Closed {
 /// The answer to a [`ControlRequest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ControlAnswer {
-    /// Done, nothing to tell.
+    /// Done; there are no data.
     Done,
     /// Done; this is the response's data, in its long form.
     Opened([u8; OpenRspTail::LONG_LEN]),
@@ -63,7 +72,7 @@ pub enum ControlAnswer {
     Refused(u16),
 }
 
-/// A connection for a core to accept.
+/// A connection for a shard to accept.
 #[derive(Debug)]
 pub struct AcceptOrder {
     /// Its path.
@@ -76,23 +85,23 @@ pub struct AcceptOrder {
     pub response: PrivateData,
 }
 
-/// From the control shard to a core.
+/// From the control shard to a shard.
 #[derive(Debug)]
 pub enum ShardMessage {
     /// Accept a connection of a path.
     Accept(Box<AcceptOrder>),
-    /// Bind the windows of the new chunk pool and send INFO_RSP on connection 0. To the core of
+    /// Bind the windows of the new chunk pool and send INFO_RSP on connection 0. To the shard of
     /// connection 0.
     Serve {
         /// Which path.
         path: PathKey,
     },
-    /// Send HB_MSG on connection 0. To the core of connection 0.
+    /// Send HB_MSG on connection 0. To the shard of connection 0.
     Heartbeat {
         /// Which path.
         path: PathKey,
     },
-    /// Take no new requests, answer those that run, then tell (`Finished`).
+    /// Take no new requests, answer those that run, then report (`Finished`).
     Finish {
         /// Which path.
         path: PathKey,
@@ -113,7 +122,7 @@ pub enum ShardMessage {
         /// How it went.
         answer: ControlAnswer,
     },
-    /// A session closed an export: tell when nothing of it runs there any more (`Retired`).
+    /// A session closed an export: report when nothing of it runs there any more (`Retired`).
     Retire(Closed),
     /// Nobody has the export open any more.
     CloseDevice {
@@ -126,8 +135,8 @@ pub enum ShardMessage {
     Exit,
 }
 
-/// What a shard reports of the end of a path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a shard reports of the end of a path, in that order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EndReport {
     /// A path that finishes has nothing in flight on this shard any more.
     Finished,
@@ -137,7 +146,7 @@ pub enum EndReport {
     Drained,
 }
 
-/// From a core to the control shard.
+/// From a shard to the control shard.
 #[derive(Debug)]
 pub enum ControlMessage {
     /// INFO_REQ or what came in its place.
@@ -154,18 +163,14 @@ pub enum ControlMessage {
     },
     /// An open or close.
     Request {
-        /// Which path.
-        path: PathKey,
-        /// The core that wants the answer.
-        core: CoreIndex,
-        /// The permit of the request.
-        permit: PermitId,
+        /// Where the answer goes.
+        reply_to: ReplyTo,
         /// What is asked.
         request: ControlRequest,
     },
     /// A finder is done: the export, or the errno of the open.
     Found(Box<(Search, Result<Arc<Export>, u16>)>),
-    /// Nothing of a session that closed an export runs there on this core any more.
+    /// Nothing of a session that closed an export runs there on this shard any more.
     Retired {
         /// Which close.
         close: CloseNumber,
@@ -214,7 +219,7 @@ pub enum AdminAsk {
         /// The session.
         session: String,
         /// This path only.
-        path: Option<u32>,
+        path: Option<u64>,
     },
     /// End a session, and let it not come back.
     Evict {
@@ -232,15 +237,20 @@ pub enum AdminAsk {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AdminAnswer {
     /// The sessions.
-    Sessions(Vec<SessionSnapshot>),
+    Sessions {
+        /// All of them.
+        sessions: Vec<SessionSnapshot>,
+        /// Portals that are not listened on, since their device is gone.
+        lost_portals: Vec<String>,
+    },
     /// Paths of a session are ending.
     Ended {
         /// Its number.
         session: String,
         /// The paths' numbers.
-        paths: Vec<u32>,
+        paths: Vec<u64>,
     },
-    /// The server's paths are ended, and its cores about to.
+    /// The server's paths are ended, and its shards about to.
     Drained {
         /// Requests that had not ended in time.
         unfinished: u64,
@@ -288,7 +298,7 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    /// Leaves a message for a core's shard.
+    /// Leaves a message for a shard's shard.
     pub fn shard(&mut self, core: CoreIndex, message: ShardMessage) {
         self.messages.push_back((core, Message::Shard(message)));
     }

@@ -8,16 +8,19 @@
 pub mod control;
 pub mod ctx;
 pub mod device_table;
+pub mod epoch;
+pub mod finder;
 pub mod io;
 pub mod ledger;
 pub mod message;
+pub mod reply_to;
 pub mod session;
 
 use std::sync::Arc;
 
 use rtrs_core::block::Core;
 use rtrs_core::fabric::{CloseReason, ConnectFailure, FabricEvent};
-use rtrs_core::ids::{CoreIndex, QpNum};
+use rtrs_core::ids::{CoreIndex, ProviderIndex, QpNum};
 use rtrs_core::proto::ping::{PingServer, PingServerStats};
 use rtrs_core::time::{Instant, earliest};
 
@@ -29,7 +32,7 @@ use self::session::SessionParams;
 use crate::export::ExportTable;
 use crate::stats::SessionSnapshot;
 
-/// One core of a server.
+/// One shard of a server.
 #[derive(Debug)]
 pub struct ServerEngine {
     core: CoreIndex,
@@ -42,7 +45,7 @@ pub struct ServerEngine {
 }
 
 impl ServerEngine {
-    /// A core without sessions. All cores of a server get equal parameters and the same table.
+    /// A shard without sessions. All shards of a server get equal parameters and the same table.
     pub fn new(params: SessionParams, core: Core, exports: &Arc<ExportTable>) -> Self {
         let index = core.index;
         let control = (index.0 == 0).then(|| Control::new(params, Arc::clone(exports)));
@@ -56,11 +59,11 @@ impl ServerEngine {
         }
     }
 
-    /// Takes an event of the provider at that index.
+    /// Takes an event of a provider.
     pub fn handle_event(
         &mut self,
         now: Instant,
-        provider: usize,
+        provider: ProviderIndex,
         event: FabricEvent,
         fabrics: &mut Fabrics,
     ) {
@@ -68,10 +71,9 @@ impl ServerEngine {
         let ctx = &mut Ctx { now, fabrics, out: &mut self.out };
         match event {
             FabricEvent::Request(request) => {
-                let index = u8::try_from(provider).unwrap_or(u8::MAX);
                 // Only shard 0 listens.
                 if let Some(control) = &mut self.control {
-                    control.handle_request(index, request, ctx);
+                    control.handle_request(provider, request, ctx);
                 }
             }
             FabricEvent::Completion(wc) => self.shard.handle_completion(provider, &wc, ctx),
@@ -96,11 +98,12 @@ impl ServerEngine {
     fn give_to_pings(
         &mut self,
         now: Instant,
-        provider: usize,
+        provider: ProviderIndex,
         event: FabricEvent,
         fabrics: &mut Fabrics,
     ) -> Option<FabricEvent> {
         let Some(pings) = &mut self.pings else { return Some(event) };
+        let provider = provider.index();
         let owned = |qp: &QpNum| pings.owns(provider, *qp);
         let theirs = match &event {
             FabricEvent::Request(request) => pings.claims(request.private_data.as_bytes()),
@@ -165,29 +168,30 @@ impl ServerEngine {
         self.control.as_ref().is_some_and(Control::is_stopping)
     }
 
-    /// True when this core has nothing left to do and may end.
+    /// True when this shard has nothing left to do and may end.
     pub fn is_done(&self) -> bool {
         self.shard.is_done()
     }
 
-    /// Sessions and paths; empty on cores other than 0.
+    /// Sessions and paths; empty on shards other than 0.
     pub fn snapshot(&self, now: Instant) -> Vec<SessionSnapshot> {
         self.control.as_ref().map(|control| control.snapshot(now)).unwrap_or_default()
     }
 
-    /// What the pings did; None on cores other than 0.
+    /// What the pings did; None on shards other than 0.
     pub fn pings(&self) -> Option<PingServerStats> {
         self.pings.as_ref().map(PingServer::stats)
     }
 
-    /// The core's shard, to look at.
+    /// The shard's shard, to look at.
     pub fn shard(&self) -> &Shard {
         &self.shard
     }
 
-    /// Panics when the machine's tables do not agree with each other.
+    /// Panics when the engine's tables do not agree with each other.
     pub fn check(&self) {
         self.shard.check();
+        self.control.iter().for_each(Control::check);
     }
 
     fn take(&mut self, now: Instant, message: Message, fabrics: &mut Fabrics) {

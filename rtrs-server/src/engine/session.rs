@@ -45,11 +45,11 @@ pub struct SessionParams {
     pub pings: PingServerConfig,
     /// Time running requests have at shutdown.
     pub shutdown_grace: Duration,
-    /// Cores of this server; connection k >= 1 of a path lives on core (k - 1) % cores.
+    /// Shards of this server; connection k >= 1 of a path lives on shard (k - 1) % shards.
     pub cores: u16,
     /// Which life of the server this is.
     pub life: ServerLife,
-    /// Which server this is, as its clients are told; None when nobody knows.
+    /// Which server this is, as its clients know it; None when unknown.
     pub server_id: Option<ServerId>,
     /// What the eviction secrets of sessions are made from.
     pub eviction_key: EvictionKey,
@@ -76,7 +76,7 @@ impl Default for SessionParams {
     }
 }
 
-/// What the paths and cores of a session share.
+/// What the paths and shards of a session share.
 #[derive(Debug)]
 pub struct SessionShared {
     /// Who it is.

@@ -6,7 +6,7 @@
 //! with each request; else the registration's one key covers all. Made for the control shard when
 //! INFO_REQ was accepted, or before the path's first connection where the device pins it, or over
 //! the memory of a path of the session that is gone (`engine/control/chunk_pool.rs`); read by every
-//! core, freed with its last holder: a block IO in flight keeps the memory itself alive, never the
+//! shard, freed with its last holder: a block IO in flight keeps the memory itself alive, never the
 //! peer's right to it.
 
 use std::any::Any;
@@ -86,7 +86,7 @@ impl ChunkPool {
         Self { limits, region: Arc::clone(registration.region()), registration, windows }
     }
 
-    /// The memory, and apart from it all that a peer could reach it by, to be let go of.
+    /// The memory, and apart from it all that a peer could reach it by, to be released.
     pub fn into_memory(self) -> (ChunkMemory, Box<dyn Any + Send>) {
         let Self { region, registration, windows, .. } = self;
         if windows.is_empty() {
@@ -109,22 +109,21 @@ impl ChunkPool {
         &self.region
     }
 
+    /// The first bytes of a chunk. Panics for a chunk outside the queue depth.
+    fn start_of(&self, index: ChunkIndex, len: u32) -> MemSlice {
+        let slice = self.region.slice(index.index() * Self::stride(self.limits), len as usize);
+        slice.unwrap_or_else(|| panic!("chunk {index} outside its pool"))
+    }
+
     /// The memory of a chunk. Panics for a chunk outside the queue depth.
     pub fn chunk(&self, index: ChunkIndex) -> MemSlice {
-        let len = self.limits.chunk_size() as usize;
-        self.region
-            .slice(index.index() * Self::stride(self.limits), len)
-            .unwrap_or_else(|| panic!("chunk {index} outside its pool"))
+        self.start_of(index, self.limits.chunk_size())
     }
 
     /// The first `len` bytes of a chunk, at most the whole chunk, as the source of a work
     /// request.
     pub fn sge(&self, index: ChunkIndex, len: u32) -> Sge {
-        let len = len.min(self.limits.chunk_size()) as usize;
-        let slice = self
-            .region
-            .slice(index.index() * Self::stride(self.limits), len)
-            .unwrap_or_else(|| panic!("chunk {index} outside its pool"));
+        let slice = self.start_of(index, len.min(self.limits.chunk_size()));
         Sge { slice, lkey: self.registration.lkey() }
     }
 

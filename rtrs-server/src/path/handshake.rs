@@ -2,7 +2,7 @@
 //!
 //! [`Joining`] collects the connections of one path; [`Joining::admit`] takes INFO_REQ, which may
 //! come only when all are there (rtrs-srv.c, post_recv_path), and yields the session's name. Names
-//! are judged here; whether a name is taken is the session table's business.
+//! are validated here; whether a name is taken is the session table's business.
 
 use rtrs_core::ids::ConnIndex;
 use rtrs_core::time::Instant;
@@ -28,7 +28,7 @@ pub enum JoinError {
         expected: u16,
     },
     /// That connection is there already.
-    #[error("connection {0} is there already")]
+    #[error("connection {0} already exists")]
     Twice(ConnIndex),
 }
 

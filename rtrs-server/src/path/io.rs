@@ -42,17 +42,14 @@ impl Answer {
         wr_id: u64,
         signaled: bool,
     ) -> Result<(), FabricError> {
+        let mut post =
+            |op, sges, signaled| fabric.post_send(qp, WorkRequest { wr_id, op, sges, signaled });
         if let Some((sge, remote)) = self.data {
-            let op = WrOp::RdmaWrite { remote, imm: None };
-            fabric.post_send(
-                qp,
-                WorkRequest { wr_id, op, sges: SgeList::one(sge), signaled: false },
-            )?;
+            post(WrOp::RdmaWrite { remote, imm: None }, SgeList::one(sge), false)?;
         }
         if self.invalidate.is_some() {
             let op = WrOp::Send { imm: None, invalidate: self.invalidate };
-            fabric
-                .post_send(qp, WorkRequest { wr_id, op, sges: SgeList::EMPTY, signaled: false })?;
+            post(op, SgeList::EMPTY, false)?;
         }
         let imm = Imm::Response {
             permit: self.permit,
@@ -67,7 +64,7 @@ impl Answer {
             }
             None => (bare_write(imm), SgeList::EMPTY),
         };
-        fabric.post_send(qp, WorkRequest { wr_id, op, sges, signaled })
+        post(op, sges, signaled)
     }
 }
 

@@ -1,6 +1,6 @@
-//! A path at the server: what its connections share, whichever core they live on.
+//! A path at the server: what its connections share, whichever shard they live on.
 //!
-//! The control shard owns a path's life (`state.rs`, `handshake.rs`); each core that has a
+//! The control shard owns a path's life (`state.rs`, `handshake.rs`); each shard that has a
 //! connection of it owns that connection and the requests that came over it; how answers are
 //! posted stands in `io.rs`.
 
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use rtrs_core::fabric::{CloseReason, ProtectionDomain};
-use rtrs_core::ids::{ConnIndex, CoreIndex, PathUuid};
+use rtrs_core::ids::{ConnIndex, CoreIndex, PathUuid, ProviderIndex};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::WireError;
 
@@ -41,7 +41,7 @@ pub struct PathShared {
     pub messages: MessageBuffers,
     /// Its chunks, at the latest from the moment INFO_REQ was accepted.
     pub chunks: OnceLock<ChunkPool>,
-    /// What it did, per core.
+    /// What it did, per shard.
     pub counters: PathCounters,
     state: AtomicU8,
     heard: AtomicU64,
@@ -54,8 +54,8 @@ pub struct PathOrigin {
     pub uuid: PathUuid,
     /// Connections it has when complete.
     pub cid_num: u16,
-    /// Which of the core's providers carries it.
-    pub provider: u8,
+    /// Which of the shard's providers carries it.
+    pub provider: ProviderIndex,
     /// That provider's scheme.
     pub transport: &'static str,
     /// The client's address.
@@ -97,18 +97,18 @@ impl PathShared {
         self.state.store(state as u8, Ordering::Release);
     }
 
-    /// Something came from the peer. Told at most once a millisecond by each core.
-    pub(crate) fn tell_heard(&self, now: Instant) {
+    /// Something came from the peer. Noted at most once a millisecond by each shard.
+    pub(crate) fn note_heard(&self, now: Instant) {
         self.heard.store(now.as_nanos(), Ordering::Relaxed);
     }
 
-    /// When something last came from the peer, on any core.
+    /// When something last came from the peer, on any shard.
     pub fn heard(&self) -> Instant {
         Instant::from_nanos(self.heard.load(Ordering::Relaxed))
     }
 }
 
-/// How often a core tells of a path's traffic at most.
+/// How often a shard notes a path's traffic at most.
 pub const HEARD_EVERY: Duration = Duration::from_millis(1);
 
 /// The shard that connection `cid` of every path lives on: service connections on shard 0, the

@@ -1,9 +1,11 @@
 //! The states of a path at the server and their legal moves.
 
+use std::fmt;
+
 use rtrs_core::proto::Moves;
 
-/// Where a path is in its life. Owned by the control shard; every core reads it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+/// Where a path is in its life. Owned by the control shard; every shard reads it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
 pub enum PathState {
@@ -13,13 +15,26 @@ pub enum PathState {
     Connected = 1,
     /// Shutdown: requests that run are answered, no new one is taken, then connections end.
     Finishing = 2,
-    /// The cores are told to stop serving it and to close its connections.
+    /// The shards are told to stop serving it and to close its connections.
     Closing = 3,
     /// Nothing of it begins any more, whatever still comes. Connections may be closing yet, which
     /// takes some drivers up to a minute, and block IO of it may run. The peer may connect anew.
     Draining = 4,
     /// Nothing of it is left.
     Gone = 5,
+}
+
+impl fmt::Display for PathState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Connecting => "connecting",
+            Self::Connected => "connected",
+            Self::Finishing => "finishing",
+            Self::Closing => "closing",
+            Self::Draining => "draining",
+            Self::Gone => "gone",
+        })
+    }
 }
 
 impl Moves for PathState {
@@ -66,7 +81,8 @@ mod tests {
              Draining: Gone\n"
         );
         for n in 0..=5 {
-            assert_eq!(PathState::from_u8(n) as u8, n);
+            let state = PathState::from_u8(n);
+            assert_eq!((state as u8, serde_json::json!(state)), (n, state.to_string().into()));
         }
     }
 }

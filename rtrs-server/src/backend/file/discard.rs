@@ -1,21 +1,38 @@
 //! One thread per block device for its discards.
 //!
-//! BLKDISCARD blocks until the device is done, so no core may call it. Cores leave jobs in a
-//! bounded queue; the thread runs them in order and answers by mail to the core that asked. The
-//! thread ends when the target and all its queues are gone.
+//! BLKDISCARD blocks until the device is done, so no shard may call it. Shards leave jobs in a
+//! bounded queue; the thread runs them in order, answers the device that asked and wakes its shard.
+//! The thread ends when the target and all its queues are gone.
 
 use std::fs::File;
 use std::io;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, sync_channel};
 
-use rtrs_core::rt::{Sender, blkdev};
+use rtrs_core::block::WakeHandle;
+use rtrs_core::rt::blkdev;
 use rtrs_core::status::IoStatus;
 
-/// Jobs that wait, over all cores.
+/// Jobs that wait, over all shards.
 const JOBS_MAX: usize = 256;
 
 /// The answer: slot of the asking queue, and how it ended.
 pub(super) type Answer = (u32, IoStatus);
+
+/// The way of answers to a device.
+#[derive(Clone, Debug)]
+pub(super) struct Reply {
+    pub(super) answer: Sender<Answer>,
+    pub(super) wake: WakeHandle,
+}
+
+impl Reply {
+    fn send(&self, answer: Answer) {
+        // The device may be gone.
+        if self.answer.send(answer).is_ok() {
+            self.wake.wake();
+        }
+    }
+}
 
 /// One range to discard.
 #[derive(Debug)]
@@ -23,10 +40,10 @@ pub(super) struct Job {
     pub(super) offset: u64,
     pub(super) len: u64,
     pub(super) slot: u32,
-    pub(super) reply: Sender<Answer>,
+    pub(super) reply: Reply,
 }
 
-/// The cores' end.
+/// The shards' end.
 #[derive(Debug)]
 pub(super) struct DiscardThread {
     jobs: SyncSender<Job>,

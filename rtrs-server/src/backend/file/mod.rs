@@ -1,25 +1,26 @@
 //! Regular files and block devices on io_uring: opening a path and saying what it can do.
 //!
-//! A path is judged once, here, with a sentence for everything that cannot be exported; what it
-//! can do is asked from the system, not assumed. Every core then opens a `queue::FileDevice`
-//! over a duplicate of the one descriptor, so a flush on one core covers the writes of all.
+//! A path is checked once, here, with a sentence for everything that cannot be exported; what it
+//! can do is asked from the system, not assumed. Every shard then opens a `queue::FileDevice`
+//! over a duplicate of the one descriptor, so a flush on one shard covers the writes of all.
 //!
 //! - Block devices are used past the page cache where they allow it (`direct=auto`), regular
 //!   files through it, with blocks of 512 bytes; a last part of a block is not exported. With
 //!   `direct=on` the block is at least what O_DIRECT asks for on that file system.
-//! - Files in memory (tmpfs, ramfs, hugetlbfs) are read and written on the calling core at once:
+//! - Files in memory (tmpfs, ramfs, hugetlbfs) are read and written on the calling shard at once:
 //!   io_uring would hand every such copy to a worker thread, which costs more than the copy.
 //!   They have no durability, so their flush is done when it is asked for.
 //! - A writable target is locked (`flock`), a writable block device is claimed (O_EXCL), so that
-//!   no second server and no mount changes it meanwhile.
+//!   no second server and no mount changes it meanwhile (`lock.rs`).
 
 mod discard;
+mod lock;
 mod queue;
 mod shared;
 mod sysfs;
 mod watch;
 
-use std::fs::{File, Metadata, TryLockError};
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -30,15 +31,28 @@ use std::sync::{Arc, OnceLock};
 use rtrs_core::block::{BlockDevice, BlockSource, Core, Geometry, SharedErrors};
 use rtrs_core::mem::Region;
 use rtrs_core::rt::blkdev::{self, DirectAlign, OpenMode};
-use rtrs_core::time::Duration;
 
 use self::discard::DiscardThread;
+use self::lock::Locks;
 use self::queue::FileDevice;
 use self::shared::{Shared, ZEROES};
 use super::target::{BackendError, Direct, whole_blocks};
 
 /// Largest physical block announced, in bytes: RNBD has 16 bits for it.
 const PHYSICAL_MAX: u32 = 32 << 10;
+
+/// How a path is exported.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FileOptions {
+    /// Refuse writes.
+    pub read_only: bool,
+    /// Past the page cache or through it.
+    pub direct: Direct,
+    /// The wanted logical block in bytes, a power of two.
+    pub block: Option<u32>,
+    /// Export for writing where the file system has no locks.
+    pub no_lock: bool,
+}
 
 /// A regular file or a block device.
 #[derive(Clone, Debug)]
@@ -47,19 +61,32 @@ pub struct FileSource {
 }
 
 impl FileSource {
-    /// Opens a path. `block` is the wanted logical block in bytes, a power of two.
+    /// Opens a path.
     ///
     /// # Errors
     /// What is wrong with the path, in a sentence for people.
-    pub fn open(
+    pub fn open(path: &Path, how: FileOptions) -> Result<Self, BackendError> {
+        Self::open_at(path, path, how)
+    }
+
+    /// As [`open`](Self::open), at another path: `path` only names what is there.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_at(path: &Path, at: &Path, how: FileOptions) -> Result<Self, BackendError> {
+        Self::open_with(path, at, how, &lock::SYSTEM)
+    }
+
+    fn open_with(
         path: &Path,
-        read_only: bool,
-        direct: Direct,
-        block: Option<u32>,
+        at: &Path,
+        how: FileOptions,
+        locks: &Locks,
     ) -> Result<Self, BackendError> {
-        let found = std::fs::metadata(path).map_err(|error| refused(path, read_only, error))?;
+        let FileOptions { read_only, direct, block, no_lock } = how;
+        let found = std::fs::metadata(at).map_err(|error| refused(path, read_only, error))?;
         let device = kind(path, &found)?;
-        let (file, align) = open_file(path, read_only, direct, device)?;
+        let (file, align) = open_file(path, at, read_only, direct, device)?;
         let failed = |what: &'static str| {
             move |error| BackendError::path(path, what, "check the device").because(error)
         };
@@ -72,11 +99,15 @@ impl FileSource {
                 let problem = "is a read-only device";
                 return Err(BackendError::path(path, problem, "export it with `ro`"));
             }
-            lock(path, &file)?;
+            if !device && blkdev::is_on_hugetlbfs(&file).unwrap_or(false) {
+                let problem = "is on hugetlbfs, where files cannot be written";
+                return Err(BackendError::path(path, problem, "use a file on tmpfs, or mem:SIZE"));
+            }
         }
+        locks.guard(path, &file, read_only, no_lock)?;
         let in_memory = blkdev::lives_in_memory(&file).unwrap_or(false) && !device;
         let smallest = if device {
-            blkdev::logical_block(&file).map_err(failed("does not tell its block size"))?
+            blkdev::logical_block(&file).map_err(failed("has no known block size"))?
         } else {
             512
         };
@@ -84,19 +115,19 @@ impl FileSource {
         let logical = block.unwrap_or(smallest);
         if logical < smallest {
             let problem = format!("needs blocks of {smallest} bytes or more, not {logical}");
-            let remedy = "leave block-size out, or try direct=off";
-            return Err(BackendError::path(path, problem, remedy));
+            let hint = "leave block-size out, or try direct=off";
+            return Err(BackendError::path(path, problem, hint));
         }
         let size = if device {
-            blkdev::device_size(&file).map_err(failed("does not tell its size"))?
+            blkdev::device_size(&file).map_err(failed("has no known size"))?
         } else {
             meta.len()
         };
         let exported = whole_blocks(&path.display().to_string(), size, u64::from(logical));
         if exported == 0 {
             let problem = format!("holds {size} bytes, less than one block of {logical}");
-            let remedy = "give it a size first, as in `truncate -s 1G FILE`";
-            return Err(BackendError::path(path, problem, remedy));
+            let hint = "give it a size first, as in `truncate -s 1G FILE`";
+            return Err(BackendError::path(path, problem, hint));
         }
         let base = Geometry {
             logical_block: logical,
@@ -129,7 +160,7 @@ impl FileSource {
                 discard,
                 device,
                 end: AtomicU64::new(u64::MAX),
-                told: AtomicU64::new(u64::MAX),
+                reported: AtomicU64::new(u64::MAX),
                 deleted: AtomicBool::new(false),
                 watch: OnceLock::new(),
             }),
@@ -155,7 +186,7 @@ impl BlockSource for FileSource {
             let text = format!("{} needs a core with a ring", self.shared.path.display());
             return Err(io::Error::new(io::ErrorKind::Unsupported, text));
         };
-        Ok(Box::new(FileDevice::new(&self.shared, ring)?))
+        Ok(Box::new(FileDevice::new(&self.shared, ring, core.wake.clone())?))
     }
 
     /// Past the page cache every write gets its own error. A cut file is reported to one flush,
@@ -173,14 +204,14 @@ impl BlockSource for FileSource {
             return Ok(());
         }
         self.shared.examine();
-        if self.shared.is_cut_untold() {
+        if self.shared.is_cut_unreported() {
             return Err(io::Error::other("it was made shorter, and no flush has reported that"));
         }
         if self.shared.in_memory {
             return Ok(());
         }
-        // Through a descriptor of its own: the kernel tells a failed write to each opened file
-        // once, and the flush of a client must not miss it because it was told here.
+        // Through a descriptor of its own: the kernel reports a failed write once to each opened
+        // file, and the flush of a client must not miss it because it was reported here.
         let path = format!("/proc/self/fd/{}", self.shared.file.as_raw_fd());
         File::open(path)?.sync_data()
     }
@@ -206,7 +237,7 @@ fn kind(path: &Path, meta: &Metadata) -> Result<bool, BackendError> {
 
 /// Why a path could not be opened.
 fn refused(path: &Path, read_only: bool, error: io::Error) -> BackendError {
-    let (problem, remedy) = match error.kind() {
+    let (problem, hint) = match error.kind() {
         io::ErrorKind::NotFound => {
             ("does not exist", "check the path, or make it with `truncate -s 1G FILE`")
         }
@@ -222,19 +253,20 @@ fn refused(path: &Path, read_only: bool, error: io::Error) -> BackendError {
         }
         _ => ("cannot be opened", "check the path"),
     };
-    BackendError::path(path, problem, remedy).because(error)
+    BackendError::path(path, problem, hint).because(error)
 }
 
 /// Opens past the page cache or through it, as wanted and possible.
 fn open_file(
     path: &Path,
+    at: &Path,
     read_only: bool,
     direct: Direct,
     device: bool,
 ) -> Result<(File, Option<DirectAlign>), BackendError> {
     let mode = OpenMode { write: !read_only, direct: true, exclusive: device && !read_only };
     if direct == Direct::On || (direct == Direct::Auto && device) {
-        let opened = blkdev::open(path, mode).and_then(|file| {
+        let opened = blkdev::open(at, mode).and_then(|file| {
             let memory = !device && blkdev::lives_in_memory(&file)?;
             let align = if memory { None } else { blkdev::direct_align(&file)? };
             Ok((file, align.filter(|align| align.memory <= 4096)))
@@ -252,39 +284,9 @@ fn open_file(
             Ok((_, None)) | Err(_) => {}
         }
     }
-    match blkdev::open(path, OpenMode { direct: false, ..mode }) {
+    match blkdev::open(at, OpenMode { direct: false, ..mode }) {
         Ok(file) => Ok((file, None)),
         Err(error) => Err(refused(path, read_only, error)),
-    }
-}
-
-/// How long a target may stay locked before it is refused.
-const LOCK_PATIENCE: Duration = Duration::from_secs(1);
-
-/// Locks a writable target for this process. Tries again for a moment: the kernel lets go of the
-/// files of an io_uring that was closed, or whose process was killed, only some time later.
-fn lock(path: &Path, file: &File) -> Result<(), BackendError> {
-    let mut waited = Duration::ZERO;
-    loop {
-        match file.try_lock() {
-            Ok(()) => return Ok(()),
-            Err(TryLockError::WouldBlock) if waited < LOCK_PATIENCE => {
-                let pause = Duration::from_millis(20);
-                std::thread::sleep(pause);
-                waited += pause;
-            }
-            Err(TryLockError::WouldBlock) => {
-                return Err(BackendError::path(
-                    path,
-                    "is locked: it is exported already, or another program uses it",
-                    "stop the other one, or export it with `ro`",
-                ));
-            }
-            Err(TryLockError::Error(error)) => {
-                tracing::debug!("{}: cannot be locked here: {error}", path.display());
-                return Ok(());
-            }
-        }
     }
 }
 

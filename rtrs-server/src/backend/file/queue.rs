@@ -1,37 +1,52 @@
-//! One core's queue of a file or block device.
+//! One shard's queue of a file or block device.
 //!
-//! An accepted IO takes a slot and walks through phases, one operation of the ring at a time:
+//! An accepted IO takes a slot and goes through phases, one operation of the ring at a time:
 //! a transfer goes on where it came back short; write zeroes tries the quickest way the target
 //! has and falls back to writing zeroes in pieces; a discard or write zeroes with FUA ends with
 //! `fdatasync`, a write with FUA is a write with RWF_DSYNC. Slots, tables and bounce buffers are
 //! made once. With O_DIRECT a buffer whose address is not aligned goes through a bounce buffer,
 //! of which there are few; without a free one the IO is given back.
+//!
+//! Some operations block in a worker thread of the ring: syncs, holes, and direct IO that finds no
+//! free tag at the device. All exports of a shard share these threads. So that one that hangs does
+//! not take them from the others, each has a share of its own ([`WORKERS`]); what exceeds it waits
+//! here. Direct IO is first submitted so that it fails instead of blocking.
+//!
+//! Two kinds of transfers may block and are not limited. On a device without NOWAIT (dm-crypt,
+//! dm-thin, bcache, DRBD) direct IO holds a thread until it completes, so a limit would be one on
+//! requests in flight. Reads and writes through the page cache block on file systems without
+//! nonblocking reads (NFS, FUSE). An export that hangs there can delay the others of its shard.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Weak};
 
-use rtrs_core::block::{BlockDevice, Completion, Geometry, Io, IoFlags, IoOp};
+use rtrs_core::block::{BlockDevice, Completion, Geometry, Io, IoFlags, IoOp, WakeHandle};
 use rtrs_core::mem::{MemSlice, Pool, Region};
 use rtrs_core::rt::blkdev::{FileFacts, PUNCH_HOLE, ZERO_RANGE};
-use rtrs_core::rt::{Completed, Fd, Inbox, Op, Port, Ring, Sender, mailbox};
+use rtrs_core::rt::{Completed, Fd, Op, Port, Ring};
 use rtrs_core::status::IoStatus;
-use rtrs_core::time::{Duration, Instant};
+use rtrs_core::time::{Duration, Instant, earliest};
 
-use super::discard::{Answer, Job};
+use super::discard::{Answer, Job, Reply};
 use super::shared::{Shared, ZEROES};
-use crate::backend::done::Done;
+use crate::backend::immediate::Done;
 use crate::backend::target::INFLIGHT_MAX;
 
+/// Operations that may occupy a worker thread of the ring at once. All exports of a shard share the
+/// threads, and each brings as many as it may occupy: one that hangs leaves those of the others.
+pub(super) const WORKERS: usize = 32;
+const WORKERS_SIGNED: i32 = 32;
 const BOUNCE_COUNT: u32 = 16;
 const BOUNCE: usize = 128 << 10;
 /// Times an operation is repeated that the system interrupted.
 const RETRIES_MAX: u8 = 16;
 /// Pause before a discard is offered again to a thread with a full queue.
-const PARKED: Duration = Duration::from_millis(1);
+const FULL_PAUSE: Duration = Duration::from_millis(1);
 /// Time between two looks for regions that are gone.
 const SWEEP: Duration = Duration::from_secs(1);
 
@@ -60,14 +75,26 @@ struct Slot {
     phase: Phase,
     bounce: Option<u32>,
     retries: u8,
+    /// Its operation was submitted so that it fails where it would block.
+    tried: bool,
+    /// It would block: the next operation may wait in a worker thread.
+    may_block: bool,
+    /// It has one of [`WORKERS`].
+    worker: bool,
 }
 
-struct Message {
-    sender: Sender<Answer>,
-    inbox: Inbox<Answer>,
-    outstanding: usize,
+/// The device's end of the thread for discards.
+struct Discards {
+    reply: Reply,
+    answers: Receiver<Answer>,
     /// Slots whose job found the thread's queue full.
-    parked: VecDeque<u32>,
+    queued: VecDeque<u32>,
+}
+
+impl Discards {
+    fn answer(&self) -> Option<Answer> {
+        self.answers.try_recv().ok()
+    }
 }
 
 pub(super) struct FileDevice {
@@ -78,8 +105,14 @@ pub(super) struct FileDevice {
     slots: Vec<Option<Slot>>,
     free: Vec<u32>,
     done: Done,
+    /// The target can fail instead of blocking (RWF_NOWAIT).
+    nowait: bool,
+    /// Of [`WORKERS`], how many are free.
+    workers: usize,
+    /// Slots that wait for a worker.
+    waiting: VecDeque<u32>,
     bounce: Option<Pool>,
-    mail: Option<Message>,
+    discards: Option<Discards>,
     /// Room for what flushes find, while none needs it.
     facts: Vec<FileFacts>,
     /// Attached to the ring by this queue, by id.
@@ -92,19 +125,22 @@ pub(super) struct FileDevice {
 }
 
 impl FileDevice {
-    pub(super) fn new(shared: &Arc<Shared>, ring: &Rc<Ring>) -> io::Result<Self> {
-        let mail = if shared.discard.is_some() {
-            let (sender, inbox) = mailbox()?;
-            let inbox = inbox.arm(ring)?;
-            let parked = VecDeque::with_capacity(INFLIGHT_MAX);
-            Some(Message { sender, inbox, outstanding: 0, parked })
-        } else {
-            None
-        };
+    pub(super) fn new(shared: &Arc<Shared>, ring: &Rc<Ring>, wake: WakeHandle) -> io::Result<Self> {
+        let discards = shared.discard.is_some().then(|| {
+            let (answer, answers) = channel();
+            let queued = VecDeque::with_capacity(INFLIGHT_MAX);
+            Discards { reply: Reply { answer, wake }, answers, queued }
+        });
         let bounce = match shared.align {
             Some(_) => Some(Pool::new(BOUNCE_COUNT, BOUNCE)?),
             None => None,
         };
+        if let Err(error) = ring.add_workers(WORKERS_SIGNED) {
+            tracing::warn!(
+                %error,
+                "cannot set the number of worker threads; an export that hangs may delay others"
+            );
+        }
         #[allow(clippy::cast_possible_truncation, reason = "INFLIGHT_MAX is small")]
         let free = (0..INFLIGHT_MAX as u32).rev().collect();
         Ok(Self {
@@ -114,8 +150,11 @@ impl FileDevice {
             slots: (0..INFLIGHT_MAX).map(|_| None).collect(),
             free,
             done: Done::new(),
+            nowait: shared.align.is_some() || shared.device,
+            workers: WORKERS,
+            waiting: VecDeque::with_capacity(INFLIGHT_MAX),
             bounce,
-            mail,
+            discards,
             facts: Vec::new(),
             regions: Vec::new(),
             now: Instant::ZERO,
@@ -140,12 +179,25 @@ impl FileDevice {
         match io.op {
             IoOp::Read | IoOp::Write => Phase::Transfer,
             IoOp::Flush => Phase::Sync,
-            IoOp::Discard if self.mail.is_some() => Phase::Discard,
+            IoOp::Discard if self.discards.is_some() => Phase::Discard,
             IoOp::Discard => Phase::Punch,
             IoOp::WriteZeroes if self.shared.punch && !io.flags.no_unmap => Phase::Punch,
             IoOp::WriteZeroes if self.shared.zero_range.load(Ordering::Relaxed) => Phase::ZeroRange,
             IoOp::WriteZeroes => Phase::WriteZeroes,
         }
+    }
+
+    /// True for zeroes that may only be written quickly where nothing is known to be quick. A block
+    /// device that has to keep the range allocated is such a place: where the device cannot, the
+    /// kernel writes the zeroes itself and does not say so.
+    fn would_be_slow(&self, io: &Io) -> bool {
+        io.op == IoOp::WriteZeroes
+            && io.flags.fast_only
+            && match self.first_phase(io) {
+                Phase::Punch => false,
+                Phase::ZeroRange => self.shared.device,
+                _ => true,
+            }
     }
 
     /// The operation that a slot needs next. None for a discard, which is not the ring's.
@@ -187,18 +239,69 @@ impl FileDevice {
         })
     }
 
+    /// True for a transfer that is limited if it blocks: direct IO, which blocks when the device
+    /// has no free tags, and writes to a device through the page cache. Without NOWAIT none is.
+    fn moves_limited(&self, slot: &Slot) -> bool {
+        let writes = slot.op != IoOp::Read;
+        self.nowait
+            && matches!(slot.phase, Phase::Transfer | Phase::WriteZeroes)
+            && (self.shared.align.is_some() || (self.shared.device && writes))
+    }
+
+    /// True for an operation that is submitted so that it fails where it would block.
+    fn tries_first(&self, slot: &Slot) -> bool {
+        self.moves_limited(slot) && !slot.may_block
+    }
+
+    /// True for an operation that takes one of [`WORKERS`]. Reads and writes of a file through the
+    /// page cache mostly need no thread, or for writes one per file.
+    fn uses_worker(&self, slot: &Slot) -> bool {
+        match slot.phase {
+            Phase::Transfer | Phase::WriteZeroes => self.moves_limited(slot),
+            Phase::Punch | Phase::ZeroRange | Phase::Sync => true,
+            Phase::Discard => false,
+        }
+    }
+
+    /// Gives a slot's worker to the slot that has waited longest. Slots that need none any more,
+    /// since NOWAIT turned out to be missing, start with it.
+    fn release_worker(&mut self, index: u32) {
+        if !std::mem::take(&mut self.slot(index).worker) {
+            return;
+        }
+        self.workers += 1;
+        while self.workers > 0
+            && let Some(next) = self.waiting.pop_front()
+        {
+            self.step(next);
+        }
+    }
+
     /// Starts what a slot needs next.
     fn step(&mut self, index: u32) {
         let slot = self.slots[index as usize].as_ref().expect("a taken slot");
         let inline = self.shared.in_memory && slot.phase == Phase::Transfer;
+        let nowait = self.tries_first(slot);
+        if !inline && !nowait && self.uses_worker(slot) && !slot.worker {
+            let Some(left) = self.workers.checked_sub(1) else {
+                self.waiting.push_back(index);
+                return;
+            };
+            self.workers = left;
+            self.slot(index).worker = true;
+        }
+        self.slot(index).tried = nowait;
+        let slot = self.slots[index as usize].as_ref().expect("a taken slot");
         let Some(op) = self.next_op(slot) else {
             self.send_discard(index);
             return;
         };
         #[cfg(test)]
-        self.trace.push(format!("{op:?}"));
+        self.trace.push(format!("{op:?}, nowait: {nowait}"));
         if inline {
             self.port.run_inline(op, u64::from(index));
+        } else if nowait {
+            self.port.submit_nowait(op, u64::from(index));
         } else {
             self.port.submit(op, u64::from(index));
         }
@@ -207,21 +310,20 @@ impl FileDevice {
     /// Gives a discard to the device's thread. False when it has to wait for room there.
     fn send_discard(&mut self, index: u32) -> bool {
         let slot = self.slots[index as usize].as_ref().expect("a taken slot");
-        let (Some(mail), Some(thread)) = (&mut self.mail, &self.shared.discard) else {
+        let (Some(own), Some(thread)) = (&mut self.discards, &self.shared.discard) else {
             self.finish(index, IoStatus::Unsupported);
             return true;
         };
         let (offset, len) = (slot.offset, slot.len as u64);
-        let sent = thread.send(Job { offset, len, slot: index, reply: mail.sender.clone() });
-        if sent {
-            mail.outstanding += 1;
-        } else {
-            mail.parked.push_back(index);
+        let sent = thread.send(Job { offset, len, slot: index, reply: own.reply.clone() });
+        if !sent {
+            own.queued.push_back(index);
         }
         sent
     }
 
     fn finish(&mut self, index: u32, status: IoStatus) {
+        self.release_worker(index);
         let slot = self.slots[index as usize].take().expect("a taken slot");
         if let (Some(bounce), Some(pool)) = (slot.bounce, &mut self.bounce) {
             pool.give(bounce);
@@ -243,7 +345,7 @@ impl FileDevice {
     }
 
     /// Takes the end of one operation.
-    fn settle(&mut self, ended: Completed) {
+    pub(super) fn settle(&mut self, ended: Completed) {
         #[allow(clippy::cast_possible_truncation, reason = "tokens are slot numbers")]
         let index = ended.token as u32;
         let count = ended.count();
@@ -319,6 +421,13 @@ impl FileDevice {
         let status = IoStatus::from_io_error(error);
         let shared = Arc::clone(&self.shared);
         let slot = self.slot(index);
+        if slot.tried
+            && (error.kind() == io::ErrorKind::WouldBlock || status == IoStatus::Unsupported)
+        {
+            slot.may_block = true;
+            self.nowait &= status != IoStatus::Unsupported;
+            return self.step(index);
+        }
         let again = matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock);
         if again && slot.retries < RETRIES_MAX {
             slot.retries += 1;
@@ -326,7 +435,9 @@ impl FileDevice {
         }
         let zeroing = slot.op == IoOp::WriteZeroes && status == IoStatus::Unsupported;
         match slot.phase {
-            Phase::Punch if zeroing => slot.phase = Phase::ZeroRange,
+            Phase::Punch if zeroing && !(shared.device && slot.flags.fast_only) => {
+                slot.phase = Phase::ZeroRange;
+            }
             Phase::ZeroRange if zeroing => {
                 shared.zero_range.store(false, Ordering::Relaxed);
                 if slot.flags.fast_only {
@@ -350,21 +461,9 @@ impl FileDevice {
     }
 
     /// Takes the discard thread's answers and offers it what had to wait.
-    fn drain_mail(&mut self) -> bool {
+    fn drain_discards(&mut self) -> bool {
         let mut any = false;
-        loop {
-            let Some(mail) = &mut self.mail else { return false };
-            if mail.outstanding == 0 {
-                break;
-            }
-            let Some((index, status)) = mail.inbox.take() else {
-                // Says that the core may sleep now; mail that came meanwhile is taken first.
-                if mail.inbox.prepare_sleep() {
-                    break;
-                }
-                continue;
-            };
-            mail.outstanding -= 1;
+        while let Some((index, status)) = self.discards.as_ref().and_then(Discards::answer) {
             any = true;
             if status.is_ok() {
                 self.changed(index);
@@ -372,7 +471,7 @@ impl FileDevice {
                 self.finish(index, status);
             }
         }
-        while let Some(index) = self.mail.as_mut().and_then(|mail| mail.parked.pop_front()) {
+        while let Some(index) = self.discards.as_mut().and_then(|own| own.queued.pop_front()) {
             if !self.send_discard(index) {
                 break;
             }
@@ -420,6 +519,9 @@ impl BlockDevice for FileDevice {
         if status.is_ok() && self.shared.is_beyond(io.offset + u64::from(io.len)) {
             status = IoStatus::Beyond;
         }
+        if status.is_ok() && self.would_be_slow(&io) {
+            status = IoStatus::Unsupported;
+        }
         let idle_flush = io.op == IoOp::Flush && (self.geometry.read_only || self.shared.in_memory);
         if idle_flush && !self.geometry.read_only {
             self.shared.examine();
@@ -450,6 +552,9 @@ impl BlockDevice for FileDevice {
             done: 0,
             bounce,
             retries: 0,
+            tried: false,
+            may_block: false,
+            worker: false,
         };
         self.slots[index as usize] = Some(slot);
         self.step(index);
@@ -466,7 +571,7 @@ impl BlockDevice for FileDevice {
             self.sweep_regions();
         }
         let ended = self.drain();
-        self.drain_mail() || ended
+        self.drain_discards() || ended
     }
 
     fn reap(&mut self) -> Option<Completion> {
@@ -478,11 +583,8 @@ impl BlockDevice for FileDevice {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        if !self.done.is_empty() {
-            return Some(Instant::ZERO);
-        }
-        let parked = self.mail.as_ref().is_some_and(|mail| !mail.parked.is_empty());
-        parked.then(|| self.now + PARKED)
+        let queued = self.discards.as_ref().is_some_and(|own| !own.queued.is_empty());
+        earliest(self.done.deadline(), queued.then(|| self.now + FULL_PAUSE))
     }
 }
 
@@ -491,6 +593,7 @@ impl Drop for FileDevice {
         for (id, _) in &self.regions {
             self.port.ring().detach_region(*id);
         }
+        let _ = self.port.ring().add_workers(-WORKERS_SIGNED);
     }
 }
 

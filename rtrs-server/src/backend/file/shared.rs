@@ -36,7 +36,7 @@ pub(super) struct Shared {
     /// The lowest end seen that is below the exported size; else the largest number.
     pub(super) end: AtomicU64,
     /// The end that a flush has last failed for.
-    pub(super) told: AtomicU64,
+    pub(super) reported: AtomicU64,
     /// That it has no name any more was reported.
     pub(super) deleted: AtomicBool,
     /// Who looks for such changes.

@@ -1,7 +1,8 @@
-//! What /sys/dev/block tells about a block device or a partition of one.
+//! What /sys/dev/block shows of a block device or a partition of one.
 
 use std::path::PathBuf;
 
+use rtrs_core::local::read_text;
 use rtrs_core::rt::blkdev::device_numbers;
 
 fn directory(dev: u64) -> PathBuf {
@@ -9,14 +10,11 @@ fn directory(dev: u64) -> PathBuf {
     PathBuf::from(format!("/sys/dev/block/{major}:{minor}"))
 }
 
-fn read(path: PathBuf) -> Option<String> {
-    std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
-}
-
 /// A text attribute of the device's queue. A partition has its disk's queue.
 pub(super) fn queue_text(dev: u64, name: &str) -> Option<String> {
     let directory = directory(dev);
-    read(directory.join("queue").join(name)).or_else(|| read(directory.join("../queue").join(name)))
+    let read = |queue| read_text(&directory.join(queue).join(name));
+    read("queue").or_else(|| read("../queue"))
 }
 
 /// A number of the device's queue.
@@ -26,5 +24,5 @@ pub(super) fn queue(dev: u64, name: &str) -> Option<u64> {
 
 /// A number of the device or partition itself.
 pub(super) fn device(dev: u64, name: &str) -> Option<u64> {
-    read(directory(dev).join(name))?.parse().ok()
+    read_text(&directory(dev).join(name))?.parse().ok()
 }

@@ -1,6 +1,8 @@
 //! Tests of the file backend on real files: the suite, durability flags, holes, odd sizes.
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
+use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -8,15 +10,16 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rtrs_core::block::{BlockDevice, BlockSource, Io, IoFlags, IoOp};
+use rtrs_core::block::{BlockDevice, BlockSource, Io, IoFlags, IoOp, WakeHandle};
 use rtrs_core::mem::Region;
-use rtrs_core::rt::{Clock, Ring};
+use rtrs_core::rt::{Clock, Completed, Fd, Op, Ring, blkdev};
 use rtrs_core::skip::skip;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Duration;
 
-use super::queue::FileDevice;
-use super::{Direct, FileSource};
+use super::lock::{self, Locks};
+use super::queue::{FileDevice, WORKERS};
+use super::{Direct, FileOptions, FileSource};
 use crate::backend::INFLIGHT_MAX;
 use crate::backend::conformance::{Keeps, Rig, run};
 
@@ -60,12 +63,17 @@ impl Drop for Scratch {
     }
 }
 
+const READ_ONLY: FileOptions =
+    FileOptions { read_only: true, direct: Direct::Auto, block: None, no_lock: false };
+
 fn open(path: &Path) -> FileSource {
-    FileSource::open(path, false, Direct::Auto, None).unwrap()
+    FileSource::open(path, FileOptions::default()).unwrap()
 }
 
 fn refusal(path: &Path, read_only: bool, direct: Direct, block: Option<u32>) -> String {
-    FileSource::open(path, read_only, direct, block).unwrap_err().to_string()
+    FileSource::open(path, FileOptions { read_only, direct, block, no_lock: false })
+        .unwrap_err()
+        .to_string()
 }
 
 fn conforms(source: FileSource) {
@@ -80,7 +88,10 @@ fn files_on_disk_conform() {
         conforms(open(&scratch.file("disk", size)));
     }
     let path = scratch.file("large-blocks", 8 << 20);
-    conforms(FileSource::open(&path, false, Direct::Auto, Some(4096)).unwrap());
+    conforms(
+        FileSource::open(&path, FileOptions { block: Some(4096), ..FileOptions::default() })
+            .unwrap(),
+    );
 }
 
 #[test]
@@ -99,14 +110,16 @@ fn files_in_memory_conform() {
 fn direct_io_conforms() {
     let scratch = Scratch::disk();
     let path = scratch.file("direct", 8 << 20);
-    let source = match FileSource::open(&path, false, Direct::On, None) {
-        Ok(source) => source,
-        Err(error) => {
-            assert!(error.to_string().contains("does not support direct IO"), "{error}");
-            skip(&error.to_string());
-            return;
-        }
-    };
+    let source =
+        match FileSource::open(&path, FileOptions { direct: Direct::On, ..FileOptions::default() })
+        {
+            Ok(source) => source,
+            Err(error) => {
+                assert!(error.to_string().contains("does not support direct IO"), "{error}");
+                skip(&error.to_string());
+                return;
+            }
+        };
     assert!(source.is_direct());
     conforms(source);
     assert!(!open(&path).is_direct(), "auto leaves regular files to the page cache");
@@ -125,8 +138,8 @@ fn a_sparse_terabyte_conforms_and_stays_sparse() {
 fn read_only_files_conform() {
     let scratch = Scratch::disk();
     let path = scratch.file("ro", 1 << 20);
-    let source = FileSource::open(&path, true, Direct::Auto, None).unwrap();
-    let again = FileSource::open(&path, true, Direct::Auto, None).unwrap();
+    let source = FileSource::open(&path, READ_ONLY).unwrap();
+    let again = FileSource::open(&path, READ_ONLY).unwrap();
     assert!(source.geometry().read_only);
     conforms(source);
     conforms(again);
@@ -161,7 +174,7 @@ fn what_is_written_is_in_the_file() {
 /// Runs one IO on a queue and gives the operations it took.
 fn trace(source: &FileSource, op: IoOp, flags: IoFlags) -> Vec<String> {
     let ring = Ring::new(16).unwrap();
-    let mut device = FileDevice::new(&source.shared, &ring).unwrap();
+    let mut device = FileDevice::new(&source.shared, &ring, WakeHandle::idle()).unwrap();
     let region = Region::new(4096).unwrap();
     let is_transfer = matches!(op, IoOp::Read | IoOp::Write);
     let buf = is_transfer.then(|| region.whole());
@@ -202,6 +215,119 @@ fn durability_asks_the_system_for_it() {
     }
 }
 
+/// Operations that never end stand for those of a disk that hangs: each would hold a thread.
+#[test]
+fn an_export_that_hangs_takes_only_its_share_of_workers() {
+    let scratch = Scratch::disk();
+    let (a, b) = (open(&scratch.file("hangs", 1 << 20)), open(&scratch.file("works", 1 << 20)));
+    let ring = Ring::new(256).unwrap();
+    let mut a = FileDevice::new(&a.shared, &ring, WakeHandle::idle()).unwrap();
+    let mut b = FileDevice::new(&b.shared, &ring, WakeHandle::idle()).unwrap();
+    assert_eq!(ring.add_workers(0).unwrap() as usize, 2 * WORKERS, "each brings its own");
+    let sync = |tag| {
+        let (op, flags) = (IoOp::Flush, IoFlags::default());
+        Io { tag, op, flags, offset: 0, len: 0, buf: None }
+    };
+    for tag in 0..128 {
+        a.submit(sync(tag)).unwrap();
+    }
+    // The ring was not turned: none has ended.
+    assert_eq!(ring.running(), WORKERS, "the rest waits here");
+    b.submit(sync(0)).unwrap();
+    assert_eq!(ring.running(), WORKERS + 1, "the other is not delayed");
+    // What waited goes on when those before it end, in order.
+    let end = Clock.now() + Duration::from_secs(20);
+    let mut tags = Vec::new();
+    while tags.len() < 128 {
+        assert!(Clock.now() < end);
+        ring.turn_or_sleep(Some(Duration::from_millis(5))).unwrap();
+        assert!(ring.running() <= WORKERS + 1);
+        a.poll(Clock.now());
+        while let Some(done) = a.reap() {
+            assert_eq!(done.status, IoStatus::Ok);
+            tags.push(done.tag);
+        }
+    }
+    tags.sort_unstable();
+    assert!(tags.into_iter().eq(0..128));
+    drop((a, b));
+    assert_eq!(ring.add_workers(0).unwrap(), 0);
+}
+
+/// Ends the operation of a slot as the system would, for a device whose ring is never turned.
+fn end(device: &mut FileDevice, slots: std::ops::Range<u64>, result: i32) {
+    for token in slots {
+        let fd = Fd::new(File::open("/dev/null").unwrap());
+        device.settle(Completed { token, op: Op::Fsync { fd, data_only: true }, result });
+    }
+}
+
+/// How many operations were submitted since the last call: so that they fail instead of blocking,
+/// and so that they may block.
+fn submitted(device: &mut FileDevice) -> (usize, usize) {
+    let trace = std::mem::take(&mut device.trace);
+    let nowait = trace.iter().filter(|op| op.ends_with("nowait: true")).count();
+    (nowait, trace.len() - nowait)
+}
+
+#[test]
+fn direct_io_takes_a_worker_only_where_it_would_block() {
+    const EAGAIN: i32 = 11;
+    const EOPNOTSUPP: i32 = 95;
+    let scratch = Scratch::disk();
+    let path = scratch.file("nowait", 1 << 20);
+    let how = FileOptions { direct: Direct::On, ..FileOptions::default() };
+    let source = match FileSource::open(&path, how) {
+        Ok(source) => source,
+        Err(error) => {
+            skip(&error.to_string());
+            return;
+        }
+    };
+    let ring = Ring::new(256).unwrap();
+    let new = || FileDevice::new(&source.shared, &ring, WakeHandle::idle()).unwrap();
+    let region = Region::new(4096).unwrap();
+    let submit = |device: &mut FileDevice, op, tags: std::ops::Range<u64>| {
+        let buf = || (op == IoOp::Write).then(|| region.whole());
+        let len = if op == IoOp::Flush { 0 } else { 4096 };
+        for tag in tags {
+            let io = Io { tag, op, flags: IoFlags::default(), offset: 0, len, buf: buf() };
+            device.submit(io).unwrap();
+        }
+    };
+    let share = WORKERS as u64;
+
+    // None is limited while the device takes it. The first slots are taken in order.
+    let mut device = new();
+    submit(&mut device, IoOp::Write, 0..100);
+    assert_eq!(submitted(&mut device), (100, 0));
+    // Those that would block are submitted again, as many as there are workers.
+    end(&mut device, 0..share + 8, -EAGAIN);
+    assert_eq!(submitted(&mut device), (0, WORKERS));
+    end(&mut device, 0..1, 4096);
+    assert_eq!(submitted(&mut device), (0, 1), "the next that waits");
+    end(&mut device, 99..100, 4096);
+    assert_eq!(submitted(&mut device), (0, 0), "it had no worker to give");
+    // Without NOWAIT there is no limit, also for those that wait.
+    end(&mut device, 98..99, -EOPNOTSUPP);
+    assert_eq!(submitted(&mut device), (0, 1));
+    end(&mut device, 1..2, 4096);
+    assert_eq!(submitted(&mut device), (0, 7), "all that waited");
+
+    let mut device = new();
+    submit(&mut device, IoOp::Write, 0..50);
+    assert_eq!(submitted(&mut device), (50, 0));
+    end(&mut device, 0..50, -EOPNOTSUPP);
+    assert_eq!(submitted(&mut device), (0, 50), "each again, none waits");
+    submit(&mut device, IoOp::Write, 50..60);
+    assert_eq!(submitted(&mut device), (0, 10), "not tried any more");
+    submit(&mut device, IoOp::Flush, 60..100);
+    assert_eq!(submitted(&mut device), (0, WORKERS), "syncs are limited still");
+    // An error that is not about NOWAIT is the IO's.
+    end(&mut device, 0..1, -EOPNOTSUPP);
+    assert_eq!(device.reap().map(|done| done.status), Some(IoStatus::Unsupported));
+}
+
 #[test]
 fn zeroes_are_written_where_nothing_quicker_exists() {
     let scratch = Scratch::disk();
@@ -217,6 +343,11 @@ fn zeroes_are_written_where_nothing_quicker_exists() {
     assert_eq!(rig.read(len as u64, 512), [1; 512]);
     let ops = trace(&source, IoOp::WriteZeroes, keep);
     assert!(ops[0].starts_with("Write") && ops[1].contains("Fsync"), "{ops:?}");
+    // Quickly or not at all.
+    let fast = IoFlags { no_unmap: true, fast_only: true, ..IoFlags::default() };
+    assert_eq!(rig.write(0, &[1; 512]), IoStatus::Ok);
+    assert_eq!(rig.clear(IoOp::WriteZeroes, 0, 512, fast), IoStatus::Unsupported);
+    assert_eq!(rig.read(0, 512), [1; 512]);
 }
 
 #[test]
@@ -366,9 +497,48 @@ fn a_file_is_exported_for_writing_once() {
     let first = open(&path);
     let text = refusal(&path, false, Direct::Auto, None);
     assert!(text.contains("is locked: it is exported already"), "{text}");
-    assert!(FileSource::open(&path, true, Direct::Auto, None).is_ok(), "reading is no conflict");
+    assert!(FileSource::open(&path, READ_ONLY).is_ok(), "reading is no conflict");
     drop(first);
     open(&path);
+}
+
+#[test]
+fn without_locks_a_file_is_exported_for_writing_only_with_no_lock() {
+    let scratch = Scratch::disk();
+    let path = scratch.file("unlocked", 4096);
+    // NFS without lockd; FUSE, 9p and old kernels in other ways.
+    const ENOLCK: i32 = 37;
+    let locks = Locks {
+        take: |_| Err(TryLockError::Error(io::Error::from_raw_os_error(ENOLCK))),
+        probe: |_| Err(io::Error::from_raw_os_error(ENOLCK)),
+    };
+    let open = |how| FileSource::open_with(&path, &path, how, &locks);
+    let text = open(FileOptions::default()).unwrap_err().to_string();
+    assert!(text.contains("cannot be locked for writing: No locks available"), "{text}");
+    assert!(text.ends_with("use `no-lock`"), "{text}");
+    assert!(open(READ_ONLY).is_ok());
+    assert!(open(FileOptions { no_lock: true, ..FileOptions::default() }).is_ok());
+    // The option is no way around a lock.
+    let held = Locks { take: |_| Err(TryLockError::WouldBlock), ..lock::SYSTEM };
+    let how = FileOptions { no_lock: true, ..FileOptions::default() };
+    let text = FileSource::open_with(&path, &path, how, &held).unwrap_err().to_string();
+    assert!(text.contains("is locked: it is exported already"), "{text}");
+}
+
+#[test]
+fn a_file_on_hugetlbfs_is_not_exported_for_writing() {
+    let file = match blkdev::huge_page_file() {
+        Ok(file) => file,
+        Err(error) => {
+            skip(&format!("no huge pages: {error}"));
+            return;
+        }
+    };
+    file.set_len(2 << 20).unwrap();
+    let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    let text = refusal(&path, false, Direct::Auto, None);
+    assert!(text.contains("is on hugetlbfs, where files cannot be written"), "{text}");
+    assert!(FileSource::open(&path, READ_ONLY).is_ok());
 }
 
 /// Runs one test of this program again as a user without rights, or skips it.
@@ -400,7 +570,7 @@ fn missing_rights_are_told() {
         let text = refusal(&dir.join("public"), false, Direct::Auto, None);
         assert!(text.contains("cannot be opened for writing: Permission denied"), "{text}");
         assert!(text.contains("export it with `ro`"), "{text}");
-        assert!(FileSource::open(&dir.join("public"), true, Direct::Auto, None).is_ok());
+        assert!(FileSource::open(&dir.join("public"), READ_ONLY).is_ok());
         return;
     }
     let scratch = Scratch::below(&std::env::temp_dir());
@@ -458,7 +628,8 @@ fn block_devices_conform() {
     {
         let path = scratch.file("loop", 8 << 20);
         let Some(device) = Loop::over(&path, &["--sector-size", sectors]) else { return };
-        let source = FileSource::open(&device.0, false, direct, None).unwrap();
+        let source =
+            FileSource::open(&device.0, FileOptions { direct, ..FileOptions::default() }).unwrap();
         let g = source.geometry();
         assert_eq!(source.is_direct(), direct != Direct::Off);
         assert_eq!((g.size, g.logical_block.to_string().as_str()), (8 << 20, sectors));
@@ -496,5 +667,5 @@ fn a_read_only_block_device_wants_ro() {
     let Some(device) = Loop::over(&path, &["--read-only"]) else { return };
     let text = refusal(&device.0, false, Direct::Auto, None);
     assert!(text.contains("export it with `ro`"), "{text}");
-    conforms(FileSource::open(&device.0, true, Direct::Auto, None).unwrap());
+    conforms(FileSource::open(&device.0, READ_ONLY).unwrap());
 }

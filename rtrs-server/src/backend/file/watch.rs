@@ -1,11 +1,11 @@
 //! Looks whether the target still is what was exported: as long, and with a name.
 //!
 //! A write past the end of a file that was made shorter would make it longer again, with zeroes
-//! where data was. So each target has a thread that examines it once a second, off the cores, since
-//! that can block where the file system is remote; and a flush ends with a look of its own
+//! where data was. So each target has a thread that examines it once a second, off the shards,
+//! since that can block where the file system is remote; and a flush ends with a look of its own
 //! (`queue.rs`). Below the lowest end seen, IO goes on; beyond it IO fails until the target is
 //! exported anew, whatever length it has by then. What was cut off may have been acknowledged and
-//! not flushed: one flush fails for each cut, and the session layer tells the other sessions. What
+//! not flushed: one flush fails for each cut, and the engine informs the other sessions. What
 //! changed is logged once. The thread ends within a second of its target.
 
 use std::os::unix::fs::MetadataExt;
@@ -82,12 +82,16 @@ impl Shared {
     /// flush has failed for that.
     pub(super) fn flushed(&self) -> IoStatus {
         let end = self.end.load(Ordering::SeqCst);
-        if self.told.fetch_min(end, Ordering::SeqCst) > end { IoStatus::Io } else { IoStatus::Ok }
+        if self.reported.fetch_min(end, Ordering::SeqCst) > end {
+            IoStatus::Io
+        } else {
+            IoStatus::Ok
+        }
     }
 
     /// True when the target was made shorter and no flush has failed for that.
-    pub(super) fn is_cut_untold(&self) -> bool {
-        self.told.load(Ordering::SeqCst) > self.end.load(Ordering::SeqCst)
+    pub(super) fn is_cut_unreported(&self) -> bool {
+        self.reported.load(Ordering::SeqCst) > self.end.load(Ordering::SeqCst)
     }
 
     /// True for IO that ends beyond the target's end.

@@ -1,12 +1,16 @@
-//! Wrappers over any backend, as nbdkit's filters are: each changes one thing and passes the
-//! rest through. They stack in any order; [`super::open_target`] builds the usual stack.
+//! Layers over any backend, as nbdkit's filters are: each changes one thing and passes the rest
+//! through. They stack in any order; [`super::open_target`] builds the usual stack.
+//!
+//! `filter.rs` is what all have in common.
 
 mod delay;
 mod error;
+mod filter;
 mod pause;
 mod readonly;
 
-pub use delay::DelaySource;
-pub use error::{ErrorPlan, ErrorSource};
-pub use pause::{PauseHandle, PauseSource};
-pub use readonly::ReadOnlySource;
+pub use delay::delay;
+pub use error::{ErrorPlan, errors};
+pub use filter::Layer;
+pub use pause::{PauseHandle, pause};
+pub use readonly::read_only;

@@ -2,7 +2,7 @@
 //!
 //! Rules of the kernel's server (rnbd-srv.c, rnbd_srv_check_update_open_perm): reading is always
 //! allowed; one session may write; a second writer comes in with `migration` only, after the
-//! first. Unlike the kernel a session that opens an export again has its new mode judged, and a
+//! first. Unlike the kernel a session that opens an export again has its new mode checked, and a
 //! mode without writing is enforced on IO. Used by the control shard.
 
 use rtrs_core::ids::SessionId;
@@ -22,7 +22,7 @@ impl AccessBook {
         Self { opens: vec![Vec::new(); exports] }
     }
 
-    /// Judges an open and notes it. An open of the same session is replaced; but a session that
+    /// Checks an open and notes it. An open of the same session is replaced; but a session that
     /// may have writes under way keeps others from writing until it closes the export
     /// (`close.rs`), even if it asks for less meanwhile.
     ///
@@ -58,14 +58,14 @@ impl AccessBook {
 
     /// A session closed an export. True when nobody has it open any more.
     pub fn close(&mut self, export: ExportIndex, session: SessionId) -> bool {
-        let Some(opens) = self.opens.get_mut(export.index()) else { return false };
+        let opens = &mut self.opens[export.index()];
         opens.retain(|(who, _)| *who != session);
         opens.is_empty()
     }
 
     /// Sessions that have an export open, and how.
     pub fn opens(&self, export: ExportIndex) -> &[(SessionId, AccessMode)] {
-        self.opens.get(export.index()).map_or(&[], Vec::as_slice)
+        &self.opens[export.index()]
     }
 }
 

@@ -62,7 +62,7 @@ impl Evicted {
     pub(super) fn disconnect(
         &self,
         wanted: &str,
-        path: Option<u32>,
+        path: Option<u64>,
         registry: &Registry,
     ) -> Result<Ends, String> {
         let session = self.find(wanted, registry)?.id();

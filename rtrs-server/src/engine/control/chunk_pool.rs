@@ -7,13 +7,14 @@
 //!
 //! What is kept here nobody can reach. The path is gone: all its connections were reported closed,
 //! so nothing arrives and nothing is read for them any more, and its block IO has ended
-//! (docs/ARCHITECTURE.md, "Memory that is used again"). Cached memory never leaves its session,
+//! (docs/FENCE.md, "Reused memory"). Cached memory never leaves its session,
 //! and paths and cached memory together are never more than the paths that the session had at once.
 //! Owned by the control shard.
 
 use std::sync::Arc;
 
 use rtrs_core::fabric::{ProtectionDomain, ToRegister};
+use rtrs_core::ids::ProviderIndex;
 use rtrs_core::limits::Limits;
 
 use crate::path::chunks::{ChunkMemory, ChunkPool};
@@ -24,7 +25,7 @@ use crate::path::{PathKey, PathShared};
 pub(super) struct CachedChunks {
     /// Whose it was.
     from: PathKey,
-    provider: u8,
+    provider: ProviderIndex,
     /// The domain it was registered in.
     pd: Arc<dyn ProtectionDomain>,
     memory: ChunkMemory,
@@ -51,13 +52,13 @@ impl ChunkCache {
         };
         let room = live + self.list.len() < self.paths_max;
         match chunks.into_inner() {
-            Some(pool) if room && pd.is_idle() => {
+            Some(pool) if room && pd.is_idle() && pd.is_present() => {
                 let (memory, keys) = pool.into_memory();
-                pd.let_go(Box::new((keys, messages)));
+                pd.free_later(Box::new((keys, messages)));
                 tracing::debug!(path = %key, "chunks: kept");
                 self.list.push(CachedChunks { from: key, provider: origin.provider, pd, memory });
             }
-            pool => pd.let_go(Box::new((pool, messages))),
+            pool => pd.free_later(Box::new((pool, messages))),
         }
     }
 
@@ -65,7 +66,7 @@ impl ChunkCache {
     /// registration; else without.
     pub(super) fn take(
         &mut self,
-        provider: u8,
+        provider: ProviderIndex,
         fits: impl Fn(&Arc<dyn ProtectionDomain>) -> bool,
     ) -> Option<CachedChunks> {
         let whole = |one: &CachedChunks| {
@@ -79,23 +80,38 @@ impl ChunkCache {
         if whole.is_none()
             && let Some(registration) = taken.memory.registration.take()
         {
-            taken.pd.let_go(Box::new(registration));
+            taken.pd.free_later(Box::new(registration));
         }
         Some(taken)
+    }
+
+    /// Frees memory that is registered with a device that was removed: the device is not gone
+    /// before. True if there is other memory on devices that can be.
+    pub(super) fn drop_removed(&mut self) -> bool {
+        for CachedChunks { pd, memory, .. } in self.list.extract_if(.., |one| !one.pd.is_present())
+        {
+            pd.free_later(Box::new(memory));
+        }
+        self.has_removable()
+    }
+
+    /// True if there is memory registered with a device that can be removed.
+    pub(super) fn has_removable(&self) -> bool {
+        self.list.iter().any(|one| one.pd.is_removable())
     }
 
     /// The session has ended with this path.
     pub(super) fn end(&mut self, path: Arc<PathShared>) {
         if let Some(PathShared { pd, messages, chunks, .. }) = alone(path) {
-            pd.let_go(Box::new((chunks, messages)));
+            pd.free_later(Box::new((chunks, messages)));
         }
         for CachedChunks { pd, memory, .. } in self.list.drain(..) {
-            pd.let_go(Box::new(memory));
+            pd.free_later(Box::new(memory));
         }
     }
 }
 
-/// A path that is gone. The cores let go of it before they say that nothing of it is left.
+/// A path that is gone. The shards release it before they report that nothing of it is left.
 fn alone(path: Arc<PathShared>) -> Option<PathShared> {
     let key = path.key;
     let path = Arc::into_inner(path);

@@ -5,23 +5,23 @@
 //! ended the session keeps its right to the export, as the one that is evicted does: a write of it
 //! must not land after those of the session that opens the export next. The close is answered then,
 //! as by the kernel's server (rnbd-srv.c, `rnbd_destroy_sess_dev`); a client that does not wait for
-//! it leaves its session behind until then. Each core is asked once and answers when it is through.
+//! it leaves its session behind until then. Each shard is asked once and answers when it is
+//! through.
 
 use std::mem;
 
 use rtrs_core::ids::{CoreIndex, SessionId};
 
-use super::asker::Asker;
-use crate::engine::message::{CloseNumber, Closed, Outbox, ShardMessage};
+use crate::engine::message::{CloseNumber, Closed, Outbox, ReplyTo, ShardMessage};
 use crate::export::ExportIndex;
 
 /// A close that waits for requests.
 #[derive(Debug)]
 pub(super) struct Closing {
     closed: Closed,
-    /// Cores that have not answered.
+    /// Shards that have not answered.
     cores: u16,
-    asker: Asker,
+    reply_to: ReplyTo,
 }
 
 /// The closes that wait on the control shard.
@@ -56,27 +56,27 @@ impl Closings {
     pub(super) fn begin(
         &mut self,
         (session, export): (SessionId, ExportIndex),
-        asker: Asker,
+        reply_to: ReplyTo,
         cores: u16,
         out: &mut Outbox,
     ) {
         self.last += 1;
         let closed = Closed { close: CloseNumber(self.last), session, export };
-        self.waiting.push(Closing { closed, cores, asker });
+        self.waiting.push(Closing { closed, cores, reply_to });
         for core in 0..cores {
             out.shard(CoreIndex(core), ShardMessage::Retire(closed));
         }
     }
 
     /// A shard is through with a closed export. Some: all are, and the close is to be answered.
-    pub(super) fn retired(&mut self, close: CloseNumber) -> Option<(Closed, Asker)> {
+    pub(super) fn retired(&mut self, close: CloseNumber) -> Option<(Closed, ReplyTo)> {
         // None: the session has ended meanwhile.
         let at = self.waiting.iter().position(|one| one.closed.close == close)?;
         self.waiting[at].cores -= 1;
         if self.waiting[at].cores > 0 {
             return None;
         }
-        let Closing { closed, asker, .. } = self.waiting.swap_remove(at);
-        Some((closed, asker))
+        let Closing { closed, reply_to, .. } = self.waiting.swap_remove(at);
+        Some((closed, reply_to))
     }
 }

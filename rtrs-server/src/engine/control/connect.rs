@@ -1,15 +1,15 @@
 //! Connection requests of clients: who is let in, and what a new path gets.
 //!
 //! Where a device pins memory, registering chunks takes too long for a shard
-//! (`Fabric::register_aside`): another thread does it, and the path's connections wait meanwhile,
+//! (`Fabric::register_async`): another thread does it, and the path's connections wait meanwhile,
 //! unanswered, so that they can still be refused with the reason. Everything else goes on, the
 //! path's time-out too; what is registered for a path that has ended is released. Elsewhere memory
 //! is there at once.
 
 use std::sync::Arc;
 
-use rtrs_core::fabric::{ConnRequest, MadeAside, PdUse, RegisterError};
-use rtrs_core::ids::{ConnIndex, CoreIndex};
+use rtrs_core::fabric::{AsyncRegistration, ConnRequest, PdUse, RegisterError};
+use rtrs_core::ids::{ConnIndex, CoreIndex, ProviderIndex};
 use rtrs_core::limits::{CONNECTION_BUFFERS_MAX, PATHS_PER_SESSION_MAX};
 use rtrs_core::time::Instant;
 use rtrs_core::wire::ConnReq;
@@ -17,10 +17,10 @@ use rtrs_core::wire::ConnReq;
 use super::chunk_pool::CachedChunks;
 use super::path::{Held, Path};
 use super::registry::{Registry, Session};
+use crate::engine::control::refusal::{Refusal, acceptance};
 use crate::engine::ctx::Ctx;
 use crate::engine::message::{AcceptOrder, ShardMessage};
 use crate::engine::session::{SessionParams, SessionShared};
-use crate::listener::{Refusal, acceptance};
 use crate::path::chunks::{ChunkPool, MessageBuffers};
 use crate::path::{PathEnd, PathKey, PathOrigin, PathShared, core_of};
 
@@ -46,7 +46,7 @@ impl Connector {
         core_of(cid, self.params.cores)
     }
 
-    /// Judges a connection request by what there is.
+    /// Checks a connection request against what there is.
     pub(super) fn check(&self, conn: &ConnReq, registry: &Registry) -> Result<(), Refusal> {
         let half_open = registry.paths().map(Path::half_open).sum();
         if half_open >= self.params.half_open_max {
@@ -66,7 +66,7 @@ impl Connector {
     /// has to be over.
     pub(super) fn path_of(
         &self,
-        (provider, request): (u8, &ConnRequest),
+        (provider, request): (ProviderIndex, &ConnRequest),
         conn: &ConnReq,
         registry: &mut Registry,
         ctx: &mut Ctx<'_>,
@@ -83,7 +83,7 @@ impl Connector {
     }
 
     fn check_path(
-        provider: u8,
+        provider: ProviderIndex,
         request: &ConnRequest,
         conn: &ConnReq,
         registry: &Registry,
@@ -109,12 +109,12 @@ impl Connector {
 
     fn new_path(
         &self,
-        (provider, request): (u8, &ConnRequest),
+        (provider, request): (ProviderIndex, &ConnRequest),
         conn: &ConnReq,
         registry: &mut Registry,
         ctx: &mut Ctx<'_>,
     ) -> Result<PathKey, Refusal> {
-        let fabric = &mut *ctx.fabrics[usize::from(provider)];
+        let fabric = &mut *ctx.fabrics[provider.index()];
         let bytes = fabric.connection_bytes() * u64::from(conn.cid_num);
         if bytes > CONNECTION_BUFFERS_MAX {
             let (connections, max) = (conn.cid_num, CONNECTION_BUFFERS_MAX);
@@ -131,14 +131,14 @@ impl Connector {
         let messages = MessageBuffers::new(limits.queue_depth(), &pd).map_err(Refusal::memory)?;
         let wanted = match cached {
             Some(cached) => Some(cached.into_order(limits, &pd, always_invalidate)),
-            // Where it may well be refused the peer can still be told.
+            // Where it may well be refused, the refusal can still reach the peer.
             None if fabric.pins_memory() => Some(ChunkPool::fresh(limits, &pd, always_invalidate)?),
             None => None,
         };
         let key = registry.next_key();
         let (mut held, mut early) = (None, None);
         if let Some(wanted) = wanted {
-            match fabric.register_aside(u64::from(key.0), wanted) {
+            match fabric.register_async(key.0, wanted) {
                 Some(registered) => early = Some(ChunkPool::new(limits, registered?)),
                 None => held = Some(Held::new()),
             }
@@ -180,18 +180,18 @@ impl Connector {
     /// Chunks were registered by another thread, or refused. Some: the path has to end.
     pub(super) fn registered(
         &self,
-        provider: u8,
-        made: MadeAside,
+        provider: ProviderIndex,
+        made: AsyncRegistration,
         registry: &mut Registry,
         ctx: &mut Ctx<'_>,
     ) -> Option<(PathKey, PathEnd)> {
-        let MadeAside { id, pd, result, took } = made;
-        let key = PathKey(u32::try_from(id).unwrap_or(u32::MAX));
+        let AsyncRegistration { id, pd, result, took } = made;
+        let key = PathKey(id);
         let path = registry.path_mut(key);
         // A path that ends waits no more.
         let Some((path, held)) = path.and_then(|p| Some((Arc::clone(p.shared()), p.take_held()?)))
         else {
-            pd.let_go(Box::new(result));
+            pd.free_later(Box::new(result));
             return None;
         };
         match result {
@@ -238,15 +238,20 @@ impl Connector {
     }
 }
 
-/// Tells a peer that its connection is refused, and why.
-pub(super) fn refuse(provider: u8, request: ConnRequest, refusal: &Refusal, ctx: &mut Ctx<'_>) {
+/// Refuses a connection and sends the reason.
+pub(super) fn refuse(
+    provider: ProviderIndex,
+    request: ConnRequest,
+    refusal: &Refusal,
+    ctx: &mut Ctx<'_>,
+) {
     let (peer, errno) = (request.peer, refusal.errno());
     if refusal.is_ours() {
         tracing::warn!(%peer, %refusal, errno, "refused a connection");
     } else {
         tracing::info!(%peer, %refusal, errno, "refused a connection");
     }
-    ctx.fabrics[usize::from(provider)].reject(ctx.now, request, &refusal.response());
+    ctx.fabrics[provider.index()].reject(ctx.now, request, &refusal.response());
 }
 
 /// A path has its chunks. It gets them once.

@@ -33,7 +33,7 @@ enum Stop {
         /// Requests that had not ended.
         unfinished: u64,
     },
-    /// Cores were told to end.
+    /// Shards are ending.
     Done,
 }
 

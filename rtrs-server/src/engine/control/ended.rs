@@ -16,8 +16,8 @@ use rtrs_core::identity::ExportId;
 use rtrs_core::ids::SessionId;
 use rtrs_core::time::{Duration, Instant};
 
+use crate::engine::epoch::EpochMark;
 use crate::engine::ledger::FlushLedger;
-use crate::epoch::EpochMark;
 use crate::export::Export;
 
 /// How many are kept.
@@ -93,7 +93,7 @@ mod tests {
 
     use super::*;
     use crate::backend::NullSource;
-    use crate::epoch::SyncEpoch;
+    use crate::engine::epoch::SyncEpoch;
 
     const SESSION: SessionId = SessionId([1; 16]);
     const START: Instant = Instant::ZERO;
@@ -161,7 +161,7 @@ mod tests {
     #[derive(Debug)]
     struct Nowhere;
 
-    impl crate::epoch::EpochStore for Nowhere {
-        fn save(&self, _key: &str, _state: &Arc<crate::epoch::EpochState>) {}
+    impl crate::engine::epoch::EpochStore for Nowhere {
+        fn save(&self, _key: &str, _state: &Arc<crate::engine::epoch::EpochState>) {}
     }
 }

@@ -1,7 +1,7 @@
 //! FENCE: a client says that one of its paths is dead, and wants to know when nothing of it can
 //! begin any more.
 //!
-//! The answer waits until every core has stopped serving the path: what still comes over its
+//! The answer waits until every shard has stopped serving the path: what still comes over its
 //! connections is not looked at any more. When these are closed is another matter: a driver may
 //! take a minute to destroy a queue pair (`rtrs-core/src/fabric/verbs/reaper.rs`), and a client
 //! that had to wait for that would take the path it asked over for dead too. Block IO of the path

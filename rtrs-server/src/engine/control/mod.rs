@@ -1,7 +1,7 @@
 //! What runs on shard 0 only: which sessions and paths exist, and what becomes of them.
 //!
-//! Rare and careful. Each part owns its state and knows nothing of the others that stand beside
-//! it; this file wires them together:
+//! Rare and careful. Each part owns its state and knows nothing of the others; this
+//! file wires them together:
 //!
 //! - `registry.rs` which sessions and paths there are; `path.rs` the life of one path;
 //! - `connect.rs` who is let in, and what a path gets; `chunk_pool.rs` memory of paths that are
@@ -11,7 +11,6 @@
 
 pub mod access;
 mod admin;
-mod asker;
 mod chunk_pool;
 mod close;
 mod connect;
@@ -20,12 +19,13 @@ mod ended;
 mod fence;
 mod open;
 mod path;
+mod refusal;
 mod registry;
 
 use std::sync::Arc;
 
 use rtrs_core::fabric::ConnRequest;
-use rtrs_core::ids::{ConnIndex, CoreIndex};
+use rtrs_core::ids::{ConnIndex, CoreIndex, ProviderIndex};
 use rtrs_core::proto::Heartbeat;
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::{ConnReq, errno};
@@ -33,25 +33,27 @@ use rtrs_core::wire::{ConnReq, errno};
 pub use self::connect::DRAINING_MAX;
 
 use self::admin::{Ends, Evicted};
-use self::asker::Asker;
 use self::connect::{Connector, refuse};
 use self::drain::{Drain, Order};
 use self::fence::{Fencing, fence};
 use self::open::Opens;
 use self::path::Path;
 use self::registry::Registry;
+use crate::engine::control::refusal::Refusal;
 use crate::engine::ctx::Ctx;
+use crate::engine::finder::Search;
 use crate::engine::message::{
     AdminAnswer, AdminAsk, AdminReply, ControlAnswer, ControlMessage, ControlRequest, EndReport,
-    ShardMessage,
+    ReplyTo, ShardMessage,
 };
 use crate::engine::session::SessionParams;
 use crate::export::{Export, ExportTable};
-use crate::finder::Search;
-use crate::listener::Refusal;
 use crate::path::state::PathState;
 use crate::path::{PathEnd, PathKey, PathShared, PeerFault};
 use crate::stats::SessionSnapshot;
+
+/// How often it is looked whether a device that kept memory is registered with was removed.
+const LOOK_FOR_REMOVED: Duration = Duration::from_secs(1);
 
 /// The parts of the control shard.
 #[derive(Debug)]
@@ -63,6 +65,8 @@ pub struct Control {
     evicted: Evicted,
     drain: Drain,
     next: Option<Instant>,
+    /// Messages about a path that is gone, and cannot be: a bug of this server.
+    internal_errors: u64,
 }
 
 impl Control {
@@ -76,7 +80,24 @@ impl Control {
             evicted: Evicted::default(),
             drain: Drain::default(),
             next: None,
+            internal_errors: 0,
         }
+    }
+
+    /// A path of which a shard still has a part, so that it is not gone. None is an internal error.
+    fn live_path(&mut self, key: PathKey) -> Option<&mut Path> {
+        let path = self.registry.path_mut(key);
+        if path.is_none() {
+            tracing::error!(path = %key, "internal error: a message about a path that is gone");
+            self.internal_errors += 1;
+        }
+        path
+    }
+
+    /// Panics after an internal error: that is a bug.
+    pub fn check(&self) {
+        let early = rtrs_core::mutated!(SessionGoneEarly);
+        assert!(early || self.internal_errors == 0, "internal errors, see the log");
     }
 
     /// True from the moment a stop was asked for.
@@ -91,9 +112,14 @@ impl Control {
         all.map(|session| self.evicted.snapshot(session, parts, now)).collect()
     }
 
-    /// A peer asks for a connection on the provider of that index: it is handed to its shard, or
+    /// A peer asks for a connection on a provider: it is handed to its shard, or
     /// refused.
-    pub fn handle_request(&mut self, provider: u8, request: ConnRequest, ctx: &mut Ctx<'_>) {
+    pub fn handle_request(
+        &mut self,
+        provider: ProviderIndex,
+        request: ConnRequest,
+        ctx: &mut Ctx<'_>,
+    ) {
         match self.admit(provider, &request, ctx) {
             Ok((path, cid)) => {
                 let waiting = self.registry.path_mut(path.key);
@@ -108,7 +134,7 @@ impl Control {
 
     fn admit(
         &mut self,
-        provider: u8,
+        provider: ProviderIndex,
         request: &ConnRequest,
         ctx: &mut Ctx<'_>,
     ) -> Result<(Arc<PathShared>, ConnIndex), Refusal> {
@@ -143,15 +169,15 @@ impl Control {
             ControlMessage::Info { path, bytes } => self.info(path, &bytes, ctx),
             ControlMessage::Serving { path } => {
                 let SessionParams { heartbeat_interval, heartbeat_missed_max, .. } = self.params;
-                if let Some(path) = self.registry.path_mut(path) {
+                if let Some(path) = self.live_path(path) {
                     let beat = Heartbeat::new(heartbeat_interval, heartbeat_missed_max, ctx.now);
-                    self.next = earliest(self.next, path.serving(beat));
+                    let next = path.serving(beat);
+                    self.next = earliest(self.next, next);
                 }
             }
-            ControlMessage::Request { path, core, permit, request } => {
-                let asker = Asker { path, core, permit };
-                if let Some(answer) = self.request(asker, request, ctx) {
-                    asker.answer(answer, ctx.out);
+            ControlMessage::Request { reply_to, request } => {
+                if let Some(answer) = self.request(reply_to, request, ctx) {
+                    reply_to.answer(answer, ctx.out);
                 }
             }
             ControlMessage::Found(found) => {
@@ -160,7 +186,7 @@ impl Control {
             }
             ControlMessage::Retired { close } => self.opens.retired(close, ctx.out),
             ControlMessage::HeartbeatAck { path, at } => {
-                let path = self.registry.path_mut(path);
+                let path = self.live_path(path);
                 path.into_iter().for_each(|path| path.heartbeat_acked(at));
             }
             ControlMessage::Broken { path, end } => self.end_path(path, &end, ctx),
@@ -171,9 +197,10 @@ impl Control {
         }
     }
 
-    /// INFO_REQ came: judges it, makes the chunks, lets connection 0's shard answer.
+    /// INFO_REQ came: validates it, makes the chunks, lets connection 0's shard answer.
     fn info(&mut self, key: PathKey, bytes: &[u8], ctx: &mut Ctx<'_>) {
-        let Some(path) = self.registry.path(key) else { return };
+        let Some(path) = self.live_path(key) else { return };
+        // None is due when the path ends already.
         let Some(admitted) = path.admit(bytes) else { return };
         let shared = Arc::clone(path.shared());
         let name = match admitted {
@@ -204,11 +231,12 @@ impl Control {
     /// An open, a close or a fence came. `None`: the answer comes later, or nobody waits for it.
     fn request(
         &mut self,
-        asker: Asker,
+        reply_to: ReplyTo,
         request: ControlRequest,
         ctx: &mut Ctx<'_>,
     ) -> Option<ControlAnswer> {
-        let path = self.registry.path(asker.path)?;
+        self.live_path(reply_to.path)?;
+        let path = self.registry.path(reply_to.path)?;
         let session = Arc::clone(&path.shared().session);
         match request {
             ControlRequest::Open { name, mode } => {
@@ -217,14 +245,16 @@ impl Control {
                     return Some(ControlAnswer::Refused(errno::ESTALE));
                 }
                 let session_name = self.registry.session(session.id).and_then(|s| s.name());
-                self.opens.open(&session, session_name, (asker, &name, mode), ctx)
+                self.opens.open(&session, session_name, (reply_to, &name, mode), ctx)
             }
-            ControlRequest::Close { device } => self.opens.close(&session, device, asker, ctx.out),
+            ControlRequest::Close { device } => {
+                self.opens.close(&session, device, reply_to, ctx.out)
+            }
             ControlRequest::Fence(asked) => match fence(path, &asked, &self.registry) {
                 Fencing::Answer(answer) => Some(answer),
                 Fencing::End(key) => {
                     let path = self.registry.path_mut(key);
-                    path.into_iter().for_each(|path| path.fence(asker));
+                    path.into_iter().for_each(|path| path.fence(reply_to));
                     self.end_path(key, &PathEnd::Fenced, ctx);
                     rtrs_core::mutated!(FenceBeforeStopped).then_some(ControlAnswer::Done)
                 }
@@ -234,22 +264,28 @@ impl Control {
 
     /// The finder is done.
     fn found(&mut self, search: &Search, result: Result<Arc<Export>, u16>, ctx: &mut Ctx<'_>) {
-        let Search { path, core, permit, mode, .. } = *search;
+        let Search { reply_to, mode, .. } = *search;
         // Nobody to answer: what was found closes with its last holder, which is this one.
-        let Some(found_for) = self.registry.path(path) else { return };
+        let Some(found_for) = self.registry.path(reply_to.path) else { return };
         let session = Arc::clone(&found_for.shared().session);
         let answer = match self.evicted.contains(session.id) {
             true => ControlAnswer::Refused(errno::ESTALE),
             false => self.opens.found(&session, mode, result, ctx),
         };
-        Asker { path, core, permit }.answer(answer, ctx.out);
+        reply_to.answer(answer, ctx.out);
     }
 
     /// Does what the operator asks.
     fn admin(&mut self, ask: AdminAsk, reply: AdminReply, ctx: &mut Ctx<'_>) {
         let ends = match ask {
             AdminAsk::Sessions => {
-                return reply.send(AdminAnswer::Sessions(self.snapshot(ctx.now)));
+                let sessions = self.snapshot(ctx.now);
+                let mut lost_portals = Vec::new();
+                for fabric in ctx.fabrics.iter() {
+                    let lost = fabric.lost_listeners().into_iter();
+                    lost_portals.extend(lost.map(|at| format!("{}://{at}", fabric.scheme())));
+                }
+                return reply.send(AdminAnswer::Sessions { sessions, lost_portals });
             }
             AdminAsk::Disconnect { session, path } => {
                 self.evicted.disconnect(&session, path, &self.registry)
@@ -281,12 +317,17 @@ impl Control {
         if !self.drain.begin(ctx.now + all_in, ctx.now + within) {
             return;
         }
-        let half_open = |path: &&Path| path.state() == PathState::Connecting;
-        let keys: Vec<PathKey> = self.registry.paths().filter(half_open).map(Path::key).collect();
+        self.end_paths(|path| path.state() == PathState::Connecting, ctx);
+        self.advance_drain(ctx);
+    }
+
+    /// Ends paths since the server ends.
+    fn end_paths(&mut self, which: impl Fn(&Path) -> bool, ctx: &mut Ctx<'_>) {
+        let paths = self.registry.paths().filter(|path| which(path));
+        let keys: Vec<PathKey> = paths.map(Path::key).collect();
         for key in keys {
             self.end_path(key, &PathEnd::Shutdown, ctx);
         }
-        self.advance_drain(ctx);
     }
 
     fn advance_drain(&mut self, ctx: &mut Ctx<'_>) {
@@ -300,10 +341,7 @@ impl Control {
                 Some(until)
             }
             Order::EndAll(until) => {
-                let keys: Vec<PathKey> = self.registry.paths().map(Path::key).collect();
-                for key in keys {
-                    self.end_path(key, &PathEnd::Shutdown, ctx);
-                }
+                self.end_paths(|_| true, ctx);
                 Some(until)
             }
             Order::Exit => {
@@ -326,22 +364,30 @@ impl Control {
 
     /// A shard reports how far the end of a path is.
     fn report(&mut self, key: PathKey, shard: CoreIndex, report: EndReport, ctx: &mut Ctx<'_>) {
-        let Some(path) = self.registry.path_mut(key) else { return };
+        let Some(path) = self.live_path(key) else { return };
         if path.report(shard, report) {
             self.end_path(key, &PathEnd::Shutdown, ctx);
+        } else {
+            self.advance_end(key, ctx);
         }
-        self.advance_end(key, ctx);
         self.advance_drain(ctx);
     }
 
     /// Goes on with the end of a path; the last path of a session takes the session with it.
     fn advance_end(&mut self, key: PathKey, ctx: &mut Ctx<'_>) {
-        let Some(path) = self.registry.path_mut(key) else { return };
+        let Some(path) = self.live_path(key) else { return };
         let (fenced, gone) = path.advance();
-        for asker in fenced {
-            asker.answer(ControlAnswer::Done, ctx.out);
+        for reply_to in fenced {
+            reply_to.answer(ControlAnswer::Done, ctx.out);
         }
-        if gone && let Some(session) = self.registry.remove(key) {
+        if !gone {
+            return;
+        }
+        let ended = self.registry.remove(key);
+        if self.registry.keeps_removable() {
+            self.next = earliest(self.next, Some(ctx.now + LOOK_FOR_REMOVED));
+        }
+        if let Some(session) = ended {
             self.opens.session_ended(session.shared(), ctx.now, ctx.out);
             tracing::info!(session = %session.id(), "a session ended");
         }
@@ -350,10 +396,9 @@ impl Control {
     /// Looks at the timers and at memory that was registered. True when anything happened.
     pub fn poll(&mut self, ctx: &mut Ctx<'_>) -> bool {
         let mut busy = false;
-        for at in 0..ctx.fabrics.len() {
-            while let Some(made) = ctx.fabrics[at].next_made() {
+        for provider in ProviderIndex::all(ctx.fabrics.len()) {
+            while let Some(made) = ctx.fabrics[provider.index()].next_registration() {
                 busy = true;
-                let provider = u8::try_from(at).unwrap_or(u8::MAX);
                 let end = self.connector.registered(provider, made, &mut self.registry, ctx);
                 end.into_iter().for_each(|(key, end)| self.end_path(key, &end, ctx));
             }
@@ -361,7 +406,7 @@ impl Control {
         if self.next.is_none_or(|next| ctx.now < next) {
             return busy;
         }
-        self.next = None;
+        self.next = self.registry.drop_removed().then(|| ctx.now + LOOK_FOR_REMOVED);
         let mut ends = Vec::new();
         for path in self.registry.paths_mut() {
             let (end, next) = path.poll(ctx.now, ctx.out);

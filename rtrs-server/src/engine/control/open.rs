@@ -1,8 +1,8 @@
 //! Opens and closes of exports: the control shard's answers to OPEN and CLOSE.
 //!
 //! A name is looked up among the named exports; what is not there goes to the finder, if the
-//! server has a search path, and comes back as a message. Who may open what is judged by
-//! `access.rs`; what an open export looks like to a client is told here.
+//! server has a search path, and comes back as a message. Who may open what is decided in
+//! `access.rs`; how an open export looks to a client, here.
 
 use std::sync::Arc;
 
@@ -12,16 +12,15 @@ use rtrs_core::time::Instant;
 use rtrs_core::wire::{Name, OpenRsp, OpenRspTail, errno};
 
 use super::access::AccessBook;
-use super::asker::Asker;
 use super::close::Closings;
 use super::ended::Ended;
 use crate::engine::ctx::Ctx;
 use crate::engine::device_table::{DeviceEntry, DeviceId};
+use crate::engine::finder::{OpenMode, Search};
 use crate::engine::ledger::FlushLedger;
-use crate::engine::message::{CloseNumber, ControlAnswer, Outbox, ShardMessage};
+use crate::engine::message::{CloseNumber, ControlAnswer, Outbox, ReplyTo, ShardMessage};
 use crate::engine::session::{ServerLife, SessionParams, SessionShared};
 use crate::export::{Export, ExportIndex, ExportTable};
-use crate::finder::{OpenMode, Search};
 use crate::stats::OpenSnapshot;
 
 /// Which session has which export open.
@@ -51,7 +50,7 @@ impl Opens {
         &mut self,
         session: &SessionShared,
         session_name: Option<Name>,
-        (asker, name, mode): (Asker, &Name, OpenMode),
+        (reply_to, name, mode): (ReplyTo, &Name, OpenMode),
         ctx: &mut Ctx<'_>,
     ) -> Option<ControlAnswer> {
         let bytes = name.as_bytes();
@@ -62,8 +61,7 @@ impl Opens {
             return Some(self.open_export(session, index, mode, ctx));
         }
         let asked = self.exports.finder().zip(session_name).is_some_and(|(finder, session)| {
-            let Asker { path, core, permit } = asker;
-            finder.find(Search { path, core, permit, mode, session, name: *name })
+            finder.find(Search { reply_to, mode, session, name: *name })
         });
         (!asked).then_some(ControlAnswer::Refused(errno::ENOENT))
     }
@@ -122,8 +120,8 @@ impl Opens {
         tracing::info!(%name, session = %session.id, ?access, id, "opened");
         let secret = self.params.eviction_key.secret(session.id);
         let tail = OpenRspTail { export: export.id, secret };
-        // Failures since the session opened it first are told by its flushes (`ledger.rs`): what
-        // its paths open later is of the same epoch to it.
+        // Failures since the session opened it first are reported by its flushes (`ledger.rs`):
+        // what its paths open later is of the same epoch to it.
         let ledger = session.devices.ledger(device);
         let epoch = ledger.map_or(0, FlushLedger::opened);
         let opened = describe(&export, device, self.params.life, epoch);
@@ -143,20 +141,20 @@ impl Opens {
         &mut self,
         session: &SessionShared,
         device: DeviceId,
-        asker: Asker,
+        reply_to: ReplyTo,
         out: &mut Outbox,
     ) -> Option<ControlAnswer> {
         // A close of what is not open succeeds, as with the kernel.
         let Some(entry) = session.devices.close(device) else { return Some(ControlAnswer::Done) };
-        self.closings.begin((session.id, entry.export), asker, self.params.cores, out);
+        self.closings.begin((session.id, entry.export), reply_to, self.params.cores, out);
         None
     }
 
     /// A shard is through with a closed export.
     pub(super) fn retired(&mut self, close: CloseNumber, out: &mut Outbox) {
-        if let Some((closed, asker)) = self.closings.retired(close) {
+        if let Some((closed, reply_to)) = self.closings.retired(close) {
             self.give_back(closed.export, closed.session, out);
-            asker.answer(ControlAnswer::Done, out);
+            reply_to.answer(ControlAnswer::Done, out);
         }
     }
 
@@ -209,7 +207,7 @@ impl Opens {
     }
 }
 
-/// The life of a device without a cache: every one.
+/// The cache epoch of a device without a cache: always this one.
 const WRITE_THROUGH: u64 = 0x7772_6974_6520_7468;
 
 /// OPEN_RSP of an export: its geometry in the units of the wire.
@@ -247,12 +245,13 @@ fn describe(export: &Export, device: DeviceId, life: ServerLife, epoch: u32) -> 
         physical_block_size: short(geometry.physical_block.max(geometry.logical_block)),
         logical_block_size: short(geometry.logical_block),
         max_segments: SEGMENTS_MAX,
-        // Never: a kernel client that is told of it crashes on its use (docs/PROTOCOL.md).
+        // Never: a kernel client that sees it crashes on its use (docs/PROTOCOL.md).
         secure_discard: 0,
         rotational: geometry.rotational,
         fua: geometry.fua,
         write_cache: geometry.write_cache,
         cache_id,
         volatile,
+        fast_zero: geometry.fast_zero && writable,
     }
 }

@@ -12,9 +12,8 @@ use rtrs_core::proto::{Heartbeat, HeartbeatAction, step};
 use rtrs_core::time::{Instant, earliest};
 use rtrs_core::wire::{ConnReq, Fence, Name};
 
-use super::asker::Asker;
-use crate::engine::message::{EndReport, Outbox, ShardMessage};
-use crate::listener::Refusal;
+use crate::engine::control::refusal::Refusal;
+use crate::engine::message::{EndReport, Outbox, ReplyTo, ShardMessage};
 use crate::path::handshake::{InfoError, Joining};
 use crate::path::state::PathState;
 use crate::path::{PathEnd, PathKey, PathShared};
@@ -24,9 +23,7 @@ use crate::stats::{PathSnapshot, micros, millis};
 #[derive(Debug)]
 struct Part {
     shard: CoreIndex,
-    finished: bool,
-    stopped: bool,
-    drained: bool,
+    reached: Option<EndReport>,
 }
 
 /// Connections that wait until the chunks of their path are registered.
@@ -44,8 +41,8 @@ pub(super) struct Path {
     held: Option<Held>,
     heartbeat: Option<Heartbeat>,
     parts: Vec<Part>,
-    /// Who is told when nothing of it begins any more.
-    fenced_by: Vec<Asker>,
+    /// Fences to be answered when nothing of it begins any more.
+    fenced_by: Vec<ReplyTo>,
 }
 
 impl Path {
@@ -110,7 +107,7 @@ impl Path {
         let joining = joining.ok_or(Refusal::PathExists)?;
         joining.join(conn.cid, conn.cid_num).map_err(Refusal::Join)?;
         if !self.parts.iter().any(|part| part.shard == shard) {
-            self.parts.push(Part { shard, finished: false, stopped: false, drained: false });
+            self.parts.push(Part { shard, reached: None });
         }
         Ok(())
     }
@@ -207,7 +204,7 @@ impl Path {
         }
         let (path, peer, state) = (self.shared.key, self.shared.origin.peer, self.state);
         match end {
-            // The peer can do nothing about it, and was not told.
+            // The peer can do nothing about it, and does not know the reason.
             PathEnd::Internal(_) | PathEnd::Unserved(_) => {
                 tracing::warn!(%path, %peer, reason = %end, "a path ends");
             }
@@ -224,30 +221,31 @@ impl Path {
     /// A shard reports. True when a path that finishes has nothing left to answer.
     pub(super) fn report(&mut self, shard: CoreIndex, report: EndReport) -> bool {
         for part in self.parts.iter_mut().filter(|part| part.shard == shard) {
-            match report {
-                EndReport::Finished => part.finished = true,
-                EndReport::Stopped => part.stopped = true,
-                EndReport::Drained => part.drained = true,
-            }
+            part.reached = part.reached.max(Some(report));
         }
-        self.state == PathState::Finishing && self.parts.iter().all(|part| part.finished)
+        self.state == PathState::Finishing && self.have_all(EndReport::Finished)
+    }
+
+    /// True when all shards have reported that, or more.
+    fn have_all(&self, report: EndReport) -> bool {
+        self.parts.iter().all(|part| part.reached >= Some(report))
     }
 
     /// This request is answered when nothing of the path begins any more.
-    pub(super) fn fence(&mut self, asker: Asker) {
-        self.fenced_by.push(asker);
+    pub(super) fn fence(&mut self, reply_to: ReplyTo) {
+        self.fenced_by.push(reply_to);
     }
 
     /// Moves the end on as far as the shards have reported: the fences that are reached now, and
     /// whether nothing of the path is left.
-    pub(super) fn advance(&mut self) -> (Vec<Asker>, bool) {
+    pub(super) fn advance(&mut self) -> (Vec<ReplyTo>, bool) {
         let mut fenced = Vec::new();
-        if self.state == PathState::Closing && self.parts.iter().all(|part| part.stopped) {
+        if self.state == PathState::Closing && self.have_all(EndReport::Stopped) {
             self.go(PathState::Draining);
             fenced = mem::take(&mut self.fenced_by);
         }
-        let drained = |part: &Part| part.drained || rtrs_core::mutated!(SessionGoneEarly);
-        let gone = self.state == PathState::Draining && self.parts.iter().all(drained);
+        let drained = self.have_all(EndReport::Drained) || rtrs_core::mutated!(SessionGoneEarly);
+        let gone = self.state == PathState::Draining && drained;
         if gone {
             self.go(PathState::Gone);
         }
@@ -261,7 +259,7 @@ impl Path {
             path: shared.key.0,
             uuid: shared.origin.uuid.to_string(),
             state: self.state,
-            transport: shared.origin.transport,
+            transport: shared.origin.transport.to_owned(),
             peer: shared.origin.peer.to_string(),
             local: shared.origin.local.to_string(),
             connections: shared.origin.cid_num,

@@ -73,7 +73,7 @@ impl Session {
 pub(super) struct Registry {
     sessions: BTreeMap<SessionId, Session>,
     paths: BTreeMap<PathKey, Path>,
-    last_key: u32,
+    last_key: u64,
 }
 
 impl Registry {
@@ -136,7 +136,7 @@ impl Registry {
         self.note_paths(id);
     }
 
-    /// Tells the session's cache how many of its paths have chunks.
+    /// Notes in the session's cache how many of its paths have chunks.
     pub(super) fn note_paths(&mut self, id: SessionId) {
         let live = self.paths_of(id).filter(|path| path.has_chunks()).count();
         if let Some(session) = self.sessions.get_mut(&id) {
@@ -173,5 +173,44 @@ impl Registry {
         let mut session = self.sessions.remove(&id)?;
         session.cache.end(path);
         Some(session)
+    }
+
+    /// Frees what sessions keep that is registered with devices that were removed. True while any
+    /// session keeps memory on other such devices, so that this has to be called again.
+    pub(super) fn drop_removed(&mut self) -> bool {
+        let mut any = false;
+        for session in self.sessions.values_mut() {
+            any |= session.cache.drop_removed();
+        }
+        any
+    }
+
+    /// True while a session keeps memory on a device that can be removed.
+    pub(super) fn keeps_removable(&self) -> bool {
+        self.sessions.values().any(|session| session.cache.has_removable())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::io::permits::{Claim, Holder, PermitTable};
+    use rtrs_core::ids::{CoreIndex, PermitId};
+
+    /// After 2^32 paths numbers go on: each is new, and can hold permits.
+    #[test]
+    fn path_numbers_do_not_wrap_at_32_bits() {
+        let mut registry = Registry { last_key: (1 << 32) - 2, ..Registry::default() };
+        let permits = PermitTable::new(1);
+        let mut last = PathKey(0);
+        for _ in 0..4 {
+            let key = registry.next_key();
+            assert!(key > last, "{key} after {last}");
+            last = key;
+            let holder = Holder { path: key.0, core: CoreIndex(3) };
+            assert_eq!(permits.claim(PermitId(0), holder), Claim::Granted);
+            assert_eq!(permits.holder(PermitId(0)), Some(holder));
+            permits.release(PermitId(0), holder);
+        }
     }
 }

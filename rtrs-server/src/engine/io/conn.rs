@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use rtrs_core::fabric::{FabricError, QpLimits, SgeList, WorkRequest, WrOp};
-use rtrs_core::ids::{ConnIndex, PermitId, QpNum};
+use rtrs_core::ids::{ConnIndex, PermitId, ProviderIndex, QpNum};
 
 use super::table::{ConnRow, PathRow};
 use crate::engine::ctx::Fabrics;
@@ -64,7 +64,7 @@ impl WorkId {
 pub(super) struct Conn {
     pub(super) path: PathRow,
     pub(super) cid: ConnIndex,
-    pub(super) provider: usize,
+    pub(super) provider: ProviderIndex,
     pub(super) qp: QpNum,
     queue: SendQueue,
     /// Requests whose answers wait for room in the send queue, at most the queue depth.
@@ -75,7 +75,7 @@ impl Conn {
     pub(super) fn new(
         path: PathRow,
         cid: ConnIndex,
-        (provider, qp): (usize, QpNum),
+        (provider, qp): (ProviderIndex, QpNum),
         queue_depth: u16,
     ) -> Self {
         let waiting = VecDeque::with_capacity(usize::from(queue_depth));
@@ -133,7 +133,7 @@ impl Conn {
         let covered = self.queue.take(1);
         let wr_id = WorkId::Send(covered.unwrap_or(0)).encode(at);
         let wr = WorkRequest { wr_id, op, sges, signaled: covered.is_some() };
-        fabrics[self.provider].post_send(self.qp, wr)
+        fabrics[self.provider.index()].post_send(self.qp, wr)
     }
 
     /// Posts an answer. There is room for it.
@@ -145,7 +145,7 @@ impl Conn {
     ) -> Result<(), FabricError> {
         let covered = self.queue.take(answer.requests());
         let wr_id = WorkId::Send(covered.unwrap_or(0)).encode(at);
-        answer.post(&mut *fabrics[self.provider], self.qp, wr_id, covered.is_some())
+        answer.post(&mut *fabrics[self.provider.index()], self.qp, wr_id, covered.is_some())
     }
 }
 

@@ -15,8 +15,8 @@ use rtrs_core::time::{Instant, earliest};
 use super::overlap::OrphanedWrites;
 use super::table::RequestRef;
 use crate::backend::INFLIGHT_MAX;
+use crate::engine::epoch::SyncEpoch;
 use crate::engine::message::{Outbox, ShardMessage};
-use crate::epoch::SyncEpoch;
 use crate::export::{Export, ExportIndex, ExportTable};
 
 #[derive(Debug)]
@@ -42,18 +42,29 @@ pub(super) struct Devices {
 }
 
 impl Devices {
-    /// Nothing open yet, on one of so many cores.
+    /// Nothing open yet, on one of so many shards.
     pub(super) fn new(core: Core, exports: Arc<ExportTable>, cores: u16) -> Self {
         let open = (0..exports.len()).map(|_| None).collect();
         Self { core, exports, cores, open }
     }
 
-    /// Places in the table, open or not.
-    pub(super) fn count(&self) -> usize {
-        self.open.len()
+    /// The places of all exports, open or not.
+    pub(super) fn places(&self) -> impl Iterator<Item = ExportIndex> + use<> {
+        (0..u16::try_from(self.open.len()).unwrap_or(u16::MAX)).map(ExportIndex)
     }
 
-    /// Opens the export on this core unless it is open, and makes `region` known to it if
+    /// A device that is known to be open, since a request is at it. Panics when it is not.
+    fn at(&self, export: ExportIndex) -> &OpenDevice {
+        let open = self.open[export.index()].as_ref();
+        open.unwrap_or_else(|| panic!("{export:?} is not open"))
+    }
+
+    fn at_mut(&mut self, export: ExportIndex) -> &mut OpenDevice {
+        let open = self.open[export.index()].as_mut();
+        open.unwrap_or_else(|| panic!("{export:?} is not open"))
+    }
+
+    /// Opens the export on this shard unless it is open, and makes `region` known to it if
     /// `attach`.
     ///
     /// # Errors
@@ -63,11 +74,12 @@ impl Devices {
         export: ExportIndex,
         attach: Option<&Arc<Region>>,
     ) -> io::Result<&mut (dyn BlockDevice + 'static)> {
-        let missing = || io::Error::from(io::ErrorKind::NotFound);
-        let slot = self.open.get_mut(export.index()).ok_or_else(missing)?;
+        let slot = &mut self.open[export.index()];
         let open = match slot {
             Some(open) => open,
             None => {
+                // The session may just have closed it.
+                let missing = || io::Error::from(io::ErrorKind::NotFound);
                 let export = self.exports.get(export).ok_or_else(missing)?;
                 let device = export.source.open(&self.core)?;
                 let waiting = VecDeque::new();
@@ -85,34 +97,36 @@ impl Devices {
     }
 
     /// The epoch of an open export.
-    pub(super) fn epoch(&self, export: ExportIndex) -> Option<&SyncEpoch> {
-        self.open.get(export.index())?.as_ref().map(|open| &*open.export.epoch)
+    pub(super) fn epoch(&self, export: ExportIndex) -> &SyncEpoch {
+        &self.at(export).export.epoch
     }
 
     /// The name of an open export.
-    pub(super) fn name(&self, export: ExportIndex) -> Option<&str> {
-        self.open.get(export.index())?.as_ref().map(|open| open.export.name.as_str())
+    pub(super) fn name(&self, export: ExportIndex) -> &str {
+        &self.at(export).export.name
     }
 
-    /// A number for a sync that is about to be submitted on this core, a flush or not. None where
+    /// A number for a sync that is about to be submitted on this shard, a flush or not. None where
     /// it takes no other's error.
     pub(super) fn draw(&mut self, export: ExportIndex, flush: bool) -> Option<u64> {
-        let open = self.open.get_mut(export.index())?.as_mut()?;
+        let core = self.core.index;
+        let open = self.at_mut(export);
         if open.shared == SharedErrors::None || open.shared == SharedErrors::Flushes && !flush {
             return None;
         }
-        let number = open.export.epoch.draw(self.core.index, open.syncs.front().copied());
+        let number = open.export.epoch.draw(core, open.syncs.front().copied());
         open.syncs.push_back(number);
         Some(number)
     }
 
-    /// A sync of this core is back. True when other cores wait for that.
+    /// A sync of this shard is back. True when other shards wait for that.
     pub(super) fn back(&mut self, export: ExportIndex, number: u64) -> bool {
-        let Some(Some(open)) = self.open.get_mut(export.index()) else { return false };
+        let core = self.core.index;
+        let open = self.at_mut(export);
         if let Ok(at) = open.syncs.binary_search(&number) {
             open.syncs.remove(at);
         }
-        open.export.epoch.back(self.core.index, open.syncs.front().copied())
+        open.export.epoch.back(core, open.syncs.front().copied())
     }
 
     /// Wakes the other shards: a sync of this one is back, for which requests may wait there.
@@ -123,74 +137,67 @@ impl Devices {
     }
 
     /// What closed paths have left running at an export, on all shards.
-    pub(super) fn orphaned(&self, export: ExportIndex) -> Option<&OrphanedWrites> {
+    pub(super) fn orphaned(&self, export: ExportIndex) -> &OrphanedWrites {
         self.exports.orphaned_writes(export)
     }
 
     /// Size, limits and abilities of an open device.
-    pub(super) fn geometry(&self, export: ExportIndex) -> Option<&Geometry> {
-        self.open.get(export.index())?.as_ref().map(|open| open.device.geometry())
+    pub(super) fn geometry(&self, export: ExportIndex) -> &Geometry {
+        self.at(export).device.geometry()
     }
 
-    /// Submits an IO to an open device; gives it back when the device is full or not open.
+    /// Submits an IO to an open device.
     ///
     /// # Errors
-    /// The IO.
+    /// The IO, when the device is full.
     pub(super) fn submit(&mut self, export: ExportIndex, io: Io) -> Result<(), Io> {
-        match self.open.get_mut(export.index()) {
-            Some(Some(open)) => open.device.submit(io),
-            _ => Err(io),
-        }
+        self.at_mut(export).device.submit(io)
     }
 
     /// Lets a request wait for room in an open device.
     pub(super) fn wait(&mut self, export: ExportIndex, request: RequestRef) {
-        if let Some(Some(open)) = self.open.get_mut(export.index()) {
-            open.waiting.push_back(request);
-        }
-    }
-
-    /// True when requests wait for the device, so that a new one has to queue up.
-    pub(super) fn is_contended(&self, export: ExportIndex) -> bool {
-        matches!(self.open.get(export.index()), Some(Some(open)) if !open.waiting.is_empty())
-    }
-
-    /// The next request that waits for the device at a place.
-    pub(super) fn next_waiting(&mut self, at: usize) -> Option<RequestRef> {
-        self.open[at].as_mut()?.waiting.pop_front()
+        self.at_mut(export).waiting.push_back(request);
     }
 
     /// Puts a request back that met a full device again.
     pub(super) fn wait_first(&mut self, export: ExportIndex, request: RequestRef) {
-        if let Some(Some(open)) = self.open.get_mut(export.index()) {
-            open.waiting.push_front(request);
-        }
+        self.at_mut(export).waiting.push_front(request);
+    }
+
+    /// True when requests wait for the open device, so that a new one has to queue up.
+    pub(super) fn is_contended(&self, export: ExportIndex) -> bool {
+        !self.at(export).waiting.is_empty()
+    }
+
+    /// The next request that waits for the device at a place.
+    pub(super) fn next_waiting(&mut self, at: ExportIndex) -> Option<RequestRef> {
+        self.open[at.index()].as_mut()?.waiting.pop_front()
     }
 
     /// Moves the device at a place on. True when anything happened.
-    pub(super) fn poll(&mut self, at: usize, now: Instant) -> bool {
-        self.open[at].as_mut().is_some_and(|open| open.device.poll(now))
+    pub(super) fn poll(&mut self, at: ExportIndex, now: Instant) -> bool {
+        self.open[at.index()].as_mut().is_some_and(|open| open.device.poll(now))
     }
 
     /// The next finished IO of the device at a place.
-    pub(super) fn reap(&mut self, at: usize) -> Option<Completion> {
-        self.open[at].as_mut()?.device.reap()
+    pub(super) fn reap(&mut self, at: ExportIndex) -> Option<Completion> {
+        self.open[at.index()].as_mut()?.device.reap()
     }
 
     /// Nobody has the export open: its device closes when its last IO has ended.
     pub(super) fn close(&mut self, export: ExportIndex) {
-        if let Some(Some(open)) = self.open.get_mut(export.index()) {
+        if let Some(open) = &mut self.open[export.index()] {
             open.closing = true;
         }
     }
 
     /// Closes what may be closed now.
-    pub(super) fn sweep(&mut self, at: usize) {
+    pub(super) fn sweep(&mut self, at: ExportIndex) {
         let idle = |open: &OpenDevice| {
             open.closing && open.device.inflight() == 0 && open.waiting.is_empty()
         };
-        if self.open[at].as_ref().is_some_and(idle) {
-            self.open[at] = None;
+        if self.open[at.index()].as_ref().is_some_and(idle) {
+            self.open[at.index()] = None;
         }
     }
 

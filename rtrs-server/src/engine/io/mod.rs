@@ -5,8 +5,8 @@
 //! in the shard's table (`conn.rs`), and a path's row has one request row per permit
 //! (`request.rs`). What becomes of a request is in `pipeline.rs`.
 //!
-//! The control shard decides about the life of a path; this shard tells it what it sees
-//! (`Broken`, `Finished`, `Stopped`, `Drained`) and does what it is told.
+//! The control shard decides about the life of a path; this shard reports what it sees
+//! (`Broken`, `Finished`, `Stopped`, `Drained`) and follows.
 
 mod conn;
 pub mod devices;
@@ -28,7 +28,7 @@ use rtrs_core::block::Core;
 use rtrs_core::fabric::{
     Access, BindResult, CloseReason, SgeList, WcOp, WcStatus, WorkCompletion, WrOp,
 };
-use rtrs_core::ids::{ChunkIndex, CoreIndex, PermitId, QpNum};
+use rtrs_core::ids::{ChunkIndex, CoreIndex, PermitId, ProviderIndex, QpNum};
 use rtrs_core::time::{Instant, earliest};
 use rtrs_core::wire::{Imm, InfoReq};
 
@@ -57,7 +57,7 @@ pub struct Shard {
     paths: Table<PathRow, Box<LocalPath>>,
     conns: Table<ConnRow, Conn>,
     by_key: BTreeMap<PathKey, PathRow>,
-    by_qp: BTreeMap<(usize, QpNum), ConnRow>,
+    by_qp: BTreeMap<(ProviderIndex, QpNum), ConnRow>,
     waiting: Waiting,
     /// Closed exports that requests may still run on.
     retiring: Vec<Closed>,
@@ -86,7 +86,7 @@ impl Shard {
         }
     }
 
-    /// True when the shard was told to end.
+    /// True when the shard has to end.
     pub fn is_done(&self) -> bool {
         self.exit
     }
@@ -137,8 +137,13 @@ impl Shard {
         }
     }
 
-    /// Takes a completion of the provider at that place.
-    pub fn handle_completion(&mut self, provider: usize, wc: &WorkCompletion, ctx: &mut Ctx<'_>) {
+    /// Takes a completion of a provider.
+    pub fn handle_completion(
+        &mut self,
+        provider: ProviderIndex,
+        wc: &WorkCompletion,
+        ctx: &mut Ctx<'_>,
+    ) {
         let known = WorkId::decode(wc.wr_id).and_then(|(work, at)| {
             let conn = self.conns.get(at)?;
             let same = (conn.provider, conn.qp) == (provider, wc.qp);
@@ -150,7 +155,7 @@ impl Shard {
         let path = &mut self.paths[row];
         match wc.status {
             WcStatus::Success => {}
-            // The queue pair goes down; the failure before or `Closed` tells why.
+            // The queue pair goes down; the failure before or `Closed` has the reason.
             WcStatus::Flushed => return,
             status => {
                 let reason = CloseReason::Lost(status.to_string());
@@ -186,7 +191,7 @@ impl Shard {
     /// A connection ended.
     pub fn handle_closed(
         &mut self,
-        provider: usize,
+        provider: ProviderIndex,
         qp: QpNum,
         reason: CloseReason,
         ctx: &mut Ctx<'_>,
@@ -206,7 +211,7 @@ impl Shard {
     pub fn poll(&mut self, ctx: &mut Ctx<'_>) -> bool {
         self.now = ctx.now;
         let mut busy = false;
-        for at in 0..self.devices.count() {
+        for at in self.devices.places() {
             busy |= self.devices.poll(at, ctx.now);
             while let Some(completion) = self.devices.reap(at) {
                 busy = true;
@@ -281,8 +286,9 @@ impl Shard {
                     RequestState::Settling => !closing && self.waiting.settling.iter().any(here),
                     RequestState::Submitted if closing => io.is_none_or(|io| {
                         let key = path.shared.key;
-                        let own = |one: &OrphanedWrite| (one.path, one.permit) == (key, permit);
-                        self.devices.orphaned(io.export).is_some_and(|all| all.any(own))
+                        let own =
+                            |one: &OrphanedWrite, _: &_| (one.path, one.permit) == (key, permit);
+                        self.devices.orphaned(io.export).any(own)
                     }),
                     _ => true,
                 };
@@ -342,14 +348,15 @@ impl Shard {
     fn accept(&mut self, order: AcceptOrder, ctx: &mut Ctx<'_>) {
         let AcceptOrder { path, cid, request, response } = order;
         let row = self.by_key.get(&path.key).copied().unwrap_or_else(|| {
-            let local = LocalPath::new(Arc::clone(&path), self.index, self.devices.count());
+            let local =
+                LocalPath::new(Arc::clone(&path), self.index, self.devices.places().count());
             let row = self.paths.insert(Box::new(local));
             self.by_key.insert(path.key, row);
             row
         });
         let depth = self.params.limits.queue_depth();
-        let provider = usize::from(path.origin.provider);
-        let fabric = &mut ctx.fabrics[provider];
+        let provider = path.origin.provider;
+        let fabric = &mut ctx.fabrics[provider.index()];
         let qp = fabric.accept(ctx.now, &path.pd, request, Conn::limits(depth), &response);
         let local = &mut self.paths[row];
         let qp = match qp {
@@ -382,7 +389,7 @@ impl Shard {
         let Some(service) = path.service() else { return };
         let conn = &self.conns[service];
         let chunks = path.chunks();
-        let fabric = &mut ctx.fabrics[conn.provider];
+        let fabric = &mut ctx.fabrics[conn.provider.index()];
         let wr_id = WorkId::FirstBind.encode(service);
         let mut pending = 0;
         for at in (0..chunks.window_count()).map(ChunkIndex) {
@@ -419,7 +426,7 @@ impl Shard {
         let path = &mut self.paths[row];
         // Before anything else: the next message must find a receive.
         let wr_id = WorkId::Recv.encode(at);
-        if let Err(error) = ctx.fabrics[conn.provider].post_recv(conn.qp, wr_id, None) {
+        if let Err(error) = ctx.fabrics[conn.provider.index()].post_recv(conn.qp, wr_id, None) {
             return path.fail_by_fabric(&error, ctx.out);
         }
         path.heard(ctx.now);
@@ -460,7 +467,7 @@ impl Shard {
         }
     }
 
-    /// Takes no new requests, and tells the control shard when none runs any more.
+    /// Takes no new requests, and reports to the control shard when none runs any more.
     fn finish_path(&mut self, row: PathRow, ctx: &mut Ctx<'_>) {
         self.paths[row].finish();
         let mut deferred = mem::take(&mut self.waiting.deferred);
@@ -488,7 +495,7 @@ impl Shard {
         for at in path.conns() {
             let conn = &mut conns[*at];
             conn.drop_waiting();
-            let fabric = &mut ctx.fabrics[conn.provider];
+            let fabric = &mut ctx.fabrics[conn.provider.index()];
             if abrupt {
                 fabric.abort(ctx.now, conn.qp);
             } else {
@@ -512,7 +519,7 @@ impl Shard {
         }
     }
 
-    /// Tells of the closed exports on which no request of their session runs here any more.
+    /// Reports the closed exports on which no request of their session runs here any more.
     fn report_retired(&mut self, out: &mut Outbox) {
         let Self { paths, retiring, .. } = self;
         retiring.retain(|closed| {

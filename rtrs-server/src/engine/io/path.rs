@@ -113,7 +113,7 @@ impl LocalPath {
     pub(super) fn heard(&mut self, now: Instant) {
         if now.since(self.heard_at) >= HEARD_EVERY {
             self.heard_at = now;
-            self.shared.tell_heard(now);
+            self.shared.note_heard(now);
         }
     }
 
@@ -123,15 +123,13 @@ impl LocalPath {
         self.first_binds == 0
     }
 
-    /// True when the device of an export does not know the chunks yet. None: no such export.
-    pub(super) fn is_unattached(&self, export: ExportIndex) -> Option<bool> {
-        self.attached.get(export.index()).map(|attached| !attached)
+    /// True when the device of an export knows the chunks.
+    pub(super) fn is_attached(&self, export: ExportIndex) -> bool {
+        self.attached[export.index()]
     }
 
     pub(super) fn set_attached(&mut self, export: ExportIndex, attached: bool) {
-        if let Some(known) = self.attached.get_mut(export.index()) {
-            *known = attached;
-        }
+        self.attached[export.index()] = attached;
     }
 
     /// True when a request may be taken now.
@@ -169,7 +167,7 @@ impl LocalPath {
         self.shared.session.permits.release(permit, self.holder());
     }
 
-    /// Tells the control shard, once, that the path cannot go on.
+    /// Reports to the control shard, once, that the path cannot go on.
     pub(super) fn fail(&mut self, end: PathEnd, out: &mut Outbox) {
         if self.may_begin() {
             self.mode = Mode::Broken;
@@ -193,7 +191,7 @@ impl LocalPath {
         self.fail(PathEnd::Internal(what), out);
     }
 
-    /// Tells the control shard how far its end is here.
+    /// Reports to the control shard how far its end is here.
     pub(super) fn report(&self, report: EndReport, out: &mut Outbox) {
         out.control(ControlMessage::Ending { path: self.shared.key, core: self.shard, report });
     }
@@ -215,8 +213,8 @@ impl LocalPath {
         self.requests.iter().filter_map(Request::io).any(|io| io.export == export)
     }
 
-    /// True when nothing of it is left here, so that its row can go. Tells the control shard when
-    /// it has finished.
+    /// True when nothing of it is left here, so that its row can go. Reports to the control
+    /// shard when it has finished.
     pub(super) fn is_over(&mut self, out: &mut Outbox) -> bool {
         if self.inflight > 0 {
             return false;

@@ -1,4 +1,4 @@
-//! Who holds each permit of a session: one atomic word per permit, shared by paths and cores.
+//! Who holds each permit of a session: one atomic word per permit, shared by paths and shards.
 //!
 //! A request claims its permit before anything of it runs and releases it when its answer is
 //! posted or its path is closed. A claim that meets a holder of the same path is a protocol
@@ -7,7 +7,7 @@
 //! the disk is in another table by the time its permit is free (`overlap.rs`). So a copy never
 //! overtakes its original.
 //!
-//! Word: 0 when free, else incarnation of the path (48 bits, never 0) and core (16 bits).
+//! Word: 0 when free, else incarnation of the path (48 bits, never 0) and shard (16 bits).
 
 use rtrs_core::ids::{CoreIndex, PermitId};
 use rtrs_core::sync::atomic::{AtomicU64, Ordering};
@@ -16,19 +16,19 @@ use rtrs_core::sync::atomic::{AtomicU64, Ordering};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
     /// The path, by a number that no other path of this process ever has; not 0.
-    pub path: u32,
-    /// The core its request lives on.
+    pub path: u64,
+    /// The shard its request lives on.
     pub core: CoreIndex,
 }
 
 impl Holder {
     fn word(self) -> u64 {
-        u64::from(self.path) << 16 | u64::from(self.core.0)
+        self.path << 16 | u64::from(self.core.0)
     }
 
     #[allow(clippy::cast_possible_truncation, reason = "the word was made from these widths")]
     fn of(word: u64) -> Self {
-        Self { path: (word >> 16) as u32, core: CoreIndex(word as u16) }
+        Self { path: word >> 16, core: CoreIndex(word as u16) }
     }
 }
 
@@ -57,7 +57,7 @@ impl PermitTable {
 
     /// Tries to take a permit. The permit is below the table's count.
     pub fn claim(&self, permit: PermitId, holder: Holder) -> Claim {
-        assert_ne!(holder.path, 0, "paths are numbered from 1");
+        assert!((1..1 << 48).contains(&holder.path), "path {} has 1 to 48 bits", holder.path);
         let word = &self.words[permit.index()];
         // Acquire pairs with the release below: what the former holder did is done.
         match word.compare_exchange(0, holder.word(), Ordering::Acquire, Ordering::Relaxed) {
@@ -101,7 +101,7 @@ mod tests {
         let permit = PermitId(3);
         let a = Holder { path: 1, core: CoreIndex(0) };
         let b = Holder { path: 1, core: CoreIndex(7) };
-        let c = Holder { path: u32::MAX, core: CoreIndex(u16::MAX) };
+        let c = Holder { path: (1 << 48) - 1, core: CoreIndex(u16::MAX) };
         assert_eq!(table.claim(permit, a), Claim::Granted);
         assert_eq!(table.claim(permit, b), Claim::Own);
         assert_eq!(table.claim(permit, c), Claim::Other(a));

@@ -1,5 +1,6 @@
 //! The request pipeline of a shard, top to bottom: a request arrives, claims its permit, has the
-//! peer's key revoked, is parsed and validated, runs at the device, is judged, and is answered.
+//! peer's key revoked, is parsed and validated, runs at the device, has its end decided, and is
+//! answered.
 //!
 //! Each step calls the next one, or leaves the request in a state with what it needs to go on
 //! (`request.rs`); the event that ends the wait continues at the step below. A request that cannot
@@ -30,7 +31,7 @@ use rtrs_core::wire::{
 
 use super::conn::{Conn, WorkId};
 use super::devices::Devices;
-use super::overlap::OrphanedWrite;
+use super::overlap::{OrphanedWrite, touches};
 use super::path::{LocalPath, Mode};
 use super::permits::Claim;
 use super::progress::{IoProgress, IoStep};
@@ -40,10 +41,10 @@ use super::table::{ConnRow, RequestRef, Table};
 use super::validate::{part_max, plan_io};
 use crate::engine::ctx::Ctx;
 use crate::engine::device_table::DeviceId;
+use crate::engine::finder::OpenMode;
 use crate::engine::ledger::FlushLedger;
-use crate::engine::message::{ControlAnswer, ControlMessage, ControlRequest};
+use crate::engine::message::{ControlAnswer, ControlMessage, ControlRequest, ReplyTo};
 use crate::export::ExportIndex;
-use crate::finder::OpenMode;
 use crate::path::io::Answer;
 use crate::path::{PathEnd, PathKey, PeerFault};
 
@@ -147,11 +148,11 @@ impl Step<'_> {
     /// own data; what is validated is a copy, made after the old key is dead.
     fn revoke(&mut self, mut arrival: Arrival, ctx: &mut Ctx<'_>) {
         let Some(conn) = self.conns.get(arrival.conn).filter(|conn| self.serves(conn)) else {
-            return self.abandon();
+            return self.release();
         };
         let (chunks, chunk) = (self.path.chunks(), ChunkIndex::from(self.at.permit));
         let Some(window) = chunks.window(chunk) else { return self.parse(arrival, ctx) };
-        let fabric = &mut ctx.fabrics[conn.provider];
+        let fabric = &mut ctx.fabrics[conn.provider.index()];
         let wr_id = WorkId::Revoke(self.at.permit).encode(arrival.conn);
         let result = if fabric.binds_are_requests() {
             let slice = chunks.chunk(chunk);
@@ -167,7 +168,7 @@ impl Step<'_> {
             Ok(BindResult::Done(_)) => self.parse(arrival, ctx),
             Ok(BindResult::Pending(_)) => self.request().go(State::Revoking(arrival)),
             Err(error) => {
-                self.abandon();
+                self.release();
                 self.path.fail_by_fabric(&error, ctx.out);
             }
         }
@@ -177,7 +178,7 @@ impl Step<'_> {
     pub(super) fn revoked(&mut self, ctx: &mut Ctx<'_>) {
         match self.path.requests.get(self.at.permit.index()).map(Request::get) {
             Some(&State::Revoking(arrival)) if self.path.may_begin() => self.parse(arrival, ctx),
-            Some(State::Revoking(_)) => self.abandon(),
+            Some(State::Revoking(_)) => self.release(),
             // The request was dropped when the path was closed.
             _ if self.path.mode() == Mode::Closing => {}
             _ => self.path.internal_error("a key was revoked for no request", ctx.out),
@@ -202,7 +203,7 @@ impl Step<'_> {
         let message = match message {
             Ok(message) => message,
             Err(error) => {
-                self.abandon();
+                self.release();
                 return self.path.violation(PeerFault::Wire(error), ctx.out);
             }
         };
@@ -248,7 +249,8 @@ impl Step<'_> {
             Wanted::Control(asked) => {
                 self.request().go(State::Control(request));
                 let (path, core) = (self.path.shared.key, self.path.holder().core);
-                ctx.out.control(ControlMessage::Request { path, core, permit, request: asked });
+                let reply_to = ReplyTo { path, core, permit };
+                ctx.out.control(ControlMessage::Request { reply_to, request: asked });
             }
             Wanted::Io(io) if io.op == IoOp::Flush && rtrs_core::mutated!(FlushSkipped) => {
                 self.finish(request, Reply::errno(0), ctx);
@@ -287,7 +289,7 @@ impl Step<'_> {
         let device = DeviceId(header.device_id);
         let entry = self.path.shared.session.devices.get(device).ok_or(errno::ENOTCONN)?;
         self.open_device(entry.export)?;
-        let geometry = self.devices.geometry(entry.export).ok_or(errno::ENODEV)?;
+        let geometry = self.devices.geometry(entry.export);
         // A session that cannot write and never wrote has nothing to make durable, and may not
         // take the error of what others wrote.
         let ledger = self.path.shared.session.devices.ledger(device);
@@ -297,15 +299,13 @@ impl Step<'_> {
 
     /// Opens the device on this shard, and makes the path's chunks known to it.
     fn open_device(&mut self, export: ExportIndex) -> Result<(), u16> {
-        let unattached = self.path.is_unattached(export).ok_or(errno::ENODEV)?;
-        let region = unattached.then(|| self.path.chunks().region());
+        let attached = self.path.is_attached(export);
+        let region = (!attached).then(|| self.path.chunks().region());
         if let Err(error) = self.devices.open(export, region) {
             tracing::warn!(%error, export = export.index(), "cannot open the device on this core");
             return Err(IoStatus::from_io_error(&error).to_errno());
         }
-        if unattached {
-            self.path.set_attached(export, true);
-        }
+        self.path.set_attached(export, true);
         Ok(())
     }
 
@@ -327,9 +327,9 @@ impl Step<'_> {
 
     /// True when an orphaned write may still change what this IO is to change. One load, as a rule.
     fn is_blocked(&self, io: &IoProgress) -> bool {
-        let orphaned = self.devices.orphaned(io.export).filter(|orphaned| !orphaned.is_empty());
+        let bytes = io.bytes();
         let waits = io.changes() && !rtrs_core::mutated!(DeferredBegins);
-        orphaned.is_some_and(|orphaned| waits && orphaned.touch(&io.bytes()))
+        waits && self.devices.orphaned(io.export).any(|_, write| touches(write, &bytes))
     }
 
     fn note_blocked(&self, arrival: &mut Arrival, io: &IoProgress) {
@@ -337,12 +337,11 @@ impl Step<'_> {
         let counters = self.path.counters();
         counters.barred.add(1);
         // Its client has sent it again; or has given up what had the permit before.
-        let original = |other: &OrphanedWrite| {
+        let original = |other: &OrphanedWrite, write: &Range<u64>| {
             (other.session, other.permit) == (shared.session.id, permit)
-                && other.touches(&io.bytes())
+                && touches(write, &io.bytes())
         };
-        let orphaned = self.devices.orphaned(io.export);
-        if !arrival.is_copy && orphaned.is_some_and(|orphaned| orphaned.any(original)) {
+        if !arrival.is_copy && self.devices.orphaned(io.export).any(original) {
             arrival.is_copy = true;
             counters.replays.add(1);
         }
@@ -392,14 +391,11 @@ impl Step<'_> {
         let (tag, permit) = (at.tag(), at.permit);
         let shared = &path.shared;
         let request = &mut path.requests[permit.index()];
-        let geometry = request.io().and_then(|io| devices.geometry(io.export));
-        let (Some(part_max), Some(io)) = (
-            request.io().zip(geometry).map(|(io, geometry)| part_max(geometry, io.op)),
-            request.io_mut(),
-        ) else {
-            path.internal_error("the device of a request is not open", ctx.out);
+        let Some(io) = request.io_mut() else {
+            path.internal_error("a request is submitted that is no IO", ctx.out);
             return true;
         };
+        let part_max = part_max(devices.geometry(io.export), io.op);
         io.begin_sync(shared, permit, devices);
         let export = io.export;
         let order = if io.is_flush() {
@@ -458,14 +454,14 @@ impl Step<'_> {
         self.settle(end, ctx);
     }
 
-    /// Step 8. The end of a step is judged: now, or when the syncs that decide have ended.
+    /// Step 8. The end of a step is acted on: now, or when the syncs that decide have ended.
     fn settle(&mut self, end: Settling, ctx: &mut Ctx<'_>) {
         let request = &mut self.path.requests[self.at.permit.index()];
         let Some(io) = request.io() else {
             return self.path.internal_error("a request settles that is no IO", ctx.out);
         };
         if io.is_settled(&end, ctx.now, self.devices) {
-            return self.judge(end.status, ctx);
+            return self.advance(end.status, ctx);
         }
         io.count_settling(true, self.devices);
         request.wait(Wait::Settling(end));
@@ -484,22 +480,22 @@ impl Step<'_> {
         }
         io.end_settling(end, self.devices);
         let status = end.status;
-        self.judge(status, ctx);
+        self.advance(status, ctx);
     }
 
     /// Step 9. A step has ended for good: goes on with the next one, or answers.
-    fn judge(&mut self, status: IoStatus, ctx: &mut Ctx<'_>) {
+    fn advance(&mut self, status: IoStatus, ctx: &mut Ctx<'_>) {
         let (shared, permit) = (&self.path.shared, self.at.permit);
         let request = &mut self.path.requests[permit.index()];
         let Some(io) = request.io_mut() else {
-            return self.path.internal_error("a request is judged that is no IO", ctx.out);
+            return self.path.internal_error("a step ended of a request that is no IO", ctx.out);
         };
-        match io.judge(status, shared, self.devices) {
+        match io.verdict(status, shared, self.devices) {
             Verdict::Stands => {}
             Verdict::Fail(errno) => return self.finish_io(errno, ctx),
             Verdict::ReportLoss(hidden, errno) => {
                 if let Some(ledger) = shared.session.devices.ledger(io.device) {
-                    ledger.tell(io.mark, hidden, shared.key, permit);
+                    ledger.report(io.mark, hidden, shared.key, permit);
                 }
                 request.reported_loss = Some(io.device);
                 return self.finish_io(errno, ctx);
@@ -541,14 +537,14 @@ impl Step<'_> {
     fn finish(&mut self, mut request: Parsed, reply: Reply, ctx: &mut Ctx<'_>) {
         let at = request.arrival.conn;
         let Some(conn) = self.conns.get(at).filter(|conn| self.serves(conn)) else {
-            return self.abandon();
+            return self.release();
         };
         let (chunks, chunk) = (self.path.chunks(), ChunkIndex::from(self.at.permit));
         if request.arrival.key.is_none()
             && let Some(window) = chunks.window(chunk)
         {
             let (slice, wr_id) = (chunks.chunk(chunk), WorkId::Bind.encode(at));
-            let fabric = &mut ctx.fabrics[conn.provider];
+            let fabric = &mut ctx.fabrics[conn.provider.index()];
             match fabric.bind(conn.qp, window, &slice, Access::REMOTE_WRITE, wr_id) {
                 // A pending bind is in force before anything posted behind it on the queue pair:
                 // when the peer learns the key, it works. Nobody waits for its completion.
@@ -556,7 +552,7 @@ impl Step<'_> {
                     request.arrival.key = Some(key);
                 }
                 Err(error) => {
-                    self.abandon();
+                    self.release();
                     return self.path.fail_by_fabric(&error, ctx.out);
                 }
             }
@@ -613,18 +609,17 @@ impl Step<'_> {
         // An answer that reported a loss may not have arrived: the client sends such a flush again
         // over another path, and must hear of it there.
         let reported = request.reported_loss.and_then(|id| shared.session.devices.ledger(id));
-        reported.into_iter().for_each(FlushLedger::untell);
+        reported.into_iter().for_each(FlushLedger::report_again);
         match request.get() {
             State::Free => return,
             // It has no permit.
             State::Deferred(_) => return request.end(),
             State::Io(_, Wait::Submitted, io) => {
-                if let Some(bytes) = io.may_change()
-                    && let Some(orphaned) = self.devices.orphaned(io.export)
-                {
+                if let Some(bytes) = io.may_change() {
                     let (session, path) = (shared.session.id, shared.key);
                     tracing::debug!(%path, %permit, ?bytes, "left running at the disk");
-                    orphaned.enter(OrphanedWrite { session, path, permit, bytes });
+                    let write = OrphanedWrite { session, path, permit };
+                    self.devices.orphaned(io.export).enter(write, bytes);
                 }
                 // The next holder of the permit finds it in that table.
                 return self.path.release_permit(permit);
@@ -639,9 +634,10 @@ impl Step<'_> {
     /// The device is done with a request that was left running.
     fn orphaned_write_ended(&mut self) {
         let request = &mut self.path.requests[self.at.permit.index()];
-        let export = request.io().map(|io| io.export);
-        if let Some(orphaned) = export.and_then(|export| self.devices.orphaned(export)) {
-            orphaned.leave(self.path.shared.key, self.at.permit);
+        let own = (self.path.shared.key, self.at.permit);
+        if let Some(io) = request.io() {
+            let ended = |write: &OrphanedWrite| (write.path, write.permit) == own;
+            self.devices.orphaned(io.export).leave(ended);
         }
         request.end();
         self.path.end_request();
@@ -676,12 +672,7 @@ impl Step<'_> {
         conn.path == self.at.path && self.path.mode() != Mode::Closing
     }
 
-    /// Ends the request without an answer: its connection is gone, or its path is closed.
-    fn abandon(&mut self) {
-        self.release();
-    }
-
-    /// Frees the row and the permit.
+    /// Frees the row and the permit. Without an answer: the connection is gone, or the path closed.
     fn release(&mut self) {
         self.request().end();
         self.path.end_request();

@@ -2,7 +2,7 @@
 //!
 //! A sync that failed raises the export's epoch (`epoch.rs`) and is answered when the epoch is
 //! saved. One that succeeded is answered when all syncs that may have taken its error have ended,
-//! and is only then judged: a flush by the session's ledger (`ledger.rs`), a write with FUA by the
+//! and is only then decided: a flush by the session's ledger (`ledger.rs`), a write with FUA by the
 //! epoch it was submitted in. Until then the request is `Settling`; the shard looks at such
 //! requests in each turn, and another shard whose sync has ended wakes it by a message.
 
@@ -15,7 +15,6 @@ use rtrs_core::wire::errno;
 use super::devices::Devices;
 use super::progress::{IoProgress, IoStep};
 use crate::engine::ledger::Hidden;
-use crate::epoch::SyncEpoch;
 use crate::path::PathShared;
 
 /// What saving an epoch may take. After that the failure is reported all the same: a state
@@ -71,22 +70,22 @@ impl IoProgress {
         self.step == IoStep::PreFlush || self.op == IoOp::Flush
     }
 
-    /// It is about to be submitted: notes what its end is judged by.
+    /// It is about to be submitted: notes what decides about its end.
     pub(super) fn begin_sync(
         &mut self,
         path: &PathShared,
         permit: PermitId,
         devices: &mut Devices,
     ) {
-        let rises = devices.epoch(self.export).map(SyncEpoch::rises);
-        self.epoch = self.epoch.or(rises);
+        let rises = devices.epoch(self.export).rises();
+        self.epoch.get_or_insert(rises);
         if !self.is_sync() {
             return;
         }
         if self.covers_all()
             && let Some(ledger) = path.session.devices.ledger(self.device)
         {
-            self.mark = ledger.begin_flush(rises.unwrap_or(0), path.key, permit);
+            self.mark = ledger.begin_flush(rises, path.key, permit);
         }
         self.number = devices.draw(self.export, self.covers_all());
     }
@@ -108,12 +107,13 @@ impl IoProgress {
         devices: &mut Devices,
     ) -> (Settling, bool) {
         let mut end = Settling { status, horizon: 0, saved_by: 0, unsaved_at: now + SAVE_MAX };
-        let Some(epoch) = devices.epoch(self.export).filter(|_| self.is_sync()) else {
+        if !self.is_sync() {
             return (end, false);
-        };
+        }
+        let epoch = devices.epoch(self.export);
         if self.has_lost(status) && !rtrs_core::mutated!(SyncFailureForgotten) {
             end.saved_by = epoch.raise();
-            let name = devices.name(self.export).unwrap_or_default();
+            let name = devices.name(self.export);
             tracing::error!(
                 %name,
                 epoch = epoch.number(),
@@ -125,31 +125,31 @@ impl IoProgress {
         let Some(number) = self.number.take() else { return (end, false) };
         let wakes = devices.back(self.export, number);
         // After the number is back: what is drawn from now on began after this end.
-        end.horizon = devices.epoch(self.export).map_or(0, SyncEpoch::horizon);
+        end.horizon = devices.epoch(self.export).horizon();
         (end, wakes)
     }
 
     /// True when the end of a step may be acted on.
     pub(super) fn is_settled(&self, end: &Settling, now: Instant, devices: &Devices) -> bool {
-        let epoch = devices.epoch(self.export).filter(|_| self.is_sync());
-        epoch.is_none_or(|epoch| {
-            (epoch.is_saved(end.saved_by) || now >= end.unsaved_at) && epoch.is_clear(end.horizon)
-        })
+        if !self.is_sync() {
+            return true;
+        }
+        let epoch = devices.epoch(self.export);
+        let saved = epoch.is_saved(end.saved_by) || now >= end.unsaved_at;
+        saved && epoch.is_clear(end.horizon)
     }
 
     /// It begins, or ends, to wait until it is settled.
     pub(super) fn count_settling(&self, begins: bool, devices: &Devices) {
-        if let Some(epoch) = devices.epoch(self.export) {
-            epoch.count_waiting(begins);
-        }
+        devices.epoch(self.export).count_waiting(begins);
     }
 
     /// It waited until it was settled; logs an epoch that could not be saved in time.
     pub(super) fn end_settling(&self, end: &Settling, devices: &Devices) {
         self.count_settling(false, devices);
-        if devices.epoch(self.export).is_some_and(|epoch| !epoch.is_saved(end.saved_by)) {
+        if !devices.epoch(self.export).is_saved(end.saved_by) {
             tracing::error!(
-                name = devices.name(self.export).unwrap_or_default(),
+                name = devices.name(self.export),
                 "cannot save the epoch in time: the failure is reported, but a client that \
                  connects after the server's next start may not hear of it; check the disk of the \
                  state directory"
@@ -158,8 +158,13 @@ impl IoProgress {
     }
 
     /// What the end of a settled step means.
-    pub(super) fn judge(&self, status: IoStatus, path: &PathShared, devices: &Devices) -> Verdict {
-        let rises = devices.epoch(self.export).map_or(0, SyncEpoch::rises);
+    pub(super) fn verdict(
+        &self,
+        status: IoStatus,
+        path: &PathShared,
+        devices: &Devices,
+    ) -> Verdict {
+        let rises = devices.epoch(self.export).rises();
         if self.covers_all() {
             if !status.is_ok() {
                 return Verdict::ReportLoss(Hidden::Loss, status.to_errno());
@@ -181,9 +186,8 @@ impl IoProgress {
             return;
         }
         let ledger = path.session.devices.ledger(self.device);
-        let epoch = devices.epoch(self.export);
-        if let (Some(ledger), Some(began), Some(epoch)) = (ledger, self.epoch, epoch) {
-            ledger.wrote(began, epoch.rises());
+        if let (Some(ledger), Some(began)) = (ledger, self.epoch) {
+            ledger.wrote(began, devices.epoch(self.export).rises());
         }
     }
 }

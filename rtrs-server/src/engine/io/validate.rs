@@ -41,6 +41,9 @@ pub(super) fn plan_io(
     if !status.is_ok() {
         return Err(status.to_errno());
     }
+    if op == IoOp::WriteZeroes && header.rw.is_fast_only() && !geometry.fast_zero {
+        return Err(IoStatus::Unsupported.to_errno());
+    }
     if reads_only && op == IoOp::Flush {
         return Err(0);
     }
@@ -54,7 +57,7 @@ pub(super) fn plan_io(
         flags: IoFlags {
             fua: fua && geometry.fua && !rtrs_core::mutated!(FuaDropped),
             no_unmap: op == IoOp::WriteZeroes && header.rw.is_no_unmap(),
-            fast_only: false,
+            fast_only: op == IoOp::WriteZeroes && header.rw.is_fast_only(),
         },
         step: if flush_first { IoStep::PreFlush } else { IoStep::Data },
         post_flush: fua && !geometry.fua && geometry.write_cache,

@@ -7,8 +7,8 @@ use parking_lot::Mutex;
 use rtrs_core::time::Duration;
 use rtrs_core::wire::{AccessMode, Rw, errno};
 
+use super::fixture::{Fixture, StandOptions};
 use super::peer::{Peer, PeerOptions, io};
-use super::stand::{Stand, StandOptions};
 use crate::engine::message::{AdminAnswer, AdminAsk};
 use crate::path::state::PathState;
 use crate::stats::{Access, SessionState};
@@ -24,7 +24,7 @@ fn other(session: u8) -> PeerOptions {
     PeerOptions { session, path: session, local: session, ..PeerOptions::default() }
 }
 
-fn disconnect(session: &str, path: Option<u32>) -> AdminAsk {
+fn disconnect(session: &str, path: Option<u64>) -> AdminAsk {
     AdminAsk::Disconnect { session: session.to_owned(), path }
 }
 
@@ -37,7 +37,7 @@ fn drain(ms: u64) -> AdminAsk {
 }
 
 /// The paths an answer says to end.
-fn ended(answer: &Mutex<Option<AdminAnswer>>) -> Vec<u32> {
+fn ended(answer: &Mutex<Option<AdminAnswer>>) -> Vec<u64> {
     match answer.lock().take() {
         Some(AdminAnswer::Ended { paths, .. }) => paths,
         other => panic!("{other:?}"),
@@ -51,22 +51,24 @@ fn refused(answer: &Mutex<Option<AdminAnswer>>) -> String {
     }
 }
 
-fn states(stand: &Stand) -> Vec<PathState> {
-    stand.sessions().iter().flat_map(|session| &session.paths).map(|path| path.state).collect()
+fn states(fixture: &Fixture) -> Vec<PathState> {
+    fixture.sessions().iter().flat_map(|session| &session.paths).map(|path| path.state).collect()
 }
 
 #[test]
 fn sessions_are_listed_with_what_they_did() {
-    let mut stand = Stand::new(StandOptions::default());
-    let mut a = Peer::open(&mut stand, PeerOptions::default());
-    let _b = Peer::up(&mut stand, second_path(), "sess");
-    a.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 4096), &[1; 4096]);
-    assert_eq!(a.reply(&mut stand).errno, 0);
-    stand.device.lock().hold = true;
-    a.send_read(&stand, (1, 6), io(Rw::READ, 0, 512));
-    stand.pass(Duration::from_millis(1500));
-    let answer = stand.admin(AdminAsk::Sessions);
-    let Some(AdminAnswer::Sessions(list)) = answer.lock().take() else { panic!("no list") };
+    let mut fixture = Fixture::new(StandOptions::default());
+    let mut a = Peer::open(&mut fixture, PeerOptions::default());
+    let _b = Peer::up(&mut fixture, second_path(), "sess");
+    a.send_write((1, 6), io(Rw::WRITE, 0, 4096), &[1; 4096]);
+    assert_eq!(a.reply(&mut fixture).errno, 0);
+    fixture.device.lock().hold = true;
+    a.send_read((1, 6), io(Rw::READ, 0, 512));
+    fixture.pass(Duration::from_millis(1500));
+    let answer = fixture.admin(AdminAsk::Sessions);
+    let Some(AdminAnswer::Sessions { sessions: list, .. }) = answer.lock().take() else {
+        panic!("no list")
+    };
     assert_eq!(list.len(), 1);
     let session = &list[0];
     assert_eq!(session.id, "01010101-0101-0101-0101-010101010101");
@@ -78,265 +80,265 @@ fn sessions_are_listed_with_what_they_did() {
     assert_eq!((session.io.writes, session.io.write_bytes, session.io.inflight), (1, 4096, 1));
     let paths = &session.paths;
     assert_eq!((paths.len(), paths[0].path, paths[1].path), (2, 1, 2));
-    assert_eq!((paths[0].connections, paths[0].transport), (3, "sim"));
+    assert_eq!((paths[0].connections, &*paths[0].transport), (3, "sim"));
     assert_eq!((paths[0].io.inflight, paths[1].io.inflight), (1, 0));
     // What a path did that is gone stays with its session.
-    stand.device.lock().hold = false;
-    stand.pass(Duration::from_millis(5));
-    a.leave(&mut stand);
-    let session = stand.sessions().swap_remove(0);
+    fixture.device.lock().hold = false;
+    fixture.pass(Duration::from_millis(5));
+    a.leave(&mut fixture);
+    let session = fixture.sessions().swap_remove(0);
     assert_eq!((session.paths.len(), session.io.writes, session.io.inflight), (1, 1, 0));
 }
 
 #[test]
 fn a_path_that_was_disconnected_comes_back() {
-    let mut stand = Stand::new(StandOptions::default());
-    let mut a = Peer::open(&mut stand, PeerOptions::default());
-    let mut b = Peer::up(&mut stand, second_path(), "sess");
-    let answer = stand.admin(disconnect("sess", Some(1)));
+    let mut fixture = Fixture::new(StandOptions::default());
+    let mut a = Peer::open(&mut fixture, PeerOptions::default());
+    let mut b = Peer::up(&mut fixture, second_path(), "sess");
+    let answer = fixture.admin(disconnect("sess", Some(1)));
     assert_eq!(ended(&answer), [1]);
-    assert_eq!((a.closed(&mut stand), b.closed(&mut stand)), (3, 0));
-    assert_eq!(states(&stand), [PathState::Connected]);
+    assert_eq!((a.closed(&mut fixture), b.closed(&mut fixture)), (3, 0));
+    assert_eq!(states(&fixture), [PathState::Connected]);
     let again = PeerOptions { recon_cnt: 2, ..PeerOptions::default() };
-    let mut a = Peer::up(&mut stand, again, "sess");
+    let mut a = Peer::up(&mut fixture, again, "sess");
     // All of them, by the session's number.
-    let answer = stand.admin(disconnect("01010101-0101-0101-0101-010101010101", None));
+    let answer = fixture.admin(disconnect("01010101-0101-0101-0101-010101010101", None));
     assert_eq!(ended(&answer), [2, 3]);
-    assert_eq!((a.closed(&mut stand), b.closed(&mut stand)), (3, 3));
-    stand.assert_empty();
+    assert_eq!((a.closed(&mut fixture), b.closed(&mut fixture)), (3, 3));
+    fixture.assert_empty();
     let last = PeerOptions { recon_cnt: 3, ..PeerOptions::default() };
-    let _last = Peer::open(&mut stand, last);
-    let why = refused(&stand.admin(disconnect("sess", Some(2))));
+    let _last = Peer::open(&mut fixture, last);
+    let why = refused(&fixture.admin(disconnect("sess", Some(2))));
     assert!(why.contains("no path 2 that is up"), "{why}");
-    let why = refused(&stand.admin(disconnect("none", None)));
+    let why = refused(&fixture.admin(disconnect("none", None)));
     assert!(why.contains("there is no session none"), "{why}");
-    assert_eq!(states(&stand), [PathState::Connected]);
+    assert_eq!(states(&fixture), [PathState::Connected]);
 }
 
 #[test]
 fn an_evicted_session_stays_away_and_its_export_can_be_taken_over() {
-    let mut stand = Stand::new(StandOptions::default());
-    let mut dead = Peer::open(&mut stand, PeerOptions::default());
+    let mut fixture = Fixture::new(StandOptions::default());
+    let mut dead = Peer::open(&mut fixture, PeerOptions::default());
     // The client's machine was started again: the same name, another number.
-    let mut early = Peer::new(&stand, other(2));
+    let mut early = Peer::new(&fixture, other(2));
     for cid in 0..3 {
-        early.connect(&mut stand, cid).unwrap();
+        early.connect(&mut fixture, cid).unwrap();
     }
     let info =
         rtrs_core::wire::InfoReq { session_name: rtrs_core::wire::Name::new(b"sess").unwrap() };
-    early.send_info(&mut stand, &info.encode());
-    assert_eq!(early.closed(&mut stand), 3, "the dead one has the name");
-    let answer = stand.admin(evict("sess"));
+    early.send_info(&mut fixture, &info.encode());
+    assert_eq!(early.closed(&mut fixture), 3, "the dead one has the name");
+    let answer = fixture.admin(evict("sess"));
     assert_eq!(ended(&answer), [1]);
-    assert_eq!(dead.closed(&mut stand), 3);
-    stand.assert_empty();
+    assert_eq!(dead.closed(&mut fixture), 3);
+    fixture.assert_empty();
     for recon_cnt in 2..5 {
         let again = PeerOptions { recon_cnt, ..PeerOptions::default() };
-        let refused = Peer::new(&stand, again).connect(&mut stand, 0).unwrap_err();
+        let refused = Peer::new(&fixture, again).connect(&mut fixture, 0).unwrap_err();
         assert_eq!(refused, ESTALE);
     }
-    let mut new = Peer::up(&mut stand, other(3), "sess");
-    new.open_device(&mut stand, "vol", AccessMode::ReadWrite).unwrap();
-    let why = refused(&stand.admin(evict("no one")));
+    let mut new = Peer::up(&mut fixture, other(3), "sess");
+    new.open_device(&mut fixture, "vol", AccessMode::ReadWrite).unwrap();
+    let why = refused(&fixture.admin(evict("no one")));
     assert!(why.contains("there is no session no one"), "{why}");
 }
 
 #[test]
 fn an_evicted_session_keeps_its_export_while_its_io_runs() {
-    let mut stand = Stand::new(StandOptions::default());
-    let mut dead = Peer::open(&mut stand, PeerOptions::default());
-    stand.device.lock().hold = true;
-    dead.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
-    stand.settle();
-    let _ = ended(&stand.admin(evict("sess")));
-    assert_eq!(dead.closed(&mut stand), 3);
-    let list = stand.sessions();
+    let mut fixture = Fixture::new(StandOptions::default());
+    let mut dead = Peer::open(&mut fixture, PeerOptions::default());
+    fixture.device.lock().hold = true;
+    dead.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+    fixture.settle();
+    let _ = ended(&fixture.admin(evict("sess")));
+    assert_eq!(dead.closed(&mut fixture), 3);
+    let list = fixture.sessions();
     assert_eq!((list[0].state, list[0].io.inflight), (SessionState::Evicted, 1));
     // Its name is free; what it may still write to is not.
-    let mut new = Peer::up(&mut stand, other(2), "sess");
-    let open = |stand: &mut Stand, new: &mut Peer| {
-        new.open_device(stand, "vol", AccessMode::ReadWrite).map(|_| ())
+    let mut new = Peer::up(&mut fixture, other(2), "sess");
+    let open = |fixture: &mut Fixture, new: &mut Peer| {
+        new.open_device(fixture, "vol", AccessMode::ReadWrite).map(|_| ())
     };
-    assert_eq!(open(&mut stand, &mut new), Err(errno::EPERM));
-    new.open_device(&mut stand, "other", AccessMode::ReadWrite).unwrap();
+    assert_eq!(open(&mut fixture, &mut new), Err(errno::EPERM));
+    new.open_device(&mut fixture, "other", AccessMode::ReadWrite).unwrap();
     // By the name the living one is meant.
-    let _ = ended(&stand.admin(disconnect("sess", Some(2))));
-    assert_eq!(new.closed(&mut stand), 3);
-    let mut new = Peer::up(&mut stand, PeerOptions { recon_cnt: 2, ..other(2) }, "sess");
-    stand.device.lock().hold = false;
-    stand.pass(Duration::from_millis(5));
-    assert_eq!(open(&mut stand, &mut new), Ok(()));
-    assert_eq!(stand.sessions().len(), 1);
-    assert_eq!(stand.device.lock().bytes[..512], [1; 512]);
+    let _ = ended(&fixture.admin(disconnect("sess", Some(2))));
+    assert_eq!(new.closed(&mut fixture), 3);
+    let mut new = Peer::up(&mut fixture, PeerOptions { recon_cnt: 2, ..other(2) }, "sess");
+    fixture.device.lock().hold = false;
+    fixture.pass(Duration::from_millis(5));
+    assert_eq!(open(&mut fixture, &mut new), Ok(()));
+    assert_eq!(fixture.sessions().len(), 1);
+    assert_eq!(fixture.device.lock().bytes[..512], [1; 512]);
 }
 
 #[test]
 fn a_session_that_turns_to_reading_keeps_its_export_while_its_writes_run() {
-    let mut stand = Stand::new(StandOptions::default());
-    let mut old = Peer::open(&mut stand, PeerOptions::default());
-    stand.device.lock().hold = true;
-    old.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
-    stand.settle();
+    let mut fixture = Fixture::new(StandOptions::default());
+    let mut old = Peer::open(&mut fixture, PeerOptions::default());
+    fixture.device.lock().hold = true;
+    old.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+    fixture.settle();
     let (open, less) = (AccessMode::ReadWrite, AccessMode::ReadOnly);
-    let device = old.open_device(&mut stand, "vol", less).unwrap().device_id;
+    let device = old.open_device(&mut fixture, "vol", less).unwrap().device_id;
     // Its write would land after those of another writer.
-    let mut new = Peer::up(&mut stand, other(2), "new");
-    assert_eq!(new.open_device(&mut stand, "vol", open).map(|_| ()), Err(errno::EPERM));
-    stand.device.lock().hold = false;
-    stand.pass(Duration::from_millis(5));
-    assert_eq!(old.reply(&mut stand).errno, 0);
-    old.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[2; 512]);
-    assert_eq!(old.reply(&mut stand).errno, errno::EPERM, "it may only read");
-    old.send_close(&stand, 0, device);
-    assert_eq!(old.reply(&mut stand).errno, 0);
-    new.open_device(&mut stand, "vol", open).unwrap();
+    let mut new = Peer::up(&mut fixture, other(2), "new");
+    assert_eq!(new.open_device(&mut fixture, "vol", open).map(|_| ()), Err(errno::EPERM));
+    fixture.device.lock().hold = false;
+    fixture.pass(Duration::from_millis(5));
+    assert_eq!(old.reply(&mut fixture).errno, 0);
+    old.send_write((1, 6), io(Rw::WRITE, 0, 512), &[2; 512]);
+    assert_eq!(old.reply(&mut fixture).errno, errno::EPERM, "it may only read");
+    old.send_close(0, device);
+    assert_eq!(old.reply(&mut fixture).errno, 0);
+    new.open_device(&mut fixture, "vol", open).unwrap();
 }
 
 #[test]
 fn an_open_that_was_under_way_is_not_given_to_an_evicted_session() {
-    let mut stand = Stand::new(StandOptions { search: true, ..StandOptions::default() });
-    let mut dead = Peer::open(&mut stand, PeerOptions::default());
+    let mut fixture = Fixture::new(StandOptions { search: true, ..StandOptions::default() });
+    let mut dead = Peer::open(&mut fixture, PeerOptions::default());
     // IO that runs keeps the session, so that the search still finds it.
-    stand.device.lock().hold = true;
-    dead.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
-    dead.send_open(&stand, 0, "found", AccessMode::ReadWrite);
-    let search = stand.search().unwrap();
-    let _ = ended(&stand.admin(evict("sess")));
-    let found = Arc::clone(stand.found.as_ref().unwrap());
-    stand.answer(search, Ok(found));
-    assert_eq!(stand.open_names(), ["vol"]);
-    stand.device.lock().hold = false;
-    stand.pass(Duration::from_millis(5));
-    stand.assert_empty();
+    fixture.device.lock().hold = true;
+    dead.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+    dead.send_open(0, "found", AccessMode::ReadWrite);
+    let search = fixture.search().unwrap();
+    let _ = ended(&fixture.admin(evict("sess")));
+    let found = Arc::clone(fixture.found.as_ref().unwrap());
+    fixture.answer(search, Ok(found));
+    assert_eq!(fixture.open_names(), ["vol"]);
+    fixture.device.lock().hold = false;
+    fixture.pass(Duration::from_millis(5));
+    fixture.assert_empty();
 }
 
 #[test]
 fn a_backend_that_never_answers_holds_up_nobody_else() {
-    let mut stand = Stand::new(StandOptions::default());
-    let mut stuck = Peer::open(&mut stand, PeerOptions::default());
-    stand.device.lock().hold = true;
-    stuck.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
-    stand.settle();
+    let mut fixture = Fixture::new(StandOptions::default());
+    let mut stuck = Peer::open(&mut fixture, PeerOptions::default());
+    fixture.device.lock().hold = true;
+    stuck.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+    fixture.settle();
     // Another path of the session, and another session: both work, on an export that does.
-    let mut second = Peer::up(&mut stand, second_path(), "sess");
-    second.open_device(&mut stand, "other", AccessMode::ReadWrite).unwrap();
+    let mut second = Peer::up(&mut fixture, second_path(), "sess");
+    second.open_device(&mut fixture, "other", AccessMode::ReadWrite).unwrap();
     let at = |device| rtrs_core::wire::IoHeader { device_id: device, ..io(Rw::WRITE, 0, 512) };
-    second.send_write(&stand, (1, 7), at(1), &[7; 512]);
-    assert_eq!(second.reply(&mut stand).errno, 0);
-    let mut neighbour = Peer::up(&mut stand, other(3), "neighbour");
-    neighbour.open_device(&mut stand, "other", AccessMode::ReadOnly).unwrap();
-    neighbour.send_read(&stand, (2, 6), io(Rw::READ, 0, 512));
-    assert_eq!(neighbour.reply(&mut stand).errno, 0);
+    second.send_write((1, 7), at(1), &[7; 512]);
+    assert_eq!(second.reply(&mut fixture).errno, 0);
+    let mut neighbour = Peer::up(&mut fixture, other(3), "neighbour");
+    neighbour.open_device(&mut fixture, "other", AccessMode::ReadOnly).unwrap();
+    neighbour.send_read((2, 6), io(Rw::READ, 0, 512));
+    assert_eq!(neighbour.reply(&mut fixture).errno, 0);
     // The path goes, and comes back, while its write still runs.
-    let _ = ended(&stand.admin(disconnect("sess", Some(1))));
-    assert_eq!(stuck.closed(&mut stand), 3);
+    let _ = ended(&fixture.admin(disconnect("sess", Some(1))));
+    assert_eq!(stuck.closed(&mut fixture), 3);
     let again = PeerOptions { recon_cnt: 2, first_conn: false, ..PeerOptions::default() };
-    let mut back = Peer::up(&mut stand, again, "sess");
-    back.send_write(&stand, (1, 7), at(1), &[8; 512]);
-    assert_eq!(back.reply(&mut stand).errno, 0);
-    let list = stand.sessions();
+    let mut back = Peer::up(&mut fixture, again, "sess");
+    back.send_write((1, 7), at(1), &[8; 512]);
+    assert_eq!(back.reply(&mut fixture).errno, 0);
+    let list = fixture.sessions();
     assert_eq!(list[0].paths[0].state, PathState::Draining);
     assert_eq!((list[0].io.inflight, list[1].io.inflight), (1, 0));
     // Evicting does not wait for it either.
-    assert_eq!(ended(&stand.admin(evict("sess"))), [1, 2, 4]);
-    assert_eq!((back.closed(&mut stand), second.closed(&mut stand)), (3, 3));
-    neighbour.send_read(&stand, (2, 6), io(Rw::READ, 0, 512));
-    assert_eq!(neighbour.reply(&mut stand).errno, 0);
-    stand.device.lock().hold = false;
-    stand.pass(Duration::from_millis(5));
-    assert_eq!(stand.sessions().len(), 1);
+    assert_eq!(ended(&fixture.admin(evict("sess"))), [1, 2, 4]);
+    assert_eq!((back.closed(&mut fixture), second.closed(&mut fixture)), (3, 3));
+    neighbour.send_read((2, 6), io(Rw::READ, 0, 512));
+    assert_eq!(neighbour.reply(&mut fixture).errno, 0);
+    fixture.device.lock().hold = false;
+    fixture.pass(Duration::from_millis(5));
+    assert_eq!(fixture.sessions().len(), 1);
 }
 
 #[test]
 fn a_request_that_never_ends_does_not_use_the_reconnects_up() {
-    let mut stand = Stand::new(StandOptions::default());
-    let mut peer = Peer::open(&mut stand, PeerOptions::default());
-    stand.device.lock().hold = true;
+    let mut fixture = Fixture::new(StandOptions::default());
+    let mut peer = Peer::open(&mut fixture, PeerOptions::default());
+    fixture.device.lock().hold = true;
     for recon_cnt in 2..12 {
         // Sent again each time, as its client does that has no answer.
-        peer.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
-        stand.pass(Duration::from_millis(5));
-        let _ = ended(&stand.admin(disconnect("sess", None)));
-        assert_eq!(peer.closed(&mut stand), 3);
-        assert_eq!(states(&stand), [PathState::Draining], "the first copy's, and no other");
+        peer.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+        fixture.pass(Duration::from_millis(5));
+        let _ = ended(&fixture.admin(disconnect("sess", None)));
+        assert_eq!(peer.closed(&mut fixture), 3);
+        assert_eq!(states(&fixture), [PathState::Draining], "the first copy's, and no other");
         let again = PeerOptions { recon_cnt, ..PeerOptions::default() };
-        peer = Peer::up(&mut stand, again, "sess");
+        peer = Peer::up(&mut fixture, again, "sess");
     }
-    peer.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[2; 512]);
-    stand.device.lock().hold = false;
-    stand.pass(Duration::from_millis(5));
-    assert_eq!(peer.reply(&mut stand).errno, 0);
-    assert_eq!(stand.device.lock().log.len(), 2, "the first copy and the last");
-    assert_eq!(stand.device.lock().bytes[..512], [2; 512]);
+    peer.send_write((1, 6), io(Rw::WRITE, 0, 512), &[2; 512]);
+    fixture.device.lock().hold = false;
+    fixture.pass(Duration::from_millis(5));
+    assert_eq!(peer.reply(&mut fixture).errno, 0);
+    assert_eq!(fixture.device.lock().log.len(), 2, "the first copy and the last");
+    assert_eq!(fixture.device.lock().bytes[..512], [2; 512]);
 }
 
 #[test]
 fn a_drain_ends_one_path_of_a_session_after_the_other() {
-    let mut stand = Stand::new(StandOptions::default());
-    let mut a = Peer::open(&mut stand, PeerOptions::default());
-    let mut b = Peer::up(&mut stand, second_path(), "sess");
-    let mut alone = Peer::up(&mut stand, other(3), "alone");
-    stand.device.lock().hold = true;
-    a.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
-    stand.settle();
-    let answer = stand.admin(drain(60_000));
+    let mut fixture = Fixture::new(StandOptions::default());
+    let mut a = Peer::open(&mut fixture, PeerOptions::default());
+    let mut b = Peer::up(&mut fixture, second_path(), "sess");
+    let mut alone = Peer::up(&mut fixture, other(3), "alone");
+    fixture.device.lock().hold = true;
+    a.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+    fixture.settle();
+    let answer = fixture.admin(drain(60_000));
     use PathState::{Connected, Finishing};
-    assert_eq!(states(&stand), [Finishing, Connected]);
-    assert_eq!(alone.closed(&mut stand), 3, "it has nothing in flight");
-    let barred = Peer::new(&stand, other(4)).connect(&mut stand, 0).unwrap_err();
-    assert_eq!(barred, -104, "nobody else comes in");
-    let why = refused(&stand.admin(drain(1)));
+    assert_eq!(states(&fixture), [Finishing, Connected]);
+    assert_eq!(alone.closed(&mut fixture), 3, "it has nothing in flight");
+    let status = Peer::new(&fixture, other(4)).connect(&mut fixture, 0).unwrap_err();
+    assert_eq!(status, -104, "nobody else comes in");
+    let why = refused(&fixture.admin(drain(1)));
     assert!(why.contains("ends already"), "{why}");
     // The other path carries what comes meanwhile.
-    b.send_flush(&stand, (2, 9));
-    stand.settle();
-    assert_eq!(stand.load().1, 2, "the flush was taken");
-    stand.device.lock().hold = false;
-    stand.pass(Duration::from_millis(5));
-    assert_eq!(a.reply(&mut stand).errno, 0, "what ran is answered");
-    assert_eq!(b.reply(&mut stand).errno, 0);
-    stand.settle();
-    assert_eq!((a.closed(&mut stand), b.closed(&mut stand)), (3, 3));
+    b.send_flush((2, 9));
+    fixture.settle();
+    assert_eq!(fixture.load().1, 2, "the flush was taken");
+    fixture.device.lock().hold = false;
+    fixture.pass(Duration::from_millis(5));
+    assert_eq!(a.reply(&mut fixture).errno, 0, "what ran is answered");
+    assert_eq!(b.reply(&mut fixture).errno, 0);
+    fixture.settle();
+    assert_eq!((a.closed(&mut fixture), b.closed(&mut fixture)), (3, 3));
     assert_eq!(*answer.lock(), Some(AdminAnswer::Drained { unfinished: 0 }));
-    assert!(stand.all_done());
-    stand.assert_empty();
+    assert!(fixture.all_done());
+    fixture.assert_empty();
 }
 
 #[test]
 fn a_drain_does_not_wait_longer_than_it_may() {
-    let mut stand = Stand::new(StandOptions::default());
-    let mut a = Peer::open(&mut stand, PeerOptions::default());
-    let mut b = Peer::up(&mut stand, second_path(), "sess");
-    stand.device.lock().hold = true;
-    a.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
-    stand.settle();
-    let answer = stand.admin(drain(10_000));
-    stand.pass(Duration::from_millis(4_900));
-    assert_eq!((a.closed(&mut stand), b.closed(&mut stand)), (0, 0));
+    let mut fixture = Fixture::new(StandOptions::default());
+    let mut a = Peer::open(&mut fixture, PeerOptions::default());
+    let mut b = Peer::up(&mut fixture, second_path(), "sess");
+    fixture.device.lock().hold = true;
+    a.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+    fixture.settle();
+    let answer = fixture.admin(drain(10_000));
+    fixture.pass(Duration::from_millis(4_900));
+    assert_eq!((a.closed(&mut fixture), b.closed(&mut fixture)), (0, 0));
     // A path whose IO never ends does not keep the next one for longer than half of the time.
-    stand.pass(Duration::from_millis(200));
-    assert_eq!((a.closed(&mut stand), b.closed(&mut stand)), (0, 3));
-    stand.pass(Duration::from_millis(4_800));
-    assert_eq!((a.closed(&mut stand), &*answer.lock()), (0, &None));
-    stand.pass(Duration::from_millis(200));
-    assert_eq!(a.closed(&mut stand), 3);
-    stand.pass(Duration::from_millis(2_100));
+    fixture.pass(Duration::from_millis(200));
+    assert_eq!((a.closed(&mut fixture), b.closed(&mut fixture)), (0, 3));
+    fixture.pass(Duration::from_millis(4_800));
+    assert_eq!((a.closed(&mut fixture), &*answer.lock()), (0, &None));
+    fixture.pass(Duration::from_millis(200));
+    assert_eq!(a.closed(&mut fixture), 3);
+    fixture.pass(Duration::from_millis(2_100));
     assert_eq!(*answer.lock(), Some(AdminAnswer::Drained { unfinished: 1 }));
-    assert!(stand.all_done());
+    assert!(fixture.all_done());
 }
 
 #[test]
 fn a_signal_hurries_a_drain() {
-    let mut stand = Stand::new(StandOptions::default());
-    let mut a = Peer::open(&mut stand, PeerOptions::default());
-    stand.device.lock().hold = true;
-    a.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
-    stand.settle();
-    let answer = stand.admin(drain(600_000));
-    stand.shutdown();
-    stand.pass(Duration::from_millis(5_100));
-    assert_eq!(a.closed(&mut stand), 3, "after the grace time of a signal");
-    stand.pass(Duration::from_millis(2_100));
+    let mut fixture = Fixture::new(StandOptions::default());
+    let mut a = Peer::open(&mut fixture, PeerOptions::default());
+    fixture.device.lock().hold = true;
+    a.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+    fixture.settle();
+    let answer = fixture.admin(drain(600_000));
+    fixture.shutdown();
+    fixture.pass(Duration::from_millis(5_100));
+    assert_eq!(a.closed(&mut fixture), 3, "after the grace time of a signal");
+    fixture.pass(Duration::from_millis(2_100));
     assert_eq!(*answer.lock(), Some(AdminAnswer::Drained { unfinished: 1 }));
-    assert!(stand.all_done());
+    assert!(fixture.all_done());
 }

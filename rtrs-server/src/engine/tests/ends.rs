@@ -4,8 +4,8 @@ use rtrs_core::block::IoOp;
 use rtrs_core::time::Duration;
 use rtrs_core::wire::{AccessMode, Fence, Imm, Rw, errno};
 
+use super::fixture::{Fixture, StandOptions, client_ip};
 use super::peer::{Peer, PeerOptions, io};
-use super::stand::{Stand, StandOptions, client_ip};
 use crate::path::state::PathState;
 
 fn second_path() -> PeerOptions {
@@ -13,187 +13,188 @@ fn second_path() -> PeerOptions {
 }
 
 /// A session with two paths and its device open.
-fn two_paths(always_invalidate: bool) -> (Stand, Peer, Peer) {
+fn two_paths(always_invalidate: bool) -> (Fixture, Peer, Peer) {
     let mut options = StandOptions::default();
     options.params.always_invalidate = always_invalidate;
-    let mut stand = Stand::new(options);
-    let a = Peer::open(&mut stand, PeerOptions::default());
-    let b = Peer::up(&mut stand, second_path(), "sess");
-    (stand, a, b)
+    let mut fixture = Fixture::new(options);
+    let a = Peer::open(&mut fixture, PeerOptions::default());
+    let b = Peer::up(&mut fixture, second_path(), "sess");
+    (fixture, a, b)
 }
 
 #[test]
 fn a_replay_waits_for_its_original_and_then_runs() {
     for dead in [false, true] {
         for conn in [1, 2] {
-            let (mut stand, mut a, mut b) = two_paths(true);
-            stand.device.lock().hold = true;
-            a.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
-            stand.settle();
+            let (mut fixture, mut a, mut b) = two_paths(true);
+            fixture.device.lock().hold = true;
+            a.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+            fixture.settle();
             if dead {
-                a.leave(&mut stand);
+                a.leave(&mut fixture);
                 let states: Vec<_> =
-                    stand.sessions()[0].paths.iter().map(|path| path.state).collect();
+                    fixture.sessions()[0].paths.iter().map(|path| path.state).collect();
                 assert_eq!(states, [PathState::Draining, PathState::Connected]);
             }
-            b.send_write(&stand, (conn, 6), io(Rw::WRITE, 0, 512), &[2; 512]);
-            stand.pass(Duration::from_millis(50));
-            assert_eq!(b.replies(&mut stand), [], "the original still runs");
+            b.send_write((conn, 6), io(Rw::WRITE, 0, 512), &[2; 512]);
+            fixture.pass(Duration::from_millis(50));
+            assert_eq!(b.replies(&mut fixture), [], "the original still runs");
             // The client gave the other path up: what is late on it finds it closed.
-            let states: Vec<_> = stand.sessions()[0].paths.iter().map(|path| path.state).collect();
+            let states: Vec<_> =
+                fixture.sessions()[0].paths.iter().map(|path| path.state).collect();
             assert_eq!(states, [PathState::Draining, PathState::Connected]);
-            let replays: u64 = stand.sessions()[0].paths.iter().map(|path| path.io.replays).sum();
+            let replays: u64 = fixture.sessions()[0].paths.iter().map(|path| path.io.replays).sum();
             assert_eq!(replays, 1);
-            stand.device.lock().hold = false;
-            stand.pass(Duration::from_millis(5));
-            assert_eq!(b.reply(&mut stand).errno, 0);
-            assert_eq!(stand.device.lock().log.len(), 2);
-            assert_eq!(stand.device.lock().bytes[..512], [2; 512], "the copy came last");
-            assert_eq!(a.replies(&mut stand), [], "nothing is answered on a path given up");
-            assert_eq!(stand.sessions()[0].paths.len(), 1);
-            assert_eq!(stand.load().1, 0);
+            fixture.device.lock().hold = false;
+            fixture.pass(Duration::from_millis(5));
+            assert_eq!(b.reply(&mut fixture).errno, 0);
+            assert_eq!(fixture.device.lock().log.len(), 2);
+            assert_eq!(fixture.device.lock().bytes[..512], [2; 512], "the copy came last");
+            assert_eq!(a.replies(&mut fixture), [], "nothing is answered on a path given up");
+            assert_eq!(fixture.sessions()[0].paths.len(), 1);
+            assert_eq!(fixture.load().1, 0);
         }
     }
 }
 
 #[test]
-fn a_parked_replay_ends_with_its_path() {
-    let (mut stand, mut a, mut b) = two_paths(true);
-    stand.device.lock().hold = true;
-    a.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
-    stand.settle();
-    b.send_write(&stand, (2, 6), io(Rw::WRITE, 0, 512), &[2; 512]);
-    stand.settle();
-    b.leave(&mut stand);
-    stand.device.lock().hold = false;
-    stand.pass(Duration::from_millis(5));
-    assert_eq!(a.replies(&mut stand), [], "a path given up is not answered");
-    assert_eq!(stand.device.lock().log.len(), 1, "the replay never ran");
-    stand.assert_empty();
+fn a_deferred_replay_ends_with_its_path() {
+    let (mut fixture, mut a, mut b) = two_paths(true);
+    fixture.device.lock().hold = true;
+    a.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+    fixture.settle();
+    b.send_write((2, 6), io(Rw::WRITE, 0, 512), &[2; 512]);
+    fixture.settle();
+    b.leave(&mut fixture);
+    fixture.device.lock().hold = false;
+    fixture.pass(Duration::from_millis(5));
+    assert_eq!(a.replies(&mut fixture), [], "a path given up is not answered");
+    assert_eq!(fixture.device.lock().log.len(), 1, "the replay never ran");
+    fixture.assert_empty();
 }
 
 #[test]
-fn parked_reads_of_one_permit_on_one_path_are_a_misdeed() {
-    let (mut stand, mut a, mut b) = two_paths(false);
-    stand.device.lock().hold = true;
-    a.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
-    stand.settle();
-    b.send_write(&stand, (2, 6), io(Rw::WRITE, 0, 512), &[2; 512]);
-    b.send_write(&stand, (2, 6), io(Rw::WRITE, 0, 512), &[3; 512]);
-    assert_eq!(b.closed(&mut stand), 3);
-    stand.device.lock().hold = false;
-    stand.pass(Duration::from_millis(5));
-    assert_eq!(stand.device.lock().log.len(), 1, "only the original ran");
-    assert_eq!(a.replies(&mut stand), []);
-    stand.assert_empty();
+fn deferred_reads_of_one_permit_on_one_path_are_a_violation() {
+    let (mut fixture, mut a, mut b) = two_paths(false);
+    fixture.device.lock().hold = true;
+    a.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+    fixture.settle();
+    b.send_write((2, 6), io(Rw::WRITE, 0, 512), &[2; 512]);
+    b.send_write((2, 6), io(Rw::WRITE, 0, 512), &[3; 512]);
+    assert_eq!(b.closed(&mut fixture), 3);
+    fixture.device.lock().hold = false;
+    fixture.pass(Duration::from_millis(5));
+    assert_eq!(fixture.device.lock().log.len(), 1, "only the original ran");
+    assert_eq!(a.replies(&mut fixture), []);
+    fixture.assert_empty();
 }
 
 #[test]
 fn a_replay_closes_the_path_that_was_given_up() {
-    let (mut stand, mut a, mut b) = two_paths(true);
-    stand.device.lock().hold = true;
-    a.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
-    stand.settle();
-    b.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
-    assert_eq!(a.closed(&mut stand), 3, "what is late on it finds no connection");
-    stand.device.lock().hold = false;
-    stand.pass(Duration::from_millis(5));
-    assert_eq!(b.reply(&mut stand).errno, 0);
+    let (mut fixture, mut a, mut b) = two_paths(true);
+    fixture.device.lock().hold = true;
+    a.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+    fixture.settle();
+    b.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+    assert_eq!(a.closed(&mut fixture), 3, "what is late on it finds no connection");
+    fixture.device.lock().hold = false;
+    fixture.pass(Duration::from_millis(5));
+    assert_eq!(b.reply(&mut fixture).errno, 0);
     // The client connects it anew, while the session and its device go on.
     let again = PeerOptions { recon_cnt: 2, ..PeerOptions::default() };
-    let mut back = Peer::up(&mut stand, PeerOptions { first_conn: false, ..again }, "sess");
-    back.send_read(&stand, (1, 6), io(Rw::READ, 0, 512));
-    assert_eq!(back.reply(&mut stand).errno, 0);
+    let mut back = Peer::up(&mut fixture, PeerOptions { first_conn: false, ..again }, "sess");
+    back.send_read((1, 6), io(Rw::READ, 0, 512));
+    assert_eq!(back.reply(&mut fixture).errno, 0);
 }
 
 #[test]
 fn a_dying_path_waits_for_its_io_and_frees_everything() {
-    let mut stand = Stand::new(StandOptions::default());
-    let mut peer = Peer::open(&mut stand, PeerOptions::default());
-    stand.device.lock().room = 2;
-    stand.device.lock().hold = true;
+    let mut fixture = Fixture::new(StandOptions::default());
+    let mut peer = Peer::open(&mut fixture, PeerOptions::default());
+    fixture.device.lock().room = 2;
+    fixture.device.lock().hold = true;
     for permit in 0..8u16 {
         let at = (1 + usize::from(permit) % 2, permit);
-        peer.send_write(&stand, at, io(Rw::WRITE, u64::from(permit), 512), &[1; 512]);
+        peer.send_write(at, io(Rw::WRITE, u64::from(permit), 512), &[1; 512]);
     }
-    stand.settle();
-    assert_eq!(stand.load(), (3, 8));
-    peer.leave(&mut stand);
-    assert_eq!(stand.load(), (0, 4), "what no device took is dropped at once");
-    assert_eq!(stand.sessions()[0].paths[0].state, PathState::Draining);
+    fixture.settle();
+    assert_eq!(fixture.load(), (3, 8));
+    peer.leave(&mut fixture);
+    assert_eq!(fixture.load(), (0, 4), "what no device took is dropped at once");
+    assert_eq!(fixture.sessions()[0].paths[0].state, PathState::Draining);
     // The client may come back while old IO still runs, on chunks of its own.
     let again = PeerOptions { recon_cnt: 2, ..PeerOptions::default() };
-    let mut back = Peer::up(&mut stand, again, "sess");
-    let opened = back.open_device(&mut stand, "vol", AccessMode::ReadWrite).unwrap();
+    let mut back = Peer::up(&mut fixture, again, "sess");
+    let opened = back.open_device(&mut fixture, "vol", AccessMode::ReadWrite).unwrap();
     assert_eq!(opened.device_id, 0);
-    stand.device.lock().hold = false;
-    stand.pass(Duration::from_millis(5));
-    assert_eq!(stand.load(), (3, 0));
-    assert_eq!(stand.sessions()[0].paths.len(), 1);
-    back.send_read(&stand, (1, 0), io(Rw::READ, 0, 512));
-    assert_eq!(back.reply(&mut stand).errno, 0);
-    back.leave(&mut stand);
-    stand.assert_empty();
-    assert_eq!(stand.device.lock().open, 0);
+    fixture.device.lock().hold = false;
+    fixture.pass(Duration::from_millis(5));
+    assert_eq!(fixture.load(), (3, 0));
+    assert_eq!(fixture.sessions()[0].paths.len(), 1);
+    back.send_read((1, 0), io(Rw::READ, 0, 512));
+    assert_eq!(back.reply(&mut fixture).errno, 0);
+    back.leave(&mut fixture);
+    fixture.assert_empty();
+    assert_eq!(fixture.device.lock().open, 0);
 }
 
 #[test]
 fn dead_paths_with_running_io_do_not_pile_up() {
-    let mut stand = Stand::new(StandOptions::default());
-    let mut peer = Peer::open(&mut stand, PeerOptions::default());
-    stand.device.lock().hold = true;
+    let mut fixture = Fixture::new(StandOptions::default());
+    let mut peer = Peer::open(&mut fixture, PeerOptions::default());
+    fixture.device.lock().hold = true;
     for life in 0..4u16 {
         // Each to a place of its own: none waits for another.
         let sector = u64::from(life);
-        peer.send_write(&stand, (1, life), io(Rw::WRITE, sector, 512), &[1; 512]);
-        stand.settle();
-        peer.leave(&mut stand);
+        peer.send_write((1, life), io(Rw::WRITE, sector, 512), &[1; 512]);
+        fixture.settle();
+        peer.leave(&mut fixture);
         let next = PeerOptions { recon_cnt: life + 2, ..PeerOptions::default() };
         if life == 3 {
-            let refused = Peer::new(&stand, next).connect(&mut stand, 0).unwrap_err();
+            let refused = Peer::new(&fixture, next).connect(&mut fixture, 0).unwrap_err();
             assert_eq!(refused, -104);
             break;
         }
-        peer = Peer::up(&mut stand, next, "sess");
+        peer = Peer::up(&mut fixture, next, "sess");
     }
-    stand.device.lock().hold = false;
-    stand.pass(Duration::from_millis(5));
-    stand.assert_empty();
+    fixture.device.lock().hold = false;
+    fixture.pass(Duration::from_millis(5));
+    fixture.assert_empty();
 }
 
 #[test]
 fn one_dead_path_leaves_the_other_and_the_devices_alone() {
-    let (mut stand, mut a, mut b) = two_paths(true);
-    a.leave(&mut stand);
-    assert_eq!(stand.open_names(), ["vol"]);
-    b.send_write(&stand, (1, 0), io(Rw::WRITE, 0, 512), &[1; 512]);
-    assert_eq!(b.reply(&mut stand).errno, 0, "the device is open on the session, not the path");
-    b.leave(&mut stand);
-    stand.assert_empty();
-    assert_eq!(stand.device.lock().open, 0);
+    let (mut fixture, mut a, mut b) = two_paths(true);
+    a.leave(&mut fixture);
+    assert_eq!(fixture.open_names(), ["vol"]);
+    b.send_write((1, 0), io(Rw::WRITE, 0, 512), &[1; 512]);
+    assert_eq!(b.reply(&mut fixture).errno, 0, "the device is open on the session, not the path");
+    b.leave(&mut fixture);
+    fixture.assert_empty();
+    assert_eq!(fixture.device.lock().open, 0);
 }
 
 #[test]
 fn one_lost_connection_ends_its_whole_path() {
     for conn in 0..3 {
-        let mut stand = Stand::new(StandOptions::default());
-        let mut peer = Peer::open(&mut stand, PeerOptions::default());
+        let mut fixture = Fixture::new(StandOptions::default());
+        let mut peer = Peer::open(&mut fixture, PeerOptions::default());
         let qp = peer.conns[conn];
-        let now = stand.now();
-        rtrs_core::fabric::Fabric::abort(&mut peer.fabric, now, qp);
-        assert_eq!(peer.closed(&mut stand), 3, "connection {conn}");
-        stand.assert_empty();
+        let now = fixture.now();
+        peer.fabric.abort(now, qp);
+        assert_eq!(peer.closed(&mut fixture), 3, "connection {conn}");
+        fixture.assert_empty();
     }
 }
 
 #[test]
 fn heartbeats_are_answered_at_once() {
-    let mut stand = Stand::new(StandOptions::default());
-    let mut peer = Peer::open(&mut stand, PeerOptions::default());
-    stand.posted();
-    peer.send_imm(&stand, 0, 0x8000_0000);
-    assert_eq!(peer.immediates(&mut stand), [(0, Imm::HeartbeatAck)]);
-    let posted = stand.posted();
+    let mut fixture = Fixture::new(StandOptions::default());
+    let mut peer = Peer::open(&mut fixture, PeerOptions::default());
+    fixture.posted();
+    peer.send_imm(0, 0x8000_0000);
+    assert_eq!(peer.immediates(&mut fixture), [(0, Imm::HeartbeatAck)]);
+    let posted = fixture.posted();
     assert_eq!(posted.len(), 1);
     assert!(posted[0].bytes.is_empty());
 }
@@ -203,133 +204,133 @@ fn an_idle_peer_is_asked_and_a_silent_one_found() {
     let mut options = StandOptions::default();
     options.params.heartbeat_interval = Duration::from_millis(100);
     options.params.heartbeat_missed_max = 3;
-    let mut stand = Stand::new(options);
-    let mut peer = Peer::open(&mut stand, PeerOptions::default());
+    let mut fixture = Fixture::new(options);
+    let mut peer = Peer::open(&mut fixture, PeerOptions::default());
     for _ in 0..5 {
-        stand.pass(Duration::from_millis(110));
-        assert_eq!(peer.immediates(&mut stand), [(0, Imm::Heartbeat)]);
-        peer.send_imm(&stand, 0, 0x9000_0000);
+        fixture.pass(Duration::from_millis(110));
+        assert_eq!(peer.immediates(&mut fixture), [(0, Imm::Heartbeat)]);
+        peer.send_imm(0, 0x9000_0000);
     }
-    stand.settle();
-    assert!(stand.sessions()[0].paths[0].heartbeat_us.is_some());
+    fixture.settle();
+    assert!(fixture.sessions()[0].paths[0].heartbeat_us.is_some());
     // Traffic on any connection is a sign of life.
     for _ in 0..20 {
-        stand.pass(Duration::from_millis(50));
-        peer.send_flush(&stand, (2, 0));
-        assert_eq!(peer.immediates(&mut stand).len(), 1, "no question, one answer");
+        fixture.pass(Duration::from_millis(50));
+        peer.send_flush((2, 0));
+        assert_eq!(peer.immediates(&mut fixture).len(), 1, "no question, one answer");
     }
-    stand.world.silence(client_ip(0), stand.address.ip());
-    stand.pass(Duration::from_millis(390));
-    assert_eq!(stand.sessions().len(), 1);
-    stand.pass(Duration::from_millis(30));
-    stand.settle();
-    stand.assert_empty();
+    fixture.world.silence(client_ip(0), fixture.address.ip());
+    fixture.pass(Duration::from_millis(390));
+    assert_eq!(fixture.sessions().len(), 1);
+    fixture.pass(Duration::from_millis(30));
+    fixture.settle();
+    fixture.assert_empty();
 }
 
 #[test]
 fn two_sessions_do_not_see_each_other() {
-    let mut stand = Stand::new(StandOptions::default());
-    let mut a = Peer::open(&mut stand, PeerOptions::default());
+    let mut fixture = Fixture::new(StandOptions::default());
+    let mut a = Peer::open(&mut fixture, PeerOptions::default());
     let options = PeerOptions { session: 2, path: 2, local: 1, ..PeerOptions::default() };
-    let mut b = Peer::up(&mut stand, options, "b");
+    let mut b = Peer::up(&mut fixture, options, "b");
     assert_eq!(
-        b.open_device(&mut stand, "vol", AccessMode::ReadWrite),
+        b.open_device(&mut fixture, "vol", AccessMode::ReadWrite),
         Err(errno::EPERM),
         "the other one writes"
     );
-    b.open_device(&mut stand, "other", AccessMode::ReadWrite).unwrap();
-    stand.device.lock().hold = true;
-    a.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
-    stand.settle();
-    b.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[2; 512]);
-    assert_eq!(b.reply(&mut stand).errno, 0, "permits are per session");
-    stand.device.lock().hold = false;
-    assert_eq!(a.reply(&mut stand).errno, 0);
-    assert_eq!(stand.device.lock().bytes[..512], [1; 512]);
+    b.open_device(&mut fixture, "other", AccessMode::ReadWrite).unwrap();
+    fixture.device.lock().hold = true;
+    a.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+    fixture.settle();
+    b.send_write((1, 6), io(Rw::WRITE, 0, 512), &[2; 512]);
+    assert_eq!(b.reply(&mut fixture).errno, 0, "permits are per session");
+    fixture.device.lock().hold = false;
+    assert_eq!(a.reply(&mut fixture).errno, 0);
+    assert_eq!(fixture.device.lock().bytes[..512], [1; 512]);
 }
 
 #[test]
 fn a_fence_is_answered_when_nothing_of_the_path_can_begin() {
-    let (mut stand, mut a, mut b) = two_paths(true);
+    let (mut fixture, mut a, mut b) = two_paths(true);
     let path = PeerOptions::default().request(0).path_uuid;
-    stand.device.lock().hold = true;
-    a.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
-    stand.settle();
-    b.send_fence(&stand, 0, Fence { path, recon_cnt: 0 });
-    assert_eq!(b.reply(&mut stand).errno, 0, "of a connect long past there is nothing");
-    assert_eq!(stand.sessions()[0].paths[0].state, PathState::Connected);
+    fixture.device.lock().hold = true;
+    a.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+    fixture.settle();
+    b.send_fence(0, Fence { path, recon_cnt: 0 });
+    assert_eq!(b.reply(&mut fixture).errno, 0, "of a connect long past there is nothing");
+    assert_eq!(fixture.sessions()[0].paths[0].state, PathState::Connected);
 
-    b.send_fence(&stand, 0, Fence { path, recon_cnt: 1 });
-    let reply = b.reply(&mut stand);
+    b.send_fence(0, Fence { path, recon_cnt: 1 });
+    let reply = b.reply(&mut fixture);
     assert_eq!((reply.permit, reply.errno), (0, 0));
-    assert_eq!(a.closed(&mut stand), 3);
-    assert_eq!(stand.sessions()[0].paths[0].state, PathState::Draining, "its write still runs");
+    assert_eq!(a.closed(&mut fixture), 3);
+    assert_eq!(fixture.sessions()[0].paths[0].state, PathState::Draining, "its write still runs");
     // What it left running makes the copy wait.
-    b.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[2; 512]);
-    stand.pass(Duration::from_millis(50));
-    assert_eq!(b.replies(&mut stand), []);
-    stand.device.lock().hold = false;
-    stand.pass(Duration::from_millis(5));
-    assert_eq!(b.reply(&mut stand).errno, 0);
-    assert_eq!(stand.device.lock().log.len(), 2);
-    assert_eq!(stand.device.lock().bytes[..512], [2; 512]);
+    b.send_write((1, 6), io(Rw::WRITE, 0, 512), &[2; 512]);
+    fixture.pass(Duration::from_millis(50));
+    assert_eq!(b.replies(&mut fixture), []);
+    fixture.device.lock().hold = false;
+    fixture.pass(Duration::from_millis(5));
+    assert_eq!(b.reply(&mut fixture).errno, 0);
+    assert_eq!(fixture.device.lock().log.len(), 2);
+    assert_eq!(fixture.device.lock().bytes[..512], [2; 512]);
     // Again, and of a path nobody knows: nothing of them can begin.
     for uuid in [path, rtrs_core::ids::PathUuid([0x77; 16])] {
-        b.send_fence(&stand, 0, Fence { path: uuid, recon_cnt: 9 });
-        assert_eq!(b.reply(&mut stand).errno, 0);
+        b.send_fence(0, Fence { path: uuid, recon_cnt: 9 });
+        assert_eq!(b.reply(&mut fixture).errno, 0);
     }
     // Its own path cannot be meant.
     let own = second_path().request(0).path_uuid;
-    b.send_fence(&stand, 0, Fence { path: own, recon_cnt: 9 });
-    assert_eq!(b.reply(&mut stand).errno, errno::EINVAL);
-    b.leave(&mut stand);
-    stand.assert_empty();
+    b.send_fence(0, Fence { path: own, recon_cnt: 9 });
+    assert_eq!(b.reply(&mut fixture).errno, errno::EINVAL);
+    b.leave(&mut fixture);
+    fixture.assert_empty();
 }
 
 #[test]
 fn neither_a_fence_nor_a_new_connect_waits_for_connections_that_are_slow_to_close() {
     use PathState::{Connected, Draining};
-    let (mut stand, mut a, mut b) = two_paths(true);
-    stand.world.linger(stand.address.ip(), Duration::from_secs(9));
+    let (mut fixture, mut a, mut b) = two_paths(true);
+    fixture.world.linger(fixture.address.ip(), Duration::from_secs(9));
     let path = PeerOptions::default().request(0).path_uuid;
-    stand.device.lock().hold = true;
-    a.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
-    stand.pass(Duration::from_millis(5));
-    b.send_fence(&stand, 0, Fence { path, recon_cnt: 1 });
+    fixture.device.lock().hold = true;
+    a.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+    fixture.pass(Duration::from_millis(5));
+    b.send_fence(0, Fence { path, recon_cnt: 1 });
     // What comes with it, and is not begun.
-    a.send_write(&stand, (2, 7), io(Rw::WRITE, 1, 512), &[7; 512]);
-    stand.pass(Duration::from_millis(50));
-    assert_eq!(b.reply(&mut stand).errno, 0);
+    a.send_write((2, 7), io(Rw::WRITE, 1, 512), &[7; 512]);
+    fixture.pass(Duration::from_millis(50));
+    assert_eq!(b.reply(&mut fixture).errno, 0);
     let states =
-        |stand: &Stand| stand.sessions()[0].paths.iter().map(|p| p.state).collect::<Vec<_>>();
-    assert_eq!(states(&stand), [Draining, Connected]);
-    stand.device.lock().hold = false;
-    stand.pass(Duration::from_millis(50));
-    assert_eq!(stand.device.lock().log.len(), 1, "the first write, and nothing more");
-    assert_eq!(states(&stand)[0], Draining, "its connections are still there");
+        |fixture: &Fixture| fixture.sessions()[0].paths.iter().map(|p| p.state).collect::<Vec<_>>();
+    assert_eq!(states(&fixture), [Draining, Connected]);
+    fixture.device.lock().hold = false;
+    fixture.pass(Duration::from_millis(50));
+    assert_eq!(fixture.device.lock().log.len(), 1, "the first write, and nothing more");
+    assert_eq!(states(&fixture)[0], Draining, "its connections are still there");
     let again = PeerOptions { recon_cnt: 2, first_conn: false, ..PeerOptions::default() };
-    let mut back = Peer::up(&mut stand, again, "sess");
-    back.send_write(&stand, (1, 8), io(Rw::WRITE, 0, 512), &[8; 512]);
-    stand.pass(Duration::from_millis(5));
-    assert_eq!(back.reply(&mut stand).errno, 0);
-    assert_eq!(states(&stand), [Draining, Connected, Connected]);
-    stand.pass(Duration::from_secs(9));
-    assert_eq!(states(&stand), [Connected, Connected]);
-    stand.world.linger(stand.address.ip(), Duration::ZERO);
-    back.leave(&mut stand);
-    b.leave(&mut stand);
-    stand.assert_empty();
+    let mut back = Peer::up(&mut fixture, again, "sess");
+    back.send_write((1, 8), io(Rw::WRITE, 0, 512), &[8; 512]);
+    fixture.pass(Duration::from_millis(5));
+    assert_eq!(back.reply(&mut fixture).errno, 0);
+    assert_eq!(states(&fixture), [Draining, Connected, Connected]);
+    fixture.pass(Duration::from_secs(9));
+    assert_eq!(states(&fixture), [Connected, Connected]);
+    fixture.world.linger(fixture.address.ip(), Duration::ZERO);
+    back.leave(&mut fixture);
+    b.leave(&mut fixture);
+    fixture.assert_empty();
 }
 
 #[test]
 fn a_fence_reaches_no_other_session() {
-    let (mut stand, _a, _b) = two_paths(true);
+    let (mut fixture, _a, _b) = two_paths(true);
     let path = PeerOptions::default().request(0).path_uuid;
     let other = PeerOptions { session: 2, path: 7, local: 2, ..PeerOptions::default() };
-    let mut other = Peer::up(&mut stand, other, "other");
-    other.send_fence(&stand, 0, Fence { path, recon_cnt: 9 });
-    assert_eq!(other.reply(&mut stand).errno, 0);
-    let sessions = stand.sessions();
+    let mut other = Peer::up(&mut fixture, other, "other");
+    other.send_fence(0, Fence { path, recon_cnt: 9 });
+    assert_eq!(other.reply(&mut fixture).errno, 0);
+    let sessions = fixture.sessions();
     let states = sessions.iter().flat_map(|session| &session.paths).map(|path| path.state);
     assert!(states.clone().all(|state| state == PathState::Connected), "{sessions:?}");
     assert_eq!(states.count(), 3);
@@ -337,55 +338,57 @@ fn a_fence_reaches_no_other_session() {
 
 #[test]
 fn shutdown_answers_what_runs_and_takes_nothing_new() {
-    let mut stand = Stand::new(StandOptions::default());
-    let mut peer = Peer::open(&mut stand, PeerOptions::default());
-    let mut half =
-        Peer::new(&stand, PeerOptions { session: 2, path: 2, local: 1, ..PeerOptions::default() });
-    half.connect(&mut stand, 0).unwrap();
-    stand.device.lock().hold = true;
-    peer.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
-    peer.send_write(&stand, (2, 7), io(Rw::WRITE, 8, 512), &[1; 512]);
-    stand.settle();
-    stand.shutdown();
-    stand.settle();
-    assert_eq!(half.closed(&mut stand), 1);
-    peer.send_write(&stand, (1, 8), io(Rw::WRITE, 16, 512), &[1; 512]);
-    let refused = half.connect(&mut stand, 0).unwrap_err();
+    let mut fixture = Fixture::new(StandOptions::default());
+    let mut peer = Peer::open(&mut fixture, PeerOptions::default());
+    let mut half = Peer::new(
+        &fixture,
+        PeerOptions { session: 2, path: 2, local: 1, ..PeerOptions::default() },
+    );
+    half.connect(&mut fixture, 0).unwrap();
+    fixture.device.lock().hold = true;
+    peer.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+    peer.send_write((2, 7), io(Rw::WRITE, 8, 512), &[1; 512]);
+    fixture.settle();
+    fixture.shutdown();
+    fixture.settle();
+    assert_eq!(half.closed(&mut fixture), 1);
+    peer.send_write((1, 8), io(Rw::WRITE, 16, 512), &[1; 512]);
+    let refused = half.connect(&mut fixture, 0).unwrap_err();
     assert_eq!(refused, -104);
-    assert!(!stand.all_done());
-    stand.device.lock().hold = false;
-    let mut permits: Vec<_> = peer.replies(&mut stand).iter().map(|r| r.permit).collect();
+    assert!(!fixture.all_done());
+    fixture.device.lock().hold = false;
+    let mut permits: Vec<_> = peer.replies(&mut fixture).iter().map(|r| r.permit).collect();
     permits.sort_unstable();
     assert_eq!(permits, [6, 7], "both were answered before their connections ended");
-    let writes = stand.device.lock().log.iter().filter(|io| io.0 == IoOp::Write).count();
+    let writes = fixture.device.lock().log.iter().filter(|io| io.0 == IoOp::Write).count();
     assert_eq!(writes, 2);
-    assert_eq!(peer.closed(&mut stand), 3);
-    assert!(stand.all_done());
-    stand.assert_empty();
+    assert_eq!(peer.closed(&mut fixture), 3);
+    assert!(fixture.all_done());
+    fixture.assert_empty();
 }
 
 #[test]
 fn shutdown_does_not_wait_longer_than_its_grace() {
-    let mut stand = Stand::new(StandOptions::default());
-    let mut peer = Peer::open(&mut stand, PeerOptions::default());
-    stand.device.lock().hold = true;
-    peer.send_write(&stand, (1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
-    stand.settle();
-    stand.shutdown();
-    stand.pass(Duration::from_millis(4990));
-    assert!(!stand.all_done());
-    assert_eq!(peer.closed(&mut stand), 0);
-    stand.pass(Duration::from_millis(20));
-    assert_eq!(peer.closed(&mut stand), 3);
-    assert!(!stand.all_done(), "the device still works on it");
-    stand.pass(Duration::from_millis(2100));
-    assert!(stand.all_done());
+    let mut fixture = Fixture::new(StandOptions::default());
+    let mut peer = Peer::open(&mut fixture, PeerOptions::default());
+    fixture.device.lock().hold = true;
+    peer.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+    fixture.settle();
+    fixture.shutdown();
+    fixture.pass(Duration::from_millis(4990));
+    assert!(!fixture.all_done());
+    assert_eq!(peer.closed(&mut fixture), 0);
+    fixture.pass(Duration::from_millis(20));
+    assert_eq!(peer.closed(&mut fixture), 3);
+    assert!(!fixture.all_done(), "the device still works on it");
+    fixture.pass(Duration::from_millis(2100));
+    assert!(fixture.all_done());
 }
 
 #[test]
 fn an_idle_server_stops_at_once() {
-    let mut stand = Stand::new(StandOptions::default());
-    stand.shutdown();
-    stand.settle();
-    assert!(stand.all_done());
+    let mut fixture = Fixture::new(StandOptions::default());
+    fixture.shutdown();
+    fixture.settle();
+    assert!(fixture.all_done());
 }

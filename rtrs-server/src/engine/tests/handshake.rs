@@ -3,50 +3,50 @@
 use rtrs_core::limits::Limits;
 use rtrs_core::time::Duration;
 
+use super::fixture::{DeviceOptions, Fixture, StandOptions};
 use super::peer::{Peer, PeerOptions};
-use super::stand::{DeviceOptions, Stand, StandOptions};
 use crate::engine::session::SessionParams;
 use crate::path::state::PathState;
 
-fn small(change: impl Fn(&mut SessionParams)) -> Stand {
+fn small(change: impl Fn(&mut SessionParams)) -> Fixture {
     let mut options = StandOptions::default();
     change(&mut options.params);
-    Stand::new(options)
+    Fixture::new(options)
 }
 
 #[test]
 fn a_path_comes_up_with_any_number_of_connections() {
     for cid_num in [1, 2, 3, 9] {
         for always_invalidate in [false, true] {
-            let mut stand = small(|params| params.always_invalidate = always_invalidate);
+            let mut fixture = small(|params| params.always_invalidate = always_invalidate);
             let options = PeerOptions { cid_num, ..PeerOptions::default() };
-            let mut peer = Peer::up(&mut stand, options, "sess");
+            let mut peer = Peer::up(&mut fixture, options, "sess");
             assert_eq!(peer.new_rkey, always_invalidate);
             let keys: Vec<_> = peer.chunks.iter().map(|chunk| chunk.key).collect();
             let same = keys.iter().all(|key| *key == keys[0]);
             assert_eq!(same, !always_invalidate, "a key per chunk, or one for all");
-            let sessions = stand.sessions();
+            let sessions = fixture.sessions();
             assert_eq!(sessions.len(), 1);
             assert_eq!(sessions[0].name.as_deref(), Some("sess"));
             assert_eq!(sessions[0].paths[0].state, PathState::Connected);
-            assert_eq!(stand.load().0, usize::from(cid_num));
-            peer.leave(&mut stand);
-            stand.assert_empty();
+            assert_eq!(fixture.load().0, usize::from(cid_num));
+            peer.leave(&mut fixture);
+            fixture.assert_empty();
         }
     }
 }
 
 #[test]
 fn info_rsp_is_the_first_send_and_the_only_one() {
-    let mut stand = small(|params| params.limits = Limits::new(4, 8192).unwrap());
+    let mut fixture = small(|params| params.limits = Limits::new(4, 8192).unwrap());
     let options = PeerOptions::default();
-    let mut peer = Peer::new(&stand, options);
+    let mut peer = Peer::new(&fixture, options);
     for cid in 0..3 {
-        peer.connect(&mut stand, cid).unwrap();
+        peer.connect(&mut fixture, cid).unwrap();
     }
-    assert_eq!(stand.posted(), []);
-    peer.info(&mut stand, "sess");
-    let posted = stand.posted();
+    assert_eq!(fixture.posted(), []);
+    peer.info(&mut fixture, "sess");
+    let posted = fixture.posted();
     assert_eq!(posted.len(), 1);
     assert_eq!(posted[0].bytes.len(), 8 + 4 * 16);
     assert_eq!(posted[0].bytes[..8], [1, 0, 4, 0, 0, 0, 0, 0]);
@@ -73,104 +73,104 @@ fn every_wrong_con_req_is_refused_with_its_errno() {
         ("no session, garbage in other flags", bytes(&|b| b[44] = 0xfe), -6),
     ];
     for (what, private_data, errno) in cases {
-        let mut stand = Stand::new(StandOptions::default());
-        let mut peer = Peer::new(&stand, good);
-        let failure = peer.connect_raw(&mut stand, &private_data).unwrap_err();
+        let mut fixture = Fixture::new(StandOptions::default());
+        let mut peer = Peer::new(&fixture, good);
+        let failure = peer.connect_raw(&mut fixture, &private_data).unwrap_err();
         assert_eq!(failure, errno, "{what}");
-        stand.assert_empty();
+        fixture.assert_empty();
     }
     // A newer minor version and padding behind the message are fine.
-    let mut stand = Stand::new(StandOptions::default());
-    let mut peer = Peer::new(&stand, good);
-    peer.connect_raw(&mut stand, &bytes(&|b| b[4] = 9)).unwrap();
+    let mut fixture = Fixture::new(StandOptions::default());
+    let mut peer = Peer::new(&fixture, good);
+    peer.connect_raw(&mut fixture, &bytes(&|b| b[4] = 9)).unwrap();
 }
 
 #[test]
 fn connections_must_fit_their_path() {
-    let mut stand = Stand::new(StandOptions::default());
-    let mut peer = Peer::new(&stand, PeerOptions::default());
-    peer.connect(&mut stand, 0).unwrap();
-    let again = peer.connect(&mut stand, 0).unwrap_err();
+    let mut fixture = Fixture::new(StandOptions::default());
+    let mut peer = Peer::new(&fixture, PeerOptions::default());
+    peer.connect(&mut fixture, 0).unwrap();
+    let again = peer.connect(&mut fixture, 0).unwrap_err();
     assert_eq!(again, -104, "the same connection twice");
     peer.options.cid_num = 4;
-    let other = peer.connect(&mut stand, 1).unwrap_err();
+    let other = peer.connect(&mut fixture, 1).unwrap_err();
     assert_eq!(other, -104, "another count");
     peer.options.cid_num = 3;
-    peer.connect(&mut stand, 2).unwrap();
-    peer.connect(&mut stand, 1).unwrap();
-    peer.info(&mut stand, "sess");
+    peer.connect(&mut fixture, 2).unwrap();
+    peer.connect(&mut fixture, 1).unwrap();
+    peer.info(&mut fixture, "sess");
     peer.options.cid_num = 3;
-    let late = peer.connect(&mut stand, 1).unwrap_err();
+    let late = peer.connect(&mut fixture, 1).unwrap_err();
     assert_eq!(late, -104, "the path is complete");
-    assert_eq!(stand.sessions()[0].paths[0].state, PathState::Connected);
+    assert_eq!(fixture.sessions()[0].paths[0].state, PathState::Connected);
 }
 
 #[test]
 fn two_paths_between_the_same_addresses_are_refused() {
-    let mut stand = Stand::new(StandOptions::default());
+    let mut fixture = Fixture::new(StandOptions::default());
     let one = PeerOptions::default();
-    let _first = Peer::up(&mut stand, one, "sess");
-    let mut same = Peer::new(&stand, PeerOptions { path: 2, first_conn: false, ..one });
-    assert_eq!(same.connect(&mut stand, 0).unwrap_err(), -17);
+    let _first = Peer::up(&mut fixture, one, "sess");
+    let mut same = Peer::new(&fixture, PeerOptions { path: 2, first_conn: false, ..one });
+    assert_eq!(same.connect(&mut fixture, 0).unwrap_err(), -17);
     let elsewhere = PeerOptions { path: 2, local: 1, first_conn: false, ..one };
-    let mut second = Peer::up(&mut stand, elsewhere, "sess");
-    assert_eq!(stand.sessions()[0].paths.len(), 2);
-    second.leave(&mut stand);
-    assert_eq!(stand.sessions()[0].paths.len(), 1);
+    let mut second = Peer::up(&mut fixture, elsewhere, "sess");
+    assert_eq!(fixture.sessions()[0].paths.len(), 2);
+    second.leave(&mut fixture);
+    assert_eq!(fixture.sessions()[0].paths.len(), 1);
 }
 
 #[test]
 fn a_reconnect_replaces_a_path_the_server_still_believes_in() {
-    let mut stand = Stand::new(StandOptions::default());
-    let mut old = Peer::up(&mut stand, PeerOptions::default(), "sess");
-    let mut same = Peer::new(&stand, PeerOptions::default());
-    assert_eq!(same.connect(&mut stand, 0).unwrap_err(), -104);
-    assert_eq!(old.closed(&mut stand), 0, "a mere copy ends nothing");
-    let mut new = Peer::new(&stand, PeerOptions { recon_cnt: 2, ..PeerOptions::default() });
-    assert_eq!(new.connect(&mut stand, 0).unwrap_err(), -104);
-    assert_eq!(old.closed(&mut stand), 3);
+    let mut fixture = Fixture::new(StandOptions::default());
+    let mut old = Peer::up(&mut fixture, PeerOptions::default(), "sess");
+    let mut same = Peer::new(&fixture, PeerOptions::default());
+    assert_eq!(same.connect(&mut fixture, 0).unwrap_err(), -104);
+    assert_eq!(old.closed(&mut fixture), 0, "a mere copy ends nothing");
+    let mut new = Peer::new(&fixture, PeerOptions { recon_cnt: 2, ..PeerOptions::default() });
+    assert_eq!(new.connect(&mut fixture, 0).unwrap_err(), -104);
+    assert_eq!(old.closed(&mut fixture), 3);
     let again = PeerOptions { recon_cnt: 3, ..PeerOptions::default() };
-    let _up = Peer::up(&mut stand, again, "sess");
+    let _up = Peer::up(&mut fixture, again, "sess");
 }
 
 #[test]
 fn limits_of_sessions_and_half_open_connections_hold() {
-    let mut stand = small(|params| params.sessions_max = 1);
-    let _one = Peer::up(&mut stand, PeerOptions::default(), "one");
-    let mut two = Peer::new(&stand, PeerOptions { session: 2, ..PeerOptions::default() });
-    assert_eq!(two.connect(&mut stand, 0).unwrap_err(), -12);
+    let mut fixture = small(|params| params.sessions_max = 1);
+    let _one = Peer::up(&mut fixture, PeerOptions::default(), "one");
+    let mut two = Peer::new(&fixture, PeerOptions { session: 2, ..PeerOptions::default() });
+    assert_eq!(two.connect(&mut fixture, 0).unwrap_err(), -12);
 
-    let mut stand = small(|params| params.half_open_max = 2);
-    let mut peer = Peer::new(&stand, PeerOptions::default());
-    peer.connect(&mut stand, 0).unwrap();
-    peer.connect(&mut stand, 1).unwrap();
-    assert_eq!(peer.connect(&mut stand, 2).unwrap_err(), -104);
-    stand.pass(Duration::from_secs(6));
-    stand.assert_empty();
-    let _fits = Peer::up(&mut stand, PeerOptions { cid_num: 2, ..PeerOptions::default() }, "s");
+    let mut fixture = small(|params| params.half_open_max = 2);
+    let mut peer = Peer::new(&fixture, PeerOptions::default());
+    peer.connect(&mut fixture, 0).unwrap();
+    peer.connect(&mut fixture, 1).unwrap();
+    assert_eq!(peer.connect(&mut fixture, 2).unwrap_err(), -104);
+    fixture.pass(Duration::from_secs(6));
+    fixture.assert_empty();
+    let _fits = Peer::up(&mut fixture, PeerOptions { cid_num: 2, ..PeerOptions::default() }, "s");
 }
 
 #[test]
 fn a_path_that_stays_half_open_is_closed() {
     for connections in 1..=3 {
-        let mut stand = Stand::new(StandOptions::default());
-        let mut peer = Peer::new(&stand, PeerOptions::default());
+        let mut fixture = Fixture::new(StandOptions::default());
+        let mut peer = Peer::new(&fixture, PeerOptions::default());
         for cid in 0..connections {
-            peer.connect(&mut stand, cid).unwrap();
+            peer.connect(&mut fixture, cid).unwrap();
         }
-        stand.pass(Duration::from_millis(4900));
-        assert_eq!(peer.closed(&mut stand), 0);
-        stand.pass(Duration::from_millis(200));
-        assert_eq!(peer.closed(&mut stand), usize::from(connections));
-        stand.assert_empty();
+        fixture.pass(Duration::from_millis(4900));
+        assert_eq!(peer.closed(&mut fixture), 0);
+        fixture.pass(Duration::from_millis(200));
+        assert_eq!(peer.closed(&mut fixture), usize::from(connections));
+        fixture.assert_empty();
     }
 }
 
 #[test]
 fn wrong_info_requests_end_their_path_and_no_other() {
-    let mut stand = Stand::new(StandOptions::default());
+    let mut fixture = Fixture::new(StandOptions::default());
     let one = PeerOptions::default();
-    let mut taken = Peer::open(&mut stand, one);
+    let mut taken = Peer::open(&mut fixture, one);
     let message = |name: &[u8]| {
         let mut bytes = vec![0; 272];
         bytes[2..2 + name.len()].copy_from_slice(name);
@@ -189,51 +189,51 @@ fn wrong_info_requests_end_their_path_and_no_other() {
         ("one byte", vec![0]),
     ];
     for (what, bytes) in cases {
-        let mut peer = Peer::new(&stand, PeerOptions { session: 9, local: 1, ..one });
+        let mut peer = Peer::new(&fixture, PeerOptions { session: 9, local: 1, ..one });
         for cid in 0..3 {
-            peer.connect(&mut stand, cid).unwrap();
+            peer.connect(&mut fixture, cid).unwrap();
         }
-        peer.send_info(&mut stand, &bytes);
-        assert_eq!(peer.closed(&mut stand), 3, "{what}");
-        assert_eq!(stand.sessions().len(), 1, "{what}");
+        peer.send_info(&mut fixture, &bytes);
+        assert_eq!(peer.closed(&mut fixture), 3, "{what}");
+        assert_eq!(fixture.sessions().len(), 1, "{what}");
     }
-    taken.send_flush(&stand, (1, 0));
-    assert_eq!(taken.reply(&mut stand).errno, 0);
+    taken.send_flush((1, 0));
+    assert_eq!(taken.reply(&mut fixture).errno, 0);
 }
 
 #[test]
 fn an_info_request_before_all_connections_ends_the_path() {
-    let mut stand = Stand::new(StandOptions::default());
-    let mut peer = Peer::new(&stand, PeerOptions::default());
-    peer.connect(&mut stand, 0).unwrap();
-    peer.connect(&mut stand, 1).unwrap();
+    let mut fixture = Fixture::new(StandOptions::default());
+    let mut peer = Peer::new(&fixture, PeerOptions::default());
+    peer.connect(&mut fixture, 0).unwrap();
+    peer.connect(&mut fixture, 1).unwrap();
     let mut bytes = vec![0; 272];
     bytes[2] = b'x';
-    peer.send_info(&mut stand, &bytes);
-    assert_eq!(peer.closed(&mut stand), 2);
-    stand.assert_empty();
+    peer.send_info(&mut fixture, &bytes);
+    assert_eq!(peer.closed(&mut fixture), 2);
+    fixture.assert_empty();
 }
 
 #[test]
 fn an_immediate_in_place_of_info_req_ends_the_path() {
     for conn in [0, 1] {
-        let mut stand = Stand::new(StandOptions::default());
-        let mut peer = Peer::new(&stand, PeerOptions::default());
+        let mut fixture = Fixture::new(StandOptions::default());
+        let mut peer = Peer::new(&fixture, PeerOptions::default());
         for cid in 0..3 {
-            peer.connect(&mut stand, cid).unwrap();
+            peer.connect(&mut fixture, cid).unwrap();
         }
         // A heartbeat on connection 0 eats the receive of INFO_REQ; a request is early anywhere.
-        peer.send_imm(&stand, conn, if conn == 0 { 0x8000_0000 } else { 72 });
-        assert_eq!(peer.closed(&mut stand), 3, "connection {conn}");
-        stand.assert_empty();
+        peer.send_imm(conn, if conn == 0 { 0x8000_0000 } else { 72 });
+        assert_eq!(peer.closed(&mut fixture), 3, "connection {conn}");
+        fixture.assert_empty();
     }
 }
 
-/// A stand whose device is poorer than others.
-fn poor(device: DeviceOptions, change: impl Fn(&mut SessionParams)) -> Stand {
+/// A fixture whose device is poorer than others.
+fn poor(device: DeviceOptions, change: impl Fn(&mut SessionParams)) -> Fixture {
     let mut options = StandOptions { device, ..StandOptions::default() };
     change(&mut options.params);
-    Stand::new(options)
+    Fixture::new(options)
 }
 
 #[test]
@@ -241,48 +241,52 @@ fn refused_memory_is_told_with_the_first_connection_where_it_is_pinned() {
     // 16 chunks of 16 KiB and their gaps do not fit, the small messages do.
     let device =
         DeviceOptions { pins_memory: true, register_max: 128 << 10, ..DeviceOptions::default() };
-    let mut stand = poor(device, |_| ());
-    let mut peer = Peer::new(&stand, PeerOptions::default());
-    assert_eq!(peer.connect(&mut stand, 0).unwrap_err(), -12);
-    stand.assert_empty();
+    let mut fixture = poor(device, |_| ());
+    let mut peer = Peer::new(&fixture, PeerOptions::default());
+    assert_eq!(peer.connect(&mut fixture, 0).unwrap_err(), -12);
+    fixture.assert_empty();
     // With less to register it works, fresh keys or not.
     for always_invalidate in [false, true] {
-        let mut stand = poor(device, |params| {
+        let mut fixture = poor(device, |params| {
             params.limits = Limits::new(4, 16384).unwrap();
             params.always_invalidate = always_invalidate;
         });
-        let mut peer = Peer::open(&mut stand, PeerOptions::default());
-        peer.leave(&mut stand);
-        stand.assert_empty();
+        let mut peer = Peer::open(&mut fixture, PeerOptions::default());
+        peer.leave(&mut fixture);
+        fixture.assert_empty();
     }
     // Elsewhere memory is made when the path is complete, and its refusal ends the path.
-    let mut stand = poor(DeviceOptions { pins_memory: false, ..device }, |_| ());
-    let mut peer = Peer::new(&stand, PeerOptions { cid_num: 1, ..PeerOptions::default() });
-    peer.connect(&mut stand, 0).unwrap();
+    let mut fixture = poor(DeviceOptions { pins_memory: false, ..device }, |_| ());
+    let mut peer = Peer::new(&fixture, PeerOptions { cid_num: 1, ..PeerOptions::default() });
+    peer.connect(&mut fixture, 0).unwrap();
     let mut bytes = vec![0; 272];
     bytes[2] = b'x';
-    peer.send_info(&mut stand, &bytes);
-    assert_eq!(peer.closed(&mut stand), 1);
-    stand.assert_empty();
+    peer.send_info(&mut fixture, &bytes);
+    assert_eq!(peer.closed(&mut fixture), 1);
+    fixture.assert_empty();
 }
 
 #[test]
 fn a_device_without_windows_serves_without_fresh_keys_only() {
     let device = DeviceOptions { pins_memory: true, no_windows: true, ..DeviceOptions::default() };
-    let mut stand = poor(device, |_| ());
-    let mut peer = Peer::new(&stand, PeerOptions::default());
-    assert_eq!(peer.connect(&mut stand, 0).unwrap_err(), -95);
-    stand.assert_empty();
-    let mut stand = poor(device, |params| params.always_invalidate = false);
-    let _up = Peer::up(&mut stand, PeerOptions::default(), "sess");
+    let mut fixture = poor(device, |_| ());
+    let mut peer = Peer::new(&fixture, PeerOptions::default());
+    assert_eq!(peer.connect(&mut fixture, 0).unwrap_err(), -95);
+    fixture.assert_empty();
+    let mut fixture = poor(device, |params| params.always_invalidate = false);
+    let _up = Peer::up(&mut fixture, PeerOptions::default(), "sess");
 }
 
 #[test]
 fn the_connections_of_a_path_have_a_budget() {
     let device = DeviceOptions { connection_bytes: 1 << 20, ..DeviceOptions::default() };
-    let mut stand = poor(device, |_| ());
+    let mut fixture = poor(device, |_| ());
     for (cid_num, fits) in [(33, false), (4096, false), (32, true)] {
-        let mut peer = Peer::new(&stand, PeerOptions { cid_num, ..PeerOptions::default() });
-        assert_eq!(peer.connect(&mut stand, 0), if fits { Ok(()) } else { Err(-12) }, "{cid_num}");
+        let mut peer = Peer::new(&fixture, PeerOptions { cid_num, ..PeerOptions::default() });
+        assert_eq!(
+            peer.connect(&mut fixture, 0),
+            if fits { Ok(()) } else { Err(-12) },
+            "{cid_num}"
+        );
     }
 }

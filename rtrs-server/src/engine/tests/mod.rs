@@ -1,6 +1,6 @@
 //! Sessions against a client played by hand, over the simulated fabric.
 //!
-//! `stand.rs` the server under test · `peer.rs` the client · `handshake.rs` · `io.rs` requests
+//! `fixture.rs` the server under test · `peer.rs` the client · `handshake.rs` · `io.rs` requests
 //! and their answers · `chains.rs` what exactly is posted · `violations.rs` what a peer must not
 //! do · `opens.rs` what is found below a search path · `ends.rs` replays, death, silence, shutdown
 //! · `overlap.rs` who waits for what a closed path has left at the disk · `syncs.rs` who hears of a
@@ -11,12 +11,12 @@ mod admin;
 mod chains;
 mod chunk_pool;
 mod ends;
+mod fixture;
 mod handshake;
 mod io;
 mod opens;
 mod overlap;
 mod peer;
 mod registration;
-mod stand;
 mod syncs;
 mod violations;

@@ -4,21 +4,21 @@ use rtrs_core::block::{Geometry, IoOp};
 use rtrs_core::time::Duration;
 use rtrs_core::wire::{AccessMode, Fence, Rw, WriteMsg, errno};
 
+use super::fixture::{Fixture, StandOptions};
 use super::peer::{Data, Peer, PeerOptions, io};
-use super::stand::{Stand, StandOptions};
 use crate::path::state::PathState;
 
 const MS: Duration = Duration::from_millis(1);
 const SECTOR: usize = 512;
 
 /// A session with two paths and `vol` open.
-fn two_paths(geometry: Geometry) -> (Stand, Peer, Peer) {
-    let mut stand = Stand::new(StandOptions { geometry, ..StandOptions::default() });
-    let a = Peer::open(&mut stand, PeerOptions::default());
+fn two_paths(geometry: Geometry) -> (Fixture, Peer, Peer) {
+    let mut fixture = Fixture::new(StandOptions { geometry, ..StandOptions::default() });
+    let a = Peer::open(&mut fixture, PeerOptions::default());
     let second = PeerOptions { path: 2, local: 1, first_conn: false, ..PeerOptions::default() };
-    let b = Peer::up(&mut stand, second, "sess");
-    stand.device.lock().bytes.fill(9);
-    (stand, a, b)
+    let b = Peer::up(&mut fixture, second, "sess");
+    fixture.device.lock().bytes.fill(9);
+    (fixture, a, b)
 }
 
 fn usual() -> Geometry {
@@ -26,49 +26,48 @@ fn usual() -> Geometry {
 }
 
 /// Sends a change of so many sectors; a write has this byte for data.
-fn change(
-    peer: &mut Peer,
-    stand: &Stand,
-    at: (usize, u16),
-    (op, byte): (IoOp, u8),
-    (sector, count): (u64, u32),
-) {
+fn change(peer: &mut Peer, at: (usize, u16), (op, byte): (IoOp, u8), (sector, count): (u64, u32)) {
     let len = count * 512;
     let rw = match op {
         IoOp::Write => {
             let data = vec![byte; len as usize];
-            return peer.send_write(stand, at, io(Rw::WRITE, sector, len), &data);
+            return peer.send_write(at, io(Rw::WRITE, sector, len), &data);
         }
         IoOp::Discard => Rw::DISCARD,
         _ => Rw::WRITE_ZEROES,
     };
     let (header, message) = (io(rw, sector, len).encode(), WriteMsg { usr_len: 32 }.encode());
-    peer.request(stand, at, Data::None, &header, &message);
+    peer.request(at, Data::None, &header, &message);
 }
 
 /// The disk holds the next change that a sends, after so many; b has the path fenced off.
-fn leave_running(stand: &mut Stand, b: &mut Peer, hold: impl FnOnce(&mut Stand), left: usize) {
-    hold(stand);
-    stand.settle();
+fn leave_running(
+    fixture: &mut Fixture,
+    b: &mut Peer,
+    hold: impl FnOnce(&mut Fixture),
+    left: usize,
+) {
+    hold(fixture);
+    fixture.settle();
     let path = PeerOptions::default().request(0).path_uuid;
-    b.send_fence(stand, 0, Fence { path, recon_cnt: 1 });
-    assert_eq!(b.reply(stand).errno, 0);
-    let states: Vec<_> = stand.sessions()[0].paths.iter().map(|path| path.state).collect();
+    b.send_fence(0, Fence { path, recon_cnt: 1 });
+    assert_eq!(b.reply(fixture).errno, 0);
+    let states: Vec<_> = fixture.sessions()[0].paths.iter().map(|path| path.state).collect();
     assert_eq!(states, [PathState::Draining, PathState::Connected]);
-    assert_eq!(stand.orphaned_writes(), left);
+    assert_eq!(fixture.orphaned_writes(), left);
 }
 
-fn let_go(stand: &mut Stand) {
+fn let_go(fixture: &mut Fixture) {
     {
-        let mut device = stand.device.lock();
+        let mut device = fixture.device.lock();
         (device.hold, device.hold_flush, device.holds) = (false, false, false);
     }
-    stand.pass(5 * MS);
+    fixture.pass(5 * MS);
 }
 
 /// Requests that wait for orphaned writes, and those that were seen to be copies.
-fn waiting(stand: &Stand) -> (u64, u64) {
-    let sessions = stand.sessions();
+fn waiting(fixture: &Fixture) -> (u64, u64) {
+    let sessions = fixture.sessions();
     let paths = || sessions.iter().flat_map(|session| &session.paths);
     (paths().map(|path| path.io.barred).sum(), paths().map(|path| path.io.replays).sum())
 }
@@ -79,8 +78,8 @@ fn permits(replies: &[super::peer::Reply]) -> Vec<u16> {
 }
 
 /// The byte that a sector is full of.
-fn content(stand: &Stand, sector: usize) -> u8 {
-    let bytes = &stand.device.lock().bytes[sector * SECTOR..(sector + 1) * SECTOR];
+fn content(fixture: &Fixture, sector: usize) -> u8 {
+    let bytes = &fixture.device.lock().bytes[sector * SECTOR..(sector + 1) * SECTOR];
     assert!(bytes.iter().all(|byte| *byte == bytes[0]), "sector {sector} is torn");
     bytes[0]
 }
@@ -89,91 +88,94 @@ fn content(stand: &Stand, sector: usize) -> u8 {
 fn a_newer_change_waits_for_one_that_a_closed_path_has_left() {
     let kinds = [(IoOp::Write, 1), (IoOp::Discard, 0), (IoOp::WriteZeroes, 0)];
     for (n, (older, newer)) in kinds.into_iter().flat_map(|a| kinds.map(|b| (a, b))).enumerate() {
-        // On one core, and on two.
+        // On one shard, and on two.
         let (conn, other) = (1, 1 + n % 2);
         let newer = (newer.0, newer.1 * 2);
-        let (mut stand, mut a, mut b) = two_paths(usual());
-        b.open_device(&mut stand, "other", AccessMode::ReadWrite).unwrap();
-        let hold = |stand: &mut Stand| {
-            stand.device.lock().hold_after = Some(0);
-            change(&mut a, stand, (conn, 6), older, (8, 8));
+        let (mut fixture, mut a, mut b) = two_paths(usual());
+        b.open_device(&mut fixture, "other", AccessMode::ReadWrite).unwrap();
+        let hold = |fixture: &mut Fixture| {
+            fixture.device.lock().hold_after = Some(0);
+            change(&mut a, (conn, 6), older, (8, 8));
         };
-        leave_running(&mut stand, &mut b, hold, 1);
-        assert_eq!(stand.sessions()[0].permits_held, 0, "what is left has no permit");
+        leave_running(&mut fixture, &mut b, hold, 1);
+        assert_eq!(fixture.sessions()[0].permits_held, 0, "what is left has no permit");
 
-        change(&mut b, &stand, (other, 7), newer, (15, 2));
-        stand.pass(50 * MS);
-        assert_eq!(b.replies(&mut stand), [], "{older:?} still runs");
-        assert_eq!((waiting(&stand), stand.load().1), ((1, 0), 2));
+        change(&mut b, (other, 7), newer, (15, 2));
+        fixture.pass(50 * MS);
+        assert_eq!(b.replies(&mut fixture), [], "{older:?} still runs");
+        assert_eq!((waiting(&fixture), fixture.load().1), ((1, 0), 2));
         // All else goes on: beside it, reads and flushes, another export.
-        change(&mut b, &stand, (other, 8), newer, (7, 1));
-        change(&mut b, &stand, (conn, 9), newer, (16, 4));
-        b.send_read(&stand, (other, 10), io(Rw::READ, 8, 4096));
-        b.send_flush(&stand, (conn, 11));
+        change(&mut b, (other, 8), newer, (7, 1));
+        change(&mut b, (conn, 9), newer, (16, 4));
+        b.send_read((other, 10), io(Rw::READ, 8, 4096));
+        b.send_flush((conn, 11));
         let device = rtrs_core::wire::IoHeader { device_id: 1, ..io(Rw::WRITE, 8, 512) };
-        b.send_write(&stand, (other, 12), device, &[7; SECTOR]);
-        let mut answered = permits(&b.replies(&mut stand));
+        b.send_write((other, 12), device, &[7; SECTOR]);
+        let mut answered = permits(&b.replies(&mut fixture));
         answered.sort_unstable();
         assert_eq!(answered, [8, 9, 10, 11, 12]);
         assert_eq!(b.result(4096), [9; 4096], "the older one has not run");
 
-        stand.device.lock().log.clear();
-        let_go(&mut stand);
-        assert_eq!(permits(&b.replies(&mut stand)), [7]);
-        let ran: Vec<_> = stand.device.lock().log.iter().map(|ran| (ran.0, ran.1)).collect();
+        fixture.device.lock().log.clear();
+        let_go(&mut fixture);
+        assert_eq!(permits(&b.replies(&mut fixture)), [7]);
+        let ran: Vec<_> = fixture.device.lock().log.iter().map(|ran| (ran.0, ran.1)).collect();
         assert_eq!(ran, [(older.0, 4096), (newer.0, 7680)]);
-        let found = [7, 8, 14, 15, 16, 20].map(|sector| content(&stand, sector));
+        let found = [7, 8, 14, 15, 16, 20].map(|sector| content(&fixture, sector));
         assert_eq!(found, [newer.1, older.1, older.1, newer.1, newer.1, 9]);
-        assert_eq!((waiting(&stand), stand.orphaned_writes(), stand.load().1), ((0, 0), 0, 0));
-        assert_eq!(stand.sessions()[0].paths.len(), 1, "the closed path is gone");
-        b.leave(&mut stand);
-        stand.assert_empty();
+        assert_eq!(
+            (waiting(&fixture), fixture.orphaned_writes(), fixture.load().1),
+            ((0, 0), 0, 0)
+        );
+        assert_eq!(fixture.sessions()[0].paths.len(), 1, "the closed path is gone");
+        b.leave(&mut fixture);
+        fixture.assert_empty();
     }
 }
 
 #[test]
 fn only_the_part_that_runs_is_waited_for() {
     let geometry = Geometry { io_max: 1024, ..usual() };
-    let (mut stand, mut a, mut b) = two_paths(geometry);
-    let hold = |stand: &mut Stand| {
-        stand.device.lock().hold_after = Some(1);
-        change(&mut a, stand, (1, 6), (IoOp::Write, 1), (1, 7));
+    let (mut fixture, mut a, mut b) = two_paths(geometry);
+    let hold = |fixture: &mut Fixture| {
+        fixture.device.lock().hold_after = Some(1);
+        change(&mut a, (1, 6), (IoOp::Write, 1), (1, 7));
     };
-    leave_running(&mut stand, &mut b, hold, 1);
+    leave_running(&mut fixture, &mut b, hold, 1);
     // Its first part is done, its second runs, the others are not begun any more.
     for (permit, sector) in [(1, 2), (2, 3), (3, 4), (4, 5)] {
-        change(&mut b, &stand, (2, permit), (IoOp::Write, 2), (sector, 1));
+        change(&mut b, (2, permit), (IoOp::Write, 2), (sector, 1));
     }
-    assert_eq!(permits(&b.replies(&mut stand)), [1, 4]);
-    assert_eq!(waiting(&stand), (2, 0));
-    let_go(&mut stand);
-    assert_eq!(permits(&b.replies(&mut stand)), [2, 3]);
-    assert_eq!([1, 2, 3, 4, 5, 6].map(|sector| content(&stand, sector)), [1, 2, 2, 2, 2, 9]);
-    assert_eq!(stand.orphaned_writes(), 0);
+    assert_eq!(permits(&b.replies(&mut fixture)), [1, 4]);
+    assert_eq!(waiting(&fixture), (2, 0));
+    let_go(&mut fixture);
+    assert_eq!(permits(&b.replies(&mut fixture)), [2, 3]);
+    assert_eq!([1, 2, 3, 4, 5, 6].map(|sector| content(&fixture, sector)), [1, 2, 2, 2, 2, 9]);
+    assert_eq!(fixture.orphaned_writes(), 0);
 }
 
 #[test]
 fn a_copy_waits_for_its_original_and_nothing_else_for_its_permit() {
-    let (mut stand, mut a, mut b) = two_paths(usual());
-    let hold = |stand: &mut Stand| {
-        stand.device.lock().hold_after = Some(0);
-        change(&mut a, stand, (1, 6), (IoOp::Write, 1), (8, 8));
+    let (mut fixture, mut a, mut b) = two_paths(usual());
+    let hold = |fixture: &mut Fixture| {
+        fixture.device.lock().hold_after = Some(0);
+        change(&mut a, (1, 6), (IoOp::Write, 1), (8, 8));
     };
-    leave_running(&mut stand, &mut b, hold, 1);
+    leave_running(&mut fixture, &mut b, hold, 1);
     // The client has given it up and uses the permit for something else.
-    change(&mut b, &stand, (2, 6), (IoOp::Write, 2), (32, 8));
-    assert_eq!(permits(&b.replies(&mut stand)), [6]);
-    b.send_read(&stand, (1, 6), io(Rw::READ, 8, 512));
-    assert_eq!(permits(&b.replies(&mut stand)), [6]);
-    assert_eq!(waiting(&stand), (0, 0));
+    change(&mut b, (2, 6), (IoOp::Write, 2), (32, 8));
+    assert_eq!(permits(&b.replies(&mut fixture)), [6]);
+    b.send_read((1, 6), io(Rw::READ, 8, 512));
+    assert_eq!(permits(&b.replies(&mut fixture)), [6]);
+    assert_eq!(waiting(&fixture), (0, 0));
     // Or it has not.
-    change(&mut b, &stand, (2, 6), (IoOp::Write, 1), (8, 8));
-    stand.pass(50 * MS);
-    assert_eq!((b.replies(&mut stand), waiting(&stand)), (vec![], (1, 1)));
-    let_go(&mut stand);
-    assert_eq!(permits(&b.replies(&mut stand)), [6]);
-    assert_eq!(stand.device.lock().log.len(), 4);
-    assert_eq!((stand.orphaned_writes(), content(&stand, 8)), (0, 1));
+    change(&mut b, (2, 6), (IoOp::Write, 1), (8, 8));
+    fixture.pass(50 * MS);
+    assert_eq!((b.replies(&mut fixture), waiting(&fixture)), (vec![], (1, 1)));
+    let_go(&mut fixture);
+    assert_eq!(permits(&b.replies(&mut fixture)), [6]);
+    assert_eq!(fixture.device.lock().log.len(), 4);
+    assert_eq!((fixture.orphaned_writes(), content(&fixture, 8)), (0, 1));
 }
 
 #[test]
@@ -181,140 +183,140 @@ fn what_has_not_begun_to_change_anything_is_no_stray() {
     // A read, a write that is flushed before it begins, one that is flushed when it is done.
     let geometry = Geometry { fua: false, write_cache: true, ..usual() };
     for rw in [Rw::READ, Rw::WRITE.preflush(true), Rw::WRITE.fua(true)] {
-        let (mut stand, mut a, mut b) = two_paths(geometry.clone());
+        let (mut fixture, mut a, mut b) = two_paths(geometry.clone());
         let flushed_after = rw == Rw::WRITE.fua(true);
-        let hold = |stand: &mut Stand| {
-            stand.device.lock().hold = !flushed_after;
-            stand.device.lock().hold_flush = flushed_after;
+        let hold = |fixture: &mut Fixture| {
+            fixture.device.lock().hold = !flushed_after;
+            fixture.device.lock().hold_flush = flushed_after;
             match rw {
-                Rw::READ => a.send_read(stand, (1, 6), io(rw, 8, 512)),
-                _ => a.send_write(stand, (1, 6), io(rw, 8, 512), &[1; SECTOR]),
+                Rw::READ => a.send_read((1, 6), io(rw, 8, 512)),
+                _ => a.send_write((1, 6), io(rw, 8, 512), &[1; SECTOR]),
             }
         };
-        leave_running(&mut stand, &mut b, hold, 0);
-        change(&mut b, &stand, (2, 7), (IoOp::Write, 2), (8, 1));
-        stand.settle();
-        assert_eq!(waiting(&stand), (0, 0), "{rw:?}");
-        let_go(&mut stand);
-        assert_eq!(permits(&b.replies(&mut stand)), [7]);
-        assert_eq!(content(&stand, 8), 2);
-        let writes = stand.device.lock().log.iter().filter(|ran| ran.0 == IoOp::Write).count();
+        leave_running(&mut fixture, &mut b, hold, 0);
+        change(&mut b, (2, 7), (IoOp::Write, 2), (8, 1));
+        fixture.settle();
+        assert_eq!(waiting(&fixture), (0, 0), "{rw:?}");
+        let_go(&mut fixture);
+        assert_eq!(permits(&b.replies(&mut fixture)), [7]);
+        assert_eq!(content(&fixture, 8), 2);
+        let writes = fixture.device.lock().log.iter().filter(|ran| ran.0 == IoOp::Write).count();
         assert_eq!(writes, 1 + usize::from(flushed_after), "{rw:?}");
     }
     // What the device has not taken is dropped.
-    let (mut stand, mut a, mut b) = two_paths(usual());
-    stand.device.lock().room = 1;
-    let hold = |stand: &mut Stand| {
-        stand.device.lock().hold_after = Some(0);
-        change(&mut a, stand, (1, 6), (IoOp::Write, 1), (8, 1));
-        change(&mut a, stand, (1, 7), (IoOp::Write, 1), (9, 1));
+    let (mut fixture, mut a, mut b) = two_paths(usual());
+    fixture.device.lock().room = 1;
+    let hold = |fixture: &mut Fixture| {
+        fixture.device.lock().hold_after = Some(0);
+        change(&mut a, (1, 6), (IoOp::Write, 1), (8, 1));
+        change(&mut a, (1, 7), (IoOp::Write, 1), (9, 1));
     };
-    leave_running(&mut stand, &mut b, hold, 1);
-    change(&mut b, &stand, (2, 8), (IoOp::Write, 2), (9, 1));
-    assert_eq!(permits(&b.replies(&mut stand)), [8]);
-    let_go(&mut stand);
-    assert_eq!([8, 9].map(|sector| content(&stand, sector)), [1, 2]);
+    leave_running(&mut fixture, &mut b, hold, 1);
+    change(&mut b, (2, 8), (IoOp::Write, 2), (9, 1));
+    assert_eq!(permits(&b.replies(&mut fixture)), [8]);
+    let_go(&mut fixture);
+    assert_eq!([8, 9].map(|sector| content(&fixture, sector)), [1, 2]);
 }
 
 /// Path a has left a write to sectors 8 to 15, a newer one of b under permit 7 waits for it.
-fn one_waits() -> (Stand, Peer, Peer) {
-    let (mut stand, mut a, mut b) = two_paths(usual());
-    let hold = |stand: &mut Stand| {
-        stand.device.lock().hold_after = Some(0);
-        change(&mut a, stand, (1, 6), (IoOp::Write, 1), (8, 8));
+fn one_waits() -> (Fixture, Peer, Peer) {
+    let (mut fixture, mut a, mut b) = two_paths(usual());
+    let hold = |fixture: &mut Fixture| {
+        fixture.device.lock().hold_after = Some(0);
+        change(&mut a, (1, 6), (IoOp::Write, 1), (8, 8));
     };
-    leave_running(&mut stand, &mut b, hold, 1);
-    change(&mut b, &stand, (2, 7), (IoOp::Write, 2), (8, 8));
-    stand.pass(5 * MS);
-    assert_eq!((b.replies(&mut stand), waiting(&stand)), (vec![], (1, 0)));
-    (stand, a, b)
+    leave_running(&mut fixture, &mut b, hold, 1);
+    change(&mut b, (2, 7), (IoOp::Write, 2), (8, 8));
+    fixture.pass(5 * MS);
+    assert_eq!((b.replies(&mut fixture), waiting(&fixture)), (vec![], (1, 0)));
+    (fixture, a, b)
 }
 
 #[test]
 fn what_waits_ends_with_its_path() {
-    let (mut stand, _a, mut b) = one_waits();
-    b.leave(&mut stand);
-    assert_eq!(stand.load(), (0, 1), "what is left still runs");
-    let_go(&mut stand);
-    assert_eq!(content(&stand, 8), 1);
-    assert_eq!(stand.device.lock().log.len(), 1, "the newer one never ran");
-    stand.assert_empty();
+    let (mut fixture, _a, mut b) = one_waits();
+    b.leave(&mut fixture);
+    assert_eq!(fixture.load(), (0, 1), "what is left still runs");
+    let_go(&mut fixture);
+    assert_eq!(content(&fixture, 8), 1);
+    assert_eq!(fixture.device.lock().log.len(), 1, "the newer one never ran");
+    fixture.assert_empty();
 }
 
 #[test]
 fn the_same_path_connected_anew_waits_too() {
-    let mut stand = Stand::new(StandOptions::default());
-    let mut old = Peer::open(&mut stand, PeerOptions::default());
-    stand.device.lock().hold_after = Some(0);
-    change(&mut old, &stand, (1, 6), (IoOp::Write, 1), (8, 8));
-    stand.settle();
-    old.leave(&mut stand);
+    let mut fixture = Fixture::new(StandOptions::default());
+    let mut old = Peer::open(&mut fixture, PeerOptions::default());
+    fixture.device.lock().hold_after = Some(0);
+    change(&mut old, (1, 6), (IoOp::Write, 1), (8, 8));
+    fixture.settle();
+    old.leave(&mut fixture);
     let again = PeerOptions { recon_cnt: 2, ..PeerOptions::default() };
-    let mut new = Peer::up(&mut stand, again, "sess");
-    new.open_device(&mut stand, "vol", AccessMode::ReadWrite).unwrap();
-    change(&mut new, &stand, (2, 7), (IoOp::Write, 2), (8, 8));
-    stand.pass(50 * MS);
-    assert_eq!((new.replies(&mut stand), waiting(&stand)), (vec![], (1, 0)));
-    let_go(&mut stand);
-    assert_eq!((permits(&new.replies(&mut stand)), content(&stand, 8)), (vec![7], 2));
+    let mut new = Peer::up(&mut fixture, again, "sess");
+    new.open_device(&mut fixture, "vol", AccessMode::ReadWrite).unwrap();
+    change(&mut new, (2, 7), (IoOp::Write, 2), (8, 8));
+    fixture.pass(50 * MS);
+    assert_eq!((new.replies(&mut fixture), waiting(&fixture)), (vec![], (1, 0)));
+    let_go(&mut fixture);
+    assert_eq!((permits(&new.replies(&mut fixture)), content(&fixture, 8)), (vec![7], 2));
 }
 
 #[test]
 fn a_close_waits_for_both() {
-    let (mut stand, _a, mut b) = one_waits();
+    let (mut fixture, _a, mut b) = one_waits();
     let other = PeerOptions { session: 2, path: 7, local: 2, ..PeerOptions::default() };
-    let mut other = Peer::up(&mut stand, other, "other");
-    b.send_close(&stand, 1, 0);
-    stand.pass(50 * MS);
-    assert_eq!(b.replies(&mut stand), []);
+    let mut other = Peer::up(&mut fixture, other, "other");
+    b.send_close(1, 0);
+    fixture.pass(50 * MS);
+    assert_eq!(b.replies(&mut fixture), []);
     let rw = AccessMode::ReadWrite;
-    assert_eq!(other.open_device(&mut stand, "vol", rw).map(drop), Err(errno::EPERM));
-    let_go(&mut stand);
-    let mut answered = permits(&b.replies(&mut stand));
+    assert_eq!(other.open_device(&mut fixture, "vol", rw).map(drop), Err(errno::EPERM));
+    let_go(&mut fixture);
+    let mut answered = permits(&b.replies(&mut fixture));
     answered.sort_unstable();
-    assert_eq!((answered, content(&stand, 8)), (vec![1, 7], 2));
-    assert_eq!(stand.device.lock().open, 0, "closed on all cores");
-    other.open_device(&mut stand, "vol", rw).unwrap();
+    assert_eq!((answered, content(&fixture, 8)), (vec![1, 7], 2));
+    assert_eq!(fixture.device.lock().open, 0, "closed on all cores");
+    other.open_device(&mut fixture, "vol", rw).unwrap();
 }
 
 #[test]
 fn a_second_writer_of_the_export_waits_too() {
-    let mut stand = Stand::new(StandOptions::default());
-    let mut a = Peer::open(&mut stand, PeerOptions::default());
+    let mut fixture = Fixture::new(StandOptions::default());
+    let mut a = Peer::open(&mut fixture, PeerOptions::default());
     let beside = PeerOptions { session: 2, path: 7, local: 2, ..PeerOptions::default() };
-    let mut beside = Peer::up(&mut stand, beside, "beside");
-    beside.open_device(&mut stand, "vol", AccessMode::Migration).unwrap();
-    stand.device.lock().hold_after = Some(0);
-    change(&mut a, &stand, (1, 6), (IoOp::Write, 1), (8, 8));
-    stand.settle();
-    a.leave(&mut stand);
+    let mut beside = Peer::up(&mut fixture, beside, "beside");
+    beside.open_device(&mut fixture, "vol", AccessMode::Migration).unwrap();
+    fixture.device.lock().hold_after = Some(0);
+    change(&mut a, (1, 6), (IoOp::Write, 1), (8, 8));
+    fixture.settle();
+    a.leave(&mut fixture);
     // A permit of the same number means nothing: it is another session's.
-    change(&mut beside, &stand, (2, 6), (IoOp::Write, 2), (8, 8));
-    stand.pass(50 * MS);
-    assert_eq!((beside.replies(&mut stand), waiting(&stand)), (vec![], (1, 0)));
-    let_go(&mut stand);
-    assert_eq!((permits(&beside.replies(&mut stand)), content(&stand, 8)), (vec![6], 2));
-    beside.leave(&mut stand);
-    stand.assert_empty();
+    change(&mut beside, (2, 6), (IoOp::Write, 2), (8, 8));
+    fixture.pass(50 * MS);
+    assert_eq!((beside.replies(&mut fixture), waiting(&fixture)), (vec![], (1, 0)));
+    let_go(&mut fixture);
+    assert_eq!((permits(&beside.replies(&mut fixture)), content(&fixture, 8)), (vec![6], 2));
+    beside.leave(&mut fixture);
+    fixture.assert_empty();
 }
 
 #[test]
 fn a_server_that_stops_answers_what_waits_if_the_disk_lets_it() {
-    let (mut stand, _a, mut b) = one_waits();
-    stand.shutdown();
-    stand.pass(50 * MS);
-    assert_eq!((b.replies(&mut stand), stand.all_done()), (vec![], false));
-    let_go(&mut stand);
-    assert_eq!((permits(&b.replies(&mut stand)), content(&stand, 8)), (vec![7], 2));
-    assert_eq!(b.closed(&mut stand), 3);
-    assert!(stand.all_done());
-    stand.assert_empty();
+    let (mut fixture, _a, mut b) = one_waits();
+    fixture.shutdown();
+    fixture.pass(50 * MS);
+    assert_eq!((b.replies(&mut fixture), fixture.all_done()), (vec![], false));
+    let_go(&mut fixture);
+    assert_eq!((permits(&b.replies(&mut fixture)), content(&fixture, 8)), (vec![7], 2));
+    assert_eq!(b.closed(&mut fixture), 3);
+    assert!(fixture.all_done());
+    fixture.assert_empty();
 
-    let (mut stand, _a, mut b) = one_waits();
-    stand.shutdown();
-    stand.pass(Duration::from_secs(5) + 20 * MS);
-    assert_eq!((b.replies(&mut stand), b.closed(&mut stand)), (vec![], 3));
-    stand.pass(Duration::from_secs(2) + 100 * MS);
-    assert!(stand.all_done(), "it does not wait for the disk");
-    assert_eq!((stand.device.lock().log.len(), waiting(&stand)), (0, (0, 0)));
+    let (mut fixture, _a, mut b) = one_waits();
+    fixture.shutdown();
+    fixture.pass(Duration::from_secs(5) + 20 * MS);
+    assert_eq!((b.replies(&mut fixture), b.closed(&mut fixture)), (vec![], 3));
+    fixture.pass(Duration::from_secs(2) + 100 * MS);
+    assert!(fixture.all_done(), "it does not wait for the disk");
+    assert_eq!((fixture.device.lock().log.len(), waiting(&fixture)), (0, (0, 0)));
 }

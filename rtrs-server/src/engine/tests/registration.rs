@@ -4,8 +4,8 @@ use rtrs_core::limits::Limits;
 use rtrs_core::time::Duration;
 use rtrs_core::wire::AccessMode;
 
+use super::fixture::{DeviceOptions, Fixture, StandOptions};
 use super::peer::{Peer, PeerOptions};
-use super::stand::{DeviceOptions, Stand, StandOptions};
 use crate::path::state::PathState;
 
 const ASIDE: DeviceOptions = DeviceOptions {
@@ -19,73 +19,73 @@ const ASIDE: DeviceOptions = DeviceOptions {
     aside: true,
 };
 
-fn stand(device: DeviceOptions) -> Stand {
-    Stand::new(StandOptions { device, ..StandOptions::default() })
+fn fixture(device: DeviceOptions) -> Fixture {
+    Fixture::new(StandOptions { device, ..StandOptions::default() })
 }
 
 /// A path whose first connection was asked for, and what is asked.
-fn asks(stand: &Stand, options: PeerOptions) -> (Peer, rtrs_core::ids::QpNum) {
-    let mut peer = Peer::new(stand, options);
-    let qp = peer.ask(stand, &options.request(0).encode());
+fn asks(fixture: &Fixture, options: PeerOptions) -> (Peer, rtrs_core::ids::QpNum) {
+    let mut peer = Peer::new(fixture, options);
+    let qp = peer.ask(fixture, &options.request(0).encode());
     (peer, qp)
 }
 
 /// Connects the rest of a path and opens its device.
-fn goes_on(stand: &mut Stand, peer: &mut Peer, name: &str, device: &str) {
+fn goes_on(fixture: &mut Fixture, peer: &mut Peer, name: &str, device: &str) {
     for cid in 1..3 {
-        peer.connect(stand, cid).unwrap();
+        peer.connect(fixture, cid).unwrap();
     }
-    peer.info(stand, name);
-    peer.open_device(stand, device, AccessMode::ReadWrite).unwrap();
+    peer.info(fixture, name);
+    peer.open_device(fixture, device, AccessMode::ReadWrite).unwrap();
 }
 
 #[test]
 fn connections_wait_for_their_chunks_and_for_no_others() {
-    let mut stand = stand(ASIDE);
-    let (mut first, asked) = asks(&stand, PeerOptions::default());
-    assert_eq!(first.answer(&mut stand, asked), None, "its chunks are not there");
-    assert_eq!(stand.sessions()[0].paths[0].state, PathState::Connecting);
-    assert_eq!(stand.make(), 1);
-    assert_eq!(first.answer(&mut stand, asked), Some(Ok(())));
-    goes_on(&mut stand, &mut first, "one", "vol");
-    assert_eq!(stand.make(), 0, "once for the path");
+    let mut fixture = fixture(ASIDE);
+    let (mut first, asked) = asks(&fixture, PeerOptions::default());
+    assert_eq!(first.answer(&mut fixture, asked), None, "its chunks are not there");
+    assert_eq!(fixture.sessions()[0].paths[0].state, PathState::Connecting);
+    assert_eq!(fixture.make(), 1);
+    assert_eq!(first.answer(&mut fixture, asked), Some(Ok(())));
+    goes_on(&mut fixture, &mut first, "one", "vol");
+    assert_eq!(fixture.make(), 0, "once for the path");
 
     let other = PeerOptions { session: 2, path: 2, local: 1, ..PeerOptions::default() };
-    let (mut second, asked) = asks(&stand, other);
-    assert_eq!(second.answer(&mut stand, asked), None);
-    first.send_flush(&stand, (1, 0));
-    assert_eq!(first.reply(&mut stand).errno, 0, "who is up goes on");
-    assert_eq!(stand.make(), 1);
-    assert_eq!(second.answer(&mut stand, asked), Some(Ok(())));
-    goes_on(&mut stand, &mut second, "two", "other");
-    first.leave(&mut stand);
-    second.leave(&mut stand);
-    stand.assert_empty();
-    assert_eq!(stand.registered(), 0);
+    let (mut second, asked) = asks(&fixture, other);
+    assert_eq!(second.answer(&mut fixture, asked), None);
+    first.send_flush((1, 0));
+    assert_eq!(first.reply(&mut fixture).errno, 0, "who is up goes on");
+    assert_eq!(fixture.make(), 1);
+    assert_eq!(second.answer(&mut fixture, asked), Some(Ok(())));
+    goes_on(&mut fixture, &mut second, "two", "other");
+    first.leave(&mut fixture);
+    second.leave(&mut fixture);
+    fixture.assert_empty();
+    assert_eq!(fixture.registered(), 0);
 }
 
 #[test]
 fn all_connections_that_come_meanwhile_wait() {
-    let mut stand = stand(ASIDE);
+    let mut fixture = fixture(ASIDE);
     let options = PeerOptions::default();
-    let mut peer = Peer::new(&stand, options);
+    let mut peer = Peer::new(&fixture, options);
     let asked: Vec<_> =
-        (0..3).map(|cid| peer.ask(&stand, &options.request(cid).encode())).collect();
+        (0..3).map(|cid| peer.ask(&fixture, &options.request(cid).encode())).collect();
     for qp in &asked {
-        assert_eq!(peer.answer(&mut stand, *qp), None);
+        assert_eq!(peer.answer(&mut fixture, *qp), None);
     }
-    assert_eq!(peer.connect(&mut stand, 1), Err(-104), "one that waits is there already");
-    assert_eq!(stand.make(), 1);
+    assert_eq!(peer.connect(&mut fixture, 1), Err(-104), "one that waits is there already");
+    assert_eq!(fixture.make(), 1);
     for qp in &asked {
-        assert_eq!(peer.answer(&mut stand, *qp), Some(Ok(())));
+        assert_eq!(peer.answer(&mut fixture, *qp), Some(Ok(())));
     }
-    peer.info(&mut stand, "sess");
-    peer.open_device(&mut stand, "vol", AccessMode::ReadWrite).unwrap();
+    peer.info(&mut fixture, "sess");
+    peer.open_device(&mut fixture, "vol", AccessMode::ReadWrite).unwrap();
 }
 
 #[test]
 fn a_path_that_comes_back_waits_for_its_windows_only() {
-    let mut stand = stand(ASIDE);
+    let mut fixture = fixture(ASIDE);
     let path = |n, recon_cnt| PeerOptions {
         path: n + 1,
         local: n,
@@ -95,58 +95,58 @@ fn a_path_that_comes_back_waits_for_its_windows_only() {
     };
     let mut peers = Vec::new();
     for n in 0..2 {
-        let (mut peer, asked) = asks(&stand, path(n, 1));
-        stand.make();
-        assert_eq!(peer.answer(&mut stand, asked), Some(Ok(())));
+        let (mut peer, asked) = asks(&fixture, path(n, 1));
+        fixture.make();
+        assert_eq!(peer.answer(&mut fixture, asked), Some(Ok(())));
         for cid in 1..3 {
-            peer.connect(&mut stand, cid).unwrap();
+            peer.connect(&mut fixture, cid).unwrap();
         }
-        peer.info(&mut stand, "sess");
+        peer.info(&mut fixture, "sess");
         peers.push(peer);
     }
-    let bytes = stand.registered();
-    peers.remove(1).leave(&mut stand);
-    stand.pools();
-    let (mut back, asked) = asks(&stand, path(1, 2));
-    assert_eq!(back.answer(&mut stand, asked), None);
-    assert_eq!(stand.make(), 1);
-    assert_eq!(back.answer(&mut stand, asked), Some(Ok(())));
-    goes_on(&mut stand, &mut back, "sess", "vol");
-    assert_eq!((stand.pools(), stand.registered()), (vec![], bytes));
+    let bytes = fixture.registered();
+    peers.remove(1).leave(&mut fixture);
+    fixture.pools();
+    let (mut back, asked) = asks(&fixture, path(1, 2));
+    assert_eq!(back.answer(&mut fixture, asked), None);
+    assert_eq!(fixture.make(), 1);
+    assert_eq!(back.answer(&mut fixture, asked), Some(Ok(())));
+    goes_on(&mut fixture, &mut back, "sess", "vol");
+    assert_eq!((fixture.pools(), fixture.registered()), (vec![], bytes));
 }
 
 #[test]
 fn what_is_refused_is_told() {
     let poor = DeviceOptions { register_max: 128 << 10, ..ASIDE };
     for (device, errno) in [(poor, -12), (DeviceOptions { no_windows: true, ..ASIDE }, -95)] {
-        let mut stand = stand(device);
-        let (mut peer, asked) = asks(&stand, PeerOptions::default());
-        assert_eq!(peer.answer(&mut stand, asked), None);
-        assert_eq!(stand.make(), 1);
-        assert_eq!(peer.answer(&mut stand, asked), Some(Err(errno)));
-        stand.assert_empty();
-        assert_eq!(stand.registered(), 0);
+        let mut fixture = fixture(device);
+        let (mut peer, asked) = asks(&fixture, PeerOptions::default());
+        assert_eq!(peer.answer(&mut fixture, asked), None);
+        assert_eq!(fixture.make(), 1);
+        assert_eq!(peer.answer(&mut fixture, asked), Some(Err(errno)));
+        fixture.assert_empty();
+        assert_eq!(fixture.registered(), 0);
     }
 }
 
 #[test]
 fn what_is_made_for_a_path_that_has_ended_is_let_go_of() {
-    let mut stand = stand(ASIDE);
-    let (_peer, _) = asks(&stand, PeerOptions::default());
-    stand.pass(Duration::from_secs(6));
-    stand.assert_empty();
-    assert_eq!(stand.make(), 1);
-    assert_eq!(stand.registered(), 0);
+    let mut fixture = fixture(ASIDE);
+    let (_peer, _) = asks(&fixture, PeerOptions::default());
+    fixture.pass(Duration::from_secs(6));
+    fixture.assert_empty();
+    assert_eq!(fixture.make(), 1);
+    assert_eq!(fixture.registered(), 0);
     // The same with small chunks, which are there when the server is told to stop.
     let mut options = StandOptions { device: ASIDE, ..StandOptions::default() };
     options.params.limits = Limits::new(4, 8192).unwrap();
-    let mut stand = Stand::new(options);
-    let (_peer, _) = asks(&stand, PeerOptions::default());
-    stand.settle();
-    stand.shutdown();
-    stand.settle();
-    assert_eq!(stand.make(), 1);
-    stand.assert_empty();
-    assert!(stand.all_done());
-    assert_eq!(stand.registered(), 0);
+    let mut fixture = Fixture::new(options);
+    let (_peer, _) = asks(&fixture, PeerOptions::default());
+    fixture.settle();
+    fixture.shutdown();
+    fixture.settle();
+    assert_eq!(fixture.make(), 1);
+    fixture.assert_empty();
+    assert!(fixture.all_done());
+    assert_eq!(fixture.registered(), 0);
 }

@@ -7,107 +7,107 @@ use rtrs_core::status::IoStatus;
 use rtrs_core::time::Duration;
 use rtrs_core::wire::{AccessMode, IoHeader, OpenRsp, OpenRspTail, Rw, errno};
 
+use super::fixture::{Fixture, StandOptions};
 use super::peer::{Peer, PeerOptions, io};
-use super::stand::{Stand, StandOptions};
-use crate::epoch::{EpochState, EpochStore, SyncEpoch};
+use crate::engine::epoch::{EpochState, EpochStore, SyncEpoch};
 
-/// Connections on the two cores.
+/// Connections on the two shards.
 const CORES: [usize; 2] = [1, 2];
 
 fn options(n: u8) -> PeerOptions {
     PeerOptions { session: n, path: n, local: n, ..PeerOptions::default() }
 }
 
-fn open(stand: &mut Stand, n: u8, access: AccessMode) -> (Peer, OpenRsp) {
-    let mut peer = Peer::up(stand, options(n), &format!("sess{n}"));
-    let opened = peer.open_device(stand, "vol", access).unwrap();
+fn open(fixture: &mut Fixture, n: u8, access: AccessMode) -> (Peer, OpenRsp) {
+    let mut peer = Peer::up(fixture, options(n), &format!("sess{n}"));
+    let opened = peer.open_device(fixture, "vol", access).unwrap();
     (peer, opened)
 }
 
-fn write(stand: &mut Stand, peer: &mut Peer, conn: usize, fua: bool) -> u16 {
+fn write(fixture: &mut Fixture, peer: &mut Peer, conn: usize, fua: bool) -> u16 {
     let rw = if fua { Rw::WRITE.fua(true) } else { Rw::WRITE };
-    peer.send_write(stand, (conn, 3), io(rw, 0, 512), &[1; 512]);
-    peer.reply(stand).errno
+    peer.send_write((conn, 3), io(rw, 0, 512), &[1; 512]);
+    peer.reply(fixture).errno
 }
 
-fn flush(stand: &mut Stand, peer: &mut Peer, conn: usize) -> u16 {
-    peer.send_flush(stand, (conn, 4));
-    peer.reply(stand).errno
+fn flush(fixture: &mut Fixture, peer: &mut Peer, conn: usize) -> u16 {
+    peer.send_flush((conn, 4));
+    peer.reply(fixture).errno
 }
 
-fn lose(stand: &Stand) {
-    stand.device.lock().lost = Some(IoStatus::Io);
+fn lose(fixture: &Fixture) {
+    fixture.device.lock().lost = Some(IoStatus::Io);
 }
 
 #[test]
 fn a_reader_takes_no_error_from_a_writer() {
-    let mut stand = Stand::new(StandOptions::default());
-    let (mut writer, _) = open(&mut stand, 1, AccessMode::ReadWrite);
-    let (mut reader, _) = open(&mut stand, 2, AccessMode::ReadOnly);
-    assert_eq!(write(&mut stand, &mut writer, 1, false), 0);
-    lose(&stand);
-    let ran = stand.device.lock().log.len();
-    assert_eq!(flush(&mut stand, &mut reader, 2), 0, "it has nothing to make durable");
-    reader.send_read(&stand, (2, 5), io(Rw::READ.preflush(true), 0, 512));
-    assert_eq!(reader.reply(&mut stand).errno, 0);
-    assert_eq!(stand.device.lock().log.len(), ran + 1, "a read, and no sync");
-    assert_eq!(flush(&mut stand, &mut writer, 1), errno::EIO);
-    assert_eq!(flush(&mut stand, &mut writer, 1), 0, "told once");
+    let mut fixture = Fixture::new(StandOptions::default());
+    let (mut writer, _) = open(&mut fixture, 1, AccessMode::ReadWrite);
+    let (mut reader, _) = open(&mut fixture, 2, AccessMode::ReadOnly);
+    assert_eq!(write(&mut fixture, &mut writer, 1, false), 0);
+    lose(&fixture);
+    let ran = fixture.device.lock().log.len();
+    assert_eq!(flush(&mut fixture, &mut reader, 2), 0, "it has nothing to make durable");
+    reader.send_read((2, 5), io(Rw::READ.preflush(true), 0, 512));
+    assert_eq!(reader.reply(&mut fixture).errno, 0);
+    assert_eq!(fixture.device.lock().log.len(), ran + 1, "a read, and no sync");
+    assert_eq!(flush(&mut fixture, &mut writer, 1), errno::EIO);
+    assert_eq!(flush(&mut fixture, &mut writer, 1), 0, "told once");
 }
 
 #[test]
 fn each_session_that_wrote_is_told_once_on_whatever_core() {
     for (who, conn) in [(0, 1), (0, 2), (1, 1), (1, 2)] {
-        let mut stand = Stand::new(StandOptions::default());
-        let (first, _) = open(&mut stand, 1, AccessMode::Migration);
-        let (second, _) = open(&mut stand, 2, AccessMode::Migration);
+        let mut fixture = Fixture::new(StandOptions::default());
+        let (first, _) = open(&mut fixture, 1, AccessMode::Migration);
+        let (second, _) = open(&mut fixture, 2, AccessMode::Migration);
         let mut peers = [first, second];
         for peer in &mut peers {
-            assert_eq!(write(&mut stand, peer, 1, false), 0);
+            assert_eq!(write(&mut fixture, peer, 1, false), 0);
         }
-        lose(&stand);
-        assert_eq!(flush(&mut stand, &mut peers[who], conn), errno::EIO, "it got the error");
-        assert_eq!(flush(&mut stand, &mut peers[who], 1), 0, "it knows");
-        assert_eq!(flush(&mut stand, &mut peers[1 - who], conn), errno::EIO);
-        assert_eq!(flush(&mut stand, &mut peers[1 - who], conn), 0);
+        lose(&fixture);
+        assert_eq!(flush(&mut fixture, &mut peers[who], conn), errno::EIO, "it got the error");
+        assert_eq!(flush(&mut fixture, &mut peers[who], 1), 0, "it knows");
+        assert_eq!(flush(&mut fixture, &mut peers[1 - who], conn), errno::EIO);
+        assert_eq!(flush(&mut fixture, &mut peers[1 - who], conn), 0);
         // Written since: there is nothing to be told.
         for peer in &mut peers {
-            assert_eq!(write(&mut stand, peer, 2, false), 0);
-            assert_eq!(flush(&mut stand, peer, 1), 0);
+            assert_eq!(write(&mut fixture, peer, 2, false), 0);
+            assert_eq!(flush(&mut fixture, peer, 1), 0);
         }
     }
 }
 
 #[test]
 fn who_has_flushed_or_only_read_hears_nothing() {
-    let mut stand = Stand::new(StandOptions::default());
-    let (mut writer, _) = open(&mut stand, 1, AccessMode::Migration);
-    let (mut other, _) = open(&mut stand, 2, AccessMode::Migration);
-    assert_eq!(write(&mut stand, &mut other, 1, false), 0);
-    assert_eq!(flush(&mut stand, &mut other, 1), 0);
-    assert_eq!(write(&mut stand, &mut writer, 1, false), 0);
-    lose(&stand);
-    assert_eq!(flush(&mut stand, &mut writer, 2), errno::EIO);
-    assert_eq!(flush(&mut stand, &mut other, 1), 0);
+    let mut fixture = Fixture::new(StandOptions::default());
+    let (mut writer, _) = open(&mut fixture, 1, AccessMode::Migration);
+    let (mut other, _) = open(&mut fixture, 2, AccessMode::Migration);
+    assert_eq!(write(&mut fixture, &mut other, 1, false), 0);
+    assert_eq!(flush(&mut fixture, &mut other, 1), 0);
+    assert_eq!(write(&mut fixture, &mut writer, 1, false), 0);
+    lose(&fixture);
+    assert_eq!(flush(&mut fixture, &mut writer, 2), errno::EIO);
+    assert_eq!(flush(&mut fixture, &mut other, 1), 0);
 }
 
 #[test]
 fn a_failed_fua_write_fails_itself_and_the_flush_of_what_it_hid() {
-    let mut stand = Stand::new(StandOptions::default());
-    let (mut writer, _) = open(&mut stand, 1, AccessMode::ReadWrite);
-    assert_eq!(write(&mut stand, &mut writer, 1, false), 0);
-    lose(&stand);
-    assert_eq!(write(&mut stand, &mut writer, 2, true), errno::EIO);
-    assert_eq!(flush(&mut stand, &mut writer, 1), errno::EIO, "for the first write");
-    assert_eq!(flush(&mut stand, &mut writer, 1), 0);
-    assert_eq!(write(&mut stand, &mut writer, 2, true), 0);
+    let mut fixture = Fixture::new(StandOptions::default());
+    let (mut writer, _) = open(&mut fixture, 1, AccessMode::ReadWrite);
+    assert_eq!(write(&mut fixture, &mut writer, 1, false), 0);
+    lose(&fixture);
+    assert_eq!(write(&mut fixture, &mut writer, 2, true), errno::EIO);
+    assert_eq!(flush(&mut fixture, &mut writer, 1), errno::EIO, "for the first write");
+    assert_eq!(flush(&mut fixture, &mut writer, 1), 0);
+    assert_eq!(write(&mut fixture, &mut writer, 2, true), 0);
     // In front of a write, too.
-    assert_eq!(write(&mut stand, &mut writer, 1, false), 0);
-    lose(&stand);
-    writer.send_write(&stand, (1, 3), io(Rw::WRITE.preflush(true), 8, 512), &[2; 512]);
-    assert_eq!(writer.reply(&mut stand).errno, errno::EIO);
-    assert_eq!(stand.device.lock().bytes[8 * 512], 0, "not begun");
-    assert_eq!(flush(&mut stand, &mut writer, 1), 0);
+    assert_eq!(write(&mut fixture, &mut writer, 1, false), 0);
+    lose(&fixture);
+    writer.send_write((1, 3), io(Rw::WRITE.preflush(true), 8, 512), &[2; 512]);
+    assert_eq!(writer.reply(&mut fixture).errno, errno::EIO);
+    assert_eq!(fixture.device.lock().bytes[8 * 512], 0, "not begun");
+    assert_eq!(flush(&mut fixture, &mut writer, 1), 0);
 }
 
 #[test]
@@ -120,113 +120,113 @@ fn a_fua_write_that_is_refused_before_the_disk_loses_nothing() {
     ] {
         let options = StandOptions::default();
         let epoch = Arc::clone(&options.epoch);
-        let mut stand = Stand::new(options);
-        let (mut writer, _) = open(&mut stand, 1, AccessMode::ReadWrite);
-        assert_eq!(write(&mut stand, &mut writer, 1, false), 0);
-        stand.device.lock().lost = Some(status);
-        assert_eq!(write(&mut stand, &mut writer, 2, true), errno);
-        assert_eq!((epoch.rises(), flush(&mut stand, &mut writer, 1)), (0, 0), "{status}");
+        let mut fixture = Fixture::new(options);
+        let (mut writer, _) = open(&mut fixture, 1, AccessMode::ReadWrite);
+        assert_eq!(write(&mut fixture, &mut writer, 1, false), 0);
+        fixture.device.lock().lost = Some(status);
+        assert_eq!(write(&mut fixture, &mut writer, 2, true), errno);
+        assert_eq!((epoch.rises(), flush(&mut fixture, &mut writer, 1)), (0, 0), "{status}");
         // A flush cannot be refused: whatever it fails with may be a loss.
-        assert_eq!(write(&mut stand, &mut writer, 1, false), 0);
-        stand.device.lock().lost = Some(status);
-        assert_eq!(flush(&mut stand, &mut writer, 1), errno);
-        assert_eq!((epoch.rises(), flush(&mut stand, &mut writer, 1)), (1, 0), "{status}");
+        assert_eq!(write(&mut fixture, &mut writer, 1, false), 0);
+        fixture.device.lock().lost = Some(status);
+        assert_eq!(flush(&mut fixture, &mut writer, 1), errno);
+        assert_eq!((epoch.rises(), flush(&mut fixture, &mut writer, 1)), (1, 0), "{status}");
     }
 }
 
 #[test]
 fn a_good_sync_waits_for_those_that_may_have_taken_its_error() {
     for (fua, mine, others) in [(false, 1, 2), (false, 1, 1), (true, 1, 2), (true, 2, 2)] {
-        let mut stand = Stand::new(StandOptions::default());
-        let (mut one, _) = open(&mut stand, 1, AccessMode::Migration);
-        let (mut two, _) = open(&mut stand, 2, AccessMode::Migration);
-        assert_eq!(write(&mut stand, &mut one, CORES[0], false), 0);
+        let mut fixture = Fixture::new(StandOptions::default());
+        let (mut one, _) = open(&mut fixture, 1, AccessMode::Migration);
+        let (mut two, _) = open(&mut fixture, 2, AccessMode::Migration);
+        assert_eq!(write(&mut fixture, &mut one, CORES[0], false), 0);
         {
-            let mut device = stand.device.lock();
+            let mut device = fixture.device.lock();
             (device.lost, device.hold_failed) = (Some(IoStatus::NoSpace), true);
         }
-        two.send_flush(&stand, (others, 4));
-        stand.settle();
-        assert_eq!(stand.device.lock().lost, None, "the error is taken");
+        two.send_flush((others, 4));
+        fixture.settle();
+        assert_eq!(fixture.device.lock().lost, None, "the error is taken");
         if fua {
             let header = io(Rw::WRITE.fua(true), 0, 512);
-            one.send_write(&stand, (mine, 3), header, &[1; 512]);
+            one.send_write((mine, 3), header, &[1; 512]);
         } else {
-            one.send_flush(&stand, (mine, 3));
+            one.send_flush((mine, 3));
         }
-        assert_eq!(one.replies(&mut stand), [], "nobody knows what its success is worth");
-        stand.device.lock().hold_failed = false;
-        assert_eq!(one.reply(&mut stand).errno, errno::EIO);
-        assert_eq!(two.reply(&mut stand).errno, errno::ENOSPC);
-        one.leave(&mut stand);
-        two.leave(&mut stand);
-        stand.assert_empty();
+        assert_eq!(one.replies(&mut fixture), [], "nobody knows what its success is worth");
+        fixture.device.lock().hold_failed = false;
+        assert_eq!(one.reply(&mut fixture).errno, errno::EIO);
+        assert_eq!(two.reply(&mut fixture).errno, errno::ENOSPC);
+        one.leave(&mut fixture);
+        two.leave(&mut fixture);
+        fixture.assert_empty();
     }
 }
 
 #[test]
 fn an_answer_that_may_be_lost_is_given_again() {
-    let mut stand = Stand::new(StandOptions::default());
-    let (mut one, _) = open(&mut stand, 1, AccessMode::ReadWrite);
+    let mut fixture = Fixture::new(StandOptions::default());
+    let (mut one, _) = open(&mut fixture, 1, AccessMode::ReadWrite);
     let second = PeerOptions { path: 7, local: 4, first_conn: false, ..options(1) };
-    let mut two = Peer::up(&mut stand, second, "sess1");
-    assert_eq!(write(&mut stand, &mut one, 1, false), 0);
-    lose(&stand);
-    assert_eq!(flush(&mut stand, &mut one, 1), errno::EIO);
-    one.leave(&mut stand);
-    assert_eq!(flush(&mut stand, &mut two, 1), errno::EIO, "as a replay");
-    assert_eq!(flush(&mut stand, &mut two, 1), 0);
+    let mut two = Peer::up(&mut fixture, second, "sess1");
+    assert_eq!(write(&mut fixture, &mut one, 1, false), 0);
+    lose(&fixture);
+    assert_eq!(flush(&mut fixture, &mut one, 1), errno::EIO);
+    one.leave(&mut fixture);
+    assert_eq!(flush(&mut fixture, &mut two, 1), errno::EIO, "as a replay");
+    assert_eq!(flush(&mut fixture, &mut two, 1), 0);
     // The next use of the permit is proof that it arrived.
-    two.leave(&mut stand);
+    two.leave(&mut fixture);
 }
 
 #[test]
 fn an_answer_that_arrived_is_not_given_again() {
-    let mut stand = Stand::new(StandOptions::default());
-    let (mut one, _) = open(&mut stand, 1, AccessMode::ReadWrite);
+    let mut fixture = Fixture::new(StandOptions::default());
+    let (mut one, _) = open(&mut fixture, 1, AccessMode::ReadWrite);
     let second = PeerOptions { path: 7, local: 4, first_conn: false, ..options(1) };
-    let mut two = Peer::up(&mut stand, second, "sess1");
-    assert_eq!(write(&mut stand, &mut one, 1, false), 0);
-    lose(&stand);
-    assert_eq!(flush(&mut stand, &mut one, 1), errno::EIO);
-    one.send_read(&stand, (1, 4), io(Rw::READ, 0, 512));
-    assert_eq!(one.reply(&mut stand).errno, 0, "the permit is used again");
-    one.leave(&mut stand);
-    assert_eq!(flush(&mut stand, &mut two, 1), 0);
+    let mut two = Peer::up(&mut fixture, second, "sess1");
+    assert_eq!(write(&mut fixture, &mut one, 1, false), 0);
+    lose(&fixture);
+    assert_eq!(flush(&mut fixture, &mut one, 1), errno::EIO);
+    one.send_read((1, 4), io(Rw::READ, 0, 512));
+    assert_eq!(one.reply(&mut fixture).errno, 0, "the permit is used again");
+    one.leave(&mut fixture);
+    assert_eq!(flush(&mut fixture, &mut two, 1), 0);
 }
 
 #[test]
 fn the_same_permit_on_path_after_path_is_told_again_once_at_most() {
-    let mut stand = Stand::new(StandOptions::default());
-    let (mut one, _) = open(&mut stand, 1, AccessMode::ReadWrite);
+    let mut fixture = Fixture::new(StandOptions::default());
+    let (mut one, _) = open(&mut fixture, 1, AccessMode::ReadWrite);
     let second = PeerOptions { path: 7, local: 4, first_conn: false, ..options(1) };
-    let mut two = Peer::up(&mut stand, second, "sess1");
-    assert_eq!(write(&mut stand, &mut one, 1, false), 0);
-    lose(&stand);
-    assert_eq!(flush(&mut stand, &mut one, 1), errno::EIO);
-    assert_eq!(flush(&mut stand, &mut two, 1), errno::EIO, "it may be a replay");
+    let mut two = Peer::up(&mut fixture, second, "sess1");
+    assert_eq!(write(&mut fixture, &mut one, 1, false), 0);
+    lose(&fixture);
+    assert_eq!(flush(&mut fixture, &mut one, 1), errno::EIO);
+    assert_eq!(flush(&mut fixture, &mut two, 1), errno::EIO, "it may be a replay");
     for _ in 0..3 {
-        assert_eq!(flush(&mut stand, &mut one, 1), 0);
-        assert_eq!(flush(&mut stand, &mut two, 1), 0);
+        assert_eq!(flush(&mut fixture, &mut one, 1), 0);
+        assert_eq!(flush(&mut fixture, &mut two, 1), 0);
     }
 }
 
 #[test]
 fn a_failure_on_a_path_that_closes_counts() {
-    let mut stand = Stand::new(StandOptions::default());
-    let (mut one, _) = open(&mut stand, 1, AccessMode::Migration);
-    let (mut two, _) = open(&mut stand, 2, AccessMode::Migration);
-    assert_eq!(write(&mut stand, &mut one, 1, false), 0);
+    let mut fixture = Fixture::new(StandOptions::default());
+    let (mut one, _) = open(&mut fixture, 1, AccessMode::Migration);
+    let (mut two, _) = open(&mut fixture, 2, AccessMode::Migration);
+    assert_eq!(write(&mut fixture, &mut one, 1, false), 0);
     {
-        let mut device = stand.device.lock();
+        let mut device = fixture.device.lock();
         (device.lost, device.hold_failed) = (Some(IoStatus::Io), true);
     }
-    two.send_flush(&stand, (2, 4));
-    two.leave(&mut stand);
-    stand.device.lock().hold_failed = false;
-    stand.settle();
-    assert_eq!(flush(&mut stand, &mut one, 1), errno::EIO);
-    assert_eq!(flush(&mut stand, &mut one, 1), 0);
+    two.send_flush((2, 4));
+    two.leave(&mut fixture);
+    fixture.device.lock().hold_failed = false;
+    fixture.settle();
+    assert_eq!(flush(&mut fixture, &mut one, 1), errno::EIO);
+    assert_eq!(flush(&mut fixture, &mut one, 1), 0);
 }
 
 #[derive(Debug, Default)]
@@ -244,26 +244,26 @@ fn a_failure_is_saved_before_anybody_hears_of_it_and_new_sessions_see_it() {
     let mut options = StandOptions::default();
     options.params.life.boot = 5;
     options.epoch = SyncEpoch::kept(0, Arc::clone(&store) as _, "vol".into());
-    let mut stand = Stand::new(options);
-    let (mut one, first) = open(&mut stand, 1, AccessMode::ReadWrite);
+    let mut fixture = Fixture::new(options);
+    let (mut one, first) = open(&mut fixture, 1, AccessMode::ReadWrite);
     assert_eq!(first.cache_id, 5);
-    assert_eq!(write(&mut stand, &mut one, 1, false), 0);
-    lose(&stand);
-    one.send_flush(&stand, (1, 4));
-    assert_eq!(one.replies(&mut stand), []);
+    assert_eq!(write(&mut fixture, &mut one, 1, false), 0);
+    lose(&fixture);
+    one.send_flush((1, 4));
+    assert_eq!(one.replies(&mut fixture), []);
     let state = store.0.lock().pop().unwrap();
     let (number, rises) = state.begin_save();
     assert_eq!(number, 1);
-    assert_eq!(one.replies(&mut stand), [], "not yet");
+    assert_eq!(one.replies(&mut fixture), [], "not yet");
     state.end_save(rises);
-    assert_eq!(one.reply(&mut stand).errno, errno::EIO);
-    let again = one.open_device(&mut stand, "vol", AccessMode::ReadWrite).unwrap();
+    assert_eq!(one.reply(&mut fixture).errno, errno::EIO);
+    let again = one.open_device(&mut fixture, "vol", AccessMode::ReadWrite).unwrap();
     assert_eq!(again.cache_id, 5, "its flushes tell this session");
-    let (mut two, second) = open(&mut stand, 2, AccessMode::ReadOnly);
+    let (mut two, second) = open(&mut fixture, 2, AccessMode::ReadOnly);
     assert_ne!(second.cache_id, 5, "another one has missed it");
-    two.leave(&mut stand);
-    one.leave(&mut stand);
-    let (_, third) = open(&mut stand, 3, AccessMode::ReadWrite);
+    two.leave(&mut fixture);
+    one.leave(&mut fixture);
+    let (_, third) = open(&mut fixture, 3, AccessMode::ReadWrite);
     assert_eq!(third.cache_id, second.cache_id);
 }
 
@@ -271,32 +271,32 @@ fn a_failure_is_saved_before_anybody_hears_of_it_and_new_sessions_see_it() {
 fn a_failure_is_told_although_it_cannot_be_saved_in_time() {
     let store = Arc::new(Store::default());
     let epoch = SyncEpoch::kept(0, Arc::clone(&store) as _, "vol".into());
-    let mut stand = Stand::new(StandOptions { epoch, ..StandOptions::default() });
-    let (mut one, _) = open(&mut stand, 1, AccessMode::ReadWrite);
-    assert_eq!(write(&mut stand, &mut one, 1, false), 0);
-    lose(&stand);
-    one.send_flush(&stand, (1, 4));
-    assert_eq!(one.replies(&mut stand), []);
-    stand.pass(Duration::from_secs(6));
-    assert_eq!(one.reply(&mut stand).errno, errno::EIO);
-    assert_eq!(flush(&mut stand, &mut one, 1), 0, "told once");
+    let mut fixture = Fixture::new(StandOptions { epoch, ..StandOptions::default() });
+    let (mut one, _) = open(&mut fixture, 1, AccessMode::ReadWrite);
+    assert_eq!(write(&mut fixture, &mut one, 1, false), 0);
+    lose(&fixture);
+    one.send_flush((1, 4));
+    assert_eq!(one.replies(&mut fixture), []);
+    fixture.pass(Duration::from_secs(6));
+    assert_eq!(one.reply(&mut fixture).errno, errno::EIO);
+    assert_eq!(flush(&mut fixture, &mut one, 1), 0, "told once");
 }
 
 #[test]
 fn a_session_that_closed_and_opened_again_begins_anew() {
-    let mut stand = Stand::new(StandOptions::default());
-    let (mut one, first) = open(&mut stand, 1, AccessMode::Migration);
-    let (mut two, _) = open(&mut stand, 2, AccessMode::Migration);
-    assert_eq!(write(&mut stand, &mut one, 1, false), 0);
-    lose(&stand);
-    assert_eq!(flush(&mut stand, &mut two, 1), errno::EIO);
-    one.send_close(&stand, 5, first.device_id);
-    assert_eq!(one.reply(&mut stand).errno, 0);
-    let again = one.open_device(&mut stand, "vol", AccessMode::Migration).unwrap();
+    let mut fixture = Fixture::new(StandOptions::default());
+    let (mut one, first) = open(&mut fixture, 1, AccessMode::Migration);
+    let (mut two, _) = open(&mut fixture, 2, AccessMode::Migration);
+    assert_eq!(write(&mut fixture, &mut one, 1, false), 0);
+    lose(&fixture);
+    assert_eq!(flush(&mut fixture, &mut two, 1), errno::EIO);
+    one.send_close(5, first.device_id);
+    assert_eq!(one.reply(&mut fixture).errno, 0);
+    let again = one.open_device(&mut fixture, "vol", AccessMode::Migration).unwrap();
     let write = IoHeader { device_id: again.device_id, ..io(Rw::WRITE, 0, 512) };
-    one.send_write(&stand, (1, 3), write, &[1; 512]);
-    assert_eq!(one.reply(&mut stand).errno, 0);
-    assert_eq!(flush(&mut stand, &mut one, 1), 0, "its new cache id told it");
+    one.send_write((1, 3), write, &[1; 512]);
+    assert_eq!(one.reply(&mut fixture).errno, 0);
+    assert_eq!(flush(&mut fixture, &mut one, 1), 0, "its new cache id told it");
 }
 
 #[test]
@@ -307,52 +307,52 @@ fn a_session_that_comes_back_hears_of_what_it_had_not_flushed() {
         for lost_before in [true, false] {
             let mut options = StandOptions::default();
             options.params.life.boot = boot;
-            let mut stand = Stand::new(options);
-            let (mut other, _) = open(&mut stand, 2, AccessMode::Migration);
-            let open = |stand: &mut Stand| {
-                let mut peer = Peer::up(stand, self::options(1), "sess1");
-                peer.send_open_for(stand, 15, ("vol", AccessMode::Migration), room);
-                assert_eq!(peer.reply(stand).errno, 0);
+            let mut fixture = Fixture::new(options);
+            let (mut other, _) = open(&mut fixture, 2, AccessMode::Migration);
+            let open = |fixture: &mut Fixture| {
+                let mut peer = Peer::up(fixture, self::options(1), "sess1");
+                peer.send_open_for(15, ("vol", AccessMode::Migration), room);
+                assert_eq!(peer.reply(fixture).errno, 0);
                 let opened = OpenRsp::decode(&peer.result(OpenRsp::LEN)).unwrap();
                 (peer, opened.cache_id)
             };
-            let (mut one, first) = open(&mut stand);
-            assert_eq!(write(&mut stand, &mut one, 1, false), 0);
-            one.leave(&mut stand);
-            assert_eq!(stand.sessions().len(), 1, "its session is over");
+            let (mut one, first) = open(&mut fixture);
+            assert_eq!(write(&mut fixture, &mut one, 1, false), 0);
+            one.leave(&mut fixture);
+            assert_eq!(fixture.sessions().len(), 1, "its session is over");
             let (mut one, mut cache) = (None, first);
             if !lost_before {
-                let (peer, id) = open(&mut stand);
+                let (peer, id) = open(&mut fixture);
                 (one, cache) = (Some(peer), id);
             }
-            lose(&stand);
-            assert_eq!(flush(&mut stand, &mut other, 1), errno::EIO);
+            lose(&fixture);
+            assert_eq!(flush(&mut fixture, &mut other, 1), errno::EIO);
             let mut one = one.unwrap_or_else(|| {
-                let (peer, id) = open(&mut stand);
+                let (peer, id) = open(&mut fixture);
                 cache = id;
                 peer
             });
             let by_cache = cache != first && room > OpenRsp::LEN;
             assert_eq!(by_cache, lost_before && room > OpenRsp::LEN && boot != 0);
             let told = if by_cache { 0 } else { errno::EIO };
-            assert_eq!(flush(&mut stand, &mut one, 1), told, "{room} {boot} {lost_before}");
-            assert_eq!(flush(&mut stand, &mut one, 1), 0, "told once");
-            one.leave(&mut stand);
-            let (mut one, _) = open(&mut stand);
-            assert_eq!(flush(&mut stand, &mut one, 1), 0, "nothing is left");
+            assert_eq!(flush(&mut fixture, &mut one, 1), told, "{room} {boot} {lost_before}");
+            assert_eq!(flush(&mut fixture, &mut one, 1), 0, "told once");
+            one.leave(&mut fixture);
+            let (mut one, _) = open(&mut fixture);
+            assert_eq!(flush(&mut fixture, &mut one, 1), 0, "nothing is left");
         }
     }
 }
 
 #[test]
 fn an_answer_that_died_with_the_session_is_given_to_the_next_one() {
-    let mut stand = Stand::new(StandOptions::default());
-    let (mut one, _) = open(&mut stand, 1, AccessMode::ReadWrite);
-    assert_eq!(write(&mut stand, &mut one, 1, false), 0);
-    lose(&stand);
-    assert_eq!(flush(&mut stand, &mut one, 1), errno::EIO);
-    one.leave(&mut stand);
-    let (mut one, _) = open(&mut stand, 1, AccessMode::ReadWrite);
-    assert_eq!(flush(&mut stand, &mut one, 1), errno::EIO, "it may not have arrived");
-    assert_eq!(flush(&mut stand, &mut one, 1), 0);
+    let mut fixture = Fixture::new(StandOptions::default());
+    let (mut one, _) = open(&mut fixture, 1, AccessMode::ReadWrite);
+    assert_eq!(write(&mut fixture, &mut one, 1, false), 0);
+    lose(&fixture);
+    assert_eq!(flush(&mut fixture, &mut one, 1), errno::EIO);
+    one.leave(&mut fixture);
+    let (mut one, _) = open(&mut fixture, 1, AccessMode::ReadWrite);
+    assert_eq!(flush(&mut fixture, &mut one, 1), errno::EIO, "it may not have arrived");
+    assert_eq!(flush(&mut fixture, &mut one, 1), 0);
 }

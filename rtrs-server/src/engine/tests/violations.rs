@@ -7,15 +7,15 @@ use rtrs_core::fabric::{SgeList, WrOp};
 use rtrs_core::ids::PermitId;
 use rtrs_core::wire::{AccessMode, IoHeader, Open, OpenRsp, Rw, SgDesc, WriteMsg, errno};
 
-use super::peer::{Data, Peer, PeerOptions, io};
-use super::stand::{Stand, StandOptions};
+use super::fixture::{Fixture, StandOptions};
+use super::peer::{Data, Peer, PeerOptions, io, read_message};
 use crate::engine::message::{ControlAnswer, Message, ShardMessage};
 use crate::path::PathKey;
 use crate::path::state::PathState;
 
-/// A stand with a good session beside the bad one.
+/// A fixture with a good session beside the bad one.
 struct Pair {
-    stand: Stand,
+    fixture: Fixture,
     good: Peer,
     bad: Peer,
 }
@@ -24,32 +24,32 @@ impl Pair {
     fn new(always_invalidate: bool) -> Self {
         let mut options = StandOptions::default();
         options.params.always_invalidate = always_invalidate;
-        let mut stand = Stand::new(options);
-        let mut good = Peer::up(&mut stand, PeerOptions::default(), "good");
-        good.open_device(&mut stand, "other", AccessMode::ReadWrite).unwrap();
+        let mut fixture = Fixture::new(options);
+        let mut good = Peer::up(&mut fixture, PeerOptions::default(), "good");
+        good.open_device(&mut fixture, "other", AccessMode::ReadWrite).unwrap();
         let second = PeerOptions { session: 2, path: 2, local: 1, ..PeerOptions::default() };
-        let mut bad = Peer::up(&mut stand, second, "bad");
-        bad.open_device(&mut stand, "vol", AccessMode::ReadWrite).unwrap();
-        Self { stand, good, bad }
+        let mut bad = Peer::up(&mut fixture, second, "bad");
+        bad.open_device(&mut fixture, "vol", AccessMode::ReadWrite).unwrap();
+        Self { fixture, good, bad }
     }
 
     /// The bad path has ended, nothing else has.
     fn assert_ended(&mut self, what: &str) {
-        assert_eq!(self.bad.closed(&mut self.stand), 3, "{what}");
-        assert_eq!(self.stand.sessions().len(), 1, "{what}");
+        assert_eq!(self.bad.closed(&mut self.fixture), 3, "{what}");
+        assert_eq!(self.fixture.sessions().len(), 1, "{what}");
         self.assert_good(what);
     }
 
     /// The bad path lives.
     fn assert_alive(&mut self, what: &str) {
-        self.bad.send_flush(&self.stand, (1, 0));
-        assert_eq!(self.bad.reply(&mut self.stand).errno, 0, "{what}");
+        self.bad.send_flush((1, 0));
+        assert_eq!(self.bad.reply(&mut self.fixture).errno, 0, "{what}");
         self.assert_good(what);
     }
 
     fn assert_good(&mut self, what: &str) {
-        self.good.send_flush(&self.stand, (2, 3));
-        assert_eq!(self.good.reply(&mut self.stand).errno, 0, "{what}");
+        self.good.send_flush((2, 3));
+        assert_eq!(self.good.reply(&mut self.fixture).errno, 0, "{what}");
     }
 }
 
@@ -58,29 +58,29 @@ fn immediates_outside_the_pool_end_the_path() {
     // 16 chunks of 16 KiB: 24 offset bits.
     for imm in [0x0100_0000 * 15 + 16384, 0x00ff_ffff, 16384] {
         let mut pair = Pair::new(true);
-        pair.bad.send_imm(&pair.stand, 1, imm);
+        pair.bad.send_imm(1, imm);
         pair.assert_ended(&format!("{imm:#x}"));
     }
     // A depth that is no power of two has numbers to spare.
     let mut options = StandOptions::default();
     options.params.limits = rtrs_core::limits::Limits::new(12, 8192).unwrap();
-    let mut stand = Stand::new(options);
-    let mut peer = Peer::up(&mut stand, PeerOptions::default(), "sess");
-    peer.send_imm(&stand, 1, 12 << 24);
-    assert_eq!(peer.closed(&mut stand), 3);
-    stand.assert_empty();
+    let mut fixture = Fixture::new(options);
+    let mut peer = Peer::up(&mut fixture, PeerOptions::default(), "sess");
+    peer.send_imm(1, 12 << 24);
+    assert_eq!(peer.closed(&mut fixture), 3);
+    fixture.assert_empty();
 }
 
 #[test]
 fn immediates_that_mean_nothing_are_ignored() {
     let mut pair = Pair::new(true);
     for imm in [0x1000_0001, 0x2000_0000, 0x3000_0000, 0x7fff_ffff, 0xf000_0000] {
-        pair.bad.send_imm(&pair.stand, 1, imm);
-        pair.bad.send_imm(&pair.stand, 0, imm);
+        pair.bad.send_imm(1, imm);
+        pair.bad.send_imm(0, imm);
     }
     // Heartbeats belong on connection 0.
-    pair.bad.send_imm(&pair.stand, 1, 0x8000_0000);
-    assert_eq!(pair.bad.immediates(&mut pair.stand), []);
+    pair.bad.send_imm(1, 0x8000_0000);
+    assert_eq!(pair.bad.immediates(&mut pair.fixture), []);
     pair.assert_alive("unknown immediates");
 }
 
@@ -89,7 +89,7 @@ fn plain_messages_end_the_path() {
     for conn in [0, 1] {
         let mut pair = Pair::new(false);
         let op = WrOp::Send { imm: None, invalidate: None };
-        pair.bad.post(&pair.stand, conn, op, SgeList::EMPTY);
+        pair.bad.post(conn, op, SgeList::EMPTY);
         pair.assert_ended("an empty send");
     }
 }
@@ -109,7 +109,7 @@ fn bytes_that_are_no_request_end_the_path() {
     for (what, at, bytes, off) in cases {
         for always_invalidate in [false, true] {
             let mut pair = Pair::new(always_invalidate);
-            pair.bad.write_chunk(&pair.stand, (1, 0), at, &bytes, off);
+            pair.bad.write_chunk((1, 0), at, &bytes, off);
             pair.assert_ended(what);
         }
     }
@@ -120,7 +120,7 @@ fn wrong_headers_are_answered() {
     let mut pair = Pair::new(true);
     let desc = pair.bad.result_desc(512);
     let write = WriteMsg { usr_len: 32 }.encode().to_vec();
-    let read = |desc| pair.bad.read_message(IoHeader::LEN, desc, false);
+    let read = |desc| read_message(IoHeader::LEN, desc, false);
     let header = |rw, len| io(rw, 0, len).encode().to_vec();
     let mut unknown = header(Rw::WRITE, 512);
     unknown[0] = 9;
@@ -178,16 +178,16 @@ fn wrong_headers_are_answered() {
         ("short header", Data::Bytes(&[1; 512]), short(23), short_message(23), inval),
     ];
     for (what, data, header, message, errno) in cases {
-        pair.bad.request(&pair.stand, (1, 4), data, &header, &message);
-        let reply = pair.bad.reply(&mut pair.stand);
+        pair.bad.request((1, 4), data, &header, &message);
+        let reply = pair.bad.reply(&mut pair.fixture);
         assert_eq!((reply.permit, reply.errno), (4, errno), "{what}");
     }
     // Headers of older peers: 24 and 28 bytes are enough.
     for len in [24, 28] {
         let (data, header) = (Data::Bytes(&[1; 512]), short(len));
         let message = short_message(u16::try_from(len).unwrap());
-        pair.bad.request(&pair.stand, (1, 4), data, &header, &message);
-        assert_eq!(pair.bad.reply(&mut pair.stand).errno, 0, "{len} bytes");
+        pair.bad.request((1, 4), data, &header, &message);
+        assert_eq!(pair.bad.reply(&mut pair.fixture).errno, 0, "{len} bytes");
     }
     pair.assert_alive("after all of these");
 }
@@ -198,42 +198,42 @@ fn wrong_opens_are_answered() {
     let name = rtrs_core::wire::Name::new(b"vol").unwrap();
     let good = Open { access: AccessMode::ReadOnly, dev_name: name }.encode();
     let desc = pair.bad.result_desc(OpenRsp::LEN);
-    let message = pair.bad.read_message(Open::LEN, Some(desc), false);
+    let message = read_message(Open::LEN, Some(desc), false);
     let mut mode = good;
     mode[4] = 3;
     let mut endless = good;
     endless[6..261].fill(b'v');
     for (what, header) in [("mode", mode), ("name without end", endless)] {
         let room = Data::Room(OpenRsp::LEN);
-        pair.bad.request(&pair.stand, (0, 4), room, &header, &message);
-        assert_eq!(pair.bad.reply(&mut pair.stand).errno, errno::EINVAL, "{what}");
+        pair.bad.request((0, 4), room, &header, &message);
+        assert_eq!(pair.bad.reply(&mut pair.fixture).errno, errno::EINVAL, "{what}");
     }
     let small = pair.bad.result_desc(55);
-    let message = pair.bad.read_message(Open::LEN, Some(small), false);
-    pair.bad.request(&pair.stand, (0, 4), Data::Room(55), &good, &message);
-    assert_eq!(pair.bad.reply(&mut pair.stand).errno, errno::EINVAL, "no room for the answer");
+    let message = read_message(Open::LEN, Some(small), false);
+    pair.bad.request((0, 4), Data::Room(55), &good, &message);
+    assert_eq!(pair.bad.reply(&mut pair.fixture).errno, errno::EINVAL, "no room for the answer");
     // As a WRITE there is nowhere to answer to.
     let message = WriteMsg { usr_len: 264 }.encode();
-    pair.bad.request(&pair.stand, (0, 4), Data::None, &good, &message);
-    assert_eq!(pair.bad.reply(&mut pair.stand).errno, errno::EINVAL);
+    pair.bad.request((0, 4), Data::None, &good, &message);
+    assert_eq!(pair.bad.reply(&mut pair.fixture).errno, errno::EINVAL);
     pair.assert_alive("after all of these");
 }
 
 #[test]
 fn a_permit_used_again_before_its_answer_ends_the_path() {
-    // On the same connection, and on one that lives on another core.
+    // On the same connection, and on one that lives on another shard.
     for second in [1, 2] {
         let mut pair = Pair::new(false);
-        pair.stand.device.lock().hold = true;
-        pair.bad.send_write(&pair.stand, (1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
-        pair.stand.settle();
-        pair.bad.send_write(&pair.stand, (second, 6), io(Rw::WRITE, 8, 512), &[2; 512]);
-        assert_eq!(pair.bad.closed(&mut pair.stand), 3);
-        assert_eq!(pair.stand.load().1, 1, "the first one still runs");
-        pair.stand.device.lock().hold = false;
+        pair.fixture.device.lock().hold = true;
+        pair.bad.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+        pair.fixture.settle();
+        pair.bad.send_write((second, 6), io(Rw::WRITE, 8, 512), &[2; 512]);
+        assert_eq!(pair.bad.closed(&mut pair.fixture), 3);
+        assert_eq!(pair.fixture.load().1, 1, "the first one still runs");
+        pair.fixture.device.lock().hold = false;
         pair.assert_ended("reuse");
-        assert_eq!(pair.stand.load().1, 0);
-        let log = pair.stand.device.lock().log.clone();
+        assert_eq!(pair.fixture.load().1, 0);
+        let log = pair.fixture.device.lock().log.clone();
         assert_eq!(log.len(), 1, "the second one never ran: {log:?}");
     }
 }
@@ -242,11 +242,11 @@ fn a_permit_used_again_before_its_answer_ends_the_path() {
 fn a_chunk_without_its_key_cannot_be_written() {
     let mut pair = Pair::new(true);
     let old = pair.bad.chunks[6];
-    pair.bad.send_flush(&pair.stand, (1, 6));
-    pair.bad.reply(&mut pair.stand);
+    pair.bad.send_flush((1, 6));
+    pair.bad.reply(&mut pair.fixture);
     assert_ne!(pair.bad.chunks[6].key, old.key);
     pair.bad.chunks[6] = old;
-    pair.bad.send_flush(&pair.stand, (1, 6));
+    pair.bad.send_flush((1, 6));
     pair.assert_ended("an old key");
 }
 
@@ -254,9 +254,9 @@ fn a_chunk_without_its_key_cannot_be_written() {
 fn a_read_into_memory_the_peer_did_not_offer_ends_the_path() {
     let mut pair = Pair::new(true);
     let desc = SgDesc { key: rtrs_core::ids::Rkey(0x1234_5678), ..pair.bad.result_desc(512) };
-    let message = pair.bad.read_message(IoHeader::LEN, Some(desc), false);
+    let message = read_message(IoHeader::LEN, Some(desc), false);
     let header = io(Rw::READ, 0, 512).encode();
-    pair.bad.request(&pair.stand, (1, 4), Data::Room(512), &header, &message);
+    pair.bad.request((1, 4), Data::Room(512), &header, &message);
     pair.assert_ended("a wrong key of the client's");
 }
 
@@ -264,16 +264,16 @@ fn a_read_into_memory_the_peer_did_not_offer_ends_the_path() {
 fn a_state_that_cannot_happen_is_counted_and_ends_the_path() {
     let mut options = StandOptions::default();
     options.params.cores = 1;
-    let mut stand = Stand::new(options);
-    let _peer = Peer::open(&mut stand, PeerOptions::default());
+    let mut fixture = Fixture::new(options);
+    let _peer = Peer::open(&mut fixture, PeerOptions::default());
     let other = PeerOptions { path: 2, local: 1, first_conn: false, ..PeerOptions::default() };
-    let _other = Peer::up(&mut stand, other, "sess");
-    let path = PathKey(stand.sessions()[0].paths[0].path);
+    let _other = Peer::up(&mut fixture, other, "sess");
+    let path = PathKey(fixture.sessions()[0].paths[0].path);
     let (permit, answer) = (PermitId(5), ControlAnswer::Done);
-    stand.send(Message::Shard(ShardMessage::Answer { path, permit, answer }));
-    let turn = panic::catch_unwind(AssertUnwindSafe(|| stand.settle()));
+    fixture.send(Message::Shard(ShardMessage::Answer { path, permit, answer }));
+    let turn = panic::catch_unwind(AssertUnwindSafe(|| fixture.settle()));
     turn.expect_err("the engine's own check sees it");
-    let session = stand.sessions().swap_remove(0);
+    let session = fixture.sessions().swap_remove(0);
     assert_eq!(session.io.internal_errors, 1);
     let up = session.paths.iter().filter(|path| path.state == PathState::Connected);
     assert_eq!(up.map(|up| up.path).collect::<Vec<_>>(), [path.0 + 1], "the other path goes on");

@@ -1,0 +1,87 @@
+//! The lock (`flock`) that keeps a second server from writing to the same file.
+//!
+//! The kernel keeps the lock until the last running write of a killed server has ended, so it also
+//! guards a restart. Where a file system has no locks, a writable export is refused unless the
+//! operator has set `no-lock`.
+
+use std::fs::{File, TryLockError};
+use std::io;
+use std::path::Path;
+
+use rtrs_core::time::Duration;
+
+use super::super::target::BackendError;
+
+/// How long a target may stay locked before it is refused.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+
+/// The calls for locks: the system's, or those of a test.
+#[derive(Debug)]
+pub(super) struct Locks {
+    /// Takes the exclusive lock, without waiting.
+    pub(super) take: fn(&File) -> Result<(), TryLockError>,
+    /// Fails where there are no locks. Takes none.
+    pub(super) probe: fn(&File) -> io::Result<()>,
+}
+
+/// The system's.
+pub(super) const SYSTEM: Locks = Locks { take: File::try_lock, probe: File::unlock };
+
+impl Locks {
+    /// Locks a writable target for this process. A read-only target needs no lock, but a warning
+    /// where nothing keeps another server from writing to it.
+    ///
+    /// # Errors
+    /// The target is locked, or cannot be locked and `no_lock` is false.
+    pub(super) fn guard(
+        &self,
+        path: &Path,
+        file: &File,
+        read_only: bool,
+        no_lock: bool,
+    ) -> Result<(), BackendError> {
+        let locked = if read_only { (self.probe)(file) } else { self.lock(path, file)? };
+        match locked {
+            Ok(()) => Ok(()),
+            Err(error) if read_only || no_lock => {
+                tracing::warn!(
+                    path = %path.display(), %error,
+                    "locks are not supported here; nothing keeps another server from writing"
+                );
+                Ok(())
+            }
+            Err(error) => Err(BackendError::path(
+                path,
+                "cannot be locked for writing",
+                "use a file system with flock, or export it with `ro`; if no other server can \
+                 write to it, use `no-lock`",
+            )
+            .because(error)),
+        }
+    }
+
+    /// Takes the lock, or gives the system's reason why there is none. Tries again for a moment:
+    /// the kernel releases the files of an io_uring that was closed, or whose process was killed,
+    /// only some time later.
+    fn lock(&self, path: &Path, file: &File) -> Result<io::Result<()>, BackendError> {
+        let mut waited = Duration::ZERO;
+        loop {
+            match (self.take)(file) {
+                Ok(()) => return Ok(Ok(())),
+                Err(TryLockError::WouldBlock) if waited < LOCK_PATIENCE => {
+                    let pause = Duration::from_millis(20);
+                    std::thread::sleep(pause);
+                    waited += pause;
+                }
+                Err(TryLockError::WouldBlock) => {
+                    return Err(BackendError::path(
+                        path,
+                        "is locked: it is exported already, or another program uses it",
+                        "stop the other one, or export it with `ro`",
+                    ));
+                }
+                Err(TryLockError::Error(error)) => return Ok(Err(error)),
+            }
+        }
+    }
+}

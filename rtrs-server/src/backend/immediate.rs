@@ -1,0 +1,92 @@
+//! Devices whose IOs end within `submit`, and the bounded queue of finished IOs that every backend
+//! keeps for `reap`.
+
+use std::collections::VecDeque;
+use std::fmt::Debug;
+
+use rtrs_core::block::{BlockDevice, Completion, Geometry, Io};
+use rtrs_core::status::IoStatus;
+use rtrs_core::time::Instant;
+
+use super::target::INFLIGHT_MAX;
+
+/// Completions that wait to be reaped; room for every IO a device takes.
+#[derive(Debug)]
+pub(crate) struct Done(VecDeque<Completion>);
+
+impl Done {
+    pub(crate) fn new() -> Self {
+        Self(VecDeque::with_capacity(INFLIGHT_MAX))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(crate) fn push(&mut self, tag: u64, status: IoStatus) {
+        self.0.push_back(Completion { tag, status });
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<Completion> {
+        self.0.pop_front()
+    }
+
+    /// What waits to be reaped is to be reaped at once.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        (!self.0.is_empty()).then_some(Instant::ZERO)
+    }
+}
+
+/// What runs the IOs of an [`Immediate`] device.
+pub(super) trait Content: Debug {
+    /// Runs an IO that the geometry allows.
+    fn run(&self, io: &Io) -> IoStatus;
+}
+
+/// A device whose IOs end within `submit`.
+#[derive(Debug)]
+pub(super) struct Immediate<C> {
+    geometry: Geometry,
+    content: C,
+    done: Done,
+}
+
+impl<C> Immediate<C> {
+    pub(super) fn new(geometry: Geometry, content: C) -> Self {
+        Self { geometry, content, done: Done::new() }
+    }
+}
+
+impl<C: Content> BlockDevice for Immediate<C> {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn submit(&mut self, io: Io) -> Result<(), Io> {
+        if self.done.len() >= INFLIGHT_MAX {
+            return Err(io);
+        }
+        let status = match self.geometry.check(&io) {
+            IoStatus::Ok => self.content.run(&io),
+            refused => refused,
+        };
+        self.done.push(io.tag, status);
+        Ok(())
+    }
+
+    fn poll(&mut self, _now: Instant) -> bool {
+        false
+    }
+
+    fn reap(&mut self) -> Option<Completion> {
+        self.done.pop()
+    }
+
+    fn inflight(&self) -> usize {
+        self.done.len()
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.done.deadline()
+    }
+}

@@ -1,0 +1,181 @@
+//! A [`Layer`] is the device: it holds what waits and what has failed here. Its [`Filter`] decides.
+
+use std::collections::VecDeque;
+use std::fmt::Debug;
+use std::io;
+use std::sync::Arc;
+
+use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, Io, SharedErrors};
+use rtrs_core::mem::Region;
+use rtrs_core::prng::Prng;
+use rtrs_core::status::IoStatus;
+use rtrs_core::time::{Instant, earliest};
+
+use crate::backend::immediate::Done;
+use crate::backend::target::INFLIGHT_MAX;
+
+/// What becomes of an IO.
+pub(super) enum Verdict {
+    /// It goes on at once.
+    Pass,
+    /// It ends here.
+    Fail(IoStatus),
+    /// It is held until [`Filter::may_go`].
+    Hold,
+}
+
+/// What a layer changes.
+pub(super) trait Filter: Debug + Send + Sync {
+    /// The geometry above the layer.
+    fn geometry(&self, below: Geometry) -> Geometry {
+        below
+    }
+
+    /// What begins the random numbers of a shard.
+    fn seed(&self) -> u64 {
+        0
+    }
+
+    /// Decides about an IO. `geometry` is that of the layer.
+    fn decide(&self, io: &Io, geometry: &Geometry, random: &mut Prng) -> Verdict;
+
+    /// The device below gave back what was passed: it comes again.
+    fn undo(&self, _io: &Io, _geometry: &Geometry) {}
+
+    /// True when the IO that was held first may go; it does then.
+    fn may_go(&self, _since: Instant, _now: Instant) -> bool {
+        true
+    }
+
+    /// When to look again at what has been held since then.
+    fn look_at(&self, since: Instant, _now: Instant) -> Instant {
+        since
+    }
+
+    /// Held IOs went away with their device.
+    fn forget(&self, _count: usize) {}
+}
+
+/// A backend with a layer over it.
+#[derive(Debug)]
+pub struct Layer {
+    pub(super) inner: Arc<dyn BlockSource>,
+    pub(super) filter: Arc<dyn Filter>,
+}
+
+impl BlockSource for Layer {
+    fn geometry(&self) -> Geometry {
+        self.filter.geometry(self.inner.geometry())
+    }
+
+    fn shared_errors(&self) -> SharedErrors {
+        self.inner.shared_errors()
+    }
+
+    fn is_volatile(&self) -> bool {
+        self.inner.is_volatile()
+    }
+
+    fn open(&self, core: &Core) -> io::Result<Box<dyn BlockDevice>> {
+        let inner = self.inner.open(core)?;
+        Ok(Box::new(LayerDevice {
+            geometry: self.filter.geometry(inner.geometry().clone()),
+            inner,
+            filter: Arc::clone(&self.filter),
+            random: Prng::new(self.filter.seed() ^ (u64::from(core.index.0) << 48)),
+            done: Done::new(),
+            held: VecDeque::with_capacity(INFLIGHT_MAX),
+            released: VecDeque::with_capacity(INFLIGHT_MAX),
+            now: Instant::ZERO,
+        }))
+    }
+
+    fn settle(&self) -> io::Result<()> {
+        self.inner.settle()
+    }
+}
+
+#[derive(Debug)]
+struct LayerDevice {
+    geometry: Geometry,
+    inner: Box<dyn BlockDevice>,
+    filter: Arc<dyn Filter>,
+    random: Prng,
+    done: Done,
+    /// With the time of the first poll since; `submit` knows none.
+    held: VecDeque<(Option<Instant>, Io)>,
+    /// On the way to the backend, which was full.
+    released: VecDeque<Io>,
+    now: Instant,
+}
+
+impl BlockDevice for LayerDevice {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn attach_region(&mut self, region: &Arc<Region>) -> io::Result<()> {
+        self.inner.attach_region(region)
+    }
+
+    fn submit(&mut self, io: Io) -> Result<(), Io> {
+        if self.inflight() >= INFLIGHT_MAX {
+            return Err(io);
+        }
+        match self.filter.decide(&io, &self.geometry, &mut self.random) {
+            Verdict::Pass => {
+                let Self { inner, filter, geometry, .. } = self;
+                return inner.submit(io).inspect_err(|io| filter.undo(io, geometry));
+            }
+            Verdict::Fail(status) => self.done.push(io.tag, status),
+            Verdict::Hold => self.held.push_back((None, io)),
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, now: Instant) -> bool {
+        self.now = now;
+        for (since, _) in self.held.iter_mut().rev().take_while(|(since, _)| since.is_none()) {
+            *since = Some(now);
+        }
+        while let Some((since, _)) = self.held.front()
+            && self.filter.may_go(since.unwrap_or(now), now)
+        {
+            self.released.extend(self.held.pop_front().map(|(_, io)| io));
+        }
+        let mut any = false;
+        while let Some(io) = self.released.pop_front() {
+            if let Err(io) = self.inner.submit(io) {
+                self.released.push_front(io);
+                break;
+            }
+            any = true;
+        }
+        self.inner.poll(now) || any
+    }
+
+    fn reap(&mut self) -> Option<Completion> {
+        self.done.pop().or_else(|| self.inner.reap())
+    }
+
+    fn inflight(&self) -> usize {
+        self.inner.inflight() + self.done.len() + self.held.len() + self.released.len()
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        // What was released waits for a completion of the backend.
+        let held = self.held.front().map(|(since, _)| match since {
+            Some(since) => self.filter.look_at(*since, self.now),
+            None => Instant::ZERO,
+        });
+        let fresh = self.held.back().filter(|(since, _)| since.is_none()).map(|_| Instant::ZERO);
+        let own = earliest(self.done.deadline(), earliest(held, fresh));
+        earliest(own, self.inner.deadline())
+    }
+}
+
+impl Drop for LayerDevice {
+    fn drop(&mut self) {
+        self.filter.forget(self.held.len());
+    }
+}

@@ -1,0 +1,51 @@
+//! `drain`.
+
+use std::io::{self, Read};
+use std::os::unix::net::UnixStream;
+
+use clap::Args;
+use rtrs_core::time::Duration;
+
+use super::server::{Server, ServerArgs, Within};
+use crate::control_protocol::{Drained, Request};
+use crate::error::{Error, ErrorKind};
+
+/// What a drain may take beyond its time: the ends of connections, of threads, and the last flush.
+const DRAIN_MORE: Duration = Duration::from_secs(30);
+/// How long a server that was drained has to end its process.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The arguments.
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
+pub struct DrainArgs {
+    /// Maximum time, for example 30s
+    ///
+    /// Work that does not end in time is abandoned, as with SIGTERM.
+    #[arg(long, value_name = "TIME", default_value = "30s")]
+    pub within: Within,
+
+    /// The server.
+    #[command(flatten)]
+    pub server: ServerArgs,
+}
+
+pub(super) fn run(args: &DrainArgs) -> Result<(), Error> {
+    let request = Request::Drain { within_ms: args.within.millis() };
+    let timeout = args.within.get() + DRAIN_MORE;
+    let server = Server::find(&args.server)?;
+    let (drained, stream) = server.request_within::<Drained>(&request, timeout)?;
+    wait_exit(&stream)?;
+    args.server.output.print(&drained, |_| "drained\n".to_owned())
+}
+
+/// Waits for the end of the process, which holds its end of the connection: then the address and
+/// the files are free.
+fn wait_exit(stream: &UnixStream) -> Result<(), Error> {
+    let ended = stream
+        .set_read_timeout(Some(EXIT_TIMEOUT))
+        .and_then(|()| io::copy(&mut stream.take(4096), &mut io::sink()));
+    ended.map(drop).map_err(|error| {
+        let what = "the server is drained, but its process does not end";
+        Error::with_source(ErrorKind::System, what, error)
+    })
+}

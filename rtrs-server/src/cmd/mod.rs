@@ -1,0 +1,264 @@
+//! The command line of `rtrs-server`: one file per command, with its arguments, what it does and
+//! what it prints.
+//!
+//! Owns [`LowArgs`], which clap fills; wrong flags end the process with code 2 before anything
+//! else happens. Without a command the flags are the settings of a server to run: they are declared
+//! in `settings.rs`, since each is also a key of the configuration file, and validated in
+//! `plan.rs`. The commands are for a server that is already running (`server.rs`).
+
+mod drain;
+mod server;
+mod session;
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+use rtrs_core::settings::{Flags, Output, print, settings_from_file};
+
+use self::drain::DrainArgs;
+use self::session::SessionCommand;
+use crate::daemon::serve;
+use crate::error::{Error, ErrorKind};
+use crate::plan::Plan;
+use crate::settings::Settings;
+
+/// Export files, disks and memory as network block devices
+///
+/// Serves RTRS clients over TCP and over RDMA devices. Each flag below that is a setting is also a
+/// key of the configuration file, with the same name. Flags override the file; a repeatable flag
+/// replaces the list of the file. The commands control a running server and take no flags before
+/// them.
+///
+/// Exit codes: 0 success, 1 failure, 2 wrong usage or a wrong configuration file.
+#[derive(Debug, Parser)]
+#[command(
+    name = "rtrs-server",
+    version,
+    max_term_width = 100,
+    args_conflicts_with_subcommands = true
+)]
+pub struct LowArgs {
+    /// The settings.
+    #[command(flatten)]
+    pub settings: Flags<Settings>,
+
+    /// Read settings from this YAML file
+    ///
+    /// configs/server.yaml in the source tree lists every key with its default.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Check flags, configuration file and export targets, then exit
+    ///
+    /// Does not listen and changes nothing.
+    #[arg(long)]
+    pub check: bool,
+
+    /// Print the settings in effect as YAML, then exit
+    ///
+    /// The output is a complete configuration file.
+    #[arg(long)]
+    pub print_config: bool,
+
+    /// Output format of --print-config: text (YAML) or json
+    ///
+    /// --config reads both.
+    #[arg(short, long, value_name = "FORMAT", default_value = "text", hide_possible_values = true)]
+    pub output: Output,
+
+    /// What to do with a running server; none to be one.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// List and end the sessions of a running server
+    ///
+    /// The server is found by its control socket in the run directory.
+    #[command(subcommand)]
+    Session(SessionCommand),
+    /// Stop a running server without loss
+    ///
+    /// Flushes the exports while the server still serves. Then accepts no more connections, ends
+    /// the paths of each session one after the other, each when its requests are answered, and
+    /// flushes the exports again. Clients continue over their other paths and then wait for a
+    /// server at the same address. Exits with 0 when the server's process has ended after all of
+    /// this. Exits with 1 if requests were left without an answer or data was not flushed, or if
+    /// the first flush failed: then the server continues to serve.
+    Drain(DrainArgs),
+}
+
+impl LowArgs {
+    /// The flags laid over the configuration file, if one was named.
+    ///
+    /// # Errors
+    /// Those of the file, and of flags with old names.
+    pub fn layered_settings(&self) -> Result<Settings, Error> {
+        let mut settings = match &self.config {
+            Some(path) => settings_from_file(path)?,
+            None => Settings::default(),
+        };
+        self.settings.apply(&mut settings)?;
+        Ok(settings)
+    }
+
+    /// Runs the command. Without one plans a server, then stops at what `--check` or
+    /// `--print-config` asks for, or serves.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Usage`](crate::ErrorKind::Usage) for what was typed, else what the server or
+    /// the system refuses.
+    pub fn run(&self) -> Result<(), Error> {
+        match &self.command {
+            Some(Command::Session(command)) => return session::run(command),
+            Some(Command::Drain(args)) => return drain::run(args),
+            None => {}
+        }
+        let plan = Plan::new(self.layered_settings()?)?;
+        if self.check || !self.print_config {
+            plan.check()?;
+        }
+        if self.print_config {
+            let map = print(&plan.settings);
+            let yaml = serde_yaml::to_string(&map).map_err(|error| {
+                Error::with_source(ErrorKind::System, "cannot print the settings", error)
+            })?;
+            return self.output.print(&map, |_| yaml);
+        }
+        if self.check {
+            return Ok(());
+        }
+        serve(&plan)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+    use clap::error::ErrorKind;
+
+    fn parse(args: &[&str]) -> Result<LowArgs, clap::Error> {
+        LowArgs::try_parse_from([&["rtrs-server"], args].concat())
+    }
+
+    #[test]
+    fn the_definition_holds() {
+        LowArgs::command().debug_assert();
+    }
+
+    #[test]
+    fn every_flag_has_short_and_long_help() {
+        let command = LowArgs::command();
+        for arg in command.get_arguments().filter(|arg| !arg.is_hide_set()) {
+            let name = arg.get_long().unwrap();
+            let short = arg.get_help().unwrap_or_else(|| panic!("--{name} has no help"));
+            assert!(short.to_string().len() <= 100, "the short help of --{name} is long: {short}");
+            if !["help", "version"].contains(&name) {
+                let long = arg.get_long_help().unwrap_or_else(|| panic!("--{name}: no long help"));
+                assert_ne!(long.to_string(), short.to_string(), "--{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn commands_have_help_and_flags_of_their_own() {
+        let mut command = LowArgs::command();
+        command.build();
+        let mut all: Vec<_> =
+            command.get_subcommands().filter(|c| c.get_name() != "help").collect();
+        let nested = |c: &&clap::Command| c.get_name() == "session";
+        let session = all.iter().copied().find(nested).unwrap();
+        all.extend(session.get_subcommands().filter(|c| c.get_name() != "help"));
+        assert_eq!(all.len(), 5);
+        for command in all {
+            let name = command.get_name();
+            let short = command.get_about().unwrap_or_else(|| panic!("{name} has no help"));
+            assert!(short.to_string().len() <= 100, "{name}");
+            assert_ne!(command.get_long_about().unwrap().to_string(), short.to_string(), "{name}");
+        }
+        let args = parse(&["drain", "--within", "2m", "--name", "n", "-o", "json"]).unwrap();
+        let Some(Command::Drain(drain)) = args.command else { panic!("{args:?}") };
+        assert_eq!(drain.within.millis(), 120_000);
+        assert_eq!((drain.server.name.as_deref(), drain.server.output), (Some("n"), Output::Json));
+        let args = parse(&["session", "disconnect", "s", "--path", "3", "--run-dir=/r"]).unwrap();
+        let Some(Command::Session(SessionCommand::Disconnect(args))) = args.command else {
+            panic!("{args:?}")
+        };
+        assert_eq!((&*args.session, args.path), ("s", Some(3)));
+        assert_eq!(args.server.run_dir, Some("/r".into()));
+        assert!(parse(&["--export=/x"]).unwrap().command.is_none());
+    }
+
+    #[test]
+    fn flags_reach_their_settings() {
+        let args = parse(&[
+            "--export=/srv/a.img",
+            "--export",
+            "v=mem:1M,ro",
+            "--search-path=/srv/%SESSNAME%",
+            "--listen=tcp://127.0.0.1:0",
+            "--queue-depth=128",
+            "--chunk-size=64k",
+            "--shards=2",
+            "--pin=off",
+            "--always-invalidate=off",
+            "--crc=off",
+            "--heartbeat=100ms",
+            "--heartbeat-missed-max=3",
+            "--handshake-timeout=1s",
+            "--half-open-max=10",
+            "--sessions-max=11",
+            "--shutdown-grace-ms=12",
+            "--poll=0",
+            "--ping-only",
+            "--no-ping",
+            "--rping",
+            "--server-id",
+            "s",
+            "--name=n",
+            "--run-dir=/r",
+            "--state-dir=/s",
+            "--log=debug",
+        ])
+        .unwrap();
+        let text = "export: [/srv/a.img, 'v=mem:1M,ro']\nsearch-path: /srv/%SESSNAME%\n\
+             listen: tcp://127.0.0.1:0\nqueue-depth: 128\nchunk-size: 64k\nshards: 2\npin: off\n\
+             always-invalidate: off\n\
+             crc: off\nheartbeat: 100ms\nheartbeat-missed-max: 3\nhandshake-timeout: 1s\n\
+             half-open-max: 10\nsessions-max: 11\nshutdown-grace: 12ms\npoll: 0s\nlog: debug\n\
+             ping-only: true\nno-ping: true\nrping: true\nserver-id: s\nname: n\nrun-dir: /r\n\
+             state-dir: /s\n";
+        assert_eq!(args.layered_settings().unwrap(), Settings::from_yaml(text, "s").unwrap());
+    }
+
+    #[test]
+    fn wrong_usage_says_flag_value_and_remedy() {
+        for (args, part) in [
+            (&["--chunk-size=12q"][..], "'--chunk-size <SIZE>': size \"12q\" has the unknown unit"),
+            (&["--listen=1.2.3.4"], "has no scheme; write tcp://1.2.3.4"),
+            (&["--export=/x,rw"], "has the unknown option \"rw\"; did you mean \"ro\"?"),
+            (&["--crc=yes"], "switch \"yes\" is not valid; use on or off"),
+            (&["--queue-depth=x"], "number \"x\" is not a whole number; use 1 to 65535"),
+            (&["--que-depth=5"], "--queue-depth"),
+            (&["--crc=on", "--crc=off"], "cannot be used multiple times"),
+            (&["vol0"], "unrecognized subcommand 'vol0'"),
+            (&["session"], "Usage: rtrs-server session <COMMAND>"),
+            (&["session", "evict"], "<SESSION>"),
+            (&["--export=/x", "session", "list"], "cannot be used with"),
+            (&["drain", "--within=5y"], "5y"),
+            (&["drain", "--within=5"], "time \"5\" has no unit; write 5s or 5ms"),
+            (&["drain", "--within=1h"], "time \"1h\" is out of range; use 0s to 10m"),
+            (&["session", "disconnect", "s", "--path=x"], "invalid digit"),
+            (&["-o", "xml"], "[possible values: text, json]"),
+        ] {
+            let error = parse(args).unwrap_err();
+            assert_eq!(error.exit_code(), 2);
+            assert!(error.to_string().contains(part), "{error}\nlacks {part}");
+        }
+        assert_eq!(parse(&["--help"]).unwrap_err().kind(), ErrorKind::DisplayHelp);
+        assert_eq!(parse(&["--version"]).unwrap_err().exit_code(), 0);
+    }
+}

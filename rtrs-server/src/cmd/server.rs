@@ -1,0 +1,121 @@
+//! The running server that a command is about: how it is found, and a request to it.
+//!
+//! The server is found by its control socket; without `--name` it is the only one that runs. Every
+//! request has a time limit.
+
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use rtrs_core::local::{RequestError, RunDir, SocketState, request, socket_state};
+use rtrs_core::settings::{MINUTE, Output, Time};
+use rtrs_core::time::Duration;
+use serde::de::DeserializeOwned;
+
+use crate::control_protocol::{Request, Sessions, Status};
+use crate::error::{Error, ErrorKind};
+
+/// A time limit for IO requests.
+pub(super) type Within = Time<0, { 10 * MINUTE }>;
+
+/// How long a server may take for a reply that waits for nothing.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Where the server is found, and how its reply is printed.
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
+pub struct ServerArgs {
+    /// Name of the server; required if several are running
+    ///
+    /// The --name of the server, or else the address of its first portal, for example
+    /// 127.0.0.1:1234; just the port if it listens on all addresses.
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+
+    /// Directory with control sockets [default: /run/rtrs, or $XDG_RUNTIME_DIR/rtrs without root]
+    ///
+    /// The default without root and without XDG_RUNTIME_DIR is /tmp/rtrs-UID.
+    #[arg(long, value_name = "DIR")]
+    pub run_dir: Option<PathBuf>,
+
+    /// Output format: text or json
+    #[arg(short, long, value_name = "FORMAT", default_value = "text", hide_possible_values = true)]
+    pub output: Output,
+}
+
+/// A running server.
+pub(super) struct Server(PathBuf);
+
+impl Server {
+    /// The server that the arguments name.
+    pub(super) fn find(args: &ServerArgs) -> Result<Self, Error> {
+        let run_dir = RunDir::new(args.run_dir.clone())?;
+        run_dir.check()?;
+        if let Some(name) = &args.name {
+            return Ok(Self(run_dir.server_socket(name)));
+        }
+        let mut running = Vec::new();
+        for path in run_dir.server_sockets()? {
+            // A killed server leaves its socket behind.
+            if socket_state(&path)? == SocketState::InUse {
+                running.push(Self(path));
+            }
+        }
+        let shown = run_dir.path().display();
+        match running.len() {
+            0 => Err(Error::new(
+                ErrorKind::System,
+                format!("no server has a control socket in {shown}; is one running? (--run-dir)"),
+            )),
+            1 => Ok(running.remove(0)),
+            _ => {
+                let names: Vec<String> = running.iter().map(Self::name).collect();
+                let names = names.join(", ");
+                let text = format!("several servers are running; select one with --name: {names}");
+                Err(Error::new(ErrorKind::Usage, text))
+            }
+        }
+    }
+
+    /// Its name, or why it is not known.
+    fn name(&self) -> String {
+        match self.request::<Status>(&Request::Status) {
+            Ok(status) => status.name,
+            Err(error) => format!("{} ({})", self.0.display(), error.chain()),
+        }
+    }
+
+    /// Its sessions.
+    pub(super) fn sessions(&self) -> Result<Sessions, Error> {
+        self.request(&Request::SessionList)
+    }
+
+    /// Sends a request that waits for nothing.
+    pub(super) fn request<T: DeserializeOwned>(&self, what: &Request) -> Result<T, Error> {
+        Ok(self.request_within(what, REPLY_TIMEOUT)?.0)
+    }
+
+    /// Sends a request whose reply may take so long. The server holds the connection until it
+    /// ends.
+    pub(super) fn request_within<T: DeserializeOwned>(
+        &self,
+        what: &Request,
+        timeout: Duration,
+    ) -> Result<(T, UnixStream), Error> {
+        request(&self.0, what, timeout).map_err(|error| failed(&self.0, error))
+    }
+}
+
+fn failed(path: &Path, error: RequestError) -> Error {
+    let path = path.display();
+    match error {
+        RequestError::NotRunning => Error::new(
+            ErrorKind::System,
+            format!("no server of that name is running (no process listens on {path})"),
+        ),
+        RequestError::Refused(why) => Error::new(ErrorKind::System, why),
+        RequestError::Io(error) => {
+            let text = format!("cannot reach the server at {path}");
+            Error::with_source(ErrorKind::System, text, error)
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! `session list`.
+
+use std::io::{self, Write};
+
+use crate::cmd::server::{Server, ServerArgs};
+use crate::control_protocol::Sessions;
+use crate::error::Error;
+use crate::path::state::PathState;
+use crate::stats::{PathSnapshot, SessionSnapshot};
+
+pub(super) fn run(args: &ServerArgs) -> Result<(), Error> {
+    let Sessions { sessions, lost_portals } = Server::find(args)?.sessions()?;
+    for portal in lost_portals {
+        // Nobody may be there to read it.
+        let _ = writeln!(
+            io::stderr(),
+            "warning: not listening on {portal}: no RDMA device has this address; the server tries \
+             again every second"
+        );
+    }
+    args.output.print(&sessions, |sessions| text(sessions))
+}
+
+/// A line for each session, and below it one for each of its paths.
+fn text(sessions: &[SessionSnapshot]) -> String {
+    let mut out = format!(
+        "{:<24} {:<10} {:>5} {:>9} {:>14} {:>14} {:>7}  {:<36}  {}\n",
+        "NAME", "STATE", "PATHS", "IN FLIGHT", "READ", "WRITTEN", "AGE", "SESSION", "EXPORTS"
+    );
+    for session in sessions {
+        let up = session.paths.iter().filter(|path| path.state == PathState::Connected).count();
+        let opens: Vec<String> = session
+            .opens
+            .iter()
+            .map(|open| format!("{} ({})", printable(&open.export), open.access))
+            .collect();
+        out += &format!(
+            "{:<24} {:<10} {:>5} {:>9} {:>14} {:>14} {:>7}  {:<36}  {}\n",
+            session.name.as_deref().map_or_else(|| "-".to_owned(), printable),
+            session.state,
+            format!("{up}/{}", session.paths.len()),
+            session.io.inflight,
+            mebibytes(session.io.read_bytes),
+            mebibytes(session.io.write_bytes),
+            age(session.age_ms),
+            session.id,
+            if opens.is_empty() { "-".to_owned() } else { opens.join(", ") },
+        );
+        out.extend(session.paths.iter().map(path_text));
+    }
+    out
+}
+
+fn path_text(path: &PathSnapshot) -> String {
+    let waiting = match path.io.barred {
+        0 => String::new(),
+        count => format!(" ({count} behind older writes that the disk still has)"),
+    };
+    format!(
+        "  path {:<6} {:<5} {:<10} {} from {}, {} connections, {} in flight{waiting}, up {}\n",
+        path.path,
+        path.transport,
+        path.state,
+        path.local,
+        path.peer,
+        path.connections,
+        path.io.inflight,
+        age(path.age_ms),
+    )
+}
+
+/// Clients choose their names, and a terminal obeys what is written to it.
+fn printable(text: &str) -> String {
+    text.chars().fold(String::new(), |mut shown, character| {
+        if character.is_control() {
+            shown.extend(character.escape_default());
+        } else {
+            shown.push(character);
+        }
+        shown
+    })
+}
+
+fn mebibytes(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}
+
+fn age(millis: u64) -> String {
+    let seconds = millis / 1000;
+    match (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60) {
+        (0, 0, 0) => format!("{seconds}s"),
+        (0, 0, minutes) => format!("{minutes}m{:02}s", seconds % 60),
+        (0, hours, minutes) => format!("{hours}h{minutes:02}m"),
+        (days, hours, _) => format!("{days}d{hours:02}h"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stats::{Access, IoTotals, OpenSnapshot, SessionState};
+
+    fn path(number: u64, state: PathState, age_ms: u64, io: IoTotals) -> PathSnapshot {
+        PathSnapshot {
+            path: number,
+            uuid: String::new(),
+            state,
+            transport: "tcp".into(),
+            peer: format!("127.0.0.1:{}", 3993 + number),
+            local: "127.0.0.1:1234".into(),
+            connections: 3,
+            age_ms,
+            heartbeat_us: None,
+            io,
+        }
+    }
+
+    #[test]
+    fn sessions_are_shown_with_their_paths() {
+        let session = SessionSnapshot {
+            id: "01010101-0101-0101-0101-010101010101".into(),
+            name: Some("host-vol0".into()),
+            state: SessionState::Up,
+            version: 2,
+            age_ms: 3_723_000,
+            permits_held: 3,
+            opens: vec![OpenSnapshot { export: "vol0".into(), access: Access::Rw, id: None }],
+            io: IoTotals { inflight: 3, read_bytes: 1 << 20, ..IoTotals::default() },
+            paths: vec![
+                path(
+                    7,
+                    PathState::Connected,
+                    61_000,
+                    IoTotals { inflight: 3, ..IoTotals::default() },
+                ),
+                path(
+                    6,
+                    PathState::Draining,
+                    90_000_000,
+                    IoTotals { inflight: 2, barred: 1, ..IoTotals::default() },
+                ),
+            ],
+        };
+        let shown = text(std::slice::from_ref(&session));
+        let lines: Vec<&str> = shown.lines().collect();
+        assert_eq!(lines.len(), 4, "{shown}");
+        for part in ["host-vol0 ", " up ", " 1/2 ", " 3 ", " 1.0 MiB ", " 1h02m ", " vol0 (rw)"] {
+            assert!(lines[1].contains(part), "{part:?} in {shown}");
+        }
+        assert_eq!(
+            lines[2],
+            "  path 7      tcp   connected  127.0.0.1:1234 from 127.0.0.1:4000, 3 connections, \
+             3 in flight, up 1m01s"
+        );
+        assert!(lines[3].contains("draining") && lines[3].ends_with("up 1d01h"), "{shown}");
+        let waits = ", 2 in flight (1 behind older writes that the disk still has), up ";
+        assert!(lines[3].contains(waits), "{shown}");
+        let odd = SessionSnapshot { name: Some("a\nb\u{1b}[31m".into()), ..session.clone() };
+        let shown = text(&[odd]);
+        assert!(shown.contains("\na\\nb\\u{1b}[31m "), "{shown}");
+        // Of a session that is just beginning there is little to say.
+        let early = SessionSnapshot {
+            name: None,
+            state: SessionState::Connecting,
+            opens: Vec::new(),
+            paths: Vec::new(),
+            ..session
+        };
+        let shown = text(&[early]);
+        let line = shown.lines().nth(1).unwrap();
+        assert!(line.starts_with("-  ") && line.ends_with("  -"), "{shown}");
+    }
+}

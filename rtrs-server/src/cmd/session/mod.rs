@@ -1,0 +1,41 @@
+//! `session`: one file per command below it.
+
+mod disconnect;
+mod evict;
+mod list;
+
+use clap::Subcommand;
+
+use super::server::ServerArgs;
+use crate::error::Error;
+
+use self::disconnect::DisconnectArgs;
+use self::evict::EvictArgs;
+
+/// The commands below `session`.
+#[derive(Debug, Subcommand)]
+pub enum SessionCommand {
+    /// List sessions with their paths, exports and requests
+    ///
+    /// -o json prints every counter.
+    List(ServerArgs),
+    /// End paths of a session; the client reconnects them
+    ///
+    /// No request is lost: the client resends those without an answer.
+    Disconnect(DisconnectArgs),
+    /// End a session for good and refuse its return
+    ///
+    /// For a client that is gone and still holds an export, so that another client can open it. The
+    /// session's name is free immediately, its exports when its last request has left the backend.
+    /// The server refuses the session's ID until it restarts; a client that is still alive gets
+    /// errors and must attach again.
+    Evict(EvictArgs),
+}
+
+pub(super) fn run(command: &SessionCommand) -> Result<(), Error> {
+    match command {
+        SessionCommand::List(args) => list::run(args),
+        SessionCommand::Disconnect(args) => disconnect::run(args),
+        SessionCommand::Evict(args) => evict::run(args),
+    }
+}

@@ -1,0 +1,387 @@
+//! The control socket of a running server.
+//!
+//! Owns [`ServerControl`]. A thread serves the requests one after the other and asks the control
+//! shard by message, which no backend delays. A drain has its own thread, since it flushes the
+//! exports first; its reply comes from the server's main thread, when all others have ended. If
+//! neither `--name` nor `--run-dir` is set, a server that cannot create its control socket serves
+//! without one.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use rtrs_core::local::{ControlSocket, RunDir, check_socket_path, reply};
+use rtrs_core::rt::Sender;
+use rtrs_core::settings::Auto;
+use rtrs_core::time::Duration;
+
+use crate::control_protocol::{Drained, Ended, Request, Sessions, Status, WITHIN_MS_MAX};
+use crate::engine::epoch::SyncEpoch;
+use crate::engine::message::{AdminAnswer, AdminAsk, AdminReply, ControlMessage, Message};
+use crate::error::{Error, ErrorKind};
+use crate::export::{ExportIndex, ExportTable};
+use crate::settings::Settings;
+
+/// How long the control shard has for an answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// What saving an epoch may take in a drain.
+const SAVE_MAX: Duration = Duration::from_secs(2);
+/// What a flush at the end of a drain may take at least, when the time is up.
+const FLUSH_MIN: Duration = Duration::from_secs(1);
+
+/// A drain that has begun, and who waits for it.
+struct Draining {
+    stream: UnixStream,
+    until: Instant,
+    answer: mpsc::Receiver<AdminAnswer>,
+}
+
+/// What the threads of the control socket share.
+struct Shared {
+    name: String,
+    portals: Vec<String>,
+    exports: Arc<ExportTable>,
+    control: Sender<Message>,
+    /// A drain is running.
+    busy: AtomicBool,
+    draining: Mutex<Option<Draining>>,
+}
+
+/// A running server's control socket.
+pub(crate) struct ServerControl {
+    shared: Arc<Shared>,
+    socket: ControlSocket,
+}
+
+/// The default name of a server: the address of its first portal.
+fn name_of(portals: &[String]) -> Option<String> {
+    let (_, address) = portals.first()?.split_once("://")?;
+    let everywhere = ["[::]:", "0.0.0.0:"].iter().find_map(|any| address.strip_prefix(any));
+    Some(everywhere.unwrap_or(address).to_owned())
+}
+
+impl ServerControl {
+    /// Opens the control socket of a server that listens on these portals. None when it cannot be
+    /// created and no setting asks for it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InUse`] and others, when a setting asks for it.
+    pub(crate) fn open(
+        set: &Settings,
+        portals: &[String],
+        exports: &Arc<ExportTable>,
+        control: &Sender<Message>,
+    ) -> Result<Option<Self>, Error> {
+        let is_set = set.name != Auto::Auto || set.run_dir.is_some();
+        match Self::bind(set, portals, exports, control) {
+            Ok(control) => Ok(Some(control)),
+            Err(error) if is_set => Err(error),
+            Err(error) => {
+                let error = error.chain();
+                tracing::warn!("no control socket, so no `session list` and no `drain`: {error}");
+                Ok(None)
+            }
+        }
+    }
+
+    fn bind(
+        set: &Settings,
+        portals: &[String],
+        exports: &Arc<ExportTable>,
+        control: &Sender<Message>,
+    ) -> Result<Self, Error> {
+        let run_dir = RunDir::new(set.run_dir.clone())?;
+        run_dir.make()?;
+        let name =
+            set.name.as_ref().get().map(|name| name.get().to_owned()).or_else(|| name_of(portals));
+        let name = name.unwrap_or_else(|| std::process::id().to_string());
+        let path = run_dir.server_socket(&name);
+        check_socket_path("control socket", &path)?;
+        let failed = |error| {
+            let what = format!("cannot listen on the control socket {}", path.display());
+            Error::with_source(ErrorKind::InUse, what, error)
+        };
+        let socket = ControlSocket::bind(&path).map_err(failed)?;
+        let shared = Arc::new(Shared {
+            name,
+            portals: portals.to_vec(),
+            exports: Arc::clone(exports),
+            control: control.clone(),
+            busy: AtomicBool::new(false),
+            draining: Mutex::new(None),
+        });
+        let serving = Arc::clone(&shared);
+        socket.serve(move |request, stream| serving.handle(request, stream)).map_err(failed)?;
+        tracing::info!(name = %shared.name, "control socket at {}", path.display());
+        Ok(Self { shared, socket })
+    }
+
+    /// The server's threads have ended. Finishes a drain: flushes what was written, removes the
+    /// control socket, and replies.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] for a drain that could not answer or flush everything.
+    pub(crate) fn close(self) -> Result<(), Error> {
+        let Self { shared, socket } = self;
+        let drain = shared.draining.lock().take();
+        let Some(Draining { stream, until, answer }) = drain else { return Ok(()) };
+        let left = until.saturating_duration_since(Instant::now()).max(FLUSH_MIN);
+        let mut wrong = Vec::new();
+        // Without an answer a signal has ended the server before.
+        let begun = match answer.try_recv() {
+            Ok(AdminAnswer::Drained { unfinished }) => {
+                if unfinished > 0 {
+                    wrong.push(format!("{unfinished} requests did not finish in time"));
+                }
+                true
+            }
+            _ => false,
+        };
+        if begun && let Err(error) = settle(&shared.exports, left) {
+            wrong.push(error.to_string());
+        }
+        drop((socket, shared));
+        let wrong = wrong.join("; ");
+        reply(
+            &stream,
+            match (begun, &*wrong) {
+                (true, "") => Ok(Drained { drained: true }),
+                (true, wrong) => Err(format!("the server has ended, but {wrong}")),
+                (false, _) => {
+                    Err("not drained: the server ended before, for another reason".into())
+                }
+            },
+        );
+        // The end of the process closes it, which is what the command waits for.
+        std::mem::forget(stream);
+        if wrong.is_empty() {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::System, format!("drained, but {wrong}")))
+    }
+}
+
+impl Shared {
+    fn handle(self: &Arc<Self>, request: Request, stream: UnixStream) {
+        match request {
+            Request::Status => reply(&stream, Ok(self.status())),
+            Request::SessionList => {
+                let sessions = self.ask(AdminAsk::Sessions, |answer| match answer {
+                    AdminAnswer::Sessions { sessions, lost_portals } => {
+                        Some(Sessions { sessions, lost_portals })
+                    }
+                    _ => None,
+                });
+                reply(&stream, sessions);
+            }
+            Request::SessionDisconnect { session, path } => {
+                reply(&stream, self.end_paths(AdminAsk::Disconnect { session, path }));
+            }
+            Request::SessionEvict { session } => {
+                reply(&stream, self.end_paths(AdminAsk::Evict { session }));
+            }
+            Request::Drain { within_ms } if within_ms > WITHIN_MS_MAX => {
+                refuse(
+                    &stream,
+                    format!("within_ms {within_ms} is out of range; use 0 to {WITHIN_MS_MAX}"),
+                );
+            }
+            Request::Drain { within_ms } => {
+                if self.busy.swap(true, Ordering::SeqCst) {
+                    refuse(&stream, "a drain is already running");
+                } else {
+                    self.begin_drain(stream, Duration::from_millis(within_ms));
+                }
+            }
+        }
+    }
+
+    fn status(&self) -> Status {
+        Status {
+            name: self.name.clone(),
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            portals: self.portals.clone(),
+            draining: self.busy.load(Ordering::SeqCst),
+        }
+    }
+
+    /// Sends the control shard a request.
+    fn send(&self, ask: AdminAsk) -> mpsc::Receiver<AdminAnswer> {
+        let (answered, answer) = mpsc::channel();
+        let reply = AdminReply::new(move |answer| {
+            if answered.send(answer).is_err() {
+                tracing::debug!("an answer came too late");
+            }
+        });
+        self.control.send(Message::Control(ControlMessage::Admin { ask, reply }));
+        answer
+    }
+
+    /// Asks the control shard. `pick` takes the reply out of its answer.
+    fn ask<T>(
+        &self,
+        ask: AdminAsk,
+        pick: impl FnOnce(AdminAnswer) -> Option<T>,
+    ) -> Result<T, String> {
+        match self.send(ask).recv_timeout(ANSWER_TIMEOUT) {
+            Ok(AdminAnswer::Refused(why)) => Err(why),
+            Ok(answer) => pick(answer).ok_or_else(|| "internal error: the wrong answer".into()),
+            Err(_) => Err("the server is ending, or too busy to answer".into()),
+        }
+    }
+
+    fn end_paths(&self, ask: AdminAsk) -> Result<Ended, String> {
+        self.ask(ask, |answer| match answer {
+            AdminAnswer::Ended { session, paths } => Some(Ended { session, paths }),
+            _ => None,
+        })
+    }
+
+    fn begin_drain(self: &Arc<Self>, stream: UnixStream, within: Duration) {
+        let Ok(other) = stream.try_clone() else {
+            self.busy.store(false, Ordering::SeqCst);
+            return;
+        };
+        let shared = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("rtrs-drain".into());
+        if let Err(error) = thread.spawn(move || shared.drain(stream, within)) {
+            self.busy.store(false, Ordering::SeqCst);
+            refuse(&other, format!("cannot start a thread: {error}"));
+        }
+    }
+
+    /// Flushes while everything is still served, so that little is left to flush while clients
+    /// wait; then asks the control shard. [`ServerControl::close`] replies.
+    fn drain(&self, stream: UnixStream, within: Duration) {
+        let until = Instant::now() + within;
+        match settle(&self.exports, within / 2) {
+            Err(error) if error.kind() != io::ErrorKind::TimedOut => {
+                tracing::error!("not draining, still serving: {error}");
+                self.busy.store(false, Ordering::SeqCst);
+                return refuse(&stream, format!("not draining, still serving: {error}"));
+            }
+            // The last flush tries again.
+            Err(error) => tracing::warn!("draining anyway: {error}"),
+            Ok(()) => {}
+        }
+        let mut draining = self.draining.lock();
+        let within = until.saturating_duration_since(Instant::now());
+        // Locked until the drain is stored: `close` looks for it when the server has ended.
+        let answer = self.send(AdminAsk::Drain { within });
+        *draining = Some(Draining { stream, until, answer });
+    }
+}
+
+fn refuse(stream: &UnixStream, why: impl Into<String>) {
+    reply::<()>(stream, Err(why.into()));
+}
+
+/// Waits until a failure is saved for the next server, before anybody hears of it.
+fn wait_saved(epoch: &SyncEpoch, rises: u32) {
+    let until = Instant::now() + SAVE_MAX;
+    while !epoch.is_saved(rises) && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Flushes all exports within a time limit. A flush that takes longer continues by itself.
+fn settle(exports: &Arc<ExportTable>, limit: Duration) -> io::Result<()> {
+    let (done, result) = mpsc::channel();
+    let at = Arc::new(Mutex::new(String::new()));
+    let (exports, now_at) = (Arc::clone(exports), Arc::clone(&at));
+    std::thread::Builder::new().name("rtrs-flush".into()).spawn(move || {
+        let flushed = (0..exports.len()).try_for_each(|index| {
+            let index = ExportIndex(u16::try_from(index).unwrap_or(u16::MAX));
+            let Some(export) = exports.get(index) else { return Ok(()) };
+            now_at.lock().clone_from(&export.name);
+            export.source.settle().map_err(|error| {
+                wait_saved(&export.epoch, export.epoch.raise());
+                let text = format!("export {:?} cannot be flushed: {error}", export.name);
+                io::Error::new(error.kind(), text)
+            })
+        });
+        // Nobody waits for it any more when it took too long.
+        let _ = done.send(flushed);
+    })?;
+    result.recv_timeout(limit).unwrap_or_else(|_| {
+        let text = format!(
+            "the flush of export {:?} takes longer than {} ms",
+            at.lock().as_str(),
+            limit.as_millis()
+        );
+        Err(io::Error::new(io::ErrorKind::TimedOut, text))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Condvar;
+
+    use rtrs_core::block::{BlockDevice, BlockSource, Core, Geometry};
+
+    use crate::export::Export;
+
+    #[test]
+    fn a_server_is_named_by_where_it_listens_first() {
+        for (portals, name) in [
+            (&["tcp://127.0.0.1:1234", "rdma://10.0.0.1:1"][..], Some("127.0.0.1:1234")),
+            (&["tcp://[::]:1234"], Some("1234")),
+            (&["rdma://0.0.0.0:7"], Some("7")),
+            (&["tcp://[::1]:9"], Some("[::1]:9")),
+            (&[], None),
+        ] {
+            let portals: Vec<String> = portals.iter().map(|&portal| portal.to_owned()).collect();
+            assert_eq!(name_of(&portals).as_deref(), name);
+        }
+    }
+
+    /// Flushes with this result, when it is let.
+    #[derive(Debug)]
+    struct Slow {
+        gate: Arc<(std::sync::Mutex<bool>, Condvar)>,
+        error: Option<i32>,
+    }
+
+    impl BlockSource for Slow {
+        fn geometry(&self) -> Geometry {
+            Geometry::plain(4096)
+        }
+        fn open(&self, _core: &Core) -> io::Result<Box<dyn BlockDevice>> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+        fn settle(&self) -> io::Result<()> {
+            let (open, wake) = &*self.gate;
+            let mut open = open.lock().unwrap();
+            while !*open {
+                open = wake.wait(open).unwrap();
+            }
+            self.error.map_or(Ok(()), |errno| Err(io::Error::from_raw_os_error(errno)))
+        }
+    }
+
+    #[test]
+    fn a_flush_is_bounded_and_its_error_names_the_export() {
+        let gate = Arc::new((std::sync::Mutex::new(false), Condvar::new()));
+        let export = |name: &str, error| Export {
+            name: name.into(),
+            source: Arc::new(Slow { gate: Arc::clone(&gate), error }),
+            read_only: false,
+            id: None,
+            epoch: Arc::default(),
+        };
+        let table = ExportTable::new(vec![export("good", None), export("bad", Some(5))]);
+        let error = settle(&table, Duration::from_millis(50)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(error.to_string().contains("the flush of export \"good\""), "{error}");
+        *gate.0.lock().unwrap() = true;
+        gate.1.notify_all();
+        let error = settle(&table, Duration::from_secs(60)).unwrap_err();
+        assert!(error.to_string().starts_with("export \"bad\" cannot be flushed: "), "{error}");
+        settle(&ExportTable::new(vec![export("good", None)]), Duration::from_secs(60)).unwrap();
+    }
+}

@@ -1,0 +1,89 @@
+//! Binds a shard's engine to its providers, its mailbox and its reactor, and nothing more.
+
+use std::fmt;
+use std::sync::Arc;
+
+use rtrs_core::fabric::Fabric;
+use rtrs_core::ids::ProviderIndex;
+use rtrs_core::rt::{Inbox, Sender, Shard};
+use rtrs_core::time::{Instant, earliest};
+
+use crate::engine::ServerEngine;
+use crate::engine::message::Message;
+
+/// One shard of a running server.
+pub struct ServerShard {
+    engine: ServerEngine,
+    fabrics: Vec<Box<dyn Fabric>>,
+    inbox: Inbox<Message>,
+    senders: Arc<[Sender<Message>]>,
+    listening: bool,
+}
+
+impl ServerShard {
+    /// A shard with its providers, its inbox, and the way to all shards' mailboxes.
+    pub fn new(
+        engine: ServerEngine,
+        fabrics: Vec<Box<dyn Fabric>>,
+        inbox: Inbox<Message>,
+        senders: Arc<[Sender<Message>]>,
+    ) -> Self {
+        Self { engine, fabrics, inbox, senders, listening: true }
+    }
+
+    /// The shard's engine, to look at.
+    pub fn engine(&self) -> &ServerEngine {
+        &self.engine
+    }
+}
+
+impl Shard for ServerShard {
+    type Message = Message;
+
+    fn turn(&mut self, now: Instant) -> bool {
+        let mut busy = false;
+        while let Some(message) = self.inbox.take() {
+            busy = true;
+            self.engine.handle_message(now, message, &mut self.fabrics);
+        }
+        for provider in ProviderIndex::all(self.fabrics.len()) {
+            busy |= self.fabrics[provider.index()].poll(now);
+            while let Some(event) = self.fabrics[provider.index()].next_event() {
+                busy = true;
+                self.engine.handle_event(now, provider, event, &mut self.fabrics);
+            }
+        }
+        busy |= self.engine.poll(now, &mut self.fabrics);
+        if self.listening && self.engine.is_stopping() {
+            self.listening = false;
+            self.fabrics.iter_mut().for_each(|fabric| fabric.stop_listening());
+        }
+        while let Some((to, message)) = self.engine.take_message() {
+            if let Some(sender) = self.senders.get(to.index()) {
+                sender.send(message);
+            }
+        }
+        self.fabrics.iter_mut().for_each(|fabric| fabric.flush(now));
+        busy
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.fabrics
+            .iter()
+            .fold(self.engine.deadline(), |at, fabric| earliest(at, fabric.deadline()))
+    }
+
+    fn is_done(&self) -> bool {
+        self.engine.is_done()
+    }
+
+    fn inbox(&mut self) -> Option<&mut Inbox<Message>> {
+        Some(&mut self.inbox)
+    }
+}
+
+impl fmt::Debug for ServerShard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServerShard").field("engine", &self.engine).finish_non_exhaustive()
+    }
+}

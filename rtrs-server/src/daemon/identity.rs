@@ -1,0 +1,257 @@
+//! Where the ids of the server and of its exports come from.
+//!
+//! Owns [`Sources`]: what the system says of its disks and files, or directories that say the same
+//! in tests. An id is *stable* where the system names the thing itself (a serial number, a UUID),
+//! and *weak* where it knows only which one it is since the boot. What two things share (in-place
+//! restores, cloned disks, cloned machine ids) cannot be distinguished here; docs/OPERATING.md
+//! says so.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use rtrs_core::identity::{ExportId, ServerId};
+use rtrs_core::local::read_text;
+use rtrs_core::rt::blkdev::{self, device_number, device_numbers};
+use rtrs_core::rt::{boot_number, random_number};
+
+use crate::settings::Target;
+
+/// Loop devices over files over loop devices, and the like.
+const DEPTH_MAX: u32 = 8;
+
+/// Where ids are looked up.
+#[derive(Debug, Clone)]
+pub(crate) struct Sources {
+    /// /sys
+    sysfs: PathBuf,
+    /// /run/udev/data
+    udev: PathBuf,
+    /// /etc/machine-id
+    machine_id: PathBuf,
+    /// This start of the host, if it is known.
+    boot: Option<u64>,
+    /// This process.
+    process: u64,
+}
+
+/// What identifies a thing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Key {
+    kind: &'static str,
+    parts: Vec<String>,
+    /// The system names the thing itself.
+    stable: bool,
+}
+
+impl Key {
+    fn stable(kind: &'static str, parts: Vec<String>) -> Self {
+        Self { kind, parts, stable: true }
+    }
+
+    fn weak(kind: &'static str, parts: Vec<String>) -> Self {
+        Self { kind, parts, stable: false }
+    }
+
+    /// Part of another.
+    fn within(mut self, kind: &'static str, parts: impl IntoIterator<Item = String>) -> Self {
+        let mut all = vec![self.kind.to_owned()];
+        all.append(&mut self.parts);
+        all.extend(parts);
+        Self { kind, parts: all, stable: self.stable }
+    }
+}
+
+impl Sources {
+    /// The system's.
+    pub(crate) fn system() -> Self {
+        Self {
+            sysfs: "/sys".into(),
+            udev: "/run/udev/data".into(),
+            machine_id: "/etc/machine-id".into(),
+            boot: boot_number(),
+            process: random_number(),
+        }
+    }
+
+    /// The server's id: of its name if it was given one, else of its host.
+    pub(crate) fn server(&self, set: Option<&str>) -> Option<ServerId> {
+        if let Some(name) = set {
+            return Some(ServerId::of_name(name));
+        }
+        let machine = read_text(&self.machine_id).filter(|id| {
+            id.len() == 32
+                && id.bytes().all(|b| b.is_ascii_hexdigit())
+                && !id.trim_matches('0').is_empty()
+        });
+        if machine.is_none() {
+            tracing::warn!(
+                "cannot say which server this is: {} has no machine id; clients cannot tell it \
+                 from others; say --server-id NAME",
+                self.machine_id.display()
+            );
+        }
+        machine.map(|id| ServerId::of_machine(id.as_bytes()))
+    }
+
+    /// The id of an export: of what the operator set, else of what is behind it.
+    pub(crate) fn export(
+        &self,
+        name: &str,
+        set: Option<&str>,
+        target: &Target,
+    ) -> Option<ExportId> {
+        if let Some(set) = set {
+            return Some(ExportId::of_name(set));
+        }
+        let key = match target {
+            Target::Path(path) => self.path(path, 0),
+            // Gone with the process: the next one has another.
+            Target::Memory(_) | Target::Null(_) => Some(Key::stable(
+                "process",
+                vec![self.process.to_string(), name.to_owned(), target.to_string()],
+            )),
+        };
+        let id = key.and_then(|key| {
+            let parts: Vec<&[u8]> = key.parts.iter().map(String::as_bytes).collect();
+            match (key.stable, self.boot) {
+                (true, _) => Some(ExportId::stable(key.kind, &parts)),
+                (false, boot) => Some(ExportId::weak(boot?, key.kind, &parts)),
+            }
+        });
+        match id {
+            None => tracing::warn!(
+                export = name,
+                "cannot identify this export, so clients cannot tell it from another; set id=TEXT \
+                 for the export"
+            ),
+            Some(id) if id.is_weak() => tracing::warn!(
+                export = name,
+                "no persistent ID for this export: its weak ID is valid only until the host \
+                 reboots; set id=TEXT for the export"
+            ),
+            Some(_) => {}
+        }
+        id
+    }
+
+    fn path(&self, path: &Path, depth: u32) -> Option<Key> {
+        let meta = fs::metadata(path).ok()?;
+        if meta.file_type().is_block_device() {
+            return self.device(meta.rdev(), depth);
+        }
+        let file = fs::File::open(path).ok()?;
+        let meta = file.metadata().ok()?;
+        let born = meta.created().ok().and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
+        let generation = blkdev::file_generation(&file).ok().map(|number| number.to_string());
+        let inode = meta.ino().to_string();
+        let born = born.map(|at| at.as_nanos().to_string());
+        // Without a device of its own (tmpfs, overlay, NFS, a subvolume) a file system's id does
+        // not say which inode numbers are meant.
+        let filesystem = (device_numbers(meta.dev()).0 != 0)
+            .then(|| {
+                let uuid = blkdev::filesystem_uuid(&file).ok();
+                uuid.map(|uuid| uuid.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+                    .or_else(|| self.udev(meta.dev(), "ID_FS_UUID").map(|uuid| undashed(&uuid)))
+            })
+            .flatten();
+        Some(match (filesystem, generation.or_else(|| born.clone())) {
+            (Some(uuid), Some(generation)) => Key::stable("file", vec![uuid, inode, generation]),
+            _ => Key::weak("file", vec![meta.dev().to_string(), inode, born.unwrap_or_default()]),
+        })
+    }
+
+    /// A block device.
+    fn device(&self, dev: u64, depth: u32) -> Option<Key> {
+        if depth > DEPTH_MAX {
+            return None;
+        }
+        let numbers = numbers(dev);
+        let Ok(dir) = fs::canonicalize(self.sysfs.join("dev/block").join(&numbers)) else {
+            return Some(Key::weak("device", vec![numbers]));
+        };
+        if let Some(number) = read_text(&dir.join("partition")) {
+            let whole = read_text(&dir.parent()?.join("dev"))?;
+            let (major, minor) = whole.split_once(':')?;
+            let whole = device_number(major.parse().ok()?, minor.parse().ok()?);
+            let whole = self.device(whole, depth + 1)?;
+            let uuid = self.udev(dev, "ID_PART_ENTRY_UUID").or_else(|| uevent(&dir, "PARTUUID"));
+            return Some(match uuid {
+                Some(uuid) => whole.within("partition", [uuid]),
+                // The table may be another after the next boot.
+                None => {
+                    let start = read_text(&dir.join("start")).unwrap_or_default();
+                    Key { stable: false, ..whole.within("partition", [number, start]) }
+                }
+            });
+        }
+        if let Some(file) = read_text(&dir.join("loop/backing_file"))
+            && !file.ends_with(" (deleted)")
+            && let Some(file) = self.path(Path::new(&file), depth + 1)
+        {
+            let offset = read_text(&dir.join("loop/offset")).unwrap_or_default();
+            return Some(file.within("loop", [offset]));
+        }
+        for (kind, file) in [
+            ("dm", "dm/uuid"),
+            ("md", "md/uuid"),
+            ("wwid", "wwid"),
+            ("wwid", "device/wwid"),
+            ("serial", "serial"),
+            ("cid", "device/cid"),
+        ] {
+            if let Some(id) = read_text(&dir.join(file)) {
+                return Some(Key::stable(kind, vec![id]));
+            }
+        }
+        for (kind, property) in
+            [("md", "MD_UUID"), ("wwn", "ID_WWN_WITH_EXTENSION"), ("wwn", "ID_WWN")]
+        {
+            if let Some(id) = self.udev(dev, property) {
+                return Some(Key::stable(kind, vec![id]));
+            }
+        }
+        // Only behind a serial number of the device, not behind its model alone.
+        if self.udev(dev, "ID_SERIAL_SHORT").is_some()
+            && let Some(id) = self.udev(dev, "ID_SERIAL")
+        {
+            return Some(Key::stable("serial", vec![id]));
+        }
+        let name = dir.file_name()?.to_string_lossy().into_owned();
+        // Counts the disks that the kernel has had since its start.
+        let diskseq = read_text(&dir.join("diskseq")).unwrap_or_default();
+        Some(Key::weak("device", vec![name, numbers, diskseq]))
+    }
+
+    /// A property of a block device, from udev's database.
+    fn udev(&self, dev: u64, property: &str) -> Option<String> {
+        let path = self.udev.join(format!("b{}", numbers(dev)));
+        let entries = fs::read_to_string(path).ok()?;
+        let mut values = entries.lines().filter_map(|line| {
+            let (name, value) = line.strip_prefix("E:")?.split_once('=')?;
+            (name == property && !value.is_empty()).then(|| value.to_owned())
+        });
+        values.next()
+    }
+}
+
+/// As /sys/dev/block and udev name a device.
+fn numbers(dev: u64) -> String {
+    let (major, minor) = device_numbers(dev);
+    format!("{major}:{minor}")
+}
+
+/// A value of a device's `uevent` file.
+fn uevent(dir: &Path, key: &str) -> Option<String> {
+    let lines = read_text(&dir.join("uevent"))?;
+    let mut values = lines.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    values.next().filter(|value| !value.is_empty()).map(str::to_owned)
+}
+
+/// A UUID as the system call gives it: digits only.
+fn undashed(uuid: &str) -> String {
+    uuid.replace('-', "").to_lowercase()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,17 @@
+//! The server's process: from a plan to threads that serve.
+//!
+//! `serve` starts and ends everything; `portals` makes the providers and listens, `driver` runs the
+//! engine of one shard on its ring. `search` finds exports below the search path, `identity` says
+//! which disk or file an export is, `control_socket` serves the commands, `open_files`
+//! compares the limit of descriptors with the settings.
+
+mod control_socket;
+mod driver;
+mod identity;
+mod open_files;
+mod portals;
+mod search;
+mod serve;
+
+pub use driver::ServerShard;
+pub use serve::{serve, serve_over};

@@ -1,0 +1,136 @@
+//! The bound of open descriptors, raised at start and compared with what the settings allow.
+//!
+//! A server that runs out of descriptors cannot accept the reconnect of a session that it has. How
+//! many connections a path has is the client's choice, so the need of a session is an estimate, and
+//! a lack is a warning.
+
+use std::fmt;
+
+use rtrs_core::rt::raise_open_files;
+
+use crate::settings::{SearchSpec, Settings};
+
+/// Paths of a session that are expected.
+const PATHS: u64 = 2;
+/// Standard streams, log, signals, control socket and its requests, state directory, devices.
+const PROCESS: u64 = 64;
+/// Descriptors of a shard: ring, mailbox, listeners, completion channels.
+const SHARD: u64 = 16;
+/// Exports below the search path that are open at once.
+const FOUND_MAX: u64 = 64;
+
+/// The descriptors that a server needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Need {
+    /// Process, shards and exports.
+    base: u64,
+    half_open: u64,
+    sessions: u64,
+    /// Of a path over TCP: one for each connection. RDMA needs fewer.
+    connections: u64,
+}
+
+impl Need {
+    fn new(set: &Settings, shards: u16) -> Self {
+        let shards = u64::from(shards);
+        let found = if set.search_path == SearchSpec::Off { 0 } else { FOUND_MAX };
+        let exports = set.export.len() as u64 + found;
+        Self {
+            // The file, its duplicate for discards, and one for each shard.
+            base: PROCESS + shards * SHARD + exports * (2 + shards),
+            half_open: u64::from(set.half_open_max.get()),
+            sessions: u64::from(set.sessions_max.get()),
+            // A client with as many shards.
+            connections: shards + 1,
+        }
+    }
+
+    fn of_session(self) -> u64 {
+        PATHS * self.connections
+    }
+
+    fn total(self) -> u64 {
+        self.base + self.half_open + self.sessions * self.of_session()
+    }
+
+    /// Sessions for which `limit` descriptors suffice.
+    fn sessions_within(self, limit: u64) -> u64 {
+        limit.saturating_sub(self.base + self.half_open) / self.of_session()
+    }
+}
+
+impl fmt::Display for Need {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} for {} sessions ({PATHS} paths of {} connections each), {} for half-open-max and \
+             {} for shards and exports",
+            self.sessions * self.of_session(),
+            self.sessions,
+            self.connections,
+            self.half_open,
+            self.base
+        )
+    }
+}
+
+/// Why a limit does not suffice; None when it does.
+fn lack(need: Need, limit: u64) -> Option<String> {
+    (limit < need.total()).then(|| {
+        format!(
+            "the limit of open files is {limit}, enough for {} sessions, but the settings allow \
+             for {}: {need}; raise the hard limit (LimitNOFILE= in a systemd unit), or lower \
+             sessions-max or half-open-max",
+            need.sessions_within(limit),
+            need.total()
+        )
+    })
+}
+
+/// Raises the bound of open descriptors, and warns if it is too low for the settings.
+pub(super) fn prepare(set: &Settings, shards: u16) {
+    match raise_open_files() {
+        Ok(limit) => {
+            tracing::debug!(limit, "open files");
+            if let Some(text) = lack(Need::new(set, shards), limit) {
+                tracing::warn!("{text}");
+            }
+        }
+        Err(error) => tracing::warn!(%error, "cannot raise the limit of open files"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn need(yaml: &str, shards: u16) -> Need {
+        Need::new(&Settings::from_yaml(yaml, "test").unwrap(), shards)
+    }
+
+    #[test]
+    fn a_lack_of_descriptors_names_what_needs_them() {
+        let yaml = "sessions-max: 100\nhalf-open-max: 50\nexport: [mem:1M]\nlog: info";
+        let need = need(yaml, 4);
+        // 64 + 4 x 16 + 1 x (2 + 4), 50, 100 x 2 x 5.
+        assert_eq!((need.base, need.of_session(), need.total()), (134, 10, 1184));
+        assert_eq!(lack(need, 1184), None);
+        assert_eq!(need.sessions_within(1184), 100);
+        let text = lack(need, 1024).unwrap();
+        assert_eq!(
+            text,
+            "the limit of open files is 1024, enough for 84 sessions, but the settings allow for \
+             1184: 1000 for 100 sessions (2 paths of 5 connections each), 50 for half-open-max and \
+             134 for shards and exports; raise the hard limit (LimitNOFILE= in a systemd unit), or \
+             lower sessions-max or half-open-max"
+        );
+        assert_eq!(need.sessions_within(10), 0);
+    }
+
+    #[test]
+    fn the_search_path_needs_descriptors() {
+        let without = need("export: [mem:1M]", 1);
+        let with = need("export: [mem:1M]\nsearch-path: /srv", 1);
+        assert_eq!(with.base - without.base, 64 * 3);
+    }
+}

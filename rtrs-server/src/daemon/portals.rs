@@ -1,0 +1,282 @@
+//! From the portals that were written to providers that listen.
+//!
+//! Owns [`Portals`]: which providers a server needs, in the order in which its paths count them,
+//! and which addresses they listen on. TCP needs nothing; RDMA is opened only when a portal asks
+//! for it, or when the choice was left to us and the host has a device. Called by `serve.rs`, once
+//! for the server, then by each shard for its providers, then by shard 0 to listen.
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use rtrs_core::fabric::iwarp::{IwarpFabric, IwarpOptions, IwarpShared};
+use rtrs_core::fabric::rdma::{Rdma, RdmaOptions};
+use rtrs_core::fabric::{Fabric, FabricError};
+use rtrs_core::rt::Ring;
+use rtrs_core::settings::{PORT_DEFAULT, Portal, Scheme};
+use rtrs_core::time::Duration;
+use rtrs_core::wire::RPING_PORT;
+
+use crate::error::{Error, ErrorKind, failed};
+use crate::plan::{Listen, Plan};
+
+/// How long an address may stay in use before listening there is given up.
+const LISTEN_PATIENCE: Duration = Duration::from_secs(1);
+
+/// RDMA reads either end of a connection may have outstanding, for pings. Sessions ask for none.
+const READS_MAX: u8 = 16;
+
+/// Makes the providers of one scheme, one for each shard.
+enum Provider {
+    Tcp { shared: Arc<IwarpShared>, options: IwarpOptions },
+    Rdma { rdma: Rdma, options: RdmaOptions },
+}
+
+/// An address to listen on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Wish {
+    scheme: Scheme,
+    address: SocketAddr,
+    /// We chose it: without IPv6 0.0.0.0 will do, and RDMA may fail.
+    ours: bool,
+}
+
+/// The providers of a server, and where they listen.
+pub(crate) struct Portals {
+    providers: Vec<Provider>,
+    wishes: Vec<Wish>,
+}
+
+impl Portals {
+    /// Looks what the plan needs.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Listen`] for a host without an address, and for RDMA that was asked for and is
+    /// not there.
+    pub(crate) fn new(plan: &Plan) -> Result<Self, Error> {
+        let set = &plan.settings;
+        let (wishes, rdma) = match &plan.listen {
+            Listen::On(portals) => (resolve(portals)?, plan.listen.open_rdma()?),
+            Listen::Auto => {
+                let rdma = Rdma::open()
+                    .inspect_err(|missing| tracing::info!("not listening on rdma://: {missing}"));
+                let rdma = rdma.ok();
+                let port = if set.ping_only && set.rping { RPING_PORT } else { PORT_DEFAULT };
+                let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port);
+                let wish = |scheme| Wish { scheme, address: any, ours: true };
+                let mut wishes = vec![wish(Scheme::Tcp)];
+                wishes.extend(rdma.is_some().then(|| wish(Scheme::Rdma)));
+                (wishes, rdma)
+            }
+        };
+        if let Some(rdma) = rdma.as_ref().filter(|_| set.always_invalidate.is_on()) {
+            let without = rdma.without_windows();
+            if !without.is_empty() {
+                tracing::warn!(
+                    "no sessions over {} while always-invalidate is on: no memory windows there",
+                    without.join(", ")
+                );
+            }
+        }
+        let startup_timeout = set.handshake_timeout.get();
+        let half_open_max = set.half_open_max.get();
+        let mut providers = Vec::new();
+        if wishes.iter().any(|wish| wish.scheme == Scheme::Tcp) {
+            let options = IwarpOptions {
+                crc: set.crc.is_on(),
+                startup_timeout,
+                half_open_max,
+                ..IwarpOptions::default()
+            };
+            providers.push(Provider::Tcp { shared: IwarpShared::new(), options });
+        }
+        if let Some(rdma) = rdma {
+            let options = RdmaOptions {
+                startup_timeout,
+                half_open_max,
+                reads_max: READS_MAX,
+                path_timeout: None,
+            };
+            providers.push(Provider::Rdma { rdma, options });
+        }
+        Ok(Self { providers, wishes })
+    }
+
+    /// The providers of one shard.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] when RDMA is refused.
+    pub(crate) fn fabrics(&self, ring: &Rc<Ring>) -> Result<Vec<Box<dyn Fabric>>, Error> {
+        let make = |provider: &Provider| -> Result<Box<dyn Fabric>, Error> {
+            match provider {
+                Provider::Tcp { shared, options } => {
+                    Ok(Box::new(IwarpFabric::new(ring, Arc::clone(shared), options.clone())))
+                }
+                Provider::Rdma { rdma, options } => rdma
+                    .fabric(ring, *options)
+                    .map_err(failed(ErrorKind::System, "cannot set up RDMA")),
+            }
+        };
+        self.providers.iter().map(make).collect()
+    }
+
+    /// Listens everywhere. Returns the portals listened on, as they are announced.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Listen`] for a portal that cannot be listened on.
+    pub(crate) fn listen(&self, fabrics: &mut [Box<dyn Fabric>]) -> Result<Vec<String>, Error> {
+        let mut listening = Vec::with_capacity(self.wishes.len());
+        for wish in &self.wishes {
+            let scheme = wish.scheme.name();
+            let Some(fabric) = fabrics.iter_mut().find(|fabric| fabric.scheme() == scheme) else {
+                continue;
+            };
+            let listened = as_wished(*wish, |address| listen_patiently(fabric.as_mut(), address));
+            match listened {
+                Ok(address) => listening.push(format!("{scheme}://{address}")),
+                Err(error) if wish.ours && wish.scheme == Scheme::Rdma => {
+                    tracing::warn!("not listening on {scheme}://{}: {error}", wish.address);
+                }
+                Err(error) => {
+                    let text = format!("cannot listen on {scheme}://{}", wish.address);
+                    return Err(match error {
+                        // Its own text would say the address a second time.
+                        FabricError::System { source, .. } if wish.scheme == Scheme::Tcp => {
+                            let text = text + listen_hint(&source);
+                            Error::with_source(ErrorKind::Listen, text, source)
+                        }
+                        error => Error::with_source(ErrorKind::Listen, text, error),
+                    });
+                }
+            }
+        }
+        Ok(listening)
+    }
+}
+
+/// What to do about an address that cannot be listened on.
+fn listen_hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            "; choose another port, or end the process that has it (ss -ltnp)"
+        }
+        io::ErrorKind::AddrNotAvailable => "; choose an address of this host (ip addr)",
+        io::ErrorKind::PermissionDenied => {
+            "; ports below 1024 need root or CAP_NET_BIND_SERVICE; choose a higher port"
+        }
+        _ => "",
+    }
+}
+
+/// Listens; where the address was our choice and the host has no IPv6, on all of IPv4.
+fn as_wished(
+    wish: Wish,
+    mut listen: impl FnMut(SocketAddr) -> Result<SocketAddr, FabricError>,
+) -> Result<SocketAddr, FabricError> {
+    match listen(wish.address) {
+        Err(FabricError::System { source, .. })
+            if wish.ours && wish.address.is_ipv6() && is_without_ipv6(&source) =>
+        {
+            let address = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), wish.address.port());
+            listen(address)
+        }
+        done => done,
+    }
+}
+
+/// There is no IPv6 in the kernel.
+const EAFNOSUPPORT: i32 = 97;
+/// IPv6 is switched off on all interfaces.
+const EADDRNOTAVAIL: i32 = 99;
+
+fn is_without_ipv6(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(EAFNOSUPPORT | EADDRNOTAVAIL))
+}
+
+/// Listens, and tries again for a moment while the address is in use: the kernel releases the
+/// sockets of a killed predecessor's io_uring only some time after that process has ended.
+fn listen_patiently(
+    fabric: &mut dyn Fabric,
+    address: SocketAddr,
+) -> Result<SocketAddr, FabricError> {
+    let deadline = Instant::now() + LISTEN_PATIENCE;
+    loop {
+        match fabric.listen(address) {
+            Err(FabricError::System { source, .. })
+                if source.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline =>
+            {
+                thread::sleep(Duration::from_millis(20));
+            }
+            done => return done,
+        }
+    }
+}
+
+fn resolve(portals: &[Portal]) -> Result<Vec<Wish>, Error> {
+    let mut wishes = Vec::new();
+    for portal in portals {
+        let found = portal.resolve().map_err(failed(ErrorKind::Listen, "cannot listen"))?;
+        for address in found {
+            let wish = Wish { scheme: portal.scheme(), address, ours: false };
+            // Port 0 is another port each time it is asked for.
+            if address.port() == 0 || !wishes.contains(&wish) {
+                wishes.push(wish);
+            }
+            if address.port() == 0 {
+                break;
+            }
+        }
+    }
+    Ok(wishes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::Settings;
+
+    fn portals(yaml: &str) -> Result<Portals, Error> {
+        Portals::new(&Plan::new(Settings::from_yaml(yaml, "s.yaml").unwrap()).unwrap())
+    }
+
+    #[test]
+    fn tcp_alone_opens_no_rdma() {
+        let portals =
+            portals("listen: ['tcp://127.0.0.1:0', 'tcp://127.0.0.1:0', 'tcp://127.0.0.1:7']")
+                .unwrap();
+        assert!(matches!(portals.providers[..], [Provider::Tcp { .. }]));
+        assert_eq!(portals.wishes.len(), 3);
+        assert!(portals.wishes.iter().all(|wish| !wish.ours && wish.scheme == Scheme::Tcp));
+    }
+
+    #[test]
+    fn the_default_is_tcp_and_what_rdma_there_is() {
+        let portals = portals("").unwrap();
+        assert!(matches!(portals.providers[0], Provider::Tcp { .. }));
+        assert_eq!(portals.wishes[0].address.to_string(), "[::]:1234");
+        assert_eq!(portals.providers.len(), portals.wishes.len());
+        assert_eq!(portals.providers.len() == 2, Rdma::open().is_ok());
+    }
+
+    #[test]
+    fn a_host_without_ipv6_listens_on_ipv4_where_the_choice_is_ours() {
+        for errno in [EAFNOSUPPORT, EADDRNOTAVAIL] {
+            let no_ipv6 = |address: SocketAddr| match address {
+                SocketAddr::V4(_) => Ok(address),
+                SocketAddr::V6(_) => {
+                    Err(FabricError::system("listen", io::Error::from_raw_os_error(errno)))
+                }
+            };
+            let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 1234);
+            let wish = |ours| Wish { scheme: Scheme::Tcp, address: any, ours };
+            assert_eq!(as_wished(wish(true), no_ipv6).unwrap().to_string(), "0.0.0.0:1234");
+            as_wished(wish(false), no_ipv6).unwrap_err();
+        }
+        let taken = |_| Err(FabricError::system("listen", io::Error::from_raw_os_error(98)));
+        let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 1234);
+        as_wished(Wish { scheme: Scheme::Tcp, address: any, ours: true }, taken).unwrap_err();
+    }
+}

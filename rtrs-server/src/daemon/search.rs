@@ -1,0 +1,406 @@
+//! The search path: exports that clients name and nobody wrote down.
+//!
+//! Owns [`Searcher`], a [`Finder`] with a thread of its own, since looking up and opening a path
+//! may take its time and the control shard must not wait. It answers each search with a message to
+//! the control shard, in order. What it opened is known to it as long as somebody uses it, so that
+//! two sessions that name one file get one export, also by different names. A name that meanwhile
+//! belongs to another file leads to that one.
+//!
+//! Names go no further than the search path: the control shard refuses those with `..`, and what a
+//! symbolic link makes of a name must lie below the path, with all links of the path itself
+//! resolved. The resolved path is then walked again without links (openat2 with RESOLVE_BENEATH),
+//! and all that follows uses the descriptor of what was found there. So a directory that becomes a
+//! link meanwhile leads nowhere.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Weak};
+use std::thread;
+
+use rtrs_core::rt;
+use rtrs_core::rt::blkdev::{find_beneath, find_directory};
+use rtrs_core::wire::{Name, errno};
+
+use crate::backend::{Target, open_target_at};
+use crate::daemon::identity::Sources;
+use crate::engine::finder::{Finder, Search};
+use crate::engine::message::{ControlMessage, Message};
+use crate::export::Export;
+use crate::settings::ExportSpec;
+use crate::state::StateDir;
+
+/// What a kernel without openat2 answers, or a sandbox that forbids it.
+const ENOSYS: i32 = 38;
+const EPERM: i32 = 1;
+
+/// Below which directory names are looked for.
+#[derive(Debug, Clone)]
+pub(crate) struct SearchPath {
+    /// The directory.
+    pub(crate) prefix: PathBuf,
+    /// Each session has a directory of its name there.
+    pub(crate) by_session: bool,
+}
+
+/// The thread that looks.
+#[derive(Debug)]
+pub(crate) struct Searcher {
+    searches: Sender<Search>,
+}
+
+impl Searcher {
+    /// Starts the thread. It ends when the searcher is dropped.
+    ///
+    /// # Errors
+    /// The system's refusal of a thread.
+    pub(crate) fn start(
+        path: SearchPath,
+        sources: Sources,
+        state: Arc<StateDir>,
+        control: rt::Sender<Message>,
+    ) -> io::Result<Self> {
+        let (searches, jobs) = mpsc::channel();
+        let shelf = Shelf { path, sources, state, known: BTreeMap::new() };
+        thread::Builder::new().name("search".into()).spawn(move || run(shelf, &jobs, &control))?;
+        Ok(Self { searches })
+    }
+}
+
+impl Finder for Searcher {
+    fn find(&self, search: Search) -> bool {
+        self.searches.send(search).is_ok()
+    }
+}
+
+fn run(mut shelf: Shelf, jobs: &Receiver<Search>, control: &rt::Sender<Message>) {
+    for search in jobs {
+        let result = shelf.look(search.session.as_bytes(), &search.name);
+        let found = ControlMessage::Found(Box::new((search, result)));
+        control.send(Message::Control(found));
+    }
+}
+
+/// What was found and is still in use.
+struct Shelf {
+    path: SearchPath,
+    sources: Sources,
+    known: BTreeMap<FileKey, Weak<Export>>,
+    state: Arc<StateDir>,
+}
+
+impl Shelf {
+    /// The export of a name, opened if nobody has it open; or the errno of the open.
+    fn look(&mut self, session: &[u8], name: &Name) -> Result<Arc<Export>, u16> {
+        let shown = name.to_string();
+        let found = self.path.resolve(session, name.as_bytes()).and_then(|place| place.find());
+        let found = found.map_err(|error| {
+            tracing::info!(name = %shown, %error, "refused a name below the search path");
+            error.errno()
+        })?;
+        self.known.retain(|_, export| export.strong_count() > 0);
+        if let Some(export) = self.known.get(&found.key).and_then(Weak::upgrade) {
+            return Ok(export);
+        }
+        let export = Arc::new(self.open(&found, &shown)?);
+        self.known.insert(found.key, Arc::downgrade(&export));
+        Ok(export)
+    }
+
+    /// Opens what was found for writing, or if that cannot be, for reading.
+    fn open(&self, found: &Found, name: &str) -> Result<Export, u16> {
+        let (at, target) = (found.link(), Target::Path(found.path.clone()));
+        let open = |ro| {
+            let spec = ExportSpec { ro, ..ExportSpec::new(None, target.clone()) };
+            open_target_at(&spec, Some(&at)).map(|source| (source, ro))
+        };
+        let opened = open(false).or_else(|error| {
+            tracing::info!(%name, %error, "not for writing, so read-only");
+            open(true)
+        });
+        match opened {
+            Ok((source, read_only)) => {
+                let id = self.sources.export(name, None, &Target::Path(at));
+                let epoch = self.state.epoch(&found.path.to_string_lossy(), read_only);
+                let epoch = epoch.map_err(|error| {
+                    tracing::warn!(%name, %error, "cannot be opened below the search path");
+                    errno::EBUSY
+                })?;
+                Ok(Export { name: name.to_owned(), source, read_only, id, epoch })
+            }
+            Err(error) => {
+                tracing::info!(%name, %error, "cannot be opened below the search path");
+                let code = error.io_error().and_then(io::Error::raw_os_error);
+                Err(code.map_or(errno::EIO, errno::fit))
+            }
+        }
+    }
+}
+
+/// Why a name comes to nothing.
+#[derive(Debug, thiserror::Error)]
+enum Refused {
+    /// The system's answer.
+    #[error("{0}")]
+    System(#[from] io::Error),
+    /// A link leads away.
+    #[error("it leads out of the search path, to {}", .0.display())]
+    Outside(PathBuf),
+    /// It is not what it was a moment ago.
+    #[error("it changed while it was looked up: {0}")]
+    Changed(io::Error),
+    /// The server cannot look without following links.
+    #[error("search-path needs openat2, which the kernel or a sandbox refuses: {0}")]
+    NoOpenat2(io::Error),
+    /// Neither a regular file nor a block device.
+    #[error("it is neither a regular file nor a block device")]
+    Kind,
+}
+
+impl Refused {
+    fn errno(&self) -> u16 {
+        match self {
+            Self::System(error) => error.raw_os_error().map_or(errno::EIO, errno::fit),
+            Self::Outside(_) | Self::Changed(_) | Self::NoOpenat2(_) => errno::EACCES,
+            Self::Kind => errno::ENOTBLK,
+        }
+    }
+}
+
+impl SearchPath {
+    /// Where a name leads.
+    fn resolve(&self, session: &[u8], name: &[u8]) -> Result<Place, Refused> {
+        let mut base = self.prefix.clone();
+        if self.by_session {
+            base.push(OsStr::from_bytes(session));
+        }
+        let base = fs::canonicalize(base)?;
+        let slashes = name.iter().take_while(|&&byte| byte == b'/').count();
+        let path = fs::canonicalize(base.join(OsStr::from_bytes(&name[slashes..])))?;
+        match path.strip_prefix(&base).map(Path::to_path_buf) {
+            Ok(below) => Ok(Place { base, below }),
+            Err(_) => Err(Refused::Outside(path)),
+        }
+    }
+}
+
+/// A directory, and a path below it; no links in either.
+#[derive(Debug)]
+struct Place {
+    base: PathBuf,
+    below: PathBuf,
+}
+
+impl Place {
+    /// Finds what is there.
+    fn find(&self) -> Result<Found, Refused> {
+        let path = if self.below.as_os_str().is_empty() { Path::new(".") } else { &self.below };
+        let base = find_directory(&self.base).map_err(Refused::Changed)?;
+        let file = find_beneath(&base, path).map_err(|error| match error.raw_os_error() {
+            Some(EPERM | ENOSYS) => Refused::NoOpenat2(error),
+            _ => Refused::Changed(error),
+        })?;
+        let meta = file.metadata()?;
+        let kind = meta.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return Err(Refused::Kind);
+        }
+        let key = (meta.dev(), meta.ino(), meta.rdev());
+        Ok(Found { path: self.base.join(&self.below), key, file })
+    }
+}
+
+/// Which file it is: `st_dev`, `st_ino`, `st_rdev`. No other has the same while it is open.
+type FileKey = (u64, u64, u64);
+
+/// A file or block device below the search path.
+#[derive(Debug)]
+struct Found {
+    /// The path that it had when it was found.
+    path: PathBuf,
+    key: FileKey,
+    /// It, not opened for IO.
+    file: fs::File,
+}
+
+impl Found {
+    /// A path that leads to it, and to nothing else, as long as this lives.
+    fn link(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(bytes: &[u8]) -> Name {
+        Name::new(bytes).unwrap()
+    }
+
+    struct Tree(PathBuf);
+
+    impl Tree {
+        /// `vols/a`, `vols/dir/b`, `vols/in` to `dir/b`, `vols/out` to `outside`, `vols/s1/c`.
+        fn new(name: &str) -> Self {
+            let name = format!("rtrs-search-{}-{name}", std::process::id());
+            let root = fs::canonicalize(std::env::temp_dir()).unwrap().join(name);
+            let tree = Self(root);
+            let _ = fs::remove_dir_all(&tree.0);
+            for dir in ["vols/dir", "vols/s1"] {
+                fs::create_dir_all(tree.0.join(dir)).unwrap();
+            }
+            for file in ["vols/a", "vols/dir/b", "vols/s1/c", "outside"] {
+                fs::write(tree.0.join(file), [0; 4096]).unwrap();
+            }
+            let link = |to: &str, at: &str| {
+                std::os::unix::fs::symlink(to, tree.0.join(at)).unwrap();
+            };
+            link("dir/b", "vols/in");
+            link("../outside", "vols/out");
+            link("..", "vols/up");
+            tree
+        }
+
+        fn shelf(&self, by_session: bool) -> Shelf {
+            let path = SearchPath { prefix: self.0.join("vols"), by_session };
+            let state = Arc::new(StateDir::open(Some(&self.0.join("state"))));
+            Shelf { path, sources: Sources::system(), state, known: BTreeMap::new() }
+        }
+    }
+
+    impl Drop for Tree {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn find(path: &SearchPath, session: &[u8], name: &[u8]) -> Result<PathBuf, Refused> {
+        Ok(path.resolve(session, name)?.find()?.path)
+    }
+
+    #[test]
+    fn a_link_that_appears_after_the_look_is_not_followed() {
+        let tree = Tree::new("swap");
+        let path = tree.shelf(false).path;
+        let swap = |at: &str, to: &str| {
+            let at = tree.0.join(at);
+            fs::rename(&at, at.with_extension("old")).unwrap();
+            std::os::unix::fs::symlink(to, &at).unwrap();
+        };
+        fs::create_dir(tree.0.join("far")).unwrap();
+        fs::write(tree.0.join("far/b"), [1; 4096]).unwrap();
+        // A directory on the way, the file itself, the directory of the search path.
+        for (name, at, to) in [
+            ("dir/b", "vols/dir", "../far"),
+            ("a", "vols/a", "../outside"),
+            ("s1/c", "vols", "far"),
+        ] {
+            let place = path.resolve(b"s", name.as_bytes()).unwrap();
+            place.find().unwrap();
+            swap(at, to);
+            let error = place.find().unwrap_err();
+            assert!(matches!(error, Refused::Changed(_)), "{name}: {error}");
+            assert_eq!(error.errno(), errno::EACCES, "{name}");
+        }
+    }
+
+    #[test]
+    fn what_was_found_is_what_is_opened() {
+        let tree = Tree::new("pinned");
+        let shelf = tree.shelf(false);
+        let found = shelf.path.resolve(b"s", b"a").unwrap().find().unwrap();
+        let path = tree.0.join("vols/a");
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, [0; 8192]).unwrap();
+        assert_eq!(shelf.open(&found, "a").unwrap().geometry().size, 4096);
+    }
+
+    #[test]
+    fn names_go_no_further_than_the_search_path() {
+        let tree = Tree::new("far");
+        let path = tree.shelf(false).path;
+        let resolve = |name: &str| find(&path, b"s1", name.as_bytes());
+        for (name, to) in [
+            ("a", "vols/a"),
+            ("//a", "vols/a"),
+            ("dir//b", "vols/dir/b"),
+            ("./dir/b", "vols/dir/b"),
+            ("in", "vols/dir/b"),
+        ] {
+            assert_eq!(resolve(name).unwrap(), tree.0.join(to), "{name}");
+        }
+        for (name, errno) in [
+            ("out", errno::EACCES),
+            ("up/outside", errno::EACCES),
+            ("up", errno::EACCES),
+            ("none", errno::ENOENT),
+            ("a/b", errno::ENOTDIR),
+            ("dir", errno::ENOTBLK),
+            ("/", errno::ENOTBLK),
+        ] {
+            assert_eq!(resolve(name).unwrap_err().errno(), errno, "{name}");
+        }
+        let long = "x".repeat(300);
+        assert_eq!(resolve(&long).unwrap_err().errno(), errno::ENAMETOOLONG);
+    }
+
+    #[test]
+    fn each_session_has_its_directory() {
+        let tree = Tree::new("own");
+        let path = tree.shelf(true).path;
+        assert_eq!(find(&path, b"s1", b"c").unwrap(), tree.0.join("vols/s1/c"));
+        assert_eq!(find(&path, b"s1", b"a").unwrap_err().errno(), errno::ENOENT);
+        assert_eq!(find(&path, b"s2", b"c").unwrap_err().errno(), errno::ENOENT);
+    }
+
+    #[test]
+    fn one_file_is_one_export_as_long_as_it_is_used() {
+        let tree = Tree::new("one");
+        let mut shelf = tree.shelf(false);
+        let first = shelf.look(b"s", &name(b"in")).unwrap();
+        assert!(!first.read_only && first.geometry().size == 4096);
+        let second = shelf.look(b"s", &name(b"dir/b")).unwrap();
+        assert!(Arc::ptr_eq(&first, &second), "the link is the same file");
+        drop((first, second));
+        // It was locked while it was used.
+        let again = shelf.look(b"t", &name(b"dir/b")).unwrap();
+        assert_eq!(shelf.known.len(), 1);
+        drop(again);
+        shelf.look(b"t", &name(b"a")).unwrap();
+        assert_eq!(shelf.known.len(), 1, "what nobody uses is forgotten");
+        assert_eq!(shelf.look(b"t", &name(b"none")).unwrap_err(), errno::ENOENT);
+    }
+
+    #[test]
+    fn an_export_belongs_to_the_file_not_to_its_name() {
+        let tree = Tree::new("renamed");
+        let mut shelf = tree.shelf(false);
+        let at = |name: &str| tree.0.join("vols").join(name);
+        let old = shelf.look(b"s", &name(b"a")).unwrap();
+        fs::hard_link(at("a"), at("link")).unwrap();
+        let linked = shelf.look(b"t", &name(b"link")).unwrap();
+        assert!(Arc::ptr_eq(&old, &linked), "the same file");
+        fs::write(at("new"), [0; 8192]).unwrap();
+        fs::rename(at("new"), at("a")).unwrap();
+        let new = shelf.look(b"t", &name(b"a")).unwrap();
+        assert_eq!((old.geometry().size, new.geometry().size), (4096, 8192));
+        assert!(!new.read_only);
+        let linked = shelf.look(b"t", &name(b"link")).unwrap();
+        assert!(Arc::ptr_eq(&old, &linked), "still the old one");
+    }
+
+    #[test]
+    fn what_is_in_use_elsewhere_is_read_only() {
+        let tree = Tree::new("busy");
+        let file = fs::File::open(tree.0.join("vols/a")).unwrap();
+        file.lock().unwrap();
+        assert!(tree.shelf(false).look(b"s", &name(b"a")).unwrap().geometry().read_only);
+    }
+}

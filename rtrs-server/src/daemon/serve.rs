@@ -1,0 +1,353 @@
+//! From a validated plan to a running server.
+//!
+//! Owns [`serve`], the binary's last call: it opens the exports, starts a thread per shard, opens
+//! the control socket, prints where it listens, and runs until a signal or a drain ends it. Each
+//! thread makes its own ring, providers and engine; if one of them fails, the others have to
+//! end and the error is returned.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::path;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread;
+
+use rtrs_core::block::{BlockSource, Core, WakeHandle};
+use rtrs_core::identity::EvictionKey;
+use rtrs_core::ids::CoreIndex;
+use rtrs_core::limits::Limits;
+use rtrs_core::proto::ping::PingServerConfig;
+use rtrs_core::rt::{
+    Log, Mailbox, PollPolicy, Ring, Sender, SettleAtEnd, boot_number, mailbox, pin_plan, pin_to,
+    random_number, run,
+};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::backend::open_target;
+use crate::daemon::control_socket::ServerControl;
+use crate::daemon::driver::ServerShard;
+use crate::daemon::identity::Sources;
+use crate::daemon::open_files;
+use crate::daemon::portals::Portals;
+use crate::daemon::search::{SearchPath, Searcher};
+use crate::engine::ServerEngine;
+use crate::engine::finder::Finder;
+use crate::engine::message::{ControlMessage, Message, ShardMessage};
+use crate::engine::session::{ServerLife, SessionParams};
+use crate::error::{Error, ErrorKind, failed};
+use crate::export::{Export, ExportTable};
+use crate::plan::Plan;
+use crate::settings::{ExportSpec, Id, SearchSpec, Settings, Target};
+use crate::state::StateDir;
+
+/// Submissions a shard's ring takes per turn before it has to hand them over early.
+const RING_ENTRIES: u32 = 1024;
+
+/// Runs the server until SIGTERM or SIGINT, or until it is drained.
+///
+/// # Errors
+/// [`ErrorKind::Export`] for a target that cannot be opened, [`ErrorKind::Listen`] for a portal
+/// that cannot be listened on, [`ErrorKind::InUse`] for the control socket,
+/// [`ErrorKind::System`] for what the system refuses and for a drain that was not complete.
+pub fn serve(plan: &Plan) -> Result<(), Error> {
+    serve_over(plan, |source| source)
+}
+
+/// The same, with something put over what each export of the plan is made of: for servers of tests
+/// that slow, hold or break on command what runs there.
+///
+/// # Errors
+/// Those of [`serve`].
+pub fn serve_over(
+    plan: &Plan,
+    over: impl Fn(Arc<dyn BlockSource>) -> Arc<dyn BlockSource>,
+) -> Result<(), Error> {
+    let set = &plan.settings;
+    let _log = start_log(set.log.get())?;
+    open_files::prepare(set, set.shards.count());
+    let exports = if set.ping_only { &[][..] } else { &set.export };
+    let sources = Sources::system();
+    let state = Arc::new(StateDir::open(set.state_dir.as_deref()));
+    let open = |spec| open_export(spec, &sources, &state);
+    let mut exports = exports.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+    for export in &mut exports {
+        export.source = over(Arc::clone(&export.source));
+    }
+    let portals = Portals::new(plan)?;
+    let cores = set.shards.count();
+    let server_id = sources.server(set.server_id.as_ref().get().map(Id::get));
+    let params = SessionParams { server_id, ..session_params(plan, cores)? };
+    let (senders, mailboxes) = mailboxes(cores)?;
+    let finder = start_finder(set, &sources, &state, &senders)?;
+    let exports = ExportTable::with_finder(exports, finder);
+    let mut signals = Signals::new([SIGTERM, SIGINT])
+        .map_err(failed(ErrorKind::System, "cannot take signals"))?;
+
+    let setup = Arc::new(Setup {
+        params,
+        exports,
+        portals,
+        policy: PollPolicy { budget_max: set.poll.get() },
+        cpus: pin_plan(set.pin, cores),
+        senders,
+    });
+    let (report, started) = mpsc::channel();
+    let mut threads = Vec::new();
+    for (core, mailbox) in (0..cores).zip(mailboxes) {
+        let (setup_of, report) = (Arc::clone(&setup), report.clone());
+        let thread = thread::Builder::new()
+            .name(format!("shard-{core}"))
+            .spawn(move || run_shard(&setup_of, CoreIndex(core), mailbox, &report));
+        match thread {
+            Ok(thread) => threads.push(thread),
+            Err(error) => {
+                stop_all(&setup.senders);
+                return Err(Error::with_source(ErrorKind::System, "cannot start a thread", error));
+            }
+        }
+    }
+    drop(report);
+    let listening = started.iter().take(usize::from(cores)).collect::<Result<Vec<_>, _>>();
+    let signal_handle = signals.handle();
+    let control = listening.and_then(|portals| {
+        let portals: Vec<String> = portals.into_iter().flatten().collect();
+        let control = ServerControl::open(set, &portals, &setup.exports, &setup.senders[0])?;
+        Ok((portals, control))
+    });
+    let (mut outcome, control) = match control {
+        Ok((portals, control)) => {
+            let to_control = setup.senders[0].clone();
+            let forward = thread::Builder::new().name("signals".into()).spawn(move || {
+                for _ in signals.forever() {
+                    to_control.send(Message::Control(ControlMessage::Shutdown));
+                }
+            });
+            if forward.is_err() {
+                stop_all(&setup.senders);
+            }
+            announce(&portals);
+            (Ok(()), control)
+        }
+        Err(error) => {
+            stop_all(&setup.senders);
+            (Err(error), None)
+        }
+    };
+    for thread in threads {
+        let ended = thread.join().unwrap_or_else(|_| {
+            Err(Error::new(ErrorKind::System, "a shard panicked; see the message above"))
+        });
+        outcome = outcome.and(ended);
+    }
+    signal_handle.close();
+    match control {
+        Some(control) => {
+            let closed = control.close();
+            outcome.and(closed)
+        }
+        None => outcome,
+    }
+}
+
+/// What every shard is made from.
+struct Setup {
+    params: SessionParams,
+    exports: Arc<ExportTable>,
+    portals: Portals,
+    policy: PollPolicy,
+    cpus: Vec<usize>,
+    senders: Arc<[Sender<Message>]>,
+}
+
+/// Ends the other shards when one ends unexpectedly.
+struct Alarm {
+    core: CoreIndex,
+    senders: Arc<[Sender<Message>]>,
+    armed: bool,
+}
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        if !self.armed {
+            return;
+        }
+        if self.core.0 == 0 {
+            stop_all(&self.senders);
+        } else {
+            self.senders[0].send(Message::Control(ControlMessage::Shutdown));
+        }
+    }
+}
+
+fn stop_all(senders: &[Sender<Message>]) {
+    for sender in senders {
+        sender.send(Message::Shard(ShardMessage::Exit));
+    }
+}
+
+/// A shard's thread: makes what it needs, reports, runs.
+fn run_shard(
+    setup: &Setup,
+    core: CoreIndex,
+    mailbox: Mailbox<Message>,
+    report: &mpsc::Sender<Result<Vec<String>, Error>>,
+) -> Result<(), Error> {
+    let senders = Arc::clone(&setup.senders);
+    let mut alarm = Alarm { core, senders, armed: true };
+    let (ring, mut shard) = match start_shard(setup, core, mailbox) {
+        Ok((ring, shard, listening)) => {
+            let _ = report.send(Ok(listening));
+            (ring, shard)
+        }
+        Err(error) => {
+            // The main thread ends the others and returns this error.
+            alarm.armed = false;
+            let _ = report.send(Err(error));
+            return Ok(());
+        }
+    };
+    let stats = run(&ring, setup.policy, &mut shard)
+        .map_err(failed(ErrorKind::System, format!("shard {core} failed")))?;
+    tracing::debug!(%core, ?stats, "a shard ended");
+    alarm.armed = false;
+    Ok(())
+}
+
+type Started = (std::rc::Rc<Ring>, ServerShard, Vec<String>);
+
+fn start_shard(
+    setup: &Setup,
+    core: CoreIndex,
+    mailbox: Mailbox<Message>,
+) -> Result<Started, Error> {
+    if let Some(cpu) = setup.cpus.get(core.index())
+        && let Err(error) = pin_to(*cpu)
+    {
+        tracing::warn!(%core, cpu, %error, "cannot bind the shard to its CPU");
+    }
+    let ring =
+        Ring::new(RING_ENTRIES).map_err(failed(ErrorKind::System, "cannot set up io_uring"))?;
+    let inbox = mailbox.arm(&ring).map_err(failed(ErrorKind::System, "cannot set up a mailbox"))?;
+    let mut fabrics = setup.portals.fabrics(&ring)?;
+    let listening = if core.0 == 0 { setup.portals.listen(&mut fabrics)? } else { Vec::new() };
+    let senders = Arc::clone(&setup.senders);
+    let wake = WakeHandle::new(move || senders[core.index()].send(Message::Wake));
+    let place = Core { index: core, ring: Some(std::rc::Rc::clone(&ring)), wake };
+    let engine = ServerEngine::new(setup.params, place, &setup.exports);
+    let senders = Arc::clone(&setup.senders);
+    Ok((ring, ServerShard::new(engine, fabrics, inbox, senders), listening))
+}
+
+/// Prints to stdout where the server listens, a line each.
+fn announce(portals: &[String]) {
+    let mut out = io::stdout().lock();
+    for portal in portals {
+        // Nobody may be reading; the server serves all the same.
+        let _ = writeln!(out, "listening on {portal}");
+    }
+    let _ = out.flush();
+}
+
+/// Starts the log; keep what comes back until the end.
+fn start_log(filter: &str) -> Result<SettleAtEnd, Error> {
+    let filter = tracing_subscriber::EnvFilter::new(filter);
+    let log = Log::start(io::stderr())
+        .map_err(failed(ErrorKind::System, "cannot start the log's thread"))?;
+    let writer = log.clone();
+    // A second server in one process, as in tests, finds the log started.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(move || writer.clone())
+        .log_internal_errors(false)
+        .with_ansi(false)
+        .try_init();
+    Ok(SettleAtEnd(log))
+}
+
+/// The thread that finds exports below the search path, if there is one.
+fn start_finder(
+    set: &Settings,
+    sources: &Sources,
+    state: &Arc<StateDir>,
+    senders: &[Sender<Message>],
+) -> Result<Option<Box<dyn Finder>>, Error> {
+    let SearchSpec::Below { prefix, by_session } = set.search_path.clone() else {
+        return Ok(None);
+    };
+    if set.ping_only {
+        return Ok(None);
+    }
+    let path = SearchPath { prefix, by_session };
+    let searcher = Searcher::start(path, sources.clone(), Arc::clone(state), senders[0].clone());
+    let searcher = searcher.map_err(failed(ErrorKind::System, "cannot start a thread"))?;
+    Ok(Some(Box::new(searcher)))
+}
+
+fn session_params(plan: &Plan, cores: u16) -> Result<SessionParams, Error> {
+    let set = &plan.settings;
+    let depth = u32::from(set.queue_depth.get());
+    let limits = Limits::new(depth, plan.chunk_bytes())
+        .map_err(failed(ErrorKind::Usage, "queue-depth and chunk-size cannot be used"))?;
+    Ok(SessionParams {
+        limits,
+        always_invalidate: set.always_invalidate.is_on(),
+        heartbeat_interval: set.heartbeat.get(),
+        heartbeat_missed_max: set.heartbeat_missed_max.get(),
+        handshake_timeout: set.handshake_timeout.get(),
+        half_open_max: set.half_open_max.get(),
+        sessions_max: set.sessions_max.get(),
+        ping_only: set.ping_only,
+        pings: PingServerConfig {
+            enabled: !set.no_ping,
+            rping: set.rping,
+            ..PingServerConfig::default()
+        },
+        shutdown_grace: set.shutdown_grace.get(),
+        cores,
+        life: ServerLife { boot: boot_number().unwrap_or(0), process: random_number() },
+        server_id: None,
+        eviction_key: eviction_key()?,
+    })
+}
+
+/// Random bytes of this process.
+fn eviction_key() -> Result<EvictionKey, Error> {
+    let mut key = EvictionKey::default();
+    let read = fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut key.0));
+    read.map_err(failed(ErrorKind::System, "cannot read /dev/urandom"))?;
+    Ok(key)
+}
+
+fn open_export(spec: &ExportSpec, sources: &Sources, state: &StateDir) -> Result<Export, Error> {
+    let name = spec.name();
+    let refused = || format!("cannot export {name:?}");
+    let source: Arc<dyn BlockSource> =
+        open_target(spec).map_err(failed(ErrorKind::Export, refused()))?;
+    let id = sources.export(name, spec.id.as_ref().map(Id::get), &spec.target);
+    if let Some(id) = id {
+        tracing::info!(export = name, %id, "exported");
+    }
+    let epoch = match &spec.target {
+        Target::Path(path) => {
+            // Two servers may have been started in two directories.
+            let path = path::absolute(path).unwrap_or_else(|_| path.clone());
+            let key = format!("{name}={}", path.display());
+            state.epoch(&key, spec.ro).map_err(failed(ErrorKind::InUse, refused()))?
+        }
+        // What is in memory ends with the process, and so does what was lost of it.
+        Target::Memory(_) | Target::Null(_) => Arc::default(),
+    };
+    Ok(Export { name: name.to_owned(), source, read_only: spec.ro, id, epoch })
+}
+
+type Mailboxes = (Arc<[Sender<Message>]>, Vec<Mailbox<Message>>);
+
+fn mailboxes(cores: u16) -> Result<Mailboxes, Error> {
+    let pairs = (0..cores)
+        .map(|_| mailbox())
+        .collect::<io::Result<Vec<_>>>()
+        .map_err(failed(ErrorKind::System, "cannot make mailboxes"))?;
+    let (senders, boxes): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+    Ok((senders.into(), boxes))
+}

@@ -1,0 +1,167 @@
+//! What is wrong with a connection request, and what the peer is sent.
+//!
+//! The checks of docs/PROTOCOL.md "what the kernel server checks" (rtrs-srv.c,
+//! rtrs_rdma_connect), in that order, as errors with their errno; the control shard makes them
+//! with its tables. A refusal carries all 56 bytes of CON_RSP with a negative errno, since a
+//! kernel client takes nothing else for an answer.
+
+use rtrs_core::fabric::{FabricError, PrivateData, RegisterError};
+use rtrs_core::identity::{EvictionSecret, ServerId};
+use rtrs_core::limits::Limits;
+use rtrs_core::wire::{ConnRsp, Extensions, WireError, errno};
+
+use crate::path::handshake::JoinError;
+
+/// Why a connection is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum Refusal {
+    /// The private data is no CON_REQ we can take.
+    #[error("{0}")]
+    Wire(WireError),
+    /// The server stops.
+    #[error("the server stops")]
+    Stopping,
+    /// The server answers pings only.
+    #[error("the server answers pings only (--ping-only)")]
+    PingOnly,
+    /// The operator evicted the session.
+    #[error("the session was evicted by the operator")]
+    Evicted(EvictionSecret),
+    /// Too many connections are in their handshake.
+    #[error("{0} connections are in their handshake already")]
+    HalfOpen(u32),
+    /// The session does not exist and the peer does not ask to create it.
+    #[error("no such session")]
+    NoSession,
+    /// There are as many sessions as there may be.
+    #[error("{0} sessions exist already")]
+    Sessions(u32),
+    /// The path exists and takes no more connections.
+    #[error("the path exists already")]
+    PathExists,
+    /// The connection does not fit its path.
+    #[error("{0}")]
+    Join(JoinError),
+    /// The session has as many paths as it may have.
+    #[error("the session has {0} paths already")]
+    Paths(usize),
+    /// Of too many dead paths of the session block IO still runs or connections are being closed.
+    #[error("{0} dead paths of the session still have IO running or connections to close")]
+    Draining(usize),
+    /// The session has a path between the same two addresses.
+    #[error("the session has a path between these addresses already")]
+    SameAddresses,
+    /// The path's connections would take more memory than a path may.
+    #[error("{connections} connections would take {bytes} bytes, and a path may take {max}")]
+    Connections {
+        /// How many the peer announces.
+        connections: u16,
+        /// What they could take.
+        bytes: u64,
+        /// What they may take.
+        max: u64,
+    },
+    /// Memory or a protection domain was refused.
+    #[error("{0}")]
+    Memory(String),
+    /// The device has no memory windows, or not enough.
+    #[error(
+        "the device has no memory window for each chunk ({0}); start the server with \
+         --always-invalidate off, with a smaller --queue-depth, or use another device"
+    )]
+    Windows(String),
+}
+
+impl From<RegisterError> for Refusal {
+    fn from(error: RegisterError) -> Self {
+        match error {
+            RegisterError::Memory(error) => Self::memory(error),
+            RegisterError::Windows(error) => Self::Windows(error.to_string()),
+        }
+    }
+}
+
+impl Refusal {
+    /// Memory that was refused.
+    #[allow(clippy::needless_pass_by_value, reason = "made for map_err")]
+    pub(crate) fn memory(error: FabricError) -> Self {
+        Self::Memory(error.to_string())
+    }
+
+    /// The errno that the peer gets, positive.
+    pub(crate) const fn errno(&self) -> u16 {
+        match self {
+            Self::NoSession => errno::ENXIO,
+            Self::Sessions(_) | Self::Connections { .. } | Self::Memory(_) => errno::ENOMEM,
+            Self::Windows(_) | Self::PingOnly => errno::EOPNOTSUPP,
+            Self::SameAddresses => errno::EEXIST,
+            Self::Evicted(_) => errno::ESTALE,
+            _ => errno::ECONNRESET,
+        }
+    }
+
+    /// True when the operator of this server has to do something about it.
+    pub(crate) const fn is_ours(&self) -> bool {
+        matches!(self, Self::Memory(_) | Self::Windows(_))
+    }
+
+    /// What the peer is sent.
+    pub(crate) fn response(&self) -> PrivateData {
+        let mut reject = ConnRsp::reject(self.errno());
+        if let Self::Evicted(secret) = self {
+            // Proof that this is the server which the session knows.
+            reject.ext = Extensions { identity: Some(secret.0), ..Extensions::default() }.encode();
+        }
+        PrivateData::new(&reject.encode())
+    }
+}
+
+/// What an accepted peer is sent.
+pub(crate) fn acceptance(
+    limits: Limits,
+    always_invalidate: bool,
+    server_id: Option<ServerId>,
+) -> PrivateData {
+    let identity = Some(server_id.map_or([0; 16], ServerId::bytes));
+    let ext = Extensions { identity, ..Extensions::OURS }.encode();
+    let accept = ConnRsp { ext, ..ConnRsp::accept(limits, always_invalidate) };
+    PrivateData::new(&accept.encode())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_are_56_bytes_with_a_negative_errno() {
+        for (refusal, low, high) in [
+            (Refusal::PathExists, 0x98, 0xff),
+            (Refusal::NoSession, 0xfa, 0xff),
+            (Refusal::SameAddresses, 0xef, 0xff),
+            (Refusal::Sessions(1), 0xf4, 0xff),
+        ] {
+            let response = refusal.response();
+            let bytes = response.as_bytes();
+            assert_eq!(bytes.len(), 56);
+            assert_eq!(bytes[..6], [0xbd, 0x1b, 0x00, 0x02, low, high]);
+            assert!(bytes[20..].iter().all(|b| *b == 0));
+        }
+        let evicted = Refusal::Evicted(EvictionSecret([9; 16])).response();
+        let bytes = evicted.as_bytes();
+        assert_eq!((&bytes[4..6], &bytes[20..28]), (&[0x8c, 0xff][..], &b"RTRX\x08\0\0\0"[..]));
+        assert_eq!((&bytes[28..44], &bytes[44..56]), (&[9; 16][..], &[0; 12][..]));
+    }
+
+    #[test]
+    fn an_acceptance_is_the_captured_one_with_our_extensions() {
+        let bytes = acceptance(Limits::DEFAULT, true, ServerId::from_bytes([5; 16]));
+        let mut expected = [0u8; 56];
+        expected[..17]
+            .copy_from_slice(&[0xbd, 0x1b, 0, 2, 0, 0, 0, 2, 0, 0xf0, 1, 0, 0, 0x10, 0, 0, 2]);
+        // Where the kernel's server has zeroes, which its client does not look at.
+        expected[20..25].copy_from_slice(b"RTRX\x0f");
+        expected[28..44].fill(5);
+        assert_eq!(bytes.as_bytes(), expected);
+    }
+}

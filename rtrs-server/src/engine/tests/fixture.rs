@@ -1,0 +1,665 @@
+//! The fixture of the session tests: a server's shards on the simulated fabric, a device that can
+//! be held, and a log of every work request the server posts.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, Io, IoOp};
+use rtrs_core::fabric::sim::{BindMode, NodeId, SimFabric, World, WorldOptions, sim_ip};
+use rtrs_core::fabric::{
+    Access, AsyncRegistration, BindResult, ConnRequest, Fabric, FabricError, FabricEvent,
+    MemoryRegistration, PdUse, PrivateData, ProtectionDomain, RegisterError, Registered, Sge,
+    ToRegister, Window, WorkRequest, WrOp,
+};
+use rtrs_core::identity::ExportId;
+use rtrs_core::ids::{CoreIndex, ProviderIndex, QpNum};
+use rtrs_core::limits::Limits;
+use rtrs_core::mem::{MemSlice, Region};
+use rtrs_core::status::IoStatus;
+use rtrs_core::time::{Duration, Instant, earliest};
+use rtrs_core::wire::ConnReq;
+
+use crate::engine::ServerEngine;
+use crate::engine::epoch::SyncEpoch;
+use crate::engine::finder::{Finder, Search};
+use crate::engine::message::{AdminAnswer, AdminAsk, AdminReply, ControlMessage, Message};
+use crate::engine::session::SessionParams;
+use crate::export::{Export, ExportIndex, ExportTable};
+
+/// One work request as it was posted, its bytes copied at that moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Posted {
+    pub(super) op: WrOp,
+    pub(super) bytes: Vec<u8>,
+}
+
+type Log = Rc<RefCell<Vec<Posted>>>;
+
+/// What the server's device is like.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct DeviceOptions {
+    /// Registered memory is pinned.
+    pub(super) pins_memory: bool,
+    /// Bytes that may be registered at once; 0 for any.
+    pub(super) register_max: usize,
+    /// It has no memory windows.
+    pub(super) no_windows: bool,
+    /// Bytes that a connection takes.
+    pub(super) connection_bytes: u64,
+    /// Its queue pairs cannot be destroyed.
+    pub(super) undead: bool,
+    /// There are many of it: each request comes over another one.
+    pub(super) many: bool,
+    /// What it is to release stays for as long as the server.
+    pub(super) slow: bool,
+    /// Memory is registered when the test says so.
+    pub(super) aside: bool,
+}
+
+/// What is registered aside: what waits for the test, and what is done.
+#[derive(Debug, Default)]
+struct Aside {
+    waiting: Vec<(u64, ToRegister)>,
+    made: VecDeque<AsyncRegistration>,
+}
+
+/// What was registered: the region, its length, for whom.
+type Regions = Arc<Mutex<Vec<(u32, usize, Access)>>>;
+
+/// A protection domain of such a device.
+#[derive(Debug)]
+struct PoorPd {
+    inner: Arc<dyn ProtectionDomain>,
+    device: DeviceOptions,
+    registered: Regions,
+    kept: Mutex<Vec<Box<dyn Any + Send>>>,
+}
+
+impl ProtectionDomain for PoorPd {
+    fn register(
+        &self,
+        region: &Arc<Region>,
+        access: Access,
+    ) -> Result<Arc<dyn MemoryRegistration>, FabricError> {
+        let max = self.device.register_max;
+        if max > 0 && region.len() > max {
+            let error = std::io::Error::from_raw_os_error(12);
+            return Err(FabricError::system("cannot register: raise RLIMIT_MEMLOCK", error));
+        }
+        self.registered.lock().push((region.id(), region.len(), access));
+        self.inner.register(region, access)
+    }
+    fn window(&self, parent: &Arc<dyn MemoryRegistration>) -> Result<Arc<dyn Window>, FabricError> {
+        if self.device.no_windows {
+            return Err(FabricError::Unsupported("no memory windows"));
+        }
+        self.inner.window(parent)
+    }
+    fn is_idle(&self) -> bool {
+        self.inner.is_idle() && !self.device.undead
+    }
+    fn free_later(&self, what: Box<dyn Any + Send>) {
+        if self.device.slow {
+            self.kept.lock().push(what);
+        }
+    }
+    fn as_any(&self) -> &dyn Any {
+        self.inner.as_any()
+    }
+}
+
+/// A fabric that notes what is posted.
+#[derive(Debug)]
+struct Tee {
+    inner: SimFabric,
+    log: Log,
+    device: DeviceOptions,
+    registered: Regions,
+    aside: Rc<RefCell<Aside>>,
+}
+
+impl Fabric for Tee {
+    rtrs_core::forward_fabric!(inner);
+
+    fn pins_memory(&self) -> bool {
+        self.device.pins_memory
+    }
+    fn connection_bytes(&self) -> u64 {
+        self.device.connection_bytes
+    }
+    fn alloc_pd(&mut self, of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
+        let inner = self.inner.alloc_pd(of)?;
+        let (device, registered) = (self.device, Arc::clone(&self.registered));
+        Ok(Arc::new(PoorPd { inner, device, registered, kept: Mutex::default() }))
+    }
+    fn fits(&self, pd: &Arc<dyn ProtectionDomain>, request: &ConnRequest) -> bool {
+        self.inner.fits(pd, request) && !self.device.many
+    }
+    fn register_async(
+        &mut self,
+        id: u64,
+        what: ToRegister,
+    ) -> Option<Result<Registered, RegisterError>> {
+        if !self.device.aside {
+            return Some(what.register());
+        }
+        self.aside.borrow_mut().waiting.push((id, what));
+        None
+    }
+    fn next_registration(&mut self) -> Option<AsyncRegistration> {
+        self.aside.borrow_mut().made.pop_front()
+    }
+    fn post_send(&mut self, qp: QpNum, wr: WorkRequest) -> Result<(), FabricError> {
+        let bytes = wr.sges.iter().flat_map(|sge| sge.slice.to_vec()).collect();
+        self.log.borrow_mut().push(Posted { op: wr.op, bytes });
+        self.inner.post_send(qp, wr)
+    }
+    fn post_recv(&mut self, qp: QpNum, wr_id: u64, buf: Option<Sge>) -> Result<(), FabricError> {
+        self.inner.post_recv(qp, wr_id, buf)
+    }
+    fn bind(
+        &mut self,
+        qp: QpNum,
+        window: &Arc<dyn Window>,
+        slice: &MemSlice,
+        access: Access,
+        wr_id: u64,
+    ) -> Result<BindResult, FabricError> {
+        self.inner.bind(qp, window, slice, access, wr_id)
+    }
+    fn revoke(
+        &mut self,
+        qp: QpNum,
+        window: &Arc<dyn Window>,
+        wr_id: u64,
+    ) -> Result<BindResult, FabricError> {
+        self.inner.revoke(qp, window, wr_id)
+    }
+    fn flush(&mut self, now: Instant) {
+        self.inner.flush(now);
+    }
+    fn abort(&mut self, now: Instant, qp: QpNum) {
+        self.inner.abort(now, qp);
+    }
+    fn poll(&mut self, now: Instant) -> bool {
+        self.inner.poll(now)
+    }
+    fn next_event(&mut self) -> Option<FabricEvent> {
+        let mut event = self.inner.next_event();
+        // RDMA CM may hand out all the room it has, filled up behind what was sent.
+        if let Some(FabricEvent::Request(request)) = &mut event
+            && request.private_data.as_bytes().len() == ConnReq::LEN
+        {
+            let mut padded = [0xee; PrivateData::CAPACITY];
+            padded[..ConnReq::LEN].copy_from_slice(request.private_data.as_bytes());
+            request.private_data = PrivateData::new(&padded);
+        }
+        event
+    }
+    fn deadline(&self) -> Option<Instant> {
+        self.inner.deadline()
+    }
+}
+
+/// What a test sees and steers of a device.
+#[derive(Debug, Default)]
+pub(super) struct DeviceState {
+    pub(super) bytes: Vec<u8>,
+    /// What ran, in order.
+    pub(super) log: Vec<(IoOp, u64, u32, bool)>,
+    /// The last of them had to be quick.
+    pub(super) fast_only: bool,
+    /// IOs are taken but do not run.
+    pub(super) hold: bool,
+    /// A change of content is taken and does not run before `holds` is false, after so many more.
+    pub(super) hold_after: Option<u32>,
+    /// One is held so.
+    pub(super) holds: bool,
+    /// Flushes do not run, nor what comes behind one.
+    pub(super) hold_flush: bool,
+    /// The next sync fails so, and no other; with `hold_failed` it does not come back.
+    pub(super) lost: Option<IoStatus>,
+    pub(super) hold_failed: bool,
+    /// IOs that may be in flight per shard.
+    pub(super) room: usize,
+    /// Devices open on all shards.
+    pub(super) open: usize,
+}
+
+/// A device of memory that tests can hold.
+#[derive(Debug)]
+pub(super) struct TestSource {
+    pub(super) geometry: Geometry,
+    pub(super) volatile: bool,
+    pub(super) state: Arc<Mutex<DeviceState>>,
+}
+
+#[derive(Debug)]
+struct TestDevice {
+    geometry: Geometry,
+    state: Arc<Mutex<DeviceState>>,
+    taken: VecDeque<Io>,
+    held: Option<Io>,
+    failed: VecDeque<Completion>,
+    done: VecDeque<Completion>,
+}
+
+impl BlockSource for TestSource {
+    fn geometry(&self) -> Geometry {
+        self.geometry.clone()
+    }
+    fn is_volatile(&self) -> bool {
+        self.volatile
+    }
+    fn open(&self, _core: &Core) -> std::io::Result<Box<dyn BlockDevice>> {
+        self.state.lock().open += 1;
+        Ok(Box::new(TestDevice {
+            geometry: self.geometry.clone(),
+            state: Arc::clone(&self.state),
+            taken: VecDeque::new(),
+            held: None,
+            failed: VecDeque::new(),
+            done: VecDeque::new(),
+        }))
+    }
+}
+
+impl Drop for TestDevice {
+    fn drop(&mut self) {
+        self.state.lock().open -= 1;
+    }
+}
+
+impl BlockDevice for TestDevice {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+    fn submit(&mut self, io: Io) -> Result<(), Io> {
+        let mut state = self.state.lock();
+        if self.inflight() >= state.room {
+            return Err(io);
+        }
+        let changes = !matches!(io.op, IoOp::Read | IoOp::Flush);
+        match state.hold_after.filter(|_| changes) {
+            Some(0) => {
+                (state.hold_after, state.holds) = (None, true);
+                self.held = Some(io);
+            }
+            after => {
+                state.hold_after = after.map(|after| after - 1).or(state.hold_after);
+                self.taken.push_back(io);
+            }
+        }
+        Ok(())
+    }
+    fn poll(&mut self, _now: Instant) -> bool {
+        let mut state = self.state.lock();
+        if !state.holds
+            && let Some(io) = self.held.take()
+        {
+            self.taken.push_front(io);
+        }
+        let flush = self.taken.iter().position(|io| io.op == IoOp::Flush && state.hold_flush);
+        let runs = if state.hold { 0 } else { flush.unwrap_or(self.taken.len()) };
+        for io in self.taken.drain(..runs) {
+            let status = self.geometry.check(&io);
+            if status == IoStatus::Ok {
+                state.log.push((io.op, io.offset, io.len, io.flags.fua));
+                state.fast_only = io.flags.fast_only;
+                let (from, len) = (usize::try_from(io.offset).unwrap(), io.len as usize);
+                match (io.op, &io.buf) {
+                    (IoOp::Read, Some(buf)) => buf.copy_in(0, &state.bytes[from..from + len]),
+                    (IoOp::Write, Some(buf)) => {
+                        buf.copy_out(0, &mut state.bytes[from..from + len]);
+                    }
+                    (IoOp::WriteZeroes | IoOp::Discard, None) => {
+                        state.bytes[from..from + len].fill(0);
+                    }
+                    (IoOp::Flush, None) => {}
+                    other => panic!("no such IO: {other:?}"),
+                }
+            }
+            let syncs = io.op == IoOp::Flush || io.flags.fua;
+            let status = state.lost.take_if(|_| syncs).unwrap_or(status);
+            let to = if status.is_ok() { &mut self.done } else { &mut self.failed };
+            to.push_back(Completion { tag: io.tag, status });
+        }
+        let back = if state.hold_failed { 0 } else { self.failed.len() };
+        self.done.extend(self.failed.drain(..back));
+        runs > 0
+    }
+    fn reap(&mut self) -> Option<Completion> {
+        self.done.pop_front()
+    }
+    fn inflight(&self) -> usize {
+        self.taken.len() + self.failed.len() + self.done.len() + usize::from(self.held.is_some())
+    }
+}
+
+/// How a server under test is made.
+#[derive(Clone, Debug)]
+pub(super) struct StandOptions {
+    pub(super) params: SessionParams,
+    pub(super) bind: BindMode,
+    pub(super) geometry: Geometry,
+    pub(super) device: DeviceOptions,
+    /// Names that are not exported are searched for; by the test.
+    pub(super) search: bool,
+    /// The devices say that their content ends with the process.
+    pub(super) volatile: bool,
+    /// The epoch of the exports.
+    pub(super) epoch: Arc<SyncEpoch>,
+}
+
+impl Default for StandOptions {
+    fn default() -> Self {
+        Self {
+            params: SessionParams {
+                limits: Limits::new(16, 16384).unwrap(),
+                heartbeat_interval: Duration::from_secs(100),
+                cores: 2,
+                ..SessionParams::default()
+            },
+            bind: BindMode::Done,
+            device: DeviceOptions::default(),
+            search: false,
+            volatile: false,
+            epoch: Arc::default(),
+            geometry: Geometry {
+                discard: true,
+                discard_granularity: 512,
+                write_zeroes: true,
+                ..Geometry::plain(1 << 20)
+            },
+        }
+    }
+}
+
+struct Host {
+    core: ServerEngine,
+    fabrics: Vec<Box<dyn Fabric>>,
+    inbox: VecDeque<Message>,
+}
+
+/// A server on a simulated fabric. Exports: `vol` and `other`, alike; `fixed`, read-only.
+pub(super) struct Fixture {
+    pub(super) world: World,
+    pub(super) address: SocketAddr,
+    pub(super) params: SessionParams,
+    pub(super) device: Arc<Mutex<DeviceState>>,
+    node: NodeId,
+    client: NodeId,
+    hosts: Vec<Host>,
+    exports: Arc<ExportTable>,
+    log: Log,
+    registered: Regions,
+    aside: Rc<RefCell<Aside>>,
+    searches: Searches,
+    /// What a test may let be found.
+    pub(super) found: Option<Arc<Export>>,
+}
+
+/// A finder that leaves the finding to the test.
+#[derive(Clone, Debug, Default)]
+struct Searches(Arc<Mutex<VecDeque<Search>>>);
+
+impl Finder for Searches {
+    fn find(&self, search: Search) -> bool {
+        self.0.lock().push_back(search);
+        true
+    }
+}
+
+impl Fixture {
+    #[allow(clippy::needless_pass_by_value, reason = "tests make them in the call")]
+    pub(super) fn new(options: StandOptions) -> Self {
+        let world_options = WorldOptions { bind: options.bind, ..WorldOptions::default() };
+        let world = World::with_options(7, world_options);
+        let node = world.node(sim_ip(1));
+        let client = world.node(sim_ip(2));
+        for n in 3..8 {
+            world.add_address(client, sim_ip(n));
+        }
+        let size = usize::try_from(options.geometry.size).unwrap();
+        let device = Arc::new(Mutex::new(DeviceState {
+            bytes: vec![0; size],
+            room: 64,
+            ..DeviceState::default()
+        }));
+        let export = |name: &str, read_only, state: &Arc<Mutex<DeviceState>>| Export {
+            name: name.into(),
+            source: Arc::new(TestSource {
+                geometry: options.geometry.clone(),
+                volatile: options.volatile,
+                state: Arc::clone(state),
+            }),
+            read_only,
+            id: Some(ExportId::of_name(name)),
+            epoch: Arc::clone(&options.epoch),
+        };
+        let spare = || {
+            let state = DeviceState { bytes: vec![0; size], room: 64, ..Default::default() };
+            Arc::new(Mutex::new(state))
+        };
+        let searches = Searches::default();
+        let finder = Box::new(searches.clone()) as Box<dyn Finder>;
+        let named = vec![
+            export("vol", false, &device),
+            export("other", false, &spare()),
+            export("fixed", true, &spare()),
+        ];
+        let exports = ExportTable::with_finder(named, options.search.then_some(finder));
+        let found = Arc::new(export("found", false, &spare()));
+        let (log, registered, aside) =
+            (Log::default(), Regions::default(), Rc::<RefCell<Aside>>::default());
+        let hosts: Vec<Host> = (0..options.params.cores)
+            .map(|at| {
+                let core = Core::without_ring(CoreIndex(at));
+                let inner = world.fabric(node);
+                Host {
+                    core: ServerEngine::new(options.params, core, &exports),
+                    fabrics: vec![Box::new(Tee {
+                        inner,
+                        log: Rc::clone(&log),
+                        device: options.device,
+                        registered: Arc::clone(&registered),
+                        aside: Rc::clone(&aside),
+                    })],
+                    inbox: VecDeque::new(),
+                }
+            })
+            .collect();
+        let mut fixture = Self {
+            world,
+            address: SocketAddr::new(sim_ip(1), 1234),
+            params: options.params,
+            device,
+            node,
+            client,
+            hosts,
+            exports,
+            log,
+            registered,
+            aside,
+            searches,
+            found: Some(found),
+        };
+        fixture.hosts[0].fabrics[0].listen(fixture.address).unwrap();
+        fixture
+    }
+
+    /// The oldest search that was not answered yet.
+    pub(super) fn search(&mut self) -> Option<Search> {
+        self.settle();
+        self.searches.0.lock().pop_front()
+    }
+
+    /// Answers a search.
+    pub(super) fn answer(&mut self, search: Search, result: Result<Arc<Export>, u16>) {
+        let found = ControlMessage::Found(Box::new((search, result)));
+        self.hosts[0].inbox.push_back(Message::Control(found));
+        self.settle();
+    }
+
+    pub(super) fn client_fabric(&self) -> SimFabric {
+        self.world.fabric(self.client)
+    }
+
+    pub(super) fn now(&self) -> Instant {
+        self.world.now()
+    }
+
+    pub(super) fn send(&mut self, message: Message) {
+        self.hosts[0].inbox.push_back(message);
+    }
+
+    /// Runs until nothing happens within ten milliseconds.
+    pub(super) fn settle(&mut self) {
+        self.run(Duration::from_millis(10), true);
+    }
+
+    /// Lets virtual time pass.
+    pub(super) fn pass(&mut self, time: Duration) {
+        self.run(time, false);
+    }
+
+    fn run(&mut self, time: Duration, until_idle: bool) {
+        let end = self.now() + time;
+        for round in 0.. {
+            assert!(round < 1_000_000, "the server never comes to rest");
+            if self.turn() {
+                continue;
+            }
+            let limit = if until_idle { self.now() + time } else { end };
+            let mut next = self.world.next_event_time();
+            if !until_idle {
+                for host in &self.hosts {
+                    next = earliest(next, host.core.deadline());
+                }
+            }
+            match next {
+                Some(at) if at <= limit => {
+                    self.world.advance_to(at.max(self.now() + Duration::from_nanos(1)));
+                }
+                _ if until_idle => return,
+                _ => {
+                    self.world.advance_to(end);
+                    self.turn();
+                    return;
+                }
+            }
+        }
+    }
+
+    fn turn(&mut self) -> bool {
+        let mut busy = false;
+        let now = self.now();
+        let mut messages = Vec::new();
+        for host in &mut self.hosts {
+            while let Some(message) = host.inbox.pop_front() {
+                busy = true;
+                host.core.handle_message(now, message, &mut host.fabrics);
+            }
+            busy |= host.fabrics[0].poll(now);
+            while let Some(event) = host.fabrics[0].next_event() {
+                busy = true;
+                host.core.handle_event(now, ProviderIndex(0), event, &mut host.fabrics);
+            }
+            busy |= host.core.poll(now, &mut host.fabrics);
+            messages.extend(std::iter::from_fn(|| host.core.take_message()));
+            host.fabrics[0].flush(now);
+            host.core.check();
+        }
+        busy |= !messages.is_empty();
+        messages.into_iter().for_each(|(to, one)| self.hosts[to.index()].inbox.push_back(one));
+        busy
+    }
+
+    /// What the server posted since the last call.
+    pub(super) fn posted(&self) -> Vec<Posted> {
+        std::mem::take(&mut *self.log.borrow_mut())
+    }
+
+    /// Regions of chunks that the server has registered since the last call.
+    pub(super) fn pools(&self) -> Vec<(u32, Access)> {
+        let chunks = usize::from(self.params.limits.queue_depth());
+        let size = chunks * self.params.limits.chunk_size() as usize;
+        let all = std::mem::take(&mut *self.registered.lock());
+        all.into_iter().filter(|(_, len, _)| *len >= size).map(|(id, _, to)| (id, to)).collect()
+    }
+
+    /// Registers what waits for it; gives how much that was.
+    pub(super) fn make(&mut self) -> usize {
+        self.settle();
+        let waiting = std::mem::take(&mut self.aside.borrow_mut().waiting);
+        let count = waiting.len();
+        for (id, what) in waiting {
+            let (result, pd, took) = (what.register(), what.pd, Duration::ZERO);
+            self.aside.borrow_mut().made.push_back(AsyncRegistration { id, pd, result, took });
+        }
+        self.settle();
+        count
+    }
+
+    /// Bytes that the server has registered now.
+    pub(super) fn registered(&self) -> usize {
+        self.world.registered(self.node)
+    }
+
+    pub(super) fn shutdown(&mut self) {
+        let now = self.now();
+        let host = &mut self.hosts[0];
+        host.core.shutdown(now, &mut host.fabrics);
+    }
+
+    pub(super) fn all_done(&self) -> bool {
+        self.hosts.iter().all(|host| host.core.is_done())
+    }
+
+    pub(super) fn sessions(&self) -> Vec<crate::stats::SessionSnapshot> {
+        self.hosts[0].core.snapshot(self.now())
+    }
+
+    /// What the first session has open.
+    pub(super) fn open_names(&self) -> Vec<String> {
+        let opens = self.sessions().swap_remove(0).opens;
+        opens.into_iter().map(|open| open.export).collect()
+    }
+
+    /// Asks as the operator does. None: the answer is still to come.
+    pub(super) fn admin(&mut self, ask: AdminAsk) -> Arc<Mutex<Option<AdminAnswer>>> {
+        let answer = Arc::new(Mutex::new(None));
+        let place = Arc::clone(&answer);
+        let reply = AdminReply::new(move |answer| *place.lock() = Some(answer));
+        self.hosts[0].inbox.push_back(Message::Control(ControlMessage::Admin { ask, reply }));
+        self.settle();
+        answer
+    }
+
+    /// Connections and requests in flight on all shards.
+    pub(super) fn load(&self) -> (usize, u64) {
+        let shards = || self.hosts.iter().map(|host| host.core.shard());
+        (shards().map(|s| s.connections()).sum(), shards().map(|s| s.inflight()).sum())
+    }
+
+    /// What closed paths have left at all exports.
+    pub(super) fn orphaned_writes(&self) -> usize {
+        let places = (0..u16::try_from(self.exports.len()).unwrap()).map(ExportIndex);
+        places.map(|at| self.exports.orphaned_writes(at).len()).sum()
+    }
+
+    /// Nothing of any session is left.
+    pub(super) fn assert_empty(&self) {
+        assert_eq!((self.load(), self.orphaned_writes()), ((0, 0), 0));
+        assert_eq!(self.sessions(), []);
+    }
+}
+
+pub(super) fn client_ip(n: u8) -> IpAddr {
+    sim_ip(2 + n)
+}

@@ -1,0 +1,171 @@
+//! Every setting of the server, declared once: flag, key of the YAML file, default, help.
+//!
+//! Owns [`Settings`]. A value that is wrong by itself is refused where it is read; what the values
+//! mean together is validated in `plan.rs`.
+
+#![allow(rustdoc::broken_intra_doc_links, reason = "flag help is plain text with brackets")]
+
+mod export;
+mod search;
+
+pub use export::{BlockSize, ErrorRate, ExportSpec, Id, NAME_BYTES_MAX, Target};
+pub use search::SearchSpec;
+
+use std::path::PathBuf;
+
+use rtrs_core::settings::{
+    Auto, AutoSwitch, ByteSize, Int, LogFilter, MILLISECOND, MINUTE, Portal, Shards, Switch, Time,
+    settings_from_yaml,
+};
+
+use crate::error::Error;
+
+rtrs_core::settings! {
+    /// The settings of the server.
+    pub struct Settings {
+        /// Export a file, disk or memory as [NAME=]TARGET[,OPTION...]; repeatable
+        ///
+        /// TARGET is the path of a file or block device, mem:SIZE for memory, or null:SIZE for a
+        /// device that discards writes and reads as zeroes. NAME is the name that clients open
+        /// (default: the file name, "mem" or "null"). OPTION is one of: ro; direct=auto|on|off
+        /// (bypass the page cache); block-size=auto|512|4096; no-lock (export for writing even
+        /// where the file system has no locks); delay=TIME (delay each request, for example 10ms);
+        /// error-rate=FRACTION (fail this fraction of requests, for example 0.001); id=ID (identify
+        /// the export to clients by this text). Escape a comma or an equals sign in a name or path
+        /// with a backslash: \, and \=. In a configuration file, an export can also be a map with
+        /// the keys name, target, ro, direct, block-size, no-lock, delay, error-rate and id;
+        /// nothing is escaped there.
+        export: Vec<ExportSpec> = "",
+        /// Directory in which clients may open any file or block device, or off
+        ///
+        /// A client opens a regular file or block device by its path relative to this directory.
+        /// Symbolic links must not lead out of it. If the path ends with %SESSNAME%, for example
+        /// /srv/%SESSNAME%, each session uses the directory of its own name. Anyone who can connect
+        /// can open anything there.
+        search_path: SearchSpec = "off",
+        /// Listen on this portal, for example tcp://127.0.0.1:1234, or auto; repeatable
+        ///
+        /// A portal is SCHEME://HOST[:PORT]. SCHEME is tcp or rdma. IPv6 addresses go in brackets.
+        /// The default port is 1234; with port 0 the system chooses one. tcp://[::] accepts IPv6
+        /// and IPv4 connections, tcp://0.0.0.0 only IPv4. rdma:// needs an InfiniBand or RoCE
+        /// device (soft RoCE works). auto is tcp://[::]:1234, plus rdma://[::]:1234 if the host has
+        /// an RDMA device; it uses 0.0.0.0 if IPv6 is disabled.
+        listen: Vec<Auto<Portal>> = "auto",
+        /// Requests in flight per session
+        ///
+        /// Each path of a session holds queue-depth chunks of chunk-size bytes. Depth and chunk
+        /// size share 28 bits: ceil(log2(queue-depth)) + log2(chunk-size) must not exceed 28.
+        queue_depth: Int<u16, 1, 65535> = "512",
+        /// Size of the buffer for one request, a power of two from 8k to 16M
+        ///
+        /// The largest request is 4096 bytes smaller. Clients split larger ones.
+        chunk_size: ByteSize = "256k",
+        /// IO threads
+        ///
+        /// auto is one per allowed CPU. Each shard has its own io_uring and its own connections.
+        shards: Shards = "auto",
+        /// Bind each shard to a CPU
+        ///
+        /// auto binds on hosts with 8 or more allowed CPUs, if there are no more shards than CPUs.
+        pin: AutoSwitch = "auto",
+        /// Use a fresh memory key for each request
+        ///
+        /// With on, the key that a client holds to a chunk expires with its request, so a late
+        /// write cannot land in a reused chunk. off saves a little time per request. on needs
+        /// memory windows on RDMA devices; a device without them refuses sessions until this is
+        /// off.
+        always_invalidate: Switch = "on",
+        /// Request CRC32C on TCP connections
+        ///
+        /// This is the CRC of MPA frames (RFC 5044). It is used if either end requests it.
+        crc: Switch = "on",
+        /// Idle time before a heartbeat is sent
+        ///
+        /// A path fails if nothing arrives for heartbeat-missed-max further periods; with the
+        /// defaults, after about 3 s.
+        heartbeat: Time<{ 10 * MILLISECOND }, { 10 * MINUTE }> = "500ms" was "heartbeat-ms",
+        /// Heartbeat periods without an answer before the path fails
+        ///
+        /// The server closes the path when more periods than this pass without an answer.
+        heartbeat_missed_max: Int<u32, 1, 1000> = "5",
+        /// Time limit for the handshake of a connection
+        ///
+        /// The server closes connections and half-open paths that take longer.
+        handshake_timeout: Time<{ 10 * MILLISECOND }, { 10 * MINUTE }> = "5s"
+            was "handshake-timeout-ms",
+        /// Maximum number of connections in their handshake
+        ///
+        /// The server closes further connections immediately. Established sessions are not
+        /// affected.
+        half_open_max: Int<u32, 1, 65536> = "1024",
+        /// Maximum number of sessions
+        ///
+        /// Each path of a session uses queue-depth times chunk-size bytes of memory.
+        sessions_max: Int<u32, 1, 65536> = "128",
+        /// Time that running requests have to finish on SIGTERM
+        ///
+        /// Requests that still run after that are abandoned.
+        shutdown_grace: Time<0, { 10 * MINUTE }> = "5s" was "shutdown-grace-ms",
+        /// Longest time a busy shard polls before it sleeps
+        ///
+        /// The time adapts to the load, up to this limit. 0 disables polling. An idle shard always
+        /// sleeps.
+        poll: Time<0, { 10 * MILLISECOND }> = "50us" was "poll-us",
+        /// Answer only pings; open no exports and accept no sessions
+        ///
+        /// Use it as the peer of rtrs-client ping and doctor, and with --rping as the peer of rping
+        /// -c. No export is needed.
+        ping_only: bool = "false",
+        /// Do not answer pings
+        ///
+        /// By default, every portal answers pings (rtrs-client ping), at most 64 at once.
+        no_ping: bool = "false",
+        /// Also answer rping -c, which sends no private data
+        ///
+        /// With --ping-only, listen: auto then means port 7174, the port of rping. The data size is
+        /// at most 1 MiB.
+        rping: bool = "false",
+        /// Name of this server for `session` and `drain`, or auto
+        ///
+        /// auto is the first address it listens on, for example 127.0.0.1:1234, or only the port if
+        /// it listens on all addresses. Two servers that share a run directory need different
+        /// names.
+        name: Auto<Id> = "auto",
+        /// Identify this server to clients by this text, 1 to 255 bytes, or auto
+        ///
+        /// auto is a hash of the host's /etc/machine-id. A session continues only at the server
+        /// where it began. Keep the ID when a server moves to another host with its disks. Set
+        /// different IDs for two servers on one host and for two hosts with the same machine ID.
+        server_id: Auto<Id> = "auto",
+        /// Directory for the control socket
+        ///
+        /// The default without root and without XDG_RUNTIME_DIR is /tmp/rtrs-UID. If neither
+        /// run-dir nor name is set, a server that cannot create its control socket logs a warning
+        /// and continues without one.
+        run_dir: Option<PathBuf> = "/run/rtrs, or $XDG_RUNTIME_DIR/rtrs without root",
+        /// Directory of state kept over restarts
+        ///
+        /// It holds one number for each export whose flush has failed. $STATE_DIRECTORY has
+        /// priority. The default without root is $XDG_STATE_HOME/rtrs, or ~/.local/state/rtrs. If
+        /// the server cannot write there it logs a warning; clients then treat each server start as
+        /// a loss of data that they had not flushed.
+        state_dir: Option<PathBuf> = "/var/lib/rtrs, or ~/.local/state/rtrs without root",
+        /// Log level: error, warn, info, debug, trace, or a filter by module
+        ///
+        /// An example of a filter is info,rtrs_server::engine=debug. The log goes to stderr.
+        log: LogFilter = "info",
+    }
+}
+
+impl Settings {
+    /// Reads the text of a configuration file called `name` in errors. An empty text says nothing.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config), with name, line and remedy.
+    pub fn from_yaml(text: &str, name: &str) -> Result<Self, Error> {
+        settings_from_yaml(text, name)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,458 @@
+//! One export as a user writes it.
+//!
+//! Owns [`ExportSpec`] and its two forms: the text of `--export`,
+//! `[NAME=]TARGET[,ro][,direct=auto|on|off][,block-size=512|4096][,no-lock][,delay=TIME]` with
+//! `[,error-rate=RATE][,id=ID]` behind it,
+//! and the map of a configuration file with the same names as keys.
+//!
+//! In the text form a backslash makes the next character ordinary: `\,` and `\=` put a comma or an
+//! equals sign into a name or a path, `\\` a backslash. An equals sign after a path that begins
+//! with `/`, `./` or `../` needs none. In the map form nothing is escaped.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use rtrs_core::settings::{
+    AutoSwitch, ByteSize, Field, Keys, MINUTE, Setting, Settings, Time, Value, ValueError, Visitor,
+    choices, describe, nearest, print, text_values,
+};
+use serde::de::value::MapAccessDeserializer;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Longest export name in bytes: the wire has 255 with the NUL (kernel rnbd-proto.h, `NAME_MAX`).
+pub const NAME_BYTES_MAX: usize = 254;
+
+/// Longest id in bytes.
+const ID_BYTES_MAX: usize = 255;
+const WHAT: &str = "export";
+const FORMS: &str = "write [NAME=]PATH, mem:SIZE or null:SIZE";
+
+/// What an export is made of.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Target {
+    /// A regular file or a block device. Never begins with `mem:` or `null:`; such a relative path
+    /// is kept with `./` in front.
+    Path(PathBuf),
+    /// Memory, gone when the server ends.
+    Memory(u64),
+    /// Nothing: writes vanish, reads give zeroes.
+    Null(u64),
+}
+
+impl FromStr for Target {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let refuse =
+            |problem: String, hint: &'static str| ValueError::new("target", text, problem, hint);
+        let size = |size: &str| match size.parse::<ByteSize>() {
+            Ok(size) => Ok(size.bytes()),
+            Err(error) => Err(refuse(
+                format!("is refused: {error}"),
+                "write mem:SIZE or null:SIZE, or ./ in front of a path of that name",
+            )),
+        };
+        if text.is_empty() {
+            return Err(refuse("is empty".into(), "write a path, mem:SIZE or null:SIZE"));
+        }
+        if text.contains('\0') {
+            return Err(refuse("contains a NUL".into(), "write the path without it"));
+        }
+        if let Some(rest) = text.strip_prefix("mem:") {
+            size(rest).map(Self::Memory)
+        } else if let Some(rest) = text.strip_prefix("null:") {
+            size(rest).map(Self::Null)
+        } else {
+            Ok(Self::Path(PathBuf::from(text)))
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Path(path) => write!(f, "{}", path.display()),
+            Self::Memory(size) => write!(f, "mem:{}", ByteSize::new(*size)),
+            Self::Null(size) => write!(f, "null:{}", ByteSize::new(*size)),
+        }
+    }
+}
+
+choices! {
+    /// The logical block size of an export.
+    #[derive(Default)]
+    pub enum BlockSize as "block-size" {
+        /// The block device's own; 512 bytes for everything else.
+        #[default]
+        Auto = "auto",
+        /// 512 bytes.
+        B512 = "512",
+        /// 4096 bytes.
+        B4096 = "4096" | "4k",
+    }
+}
+
+impl BlockSize {
+    /// The size in bytes, or `None` if the target decides.
+    #[must_use]
+    pub const fn bytes(self) -> Option<u32> {
+        match self {
+            Self::Auto => None,
+            Self::B512 => Some(512),
+            Self::B4096 => Some(4096),
+        }
+    }
+}
+
+/// The share of requests that fail on purpose, in millionths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct ErrorRate(u32);
+
+impl ErrorRate {
+    /// The rate in failures per million requests, 0 to 1,000,000.
+    #[must_use]
+    pub const fn per_million(self) -> u32 {
+        self.0
+    }
+}
+
+impl FromStr for ErrorRate {
+    type Err = ValueError;
+
+    /// Reads a decimal fraction from 0 to 1 with up to six places: `0`, `0.001`, `1`.
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let refuse = || {
+            ValueError::new(
+                "error-rate",
+                text,
+                "is not a fraction of requests",
+                "use 0 to 1 with up to six decimal places, as in 0.001",
+            )
+        };
+        let (whole, places) = text.split_once('.').unwrap_or((text, "0"));
+        let digits = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+        if !digits(whole) || !digits(places) || places.len() > 6 || whole.len() > 1 {
+            return Err(refuse());
+        }
+        let whole: u32 = whole.parse().map_err(|_| refuse())?;
+        let millionths: u32 = format!("{places:0<6}").parse().map_err(|_| refuse())?;
+        let rate = whole * 1_000_000 + millionths;
+        if rate > 1_000_000 { Err(refuse()) } else { Ok(Self(rate)) }
+    }
+}
+
+impl fmt::Display for ErrorRate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = format!("{}.{:06}", self.0 / 1_000_000, self.0 % 1_000_000);
+        f.write_str(text.trim_end_matches('0').trim_end_matches('.'))
+    }
+}
+
+rtrs_core::settings! {
+    /// One export: a name for clients, what is behind it, and how it behaves.
+    pub struct ExportSpec {
+        /// Name that clients open, 1 to 254 bytes
+        name: Option<String> = "the file name, mem or null",
+        /// Path of a regular file or block device, mem:SIZE or null:SIZE
+        target: Target = "null:0",
+        /// Refuse writes
+        ro: bool = "false",
+        /// Bypass the page cache; auto bypasses it for block devices
+        direct: AutoSwitch = "auto",
+        /// Logical block size; auto is that of the block device, otherwise 512
+        block_size: BlockSize = "auto",
+        /// Export for writing even where the file system has no locks (flock)
+        no_lock: bool = "false",
+        /// Delay each request by this time; for tests
+        delay: Time<0, { 10 * MINUTE }> = "0s",
+        /// Fraction of requests that fail with EIO, 0 to 1; for tests
+        error_rate: ErrorRate = "0",
+        /// Identify the export to clients by this text, 1 to 255 bytes; see "Identity" in
+        /// docs/OPERATING.md
+        id: Option<Id> = "derived from the file or disk",
+    }
+}
+
+/// What stands in the place of a target that was not written.
+const NO_TARGET: Target = Target::Null(0);
+
+impl ExportSpec {
+    /// An export of `target` with every option at its default.
+    #[must_use]
+    pub fn new(name: Option<String>, target: Target) -> Self {
+        Self { name, target, ..Self::default() }
+    }
+
+    /// The name clients open: the one written, else the path's file name, else `mem` or `null`.
+    ///
+    /// # Errors
+    /// [`ValueError`] if the name is empty, too long or holds a NUL, or the path has no file name.
+    pub fn resolved_name(&self) -> Result<String, ValueError> {
+        let name = match (&self.name, &self.target) {
+            (Some(name), _) => name.clone(),
+            (None, Target::Memory(_)) => "mem".to_owned(),
+            (None, Target::Null(_)) => "null".to_owned(),
+            (None, Target::Path(path)) => file_name(path)?,
+        };
+        let refuse = |problem: String| {
+            Err(ValueError::new(
+                "export name",
+                &name,
+                problem,
+                "use 1 to 254 bytes without NUL, as in vol0=/srv/vol0.img",
+            ))
+        };
+        match name.len() {
+            0 => refuse("is empty".into()),
+            len if len > NAME_BYTES_MAX => refuse(format!("is {len} bytes long")),
+            _ if name.contains('\0') => refuse("contains a NUL".into()),
+            _ => Ok(name),
+        }
+    }
+}
+
+fn file_name(path: &Path) -> Result<String, ValueError> {
+    path.file_name().and_then(|name| name.to_str()).map(str::to_owned).ok_or_else(|| {
+        ValueError::new(
+            WHAT,
+            &path.display().to_string(),
+            "has no file name to be exported under",
+            "write NAME=PATH",
+        )
+    })
+}
+
+/// A character of the text form, and whether a backslash stood before it.
+type Written = (char, bool);
+
+/// Splits at commas without a backslash.
+fn split_fields(text: &str) -> Result<Vec<Vec<Written>>, ValueError> {
+    let mut fields = vec![Vec::new()];
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        let written = match c {
+            ',' => {
+                fields.push(Vec::new());
+                continue;
+            }
+            '\\' => {
+                let problem = "ends with a backslash that escapes nothing";
+                let bare = || ValueError::new(WHAT, text, problem, "write \\\\ for a backslash");
+                (chars.next().ok_or_else(bare)?, true)
+            }
+            _ => (c, false),
+        };
+        if let Some(field) = fields.last_mut() {
+            field.push(written);
+        }
+    }
+    Ok(fields)
+}
+
+fn plain(field: &[Written]) -> String {
+    field.iter().map(|(c, _)| *c).collect()
+}
+
+/// Whether the text before an equals sign is the beginning of a path, not a name.
+fn begins_path(field: &[Written]) -> bool {
+    let begins = |start: &str| {
+        start.chars().enumerate().all(|(at, c)| field.get(at).is_some_and(|w| *w == (c, false)))
+    };
+    ["/", "./", "../"].into_iter().any(begins)
+}
+
+/// Splits a field at its first bare equals sign.
+fn split_pair(field: &[Written]) -> Option<(&[Written], &[Written])> {
+    let at = field.iter().position(|written| *written == ('=', false))?;
+    Some((&field[..at], &field[at + 1..]))
+}
+
+impl FromStr for ExportSpec {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let refuse =
+            |problem: String, hint: &'static str| Err(ValueError::new(WHAT, text, problem, hint));
+        let fields = split_fields(text)?;
+        let (head, options) = fields.split_first().map_or((&[][..], &[][..]), |(h, o)| (&**h, o));
+        let (name, target) = match split_pair(head) {
+            Some((name, target)) if !begins_path(name) => (Some(plain(name)), target),
+            _ => (None, head),
+        };
+        if name.as_ref().is_some_and(String::is_empty) {
+            return refuse("has an empty name".into(), "write NAME=TARGET, or only TARGET");
+        }
+        // An escaped first letter says that `mem:` or `null:` is the beginning of a file name.
+        let literal = target.first().is_some_and(|(_, escaped)| *escaped);
+        let target = plain(target);
+        let target = if literal && (target.starts_with("mem:") || target.starts_with("null:")) {
+            format!("./{target}")
+        } else {
+            target
+        };
+        if target.is_empty() {
+            return refuse("has no target".into(), FORMS);
+        }
+        let target = match target.parse() {
+            Ok(target) => target,
+            Err(error) => return refuse(format!("is refused: {error}"), FORMS),
+        };
+        let mut spec = Self::new(name, target);
+        let mut seen: Vec<String> = Vec::new();
+        for option in options {
+            let (key, value) = match split_pair(option) {
+                Some((key, value)) => (plain(key), Some(plain(value))),
+                None => (plain(option), None),
+            };
+            if seen.contains(&key) {
+                return refuse(format!("says {key:?} twice"), "say it once");
+            }
+            spec.set(text, &key, value.as_deref())?;
+            seen.push(key);
+        }
+        Ok(spec)
+    }
+}
+
+impl ExportSpec {
+    /// Sets one option of the text form; `text` is the whole specification, for errors.
+    fn set(&mut self, text: &str, key: &str, value: Option<&str>) -> Result<(), ValueError> {
+        let mut option = SetOption { key, value, result: None };
+        self.visit(&mut option);
+        let (problem, hint) = match option.result {
+            Some(Ok(())) => return Ok(()),
+            Some(Err(error)) if value.is_none() => (error, format!("write {key}=VALUE")),
+            Some(Err(error)) => (error, format!("correct {key}, or leave it out")),
+            None => {
+                let all = describe::<Self>();
+                let options = all.iter().map(|one| &*one.setting.name).filter(is_option);
+                let hint = nearest(key, options.clone()).map_or_else(
+                    || {
+                        let options = options.collect::<Vec<_>>().join(", ");
+                        format!("the options are {options}; write \\, for a comma in a path")
+                    },
+                    |near| format!("did you mean {near:?}?"),
+                );
+                (format!("has the unknown option {key:?}"), hint)
+            }
+        };
+        Err(ValueError::new(WHAT, text, problem, hint))
+    }
+
+    /// What clients open, once it is resolved.
+    pub(crate) fn name(&self) -> &str {
+        self.name.as_deref().unwrap_or_default()
+    }
+}
+
+fn is_option(name: &&str) -> bool {
+    !["name", "target"].contains(name)
+}
+
+/// Reads one option of the text form.
+struct SetOption<'a> {
+    key: &'a str,
+    value: Option<&'a str>,
+    result: Option<Result<(), String>>,
+}
+
+impl Visitor for SetOption<'_> {
+    fn setting<F: Field>(&mut self, setting: &Setting, place: &mut F) {
+        if self.key != setting.name || !is_option(&&*setting.name) {
+            return;
+        }
+        let key = self.key;
+        let flag = (setting.default == "false").then_some("true");
+        self.result = Some(match self.value.or(flag).map(F::parse) {
+            Some(Ok(value)) => {
+                *place = value;
+                Ok(())
+            }
+            Some(Err(error)) => Err(format!("has a bad {key}: {error}")),
+            None => Err(format!("has {key:?} without a value")),
+        });
+    }
+
+    fn section<S: Settings>(&mut self, _: &'static str, _: &mut S) {}
+}
+
+/// What an operator calls an export or a server: any text of 1 to 255 bytes, compared as written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Id(String);
+
+impl Id {
+    /// The text.
+    #[must_use]
+    pub fn get(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for Id {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let refuse = |problem, hint| Err(ValueError::new("id", text, problem, hint));
+        match text.len() {
+            1..=ID_BYTES_MAX => Ok(Self(text.to_owned())),
+            0 => refuse("is empty", "write 1 to 255 bytes, or leave it out"),
+            _ => refuse("is too long", "write 1 to 255 bytes"),
+        }
+    }
+}
+
+impl Value for ExportSpec {
+    const NAME: &'static str = "SPEC";
+}
+
+impl Serialize for ExportSpec {
+    /// Writes the map form.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        print(self).serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for ExportSpec {
+    /// Reads either form.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(SpecVisitor)
+    }
+}
+
+struct SpecVisitor;
+
+impl<'de> serde::de::Visitor<'de> for SpecVisitor {
+    type Value = ExportSpec;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an export: [NAME=]TARGET[,OPTION...], or a map with target and options")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<ExportSpec, E> {
+        text.parse().map_err(E::custom)
+    }
+
+    fn visit_map<A: serde::de::MapAccess<'de>>(self, map: A) -> Result<ExportSpec, A::Error> {
+        let Keys(spec) = Keys::<ExportSpec>::deserialize(MapAccessDeserializer::new(map))?;
+        if spec.target == NO_TARGET {
+            return Err(serde::de::Error::missing_field("target"));
+        }
+        Ok(spec)
+    }
+}
+
+text_values! {
+    Target, "TARGET", "a path, mem:SIZE or null:SIZE";
+    ErrorRate, "FRACTION", "a fraction from 0 to 1";
+    Id, "TEXT", "a text of 1 to 255 bytes";
+}
+
+#[cfg(test)]
+mod tests;
