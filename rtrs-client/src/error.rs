@@ -3,7 +3,9 @@
 //! Owns [`ErrorKind`], which the binary takes its exit code from. The error itself, with its text
 //! and its chain of causes, is [`CommandError`].
 
-use rtrs_core::config::{CommandError, ErrorClass};
+use std::io;
+
+use rtrs_core::settings::{CommandError, ErrorClass};
 
 /// An error of this program, with its kind and cause.
 pub type Error = CommandError<ErrorKind>;
@@ -42,6 +44,16 @@ impl ErrorClass for ErrorKind {
             _ => 1,
         }
     }
+}
+
+/// Wrong usage.
+pub(crate) fn usage(text: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Usage, text)
+}
+
+/// Says what the system refused, for `map_err`.
+pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
+    move |source| Error::with_source(ErrorKind::System, what, source)
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ use rtrs_core::fabric::{
     WorkRequest, WrOp,
 };
 use rtrs_core::identity::EvictionSecret;
-use rtrs_core::ids::{CoreIndex, PermitId, QpNum, SessionId};
+use rtrs_core::ids::{CoreIndex, PermitId, ProviderIndex, QpNum, SessionId};
 use rtrs_core::mem::Region;
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::{
@@ -35,9 +35,9 @@ use rtrs_core::wire::{
 };
 
 use self::input::{Input, changed};
-use crate::machine::{ClientCore, ClientMessage};
-use crate::session::{
-    Change, Failover, Leaving, NoPath, PathTarget, Policy, Rhythm, SessionConfig, SessionDevice,
+use crate::engine::{
+    Change, ClientEngine, ClientMessage, Failover, HeartbeatSettings, Leaving, NoPath, PathTarget,
+    Policy, SessionConfig, SessionDevice,
 };
 
 const DEPTH: u16 = 8;
@@ -101,7 +101,7 @@ struct Server {
 }
 
 struct Host {
-    core: ClientCore,
+    core: ClientEngine,
     fabrics: Vec<Box<dyn Fabric>>,
     inbox: VecDeque<ClientMessage>,
     device: Option<SessionDevice>,
@@ -126,14 +126,17 @@ fn client_ip(path: usize) -> IpAddr {
 }
 
 fn config(setup: u8) -> SessionConfig {
-    let heartbeat =
-        Rhythm { interval: Duration::from_millis(200), missed_max: 3, witnessed_max: 2 };
+    let heartbeat = HeartbeatSettings {
+        interval: Duration::from_millis(200),
+        missed_max: 3,
+        confirmed_missed_max: 2,
+    };
     let path = |path| PathTarget {
         name: format!("path{path}"),
         local: Some(client_ip(path)),
         remotes: vec![SocketAddr::new(server_ip(path), PORT)],
         transport: "sim",
-        provider: 0,
+        provider: ProviderIndex(0),
         invalidate_reads: setup & 1 == 0,
         heartbeat,
     };
@@ -173,7 +176,7 @@ impl Rig {
         let host = |at| {
             let core = CoreIndex(at);
             Some(Host {
-                core: ClientCore::new(world.now(), core, &config, &uuids),
+                core: ClientEngine::new(world.now(), core, &config, &uuids),
                 fabrics: vec![Box::new(world.fabric(client))],
                 inbox: VecDeque::new(),
                 device: None,
@@ -437,7 +440,7 @@ impl Host {
         busy |= self.fabrics[0].poll(now);
         while let Some(event) = self.fabrics[0].next_event() {
             busy = true;
-            self.core.handle_event(now, 0, event, &mut self.fabrics);
+            self.core.handle_event(now, ProviderIndex(0), event, &mut self.fabrics);
             self.core.check();
         }
         busy |= self.core.poll(now, &mut self.fabrics);

@@ -1,45 +1,32 @@
 //! The client end of RTRS: a session with a server as a block device, served over NBD.
 //!
-//! Map of the crate: what was typed (`cli`), what can be said (`config`), what will run (`plan`),
-//! running it (`run`, `hold`, `device`, `provide`, `launch`, `network`, `control`, `online`,
-//! `report`, `bench`), or looking at a link without a session (`ping`, `doctor`); the session
-//! (`session`) over its paths (`path`) as machines without IO, `driver`, which binds them to a
-//! core, and `machine`, by which a simulator drives them.
+//! Map of the crate: command line and commands (`cmd`), settings (`settings`), what they come to
+//! (`plan`), the process of a session (`daemon`), what a command and that process say to each other
+//! (`control_protocol`), what uses the device (`frontend`); the engine (`engine`) of a session over
+//! its paths (`path`), which does no IO of its own and which the simulator runs too.
 
 #![forbid(unsafe_code)]
 
-pub mod cli;
-pub mod config;
-mod control;
-mod device;
-mod doctor;
-mod driver;
+pub mod cmd;
+mod control_protocol;
+mod daemon;
+pub mod engine;
 mod error;
 mod frontend;
 #[cfg(any(test, feature = "test-util"))]
 mod fuzz;
-mod hold;
-mod kept;
-mod launch;
-pub mod machine;
-mod network;
-mod online;
 mod path;
-mod ping;
 pub mod plan;
-mod provide;
-mod report;
-mod run;
-mod session;
+pub mod settings;
 mod stats;
 
-pub use cli::LowArgs;
+pub use cmd::LowArgs;
+pub use engine::{
+    Change, Failover, HeartbeatSettings, Leaving, NoPath, PathTarget, Policy, SessionConfig,
+    SessionDevice, SessionFailure,
+};
 pub use error::{Error, ErrorKind};
 #[cfg(any(test, feature = "test-util"))]
 pub use fuzz::fuzz_paths;
-pub use plan::{AttachPlan, BenchPlan, DoctorPlan, Front, PingPlan, Plan, RunDir, SessionPlan};
-pub use run::run;
-pub use session::SessionDevice;
-pub use session::device::SessionFailure;
-pub use session::{Change, Failover, Leaving, NoPath, PathTarget, Policy, Rhythm, SessionConfig};
+pub use plan::{AttachPlan, BenchPlan, Front, SessionPlan};
 pub use stats::{OpCount, PathCount, ShardStats};

@@ -4,10 +4,10 @@ use hdrhistogram::Histogram;
 use rtrs_core::block::{Io, IoOp};
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Duration;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Counts of one kind of IO.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpCount {
     /// Finished, well or not.
     pub count: u64,
@@ -26,7 +26,7 @@ impl OpCount {
 }
 
 /// Counts of a path.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PathCount {
     /// Requests issued on it.
     pub requests: u64,

@@ -17,8 +17,8 @@ use rtrs_core::mem::Pool;
 use rtrs_core::time::{Duration, Instant};
 
 use super::{FrontEnd, FrontRequest, FrontSocket, MakeFrontEnds, Place};
-use crate::config::BenchMode;
-use crate::session::SessionDevice;
+use crate::engine::SessionDevice;
+use crate::settings::BenchMode;
 
 /// What all jobs of a run do.
 #[derive(Debug)]

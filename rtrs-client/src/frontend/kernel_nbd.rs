@@ -8,7 +8,7 @@ use nbd_bridge::{Bridge, BridgeConfig, BridgeStats, Group};
 use rtrs_core::time::Instant;
 
 use super::{FrontEnd, FrontRequest, FrontSocket, MakeFrontEnds, Place, bridge};
-use crate::session::SessionDevice;
+use crate::engine::SessionDevice;
 
 /// Front ends that serve the kernel.
 pub(crate) fn device(config: BridgeConfig) -> MakeFrontEnds {

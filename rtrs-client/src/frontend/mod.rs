@@ -3,7 +3,7 @@
 //! A front end is made on its shard's thread before the device is open, and is given the device
 //! once. The driver turns it and does not know what it is. To add one: a file here with a type that
 //! implements [`FrontEnd`] and a function that returns a [`MakeFrontEnds`]; a variant of
-//! `plan::Front` with its settings; and the line in `hold.rs` that maps one to the other.
+//! `plan::Front` with its settings; and the line in `daemon/attach.rs` that maps one to the other.
 //!
 //! - `nbd`: NBD clients at a unix or TCP socket.
 //! - `kernel_nbd`: the kernel's `/dev/nbdX`.
@@ -18,13 +18,12 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 
-use nbd_bridge::{Bridge, BridgeConfig, BridgeStats, Group, Seat, export_info};
-use rtrs_core::block::BlockDevice;
+use nbd_bridge::{Bridge, BridgeConfig, BridgeStats, Group, Seat};
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::rt::Ring;
 use rtrs_core::time::Instant;
 
-use crate::session::SessionDevice;
+use crate::engine::SessionDevice;
 
 /// One shard's user of the device.
 pub(crate) trait FrontEnd {
@@ -122,7 +121,6 @@ fn bridge(
     config: BridgeConfig,
     group: &Arc<Group>,
 ) -> io::Result<Bridge> {
-    let export = export_info(place.export, device.geometry());
     let seat = Seat { group: Arc::clone(group), shard: place.shard.index() };
-    Bridge::seated(place.ring, Box::new(device), export, config, seat)
+    Bridge::seated(place.ring, Box::new(device), place.export, config, seat)
 }

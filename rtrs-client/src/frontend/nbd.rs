@@ -12,7 +12,7 @@ use rtrs_core::ids::CoreIndex;
 use rtrs_core::time::{Instant, earliest};
 
 use super::{FrontEnd, FrontRequest, FrontSocket, MakeFrontEnds, Place, bridge};
-use crate::session::SessionDevice;
+use crate::engine::SessionDevice;
 
 /// Front ends that serve the clients of this socket.
 pub(crate) fn at(bound: Bound, config: BridgeConfig) -> MakeFrontEnds {

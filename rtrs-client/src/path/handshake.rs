@@ -1,7 +1,7 @@
-//! The service connection of a path: introduction, opening and closing the device, heartbeats.
+//! The service connection of a path: INFO_REQ, opening and closing the device, heartbeats.
 //!
-//! Connection 0 lives on the home core. Its first receive is for INFO_RSP, all later ones are
-//! alike. One request is in flight at a time, on a permit of the home core's own: one for opens
+//! Connection 0 lives on the control shard. Its first receive is for INFO_RSP, all later ones are
+//! alike. One request is in flight at a time, on a permit of the control shard's own: one for opens
 //! and closes, another for fences.
 
 use std::net::{IpAddr, SocketAddr};
@@ -22,9 +22,9 @@ use rtrs_core::wire::{
     errno_name,
 };
 
-use super::io::{Answer, WrId, geometry_of};
-use crate::session::permits::CONTROL;
-use crate::session::{Granted, OpenDevice, SessionConfig};
+use super::io::{Answer, WrId, geometry_of, writes_zeroes};
+use crate::engine::device_table::OpenDevice;
+use crate::engine::session::{CONTROL, Granted, SessionConfig};
 
 /// Small receives on the service connection: one answer, heartbeats both ways, room.
 const RECEIVES: u32 = 32;
@@ -136,6 +136,14 @@ pub(crate) fn describe_failure(failure: &ConnectFailure) -> String {
     }
 }
 
+/// Why a connection ended in place of INFO_RSP, with what is likely.
+pub(crate) fn describe_info_refusal(reason: &CloseReason, session: &str) -> String {
+    format!(
+        "{reason}: perhaps another session there has the name {session} (--session-name); the \
+         server's log says why"
+    )
+}
+
 /// What happened on a service connection.
 #[derive(Debug)]
 pub(crate) enum ServiceEvent {
@@ -144,8 +152,8 @@ pub(crate) enum ServiceEvent {
     HeartbeatAsked,
     /// The server is alive.
     HeartbeatAnswered,
-    /// The server told its chunks.
-    Introduced {
+    /// INFO_RSP came, with the server's chunks.
+    Info {
         chunks: Arc<[RemoteMem]>,
     },
     /// The device is open.
@@ -181,7 +189,7 @@ pub(crate) struct ServiceConnection {
     region: Option<Arc<dyn MemoryRegistration>>,
     granted: Option<Granted>,
     extensions: Extensions,
-    /// Of the home core's permits; none before the introduction.
+    /// Of the control shard's permits; none before INFO_RSP.
     chunks: [Option<RemoteMem>; 2],
     step: Step,
     /// The permit of the request in flight, or of the last one.
@@ -236,11 +244,6 @@ impl ServiceConnection {
         if self.extensions.identity.is_some() { OpenRspTail::LONG_LEN } else { OpenRsp::LEN }
     }
 
-    /// True when the server takes FENCE.
-    pub(crate) fn fences(&self) -> bool {
-        self.extensions.fence
-    }
-
     /// True while no control request is in flight.
     pub(crate) fn is_idle(&self) -> bool {
         self.step == Step::Idle && self.chunks[0].is_some()
@@ -251,7 +254,7 @@ impl ServiceConnection {
         self.permit == permit && !matches!(self.step, Step::Idle | Step::Info)
     }
 
-    /// Introduces the path: receives first, then INFO_REQ.
+    /// Posts receives, then INFO_REQ.
     pub(crate) fn post_info(
         &mut self,
         session_name: &str,
@@ -287,7 +290,7 @@ impl ServiceConnection {
         if self.step != Step::Idle {
             return Err(FabricError::QueueFull);
         }
-        let bytes = SessInfo::new().encode();
+        let bytes = SessInfo::default().encode();
         self.post_read(&bytes, SessInfoRsp::LEN, fabric)?;
         self.step = Step::SessInfo { export: export.to_owned(), access };
         Ok(())
@@ -384,7 +387,7 @@ impl ServiceConnection {
             table.iter().map(|c| RemoteMem { addr: c.addr, rkey: c.key }).collect();
         self.chunks = [chunks.first().copied(), chunks.get(1).copied()];
         self.step = Step::Idle;
-        Ok(ServiceEvent::Introduced { chunks })
+        Ok(ServiceEvent::Info { chunks })
     }
 
     fn on_answer(
@@ -434,6 +437,7 @@ impl ServiceConnection {
                 let device = OpenDevice {
                     device_id: rsp.device_id,
                     geometry,
+                    writes_zeroes: writes_zeroes(&rsp, granted.keeps_lengths),
                     cache_id: if told { rsp.cache_id } else { 0 },
                     volatile: told && rsp.volatile,
                     export_id: tail.and_then(|tail| tail.export),
@@ -543,7 +547,7 @@ impl ServiceConnection {
     }
 
     fn memory(&self) -> Result<&Arc<Region>, String> {
-        let registration = self.region.as_ref().ok_or("a message before the introduction")?;
+        let registration = self.region.as_ref().ok_or("a message before INFO_REQ")?;
         Ok(registration.region())
     }
 

@@ -3,12 +3,13 @@
 use rtrs_core::block::{Geometry, IoFlags, IoOp};
 use rtrs_core::fabric::RemoteMem;
 use rtrs_core::ids::{PermitId, Rkey};
+use rtrs_core::limits::SECTOR_SIZE;
 use rtrs_core::mem::MemSlice;
 use rtrs_core::status::IoStatus;
 use rtrs_core::wire::{Imm, IoHeader, MemBits, OpenRsp, ReadMsg, RkeyRsp, Rw, SgDesc, WriteMsg};
 
-use crate::session::Granted;
-use crate::session::zeroes::ZEROES_LEN;
+use crate::engine::device_table::ZEROES_LEN;
+use crate::engine::session::Granted;
 
 /// Room for the header of one request: RNBD IO message (32) and the larger RTRS message (24).
 pub(crate) const HEADER_SLOT: usize = 64;
@@ -49,7 +50,10 @@ impl Request {
             IoOp::Write => Rw::WRITE,
             IoOp::Flush => Rw::FLUSH.sync().fua(true),
             IoOp::Discard => Rw::DISCARD.fua(self.flags.fua),
-            IoOp::WriteZeroes => Rw::WRITE_ZEROES.fua(self.flags.fua).no_unmap(self.flags.no_unmap),
+            IoOp::WriteZeroes => Rw::WRITE_ZEROES
+                .fua(self.flags.fua)
+                .no_unmap(self.flags.no_unmap)
+                .fast_only(self.flags.fast_only),
         };
         let header = IoHeader {
             device_id: self.device_id,
@@ -156,11 +160,15 @@ impl WrId {
     }
 }
 
+/// True when the server itself writes zeroes as asked. It must have announced a limit for it, since
+/// older servers take the operation for a read, and must keep its length
+/// ([`rtrs_core::wire::Extensions`]); otherwise the session writes zeroes (`engine/io/zeroes.rs`).
+pub(crate) fn writes_zeroes(rsp: &OpenRsp, keeps_lengths: bool) -> bool {
+    keeps_lengths && rsp.max_write_zeroes_sectors >= u32::from(rsp.logical_block_size) / SECTOR_SIZE
+}
+
 /// The device as OPEN_RSP describes it, and what a session makes of it: write zeroes is always
-/// there, and `fast_zero` says whether the server does it. It must have announced a limit for it,
-/// since older servers take the operation for a read, and must keep its length
-/// ([`rtrs_core::wire::Extensions`]); otherwise the session writes zeroes itself
-/// (`session/zeroes.rs`).
+/// there.
 ///
 /// # Errors
 /// What cannot be worked with.
@@ -175,7 +183,7 @@ pub(crate) fn geometry_of(rsp: &OpenRsp, keeps_lengths: bool) -> Result<Geometry
         .ok_or_else(|| format!("the server's device has {} sectors", rsp.nsectors))?;
     let bytes = |sectors: u32| sectors.saturating_mul(512) / logical * logical;
     let discard_max = bytes(rsp.max_discard_sectors);
-    let zeroes_max = if keeps_lengths { bytes(rsp.max_write_zeroes_sectors) } else { 0 };
+    let own_zeroes = !writes_zeroes(rsp, keeps_lengths);
     Ok(Geometry {
         size: size / u64::from(logical) * u64::from(logical),
         logical_block: logical,
@@ -183,7 +191,7 @@ pub(crate) fn geometry_of(rsp: &OpenRsp, keeps_lengths: bool) -> Result<Geometry
         // The session splits; a submitter need not know the server's limit.
         io_max: 32 << 20,
         discard_max: discard_max.max(logical),
-        zeroes_max: if zeroes_max > 0 { zeroes_max } else { ZEROES_LEN },
+        zeroes_max: if own_zeroes { ZEROES_LEN } else { bytes(rsp.max_write_zeroes_sectors) },
         read_only: false,
         write_cache: rsp.write_cache,
         fua: rsp.fua,
@@ -192,7 +200,7 @@ pub(crate) fn geometry_of(rsp: &OpenRsp, keeps_lengths: bool) -> Result<Geometry
         discard_alignment: rsp.discard_alignment,
         secure_discard: rsp.secure_discard != 0,
         write_zeroes: true,
-        fast_zero: zeroes_max > 0,
+        fast_zero: !own_zeroes && rsp.fast_zero,
         rotational: rsp.rotational,
     })
 }
@@ -295,7 +303,7 @@ mod tests {
 
         let flags = IoFlags { fua: true, no_unmap: true, fast_only: true };
         let (bytes, layout) = encode(IoOp::WriteZeroes, flags, (0, 1 << 20, 65536));
-        assert_eq!(bytes[16..24], [5, 0x0a, 0, 0, 0, 0, 1, 0], "FUA and NOUNMAP");
+        assert_eq!(bytes[16..24], [5, 0x0a, 0, 0x80, 0, 0, 1, 0], "FUA, NOUNMAP, our FAST_ONLY");
         assert_eq!((bytes.len(), layout.chunk_offset), (36, 0));
     }
 

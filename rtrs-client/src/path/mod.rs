@@ -1,6 +1,6 @@
 //! A path: one address pair of a session.
 //!
-//! `state.rs` and `handshake.rs` are the home core's view (states, the steps of connecting);
+//! `state.rs` and `handshake.rs` are the control shard's view (states, the steps of connecting);
 //! `shard.rs` is one core's connection of it; `io.rs` turns an IO into a work request and an
 //! immediate into an answer.
 

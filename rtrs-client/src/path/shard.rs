@@ -14,14 +14,15 @@ use rtrs_core::fabric::{
     ProtectionDomain, QpLimits, RemoteMem, Sge, SgeList, WcOp, Window, WorkCompletion, WorkRequest,
     WrOp,
 };
-use rtrs_core::ids::{ConnIndex, PathId, PermitId, QpNum};
+use rtrs_core::ids::{ConnIndex, PathId, PermitId, ProviderIndex, QpNum};
 use rtrs_core::mem::Region;
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::{Close, Imm, MemBits, WriteMsg};
 
 use super::io::{Answer, HEADER_SLOT, Request, WrId};
-use crate::session::probe::NO_DEVICE;
-use crate::session::{Connect, Granted, PathShared, PathTarget};
+use crate::engine::device_table::NO_DEVICE;
+use crate::engine::message::Connect;
+use crate::engine::session::{Granted, PathShared, PathTarget};
 
 /// Bytes of one receive buffer: a fresh-key message.
 const RECV_SLOT: usize = 8;
@@ -49,7 +50,7 @@ struct Connection {
     ending: bool,
     /// Why we ended it, when this core did so.
     why: Option<CloseReason>,
-    /// The latest time that was told to the path's other cores.
+    /// The latest time that was reported to the path's other cores.
     heard: Instant,
     unsignaled: u32,
     signal_every: u32,
@@ -85,8 +86,8 @@ pub(crate) struct PathShard {
     connection: Option<Connection>,
     range: Range<u16>,
     /// Requests of this core in flight on this path.
-    pub(crate) inflight: u32,
-    /// It gets no more requests, and the home core waits to hear that it has none.
+    inflight: u32,
+    /// It gets no more requests, and the control shard waits until it has none.
     retiring: Retiring,
     header_region: Option<Arc<Region>>,
     recv_region: Option<Arc<Region>>,
@@ -118,17 +119,27 @@ impl PathShard {
         self.cache_id
     }
 
+    /// Requests of this shard in flight on this path.
+    pub(crate) fn inflight(&self) -> u32 {
+        self.inflight
+    }
+
+    /// A request has ended, or its connection has.
+    pub(crate) fn request_left(&mut self) {
+        self.inflight -= 1;
+    }
+
     /// As listings show it.
     pub(crate) fn name(&self) -> &str {
         &self.target.name
     }
 
-    pub(crate) fn provider(&self) -> usize {
+    pub(crate) fn provider(&self) -> ProviderIndex {
         self.target.provider
     }
 
     /// True when this is the path's queue pair on this core.
-    pub(crate) fn is(&self, provider: usize, qp: QpNum) -> bool {
+    pub(crate) fn is(&self, provider: ProviderIndex, qp: QpNum) -> bool {
         self.target.provider == provider && self.connection.as_ref().is_some_and(|c| c.qp == qp)
     }
 
@@ -147,7 +158,7 @@ impl PathShard {
         self.retiring = Retiring::Asked(epoch);
     }
 
-    /// The epoch that is to be told as retired, once.
+    /// The epoch to report as retired, once.
     pub(crate) fn take_retiring(&mut self) -> Option<u32> {
         let Retiring::Asked(epoch) = self.retiring else { return None };
         self.retiring = Retiring::Told;
@@ -179,7 +190,7 @@ impl PathShard {
         let limits = QpLimits { send_max: depth * 4 + 8, recv_max: depth * 2 + 8 };
         let headers = region(&mut self.header_region, permits * HEADER_SLOT)?;
         let receives = region(&mut self.recv_region, limits.recv_max as usize * RECV_SLOT)?;
-        let fabric = fabrics[self.target.provider].as_mut();
+        let fabric = fabrics[self.target.provider.index()].as_mut();
         let mut connection = Connection {
             qp: QpNum(0),
             headers: pd.register(&headers, Access::LOCAL_READ)?,
@@ -223,13 +234,13 @@ impl PathShard {
         Ok(())
     }
 
-    /// The connection is ready; returns what the home core is told.
+    /// The connection is ready; returns what the control shard is notified of.
     pub(crate) fn established(&self) -> (PathId, u32, ConnIndex) {
         (self.id, self.epoch, self.cid)
     }
 
-    /// The connection ended and reaches no memory any more. Returns what the home core is told,
-    /// and why we ended it, if this core did.
+    /// The connection ended and reaches no memory any more. Returns what the control shard is
+    /// notified of, and why we ended it, if this core did.
     pub(crate) fn closed(&mut self) -> (PathId, u32, ConnIndex, Option<CloseReason>) {
         let why = self.connection.take().and_then(|connection| connection.why);
         (self.id, self.epoch, self.cid, why)
@@ -263,7 +274,7 @@ impl PathShard {
         if self.epoch != epoch {
             return;
         }
-        let fabric = fabrics[self.target.provider].as_mut();
+        let fabric = fabrics[self.target.provider.index()].as_mut();
         if let Some(connection) = self.connection.as_mut() {
             connection.ending = true;
             if in_order {
@@ -364,7 +375,9 @@ impl PathShard {
         let remote = RemoteMem { addr: chunk.addr + layout.chunk_offset, rkey: chunk.rkey };
         let op = WrOp::RdmaWrite { remote, imm: Some(layout.imm) };
         let wr_id = WrId::Request.encode();
-        fabric.post_send(connection.qp, WorkRequest { wr_id, op, sges, signaled })
+        fabric.post_send(connection.qp, WorkRequest { wr_id, op, sges, signaled })?;
+        self.inflight += 1;
+        Ok(())
     }
 
     /// When something last came over this core's connection.

@@ -1,15 +1,16 @@
-//! The states of a path on the home core and the moves between them.
+//! The states of a path on the control shard and the moves between them.
 //!
 //! ```text
-//! Waiting -> Connecting -> Introducing -> Opening -> Connected -> Closing -> Waiting
-//!                 \____________\____________\__________________/      \---> Gone
-//!                                   Waiting <- Disconnected <------------/
+//! Waiting -> Connecting -> InfoExchange -> Opening -> Connected -> Closing -> Waiting
+//!                 \____________\_____________\__________________/      \---> Gone
+//!                                    Waiting <- Disconnected <------------/
 //! ```
 
-use serde::Serialize;
+use rtrs_core::proto::{Moves, step};
+use serde::{Deserialize, Serialize};
 
 /// Where a path stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum PathState {
     /// Between attempts.
@@ -17,43 +18,42 @@ pub(crate) enum PathState {
     /// Connections are being made, one after the other.
     Connecting,
     /// All connections are up; INFO_REQ is on its way or was sent.
-    Introducing,
-    /// Introduced; the device is being opened on it.
+    #[serde(rename = "introducing")]
+    InfoExchange,
+    /// INFO_RSP came; the device is being opened on it.
     Opening,
     /// Carries IO.
     Connected,
     /// Connections are being ended.
     Closing,
-    /// Taken out of use by hand, until it is told to connect again.
+    /// Taken out of use by hand, until it is asked to connect again.
     Disconnected,
     /// Ended for good: detached, or refused in a way that a retry cannot mend.
     Gone,
 }
 
-/// All legal moves, as data.
-pub(crate) const MOVES: &[(PathState, PathState)] = &[
-    (PathState::Waiting, PathState::Connecting),
-    (PathState::Waiting, PathState::Disconnected),
-    (PathState::Waiting, PathState::Gone),
-    (PathState::Connecting, PathState::Introducing),
-    (PathState::Connecting, PathState::Closing),
-    (PathState::Introducing, PathState::Opening),
-    (PathState::Introducing, PathState::Closing),
-    (PathState::Opening, PathState::Connected),
-    (PathState::Opening, PathState::Closing),
-    (PathState::Connected, PathState::Closing),
-    (PathState::Closing, PathState::Waiting),
-    (PathState::Closing, PathState::Disconnected),
-    (PathState::Closing, PathState::Gone),
-    (PathState::Disconnected, PathState::Waiting),
-    (PathState::Disconnected, PathState::Gone),
-];
+impl Moves for PathState {
+    const MOVES: &'static [(Self, &'static [Self])] = &[
+        (Self::Waiting, &[Self::Connecting, Self::Disconnected, Self::Gone]),
+        (Self::Connecting, &[Self::InfoExchange, Self::Closing]),
+        (Self::InfoExchange, &[Self::Opening, Self::Closing]),
+        (Self::Opening, &[Self::Connected, Self::Closing]),
+        (Self::Connected, &[Self::Closing]),
+        (Self::Closing, &[Self::Waiting, Self::Disconnected, Self::Gone]),
+        (Self::Disconnected, &[Self::Waiting, Self::Gone]),
+    ];
+}
 
 impl PathState {
+    /// True while it connects, or is connected.
+    pub(crate) fn is_up(self) -> bool {
+        matches!(self, Self::Connecting | Self::InfoExchange | Self::Opening | Self::Connected)
+    }
+
     /// Moves on. Panics on a move that is not in the table: that is our own fault.
+    #[track_caller]
     pub(crate) fn advance(&mut self, to: Self) {
-        assert!(MOVES.contains(&(*self, to)), "no path goes from {self:?} to {to:?}");
-        *self = to;
+        step(self, to);
     }
 }
 
@@ -62,7 +62,7 @@ impl std::fmt::Display for PathState {
         f.write_str(match self {
             Self::Waiting => "waiting",
             Self::Connecting => "connecting",
-            Self::Introducing => "introducing",
+            Self::InfoExchange => "introducing",
             Self::Opening => "opening",
             Self::Connected => "connected",
             Self::Closing => "closing",
@@ -81,7 +81,7 @@ mod tests {
         let all = [
             PathState::Waiting,
             PathState::Connecting,
-            PathState::Introducing,
+            PathState::InfoExchange,
             PathState::Opening,
             PathState::Connected,
             PathState::Closing,
@@ -90,11 +90,8 @@ mod tests {
         for start in all {
             let mut reached = vec![start];
             for _ in 0..all.len() + 1 {
-                let next: Vec<_> = MOVES
-                    .iter()
-                    .filter(|(from, to)| reached.contains(from) && !reached.contains(to))
-                    .map(|(_, to)| *to)
-                    .collect();
+                let from = PathState::MOVES.iter().filter(|(from, _)| reached.contains(from));
+                let next: Vec<_> = from.flat_map(|(_, next)| next.iter().copied()).collect();
                 reached.extend(next);
             }
             assert!(reached.contains(&PathState::Gone), "{start:?} is a dead end");
@@ -102,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "no path goes from")]
+    #[should_panic(expected = "illegal move from")]
     fn an_illegal_move_is_our_own_fault() {
         let mut state = PathState::Waiting;
         state.advance(PathState::Connected);

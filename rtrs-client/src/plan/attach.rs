@@ -3,31 +3,30 @@
 //! Owns [`AttachPlan`] and [`Front`].
 
 use std::net::SocketAddr;
-use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use nbd_bridge::kernel::{DeviceOptions, check_device};
-use rtrs_core::config::{ByteSize, Shards};
 use rtrs_core::local::{RunDir, SocketState, check_socket_path, socket_state};
+use rtrs_core::settings::{Output, Shards, Time};
 
+use super::device_name::{backend, cannot_attach, device_failed};
 use super::session::SessionPlan;
-use super::{in_range, unsaid, usage};
-use crate::cli::Output;
-use crate::config::{Access, Device, NbdAddress, NoPath, Settings};
-use crate::device;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, usage};
+use crate::settings::{
+    Access, AttachSettings, BenchSettings, Device, PlaceSettings, SessionSettings, Settings,
+};
 
 const BUFFER_BYTES_MIN: u64 = 58 << 20;
 const BUFFER_BYTES_MAX: u64 = 4 << 30;
 
-/// Longest times of a device, in seconds.
-const DEVICE_SECONDS_MAX: u64 = 86_400;
-/// What the kernel waits for a request beyond the session's own bound, in seconds.
-const DEVICE_SECONDS_MORE: u64 = 30;
+/// Longest time the kernel waits for a request.
+const DEVICE_TIMEOUT_MAX: Duration = Duration::from_secs(86_400);
+/// What it waits beyond the session's own bound.
+const DEVICE_TIMEOUT_MORE: Duration = Duration::from_secs(30);
 
-/// Seconds that the kernel keeps requests for a process that takes over, if nothing else is said.
-const TAKEOVER_SECONDS: u64 = 60;
+/// How long the kernel keeps requests for a process that takes over, if nothing else is said.
+const TAKEOVER: Duration = Duration::from_secs(60);
 /// So late the kernel may be: two looks at a request of a quick device, each up to 1.3 s, or one
 /// after the bound of another, up to a second later; and some.
 const RESENT_MARGIN: Duration = Duration::from_secs(5);
@@ -46,17 +45,16 @@ pub enum Front {
     Device(DeviceOptions),
 }
 
-/// `attach`, judged.
+/// `attach`, validated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttachPlan {
     /// The session.
     pub session: SessionPlan,
     /// Where it is served.
     pub front: Front,
-    /// Bytes of NBD buffers per shard, a multiple of 4096.
-    pub buffer_bytes: u64,
-    /// Stay in the foreground.
-    pub foreground: bool,
+    /// The settings, with the defaults that follow from others filled in. The size of the buffers
+    /// is a multiple of 4096.
+    pub settings: AttachSettings,
     /// Whatever the session was pinned to, go on with what opens first.
     pub accept_new_identity: bool,
     /// Where the control socket lives: [`RunDir::control_socket`] of the export's name.
@@ -66,12 +64,12 @@ pub struct AttachPlan {
 }
 
 impl Front {
-    fn new(settings: &Settings, session: &SessionPlan) -> Result<Self, Error> {
+    fn new(settings: &AttachSettings, session: &SessionPlan) -> Result<Self, Error> {
         for (name, said) in
             [("takeover", settings.takeover), ("quick-takeover", settings.quick_takeover)]
         {
-            if said == Some(true) && settings.device.is_none() {
-                return Err(usage(format!("{name} is about a block device; use it with device")));
+            if said && settings.device.is_none() {
+                return Err(usage(format!("{name} needs a block device; set device too")));
             }
         }
         match (settings.socket.clone(), settings.listen, settings.device) {
@@ -87,113 +85,113 @@ impl Front {
                 device_options(settings, device, session).map(Self::Device)
             }
             (None, None, None) => Err(usage(
-                "none of device, socket and listen is said; use --device auto, --socket PATH or \
+                "device, socket and listen are all unset; use --device auto, --socket PATH or \
                  --listen ADDR:PORT",
             )),
-            _ => Err(usage("more than one of device, socket and listen is said; use one of them")),
+            _ => Err(usage("device, socket and listen exclude each other; set one of them")),
         }
     }
 }
 
 /// How the kernel is told to treat the device.
 fn device_options(
-    settings: &Settings,
+    settings: &AttachSettings,
     device: Device,
     session: &SessionPlan,
 ) -> Result<DeviceOptions, Error> {
-    let (Some(takeover), Some(quick)) = (settings.takeover, settings.quick_takeover) else {
-        return Err(unsaid());
-    };
-    let takeover = takeover || quick;
+    let quick = settings.quick_takeover;
+    let takeover = settings.takeover || quick;
     if takeover && session.access == Access::Migration {
         return Err(usage(
-            "takeover needs access that excludes other writers, since requests of the process that \
-             died may still be under way; use access auto, rw or ro",
+            "takeover needs an access mode that excludes other writers, because requests of the \
+             dead process may still be running; use access auto, rw or ro",
         ));
     }
-    let usual_dead_s = if takeover { TAKEOVER_SECONDS } else { 0 };
-    let dead_timeout_s = settings.device_dead_timeout_s.unwrap_or(usual_dead_s);
-    let timeout_s = match (quick, settings.device_timeout_s) {
-        (false, said) => Some(request_seconds(said, session)?),
+    let usual_dead = if takeover { TAKEOVER } else { Duration::ZERO };
+    let dead_timeout = settings.device_dead_timeout.map_or(usual_dead, Time::get);
+    let timeout_s = match (quick, settings.device_timeout) {
+        (false, said) => Some(request_seconds(said.map(Time::get), session)?),
         (true, None) => None,
         (true, Some(_)) => {
             return Err(usage(
-                "with quick-takeover the kernel has no bound for a request, and device-timeout-s \
-                 says one; drop one of them",
+                "quick-takeover and device-timeout exclude each other, because the kernel then has \
+                 no timeout; drop one of them",
             ));
         }
     };
     Ok(DeviceOptions {
         choice: device.get(),
         timeout_s,
-        dead_timeout_s: in_range("device-dead-timeout-s", dead_timeout_s, 0..=DEVICE_SECONDS_MAX)?,
-        backend: device::backend(&session.session_name, &session.export_name),
+        dead_timeout_s: whole_seconds(dead_timeout),
+        backend: backend(&session.session_name, &session.export_name),
         takeover,
     })
 }
 
 /// How long the kernel waits for a request, if `said` says so, or else as long as may be needed.
-fn request_seconds(said: Option<u64>, session: &SessionPlan) -> Result<u64, Error> {
-    // What an IO may take at most (`NoPath::io_age_max`). The kernel must not lose patience before:
-    // what it sends again may overtake what follows.
-    let io_ms = 2 * session.io_timeout_ms;
-    let (bound_ms, usual_s) = match session.no_path {
-        NoPath::Queue => (io_ms, DEVICE_SECONDS_MAX),
-        NoPath::Fail => (io_ms, io_ms.div_ceil(1000) + DEVICE_SECONDS_MORE),
-        NoPath::QueueFor(time) => {
-            let bound_ms = io_ms + time.millis();
-            (bound_ms, bound_ms.div_ceil(1000) + DEVICE_SECONDS_MORE)
-        }
-    };
-    let usual_s = usual_s.min(DEVICE_SECONDS_MAX);
-    let least_s = (bound_ms + 1000).div_ceil(1000).min(DEVICE_SECONDS_MAX);
-    let timeout_s = said.unwrap_or(usual_s);
-    if timeout_s < least_s {
+fn request_seconds(said: Option<Duration>, session: &SessionPlan) -> Result<u64, Error> {
+    let SessionSettings { io_timeout, no_path, .. } = &session.settings;
+    // What an IO may take at most. The kernel must not lose patience before: what it sends again
+    // may overtake what follows.
+    let bound = no_path.io_age_max(io_timeout.get());
+    let usual = bound.map_or(DEVICE_TIMEOUT_MAX, |bound| bound + DEVICE_TIMEOUT_MORE);
+    let least = bound.unwrap_or_else(|| io_timeout.get() * 2) + Duration::from_secs(1);
+    let least = whole_seconds(least.min(DEVICE_TIMEOUT_MAX));
+    let seconds = whole_seconds(said.unwrap_or_else(|| usual.min(DEVICE_TIMEOUT_MAX)));
+    if seconds < least {
         return Err(usage(format!(
-            "device-timeout-s {timeout_s} is too short beside io-timeout-ms {} and no-path {}; \
-             use {least_s} or more, or lower these",
-            session.io_timeout_ms, session.no_path
+            "device-timeout {seconds}s is too short for io-timeout {io_timeout} and no-path \
+             {no_path}; use {least}s or more, or lower these"
         )));
     }
-    in_range("device-timeout-s", timeout_s, 1..=DEVICE_SECONDS_MAX)
+    Ok(seconds)
+}
+
+/// The kernel's unit; a part of a second counts as one.
+fn whole_seconds(time: Duration) -> u64 {
+    time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
 
 /// A quick takeover needs a device with one socket, and an IO stays on one shard.
 fn quick_shards(shards: Shards) -> Result<Shards, Error> {
     match shards {
-        Shards::Count(count) if count.get() > 1 => Err(usage(format!(
-            "quick-takeover needs a device with one socket, which one shard serves; use it with \
-             shards 1 instead of {count}"
+        Shards::Is(count) if count.get() > 1 => Err(usage(format!(
+            "quick-takeover needs one shard, because its device has one socket; use shards 1 \
+             instead of {count}"
         ))),
-        _ => Ok(Shards::Count(NonZeroU16::MIN)),
+        _ => Ok(Shards::ONE),
     }
 }
 
 impl AttachPlan {
-    /// Judges settings, laid over [`Settings::defaults`].
+    /// Validates settings.
     pub(crate) fn new(name: &str, settings: Settings, output: Output) -> Result<Self, Error> {
-        let settings = settings.over(Settings::defaults());
-        let (Some(buffer_size), Some(foreground)) = (settings.buffer_size, settings.foreground)
-        else {
-            return Err(unsaid());
-        };
-        let bytes = buffer_size.bytes();
+        let (mut set, run_dir) = (settings.attach, RunDir::new(settings.place.run_dir)?);
+        let size = set.buffer_size;
+        let bytes = size.bytes();
         if !(BUFFER_BYTES_MIN..=BUFFER_BYTES_MAX).contains(&bytes) || !bytes.is_multiple_of(4096) {
             return Err(usage(format!(
-                "buffer-size {buffer_size} is not usable; use 58M to 4G in steps of 4k"
+                "buffer-size {size} is not usable; use 58M to 4G in steps of 4k"
             )));
         }
-        let run_dir = RunDir::new(settings.run_dir.clone())?;
         check_socket_path("control socket", &run_dir.control_socket(name))?;
-        let fronts = settings.clone();
-        let mut session = SessionPlan::new(name, settings, Access::Auto)?;
-        if fronts.quick_takeover == Some(true) {
-            session.shards = quick_shards(session.shards)?;
+        if set.quick_takeover {
+            set.shards = quick_shards(set.shards)?;
         }
-        let front = Front::new(&fronts, &session)?;
-        let buffer_bytes = bytes;
+        let session = SessionPlan::new(name, settings.session, set.shards, Access::Auto)?;
+        let front = Front::new(&set, &session)?;
+        match &front {
+            Front::Socket(path) => set.socket = Some(path.clone()),
+            Front::Tcp(_) => {}
+            Front::Device(options) => {
+                set.takeover = options.takeover;
+                set.device_timeout = options.timeout_s.map(Duration::from_secs).map(Time::new);
+                let dead = Duration::from_secs(options.dead_timeout_s);
+                set.device_dead_timeout = Some(Time::new(dead));
+            }
+        }
         let accept_new_identity = false;
-        Ok(Self { session, front, buffer_bytes, foreground, accept_new_identity, run_dir, output })
+        Ok(Self { session, front, settings: set, accept_new_identity, run_dir, output })
     }
 
     /// True when it takes a device over that another process has left, if there is one.
@@ -233,7 +231,7 @@ impl AttachPlan {
         let control = self.run_dir.control_socket(name);
         if socket_state(&control)? == SocketState::InUse {
             let text = format!(
-                "{name:?} is attached already (control socket {}); detach it first",
+                "{name:?} is already attached (control socket {}); detach it first",
                 control.display()
             );
             return Err(Error::new(ErrorKind::InUse, text));
@@ -247,34 +245,20 @@ impl AttachPlan {
         }
         self.session.check()?;
         if let Front::Device(options) = &self.front {
-            let what = device::cannot_attach(name, options.choice);
-            check_device(options.choice, &options.backend).map_err(device::failed(what))?;
+            let what = cannot_attach(name, options.choice);
+            check_device(options.choice, &options.backend).map_err(device_failed(what))?;
         }
         Ok(())
     }
 
     /// The settings that make this plan again, given the same name.
-    pub(super) fn settings(&self) -> Settings {
-        let front = match &self.front {
-            Front::Socket(path) => Settings { socket: Some(path.clone()), ..Settings::default() },
-            Front::Tcp(address) => {
-                Settings { listen: Some(NbdAddress::new(*address)), ..Settings::default() }
-            }
-            Front::Device(options) => Settings {
-                device: Some(Device::new(options.choice)),
-                device_timeout_s: options.timeout_s,
-                device_dead_timeout_s: Some(options.dead_timeout_s),
-                takeover: Some(options.takeover),
-                quick_takeover: Some(options.timeout_s.is_none()),
-                ..Settings::default()
-            },
-        };
-        let rest = Settings {
-            foreground: Some(self.foreground),
-            buffer_size: Some(ByteSize::new(self.buffer_bytes)),
-            run_dir: Some(self.run_dir.path().to_path_buf()),
-            ..self.session.settings()
-        };
-        front.over(rest)
+    pub(crate) fn printed(&self) -> Settings {
+        let run_dir = Some(self.run_dir.path().to_path_buf());
+        Settings {
+            session: self.session.settings.clone(),
+            attach: self.settings.clone(),
+            place: PlaceSettings { run_dir },
+            bench: BenchSettings::default(),
+        }
     }
 }

@@ -1,182 +1,91 @@
 //! The part of a plan that `attach` and `bench` share: the session.
 //!
-//! Owns [`SessionPlan`], its judgement and its look at the system (host names, RDMA).
+//! Owns [`SessionPlan`], its validation and its checks of the system (host names, RDMA).
 
 use std::fs;
-use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use rtrs_core::config::{AutoSwitch, Portal, Scheme, Shards, Switch, check_log_filter};
 use rtrs_core::fabric::rdma::{NoRdma, Rdma};
-use rtrs_core::identity::Identity;
 use rtrs_core::limits::TCP_CONNS_PER_PATH_MAX;
+use rtrs_core::settings::{Auto, Int, Portal, Scheme, Shards, Time};
 use tracing_subscriber::EnvFilter;
 
-use super::{in_range, unsaid, usage};
-use crate::config::{Access, AutoNumber, Failover, NoPath, Policy, Settings};
-use crate::error::{Error, ErrorKind};
-use crate::session::{PATHS_MAX, Rhythm};
+use crate::engine::{HeartbeatSettings, PATHS_MAX};
+use crate::error::{Error, ErrorKind, usage};
+use crate::settings::{Access, SessionSettings};
 
 /// Longest name on the wire in bytes: 255 with the NUL (kernel rtrs-pri.h, `NAME_MAX`).
 const NAME_BYTES_MAX: usize = 254;
 /// Most shards with a path over TCP: connections of one, less the service connection.
 const TCP_SHARDS_MAX: u16 = TCP_CONNS_PER_PATH_MAX - 1;
 
-/// A session, judged.
+/// A session, validated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionPlan {
     /// The export to open, 1 to 254 bytes without NUL.
     pub export_name: String,
     /// The session's name at the server, 1 to 254 bytes without slash, dot and NUL.
     pub session_name: String,
-    /// Ways to the server, none named twice. The check before a start refuses an empty list.
-    pub paths: Vec<Portal>,
     /// How the export is opened.
     pub access: Access,
-    /// How a path is picked.
-    pub policy: Policy,
-    /// The server and export it has to be, if that was said.
-    pub identity: Option<Identity>,
     /// Threads that carry IO, and connections on each path besides the service connection.
     pub shards: Shards,
-    /// Whether shards are bound to CPUs.
-    pub pin: AutoSwitch,
-    /// Ask for the MPA CRC.
-    pub crc: bool,
-    /// A key of its own for each read.
-    pub invalidate_reads: AutoSwitch,
-    /// Heartbeat period in milliseconds, unless it is left to us.
-    pub heartbeat_ms: Option<u64>,
-    /// Periods a heartbeat may stay unanswered, unless it is left to us.
-    pub heartbeat_missed_max: Option<u32>,
-    /// Time for a connection with its handshake, in milliseconds.
-    pub connect_timeout_ms: u64,
-    /// First wait before a reconnect, in milliseconds.
-    pub reconnect_min_ms: u64,
-    /// Longest wait before a reconnect, in milliseconds; not less than the first.
-    pub reconnect_max_ms: u64,
-    /// Time for one request, in milliseconds.
-    pub io_timeout_ms: u64,
-    /// What happens to IO while no path is connected.
-    pub no_path: NoPath,
-    /// When requests of a dead path are sent again to a kernel's server.
-    pub failover: Failover,
-    /// Most requests in flight, besides the server's queue depth.
-    pub queue_depth_limit: u16,
-    /// Bound of the adaptive poll in microseconds; 0 never polls.
-    pub poll_us: u32,
-    /// Log filter that is known to parse.
-    pub log: String,
+    /// The settings, with name and access as above. No path is named twice; the check before a
+    /// start refuses an empty list.
+    pub settings: SessionSettings,
 }
 
 impl SessionPlan {
-    /// Judges the session's settings, which lie over the defaults already. `access_default` holds
-    /// when none was said.
+    /// Validates the session's settings. `access_default` holds when none was said.
     pub(super) fn new(
         export_name: &str,
-        settings: Settings,
+        mut settings: SessionSettings,
+        shards: Shards,
         access_default: Access,
     ) -> Result<Self, Error> {
         check_name("export name", export_name)?;
-        let Settings {
-            path: Some(paths),
-            read_only,
-            access,
-            policy: Some(policy),
-            session_name,
-            identity,
-            shards: Some(shards),
-            pin: Some(pin),
-            crc: Some(crc),
-            invalidate_reads: Some(invalidate_reads),
-            heartbeat_ms: Some(heartbeat_ms),
-            heartbeat_missed_max: Some(heartbeat_missed_max),
-            connect_timeout_ms: Some(connect_timeout_ms),
-            reconnect_min_ms: Some(reconnect_min_ms),
-            reconnect_max_ms: Some(reconnect_max_ms),
-            io_timeout_ms: Some(io_timeout_ms),
-            no_path: Some(no_path),
-            failover: Some(failover),
-            queue_depth_limit: Some(queue_depth_limit),
-            poll_us: Some(poll_us),
-            log: Some(log),
-            ..
-        } = settings
-        else {
-            return Err(unsaid());
-        };
-        let access = match (read_only, access) {
-            (Some(true), Some(Access::Rw | Access::Migration)) => {
+        let access = match (settings.read_only, settings.access) {
+            (true, Some(Access::Rw | Access::Migration)) => {
                 return Err(usage("read-only contradicts access rw or migration; drop one"));
             }
-            (Some(true), _) => Access::Ro,
-            (_, Some(access)) => access,
-            (_, None) => access_default,
+            (true, _) => Access::Ro,
+            (_, access) => access.unwrap_or(access_default),
         };
-        let session_name = match session_name {
+        let session_name = match settings.session_name.take() {
             Some(name) => check_session_name(name)?,
             None => default_session_name(export_name),
         };
-        check_paths(&paths)?;
-        let plan = Self {
-            export_name: export_name.to_owned(),
-            session_name,
-            paths,
-            access,
-            policy,
-            identity,
-            shards,
-            pin,
-            crc: crc.is_on(),
-            invalidate_reads,
-            heartbeat_ms: auto_in_range("heartbeat-ms", heartbeat_ms, 10..=600_000)?,
-            heartbeat_missed_max: auto_in_range(
-                "heartbeat-missed-max",
-                heartbeat_missed_max,
-                1..=1000,
-            )?,
-            connect_timeout_ms: in_range("connect-timeout-ms", connect_timeout_ms, 10..=600_000)?,
-            reconnect_min_ms: in_range("reconnect-min-ms", reconnect_min_ms, 1..=600_000)?,
-            reconnect_max_ms: in_range("reconnect-max-ms", reconnect_max_ms, 1..=600_000)?,
-            io_timeout_ms: in_range("io-timeout-ms", io_timeout_ms, 10..=3_600_000)?,
-            no_path,
-            failover,
-            queue_depth_limit: in_range(
-                "queue-depth-limit",
-                u64::from(queue_depth_limit),
-                1..=65535,
-            )?,
-            poll_us: in_range("poll-us", u64::from(poll_us), 0..=10_000)?,
-            log,
-        };
-        if plan.reconnect_min_ms > plan.reconnect_max_ms {
+        check_paths(&settings.path)?;
+        if settings.reconnect_min > settings.reconnect_max {
             return Err(usage(format!(
-                "reconnect-min-ms {} is more than reconnect-max-ms {}; lower it, or raise that",
-                plan.reconnect_min_ms, plan.reconnect_max_ms
+                "reconnect-min {} is more than reconnect-max {}; lower reconnect-min or \
+                 raise reconnect-max",
+                settings.reconnect_min, settings.reconnect_max
             )));
         }
-        check_log_filter(&plan.log)
-            .map_err(|e| Error::with_source(ErrorKind::Usage, "cannot log", e))?;
-        if plan.over_tcp() && matches!(plan.shards, Shards::Count(n) if n.get() > TCP_SHARDS_MAX) {
-            let shards = plan.shards;
+        let log = &settings.log;
+        if let Err(error) = EnvFilter::try_new(log.get()) {
+            let text = format!("log filter \"{log}\" is not valid; use info or debug");
+            return Err(Error::with_source(ErrorKind::Usage, text, error));
+        }
+        (settings.access, settings.session_name) = (Some(access), Some(session_name.clone()));
+        let export_name = export_name.to_owned();
+        let plan = Self { export_name, session_name, access, shards, settings };
+        if plan.over_tcp() && matches!(shards, Shards::Is(n) if n.get() > TCP_SHARDS_MAX) {
             return Err(usage(format!(
                 "{shards} shards are too many for a path over TCP; use at most {TCP_SHARDS_MAX}"
             )));
-        }
-        if let Err(error) = EnvFilter::try_new(&plan.log) {
-            let text = format!("log filter {:?} is not understood; use info or debug", plan.log);
-            return Err(Error::with_source(ErrorKind::Usage, text, error));
         }
         Ok(plan)
     }
 
     /// Heartbeats at a kernel's server, as slow as is safe with any.
-    pub(crate) fn heartbeat(&self) -> Rhythm {
-        let missed_max = self.heartbeat_missed_max.unwrap_or(5);
-        Rhythm {
-            interval: Duration::from_millis(self.heartbeat_ms.unwrap_or(500)),
+    pub(crate) fn heartbeat(&self) -> HeartbeatSettings {
+        let missed_max = self.missed_max(5);
+        HeartbeatSettings {
+            interval: self.settings.heartbeat.get().map_or(Duration::from_millis(500), Time::get),
             missed_max,
-            witnessed_max: missed_max,
+            confirmed_missed_max: missed_max,
         }
     }
 
@@ -184,19 +93,23 @@ impl SessionPlan {
     /// device may take half a second to repeat a lost packet, and that is to be waited for: 700 ms
     /// where the server answers on another path, and else 900 ms, since 600 ms were too few in the
     /// lab, where a starved server was taken for a dead path.
-    pub(crate) fn own_heartbeat(&self, scheme: Scheme) -> Rhythm {
-        if self.heartbeat_ms.is_some() {
+    pub(crate) fn own_heartbeat(&self, scheme: Scheme) -> HeartbeatSettings {
+        if self.settings.heartbeat != Auto::Auto {
             return self.heartbeat();
         }
-        let (missed_max, witnessed_max) = match scheme {
+        let (missed_max, confirmed_missed_max) = match scheme {
             Scheme::Tcp => (3, 3),
             Scheme::Rdma => (8, 6),
         };
-        Rhythm {
+        HeartbeatSettings {
             interval: Duration::from_millis(100),
-            missed_max: self.heartbeat_missed_max.unwrap_or(missed_max),
-            witnessed_max: self.heartbeat_missed_max.unwrap_or(witnessed_max),
+            missed_max: self.missed_max(missed_max),
+            confirmed_missed_max: self.missed_max(confirmed_missed_max),
         }
+    }
+
+    fn missed_max(&self, usual: u32) -> u32 {
+        self.settings.heartbeat_missed_max.get().map_or(usual, Int::get)
     }
 
     /// How long the transport repeats what is not acknowledged before it ends a connection by
@@ -207,23 +120,23 @@ impl SessionPlan {
     }
 
     fn over_tcp(&self) -> bool {
-        self.paths.iter().any(|path| path.scheme() == Scheme::Tcp)
+        self.settings.path.iter().any(|path| path.scheme() == Scheme::Tcp)
     }
 
     /// The number of shards to run, at least one and as many as every path can carry.
     pub(crate) fn cores(&self) -> u16 {
-        let count = u16::try_from(self.shards.count()).unwrap_or(u16::MAX);
+        let count = self.shards.count();
         if self.over_tcp() { count.min(TCP_SHARDS_MAX) } else { count }
     }
 
     /// There is a path, each path's host has an address, and RDMA is there if a path needs it.
-    pub(super) fn check(&self) -> Result<(), Error> {
-        if self.paths.is_empty() {
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if self.settings.path.is_empty() {
             return Err(usage(
                 "no path to the server; use --path tcp://HOST, or path: in the file",
             ));
         }
-        for path in &self.paths {
+        for path in &self.settings.path {
             path.resolve()
                 .map_err(|e| Error::with_source(ErrorKind::Path, "cannot use a path", e))?;
         }
@@ -235,7 +148,7 @@ impl SessionPlan {
     /// # Errors
     /// [`ErrorKind::Path`] with what is missing here.
     pub(crate) fn open_rdma(&self) -> Result<Option<Rdma>, Error> {
-        match self.paths.iter().find(|path| path.scheme() == Scheme::Rdma) {
+        match self.settings.path.iter().find(|path| path.scheme() == Scheme::Rdma) {
             None => Ok(None),
             Some(path) => Rdma::open().map(Some).map_err(|missing| {
                 let text = format!("cannot use the path {path}");
@@ -243,50 +156,14 @@ impl SessionPlan {
             }),
         }
     }
-
-    /// The settings that make this session again.
-    pub(super) fn settings(&self) -> Settings {
-        Settings {
-            path: Some(self.paths.clone()),
-            access: Some(self.access),
-            policy: Some(self.policy),
-            session_name: Some(self.session_name.clone()),
-            identity: self.identity,
-            shards: Some(self.shards),
-            pin: Some(self.pin),
-            crc: Some(Switch::from(self.crc)),
-            invalidate_reads: Some(self.invalidate_reads),
-            heartbeat_ms: Some(self.heartbeat_ms.into()),
-            heartbeat_missed_max: Some(self.heartbeat_missed_max.map(u64::from).into()),
-            connect_timeout_ms: Some(self.connect_timeout_ms),
-            reconnect_min_ms: Some(self.reconnect_min_ms),
-            reconnect_max_ms: Some(self.reconnect_max_ms),
-            io_timeout_ms: Some(self.io_timeout_ms),
-            no_path: Some(self.no_path),
-            failover: Some(self.failover),
-            queue_depth_limit: Some(u32::from(self.queue_depth_limit)),
-            poll_us: Some(self.poll_us),
-            log: Some(self.log.clone()),
-            ..Settings::default()
-        }
-    }
-}
-
-/// The number in its range, or `None` for auto.
-fn auto_in_range<T: TryFrom<u64>>(
-    key: &str,
-    value: AutoNumber,
-    range: RangeInclusive<u64>,
-) -> Result<Option<T>, Error> {
-    value.number().map(|number| in_range(key, number, range)).transpose()
 }
 
 /// Refuses names the wire cannot carry.
-pub(super) fn check_name(what: &str, name: &str) -> Result<(), Error> {
+pub(crate) fn check_name(what: &str, name: &str) -> Result<(), Error> {
     let problem = match name.len() {
         0 => "is empty".to_owned(),
         len if len > NAME_BYTES_MAX => format!("is {len} bytes long"),
-        _ if name.contains('\0') => "holds a NUL".to_owned(),
+        _ if name.contains('\0') => "contains a NUL".to_owned(),
         _ => return Ok(()),
     };
     let shown: String = name.chars().take(40).collect();
@@ -298,7 +175,7 @@ fn check_session_name(name: String) -> Result<String, Error> {
     check_name("session-name", &name)?;
     if name.contains(['/', '.']) {
         return Err(usage(format!(
-            "session-name {name:?} holds a slash or a dot, which servers refuse; use - or _"
+            "session-name {name:?} contains a slash or a dot, which servers refuse; use - or _"
         )));
     }
     Ok(name)
@@ -317,7 +194,7 @@ fn default_session_name(export_name: &str) -> String {
 }
 
 /// Refuses a path that this build, or nobody, can connect.
-pub(super) fn check_path(path: &Portal) -> Result<(), Error> {
+pub(crate) fn check_path(path: &Portal) -> Result<(), Error> {
     if path.scheme() == Scheme::Rdma && !Rdma::BUILT_IN {
         return Err(usage(format!("cannot use the path {path}: {}", NoRdma::Feature)));
     }
@@ -332,8 +209,13 @@ fn check_paths(paths: &[Portal]) -> Result<(), Error> {
     for (at, path) in paths.iter().enumerate() {
         check_path(path)?;
         if paths[..at].contains(path) {
-            return Err(usage(format!("path names {path} twice; name it once")));
+            return Err(usage(format!("path {path} is listed twice; drop one")));
         }
     }
     Ok(())
+}
+
+/// The name of a path that was typed: as listings write it, if it is a portal.
+pub(crate) fn path_name(text: &str) -> String {
+    text.parse().map_or_else(|_| text.to_owned(), |portal: Portal| portal.to_string())
 }

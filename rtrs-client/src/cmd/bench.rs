@@ -1,0 +1,258 @@
+//! `bench`: measures a session without NBD.
+
+use std::io::{self, IsTerminal};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use hdrhistogram::Histogram;
+use parking_lot::Mutex;
+use rtrs_core::settings::{ByteSize, Flags, Int, Output, Portal};
+use serde::Serialize;
+
+use super::global::GlobalArgs;
+use super::source::SourceArgs;
+use super::text::progress;
+use crate::daemon::config::session_config;
+use crate::daemon::driver::Event;
+use crate::daemon::events::{Wake, forward_events, forward_signals, wait_ready};
+use crate::daemon::fabrics::FabricRegistry;
+use crate::daemon::launch;
+use crate::daemon::log::log_to_stderr;
+use crate::error::{Error, ErrorKind};
+use crate::frontend::bench::{JobResult, Workload, workload};
+use crate::plan::BenchPlan;
+use crate::settings::{BenchMode, BenchSettings, SessionSettings, Settings};
+
+/// The arguments.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// Name of the export at the server.
+    #[arg(value_name = "NAME")]
+    pub name: String,
+
+    /// What to measure.
+    #[command(flatten)]
+    pub bench: Flags<BenchSettings>,
+
+    /// The settings of the session.
+    #[command(flatten)]
+    pub session: Flags<SessionSettings>,
+
+    /// Where settings come from.
+    #[command(flatten)]
+    pub source: SourceArgs,
+}
+
+impl BenchArgs {
+    /// The flags laid over the configuration file.
+    ///
+    /// # Errors
+    /// Those of the file, and of flags with old names.
+    pub fn settings(&self, global: &GlobalArgs) -> Result<Settings, Error> {
+        let mut settings = self.source.settings(&self.session, global)?;
+        self.bench.apply(&mut settings.bench)?;
+        Ok(settings)
+    }
+
+    pub(super) fn plan(&self, global: &GlobalArgs) -> Result<BenchPlan, Error> {
+        BenchPlan::new(&self.name, self.settings(global)?, global.output)
+    }
+}
+
+pub(super) fn run(args: &BenchArgs, global: &GlobalArgs) -> Result<(), Error> {
+    let plan = args.plan(global)?;
+    if args.source.check_and_print(global, || plan.session.check(), || plan.printed())? {
+        measure(&plan)?;
+    }
+    Ok(())
+}
+
+fn measure(plan: &BenchPlan) -> Result<(), Error> {
+    let _log = log_to_stderr(plan.session.settings.log.get())?;
+    let mut config = session_config(&plan.session)?;
+    config.name = format!("{}-bench-{}", config.name, std::process::id());
+    let jobs = u32::from(config.cores);
+    let set = &plan.settings;
+    let (results, finished) = mpsc::channel();
+    let work = Arc::new(Workload {
+        mode: set.rw,
+        block: plan.block_bytes,
+        iodepth: u32::from(set.iodepth.get()),
+        runtime: set.runtime.get(),
+        size: set.size.map(ByteSize::bytes),
+        read_percent: u32::from(set.rwmixread.get()),
+        jobs,
+        finished: AtomicU64::new(0),
+        results: Mutex::new(results),
+    });
+    let registry = Arc::new(FabricRegistry::new(&plan.session)?);
+    let fronts = workload(Arc::clone(&work));
+    let running = launch::start(&plan.session.settings, config, fronts, &registry)?;
+    let (wakes, inbox) = mpsc::channel();
+    forward_signals(wakes.clone())?;
+    let running = forward_events(running, wakes, None);
+    let cores = running.cores();
+    let what = format!("bench {}", plan.session.export_name);
+    if let Err(error) = wait_ready(&inbox, &cores, &what, Duration::ZERO, &mut None) {
+        running.join();
+        return Err(error);
+    }
+    let live = plan.output == Output::Text && io::stderr().is_terminal();
+    let outcome = follow(plan, &work, &inbox, &finished, live);
+    if live {
+        // The progress line ends here, whatever ended it.
+        progress("\n");
+    }
+    // After Ctrl-C answers are not waited for long.
+    cores.shut_down(Duration::from_secs(if outcome.is_ok() { 5 } else { 1 }));
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while let Ok(wake) = inbox.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        if matches!(wake, Wake::Core(Event::Done | Event::CoreFailed(..))) {
+            break;
+        }
+    }
+    running.join();
+    let results = outcome?;
+    let summary = summarize(plan, &results)?;
+    plan.output.print(&summary, Summary::text)?;
+    match summary.errors {
+        0 => Ok(()),
+        errors => Err(Error::new(ErrorKind::System, format!("{errors} of the requests failed"))),
+    }
+}
+
+/// Collects the jobs' results and shows a progress line meanwhile.
+fn follow(
+    plan: &BenchPlan,
+    workload: &Workload,
+    inbox: &mpsc::Receiver<Wake>,
+    finished: &mpsc::Receiver<JobResult>,
+    live: bool,
+) -> Result<Vec<JobResult>, Error> {
+    let mut results = Vec::new();
+    let begin = Instant::now();
+    let mut before = 0;
+    let io_timeout = plan.session.settings.io_timeout.get();
+    let bound = plan.settings.runtime.get() + io_timeout + Duration::from_secs(10);
+    let failed = |text: String| Err(Error::new(ErrorKind::System, text));
+    while results.len() < workload.jobs as usize {
+        match finished.recv_timeout(Duration::from_millis(500)) {
+            Ok(result) => results.push(result),
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                return failed("the jobs ended without a result".into());
+            }
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                let now = workload.finished.load(Ordering::Relaxed);
+                if live {
+                    progress(&format!(
+                        "\r{:>4} s  {:>9} IOPS  {:>12} done ",
+                        begin.elapsed().as_secs(),
+                        (now - before) * 2,
+                        now
+                    ));
+                }
+                before = now;
+            }
+        }
+        match inbox.try_recv() {
+            Ok(Wake::Core(Event::FrontFailed(error))) => {
+                return Err(Error::new(ErrorKind::Usage, format!("cannot run: {error}")));
+            }
+            Ok(Wake::Core(Event::CoreFailed(core, error))) => {
+                return failed(format!("core {core} ended: {error}"));
+            }
+            Ok(Wake::Signal) => {
+                return failed("ended by a signal".into());
+            }
+            _ => {}
+        }
+        if begin.elapsed() > bound {
+            return failed("the requests in flight did not end in time".into());
+        }
+    }
+    Ok(results)
+}
+
+/// What was measured.
+#[derive(Serialize)]
+struct Summary<'a> {
+    name: &'a str,
+    rw: BenchMode,
+    bs: u32,
+    iodepth: Int<u16, 1, 65535>,
+    jobs: usize,
+    paths: &'a [Portal],
+    runtime_ms: u64,
+    reads: u64,
+    writes: u64,
+    errors: u64,
+    iops: f64,
+    bw_bytes: f64,
+    lat_us: Latency,
+}
+
+/// Times in microseconds.
+#[derive(Serialize)]
+struct Latency {
+    mean: f64,
+    p50: f64,
+    p90: f64,
+    p99: f64,
+    p999: f64,
+    max: f64,
+}
+
+fn summarize<'a>(plan: &'a BenchPlan, results: &[JobResult]) -> Result<Summary<'a>, Error> {
+    let mut latency = Histogram::<u64>::new_with_bounds(1_000, 100_000_000_000, 3)
+        .map_err(|e| Error::new(ErrorKind::System, e.to_string()))?;
+    let (mut reads, mut writes, mut errors) = (0, 0, 0);
+    let mut iops = 0.0;
+    for result in results {
+        reads += result.reads;
+        writes += result.writes;
+        errors += result.errors;
+        let seconds = result.elapsed.as_secs_f64().max(1e-9);
+        iops += (result.reads + result.writes) as f64 / seconds;
+        latency.add(&result.latency).map_err(|e| Error::new(ErrorKind::System, e.to_string()))?;
+    }
+    let at = |quantile| latency.value_at_quantile(quantile) as f64 / 1000.0;
+    Ok(Summary {
+        name: &plan.session.export_name,
+        rw: plan.settings.rw,
+        bs: plan.block_bytes,
+        iodepth: plan.settings.iodepth,
+        jobs: results.len(),
+        paths: &plan.session.settings.path,
+        runtime_ms: plan.settings.runtime.millis(),
+        reads,
+        writes,
+        errors,
+        iops,
+        bw_bytes: iops * f64::from(plan.block_bytes),
+        lat_us: Latency {
+            mean: latency.mean() / 1000.0,
+            p50: at(0.5),
+            p90: at(0.9),
+            p99: at(0.99),
+            p999: at(0.999),
+            max: latency.max() as f64 / 1000.0,
+        },
+    })
+}
+
+impl Summary<'_> {
+    fn text(&self) -> String {
+        let Self { rw, bs, iodepth, jobs, iops, errors, lat_us, .. } = self;
+        let Latency { mean, p50, p90, p99, p999, max } = lat_us;
+        let paths: Vec<String> = self.paths.iter().map(Portal::to_string).collect();
+        format!(
+            "{rw} bs={bs} iodepth={iodepth} jobs={jobs} over {}: {iops:.0} IOPS, {:.1} MiB/s, \
+             {errors} errors\nlatency us: mean {mean:.1} p50 {p50:.1} p90 {p90:.1} p99 {p99:.1} \
+             p99.9 {p999:.1} max {max:.1}\n",
+            paths.join(", "),
+            self.bw_bytes / f64::from(1 << 20),
+        )
+    }
+}

@@ -1,0 +1,67 @@
+//! `detach`.
+
+use std::path::Path;
+
+use clap::Args;
+use serde_json::json;
+
+use super::global::GlobalArgs;
+use super::session::{Session, Within};
+use super::text::remark;
+use crate::control_protocol::{Detached, Request};
+use crate::daemon::device;
+use crate::daemon::saved::Saved;
+use crate::error::{Error, ErrorKind};
+
+/// The arguments.
+#[derive(Debug, Args)]
+pub struct DetachArgs {
+    /// Name of the export that was attached.
+    #[arg(value_name = "NAME")]
+    pub name: String,
+
+    /// Time for running requests, up to 10m [default: 5s]
+    ///
+    /// Requests that do not finish in time fail. 0 does not wait.
+    #[arg(long, value_name = "TIME", default_value = "5s", hide_default_value = true)]
+    pub within: Within,
+
+    /// Detach even if the device is in use; unwritten data is lost
+    ///
+    /// Without this a device that is mounted, open or otherwise in use is not detached. The IO of
+    /// its users fails.
+    #[arg(long)]
+    pub force: bool,
+}
+
+pub(super) fn run(args: &DetachArgs, global: &GlobalArgs) -> Result<(), Error> {
+    let session = Session::find(&args.name, global)?;
+    let status = match session.status() {
+        Err(error) if error.kind() == ErrorKind::NotAttached => return free(&session, error),
+        status => status?,
+    };
+    if let Some(path) = &status.device
+        && !args.force
+    {
+        device::refuse_if_used(&session.name, Path::new(path))?;
+    }
+    let request = Request::Detach { within_ms: args.within.millis() };
+    let detached: Detached = session.request(&request)?;
+    if let Some(warning) = &detached.warning {
+        remark(warning);
+    }
+    session.output.print(&detached, |_| format!("{} detached\n", session.name))
+}
+
+/// Frees the device that a dead process may have left behind.
+fn free(session: &Session, not_attached: Error) -> Result<(), Error> {
+    let name = &session.name;
+    let freed = device::free(name)?;
+    Saved::new(&session.run_dir, name).forget();
+    if freed.is_empty() {
+        return Err(not_attached);
+    }
+    session.output.print(&json!({ "detached": false, "freed": freed }), |_| {
+        format!("{name} was not attached; freed what it had left behind: {freed:?}\n")
+    })
+}

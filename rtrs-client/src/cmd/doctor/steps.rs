@@ -1,0 +1,534 @@
+//! The steps. A step that fails skips those that need it.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use rtrs_core::fabric::PrivateData;
+use rtrs_core::fabric::rdma::{Rdma, RdmaPort};
+use rtrs_core::ids::{PathUuid, SessionId};
+use rtrs_core::proto::ping::{PingClient, PingClientConfig, PingEvent, PingFailure};
+use rtrs_core::rt::mailbox;
+use rtrs_core::settings::{Portal, Scheme};
+use rtrs_core::time::{Duration, Instant};
+use rtrs_core::wire::{ConnReq, ConnRsp, PingHello, PingMode, PingStatus, errno_name};
+
+use super::route::{Route, route};
+use super::{Findings, Step, Verdict};
+use crate::cmd::ping::{Link, Tally, Watch};
+use crate::daemon::config::random_uuid;
+use crate::error::{Error, system};
+
+/// All steps, in order.
+const STEPS: [&str; 10] =
+    ["name", "route", "device", "gid", "mtu", "port", "connect", "ping", "bandwidth", "handshake"];
+/// Rounds of the ping.
+const ROUNDS: u64 = 20;
+/// How long each direction of the bandwidth is measured.
+const FLOW_TIME: Duration = Duration::from_millis(500);
+const FLOW_SIZE: u32 = 65536;
+/// What headers take of an Ethernet frame's MTU at most, over RoCE (`iboe_get_mtu`).
+const ROCE_HEADERS: u32 = 96;
+
+fn step(at: usize, verdict: Verdict, found: impl Into<String>) -> Step {
+    Step { step: STEPS[at], verdict, found: found.into(), remedy: None }
+}
+
+fn ok(at: usize, found: impl Into<String>) -> Step {
+    step(at, Verdict::Ok, found)
+}
+
+fn bad(at: usize, verdict: Verdict, found: impl Into<String>, remedy: impl Into<String>) -> Step {
+    Step { remedy: Some(remedy.into()), ..step(at, verdict, found) }
+}
+
+/// Takes all steps.
+pub(super) fn walk(
+    portal: &Portal,
+    timeout: Duration,
+    findings: &mut Findings,
+) -> Result<(), Error> {
+    if let Some(failed) = try_walk(portal, timeout, findings)? {
+        findings.add(failed)?;
+        for at in findings.steps.len()..STEPS.len() {
+            findings.add(step(at, Verdict::Skip, "not tried"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Returns the step that failed.
+fn try_walk(
+    portal: &Portal,
+    timeout: Duration,
+    findings: &mut Findings,
+) -> Result<Option<Step>, Error> {
+    let remotes = match portal.resolve() {
+        Ok(remotes) => remotes,
+        Err(error) => {
+            let found = error_text(&error);
+            return Ok(Some(bad(0, Verdict::Fail, found, "correct the name, or use an address")));
+        }
+    };
+    let listed: Vec<String> = remotes.iter().map(|a| a.ip().to_string()).collect();
+    findings.add(ok(0, format!("{} is {}", portal.host(), listed.join(", "))))?;
+    let remote = remotes[0];
+
+    let way = match look_for_way(portal, remote) {
+        Ok(way) => way,
+        Err(failed) => return Ok(Some(failed)),
+    };
+    findings.add(way.0)?;
+    let way = way.1;
+
+    match portal.scheme() {
+        Scheme::Tcp => {
+            findings.add(step(2, Verdict::Skip, "tcp:// needs no RDMA device"))?;
+            findings.add(step(3, Verdict::Skip, "tcp:// needs no GID"))?;
+        }
+        Scheme::Rdma => match look_for_device(&way, portal.source()) {
+            Err(failed) => return Ok(Some(failed)),
+            Ok(steps) => steps.into_iter().try_for_each(|step| findings.add(step))?,
+        },
+    }
+    findings.add(judge_mtu(portal.scheme(), &way))?;
+
+    match portal.scheme() {
+        Scheme::Tcp => match reach(portal, remote, timeout) {
+            Ok(found) => findings.add(found)?,
+            Err(failed) => return Ok(Some(failed)),
+        },
+        Scheme::Rdma => {
+            findings.add(step(5, Verdict::Skip, "rdma:// ports answer connects only"))?
+        }
+    }
+    let mut link = match Link::open(portal.scheme(), true, false, timeout) {
+        Ok(link) => link,
+        Err(error) => {
+            let found = error.chain().to_string();
+            return Ok(Some(bad(
+                6,
+                Verdict::Fail,
+                found,
+                "allow this user to use io_uring and RDMA",
+            )));
+        }
+    };
+    if let Some(failed) = ping((portal, timeout), remote, &mut link, findings)? {
+        return Ok(Some(failed));
+    }
+    findings.add(handshake((portal, timeout), remote, &mut link)?)?;
+    Ok(None)
+}
+
+fn error_text(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        text += &format!(": {cause}");
+        next = cause.source();
+    }
+    text
+}
+
+fn look_for_way(portal: &Portal, remote: SocketAddr) -> Result<(Step, Route), Step> {
+    let to = remote.ip();
+    let way = route(portal.source(), to).map_err(|error| {
+        let (found, remedy) = match portal.source() {
+            Some(source) => (
+                format!("no route from {source} to {to}: {error}"),
+                format!("use a source that this host has (ip addr), or add a route to {to}"),
+            ),
+            None => {
+                (format!("no route to {to}: {error}"), format!("add a route to {to} (ip route)"))
+            }
+        };
+        bad(1, Verdict::Fail, found, remedy)
+    })?;
+    let from = way.source.map_or_else(|| "an address of the system's".into(), |ip| ip.to_string());
+    let over = match way.gateway {
+        Some(gateway) => format!("{} over {gateway}", way.interface),
+        None => way.interface.clone(),
+    };
+    let found = format!("from {from} via {over}");
+    let (rdma, routed) = (portal.scheme() == Scheme::Rdma, way.gateway.is_some());
+    let found = if !way.up {
+        let remedy = format!("plug the cable in, or ip link set {} up", way.interface);
+        return Err(bad(1, Verdict::Fail, format!("{found}, which is down"), remedy));
+    } else if rdma && way.interface == "lo" {
+        let remedy = "use the addresses of both ends: rdma://SOURCE@HOST";
+        bad(1, Verdict::Warn, format!("{found}: RDMA devices carry no loopback traffic"), remedy)
+    } else if rdma && routed {
+        let remedy = "RoCE v1 is not routable: use RoCE v2 at both ends, or one network";
+        bad(1, Verdict::Warn, found, remedy)
+    } else {
+        ok(1, found)
+    };
+    Ok((found, way))
+}
+
+/// The device that has the source address, and its identifier.
+fn look_for_device(way: &Route, source: Option<IpAddr>) -> Result<[Step; 2], Step> {
+    let rdma = match Rdma::open() {
+        Ok(rdma) => rdma,
+        Err(missing) => {
+            let found = missing.to_string();
+            return Err(bad(2, Verdict::Fail, found, "create a device, or use tcp://"));
+        }
+    };
+    let Some(address) = source.or(way.source) else {
+        let found = "the kernel reports no source address";
+        return Err(bad(2, Verdict::Fail, found, "set one: rdma://SOURCE@HOST"));
+    };
+    judge_device(way, address, rdma.ports())
+}
+
+fn judge_device(way: &Route, address: IpAddr, ports: &[RdmaPort]) -> Result<[Step; 2], Step> {
+    let name = |port: &RdmaPort| format!("{} port {}", port.device, port.number);
+    let by_address = ports.iter().find(|port| port.addresses.contains(&address));
+    let by_netdev = ports.iter().find(|port| port.netdev.as_deref() == Some(&*way.interface));
+    let Some(port) = by_address.or(by_netdev) else {
+        let all: Vec<String> = ports
+            .iter()
+            .map(|port| format!("{} on {}", name(port), port.netdev.as_deref().unwrap_or("?")))
+            .collect();
+        let found = format!("none on {} ({})", way.interface, all.join(", "));
+        let remedy = format!(
+            "rdma link add rxe0 type rxe netdev {}, or take a path by another interface",
+            way.interface
+        );
+        return Err(bad(2, Verdict::Fail, found, remedy));
+    };
+    let netdev = port.netdev.as_deref().unwrap_or("?");
+    let device = format!("{} on {netdev}, {}", name(port), port.state);
+    if port.state != "active" {
+        let remedy = format!("bring {netdev} up at both ends (ip link set {netdev} up)");
+        return Err(bad(2, Verdict::Fail, device, remedy));
+    }
+    if by_address.is_none() {
+        let found = format!("{} has no GID for {address}", name(port));
+        let remedy = format!("give {netdev} the address again (ip addr add), or wait a moment");
+        return Err(bad(3, Verdict::Fail, found, remedy));
+    }
+    let gid = ok(3, format!("{} has a GID for {address}", name(port)));
+    let device = if port.netdev.is_some() && netdev != way.interface {
+        let remedy = format!("name the source address of the way: rdma://SOURCE@HOST ({netdev})");
+        bad(2, Verdict::Warn, format!("{device}; the route is via {}", way.interface), remedy)
+    } else {
+        ok(2, device)
+    };
+    Ok([device, gid])
+}
+
+fn judge_mtu(scheme: Scheme, way: &Route) -> Step {
+    let (mtu, interface) = (way.mtu, &way.interface);
+    match scheme {
+        Scheme::Tcp if mtu >= 1500 => ok(4, format!("{mtu} on {interface}")),
+        Scheme::Tcp => {
+            let remedy = format!("ip link set {interface} mtu 1500 or more, at both ends");
+            bad(4, Verdict::Warn, format!("{mtu} on {interface} is small"), remedy)
+        }
+        Scheme::Rdma => {
+            let rdma = [4096, 2048, 1024, 512, 256].into_iter().find(|m| m + ROCE_HEADERS <= mtu);
+            match rdma {
+                Some(4096) => ok(4, format!("{mtu} on {interface}, 4096 for RDMA")),
+                Some(rdma) => {
+                    let remedy = format!(
+                        "ip link set {interface} mtu 4200 or more, at both ends and between"
+                    );
+                    let found = format!("{mtu} on {interface}, {rdma} of 4096 for RoCE");
+                    bad(4, Verdict::Warn, found, remedy)
+                }
+                None => {
+                    let remedy = format!("ip link set {interface} mtu 1500 or more");
+                    bad(4, Verdict::Warn, format!("{mtu} on {interface} is too small"), remedy)
+                }
+            }
+        }
+    }
+}
+
+/// Whether the port takes TCP connections.
+fn reach(portal: &Portal, remote: SocketAddr, timeout: Duration) -> Result<Step, Step> {
+    use socket2::{Domain, Protocol, Socket, Type};
+    let connect = || -> io::Result<()> {
+        let socket = Socket::new(Domain::for_address(remote), Type::STREAM, Some(Protocol::TCP))?;
+        if let Some(source) = portal.source() {
+            socket.bind(&SocketAddr::new(source, 0).into())?;
+        }
+        socket.connect_timeout(&remote.into(), timeout)
+    };
+    match connect() {
+        Ok(()) => Ok(ok(5, format!("TCP port {} accepts connections", remote.port()))),
+        Err(error) => {
+            let remedy = match error.kind() {
+                io::ErrorKind::ConnectionRefused => format!(
+                    "start rtrs-server there, or make it listen on tcp://{}:{}",
+                    portal.host(),
+                    remote.port()
+                ),
+                _ => format!(
+                    "allow TCP port {} in firewalls; check that the host is up",
+                    remote.port()
+                ),
+            };
+            Err(bad(5, Verdict::Fail, format!("TCP port {}: {error}", remote.port()), remedy))
+        }
+    }
+}
+
+/// Counts and prints nothing.
+#[derive(Default)]
+struct Silent {
+    tally: Tally,
+    connected: Option<Duration>,
+}
+
+impl Watch for Silent {
+    fn event(&mut self, _now: Instant, at: usize, event: PingEvent) {
+        if let PingEvent::Connected { after } = event {
+            self.connected = Some(after);
+        }
+        self.tally.take(at, event);
+    }
+
+    fn tick(&mut self, _now: Instant, _clients: &[PingClient]) {}
+
+    fn tick_every(&self) -> Option<Duration> {
+        None
+    }
+}
+
+fn run_ping(
+    (portal, timeout): (&Portal, Duration),
+    remote: SocketAddr,
+    link: &mut Link,
+    hello: PingHello,
+    limit: Option<Duration>,
+) -> Result<(PingClient, Silent), Error> {
+    let config = PingClientConfig {
+        local: portal.source(),
+        remote,
+        hello,
+        rping: false,
+        count: if limit.is_some() { 0 } else { ROUNDS },
+        interval: Duration::ZERO,
+        validate: true,
+        timeout,
+    };
+    let mut clients = [PingClient::new(config)];
+    let mut watch = Silent::default();
+    let (_, stop) = mailbox().map_err(system("cannot make a mailbox"))?;
+    link.ping(&mut clients, &mut watch, stop, limit).map_err(system("the ping's thread failed"))?;
+    let [client] = clients;
+    Ok((client, watch))
+}
+
+/// Connect, ping, bandwidth. Returns the step that failed.
+fn ping(
+    (portal, timeout): (&Portal, Duration),
+    remote: SocketAddr,
+    link: &mut Link,
+    findings: &mut Findings,
+) -> Result<Option<Step>, Error> {
+    let hello = PingHello {
+        mode: PingMode::PingPong,
+        duplex: false,
+        server_invalidate: false,
+        read_invalidate: false,
+        depth: 16,
+        size: 64,
+    };
+    let (client, watch) = run_ping((portal, timeout), remote, link, hello, None)?;
+    let failure = watch.tally.failures.first().map(|(_, failure)| failure);
+    let scheme = portal.scheme();
+    match (watch.connected, failure) {
+        (Some(after), _) => {
+            findings.add(ok(6, format!("{scheme}:// in {:.3} ms", after.as_secs_f64() * 1e3)))?;
+        }
+        (None, Some(PingFailure::Refused(status))) => {
+            findings.add(ok(6, format!("{scheme}:// answers")))?;
+            let remedy = match status {
+                PingStatus::Off => "start rtrs-server without --no-ping to run this step",
+                PingStatus::Busy => "try again later",
+                _ => "look at the server's log",
+            };
+            let found = watch.tally.failures[0].1.to_string();
+            findings.add(bad(7, Verdict::Warn, found, remedy))?;
+            findings.add(step(8, Verdict::Skip, "needs the ping"))?;
+            return Ok(None);
+        }
+        (None, Some(PingFailure::NoPing(text))) => {
+            findings.add(ok(6, format!("{scheme}:// answers")))?;
+            let found = format!("no answer to a ping: {text}");
+            let remedy = "nothing for a kernel server; upgrade an older rtrs-server";
+            findings.add(bad(7, Verdict::Warn, found, remedy))?;
+            findings.add(step(8, Verdict::Skip, "needs the ping"))?;
+            return Ok(None);
+        }
+        (None, failure) => {
+            let found = failure.map_or_else(|| "no connection".into(), ToString::to_string);
+            let remedy = match scheme {
+                Scheme::Tcp => "check that rtrs-server listens there; see its log",
+                Scheme::Rdma => {
+                    "check that rtrs-server listens there on rdma:// and UDP port 4791 is open"
+                }
+            };
+            return Ok(Some(bad(6, Verdict::Fail, found, remedy)));
+        }
+    }
+    match (failure, watch.tally.round_mean()) {
+        (None, Some(mean)) => findings.add(ok(
+            7,
+            format!(
+                "{} of {ROUNDS} rounds of 64 bytes, {:.3} ms each, data correct",
+                client.answered(),
+                mean.as_secs_f64() * 1e3
+            ),
+        ))?,
+        (failure, _) => {
+            let found = failure.map_or_else(|| "no round".into(), ToString::to_string);
+            let remedy = "RDMA reads or writes fail: see the server's log and dmesg";
+            return Ok(Some(bad(7, Verdict::Fail, found, remedy)));
+        }
+    }
+    let mut speeds = Vec::new();
+    for (mode, what) in [(PingMode::WriteBandwidth, "written"), (PingMode::ReadBandwidth, "read")] {
+        let hello = PingHello { mode, size: FLOW_SIZE, ..hello };
+        let (client, watch) = run_ping((portal, timeout), remote, link, hello, Some(FLOW_TIME))?;
+        if let Some((_, failure)) = watch.tally.failures.first() {
+            let found = format!("{what} {} times 64 KiB, then: {failure}", client.answered());
+            let remedy = "large packets may be lost: check that all MTUs on the way are equal";
+            return Ok(Some(bad(8, Verdict::Fail, found, remedy)));
+        }
+        let bytes = client.answered() as f64 * f64::from(FLOW_SIZE);
+        let seconds = client.flight_time().as_secs_f64().max(1e-9);
+        speeds.push(format!("{what} {:.0} MiB/s", bytes / 1_048_576.0 / seconds));
+    }
+    findings.add(ok(8, format!("{} with 64 KiB, 16 in flight", speeds.join(", "))))?;
+    Ok(None)
+}
+
+/// Requests the first connection of a session and leaves before there is a session.
+fn handshake(
+    (portal, timeout): (&Portal, Duration),
+    remote: SocketAddr,
+    link: &mut Link,
+) -> Result<Step, Error> {
+    let uuid = || random_uuid().map_err(system("no random numbers"));
+    let request = ConnReq {
+        cid_num: 1,
+        recon_cnt: 1,
+        path_uuid: PathUuid(uuid()?),
+        session_id: SessionId(uuid()?),
+        first_conn: true,
+        ..ConnReq::default()
+    };
+    let data = PrivateData::new(&request.encode());
+    let knock = match link.knock(portal.source(), remote, data, timeout) {
+        Ok(knock) => knock,
+        Err(found) => {
+            let remedy = "check that rtrs-server or a kernel server listens there";
+            return Ok(bad(9, Verdict::Fail, found, remedy));
+        }
+    };
+    let response = match ConnRsp::decode(knock.private_data.as_bytes()) {
+        Ok(response) => response,
+        Err(error) => {
+            let found = format!("the answer is not RTRS: {error}");
+            return Ok(bad(
+                9,
+                Verdict::Fail,
+                found,
+                "check that this is the port of an RTRS server",
+            ));
+        }
+    };
+    if !knock.accepted {
+        let errno = response.errno.unsigned_abs();
+        let found = format!("no session: the server answers {}", errno_name(errno));
+        let remedy = match errno {
+            rtrs_core::wire::errno::EOPNOTSUPP => {
+                "start rtrs-server without --ping-only; over RDMA, see its --always-invalidate"
+            }
+            rtrs_core::wire::errno::ENOMEM => "the server lacks memory or sessions: see its log",
+            _ => "see the server's log",
+        };
+        return Ok(bad(9, Verdict::Fail, found, remedy));
+    }
+    Ok(match response.chunk_size() {
+        Err(error) => bad(
+            9,
+            Verdict::Fail,
+            format!("the server's limits are not valid: {error}"),
+            "correct --queue-depth and --chunk-size of the server",
+        ),
+        Ok(_) => ok(
+            9,
+            format!(
+                "RTRS in {:.3} ms: {} requests at once, of up to {} KiB{}",
+                knock.after.as_secs_f64() * 1e3,
+                response.queue_depth,
+                response.max_io_size / 1024,
+                if response.new_rkey { ", a fresh key each" } else { "" }
+            ),
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn way(interface: &str, mtu: u32) -> Route {
+        let source = Some([10, 0, 0, 1].into());
+        Route { source, gateway: None, interface: interface.into(), up: true, mtu }
+    }
+
+    fn port() -> RdmaPort {
+        RdmaPort {
+            device: "rxe0".into(),
+            number: 1,
+            state: "active".into(),
+            netdev: Some("eth0".into()),
+            addresses: vec![[10, 0, 0, 1].into()],
+        }
+    }
+
+    #[test]
+    fn the_mtu_is_judged_for_each_transport() {
+        for (scheme, mtu, verdict, words) in [
+            (Scheme::Tcp, 1500, Verdict::Ok, "1500 on eth0"),
+            (Scheme::Tcp, 1280, Verdict::Warn, "1280"),
+            (Scheme::Rdma, 9000, Verdict::Ok, "4096 for RDMA"),
+            (Scheme::Rdma, 4192, Verdict::Ok, "4096"),
+            (Scheme::Rdma, 4191, Verdict::Warn, "2048 of 4096"),
+            (Scheme::Rdma, 1500, Verdict::Warn, "1024 of 4096"),
+            (Scheme::Rdma, 300, Verdict::Warn, "too small"),
+        ] {
+            let step = judge_mtu(scheme, &way("eth0", mtu));
+            assert_eq!(step.verdict, verdict, "{step:?}");
+            assert!(step.found.contains(words), "{step:?}");
+            assert_eq!(step.remedy.is_some(), verdict != Verdict::Ok);
+        }
+    }
+
+    #[test]
+    fn the_device_is_that_of_the_address() {
+        let address = [10, 0, 0, 1].into();
+        let [device, gid] = judge_device(&way("eth0", 1500), address, &[port()]).unwrap();
+        assert_eq!((device.verdict, gid.verdict), (Verdict::Ok, Verdict::Ok));
+        let [device, _] = judge_device(&way("eth9", 1500), address, &[port()]).unwrap();
+        assert_eq!(device.verdict, Verdict::Warn);
+        let cases = [
+            (vec![], "eth0", "device", "rdma link add rxe0 type rxe netdev eth0"),
+            (vec![RdmaPort { state: "down".into(), ..port() }], "eth0", "device", "eth0 up"),
+            (vec![RdmaPort { addresses: vec![], ..port() }], "eth0", "gid", "ip addr add"),
+            (vec![RdmaPort { addresses: vec![], ..port() }], "eth9", "device", "netdev eth9"),
+        ];
+        for (ports, interface, step, words) in cases {
+            let failed = judge_device(&way(interface, 1500), address, &ports).unwrap_err();
+            assert_eq!((failed.step, failed.verdict), (step, Verdict::Fail));
+            assert!(failed.remedy.as_ref().is_some_and(|r| r.contains(words)), "{failed:?}");
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! The path that `ping` and `doctor` are about, which have no configuration file.
+
+use std::str::FromStr;
+
+use rtrs_core::fabric::rdma::{NoRdma, Rdma};
+use rtrs_core::settings::{MILLISECOND, MINUTE, Portal, Scheme, Time, ValueError};
+
+use crate::error::{Error, ErrorKind, usage};
+
+/// Time limit of a step.
+pub(super) type Timeout = Time<{ 10 * MILLISECOND }, { 10 * MINUTE }>;
+
+/// A portal, and whether its port was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LinkTarget {
+    /// The portal.
+    pub portal: Portal,
+    /// No port was written.
+    pub default_port: bool,
+}
+
+impl FromStr for LinkTarget {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let portal: Portal = text.parse()?;
+        // A path of rnbd, ip:10.0.0.2, has none.
+        let Some((_, text)) = text.split_once("://") else {
+            return Ok(Self { portal, default_port: true });
+        };
+        // It parsed: what is behind the brackets or the last colon is a port.
+        let target = text.rsplit(['@', '/']).next().unwrap_or_default();
+        let port = target.rsplit(']').next().unwrap_or_default();
+        Ok(Self { portal, default_port: !port.contains(':') })
+    }
+}
+
+impl LinkTarget {
+    /// Refuses what nobody can connect to.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        let portal = &self.portal;
+        portal
+            .check_connect()
+            .map_err(|e| Error::with_source(ErrorKind::Usage, "cannot connect", e))?;
+        if portal.scheme() == Scheme::Rdma && !Rdma::BUILT_IN {
+            return Err(usage(format!("cannot connect to {portal}: {}", NoRdma::Feature)));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_is_known_to_be_written_or_not() {
+        for (text, default_port) in [
+            ("tcp://h", true),
+            ("tcp://h:1234", false),
+            ("rdma://[fd00::1]", true),
+            ("rdma://[fd00::1]:1234", false),
+            ("ip:10.0.0.2", true),
+            ("ip:fd00::1@ip:fd00::2", true),
+        ] {
+            let target: LinkTarget = text.parse().unwrap();
+            assert_eq!((target.default_port, target.portal.port()), (default_port, 1234), "{text}");
+        }
+    }
+}

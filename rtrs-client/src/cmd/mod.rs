@@ -1,0 +1,138 @@
+//! The command line of `rtrs-client`: one file per command, with its arguments, what it does and
+//! what it prints.
+//!
+//! Owns [`LowArgs`], which clap fills; wrong flags end the process with code 2 before anything
+//! else happens. Flags that are settings are declared in `settings.rs`, since each is also a key of
+//! the configuration file.
+
+#![allow(rustdoc::broken_intra_doc_links, reason = "flag help is plain text with brackets")]
+
+mod attach;
+mod bench;
+mod detach;
+mod doctor;
+mod global;
+mod link_target;
+mod list;
+mod open_device;
+mod path;
+mod ping;
+mod policy;
+mod session;
+mod source;
+mod stats;
+mod status;
+mod text;
+
+use clap::{Parser, Subcommand};
+
+use self::attach::AttachArgs;
+use self::bench::BenchArgs;
+use self::detach::DetachArgs;
+use self::doctor::DoctorArgs;
+use self::global::GlobalArgs;
+use self::open_device::OpenDeviceArgs;
+use self::path::PathArgs;
+use self::ping::PingArgs;
+use self::policy::PolicyArgs;
+use self::session::NameArgs;
+use crate::error::Error;
+
+/// Attach network block devices over RTRS and serve them as NBD
+///
+/// Exit codes: 0 success, 1 failure, 2 wrong usage or a wrong configuration file.
+#[derive(Debug, Parser)]
+#[command(name = "rtrs-client", version, max_term_width = 100)]
+pub struct LowArgs {
+    /// Flags of all commands.
+    #[command(flatten)]
+    pub global: GlobalArgs,
+
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Attach an export as a block device or serve it as NBD
+    ///
+    /// Returns when the device or the NBD server is ready. Each flag that is a setting is also a
+    /// key of the configuration file, with the same name. Flags override the file; a repeatable
+    /// flag replaces the list of the file.
+    Attach(Box<AttachArgs>),
+    /// List attached sessions
+    ///
+    /// One line per session in the run directory.
+    List,
+    /// Show a session with its paths and NBD connections
+    ///
+    /// NAME is the name of the export that was attached.
+    Status(NameArgs),
+    /// Show the counters and latencies of a session
+    ///
+    /// NAME is the name of the export that was attached.
+    Stats(NameArgs),
+    /// Detach a session
+    ///
+    /// Finishes running requests, closes the session and ends its process. NAME is the name of the
+    /// export that was attached.
+    Detach(DetachArgs),
+    /// List, add, remove, disconnect or reconnect the paths of a session
+    ///
+    /// The session keeps running, and no IO fails.
+    Path(PathArgs),
+    /// Change the path selection policy
+    ///
+    /// NAME is the name of the export that was attached.
+    Policy(PolicyArgs),
+    /// Measure a session without NBD
+    ///
+    /// Opens the export, runs requests for a while, and prints rates and latencies. The
+    /// configuration file applies too: the settings of the session, and those of bench under the
+    /// key bench.
+    Bench(Box<BenchArgs>),
+    /// Test and measure RDMA on a link, like rping and krping
+    ///
+    /// Connects to an rtrs-server, or with --rping to an rping -s. In each round the server reads
+    /// the data of this end and writes it back, and this end compares it. Ends with a table. Exits
+    /// with 1 if anything was lost.
+    Ping(Box<PingArgs>),
+    /// Check a path step by step and say what to fix
+    ///
+    /// From host name, route, device and port to a ping and the first message of a session, which
+    /// is not opened. Exits with 1 if a step fails.
+    Doctor(DoctorArgs),
+    /// Open a device and close it again
+    ///
+    /// The client runs this itself, because it must not wait for a device that it serves.
+    #[command(hide = true)]
+    OpenDevice(OpenDeviceArgs),
+}
+
+impl LowArgs {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// What the command failed at, by kind.
+    pub fn run(&self) -> Result<(), Error> {
+        let global = &self.global;
+        match &self.command {
+            Command::Attach(args) => attach::run(args, global),
+            Command::List => list::run(global),
+            Command::Status(args) => status::run(args, global),
+            Command::Stats(args) => stats::run(args, global),
+            Command::Detach(args) => detach::run(args, global),
+            Command::Path(args) => path::run(args, global),
+            Command::Policy(args) => policy::run(args, global),
+            Command::Bench(args) => bench::run(args, global),
+            Command::Ping(args) => ping::run(args, global),
+            Command::Doctor(args) => doctor::run(args, global),
+            Command::OpenDevice(args) => open_device::run(args),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,26 @@
+//! `open-device`: the client runs it itself, because it must not wait for a device that it serves.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::daemon::device;
+use crate::error::Error;
+
+/// The arguments.
+#[derive(Debug, Args)]
+pub struct OpenDeviceArgs {
+    /// The device.
+    #[arg(value_name = "PATH")]
+    pub path: PathBuf,
+
+    /// Fail if it is claimed
+    ///
+    /// Mounts, swap and devices on top of it claim a device.
+    #[arg(long)]
+    pub exclusive: bool,
+}
+
+pub(super) fn run(args: &OpenDeviceArgs) -> Result<(), Error> {
+    device::open(&args.path, args.exclusive)
+}

@@ -1,0 +1,196 @@
+//! Changes a path and waits until that is done.
+//!
+//! The session begins the change immediately; this end looks at its status until it is done.
+
+use std::time::Instant;
+
+use rtrs_core::time::Duration;
+use serde_json::json;
+
+use crate::cmd::session::Session;
+use crate::control_protocol::{Changed, PathInfo, Request, Status};
+use crate::error::{Error, ErrorKind};
+use crate::path::state::PathState;
+
+/// What closing the connections of a path takes at most, beyond the time of its requests.
+const CLOSE_MAX: Duration = Duration::from_secs(15);
+/// How long a path has to connect before the command gives up.
+const CONNECT_MAX: Duration = Duration::from_secs(30);
+/// How often the status is read.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What is to become of a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Goal {
+    Added,
+    Removed,
+    Disconnected,
+    Reconnected,
+}
+
+/// A change of a path.
+#[derive(Debug)]
+pub(super) struct Step {
+    pub(super) goal: Goal,
+    /// Its name, as listings show it.
+    pub(super) path: String,
+    pub(super) request: Request,
+    /// Time for its requests in flight.
+    pub(super) within_ms: u64,
+}
+
+impl Step {
+    fn time_max(&self) -> Duration {
+        let closed = Duration::from_millis(self.within_ms) + CLOSE_MAX;
+        match self.goal {
+            Goal::Added => CONNECT_MAX,
+            Goal::Removed | Goal::Disconnected => closed,
+            Goal::Reconnected => closed + CONNECT_MAX,
+        }
+    }
+}
+
+pub(super) fn run(session: &Session, step: &Step) -> Result<(), Error> {
+    let (name, path) = (&session.name, &step.path);
+    let before = session.status()?;
+    let _: Changed = session.request(&step.request)?;
+    let watch = Watch { goal: step.goal, path, before: find(&before, path) };
+    let deadline = Instant::now() + step.time_max();
+    loop {
+        if let Some(outcome) = watch.seen(&session.status()?) {
+            let Outcome { state, error } = &outcome;
+            let value = json!({ "name": name, "path": path, "state": state, "last_error": error });
+            return session.output.print(&value, |_| outcome.text(name, path));
+        }
+        if Instant::now() >= deadline {
+            let text = format!(
+                "{name}: the change of {path} is not done after {} s; it continues, see path list",
+                step.time_max().as_secs()
+            );
+            return Err(Error::new(ErrorKind::Path, text));
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+fn find<'a>(status: &'a Status, path: &str) -> Option<&'a PathInfo> {
+    status.paths().iter().find(|one| one.path == path)
+}
+
+/// Waits for the end of a change.
+struct Watch<'a> {
+    goal: Goal,
+    path: &'a str,
+    before: Option<&'a PathInfo>,
+}
+
+/// The end of a change.
+#[derive(Debug, PartialEq, Eq)]
+struct Outcome {
+    state: &'static str,
+    error: Option<String>,
+}
+
+impl Outcome {
+    fn text(&self, name: &str, path: &str) -> String {
+        let Self { state, error } = self;
+        match error {
+            Some(error) if *state == "removed" => format!("{name}: {error}\n"),
+            Some(error) => format!("{name}: path {path} is not connected yet: {error}\n"),
+            None => format!("{name}: path {path} {state}\n"),
+        }
+    }
+}
+
+impl Watch<'_> {
+    /// The end of the change, if the status shows it. A session that is too busy to list its paths
+    /// shows nothing.
+    fn seen(&self, status: &Status) -> Option<Outcome> {
+        status.paths.as_ref().and_then(|_| self.outcome(find(status, self.path)))
+    }
+
+    /// The end of the change, if `now` shows it.
+    fn outcome(&self, now: Option<&PathInfo>) -> Option<Outcome> {
+        let ended = |state, error| Some(Outcome { state, error });
+        let Some(now) = now else {
+            return match self.goal {
+                Goal::Removed => ended("removed", None),
+                _ => ended("removed", Some(format!("path {} was removed meanwhile", self.path))),
+            };
+        };
+        let was_up = self.before.is_some_and(PathInfo::is_connected);
+        match self.goal {
+            Goal::Removed => None,
+            Goal::Disconnected if now.state == PathState::Disconnected => {
+                ended("disconnected", None)
+            }
+            Goal::Disconnected => None,
+            Goal::Added | Goal::Reconnected => {
+                let ends = self.before.map_or(0, |before| before.ends);
+                let reconnects = self.before.map_or(0, |before| before.reconnects);
+                let anew = !was_up || now.reconnects > reconnects;
+                if now.is_connected() && now.leaving.is_none() && anew {
+                    return ended("connected", None);
+                }
+                let failures = now.ends.saturating_sub(ends + u64::from(was_up));
+                let error = now.last_error.clone().filter(|_| failures > 0);
+                error.and_then(|error| ended("waiting", Some(error)))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cmd::tests::{path, status};
+
+    #[test]
+    fn an_added_path_is_waited_for_until_it_is_up_or_has_failed() {
+        let watch = Watch { goal: Goal::Added, path: "p", before: None };
+        assert_eq!(watch.outcome(Some(&path("connecting", 0, 0))), None);
+        assert_eq!(watch.outcome(Some(&path("connected", 0, 0))).unwrap().state, "connected");
+        let failed = watch.outcome(Some(&path("waiting", 0, 1))).unwrap();
+        assert_eq!(failed.text("v", "p"), "v: path p is not connected yet: why\n");
+    }
+
+    #[test]
+    fn a_reconnect_is_done_when_the_path_is_up_anew() {
+        let goal = Goal::Reconnected;
+        let before = path("connected", 3, 3);
+        let watch = Watch { goal, path: "p", before: Some(&before) };
+        let removed = watch.outcome(None).unwrap();
+        assert_eq!(removed.text("v", "p"), "v: path p was removed meanwhile\n");
+        assert_eq!(watch.outcome(Some(&before)), None, "still the old connection");
+        assert_eq!(watch.outcome(Some(&path("connecting", 3, 4))), None);
+        assert_eq!(watch.outcome(Some(&path("connected", 4, 4))).unwrap().error, None);
+        let leaving = PathInfo { leaving: Some("remove".into()), ..path("connected", 4, 4) };
+        assert_eq!(watch.outcome(Some(&leaving)), None);
+        assert!(watch.outcome(Some(&path("waiting", 3, 5))).unwrap().error.is_some());
+        let before = path("waiting", 3, 9);
+        let watch = Watch { goal, path: "p", before: Some(&before) };
+        assert_eq!(watch.outcome(Some(&before)), None);
+        assert!(watch.outcome(Some(&path("waiting", 3, 10))).unwrap().error.is_some());
+        assert_eq!(watch.outcome(Some(&path("connected", 4, 9))).unwrap().error, None);
+    }
+
+    #[test]
+    fn a_session_that_lists_no_paths_has_not_removed_one() {
+        let watch = Watch { goal: Goal::Removed, path: "p", before: None };
+        assert_eq!(watch.seen(&status()), None);
+        let empty = Status { paths: Some(Vec::new()), ..status() };
+        assert_eq!(watch.seen(&empty).unwrap().state, "removed");
+    }
+
+    #[test]
+    fn a_path_that_leaves_is_gone_or_disconnected_in_the_end() {
+        let before = path("connected", 0, 0);
+        let watch = Watch { goal: Goal::Removed, path: "p", before: Some(&before) };
+        assert_eq!(watch.outcome(Some(&before)), None);
+        assert_eq!(watch.outcome(None).unwrap().state, "removed");
+        let watch = Watch { goal: Goal::Disconnected, path: "p", before: Some(&before) };
+        assert_eq!(watch.outcome(Some(&path("closing", 0, 0))), None);
+        let done = watch.outcome(Some(&path("disconnected", 0, 1))).unwrap();
+        assert_eq!((done.state, done.error), ("disconnected", None));
+    }
+}

@@ -1,0 +1,163 @@
+//! `ping`: pings a server, prints each round, ends with a table.
+
+mod link;
+mod plan;
+mod report;
+#[cfg(test)]
+mod tests;
+
+use std::io::{self, IsTerminal, Write};
+use std::net::SocketAddr;
+use std::thread;
+
+use rtrs_core::proto::ping::{PingClient, PingClientConfig, PingEvent};
+use rtrs_core::rt::{Mailbox, mailbox};
+use rtrs_core::settings::{Output, write_text};
+use rtrs_core::time::{Duration, Instant};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+pub(super) use self::link::{Link, Watch};
+pub(super) use self::plan::PingArgs;
+pub(super) use self::report::Tally;
+
+use self::plan::PingPlan;
+use super::global::GlobalArgs;
+use super::text::progress;
+use crate::error::{Error, ErrorKind, system};
+
+/// How often a long run shows how far it is.
+const PROGRESS_EVERY: Duration = Duration::from_millis(500);
+
+/// Runs it. The error is [`ErrorKind::Path`] when the server cannot be reached and when anything
+/// was lost.
+pub(super) fn run(args: &PingArgs, global: &GlobalArgs) -> Result<(), Error> {
+    let plan = &PingPlan::new(args, global.output)?;
+    let portal = &plan.portal;
+    let failed = |e| Error::with_source(ErrorKind::Path, format!("cannot ping {portal}"), e);
+    let found = portal.resolve().map_err(failed)?;
+    let wanted = |a: &&SocketAddr| plan.source.is_none_or(|s| s.is_ipv4() == a.is_ipv4());
+    let Some(remote) = found.iter().find(wanted).copied() else {
+        let text = format!("{portal} has no address that the source address can reach");
+        return Err(Error::new(ErrorKind::Path, text));
+    };
+    let mut link = Link::open(
+        portal.scheme(),
+        plan.args.crc.is_on(),
+        plan.args.rping,
+        plan.args.timeout.get(),
+    )?;
+    let config = PingClientConfig {
+        local: plan.source,
+        remote,
+        hello: plan.hello,
+        rping: plan.args.rping,
+        count: plan.count,
+        interval: plan.interval,
+        validate: plan.args.validate.is_on(),
+        timeout: plan.args.timeout.get(),
+    };
+    let mut clients: Vec<PingClient> =
+        (0..plan.args.queue_pairs.get()).map(|_| PingClient::new(config.clone())).collect();
+    let mut shown = Shown::new(plan, remote);
+    shown.say(&report::head_text(plan, remote));
+    let stop = signals()?;
+    link.ping(&mut clients, &mut shown, stop, None).map_err(system("the ping's thread failed"))?;
+    shown.end_progress();
+    let summary = report::summary(plan, remote, &clients, &shown.tally);
+    plan.output.print(&summary, report::Summary::text)?;
+    verdict(plan, &clients, &shown.tally)
+}
+
+/// A mailbox with a message for each signal that asks for an end.
+fn signals() -> Result<Mailbox<()>, Error> {
+    let (sender, mailbox) = mailbox().map_err(system("cannot make a mailbox"))?;
+    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])
+        .map_err(system("cannot handle signals"))?;
+    thread::spawn(move || {
+        for _ in signals.forever() {
+            sender.send(());
+        }
+    });
+    Ok(mailbox)
+}
+
+/// Good, or the error that makes the exit code.
+fn verdict(plan: &PingPlan, clients: &[PingClient], tally: &Tally) -> Result<(), Error> {
+    let (sent, answered) = report::totals(clients);
+    if let Some((_, failure)) = tally.failures.first() {
+        let text = match tally.failures.len() {
+            1 => format!("cannot ping {}: {failure}", plan.portal),
+            n => format!("cannot ping {} on {n} queue pairs: {failure}", plan.portal),
+        };
+        return Err(Error::new(ErrorKind::Path, text));
+    }
+    if answered < sent || sent == 0 {
+        let text = format!("{} of {sent} were lost", sent - answered);
+        return Err(Error::new(ErrorKind::Path, text));
+    }
+    Ok(())
+}
+
+/// What people see while it runs.
+struct Shown<'a> {
+    plan: &'a PingPlan,
+    remote: SocketAddr,
+    tally: Tally,
+    /// A progress line is on the terminal.
+    line: bool,
+    live: bool,
+    before: Option<(Instant, u64)>,
+}
+
+impl<'a> Shown<'a> {
+    fn new(plan: &'a PingPlan, remote: SocketAddr) -> Self {
+        // Rounds that are told one by one are their own progress.
+        let quiet = plan.args.quiet || !plan.tells_rounds();
+        let live = quiet && plan.output == Output::Text && io::stderr().is_terminal();
+        Self { plan, remote, tally: Tally::default(), line: false, live, before: None }
+    }
+
+    fn say(&self, text: &str) {
+        if self.plan.output == Output::Text && !self.plan.args.quiet {
+            // Who reads may stop early; the run goes on to its end.
+            let _ = write_text(text);
+        }
+    }
+
+    fn end_progress(&mut self) {
+        if std::mem::take(&mut self.line) {
+            progress("\n");
+        }
+    }
+}
+
+impl Watch for Shown<'_> {
+    fn event(&mut self, _now: Instant, at: usize, event: PingEvent) {
+        if let PingEvent::Round { .. } = &event
+            && self.plan.tells_rounds()
+        {
+            self.say(&report::round_text(self.plan, self.remote, at, &event));
+        }
+        if let PingEvent::Ended(Err(failure)) = &event {
+            self.end_progress();
+            self.say(&format!("queue pair {at}: {failure}\n"));
+        }
+        self.tally.take(at, event);
+    }
+
+    fn tick(&mut self, now: Instant, clients: &[PingClient]) {
+        let (_, answered) = report::totals(clients);
+        let rate = self.before.map_or(0.0, |(then, before)| {
+            (answered - before) as f64 / (now - then).as_secs_f64().max(1e-9)
+        });
+        self.before = Some((now, answered));
+        let text = report::progress_text(self.plan, answered, rate);
+        if write!(io::stderr(), "\r{text} ").is_ok() {
+            self.line = true;
+        }
+    }
+
+    fn tick_every(&self) -> Option<Duration> {
+        self.live.then_some(PROGRESS_EVERY)
+    }
+}

@@ -1,0 +1,241 @@
+//! The arguments of `ping`, and what they come to.
+//!
+//! Owns [`PingArgs`] and [`PingPlan`].
+
+use std::net::IpAddr;
+
+use clap::{Args, ValueEnum};
+use rtrs_core::settings::{ByteSize, Int, Output, Portal, SECOND, Switch, Time};
+use rtrs_core::time::Duration;
+use rtrs_core::wire::{PingHello, PingMode, RPING_PORT, RPING_SIZE_MAX, RPING_SIZE_MIN};
+
+use crate::cmd::link_target::{LinkTarget, Timeout};
+use crate::error::{Error, usage};
+
+/// What a ping measures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// The server reads the data of this end and writes it back
+    Ping,
+    /// This end reads from the server, one read at a time
+    ReadLat,
+    /// This end writes with an immediate, and the server writes the same back
+    WriteLat,
+    /// This end keeps many reads in flight
+    ReadBw,
+    /// This end keeps many writes in flight
+    WriteBw,
+}
+
+/// The arguments.
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
+pub struct PingArgs {
+    /// The server, for example rdma://10.0.0.1@10.0.0.2, tcp://host:1234 or ip:10.0.0.2.
+    #[arg(value_name = "PATH")]
+    pub target: LinkTarget,
+
+    /// Stop after N rounds or operations per queue pair; 0 continues until Ctrl-C
+    ///
+    /// The default is 0 for ping, 1000 for read-lat and write-lat, 2000 for read-bw and write-bw.
+    #[arg(short, long, value_name = "N")]
+    pub count: Option<u64>,
+
+    /// Bytes of data, 1 to 1M (with --rping 23 to 65535) [default: 64; bandwidth: 64k]
+    ///
+    /// The -S of an rping server must be at least as large.
+    #[arg(short, long, value_name = "SIZE")]
+    pub size: Option<ByteSize>,
+
+    /// Time between rounds, up to 20s [default: 1s for ping, else 0]
+    ///
+    /// 0 starts the next round as soon as one is answered. Not for bandwidth.
+    #[arg(short, long, value_name = "TIME")]
+    pub interval: Option<Time<0, { 20 * SECOND }>>,
+
+    /// Timeout of a step, 10ms to 10m [default: 5s]
+    ///
+    /// A round without an answer in this time is lost and ends its connection: on a reliable
+    /// connection nothing can arrive after what was lost.
+    #[arg(short = 'W', long, value_name = "TIME", default_value = "5s", hide_default_value = true)]
+    pub timeout: Timeout,
+
+    /// Local address to connect from
+    ///
+    /// The same as tcp://ADDR@HOST. It selects the RDMA device.
+    #[arg(short = 'I', long, value_name = "ADDR")]
+    pub source: Option<IpAddr>,
+
+    /// What to measure [default: ping]
+    ///
+    /// All but ping need an rtrs-server at the other end.
+    #[arg(short, long, value_name = "MODE", default_value = "ping", hide_default_value = true)]
+    pub mode: Mode,
+
+    /// Number of queue pairs, 1 to 64 [default: 1]
+    ///
+    /// Each is its own connection and runs the whole count.
+    #[arg(short = 'n', long, value_name = "N", default_value = "1", hide_default_value = true)]
+    pub queue_pairs: Int<u32, 1, 64>,
+
+    /// Operations in flight per queue pair in read-bw and write-bw, 1 to 256 [default: 16]
+    ///
+    /// Like txdepth of krping.
+    #[arg(short, long, value_name = "N")]
+    pub depth: Option<Int<u16, 1, { PingHello::DEPTH_MAX as u64 }>>,
+
+    /// Run both directions at the same time, in read-bw and write-bw
+    ///
+    /// The table has a separate line for the server's direction.
+    #[arg(long)]
+    pub duplex: bool,
+
+    /// Compare the data that comes back: on or off [default: on]
+    ///
+    /// read-bw compares only the last read, write-bw nothing.
+    #[arg(long, value_name = "on|off", default_value = "on", hide_default_value = true)]
+    pub validate: Switch,
+
+    /// Have the server's messages invalidate the key just used, and use a new key each time
+    ///
+    /// Like server_inv of krping. Only over tcp://: RDMA devices have no such keys in user space.
+    #[arg(long)]
+    pub server_invalidate: bool,
+
+    /// Have the server invalidate the key of its own buffer with each of its reads
+    ///
+    /// Like read_inv of krping. It does not show on the wire.
+    #[arg(long)]
+    pub read_invalidate: bool,
+
+    /// Use the rping protocol, with an rping -s or an rtrs-server --rping; default port 7174
+    ///
+    /// Over tcp:// this is plain iWARP, for siw or an iWARP card at the other end.
+    #[arg(long)]
+    pub rping: bool,
+
+    /// Request CRC32C on TCP connections: on or off [default: on]
+    ///
+    /// It is used if either end requests it.
+    #[arg(long, value_name = "on|off", default_value = "on", hide_default_value = true)]
+    pub crc: Switch,
+
+    /// Show the data of each round
+    ///
+    /// Like rping -v.
+    #[arg(short, long)]
+    pub verbose: bool,
+
+    /// Show only the table at the end
+    ///
+    /// Errors are still shown.
+    #[arg(short, long, conflicts_with = "verbose")]
+    pub quiet: bool,
+}
+
+/// Validated arguments.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::cmd) struct PingPlan {
+    /// The server, with rping's port where that is meant.
+    pub portal: Portal,
+    /// Local address to connect from.
+    pub source: Option<IpAddr>,
+    /// What to do, as the server is told.
+    pub hello: PingHello,
+    /// Rounds or operations of each queue pair; 0 is endless.
+    pub count: u64,
+    /// From round to round.
+    pub interval: Duration,
+    /// What was typed.
+    pub args: PingArgs,
+    /// For people or programs.
+    pub output: Output,
+}
+
+impl PingPlan {
+    /// True when each round has its own line.
+    pub(crate) fn tells_rounds(&self) -> bool {
+        !self.args.quiet && (self.args.verbose || self.hello.mode == PingMode::PingPong)
+    }
+
+    pub(in crate::cmd) fn new(args: &PingArgs, output: Output) -> Result<Self, Error> {
+        args.target.check()?;
+        let portal = args.target.portal.clone();
+        let source = match (portal.source(), args.source) {
+            (Some(written), Some(given)) if written != given => {
+                return Err(usage(format!(
+                    "--source {given} contradicts {portal}; drop one of them"
+                )));
+            }
+            (written, given) => written.or(given),
+        };
+        let mode = match args.mode {
+            Mode::Ping => PingMode::PingPong,
+            Mode::ReadLat => PingMode::ReadLatency,
+            Mode::WriteLat => PingMode::WriteLatency,
+            Mode::ReadBw => PingMode::ReadBandwidth,
+            Mode::WriteBw => PingMode::WriteBandwidth,
+        };
+        Self::check_together(args, mode)?;
+        let bytes = match args.size {
+            Some(size) => size.bytes(),
+            None if mode.is_bandwidth() => 65536,
+            None => 64,
+        };
+        let sizes = if args.rping {
+            u64::from(RPING_SIZE_MIN)..=u64::from(RPING_SIZE_MAX)
+        } else {
+            1..=u64::from(PingHello::SIZE_MAX)
+        };
+        let (low, high) = (*sizes.start(), *sizes.end());
+        let size = u32::try_from(bytes).ok().filter(|size| sizes.contains(&u64::from(*size)));
+        let size = size
+            .ok_or_else(|| usage(format!("size {bytes} is out of range; use {low} to {high}")))?;
+        let pong = mode == PingMode::PingPong;
+        let count = match mode {
+            PingMode::PingPong => 0,
+            PingMode::ReadLatency | PingMode::WriteLatency => 1000,
+            PingMode::ReadBandwidth | PingMode::WriteBandwidth => 2000,
+        };
+        let usual = Duration::from_secs(pong.into());
+        let rping_port = args.rping && args.target.default_port;
+        Ok(Self {
+            portal: if rping_port { portal.with_port(RPING_PORT) } else { portal },
+            source,
+            hello: PingHello {
+                mode,
+                duplex: args.duplex,
+                server_invalidate: args.server_invalidate,
+                read_invalidate: args.read_invalidate,
+                depth: args.depth.map_or(16, Int::get),
+                size,
+            },
+            count: args.count.unwrap_or(count),
+            interval: args.interval.map_or(usual, Time::get),
+            args: args.clone(),
+            output,
+        })
+    }
+
+    fn check_together(args: &PingArgs, mode: PingMode) -> Result<(), Error> {
+        let bandwidth = mode.is_bandwidth();
+        let pong = mode == PingMode::PingPong;
+        let invalidates = args.server_invalidate || args.read_invalidate;
+        for (wrong, text) in [
+            (args.duplex && !bandwidth, "--duplex is for --mode read-bw and write-bw"),
+            (args.depth.is_some() && !bandwidth, "--depth is for --mode read-bw and write-bw"),
+            (args.interval.is_some() && bandwidth, "--interval is not for bandwidth modes"),
+            (invalidates && !pong, "--server-invalidate and --read-invalidate are for --mode ping"),
+            (args.rping && !pong, "rping supports only --mode ping; drop --rping or --mode"),
+            (
+                args.rping && invalidates,
+                "rping supports neither --server-invalidate nor --read-invalidate; drop them",
+            ),
+        ] {
+            if wrong {
+                return Err(usage(text));
+            }
+        }
+        Ok(())
+    }
+}

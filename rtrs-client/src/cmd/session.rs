@@ -1,0 +1,101 @@
+//! The attached session that a command is about, and requests to it.
+
+use std::io;
+use std::path::PathBuf;
+
+use clap::Args;
+use rtrs_core::local::{RequestError, RunDir, request};
+use rtrs_core::settings::{MINUTE, Output, Time};
+use rtrs_core::time::Duration;
+use serde::de::DeserializeOwned;
+
+use super::global::GlobalArgs;
+use crate::control_protocol::{Request, Status};
+use crate::error::{Error, ErrorKind, system};
+use crate::plan::check_name;
+
+/// Time for requests in flight.
+pub(super) type Within = Time<0, { 10 * MINUTE }>;
+
+/// How long a session may take for a reply that waits for nothing.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+/// What a detach may take beyond the time of the requests.
+const DETACH_MORE: Duration = Duration::from_secs(25);
+
+/// The session of a command.
+#[derive(Debug, Args)]
+pub struct NameArgs {
+    /// Name of the export that was attached.
+    #[arg(value_name = "NAME")]
+    pub name: String,
+}
+
+/// An attached session.
+#[derive(Debug)]
+pub(super) struct Session {
+    /// Its name.
+    pub(super) name: String,
+    /// Where its control socket is.
+    pub(super) run_dir: RunDir,
+    /// How its replies are printed.
+    pub(super) output: Output,
+}
+
+impl Session {
+    /// The session of that name, whether it is there or not.
+    pub(super) fn new(name: &str, global: &GlobalArgs) -> Result<Self, Error> {
+        check_name("export name", name)?;
+        let (name, run_dir) = (name.to_owned(), global.run_dir()?);
+        Ok(Self { name, run_dir, output: global.output })
+    }
+
+    /// The same, in a run directory that is ours.
+    pub(super) fn find(name: &str, global: &GlobalArgs) -> Result<Self, Error> {
+        let session = Self::new(name, global)?;
+        session.run_dir.check()?;
+        Ok(session)
+    }
+
+    fn control_socket(&self) -> PathBuf {
+        self.run_dir.control_socket(&self.name)
+    }
+
+    /// Its state.
+    pub(super) fn status(&self) -> Result<Status, Error> {
+        self.request(&Request::Status)
+    }
+
+    /// Sends it a request.
+    pub(super) fn request<T: DeserializeOwned>(&self, what: &Request) -> Result<T, Error> {
+        let timeout = match what {
+            Request::Detach { within_ms } => Duration::from_millis(*within_ms) + DETACH_MORE,
+            _ => REPLY_TIMEOUT,
+        };
+        let (name, path) = (&self.name, self.control_socket());
+        request(&path, what, timeout).map(|(reply, _)| reply).map_err(|error| match error {
+            RequestError::NotRunning => Error::new(
+                ErrorKind::NotAttached,
+                format!(
+                    "{name:?} is not attached (no process listens on {}; check list and --run-dir)",
+                    path.display()
+                ),
+            ),
+            RequestError::Refused(why) => Error::new(ErrorKind::System, format!("{name}: {why}")),
+            RequestError::Io(error) if error.kind() == io::ErrorKind::TimedOut => {
+                Error::with_source(
+                    ErrorKind::System,
+                    format!(
+                        "the process of {name:?} does not reply at {} within {} s; if it hangs or \
+                         is stopped, end it with kill -9, then detach {name}",
+                        path.display(),
+                        timeout.as_secs()
+                    ),
+                    error,
+                )
+            }
+            RequestError::Io(error) => {
+                system(format!("cannot reach the session at {}", path.display()))(error)
+            }
+        })
+    }
+}

@@ -1,0 +1,76 @@
+//! `stats`.
+
+use super::global::GlobalArgs;
+use super::session::{NameArgs, Session};
+use super::text::size_text;
+use crate::control_protocol::{Latency, PathStats, Request, Stats};
+use crate::error::Error;
+use crate::stats::OP_NAMES;
+
+pub(super) fn run(args: &NameArgs, global: &GlobalArgs) -> Result<(), Error> {
+    let stats: Stats = Session::find(&args.name, global)?.request(&Request::Stats)?;
+    global.output.print(&stats, text)
+}
+
+fn text(stats: &Stats) -> String {
+    let mut out = format!("{:<14} {:>12} {:>12} {:>8}\n", "OPERATION", "COUNT", "BYTES", "ERRORS");
+    for name in OP_NAMES {
+        let op = stats.ops.get(name).copied().unwrap_or_default();
+        let bytes = size_text(op.bytes);
+        out += &format!("{name:<14} {:>12} {bytes:>12} {:>8}\n", op.count, op.errors);
+    }
+    out += &format!("{}\n", latency_text(Some(&stats.latency_us)));
+    out.extend(stats.paths.iter().map(path_text));
+    for core in &stats.cores {
+        out += &format!(
+            "shard {:<27} {} IOs, {} in flight, {} NBD clients\n",
+            core.core, core.ios, core.inflight, core.nbd_connections
+        );
+    }
+    for (scheme, fabric) in &stats.transports {
+        let sent = size_text(fabric.bytes_sent);
+        if scheme == "rdma" {
+            // The device places what the peer writes, and does not count it for us.
+            out += &format!("rdma: {sent} sent\n");
+            continue;
+        }
+        out += &format!(
+            "{scheme}: {sent} sent, {} received ({} placed directly, {} copied), {} crc errors\n",
+            size_text(fabric.bytes_received),
+            size_text(fabric.bytes_direct),
+            size_text(fabric.bytes_copied),
+            fabric.crc_errors
+        );
+    }
+    out
+}
+
+fn path_text(path: &PathStats) -> String {
+    let failovers = match path.failovers {
+        0 => String::new(),
+        count => format!(", {count} failovers"),
+    };
+    format!(
+        "path {:<28} {:<12} {} requests, {}, {} errors, {} reconnects{failovers}\n     \
+         in flight {}, {}, heartbeats: {} sent, {} missed\n",
+        path.path,
+        path.state.to_string(),
+        path.requests,
+        size_text(path.bytes),
+        path.errors,
+        path.reconnects,
+        path.inflight,
+        latency_text(path.latency_us.as_ref()),
+        path.heartbeats.sent,
+        path.heartbeats.missed
+    )
+}
+
+fn latency_text(times: Option<&Latency>) -> String {
+    match times {
+        Some(Latency { p50, p99, max, .. }) => {
+            format!("latency us: p50 {p50:?} p99 {p99:?} max {max:?}")
+        }
+        None => "latency us: p50 - p99 - max -".to_owned(),
+    }
+}

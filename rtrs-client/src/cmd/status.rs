@@ -1,0 +1,93 @@
+//! `status`.
+
+use super::global::GlobalArgs;
+use super::session::{NameArgs, Session};
+use super::text::{or_dash, size_text};
+use crate::control_protocol::{OldestIo, PathInfo, Status};
+use crate::error::Error;
+
+pub(super) fn run(args: &NameArgs, global: &GlobalArgs) -> Result<(), Error> {
+    global.output.print(&Session::find(&args.name, global)?.status()?, text)
+}
+
+fn text(status: &Status) -> String {
+    let mut out = String::new();
+    let mut line = |key: &str, value: String| out += &format!("{key:<16} {value}\n");
+    line("name", status.name.clone());
+    line("state", status.state.to_string());
+    for (key, at) in [("device", &status.device), ("uri", &status.uri)] {
+        if let Some(at) = at {
+            line(key, at.clone());
+        }
+    }
+    line("access", status.access.to_string());
+    line("policy", or_dash(status.policy));
+    line("no path", status.no_path.to_string());
+    line("failover", status.failover.to_string());
+    line("session", status.session.clone());
+    line("identity", or_dash(status.identity));
+    line("pid", status.pid.to_string());
+    line("shards", status.shards.to_string());
+    let (bytes, block) = (or_dash(status.size), or_dash(status.block_size));
+    let size = or_dash(status.size.map(size_text));
+    line("size", format!("{size} ({bytes} bytes, blocks of {block})"));
+    line("in flight", status.inflight.to_string());
+    if let Some(oldest) = status.oldest_io.as_ref().filter(|oldest| oldest.age_ms >= 1000) {
+        line("oldest IO", oldest_text(oldest));
+    }
+    line("nbd clients", status.nbd_connections.to_string());
+    out.extend(status.paths().iter().map(path_text));
+    out
+}
+
+fn oldest_text(OldestIo { age_ms, waits_for, path }: &OldestIo) -> String {
+    let what = match path {
+        None => format!("a {waits_for}"),
+        Some(path) => format!("the {waits_for} of {path}"),
+    };
+    format!("{} s, waits for {what}", age_ms / 1000)
+}
+
+fn path_text(path: &PathInfo) -> String {
+    // A host name does not show which of its addresses it is.
+    let at = Some(&path.address).filter(|at| !path.path.ends_with(*at));
+    format!(
+        "path {:<28} {:<12} {} connections, {} reconnects, heartbeat {}{}{}\n",
+        path.path,
+        path.state_text(),
+        path.connections,
+        path.reconnects,
+        or_dash(path.heartbeat_us.map(|us| format!("{us} us"))),
+        at.map_or_else(String::new, |at| format!(", at {at}")),
+        path.last_error.as_ref().map_or_else(String::new, |error| format!(" ({error})")),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::status;
+    use super::*;
+    use crate::control_protocol::WaitsFor;
+
+    #[test]
+    fn a_session_is_shown_where_it_is_served() {
+        let shown = text(&Status { uri: None, ..status() });
+        assert!(!shown.contains("device") && !shown.contains("uri"), "{shown}");
+        assert!(shown.contains("\nsize             - (- bytes, blocks of -)\n"), "{shown}");
+        let device = Status { device: Some("/dev/nbd3".into()), uri: None, ..status() };
+        assert!(text(&device).contains("\ndevice           /dev/nbd3\n"));
+        assert!(text(&status()).contains("\nuri              nbd://127.0.0.1:10809/v\n"));
+    }
+
+    #[test]
+    fn the_oldest_io_says_what_it_waits_for() {
+        for (waits_for, path, shown) in [
+            (WaitsFor::Answer, Some("p"), "2 s, waits for the answer of p"),
+            (WaitsFor::Fence, Some("p"), "2 s, waits for the fence of p"),
+            (WaitsFor::Permit, None, "2 s, waits for a permit"),
+        ] {
+            let path = path.map(str::to_owned);
+            assert_eq!(oldest_text(&OldestIo { age_ms: 2999, waits_for, path }), shown);
+        }
+    }
+}

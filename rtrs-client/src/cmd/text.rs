@@ -1,0 +1,28 @@
+//! How values are written for people.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+
+/// A value, or a dash if there is none.
+pub(super) fn or_dash<T: Display>(value: Option<T>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+}
+
+/// A number of bytes with its unit.
+pub(super) fn size_text(bytes: u64) -> String {
+    let units = [("TiB", 1_u64 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+    match units.iter().find(|(_, unit)| bytes >= *unit) {
+        Some((name, unit)) => format!("{:.1} {name}", bytes as f64 / *unit as f64),
+        None => format!("{bytes} B"),
+    }
+}
+
+/// Something to know beside the output. Nobody may be there to read it.
+pub(super) fn remark(text: impl Display) {
+    let _ = writeln!(io::stderr(), "rtrs-client: {text}");
+}
+
+/// Shows progress. The terminal may be gone.
+pub(super) fn progress(text: &str) {
+    let _ = io::stderr().write_all(text.as_bytes());
+}

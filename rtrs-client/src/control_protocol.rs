@@ -1,0 +1,349 @@
+//! The requests and replies of an attached session's control socket: one line of JSON each way
+//! (docs/OPERATING.md). A refused request gets `{"error": WHY}` (`rtrs_core::local`).
+
+use std::collections::BTreeMap;
+
+use nbd_bridge::BridgeStats;
+use rtrs_core::choices;
+use rtrs_core::fabric::FabricCounters;
+use rtrs_core::identity::Identity;
+use serde::{Deserialize, Serialize};
+
+use crate::path::state::PathState;
+use crate::settings::{Access, Failover, NoPath, Policy};
+use crate::stats::OpCount;
+
+/// A request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "command")]
+pub(crate) enum Request {
+    /// Describe the session: [`Status`].
+    Status,
+    /// Its counters: [`Stats`].
+    Stats,
+    /// End it: [`Detached`], when it has ended.
+    Detach {
+        /// Time for requests in flight, in milliseconds.
+        within_ms: u64,
+    },
+    /// Add a path: [`Changed`].
+    PathAdd {
+        /// As `attach --path` takes it.
+        path: String,
+    },
+    /// Remove a path for good: [`Changed`].
+    PathRemove(Leave),
+    /// Disconnect a path until it is to reconnect: [`Changed`].
+    PathDisconnect(Leave),
+    /// Connect a path again: [`Changed`].
+    PathReconnect(Leave),
+    /// Change the path selection policy: [`Changed`].
+    Policy {
+        /// As `attach --policy` takes it.
+        policy: Policy,
+    },
+}
+
+/// A path that is to be closed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Leave {
+    /// Its name, as listings show it.
+    pub(crate) path: String,
+    /// Time for its requests in flight, in milliseconds; then they go to other paths.
+    #[serde(default = "within_ms_default")]
+    pub(crate) within_ms: u64,
+    /// Also if it is the last one.
+    #[serde(default)]
+    pub(crate) force: bool,
+}
+
+fn within_ms_default() -> u64 {
+    5000
+}
+
+/// A change has begun; [`Status`] shows the rest.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Changed {
+    /// True.
+    pub(crate) changed: bool,
+}
+
+/// The session has ended.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Detached {
+    /// True.
+    pub(crate) detached: bool,
+    /// What is left to say, for example that the device is still in use.
+    pub(crate) warning: Option<String>,
+}
+
+choices! {
+    /// Where a session is.
+    pub(crate) enum SessionState as "session state" {
+        /// Its control shard gives no report: the session is ending, or the host is overloaded.
+        NotAnswering = "not-answering",
+        /// The export was not open yet.
+        Attaching = "attaching",
+        /// IO flows.
+        Open = "open",
+        /// IO waits.
+        WaitingForPath = "waiting-for-path",
+    }
+}
+
+/// A session.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Status {
+    /// The export's name, which is the session's name on this host.
+    pub(crate) name: String,
+    /// Its name at the server.
+    pub(crate) session: String,
+    /// Its number at the server.
+    pub(crate) session_id: String,
+    /// Where it is.
+    pub(crate) state: SessionState,
+    /// Access mode that was asked for.
+    pub(crate) access: Access,
+    /// How it selects paths.
+    pub(crate) policy: Option<Policy>,
+    /// NBD URI that clients open, if there is one.
+    pub(crate) uri: Option<String>,
+    /// The block device, once it is connected.
+    pub(crate) device: Option<String>,
+    /// Its process.
+    pub(crate) pid: u32,
+    /// Its IO threads.
+    pub(crate) shards: u16,
+    /// Bytes of the export, once it was open.
+    pub(crate) size: Option<u64>,
+    /// Its logical block size.
+    pub(crate) block_size: Option<u32>,
+    /// No writes.
+    pub(crate) read_only: Option<bool>,
+    /// IO requests that have no answer yet.
+    pub(crate) inflight: usize,
+    /// What IO does while no path is connected.
+    pub(crate) no_path: NoPath,
+    /// When the requests of a dead path are sent again.
+    pub(crate) failover: Failover,
+    /// Server and export that it is bound to.
+    pub(crate) identity: Option<Identity>,
+    /// The IO that has waited the longest.
+    pub(crate) oldest_io: Option<OldestIo>,
+    /// NBD connections.
+    pub(crate) nbd_connections: u64,
+    /// Its paths; none from a session that is not answering.
+    pub(crate) paths: Option<Vec<PathInfo>>,
+}
+
+impl Status {
+    /// Where it is served: its device or its URI.
+    pub(crate) fn served_at(&self) -> &str {
+        self.device.as_deref().or(self.uri.as_deref()).unwrap_or("-")
+    }
+
+    /// All of its paths.
+    pub(crate) fn paths(&self) -> &[PathInfo] {
+        self.paths.as_deref().unwrap_or_default()
+    }
+}
+
+choices! {
+    /// What an IO waits for.
+    pub(crate) enum WaitsFor as "wait" {
+        /// The answer on a path.
+        Answer = "answer",
+        /// The fence of a dead path.
+        Fence = "fence",
+        /// A connected path.
+        Path = "path",
+        /// A free permit.
+        Permit = "permit",
+    }
+}
+
+/// An IO that waits.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct OldestIo {
+    /// Milliseconds since its arrival.
+    pub(crate) age_ms: u64,
+    /// What for.
+    pub(crate) waits_for: WaitsFor,
+    /// The path that this is about.
+    pub(crate) path: Option<String>,
+}
+
+/// A path.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct PathInfo {
+    /// Its name, as the user wrote it.
+    pub(crate) path: String,
+    /// `tcp` or `rdma`.
+    pub(crate) transport: String,
+    /// The server's address of this attempt, or of the last.
+    pub(crate) address: String,
+    /// Where it is.
+    pub(crate) state: PathState,
+    /// What it is being closed for, if it is: `remove`, `disconnect` or `reconnect`.
+    pub(crate) leaving: Option<String>,
+    /// Its connections, the service connection included.
+    pub(crate) connections: u16,
+    /// Times it was connected again.
+    pub(crate) reconnects: u64,
+    /// Attempts that failed, and ends of a connected path.
+    pub(crate) ends: u64,
+    /// Last heartbeat round trip in microseconds, if known.
+    pub(crate) heartbeat_us: Option<u64>,
+    /// The longest silence that counts as alive; none while it is not connected.
+    pub(crate) silence_max_ms: Option<u64>,
+    /// Heartbeats of this end.
+    pub(crate) heartbeats: Heartbeats,
+    /// Impossible states that have ended it: bugs of this client.
+    pub(crate) internal_errors: u64,
+    /// Why it ended last.
+    pub(crate) last_error: Option<String>,
+    /// Left out because it is far slower than others.
+    pub(crate) slow: bool,
+}
+
+impl PathInfo {
+    /// True if it carries IO.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.state == PathState::Connected
+    }
+
+    /// True if it is left out of use because it is slow.
+    pub(crate) fn is_avoided(&self) -> bool {
+        self.slow && self.leaving.is_none() && self.is_connected()
+    }
+
+    /// Where it is, and what is about to happen to it.
+    pub(crate) fn state_text(&self) -> String {
+        match self.leaving.as_deref() {
+            Some("reconnect") => "reconnecting".to_owned(),
+            Some(_) => "leaving".to_owned(),
+            None if self.is_avoided() => "slow".to_owned(),
+            None => self.state.to_string(),
+        }
+    }
+}
+
+/// Heartbeats of a path.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Heartbeats {
+    /// Sent.
+    pub(crate) sent: u64,
+    /// Periods after one without anything from the server.
+    pub(crate) missed: u64,
+}
+
+/// What a session is attached as.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Attached {
+    /// The export's name.
+    pub(crate) export: String,
+    /// The block device, if it is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) device: Option<String>,
+    /// The NBD URI otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) uri: Option<String>,
+    /// Its size in bytes.
+    pub(crate) size: Option<u64>,
+    /// Its logical block size.
+    pub(crate) block_size: Option<u32>,
+    /// No writes.
+    pub(crate) read_only: Option<bool>,
+    /// Server and export that it is bound to.
+    pub(crate) identity: Option<Identity>,
+    /// The session's process.
+    pub(crate) pid: u32,
+    /// Its paths.
+    pub(crate) paths: Option<Vec<PathInfo>>,
+}
+
+/// What a session did since it began.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Stats {
+    /// Its name on this host.
+    pub(crate) name: String,
+    /// By operation.
+    pub(crate) ops: BTreeMap<String, OpCount>,
+    /// Time of an IO.
+    pub(crate) latency_us: Latency,
+    /// By path.
+    pub(crate) paths: Vec<PathStats>,
+    /// By shard.
+    pub(crate) cores: Vec<ShardStats>,
+    /// Of all transports.
+    pub(crate) fabric: FabricCounters,
+    /// By transport.
+    pub(crate) transports: BTreeMap<String, FabricCounters>,
+    /// Of the NBD connections.
+    pub(crate) nbd: BridgeStats,
+}
+
+/// Times in microseconds.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Latency {
+    /// How many.
+    pub(crate) count: u64,
+    /// Median.
+    pub(crate) p50: f64,
+    /// Percentile 90.
+    pub(crate) p90: f64,
+    /// Percentile 99.
+    pub(crate) p99: f64,
+    /// Percentile 99.9.
+    pub(crate) p999: f64,
+    /// The longest.
+    pub(crate) max: f64,
+}
+
+/// What a path did.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct PathStats {
+    /// Its name.
+    pub(crate) path: String,
+    /// `tcp` or `rdma`.
+    pub(crate) transport: String,
+    /// The server's address.
+    pub(crate) address: String,
+    /// Where it is.
+    pub(crate) state: PathState,
+    /// Left out because it is far slower than others.
+    pub(crate) slow: bool,
+    /// Times it was connected again.
+    pub(crate) reconnects: u64,
+    /// Last heartbeat round trip in microseconds, if known.
+    pub(crate) heartbeat_us: Option<u64>,
+    /// Heartbeats of this end.
+    pub(crate) heartbeats: Heartbeats,
+    /// Requests that have no answer yet.
+    pub(crate) inflight: u32,
+    /// Time from a request to its answer.
+    pub(crate) latency_us: Option<Latency>,
+    /// Requests that were sent.
+    pub(crate) requests: u64,
+    /// Requests that were answered.
+    pub(crate) answers: u64,
+    /// Bytes of data in answered requests.
+    pub(crate) bytes: u64,
+    /// Answers with an error.
+    pub(crate) errors: u64,
+    /// Requests that were in flight when it died.
+    pub(crate) failovers: u64,
+}
+
+/// What a shard did.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct ShardStats {
+    /// Its number.
+    pub(crate) core: u16,
+    /// IOs that have completed.
+    pub(crate) ios: u64,
+    /// IOs that have not.
+    pub(crate) inflight: usize,
+    /// Its NBD connections.
+    pub(crate) nbd_connections: u64,
+}

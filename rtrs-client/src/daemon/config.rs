@@ -1,0 +1,67 @@
+//! From the plan of a session to the configuration of its engine.
+
+use std::io::{self, Read};
+
+use rtrs_core::ids::SessionId;
+use rtrs_core::time::Duration;
+use rtrs_core::wire::AccessMode;
+
+use super::fabrics::{path_target, provider_of, schemes};
+use crate::engine::SessionConfig;
+use crate::error::{Error, ErrorKind, system};
+use crate::plan::SessionPlan;
+use crate::settings::Access;
+
+pub(crate) fn session_config(plan: &SessionPlan) -> Result<SessionConfig, Error> {
+    let id = random_uuid().map_err(system("no random numbers"))?;
+    let mut seed = [0; 8];
+    seed.copy_from_slice(&id[8..]);
+    let (schemes, set) = (schemes(plan), &plan.settings);
+    Ok(SessionConfig {
+        name: plan.session_name.clone(),
+        export: plan.export_name.clone(),
+        access: match plan.access {
+            Access::Ro => AccessMode::ReadOnly,
+            Access::Auto | Access::Rw => AccessMode::ReadWrite,
+            Access::Migration => AccessMode::Migration,
+        },
+        read_only_fallback: plan.access == Access::Auto,
+        open_patience: Duration::ZERO,
+        inherited_life: None,
+        resent_for: Duration::ZERO,
+        identity: set.identity,
+        id: SessionId(id),
+        paths: set
+            .path
+            .iter()
+            .map(|path| {
+                let provider = provider_of(&schemes, path.scheme());
+                let provider = provider
+                    .ok_or_else(|| Error::new(ErrorKind::System, format!("{path}: no fabric")))?;
+                let heartbeat = plan.own_heartbeat(path.scheme());
+                path_target(path, provider, set.invalidate_reads, heartbeat)
+            })
+            .collect::<Result<_, _>>()?,
+        cores: plan.cores(),
+        policy: set.policy,
+        heartbeat: plan.heartbeat(),
+        connect_timeout: set.connect_timeout.get(),
+        reconnect_min: set.reconnect_min.get(),
+        reconnect_max: set.reconnect_max.get(),
+        io_timeout: set.io_timeout.get(),
+        no_path: set.no_path,
+        failover: set.failover,
+        queue_depth_limit: set.queue_depth_limit.get(),
+        seed: u64::from_le_bytes(seed),
+    })
+}
+
+/// Random bytes for the session's identity.
+pub(crate) fn random_uuid() -> io::Result<[u8; 16]> {
+    let mut uuid = [0; 16];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut uuid)?;
+    // Version 4, variant 1, as any tool that prints it expects.
+    uuid[6] = uuid[6] & 0x0f | 0x40;
+    uuid[8] = uuid[8] & 0x3f | 0x80;
+    Ok(uuid)
+}

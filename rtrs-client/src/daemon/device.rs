@@ -1,0 +1,203 @@
+//! The session behind a block device of the kernel: everything `--device` means to this program.
+//!
+//! What a process has to do for itself because the kernel's IO depends on it; connecting the
+//! device when the cores serve, so that it can be opened when `attach` returns; whether a detach
+//! may take it from its users; and taking it away. The device itself is `nbd_bridge::kernel`.
+//! Called from the process's main thread.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use nbd_bridge::export_info;
+use nbd_bridge::kernel::{
+    DeviceChoice, DeviceOptions, DeviceUse, KernelDevice, Probe, Reached, device_uses,
+    free_left_behind, probe, settle,
+};
+use rtrs_core::block::Geometry;
+use rtrs_core::rt::blkdev::{OpenMode, open as open_device};
+use rtrs_core::rt::{become_io_flusher, lock_memory, refuse_oom_kill};
+
+use super::launch::Cores;
+use crate::error::{Error, ErrorKind};
+use crate::plan::{cannot_attach, device_failed, is_backend_of};
+
+/// Bound of the first open, which reads the partition table.
+const SCAN_PATIENCE: Duration = Duration::from_secs(10);
+/// Bound of udev's work on a new device.
+const UDEV_PATIENCE: Duration = Duration::from_secs(5);
+/// For processes that have a device open only for a moment, as udev has after a write.
+const OPEN_PATIENCE: Duration = Duration::from_secs(2);
+/// Bound of looking whether a device is claimed.
+const CLAIM_PATIENCE: Duration = Duration::from_secs(2);
+/// Why a session ends whose device the kernel does not use any more.
+pub(crate) const KERNEL_GONE: &str = "the kernel has closed all connections of the device: another \
+    program disconnected it, or its requests took longer than device-timeout";
+/// This program's own file, also when it was replaced meanwhile.
+const THIS_PROGRAM: &str = "/proc/self/exe";
+
+/// Makes the process one that a block device can depend on. To be called before there are
+/// threads, which inherit it. What is refused is logged with its remedy, and the session goes on.
+pub(crate) fn become_dependable() {
+    if let Err(error) = lock_memory() {
+        tracing::warn!(
+            "memory is not locked ({error}): if it gets short, the device may hang; run as root, \
+             with CAP_IPC_LOCK or with LimitMEMLOCK=infinity"
+        );
+    }
+    if let Err(error) = become_io_flusher() {
+        tracing::warn!(
+            "the kernel does not treat this process as one that carries IO ({error}): if memory \
+             gets short, the device may hang; run as root or with CAP_SYS_RESOURCE, on Linux 5.6 \
+             or newer"
+        );
+    }
+    if let Err(error) = refuse_oom_kill() {
+        tracing::warn!(
+            "the kernel may kill this process when memory gets short ({error}); run as root or \
+             with CAP_SYS_RESOURCE"
+        );
+    }
+    // A working directory may lie on the device, and would keep it mounted.
+    if let Err(error) = std::env::set_current_dir("/") {
+        tracing::warn!("the working directory stays in use: {error}");
+    }
+}
+
+/// Begins a quick takeover, if there is something to take over, before the session opens.
+///
+/// # Errors
+/// What is in the way, with the remedy.
+pub(crate) fn reach(options: &DeviceOptions, export_name: &str) -> Result<Option<Reached>, Error> {
+    let what = format!("cannot attach {export_name} to the kernel");
+    nbd_bridge::kernel::reach(options).map_err(device_failed(what))
+}
+
+/// Connects the device to the session's cores, which must be serving, and waits until it can be
+/// opened and its partitions are there. `reached` is what [`reach`] found.
+///
+/// # Errors
+/// What is in the way, with the remedy; then nothing is connected.
+pub(crate) fn connect(
+    reached: Option<Reached>,
+    options: &DeviceOptions,
+    export_name: &str,
+    geometry: &Geometry,
+    cores: &Cores,
+) -> Result<KernelDevice, Error> {
+    let what = || cannot_attach(export_name, options.choice);
+    let system = |error: io::Error| Error::with_source(ErrorKind::System, what(), error);
+    let export = export_info(export_name, geometry);
+    let adopt = |sockets| cores.adopt_kernel(sockets);
+    let device = KernelDevice::connect(reached, &export, options, cores.count(), adopt);
+    let device = device.map_err(device_failed(what()))?;
+    let path = device.path();
+    match open_in_child(&path, false, SCAN_PATIENCE).map_err(system)? {
+        Probe::Opened => {}
+        Probe::Refused(why) => tracing::warn!("partitions of {} not read: {why}", path.display()),
+        Probe::TooLong => tracing::warn!(
+            "partitions of {} not read within {} s; the session is slow",
+            path.display(),
+            SCAN_PATIENCE.as_secs()
+        ),
+    }
+    if !settle(UDEV_PATIENCE) {
+        tracing::warn!("udev is still busy with {}", path.display());
+    }
+    tracing::info!("{export_name} is {}", path.display());
+    Ok(device)
+}
+
+/// Opens a device in a child of this program; see [`open`].
+fn open_in_child(path: &Path, exclusive: bool, patience: Duration) -> io::Result<Probe> {
+    let mut child = Command::new(THIS_PROGRAM);
+    child.arg("open-device").arg(path);
+    if exclusive {
+        child.arg("--exclusive");
+    }
+    probe(&mut child, patience)
+}
+
+/// The body of `open-device`: opens and closes.
+pub(crate) fn open(path: &Path, exclusive: bool) -> Result<(), Error> {
+    open_device(path, OpenMode { exclusive, ..OpenMode::default() }).map(drop).map_err(|error| {
+        let text = format!("cannot open {}", path.display());
+        Error::with_source(ErrorKind::InUse, text, error)
+    })
+}
+
+/// Refuses to take a device from its users. It cannot see those that open it later.
+///
+/// # Errors
+/// [`ErrorKind::InUse`], naming them and the remedy.
+pub(crate) fn refuse_if_used(name: &str, path: &Path) -> Result<(), Error> {
+    let Some(Ok(DeviceChoice::Index(index))) = path.to_str().map(str::parse) else {
+        return Ok(());
+    };
+    let deadline = Instant::now() + OPEN_PATIENCE;
+    let uses = loop {
+        let uses = device_uses(index);
+        let only_open = uses.iter().all(|one| matches!(one, DeviceUse::Open(..)));
+        if uses.is_empty() || !only_open || Instant::now() >= deadline {
+            break uses;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let mut users: Vec<String> = uses.iter().map(ToString::to_string).collect();
+    if users.is_empty() {
+        match open_in_child(path, true, CLAIM_PATIENCE) {
+            Ok(Probe::Opened) => return Ok(()),
+            Ok(Probe::Refused(why)) => users.push(format!("claimed ({why})")),
+            Ok(Probe::TooLong) => users.push("slow to open, as if its IO were stuck".into()),
+            Err(error) => {
+                let text = format!("cannot see whether {} is in use", path.display());
+                return Err(Error::with_source(ErrorKind::System, text, error));
+            }
+        }
+    }
+    let users = users.join(", ");
+    let text = format!(
+        "{name:?} is {}, which is {users}; end that first, or use --force, which fails the IO of \
+         its users and loses what they have not written yet",
+        path.display()
+    );
+    Err(Error::new(ErrorKind::InUse, text))
+}
+
+/// Disconnects the device when what is in flight has ended, or is given up after `within`. Returns
+/// what is left to say: that it is still in use, for example.
+pub(crate) fn disconnect(device: Option<KernelDevice>, within: Duration) -> Option<String> {
+    let mut device = device?;
+    let error = device.disconnect(within).err()?;
+    tracing::warn!("{error}");
+    Some(error.to_string())
+}
+
+/// Frees the devices that sessions of this export, whose processes are gone, had connected.
+///
+/// # Errors
+/// What is in the way, with the remedy.
+pub(crate) fn free(export_name: &str) -> Result<Vec<PathBuf>, Error> {
+    let freed = free_left_behind(|backend| is_backend_of(backend, export_name));
+    let what = format!("cannot free what a session of {export_name:?} left behind");
+    let paths = |index: &u32| PathBuf::from(DeviceChoice::Index(*index).to_string());
+    freed.map(|freed| freed.iter().map(paths).collect()).map_err(device_failed(what))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_nbd_device_is_not_judged() {
+        refuse_if_used("v", Path::new("/dev/sda")).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_named() {
+        let error = open(Path::new("/nonexistent/nbd0"), true).unwrap_err();
+        let text = error.chain().to_string();
+        assert!(text.starts_with("cannot open /nonexistent/nbd0: No such file"), "{text}");
+    }
+}

@@ -1,0 +1,113 @@
+//! What a process with a session waits for: events of the session, signals, detaches.
+
+use std::sync::mpsc;
+
+use rtrs_core::block::Geometry;
+use rtrs_core::time::Duration;
+
+use super::control_socket::Detach;
+use super::driver::Event;
+use super::launch::{Cores, Running};
+use super::saved::Saved;
+use crate::error::{Error, ErrorKind, system};
+
+/// Limit for opening the device, the first connections included.
+const READY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What the process waits for.
+pub(crate) enum Wake {
+    Core(Event),
+    Signal,
+    Detach(Detach),
+}
+
+pub(crate) fn forward_detaches(wakes: mpsc::Sender<Wake>) -> mpsc::Sender<Detach> {
+    let (detaches, requested) = mpsc::channel();
+    std::thread::spawn(move || {
+        while let Ok(detach) = requested.recv() {
+            if wakes.send(Wake::Detach(detach)).is_err() {
+                return;
+            }
+        }
+    });
+    detaches
+}
+
+pub(crate) fn forward_signals(wakes: mpsc::Sender<Wake>) -> Result<(), Error> {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])
+        .map_err(system("cannot handle signals"))?;
+    std::thread::spawn(move || {
+        for _ in signals.forever() {
+            if wakes.send(Wake::Signal).is_err() {
+                return;
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Forwards the session's events. What is to be saved goes to `saved`, if that is given.
+pub(crate) fn forward_events(
+    mut running: Running,
+    wakes: mpsc::Sender<Wake>,
+    saved: Option<Saved>,
+) -> Running {
+    let (_, nothing) = mpsc::channel();
+    let events = std::mem::replace(&mut running.events, nothing);
+    std::thread::spawn(move || {
+        while let Ok(event) = events.recv() {
+            if let Event::KeptLife(life) = event {
+                saved.iter().for_each(|saved| saved.save_epoch(life));
+            } else if let Event::Pinned(identity) = event {
+                saved.iter().for_each(|saved| saved.save_identity(identity));
+            } else if wakes.send(Wake::Core(event)).is_err() {
+                return;
+            }
+        }
+    });
+    running
+}
+
+/// Waits until the device is open. `what` is what the session is for, `requested` gets a detach
+/// that arrived meanwhile and needs a reply.
+pub(crate) fn wait_ready(
+    inbox: &mpsc::Receiver<Wake>,
+    cores: &Cores,
+    what: &str,
+    patience: Duration,
+    requested: &mut Option<Detach>,
+) -> Result<Box<Geometry>, Error> {
+    let limit = READY_TIMEOUT + patience;
+    let failed = match inbox.recv_timeout(limit) {
+        Ok(Wake::Core(Event::Ready(geometry))) => return Ok(geometry),
+        Ok(Wake::Core(Event::Failed(failure))) => failure.to_string(),
+        Ok(Wake::Core(Event::FrontFailed(error))) => error.to_string(),
+        Ok(Wake::Core(Event::CoreFailed(core, error))) => format!("core {core}: {error}"),
+        Ok(Wake::Core(
+            Event::Done | Event::KernelGone(_) | Event::KeptLife(_) | Event::Pinned(_),
+        )) => "the session ended before it began".to_owned(),
+        Ok(Wake::Signal) => "ended by a signal".to_owned(),
+        Ok(Wake::Detach(detach)) => {
+            *requested = Some(detach);
+            "detached before it was open".to_owned()
+        }
+        Err(_) => {
+            let why = cores
+                .reports()
+                .first()
+                .and_then(|r| r.engine.paths.as_ref())
+                .map(|paths| {
+                    let errors = paths
+                        .iter()
+                        .filter_map(|p| p.last_error.as_ref().map(|e| format!("{}: {e}", p.path)));
+                    errors.collect::<Vec<_>>().join("; ")
+                })
+                .unwrap_or_default();
+            let seconds = limit.as_secs();
+            format!("no path to the server within {seconds} s ({why})")
+        }
+    };
+    cores.shut_down(Duration::ZERO);
+    Err(Error::new(ErrorKind::Path, format!("cannot {what}: {failed}")))
+}

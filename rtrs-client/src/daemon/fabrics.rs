@@ -1,0 +1,139 @@
+//! The fabric registry: makes the fabrics of a session's shards, and says what a portal is to a
+//! session.
+//!
+//! A shard has one fabric for each scheme that its session's paths use, in the order in which the
+//! session began to use them, which is the same on all shards. A path that is added while the
+//! session runs may need one more.
+
+use std::io;
+use std::rc::Rc;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use rtrs_core::fabric::Fabric;
+use rtrs_core::fabric::iwarp::{IwarpFabric, IwarpOptions, IwarpShared};
+use rtrs_core::fabric::rdma::{Rdma, RdmaOptions};
+use rtrs_core::ids::ProviderIndex;
+use rtrs_core::rt::Ring;
+use rtrs_core::settings::{AutoSwitch, Portal, Scheme};
+
+use crate::engine::{HeartbeatSettings, PathTarget};
+use crate::error::{Error, ErrorKind};
+use crate::plan::SessionPlan;
+
+/// Makes the fabrics of a session's shards.
+#[derive(Debug)]
+pub(crate) struct FabricRegistry {
+    /// What the paths need that the session begins with.
+    first: Vec<Scheme>,
+    iwarp: IwarpOptions,
+    shared: Arc<IwarpShared>,
+    rdma: OnceLock<Rdma>,
+    connect_timeout: Duration,
+    transport_timeout: Duration,
+}
+
+impl FabricRegistry {
+    /// Those that the plan's paths need. Opens RDMA only if one does.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Path`] with what RDMA lacks here.
+    pub(crate) fn new(plan: &SessionPlan) -> Result<Self, Error> {
+        let connect_timeout = plan.settings.connect_timeout.get();
+        let transport_timeout = plan.transport_timeout();
+        let rdma = OnceLock::new();
+        if let Some(opened) = plan.open_rdma()? {
+            rdma.get_or_init(|| opened);
+        }
+        Ok(Self {
+            first: schemes(plan),
+            iwarp: IwarpOptions {
+                crc: plan.settings.crc.is_on(),
+                // It holds while connecting too, which has its own bound.
+                user_timeout: Some(transport_timeout.max(connect_timeout)),
+                ..IwarpOptions::default()
+            },
+            shared: IwarpShared::new(),
+            rdma,
+            connect_timeout,
+            transport_timeout,
+        })
+    }
+
+    /// A core's providers at the start, with their schemes.
+    pub(crate) fn first(&self, ring: &Rc<Ring>) -> io::Result<Vec<(Scheme, Box<dyn Fabric>)>> {
+        self.first.iter().map(|scheme| Ok((*scheme, self.make(*scheme, ring)?))).collect()
+    }
+
+    /// Makes sure that providers of a scheme can be made.
+    pub(crate) fn open(&self, scheme: Scheme) -> Result<(), String> {
+        if scheme == Scheme::Rdma && self.rdma.get().is_none() {
+            let opened = Rdma::open().map_err(|missing| missing.to_string())?;
+            self.rdma.get_or_init(|| opened);
+        }
+        Ok(())
+    }
+
+    /// One core's provider of a scheme.
+    pub(crate) fn make(&self, scheme: Scheme, ring: &Rc<Ring>) -> io::Result<Box<dyn Fabric>> {
+        match (scheme, self.rdma.get()) {
+            (Scheme::Tcp, _) => {
+                let shared = Arc::clone(&self.shared);
+                Ok(Box::new(IwarpFabric::new(ring, shared, self.iwarp.clone())))
+            }
+            (Scheme::Rdma, Some(rdma)) => {
+                let options = RdmaOptions {
+                    startup_timeout: self.connect_timeout,
+                    half_open_max: 1,
+                    reads_max: 0,
+                    path_timeout: Some(self.transport_timeout),
+                };
+                rdma.fabric(ring, options).map_err(|e| io::Error::other(e.to_string()))
+            }
+            (Scheme::Rdma, None) => Err(io::Error::other("RDMA was not opened")),
+        }
+    }
+}
+
+/// The schemes that paths need, in the order in which they are first named.
+pub(crate) fn schemes(plan: &SessionPlan) -> Vec<Scheme> {
+    let mut schemes = Vec::with_capacity(2);
+    for path in &plan.settings.path {
+        if !schemes.contains(&path.scheme()) {
+            schemes.push(path.scheme());
+        }
+    }
+    schemes
+}
+
+/// The provider of a scheme in a shard that has one for each of `schemes`, in this order.
+pub(crate) fn provider_of(schemes: &[Scheme], scheme: Scheme) -> Option<ProviderIndex> {
+    let mut providers = ProviderIndex::all(schemes.len()).zip(schemes);
+    providers.find(|(_, known)| **known == scheme).map(|(provider, _)| provider)
+}
+
+/// What a portal is to a session whose shards have this provider of its scheme. Waits for the
+/// system's resolver where the host is a name.
+///
+/// # Errors
+/// [`ErrorKind::Path`] when the host has no address.
+pub(crate) fn path_target(
+    portal: &Portal,
+    provider: ProviderIndex,
+    invalidate_reads: AutoSwitch,
+    heartbeat: HeartbeatSettings,
+) -> Result<PathTarget, Error> {
+    let remotes = portal
+        .resolve()
+        .map_err(|e| Error::with_source(ErrorKind::Path, format!("path {portal}"), e))?;
+    let scheme = portal.scheme();
+    let (name, transport) = (portal.to_string(), scheme.name());
+    let invalidate_reads = match invalidate_reads {
+        AutoSwitch::On => true,
+        AutoSwitch::Off => false,
+        // A table entry over TCP; two work requests and a wait over RDMA.
+        AutoSwitch::Auto => scheme == Scheme::Tcp,
+    };
+    let local = portal.source();
+    Ok(PathTarget { name, local, remotes, transport, provider, invalidate_reads, heartbeat })
+}

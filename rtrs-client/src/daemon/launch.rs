@@ -1,0 +1,270 @@
+//! Starts the threads of a session's shards and sends them messages from the rest of the process.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+
+use rtrs_core::ids::{CoreIndex, ProviderIndex};
+use rtrs_core::rt::{Mailbox, PollPolicy, Sender, mailbox, pin_plan};
+use rtrs_core::settings::Scheme;
+use rtrs_core::time::Duration;
+
+use super::config::random_uuid;
+use super::driver::{CoreReport, Event, Message, ShardStart, run_shard};
+use super::fabrics::FabricRegistry;
+use super::link_watcher::LinkWatcher;
+use crate::engine::{Change, SessionConfig};
+use crate::error::{Error, system};
+use crate::frontend::{FrontSocket, MakeFrontEnds, Shards};
+use crate::settings::SessionSettings;
+
+/// How long a core has to open the device after core 0 did.
+const ADOPT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a core has for its report.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long a core has for a change.
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A session's threads.
+#[derive(Debug)]
+pub(crate) struct Running {
+    cores: Vec<Sender<Message>>,
+    threads: Vec<JoinHandle<io::Result<()>>>,
+    /// Notifies core 0 of changes; only dropped.
+    network: Option<LinkWatcher>,
+    pub(crate) events: mpsc::Receiver<Event>,
+}
+
+/// A handle to ask cores from other threads.
+#[derive(Clone, Debug)]
+pub(crate) struct Cores(Vec<Sender<Message>>);
+
+impl Cores {
+    /// Reports of all cores, in order; a core that does not answer is missing.
+    pub(crate) fn reports(&self) -> Vec<CoreReport> {
+        let mut reports = Vec::with_capacity(self.0.len());
+        let (reply, answers) = mpsc::channel();
+        for core in &self.0 {
+            core.send(Message::Query(reply.clone()));
+        }
+        drop(reply);
+        let deadline = std::time::Instant::now() + REPORT_TIMEOUT;
+        while reports.len() < self.0.len() {
+            let left = deadline.saturating_duration_since(std::time::Instant::now());
+            match answers.recv_timeout(left) {
+                Ok(report) => reports.push(report),
+                Err(_) => break,
+            }
+        }
+        reports.sort_by_key(|report: &CoreReport| report.engine.core);
+        reports
+    }
+
+    /// Changes paths or policy of the session.
+    ///
+    /// # Errors
+    /// Why it cannot be done.
+    pub(crate) fn change(&self, change: Change) -> Result<(), String> {
+        let (reply, answer) = mpsc::channel();
+        self.0[0].send(Message::Change { change, reply });
+        answer.recv_timeout(CHANGE_TIMEOUT).unwrap_or_else(|_| {
+            let seconds = CHANGE_TIMEOUT.as_secs();
+            Err(format!("no answer of core 0 within {seconds} s; see status for what became of it"))
+        })
+    }
+
+    /// Gives every core a provider of this scheme. Returns its index, which is the same on all.
+    ///
+    /// # Errors
+    /// What a core lacks.
+    pub(crate) fn provide(&self, scheme: Scheme) -> Result<ProviderIndex, String> {
+        let (reply, answers) = mpsc::channel();
+        for core in &self.0 {
+            core.send(Message::Provide { scheme, reply: reply.clone() });
+        }
+        drop(reply);
+        let mut provider = Err("the session has no shards".to_owned());
+        for _ in &self.0 {
+            let told = answers.recv_timeout(CHANGE_TIMEOUT);
+            let told = told.unwrap_or_else(|_| Err("a core did not answer".into()));
+            let told = told.map_err(|error| format!("no provider of {scheme}://: {error}"))?;
+            provider = Ok(told);
+        }
+        provider
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Hands every core its socket to the kernel, and waits until all serve it.
+    ///
+    /// # Errors
+    /// `TimedOut` or `BrokenPipe` when a core cannot.
+    pub(crate) fn adopt_kernel(&self, sockets: Vec<OwnedFd>) -> io::Result<()> {
+        let (adopted, answers) = mpsc::channel();
+        for (core, socket) in self.0.iter().zip(sockets) {
+            core.send(Message::Socket(FrontSocket::Kernel(socket, adopted.clone())));
+        }
+        drop(adopted);
+        let deadline = std::time::Instant::now() + ADOPT_TIMEOUT;
+        for _ in &self.0 {
+            let left = deadline.saturating_duration_since(std::time::Instant::now());
+            answers.recv_timeout(left).map_err(|error| match error {
+                mpsc::RecvTimeoutError::Timeout => {
+                    io::Error::new(io::ErrorKind::TimedOut, "a core is not ready in time")
+                }
+                mpsc::RecvTimeoutError::Disconnected => {
+                    io::Error::new(io::ErrorKind::BrokenPipe, "a core cannot serve; see the log")
+                }
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Asks the session to end.
+    pub(crate) fn shut_down(&self, grace: Duration) {
+        self.0[0].send(Message::Shutdown { grace });
+    }
+}
+
+/// Starts the threads of a session.
+///
+/// # Errors
+/// The system's error when threads or descriptors are refused.
+pub(crate) fn start(
+    settings: &SessionSettings,
+    config: SessionConfig,
+    fronts: MakeFrontEnds,
+    registry: &Arc<FabricRegistry>,
+) -> Result<Running, Error> {
+    start_threads(settings, config, fronts, registry)
+        .map_err(system("cannot start the session's threads"))
+}
+
+fn start_threads(
+    settings: &SessionSettings,
+    config: SessionConfig,
+    fronts: MakeFrontEnds,
+    registry: &Arc<FabricRegistry>,
+) -> io::Result<Running> {
+    let poll = PollPolicy { budget_max: settings.poll.get() };
+    let cores = usize::from(config.cores);
+    let config = Arc::new(config);
+    let uuids: Arc<[[u8; 16]]> =
+        config.paths.iter().map(|_| random_uuid()).collect::<io::Result<Vec<_>>>()?.into();
+    let (senders, boxes): (Vec<Sender<Message>>, Vec<Mailbox<Message>>) =
+        (0..cores).map(|_| mailbox()).collect::<io::Result<Vec<_>>>()?.into_iter().unzip();
+    let (events, from_cores) = mpsc::channel();
+    let cpus = pin_plan(settings.pin, config.cores);
+    let to_look = senders.clone();
+    let wake = Arc::new(move |shard: usize| to_look[shard].send(Message::Look));
+    let fronts = fronts(&Shards { count: config.cores, wake });
+    let mut threads = Vec::with_capacity(cores);
+    for (index, (inbox, front)) in boxes.into_iter().zip(fronts).enumerate() {
+        let core = CoreIndex(u16::try_from(index).unwrap_or(u16::MAX));
+        let start = ShardStart {
+            core,
+            config: Arc::clone(&config),
+            uuids: Arc::clone(&uuids),
+            inbox,
+            cores: senders.clone(),
+            registry: Arc::clone(registry),
+            front,
+            events: Some(events.clone()),
+            poll,
+            pin: cpus.get(index).copied(),
+        };
+        let failed = events.clone();
+        let body = move || {
+            let _alarm = Alarm { core, events: failed.clone() };
+            let result = run_shard(start);
+            if let Err(error) = &result
+                && failed.send(Event::CoreFailed(core, error.to_string())).is_err()
+            {
+                tracing::error!("core {core} ended: {error}");
+            }
+            result
+        };
+        threads.push(std::thread::Builder::new().name(format!("rtrs-{index}")).spawn(body)?);
+    }
+    let network = watch_network(senders[0].clone());
+    Ok(Running { cores: senders, threads, network, events: from_cores })
+}
+
+/// Notifies core 0 of what is up or new in the host's network, if the system reports that.
+fn watch_network(home: Sender<Message>) -> Option<LinkWatcher> {
+    let watch = LinkWatcher::start(move |what| home.send(Message::Network { what }));
+    let unavailable = |error: &io::Error| {
+        tracing::info!(
+            "the system does not report links that come up ({error}): a path that is down is \
+             tried again only after its delay"
+        );
+    };
+    watch.inspect_err(unavailable).ok()
+}
+
+/// Reports a core that panics. Otherwise nobody would notice: the others continue, and IO that
+/// belongs to it waits forever. (In a release build a panic ends the process.)
+struct Alarm {
+    core: CoreIndex,
+    events: mpsc::Sender<Event>,
+}
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let _ = self.events.send(Event::CoreFailed(self.core, "it panicked".into()));
+        }
+    }
+}
+
+impl Running {
+    /// A handle for other threads.
+    pub(crate) fn cores(&self) -> Cores {
+        Cores(self.cores.clone())
+    }
+
+    /// Waits for the threads, which have been told to end. Bounded: a core that does not end
+    /// within five seconds is left to the end of the process.
+    pub(crate) fn join(self) {
+        drop(self.network);
+        let deadline = std::time::Instant::now() + Duration::from_secs(5);
+        for thread in self.threads {
+            while !thread.is_finished() && std::time::Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            if thread.is_finished() {
+                match thread.join() {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => tracing::error!("a core ended with an error: {error}"),
+                    Err(_) => tracing::error!("a core panicked"),
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_of_a_core_is_reported() {
+        let (events, told) = mpsc::channel();
+        let core = CoreIndex(1);
+        let quiet = Alarm { core, events: events.clone() };
+        drop(quiet);
+        assert!(told.try_recv().is_err(), "nothing happened");
+        let thread = std::thread::spawn(move || {
+            let _alarm = Alarm { core, events };
+            panic!("on purpose");
+        });
+        assert!(thread.join().is_err());
+        let Ok(Event::CoreFailed(CoreIndex(1), why)) = told.try_recv() else { panic!("not told") };
+        assert_eq!(why, "it panicked");
+    }
+}

@@ -1,0 +1,290 @@
+//! Hears from the kernel when something in this host's network is there again: a link with its
+//! carrier, an address, a route.
+//!
+//! A thread sleeps on a netlink socket (`NETLINK_ROUTE`) and reports to the session what is up or
+//! new; `engine/control/network.rs` decides what that means for paths. However many changes there
+//! are, it reports at most one for each `PAUSE`; those in between count as one. It does not report
+//! what goes away: heartbeats detect that. Started and ended with the session (`launch`).
+
+use std::collections::HashSet;
+use std::fmt;
+use std::hash::Hash;
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_REQUEST, NetlinkBuffer, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::address::{
+    AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage,
+};
+use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
+use netlink_packet_route::route::{RouteFlags, RouteMessage, RouteType};
+use netlink_sys::protocols::NETLINK_ROUTE;
+use netlink_sys::{Socket, SocketAddr};
+
+/// `RTMGRP_LINK`, `_IPV4_IFADDR`, `_IPV4_ROUTE`, `_IPV6_IFADDR` and `_IPV6_ROUTE` of
+/// `linux/rtnetlink.h`.
+const GROUPS: u32 = 0x1 | 0x10 | 0x40 | 0x100 | 0x400;
+/// `RTM_NEWLINK`, `RTM_NEWADDR` and `RTM_NEWROUTE`.
+const NEWS: [u16; 3] = [16, 20, 24];
+/// `MSG_DONTWAIT`, the same on every architecture.
+const DONT_WAIT: i32 = 0x40;
+/// A link with all its attributes fits.
+const DATAGRAM_MAX: usize = 64 * 1024;
+/// Datagrams taken together at most.
+const DATAGRAMS_MAX: usize = 1024;
+/// Links or addresses remembered at most; then all are forgotten, and count as new once more.
+const KNOWN_MAX: usize = 4096;
+/// Least time from one telling to the next.
+const PAUSE: Duration = Duration::from_millis(100);
+/// How long the thread's end is waited for.
+const END_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// What is up or new.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Change {
+    Link(String),
+    Address(IpAddr),
+    Route,
+    /// Changes were missed, or are of a kind that is not understood.
+    Unclear,
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Link(name) => write!(f, "link {name} is up"),
+            Self::Address(address) => write!(f, "address {address} is there"),
+            Self::Route => f.write_str("a route was added"),
+            Self::Unclear => f.write_str("the network changed"),
+        }
+    }
+}
+
+/// The thread, as long as it is of use.
+#[derive(Debug)]
+pub(crate) struct LinkWatcher {
+    socket: Arc<Socket>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl LinkWatcher {
+    /// Tells what is up or new from now on.
+    ///
+    /// # Errors
+    /// The system's, where there is no netlink: not in this kernel, or not for this process.
+    pub(crate) fn start(tell: impl Fn(String) + Send + 'static) -> io::Result<Self> {
+        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        socket.bind(&SocketAddr::new(0, GROUPS))?;
+        let socket = Arc::new(socket);
+        let stop = Arc::new(AtomicBool::new(false));
+        let listener = Listener {
+            socket: Arc::clone(&socket),
+            stop: Arc::clone(&stop),
+            known: Known::default(),
+            bytes: Vec::with_capacity(DATAGRAM_MAX),
+        };
+        let name = "rtrs-network".to_owned();
+        let thread = std::thread::Builder::new().name(name).spawn(move || listener.run(tell))?;
+        Ok(Self { socket, stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for LinkWatcher {
+    /// Ends the thread. Its sleep ends with the kernel's answer to a message that asks nothing.
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        if let Err(error) = wake(&self.socket) {
+            tracing::debug!("cannot wake the thread that listens to the network: {error}");
+        }
+        let deadline = Instant::now() + END_TIME_MAX;
+        if let Some(thread) = self.thread.take() {
+            while !thread.is_finished() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if !thread.is_finished() {
+                tracing::warn!("the thread that listens to the network does not end");
+            } else if thread.join().is_err() {
+                tracing::error!("the thread that listens to the network panicked");
+            }
+        }
+    }
+}
+
+fn wake(socket: &Socket) -> io::Result<()> {
+    let mut header = NetlinkHeader::default();
+    header.flags = NLM_F_REQUEST | NLM_F_ACK;
+    let nothing = NetlinkPayload::<RouteNetlinkMessage>::Noop;
+    let mut message = NetlinkMessage::new(header, nothing);
+    message.finalize();
+    let mut bytes = vec![0; message.buffer_len()];
+    message.serialize(&mut bytes);
+    socket.send_to(&bytes, &SocketAddr::new(0, 0), 0).map(drop)
+}
+
+/// The thread's part.
+struct Listener {
+    socket: Arc<Socket>,
+    stop: Arc<AtomicBool>,
+    known: Known,
+    bytes: Vec<u8>,
+}
+
+impl Listener {
+    fn run(mut self, tell: impl Fn(String)) {
+        while !self.stop.load(Ordering::SeqCst) {
+            match self.take_news() {
+                Ok(None) => {}
+                Ok(Some(change)) => {
+                    tell(change.to_string());
+                    std::thread::sleep(PAUSE);
+                }
+                Err(error) => {
+                    tracing::warn!("the kernel tells no more of the network: {error}");
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Sleeps until there are messages and takes all there are: the first that is news.
+    fn take_news(&mut self) -> io::Result<Option<Change>> {
+        let mut news = None;
+        for flags in std::iter::once(0).chain(std::iter::repeat_n(DONT_WAIT, DATAGRAMS_MAX)) {
+            self.bytes.clear();
+            let change = match self.socket.recv(&mut self.bytes, flags) {
+                Ok(_) => self.known.judge(&self.bytes),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => break,
+                    io::ErrorKind::Interrupted => None,
+                    // There were more than the socket could hold.
+                    _ if error.raw_os_error() == Some(ENOBUFS) => Some(Change::Unclear),
+                    _ => return Err(error),
+                },
+            };
+            news = news.or(change);
+        }
+        Ok(news)
+    }
+}
+
+/// The kernel's error for a socket that lost messages.
+const ENOBUFS: i32 = 105;
+
+/// What is known to be up or there, so that a message which only repeats it is no news. What was
+/// there before the first message is not known: it may be news once.
+#[derive(Debug, Default)]
+struct Known {
+    links_up: HashSet<u32>,
+    addresses: HashSet<(u32, IpAddr)>,
+}
+
+impl Known {
+    /// The first news among the messages of a datagram.
+    fn judge(&mut self, mut bytes: &[u8]) -> Option<Change> {
+        let mut news = None;
+        while let Ok(head) = NetlinkBuffer::new_checked(bytes) {
+            let kind = head.message_type();
+            let length = (head.length() as usize).next_multiple_of(4);
+            let change = match NetlinkMessage::<RouteNetlinkMessage>::deserialize(bytes) {
+                Ok(message) => match message.payload {
+                    NetlinkPayload::InnerMessage(inner) => self.judge_message(&inner),
+                    _ => None,
+                },
+                // A kernel newer than this program may say more than it understands.
+                Err(_) => NEWS.contains(&kind).then_some(Change::Unclear),
+            };
+            news = news.or(change);
+            bytes = bytes.get(length..).unwrap_or_default();
+        }
+        news
+    }
+
+    fn judge_message(&mut self, message: &RouteNetlinkMessage) -> Option<Change> {
+        match message {
+            RouteNetlinkMessage::NewLink(link) => {
+                let index = link.header.index;
+                if !link.header.flags.contains(LinkFlags::Up | LinkFlags::Running) {
+                    self.links_up.remove(&index);
+                    return None;
+                }
+                is_new(&mut self.links_up, index).then(|| Change::Link(link_name(link)))
+            }
+            RouteNetlinkMessage::DelLink(link) => {
+                self.links_up.remove(&link.header.index);
+                None
+            }
+            RouteNetlinkMessage::NewAddress(message) => {
+                let address = address_of(message)?;
+                // Not to be used before it is known that nobody else has it; that is told again.
+                let place = (message.header.index, address);
+                if is_tentative(message) {
+                    self.addresses.remove(&place);
+                    return None;
+                }
+                is_new(&mut self.addresses, place).then_some(Change::Address(address))
+            }
+            RouteNetlinkMessage::DelAddress(message) => {
+                let address = address_of(message)?;
+                self.addresses.remove(&(message.header.index, address));
+                None
+            }
+            RouteNetlinkMessage::NewRoute(route) => leads_away(route).then_some(Change::Route),
+            _ => None,
+        }
+    }
+}
+
+/// True when it was not known; it is from now on.
+fn is_new<T: Hash + Eq>(known: &mut HashSet<T>, one: T) -> bool {
+    if known.len() >= KNOWN_MAX && !known.contains(&one) {
+        known.clear();
+    }
+    known.insert(one)
+}
+
+fn link_name(link: &LinkMessage) -> String {
+    let name = link.attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::IfName(name) => Some(name.clone()),
+        _ => None,
+    });
+    name.unwrap_or_else(|| link.header.index.to_string())
+}
+
+/// The host's own address, which on a point-to-point link is not the one named first.
+fn address_of(message: &AddressMessage) -> Option<IpAddr> {
+    let local = message.attributes.iter().find_map(|attribute| match attribute {
+        AddressAttribute::Local(address) => Some(*address),
+        _ => None,
+    });
+    local.or_else(|| {
+        message.attributes.iter().find_map(|attribute| match attribute {
+            AddressAttribute::Address(address) => Some(*address),
+            _ => None,
+        })
+    })
+}
+
+fn is_tentative(message: &AddressMessage) -> bool {
+    let in_head = message.header.flags.contains(AddressHeaderFlags::Tentative);
+    in_head
+        || message.attributes.iter().any(|attribute| {
+            matches!(attribute, AddressAttribute::Flags(flags)
+                if flags.contains(AddressFlags::Tentative))
+        })
+}
+
+/// True for a route to other hosts, which those to the host's own addresses are not.
+fn leads_away(route: &RouteMessage) -> bool {
+    route.header.kind == RouteType::Unicast && !route.header.flags.contains(RouteFlags::Cloned)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,159 @@
+//! Which of the kernel's messages are news, and the end of the thread that hears them.
+
+use std::net::Ipv4Addr;
+use std::sync::mpsc;
+
+use netlink_packet_route::AddressFamily;
+use netlink_packet_route::route::{RouteAddress, RouteAttribute};
+
+use super::*;
+
+fn bytes_of(inner: RouteNetlinkMessage) -> Vec<u8> {
+    let mut message = NetlinkMessage::from(inner);
+    message.finalize();
+    let mut bytes = vec![0xff; message.buffer_len()];
+    message.serialize(&mut bytes);
+    bytes
+}
+
+fn link(index: u32, flags: LinkFlags) -> LinkMessage {
+    let mut link = LinkMessage::default();
+    (link.header.index, link.header.flags) = (index, flags);
+    link.attributes.push(LinkAttribute::IfName(format!("eth{index}")));
+    link
+}
+
+fn new_link(index: u32, flags: LinkFlags) -> Vec<u8> {
+    bytes_of(RouteNetlinkMessage::NewLink(link(index, flags)))
+}
+
+fn address(last: u8) -> AddressMessage {
+    let mut message = AddressMessage::default();
+    (message.header.index, message.header.family) = (2, AddressFamily::Inet);
+    message.attributes.push(AddressAttribute::Address(Ipv4Addr::new(10, 9, 0, last).into()));
+    message
+}
+
+fn route(kind: RouteType) -> Vec<u8> {
+    let mut route = RouteMessage::default();
+    (route.header.address_family, route.header.kind) = (AddressFamily::Inet, kind);
+    route.header.destination_prefix_length = 24;
+    let to = RouteAddress::Inet(Ipv4Addr::new(10, 9, 0, 0));
+    route.attributes.push(RouteAttribute::Destination(to));
+    bytes_of(RouteNetlinkMessage::NewRoute(route))
+}
+
+const UP: LinkFlags = LinkFlags::Up.union(LinkFlags::Running);
+
+fn is_up(index: u32) -> Option<Change> {
+    Some(Change::Link(format!("eth{index}")))
+}
+
+#[test]
+fn a_link_is_news_when_it_gets_its_carrier() {
+    let mut known = Known::default();
+    assert_eq!(known.judge(&new_link(2, LinkFlags::Up)), None, "no carrier yet");
+    assert_eq!(known.judge(&new_link(2, UP)), is_up(2));
+    assert_eq!(known.judge(&new_link(2, UP)), None, "something else of it changed");
+    assert_eq!(known.judge(&new_link(3, UP)), is_up(3), "another one");
+    assert_eq!(known.judge(&new_link(2, LinkFlags::Up)), None);
+    assert_eq!(known.judge(&new_link(2, UP)), is_up(2), "again");
+    let gone = bytes_of(RouteNetlinkMessage::DelLink(link(2, UP)));
+    assert_eq!(known.judge(&gone), None);
+    assert_eq!(known.judge(&new_link(2, UP)), is_up(2), "another one in its place");
+}
+
+#[test]
+fn an_address_is_news_when_it_can_be_used() {
+    let new = |message: AddressMessage| bytes_of(RouteNetlinkMessage::NewAddress(message));
+    let news = Some(Change::Address(Ipv4Addr::new(10, 9, 0, 1).into()));
+    let mut tentative = address(1);
+    tentative.attributes.push(AddressAttribute::Flags(AddressFlags::Tentative));
+    let mut known = Known::default();
+    assert_eq!(known.judge(&new(tentative)), None);
+    assert_eq!(known.judge(&new(address(1))), news);
+    assert_eq!(known.judge(&new(address(1))), None, "its lifetime was renewed");
+    let gone = bytes_of(RouteNetlinkMessage::DelAddress(address(1)));
+    assert_eq!(known.judge(&gone), None);
+    assert_eq!(known.judge(&new(address(1))), news);
+    // On a link between two, the peer's address comes first.
+    let mut pair = address(1);
+    pair.attributes.push(AddressAttribute::Local(Ipv4Addr::new(10, 9, 0, 2).into()));
+    assert_eq!(known.judge(&new(pair)), Some(Change::Address(Ipv4Addr::new(10, 9, 0, 2).into())));
+}
+
+#[test]
+fn a_route_is_news_when_it_leads_to_others() {
+    let mut known = Known::default();
+    assert_eq!(known.judge(&route(RouteType::Unicast)), Some(Change::Route));
+    for kind in [RouteType::Local, RouteType::Broadcast, RouteType::Multicast, RouteType::BlackHole]
+    {
+        assert_eq!(known.judge(&route(kind)), None, "{kind:?}");
+    }
+}
+
+#[test]
+fn the_first_news_of_a_datagram_counts_and_all_are_remembered() {
+    let mut known = Known::default();
+    let one = [new_link(1, LinkFlags::empty()), new_link(2, UP), route(RouteType::Unicast)];
+    assert_eq!(known.judge(&one.concat()), is_up(2));
+    let two = [new_link(2, UP), new_link(1, UP), new_link(4, UP)];
+    assert_eq!(known.judge(&two.concat()), is_up(1));
+    assert_eq!(known.judge(&new_link(4, UP)), None);
+}
+
+#[test]
+fn what_is_remembered_is_bounded() {
+    let mut known = Known::default();
+    for index in 0..3 * KNOWN_MAX as u32 {
+        assert_eq!(known.judge(&new_link(index, UP)), is_up(index));
+        assert!(known.links_up.len() <= KNOWN_MAX);
+    }
+}
+
+#[test]
+fn odd_messages_end_and_those_that_may_be_news_are() {
+    let good = [new_link(2, UP), bytes_of(RouteNetlinkMessage::NewAddress(address(1)))].concat();
+    for cut in 0..good.len() {
+        let _ = Known::default().judge(&good[..cut]);
+        for value in [0, 1, 0x7f, 0xff] {
+            let mut bytes = good.clone();
+            bytes[cut] = value;
+            let _ = Known::default().judge(&bytes);
+        }
+    }
+    // A message of a link without its head; then of a kind nobody asked for.
+    let mut bytes = vec![20, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9, 9, 9, 9];
+    assert_eq!(Known::default().judge(&bytes), Some(Change::Unclear));
+    bytes[4] = 17;
+    assert_eq!(Known::default().judge(&bytes), None);
+}
+
+/// Waits until so many threads of this process listen to the network.
+fn wait_for_threads(wanted: usize) {
+    let count = || {
+        let tasks = std::fs::read_dir("/proc/self/task").expect("our threads");
+        let name = |task: io::Result<std::fs::DirEntry>| {
+            std::fs::read_to_string(task.ok()?.path().join("comm")).ok()
+        };
+        tasks.filter_map(name).filter(|name| name.trim() == "rtrs-network").count()
+    };
+    let begin = Instant::now();
+    while count() != wanted {
+        assert!(begin.elapsed() < Duration::from_secs(30), "{} threads, not {wanted}", count());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn the_thread_sleeps_until_it_is_ended() {
+    let (told, news) = mpsc::channel();
+    let watch = LinkWatcher::start(move |what| told.send(what).unwrap()).unwrap();
+    wait_for_threads(1);
+    std::thread::sleep(Duration::from_millis(200));
+    wait_for_threads(1);
+    drop(watch);
+    wait_for_threads(0);
+    // Whatever the machine's network did meanwhile: nobody is left to tell more.
+    assert!(news.iter().all(|what| !what.is_empty()));
+}

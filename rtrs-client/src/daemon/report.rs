@@ -1,0 +1,244 @@
+//! What an attached session reports about itself: the replies to `status`, `stats` and `attach`.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
+
+use hdrhistogram::Histogram;
+use nbd_bridge::BridgeStats;
+use rtrs_core::fabric::FabricCounters;
+use rtrs_core::ids::PathId;
+
+use super::driver::CoreReport;
+use crate::control_protocol::{
+    Attached, Heartbeats, Latency, OldestIo, PathInfo, PathStats, SessionState,
+    ShardStats as ShardReport, Stats, Status, WaitsFor,
+};
+use crate::engine::{PathStatus, Waits};
+use crate::settings::{Access, Failover, NoPath};
+use crate::stats::{OP_NAMES, ShardStats};
+
+/// What does not change while a session is attached.
+#[derive(Clone, Debug)]
+pub(crate) struct Identity {
+    pub(crate) name: String,
+    pub(crate) session: String,
+    pub(crate) session_id: String,
+    pub(crate) access: Access,
+    pub(crate) no_path: NoPath,
+    pub(crate) failover: Failover,
+    /// NBD URI that clients open, if there is one.
+    pub(crate) uri: Option<String>,
+    /// The block device, once it is connected.
+    pub(crate) device: Arc<OnceLock<String>>,
+    pub(crate) pid: u32,
+    pub(crate) shards: u16,
+}
+
+/// The report of the control shard, the only one that knows the paths. It is missing if the session
+/// is ending, or if the host is so busy that the shard did not run.
+fn control(reports: &[CoreReport]) -> Option<&CoreReport> {
+    reports.iter().find(|report| report.engine.core.0 == 0)
+}
+
+fn paths(reports: &[CoreReport]) -> Option<&[PathStatus]> {
+    control(reports)?.engine.paths.as_deref()
+}
+
+/// The reply to `status`.
+pub(crate) fn status(identity: &Identity, reports: &[CoreReport]) -> Status {
+    let control = control(reports);
+    let geometry = control.and_then(|r| r.engine.geometry.as_ref());
+    Status {
+        name: identity.name.clone(),
+        session: identity.session.clone(),
+        session_id: identity.session_id.clone(),
+        state: match (control, geometry) {
+            (None, _) => SessionState::NotAnswering,
+            (Some(_), None) => SessionState::Attaching,
+            (Some(control), Some(_)) if control.engine.open => SessionState::Open,
+            (Some(_), Some(_)) => SessionState::WaitingForPath,
+        },
+        access: identity.access,
+        policy: control.and_then(|r| r.engine.policy),
+        uri: identity.uri.clone(),
+        device: identity.device.get().cloned(),
+        pid: identity.pid,
+        shards: identity.shards,
+        size: geometry.map(|g| g.size),
+        block_size: geometry.map(|g| g.logical_block),
+        read_only: geometry.map(|g| g.read_only),
+        inflight: reports.iter().map(|r| r.engine.inflight).sum(),
+        no_path: identity.no_path,
+        failover: identity.failover,
+        identity: control.and_then(|r| r.engine.identity),
+        oldest_io: oldest(reports),
+        nbd_connections: reports.iter().map(|r| r.bridge.connections).sum(),
+        paths: paths(reports)
+            .map(|paths| paths.iter().map(|path| path_info(path, reports)).collect()),
+    }
+}
+
+fn path_info(path: &PathStatus, reports: &[CoreReport]) -> PathInfo {
+    PathInfo {
+        path: path.path.clone(),
+        transport: path.transport.to_owned(),
+        address: path.address.clone(),
+        state: path.state,
+        leaving: path.leaving.map(str::to_owned),
+        connections: path.connections,
+        reconnects: path.reconnects,
+        ends: path.ends,
+        heartbeat_us: path.heartbeat_us,
+        silence_max_ms: path.silence_max_ms,
+        heartbeats: heartbeats(path),
+        internal_errors: path.internal_errors,
+        last_error: path.last_error.clone(),
+        slow: is_slow(path, reports),
+    }
+}
+
+fn heartbeats(path: &PathStatus) -> Heartbeats {
+    Heartbeats { sent: path.heartbeats.sent, missed: path.heartbeats.missed }
+}
+
+/// What `attach` prints.
+pub(crate) fn attached(status: Status) -> Attached {
+    let uri = if status.device.is_some() { None } else { status.uri };
+    Attached {
+        export: status.name,
+        device: status.device,
+        uri,
+        size: status.size,
+        block_size: status.block_size,
+        read_only: status.read_only,
+        identity: status.identity,
+        pid: status.pid,
+        paths: status.paths,
+    }
+}
+
+/// True if a shard avoids the path because it is far slower than others.
+fn is_slow(path: &PathStatus, reports: &[CoreReport]) -> bool {
+    let at = path.id.index();
+    reports.iter().any(|report| report.engine.path_slow.get(at).copied().unwrap_or_default())
+}
+
+/// The IO that has waited the longest.
+fn oldest(reports: &[CoreReport]) -> Option<OldestIo> {
+    let oldest = reports.iter().filter_map(|r| r.engine.oldest).max_by_key(|o| o.age)?;
+    let names = control(reports).map_or(&[][..], |control| control.engine.names.as_slice());
+    let name = |path: PathId| Some(names.get(path.index()).cloned().unwrap_or_else(|| "?".into()));
+    let (waits_for, path) = match oldest.waits {
+        Waits::Answer(path) => (WaitsFor::Answer, name(path)),
+        Waits::Fence(path) => (WaitsFor::Fence, name(path)),
+        Waits::Path => (WaitsFor::Path, None),
+        Waits::Permit => (WaitsFor::Permit, None),
+    };
+    let age_ms = u64::try_from(oldest.age.as_millis()).unwrap_or(u64::MAX);
+    Some(OldestIo { age_ms, waits_for, path })
+}
+
+fn latency(times: &Histogram<u64>) -> Latency {
+    let us = |nanos: u64| nanos as f64 / 1000.0;
+    Latency {
+        count: times.len(),
+        p50: us(times.value_at_quantile(0.5)),
+        p90: us(times.value_at_quantile(0.9)),
+        p99: us(times.value_at_quantile(0.99)),
+        p999: us(times.value_at_quantile(0.999)),
+        max: us(times.max()),
+    }
+}
+
+/// The reply to `stats`.
+pub(crate) fn stats(identity: &Identity, reports: &[CoreReport]) -> Stats {
+    let count = reports.iter().map(|r| r.engine.stats.paths.len()).max().unwrap_or(0);
+    let mut total = ShardStats::new(count);
+    let mut fabric = FabricCounters::default();
+    let mut transports: BTreeMap<String, FabricCounters> = BTreeMap::new();
+    let mut nbd = BridgeStats::default();
+    for report in reports {
+        total.add(&report.engine.stats);
+        nbd.add(&report.bridge);
+        for (scheme, counters) in &report.fabrics {
+            fabric.add(counters);
+            transports.entry((*scheme).to_owned()).or_default().add(counters);
+        }
+    }
+    let ops = OP_NAMES.iter().map(|name| (*name).to_owned()).zip(total.ops).collect();
+    let paths = paths(reports).unwrap_or_default();
+    let cores = reports.iter().map(|r| ShardReport {
+        core: r.engine.core.0,
+        ios: r.engine.stats.ops.iter().map(|op| op.count).sum(),
+        inflight: r.engine.inflight,
+        nbd_connections: r.bridge.connections,
+    });
+    Stats {
+        name: identity.name.clone(),
+        ops,
+        latency_us: latency(&total.latency),
+        paths: paths.iter().map(|path| path_stats(path, &total, reports)).collect(),
+        cores: cores.collect(),
+        fabric,
+        transports,
+        nbd,
+    }
+}
+
+fn path_stats(path: &PathStatus, total: &ShardStats, reports: &[CoreReport]) -> PathStats {
+    let at = path.id.index();
+    let count = total.paths.get(at).copied().unwrap_or_default();
+    PathStats {
+        path: path.path.clone(),
+        transport: path.transport.to_owned(),
+        address: path.address.clone(),
+        state: path.state,
+        slow: is_slow(path, reports),
+        reconnects: path.reconnects,
+        heartbeat_us: path.heartbeat_us,
+        heartbeats: heartbeats(path),
+        inflight: reports.iter().filter_map(|r| r.engine.path_inflight.get(at)).sum(),
+        latency_us: total.path_latency.get(at).map(latency),
+        requests: count.requests,
+        answers: count.answers,
+        bytes: count.bytes,
+        errors: count.errors,
+        failovers: count.failovers,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_says_where_it_is_served() {
+        let identity = Identity {
+            name: "v".into(),
+            session: "host-v".into(),
+            session_id: "id".into(),
+            access: Access::Auto,
+            no_path: NoPath::Queue,
+            failover: Failover::Fast,
+            uri: None,
+            device: Arc::new(OnceLock::new()),
+            pid: 7,
+            shards: 2,
+        };
+        // Not connected yet.
+        let early = serde_json::json!(status(&identity, &[]));
+        assert_eq!(early["state"], "not-answering", "no shard reports");
+        assert!(early["device"].is_null() && early["uri"].is_null());
+        identity.device.get_or_init(|| "/dev/nbd3".into());
+        let device = status(&identity, &[]);
+        assert_eq!(device.served_at(), "/dev/nbd3");
+        let shown = serde_json::json!(attached(device));
+        assert_eq!((&shown["device"], shown.get("uri")), (&"/dev/nbd3".into(), None));
+        let uri = Some("nbd://127.0.0.1:10809/v".to_owned());
+        let socket = Identity { uri, device: Arc::new(OnceLock::new()), ..identity };
+        let socket = status(&socket, &[]);
+        assert_eq!(socket.served_at(), "nbd://127.0.0.1:10809/v");
+        let shown = serde_json::json!(attached(socket));
+        assert_eq!((&shown["uri"], shown.get("device")), (&"nbd://127.0.0.1:10809/v".into(), None));
+    }
+}

@@ -1,0 +1,173 @@
+//! The connections of a path: connection 0 here, the others on their shards, by message.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use rtrs_core::fabric::FabricError;
+use rtrs_core::ids::{ConnIndex, CoreIndex, PathId, PathUuid, ProviderIndex, QpNum};
+use rtrs_core::time::Instant;
+
+use crate::engine::ctx::Ctx;
+use crate::engine::message::{Connect, Outbox, ShardMessage};
+use crate::engine::session::{PathShared, PathTarget, SessionConfig};
+use crate::path::handshake::{ServiceConnection, conn_request};
+
+/// The connections of a path's present attempt, or of its last.
+#[derive(Debug)]
+pub(super) struct Connections {
+    provider: ProviderIndex,
+    /// The number of the attempt: shards tell attempts apart by it.
+    epoch: u32,
+    /// The same as the server counts them.
+    recon_cnt: u16,
+    /// The server's address.
+    remote: SocketAddr,
+    started: Instant,
+    service: Option<ServiceConnection>,
+    /// By number, those that are up or being made.
+    open: Vec<bool>,
+    /// The connection that is being made.
+    next: ConnIndex,
+    shared: Arc<PathShared>,
+}
+
+impl Connections {
+    /// Those of a path that was never tried, at a place that has had attempts up to this epoch.
+    pub(super) fn new(target: &PathTarget, epoch: u32, shards: u16) -> Self {
+        Self {
+            provider: target.provider,
+            epoch,
+            recon_cnt: 0,
+            remote: target.remote(0),
+            started: Instant::ZERO,
+            service: None,
+            open: vec![false; usize::from(shards) + 1],
+            next: ConnIndex(0),
+            shared: Arc::default(),
+        }
+    }
+
+    pub(super) fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    pub(super) fn recon_cnt(&self) -> u16 {
+        self.recon_cnt
+    }
+
+    pub(super) fn remote(&self) -> SocketAddr {
+        self.remote
+    }
+
+    pub(super) fn started(&self) -> Instant {
+        self.started
+    }
+
+    pub(super) fn shared(&self) -> &PathShared {
+        &self.shared
+    }
+
+    /// How many a path has.
+    pub(super) fn count(&self) -> u16 {
+        self.shards() + 1
+    }
+
+    /// Shards that have one, besides connection 0.
+    pub(super) fn shards(&self) -> u16 {
+        u16::try_from(self.open.len() - 1).unwrap_or(u16::MAX)
+    }
+
+    pub(super) fn service(&self) -> Option<&ServiceConnection> {
+        self.service.as_ref()
+    }
+
+    pub(super) fn service_mut(&mut self) -> Option<&mut ServiceConnection> {
+        self.service.as_mut()
+    }
+
+    /// True when this is the queue pair of connection 0.
+    pub(super) fn is(&self, provider: ProviderIndex, qp: QpNum) -> bool {
+        self.provider == provider && self.service.as_ref().is_some_and(|s| s.qp() == qp)
+    }
+
+    /// True while connection 0 was accepted in this attempt.
+    pub(super) fn is_accepted(&self) -> bool {
+        self.next.0 > 0
+    }
+
+    /// Begins an attempt with connection 0.
+    pub(super) fn start(
+        &mut self,
+        (uuid, target): (PathUuid, &PathTarget),
+        first_conn: bool,
+        config: &SessionConfig,
+        ctx: &mut Ctx<'_>,
+    ) -> Result<(), FabricError> {
+        self.remote = target.remote(self.epoch);
+        self.epoch += 1;
+        self.recon_cnt = self.recon_cnt.wrapping_add(1);
+        self.started = ctx.now;
+        self.next = ConnIndex(0);
+        self.shared = Arc::default();
+        let request = conn_request(config, uuid, self.recon_cnt, self.next, first_conn);
+        let fabric = ctx.fabrics[self.provider.index()].as_mut();
+        let (ends, timeout) = ((target.local, self.remote), config.connect_timeout);
+        self.service = Some(ServiceConnection::connect(ctx.now, ends, request, timeout, fabric)?);
+        self.open[0] = true;
+        Ok(())
+    }
+
+    /// True when a shard's connection that came up is the one that was asked for.
+    pub(super) fn is_next(&self, epoch: u32, cid: ConnIndex) -> bool {
+        self.epoch == epoch && self.next == cid
+    }
+
+    /// Asks for the next connection. False when all are up; None without connection 0.
+    pub(super) fn connect_next(
+        &mut self,
+        (path, uuid): (PathId, PathUuid),
+        config: &SessionConfig,
+        out: &mut Outbox,
+    ) -> Option<bool> {
+        let service = self.service.as_ref()?;
+        self.next.0 += 1;
+        let cid = self.next;
+        if cid.0 > self.shards() {
+            return Some(false);
+        }
+        self.open[cid.index()] = true;
+        let message = ShardMessage::Connect(Box::new(Connect {
+            path,
+            epoch: self.epoch,
+            cid,
+            remote: self.remote,
+            pd: service.domain(),
+            private_data: conn_request(config, uuid, self.recon_cnt, cid, true),
+            shared: Arc::clone(&self.shared),
+        }));
+        out.shard(CoreIndex(cid.0 - 1), message);
+        Some(true)
+    }
+
+    /// Ends connection 0, at once or in order, and tells the shards to end theirs.
+    pub(super) fn end(&mut self, path: PathId, in_order: bool, ctx: &mut Ctx<'_>) {
+        if let Some(service) = self.service.as_mut() {
+            service.end(ctx.now, in_order, ctx.fabrics[self.provider.index()].as_mut());
+        }
+        let message = ShardMessage::Disconnect { path, epoch: self.epoch, in_order };
+        ctx.out.all_shards(self.shards(), &message);
+    }
+
+    /// A connection has ended.
+    pub(super) fn ended(&mut self, cid: ConnIndex) {
+        self.open[cid.index()] = false;
+        if cid.0 == 0 {
+            self.service = None;
+        }
+    }
+
+    /// True when all have ended.
+    pub(super) fn are_closed(&self) -> bool {
+        self.open.iter().all(|open| !open)
+    }
+}

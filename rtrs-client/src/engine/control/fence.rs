@@ -1,0 +1,99 @@
+//! What a dead path sent must not land late.
+//!
+//! When a path that carried IO dies, what it sent may still be on its way or wait at the server.
+//! Nothing of it may be sent again over another path, and no path that comes up anew may carry
+//! anything, before the server has said over a living path that the dead one is fenced off (FENCE,
+//! `rtrs-core/src/wire/fence.rs`). A path that is admitted anew was fenced off by that: the server
+//! ends the old one first. Servers without FENCE are kernels; there `Failover` says what is done.
+
+use rtrs_core::fabric::FabricError;
+use rtrs_core::ids::{PathId, PermitId};
+use rtrs_core::time::{Instant, earliest};
+use rtrs_core::wire::Fence;
+
+use super::path::{Path, STEP_TIMEOUT};
+use super::paths::Paths;
+use crate::engine::ctx::Ctx;
+use crate::engine::session::Failover;
+use crate::path::state::PathState;
+
+/// What became of a look at a path that awaits its fence.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Fencing {
+    /// Its fence cannot be asked for now, or was.
+    Waits,
+    /// Its fence is asked for.
+    Asked,
+    /// It needs none: what is left of it is up to `Failover`.
+    NotNeeded,
+    /// Its fence could not be asked for over this path, which has to end.
+    End(PathId, String),
+}
+
+/// Gives up a fence whose path is gone or has not answered in time. Some: the path that has to
+/// end for that.
+pub(super) fn expire(paths: &mut Paths, path: PathId, now: Instant) -> Option<PathId> {
+    let (over, until) = paths[path].fence.asked()?;
+    let connected = paths[over].is_connected();
+    if connected && now < until {
+        return None;
+    }
+    paths[path].fence.set_asked(None);
+    connected.then_some(over)
+}
+
+/// Asks for the fence of a path that awaits it, over any other that is connected, under this
+/// permit.
+pub(super) fn ask(
+    paths: &mut Paths,
+    path: PathId,
+    (permit, failover): (PermitId, Failover),
+    ctx: &mut Ctx<'_>,
+) -> Fencing {
+    let fence = &paths[path].fence;
+    let (Some(recon_cnt), None) = (fence.recon_cnt(), fence.asked()) else {
+        return Fencing::Waits;
+    };
+    let fence = Fence { path: paths[path].uuid(), recon_cnt };
+    let free = !paths.is_using(permit);
+    let closed = paths[path].state() != PathState::Closing;
+    let up = |other: &&Path| other.is_connected() && other.id() != path;
+    let idle = |other: &&Path| free && other.fences() && other.is_idle();
+    let over = paths.iter().filter(up).find(idle).map(Path::id);
+    if let Some(over) = over {
+        let posted = paths[over].try_post(ctx, |s, fabric| s.post_fence(&fence, permit, fabric));
+        return match posted {
+            Ok(()) => {
+                paths[path].fence.set_asked(Some((over, ctx.now + STEP_TIMEOUT)));
+                Fencing::Asked
+            }
+            Err(FabricError::QueueFull) => Fencing::Waits,
+            Err(error) => Fencing::End(over, error.to_string()),
+        };
+    }
+    let kernel = paths.iter().filter(up).any(|other| !other.fences());
+    if kernel && closed && failover == Failover::Fast {
+        return Fencing::NotNeeded;
+    }
+    Fencing::Waits
+}
+
+/// The path whose fence the server answered over this one.
+pub(super) fn answered(paths: &Paths, over: PathId) -> Option<PathId> {
+    let asked = |path: &&Path| path.fence.asked().is_some_and(|(asked, _)| asked == over);
+    paths.iter().find(asked).map(Path::id)
+}
+
+/// True when a connected path that waits for fences may carry IO: no other awaits one, or the
+/// server cannot say when a dead path is fenced off.
+pub(super) fn may_carry(paths: &Paths, path: PathId) -> bool {
+    let fences = || paths[path].fences() && !rtrs_core::mutated!(UpBeforeFence);
+    let awaited = || paths.iter().any(|path| path.fence.is_awaited());
+    paths[path].fence.is_held() && !(fences() && awaited())
+}
+
+/// When an answer to a fence is overdue.
+pub(super) fn deadline(paths: &Paths) -> Option<Instant> {
+    let asked = |path: &Path| path.fence.asked().map(|(_, until)| until);
+    paths.iter().map(asked).fold(None, earliest)
+}

@@ -1,0 +1,142 @@
+//! The heartbeat monitor of a path: a heartbeat after silence, and how long the silence is.
+
+use rtrs_core::proto::{Heartbeat, HeartbeatAction};
+use rtrs_core::time::{Duration, Instant};
+use serde::Serialize;
+
+use crate::engine::session::HeartbeatSettings;
+
+/// Heartbeats of a path since it was added.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct HeartbeatCount {
+    /// Sent.
+    pub sent: u64,
+    /// Periods after one in which nothing at all came.
+    pub missed: u64,
+}
+
+/// What to do after a look at the time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Finding {
+    /// Nothing.
+    Fine,
+    /// Send a heartbeat.
+    Due,
+    /// The path is silent.
+    Silent(Silence),
+}
+
+/// The silence of a path after a heartbeat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Silence {
+    /// Since something last came.
+    pub(super) length: Duration,
+    /// As many periods have passed as the path may miss.
+    pub(super) dead: bool,
+    /// More have passed than it may miss when another path confirms that the server runs.
+    pub(super) dead_if_confirmed: bool,
+}
+
+/// Watches whether a path is alive, from its opening to its end.
+#[derive(Debug, Default)]
+pub(super) struct HeartbeatMonitor {
+    beat: Option<(Heartbeat, HeartbeatSettings)>,
+    /// When something last came that the monitor knows of.
+    seen: Instant,
+    /// Since when another path has confirmed that the server runs while this one is silent.
+    confirmed: Option<Instant>,
+    count: HeartbeatCount,
+}
+
+impl HeartbeatMonitor {
+    /// The path begins to be watched.
+    pub(super) fn start(&mut self, now: Instant, settings: HeartbeatSettings) {
+        (self.seen, self.confirmed) = (now, None);
+        let beat = Heartbeat::new(settings.interval, settings.missed_max, now);
+        self.beat = Some((beat, settings));
+    }
+
+    /// The path ends.
+    pub(super) fn stop(&mut self) {
+        self.beat = None;
+    }
+
+    /// The longest silence that counts as life; None while the path is not watched.
+    pub(super) fn silence_max(&self) -> Option<Duration> {
+        self.beat.as_ref().map(|(_, settings)| settings.silence_max())
+    }
+
+    /// When to look next.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.beat.as_ref().map(|(beat, _)| beat.deadline())
+    }
+
+    /// Since the path was added.
+    pub(super) fn count(&self) -> HeartbeatCount {
+        self.count
+    }
+
+    /// A heartbeat goes out.
+    pub(super) fn sent(&mut self) {
+        self.count.sent += 1;
+    }
+
+    /// A heartbeat was answered. Returns its round trip time.
+    pub(super) fn on_answer(&mut self, now: Instant) -> Option<Duration> {
+        self.beat.as_mut().and_then(|(beat, _)| beat.on_ack(now))
+    }
+
+    /// Looks at the time; `received` is when something last came over the path.
+    pub(super) fn look(&mut self, now: Instant, received: Instant) -> Finding {
+        let Some((beat, settings)) = self.beat.as_mut() else { return Finding::Fine };
+        if received > self.seen {
+            self.seen = received;
+            beat.on_traffic(received);
+        }
+        let before = beat.missed();
+        let action = beat.poll(now);
+        let periods = beat.missed();
+        if before == 0 {
+            self.confirmed = None;
+        }
+        let dead = match action {
+            HeartbeatAction::Send => return Finding::Due,
+            HeartbeatAction::Dead => true,
+            HeartbeatAction::None => false,
+        };
+        if !dead && (before == 0 || periods <= before) {
+            return Finding::Fine;
+        }
+        self.count.missed += 1;
+        let dead_if_confirmed = periods > settings.confirmed_missed_max;
+        Finding::Silent(Silence { length: now.since(self.seen), dead, dead_if_confirmed })
+    }
+
+    /// A heartbeat besides, for what its answer says of the server. False while another one is
+    /// unanswered.
+    pub(super) fn ask(&mut self, now: Instant) -> bool {
+        self.beat.as_mut().is_some_and(|(beat, _)| beat.ask(now))
+    }
+
+    /// True when the server has answered a heartbeat that was sent over this path at `since` or
+    /// later.
+    pub(super) fn has_answered_since(&self, since: Instant) -> bool {
+        self.beat.as_ref().is_some_and(|(beat, _)| beat.has_answered_since(since))
+    }
+
+    /// When the present silence began to be doubted; None while there is none.
+    pub(super) fn doubted_since(&self) -> Option<Instant> {
+        self.beat.as_ref().and_then(|(beat, _)| beat.doubted_since())
+    }
+
+    /// Another path confirms that the server runs.
+    pub(super) fn confirm(&mut self, now: Instant) {
+        self.confirmed = Some(now);
+    }
+
+    /// True when another path has confirmed that; Some(true) a period ago or longer.
+    pub(super) fn is_confirmed(&self, now: Instant) -> Option<bool> {
+        let ((_, settings), since) = (self.beat.as_ref()?, self.confirmed?);
+        Some(now.since(since) >= settings.interval)
+    }
+}

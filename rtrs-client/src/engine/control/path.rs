@@ -1,0 +1,700 @@
+//! One path as the control shard has it: its state, its attempts, its end.
+//!
+//! What has to be judged beside other paths is decided elsewhere; a method that cannot go on says
+//! why the path has to end.
+
+use std::sync::Arc;
+
+use rtrs_core::fabric::{
+    CloseReason, Fabric, FabricError, RemoteMem, WcOp, WcStatus, WorkCompletion,
+};
+use rtrs_core::identity::ServerId;
+use rtrs_core::ids::{ConnIndex, CoreIndex, PathId, PathUuid, PermitId, ProviderIndex, QpNum};
+use rtrs_core::time::{Duration, Instant, earliest};
+use rtrs_core::wire::{AccessMode, Extensions};
+
+use super::connections::Connections;
+use super::heartbeat::{Finding, HeartbeatMonitor};
+use super::leave::{Leave, Why};
+use super::network::NetworkRetry;
+use super::path_fence::PathFence;
+use super::reconnect::Reconnect;
+use super::status::PathStatus;
+use crate::engine::ctx::Ctx;
+use crate::engine::message::ShardMessage;
+use crate::engine::session::{Failover, Granted, PathTarget, SessionConfig};
+use crate::path::handshake::{ServiceConnection, ServiceEvent, describe_info_refusal};
+use crate::path::state::PathState;
+
+/// Bound of each step of opening the device, and of a fence. A kernel's server opens its disk
+/// before it looks at anything else that came over the connection, heartbeats too. Ours answers
+/// heartbeats meanwhile, so a silent path is found by them (`silence.rs`).
+pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(10);
+/// Bound of ending all connections of a path; afterwards they are aborted once more.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How a path ends.
+#[derive(Debug)]
+pub(super) struct End {
+    /// Shown and logged, unless it ends as it is asked to.
+    pub(super) why: Option<String>,
+    /// What the server has sent on other connections still counts.
+    pub(super) in_order: bool,
+}
+
+impl End {
+    /// It failed.
+    pub(super) fn failed(why: impl Into<String>) -> Self {
+        Self { why: Some(why.into()), in_order: false }
+    }
+
+    /// As asked.
+    pub(super) const ASKED: Self = Self { why: None, in_order: true };
+    /// The attempt gives way to another.
+    pub(super) const RESTART: Self = Self { why: None, in_order: false };
+}
+
+/// What a path is due for.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Due {
+    Nothing,
+    /// It may leave.
+    Leave,
+    /// The next attempt.
+    Start,
+    /// A look at its heartbeats.
+    Heartbeat,
+    /// Another abort of its connections.
+    Close,
+    /// Its end, for this reason.
+    End(&'static str),
+}
+
+/// What the server said of itself, or of its cache, in the last attempt that it accepted.
+#[derive(Debug, Default)]
+struct ServerInfo {
+    /// It takes FENCE.
+    fences: bool,
+    id: Option<ServerId>,
+    /// The life of its cache in which the path opened the device; 0 when it does not say.
+    cache_id: u64,
+    /// It accepted the path once, and may be asked to make the session anew.
+    accepted: bool,
+}
+
+/// A path that opens the device.
+#[derive(Debug)]
+struct Opening {
+    chunks: Arc<[RemoteMem]>,
+    /// The access last asked for.
+    access: Option<AccessMode>,
+}
+
+/// The control shard's part of a path.
+#[derive(Debug)]
+pub(super) struct Path {
+    config: Arc<SessionConfig>,
+    id: PathId,
+    uuid: PathUuid,
+    target: PathTarget,
+    state: PathState,
+    /// When the state is over.
+    until: Instant,
+    connections: Connections,
+    server: ServerInfo,
+    opening: Option<Opening>,
+    pub(super) fence: PathFence,
+    pub(super) heartbeat: HeartbeatMonitor,
+    reconnect: Reconnect,
+    network: NetworkRetry,
+    leave: Option<Leave>,
+    /// Taken out for good: not listed any more, and its place may be given to another.
+    removed: bool,
+    last_error: Option<String>,
+    /// States of it that cannot be, and were met: bugs of this end.
+    internal_errors: u64,
+}
+
+impl Path {
+    /// A path that is due to connect now, at a place that has had attempts up to this epoch.
+    pub(super) fn new(
+        now: Instant,
+        (id, epoch): (PathId, u32),
+        target: PathTarget,
+        uuid: [u8; 16],
+        config: &Arc<SessionConfig>,
+    ) -> Self {
+        let seed = config.seed ^ u64::from(id.0 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let waits = (config.reconnect_min, config.reconnect_max);
+        Self {
+            config: Arc::clone(config),
+            id,
+            uuid: PathUuid(uuid),
+            state: PathState::Waiting,
+            until: now,
+            connections: Connections::new(&target, epoch, config.cores),
+            server: ServerInfo::default(),
+            opening: None,
+            fence: PathFence::default(),
+            heartbeat: HeartbeatMonitor::default(),
+            reconnect: Reconnect::new(target.remotes.len(), waits, seed),
+            network: NetworkRetry::default(),
+            leave: None,
+            removed: false,
+            last_error: None,
+            internal_errors: 0,
+            target,
+        }
+    }
+
+    pub(super) fn id(&self) -> PathId {
+        self.id
+    }
+
+    pub(super) fn uuid(&self) -> PathUuid {
+        self.uuid
+    }
+
+    /// As the user wrote it.
+    pub(super) fn name(&self) -> &str {
+        &self.target.name
+    }
+
+    pub(super) fn state(&self) -> PathState {
+        self.state
+    }
+
+    pub(super) fn is_connected(&self) -> bool {
+        self.state == PathState::Connected
+    }
+
+    /// False once it was removed.
+    pub(super) fn is_listed(&self) -> bool {
+        !self.removed
+    }
+
+    pub(super) fn is_leaving(&self) -> bool {
+        self.leave.is_some()
+    }
+
+    /// The number of its last attempt.
+    pub(super) fn epoch(&self) -> u32 {
+        self.connections.epoch()
+    }
+
+    /// When its last attempt began.
+    pub(super) fn started(&self) -> Instant {
+        self.connections.started()
+    }
+
+    /// True when its connection 0 has this queue pair.
+    pub(super) fn is(&self, provider: ProviderIndex, qp: QpNum) -> bool {
+        self.connections.is(provider, qp)
+    }
+
+    /// The server takes FENCE, as it said last.
+    pub(super) fn fences(&self) -> bool {
+        self.server.fences
+    }
+
+    /// Which server it is, as that said last.
+    pub(super) fn server(&self) -> Option<ServerId> {
+        self.server.id
+    }
+
+    /// In which life of the server's cache it opened the device; 0 when nobody says.
+    pub(super) fn cache_id(&self) -> u64 {
+        self.server.cache_id
+    }
+
+    /// Why it ended last.
+    pub(super) fn last_error(&self) -> Option<&str> {
+        self.last_error.as_deref()
+    }
+
+    /// True while it waits, and each of its addresses was tried in vain.
+    pub(super) fn has_failed(&self) -> bool {
+        self.state == PathState::Waiting && self.reconnect.has_tried_all()
+    }
+
+    /// True while its first connection at the server was accepted, so that the server knows the
+    /// session.
+    pub(super) fn is_known(&self) -> bool {
+        match self.state {
+            PathState::Connecting => self.connections.is_accepted(),
+            state => state.is_up(),
+        }
+    }
+
+    /// True while it has this permit of the control shard's in use.
+    pub(super) fn is_using(&self, permit: PermitId) -> bool {
+        matches!(self.state, PathState::Opening | PathState::Connected)
+            && self.connections.service().is_some_and(|service| service.is_using(permit))
+    }
+
+    /// True while no request of the control shard is in flight on it.
+    pub(super) fn is_idle(&self) -> bool {
+        self.connections.service().is_some_and(ServiceConnection::is_idle)
+    }
+
+    /// True where the provider knows that the peer's system has acknowledged all we sent.
+    pub(super) fn peer_has_all(&self, ctx: &Ctx<'_>) -> bool {
+        let fabric = ctx.fabrics[self.target.provider.index()].as_ref();
+        let service = self.connections.service();
+        service.is_some_and(|service| fabric.peer_has_all(service.qp()) == Some(true))
+    }
+
+    /// A state of it that cannot be: a bug. Returns why the path has to end.
+    fn internal_error(&mut self, what: &'static str) -> String {
+        tracing::error!(path = %self.target.name, what, "internal error");
+        self.internal_errors += 1;
+        format!("internal error: {what}")
+    }
+
+    /// A shard met a state of it that cannot be, and has ended its connection.
+    pub(super) fn count_internal_error(&mut self) {
+        self.internal_errors += 1;
+    }
+
+    /// Posts on connection 0.
+    pub(super) fn try_post(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        post: impl FnOnce(&mut ServiceConnection, &mut dyn Fabric) -> Result<(), FabricError>,
+    ) -> Result<(), FabricError> {
+        let fabric = ctx.fabrics[self.target.provider.index()].as_mut();
+        let Some(service) = self.connections.service_mut() else {
+            self.internal_error("a path without connection 0");
+            return Err(FabricError::QpState);
+        };
+        post(service, fabric)
+    }
+
+    /// Posts on connection 0. The error says why the path has to end.
+    pub(super) fn post(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        post: impl FnOnce(&mut ServiceConnection, &mut dyn Fabric) -> Result<(), FabricError>,
+    ) -> Result<(), String> {
+        self.try_post(ctx, post).map_err(|error| error.to_string())
+    }
+
+    /// Begins an attempt; `first_conn`: the server may be asked to make the session.
+    pub(super) fn start(&mut self, first_conn: bool, ctx: &mut Ctx<'_>) -> Result<(), String> {
+        self.state.advance(PathState::Connecting);
+        self.until = ctx.now + self.config.connect_timeout * 2;
+        let (ends, first_conn) = ((self.uuid, &self.target), first_conn || self.server.accepted);
+        let started = self.connections.start(ends, first_conn, &self.config, ctx);
+        started.map_err(|error| error.to_string())
+    }
+
+    /// The next attempt comes later.
+    pub(super) fn postpone(&mut self, until: Instant) {
+        self.until = until;
+    }
+
+    /// Connection 0 was accepted: which server it is, what that grants and can do besides.
+    pub(super) fn accepted(
+        &mut self,
+        (granted, extensions): (Granted, Extensions),
+        id: Option<ServerId>,
+        ctx: &mut Ctx<'_>,
+    ) -> Result<(), String> {
+        let Some(service) = self.connections.service_mut() else {
+            return Err(self.internal_error("an accepted path without connection 0"));
+        };
+        service.granted(granted, extensions);
+        let cache_id = self.server.cache_id;
+        self.server = ServerInfo { fences: extensions.fence, id, cache_id, accepted: true };
+        self.connect_next(ctx)
+    }
+
+    /// A shard's connection is up.
+    pub(super) fn shard_connected(
+        &mut self,
+        (epoch, cid): (u32, ConnIndex),
+        ctx: &mut Ctx<'_>,
+    ) -> Result<(), String> {
+        if self.state == PathState::Connecting && self.connections.is_next(epoch, cid) {
+            return self.connect_next(ctx);
+        }
+        Ok(())
+    }
+
+    /// Asks for the next connection, or sends INFO_REQ when all are up.
+    fn connect_next(&mut self, ctx: &mut Ctx<'_>) -> Result<(), String> {
+        self.until = ctx.now + self.config.connect_timeout * 2;
+        match self.connections.connect_next((self.id, self.uuid), &self.config, ctx.out) {
+            Some(true) => Ok(()),
+            Some(false) => {
+                self.state.advance(PathState::InfoExchange);
+                let config = Arc::clone(&self.config);
+                self.post(ctx, |service, fabric| service.post_info(&config.name, fabric))
+            }
+            None => Err(self.internal_error("a path without connection 0")),
+        }
+    }
+
+    /// Why a connection ended.
+    pub(super) fn describe_end(&self, reason: &CloseReason) -> String {
+        match self.state {
+            PathState::InfoExchange => describe_info_refusal(reason, &self.config.name),
+            _ => reason.to_string(),
+        }
+    }
+
+    /// A completion of connection 0. The error says how the server broke the protocol.
+    pub(super) fn on_completion(
+        &mut self,
+        wc: &WorkCompletion,
+        ctx: &mut Ctx<'_>,
+    ) -> Result<ServiceEvent, String> {
+        let fabric = ctx.fabrics[self.target.provider.index()].as_mut();
+        let Some(service) = self.connections.service_mut() else {
+            return Err(self.internal_error("a completion of no connection"));
+        };
+        let received = matches!(wc.op, WcOp::Recv | WcOp::RecvRdmaWithImm);
+        let event = service.on_completion(wc, fabric);
+        // A heartbeat of the server's shows one direction only: it would be sent just the same if
+        // nothing of ours arrived.
+        let both_ways = !matches!(event, Ok(ServiceEvent::HeartbeatAsked));
+        if received && wc.status == WcStatus::Success && both_ways {
+            self.connections.shared().received(ctx.now);
+        }
+        event
+    }
+
+    /// INFO_RSP came: the path opens the device in its turn, until then at the latest.
+    pub(super) fn on_info(
+        &mut self,
+        chunks: Arc<[RemoteMem]>,
+        (now, until): (Instant, Instant),
+    ) -> Result<(), String> {
+        if self.state != PathState::InfoExchange {
+            return Err(self.internal_error("an INFO_RSP that nobody waits for"));
+        }
+        self.state.advance(PathState::Opening);
+        self.opening = Some(Opening { chunks, access: None });
+        self.until = until;
+        if self.server.fences {
+            self.start_heartbeat(now);
+        }
+        Ok(())
+    }
+
+    /// It is its turn to open the device.
+    pub(super) fn open(&mut self, access: AccessMode, ctx: &mut Ctx<'_>) -> Result<(), String> {
+        let Some(opening) = self.opening.as_mut().filter(|_| self.state == PathState::Opening)
+        else {
+            return Err(self.internal_error("an open on a path that is not opening"));
+        };
+        if opening.access.replace(access).is_none() {
+            self.until = ctx.now + STEP_TIMEOUT;
+        }
+        let config = Arc::clone(&self.config);
+        self.post(ctx, |service, fabric| service.post_open(&config.export, access, fabric))
+    }
+
+    /// The access that it asked for, while it opens the device.
+    pub(super) fn asked_access(&mut self) -> Result<AccessMode, String> {
+        let asked = self.opening.as_ref().and_then(|opening| opening.access);
+        asked.ok_or_else(|| self.internal_error("a refusal that nobody waits for"))
+    }
+
+    /// The device is open: the path's chunks.
+    pub(super) fn opened(&mut self) -> Result<Arc<[RemoteMem]>, String> {
+        let opening = self.opening.take().filter(|_| self.state == PathState::Opening);
+        let opening = opening.ok_or_else(|| self.internal_error("an open that nobody asked for"));
+        opening.map(|opening| opening.chunks)
+    }
+
+    /// The device is open and fits, in this life of the server's cache; 0: the life is not known.
+    pub(super) fn connected(&mut self, now: Instant, chunks: Arc<[RemoteMem]>, cache_id: u64) {
+        self.server.cache_id = cache_id;
+        tracing::info!(path = %self.target.name, "path connected");
+        self.state.advance(PathState::Connected);
+        // One that leaves only had to come back as proof that nothing of it is left.
+        if self.leave.is_none() {
+            self.reconnect.connected();
+            self.last_error = None;
+            self.start_heartbeat(now);
+            self.fence.connected(chunks);
+        }
+    }
+
+    /// It carries IO from now on. Returns what the shards have to know.
+    pub(super) fn bring_up(&mut self) -> Option<ShardMessage> {
+        let chunks = self.fence.release()?;
+        let (path, epoch, cache_id) = (self.id, self.epoch(), self.server.cache_id);
+        Some(ShardMessage::PathUp { path, epoch, chunks, cache_id })
+    }
+
+    /// Nothing of what it carried can be delivered any more. Some, if that was awaited: what the
+    /// shards have to know.
+    pub(super) fn fenced(&mut self) -> Option<ShardMessage> {
+        let epoch = self.fence.fenced()?;
+        Some(ShardMessage::Fenced { path: self.id, epoch })
+    }
+
+    fn start_heartbeat(&mut self, now: Instant) {
+        let ours = self.server.fences;
+        let settings = if ours { self.target.heartbeat } else { self.config.heartbeat };
+        self.heartbeat.start(now, settings);
+    }
+
+    /// Sends a heartbeat.
+    pub(super) fn send_heartbeat(&mut self, ctx: &mut Ctx<'_>) -> Result<(), String> {
+        self.heartbeat.sent();
+        self.post(ctx, |service, fabric| service.post_heartbeat(false, fabric))
+    }
+
+    /// A heartbeat was answered.
+    pub(super) fn heartbeat_answered(&mut self, now: Instant) {
+        if let Some(latency) = self.heartbeat.on_answer(now) {
+            self.connections.shared().set_latency(latency);
+        }
+    }
+
+    /// Looks at its heartbeats.
+    pub(super) fn look(&mut self, now: Instant) -> Finding {
+        self.heartbeat.look(now, self.connections.shared().last_received())
+    }
+
+    /// What it is due for.
+    pub(super) fn due(&self, now: Instant, may_start: bool) -> Due {
+        let over = now >= self.until;
+        match self.state {
+            PathState::Waiting if self.is_leaving() && !self.fence.is_awaited() => Due::Leave,
+            PathState::Waiting if over && may_start => Due::Start,
+            PathState::Connecting | PathState::InfoExchange if over => {
+                Due::End("no answer in time")
+            }
+            PathState::Closing if over => Due::Close,
+            PathState::Opening if over => Due::End("opening the device was not answered"),
+            PathState::Connected if self.leave.as_ref().is_some_and(|l| now >= l.deadline()) => {
+                Due::End("what it carried was not answered in the time to leave")
+            }
+            PathState::Opening | PathState::Connected => Due::Heartbeat,
+            _ => Due::Nothing,
+        }
+    }
+
+    /// When to look whether it is due for anything.
+    pub(super) fn deadline(&self, may_start: bool) -> Option<Instant> {
+        let own = match self.state {
+            PathState::Connected => {
+                earliest(self.heartbeat.deadline(), self.leave.as_ref().map(Leave::deadline))
+            }
+            PathState::Opening => earliest(self.heartbeat.deadline(), Some(self.until)),
+            PathState::Disconnected | PathState::Gone => None,
+            PathState::Waiting if !may_start => None,
+            _ => Some(self.until),
+        };
+        earliest(own, self.network.deadline())
+    }
+
+    /// Something in this host's network is up or was added.
+    pub(super) fn network_changed(&mut self, what: &str, ctx: &Ctx<'_>) {
+        let tries =
+            !matches!(self.state, PathState::Connected | PathState::Disconnected | PathState::Gone);
+        let rdma = ctx.fabrics[self.target.provider.index()].scheme() == "rdma";
+        if tries && !rdma {
+            self.network.changed(ctx.now, what);
+        }
+    }
+
+    /// Acts on a network change that is due, if one is. Once the device was open, an attempt may be
+    /// given up: Some(true) when it is, and has to end for a new one.
+    pub(super) fn poll_network(&mut self, now: Instant, was_open: bool) -> Option<bool> {
+        let what = self.network.take_due(now)?;
+        let name = &self.target.name;
+        match self.state {
+            PathState::Connected | PathState::Disconnected | PathState::Gone => {
+                return Some(false);
+            }
+            PathState::Waiting => {
+                if now < self.until {
+                    tracing::info!(path = %name, "{what}: trying at once");
+                    self.until = now;
+                }
+            }
+            PathState::Closing => self.network.skip_wait(),
+            PathState::Connecting | PathState::InfoExchange if was_open => {
+                let attempt = (self.connections.epoch(), self.connections.started());
+                if self.network.gives_up(now, attempt, &what) {
+                    tracing::info!(path = %name, "{what}: the attempt begins anew");
+                    self.reconnect.forget_failures();
+                    return Some(true);
+                }
+            }
+            PathState::Connecting | PathState::InfoExchange | PathState::Opening => {}
+        }
+        self.reconnect.forget_failures();
+        Some(false)
+    }
+
+    /// It is to leave. True when its connections have to be ended now.
+    pub(super) fn leave(&mut self, leave: Leave, ctx: &mut Ctx<'_>) -> Result<bool, String> {
+        let why = leave.why();
+        match self.state {
+            PathState::Connected => match self.leave.as_mut() {
+                Some(before) => before.replace(&leave),
+                None => {
+                    self.leave = Some(leave);
+                    self.fence.withhold();
+                    let message = ShardMessage::Retire { path: self.id, epoch: self.epoch() };
+                    ctx.out.all_shards(self.config.cores, &message);
+                }
+            },
+            PathState::Connecting | PathState::InfoExchange | PathState::Opening => {
+                self.leave = Some(leave).filter(|_| why != Why::Reconnect);
+                return Ok(self.is_leaving());
+            }
+            PathState::Closing => self.leave = Some(leave),
+            PathState::Waiting => {
+                self.leave = Some(leave);
+                self.finish_leave(ctx.now);
+            }
+            PathState::Disconnected => match why {
+                Why::Remove => {
+                    self.state.advance(PathState::Gone);
+                    self.removed = true;
+                }
+                Why::Disconnect => {}
+                Why::Reconnect => {
+                    self.state.advance(PathState::Waiting);
+                    self.begin_anew(ctx.now);
+                }
+            },
+            PathState::Gone => return Err(format!("path {} is gone", self.target.name)),
+        }
+        Ok(false)
+    }
+
+    /// A shard has nothing of it in flight any more. True when that was the last, and its
+    /// connections have to be ended now.
+    pub(super) fn retired(&mut self, epoch: u32, shard: CoreIndex) -> bool {
+        let leaves = self.epoch() == epoch && self.is_connected();
+        let Some(leave) = self.leave.as_mut().filter(|_| leaves) else { return false };
+        let all = leave.retired(shard);
+        if all {
+            self.fence.drained();
+        }
+        all
+    }
+
+    /// All connections of a path are closed: true when it left, and has its state.
+    pub(super) fn finish_leave(&mut self, now: Instant) -> bool {
+        let Some(leave) = self.leave.as_ref() else { return false };
+        // Where no fence can be had, only its return shows that nothing of it is left.
+        let strict = self.config.failover == Failover::Strict && !self.server.fences;
+        match leave.why() {
+            Why::Reconnect => {
+                if self.state != PathState::Waiting {
+                    self.state.advance(PathState::Waiting);
+                }
+                self.begin_anew(now);
+            }
+            _ if strict && self.fence.is_awaited() => return false,
+            Why::Disconnect => self.state.advance(PathState::Disconnected),
+            Why::Remove => {
+                self.state.advance(PathState::Gone);
+                self.removed = true;
+                tracing::info!(path = %self.target.name, "path removed");
+            }
+        }
+        self.leave = None;
+        true
+    }
+
+    /// The next attempt is due now, as if it were the first.
+    fn begin_anew(&mut self, now: Instant) {
+        self.until = now;
+        self.reconnect.forget_failures();
+    }
+
+    /// Ends its connections on all shards. False when it has none, or they end already.
+    pub(super) fn end(&mut self, end: End, detaching: bool, ctx: &mut Ctx<'_>) -> bool {
+        if !self.state.is_up() {
+            return false;
+        }
+        if let Some(mut why) = end.why {
+            if self.target.remotes.len() > 1 {
+                why = format!("{}: {why}", self.connections.remote());
+            }
+            if !detaching && self.last_error.as_ref() != Some(&why) {
+                tracing::warn!(path = %self.target.name, "path down: {why}");
+            }
+            self.last_error = Some(why);
+        }
+        self.state.advance(PathState::Closing);
+        self.until = ctx.now + CLOSE_TIMEOUT;
+        self.heartbeat.stop();
+        self.opening = None;
+        self.fence.died(self.connections.epoch(), self.connections.recon_cnt());
+        self.connections.shared().set_latency(Duration::ZERO);
+        self.connections.end(self.id, end.in_order, ctx);
+        true
+    }
+
+    /// Aborts connections whose end takes too long.
+    pub(super) fn abort(&mut self, ctx: &mut Ctx<'_>) {
+        self.until = ctx.now + CLOSE_TIMEOUT;
+        self.connections.end(self.id, false, ctx);
+    }
+
+    /// A connection has ended.
+    pub(super) fn connection_ended(&mut self, cid: ConnIndex) {
+        self.connections.ended(cid);
+    }
+
+    /// Ends the end, when all connections are closed: the path is gone, or left, or waits for its
+    /// next attempt.
+    pub(super) fn finish_end(&mut self, now: Instant, detaching: bool) {
+        if self.state != PathState::Closing || !self.connections.are_closed() {
+            return;
+        }
+        self.reconnect.ended();
+        let at_once = self.network.take_at_once();
+        if detaching {
+            self.state.advance(PathState::Gone);
+        } else if !self.finish_leave(now) {
+            self.state.advance(PathState::Waiting);
+            self.until = self.reconnect.next_attempt(now, at_once);
+        }
+    }
+
+    /// The session ends: gone, if it has no connections. True when these have to be ended first.
+    pub(super) fn detach(&mut self) -> bool {
+        if matches!(self.state, PathState::Waiting | PathState::Disconnected) {
+            self.state.advance(PathState::Gone);
+        }
+        self.state.is_up()
+    }
+
+    /// As listings show it.
+    pub(super) fn status(&self) -> PathStatus {
+        PathStatus {
+            id: self.id,
+            path: self.target.name.clone(),
+            transport: self.target.transport,
+            address: self.connections.remote().to_string(),
+            state: self.state,
+            leaving: self.leave.as_ref().map(|leave| leave.why().name()),
+            connections: self.connections.count(),
+            reconnects: self.reconnect.reconnects(),
+            ends: self.reconnect.failed(),
+            heartbeat_us: match self.connections.shared().latency_ns() {
+                0 => None,
+                ns => Some(ns / 1000),
+            },
+            silence_max_ms: self
+                .heartbeat
+                .silence_max()
+                .map(|silence| u64::try_from(silence.as_millis()).unwrap_or(u64::MAX)),
+            heartbeats: self.heartbeat.count(),
+            internal_errors: self.internal_errors,
+            last_error: self.last_error.clone(),
+        }
+    }
+}

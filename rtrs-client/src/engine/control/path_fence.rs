@@ -1,0 +1,95 @@
+//! What a path carries, and what it may still deliver of what it carried before it died.
+
+use std::sync::Arc;
+
+use rtrs_core::fabric::RemoteMem;
+use rtrs_core::ids::PathId;
+use rtrs_core::time::Instant;
+
+/// A path's last epoch that carried IO, while that may still be delivered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Lost {
+    epoch: u32,
+    recon_cnt: u16,
+    /// The path over which the server was asked to fence it off, and until when that may take.
+    asked: Option<(PathId, Instant)>,
+}
+
+/// Whether a path carries IO, waits for the fences of others, or awaits its own.
+#[derive(Debug, Default)]
+pub(super) struct PathFence {
+    /// Its chunks while it is connected and waits for the fences of other paths.
+    held: Option<Arc<[RemoteMem]>>,
+    /// The shards were notified that they may use it.
+    carries: bool,
+    lost: Option<Lost>,
+}
+
+impl PathFence {
+    /// The path is connected, and carries IO once no other path awaits its fence.
+    pub(super) fn connected(&mut self, chunks: Arc<[RemoteMem]>) {
+        self.held = Some(chunks);
+    }
+
+    /// True while the path waits for the fences of others.
+    pub(super) fn is_held(&self) -> bool {
+        self.held.is_some()
+    }
+
+    /// The path carries IO from now on, over these chunks. None when it does already, or must not.
+    pub(super) fn release(&mut self) -> Option<Arc<[RemoteMem]>> {
+        let chunks = self.held.take()?;
+        self.carries = true;
+        Some(chunks)
+    }
+
+    /// True while shards may use the path.
+    pub(super) fn carries(&self) -> bool {
+        self.carries
+    }
+
+    /// The path leaves: it is given no IO any more.
+    pub(super) fn withhold(&mut self) {
+        self.held = None;
+    }
+
+    /// All that the path carried was answered: nothing has to be fenced off.
+    pub(super) fn drained(&mut self) {
+        self.carries = false;
+    }
+
+    /// The path dies, in this epoch and after so many connects: what it carried awaits a fence.
+    pub(super) fn died(&mut self, epoch: u32, recon_cnt: u16) {
+        self.held = None;
+        if std::mem::take(&mut self.carries) && !rtrs_core::mutated!(LostUnnoted) {
+            self.lost = Some(Lost { epoch, recon_cnt, asked: None });
+        }
+    }
+
+    /// True while what the path carried may still be delivered.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.lost.is_some()
+    }
+
+    /// The connect of the path up to which it has to be fenced off, while it has to.
+    pub(super) fn recon_cnt(&self) -> Option<u16> {
+        self.lost.map(|lost| lost.recon_cnt)
+    }
+
+    /// Over which path its fence was asked for, and until when the answer may take.
+    pub(super) fn asked(&self) -> Option<(PathId, Instant)> {
+        self.lost?.asked
+    }
+
+    /// Its fence is asked for over another path, or none will answer any more.
+    pub(super) fn set_asked(&mut self, asked: Option<(PathId, Instant)>) {
+        if let Some(lost) = &mut self.lost {
+            lost.asked = asked;
+        }
+    }
+
+    /// Nothing of it can be delivered any more. Returns the epoch that awaited its fence.
+    pub(super) fn fenced(&mut self) -> Option<u32> {
+        Some(self.lost.take()?.epoch)
+    }
+}

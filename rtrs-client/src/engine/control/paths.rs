@@ -1,0 +1,141 @@
+//! The paths of a session, by their place.
+
+use std::ops::{Index, IndexMut};
+use std::sync::Arc;
+
+use rtrs_core::ids::{PathId, PermitId, ProviderIndex, QpNum};
+use rtrs_core::time::{Duration, Instant};
+
+use super::path::Path;
+use crate::engine::session::{PATHS_MAX, PathTarget, SessionConfig};
+use crate::path::state::PathState;
+
+/// How long the other paths wait for the one that asks the server to make the session. A kernel
+/// server allocates and registers all its chunks before it answers.
+pub(in crate::engine) const OPENER_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// All paths, those that were removed included until their place is given to another.
+#[derive(Debug)]
+pub(super) struct Paths {
+    config: Arc<SessionConfig>,
+    rows: Vec<Path>,
+}
+
+impl Paths {
+    pub(super) fn new(now: Instant, config: &Arc<SessionConfig>, uuids: &[[u8; 16]]) -> Self {
+        let named = (0u16..).zip(&config.paths).zip(uuids);
+        let path = |((id, target), uuid): ((_, &PathTarget), &_)| {
+            Path::new(now, (PathId(id), 0), target.clone(), *uuid, config)
+        };
+        Self { rows: named.map(path).collect(), config: Arc::clone(config) }
+    }
+
+    /// Adds a path, at the place of one that was removed or at a new one. The error says why it
+    /// cannot be added.
+    pub(super) fn add(
+        &mut self,
+        now: Instant,
+        target: PathTarget,
+        uuid: [u8; 16],
+    ) -> Result<PathId, String> {
+        let name = &target.name;
+        if let Some(path) = self.named(name) {
+            let still = if self[path].is_leaving() { " and has not left yet" } else { "" };
+            return Err(format!("path {name} already exists{still}"));
+        }
+        if self.listed().count() >= PATHS_MAX {
+            return Err(format!("the session has {PATHS_MAX} paths, and no more are possible"));
+        }
+        let free = |path: &Path| !path.is_listed() && !path.fence.is_awaited();
+        let place = self.rows.iter().position(free).unwrap_or(self.rows.len());
+        let Ok(id) = u16::try_from(place).map(PathId) else {
+            return Err("no place for another path".into());
+        };
+        // Shards tell the attempts of a place apart by its epoch: it goes on.
+        let epoch = self.rows.get(place).map_or(0, Path::epoch);
+        let path = Path::new(now, (id, epoch), target, uuid, &self.config);
+        match self.rows.get_mut(place) {
+            Some(before) => *before = path,
+            None => self.rows.push(path),
+        }
+        Ok(id)
+    }
+
+    /// The places of all.
+    pub(super) fn ids(&self) -> impl Iterator<Item = PathId> + use<> {
+        (0..u16::try_from(self.rows.len()).unwrap_or(u16::MAX)).map(PathId)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Path> + Clone {
+        self.rows.iter()
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Path> {
+        self.rows.iter_mut()
+    }
+
+    /// Those that listings show.
+    pub(super) fn listed(&self) -> impl Iterator<Item = &Path> {
+        self.iter().filter(|path| path.is_listed())
+    }
+
+    /// All but this one.
+    pub(super) fn others(&self, id: PathId) -> impl Iterator<Item = &Path> {
+        self.iter().filter(move |path| path.id() != id)
+    }
+
+    /// The path that listings show under this name.
+    pub(super) fn named(&self, name: &str) -> Option<PathId> {
+        self.listed().find(|path| path.name() == name).map(Path::id)
+    }
+
+    /// The path whose connection 0 has this queue pair.
+    pub(super) fn find(&self, provider: ProviderIndex, qp: QpNum) -> Option<PathId> {
+        self.iter().find(|path| path.is(provider, qp)).map(Path::id)
+    }
+
+    /// The first path that is in this state.
+    pub(super) fn first(&self, state: PathState) -> Option<PathId> {
+        self.iter().find(|path| path.state() == state).map(Path::id)
+    }
+
+    /// True while a path is connected.
+    pub(super) fn are_connected(&self) -> bool {
+        self.first(PathState::Connected).is_some()
+    }
+
+    /// True while the server knows the session.
+    pub(super) fn are_known(&self) -> bool {
+        self.iter().any(Path::is_known)
+    }
+
+    /// True while another path asks the server to make the session: two that ask at once can get
+    /// a session each from a kernel server (6.1, rtrs-srv.c:get_or_create_srv does not hold its
+    /// lock from the look-up to the insertion). A mute server holds the others up for a bounded
+    /// time only.
+    pub(super) fn another_opens_the_session(&self, now: Instant, id: PathId) -> bool {
+        let opens = |path: &Path| {
+            path.state() == PathState::Connecting && now.since(path.started()) < OPENER_TIME_MAX
+        };
+        !self.are_known() && self.others(id).any(opens)
+    }
+
+    /// True while a path has this permit of the control shard's in use.
+    pub(super) fn is_using(&self, permit: PermitId) -> bool {
+        self.iter().any(|path| path.is_using(permit))
+    }
+}
+
+impl Index<PathId> for Paths {
+    type Output = Path;
+
+    fn index(&self, path: PathId) -> &Path {
+        &self.rows[path.index()]
+    }
+}
+
+impl IndexMut<PathId> for Paths {
+    fn index_mut(&mut self, path: PathId) -> &mut Path {
+        &mut self.rows[path.index()]
+    }
+}

@@ -1,0 +1,682 @@
+//! One shard's part of a session: every IO passes here and nowhere else.
+//!
+//! A request travels over this shard's connection of the path that the policy picks. Each part owns
+//! its state and knows nothing of the others that stand beside it; this file wires them together:
+//!
+//! - `requests.rs` IOs, requests and permits (`permits.rs`);
+//! - `paths.rs` connections, the policy (`policy.rs`) and slow-path detection (`slow_path.rs`);
+//! - `retry.rs` what was in flight on a path that died, and is sent again on another;
+//! - `probe.rs` asks a silent connection; `zeroes.rs` writes zeroes where the server cannot;
+//! - `block_device.rs` a device of the session as its user has it.
+//!
+//! Read targets are opened to the server through a window per permit, under a fresh key for each
+//! request and closed again when the answer is in, so a late or lying server cannot write into
+//! memory that moved on.
+
+pub(crate) mod block_device;
+mod paths;
+pub(crate) mod permits;
+pub(crate) mod policy;
+mod probe;
+mod requests;
+pub(crate) mod retry;
+mod slow_path;
+mod zeroes;
+
+use std::sync::Arc;
+
+use rtrs_core::block::{Completion, Io, IoOp};
+use rtrs_core::fabric::{CloseReason, ConnectFailure, FabricError, WcStatus, WorkCompletion};
+use rtrs_core::ids::{CoreIndex, PathId, PermitId, ProviderIndex, QpNum};
+use rtrs_core::mem::Region;
+use rtrs_core::status::IoStatus;
+use rtrs_core::time::{Duration, Instant};
+
+use self::paths::Paths;
+use self::permits::share;
+use self::probe::{Probes, is_due};
+use self::requests::{IoRow, RequestRow, Requests, Standing, TakenIo};
+use self::retry::{OldestIo, Retries, TRIES_MAX, Waits};
+use self::zeroes::{Zeroes, unsupported};
+use crate::engine::cache_epoch::FlushMark;
+use crate::engine::ctx::Ctx;
+use crate::engine::device_table::{DeviceIndex, DeviceTable, IOS_MAX};
+use crate::engine::message::{Connect, ConnectionEnd, ControlMessage, ShardMessage};
+use crate::engine::session::{Failover, Granted, HeartbeatSettings, SessionConfig};
+use crate::path::handshake::check_accept;
+use crate::path::io::Answer;
+use crate::path::shard::PathEvent;
+use crate::stats::ShardStats;
+
+/// How often running requests are held against the IO timeout.
+const SWEEP: Duration = Duration::from_millis(250);
+/// Least time of a request, however old its IO is.
+const LAST_TRY: Duration = Duration::from_secs(1);
+
+/// One shard's part of a session.
+#[derive(Debug)]
+pub(crate) struct Shard {
+    index: CoreIndex,
+    config: Arc<SessionConfig>,
+    granted: Option<Granted>,
+    devices: DeviceTable,
+    requests: Requests,
+    retries: Retries,
+    paths: Paths,
+    probes: Probes,
+    /// No path for too long: what comes ends at once.
+    failing: bool,
+    zeroes: Zeroes,
+    next_sweep: Instant,
+    now: Instant,
+    stats: ShardStats,
+    internal_errors: u64,
+}
+
+impl Shard {
+    pub(crate) fn new(index: CoreIndex, config: Arc<SessionConfig>) -> Self {
+        Self {
+            index,
+            granted: None,
+            devices: DeviceTable::default(),
+            requests: Requests::new(),
+            retries: Retries::new(config.paths.len()),
+            paths: Paths::new(index, &config),
+            probes: Probes::default(),
+            failing: false,
+            zeroes: Zeroes::default(),
+            next_sweep: Instant::ZERO,
+            now: Instant::ZERO,
+            stats: ShardStats::new(config.paths.len()),
+            internal_errors: 0,
+            config,
+        }
+    }
+
+    /// A message of the control shard.
+    pub(crate) fn handle_message(&mut self, message: ShardMessage, ctx: &mut Ctx<'_>) {
+        self.now = ctx.now;
+        match message {
+            ShardMessage::Granted(granted) => self.on_granted(granted),
+            ShardMessage::Connect(connect) => {
+                let Connect { path, epoch, cid, .. } = *connect;
+                let (range, timeout) = (self.requests.range(), self.config.connect_timeout);
+                if let Err(error) = self.paths.connect(&connect, range, timeout, ctx) {
+                    let reason = CloseReason::Lost(error.to_string());
+                    let failure = ConnectFailure::Failed(reason);
+                    ctx.out.control(ControlMessage::Failed { path, epoch, cid, failure });
+                }
+            }
+            ShardMessage::PathUp { path, epoch, chunks, cache_id } => {
+                self.failing &= rtrs_core::mutated!(StaysGivenUp);
+                let range = self.requests.range();
+                self.paths[path].up(epoch, &chunks, range, cache_id);
+            }
+            ShardMessage::Cache(device, cache) => self.devices.set_cache(device, cache),
+            ShardMessage::Disconnect { path, epoch, in_order } => {
+                self.paths[path].disconnect(ctx.now, epoch, in_order, ctx.fabrics);
+            }
+            ShardMessage::Open(device, info) => {
+                let zeroes = self.zeroes.prepare(&info);
+                self.devices.open(device, info);
+                let known = zeroes.and_then(|new| new.map_or(Ok(()), |r| self.attach_region(&r)));
+                if let Err(error) = known {
+                    tracing::error!("no memory for zeroes: {error}");
+                }
+            }
+            ShardMessage::Closed => self.devices.pause(),
+            ShardMessage::Fenced { path, epoch } => self.on_fenced(path, epoch),
+            ShardMessage::GiveUp => self.give_up(),
+            ShardMessage::AddPath { path, target } => {
+                self.paths.add(path, *target);
+                self.retries.add_path(self.paths.count());
+                self.stats.add_path(path.index());
+            }
+            ShardMessage::Retire { path, epoch } => self.paths[path].retire(epoch),
+            ShardMessage::Policy(policy) => self.paths.set_policy(policy),
+        }
+    }
+
+    fn on_granted(&mut self, granted: Granted) {
+        if self.granted.is_none() {
+            let own = granted.fence_permit(&self.config).0 + 1;
+            let depth = granted.depth(&self.config);
+            self.requests.set_permits(share(depth, own, self.config.cores, self.index));
+        }
+        self.granted = Some(granted);
+    }
+
+    /// A queue pair of this shard got ready. True when it was one of ours.
+    pub(crate) fn handle_established(
+        &mut self,
+        provider: ProviderIndex,
+        qp: QpNum,
+        private_data: &[u8],
+        ctx: &mut Ctx<'_>,
+    ) -> bool {
+        let Some(path) = self.paths.find(provider, qp) else { return false };
+        if let Err(violation) = check_accept(private_data) {
+            self.paths.abort(path, CloseReason::Protocol(violation), ctx);
+            return true;
+        }
+        let (path, epoch, cid) = self.paths[path].established();
+        ctx.out.control(ControlMessage::Up { path, epoch, cid });
+        true
+    }
+
+    /// A connection attempt failed, or a connection ended. True when it was one of ours.
+    pub(crate) fn handle_closed(
+        &mut self,
+        provider: ProviderIndex,
+        qp: QpNum,
+        end: ConnectionEnd,
+        ctx: &mut Ctx<'_>,
+    ) -> bool {
+        self.now = ctx.now;
+        let Some(path) = self.paths.find(provider, qp) else { return false };
+        let (path, epoch, cid, why) = self.paths[path].closed();
+        self.paths.forget_pace(path);
+        // Nothing of this connection can touch memory any more. What was answered ends here, the
+        // rest goes to another path.
+        for row in self.requests.rows(|request| request.is_on(path)) {
+            match self.requests.request(row).standing {
+                Standing::Answered(status) => self.end_request(row, status),
+                _ if self.failing => self.end_request(row, IoStatus::Aborted),
+                _ => self.await_fence(row, epoch),
+            }
+        }
+        ctx.out.control(match end {
+            ConnectionEnd::Failed(failure) => ControlMessage::Failed { path, epoch, cid, failure },
+            ConnectionEnd::Closed(reason) => {
+                let reason = match (reason, why) {
+                    (CloseReason::Local, Some(why)) => why,
+                    (reason, _) => reason,
+                };
+                ControlMessage::Closed { path, epoch, cid, reason }
+            }
+        });
+        self.probes.connection_ended(path, epoch);
+        self.free_probes();
+        true
+    }
+
+    /// A completion of this shard. True when it was one of ours.
+    pub(crate) fn handle_completion(
+        &mut self,
+        provider: ProviderIndex,
+        wc: &WorkCompletion,
+        ctx: &mut Ctx<'_>,
+    ) -> bool {
+        self.now = ctx.now;
+        let Some(path) = self.paths.find(provider, wc.qp) else { return false };
+        if wc.status != WcStatus::Success {
+            // The provider is about to report the end of the connection; requests wait for that.
+            return true;
+        }
+        let fabric = ctx.fabrics[provider.index()].as_mut();
+        match self.paths[path].on_completion(ctx.now, wc, fabric) {
+            Ok(PathEvent::Nothing) => {}
+            Ok(PathEvent::Answer(answer)) => self.on_answer(answer, path, ctx),
+            Ok(PathEvent::Revoked(permit)) => self.on_revoked(permit, path, ctx),
+            Err(violation) => self.paths.abort(path, CloseReason::Protocol(violation), ctx),
+        }
+        true
+    }
+
+    fn on_answer(&mut self, answer: Answer, path: PathId, ctx: &mut Ctx<'_>) {
+        if self.probes.is_answered(path, answer.permit) {
+            return self.requests.give_permit(answer.permit);
+        }
+        // A server may answer what nobody asked, or twice.
+        let Some(row) = self.requests.find(answer.permit, path) else { return };
+        let request = self.requests.request_mut(row);
+        if request.standing != Standing::Sent {
+            return;
+        }
+        request.standing = Standing::Answered(answer.status);
+        let (len, took) = (request.part.1, self.now.since(request.sent));
+        let fabric = ctx.fabrics[self.paths[path].provider().index()].as_mut();
+        match self.paths[path].close_window(answer.permit, fabric) {
+            Ok(true) => self.end_request(row, answer.status),
+            Ok(false) => {}
+            Err(error) => {
+                let what = format!("window of permit {} did not close: {error}", answer.permit);
+                self.paths.abort(path, CloseReason::Lost(what), ctx);
+            }
+        }
+        self.stats.request_done(path.index(), len, answer.status, took);
+        self.paths.answered(path, self.now, took);
+    }
+
+    fn on_revoked(&mut self, permit: PermitId, path: PathId, ctx: &mut Ctx<'_>) {
+        let row = self.requests.find(permit, path);
+        match row.map(|row| (row, self.requests.request(row).standing)) {
+            Some((row, Standing::Answered(status))) => self.end_request(row, status),
+            _ => self.internal_error("a key was taken away for no request", path, ctx),
+        }
+    }
+
+    /// A state of this shard that cannot be: a bug. Ends the path that it was met on.
+    fn internal_error(&mut self, what: &'static str, path: PathId, ctx: &mut Ctx<'_>) {
+        let name = self.paths[path].name();
+        tracing::error!(shard = self.index.0, path = %name, what, "internal error");
+        self.internal_errors += 1;
+        ctx.out.control(ControlMessage::InternalError { path });
+        self.paths.abort(path, CloseReason::Lost(format!("internal error: {what}")), ctx);
+    }
+
+    /// An event came for a connection that nobody has.
+    pub(crate) fn event_of_nobody(&mut self) {
+        tracing::error!(shard = self.index.0, what = "an event of no connection", "internal error");
+        self.internal_errors += 1;
+    }
+
+    fn end_request(&mut self, row: RequestRow, status: IoStatus) {
+        let request = self.requests.end_request(row, status);
+        let path = &mut self.paths[request.path];
+        if request.is_on(request.path) {
+            path.request_left();
+        }
+        let taken = self.requests.io(request.io);
+        if let Some(cache) = self.devices.cache(taken.device) {
+            match status {
+                IoStatus::Ok => cache.done(self.index, &taken.io, taken.mark, path.cache_id()),
+                status => cache.failed(&taken.io, status),
+            }
+        }
+        self.end_io(request.io);
+    }
+
+    /// Completes an IO when nothing of it is outstanding.
+    fn end_io(&mut self, row: IoRow) {
+        let Some(taken) = self.requests.take_ended(row) else { return };
+        let TakenIo { device, io, mark, status, submitted, .. } = taken;
+        let mark = (io.op == IoOp::Flush).then_some(mark);
+        let status = self.devices.ended(device, Completion { tag: io.tag, status }, mark);
+        self.stats.io_done(&io, status, self.now.since(submitted));
+    }
+
+    /// Ends a waiting IO with an error, as soon as its requests in flight are back.
+    fn fail_io(&mut self, row: IoRow, status: IoStatus) {
+        self.requests.fail(row, status);
+        self.end_io(row);
+    }
+
+    fn attach_region(&mut self, region: &Arc<Region>) -> std::io::Result<()> {
+        let attached = self.paths.attach_region(region, self.requests.range());
+        attached.map_err(|error| std::io::Error::other(error.to_string()))
+    }
+
+    fn submit(&mut self, device: DeviceIndex, io: Io) -> Result<(), Io> {
+        if self.devices.inflight() >= IOS_MAX {
+            return Err(io);
+        }
+        let info = self.devices.info(device);
+        let mut io = self.zeroes.translate(info, io);
+        let mut status = info.geometry.check(&io);
+        let mut mark = FlushMark::default();
+        if self.devices.is_closed(device) {
+            status = IoStatus::Aborted;
+        } else if self.failing && status.is_ok() {
+            status = IoStatus::TimedOut;
+        }
+        if io.op == IoOp::Flush {
+            // It has no range, whatever the submitter says.
+            (io.offset, io.len, io.buf) = (0, 0, None);
+            if let Some(cache) = self.devices.cache(device) {
+                cache.submitted(&mut mark, self.now);
+            }
+        }
+        self.devices.taken(device);
+        let row = self.requests.take(TakenIo::new((device, io), status, mark, self.now));
+        self.end_io(row);
+        Ok(())
+    }
+
+    /// Ends IO with these tags that waits to be issued, and what of it is not issued yet where a
+    /// part of it is. What was posted once, on whatever path, goes on: it may land at any time.
+    fn cancel(&mut self, device: DeviceIndex, fits: &dyn Fn(u64) -> bool) {
+        for row in self.requests.waiting(|io| io.device == device && fits(io.io.tag)) {
+            self.fail_io(row, IoStatus::Aborted);
+        }
+    }
+
+    /// Issues what waits as far as permits and paths allow. True when anything was issued or
+    /// finished.
+    pub(crate) fn pump(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        self.now = ctx.now;
+        self.tell_retired(ctx);
+        let mut any = self.sweep(ctx);
+        let Some(granted) = self.granted.filter(|_| self.devices.is_serving()) else { return any };
+        any |= self.send_again(&granted, ctx);
+        while let Some(row) = self.requests.first_waiting() {
+            if !self.requests.has_permit() {
+                break;
+            }
+            let Some(path) = self.paths.choose(self.now) else { break };
+            let taken = self.requests.io(row);
+            if unsupported(&taken.io, self.devices.info(taken.device)) {
+                self.fail_io(row, IoStatus::Unsupported);
+                any = true;
+                continue;
+            }
+            let Some(permit) = self.requests.take_permit() else { break };
+            match self.issue(row, path, permit, &granted, ctx) {
+                Ok(()) => {}
+                Err(FabricError::QpState | FabricError::QueueFull) => {
+                    self.requests.give_permit(permit);
+                    self.abandon_path(path, ctx);
+                }
+                Err(error) => {
+                    self.requests.give_permit(permit);
+                    tracing::error!("request could not be posted: {error}");
+                    self.fail_io(row, IoStatus::Io);
+                }
+            }
+            any = true;
+        }
+        any
+    }
+
+    /// Issues the next part of an IO with a permit on a path.
+    fn issue(
+        &mut self,
+        row: IoRow,
+        path: PathId,
+        permit: PermitId,
+        granted: &Granted,
+        ctx: &mut Ctx<'_>,
+    ) -> Result<(), FabricError> {
+        let taken = self.requests.io_mut(row);
+        let device = self.devices.info(taken.device);
+        if let (IoOp::Flush, Some(cache)) = (taken.io.op, self.devices.cache(taken.device)) {
+            cache.sent(&mut taken.mark);
+        }
+        let part = taken.next_part(granted.max_io_size, device.geometry.logical_block);
+        let target = &mut self.paths[path];
+        let fabric = ctx.fabrics[target.provider().index()].as_mut();
+        target.post(taken.request(part, permit, device), granted, fabric)?;
+        self.requests.issued(row, permit, path, part, self.now);
+        self.stats.request_issued(path.index());
+        Ok(())
+    }
+
+    /// A path that takes no request is no good any more: ends it.
+    fn abandon_path(&mut self, path: PathId, ctx: &mut Ctx<'_>) {
+        self.paths.abort(path, CloseReason::Lost("no request can be posted".into()), ctx);
+    }
+
+    /// Says of paths that are to go when nothing of them is in flight here any more.
+    fn tell_retired(&mut self, ctx: &mut Ctx<'_>) {
+        let asked = self.probes.path();
+        for path in self.paths.iter_mut() {
+            if path.inflight() == 0
+                && asked != Some(path.id())
+                && let Some(epoch) = path.take_retiring()
+            {
+                let (path, core) = (path.id(), self.index);
+                ctx.out.control(ControlMessage::Retired { path, epoch, core });
+            }
+        }
+    }
+
+    /// The connection that a request was sent on is gone.
+    fn await_fence(&mut self, row: RequestRow, epoch: u32) {
+        let request = self.requests.request_mut(row);
+        let path = request.path;
+        request.standing = Standing::AwaitingFence { epoch };
+        self.paths[path].request_left();
+        if self.retries.is_fenced(path, epoch) || rtrs_core::mutated!(ResendBeforeFence) {
+            self.ready(row);
+        }
+    }
+
+    /// The server begins nothing more of this path up to this epoch.
+    fn on_fenced(&mut self, path: PathId, epoch: u32) {
+        self.retries.fenced(path, epoch);
+        self.free_probes();
+        let fenced = self.requests.rows(|request| {
+            let awaits = request.standing;
+            request.path == path
+                && matches!(awaits, Standing::AwaitingFence { epoch: e } if e <= epoch)
+        });
+        for row in fenced {
+            self.ready(row);
+        }
+    }
+
+    /// A request may be sent again.
+    fn ready(&mut self, row: RequestRow) {
+        let request = self.requests.request_mut(row);
+        request.standing = Standing::Ready;
+        if request.tries >= TRIES_MAX {
+            tracing::error!("a request ended {TRIES_MAX} paths; it ends with an error");
+            return self.end_request(row, IoStatus::Aborted);
+        }
+        self.retries.push(request.turn, row);
+    }
+
+    /// Gives the permits of probes back that cannot arrive any more.
+    fn free_probes(&mut self) {
+        for permit in self.probes.free(|path, epoch| self.retries.is_fenced(path, epoch)) {
+            self.requests.give_permit(permit);
+        }
+    }
+
+    /// No path for too long, or none ever again: what is not on a path ends with an error. What
+    /// is ends with its connection.
+    fn give_up(&mut self) {
+        self.failing = true;
+        for row in self.requests.rows(|request| !request.is_on(request.path)) {
+            self.end_request(row, IoStatus::TimedOut);
+        }
+        self.retries.clear();
+        while let Some(row) = self.requests.first_waiting() {
+            self.fail_io(row, IoStatus::TimedOut);
+        }
+    }
+
+    /// The longest that a whole IO may take, if that is bounded.
+    fn age_max(&self) -> Option<Duration> {
+        self.config.no_path.io_age_max(self.config.io_timeout)
+    }
+
+    /// Sends what is ready to be sent again. True when anything was sent or ended.
+    fn send_again(&mut self, granted: &Granted, ctx: &mut Ctx<'_>) -> bool {
+        let age_max = self.age_max();
+        let (mut done, mut any) = (0, false);
+        while let Some(row) = self.retries.get(done) {
+            let Some(path) = self.paths.choose(self.now) else { break };
+            let request = self.requests.request(row);
+            let taken = self.requests.io(request.io);
+            let device = self.devices.info(taken.device);
+            any = true;
+            if age_max.is_some_and(|max| self.now.since(taken.submitted) >= max) {
+                self.end_request(row, IoStatus::TimedOut);
+                done += 1;
+                continue;
+            }
+            if unsupported(&taken.io, device) {
+                self.end_request(row, IoStatus::Unsupported);
+                done += 1;
+                continue;
+            }
+            let again = taken.request(request.part, self.requests.permit_of(row), device);
+            let target = &mut self.paths[path];
+            let fabric = ctx.fabrics[target.provider().index()].as_mut();
+            match target.post(again, granted, fabric) {
+                Ok(()) => {
+                    let request = self.requests.request_mut(row);
+                    self.stats.request_moved(request.path.index());
+                    self.stats.request_issued(path.index());
+                    (request.path, request.sent) = (path, self.now);
+                    request.standing = Standing::Sent;
+                    request.tries = request.tries.saturating_add(1);
+                    done += 1;
+                }
+                Err(FabricError::QpState | FabricError::QueueFull) => self.abandon_path(path, ctx),
+                Err(error) => {
+                    tracing::error!("request could not be posted again: {error}");
+                    self.end_request(row, IoStatus::Io);
+                    done += 1;
+                }
+            }
+        }
+        self.retries.remove_first(done);
+        any
+    }
+
+    /// Ends what is over its time: requests by ending their path, waiting IO with an error.
+    fn sweep(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        if ctx.now < self.next_sweep {
+            return false;
+        }
+        let due = std::mem::replace(&mut self.next_sweep, ctx.now + SWEEP);
+        if self.probes.came_late(ctx.now, due, SWEEP) {
+            return false;
+        }
+        let (bound, age_max) = (self.config.io_timeout, self.age_max());
+        let overdue: Vec<PathId> = self
+            .requests
+            .requests()
+            .filter(|(_, request)| {
+                let age = request.sent.since(self.requests.io(request.io).submitted);
+                // What the whole IO has left, and a moment in any case.
+                let left = age_max.map_or(bound, |max| max.saturating_sub(age).max(LAST_TRY));
+                request.is_on(request.path) && ctx.now.since(request.sent) >= bound.min(left)
+            })
+            .map(|(_, request)| request.path)
+            .collect();
+        for path in &overdue {
+            self.paths.abort(*path, CloseReason::TimedOut, ctx);
+        }
+        let mut any = !overdue.is_empty() | self.look_at_silence(ctx);
+        let Some(age_max) = age_max else { return any };
+        any |= self.sweep_retries(ctx.now, age_max);
+        while let Some(row) = self.requests.first_waiting() {
+            if ctx.now.since(self.requests.io(row).submitted) < age_max {
+                break;
+            }
+            self.fail_io(row, IoStatus::TimedOut);
+            any = true;
+        }
+        any
+    }
+
+    /// Ends what has waited too long. What awaits a fence ends only where none will come: an error
+    /// while the first copy may still begin would let it land after newer writes.
+    fn sweep_retries(&mut self, now: Instant, age_max: Duration) -> bool {
+        let fences = self.granted.is_some_and(|granted| granted.fences);
+        let unfenced = self.config.failover == Failover::Strict && !fences;
+        let over = self.requests.rows(|request| {
+            let waits = match request.standing {
+                Standing::Ready => true,
+                Standing::AwaitingFence { .. } => {
+                    unfenced || rtrs_core::mutated!(GivenUpBeforeFence)
+                }
+                Standing::Sent | Standing::Answered(_) => false,
+            };
+            waits && now.since(self.requests.io(request.io).submitted) >= age_max
+        });
+        for row in &over {
+            self.retries.remove(*row);
+            self.end_request(*row, IoStatus::TimedOut);
+        }
+        !over.is_empty()
+    }
+
+    /// Asks a connection that owes answers and is silent whether it works, and ends one that was
+    /// asked in vain. One at a time, and only while a permit is free.
+    fn look_at_silence(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        let HeartbeatSettings { interval: period, missed_max, .. } = self.config.heartbeat;
+        if let Some(path) = self.probes.path() {
+            let target = &self.paths[path];
+            let silent = self.probes.silent_for(ctx.now, target.heard(), period * missed_max);
+            let Some(silent) = silent.filter(|_| target.is_up()) else { return false };
+            let why = format!("no answer for {} ms", silent.as_millis());
+            self.paths.abort(path, CloseReason::Lost(why), ctx);
+            return true;
+        }
+        let Some(granted) = self.granted else { return false };
+        for path in self.paths.iter_mut().filter(|path| path.inflight() > 0 && path.is_up()) {
+            let waits = |request: &requests::Request| {
+                request.path == path.id() && request.standing == Standing::Sent
+            };
+            let sent = self.requests.requests().filter(|(_, request)| waits(request));
+            let Some(oldest) = sent.map(|(_, request)| request.sent).min() else { continue };
+            if !is_due(ctx.now, oldest, path.heard(), period) {
+                continue;
+            }
+            let Some(permit) = self.requests.take_permit() else { return false };
+            let fabric = ctx.fabrics[path.provider().index()].as_mut();
+            if path.post_probe(permit, &granted, fabric).is_err() {
+                self.requests.give_permit(permit);
+                continue;
+            }
+            self.probes.sent(path.id(), permit, ctx.now);
+            return true;
+        }
+        false
+    }
+
+    /// When `pump` wants to be called even if nothing happens.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        (self.requests.inflight() > 0).then_some(self.next_sweep)
+    }
+
+    /// IOs taken and not yet finished.
+    pub(crate) fn inflight(&self) -> usize {
+        self.requests.inflight()
+    }
+
+    /// The session's devices.
+    pub(crate) fn devices(&self) -> &DeviceTable {
+        &self.devices
+    }
+
+    /// Counters of this shard.
+    pub(crate) fn stats(&self) -> &ShardStats {
+        &self.stats
+    }
+
+    /// Requests in flight by path.
+    pub(crate) fn path_inflight(&self) -> Vec<u32> {
+        self.paths.inflight()
+    }
+
+    /// By path, whether this shard leaves it out because it is slow.
+    pub(crate) fn path_slow(&self) -> Vec<bool> {
+        self.paths.slow()
+    }
+
+    /// Where the oldest IO waits, and since when it is here.
+    pub(crate) fn oldest(&self, now: Instant) -> Option<OldestIo> {
+        let (taken, request) = self.requests.oldest()?;
+        let waits = match request.map(|request| (request.standing, request.path)) {
+            Some((Standing::AwaitingFence { .. }, path)) => Waits::Fence(path),
+            Some((Standing::Sent | Standing::Answered(_), path)) => Waits::Answer(path),
+            Some((Standing::Ready, _)) => Waits::Path,
+            None if self.paths.iter().any(|path| path.takes_io()) => Waits::Permit,
+            None => Waits::Path,
+        };
+        Some(OldestIo { age: now.since(taken.submitted), waits })
+    }
+
+    /// Permits that requests hold.
+    pub(crate) fn permits_held(&self) -> usize {
+        self.requests.permits_held()
+    }
+
+    /// Panics when the tables do not agree. Internal errors are left to the log: the simulator's
+    /// planted bugs make providers that cause them.
+    pub(crate) fn check(&self) {
+        self.requests.check(self.probes.permits_held());
+        let all = || self.requests.requests();
+        let ready = all().filter(|(_, request)| request.standing == Standing::Ready);
+        self.retries.check(ready.map(|(row, request)| (request.turn, row)).collect());
+        for path in self.paths.iter() {
+            let mine = all().filter(|(_, request)| request.is_on(path.id())).count();
+            assert_eq!(path.inflight() as usize, mine);
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! The paths of a shard: which there are, which one the next request takes, and how quick they are.
+
+use std::ops::{Index, IndexMut, Range};
+use std::sync::Arc;
+
+use rtrs_core::fabric::{CloseReason, FabricError};
+use rtrs_core::ids::{CoreIndex, PathId, ProviderIndex, QpNum};
+use rtrs_core::mem::Region;
+use rtrs_core::time::{Duration, Instant};
+
+use super::policy::Chooser;
+use super::slow_path::Candidate;
+use crate::engine::ctx::Ctx;
+use crate::engine::message::Connect;
+use crate::engine::session::{PathTarget, Policy, SessionConfig};
+use crate::path::shard::PathShard;
+
+/// This shard's connections of all paths, and the choice between them.
+#[derive(Debug)]
+pub(super) struct Paths {
+    shard: CoreIndex,
+    rows: Vec<PathShard>,
+    chooser: Chooser,
+    /// Memory that every connection knows.
+    regions: Vec<Arc<Region>>,
+}
+
+impl Paths {
+    pub(super) fn new(shard: CoreIndex, config: &SessionConfig) -> Self {
+        let rows = (0u16..).zip(&config.paths).map(|(id, t)| PathShard::new(PathId(id), t.clone()));
+        let chooser = Chooser::new(config.policy, config.paths.len());
+        Self { shard, rows: rows.collect(), chooser, regions: Vec::new() }
+    }
+
+    /// A path that was added, or that takes the place of one that is gone.
+    pub(super) fn add(&mut self, path: PathId, target: PathTarget) {
+        let added = PathShard::new(path, target);
+        match self.rows.get_mut(path.index()) {
+            Some(place) => *place = added,
+            None => self.rows.push(added),
+        }
+        self.chooser.paces.forget(path);
+    }
+
+    /// Starts this shard's connection of a path, which serves these permits.
+    pub(super) fn connect(
+        &mut self,
+        start: &Connect,
+        range: Range<u16>,
+        timeout: Duration,
+        ctx: &mut Ctx<'_>,
+    ) -> Result<(), FabricError> {
+        let path = &mut self.rows[start.path.index()];
+        path.connect(ctx.now, start, range, &self.regions, timeout, ctx.fabrics)
+    }
+
+    /// All connections know this memory from now on.
+    pub(super) fn attach_region(
+        &mut self,
+        region: &Arc<Region>,
+        range: Range<u16>,
+    ) -> Result<(), FabricError> {
+        if !self.regions.iter().any(|known| known.id() == region.id()) {
+            for path in &mut self.rows {
+                path.attach_region(region, range.clone())?;
+            }
+            self.regions.push(Arc::clone(region));
+        }
+        Ok(())
+    }
+
+    /// How many there are, those that are gone included.
+    pub(super) fn count(&self) -> usize {
+        self.rows.len()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &PathShard> {
+        self.rows.iter()
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut PathShard> {
+        self.rows.iter_mut()
+    }
+
+    /// The path with this queue pair.
+    pub(super) fn find(&self, provider: ProviderIndex, qp: QpNum) -> Option<PathId> {
+        self.rows.iter().find(|path| path.is(provider, qp)).map(PathShard::id)
+    }
+
+    /// The path that the next request takes.
+    pub(super) fn choose(&mut self, now: Instant) -> Option<PathId> {
+        let candidates = self.rows.iter().filter(|path| path.takes_io()).map(|path| Candidate {
+            path: path.id(),
+            inflight: path.inflight(),
+            latency_ns: path.latency_ns(),
+        });
+        self.chooser.choose(now, candidates)
+    }
+
+    pub(super) fn set_policy(&mut self, policy: Policy) {
+        self.chooser.policy = policy;
+    }
+
+    /// Ends this shard's connection of a path at once.
+    pub(super) fn abort(&mut self, path: PathId, why: CloseReason, ctx: &mut Ctx<'_>) {
+        let path = &mut self[path];
+        let provider = path.provider();
+        path.abort(ctx.now, why, ctx.fabrics[provider.index()].as_mut());
+    }
+
+    /// A connection has ended: nothing is known of the next one's pace.
+    pub(super) fn forget_pace(&mut self, path: PathId) {
+        self.chooser.paces.forget(path);
+    }
+
+    /// A request over a path took so long.
+    pub(super) fn answered(&mut self, path: PathId, now: Instant, took: Duration) {
+        if !self.chooser.paces.answered(path, now, took) {
+            return;
+        }
+        while let Some(turned) = self.chooser.paces.next_turned() {
+            let what = if self.chooser.paces.is_slow(turned) {
+                "far slower than others: it gets few requests until it is quick again"
+            } else {
+                "as quick as others again"
+            };
+            let path = self[turned].name();
+            tracing::info!(%path, shard = self.shard.0, "{what}");
+        }
+    }
+
+    /// Requests in flight by path.
+    pub(super) fn inflight(&self) -> Vec<u32> {
+        self.rows.iter().map(PathShard::inflight).collect()
+    }
+
+    /// By path, whether this shard leaves it out because it is slow.
+    pub(super) fn slow(&self) -> Vec<bool> {
+        self.rows.iter().map(|path| self.chooser.paces.is_slow(path.id())).collect()
+    }
+}
+
+/// A path that messages name; it was added before. Panics otherwise: that is a bug of this crate.
+impl Index<PathId> for Paths {
+    type Output = PathShard;
+
+    fn index(&self, path: PathId) -> &PathShard {
+        &self.rows[path.index()]
+    }
+}
+
+impl IndexMut<PathId> for Paths {
+    fn index_mut(&mut self, path: PathId) -> &mut PathShard {
+        &mut self.rows[path.index()]
+    }
+}

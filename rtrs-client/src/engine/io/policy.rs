@@ -1,0 +1,204 @@
+//! Which path the next IO takes.
+//!
+//! A path that is far slower than the others is left out (`slow_path.rs`).
+//!
+//! The three policies of the kernel's client (`rtrs-clt.c`, `get_next_path_*`), without three of
+//! its flaws: the in-flight count is kept under every policy; a path without a measured latency
+//! does not win against measured ones for ever - it counts as the mean of the others; and paths
+//! with equally many requests take turns, or the first would carry nearly all of a light load.
+
+use rtrs_core::ids::PathId;
+use rtrs_core::time::Instant;
+
+use super::slow_path::{Candidate, Paces};
+use crate::engine::session::Policy;
+
+/// A policy, its cursor, and the paths that are too slow for it.
+#[derive(Debug)]
+pub(crate) struct Chooser {
+    pub(crate) policy: Policy,
+    pub(crate) paces: Paces,
+    cursor: u16,
+}
+
+impl Chooser {
+    pub(crate) fn new(policy: Policy, paths: usize) -> Self {
+        Self { policy, paces: Paces::new(paths), cursor: u16::MAX }
+    }
+
+    /// The path for the next request among `up`, which is in list order: one that is to be tried,
+    /// or what the policy picks among those that are not slow, if there are such.
+    pub(crate) fn choose(
+        &mut self,
+        now: Instant,
+        up: impl Iterator<Item = Candidate> + Clone,
+    ) -> Option<PathId> {
+        let Self { policy, paces, cursor } = self;
+        if !paces.is_watching() {
+            return pick(*policy, cursor, up);
+        }
+        if paces.take_shift() {
+            pick(Policy::RoundRobin, cursor, up.clone());
+        }
+        let all_slow = up.clone().all(|c| paces.is_slow(c.path));
+        let quick = up.clone().filter(|c| all_slow || !paces.is_slow(c.path));
+        let tried = paces.pick_try(now, up.clone());
+        let chosen = tried.or_else(|| pick(*policy, cursor, quick))?;
+        paces.sent(chosen, now);
+        Some(chosen)
+    }
+}
+
+/// What a policy picks. Equal paths take turns, under `MinInflight` too; `cursor` is the last.
+fn pick(
+    policy: Policy,
+    cursor: &mut u16,
+    mut up: impl Iterator<Item = Candidate> + Clone,
+) -> Option<PathId> {
+    let after = *cursor;
+    let comes_later = |c: &Candidate| after == u16::MAX || c.path.0 <= after;
+    match policy {
+        Policy::RoundRobin => {
+            let next = up.clone().find(|c| !comes_later(c));
+            let chosen = next.or_else(|| up.next())?.path;
+            *cursor = chosen.0;
+            Some(chosen)
+        }
+        Policy::MinInflight => {
+            let chosen = up.min_by_key(|c| (c.inflight, comes_later(c)))?.path;
+            *cursor = chosen.0;
+            Some(chosen)
+        }
+        Policy::MinLatency => {
+            let (count, sum) = up
+                .clone()
+                .filter(|c| c.latency_ns > 0)
+                .fold((0, 0u64), |(n, sum), c| (n + 1, sum.saturating_add(c.latency_ns)));
+            let mean = sum.checked_div(count).unwrap_or(0);
+            up.min_by_key(|c| if c.latency_ns == 0 { mean } else { c.latency_ns }).map(|c| c.path)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rtrs_core::time::Duration;
+
+    use super::*;
+
+    fn paths(of: &[(u32, u64)]) -> Vec<Candidate> {
+        (0u16..)
+            .zip(of)
+            .map(|(id, &(inflight, latency_ns))| Candidate {
+                path: PathId(id),
+                inflight,
+                latency_ns,
+            })
+            .collect()
+    }
+
+    fn picks(policy: Policy, up: &[Candidate], times: usize) -> Vec<u16> {
+        let mut chooser = Chooser::new(policy, 3);
+        let now = Instant::ZERO;
+        (0..times).map(|_| chooser.choose(now, up.iter().copied()).unwrap().0).collect()
+    }
+
+    #[test]
+    fn round_robin_visits_every_path_and_skips_missing_ones() {
+        let up = paths(&[(0, 0), (0, 0), (0, 0)]);
+        assert_eq!(picks(Policy::RoundRobin, &up, 6), [0, 1, 2, 0, 1, 2]);
+        assert_eq!(picks(Policy::RoundRobin, &up[1..], 3), [1, 2, 1]);
+    }
+
+    #[test]
+    fn the_least_loaded_or_quickest_path_wins() {
+        assert_eq!(picks(Policy::MinInflight, &paths(&[(3, 0), (1, 0), (2, 0)]), 2), [1, 1]);
+        assert_eq!(picks(Policy::MinLatency, &paths(&[(0, 9), (0, 5), (0, 5)]), 2), [1, 1]);
+    }
+
+    #[test]
+    fn equally_loaded_paths_take_turns() {
+        let up = paths(&[(3, 0), (1, 0), (1, 0)]);
+        assert_eq!(picks(Policy::MinInflight, &up, 4), [1, 2, 1, 2]);
+        let up = paths(&[(0, 0), (0, 0), (0, 0)]);
+        assert_eq!(picks(Policy::MinInflight, &up, 6), [0, 1, 2, 0, 1, 2], "a light load");
+    }
+
+    #[test]
+    fn an_unmeasured_path_does_not_beat_a_quick_one() {
+        assert_eq!(picks(Policy::MinLatency, &paths(&[(0, 0), (0, 5), (0, 100)]), 1), [1]);
+        assert_eq!(picks(Policy::MinLatency, &paths(&[(0, 0), (0, 0)]), 1), [0]);
+    }
+
+    const ALL: [Policy; 3] = [Policy::RoundRobin, Policy::MinInflight, Policy::MinLatency];
+    const MS: Duration = Duration::from_millis(1);
+
+    /// Answers of three paths every 20 ms, for so long.
+    fn answers(chooser: &mut Chooser, now: &mut Instant, time: Duration, first: Duration) {
+        let end = *now + time;
+        while *now < end {
+            *now = *now + 20 * MS;
+            for (path, took) in [(0, first), (1, MS), (2, MS)] {
+                chooser.paces.answered(PathId(path), *now, took);
+            }
+        }
+    }
+
+    /// How many of a second's requests, one each millisecond, each path gets.
+    fn second(chooser: &mut Chooser, now: &mut Instant, up: &[Candidate]) -> [usize; 3] {
+        let mut counts = [0; 3];
+        for _ in 0..1000 {
+            *now = *now + MS;
+            counts[chooser.choose(*now, up.iter().copied()).unwrap().index()] += 1;
+        }
+        counts
+    }
+
+    #[test]
+    fn slow_paths_are_left_out_while_there_are_others() {
+        for policy in ALL {
+            let (mut chooser, mut now) = (Chooser::new(policy, 3), Instant::ZERO);
+            answers(&mut chooser, &mut now, Duration::from_secs(5), 40 * MS);
+            let up = paths(&[(1, 1), (5, 9), (5, 9)]);
+            let counts = second(&mut chooser, &mut now, &up);
+            assert!((10..=21).contains(&counts[0]), "{policy:?}: {counts:?}");
+            assert_eq!(chooser.choose(now, up[..1].iter().copied()), Some(PathId(0)), "alone");
+        }
+    }
+
+    #[test]
+    fn no_policy_starves_a_path_that_is_suspect() {
+        for policy in ALL {
+            let (mut chooser, mut now) = (Chooser::new(policy, 3), Instant::ZERO);
+            answers(&mut chooser, &mut now, Duration::from_secs(2), MS);
+            answers(&mut chooser, &mut now, 300 * MS, 40 * MS);
+            assert!(chooser.paces.is_watching() && !chooser.paces.is_slow(PathId(0)));
+            // The policies of measurements would pick it never.
+            let up = paths(&[(2, 90), (1, 9), (8, 8)]);
+            let counts = second(&mut chooser, &mut now, &up);
+            assert!(counts[0] >= 10, "{policy:?}: {counts:?}");
+        }
+    }
+
+    #[test]
+    fn slower_requests_in_turn_with_quick_ones_eject_no_path() {
+        let mut chooser = Chooser::new(Policy::RoundRobin, 2);
+        let mut now = Instant::ZERO;
+        let up = paths(&[(0, 0), (0, 0)]);
+        for _ in 0..1000 {
+            for took in [MS, 30 * MS] {
+                let path = chooser.choose(now, up.iter().copied()).unwrap();
+                now = now + took;
+                chooser.paces.answered(path, now, took);
+                assert_eq!(chooser.paces.next_turned(), None, "at {now}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_path_no_choice() {
+        for policy in [Policy::RoundRobin, Policy::MinInflight, Policy::MinLatency] {
+            assert!(Chooser::new(policy, 3).choose(Instant::ZERO, std::iter::empty()).is_none());
+        }
+    }
+}

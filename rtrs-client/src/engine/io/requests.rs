@@ -1,0 +1,357 @@
+//! The IOs that a shard has taken, and the requests that carry them.
+//!
+//! An IO is issued as one or more requests, each holding a permit, which is a chunk of the server.
+//! IOs that find no permit or no path wait in order. A request whose path died keeps its permit:
+//! it awaits the fence of that path, and is then ready to be sent again. All tables are made once,
+//! when the server's bounds are known; issuing and finishing a request allocates nothing.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use rtrs_core::block::{Io, IoOp};
+use rtrs_core::ids::{PathId, PermitId};
+use rtrs_core::status::IoStatus;
+use rtrs_core::time::Instant;
+
+use super::permits::Permits;
+use crate::engine::cache_epoch::FlushMark;
+use crate::engine::device_table::{DeviceIndex, IOS_MAX, OpenDevice};
+use crate::path::io::Request as IoRequest;
+
+/// The row of an IO.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct IoRow(u32);
+
+/// The row of a request: its permit, counted from the shard's first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct RequestRow(u16);
+
+impl RequestRow {
+    fn index(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
+/// An IO that was submitted and not yet finished.
+#[derive(Debug)]
+pub(super) struct TakenIo {
+    pub(super) device: DeviceIndex,
+    pub(super) io: Io,
+    /// Of a flush.
+    pub(super) mark: FlushMark,
+    pub(super) submitted: Instant,
+    pub(super) status: IoStatus,
+    /// Bytes already issued.
+    issued: u32,
+    /// Requests in flight.
+    pending: u32,
+    /// Stands in the queue of those that wait to be issued.
+    queued: bool,
+}
+
+impl TakenIo {
+    /// An IO of which nothing was issued; it only ends if `status` is an error.
+    pub(super) fn new(
+        (device, io): (DeviceIndex, Io),
+        status: IoStatus,
+        mark: FlushMark,
+        submitted: Instant,
+    ) -> Self {
+        Self { device, io, mark, submitted, status, issued: 0, pending: 0, queued: false }
+    }
+
+    /// Begin and length of the part that is issued next, when a request carries so much at most.
+    pub(super) fn next_part(&self, max: u32, block: u32) -> (u32, u32) {
+        let left = self.io.len - self.issued;
+        let len = match self.io.op {
+            IoOp::Read | IoOp::Write => part_len(left, max, block),
+            IoOp::Flush => 0,
+            IoOp::Discard | IoOp::WriteZeroes => left,
+        };
+        (self.issued, len)
+    }
+
+    /// The request for a part.
+    pub(super) fn request(
+        &self,
+        (at, len): (u32, u32),
+        permit: PermitId,
+        device: &OpenDevice,
+    ) -> IoRequest {
+        let buf = self.io.buf.as_ref().and_then(|buf| buf.slice(at as usize, len as usize));
+        let offset = self.io.offset + u64::from(at);
+        let (device_id, op, flags) = (device.device_id, self.io.op, self.io.flags);
+        IoRequest { permit, device_id, op, flags, offset, len, buf }
+    }
+
+    fn is_all_issued(&self) -> bool {
+        self.issued >= self.io.len.max(1)
+    }
+}
+
+/// Where a request stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// In flight.
+    Sent,
+    /// It was answered, and the window of its read target is still being closed.
+    Answered(IoStatus),
+    /// Its connection is gone, and the path of this epoch may still have it delivered.
+    AwaitingFence {
+        /// The epoch it was sent in.
+        epoch: u32,
+    },
+    /// It may be sent again.
+    Ready,
+}
+
+/// A request, which holds a permit.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request {
+    pub(super) io: IoRow,
+    pub(super) path: PathId,
+    /// Begin and length of its part of the IO.
+    pub(super) part: (u32, u32),
+    pub(super) sent: Instant,
+    pub(super) standing: Standing,
+    /// When it was first sent, as a number that only grows.
+    pub(super) turn: u64,
+    /// Times it was sent.
+    pub(super) tries: u16,
+}
+
+impl Request {
+    /// On a connection of this path.
+    pub(super) fn is_on(&self, path: PathId) -> bool {
+        self.path == path && matches!(self.standing, Standing::Sent | Standing::Answered(_))
+    }
+}
+
+/// IOs, requests and permits of a shard.
+#[derive(Debug)]
+pub(super) struct Requests {
+    permits: Permits,
+    rows: Vec<Option<Request>>,
+    ios: Vec<Option<TakenIo>>,
+    free: Vec<u32>,
+    waiting: VecDeque<IoRow>,
+    turn: u64,
+}
+
+impl Requests {
+    /// No permits yet.
+    pub(super) fn new() -> Self {
+        Self {
+            permits: Permits::new(0..0),
+            rows: Vec::new(),
+            ios: (0..IOS_MAX).map(|_| None).collect(),
+            free: (0..IOS_MAX as u32).rev().collect(),
+            waiting: VecDeque::with_capacity(IOS_MAX),
+            turn: 0,
+        }
+    }
+
+    /// These are the shard's permits.
+    pub(super) fn set_permits(&mut self, range: Range<u16>) {
+        self.rows = vec![None; range.len()];
+        self.permits = Permits::new(range);
+    }
+
+    /// The shard's permits.
+    pub(super) fn range(&self) -> Range<u16> {
+        self.permits.range()
+    }
+
+    /// True while a permit is free.
+    pub(super) fn has_permit(&self) -> bool {
+        self.permits.available() > 0
+    }
+
+    /// A free permit.
+    pub(super) fn take_permit(&mut self) -> Option<PermitId> {
+        self.permits.take()
+    }
+
+    /// A permit is free again.
+    pub(super) fn give_permit(&mut self, permit: PermitId) {
+        self.permits.give(permit);
+    }
+
+    /// The permit of a request.
+    pub(super) fn permit_of(&self, row: RequestRow) -> PermitId {
+        PermitId(self.permits.range().start + row.0)
+    }
+
+    /// Takes an IO; it waits to be issued unless it has failed already. There must be room.
+    pub(super) fn take(&mut self, mut io: TakenIo) -> IoRow {
+        let row = self.free.pop().unwrap_or_else(|| panic!("more IOs than rows"));
+        io.queued = io.status.is_ok();
+        if io.queued {
+            self.waiting.push_back(IoRow(row));
+        }
+        self.ios[row as usize] = Some(io);
+        IoRow(row)
+    }
+
+    /// The IO of a row. Panics when there is none: that is a bug of this crate.
+    pub(super) fn io(&self, row: IoRow) -> &TakenIo {
+        self.ios[row.0 as usize].as_ref().unwrap_or_else(|| panic!("no IO in {row:?}"))
+    }
+
+    /// The same, to be changed.
+    pub(super) fn io_mut(&mut self, row: IoRow) -> &mut TakenIo {
+        self.ios[row.0 as usize].as_mut().unwrap_or_else(|| panic!("no IO in {row:?}"))
+    }
+
+    /// The request of a row. Panics when there is none: that is a bug of this crate.
+    pub(super) fn request(&self, row: RequestRow) -> &Request {
+        self.rows[row.index()].as_ref().unwrap_or_else(|| panic!("no request in {row:?}"))
+    }
+
+    /// The same, to be changed.
+    pub(super) fn request_mut(&mut self, row: RequestRow) -> &mut Request {
+        self.rows[row.index()].as_mut().unwrap_or_else(|| panic!("no request in {row:?}"))
+    }
+
+    /// Rows of the requests for which this is so, in order of permits.
+    pub(super) fn rows(&self, fits: impl Fn(&Request) -> bool) -> Vec<RequestRow> {
+        self.requests().filter(|(_, request)| fits(request)).map(|(row, _)| row).collect()
+    }
+
+    /// All requests.
+    pub(super) fn requests(&self) -> impl Iterator<Item = (RequestRow, &Request)> {
+        (0..).zip(&self.rows).filter_map(|(at, row)| Some((RequestRow(at), row.as_ref()?)))
+    }
+
+    /// The request on this path that holds a permit, if there is one.
+    pub(super) fn find(&self, permit: PermitId, path: PathId) -> Option<RequestRow> {
+        let range = self.permits.range();
+        if !range.contains(&permit.0) {
+            tracing::warn!("answer for permit {permit}, which is not of this connection");
+            return None;
+        }
+        let row = RequestRow(permit.0 - range.start);
+        self.rows[row.index()].filter(|request| request.is_on(path)).map(|_| row)
+    }
+
+    /// The IO that is issued next.
+    pub(super) fn first_waiting(&self) -> Option<IoRow> {
+        self.waiting.front().copied()
+    }
+
+    /// Rows of the IOs that wait and for which this is so.
+    pub(super) fn waiting(&self, fits: impl Fn(&TakenIo) -> bool) -> Vec<IoRow> {
+        self.waiting.iter().copied().filter(|row| fits(self.io(*row))).collect()
+    }
+
+    /// The next part of the first IO that waits was sent.
+    pub(super) fn issued(
+        &mut self,
+        io: IoRow,
+        permit: PermitId,
+        path: PathId,
+        part: (u32, u32),
+        now: Instant,
+    ) {
+        self.turn += 1;
+        let turn = self.turn;
+        let taken = self.io_mut(io);
+        taken.issued += part.1.max(u32::from(taken.io.op == IoOp::Flush));
+        taken.pending += 1;
+        if taken.is_all_issued() {
+            taken.queued = false;
+            self.waiting.pop_front();
+        }
+        let row = usize::from(permit.0 - self.permits.range().start);
+        debug_assert!(self.rows[row].is_none(), "permit {permit} is in use");
+        let (sent, standing) = (now, Standing::Sent);
+        self.rows[row] = Some(Request { io, path, part, sent, standing, turn, tries: 1 });
+    }
+
+    /// A request has ended: its permit is free. An error ends what is left of its IO. Returns the
+    /// request.
+    pub(super) fn end_request(&mut self, row: RequestRow, status: IoStatus) -> Request {
+        let request = *self.request(row);
+        self.rows[row.index()] = None;
+        self.permits.give(self.permit_of(row));
+        let io = self.io_mut(request.io);
+        io.pending -= 1;
+        if !status.is_ok() && io.status.is_ok() && !rtrs_core::mutated!(RequestErrorDropped) {
+            io.status = status;
+        }
+        if !io.status.is_ok() {
+            self.unqueue(request.io);
+        }
+        request
+    }
+
+    /// Nothing more of an IO is issued: it ends with this error when its requests have ended.
+    pub(super) fn fail(&mut self, row: IoRow, status: IoStatus) {
+        self.io_mut(row).status = status;
+        self.unqueue(row);
+    }
+
+    fn unqueue(&mut self, row: IoRow) {
+        if std::mem::take(&mut self.io_mut(row).queued) {
+            self.waiting.retain(|waiting| *waiting != row);
+        }
+    }
+
+    /// Takes an IO out when nothing of it is outstanding.
+    pub(super) fn take_ended(&mut self, row: IoRow) -> Option<TakenIo> {
+        let io = self.io(row);
+        let is_over = io.is_all_issued() || !io.status.is_ok();
+        let early = rtrs_core::mutated!(FirstRequestEnds) && io.pending > 0;
+        if !early && (io.pending > 0 || !is_over) {
+            return None;
+        }
+        debug_assert!(!io.queued, "a finished IO waits for nothing");
+        self.free.push(row.0);
+        self.ios[row.0 as usize].take()
+    }
+
+    /// The IO that is here for the longest time, and its request that was sent first.
+    pub(super) fn oldest(&self) -> Option<(&TakenIo, Option<&Request>)> {
+        let ios = (0..).zip(&self.ios).filter_map(|(at, io)| Some((IoRow(at), io.as_ref()?)));
+        let (row, io) = ios.min_by_key(|(_, io)| io.submitted)?;
+        let of_it = self.rows.iter().flatten().filter(|request| request.io == row);
+        Some((io, of_it.min_by_key(|request| request.turn)))
+    }
+
+    /// IOs taken and not yet ended.
+    pub(super) fn inflight(&self) -> usize {
+        IOS_MAX - self.free.len()
+    }
+
+    /// Permits that requests hold.
+    pub(super) fn permits_held(&self) -> usize {
+        self.rows.iter().flatten().count()
+    }
+
+    /// Panics when the tables do not agree; `others` permits are held by no request.
+    pub(super) fn check(&self, others: usize) {
+        let held = self.permits_held();
+        assert_eq!(held + others + self.permits.available(), self.rows.len(), "every permit");
+        let ios = || self.ios.iter().flatten();
+        assert_eq!(ios().count() + self.free.len(), IOS_MAX);
+        assert_eq!(ios().map(|io| io.pending as usize).sum::<usize>(), held);
+        let queued = ios().filter(|io| io.queued).count();
+        assert_eq!(queued, self.waiting.len(), "what waits stands in the queue once");
+        for row in &self.waiting {
+            let io = self.io(*row);
+            assert!(io.queued && io.status.is_ok());
+        }
+    }
+}
+
+/// Length of the next request of `left` bytes when one carries `most`: equal parts, so that a
+/// request just over the limit does not leave a tiny one behind.
+fn part_len(left: u32, most: u32, block: u32) -> u32 {
+    let block = block.max(1);
+    if left <= most {
+        return left;
+    }
+    let grain = if most >= 8192 { block.max(4096) } else { block };
+    let part = left.div_ceil(left.div_ceil(most)).next_multiple_of(grain);
+    part.min(most / block * block)
+}

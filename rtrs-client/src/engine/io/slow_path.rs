@@ -1,0 +1,503 @@
+//! Slow-path detection: paths that are far slower than the others, as this shard's answers show.
+//!
+//! Answers are collected in windows of [`WINDOW`]. At the end of a window each path that answered
+//! is compared with the best of the others. The largest answer of a window does not count, so a
+//! single outlier changes nothing. A path that is far slower in one window is *suspect*; one that
+//! stays so for [`SLOW_TIME`], over [`SLOW_ANSWERS`] answers in [`SLOW_WINDOWS`] windows, without a
+//! better window between, is *slow* and leaves the choice. The first answers of a connection
+//! count for nothing. A stall fills one window, of all paths that it strikes, and is forgotten with
+//! the next one.
+//!
+//! While a path is suspect or slow, every path that the policy passes over gets requests all the
+//! same ([`TRY_EVERY`]): no judgment outlives the facts. A slow path is back after [`GOOD_WINDOWS`]
+//! windows in which it was nearly as quick as the others: the way back is narrower than the way
+//! out, so that no path goes in and out all the time. The last path never leaves.
+
+use rtrs_core::ids::PathId;
+use rtrs_core::time::{Duration, Instant};
+
+/// Answers of so long are judged together.
+const WINDOW: Duration = Duration::from_millis(100);
+/// A path is far slower when its typical answer takes so many times that of the best other path...
+const SLOW_RATIO: u64 = 8;
+/// ...and more than this.
+const SLOW_NANOS: u64 = 10_000_000;
+/// A path leaves that is far slower for so long...
+const SLOW_TIME: Duration = Duration::from_secs(2);
+/// ...in so many answers...
+const SLOW_ANSWERS: u32 = 16;
+/// ...and in so many windows at least.
+const SLOW_WINDOWS: u32 = 8;
+/// Answers of a new connection count for nothing until so many came...
+const FIRST_ANSWERS: u32 = 16;
+/// ...and so much time has passed since the first.
+const FIRST_TIME: Duration = Duration::from_secs(1);
+/// A window of a slow path is good when its mean is within so many times the best of the others,
+/// or below [`GOOD_NANOS`].
+const GOOD_RATIO: u64 = 2;
+const GOOD_NANOS: u64 = SLOW_NANOS / 2;
+/// So many good windows bring a path back; a bad one takes two of them away.
+const GOOD_WINDOWS: u32 = 4;
+/// Least time between two requests that go over a path for the comparison alone, and the most.
+const TRY_EVERY: Duration = Duration::from_millis(50);
+const TRY_EVERY_MAX: Duration = Duration::from_secs(1);
+/// Such requests are at most one in so many of those in flight, and so many at once.
+const TRY_SHARE: u32 = 4;
+const TRIES_MAX: u32 = 16;
+/// Older windows are compared with nothing, and suspicion without an answer ends.
+const FRESH: Duration = Duration::from_secs(3);
+
+/// What the choice is made from: one path that is up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Candidate {
+    pub(crate) path: PathId,
+    pub(crate) inflight: u32,
+    /// Last heartbeat round trip in nanoseconds; 0 when none was measured yet.
+    pub(crate) latency_ns: u64,
+}
+
+/// A run of windows in which a path was far slower.
+#[derive(Clone, Copy, Debug)]
+struct Suspicion {
+    since: Instant,
+    answers: u32,
+    windows: u32,
+}
+
+/// What is known of a path.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pace {
+    /// Answers of the open window, the sum of their times and the largest.
+    answers: u32,
+    total_nanos: u64,
+    max_nanos: u64,
+    /// The last answer's time.
+    last_nanos: u64,
+    /// What its last window with answers showed, and when that ended.
+    typical_nanos: u64,
+    judged: Option<Instant>,
+    /// Answers and mean of the window that is being closed.
+    closed: Option<(u32, u64)>,
+    /// Answers of this connection, as far as they matter, and when the first came.
+    seen: u32,
+    first: Instant,
+    suspicion: Option<Suspicion>,
+    slow: bool,
+    /// Good windows while slow.
+    good: u32,
+    /// Became slow, or is back, and nobody has asked yet.
+    turned: bool,
+    /// When a request was last sent over it; kept while a path is watched.
+    sent: Instant,
+}
+
+impl Pace {
+    /// Slow, or perhaps about to be.
+    fn is_watched(&self) -> bool {
+        self.slow || self.suspicion.is_some()
+    }
+
+    /// The connection is too young to be judged.
+    fn is_new(&self, now: Instant) -> bool {
+        self.seen < FIRST_ANSWERS || now.since(self.first) < FIRST_TIME
+    }
+
+    /// Ends a window in which the path answered, if it did.
+    fn close(&mut self, end: Instant) {
+        let answers = self.answers;
+        let Some(mean) = self.total_nanos.checked_div(u64::from(answers)) else { return };
+        if self.seen == 0 {
+            self.first = end;
+        }
+        self.seen = self.seen.saturating_add(answers);
+        let others = (self.total_nanos - self.max_nanos).checked_div(u64::from(answers - 1));
+        self.typical_nanos = others.unwrap_or(self.max_nanos);
+        (self.judged, self.closed) = (Some(end), Some((answers, mean)));
+        (self.answers, self.total_nanos, self.max_nanos) = (0, 0, 0);
+    }
+
+    /// Judges the window that was closed; `best` is the best of the others.
+    fn judge(&mut self, end: Instant, (answers, mean): (u32, u64), best: Option<u64>) {
+        if self.slow {
+            let bound = best.unwrap_or(0).saturating_mul(GOOD_RATIO).max(GOOD_NANOS);
+            let good = self.good;
+            self.good = if mean <= bound { good + 1 } else { good.saturating_sub(2) };
+            if self.good >= GOOD_WINDOWS {
+                let &mut Self { typical_nanos, judged, sent, .. } = self;
+                *self = Self { typical_nanos, judged, sent, turned: true, ..Self::default() };
+            }
+            return;
+        }
+        let far = best.is_some_and(|best| self.typical_nanos > best.saturating_mul(SLOW_RATIO));
+        if !far || self.typical_nanos <= SLOW_NANOS {
+            self.suspicion = None;
+            return;
+        }
+        let new = Suspicion { since: end, answers: 0, windows: 0 };
+        let mut run = self.suspicion.unwrap_or(new);
+        if self.is_new(end) {
+            run = new;
+        } else {
+            (run.answers, run.windows) = (run.answers + answers, run.windows + 1);
+        }
+        self.suspicion = Some(run);
+        let long = end.since(run.since) >= SLOW_TIME;
+        if long && run.answers >= SLOW_ANSWERS && run.windows >= SLOW_WINDOWS {
+            (self.slow, self.good, self.suspicion, self.turned) = (true, 0, None, true);
+        }
+    }
+}
+
+/// The paces of all paths on a shard.
+#[derive(Debug, Default)]
+pub(crate) struct Paces {
+    of: Vec<Pace>,
+    /// When the open window ends.
+    end: Instant,
+    /// Paths that are slow or suspect; nothing is looked at while there are none.
+    watched: usize,
+    /// A window ended while a path was watched.
+    shift: bool,
+}
+
+impl Paces {
+    pub(super) fn new(paths: usize) -> Self {
+        Self { of: vec![Pace::default(); paths], ..Self::default() }
+    }
+
+    fn of(&mut self, path: PathId) -> &mut Pace {
+        let at = path.index();
+        if self.of.len() <= at {
+            self.of.resize(at + 1, Pace::default());
+        }
+        &mut self.of[at]
+    }
+
+    /// True when a path has left the choice.
+    pub(crate) fn is_slow(&self, path: PathId) -> bool {
+        self.watched > 0 && self.of.get(path.index()).is_some_and(|pace| pace.slow)
+    }
+
+    /// Nothing is known of a path any more; it is new, or connected anew.
+    pub(crate) fn forget(&mut self, path: PathId) {
+        let pace = self.of(path);
+        let watched = std::mem::take(pace).is_watched();
+        self.watched -= usize::from(watched);
+    }
+
+    /// The best of the other paths that carry requests.
+    fn best_beside(&self, at: usize, end: Instant) -> Option<u64> {
+        let others = self.of.iter().enumerate().filter(|(other, pace)| *other != at && !pace.slow);
+        others
+            .filter(|(_, pace)| pace.judged.is_some_and(|judged| end.since(judged) <= FRESH))
+            .map(|(_, pace)| pace.typical_nanos)
+            .min()
+    }
+
+    /// A request was answered. True when a window ended with it; `turned` tells what came of that.
+    pub(crate) fn answered(&mut self, path: PathId, now: Instant, took: Duration) -> bool {
+        let ended = now >= self.end;
+        if ended {
+            self.close();
+            self.end = now + WINDOW;
+        }
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        let pace = self.of(path);
+        pace.answers += 1;
+        pace.total_nanos = pace.total_nanos.saturating_add(nanos);
+        pace.max_nanos = pace.max_nanos.max(nanos);
+        pace.last_nanos = nanos;
+        ended
+    }
+
+    /// Ends the open window and judges all paths by it.
+    fn close(&mut self) {
+        let end = self.end;
+        for pace in &mut self.of {
+            pace.close(end);
+        }
+        self.watched = 0;
+        for at in 0..self.of.len() {
+            let best = self.best_beside(at, end);
+            let pace = &mut self.of[at];
+            if let Some(closed) = pace.closed.take() {
+                pace.judge(end, closed, best);
+            } else if pace.judged.is_none_or(|judged| end.since(judged) > FRESH) {
+                pace.suspicion = None;
+            }
+            self.watched += usize::from(pace.is_watched());
+        }
+        self.shift = self.watched > 0;
+    }
+
+    /// The next path that became slow, or is back, since it was last asked.
+    pub(crate) fn next_turned(&mut self) -> Option<PathId> {
+        let mut all = (0u16..).zip(&mut self.of);
+        all.find_map(|(at, pace)| std::mem::take(&mut pace.turned).then_some(PathId(at)))
+    }
+
+    /// Some path is slow or suspect.
+    pub(super) fn is_watching(&self) -> bool {
+        self.watched > 0
+    }
+
+    /// True once after a window that ended while a path was watched. Requests that take turns with
+    /// slower ones (a write, a flush, a write, ...) then swap their paths, or the path that gets
+    /// the slower ones would look like a slow path.
+    pub(super) fn take_shift(&mut self) -> bool {
+        std::mem::take(&mut self.shift)
+    }
+
+    /// A request goes over a path.
+    pub(super) fn sent(&mut self, path: PathId, now: Instant) {
+        self.of(path).sent = now;
+    }
+
+    /// The path that the next request is to go over, only to see how quick it is.
+    pub(super) fn pick_try(
+        &self,
+        now: Instant,
+        up: impl Iterator<Item = Candidate> + Clone,
+    ) -> Option<PathId> {
+        if up.clone().all(|c| self.is_slow(c.path)) {
+            return None;
+        }
+        let load: u32 = up.clone().map(|c| c.inflight).sum();
+        let is_due = |c: &Candidate| {
+            let pace = self.of.get(c.path.index()).copied().unwrap_or_default();
+            // A request that is alone is held up by a slow path, and the next ones with it.
+            let share = Duration::from_nanos(pace.last_nanos) * TRY_SHARE / (load + 1);
+            c.inflight < TRIES_MAX
+                && c.inflight * TRY_SHARE <= load
+                && now.since(pace.sent) >= share.clamp(TRY_EVERY, TRY_EVERY_MAX)
+        };
+        up.filter(is_due).map(|c| c.path).next()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+    const QUICK: PathId = PathId(0);
+    const OTHER: PathId = PathId(1);
+
+    fn at(ms: u32) -> Instant {
+        Instant::ZERO + MS * ms
+    }
+
+    fn up(paths: &[(PathId, u32)]) -> impl Iterator<Item = Candidate> + Clone {
+        paths.iter().map(|&(path, inflight)| Candidate { path, inflight, latency_ns: 0 })
+    }
+
+    /// Answers of both paths every `step` ms; returns when OTHER left or came back.
+    fn run_every(
+        paces: &mut Paces,
+        span: std::ops::Range<u32>,
+        step: usize,
+        took: [Duration; 2],
+    ) -> Vec<u32> {
+        let mut turns = Vec::new();
+        for ms in span.step_by(step) {
+            paces.answered(QUICK, at(ms), took[0]);
+            paces.answered(OTHER, at(ms), took[1]);
+            while let Some(path) = paces.next_turned() {
+                assert_eq!(path, OTHER, "the quick one stays");
+                turns.push(ms);
+            }
+        }
+        turns
+    }
+
+    fn run(
+        paces: &mut Paces,
+        span: std::ops::Range<u32>,
+        quick: Duration,
+        other: Duration,
+    ) -> Vec<u32> {
+        run_every(paces, span, 20, [quick, other])
+    }
+
+    /// Both paths were quick until 5 s.
+    fn warm() -> Paces {
+        let mut paces = Paces::default();
+        assert!(run(&mut paces, 0..5000, MS, MS).is_empty());
+        paces
+    }
+
+    #[test]
+    fn a_path_that_stays_far_slower_leaves_and_is_back_within_a_second_of_being_quick() {
+        let mut paces = warm();
+        let left = run(&mut paces, 5000..9000, MS, 50 * MS);
+        assert!(left.len() == 1 && (7000..7400).contains(&left[0]), "{left:?}");
+        assert!(paces.is_slow(OTHER) && !paces.is_slow(QUICK));
+        assert!(run(&mut paces, 9000..20_000, MS, 50 * MS).is_empty(), "and stays away");
+        // Tried every 50 ms.
+        let back = run_every(&mut paces, 20_000..21_000, 50, [MS, MS]);
+        assert!(back.len() == 1 && (20_300..20_800).contains(&back[0]), "{back:?}");
+        assert!(!paces.is_slow(OTHER) && paces.watched == 0);
+        // Half of the windows good is not quick.
+        let mut paces = warm();
+        run(&mut paces, 5000..9000, MS, 50 * MS);
+        for round in 0..20 {
+            let begin = 9000 + round * 200;
+            assert!(run(&mut paces, begin..begin + 100, MS, MS).is_empty());
+            assert!(run(&mut paces, begin + 100..begin + 200, MS, 50 * MS).is_empty());
+        }
+        assert!(paces.is_slow(OTHER));
+    }
+
+    #[test]
+    fn what_is_slow_everywhere_or_for_a_moment_or_by_little_stays() {
+        let mut paces = Paces::default();
+        assert!(run(&mut paces, 0..9000, 90 * MS, 95 * MS).is_empty(), "the disk is slow");
+        let mut paces = Paces::default();
+        for round in 0..10 {
+            let begin = round * 4000;
+            assert!(run(&mut paces, begin..begin + 1800, MS, 50 * MS).is_empty(), "for a moment");
+            assert!(run(&mut paces, begin + 1800..begin + 4000, MS, MS).is_empty());
+        }
+        let mut paces = Paces::default();
+        assert!(
+            run(&mut paces, 0..9000, MS / 10, 9 * MS).is_empty(),
+            "90 times as slow, and quick"
+        );
+        let mut paces = Paces::default();
+        assert!(run(&mut paces, 0..9000, 10 * MS, 70 * MS).is_empty(), "7 times as slow");
+    }
+
+    #[test]
+    fn one_late_answer_makes_no_path_suspect() {
+        let mut paces = warm();
+        for ms in 5000..15_000 {
+            paces.answered(QUICK, at(ms), MS);
+            // One in a window, every time.
+            let late = ms % 90 == 0;
+            paces.answered(OTHER, at(ms), if late { 900 * MS } else { MS });
+            assert_eq!(paces.next_turned(), None);
+        }
+        assert_eq!(paces.watched, 0);
+    }
+
+    #[test]
+    fn an_outlier_that_strikes_several_paths_ejects_none() {
+        // A stall ends all that is in flight at once, on one path more than on the other; again
+        // and again.
+        let mut paces = warm();
+        for round in 0..30 {
+            let begin = 5000 + round * 1000;
+            for path in [QUICK, OTHER, OTHER, OTHER, OTHER] {
+                for _ in 0..8 {
+                    paces.answered(path, at(begin), 900 * MS);
+                }
+            }
+            assert!(run(&mut paces, begin..begin + 100, MS, MS).is_empty());
+            assert_eq!(paces.next_turned(), None, "round {round}");
+        }
+        run(&mut paces, 35_000..35_300, MS, MS);
+        assert_eq!(paces.watched, 0);
+        // One path is struck after the other.
+        let mut paces = warm();
+        for (path, begin) in [(QUICK, 5000), (OTHER, 5900)] {
+            for _ in 0..16 {
+                paces.answered(path, at(begin), 900 * MS);
+            }
+        }
+        assert!(run(&mut paces, 5900..9000, MS, MS).is_empty());
+        assert_eq!(paces.watched, 0);
+    }
+
+    #[test]
+    fn the_first_answers_of_a_connection_eject_no_path() {
+        let mut paces = warm();
+        paces.forget(OTHER);
+        // 900 ms each for 2.9 s: those of the first second do not count, and the rest is too short.
+        assert!(run(&mut paces, 5000..7900, MS, 900 * MS).is_empty());
+        assert!(run(&mut paces, 7900..12_000, MS, MS).is_empty());
+        assert_eq!(paces.watched, 0);
+        // Those of an old connection.
+        assert_eq!(run(&mut paces, 12_000..14_900, MS, 900 * MS).len(), 1);
+    }
+
+    #[test]
+    fn a_path_leaves_only_after_many_answers() {
+        let mut paces = warm();
+        let mut answers = 0;
+        for ms in (5000..60_000).step_by(10) {
+            paces.answered(QUICK, at(ms), MS);
+            if ms % 1000 == 500 {
+                paces.answered(OTHER, at(ms), 500 * MS);
+                answers += 1;
+            }
+            if paces.next_turned().is_some() {
+                break;
+            }
+        }
+        assert!(paces.is_slow(OTHER) && answers >= SLOW_ANSWERS, "{answers}");
+    }
+
+    #[test]
+    fn a_path_alone_is_compared_with_nothing() {
+        let mut paces = Paces::default();
+        paces.answered(QUICK, at(0), MS);
+        for ms in (0..60_000).step_by(20) {
+            paces.answered(OTHER, at(ms), 500 * MS);
+            let left = paces.next_turned().is_some();
+            assert!(!left || ms <= 5000, "the last answer of the other is {ms} ms old");
+        }
+        let mut paces = Paces::default();
+        for ms in (0..60_000).step_by(20) {
+            paces.answered(OTHER, at(ms), 500 * MS);
+            assert!(paces.next_turned().is_none() && !paces.is_watching());
+        }
+    }
+
+    #[test]
+    fn suspicion_without_answers_ends() {
+        let mut paces = warm();
+        run(&mut paces, 5000..6000, MS, 50 * MS);
+        assert_eq!(paces.watched, 1);
+        for ms in (6000..9200).step_by(20) {
+            paces.answered(QUICK, at(ms), MS);
+        }
+        assert_eq!(paces.watched, 0);
+    }
+
+    #[test]
+    fn a_watched_path_is_tried_and_so_is_one_that_the_policy_passes_over() {
+        let mut paces = warm();
+        assert!(!paces.is_watching());
+        run(&mut paces, 5000..5300, MS, 50 * MS);
+        assert!(paces.is_watching() && !paces.is_slow(OTHER), "suspect");
+        for begin in [5300, 9300] {
+            assert_eq!(paces.is_slow(OTHER), begin == 9300);
+            let mut tries = 0;
+            for ms in begin..begin + 1000 {
+                if paces.pick_try(at(ms), up(&[(QUICK, 7), (OTHER, 1)])) == Some(OTHER) {
+                    paces.sent(OTHER, at(ms));
+                    tries += 1;
+                }
+                paces.sent(QUICK, at(ms));
+            }
+            assert!((10..=21).contains(&tries), "{tries} in a second");
+            run(&mut paces, begin + 1000..begin + 4000, MS, 50 * MS);
+        }
+        let tried = |load: &[(PathId, u32)]| paces.pick_try(at(13_300), up(load));
+        assert_eq!(tried(&[(QUICK, 0)]), Some(QUICK), "nobody used it lately");
+        paces.sent(QUICK, at(13_300));
+        let tried = |load: &[(PathId, u32)]| paces.pick_try(at(13_300), up(load));
+        assert_eq!(tried(&[(QUICK, 3), (OTHER, 1)]), Some(OTHER));
+        assert_eq!(tried(&[(QUICK, 2), (OTHER, 1)]), None, "a quarter of the load");
+        assert_eq!(tried(&[(QUICK, 200), (OTHER, 16)]), None, "16 at once");
+        assert_eq!(tried(&[(OTHER, 0)]), None, "it is all there is");
+        // Alone, requests spend a fifth of their time on it.
+        paces.answered(OTHER, at(13_300), 100 * MS);
+        paces.sent(OTHER, at(13_300));
+        paces.sent(QUICK, at(13_699));
+        assert_eq!(paces.pick_try(at(13_699), up(&[(QUICK, 0), (OTHER, 0)])), None);
+        assert_eq!(paces.pick_try(at(13_700), up(&[(QUICK, 0), (OTHER, 0)])), Some(OTHER));
+        paces.forget(OTHER);
+        assert!(!paces.is_slow(OTHER) && !paces.is_watching());
+    }
+}

@@ -1,0 +1,352 @@
+//! The engine of one shard of the client: its part of a session, and on shard 0 the control.
+//!
+//! Events of the shard's providers and messages of other shards go in; work requests go to the
+//! providers, messages come out of [`ClientEngine::take_message`]. It does no IO of its own and
+//! reads no clock, so the driver runs it on a reactor and the simulator in virtual time alike. A
+//! turn is: messages, events, [`ClientEngine::poll`], whoever uses the device,
+//! [`ClientEngine::pump`], the providers' flush, messages out. Messages that a shard sends to
+//! itself never come out: they are handled within the same call.
+
+mod cache_epoch;
+pub(crate) mod control;
+mod ctx;
+pub(crate) mod device_table;
+pub(crate) mod io;
+pub(crate) mod message;
+pub(crate) mod session;
+#[cfg(test)]
+mod tests;
+
+use std::cell::RefCell;
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use rtrs_core::block::Geometry;
+use rtrs_core::fabric::FabricEvent;
+use rtrs_core::identity::Identity;
+use rtrs_core::ids::{CoreIndex, ProviderIndex};
+use rtrs_core::time::{Instant, earliest};
+
+use self::control::SessionControl;
+pub(crate) use self::control::identity::ANOTHER;
+pub use self::control::open::SessionFailure;
+pub use self::control::path_admin::{Change, Leaving};
+pub(crate) use self::control::status::PathStatus;
+use self::ctx::{Ctx, Fabrics};
+use self::device_table::DeviceIndex;
+use self::io::Shard;
+pub use self::io::block_device::SessionDevice;
+pub(crate) use self::io::retry::{OldestIo, Waits};
+pub use self::message::ClientMessage;
+use self::message::{ConnectionEnd, Message, Outbox};
+pub(crate) use self::session::PATHS_MAX;
+pub use self::session::{Failover, HeartbeatSettings, NoPath, PathTarget, Policy, SessionConfig};
+use crate::path::state::PathState;
+use crate::stats::ShardStats;
+
+/// Where a path stands, as the control shard knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathView {
+    /// Its name.
+    pub name: String,
+    /// It carries IO.
+    pub connected: bool,
+    /// It is being taken out of use by hand.
+    pub leaving: bool,
+    /// The state's name, as in listings.
+    pub state: String,
+    /// Times it was connected again.
+    pub reconnects: u64,
+    /// Why it ended last.
+    pub last_error: Option<String>,
+}
+
+/// What one core of a session knows and did.
+#[derive(Debug)]
+pub(crate) struct EngineReport {
+    pub(crate) core: CoreIndex,
+    pub(crate) stats: ShardStats,
+    pub(crate) inflight: usize,
+    /// The requests of these, by path.
+    pub(crate) path_inflight: Vec<u32>,
+    /// By path, left out because it is slow.
+    pub(crate) path_slow: Vec<bool>,
+    /// The IO that is here for the longest time.
+    pub(crate) oldest: Option<OldestIo>,
+    /// Only from core 0, as are the next four.
+    pub(crate) paths: Option<Vec<PathStatus>>,
+    /// Names by place, those of removed paths included.
+    pub(crate) names: Vec<String>,
+    pub(crate) policy: Option<Policy>,
+    pub(crate) open: bool,
+    /// None until the device was open once.
+    pub(crate) geometry: Option<Geometry>,
+    /// What the session is pinned to.
+    pub(crate) identity: Option<Identity>,
+}
+
+/// One shard of a session.
+pub struct ClientEngine {
+    core: CoreIndex,
+    shard: Rc<RefCell<Shard>>,
+    control: Option<SessionControl>,
+    out: Outbox,
+    away: Outbox,
+}
+
+impl ClientEngine {
+    /// A shard of a session that begins now. All shards get the same configuration and the same
+    /// identities, one for each path.
+    pub fn new(
+        now: Instant,
+        core: CoreIndex,
+        config: &Arc<SessionConfig>,
+        uuids: &[[u8; 16]],
+    ) -> Self {
+        let shard = Rc::new(RefCell::new(Shard::new(core, Arc::clone(config))));
+        let control = (core.0 == 0).then(|| SessionControl::new(now, Arc::clone(config), uuids));
+        Self { core, shard, control, out: Outbox::default(), away: Outbox::default() }
+    }
+
+    /// Takes an event of the provider at that index.
+    pub fn handle_event(
+        &mut self,
+        now: Instant,
+        provider: ProviderIndex,
+        event: FabricEvent,
+        fabrics: &mut Fabrics,
+    ) {
+        if !self.give(now, provider, event, fabrics) {
+            self.shard.borrow_mut().event_of_nobody();
+        }
+        self.deliver(now, fabrics);
+    }
+
+    /// Gives an event to whose connection it is. False when it is of none.
+    fn give(
+        &mut self,
+        now: Instant,
+        provider: ProviderIndex,
+        event: FabricEvent,
+        fabrics: &mut Fabrics,
+    ) -> bool {
+        let shard = &mut *self.shard.borrow_mut();
+        let ctx = &mut Ctx { now, fabrics, out: &mut self.out };
+        let control = self.control.as_mut();
+        match event {
+            FabricEvent::Completion(wc) => {
+                shard.handle_completion(provider, &wc, ctx)
+                    || control.is_some_and(|c| c.handle_completion(provider, &wc, ctx))
+            }
+            FabricEvent::Established { qp, private_data } => {
+                let data = private_data.as_bytes();
+                shard.handle_established(provider, qp, data, ctx)
+                    || control
+                        .is_some_and(|control| control.handle_established(provider, qp, data, ctx))
+            }
+            FabricEvent::ConnectFailed { qp, failure } => {
+                let end = ConnectionEnd::Failed(failure);
+                control.is_some_and(|c| c.handle_closed(provider, qp, &end, ctx))
+                    || shard.handle_closed(provider, qp, end, ctx)
+            }
+            FabricEvent::Closed { qp, reason } => {
+                let end = ConnectionEnd::Closed(reason);
+                control.is_some_and(|c| c.handle_closed(provider, qp, &end, ctx))
+                    || shard.handle_closed(provider, qp, end, ctx)
+            }
+            // A client does not listen: nobody can ask.
+            FabricEvent::Request(_) => true,
+        }
+    }
+
+    /// Takes a message.
+    pub fn handle_message(&mut self, now: Instant, message: ClientMessage, fabrics: &mut Fabrics) {
+        self.take(now, message.0, fabrics);
+        self.deliver(now, fabrics);
+    }
+
+    fn take(&mut self, now: Instant, message: Message, fabrics: &mut Fabrics) {
+        let ctx = &mut Ctx { now, fabrics, out: &mut self.out };
+        match (message, self.control.as_mut()) {
+            (Message::Shard(message), _) => self.shard.borrow_mut().handle_message(message, ctx),
+            (Message::Control(message), Some(control)) => control.handle_message(message, ctx),
+            (Message::Control(_), None) => self.shard.borrow_mut().event_of_nobody(),
+        }
+    }
+
+    /// Has the control shard do something, and handles what follows. None on other shards.
+    fn control<T>(
+        &mut self,
+        now: Instant,
+        fabrics: &mut Fabrics,
+        what: impl FnOnce(&mut SessionControl, &mut Ctx<'_>) -> T,
+    ) -> Option<T> {
+        let ctx = &mut Ctx { now, fabrics, out: &mut self.out };
+        let done = self.control.as_mut().map(|control| what(control, ctx));
+        self.deliver(now, fabrics);
+        done
+    }
+
+    /// Moves timers on. To be called once a turn, after the events. True when anything happened.
+    pub fn poll(&mut self, now: Instant, fabrics: &mut Fabrics) -> bool {
+        self.control(now, fabrics, |control, ctx| control.poll(ctx)) == Some(true)
+    }
+
+    /// Issues what was submitted. To be called once a turn, after the device's user. True when
+    /// anything was issued or finished.
+    pub fn pump(&mut self, now: Instant, fabrics: &mut Fabrics) -> bool {
+        let busy = self.shard.borrow_mut().pump(&mut Ctx { now, fabrics, out: &mut self.out });
+        self.deliver(now, fabrics);
+        busy || self.shard.borrow().devices().has_completions()
+    }
+
+    /// The next message to another shard.
+    pub fn take_message(&mut self) -> Option<(CoreIndex, ClientMessage)> {
+        self.away.take().map(|(to, message)| (to, ClientMessage(message)))
+    }
+
+    /// Handles messages to this shard, lays those to others aside.
+    fn deliver(&mut self, now: Instant, fabrics: &mut Fabrics) {
+        while let Some((to, message)) = self.out.take() {
+            if to == self.core {
+                self.take(now, message, fabrics);
+            } else {
+                self.away.pass_on(to, message);
+            }
+        }
+    }
+
+    /// This shard's queue of the session's device, once the server has opened it.
+    pub fn device(&self) -> Option<SessionDevice> {
+        let is_known = self.shard.borrow().devices().is_known(DeviceIndex::FIRST);
+        is_known.then(|| SessionDevice::new(Rc::clone(&self.shard), DeviceIndex::FIRST))
+    }
+
+    /// On core 0: in which life of the server's cache this session may leave writes that were not
+    /// flushed, should it end now; for [`SessionConfig::inherited_life`] of the next.
+    pub fn kept_life(&self) -> Option<u64> {
+        self.control.as_ref().and_then(SessionControl::kept_life)
+    }
+
+    /// On core 0: which server's export the session is pinned to, if either is known; for
+    /// [`SessionConfig::identity`] of the next.
+    pub fn pinned_identity(&self) -> Option<Identity> {
+        self.control.as_ref().and_then(SessionControl::pinned_identity)
+    }
+
+    /// When to be polled even if nothing happens.
+    pub fn deadline(&self) -> Option<Instant> {
+        let control = self.control.as_ref().and_then(SessionControl::deadline);
+        earliest(self.shard.borrow().deadline(), control)
+    }
+
+    /// Something in the host's network is up or new, which may help paths that are down.
+    pub(crate) fn on_network_change(&mut self, now: Instant, what: &str, fabrics: &mut Fabrics) {
+        self.control(now, fabrics, |control, ctx| control.on_network_change(what, ctx));
+    }
+
+    /// Changes paths or policy of the running session; on core 0 only.
+    ///
+    /// # Errors
+    /// Why it cannot be made.
+    pub fn change(
+        &mut self,
+        now: Instant,
+        change: Change,
+        fabrics: &mut Fabrics,
+    ) -> Result<(), String> {
+        let done = self.control(now, fabrics, |control, ctx| control.change(change, ctx));
+        done.unwrap_or_else(|| Err("only core 0 changes a session".into()))
+    }
+
+    /// Begins the session's end; on core 0 only, elsewhere nothing happens.
+    pub fn detach(&mut self, now: Instant, fabrics: &mut Fabrics) {
+        self.control(now, fabrics, SessionControl::detach);
+    }
+
+    /// True when a detach has ended everything; core 0 knows.
+    pub fn is_done(&self) -> bool {
+        self.control.as_ref().is_some_and(SessionControl::is_done)
+    }
+
+    /// True while the device is open at the server; core 0 knows.
+    pub fn is_open(&self) -> bool {
+        self.control.as_ref().is_some_and(SessionControl::is_open)
+    }
+
+    /// Why the session cannot go on; core 0 knows.
+    pub fn failure(&self) -> Option<&SessionFailure> {
+        self.control.as_ref().and_then(SessionControl::failure)
+    }
+
+    /// The device's shape, as the device table of this shard has it; None until it was open once.
+    pub(crate) fn geometry(&self) -> Option<Geometry> {
+        let shard = self.shard.borrow();
+        let devices = shard.devices();
+        let is_known = devices.is_known(DeviceIndex::FIRST);
+        is_known.then(|| devices.info(DeviceIndex::FIRST).geometry.clone())
+    }
+
+    /// What this core knows and did, for listings.
+    pub(crate) fn report(&self, now: Instant) -> EngineReport {
+        let shard = self.shard.borrow();
+        let control = self.control.as_ref();
+        EngineReport {
+            core: self.core,
+            stats: shard.stats().clone(),
+            inflight: shard.inflight(),
+            path_inflight: shard.path_inflight(),
+            path_slow: shard.path_slow(),
+            oldest: shard.oldest(now),
+            paths: control.map(SessionControl::status),
+            names: control.map(SessionControl::path_names).unwrap_or_default(),
+            policy: control.map(SessionControl::policy),
+            open: self.is_open(),
+            geometry: self.geometry(),
+            identity: self.pinned_identity(),
+        }
+    }
+
+    /// The session's paths; empty on cores other than 0.
+    pub fn paths(&self) -> Vec<PathView> {
+        let status = self.control.as_ref().map(SessionControl::status).unwrap_or_default();
+        status
+            .into_iter()
+            .map(|path| PathView {
+                name: path.path,
+                leaving: path.leaving.is_some(),
+                connected: path.state == PathState::Connected,
+                state: path.state.to_string(),
+                reconnects: path.reconnects,
+                last_error: path.last_error,
+            })
+            .collect()
+    }
+
+    /// IOs taken and not yet finished, on this core.
+    pub fn inflight(&self) -> usize {
+        self.shard.borrow().inflight()
+    }
+
+    /// Requests of this shard so far, by path.
+    pub fn path_requests(&self) -> Vec<u64> {
+        self.shard.borrow().stats().paths.iter().map(|path| path.requests).collect()
+    }
+
+    /// Permits that requests of this core hold.
+    pub fn permits_held(&self) -> usize {
+        self.shard.borrow().permits_held()
+    }
+
+    /// Panics when the machine's tables do not agree with each other.
+    pub fn check(&self) {
+        self.shard.borrow().check();
+    }
+}
+
+impl fmt::Debug for ClientEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientEngine").field("core", &self.core).finish_non_exhaustive()
+    }
+}

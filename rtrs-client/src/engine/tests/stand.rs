@@ -1,0 +1,581 @@
+//! The cores of one session, a server and the world between them, turned as `driver.rs` does.
+
+use std::cell::RefCell;
+use std::collections::{BTreeSet, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use rtrs_core::block::{BlockDevice, Io, IoFlags, IoOp};
+use rtrs_core::fabric::sim::{World, WorldOptions, sim_ip};
+use rtrs_core::fabric::{Fabric, FabricEvent};
+use rtrs_core::identity::EvictionSecret;
+use rtrs_core::ids::{CoreIndex, ProviderIndex, QpNum, SessionId};
+use rtrs_core::mem::{MemSlice, Region};
+use rtrs_core::prng::{Prng, Ratio};
+use rtrs_core::status::IoStatus;
+use rtrs_core::time::{Duration, Instant, earliest};
+use rtrs_core::wire::AccessMode;
+
+use super::server::{How, Server};
+use crate::engine::control::SessionControl;
+use crate::engine::ctx::Ctx;
+use crate::engine::device_table::DeviceIndex;
+use crate::engine::io::Shard;
+use crate::engine::message::{ConnectionEnd, ControlMessage, Message, Outbox, ShardMessage};
+use crate::engine::{
+    Change, Failover, HeartbeatSettings, NoPath, PathTarget, Policy, SessionConfig, SessionDevice,
+};
+use crate::path::state::PathState;
+use crate::stats::ShardStats;
+
+/// The only one of each core.
+const PROVIDER: ProviderIndex = ProviderIndex(0);
+pub(super) const MS: Duration = Duration::from_millis(1);
+pub(super) const SEC: Duration = Duration::from_secs(1);
+/// Bytes for IO buffers on each core.
+pub(super) const BUFFERS: usize = 4 << 20;
+
+/// The end of an IO.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Done {
+    pub(super) core: usize,
+    pub(super) tag: u64,
+    pub(super) status: IoStatus,
+}
+
+/// One core of the client.
+struct Core {
+    fabrics: Vec<Box<dyn Fabric>>,
+    shard: Rc<RefCell<Shard>>,
+    device: Option<SessionDevice>,
+    region: Arc<Region>,
+    mail: VecDeque<ShardMessage>,
+    out: Outbox,
+}
+
+/// All cores of the client.
+pub(super) struct Client {
+    pub(super) control: SessionControl,
+    cores: Vec<Core>,
+    home: VecDeque<ControlMessage>,
+    waiting: BTreeSet<u64>,
+    next_tag: u64,
+    pub(super) done: Vec<Done>,
+    /// Mail between cores is left lying now and then.
+    pub(super) lazy: Option<Prng>,
+}
+
+impl Client {
+    fn new(now: Instant, config: SessionConfig, fabrics: Vec<Box<dyn Fabric>>) -> Self {
+        let uuids: Vec<[u8; 16]> = (0..config.paths.len()).map(|i| [0xa0 + i as u8; 16]).collect();
+        let config = Arc::new(config);
+        let core = |(index, fabric)| Core {
+            fabrics: vec![fabric],
+            shard: Rc::new(RefCell::new(Shard::new(CoreIndex(index), Arc::clone(&config)))),
+            device: None,
+            region: Region::new(BUFFERS).expect("memory"),
+            mail: VecDeque::new(),
+            out: Outbox::default(),
+        };
+        Self {
+            cores: (0u16..).zip(fabrics).map(core).collect(),
+            control: SessionControl::new(now, Arc::clone(&config), &uuids),
+            home: VecDeque::new(),
+            waiting: BTreeSet::new(),
+            next_tag: 1,
+            done: Vec::new(),
+            lazy: None,
+        }
+    }
+
+    /// Has the control shard do something.
+    fn control<T>(
+        &mut self,
+        now: Instant,
+        what: impl FnOnce(&mut SessionControl, &mut Ctx<'_>) -> T,
+    ) -> T {
+        let Core { fabrics, out, .. } = &mut self.cores[0];
+        what(&mut self.control, &mut Ctx { now, fabrics, out })
+    }
+
+    fn on_control_message(&mut self, now: Instant, message: ControlMessage) {
+        self.control(now, |control, ctx| control.handle_message(message, ctx));
+    }
+
+    fn has_messages(&self) -> bool {
+        !self.home.is_empty() || self.cores.iter().any(|core| !core.mail.is_empty())
+    }
+
+    fn is_lazy(&mut self) -> bool {
+        self.lazy.as_mut().is_some_and(|prng| prng.chance(Ratio::new(9, 10)))
+    }
+
+    fn on_message(&mut self, now: Instant, core: usize, message: ShardMessage) {
+        let opened = matches!(message, ShardMessage::Open(..));
+        let here = &mut self.cores[core];
+        let ctx = &mut Ctx { now, fabrics: &mut here.fabrics, out: &mut here.out };
+        here.shard.borrow_mut().handle_message(message, ctx);
+        if opened && here.device.is_none() {
+            let mut device = SessionDevice::new(Rc::clone(&here.shard), DeviceIndex::FIRST);
+            device.attach_region(&here.region).expect("memory is registered");
+            here.device = Some(device);
+        }
+        here.shard.borrow().check();
+    }
+
+    fn on_event(&mut self, now: Instant, core: usize, event: FabricEvent) {
+        let here = &mut self.cores[core];
+        let shard = Rc::clone(&here.shard);
+        let ctx = &mut Ctx { now, fabrics: &mut here.fabrics, out: &mut here.out };
+        match event {
+            FabricEvent::Completion(wc) => {
+                let ours = shard.borrow_mut().handle_completion(PROVIDER, &wc, ctx)
+                    || core == 0 && self.control.handle_completion(PROVIDER, &wc, ctx);
+                assert!(ours, "core {core}: nobody's {wc:?}");
+            }
+            FabricEvent::Established { qp, private_data } => {
+                let data = private_data.as_bytes();
+                if !shard.borrow_mut().handle_established(PROVIDER, qp, data, ctx) {
+                    assert!(core == 0, "nobody's connection");
+                    self.control.handle_established(PROVIDER, qp, data, ctx);
+                }
+            }
+            FabricEvent::ConnectFailed { qp, failure } => {
+                self.on_end(now, core, qp, ConnectionEnd::Failed(failure));
+            }
+            FabricEvent::Closed { qp, reason } => {
+                self.on_end(now, core, qp, ConnectionEnd::Closed(reason));
+            }
+            FabricEvent::Request(request) => panic!("{request:?}"),
+        }
+        shard.borrow().check();
+    }
+
+    fn on_end(&mut self, now: Instant, core: usize, qp: QpNum, end: ConnectionEnd) {
+        let here = &mut self.cores[core];
+        let ctx = &mut Ctx { now, fabrics: &mut here.fabrics, out: &mut here.out };
+        let ours = core == 0 && self.control.handle_closed(PROVIDER, qp, &end, ctx)
+            || here.shard.borrow_mut().handle_closed(PROVIDER, qp, end, ctx);
+        assert!(ours, "core {core}: nobody's connection {qp} ended");
+    }
+
+    fn deliver(&mut self, now: Instant, core: usize) -> bool {
+        let mut any = false;
+        while let Some((to, message)) = self.cores[core].out.take() {
+            any = true;
+            match message {
+                Message::Control(message) if core == 0 => self.on_control_message(now, message),
+                Message::Control(message) => self.home.push_back(message),
+                Message::Shard(message) if to.index() == core => {
+                    self.on_message(now, core, message);
+                }
+                Message::Shard(message) => self.cores[to.index()].mail.push_back(message),
+            }
+        }
+        any
+    }
+
+    fn turn_core(&mut self, now: Instant, core: usize) -> bool {
+        let mut any = false;
+        while !self.is_lazy()
+            && let Some(message) = self.cores[core].mail.pop_front()
+        {
+            any = true;
+            self.on_message(now, core, message);
+        }
+        if core == 0 {
+            while !self.is_lazy()
+                && let Some(message) = self.home.pop_front()
+            {
+                any = true;
+                self.on_control_message(now, message);
+            }
+        }
+        any |= self.cores[core].fabrics[0].poll(now);
+        while let Some(event) = self.cores[core].fabrics[0].next_event() {
+            any = true;
+            self.on_event(now, core, event);
+        }
+        if core == 0 {
+            any |= self.control(now, |control, ctx| control.poll(ctx));
+        }
+        any |= self.deliver(now, core);
+        let here = &mut self.cores[core];
+        let ctx = &mut Ctx { now, fabrics: &mut here.fabrics, out: &mut here.out };
+        any |= here.shard.borrow_mut().pump(ctx);
+        here.shard.borrow().check();
+        here.fabrics[0].flush(now);
+        if let Some(device) = here.device.as_mut() {
+            device.poll(now);
+            while let Some(done) = device.reap() {
+                any = true;
+                assert!(self.waiting.remove(&done.tag), "IO {} ended twice", done.tag);
+                self.done.push(Done { core, tag: done.tag, status: done.status });
+            }
+        }
+        any | self.deliver(now, core)
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let cores = self.cores.iter().map(|core| core.shard.borrow().deadline());
+        cores.fold(self.control.deadline(), earliest)
+    }
+
+    /// IOs taken and not ended.
+    pub(super) fn pending(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// How an IO ended, if it has.
+    pub(super) fn status(&self, tag: u64) -> Option<IoStatus> {
+        self.done.iter().find(|done| done.tag == tag).map(|done| done.status)
+    }
+
+    pub(super) fn buffer(&self, core: usize, at: usize, len: usize) -> MemSlice {
+        self.cores[core].region.slice(at, len).expect("inside the buffers")
+    }
+
+    /// Takes IO back that has not begun.
+    pub(super) fn cancel(&mut self, core: usize, fits: &dyn Fn(u64) -> bool) {
+        self.cores[core].device.as_mut().expect("a device").cancel(fits);
+    }
+
+    pub(super) fn inflight(&self, core: usize) -> usize {
+        self.cores[core].shard.borrow().inflight()
+    }
+
+    pub(super) fn stats(&self, core: usize) -> ShardStats {
+        self.cores[core].shard.borrow().stats().clone()
+    }
+
+    /// Gives a message of the control shard to all shards.
+    pub(super) fn tell_shards(&mut self, now: Instant, message: &ShardMessage) {
+        for core in 0..self.cores.len() {
+            self.on_message(now, core, message.clone());
+        }
+    }
+
+    /// A shard's queue of a device.
+    pub(super) fn device(&self, core: usize, device: DeviceIndex) -> SessionDevice {
+        SessionDevice::new(Rc::clone(&self.cores[core].shard), device)
+    }
+
+    pub(super) fn path_slow(&self, core: usize) -> Vec<bool> {
+        self.cores[core].shard.borrow().path_slow()
+    }
+
+    pub(super) fn path_inflight(&self, core: usize) -> Vec<u32> {
+        self.cores[core].shard.borrow().path_inflight()
+    }
+
+    pub(super) fn states(&self) -> Vec<PathState> {
+        self.control.status().iter().map(|path| path.state).collect()
+    }
+
+    pub(super) fn last_error(&self, path: usize) -> String {
+        self.control.status()[path].last_error.clone().unwrap_or_default()
+    }
+}
+
+/// What the server proves itself with when it ends the session.
+pub(super) const SECRET: EvictionSecret = EvictionSecret([0x5e; 16]);
+
+/// What a stand is made from.
+pub(super) struct Setup {
+    pub(super) seed: u64,
+    pub(super) paths: usize,
+    /// Addresses of further paths, which nobody uses yet.
+    pub(super) spare: usize,
+    pub(super) world: WorldOptions,
+    pub(super) how: How,
+    pub(super) config: SessionConfig,
+    /// Addresses of each path; the server's own where empty.
+    pub(super) remotes: Vec<SocketAddr>,
+    pub(super) invalidate_reads: bool,
+    /// Heartbeats where the server says that it is ours.
+    pub(super) heartbeat: HeartbeatSettings,
+}
+
+/// Address of the server on a path.
+pub(super) fn server_ip(path: usize) -> IpAddr {
+    sim_ip(1 + path as u8)
+}
+
+/// Address of the client on a path.
+pub(super) fn client_ip(path: usize) -> IpAddr {
+    sim_ip(11 + path as u8)
+}
+
+/// A path of that number.
+pub(super) fn target(path: usize) -> PathTarget {
+    PathTarget {
+        name: format!("path{path}"),
+        local: Some(client_ip(path)),
+        remotes: vec![SocketAddr::new(server_ip(path), 1234)],
+        transport: "sim",
+        provider: PROVIDER,
+        invalidate_reads: true,
+        heartbeat: HEARTBEAT,
+    }
+}
+
+/// What the stands' heartbeats go by, whoever the server is.
+const HEARTBEAT: HeartbeatSettings = HeartbeatSettings {
+    interval: Duration::from_millis(100),
+    missed_max: 3,
+    confirmed_missed_max: 3,
+};
+
+fn config() -> SessionConfig {
+    SessionConfig {
+        name: "stand".into(),
+        export: "vol0".into(),
+        access: AccessMode::ReadWrite,
+        open_patience: Duration::ZERO,
+        inherited_life: None,
+        resent_for: Duration::ZERO,
+        identity: None,
+        read_only_fallback: false,
+        id: SessionId([0x5e; 16]),
+        paths: Vec::new(),
+        cores: 2,
+        policy: Policy::RoundRobin,
+        heartbeat: HEARTBEAT,
+        connect_timeout: SEC,
+        reconnect_min: 100 * MS,
+        reconnect_max: SEC,
+        io_timeout: 5 * SEC,
+        no_path: NoPath::QueueFor(5 * SEC),
+        failover: Failover::Fast,
+        queue_depth_limit: u16::MAX,
+        seed: 7,
+    }
+}
+
+/// Client, server, world.
+pub(super) struct Stand {
+    pub(super) world: World,
+    pub(super) client: Client,
+    pub(super) server: Server,
+    spins: u32,
+}
+
+impl Stand {
+    pub(super) fn new(change: impl FnOnce(&mut Setup)) -> Self {
+        let mut setup = Setup {
+            seed: 1,
+            paths: 1,
+            spare: 0,
+            world: WorldOptions::default(),
+            how: How::default(),
+            config: config(),
+            remotes: Vec::new(),
+            invalidate_reads: true,
+            heartbeat: HEARTBEAT,
+        };
+        change(&mut setup);
+        let world = World::with_options(setup.seed, setup.world);
+        let (there, here) = (world.node(server_ip(0)), world.node(client_ip(0)));
+        let addresses = setup.paths + setup.spare;
+        for path in 1..addresses {
+            world.add_address(there, server_ip(path));
+            world.add_address(here, client_ip(path));
+        }
+        let addresses: Vec<_> =
+            (0..addresses).map(|path| SocketAddr::new(server_ip(path), 1234)).collect();
+        let target = |(path, &remote): (usize, &SocketAddr)| PathTarget {
+            remotes: if setup.remotes.is_empty() { vec![remote] } else { setup.remotes.clone() },
+            invalidate_reads: setup.invalidate_reads,
+            heartbeat: setup.heartbeat,
+            ..target(path)
+        };
+        setup.config.paths = addresses.iter().enumerate().map(target).take(setup.paths).collect();
+        let fabrics = (0..setup.config.cores)
+            .map(|_| Box::new(world.fabric(here)) as Box<dyn Fabric>)
+            .collect();
+        let server = Server::new(Box::new(world.fabric(there)), &addresses, setup.how);
+        let client = Client::new(world.now(), setup.config, fabrics);
+        Self { world, client, server, spins: 0 }
+    }
+
+    /// A stand whose paths are all connected and whose device is open.
+    pub(super) fn open(change: impl FnOnce(&mut Setup)) -> Self {
+        let mut stand = Self::new(change);
+        stand.until("all paths up and the device open", 2 * SEC, Self::is_whole);
+        stand
+    }
+
+    /// A stand that was open once and then lost its path to a server that behaves otherwise.
+    /// (Before its first open a session gives up at the first failure.)
+    pub(super) fn spoiled(setup: impl FnOnce(&mut Setup), spoil: impl FnOnce(&mut How)) -> Self {
+        let mut stand = Self::open(setup);
+        spoil(&mut stand.server.how);
+        stand.server.seen.clear();
+        stand.server.end_path(stand.now(), 0);
+        stand
+    }
+
+    /// All paths are connected and every core knows the device.
+    pub(super) fn is_whole(&self) -> bool {
+        self.client.control.is_open()
+            && self.client.states().iter().all(|state| *state == PathState::Connected)
+            && self.client.cores.iter().all(|core| core.device.is_some())
+            && !self.client.has_messages()
+    }
+
+    pub(super) fn now(&self) -> Instant {
+        self.world.now()
+    }
+
+    fn turn(&mut self) -> bool {
+        let now = self.world.now();
+        let mut any = false;
+        for core in 0..self.client.cores.len() {
+            any |= self.client.turn_core(now, core);
+        }
+        any | self.server.turn(now)
+    }
+
+    /// Moves on by one event or deadline. False when nothing is due until `bound`.
+    fn advance(&mut self, bound: Instant) -> bool {
+        // Twice, since calls into a fabric may leave events behind.
+        if self.turn() || self.turn() {
+            self.spins += 1;
+            assert!(self.spins < 10_000, "a turn that never ends");
+            return true;
+        }
+        self.spins = 0;
+        let deadline = self.client.deadline();
+        let now = self.world.now();
+        assert!(deadline.is_none_or(|at| at > now), "a deadline in the past keeps the core awake");
+        let event = self.world.next_event_time();
+        if self.client.has_messages() {
+            // Somebody is lazy: the world goes on meanwhile.
+            if event.is_some_and(|at| at <= bound) {
+                self.world.step();
+            }
+            return true;
+        }
+        match earliest(event, deadline) {
+            Some(at) if at <= bound => {
+                if event.is_some_and(|event| event <= at) {
+                    self.world.step();
+                } else {
+                    self.world.advance_to(at);
+                }
+                true
+            }
+            _ => {
+                self.world.advance_to(bound);
+                false
+            }
+        }
+    }
+
+    /// The client does not run for so long; the server and the world do.
+    pub(super) fn stall(&mut self, time: Duration) {
+        let end = self.world.now() + time;
+        loop {
+            while self.server.turn(self.world.now()) {}
+            match self.world.next_event_time().filter(|at| *at <= end) {
+                Some(_) => self.world.step(),
+                None => break self.world.advance_to(end),
+            };
+        }
+    }
+
+    /// Runs until something is so. Panics when it is not within `bound`.
+    pub(super) fn until(&mut self, what: &str, bound: Duration, so: impl Fn(&Self) -> bool) {
+        let end = self.now() + bound;
+        while !so(self) {
+            assert!(
+                self.advance(end) || so(self),
+                "no {what} within {bound:?}: {:?}, {} IOs pending",
+                self.client.control.status(),
+                self.client.pending()
+            );
+        }
+    }
+
+    /// Runs for a time.
+    pub(super) fn run(&mut self, time: Duration) {
+        let end = self.now() + time;
+        while self.advance(end) {}
+    }
+
+    /// Runs until every IO has ended.
+    pub(super) fn drain(&mut self, bound: Duration) {
+        self.until("end of all IO", bound, |stand| stand.client.pending() == 0);
+        for core in 0..self.client.cores.len() {
+            assert_eq!(self.client.inflight(core), 0, "permits and rows are home");
+        }
+    }
+
+    /// Submits an IO with flags. `at` is where its buffer begins on that core.
+    pub(super) fn submit_with(
+        &mut self,
+        core: usize,
+        (op, flags): (IoOp, IoFlags),
+        (offset, len): (u64, u32),
+        at: usize,
+    ) -> u64 {
+        let tag = self.client.next_tag;
+        self.client.next_tag += 1;
+        let buf = matches!(op, IoOp::Read | IoOp::Write)
+            .then(|| self.client.buffer(core, at, len as usize));
+        let now = self.world.now();
+        let device = self.client.cores[core].device.as_mut().expect("the device was opened");
+        device.poll(now);
+        device.submit(Io { tag, op, flags, offset, len, buf }).expect("room");
+        self.client.waiting.insert(tag);
+        tag
+    }
+
+    /// Submits an IO whose buffer begins at the start of the core's.
+    pub(super) fn submit(&mut self, core: usize, op: IoOp, offset: u64, len: u32) -> u64 {
+        self.submit_with(core, (op, IoFlags::default()), (offset, len), 0)
+    }
+
+    /// Reads through the session and waits for it.
+    pub(super) fn read(&mut self, core: usize, offset: u64, len: u32) -> Vec<u8> {
+        let tag = self.submit(core, IoOp::Read, offset, len);
+        self.drain(10 * SEC);
+        assert_eq!(self.client.status(tag), Some(IoStatus::Ok));
+        self.client.buffer(core, 0, len as usize).to_vec()
+    }
+
+    /// Changes the running session.
+    pub(super) fn change(&mut self, change: Change) -> Result<(), String> {
+        let now = self.world.now();
+        self.client.control(now, |control, ctx| control.change(change, ctx))
+    }
+
+    /// The system says that something of its network is up or new.
+    pub(super) fn network_change(&mut self) {
+        let now = self.world.now();
+        self.client.control(now, |control, ctx| control.on_network_change("link sim0 is up", ctx));
+    }
+
+    pub(super) fn detach(&mut self) {
+        let now = self.world.now();
+        self.client.control(now, |control, ctx| control.detach(ctx));
+    }
+
+    pub(super) fn link_down(&self, path: usize) {
+        self.world.link_down(client_ip(path), server_ip(path));
+    }
+
+    pub(super) fn link_up(&self, path: usize) {
+        self.world.link_up(client_ip(path), server_ip(path));
+    }
+
+    /// Paths the IO requests came over, by path number.
+    pub(super) fn spread(&self) -> Vec<usize> {
+        let paths = self.client.control.status().len();
+        let on = |path: usize| {
+            self.server.ios().filter(|r| usize::from(r.path.0[0] - 0xa0) == path).count()
+        };
+        (0..paths).map(on).collect()
+    }
+}

@@ -1,0 +1,64 @@
+//! What a block device of the kernel is called: to the kernel, which stores it as the device's
+//! backend, and in errors.
+
+use nbd_bridge::kernel::{DeviceChoice, DeviceError};
+
+use crate::error::{Error, ErrorKind};
+
+/// What a device is connected with, for people and for telling it from others. The session's name
+/// has no slash.
+pub(super) fn backend(session_name: &str, export_name: &str) -> String {
+    format!("rtrs:{session_name}/{export_name}")
+}
+
+/// True for what [`backend`] makes of this export, whatever the session's name.
+pub(crate) fn is_backend_of(backend: &str, export_name: &str) -> bool {
+    let rest = backend.strip_prefix("rtrs:").and_then(|rest| rest.split_once('/'));
+    rest.is_some_and(|(_, export)| export == export_name)
+}
+
+/// How the error of an attach to a device begins.
+pub(crate) fn cannot_attach(export_name: &str, device: DeviceChoice) -> String {
+    match device {
+        DeviceChoice::Auto => format!("cannot make {export_name:?} a block device"),
+        DeviceChoice::Index(_) => format!("cannot attach {export_name:?} to {device}"),
+    }
+}
+
+/// A device's error as the client's.
+pub(crate) fn device_failed(what: String) -> impl FnOnce(DeviceError) -> Error {
+    move |error| {
+        let kind = match error {
+            DeviceError::Busy { .. } | DeviceError::Stuck { .. } => ErrorKind::InUse,
+            _ => ErrorKind::System,
+        };
+        Error::with_source(kind, what, error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_tells_its_session_and_export() {
+        let text = backend("host-vol0", "pool/vol0");
+        assert_eq!(text, "rtrs:host-vol0/pool/vol0");
+        assert!(is_backend_of(&text, "pool/vol0"));
+        for other in ["vol0", "pool", "host-vol0/pool/vol0", ""] {
+            assert!(!is_backend_of(&text, other), "{other}");
+        }
+        assert!(!is_backend_of("nbd:host/pool/vol0", "pool/vol0"));
+        assert!(!is_backend_of("", ""));
+    }
+
+    #[test]
+    fn an_error_says_which_device_was_to_be() {
+        for (device, text) in [
+            ("auto", "cannot make \"pool/vol0\" a block device"),
+            ("/dev/nbd3", "cannot attach \"pool/vol0\" to /dev/nbd3"),
+        ] {
+            assert_eq!(cannot_attach("pool/vol0", device.parse().unwrap()), text);
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! The validated settings of the commands that have a session of their own, with every default
+//! filled in.
+//!
+//! `new` validates what the settings mean together; apart from user, host name and environment it
+//! does not look at the system. `check` then looks at what the plan needs (addresses, socket paths)
+//! before anything is connected or started. Every error names the setting and its value, and says
+//! what to write instead.
+
+mod attach;
+mod bench;
+mod device_name;
+mod session;
+
+pub use attach::{AttachPlan, Front};
+pub use bench::BenchPlan;
+pub(crate) use device_name::{cannot_attach, device_failed, is_backend_of};
+pub use session::SessionPlan;
+pub(crate) use session::{check_name, check_path, path_name};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,265 @@
+//! Every setting of the client, declared once: flag, key of the YAML file, default, help.
+//!
+//! Owns [`SessionSettings`], which `attach` and `bench` share, [`AttachSettings`],
+//! [`BenchSettings`], which stand below the key `bench`, and [`Settings`], the whole file. A value
+//! that is wrong by itself is refused where it is read; what the values mean together is judged in
+//! `plan.rs`.
+
+mod values;
+
+pub use values::{Access, BenchMode, Device, Failover, NbdAddress, NoPath, Policy};
+
+use std::path::PathBuf;
+
+use rtrs_core::identity::Identity;
+use rtrs_core::settings::{
+    Auto, AutoSwitch, ByteSize, HOUR, Int, LogFilter, MILLISECOND, MINUTE, Portal, SECOND, Shards,
+    Switch, Time, Visitor, settings_from_yaml,
+};
+
+use crate::error::Error;
+
+rtrs_core::settings! {
+    /// The settings of a session, whoever uses it.
+    pub struct SessionSettings {
+        /// Path to the server, for example tcp://10.0.0.1@10.0.0.2:1234; repeatable
+        ///
+        /// A path is SCHEME://[SOURCE@]HOST[:PORT]. SCHEME is tcp or rdma; one session can mix
+        /// them. SOURCE is the local address to connect from. IPv6 addresses go in brackets. The
+        /// default port is 1234. The form of rnbd, ip:SOURCE@ip:HOST, means rdma://. At least one
+        /// path is needed. --policy distributes requests over all paths.
+        path: Vec<Portal> = "",
+        /// Open the export read-only, like --access ro
+        ///
+        /// Both the client and the server refuse writes.
+        read_only: bool = "false",
+        /// Access mode of the export
+        ///
+        /// auto is rw, or ro if the export is read-only. A server allows one session to open an
+        /// export rw, any number to open it ro, and a second writer only with migration.
+        access: Option<Access> = "auto; for bench: what rw needs",
+        /// How to select a path per request
+        ///
+        /// round-robin uses the paths in turn. min-inflight selects the path with the fewest
+        /// requests in flight. min-latency selects the path with the shortest heartbeat round trip.
+        policy: Policy = "min-inflight",
+        /// Name of the session at the server
+        ///
+        /// 1 to 254 bytes without slash, dot and NUL. The default replaces these characters in HOST
+        /// and NAME.
+        session_name: Option<String> = "HOST-NAME",
+        /// Required identity of server and export, SERVER/EXPORT
+        ///
+        /// Use the value that `attach --output json` and `status` print. A path that leads to
+        /// another server or export stays down.
+        identity: Option<Identity> = "what the first path reports",
+        /// Bind each shard to a CPU
+        ///
+        /// auto binds on hosts with 8 or more allowed CPUs, if there are no more shards than CPUs.
+        pin: AutoSwitch = "auto",
+        /// Request CRC32C on TCP connections
+        ///
+        /// This is the CRC of MPA frames (RFC 5044). It is used if either end requests it.
+        crc: Switch = "on",
+        /// Use a fresh memory key for each read
+        ///
+        /// With on, the server cannot write to the memory of this process after it has answered the
+        /// read. This costs nothing over TCP; over RDMA it costs two more work requests and a wait
+        /// per read. auto is on for tcp:// and off for rdma://. With off, the server can access the
+        /// IO buffers of this session, and nothing else, until the path ends.
+        invalidate_reads: AutoSwitch = "auto",
+        /// Idle time before a heartbeat is sent
+        ///
+        /// A path fails if nothing arrives for heartbeat-missed-max further periods. auto is 100ms
+        /// with rtrs-server and 500ms with a kernel server.
+        heartbeat: Auto<Time<{ 10 * MILLISECOND }, { 10 * MINUTE }>> = "auto" was "heartbeat-ms",
+        /// Heartbeat periods without an answer before the path fails
+        ///
+        /// The client closes the path when more periods than this pass without an answer, and
+        /// connects it again. auto is 5. If --heartbeat is auto too, auto is 3 over tcp:// and 8
+        /// over rdma:// with rtrs-server.
+        heartbeat_missed_max: Auto<Int<u32, 1, 1000>> = "auto",
+        /// Time limit for connecting a path
+        ///
+        /// It applies to the start of each connection. The InfoExchange step has twice this time.
+        connect_timeout: Time<{ 10 * MILLISECOND }, { 10 * MINUTE }> = "5s"
+            was "connect-timeout-ms",
+        /// Delay before the first reconnect of a path
+        ///
+        /// The delay doubles with each failure up to --reconnect-max, with jitter.
+        reconnect_min: Time<MILLISECOND, { 10 * MINUTE }> = "100ms" was "reconnect-min-ms",
+        /// Longest delay between reconnects of a path
+        ///
+        /// Reconnects continue until the session is detached. A link that comes up ends the delay.
+        reconnect_max: Time<MILLISECOND, { 10 * MINUTE }> = "3s" was "reconnect-max-ms",
+        /// Time that a path has to answer a request
+        ///
+        /// After that the client closes the path and sends the request over another one.
+        io_timeout: Time<{ 10 * MILLISECOND }, HOUR> = "30s" was "io-timeout-ms",
+        /// IO while no path is connected: queue, queue-for=TIME or fail
+        ///
+        /// `queue` blocks IO until a path returns. `queue-for=TIME` blocks IO until no path has
+        /// been connected for TIME, 100ms to 24h; after that all IO fails until a path returns.
+        /// `fail` fails IO immediately.
+        no_path: NoPath = "queue-for=1m",
+        /// When to resend the requests of a dead path to a kernel server
+        ///
+        /// fast resends immediately over another path, as the kernel client does: a write that the
+        /// server held up can land after newer ones. strict resends when the path is connected
+        /// again, which proves that nothing of the old connections is left. rtrs-server needs
+        /// neither, because it fences the dead path.
+        failover: Failover = "fast",
+        /// Maximum number of requests in flight
+        ///
+        /// The queue depth of the server applies too; the smaller value is used.
+        queue_depth_limit: Int<u16, 1, 65535> = "65535",
+        /// Longest time a busy shard polls before it sleeps
+        ///
+        /// The time adapts to the load, up to this limit. 0 disables polling. An idle shard always
+        /// sleeps.
+        poll: Time<0, { 10 * MILLISECOND }> = "50us" was "poll-us",
+        /// Log level: error, warn, info, debug, trace, or a filter by module
+        ///
+        /// An example of a filter is info,rtrs_client::engine=debug. The log goes to stderr.
+        log: LogFilter = "info",
+    }
+}
+
+rtrs_core::settings! {
+    /// The settings that only `attach` has.
+    pub struct AttachSettings {
+        /// Serve NBD on this unix socket
+        ///
+        /// At most 107 bytes. Set one of device, socket and listen.
+        socket: Option<PathBuf> = "",
+        /// Serve NBD on this TCP address, for example 127.0.0.1:10809
+        ///
+        /// A numeric address. The default port is 10809; with port 0 the system chooses one. Anyone
+        /// who can connect can read and write. Set one of device, socket and listen.
+        listen: Option<NbdAddress> = "",
+        /// Create a block device on this host: /dev/nbdX, or auto for a free one
+        ///
+        /// Needs root and the nbd kernel module. Set one of device, socket and listen.
+        device: Option<Device> = "",
+        /// Time until the kernel gives up on a request
+        ///
+        /// A safety net for a session that hangs. The kernel closes a connection and resends its
+        /// requests over the connection of another shard. The default is twice io-timeout, plus the
+        /// time of no-path, plus 30s; it is 24h with no-path queue. The minimum is the sum of the
+        /// first two plus 1s. Not with quick-takeover.
+        device_timeout: Option<Time<SECOND, { 24 * HOUR }>> = "from io-timeout and no-path"
+            was "device-timeout-s",
+        /// Time the kernel holds the requests of a dead process
+        ///
+        /// The requests wait for a process that takes the device over. After this time they fail.
+        device_dead_timeout: Option<Time<0, { 24 * HOUR }>> = "0s; 60s with takeover"
+            was "device-dead-timeout-s",
+        /// Take over the device that a dead process of this session left connected
+        ///
+        /// Its users see a pause and no error, unless device-dead-timeout has expired. If there is
+        /// no such device, a new one is connected, so a service can always set this. Needs device,
+        /// and an access mode that excludes other writers.
+        takeover: bool = "false",
+        /// Limit the pause of a takeover to about two seconds; implies takeover
+        ///
+        /// The device has one kernel socket and one shard, so one thread carries all of its IO. The
+        /// kernel has no timeout for a request, so device-timeout is refused.
+        quick_takeover: bool = "false",
+        /// Stay in the foreground until SIGTERM or detach
+        ///
+        /// Otherwise the command returns when an NBD client can connect.
+        foreground: bool = "false",
+        /// IO threads
+        ///
+        /// auto is one per allowed CPU. Each shard has its own io_uring and its own connection on
+        /// each path. bench uses numjobs instead; quick-takeover always has one shard.
+        shards: Shards = "auto",
+        /// NBD buffers per shard, 58M to 4G in steps of 4k
+        ///
+        /// The minimum holds one request of 32 MiB and two buffers for each of 48 connections.
+        /// Memory is used only as requests need it. Requests wait while all of it is in use.
+        buffer_size: ByteSize = "64M",
+    }
+}
+
+rtrs_core::settings! {
+    /// What the file says for all commands.
+    pub struct PlaceSettings {
+        /// Directory for control sockets
+        ///
+        /// The default without root and without XDG_RUNTIME_DIR is /tmp/rtrs-UID. list, status,
+        /// stats and detach find only sessions that were attached with the same directory.
+        run_dir: Option<PathBuf> = "/run/rtrs, or $XDG_RUNTIME_DIR/rtrs without root",
+    }
+}
+
+rtrs_core::settings! {
+    /// The settings that only `bench` has.
+    pub struct BenchSettings {
+        /// IO pattern
+        ///
+        /// Sequential or random reads or writes; randrw mixes random reads and writes as rwmixread
+        /// says. Writes destroy the data on the export.
+        rw: BenchMode = "randread",
+        /// Size of a request, a multiple of 512 up to 32M
+        ///
+        /// The session splits requests that are larger than the server's limit.
+        bs: ByteSize = "4k",
+        /// Queue depth of each job
+        ///
+        /// All jobs together have at most the server's queue depth in flight; the rest wait.
+        iodepth: Int<u16, 1, 65535> = "32",
+        /// Number of jobs, each on its own shard
+        ///
+        /// auto is one per CPU. This is also the number of shards of the session, and of IO
+        /// connections on each path.
+        numjobs: Shards = "1",
+        /// How long to run
+        ///
+        /// The benchmark waits for the requests that are in flight at the end.
+        runtime: Time<SECOND, { 24 * HOUR }> = "10s",
+        /// Use only the first SIZE bytes of the export
+        ///
+        /// At least one request must fit.
+        size: Option<ByteSize> = "all",
+        /// Percentage of reads in randrw
+        ///
+        /// The other modes ignore it.
+        rwmixread: Int<u8, 0, 100> = "50",
+    }
+}
+
+/// Everything the configuration file can say.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// For `attach` and `bench`.
+    pub session: SessionSettings,
+    /// For `attach`.
+    pub attach: AttachSettings,
+    /// For all commands.
+    pub place: PlaceSettings,
+    /// For `bench`.
+    pub bench: BenchSettings,
+}
+
+impl rtrs_core::settings::Settings for Settings {
+    fn visit(&mut self, visitor: &mut impl Visitor) {
+        self.session.visit(visitor);
+        self.attach.visit(visitor);
+        self.place.visit(visitor);
+        visitor.section("bench", &mut self.bench);
+    }
+}
+
+impl Settings {
+    /// Reads the text of a configuration file called `name` in errors. An empty text says nothing.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config), with name, line and remedy.
+    pub fn from_yaml(text: &str, name: &str) -> Result<Self, Error> {
+        settings_from_yaml(text, name)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,300 @@
+//! The client's own value types: access, policy, failover, what IO without a path does, bench mode,
+//! NBD address and device.
+//!
+//! Each parses from text, prints a text that parses back, and reads the same from a file.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+use std::time::Duration;
+
+use nbd_bridge::kernel::DeviceChoice;
+use rtrs_core::settings::{HOUR, MILLISECOND, Time, ValueError, choices, text_values};
+
+/// The port registered for NBD.
+const NBD_PORT: u16 = 10809;
+
+choices! {
+    /// How an export is opened (kernel rnbd-proto.h, `enum rnbd_access_mode`).
+    pub enum Access as "access" {
+        /// Read and write, or read only where the export is read-only.
+        Auto = "auto",
+        /// Read only; any number of sessions.
+        Ro = "ro",
+        /// Read and write; one session.
+        Rw = "rw",
+        /// Read and write besides one other writer, while a virtual machine moves.
+        Migration = "migration",
+    }
+}
+
+choices! {
+    /// How a path is chosen among those that are up.
+    #[derive(Default)]
+    pub enum Policy as "policy" {
+        /// One after the other.
+        RoundRobin = "round-robin",
+        /// The one with the fewest requests of this shard in flight; in turns on a tie.
+        #[default]
+        MinInflight = "min-inflight",
+        /// The one whose heartbeats come back fastest; the first on a tie.
+        MinLatency = "min-latency",
+    }
+}
+
+choices! {
+    /// When requests of a dead path are sent again, at a server without FENCE (a kernel's).
+    #[derive(Default)]
+    pub enum Failover as "failover" {
+        /// As soon as our end of the path is closed, as the kernel's client does. A write that the
+        /// server holds up may then land after newer ones.
+        #[default]
+        Fast = "fast",
+        /// When the path has been connected again, which a server admits only when the old one is
+        /// gone with all its IO.
+        Strict = "strict",
+    }
+}
+
+choices! {
+    /// What `bench` does.
+    pub enum BenchMode as "rw" {
+        /// Sequential reads.
+        Read = "read",
+        /// Sequential writes.
+        Write = "write",
+        /// Random reads.
+        RandRead = "randread",
+        /// Random writes.
+        RandWrite = "randwrite",
+        /// Random reads and writes.
+        RandRw = "randrw",
+    }
+}
+
+impl BenchMode {
+    /// Whether the mode changes what is on the export.
+    #[must_use]
+    pub const fn writes(self) -> bool {
+        matches!(self, Self::Write | Self::RandWrite | Self::RandRw)
+    }
+}
+
+/// What happens to IO while no path is connected: `queue`, `queue-for=60s` or `fail`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoPath {
+    /// It waits.
+    Queue,
+    /// It waits until no path has been connected for so long, 100 ms to 24 h; then it ends with an
+    /// error, and so does what comes, until a path is back.
+    QueueFor(Duration),
+    /// It ends with an error at once.
+    Fail,
+}
+
+impl FromStr for NoPath {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let problem = |problem: String| {
+            let remedy = "use queue, queue-for=1m or fail";
+            ValueError::new("no-path", text, problem, remedy)
+        };
+        let Some(time) = text.strip_prefix("queue-for") else {
+            return match text {
+                "queue" => Ok(Self::Queue),
+                "fail" => Ok(Self::Fail),
+                _ => Err(problem("is not valid".to_owned())),
+            };
+        };
+        let time = time
+            .strip_prefix(['=', ':', ' '])
+            .ok_or_else(|| problem("names no time".to_owned()))?
+            .trim_start();
+        let time: Time<{ 100 * MILLISECOND }, { 24 * HOUR }> = time.parse()?;
+        Ok(Self::QueueFor(time.get()))
+    }
+}
+
+impl fmt::Display for NoPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Queue => f.write_str("queue"),
+            Self::QueueFor(time) => write!(f, "queue-for={}", Time::<0>::new(*time)),
+            Self::Fail => f.write_str("fail"),
+        }
+    }
+}
+
+/// An address to serve NBD on: `127.0.0.1:10809`, `[::1]:10809`, `127.0.0.1`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct NbdAddress(SocketAddr);
+
+impl NbdAddress {
+    /// Wraps an address.
+    #[must_use]
+    pub const fn new(address: SocketAddr) -> Self {
+        Self(address)
+    }
+
+    /// The address; port 0 lets the system choose.
+    #[must_use]
+    pub const fn get(self) -> SocketAddr {
+        self.0
+    }
+}
+
+impl FromStr for NbdAddress {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
+        text.parse::<SocketAddr>()
+            .or_else(|_| bare.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, NBD_PORT)))
+            .map(Self)
+            .map_err(|_| {
+                ValueError::new(
+                    "address",
+                    text,
+                    "is not a numeric address",
+                    "use ADDR:PORT, as in 127.0.0.1:10809 or [::1]:10809",
+                )
+            })
+    }
+}
+
+impl fmt::Display for NbdAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A block device of the kernel: `/dev/nbd0`, `nbd0`, or `auto` for a free one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Device(DeviceChoice);
+
+impl Device {
+    /// Wraps a choice.
+    #[must_use]
+    pub const fn new(choice: DeviceChoice) -> Self {
+        Self(choice)
+    }
+
+    /// The choice.
+    #[must_use]
+    pub const fn get(self) -> DeviceChoice {
+        self.0
+    }
+}
+
+impl FromStr for Device {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        text.parse().map(Self).map_err(|_| {
+            ValueError::new(
+                "device",
+                text,
+                "is not an NBD device",
+                "use auto or a whole device such as /dev/nbd0",
+            )
+        })
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+text_values! {
+    NoPath, "POLICY", "queue, queue-for=1m or fail";
+    NbdAddress, "ADDR:PORT", "an address such as 127.0.0.1:10809";
+    Device, "DEVICE", "a device such as /dev/nbd0, or auto";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn addresses() {
+        for (text, printed) in [
+            ("127.0.0.1:10809", "127.0.0.1:10809"),
+            ("127.0.0.1", "127.0.0.1:10809"),
+            ("127.0.0.1:0", "127.0.0.1:0"),
+            ("[::1]:5", "[::1]:5"),
+            ("[::1]", "[::1]:10809"),
+            ("::1", "[::1]:10809"),
+        ] {
+            assert_eq!(text.parse::<NbdAddress>().unwrap().to_string(), printed);
+        }
+        for text in ["", "localhost:10809", "127.0.0.1:", "127.0.0.1:65536", "tcp://127.0.0.1", "1"]
+        {
+            assert_eq!(
+                text.parse::<NbdAddress>().unwrap_err().to_string(),
+                format!(
+                    "address {text:?} is not a numeric address; use ADDR:PORT, as in \
+                     127.0.0.1:10809 or [::1]:10809"
+                )
+            );
+        }
+    }
+
+    #[test]
+    fn devices() {
+        for (text, printed) in [("auto", "auto"), ("/dev/nbd3", "/dev/nbd3"), ("nbd3", "/dev/nbd3")]
+        {
+            assert_eq!(text.parse::<Device>().unwrap().to_string(), printed);
+            assert_eq!(printed.parse::<Device>(), text.parse());
+        }
+        assert_eq!(
+            "/dev/sdb".parse::<Device>().unwrap_err().to_string(),
+            "device \"/dev/sdb\" is not an NBD device; use auto or a whole device such as /dev/nbd0"
+        );
+    }
+
+    #[test]
+    fn policies_without_a_path() {
+        for (text, printed) in [
+            ("queue", "queue"),
+            ("fail", "fail"),
+            ("queue-for=60s", "queue-for=1m"),
+            ("queue-for 5s", "queue-for=5s"),
+            ("queue-for:1500ms", "queue-for=1500ms"),
+        ] {
+            let policy = text.parse::<NoPath>().unwrap();
+            assert_eq!(policy.to_string(), printed);
+            assert_eq!(printed.parse(), Ok(policy));
+        }
+        for (text, words) in [
+            ("", "is not valid"),
+            ("wait", "use queue, queue-for=1m or fail"),
+            ("queue-for", "names no time"),
+            ("queue-for=", "time"),
+            ("queue-for=60", "has no unit; write 60s or 60ms"),
+            ("queue-for=25h", "use 100ms to 24h"),
+            ("queue-for=1ms", "use 100ms to 24h"),
+        ] {
+            let error = text.parse::<NoPath>().unwrap_err().to_string();
+            assert!(error.contains(words), "{text}: {error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn print_what_they_read(address in any::<SocketAddr>()) {
+            // Flow and scope have no place in the text of the library's address.
+            let address = NbdAddress(SocketAddr::new(address.ip(), address.port()));
+            prop_assert_eq!(address.to_string().parse(), Ok(address));
+        }
+
+        #[test]
+        fn no_text_panics(text in "\\PC{0,20}|[0-9:.\\[\\]]{0,20}") {
+            let _ = text.parse::<NbdAddress>();
+            let _ = text.parse::<NoPath>();
+        }
+    }
+}
