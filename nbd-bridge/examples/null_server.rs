@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 use std::thread;
 
-use nbd_bridge::{Bound, Bridge, BridgeConfig, BridgeStats, Endpoint, Listener, export_info};
+use nbd_bridge::{Bound, Bridge, BridgeConfig, BridgeStats, Endpoint, Listener};
 use rtrs_core::block::{BlockDevice, Completion, Geometry, Io, IoOp};
 use rtrs_core::mem::Region;
 use rtrs_core::rt::{
@@ -68,33 +68,35 @@ impl BlockDevice for MemoryDevice {
     }
 }
 
-enum Mail {
+enum Message {
     Adopt(OwnedFd),
     Query(mpsc::Sender<(BridgeStats, u64)>),
     Exit,
 }
 
 struct Core {
-    inbox: Inbox<Mail>,
+    inbox: Inbox<Message>,
     ring: Rc<Ring>,
     bridge: Bridge,
     listener: Option<Listener>,
-    others: Vec<Sender<Mail>>,
+    others: Vec<Sender<Message>>,
     next: usize,
     done: bool,
 }
 
 impl Shard for Core {
+    type Message = Message;
+
     fn turn(&mut self, now: Instant) -> bool {
         let mut any = false;
-        while let Some(mail) = self.inbox.take() {
+        while let Some(message) = self.inbox.take() {
             any = true;
-            match mail {
-                Mail::Adopt(socket) => self.bridge.adopt(now, socket),
-                Mail::Query(reply) => {
+            match message {
+                Message::Adopt(socket) => self.bridge.adopt(now, socket),
+                Message::Query(reply) => {
                     let _ = reply.send((self.bridge.stats(), self.ring.enters()));
                 }
-                Mail::Exit => {
+                Message::Exit => {
                     self.bridge.abort();
                     self.done = true;
                 }
@@ -103,7 +105,7 @@ impl Shard for Core {
         while let Some(socket) = self.listener.as_mut().and_then(|l| l.take(now)) {
             any = true;
             match self.others.get(self.next) {
-                Some(other) => other.send(Mail::Adopt(socket)),
+                Some(other) => other.send(Message::Adopt(socket)),
                 None => self.bridge.adopt(now, socket),
             }
             self.next = (self.next + 1) % (self.others.len() + 1);
@@ -120,16 +122,8 @@ impl Shard for Core {
         self.done
     }
 
-    fn has_mail(&self) -> bool {
-        !self.inbox.is_empty()
-    }
-
-    fn prepare_sleep(&mut self) -> bool {
-        self.inbox.prepare_sleep()
-    }
-
-    fn awake(&mut self) {
-        self.inbox.awake();
+    fn inbox(&mut self) -> Option<&mut Inbox<Message>> {
+        Some(&mut self.inbox)
     }
 }
 
@@ -175,9 +169,9 @@ fn options() -> Result<Options, String> {
 
 struct Start {
     index: usize,
-    inbox: Mailbox<Mail>,
+    inbox: Mailbox<Message>,
     bound: Option<Bound>,
-    others: Vec<Sender<Mail>>,
+    others: Vec<Sender<Message>>,
     geometry: Geometry,
     memory: Option<Arc<Region>>,
     poll: Duration,
@@ -191,9 +185,8 @@ fn core(start: Start) -> io::Result<ReactorStats> {
     }
     let ring = Ring::new(256)?;
     let Start { geometry, memory, .. } = start;
-    let export = export_info("null", &geometry);
     let device = MemoryDevice { geometry, memory, done: VecDeque::with_capacity(1024) };
-    let bridge = Bridge::new(&ring, Box::new(device), export, BridgeConfig::default())?;
+    let bridge = Bridge::new(&ring, Box::new(device), "null", BridgeConfig::default())?;
     let mut shard = Core {
         inbox: start.inbox.arm(&ring)?,
         ring: Rc::clone(&ring),
@@ -241,7 +234,7 @@ fn serve(options: &Options) -> io::Result<()> {
     }
     report(&senders);
     for sender in &senders {
-        sender.send(Mail::Exit);
+        sender.send(Message::Exit);
     }
     for thread in threads {
         let stats = thread.join().map_err(|_| io::Error::other("a core panicked"))??;
@@ -250,10 +243,10 @@ fn serve(options: &Options) -> io::Result<()> {
     Ok(())
 }
 
-fn report(senders: &[Sender<Mail>]) {
+fn report(senders: &[Sender<Message>]) {
     let (reply, answers) = mpsc::channel();
     for sender in senders {
-        sender.send(Mail::Query(reply.clone()));
+        sender.send(Message::Query(reply.clone()));
     }
     drop(reply);
     let (mut sum, mut enters) = (BridgeStats::default(), 0);

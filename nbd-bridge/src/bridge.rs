@@ -1,8 +1,8 @@
-//! A core's part of the bridge: its connections, its requests, its device.
+//! A shard's part of the bridge: its connections, its requests, its device.
 //!
-//! Connections are handed over as sockets and stay on this core. Everything they share - the
+//! Connections are handed over as sockets and stay on this shard. Everything they share - the
 //! device, the buffers, the rows - is in [`Shared`], so that a connection and the rest of the
-//! core can be borrowed apart.
+//! shard can be borrowed apart.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -13,34 +13,14 @@ use rtrs_core::rt::{Fd, Op as RingOp, Port, Ring};
 use rtrs_core::time::{Instant, earliest};
 
 use crate::buffers::Buffers;
+use crate::config::BridgeConfig;
 use crate::conn::{Conn, TOKEN_SEND};
 use crate::group::{RECHECK, Seat};
-use crate::proto::ExportInfo;
+use crate::requests::ConnId;
 use crate::shared::Shared;
 use crate::stats::BridgeStats;
 
-/// Bounds of one core's bridge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BridgeConfig {
-    /// Bytes of buffers on this core: the largest request, 32 MiB as a rule, and two buffers of
-    /// 260 KiB for every connection must fit. Memory is real only once it was used.
-    pub buffer_bytes: usize,
-    /// Connections on this core; more are closed at once.
-    pub connections_max: usize,
-    /// Requests in flight on this core; one connection has at most half of them.
-    pub requests_max: u32,
-    /// Bytes of buffers that are made real at start and used first, so that this much traffic
-    /// needs no fresh memory.
-    pub touched_bytes: usize,
-}
-
-impl Default for BridgeConfig {
-    fn default() -> Self {
-        Self { buffer_bytes: 64 << 20, connections_max: 48, requests_max: 1024, touched_bytes: 0 }
-    }
-}
-
-/// One core's bridge between NBD clients and a block device.
+/// One shard's bridge between NBD clients and a block device.
 #[derive(Debug)]
 pub struct Bridge {
     port: Port,
@@ -54,20 +34,21 @@ pub struct Bridge {
 }
 
 impl Bridge {
-    /// A bridge that serves `device` on this core as `export`, where no other core does.
+    /// A bridge that serves `device` on this shard under `name`, where no other shard does.
     ///
     /// # Errors
     /// As [`Bridge::seated`].
     pub fn new(
         ring: &Rc<Ring>,
         device: Box<dyn BlockDevice>,
-        export: ExportInfo,
+        name: &str,
         config: BridgeConfig,
     ) -> io::Result<Self> {
-        Self::seated(ring, device, export, config, Seat::alone())
+        Self::seated(ring, device, name, config, Seat::alone())
     }
 
-    /// A bridge that serves `device` on this core as `export`, at its place among the device's.
+    /// A bridge that serves `device` on this shard under `name`, at its place among the device's.
+    /// Clients see the geometry that the device has when they connect or send a request.
     ///
     /// # Errors
     /// `InvalidInput` when the export cannot be served or the bounds are too small for it; the
@@ -75,23 +56,24 @@ impl Bridge {
     pub fn seated(
         ring: &Rc<Ring>,
         mut device: Box<dyn BlockDevice>,
-        export: ExportInfo,
+        name: &str,
         config: BridgeConfig,
         seat: Seat,
     ) -> io::Result<Self> {
-        export.check().map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))?;
         if config.requests_max == 0 || config.connections_max == 0 {
             let what = "a bridge needs room for a request and for a connection";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
-        let mut buffers =
-            Buffers::new(config.buffer_bytes, config.connections_max, export.max_payload as usize)?;
+        let (connections, payload) = (config.connections_max, config.max_payload as usize);
+        let mut buffers = Buffers::new(config.buffer_bytes, connections, payload)?;
         buffers.touch(config.touched_bytes);
         device.attach_region(buffers.region())?;
-        seat.group.join(seat.shard);
+        let shared = Shared::new(name, buffers, &config, device, seat);
+        shared.export().check().map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))?;
+        shared.seat.group.join(shared.seat.shard);
         Ok(Self {
             port: ring.port(),
-            shared: Shared::new(export, buffers, config.requests_max, device, seat),
+            shared,
             conns: Vec::new(),
             config,
             generation: 0,
@@ -102,8 +84,7 @@ impl Bridge {
 
     /// Takes a connected client over. It is closed at once when there are too many.
     pub fn adopt(&mut self, now: Instant, socket: OwnedFd) {
-        let rows_max = self.shared.requests.capacity();
-        self.add(socket, |fd, slot, generation, _| Conn::new(fd, slot, generation, now, rows_max));
+        self.add(now, socket, false);
     }
 
     /// Takes over the other end of a socket that the kernel has, or will have, for a device that
@@ -111,21 +92,13 @@ impl Bridge {
     /// was sent [`FIRST_BYTES`](crate::kernel::FIRST_BYTES) of the first reply already. False when
     /// there are too many connections; then the socket is closed.
     pub fn adopt_kernel(&mut self, now: Instant, socket: OwnedFd) -> bool {
-        self.add(socket, |fd, slot, generation, shared| {
-            Conn::of_kernel(fd, slot, generation, now, shared)
-        })
+        self.add(now, socket, true)
     }
 
-    fn add(
-        &mut self,
-        socket: OwnedFd,
-        make: impl FnOnce(Fd, usize, u32, &Shared) -> io::Result<Conn>,
-    ) -> bool {
-        if self.stopping || self.connections() >= self.config.connections_max {
-            tracing::warn!(
-                "NBD client turned away: {} connections on this core",
-                self.connections()
-            );
+    fn add(&mut self, now: Instant, socket: OwnedFd, kernel: bool) -> bool {
+        let connections = self.connections();
+        if self.stopping || connections >= self.config.connections_max {
+            tracing::warn!("NBD client turned away: {connections} connections on this core");
             return false;
         }
         let slot = self.conns.iter().position(Option::is_none).unwrap_or_else(|| {
@@ -133,11 +106,9 @@ impl Bridge {
             self.conns.len() - 1
         });
         self.generation = self.generation.wrapping_add(1);
-        match make(Fd::new(socket), slot, self.generation, &self.shared) {
-            Ok(mut conn) => {
-                conn.begin_told(&self.shared);
-                self.conns[slot] = Some(conn);
-            }
+        let id = ConnId { slot, generation: self.generation };
+        match Conn::new(Fd::new(socket), id, now, kernel, &self.shared) {
+            Ok(conn) => self.conns[slot] = Some(conn),
             Err(error) => tracing::warn!("NBD client turned away: {error}"),
         }
         self.conns[slot].is_some()
@@ -169,7 +140,7 @@ impl Bridge {
         self.shared.requests.busy()
     }
 
-    /// Counters of this core.
+    /// Counters of this shard.
     pub fn stats(&self) -> BridgeStats {
         BridgeStats { connections: self.connections() as u64, ..self.shared.stats }
     }
@@ -204,7 +175,7 @@ impl Bridge {
         any |= dispatch_finished(shared, conns);
         for entry in conns {
             let Some(conn) = entry else { continue };
-            conn.note_told(shared);
+            conn.note_reported(shared);
             any |= conn.send(now, port, shared);
             any |= conn.receive(now, port, shared);
             conn.note_stall();
@@ -271,18 +242,15 @@ fn look(port: &Port, shared: &mut Shared, conns: &mut [Option<Conn>]) -> bool {
     true
 }
 
-/// Tells connections of their finished requests.
+/// Hands finished requests to their connections.
 fn dispatch_finished(shared: &mut Shared, conns: &mut [Option<Conn>]) -> bool {
-    let list = shared.take_finished();
-    for &row in &list {
-        let entry = shared.requests.row(row);
-        let (slot, generation) = (entry.conn, entry.generation);
-        match conns.get_mut(slot).and_then(Option::as_mut) {
-            Some(conn) if conn.generation == generation => conn.on_finished(row, shared),
+    let any = !shared.finished.is_empty();
+    while let Some(row) = shared.finished.pop_front() {
+        let id = shared.requests.row(row).conn;
+        match conns.get_mut(id.slot).and_then(Option::as_mut) {
+            Some(conn) if conn.id == id => conn.on_finished(row, shared),
             _ => panic!("row {row} outlived its connection"),
         }
     }
-    let any = !list.is_empty();
-    shared.put_finished(list);
     any
 }

@@ -1,4 +1,4 @@
-//! Buffers of one core: counted references over a fixed pool in one registered region.
+//! Buffers of one shard: counted references over a fixed pool in one registered region.
 //!
 //! A connection receives into a buffer of its own; the payload of a write is handed to the
 //! device where it was received, and the buffer comes back when the last such write is done.
@@ -259,7 +259,7 @@ impl Buffers {
         buffer
     }
 
-    /// Lets go of one hold of a read on a buffer.
+    /// Releases a read's hold on a buffer.
     pub(crate) fn release_read(&mut self, buffer: u32, memory: &mut ReadMemory) {
         if self.release(buffer) {
             memory.held -= 1;
@@ -269,7 +269,7 @@ impl Buffers {
         }
     }
 
-    /// Lets go of the buffer that small reads are cut from, for a connection without reads.
+    /// Releases the buffer that small reads are cut from, for a connection without reads.
     pub(crate) fn drop_cut(&mut self, memory: &mut ReadMemory) {
         if let Some((buffer, _)) = memory.cut.take() {
             self.release_read(buffer, memory);

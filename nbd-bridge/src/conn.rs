@@ -1,4 +1,4 @@
-//! One NBD connection on one core.
+//! One NBD connection on one shard.
 //!
 //! Bytes are received into a buffer of the registered pool. A write's payload goes to the device
 //! from where it was received: while large writes arrive, each receive is bounded so that the
@@ -30,6 +30,7 @@ use crate::buffers::ReadMemory;
 use crate::group::{Due, ROUND_TIMEOUT};
 use crate::kernel::FIRST_BYTES;
 use crate::proto::{Handshake, Rules, Validated, reply};
+use crate::requests::ConnId;
 use crate::shared::Shared;
 
 /// Bound of the whole handshake.
@@ -79,15 +80,14 @@ enum Gate {
 /// One connection.
 pub(crate) struct Conn {
     fd: Fd,
-    slot: usize,
-    pub(crate) generation: u32,
+    pub(crate) id: ConnId,
     phase: Phase,
     gate: Gate,
     /// Over TCP a client that is gone looks like one that only sends no more.
     tcp: bool,
     /// What it left unanswered counts as orphaned writes.
     departed: bool,
-    /// It took its leave with a request, and what came before that is carried out.
+    /// It disconnected with a request, and what came before that is carried out.
     in_order: bool,
     rules: Option<Rules>,
     /// Buffer we receive into, first byte not yet consumed, end of what was received.
@@ -120,13 +120,13 @@ pub(crate) struct Conn {
     /// Bytes of the next send that have left already.
     sent_before: usize,
     /// Losses of acknowledged writes that have been reported to the client.
-    told: u64,
+    reported: u64,
     /// What is known of that for requests that wait to be taken.
     backlog: Backlog,
 }
 
 /// Requests that came before the client heard of a loss, and are taken after it. A flush among them
-/// fails for the loss as well, since it may stand for writes that were lost.
+/// fails for the loss as well, since it may cover writes that were lost.
 #[derive(Clone, Copy, Debug, Default)]
 struct Backlog {
     /// Bytes received so far.
@@ -140,53 +140,32 @@ struct Backlog {
 }
 
 impl Conn {
-    /// A client that is about to begin its handshake.
+    /// A client that is about to begin its handshake; or the kernel, which learned the export by
+    /// other means, begins with requests and has [`FIRST_BYTES`] of the first reply.
     pub(crate) fn new(
         fd: Fd,
-        slot: usize,
-        generation: u32,
+        id: ConnId,
         now: Instant,
-        rows_max: usize,
-    ) -> std::io::Result<Self> {
-        let mut greeting = Vec::with_capacity(1024);
-        let handshake = Box::new(Handshake::start(&mut greeting));
-        let this = Self::in_transmission(fd, slot, generation, now, rows_max)?;
-        Ok(Self { phase: Phase::Handshake(handshake), greeting, ..this })
-    }
-
-    /// The kernel, which was told the export by other means, begins with requests and has
-    /// [`FIRST_BYTES`] of the first reply.
-    pub(crate) fn of_kernel(
-        fd: Fd,
-        slot: usize,
-        generation: u32,
-        now: Instant,
+        kernel: bool,
         shared: &Shared,
     ) -> std::io::Result<Self> {
-        let rows_max = shared.requests.capacity();
-        let this = Self::in_transmission(fd, slot, generation, now, rows_max)?;
-        let rules = Some(Rules::new(&shared.export, false));
-        Ok(Self { rules, kernel: true, sent_before: FIRST_BYTES.len(), ..this })
-    }
-
-    fn in_transmission(
-        fd: Fd,
-        slot: usize,
-        generation: u32,
-        now: Instant,
-        rows_max: usize,
-    ) -> std::io::Result<Self> {
         let tcp = !socket2::SockRef::from(&fd).local_addr()?.is_unix();
-        Ok(Self {
+        let mut greeting = Vec::new();
+        let phase = if kernel {
+            Phase::Header
+        } else {
+            Phase::Handshake(Box::new(Handshake::start(&mut greeting)))
+        };
+        let settled = shared.losses.as_ref().map_or(0, |losses| losses.settled());
+        let mut conn = Self {
             fd,
-            slot,
-            generation,
-            phase: Phase::Header,
+            id,
+            phase,
             gate: Gate::Shut,
             tcp,
             departed: false,
             in_order: false,
-            rules: None,
+            rules: kernel.then(|| Rules::new(&shared.export(), false)),
             buffer: None,
             start: 0,
             fill: 0,
@@ -195,8 +174,8 @@ impl Conn {
             sending: None,
             vecs: Some(IoVecs::new(SLICES_MAX)),
             staging: Region::new(REPLIES_MAX * reply::ROOM)?.whole(),
-            greeting: Vec::new(),
-            replies: VecDeque::with_capacity(rows_max),
+            greeting,
+            replies: VecDeque::with_capacity(shared.requests.capacity()),
             in_send: Vec::with_capacity(REPLIES_MAX),
             rows: 0,
             memory: ReadMemory::default(),
@@ -204,11 +183,14 @@ impl Conn {
             heard: now,
             send_by: now,
             broken: false,
-            kernel: false,
-            sent_before: 0,
-            told: 0,
+            kernel,
+            sent_before: if kernel { FIRST_BYTES.len() } else { 0 },
+            // The client begins with what the device's last good flush knew of.
+            reported: settled,
             backlog: Backlog::default(),
-        })
+        };
+        conn.backlog.seen = conn.reported(shared);
+        Ok(conn)
     }
 
     /// True when the connection holds no request any more and may be dropped.
@@ -234,7 +216,7 @@ impl Conn {
     /// payload did not arrive in full.
     pub(crate) fn end(&mut self, port: &Port, shared: &mut Shared) {
         let phase = std::mem::replace(&mut self.phase, Phase::Ended);
-        shared.stop_waiting(self.slot);
+        shared.stop_waiting(self.id.slot);
         if let Some(id) = self.receiving {
             port.cancel(id);
         }
@@ -252,7 +234,7 @@ impl Conn {
             self.end(port, shared);
         }
         if !std::mem::replace(&mut self.departed, true) {
-            shared.orphan(self.slot, self.generation);
+            shared.orphan(self.id);
         }
     }
 
@@ -299,7 +281,7 @@ impl Conn {
         self.broken = true;
         self.depart(port, shared);
         if !self.in_order {
-            shared.drop_unbegun(self.slot, self.generation);
+            shared.drop_unbegun(self.id);
         }
         if let Some(id) = self.sending {
             port.cancel(id);
@@ -317,25 +299,19 @@ impl Conn {
         shared.buffers.drop_cut(&mut self.memory);
     }
 
-    /// The client begins with what the device's last good flush knew of.
-    pub(crate) fn begin_told(&mut self, shared: &Shared) {
-        self.told = shared.losses.as_ref().map_or(0, |losses| losses.settled());
-        self.backlog.seen = self.told(shared);
-    }
-
     /// Losses reported to the client. All connections of a kernel device are one client.
-    fn told(&self, shared: &Shared) -> u64 {
+    fn reported(&self, shared: &Shared) -> u64 {
         match &shared.losses {
             Some(losses) if self.kernel => losses.common(),
-            _ => self.told,
+            _ => self.reported,
         }
     }
 
     /// Looks whether a loss has been reported since, while requests waited.
-    pub(crate) fn note_told(&mut self, shared: &Shared) {
-        let told = self.told(shared);
-        let seen = std::mem::replace(&mut self.backlog.seen, told);
-        if told == seen || !self.backlog.stalled {
+    pub(crate) fn note_reported(&mut self, shared: &Shared) {
+        let reported = self.reported(shared);
+        let seen = std::mem::replace(&mut self.backlog.seen, reported);
+        if reported == seen || !self.backlog.stalled {
             return;
         }
         let end = self.backlog.received + unread(&self.fd).unwrap_or(0) as u64;
@@ -355,20 +331,20 @@ impl Conn {
             return None;
         }
         let taken = self.backlog.received - (self.fill - self.start) as u64;
-        self.backlog.older.filter(|(_, end)| taken <= *end).map(|(told, _)| told)
+        self.backlog.older.filter(|(_, end)| taken <= *end).map(|(reported, _)| reported)
     }
 
     /// A flush has ended: it fails if a loss has not been reported to the client.
-    fn judge_flush(&mut self, row: u32, shared: &mut Shared) {
+    fn end_flush(&mut self, row: u32, shared: &mut Shared) {
         let Some(losses) = &shared.losses else { return };
         let entry = shared.requests.row(row);
-        let (status, told) = losses.judge(entry.status, entry.told);
+        let (status, reported) = losses.judge(entry.status, entry.reported);
         shared.stats.failed += u64::from(status != entry.status);
         entry.status = status;
         if self.kernel {
-            losses.tell_common(told);
+            losses.report_common(reported);
         } else {
-            self.told = self.told.max(told);
+            self.reported = self.reported.max(reported);
         }
     }
 
@@ -376,7 +352,7 @@ impl Conn {
     pub(crate) fn on_finished(&mut self, row: u32, shared: &mut Shared) {
         let gone = self.broken || shared.requests.row(row).silent;
         if shared.requests.row(row).io == Some(IoOp::Flush) && !gone {
-            self.judge_flush(row, shared);
+            self.end_flush(row, shared);
         }
         if self.broken || shared.requests.row(row).silent {
             self.free_row(row, shared);
@@ -396,7 +372,7 @@ impl Conn {
     /// Takes requests from what has arrived. True when anything happened.
     pub(crate) fn take_requests(&mut self, now: Instant, port: &Port, shared: &mut Shared) -> bool {
         let mut any = false;
-        self.note_told(shared);
+        self.note_reported(shared);
         while self.receiving.is_none() && self.step(port, shared) {
             any = true;
         }
@@ -438,7 +414,7 @@ impl Conn {
 impl fmt::Debug for Conn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Conn")
-            .field("slot", &self.slot)
+            .field("id", &self.id)
             .field("phase", &self.phase)
             .field("rows", &self.rows)
             .field("replies", &self.replies.len())

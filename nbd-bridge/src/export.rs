@@ -1,4 +1,4 @@
-//! What NBD clients are told of a block device.
+//! A block device as NBD clients see it.
 
 use rtrs_core::block::Geometry;
 
@@ -15,12 +15,27 @@ pub fn export_info(name: &str, geometry: &Geometry) -> ExportInfo {
         fua: geometry.fua,
         trim: geometry.discard,
         write_zeroes: geometry.write_zeroes,
-        fast_zero: geometry.write_zeroes,
+        fast_zero: geometry.fast_zero,
         cache: true,
         multi_conn: true,
         rotational: geometry.rotational,
         min_block: geometry.logical_block,
         preferred_block: geometry.physical_block.max(4096),
         ..ExportInfo::plain(name, geometry.size)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fast_zeroes_are_offered_where_the_device_has_them() {
+        for fast_zero in [true, false] {
+            let geometry = Geometry { write_zeroes: true, fast_zero, ..Geometry::plain(4096) };
+            let export = export_info("v", &geometry);
+            assert!(export.write_zeroes);
+            assert_eq!(export.fast_zero, fast_zero);
+        }
     }
 }

@@ -138,7 +138,7 @@ mod tests {
         group.join(0);
         group.join(2);
         let round = group.ask(0);
-        assert_eq!(wakes.try_iter().collect::<Vec<_>>(), [2], "who has a bridge is woken");
+        assert_eq!(wakes.try_iter().collect::<Vec<_>>(), [2], "shards with a bridge are woken");
         let due = Some(Due { round, only: true });
         assert_eq!((group.due(0), group.due(1), group.due(2)), (due, None, due));
         group.has_looked(0, round);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_look_for_the_own_round_alone_is_told_from_one_for_others_too() {
+    fn a_look_for_the_own_round_alone_differs_from_one_for_others_too() {
         let group = Group::new(2, |_| ());
         group.join(0);
         group.join(1);

@@ -1,19 +1,20 @@
 //! A library that serves any block device over NBD.
 //!
-//! Map of the crate, in the order a request walks it:
-//! - `listener`: the socket clients connect to; connections are handed out over cores.
-//! - `conn`: one connection on one core; `shared` with `buffers` and `requests` is what the
-//!   connections of a core have in common.
-//! - `proto`: the NBD protocol as machines without IO; bytes in, bytes and decisions out.
-//! - `bridge`: a core's connections, its requests and its device.
-//! - `group`: what the cores of a device share: orphaned writes of connections that are gone.
-//! - `kernel`: the same cores behind a block device of the kernel, /dev/nbdX.
+//! Map of the crate, in the order of a request's way:
+//! - `listener`: the socket clients connect to; connections are handed out over shards.
+//! - `conn`: one connection on one shard; `shared` with `buffers` and `requests` is what the
+//!   connections of a shard have in common.
+//! - `proto`: the NBD protocol as state machines without IO; bytes in, bytes and decisions out.
+//! - `bridge`: a shard's connections, its requests and its device; `config` has its bounds.
+//! - `group`: what the shards of a device share: orphaned writes of connections that are gone.
+//! - `kernel`: the same shards behind a block device of the kernel, /dev/nbdX.
 //! - `export`, `status`: a device and its errors as NBD shows them.
 
 #![forbid(unsafe_code)]
 
 mod bridge;
 mod buffers;
+mod config;
 mod conn;
 mod export;
 mod group;
@@ -25,7 +26,8 @@ mod shared;
 mod stats;
 mod status;
 
-pub use bridge::{Bridge, BridgeConfig};
+pub use bridge::Bridge;
+pub use config::BridgeConfig;
 pub use export::export_info;
 pub use group::{Group, Seat};
 pub use listener::{Bound, Endpoint, Listener};
@@ -36,6 +38,7 @@ pub use proto::{
 pub use stats::BridgeStats;
 
 /// Bodies of the fuzz targets; no part of the API.
+#[cfg(any(test, feature = "test-util"))]
 #[doc(hidden)]
 pub mod fuzz {
     pub use crate::proto::fuzz::{fuzz_handshake, fuzz_transmission};

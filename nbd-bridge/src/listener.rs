@@ -97,7 +97,7 @@ impl Bound {
         &self.endpoint
     }
 
-    /// Starts to accept on this core's ring.
+    /// Starts to accept on this shard's ring.
     pub fn serve(self, ring: &Rc<Ring>) -> Listener {
         let Self { socket, endpoint, file } = self;
         let listener = Listener {
@@ -113,7 +113,7 @@ impl Bound {
     }
 }
 
-/// A listening socket on a core.
+/// A listening socket on a shard.
 #[derive(Debug)]
 pub struct Listener {
     port: Port,
@@ -163,7 +163,7 @@ impl Listener {
     }
 }
 
-/// Room in the socket for the replies of a batch, so that the core need not wait for the client
+/// Room in the socket for the replies of a batch, so that the shard need not wait for the client
 /// to take them one by one. TCP sizes its own.
 const UNIX_SEND_BUFFER: usize = 4 << 20;
 

@@ -1,4 +1,4 @@
-//! Requests in flight on one core: a row each, from the header to the last byte of the reply.
+//! Requests in flight on one shard: a row each, from the header to the last byte of the reply.
 
 use std::ops::Range;
 
@@ -9,12 +9,17 @@ use crate::buffers::Part;
 use crate::proto::Op;
 use crate::proto::wire::NbdError;
 
+/// A connection of a shard: its slot, and what distinguishes it from former ones of that slot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ConnId {
+    pub(crate) slot: usize,
+    pub(crate) generation: u32,
+}
+
 /// A request and what is outstanding of it.
 #[derive(Debug)]
 pub(crate) struct Row {
-    /// The connection's slot and the generation that tells it from its successor.
-    pub(crate) conn: usize,
-    pub(crate) generation: u32,
+    pub(crate) conn: ConnId,
     pub(crate) cookie: u64,
     pub(crate) op: Op,
     /// What the device is asked; None when it is not asked at all.
@@ -33,18 +38,18 @@ pub(crate) struct Row {
     pub(crate) pending: u32,
     /// Nothing more will get ready (the payload of a large write arrives piece by piece).
     pub(crate) complete: bool,
-    /// The client is not told: its payload did not arrive in full.
+    /// It gets no reply: its payload did not arrive in full.
     pub(crate) silent: bool,
     /// It waits for orphaned writes, and nothing of it was handed over.
     pub(crate) deferred: bool,
-    /// It is one itself, and stands in the table.
+    /// It is one itself, and is in the table.
     pub(crate) orphaned: bool,
     /// Between `take` and `give`.
     live: bool,
     /// First failure.
     pub(crate) status: IoStatus,
     /// Of a flush: losses reported to its user before it came.
-    pub(crate) told: u64,
+    pub(crate) reported: u64,
     /// A refusal instead of a status, with its reason.
     pub(crate) refusal: Option<(NbdError, &'static str)>,
     /// Data of a read, or payload of a write.
@@ -71,8 +76,7 @@ impl Row {
     /// A row of nothing, whose list of parts has no room yet.
     const fn empty() -> Self {
         Self {
-            conn: 0,
-            generation: 0,
+            conn: ConnId { slot: 0, generation: 0 },
             cookie: 0,
             op: Op::Flush,
             io: None,
@@ -89,14 +93,14 @@ impl Row {
             orphaned: false,
             live: false,
             status: IoStatus::Ok,
-            told: 0,
+            reported: 0,
             refusal: None,
             parts: Vec::new(),
         }
     }
 }
 
-/// The rows of one core. A fixed number; their vectors keep their room.
+/// The rows of one shard. A fixed number; their vectors keep their room.
 #[derive(Debug)]
 pub(crate) struct Requests {
     rows: Vec<Row>,
@@ -133,11 +137,8 @@ impl Requests {
     }
 
     /// The rows of a connection that are not finished.
-    pub(crate) fn open_rows(&self, conn: usize, generation: u32) -> Vec<u32> {
-        let open = |row: &Row| {
-            let own = row.live && (row.conn, row.generation) == (conn, generation);
-            own && !row.is_done()
-        };
+    pub(crate) fn open_rows(&self, conn: ConnId) -> Vec<u32> {
+        let open = |row: &Row| row.live && row.conn == conn && !row.is_done();
         (0..).zip(&self.rows).filter(|(_, row)| open(row)).map(|(index, _)| index).collect()
     }
 

@@ -1,84 +1,83 @@
-//! What all connections of a core share: the device, the rows, the buffers, the counters.
+//! What all connections of a shard share: the device, the rows, the buffers, the counters.
 //!
 //! A row is handed to the device piece by piece as its memory is there and as the device takes
 //! it, never more in one IO than the device's limits. Rows that the device had no room for wait
 //! in order; until they are gone nothing new is taken from clients. Rows that overlap an orphaned
-//! write are deferred until it has ended (`group`). Called by connections and by the core's turn in
-//! `bridge`; nothing here allocates after start, but when a client is gone.
+//! write are deferred until it has ended (`group`). Called by connections and by the shard's turn
+//! in `bridge`; nothing here allocates after start, but when a client is gone.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use rtrs_core::block::{BlockDevice, Io, IoOp};
+use rtrs_core::block::{BlockDevice, Geometry, Io, IoOp};
 use rtrs_core::losses::Losses;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
 
 use crate::buffers::{Buffers, ReadMemory};
+use crate::config::BridgeConfig;
+use crate::export::export_info;
 use crate::group::Seat;
 use crate::proto::{ExportInfo, Exports, Op};
-use crate::requests::Requests;
+use crate::requests::{ConnId, Requests};
 use crate::stats::BridgeStats;
 
-/// What all connections of a core use.
+/// What all connections of a shard use.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    pub(crate) export: ExportInfo,
+    /// Under which clients find the device.
+    name: String,
+    max_payload: u32,
     pub(crate) buffers: Buffers,
     pub(crate) requests: Requests,
     pub(crate) stats: BridgeStats,
-    /// Of the device; each connection tells its client.
+    /// Of the device; each connection reports them to its client.
     pub(crate) losses: Option<Arc<Losses>>,
     device: Box<dyn BlockDevice>,
-    /// Largest read or write, discard, and write zeroes that the device takes at once.
-    io_max: u32,
-    discard_max: u32,
-    zeroes_max: u32,
     /// Rows that the device had no room for, in order.
     backlog: VecDeque<u32>,
     /// Rows that wait for orphaned writes, in order.
     deferred: Vec<u32>,
     pub(crate) seat: Seat,
-    /// Rows whose last IO ended, for their connections.
-    finished: Vec<u32>,
+    /// Rows whose last IO ended, for their connections, in the order in which they finished.
+    pub(crate) finished: VecDeque<u32>,
     /// The connection whose read waits for memory and goes before the others' larger ones.
     waiting: Option<usize>,
 }
 
 impl Shared {
     pub(crate) fn new(
-        export: ExportInfo,
+        name: &str,
         buffers: Buffers,
-        requests_max: u32,
+        config: &BridgeConfig,
         mut device: Box<dyn BlockDevice>,
         seat: Seat,
     ) -> Self {
-        let geometry = device.geometry();
-        let block = geometry.logical_block.max(1);
-        let whole_blocks = |bytes: u32| (bytes / block * block).max(block);
-        let io_max = whole_blocks(geometry.io_max);
-        let discard_max = whole_blocks(geometry.discard_max);
-        let zeroes_max = whole_blocks(geometry.zeroes_max);
+        let rows = config.requests_max as usize;
         Self {
-            export,
+            name: name.into(),
+            max_payload: config.max_payload,
             buffers,
-            requests: Requests::new(requests_max),
+            requests: Requests::new(config.requests_max),
             stats: BridgeStats::default(),
             losses: device.take_losses(),
             device,
-            io_max,
-            discard_max,
-            zeroes_max,
-            backlog: VecDeque::with_capacity(requests_max as usize),
-            deferred: Vec::with_capacity(requests_max as usize),
+            backlog: VecDeque::with_capacity(rows),
+            deferred: Vec::with_capacity(rows),
             seat,
-            finished: Vec::with_capacity(requests_max as usize),
+            finished: VecDeque::with_capacity(rows),
             waiting: None,
         }
     }
 
     pub(crate) fn device(&self) -> &dyn BlockDevice {
         self.device.as_ref()
+    }
+
+    /// The device as clients see it at this time.
+    pub(crate) fn export(&self) -> ExportInfo {
+        let max_payload = self.max_payload;
+        ExportInfo { max_payload, ..export_info(&self.name, self.device.geometry()) }
     }
 
     /// True when nothing more should be taken from clients for now.
@@ -178,10 +177,10 @@ impl Shared {
     /// The client of a connection is gone, or will send nothing more: its changes that the device
     /// may still make become orphaned writes. What it has deferred ends with an error: it has not
     /// begun, and must not wait for orphaned writes while it is one itself.
-    pub(crate) fn orphan(&mut self, conn: usize, generation: u32) {
+    pub(crate) fn orphan(&mut self, conn: ConnId) {
         let Seat { group, shard } = self.seat.clone();
         let mut count = 0;
-        for index in self.requests.open_rows(conn, generation) {
+        for index in self.requests.open_rows(conn) {
             let row = self.requests.row(index);
             if row.deferred {
                 self.withdraw(index);
@@ -201,8 +200,8 @@ impl Shared {
     }
 
     /// The client of a connection is gone for good: what has not begun at the device never does.
-    pub(crate) fn drop_unbegun(&mut self, conn: usize, generation: u32) {
-        let rows = self.requests.open_rows(conn, generation);
+    pub(crate) fn drop_unbegun(&mut self, conn: ConnId) {
+        let rows = self.requests.open_rows(conn);
         if rows.is_empty() {
             return;
         }
@@ -230,21 +229,21 @@ impl Shared {
     fn hand_over(&mut self, index: u32) -> bool {
         let row = self.requests.row(index);
         let Some(op) = row.io else { return true };
+        let io_max = io_max(self.device.geometry(), op);
         while row.handed < row.ready {
             let left = row.ready - row.handed;
             let (len, step, buf) = match op {
                 IoOp::Read | IoOp::Write => {
                     let (at, from) = row.cursor;
                     let slice = &row.parts[at].slice;
-                    let most = (self.io_max.min(left) as usize).min(slice.len() - from);
+                    let most = (io_max.min(left) as usize).min(slice.len() - from);
                     let len = u32::try_from(most).unwrap_or(left);
                     (len, len, slice.slice(from, most))
                 }
                 // A flush has no length; it counts as one.
                 IoOp::Flush => (0, 1, None),
                 IoOp::Discard | IoOp::WriteZeroes => {
-                    let most = if op == IoOp::Discard { self.discard_max } else { self.zeroes_max };
-                    let len = left.min(most);
+                    let len = left.min(io_max);
                     (len, len, None)
                 }
             };
@@ -274,7 +273,7 @@ impl Shared {
                 let key = (self.seat.shard, row);
                 self.seat.group.orphans.leave(|own| *own == key);
             }
-            self.finished.push(row);
+            self.finished.push_back(row);
         }
     }
 
@@ -331,26 +330,26 @@ impl Shared {
         }
         any
     }
+}
 
-    /// Rows that are finished since the last call, in the order in which they finished. Give the
-    /// vector back with [`Shared::put_finished`], so that its room is kept.
-    pub(crate) fn take_finished(&mut self) -> Vec<u32> {
-        std::mem::take(&mut self.finished)
-    }
-
-    pub(crate) fn put_finished(&mut self, mut list: Vec<u32>) {
-        debug_assert!(self.finished.is_empty());
-        list.clear();
-        self.finished = list;
-    }
+/// Bytes in whole blocks that the device takes at once. A flush has none.
+fn io_max(geometry: &Geometry, op: IoOp) -> u32 {
+    let bytes = match op {
+        IoOp::Read | IoOp::Write => geometry.io_max,
+        IoOp::Discard => geometry.discard_max,
+        IoOp::WriteZeroes => geometry.zeroes_max,
+        IoOp::Flush => 0,
+    };
+    let block = geometry.logical_block.max(1);
+    (bytes / block * block).max(block)
 }
 
 impl Exports for Shared {
     fn list(&self, visit: &mut dyn FnMut(&ExportInfo)) {
-        visit(&self.export);
+        visit(&self.export());
     }
 
     fn lookup(&self, name: &str) -> Option<ExportInfo> {
-        (name.is_empty() || name == self.export.name).then(|| self.export.clone())
+        (name.is_empty() || name == self.name).then(|| self.export())
     }
 }

@@ -1,12 +1,13 @@
-//! Counters of one core's bridge.
+//! Counters of one shard's bridge.
 
 use rtrs_core::status::IoStatus;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::status::is_device_fault;
 
-/// What a core's bridge did since start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+/// What a shard's bridge did since start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct BridgeStats {
     /// Clients connected now.
     pub connections: u64,
@@ -14,8 +15,8 @@ pub struct BridgeStats {
     pub negotiated: u64,
     /// IOs the device completed.
     pub completed: u64,
-    /// IOs the device failed, and flushes that failed for a loss that the client had not been told
-    /// of although the device did them.
+    /// IOs the device failed, and flushes that failed for a loss not yet reported to the
+    /// client, although the device did them.
     pub failed: u64,
     /// Bytes received from clients.
     pub bytes_received: u64,
@@ -37,7 +38,7 @@ impl BridgeStats {
         }
     }
 
-    /// Adds the counters of another core.
+    /// Adds the counters of another shard.
     pub fn add(&mut self, other: &Self) {
         self.connections += other.connections;
         self.negotiated += other.negotiated;

@@ -17,7 +17,7 @@ pub(crate) fn nbd_error(status: IoStatus) -> Option<NbdError> {
     })
 }
 
-/// What a person is told of a status.
+/// A status in words.
 pub(crate) fn reason(status: IoStatus) -> &'static str {
     match status {
         IoStatus::Ok => "ok",

@@ -91,7 +91,7 @@ impl Conn {
             self.abort(port, shared);
             return false;
         };
-        match rules.check(&request) {
+        match rules.check(&request, shared.device().geometry().size) {
             Ok(valid) => {
                 self.start += Request::LEN;
                 self.large = if valid.payload() as usize >= LARGE {
@@ -106,8 +106,7 @@ impl Conn {
                 self.start += Request::LEN;
                 self.rows += 1;
                 let entry = shared.requests.row(row);
-                (entry.conn, entry.generation) = (self.slot, self.generation);
-                entry.cookie = request.cookie;
+                (entry.conn, entry.cookie) = (self.id, request.cookie);
                 entry.refusal = Some((refusal.error, refusal.reason));
                 self.replies.push_back(row);
                 match refusal.after {
@@ -146,17 +145,16 @@ impl Conn {
             self.phase = Phase::Starved(request);
             return false;
         };
-        if op == Op::Read && !shared.take_read(self.slot, row, len as usize, &mut self.memory) {
+        if op == Op::Read && !shared.take_read(self.id.slot, row, len as usize, &mut self.memory) {
             shared.requests.give(row);
             self.phase = Phase::Starved(request);
             return false;
         }
         self.rows += 1;
-        let told = self.older().unwrap_or_else(|| self.told(shared));
+        let reported = self.older().unwrap_or_else(|| self.reported(shared));
         let entry = shared.requests.row(row);
-        (entry.conn, entry.generation) = (self.slot, self.generation);
-        (entry.cookie, entry.op, entry.offset, entry.len) = (cookie, op, offset, len);
-        (entry.io, entry.flags) = (io, flags);
+        (entry.conn, entry.cookie, entry.op) = (self.id, cookie, op);
+        (entry.offset, entry.len, entry.io, entry.flags) = (offset, len, io, flags);
         match op {
             Op::Write => {
                 entry.complete = false;
@@ -166,15 +164,20 @@ impl Conn {
             Op::Flush if rtrs_core::mutated!(NbdFlushSkipped) => shared.finish_if_done(row),
             _ => {
                 entry.ready = if op == Op::Flush { 1 } else { len };
-                entry.told = told;
+                entry.reported = reported;
                 shared.submit(row);
             }
         }
         true
     }
 
-    /// Bytes of payload that are handed to the device together when they stand at `start` of a
-    /// buffer; 0 when they have to stand in another one.
+    /// Multiple that the client keeps to.
+    pub(super) fn min_block(&self) -> u32 {
+        self.rules.map_or(1, |rules| rules.min_block())
+    }
+
+    /// Bytes of payload that are handed to the device together when they are at `start` of a
+    /// buffer; 0 when they have to be in another one.
     pub(super) fn piece(start: usize, left: u32, to: u64, min_block: u32) -> usize {
         let (room, left) = (BUFFER_LEN - start, left as usize);
         if left <= room {
@@ -197,7 +200,7 @@ impl Conn {
         }
         let entry = shared.requests.row(row);
         let to = entry.offset + u64::from(entry.len - left);
-        let piece = Self::piece(self.start, left, to, shared.export.min_block);
+        let piece = Self::piece(self.start, left, to, self.min_block());
         if piece == 0 || self.fill - self.start < piece {
             return false;
         }
@@ -219,7 +222,7 @@ impl Conn {
     }
 }
 
-/// The two ends of the arithmetic stand together: a header and a whole piece fit one buffer, and
+/// Both bounds of the arithmetic: a header and a whole piece fit one buffer, and
 /// the largest block fits a piece twice, so that a piece at the start of a buffer is never 0.
 const _: () = assert!(PART_MAX + Request::LEN <= BUFFER_LEN && LARGE < PART_MAX);
 const _: () = assert!(2 * crate::proto::wire::MIN_BLOCK_MAX as usize <= PART_MAX);

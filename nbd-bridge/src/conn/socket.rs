@@ -88,12 +88,12 @@ impl Conn {
         let end = (self.start + most).min(BUFFER_LEN);
         let buf = shared.buffers.slice(buffer, self.fill, end - self.fill);
         let op = RingOp::Recv { fd: self.fd.clone(), buf };
-        self.receiving = Some(port.submit(op, self.slot as u64));
+        self.receiving = Some(port.submit(op, self.id.slot as u64));
         self.heard = now;
         true
     }
 
-    /// Bytes from `start` on that must stand in one buffer before the next step, and how many
+    /// Bytes from `start` on that must be in one buffer before the next step, and how many
     /// more of them are welcome at most; None when it is not bytes that the next step waits for.
     fn wanted(&self, shared: &mut Shared) -> Option<(usize, usize)> {
         let available = self.fill - self.start;
@@ -106,7 +106,7 @@ impl Conn {
             Phase::Payload { row, left } => {
                 let entry = shared.requests.row(row);
                 let to = entry.offset + u64::from(entry.len - left);
-                let block = shared.export.min_block;
+                let block = self.min_block();
                 let here = Self::piece(self.start, left, to, block);
                 let need = if here == 0 { Self::piece(0, left, to, block) } else { here };
                 let last = need == left as usize;
@@ -181,19 +181,17 @@ impl Conn {
             {
                 break;
             }
-            let mut head = [0; reply::ROOM];
             let error =
                 row.refusal.or_else(|| nbd_error(row.status).map(|e| (e, reason(row.status))));
-            let written = match error {
-                Some((error, why)) => reply::failure(&mut head, structured, row.cookie, error, why),
+            let head = match error {
+                Some((error, why)) => reply::failure(structured, row.cookie, error, why),
                 None if row.op == Op::Read => {
-                    reply::read_head(&mut head, structured, row.cookie, row.offset, row.len)
+                    reply::read_head(structured, row.cookie, row.offset, row.len)
                 }
-                None => reply::success(&mut head, row.cookie),
+                None => reply::success(row.cookie),
             };
-            let len = written.unwrap_or_else(|e| panic!("a head in {} bytes: {e}", head.len()));
-            self.stage(used, &head[..len], vecs);
-            used += len;
+            self.stage(used, &head, vecs);
+            used += head.len();
             if error.is_none() && row.op == Op::Read {
                 for part in &row.parts {
                     vecs.push(part.slice.clone());
@@ -218,6 +216,6 @@ impl Conn {
         let seconds = vecs.remaining() as u64 / SEND_RATE_MIN;
         self.send_by = now + STALL_TIMEOUT + Duration::from_secs(seconds);
         let op = RingOp::SendMsg { fd: self.fd.clone(), iov: vecs };
-        self.sending = Some(port.submit(op, TOKEN_SEND | self.slot as u64));
+        self.sending = Some(port.submit(op, TOKEN_SEND | self.id.slot as u64));
     }
 }

@@ -5,7 +5,7 @@
 //! it, upon which it fails what is in flight. The sockets' kernel ends are kept for that.
 //!
 //! Called by the process that holds a session: [`check`] early, [`KernelDevice::connect`] from its
-//! main thread when every core can adopt a socket, [`KernelDevice::disconnect`] before the cores
+//! main thread when every shard can adopt a socket, [`KernelDevice::disconnect`] before the shards
 //! end. Source of the driver's behaviour: `drivers/block/nbd.c`.
 
 use std::io;
@@ -19,13 +19,12 @@ use rtrs_core::rt::{page_size, privileges};
 use super::claim::{Claim, check_free, claim_left_behind};
 use super::error::DeviceError;
 use super::netlink::{Attr, SOCKETS_MAX, open_netlink, sockets_attr};
-use super::options::DeviceOptions;
+use super::options::{DeviceChoice, DeviceOptions, REQUEST_BYTES};
 use super::resend;
 use super::sockets::{CONNECTS_MAX, READ_PATIENCE, Sockets};
 use super::sysfs::{Places, STEP, await_that};
 use super::takeover::Reached;
 use super::usage::{DeviceUse, uses};
-use super::{DeviceChoice, REQUEST_BYTES};
 use crate::proto::ExportInfo;
 use crate::proto::wire::transmission_flags as tf;
 
@@ -53,19 +52,19 @@ const KERNEL_FLAGS: u16 = tf::HAS_FLAGS
     | tf::SEND_WRITE_ZEROES
     | tf::CAN_MULTI_CONN;
 
-/// See [`super::check_device`].
-pub(super) fn check(
-    places: &Places,
-    choice: DeviceChoice,
-    backend: &str,
-) -> Result<(), DeviceError> {
+/// Looks whether a device could be connected now, without changing anything: the module, the
+/// privilege, the device. `backend` is what it would be connected with.
+///
+/// # Errors
+/// What is in the way, with a hint.
+pub fn check_device(choice: DeviceChoice, backend: &str) -> Result<(), DeviceError> {
     open_netlink()?;
     if !privileges()?.sys_admin {
         return Err(DeviceError::NoPermission);
     }
     match choice {
         DeviceChoice::Auto => Ok(()),
-        DeviceChoice::Index(index) => check_free(places, index, backend),
+        DeviceChoice::Index(index) => check_free(&Places::default(), index, backend),
     }
 }
 
@@ -129,8 +128,8 @@ impl Disconnecting {
     }
 }
 
-/// Waits until a device that was disconnected is free: the last process that has it open lets go
-/// of it.
+/// Waits until a device that was disconnected is free: the last process that has it open closes
+/// it.
 fn await_gone(places: &Places, index: u32) -> Result<(), DeviceError> {
     let is_gone = || places.owner(index).is_none();
     if await_that(GONE_PATIENCE, is_gone) {
@@ -149,7 +148,7 @@ fn await_gone(places: &Places, index: u32) -> Result<(), DeviceError> {
     Err(DeviceError::Stuck { index, what: what + "; it is free when that has ended" })
 }
 
-/// Judges whether the kernel can have an export as a block device.
+/// Checks whether the kernel can have an export as a block device.
 fn check_export(export: &ExportInfo) -> Result<(), DeviceError> {
     let ExportInfo { size, min_block, .. } = *export;
     let refuse = |text: String| Err(DeviceError::Export(text));
@@ -190,7 +189,7 @@ fn connect_attrs(export: &ExportInfo, options: &DeviceOptions) -> Vec<Attr> {
     attrs
 }
 
-/// The kernel's error with a remedy.
+/// The kernel's error with a hint.
 fn refused(choice: DeviceChoice, source: io::Error) -> DeviceError {
     const EPERM: i32 = 1;
     const EINVAL: i32 = 22;
@@ -229,7 +228,7 @@ impl KernelDevice {
     /// the options say so, or else freed before. `reached` is what [`super::reach`] found.
     ///
     /// # Errors
-    /// What is in the way, with the remedy; then nothing is connected.
+    /// What is in the way, with a hint; then nothing is connected.
     pub fn connect(
         reached: Option<Reached>,
         export: &ExportInfo,
@@ -281,6 +280,8 @@ impl KernelDevice {
                 return Err(DeviceError::Odd { index, what });
             }
             tracing::info!("/dev/nbd{index}: {what}, for want of a thread; connecting it anew");
+            // The kernel may hold it for a moment longer, and auto would take another.
+            wanted.prefer(&[index]);
             attempt += 1;
         };
         adopt(device.sockets.take_ours())?;

@@ -30,7 +30,7 @@ pub enum DeviceError {
     Refused {
         /// `/dev/nbdX`, or `a free device`.
         device: String,
-        /// A guess at the reason with its remedy, or nothing.
+        /// A guess at the reason with a hint, or nothing.
         why: &'static str,
         /// Its error.
         source: io::Error,
@@ -40,7 +40,7 @@ pub enum DeviceError {
     Odd {
         /// The device.
         index: u32,
-        /// What is wrong, with the remedy.
+        /// What is wrong, with a hint.
         what: String,
     },
     /// The kernel did not disconnect the device in time.
@@ -48,7 +48,7 @@ pub enum DeviceError {
     Stuck {
         /// The device.
         index: u32,
-        /// What is in the way, with the remedy.
+        /// What is in the way, with a hint.
         what: String,
     },
     /// The system refused something else: a socket, a thread.

@@ -13,8 +13,9 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use netlink_packet_core::{
-    DecodeError, Emitable, NLA_F_NESTED, NLM_F_ACK, NLM_F_REQUEST, NetlinkDeserializable,
-    NetlinkMessage, NetlinkPayload, NetlinkSerializable, Nla, NlasIterator, ParseableParametrized,
+    DecodeError, DefaultNla, Emitable, NLA_F_NESTED, NLM_F_ACK, NLM_F_REQUEST,
+    NetlinkDeserializable, NetlinkMessage, NetlinkPayload, NetlinkSerializable, Nla, NlasIterator,
+    ParseableParametrized,
 };
 use netlink_packet_generic::ctrl::nlas::GenlCtrlAttrs;
 use netlink_packet_generic::ctrl::{GenlCtrl, GenlCtrlCmd};
@@ -51,90 +52,54 @@ pub(super) enum Attr {
     /// The transmission flags of the NBD document.
     ServerFlags(u64),
     /// Descriptors of connected sockets in transmission phase.
-    Sockets(Vec<SocketItem>),
+    Sockets(Vec<i32>),
     /// Seconds to wait for other sockets when all are dead.
     DeadConnTimeout(u64),
     /// Shown in `/sys/block/nbdX/backend`.
     BackendIdentifier(String),
 }
 
+impl Attr {
+    /// Its number and its bytes.
+    fn encode(&self) -> (u16, Vec<u8>) {
+        match self {
+            Self::Index(value) => (1, value.to_ne_bytes().into()),
+            Self::SizeBytes(value) => (2, value.to_ne_bytes().into()),
+            Self::BlockSizeBytes(value) => (3, value.to_ne_bytes().into()),
+            Self::Timeout(value) => (4, value.to_ne_bytes().into()),
+            Self::ServerFlags(value) => (5, value.to_ne_bytes().into()),
+            Self::Sockets(descriptors) => {
+                // Each in an attribute (NBD_SOCK_FD) in another (NBD_SOCK_ITEM).
+                let item = |descriptor: &i32| {
+                    let inner = DefaultNla::new(1, descriptor.to_ne_bytes().into());
+                    DefaultNla::new(1 | NLA_F_NESTED, emitted(&[inner][..]))
+                };
+                let items: Vec<DefaultNla> = descriptors.iter().map(item).collect();
+                (7 | NLA_F_NESTED, emitted(&items[..]))
+            }
+            Self::DeadConnTimeout(value) => (8, value.to_ne_bytes().into()),
+            Self::BackendIdentifier(text) => (10, [text.as_bytes(), &[0]].concat()),
+        }
+    }
+}
+
+fn emitted(attrs: &[DefaultNla]) -> Vec<u8> {
+    let mut bytes = vec![0; attrs.buffer_len()];
+    attrs.emit(&mut bytes);
+    bytes
+}
+
 impl Nla for Attr {
     fn value_len(&self) -> usize {
-        match self {
-            Self::Index(_) => 4,
-            Self::SizeBytes(_)
-            | Self::BlockSizeBytes(_)
-            | Self::Timeout(_)
-            | Self::ServerFlags(_)
-            | Self::DeadConnTimeout(_) => 8,
-            Self::Sockets(items) => items.as_slice().buffer_len(),
-            Self::BackendIdentifier(text) => text.len() + 1,
-        }
+        self.encode().1.len()
     }
 
     fn kind(&self) -> u16 {
-        match self {
-            Self::Index(_) => 1,
-            Self::SizeBytes(_) => 2,
-            Self::BlockSizeBytes(_) => 3,
-            Self::Timeout(_) => 4,
-            Self::ServerFlags(_) => 5,
-            Self::Sockets(_) => 7 | NLA_F_NESTED,
-            Self::DeadConnTimeout(_) => 8,
-            Self::BackendIdentifier(_) => 10,
-        }
+        self.encode().0
     }
 
     fn emit_value(&self, buffer: &mut [u8]) {
-        match self {
-            Self::Index(value) => buffer.copy_from_slice(&value.to_ne_bytes()),
-            Self::SizeBytes(value)
-            | Self::BlockSizeBytes(value)
-            | Self::Timeout(value)
-            | Self::ServerFlags(value)
-            | Self::DeadConnTimeout(value) => buffer.copy_from_slice(&value.to_ne_bytes()),
-            Self::Sockets(items) => items.as_slice().emit(buffer),
-            Self::BackendIdentifier(text) => {
-                buffer[..text.len()].copy_from_slice(text.as_bytes());
-                buffer[text.len()] = 0;
-            }
-        }
-    }
-}
-
-/// One socket (`NBD_SOCK_ITEM`), an attribute around its descriptor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SocketItem(pub(super) i32);
-
-/// The descriptor in it (`NBD_SOCK_FD`).
-#[derive(Clone, Copy, Debug)]
-struct SocketFd(i32);
-
-impl Nla for SocketItem {
-    fn value_len(&self) -> usize {
-        SocketFd(self.0).buffer_len()
-    }
-
-    fn kind(&self) -> u16 {
-        1 | NLA_F_NESTED
-    }
-
-    fn emit_value(&self, buffer: &mut [u8]) {
-        SocketFd(self.0).emit(buffer);
-    }
-}
-
-impl Nla for SocketFd {
-    fn value_len(&self) -> usize {
-        4
-    }
-
-    fn kind(&self) -> u16 {
-        1
-    }
-
-    fn emit_value(&self, buffer: &mut [u8]) {
-        buffer.copy_from_slice(&self.0.to_ne_bytes());
+        buffer.copy_from_slice(&self.encode().1);
     }
 }
 
@@ -233,7 +198,7 @@ impl Netlink {
         index.ok_or_else(|| invalid("no device number in the answer to a connect"))
     }
 
-    /// Disconnects a device: the kernel tells its sockets, shuts them down and fails what is in
+    /// Disconnects a device: the kernel notifies its sockets, shuts them down and fails what is in
     /// flight. A device that is not connected is no error.
     ///
     /// # Errors
@@ -316,7 +281,7 @@ fn invalid(what: &str) -> io::Error {
 
 /// The attribute for sockets, whose owner keeps them open until the connect has returned.
 pub(super) fn sockets_attr<'a>(sockets: impl Iterator<Item = BorrowedFd<'a>>) -> Attr {
-    Attr::Sockets(sockets.map(|socket| SocketItem(socket.as_raw_fd())).collect())
+    Attr::Sockets(sockets.map(|socket| socket.as_raw_fd()).collect())
 }
 
 /// Opens the way to the kernel's driver.
@@ -365,7 +330,7 @@ mod tests {
             Attr::Timeout(90),
             Attr::DeadConnTimeout(1),
             Attr::ServerFlags(0x16d),
-            Attr::Sockets(vec![SocketItem(5), SocketItem(0x1234)]),
+            Attr::Sockets(vec![5, 0x1234]),
             Attr::BackendIdentifier("rtrs:a".into()),
         ];
         #[rustfmt::skip]
@@ -387,7 +352,7 @@ mod tests {
 
     #[test]
     fn the_most_sockets_fit_an_attribute() {
-        let items = (0..SOCKETS_MAX).map(|_| SocketItem(3)).collect();
+        let items = (0..SOCKETS_MAX).map(|_| 3).collect();
         let attr = Attr::Sockets(items);
         assert!(attr.value_len() + 4 <= usize::from(u16::MAX));
     }

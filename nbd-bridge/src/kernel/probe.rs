@@ -18,7 +18,7 @@ const STEP: Duration = Duration::from_millis(5);
 pub enum Probe {
     /// It could be opened, and was closed again.
     Opened,
-    /// The child said this instead.
+    /// The child wrote this instead.
     Refused(String),
     /// It did not end in time, and was left behind.
     TooLong,
@@ -66,7 +66,7 @@ fn leave(mut child: Child) {
     }
 }
 
-/// Waits until udev has worked on what the kernel told of devices, for `patience` at most. Where
+/// Waits until udev has processed the kernel's events, for `patience` at most. Where
 /// udev does not run there is nothing to wait for. True when it is done.
 pub fn settle(patience: Duration) -> bool {
     if !Path::new("/run/udev/control").exists() {

@@ -1,10 +1,10 @@
 //! How often the kernel looks at requests that have no answer: `/sys/block/nbdX/queue/io_timeout`.
 //!
-//! The driver is told a bound for requests in seconds (`NBD_ATTR_TIMEOUT`). If that is 0 and the
+//! The driver takes a bound for requests in seconds (`NBD_ATTR_TIMEOUT`). If that is 0 and the
 //! device has one socket, a request that is over its time stays where it is as long as the socket
 //! is the one it was sent through, and is sent again when the socket was replaced
 //! (`nbd_xmit_timeout`, by the socket's cookie). Then the time only says how often the driver
-//! looks, 30 s if nothing is said; the block layer lets it be set in milliseconds, and is up to
+//! looks, 30 s by default; the block layer lets it be set in milliseconds, and is up to
 //! about a second late (`blk_add_timer`). Such a device is *quick*: what a dead process had taken
 //! is sent again soon after another took over, and yet nothing is sent twice while the first copy
 //! may live.
@@ -94,7 +94,7 @@ mod tests {
         tree.file("sys/block/nbd0/queue/io_timeout", "90000\n");
         make_usual(places, 0);
         assert_eq!(places.io_timeout_ms(0), Some(90_000));
-        // Not there: told, and nothing else.
+        // Not there: logged, and nothing else.
         make_quick(places, 1);
         assert!(!is_quick(places, 1));
     }

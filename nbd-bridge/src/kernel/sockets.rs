@@ -71,7 +71,7 @@ impl Sockets {
         self.kernel.iter().map(AsFd::as_fd)
     }
 
-    /// Hands out our ends, for [`crate::Bridge::adopt_kernel`], one for each core.
+    /// Hands out our ends, for [`crate::Bridge::adopt_kernel`], one for each shard.
     pub(super) fn take_ours(&mut self) -> Vec<OwnedFd> {
         std::mem::take(&mut self.ours)
     }

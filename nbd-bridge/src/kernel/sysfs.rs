@@ -66,12 +66,12 @@ impl Places {
         number::<u64>(&self.block(index).join("size"))?.checked_mul(512)
     }
 
-    /// Where it is said how often the block layer looks at requests without an answer.
+    /// The file with the interval at which the block layer checks requests without an answer.
     pub(super) fn io_timeout(&self, index: u32) -> PathBuf {
         self.block(index).join("queue/io_timeout")
     }
 
-    /// What is said there, in milliseconds.
+    /// Its value in milliseconds.
     pub(super) fn io_timeout_ms(&self, index: u32) -> Option<u64> {
         number(&self.io_timeout(index))
     }
@@ -137,7 +137,7 @@ impl Places {
 
     /// True when the process that connected a device is gone. A number that was given to another
     /// program since, or to this process, which has not connected anything yet, is as good as gone.
-    /// In a PID namespace nobody can tell: the kernel shows numbers of the initial one.
+    /// In a PID namespace this is unknown: the kernel shows numbers of the initial one.
     pub(super) fn is_left_behind(&self, owner: u32) -> bool {
         let namespace = fs::read_link(self.proc.join("self/ns/pid"));
         if namespace.is_ok_and(|name| name.as_os_str() != INITIAL_PID_NAMESPACE) {
@@ -166,78 +166,4 @@ pub(super) fn await_that(patience: Duration, mut holds: impl FnMut() -> bool) ->
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use super::*;
-
-    /// A made-up /sys, /proc and /dev, removed at its end.
-    pub(in super::super) struct Tree {
-        pub(in super::super) root: PathBuf,
-        pub(in super::super) places: Places,
-    }
-
-    impl Tree {
-        pub(in super::super) fn new(name: &str) -> Self {
-            let root = std::env::temp_dir().join(format!("rtrs-{name}-{}", std::process::id()));
-            let _ = fs::remove_dir_all(&root);
-            fs::create_dir_all(&root).unwrap();
-            let places =
-                Places { sys: root.join("sys"), proc: root.join("proc"), dev: root.join("dev") };
-            Self { root, places }
-        }
-
-        pub(in super::super) fn file(&self, path: &str, text: &str) {
-            let path = self.root.join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-    }
-
-    impl Drop for Tree {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.root);
-        }
-    }
-
-    #[test]
-    fn a_device_is_read() {
-        let tree = Tree::new("nbd-sysfs");
-        for (file, text) in [
-            ("size", "2048\n"),
-            ("pid", "77\n"),
-            ("backend", "rtrs:host-v/v\n"),
-            ("inflight", "       3        4\n"),
-            ("dev", "43:0\n"),
-        ] {
-            tree.file(&format!("sys/block/nbd0/{file}"), text);
-        }
-        tree.file("sys/block/nbd10/size", "0\n");
-        tree.file("sys/block/nbd2/size", "0\n");
-        tree.file("sys/block/nbdx/size", "0\n");
-        tree.file("dev/nbd0", "no block device");
-        let places = &tree.places;
-        assert_eq!(places.devices(), [0, 2, 10]);
-        assert_eq!((places.size(0), places.owner(0)), (Some(1 << 20), Some(77)));
-        assert_eq!(places.backend(0).as_deref(), Some("rtrs:host-v/v"));
-        assert_eq!((places.inflight(0), places.inflight(2)), (Some(7), None));
-        assert_eq!((places.owner(2), places.backend(2)), (None, None));
-        assert!(!places.has_node(0));
-    }
-
-    #[test]
-    fn owners_that_are_gone() {
-        let tree = Tree::new("nbd-owner");
-        tree.file("proc/self/comm", "rtrs-client\n");
-        tree.file("proc/7/comm", "rtrs-client\n");
-        tree.file("proc/8/comm", "bash\n");
-        let gone = |pid| tree.places.is_left_behind(pid);
-        assert_eq!((gone(7), gone(8), gone(9)), (false, true, true));
-        assert!(gone(std::process::id()));
-        let namespace = tree.places.proc.join("self/ns/pid");
-        fs::create_dir_all(namespace.parent().unwrap()).unwrap();
-        std::os::unix::fs::symlink(INITIAL_PID_NAMESPACE, &namespace).unwrap();
-        assert!(tree.places.is_left_behind(9));
-        fs::remove_file(&namespace).unwrap();
-        std::os::unix::fs::symlink("pid:[4026532198]", &namespace).unwrap();
-        assert!(!tree.places.is_left_behind(9), "seen from a container");
-    }
-}
+pub(super) mod tests;

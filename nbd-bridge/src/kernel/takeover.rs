@@ -18,11 +18,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use super::DeviceChoice;
 use super::claim::{Claim, claim_left_behind};
 use super::error::DeviceError;
 use super::netlink::{Attr, Netlink, open_netlink, sockets_attr};
-use super::options::DeviceOptions;
+use super::options::{DeviceChoice, DeviceOptions};
 use super::resend::is_quick;
 use super::sockets::{CONNECTS_MAX, READ_PATIENCE, Sockets};
 use super::sysfs::{Places, await_that};
@@ -43,7 +42,7 @@ pub struct Reached {
 /// session still opens. See [`KernelDevice::connect`](super::KernelDevice::connect).
 ///
 /// # Errors
-/// What is in the way, with the remedy.
+/// What is in the way, with a hint.
 pub fn reach(options: &DeviceOptions) -> Result<Option<Reached>, DeviceError> {
     reach_in(&Places::default(), options)
 }
@@ -74,9 +73,9 @@ fn odd<T>(index: u32, what: String) -> Result<T, DeviceError> {
 
 /// Between two offers of the only socket of a device.
 const AGAIN: Duration = Duration::from_millis(50);
-const REMEDY: &str = "free it with detach, or attach without takeover";
+const HINT: &str = "free it with detach, or attach without takeover";
 
-/// Judges whether `count` sockets can stand in for what the device had.
+/// Checks whether `count` sockets can replace those of the device.
 fn check_sockets(
     places: &Places,
     index: u32,
@@ -89,39 +88,39 @@ fn check_sockets(
             return odd(index, "it has a quick takeover; use --quick-takeover".into());
         }
         (false, None) => {
-            return odd(index, format!("it has no quick takeover; leave that out, or {REMEDY}"));
+            return odd(index, format!("it has no quick takeover; leave that out, or {HINT}"));
         }
         _ => {}
     }
     let queues = places.queues(index);
     if queues != count {
-        let text = format!("it has {queues} sockets; use --shards {queues}, or {REMEDY}");
+        let text = format!("it has {queues} sockets; use --shards {queues}, or {HINT}");
         return odd(index, text);
     }
     Ok(())
 }
 
-/// Judges whether `export` can stand in for what the device was. The kernel was told of that once,
-/// and goes by it: of a device without a write cache it would never flush the one of the export.
+/// Checks whether `export` can replace that of the device. The kernel learned that one at the
+/// connect and relies on it: a device without a write cache is never flushed.
 fn check_shape(places: &Places, index: u32, export: &ExportInfo) -> Result<(), DeviceError> {
     if places.size(index) != Some(export.size) {
         let had = places.size(index).map_or_else(|| "no size".into(), |n| format!("{n} bytes"));
-        return odd(index, format!("it has {had} and the export {}; {REMEDY}", export.size));
+        return odd(index, format!("it has {had} and the export {}; {HINT}", export.size));
     }
     let block = export.min_block.max(512);
     if let Some(had) = places.block_size(index).filter(|had| *had < block) {
-        let text = format!("it has blocks of {had} bytes and the export of {block}; {REMEDY}");
+        let text = format!("it has blocks of {had} bytes and the export of {block}; {HINT}");
         return odd(index, text);
     }
     if export.read_only && places.is_read_only(index) == Some(false) {
-        return odd(index, format!("it takes writes and the export is read-only; {REMEDY}"));
+        return odd(index, format!("it takes writes and the export is read-only; {HINT}"));
     }
     if export.write_cache && places.has_write_cache(index) == Some(false) {
         let text = "it has no write cache, and so is never flushed, and the export has one";
-        return odd(index, format!("{text}; {REMEDY}"));
+        return odd(index, format!("{text}; {HINT}"));
     }
     if !export.fua && places.has_fua(index) == Some(true) {
-        return odd(index, format!("it has FUA and the export has not; {REMEDY}"));
+        return odd(index, format!("it has FUA and the export has not; {HINT}"));
     }
     Ok(())
 }
@@ -171,7 +170,7 @@ impl Reached {
                 attrs.extend(options.timeout_s.map(Attr::Timeout));
                 let refused = |source| DeviceError::Refused {
                     device: format!("/dev/nbd{index} to this process"),
-                    why: " (its requests may have failed already: see device-dead-timeout-s)",
+                    why: " (its requests may have failed already: see device-dead-timeout)",
                     source,
                 };
                 if give(&mut netlink, &attrs, &fresh, count).map_err(refused)? {
@@ -262,23 +261,23 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused_with_the_remedy() {
         let tree = tree("nbd-takeover-check");
-        let judge = |count, timeout_s| {
+        let check = |count, timeout_s| {
             let options = DeviceOptions { timeout_s, ..options(DeviceChoice::Index(2)) };
             check_sockets(&tree.places, 2, &options, count).map_err(|e| e.to_string())
         };
-        assert_eq!(judge(2, Some(90)), Ok(()));
-        let error = judge(4, Some(90)).unwrap_err();
+        assert_eq!(check(2, Some(90)), Ok(()));
+        let error = check(4, Some(90)).unwrap_err();
         assert!(error.contains("it has 2 sockets; use --shards 2"), "{error}");
-        let error = judge(2, None).unwrap_err();
+        let error = check(2, None).unwrap_err();
         assert!(error.contains("it has no quick takeover; leave that out"), "{error}");
         tree.file(
             "sys/block/nbd2/queue/io_timeout",
             "500
 ",
         );
-        let error = judge(2, Some(90)).unwrap_err();
+        let error = check(2, Some(90)).unwrap_err();
         assert!(error.contains("it has a quick takeover; use --quick-takeover"), "{error}");
-        assert_eq!(judge(2, None), Ok(()));
+        assert_eq!(check(2, None), Ok(()));
 
         let size = |size| {
             check_shape(&tree.places, 2, &ExportInfo::plain("v", size)).map_err(|e| e.to_string())
@@ -291,16 +290,16 @@ mod tests {
     #[test]
     fn what_the_kernel_was_told_of_the_device_still_holds() {
         let tree = tree("nbd-takeover-shape");
-        let judge = |change: fn(&mut ExportInfo)| {
+        let check = |change: fn(&mut ExportInfo)| {
             let mut export = ExportInfo { min_block: 512, ..ExportInfo::plain("v", 1 << 20) };
             change(&mut export);
             check_shape(&tree.places, 2, &export).map_err(|e| e.to_string())
         };
         let refused = |change, text: &str| {
-            let error = judge(change).unwrap_err();
-            assert!(error.contains(text) && error.contains(REMEDY), "{error}");
+            let error = check(change).unwrap_err();
+            assert!(error.contains(text) && error.contains(HINT), "{error}");
         };
-        let tell = |block: u32, ro: u8, cache: &str, fua: u8| {
+        let show = |block: u32, ro: u8, cache: &str, fua: u8| {
             for (file, text) in [
                 ("ro", ro.to_string()),
                 ("queue/logical_block_size", block.to_string()),
@@ -314,16 +313,16 @@ mod tests {
             (export.min_block, export.read_only, export.write_cache, export.fua) =
                 (4096, true, true, false);
         };
-        assert_eq!(judge(all), Ok(()), "a kernel that shows nothing of it");
-        tell(512, 0, "write through", 1);
+        assert_eq!(check(all), Ok(()), "a kernel that shows nothing of it");
+        show(512, 0, "write through", 1);
         refused(|e| e.min_block = 4096, "it has blocks of 512 bytes and the export of 4096");
         refused(|e| e.read_only = true, "it takes writes and the export is read-only");
         refused(|e| e.write_cache = true, "it has no write cache, and so is never flushed");
         refused(|e| (e.write_cache, e.fua) = (false, false), "it has FUA and the export has not");
-        assert_eq!(judge(|e| e.write_cache = false), Ok(()));
-        tell(4096, 1, "write back", 0);
-        assert_eq!(judge(all), Ok(()));
-        assert_eq!(judge(|e| e.min_block = 1), Ok(()), "it can do more than it has to");
+        assert_eq!(check(|e| e.write_cache = false), Ok(()));
+        show(4096, 1, "write back", 0);
+        assert_eq!(check(all), Ok(()));
+        assert_eq!(check(|e| e.min_block = 1), Ok(()), "it can do more than it has to");
     }
 
     #[test]

@@ -36,6 +36,11 @@ impl fmt::Display for DeviceUse {
     }
 }
 
+/// Who uses a device, most telling first; empty when nobody is seen to.
+pub fn device_uses(index: u32) -> Vec<DeviceUse> {
+    uses(&Places::default(), index)
+}
+
 /// What is known of the uses of a device, most telling first; of processes without those that
 /// only go with a mount.
 pub(super) fn uses(places: &Places, index: u32) -> Vec<DeviceUse> {
@@ -157,11 +162,12 @@ mod tests {
         tree.file("proc/9/fd/x", "");
         std::os::unix::fs::symlink(dev.join("nbd1"), tree.root.join("proc/9/fd/4")).unwrap();
         std::os::unix::fs::symlink(dev.join("nbd1"), tree.root.join("proc/9/fd/5")).unwrap();
-        let mut told: Vec<String> = uses(&tree.places, 1).iter().map(ToString::to_string).collect();
+        let mut shown: Vec<String> =
+            uses(&tree.places, 1).iter().map(ToString::to_string).collect();
         // Processes are seen in the order of the directory.
-        told[..3].sort();
+        shown[..3].sort();
         assert_eq!(
-            told,
+            shown,
             [
                 "mounted on /mnt/a b",
                 "mounted on /mnt/c",

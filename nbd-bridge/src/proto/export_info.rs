@@ -1,8 +1,8 @@
 //! `ExportInfo`: what a client may learn of an export.
 //!
-//! One noun for both phases: the handshake advertises it, the transmission phase judges requests
-//! by it. It holds no device. Whoever builds one calls [`ExportInfo::check`] once, at start; the
-//! handshake does it again and will not serve an export whose numbers break the NBD document.
+//! Used in both phases: the handshake advertises it, the transmission phase validates requests
+//! against it. It holds no device. Call [`ExportInfo::check`] once, at start; the handshake does it
+//! again and will not serve an export whose numbers break the NBD document.
 
 use super::wire::{self, transmission_flags as tf};
 
@@ -20,7 +20,7 @@ pub struct ExportInfo {
     /// `NBD_CMD_FLUSH` is offered.
     pub flush: bool,
     /// There is a volatile cache, so that a flush does something. A kernel's device without one is
-    /// "write through" and sends none; who asks over a socket is offered it all the same.
+    /// "write through" and sends none; clients of a socket are offered it all the same.
     pub write_cache: bool,
     /// `NBD_CMD_FLAG_FUA` is offered.
     pub fua: bool,
@@ -34,7 +34,7 @@ pub struct ExportInfo {
     pub cache: bool,
     /// A flush or FUA on one connection covers all connections.
     pub multi_conn: bool,
-    /// Seeks are dear.
+    /// Seeks are slow.
     pub rotational: bool,
     /// Offsets and lengths must be multiples of it: a power of two, 1 to 65,536.
     pub min_block: u32,
@@ -89,7 +89,7 @@ impl ExportInfo {
         }
     }
 
-    /// Judges names and sizes by "Size constraints" and the string rules of the NBD document.
+    /// Checks names and sizes against "Size constraints" and the string rules of the NBD document.
     ///
     /// # Errors
     /// The first rule that is broken.
@@ -114,7 +114,7 @@ impl ExportInfo {
         Ok(())
     }
 
-    /// The 16 transmission flags. `structured_replies` tells whether they were negotiated before:
+    /// The 16 transmission flags. `structured_replies`: they were negotiated before.
     /// DF may be offered only then. A read-only export offers no command that writes, and fast
     /// zero goes with write zeroes ("Transmission flags").
     pub fn transmission_flags(&self, structured_replies: bool) -> u16 {

@@ -11,11 +11,11 @@
 //!
 //! Source: "Handshake", "Option types", "Option reply types" of the NBD document.
 
-use super::ExportInfo;
+use super::export_info::{self, ExportInfo};
 use super::transmission::Rules;
 use super::wire::{
     EXPORT_NAME_ZEROES, Greeting, OptionHeader, OptionReplyHeader, STRING_MAX, client_flags, clip,
-    handshake_flags, info, magic, opt, rep,
+    handshake_flags, info, magic, opt, rep, take,
 };
 
 /// Longest option data that is kept and understood: a name of 4096 bytes and two thousand
@@ -57,7 +57,7 @@ impl Negotiated {
     }
 }
 
-/// Where the handshake stands after some input.
+/// The state of the handshake after some input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// All input was taken and more is needed.
@@ -74,7 +74,7 @@ pub enum Outcome {
     Close(ProtocolError),
 }
 
-/// Why a handshake ended without terms and without a goodbye.
+/// Why a handshake ended without an agreement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
     /// Flags beyond [`client_flags::KNOWN`].
@@ -108,10 +108,7 @@ pub enum ProtocolError {
     UnknownExport,
     /// EXPORT_NAME for an export whose description breaks the protocol.
     #[error("the export cannot be served: {0}")]
-    BadExport(super::BadExport),
-    /// EXPORT_NAME while the server shuts down.
-    #[error("the server is shutting down")]
-    ShuttingDown,
+    BadExport(export_info::BadExport),
     /// Input after the end of the handshake; the caller went on too long.
     #[error("the handshake is over")]
     Over,
@@ -126,7 +123,6 @@ pub struct Handshake {
     fixed: bool,
     no_zeroes: bool,
     structured_replies: bool,
-    shutting_down: bool,
     options: u32,
     received: u64,
 }
@@ -166,28 +162,13 @@ impl Handshake {
             fixed: false,
             no_zeroes: false,
             structured_replies: false,
-            shutting_down: false,
             options: 0,
             received: 0,
         }
     }
 
-    /// From now on every option but ABORT is refused with `NBD_REP_ERR_SHUTDOWN`.
-    pub fn shut_down(&mut self) {
-        self.shutting_down = true;
-    }
-
-    /// True when an end of the stream here would cut a message, false where a client may leave.
-    pub fn is_inside_message(&self) -> bool {
-        match self.step {
-            Step::ClientFlags | Step::Header => !self.buf.is_empty(),
-            Step::Data { .. } | Step::Skip { .. } => true,
-            Step::Over => false,
-        }
-    }
-
-    /// Takes input, appends answers to `out`, and tells how many bytes of `input` were taken and
-    /// how things stand.
+    /// Takes input and appends answers to `out`. Returns how many bytes of `input` were taken, and
+    /// the state.
     pub fn feed(
         &mut self,
         input: &[u8],
@@ -277,7 +258,7 @@ impl Handshake {
         now.len() == missing
     }
 
-    /// Judges the head of an option and chooses what happens to its data.
+    /// Validates the head of an option and chooses what happens to its data.
     fn open_option(&mut self, head: OptionHeader, out: &mut Vec<u8>) -> Option<Outcome> {
         let OptionHeader { option, len } = head;
         let close = |error| Some(Outcome::Close(error));
@@ -302,9 +283,7 @@ impl Handshake {
         }
         let skip = |refusal| Step::Skip { option, left: len, refusal };
         self.step = match option {
-            opt::EXPORT_NAME if self.shutting_down => return close(ProtocolError::ShuttingDown),
             opt::EXPORT_NAME if len as usize > STRING_MAX => return close(ProtocolError::BadName),
-            _ if self.shutting_down => skip((rep::ERR_SHUTDOWN, "the server is shutting down")),
             opt::EXPORT_NAME => Step::Data { option, len },
             opt::INFO | opt::GO if len <= OPTION_DATA_MAX => Step::Data { option, len },
             opt::INFO | opt::GO => skip((rep::ERR_TOO_BIG, "too much data in the option")),
@@ -378,7 +357,7 @@ impl Handshake {
         Outcome::Ready(Box::new(self.terms(export, false)))
     }
 
-    /// Appends the information replies and the acknowledgement, or tells the error to reply with.
+    /// Appends the information replies and the acknowledgement, or returns the error to reply with.
     fn info_or_go(
         &self,
         option: u32,
@@ -441,7 +420,7 @@ fn parse_info(data: &[u8]) -> Result<InfoRequest<'_>, Refused> {
     if name.len() > STRING_MAX {
         return Err((rep::ERR_TOO_BIG, "the name is longer than 4096 bytes"));
     }
-    let count = usize::from(be16(&mut rest).ok_or(CUT)?);
+    let count = usize::from(take(&mut rest).map(u16::from_be_bytes).ok_or(CUT)?);
     if rest.len() != 2 * count {
         return Err((rep::ERR_INVALID, "the option is not as long as its fields"));
     }
@@ -461,15 +440,7 @@ fn string(bytes: &[u8]) -> Option<&str> {
 }
 
 fn be32(bytes: &mut &[u8]) -> Option<u32> {
-    let (head, rest) = bytes.split_first_chunk::<4>()?;
-    *bytes = rest;
-    Some(u32::from_be_bytes(*head))
-}
-
-fn be16(bytes: &mut &[u8]) -> Option<u16> {
-    let (head, rest) = bytes.split_first_chunk::<2>()?;
-    *bytes = rest;
-    Some(u16::from_be_bytes(*head))
+    take(bytes).map(u32::from_be_bytes)
 }
 
 fn put_error(out: &mut Vec<u8>, option: u32, (reply, text): Refused) {

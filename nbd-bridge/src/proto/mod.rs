@@ -1,14 +1,19 @@
 //! The NBD protocol, server side, fixed newstyle, as machines without IO.
 //!
-//! A connection starts with a [`Handshake`]: it is fed what the client sent, appends what the
-//! client must be told, and ends with [`Negotiated`] terms. From these come the [`Rules`] that
-//! judge each [`Request`]; [`reply`] writes the heads of the answers. Nothing here owns a socket,
+//! A connection starts with a [`Handshake`]: it is fed what the client sent, appends the
+//! answers, and ends with [`Negotiated`] terms. From these come the [`Rules`] that validate
+//! each [`Request`]; [`reply`] writes the heads of the answers. Nothing here owns a socket,
 //! a clock or a device, and no input makes it panic. The connection code calls all of it.
 //!
 //! Source: the NBD protocol document, `doc/proto.md` of the NetworkBlockDevice project; its
 //! sections are named where code obeys them.
 
+#[cfg(test)]
+#[path = "tests/corpus.rs"]
+mod corpus;
 mod export_info;
+#[cfg(any(test, feature = "test-util"))]
+#[path = "tests/fuzz.rs"]
 pub(crate) mod fuzz;
 mod handshake;
 pub mod reply;

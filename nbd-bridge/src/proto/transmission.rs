@@ -1,7 +1,7 @@
-//! Requests of the transmission phase and the judgement over them.
+//! Requests of the transmission phase, and their validation.
 //!
 //! [`Request::decode`] turns 28 bytes into a request; [`Rules::check`] says what to run or how to
-//! refuse, and in the latter case what has to happen to the payload that stands behind a refused
+//! refuse, and in the latter case what has to happen to the payload that follows a refused
 //! write. No allocation; `Rules` is a small `Copy` struct that a connection keeps beside its
 //! buffers. What passes is inside the export, aligned, offered and of a bounded length, so the
 //! device sees nothing else. Called once per request by the connection code.
@@ -9,7 +9,7 @@
 //! Source: "Request message", "Request types", "Command flags", "Error values" and "Size
 //! constraints" of the NBD document.
 
-use super::ExportInfo;
+use super::export_info::ExportInfo;
 use super::wire::{NbdError, PAYLOAD_MAX, cmd, cmd_flags, transmission_flags as tf};
 
 /// A request as it came; only its magic is known to be right. When decoding fails for another
@@ -82,10 +82,10 @@ pub struct Refusal {
     pub after: AfterRefusal,
 }
 
-/// Everything by which requests of one connection are judged.
+/// What requests of one connection are validated against, beside the size of the export at that
+/// time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
-    size: u64,
     min_block: u32,
     max_payload: u32,
     /// What was advertised; a feature without its flag is refused.
@@ -96,7 +96,6 @@ impl Rules {
     /// The rules for an export; `structured_replies` as negotiated on this connection.
     pub fn new(export: &ExportInfo, structured_replies: bool) -> Self {
         Self {
-            size: export.size,
             min_block: export.min_block,
             max_payload: export.max_payload.min(PAYLOAD_MAX),
             flags: export.transmission_flags(structured_replies),
@@ -108,12 +107,17 @@ impl Rules {
         self.offers(tf::SEND_DF)
     }
 
-    /// Judges a request.
+    /// Offsets and lengths are multiples of this.
+    pub(crate) fn min_block(&self) -> u32 {
+        self.min_block
+    }
+
+    /// Validates a request to an export of `size` bytes.
     ///
     /// # Errors
     /// The error to reply with, and how to get past the payload of a refused write.
-    pub fn check(&self, request: &Request) -> Result<Validated, Refusal> {
-        self.judge(request).map_err(|(error, reason)| {
+    pub fn check(&self, request: &Request, size: u64) -> Result<Validated, Refusal> {
+        self.validate(request, size).map_err(|(error, reason)| {
             let after = match (request.command, request.len) {
                 (cmd::WRITE, len) if len > SKIP_MAX => AfterRefusal::Close,
                 (cmd::WRITE, len) if len > 0 => AfterRefusal::Skip(len),
@@ -127,7 +131,11 @@ impl Rules {
         self.flags & flag != 0
     }
 
-    fn judge(&self, request: &Request) -> Result<Validated, (NbdError, &'static str)> {
+    fn validate(
+        &self,
+        request: &Request,
+        size: u64,
+    ) -> Result<Validated, (NbdError, &'static str)> {
         let Request { flags, command, cookie, offset, len } = *request;
         let invalid = |reason| Err((NbdError::Inval, reason));
         let (op, own_flags, needs) = match command {
@@ -140,7 +148,7 @@ impl Rules {
                 let own = cmd_flags::NO_HOLE | cmd_flags::FAST_ZERO;
                 (Op::WriteZeroes, own, tf::SEND_WRITE_ZEROES)
             }
-            // A disconnect has no reply, so there is nobody to tell of a bad flag.
+            // A disconnect has no reply, so a bad flag cannot be reported.
             cmd::DISC => return Ok(Validated::bare(Op::Disconnect, cookie)),
             cmd::BLOCK_STATUS => return invalid("no metadata context was negotiated"),
             _ => return invalid("unknown command"),
@@ -177,13 +185,13 @@ impl Rules {
         if len == 0 {
             return invalid("the length is 0");
         }
-        if offset.checked_add(u64::from(len)).is_none_or(|end| end > self.size) {
+        if offset.checked_add(u64::from(len)).is_none_or(|end| end > size) {
             let full = matches!(op, Op::Write | Op::WriteZeroes);
             let error = if full { NbdError::NoSpc } else { NbdError::Inval };
             return Err((error, "the range goes past the end of the export"));
         }
         if matches!(op, Op::Read | Op::Write) && len > self.max_payload {
-            // Only a structured read may be told EOVERFLOW ("NBD_CMD_READ").
+            // Only a structured read may fail with EOVERFLOW ("NBD_CMD_READ").
             let overflow = op == Op::Read && self.structured_replies();
             let error = if overflow { NbdError::Overflow } else { NbdError::Inval };
             return Err((error, "the length is over the maximum payload"));

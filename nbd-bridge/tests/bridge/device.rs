@@ -36,6 +36,8 @@ pub(crate) struct Switches {
     pub(crate) discards: AtomicU64,
     pub(crate) kept_allocated: AtomicU64,
     pub(crate) losses: Arc<Losses>,
+    /// The size in bytes from the next turn on; 0 for no change.
+    pub(crate) resize: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -57,9 +59,9 @@ impl TestDevice {
     }
 
     fn run(&mut self, io: &Io) -> IoStatus {
-        let judged = self.geometry.check(io);
-        if judged != IoStatus::Ok {
-            return judged;
+        let status = self.geometry.check(io);
+        if status != IoStatus::Ok {
+            return status;
         }
         self.count += 1;
         let every = self.switches.fail_every.load(SeqCst);
@@ -130,6 +132,11 @@ impl BlockDevice for TestDevice {
 
     fn poll(&mut self, now: Instant) -> bool {
         self.now = now;
+        let size = self.switches.resize.load(SeqCst);
+        if size > 0 && size != self.geometry.size {
+            self.geometry.size = size;
+            self.switches.disk.lock().unwrap().resize(usize::try_from(size).unwrap(), 0);
+        }
         self.step()
     }
 

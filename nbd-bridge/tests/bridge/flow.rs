@@ -9,7 +9,7 @@ use nbd_bridge::BridgeConfig;
 use rtrs_core::block::Geometry;
 
 use crate::client::{CACHE, FLUSH, FUA, NO_HOLE, READ, TRIM, WRITE, ZEROES, pattern, request};
-use crate::stand::{Mail, Stand, config, geometry};
+use crate::fixture::{Fixture, Message, config, geometry};
 
 const SIZES: [usize; 10] = [
     512,
@@ -28,17 +28,17 @@ const SIZES: [usize; 10] = [
 fn every_size_goes_there_and_back() {
     for structured in [false, true] {
         for io_max in [32 << 20, 300_000, 4096] {
-            let stand = Stand::with(Geometry { io_max, ..geometry() }, config());
-            let mut client = stand.client(structured);
+            let fixture = Fixture::with(Geometry { io_max, ..geometry() }, config());
+            let mut client = fixture.client(structured);
             for (index, len) in SIZES.into_iter().enumerate() {
                 let offset = 512 * (index as u64 + 1);
                 let data = pattern(index as u64, len);
                 client.write(offset, &data);
                 assert!(client.read(offset, len as u32) == data, "{len} bytes differ");
             }
-            assert!(stand.switches.len_max.load(SeqCst) <= io_max);
+            assert!(fixture.switches.len_max.load(SeqCst) <= io_max);
             client.disconnect();
-            stand.finish();
+            fixture.finish();
         }
     }
 }
@@ -46,8 +46,8 @@ fn every_size_goes_there_and_back() {
 #[test]
 fn sub_blocks_are_served_where_the_device_has_them() {
     let geometry = Geometry { logical_block: 1, physical_block: 1, io_max: 1000, ..geometry() };
-    let stand = Stand::with(geometry, config());
-    let mut client = stand.client(true);
+    let fixture = Fixture::with(geometry, config());
+    let mut client = fixture.client(true);
     for (seed, len) in
         [1usize, 3, 27, 29, 999, 4097, 266_239, 266_241, 1_000_001].iter().enumerate()
     {
@@ -56,38 +56,38 @@ fn sub_blocks_are_served_where_the_device_has_them() {
         assert!(client.read(1 + seed as u64, *len as u32) == data, "{len} bytes differ");
     }
     client.disconnect();
-    stand.finish();
+    fixture.finish();
 }
 
 #[test]
 fn flush_fua_trim_and_zeroes_reach_the_device() {
-    let stand = Stand::new();
-    let mut client = stand.client(true);
+    let fixture = Fixture::new();
+    let mut client = fixture.client(true);
     client.write(0, &pattern(1, 8 << 20));
     assert_eq!(client.error_of(FLUSH, 0, 0, 0), 0);
     assert_eq!(client.error_of(CACHE, 0, 0, 4096), 0);
-    assert_eq!(stand.switches.flushes.load(SeqCst), 1);
-    assert_eq!(stand.switches.durable.load(SeqCst), 0);
+    assert_eq!(fixture.switches.flushes.load(SeqCst), 1);
+    assert_eq!(fixture.switches.durable.load(SeqCst), 0);
     client.send_write(FUA, 1, 4096, &pattern(2, 4096));
     assert_eq!(client.reply(|_| 0).error, 0);
-    assert_eq!(stand.switches.durable.load(SeqCst), 1);
+    assert_eq!(fixture.switches.durable.load(SeqCst), 1);
     // Above what the device discards at once: in pieces.
     assert_eq!(client.error_of(ZEROES, FUA | NO_HOLE, 0, 5 << 20), 0);
-    assert_eq!(stand.switches.zeroed.load(SeqCst), 5 << 20);
-    assert_eq!(stand.switches.kept_allocated.load(SeqCst), 5);
-    assert_eq!(stand.switches.durable.load(SeqCst), 6);
+    assert_eq!(fixture.switches.zeroed.load(SeqCst), 5 << 20);
+    assert_eq!(fixture.switches.kept_allocated.load(SeqCst), 5);
+    assert_eq!(fixture.switches.durable.load(SeqCst), 6);
     assert!(client.read(0, 5 << 20).iter().all(|b| *b == 0));
     assert_eq!(client.error_of(TRIM, 0, 0, (2 << 20) + 512), 0);
-    assert_eq!(stand.switches.discards.load(SeqCst), 3);
+    assert_eq!(fixture.switches.discards.load(SeqCst), 3);
     client.disconnect();
-    stand.finish();
+    fixture.finish();
 }
 
 #[test]
 fn a_loss_fails_one_flush_of_each_client_and_is_counted() {
-    let stand = Stand::new();
-    let mut clients = [stand.client(true), stand.client(true)];
-    stand.switches.losses.add();
+    let fixture = Fixture::new();
+    let mut clients = [fixture.client(true), fixture.client(true)];
+    fixture.switches.losses.add();
     for client in &mut clients {
         assert_eq!(client.error_of(FLUSH, 0, 0, 0), 5);
         assert_eq!(client.error_of(FLUSH, 0, 0, 0), 0);
@@ -95,16 +95,16 @@ fn a_loss_fails_one_flush_of_each_client_and_is_counted() {
     for client in clients {
         client.disconnect();
     }
-    let stats = stand.finish();
+    let stats = fixture.finish();
     assert_eq!((stats.completed, stats.failed), (4, 2));
 }
 
 #[test]
 fn a_bare_request_of_many_pieces_waits_for_room_at_the_device() {
     let geometry = Geometry { zeroes_max: 4096, ..geometry() };
-    let stand = Stand::with(geometry, config());
-    stand.switches.fill.store(2, SeqCst);
-    let mut clients: Vec<_> = (0..4).map(|_| stand.client(false)).collect();
+    let fixture = Fixture::with(geometry, config());
+    fixture.switches.fill.store(2, SeqCst);
+    let mut clients: Vec<_> = (0..4).map(|_| fixture.client(false)).collect();
     for client in &mut clients {
         client.write(0, &pattern(1, 4096));
         client.send(ZEROES, 0, 1, 0, 64 << 20);
@@ -116,16 +116,16 @@ fn a_bare_request_of_many_pieces_waits_for_room_at_the_device() {
             assert_eq!(reply.error, 0);
         }
     }
-    assert!(stand.switches.refused.load(SeqCst) > 0);
+    assert!(fixture.switches.refused.load(SeqCst) > 0);
     drop(clients);
-    stand.finish();
+    fixture.finish();
 }
 
 /// Mixed requests, many in flight, on disjoint ranges per slot; data checked against a model.
-fn mixed(stand: &Stand, structured: bool, seed: u64, rounds: usize) {
+fn mixed(fixture: &Fixture, structured: bool, seed: u64, rounds: usize) {
     const SLOT: u64 = 640 << 10;
     let base = (seed % 4) * (16 << 20);
-    let mut client = stand.client(structured);
+    let mut client = fixture.client(structured);
     let mut model: HashMap<u64, Vec<u8>> = HashMap::new();
     let choices = pattern(seed, rounds * 4);
     for round in 0..rounds {
@@ -167,26 +167,26 @@ fn mixed_requests_on_all_kinds_of_devices() {
     for (delay_us, reverse, fill) in
         [(0, false, 0), (0, true, 3), (300, true, 0), (100, false, 1), (50, true, 7)]
     {
-        let stand = Stand::with(Geometry { io_max: 200_000, ..geometry() }, config());
-        stand.switches.delay_us.store(delay_us, SeqCst);
-        stand.switches.reverse.store(reverse, SeqCst);
-        stand.switches.fill.store(fill, SeqCst);
+        let fixture = Fixture::with(Geometry { io_max: 200_000, ..geometry() }, config());
+        fixture.switches.delay_us.store(delay_us, SeqCst);
+        fixture.switches.reverse.store(reverse, SeqCst);
+        fixture.switches.fill.store(fill, SeqCst);
         std::thread::scope(|scope| {
             for seed in 0..4u64 {
-                let stand = &stand;
-                scope.spawn(move || mixed(stand, seed % 2 == 0, seed, 40));
+                let fixture = &fixture;
+                scope.spawn(move || mixed(fixture, seed % 2 == 0, seed, 40));
             }
         });
-        stand.finish();
+        fixture.finish();
     }
 }
 
 /// A stream of writes of `len` bytes, `depth` in flight; returns bytes moved for each hundred
 /// of payload.
 fn moved_percent(len: usize, count: u64, depth: u64, read_every: u64) -> f64 {
-    let stand = Stand::new();
-    stand.switches.delay_us.store(200, SeqCst);
-    let mut client = stand.client(false);
+    let fixture = Fixture::new();
+    fixture.switches.delay_us.store(200, SeqCst);
+    let mut client = fixture.client(false);
     let data = pattern(1, len);
     let span = (64u64 << 20) / len as u64;
     let mut reader = client.stream.try_clone().unwrap();
@@ -213,7 +213,7 @@ fn moved_percent(len: usize, count: u64, depth: u64, read_every: u64) -> f64 {
         }
     });
     client.disconnect();
-    let stats = stand.finish();
+    let stats = fixture.finish();
     stats.bytes_moved as f64 * 100.0 / (len as u64 * count) as f64
 }
 
@@ -239,34 +239,34 @@ fn payload_is_not_copied() {
 #[test]
 fn device_failures_become_errors_of_their_request() {
     for structured in [false, true] {
-        let stand = Stand::with(Geometry { io_max: 128 << 10, ..geometry() }, config());
-        let mut client = stand.client(structured);
+        let fixture = Fixture::with(Geometry { io_max: 128 << 10, ..geometry() }, config());
+        let mut client = fixture.client(structured);
         client.write(0, &pattern(1, 1 << 20));
         // The eighth piece of the read fails, and all of the write's last ones.
-        stand.switches.fail_every.store(8, SeqCst);
+        fixture.switches.fail_every.store(8, SeqCst);
         client.send(READ, 0, 1, 0, 1 << 20);
         assert_eq!(client.reply(|_| 1 << 20).error, 5);
         client.send_write(0, 2, 0, &pattern(2, 1 << 20));
         assert_eq!(client.reply(|_| 0).error, 5);
-        stand.switches.fail_every.store(1, SeqCst);
+        fixture.switches.fail_every.store(1, SeqCst);
         assert_eq!(client.error_of(FLUSH, 0, 0, 0), 5);
         assert_eq!(client.error_of(TRIM, 0, 0, 4096), 5);
-        stand.switches.fail_every.store(0, SeqCst);
+        fixture.switches.fail_every.store(0, SeqCst);
         client.write(0, &pattern(3, 4096));
         assert!(client.read(0, 4096) == pattern(3, 4096));
         client.disconnect();
-        assert!(stand.finish().failed >= 4);
+        assert!(fixture.finish().failed >= 4);
     }
 }
 
 #[test]
 fn eight_clients_of_32_mib_share_memory_for_one() {
-    let stand = Stand::new();
+    let fixture = Fixture::new();
     std::thread::scope(|scope| {
         for seed in 0..8u64 {
-            let stand = &stand;
+            let fixture = &fixture;
             scope.spawn(move || {
-                let mut client = stand.client(seed % 2 == 0);
+                let mut client = fixture.client(seed % 2 == 0);
                 let data = pattern(seed, 4096);
                 let offset = 4096 * seed;
                 client.write(offset, &data);
@@ -281,18 +281,18 @@ fn eight_clients_of_32_mib_share_memory_for_one() {
             });
         }
     });
-    stand.finish();
+    fixture.finish();
 }
 
 #[test]
 fn a_large_read_is_served_beside_a_stream_of_small_ones() {
-    let stand = Stand::new();
-    stand.switches.delay_us.store(100, SeqCst);
+    let fixture = Fixture::new();
+    fixture.switches.delay_us.store(100, SeqCst);
     let over = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..6 {
             scope.spawn(|| {
-                let mut client = stand.client(false);
+                let mut client = fixture.client(false);
                 for cookie in 0..24 {
                     client.send(READ, 0, cookie, 0, 256 << 10);
                 }
@@ -303,7 +303,7 @@ fn a_large_read_is_served_beside_a_stream_of_small_ones() {
             });
         }
         std::thread::sleep(Duration::from_millis(50));
-        let mut client = stand.client(false);
+        let mut client = fixture.client(false);
         let begun = Instant::now();
         for _ in 0..3 {
             client.read(0, 32 << 20);
@@ -311,15 +311,15 @@ fn a_large_read_is_served_beside_a_stream_of_small_ones() {
         over.store(true, SeqCst);
         assert!(begun.elapsed() < Duration::from_secs(15), "starved by small reads");
     });
-    stand.finish();
+    fixture.finish();
 }
 
 #[test]
 fn clients_that_do_not_read_their_replies_leave_the_others_alone() {
-    let stand = Stand::new();
+    let fixture = Fixture::new();
     let mut hogs = Vec::new();
     for len in [32 << 20, 128 << 10, 4096, 256 << 10] {
-        let mut hog = stand.client(true);
+        let mut hog = fixture.client(true);
         hog.stream.set_nonblocking(true).unwrap();
         let mut bytes = Vec::new();
         for cookie in 0..4000 {
@@ -331,7 +331,7 @@ fn clients_that_do_not_read_their_replies_leave_the_others_alone() {
     }
     std::thread::sleep(Duration::from_millis(100));
     let begun = Instant::now();
-    let mut client = stand.client(true);
+    let mut client = fixture.client(true);
     for round in 0..200u64 {
         let data = pattern(round, 128 << 10);
         client.write(round << 17, &data);
@@ -339,39 +339,39 @@ fn clients_that_do_not_read_their_replies_leave_the_others_alone() {
         client.read(0, 4096);
     }
     assert!(begun.elapsed() < Duration::from_secs(5), "disturbed: {:?}", begun.elapsed());
-    let report = stand.report();
+    let report = fixture.report();
     assert!(report.inflight > 0 && report.inflight < 64, "{report:?}");
     client.disconnect();
     drop(hogs);
-    stand.finish();
+    fixture.finish();
 }
 
 #[test]
 fn a_stop_answers_what_is_in_flight_and_closes() {
-    let stand = Stand::new();
-    stand.switches.hold.store(true, SeqCst);
-    let mut idle = stand.client(false);
-    let mut busy = stand.client(false);
+    let fixture = Fixture::new();
+    fixture.switches.hold.store(true, SeqCst);
+    let mut idle = fixture.client(false);
+    let mut busy = fixture.client(false);
     for cookie in 0..10 {
         busy.send(READ, 0, cookie, 0, 4096);
     }
-    let mut writer = stand.client(true);
+    let mut writer = fixture.client(true);
     writer.send_write(0, 1, 0, &pattern(1, 8192));
     // The next one stops in the middle of its payload; part of it is at the device.
     let half = pattern(2, 600 << 10);
     let mut bytes = request(WRITE, 0, 2, 1 << 20, 1 << 20);
     bytes.extend(half);
     writer.stream.write_all(&bytes).unwrap();
-    let mut silent = stand.socket();
-    stand.wait("12 requests", |report| report.inflight == 12);
+    let mut silent = fixture.socket();
+    fixture.wait("12 requests", |report| report.inflight == 12);
     std::thread::sleep(Duration::from_millis(20));
-    stand.mail.send(Mail::Stop);
+    fixture.mail.send(Message::Stop);
     assert!(idle.is_closed());
     let mut greeting = [0; 18];
     std::io::Read::read_exact(&mut silent, &mut greeting).unwrap();
     assert!(crate::client::is_closed(&mut silent));
-    assert_eq!(stand.report().connections, 2);
-    stand.switches.hold.store(false, SeqCst);
+    assert_eq!(fixture.report().connections, 2);
+    fixture.switches.hold.store(false, SeqCst);
     for _ in 0..10 {
         assert_eq!(busy.reply(|_| 4096).error, 0);
     }
@@ -379,38 +379,38 @@ fn a_stop_answers_what_is_in_flight_and_closes() {
     let reply = writer.reply(|_| 0);
     assert_eq!((reply.cookie, reply.error), (1, 0));
     assert!(writer.is_closed(), "the write that did not arrive is not answered");
-    assert!(crate::client::is_closed(&mut stand.socket()), "nobody is taken after a stop");
-    stand.finish();
+    assert!(crate::client::is_closed(&mut fixture.socket()), "nobody is taken after a stop");
+    fixture.finish();
 }
 
 #[test]
 fn an_abort_closes_at_once_and_takes_everything_back() {
-    let stand = Stand::new();
-    stand.switches.hold.store(true, SeqCst);
-    let mut clients: Vec<_> = (0..4).map(|_| stand.client(true)).collect();
+    let fixture = Fixture::new();
+    fixture.switches.hold.store(true, SeqCst);
+    let mut clients: Vec<_> = (0..4).map(|_| fixture.client(true)).collect();
     for client in &mut clients {
         client.send(READ, 0, 1, 0, 1 << 20);
         client.send_write(0, 2, 0, &pattern(1, 128 << 10));
         client.send(FLUSH, 0, 3, 0, 0);
     }
-    stand.wait("12 requests", |report| report.inflight == 12);
-    stand.mail.send(Mail::Abort);
-    stand.mail.send(Mail::Stop);
-    stand.mail.send(Mail::Abort);
+    fixture.wait("12 requests", |report| report.inflight == 12);
+    fixture.mail.send(Message::Abort);
+    fixture.mail.send(Message::Stop);
+    fixture.mail.send(Message::Abort);
     std::thread::sleep(Duration::from_millis(20));
-    assert_eq!(stand.report().inflight, 12, "the device still has them");
-    stand.switches.hold.store(false, SeqCst);
+    assert_eq!(fixture.report().inflight, 12, "the device still has them");
+    fixture.switches.hold.store(false, SeqCst);
     for client in &mut clients {
         assert!(client.is_closed());
     }
-    stand.finish();
+    fixture.finish();
 }
 
 #[test]
 fn half_closed_clients_get_their_replies() {
-    let stand = Stand::new();
-    stand.switches.delay_us.store(2000, SeqCst);
-    let mut client = stand.client(false);
+    let fixture = Fixture::new();
+    fixture.switches.delay_us.store(2000, SeqCst);
+    let mut client = fixture.client(false);
     for cookie in 0..20 {
         client.send(READ, 0, cookie, 0, 4096);
     }
@@ -419,16 +419,16 @@ fn half_closed_clients_get_their_replies() {
         assert_eq!(client.reply(|_| 4096).error, 0);
     }
     assert!(client.is_closed());
-    stand.finish();
+    fixture.finish();
 }
 
 /// The second flush waits for a row until the first has failed; its client sent it before.
 #[test]
 fn a_flush_that_waited_to_be_taken_fails_for_a_loss_too() {
     for (writes, requests_max) in [(0, 1), (0, 2), (3, 2), (40, 8)] {
-        let stand = Stand::with(geometry(), BridgeConfig { requests_max, ..config() });
-        let mut client = stand.client(false);
-        stand.switches.hold.store(true, SeqCst);
+        let fixture = Fixture::with(geometry(), BridgeConfig { requests_max, ..config() });
+        let mut client = fixture.client(false);
+        fixture.switches.hold.store(true, SeqCst);
         client.send(FLUSH, 0, 1, 0, 0);
         for cookie in 0..writes {
             client.send_write(0, 100 + cookie, 4096 * cookie, &[7; 4096]);
@@ -436,16 +436,16 @@ fn a_flush_that_waited_to_be_taken_fails_for_a_loss_too() {
         client.send(FLUSH, 0, 2, 0, 0);
         // A connection has at most as many rows as are free.
         let rows = requests_max as usize / 2 + 1;
-        stand.wait("full table", |report| report.inflight == rows);
-        stand.switches.losses.add();
-        stand.switches.hold.store(false, SeqCst);
+        fixture.wait("full table", |report| report.inflight == rows);
+        fixture.switches.losses.add();
+        fixture.switches.hold.store(false, SeqCst);
         for _ in 0..writes + 2 {
             let reply = client.reply(|_| 0);
             assert_eq!(reply.error != 0, reply.cookie < 100, "{requests_max} rows: {reply:?}");
         }
         assert_eq!(client.error_of(FLUSH, 0, 0, 0), 0, "it was told");
         client.disconnect();
-        stand.finish();
+        fixture.finish();
     }
 }
 
@@ -454,8 +454,7 @@ fn bounds_that_cannot_work_are_refused() {
     let ring = rtrs_core::rt::Ring::new(8).unwrap();
     let try_with = |config: BridgeConfig| {
         let device = crate::device::TestDevice::new(geometry(), Default::default());
-        let export = nbd_bridge::export_info("vol0", &geometry());
-        nbd_bridge::Bridge::new(&ring, Box::new(device), export, config).map(|_| ())
+        nbd_bridge::Bridge::new(&ring, Box::new(device), "vol0", config).map(|_| ())
     };
     assert!(try_with(BridgeConfig::default()).is_ok());
     assert!(try_with(config()).is_ok());

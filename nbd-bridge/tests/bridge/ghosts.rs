@@ -10,13 +10,13 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use nbd_bridge::kernel::FIRST_BYTES;
-use nbd_bridge::{Bridge, Group, Seat, export_info};
+use nbd_bridge::{Bridge, Group, Seat};
 use rtrs_core::rt::Ring;
 use rtrs_core::time::Instant;
 
 use crate::client::{Client, DISC, READ, TRIM, WRITE, ZEROES, request};
 use crate::device::{Switches, TestDevice};
-use crate::stand::{config, geometry};
+use crate::fixture::{config, geometry};
 
 const OLD: [u8; 4096] = [1; 4096];
 const NEW: [u8; 4096] = [2; 4096];
@@ -89,8 +89,7 @@ impl Two {
             let ring = Ring::new(32).unwrap();
             let device = Box::new(TestDevice::new(geometry(), Arc::clone(&switches)));
             let seat = Seat { group: Arc::clone(&group), shard };
-            let export = export_info("vol0", &geometry());
-            let bridge = Bridge::seated(&ring, device, export, config(), seat).unwrap();
+            let bridge = Bridge::seated(&ring, device, "vol0", config(), seat).unwrap();
             Shard { ring, bridge, switches, now: Instant::from_nanos(1 << 50) }
         });
         all.iter_mut().for_each(Shard::settle);

@@ -5,9 +5,10 @@
 
 mod client;
 mod device;
+mod fixture;
 mod flow;
 mod ghosts;
-mod misdeeds;
 mod programs;
-mod stand;
+mod resize;
 mod time;
+mod violations;

@@ -8,12 +8,12 @@ use nbd::client::{NbdClient, NbdExt, handshake};
 use nbd_bridge::{Bound, Endpoint};
 
 use crate::client::pattern;
-use crate::stand::{Mail, Stand};
+use crate::fixture::{Fixture, Message};
 
 #[test]
 fn the_nbd_crate_reads_what_it_wrote() {
-    let stand = Stand::new();
-    let mut socket = stand.socket();
+    let fixture = Fixture::new();
+    let mut socket = fixture.socket();
     let export = handshake(&mut socket, b"vol0").unwrap();
     assert_eq!(export.size, 64 << 20);
     assert!(export.send_flush && !export.readonly);
@@ -32,7 +32,7 @@ fn the_nbd_crate_reads_what_it_wrote() {
     client.seek(SeekFrom::Start(0)).unwrap();
     client.trim(1 << 20).unwrap();
     drop(client);
-    stand.finish();
+    fixture.finish();
 }
 
 /// A directory of this test's own.
@@ -72,16 +72,16 @@ fn on_both_sockets(name: &str, run: impl Fn(&str, &Scratch)) {
     let scratch = Scratch::new(name);
     let path = scratch.0.join("nbd.sock");
     for endpoint in [Endpoint::Unix(path.clone()), Endpoint::Tcp("127.0.0.1:0".parse().unwrap())] {
-        let stand = Stand::new();
+        let fixture = Fixture::new();
         let bound = Bound::new(&endpoint).unwrap();
         if matches!(endpoint, Endpoint::Unix(_)) {
             let again = Bound::new(&endpoint).unwrap_err();
             assert_eq!(again.kind(), std::io::ErrorKind::AddrInUse);
         }
         let uri = bound.endpoint().uri("vol0");
-        stand.mail.send(Mail::Listen(bound));
+        fixture.mail.send(Message::Listen(bound));
         run(&uri, &scratch);
-        stand.finish();
+        fixture.finish();
     }
     assert!(!path.exists(), "the socket's path goes with its listener");
 }

@@ -8,13 +8,13 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use nbd_bridge::kernel::{BUSY_BYTES, FIRST_BYTES, QUEUE_DEPTH, REQUEST_BYTES};
-use nbd_bridge::{Bridge, BridgeConfig, export_info};
+use nbd_bridge::{Bridge, BridgeConfig};
 use rtrs_core::rt::Ring;
 use rtrs_core::time::Instant;
 
 use crate::client::{Client, DISC, READ, WRITE, request};
 use crate::device::{Switches, TestDevice};
-use crate::stand::{config, geometry};
+use crate::fixture::{config, geometry};
 
 struct Timed {
     ring: Rc<Ring>,
@@ -32,8 +32,7 @@ impl Timed {
         let ring = Ring::new(32).unwrap();
         let switches = Arc::new(Switches::default());
         let device = TestDevice::new(geometry(), Arc::clone(&switches));
-        let export = export_info("vol0", &geometry());
-        let bridge = Bridge::new(&ring, Box::new(device), export, config).unwrap();
+        let bridge = Bridge::new(&ring, Box::new(device), "vol0", config).unwrap();
         Self { ring, bridge, switches, now: Instant::from_nanos(1 << 50) }
     }
 

@@ -1,4 +1,4 @@
-//! The handshake by hand: each option, each misdeed, golden bytes, and the law of splits.
+//! The handshake by hand: each option, each violation, golden bytes, and input in pieces.
 
 use super::*;
 use crate::proto::BadExport;
@@ -369,31 +369,6 @@ fn options_and_bytes_are_bounded() {
 }
 
 #[test]
-fn a_server_that_shuts_down_refuses_all_but_abort() {
-    let exports = shelf();
-    let start = |out: &mut Vec<u8>| {
-        let mut handshake = Handshake::start(out);
-        out.clear();
-        handshake.feed(&BOTH.to_be_bytes(), &exports, out);
-        handshake.shut_down();
-        handshake
-    };
-    let mut out = Vec::new();
-    let mut handshake = start(&mut out);
-    for kind in [opt::LIST, opt::GO, opt::STRUCTURED_REPLY, opt::STARTTLS, 99] {
-        out.clear();
-        let (_, outcome) = handshake.feed(&option(kind, b"data"), &exports, &mut out);
-        assert_eq!(outcome, Outcome::Reply);
-        assert_eq!(replies(&out)[0].1, rep::ERR_SHUTDOWN);
-    }
-    let (_, outcome) = handshake.feed(&option(opt::ABORT, b""), &exports, &mut out);
-    assert_eq!(outcome, Outcome::Abort);
-    let mut handshake = start(&mut out);
-    let (_, outcome) = handshake.feed(&option(opt::EXPORT_NAME, b""), &exports, &mut out);
-    assert_eq!(outcome, Outcome::Close(ProtocolError::ShuttingDown));
-}
-
-#[test]
 fn after_the_end_nothing_is_taken() {
     let exports = shelf();
     let mut out = Vec::new();
@@ -403,20 +378,6 @@ fn after_the_end_nothing_is_taken() {
     assert_eq!((n, matches!(outcome, Outcome::Ready(_))), (input.len(), true));
     let (n, outcome) = handshake.feed(&option(opt::LIST, b""), &exports, &mut out);
     assert_eq!((n, outcome), (0, Outcome::Close(ProtocolError::Over)));
-}
-
-#[test]
-fn a_stop_inside_a_message_is_told_from_a_leave_between_two() {
-    let exports = shelf();
-    let input = client(BOTH, &[option(opt::INFO, &info_data("vol0", &[])), option(9, b"abc")]);
-    let ends = [4, 4 + 16 + 10, input.len()];
-    let mut out = Vec::new();
-    let mut handshake = Handshake::start(&mut out);
-    assert!(!handshake.is_inside_message());
-    for (i, byte) in input.iter().enumerate() {
-        handshake.feed(std::slice::from_ref(byte), &exports, &mut out);
-        assert_eq!(handshake.is_inside_message(), !ends.contains(&(i + 1)), "byte {i}");
-    }
 }
 
 #[test]

@@ -10,45 +10,45 @@ use rtrs_core::block::Geometry;
 use crate::client::{
     Client, DISC, FLUSH, READ, WRITE, ZEROES, go, is_closed, option, pattern, request,
 };
-use crate::stand::{Stand, config, geometry};
+use crate::fixture::{Fixture, config, geometry};
 
 const EINVAL: u32 = 22;
 const ENOSPC: u32 = 28;
 
-/// Does `misdeed` beside a good client, which must not notice.
-fn beside_a_good_client(misdeed: impl FnOnce(&Stand)) {
-    let stand = Stand::new();
-    let mut good = stand.client(true);
+/// Does `violation` beside a good client, which must not notice.
+fn beside_a_good_client(violation: impl FnOnce(&Fixture)) {
+    let fixture = Fixture::new();
+    let mut good = fixture.client(true);
     good.write(0, &pattern(5, 4096));
-    misdeed(&stand);
+    violation(&fixture);
     assert!(good.read(0, 4096) == pattern(5, 4096), "the good client's data changed");
     good.disconnect();
-    stand.finish();
+    fixture.finish();
 }
 
 #[test]
 fn wrong_magic_closes() {
-    beside_a_good_client(|stand| {
-        let mut client = stand.client(false);
+    beside_a_good_client(|fixture| {
+        let mut client = fixture.client(false);
         client.stream.write_all(&[0x55; 28]).unwrap();
         assert!(client.is_closed());
         // With requests in flight.
-        stand.switches.hold.store(true, SeqCst);
-        let mut client = stand.client(true);
+        fixture.switches.hold.store(true, SeqCst);
+        let mut client = fixture.client(true);
         client.send(READ, 0, 1, 0, 1 << 20);
         client.send_write(0, 2, 1 << 20, &pattern(1, 64 << 10));
         client.stream.write_all(&[0; 28]).unwrap();
-        stand.wait("two requests", |report| report.inflight == 2);
-        stand.switches.hold.store(false, SeqCst);
+        fixture.wait("two requests", |report| report.inflight == 2);
+        fixture.switches.hold.store(false, SeqCst);
         assert!(client.is_closed());
     });
 }
 
 #[test]
 fn garbage_in_the_handshake_closes() {
-    beside_a_good_client(|stand| {
+    beside_a_good_client(|fixture| {
         for garbage in [vec![0xff; 4], [&[0, 0, 0, 3][..], &[7; 64]].concat(), vec![0; 5000]] {
-            let mut socket = stand.socket();
+            let mut socket = fixture.socket();
             socket.write_all(&garbage).unwrap();
             let mut greeting = [0; 18];
             socket.read_exact(&mut greeting).unwrap();
@@ -59,9 +59,9 @@ fn garbage_in_the_handshake_closes() {
 
 #[test]
 fn an_oversize_write_is_refused_and_skipped() {
-    beside_a_good_client(|stand| {
+    beside_a_good_client(|fixture| {
         for structured in [false, true] {
-            let mut client = stand.client(structured);
+            let mut client = fixture.client(structured);
             client.send_write(0, 1, 0, &vec![1; (32 << 20) + 512]);
             assert_eq!(client.reply(|_| 0).error, EINVAL);
             client.write(1 << 20, &pattern(1, 512));
@@ -81,8 +81,8 @@ fn an_oversize_write_is_refused_and_skipped() {
 
 #[test]
 fn requests_that_make_no_sense_are_refused() {
-    beside_a_good_client(|stand| {
-        let mut client = stand.client(false);
+    beside_a_good_client(|fixture| {
+        let mut client = fixture.client(false);
         assert_eq!(client.error_of(99, 0, 0, 4096), EINVAL);
         assert_eq!(client.error_of(READ, 0, 0, 0), EINVAL);
         assert_eq!(client.error_of(READ, 0, u64::MAX - 511, 512), EINVAL);
@@ -101,13 +101,13 @@ fn requests_that_make_no_sense_are_refused() {
 
 #[test]
 fn writes_to_a_read_only_export_are_refused() {
-    let stand = Stand::with(Geometry { read_only: true, ..geometry() }, config());
-    let mut client = stand.client(true);
+    let fixture = Fixture::with(Geometry { read_only: true, ..geometry() }, config());
+    let mut client = fixture.client(true);
     client.send_write(0, 1, 0, &[1; 4096]);
     assert_eq!(client.reply(|_| 0).error, 1);
     assert!(client.read(0, 4096) == [0; 4096]);
     client.disconnect();
-    stand.finish();
+    fixture.finish();
 }
 
 /// A short session with everything in it: bytes of a client from its first to its last.
@@ -132,10 +132,10 @@ fn session(structured: bool) -> Vec<u8> {
 #[test]
 fn the_stream_may_end_at_any_byte() {
     for structured in [false, true] {
-        let stand = Stand::new();
+        let fixture = Fixture::new();
         let bytes = session(structured);
         for end in 0..=bytes.len() {
-            let mut socket = stand.socket();
+            let mut socket = fixture.socket();
             socket.write_all(&bytes[..end]).unwrap();
             if end % 2 == 0 {
                 // Only the sending side: the bridge answers, then closes.
@@ -146,22 +146,22 @@ fn the_stream_may_end_at_any_byte() {
             }
             drop(socket);
             if end % 4 == 3 {
-                stand.wait("gone clients", |report| report.connections < 4);
+                fixture.wait("gone clients", |report| report.connections < 4);
             }
         }
-        stand.finish();
+        fixture.finish();
     }
 }
 
 #[test]
 fn a_session_byte_by_byte_is_a_session() {
     for structured in [false, true] {
-        let stand = Stand::new();
+        let fixture = Fixture::new();
         let mut whole = Vec::new();
-        let mut one = stand.socket();
+        let mut one = fixture.socket();
         one.write_all(&session(structured)).unwrap();
         one.read_to_end(&mut whole).unwrap();
-        let mut socket = stand.socket();
+        let mut socket = fixture.socket();
         let mut sender = socket.try_clone().unwrap();
         let bytes = session(structured);
         let thread = std::thread::spawn(move || {
@@ -174,34 +174,34 @@ fn a_session_byte_by_byte_is_a_session() {
         socket.read_to_end(&mut split).unwrap();
         thread.join().unwrap();
         assert_eq!(whole.len(), split.len());
-        stand.finish();
+        fixture.finish();
     }
 }
 
 #[test]
 fn a_long_payload_may_stop_anywhere() {
     let config = BridgeConfig { connections_max: 16, buffer_bytes: 48 << 20, ..config() };
-    let stand = Stand::with(geometry(), config);
+    let fixture = Fixture::with(geometry(), config);
     for held in [false, true] {
-        stand.switches.hold.store(held, SeqCst);
+        fixture.switches.hold.store(held, SeqCst);
         for sent in [0, 1, 511, 512, 262_143, 262_144, 266_212, 266_240, 300_000, 1_048_575] {
-            let mut client = stand.client(true);
+            let mut client = fixture.client(true);
             client.send(READ, 0, 1, 0, 300_000 / 512 * 512);
             client.send(WRITE, 0, 2, 0, 1 << 20);
             client.stream.write_all(&vec![7; sent]).unwrap();
             drop(client);
         }
         std::thread::sleep(std::time::Duration::from_millis(30));
-        stand.switches.hold.store(false, SeqCst);
-        stand.wait("rest", |report| report.connections == 0 && report.inflight == 0);
+        fixture.switches.hold.store(false, SeqCst);
+        fixture.wait("rest", |report| report.connections == 0 && report.inflight == 0);
     }
-    stand.finish();
+    fixture.finish();
 }
 
 #[test]
 fn options_without_end_are_bounded_and_harmless() {
-    beside_a_good_client(|stand| {
-        let mut socket = stand.socket();
+    beside_a_good_client(|fixture| {
+        let mut socket = fixture.socket();
         let mut bytes = 3u32.to_be_bytes().to_vec();
         // Each brings a longer answer than it is; nobody reads them for now.
         let info = {
@@ -227,9 +227,9 @@ fn options_without_end_are_bounded_and_harmless() {
 
 #[test]
 fn crowds_come_and_go() {
-    let stand = Stand::new();
+    let fixture = Fixture::new();
     for round in 0..100 {
-        let socket = stand.socket();
+        let socket = fixture.socket();
         match round % 4 {
             0 => drop(socket),
             1 => {
@@ -244,23 +244,23 @@ fn crowds_come_and_go() {
                 }
             }
         }
-        stand.wait("room", |report| report.connections < 8);
+        fixture.wait("room", |report| report.connections < 8);
     }
-    stand.finish();
+    fixture.finish();
 }
 
 #[test]
 fn one_connection_too_many_is_turned_away() {
-    let stand = Stand::new();
-    let mut clients: Vec<_> = (0..8).map(|_| stand.client(true)).collect();
-    assert!(is_closed(&mut stand.socket()));
-    assert_eq!(stand.report().connections, 8);
+    let fixture = Fixture::new();
+    let mut clients: Vec<_> = (0..8).map(|_| fixture.client(true)).collect();
+    assert!(is_closed(&mut fixture.socket()));
+    assert_eq!(fixture.report().connections, 8);
     for client in &mut clients {
         client.write(0, &[1; 4096]);
     }
     clients.pop().unwrap().disconnect();
-    stand.wait("room", |report| report.connections == 7);
-    stand.client(false).disconnect();
+    fixture.wait("room", |report| report.connections == 7);
+    fixture.client(false).disconnect();
     drop(clients);
-    stand.finish();
+    fixture.finish();
 }

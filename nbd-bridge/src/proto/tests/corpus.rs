@@ -23,10 +23,10 @@ fn replay(corpus: &str, at_least: usize, body: fn(&[u8])) {
 
 #[test]
 fn nbd_handshake() {
-    replay("nbd_handshake", 20, nbd_bridge::fuzz::fuzz_handshake);
+    replay("nbd_handshake", 20, super::fuzz::fuzz_handshake);
 }
 
 #[test]
 fn nbd_transmission() {
-    replay("nbd_transmission", 12, nbd_bridge::fuzz::fuzz_transmission);
+    replay("nbd_transmission", 12, super::fuzz::fuzz_transmission);
 }

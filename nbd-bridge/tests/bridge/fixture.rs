@@ -6,7 +6,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant as StdInstant};
 
-use nbd_bridge::{Bound, Bridge, BridgeConfig, BridgeStats, ExportInfo, Listener, export_info};
+use nbd_bridge::{Bound, Bridge, BridgeConfig, BridgeStats, Listener};
 use rtrs_core::block::Geometry;
 use rtrs_core::rt::{Inbox, PollPolicy, Ring, Sender, Shard, mailbox, run};
 use rtrs_core::time::{Instant, earliest};
@@ -14,7 +14,7 @@ use rtrs_core::time::{Instant, earliest};
 use crate::client::Client;
 use crate::device::{Switches, TestDevice};
 
-pub(crate) enum Mail {
+pub(crate) enum Message {
     Adopt(OwnedFd),
     Listen(Bound),
     Stop,
@@ -31,7 +31,7 @@ pub(crate) struct Report {
 }
 
 struct TestShard {
-    inbox: Inbox<Mail>,
+    inbox: Inbox<Message>,
     ring: std::rc::Rc<Ring>,
     bridge: Bridge,
     listener: Option<Listener>,
@@ -39,22 +39,24 @@ struct TestShard {
 }
 
 impl Shard for TestShard {
+    type Message = Message;
+
     fn turn(&mut self, now: Instant) -> bool {
         let mut any = false;
-        while let Some(mail) = self.inbox.take() {
+        while let Some(message) = self.inbox.take() {
             any = true;
-            match mail {
-                Mail::Adopt(socket) => self.bridge.adopt(now, socket),
-                Mail::Listen(bound) => self.listener = Some(bound.serve(&self.ring)),
-                Mail::Stop => self.bridge.stop(),
-                Mail::Abort => self.bridge.abort(),
-                Mail::Query(reply) => {
+            match message {
+                Message::Adopt(socket) => self.bridge.adopt(now, socket),
+                Message::Listen(bound) => self.listener = Some(bound.serve(&self.ring)),
+                Message::Stop => self.bridge.stop(),
+                Message::Abort => self.bridge.abort(),
+                Message::Query(reply) => {
                     let (connections, inflight) =
                         (self.bridge.connections(), self.bridge.inflight());
                     let stats = self.bridge.stats();
                     reply.send(Report { connections, inflight, stats }).unwrap();
                 }
-                Mail::Exit => self.done = true,
+                Message::Exit => self.done = true,
             }
         }
         while let Some(socket) = self.listener.as_mut().and_then(|l| l.take(now)) {
@@ -75,16 +77,8 @@ impl Shard for TestShard {
         self.done
     }
 
-    fn has_mail(&self) -> bool {
-        !self.inbox.is_empty()
-    }
-
-    fn prepare_sleep(&mut self) -> bool {
-        self.inbox.prepare_sleep()
-    }
-
-    fn awake(&mut self) {
-        self.inbox.awake();
+    fn inbox(&mut self) -> Option<&mut Inbox<Message>> {
+        Some(&mut self.inbox)
     }
 }
 
@@ -112,30 +106,25 @@ pub(crate) fn config() -> BridgeConfig {
     }
 }
 
-pub(crate) struct Stand {
+pub(crate) struct Fixture {
     pub(crate) switches: Arc<Switches>,
-    pub(crate) mail: Sender<Mail>,
+    pub(crate) mail: Sender<Message>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Stand {
+impl Fixture {
     pub(crate) fn new() -> Self {
         Self::with(geometry(), config())
     }
 
     pub(crate) fn with(geometry: Geometry, config: BridgeConfig) -> Self {
-        let export = export_info("vol0", &geometry);
-        Self::start(geometry, config, export)
-    }
-
-    pub(crate) fn start(geometry: Geometry, config: BridgeConfig, export: ExportInfo) -> Self {
         let switches = Arc::new(Switches::default());
         let shared = Arc::clone(&switches);
         let (mail, inbox) = mailbox().unwrap();
         let thread = std::thread::spawn(move || {
             let ring = Ring::new(64).unwrap();
             let device = Box::new(TestDevice::new(geometry, shared));
-            let bridge = Bridge::new(&ring, device, export, config).unwrap();
+            let bridge = Bridge::new(&ring, device, "vol0", config).unwrap();
             let inbox = inbox.arm(&ring).unwrap();
             let shard_ring = ring.clone();
             let mut shard =
@@ -151,7 +140,7 @@ impl Stand {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         ours.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
-        self.mail.send(Mail::Adopt(theirs.into()));
+        self.mail.send(Message::Adopt(theirs.into()));
         ours
     }
 
@@ -162,7 +151,7 @@ impl Stand {
 
     pub(crate) fn report(&self) -> Report {
         let (reply, answer) = mpsc::channel();
-        self.mail.send(Mail::Query(reply));
+        self.mail.send(Message::Query(reply));
         answer.recv_timeout(Duration::from_secs(10)).expect("the bridge's core answers")
     }
 
@@ -182,16 +171,16 @@ impl Stand {
     /// Waits until all connections are gone, and everything they held is back.
     pub(crate) fn finish(mut self) -> BridgeStats {
         let report = self.wait("rest", |report| report.connections == 0 && report.inflight == 0);
-        self.mail.send(Mail::Exit);
+        self.mail.send(Message::Exit);
         self.thread.take().unwrap().join().expect("the core ends without a panic");
         report.stats
     }
 }
 
-impl Drop for Stand {
+impl Drop for Fixture {
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
-            self.mail.send(Mail::Exit);
+            self.mail.send(Message::Exit);
             let ended = thread.join();
             assert!(ended.is_ok() || std::thread::panicking(), "the core panicked");
         }

@@ -1,0 +1,32 @@
+//! `BridgeConfig`: the bounds of one shard's bridge.
+
+use crate::proto::wire::PAYLOAD_MAX;
+
+/// Bounds of one shard's bridge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BridgeConfig {
+    /// Bytes of buffers on this shard: the largest request, 32 MiB as a rule, and two buffers of
+    /// 260 KiB for every connection must fit. Memory is real only once it was used.
+    pub buffer_bytes: usize,
+    /// Connections on this shard; more are closed at once.
+    pub connections_max: usize,
+    /// Requests in flight on this shard; one connection has at most half of them.
+    pub requests_max: u32,
+    /// Bytes of buffers that are made real at start and used first, so that this much traffic
+    /// needs no fresh memory.
+    pub touched_bytes: usize,
+    /// Largest read or write in one request that clients are offered.
+    pub max_payload: u32,
+}
+
+impl Default for BridgeConfig {
+    fn default() -> Self {
+        Self {
+            buffer_bytes: 64 << 20,
+            connections_max: 48,
+            requests_max: 1024,
+            touched_bytes: 0,
+            max_payload: PAYLOAD_MAX,
+        }
+    }
+}
