@@ -9,11 +9,15 @@
 #                                   STATUS is passed, failed or skipped, then its checks
 #   @@ gone STATUS                  the guest has ended, says this end
 #   CELL PEER | WHAT | RESULT       for the compatibility table; kept in the file `cells`
-#   CLASS NAME data|hang            a scenario failed that must not be run again (lab-verdict.sh)
+#   CLASS NAME data|hang            what kind of failure a scenario has (lab-verdict.sh)
+#   KERNEL NAME FUNCTION MODULE     a known fault of the kernel struck in a scenario that failed
 #   anything else                   for people
 #
 # A guest that goes silent beyond a limit is killed, by its own process group; what was left to run
 # goes on in a new one.
+
+# shellcheck source=tests/lab/kernel_faults.sh
+. tests/lab/kernel_faults.sh
 
 LAB_BOOT_MAX=600
 # By how many times a slow guest may stretch the limits of scenarios (tests/lab/guest.sh).
@@ -240,10 +244,11 @@ lab_count() { # name status checks_passed checks_failed seconds
     printf -- '-- %s: %s (checks: %s passed, %s failed; %s s)\n\n' "$1" "$2" "$3" "$checks" "$5"
 }
 
-# The last words of a guest that went silent.
-lab_last_words() { # role
+# The last words of a guest that went silent, and what known faults of the kernel they tell of.
+lab_last_words() { # role name
     local log=$LAB_SHARE/console-$1.log
     [ -s "$log" ] || return 0
+    kernel_faults_named <"$log" | sed "s/^/KERNEL $2 /"
     echo "   kernel of the $1 guest, last lines of its console:"
     tail -n 40 "$log" | tr -d '\r' | sed 's/^/   | /'
 }
@@ -328,13 +333,13 @@ lab_listen() { # number_of_guests
         printf 'FAIL %s: the guest %s\n' "$current" "$([ "$status" = timeout ] &&
             echo "did not end it in time and was killed" || echo "died")"
         [ "$status" != timeout ] || echo "CLASS $current hang"
-        for role in $LAB_ROLES; do lab_last_words "$role"; done
+        for role in $LAB_ROLES; do lab_last_words "$role" "$current"; done
         lab_count "$current" failed "$goods" "$bads" $((SECONDS - started))
         LAB_LEFT=("${LAB_LEFT[@]:1}")
     elif [ $booted -lt "$guests" ]; then
         echo "FAIL ${LAB_LEFT[0]}: the guest $([ "$status" = timeout ] &&
             echo "did not boot within $LAB_BOOT_MAX s" || echo "died at boot")"
-        for role in $LAB_ROLES; do lab_last_words "$role"; done
+        for role in $LAB_ROLES; do lab_last_words "$role" "${LAB_LEFT[0]}"; done
         lab_count "${LAB_LEFT[0]}" failed 0 0 $((SECONDS - start))
         LAB_LEFT=("${LAB_LEFT[@]:1}")
     fi
@@ -390,7 +395,7 @@ lab_boot_once() { # topology
     exec 7<&-
     if [ ${#LAB_LEFT[@]} -eq "$left" ]; then
         echo "FAIL ${LAB_LEFT[0]}: the guest ended before it began"
-        for role in $LAB_ROLES; do lab_last_words "$role"; done
+        for role in $LAB_ROLES; do lab_last_words "$role" "${LAB_LEFT[0]}"; done
         lab_count "${LAB_LEFT[0]}" failed 0 0 0
         LAB_LEFT=("${LAB_LEFT[@]:1}")
     fi

@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# Shows that scripts/lab-verdict.sh tells failures that may be tried again from those that may not,
-# and that the checks of tests/lab/lib.sh say which they are. Made-up logs, no guest. Called by
+# Shows that scripts/lab-verdict.sh excuses a failure of the lab only by a known fault of the
+# guest's kernel (tests/lab/kernel_faults.sh), never when data differ, and that the checks of
+# tests/lab/lib.sh say of which class a failure is. Made-up logs, no guest. Called by
 # scripts/test.sh. Exit 0 if all is as it should be.
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 # shellcheck source=scripts/lab-verdict.sh
 . scripts/lab-verdict.sh
+# shellcheck source=tests/lab/kernel_faults.sh
+. tests/lab/kernel_faults.sh
 
 scratch=$(mktemp -d) || exit 1
 trap 'rm -rf "$scratch"' EXIT
@@ -21,7 +24,7 @@ second_try() { # text wanted
     wrong=1
 }
 
-second_try 'a path that did not come back' 'two-paths' <<'END'
+second_try 'a path that did not come back, without a word of the kernel' '' <<'END'
 == two-paths: fio (at most 200 s)
 PASS two-paths: it attaches [1 s]
 FAIL two-paths: both paths are connected [61 s]
@@ -30,63 +33,70 @@ FAIL two-paths: both paths are connected [61 s]
 FAILED: two-paths
 lab: checks: 1 passed, 1 failed
 END
+second_try 'a known fault of the kernel' 'two-paths' <<'END'
+== two-paths: fio (at most 200 s)
+FAIL two-paths: the kernel has nothing to complain of [61 s]
+KERNEL two-paths __rxe_cleanup rdma_rxe
+-- two-paths: failed (checks: 1 passed, 1 failed; 62 s)
+FAILED: two-paths
+lab: checks: 1 passed, 1 failed
+END
 second_try 'two of them' 'fs mixed' <<'END'
-== fs: x (at most 1 s)
-FAIL fs: it attaches [1 s]
--- fs: failed (checks: 0 passed, 1 failed; 2 s)
-== mixed: x (at most 1 s)
-FAIL mixed: it attaches [1 s]
--- mixed: failed (checks: 0 passed, 1 failed; 2 s)
+KERNEL fs __rxe_cleanup rdma_rxe
+KERNEL mixed rxe_do_task rdma_rxe
 FAILED: fs
 FAILED: mixed
 END
-second_try 'three are too many' '' <<'END'
+second_try 'one of two that failed' '' <<'END'
+KERNEL fs __rxe_cleanup rdma_rxe
 FAILED: fs
 FAILED: mixed
-FAILED: ipv6
+END
+second_try 'a fault in one of two guests' 'two-guests' <<'END'
+client KERNEL two-guests __rxe_cleanup rdma_rxe
+FAILED: two-guests
+END
+second_try 'a fault in another scenario, which passed' '' <<'END'
+KERNEL mixed-two __rxe_cleanup rdma_rxe
+FAILED: mixed
+END
+second_try 'a hang that the kernel explains' 'fs' <<'END'
+CLASS fs hang
+KERNEL fs __rxe_cleanup rdma_rxe
+FAILED: fs
 END
 second_try 'none failed' '' <<<'lab: checks: 5 passed, 0 failed'
 second_try 'what does not build' '' <<<'FAILED: build'
+second_try 'a guest that did not boot' '' <<'END'
+FAIL mixed: the guest did not boot within 180 s
+-- mixed: failed (checks: 0 passed, 1 failed; 180 s)
+FAILED: mixed
+END
 second_try 'data' '' <<'END'
 == fs: x (at most 1 s)
 FAIL fs: the checksums are equal [1 s]
 CLASS fs data
+KERNEL fs __rxe_cleanup rdma_rxe
 -- fs: failed (checks: 0 passed, 1 failed; 2 s)
 FAILED: fs
 END
-second_try 'a hang in one of two guests' '' <<'END'
-== two-guests: x (at most 1 s)
-client CLASS two-guests hang
--- two-guests: failed (checks: 0 passed, 1 failed; 2 s)
-FAILED: two-guests
-END
 second_try 'data in one of two scenarios' '' <<'END'
-== fs: x (at most 1 s)
 CLASS fs data
--- fs: failed (checks: 0 passed, 1 failed; 2 s)
+KERNEL fs __rxe_cleanup rdma_rxe
+KERNEL mixed __rxe_cleanup rdma_rxe
 FAILED: fs
 FAILED: mixed
 END
 second_try 'the class of another scenario, which passed' 'mixed' <<'END'
 CLASS mixed-two data
+KERNEL mixed __rxe_cleanup rdma_rxe
 FAILED: mixed
 END
 second_try 'fio without a class' '' <<'END'
 == mixed: x (at most 1 s)
 FAIL mixed: fio reads back what it wrote [9 s]
    | verify: bad magic header 0, wanted acca at file /dev/nbd0 offset 4096, length 4096
--- mixed: failed (checks: 1 passed, 1 failed; 9 s)
-FAILED: mixed
-END
-second_try 'a guest that was killed' '' <<'END'
-== mixed: x (at most 1 s)
-FAIL mixed: the guest did not end it in time and was killed
--- mixed: failed (checks: 1 passed, 1 failed; 9 s)
-FAILED: mixed
-END
-second_try 'a scenario over its limit' '' <<'END'
-== mixed: x (at most 1 s)
-FAIL mixed: did not end within 1 s
+KERNEL mixed __rxe_cleanup rdma_rxe
 -- mixed: failed (checks: 1 passed, 1 failed; 9 s)
 FAILED: mixed
 END
@@ -96,14 +106,56 @@ second_try 'the words of another scenario, which passed' 'mixed' <<'END'
 -- fs: passed (checks: 1 passed, 0 failed; 9 s)
 == mixed: x (at most 1 s)
 FAIL mixed: it attaches [1 s]
+KERNEL mixed __rxe_cleanup rdma_rxe
 -- mixed: failed (checks: 0 passed, 1 failed; 2 s)
 FAILED: mixed
 END
-second_try 'a guest that did not boot' 'mixed' <<'END'
-FAIL mixed: the guest did not boot within 180 s
--- mixed: failed (checks: 0 passed, 1 failed; 180 s)
-FAILED: mixed
+
+# The log of a kernel on stdin; the known faults it tells of.
+named() { # text wanted
+    local found
+    found=$(kernel_faults_named | paste -sd, -)
+    [ "$found" = "$2" ] && return
+    echo "lab-verdict: kernel, $1: found '$found', wanted '$2'"
+    wrong=1
+}
+
+named 'a warning' '__rxe_cleanup rdma_rxe' <<'END'
+[  41.1] ------------[ cut here ]------------
+[  41.1] WARNING: CPU: 1 PID: 9 at rxe_pool.c:242 __rxe_cleanup+0x124/0x170 [rdma_rxe]
+[  41.1] RIP: 0010:__rxe_cleanup+0x124/0x170 [rdma_rxe]
 END
+named 'an oops, on the console of a dead guest' 'rxe_do_task rdma_rxe' < <(
+    printf '%s\r\n' '[  41.1] BUG: kernel NULL pointer dereference, address: 00000008' \
+        '[  41.1] RIP: 0010:rxe_do_task+0x42/0xe0 [rdma_rxe]'
+)
+named 'a hung task' '__rxe_cleanup rdma_rxe' <<'END'
+   | [  99.1] INFO: task rmmod:912 blocked for more than 45 seconds.
+   | [  99.1] Call Trace:
+   | [  99.1]  wait_for_completion+0x8a/0x150
+   | [  99.1]  __rxe_cleanup+0xfa/0x170 [rdma_rxe]
+END
+named 'a hung task with such a frame from before' '' <<'END'
+[  99.1] INFO: task fio:912 blocked for more than 45 seconds.
+[  99.1]  ? __rxe_cleanup+0xfa/0x170 [rdma_rxe]
+END
+named 'a hung task of a function that is known for its warnings' '' <<'END'
+[  99.1] INFO: task fio:912 blocked for more than 45 seconds.
+[  99.1]  rxe_do_task+0x42/0xe0 [rdma_rxe]
+END
+named 'a warning elsewhere that came by it' '' <<'END'
+[  41.1] WARNING: CPU: 1 PID: 9 at workqueue.c:3 flush_work+0x1/0x17
+[  41.1]  __rxe_cleanup+0x124/0x170 [rdma_rxe]
+END
+named 'the same function of another module' '' <<'END'
+[  41.1] RIP: 0010:rxe_do_task+0x42/0xe0 [other]
+END
+named 'nothing to complain of' '' <<<'[  41.1] rxe_do_task ran'
+count=$(grep -c '^# ' <<<"$KERNEL_FAULTS_KNOWN")
+if [ "$count" -ne "$(grep -vc '^# ' <<<"$KERNEL_FAULTS_KNOWN")" ]; then
+    echo "lab-verdict: tests/lab/kernel_faults.sh: a fault without its comment"
+    wrong=1
+fi
 
 # What the checks of a scenario say. The functions are those of the guest.
 classes() { # text wanted command...

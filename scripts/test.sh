@@ -1,29 +1,35 @@
 #!/usr/bin/env bash
 # The gates of the project: format, build, unit tests, system tests with real programs, seeds of the
-# simulator, models of loom, scenarios of the lab in virtual machines, and beside these what
-# scripts/lints.sh looks at: clippy, documentation, fuzz targets. Prints the time of each stage and
-# ends with one line, `N passed, N failed, N skipped`: the sum over all test binaries and all checks
-# of the lab, with each gate that is neither counted as one. Exit codes: 0 all good, 1 a gate or a
-# test failed, 2 wrong usage.
+# simulator, lints (scripts/lints.sh: clippy, documentation, models of loom), and scenarios of the
+# lab in virtual machines. The lints run beside the lab by default, before it with --third and
+# --full, whose longer lab is sensitive to load. Prints the time of each stage and ends with one
+# line, `N passed, N failed, N skipped`: the sum over all test binaries and all checks of the lab,
+# with each gate that is neither counted as one. Exit codes: 0 all good, 1 a gate or a test failed,
+# 2 wrong usage.
 #
 #   scripts/test.sh [--quick | --third | --full]
 #
-# Of the lab it runs the group smoke in one boot: a device, a kernel client, a kernel server, links
-# that go down, TCP. --third runs a third of the other scenarios besides, another one with each
-# commit, as .ci/run does; --full runs all.
+# Of the simulator it runs 1,000 seeds and the most important mutants; of the lab the group smoke in
+# one boot: a device, a kernel client, a kernel server, a link that goes down. --third runs 3,000
+# seeds, all mutants, the fuzz targets' build and a third of the other scenarios besides, another
+# one with each commit, as .ci/run does; --full the same with all scenarios.
 # --quick runs the same tests on smaller images and for shorter times (RTRS_QUICK=1 to them), fewer
-# seeds, and leaves the lab and the fuzz targets out.
+# seeds, and leaves the lab out.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
-quick=0 scenarios=smoke
+# seeds and shares: how many runs of the simulator; lints: arguments of scripts/lints.sh;
+# together: whether the lints run beside the lab, which takes less time but slows its guests down.
+quick=0 scenarios=smoke seeds=1000 shares=150 mutants=quick lints=--no-fuzz together=1
+long() { seeds=3000 shares=400 mutants=all lints= together=0; }
 for arg in "$@"; do
     case $arg in
-        --quick) quick=1 ;;
+        --quick) quick=1 seeds=300 shares=60 ;;
         --third)
+            long
             scenarios="smoke $(($(git rev-list --count HEAD 2>/dev/null || date +%j) % 3 + 1))/3"
             ;;
-        --full) scenarios=all ;;
+        --full) long && scenarios=all ;;
         -h | --help)
             sed -n '2,/^set /{s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
             exit 0
@@ -106,10 +112,8 @@ tests() { # name seconds_max command...
 
 # Scenarios of the lab, after `scripts/lab.sh setup`, some with fewer rounds. Its checks count
 # as tests do, a scenario that could not run as one skipped, one that died without a failed check as
-# one failed. The kernel in the guests has faults of its own that strike at random
-# (docs/TESTING.md), so one or two scenarios that failed are tried once more; that they pass then is
-# said aloud. Never tried again are those in which data differed or something hung
-# (scripts/lab-verdict.sh).
+# one failed. A scenario that failed is run once more only if the guest's own log names a known
+# fault of its kernel (scripts/lab-verdict.sh); the closing lines say so.
 lab() {
     local log=$scratch/lab.log status sums names again
     run_stage lab-setup 2400 bash scripts/lab.sh setup
@@ -140,14 +144,13 @@ lab() {
     skipped=$((skipped + $3))
     names=$(lab_failed "$log" | xargs)
     again=$(lab_second_try "$log" 2>"$scratch/why")
+    [ ! -s "$scratch/why" ] || notes+=("$(cat "$scratch/why")")
     if [ -n "$again" ]; then
         # shellcheck disable=SC2086
         if RTRS_QUICK=1 run_stage lab-again 1200 bash scripts/lab.sh run $again; then
             notes+=("SECOND TRY: $again passed; at the first, $2 checks failed")
             return
         fi
-    elif [ -s "$scratch/why" ]; then
-        notes+=("$(cat "$scratch/why")")
     fi
     failed=$((failed + $2))
     if [ $status -ne 0 ] || [ "$2" -gt 0 ]; then
@@ -181,19 +184,20 @@ count_lints() { # status [remark]
 # Where the kernel shares time among sessions first (autogroup), being nice is said there too.
 lints_begin() {
     CARGO_TARGET_DIR=$target/lints setsid nice -n 19 bash -c \
-        'echo 19 2>/dev/null >/proc/self/autogroup; exec bash scripts/lints.sh' \
+        "echo 19 2>/dev/null >/proc/self/autogroup; exec bash scripts/lints.sh $lints" \
         >"$scratch/lints.log" 2>&1 &
     beside=$!
 }
 
 lints_end() {
-    local status
-    echo "== lints, which ran beside the lab"
+    local status remark=
+    [ $together -eq 0 ] || remark=' beside the lab'
+    echo "== lints"
     wait "$beside"
     status=$?
     beside=
     cat "$scratch/lints.log"
-    count_lints $status ' beside the lab'
+    count_lints $status "$remark"
 }
 
 finish() {
@@ -246,25 +250,21 @@ if gate build 1800 cargo build --workspace --all-targets --locked; then
     tests system 2400 cargo test --workspace --locked --no-fail-fast --test '*' -- \
         --test-threads=4
     # The dev profile is optimized enough, and its assertions are on.
-    if [ $quick -eq 1 ]; then seeds=0..300; else seeds=0..3000; fi
-    gate sim 1800 "$target/debug/rtrs-sim" --seeds "$seeds"
-    if [ $quick -eq 1 ]; then seeds=0..60; else seeds=0..400; fi
-    gate sim-shares 1800 "$target/debug/rtrs-sim" --shares --seeds "$seeds"
-    if [ $quick -eq 1 ]; then mutants=quick; else mutants=all; fi
-    gate mutants 1800 "$target/debug/rtrs-sim" --mutants "$mutants"
-    # Two minutes of building and a few seconds of models; on a loaded machine more.
-    tests loom 900 bash scripts/loom.sh
+    gate sim 1800 "$target/debug/rtrs-sim" --seeds "0..$seeds"
+    gate sim-shares 1800 "$target/debug/rtrs-sim" --shares --seeds "0..$shares"
+    gate mutants 1800 "$target/debug/rtrs-sim" --mutants $mutants
     if [ $quick -eq 0 ]; then
         lints_begin
+        [ $together -eq 1 ] || lints_end
         lab
-        lints_end
+        [ $together -eq 0 ] || lints_end
     fi
 elif [ $quick -eq 0 ]; then
     lints_begin
     lints_end
 fi
 if [ $quick -eq 1 ]; then
-    run_stage lints 2400 bash scripts/lints.sh --no-fuzz
+    run_stage lints 2400 bash scripts/lints.sh $lints
     status=$?
     sleep 0.2
     count_lints $status

@@ -1,6 +1,6 @@
-//! `rtrs-server` with a disk that can be told to hold a write up: what `tests/faults.rs` needs and
-//! nobody else. It takes the server's flags. Files in the directory `RTRS_HELD_DIR` tell it what to
-//! do, and tell what it did:
+//! `rtrs-server` with a disk that can be told to hold a write up: what `tests/system/faults.rs`
+//! needs and nobody else. It takes the server's flags. Files in the directory `RTRS_HELD_DIR` tell
+//! it what to do, and tell what it did:
 //!
 //! | file | made by | means |
 //! |---|---|---|
@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use rtrs_core::block::{BlockSource, IoOp};
-use rtrs_server::backend::layer::{PauseHandle, PauseSource};
+use rtrs_server::backend::layer::{PauseHandle, pause};
 use rtrs_server::{Error, ErrorKind, LowArgs, Plan, serve_over};
 
 /// Where a write has to begin to be held.
@@ -48,7 +48,7 @@ fn execute(args: &LowArgs) -> Result<(), Error> {
 /// Puts the layer over a disk, and starts the thread that commands it; it ends with the process, or
 /// with the test's directory.
 fn hold(source: Arc<dyn BlockSource>, dir: PathBuf) -> Arc<dyn BlockSource> {
-    let (source, handle) = PauseSource::new(source);
+    let (source, handle) = pause(source);
     let command = move || {
         loop {
             if let Err(error) = look(&dir, &handle) {

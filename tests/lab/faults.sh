@@ -91,3 +91,29 @@ faults_stalls() { # name text [p50_max max_max]
         expect_num "$2: no IO takes longer than $4 ms" "$FAULTS_MAX" -le "$4"
     fi
 }
+
+# The settings are those a user has who says nothing.
+faults_attach() { # name device argument...
+    local name=$1 device=$2
+    shift 2
+    timeout 90 rtrs-client attach "$name" --device "$device" \
+        --path rdma://10.0.0.1@10.0.0.2 --path rdma://10.0.1.1@10.0.1.2 "$@" \
+        >"$LAB_WORK/attach.out" 2>&1 || { tail -n 5 "$LAB_WORK/attach.out" && return 1; }
+}
+
+# One round: path 0 is broken for some seconds and mended; it must be noticed, and come back.
+faults_round() { # run name break mend
+    local since reconnects
+    reconnects=$(path_stat vol 0 reconnects)
+    faults_mark "$1" "$2"
+    assert_true "$2: the link is broken" eval "$3"
+    assert_within 20 "$2: path 0 is noticed to be gone" are_connected vol 1
+    sleep 3
+    assert_true "$2: the link is mended" eval "$4"
+    since=$(date +%s%3N)
+    assert_within 30 "$2: path 0 comes back" are_connected vol 2
+    BACK="${BACK:-}$(($(date +%s%3N) - since)) "
+    expect_num "$2: it was connected anew" "$(path_stat vol 0 reconnects)" -gt "$reconnects"
+    expect_eq "$2: path 1 never was lost" "$(path_stat vol 1 reconnects)" 0
+    sleep 1
+}

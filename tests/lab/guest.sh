@@ -14,6 +14,8 @@ export LAB_SHARE=/run/lab LAB_ROLE=${2:-one}
 . tests/lab/lib.sh
 # shellcheck source=tests/lab/topology.sh
 . tests/lab/topology.sh
+# shellcheck source=tests/lab/kernel_faults.sh
+. tests/lab/kernel_faults.sh
 
 # Lines of the kernel's log that make a scenario fail, whatever it was about.
 KERNEL_FAULTS='WARNING: |BUG: |BUG at |Oops|general protection|blocked for more than|refcount_t'
@@ -260,7 +262,10 @@ run_scenario() { # name last
         status=1
     fi
     # Also of what was found behind the last failed check, or without one.
-    [ $status -eq 0 ] || [ $status -eq 77 ] || show_classes
+    if [ $status -ne 0 ] && [ $status -ne 77 ]; then
+        show_classes
+        kernel_log "$mark" | kernel_faults_named | sed "s/^/KERNEL $name /"
+    fi
     checks="$(grep -c passed "$LAB_HOME/checks") $(grep -c failed "$LAB_HOME/checks")"
     case $status in
         0) text=passed ;;

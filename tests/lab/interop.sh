@@ -70,7 +70,7 @@ ks_log_says() { # regex
 expect_quiet_server() {
     expect_eq "our server's log has no warning and no error" \
         "$(grep -E ' (WARN|ERROR) |panicked' "$LAB_WORK/server.log" |
-            grep -v ': nothing lasting names this disk or file: ' | head -n 3)" ""
+            grep -v ': no persistent ID for this export: ' | head -n 3)" ""
 }
 
 # Random IO of mixed sizes that is compared.
@@ -140,7 +140,7 @@ ks_matrix() { # invalidate
     cell kernel-client "read, write, sync, FUA, flush, discard; 2 paths, always-invalidate $1"
 }
 
-# Runs tests of tests/peers.rs over RDMA, by parts of their names.
+# Runs tests of tests/protocol/peers.rs over RDMA, by what follows `peers::` in their names.
 ks_hostile() { # part...
     local number name
     # shellcheck source=tests/lab/topology.sh
@@ -148,9 +148,10 @@ ks_hostile() { # part...
     for number in 1 2 7 9; do topology_address 0 a $((100 + number)) || exit 1; done
     export RTRS_BIN_DIR=$LAB_BIN RTRS_TEST_RDMA=10.0.0.2 TMPDIR=$LAB_WORK
     # How many connections fit is a matter of TCP's buffers.
-    timeout 190 "${LAB_TESTS[peers]}" --test-threads=1 --skip more_connections_than_its_memory \
-        "$@" >"$LAB_WORK/hostile.log" 2>&1
+    timeout 190 "${LAB_TESTS[protocol]}" --test-threads=1 \
+        --skip more_connections_than_its_memory "${@/#/peers::}" >"$LAB_WORK/hostile.log" 2>&1
     while read -r _ name _ result; do
+        name=${name#peers::}
         expect_eq "${name//_/ }" "$result" ok
     done < <(grep -E '^test .* \.\.\. ' "$LAB_WORK/hostile.log")
     expect_match "all of them ran" "$(grep '^test result' "$LAB_WORK/hostile.log")" \

@@ -11,7 +11,7 @@ sk_attach() { # device paths argument...
     done
     # The session's words of this attempt only.
     timeout 90 rtrs-client attach "$device" "${arguments[@]}" --session-name "sk-${device##*/}" \
-        --heartbeat-ms "${LAB_HEARTBEAT_MS:-2000}" --buffer-size 58M "$@" </dev/null || return 1
+        --heartbeat "${LAB_HEARTBEAT_MS:-2000}ms" --buffer-size 58M "$@" </dev/null || return 1
     wait_until 20 "all paths of $device" are_connected "$device" "$paths"
 }
 

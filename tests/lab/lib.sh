@@ -40,7 +40,7 @@ fail() { # text [detail] [class]
 }
 
 # What kind of failure the scenario has: `data` when data is not what was written, `hang` when
-# something never ended. A scenario that fails with either is not run again by scripts/test.sh
+# something never ended. A fault of the guest's kernel never excuses `data`
 # (scripts/lab-verdict.sh). Shown once the scenario has failed.
 class() { # data|hang
     echo "$1" >>"$LAB_HOME/classes"
@@ -232,7 +232,7 @@ stop_server() {
 # in /run/rtrs/NAME.log. Heartbeats are given more time than by default: what the emulation delays
 # shall not end a path.
 attach() { # name argument...
-    timeout 90 rtrs-client attach "$@" --heartbeat-ms "${LAB_HEARTBEAT_MS:-$((2000 * LAB_SLOW))}" \
+    timeout 90 rtrs-client attach "$@" --heartbeat "${LAB_HEARTBEAT_MS:-$((2000 * LAB_SLOW))}ms" \
         >"$LAB_WORK/attach.out" 2>&1 </dev/null || {
         tail -n 5 "$LAB_WORK/attach.out"
         return 1

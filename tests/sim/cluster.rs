@@ -15,11 +15,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use nbd_bridge::{Group, Seat};
-use rtrs_client::machine::{ClientCore, PathView};
+use rtrs_client::engine::{ClientEngine, PathView};
 use rtrs_client::{Change, Leaving};
 use rtrs_core::block::IoOp;
 use rtrs_core::fabric::sim::{NodeId, World};
-use rtrs_core::ids::CoreIndex;
+use rtrs_core::ids::{CoreIndex, ProviderIndex};
 use rtrs_core::prng::Prng;
 use rtrs_core::time::{Duration, Instant, earliest};
 
@@ -208,7 +208,7 @@ impl Cluster {
         for (at, work) in (0..).zip(works) {
             let fabric = self.world.fabric(self.nodes[0]);
             self.client.push(ClientHost {
-                core: ClientCore::new(self.world.now(), CoreIndex(at), &config, &uuids),
+                core: ClientEngine::new(self.world.now(), CoreIndex(at), &config, &uuids),
                 fabrics: vec![Port::boxed(fabric, SharedFaults::clone(&self.ports[0]))],
                 inbox: Inbox::new(),
                 work,
@@ -492,7 +492,7 @@ impl Cluster {
         busy |= fabrics[0].poll(now);
         while let Some(event) = fabrics[0].next_event() {
             busy = true;
-            core.handle_event(now, 0, event, fabrics);
+            core.handle_event(now, ProviderIndex(0), event, fabrics);
         }
         busy |= core.poll(now, fabrics);
         if !work.is_open()

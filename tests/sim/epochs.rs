@@ -10,7 +10,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::time::{Duration, Instant};
-use rtrs_server::epoch::{EpochState, EpochStore};
+use rtrs_server::engine::epoch::{EpochState, EpochStore};
 
 use super::Plant;
 use super::options::{MS, Saves};

@@ -3,12 +3,12 @@
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
-use rtrs_client::machine::{ClientCore, ClientMessage};
-use rtrs_client::{Failover, PathTarget, Rhythm, SessionConfig};
+use rtrs_client::engine::{ClientEngine, ClientMessage};
+use rtrs_client::{Failover, HeartbeatSettings, PathTarget, SessionConfig};
 use rtrs_core::fabric::Fabric;
 use rtrs_core::fabric::sim::sim_ip;
 use rtrs_core::identity::Identity;
-use rtrs_core::ids::{CoreIndex, SessionId};
+use rtrs_core::ids::{CoreIndex, ProviderIndex, SessionId};
 use rtrs_core::limits::Limits;
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::AccessMode;
@@ -62,7 +62,7 @@ impl<T> Inbox<T> {
 
 #[derive(Debug)]
 pub(super) struct ClientHost {
-    pub(super) core: ClientCore,
+    pub(super) core: ClientEngine,
     pub(super) fabrics: Vec<Box<dyn Fabric>>,
     pub(super) inbox: Inbox<ClientMessage>,
     pub(super) work: Workload,
@@ -97,7 +97,7 @@ impl ServerHost {
         busy |= fabrics[0].poll(now);
         while let Some(event) = fabrics[0].next_event() {
             busy = true;
-            core.handle_event(now, 0, event, fabrics);
+            core.handle_event(now, ProviderIndex(0), event, fabrics);
         }
         busy |= core.poll(now, fabrics);
         if core.is_stopping() {
@@ -129,8 +129,8 @@ pub(super) fn client_ip(path: usize) -> IpAddr {
     sim_ip(11 + path as u8)
 }
 
-fn rhythm(options: &Options) -> Rhythm {
-    Rhythm { interval: options.heartbeat, missed_max: 3, witnessed_max: 2 }
+fn heartbeat(options: &Options) -> HeartbeatSettings {
+    HeartbeatSettings { interval: options.heartbeat, missed_max: 3, confirmed_missed_max: 2 }
 }
 
 /// The name of a path.
@@ -144,9 +144,9 @@ pub(super) fn path_target(options: &Options, path: usize) -> PathTarget {
         local: Some(client_ip(path)),
         remotes: vec![SocketAddr::new(server_ip(path), PORT)],
         transport: "sim",
-        provider: 0,
+        provider: ProviderIndex(0),
         invalidate_reads: options.invalidate_reads,
-        heartbeat: rhythm(options),
+        heartbeat: heartbeat(options),
     }
 }
 
@@ -179,7 +179,7 @@ pub(super) fn session_config(
         paths: (0..options.paths).map(|path| path_target(options, path)).collect(),
         cores: options.client_cores,
         policy: options.policy,
-        heartbeat: rhythm(options),
+        heartbeat: heartbeat(options),
         connect_timeout: 500 * MS,
         reconnect_min: 20 * MS,
         reconnect_max: 500 * MS,

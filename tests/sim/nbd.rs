@@ -13,7 +13,7 @@ use std::rc::Rc;
 
 use nbd_bridge::kernel::FIRST_BYTES;
 use nbd_bridge::wire::{SimpleReply, cmd, cmd_flags};
-use nbd_bridge::{Bridge, BridgeConfig, Request, Seat, export_info};
+use nbd_bridge::{Bridge, BridgeConfig, Request, Seat};
 use rtrs_client::SessionDevice;
 use rtrs_core::block::{BlockDevice, Completion, Geometry, Io, IoOp};
 use rtrs_core::prng::{Prng, Ratio};
@@ -81,8 +81,6 @@ impl Front {
         (seat, way): (Seat, Use),
     ) -> Self {
         let geometry = device.geometry().clone();
-        let mut export = export_info("vol", &geometry);
-        export.max_payload = if way.long { LONG_MAX } else { PAYLOAD_MAX };
         let ring = Ring::new(64).expect("io_uring");
         let config = BridgeConfig {
             buffer_bytes: buffer_bytes(way),
@@ -90,8 +88,9 @@ impl Front {
             // Few, so that requests wait for rows.
             requests_max: prng.range(2..=64) as u32,
             touched_bytes: 0,
+            max_payload: if way.long { LONG_MAX } else { PAYLOAD_MAX },
         };
-        let mut bridge = Bridge::seated(&ring, Box::new(device), export, config, seat)
+        let mut bridge = Bridge::seated(&ring, Box::new(device), "vol", config, seat)
             .expect("a session's device can be served");
         let (socket, theirs) = UnixStream::pair().expect("a pair of sockets");
         socket.set_nonblocking(true).expect("a socket that does not block");

@@ -71,7 +71,7 @@ struct Write {
     /// And by now it has happened or will not, until the next one is asked for it.
     parked: bool,
     /// When somebody was told that it was lost with the power: a flush that begins later does not
-    /// vouch for it. 0 if nobody is left to tell.
+    /// cover it. 0 if nobody is left to tell.
     excused: Option<u64>,
     /// Acknowledged, perhaps by what the server said before the power failed.
     old: bool,

@@ -4,15 +4,14 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
-use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use rtrs_core::fabric::sim::SimFabric;
 use rtrs_core::fabric::{
-    Access, BindResult, CloseReason, ConnRequest, ConnectParams, Fabric, FabricCounters,
-    FabricError, FabricEvent, MadeAside, MemoryRegistration, PdUse, PrivateData, ProtectionDomain,
-    QpLimits, RegisterError, Registered, Sge, ToRegister, Window, WorkRequest, WrOp,
+    Access, AsyncRegistration, BindResult, CloseReason, ConnRequest, Fabric, FabricError,
+    FabricEvent, MemoryRegistration, PdUse, PrivateData, ProtectionDomain, RegisterError,
+    Registered, Sge, ToRegister, Window, WorkRequest, WrOp,
 };
 use rtrs_core::ids::QpNum;
 use rtrs_core::mem::{MemSlice, Region};
@@ -219,14 +218,10 @@ impl Port {
 }
 
 impl Fabric for Port {
-    fn scheme(&self) -> &'static str {
-        self.inner.scheme()
-    }
+    rtrs_core::forward_fabric!(inner);
+
     fn pins_memory(&self) -> bool {
         self.faults.borrow().pinned.is_some()
-    }
-    fn binds_are_requests(&self) -> bool {
-        self.inner.binds_are_requests()
     }
     fn connection_bytes(&self) -> u64 {
         self.inner.connection_bytes()
@@ -248,7 +243,7 @@ impl Fabric for Port {
     fn fits(&self, pd: &Arc<dyn ProtectionDomain>, request: &ConnRequest) -> bool {
         self.inner.fits(pd, request)
     }
-    fn register_aside(
+    fn register_async(
         &mut self,
         id: u64,
         what: ToRegister,
@@ -259,39 +254,12 @@ impl Fabric for Port {
         self.aside.push((self.now + takes, id, what));
         None
     }
-    fn next_made(&mut self) -> Option<MadeAside> {
+    fn next_registration(&mut self) -> Option<AsyncRegistration> {
         let at = self.aside.iter().position(|(at, ..)| *at <= self.now)?;
         let (_, id, what) = self.aside.remove(at);
         let memory = self.faults.borrow_mut().memory("memory").map_err(RegisterError::Memory);
         let result = memory.and_then(|()| what.register());
-        Some(MadeAside { id, pd: what.pd, result, took: Duration::ZERO })
-    }
-    fn listen(&mut self, address: SocketAddr) -> Result<SocketAddr, FabricError> {
-        self.inner.listen(address)
-    }
-    fn stop_listening(&mut self) {
-        self.inner.stop_listening();
-    }
-    fn connect(
-        &mut self,
-        now: Instant,
-        pd: &Arc<dyn ProtectionDomain>,
-        params: &ConnectParams,
-    ) -> Result<QpNum, FabricError> {
-        self.inner.connect(now, pd, params)
-    }
-    fn accept(
-        &mut self,
-        now: Instant,
-        pd: &Arc<dyn ProtectionDomain>,
-        request: ConnRequest,
-        limits: QpLimits,
-        private_data: &PrivateData,
-    ) -> Result<QpNum, FabricError> {
-        self.inner.accept(now, pd, request, limits, private_data)
-    }
-    fn reject(&mut self, now: Instant, request: ConnRequest, private_data: &PrivateData) {
-        self.inner.reject(now, request, private_data);
+        Some(AsyncRegistration { id, pd: what.pd, result, took: Duration::ZERO })
     }
     fn post_send(&mut self, qp: QpNum, wr: WorkRequest) -> Result<(), FabricError> {
         if self.loses(&wr) {
@@ -347,9 +315,6 @@ impl Fabric for Port {
             self.inner.fail(qp, told);
         }
     }
-    fn disconnect(&mut self, now: Instant, qp: QpNum) {
-        self.inner.disconnect(now, qp);
-    }
     fn abort(&mut self, now: Instant, qp: QpNum) {
         if self.has(Plant::EarlyClosed) && self.windows.iter().any(|(of, _)| *of == qp) {
             self.undead.push((qp, now + UNDEAD_MAX));
@@ -387,8 +352,5 @@ impl Fabric for Port {
     }
     fn deadline(&self) -> Option<Instant> {
         self.aside.iter().fold(self.inner.deadline(), |at, (own, ..)| earliest(at, Some(*own)))
-    }
-    fn counters(&self) -> FabricCounters {
-        self.inner.counters()
     }
 }

@@ -298,19 +298,6 @@ pub(crate) fn references(text: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// Keys of a configuration file, down to the second level, with their lines.
-pub(crate) fn yaml_keys(text: &str) -> Vec<(usize, String)> {
-    (1..)
-        .zip(text.lines())
-        .filter_map(|(n, line)| {
-            let (key, _) = line.trim_start().split_once(':')?;
-            let good = !key.is_empty() && key.chars().all(|c| c.is_ascii_lowercase() || c == '-');
-            let depth = line.len() - line.trim_start().len();
-            (good && !key.starts_with('-') && depth <= 2).then(|| (n, key.to_owned()))
-        })
-        .collect()
-}
-
 #[test]
 fn judges_are_not_blind() {
     let code = code_of("a // unsafe\n\"uns\\\"afe\" /* x /* y */ unsafe */ b\nr#\"todo!\"# 'x' 'a");
@@ -352,9 +339,5 @@ fn judges_are_not_blind() {
     assert_eq!(
         references("see [a](b.md#c) and `tests/x.rs`, `a::b`, [w](https://e.org)"),
         [(1, "b.md".into()), (1, "/tests/x.rs".into())]
-    );
-    assert_eq!(
-        yaml_keys("# a: b\nbs: 4k\n  rw: x\n      deep: y\n- c: d"),
-        [(2, "bs".into()), (3, "rw".into())]
     );
 }

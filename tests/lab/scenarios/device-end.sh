@@ -73,7 +73,7 @@ killed() {
         # The server may take a while to notice that the session is gone. Every other device
         # keeps its requests for somebody who connects it again.
         assert_within 30 "round $round: it attaches again" attach a --device /dev/nbd0 \
-            --device-dead-timeout-s $((round % 2 * 600))
+            --device-dead-timeout "$((round % 2 * 600))s"
         wait $writer
         expect_false "round $round: by another process" test "$(owner)" = "$pid"
         expect_true "round $round: it works" dd if=/dev/nbd0 of=/dev/null bs=64k count=16 \
@@ -103,8 +103,8 @@ others() {
     pid=$(owner)
     expect_true "nbd-client -d" timeout 20 nbd-client -d /dev/nbd0
     assert_within 15 "its process ends" eval "! test -e /proc/$pid"
-    assert_true "it attaches" attach a --device /dev/nbd0 --io-timeout-ms 500 \
-        --device-timeout-s 2 --no-path fail
+    assert_true "it attaches" attach a --device /dev/nbd0 --io-timeout 500ms \
+        --device-timeout 2s --no-path fail
     pid=$(owner)
     kill -STOP "$pid"
     in_time 20 dd if=/dev/nbd0 of=/dev/null bs=4k count=1 iflag=direct

@@ -113,7 +113,7 @@ refusals() {
     expect_eq "no session is left" "$(rtrs-client -o json list | jq length)" 0
     expect_match "a number that cannot be" "$(attach a --device nbd999999 2>&1)" 'nbds_max'
     expect_match "a name that is none" "$(attach a --device /dev/sda 2>&1)" \
-        'is no NBD device; use auto or a whole device such as /dev/nbd0'
+        'is not an NBD device; use auto or a whole device such as /dev/nbd0'
     expect_match "no privilege" \
         "$(setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin -- rtrs-client attach a \
             --device auto --path $PORTAL 2>&1)" 'run as root or with CAP_SYS_ADMIN'

@@ -4,55 +4,29 @@
 # paths: 2
 # limit: 420
 # network: spoiled
-# groups: smoke failover issue ours
+# groups: failover issue ours
 
 . tests/lab/faults.sh
-
-# The settings are those a user has who says nothing.
-plain_attach() { # name device argument...
-    local name=$1 device=$2
-    shift 2
-    timeout 90 rtrs-client attach "$name" --device "$device" \
-        --path rdma://10.0.0.1@10.0.0.2 --path rdma://10.0.1.1@10.0.1.2 "$@" \
-        >"$LAB_WORK/attach.out" 2>&1 || { tail -n 5 "$LAB_WORK/attach.out" && return 1; }
-}
 
 cut_both() { topology_cut va0 && topology_cut vb0; }
 mend_both() { topology_mend va0 && topology_mend vb0; }
 
-# One round: path 0 is broken for some seconds and mended; it must be noticed, and come back.
-round() { # run name break mend
-    local since reconnects
-    reconnects=$(path_stat vol 0 reconnects)
-    faults_mark "$1" "$2"
-    assert_true "$2: the link is broken" eval "$3"
-    assert_within 20 "$2: path 0 is noticed to be gone" are_connected vol 1
-    sleep 3
-    assert_true "$2: the link is mended" eval "$4"
-    since=$(date +%s%3N)
-    assert_within 30 "$2: path 0 comes back" are_connected vol 2
-    BACK="${BACK:-}$(($(date +%s%3N) - since)) "
-    expect_num "$2: it was connected anew" "$(path_stat vol 0 reconnects)" -gt "$reconnects"
-    expect_eq "$2: path 1 never was lost" "$(path_stat vol 1 reconnects)" 0
-    sleep 1
-}
-
 one_link() {
     local n rounds=$1
-    assert_true "it attaches over two paths" plain_attach vol /dev/nbd0
+    assert_true "it attaches over two paths" faults_attach vol /dev/nbd0
     assert_within 30 "both paths are connected" are_connected vol 2
     faults_begin down /dev/nbd0 $((rounds * 40))
     for ((n = 1; n <= rounds; n++)); do
-        round down "down-$n" 'topology_down_link a 0' 'topology_up_link a 0'
+        faults_round down "down-$n" 'topology_down_link a 0' 'topology_up_link a 0'
     done
     faults_end down "ip link set down"
     faults_stalls down "ip link set down on one of two paths, $rounds rounds" 500 1000
     note "path 0 was back ${BACK}ms after the link"
     BACK=
     faults_begin silent /dev/nbd0 160
-    round silent both-ways cut_both mend_both
-    round silent to-the-server 'topology_cut va0' 'topology_mend va0'
-    round silent to-the-client 'topology_cut vb0' 'topology_mend vb0'
+    faults_round silent both-ways cut_both mend_both
+    faults_round silent to-the-server 'topology_cut va0' 'topology_mend va0'
+    faults_round silent to-the-client 'topology_cut vb0' 'topology_mend vb0'
     faults_end silent "a silent cable"
     faults_stalls silent \
         "packets of one of two paths dropped: both ways, to the server, to the client" 1000 1000
@@ -64,7 +38,7 @@ one_link() {
 # Both links are down for 20 s: IO of one session waits, of another ends with errors after 5 s.
 no_link() {
     local errors path since
-    assert_true "another session waits 5 s at most" plain_attach short /dev/nbd1 \
+    assert_true "another session waits 5 s at most" faults_attach short /dev/nbd1 \
         --no-path queue-for=5s
     faults_begin gone /dev/nbd0 100
     timeout 60 fio --name=short --filename=/dev/nbd1 --direct=1 --rw=randwrite --bs=4k \

@@ -6,7 +6,7 @@
 # groups: capture
 # in-all: no
 #
-# Makes the files that tests/capture_rtrs.rs decodes, in the folder of the run's logs:
+# Makes the files that tests/protocol/capture_rtrs.rs decodes, in the folder of the run's logs:
 # our-client-kernel-server.pcap and kernel-client-our-server.pcap. Requests are small and data of
 # reads is cut, so that each file has some tens of KiB.
 
@@ -44,7 +44,7 @@ scenario() {
     assert_true "the server's modules load" kernel_server 1234 sess_queue_depth=16
     capture our-client-kernel-server
     assert_true "it attaches" timeout 60 rtrs-client attach "$disk" --session-name goldn \
-        --path ip:10.0.0.1@ip:10.0.0.2 --shards 1 --socket "$LAB_WORK/s" --heartbeat-ms 500 \
+        --path ip:10.0.0.1@ip:10.0.0.2 --shards 1 --socket "$LAB_WORK/s" --heartbeat 500ms \
         --buffer-size 58M
     assert_true "it reads, writes, flushes, discards" qemu "$LAB_WORK/s" "write -P 7 8192 4096" \
         "write -f -P 8 4096 4096" "read -P 7 8192 4096" "flush" "discard 16384 65536" \
@@ -56,7 +56,7 @@ scenario() {
     # Direct IO of 512 bytes needs blocks of 512.
     disk=$(sk_loop_disk 16) || exit 1
     start_server --export "vol=$disk" --listen rdma://10.0.0.2 --queue-depth 16 \
-        --always-invalidate on --heartbeat-ms 500
+        --always-invalidate on --heartbeat 500ms
     capture kernel-client-our-server
     device=$(kernel_map sessname=goldn path=ip:10.0.0.1@ip:10.0.0.2 device_path=vol) || exit 1
     assert_match "the kernel's client maps" "$device" '^rnbd[0-9]+$'

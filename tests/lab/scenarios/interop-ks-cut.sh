@@ -35,7 +35,7 @@ link_down() {
 scenario() {
     local fio since writes
     start_server --export vol=mem:64M --listen rdma://10.0.0.2 --listen rdma://10.0.1.2 \
-        --heartbeat-ms 1000
+        --heartbeat 1s
     assert_true "it maps" ks_map cut vol 2
     ks_verify load 150 "$KS_DEV" --numjobs=2 --size=32M --offset_increment=32M --time_based \
         --runtime=60 &

@@ -4,7 +4,7 @@
 # paths: 1
 # limit: 150
 # groups: interop issue ours
-# test-binaries: rtrs-tests/peers
+# test-binaries: rtrs-tests/protocol
 
 # shellcheck source=tests/lab/interop.sh
 . tests/lab/interop.sh

@@ -10,7 +10,7 @@
 # A session without a device, quick to attach. The first word names it.
 open_as() { # session mode device
     timeout 60 rtrs-client attach "$3" --session-name "$1" --run-dir "/run/rtrs-$1" \
-        --path ip:10.0.0.1@ip:10.0.0.2 --shards 1 --buffer-size 58M --heartbeat-ms 2000 \
+        --path ip:10.0.0.1@ip:10.0.0.2 --shards 1 --buffer-size 58M --heartbeat 2s \
         --access "$2" --socket "$LAB_WORK/$1" </dev/null
 }
 
@@ -47,7 +47,7 @@ scenario() {
     refused "a third writer is refused" e migration "$disk" 'EPERM'
     cell kernel-server "access modes ro, rw, migration; ro enforced"
     refused "a name of a session that is there is refused" a ro "$disk" \
-        '(session-name|is attached already|already)'
+        '(session-name|is already attached|already)'
     for session in a c d; do assert_true "$session detaches" close_as $session "$disk"; done
     assert_true "rw is granted again" open_as b rw "$disk"
     # The same name as a session that is open, from somewhere else.

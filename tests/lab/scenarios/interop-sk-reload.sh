@@ -25,7 +25,7 @@ scenario() {
     for round in 1 2; do
         assert_true "$round: its modules go" kernel_server_gone
         assert_within 30 "$round: both paths are known to be down" are_connected "$disk" 0
-        # Nothing is in flight: this waits for a path, as long as --io-timeout-ms says.
+        # Nothing is in flight: this waits for a path, as long as --io-timeout says.
         works "$round" >"$LAB_WORK/waiting.log" 2>&1 &
         waiting=$!
         sleep 2

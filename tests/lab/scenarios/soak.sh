@@ -19,11 +19,11 @@ serve() {
     start_server --export "vol=$LAB_WORK/vol.img" --listen rdma://10.0.0.2 --listen rdma://10.0.1.2
 }
 
-# A process that was killed leaves requests which the kernel sends again after device-timeout-s.
+# A process that was killed leaves requests which the kernel sends again after device-timeout.
 connect() {
     timeout 90 rtrs-client attach vol --device /dev/nbd0 --takeover \
         --path rdma://10.0.0.1@10.0.0.2 --path rdma://10.0.1.1@10.0.1.2 \
-        --no-path queue-for=20s --io-timeout-ms 4000 --device-timeout-s 30 \
+        --no-path queue-for=20s --io-timeout 4s --device-timeout 30s \
         >"$LAB_WORK/attach.out" 2>&1 </dev/null
 }
 

@@ -8,11 +8,11 @@
 PORTAL=tcp://127.0.0.1:1234
 
 SESSION=(attach a --device /dev/nbd0 --path "$PORTAL" --takeover --no-path fail
-    --io-timeout-ms 1500)
+    --io-timeout 1500ms)
 
-# With a socket for each shard; what a dead process had taken waits for device-timeout-s.
+# With a socket for each shard; what a dead process had taken waits for device-timeout.
 attach() { # argument...
-    timeout 60 rtrs-client "${SESSION[@]}" --device-timeout-s 4 "$@"
+    timeout 60 rtrs-client "${SESSION[@]}" --device-timeout 4s "$@"
 }
 
 # A quick takeover, as the service unit does it: by a process in the foreground.

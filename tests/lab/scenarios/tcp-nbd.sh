@@ -3,7 +3,7 @@
 # topology: one
 # paths: 2
 # limit: 120
-# groups: smoke ours
+# groups: ours
 
 scenario() {
     local disk path counts socket=$LAB_WORK/nbd.sock

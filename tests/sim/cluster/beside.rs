@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use rtrs_client::machine::{ClientCore, ClientMessage};
+use rtrs_client::engine::{ClientEngine, ClientMessage};
 use rtrs_core::fabric::Fabric;
 use rtrs_core::fabric::sim::sim_ip;
-use rtrs_core::ids::{CoreIndex, SessionId};
+use rtrs_core::ids::{CoreIndex, ProviderIndex, SessionId};
 use rtrs_core::time::{Duration, Instant, earliest};
 
 use super::super::Failure;
@@ -17,7 +17,7 @@ use super::Cluster;
 /// A core of a session that nobody uses.
 #[derive(Debug)]
 struct IdleCore {
-    core: ClientCore,
+    core: ClientEngine,
     fabrics: Vec<Box<dyn Fabric>>,
     inbox: Inbox<ClientMessage>,
 }
@@ -38,7 +38,7 @@ impl IdleCore {
         busy |= fabrics[0].poll(now);
         while let Some(event) = fabrics[0].next_event() {
             busy = true;
-            core.handle_event(now, 0, event, fabrics);
+            core.handle_event(now, ProviderIndex(0), event, fabrics);
         }
         busy |= core.poll(now, fabrics);
         busy |= core.pump(now, fabrics);
@@ -111,7 +111,7 @@ impl Cluster {
         config.paths.truncate(1);
         config.paths[0].local = Some(sim_ip(21));
         let fabric = self.world.fabric(node);
-        let core = ClientCore::new(self.now(), CoreIndex(0), &Arc::new(config), &[[0xee; 16]]);
+        let core = ClientEngine::new(self.now(), CoreIndex(0), &Arc::new(config), &[[0xee; 16]]);
         let fabrics = vec![Port::boxed(fabric, SharedFaults::clone(&self.ports[0]))];
         self.beside.rival.push(IdleCore { core, fabrics, inbox: Inbox::new() });
         self.beside.any = true;

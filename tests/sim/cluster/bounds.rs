@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use rtrs_client::machine::ClientCore;
+use rtrs_client::engine::ClientEngine;
 use rtrs_core::fabric::sim::Fault;
 use rtrs_core::time::Instant;
 use rtrs_server::engine::control::DRAINING_MAX;
@@ -93,7 +93,7 @@ impl Cluster {
     /// IOs and permits that the client still has.
     pub(in super::super) fn left_at_client(&self) -> (usize, usize) {
         let cores = || self.client.iter().map(|host| &host.core);
-        (cores().map(ClientCore::inflight).sum(), cores().map(ClientCore::permits_held).sum())
+        (cores().map(ClientEngine::inflight).sum(), cores().map(ClientEngine::permits_held).sum())
     }
 
     /// Bytes registered at client and server.

@@ -9,13 +9,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use nbd_bridge::{Group, Seat};
-use rtrs_client::machine::{ClientCore, ClientMessage};
+use rtrs_client::engine::{ClientEngine, ClientMessage};
 use rtrs_client::{PathTarget, SessionConfig, SessionDevice};
 use rtrs_core::block::{BlockDevice, Io, IoFlags, IoOp};
 use rtrs_core::fabric::Fabric;
 use rtrs_core::fabric::sim::{World, sim_ip};
 use rtrs_core::identity::Identity;
-use rtrs_core::ids::{CoreIndex, SessionId};
+use rtrs_core::ids::{CoreIndex, ProviderIndex, SessionId};
 use rtrs_core::prng::Prng;
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::AccessMode;
@@ -37,7 +37,7 @@ const CORE: usize = 0x7e;
 /// The session's only core.
 #[derive(Debug)]
 pub(super) struct Guest {
-    core: ClientCore,
+    core: ClientEngine,
     fabrics: Vec<Box<dyn Fabric>>,
     inbox: Inbox<ClientMessage>,
     device: Option<SessionDevice>,
@@ -77,7 +77,7 @@ impl Guest {
             paths: vec![PathTarget { local: Some(address()), remotes, ..path }],
             ..session_config(options, 1, None, home)
         };
-        let core = ClientCore::new(world.now(), CoreIndex(0), &Arc::new(config), &[[0xee; 16]]);
+        let core = ClientEngine::new(world.now(), CoreIndex(0), &Arc::new(config), &[[0xee; 16]]);
         let work = options.extra.guest_writes.then(|| {
             let own = WorkOptions {
                 sectors: SECTORS,
@@ -151,7 +151,7 @@ impl Guest {
         busy |= fabrics[0].poll(now);
         while let Some(event) = fabrics[0].next_event() {
             busy = true;
-            core.handle_event(now, 0, event, fabrics);
+            core.handle_event(now, ProviderIndex(0), event, fabrics);
         }
         busy |= core.poll(now, fabrics);
         if let Some((work, oracle)) = &mut self.work {

@@ -16,7 +16,7 @@ use rtrs_core::identity::{ExportId, Identity, ServerId};
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::time::{Duration, Instant};
-use rtrs_server::epoch::SyncEpoch;
+use rtrs_server::engine::epoch::SyncEpoch;
 use rtrs_server::{Export, ExportTable, ServerEngine, ServerLife, SessionParams};
 
 use super::super::disk::Disk;

@@ -1,4 +1,4 @@
-//! What a share of the runs has that look for nothing else: a disk slower than `io-timeout-ms`, a
+//! What a share of the runs has that look for nothing else: a disk slower than `io-timeout`, a
 //! backing file that is made shorter, epochs that are saved late, a second session that writes.
 //!
 //! Each is drawn by a generator of its own, and runs that hunt for something stay as they are.

@@ -1,6 +1,5 @@
 //! The daemons and commands themselves, as real processes on the loopback: attach, list, status,
 //! stats, detach, bench; signals and restarts; what idle and busy daemons use of the machine.
-#![forbid(unsafe_code)]
 
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::process::Command;
@@ -333,7 +332,7 @@ fn attach_under_way() -> (Stand, Proc) {
         .args(["attach", "vol0", "--path", stand.server.portal()])
         .args(stand.client.front().args());
     command.arg("--run-dir").arg(stand.client.run_dir());
-    command.args(["--connect-timeout-ms", "20000"]);
+    command.args(["--connect-timeout", "20s"]);
     let attach = Proc::start(command);
     wait_for("the attach to be listed", COMMAND_TIME_MAX, || {
         let begin = Instant::now();
@@ -503,7 +502,7 @@ fn bench_prints_json() {
     let server = Server::builder().export("vol0=mem:64M").start();
     for rw in ["randread", "randwrite", "randrw", "read", "write"] {
         let args = ["bench", "vol0", "--path", server.portal(), "--rw", rw, "--bs", "4k"];
-        let more = ["--iodepth", "8", "--runtime", "1", "-o", "json"];
+        let more = ["--iodepth", "8", "--runtime", "1s", "-o", "json"];
         let all: Vec<&str> = args.into_iter().chain(more).collect();
         let json = run(bin("rtrs-client"), &all, COMMAND_TIME_MAX).ok().json();
         assert!(json["iops"].as_f64() > Some(0.0), "{rw}: {json}");

@@ -1,6 +1,5 @@
 //! `rtrs-client ping` and `doctor` against real servers, against nobody, and against what is no
 //! server; and rping's own bytes against `rtrs-server --rping`.
-#![forbid(unsafe_code)]
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -51,7 +50,7 @@ fn a_running_server_answers_pings_beside_its_sessions() {
 #[test]
 fn rounds_are_told_as_ping_tells_them() {
     let server = exporting().start();
-    let out = client(&["ping", server.portal(), "-c3", "-i10", "-v"]).ok().stdout;
+    let out = client(&["ping", server.portal(), "-c3", "-i10ms", "-v"]).ok().stdout;
     let lines: Vec<&str> = out.lines().collect();
     assert!(lines[0].starts_with("PING tcp://127.0.0.1:"), "{out}");
     for seq in 0..3 {
@@ -71,7 +70,7 @@ fn rounds_are_told_as_ping_tells_them() {
 fn an_endless_ping_ends_with_its_table_at_ctrl_c() {
     let server = exporting().start();
     let mut command = std::process::Command::new(bin("rtrs-client"));
-    command.args(["ping", server.portal(), "-i", "20"]);
+    command.args(["ping", server.portal(), "-i", "20ms"]);
     let mut ping = Proc::start(command);
     ping.wait_lines("seq=", 5, COMMAND_TIME_MAX);
     ping.signal("INT");
@@ -84,7 +83,7 @@ fn an_endless_ping_ends_with_its_table_at_ctrl_c() {
 fn a_server_that_goes_away_is_a_loss_and_exit_code_1() {
     let server = exporting().start();
     let mut command = std::process::Command::new(bin("rtrs-client"));
-    command.args(["ping", server.portal(), "-i", "20", "-W", "2s"]);
+    command.args(["ping", server.portal(), "-i", "20ms", "-W", "2s"]);
     let mut ping = Proc::start(command);
     ping.wait_lines("seq=", 3, COMMAND_TIME_MAX);
     server.crash();
@@ -96,7 +95,7 @@ fn a_server_that_goes_away_is_a_loss_and_exit_code_1() {
 fn a_server_that_stops_running_is_told_within_the_bound() {
     let mut server = exporting().start();
     let mut command = std::process::Command::new(bin("rtrs-client"));
-    command.args(["ping", server.portal(), "-i", "20", "-W", "500"]);
+    command.args(["ping", server.portal(), "-i", "20ms", "-W", "500ms"]);
     let mut ping = Proc::start(command);
     ping.wait_lines("seq=", 3, COMMAND_TIME_MAX);
     server.signal("STOP");
@@ -196,7 +195,7 @@ fn a_peer_that_is_no_server_is_told_within_the_bound() {
             }
         });
         let began = Instant::now();
-        let ended = client(&["ping", &target, "-c1", "-W", "500"]).code(1);
+        let ended = client(&["ping", &target, "-c1", "-W", "500ms"]).code(1);
         assert!(ended.stderr.contains(words), "{words:?} is not in {}", ended.stderr);
         assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
         peer.join().expect("the peer");

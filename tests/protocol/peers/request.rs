@@ -75,7 +75,7 @@ fn requests_that_are_answered_with_an_error() {
     let mut peer = scene.writer();
     let write = WriteMsg { usr_len: 32 }.encode().to_vec();
     let desc = |len| peer.result_desc(len);
-    let read = |desc| read_message(IoHeader::LEN, desc);
+    let read = |desc| read_message(IoHeader::LEN, desc, false);
     let header = |rw, len| io(rw, 0, len).encode().to_vec();
     let typed = |kind: u8| {
         let mut bytes = header(Rw::WRITE, 512);
@@ -121,7 +121,13 @@ fn requests_that_are_answered_with_an_error() {
             { WriteMsg { usr_len: 36 }.encode().to_vec() },
             inval,
         ),
-        ("SESS_INFO, no room", Data::Room(35), sess_info, read_message(36, Some(desc(35))), inval),
+        (
+            "SESS_INFO, no room",
+            Data::Room(35),
+            sess_info,
+            read_message(36, Some(desc(35)), false),
+            inval,
+        ),
         (
             "no user header",
             Data::None,
@@ -164,7 +170,7 @@ fn garbage_where_nothing_is_said() {
     let mut info = SessInfo { ver: 2 }.encode();
     info[2..4].fill(0xa5);
     info[5..].fill(0xa5);
-    let message = read_message(SessInfo::LEN, Some(peer.result_desc(SessInfo::LEN)));
+    let message = read_message(SessInfo::LEN, Some(peer.result_desc(SessInfo::LEN)), false);
     peer.request((0, 1), Data::Room(SessInfo::LEN), &info, &message);
     assert_eq!(peer.answer().errno, 0);
     assert_eq!(peer.result(SessInfo::LEN)[..5], [1, 0, 0, 0, 2]);
@@ -180,14 +186,14 @@ fn garbage_where_nothing_is_said() {
         let write = WriteMsg { usr_len: len }.encode();
         peer.request((1, 3), Data::Bytes(&[byte; 512]), &dirty(Rw::WRITE), &write);
         assert_eq!(peer.answer().errno, 0, "write with {len} bytes");
-        let read = read_message(usize::from(len), Some(peer.result_desc(512)));
+        let read = read_message(usize::from(len), Some(peer.result_desc(512)), false);
         peer.request((1, 4), Data::Room(512), &dirty(Rw::READ), &read);
         assert_eq!(peer.answer().errno, 0, "read with {len} bytes");
         assert_eq!(peer.result(512), [byte; 512]);
     }
     // A flush has no place, and flags that nobody knows change nothing.
     let flush = IoHeader { sector: u64::MAX, ..io(Rw(0x302), 0, 0) }.encode();
-    peer.request((1, 5), Data::None, &flush, &read_message(IoHeader::LEN, None));
+    peer.request((1, 5), Data::None, &flush, &read_message(IoHeader::LEN, None, false));
     assert_eq!(peer.answer().errno, 0, "flush at sector -1");
     peer.send_write((1, 5), io(Rw(0xf001), 0, 512), &[4; 512]);
     assert_eq!(peer.answer().errno, 0, "unknown flags");
@@ -301,7 +307,7 @@ fn opens_that_are_refused() {
     assert!(peer.open("vol0", AccessMode::ReadOnly).is_ok());
     // No room for the answer, or nowhere to send it to.
     for len in [0, 55] {
-        let message = read_message(Open::LEN, Some(peer.result_desc(len)));
+        let message = read_message(Open::LEN, Some(peer.result_desc(len)), false);
         peer.request((0, 4), Data::Room(len), &good, &message);
         assert_eq!(peer.answer().errno, errno::EINVAL, "{len} bytes of room");
     }

@@ -1,6 +1,5 @@
 //! Two real servers with different disks under one name, a restart with another disk, and a session
 //! that must go on with neither: its path stays down and says so, and IO follows `--no-path`.
-#![forbid(unsafe_code)]
 
 use std::time::Duration;
 
@@ -42,7 +41,7 @@ impl Disks {
     /// A session over these paths, whose IO fails without a path.
     fn attach(&self, paths: &[usize], args: &[&str]) -> ClientBuilder {
         let builder = Client::attach("vol").args(&["--shards=1", "--no-path=fail"]).args(args);
-        let builder = builder.args(&["--reconnect-max-ms=200"]);
+        let builder = builder.args(&["--reconnect-max=200ms"]);
         paths.iter().fold(builder, |builder, path| builder.path(&self.portals[*path]))
     }
 }

@@ -3,19 +3,13 @@
 //! with an error while the no-path policy has time, and every read finds what was acknowledged.
 //!
 //! What is asserted are outcomes, counts and order. How long IO stood still is printed, a line of a
-//! table for each fault: `cargo test -p rtrs-tests --test faults -- --nocapture`. With
+//! table for each fault: `cargo test -p rtrs-tests --test system faults:: -- --nocapture`. With
 //! `RTRS_FAULT_ROUNDS=9` each strikes nine times as often.
-#![forbid(unsafe_code)]
 
-#[path = "faults/ghost.rs"]
 mod ghost;
-#[path = "faults/held.rs"]
 mod held;
-#[path = "faults/load.rs"]
 mod load;
-#[path = "faults/proxy.rs"]
 mod proxy;
-#[path = "faults/scene.rs"]
 mod scene;
 
 use std::thread::sleep;

@@ -1,5 +1,4 @@
 //! What people type and programs read: the output of commands, and what they say to wrong input.
-#![forbid(unsafe_code)]
 
 use std::process::Command;
 use std::time::Duration;
@@ -96,7 +95,7 @@ fn an_attach_whose_words_nobody_gets_says_that_it_is_attached_all_the_same() {
     let output = attach.arg("--socket").arg(socket).stdout(full).output().expect("a process");
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("vol0 is attached, but that cannot be told"), "{said}");
+    assert!(said.contains("vol0 is attached, but this cannot be printed"), "{said}");
     let _ = client.command(&["status", "vol0"]).ok().says("open");
     let _ = client.command(&["detach", "vol0"]).ok();
     let _ = server.stop(STOP_TIME_MAX);

@@ -307,8 +307,8 @@ fn be32(bytes: &[u8]) -> u32 {
 }
 
 /// A client of good behaviour that writes and reads back all the time, in 64 KiB of its own, at
-/// the start of the export if not told otherwise. A hostile test starts one before its misdeed and
-/// calls [`Self::check`] after it.
+/// the start of the export if not told otherwise. A hostile test starts one before its violation
+/// and calls [`Self::check`] after it.
 #[derive(Debug)]
 pub struct Innocent {
     stop: Arc<AtomicBool>,
@@ -320,7 +320,7 @@ impl Innocent {
     /// Connects and starts; has done some rounds when this returns.
     ///
     /// # Panics
-    /// When it cannot work even before the misdeed.
+    /// When it cannot work even before the violation.
     #[must_use]
     pub fn start(front: &Front, export: &str) -> Self {
         Self::start_at(front, export, 0)
@@ -329,7 +329,7 @@ impl Innocent {
     /// The same, with its 64 KiB at `base`.
     ///
     /// # Panics
-    /// When it cannot work even before the misdeed.
+    /// When it cannot work even before the violation.
     #[must_use]
     pub fn start_at(front: &Front, export: &str, base: u64) -> Self {
         let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));

@@ -1,22 +1,16 @@
 //! What RTRS peers get wrong, on the server's real wire: raw bytes and hand-played clients against
-//! a real server, one test a family of misdeeds. In each an innocent session goes on undisturbed;
-//! every misdeed is answered with its errno or ends that path only; afterwards the server lives,
+//! a real server, one test a family of violations. In each an innocent session goes on undisturbed;
+//! every violation is answered with its errno or ends that path only; afterwards the server lives,
 //! and its descriptors and memory are what they were.
 //!
 //! Over TCP loopback, or over an RDMA device where `RTRS_TEST_RDMA` names one: the lab's scenarios
 //! `interop-ks-hostile-*` run it there, but for what is about TCP (`start.rs` in part,
 //! `stream.rs`).
-#![forbid(unsafe_code)]
 
-#[path = "peers/handshake.rs"]
 mod handshake;
-#[path = "peers/keys.rs"]
 mod keys;
-#[path = "peers/request.rs"]
 mod request;
-#[path = "peers/start.rs"]
 mod start;
-#[path = "peers/stream.rs"]
 mod stream;
 
 use std::net::SocketAddr;
@@ -70,10 +64,10 @@ impl Scene {
             .export("ro=mem:1M,ro")
             .export("slow=mem:1M,delay=500ms")
             .args(&["--queue-depth", "24", "--chunk-size", "64k"])
-            .args(&["--handshake-timeout-ms", &handshake().as_millis().to_string()])
+            .args(&["--handshake-timeout", &format!("{}ms", handshake().as_millis())])
             .args(&["--shards", "2"])
-            // Silence ends no path here, so a misdeed that passes is seen to pass.
-            .args(&["--heartbeat-ms", "60000"])
+            // Silence ends no path here, so a violation that passes is seen to pass.
+            .args(&["--heartbeat", "1m"])
             .args(args);
         Self::on(server)
     }
@@ -113,10 +107,10 @@ impl Scene {
         peer
     }
 
-    /// A misdeed that ends its path.
-    fn fatal(&mut self, what: &str, misdeed: impl FnOnce(&mut Peer)) -> Vec<CloseReason> {
+    /// A violation that ends its path.
+    fn fatal(&mut self, what: &str, violation: impl FnOnce(&mut Peer)) -> Vec<CloseReason> {
         let mut peer = self.writer();
-        misdeed(&mut peer);
+        violation(&mut peer);
         peer.ended(what, at_once())
     }
 
@@ -146,7 +140,7 @@ fn handshake() -> Duration {
     if is_tcp() { HANDSHAKE } else { HANDSHAKE_RDMA }
 }
 
-/// Within which a misdeed ends its path.
+/// Within which a violation ends its path.
 fn at_once() -> Duration {
     if is_tcp() { AT_ONCE } else { AT_ONCE_RDMA }
 }

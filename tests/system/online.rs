@@ -1,6 +1,5 @@
 //! Paths and policy of an attached session, changed by real commands under load: no IO fails. And
 //! what must not change them: a machine without a free processor, a server that pauses.
-#![forbid(unsafe_code)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -122,7 +121,7 @@ fn the_last_path_goes_by_force_only_and_io_waits_for_the_next() {
     let _ = session.path("remove", 1, &[]).code(1).says("last path of the session");
     let _ = session.path("disconnect", 1, &[]).code(1).says("only connected path");
     let _ = session.path("remove", 2, &[]).code(1).says("no path");
-    let _ = session.path("add", 1, &[]).code(1).says("there already");
+    let _ = session.path("add", 1, &[]).code(1).says("already exists");
     are(&session.states(), [None, UP, None]);
     let _ = session.path("remove", 1, &["--force", "--within", "1s"]).ok();
     are(&session.states(), [None, None, None]);

@@ -2,13 +2,10 @@
 //! with our own wire code: every message is decoded and held against the rules of
 //! docs/PROTOCOL.md, in its order and with the keys of its time.
 //!
-//! The files are classic pcap with packets cut after 700 bytes, which spares the data of reads and
+//! The files are classic pcap with packets cut after 700 bytes, which omits the data of reads and
 //! long writes and keeps every header.
-#![forbid(unsafe_code)]
 
-#[path = "capture_rtrs/roce.rs"]
 mod roce;
-#[path = "capture_rtrs/session.rs"]
 mod session;
 
 use roce::packets;

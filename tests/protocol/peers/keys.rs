@@ -126,7 +126,7 @@ fn other_ways_to_the_servers_memory() {
     // An answer into memory that the client has not offered ends the client's path, not more.
     let _ = scene.fatal("a result for a wrong key", |peer| {
         let desc = SgDesc { key: Rkey(0x1234_5678), ..peer.result_desc(512) };
-        let message = read_message(IoHeader::LEN, Some(desc));
+        let message = read_message(IoHeader::LEN, Some(desc), false);
         peer.request((1, 4), Data::Room(512), &io(Rw::READ, 0, 512).encode(), &message);
     });
     scene.end();

@@ -1,0 +1,135 @@
+//! The tables of docs/OPERATING.md and the annotated configs/*.yaml are what the settings declare.
+//!
+//! To write them anew after a change of a declaration:
+//! `UPDATE_DOCS=1 cargo test -p rtrs-tests --test system settings::`
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rtrs_client::settings as client;
+use rtrs_core::settings::{Described, describe, settings_from_file};
+use rtrs_server::settings as server;
+
+const AGAIN: &str = "UPDATE_DOCS=1 cargo test -p rtrs-tests --test system settings::";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").to_path_buf()
+}
+
+/// The help in full, as one paragraph.
+fn meaning(one: &Described) -> String {
+    let setting = &one.setting;
+    let stop = if setting.help.ends_with('.') { "" } else { "." };
+    let more = setting.more.replace("\n\n", " ");
+    format!("{}{stop} {more}", setting.help).trim_end().to_owned()
+}
+
+/// The default for people, if there is one.
+fn default(one: &Described) -> &'static str {
+    // A target has none: what stands in its place is refused.
+    if one.setting.name == "target" { "" } else { one.setting.default }
+}
+
+/// Rows of Markdown for the settings outside of all sections, or of one.
+fn table(described: &[Described], section: &str) -> String {
+    let mut rows = String::from("| setting | default | values | meaning |\n|---|---|---|---|\n");
+    for one in described.iter().filter(|one| one.section == section) {
+        let row = [default(one), &one.range, &meaning(one)];
+        let row = row.map(|cell| cell.replace('|', "\\|").replace('\n', " ")).join(" | ");
+        writeln!(rows, "| `{}` | {row} |", one.setting.name).expect("room");
+    }
+    rows
+}
+
+/// Comment lines of at most 100 columns.
+fn comment(text: &str, indent: &str) -> String {
+    let mut lines = String::new();
+    let mut line = format!("{indent}#");
+    for word in text.split_whitespace() {
+        if line.len() + 1 + word.len() > 100 {
+            lines += &line;
+            lines += "\n";
+            line = format!("{indent}#");
+        }
+        line += " ";
+        line += word;
+    }
+    lines + &line + "\n"
+}
+
+/// A configuration file in which every setting has its default.
+fn annotated(described: &[Described]) -> String {
+    let mut text = String::new();
+    let mut section = "";
+    for one in described {
+        if one.section != section {
+            section = one.section;
+            writeln!(text, "\n# What only `{section}` looks at.\n{section}:").expect("room");
+        } else {
+            text += "\n";
+        }
+        let indent = if section.is_empty() { "" } else { "  " };
+        let value = serde_yaml::to_string(&one.value).expect("a value").trim().to_owned();
+        let (value, unset) = match &*value {
+            "null" => (String::new(), true),
+            list if list.starts_with("- ") => (list[2..].to_owned(), false),
+            _ => (value, false),
+        };
+        let mut about = meaning(one);
+        if !one.range.is_empty() {
+            about += &format!(" Values: {}.", one.range);
+        }
+        if unset && !default(one).is_empty() {
+            about += &format!(" Default: {}.", default(one));
+        }
+        text += &comment(&about, indent);
+        text += format!("{indent}{}: {value}", one.setting.name).trim_end();
+        text += "\n";
+    }
+    text
+}
+
+/// Compares what stands in `file` from `begin` to `end` with `text`, or writes it there.
+fn holds(file: &str, begin: &str, end: Option<&str>, text: &str) {
+    let path = root().join(file);
+    let old = fs::read_to_string(&path).expect(file);
+    let from = old.find(begin).unwrap_or_else(|| panic!("{file} lacks {begin:?}")) + begin.len();
+    let to = end.map_or(old.len(), |end| from + old[from..].find(end).expect(end));
+    let new = format!("{}\n{text}{}", &old[..from], &old[to..]);
+    if new == old {
+        return;
+    }
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        fs::write(&path, new).expect(file);
+        return;
+    }
+    let differs = new.lines().zip(old.lines()).find(|(new, old)| new != old);
+    panic!("{file} is not what the settings declare ({differs:?}); write it anew with\n{AGAIN}");
+}
+
+#[test]
+fn the_tables_are_what_is_declared() {
+    let tables = [
+        ("export", table(&describe::<server::ExportSpec>(), "")),
+        ("server", table(&describe::<server::Settings>(), "")),
+        ("client", table(&describe::<client::Settings>(), "")),
+        ("bench", table(&describe::<client::Settings>(), "bench")),
+    ];
+    for (name, table) in tables {
+        let begin = format!("<!-- settings of {name}, written by tests/system/settings.rs -->");
+        holds("docs/OPERATING.md", &begin, Some("<!-- end -->"), &table);
+    }
+}
+
+#[test]
+fn the_annotated_files_hold_the_defaults() {
+    const BEGIN: &str = "# What follows is written by tests/system/settings.rs.";
+    holds("configs/server.yaml", BEGIN, None, &annotated(&describe::<server::Settings>()));
+    holds("configs/client.yaml", BEGIN, None, &annotated(&describe::<client::Settings>()));
+    let path = |name| root().join("configs").join(name);
+    let read = settings_from_file::<server::Settings, rtrs_server::ErrorKind>;
+    assert_eq!(read(&path("server.yaml")).expect("good"), server::Settings::default());
+    let read = settings_from_file::<client::Settings, rtrs_client::ErrorKind>;
+    assert_eq!(read(&path("client.yaml")).expect("good"), client::Settings::default());
+}
