@@ -3,7 +3,10 @@
 mod crc;
 mod pool;
 mod region;
+mod usage;
 
 pub use crc::crc32c_append;
 pub use pool::Pool;
 pub use region::{IoVecs, MemSlice, Region};
+pub(crate) use usage::unit_of;
+pub use usage::{Counting, MemoryMeter};

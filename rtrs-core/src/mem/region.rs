@@ -13,6 +13,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::usage::{Counting, MemoryMeter, RegionUsage};
+
 static NEXT_ID: AtomicU32 = AtomicU32::new(1);
 
 /// Page-aligned anonymous memory of fixed length.
@@ -21,6 +23,7 @@ pub struct Region {
     len: usize,
     stride: usize,
     id: u32,
+    usage: Option<Box<RegionUsage>>,
 }
 
 // SAFETY: a Region is a plain mapping; all access goes through raw copies that tolerate
@@ -44,6 +47,24 @@ impl Region {
     /// # Errors
     /// As [`Region::new`].
     pub fn with_stride(len: usize, stride: usize) -> io::Result<Arc<Self>> {
+        Self::map(len, stride).map(Arc::new)
+    }
+
+    /// The same for memory that counts against a limit, in buffers that lie `stride` apart.
+    ///
+    /// # Errors
+    /// As [`Region::new`].
+    pub fn metered(
+        (len, stride): (usize, usize),
+        meter: &Arc<MemoryMeter>,
+        counting: Counting,
+    ) -> io::Result<Arc<Self>> {
+        let mut region = Self::map(len, stride)?;
+        region.usage = Some(Box::new(RegionUsage::new(meter, (region.len, stride), counting)));
+        Ok(Arc::new(region))
+    }
+
+    fn map(len: usize, stride: usize) -> io::Result<Self> {
         if len == 0 {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a region of zero bytes"));
         }
@@ -67,7 +88,26 @@ impl Region {
         }
         let base = NonNull::new(base.cast::<u8>())
             .ok_or_else(|| io::Error::other("mmap returned a null address"))?;
-        Ok(Arc::new(Self { base, len, stride, id: NEXT_ID.fetch_add(1, Ordering::Relaxed) }))
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { base, len, stride, id, usage: None })
+    }
+
+    /// Bytes of it that count against the limit of [`Region::metered`]; 0 without one.
+    pub fn counted(&self) -> u64 {
+        self.usage.as_ref().map_or(0, |usage| usage.bytes())
+    }
+
+    /// From now on peers may write to so many units in all, those included that they have
+    /// written: a unit is a buffer, or as many small ones as fit 256 KiB. `u32::MAX` for any.
+    /// Nothing happens unless written units are counted.
+    pub fn limit_writes(&self, units: u32) {
+        self.usage.iter().for_each(|usage| usage.limit(units));
+    }
+
+    /// Asked before a peer's bytes are placed in memory that counts as it is written. False when
+    /// the peer may not write there.
+    pub fn admit_write(&self, offset: usize, len: usize) -> bool {
+        self.usage.as_ref().is_none_or(|usage| usage.admit(offset, len))
     }
 
     /// Length in bytes, a multiple of the page size.

@@ -12,7 +12,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
-use crate::mem::{MemSlice, Region};
+use crate::mem::{MemSlice, Region, unit_of};
 
 /// Most bytes that one turn pins.
 pub(super) const PIECE: usize = 512 << 10;
@@ -35,7 +35,7 @@ impl Layout {
             0 => Self { stride: PIECE, piece: PIECE, per: 1 },
             stride if stride > PIECE => Self { stride, piece: PIECE, per: stride.div_ceil(PIECE) },
             stride => {
-                let stride = stride * (PIECE / 2 / stride).max(1);
+                let stride = unit_of(stride);
                 Self { stride, piece: stride, per: 1 }
             }
         }

@@ -1,6 +1,6 @@
 //! A session at the server: what all its paths and all shards share, and what it is made with.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use rtrs_core::identity::{EvictionKey, ServerId};
 use rtrs_core::ids::SessionId;
@@ -86,6 +86,7 @@ pub struct SessionShared {
     /// What each device id means.
     pub devices: DeviceTable,
     version: AtomicU8,
+    opened: AtomicBool,
 }
 
 impl SessionShared {
@@ -96,7 +97,18 @@ impl SessionShared {
             permits: PermitTable::new(queue_depth),
             devices: DeviceTable::new(exports),
             version: AtomicU8::new(0),
+            opened: AtomicBool::new(false),
         }
+    }
+
+    /// True when it has opened an export, even if it has closed it since.
+    pub fn has_opened(&self) -> bool {
+        self.opened.load(Ordering::Relaxed)
+    }
+
+    /// It opened an export; the control shard only.
+    pub fn note_open(&self) {
+        self.opened.store(true, Ordering::Relaxed);
     }
 
     /// The RNBD version agreed on; 0 until SESS_INFO came.

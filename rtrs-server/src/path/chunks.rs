@@ -18,12 +18,16 @@ use rtrs_core::fabric::{
 };
 use rtrs_core::ids::ChunkIndex;
 use rtrs_core::limits::Limits;
-use rtrs_core::mem::{MemSlice, Region};
+use rtrs_core::mem::{Counting, MemSlice, MemoryMeter, Region};
 use rtrs_core::wire::{InfoRsp, SgDesc};
 
 /// Bytes between two chunks. Chunks are a power of two long, and most IO touches only the start
 /// of each: without a gap all those starts would compete for the same few cache sets.
 const GAP: usize = 4096;
+
+/// Chunks of a path that its peer may write to before the session's first OPEN, where memory is
+/// committed as it is written. Our clients use two: OPEN has permit 0, and FENCE permit 1.
+pub const CHUNKS_BEFORE_OPEN: u32 = 4;
 
 /// All chunks of one path.
 #[derive(Debug)]
@@ -45,7 +49,7 @@ pub struct ChunkMemory {
 
 impl ChunkPool {
     /// What has to be registered for a pool: `queue_depth * chunk_size` bytes, mapped here, backed
-    /// when touched.
+    /// when touched or pinned, and counted by the meter in that way.
     ///
     /// # Errors
     /// The system's refusal of memory.
@@ -53,8 +57,10 @@ impl ChunkPool {
         limits: Limits,
         pd: &Arc<dyn ProtectionDomain>,
         always_invalidate: bool,
+        (meter, counting): (&Arc<MemoryMeter>, Counting),
     ) -> Result<ToRegister, RegisterError> {
-        let region = Region::with_stride(Self::bytes(limits), Self::stride(limits))
+        let size = (Self::bytes(limits), Self::stride(limits));
+        let region = Region::metered(size, meter, counting)
             .map_err(|e| RegisterError::Memory(FabricError::system("memory for the chunks", e)))?;
         let memory = ChunkMemory { region, registration: None };
         Ok(Self::over(memory, limits, pd, always_invalidate))
@@ -102,6 +108,11 @@ impl ChunkPool {
     /// No gap behind the last chunk: the peer's key must not reach beyond the chunks.
     fn bytes(limits: Limits) -> usize {
         Self::stride(limits) * usize::from(limits.queue_depth()) - GAP
+    }
+
+    /// Lets the peer write to all chunks, or, before the session's first OPEN, to a few of them.
+    pub fn let_write(&self, opened: bool) {
+        self.region.limit_writes(if opened { u32::MAX } else { CHUNKS_BEFORE_OPEN });
     }
 
     /// The memory behind all chunks.

@@ -89,6 +89,41 @@ fn writes_out_of_bounds() {
     }
 }
 
+/// Memory that is committed as it is written is given out bit by bit: before OPEN a client has no
+/// use for more than two chunks, of which four are allowed. Here three chunks count as one.
+#[test]
+fn writes_to_many_chunks_before_open() {
+    if !is_tcp() {
+        return;
+    }
+    for always_invalidate in ["on", "off"] {
+        let mut scene = Scene::with(&["--always-invalidate", always_invalidate]);
+        let to = |peer: &mut Peer, chunk: usize| {
+            let SgDesc { addr, key, .. } = peer.chunks[chunk];
+            peer.write_remote(1, RemoteMem { addr, rkey: key }, &[9; 30_000]);
+            // What is sent next is built in the same memory.
+            peer.idle(Duration::from_millis(20));
+        };
+        let mut peer = scene.peer();
+        for chunk in [0, 3, 6, 9, 11] {
+            to(&mut peer, chunk);
+        }
+        peer.check_alive("four chunks");
+        to(&mut peer, 12);
+        assert_terminated(&peer.ended("one more", AT_ONCE), "one more");
+        // After the session's first OPEN all are there, on paths that did not open as well.
+        let mut peer = scene.writer();
+        let options = PeerOptions { path: 200, local: 2, ..peer.options };
+        let mut second = Peer::up(scene.server, options, &format!("peer{}", options.session));
+        for peer in [&mut peer, &mut second] {
+            (0..usize::from(DEPTH)).for_each(|chunk| to(peer, chunk));
+            peer.check_alive("all chunks");
+        }
+        drop((peer, second));
+        scene.end();
+    }
+}
+
 #[test]
 fn other_ways_to_the_servers_memory() {
     let mut scene = Scene::new();

@@ -8,6 +8,8 @@
 //! large frames keep coming, staging asks for no more than the next header, so that nearly all
 //! bytes go straight to their target.
 
+use std::sync::Arc;
+
 use super::ddp::{self, Place, Segment, queue};
 use super::mpa::{self, Features};
 use super::qp::{Fault, ItemState, QpMachine, RX_STAGE, Response};
@@ -16,7 +18,7 @@ use super::stag::{Placing, REMOTE_READ, REMOTE_WRITE, StagFault};
 use super::state::CoreState;
 use crate::fabric::{CloseReason, WcOp, WcStatus};
 use crate::ids::Rkey;
-use crate::mem::{IoVecs, MemSlice};
+use crate::mem::{IoVecs, MemSlice, Region};
 
 /// Slices that `rx_prepare` needs.
 pub(super) const RX_SLICES: usize = 2;
@@ -93,15 +95,27 @@ fn write_fault(why: StagFault, blame: Blame) -> Fault {
         StagFault::Access => TermCode::ACCESS,
         StagFault::Foreign => TermCode::TAGGED_FOREIGN,
         StagFault::Wrap => TermCode::TAGGED_WRAP,
+        StagFault::Early => {
+            let text = "a write to more memory than its sender may use before OPEN";
+            return fault(TermCode::ACCESS, blame, text);
+        }
     };
     fault(code, blame, "refused write")
+}
+
+/// The target of a peer's write, if the peer may use that memory yet.
+fn admitted(region: &Arc<Region>, offset: usize, len: usize) -> Result<MemSlice, StagFault> {
+    if !region.admit_write(offset, len) {
+        return Err(StagFault::Early);
+    }
+    region.slice(offset, len).ok_or(StagFault::Invalid)
 }
 
 fn read_fault(why: StagFault, blame: Blame) -> Fault {
     let code = match why {
         StagFault::Invalid => TermCode::READ_STAG,
         StagFault::Bounds => TermCode::READ_BOUNDS,
-        StagFault::Access => TermCode::ACCESS,
+        StagFault::Access | StagFault::Early => TermCode::ACCESS,
         StagFault::Foreign => TermCode::READ_FOREIGN,
         StagFault::Wrap => TermCode::READ_WRAP,
     };
@@ -283,8 +297,9 @@ impl QpMachine {
                 let target = core
                     .regions
                     .get(&core.stags, placement.region)
-                    .and_then(|region| region.slice(placement.offset, len))
-                    .ok_or_else(|| write_fault(StagFault::Invalid, head.blame(&segment)))?;
+                    .ok_or(StagFault::Invalid)
+                    .and_then(|region| admitted(region, placement.offset, len))
+                    .map_err(|why| write_fault(why, head.blame(&segment)))?;
                 (target, Tagged::Write, Some(placing))
             }
             opcode::READ_RESPONSE => {
@@ -385,16 +400,15 @@ impl QpMachine {
                     .acquire(self.pd, stag, addr, len, REMOTE_WRITE)
                     .map_err(|why| write_fault(why, head.blame(segment)))?;
                 let placed = match core.regions.get(&core.stags, placement.region) {
-                    Some(region) => {
+                    Some(region) if region.admit_write(placement.offset, len) => {
                         region.copy_from(placement.offset, &self.stage, at, len);
-                        true
+                        Ok(())
                     }
-                    None => false,
+                    Some(_) => Err(StagFault::Early),
+                    None => Err(StagFault::Invalid),
                 };
                 core.stags.release(placement);
-                if !placed {
-                    return Err(write_fault(StagFault::Invalid, head.blame(segment)));
-                }
+                placed.map_err(|why| write_fault(why, head.blame(segment)))?;
                 core.counters.bytes_copied += len as u64;
                 Ok(())
             }

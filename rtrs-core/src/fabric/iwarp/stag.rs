@@ -51,6 +51,8 @@ pub(super) enum StagFault {
     Foreign,
     /// Address plus length overflows.
     Wrap,
+    /// The region's owner lets the peer write to less of it so far ([`Region::limit_writes`]).
+    Early,
 }
 
 /// One key. `state` holds a generation (high half) and the valid STag (low half, 0 when dead);

@@ -367,7 +367,9 @@ impl Conn {
             {
                 let part = 1 + net.prng.index(bytes.len());
                 let keys = net.keys(end.node).lock();
-                if let Ok(target) = keys.check_remote(end.pd, remote, bytes.len(), Want::Write) {
+                if let Ok(target) = keys.check_remote(end.pd, remote, bytes.len(), Want::Write)
+                    && target.region().admit_write(target.offset(), part)
+                {
                     target.region().copy_in(target.offset(), &bytes[..part]);
                 }
             }

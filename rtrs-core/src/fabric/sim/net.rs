@@ -206,7 +206,11 @@ impl Net {
             return Ok(());
         }
         let keys = self.keys(node).lock();
-        keys.check_remote(pd, remote, bytes.len(), Want::Write)?.copy_in(0, bytes);
+        let target = keys.check_remote(pd, remote, bytes.len(), Want::Write)?;
+        if !target.region().admit_write(target.offset(), target.len()) {
+            return Err("a write to more memory than its sender may use before OPEN");
+        }
+        target.copy_in(0, bytes);
         Ok(())
     }
 

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use rtrs_core::fabric::{AsyncRegistration, ConnRequest, PdUse, RegisterError};
 use rtrs_core::ids::{ConnIndex, CoreIndex, ProviderIndex};
 use rtrs_core::limits::{CONNECTION_BUFFERS_MAX, PATHS_PER_SESSION_MAX};
+use rtrs_core::mem::{Counting, MemoryMeter};
 use rtrs_core::time::Instant;
 use rtrs_core::wire::ConnReq;
 
@@ -34,11 +35,13 @@ pub(super) struct Connector {
     params: SessionParams,
     /// Places of the export table.
     exports: usize,
+    /// Counts the memory of chunks.
+    meter: Arc<MemoryMeter>,
 }
 
 impl Connector {
     pub(super) fn new(params: SessionParams, exports: usize) -> Self {
-        Self { params, exports }
+        Self { params, exports, meter: MemoryMeter::new(u64::MAX) }
     }
 
     /// The shard that a connection will live on.
@@ -132,7 +135,10 @@ impl Connector {
         let wanted = match cached {
             Some(cached) => Some(cached.into_order(limits, &pd, always_invalidate)),
             // Where it may well be refused, the refusal can still reach the peer.
-            None if fabric.pins_memory() => Some(ChunkPool::fresh(limits, &pd, always_invalidate)?),
+            None if fabric.pins_memory() => {
+                let counted = (&self.meter, Counting::Whole);
+                Some(ChunkPool::fresh(limits, &pd, always_invalidate, counted)?)
+            }
             None => None,
         };
         let key = registry.next_key();
@@ -229,7 +235,10 @@ impl Connector {
         let session = registry.session_mut(id);
         let wanted = match session.and_then(|s| s.cache.take(path.origin.provider, |_| false)) {
             Some(cached) => cached.into_order(limits, &path.pd, always_invalidate),
-            None => ChunkPool::fresh(limits, &path.pd, always_invalidate)?,
+            None => {
+                let counted = (&self.meter, Counting::Written);
+                ChunkPool::fresh(limits, &path.pd, always_invalidate, counted)?
+            }
         };
         give_chunks(path, ChunkPool::new(limits, wanted.register()?));
         tracing::debug!(path = %path.key, "chunks: made");
@@ -256,6 +265,7 @@ pub(super) fn refuse(
 
 /// A path has its chunks. It gets them once.
 fn give_chunks(path: &PathShared, pool: ChunkPool) {
+    pool.let_write(path.session.has_opened());
     if path.chunks.set(pool).is_err() {
         tracing::error!(path = %path.key, "chunks were made twice; the first are used");
     }

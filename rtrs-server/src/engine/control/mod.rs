@@ -46,7 +46,7 @@ use crate::engine::message::{
     AdminAnswer, AdminAsk, AdminReply, ControlAnswer, ControlMessage, ControlRequest, EndReport,
     ReplyTo, ShardMessage,
 };
-use crate::engine::session::SessionParams;
+use crate::engine::session::{SessionParams, SessionShared};
 use crate::export::{Export, ExportTable};
 use crate::path::state::PathState;
 use crate::path::{PathEnd, PathKey, PathShared, PeerFault};
@@ -245,7 +245,10 @@ impl Control {
                     return Some(ControlAnswer::Refused(errno::ESTALE));
                 }
                 let session_name = self.registry.session(session.id).and_then(|s| s.name());
-                self.opens.open(&session, session_name, (reply_to, &name, mode), ctx)
+                let asked = (reply_to, &*name, mode);
+                let answer = self.opens.open(&session, session_name, asked, ctx)?;
+                self.note_open(&session, &answer);
+                Some(answer)
             }
             ControlRequest::Close { device } => {
                 self.opens.close(&session, device, reply_to, ctx.out)
@@ -272,7 +275,19 @@ impl Control {
             true => ControlAnswer::Refused(errno::ESTALE),
             false => self.opens.found(&session, mode, result, ctx),
         };
+        self.note_open(&session, &answer);
         reply_to.answer(answer, ctx.out);
+    }
+
+    /// An OPEN is about to be answered. With the session's first that succeeds, its clients may use
+    /// all chunks of its paths.
+    fn note_open(&self, session: &SessionShared, answer: &ControlAnswer) {
+        if !matches!(answer, ControlAnswer::Opened(_)) || session.has_opened() {
+            return;
+        }
+        session.note_open();
+        let paths = self.registry.paths_of(session.id);
+        paths.filter_map(|path| path.shared().chunks.get()).for_each(|pool| pool.let_write(true));
     }
 
     /// Does what the operator asks.

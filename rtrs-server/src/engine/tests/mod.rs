@@ -4,7 +4,7 @@
 //! and their answers · `chains.rs` what exactly is posted · `violations.rs` what a peer must not
 //! do · `opens.rs` what is found below a search path · `ends.rs` replays, death, silence, shutdown
 //! · `overlap.rs` who waits for what a closed path has left at the disk · `syncs.rs` who hears of a
-//! sync that failed · `admin.rs` the operator's
+//! sync that failed · `memory.rs` what chunks take · `admin.rs` the operator's
 //! commands.
 
 mod admin;
@@ -14,6 +14,7 @@ mod ends;
 mod fixture;
 mod handshake;
 mod io;
+mod memory;
 mod opens;
 mod overlap;
 mod peer;

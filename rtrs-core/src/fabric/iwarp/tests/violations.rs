@@ -8,6 +8,7 @@ use crate::fabric::iwarp::ddp::{self, Untagged};
 use crate::fabric::iwarp::rdmap::{ReadRequest, opcode};
 use crate::fabric::{Access, CloseReason, RemoteMem, SgeList, WcStatus, WorkRequest, WrOp};
 use crate::ids::Rkey;
+use crate::mem::{Counting, MemoryMeter, Region};
 
 fn end() -> End {
     let mut end = End::new(terms(false), Access::REMOTE_WRITE);
@@ -65,6 +66,30 @@ fn writes_are_validated() {
     let mut e = end();
     e.input(&write(0x77, 3, b""));
     assert!(e.machine.failure.is_none(), "an empty write needs no STag");
+}
+
+/// A region may be opened to its peer bit by bit: small frames and large ones keep to that.
+#[test]
+fn writes_beyond_what_a_peer_may_use_yet_are_refused() {
+    let stride = 260 << 10;
+    for len in [4, 30_000] {
+        let meter = MemoryMeter::new(1 << 30);
+        let mut e = end();
+        e.region = Region::metered((8 * stride, stride), &meter, Counting::Written).unwrap();
+        e.region.limit_writes(2);
+        (e.stag, e.base) =
+            e.core.stags.register(super::PD, &e.region, Access::REMOTE_WRITE).unwrap();
+        let to = |chunk: u64| e.base + chunk * stride as u64;
+        let (stag, bytes) = (e.stag, vec![7; len]);
+        let [first, second, third] = [5, 0, 1].map(|chunk| write(stag, to(chunk), &bytes));
+        e.input(&[&first[..], &second, &first].concat());
+        assert!(e.machine.failure.is_none(), "{:?}", e.machine.failure);
+        assert_eq!(meter.used(), 2 * stride as u64);
+        assert_eq!(verdict(&mut e, &third[..third.len().min(100)]), (0x01, 0x02, 0xc0));
+        let reason = e.machine.failure.as_ref().unwrap().reason.to_string();
+        assert!(reason.contains("before OPEN"), "{reason}");
+        assert_eq!((e.bytes(stride, 4), meter.used()), (vec![0; 4], 2 * stride as u64));
+    }
 }
 
 fn end_of(_stag: u32, _base: u64) -> End {

@@ -1,0 +1,214 @@
+//! How much memory peers use, and how much of a region they may write.
+//!
+//! A [`MemoryMeter`] is a limit and the bytes that count against it. A region that was made with
+//! [`Region::metered`](super::Region::metered) counts from then on until it is unmapped: whole, or
+//! only what peers have written. In the second case it is cut into units, and the first write to a
+//! unit counts all of it; whoever places a peer's bytes asks first
+//! ([`Region::admit_write`](super::Region::admit_write)). A write to a unit that counts already
+//! costs one division and one load.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Bytes that units are to have where buffers are smaller.
+const UNIT: usize = 256 << 10;
+
+/// Bytes from one unit to the next of a region whose buffers lie `stride` apart: one buffer, or as
+/// many as fit 256 KiB. The system may back a unit whole as soon as one byte of it is used
+/// (`rt/fixed.rs` pins it).
+pub(crate) const fn unit_of(stride: usize) -> usize {
+    if stride < UNIT { stride * (UNIT / stride) } else { stride }
+}
+
+/// A limit of memory, and how much counts against it. The limit is the owner's to keep: counting
+/// goes on beyond it.
+#[derive(Debug)]
+pub struct MemoryMeter {
+    max: u64,
+    used: AtomicU64,
+}
+
+impl MemoryMeter {
+    /// A limit of so many bytes, of which none are used.
+    pub fn new(max: u64) -> Arc<Self> {
+        Arc::new(Self { max, used: AtomicU64::new(0) })
+    }
+
+    /// The limit in bytes.
+    pub fn max(&self) -> u64 {
+        self.max
+    }
+
+    /// Bytes in use.
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Bytes left below the limit.
+    pub fn room(&self) -> u64 {
+        self.max.saturating_sub(self.used())
+    }
+
+    fn add(&self, bytes: u64) {
+        self.used.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn sub(&self, bytes: u64) {
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// What of a region counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counting {
+    /// All of it: its pages are pinned.
+    Whole,
+    /// The units that peers have written.
+    Written,
+}
+
+/// What counts of one region, and what its peers may write.
+#[derive(Debug)]
+pub(super) struct RegionUsage {
+    meter: Arc<MemoryMeter>,
+    /// Length of the region.
+    len: usize,
+    unit: usize,
+    /// A bit for each unit that was written; empty where the whole region counts.
+    written: Box<[AtomicU64]>,
+    /// Units that were written.
+    units: AtomicU32,
+    /// Units that may be.
+    units_max: AtomicU32,
+    /// Bytes that count.
+    bytes: AtomicU64,
+}
+
+impl RegionUsage {
+    /// Of a region of `len` bytes in buffers that lie `stride` apart.
+    pub(super) fn new(
+        meter: &Arc<MemoryMeter>,
+        (len, stride): (usize, usize),
+        counting: Counting,
+    ) -> Self {
+        let unit = unit_of(stride.max(1));
+        let (words, bytes) = match counting {
+            Counting::Whole => (0, len as u64),
+            Counting::Written => (len.div_ceil(unit).div_ceil(64), 0),
+        };
+        meter.add(bytes);
+        Self {
+            meter: Arc::clone(meter),
+            len,
+            unit,
+            written: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            units: AtomicU32::new(0),
+            units_max: AtomicU32::new(u32::MAX),
+            bytes: AtomicU64::new(bytes),
+        }
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// From now on peers may write so many units; `u32::MAX` for any.
+    pub(super) fn limit(&self, units: u32) {
+        self.units_max.store(units, Ordering::Release);
+    }
+
+    /// A peer is about to write there. False when it may not.
+    pub(super) fn admit(&self, offset: usize, len: usize) -> bool {
+        if self.written.is_empty() || len == 0 {
+            return true;
+        }
+        (offset / self.unit..=(offset + len - 1) / self.unit).all(|unit| self.admit_unit(unit))
+    }
+
+    fn admit_unit(&self, unit: usize) -> bool {
+        let (word, bit) = (&self.written[unit / 64], 1 << (unit % 64));
+        if word.load(Ordering::Relaxed) & bit != 0
+            || word.fetch_or(bit, Ordering::Relaxed) & bit != 0
+        {
+            return true;
+        }
+        if self.units.fetch_add(1, Ordering::Relaxed) >= self.units_max.load(Ordering::Acquire) {
+            self.units.fetch_sub(1, Ordering::Relaxed);
+            word.fetch_and(!bit, Ordering::Relaxed);
+            return false;
+        }
+        let bytes = self.unit.min(self.len - unit * self.unit) as u64;
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.meter.add(bytes);
+        true
+    }
+}
+
+impl Drop for RegionUsage {
+    fn drop(&mut self) {
+        self.meter.sub(self.bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mem::Region;
+
+    #[test]
+    fn units_are_buffers_or_some_small_ones() {
+        assert_eq!(unit_of(260 << 10), 260 << 10);
+        assert_eq!(unit_of(256 << 10), 256 << 10);
+        assert_eq!(unit_of(68 << 10), 3 * (68 << 10));
+        assert_eq!(unit_of(1 << 24), 1 << 24);
+        assert_eq!(unit_of(1), UNIT);
+    }
+
+    #[test]
+    fn written_units_count_once_and_until_the_region_goes() {
+        let meter = MemoryMeter::new(4 << 20);
+        let stride = 260 << 10;
+        let make = |counting| Region::metered((stride * 100 - 4096, stride), &meter, counting);
+        let region = make(Counting::Written).unwrap();
+        let unit = stride as u64;
+        assert_eq!((meter.used(), region.counted()), (0, 0));
+        for (offset, len, units) in [
+            (0, 1, 1),
+            (stride - 1, 1, 1),
+            (0, 0, 1),
+            (70 * stride + 5, 4096, 2),
+            (stride - 1, 2, 3),
+            (0, stride * 2, 3),
+        ] {
+            assert!(region.admit_write(offset, len));
+            assert_eq!((meter.used(), region.counted()), (units * unit, units * unit));
+        }
+        assert!(region.admit_write(99 * stride, 1));
+        assert_eq!(meter.used(), 4 * unit - 4096, "no gap behind the last");
+        assert_eq!(meter.room(), (4 << 20) - 4 * unit + 4096);
+        let pinned = make(Counting::Whole).unwrap();
+        assert!(pinned.admit_write(5, 500));
+        assert_eq!(pinned.counted(), pinned.len() as u64);
+        assert_eq!(meter.room(), 0);
+        drop(pinned);
+        drop(region);
+        assert_eq!((meter.used(), meter.room()), (0, meter.max()));
+    }
+
+    #[test]
+    fn a_limit_of_units_holds_until_it_is_lifted() {
+        let meter = MemoryMeter::new(0);
+        let stride = 260 << 10;
+        let region = Region::metered((stride * 8, stride), &meter, Counting::Written).unwrap();
+        region.limit_writes(2);
+        assert!(region.admit_write(0, 4096) && region.admit_write(5 * stride, 1));
+        let used = meter.used();
+        assert!(!region.admit_write(stride, 1), "a third");
+        assert!(!region.admit_write(5 * stride, stride + 1), "reaches into a third");
+        assert!(region.admit_write(5 * stride, stride), "one of the two");
+        assert_eq!(meter.used(), used, "what is refused does not count");
+        region.limit_writes(u32::MAX);
+        assert!(region.admit_write(0, stride * 8));
+        assert_eq!(meter.used(), region.len() as u64);
+    }
+}
