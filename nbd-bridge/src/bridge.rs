@@ -98,7 +98,7 @@ impl Bridge {
     fn add(&mut self, now: Instant, socket: OwnedFd, kernel: bool) -> bool {
         let connections = self.connections();
         if self.stopping || connections >= self.config.connections_max {
-            tracing::warn!("NBD client turned away: {connections} connections on this core");
+            tracing::warn!("NBD client turned away: {connections} connections on this shard");
             return false;
         }
         let slot = self.conns.iter().position(Option::is_none).unwrap_or_else(|| {

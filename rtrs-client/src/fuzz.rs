@@ -101,7 +101,7 @@ struct Server {
 }
 
 struct Host {
-    core: ClientEngine,
+    engine: ClientEngine,
     fabrics: Vec<Box<dyn Fabric>>,
     inbox: VecDeque<ClientMessage>,
     device: Option<SessionDevice>,
@@ -147,11 +147,11 @@ fn config(setup: u8) -> SessionConfig {
         open_patience: Duration::ZERO,
         read_only_fallback: setup & 2 != 0,
         identity: None,
-        inherited_life: (setup & 4 != 0).then_some(1),
+        inherited_epoch: (setup & 4 != 0).then_some(1),
         resent_for: Duration::ZERO,
         id: SessionId([7; 16]),
         paths: (0..1 + usize::from(setup >> 3 & 1)).map(path).collect(),
-        cores: 1 + u16::from(setup >> 4 & 1),
+        shards: 1 + u16::from(setup >> 4 & 1),
         policy: Policy::RoundRobin,
         heartbeat,
         connect_timeout: Duration::from_millis(500),
@@ -174,9 +174,9 @@ impl Rig {
         let config = Arc::new(config(setup));
         let uuids: Vec<[u8; 16]> = (0..config.paths.len()).map(|at| [at as u8; 16]).collect();
         let host = |at| {
-            let core = CoreIndex(at);
+            let shard = CoreIndex(at);
             Some(Host {
-                core: ClientEngine::new(world.now(), core, &config, &uuids),
+                engine: ClientEngine::new(world.now(), shard, &config, &uuids),
                 fabrics: vec![Box::new(world.fabric(client))],
                 inbox: VecDeque::new(),
                 device: None,
@@ -184,7 +184,7 @@ impl Rig {
                 waiting: BTreeSet::new(),
             })
         };
-        let hosts = (0..config.cores).map(host).collect::<Option<Vec<_>>>()?;
+        let hosts = (0..config.shards).map(host).collect::<Option<Vec<_>>>()?;
         let mut fabric = world.fabric(there);
         for path in 0..config.paths.len() {
             fabric.listen(SocketAddr::new(server_ip(path), PORT)).ok()?;
@@ -215,7 +215,7 @@ impl Rig {
         let (now, mut busy, mut messages) = (self.world.now(), false, Vec::new());
         for host in &mut self.hosts {
             busy |= host.turn(now);
-            while let Some(message) = host.core.take_message() {
+            while let Some(message) = host.engine.take_message() {
                 messages.push(message);
             }
         }
@@ -241,7 +241,7 @@ impl Rig {
             self.rest(&mut turns);
             let timers = self.hosts.iter().fold(None, |at, host| {
                 let device = host.device.as_ref().and_then(BlockDevice::deadline);
-                earliest(earliest(at, device), host.core.deadline())
+                earliest(earliest(at, device), host.engine.deadline())
             });
             let next = earliest(timers, self.world.next_event_time());
             let Some(next) = next.filter(|next| *next <= end) else { break };
@@ -348,7 +348,7 @@ impl Rig {
                 };
                 let host = &mut self.hosts[0];
                 // What cannot be is refused.
-                let _ = host.core.change(now, change, &mut host.fabrics);
+                let _ = host.engine.change(now, change, &mut host.fabrics);
             }
         }
         // Not always: what comes next may find it in the middle.
@@ -397,13 +397,13 @@ impl Rig {
         self.pass(END);
         for host in &self.hosts {
             assert!(host.waiting.is_empty(), "IO that never ends: {:?}", host.waiting);
-            assert_eq!(host.core.permits_held(), 0, "permits are out at rest");
+            assert_eq!(host.engine.permits_held(), 0, "permits are out at rest");
         }
         let now = self.world.now();
         let host = &mut self.hosts[0];
-        host.core.detach(now, &mut host.fabrics);
+        host.engine.detach(now, &mut host.fabrics);
         self.pass(END);
-        assert!(self.hosts[0].core.is_done(), "a detach does not end");
+        assert!(self.hosts[0].engine.is_done(), "a detach does not end");
         self.hosts.clear();
         let registered = self.world.registered(self.client);
         assert_eq!(registered, 0, "registered memory is left");
@@ -434,18 +434,18 @@ impl Host {
         let mut busy = false;
         while let Some(message) = self.inbox.pop_front() {
             busy = true;
-            self.core.handle_message(now, message, &mut self.fabrics);
-            self.core.check();
+            self.engine.handle_message(now, message, &mut self.fabrics);
+            self.engine.check();
         }
         busy |= self.fabrics[0].poll(now);
         while let Some(event) = self.fabrics[0].next_event() {
             busy = true;
-            self.core.handle_event(now, ProviderIndex(0), event, &mut self.fabrics);
-            self.core.check();
+            self.engine.handle_event(now, ProviderIndex(0), event, &mut self.fabrics);
+            self.engine.check();
         }
-        busy |= self.core.poll(now, &mut self.fabrics);
+        busy |= self.engine.poll(now, &mut self.fabrics);
         if self.device.is_none()
-            && let Some(mut device) = self.core.device()
+            && let Some(mut device) = self.engine.device()
         {
             device.attach_region(&self.region).expect("its first region");
             self.device = Some(device);
@@ -457,8 +457,8 @@ impl Host {
                 assert!(self.waiting.remove(&done.tag), "IO {} ended twice", done.tag);
             }
         }
-        busy |= self.core.pump(now, &mut self.fabrics);
-        self.core.check();
+        busy |= self.engine.pump(now, &mut self.fabrics);
+        self.engine.check();
         self.fabrics[0].flush(now);
         busy
     }

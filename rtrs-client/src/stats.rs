@@ -1,4 +1,4 @@
-//! Counters of one core's part of a session.
+//! Counters of one shard's part of a session.
 
 use hdrhistogram::Histogram;
 use rtrs_core::block::{Io, IoOp};
@@ -40,7 +40,7 @@ pub struct PathCount {
     pub failovers: u64,
 }
 
-/// What a core did for the session since start.
+/// What a shard did for the session since start.
 #[derive(Clone, Debug)]
 pub struct ShardStats {
     /// By operation: read, write, flush, discard, write zeroes.
@@ -133,7 +133,7 @@ impl ShardStats {
         self.latency.saturating_record(nanos(latency));
     }
 
-    /// Adds another core's counts.
+    /// Adds another shard's counts.
     pub fn add(&mut self, other: &Self) {
         for (mine, theirs) in self.ops.iter_mut().zip(&other.ops) {
             mine.add(theirs);

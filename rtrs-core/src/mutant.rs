@@ -64,7 +64,7 @@ mutants! {
     FirstPartAnswers = "first-part-answers",
     /// A request is answered well although its device failed.
     DeviceErrorDropped = "device-error-dropped",
-    /// The server does not say in which life its cache is.
+    /// The server does not say in which epoch its cache is.
     CacheLifeUnsaid = "cache-life-unsaid",
     /// The server does not end paths that are silent.
     ServerKeepsSilent = "server-keeps-silent",
@@ -86,7 +86,7 @@ mutants! {
     PermitsShared = "permits-shared",
     /// A flush covers what was acknowledged after it was sent.
     FlushCoversLater = "flush-covers-later",
-    /// An answer out of another life of the server's cache counts for this one.
+    /// An answer out of another epoch of the server's cache counts for this one.
     OldLifeAnswer = "old-life-answer",
     /// A loss is not reported by flushes.
     LossUnsaid = "loss-unsaid",
@@ -94,7 +94,7 @@ mutants! {
     LossSaidOnce = "loss-said-once",
     /// Who takes over does not count what the one before may have left.
     InheritedForgotten = "inherited-forgotten",
-    /// The life that is kept for a successor moves on before a loss was reported.
+    /// The epoch that is kept for a successor moves on before a loss was reported.
     KeptLifeEarly = "kept-life-early",
     /// The window of a read stays open when the read has ended.
     ReadWindowKept = "read-window-kept",

@@ -25,7 +25,7 @@ pub mod stats;
 pub use cmd::LowArgs;
 pub use daemon::{ServerShard, serve, serve_over};
 pub use engine::ServerEngine;
-pub use engine::session::{ServerLife, SessionParams};
+pub use engine::session::{ServerInstance, SessionParams};
 pub use error::{Error, ErrorKind};
 pub use export::{Export, ExportIndex, ExportTable};
 #[cfg(any(test, feature = "test-util"))]

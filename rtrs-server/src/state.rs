@@ -11,7 +11,7 @@
 //! `KEY.lock` beside it, as long as it serves the export. Else one server could overwrite what
 //! another has saved, and a client would miss a loss.
 //!
-//! If the directory cannot be used, every start of the server counts as a new life of its caches:
+//! If the directory cannot be used, every start of the server counts as a new epoch of its caches:
 //! clients then hear of a loss that may not have been one, and of none too little.
 
 use std::collections::BTreeMap;
@@ -225,7 +225,7 @@ impl Files {
         })?;
         let path = self.path(key);
         // A server that was killed while it saved has left this one. After a power failure it may
-        // hold anything, but then the host has begun another life.
+        // hold anything, but then the host has started anew.
         let cut = fs::read_to_string(path.with_extension("new")).unwrap_or_default();
         if let Some(number) = cut.strip_suffix('\n').and_then(|number| number.parse().ok()) {
             return Ok(number);
@@ -343,7 +343,7 @@ mod tests {
         let state = StateDir::open(Some(&scratch.0));
         let next = state.epoch("vol=/a/b", false).unwrap();
         assert_eq!(next.number(), 2);
-        assert_eq!(next.cache_id(5, 0), id, "one life");
+        assert_eq!(next.cache_id(5, 0), id, "one instance");
         drop(next);
         assert_eq!(state.epoch("vol=/a/c", false).unwrap().number(), 0);
         let files = fs::read_dir(scratch.0.join("epochs")).unwrap().count();
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_directory_each_start_is_a_new_life() {
+    fn without_a_directory_each_start_is_a_new_epoch() {
         let scratch = Scratch::new("refused");
         fs::create_dir_all(&scratch.0).unwrap();
         let file = scratch.0.join("file");

@@ -40,11 +40,11 @@ macro_rules! counters {
         /// What one shard did for one path. A cache line or more of its own.
         #[derive(Debug, Default)]
         #[repr(align(128))]
-        pub struct CoreCounters {
+        pub struct ShardCounters {
             $($(#[$doc])+ pub $name: Counter,)+
         }
 
-        /// A sum of [`CoreCounters`].
+        /// A sum of [`ShardCounters`].
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(default)]
         pub struct IoTotals {
@@ -57,7 +57,7 @@ macro_rules! counters {
                 $(self.$name += other.$name;)+
             }
 
-            fn count(&mut self, counters: &CoreCounters) {
+            fn count(&mut self, counters: &ShardCounters) {
                 $(self.$name += counters.$name.get();)+
             }
         }
@@ -98,7 +98,7 @@ counters! {
     busy_ns,
 }
 
-impl CoreCounters {
+impl ShardCounters {
     /// A request of so many bytes is about to be answered, with success if `good`. `io`: what it
     /// did, and whether it had to be durable.
     pub fn answered(&self, good: bool, io: Option<(IoOp, bool)>, bytes: u32, nanos: u64) {
@@ -126,17 +126,17 @@ impl CoreCounters {
 /// What all shards did for one path.
 #[derive(Debug)]
 pub struct PathCounters {
-    cores: Box<[CoreCounters]>,
+    cores: Box<[ShardCounters]>,
 }
 
 impl PathCounters {
     /// Zeroes for that many shards.
     pub fn new(cores: u16) -> Self {
-        Self { cores: (0..cores.max(1)).map(|_| CoreCounters::default()).collect() }
+        Self { cores: (0..cores.max(1)).map(|_| ShardCounters::default()).collect() }
     }
 
     /// One shard's counters. A shard past the end shares the last one's.
-    pub fn core(&self, core: CoreIndex) -> &CoreCounters {
+    pub fn core(&self, core: CoreIndex) -> &ShardCounters {
         &self.cores[core.index().min(self.cores.len() - 1)]
     }
 

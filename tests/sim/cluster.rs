@@ -56,8 +56,8 @@ pub(super) struct Cluster {
     works: Vec<Workload>,
     /// How many clients there were.
     life: u8,
-    /// What the client that died last had kept for the next: its cache's life.
-    kept_life: Option<u64>,
+    /// What the client that died last had saved for the next: the server's cache epoch.
+    saved_epoch: Option<u64>,
     strangers: Strangers,
     /// How many paths were added to running sessions.
     added: u8,
@@ -75,7 +75,7 @@ pub(super) struct Cluster {
     /// The backing file is shorter than it was.
     is_short: bool,
     /// How many servers there were.
-    server_life: u64,
+    servers_started: u64,
     plant: Plant,
     pub(super) disk: Disk,
     pub(super) oracle: Oracle,
@@ -162,7 +162,7 @@ impl Cluster {
             client: Vec::new(),
             works: Vec::new(),
             life: 0,
-            kept_life: None,
+            saved_epoch: None,
             strangers: Strangers::new(options, plant),
             added: 0,
             restore_at: None,
@@ -173,7 +173,7 @@ impl Cluster {
             server: Vec::new(),
             kept: KeptEpoch::new(options.extra.saves, options.seed, plant),
             is_short: false,
-            server_life: 0,
+            servers_started: 0,
             plant,
             disk,
             ports,
@@ -201,7 +201,7 @@ impl Cluster {
         (self.has_opened, self.retry_at) = (false, None);
         self.group = Group::new(works.len(), |_| ());
         let identity = self.strangers.identity(self.life);
-        let config = session_config(&self.options, self.life, self.kept_life, identity);
+        let config = session_config(&self.options, self.life, self.saved_epoch, identity);
         let config = Arc::new(config);
         let uuid = |at: usize| [0xa0 + at as u8; 16].map(|byte: u8| byte ^ self.life);
         let uuids: Vec<[u8; 16]> = (0..self.options.paths).map(uuid).collect();
@@ -225,8 +225,8 @@ impl Cluster {
         }
         self.retry_at = None;
         let now = self.now();
-        let kept = self.client.first().and_then(|home| home.core.kept_life());
-        self.kept_life = kept.or(self.kept_life);
+        let kept = self.client.first().and_then(|home| home.core.saved_epoch());
+        self.saved_epoch = kept.or(self.saved_epoch);
         let kept = self.client.first().and_then(|home| home.core.pinned_identity());
         self.strangers.keep(kept);
         if self.plant == Plant::EarlyOpen {

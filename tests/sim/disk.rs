@@ -77,7 +77,7 @@ struct State {
     len: usize,
     end: usize,
     /// The end that a flush has last failed for.
-    told: usize,
+    reported: usize,
     current: Vec<u8>,
     previous: Vec<u8>,
     durable: Vec<u8>,
@@ -145,7 +145,7 @@ impl Disk {
             guest_from: usize::MAX,
             len: size,
             end: size,
-            told: size,
+            reported: size,
             current: vec![0; size],
             previous: vec![0; size],
             durable: vec![0; size],
@@ -186,7 +186,7 @@ impl Disk {
     pub(super) fn exported(&self) -> Self {
         let state = &mut *self.state.lock();
         state.end = state.len;
-        state.told = state.len;
+        state.reported = state.len;
         let geometry = Geometry { size: state.len as u64, ..self.geometry.clone() };
         Self { geometry, state: Arc::clone(&self.state) }
     }
@@ -448,8 +448,8 @@ impl State {
         if op.took && self.plant != Plant::QuietSync {
             op.status = IoStatus::Io;
         }
-        if op.io.op == IoOp::Flush && self.told > self.end {
-            self.told = self.end;
+        if op.io.op == IoOp::Flush && self.reported > self.end {
+            self.reported = self.end;
             self.stats.beyond += 1;
             if self.plant != Plant::QuietCut {
                 op.status = IoStatus::Io;

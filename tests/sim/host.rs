@@ -13,7 +13,7 @@ use rtrs_core::limits::Limits;
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::AccessMode;
 use rtrs_server::engine::message::{AdminAsk, AdminReply, ControlMessage, Message};
-use rtrs_server::{ServerEngine, ServerLife, SessionParams};
+use rtrs_server::{ServerEngine, ServerInstance, SessionParams};
 
 use super::options::{Guest, MS, Options};
 use super::workload::{Workload, resent_for};
@@ -173,11 +173,11 @@ pub(super) fn session_config(
         },
         read_only_fallback: false,
         identity,
-        inherited_life: kept.filter(|_| options.takeover.is_some()),
+        inherited_epoch: kept.filter(|_| options.takeover.is_some()),
         resent_for: resent_for(options.takeover),
         id: SessionId([life; 16]),
         paths: (0..options.paths).map(|path| path_target(options, path)).collect(),
-        cores: options.client_cores,
+        shards: options.client_cores,
         policy: options.policy,
         heartbeat: heartbeat(options),
         connect_timeout: 500 * MS,
@@ -201,7 +201,7 @@ pub(super) fn ask_to_stop(drain: bool) -> Message {
     Message::Control(ControlMessage::Admin { ask, reply: AdminReply::new(drop) })
 }
 
-pub(super) fn server_params(options: &Options, life: ServerLife) -> SessionParams {
+pub(super) fn server_params(options: &Options, instance: ServerInstance) -> SessionParams {
     SessionParams {
         limits: Limits::new(u32::from(options.queue_depth), options.chunk_size)
             .expect("a seed draws sound limits"),
@@ -211,7 +211,7 @@ pub(super) fn server_params(options: &Options, life: ServerLife) -> SessionParam
         handshake_timeout: 1000 * MS,
         shutdown_grace: 1000 * MS,
         cores: options.server_cores,
-        life,
+        instance,
         ..SessionParams::default()
     }
 }

@@ -96,7 +96,7 @@ pub struct Options {
     /// Another session asks to write all the time.
     pub rival: bool,
     /// Client and server do not find our extensions at each other, as with a kernel's (no FENCE,
-    /// no life of the cache), and requests of a dead path go on so.
+    /// no epoch of the cache), and requests of a dead path go on so.
     pub kernel: Option<Failover>,
     /// What only a share of the runs without a hunt has, each drawn by itself.
     pub extra: Extra,
@@ -440,7 +440,7 @@ impl Options {
         if free && drawn.faults.power_cut == 0 && !drawn.nbd && own.chance(Ratio::new(1, 8)) {
             match own.below(4) {
                 0 if paths > 1 => drawn.hunt_old_answers(own),
-                1 => drawn.hunt_kept_life(own),
+                1 => drawn.hunt_saved_epoch(own),
                 2 => drawn.hunt_reused_buffers(own),
                 _ => drawn.hunt_long_requests(own),
             }

@@ -113,7 +113,7 @@ pub(super) struct Oracle {
     /// When the power last failed.
     last_cut: u64,
     /// The power cut that a flush has told of, and when.
-    told: (u64, u64),
+    reported: (u64, u64),
     /// A client took over from another, and cannot know what of that one's writes was flushed.
     doubt: bool,
     /// What a server said before its power failed may come afterwards.
@@ -181,7 +181,7 @@ impl Oracle {
             overlap,
             write_cache,
             last_cut: 0,
-            told: (0, 0),
+            reported: (0, 0),
             doubt: false,
             flights: false,
             writes: vec![zero],

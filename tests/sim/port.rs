@@ -133,7 +133,7 @@ pub(super) struct Port {
     /// Queue pairs whose end was told and that go on until then, for a plant.
     undead: Vec<(QpNum, Instant)>,
     /// Events that are told before the fabric's, for a plant.
-    told: VecDeque<FabricEvent>,
+    reported: VecDeque<FabricEvent>,
     /// Windows that stay in force meanwhile.
     windows: Vec<(QpNum, Arc<dyn Window>)>,
     /// A work request that is posted once more, and after how many others, for a plant.
@@ -150,7 +150,7 @@ impl Port {
             faults,
             failing: Vec::new(),
             undead: Vec::new(),
-            told: VecDeque::new(),
+            reported: VecDeque::new(),
             windows: Vec::new(),
             twice: None,
             aside: Vec::new(),
@@ -161,12 +161,12 @@ impl Port {
     fn posted(&mut self, qp: QpNum, receive: bool) {
         let mut faults = self.faults.borrow_mut();
         if faults.strikes(receive) {
-            let told = faults.prng.chance(Ratio::new(1, 2));
+            let reported = faults.prng.chance(Ratio::new(1, 2));
             if faults.prng.chance(Ratio::new(1, 2)) {
                 drop(faults);
-                self.inner.fail(qp, told);
+                self.inner.fail(qp, reported);
             } else {
-                self.failing.push((qp, told));
+                self.failing.push((qp, reported));
             }
         }
     }
@@ -311,14 +311,14 @@ impl Fabric for Port {
     }
     fn flush(&mut self, now: Instant) {
         self.inner.flush(now);
-        for (qp, told) in std::mem::take(&mut self.failing) {
-            self.inner.fail(qp, told);
+        for (qp, reported) in std::mem::take(&mut self.failing) {
+            self.inner.fail(qp, reported);
         }
     }
     fn abort(&mut self, now: Instant, qp: QpNum) {
         if self.has(Plant::EarlyClosed) && self.windows.iter().any(|(of, _)| *of == qp) {
             self.undead.push((qp, now + UNDEAD_MAX));
-            self.told.push_back(FabricEvent::Closed { qp, reason: CloseReason::Local });
+            self.reported.push_back(FabricEvent::Closed { qp, reason: CloseReason::Local });
             return;
         }
         self.inner.abort(now, qp);
@@ -329,10 +329,10 @@ impl Fabric for Port {
             self.bury(now);
         }
         let made = self.aside.iter().any(|(at, ..)| *at <= now);
-        self.inner.poll(now) || made || !self.told.is_empty()
+        self.inner.poll(now) || made || !self.reported.is_empty()
     }
     fn next_event(&mut self) -> Option<FabricEvent> {
-        if let Some(event) = self.told.pop_front() {
+        if let Some(event) = self.reported.pop_front() {
             return Some(event);
         }
         let mut event = self.inner.next_event()?;

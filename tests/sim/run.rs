@@ -42,7 +42,7 @@ pub struct Stats {
     /// IOs asked for again by a client that took over from one that died.
     pub taken_over: u64,
     /// Flushes that told of writes lost with the power.
-    pub losses_told: u64,
+    pub losses_reported: u64,
     /// The longest IO in virtual milliseconds.
     pub io_ms_max: u64,
     /// Acts of the plan of faults.
@@ -91,7 +91,7 @@ impl Stats {
         self.flushes += other.flushes;
         self.io_errors += other.io_errors;
         self.taken_over += other.taken_over;
-        self.losses_told += other.losses_told;
+        self.losses_reported += other.losses_reported;
         self.io_ms_max = self.io_ms_max.max(other.io_ms_max);
         self.faults += other.faults;
         self.replays += other.replays;
@@ -146,7 +146,7 @@ pub fn run_with(options: &Options, plant: Plant, sink: Option<Sink>) -> Outcome 
         stats.flushes += work.stats.flushes;
         stats.io_errors += work.stats.errors;
         stats.taken_over += work.stats.again;
-        stats.losses_told += work.stats.losses_told;
+        stats.losses_reported += work.stats.losses_reported;
         stats.io_beyond += work.stats.beyond;
         stats.io_ms_max = stats.io_ms_max.max(work.stats.time_max.as_millis() as u64);
     }

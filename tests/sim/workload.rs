@@ -56,7 +56,7 @@ pub(super) struct WorkStats {
     /// Those that were asked for again, after their client died.
     pub(super) again: u64,
     /// Flushes that told of writes lost with the power.
-    pub(super) losses_told: u64,
+    pub(super) losses_reported: u64,
     /// IOs that failed beyond the end of a file that had been made shorter.
     pub(super) beyond: u64,
     /// The longest IO.
@@ -564,7 +564,7 @@ impl Workload {
             format!("io {tag:#x} {status:?} after {} us", now.since(io.since).as_micros())
         });
         let resent = io.since < self.resent_until;
-        let told =
+        let reported =
             (io.op, status) == (IoOp::Flush, IoStatus::Io) && oracle.flush_failed(io.mark, resent);
         if (io.op, status, self.errors.loses) == (IoOp::Flush, IoStatus::Io, true) {
             oracle.excuse_unflushed();
@@ -572,11 +572,11 @@ impl Workload {
         let (calm, syncs) = (self.is_calm, io.op == IoOp::Flush || io.fua);
         match status {
             IoStatus::Ok => {}
-            IoStatus::Io if told => self.stats.losses_told += 1,
+            IoStatus::Io if reported => self.stats.losses_reported += 1,
             IoStatus::Io if oracle.may_be_beyond(io.sector, io.count, io.since) => {
                 self.stats.beyond += 1;
             }
-            IoStatus::Io if syncs && oracle.may_be_told(self.core, io.since, now) => {
+            IoStatus::Io if syncs && oracle.may_be_reported(self.core, io.since, now) => {
                 self.stats.beyond += 1
             }
             IoStatus::Io if io.op == IoOp::Flush && oracle.may_be_cut(self.core, io.since, now) => {

@@ -73,7 +73,7 @@ fn measure(plan: &BenchPlan) -> Result<(), Error> {
     let _log = log_to_stderr(plan.session.settings.log.get())?;
     let mut config = session_config(&plan.session)?;
     config.name = format!("{}-bench-{}", config.name, std::process::id());
-    let jobs = u32::from(config.cores);
+    let jobs = u32::from(config.shards);
     let set = &plan.settings;
     let (results, finished) = mpsc::channel();
     let work = Arc::new(Workload {
@@ -93,9 +93,9 @@ fn measure(plan: &BenchPlan) -> Result<(), Error> {
     let (wakes, inbox) = mpsc::channel();
     forward_signals(wakes.clone())?;
     let running = forward_events(running, wakes, None);
-    let cores = running.cores();
+    let shards = running.shards();
     let what = format!("bench {}", plan.session.export_name);
-    if let Err(error) = wait_ready(&inbox, &cores, &what, Duration::ZERO, &mut None) {
+    if let Err(error) = wait_ready(&inbox, &shards, &what, Duration::ZERO, &mut None) {
         running.join();
         return Err(error);
     }
@@ -106,10 +106,10 @@ fn measure(plan: &BenchPlan) -> Result<(), Error> {
         progress("\n");
     }
     // After Ctrl-C answers are not waited for long.
-    cores.shut_down(Duration::from_secs(if outcome.is_ok() { 5 } else { 1 }));
+    shards.shut_down(Duration::from_secs(if outcome.is_ok() { 5 } else { 1 }));
     let deadline = Instant::now() + Duration::from_secs(20);
     while let Ok(wake) = inbox.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-        if matches!(wake, Wake::Core(Event::Done | Event::CoreFailed(..))) {
+        if matches!(wake, Wake::Session(Event::Done | Event::ShardFailed(..))) {
             break;
         }
     }
@@ -157,11 +157,11 @@ fn follow(
             }
         }
         match inbox.try_recv() {
-            Ok(Wake::Core(Event::FrontFailed(error))) => {
+            Ok(Wake::Session(Event::FrontFailed(error))) => {
                 return Err(Error::new(ErrorKind::Usage, format!("cannot run: {error}")));
             }
-            Ok(Wake::Core(Event::CoreFailed(core, error))) => {
-                return failed(format!("core {core} ended: {error}"));
+            Ok(Wake::Session(Event::ShardFailed(shard, error))) => {
+                return failed(format!("shard {shard} ended: {error}"));
             }
             Ok(Wake::Signal) => {
                 return failed("ended by a signal".into());

@@ -21,10 +21,10 @@ fn text(stats: &Stats) -> String {
     }
     out += &format!("{}\n", latency_text(Some(&stats.latency_us)));
     out.extend(stats.paths.iter().map(path_text));
-    for core in &stats.cores {
+    for shard in &stats.cores {
         out += &format!(
             "shard {:<27} {} IOs, {} in flight, {} NBD clients\n",
-            core.core, core.ios, core.inflight, core.nbd_connections
+            shard.core, shard.ios, shard.inflight, shard.nbd_connections
         );
     }
     for (scheme, fabric) in &stats.transports {

@@ -85,7 +85,7 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
     let config = SessionConfig {
         open_patience: patience,
         identity: pinned(plan, saved.as_ref())?,
-        inherited_life: saved.as_ref().filter(|_| plan.takes_over()).and_then(Saved::epoch),
+        inherited_epoch: saved.as_ref().filter(|_| plan.takes_over()).and_then(Saved::epoch),
         resent_for: plan.resent_for(),
         ..session_config(&plan.session)?
     };
@@ -99,13 +99,13 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
         uri: bound.as_ref().map(|bound| bound.endpoint().uri(&plan.session.export_name)),
         device: Arc::new(OnceLock::new()),
         pid: std::process::id(),
-        shards: config.cores,
+        shards: config.shards,
     };
     let buffer_bytes = usize::try_from(plan.settings.buffer_size.bytes()).unwrap_or(usize::MAX);
     let bridge = BridgeConfig { buffer_bytes, ..BridgeConfig::default() };
     let fronts = match bound {
         Some(bound) => nbd::at(bound, bridge),
-        // The kernel has one connection on each core, and later perhaps a second in its place.
+        // The kernel has one connection on each shard, and later perhaps a second in its place.
         None => kernel_nbd::device(BridgeConfig {
             connections_max: 2,
             touched_bytes: BUSY_BYTES,
@@ -117,10 +117,10 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
     let (wakes, inbox) = mpsc::channel();
     forward_signals(wakes.clone())?;
     let running = forward_events(running, wakes.clone(), saved.clone());
-    let cores = running.cores();
+    let shards = running.shards();
     let session = control_socket::Session {
         identity: identity.clone(),
-        cores: cores.clone(),
+        shards: shards.clone(),
         registry,
         plan: plan.session.clone(),
         detaches: forward_detaches(wakes.clone()),
@@ -129,11 +129,11 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
     serve(&control, session).map_err(system("cannot serve the control socket"))?;
     let what = format!("attach {}", plan.session.export_name);
     let mut detach = None;
-    let attached = wait_ready(&inbox, &cores, &what, patience, &mut detach).and_then(|geometry| {
+    let attached = wait_ready(&inbox, &shards, &what, patience, &mut detach).and_then(|geometry| {
         let Front::Device(options) = &plan.front else { return Ok(None) };
         let (reached, name) = (reached.take(), &plan.session.export_name);
-        let connected = device::connect(reached, options, name, &geometry, &cores);
-        connected.inspect_err(|_| cores.shut_down(Duration::ZERO)).map(Some)
+        let connected = device::connect(reached, options, name, &geometry, &shards);
+        connected.inspect_err(|_| shards.shut_down(Duration::ZERO)).map(Some)
     });
     let device = match attached {
         Ok(device) => device,
@@ -150,7 +150,7 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
     if background {
         become_daemon().map_err(system("cannot leave the terminal"))?;
     }
-    let status = report::status(&identity, &cores.reports());
+    let status = report::status(&identity, &shards.reports());
     let served_at = status.served_at().to_owned();
     let attached = serde_json::to_value(report::attached(status));
     let attached = attached.map_err(|error| system("cannot print")(error.into()))?;
@@ -160,7 +160,7 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
         (false, Output::Json) => format!("{attached:#}\n"),
         (false, Output::Text) => format!("{READY}{served_at}\n"),
     });
-    let mut session = AttachedSession { cores, device, saved, over: None, warning: None };
+    let mut session = AttachedSession { shards, device, saved, over: None, warning: None };
     if let Err(error) = written
         && background
     {
@@ -216,7 +216,7 @@ fn bind(endpoint: &Endpoint) -> Result<Bound, Error> {
 
 /// A session that is attached.
 struct AttachedSession {
-    cores: launch::Cores,
+    shards: launch::ShardHandle,
     /// The kernel's device, until the session is to end.
     device: Option<KernelDevice>,
     /// What is saved for a takeover, should the process die.
@@ -235,7 +235,7 @@ impl AttachedSession {
         self.warning =
             device::disconnect(self.device.take(), within).or_else(|| self.warning.take());
         let left = within.saturating_sub(begin.elapsed());
-        self.cores.shut_down(left);
+        self.shards.shut_down(left);
         let over = Instant::now() + left + Duration::from_secs(15);
         self.over = Some(self.over.map_or(over, |before| before.min(over)));
     }
@@ -263,19 +263,19 @@ impl AttachedSession {
                     self.stop(detach.within);
                     waiting.push(detach);
                 }
-                Ok(Wake::Core(Event::CoreFailed(core, error))) => {
-                    failed = Some(format!("core {core} ended: {error}"));
+                Ok(Wake::Session(Event::ShardFailed(shard, error))) => {
+                    failed = Some(format!("shard {shard} ended: {error}"));
                     break;
                 }
-                Ok(Wake::Core(Event::KernelGone(core))) if self.over.is_none() => {
+                Ok(Wake::Session(Event::KernelGone(shard))) if self.over.is_none() => {
                     kernel_gone += 1;
-                    tracing::warn!("core {core}: the kernel has closed its connection");
-                    if kernel_gone == self.cores.count() {
+                    tracing::warn!("shard {shard}: the kernel has closed its connection");
+                    if kernel_gone == self.shards.count() {
                         failed = Some(device::KERNEL_GONE.to_owned());
                         self.stop(Duration::ZERO);
                     }
                 }
-                Ok(Wake::Core(Event::Done)) => break,
+                Ok(Wake::Session(Event::Done)) => break,
                 Ok(_) => {}
                 Err(mpsc::RecvTimeoutError::Timeout) if self.over.is_none() => {}
                 Err(_) => break,

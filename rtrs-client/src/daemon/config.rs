@@ -27,7 +27,7 @@ pub(crate) fn session_config(plan: &SessionPlan) -> Result<SessionConfig, Error>
         },
         read_only_fallback: plan.access == Access::Auto,
         open_patience: Duration::ZERO,
-        inherited_life: None,
+        inherited_epoch: None,
         resent_for: Duration::ZERO,
         identity: set.identity,
         id: SessionId(id),
@@ -42,7 +42,7 @@ pub(crate) fn session_config(plan: &SessionPlan) -> Result<SessionConfig, Error>
                 path_target(path, provider, set.invalidate_reads, heartbeat)
             })
             .collect::<Result<_, _>>()?,
-        cores: plan.cores(),
+        shards: plan.shards(),
         policy: set.policy,
         heartbeat: plan.heartbeat(),
         connect_timeout: set.connect_timeout.get(),

@@ -14,7 +14,7 @@ use rtrs_core::time::Duration;
 
 use super::config::random_uuid;
 use super::fabrics::{FabricRegistry, path_target};
-use super::launch::Cores;
+use super::launch::ShardHandle;
 use super::report::{self, Identity};
 use crate::control_protocol::{Changed, Detached, Leave, Request};
 use crate::engine::{Change, Leaving};
@@ -39,7 +39,7 @@ impl Detach {
 /// What the requests are about.
 pub(crate) struct Session {
     pub(crate) identity: Identity,
-    pub(crate) cores: Cores,
+    pub(crate) shards: ShardHandle,
     pub(crate) registry: Arc<FabricRegistry>,
     pub(crate) plan: SessionPlan,
     /// Gets every detach.
@@ -60,11 +60,11 @@ impl Session {
         };
         let change = match request {
             Request::Status => {
-                let status = report::status(&self.identity, &self.cores.reports());
+                let status = report::status(&self.identity, &self.shards.reports());
                 return reply(&stream, Ok(status));
             }
             Request::Stats => {
-                let stats = report::stats(&self.identity, &self.cores.reports());
+                let stats = report::stats(&self.identity, &self.shards.reports());
                 return reply(&stream, Ok(stats));
             }
             // Also while another one runs: this one may allow less time.
@@ -75,7 +75,7 @@ impl Session {
             Request::PathReconnect(leave) => Ok(Change::Reconnect(leaving(leave))),
             Request::Policy { policy } => Ok(Change::Policy(*policy)),
         };
-        let changed = change.and_then(|change| self.cores.change(change));
+        let changed = change.and_then(|change| self.shards.change(change));
         reply(&stream, changed.map(|()| Changed { changed: true }));
     }
 
@@ -91,7 +91,7 @@ impl Session {
         let portal: Portal = path.parse().map_err(|e| format!("path {path:?}: {e}"))?;
         portal.check_connect().map_err(|e| e.to_string())?;
         self.registry.open(portal.scheme())?;
-        let provider = self.cores.provide(portal.scheme())?;
+        let provider = self.shards.provide(portal.scheme())?;
         let heartbeat = self.plan.own_heartbeat(portal.scheme());
         let target = path_target(&portal, provider, self.plan.settings.invalidate_reads, heartbeat)
             .map_err(|e| e.chain().to_string())?;

@@ -1,7 +1,7 @@
 //! The session behind a block device of the kernel: everything `--device` means to this program.
 //!
 //! What a process has to do for itself because the kernel's IO depends on it; connecting the
-//! device when the cores serve, so that it can be opened when `attach` returns; whether a detach
+//! device when the shards serve, so that it can be opened when `attach` returns; whether a detach
 //! may take it from its users; and taking it away. The device itself is `nbd_bridge::kernel`.
 //! Called from the process's main thread.
 
@@ -19,7 +19,7 @@ use rtrs_core::block::Geometry;
 use rtrs_core::rt::blkdev::{OpenMode, open as open_device};
 use rtrs_core::rt::{become_io_flusher, lock_memory, refuse_oom_kill};
 
-use super::launch::Cores;
+use super::launch::ShardHandle;
 use crate::error::{Error, ErrorKind};
 use crate::plan::{cannot_attach, device_failed, is_backend_of};
 
@@ -74,7 +74,7 @@ pub(crate) fn reach(options: &DeviceOptions, export_name: &str) -> Result<Option
     nbd_bridge::kernel::reach(options).map_err(device_failed(what))
 }
 
-/// Connects the device to the session's cores, which must be serving, and waits until it can be
+/// Connects the device to the session's shards, which must be serving, and waits until it can be
 /// opened and its partitions are there. `reached` is what [`reach`] found.
 ///
 /// # Errors
@@ -84,13 +84,13 @@ pub(crate) fn connect(
     options: &DeviceOptions,
     export_name: &str,
     geometry: &Geometry,
-    cores: &Cores,
+    shards: &ShardHandle,
 ) -> Result<KernelDevice, Error> {
     let what = || cannot_attach(export_name, options.choice);
     let system = |error: io::Error| Error::with_source(ErrorKind::System, what(), error);
     let export = export_info(export_name, geometry);
-    let adopt = |sockets| cores.adopt_kernel(sockets);
-    let device = KernelDevice::connect(reached, &export, options, cores.count(), adopt);
+    let adopt = |sockets| shards.adopt_kernel(sockets);
+    let device = KernelDevice::connect(reached, &export, options, shards.count(), adopt);
     let device = device.map_err(device_failed(what()))?;
     let path = device.path();
     match open_in_child(&path, false, SCAN_PATIENCE).map_err(system)? {

@@ -1,6 +1,6 @@
-//! Binds the session's engine to providers, a ring and a front end: one core's turn.
+//! Binds the session's engine to providers, a ring and a front end: one shard's turn.
 //!
-//! Every core runs the same [`ClientShard`] over a [`ClientEngine`], the engine that the simulator
+//! Every shard runs the same [`ClientShard`] over a [`ClientEngine`], the engine that the simulator
 //! runs too. A turn goes: messages, fabric events, front end, issue what waits, one flush. Nothing
 //! here knows of the protocol, of paths, or what the front end is.
 
@@ -28,8 +28,8 @@ pub(crate) enum Message {
     /// For the front end.
     Socket(FrontSocket),
     /// Report what the shard did.
-    Query(mpsc::Sender<CoreReport>),
-    /// To core 0: change paths or policy.
+    Query(mpsc::Sender<ClientShardReport>),
+    /// To shard 0: change paths or policy.
     Change {
         change: Change,
         reply: mpsc::Sender<Result<(), String>>,
@@ -39,11 +39,11 @@ pub(crate) enum Message {
         scheme: Scheme,
         reply: mpsc::Sender<Result<ProviderIndex, String>>,
     },
-    /// To core 0: something in the host's network is up or new.
+    /// To shard 0: something in the host's network is up or new.
     Network {
         what: String,
     },
-    /// To core 0: finish what is in flight within the bound, close everything, end.
+    /// To shard 0: finish what is in flight within the bound, close everything, end.
     Shutdown {
         grace: Duration,
     },
@@ -51,7 +51,7 @@ pub(crate) enum Message {
     StopFront {
         deadline: Instant,
     },
-    /// To core 0: a core's front end has stopped.
+    /// To shard 0: a shard's front end has stopped.
     FrontStopped,
     /// Turn the front end, which then looks at its connections.
     Look,
@@ -61,14 +61,14 @@ pub(crate) enum Message {
 
 /// What a shard reports.
 #[derive(Debug)]
-pub(crate) struct CoreReport {
+pub(crate) struct ClientShardReport {
     pub(crate) engine: EngineReport,
     /// What each provider did, by scheme.
     pub(crate) fabrics: Vec<(&'static str, FabricCounters)>,
     pub(crate) bridge: BridgeStats,
 }
 
-/// From core 0 to the process.
+/// From shard 0 to the process.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// The device is open and clients can connect.
@@ -77,25 +77,25 @@ pub(crate) enum Event {
     Failed(SessionFailure),
     /// The NBD front end could not start.
     FrontFailed(std::io::Error),
-    /// The kernel has closed this core's socket.
+    /// The kernel has closed this shard's socket.
     KernelGone(CoreIndex),
-    /// A core's thread ended with this error.
-    CoreFailed(CoreIndex, String),
-    /// What whoever takes over from this process has to know: the life of the server's cache.
-    KeptLife(u64),
+    /// A shard's thread ended with this error.
+    ShardFailed(CoreIndex, String),
+    /// What whoever takes over from this process has to know: the epoch of the server's cache.
+    SavedEpoch(u64),
     /// The same: which server's export it is.
     Pinned(Identity),
     /// Everything ended.
     Done,
 }
 
-/// Everything a core starts with.
+/// Everything a shard starts with.
 pub(crate) struct ShardStart {
-    pub(crate) core: CoreIndex,
+    pub(crate) shard: CoreIndex,
     pub(crate) config: Arc<SessionConfig>,
     pub(crate) uuids: Arc<[[u8; 16]]>,
     pub(crate) inbox: Mailbox<Message>,
-    pub(crate) cores: Vec<Sender<Message>>,
+    pub(crate) shards: Vec<Sender<Message>>,
     pub(crate) registry: Arc<FabricRegistry>,
     pub(crate) front: MakeFrontEnd,
     pub(crate) events: Option<mpsc::Sender<Event>>,
@@ -103,12 +103,12 @@ pub(crate) struct ShardStart {
     pub(crate) pin: Option<usize>,
 }
 
-/// Runs a core until its session ends. The body of a core's thread.
+/// Runs a shard until its session ends. The body of a shard's thread.
 pub(crate) fn run_shard(start: ShardStart) -> std::io::Result<()> {
     if let Some(cpu) = start.pin
         && let Err(error) = pin_to(cpu)
     {
-        tracing::warn!("core {} is not pinned to CPU {cpu}: {error}", start.core);
+        tracing::warn!("shard {} is not pinned to CPU {cpu}: {error}", start.shard);
     }
     let poll = start.poll;
     let ring = Ring::new(512)?;
@@ -118,7 +118,7 @@ pub(crate) fn run_shard(start: ShardStart) -> std::io::Result<()> {
 }
 
 struct ClientShard {
-    core: CoreIndex,
+    shard: CoreIndex,
     ring: Rc<Ring>,
     config: Arc<SessionConfig>,
     /// In the order that `PathTarget::provider` counts.
@@ -127,20 +127,20 @@ struct ClientShard {
     schemes: Vec<Scheme>,
     registry: Arc<FabricRegistry>,
     inbox: Inbox<Message>,
-    cores: Vec<Sender<Message>>,
+    shards: Vec<Sender<Message>>,
     engine: ClientEngine,
     front: Box<dyn FrontEnd>,
     /// The front end has the device.
     opened: bool,
     events: Option<mpsc::Sender<Event>>,
     reported_failure: bool,
-    kept_life: Option<u64>,
+    saved_epoch: Option<u64>,
     identity: Option<Identity>,
     /// Deadline of a front end that is stopping.
     stopping: Option<Instant>,
     /// It has stopped.
     front_stopped: bool,
-    /// On core 0: when the shutdown has to be over, and how many fronts still run.
+    /// On shard 0: when the shutdown has to be over, and how many fronts still run.
     shutdown: Option<(Instant, usize)>,
     done: bool,
 }
@@ -149,22 +149,22 @@ impl ClientShard {
     fn new(start: ShardStart, ring: &Rc<Ring>) -> std::io::Result<Self> {
         let inbox = start.inbox.arm(ring)?;
         let (schemes, fabrics) = start.registry.first(ring)?.into_iter().unzip();
-        let engine = ClientEngine::new(Clock.now(), start.core, &start.config, &start.uuids);
+        let engine = ClientEngine::new(Clock.now(), start.shard, &start.config, &start.uuids);
         Ok(Self {
-            core: start.core,
+            shard: start.shard,
             ring: Rc::clone(ring),
             config: start.config,
             fabrics,
             schemes,
             registry: start.registry,
             inbox,
-            cores: start.cores,
+            shards: start.shards,
             engine,
             front: (start.front)(),
             opened: false,
             events: start.events,
             reported_failure: false,
-            kept_life: None,
+            saved_epoch: None,
             identity: None,
             stopping: None,
             front_stopped: false,
@@ -249,12 +249,12 @@ impl ClientShard {
         let Some(device) = self.engine.device() else { return };
         self.opened = true;
         let geometry = device.geometry().clone();
-        let place = Place { shard: self.core, ring: &self.ring, export: &self.config.export };
+        let place = Place { shard: self.shard, ring: &self.ring, export: &self.config.export };
         match self.front.open(now, &place, device) {
-            Ok(()) if self.core.0 == 0 => self.event(Event::Ready(Box::new(geometry))),
+            Ok(()) if self.shard.0 == 0 => self.event(Event::Ready(Box::new(geometry))),
             Ok(()) => {}
             Err(error) => {
-                tracing::error!("core {}: {error}", self.core);
+                tracing::error!("shard {}: {error}", self.shard);
                 self.event(Event::FrontFailed(error));
             }
         }
@@ -266,16 +266,16 @@ impl ClientShard {
         while let Some(request) = self.front.next_request() {
             match request {
                 FrontRequest::Client(shard, socket) => {
-                    self.cores[shard.index()].send(Message::Socket(FrontSocket::Client(socket)));
+                    self.shards[shard.index()].send(Message::Socket(FrontSocket::Client(socket)));
                 }
-                FrontRequest::KernelGone => self.event(Event::KernelGone(self.core)),
+                FrontRequest::KernelGone => self.event(Event::KernelGone(self.shard)),
             }
         }
         any
     }
 
-    fn report(&self, now: Instant) -> CoreReport {
-        CoreReport {
+    fn report(&self, now: Instant) -> ClientShardReport {
+        ClientShardReport {
             engine: self.engine.report(now),
             fabrics: self.fabrics.iter().map(|one| (one.scheme(), one.counters())).collect(),
             bridge: self.front.stats(),
@@ -288,15 +288,15 @@ impl ClientShard {
         let running = match self.shutdown {
             Some((before, _)) if before <= deadline => return,
             Some((_, running)) => running,
-            None => self.cores.len(),
+            None => self.shards.len(),
         };
         self.shutdown = Some((deadline, running));
-        for core in &self.cores {
-            core.send(Message::StopFront { deadline });
+        for shard in &self.shards {
+            shard.send(Message::StopFront { deadline });
         }
     }
 
-    /// Moves a stopping front end and, on core 0, the shutdown on.
+    /// Moves a stopping front end and, on shard 0, the shutdown on.
     fn poll_stopping(&mut self, now: Instant) -> bool {
         let mut any = false;
         if let Some(deadline) = self.stopping {
@@ -308,7 +308,7 @@ impl ClientShard {
             if idle || over {
                 self.stopping = None;
                 self.front_stopped = true;
-                self.cores[0].send(Message::FrontStopped);
+                self.shards[0].send(Message::FrontStopped);
                 any = true;
             }
         }
@@ -320,8 +320,8 @@ impl ClientShard {
         if self.engine.is_done() || now >= deadline + Duration::from_secs(10) {
             self.shutdown = None;
             self.event(Event::Done);
-            for core in &self.cores {
-                core.send(Message::Exit);
+            for shard in &self.shards {
+                shard.send(Message::Exit);
             }
             any = true;
         }
@@ -340,12 +340,12 @@ impl ClientShard {
         any
     }
 
-    /// Hands the engine's messages to the other cores. True when there was one.
+    /// Hands the engine's messages to the other shards. True when there was one.
     fn deliver(&mut self) -> bool {
         let mut any = false;
-        while let Some((core, message)) = self.engine.take_message() {
+        while let Some((shard, message)) = self.engine.take_message() {
             any = true;
-            self.cores[core.index()].send(Message::Engine(message));
+            self.shards[shard.index()].send(Message::Engine(message));
         }
         any
     }
@@ -358,10 +358,10 @@ impl ClientShard {
             self.reported_failure = true;
             self.event(Event::Failed(failure));
         }
-        let life = self.engine.kept_life();
-        if self.kept_life != life {
-            self.kept_life = life;
-            life.into_iter().for_each(|life| self.event(Event::KeptLife(life)));
+        let epoch = self.engine.saved_epoch();
+        if self.saved_epoch != epoch {
+            self.saved_epoch = epoch;
+            epoch.into_iter().for_each(|epoch| self.event(Event::SavedEpoch(epoch)));
         }
         let identity = self.engine.pinned_identity();
         if self.identity != identity {

@@ -7,7 +7,7 @@ use rtrs_core::time::Duration;
 
 use super::control_socket::Detach;
 use super::driver::Event;
-use super::launch::{Cores, Running};
+use super::launch::{Running, ShardHandle};
 use super::saved::Saved;
 use crate::error::{Error, ErrorKind, system};
 
@@ -16,7 +16,7 @@ const READY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What the process waits for.
 pub(crate) enum Wake {
-    Core(Event),
+    Session(Event),
     Signal,
     Detach(Detach),
 }
@@ -57,11 +57,11 @@ pub(crate) fn forward_events(
     let events = std::mem::replace(&mut running.events, nothing);
     std::thread::spawn(move || {
         while let Ok(event) = events.recv() {
-            if let Event::KeptLife(life) = event {
-                saved.iter().for_each(|saved| saved.save_epoch(life));
+            if let Event::SavedEpoch(epoch) = event {
+                saved.iter().for_each(|saved| saved.save_epoch(epoch));
             } else if let Event::Pinned(identity) = event {
                 saved.iter().for_each(|saved| saved.save_identity(identity));
-            } else if wakes.send(Wake::Core(event)).is_err() {
+            } else if wakes.send(Wake::Session(event)).is_err() {
                 return;
             }
         }
@@ -73,19 +73,19 @@ pub(crate) fn forward_events(
 /// that arrived meanwhile and needs a reply.
 pub(crate) fn wait_ready(
     inbox: &mpsc::Receiver<Wake>,
-    cores: &Cores,
+    shards: &ShardHandle,
     what: &str,
     patience: Duration,
     requested: &mut Option<Detach>,
 ) -> Result<Box<Geometry>, Error> {
     let limit = READY_TIMEOUT + patience;
     let failed = match inbox.recv_timeout(limit) {
-        Ok(Wake::Core(Event::Ready(geometry))) => return Ok(geometry),
-        Ok(Wake::Core(Event::Failed(failure))) => failure.to_string(),
-        Ok(Wake::Core(Event::FrontFailed(error))) => error.to_string(),
-        Ok(Wake::Core(Event::CoreFailed(core, error))) => format!("core {core}: {error}"),
-        Ok(Wake::Core(
-            Event::Done | Event::KernelGone(_) | Event::KeptLife(_) | Event::Pinned(_),
+        Ok(Wake::Session(Event::Ready(geometry))) => return Ok(geometry),
+        Ok(Wake::Session(Event::Failed(failure))) => failure.to_string(),
+        Ok(Wake::Session(Event::FrontFailed(error))) => error.to_string(),
+        Ok(Wake::Session(Event::ShardFailed(shard, error))) => format!("shard {shard}: {error}"),
+        Ok(Wake::Session(
+            Event::Done | Event::KernelGone(_) | Event::SavedEpoch(_) | Event::Pinned(_),
         )) => "the session ended before it began".to_owned(),
         Ok(Wake::Signal) => "ended by a signal".to_owned(),
         Ok(Wake::Detach(detach)) => {
@@ -93,7 +93,7 @@ pub(crate) fn wait_ready(
             "detached before it was open".to_owned()
         }
         Err(_) => {
-            let why = cores
+            let why = shards
                 .reports()
                 .first()
                 .and_then(|r| r.engine.paths.as_ref())
@@ -108,6 +108,6 @@ pub(crate) fn wait_ready(
             format!("no path to the server within {seconds} s ({why})")
         }
     };
-    cores.shut_down(Duration::ZERO);
+    shards.shut_down(Duration::ZERO);
     Err(Error::new(ErrorKind::Path, format!("cannot {what}: {failed}")))
 }

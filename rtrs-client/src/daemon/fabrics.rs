@@ -60,7 +60,7 @@ impl FabricRegistry {
         })
     }
 
-    /// A core's providers at the start, with their schemes.
+    /// A shard's providers at the start, with their schemes.
     pub(crate) fn first(&self, ring: &Rc<Ring>) -> io::Result<Vec<(Scheme, Box<dyn Fabric>)>> {
         self.first.iter().map(|scheme| Ok((*scheme, self.make(*scheme, ring)?))).collect()
     }
@@ -74,7 +74,7 @@ impl FabricRegistry {
         Ok(())
     }
 
-    /// One core's provider of a scheme.
+    /// One shard's provider of a scheme.
     pub(crate) fn make(&self, scheme: Scheme, ring: &Rc<Ring>) -> io::Result<Box<dyn Fabric>> {
         match (scheme, self.rdma.get()) {
             (Scheme::Tcp, _) => {

@@ -11,7 +11,7 @@ use rtrs_core::settings::Scheme;
 use rtrs_core::time::Duration;
 
 use super::config::random_uuid;
-use super::driver::{CoreReport, Event, Message, ShardStart, run_shard};
+use super::driver::{ClientShardReport, Event, Message, ShardStart, run_shard};
 use super::fabrics::FabricRegistry;
 use super::link_watcher::LinkWatcher;
 use crate::engine::{Change, SessionConfig};
@@ -19,35 +19,35 @@ use crate::error::{Error, system};
 use crate::frontend::{FrontSocket, MakeFrontEnds, Shards};
 use crate::settings::SessionSettings;
 
-/// How long a core has to open the device after core 0 did.
+/// How long a shard has to open the device after shard 0 did.
 const ADOPT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a core has for its report.
+/// How long a shard has for its report.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long a core has for a change.
+/// How long a shard has for a change.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A session's threads.
 #[derive(Debug)]
 pub(crate) struct Running {
-    cores: Vec<Sender<Message>>,
+    shards: Vec<Sender<Message>>,
     threads: Vec<JoinHandle<io::Result<()>>>,
-    /// Notifies core 0 of changes; only dropped.
+    /// Notifies shard 0 of changes; only dropped.
     network: Option<LinkWatcher>,
     pub(crate) events: mpsc::Receiver<Event>,
 }
 
-/// A handle to ask cores from other threads.
+/// A handle to ask shards from other threads.
 #[derive(Clone, Debug)]
-pub(crate) struct Cores(Vec<Sender<Message>>);
+pub(crate) struct ShardHandle(Vec<Sender<Message>>);
 
-impl Cores {
-    /// Reports of all cores, in order; a core that does not answer is missing.
-    pub(crate) fn reports(&self) -> Vec<CoreReport> {
+impl ShardHandle {
+    /// Reports of all shards, in order; a shard that does not answer is missing.
+    pub(crate) fn reports(&self) -> Vec<ClientShardReport> {
         let mut reports = Vec::with_capacity(self.0.len());
         let (reply, answers) = mpsc::channel();
-        for core in &self.0 {
-            core.send(Message::Query(reply.clone()));
+        for shard in &self.0 {
+            shard.send(Message::Query(reply.clone()));
         }
         drop(reply);
         let deadline = std::time::Instant::now() + REPORT_TIMEOUT;
@@ -58,7 +58,7 @@ impl Cores {
                 Err(_) => break,
             }
         }
-        reports.sort_by_key(|report: &CoreReport| report.engine.core);
+        reports.sort_by_key(|report: &ClientShardReport| report.engine.shard);
         reports
     }
 
@@ -71,26 +71,28 @@ impl Cores {
         self.0[0].send(Message::Change { change, reply });
         answer.recv_timeout(CHANGE_TIMEOUT).unwrap_or_else(|_| {
             let seconds = CHANGE_TIMEOUT.as_secs();
-            Err(format!("no answer of core 0 within {seconds} s; see status for what became of it"))
+            Err(format!(
+                "no answer of shard 0 within {seconds} s; see status for what became of it"
+            ))
         })
     }
 
-    /// Gives every core a provider of this scheme. Returns its index, which is the same on all.
+    /// Gives every shard a provider of this scheme. Returns its index, which is the same on all.
     ///
     /// # Errors
-    /// What a core lacks.
+    /// What a shard lacks.
     pub(crate) fn provide(&self, scheme: Scheme) -> Result<ProviderIndex, String> {
         let (reply, answers) = mpsc::channel();
-        for core in &self.0 {
-            core.send(Message::Provide { scheme, reply: reply.clone() });
+        for shard in &self.0 {
+            shard.send(Message::Provide { scheme, reply: reply.clone() });
         }
         drop(reply);
         let mut provider = Err("the session has no shards".to_owned());
         for _ in &self.0 {
-            let told = answers.recv_timeout(CHANGE_TIMEOUT);
-            let told = told.unwrap_or_else(|_| Err("a core did not answer".into()));
-            let told = told.map_err(|error| format!("no provider of {scheme}://: {error}"))?;
-            provider = Ok(told);
+            let reply = answers.recv_timeout(CHANGE_TIMEOUT);
+            let reply = reply.unwrap_or_else(|_| Err("a shard did not answer".into()));
+            let reply = reply.map_err(|error| format!("no provider of {scheme}://: {error}"))?;
+            provider = Ok(reply);
         }
         provider
     }
@@ -100,14 +102,14 @@ impl Cores {
         self.0.len()
     }
 
-    /// Hands every core its socket to the kernel, and waits until all serve it.
+    /// Hands every shard its socket to the kernel, and waits until all serve it.
     ///
     /// # Errors
-    /// `TimedOut` or `BrokenPipe` when a core cannot.
+    /// `TimedOut` or `BrokenPipe` when a shard cannot.
     pub(crate) fn adopt_kernel(&self, sockets: Vec<OwnedFd>) -> io::Result<()> {
         let (adopted, answers) = mpsc::channel();
-        for (core, socket) in self.0.iter().zip(sockets) {
-            core.send(Message::Socket(FrontSocket::Kernel(socket, adopted.clone())));
+        for (shard, socket) in self.0.iter().zip(sockets) {
+            shard.send(Message::Socket(FrontSocket::Kernel(socket, adopted.clone())));
         }
         drop(adopted);
         let deadline = std::time::Instant::now() + ADOPT_TIMEOUT;
@@ -115,10 +117,10 @@ impl Cores {
             let left = deadline.saturating_duration_since(std::time::Instant::now());
             answers.recv_timeout(left).map_err(|error| match error {
                 mpsc::RecvTimeoutError::Timeout => {
-                    io::Error::new(io::ErrorKind::TimedOut, "a core is not ready in time")
+                    io::Error::new(io::ErrorKind::TimedOut, "a shard is not ready in time")
                 }
                 mpsc::RecvTimeoutError::Disconnected => {
-                    io::Error::new(io::ErrorKind::BrokenPipe, "a core cannot serve; see the log")
+                    io::Error::new(io::ErrorKind::BrokenPipe, "a shard cannot serve; see the log")
                 }
             })?;
         }
@@ -152,26 +154,26 @@ fn start_threads(
     registry: &Arc<FabricRegistry>,
 ) -> io::Result<Running> {
     let poll = PollPolicy { budget_max: settings.poll.get() };
-    let cores = usize::from(config.cores);
+    let shards = usize::from(config.shards);
     let config = Arc::new(config);
     let uuids: Arc<[[u8; 16]]> =
         config.paths.iter().map(|_| random_uuid()).collect::<io::Result<Vec<_>>>()?.into();
     let (senders, boxes): (Vec<Sender<Message>>, Vec<Mailbox<Message>>) =
-        (0..cores).map(|_| mailbox()).collect::<io::Result<Vec<_>>>()?.into_iter().unzip();
-    let (events, from_cores) = mpsc::channel();
-    let cpus = pin_plan(settings.pin, config.cores);
+        (0..shards).map(|_| mailbox()).collect::<io::Result<Vec<_>>>()?.into_iter().unzip();
+    let (events, from_shards) = mpsc::channel();
+    let cpus = pin_plan(settings.pin, config.shards);
     let to_look = senders.clone();
     let wake = Arc::new(move |shard: usize| to_look[shard].send(Message::Look));
-    let fronts = fronts(&Shards { count: config.cores, wake });
-    let mut threads = Vec::with_capacity(cores);
+    let fronts = fronts(&Shards { count: config.shards, wake });
+    let mut threads = Vec::with_capacity(shards);
     for (index, (inbox, front)) in boxes.into_iter().zip(fronts).enumerate() {
-        let core = CoreIndex(u16::try_from(index).unwrap_or(u16::MAX));
+        let shard = CoreIndex(u16::try_from(index).unwrap_or(u16::MAX));
         let start = ShardStart {
-            core,
+            shard,
             config: Arc::clone(&config),
             uuids: Arc::clone(&uuids),
             inbox,
-            cores: senders.clone(),
+            shards: senders.clone(),
             registry: Arc::clone(registry),
             front,
             events: Some(events.clone()),
@@ -180,24 +182,24 @@ fn start_threads(
         };
         let failed = events.clone();
         let body = move || {
-            let _alarm = Alarm { core, events: failed.clone() };
+            let _alarm = Alarm { shard, events: failed.clone() };
             let result = run_shard(start);
             if let Err(error) = &result
-                && failed.send(Event::CoreFailed(core, error.to_string())).is_err()
+                && failed.send(Event::ShardFailed(shard, error.to_string())).is_err()
             {
-                tracing::error!("core {core} ended: {error}");
+                tracing::error!("shard {shard} ended: {error}");
             }
             result
         };
         threads.push(std::thread::Builder::new().name(format!("rtrs-{index}")).spawn(body)?);
     }
     let network = watch_network(senders[0].clone());
-    Ok(Running { cores: senders, threads, network, events: from_cores })
+    Ok(Running { shards: senders, threads, network, events: from_shards })
 }
 
-/// Notifies core 0 of what is up or new in the host's network, if the system reports that.
-fn watch_network(home: Sender<Message>) -> Option<LinkWatcher> {
-    let watch = LinkWatcher::start(move |what| home.send(Message::Network { what }));
+/// Notifies shard 0 of what is up or new in the host's network, if the system reports that.
+fn watch_network(control_shard: Sender<Message>) -> Option<LinkWatcher> {
+    let watch = LinkWatcher::start(move |what| control_shard.send(Message::Network { what }));
     let unavailable = |error: &io::Error| {
         tracing::info!(
             "the system does not report links that come up ({error}): a path that is down is \
@@ -207,28 +209,28 @@ fn watch_network(home: Sender<Message>) -> Option<LinkWatcher> {
     watch.inspect_err(unavailable).ok()
 }
 
-/// Reports a core that panics. Otherwise nobody would notice: the others continue, and IO that
+/// Reports a shard that panics. Otherwise nobody would notice: the others continue, and IO that
 /// belongs to it waits forever. (In a release build a panic ends the process.)
 struct Alarm {
-    core: CoreIndex,
+    shard: CoreIndex,
     events: mpsc::Sender<Event>,
 }
 
 impl Drop for Alarm {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let _ = self.events.send(Event::CoreFailed(self.core, "it panicked".into()));
+            let _ = self.events.send(Event::ShardFailed(self.shard, "it panicked".into()));
         }
     }
 }
 
 impl Running {
     /// A handle for other threads.
-    pub(crate) fn cores(&self) -> Cores {
-        Cores(self.cores.clone())
+    pub(crate) fn shards(&self) -> ShardHandle {
+        ShardHandle(self.shards.clone())
     }
 
-    /// Waits for the threads, which have been told to end. Bounded: a core that does not end
+    /// Waits for the threads, which were asked to end. Bounded: a shard that does not end
     /// within five seconds is left to the end of the process.
     pub(crate) fn join(self) {
         drop(self.network);
@@ -240,8 +242,8 @@ impl Running {
             if thread.is_finished() {
                 match thread.join() {
                     Ok(Ok(())) => {}
-                    Ok(Err(error)) => tracing::error!("a core ended with an error: {error}"),
-                    Err(_) => tracing::error!("a core panicked"),
+                    Ok(Err(error)) => tracing::error!("a shard ended with an error: {error}"),
+                    Err(_) => tracing::error!("a shard panicked"),
                 }
             }
         }
@@ -253,18 +255,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_of_a_core_is_reported() {
-        let (events, told) = mpsc::channel();
-        let core = CoreIndex(1);
-        let quiet = Alarm { core, events: events.clone() };
+    fn a_panic_of_a_shard_is_reported() {
+        let (events, reported) = mpsc::channel();
+        let shard = CoreIndex(1);
+        let quiet = Alarm { shard, events: events.clone() };
         drop(quiet);
-        assert!(told.try_recv().is_err(), "nothing happened");
+        assert!(reported.try_recv().is_err(), "nothing happened");
         let thread = std::thread::spawn(move || {
-            let _alarm = Alarm { core, events };
+            let _alarm = Alarm { shard, events };
             panic!("on purpose");
         });
         assert!(thread.join().is_err());
-        let Ok(Event::CoreFailed(CoreIndex(1), why)) = told.try_recv() else { panic!("not told") };
+        let Ok(Event::ShardFailed(CoreIndex(1), why)) = reported.try_recv() else {
+            panic!("no event")
+        };
         assert_eq!(why, "it panicked");
     }
 }

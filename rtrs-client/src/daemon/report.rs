@@ -8,7 +8,7 @@ use nbd_bridge::BridgeStats;
 use rtrs_core::fabric::FabricCounters;
 use rtrs_core::ids::PathId;
 
-use super::driver::CoreReport;
+use super::driver::ClientShardReport;
 use crate::control_protocol::{
     Attached, Heartbeats, Latency, OldestIo, PathInfo, PathStats, SessionState,
     ShardStats as ShardReport, Stats, Status, WaitsFor,
@@ -36,16 +36,16 @@ pub(crate) struct Identity {
 
 /// The report of the control shard, the only one that knows the paths. It is missing if the session
 /// is ending, or if the host is so busy that the shard did not run.
-fn control(reports: &[CoreReport]) -> Option<&CoreReport> {
-    reports.iter().find(|report| report.engine.core.0 == 0)
+fn control(reports: &[ClientShardReport]) -> Option<&ClientShardReport> {
+    reports.iter().find(|report| report.engine.shard.0 == 0)
 }
 
-fn paths(reports: &[CoreReport]) -> Option<&[PathStatus]> {
+fn paths(reports: &[ClientShardReport]) -> Option<&[PathStatus]> {
     control(reports)?.engine.paths.as_deref()
 }
 
 /// The reply to `status`.
-pub(crate) fn status(identity: &Identity, reports: &[CoreReport]) -> Status {
+pub(crate) fn status(identity: &Identity, reports: &[ClientShardReport]) -> Status {
     let control = control(reports);
     let geometry = control.and_then(|r| r.engine.geometry.as_ref());
     Status {
@@ -78,7 +78,7 @@ pub(crate) fn status(identity: &Identity, reports: &[CoreReport]) -> Status {
     }
 }
 
-fn path_info(path: &PathStatus, reports: &[CoreReport]) -> PathInfo {
+fn path_info(path: &PathStatus, reports: &[ClientShardReport]) -> PathInfo {
     PathInfo {
         path: path.path.clone(),
         transport: path.transport.to_owned(),
@@ -118,13 +118,13 @@ pub(crate) fn attached(status: Status) -> Attached {
 }
 
 /// True if a shard avoids the path because it is far slower than others.
-fn is_slow(path: &PathStatus, reports: &[CoreReport]) -> bool {
+fn is_slow(path: &PathStatus, reports: &[ClientShardReport]) -> bool {
     let at = path.id.index();
     reports.iter().any(|report| report.engine.path_slow.get(at).copied().unwrap_or_default())
 }
 
 /// The IO that has waited the longest.
-fn oldest(reports: &[CoreReport]) -> Option<OldestIo> {
+fn oldest(reports: &[ClientShardReport]) -> Option<OldestIo> {
     let oldest = reports.iter().filter_map(|r| r.engine.oldest).max_by_key(|o| o.age)?;
     let names = control(reports).map_or(&[][..], |control| control.engine.names.as_slice());
     let name = |path: PathId| Some(names.get(path.index()).cloned().unwrap_or_else(|| "?".into()));
@@ -151,7 +151,7 @@ fn latency(times: &Histogram<u64>) -> Latency {
 }
 
 /// The reply to `stats`.
-pub(crate) fn stats(identity: &Identity, reports: &[CoreReport]) -> Stats {
+pub(crate) fn stats(identity: &Identity, reports: &[ClientShardReport]) -> Stats {
     let count = reports.iter().map(|r| r.engine.stats.paths.len()).max().unwrap_or(0);
     let mut total = ShardStats::new(count);
     let mut fabric = FabricCounters::default();
@@ -167,8 +167,8 @@ pub(crate) fn stats(identity: &Identity, reports: &[CoreReport]) -> Stats {
     }
     let ops = OP_NAMES.iter().map(|name| (*name).to_owned()).zip(total.ops).collect();
     let paths = paths(reports).unwrap_or_default();
-    let cores = reports.iter().map(|r| ShardReport {
-        core: r.engine.core.0,
+    let shards = reports.iter().map(|r| ShardReport {
+        core: r.engine.shard.0,
         ios: r.engine.stats.ops.iter().map(|op| op.count).sum(),
         inflight: r.engine.inflight,
         nbd_connections: r.bridge.connections,
@@ -178,14 +178,14 @@ pub(crate) fn stats(identity: &Identity, reports: &[CoreReport]) -> Stats {
         ops,
         latency_us: latency(&total.latency),
         paths: paths.iter().map(|path| path_stats(path, &total, reports)).collect(),
-        cores: cores.collect(),
+        cores: shards.collect(),
         fabric,
         transports,
         nbd,
     }
 }
 
-fn path_stats(path: &PathStatus, total: &ShardStats, reports: &[CoreReport]) -> PathStats {
+fn path_stats(path: &PathStatus, total: &ShardStats, reports: &[ClientShardReport]) -> PathStats {
     let at = path.id.index();
     let count = total.paths.get(at).copied().unwrap_or_default();
     PathStats {

@@ -1,25 +1,25 @@
-//! What a server may have lost of acknowledged writes, and who is told.
+//! What a server may have lost of acknowledged writes, and who is reported.
 //!
 //! A write that was acknowledged and not flushed may lie in a cache of the server. When the
 //! server's host starts anew (or, for an export in memory, its process does) it is gone, and we do
 //! not have its data any more. A flush that then succeeded would tell a file system that it is
-//! durable. So OPEN_RSP says which life of the cache the server is in (`cache_id`), each answer
-//! counts for the life its path was opened in, and when the life changes while such writes are
+//! durable. So OPEN_RSP says which epoch of the cache the server is in (`cache_id`), each answer
+//! counts for the epoch its path was opened in, and when the epoch changes while such writes are
 //! outstanding, that is a loss: each user of the device hears of it once, by a flush that fails,
 //! as by a disk that lost its write cache (`rtrs_core::losses`). So is a flush that the server
 //! fails, and a write with FUA while other writes wait for a flush: the server's device has one
 //! cache, and it reports what it lost to one request.
 //!
-//! Cores count their own writes; the control shard (`control/cache_epoch.rs`) sees the lives
-//! change. Neither waits for the other: a core adds to its count before it looks at the life, the
-//! control shard changes the life before it adds the counts up, so one of the two sees the other.
+//! Shards count their own writes; the control shard (`control/cache_epoch.rs`) sees the epochs
+//! change. Neither waits for the other: a shard adds to its count before it looks at the epoch, the
+//! control shard changes the epoch before it adds the counts up, so one of the two sees the other.
 //!
 //! A process that dies takes its counts with it, and its users may go on with the next one. So the
-//! process keeps the life it is in where the next one finds it (`kept_life`), and that one begins
-//! in this life, with a write that nobody has flushed. A life is kept when there is nothing to tell
-//! of the ones before. A flush that the dead process had taken comes again, and looks like one that
-//! began after another had failed; so a loss is told by every flush for as long as such a flush can
-//! come (`SessionConfig::resent_for`).
+//! process saves the epoch it is in where the next one finds it (`saved_epoch`), and that one
+//! begins in this epoch, with a write that nobody has flushed. An epoch is saved when there is
+//! nothing to report of the ones before. A flush that the dead process had taken comes again, and
+//! looks like one that began after another had failed; so a loss is reported by every flush for as
+//! long as such a flush can come (`SessionConfig::resent_for`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -30,7 +30,7 @@ use rtrs_core::losses::Losses;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
 
-/// A count of one core, on a cache line of its own.
+/// A count of one shard, on a cache line of its own.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Count(AtomicU64);
@@ -40,23 +40,23 @@ struct Count(AtomicU64);
 pub(crate) struct FlushMark {
     /// Writes acknowledged before it was sent.
     covers: u64,
-    /// Losses that had been told, where the session tells its user.
-    told: u64,
+    /// Losses that had been reported, where the session reports its user.
+    reported: u64,
 }
 
-/// The state of the server's cache as all cores see it.
+/// The state of the server's cache as all shards see it.
 #[derive(Debug)]
 pub(crate) struct CacheWatch {
-    /// Writes acknowledged that only a flush makes durable, by core; of a medium that ends with its
-    /// server all that were acknowledged. These only grow.
+    /// Writes acknowledged that only a flush makes durable, by shard; of a medium that ends with
+    /// its server all that were acknowledged. These only grow.
     acked: Box<[Count]>,
     /// So many of them a flush has covered.
     flushed: AtomicU64,
     /// So many there were at the last loss.
     since: AtomicU64,
-    /// The life that the server is in.
-    life: AtomicU64,
-    /// Its content ends with its life, flushed or not.
+    /// The epoch that the server is in.
+    epoch: AtomicU64,
+    /// Its content ends with its epoch, flushed or not.
     volatile: AtomicBool,
     /// A flush submitted before this may be one that an earlier process had taken.
     resent_until: Option<Instant>,
@@ -64,12 +64,12 @@ pub(crate) struct CacheWatch {
 }
 
 impl CacheWatch {
-    pub(crate) fn new(cores: u16, life: u64, volatile: bool) -> Self {
+    pub(crate) fn new(shards: u16, epoch: u64, volatile: bool) -> Self {
         Self {
-            acked: (0..cores).map(|_| Count::default()).collect(),
+            acked: (0..shards).map(|_| Count::default()).collect(),
             flushed: AtomicU64::new(0),
             since: AtomicU64::new(0),
-            life: AtomicU64::new(life),
+            epoch: AtomicU64::new(epoch),
             volatile: AtomicBool::new(volatile),
             resent_until: None,
             losses: Arc::default(),
@@ -85,13 +85,13 @@ impl CacheWatch {
         }
     }
 
-    /// The life that the server is in, unless there is a loss to be told.
-    pub(super) fn settled_life(&self) -> Option<u64> {
-        let told = self.losses.all_reported() || rtrs_core::mutated!(KeptLifeEarly);
-        told.then(|| self.life()).filter(|life| *life != 0)
+    /// The epoch that the server is in, unless there is a loss to be reported.
+    pub(super) fn settled_epoch(&self) -> Option<u64> {
+        let reported = self.losses.all_reported() || rtrs_core::mutated!(KeptLifeEarly);
+        reported.then(|| self.epoch()).filter(|epoch| *epoch != 0)
     }
 
-    /// Its content ends with its life, flushed or not.
+    /// Its content ends with its epoch, flushed or not.
     pub(super) fn is_volatile(&self) -> bool {
         self.volatile.load(Ordering::SeqCst)
     }
@@ -102,8 +102,8 @@ impl CacheWatch {
 
     /// A flush is submitted.
     pub(super) fn submitted(&self, mark: &mut FlushMark, now: Instant) {
-        // It may have begun before anything was told.
-        mark.told = if self.is_resending(now) { 0 } else { self.losses.common() };
+        // It may have begun before anything was reported.
+        mark.reported = if self.is_resending(now) { 0 } else { self.losses.common() };
     }
 
     pub(super) fn is_resending(&self, now: Instant) -> bool {
@@ -115,10 +115,10 @@ impl CacheWatch {
         mark.covers = self.all_acked();
     }
 
-    /// The server did a request, over a path opened in this life of its cache; 0: nobody knows.
-    pub(super) fn done(&self, core: CoreIndex, io: &Io, mark: FlushMark, life: u64) {
-        let current = || self.life.load(Ordering::SeqCst) == life;
-        let is_current = || life == 0 || rtrs_core::mutated!(OldLifeAnswer) || current();
+    /// The server did a request, over a path opened in this epoch of its cache; 0: nobody knows.
+    pub(super) fn done(&self, shard: CoreIndex, io: &Io, mark: FlushMark, epoch: u64) {
+        let current = || self.epoch.load(Ordering::SeqCst) == epoch;
+        let is_current = || epoch == 0 || rtrs_core::mutated!(OldLifeAnswer) || current();
         match io.op {
             IoOp::Read => {}
             IoOp::Flush => {
@@ -131,7 +131,7 @@ impl CacheWatch {
             IoOp::Write | IoOp::Discard | IoOp::WriteZeroes
                 if io.flags.fua && !self.volatile.load(Ordering::Relaxed) => {}
             IoOp::Write | IoOp::Discard | IoOp::WriteZeroes => {
-                if let Some(count) = self.acked.get(core.index()) {
+                if let Some(count) = self.acked.get(shard.index()) {
                     count.0.fetch_add(1, Ordering::SeqCst);
                 }
                 if !is_current() {
@@ -158,23 +158,23 @@ impl CacheWatch {
     }
 
     /// How a flush ends for the session's only user.
-    pub(super) fn tell(&self, mark: FlushMark, status: IoStatus) -> IoStatus {
-        let (status, told) = self.losses.judge(status, mark.told);
-        self.losses.report_common(told);
+    pub(super) fn report(&self, mark: FlushMark, status: IoStatus) -> IoStatus {
+        let (status, reported) = self.losses.judge(status, mark.reported);
+        self.losses.report_common(reported);
         status
     }
 
-    /// For who tells the users instead.
+    /// For who reports the users instead.
     pub(super) fn losses(&self) -> Arc<Losses> {
         Arc::clone(&self.losses)
     }
 
-    /// The server is in this life. Returns how many writes it may have lost.
-    pub(super) fn meet(&self, life: u64, volatile: bool) -> u64 {
-        let before = self.life.swap(life, Ordering::SeqCst);
+    /// The server is in this epoch. Returns how many writes it may have lost.
+    pub(super) fn meet(&self, epoch: u64, volatile: bool) -> u64 {
+        let before = self.epoch.swap(epoch, Ordering::SeqCst);
         let volatile = self.volatile.swap(volatile, Ordering::SeqCst);
         // A server that is newer than the last one says it for the first time.
-        if before == life || before == 0 {
+        if before == epoch || before == 0 {
             return 0;
         }
         let acked = self.all_acked();
@@ -188,9 +188,9 @@ impl CacheWatch {
         lost
     }
 
-    /// The life that the server is in.
-    pub(super) fn life(&self) -> u64 {
-        self.life.load(Ordering::SeqCst)
+    /// The epoch that the server is in.
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::SeqCst)
     }
 }
 
@@ -207,8 +207,8 @@ mod tests {
         Io { tag: 0, op, flags, offset: 0, len: 4096, buf: None }
     }
 
-    fn write(watch: &CacheWatch, core: u16, life: u64) {
-        watch.done(CoreIndex(core), &io(IoOp::Write, false), FlushMark::default(), life);
+    fn write(watch: &CacheWatch, shard: u16, epoch: u64) {
+        watch.done(CoreIndex(shard), &io(IoOp::Write, false), FlushMark::default(), epoch);
     }
 
     fn begin(watch: &CacheWatch) -> FlushMark {
@@ -218,21 +218,21 @@ mod tests {
         mark
     }
 
-    fn end(watch: &CacheWatch, mark: FlushMark, life: u64) -> bool {
-        watch.done(CORE, &io(IoOp::Flush, false), mark, life);
-        watch.tell(mark, IoStatus::Ok) == IoStatus::Io
+    fn end(watch: &CacheWatch, mark: FlushMark, epoch: u64) -> bool {
+        watch.done(CORE, &io(IoOp::Flush, false), mark, epoch);
+        watch.report(mark, IoStatus::Ok) == IoStatus::Io
     }
 
     #[test]
     fn what_a_process_that_died_left_counts_until_a_flush() {
         let mut watch = CacheWatch::new(1, 7, false);
         watch.inherit(Instant::ZERO);
-        assert_eq!(watch.settled_life(), Some(7));
+        assert_eq!(watch.settled_epoch(), Some(7));
         assert_eq!(watch.meet(8, false), 1);
-        assert_eq!(watch.settled_life(), None, "it has to be told");
+        assert_eq!(watch.settled_epoch(), None, "it has to be reported");
         let mark = begin(&watch);
-        assert!(end(&watch, mark, 8), "told by a flush that fails");
-        assert_eq!(watch.settled_life(), Some(8));
+        assert!(end(&watch, mark, 8), "reported by a flush that fails");
+        assert_eq!(watch.settled_epoch(), Some(8));
         let mut watch = CacheWatch::new(1, 7, false);
         watch.inherit(Instant::ZERO);
         let mark = begin(&watch);
@@ -256,13 +256,13 @@ mod tests {
         let flush = begin(&watch);
         write(&watch, 1, 9);
         assert!(!end(&watch, flush, 9));
-        assert_eq!(watch.meet(9, false), 0, "the same life");
+        assert_eq!(watch.meet(9, false), 0, "the same epoch");
         assert_eq!(watch.meet(10, false), 1, "the one after the flush began");
         assert_eq!(watch.meet(11, false), 0, "not twice");
     }
 
     #[test]
-    fn a_loss_is_told_by_all_flushes_that_could_hide_it_and_no_other() {
+    fn a_loss_is_reported_by_all_flushes_that_could_hide_it_and_no_other() {
         let watch = CacheWatch::new(2, 7, false);
         write(&watch, 0, 7);
         let (before, beside) = (begin(&watch), begin(&watch));
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_of_the_life_before_is_a_loss_too() {
+    fn an_answer_of_the_epoch_before_is_a_loss_too() {
         let watch = CacheWatch::new(2, 7, false);
         let flush = begin(&watch);
         assert_eq!(watch.meet(8, false), 0);
@@ -310,7 +310,7 @@ mod tests {
     #[test]
     fn a_server_that_says_nothing_is_not_judged() {
         let watch = CacheWatch::new(1, 0, false);
-        assert_eq!(watch.settled_life(), None);
+        assert_eq!(watch.settled_epoch(), None);
         write(&watch, 0, 0);
         assert_eq!(watch.meet(8, false), 0, "it says so now, and did not before");
         let flush = begin(&watch);

@@ -19,7 +19,7 @@ pub(crate) const NO_DEVICE: u32 = i32::MAX as u32;
 /// IOs a shard takes before it says that it is full.
 pub(crate) const IOS_MAX: usize = 1024;
 
-/// Bytes of zeroes a core has, and the most that one IO writes of them.
+/// Bytes of zeroes a shard has, and the most that one IO writes of them.
 pub(crate) const ZEROES_LEN: u32 = 1 << 20;
 
 /// The device as the server described it.
@@ -29,9 +29,9 @@ pub(crate) struct OpenDevice {
     pub(crate) geometry: Geometry,
     /// The server itself writes zeroes; otherwise the session does.
     pub(crate) writes_zeroes: bool,
-    /// The life of the server's cache; 0 when it does not say.
+    /// The epoch of the server's cache; 0 when it does not say.
     pub(crate) cache_id: u64,
-    /// With that life all content ends.
+    /// With that epoch all content ends.
     pub(crate) volatile: bool,
     /// Which export it is, if the server says.
     pub(crate) export_id: Option<ExportId>,
@@ -66,8 +66,8 @@ struct Device {
     info: Arc<OpenDevice>,
     standing: Standing,
     cache: Option<Arc<CacheWatch>>,
-    /// Somebody else tells the device's users of losses.
-    untold: bool,
+    /// The front end reports losses to each of its users itself.
+    reports_elsewhere: bool,
     /// IOs taken and not yet reaped.
     inflight: usize,
     completed: VecDeque<Completion>,
@@ -105,7 +105,7 @@ impl DeviceTable {
                 info: Arc::new(OpenDevice::unknown()),
                 standing: Standing::New,
                 cache: None,
-                untold: false,
+                reports_elsewhere: false,
                 inflight: 0,
                 completed: VecDeque::with_capacity(IOS_MAX),
             });
@@ -160,11 +160,11 @@ impl DeviceTable {
         self.row(device).cache.as_deref()
     }
 
-    /// From now on whoever asks tells the device's users of losses.
+    /// From now on the caller reports losses to the users of the device.
     pub(crate) fn take_losses(&mut self, device: DeviceIndex) -> Option<Arc<Losses>> {
         let row = self.row_mut(device);
         let losses = row.cache.as_ref()?.losses();
-        row.untold = true;
+        row.reports_elsewhere = true;
         Some(losses)
     }
 
@@ -173,7 +173,7 @@ impl DeviceTable {
         self.row_mut(device).inflight += 1;
     }
 
-    /// An IO of the device has ended. `mark` is that of a flush, which may tell of a loss. Returns
+    /// An IO of the device has ended. `mark` is that of a flush, which may report a loss. Returns
     /// how it ended.
     pub(crate) fn ended(
         &mut self,
@@ -182,8 +182,8 @@ impl DeviceTable {
         mark: Option<FlushMark>,
     ) -> IoStatus {
         let row = self.row_mut(device);
-        let status = match (mark, &row.cache, row.untold) {
-            (Some(mark), Some(cache), false) => cache.tell(mark, status),
+        let status = match (mark, &row.cache, row.reports_elsewhere) {
+            (Some(mark), Some(cache), false) => cache.report(mark, status),
             _ => status,
         };
         row.completed.push_back(Completion { tag, status });

@@ -16,12 +16,12 @@ use super::session::{Granted, PathShared, PathTarget, Policy};
 pub(crate) enum ShardMessage {
     /// The server's bounds, before the first `Connect` above connection 0 completes.
     Granted(Granted),
-    /// Start this core's connection of a path.
+    /// Start this shard's connection of a path.
     Connect(Box<Connect>),
-    /// The path's handshake is complete: its chunks, in order of permits, and the life of the
+    /// The path's handshake is complete: its chunks, in order of permits, and the epoch of the
     /// server's cache.
     PathUp { path: PathId, epoch: u32, chunks: Arc<[RemoteMem]>, cache_id: u64 },
-    /// End this core's connection of the path, at once or in order.
+    /// End this shard's connection of the path, at once or in order.
     Disconnect { path: PathId, epoch: u32, in_order: bool },
     /// What tracks writes and flushes, with a server that reports losses.
     Cache(DeviceIndex, Arc<CacheWatch>),
@@ -42,7 +42,7 @@ pub(crate) enum ShardMessage {
     Policy(Policy),
 }
 
-/// What a core needs to start its connection of a path.
+/// What a shard needs to start its connection of a path.
 #[derive(Clone, Debug)]
 pub(crate) struct Connect {
     pub(crate) path: PathId,
@@ -65,7 +65,7 @@ pub(crate) enum ControlMessage {
     /// A connection ended; all its requests have been accounted for.
     Closed { path: PathId, epoch: u32, cid: ConnIndex, reason: CloseReason },
     /// Nothing of a path that is to go is in flight here any more.
-    Retired { path: PathId, epoch: u32, core: CoreIndex },
+    Retired { path: PathId, epoch: u32, shard: CoreIndex },
     /// A state was met on a path that cannot be; the shard has ended its connection.
     InternalError { path: PathId },
 }

@@ -62,10 +62,10 @@ pub struct PathView {
     pub last_error: Option<String>,
 }
 
-/// What one core of a session knows and did.
+/// What one shard of a session knows and did.
 #[derive(Debug)]
 pub(crate) struct EngineReport {
-    pub(crate) core: CoreIndex,
+    pub(crate) shard: CoreIndex,
     pub(crate) stats: ShardStats,
     pub(crate) inflight: usize,
     /// The requests of these, by path.
@@ -74,7 +74,7 @@ pub(crate) struct EngineReport {
     pub(crate) path_slow: Vec<bool>,
     /// The IO that is here for the longest time.
     pub(crate) oldest: Option<OldestIo>,
-    /// Only from core 0, as are the next four.
+    /// Only from the control shard, as are the next four.
     pub(crate) paths: Option<Vec<PathStatus>>,
     /// Names by place, those of removed paths included.
     pub(crate) names: Vec<String>,
@@ -88,7 +88,7 @@ pub(crate) struct EngineReport {
 
 /// One shard of a session.
 pub struct ClientEngine {
-    core: CoreIndex,
+    index: CoreIndex,
     shard: Rc<RefCell<Shard>>,
     control: Option<SessionControl>,
     out: Outbox,
@@ -100,13 +100,13 @@ impl ClientEngine {
     /// identities, one for each path.
     pub fn new(
         now: Instant,
-        core: CoreIndex,
+        index: CoreIndex,
         config: &Arc<SessionConfig>,
         uuids: &[[u8; 16]],
     ) -> Self {
-        let shard = Rc::new(RefCell::new(Shard::new(core, Arc::clone(config))));
-        let control = (core.0 == 0).then(|| SessionControl::new(now, Arc::clone(config), uuids));
-        Self { core, shard, control, out: Outbox::default(), away: Outbox::default() }
+        let shard = Rc::new(RefCell::new(Shard::new(index, Arc::clone(config))));
+        let control = (index.0 == 0).then(|| SessionControl::new(now, Arc::clone(config), uuids));
+        Self { index, shard, control, out: Outbox::default(), away: Outbox::default() }
     }
 
     /// Takes an event of the provider at that index.
@@ -209,7 +209,7 @@ impl ClientEngine {
     /// Handles messages to this shard, lays those to others aside.
     fn deliver(&mut self, now: Instant, fabrics: &mut Fabrics) {
         while let Some((to, message)) = self.out.take() {
-            if to == self.core {
+            if to == self.index {
                 self.take(now, message, fabrics);
             } else {
                 self.away.pass_on(to, message);
@@ -223,14 +223,15 @@ impl ClientEngine {
         is_known.then(|| SessionDevice::new(Rc::clone(&self.shard), DeviceIndex::FIRST))
     }
 
-    /// On core 0: in which life of the server's cache this session may leave writes that were not
-    /// flushed, should it end now; for [`SessionConfig::inherited_life`] of the next.
-    pub fn kept_life(&self) -> Option<u64> {
-        self.control.as_ref().and_then(SessionControl::kept_life)
+    /// On the control shard: in which epoch of the server's cache this session may leave writes
+    /// that were not flushed, should it end now; for [`SessionConfig::inherited_epoch`] of the
+    /// next.
+    pub fn saved_epoch(&self) -> Option<u64> {
+        self.control.as_ref().and_then(SessionControl::saved_epoch)
     }
 
-    /// On core 0: which server's export the session is pinned to, if either is known; for
-    /// [`SessionConfig::identity`] of the next.
+    /// On the control shard: which server's export the session is pinned to, if either is known;
+    /// for [`SessionConfig::identity`] of the next.
     pub fn pinned_identity(&self) -> Option<Identity> {
         self.control.as_ref().and_then(SessionControl::pinned_identity)
     }
@@ -246,7 +247,7 @@ impl ClientEngine {
         self.control(now, fabrics, |control, ctx| control.on_network_change(what, ctx));
     }
 
-    /// Changes paths or policy of the running session; on core 0 only.
+    /// Changes paths or policy of the running session; on the control shard only.
     ///
     /// # Errors
     /// Why it cannot be made.
@@ -257,25 +258,25 @@ impl ClientEngine {
         fabrics: &mut Fabrics,
     ) -> Result<(), String> {
         let done = self.control(now, fabrics, |control, ctx| control.change(change, ctx));
-        done.unwrap_or_else(|| Err("only core 0 changes a session".into()))
+        done.unwrap_or_else(|| Err("only the control shard changes a session".into()))
     }
 
-    /// Begins the session's end; on core 0 only, elsewhere nothing happens.
+    /// Begins the session's end; on the control shard only, elsewhere nothing happens.
     pub fn detach(&mut self, now: Instant, fabrics: &mut Fabrics) {
         self.control(now, fabrics, SessionControl::detach);
     }
 
-    /// True when a detach has ended everything; core 0 knows.
+    /// True when a detach has ended everything; the control shard knows.
     pub fn is_done(&self) -> bool {
         self.control.as_ref().is_some_and(SessionControl::is_done)
     }
 
-    /// True while the device is open at the server; core 0 knows.
+    /// True while the device is open at the server; the control shard knows.
     pub fn is_open(&self) -> bool {
         self.control.as_ref().is_some_and(SessionControl::is_open)
     }
 
-    /// Why the session cannot go on; core 0 knows.
+    /// Why the session cannot go on; the control shard knows.
     pub fn failure(&self) -> Option<&SessionFailure> {
         self.control.as_ref().and_then(SessionControl::failure)
     }
@@ -288,12 +289,12 @@ impl ClientEngine {
         is_known.then(|| devices.info(DeviceIndex::FIRST).geometry.clone())
     }
 
-    /// What this core knows and did, for listings.
+    /// What this shard knows and did, for listings.
     pub(crate) fn report(&self, now: Instant) -> EngineReport {
         let shard = self.shard.borrow();
         let control = self.control.as_ref();
         EngineReport {
-            core: self.core,
+            shard: self.index,
             stats: shard.stats().clone(),
             inflight: shard.inflight(),
             path_inflight: shard.path_inflight(),
@@ -308,7 +309,7 @@ impl ClientEngine {
         }
     }
 
-    /// The session's paths; empty on cores other than 0.
+    /// The session's paths; empty on other shards than the control shard.
     pub fn paths(&self) -> Vec<PathView> {
         let status = self.control.as_ref().map(SessionControl::status).unwrap_or_default();
         status
@@ -324,7 +325,7 @@ impl ClientEngine {
             .collect()
     }
 
-    /// IOs taken and not yet finished, on this core.
+    /// IOs taken and not yet finished, on this shard.
     pub fn inflight(&self) -> usize {
         self.shard.borrow().inflight()
     }
@@ -334,7 +335,7 @@ impl ClientEngine {
         self.shard.borrow().stats().paths.iter().map(|path| path.requests).collect()
     }
 
-    /// Permits that requests of this core hold.
+    /// Permits that requests of this shard hold.
     pub fn permits_held(&self) -> usize {
         self.shard.borrow().permits_held()
     }
@@ -347,6 +348,6 @@ impl ClientEngine {
 
 impl fmt::Debug for ClientEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ClientEngine").field("core", &self.core).finish_non_exhaustive()
+        f.debug_struct("ClientEngine").field("shard", &self.index).finish_non_exhaustive()
     }
 }

@@ -46,7 +46,7 @@ pub struct PathTarget {
     pub remotes: Vec<SocketAddr>,
     /// What carries it: the scheme of its portal.
     pub transport: &'static str,
-    /// Which of the cores' providers carries it.
+    /// Which of the shards' providers carries it.
     pub provider: ProviderIndex,
     /// The server gets a key of its own for each read, dead before the data is used; otherwise
     /// one key for the IO buffers as long as the path lives.
@@ -78,10 +78,10 @@ pub struct SessionConfig {
     /// How long, from the start on, a session that cannot open tries again: who takes over from a
     /// process that died has to wait until the server has done with that one's session.
     pub open_patience: Duration,
-    /// Of a session that takes over from a process that died: in which life of the server's cache
+    /// Of a session that takes over from a process that died: in which epoch of the server's cache
     /// that one may have left writes that were not flushed, 0 when that is not known. They count
     /// as this session's own.
-    pub inherited_life: Option<u64>,
+    pub inherited_epoch: Option<u64>,
     /// How long, from the first open on, requests may come again that the process that died had
     /// taken and not answered.
     pub resent_for: Duration,
@@ -91,8 +91,8 @@ pub struct SessionConfig {
     pub id: SessionId,
     /// Paths in order of preference; at least one.
     pub paths: Vec<PathTarget>,
-    /// Cores that carry IO; connection k belongs to core k - 1.
-    pub cores: u16,
+    /// Shards that carry IO; connection k belongs to shard k - 1.
+    pub shards: u16,
     /// How a path is chosen.
     pub policy: Policy,
     /// Heartbeats where the server is a kernel's; and how long any connection may owe an answer.
@@ -110,13 +110,13 @@ pub struct SessionConfig {
     pub no_path: NoPath,
     /// When requests of a dead path go on at a server that cannot fence it off.
     pub failover: Failover,
-    /// Most requests in flight over all cores, besides the server's queue depth.
+    /// Most requests in flight over all shards, besides the server's queue depth.
     pub queue_depth_limit: u16,
     /// Seed of the reconnect jitter.
     pub seed: u64,
 }
 
-/// What the server granted: the bounds that all cores work with.
+/// What the server granted: the bounds that all shards work with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Granted {
     pub(crate) queue_depth: u16,
@@ -135,15 +135,15 @@ impl Granted {
         (self.queue_depth, self.max_io_size, self.chunk_size)
     }
 
-    /// The permits that all cores share in.
+    /// The permits that all shards share in.
     pub(crate) fn depth(&self, config: &SessionConfig) -> u16 {
         self.queue_depth.min(config.queue_depth_limit)
     }
 
     /// The permit of FENCE: one of its own, so that a fence never waits for an open that is under
-    /// way over another path. Where there is just a permit for each core it has to.
+    /// way over another path. Where there is just a permit for each shard it has to.
     pub(crate) fn fence_permit(&self, config: &SessionConfig) -> PermitId {
-        PermitId(u16::from(self.fences && self.depth(config) > config.cores + 1))
+        PermitId(u16::from(self.fences && self.depth(config) > config.shards + 1))
     }
 }
 
@@ -159,7 +159,7 @@ impl NoPath {
     }
 }
 
-/// Numbers about a path that all cores write or read without asking each other.
+/// Numbers about a path that all shards write or read without asking each other.
 #[derive(Debug, Default)]
 pub(crate) struct PathShared {
     last_received_ns: AtomicU64,

@@ -1,8 +1,8 @@
 //! The session's machines on the simulated fabric, against a server played by hand.
 //!
-//! `stand.rs` drives the cores of one session as `driver.rs` does, `server.rs` is the peer: it
+//! `fixture.rs` drives the shards of one session as `driver.rs` does, `server.rs` is the peer: it
 //! holds every byte it gets against docs/PROTOCOL.md and can be told to misbehave. The laws of
-//! every core (`Shard::check`) are held after each event.
+//! every shard (`Shard::check`) are held after each event.
 
 mod bytes;
 mod cache;
@@ -11,14 +11,14 @@ mod devices;
 mod ending;
 mod failing;
 mod failover;
+mod fixture;
 mod identity;
 mod io;
 mod links;
 mod load;
-mod misdeeds;
 mod online;
 mod seen;
 mod server;
 mod silence;
 mod spreading;
-mod stand;
+mod violations;

@@ -1,6 +1,6 @@
 //! A workload on a session, without NBD between: what the transport itself can do.
 //!
-//! One job per core keeps `iodepth` IOs in flight on that core's part of the session until its
+//! One job per shard keeps `iodepth` IOs in flight on that shard's part of the session until its
 //! time is over, then waits for the last answers. Buffers and the latency histogram are made
 //! before the clock starts.
 
@@ -51,7 +51,7 @@ pub(crate) struct JobResult {
     pub(crate) latency: Histogram<u64>,
 }
 
-/// One core's share of a workload.
+/// One shard's share of a workload.
 #[derive(Debug)]
 struct Job {
     workload: Arc<Workload>,
@@ -65,7 +65,7 @@ struct Job {
     begin: Instant,
     end: Instant,
     inflight: u32,
-    /// The time is over: only answers are waited for, and they wake the core themselves.
+    /// The time is over: only answers are waited for, and they wake the shard themselves.
     over: bool,
     result: Option<JobResult>,
 }
@@ -73,7 +73,7 @@ struct Job {
 impl Job {
     fn new(
         now: Instant,
-        core: CoreIndex,
+        shard: CoreIndex,
         workload: Arc<Workload>,
         mut device: Box<dyn BlockDevice>,
     ) -> io::Result<Self> {
@@ -105,7 +105,7 @@ impl Job {
         let latency = Histogram::new_with_bounds(1_000, 100_000_000_000, 3)
             .map_err(|e| io::Error::other(e.to_string()))?;
         let depth = workload.iodepth as usize;
-        let share = blocks / u64::from(workload.jobs.max(1)) * u64::from(core.0);
+        let share = blocks / u64::from(workload.jobs.max(1)) * u64::from(shard.0);
         Ok(Self {
             device,
             pool,
@@ -113,7 +113,7 @@ impl Job {
             is_read: vec![false; depth],
             blocks,
             next: share,
-            random: 0x9e37_79b9_7f4a_7c15 ^ (u64::from(core.0) + 1).wrapping_mul(0x2545_f491),
+            random: 0x9e37_79b9_7f4a_7c15 ^ (u64::from(shard.0) + 1).wrapping_mul(0x2545_f491),
             begin: now,
             end: now + workload.runtime,
             inflight: 0,

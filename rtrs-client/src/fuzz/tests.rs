@@ -20,8 +20,8 @@ fn a_server_that_does_not_lie_is_worked_with() {
     for setup in [0, 1, 8 | 16, 64, 128, 32 | 8] {
         let mut rig = Rig::new(setup).unwrap();
         rig.pass(super::Duration::from_millis(50));
-        let paths = rig.hosts[0].core.paths();
-        assert!(rig.hosts[0].core.is_open(), "setup {setup}: {paths:?}");
+        let paths = rig.hosts[0].engine.paths();
+        assert!(rig.hosts[0].engine.is_open(), "setup {setup}: {paths:?}");
         for op in 0..5 {
             rig.submit(0, op, 1, 3);
         }

@@ -45,7 +45,7 @@ pub(crate) fn conn_request(
 ) -> PrivateData {
     let request = ConnReq {
         cid,
-        cid_num: config.cores + 1,
+        cid_num: config.shards + 1,
         recon_cnt,
         path_uuid: path,
         session_id: config.id,

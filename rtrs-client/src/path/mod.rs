@@ -1,7 +1,7 @@
 //! A path: one address pair of a session.
 //!
 //! `state.rs` and `handshake.rs` are the control shard's view (states, the steps of connecting);
-//! `shard.rs` is one core's connection of it; `io.rs` turns an IO into a work request and an
+//! `shard.rs` is one shard's connection of it; `io.rs` turns an IO into a work request and an
 //! immediate into an answer.
 
 pub(crate) mod handshake;

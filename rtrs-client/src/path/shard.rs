@@ -1,4 +1,4 @@
-//! One core's connection of a path: its queue pair, its receives, its windows, the chunks' keys.
+//! One shard's connection of a path: its queue pair, its receives, its windows, the chunks' keys.
 //!
 //! Receives are all alike, eight bytes each, because the server's answers (with a fresh key) and
 //! bare immediates come out of the same queue. Every request is one RDMA write with immediate:
@@ -31,7 +31,7 @@ const RECV_SLOT: usize = 8;
 #[derive(Debug)]
 struct DataRegion {
     registration: Arc<dyn MemoryRegistration>,
-    /// One window per permit of this core, or none: then its own key serves all reads.
+    /// One window per permit of this shard, or none: then its own key serves all reads.
     windows: Vec<Arc<dyn Window>>,
 }
 
@@ -42,15 +42,15 @@ struct Connection {
     headers: Arc<dyn MemoryRegistration>,
     receives: Arc<dyn MemoryRegistration>,
     data: Vec<DataRegion>,
-    /// Chunk addresses and keys by permit of this core; empty until the path is up.
+    /// Chunk addresses and keys by permit of this shard; empty until the path is up.
     chunks: Vec<RemoteMem>,
     /// Which data region the permit's open window belongs to.
     open_window: Vec<Option<usize>>,
     shared: Arc<PathShared>,
     ending: bool,
-    /// Why we ended it, when this core did so.
+    /// Why we ended it, when this shard did so.
     why: Option<CloseReason>,
-    /// The latest time that was reported to the path's other cores.
+    /// The latest time that was reported to the path's other shards.
     heard: Instant,
     unsignaled: u32,
     signal_every: u32,
@@ -61,8 +61,8 @@ struct Connection {
 enum Retiring {
     No,
     /// In this epoch.
-    Asked(u32),
-    Told,
+    Requested(u32),
+    Reported,
 }
 
 /// What a completion meant.
@@ -76,7 +76,7 @@ pub(crate) enum PathEvent {
     Revoked(PermitId),
 }
 
-/// One core's part of one path.
+/// One shard's part of one path.
 pub(crate) struct PathShard {
     id: PathId,
     target: PathTarget,
@@ -85,7 +85,7 @@ pub(crate) struct PathShard {
     cid: ConnIndex,
     connection: Option<Connection>,
     range: Range<u16>,
-    /// Requests of this core in flight on this path.
+    /// Requests of this shard in flight on this path.
     inflight: u32,
     /// It gets no more requests, and the control shard waits until it has none.
     retiring: Retiring,
@@ -114,7 +114,7 @@ impl PathShard {
         self.id
     }
 
-    /// The life of the server's cache in which the path came up; 0 when nobody says.
+    /// The epoch of the server's cache in which the path came up; 0 when nobody says.
     pub(crate) fn cache_id(&self) -> u64 {
         self.cache_id
     }
@@ -138,7 +138,7 @@ impl PathShard {
         self.target.provider
     }
 
-    /// True when this is the path's queue pair on this core.
+    /// True when this is the path's queue pair on this shard.
     pub(crate) fn is(&self, provider: ProviderIndex, qp: QpNum) -> bool {
         self.target.provider == provider && self.connection.as_ref().is_some_and(|c| c.qp == qp)
     }
@@ -155,13 +155,13 @@ impl PathShard {
 
     /// Gives the path no more requests.
     pub(crate) fn retire(&mut self, epoch: u32) {
-        self.retiring = Retiring::Asked(epoch);
+        self.retiring = Retiring::Requested(epoch);
     }
 
     /// The epoch to report as retired, once.
     pub(crate) fn take_retiring(&mut self) -> Option<u32> {
-        let Retiring::Asked(epoch) = self.retiring else { return None };
-        self.retiring = Retiring::Told;
+        let Retiring::Requested(epoch) = self.retiring else { return None };
+        self.retiring = Retiring::Reported;
         Some(epoch)
     }
 
@@ -170,7 +170,7 @@ impl PathShard {
         self.connection.as_ref().map_or(0, |c| c.shared.latency_ns())
     }
 
-    /// Starts this core's connection.
+    /// Starts this shard's connection.
     pub(crate) fn connect(
         &mut self,
         now: Instant,
@@ -240,7 +240,7 @@ impl PathShard {
     }
 
     /// The connection ended and reaches no memory any more. Returns what the control shard is
-    /// notified of, and why we ended it, if this core did.
+    /// notified of, and why we ended it, if this shard did.
     pub(crate) fn closed(&mut self) -> (PathId, u32, ConnIndex, Option<CloseReason>) {
         let why = self.connection.take().and_then(|connection| connection.why);
         (self.id, self.epoch, self.cid, why)
@@ -380,7 +380,7 @@ impl PathShard {
         Ok(())
     }
 
-    /// When something last came over this core's connection.
+    /// When something last came over this shard's connection.
     pub(crate) fn heard(&self) -> Instant {
         self.connection.as_ref().map_or(Instant::ZERO, |c| c.heard)
     }

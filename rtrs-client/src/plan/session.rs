@@ -124,7 +124,7 @@ impl SessionPlan {
     }
 
     /// The number of shards to run, at least one and as many as every path can carry.
-    pub(crate) fn cores(&self) -> u16 {
+    pub(crate) fn shards(&self) -> u16 {
         let count = self.shards.count();
         if self.over_tcp() { count.min(TCP_SHARDS_MAX) } else { count }
     }

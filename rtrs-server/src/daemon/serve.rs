@@ -34,7 +34,7 @@ use crate::daemon::search::{SearchPath, Searcher};
 use crate::engine::ServerEngine;
 use crate::engine::finder::Finder;
 use crate::engine::message::{ControlMessage, Message, ShardMessage};
-use crate::engine::session::{ServerLife, SessionParams};
+use crate::engine::session::{ServerInstance, SessionParams};
 use crate::error::{Error, ErrorKind, failed};
 use crate::export::{Export, ExportTable};
 use crate::plan::Plan;
@@ -305,7 +305,7 @@ fn session_params(plan: &Plan, cores: u16) -> Result<SessionParams, Error> {
         },
         shutdown_grace: set.shutdown_grace.get(),
         cores,
-        life: ServerLife { boot: boot_number().unwrap_or(0), process: random_number() },
+        instance: ServerInstance { boot: boot_number().unwrap_or(0), process: random_number() },
         server_id: None,
         eviction_key: eviction_key()?,
     })

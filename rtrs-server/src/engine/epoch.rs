@@ -76,7 +76,7 @@ struct Lowest(AtomicU64);
 #[derive(Debug, Default)]
 pub struct SyncEpoch {
     state: Arc<EpochState>,
-    /// Set when the epoch cannot be saved: makes every start of the server a new life.
+    /// Set when the epoch cannot be saved: makes every start of the server a new cache epoch.
     salt: u64,
     store: Option<(Arc<dyn EpochStore>, String)>,
     next: AtomicU64,
@@ -140,14 +140,14 @@ impl SyncEpoch {
         self.state.saved.load(Ordering::Acquire) >= rises
     }
 
-    /// The cache id of an open that began after so many rises, in this life of host or process.
-    pub fn cache_id(&self, life: u64, rises: u32) -> u64 {
+    /// The cache id of an open that began after so many rises, in this instance of host or process.
+    pub fn cache_id(&self, instance: u64, rises: u32) -> u64 {
         let epoch = self.state.number_at(rises);
-        match (life, epoch, self.salt) {
+        match (instance, epoch, self.salt) {
             // Nobody knows.
             (0, ..) => 0,
-            (_, 0, 0) => life,
-            _ => mix(mix(life ^ self.salt) ^ epoch).max(1),
+            (_, 0, 0) => instance,
+            _ => mix(mix(instance ^ self.salt) ^ epoch).max(1),
         }
     }
 

@@ -15,7 +15,7 @@ use super::io::permits::PermitTable;
 /// known. A process that ends loses nothing that it had given to the system; a host that starts
 /// anew may have lost all that was not flushed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ServerLife {
+pub struct ServerInstance {
     /// Of the host, from one start of its system to the next.
     pub boot: u64,
     /// Of this process.
@@ -47,8 +47,8 @@ pub struct SessionParams {
     pub shutdown_grace: Duration,
     /// Shards of this server; connection k >= 1 of a path lives on shard (k - 1) % shards.
     pub cores: u16,
-    /// Which life of the server this is.
-    pub life: ServerLife,
+    /// Which start of the host and which process this server is.
+    pub instance: ServerInstance,
     /// Which server this is, as its clients know it; None when unknown.
     pub server_id: Option<ServerId>,
     /// What the eviction secrets of sessions are made from.
@@ -69,7 +69,7 @@ impl Default for SessionParams {
             pings: PingServerConfig::default(),
             shutdown_grace: Duration::from_secs(5),
             cores: 1,
-            life: ServerLife::default(),
+            instance: ServerInstance::default(),
             server_id: None,
             eviction_key: EvictionKey::default(),
         }

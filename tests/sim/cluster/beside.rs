@@ -106,7 +106,7 @@ impl Cluster {
     pub(in super::super) fn start_rival(&mut self) {
         let node = self.world.node(sim_ip(21));
         let mut config = session_config(&self.options, 0xee, None, None);
-        (config.cores, config.name) = (1, "rival".to_owned());
+        (config.shards, config.name) = (1, "rival".to_owned());
         (config.id, config.open_patience) = (SessionId([0xee; 16]), Duration::from_secs(600));
         config.paths.truncate(1);
         config.paths[0].local = Some(sim_ip(21));

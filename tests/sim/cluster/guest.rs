@@ -72,7 +72,7 @@ impl Guest {
             name: "guest".into(),
             id: SessionId([0xee; 16]),
             access,
-            cores: 1,
+            shards: 1,
             open_patience: Duration::from_secs(60),
             paths: vec![PathTarget { local: Some(address()), remotes, ..path }],
             ..session_config(options, 1, None, home)

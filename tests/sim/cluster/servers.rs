@@ -17,7 +17,7 @@ use rtrs_core::ids::CoreIndex;
 use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_server::engine::epoch::SyncEpoch;
-use rtrs_server::{Export, ExportTable, ServerEngine, ServerLife, SessionParams};
+use rtrs_server::{Export, ExportTable, ServerEngine, ServerInstance, SessionParams};
 
 use super::super::disk::Disk;
 use super::super::faults::Act;
@@ -150,10 +150,10 @@ impl Strangers {
 impl Cluster {
     pub(super) fn start_server(&mut self) {
         let cuts = if self.plant == Plant::SameLife { 0 } else { self.disk.stats().cuts };
-        self.server_life += 1;
-        let life = ServerLife { boot: 1 + cuts, process: self.server_life };
+        self.servers_started += 1;
+        let instance = ServerInstance { boot: 1 + cuts, process: self.servers_started };
         let Identity { server: server_id, export: id } = self.strangers.says();
-        let params = SessionParams { server_id, ..server_params(&self.options, life) };
+        let params = SessionParams { server_id, ..server_params(&self.options, instance) };
         let source = Arc::new(self.disk.exported());
         self.note_length();
         let epoch = SyncEpoch::kept(self.kept.number(), Arc::clone(&self.kept) as _, "vol".into());
@@ -205,7 +205,7 @@ impl Cluster {
         }
         for oracle in guest.into_iter().chain([&mut self.oracle]) {
             oracle.settle();
-            oracle.cut_is_told();
+            oracle.cut_is_reported();
             if power {
                 oracle.power_cut();
             }
@@ -364,8 +364,9 @@ impl Cluster {
         let Options { disk, work, .. } = &self.options;
         let disk = Disk::new(*disk, work.sectors, false, Plant::None, strangers.prng.fork());
         disk.set_now(self.world.now());
-        let life = ServerLife { boot: 1, process: 1 };
-        let params = SessionParams { server_id, cores: 1, ..server_params(&self.options, life) };
+        let instance = ServerInstance { boot: 1, process: 1 };
+        let params =
+            SessionParams { server_id, cores: 1, ..server_params(&self.options, instance) };
         let (source, epoch) = (Arc::new(disk.clone()), SyncEpoch::unkept(1));
         let export = Export { name: "vol".into(), source, read_only: false, id, epoch };
         let faults = PortFaults::new(Plant::None, strangers.prng.fork());

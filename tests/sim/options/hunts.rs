@@ -95,7 +95,7 @@ impl Options {
 
     /// Makes it likely that nobody has flushed since the power failed when the client dies, some
     /// seconds later, and that another takes over.
-    pub(super) fn hunt_kept_life(&mut self, prng: &mut Prng) {
+    pub(super) fn hunt_saved_epoch(&mut self, prng: &mut Prng) {
         self.hunt_covered_writes(prng);
         self.faults =
             FaultMix { gap_max: 6000 * MS, power_cut: 1, client_restart: 1, ..FaultMix::NONE };
@@ -106,8 +106,8 @@ impl Options {
         (work.reads, work.flushes) = (Ratio::new(1, 2), Ratio::new(1, 150));
     }
 
-    /// Makes it likely that writes are acknowledged by a server that is in another life by then.
-    /// Nothing is read meanwhile: a read would say which of the writes in flight are done.
+    /// Makes it likely that writes are acknowledged by a server whose cache is in another epoch by
+    /// then. Nothing is read meanwhile: a read would say which of the writes in flight are done.
     pub(super) fn hunt_old_answers(&mut self, prng: &mut Prng) {
         (self.heartbeat, self.server_heartbeat) = (50 * MS, 50 * MS);
         (self.no_path, self.io_timeout) = (NoPath::Queue, 1000 * MS);

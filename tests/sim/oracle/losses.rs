@@ -70,30 +70,30 @@ impl Oracle {
     /// for a power cut that nobody had told of, or, if so said, whose telling counts for none.
     pub(in super::super) fn flush_failed(&mut self, start: u64, again: bool) -> bool {
         let now = self.tick();
-        self.cut_is_told();
-        let (cut, at) = self.told;
+        self.cut_is_reported();
+        let (cut, at) = self.reported;
         let news = cut != self.last_cut || start < at;
         let was_lost = |write: &Write| {
             !write.durable && write.start < self.last_cut && (news || write.finish > at)
         };
         let news = news || again;
         let doubt = self.doubt && self.last_cut > 0 && news;
-        let told = doubt || self.writes.iter().any(was_lost);
+        let reported = doubt || self.writes.iter().any(was_lost);
         if cut != self.last_cut {
-            self.told = (self.last_cut, now);
+            self.reported = (self.last_cut, now);
         }
         self.excuse(now, |_| true);
-        told
+        reported
     }
 
     /// A client was killed. If the next one takes over, its users go on, and are to be told of what
     /// a power cut takes; once more if it has been told, since they may not have heard of it.
     pub(in super::super) fn client_gone(&mut self, takeover: bool) {
         if takeover {
-            (self.doubt, self.told) = (true, (0, 0));
+            (self.doubt, self.reported) = (true, (0, 0));
             return;
         }
-        self.cut_is_told();
+        self.cut_is_reported();
         for write in &mut self.writes {
             write.orphan |= write.acked;
         }

@@ -25,12 +25,12 @@ pub(super) struct Length {
     durable_end: u32,
     /// Cores that have been told of durable writes that failed, after the file was exported anew,
     /// and when first.
-    told: BTreeMap<usize, Instant>,
+    reported: BTreeMap<usize, Instant>,
     /// Writes that were acknowledged, not flushed, and cut off, and no flush has failed since.
     cut: Vec<u32>,
     /// When a flush of that core has last failed, for all one knows since the file was cut, and how
     /// many have done so one after the other.
-    cut_told: BTreeMap<usize, (Instant, u32)>,
+    cut_reported: BTreeMap<usize, (Instant, u32)>,
 }
 
 /// A file that is, or was, shorter than its export.
@@ -51,7 +51,7 @@ impl Oracle {
             write.is_acked() && !write.durable && write.sector + write.count > from
         });
         self.file.cut = cut.map(|(id, _)| id).collect();
-        self.file.cut_told.clear();
+        self.file.cut_reported.clear();
         let zeroes = self.write(from, self.sectors.len() as u32 - from, true);
         self.write_acked(zeroes, false)?;
         self.file.short = Some(Short { from, since: self.clock, until: None });
@@ -71,7 +71,7 @@ impl Oracle {
     }
 
     /// A flush has failed, or the server has ended and does not know of the cut any more.
-    pub(in super::super) fn cut_is_told(&mut self) {
+    pub(in super::super) fn cut_is_reported(&mut self) {
         self.file.cut.clear();
     }
 
@@ -84,11 +84,11 @@ impl Oracle {
         since: Instant,
         now: Instant,
     ) -> bool {
-        let told = self.file.cut_told.entry(core).or_insert((since, 0));
-        if since > told.0 || told.1 == 0 {
-            *told = (now, told.1 + 1);
+        let reported = self.file.cut_reported.entry(core).or_insert((since, 0));
+        if since > reported.0 || reported.1 == 0 {
+            *reported = (now, reported.1 + 1);
         }
-        self.file.short.is_some() && told.1 <= TELLINGS_MAX
+        self.file.short.is_some() && reported.1 <= TELLINGS_MAX
     }
 
     /// A flush that began at `start` has succeeded.
@@ -112,7 +112,7 @@ impl Oracle {
     /// durable write beyond the end of the file did. The server that exports the file anew has
     /// another epoch for that, which each core may be told of once more, by all that it had in
     /// flight then.
-    pub(in super::super) fn may_be_told(
+    pub(in super::super) fn may_be_reported(
         &mut self,
         core: usize,
         since: Instant,
@@ -123,8 +123,8 @@ impl Oracle {
         }
         let is_over = self.file.short.is_some_and(|short| short.until.is_some());
         let durable = self.file.short.is_some_and(|short| self.file.durable_end > short.from);
-        let told = *self.file.told.entry(core).or_insert(now);
-        is_over && durable && since <= told
+        let reported = *self.file.reported.entry(core).or_insert(now);
+        is_over && durable && since <= reported
     }
 
     /// True for IO since that moment which may have met the end of the file.

@@ -94,14 +94,14 @@ impl Stand {
     }
 
     /// A counter of the session at the server.
-    fn told(&self, what: &str) -> u64 {
+    fn count(&self, what: &str) -> u64 {
         self.server.sessions()[0]["io"][what].as_u64().expect("a number")
     }
 
     /// One write is held, its path dies, the copy comes, the disk lets go, a newer write follows.
     fn round(&self, round: u64, death: Death) {
         self.wait_connected();
-        let (offset, replays) = (4096 * round, self.told("replays"));
+        let (offset, replays) = (4096 * round, self.count("replays"));
         let data = two_blocks(offset, 2 * round);
         let answered = AtomicBool::new(false);
         self.command("hold");
@@ -121,7 +121,7 @@ impl Stand {
             let proxy = &self.proxies[on];
             death.strike(proxy);
             wait_for("the copy to be at the server", PATH_TIME_MAX, || {
-                (self.told("replays") > replays).then_some(())
+                (self.count("replays") > replays).then_some(())
             });
             // Time for what must not happen: the copy runs, is answered, and the newer one runs.
             std::thread::sleep(Duration::from_millis(200));
@@ -136,9 +136,9 @@ impl Stand {
         });
         self.wait_file("release", false);
         wait_for("the server to be done", PATH_TIME_MAX, || {
-            (self.told("inflight") == 0).then_some(())
+            (self.count("inflight") == 0).then_some(())
         });
-        assert_eq!(self.told("replays"), replays + 1, "{death:?}: one write, one copy");
+        assert_eq!(self.count("replays"), replays + 1, "{death:?}: one write, one copy");
         let mut found = [0; 4096];
         let read = RawNbd::go(self.client.front(), "vol0").read(offset, &mut found);
         assert_eq!(read, Ok(()));
@@ -148,7 +148,7 @@ impl Stand {
     /// One write is held, all paths die, it fails; they come back, and newer writes follow.
     fn failed_round(&self, round: u64, death: Death) {
         self.wait_connected();
-        let (offset, replays) = (8192 * round, self.told("replays"));
+        let (offset, replays) = (8192 * round, self.count("replays"));
         let data = two_blocks(offset, 2 * round);
         // The session's cores take connections in turn, and each core has permits of its own.
         let mut one = RawNbd::go(self.client.front(), "vol0");
@@ -181,9 +181,9 @@ impl Stand {
                 reply
             });
             wait_for("the newer write to wait", PATH_TIME_MAX, || {
-                (self.told("barred") == 1).then_some(())
+                (self.count("barred") == 1).then_some(())
             });
-            assert_eq!(self.told("replays"), replays, "{death:?}: it has another permit");
+            assert_eq!(self.count("replays"), replays, "{death:?}: it has another permit");
             // This one has the permit of the write that failed.
             assert_eq!(one.write(0, offset + 4096, &data[0]), Reply::Error(0), "elsewhere");
             std::thread::sleep(Duration::from_millis(200));
@@ -193,9 +193,9 @@ impl Stand {
         });
         self.wait_file("release", false);
         wait_for("the server to be done", PATH_TIME_MAX, || {
-            (self.told("inflight") == 0).then_some(())
+            (self.count("inflight") == 0).then_some(())
         });
-        assert_eq!((self.told("barred"), self.told("replays")), (0, replays), "{death:?}");
+        assert_eq!((self.count("barred"), self.count("replays")), (0, replays), "{death:?}");
         for (at, wanted) in [(offset, data[1]), (offset + 4096, data[0])] {
             assert_eq!(one.read(at, &mut found), Ok(()));
             assert!(found == wanted, "{death:?}: not the newest data at {at}");

@@ -1,6 +1,6 @@
 //! One provider on one ring, for commands that look at a link: runs pings, or one connect.
 //!
-//! The calling thread is the core. Nothing here outlives the call, and every run ends: each ping
+//! The calling thread is the shard. Nothing here outlives the call, and every run ends: each ping
 //! has its own bounds, and so has a connect.
 
 use std::io;

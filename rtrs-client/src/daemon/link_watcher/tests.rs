@@ -147,8 +147,8 @@ fn wait_for_threads(wanted: usize) {
 
 #[test]
 fn the_thread_sleeps_until_it_is_ended() {
-    let (told, news) = mpsc::channel();
-    let watch = LinkWatcher::start(move |what| told.send(what).unwrap()).unwrap();
+    let (reports, news) = mpsc::channel();
+    let watch = LinkWatcher::start(move |what| reports.send(what).unwrap()).unwrap();
     wait_for_threads(1);
     std::thread::sleep(Duration::from_millis(200));
     wait_for_threads(1);

@@ -1,4 +1,4 @@
-//! Which life of the server's cache the paths have met, and which is kept for the next process.
+//! Which epoch of the server's cache the paths have met, and which is kept for the next process.
 
 use std::sync::Arc;
 
@@ -12,9 +12,9 @@ use crate::engine::session::SessionConfig;
 /// way to the user.
 const REPORTED_AFTER: Duration = Duration::from_secs(2);
 
-/// The life of the server's cache.
+/// The epoch of the server's cache.
 #[derive(Debug)]
-pub(super) struct CacheLife {
+pub(super) struct CacheEpoch {
     config: Arc<SessionConfig>,
     /// None until a path has opened the device.
     watch: Option<Arc<CacheWatch>>,
@@ -24,71 +24,71 @@ pub(super) struct CacheLife {
     since: Option<Instant>,
 }
 
-impl CacheLife {
+impl CacheEpoch {
     pub(super) fn new(config: &Arc<SessionConfig>) -> Self {
         Self { config: Arc::clone(config), watch: None, kept: None, since: None }
     }
 
-    /// A path opened the device: which life the server's cache is in. Comes before the path
+    /// A path opened the device: which epoch the server's cache is in. Comes before the path
     /// carries IO. Some, the first time: who is to be notified of writes and flushes.
     pub(super) fn meet(&mut self, now: Instant, device: &OpenDevice) -> Option<Arc<CacheWatch>> {
-        let (life, volatile) = (device.cache_id, device.volatile);
+        let (epoch, volatile) = (device.cache_id, device.volatile);
         if let Some(watch) = &self.watch {
-            if life != 0 {
-                report(watch.meet(life, volatile), volatile);
+            if epoch != 0 {
+                report(watch.meet(epoch, volatile), volatile);
             }
             return None;
         }
-        let before = self.config.inherited_life;
+        let before = self.config.inherited_epoch;
         let before = before.filter(|_| !rtrs_core::mutated!(InheritedForgotten));
-        let begins = before.filter(|life| *life != 0).unwrap_or(life);
-        let mut watch = CacheWatch::new(self.config.cores, begins, volatile);
-        if before.is_some() && life != 0 {
+        let begins = before.filter(|epoch| *epoch != 0).unwrap_or(epoch);
+        let mut watch = CacheWatch::new(self.config.shards, begins, volatile);
+        if before.is_some() && epoch != 0 {
             watch.inherit(now + self.config.resent_for);
-            report(watch.meet(life, volatile), volatile);
+            report(watch.meet(epoch, volatile), volatile);
         }
         let watch = self.watch.insert(Arc::new(watch));
         Some(Arc::clone(watch))
     }
 
-    /// Notes the life in which this process may leave writes that were not flushed.
+    /// Notes the epoch in which this process may leave writes that were not flushed.
     pub(super) fn keep(&mut self, now: Instant) {
         let Some(watch) = &self.watch else { return };
-        let settled = watch.settled_life().filter(|life| self.kept != Some(*life));
+        let settled = watch.settled_epoch().filter(|epoch| self.kept != Some(*epoch));
         let settled = settled.filter(|_| !watch.is_resending(now));
         match (settled, self.since) {
             (None, _) => self.since = None,
             // Nothing was written in any other.
-            (Some(life), _) if self.kept.is_none() && self.config.inherited_life.is_none() => {
-                (self.kept, self.since) = (Some(life), None);
+            (Some(epoch), _) if self.kept.is_none() && self.config.inherited_epoch.is_none() => {
+                (self.kept, self.since) = (Some(epoch), None);
             }
             (Some(_), None) => self.since = Some(now),
-            (Some(life), Some(since)) if now.since(since) >= REPORTED_AFTER => {
-                (self.kept, self.since) = (Some(life), None);
+            (Some(epoch), Some(since)) if now.since(since) >= REPORTED_AFTER => {
+                (self.kept, self.since) = (Some(epoch), None);
             }
             _ => {}
         }
     }
 
-    /// The life, for the process that takes over if this one dies; see
-    /// [`SessionConfig::inherited_life`].
+    /// The epoch, for the process that takes over if this one dies; see
+    /// [`SessionConfig::inherited_epoch`].
     pub(super) fn kept(&self) -> Option<u64> {
         self.kept
     }
 
-    /// A path ended; those that are still connected came up in these lives, at these times. If none
-    /// is of the life that we met last (its answer was an old one, which came late) the life is
-    /// that of the paths that are left.
+    /// A path ended; those that are still connected came up in these epochs, at these times. If
+    /// none is of the epoch that we met last (its answer was an old one, which came late) the epoch
+    /// is that of the paths that are left.
     pub(super) fn review(&self, connected: impl Iterator<Item = (u64, Instant)> + Clone) {
         let Some(watch) = &self.watch else { return };
-        let met = connected.filter(|(life, _)| *life != 0);
-        let current = watch.life();
-        if met.clone().any(|(life, _)| life == current) {
+        let met = connected.filter(|(epoch, _)| *epoch != 0);
+        let current = watch.epoch();
+        if met.clone().any(|(epoch, _)| epoch == current) {
             return;
         }
-        if let Some((life, _)) = met.max_by_key(|(_, started)| *started) {
+        if let Some((epoch, _)) = met.max_by_key(|(_, started)| *started) {
             let volatile = watch.is_volatile();
-            report(watch.meet(life, volatile), volatile);
+            report(watch.meet(epoch, volatile), volatile);
         }
     }
 }
@@ -97,12 +97,12 @@ fn report(lost: u64, volatile: bool) {
     if lost > 0 && volatile {
         tracing::error!(
             "the server has started anew, and its export in memory with it: acknowledged writes \
-             are lost ({lost}); flushes fail until one has told so"
+             are lost ({lost}); flushes fail until one has reported it"
         );
     } else if lost > 0 {
         tracing::error!(
             "the server has started anew and may have lost {lost} writes that were not flushed: \
-             flushes fail until one has told so"
+             flushes fail until one has reported it"
         );
     }
 }

@@ -15,7 +15,7 @@
 //!   `network.rs` and `leave.rs`;
 //! - `fence.rs`, `silence.rs` and `path_admin.rs` what is decided about a path beside others;
 //! - `open.rs` the device; `identity.rs` which server and export it has to be; `cache_epoch.rs`
-//!   the life of the server's cache; `no_path.rs` how long IO waits; `status.rs` listings.
+//!   the epoch of the server's cache; `no_path.rs` how long IO waits; `status.rs` listings.
 
 mod cache_epoch;
 mod connections;
@@ -41,7 +41,7 @@ use rtrs_core::identity::{EvictionSecret, Identity, ServerId};
 use rtrs_core::ids::{ConnIndex, PathId, ProviderIndex, QpNum};
 use rtrs_core::time::{Duration, Instant, earliest};
 
-use self::cache_epoch::CacheLife;
+use self::cache_epoch::CacheEpoch;
 use self::fence::Fencing;
 use self::heartbeat::Finding;
 use self::identity::{ANOTHER, Pinned};
@@ -71,7 +71,7 @@ pub(crate) struct SessionControl {
     paths: Paths,
     device: Device,
     pinned: Pinned,
-    cache: CacheLife,
+    cache: CacheEpoch,
     no_path: NoPathClock,
     policy: Policy,
     detaching: bool,
@@ -83,7 +83,7 @@ impl SessionControl {
             paths: Paths::new(now, &config, uuids),
             device: Device::new(now, &config),
             pinned: Pinned::new(config.identity),
-            cache: CacheLife::new(&config),
+            cache: CacheEpoch::new(&config),
             no_path: NoPathClock::new(config.no_path),
             policy: config.policy,
             detaching: false,
@@ -116,8 +116,8 @@ impl SessionControl {
         self.pinned.identity()
     }
 
-    /// The life of the server's cache, for the process that takes over if this one dies.
-    pub(crate) fn kept_life(&self) -> Option<u64> {
+    /// The epoch of the server's cache, for the process that takes over if this one dies.
+    pub(crate) fn saved_epoch(&self) -> Option<u64> {
         self.cache.kept()
     }
 
@@ -137,7 +137,7 @@ impl SessionControl {
     }
 
     fn notify_all(&self, message: &ShardMessage, ctx: &mut Ctx<'_>) {
-        ctx.out.all_shards(self.config.cores, message);
+        ctx.out.all_shards(self.config.shards, message);
     }
 
     /// True while paths may connect.
@@ -338,8 +338,8 @@ impl SessionControl {
                 let asked = self.paths[path].shard_connected((epoch, cid), ctx);
                 self.end_if_failed(path, asked, ctx);
             }
-            ControlMessage::Retired { path, epoch, core } => {
-                if self.paths[path].retired(epoch, core) {
+            ControlMessage::Retired { path, epoch, shard } => {
+                if self.paths[path].retired(epoch, shard) {
                     self.end_path(path, End::ASKED, ctx);
                 }
             }

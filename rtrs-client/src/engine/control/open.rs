@@ -128,7 +128,7 @@ impl Device {
     /// Takes the server's bounds, which may not change over the life of the session. True when
     /// they are new.
     pub(super) fn grant(&mut self, granted: Granted) -> Result<bool, String> {
-        let shards = self.config.cores;
+        let shards = self.config.shards;
         let depth = granted.depth(&self.config);
         if depth <= shards {
             let fewer = (depth > 1).then(|| format!("--shards {}, or ", depth - 1));

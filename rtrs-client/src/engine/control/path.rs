@@ -76,7 +76,7 @@ struct ServerInfo {
     /// It takes FENCE.
     fences: bool,
     id: Option<ServerId>,
-    /// The life of its cache in which the path opened the device; 0 when it does not say.
+    /// The epoch of its cache in which the path opened the device; 0 when it does not say.
     cache_id: u64,
     /// It accepted the path once, and may be asked to make the session anew.
     accepted: bool,
@@ -132,7 +132,7 @@ impl Path {
             uuid: PathUuid(uuid),
             state: PathState::Waiting,
             until: now,
-            connections: Connections::new(&target, epoch, config.cores),
+            connections: Connections::new(&target, epoch, config.shards),
             server: ServerInfo::default(),
             opening: None,
             fence: PathFence::default(),
@@ -202,7 +202,7 @@ impl Path {
         self.server.id
     }
 
-    /// In which life of the server's cache it opened the device; 0 when nobody says.
+    /// In which epoch of the server's cache it opened the device; 0 when nobody says.
     pub(super) fn cache_id(&self) -> u64 {
         self.server.cache_id
     }
@@ -408,7 +408,7 @@ impl Path {
         opening.map(|opening| opening.chunks)
     }
 
-    /// The device is open and fits, in this life of the server's cache; 0: the life is not known.
+    /// The device is open and fits, in this epoch of the server's cache; 0: the epoch is not known.
     pub(super) fn connected(&mut self, now: Instant, chunks: Arc<[RemoteMem]>, cache_id: u64) {
         self.server.cache_id = cache_id;
         tracing::info!(path = %self.target.name, "path connected");
@@ -543,7 +543,7 @@ impl Path {
                     self.leave = Some(leave);
                     self.fence.withhold();
                     let message = ShardMessage::Retire { path: self.id, epoch: self.epoch() };
-                    ctx.out.all_shards(self.config.cores, &message);
+                    ctx.out.all_shards(self.config.shards, &message);
                 }
             },
             PathState::Connecting | PathState::InfoExchange | PathState::Opening => {

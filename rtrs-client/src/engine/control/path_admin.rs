@@ -59,7 +59,7 @@ pub(super) fn leave(
     if !force {
         check(paths, id, why, config.no_path)?;
     }
-    let leave = Leave::new(why, ctx.now + *within, config.cores);
+    let leave = Leave::new(why, ctx.now + *within, config.shards);
     let ends = paths[id].leave(leave, ctx)?;
     Ok((id, ends))
 }

@@ -141,7 +141,7 @@ impl Shard {
         if self.granted.is_none() {
             let own = granted.fence_permit(&self.config).0 + 1;
             let depth = granted.depth(&self.config);
-            self.requests.set_permits(share(depth, own, self.config.cores, self.index));
+            self.requests.set_permits(share(depth, own, self.config.shards, self.index));
         }
         self.granted = Some(granted);
     }
@@ -414,8 +414,8 @@ impl Shard {
                 && asked != Some(path.id())
                 && let Some(epoch) = path.take_retiring()
             {
-                let (path, core) = (path.id(), self.index);
-                ctx.out.control(ControlMessage::Retired { path, epoch, core });
+                let (path, shard) = (path.id(), self.index);
+                ctx.out.control(ControlMessage::Retired { path, epoch, shard });
             }
         }
     }

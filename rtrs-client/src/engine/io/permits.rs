@@ -1,13 +1,13 @@
-//! A core's permits: the chunks of the server that this core alone may use.
+//! A shard's permits: the chunks of the server that this shard alone may use.
 //!
-//! The session's permits are cut into one range per core, so no permit ever moves between cores
+//! The session's permits are cut into one range per shard, so no permit ever moves between shards
 //! and none is locked. The last one given back is the next one taken: its chunk is the warmest.
 
 use std::ops::Range;
 
 use rtrs_core::ids::{CoreIndex, PermitId};
 
-/// The free permits of one core.
+/// The free permits of one shard.
 #[derive(Debug)]
 pub(crate) struct Permits {
     range: Range<u16>,
@@ -28,7 +28,7 @@ impl Permits {
 
     /// Gives a permit back.
     pub(crate) fn give(&mut self, permit: PermitId) {
-        assert!(self.range.contains(&permit.0), "permit {permit} is not of this core");
+        assert!(self.range.contains(&permit.0), "permit {permit} is not of this shard");
         assert!(self.free.len() < self.range.len(), "more permits than there are");
         debug_assert!(!self.free.contains(&permit), "permit {permit} given back twice");
         self.free.push(permit);
@@ -45,16 +45,16 @@ impl Permits {
     }
 }
 
-/// The part of `queue_depth` permits that belongs to `core` of `cores`. The first `own` are the
-/// control shard's own, for control requests. Every core gets at least one when there are more
-/// others than cores.
-pub(crate) fn share(queue_depth: u16, own: u16, cores: u16, core: CoreIndex) -> Range<u16> {
+/// The part of `queue_depth` permits that belongs to `shard` of `shards`. The first `own` are the
+/// control shard's own, for control requests. Every shard gets at least one when there are more
+/// others than shards.
+pub(crate) fn share(queue_depth: u16, own: u16, shards: u16, shard: CoreIndex) -> Range<u16> {
     let at = |index: u32| {
-        let cut = u32::from(queue_depth.saturating_sub(own)) * index / u32::from(cores.max(1));
+        let cut = u32::from(queue_depth.saturating_sub(own)) * index / u32::from(shards.max(1));
         u16::try_from(cut + u32::from(own)).unwrap_or(u16::MAX)
     };
-    let first = if rtrs_core::mutated!(PermitsShared) { 0 } else { u32::from(core.0) };
-    at(first)..at(u32::from(core.0) + 1)
+    let first = if rtrs_core::mutated!(PermitsShared) { 0 } else { u32::from(shard.0) };
+    at(first)..at(u32::from(shard.0) + 1)
 }
 
 #[cfg(test)]
@@ -63,13 +63,13 @@ mod tests {
 
     #[test]
     fn shares_cover_every_permit_once() {
-        for (depth, cores) in [(512, 2), (512, 3), (5, 4), (5, 3), (3, 2), (2, 1), (65535, 64)] {
-            let own = if depth > cores + 1 { 2 } else { 1 };
+        for (depth, shards) in [(512, 2), (512, 3), (5, 4), (5, 3), (3, 2), (2, 1), (65535, 64)] {
+            let own = if depth > shards + 1 { 2 } else { 1 };
             let mut next = own;
-            for core in 0..cores {
-                let range = share(depth, own, cores, CoreIndex(core));
+            for shard in 0..shards {
+                let range = share(depth, own, shards, CoreIndex(shard));
                 assert_eq!(range.start, next);
-                assert!(!range.is_empty(), "core {core} of {cores} has none of {depth}");
+                assert!(!range.is_empty(), "shard {shard} of {shards} has none of {depth}");
                 next = range.end;
             }
             assert_eq!(next, depth);
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "not of this core")]
+    #[should_panic(expected = "not of this shard")]
     fn a_foreign_permit_is_our_own_fault() {
         Permits::new(4..6).give(PermitId(9));
     }

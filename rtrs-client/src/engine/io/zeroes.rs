@@ -3,7 +3,7 @@
 //! A kernel server before Linux 6.8 takes a write zeroes for a read, one from 6.12 to 6.18 loses
 //! its length, does nothing and reports success, and nothing on the wire tells these from good
 //! ones. So a write zeroes becomes a write of memory that holds zeroes, unless the server is one
-//! of this project and has said that it keeps lengths. A core has one such piece of memory.
+//! of this project and has said that it keeps lengths. A shard has one such piece of memory.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub(super) fn unsupported(io: &Io, device: &OpenDevice) -> bool {
     io.op == IoOp::WriteZeroes && (!device.writes_zeroes || lacks_fast)
 }
 
-/// A core's zeroes; the memory is there once a device needs it.
+/// A shard's zeroes; the memory is there once a device needs it.
 #[derive(Debug, Default)]
 pub(super) struct Zeroes {
     region: Option<Arc<Region>>,

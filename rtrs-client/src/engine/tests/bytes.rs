@@ -2,8 +2,8 @@
 
 use rtrs_core::block::{IoFlags, IoOp};
 
+use super::fixture::{Fixture, SEC};
 use super::server::{BLANK, Request};
-use super::stand::{SEC, Stand};
 
 const FUA: IoFlags = IoFlags { fua: true, no_unmap: false, fast_only: false };
 const KEEP: IoFlags = IoFlags { fua: false, no_unmap: true, fast_only: false };
@@ -19,16 +19,16 @@ fn header(sector: u64, rw: u32, size: u32) -> Vec<u8> {
 }
 
 fn one(op: (IoOp, IoFlags), range: (u64, u32)) -> Request {
-    let mut stand = Stand::open(|s| {
+    let mut fixture = Fixture::open(|s| {
         s.how.queue_depth = 5;
         s.how.keep_chunks = true;
     });
-    stand.client.buffer(1, 0, 1 << 20).fill(0x5a);
-    stand.submit_with(1, op, range, 0);
-    stand.drain(SEC);
-    let found: Vec<_> = stand.server.ios().cloned().collect();
+    fixture.client.buffer(1, 0, 1 << 20).fill(0x5a);
+    fixture.submit_with(1, op, range, 0);
+    fixture.drain(SEC);
+    let found: Vec<_> = fixture.server.ios().cloned().collect();
     let [request] = <[Request; 1]>::try_from(found).expect("one request");
-    assert_eq!((request.cid.0, request.permit.0), (2, 3), "core 1: connection 2, permits 3 and 4");
+    assert_eq!((request.cid.0, request.permit.0), (2, 3), "shard 1: connection 2, permits 3 and 4");
     request
 }
 
@@ -100,13 +100,13 @@ fn discard_and_write_zeroes_carry_no_data() {
 
 #[test]
 fn control_requests() {
-    let mut stand = Stand::open(|s| {
+    let mut fixture = Fixture::open(|s| {
         s.how.queue_depth = 5;
         s.how.keep_chunks = true;
     });
-    stand.detach();
-    stand.until("the end", SEC, |s| s.client.control.is_done());
-    let requests: Vec<_> = stand.server.requests().cloned().collect();
+    fixture.detach();
+    fixture.until("the end", SEC, |s| s.client.control.is_done());
+    let requests: Vec<_> = fixture.server.requests().cloned().collect();
     let [info, open, close] = <[Request; 3]>::try_from(requests).expect("three requests");
     assert!([&info, &open, &close].iter().all(|r| r.cid.0 == 0 && r.permit.0 == 0));
 

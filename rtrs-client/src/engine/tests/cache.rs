@@ -4,30 +4,30 @@ use rtrs_core::block::{IoFlags, IoOp};
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
 
-use super::stand::{SEC, Stand};
+use super::fixture::{Fixture, SEC};
 use crate::path::state::PathState;
 
-fn run(stand: &mut Stand, core: usize, op: IoOp, fua: bool) -> Option<IoStatus> {
+fn run(fixture: &mut Fixture, shard: usize, op: IoOp, fua: bool) -> Option<IoStatus> {
     let flags = IoFlags { fua, ..IoFlags::default() };
-    let tag = stand.submit_with(core, (op, flags), (0, 4096), 0);
-    stand.drain(SEC);
-    stand.client.status(tag)
+    let tag = fixture.submit_with(shard, (op, flags), (0, 4096), 0);
+    fixture.drain(SEC);
+    fixture.client.status(tag)
 }
 
-/// All paths are lost; the server is there again with this life of its cache.
-fn restart(stand: &mut Stand, cache_id: u64) {
-    stand.server.how.cache_id = cache_id;
-    for path in 0..stand.server.paths.len() {
-        stand.server.end_path(stand.now(), path);
+/// All paths are lost; the server is there again with this epoch of its cache.
+fn restart(fixture: &mut Fixture, cache_id: u64) {
+    fixture.server.how.cache_id = cache_id;
+    for path in 0..fixture.server.paths.len() {
+        fixture.server.end_path(fixture.now(), path);
     }
-    stand.until("the paths' end", SEC, |s| {
+    fixture.until("the paths' end", SEC, |s| {
         s.client.states().iter().all(|state| *state != PathState::Connected)
     });
-    stand.until("the paths", 5 * SEC, Stand::is_whole);
+    fixture.until("the paths", 5 * SEC, Fixture::is_whole);
 }
 
-fn stand(cache_id: u64) -> Stand {
-    Stand::open(|s| {
+fn fixture(cache_id: u64) -> Fixture {
+    Fixture::open(|s| {
         s.paths = 2;
         (s.how.fence, s.how.cache_id) = (true, cache_id);
     })
@@ -36,95 +36,95 @@ fn stand(cache_id: u64) -> Stand {
 #[test]
 fn a_flush_fails_once_after_a_lost_cache() {
     for op in [IoOp::Write, IoOp::Discard, IoOp::WriteZeroes] {
-        let mut stand = stand(7);
-        assert_eq!(run(&mut stand, 1, op, false), Some(IoStatus::Ok));
-        restart(&mut stand, 8);
-        assert_eq!(run(&mut stand, 0, IoOp::Read, false), Some(IoStatus::Ok), "reads go on");
-        assert_eq!(run(&mut stand, 1, IoOp::Write, true), Some(IoStatus::Ok), "so does FUA");
-        assert_eq!(run(&mut stand, 0, IoOp::Flush, false), Some(IoStatus::Io), "{op:?}");
-        for core in [0, 1] {
-            assert_eq!(run(&mut stand, core, IoOp::Flush, false), Some(IoStatus::Ok), "once");
+        let mut fixture = fixture(7);
+        assert_eq!(run(&mut fixture, 1, op, false), Some(IoStatus::Ok));
+        restart(&mut fixture, 8);
+        assert_eq!(run(&mut fixture, 0, IoOp::Read, false), Some(IoStatus::Ok), "reads go on");
+        assert_eq!(run(&mut fixture, 1, IoOp::Write, true), Some(IoStatus::Ok), "so does FUA");
+        assert_eq!(run(&mut fixture, 0, IoOp::Flush, false), Some(IoStatus::Io), "{op:?}");
+        for shard in [0, 1] {
+            assert_eq!(run(&mut fixture, shard, IoOp::Flush, false), Some(IoStatus::Ok), "once");
         }
         // What came since is held against the next loss.
-        assert_eq!(run(&mut stand, 0, op, false), Some(IoStatus::Ok));
-        restart(&mut stand, 9);
-        assert_eq!(run(&mut stand, 1, IoOp::Flush, false), Some(IoStatus::Io));
+        assert_eq!(run(&mut fixture, 0, op, false), Some(IoStatus::Ok));
+        restart(&mut fixture, 9);
+        assert_eq!(run(&mut fixture, 1, IoOp::Flush, false), Some(IoStatus::Io));
     }
 }
 
 #[test]
 fn flushes_go_on_where_nothing_was_lost() {
-    let mut stand = stand(7);
-    assert_eq!(run(&mut stand, 0, IoOp::Write, false), Some(IoStatus::Ok));
-    restart(&mut stand, 7);
-    assert_eq!(run(&mut stand, 0, IoOp::Flush, false), Some(IoStatus::Ok), "the same life");
-    assert_eq!(run(&mut stand, 1, IoOp::Write, true), Some(IoStatus::Ok));
-    restart(&mut stand, 8);
-    assert_eq!(run(&mut stand, 1, IoOp::Flush, false), Some(IoStatus::Ok), "all was durable");
+    let mut fixture = fixture(7);
+    assert_eq!(run(&mut fixture, 0, IoOp::Write, false), Some(IoStatus::Ok));
+    restart(&mut fixture, 7);
+    assert_eq!(run(&mut fixture, 0, IoOp::Flush, false), Some(IoStatus::Ok), "the same epoch");
+    assert_eq!(run(&mut fixture, 1, IoOp::Write, true), Some(IoStatus::Ok));
+    restart(&mut fixture, 8);
+    assert_eq!(run(&mut fixture, 1, IoOp::Flush, false), Some(IoStatus::Ok), "all was durable");
     // A flush that waited for the server while it lost nothing.
-    stand.server.how.hold = true;
+    fixture.server.how.hold = true;
     let flags = IoFlags::default();
-    let flush = stand.submit_with(0, (IoOp::Flush, flags), (0, 4096), 0);
-    stand.until("the flush", SEC, |s| s.server.held.len() == 1);
-    stand.server.how.hold = false;
-    restart(&mut stand, 9);
-    stand.drain(SEC);
-    assert_eq!(stand.client.status(flush), Some(IoStatus::Ok));
+    let flush = fixture.submit_with(0, (IoOp::Flush, flags), (0, 4096), 0);
+    fixture.until("the flush", SEC, |s| s.server.held.len() == 1);
+    fixture.server.how.hold = false;
+    restart(&mut fixture, 9);
+    fixture.drain(SEC);
+    assert_eq!(fixture.client.status(flush), Some(IoStatus::Ok));
 }
 
 #[test]
 fn a_flush_in_flight_over_a_loss_fails() {
-    let mut stand = stand(7);
-    assert_eq!(run(&mut stand, 0, IoOp::Write, false), Some(IoStatus::Ok));
-    stand.server.how.hold = true;
+    let mut fixture = fixture(7);
+    assert_eq!(run(&mut fixture, 0, IoOp::Write, false), Some(IoStatus::Ok));
+    fixture.server.how.hold = true;
     let flags = IoFlags::default();
-    let flushes =
-        [0, 1].map(|core| stand.submit_with(core, (IoOp::Flush, flags), (0, 4096), core * 4096));
-    stand.until("the flushes", SEC, |s| s.server.held.len() == 2);
-    stand.server.how.hold = false;
-    restart(&mut stand, 8);
-    stand.drain(SEC);
+    let flushes = [0, 1]
+        .map(|shard| fixture.submit_with(shard, (IoOp::Flush, flags), (0, 4096), shard * 4096));
+    fixture.until("the flushes", SEC, |s| s.server.held.len() == 2);
+    fixture.server.how.hold = false;
+    restart(&mut fixture, 8);
+    fixture.drain(SEC);
     for flush in flushes {
-        assert_eq!(stand.client.status(flush), Some(IoStatus::Io));
+        assert_eq!(fixture.client.status(flush), Some(IoStatus::Io));
     }
-    assert_eq!(run(&mut stand, 0, IoOp::Flush, false), Some(IoStatus::Ok));
+    assert_eq!(run(&mut fixture, 0, IoOp::Flush, false), Some(IoStatus::Ok));
 }
 
 #[test]
 fn a_server_that_says_nothing_is_believed() {
-    let mut stand = stand(0);
+    let mut fixture = fixture(0);
     for _ in 0..3 {
-        assert_eq!(run(&mut stand, 0, IoOp::Write, false), Some(IoStatus::Ok));
-        restart(&mut stand, 0);
-        assert_eq!(run(&mut stand, 0, IoOp::Flush, false), Some(IoStatus::Ok));
+        assert_eq!(run(&mut fixture, 0, IoOp::Write, false), Some(IoStatus::Ok));
+        restart(&mut fixture, 0);
+        assert_eq!(run(&mut fixture, 0, IoOp::Flush, false), Some(IoStatus::Ok));
     }
 }
 
 #[test]
 fn who_takes_over_tells_of_what_the_one_before_lost() {
     let inheriting = |cache_id, inherited| {
-        Stand::open(|s| {
+        Fixture::open(|s| {
             s.paths = 2;
             (s.how.fence, s.how.cache_id) = (true, cache_id);
-            s.config.inherited_life = Some(inherited);
+            s.config.inherited_epoch = Some(inherited);
         })
     };
-    let flush = |stand: &mut Stand| run(stand, 1, IoOp::Flush, false);
-    let kept = |stand: &Stand| stand.client.control.kept_life();
+    let flush = |fixture: &mut Fixture| run(fixture, 1, IoOp::Flush, false);
+    let kept = |fixture: &Fixture| fixture.client.control.saved_epoch();
     // Lost while nobody had it.
     let mut over = inheriting(8, 7);
     assert_eq!(run(&mut over, 0, IoOp::Write, true), Some(IoStatus::Ok));
-    over.until("more than it takes to keep a life", 9 * SEC, |s| {
+    over.until("more than it takes to keep a epoch", 9 * SEC, |s| {
         s.now() >= Instant::ZERO + 5 * SEC
     });
     assert_eq!(kept(&over), None, "first it has to be told");
     assert_eq!((flush(&mut over), flush(&mut over)), (Some(IoStatus::Io), Some(IoStatus::Ok)));
     assert_eq!(kept(&over), None, "the answer may not have left");
-    over.until("the life to be kept", 3 * SEC, |s| kept(s) == Some(8));
+    over.until("the epoch to be kept", 3 * SEC, |s| kept(s) == Some(8));
     // A flush that the one before had taken comes again, and looks like one that begins now.
-    let mut over = Stand::open(|s| {
+    let mut over = Fixture::open(|s| {
         (s.how.fence, s.how.cache_id) = (true, 8);
-        (s.config.inherited_life, s.config.resent_for) = (Some(7), 4 * SEC);
+        (s.config.inherited_epoch, s.config.resent_for) = (Some(7), 4 * SEC);
     });
     assert_eq!((flush(&mut over), flush(&mut over)), (Some(IoStatus::Io), Some(IoStatus::Io)));
     over.until("the end of that", 9 * SEC, |s| {
@@ -132,7 +132,7 @@ fn who_takes_over_tells_of_what_the_one_before_lost() {
         s.now() >= Instant::ZERO + 5 * SEC
     });
     assert_eq!(flush(&mut over), Some(IoStatus::Ok));
-    over.until("the life to be kept", 3 * SEC, |s| kept(s) == Some(8));
+    over.until("the epoch to be kept", 3 * SEC, |s| kept(s) == Some(8));
     // Lost afterwards.
     for inherited in [7, 0] {
         let mut over = inheriting(7, inherited);
@@ -145,7 +145,7 @@ fn who_takes_over_tells_of_what_the_one_before_lost() {
     restart(&mut over, 8);
     assert_eq!(flush(&mut over), Some(IoStatus::Ok));
     // Nobody was there before.
-    let mut first = stand(7);
+    let mut first = fixture(7);
     assert_eq!(kept(&first), Some(7));
     restart(&mut first, 8);
     assert_eq!(flush(&mut first), Some(IoStatus::Ok));

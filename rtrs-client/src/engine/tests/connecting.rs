@@ -8,14 +8,14 @@ use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
 use rtrs_core::wire::{ConnReq, ConnRsp, InfoRsp, OpenRsp, errno_name};
 
+use super::fixture::{Fixture, MS, SEC, Setup, client_ip, server_ip};
 use super::server::{How, Rewrite, Seen};
-use super::stand::{MS, SEC, Setup, Stand, client_ip, server_ip};
 use crate::engine::SessionFailure;
 use crate::engine::control::paths::OPENER_TIME_MAX;
 use crate::path::state::PathState;
 
 /// Kinds of what the server saw, in order.
-fn order(stand: &Stand) -> Vec<String> {
+fn order(fixture: &Fixture) -> Vec<String> {
     let word = |seen: &Seen| match seen {
         Seen::Connect { req, .. } => format!("connect {}", req.cid),
         Seen::Info { name } => format!("info {}", String::from_utf8_lossy(name)),
@@ -24,14 +24,14 @@ fn order(stand: &Stand) -> Vec<String> {
         Seen::HeartbeatAck { .. } => "ack".into(),
         Seen::Closed { cid, .. } => format!("closed {cid}"),
     };
-    stand.server.seen.iter().map(word).collect()
+    fixture.server.seen.iter().map(word).collect()
 }
 
 #[test]
 fn the_handshake_goes_in_order() {
     for acknowledged in [false, true] {
-        let stand = Stand::open(|s| {
-            s.config.cores = 3;
+        let fixture = Fixture::open(|s| {
+            s.config.shards = 3;
             s.world.acknowledged = acknowledged;
         });
         // The server itself asserts that each connection is up before the next asks, and that
@@ -41,12 +41,12 @@ fn the_handshake_goes_in_order() {
             "connect 1",
             "connect 2",
             "connect 3",
-            "info stand",
+            "info fixture",
             "request 0",
             "request 2",
         ];
-        assert_eq!(order(&stand), expected);
-        let connects = stand.server.connects();
+        assert_eq!(order(&fixture), expected);
+        let connects = fixture.server.connects();
         for (index, (req, local, _)) in connects.iter().enumerate() {
             assert_eq!((req.cid.index(), req.cid_num, req.recon_cnt), (index, 4, 1));
             assert_eq!((req.path_uuid.0, req.session_id.0), ([0xa0; 16], [0x5e; 16]));
@@ -58,27 +58,27 @@ fn the_handshake_goes_in_order() {
 
 #[test]
 fn paths_open_the_device_one_after_the_other() {
-    let mut stand = Stand::new(|s| {
+    let mut fixture = Fixture::new(|s| {
         s.paths = 3;
         s.how.hold_control = true;
     });
     // To a kernel server the control permit is the same memory on every path.
     for served in 0..6 {
-        stand.run(20 * MS);
-        assert_eq!(stand.server.held.len(), 1, "after {served} answers");
-        assert_eq!(stand.server.requests().count(), served + 1);
-        stand.server.release();
+        fixture.run(20 * MS);
+        assert_eq!(fixture.server.held.len(), 1, "after {served} answers");
+        assert_eq!(fixture.server.requests().count(), served + 1);
+        fixture.server.release();
     }
-    stand.until("all paths", SEC, Stand::is_whole);
+    fixture.until("all paths", SEC, Fixture::is_whole);
 
     // One that gets no answer holds the others up for its own bound only.
-    stand.server.how.hold_control = true;
+    fixture.server.how.hold_control = true;
     for path in 0..3 {
-        stand.server.end_path(stand.now(), path);
+        fixture.server.end_path(fixture.now(), path);
     }
-    stand.until("a path that asks", 5 * SEC, |s| !s.server.held.is_empty());
-    stand.server.how.hold_control = false;
-    stand.until("all paths again", 15 * SEC, Stand::is_whole);
+    fixture.until("a path that asks", 5 * SEC, |s| !s.server.held.is_empty());
+    fixture.server.how.hold_control = false;
+    fixture.until("all paths again", 15 * SEC, Fixture::is_whole);
 }
 
 #[test]
@@ -88,15 +88,15 @@ fn permits_and_bounds_hold_in_every_mode() {
     {
         for new_rkey in [true, false] {
             for acknowledged in [true, false] {
-                let mut stand = Stand::open(|s| {
+                let mut fixture = Fixture::open(|s| {
                     s.how.new_rkey = new_rkey;
                     s.world.bind = bind;
                     s.invalidate_reads = invalidate_reads;
                     s.world.acknowledged = acknowledged;
                 });
-                let disk = stand.server.disk.clone();
-                assert_eq!(stand.read(0, 512, 4096), disk[512..4608]);
-                assert_eq!(stand.read(1, 1 << 20, 200_192), disk[1 << 20..(1 << 20) + 200_192]);
+                let disk = fixture.server.disk.clone();
+                assert_eq!(fixture.read(0, 512, 4096), disk[512..4608]);
+                assert_eq!(fixture.read(1, 1 << 20, 200_192), disk[1 << 20..(1 << 20) + 200_192]);
             }
         }
     }
@@ -108,14 +108,14 @@ fn every_reject_is_told_and_tried_again() {
         // As RDMA CM hands a reject out: with all the room it has.
         let mut rsp = ConnRsp { errno: -errno, ..ConnRsp::default() }.encode().to_vec();
         rsp.resize(148, 0);
-        let mut stand = Stand::spoiled(|_| {}, |how| how.refuse = Some(rsp));
-        stand.until("two attempts", 5 * SEC, |s| s.server.connects().len() >= 2);
-        let told = stand.client.last_error(0);
+        let mut fixture = Fixture::spoiled(|_| {}, |how| how.refuse = Some(rsp));
+        fixture.until("two attempts", 5 * SEC, |s| s.server.connects().len() >= 2);
+        let told = fixture.client.last_error(0);
         assert!(told.contains("refused by the server"), "{told}");
         assert!(told.contains(errno_name(errno.unsigned_abs())), "{told}");
-        stand.server.how.refuse = None;
-        stand.until("a good path", 5 * SEC, Stand::is_whole);
-        assert_eq!(stand.client.last_error(0), "");
+        fixture.server.how.refuse = None;
+        fixture.until("a good path", 5 * SEC, Fixture::is_whole);
+        assert_eq!(fixture.client.last_error(0), "");
     }
 }
 
@@ -124,21 +124,21 @@ fn rejects_that_say_nothing_are_rejects() {
     let zero = ConnRsp::default().encode().to_vec();
     let positive = ConnRsp { errno: 104, ..ConnRsp::default() }.encode().to_vec();
     for data in [Vec::new(), vec![0xff; 8], zero, positive] {
-        let mut stand = Stand::spoiled(|_| {}, |how| how.refuse = Some(data.clone()));
-        stand.until("two attempts", 5 * SEC, |s| s.server.connects().len() >= 2);
-        let told = stand.client.last_error(0);
+        let mut fixture = Fixture::spoiled(|_| {}, |how| how.refuse = Some(data.clone()));
+        fixture.until("two attempts", 5 * SEC, |s| s.server.connects().len() >= 2);
+        let told = fixture.client.last_error(0);
         assert!(told.contains("refused by the server"), "{told}");
     }
 }
 
 #[test]
 fn attempts_back_off_and_keep_their_uuids() {
-    let mut stand = Stand::spoiled(
+    let mut fixture = Fixture::spoiled(
         |s| (s.config.reconnect_min, s.config.reconnect_max) = (100 * MS, 800 * MS),
         |how| how.refuse = Some(ConnRsp::reject(104).encode().to_vec()),
     );
-    stand.run(20 * SEC);
-    let connects = stand.server.connects();
+    fixture.run(20 * SEC);
+    let connects = fixture.server.connects();
     assert!((20..45).contains(&connects.len()), "{}", connects.len());
     // The first wait lay before the first of these.
     let mut bound = 200 * MS;
@@ -154,24 +154,24 @@ fn attempts_back_off_and_keep_their_uuids() {
 
 #[test]
 fn a_second_path_does_not_open_the_session_again() {
-    let mut stand = Stand::new(|s| s.paths = 2);
-    stand.link_down(1);
-    stand.until("the first path", 2 * SEC, |s| s.client.control.is_open());
-    stand.link_up(1);
-    stand.until("the second path", 5 * SEC, Stand::is_whole);
-    let connects = stand.server.connects();
+    let mut fixture = Fixture::new(|s| s.paths = 2);
+    fixture.link_down(1);
+    fixture.until("the first path", 2 * SEC, |s| s.client.control.is_open());
+    fixture.link_up(1);
+    fixture.until("the second path", 5 * SEC, Fixture::is_whole);
+    let connects = fixture.server.connects();
     let second: Vec<_> = connects.iter().filter(|c| c.1 == server_ip(1)).collect();
     assert!(!second[0].0.first_conn, "cid 0 of a second path joins");
     assert!(second[1..].iter().all(|c| c.0.first_conn));
     assert!(second.iter().all(|c| c.0.path_uuid.0 == [0xa1; 16]));
-    assert_eq!(stand.server.opens, 1, "the device is open already");
+    assert_eq!(fixture.server.opens, 1, "the device is open already");
 }
 
 #[test]
 fn one_path_opens_the_session_and_the_others_join_it() {
-    let mut stand = Stand::new(|s| s.paths = 3);
-    stand.until("all paths", 5 * SEC, Stand::is_whole);
-    let connects = stand.server.connects();
+    let mut fixture = Fixture::new(|s| s.paths = 3);
+    fixture.until("all paths", 5 * SEC, Fixture::is_whole);
+    let connects = fixture.server.connects();
     let opened: Vec<_> = connects.iter().filter(|c| c.0.cid.index() == 0).collect();
     assert_eq!(opened.len(), 3, "each path connected once");
     assert!(opened[0].0.first_conn, "the first one opens");
@@ -180,13 +180,13 @@ fn one_path_opens_the_session_and_the_others_join_it() {
 
 #[test]
 fn a_mute_first_path_holds_the_others_up_for_a_bounded_time() {
-    let mut stand = Stand::new(|s| {
+    let mut fixture = Fixture::new(|s| {
         s.paths = 2;
         s.config.connect_timeout = 4 * SEC;
     });
-    stand.link_down(0);
-    stand.until("the second path", 5 * SEC, |s| s.client.control.is_open());
-    let connects = stand.server.connects();
+    fixture.link_down(0);
+    fixture.until("the second path", 5 * SEC, |s| s.client.control.is_open());
+    let connects = fixture.server.connects();
     assert_eq!(connects[0].1, server_ip(1));
     assert!(connects[0].0.first_conn, "nobody else opened the session");
     let waited = connects[0].2.since(Instant::ZERO);
@@ -214,13 +214,13 @@ fn lies_in_an_accept_end_the_attempt() {
     ];
     for (told, lie) in lies {
         let spoil = |how: &mut How| how.con_rsp = Some(Box::new(move |_, rsp| lie(rsp)));
-        let mut stand = Stand::spoiled(|_| {}, spoil);
-        stand.until("two attempts", 5 * SEC, |s| s.server.connects().len() >= 2);
-        let error = stand.client.last_error(0);
+        let mut fixture = Fixture::spoiled(|_| {}, spoil);
+        fixture.until("two attempts", 5 * SEC, |s| s.server.connects().len() >= 2);
+        let error = fixture.client.last_error(0);
         assert!(error.contains(told), "{error:?} for {told}");
-        assert_eq!(stand.client.control.failure(), None, "{told}: worth another try");
-        stand.server.how.con_rsp = None;
-        stand.until("a good path", 10 * SEC, Stand::is_whole);
+        assert_eq!(fixture.client.control.failure(), None, "{told}: worth another try");
+        fixture.server.how.con_rsp = None;
+        fixture.until("a good path", 10 * SEC, Fixture::is_whole);
     }
 }
 
@@ -234,65 +234,65 @@ fn a_lie_on_a_later_connection_ends_the_attempt_too() {
             }
             bytes
         };
-        let mut stand = Stand::spoiled(|_| {}, |how| how.con_rsp = Some(Box::new(lie)));
-        stand.until("two attempts", 5 * SEC, |s| s.server.connects().len() >= 4);
-        let error = stand.client.last_error(0);
+        let mut fixture = Fixture::spoiled(|_| {}, |how| how.con_rsp = Some(Box::new(lie)));
+        fixture.until("two attempts", 5 * SEC, |s| s.server.connects().len() >= 4);
+        let error = fixture.client.last_error(0);
         assert!(error.starts_with("connection 2: "), "{error}");
         assert!(error.contains("bad connect") || error.contains("accepted with"), "{error}");
         // Its bounds do not count there.
-        stand.server.how.con_rsp = Some(Box::new(|req, rsp| {
+        fixture.server.how.con_rsp = Some(Box::new(|req, rsp| {
             let rsp = if req.cid.0 == 0 { rsp } else { ConnRsp { queue_depth: 0, ..rsp } };
             rsp.encode().to_vec()
         }));
-        stand.until("a good path", 10 * SEC, Stand::is_whole);
+        fixture.until("a good path", 10 * SEC, Fixture::is_whole);
     }
 }
 
 #[test]
 fn a_depth_below_the_cores_fails_the_session() {
-    let mut stand = Stand::new(|s| {
-        s.config.cores = 4;
+    let mut fixture = Fixture::new(|s| {
+        s.config.shards = 4;
         s.how.queue_depth = 4;
     });
-    stand.until("the failure", SEC, |s| s.client.control.failure().is_some());
-    let text = stand.client.control.failure().unwrap().to_string();
+    fixture.until("the failure", SEC, |s| s.client.control.failure().is_some());
+    let text = fixture.client.control.failure().unwrap().to_string();
     assert!(text.contains("queue depth of 4") && text.contains("--shards 3"), "{text}");
 
-    // One more is enough: every core can work.
-    let mut stand = Stand::open(|s| {
-        s.config.cores = 4;
+    // One more is enough: every shard can work.
+    let mut fixture = Fixture::open(|s| {
+        s.config.shards = 4;
         s.how.queue_depth = 5;
     });
-    for core in 0..4 {
-        stand.read(core, 0, 4096);
+    for shard in 0..4 {
+        fixture.read(shard, 0, 4096);
     }
 
-    let mut stand = Stand::new(|s| s.config.queue_depth_limit = 2);
-    stand.until("the failure", SEC, |s| s.client.control.failure().is_some());
-    let text = stand.client.control.failure().unwrap().to_string();
+    let mut fixture = Fixture::new(|s| s.config.queue_depth_limit = 2);
+    fixture.until("the failure", SEC, |s| s.client.control.failure().is_some());
+    let text = fixture.client.control.failure().unwrap().to_string();
     assert!(text.contains("queue depth of 2") && text.contains("--shards 1"), "{text}");
 
     // There is nothing smaller to be used then.
-    let mut stand = Stand::new(|s| s.config.queue_depth_limit = 1);
-    stand.until("the failure", SEC, |s| s.client.control.failure().is_some());
-    let text = stand.client.control.failure().unwrap().to_string();
+    let mut fixture = Fixture::new(|s| s.config.queue_depth_limit = 1);
+    fixture.until("the failure", SEC, |s| s.client.control.failure().is_some());
+    let text = fixture.client.control.failure().unwrap().to_string();
     assert!(text.ends_with("connection: use a larger queue depth"), "{text}");
 }
 
 #[test]
 fn other_bounds_after_a_reconnect_are_refused_until_they_are_the_old_ones() {
-    let mut stand = Stand::open(|_| {});
-    stand.server.how.queue_depth = 32;
-    stand.server.end_path(stand.now(), 0);
-    stand.until("attempts", 5 * SEC, |s| {
+    let mut fixture = Fixture::open(|_| {});
+    fixture.server.how.queue_depth = 32;
+    fixture.server.end_path(fixture.now(), 0);
+    fixture.until("attempts", 5 * SEC, |s| {
         s.client.last_error(0).contains("changed its bounds (queue depth 16 to 32")
     });
-    stand.run(3 * SEC);
-    assert_eq!(stand.client.control.failure(), None);
-    assert_ne!(stand.client.states(), [PathState::Connected]);
-    stand.server.how.queue_depth = 16;
-    stand.until("a good path", 10 * SEC, Stand::is_whole);
-    stand.read(1, 0, 4096);
+    fixture.run(3 * SEC);
+    assert_eq!(fixture.client.control.failure(), None);
+    assert_ne!(fixture.client.states(), [PathState::Connected]);
+    fixture.server.how.queue_depth = 16;
+    fixture.until("a good path", 10 * SEC, Fixture::is_whole);
+    fixture.read(1, 0, 4096);
 }
 
 #[test]
@@ -317,47 +317,47 @@ fn lies_in_the_chunk_table_end_the_attempt() {
         Box::new(|bytes| bytes[..InfoRsp::HEAD_LEN - 1].to_vec()),
     ];
     for (index, lie) in lies.into_iter().enumerate() {
-        let mut stand = Stand::spoiled(|_| {}, |how| how.info_rsp = Some(lie));
-        stand.until("two attempts", 5 * SEC, |s| s.server.connects().len() >= 6);
-        let error = stand.client.last_error(0);
+        let mut fixture = Fixture::spoiled(|_| {}, |how| how.info_rsp = Some(lie));
+        fixture.until("two attempts", 5 * SEC, |s| s.server.connects().len() >= 6);
+        let error = fixture.client.last_error(0);
         assert!(error.contains("bad INFO_RSP"), "lie {index}: {error:?}");
-        assert_eq!(stand.server.requests().count(), 0);
-        stand.server.how.info_rsp = None;
-        stand.until("a good path", 10 * SEC, Stand::is_whole);
+        assert_eq!(fixture.server.requests().count(), 0);
+        fixture.server.how.info_rsp = None;
+        fixture.until("a good path", 10 * SEC, Fixture::is_whole);
     }
     // Longer than the receive: the fabric refuses it.
     let long = |mut bytes: Vec<u8>| {
         bytes.extend([0; 16]);
         bytes
     };
-    let mut stand = Stand::spoiled(|_| {}, |how| how.info_rsp = Some(Box::new(long)));
-    stand.until("two attempts", 5 * SEC, |s| s.server.connects().len() >= 6);
+    let mut fixture = Fixture::spoiled(|_| {}, |how| how.info_rsp = Some(Box::new(long)));
+    fixture.until("two attempts", 5 * SEC, |s| s.server.connects().len() >= 6);
 }
 
 #[test]
 fn silence_at_each_step_has_a_bound() {
     // No INFO_RSP.
     let silent = |_| Vec::new();
-    let mut stand = Stand::spoiled(|_| {}, |how| how.info_rsp = Some(Box::new(silent)));
-    stand.until("another attempt", 15 * SEC, |s| s.server.connects().len() > 3);
-    assert!(stand.client.last_error(0).contains("no answer in time"));
+    let mut fixture = Fixture::spoiled(|_| {}, |how| how.info_rsp = Some(Box::new(silent)));
+    fixture.until("another attempt", 15 * SEC, |s| s.server.connects().len() > 3);
+    assert!(fixture.client.last_error(0).contains("no answer in time"));
 
     // No answer to OPEN; heartbeats go on.
-    let mut stand = Stand::spoiled(|_| {}, |how| how.hold_control = true);
-    stand.until("another attempt", 15 * SEC, |s| s.server.connects().len() > 3);
-    let error = stand.client.last_error(0);
+    let mut fixture = Fixture::spoiled(|_| {}, |how| how.hold_control = true);
+    fixture.until("another attempt", 15 * SEC, |s| s.server.connects().len() > 3);
+    let error = fixture.client.last_error(0);
     assert!(error.contains("not answered"), "{error}");
-    stand.server.how.hold_control = false;
-    stand.until("a good path", 15 * SEC, Stand::is_whole);
+    fixture.server.how.hold_control = false;
+    fixture.until("a good path", 15 * SEC, Fixture::is_whole);
 
     // No answer to a connect.
-    let mut stand = Stand::spoiled(|_| {}, |_| {});
-    stand.run(MS);
-    stand.world.silence(server_ip(0), client_ip(0));
-    stand.run(1150 * MS);
-    assert_eq!(stand.client.last_error(0), "no answer within the connect timeout");
-    stand.world.unsilence(server_ip(0), client_ip(0));
-    stand.until("a good path", 5 * SEC, Stand::is_whole);
+    let mut fixture = Fixture::spoiled(|_| {}, |_| {});
+    fixture.run(MS);
+    fixture.world.silence(server_ip(0), client_ip(0));
+    fixture.run(1150 * MS);
+    assert_eq!(fixture.client.last_error(0), "no answer within the connect timeout");
+    fixture.world.unsilence(server_ip(0), client_ip(0));
+    fixture.until("a good path", 5 * SEC, Fixture::is_whole);
 }
 
 #[test]
@@ -370,9 +370,9 @@ fn a_refused_open_fails_the_session_with_words() {
         (22, "EINVAL", ": the server takes no such name"),
         (5, "EIO", ""),
     ] {
-        let mut stand = Stand::new(|s| s.how.open_errno = errno);
-        stand.until("the failure", 2 * SEC, |s| s.client.control.failure().is_some());
-        let failure = stand.client.control.failure().unwrap();
+        let mut fixture = Fixture::new(|s| s.how.open_errno = errno);
+        fixture.until("the failure", 2 * SEC, |s| s.client.control.failure().is_some());
+        let failure = fixture.client.control.failure().unwrap();
         let SessionFailure::OpenRefused { export, errno, hint } = failure else {
             panic!("{failure:?}");
         };
@@ -384,8 +384,8 @@ fn a_refused_open_fails_the_session_with_words() {
             "{text}"
         );
         // It is not asked again and again.
-        stand.run(3 * SEC);
-        assert_eq!(stand.server.requests().count(), 2);
+        fixture.run(3 * SEC);
+        assert_eq!(fixture.server.requests().count(), 2);
     }
 }
 
@@ -395,22 +395,22 @@ fn who_takes_over_waits_for_the_export_to_be_free() {
         s.how.open_errno = 1;
         s.config.open_patience = 20 * SEC;
     };
-    let mut stand = Stand::new(setup);
-    stand.run(5 * SEC);
-    assert!(stand.client.control.failure().is_none());
-    assert!(stand.client.last_error(0).contains("EPERM"), "{}", stand.client.last_error(0));
-    stand.server.how.open_errno = 0;
-    stand.until("the device", 5 * SEC, Stand::is_whole);
+    let mut fixture = Fixture::new(setup);
+    fixture.run(5 * SEC);
+    assert!(fixture.client.control.failure().is_none());
+    assert!(fixture.client.last_error(0).contains("EPERM"), "{}", fixture.client.last_error(0));
+    fixture.server.how.open_errno = 0;
+    fixture.until("the device", 5 * SEC, Fixture::is_whole);
     // Not for ever, and not for what does not pass.
-    let mut stand = Stand::new(setup);
-    stand.run(19 * SEC);
-    assert!(stand.client.control.failure().is_none());
-    stand.until("the failure", 5 * SEC, |s| s.client.control.failure().is_some());
-    let mut stand = Stand::new(|s| {
+    let mut fixture = Fixture::new(setup);
+    fixture.run(19 * SEC);
+    assert!(fixture.client.control.failure().is_none());
+    fixture.until("the failure", 5 * SEC, |s| s.client.control.failure().is_some());
+    let mut fixture = Fixture::new(|s| {
         setup(s);
         s.how.open_errno = 2;
     });
-    stand.until("the failure", 2 * SEC, |s| s.client.control.failure().is_some());
+    fixture.until("the failure", 2 * SEC, |s| s.client.control.failure().is_some());
 }
 
 #[test]
@@ -424,60 +424,60 @@ fn a_device_that_cannot_be_worked_with_is_no_device() {
     ];
     for (word, lie) in lies {
         let spoil = |how: &mut How| how.open_rsp = Some(Box::new(lie));
-        let mut stand = Stand::spoiled(|s| s.how.max_io = 12288, spoil);
-        stand.until("the error", 2 * SEC, |s| s.client.last_error(0).contains(word));
-        assert!(!stand.client.control.is_open());
-        stand.server.how.open_rsp = None;
-        stand.until("a good path", 5 * SEC, Stand::is_whole);
+        let mut fixture = Fixture::spoiled(|s| s.how.max_io = 12288, spoil);
+        fixture.until("the error", 2 * SEC, |s| s.client.last_error(0).contains(word));
+        assert!(!fixture.client.control.is_open());
+        fixture.server.how.open_rsp = None;
+        fixture.until("a good path", 5 * SEC, Fixture::is_whole);
     }
-    let mut stand = Stand::new(|s| {
+    let mut fixture = Fixture::new(|s| {
         s.how.open_rsp = Some(Box::new(|rsp| OpenRsp { nsectors: 0, ..rsp }));
     });
-    stand.until("the failure", 2 * SEC, |s| s.client.control.failure().is_some());
+    fixture.until("the failure", 2 * SEC, |s| s.client.control.failure().is_some());
 }
 
 #[test]
 fn a_session_whose_every_path_fails_at_first_gives_up_with_all_reasons() {
-    let mut stand = Stand::new(|s| {
+    let mut fixture = Fixture::new(|s| {
         s.paths = 2;
         s.how.refuse = Some(ConnRsp::reject(12).encode().to_vec());
     });
-    stand.link_down(1);
-    stand.until("the failure", 2 * SEC, |s| s.client.control.failure().is_some());
-    let text = stand.client.control.failure().unwrap().to_string();
+    fixture.link_down(1);
+    fixture.until("the failure", 2 * SEC, |s| s.client.control.failure().is_some());
+    let text = fixture.client.control.failure().unwrap().to_string();
     assert!(text.starts_with("no path to the server: path0: refused by the server: ENOMEM"));
     assert!(text.ends_with("; path1: no answer within the connect timeout"), "{text}");
     // It has given up: nothing more is tried.
-    let seen = stand.server.seen.len();
-    stand.run(5 * SEC);
-    assert_eq!(stand.server.seen.len(), seen);
-    stand.detach();
-    stand.until("the end", SEC, |s| s.client.control.is_done());
+    let seen = fixture.server.seen.len();
+    fixture.run(5 * SEC);
+    assert_eq!(fixture.server.seen.len(), seen);
+    fixture.detach();
+    fixture.until("the end", SEC, |s| s.client.control.is_done());
 }
 
 #[test]
 fn a_read_only_export_is_opened_so_on_every_path_where_that_will_do() {
     for delay in [0, 1, 5, 20] {
-        let mut stand = Stand::new(|s| {
+        let mut fixture = Fixture::new(|s| {
             (s.paths, s.how.read_only, s.config.read_only_fallback) = (3, true, true);
         });
         let slow = LinkOptions { delay: MS / 100 + MS * delay, ..LinkOptions::default() };
-        stand.world.set_link(client_ip(1), server_ip(1), slow);
-        stand.until("all paths", 2 * SEC, Stand::is_whole);
-        let tag = stand.submit(0, IoOp::Write, 0, 512);
-        stand.drain(SEC);
-        assert_eq!(stand.client.status(tag), Some(IoStatus::ReadOnly));
-        stand.read(1, 0, 4096);
+        fixture.world.set_link(client_ip(1), server_ip(1), slow);
+        fixture.until("all paths", 2 * SEC, Fixture::is_whole);
+        let tag = fixture.submit(0, IoOp::Write, 0, 512);
+        fixture.drain(SEC);
+        assert_eq!(fixture.client.status(tag), Some(IoStatus::ReadOnly));
+        fixture.read(1, 0, 4096);
     }
-    let mut stand = Stand::new(|s| s.how.read_only = true);
-    stand.until("the failure", SEC, |s| s.client.control.failure().is_some());
-    let text = stand.client.control.failure().unwrap().to_string();
+    let mut fixture = Fixture::new(|s| s.how.read_only = true);
+    fixture.until("the failure", SEC, |s| s.client.control.failure().is_some());
+    let text = fixture.client.control.failure().unwrap().to_string();
     assert!(text.contains("EACCES: the export is read-only"), "{text}");
 }
 
 /// A session of one path with several addresses, of which the server has only the given one.
-fn several(good: usize, count: usize) -> Stand {
-    Stand::new(|s| {
+fn several(good: usize, count: usize) -> Fixture {
+    Fixture::new(|s| {
         s.remotes = (0..count)
             .map(|at| if at == good { server_ip(0) } else { nobody_ip(at) })
             .map(|ip| SocketAddr::new(ip, 1234))
@@ -494,9 +494,9 @@ fn nobody_ip(n: usize) -> IpAddr {
 #[test]
 fn every_address_of_a_name_is_tried() {
     for good in 0..3 {
-        let mut stand = several(good, 3);
-        stand.until("a path", 5 * SEC, Stand::is_whole);
-        let status = stand.client.control.status();
+        let mut fixture = several(good, 3);
+        fixture.until("a path", 5 * SEC, Fixture::is_whole);
+        let status = fixture.client.control.status();
         assert_eq!(status[0].address, format!("{}:1234", server_ip(0)));
         assert_eq!(status[0].reconnects, 0);
     }
@@ -504,10 +504,10 @@ fn every_address_of_a_name_is_tried() {
 
 #[test]
 fn a_session_gives_up_when_no_address_answers() {
-    let mut stand = several(9, 3);
-    stand.until("the failure", 20 * SEC, |s| s.client.control.failure().is_some());
-    let Some(SessionFailure::Unreachable(text)) = stand.client.control.failure() else {
-        panic!("{:?}", stand.client.control.failure());
+    let mut fixture = several(9, 3);
+    fixture.until("the failure", 20 * SEC, |s| s.client.control.failure().is_some());
+    let Some(SessionFailure::Unreachable(text)) = fixture.client.control.failure() else {
+        panic!("{:?}", fixture.client.control.failure());
     };
     // The address of the last attempt is named.
     assert!(text.contains(&format!("{}:1234: ", nobody_ip(2))), "{text}");
@@ -515,28 +515,28 @@ fn a_session_gives_up_when_no_address_answers() {
 
 #[test]
 fn a_lost_path_waits_before_it_goes_round() {
-    let mut stand = Stand::open(|s| {
+    let mut fixture = Fixture::open(|s| {
         s.remotes = vec![SocketAddr::new(server_ip(0), 1234); 2];
         (s.config.reconnect_min, s.config.reconnect_max) = (SEC, SEC);
     });
-    stand.server.end_path(stand.now(), 0);
-    stand.run(400 * MS);
-    assert_eq!(stand.client.states(), [PathState::Waiting]);
-    stand.until("the path again", 5 * SEC, Stand::is_whole);
+    fixture.server.end_path(fixture.now(), 0);
+    fixture.run(400 * MS);
+    assert_eq!(fixture.client.states(), [PathState::Waiting]);
+    fixture.until("the path again", 5 * SEC, Fixture::is_whole);
 }
 
 #[test]
 fn a_path_that_ends_at_its_introduction_names_the_likely_reason() {
     // All that a server says to a name that another session has; whichever connection says it.
     for first in [0, 1] {
-        let mut stand = Stand::new(|s| s.how.info_rsp = Some(Box::new(|_| Vec::new())));
-        let told = |s: &Stand| s.server.seen.iter().any(|seen| matches!(seen, Seen::Info { .. }));
-        stand.until("the introduction", SEC, told);
-        stand.server.end_connection(stand.now(), 0, first);
-        stand.until("the failure", SEC, |s| s.client.control.failure().is_some());
-        let error = stand.client.control.failure().unwrap().to_string();
+        let mut fixture = Fixture::new(|s| s.how.info_rsp = Some(Box::new(|_| Vec::new())));
+        let told = |s: &Fixture| s.server.seen.iter().any(|seen| matches!(seen, Seen::Info { .. }));
+        fixture.until("the introduction", SEC, told);
+        fixture.server.end_connection(fixture.now(), 0, first);
+        fixture.until("the failure", SEC, |s| s.client.control.failure().is_some());
+        let error = fixture.client.control.failure().unwrap().to_string();
         assert!(
-            error.contains("another session there has the name stand (--session-name)"),
+            error.contains("another session there has the name fixture (--session-name)"),
             "{error}"
         );
         assert!(error.contains("the server's log says why"), "{error}");

@@ -6,35 +6,35 @@ use rtrs_core::identity::ExportId;
 use rtrs_core::status::IoStatus;
 use rtrs_core::wire::{ConnRsp, Extensions, OpenRsp};
 
+use super::fixture::{Fixture, MS, SEC, SECRET, client_ip, server_ip};
 use super::server::Request;
-use super::stand::{MS, SEC, SECRET, Stand, client_ip, server_ip};
 use crate::engine::SessionFailure;
 use crate::engine::{Change, Failover, Leaving, NoPath};
 use crate::path::state::PathState;
 
-fn submit(stand: &mut Stand, core: usize, op: IoOp, slot: usize) -> u64 {
+fn submit(fixture: &mut Fixture, shard: usize, op: IoOp, slot: usize) -> u64 {
     let range = (slot as u64 * 8192, 4096);
-    stand.submit_with(core, (op, IoFlags::default()), range, slot * 4096)
+    fixture.submit_with(shard, (op, IoFlags::default()), range, slot * 4096)
 }
 
 #[test]
 fn the_last_path_closes_the_device_and_opens_it_again() {
-    let mut stand = Stand::open(|_| {});
-    stand.link_down(0);
-    stand.until("the end of the path", SEC, |s| !s.client.control.is_open());
-    let waiting = [submit(&mut stand, 0, IoOp::Read, 0), submit(&mut stand, 1, IoOp::Write, 1)];
-    stand.run(SEC);
-    assert_eq!(stand.client.pending(), 2, "it waits");
-    stand.link_up(0);
-    stand.until("the device", 5 * SEC, |s| s.client.control.is_open());
-    stand.drain(SEC);
+    let mut fixture = Fixture::open(|_| {});
+    fixture.link_down(0);
+    fixture.until("the end of the path", SEC, |s| !s.client.control.is_open());
+    let waiting = [submit(&mut fixture, 0, IoOp::Read, 0), submit(&mut fixture, 1, IoOp::Write, 1)];
+    fixture.run(SEC);
+    assert_eq!(fixture.client.pending(), 2, "it waits");
+    fixture.link_up(0);
+    fixture.until("the device", 5 * SEC, |s| s.client.control.is_open());
+    fixture.drain(SEC);
     for tag in waiting {
-        assert_eq!(stand.client.status(tag), Some(IoStatus::Ok));
+        assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok));
     }
-    assert_eq!(stand.server.opens, 2);
-    let ids: Vec<_> = stand.server.ios().filter_map(|r| r.io).map(|(_, h)| h.device_id).collect();
+    assert_eq!(fixture.server.opens, 2);
+    let ids: Vec<_> = fixture.server.ios().filter_map(|r| r.io).map(|(_, h)| h.device_id).collect();
     assert_eq!(ids, [1, 1], "requests name the new device");
-    let connects = stand.server.connects();
+    let connects = fixture.server.connects();
     let last = connects.last().expect("connects").0;
     assert!(last.recon_cnt > 1 && last.first_conn);
     assert!(connects.iter().all(|c| c.0.path_uuid == last.path_uuid));
@@ -42,134 +42,134 @@ fn the_last_path_closes_the_device_and_opens_it_again() {
 
 #[test]
 fn a_path_the_server_ends_comes_back_again_and_again() {
-    let mut stand = Stand::open(|s| s.paths = 2);
+    let mut fixture = Fixture::open(|s| s.paths = 2);
     for round in 1..=10 {
         for slot in 0..4 {
-            submit(&mut stand, slot % 2, IoOp::Read, slot);
+            submit(&mut fixture, slot % 2, IoOp::Read, slot);
         }
-        let first = stand.server.paths.iter().position(|p| p.uuid.0[0] == 0xa0).expect("path 0");
-        stand.server.end_path(stand.now(), first);
-        stand.drain(SEC);
-        stand.until("both paths", 5 * SEC, Stand::is_whole);
-        assert_eq!(stand.client.control.status()[0].reconnects, round);
-        assert_eq!(stand.client.control.status()[1].reconnects, 0);
+        let first = fixture.server.paths.iter().position(|p| p.uuid.0[0] == 0xa0).expect("path 0");
+        fixture.server.end_path(fixture.now(), first);
+        fixture.drain(SEC);
+        fixture.until("both paths", 5 * SEC, Fixture::is_whole);
+        assert_eq!(fixture.client.control.status()[0].reconnects, round);
+        assert_eq!(fixture.client.control.status()[1].reconnects, 0);
     }
-    assert_eq!(stand.client.done.len(), 40);
+    assert_eq!(fixture.client.done.len(), 40);
 }
 
 #[test]
 fn one_lost_connection_ends_its_whole_path() {
-    let mut stand = Stand::open(|s| s.config.cores = 3);
+    let mut fixture = Fixture::open(|s| s.config.shards = 3);
     // A lie on one connection of IO: only that one breaks by itself.
-    stand.server.how.rkey_rsp = Some(Box::new(|rsp| {
+    fixture.server.how.rkey_rsp = Some(Box::new(|rsp| {
         let mut bytes = rsp.encode().to_vec();
         bytes[0] = if rsp.permit.0 == 0 { bytes[0] } else { 9 };
         bytes
     }));
-    let tag = submit(&mut stand, 2, IoOp::Write, 0);
-    stand.until("the end of the path", SEC, |s| s.client.states()[0] == PathState::Waiting);
-    let error = stand.client.last_error(0);
+    let tag = submit(&mut fixture, 2, IoOp::Write, 0);
+    fixture.until("the end of the path", SEC, |s| s.client.states()[0] == PathState::Waiting);
+    let error = fixture.client.last_error(0);
     assert!(error.starts_with("connection 3: protocol error of the peer"), "{error}");
-    stand.drain(10 * SEC);
-    assert_eq!(stand.client.status(tag), Some(IoStatus::Aborted), "not for ever");
-    assert_eq!(stand.server.ios().count(), 16);
-    stand.server.how.rkey_rsp = None;
-    stand.until("the path", 5 * SEC, Stand::is_whole);
-    for core in 0..3 {
-        stand.read(core, 0, 4096);
+    fixture.drain(10 * SEC);
+    assert_eq!(fixture.client.status(tag), Some(IoStatus::Aborted), "not for ever");
+    assert_eq!(fixture.server.ios().count(), 16);
+    fixture.server.how.rkey_rsp = None;
+    fixture.until("the path", 5 * SEC, Fixture::is_whole);
+    for shard in 0..3 {
+        fixture.read(shard, 0, 4096);
     }
 }
 
 #[test]
 fn an_answer_that_never_comes_ends_the_path_and_waiting_io() {
-    let mut stand = Stand::open(|s| {
+    let mut fixture = Fixture::open(|s| {
         s.how.queue_depth = 5;
         s.how.hold = true;
         s.config.io_timeout = 2 * SEC;
     });
-    let start = stand.now();
-    // Two permits on core 0: two requests travel, three wait.
-    let tags: Vec<_> = (0..5).map(|slot| submit(&mut stand, 0, IoOp::Read, slot)).collect();
-    stand.until("the end of the path", 3 * SEC, |s| s.client.states()[0] == PathState::Waiting);
-    assert!(stand.client.last_error(0).contains("timed out"), "{}", stand.client.last_error(0));
-    stand.drain(13 * SEC);
-    let took = stand.now().since(start);
+    let start = fixture.now();
+    // Two permits on shard 0: two requests travel, three wait.
+    let tags: Vec<_> = (0..5).map(|slot| submit(&mut fixture, 0, IoOp::Read, slot)).collect();
+    fixture.until("the end of the path", 3 * SEC, |s| s.client.states()[0] == PathState::Waiting);
+    assert!(fixture.client.last_error(0).contains("timed out"), "{}", fixture.client.last_error(0));
+    fixture.drain(13 * SEC);
+    let took = fixture.now().since(start);
     // Twice the time of a request and the time without a path; what travels then comes back first.
     assert!(took >= 9 * SEC && took <= 12 * SEC, "{took:?}");
     for tag in &tags {
-        assert_eq!(stand.client.status(*tag), Some(IoStatus::TimedOut));
+        assert_eq!(fixture.client.status(*tag), Some(IoStatus::TimedOut));
     }
-    assert!(stand.server.ios().count() >= 6, "the path was ended and tried again");
-    assert_eq!(stand.client.done.len(), 5);
-    stand.server.how.hold = false;
-    stand.until("the path", 5 * SEC, Stand::is_whole);
-    stand.read(0, 0, 4096);
+    assert!(fixture.server.ios().count() >= 6, "the path was ended and tried again");
+    assert_eq!(fixture.client.done.len(), 5);
+    fixture.server.how.hold = false;
+    fixture.until("the path", 5 * SEC, Fixture::is_whole);
+    fixture.read(0, 0, 4096);
 }
 
 #[test]
 fn an_io_that_is_sent_late_gets_no_whole_time_more() {
     for late in 0..5 {
-        let mut stand = Stand::open(|s| {
+        let mut fixture = Fixture::open(|s| {
             s.how.hold = true;
             s.config.io_timeout = 4 * SEC;
         });
-        stand.link_down(0);
-        stand.until("the end of the path", SEC, |s| !s.client.control.is_open());
-        let start = stand.now();
-        let tag = submit(&mut stand, 0, IoOp::Write, 0);
-        stand.run((late + 1) * 700 * MS);
-        stand.link_up(0);
-        stand.drain(20 * SEC);
-        assert_eq!(stand.client.status(tag), Some(IoStatus::TimedOut));
+        fixture.link_down(0);
+        fixture.until("the end of the path", SEC, |s| !s.client.control.is_open());
+        let start = fixture.now();
+        let tag = submit(&mut fixture, 0, IoOp::Write, 0);
+        fixture.run((late + 1) * 700 * MS);
+        fixture.link_up(0);
+        fixture.drain(20 * SEC);
+        assert_eq!(fixture.client.status(tag), Some(IoStatus::TimedOut));
         // The time without a path and twice that of a request, and a last try of a second.
-        let took = stand.now().since(start);
+        let took = fixture.now().since(start);
         assert!(took >= 12 * SEC && took <= 14 * SEC + 500 * MS, "{took:?}");
     }
 }
 
 #[test]
 fn io_waits_for_a_path_only_so_long() {
-    let mut stand = Stand::open(|s| s.config.no_path = NoPath::QueueFor(3 * SEC));
-    stand.link_down(0);
-    stand.until("the end of the path", SEC, |s| !s.client.control.is_open());
-    stand.run(SEC);
-    let start = stand.now();
-    let tag = submit(&mut stand, 1, IoOp::Read, 0);
-    stand.drain(5 * SEC);
-    assert_eq!(stand.client.status(tag), Some(IoStatus::TimedOut));
-    let took = stand.now().since(start);
+    let mut fixture = Fixture::open(|s| s.config.no_path = NoPath::QueueFor(3 * SEC));
+    fixture.link_down(0);
+    fixture.until("the end of the path", SEC, |s| !s.client.control.is_open());
+    fixture.run(SEC);
+    let start = fixture.now();
+    let tag = submit(&mut fixture, 1, IoOp::Read, 0);
+    fixture.drain(5 * SEC);
+    assert_eq!(fixture.client.status(tag), Some(IoStatus::TimedOut));
+    let took = fixture.now().since(start);
     assert_eq!(took, 2 * SEC, "counted from the loss of the last path");
     // What comes later ends at once, until there is a path again.
-    let tag = submit(&mut stand, 1, IoOp::Read, 0);
-    stand.run(MS);
-    assert_eq!(stand.client.status(tag), Some(IoStatus::TimedOut));
-    stand.link_up(0);
-    stand.until("the path", 5 * SEC, Stand::is_whole);
-    stand.read(1, 0, 4096);
+    let tag = submit(&mut fixture, 1, IoOp::Read, 0);
+    fixture.run(MS);
+    assert_eq!(fixture.client.status(tag), Some(IoStatus::TimedOut));
+    fixture.link_up(0);
+    fixture.until("the path", 5 * SEC, Fixture::is_whole);
+    fixture.read(1, 0, 4096);
 }
 
 #[test]
 fn io_without_a_path_fails_at_once_or_waits_for_ever() {
     for (no_path, status) in [(NoPath::Fail, Some(IoStatus::TimedOut)), (NoPath::Queue, None)] {
-        let mut stand = Stand::open(|s| {
+        let mut fixture = Fixture::open(|s| {
             s.how.hold = true;
             s.config.no_path = no_path;
         });
-        let held = submit(&mut stand, 0, IoOp::Write, 1);
-        stand.until("the request", SEC, |s| s.server.held.len() == 1);
-        stand.link_down(0);
-        stand.until("the end of the path", SEC, |s| !s.client.control.is_open());
-        let tag = submit(&mut stand, 1, IoOp::Read, 0);
-        stand.run(if status.is_none() { 600 * SEC } else { 10 * MS });
-        assert_eq!(stand.client.status(tag), status, "{no_path:?}");
-        let ended = stand.client.status(held);
+        let held = submit(&mut fixture, 0, IoOp::Write, 1);
+        fixture.until("the request", SEC, |s| s.server.held.len() == 1);
+        fixture.link_down(0);
+        fixture.until("the end of the path", SEC, |s| !s.client.control.is_open());
+        let tag = submit(&mut fixture, 1, IoOp::Read, 0);
+        fixture.run(if status.is_none() { 600 * SEC } else { 10 * MS });
+        assert_eq!(fixture.client.status(tag), status, "{no_path:?}");
+        let ended = fixture.client.status(held);
         assert_eq!(ended.is_none(), status.is_none(), "{no_path:?}: {ended:?}");
-        stand.server.how.hold = false;
-        stand.link_up(0);
-        stand.until("the path", 5 * SEC, Stand::is_whole);
-        stand.drain(SEC);
+        fixture.server.how.hold = false;
+        fixture.link_up(0);
+        fixture.until("the path", 5 * SEC, Fixture::is_whole);
+        fixture.drain(SEC);
         if status.is_none() {
-            let ends = [held, tag].map(|tag| stand.client.status(tag));
+            let ends = [held, tag].map(|tag| fixture.client.status(tag));
             assert_eq!(ends, [Some(IoStatus::Ok); 2]);
         }
     }
@@ -177,78 +177,78 @@ fn io_without_a_path_fails_at_once_or_waits_for_ever() {
 
 #[test]
 fn the_first_io_after_a_long_rest_is_as_good_as_any() {
-    let mut stand = Stand::open(|s| {
+    let mut fixture = Fixture::open(|s| {
         s.config.io_timeout = 2 * SEC;
         (s.config.heartbeat.interval, s.heartbeat.interval) = (60 * SEC, 60 * SEC);
     });
-    stand.run(30 * SEC);
-    let tag = submit(&mut stand, 0, IoOp::Read, 0);
-    stand.drain(SEC);
-    assert_eq!(stand.client.status(tag), Some(IoStatus::Ok));
+    fixture.run(30 * SEC);
+    let tag = submit(&mut fixture, 0, IoOp::Read, 0);
+    fixture.drain(SEC);
+    assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok));
 }
 
 #[test]
 fn a_refused_reopen_is_tried_again() {
-    let mut stand = Stand::open(|_| {});
-    stand.server.how.open_errno = 1;
-    stand.server.end_path(stand.now(), 0);
-    stand.run(3 * SEC);
-    assert!(!stand.client.control.is_open());
-    assert_eq!(stand.client.control.failure(), None, "it was open before");
-    stand.server.how.open_errno = 0;
-    stand.until("the device", 5 * SEC, Stand::is_whole);
+    let mut fixture = Fixture::open(|_| {});
+    fixture.server.how.open_errno = 1;
+    fixture.server.end_path(fixture.now(), 0);
+    fixture.run(3 * SEC);
+    assert!(!fixture.client.control.is_open());
+    assert_eq!(fixture.client.control.failure(), None, "it was open before");
+    fixture.server.how.open_errno = 0;
+    fixture.until("the device", 5 * SEC, Fixture::is_whole);
 }
 
 #[test]
 fn an_evicted_session_ends_its_io_and_does_not_come_back() {
-    let mut stand = Stand::open(|s| {
+    let mut fixture = Fixture::open(|s| {
         s.paths = 2;
         s.config.no_path = NoPath::Queue;
         s.how.server_id = Some([1; 16]);
     });
     // Requests in flight on both paths, which the server does not answer any more.
-    stand.server.how.hold = true;
-    let flying: Vec<_> = (0..8).map(|n| submit(&mut stand, n % 2, IoOp::Write, n)).collect();
-    stand.run(50 * MS);
+    fixture.server.how.hold = true;
+    let flying: Vec<_> = (0..8).map(|n| submit(&mut fixture, n % 2, IoOp::Write, n)).collect();
+    fixture.run(50 * MS);
     let identity = Some(SECRET.0);
     let ext = Extensions { identity, ..Extensions::default() }.encode();
     let evicted = ConnRsp { ext, ..ConnRsp::reject(116) };
-    stand.server.how.refuse = Some(evicted.encode().to_vec());
-    while !stand.server.paths.is_empty() {
-        stand.server.end_path(stand.now(), 0);
-        stand.run(MS);
+    fixture.server.how.refuse = Some(evicted.encode().to_vec());
+    while !fixture.server.paths.is_empty() {
+        fixture.server.end_path(fixture.now(), 0);
+        fixture.run(MS);
     }
-    stand.drain(2 * SEC);
-    let late = submit(&mut stand, 0, IoOp::Read, 0);
-    stand.drain(10 * MS);
+    fixture.drain(2 * SEC);
+    let late = submit(&mut fixture, 0, IoOp::Read, 0);
+    fixture.drain(10 * MS);
     for tag in flying.into_iter().chain([late]) {
-        let status = stand.client.status(tag);
+        let status = fixture.client.status(tag);
         assert!(status.is_some_and(|status| !status.is_ok()), "{status:?}");
     }
-    assert_eq!(stand.client.control.failure(), Some(&SessionFailure::Evicted));
-    let told: Vec<_> = (0..2).map(|path| stand.client.last_error(path)).collect();
+    assert_eq!(fixture.client.control.failure(), Some(&SessionFailure::Evicted));
+    let told: Vec<_> = (0..2).map(|path| fixture.client.last_error(path)).collect();
     assert!(told.iter().any(|why| why.contains("operator evicted this session")), "{told:?}");
-    let tried = stand.server.connects().len();
-    stand.run(60 * SEC);
-    assert_eq!(stand.server.connects().len(), tried, "nobody tries again");
+    let tried = fixture.server.connects().len();
+    fixture.run(60 * SEC);
+    assert_eq!(fixture.server.connects().len(), tried, "nobody tries again");
     let path = Leaving { path: "path0".into(), within: SEC, force: false };
-    let refused = stand.change(Change::Reconnect(path)).expect_err("no path is tried again");
+    let refused = fixture.change(Change::Reconnect(path)).expect_err("no path is tried again");
     assert!(refused.starts_with("evicted by the server's operator"), "{refused}");
-    stand.detach();
-    stand.until("the detach", SEC, |s| s.client.control.is_done());
+    fixture.detach();
+    fixture.until("the detach", SEC, |s| s.client.control.is_done());
 }
 
 #[test]
 fn a_device_of_another_size_is_another_device() {
-    let mut stand = Stand::open(|_| {});
-    stand.server.how.open_rsp = Some(Box::new(|rsp| OpenRsp { nsectors: 16, ..rsp }));
-    stand.server.end_path(stand.now(), 0);
-    stand.until("the error", 3 * SEC, |s| s.client.last_error(0).contains("8192 bytes"));
-    let tag = submit(&mut stand, 0, IoOp::Read, 0);
-    stand.drain(10 * SEC);
-    assert_eq!(stand.client.status(tag), Some(IoStatus::TimedOut), "bounded all the same");
-    stand.server.how.open_rsp = None;
-    stand.until("the old device", 5 * SEC, Stand::is_whole);
+    let mut fixture = Fixture::open(|_| {});
+    fixture.server.how.open_rsp = Some(Box::new(|rsp| OpenRsp { nsectors: 16, ..rsp }));
+    fixture.server.end_path(fixture.now(), 0);
+    fixture.until("the error", 3 * SEC, |s| s.client.last_error(0).contains("8192 bytes"));
+    let tag = submit(&mut fixture, 0, IoOp::Read, 0);
+    fixture.drain(10 * SEC);
+    assert_eq!(fixture.client.status(tag), Some(IoStatus::TimedOut), "bounded all the same");
+    fixture.server.how.open_rsp = None;
+    fixture.until("the old device", 5 * SEC, Fixture::is_whole);
 }
 
 #[test]
@@ -258,39 +258,39 @@ fn a_device_that_takes_more_care_than_before_is_another_device() {
         (true, Some(4096), "blocks of 4096 bytes and had 512 before"),
     ] {
         let before = move |rsp| OpenRsp { write_cache: was, ..rsp };
-        let mut stand = Stand::open(|s| s.how.open_rsp = Some(Box::new(before)));
-        stand.server.how.open_rsp = Some(Box::new(move |rsp| OpenRsp {
+        let mut fixture = Fixture::open(|s| s.how.open_rsp = Some(Box::new(before)));
+        fixture.server.how.open_rsp = Some(Box::new(move |rsp| OpenRsp {
             logical_block_size: lie.unwrap_or(rsp.logical_block_size),
             ..rsp
         }));
-        stand.server.end_path(stand.now(), 0);
-        stand.until("the error", 3 * SEC, |s| s.client.last_error(0).contains(words));
-        let tag = submit(&mut stand, 0, IoOp::Write, 0);
-        stand.drain(10 * SEC);
-        assert_eq!(stand.client.status(tag), Some(IoStatus::TimedOut), "{words}");
-        stand.server.how.open_rsp = Some(Box::new(before));
-        stand.until("the old device", 5 * SEC, Stand::is_whole);
+        fixture.server.end_path(fixture.now(), 0);
+        fixture.until("the error", 3 * SEC, |s| s.client.last_error(0).contains(words));
+        let tag = submit(&mut fixture, 0, IoOp::Write, 0);
+        fixture.drain(10 * SEC);
+        assert_eq!(fixture.client.status(tag), Some(IoStatus::TimedOut), "{words}");
+        fixture.server.how.open_rsp = Some(Box::new(before));
+        fixture.until("the old device", 5 * SEC, Fixture::is_whole);
     }
 }
 
 #[test]
 fn a_crashed_server_is_found_again() {
-    let mut stand = Stand::open(|s| s.how.hold = true);
-    let tag = submit(&mut stand, 0, IoOp::Write, 0);
-    stand.until("the request", SEC, |s| s.server.held.len() == 1);
-    for path in (0..stand.server.paths.len()).rev() {
-        stand.server.end_path(stand.now(), path);
+    let mut fixture = Fixture::open(|s| s.how.hold = true);
+    let tag = submit(&mut fixture, 0, IoOp::Write, 0);
+    fixture.until("the request", SEC, |s| s.server.held.len() == 1);
+    for path in (0..fixture.server.paths.len()).rev() {
+        fixture.server.end_path(fixture.now(), path);
     }
-    stand.server.how.hold = false;
-    stand.drain(SEC);
-    assert_eq!(stand.client.status(tag), Some(IoStatus::Ok), "a restart is a pause");
-    stand.until("the path", 5 * SEC, Stand::is_whole);
-    stand.read(1, 0, 4096);
+    fixture.server.how.hold = false;
+    fixture.drain(SEC);
+    assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok), "a restart is a pause");
+    fixture.until("the path", 5 * SEC, Fixture::is_whole);
+    fixture.read(1, 0, 4096);
 }
 
 #[test]
 fn a_session_the_server_forgot_is_opened_again() {
-    let mut stand = Stand::open(|s| {
+    let mut fixture = Fixture::open(|s| {
         s.paths = 2;
         (s.config.heartbeat.interval, s.heartbeat.interval) = (2 * SEC, 2 * SEC);
         (s.how.queue_depth, s.how.max_io) = (1000, 4096);
@@ -298,92 +298,96 @@ fn a_session_the_server_forgot_is_opened_again() {
     // The server lost everything, and on the second path we do not hear of it. The first one is
     // slow, so that IO meets it in every step of its return.
     let slow = LinkOptions { delay: 3 * MS, ..LinkOptions::default() };
-    stand.world.set_link(client_ip(0), server_ip(0), slow);
-    stand.world.silence(server_ip(1), client_ip(1));
+    fixture.world.set_link(client_ip(0), server_ip(0), slow);
+    fixture.world.silence(server_ip(1), client_ip(1));
     for path in (0..2).rev() {
-        stand.server.end_path(stand.now(), path);
+        fixture.server.end_path(fixture.now(), path);
     }
-    stand.run(MS);
+    fixture.run(MS);
     for _ in 0..300 {
-        stand.submit(0, IoOp::Read, 0, 512);
-        stand.run(MS);
+        fixture.submit(0, IoOp::Read, 0, 512);
+        fixture.run(MS);
     }
-    assert_eq!(stand.client.states(), [PathState::Connected; 2], "as far as we know");
-    assert_eq!(stand.server.opens, 2);
-    let good = stand.client.done.iter().filter(|done| done.status.is_ok()).count();
+    assert_eq!(fixture.client.states(), [PathState::Connected; 2], "as far as we know");
+    assert_eq!(fixture.server.opens, 2);
+    let good = fixture.client.done.iter().filter(|done| done.status.is_ok()).count();
     assert!(good > 50, "{good}");
-    assert_eq!(stand.client.done.len(), good, "none is for a device it does not know");
-    stand.drain(10 * SEC);
-    stand.world.unsilence(server_ip(1), client_ip(1));
-    stand.until("both paths", 10 * SEC, Stand::is_whole);
-    stand.read(1, 0, 4096);
-    assert_eq!(stand.server.opens, 2);
+    assert_eq!(fixture.client.done.len(), good, "none is for a device it does not know");
+    fixture.drain(10 * SEC);
+    fixture.world.unsilence(server_ip(1), client_ip(1));
+    fixture.until("both paths", 10 * SEC, Fixture::is_whole);
+    fixture.read(1, 0, 4096);
+    assert_eq!(fixture.server.opens, 2);
 }
 
 #[test]
 fn a_device_that_grew_is_used_as_far_as_it_was_known() {
-    let mut stand = Stand::open(|s| {
+    let mut fixture = Fixture::open(|s| {
         s.how.size = 1 << 20;
         // Without ids it could be any other device.
         (s.how.server_id, s.how.export_id) = (Some([1; 16]), Some(ExportId::of_name("vol")));
     });
-    stand.server.how.size = 2 << 20;
-    stand.server.disk.resize(2 << 20, 0);
-    stand.server.end_path(stand.now(), 0);
-    stand.run(10 * MS);
-    stand.until("the path", 5 * SEC, Stand::is_whole);
-    stand.read(0, (1 << 20) - 4096, 4096);
-    let tag = stand.submit(0, IoOp::Read, 1 << 20, 4096);
-    stand.drain(SEC);
-    assert_eq!(stand.client.status(tag), Some(IoStatus::Invalid));
+    fixture.server.how.size = 2 << 20;
+    fixture.server.disk.resize(2 << 20, 0);
+    fixture.server.end_path(fixture.now(), 0);
+    fixture.run(10 * MS);
+    fixture.until("the path", 5 * SEC, Fixture::is_whole);
+    fixture.read(0, (1 << 20) - 4096, 4096);
+    let tag = fixture.submit(0, IoOp::Read, 1 << 20, 4096);
+    fixture.drain(SEC);
+    assert_eq!(fixture.client.status(tag), Some(IoStatus::Invalid));
 }
 
 /// Requests on connections for IO that are none of a device: probes.
-fn probes(stand: &Stand) -> usize {
-    stand.server.requests().filter(|r| r.io.is_none() && r.cid.0 > 0).count()
+fn probes(fixture: &Fixture) -> usize {
+    fixture.server.requests().filter(|r| r.io.is_none() && r.cid.0 > 0).count()
 }
 
 #[test]
 fn a_connection_that_died_alone_is_found_long_before_its_requests_time_out() {
-    // One core's connection answers nothing; heartbeats and the other core's go on.
-    let mut stand = Stand::open(|s| s.paths = 2);
-    (stand.server.how.hold, stand.server.how.hold_probes) = (true, true);
-    let start = stand.now();
-    let tag = submit(&mut stand, 0, IoOp::Read, 0);
-    stand.until("the end of its path", SEC, |s| {
+    // One shard's connection answers nothing; heartbeats and the other shard's go on.
+    let mut fixture = Fixture::open(|s| s.paths = 2);
+    (fixture.server.how.hold, fixture.server.how.hold_probes) = (true, true);
+    let start = fixture.now();
+    let tag = submit(&mut fixture, 0, IoOp::Read, 0);
+    fixture.until("the end of its path", SEC, |s| {
         s.client.states().iter().any(|state| *state != PathState::Connected)
     });
-    let took = stand.now().since(start);
+    let took = fixture.now().since(start);
     assert!(took >= 400 * MS && took <= 900 * MS, "a period and three more: {took:?}");
-    assert_eq!(probes(&stand), 1, "asked once");
-    assert!(stand.client.last_error(0).contains("no answer for"), "{}", stand.client.last_error(0));
-    assert_eq!(stand.client.states()[1], PathState::Connected);
-    stand.server.held.clear();
-    (stand.server.how.hold, stand.server.how.hold_probes) = (false, false);
-    stand.until("both paths", 5 * SEC, Stand::is_whole);
-    stand.drain(SEC);
-    assert!(stand.client.status(tag).is_some());
-    stand.read(0, 0, 4096);
+    assert_eq!(probes(&fixture), 1, "asked once");
+    assert!(
+        fixture.client.last_error(0).contains("no answer for"),
+        "{}",
+        fixture.client.last_error(0)
+    );
+    assert_eq!(fixture.client.states()[1], PathState::Connected);
+    fixture.server.held.clear();
+    (fixture.server.how.hold, fixture.server.how.hold_probes) = (false, false);
+    fixture.until("both paths", 5 * SEC, Fixture::is_whole);
+    fixture.drain(SEC);
+    assert!(fixture.client.status(tag).is_some());
+    fixture.read(0, 0, 4096);
 }
 
 #[test]
 fn a_slow_disk_is_no_dead_connection() {
     for depth in [16, 3] {
-        let mut stand = Stand::open(|s| s.how.queue_depth = depth);
-        stand.server.how.hold = true;
-        let tag = submit(&mut stand, 0, IoOp::Write, 0);
-        stand.run(3 * SEC);
+        let mut fixture = Fixture::open(|s| s.how.queue_depth = depth);
+        fixture.server.how.hold = true;
+        let tag = submit(&mut fixture, 0, IoOp::Write, 0);
+        fixture.run(3 * SEC);
         // Without a permit that is free nobody is asked.
-        assert_eq!(probes(&stand) > 3, depth > 3, "{} probes", probes(&stand));
-        stand.server.how.hold = false;
-        stand.server.release();
-        stand.drain(SEC);
-        assert_eq!(stand.client.status(tag), Some(IoStatus::Ok));
-        assert_eq!(stand.client.control.status()[0].reconnects, 0);
-        assert!(stand.client.control.is_open(), "nobody's device was closed");
-        let before = probes(&stand);
-        stand.run(SEC);
-        assert_eq!(probes(&stand), before, "an idle connection is not asked");
+        assert_eq!(probes(&fixture) > 3, depth > 3, "{} probes", probes(&fixture));
+        fixture.server.how.hold = false;
+        fixture.server.release();
+        fixture.drain(SEC);
+        assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok));
+        assert_eq!(fixture.client.control.status()[0].reconnects, 0);
+        assert!(fixture.client.control.is_open(), "nobody's device was closed");
+        let before = probes(&fixture);
+        fixture.run(SEC);
+        assert_eq!(probes(&fixture), before, "an idle connection is not asked");
     }
 }
 
@@ -391,62 +395,62 @@ fn a_slow_disk_is_no_dead_connection() {
 fn a_probes_permit_is_used_again_only_when_its_path_is_fenced_off() {
     // At a server that fences and at a kernel's, which takes a path's connect for it.
     for fence in [true, false] {
-        let mut stand = Stand::open(|s| {
+        let mut fixture = Fixture::open(|s| {
             (s.paths, s.how.fence, s.how.queue_depth) = (2, fence, 8);
             s.config.failover = Failover::Strict;
         });
-        let how = &mut stand.server.how;
+        let how = &mut fixture.server.how;
         (how.hold, how.hold_probes, how.hold_fences) = (true, true, true);
-        submit(&mut stand, 0, IoOp::Read, 0);
+        submit(&mut fixture, 0, IoOp::Read, 0);
         let is_up = |state: &PathState| *state == PathState::Connected;
-        stand.until("the end of its path", SEC, |s| !s.client.states().iter().all(is_up));
-        let dead = stand.client.states().iter().position(|state| !is_up(state)).unwrap();
-        stand.link_down(dead);
-        let probe = stand.server.requests().find(|r| r.io.is_none() && r.cid.0 > 0).unwrap();
+        fixture.until("the end of its path", SEC, |s| !s.client.states().iter().all(is_up));
+        let dead = fixture.client.states().iter().position(|state| !is_up(state)).unwrap();
+        fixture.link_down(dead);
+        let probe = fixture.server.requests().find(|r| r.io.is_none() && r.cid.0 > 0).unwrap();
         let (path, permit) = (probe.path, probe.permit);
-        let others = |stand: &Stand| {
+        let others = |fixture: &Fixture| {
             let on_other = |r: &&Request| r.cid.0 == 1 && r.path != path;
-            stand.server.requests().filter(on_other).map(|r| r.permit).collect::<Vec<_>>()
+            fixture.server.requests().filter(on_other).map(|r| r.permit).collect::<Vec<_>>()
         };
-        stand.server.how.hold = false;
+        fixture.server.how.hold = false;
         for at in 0..16 {
-            submit(&mut stand, 0, IoOp::Read, at);
+            submit(&mut fixture, 0, IoOp::Read, at);
         }
-        stand.run(100 * MS);
-        let used = others(&stand);
+        fixture.run(100 * MS);
+        let used = others(&fixture);
         assert!(used.len() >= 16, "the other path carries IO: {used:?}");
         assert!(!used.contains(&permit), "permit {permit} is used before the fence: {used:?}");
-        stand.server.how.hold_fences = false;
-        stand.server.release();
-        stand.link_up(dead);
-        stand.until("both paths", 10 * SEC, Stand::is_whole);
+        fixture.server.how.hold_fences = false;
+        fixture.server.release();
+        fixture.link_up(dead);
+        fixture.until("both paths", 10 * SEC, Fixture::is_whole);
         for at in 0..16 {
-            submit(&mut stand, 0, IoOp::Read, at);
+            submit(&mut fixture, 0, IoOp::Read, at);
         }
-        stand.drain(SEC);
-        let requests = stand.server.requests().filter(|r| r.cid.0 == 1 && r.permit == permit);
+        fixture.drain(SEC);
+        let requests = fixture.server.requests().filter(|r| r.cid.0 == 1 && r.permit == permit);
         assert!(requests.count() > 1, "permit {permit} is withheld for ever");
     }
 }
 
 #[test]
 fn io_is_taken_back_only_if_nothing_of_it_was_sent() {
-    let mut stand = Stand::open(|s| s.how.queue_depth = 4);
-    stand.server.how.hold = true;
-    let tags: Vec<u64> = (0..4).map(|at| submit(&mut stand, 0, IoOp::Write, at)).collect();
-    stand.run(10 * MS);
-    let sent = stand.server.held.len();
+    let mut fixture = Fixture::open(|s| s.how.queue_depth = 4);
+    fixture.server.how.hold = true;
+    let tags: Vec<u64> = (0..4).map(|at| submit(&mut fixture, 0, IoOp::Write, at)).collect();
+    fixture.run(10 * MS);
+    let sent = fixture.server.held.len();
     assert!((1..4).contains(&sent), "{sent} sent");
-    stand.client.cancel(0, &|_| true);
-    stand.run(10 * MS);
+    fixture.client.cancel(0, &|_| true);
+    fixture.run(10 * MS);
     for (at, tag) in tags.iter().enumerate() {
         let wanted = (at >= sent).then_some(IoStatus::Aborted);
-        assert_eq!(stand.client.status(*tag), wanted, "the one at {at} of {sent} sent");
+        assert_eq!(fixture.client.status(*tag), wanted, "the one at {at} of {sent} sent");
     }
     // What was sent is sent again when its path dies.
-    stand.server.held.clear();
-    stand.server.end_path(stand.now(), 0);
-    stand.server.how.hold = false;
-    stand.until("the path", 5 * SEC, |s| s.client.pending() == 0);
-    assert!(tags[..sent].iter().all(|tag| stand.client.status(*tag) == Some(IoStatus::Ok)));
+    fixture.server.held.clear();
+    fixture.server.end_path(fixture.now(), 0);
+    fixture.server.how.hold = false;
+    fixture.until("the path", 5 * SEC, |s| s.client.pending() == 0);
+    assert!(tags[..sent].iter().all(|tag| fixture.client.status(*tag) == Some(IoStatus::Ok)));
 }

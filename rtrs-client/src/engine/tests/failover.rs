@@ -5,210 +5,210 @@ use rtrs_core::fabric::sim::BindMode;
 use rtrs_core::status::IoStatus;
 use rtrs_core::wire::Fence;
 
+use super::fixture::{Fixture, MS, SEC};
 use super::server::Seen;
-use super::stand::{MS, SEC, Stand};
 use crate::engine::{Failover, NoPath};
 use crate::path::state::PathState;
 
-fn submit(stand: &mut Stand, core: usize, op: IoOp, slot: usize) -> u64 {
+fn submit(fixture: &mut Fixture, shard: usize, op: IoOp, slot: usize) -> u64 {
     let range = (slot as u64 * 8192, 4096);
-    stand.submit_with(core, (op, IoFlags::default()), range, slot * 4096)
+    fixture.submit_with(shard, (op, IoFlags::default()), range, slot * 4096)
 }
 
-fn sectors(stand: &Stand) -> Vec<u64> {
-    stand.server.ios().map(|r| r.io.expect("an IO").1.sector).collect()
+fn sectors(fixture: &Fixture) -> Vec<u64> {
+    fixture.server.ios().map(|r| r.io.expect("an IO").1.sector).collect()
 }
 
-fn lose(stand: &mut Stand, path: usize) {
-    stand.link_down(path);
-    stand.until("the path's end", 2 * SEC, |s| s.client.states()[path] != PathState::Connected);
+fn lose(fixture: &mut Fixture, path: usize) {
+    fixture.link_down(path);
+    fixture.until("the path's end", 2 * SEC, |s| s.client.states()[path] != PathState::Connected);
 }
 
 #[test]
 fn requests_of_a_dead_path_go_to_the_other_and_end_once() {
     for (bind, acknowledged) in [(BindMode::Done, false), (BindMode::Pending, true)] {
         for fence in [false, true] {
-            let mut stand = Stand::open(|s| {
+            let mut fixture = Fixture::open(|s| {
                 s.paths = 2;
                 (s.how.hold, s.how.fence) = (true, fence);
                 (s.world.bind, s.world.acknowledged) = (bind, acknowledged);
             });
             for slot in 0..6 {
                 let op = if slot % 3 == 0 { IoOp::Write } else { IoOp::Read };
-                submit(&mut stand, slot % 2, op, slot);
+                submit(&mut fixture, slot % 2, op, slot);
             }
-            stand.until("all held", SEC, |s| s.server.held.len() == 6);
-            assert_eq!(stand.spread(), [4, 2], "each core goes 0, 1, 0");
-            lose(&mut stand, 0);
-            stand.run(200 * MS);
-            assert!(stand.client.done.is_empty(), "nothing ends: {:?}", stand.client.done);
-            assert_eq!(stand.spread(), [4, 6], "the four went over");
-            assert_eq!(stand.client.states()[1], PathState::Connected);
-            assert!(stand.client.control.is_open(), "one path is left");
+            fixture.until("all held", SEC, |s| s.server.held.len() == 6);
+            assert_eq!(fixture.spread(), [4, 2], "each shard goes 0, 1, 0");
+            lose(&mut fixture, 0);
+            fixture.run(200 * MS);
+            assert!(fixture.client.done.is_empty(), "nothing ends: {:?}", fixture.client.done);
+            assert_eq!(fixture.spread(), [4, 6], "the four went over");
+            assert_eq!(fixture.client.states()[1], PathState::Connected);
+            assert!(fixture.client.control.is_open(), "one path is left");
 
-            stand.server.how.hold = false;
-            stand.server.release();
-            stand.drain(SEC);
-            assert_eq!(stand.client.done.len(), 6);
-            assert!(stand.client.done.iter().all(|done| done.status.is_ok()));
-            let path = stand.server.connects()[0].0.path_uuid;
+            fixture.server.how.hold = false;
+            fixture.server.release();
+            fixture.drain(SEC);
+            assert_eq!(fixture.client.done.len(), 6);
+            assert!(fixture.client.done.iter().all(|done| done.status.is_ok()));
+            let path = fixture.server.connects()[0].0.path_uuid;
             let fences: &[Fence] = if fence { &[Fence { path, recon_cnt: 1 }] } else { &[] };
-            assert_eq!(stand.server.fences, fences);
-            stand.link_up(0);
-            stand.until("both paths", 5 * SEC, Stand::is_whole);
-            assert_eq!(stand.server.opens, 1, "the device stayed open");
-            assert_eq!(stand.client.control.status()[0].reconnects, 1);
+            assert_eq!(fixture.server.fences, fences);
+            fixture.link_up(0);
+            fixture.until("both paths", 5 * SEC, Fixture::is_whole);
+            assert_eq!(fixture.server.opens, 1, "the device stayed open");
+            assert_eq!(fixture.client.control.status()[0].reconnects, 1);
         }
     }
 }
 
 #[test]
 fn nothing_is_sent_again_before_the_fence_is_answered() {
-    let mut stand = Stand::open(|s| {
+    let mut fixture = Fixture::open(|s| {
         s.paths = 3;
         (s.how.hold, s.how.fence, s.how.queue_depth) = (true, true, 32);
     });
     for slot in 0..9 {
-        submit(&mut stand, 0, IoOp::Write, slot);
+        submit(&mut fixture, 0, IoOp::Write, slot);
     }
-    stand.until("all held", SEC, |s| s.server.held.len() == 9);
-    stand.server.how.hold_control = true;
-    lose(&mut stand, 0);
-    stand.until("the fence", SEC, |s| s.server.held.len() == 10);
-    stand.run(500 * MS);
-    assert_eq!(sectors(&stand).len(), 9, "nothing before the answer");
+    fixture.until("all held", SEC, |s| s.server.held.len() == 9);
+    fixture.server.how.hold_control = true;
+    lose(&mut fixture, 0);
+    fixture.until("the fence", SEC, |s| s.server.held.len() == 10);
+    fixture.run(500 * MS);
+    assert_eq!(sectors(&fixture).len(), 9, "nothing before the answer");
     // The path that the fence was asked over dies as well: the third is asked, for both.
-    stand.server.how.hold_control = false;
-    lose(&mut stand, 1);
-    stand.until("everything on the third", SEC, |s| s.spread()[2] == 9);
-    let mut fenced: Vec<u8> = stand.server.fences.iter().map(|f| f.path.0[0]).collect();
+    fixture.server.how.hold_control = false;
+    lose(&mut fixture, 1);
+    fixture.until("everything on the third", SEC, |s| s.spread()[2] == 9);
+    let mut fenced: Vec<u8> = fixture.server.fences.iter().map(|f| f.path.0[0]).collect();
     fenced.sort_unstable();
     assert_eq!(fenced, [0xa0, 0xa1]);
     // In the order in which they were first sent: 0, 3, 6 over path 0 and 1, 4, 7 over path 1.
-    let again = sectors(&stand).split_off(9);
+    let again = sectors(&fixture).split_off(9);
     let order: Vec<u64> = again.iter().map(|sector| sector / 16).collect();
     for path in [[0, 3, 6], [1, 4, 7]] {
         let of_path: Vec<u64> = order.iter().copied().filter(|o| path.contains(o)).collect();
         assert_eq!(of_path, path, "{order:?}");
     }
-    stand.server.how.hold = false;
-    stand.server.release();
-    stand.drain(SEC);
-    assert!(stand.client.done.iter().all(|done| done.status.is_ok()));
+    fixture.server.how.hold = false;
+    fixture.server.release();
+    fixture.drain(SEC);
+    assert!(fixture.client.done.iter().all(|done| done.status.is_ok()));
 }
 
 #[test]
 fn a_fence_does_not_wait_for_an_open_over_another_path() {
-    let mut stand = Stand::open(|s| {
+    let mut fixture = Fixture::open(|s| {
         s.paths = 3;
         (s.how.hold, s.how.fence) = (true, true);
     });
-    lose(&mut stand, 2);
-    let tag = submit(&mut stand, 0, IoOp::Write, 0);
-    stand.until("the write", SEC, |s| s.server.held.len() == 1);
-    stand.server.how.hold_control = true;
-    stand.link_up(2);
-    stand.until("path 2 to ask", 5 * SEC, |s| s.server.held.len() == 2);
-    stand.server.how.hold_control = false;
-    stand.server.how.hold = false;
-    lose(&mut stand, 0);
-    stand.until("the write over path 1", SEC, |s| s.client.status(tag).is_some());
-    assert_eq!(stand.client.status(tag), Some(IoStatus::Ok));
-    assert_eq!(stand.client.states()[2], PathState::Opening, "it still waits for its answer");
-    stand.server.release();
-    stand.link_up(0);
-    stand.until("all paths", 5 * SEC, Stand::is_whole);
+    lose(&mut fixture, 2);
+    let tag = submit(&mut fixture, 0, IoOp::Write, 0);
+    fixture.until("the write", SEC, |s| s.server.held.len() == 1);
+    fixture.server.how.hold_control = true;
+    fixture.link_up(2);
+    fixture.until("path 2 to ask", 5 * SEC, |s| s.server.held.len() == 2);
+    fixture.server.how.hold_control = false;
+    fixture.server.how.hold = false;
+    lose(&mut fixture, 0);
+    fixture.until("the write over path 1", SEC, |s| s.client.status(tag).is_some());
+    assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok));
+    assert_eq!(fixture.client.states()[2], PathState::Opening, "it still waits for its answer");
+    fixture.server.release();
+    fixture.link_up(0);
+    fixture.until("all paths", 5 * SEC, Fixture::is_whole);
 }
 
 #[test]
 fn a_fence_that_is_never_answered_ends_its_path() {
-    let mut stand = Stand::open(|s| {
+    let mut fixture = Fixture::open(|s| {
         s.paths = 2;
         (s.how.hold, s.how.fence) = (true, true);
         s.config.no_path = NoPath::Queue;
         s.config.io_timeout = 60 * SEC;
     });
-    let tags = [0, 1].map(|slot| submit(&mut stand, 0, IoOp::Write, slot));
-    stand.until("both held", SEC, |s| s.server.held.len() == 2);
-    stand.server.how.hold_control = true;
-    lose(&mut stand, 0);
-    stand.until("the end of the other", 11 * SEC, |s| {
+    let tags = [0, 1].map(|slot| submit(&mut fixture, 0, IoOp::Write, slot));
+    fixture.until("both held", SEC, |s| s.server.held.len() == 2);
+    fixture.server.how.hold_control = true;
+    lose(&mut fixture, 0);
+    fixture.until("the end of the other", 11 * SEC, |s| {
         s.client.last_error(1).contains("fence was not answered")
     });
-    (stand.server.how.hold, stand.server.how.hold_control) = (false, false);
-    stand.drain(5 * SEC);
+    (fixture.server.how.hold, fixture.server.how.hold_control) = (false, false);
+    fixture.drain(5 * SEC);
     for tag in tags {
-        assert_eq!(stand.client.status(tag), Some(IoStatus::Ok));
+        assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok));
     }
 }
 
 #[test]
 fn io_waits_only_so_long_for_fences_that_are_never_answered() {
-    let mut stand = Stand::open(|s| {
+    let mut fixture = Fixture::open(|s| {
         s.paths = 3;
         (s.how.hold, s.how.fence, s.how.hold_fences) = (true, true, true);
         s.config.no_path = NoPath::QueueFor(30 * SEC);
     });
-    let tag = submit(&mut stand, 0, IoOp::Write, 0);
-    stand.until("the write", SEC, |s| s.server.held.len() == 1);
-    lose(&mut stand, 0);
+    let tag = submit(&mut fixture, 0, IoOp::Write, 0);
+    fixture.until("the write", SEC, |s| s.server.held.len() == 1);
+    lose(&mut fixture, 0);
     // The others are asked in turn and come back, so that one is connected at any time.
-    stand.until("both asked in vain", 25 * SEC, |s| {
+    fixture.until("both asked in vain", 25 * SEC, |s| {
         s.client.control.status()[1..].iter().all(|path| path.ends > 0)
     });
-    assert_eq!(stand.client.status(tag), None);
-    stand.drain(35 * SEC);
-    assert_eq!(stand.client.status(tag), Some(IoStatus::TimedOut));
-    (stand.server.how.hold, stand.server.how.hold_fences) = (false, false);
-    stand.link_up(0);
-    stand.until("all paths", 15 * SEC, Stand::is_whole);
-    stand.read(0, 0, 4096);
+    assert_eq!(fixture.client.status(tag), None);
+    fixture.drain(35 * SEC);
+    assert_eq!(fixture.client.status(tag), Some(IoStatus::TimedOut));
+    (fixture.server.how.hold, fixture.server.how.hold_fences) = (false, false);
+    fixture.link_up(0);
+    fixture.until("all paths", 15 * SEC, Fixture::is_whole);
+    fixture.read(0, 0, 4096);
 }
 
 #[test]
 fn strict_failover_gives_nothing_up_that_a_fence_is_still_to_come_for() {
-    let mut stand = Stand::open(|s| {
+    let mut fixture = Fixture::open(|s| {
         s.paths = 2;
         (s.how.hold, s.how.fence, s.how.hold_fences) = (true, true, true);
         (s.config.failover, s.config.no_path) = (Failover::Strict, NoPath::Fail);
         s.config.io_timeout = SEC;
     });
-    let tag = submit(&mut stand, 0, IoOp::Write, 0);
-    stand.until("the write", SEC, |s| s.server.held.len() == 1);
-    lose(&mut stand, 0);
-    stand.server.how.hold = false;
+    let tag = submit(&mut fixture, 0, IoOp::Write, 0);
+    fixture.until("the write", SEC, |s| s.server.held.len() == 1);
+    lose(&mut fixture, 0);
+    fixture.server.how.hold = false;
     // Later writes go on over the other path: an error now would let this one land after them.
-    stand.run(5 * SEC);
-    let later = submit(&mut stand, 0, IoOp::Write, 0);
-    stand.run(SEC);
-    assert_eq!(stand.client.status(later), Some(IoStatus::Ok));
-    assert_eq!(stand.client.status(tag), None);
-    stand.server.how.hold_fences = false;
-    stand.server.release();
-    stand.drain(SEC);
-    assert!(stand.client.status(tag).is_some());
+    fixture.run(5 * SEC);
+    let later = submit(&mut fixture, 0, IoOp::Write, 0);
+    fixture.run(SEC);
+    assert_eq!(fixture.client.status(later), Some(IoStatus::Ok));
+    assert_eq!(fixture.client.status(tag), None);
+    fixture.server.how.hold_fences = false;
+    fixture.server.release();
+    fixture.drain(SEC);
+    assert!(fixture.client.status(tag).is_some());
 }
 
 #[test]
 fn a_path_that_comes_back_carries_nothing_before_the_others_are_fenced_off() {
-    let mut stand = Stand::open(|s| {
+    let mut fixture = Fixture::open(|s| {
         s.paths = 2;
         (s.how.hold, s.how.fence) = (true, true);
     });
-    let tags = [0, 1].map(|slot| submit(&mut stand, 0, IoOp::Write, slot));
-    stand.until("both held", SEC, |s| s.server.held.len() == 2);
+    let tags = [0, 1].map(|slot| submit(&mut fixture, 0, IoOp::Write, slot));
+    fixture.until("both held", SEC, |s| s.server.held.len() == 2);
     for path in [0, 1] {
-        lose(&mut stand, path);
+        lose(&mut fixture, path);
     }
-    stand.until("the device's end", SEC, |s| !s.client.control.is_open());
-    stand.server.how.hold = false;
-    stand.server.seen.clear();
-    stand.link_up(1);
-    stand.drain(5 * SEC);
+    fixture.until("the device's end", SEC, |s| !s.client.control.is_open());
+    fixture.server.how.hold = false;
+    fixture.server.seen.clear();
+    fixture.link_up(1);
+    fixture.drain(5 * SEC);
     for tag in tags {
-        assert_eq!(stand.client.status(tag), Some(IoStatus::Ok));
+        assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok));
     }
-    let kinds: Vec<bool> = stand
+    let kinds: Vec<bool> = fixture
         .server
         .seen
         .iter()
@@ -219,54 +219,54 @@ fn a_path_that_comes_back_carries_nothing_before_the_others_are_fenced_off() {
         })
         .collect();
     assert_eq!(kinds, [false, true, true], "FENCE for path 0 first");
-    assert_eq!(stand.server.fences.len(), 1, "path 1 was fenced off by its return");
+    assert_eq!(fixture.server.fences.len(), 1, "path 1 was fenced off by its return");
 }
 
 #[test]
 fn strict_failover_waits_for_the_path_where_there_is_no_fence() {
-    let mut stand = Stand::open(|s| {
+    let mut fixture = Fixture::open(|s| {
         s.paths = 2;
         s.how.hold = true;
         s.config.failover = Failover::Strict;
         s.config.no_path = NoPath::Queue;
     });
-    let tags = [0, 1].map(|slot| submit(&mut stand, 0, IoOp::Write, slot));
-    stand.until("both held", SEC, |s| s.server.held.len() == 2);
-    lose(&mut stand, 0);
-    stand.run(3 * SEC);
-    assert_eq!(stand.spread(), [1, 1], "it waits");
-    stand.server.how.hold = false;
-    stand.server.release();
-    let later = submit(&mut stand, 0, IoOp::Read, 2);
-    stand.run(100 * MS);
-    assert_eq!(stand.client.status(later), Some(IoStatus::Ok), "others go on");
-    stand.link_up(0);
-    stand.drain(5 * SEC);
+    let tags = [0, 1].map(|slot| submit(&mut fixture, 0, IoOp::Write, slot));
+    fixture.until("both held", SEC, |s| s.server.held.len() == 2);
+    lose(&mut fixture, 0);
+    fixture.run(3 * SEC);
+    assert_eq!(fixture.spread(), [1, 1], "it waits");
+    fixture.server.how.hold = false;
+    fixture.server.release();
+    let later = submit(&mut fixture, 0, IoOp::Read, 2);
+    fixture.run(100 * MS);
+    assert_eq!(fixture.client.status(later), Some(IoStatus::Ok), "others go on");
+    fixture.link_up(0);
+    fixture.drain(5 * SEC);
     for tag in tags {
-        assert_eq!(stand.client.status(tag), Some(IoStatus::Ok));
+        assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok));
     }
 }
 
 #[test]
 fn what_was_in_flight_on_the_only_path_goes_on_when_it_is_back() {
     for fence in [false, true] {
-        let mut stand = Stand::open(|s| (s.how.hold, s.how.fence) = (true, fence));
-        let tags = [0, 1].map(|core| submit(&mut stand, core, IoOp::Write, core));
-        stand.until("both held", SEC, |s| s.server.held.len() == 2);
-        lose(&mut stand, 0);
-        stand.run(SEC);
-        assert!(stand.client.done.is_empty());
-        stand.server.how.hold = false;
-        stand.link_up(0);
-        stand.drain(5 * SEC);
+        let mut fixture = Fixture::open(|s| (s.how.hold, s.how.fence) = (true, fence));
+        let tags = [0, 1].map(|shard| submit(&mut fixture, shard, IoOp::Write, shard));
+        fixture.until("both held", SEC, |s| s.server.held.len() == 2);
+        lose(&mut fixture, 0);
+        fixture.run(SEC);
+        assert!(fixture.client.done.is_empty());
+        fixture.server.how.hold = false;
+        fixture.link_up(0);
+        fixture.drain(5 * SEC);
         for tag in tags {
-            assert_eq!(stand.client.status(tag), Some(IoStatus::Ok));
+            assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok));
         }
-        let permits: Vec<_> = stand.server.ios().map(|r| r.permit).collect();
+        let permits: Vec<_> = fixture.server.ios().map(|r| r.permit).collect();
         assert_eq!(permits.len(), 4);
         for permit in &permits {
             assert_eq!(permits.iter().filter(|p| *p == permit).count(), 2, "the same permit");
         }
-        assert!(stand.server.fences.is_empty(), "its return is its fence");
+        assert!(fixture.server.fences.is_empty(), "its return is its fence");
     }
 }

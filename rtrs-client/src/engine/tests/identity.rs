@@ -5,8 +5,8 @@ use rtrs_core::identity::{ExportId, Identity, ServerId};
 use rtrs_core::status::IoStatus;
 use rtrs_core::wire::{ConnRsp, Extensions};
 
+use super::fixture::{Fixture, SEC, SECRET};
 use super::server::How;
-use super::stand::{SEC, SECRET, Stand};
 use crate::engine::NoPath;
 use crate::engine::SessionFailure;
 use crate::path::state::PathState;
@@ -22,47 +22,47 @@ fn weak(boot: u64, name: &str) -> Option<ExportId> {
     Some(ExportId::weak(boot, "test", &[name.as_bytes()]))
 }
 
-fn stand(server_id: Option<[u8; 16]>, export_id: Option<ExportId>) -> Stand {
-    Stand::open(|s| {
+fn fixture(server_id: Option<[u8; 16]>, export_id: Option<ExportId>) -> Fixture {
+    Fixture::open(|s| {
         s.paths = 2;
         (s.how.server_id, s.how.export_id) = (server_id, export_id);
     })
 }
 
 /// All paths are lost, and this server answers from now on.
-fn replace(stand: &mut Stand, change: impl FnOnce(&mut How)) {
-    change(&mut stand.server.how);
-    for path in 0..stand.server.paths.len() {
-        stand.server.end_path(stand.now(), path);
+fn replace(fixture: &mut Fixture, change: impl FnOnce(&mut How)) {
+    change(&mut fixture.server.how);
+    for path in 0..fixture.server.paths.len() {
+        fixture.server.end_path(fixture.now(), path);
     }
-    stand.until("the paths' end", SEC, |s| {
+    fixture.until("the paths' end", SEC, |s| {
         s.client.states().iter().all(|state| *state != PathState::Connected)
     });
 }
 
 /// Both paths stay down for this reason, and IO ends as without a path.
-fn assert_refused(stand: &mut Stand, why: &str) {
-    stand.until(why, 5 * SEC, |s| (0..2).all(|path| s.client.last_error(path).contains(why)));
+fn assert_refused(fixture: &mut Fixture, why: &str) {
+    fixture.until(why, 5 * SEC, |s| (0..2).all(|path| s.client.last_error(path).contains(why)));
     for path in 0..2 {
-        let error = stand.client.last_error(path);
+        let error = fixture.client.last_error(path);
         assert!(error.starts_with("cannot use this path: "), "{error}");
     }
-    let tag = stand.submit(0, IoOp::Read, 0, 4096);
-    stand.drain(10 * SEC);
-    assert_eq!(stand.client.status(tag), Some(IoStatus::TimedOut), "{why}");
-    assert!(stand.client.states().iter().all(|state| *state != PathState::Connected));
+    let tag = fixture.submit(0, IoOp::Read, 0, 4096);
+    fixture.drain(10 * SEC);
+    assert_eq!(fixture.client.status(tag), Some(IoStatus::TimedOut), "{why}");
+    assert!(fixture.client.states().iter().all(|state| *state != PathState::Connected));
 }
 
-fn assert_back(stand: &mut Stand, change: impl FnOnce(&mut How)) {
-    change(&mut stand.server.how);
-    stand.until("the paths", 10 * SEC, Stand::is_whole);
-    stand.read(0, 0, 4096);
+fn assert_back(fixture: &mut Fixture, change: impl FnOnce(&mut How)) {
+    change(&mut fixture.server.how);
+    fixture.until("the paths", 10 * SEC, Fixture::is_whole);
+    fixture.read(0, 0, 4096);
 }
 
 #[test]
 fn another_server_is_not_used_and_the_right_one_is_found_again() {
     let ours = (Some(HOME), export("a"));
-    let mut stand = stand(ours.0, ours.1);
+    let mut fixture = fixture(ours.0, ours.1);
     for (other, why) in [
         ((Some(OTHER), export("a")), "it is server 0202"),
         ((Some([0; 16]), export("a")), "this server does not say who it is"),
@@ -71,39 +71,39 @@ fn another_server_is_not_used_and_the_right_one_is_found_again() {
         ((Some(HOME), weak(1, "a")), "the export is another disk or file"),
         ((Some(HOME), None), "the server does not say which disk or file the export is"),
     ] {
-        replace(&mut stand, |how| (how.server_id, how.export_id) = other);
-        assert_refused(&mut stand, why);
-        assert_back(&mut stand, |how| (how.server_id, how.export_id) = ours);
+        replace(&mut fixture, |how| (how.server_id, how.export_id) = other);
+        assert_refused(&mut fixture, why);
+        assert_back(&mut fixture, |how| (how.server_id, how.export_id) = ours);
     }
 }
 
 #[test]
 fn one_path_to_another_server_stays_down_while_the_other_carries_on() {
-    let mut stand = stand(Some(HOME), export("a"));
-    stand.server.how.server_id = Some(OTHER);
-    stand.server.end_path(stand.now(), 1);
-    stand.until("the error", 5 * SEC, |s| s.client.last_error(1).contains("it is server 0202"));
-    assert_eq!(stand.client.states()[0], PathState::Connected);
-    stand.read(0, 0, 4096);
-    stand.server.how.server_id = Some(HOME);
-    stand.until("the paths", 10 * SEC, Stand::is_whole);
+    let mut fixture = fixture(Some(HOME), export("a"));
+    fixture.server.how.server_id = Some(OTHER);
+    fixture.server.end_path(fixture.now(), 1);
+    fixture.until("the error", 5 * SEC, |s| s.client.last_error(1).contains("it is server 0202"));
+    assert_eq!(fixture.client.states()[0], PathState::Connected);
+    fixture.read(0, 0, 4096);
+    fixture.server.how.server_id = Some(HOME);
+    fixture.until("the paths", 10 * SEC, Fixture::is_whole);
 }
 
 #[test]
 fn an_id_that_appears_is_pinned() {
     // An upgrade of the server.
-    let mut stand = stand(None, None);
-    let pinned = |s: &Stand| s.client.control.pinned_identity();
-    assert_eq!(pinned(&stand), None);
-    replace(&mut stand, |how| how.server_id = Some(HOME));
-    assert_back(&mut stand, |_| {});
+    let mut fixture = fixture(None, None);
+    let pinned = |s: &Fixture| s.client.control.pinned_identity();
+    assert_eq!(pinned(&fixture), None);
+    replace(&mut fixture, |how| how.server_id = Some(HOME));
+    assert_back(&mut fixture, |_| {});
     let server = ServerId::from_bytes(HOME);
-    assert_eq!(pinned(&stand), Some(Identity { server, export: None }));
-    replace(&mut stand, |how| how.export_id = export("a"));
-    assert_back(&mut stand, |_| {});
-    assert_eq!(pinned(&stand), Some(Identity { server, export: export("a") }));
-    replace(&mut stand, |how| how.server_id = None);
-    assert_refused(&mut stand, "this server does not say who it is");
+    assert_eq!(pinned(&fixture), Some(Identity { server, export: None }));
+    replace(&mut fixture, |how| how.export_id = export("a"));
+    assert_back(&mut fixture, |_| {});
+    assert_eq!(pinned(&fixture), Some(Identity { server, export: export("a") }));
+    replace(&mut fixture, |how| how.server_id = None);
+    assert_refused(&mut fixture, "this server does not say who it is");
 }
 
 #[test]
@@ -116,51 +116,51 @@ fn an_id_is_not_pinned_beside_a_path_that_did_not_say_it() {
         // Cloned machines with one machine id.
         ((Some(HOME), weak(1, "a")), (Some(HOME), weak(2, "a"))),
     ] {
-        let mut stand = stand(before.0, before.1);
-        let pinned = stand.client.control.pinned_identity();
-        (stand.server.how.server_id, stand.server.how.export_id) = beside;
-        stand.server.end_path(stand.now(), 1);
-        let down = |s: &Stand| s.client.last_error(1).contains("a path that is connected");
-        stand.until("the error", 5 * SEC, down);
-        stand.run(10 * SEC);
-        assert_eq!(stand.client.states()[0], PathState::Connected);
-        assert_ne!(stand.client.states()[1], PathState::Connected, "two disks");
-        assert_eq!(stand.client.control.pinned_identity(), pinned);
-        stand.read(0, 0, 4096);
+        let mut fixture = fixture(before.0, before.1);
+        let pinned = fixture.client.control.pinned_identity();
+        (fixture.server.how.server_id, fixture.server.how.export_id) = beside;
+        fixture.server.end_path(fixture.now(), 1);
+        let down = |s: &Fixture| s.client.last_error(1).contains("a path that is connected");
+        fixture.until("the error", 5 * SEC, down);
+        fixture.run(10 * SEC);
+        assert_eq!(fixture.client.states()[0], PathState::Connected);
+        assert_ne!(fixture.client.states()[1], PathState::Connected, "two disks");
+        assert_eq!(fixture.client.control.pinned_identity(), pinned);
+        fixture.read(0, 0, 4096);
         // It was the same server: the path from before ends too.
-        stand.server.end_path(stand.now(), 0);
-        stand.until("the paths", 10 * SEC, Stand::is_whole);
-        assert_ne!(stand.client.control.pinned_identity(), pinned);
+        fixture.server.end_path(fixture.now(), 0);
+        fixture.until("the paths", 10 * SEC, Fixture::is_whole);
+        assert_ne!(fixture.client.control.pinned_identity(), pinned);
     }
 }
 
 #[test]
 fn a_weak_id_holds_until_the_servers_host_is_started_again() {
-    let mut stand = stand(Some(HOME), weak(1, "a"));
-    replace(&mut stand, |_| {});
-    assert_back(&mut stand, |_| {});
-    replace(&mut stand, |how| how.export_id = weak(1, "b"));
-    assert_refused(&mut stand, "the export is another disk or file");
+    let mut fixture = fixture(Some(HOME), weak(1, "a"));
+    replace(&mut fixture, |_| {});
+    assert_back(&mut fixture, |_| {});
+    replace(&mut fixture, |how| how.export_id = weak(1, "b"));
+    assert_refused(&mut fixture, "the export is another disk or file");
     // Of another boot: the shape of the device decides, as at a kernel's server.
-    assert_back(&mut stand, |how| how.export_id = weak(2, "b"));
-    replace(&mut stand, |how| how.export_id = weak(2, "a"));
-    assert_refused(&mut stand, "the export is another disk or file");
-    replace(&mut stand, |how| (how.export_id, how.size) = (weak(3, "a"), how.size * 2));
-    assert_refused(&mut stand, "no id proves that it is the same");
+    assert_back(&mut fixture, |how| how.export_id = weak(2, "b"));
+    replace(&mut fixture, |how| how.export_id = weak(2, "a"));
+    assert_refused(&mut fixture, "the export is another disk or file");
+    replace(&mut fixture, |how| (how.export_id, how.size) = (weak(3, "a"), how.size * 2));
+    assert_refused(&mut fixture, "no id proves that it is the same");
 }
 
 #[test]
 fn an_identity_that_was_asked_for_is_demanded_of_the_first_path_too() {
     let asked = |server: [u8; 16], name: &str| {
         let identity = Identity { server: ServerId::from_bytes(server), export: export(name) };
-        Stand::new(|s| {
+        Fixture::new(|s| {
             s.paths = 2;
             (s.how.server_id, s.how.export_id) = (Some(HOME), export("a"));
             s.config.identity = Some(identity);
         })
     };
     let mut right = asked(HOME, "a");
-    right.until("the device", 5 * SEC, Stand::is_whole);
+    right.until("the device", 5 * SEC, Fixture::is_whole);
     for mut wrong in [asked(OTHER, "a"), asked(HOME, "b")] {
         wrong.until("the failure", 5 * SEC, |s| s.client.control.failure().is_some());
         let failure = wrong.client.control.failure().map(ToString::to_string).unwrap_or_default();
@@ -176,27 +176,27 @@ fn estale(identity: Option<[u8; 16]>) -> Option<Vec<u8>> {
 
 #[test]
 fn a_session_ends_only_when_its_server_proves_that_it_is_the_one() {
-    let mut stand = Stand::open(|s| {
+    let mut fixture = Fixture::open(|s| {
         s.paths = 2;
         s.config.no_path = NoPath::Queue;
         s.how.server_id = Some(HOME);
     });
     for lie in [estale(None), estale(Some([0; 16])), estale(Some([0xaa; 16]))] {
-        replace(&mut stand, |how| how.refuse = lie);
-        let tag = stand.submit(0, IoOp::Write, 0, 4096);
-        stand.until("the error", 5 * SEC, |s| {
+        replace(&mut fixture, |how| how.refuse = lie);
+        let tag = fixture.submit(0, IoOp::Write, 0, 4096);
+        fixture.until("the error", 5 * SEC, |s| {
             (0..2).all(|path| s.client.last_error(path).contains("does not prove"))
         });
-        stand.run(30 * SEC);
-        assert_eq!(stand.client.control.failure(), None);
-        assert_eq!(stand.client.status(tag), None, "it waits");
-        assert_back(&mut stand, |how| how.refuse = None);
-        stand.drain(SEC);
-        assert_eq!(stand.client.status(tag), Some(IoStatus::Ok));
+        fixture.run(30 * SEC);
+        assert_eq!(fixture.client.control.failure(), None);
+        assert_eq!(fixture.client.status(tag), None, "it waits");
+        assert_back(&mut fixture, |how| how.refuse = None);
+        fixture.drain(SEC);
+        assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok));
     }
     let proof = estale(Some(SECRET.0));
-    replace(&mut stand, |how| how.refuse = proof);
-    stand.until("the end", 5 * SEC, |s| {
+    replace(&mut fixture, |how| how.refuse = proof);
+    fixture.until("the end", 5 * SEC, |s| {
         s.client.control.failure() == Some(&SessionFailure::Evicted)
     });
 }
@@ -204,25 +204,25 @@ fn a_session_ends_only_when_its_server_proves_that_it_is_the_one() {
 #[test]
 fn nobody_can_evict_a_session_from_a_server_that_gave_no_secret() {
     // One of before the extension, or a kernel's.
-    let mut stand = stand(None, None);
-    replace(&mut stand, |how| how.refuse = estale(None));
-    stand.run(5 * SEC);
-    assert_eq!(stand.client.control.failure(), None);
-    assert_back(&mut stand, |how| how.refuse = None);
+    let mut fixture = fixture(None, None);
+    replace(&mut fixture, |how| how.refuse = estale(None));
+    fixture.run(5 * SEC);
+    assert_eq!(fixture.client.control.failure(), None);
+    assert_back(&mut fixture, |how| how.refuse = None);
 }
 
 #[test]
 fn who_takes_over_does_not_wait_for_another_disk_to_become_the_right_one() {
     for (server_id, name) in [(OTHER, "a"), (HOME, "b")] {
-        let mut stand = Stand::new(|s| {
+        let mut fixture = Fixture::new(|s| {
             s.paths = 2;
             (s.how.server_id, s.how.export_id) = (Some(server_id), export(name));
             s.config.open_patience = 60 * SEC;
             s.config.identity =
                 Some(Identity { server: ServerId::from_bytes(HOME), export: export("a") });
         });
-        stand.until("the failure", 2 * SEC, |s| s.client.control.failure().is_some());
-        let why = stand.client.control.failure().map(ToString::to_string);
+        fixture.until("the failure", 2 * SEC, |s| s.client.control.failure().is_some());
+        let why = fixture.client.control.failure().map(ToString::to_string);
         assert!(why.is_some_and(|why| why.contains("cannot use this path: ")));
     }
 }

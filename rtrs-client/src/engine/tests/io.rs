@@ -7,23 +7,23 @@ use rtrs_core::fabric::sim::BindMode;
 use rtrs_core::status::IoStatus;
 use rtrs_core::wire::{OpenRsp, RwOp};
 
+use super::fixture::{Fixture, MS, SEC};
 use super::server::Request;
-use super::stand::{MS, SEC, Stand};
 use crate::engine::device_table::DeviceIndex;
 
 #[test]
 fn fresh_keys_are_used() {
     for bind in [BindMode::Done, BindMode::Pending] {
-        let mut stand = Stand::open(|s| {
+        let mut fixture = Fixture::open(|s| {
             s.how.queue_depth = 3;
             s.world.bind = bind;
         });
         for round in 0..20 {
-            stand.submit(round % 2, IoOp::Write, 0, 4096);
-            stand.drain(SEC);
+            fixture.submit(round % 2, IoOp::Write, 0, 4096);
+            fixture.drain(SEC);
         }
         let mut keys: BTreeMap<u16, Vec<u32>> = BTreeMap::new();
-        for request in stand.server.ios() {
+        for request in fixture.server.ios() {
             keys.entry(request.permit.0).or_default().push(request.key.0);
         }
         assert_eq!(keys.len(), 2);
@@ -39,29 +39,29 @@ fn fresh_keys_are_used() {
 
 #[test]
 fn one_key_for_all_where_the_server_says_so() {
-    let mut stand = Stand::open(|s| s.how.new_rkey = false);
+    let mut fixture = Fixture::open(|s| s.how.new_rkey = false);
     for round in 0..20 {
-        stand.submit(round % 2, IoOp::Write, 0, 4096);
-        stand.drain(SEC);
+        fixture.submit(round % 2, IoOp::Write, 0, 4096);
+        fixture.drain(SEC);
     }
-    let first = stand.server.ios().next().map(|r| r.key);
-    assert!(stand.server.ios().all(|r| Some(r.key) == first));
+    let first = fixture.server.ios().next().map(|r| r.key);
+    assert!(fixture.server.ios().all(|r| Some(r.key) == first));
 }
 
 #[test]
 fn what_is_written_is_read() {
     for new_rkey in [true, false] {
-        let mut stand = Stand::open(|s| s.how.new_rkey = new_rkey);
+        let mut fixture = Fixture::open(|s| s.how.new_rkey = new_rkey);
         let bytes: Vec<u8> = (0..300_032_u32).map(|i| (i / 3) as u8).collect();
-        stand.client.buffer(0, 0, bytes.len()).copy_in(0, &bytes);
-        let tag = stand.submit(0, IoOp::Write, 512 * 9, bytes.len() as u32);
-        stand.drain(SEC);
-        assert_eq!(stand.client.status(tag), Some(IoStatus::Ok));
-        assert_eq!(stand.read(1, 512 * 9, bytes.len() as u32), bytes);
-        let tag = stand.submit(0, IoOp::WriteZeroes, 512 * 10, 4096);
-        stand.drain(SEC);
-        assert_eq!(stand.client.status(tag), Some(IoStatus::Ok));
-        let after = stand.read(0, 512 * 9, bytes.len() as u32);
+        fixture.client.buffer(0, 0, bytes.len()).copy_in(0, &bytes);
+        let tag = fixture.submit(0, IoOp::Write, 512 * 9, bytes.len() as u32);
+        fixture.drain(SEC);
+        assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok));
+        assert_eq!(fixture.read(1, 512 * 9, bytes.len() as u32), bytes);
+        let tag = fixture.submit(0, IoOp::WriteZeroes, 512 * 10, 4096);
+        fixture.drain(SEC);
+        assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok));
+        let after = fixture.read(0, 512 * 9, bytes.len() as u32);
         assert_eq!(after[..512], bytes[..512]);
         assert_eq!(after[512..4608], [0; 4096]);
         assert_eq!(after[4608..], bytes[4608..]);
@@ -71,14 +71,14 @@ fn what_is_written_is_read() {
 #[test]
 fn a_long_read_is_split_and_joined() {
     for (new_rkey, bind) in [(true, BindMode::Done), (false, BindMode::Pending)] {
-        let mut stand = Stand::open(|s| {
+        let mut fixture = Fixture::open(|s| {
             (s.how.new_rkey, s.world.bind) = (new_rkey, bind);
             s.how.queue_depth = 8;
         });
         let (offset, len) = (512 * 7, 1 << 20);
-        let disk = stand.server.disk[offset..offset + len].to_vec();
-        assert_eq!(stand.read(0, offset as u64, len as u32), disk);
-        let parts: Vec<_> = stand.server.ios().filter_map(|r| r.io).map(|(_, h)| h).collect();
+        let disk = fixture.server.disk[offset..offset + len].to_vec();
+        assert_eq!(fixture.read(0, offset as u64, len as u32), disk);
+        let parts: Vec<_> = fixture.server.ios().filter_map(|r| r.io).map(|(_, h)| h).collect();
         assert_eq!(parts.len(), 9, "1 MiB over requests of 126976 bytes");
         let mut sizes: Vec<_> = parts.iter().map(|h| (h.sector, h.bi_size)).collect();
         sizes.sort_unstable();
@@ -95,25 +95,25 @@ fn a_long_read_is_split_and_joined() {
 #[test]
 fn an_error_in_one_part_is_the_error_of_the_whole_once() {
     for bad in [0u64, 700, 2047] {
-        let mut stand = Stand::open(|s| {
+        let mut fixture = Fixture::open(|s| {
             s.how.queue_depth = 6;
             s.how.io_errno = Some(Box::new(move |header| {
                 let end = header.sector + u64::from(header.bi_size) / 512;
                 if (header.sector..end).contains(&bad) { 28 } else { 0 }
             }));
         });
-        let tag = stand.submit(1, IoOp::Read, 0, 1 << 20);
+        let tag = fixture.submit(1, IoOp::Read, 0, 1 << 20);
         let other =
-            stand.submit_with(1, (IoOp::Write, IoFlags::default()), (2 << 20, 512), 2 << 20);
-        stand.drain(SEC);
-        assert_eq!(stand.client.status(tag), Some(IoStatus::NoSpace));
-        assert_eq!(stand.client.status(other), Some(IoStatus::Ok));
-        assert_eq!(stand.client.done.len(), 2);
+            fixture.submit_with(1, (IoOp::Write, IoFlags::default()), (2 << 20, 512), 2 << 20);
+        fixture.drain(SEC);
+        assert_eq!(fixture.client.status(tag), Some(IoStatus::NoSpace));
+        assert_eq!(fixture.client.status(other), Some(IoStatus::Ok));
+        assert_eq!(fixture.client.done.len(), 2);
         if bad == 0 {
-            assert!(stand.server.ios().count() < 9, "the rest need not be tried");
+            assert!(fixture.server.ios().count() < 9, "the rest need not be tried");
         }
-        stand.server.how.io_errno = None;
-        stand.read(1, 0, 1 << 20);
+        fixture.server.how.io_errno = None;
+        fixture.read(1, 0, 1 << 20);
     }
 }
 
@@ -129,19 +129,19 @@ fn errors_of_the_server_arrive_by_kind() {
         (110, IoStatus::TimedOut),
     ] {
         for op in [IoOp::Read, IoOp::Write, IoOp::Flush, IoOp::Discard] {
-            let mut stand = Stand::open(|s| s.how.io_errno = Some(Box::new(move |_| errno)));
+            let mut fixture = Fixture::open(|s| s.how.io_errno = Some(Box::new(move |_| errno)));
             let len = if op == IoOp::Flush { 0 } else { 4096 };
-            let tag = stand.submit(0, op, 0, len);
-            stand.drain(SEC);
-            assert_eq!(stand.client.status(tag), Some(status), "{op:?}");
-            assert_eq!(stand.client.states(), [crate::path::state::PathState::Connected]);
+            let tag = fixture.submit(0, op, 0, len);
+            fixture.drain(SEC);
+            assert_eq!(fixture.client.status(tag), Some(status), "{op:?}");
+            assert_eq!(fixture.client.states(), [crate::path::state::PathState::Connected]);
         }
     }
 }
 
 #[test]
 fn io_the_device_cannot_take_never_travels() {
-    let mut stand = Stand::open(|_| {});
+    let mut fixture = Fixture::open(|_| {});
     let cases = [
         (IoOp::Read, 4 << 20, 512, IoStatus::Invalid),
         (IoOp::Write, 4 << 20, 512, IoStatus::NoSpace),
@@ -150,79 +150,79 @@ fn io_the_device_cannot_take_never_travels() {
         (IoOp::Write, u64::MAX - 511, 512, IoStatus::Invalid),
     ];
     for (op, offset, len, status) in cases {
-        let tag = stand.submit(0, op, offset, len);
-        stand.drain(SEC);
-        let got = stand.client.status(tag);
+        let tag = fixture.submit(0, op, offset, len);
+        fixture.drain(SEC);
+        let got = fixture.client.status(tag);
         assert!(got == Some(status) || got == Some(IoStatus::NoSpace), "{op:?}: {got:?}");
     }
-    assert_eq!(stand.server.ios().count(), 0);
+    assert_eq!(fixture.server.ios().count(), 0);
 }
 
 #[test]
 fn a_flush_has_no_range_whatever_its_submitter_says() {
-    let mut stand = Stand::open(|_| {});
-    let tag = stand.submit(0, IoOp::Flush, 4096, 8192);
-    stand.drain(SEC);
-    assert_eq!(stand.client.status(tag), Some(IoStatus::Ok));
-    assert_eq!(stand.server.ios().count(), 1);
+    let mut fixture = Fixture::open(|_| {});
+    let tag = fixture.submit(0, IoOp::Flush, 4096, 8192);
+    fixture.drain(SEC);
+    assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok));
+    assert_eq!(fixture.server.ios().count(), 1);
 }
 
 #[test]
 fn without_permits_io_waits_and_all_come_home() {
-    let mut stand = Stand::open(|s| {
+    let mut fixture = Fixture::open(|s| {
         s.how.queue_depth = 8;
         s.config.queue_depth_limit = 6;
         s.how.hold = true;
     });
     for round in 0..20 {
-        let core = round % 2;
-        stand.submit_with(core, (IoOp::Read, IoFlags::default()), (0, 4096), round * 4096);
+        let shard = round % 2;
+        fixture.submit_with(shard, (IoOp::Read, IoFlags::default()), (0, 4096), round * 4096);
     }
-    stand.run(50 * MS);
+    fixture.run(50 * MS);
     // Permits 1 to 5 in two shares.
-    let permits = |stand: &Stand, cid| {
-        let mine = stand.server.held.iter().filter(|r: &&Request| r.cid.0 == cid);
+    let permits = |fixture: &Fixture, cid| {
+        let mine = fixture.server.held.iter().filter(|r: &&Request| r.cid.0 == cid);
         mine.map(|r| r.permit.0).collect::<Vec<_>>()
     };
-    assert_eq!(permits(&stand, 1), [1, 2]);
-    assert_eq!(permits(&stand, 2), [3, 4, 5]);
-    assert_eq!(stand.client.pending(), 20);
+    assert_eq!(permits(&fixture, 1), [1, 2]);
+    assert_eq!(permits(&fixture, 2), [3, 4, 5]);
+    assert_eq!(fixture.client.pending(), 20);
     for _ in 0..20 {
-        stand.server.release();
-        stand.run(5 * MS);
+        fixture.server.release();
+        fixture.run(5 * MS);
     }
-    stand.drain(SEC);
-    assert!(stand.client.done.iter().all(|done| done.status.is_ok()));
-    // In the order they came, on each core.
-    for core in 0..2 {
+    fixture.drain(SEC);
+    assert!(fixture.client.done.iter().all(|done| done.status.is_ok()));
+    // In the order they came, on each shard.
+    for shard in 0..2 {
         let tags: Vec<_> =
-            stand.client.done.iter().filter(|d| d.core == core).map(|d| d.tag).collect();
+            fixture.client.done.iter().filter(|d| d.shard == shard).map(|d| d.tag).collect();
         assert!(tags.is_sorted(), "{tags:?}");
     }
 }
 
 #[test]
 fn answers_in_any_order_end_the_right_io() {
-    let mut stand = Stand::open(|s| s.how.hold = true);
-    let disk = stand.server.disk.clone();
+    let mut fixture = Fixture::open(|s| s.how.hold = true);
+    let disk = fixture.server.disk.clone();
     let tags: Vec<_> = (0..6)
         .map(|i| {
             let range = (i as u64 * 8192, 4096);
-            stand.submit_with(0, (IoOp::Read, IoFlags::default()), range, i * 4096)
+            fixture.submit_with(0, (IoOp::Read, IoFlags::default()), range, i * 4096)
         })
         .collect();
-    stand.until("all requests", SEC, |s| s.server.held.len() == 6);
-    stand.server.held.reverse();
-    while let Some(request) = stand.server.held.pop() {
+    fixture.until("all requests", SEC, |s| s.server.held.len() == 6);
+    fixture.server.held.reverse();
+    while let Some(request) = fixture.server.held.pop() {
         let (_, header) = request.io.expect("IO");
-        stand.server.serve(&request);
-        stand.run(MS);
+        fixture.server.serve(&request);
+        fixture.run(MS);
         let index = header.sector as usize / 16;
-        assert_eq!(stand.client.status(tags[index]), Some(IoStatus::Ok));
-        let got = stand.client.buffer(0, index * 4096, 4096).to_vec();
+        assert_eq!(fixture.client.status(tags[index]), Some(IoStatus::Ok));
+        let got = fixture.client.buffer(0, index * 4096, 4096).to_vec();
         assert_eq!(got, disk[index * 8192..index * 8192 + 4096]);
     }
-    assert_eq!(stand.client.pending(), 0);
+    assert_eq!(fixture.client.pending(), 0);
 }
 
 #[test]
@@ -231,24 +231,24 @@ fn zeroes_are_written_where_the_server_cannot_be_trusted_with_them() {
     for (keeps_lengths, limit, trusted) in
         [(false, 1 << 20, false), (false, 0, false), (true, 0, false), (true, 1 << 20, true)]
     {
-        let mut stand = Stand::open(|s| {
+        let mut fixture = Fixture::open(|s| {
             s.how.keeps_lengths = keeps_lengths;
             s.how.open_rsp =
                 Some(Box::new(move |rsp| OpenRsp { max_write_zeroes_sectors: limit, ..rsp }));
         });
         let bytes = vec![0x5a; 600_064];
-        stand.client.buffer(0, 0, bytes.len()).copy_in(0, &bytes);
-        stand.submit(0, IoOp::Write, 0, bytes.len() as u32);
-        stand.drain(SEC);
-        let before = stand.server.ios().count();
+        fixture.client.buffer(0, 0, bytes.len()).copy_in(0, &bytes);
+        fixture.submit(0, IoOp::Write, 0, bytes.len() as u32);
+        fixture.drain(SEC);
+        let before = fixture.server.ios().count();
         let flags = IoFlags { fua: true, no_unmap: true, fast_only: false };
-        let zeroes = stand.submit_with(0, (IoOp::WriteZeroes, flags), (512, 599_040), 0);
-        stand.drain(SEC);
-        assert_eq!(stand.client.status(zeroes), Some(IoStatus::Ok));
-        let after = stand.read(1, 0, 600_064);
+        let zeroes = fixture.submit_with(0, (IoOp::WriteZeroes, flags), (512, 599_040), 0);
+        fixture.drain(SEC);
+        assert_eq!(fixture.client.status(zeroes), Some(IoStatus::Ok));
+        let after = fixture.read(1, 0, 600_064);
         assert!(after[512..512 + 599_040].iter().all(|&byte| byte == 0));
         assert!(after[..512].iter().chain(&after[599_552..]).all(|&byte| byte == 0x5a));
-        let sent: Vec<_> = stand.server.ios().skip(before).filter_map(|r| r.io).collect();
+        let sent: Vec<_> = fixture.server.ios().skip(before).filter_map(|r| r.io).collect();
         let wanted = if trusted { RwOp::WriteZeroes } else { RwOp::Write };
         let cleared: Vec<_> = sent.iter().filter(|(op, _)| *op != RwOp::Read).collect();
         assert_eq!(cleared.len(), if trusted { 1 } else { 5 }, "599040 bytes of 126976 at most");
@@ -256,13 +256,13 @@ fn zeroes_are_written_where_the_server_cannot_be_trusted_with_them() {
 
         // To be quick or not to be done: no server promised it.
         let flags = IoFlags { fast_only: true, ..IoFlags::default() };
-        let quick = stand.submit_with(1, (IoOp::WriteZeroes, flags), (0, 512), 0);
-        stand.drain(SEC);
-        assert_eq!(stand.client.status(quick), Some(IoStatus::Unsupported));
+        let quick = fixture.submit_with(1, (IoOp::WriteZeroes, flags), (0, 512), 0);
+        fixture.drain(SEC);
+        assert_eq!(fixture.client.status(quick), Some(IoStatus::Unsupported));
         // A discard promises nothing: it goes to any server that offers it.
-        stand.submit(0, IoOp::Discard, 0, 4096);
-        stand.drain(SEC);
-        let last = stand.server.ios().last().and_then(|r| r.io).map(|(op, _)| op);
+        fixture.submit(0, IoOp::Discard, 0, 4096);
+        fixture.drain(SEC);
+        let last = fixture.server.ios().last().and_then(|r| r.io).map(|(op, _)| op);
         assert_eq!(last, Some(RwOp::Discard));
     }
 }
@@ -271,19 +271,19 @@ fn zeroes_are_written_where_the_server_cannot_be_trusted_with_them() {
 fn fast_zeroes_are_asked_of_a_server_that_promises_them() {
     // A kernel's server leaves the byte of the promise as its memory had it.
     for (keeps_lengths, fast_zero) in [(true, true), (true, false), (false, true)] {
-        let mut stand = Stand::open(|s| {
+        let mut fixture = Fixture::open(|s| {
             s.how.keeps_lengths = keeps_lengths;
             s.how.open_rsp = Some(Box::new(move |rsp| OpenRsp { fast_zero, ..rsp }));
         });
         let promised = keeps_lengths && fast_zero;
-        assert_eq!(stand.client.device(0, DeviceIndex::FIRST).geometry().fast_zero, promised);
+        assert_eq!(fixture.client.device(0, DeviceIndex::FIRST).geometry().fast_zero, promised);
         let flags = IoFlags { fast_only: true, ..IoFlags::default() };
-        let before = stand.server.ios().count();
-        let quick = stand.submit_with(0, (IoOp::WriteZeroes, flags), (0, 512), 0);
-        stand.drain(SEC);
+        let before = fixture.server.ios().count();
+        let quick = fixture.submit_with(0, (IoOp::WriteZeroes, flags), (0, 512), 0);
+        fixture.drain(SEC);
         let status = if promised { IoStatus::Ok } else { IoStatus::Unsupported };
-        assert_eq!(stand.client.status(quick), Some(status));
-        let sent: Vec<_> = stand.server.ios().skip(before).filter_map(|r| r.io).collect();
+        assert_eq!(fixture.client.status(quick), Some(status));
+        let sent: Vec<_> = fixture.server.ios().skip(before).filter_map(|r| r.io).collect();
         assert_eq!(sent.len(), usize::from(promised));
         assert!(sent.iter().all(|(_, header)| header.rw.is_fast_only()));
     }
@@ -291,53 +291,53 @@ fn fast_zeroes_are_asked_of_a_server_that_promises_them() {
 
 #[test]
 fn zeroes_do_not_reach_a_server_that_took_the_place_of_a_better_one() {
-    let mut stand = Stand::open(|s| s.how.hold = true);
-    // All permits of the core are taken, so the zeroes wait.
+    let mut fixture = Fixture::open(|s| s.how.hold = true);
+    // All permits of the shard are taken, so the zeroes wait.
     for _ in 0..8 {
-        stand.submit(0, IoOp::Flush, 0, 0);
+        fixture.submit(0, IoOp::Flush, 0, 0);
     }
-    stand.run(10 * MS);
-    let zeroes = stand.submit(0, IoOp::WriteZeroes, 0, 4096);
-    stand.server.how.hold = false;
-    stand.server.how.keeps_lengths = false;
-    stand.server.end_path(stand.now(), 0);
-    stand.drain(5 * SEC);
-    assert_eq!(stand.client.status(zeroes), Some(IoStatus::Unsupported));
-    let ops: Vec<_> = stand.server.ios().filter_map(|r| r.io).map(|(op, _)| op).collect();
+    fixture.run(10 * MS);
+    let zeroes = fixture.submit(0, IoOp::WriteZeroes, 0, 4096);
+    fixture.server.how.hold = false;
+    fixture.server.how.keeps_lengths = false;
+    fixture.server.end_path(fixture.now(), 0);
+    fixture.drain(5 * SEC);
+    assert_eq!(fixture.client.status(zeroes), Some(IoStatus::Unsupported));
+    let ops: Vec<_> = fixture.server.ios().filter_map(|r| r.io).map(|(op, _)| op).collect();
     assert!(!ops.contains(&RwOp::WriteZeroes), "{ops:?}");
     // What is submitted now is written.
-    let zeroes = stand.submit(0, IoOp::WriteZeroes, 0, 4096);
-    stand.drain(SEC);
-    assert_eq!(stand.client.status(zeroes), Some(IoStatus::Ok));
+    let zeroes = fixture.submit(0, IoOp::WriteZeroes, 0, 4096);
+    fixture.drain(SEC);
+    assert_eq!(fixture.client.status(zeroes), Some(IoStatus::Ok));
 }
 
 #[test]
 fn fast_zeroes_do_not_reach_a_server_that_does_not_promise_them() {
     // The permits are taken, so the zeroes wait; or they were sent, and are to be sent again.
     for waiting in [true, false] {
-        let mut stand = Stand::open(|s| {
+        let mut fixture = Fixture::open(|s| {
             s.how.hold = true;
             s.how.open_rsp = Some(Box::new(|rsp| OpenRsp { fast_zero: true, ..rsp }));
         });
         for _ in 0..if waiting { 8 } else { 0 } {
-            stand.submit(0, IoOp::Flush, 0, 0);
+            fixture.submit(0, IoOp::Flush, 0, 0);
         }
-        stand.run(10 * MS);
+        fixture.run(10 * MS);
         let flags = IoFlags { fast_only: true, ..IoFlags::default() };
-        let fast = stand.submit_with(0, (IoOp::WriteZeroes, flags), (0, 4096), 0);
-        let plain = stand.submit(0, IoOp::WriteZeroes, 4096, 4096);
-        stand.run(10 * MS);
-        let zeroes = |stand: &Stand| {
-            let ios = stand.server.ios().filter_map(|r| r.io);
+        let fast = fixture.submit_with(0, (IoOp::WriteZeroes, flags), (0, 4096), 0);
+        let plain = fixture.submit(0, IoOp::WriteZeroes, 4096, 4096);
+        fixture.run(10 * MS);
+        let zeroes = |fixture: &Fixture| {
+            let ios = fixture.server.ios().filter_map(|r| r.io);
             ios.filter(|(op, _)| *op == RwOp::WriteZeroes).count()
         };
-        assert_eq!(zeroes(&stand), if waiting { 0 } else { 2 });
-        stand.server.how.hold = false;
-        stand.server.how.open_rsp = None;
-        stand.server.end_path(stand.now(), 0);
-        stand.drain(5 * SEC);
-        assert_eq!(stand.client.status(fast), Some(IoStatus::Unsupported), "waiting: {waiting}");
-        assert_eq!(stand.client.status(plain), Some(IoStatus::Ok), "waiting: {waiting}");
-        assert_eq!(zeroes(&stand), if waiting { 1 } else { 3 });
+        assert_eq!(zeroes(&fixture), if waiting { 0 } else { 2 });
+        fixture.server.how.hold = false;
+        fixture.server.how.open_rsp = None;
+        fixture.server.end_path(fixture.now(), 0);
+        fixture.drain(5 * SEC);
+        assert_eq!(fixture.client.status(fast), Some(IoStatus::Unsupported), "waiting: {waiting}");
+        assert_eq!(fixture.client.status(plain), Some(IoStatus::Ok), "waiting: {waiting}");
+        assert_eq!(zeroes(&fixture), if waiting { 1 } else { 3 });
     }
 }

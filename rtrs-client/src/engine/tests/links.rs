@@ -4,8 +4,8 @@ use rtrs_core::fabric::sim::LinkOptions;
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::ConnRsp;
 
+use super::fixture::{Fixture, MS, SEC, Setup, client_ip, server_ip};
 use super::server::How;
-use super::stand::{MS, SEC, Setup, Stand, client_ip, server_ip};
 use crate::engine::control::network::{ATTEMPT_MIN, SPACING_MAX, SPACING_MIN};
 use crate::engine::{Change, Leaving};
 use crate::path::state::PathState;
@@ -15,26 +15,26 @@ fn refusing(how: &mut How) {
 }
 
 /// When attempts reached the server, since it was spoiled.
-fn attempts(stand: &Stand) -> Vec<Instant> {
-    let connects = stand.server.connects();
+fn attempts(fixture: &Fixture) -> Vec<Instant> {
+    let connects = fixture.server.connects();
     connects.iter().filter(|(req, ..)| req.cid.0 == 0).map(|(.., at)| *at).collect()
 }
 
 /// News each 10 ms for so long.
-fn storm(stand: &mut Stand, time: Duration) {
-    let end = stand.now() + time;
-    while stand.now() < end {
-        stand.network_change();
-        stand.run(10 * MS);
+fn storm(fixture: &mut Fixture, time: Duration) {
+    let end = fixture.now() + time;
+    while fixture.now() < end {
+        fixture.network_change();
+        fixture.run(10 * MS);
     }
 }
 
 /// All that goes either way takes so long.
-fn delay(stand: &Stand, delay: Duration) {
+fn delay(fixture: &Fixture, delay: Duration) {
     let (there, here) = (server_ip(0), client_ip(0));
     for (from, to) in [(there, here), (here, there)] {
-        let options = LinkOptions { delay, ..stand.world.link(from, to) };
-        stand.world.set_link(from, to, options);
+        let options = LinkOptions { delay, ..fixture.world.link(from, to) };
+        fixture.world.set_link(from, to, options);
     }
 }
 
@@ -46,19 +46,19 @@ fn long_waits(setup: &mut Setup) {
 #[test]
 fn a_path_that_waits_is_tried_at_once_and_its_waits_begin_anew() {
     let patient = |s: &mut Setup| s.config.reconnect_max = 100 * SEC;
-    let mut stand = Stand::spoiled(patient, refusing);
-    stand.run(120 * SEC);
-    let before = attempts(&stand);
+    let mut fixture = Fixture::spoiled(patient, refusing);
+    fixture.run(120 * SEC);
+    let before = attempts(&fixture);
     let waited = before[before.len() - 1].since(before[before.len() - 2]);
     assert!(waited >= 20 * SEC, "its waits were long: {waited:?}");
-    stand.until("a wait", SEC, |s| s.client.states()[0] == PathState::Waiting);
-    stand.run(SEC);
-    assert_eq!(attempts(&stand).len(), before.len(), "no attempt is due");
+    fixture.until("a wait", SEC, |s| s.client.states()[0] == PathState::Waiting);
+    fixture.run(SEC);
+    assert_eq!(attempts(&fixture).len(), before.len(), "no attempt is due");
 
-    let news = stand.now();
-    stand.network_change();
-    stand.run(20 * SEC);
-    let after = attempts(&stand).split_off(before.len());
+    let news = fixture.now();
+    fixture.network_change();
+    fixture.run(20 * SEC);
+    let after = attempts(&fixture).split_off(before.len());
     assert!(after[0].since(news) <= MS, "at once: {:?}", after[0].since(news));
     let mut bound = 100 * MS;
     for pair in after.windows(2) {
@@ -68,36 +68,36 @@ fn a_path_that_waits_is_tried_at_once_and_its_waits_begin_anew() {
     }
     assert!(bound >= 5 * SEC, "{after:?}");
 
-    stand.server.how.refuse = None;
-    stand.network_change();
-    stand.until("the path", 10 * MS, Stand::is_whole);
+    fixture.server.how.refuse = None;
+    fixture.network_change();
+    fixture.until("the path", 10 * MS, Fixture::is_whole);
 }
 
 #[test]
 fn news_without_end_do_not_make_a_storm() {
-    let mut stand = Stand::spoiled(|s| s.config.reconnect_max = 10 * SEC, refusing);
-    storm(&mut stand, 60 * SEC);
-    let count = attempts(&stand).len();
+    let mut fixture = Fixture::spoiled(|s| s.config.reconnect_max = 10 * SEC, refusing);
+    storm(&mut fixture, 60 * SEC);
+    let count = attempts(&fixture).len();
     // Six thousand news. Each that counts is followed by some short waits.
     assert!((60..=150).contains(&count), "{count} attempts");
     // When there were none for a while, the next one counts as the first did.
-    stand.run(30 * SEC);
-    let (before, news) = (attempts(&stand).len(), stand.now());
-    stand.network_change();
-    stand.run(MS);
-    let all = attempts(&stand);
+    fixture.run(30 * SEC);
+    let (before, news) = (attempts(&fixture).len(), fixture.now());
+    fixture.network_change();
+    fixture.run(MS);
+    let all = attempts(&fixture);
     assert_eq!(all.len(), before + 1);
     assert!(all[before] >= news);
 }
 
 #[test]
 fn what_news_cause_keeps_its_distance_and_nothing_is_lost() {
-    let mut stand = Stand::spoiled(long_waits, refusing);
-    stand.until("a wait", SEC, |s| s.client.states()[0] == PathState::Waiting);
-    stand.run(MS);
-    let start = stand.now();
-    storm(&mut stand, 20 * SEC);
-    let all = attempts(&stand);
+    let mut fixture = Fixture::spoiled(long_waits, refusing);
+    fixture.until("a wait", SEC, |s| s.client.states()[0] == PathState::Waiting);
+    fixture.run(MS);
+    let start = fixture.now();
+    storm(&mut fixture, 20 * SEC);
+    let all = attempts(&fixture);
     let mut distance = SPACING_MIN;
     for pair in all.windows(2) {
         let wait = pair[1].since(pair[0]);
@@ -107,147 +107,147 @@ fn what_news_cause_keeps_its_distance_and_nothing_is_lost() {
     assert!(all[0].since(start) <= MS && all.len() >= 8, "{all:?}");
 
     // The second comes too early, and counts later.
-    stand.run(30 * SEC);
-    let before = attempts(&stand).len();
-    stand.network_change();
-    stand.run(50 * MS);
-    assert_eq!(attempts(&stand).len(), before + 1);
-    stand.server.how.refuse = None;
-    stand.network_change();
-    stand.run(100 * MS);
-    assert_eq!(attempts(&stand).len(), before + 1, "not yet");
-    stand.until("the path", 60 * MS, Stand::is_whole);
+    fixture.run(30 * SEC);
+    let before = attempts(&fixture).len();
+    fixture.network_change();
+    fixture.run(50 * MS);
+    assert_eq!(attempts(&fixture).len(), before + 1);
+    fixture.server.how.refuse = None;
+    fixture.network_change();
+    fixture.run(100 * MS);
+    assert_eq!(attempts(&fixture).len(), before + 1, "not yet");
+    fixture.until("the path", 60 * MS, Fixture::is_whole);
 }
 
-fn ends(stand: &Stand) -> Vec<u64> {
-    stand.client.control.status().iter().map(|path| path.ends).collect()
+fn ends(fixture: &Fixture) -> Vec<u64> {
+    fixture.client.control.status().iter().map(|path| path.ends).collect()
 }
 
-/// A stand whose link went down, and an attempt that just began.
-fn stuck() -> Stand {
-    let mut stand = Stand::open(|s| s.config.connect_timeout = 20 * SEC);
-    stand.link_down(0);
-    stand.until("an attempt", SEC, |s| s.client.states()[0] == PathState::Connecting);
-    stand
+/// A fixture whose link went down, and an attempt that just began.
+fn stuck() -> Fixture {
+    let mut fixture = Fixture::open(|s| s.config.connect_timeout = 20 * SEC);
+    fixture.link_down(0);
+    fixture.until("an attempt", SEC, |s| s.client.states()[0] == PathState::Connecting);
+    fixture
 }
 
 #[test]
 fn an_attempt_that_began_while_the_link_was_down_begins_anew() {
-    let mut stand = stuck();
-    stand.run(8 * SEC);
-    let before = ends(&stand)[0];
-    stand.link_up(0);
-    stand.run(SEC);
-    assert_eq!(stand.client.states()[0], PathState::Connecting, "what it sent is lost");
-    stand.network_change();
-    stand.until("the path", 10 * MS, Stand::is_whole);
-    assert_eq!(ends(&stand), [before + 1], "one attempt was given up");
-    assert_eq!(stand.client.last_error(0), "");
+    let mut fixture = stuck();
+    fixture.run(8 * SEC);
+    let before = ends(&fixture)[0];
+    fixture.link_up(0);
+    fixture.run(SEC);
+    assert_eq!(fixture.client.states()[0], PathState::Connecting, "what it sent is lost");
+    fixture.network_change();
+    fixture.until("the path", 10 * MS, Fixture::is_whole);
+    assert_eq!(ends(&fixture), [before + 1], "one attempt was given up");
+    assert_eq!(fixture.client.last_error(0), "");
 }
 
 #[test]
 fn an_attempt_has_some_time_to_itself_and_the_next_one_has_all() {
-    let mut stand = stuck();
-    let before = ends(&stand)[0];
-    stand.run(ATTEMPT_MIN / 3);
-    stand.network_change();
-    stand.run(ATTEMPT_MIN / 3);
-    assert_eq!(ends(&stand), [before], "it has only begun");
-    stand.run(ATTEMPT_MIN);
-    assert_eq!(ends(&stand), [before + 1], "it began before the news");
-    storm(&mut stand, 19 * SEC);
-    assert_eq!(ends(&stand), [before + 1], "the next one began after news");
-    storm(&mut stand, 2 * SEC);
-    assert!(ends(&stand)[0] > before + 1, "its time is over");
+    let mut fixture = stuck();
+    let before = ends(&fixture)[0];
+    fixture.run(ATTEMPT_MIN / 3);
+    fixture.network_change();
+    fixture.run(ATTEMPT_MIN / 3);
+    assert_eq!(ends(&fixture), [before], "it has only begun");
+    fixture.run(ATTEMPT_MIN);
+    assert_eq!(ends(&fixture), [before + 1], "it began before the news");
+    storm(&mut fixture, 19 * SEC);
+    assert_eq!(ends(&fixture), [before + 1], "the next one began after news");
+    storm(&mut fixture, 2 * SEC);
+    assert!(ends(&fixture)[0] > before + 1, "its time is over");
 }
 
 #[test]
 fn an_introduction_begins_anew_too() {
-    let mut stand = Stand::open(|s| s.config.connect_timeout = 20 * SEC);
-    stand.server.how.info_rsp = Some(Box::new(|_| Vec::new()));
-    stand.server.end_path(stand.now(), 0);
-    stand.until("INFO_REQ", SEC, |s| s.client.states()[0] == PathState::InfoExchange);
-    stand.run(SEC);
-    stand.server.how.info_rsp = None;
-    stand.network_change();
+    let mut fixture = Fixture::open(|s| s.config.connect_timeout = 20 * SEC);
+    fixture.server.how.info_rsp = Some(Box::new(|_| Vec::new()));
+    fixture.server.end_path(fixture.now(), 0);
+    fixture.until("INFO_REQ", SEC, |s| s.client.states()[0] == PathState::InfoExchange);
+    fixture.run(SEC);
+    fixture.server.how.info_rsp = None;
+    fixture.network_change();
     // The server may still hold what it knew of the path, and refuse it once.
-    stand.until("the path", 120 * MS, Stand::is_whole);
+    fixture.until("the path", 120 * MS, Fixture::is_whole);
 }
 
 #[test]
 fn a_slow_server_is_connected_whatever_is_heard() {
-    let mut stand = Stand::open(|s| {
+    let mut fixture = Fixture::open(|s| {
         s.config.connect_timeout = 5 * SEC;
         s.config.heartbeat.interval = 20 * SEC;
         s.heartbeat.interval = 20 * SEC;
     });
     // Three connections and the rest: each round trip takes two seconds.
-    delay(&stand, SEC);
-    stand.server.end_path(stand.now(), 0);
-    stand.until("the loss", 5 * SEC, |s| s.client.states()[0] != PathState::Connected);
-    storm(&mut stand, 30 * SEC);
-    assert_eq!(stand.client.states()[0], PathState::Connected, "{:?}", attempts(&stand));
+    delay(&fixture, SEC);
+    fixture.server.end_path(fixture.now(), 0);
+    fixture.until("the loss", 5 * SEC, |s| s.client.states()[0] != PathState::Connected);
+    storm(&mut fixture, 30 * SEC);
+    assert_eq!(fixture.client.states()[0], PathState::Connected, "{:?}", attempts(&fixture));
 }
 
 #[test]
 fn a_mute_server_is_not_asked_more_often_than_it_has_time_to_answer() {
-    let mut stand = Stand::open(|s| s.config.connect_timeout = 5 * SEC);
-    let before = attempts(&stand).len();
+    let mut fixture = Fixture::open(|s| s.config.connect_timeout = 5 * SEC);
+    let before = attempts(&fixture).len();
     // It hears all, and its answers stay on the way.
-    stand.world.silence(server_ip(0), client_ip(0));
-    stand.until("the loss", 5 * SEC, |s| s.client.states()[0] != PathState::Connected);
-    storm(&mut stand, 60 * SEC);
-    let count = attempts(&stand).len() - before;
+    fixture.world.silence(server_ip(0), client_ip(0));
+    fixture.until("the loss", 5 * SEC, |s| s.client.states()[0] != PathState::Connected);
+    storm(&mut fixture, 60 * SEC);
+    let count = attempts(&fixture).len() - before;
     assert!((12..=26).contains(&count), "{count} attempts");
 }
 
 #[test]
 fn the_first_attempts_of_a_session_are_left_alone() {
-    let mut stand = Stand::new(|s| {
+    let mut fixture = Fixture::new(|s| {
         s.config.connect_timeout = 5 * SEC;
         s.config.heartbeat.interval = 20 * SEC;
         s.heartbeat.interval = 20 * SEC;
     });
-    delay(&stand, SEC);
-    storm(&mut stand, 20 * SEC);
-    assert_eq!(stand.client.control.failure(), None);
-    assert!(stand.is_whole(), "{:?}", stand.client.control.status());
-    assert_eq!(ends(&stand), [0]);
+    delay(&fixture, SEC);
+    storm(&mut fixture, 20 * SEC);
+    assert_eq!(fixture.client.control.failure(), None);
+    assert!(fixture.is_whole(), "{:?}", fixture.client.control.status());
+    assert_eq!(ends(&fixture), [0]);
 }
 
 #[test]
 fn news_while_a_path_closes_spare_it_the_wait() {
-    let mut stand = Stand::open(long_waits);
-    stand.server.end_path(stand.now(), 0);
-    stand.until("the end", SEC, |s| s.client.states()[0] == PathState::Closing);
-    stand.network_change();
-    stand.until("the path", 10 * MS, Stand::is_whole);
+    let mut fixture = Fixture::open(long_waits);
+    fixture.server.end_path(fixture.now(), 0);
+    fixture.until("the end", SEC, |s| s.client.states()[0] == PathState::Closing);
+    fixture.network_change();
+    fixture.until("the path", 10 * MS, Fixture::is_whole);
     // Only that once.
-    stand.server.end_path(stand.now(), 0);
-    stand.run(SEC);
-    assert_eq!(stand.client.states()[0], PathState::Waiting);
+    fixture.server.end_path(fixture.now(), 0);
+    fixture.run(SEC);
+    assert_eq!(fixture.client.states()[0], PathState::Waiting);
 }
 
 #[test]
 fn paths_that_are_up_or_kept_down_are_left_alone() {
-    let mut stand = Stand::open(|s| s.paths = 3);
+    let mut fixture = Fixture::open(|s| s.paths = 3);
     let kept_down = Leaving { path: "path1".into(), within: SEC, force: false };
-    stand.change(Change::Disconnect(kept_down)).expect("others are left");
-    stand.until("the leave", SEC, |s| {
+    fixture.change(Change::Disconnect(kept_down)).expect("others are left");
+    fixture.until("the leave", SEC, |s| {
         s.server.paths.len() == 2 && s.client.states()[1] == PathState::Disconnected
     });
-    stand.server.end_path(stand.now(), 1);
-    stand.until("the end", SEC, |s| s.client.states()[2] == PathState::Waiting);
-    let before = ends(&stand);
-    storm(&mut stand, 5 * SEC);
+    fixture.server.end_path(fixture.now(), 1);
+    fixture.until("the end", SEC, |s| s.client.states()[2] == PathState::Waiting);
+    let before = ends(&fixture);
+    storm(&mut fixture, 5 * SEC);
     let states = [PathState::Connected, PathState::Disconnected, PathState::Connected];
-    assert_eq!(stand.client.states(), states);
-    assert_eq!(ends(&stand), before);
-    let seen = stand.server.connects().len();
-    stand.detach();
-    storm(&mut stand, SEC);
-    stand.until("the end", 5 * SEC, |s| s.client.control.is_done());
-    storm(&mut stand, SEC);
-    assert_eq!(stand.client.states(), [PathState::Gone; 3]);
-    assert_eq!(stand.server.connects().len(), seen, "nobody comes back");
+    assert_eq!(fixture.client.states(), states);
+    assert_eq!(ends(&fixture), before);
+    let seen = fixture.server.connects().len();
+    fixture.detach();
+    storm(&mut fixture, SEC);
+    fixture.until("the end", 5 * SEC, |s| s.client.control.is_done());
+    storm(&mut fixture, SEC);
+    assert_eq!(fixture.client.states(), [PathState::Gone; 3]);
+    assert_eq!(fixture.server.connects().len(), seen, "nobody comes back");
 }

@@ -9,14 +9,14 @@ use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Duration;
 
-use super::stand::{MS, SEC, Stand, client_ip, server_ip};
+use super::fixture::{Fixture, MS, SEC, client_ip, server_ip};
 use crate::engine::Policy;
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 128;
 const BUFFER: usize = 32 << 10;
 
-/// What may stand in a block: the last acknowledged value, or any whose fate is unknown.
+/// What a block may hold: the last acknowledged value, or any whose fate is unknown.
 #[derive(Clone, Debug, Default)]
 struct Model {
     last: u64,
@@ -26,7 +26,7 @@ struct Model {
 /// An IO in flight, over blocks that no other IO touches meanwhile.
 #[derive(Debug)]
 struct Flying {
-    core: usize,
+    shard: usize,
     slot: usize,
     op: IoOp,
     blocks: std::ops::Range<u64>,
@@ -34,7 +34,7 @@ struct Flying {
 }
 
 struct Load {
-    stand: Stand,
+    fixture: Fixture,
     prng: Prng,
     model: Vec<Model>,
     flying: BTreeMap<u64, Flying>,
@@ -62,11 +62,11 @@ impl Load {
         let paths = 1 + prng.index(3);
         let (rekey, pending) = (prng.chance(Ratio::new(1, 2)), prng.chance(Ratio::new(1, 2)));
         let acknowledged = prng.chance(Ratio::new(1, 2));
-        let cores = 1 + prng.below(3) as u16;
-        let depth = cores + 1 + prng.below(16) as u16;
-        let stand = Stand::open(|s| {
+        let shards = 1 + prng.below(3) as u16;
+        let depth = shards + 1 + prng.below(16) as u16;
+        let fixture = Fixture::open(|s| {
             (s.seed, s.paths) = (seed, paths);
-            (s.config.policy, s.config.cores, s.config.seed) = (policy, cores, seed);
+            (s.config.policy, s.config.shards, s.config.seed) = (policy, shards, seed);
             (s.config.io_timeout, s.config.reconnect_max) = (2 * SEC, 200 * MS);
             s.config.reconnect_min = 20 * MS;
             (s.how.new_rkey, s.how.queue_depth) = (rekey, depth);
@@ -76,30 +76,30 @@ impl Load {
         });
         let links: Vec<_> = (0..paths).map(|path| (client_ip(path), server_ip(path))).collect();
         let mut load = Self {
-            stand,
+            fixture,
             prng,
             model: vec![Model::default(); BLOCKS as usize],
             flying: BTreeMap::new(),
-            slots: vec![(0..24).collect(); usize::from(cores)],
+            slots: vec![(0..24).collect(); usize::from(shards)],
             reaped: 0,
             next_value: 1,
             ok: 0,
         };
-        load.stand.server.disk.fill(0);
-        load.stand.client.lazy = load.prng.chance(Ratio::new(1, 2)).then(|| load.prng.fork());
+        load.fixture.server.disk.fill(0);
+        load.fixture.client.lazy = load.prng.chance(Ratio::new(1, 2)).then(|| load.prng.fork());
         let mut faults = FaultOptions::new(links);
         faults.gap = 50 * MS..=300 * MS;
         faults.lasts = MS..=400 * MS;
         faults.spare = 0;
-        let now = load.stand.now();
+        let now = load.fixture.now();
         let plan = faults.plan(&mut load.prng, now, now + 2 * SEC);
-        load.stand.world.inject(&plan);
+        load.fixture.world.inject(&plan);
         load
     }
 
     fn submit(&mut self) {
-        let core = self.prng.index(self.slots.len());
-        let Some(&slot) = self.slots[core].last() else { return };
+        let shard = self.prng.index(self.slots.len());
+        let Some(&slot) = self.slots[shard].last() else { return };
         let op = match self.prng.below(20) {
             0 => IoOp::Flush,
             1 => IoOp::Discard,
@@ -114,13 +114,13 @@ impl Load {
         if self.flying.values().any(meets) {
             return;
         }
-        self.slots[core].pop();
+        self.slots[shard].pop();
         let at = slot * BUFFER;
         let value = if op == IoOp::Write {
             self.next_value += 1;
             for (index, block) in blocks.clone().enumerate() {
                 let bytes = stamp(self.next_value, block);
-                self.stand.client.buffer(core, at + index * BLOCK, BLOCK).copy_in(0, &bytes);
+                self.fixture.client.buffer(shard, at + index * BLOCK, BLOCK).copy_in(0, &bytes);
             }
             self.next_value
         } else {
@@ -130,15 +130,15 @@ impl Load {
         let flags = IoFlags { fua, ..IoFlags::default() };
         let len = ((blocks.end - blocks.start) as usize * BLOCK) as u32;
         let range = (blocks.start * BLOCK as u64, len);
-        let tag = self.stand.submit_with(core, (op, flags), range, at);
-        self.flying.insert(tag, Flying { core, slot, op, blocks, value });
+        let tag = self.fixture.submit_with(shard, (op, flags), range, at);
+        self.flying.insert(tag, Flying { shard, slot, op, blocks, value });
     }
 
     fn reap(&mut self) {
-        while let Some(&done) = self.stand.client.done.get(self.reaped) {
+        while let Some(&done) = self.fixture.client.done.get(self.reaped) {
             self.reaped += 1;
             let io = self.flying.remove(&done.tag).expect("an IO in flight");
-            self.slots[io.core].push(io.slot);
+            self.slots[io.shard].push(io.slot);
             self.ok += usize::from(done.status.is_ok());
             match (io.op, done.status) {
                 (IoOp::Read, IoStatus::Ok) => self.check_read(&io),
@@ -161,7 +161,7 @@ impl Load {
     fn check_read(&self, io: &Flying) {
         for (index, block) in io.blocks.clone().enumerate() {
             let at = io.slot * BUFFER + index * BLOCK;
-            let got = self.stand.client.buffer(io.core, at, BLOCK).to_vec();
+            let got = self.fixture.client.buffer(io.shard, at, BLOCK).to_vec();
             let model = &self.model[block as usize];
             let fits = |value: &u64| got == stamp(*value, block);
             assert!(
@@ -173,18 +173,18 @@ impl Load {
     }
 
     fn work(&mut self, time: Duration) {
-        let end = self.stand.now() + time;
-        while self.stand.now() < end {
+        let end = self.fixture.now() + time;
+        while self.fixture.now() < end {
             for _ in 0..self.prng.below(6) {
                 self.submit();
             }
             let pause = self.prng.duration(Duration::ZERO..=10 * MS);
-            self.stand.run(pause);
+            self.fixture.run(pause);
             self.reap();
-            let paths = self.stand.server.paths.len();
+            let paths = self.fixture.server.paths.len();
             if paths > 0 && self.prng.chance(Ratio::new(1, 100)) {
-                let now = self.stand.now();
-                self.stand.server.end_path(now, self.prng.index(paths));
+                let now = self.fixture.now();
+                self.fixture.server.end_path(now, self.prng.index(paths));
             }
         }
     }
@@ -192,20 +192,20 @@ impl Load {
     fn run(mut self) -> usize {
         self.work(2 * SEC);
         // The last faults heal; then everything ends, every path comes back, reads agree.
-        self.stand.run(SEC);
-        self.stand.drain(10 * SEC);
+        self.fixture.run(SEC);
+        self.fixture.drain(10 * SEC);
         self.reap();
         assert!(self.flying.is_empty());
-        self.stand.until("all paths", 20 * SEC, Stand::is_whole);
+        self.fixture.until("all paths", 20 * SEC, Fixture::is_whole);
         let before = self.ok;
         for block in 0..BLOCKS {
-            self.stand.read(0, block * BLOCK as u64, BLOCK as u32);
+            self.fixture.read(0, block * BLOCK as u64, BLOCK as u32);
             let io =
-                Flying { core: 0, slot: 0, op: IoOp::Read, blocks: block..block + 1, value: 0 };
+                Flying { shard: 0, slot: 0, op: IoOp::Read, blocks: block..block + 1, value: 0 };
             self.check_read(&io);
         }
-        self.stand.detach();
-        self.stand.until("the end", 8 * SEC, |s| s.client.control.is_done());
+        self.fixture.detach();
+        self.fixture.until("the end", 8 * SEC, |s| s.client.control.is_done());
         before
     }
 }
@@ -225,9 +225,9 @@ fn a_detach_under_faults_ends_everything() {
         let mut load = Load::new(seed);
         let time = load.prng.duration(Duration::ZERO..=800 * MS);
         load.work(time);
-        load.stand.detach();
-        load.stand.until("the end", 9 * SEC, |s| s.client.control.is_done());
-        load.stand.drain(3 * SEC);
+        load.fixture.detach();
+        load.fixture.until("the end", 9 * SEC, |s| s.client.control.is_done());
+        load.fixture.drain(3 * SEC);
         load.reap();
         assert!(load.flying.is_empty());
     }

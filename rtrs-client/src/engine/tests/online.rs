@@ -3,7 +3,7 @@
 use rtrs_core::block::{IoFlags, IoOp};
 use rtrs_core::status::IoStatus;
 
-use super::stand::{MS, SEC, Stand, target};
+use super::fixture::{Fixture, MS, SEC, target};
 use crate::engine::{Change, Failover, Leaving, NoPath, Policy};
 use crate::path::state::PathState;
 
@@ -19,255 +19,255 @@ fn add(path: usize, life: u8) -> Change {
     Change::Add { target: target(path), uuid: [0xa0 + path as u8 + 16 * life; 16] }
 }
 
-fn submit(stand: &mut Stand, core: usize, op: IoOp, slot: usize) -> u64 {
+fn submit(fixture: &mut Fixture, shard: usize, op: IoOp, slot: usize) -> u64 {
     let range = (slot as u64 * 8192, 4096);
-    stand.submit_with(core, (op, IoFlags::default()), range, slot * 4096)
+    fixture.submit_with(shard, (op, IoFlags::default()), range, slot * 4096)
 }
 
 /// IO requests that came over the path of this identity.
-fn over(stand: &Stand, uuid: u8) -> usize {
-    stand.server.ios().filter(|r| r.path.0[0] == uuid).count()
+fn over(fixture: &Fixture, uuid: u8) -> usize {
+    fixture.server.ios().filter(|r| r.path.0[0] == uuid).count()
 }
 
-fn names(stand: &Stand) -> Vec<String> {
-    stand.client.control.status().into_iter().map(|path| path.path).collect()
+fn names(fixture: &Fixture) -> Vec<String> {
+    fixture.client.control.status().into_iter().map(|path| path.path).collect()
 }
 
 /// Ends all IO and demands that it ended well.
-fn all_well(stand: &mut Stand) {
-    stand.server.how.hold = false;
-    stand.server.release();
-    stand.drain(10 * SEC);
-    let bad: Vec<_> = stand.client.done.iter().filter(|done| !done.status.is_ok()).collect();
+fn all_well(fixture: &mut Fixture) {
+    fixture.server.how.hold = false;
+    fixture.server.release();
+    fixture.drain(10 * SEC);
+    let bad: Vec<_> = fixture.client.done.iter().filter(|done| !done.status.is_ok()).collect();
     assert!(bad.is_empty(), "{bad:?}");
 }
 
 #[test]
 fn a_path_that_is_added_carries_io() {
-    let mut stand = Stand::open(|s| s.spare = 1);
-    stand.server.how.hold = true;
-    let before = submit(&mut stand, 0, IoOp::Write, 0);
-    assert_eq!(stand.change(add(1, 0)), Ok(()));
-    let again = stand.change(add(1, 1)).expect_err("twice");
+    let mut fixture = Fixture::open(|s| s.spare = 1);
+    fixture.server.how.hold = true;
+    let before = submit(&mut fixture, 0, IoOp::Write, 0);
+    assert_eq!(fixture.change(add(1, 0)), Ok(()));
+    let again = fixture.change(add(1, 1)).expect_err("twice");
     assert_eq!(again, "path path1 already exists");
-    stand.until("the path", SEC, Stand::is_whole);
-    assert_eq!(names(&stand), ["path0", "path1"]);
+    fixture.until("the path", SEC, Fixture::is_whole);
+    assert_eq!(names(&fixture), ["path0", "path1"]);
     for slot in 1..9 {
-        submit(&mut stand, slot % 2, IoOp::Read, slot);
+        submit(&mut fixture, slot % 2, IoOp::Read, slot);
     }
-    stand.until("all held", SEC, |s| s.server.held.len() == 9);
-    assert_eq!((over(&stand, 0xa0), over(&stand, 0xa1)), (5, 4));
-    all_well(&mut stand);
-    assert_eq!(stand.client.status(before), Some(IoStatus::Ok));
+    fixture.until("all held", SEC, |s| s.server.held.len() == 9);
+    assert_eq!((over(&fixture, 0xa0), over(&fixture, 0xa1)), (5, 4));
+    all_well(&mut fixture);
+    assert_eq!(fixture.client.status(before), Some(IoStatus::Ok));
 }
 
 #[test]
 fn a_path_leaves_when_its_requests_have_come_home() {
     for change in [remove(0), Change::Disconnect(leaving(0, 5 * SEC))] {
-        let mut stand = Stand::open(|s| (s.paths, s.how.hold, s.how.fence) = (2, true, true));
+        let mut fixture = Fixture::open(|s| (s.paths, s.how.hold, s.how.fence) = (2, true, true));
         for slot in 0..6 {
-            submit(&mut stand, slot % 2, IoOp::Write, slot);
+            submit(&mut fixture, slot % 2, IoOp::Write, slot);
         }
-        stand.until("all held", SEC, |s| s.server.held.len() == 6);
-        assert_eq!((over(&stand, 0xa0), over(&stand, 0xa1)), (4, 2));
-        stand.change(change.clone()).expect("another path is left");
-        stand.run(SEC);
-        assert_eq!(stand.client.states()[0], PathState::Connected, "it still waits");
-        assert!(stand.client.control.status()[0].leaving.is_some());
+        fixture.until("all held", SEC, |s| s.server.held.len() == 6);
+        assert_eq!((over(&fixture, 0xa0), over(&fixture, 0xa1)), (4, 2));
+        fixture.change(change.clone()).expect("another path is left");
+        fixture.run(SEC);
+        assert_eq!(fixture.client.states()[0], PathState::Connected, "it still waits");
+        assert!(fixture.client.control.status()[0].leaving.is_some());
         for slot in 6..9 {
-            submit(&mut stand, 0, IoOp::Read, slot);
+            submit(&mut fixture, 0, IoOp::Read, slot);
         }
-        stand.until("the other path takes it", SEC, |s| s.server.held.len() == 9);
-        assert_eq!((over(&stand, 0xa0), over(&stand, 0xa1)), (4, 5));
-        all_well(&mut stand);
-        let gone = |s: &Stand| match change {
+        fixture.until("the other path takes it", SEC, |s| s.server.held.len() == 9);
+        assert_eq!((over(&fixture, 0xa0), over(&fixture, 0xa1)), (4, 5));
+        all_well(&mut fixture);
+        let gone = |s: &Fixture| match change {
             Change::Remove(_) => names(s) == ["path1"],
             _ => s.client.states() == [PathState::Disconnected, PathState::Connected],
         };
-        stand.until("it left", SEC, gone);
-        stand.run(5 * SEC);
-        assert!(gone(&stand), "it stays away");
-        assert!(stand.server.fences.is_empty(), "nothing was left to fence off");
-        assert_eq!(stand.server.ios().count(), 9, "nothing was sent again");
-        assert_eq!(stand.server.opens, 1, "the device stayed open");
+        fixture.until("it left", SEC, gone);
+        fixture.run(5 * SEC);
+        assert!(gone(&fixture), "it stays away");
+        assert!(fixture.server.fences.is_empty(), "nothing was left to fence off");
+        assert_eq!(fixture.server.ios().count(), 9, "nothing was sent again");
+        assert_eq!(fixture.server.opens, 1, "the device stayed open");
     }
 }
 
 #[test]
 fn what_has_not_come_home_in_time_goes_to_the_other_path() {
-    let mut stand = Stand::open(|s| (s.paths, s.how.hold, s.how.fence) = (2, true, true));
+    let mut fixture = Fixture::open(|s| (s.paths, s.how.hold, s.how.fence) = (2, true, true));
     for slot in 0..6 {
-        submit(&mut stand, slot % 2, IoOp::Write, slot);
+        submit(&mut fixture, slot % 2, IoOp::Write, slot);
     }
-    stand.until("all held", SEC, |s| s.server.held.len() == 6);
-    stand.change(Change::Remove(leaving(0, 300 * MS))).expect("another path is left");
-    stand.run(290 * MS);
-    assert_eq!(stand.server.ios().count(), 6);
-    stand.until("it left", 100 * MS, |s| names(s) == ["path1"]);
-    stand.run(100 * MS);
-    assert_eq!((over(&stand, 0xa0), over(&stand, 0xa1)), (4, 6), "the four went over");
-    assert_eq!(stand.server.fences.len(), 1, "behind a fence");
-    all_well(&mut stand);
-    assert_eq!(stand.client.done.len(), 6);
+    fixture.until("all held", SEC, |s| s.server.held.len() == 6);
+    fixture.change(Change::Remove(leaving(0, 300 * MS))).expect("another path is left");
+    fixture.run(290 * MS);
+    assert_eq!(fixture.server.ios().count(), 6);
+    fixture.until("it left", 100 * MS, |s| names(s) == ["path1"]);
+    fixture.run(100 * MS);
+    assert_eq!((over(&fixture, 0xa0), over(&fixture, 0xa1)), (4, 6), "the four went over");
+    assert_eq!(fixture.server.fences.len(), 1, "behind a fence");
+    all_well(&mut fixture);
+    assert_eq!(fixture.client.done.len(), 6);
 }
 
 #[test]
 fn a_link_that_is_lost_while_its_path_leaves_is_a_failover() {
-    let mut stand = Stand::open(|s| (s.paths, s.how.hold, s.how.fence) = (2, true, true));
+    let mut fixture = Fixture::open(|s| (s.paths, s.how.hold, s.how.fence) = (2, true, true));
     for slot in 0..6 {
-        submit(&mut stand, slot % 2, IoOp::Write, slot);
+        submit(&mut fixture, slot % 2, IoOp::Write, slot);
     }
-    stand.until("all held", SEC, |s| s.server.held.len() == 6);
-    stand.change(remove(0)).expect("another path is left");
-    stand.link_down(0);
-    stand.until("it left", 2 * SEC, |s| names(s) == ["path1"]);
-    stand.until("the others go over", SEC, |s| over(s, 0xa1) == 6);
-    all_well(&mut stand);
+    fixture.until("all held", SEC, |s| s.server.held.len() == 6);
+    fixture.change(remove(0)).expect("another path is left");
+    fixture.link_down(0);
+    fixture.until("it left", 2 * SEC, |s| names(s) == ["path1"]);
+    fixture.until("the others go over", SEC, |s| over(s, 0xa1) == 6);
+    all_well(&mut fixture);
     // Its place is free once it is fenced off, and then another takes it.
-    stand.link_up(0);
-    stand.change(add(0, 1)).expect("there is none of that name");
-    stand.until("both", 5 * SEC, Stand::is_whole);
-    assert_eq!(names(&stand), ["path0", "path1"]);
+    fixture.link_up(0);
+    fixture.change(add(0, 1)).expect("there is none of that name");
+    fixture.until("both", 5 * SEC, Fixture::is_whole);
+    assert_eq!(names(&fixture), ["path0", "path1"]);
     for slot in 0..8 {
-        submit(&mut stand, 0, IoOp::Read, slot);
+        submit(&mut fixture, 0, IoOp::Read, slot);
     }
-    all_well(&mut stand);
-    assert_eq!(over(&stand, 0xb0), 4);
+    all_well(&mut fixture);
+    assert_eq!(over(&fixture, 0xb0), 4);
 }
 
 #[test]
 fn a_disconnected_path_comes_back_when_told_and_a_connected_one_anew() {
-    let mut stand = Stand::open(|s| s.paths = 2);
-    stand.change(Change::Disconnect(leaving(1, SEC))).expect("one is left");
-    stand.until("it is down", SEC, |s| s.client.states()[1] == PathState::Disconnected);
-    let refused = stand.change(Change::Disconnect(leaving(0, SEC))).expect_err("the last");
+    let mut fixture = Fixture::open(|s| s.paths = 2);
+    fixture.change(Change::Disconnect(leaving(1, SEC))).expect("one is left");
+    fixture.until("it is down", SEC, |s| s.client.states()[1] == PathState::Disconnected);
+    let refused = fixture.change(Change::Disconnect(leaving(0, SEC))).expect_err("the last");
     assert!(refused.contains("only connected path"), "{refused}");
-    stand.change(Change::Reconnect(leaving(1, SEC))).expect("it may");
-    stand.until("it is up", 100 * MS, Stand::is_whole);
+    fixture.change(Change::Reconnect(leaving(1, SEC))).expect("it may");
+    fixture.until("it is up", 100 * MS, Fixture::is_whole);
     // Connected ones come back without a request lost, one after the other, and the last too.
     for round in 0..6 {
         for slot in 0..8 {
-            submit(&mut stand, slot % 2, IoOp::Write, slot);
+            submit(&mut fixture, slot % 2, IoOp::Write, slot);
         }
-        stand.change(Change::Reconnect(leaving(round % 2, SEC))).expect("it may");
-        stand.until("both are up", SEC, Stand::is_whole);
-        all_well(&mut stand);
+        fixture.change(Change::Reconnect(leaving(round % 2, SEC))).expect("it may");
+        fixture.until("both are up", SEC, Fixture::is_whole);
+        all_well(&mut fixture);
     }
-    let reconnects = stand.client.control.status().iter().map(|p| p.reconnects).sum::<u64>();
+    let reconnects = fixture.client.control.status().iter().map(|p| p.reconnects).sum::<u64>();
     assert_eq!(reconnects, 7);
-    assert_eq!(stand.server.fences.len(), 0);
+    assert_eq!(fixture.server.fences.len(), 0);
 }
 
 #[test]
 fn a_path_between_attempts_is_tried_at_once_when_told() {
-    let mut stand = Stand::open(|s| {
+    let mut fixture = Fixture::open(|s| {
         s.paths = 2;
         (s.config.reconnect_min, s.config.reconnect_max) = (100 * SEC, 100 * SEC);
     });
-    stand.link_down(1);
-    stand.until("it is down", 2 * SEC, |s| s.client.states()[1] == PathState::Waiting);
-    stand.link_up(1);
-    stand.run(SEC);
-    assert_eq!(stand.client.states()[1], PathState::Waiting);
-    stand.change(Change::Reconnect(leaving(1, SEC))).expect("it may");
-    stand.until("it is up", 100 * MS, Stand::is_whole);
+    fixture.link_down(1);
+    fixture.until("it is down", 2 * SEC, |s| s.client.states()[1] == PathState::Waiting);
+    fixture.link_up(1);
+    fixture.run(SEC);
+    assert_eq!(fixture.client.states()[1], PathState::Waiting);
+    fixture.change(Change::Reconnect(leaving(1, SEC))).expect("it may");
+    fixture.until("it is up", 100 * MS, Fixture::is_whole);
 }
 
 #[test]
 fn the_last_path_goes_only_by_force_and_io_waits_for_the_next() {
-    let mut stand = Stand::open(|s| (s.spare, s.how.fence) = (1, true));
-    let refused = stand.change(remove(0)).expect_err("the last");
+    let mut fixture = Fixture::open(|s| (s.spare, s.how.fence) = (1, true));
+    let refused = fixture.change(remove(0)).expect_err("the last");
     assert!(refused.contains("last path of the session") && refused.contains("--force"));
-    let refused = stand.change(remove(7)).expect_err("unknown");
+    let refused = fixture.change(remove(7)).expect_err("unknown");
     assert!(refused.contains("no path path7"), "{refused}");
-    stand.server.how.hold = true;
-    submit(&mut stand, 0, IoOp::Write, 0);
-    stand.until("it is held", SEC, |s| s.server.held.len() == 1);
+    fixture.server.how.hold = true;
+    submit(&mut fixture, 0, IoOp::Write, 0);
+    fixture.until("it is held", SEC, |s| s.server.held.len() == 1);
     let forced = Leaving { force: true, ..leaving(0, 100 * MS) };
-    stand.change(Change::Remove(forced)).expect("forced");
-    stand.until("no path", SEC, |s| names(s).is_empty());
-    submit(&mut stand, 1, IoOp::Write, 1);
-    stand.run(SEC);
-    assert_eq!(stand.client.pending(), 2);
-    stand.change(add(1, 0)).expect("the first");
-    stand.until("the path", SEC, Stand::is_whole);
-    all_well(&mut stand);
-    assert_eq!(stand.client.done.len(), 2);
-    assert_eq!(stand.server.fences.len(), 1, "what was in flight was fenced off first");
+    fixture.change(Change::Remove(forced)).expect("forced");
+    fixture.until("no path", SEC, |s| names(s).is_empty());
+    submit(&mut fixture, 1, IoOp::Write, 1);
+    fixture.run(SEC);
+    assert_eq!(fixture.client.pending(), 2);
+    fixture.change(add(1, 0)).expect("the first");
+    fixture.until("the path", SEC, Fixture::is_whole);
+    all_well(&mut fixture);
+    assert_eq!(fixture.client.done.len(), 2);
+    assert_eq!(fixture.server.fences.len(), 1, "what was in flight was fenced off first");
 }
 
 #[test]
 fn no_path_fail_keeps_the_only_connected_path_from_a_reconnect() {
-    let mut stand = Stand::open(|s| s.config.no_path = NoPath::Fail);
-    let refused = stand.change(Change::Reconnect(leaving(0, SEC))).expect_err("IO would fail");
+    let mut fixture = Fixture::open(|s| s.config.no_path = NoPath::Fail);
+    let refused = fixture.change(Change::Reconnect(leaving(0, SEC))).expect_err("IO would fail");
     assert!(refused.contains("no-path fail"), "{refused}");
-    assert_eq!(stand.client.states(), [PathState::Connected]);
+    assert_eq!(fixture.client.states(), [PathState::Connected]);
 }
 
 #[test]
 fn with_strict_failover_a_path_comes_back_once_as_proof_before_it_goes() {
-    let mut stand = Stand::open(|s| {
+    let mut fixture = Fixture::open(|s| {
         (s.paths, s.how.hold) = (2, true);
         s.config.failover = Failover::Strict;
     });
-    let tags = [0, 1].map(|slot| submit(&mut stand, 0, IoOp::Write, slot));
-    stand.until("both held", SEC, |s| s.server.held.len() == 2);
-    stand.change(Change::Remove(leaving(0, 100 * MS))).expect("one is left");
-    stand.link_down(0);
-    stand.run(2 * SEC);
-    assert_eq!(stand.server.ios().count(), 2, "no proof yet");
-    assert_eq!(names(&stand), ["path0", "path1"]);
-    stand.link_up(0);
-    stand.until("it left", 5 * SEC, |s| names(s) == ["path1"]);
-    all_well(&mut stand);
-    assert_eq!(over(&stand, 0xa1), 2, "{tags:?}");
-    assert_eq!(over(&stand, 0xa0), 1, "it carried nothing when it came back");
+    let tags = [0, 1].map(|slot| submit(&mut fixture, 0, IoOp::Write, slot));
+    fixture.until("both held", SEC, |s| s.server.held.len() == 2);
+    fixture.change(Change::Remove(leaving(0, 100 * MS))).expect("one is left");
+    fixture.link_down(0);
+    fixture.run(2 * SEC);
+    assert_eq!(fixture.server.ios().count(), 2, "no proof yet");
+    assert_eq!(names(&fixture), ["path0", "path1"]);
+    fixture.link_up(0);
+    fixture.until("it left", 5 * SEC, |s| names(s) == ["path1"]);
+    all_well(&mut fixture);
+    assert_eq!(over(&fixture, 0xa1), 2, "{tags:?}");
+    assert_eq!(over(&fixture, 0xa0), 1, "it carried nothing when it came back");
 }
 
 #[test]
 fn the_policy_changes_under_load() {
-    let mut stand = Stand::open(|s| s.paths = 2);
-    let alone = |stand: &mut Stand| {
+    let mut fixture = Fixture::open(|s| s.paths = 2);
+    let alone = |fixture: &mut Fixture| {
         for slot in 0..6 {
-            submit(stand, 0, IoOp::Read, slot);
-            all_well(stand);
+            submit(fixture, 0, IoOp::Read, slot);
+            all_well(fixture);
         }
-        (over(stand, 0xa0), over(stand, 0xa1))
+        (over(fixture, 0xa0), over(fixture, 0xa1))
     };
-    assert_eq!(alone(&mut stand), (3, 3));
-    stand.change(Change::Policy(Policy::MinLatency)).expect("it may");
-    let spread = alone(&mut stand);
+    assert_eq!(alone(&mut fixture), (3, 3));
+    fixture.change(Change::Policy(Policy::MinLatency)).expect("it may");
+    let spread = alone(&mut fixture);
     assert!(spread == (9, 3) || spread == (3, 9), "the quicker one: {spread:?}");
-    assert_eq!(stand.client.control.policy(), Policy::MinLatency);
+    assert_eq!(fixture.client.control.policy(), Policy::MinLatency);
 }
 
 #[test]
 fn paths_that_come_and_go_leave_nothing_behind() {
-    let mut stand = Stand::open(|s| (s.paths, s.spare) = (1, 1));
+    let mut fixture = Fixture::open(|s| (s.paths, s.spare) = (1, 1));
     for round in 0..40 {
         for slot in 0..8 {
-            submit(&mut stand, slot % 2, IoOp::Write, slot);
+            submit(&mut fixture, slot % 2, IoOp::Write, slot);
         }
         let life = round % 5;
-        stand.change(add(1, life)).expect("there is none of that name");
-        stand.until("both", SEC, Stand::is_whole);
+        fixture.change(add(1, life)).expect("there is none of that name");
+        fixture.until("both", SEC, Fixture::is_whole);
         for slot in 0..8 {
-            submit(&mut stand, slot % 2, IoOp::Read, slot);
+            submit(&mut fixture, slot % 2, IoOp::Read, slot);
         }
-        stand.change(remove(1)).expect("one is left");
-        stand.until("it left", SEC, |s| names(s) == ["path0"]);
-        all_well(&mut stand);
+        fixture.change(remove(1)).expect("one is left");
+        fixture.until("it left", SEC, |s| names(s) == ["path0"]);
+        all_well(&mut fixture);
     }
-    assert_eq!(stand.client.control.path_names().len(), 2, "its place was used again");
+    assert_eq!(fixture.client.control.path_names().len(), 2, "its place was used again");
 }
 
 #[test]
 fn a_session_that_attaches_or_detaches_is_not_changed() {
-    let mut stand = Stand::new(|s| s.paths = 2);
-    let refused = stand.change(remove(0)).expect_err("not open");
+    let mut fixture = Fixture::new(|s| s.paths = 2);
+    let refused = fixture.change(remove(0)).expect_err("not open");
     assert!(refused.contains("still attaching"), "{refused}");
-    stand.until("all up", 2 * SEC, Stand::is_whole);
-    stand.detach();
-    let refused = stand.change(remove(0)).expect_err("detaching");
+    fixture.until("all up", 2 * SEC, Fixture::is_whole);
+    fixture.detach();
+    let refused = fixture.change(remove(0)).expect_err("detaching");
     assert!(refused.contains("being detached"), "{refused}");
 }

@@ -20,8 +20,8 @@ use rtrs_core::wire::{
     MemBits, Message, OpenRsp, OpenRspTail, RkeyRsp, RwOp, SessInfoRsp, SgDesc, UserMessage,
 };
 
+use super::fixture::SECRET;
 pub(super) use super::seen::{Request, Seen};
-use super::stand::SECRET;
 use crate::engine::device_table::NO_DEVICE;
 
 /// Room for user header, message and descriptors.
@@ -75,7 +75,7 @@ pub(super) struct How {
     pub(super) heartbeats: bool,
     /// Says that it takes FENCE, as our server does and a kernel's does not.
     pub(super) fence: bool,
-    /// The life of its cache; 0 to say nothing.
+    /// The epoch of its cache; 0 to say nothing.
     pub(super) cache_id: u64,
     /// It says ids: this one of its own, all zero for none, and that of the export.
     pub(super) server_id: Option<[u8; 16]>,

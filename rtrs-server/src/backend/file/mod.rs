@@ -183,7 +183,7 @@ impl BlockSource for FileSource {
 
     fn open(&self, core: &Core) -> io::Result<Box<dyn BlockDevice>> {
         let Some(ring) = &core.ring else {
-            let text = format!("{} needs a core with a ring", self.shared.path.display());
+            let text = format!("{} needs a shard with a ring", self.shared.path.display());
             return Err(io::Error::new(io::ErrorKind::Unsupported, text));
         };
         Ok(Box::new(FileDevice::new(&self.shared, ring, core.wake.clone())?))

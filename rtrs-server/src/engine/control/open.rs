@@ -19,7 +19,7 @@ use crate::engine::device_table::{DeviceEntry, DeviceId};
 use crate::engine::finder::{OpenMode, Search};
 use crate::engine::ledger::FlushLedger;
 use crate::engine::message::{CloseNumber, ControlAnswer, Outbox, ReplyTo, ShardMessage};
-use crate::engine::session::{ServerLife, SessionParams, SessionShared};
+use crate::engine::session::{ServerInstance, SessionParams, SessionShared};
 use crate::export::{Export, ExportIndex, ExportTable};
 use crate::stats::OpenSnapshot;
 
@@ -124,7 +124,7 @@ impl Opens {
         // what its paths open later is of the same epoch to it.
         let ledger = session.devices.ledger(device);
         let epoch = ledger.map_or(0, FlushLedger::opened);
-        let opened = describe(&export, device, self.params.life, epoch);
+        let opened = describe(&export, device, self.params.instance, epoch);
         if !had
             && let Some(ledger) = ledger
             && let Some(lost) = self.ended.take(ctx.now, session.id, &export)
@@ -211,17 +211,17 @@ impl Opens {
 const WRITE_THROUGH: u64 = 0x7772_6974_6520_7468;
 
 /// OPEN_RSP of an export: its geometry in the units of the wire.
-fn describe(export: &Export, device: DeviceId, life: ServerLife, epoch: u32) -> OpenRsp {
+fn describe(export: &Export, device: DeviceId, instance: ServerInstance, epoch: u32) -> OpenRsp {
     let geometry = export.geometry();
     let volatile = export.source.is_volatile();
-    let life = match (volatile, geometry.write_cache) {
-        (true, _) => life.process,
+    let base = match (volatile, geometry.write_cache) {
+        (true, _) => instance.process,
         (false, true) if rtrs_core::mutated!(CacheLifeUnsaid) => 0,
-        (false, true) => life.boot,
+        (false, true) => instance.boot,
         // What is answered survives any start of the host; a sync can fail all the same.
         (false, false) => WRITE_THROUGH,
     };
-    let cache_id = export.epoch.cache_id(life, epoch);
+    let cache_id = export.epoch.cache_id(base, epoch);
     let sectors = |bytes: u32| bytes / SECTOR_SIZE;
     let short = |bytes: u32| u16::try_from(bytes).unwrap_or(1 << 15);
     let writable = !geometry.read_only;

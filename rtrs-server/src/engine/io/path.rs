@@ -14,7 +14,7 @@ use crate::export::ExportIndex;
 use crate::path::chunks::ChunkPool;
 use crate::path::state::PathState;
 use crate::path::{HEARD_EVERY, PathEnd, PathShared, PeerFault};
-use crate::stats::CoreCounters;
+use crate::stats::ShardCounters;
 
 /// What the path still does on this shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +82,7 @@ impl LocalPath {
     }
 
     /// What it did on this shard.
-    pub(super) fn counters(&self) -> &CoreCounters {
+    pub(super) fn counters(&self) -> &ShardCounters {
         self.shared.counters.core(self.shard)
     }
 

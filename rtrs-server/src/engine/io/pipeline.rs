@@ -302,7 +302,7 @@ impl Step<'_> {
         let attached = self.path.is_attached(export);
         let region = (!attached).then(|| self.path.chunks().region());
         if let Err(error) = self.devices.open(export, region) {
-            tracing::warn!(%error, export = export.index(), "cannot open the device on this core");
+            tracing::warn!(%error, export = export.index(), "cannot open the device on this shard");
             return Err(IoStatus::from_io_error(&error).to_errno());
         }
         self.path.set_attached(export, true);

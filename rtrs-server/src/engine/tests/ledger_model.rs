@@ -44,7 +44,7 @@ enum End {
     /// It waits for syncs of other shards.
     Unanswered,
     Good,
-    Told,
+    Reported,
 }
 
 impl Model {
@@ -89,7 +89,7 @@ impl Model {
             None => End::Good,
             Some(hidden) => {
                 self.ledger.report(mark, hidden, PATH, permit);
-                End::Told
+                End::Reported
             }
         }
     }
@@ -116,7 +116,7 @@ fn check(before: bool) {
         let covers = [before, model.acknowledged.load(Ordering::Acquire)];
         let end = model.flush(CoreIndex(2), PermitId(1));
         // What it tells says nothing about a write that was acknowledged after it was submitted.
-        let tells = [before, !writer.join().unwrap()];
+        let reports = [before, !writer.join().unwrap()];
         other.join().unwrap();
         let last = model.flush(CoreIndex(2), PermitId(2));
 
@@ -125,8 +125,8 @@ fn check(before: bool) {
         for at in (0..2).filter(|at| disk[*at] == Fate::Lost) {
             let good = end == End::Good && covers[at];
             assert!(!good, "a flush that covers write {at} succeeds: {disk:?}");
-            let told = last == End::Told || end == End::Told && tells[at];
-            assert!(told, "no flush tells of write {at}: {disk:?}, {end:?}, {last:?}");
+            let reported = last == End::Reported || end == End::Reported && reports[at];
+            assert!(reported, "no flush reports write {at}: {disk:?}, {end:?}, {last:?}");
         }
     });
 }

@@ -8,7 +8,7 @@ use rtrs_core::wire::{AccessMode, IoHeader, OpenRsp, OpenRspTail, Rw, errno};
 
 use super::fixture::{Fixture, StandOptions};
 use super::peer::{Peer, PeerOptions, io};
-use crate::engine::session::ServerLife;
+use crate::engine::session::ServerInstance;
 
 fn searching() -> Fixture {
     Fixture::new(StandOptions { search: true, ..StandOptions::default() })
@@ -33,7 +33,7 @@ fn open_found(fixture: &mut Fixture, peer: &mut Peer, name: &str) -> Result<Open
 
 #[test]
 fn a_device_says_what_its_unflushed_writes_hang_on() {
-    let life = ServerLife { boot: 5, process: 6 };
+    let instance = ServerInstance { boot: 5, process: 6 };
     for (volatile, write_cache, told) in [
         (false, true, Some(5)),
         (false, false, None),
@@ -41,7 +41,7 @@ fn a_device_says_what_its_unflushed_writes_hang_on() {
         (true, false, Some(6)),
     ] {
         let mut options = StandOptions { volatile, ..StandOptions::default() };
-        options.params.life = life;
+        options.params.instance = instance;
         options.geometry.write_cache = write_cache;
         let mut fixture = Fixture::new(options);
         let mut peer = Peer::up(&mut fixture, PeerOptions::default(), "sess");

@@ -242,7 +242,7 @@ impl EpochStore for Store {
 fn a_failure_is_saved_before_anybody_hears_of_it_and_new_sessions_see_it() {
     let store = Arc::new(Store::default());
     let mut options = StandOptions::default();
-    options.params.life.boot = 5;
+    options.params.instance.boot = 5;
     options.epoch = SyncEpoch::kept(0, Arc::clone(&store) as _, "vol".into());
     let mut fixture = Fixture::new(options);
     let (mut one, first) = open(&mut fixture, 1, AccessMode::ReadWrite);
@@ -306,7 +306,7 @@ fn a_session_that_comes_back_hears_of_what_it_had_not_flushed() {
     {
         for lost_before in [true, false] {
             let mut options = StandOptions::default();
-            options.params.life.boot = boot;
+            options.params.instance.boot = boot;
             let mut fixture = Fixture::new(options);
             let (mut other, _) = open(&mut fixture, 2, AccessMode::Migration);
             let open = |fixture: &mut Fixture| {

@@ -1,4 +1,4 @@
-//! The cores of one session, a server and the world between them, turned as `driver.rs` does.
+//! The shards of one session, a server and the world between them, turned as `driver.rs` does.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, VecDeque};
@@ -29,40 +29,40 @@ use crate::engine::{
 use crate::path::state::PathState;
 use crate::stats::ShardStats;
 
-/// The only one of each core.
+/// The only one of each shard.
 const PROVIDER: ProviderIndex = ProviderIndex(0);
 pub(super) const MS: Duration = Duration::from_millis(1);
 pub(super) const SEC: Duration = Duration::from_secs(1);
-/// Bytes for IO buffers on each core.
+/// Bytes for IO buffers on each shard.
 pub(super) const BUFFERS: usize = 4 << 20;
 
 /// The end of an IO.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Done {
-    pub(super) core: usize,
+    pub(super) shard: usize,
     pub(super) tag: u64,
     pub(super) status: IoStatus,
 }
 
-/// One core of the client.
-struct Core {
+/// One shard of the client.
+struct Host {
     fabrics: Vec<Box<dyn Fabric>>,
     shard: Rc<RefCell<Shard>>,
     device: Option<SessionDevice>,
     region: Arc<Region>,
-    mail: VecDeque<ShardMessage>,
+    inbox: VecDeque<ShardMessage>,
     out: Outbox,
 }
 
-/// All cores of the client.
+/// All shards of the client.
 pub(super) struct Client {
     pub(super) control: SessionControl,
-    cores: Vec<Core>,
+    shards: Vec<Host>,
     home: VecDeque<ControlMessage>,
     waiting: BTreeSet<u64>,
     next_tag: u64,
     pub(super) done: Vec<Done>,
-    /// Mail between cores is left lying now and then.
+    /// Mail between shards is left lying now and then.
     pub(super) lazy: Option<Prng>,
 }
 
@@ -70,16 +70,16 @@ impl Client {
     fn new(now: Instant, config: SessionConfig, fabrics: Vec<Box<dyn Fabric>>) -> Self {
         let uuids: Vec<[u8; 16]> = (0..config.paths.len()).map(|i| [0xa0 + i as u8; 16]).collect();
         let config = Arc::new(config);
-        let core = |(index, fabric)| Core {
+        let shard = |(index, fabric)| Host {
             fabrics: vec![fabric],
             shard: Rc::new(RefCell::new(Shard::new(CoreIndex(index), Arc::clone(&config)))),
             device: None,
             region: Region::new(BUFFERS).expect("memory"),
-            mail: VecDeque::new(),
+            inbox: VecDeque::new(),
             out: Outbox::default(),
         };
         Self {
-            cores: (0u16..).zip(fabrics).map(core).collect(),
+            shards: (0u16..).zip(fabrics).map(shard).collect(),
             control: SessionControl::new(now, Arc::clone(&config), &uuids),
             home: VecDeque::new(),
             waiting: BTreeSet::new(),
@@ -95,7 +95,7 @@ impl Client {
         now: Instant,
         what: impl FnOnce(&mut SessionControl, &mut Ctx<'_>) -> T,
     ) -> T {
-        let Core { fabrics, out, .. } = &mut self.cores[0];
+        let Host { fabrics, out, .. } = &mut self.shards[0];
         what(&mut self.control, &mut Ctx { now, fabrics, out })
     }
 
@@ -104,16 +104,16 @@ impl Client {
     }
 
     fn has_messages(&self) -> bool {
-        !self.home.is_empty() || self.cores.iter().any(|core| !core.mail.is_empty())
+        !self.home.is_empty() || self.shards.iter().any(|shard| !shard.inbox.is_empty())
     }
 
     fn is_lazy(&mut self) -> bool {
         self.lazy.as_mut().is_some_and(|prng| prng.chance(Ratio::new(9, 10)))
     }
 
-    fn on_message(&mut self, now: Instant, core: usize, message: ShardMessage) {
+    fn on_message(&mut self, now: Instant, shard: usize, message: ShardMessage) {
         let opened = matches!(message, ShardMessage::Open(..));
-        let here = &mut self.cores[core];
+        let here = &mut self.shards[shard];
         let ctx = &mut Ctx { now, fabrics: &mut here.fabrics, out: &mut here.out };
         here.shard.borrow_mut().handle_message(message, ctx);
         if opened && here.device.is_none() {
@@ -124,67 +124,67 @@ impl Client {
         here.shard.borrow().check();
     }
 
-    fn on_event(&mut self, now: Instant, core: usize, event: FabricEvent) {
-        let here = &mut self.cores[core];
-        let shard = Rc::clone(&here.shard);
+    fn on_event(&mut self, now: Instant, shard: usize, event: FabricEvent) {
+        let here = &mut self.shards[shard];
+        let engine = Rc::clone(&here.shard);
         let ctx = &mut Ctx { now, fabrics: &mut here.fabrics, out: &mut here.out };
         match event {
             FabricEvent::Completion(wc) => {
-                let ours = shard.borrow_mut().handle_completion(PROVIDER, &wc, ctx)
-                    || core == 0 && self.control.handle_completion(PROVIDER, &wc, ctx);
-                assert!(ours, "core {core}: nobody's {wc:?}");
+                let ours = engine.borrow_mut().handle_completion(PROVIDER, &wc, ctx)
+                    || shard == 0 && self.control.handle_completion(PROVIDER, &wc, ctx);
+                assert!(ours, "shard {shard}: nobody's {wc:?}");
             }
             FabricEvent::Established { qp, private_data } => {
                 let data = private_data.as_bytes();
-                if !shard.borrow_mut().handle_established(PROVIDER, qp, data, ctx) {
-                    assert!(core == 0, "nobody's connection");
+                if !engine.borrow_mut().handle_established(PROVIDER, qp, data, ctx) {
+                    assert!(shard == 0, "nobody's connection");
                     self.control.handle_established(PROVIDER, qp, data, ctx);
                 }
             }
             FabricEvent::ConnectFailed { qp, failure } => {
-                self.on_end(now, core, qp, ConnectionEnd::Failed(failure));
+                self.on_end(now, shard, qp, ConnectionEnd::Failed(failure));
             }
             FabricEvent::Closed { qp, reason } => {
-                self.on_end(now, core, qp, ConnectionEnd::Closed(reason));
+                self.on_end(now, shard, qp, ConnectionEnd::Closed(reason));
             }
             FabricEvent::Request(request) => panic!("{request:?}"),
         }
-        shard.borrow().check();
+        engine.borrow().check();
     }
 
-    fn on_end(&mut self, now: Instant, core: usize, qp: QpNum, end: ConnectionEnd) {
-        let here = &mut self.cores[core];
+    fn on_end(&mut self, now: Instant, shard: usize, qp: QpNum, end: ConnectionEnd) {
+        let here = &mut self.shards[shard];
         let ctx = &mut Ctx { now, fabrics: &mut here.fabrics, out: &mut here.out };
-        let ours = core == 0 && self.control.handle_closed(PROVIDER, qp, &end, ctx)
+        let ours = shard == 0 && self.control.handle_closed(PROVIDER, qp, &end, ctx)
             || here.shard.borrow_mut().handle_closed(PROVIDER, qp, end, ctx);
-        assert!(ours, "core {core}: nobody's connection {qp} ended");
+        assert!(ours, "shard {shard}: nobody's connection {qp} ended");
     }
 
-    fn deliver(&mut self, now: Instant, core: usize) -> bool {
+    fn deliver(&mut self, now: Instant, shard: usize) -> bool {
         let mut any = false;
-        while let Some((to, message)) = self.cores[core].out.take() {
+        while let Some((to, message)) = self.shards[shard].out.take() {
             any = true;
             match message {
-                Message::Control(message) if core == 0 => self.on_control_message(now, message),
+                Message::Control(message) if shard == 0 => self.on_control_message(now, message),
                 Message::Control(message) => self.home.push_back(message),
-                Message::Shard(message) if to.index() == core => {
-                    self.on_message(now, core, message);
+                Message::Shard(message) if to.index() == shard => {
+                    self.on_message(now, shard, message);
                 }
-                Message::Shard(message) => self.cores[to.index()].mail.push_back(message),
+                Message::Shard(message) => self.shards[to.index()].inbox.push_back(message),
             }
         }
         any
     }
 
-    fn turn_core(&mut self, now: Instant, core: usize) -> bool {
+    fn turn_shard(&mut self, now: Instant, shard: usize) -> bool {
         let mut any = false;
         while !self.is_lazy()
-            && let Some(message) = self.cores[core].mail.pop_front()
+            && let Some(message) = self.shards[shard].inbox.pop_front()
         {
             any = true;
-            self.on_message(now, core, message);
+            self.on_message(now, shard, message);
         }
-        if core == 0 {
+        if shard == 0 {
             while !self.is_lazy()
                 && let Some(message) = self.home.pop_front()
             {
@@ -192,16 +192,16 @@ impl Client {
                 self.on_control_message(now, message);
             }
         }
-        any |= self.cores[core].fabrics[0].poll(now);
-        while let Some(event) = self.cores[core].fabrics[0].next_event() {
+        any |= self.shards[shard].fabrics[0].poll(now);
+        while let Some(event) = self.shards[shard].fabrics[0].next_event() {
             any = true;
-            self.on_event(now, core, event);
+            self.on_event(now, shard, event);
         }
-        if core == 0 {
+        if shard == 0 {
             any |= self.control(now, |control, ctx| control.poll(ctx));
         }
-        any |= self.deliver(now, core);
-        let here = &mut self.cores[core];
+        any |= self.deliver(now, shard);
+        let here = &mut self.shards[shard];
         let ctx = &mut Ctx { now, fabrics: &mut here.fabrics, out: &mut here.out };
         any |= here.shard.borrow_mut().pump(ctx);
         here.shard.borrow().check();
@@ -211,15 +211,15 @@ impl Client {
             while let Some(done) = device.reap() {
                 any = true;
                 assert!(self.waiting.remove(&done.tag), "IO {} ended twice", done.tag);
-                self.done.push(Done { core, tag: done.tag, status: done.status });
+                self.done.push(Done { shard, tag: done.tag, status: done.status });
             }
         }
-        any | self.deliver(now, core)
+        any | self.deliver(now, shard)
     }
 
     fn deadline(&self) -> Option<Instant> {
-        let cores = self.cores.iter().map(|core| core.shard.borrow().deadline());
-        cores.fold(self.control.deadline(), earliest)
+        let shards = self.shards.iter().map(|shard| shard.shard.borrow().deadline());
+        shards.fold(self.control.deadline(), earliest)
     }
 
     /// IOs taken and not ended.
@@ -232,41 +232,41 @@ impl Client {
         self.done.iter().find(|done| done.tag == tag).map(|done| done.status)
     }
 
-    pub(super) fn buffer(&self, core: usize, at: usize, len: usize) -> MemSlice {
-        self.cores[core].region.slice(at, len).expect("inside the buffers")
+    pub(super) fn buffer(&self, shard: usize, at: usize, len: usize) -> MemSlice {
+        self.shards[shard].region.slice(at, len).expect("inside the buffers")
     }
 
     /// Takes IO back that has not begun.
-    pub(super) fn cancel(&mut self, core: usize, fits: &dyn Fn(u64) -> bool) {
-        self.cores[core].device.as_mut().expect("a device").cancel(fits);
+    pub(super) fn cancel(&mut self, shard: usize, fits: &dyn Fn(u64) -> bool) {
+        self.shards[shard].device.as_mut().expect("a device").cancel(fits);
     }
 
-    pub(super) fn inflight(&self, core: usize) -> usize {
-        self.cores[core].shard.borrow().inflight()
+    pub(super) fn inflight(&self, shard: usize) -> usize {
+        self.shards[shard].shard.borrow().inflight()
     }
 
-    pub(super) fn stats(&self, core: usize) -> ShardStats {
-        self.cores[core].shard.borrow().stats().clone()
+    pub(super) fn stats(&self, shard: usize) -> ShardStats {
+        self.shards[shard].shard.borrow().stats().clone()
     }
 
     /// Gives a message of the control shard to all shards.
     pub(super) fn tell_shards(&mut self, now: Instant, message: &ShardMessage) {
-        for core in 0..self.cores.len() {
-            self.on_message(now, core, message.clone());
+        for shard in 0..self.shards.len() {
+            self.on_message(now, shard, message.clone());
         }
     }
 
     /// A shard's queue of a device.
-    pub(super) fn device(&self, core: usize, device: DeviceIndex) -> SessionDevice {
-        SessionDevice::new(Rc::clone(&self.cores[core].shard), device)
+    pub(super) fn device(&self, shard: usize, device: DeviceIndex) -> SessionDevice {
+        SessionDevice::new(Rc::clone(&self.shards[shard].shard), device)
     }
 
-    pub(super) fn path_slow(&self, core: usize) -> Vec<bool> {
-        self.cores[core].shard.borrow().path_slow()
+    pub(super) fn path_slow(&self, shard: usize) -> Vec<bool> {
+        self.shards[shard].shard.borrow().path_slow()
     }
 
-    pub(super) fn path_inflight(&self, core: usize) -> Vec<u32> {
-        self.cores[core].shard.borrow().path_inflight()
+    pub(super) fn path_inflight(&self, shard: usize) -> Vec<u32> {
+        self.shards[shard].shard.borrow().path_inflight()
     }
 
     pub(super) fn states(&self) -> Vec<PathState> {
@@ -281,7 +281,7 @@ impl Client {
 /// What the server proves itself with when it ends the session.
 pub(super) const SECRET: EvictionSecret = EvictionSecret([0x5e; 16]);
 
-/// What a stand is made from.
+/// What a fixture is made from.
 pub(super) struct Setup {
     pub(super) seed: u64,
     pub(super) paths: usize,
@@ -329,17 +329,17 @@ const HEARTBEAT: HeartbeatSettings = HeartbeatSettings {
 
 fn config() -> SessionConfig {
     SessionConfig {
-        name: "stand".into(),
+        name: "fixture".into(),
         export: "vol0".into(),
         access: AccessMode::ReadWrite,
         open_patience: Duration::ZERO,
-        inherited_life: None,
+        inherited_epoch: None,
         resent_for: Duration::ZERO,
         identity: None,
         read_only_fallback: false,
         id: SessionId([0x5e; 16]),
         paths: Vec::new(),
-        cores: 2,
+        shards: 2,
         policy: Policy::RoundRobin,
         heartbeat: HEARTBEAT,
         connect_timeout: SEC,
@@ -354,14 +354,14 @@ fn config() -> SessionConfig {
 }
 
 /// Client, server, world.
-pub(super) struct Stand {
+pub(super) struct Fixture {
     pub(super) world: World,
     pub(super) client: Client,
     pub(super) server: Server,
     spins: u32,
 }
 
-impl Stand {
+impl Fixture {
     pub(super) fn new(change: impl FnOnce(&mut Setup)) -> Self {
         let mut setup = Setup {
             seed: 1,
@@ -391,7 +391,7 @@ impl Stand {
             ..target(path)
         };
         setup.config.paths = addresses.iter().enumerate().map(target).take(setup.paths).collect();
-        let fabrics = (0..setup.config.cores)
+        let fabrics = (0..setup.config.shards)
             .map(|_| Box::new(world.fabric(here)) as Box<dyn Fabric>)
             .collect();
         let server = Server::new(Box::new(world.fabric(there)), &addresses, setup.how);
@@ -399,28 +399,28 @@ impl Stand {
         Self { world, client, server, spins: 0 }
     }
 
-    /// A stand whose paths are all connected and whose device is open.
+    /// A fixture whose paths are all connected and whose device is open.
     pub(super) fn open(change: impl FnOnce(&mut Setup)) -> Self {
-        let mut stand = Self::new(change);
-        stand.until("all paths up and the device open", 2 * SEC, Self::is_whole);
-        stand
+        let mut fixture = Self::new(change);
+        fixture.until("all paths up and the device open", 2 * SEC, Self::is_whole);
+        fixture
     }
 
-    /// A stand that was open once and then lost its path to a server that behaves otherwise.
+    /// A fixture that was open once and then lost its path to a server that behaves otherwise.
     /// (Before its first open a session gives up at the first failure.)
     pub(super) fn spoiled(setup: impl FnOnce(&mut Setup), spoil: impl FnOnce(&mut How)) -> Self {
-        let mut stand = Self::open(setup);
-        spoil(&mut stand.server.how);
-        stand.server.seen.clear();
-        stand.server.end_path(stand.now(), 0);
-        stand
+        let mut fixture = Self::open(setup);
+        spoil(&mut fixture.server.how);
+        fixture.server.seen.clear();
+        fixture.server.end_path(fixture.now(), 0);
+        fixture
     }
 
-    /// All paths are connected and every core knows the device.
+    /// All paths are connected and every shard knows the device.
     pub(super) fn is_whole(&self) -> bool {
         self.client.control.is_open()
             && self.client.states().iter().all(|state| *state == PathState::Connected)
-            && self.client.cores.iter().all(|core| core.device.is_some())
+            && self.client.shards.iter().all(|shard| shard.device.is_some())
             && !self.client.has_messages()
     }
 
@@ -431,8 +431,8 @@ impl Stand {
     fn turn(&mut self) -> bool {
         let now = self.world.now();
         let mut any = false;
-        for core in 0..self.client.cores.len() {
-            any |= self.client.turn_core(now, core);
+        for shard in 0..self.client.shards.len() {
+            any |= self.client.turn_shard(now, shard);
         }
         any | self.server.turn(now)
     }
@@ -448,7 +448,7 @@ impl Stand {
         self.spins = 0;
         let deadline = self.client.deadline();
         let now = self.world.now();
-        assert!(deadline.is_none_or(|at| at > now), "a deadline in the past keeps the core awake");
+        assert!(deadline.is_none_or(|at| at > now), "a deadline in the past keeps the shard awake");
         let event = self.world.next_event_time();
         if self.client.has_messages() {
             // Somebody is lazy: the world goes on meanwhile.
@@ -506,16 +506,16 @@ impl Stand {
 
     /// Runs until every IO has ended.
     pub(super) fn drain(&mut self, bound: Duration) {
-        self.until("end of all IO", bound, |stand| stand.client.pending() == 0);
-        for core in 0..self.client.cores.len() {
-            assert_eq!(self.client.inflight(core), 0, "permits and rows are home");
+        self.until("end of all IO", bound, |fixture| fixture.client.pending() == 0);
+        for shard in 0..self.client.shards.len() {
+            assert_eq!(self.client.inflight(shard), 0, "permits and rows are home");
         }
     }
 
-    /// Submits an IO with flags. `at` is where its buffer begins on that core.
+    /// Submits an IO with flags. `at` is where its buffer begins on that shard.
     pub(super) fn submit_with(
         &mut self,
-        core: usize,
+        shard: usize,
         (op, flags): (IoOp, IoFlags),
         (offset, len): (u64, u32),
         at: usize,
@@ -523,26 +523,26 @@ impl Stand {
         let tag = self.client.next_tag;
         self.client.next_tag += 1;
         let buf = matches!(op, IoOp::Read | IoOp::Write)
-            .then(|| self.client.buffer(core, at, len as usize));
+            .then(|| self.client.buffer(shard, at, len as usize));
         let now = self.world.now();
-        let device = self.client.cores[core].device.as_mut().expect("the device was opened");
+        let device = self.client.shards[shard].device.as_mut().expect("the device was opened");
         device.poll(now);
         device.submit(Io { tag, op, flags, offset, len, buf }).expect("room");
         self.client.waiting.insert(tag);
         tag
     }
 
-    /// Submits an IO whose buffer begins at the start of the core's.
-    pub(super) fn submit(&mut self, core: usize, op: IoOp, offset: u64, len: u32) -> u64 {
-        self.submit_with(core, (op, IoFlags::default()), (offset, len), 0)
+    /// Submits an IO whose buffer begins at the start of the shard's.
+    pub(super) fn submit(&mut self, shard: usize, op: IoOp, offset: u64, len: u32) -> u64 {
+        self.submit_with(shard, (op, IoFlags::default()), (offset, len), 0)
     }
 
     /// Reads through the session and waits for it.
-    pub(super) fn read(&mut self, core: usize, offset: u64, len: u32) -> Vec<u8> {
-        let tag = self.submit(core, IoOp::Read, offset, len);
+    pub(super) fn read(&mut self, shard: usize, offset: u64, len: u32) -> Vec<u8> {
+        let tag = self.submit(shard, IoOp::Read, offset, len);
         self.drain(10 * SEC);
         assert_eq!(self.client.status(tag), Some(IoStatus::Ok));
-        self.client.buffer(core, 0, len as usize).to_vec()
+        self.client.buffer(shard, 0, len as usize).to_vec()
     }
 
     /// Changes the running session.
