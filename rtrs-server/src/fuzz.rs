@@ -36,7 +36,7 @@ use rtrs_core::wire::{
 };
 
 use crate::engine::ServerEngine;
-use crate::engine::message::{AdminAsk, AdminReply, ControlMessage, Message};
+use crate::engine::message::{AdminReplyTo, AdminRequest, ControlMessage, Message};
 use crate::engine::session::SessionParams;
 use crate::export::{Export, ExportTable};
 
@@ -367,13 +367,13 @@ impl Rig {
                 }
             }
             9 => {
-                let ask = match input.byte()? % 4 {
-                    0 => AdminAsk::Sessions,
-                    1 => AdminAsk::Evict { session: "fuzz".into() },
-                    2 => AdminAsk::Disconnect { session: "fuzz".into(), path: Some(1) },
-                    _ => AdminAsk::Disconnect { session: "fuzz".into(), path: None },
+                let request = match input.byte()? % 4 {
+                    0 => AdminRequest::Sessions,
+                    1 => AdminRequest::Evict { session: "fuzz".into() },
+                    2 => AdminRequest::Disconnect { session: "fuzz".into(), path: Some(1) },
+                    _ => AdminRequest::Disconnect { session: "fuzz".into(), path: None },
                 };
-                self.tell(ControlMessage::Admin { ask, reply: AdminReply::new(drop) });
+                self.tell(ControlMessage::Admin { request, reply: AdminReplyTo::new(drop) });
             }
             // A request of raw bytes, wherever it is said to be.
             10 => {

@@ -12,7 +12,7 @@ use rtrs_core::ids::{CoreIndex, ProviderIndex, SessionId};
 use rtrs_core::limits::Limits;
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::AccessMode;
-use rtrs_server::engine::message::{AdminAsk, AdminReply, ControlMessage, Message};
+use rtrs_server::engine::message::{AdminReplyTo, AdminRequest, ControlMessage, Message};
 use rtrs_server::{ServerEngine, ServerInstance, SessionParams};
 
 use super::options::{Guest, MS, Options};
@@ -196,9 +196,9 @@ pub(super) fn ask_to_stop(drain: bool) -> Message {
     if !drain {
         return Message::Control(ControlMessage::Shutdown);
     }
-    let ask = AdminAsk::Drain { within: 1000 * MS };
+    let request = AdminRequest::Drain { within: 1000 * MS };
     // Whether it was drained in time is for the operator; here the server starts again anyway.
-    Message::Control(ControlMessage::Admin { ask, reply: AdminReply::new(drop) })
+    Message::Control(ControlMessage::Admin { request, reply: AdminReplyTo::new(drop) })
 }
 
 pub(super) fn server_params(options: &Options, instance: ServerInstance) -> SessionParams {

@@ -20,7 +20,7 @@ use rtrs_core::time::Duration;
 
 use crate::control_protocol::{Drained, Ended, Request, Sessions, Status, WITHIN_MS_MAX};
 use crate::engine::epoch::SyncEpoch;
-use crate::engine::message::{AdminAnswer, AdminAsk, AdminReply, ControlMessage, Message};
+use crate::engine::message::{AdminReply, AdminReplyTo, AdminRequest, ControlMessage, Message};
 use crate::error::{Error, ErrorKind};
 use crate::export::{ExportIndex, ExportTable};
 use crate::settings::Settings;
@@ -36,7 +36,7 @@ const FLUSH_MIN: Duration = Duration::from_secs(1);
 struct Draining {
     stream: UnixStream,
     until: Instant,
-    answer: mpsc::Receiver<AdminAnswer>,
+    answer: mpsc::Receiver<AdminReply>,
 }
 
 /// What the threads of the control socket share.
@@ -132,7 +132,7 @@ impl ServerControl {
         let mut wrong = Vec::new();
         // Without an answer a signal has ended the server before.
         let begun = match answer.try_recv() {
-            Ok(AdminAnswer::Drained { unfinished }) => {
+            Ok(AdminReply::Drained { unfinished }) => {
                 if unfinished > 0 {
                     wrong.push(format!("{unfinished} requests did not finish in time"));
                 }
@@ -169,8 +169,8 @@ impl Shared {
         match request {
             Request::Status => reply(&stream, Ok(self.status())),
             Request::SessionList => {
-                let sessions = self.ask(AdminAsk::Sessions, |answer| match answer {
-                    AdminAnswer::Sessions { sessions, lost_portals } => {
+                let sessions = self.ask(AdminRequest::Sessions, |answer| match answer {
+                    AdminReply::Sessions { sessions, lost_portals } => {
                         Some(Sessions { sessions, lost_portals })
                     }
                     _ => None,
@@ -178,10 +178,10 @@ impl Shared {
                 reply(&stream, sessions);
             }
             Request::SessionDisconnect { session, path } => {
-                reply(&stream, self.end_paths(AdminAsk::Disconnect { session, path }));
+                reply(&stream, self.end_paths(AdminRequest::Disconnect { session, path }));
             }
             Request::SessionEvict { session } => {
-                reply(&stream, self.end_paths(AdminAsk::Evict { session }));
+                reply(&stream, self.end_paths(AdminRequest::Evict { session }));
             }
             Request::Drain { within_ms } if within_ms > WITHIN_MS_MAX => {
                 refuse(
@@ -210,33 +210,33 @@ impl Shared {
     }
 
     /// Sends the control shard a request.
-    fn send(&self, ask: AdminAsk) -> mpsc::Receiver<AdminAnswer> {
+    fn send(&self, request: AdminRequest) -> mpsc::Receiver<AdminReply> {
         let (answered, answer) = mpsc::channel();
-        let reply = AdminReply::new(move |answer| {
+        let reply = AdminReplyTo::new(move |answer| {
             if answered.send(answer).is_err() {
                 tracing::debug!("an answer came too late");
             }
         });
-        self.control.send(Message::Control(ControlMessage::Admin { ask, reply }));
+        self.control.send(Message::Control(ControlMessage::Admin { request, reply }));
         answer
     }
 
     /// Asks the control shard. `pick` takes the reply out of its answer.
     fn ask<T>(
         &self,
-        ask: AdminAsk,
-        pick: impl FnOnce(AdminAnswer) -> Option<T>,
+        request: AdminRequest,
+        pick: impl FnOnce(AdminReply) -> Option<T>,
     ) -> Result<T, String> {
-        match self.send(ask).recv_timeout(ANSWER_TIMEOUT) {
-            Ok(AdminAnswer::Refused(why)) => Err(why),
+        match self.send(request).recv_timeout(ANSWER_TIMEOUT) {
+            Ok(AdminReply::Refused(why)) => Err(why),
             Ok(answer) => pick(answer).ok_or_else(|| "internal error: the wrong answer".into()),
             Err(_) => Err("the server is ending, or too busy to answer".into()),
         }
     }
 
-    fn end_paths(&self, ask: AdminAsk) -> Result<Ended, String> {
-        self.ask(ask, |answer| match answer {
-            AdminAnswer::Ended { session, paths } => Some(Ended { session, paths }),
+    fn end_paths(&self, request: AdminRequest) -> Result<Ended, String> {
+        self.ask(request, |answer| match answer {
+            AdminReply::Ended { session, paths } => Some(Ended { session, paths }),
             _ => None,
         })
     }
@@ -271,7 +271,7 @@ impl Shared {
         let mut draining = self.draining.lock();
         let within = until.saturating_duration_since(Instant::now());
         // Locked until the drain is stored: `close` looks for it when the server has ended.
-        let answer = self.send(AdminAsk::Drain { within });
+        let answer = self.send(AdminRequest::Drain { within });
         *draining = Some(Draining { stream, until, answer });
     }
 }

@@ -203,15 +203,15 @@ pub enum ControlMessage {
     /// The operator asks.
     Admin {
         /// What.
-        ask: AdminAsk,
+        request: AdminRequest,
         /// Where the answer goes.
-        reply: AdminReply,
+        reply: AdminReplyTo,
     },
 }
 
 /// What the operator asks of the control shard. A session is named by its number or its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum AdminAsk {
+pub enum AdminRequest {
     /// Which sessions there are.
     Sessions,
     /// End paths of a session; its client may connect them again.
@@ -233,9 +233,9 @@ pub enum AdminAsk {
     },
 }
 
-/// The answer to an [`AdminAsk`].
+/// The answer to an [`AdminRequest`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum AdminAnswer {
+pub enum AdminReply {
     /// The sessions.
     Sessions {
         /// All of them.
@@ -259,24 +259,24 @@ pub enum AdminAnswer {
     Refused(String),
 }
 
-/// Where the answer to an [`AdminAsk`] goes. Nobody may be waiting for it any more.
-pub struct AdminReply(Box<dyn FnOnce(AdminAnswer) + Send>);
+/// Where the answer to an [`AdminRequest`] goes. Nobody may be waiting for it any more.
+pub struct AdminReplyTo(Box<dyn FnOnce(AdminReply) + Send>);
 
-impl AdminReply {
+impl AdminReplyTo {
     /// Answers by this call, which returns at once.
-    pub fn new(take: impl FnOnce(AdminAnswer) + Send + 'static) -> Self {
+    pub fn new(take: impl FnOnce(AdminReply) + Send + 'static) -> Self {
         Self(Box::new(take))
     }
 
     /// Answers.
-    pub fn send(self, answer: AdminAnswer) {
+    pub fn send(self, answer: AdminReply) {
         (self.0)(answer);
     }
 }
 
-impl fmt::Debug for AdminReply {
+impl fmt::Debug for AdminReplyTo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("AdminReply")
+        f.write_str("AdminReplyTo")
     }
 }
 

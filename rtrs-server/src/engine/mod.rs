@@ -27,7 +27,7 @@ use rtrs_core::time::{Instant, earliest};
 use self::control::Control;
 use self::ctx::{Ctx, Fabrics};
 use self::io::Shard;
-use self::message::{AdminAsk, ControlMessage, Message, Outbox};
+use self::message::{AdminRequest, ControlMessage, Message, Outbox};
 use self::session::SessionParams;
 use crate::export::ExportTable;
 use crate::stats::SessionSnapshot;
@@ -203,7 +203,9 @@ impl ServerEngine {
             Message::Control(message) => {
                 let stops = match &message {
                     ControlMessage::Shutdown => true,
-                    ControlMessage::Admin { ask, .. } => matches!(ask, AdminAsk::Drain { .. }),
+                    ControlMessage::Admin { request, .. } => {
+                        matches!(request, AdminRequest::Drain { .. })
+                    }
                     _ => false,
                 };
                 if let Some(pings) = self.pings.as_mut().filter(|_| stops) {

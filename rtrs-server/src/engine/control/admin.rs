@@ -14,7 +14,7 @@ use rtrs_core::time::Instant;
 use super::open::Opens;
 use super::path::Path;
 use super::registry::{Registry, Session};
-use crate::engine::message::AdminAnswer;
+use crate::engine::message::AdminReply;
 use crate::path::state::PathState;
 use crate::path::{PathEnd, PathKey};
 use crate::stats::{PathSnapshot, SessionSnapshot, SessionState, millis};
@@ -51,9 +51,9 @@ pub(super) struct Ends {
 
 impl Ends {
     /// The answer to the command.
-    pub(super) fn answer(&self) -> AdminAnswer {
+    pub(super) fn answer(&self) -> AdminReply {
         let paths = self.paths.iter().map(|key| key.0).collect();
-        AdminAnswer::Ended { session: self.session.to_string(), paths }
+        AdminReply::Ended { session: self.session.to_string(), paths }
     }
 }
 

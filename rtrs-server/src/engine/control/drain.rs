@@ -9,7 +9,7 @@
 use rtrs_core::time::{Duration, Instant};
 
 use super::registry::Registry;
-use crate::engine::message::{AdminAnswer, AdminReply};
+use crate::engine::message::{AdminReply, AdminReplyTo};
 use crate::path::PathKey;
 use crate::path::state::PathState;
 
@@ -54,7 +54,7 @@ pub(super) enum Order {
 pub(super) struct Drain {
     stop: Option<Stop>,
     /// Who asked for a drain.
-    reply: Option<AdminReply>,
+    reply: Option<AdminReplyTo>,
 }
 
 impl Drain {
@@ -64,7 +64,7 @@ impl Drain {
     }
 
     /// The operator waits for the answer to a drain.
-    pub(super) fn set_reply(&mut self, reply: AdminReply) {
+    pub(super) fn set_reply(&mut self, reply: AdminReplyTo) {
         self.reply = Some(reply);
     }
 
@@ -110,7 +110,7 @@ impl Drain {
     fn done(&mut self, unfinished: u64) -> Order {
         self.stop = Some(Stop::Done);
         if let Some(reply) = self.reply.take() {
-            reply.send(AdminAnswer::Drained { unfinished });
+            reply.send(AdminReply::Drained { unfinished });
         }
         Order::Exit
     }

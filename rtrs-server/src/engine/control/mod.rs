@@ -43,8 +43,8 @@ use crate::engine::control::refusal::Refusal;
 use crate::engine::ctx::Ctx;
 use crate::engine::finder::Search;
 use crate::engine::message::{
-    AdminAnswer, AdminAsk, AdminReply, ControlAnswer, ControlMessage, ControlRequest, EndReport,
-    ReplyTo, ShardMessage,
+    AdminReply, AdminReplyTo, AdminRequest, ControlAnswer, ControlMessage, ControlRequest,
+    EndReport, ReplyTo, ShardMessage,
 };
 use crate::engine::session::{SessionParams, SessionShared};
 use crate::export::{Export, ExportTable};
@@ -193,7 +193,7 @@ impl Control {
             ControlMessage::Ending { path, core, report } => self.report(path, core, report, ctx),
             // A signal hurries a drain.
             ControlMessage::Shutdown => self.stop(Duration::ZERO, self.params.shutdown_grace, ctx),
-            ControlMessage::Admin { ask, reply } => self.admin(ask, reply, ctx),
+            ControlMessage::Admin { request, reply } => self.admin(request, reply, ctx),
         }
     }
 
@@ -291,25 +291,25 @@ impl Control {
     }
 
     /// Does what the operator asks.
-    fn admin(&mut self, ask: AdminAsk, reply: AdminReply, ctx: &mut Ctx<'_>) {
-        let ends = match ask {
-            AdminAsk::Sessions => {
+    fn admin(&mut self, request: AdminRequest, reply: AdminReplyTo, ctx: &mut Ctx<'_>) {
+        let ends = match request {
+            AdminRequest::Sessions => {
                 let sessions = self.snapshot(ctx.now);
                 let mut lost_portals = Vec::new();
                 for fabric in ctx.fabrics.iter() {
                     let lost = fabric.lost_listeners().into_iter();
                     lost_portals.extend(lost.map(|at| format!("{}://{at}", fabric.scheme())));
                 }
-                return reply.send(AdminAnswer::Sessions { sessions, lost_portals });
+                return reply.send(AdminReply::Sessions { sessions, lost_portals });
             }
-            AdminAsk::Disconnect { session, path } => {
+            AdminRequest::Disconnect { session, path } => {
                 self.evicted.disconnect(&session, path, &self.registry)
             }
-            AdminAsk::Evict { session } => self.evicted.evict(&session, &self.registry),
-            AdminAsk::Drain { .. } if self.is_stopping() => {
+            AdminRequest::Evict { session } => self.evicted.evict(&session, &self.registry),
+            AdminRequest::Drain { .. } if self.is_stopping() => {
                 Err("the server ends already".to_owned())
             }
-            AdminAsk::Drain { within } => {
+            AdminRequest::Drain { within } => {
                 let (sessions, within_ms) = (self.registry.session_count(), within.as_millis());
                 tracing::info!(sessions, within_ms, "draining");
                 // The answer comes when that is done.
@@ -323,7 +323,7 @@ impl Control {
                 paths.iter().for_each(|key| self.end_path(*key, why, ctx));
                 ends.answer()
             }
-            Err(refusal) => AdminAnswer::Refused(refusal),
+            Err(refusal) => AdminReply::Refused(refusal),
         });
     }
 

@@ -9,7 +9,7 @@ use rtrs_core::wire::{AccessMode, Rw, errno};
 
 use super::fixture::{Fixture, StandOptions};
 use super::peer::{Peer, PeerOptions, io};
-use crate::engine::message::{AdminAnswer, AdminAsk};
+use crate::engine::message::{AdminReply, AdminRequest};
 use crate::path::state::PathState;
 use crate::stats::{Access, SessionState};
 
@@ -24,29 +24,29 @@ fn other(session: u8) -> PeerOptions {
     PeerOptions { session, path: session, local: session, ..PeerOptions::default() }
 }
 
-fn disconnect(session: &str, path: Option<u64>) -> AdminAsk {
-    AdminAsk::Disconnect { session: session.to_owned(), path }
+fn disconnect(session: &str, path: Option<u64>) -> AdminRequest {
+    AdminRequest::Disconnect { session: session.to_owned(), path }
 }
 
-fn evict(session: &str) -> AdminAsk {
-    AdminAsk::Evict { session: session.to_owned() }
+fn evict(session: &str) -> AdminRequest {
+    AdminRequest::Evict { session: session.to_owned() }
 }
 
-fn drain(ms: u64) -> AdminAsk {
-    AdminAsk::Drain { within: Duration::from_millis(ms) }
+fn drain(ms: u64) -> AdminRequest {
+    AdminRequest::Drain { within: Duration::from_millis(ms) }
 }
 
 /// The paths an answer says to end.
-fn ended(answer: &Mutex<Option<AdminAnswer>>) -> Vec<u64> {
+fn ended(answer: &Mutex<Option<AdminReply>>) -> Vec<u64> {
     match answer.lock().take() {
-        Some(AdminAnswer::Ended { paths, .. }) => paths,
+        Some(AdminReply::Ended { paths, .. }) => paths,
         other => panic!("{other:?}"),
     }
 }
 
-fn refused(answer: &Mutex<Option<AdminAnswer>>) -> String {
+fn refused(answer: &Mutex<Option<AdminReply>>) -> String {
     match answer.lock().take() {
-        Some(AdminAnswer::Refused(why)) => why,
+        Some(AdminReply::Refused(why)) => why,
         other => panic!("{other:?}"),
     }
 }
@@ -65,8 +65,8 @@ fn sessions_are_listed_with_what_they_did() {
     fixture.device.lock().hold = true;
     a.send_read((1, 6), io(Rw::READ, 0, 512));
     fixture.pass(Duration::from_millis(1500));
-    let answer = fixture.admin(AdminAsk::Sessions);
-    let Some(AdminAnswer::Sessions { sessions: list, .. }) = answer.lock().take() else {
+    let answer = fixture.admin(AdminRequest::Sessions);
+    let Some(AdminReply::Sessions { sessions: list, .. }) = answer.lock().take() else {
         panic!("no list")
     };
     assert_eq!(list.len(), 1);
@@ -299,7 +299,7 @@ fn a_drain_ends_one_path_of_a_session_after_the_other() {
     assert_eq!(b.reply(&mut fixture).errno, 0);
     fixture.settle();
     assert_eq!((a.closed(&mut fixture), b.closed(&mut fixture)), (3, 3));
-    assert_eq!(*answer.lock(), Some(AdminAnswer::Drained { unfinished: 0 }));
+    assert_eq!(*answer.lock(), Some(AdminReply::Drained { unfinished: 0 }));
     assert!(fixture.all_done());
     fixture.assert_empty();
 }
@@ -323,7 +323,7 @@ fn a_drain_does_not_wait_longer_than_it_may() {
     fixture.pass(Duration::from_millis(200));
     assert_eq!(a.closed(&mut fixture), 3);
     fixture.pass(Duration::from_millis(2_100));
-    assert_eq!(*answer.lock(), Some(AdminAnswer::Drained { unfinished: 1 }));
+    assert_eq!(*answer.lock(), Some(AdminReply::Drained { unfinished: 1 }));
     assert!(fixture.all_done());
 }
 
@@ -339,6 +339,6 @@ fn a_signal_hurries_a_drain() {
     fixture.pass(Duration::from_millis(5_100));
     assert_eq!(a.closed(&mut fixture), 3, "after the grace time of a signal");
     fixture.pass(Duration::from_millis(2_100));
-    assert_eq!(*answer.lock(), Some(AdminAnswer::Drained { unfinished: 1 }));
+    assert_eq!(*answer.lock(), Some(AdminReply::Drained { unfinished: 1 }));
     assert!(fixture.all_done());
 }

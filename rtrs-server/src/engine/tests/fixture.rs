@@ -27,7 +27,7 @@ use rtrs_core::wire::ConnReq;
 use crate::engine::ServerEngine;
 use crate::engine::epoch::SyncEpoch;
 use crate::engine::finder::{Finder, Search};
-use crate::engine::message::{AdminAnswer, AdminAsk, AdminReply, ControlMessage, Message};
+use crate::engine::message::{AdminReply, AdminReplyTo, AdminRequest, ControlMessage, Message};
 use crate::engine::session::SessionParams;
 use crate::export::{Export, ExportIndex, ExportTable};
 
@@ -632,11 +632,11 @@ impl Fixture {
     }
 
     /// Asks as the operator does. None: the answer is still to come.
-    pub(super) fn admin(&mut self, ask: AdminAsk) -> Arc<Mutex<Option<AdminAnswer>>> {
+    pub(super) fn admin(&mut self, request: AdminRequest) -> Arc<Mutex<Option<AdminReply>>> {
         let answer = Arc::new(Mutex::new(None));
         let place = Arc::clone(&answer);
-        let reply = AdminReply::new(move |answer| *place.lock() = Some(answer));
-        self.hosts[0].inbox.push_back(Message::Control(ControlMessage::Admin { ask, reply }));
+        let reply = AdminReplyTo::new(move |answer| *place.lock() = Some(answer));
+        self.hosts[0].inbox.push_back(Message::Control(ControlMessage::Admin { request, reply }));
         self.settle();
         answer
     }
