@@ -9,7 +9,7 @@
 
 mod cache_epoch;
 pub(crate) mod control;
-mod ctx;
+pub(crate) mod ctx;
 pub(crate) mod device_table;
 pub(crate) mod io;
 pub(crate) mod message;

@@ -20,6 +20,7 @@ use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::{Close, Imm, MemBits, WriteMsg};
 
 use super::io::{Answer, HEADER_SLOT, Request, WrId};
+use crate::engine::ctx::Ctx;
 use crate::engine::device_table::NO_DEVICE;
 use crate::engine::message::Connect;
 use crate::engine::session::{Granted, PathShared, PathTarget};
@@ -173,12 +174,11 @@ impl PathShard {
     /// Starts this shard's connection.
     pub(crate) fn connect(
         &mut self,
-        now: Instant,
         start: &Connect,
         range: Range<u16>,
         regions: &[Arc<Region>],
         timeout: Duration,
-        fabrics: &mut [Box<dyn Fabric>],
+        ctx: &mut Ctx<'_>,
     ) -> Result<(), FabricError> {
         debug_assert!(self.connection.is_none(), "the old connection has ended");
         self.range = range.clone();
@@ -190,7 +190,7 @@ impl PathShard {
         let limits = QpLimits { send_max: depth * 4 + 8, recv_max: depth * 2 + 8 };
         let headers = region(&mut self.header_region, permits * HEADER_SLOT)?;
         let receives = region(&mut self.recv_region, limits.recv_max as usize * RECV_SLOT)?;
-        let fabric = fabrics[self.target.provider.index()].as_mut();
+        let (now, fabric) = (ctx.now, ctx.fabrics[self.target.provider.index()].as_mut());
         let mut connection = Connection {
             qp: QpNum(0),
             headers: pd.register(&headers, Access::LOCAL_READ)?,
@@ -264,17 +264,11 @@ impl PathShard {
     }
 
     /// Ends the connection if it is of this epoch.
-    pub(crate) fn disconnect(
-        &mut self,
-        now: Instant,
-        epoch: u32,
-        in_order: bool,
-        fabrics: &mut [Box<dyn Fabric>],
-    ) {
+    pub(crate) fn disconnect(&mut self, epoch: u32, in_order: bool, ctx: &mut Ctx<'_>) {
         if self.epoch != epoch {
             return;
         }
-        let fabric = fabrics[self.target.provider.index()].as_mut();
+        let (now, fabric) = (ctx.now, ctx.fabrics[self.target.provider.index()].as_mut());
         if let Some(connection) = self.connection.as_mut() {
             connection.ending = true;
             if in_order {

@@ -114,7 +114,7 @@ impl Shard {
             }
             ShardMessage::Cache(device, cache) => self.devices.set_cache(device, cache),
             ShardMessage::Disconnect { path, epoch, in_order } => {
-                self.paths[path].disconnect(ctx.now, epoch, in_order, ctx.fabrics);
+                self.paths[path].disconnect(epoch, in_order, ctx);
             }
             ShardMessage::Open(device, info) => {
                 let zeroes = self.zeroes.prepare(&info);

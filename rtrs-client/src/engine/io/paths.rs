@@ -51,7 +51,7 @@ impl Paths {
         ctx: &mut Ctx<'_>,
     ) -> Result<(), FabricError> {
         let path = &mut self.rows[start.path.index()];
-        path.connect(ctx.now, start, range, &self.regions, timeout, ctx.fabrics)
+        path.connect(start, range, &self.regions, timeout, ctx)
     }
 
     /// All connections know this memory from now on.
