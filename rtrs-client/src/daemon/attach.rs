@@ -26,7 +26,7 @@ use super::report::{self, Identity};
 use super::saved::Saved;
 use crate::engine::SessionConfig;
 use crate::error::{Error, ErrorKind, system};
-use crate::frontend::{kernel_nbd, nbd};
+use crate::frontend::{MakeFrontEnds, kernel_nbd, nbd};
 use crate::plan::{AttachPlan, Front};
 
 /// Set in the environment of a daemon in the background: where it logs to.
@@ -69,19 +69,8 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
         Front::Device(options) => device::reach(options, &plan.session.export_name)?,
         _ => None,
     };
-    let bound = match &plan.front {
-        Front::Socket(path) => Some(bind(&Endpoint::Unix(path.clone()))?),
-        Front::Tcp(address) => Some(bind(&Endpoint::Tcp(*address))?),
-        Front::Device(_) => {
-            device::become_dependable();
-            None
-        }
-    };
     let patience = plan.takeover_patience();
-    let saved = match &plan.front {
-        Front::Device(_) => Some(Saved::new(&plan.run_dir, &plan.session.export_name)),
-        _ => None,
-    };
+    let Prepared { fronts, uri, saved } = prepare(plan)?;
     let config = SessionConfig {
         open_patience: patience,
         identity: pinned(plan, saved.as_ref())?,
@@ -96,21 +85,10 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
         access: plan.session.access,
         no_path: plan.session.settings.no_path,
         failover: plan.session.settings.failover,
-        uri: bound.as_ref().map(|bound| bound.endpoint().uri(&plan.session.export_name)),
+        uri,
         device: Arc::new(OnceLock::new()),
         pid: std::process::id(),
         shards: config.shards,
-    };
-    let buffer_bytes = usize::try_from(plan.settings.buffer_size.bytes()).unwrap_or(usize::MAX);
-    let bridge = BridgeConfig { buffer_bytes, ..BridgeConfig::default() };
-    let fronts = match bound {
-        Some(bound) => nbd::at(bound, bridge),
-        // The kernel has one connection on each shard, and later perhaps a second in its place.
-        None => kernel_nbd::device(BridgeConfig {
-            connections_max: 2,
-            touched_bytes: BUSY_BYTES,
-            ..bridge
-        }),
     };
     let registry = Arc::new(FabricRegistry::new(&plan.session)?);
     let running = launch::start(&plan.session.settings, config, fronts, &registry)?;
@@ -207,11 +185,47 @@ fn joined(left: Option<Pinned>, said: Option<Pinned>) -> Result<Option<Pinned>, 
     }
 }
 
-fn bind(endpoint: &Endpoint) -> Result<Bound, Error> {
-    Bound::new(endpoint).map_err(|e| {
-        let what = format!("cannot serve NBD on {endpoint}");
-        Error::with_source(ErrorKind::InUse, what, e)
-    })
+/// A front end before the session starts.
+struct Prepared {
+    fronts: MakeFrontEnds,
+    /// Where NBD clients connect.
+    uri: Option<String>,
+    /// What is saved for a takeover, should the process die.
+    saved: Option<Saved>,
+}
+
+/// Prepares the front end of the plan.
+///
+/// # Errors
+/// A socket or address that is in use.
+fn prepare(plan: &AttachPlan) -> Result<Prepared, Error> {
+    let export = &plan.session.export_name;
+    let buffer_bytes = usize::try_from(plan.settings.buffer_size.bytes()).unwrap_or(usize::MAX);
+    let bridge = BridgeConfig { buffer_bytes, ..BridgeConfig::default() };
+    let listen = |endpoint: Endpoint| {
+        let bound = Bound::new(&endpoint).map_err(|e| {
+            let what = format!("cannot serve NBD on {endpoint}");
+            Error::with_source(ErrorKind::InUse, what, e)
+        })?;
+        let uri = Some(bound.endpoint().uri(export));
+        Ok(Prepared { fronts: nbd::at(bound, bridge), uri, saved: None })
+    };
+    match &plan.front {
+        Front::Socket(path) => listen(Endpoint::Unix(path.clone())),
+        Front::Tcp(address) => listen(Endpoint::Tcp(*address)),
+        Front::Device(_) => {
+            device::become_dependable();
+            let fronts = kernel_nbd::device(BridgeConfig {
+                // The kernel has one connection on each shard, and later perhaps a second in its
+                // place.
+                connections_max: 2,
+                touched_bytes: BUSY_BYTES,
+                ..bridge
+            });
+            let saved = Some(Saved::new(&plan.run_dir, export));
+            Ok(Prepared { fronts, uri: None, saved })
+        }
+    }
 }
 
 /// A session that is attached.

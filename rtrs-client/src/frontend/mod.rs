@@ -3,7 +3,8 @@
 //! A front end is made on its shard's thread before the device is open, and is given the device
 //! once. The driver turns it and does not know what it is. To add one: a file here with a type that
 //! implements [`FrontEnd`] and a function that returns a [`MakeFrontEnds`]; a variant of
-//! `plan::Front` with its settings; and the line in `daemon/attach.rs` that maps one to the other.
+//! `plan::Front` with its settings; and the arm of `prepare` in `daemon/attach.rs` that maps one to
+//! the other.
 //!
 //! - `nbd`: NBD clients at a unix or TCP socket.
 //! - `kernel_nbd`: the kernel's `/dev/nbdX`.
