@@ -93,21 +93,40 @@ pub(crate) fn wait_ready(
             "detached before it was open".to_owned()
         }
         Err(_) => {
-            let why = shards
-                .reports()
-                .first()
-                .and_then(|r| r.engine.paths.as_ref())
-                .map(|paths| {
-                    let errors = paths
-                        .iter()
-                        .filter_map(|p| p.last_error.as_ref().map(|e| format!("{}: {e}", p.path)));
-                    errors.collect::<Vec<_>>().join("; ")
-                })
-                .unwrap_or_default();
-            let seconds = limit.as_secs();
-            format!("no path to the server within {seconds} s ({why})")
+            let reports = shards.reports();
+            let paths = reports.first().and_then(|report| report.engine.paths.as_deref());
+            let failed = paths.unwrap_or_default().iter().filter_map(|path| {
+                path.last_error.as_ref().map(|error| format!("{}: {error}", path.path))
+            });
+            no_path(limit, &failed.collect::<Vec<_>>())
         }
     };
     shards.shut_down(Duration::ZERO);
     Err(Error::new(ErrorKind::Path, format!("cannot {what}: {failed}")))
+}
+
+/// The text for a device that no path has opened in time, for these reasons.
+fn no_path(limit: Duration, reasons: &[String]) -> String {
+    let why = match reasons {
+        [] => "no path reported a reason".to_owned(),
+        reasons => reasons.join("; "),
+    };
+    format!("no path to the server within {} s ({why})", limit.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_without_a_reason_is_reported_as_such() {
+        let text = |reasons: &[&str]| {
+            let reasons: Vec<_> = reasons.iter().map(ToString::to_string).collect();
+            no_path(Duration::from_secs(30), &reasons)
+        };
+        let silent = "no path to the server within 30 s (no path reported a reason)";
+        assert_eq!(text(&[]), silent);
+        let failed = "no path to the server within 30 s (tcp://a: refused; tcp://b: timed out)";
+        assert_eq!(text(&["tcp://a: refused", "tcp://b: timed out"]), failed);
+    }
 }
