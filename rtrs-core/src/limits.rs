@@ -105,6 +105,15 @@ impl Limits {
         Ok(Self { queue_depth: queue_depth as u16, chunk_size })
     }
 
+    /// The same with another depth, from 1 to this one.
+    pub const fn with_depth(self, queue_depth: u16) -> Self {
+        assert!(
+            queue_depth > 0 && queue_depth <= self.queue_depth,
+            "a depth that was not validated"
+        );
+        Self { queue_depth, ..self }
+    }
+
     /// Chunks of a path; permits of a session.
     pub const fn queue_depth(self) -> u16 {
         self.queue_depth

@@ -11,9 +11,9 @@ use rtrs_core::identity::{EvictionSecret, ExportId};
 use rtrs_core::ids::{ConnIndex, PathUuid, PermitId, Rkey, SessionId};
 use rtrs_core::limits::Limits;
 use rtrs_core::wire::{
-    AccessMode, ChunkRequest, Close, ConnReq, ConnRsp, Extensions, Fence, Imm, InfoReq, InfoRsp,
-    IoHeader, Name, Open, OpenRsp, OpenRspTail, ReadMsg, RkeyRsp, Rw, RwOp, SessInfo, SessInfoRsp,
-    SgDesc, UserMessage, WireError, WriteMsg, errno,
+    AccessMode, ChunkRequest, ClientExtensions, Close, ConnReq, ConnRsp, Extensions, Fence, Imm,
+    InfoReq, InfoRsp, IoHeader, Name, Open, OpenRsp, OpenRspTail, ReadMsg, RkeyRsp, Rw, RwOp,
+    SessInfo, SessInfoRsp, SgDesc, UserMessage, WireError, WriteMsg, errno,
 };
 
 /// The vectors by name, and which of them were looked at.
@@ -116,6 +116,16 @@ fn check_handshake(vectors: &Vectors) {
         ext: [0; 11],
     };
     vectors.check("con_req_second_path", req, req.encode(), ConnReq::decode);
+    let req = ConnReq {
+        cid: ConnIndex(1),
+        cid_num: 3,
+        recon_cnt: 2,
+        path_uuid: PathUuid(uuid(0xa0)),
+        session_id: SessionId(uuid(0xb0)),
+        first_conn: true,
+        ext: ClientExtensions { smaller_depth: true, queue_depth: 128 }.encode(),
+    };
+    vectors.check("con_req_known_depth", req, req.encode(), ConnReq::decode);
 
     for (name, new_rkey) in [("con_rsp_accept_new_rkey", true), ("con_rsp_accept", false)] {
         let rsp = ConnRsp::accept(Limits::DEFAULT, new_rkey);

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::stats::SessionSnapshot;
+use crate::stats::{MemorySnapshot, SessionSnapshot};
 
 /// Longest time a command waits for IO requests, in milliseconds.
 pub(crate) const WITHIN_MS_MAX: u64 = 600_000;
@@ -56,6 +56,9 @@ pub(crate) struct Status {
 pub(crate) struct Sessions {
     /// All of them.
     pub(crate) sessions: Vec<SessionSnapshot>,
+    /// The memory of their chunks.
+    #[serde(default)]
+    pub(crate) memory: MemorySnapshot,
     /// Portals that are not listened on, since their device is gone.
     #[serde(default)]
     pub(crate) lost_portals: Vec<String>,

@@ -100,8 +100,16 @@ rtrs_core::settings! {
         half_open_max: Int<u32, 1, 65536> = "1024",
         /// Maximum number of sessions
         ///
-        /// Each path of a session uses queue-depth times chunk-size bytes of memory.
+        /// The memory of sessions is limited by memory-max.
         sessions_max: Int<u32, 1, 65536> = "128",
+        /// Memory that chunks may use before new sessions get fewer
+        ///
+        /// auto is a quarter of the host's memory, but at least the chunks of one path, which need
+        /// queue-depth times (chunk-size + 4k) bytes. Over TCP a chunk counts from the first write
+        /// to it; over RDMA all chunks of a path count, because they are pinned. A new session
+        /// whose chunks do not fit gets a smaller queue depth. A client that cannot use a smaller
+        /// one, such as the kernel's, is refused with ENOMEM. Existing sessions are never refused.
+        memory_max: Auto<ByteSize> = "auto",
         /// Time that running requests have to finish on SIGTERM
         ///
         /// Requests that still run after that are abandoned.

@@ -220,6 +220,15 @@ pub struct OpenSnapshot {
     pub id: Option<String>,
 }
 
+/// Memory of the chunks of all sessions as statistics show it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemorySnapshot {
+    /// Bytes in use: over TCP of chunks that were written, over RDMA of all.
+    pub used_bytes: u64,
+    /// Bytes from which on new sessions get fewer chunks or are refused (`memory-max`).
+    pub max_bytes: u64,
+}
+
 /// One session as statistics show it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionSnapshot {
@@ -233,6 +242,12 @@ pub struct SessionSnapshot {
     pub version: u8,
     /// Milliseconds since its first connection.
     pub age_ms: u64,
+    /// Chunks of each of its paths.
+    #[serde(default)]
+    pub queue_depth: u16,
+    /// Bytes of its chunks that count against `memory-max`.
+    #[serde(default)]
+    pub memory_bytes: u64,
     /// Permits held now.
     pub permits_held: usize,
     /// The exports it has open.

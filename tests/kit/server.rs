@@ -195,8 +195,16 @@ impl Server {
     /// When the command fails.
     #[must_use]
     pub fn sessions(&self) -> Vec<serde_json::Value> {
-        let list = self.command(&["session", "list", "-o", "json"]).ok().json();
-        list.as_array().expect("a list of sessions").clone()
+        self.list()["sessions"].as_array().expect("a list of sessions").clone()
+    }
+
+    /// All that `session list -o json` has.
+    ///
+    /// # Panics
+    /// When the command fails.
+    #[must_use]
+    pub fn list(&self) -> serde_json::Value {
+        self.command(&["session", "list", "-o", "json"]).ok().json()
     }
 
     /// What it wrote up to now.

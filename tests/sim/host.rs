@@ -13,6 +13,7 @@ use rtrs_core::limits::Limits;
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::AccessMode;
 use rtrs_server::engine::message::{AdminReplyTo, AdminRequest, ControlMessage, Message};
+use rtrs_server::path::chunks::ChunkPool;
 use rtrs_server::{ServerEngine, ServerInstance, SessionParams};
 
 use super::options::{Guest, MS, Options};
@@ -202,9 +203,15 @@ pub(super) fn ask_to_stop(drain: bool) -> Message {
 }
 
 pub(super) fn server_params(options: &Options, instance: ServerInstance) -> SessionParams {
+    let limits = Limits::new(u32::from(options.queue_depth), options.chunk_size)
+        .expect("a seed draws sound limits");
     SessionParams {
-        limits: Limits::new(u32::from(options.queue_depth), options.chunk_size)
-            .expect("a seed draws sound limits"),
+        limits,
+        memory_max: match options.extra.little_memory {
+            // Just short of a path of the whole depth.
+            true => ChunkPool::bytes(limits) as u64 - 1,
+            false => u64::MAX,
+        },
         always_invalidate: options.always_invalidate,
         heartbeat_interval: options.server_heartbeat,
         heartbeat_missed_max: 3,

@@ -3,7 +3,8 @@
 //! `daemons.rs` attach to detach, signals, restarts, idle CPU · `commands.rs` what programs read of
 //! the commands · `admin.rs` and `online.rs` the operator's work under load · `settings.rs` flags,
 //! files and documents agree · `faults.rs` faults under load · `identity.rs` other servers under
-//! one name · `network.rs` cables and addresses that come and go. One file alone:
+//! one name · `memory.rs` the limit of chunk memory · `network.rs` cables and addresses that come
+//! and go. One file alone:
 //! `cargo test -p rtrs-tests --test system admin::`.
 #![forbid(unsafe_code)]
 
@@ -12,6 +13,7 @@ mod commands;
 mod daemons;
 mod faults;
 mod identity;
+mod memory;
 mod network;
 mod online;
 mod settings;

@@ -17,9 +17,9 @@ use rtrs_core::ids::{ConnIndex, PathUuid, PermitId, QpNum, Rkey};
 use rtrs_core::mem::Region;
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::{
-    AccessMode, Close, ConnReq, ConnRsp, Extensions, Fence, Imm, InfoReq, InfoRsp, MemBits, Name,
-    Open, OpenRsp, OpenRspTail, ReadMsg, SessInfo, SessInfoRsp, SgDesc, WriteMsg, errno,
-    errno_name,
+    AccessMode, ClientExtensions, Close, ConnReq, ConnRsp, Extensions, Fence, Imm, InfoReq,
+    InfoRsp, MemBits, Name, Open, OpenRsp, OpenRspTail, ReadMsg, SessInfo, SessInfoRsp, SgDesc,
+    WriteMsg, errno, errno_name,
 };
 
 use super::io::{Answer, WrId, geometry_of, writes_zeroes};
@@ -35,13 +35,14 @@ const ANSWER_AT: usize = 1024;
 const RECEIVES_AT: usize = 2048;
 const INFO_RSP_AT: usize = 4096;
 
-/// Private data of one connection of a path.
+/// Private data of one connection of a path. `queue_depth`: what the server granted the session
+/// before, 0 for nothing yet.
 pub(crate) fn conn_request(
     config: &SessionConfig,
     path: PathUuid,
     recon_cnt: u16,
     cid: ConnIndex,
-    first_conn: bool,
+    (first_conn, queue_depth): (bool, u16),
 ) -> PrivateData {
     let request = ConnReq {
         cid,
@@ -50,7 +51,7 @@ pub(crate) fn conn_request(
         path_uuid: path,
         session_id: config.id,
         first_conn,
-        ..ConnReq::default()
+        ext: ClientExtensions { smaller_depth: true, queue_depth }.encode(),
     };
     PrivateData::new(&request.encode())
 }

@@ -18,8 +18,8 @@ use crate::ids::{ConnIndex, PathUuid, PermitId, QpNum, Rkey, SessionId};
 use crate::mem::Region;
 use crate::time::{Duration, Instant};
 use crate::wire::{
-    AccessMode, Close, ConnReq, ConnRsp, Fence, Imm, InfoReq, InfoRsp, IoHeader, MemBits, Name,
-    Open, OpenRsp, ReadMsg, RkeyRsp, Rw, SessInfo, SgDesc, WriteMsg,
+    AccessMode, ClientExtensions, Close, ConnReq, ConnRsp, Fence, Imm, InfoReq, InfoRsp, IoHeader,
+    MemBits, Name, Open, OpenRsp, ReadMsg, RkeyRsp, Rw, SessInfo, SgDesc, WriteMsg,
 };
 
 /// Bytes of the client's memory: requests are built in the first half, results come to the second.
@@ -50,6 +50,8 @@ pub struct PathOptions {
     pub first_conn: bool,
     /// Connects of the path so far.
     pub recon_cnt: u16,
+    /// What it says of the queue depth; as a kernel's client, nothing.
+    pub extensions: ClientExtensions,
 }
 
 impl Default for PathOptions {
@@ -62,7 +64,8 @@ impl PathOptions {
     /// A path of two connections from the first source address, which creates its session.
     #[must_use]
     pub fn new(session: u8, path: u8) -> Self {
-        Self { session, path, cid_num: 2, local: 1, first_conn: true, recon_cnt: 1 }
+        let extensions = ClientExtensions::default();
+        Self { session, path, cid_num: 2, local: 1, first_conn: true, recon_cnt: 1, extensions }
     }
 
     /// The CON_REQ of a connection.
@@ -75,7 +78,7 @@ impl PathOptions {
             path_uuid: PathUuid([self.path; 16]),
             session_id: SessionId([self.session; 16]),
             first_conn: self.first_conn,
-            ext: [0; 11],
+            ext: self.extensions.encode(),
         }
     }
 }
@@ -123,6 +126,8 @@ pub struct PlayedClient {
     pub conns: Vec<QpNum>,
     /// The server's chunks, with the keys in force.
     pub chunks: Vec<SgDesc>,
+    /// The queue depth that the server granted.
+    pub queue_depth: u16,
     /// Bytes of a chunk.
     pub chunk_size: u32,
     /// Answers carry a new key of their chunk.
@@ -164,6 +169,7 @@ impl PlayedClient {
         Self {
             conns: Vec::new(),
             chunks: Vec::new(),
+            queue_depth: 0,
             chunk_size: 0,
             new_rkey: false,
             options,
@@ -235,6 +241,7 @@ impl PlayedClient {
                 let response = response(&data);
                 assert_eq!(response.errno, 0);
                 self.new_rkey = response.new_rkey;
+                self.queue_depth = response.queue_depth;
                 self.mem_bits = MemBits::for_depth(response.queue_depth);
                 self.chunk_size = response.chunk_size().expect("bounds");
                 self.conns.push(qp);

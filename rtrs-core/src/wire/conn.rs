@@ -48,7 +48,8 @@ message! {
         28 session_id: SessionId,
         /// The server may create the session.
         44 & 1 first_conn: bool,
-        /// Room for extensions, zero. Kernels send zero and ignore it.
+        /// Room for extensions ([`ClientExtensions`](super::ClientExtensions)). Kernels send zero
+        /// and ignore it.
         45 ext: [u8; 11],
     }
 }
@@ -97,7 +98,8 @@ message! {
         12 max_hdr_size: u32,
         /// Each answer is a SEND_WITH_IMM that carries a fresh key (`always_invalidate`).
         16 & 2 new_rkey: bool,
-        /// Room for extensions, zero. Kernels send zero and ignore it.
+        /// Room for extensions ([`Extensions`](super::Extensions)). Kernels send zero and ignore
+        /// it.
         20 ext: [u8; 36],
     }
 }

@@ -17,6 +17,7 @@
 mod bytes;
 mod chunk;
 mod conn;
+mod depth;
 pub mod errno;
 mod error;
 mod export;
@@ -33,6 +34,7 @@ mod rkey;
 
 pub use chunk::{ChunkLayout, ChunkRequest, Message, USER_LEN_MAX, UserMessage};
 pub use conn::{ConnReq, ConnRsp};
+pub use depth::ClientExtensions;
 pub use errno::errno_name;
 pub use error::{Fault, WireError};
 pub use export::{AccessMode, Close, Open, OpenRsp, OpenRspTail, SessInfo, SessInfoRsp};

@@ -8,6 +8,7 @@
 mod control_socket;
 mod driver;
 mod identity;
+mod memory_max;
 mod open_files;
 mod portals;
 mod search;

@@ -297,6 +297,7 @@ fn session_params(plan: &Plan, cores: u16) -> Result<SessionParams, Error> {
         handshake_timeout: set.handshake_timeout.get(),
         half_open_max: set.half_open_max.get(),
         sessions_max: set.sessions_max.get(),
+        memory_max: super::memory_max::of(set, limits),
         ping_only: set.ping_only,
         pings: PingServerConfig {
             enabled: !set.no_ping,

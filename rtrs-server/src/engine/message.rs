@@ -17,7 +17,7 @@ use crate::engine::finder::{OpenMode, Search};
 pub use crate::engine::reply_to::ReplyTo;
 use crate::export::{Export, ExportIndex};
 use crate::path::{PathEnd, PathKey, PathShared};
-use crate::stats::SessionSnapshot;
+use crate::stats::{MemorySnapshot, SessionSnapshot};
 
 impl ReplyTo {
     /// Answers. Nothing happens if the path is gone meanwhile.
@@ -240,6 +240,8 @@ pub enum AdminReply {
     Sessions {
         /// All of them.
         sessions: Vec<SessionSnapshot>,
+        /// The memory of their chunks.
+        memory: MemorySnapshot,
         /// Portals that are not listened on, since their device is gone.
         lost_portals: Vec<String>,
     },

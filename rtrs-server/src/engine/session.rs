@@ -39,6 +39,8 @@ pub struct SessionParams {
     pub half_open_max: u32,
     /// Sessions at once.
     pub sessions_max: u32,
+    /// Bytes that chunks of all sessions may take before new sessions get fewer of them or none.
+    pub memory_max: u64,
     /// Refuse sessions, answer pings.
     pub ping_only: bool,
     /// What pings may take.
@@ -65,6 +67,7 @@ impl Default for SessionParams {
             handshake_timeout: Duration::from_secs(5),
             half_open_max: 1024,
             sessions_max: 128,
+            memory_max: u64::MAX,
             ping_only: false,
             pings: PingServerConfig::default(),
             shutdown_grace: Duration::from_secs(5),
@@ -81,6 +84,8 @@ impl Default for SessionParams {
 pub struct SessionShared {
     /// Who it is.
     pub id: SessionId,
+    /// Its queue depth and chunk size. The depth may be smaller than the server's.
+    pub limits: Limits,
     /// Who holds each permit.
     pub permits: PermitTable,
     /// What each device id means.
@@ -91,10 +96,11 @@ pub struct SessionShared {
 
 impl SessionShared {
     /// A session without paths and devices.
-    pub fn new(id: SessionId, queue_depth: u16, exports: usize) -> Self {
+    pub fn new(id: SessionId, limits: Limits, exports: usize) -> Self {
         Self {
             id,
-            permits: PermitTable::new(queue_depth),
+            limits,
+            permits: PermitTable::new(limits.queue_depth()),
             devices: DeviceTable::new(exports),
             version: AtomicU8::new(0),
             opened: AtomicBool::new(false),

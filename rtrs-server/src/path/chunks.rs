@@ -105,8 +105,9 @@ impl ChunkPool {
         limits.chunk_size() as usize + GAP
     }
 
-    /// No gap behind the last chunk: the peer's key must not reach beyond the chunks.
-    fn bytes(limits: Limits) -> usize {
+    /// Bytes of a pool. No gap behind the last chunk: the peer's key must not reach beyond the
+    /// chunks.
+    pub fn bytes(limits: Limits) -> usize {
         Self::stride(limits) * usize::from(limits.queue_depth()) - GAP
     }
 

@@ -155,7 +155,8 @@ fn printed_settings_make_the_same_plan() {
         - e=mem:1M,delay=10ms,error-rate=0.001\n- 'null:1T'\nlisten: ['tcp://[::1]:0', tcp://h]\n\
         queue-depth: 128\nchunk-size: 1M\nshards: 3\npin: off\nalways-invalidate: off\ncrc: off\n\
         heartbeat: 100ms\nheartbeat-missed-max: 3\nhandshake-timeout: 100ms\n\
-        half-open-max: 5\nsessions-max: 6\nshutdown-grace: 7ms\npoll: 8us\nping-only: true\n\
+        half-open-max: 5\nsessions-max: 6\nmemory-max: 7M\nshutdown-grace: 7ms\n\
+        poll: 8us\nping-only: true\n\
         no-ping: false\nrping: true\nserver-id: s\n\
         log: info,rtrs_server=debug\n";
     let plan = plan(yaml).unwrap();

@@ -157,6 +157,24 @@ impl Cluster {
         for host in &self.server {
             host.core.check();
         }
-        self.check_memory()
+        self.check_memory()?;
+        self.check_depth()
+    }
+
+    /// Where the server has little memory, each session has half the depth, from its first connect
+    /// on and whoever was started again.
+    fn check_depth(&self) -> Result<(), Failure> {
+        let Some(control) = self.server.first().filter(|_| self.options.extra.little_memory) else {
+            return Ok(());
+        };
+        let depth = self.options.queue_depth / 2;
+        let sessions = control.core.snapshot(self.now());
+        match sessions.iter().find(|session| session.queue_depth != depth) {
+            None => Ok(()),
+            Some(other) => {
+                let text = format!("a queue depth of {} in place of {depth}", other.queue_depth);
+                Err(Failure::new("depth", text))
+            }
+        }
     }
 }

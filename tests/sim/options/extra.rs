@@ -15,6 +15,7 @@ const TRUNCATION: u64 = 0x7472_756e_6361_7465;
 const GUEST_WRITES: u64 = 0x6775_6573_745f_7770;
 const LATE_SAVES: u64 = 0x6c61_7465_7361_7666;
 const GUEST_LOSSES: u64 = 0x6775_6573_745f_6c71;
+const LITTLE_MEMORY: u64 = 0x6c69_7474_6c65_5f6d;
 
 /// The extras of a run.
 #[derive(Clone, Copy, Debug, Default)]
@@ -27,6 +28,8 @@ pub struct Extra {
     pub saves: Option<Saves>,
     /// The second session writes to sectors of its own, behind those of the others.
     pub guest_writes: bool,
+    /// The server has memory for half of a path's chunks, so that its sessions get half the depth.
+    pub little_memory: bool,
     /// Who says what, in runs with other servers; both ids, and the others anything else, where
     /// nothing is drawn.
     pub ids: Option<Ids>,
@@ -59,6 +62,7 @@ impl Options {
             return self.draw_ids();
         }
         let seed = self.seed;
+        self.draw_memory();
         let own = &mut Prng::new(seed ^ LATE_DISK);
         if self.is_ordinary() && own.chance(Ratio::new(1, 8)) {
             return self.have_late_disk(own);
@@ -68,7 +72,8 @@ impl Options {
             return self.have_truncation(own);
         }
         let own = &mut Prng::new(seed ^ GUEST_WRITES);
-        let alone = self.faults.client_restart == 0 && self.is_ordinary();
+        let ordinary = self.is_ordinary() && !self.extra.little_memory;
+        let alone = self.faults.client_restart == 0 && ordinary;
         if alone && own.chance(Ratio::new(1, 8)) {
             self.guest = Some(Guest::Writer);
             self.extra.guest_writes = true;
@@ -91,6 +96,15 @@ impl Options {
         let own = &mut Prng::new(seed ^ GUEST_LOSSES);
         let writer = self.guest == Some(Guest::Writer);
         self.extra.guest_writes |= loses && writer && half(own);
+    }
+
+    /// With one session at a time, and a depth of which half is the least that a server gives.
+    fn draw_memory(&mut self) {
+        let Self { faults, guest, kernel, rival, .. } = self;
+        let others = faults.client_restart + faults.client_leave > 0 || *rival;
+        let alone = !others && guest.is_none() && kernel.is_none();
+        let own = &mut Prng::new(self.seed ^ LITTLE_MEMORY);
+        self.extra.little_memory = alone && self.queue_depth == 32 && half(own);
     }
 
     /// True when the run hunts for nothing, by the traces that hunts leave.

@@ -24,6 +24,8 @@ pub(super) struct Connections {
     remote: SocketAddr,
     started: Instant,
     service: Option<ServiceConnection>,
+    /// What is asked for: a session that may be made, and the queue depth that it has.
+    asks: (bool, u16),
     /// By number, those that are up or being made.
     open: Vec<bool>,
     /// The connection that is being made.
@@ -41,6 +43,7 @@ impl Connections {
             remote: target.remote(0),
             started: Instant::ZERO,
             service: None,
+            asks: (true, 0),
             open: vec![false; usize::from(shards) + 1],
             next: ConnIndex(0),
             shared: Arc::default(),
@@ -95,11 +98,12 @@ impl Connections {
         self.next.0 > 0
     }
 
-    /// Begins an attempt with connection 0.
+    /// Begins an attempt with connection 0. `asks`: the server may make the session; the queue
+    /// depth that the session has, 0 for none yet.
     pub(super) fn start(
         &mut self,
         (uuid, target): (PathUuid, &PathTarget),
-        first_conn: bool,
+        asks: (bool, u16),
         config: &SessionConfig,
         ctx: &mut Ctx<'_>,
     ) -> Result<(), FabricError> {
@@ -109,7 +113,8 @@ impl Connections {
         self.started = ctx.now;
         self.next = ConnIndex(0);
         self.shared = Arc::default();
-        let request = conn_request(config, uuid, self.recon_cnt, self.next, first_conn);
+        self.asks = asks;
+        let request = conn_request(config, uuid, self.recon_cnt, self.next, asks);
         let fabric = ctx.fabrics[self.provider.index()].as_mut();
         let (ends, timeout) = ((target.local, self.remote), config.connect_timeout);
         self.service = Some(ServiceConnection::connect(ctx.now, ends, request, timeout, fabric)?);
@@ -142,7 +147,7 @@ impl Connections {
             cid,
             remote: self.remote,
             pd: service.domain(),
-            private_data: conn_request(config, uuid, self.recon_cnt, cid, true),
+            private_data: conn_request(config, uuid, self.recon_cnt, cid, (true, self.asks.1)),
             shared: Arc::clone(&self.shared),
         }));
         out.shard(CoreIndex(cid.0 - 1), message);

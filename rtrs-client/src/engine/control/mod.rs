@@ -267,7 +267,7 @@ impl SessionControl {
             }
             Due::Start => {
                 let first_conn = !self.paths.are_known();
-                let started = self.paths[id].start(first_conn, ctx);
+                let started = self.paths[id].start((first_conn, self.device.queue_depth()), ctx);
                 self.end_if_failed(id, started, ctx);
             }
         }

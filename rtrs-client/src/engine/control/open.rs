@@ -157,6 +157,11 @@ impl Device {
         }
     }
 
+    /// The queue depth that the server granted; 0 before it did.
+    pub(super) fn queue_depth(&self) -> u16 {
+        self.granted.map_or(0, |granted| granted.queue_depth)
+    }
+
     /// The permit of fences.
     pub(super) fn fence_permit(&self) -> PermitId {
         self.granted.map_or(CONTROL, |granted| granted.fence_permit(&self.config))

@@ -279,12 +279,12 @@ impl Path {
         self.try_post(ctx, post).map_err(|error| error.to_string())
     }
 
-    /// Begins an attempt; `first_conn`: the server may be asked to make the session.
-    pub(super) fn start(&mut self, first_conn: bool, ctx: &mut Ctx<'_>) -> Result<(), String> {
+    /// Begins an attempt; `asks` as in [`Connections::start`].
+    pub(super) fn start(&mut self, asks: (bool, u16), ctx: &mut Ctx<'_>) -> Result<(), String> {
         self.state.advance(PathState::Connecting);
         self.until = ctx.now + self.config.connect_timeout * 2;
-        let (ends, first_conn) = ((self.uuid, &self.target), first_conn || self.server.accepted);
-        let started = self.connections.start(ends, first_conn, &self.config, ctx);
+        let asks = (asks.0 || self.server.accepted, asks.1);
+        let started = self.connections.start((self.uuid, &self.target), asks, &self.config, ctx);
         started.map_err(|error| error.to_string())
     }
 

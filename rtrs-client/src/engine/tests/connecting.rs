@@ -6,7 +6,7 @@ use rtrs_core::block::IoOp;
 use rtrs_core::fabric::sim::{BindMode, LinkOptions};
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
-use rtrs_core::wire::{ConnReq, ConnRsp, InfoRsp, OpenRsp, errno_name};
+use rtrs_core::wire::{ClientExtensions, ConnReq, ConnRsp, InfoRsp, OpenRsp, errno_name};
 
 use super::fixture::{Fixture, MS, SEC, Setup, client_ip, server_ip};
 use super::server::{How, Rewrite, Seen};
@@ -293,6 +293,29 @@ fn other_bounds_after_a_reconnect_are_refused_until_they_are_the_old_ones() {
     fixture.server.how.queue_depth = 16;
     fixture.until("a good path", 10 * SEC, Fixture::is_whole);
     fixture.read(1, 0, 4096);
+}
+
+/// A server that is short of memory may grant a smaller depth. The client repeats it on every
+/// connect, also to a server that does not know the session any more.
+#[test]
+fn the_depth_that_was_granted_is_repeated() {
+    let mut fixture = Fixture::open(|s| s.paths = 2);
+    let said = |fixture: &Fixture| -> Vec<ClientExtensions> {
+        let connects = fixture.server.connects().into_iter();
+        connects.map(|(req, ..)| ClientExtensions::decode(&req.ext)).collect()
+    };
+    let before = said(&fixture);
+    assert!(before.iter().all(|said| said.smaller_depth));
+    assert_eq!(before[0].queue_depth, 0, "nothing is known yet");
+    assert!(before.iter().all(|said| matches!(said.queue_depth, 0 | 16)), "{before:?}");
+    for path in [1, 0] {
+        fixture.server.end_path(fixture.now(), path);
+    }
+    let all = before.len() * 2;
+    fixture
+        .until("both paths again", 10 * SEC, |s| s.server.connects().len() >= all && s.is_whole());
+    let again = said(&fixture).split_off(before.len());
+    assert!(again.iter().all(|said| said.queue_depth == 16), "{again:?}");
 }
 
 #[test]

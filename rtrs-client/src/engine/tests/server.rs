@@ -233,7 +233,7 @@ impl Server {
         let raw = request.private_data.as_bytes();
         assert_eq!(raw.len(), 56);
         assert_eq!(raw[..6], [0, 0, 0xbd, 0x1b, 0x00, 0x02], "CM bytes, magic, version");
-        assert!(raw[44] & !1 == 0 && raw[45..].iter().all(|&b| b == 0), "reserved bytes");
+        assert!(raw[44] & !1 == 0 && raw[45..50] == *b"RTRX\x01" && raw[52..] == [0; 4]);
         let req = ConnReq::decode(raw).expect("a good CON_REQ");
         self.seen.push(Seen::Connect { req, local: request.local.ip(), at: now });
         if let Some(data) = &self.how.refuse {

@@ -6,11 +6,11 @@ use crate::cmd::server::{Server, ServerArgs};
 use crate::control_protocol::Sessions;
 use crate::error::Error;
 use crate::path::state::PathState;
-use crate::stats::{PathSnapshot, SessionSnapshot};
+use crate::stats::PathSnapshot;
 
 pub(super) fn run(args: &ServerArgs) -> Result<(), Error> {
-    let Sessions { sessions, lost_portals } = Server::find(args)?.sessions()?;
-    for portal in lost_portals {
+    let list = Server::find(args)?.sessions()?;
+    for portal in &list.lost_portals {
         // Nobody may be there to read it.
         let _ = writeln!(
             io::stderr(),
@@ -18,14 +18,25 @@ pub(super) fn run(args: &ServerArgs) -> Result<(), Error> {
              again every second"
         );
     }
-    args.output.print(&sessions, |sessions| text(sessions))
+    args.output.print(&list, text)
 }
 
-/// A line for each session, and below it one for each of its paths.
-fn text(sessions: &[SessionSnapshot]) -> String {
+/// A line for each session, and below it one for each of its paths; then the memory of all.
+fn text(list: &Sessions) -> String {
+    let Sessions { sessions, memory, .. } = list;
     let mut out = format!(
-        "{:<24} {:<10} {:>5} {:>9} {:>14} {:>14} {:>7}  {:<36}  {}\n",
-        "NAME", "STATE", "PATHS", "IN FLIGHT", "READ", "WRITTEN", "AGE", "SESSION", "EXPORTS"
+        "{:<24} {:<10} {:>5} {:>5} {:>9} {:>11} {:>14} {:>14} {:>7}  {:<36}  {}\n",
+        "NAME",
+        "STATE",
+        "PATHS",
+        "DEPTH",
+        "IN FLIGHT",
+        "MEMORY",
+        "READ",
+        "WRITTEN",
+        "AGE",
+        "SESSION",
+        "EXPORTS"
     );
     for session in sessions {
         let up = session.paths.iter().filter(|path| path.state == PathState::Connected).count();
@@ -35,11 +46,13 @@ fn text(sessions: &[SessionSnapshot]) -> String {
             .map(|open| format!("{} ({})", printable(&open.export), open.access))
             .collect();
         out += &format!(
-            "{:<24} {:<10} {:>5} {:>9} {:>14} {:>14} {:>7}  {:<36}  {}\n",
+            "{:<24} {:<10} {:>5} {:>5} {:>9} {:>11} {:>14} {:>14} {:>7}  {:<36}  {}\n",
             session.name.as_deref().map_or_else(|| "-".to_owned(), printable),
             session.state,
             format!("{up}/{}", session.paths.len()),
+            session.queue_depth,
             session.io.inflight,
+            mebibytes(session.memory_bytes),
             mebibytes(session.io.read_bytes),
             mebibytes(session.io.write_bytes),
             age(session.age_ms),
@@ -48,7 +61,8 @@ fn text(sessions: &[SessionSnapshot]) -> String {
         );
         out.extend(session.paths.iter().map(path_text));
     }
-    out
+    let (used, max) = (mebibytes(memory.used_bytes), mebibytes(memory.max_bytes));
+    out + &format!("memory of chunks: {used} of {max} (memory-max)\n")
 }
 
 fn path_text(path: &PathSnapshot) -> String {
@@ -98,7 +112,9 @@ fn age(millis: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::{Access, IoTotals, OpenSnapshot, SessionState};
+    use crate::stats::{
+        Access, IoTotals, MemorySnapshot, OpenSnapshot, SessionSnapshot, SessionState,
+    };
 
     fn path(number: u64, state: PathState, age_ms: u64, io: IoTotals) -> PathSnapshot {
         PathSnapshot {
@@ -123,6 +139,8 @@ mod tests {
             state: SessionState::Up,
             version: 2,
             age_ms: 3_723_000,
+            queue_depth: 512,
+            memory_bytes: 5 << 19,
             permits_held: 3,
             opens: vec![OpenSnapshot { export: "vol0".into(), access: Access::Rw, id: None }],
             io: IoTotals { inflight: 3, read_bytes: 1 << 20, ..IoTotals::default() },
@@ -141,10 +159,25 @@ mod tests {
                 ),
             ],
         };
-        let shown = text(std::slice::from_ref(&session));
+        let text = |session: &SessionSnapshot| {
+            let memory = MemorySnapshot { used_bytes: 3 << 20, max_bytes: 1 << 30 };
+            text(&Sessions { sessions: vec![session.clone()], memory, lost_portals: Vec::new() })
+        };
+        let shown = text(&session);
         let lines: Vec<&str> = shown.lines().collect();
-        assert_eq!(lines.len(), 4, "{shown}");
-        for part in ["host-vol0 ", " up ", " 1/2 ", " 3 ", " 1.0 MiB ", " 1h02m ", " vol0 (rw)"] {
+        assert_eq!(lines.len(), 5, "{shown}");
+        assert_eq!(lines[4], "memory of chunks: 3.0 MiB of 1024.0 MiB (memory-max)");
+        for part in [
+            "host-vol0 ",
+            " up ",
+            " 1/2 ",
+            " 512 ",
+            " 3 ",
+            " 2.5 MiB ",
+            " 1.0 MiB ",
+            " 1h02m ",
+            " vol0 (rw)",
+        ] {
             assert!(lines[1].contains(part), "{part:?} in {shown}");
         }
         assert_eq!(
@@ -156,7 +189,7 @@ mod tests {
         let waits = ", 2 in flight (1 behind older writes that the disk still has), up ";
         assert!(lines[3].contains(waits), "{shown}");
         let odd = SessionSnapshot { name: Some("a\nb\u{1b}[31m".into()), ..session.clone() };
-        let shown = text(&[odd]);
+        let shown = text(&odd);
         assert!(shown.contains("\na\\nb\\u{1b}[31m "), "{shown}");
         // Of a session that is just beginning there is little to say.
         let early = SessionSnapshot {
@@ -166,7 +199,7 @@ mod tests {
             paths: Vec::new(),
             ..session
         };
-        let shown = text(&[early]);
+        let shown = text(&early);
         let line = shown.lines().nth(1).unwrap();
         assert!(line.starts_with("-  ") && line.ends_with("  -"), "{shown}");
     }

@@ -122,6 +122,8 @@ impl Evicted {
             state,
             version: session.shared().version(),
             age_ms: millis(now.since(session.since())),
+            queue_depth: session.shared().limits.queue_depth(),
+            memory_bytes: registry.memory_of(id),
             permits_held: session.shared().permits.held(),
             opens: opens.snapshot(session.shared()),
             io: session.totals(&paths),

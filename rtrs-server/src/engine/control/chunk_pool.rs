@@ -85,6 +85,11 @@ impl ChunkCache {
         Some(taken)
     }
 
+    /// Bytes of what is kept that count against the server's limit.
+    pub(super) fn counted(&self) -> u64 {
+        self.list.iter().map(|one| one.memory.region.counted()).sum()
+    }
+
     /// Frees memory that is registered with a device that was removed: the device is not gone
     /// before. True if there is other memory on devices that can be.
     pub(super) fn drop_removed(&mut self) -> bool {

@@ -11,11 +11,12 @@ use std::sync::Arc;
 use rtrs_core::fabric::{AsyncRegistration, ConnRequest, PdUse, RegisterError};
 use rtrs_core::ids::{ConnIndex, CoreIndex, ProviderIndex};
 use rtrs_core::limits::{CONNECTION_BUFFERS_MAX, PATHS_PER_SESSION_MAX};
-use rtrs_core::mem::{Counting, MemoryMeter};
+use rtrs_core::mem::Counting;
 use rtrs_core::time::Instant;
 use rtrs_core::wire::ConnReq;
 
 use super::chunk_pool::CachedChunks;
+use super::memory::Memory;
 use super::path::{Held, Path};
 use super::registry::{Registry, Session};
 use crate::engine::control::refusal::{Refusal, acceptance};
@@ -24,6 +25,7 @@ use crate::engine::message::{AcceptOrder, ShardMessage};
 use crate::engine::session::{SessionParams, SessionShared};
 use crate::path::chunks::{ChunkPool, MessageBuffers};
 use crate::path::{PathEnd, PathKey, PathOrigin, PathShared, core_of};
+use crate::stats::MemorySnapshot;
 
 /// Dead paths of a session whose block IO may run, or whose connections may be closing yet.
 /// One more is not let in: their memory would add up.
@@ -35,13 +37,17 @@ pub(super) struct Connector {
     params: SessionParams,
     /// Places of the export table.
     exports: usize,
-    /// Counts the memory of chunks.
-    meter: Arc<MemoryMeter>,
+    memory: Memory,
 }
 
 impl Connector {
     pub(super) fn new(params: SessionParams, exports: usize) -> Self {
-        Self { params, exports, meter: MemoryMeter::new(u64::MAX) }
+        Self { params, exports, memory: Memory::new(params.memory_max) }
+    }
+
+    /// The memory of chunks, in use and at most.
+    pub(super) fn memory(&self) -> MemorySnapshot {
+        self.memory.snapshot()
     }
 
     /// The shard that a connection will live on.
@@ -123,8 +129,12 @@ impl Connector {
             let (connections, max) = (conn.cid_num, CONNECTION_BUFFERS_MAX);
             return Err(Refusal::Connections { connections, bytes, max });
         }
-        let SessionParams { limits, always_invalidate, cores, .. } = self.params;
+        let SessionParams { limits: full, always_invalidate, cores, .. } = self.params;
         let id = conn.session_id;
+        let limits = match registry.session(id).map(|session| session.shared().limits) {
+            Some(of) => Memory::check_depth(full, of, conn).map(|()| of)?,
+            None => self.memory.limits_of_new(full, conn)?,
+        };
         let session = registry.session_mut(id);
         let cached = session.and_then(|s| s.cache.take(provider, |pd| fabric.fits(pd, request)));
         let pd = match cached.as_ref().and_then(CachedChunks::domain) {
@@ -136,7 +146,7 @@ impl Connector {
             Some(cached) => Some(cached.into_order(limits, &pd, always_invalidate)),
             // Where it may well be refused, the refusal can still reach the peer.
             None if fabric.pins_memory() => {
-                let counted = (&self.meter, Counting::Whole);
+                let counted = (self.memory.meter(), Counting::Whole);
                 Some(ChunkPool::fresh(limits, &pd, always_invalidate, counted)?)
             }
             None => None,
@@ -149,9 +159,8 @@ impl Connector {
                 None => held = Some(Held::new()),
             }
         }
-        let session = registry.session_or(id, || {
-            Session::new(SessionShared::new(id, limits.queue_depth(), self.exports), ctx.now)
-        });
+        let session = registry
+            .session_or(id, || Session::new(SessionShared::new(id, limits, self.exports), ctx.now));
         let origin = PathOrigin {
             uuid: conn.path_uuid,
             cid_num: conn.cid_num,
@@ -177,8 +186,8 @@ impl Connector {
         request: ConnRequest,
         ctx: &mut Ctx<'_>,
     ) {
-        let SessionParams { limits, always_invalidate, server_id, .. } = self.params;
-        let response = acceptance(limits, always_invalidate, server_id);
+        let SessionParams { always_invalidate, server_id, .. } = self.params;
+        let response = acceptance(path.session.limits, always_invalidate, server_id);
         let order = AcceptOrder { path, cid, request, response };
         ctx.out.shard(self.shard_of(cid), ShardMessage::Accept(Box::new(order)));
     }
@@ -203,7 +212,7 @@ impl Connector {
         match result {
             Ok(registered) => {
                 tracing::debug!(path = %key, "chunks: made in {} ms", took.as_millis());
-                give_chunks(&path, ChunkPool::new(self.params.limits, registered));
+                give_chunks(&path, ChunkPool::new(path.session.limits, registered));
                 registry.note_paths(path.session.id);
                 for (cid, request) in held {
                     self.accept(Arc::clone(&path), cid, request, ctx);
@@ -230,13 +239,13 @@ impl Connector {
         if path.chunks.get().is_some() {
             return Ok(());
         }
-        let SessionParams { limits, always_invalidate, .. } = self.params;
+        let (limits, always_invalidate) = (path.session.limits, self.params.always_invalidate);
         let id = path.session.id;
         let session = registry.session_mut(id);
         let wanted = match session.and_then(|s| s.cache.take(path.origin.provider, |_| false)) {
             Some(cached) => cached.into_order(limits, &path.pd, always_invalidate),
             None => {
-                let counted = (&self.meter, Counting::Written);
+                let counted = (self.memory.meter(), Counting::Written);
                 ChunkPool::fresh(limits, &path.pd, always_invalidate, counted)?
             }
         };

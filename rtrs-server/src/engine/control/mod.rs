@@ -4,8 +4,8 @@
 //! file wires them together:
 //!
 //! - `registry.rs` which sessions and paths there are; `path.rs` the life of one path;
-//! - `connect.rs` who is let in, and what a path gets; `chunk_pool.rs` memory of paths that are
-//!   gone;
+//! - `connect.rs` who is let in, and what a path gets; `memory.rs` the queue depth of a session;
+//!   `chunk_pool.rs` memory of paths that are gone;
 //! - `open.rs` opens and closes of exports, with `access.rs`, `close.rs` and `ended.rs`;
 //! - `fence.rs` FENCE; `admin.rs` the operator's commands; `drain.rs` the server's end.
 
@@ -17,6 +17,7 @@ mod connect;
 mod drain;
 mod ended;
 mod fence;
+mod memory;
 mod open;
 mod path;
 mod refusal;
@@ -300,7 +301,8 @@ impl Control {
                     let lost = fabric.lost_listeners().into_iter();
                     lost_portals.extend(lost.map(|at| format!("{}://{at}", fabric.scheme())));
                 }
-                return reply.send(AdminReply::Sessions { sessions, lost_portals });
+                let memory = self.connector.memory();
+                return reply.send(AdminReply::Sessions { sessions, memory, lost_portals });
             }
             AdminRequest::Disconnect { session, path } => {
                 self.evicted.disconnect(&session, path, &self.registry)

@@ -62,6 +62,27 @@ pub(crate) enum Refusal {
         /// What they may take.
         max: u64,
     },
+    /// The chunks of a new session do not fit into the memory that is left.
+    #[error(
+        "the chunks of a new session need {} and memory-max ({}) has {} left; raise memory-max, \
+         or lower queue-depth or chunk-size", mib(*needs), mib(*max), mib(*room)
+    )]
+    MemoryMax {
+        /// Bytes of the smallest depth that the client takes.
+        needs: u64,
+        /// Bytes left.
+        room: u64,
+        /// The limit in bytes.
+        max: u64,
+    },
+    /// The client repeats another depth than its session has.
+    #[error("the session has queue depth {has}, and its client takes it for {asked}")]
+    Depth {
+        /// What it has.
+        has: u16,
+        /// What the client says.
+        asked: u16,
+    },
     /// Memory or a protection domain was refused.
     #[error("{0}")]
     Memory(String),
@@ -71,6 +92,11 @@ pub(crate) enum Refusal {
          --always-invalidate off, with a smaller --queue-depth, or use another device"
     )]
     Windows(String),
+}
+
+/// A size for people.
+fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }
 
 impl From<RegisterError> for Refusal {
@@ -93,7 +119,10 @@ impl Refusal {
     pub(crate) const fn errno(&self) -> u16 {
         match self {
             Self::NoSession => errno::ENXIO,
-            Self::Sessions(_) | Self::Connections { .. } | Self::Memory(_) => errno::ENOMEM,
+            Self::Sessions(_)
+            | Self::Connections { .. }
+            | Self::MemoryMax { .. }
+            | Self::Memory(_) => errno::ENOMEM,
             Self::Windows(_) | Self::PingOnly => errno::EOPNOTSUPP,
             Self::SameAddresses => errno::EEXIST,
             Self::Evicted(_) => errno::ESTALE,
@@ -103,7 +132,7 @@ impl Refusal {
 
     /// True when the operator of this server has to do something about it.
     pub(crate) const fn is_ours(&self) -> bool {
-        matches!(self, Self::Memory(_) | Self::Windows(_))
+        matches!(self, Self::Memory(_) | Self::MemoryMax { .. } | Self::Windows(_))
     }
 
     /// What the peer is sent.
@@ -140,6 +169,8 @@ mod tests {
             (Refusal::NoSession, 0xfa, 0xff),
             (Refusal::SameAddresses, 0xef, 0xff),
             (Refusal::Sessions(1), 0xf4, 0xff),
+            (Refusal::MemoryMax { needs: 3, room: 2, max: 5 }, 0xf4, 0xff),
+            (Refusal::Depth { has: 5, asked: 6 }, 0x98, 0xff),
         ] {
             let response = refusal.response();
             let bytes = response.as_bytes();

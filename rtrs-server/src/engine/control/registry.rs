@@ -120,6 +120,14 @@ impl Registry {
         keys.iter().filter_map(|key| self.paths.get(key))
     }
 
+    /// Bytes of a session's chunks that count against the server's limit, those included that are
+    /// kept of paths that are gone.
+    pub(super) fn memory_of(&self, id: SessionId) -> u64 {
+        let chunks = self.paths_of(id).filter_map(|path| path.shared().chunks.get());
+        let kept = self.sessions.get(&id).map_or(0, |session| session.cache.counted());
+        chunks.map(|pool| pool.region().counted()).sum::<u64>() + kept
+    }
+
     /// A number for a new path.
     pub(super) fn next_key(&mut self) -> PathKey {
         self.last_key += 1;

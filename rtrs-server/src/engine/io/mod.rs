@@ -52,7 +52,6 @@ use crate::path::{PathEnd, PathKey, PeerFault};
 #[derive(Debug)]
 pub struct Shard {
     index: CoreIndex,
-    params: SessionParams,
     devices: Devices,
     paths: Table<PathRow, Box<LocalPath>>,
     conns: Table<ConnRow, Conn>,
@@ -72,7 +71,6 @@ impl Shard {
     pub fn new(params: SessionParams, core: Core, exports: Arc<ExportTable>) -> Self {
         Self {
             index: core.index,
-            params,
             devices: Devices::new(core, exports, params.cores),
             paths: Table::new(),
             conns: Table::new(),
@@ -321,9 +319,10 @@ impl Shard {
         ctx: &mut Ctx<'_>,
         run: impl FnOnce(&mut Step<'_>, &mut Ctx<'_>),
     ) -> bool {
-        let Self { params, devices, paths, conns, waiting, .. } = self;
+        let Self { devices, paths, conns, waiting, .. } = self;
         let Some(path) = paths.get_mut(at.path) else { return false };
-        run(&mut Step { at, path, conns, devices, waiting, limits: params.limits }, ctx);
+        let limits = path.limits();
+        run(&mut Step { at, path, conns, devices, waiting, limits }, ctx);
         self.end_path_if_over(at.path, ctx.out);
         true
     }
@@ -354,7 +353,7 @@ impl Shard {
             self.by_key.insert(path.key, row);
             row
         });
-        let depth = self.params.limits.queue_depth();
+        let depth = path.session.limits.queue_depth();
         let provider = path.origin.provider;
         let fabric = &mut ctx.fabrics[provider.index()];
         let qp = fabric.accept(ctx.now, &path.pd, request, Conn::limits(depth), &response);
@@ -433,7 +432,7 @@ impl Shard {
         let Some(imm) = wc.imm.filter(|_| wc.byte_len == 0 || wc.op != WcOp::Recv) else {
             return path.violation(PeerFault::Message, ctx.out);
         };
-        match Imm::decode_with(imm, self.params.limits.mem_bits()) {
+        match Imm::decode_with(imm, path.limits().mem_bits()) {
             Imm::Request { permit, offset } => {
                 let request = RequestRef { path: row, permit };
                 self.step(request, ctx, |step, ctx| step.arrive(at, (offset, imm), ctx));
@@ -483,14 +482,15 @@ impl Shard {
     }
 
     fn close_path(&mut self, row: PathRow, abrupt: bool, ctx: &mut Ctx<'_>) {
-        let Self { params, devices, paths, conns, waiting, .. } = self;
+        let Self { devices, paths, conns, waiting, .. } = self;
         let path = &mut paths[row];
+        let limits = path.limits();
         path.close();
         waiting.deferred.retain(|at| at.path != row);
         waiting.settling.retain(|at| at.path != row);
-        for permit in (0..params.limits.queue_depth()).map(PermitId).take(path.requests.len()) {
+        for permit in (0..limits.queue_depth()).map(PermitId).take(path.requests.len()) {
             let at = RequestRef { path: row, permit };
-            Step { at, path, conns, devices, waiting, limits: params.limits }.close();
+            Step { at, path, conns, devices, waiting, limits }.close();
         }
         for at in path.conns() {
             let conn = &mut conns[*at];

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use rtrs_core::fabric::FabricError;
 use rtrs_core::ids::{ConnIndex, CoreIndex, PermitId};
+use rtrs_core::limits::Limits;
 use rtrs_core::time::Instant;
 
 use super::permits::Holder;
@@ -33,6 +34,7 @@ pub(super) enum Mode {
 pub(super) struct LocalPath {
     pub(super) shared: Arc<PathShared>,
     pub(super) requests: Box<[Request]>,
+    limits: Limits,
     shard: CoreIndex,
     mode: Mode,
     conns: Vec<ConnRow>,
@@ -51,6 +53,7 @@ pub(super) struct LocalPath {
 impl LocalPath {
     pub(super) fn new(shared: Arc<PathShared>, shard: CoreIndex, exports: usize) -> Self {
         Self {
+            limits: shared.session.limits,
             shared,
             requests: Box::default(),
             shard,
@@ -67,6 +70,11 @@ impl LocalPath {
 
     pub(super) fn mode(&self) -> Mode {
         self.mode
+    }
+
+    /// Its session's queue depth and chunk size.
+    pub(super) fn limits(&self) -> Limits {
+        self.limits
     }
 
     pub(super) fn conns(&self) -> &[ConnRow] {

@@ -2,11 +2,17 @@
 
 use rtrs_core::fabric::RemoteMem;
 use rtrs_core::limits::Limits;
-use rtrs_core::wire::{AccessMode, SgDesc};
+use rtrs_core::wire::{AccessMode, ClientExtensions, SgDesc};
 
-use super::fixture::{Fixture, StandOptions};
+use super::fixture::{DeviceOptions, Fixture, StandOptions};
 use super::peer::{Peer, PeerOptions};
-use crate::path::chunks::CHUNKS_BEFORE_OPEN;
+use crate::engine::message::{AdminReply, AdminRequest};
+use crate::path::chunks::{CHUNKS_BEFORE_OPEN, ChunkPool};
+use crate::stats::MemorySnapshot;
+
+/// From one of the chunks below to the next.
+const STRIDE: u64 = (256 << 10) + 4096;
+const ENOMEM: i16 = -12;
 
 /// Chunks of 256 KiB, each of which counts by itself.
 fn options(always_invalidate: bool) -> StandOptions {
@@ -14,6 +20,35 @@ fn options(always_invalidate: bool) -> StandOptions {
     options.params.limits = Limits::new(16, 256 << 10).unwrap();
     options.params.always_invalidate = always_invalidate;
     options
+}
+
+/// A server that has memory for so many chunks, which are pinned or not.
+fn short_of(chunks: u64, pins_memory: bool) -> Fixture {
+    let mut options = options(true);
+    options.params.memory_max = chunks * STRIDE;
+    options.device = DeviceOptions { pins_memory, ..DeviceOptions::default() };
+    Fixture::new(options)
+}
+
+/// The memory of chunks as the operator sees it, and that of each session.
+fn memory(fixture: &mut Fixture) -> (MemorySnapshot, Vec<u64>) {
+    let answer = fixture.admin(AdminRequest::Sessions);
+    let Some(AdminReply::Sessions { sessions, memory, .. }) = answer.lock().take() else {
+        panic!("no list of sessions");
+    };
+    (memory, sessions.iter().map(|session| session.memory_bytes).collect())
+}
+
+/// A path of the session with that number, whose client takes a smaller depth, and has this one.
+fn ours(session: u8, queue_depth: u16) -> PeerOptions {
+    let extensions = ClientExtensions { smaller_depth: true, queue_depth };
+    let local = session % 4;
+    PeerOptions { session, path: session, local, extensions, ..PeerOptions::default() }
+}
+
+/// As a kernel's client.
+fn kernels(session: u8) -> PeerOptions {
+    PeerOptions { extensions: ClientExtensions::default(), ..ours(session, 0) }
 }
 
 /// Writes into a chunk, without a request.
@@ -57,5 +92,134 @@ fn before_its_first_open_a_session_may_write_to_few_chunks() {
             }
             fixture.assert_empty();
         }
+    }
+}
+
+#[test]
+fn what_counts_is_what_was_written_or_all_that_is_pinned() {
+    let whole = ChunkPool::bytes(options(true).params.limits) as u64;
+    for pins in [false, true] {
+        let mut fixture = short_of(1000, pins);
+        let used = |units: u64| if pins { whole } else { units * STRIDE };
+        assert_eq!(
+            memory(&mut fixture).0,
+            MemorySnapshot { used_bytes: 0, max_bytes: 1000 * STRIDE }
+        );
+        let mut peer = Peer::new(&fixture, PeerOptions::default());
+        peer.connect(&mut fixture, 0).unwrap();
+        assert_eq!(memory(&mut fixture).0.used_bytes, used(0), "at the first connection");
+        (1..3).for_each(|cid| peer.connect(&mut fixture, cid).unwrap());
+        peer.info(&mut fixture, "sess");
+        peer.send_open(2, "vol", AccessMode::ReadWrite);
+        assert_eq!(peer.reply(&mut fixture).errno, 0);
+        assert_eq!(memory(&mut fixture).1, [used(1)]);
+        for chunk in [2, 7, 7, 9] {
+            assert!(write(&mut peer, &mut fixture, chunk));
+        }
+        assert_eq!(memory(&mut fixture).1, [used(3)]);
+
+        // Another session; a path that has gone counts while its chunks are kept.
+        let mut other = Peer::up(&mut fixture, kernels(2), "other");
+        let second = PeerOptions { path: 9, local: 3, ..kernels(2) };
+        let mut second = Peer::up(&mut fixture, second, "other");
+        assert!(write(&mut second, &mut fixture, 1) && write(&mut second, &mut fixture, 2));
+        let both = if pins { 2 * whole } else { 2 * STRIDE };
+        for _ in 0..2 {
+            let (all, each) = memory(&mut fixture);
+            assert_eq!((all.used_bytes, each), (used(3) + both, vec![used(3), both]));
+            second.leave(&mut fixture);
+        }
+        other.leave(&mut fixture);
+        assert_eq!(memory(&mut fixture).1, [used(3)]);
+        peer.leave(&mut fixture);
+        assert_eq!(memory(&mut fixture).0.used_bytes, 0);
+    }
+}
+
+#[test]
+fn a_new_session_that_does_not_fit_is_refused_and_those_that_exist_are_not() {
+    for pins in [false, true] {
+        let mut fixture = short_of(24, pins);
+        let mut first = Peer::open(&mut fixture, kernels(1));
+        assert!((0..10).all(|chunk| write(&mut first, &mut fixture, chunk)));
+        let mut second = Peer::new(&fixture, kernels(2));
+        assert_eq!(second.connect(&mut fixture, 0), Err(ENOMEM));
+        // The session that exists connects another path, and its first one anew.
+        let further = PeerOptions { path: 9, local: 3, ..kernels(1) };
+        let mut further = Peer::up(&mut fixture, further, "sess");
+        assert_eq!(further.queue_depth, 16);
+        assert!((0..16).all(|chunk| write(&mut further, &mut fixture, chunk)));
+        let again = PeerOptions { recon_cnt: 2, ..kernels(1) };
+        first.leave(&mut fixture);
+        let mut first = Peer::up(&mut fixture, again, "sess");
+        assert!((0..16).all(|chunk| write(&mut first, &mut fixture, chunk)));
+        let (all, _) = memory(&mut fixture);
+        assert!(all.used_bytes > all.max_bytes, "beyond the limit");
+        assert_eq!(second.connect(&mut fixture, 0), Err(ENOMEM));
+        first.leave(&mut fixture);
+        further.leave(&mut fixture);
+        let mut second = Peer::up(&mut fixture, kernels(2), "second");
+        second.leave(&mut fixture);
+        fixture.assert_empty();
+    }
+}
+
+#[test]
+fn a_client_that_takes_less_gets_a_smaller_depth_and_keeps_it() {
+    for pins in [false, true] {
+        // Chunks of 256 KiB: 40 of them.
+        let server = || {
+            let mut options = options(true);
+            options.params.limits = Limits::new(64, 256 << 10).unwrap();
+            options.params.memory_max = 40 * STRIDE;
+            options.device = DeviceOptions { pins_memory: pins, ..DeviceOptions::default() };
+            Fixture::new(options)
+        };
+        let mut fixture = server();
+        let mut peer = Peer::new(&fixture, kernels(1));
+        assert_eq!(peer.connect(&mut fixture, 0), Err(ENOMEM));
+        let mut peer = Peer::open(&mut fixture, ours(2, 0));
+        assert_eq!((peer.queue_depth, fixture.sessions()[0].queue_depth), (32, 32));
+        // All of its permits serve, and no other.
+        for permit in 0..32 {
+            peer.send_flush((1, permit));
+            assert_eq!(peer.reply(&mut fixture).errno, 0, "permit {permit}");
+        }
+        // Now there are at most 8 left, if the memory is used.
+        let mut small = Peer::new(&fixture, ours(3, 0));
+        assert_eq!(small.connect(&mut fixture, 0), Err(ENOMEM));
+        // A further path has the same depth, whether its client says so or not; no other.
+        let path =
+            |path, extensions| PeerOptions { path, local: path - 4, extensions, ..ours(2, 0) };
+        let says = |queue_depth| ClientExtensions { smaller_depth: true, queue_depth };
+        for (number, asked) in [(7, 32), (8, 0)] {
+            let mut further = Peer::up(&mut fixture, path(number, says(asked)), "sess");
+            assert_eq!(further.queue_depth, 32);
+            further.leave(&mut fixture);
+        }
+        for asked in [16, 33, 64] {
+            let mut other = Peer::new(&fixture, path(9, says(asked)));
+            assert_eq!(other.connect(&mut fixture, 0), Err(-104), "retried later");
+        }
+        // 23 bits of an immediate are the offset now.
+        peer.send_imm(1, 31 << 23 | 256 << 10);
+        assert_eq!(peer.closed(&mut fixture), 3, "behind the last chunk");
+        fixture.assert_empty();
+
+        // A server that was started again gives the depth that the client has, or none.
+        let mut fixture = server();
+        let mut peer = Peer::up(&mut fixture, ours(2, 12), "sess");
+        assert_eq!(peer.queue_depth, 12);
+        let mut peer2 = Peer::new(&fixture, ours(3, 41));
+        assert_eq!(peer2.connect(&mut fixture, 0), Err(ENOMEM));
+        // More than it can give is answered with what there is.
+        peer.leave(&mut fixture);
+        let mut roomy = options(true);
+        roomy.device.pins_memory = pins;
+        let mut fixture = Fixture::new(roomy);
+        let mut peer = Peer::up(&mut fixture, ours(2, 65), "sess");
+        assert_eq!(peer.queue_depth, 16);
+        peer.leave(&mut fixture);
+        fixture.assert_empty();
     }
 }

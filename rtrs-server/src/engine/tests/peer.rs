@@ -46,7 +46,7 @@ impl Peer {
             peer.connect(fixture, cid).unwrap();
         }
         peer.info(fixture, name);
-        assert_eq!(peer.chunks.len(), usize::from(fixture.params.limits.queue_depth()));
+        assert_eq!(peer.chunks.len(), usize::from(peer.queue_depth));
         peer
     }
 

@@ -1,0 +1,67 @@
+//! What our client says of the queue depth in CON_REQ: our own addition.
+//!
+//! A server that is short of memory gives a new session of such a client fewer chunks, and refuses
+//! others. The client repeats the depth that its session has when it connects, so that a server
+//! that does not know the session (any more) gives it the same. It travels in bytes of CON_REQ that
+//! kernels leave zero and do not look at (docs/PROTOCOL.md, "The queue depth").
+
+use super::bytes::{put, u16_at};
+
+/// Opens the extensions in CON_REQ.
+const MARK: [u8; 4] = *b"RTRX";
+const SMALLER: u8 = 1;
+
+/// What a client keeps to beyond the kernel's: 11 bytes at 45 of CON_REQ.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClientExtensions {
+    /// It takes a smaller queue depth than the server is set to.
+    pub smaller_depth: bool,
+    /// The queue depth that its session has; 0 before its first connect.
+    pub queue_depth: u16,
+}
+
+impl ClientExtensions {
+    /// As the room for extensions of CON_REQ holds it.
+    pub fn encode(self) -> [u8; 11] {
+        let mut out = [0; 11];
+        if self != Self::default() {
+            put(&mut out, 0, MARK);
+            out[4] = if self.smaller_depth { SMALLER } else { 0 };
+            put(&mut out, 5, self.queue_depth.to_le_bytes());
+        }
+        out
+    }
+
+    /// What a client says. Without our mark it is a client that says nothing; bits and bytes that
+    /// we do not know are ignored.
+    pub fn decode(ext: &[u8; 11]) -> Self {
+        if ext[..4] != MARK {
+            return Self::default();
+        }
+        Self { smaller_depth: ext[4] & SMALLER != 0, queue_depth: u16_at(ext, 5) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extensions_survive_and_strangers_have_none() {
+        let ours = ClientExtensions { smaller_depth: true, queue_depth: 0x0102 };
+        let bytes = ours.encode();
+        assert_eq!(bytes, *b"RTRX\x01\x02\x01\0\0\0\0");
+        assert_eq!(ClientExtensions::decode(&bytes), ours);
+        assert_eq!(ClientExtensions::default().encode(), [0; 11], "as a kernel's client");
+        for (at, byte) in [(0, 0), (3, b'Y')] {
+            let mut other = bytes;
+            other[at] = byte;
+            assert_eq!(ClientExtensions::decode(&other), ClientExtensions::default());
+        }
+        let mut later = bytes;
+        (later[4], later[7], later[10]) = (0xff, 9, 9);
+        assert_eq!(ClientExtensions::decode(&later), ours);
+        let rigid = ClientExtensions { smaller_depth: false, queue_depth: 7 };
+        assert_eq!(ClientExtensions::decode(&rigid.encode()), rigid);
+    }
+}

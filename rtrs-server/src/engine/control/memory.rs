@@ -1,0 +1,154 @@
+//! The limit of the memory of chunks (`memory-max`), and the queue depth of a new session.
+//!
+//! A new session gets the server's depth if a path of that depth fits into the memory that is left,
+//! else half of it, and so on; a client that cannot use a smaller depth is refused. What counts is
+//! in `rtrs-core/src/mem/usage.rs`: over TCP the chunks that peers have written, over RDMA all.
+//! So the limit decides about new sessions and is no bound of what the server uses: sessions that
+//! exist may still write to chunks that they never used, and connect further paths, and are not
+//! refused for memory. A session keeps its depth for as long as any end knows it: its client
+//! repeats it to a server that was started again. Owned by the control shard.
+
+use std::sync::Arc;
+
+use rtrs_core::limits::Limits;
+use rtrs_core::mem::MemoryMeter;
+use rtrs_core::wire::{ClientExtensions, ConnReq};
+
+use crate::engine::control::refusal::Refusal;
+use crate::path::chunks::ChunkPool;
+use crate::stats::MemorySnapshot;
+
+/// Depth below which a session is refused rather than given less, if the server is set to more.
+const DEPTH_MIN: u16 = 16;
+
+/// The memory of chunks, and who gets how much.
+#[derive(Debug)]
+pub(super) struct Memory {
+    meter: Arc<MemoryMeter>,
+}
+
+impl Memory {
+    /// A limit of so many bytes.
+    pub(super) fn new(max: u64) -> Self {
+        Self { meter: MemoryMeter::new(max) }
+    }
+
+    /// Counts the memory of chunks.
+    pub(super) fn meter(&self) -> &Arc<MemoryMeter> {
+        &self.meter
+    }
+
+    /// The memory of chunks, in use and at most.
+    pub(super) fn snapshot(&self) -> MemorySnapshot {
+        MemorySnapshot { used_bytes: self.meter.used(), max_bytes: self.meter.max() }
+    }
+
+    /// The limits of a session that this server does not know. `full`: what the server is set to.
+    pub(super) fn limits_of_new(&self, full: Limits, conn: &ConnReq) -> Result<Limits, Refusal> {
+        let ClientExtensions { smaller_depth, queue_depth: has } =
+            ClientExtensions::decode(&conn.ext);
+        let most = full.queue_depth();
+        let (mut depth, least) = match has {
+            // A session from before this server's start. One that has more than the server can give
+            // hears so.
+            1.. => (has.min(most), has.min(most)),
+            // Each shard of the client needs one, and a queue.
+            0 if smaller_depth => (most, most.min(DEPTH_MIN.max(conn.cid_num.saturating_mul(2)))),
+            0 => (most, most),
+        };
+        let room = self.meter.room();
+        loop {
+            let limits = full.with_depth(depth);
+            if ChunkPool::bytes(limits) as u64 <= room {
+                if depth < most && has == 0 {
+                    let session = conn.session_id;
+                    tracing::info!(%session, depth, "memory-max: a smaller queue depth");
+                }
+                return Ok(limits);
+            }
+            if depth / 2 < least {
+                let needs = ChunkPool::bytes(full.with_depth(least)) as u64;
+                return Err(Refusal::MemoryMax { needs, room, max: self.meter.max() });
+            }
+            depth /= 2;
+        }
+    }
+
+    /// Checks the depth that a client repeats against that of its session here. More than the
+    /// server can give is accepted: the client hears what it gets, and says so.
+    pub(super) fn check_depth(full: Limits, of: Limits, conn: &ConnReq) -> Result<(), Refusal> {
+        let (has, asked) = (of.queue_depth(), ClientExtensions::decode(&conn.ext).queue_depth);
+        let same = asked == 0 || asked == has || asked > full.queue_depth();
+        if same { Ok(()) } else { Err(Refusal::Depth { has, asked }) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CHUNK: u32 = 256 << 10;
+
+    fn conn(cid_num: u16, smaller_depth: bool, queue_depth: u16) -> ConnReq {
+        let ext = ClientExtensions { smaller_depth, queue_depth }.encode();
+        ConnReq { cid_num, ext, ..ConnReq::default() }
+    }
+
+    #[test]
+    fn a_new_session_gets_what_fits() {
+        let full = Limits::new(500, CHUNK).unwrap();
+        let bytes = |depth| ChunkPool::bytes(full.with_depth(depth)) as u64;
+        let granted = |room: u64, conn: &ConnReq| {
+            let memory = Memory::new(room);
+            memory.limits_of_new(full, conn).map(Limits::queue_depth)
+        };
+        let refused = |room, needs| Err(Refusal::MemoryMax { needs, room, max: room });
+        let ours = conn(3, true, 0);
+        for (room, depth) in [
+            (u64::MAX, 500),
+            (bytes(500), 500),
+            (bytes(500) - 1, 250),
+            (bytes(250), 250),
+            (bytes(62) - 1, 31),
+        ] {
+            assert_eq!(granted(room, &ours), Ok(depth), "{room}");
+        }
+        assert_eq!(granted(bytes(31) - 1, &ours), refused(bytes(31) - 1, bytes(16)));
+        assert_eq!(granted(0, &ours), refused(0, bytes(16)));
+        // With many connections it needs more.
+        let wide = conn(50, true, 0);
+        assert_eq!(granted(bytes(125), &wide), Ok(125));
+        assert_eq!(granted(bytes(125) - 1, &wide), refused(bytes(125) - 1, bytes(100)));
+        // A kernel's client takes the server's depth only; what says no depth is one.
+        for rigid in [conn(3, false, 0), ConnReq { ext: [0xee; 11], ..conn(3, false, 0) }] {
+            assert_eq!(granted(bytes(500), &rigid), Ok(500));
+            assert_eq!(granted(bytes(500) - 1, &rigid), refused(bytes(500) - 1, bytes(500)));
+        }
+        // One that has a depth gets that one, or none; no more than there is.
+        for smaller in [false, true] {
+            assert_eq!(granted(u64::MAX, &conn(3, smaller, 40)), Ok(40));
+            assert_eq!(
+                granted(bytes(40) - 1, &conn(3, smaller, 40)),
+                refused(bytes(40) - 1, bytes(40))
+            );
+            assert_eq!(granted(u64::MAX, &conn(3, smaller, 501)), Ok(500));
+        }
+        // A server of few chunks gives all or none.
+        let few = Limits::new(8, CHUNK).unwrap();
+        let memory = Memory::new(ChunkPool::bytes(few) as u64 - 1);
+        assert!(memory.limits_of_new(few, &ours).is_err());
+    }
+
+    #[test]
+    fn a_session_keeps_its_depth() {
+        let full = Limits::new(500, CHUNK).unwrap();
+        let of = full.with_depth(125);
+        for asked in [0, 125, 501] {
+            assert_eq!(Memory::check_depth(full, of, &conn(3, true, asked)), Ok(()));
+        }
+        for asked in [124, 500] {
+            let refused = Err(Refusal::Depth { has: 125, asked });
+            assert_eq!(Memory::check_depth(full, of, &conn(3, true, asked)), refused);
+        }
+    }
+}
