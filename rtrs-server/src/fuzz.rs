@@ -183,7 +183,7 @@ impl Rig {
         let (node, client) = (world.node(sim_ip(1)), world.node(sim_ip(2)));
         let params = SessionParams {
             limits: Limits::new(u32::from(DEPTH), CHUNK).ok()?,
-            always_invalidate: setup & 2 == 0,
+            always_invalidate: (setup & 2 == 0).into(),
             heartbeat_interval: Duration::from_millis(if setup & 4 == 0 { 500 } else { 20_000 }),
             cores: if setup & 8 == 0 { 1 } else { 2 },
             ..SessionParams::default()

@@ -71,10 +71,11 @@ rtrs_core::settings! {
         /// Use a fresh memory key for each request
         ///
         /// With on, the key that a client holds to a chunk expires with its request, so a late
-        /// write cannot land in a reused chunk. off saves a little time per request. on needs
-        /// memory windows on RDMA devices; a device without them refuses sessions until this is
-        /// off.
-        always_invalidate: Switch = "on",
+        /// write cannot land in a reused chunk. off saves a little time per request. Over RDMA, on
+        /// needs memory windows: the server does not start with a portal on a device that has none.
+        /// auto is on over TCP and on devices with memory windows, and off, with a warning at the
+        /// start, on other devices.
+        always_invalidate: AutoSwitch = "auto",
         /// Request CRC32C on TCP connections
         ///
         /// This is the CRC of MPA frames (RFC 5044). It is used if either end requests it.

@@ -165,6 +165,9 @@ pub struct PathSnapshot {
     pub local: String,
     /// Connections it has when complete.
     pub connections: u16,
+    /// Each request gets a fresh key to its chunk (`always-invalidate`).
+    #[serde(default)]
+    pub fresh_keys: bool,
     /// Milliseconds since its first connection.
     pub age_ms: u64,
     /// Round trip time of the last heartbeat in microseconds, if one was measured.

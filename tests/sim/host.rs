@@ -212,7 +212,7 @@ pub(super) fn server_params(options: &Options, instance: ServerInstance) -> Sess
             true => ChunkPool::bytes(limits) as u64 - 1,
             false => u64::MAX,
         },
-        always_invalidate: options.always_invalidate,
+        always_invalidate: options.always_invalidate.into(),
         heartbeat_interval: options.server_heartbeat,
         heartbeat_missed_max: 3,
         handshake_timeout: 1000 * MS,

@@ -185,6 +185,11 @@ pub trait ProtectionDomain: Send + Sync + fmt::Debug {
     /// As `register`.
     fn window(&self, parent: &Arc<dyn MemoryRegistration>) -> Result<Arc<dyn Window>, FabricError>;
 
+    /// False when the device has no windows: `window` always fails then.
+    fn has_windows(&self) -> bool {
+        true
+    }
+
     /// False while a queue pair of it may still reach memory. `Closed` promises that none does
     /// whose end was reported; a device that could not end one breaks that promise, and says so
     /// here.

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 #[cfg(feature = "verbs")]
-use super::verbs::{Transport, VerbsFabric, VerbsOptions, VerbsShared, devices};
+use super::verbs::{DeviceInfo, Transport, VerbsFabric, VerbsOptions, VerbsShared, devices};
 use super::{Fabric, FabricError};
 use crate::rt::Ring;
 use crate::time::Duration;
@@ -43,6 +43,51 @@ pub struct RdmaPort {
     pub netdev: Option<String>,
     /// The addresses in its table of identifiers; link-local ones are left out.
     pub addresses: Vec<std::net::IpAddr>,
+}
+
+/// Whether memory windows of a device can be used, which a fresh key for each request needs.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub enum MemoryWindows {
+    /// One was bound.
+    Usable,
+    /// None could be tried, for this reason. They are used if the device says that it has them.
+    Untried(String),
+    /// There is none, for this reason.
+    Missing(String),
+}
+
+impl Default for MemoryWindows {
+    fn default() -> Self {
+        Self::Untried("not looked at".into())
+    }
+}
+
+impl MemoryWindows {
+    /// True when it is known that there is none.
+    #[must_use]
+    pub const fn is_missing(&self) -> bool {
+        matches!(self, Self::Missing(_))
+    }
+}
+
+/// A device that sessions can use.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct RdmaDevice {
+    /// As `rdma link` names it.
+    pub name: String,
+    /// Its ports.
+    pub ports: Vec<RdmaPort>,
+    /// Whether it has memory windows.
+    pub windows: MemoryWindows,
+}
+
+impl RdmaDevice {
+    /// True when a port of it has this address, or for the address that stands for all.
+    #[must_use]
+    pub fn has(&self, address: std::net::IpAddr) -> bool {
+        let mut ports = self.ports.iter();
+        address.is_unspecified() || ports.any(|port| port.addresses.contains(&address))
+    }
 }
 
 /// Why there is no RDMA here.
@@ -80,8 +125,7 @@ pub struct Rdma {
     shared: Arc<VerbsShared>,
     #[cfg(not(feature = "verbs"))]
     never: std::convert::Infallible,
-    ports: Arc<[RdmaPort]>,
-    without_windows: Arc<[String]>,
+    devices: Arc<[RdmaDevice]>,
 }
 
 impl Rdma {
@@ -104,13 +148,11 @@ impl Rdma {
         if usable.is_empty() {
             return Err(NoRdma::OnlyIwarp(all.into_iter().map(|device| device.name).collect()));
         }
-        let without = usable.iter().filter(|device| device.windows == Some(false));
-        let ports = usable.iter().flat_map(|device| device.ports.iter().cloned());
-        Ok(Self {
-            shared,
-            ports: ports.collect(),
-            without_windows: without.map(|device| device.name.clone()).collect(),
-        })
+        let devices = usable.into_iter().map(|device| {
+            let DeviceInfo { name, ports, windows, .. } = device.clone();
+            RdmaDevice { name, ports, windows }
+        });
+        Ok(Self { shared, devices: devices.collect() })
     }
 
     /// This build has no RDMA.
@@ -124,14 +166,14 @@ impl Rdma {
 
     /// The ports of the devices that sessions can use.
     #[must_use]
-    pub fn ports(&self) -> &[RdmaPort] {
-        &self.ports
+    pub fn ports(&self) -> impl Iterator<Item = &RdmaPort> {
+        self.devices.iter().flat_map(|device| &device.ports)
     }
 
-    /// Names of those devices that have no memory windows.
+    /// The devices that sessions can use, as they were when this was opened.
     #[must_use]
-    pub fn without_windows(&self) -> &[String] {
-        &self.without_windows
+    pub fn devices(&self) -> &[RdmaDevice] {
+        &self.devices
     }
 
     /// A shard's provider.

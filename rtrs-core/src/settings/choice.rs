@@ -122,6 +122,12 @@ choices! {
     }
 }
 
+impl From<bool> for AutoSwitch {
+    fn from(on: bool) -> Self {
+        if on { Self::On } else { Self::Off }
+    }
+}
+
 text_values! {
     super::ByteSize, "SIZE", "a size such as 128k";
     super::Portal, "PORTAL", "a portal such as tcp://127.0.0.1:1234";

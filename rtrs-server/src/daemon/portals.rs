@@ -5,6 +5,8 @@
 //! for it, or when the choice was left to us and the host has a device. Called by `serve.rs`, once
 //! for the server, then by each shard for its providers, then by shard 0 to listen.
 
+mod keys;
+
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::rc::Rc;
@@ -58,7 +60,7 @@ impl Portals {
     /// not there.
     pub(crate) fn new(plan: &Plan) -> Result<Self, Error> {
         let set = &plan.settings;
-        let (wishes, rdma) = match &plan.listen {
+        let (mut wishes, rdma) = match &plan.listen {
             Listen::On(portals) => (resolve(portals)?, plan.listen.open_rdma()?),
             Listen::Auto => {
                 let rdma = Rdma::open()
@@ -72,15 +74,10 @@ impl Portals {
                 (wishes, rdma)
             }
         };
-        if let Some(rdma) = rdma.as_ref().filter(|_| set.always_invalidate.is_on()) {
-            let without = rdma.without_windows();
-            if !without.is_empty() {
-                tracing::warn!(
-                    "no sessions over {} while always-invalidate is on: no memory windows there",
-                    without.join(", ")
-                );
-            }
+        if let Some(rdma) = &rdma {
+            keys::check(set.always_invalidate, &mut wishes, rdma.devices())?;
         }
+        let rdma = rdma.filter(|_| wishes.iter().any(|wish| wish.scheme == Scheme::Rdma));
         let startup_timeout = set.handshake_timeout.get();
         let half_open_max = set.half_open_max.get();
         let mut providers = Vec::new();

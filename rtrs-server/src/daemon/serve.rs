@@ -291,7 +291,7 @@ fn session_params(plan: &Plan, cores: u16) -> Result<SessionParams, Error> {
         .map_err(failed(ErrorKind::Usage, "queue-depth and chunk-size cannot be used"))?;
     Ok(SessionParams {
         limits,
-        always_invalidate: set.always_invalidate.is_on(),
+        always_invalidate: set.always_invalidate,
         heartbeat_interval: set.heartbeat.get(),
         heartbeat_missed_max: set.heartbeat_missed_max.get(),
         handshake_timeout: set.handshake_timeout.get(),

@@ -2,10 +2,12 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
+use rtrs_core::fabric::ProtectionDomain;
 use rtrs_core::identity::{EvictionKey, ServerId};
 use rtrs_core::ids::SessionId;
 use rtrs_core::limits::Limits;
 use rtrs_core::proto::ping::PingServerConfig;
+use rtrs_core::settings::AutoSwitch;
 use rtrs_core::time::Duration;
 
 use super::device_table::DeviceTable;
@@ -27,8 +29,9 @@ pub struct ServerInstance {
 pub struct SessionParams {
     /// Queue depth and chunk size.
     pub limits: Limits,
-    /// A fresh key per request (the kernel's `always_invalidate`).
-    pub always_invalidate: bool,
+    /// A fresh key per request (the kernel's `always_invalidate`). With `Auto`, on devices that
+    /// have windows.
+    pub always_invalidate: AutoSwitch,
     /// Silence before a heartbeat is sent.
     pub heartbeat_interval: Duration,
     /// Periods a heartbeat may stay unanswered.
@@ -61,7 +64,7 @@ impl Default for SessionParams {
     fn default() -> Self {
         Self {
             limits: Limits::DEFAULT,
-            always_invalidate: true,
+            always_invalidate: AutoSwitch::Auto,
             heartbeat_interval: Duration::from_millis(500),
             heartbeat_missed_max: 5,
             handshake_timeout: Duration::from_secs(5),
@@ -75,6 +78,18 @@ impl Default for SessionParams {
             instance: ServerInstance::default(),
             server_id: None,
             eviction_key: EvictionKey::default(),
+        }
+    }
+}
+
+impl SessionParams {
+    /// Whether a path in this domain gets fresh keys. If they are demanded and the device has no
+    /// windows, the path is refused when its windows are made.
+    pub fn fresh_keys(&self, pd: &dyn ProtectionDomain) -> bool {
+        match self.always_invalidate {
+            AutoSwitch::On => true,
+            AutoSwitch::Auto => pd.has_windows(),
+            AutoSwitch::Off => false,
         }
     }
 }

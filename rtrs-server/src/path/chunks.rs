@@ -2,7 +2,7 @@
 //!
 //! Chunks belong to a path, not to a session, so that a late arrival on a dead path cannot touch
 //! memory that moved on. One region holds all chunks; it is registered once. With
-//! `always_invalidate` every chunk has a window of its own, whose key the peer gets and loses
+//! fresh keys every chunk has a window of its own, whose key the peer gets and loses
 //! with each request; else the registration's one key covers all. Made for the control shard when
 //! INFO_REQ was accepted, or before the path's first connection where the device pins it, or over
 //! the memory of a path of the session that is gone (`engine/control/chunk_pool.rs`); read by every
@@ -56,14 +56,14 @@ impl ChunkPool {
     pub fn fresh(
         limits: Limits,
         pd: &Arc<dyn ProtectionDomain>,
-        always_invalidate: bool,
+        fresh_keys: bool,
         (meter, counting): (&Arc<MemoryMeter>, Counting),
     ) -> Result<ToRegister, RegisterError> {
         let size = (Self::bytes(limits), Self::stride(limits));
         let region = Region::metered(size, meter, counting)
             .map_err(|e| RegisterError::Memory(FabricError::system("memory for the chunks", e)))?;
         let memory = ChunkMemory { region, registration: None };
-        Ok(Self::over(memory, limits, pd, always_invalidate))
+        Ok(Self::over(memory, limits, pd, fresh_keys))
     }
 
     /// The same over the memory of another pool, which was of the same limits: registered anew
@@ -72,7 +72,7 @@ impl ChunkPool {
         memory: ChunkMemory,
         limits: Limits,
         pd: &Arc<dyn ProtectionDomain>,
-        always_invalidate: bool,
+        fresh_keys: bool,
     ) -> ToRegister {
         let ChunkMemory { region, registration } = memory;
         assert!(region.len() >= Self::bytes(limits), "chunks of another size");
@@ -80,9 +80,9 @@ impl ChunkPool {
             pd: Arc::clone(pd),
             region,
             // One for our own use would serve nobody without windows.
-            registration: registration.filter(|_| always_invalidate),
-            access: if always_invalidate { Access::LOCAL } else { Access::REMOTE_WRITE },
-            windows: if always_invalidate { limits.queue_depth() } else { 0 },
+            registration: registration.filter(|_| fresh_keys),
+            access: if fresh_keys { Access::LOCAL } else { Access::REMOTE_WRITE },
+            windows: if fresh_keys { limits.queue_depth() } else { 0 },
         }
     }
 
@@ -146,12 +146,12 @@ impl ChunkPool {
         self.region.copy_out(index.index() * Self::stride(self.limits) + from as usize, to);
     }
 
-    /// The window of a chunk; None without `always_invalidate`.
+    /// The window of a chunk; None without fresh keys.
     pub fn window(&self, index: ChunkIndex) -> Option<&Arc<dyn Window>> {
         self.windows.get(index.index())
     }
 
-    /// How many windows there are: the queue depth, or 0 without `always_invalidate`.
+    /// How many windows there are: the queue depth, or 0 without fresh keys.
     pub fn window_count(&self) -> u16 {
         if self.windows.is_empty() { 0 } else { self.limits.queue_depth() }
     }

@@ -37,6 +37,8 @@ pub struct PathShared {
     pub origin: PathOrigin,
     /// The domain of its memory and queue pairs.
     pub pd: Arc<dyn ProtectionDomain>,
+    /// Each request gets a fresh key to its chunk.
+    pub fresh_keys: bool,
     /// Buffers of its small messages.
     pub messages: MessageBuffers,
     /// Its chunks, at the latest from the moment INFO_REQ was accepted.
@@ -70,7 +72,7 @@ impl PathShared {
         key: PathKey,
         session: Arc<SessionShared>,
         origin: PathOrigin,
-        pd: Arc<dyn ProtectionDomain>,
+        (pd, fresh_keys): (Arc<dyn ProtectionDomain>, bool),
         messages: MessageBuffers,
         cores: u16,
     ) -> Arc<Self> {
@@ -79,6 +81,7 @@ impl PathShared {
             session,
             origin,
             pd,
+            fresh_keys,
             messages,
             chunks: OnceLock::new(),
             counters: PathCounters::new(cores),

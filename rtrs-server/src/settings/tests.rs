@@ -42,7 +42,7 @@ fn scalars_read_as_on_the_command_line() {
     let settings = Settings::from_yaml(text, "s").unwrap();
     assert_eq!(settings.chunk_size, ByteSize::new(65536));
     assert_eq!(settings.crc, Switch::Off);
-    assert_eq!(settings.always_invalidate, Switch::Off);
+    assert_eq!(settings.always_invalidate, AutoSwitch::Off);
     assert_eq!(settings.shards.count(), 2);
     assert_eq!(settings.pin, AutoSwitch::On);
     let number = Settings::from_yaml("chunk-size: 65536", "s").unwrap();

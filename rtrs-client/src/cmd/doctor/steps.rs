@@ -179,7 +179,8 @@ fn look_for_device(way: &Route, source: Option<IpAddr>) -> Result<[Step; 2], Ste
         let found = "the kernel reports no source address";
         return Err(bad(2, Verdict::Fail, found, "set one: rdma://SOURCE@HOST"));
     };
-    judge_device(way, address, rdma.ports())
+    let ports: Vec<RdmaPort> = rdma.ports().cloned().collect();
+    judge_device(way, address, &ports)
 }
 
 fn judge_device(way: &Route, address: IpAddr, ports: &[RdmaPort]) -> Result<[Step; 2], Step> {

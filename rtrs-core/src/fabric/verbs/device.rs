@@ -19,7 +19,8 @@ use super::domain::VerbsPd;
 use super::reaper::Reaper;
 use super::regions::Regions;
 use super::sys::{AsyncEvent, CmId, CompChannel, Context, Cq, EventChannel, Wc};
-use super::{hint, info};
+use super::{hint, info, windows};
+use crate::fabric::rdma::MemoryWindows;
 use crate::fabric::{AsyncRegistration, FabricError};
 use crate::ids::QpNum;
 use crate::rt::{Fd, Op, OpId, Port, Sender};
@@ -119,6 +120,16 @@ impl VerbsShared {
         let known = contexts.iter().find(|c| c.key() == found.key()).cloned();
         Ok(known.unwrap_or_else(|| {
             let found = Arc::new(found);
+            let device = found.name();
+            match windows::of_context(&found) {
+                MemoryWindows::Usable => {}
+                MemoryWindows::Untried(why) => {
+                    tracing::debug!(device, why, "memory windows were not tried");
+                }
+                MemoryWindows::Missing(why) => {
+                    tracing::info!(device, why, "an RDMA device has no memory windows");
+                }
+            }
             contexts.push(Arc::clone(&found));
             found
         }))

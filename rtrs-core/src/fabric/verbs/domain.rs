@@ -96,7 +96,7 @@ impl ProtectionDomain for VerbsPd {
 
     fn window(&self, parent: &Arc<dyn MemoryRegistration>) -> Result<Arc<dyn Window>, FabricError> {
         let name = self.context().name();
-        if !self.context().limits().windows {
+        if !self.has_windows() {
             return Err(hint::no_windows(name));
         }
         let (mr, access) = self.find(parent).ok_or(FabricError::LocalMemory)?;
@@ -105,6 +105,10 @@ impl ProtectionDomain for VerbsPd {
         })?;
         let (mw, local_write) = (Arc::new(mw), access.local_write);
         Ok(Arc::new(VerbsWindow { mw, local_write, _parent: Arc::clone(parent) }))
+    }
+
+    fn has_windows(&self) -> bool {
+        self.context().has_windows()
     }
 
     fn is_idle(&self) -> bool {

@@ -103,7 +103,7 @@ pub(super) fn no_windows(device: &str) -> FabricError {
     FabricError::system(
         format!(
             "{device} has no memory windows of type 1, which a fresh key for each request needs; \
-             use --always-invalidate=off at a server, --invalidate-reads=off at a client"
+             use --always-invalidate=auto at a server, --invalidate-reads=off at a client"
         ),
         io::ErrorKind::Unsupported.into(),
     )
@@ -145,7 +145,7 @@ mod tests {
         assert!(text.contains("65536") && text.contains("LimitMEMLOCK"), "{text}");
         let text = registration_with("rxe0", 1 << 20, None, enomem()).to_string();
         assert!(!text.contains("LimitMEMLOCK"), "{text}");
-        assert!(no_windows("rxe0").to_string().contains("--always-invalidate=off"));
+        assert!(no_windows("rxe0").to_string().contains("--always-invalidate=auto"));
         assert!(no_immediates("siw0").to_string().contains("tcp://"));
         assert!(
             queue_too_long("rxe0", "completions", 40_000, 32_767).to_string().contains("32767")

@@ -6,9 +6,9 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 
 use super::hint::CLASS;
-use super::sys::probe;
+use super::windows;
 use crate::fabric::FabricError;
-use crate::fabric::rdma::RdmaPort;
+use crate::fabric::rdma::{MemoryWindows, RdmaPort};
 use crate::local::read_text;
 
 /// What carries an RDMA device's packets.
@@ -34,12 +34,12 @@ pub struct DeviceInfo {
     pub transport: Transport,
     /// Its ports.
     pub ports: Vec<RdmaPort>,
-    /// Whether it has memory windows of type 1, which `--always-invalidate=on` needs at a server;
-    /// None when the device cannot be opened.
-    pub windows: Option<bool>,
+    /// Whether it has memory windows of type 1, which a fresh key for each request needs.
+    pub windows: MemoryWindows,
 }
 
-/// The RDMA devices of this host, by name; an empty list when there is none.
+/// The RDMA devices of this host, by name; an empty list when there is none. Tries the windows of
+/// each, which may take a moment.
 ///
 /// # Errors
 /// `System` when the kernel's list cannot be read.
@@ -47,7 +47,8 @@ pub fn devices() -> Result<Vec<DeviceInfo>, FabricError> {
     let mut devices = list(Path::new(CLASS))
         .map_err(|e| FabricError::system(format!("cannot read {CLASS}"), e))?;
     for device in &mut devices {
-        device.windows = probe(&device.name).ok().map(|limits| limits.windows);
+        device.windows = windows::of_device(&device.name)
+            .unwrap_or_else(|e| MemoryWindows::Untried(format!("it cannot be opened: {e}")));
     }
     Ok(devices)
 }
@@ -104,7 +105,7 @@ fn device(path: &Path, name: &str) -> DeviceInfo {
         (Some("1"), "InfiniBand") => Transport::InfiniBand,
         _ => Transport::Other,
     };
-    DeviceInfo { name: name.to_owned(), transport, ports, windows: None }
+    DeviceInfo { name: name.to_owned(), transport, ports, windows: MemoryWindows::default() }
 }
 
 fn port(path: &Path, device: &str, number: u8) -> RdmaPort {

@@ -14,7 +14,7 @@
 //! what shards share, a shard's queues · `listener.rs` what is listened on · `domain.rs`
 //! `regions.rs` memory · `conn.rs` one connection · `turn.rs` what a turn takes in · `ending.rs`
 //! ends and completions · `dreq.rs` what follows an end · `reaper.rs` threads for what blocks ·
-//! `sys/` the calls, and all unsafe code.
+//! `windows.rs` whether a device has memory windows · `sys/` the calls, and all unsafe code.
 
 mod conn;
 mod device;
@@ -30,6 +30,7 @@ mod regions;
 #[allow(unsafe_code)]
 mod sys;
 mod turn;
+mod windows;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -537,7 +538,10 @@ impl Fabric for VerbsFabric {
     ) -> Result<BindResult, FabricError> {
         let (conn, window) = self.binding(qp, window)?;
         window.check(conn.qp.pd(), Some((slice, access)))?;
-        let key = conn.qp.push_bind(&window.mw, Some(slice), access, wr_id)?;
+        let key = conn
+            .qp
+            .push_bind(&window.mw, Some(slice), access, wr_id)
+            .map_err(|e| windows::bind_refused(conn.qp.pd().context(), e))?;
         self.mark(qp);
         Ok(BindResult::Pending(Rkey(key)))
     }
@@ -551,7 +555,9 @@ impl Fabric for VerbsFabric {
         let (conn, window) = self.binding(qp, window)?;
         window.check(conn.qp.pd(), None)?;
         let dead = Rkey(window.mw.key());
-        conn.qp.push_bind(&window.mw, None, Access::LOCAL_READ, wr_id)?;
+        conn.qp
+            .push_bind(&window.mw, None, Access::LOCAL_READ, wr_id)
+            .map_err(|e| windows::bind_refused(conn.qp.pd().context(), e))?;
         self.mark(qp);
         Ok(BindResult::Pending(dead))
     }

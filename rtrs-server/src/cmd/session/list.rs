@@ -70,8 +70,10 @@ fn path_text(path: &PathSnapshot) -> String {
         0 => String::new(),
         count => format!(" ({count} behind older writes that the disk still has)"),
     };
+    let keys = if path.fresh_keys { "" } else { ", no fresh keys" };
     format!(
-        "  path {:<6} {:<5} {:<10} {} from {}, {} connections, {} in flight{waiting}, up {}\n",
+        "  path {:<6} {:<5} {:<10} {} from {}, {} connections, {} in flight{waiting}{keys}, \
+         up {}\n",
         path.path,
         path.transport,
         path.state,
@@ -125,6 +127,7 @@ mod tests {
             peer: format!("127.0.0.1:{}", 3993 + number),
             local: "127.0.0.1:1234".into(),
             connections: 3,
+            fresh_keys: true,
             age_ms,
             heartbeat_us: None,
             io,

@@ -137,10 +137,10 @@ impl CachedChunks {
         self,
         limits: Limits,
         pd: &Arc<dyn ProtectionDomain>,
-        always_invalidate: bool,
+        fresh_keys: bool,
     ) -> ToRegister {
         let registered = self.memory.registration.is_some();
         tracing::debug!(registered, "chunks: taken over from path {}", self.from);
-        ChunkPool::over(self.memory, limits, pd, always_invalidate)
+        ChunkPool::over(self.memory, limits, pd, fresh_keys)
     }
 }

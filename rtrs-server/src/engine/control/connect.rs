@@ -129,7 +129,7 @@ impl Connector {
             let (connections, max) = (conn.cid_num, CONNECTION_BUFFERS_MAX);
             return Err(Refusal::Connections { connections, bytes, max });
         }
-        let SessionParams { limits: full, always_invalidate, cores, .. } = self.params;
+        let SessionParams { limits: full, cores, .. } = self.params;
         let id = conn.session_id;
         let limits = match registry.session(id).map(|session| session.shared().limits) {
             Some(of) => Memory::check_depth(full, of, conn).map(|()| of)?,
@@ -141,13 +141,14 @@ impl Connector {
             Some(pd) => Arc::clone(pd),
             None => fabric.alloc_pd(PdUse::Accept(request)).map_err(Refusal::memory)?,
         };
+        let fresh_keys = self.params.fresh_keys(&*pd);
         let messages = MessageBuffers::new(limits.queue_depth(), &pd).map_err(Refusal::memory)?;
         let wanted = match cached {
-            Some(cached) => Some(cached.into_order(limits, &pd, always_invalidate)),
+            Some(cached) => Some(cached.into_order(limits, &pd, fresh_keys)),
             // Where it may well be refused, the refusal can still reach the peer.
             None if fabric.pins_memory() => {
                 let counted = (self.memory.meter(), Counting::Whole);
-                Some(ChunkPool::fresh(limits, &pd, always_invalidate, counted)?)
+                Some(ChunkPool::fresh(limits, &pd, fresh_keys, counted)?)
             }
             None => None,
         };
@@ -170,7 +171,7 @@ impl Connector {
             local: request.local,
         };
         let session = Arc::clone(session.shared());
-        let shared = PathShared::new(key, session, origin, pd, messages, cores);
+        let shared = PathShared::new(key, session, origin, (pd, fresh_keys), messages, cores);
         early.into_iter().for_each(|pool| give_chunks(&shared, pool));
         let times = (ctx.now, ctx.now + self.params.handshake_timeout);
         registry.add(Path::new(shared, conn.recon_cnt, times, held));
@@ -186,8 +187,8 @@ impl Connector {
         request: ConnRequest,
         ctx: &mut Ctx<'_>,
     ) {
-        let SessionParams { always_invalidate, server_id, .. } = self.params;
-        let response = acceptance(path.session.limits, always_invalidate, server_id);
+        let server_id = self.params.server_id;
+        let response = acceptance(path.session.limits, path.fresh_keys, server_id);
         let order = AcceptOrder { path, cid, request, response };
         ctx.out.shard(self.shard_of(cid), ShardMessage::Accept(Box::new(order)));
     }
@@ -239,14 +240,14 @@ impl Connector {
         if path.chunks.get().is_some() {
             return Ok(());
         }
-        let (limits, always_invalidate) = (path.session.limits, self.params.always_invalidate);
+        let limits = path.session.limits;
         let id = path.session.id;
         let session = registry.session_mut(id);
         let wanted = match session.and_then(|s| s.cache.take(path.origin.provider, |_| false)) {
-            Some(cached) => cached.into_order(limits, &path.pd, always_invalidate),
+            Some(cached) => cached.into_order(limits, &path.pd, path.fresh_keys),
             None => {
                 let counted = (self.memory.meter(), Counting::Written);
-                ChunkPool::fresh(limits, &path.pd, always_invalidate, counted)?
+                ChunkPool::fresh(limits, &path.pd, path.fresh_keys, counted)?
             }
         };
         give_chunks(path, ChunkPool::new(limits, wanted.register()?));

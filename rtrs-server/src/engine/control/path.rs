@@ -263,6 +263,7 @@ impl Path {
             peer: shared.origin.peer.to_string(),
             local: shared.origin.local.to_string(),
             connections: shared.origin.cid_num,
+            fresh_keys: shared.fresh_keys,
             age_ms: millis(now.since(self.since)),
             heartbeat_us: self.heartbeat.as_ref().and_then(Heartbeat::rtt).map(micros),
             io: shared.counters.totals(),

@@ -89,7 +89,7 @@ pub(crate) enum Refusal {
     /// The device has no memory windows, or not enough.
     #[error(
         "the device has no memory window for each chunk ({0}); start the server with \
-         --always-invalidate off, with a smaller --queue-depth, or use another device"
+         --always-invalidate auto or off, with a smaller --queue-depth, or use another device"
     )]
     Windows(String),
 }
@@ -149,12 +149,12 @@ impl Refusal {
 /// What an accepted peer is sent.
 pub(crate) fn acceptance(
     limits: Limits,
-    always_invalidate: bool,
+    fresh_keys: bool,
     server_id: Option<ServerId>,
 ) -> PrivateData {
     let identity = Some(server_id.map_or([0; 16], ServerId::bytes));
     let ext = Extensions { identity, ..Extensions::OURS }.encode();
-    let accept = ConnRsp { ext, ..ConnRsp::accept(limits, always_invalidate) };
+    let accept = ConnRsp { ext, ..ConnRsp::accept(limits, fresh_keys) };
     PrivateData::new(&accept.encode())
 }
 

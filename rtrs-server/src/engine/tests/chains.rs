@@ -13,7 +13,7 @@ fn modes() -> impl Iterator<Item = (Fixture, bool)> {
     [(true, BindMode::Done), (true, BindMode::Pending), (false, BindMode::Done)].into_iter().map(
         |(fresh, bind)| {
             let mut options = StandOptions { bind, ..StandOptions::default() };
-            options.params.always_invalidate = fresh;
+            options.params.always_invalidate = fresh.into();
             (Fixture::new(options), fresh)
         },
     )

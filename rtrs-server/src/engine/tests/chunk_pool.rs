@@ -2,6 +2,7 @@
 
 use rtrs_core::fabric::Access;
 use rtrs_core::fabric::sim::BindMode;
+use rtrs_core::settings::AutoSwitch;
 use rtrs_core::time::Duration;
 use rtrs_core::wire::{Rw, SgDesc};
 
@@ -125,7 +126,7 @@ fn memory_that_block_io_uses_is_left_alone() {
 fn memory_that_connections_may_still_reach_is_left_alone() {
     for always_invalidate in [false, true] {
         let mut options = StandOptions::default();
-        options.params.always_invalidate = always_invalidate;
+        options.params.always_invalidate = always_invalidate.into();
         let (mut fixture, mut peers) = session(options, 2);
         let (bytes, first) = (fixture.registered(), fixture.pools()[0]);
         fixture.world.linger(fixture.address.ip(), Duration::from_secs(9));
@@ -188,7 +189,7 @@ fn it_never_leaves_its_session() {
 #[test]
 fn one_key_to_all_chunks_dies_with_its_path() {
     let mut options = StandOptions::default();
-    options.params.always_invalidate = false;
+    options.params.always_invalidate = AutoSwitch::Off;
     let (mut fixture, mut peers) = session(options, 2);
     let first = fixture.pools()[0];
     let (bytes, mut back) = (fixture.registered(), peers.remove(0));

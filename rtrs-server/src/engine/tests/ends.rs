@@ -15,7 +15,7 @@ fn second_path() -> PeerOptions {
 /// A session with two paths and its device open.
 fn two_paths(always_invalidate: bool) -> (Fixture, Peer, Peer) {
     let mut options = StandOptions::default();
-    options.params.always_invalidate = always_invalidate;
+    options.params.always_invalidate = always_invalidate.into();
     let mut fixture = Fixture::new(options);
     let a = Peer::open(&mut fixture, PeerOptions::default());
     let b = Peer::up(&mut fixture, second_path(), "sess");

@@ -100,6 +100,9 @@ impl ProtectionDomain for PoorPd {
         }
         self.inner.window(parent)
     }
+    fn has_windows(&self) -> bool {
+        !self.device.no_windows
+    }
     fn is_idle(&self) -> bool {
         self.inner.is_idle() && !self.device.undead
     }

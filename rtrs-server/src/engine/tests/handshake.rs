@@ -1,6 +1,7 @@
 //! Connecting: the good way, and every way that is refused with its errno.
 
 use rtrs_core::limits::Limits;
+use rtrs_core::settings::AutoSwitch;
 use rtrs_core::time::Duration;
 
 use super::fixture::{DeviceOptions, Fixture, StandOptions};
@@ -18,7 +19,7 @@ fn small(change: impl Fn(&mut SessionParams)) -> Fixture {
 fn a_path_comes_up_with_any_number_of_connections() {
     for cid_num in [1, 2, 3, 9] {
         for always_invalidate in [false, true] {
-            let mut fixture = small(|params| params.always_invalidate = always_invalidate);
+            let mut fixture = small(|params| params.always_invalidate = always_invalidate.into());
             let options = PeerOptions { cid_num, ..PeerOptions::default() };
             let mut peer = Peer::up(&mut fixture, options, "sess");
             assert_eq!(peer.new_rkey, always_invalidate);
@@ -249,7 +250,7 @@ fn refused_memory_is_told_with_the_first_connection_where_it_is_pinned() {
     for always_invalidate in [false, true] {
         let mut fixture = poor(device, |params| {
             params.limits = Limits::new(4, 16384).unwrap();
-            params.always_invalidate = always_invalidate;
+            params.always_invalidate = always_invalidate.into();
         });
         let mut peer = Peer::open(&mut fixture, PeerOptions::default());
         peer.leave(&mut fixture);
@@ -267,14 +268,28 @@ fn refused_memory_is_told_with_the_first_connection_where_it_is_pinned() {
 }
 
 #[test]
-fn a_device_without_windows_serves_without_fresh_keys_only() {
+fn a_device_without_windows_serves_without_fresh_keys_unless_they_are_demanded() {
+    for pins_memory in [false, true] {
+        let device = DeviceOptions { pins_memory, no_windows: true, ..DeviceOptions::default() };
+        for always_invalidate in [AutoSwitch::Auto, AutoSwitch::Off] {
+            let mut fixture = poor(device, |params| params.always_invalidate = always_invalidate);
+            let mut peer = Peer::open(&mut fixture, PeerOptions::default());
+            assert!(!peer.new_rkey, "the client is told that its keys stay");
+            assert!(!fixture.sessions()[0].paths[0].fresh_keys);
+            peer.leave(&mut fixture);
+            fixture.assert_empty();
+        }
+    }
+    // Beside it a device with windows has fresh keys.
+    let mut fixture = small(|params| params.always_invalidate = AutoSwitch::Auto);
+    let peer = Peer::up(&mut fixture, PeerOptions::default(), "sess");
+    assert!(peer.new_rkey && fixture.sessions()[0].paths[0].fresh_keys);
+    // Demanded, they are not left out quietly.
     let device = DeviceOptions { pins_memory: true, no_windows: true, ..DeviceOptions::default() };
-    let mut fixture = poor(device, |_| ());
+    let mut fixture = poor(device, |params| params.always_invalidate = AutoSwitch::On);
     let mut peer = Peer::new(&fixture, PeerOptions::default());
     assert_eq!(peer.connect(&mut fixture, 0).unwrap_err(), -95);
     fixture.assert_empty();
-    let mut fixture = poor(device, |params| params.always_invalidate = false);
-    let _up = Peer::up(&mut fixture, PeerOptions::default(), "sess");
 }
 
 #[test]

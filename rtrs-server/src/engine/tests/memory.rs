@@ -18,7 +18,7 @@ const ENOMEM: i16 = -12;
 fn options(always_invalidate: bool) -> StandOptions {
     let mut options = StandOptions::default();
     options.params.limits = Limits::new(16, 256 << 10).unwrap();
-    options.params.always_invalidate = always_invalidate;
+    options.params.always_invalidate = always_invalidate.into();
     options
 }
 

@@ -1,6 +1,7 @@
 //! Chunks that are made aside: connections wait for them, and nothing else does.
 
 use rtrs_core::limits::Limits;
+use rtrs_core::settings::AutoSwitch;
 use rtrs_core::time::Duration;
 use rtrs_core::wire::AccessMode;
 
@@ -119,7 +120,9 @@ fn a_path_that_comes_back_waits_for_its_windows_only() {
 fn what_is_refused_is_told() {
     let poor = DeviceOptions { register_max: 128 << 10, ..ASIDE };
     for (device, errno) in [(poor, -12), (DeviceOptions { no_windows: true, ..ASIDE }, -95)] {
-        let mut fixture = fixture(device);
+        let mut options = StandOptions { device, ..StandOptions::default() };
+        options.params.always_invalidate = AutoSwitch::On;
+        let mut fixture = Fixture::new(options);
         let (mut peer, asked) = asks(&fixture, PeerOptions::default());
         assert_eq!(peer.answer(&mut fixture, asked), None);
         assert_eq!(fixture.make(), 1);

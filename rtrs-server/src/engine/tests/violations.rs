@@ -23,7 +23,7 @@ struct Pair {
 impl Pair {
     fn new(always_invalidate: bool) -> Self {
         let mut options = StandOptions::default();
-        options.params.always_invalidate = always_invalidate;
+        options.params.always_invalidate = always_invalidate.into();
         let mut fixture = Fixture::new(options);
         let mut good = Peer::up(&mut fixture, PeerOptions::default(), "good");
         good.open_device(&mut fixture, "other", AccessMode::ReadWrite).unwrap();

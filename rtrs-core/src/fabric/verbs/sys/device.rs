@@ -25,8 +25,9 @@ use rdma_sys::{
     ibv_access_flags, ibv_ack_async_event, ibv_alloc_mw, ibv_alloc_pd, ibv_async_event,
     ibv_close_device, ibv_context, ibv_dealloc_mw, ibv_dealloc_pd, ibv_dereg_mr, ibv_device,
     ibv_device_attr, ibv_device_cap_flags, ibv_free_device_list, ibv_get_async_event,
-    ibv_get_device_list, ibv_get_device_name, ibv_mr, ibv_mw, ibv_mw_type, ibv_open_device, ibv_pd,
-    ibv_query_device, ibv_reg_mr, ibv_transport_type,
+    ibv_get_device_list, ibv_get_device_name, ibv_gid, ibv_mr, ibv_mw, ibv_mw_type,
+    ibv_open_device, ibv_pd, ibv_port_attr, ibv_query_device, ibv_query_gid, ibv_query_port,
+    ibv_reg_mr, ibv_transport_type,
 };
 
 use super::cm::{CmId, EventChannel, duplicate, set_nonblocking};
@@ -50,8 +51,11 @@ pub(crate) struct DeviceLimits {
     pub(crate) responder_reads_max: u8,
     /// RDMA reads a queue pair has outstanding.
     pub(crate) initiator_reads_max: u8,
-    /// Memory windows of type 1.
+    /// Memory windows of type 1, as the device says. Its provider library may have no calls for
+    /// them: see [`Context::has_windows`].
     pub(crate) windows: bool,
+    /// Ports, numbered from 1.
+    pub(crate) ports: u8,
     /// iWARP: no RDMA write with immediate, reads need a writable sink.
     pub(crate) iwarp: bool,
     /// rdma_rxe.
@@ -70,6 +74,7 @@ impl DeviceLimits {
             initiator_reads_max: few(raw.max_qp_init_rd_atom),
             windows: raw.max_mw > 0
                 && raw.device_cap_flags & ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW.0 != 0,
+            ports: raw.phys_port_cnt,
             iwarp,
             soft_roce: !iwarp && raw.vendor_id == VENDOR_SOFT_ROCE,
         }
@@ -92,8 +97,8 @@ fn name_of(device: *mut ibv_device) -> String {
     name.to_string_lossy().into_owned()
 }
 
-/// Opens the device of that name for a moment and says what it can do.
-pub(crate) fn probe(name: &str) -> io::Result<DeviceLimits> {
+/// Opens the device of that name.
+fn open(name: &str) -> io::Result<NonNull<ibv_context>> {
     let mut count = 0;
     // SAFETY: `count` is written; null is the error.
     let list = unsafe { ibv_get_device_list(&raw mut count) };
@@ -104,22 +109,14 @@ pub(crate) fn probe(name: &str) -> io::Result<DeviceLimits> {
     for at in 0..usize::try_from(count).unwrap_or(0) {
         // SAFETY: the list has `count` devices.
         let device = unsafe { *list.add(at) };
-        if name_of(device) != name {
-            continue;
+        if name_of(device) == name {
+            // SAFETY: a device of the list; null is the error.
+            found = NonNull::new(unsafe { ibv_open_device(device) })
+                .ok_or_else(io::Error::last_os_error);
+            break;
         }
-        // SAFETY: a device of the list; null is the error. What was opened is closed once, before
-        // the list goes.
-        found = match NonNull::new(unsafe { ibv_open_device(device) }) {
-            None => Err(io::Error::last_os_error()),
-            Some(context) => {
-                let limits = query(context);
-                // SAFETY: opened above, nothing was made in it.
-                unsafe { ibv_close_device(context.as_ptr()) };
-                limits
-            }
-        };
     }
-    // SAFETY: the list came from `ibv_get_device_list`.
+    // SAFETY: the list came from `ibv_get_device_list`; an open context keeps its device.
     unsafe { ibv_free_device_list(list) };
     found
 }
@@ -161,10 +158,23 @@ pub(crate) struct Context {
     /// What sysfs has of it, and which inode that was.
     sysfs: Option<(PathBuf, u64)>,
     removed: AtomicBool,
-    /// /dev/null, open beforehand: without a free descriptor a device could not be given back.
-    null: Arc<File>,
+    /// Its memory windows can be used, as far as is known.
+    windows: AtomicBool,
     /// Last: keeps the device open.
-    _bound: CmId,
+    held: Held,
+}
+
+/// What keeps a device open.
+#[derive(Debug)]
+enum Held {
+    /// librdmacm, as long as an identifier is bound to it.
+    Bound {
+        _id: CmId,
+        /// /dev/null, open beforehand: without a free descriptor a device could not be given back.
+        null: Arc<File>,
+    },
+    /// Our own call, which is undone in the end.
+    Opened,
 }
 
 // SAFETY: libibverbs guards its own state; contexts may be used from any thread.
@@ -197,8 +207,40 @@ impl Context {
             Err(error) if error.kind() == NotFound && Path::new(SYSFS).exists() => return Ok(None),
             Err(_) => None,
         };
-        let (removed, null) = (AtomicBool::new(false), Arc::clone(null));
-        Ok(Some(Self { raw, limits, name, sysfs, removed, null, _bound: id }))
+        let held = Held::Bound { _id: id, null: Arc::clone(null) };
+        Ok(Some(Self::held(raw, limits, name, sysfs, held)))
+    }
+
+    /// The device of that name, opened for a moment and apart from librdmacm.
+    pub(crate) fn of_name(name: &str) -> io::Result<Self> {
+        let raw = open(name)?;
+        let limits = query(raw).inspect_err(|_| {
+            // SAFETY: opened above, nothing was made in it.
+            unsafe { ibv_close_device(raw.as_ptr()) };
+        })?;
+        Ok(Self::held(raw, limits, name.to_owned(), None, Held::Opened))
+    }
+
+    fn held(
+        raw: NonNull<ibv_context>,
+        limits: DeviceLimits,
+        name: String,
+        sysfs: Option<(PathBuf, u64)>,
+        held: Held,
+    ) -> Self {
+        let (removed, windows) = (AtomicBool::new(false), AtomicBool::new(limits.windows));
+        Self { raw, limits, name, sysfs, removed, windows, held }
+    }
+
+    /// True when memory windows of type 1 can be used: the device says so, and no call for one has
+    /// been found to be missing.
+    pub(crate) fn has_windows(&self) -> bool {
+        self.windows.load(Ordering::Acquire)
+    }
+
+    /// It has no windows, whatever it says. True when that is new.
+    pub(crate) fn set_without_windows(&self) -> bool {
+        self.windows.swap(false, Ordering::AcqRel)
     }
 
     /// True while sysfs shows the device.
@@ -233,6 +275,26 @@ impl Context {
 
     pub(super) fn raw(&self) -> *mut ibv_context {
         self.raw.as_ptr()
+    }
+
+    /// What a port is like.
+    pub(super) fn port(&self, number: u8) -> io::Result<ibv_port_attr> {
+        // SAFETY: plain data, for which all zeroes is valid.
+        let mut attributes: ibv_port_attr = unsafe { std::mem::zeroed() };
+        // SAFETY: an open context; the call writes a part of the structure, as long as the header
+        // of the library's first version had it.
+        outcome(unsafe { ibv_query_port(self.raw(), number, (&raw mut attributes).cast()) })?;
+        Ok(attributes)
+    }
+
+    /// A global identifier of a port. None for a place in its table that is not set.
+    pub(super) fn gid(&self, port: u8, at: u8) -> Option<ibv_gid> {
+        let mut gid = ibv_gid { raw: [0; 16] };
+        // SAFETY: an open context; the identifier is written during the call.
+        let code = unsafe { ibv_query_gid(self.raw(), port, at.into(), &raw mut gid) };
+        // SAFETY: both views of the union are plain bytes. The last eight name the interface.
+        let set = code == 0 && unsafe { gid.raw[8..] != [0; 8] };
+        set.then_some(gid)
     }
 
     /// A descriptor that is readable when the device has something to report.
@@ -284,9 +346,15 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        if !self.is_removed() {
-            return;
-        }
+        let null = match &self.held {
+            Held::Opened => {
+                // SAFETY: opened once by `of_name`; everything made of the context held it.
+                unsafe { ibv_close_device(self.raw.as_ptr()) };
+                return;
+            }
+            Held::Bound { .. } if !self.is_removed() => return,
+            Held::Bound { null, .. } => null,
+        };
         // librdmacm has the context open until it next looks for devices, and would not find that
         // this one is gone when it was the last. What it has open then is /dev/null.
         // SAFETY: the context lives as long as the identifier that is bound to it, which goes after
@@ -297,7 +365,7 @@ impl Drop for Context {
             // EBUSY and EINTR pass.
             for _ in 0..100 {
                 // SAFETY: as above.
-                if unsafe { libc::dup3(self.null.as_raw_fd(), fd, libc::O_CLOEXEC) } >= 0 {
+                if unsafe { libc::dup3(null.as_raw_fd(), fd, libc::O_CLOEXEC) } >= 0 {
                     break;
                 }
                 let error = io::Error::last_os_error();
@@ -391,17 +459,17 @@ pub(super) fn access_flags(access: Access) -> libc::c_uint {
 impl Mr {
     /// Registers a region, whole, and lets windows be bound to it where the device has any.
     pub(crate) fn new(pd: &Arc<Pd>, region: &Arc<Region>, access: Access) -> io::Result<Self> {
-        let limits = pd.context.limits;
+        let context = pd.context();
         let mut flags = access_flags(access);
         if access.remote_write {
             // The device refuses a peer's writes where we could not write ourselves.
             flags |= ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
         }
-        if limits.iwarp && access.local_write {
+        if context.limits.iwarp && access.local_write {
             // The answer to a read is a write of the peer there (RFC 5040, 4.5).
             flags |= ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
         }
-        if limits.windows {
+        if context.has_windows() {
             flags |= ibv_access_flags::IBV_ACCESS_MW_BIND.0;
         }
         // SAFETY: the region is mapped for its whole length and held until after the

@@ -6,11 +6,13 @@
 //! owned by the queue pair until the request has completed or the queue pair is destroyed.
 //!
 //! `cm.rs` the connection manager · `device.rs` devices, domains, registrations, windows · `cq.rs`
-//! completion queues · `qp.rs` queue pairs · `queue.rs` what is posted on them.
+//! completion queues · `qp.rs` queue pairs · `queue.rs` what is posted on them · `own_loop.rs` a
+//! queue pair that is its own peer.
 
 mod cm;
 mod cq;
 mod device;
+mod own_loop;
 mod qp;
 mod queue;
 
@@ -18,7 +20,7 @@ use std::io;
 
 pub(super) use cm::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel, IdKey};
 pub(super) use cq::{CompChannel, Cq, Wc};
-pub(super) use device::{AsyncEvent, Context, Mr, Mw, Pd, memory_lock_limit, probe};
+pub(super) use device::{AsyncEvent, Context, Mr, Mw, Pd, memory_lock_limit};
 pub(super) use qp::Qp;
 pub(super) use queue::Posted;
 #[cfg(test)]

@@ -71,7 +71,7 @@ impl Qp {
     }
 
     fn needs_bind_qp(pd: &Pd) -> bool {
-        pd.context().limits().soft_roce && pd.context().limits().windows
+        pd.context().limits().soft_roce && pd.context().has_windows()
     }
 
     /// A queue pair in its first state. `name` is its owner's name for it.
@@ -140,13 +140,17 @@ impl Qp {
     }
 
     /// Modifies the queue pair and the one that binds for it.
-    fn modify(&mut self, mut attributes: ibv_qp_attr, mask: libc::c_int) -> io::Result<()> {
+    pub(super) fn modify(
+        &mut self,
+        attributes: &mut ibv_qp_attr,
+        mask: libc::c_int,
+    ) -> io::Result<()> {
         let raw = self.alive()?;
         // SAFETY: the queue pair is alive; the attributes live through the call.
-        outcome(unsafe { ibv_modify_qp(raw.as_ptr(), &raw mut attributes, mask) })?;
+        outcome(unsafe { ibv_modify_qp(raw.as_ptr(), ptr::from_mut(attributes), mask) })?;
         if let Some(raw) = self.bind_qp.as_ref().and_then(|bind_qp| bind_qp.raw) {
             // SAFETY: as above.
-            outcome(unsafe { ibv_modify_qp(raw.as_ptr(), &raw mut attributes, mask) })?;
+            outcome(unsafe { ibv_modify_qp(raw.as_ptr(), ptr::from_mut(attributes), mask) })?;
         }
         Ok(())
     }
@@ -156,7 +160,7 @@ impl Qp {
         let (mut attributes, mask) = id.qp_attributes(ibv_qp_state::IBV_QPS_INIT)?;
         attributes.qp_access_flags =
             access_flags(Access { local_write: false, remote_write: true, remote_read: reads });
-        self.modify(attributes, mask | ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS.0.cast_signed())
+        self.modify(&mut attributes, mask | ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS.0.cast_signed())
     }
 
     /// To RTR: the peer's messages are taken.
@@ -171,7 +175,7 @@ impl Qp {
         if let Some(reads) = reads {
             attributes.max_dest_rd_atomic = reads;
         }
-        self.modify(attributes, mask)
+        self.modify(&mut attributes, mask)
     }
 
     /// To RTS: requests may be posted.
@@ -188,7 +192,7 @@ impl Qp {
         if let Some(reads) = reads {
             attributes.max_rd_atomic = reads;
         }
-        self.modify(attributes, mask)
+        self.modify(&mut attributes, mask)
     }
 
     /// Whether reads of ours may be posted; the connection manager has negotiated it.
@@ -196,12 +200,17 @@ impl Qp {
         self.reads = reads;
     }
 
+    /// Attributes of which none is set.
+    pub(super) fn no_attributes() -> ibv_qp_attr {
+        // SAFETY: plain data, for which all zeroes is valid.
+        unsafe { std::mem::zeroed() }
+    }
+
     /// To ERR: nothing is sent or taken any more, what is posted is flushed.
     pub(crate) fn enter_error(&mut self) -> io::Result<()> {
-        // SAFETY: plain data, for which all zeroes is valid.
-        let mut attributes: ibv_qp_attr = unsafe { std::mem::zeroed() };
+        let mut attributes = Self::no_attributes();
         attributes.qp_state = ibv_qp_state::IBV_QPS_ERR;
-        self.modify(attributes, ibv_qp_attr_mask::IBV_QP_STATE.0.cast_signed())
+        self.modify(&mut attributes, ibv_qp_attr_mask::IBV_QP_STATE.0.cast_signed())
     }
 
     /// True when the device has put it into ERR.
@@ -343,11 +352,15 @@ impl Qp {
             // SAFETY: queue pair, window and registration live and are of one domain, which the
             // caller has checked; the structure lives through the call.
             let code = unsafe { ibv_bind_mw(raw.as_ptr(), mw.as_ptr(), &raw mut bind) };
-            if code != 0 {
+            if let Err(error) = outcome(code) {
                 // Nothing was posted: the slot is taken back.
                 self.sends.ring.tail = seq;
                 self.sends.slots[at] = SendSlot::default();
-                return Err(FabricError::QpState);
+                let device = self.pd.context().name();
+                return Err(FabricError::system(
+                    format!("cannot bind a memory window of {device}"),
+                    error,
+                ));
             }
             self.sends.silent = 0;
             self.sends.slots[at].window = Some(Arc::clone(window));

@@ -1,0 +1,280 @@
+//! Whether memory windows of a device can be used, found out by binding one.
+//!
+//! The attributes of a device are its kernel driver's. The library of its provider may have no
+//! calls for windows all the same: that of bnxt_re has neither `alloc_mw` nor `bind_mw` while the
+//! driver reports windows. So the calls are made once, on a queue pair that is its own peer. No
+//! packet is sent.
+
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::sys::{CompChannel, Context, Cq, Mr, Mw, Pd, Qp};
+use crate::fabric::rdma::MemoryWindows;
+use crate::fabric::{Access, FabricError, QpLimits, WcStatus};
+use crate::ids::QpNum;
+use crate::mem::Region;
+use crate::time::Duration;
+
+/// How often the completion of the bind is looked for, and the time between.
+const LOOKS: u32 = 250;
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+/// Bytes that the window is bound to.
+const BYTES: usize = 4096;
+
+/// Tries the windows of a device that is known by name. Blocks, at most 0.25 s besides the calls.
+///
+/// # Errors
+/// The device cannot be opened.
+pub(super) fn of_device(name: &str) -> io::Result<MemoryWindows> {
+    Ok(of_context(&Arc::new(Context::of_name(name)?)))
+}
+
+/// Tries the windows of an open device, and notes it there if it has none. Blocks as above.
+pub(super) fn of_context(context: &Arc<Context>) -> MemoryWindows {
+    let found = if context.limits().windows {
+        try_windows(&mut Trial::new(context))
+    } else {
+        MemoryWindows::Missing("the device has none of type 1".into())
+    };
+    if found.is_missing() {
+        context.set_without_windows();
+    }
+    found
+}
+
+/// A bind was refused at once: the queue pair is of no use. If that is because there is no such
+/// call, the device has no windows for whoever asks next.
+pub(super) fn bind_refused(context: &Context, error: FabricError) -> FabricError {
+    let FabricError::System { source, .. } = &error else { return error };
+    if is_no_call(source) && context.set_without_windows() {
+        tracing::warn!(device = context.name(), %error, "an RDMA device has no memory windows");
+    }
+    FabricError::QpState
+}
+
+/// The errors of calls that a provider does not have.
+fn is_no_call(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS))
+}
+
+/// The errors that may pass: too little of something, or no right to it.
+fn may_pass(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::EAGAIN | libc::EINTR | libc::EPERM))
+}
+
+/// The calls of a provider, in the order in which they are made.
+trait Provider {
+    /// Registers memory.
+    fn register(&mut self) -> io::Result<()>;
+    /// Makes a window over it.
+    fn alloc(&mut self) -> io::Result<()>;
+    /// Makes a queue pair that may post.
+    fn connect(&mut self) -> io::Result<()>;
+    /// Asks for a bind of the window.
+    fn bind(&mut self) -> Result<(), FabricError>;
+    /// How the bind ended; None while it has not.
+    fn ended(&mut self) -> io::Result<Option<WcStatus>>;
+    /// Waits a little.
+    fn pause(&mut self);
+}
+
+fn try_windows(provider: &mut impl Provider) -> MemoryWindows {
+    provider_says(provider).unwrap_or_else(|found| found)
+}
+
+/// An `Err` ends the trial early.
+fn provider_says(provider: &mut impl Provider) -> Result<MemoryWindows, MemoryWindows> {
+    use MemoryWindows::{Missing, Untried, Usable};
+    let untried = |error: io::Error| Untried(error.to_string());
+    provider.register().map_err(untried)?;
+    provider.alloc().map_err(|error| match may_pass(&error) {
+        true => Untried(format!("no window at present: {error}")),
+        false => Missing(format!("its provider makes no window: {error}")),
+    })?;
+    provider.connect().map_err(untried)?;
+    provider.bind().map_err(|error| match &error {
+        FabricError::System { source, .. } if !may_pass(source) => {
+            Missing(format!("its provider binds no window: {source}"))
+        }
+        _ => Untried(error.to_string()),
+    })?;
+    for _ in 0..LOOKS {
+        match provider.ended().map_err(untried)? {
+            None => provider.pause(),
+            Some(WcStatus::Success) => return Ok(Usable),
+            Some(status) => return Err(Missing(format!("a bind failed: {status}"))),
+        }
+    }
+    Err(Untried("a bind did not end in time".into()))
+}
+
+/// The provider of a device, and what the trial has made there. Goes in this order.
+struct Trial<'c> {
+    qp: Option<(Qp, Rc<Cq>)>,
+    window: Option<Arc<Mw>>,
+    mr: Option<Arc<Mr>>,
+    context: &'c Arc<Context>,
+}
+
+impl<'c> Trial<'c> {
+    const fn new(context: &'c Arc<Context>) -> Self {
+        Self { qp: None, window: None, mr: None, context }
+    }
+}
+
+/// A step before its turn.
+fn no_order() -> io::Error {
+    io::Error::other("a step of the trial is missing")
+}
+
+impl Provider for Trial<'_> {
+    fn register(&mut self) -> io::Result<()> {
+        let pd = Arc::new(Pd::new(self.context)?);
+        self.mr = Some(Arc::new(Mr::new(&pd, &Region::new(BYTES)?, Access::LOCAL)?));
+        Ok(())
+    }
+
+    fn alloc(&mut self) -> io::Result<()> {
+        let mr = self.mr.as_ref().ok_or_else(no_order)?;
+        self.window = Some(Arc::new(Mw::new(mr)?));
+        Ok(())
+    }
+
+    fn connect(&mut self) -> io::Result<()> {
+        let pd = self.window.as_ref().ok_or_else(no_order)?.pd();
+        let limits = QpLimits { send_max: 1, recv_max: 1 };
+        let channel = CompChannel::new(self.context)?;
+        let cq = Cq::new(&channel, Qp::cq_entries(pd, limits), 0)?;
+        let (qp, _) = self.qp.insert((Qp::new(pd, &cq, QpNum(0), limits)?, cq));
+        qp.connect_to_itself()
+    }
+
+    fn bind(&mut self) -> Result<(), FabricError> {
+        let order = || FabricError::QpState;
+        let window = self.window.as_ref().ok_or_else(order)?;
+        let (qp, _) = self.qp.as_mut().ok_or_else(order)?;
+        let slice = window.mr().region().slice(0, BYTES).ok_or_else(order)?;
+        qp.push_bind(window, Some(&slice), Access::REMOTE_WRITE, 0)?;
+        // On soft RoCE the bind is only staged.
+        qp.post().map_err(|e| FabricError::system("cannot post a bind", e)).map(drop)
+    }
+
+    fn ended(&mut self) -> io::Result<Option<WcStatus>> {
+        let (_, cq) = self.qp.as_ref().ok_or_else(no_order)?;
+        let mut completions = Vec::new();
+        cq.poll(&mut completions)?;
+        Ok(completions.first().map(|completion| completion.status))
+    }
+
+    fn pause(&mut self) {
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A provider of which one step goes wrong.
+    #[derive(Default)]
+    struct StandIn {
+        register: Option<i32>,
+        alloc: Option<i32>,
+        connect: Option<i32>,
+        bind: Option<i32>,
+        /// How the bind ends, and after how many looks; it does not without.
+        end: Option<(u32, WcStatus)>,
+        looks: u32,
+        calls: Vec<&'static str>,
+    }
+
+    impl StandIn {
+        fn call(&mut self, name: &'static str, errno: Option<i32>) -> io::Result<()> {
+            self.calls.push(name);
+            errno.map_or(Ok(()), |errno| Err(io::Error::from_raw_os_error(errno)))
+        }
+    }
+
+    impl Provider for StandIn {
+        fn register(&mut self) -> io::Result<()> {
+            self.call("register", self.register)
+        }
+
+        fn alloc(&mut self) -> io::Result<()> {
+            self.call("alloc", self.alloc)
+        }
+
+        fn connect(&mut self) -> io::Result<()> {
+            self.call("connect", self.connect)
+        }
+
+        fn bind(&mut self) -> Result<(), FabricError> {
+            self.call("bind", self.bind).map_err(|e| FabricError::system("bind", e))
+        }
+
+        fn ended(&mut self) -> io::Result<Option<WcStatus>> {
+            self.looks += 1;
+            Ok(self.end.and_then(|(after, status)| (self.looks > after).then_some(status)))
+        }
+
+        fn pause(&mut self) {}
+    }
+
+    #[test]
+    fn windows_are_usable_when_a_bind_has_ended_well() {
+        let end = Some((3, WcStatus::Success));
+        let mut good = StandIn { end, ..StandIn::default() };
+        assert_eq!(try_windows(&mut good), MemoryWindows::Usable);
+        assert_eq!(good.calls, ["register", "alloc", "connect", "bind"]);
+        assert_eq!(good.looks, 4);
+    }
+
+    #[test]
+    fn a_provider_without_the_calls_has_no_windows() {
+        // Neither call; the queue pair is not even made.
+        let mut none = StandIn { alloc: Some(libc::EOPNOTSUPP), ..StandIn::default() };
+        let found = try_windows(&mut none);
+        assert!(matches!(&found, MemoryWindows::Missing(why) if why.contains("makes no window")));
+        assert_eq!(none.calls, ["register", "alloc"]);
+        // One of the two.
+        for errno in [libc::EOPNOTSUPP, libc::ENOSYS, libc::EINVAL] {
+            let found = try_windows(&mut StandIn { bind: Some(errno), ..StandIn::default() });
+            assert!(
+                matches!(&found, MemoryWindows::Missing(why) if why.contains("binds no window")),
+                "{found:?}"
+            );
+        }
+        // Both, and they do not work.
+        let end = Some((0, WcStatus::LocalError));
+        let found = try_windows(&mut StandIn { end, ..StandIn::default() });
+        assert_eq!(found, MemoryWindows::Missing("a bind failed: local error".into()));
+    }
+
+    #[test]
+    fn what_says_nothing_of_windows_is_no_verdict() {
+        let tried = [
+            // Memory may not be locked.
+            StandIn { register: Some(libc::ENOMEM), ..StandIn::default() },
+            // Another process has all windows.
+            StandIn { alloc: Some(libc::ENOMEM), ..StandIn::default() },
+            // No port has an address yet.
+            StandIn { connect: Some(libc::EADDRNOTAVAIL), ..StandIn::default() },
+            StandIn { bind: Some(libc::ENOMEM), ..StandIn::default() },
+            // The device does not answer: the looks have an end.
+            StandIn::default(),
+        ];
+        for mut provider in tried {
+            let found = try_windows(&mut provider);
+            assert!(matches!(found, MemoryWindows::Untried(_)), "{found:?}");
+            assert!(!found.is_missing() && provider.looks <= LOOKS);
+        }
+    }
+
+    #[test]
+    fn only_a_missing_call_takes_windows_from_an_open_device() {
+        let missing = |errno| is_no_call(&io::Error::from_raw_os_error(errno));
+        assert!(missing(libc::EOPNOTSUPP) && missing(libc::ENOSYS));
+        assert!(!missing(libc::ENOMEM) && !missing(libc::EINVAL));
+    }
+}

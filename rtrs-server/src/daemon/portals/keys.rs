@@ -1,0 +1,167 @@
+//! Which RDMA portals give each request a fresh key to its chunk.
+//!
+//! Owns [`check`], which compares `always-invalidate` with what the devices of this host can do and
+//! logs the result for each portal. Each path is decided when it connects
+//! (`SessionParams::fresh_keys`), so devices that appear later are covered too. Called by
+//! `portals.rs` before anything listens.
+
+use rtrs_core::fabric::rdma::{MemoryWindows, RdmaDevice};
+use rtrs_core::settings::{AutoSwitch, Scheme};
+
+use super::Wish;
+use crate::error::{Error, ErrorKind};
+
+/// Logs what each RDMA portal can do. Drops those of our own choice that cannot do what is
+/// demanded.
+///
+/// # Errors
+/// [`ErrorKind::Listen`] if fresh keys are demanded and no device of a portal has memory windows.
+pub(super) fn check(
+    demand: AutoSwitch,
+    wishes: &mut Vec<Wish>,
+    devices: &[RdmaDevice],
+) -> Result<(), Error> {
+    let mut refused = None;
+    wishes.retain(|wish| {
+        if wish.scheme != Scheme::Rdma || demand == AutoSwitch::Off {
+            return true;
+        }
+        let portal = format!("rdma://{}", wish.address);
+        let (without, with): (Vec<_>, Vec<_>) =
+            devices_of(wish, devices).into_iter().partition(|device| device.windows.is_missing());
+        for device in &with {
+            let device_name = &*device.name;
+            if let MemoryWindows::Untried(why) = &device.windows {
+                tracing::info!(portal, device = device_name, why, "memory windows were not tried");
+            } else {
+                tracing::info!(portal, device = device_name, "each request gets a fresh key");
+            }
+        }
+        if demand == AutoSwitch::On && with.is_empty() && !without.is_empty() {
+            let text = format!(
+                "{}, which always-invalidate: on needs; use always-invalidate: auto, or another \
+                 device",
+                without.iter().map(|device| why(device)).collect::<Vec<_>>().join("; ")
+            );
+            if wish.ours {
+                tracing::warn!("not listening on {portal}: {text}");
+            } else {
+                let text = format!("cannot listen on {portal}: {text}");
+                refused.get_or_insert(Error::new(ErrorKind::Listen, text));
+            }
+            return false;
+        }
+        for device in without {
+            let (device, why) = (&*device.name, why(device));
+            if demand == AutoSwitch::On {
+                tracing::warn!(portal, device, why, "no sessions over this device");
+            } else {
+                tracing::warn!(portal, device, why, "no fresh key for each request on this device");
+            }
+        }
+        true
+    });
+    refused.map_or(Ok(()), Err)
+}
+
+/// The devices that a portal may be on.
+fn devices_of<'d>(wish: &Wish, devices: &'d [RdmaDevice]) -> Vec<&'d RdmaDevice> {
+    let has = |device: &&RdmaDevice| device.has(wish.address.ip());
+    let found: Vec<_> = devices.iter().filter(has).collect();
+    // The ports of InfiniBand do not list IP addresses.
+    if found.is_empty() { devices.iter().collect() } else { found }
+}
+
+/// Why a device has no windows.
+fn why(device: &RdmaDevice) -> String {
+    let reason = match &device.windows {
+        MemoryWindows::Missing(why) | MemoryWindows::Untried(why) => why,
+        MemoryWindows::Usable => "",
+    };
+    format!("{} has no memory windows ({reason})", device.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+    use rtrs_core::fabric::rdma::RdmaPort;
+
+    use super::*;
+
+    fn device(name: &str, host: u8, windows: MemoryWindows) -> RdmaDevice {
+        let port = RdmaPort {
+            device: name.into(),
+            number: 1,
+            state: "active".into(),
+            netdev: None,
+            addresses: vec![IpAddr::from([10, 0, 0, host])],
+        };
+        RdmaDevice { name: name.into(), ports: vec![port], windows }
+    }
+
+    fn missing() -> MemoryWindows {
+        MemoryWindows::Missing("its provider makes no window".into())
+    }
+
+    fn on(scheme: Scheme, host: u8) -> Wish {
+        Wish { scheme, address: SocketAddr::from(([10, 0, 0, host], 1234)), ours: false }
+    }
+
+    fn everywhere(ours: bool) -> Wish {
+        let address = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 1234));
+        Wish { scheme: Scheme::Rdma, address, ours }
+    }
+
+    /// What is left of the wishes.
+    fn left(
+        demand: AutoSwitch,
+        mut wishes: Vec<Wish>,
+        devices: &[RdmaDevice],
+    ) -> Result<usize, String> {
+        check(demand, &mut wishes, devices).map_err(|e| e.to_string())?;
+        Ok(wishes.len())
+    }
+
+    #[test]
+    fn a_demand_that_a_portal_cannot_meet_is_refused_at_the_start() {
+        let devices = [device("bnxt_re0", 1, missing()), device("rxe0", 2, MemoryWindows::Usable)];
+        let text = left(AutoSwitch::On, vec![on(Scheme::Rdma, 1)], &devices).unwrap_err();
+        for part in ["rdma://10.0.0.1:1234", "bnxt_re0", "its provider makes no window", "auto"] {
+            assert!(text.contains(part), "{part:?} in {text}");
+        }
+        // The other device meets it, TCP always does.
+        let fine = vec![on(Scheme::Rdma, 2), on(Scheme::Tcp, 1)];
+        assert_eq!(left(AutoSwitch::On, fine, &devices), Ok(2));
+        // A portal on all devices serves those that have windows.
+        assert_eq!(left(AutoSwitch::On, vec![everywhere(false)], &devices), Ok(1));
+        left(AutoSwitch::On, vec![everywhere(false)], &devices[..1]).unwrap_err();
+        // What nobody asked for is left out.
+        let ours = vec![on(Scheme::Tcp, 1), everywhere(true)];
+        assert_eq!(left(AutoSwitch::On, ours, &devices[..1]), Ok(1));
+    }
+
+    #[test]
+    fn without_a_demand_every_portal_is_served() {
+        let untried = MemoryWindows::Untried("its port has no address".into());
+        for windows in [missing(), untried, MemoryWindows::Usable] {
+            let devices = [device("bnxt_re0", 1, windows)];
+            for demand in [AutoSwitch::Auto, AutoSwitch::Off] {
+                let wishes = vec![on(Scheme::Rdma, 1), everywhere(true), everywhere(false)];
+                assert_eq!(left(demand, wishes, &devices), Ok(3));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_yet_is_no_reason_to_refuse() {
+        let untried = device("rxe0", 1, MemoryWindows::Untried("its port has no address".into()));
+        assert_eq!(left(AutoSwitch::On, vec![on(Scheme::Rdma, 1)], &[untried]), Ok(1));
+        // No device has the address yet: listening says so.
+        assert_eq!(left(AutoSwitch::On, vec![on(Scheme::Rdma, 3)], &[]), Ok(1));
+        // Any of these may turn out to have it.
+        let devices = [device("ib0", 1, missing()), device("ib1", 2, MemoryWindows::Usable)];
+        assert_eq!(left(AutoSwitch::On, vec![on(Scheme::Rdma, 3)], &devices), Ok(1));
+        left(AutoSwitch::On, vec![on(Scheme::Rdma, 3)], &devices[..1]).unwrap_err();
+    }
+}

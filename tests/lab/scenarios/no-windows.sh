@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# lab: a device that reports memory windows which its provider library cannot make or bind
+# topology: one
+# paths: 1
+# limit: 200
+# groups: issue ours
+
+# A server whose provider lacks the calls, and a client on it. A case is alloc (both calls are
+# missing) or bind.
+session() { # case words_of_the_log
+    local before
+    before=$(wc -l <"$LAB_WORK/server.log")
+    NO_WINDOWS=$1 LD_PRELOAD=$LIBRARY start_server --export "vol=$disk" --listen rdma://10.0.0.2 \
+        --listen tcp://10.0.0.2:1234 --queue-depth 64
+    assert_match "$1: the server says so" "$(tail -n +$((before + 1)) "$LAB_WORK/server.log")" \
+        "no fresh key for each request on this device .*$2"
+    assert_true "$1: a session attaches over it" attach vol --path rdma://10.0.0.1@10.0.0.2 \
+        --device /dev/nbd0
+    assert_eq "$1: without fresh keys" "$(fresh_keys)" false
+    assert_true "$1: fio reads back what it wrote" fio_run "$1" 60 --filename=/dev/nbd0 \
+        --direct=1 --rw=randwrite --bs=4k --size=8M --iodepth=16 --ioengine=libaio --verify=crc32c
+    assert_true "$1: it detaches" detach vol
+    # TCP has windows of its own.
+    assert_true "$1: a session attaches over TCP" attach vol --path tcp://10.0.0.1@10.0.0.2 \
+        --device /dev/nbd0
+    assert_eq "$1: with fresh keys" "$(fresh_keys)" true
+    assert_true "$1: it detaches again" detach vol
+    assert_true "$1: the server ends well" stop_server
+}
+
+# Whether the requests of the one session have fresh keys.
+fresh_keys() {
+    timeout 20 rtrs-server session list -o json | jq -r '[.[].paths[].fresh_keys] | unique[]'
+}
+
+scenario() {
+    local disk out
+    disk=$(brd_disk 16) || exit 1
+    modprobe nbd nbds_max=2
+    LIBRARY=$LAB_WORK/no_windows.so
+    assert_true "the library compiles" timeout 120 gcc -shared -fPIC -o "$LIBRARY" \
+        tests/lab/no_windows.c
+    : >"$LAB_WORK/server.log"
+    session alloc "its provider makes no window"
+    session bind "a bind|its provider binds no window"
+
+    # Demanded, fresh keys are not left out.
+    out=$(LD_PRELOAD=$LIBRARY timeout 60 rtrs-server --export "vol=$disk" \
+        --listen rdma://10.0.0.2 --always-invalidate on 2>&1)
+    assert_eq "with always-invalidate on the server does not start" "$?" 1
+    assert_match "and says why" "$out" 'rxb0 has no memory windows .*always-invalidate: auto'
+
+    # With the provider as it is.
+    start_server --export "vol=$disk" --listen rdma://10.0.0.2 --always-invalidate on \
+        --queue-depth 64
+    assert_true "with windows a session attaches" attach vol --path rdma://10.0.0.1@10.0.0.2 \
+        --device /dev/nbd0
+    assert_eq "with fresh keys, since they are demanded" "$(fresh_keys)" true
+    assert_true "it detaches" detach vol
+    assert_true "the server ends well" stop_server
+}
