@@ -57,7 +57,10 @@ pub(super) fn run(args: &DetachArgs, global: &GlobalArgs) -> Result<(), Error> {
 fn free(session: &Session, not_attached: Error) -> Result<(), Error> {
     let name = &session.name;
     let freed = device::free(name)?;
-    Saved::new(&session.run_dir, name).forget();
+    // Without a run directory nothing was saved.
+    if let Ok(saved) = Saved::new(&session.run_dir, name) {
+        saved.forget();
+    }
     if freed.is_empty() {
         return Err(not_attached);
     }

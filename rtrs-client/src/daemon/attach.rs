@@ -222,7 +222,7 @@ fn prepare(plan: &AttachPlan) -> Result<Prepared, Error> {
                 touched_bytes: BUSY_BYTES,
                 ..bridge
             });
-            let saved = Some(Saved::new(&plan.run_dir, export));
+            let saved = Some(Saved::new(&plan.run_dir, export)?);
             Ok(Prepared { fronts, uri: None, saved })
         }
     }
@@ -372,7 +372,7 @@ mod tests {
         let name = format!("rtrs-pinned-{}", std::process::id());
         let dir = RunDir::new(Some(std::env::temp_dir().join(name))).unwrap();
         dir.make().unwrap();
-        let saved = Saved::new(&dir, "v");
+        let saved = Saved::new(&dir, "v").unwrap();
         let (left, said): (Pinned, Pinned) = (LEFT.parse().unwrap(), SAID.parse().unwrap());
         let device = |identity, accept| plan("device: auto\ntakeover: true", identity, accept);
         let pin = |plan: &AttachPlan| pinned(plan, Some(&saved)).map_err(|e| e.to_string());

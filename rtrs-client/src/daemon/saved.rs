@@ -6,7 +6,6 @@
 //! kernel have them; a session that ends in order removes them. Written by the thread that forwards
 //! the session's events.
 
-use std::fs;
 use std::io;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -14,7 +13,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rtrs_core::identity::Identity;
-use rtrs_core::local::RunDir;
+use rtrs_core::local::{OwnFiles, PlaceError, RunDir};
 
 const EPOCH: &str = "life";
 const IDENTITY: &str = "identity";
@@ -22,22 +21,27 @@ const IDENTITY: &str = "identity";
 /// The files of one session. Clones are the same.
 #[derive(Clone, Debug)]
 pub(crate) struct Saved {
-    path: PathBuf,
+    files: OwnFiles,
+    /// The control socket, whose name they have with an extension of their own.
+    beside: PathBuf,
     /// The session has ended: nothing is saved any more.
     over: Arc<Mutex<bool>>,
 }
 
 impl Saved {
     /// That of the session that is attached as `name`.
-    pub(crate) fn new(run_dir: &RunDir, name: &str) -> Self {
-        let path = run_dir.control_socket(name).with_extension(EPOCH);
-        Self { path, over: Arc::new(Mutex::new(false)) }
+    ///
+    /// # Errors
+    /// The run directory cannot be used.
+    pub(crate) fn new(run_dir: &RunDir, name: &str) -> Result<Self, PlaceError> {
+        let (files, beside) = (run_dir.files()?, run_dir.control_socket(name));
+        Ok(Self { files, beside, over: Arc::new(Mutex::new(false)) })
     }
 
     /// What a process that died has saved; 0, which means unknown, if it cannot be read.
     pub(crate) fn epoch(&self) -> Option<u64> {
         self.read(EPOCH).unwrap_or_else(|error| {
-            tracing::warn!("cannot read {}: {error}", self.path.display());
+            tracing::warn!("cannot read {}: {error}", self.path(EPOCH).display());
             Some(0)
         })
     }
@@ -55,14 +59,19 @@ impl Saved {
     where
         T::Err: std::error::Error + Send + Sync + 'static,
     {
-        match fs::read_to_string(self.path.with_extension(extension)) {
-            Ok(text) => {
-                let value = text.trim().parse();
-                value.map(Some).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
-        }
+        let Some(text) = self.files.read(&self.name(extension))? else { return Ok(None) };
+        let value = text.trim().parse();
+        value.map(Some).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
+    }
+
+    fn path(&self, extension: &str) -> PathBuf {
+        self.beside.with_extension(extension)
+    }
+
+    /// The name of a file in the run directory.
+    fn name(&self, extension: &str) -> String {
+        let path = self.path(extension);
+        path.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
     /// Saves the identity of the export for the next process.
@@ -81,13 +90,10 @@ impl Saved {
         if *over {
             return;
         }
-        let path = self.path.with_extension(extension);
-        let fresh = self.path.with_extension(format!("{extension}.new"));
-        let saved = fs::write(&fresh, format!("{text}\n")).and_then(|()| fs::rename(&fresh, &path));
-        if let Err(error) = saved {
+        if let Err(error) = self.files.replace(&self.name(extension), &format!("{text}\n")) {
             tracing::warn!(
                 "cannot write {}: {error}; if this process dies, the one that takes over {without}",
-                path.display()
+                self.path(extension).display()
             );
         }
     }
@@ -97,12 +103,8 @@ impl Saved {
         let mut over = self.over.lock();
         *over = true;
         for extension in [EPOCH, IDENTITY] {
-            let path = self.path.with_extension(extension);
-            match fs::remove_file(&path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    tracing::warn!("cannot remove {}: {error}", path.display());
-                }
-                _ => {}
+            if let Err(error) = self.files.remove(&self.name(extension)) {
+                tracing::warn!("cannot remove {}: {error}", self.path(extension).display());
             }
         }
     }
@@ -110,26 +112,52 @@ impl Saved {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
+
+    #[test]
+    fn a_symbolic_link_in_the_run_directory_is_not_written_through() {
+        let name = format!("rtrs-saved-link-{}", std::process::id());
+        let place = std::env::temp_dir().join(name);
+        let _ = fs::remove_dir_all(&place);
+        let dir = RunDir::new(Some(place.join("run"))).unwrap();
+        dir.make().unwrap();
+        let other = place.join("other");
+        fs::write(&other, "theirs").unwrap();
+        for name in ["vol.life", "vol.life.new", "vol.identity", "vol.identity.new"] {
+            std::os::unix::fs::symlink(&other, dir.path().join(name)).unwrap();
+        }
+        let saved = Saved::new(&dir, "vol").unwrap();
+        assert_eq!(saved.epoch(), Some(0), "what a link names is not read");
+        assert!(saved.identity().is_err());
+        saved.save_epoch(7);
+        saved.save_identity("-/00112233445566778899aabbccddeeff".parse().unwrap());
+        assert_eq!(saved.epoch(), Some(7));
+        assert_eq!(fs::read_to_string(&other).unwrap(), "theirs");
+        saved.forget();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        fs::remove_dir_all(&place).unwrap();
+    }
 
     #[test]
     fn an_epoch_is_saved_until_it_is_forgotten() {
         let name = format!("rtrs-saved-{}", std::process::id());
         let dir = RunDir::new(Some(std::env::temp_dir().join(name))).unwrap();
         dir.make().unwrap();
-        let saved = Saved::new(&dir, "vol.0");
+        let saved = Saved::new(&dir, "vol.0").unwrap();
         assert_eq!(saved.epoch(), None);
         saved.save_epoch(7);
         saved.save_epoch(u64::MAX);
         assert_eq!(saved.epoch(), Some(u64::MAX));
-        assert_eq!(Saved::new(&dir, "vol.1").epoch(), None);
-        fs::write(&saved.path, "x").unwrap();
+        assert_eq!(Saved::new(&dir, "vol.1").unwrap().epoch(), None);
+        fs::write(saved.path(EPOCH), "x").unwrap();
         assert_eq!(saved.epoch(), Some(0), "not known");
         assert_eq!(saved.identity().unwrap(), None);
         let identity: Identity = "-/00112233445566778899aabbccddeeff".parse().unwrap();
         saved.save_identity(identity);
         assert_eq!(saved.identity().unwrap(), Some(identity));
-        fs::write(saved.path.with_extension(IDENTITY), "x").unwrap();
+        fs::write(saved.path(IDENTITY), "x").unwrap();
         assert!(saved.identity().is_err(), "not ignored");
         saved.forget();
         saved.forget();

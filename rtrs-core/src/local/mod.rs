@@ -5,11 +5,13 @@
 //! Runs off the IO path. Called by both daemons and by the NBD listener.
 
 mod control;
+mod own_files;
 mod run_dir;
 mod text_file;
 mod unix_socket;
 
 pub use control::{ControlSocket, RequestError, reply, request};
+pub use own_files::OwnFiles;
 pub use run_dir::{
     PlaceError, PlaceProblem, RunDir, SocketState, check_socket_path, open_log, socket_state,
 };

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use socket2::{Domain, SockAddr, Socket, Type};
 
+use super::own_files::OwnFiles;
 use crate::settings::{CommandError, ErrorClass};
 
 /// Longest path of a unix socket in bytes: `sun_path` has 108 with the NUL (unix(7)).
@@ -168,14 +169,31 @@ impl RunDir {
     /// # Errors
     /// [`PlaceProblem::InUse`], naming the directory.
     pub fn check(&self) -> Result<(), PlaceError> {
+        self.opened().map(drop)
+    }
+
+    /// The small files of this directory, which has to be there and pass [`check`](Self::check).
+    ///
+    /// # Errors
+    /// Those of [`check`](Self::check), and [`PlaceProblem::System`] if it does not exist.
+    pub fn files(&self) -> Result<OwnFiles, PlaceError> {
+        let missing = || {
+            let text = format!("there is no run directory {}", self.0.display());
+            PlaceError::new(PlaceProblem::System, text)
+        };
+        self.opened()?.map(OwnFiles::new).ok_or_else(missing)
+    }
+
+    /// The directory, opened and checked, if there is one.
+    fn opened(&self) -> Result<Option<fs::File>, PlaceError> {
         let shown = self.0.display();
         let refuse = |text: String| Err(PlaceError::new(PlaceProblem::InUse, text));
         // The properties are those of what was opened, whatever has the name by now.
         let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
         let opened = fs::File::options().read(true).custom_flags(flags).open(&self.0);
-        let meta = match opened.and_then(|dir| dir.metadata()) {
-            Ok(meta) => meta,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        let (dir, meta) = match opened.and_then(|dir| dir.metadata().map(|meta| (dir, meta))) {
+            Ok(found) => found,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => {
                 return match fs::symlink_metadata(&self.0) {
                     Ok(meta) if meta.is_symlink() => refuse(format!(
@@ -207,7 +225,7 @@ impl RunDir {
                 meta.mode() & 0o7777
             ));
         }
-        Ok(())
+        Ok(Some(dir))
     }
 }
 

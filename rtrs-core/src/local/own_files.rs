@@ -1,0 +1,172 @@
+//! Small files in the run directory, which outlive the process that writes them.
+//!
+//! Owns [`OwnFiles`]: the run directory as it was checked, held open. Names are looked up in that
+//! directory, whatever has its path by now, and no symbolic link is followed: not for a file that
+//! is read, and not for the one that is written beside it before it takes its place.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Bytes that are read of a file at most.
+const BYTES_MAX: u64 = 4096;
+
+/// A run directory that belongs to this user and to which no other user can write. Clones are the
+/// same.
+#[derive(Debug, Clone)]
+pub struct OwnFiles {
+    dir: Arc<fs::File>,
+}
+
+impl OwnFiles {
+    pub(super) fn new(dir: fs::File) -> Self {
+        Self { dir: Arc::new(dir) }
+    }
+
+    /// The path of a name in the directory that is held open.
+    fn at(&self, name: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}/{name}", self.dir.as_raw_fd()))
+    }
+
+    /// What a file holds, if there is one.
+    ///
+    /// # Errors
+    /// The system's error; `FilesystemLoop` for a symbolic link; `InvalidData` for what is not a
+    /// regular file of at most 4096 bytes of text.
+    pub fn read(&self, name: &str) -> io::Result<Option<String>> {
+        // Without O_NONBLOCK a pipe would have to be waited for.
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let file = match fs::File::options().read(true).custom_flags(flags).open(self.at(name)) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let meta = file.metadata()?;
+        if !meta.is_file() || meta.len() > BYTES_MAX {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a small file"));
+        }
+        let mut text = String::new();
+        file.take(BYTES_MAX).read_to_string(&mut text)?;
+        Ok(Some(text))
+    }
+
+    /// Replaces a file as a whole, or makes it; only this user can read it. `NAME.new`, beside
+    /// which it is written, is removed if it is there.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn replace(&self, name: &str, text: &str) -> io::Result<()> {
+        let fresh = self.at(&format!("{name}.new"));
+        remove(&fresh)?;
+        // O_EXCL: what is written is a new file.
+        let mut file = fs::File::options().write(true).create_new(true).mode(0o600).open(&fresh)?;
+        file.write_all(text.as_bytes())?;
+        fs::rename(&fresh, self.at(name))
+    }
+
+    /// Removes a file; a symbolic link, not what it names. There need not be one.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn remove(&self, name: &str) -> io::Result<()> {
+        remove(&self.at(name))
+    }
+}
+
+fn remove(path: &std::path::Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use crate::local::RunDir;
+
+    use super::*;
+
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Self {
+            let name = format!("rtrs-own-files-{}-{name}", std::process::id());
+            let dir = std::env::temp_dir().join(name);
+            let _ = fs::remove_dir_all(&dir);
+            fs::create_dir(&dir).unwrap();
+            Self(dir)
+        }
+
+        fn open(&self) -> (PathBuf, OwnFiles) {
+            let dir = RunDir::new(Some(self.0.join("run"))).unwrap();
+            dir.make().unwrap();
+            (dir.path().to_path_buf(), dir.files().unwrap())
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn files_are_replaced_and_removed() {
+        let scratch = Scratch::new("plain");
+        let (_, files) = scratch.open();
+        assert_eq!(files.read("vol.life").unwrap(), None);
+        files.replace("vol.life", "7\n").unwrap();
+        files.replace("vol.life", "8\n").unwrap();
+        assert_eq!(files.read("vol.life").unwrap().as_deref(), Some("8\n"));
+        files.remove("vol.life").unwrap();
+        files.remove("vol.life").unwrap();
+        assert_eq!(files.read("vol.life").unwrap(), None);
+    }
+
+    #[test]
+    fn symbolic_links_are_not_followed() {
+        let scratch = Scratch::new("links");
+        let (dir, files) = scratch.open();
+        let other = scratch.0.join("other");
+        let untouched = || assert_eq!(fs::read_to_string(&other).unwrap(), "theirs");
+        fs::write(&other, "theirs").unwrap();
+        symlink(&other, dir.join("vol.life")).unwrap();
+        symlink(&other, dir.join("vol.life.new")).unwrap();
+        let error = files.read("vol.life").unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ELOOP));
+        files.replace("vol.life", "7\n").unwrap();
+        untouched();
+        assert_eq!(files.read("vol.life").unwrap().as_deref(), Some("7\n"), "a file of its own");
+        symlink(&other, dir.join("vol.identity")).unwrap();
+        files.remove("vol.identity").unwrap();
+        untouched();
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn another_directory_at_the_path_changes_nothing() {
+        let scratch = Scratch::new("moved");
+        let (dir, files) = scratch.open();
+        let away = scratch.0.join("away");
+        fs::rename(&dir, &away).unwrap();
+        fs::create_dir(&dir).unwrap();
+        files.replace("vol.life", "7\n").unwrap();
+        assert_eq!(fs::read_to_string(away.join("vol.life")).unwrap(), "7\n");
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_is_no_small_file_is_refused_at_once() {
+        let scratch = Scratch::new("odd");
+        let (dir, files) = scratch.open();
+        fs::create_dir(dir.join("folder")).unwrap();
+        assert!(files.read("folder").is_err());
+        fs::write(dir.join("long"), [b'7'; 5000]).unwrap();
+        assert_eq!(files.read("long").unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+}
