@@ -6,7 +6,8 @@
 //! written to a file beside, which takes the old one's place when the disk has it. The next server
 //! reads that one first, so that a server that is killed meanwhile loses nothing.
 //!
-//! A file is named after the export's key: the name and what is behind it. Several servers may
+//! A file is named after the export's key: the name and what is behind it, or for an export of the
+//! search path the id of the file or disk, which keeps it under every name. Several servers may
 //! share a directory, but not a file: a server that may change the export holds a lock on
 //! `KEY.lock` beside it, as long as it serves the export. Else one server could overwrite what
 //! another has saved, and a client would miss a loss.
@@ -120,6 +121,11 @@ impl StateDir {
         }
     }
 
+    /// An epoch that nobody can find again: each is a new one to clients.
+    pub(crate) fn unknown() -> Arc<SyncEpoch> {
+        SyncEpoch::unkept(random_number() | 1)
+    }
+
     /// The epoch of an export that is known by `key`. No sync of one that is read-only can fail:
     /// several servers may have it.
     ///
@@ -141,7 +147,7 @@ impl StateDir {
             Err(error) => {
                 let path = files.path(key);
                 tracing::warn!("cannot use {}: {error}; remove it if it stays so", path.display());
-                SyncEpoch::unkept(random_number() | 1)
+                Self::unknown()
             }
         })
     }

@@ -127,7 +127,12 @@ impl Shelf {
         match opened {
             Ok((source, read_only)) => {
                 let id = self.sources.export(name, None, &Target::Path(at));
-                let epoch = self.state.epoch(&found.path.to_string_lossy(), read_only);
+                // Under the file's own id: its name may come to belong to another file, and an
+                // epoch that two files share could fall back to one that a client knows.
+                let epoch = match id {
+                    Some(id) => self.state.epoch(&format!("id={id}"), read_only),
+                    None => Ok(StateDir::unknown()),
+                };
                 let epoch = epoch.map_err(|error| {
                     tracing::warn!(%name, %error, "cannot be opened below the search path");
                     errno::EBUSY
@@ -394,6 +399,33 @@ mod tests {
         assert!(!new.read_only);
         let linked = shelf.look(b"t", &name(b"link")).unwrap();
         assert!(Arc::ptr_eq(&old, &linked), "still the old one");
+    }
+
+    #[test]
+    fn an_epoch_belongs_to_the_file_not_to_its_name() {
+        let tree = Tree::new("epoch");
+        let at = |name: &str| tree.0.join("vols").join(name);
+        let fails = |name: &str, export: Arc<Export>| {
+            let rises = export.epoch.raise();
+            let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+            while !export.epoch.is_saved(rises) {
+                assert!(std::time::Instant::now() < end, "{name}: not saved");
+                thread::sleep(std::time::Duration::from_millis(1));
+            }
+        };
+        // Each shelf is a server that is killed in the end.
+        let look = |at: &str| tree.shelf(false).look(b"s", &name(at.as_bytes())).unwrap();
+        fails("a", look("a"));
+        assert_eq!(look("a").epoch.number(), 1);
+        fs::rename(at("a"), at("moved")).unwrap();
+        assert_eq!(look("moved").epoch.number(), 1, "the same file has failed a sync");
+        fails("moved", look("moved"));
+        // Another file has its name meanwhile.
+        fs::write(at("a"), [0; 4096]).unwrap();
+        assert_eq!(look("a").epoch.number(), 0, "no sync of this one has failed");
+        // A client that knows epoch 1 must notice the second failure.
+        fs::rename(at("moved"), at("a")).unwrap();
+        assert_eq!(look("a").epoch.number(), 2);
     }
 
     #[test]
