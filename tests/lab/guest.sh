@@ -96,6 +96,9 @@ guest_disconnect() {
         [ -e "$device" ] && grep -q ^lab- "$device" &&
             DM_DISABLE_UDEV=1 timeout 20 dmsetup remove --force "$(cat "$device")" >/dev/null 2>&1
     done
+    for device in /sys/kernel/config/nullb/*/; do
+        [ -e "$device/power" ] && echo 0 >"$device/power" && rmdir "$device"
+    done
     for device in /sys/block/nbd*/pid; do
         [ -e "$device" ] || continue
         device=${device%/pid}

@@ -12,10 +12,12 @@
 //! not take them from the others, each has a share of its own ([`WORKERS`]); what exceeds it waits
 //! here. Direct IO is first submitted so that it fails instead of blocking.
 //!
-//! Two kinds of transfers may block and are not limited. On a device without NOWAIT (dm-crypt,
+//! Three kinds of transfers may block and are not limited. On a device without NOWAIT (dm-crypt,
 //! dm-thin, bcache, DRBD) direct IO holds a thread until it completes, so a limit would be one on
 //! requests in flight. Reads and writes through the page cache block on file systems without
-//! nonblocking reads (NFS, FUSE). An export that hangs there can delay the others of its shard.
+//! nonblocking reads (NFS, FUSE), and writes to a block device through the page cache on kernels
+//! that have no nonblocking ones (Linux 6.1: EOPNOTSUPP). An export that hangs there can delay the
+//! others of its shard.
 
 use std::collections::VecDeque;
 use std::fmt;
