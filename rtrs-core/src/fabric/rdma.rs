@@ -165,7 +165,6 @@ impl Rdma {
     }
 
     /// The ports of the devices that sessions can use.
-    #[must_use]
     pub fn ports(&self) -> impl Iterator<Item = &RdmaPort> {
         self.devices.iter().flat_map(|device| &device.ports)
     }

@@ -38,7 +38,7 @@ is_suspended() {
 # Requests that the server has in flight for the session that has an export open.
 in_flight() { # export
     timeout 20 rtrs-server session list -o json |
-        jq "[.[] | select(.opens[].export == \"$1\") | .io.inflight] | add // 0"
+        jq "[.sessions[] | select(.opens[].export == \"$1\") | .io.inflight] | add // 0"
 }
 
 has_in_flight() { # export count

@@ -30,7 +30,8 @@ session() { # case words_of_the_log
 
 # Whether the requests of the one session have fresh keys.
 fresh_keys() {
-    timeout 20 rtrs-server session list -o json | jq -r '[.[].paths[].fresh_keys] | unique[]'
+    timeout 20 rtrs-server session list -o json |
+        jq -r '[.sessions[].paths[].fresh_keys] | unique[]'
 }
 
 scenario() {

@@ -12,12 +12,12 @@
 //! not take them from the others, each has a share of its own ([`WORKERS`]); what exceeds it waits
 //! here. Direct IO is first submitted so that it fails instead of blocking.
 //!
-//! Three kinds of transfers may block and are not limited. On a device without NOWAIT (dm-crypt,
+//! Two kinds of transfers may block and are not limited. On a device without NOWAIT (dm-crypt,
 //! dm-thin, bcache, DRBD) direct IO holds a thread until it completes, so a limit would be one on
-//! requests in flight. Reads and writes through the page cache block on file systems without
-//! nonblocking reads (NFS, FUSE), and writes to a block device through the page cache on kernels
-//! that have no nonblocking ones (Linux 6.1: EOPNOTSUPP). An export that hangs there can delay the
-//! others of its shard.
+//! requests in flight. Reads and writes of files through the page cache block on file systems
+//! without nonblocking reads (NFS, FUSE). An export that hangs there can delay the others of its
+//! shard. Writes to a block device through the page cache are limited, also on kernels that have no
+//! nonblocking ones (Linux 6.1: EOPNOTSUPP).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -108,7 +108,9 @@ pub(super) struct FileDevice {
     free: Vec<u32>,
     done: Done,
     /// The target can fail instead of blocking (RWF_NOWAIT).
-    nowait: bool,
+    pub(super) nowait: bool,
+    /// A block device through the page cache.
+    pub(super) cached_device: bool,
     /// Of [`WORKERS`], how many are free.
     workers: usize,
     /// Slots that wait for a worker.
@@ -153,6 +155,7 @@ impl FileDevice {
             free,
             done: Done::new(),
             nowait: shared.align.is_some() || shared.device,
+            cached_device: shared.align.is_none() && shared.device,
             workers: WORKERS,
             waiting: VecDeque::with_capacity(INFLIGHT_MAX),
             bounce,
@@ -241,18 +244,17 @@ impl FileDevice {
         })
     }
 
-    /// True for a transfer that is limited if it blocks: direct IO, which blocks when the device
-    /// has no free tags, and writes to a device through the page cache. Without NOWAIT none is.
+    /// True for a transfer that is limited if it blocks: direct IO with NOWAIT, which blocks when
+    /// the device has no free tags, and writes to a device through the page cache.
     fn moves_limited(&self, slot: &Slot) -> bool {
-        let writes = slot.op != IoOp::Read;
-        self.nowait
-            && matches!(slot.phase, Phase::Transfer | Phase::WriteZeroes)
-            && (self.shared.align.is_some() || (self.shared.device && writes))
+        let direct = self.shared.align.is_some() && self.nowait;
+        matches!(slot.phase, Phase::Transfer | Phase::WriteZeroes)
+            && (direct || (self.cached_device && slot.op != IoOp::Read))
     }
 
     /// True for an operation that is submitted so that it fails where it would block.
     fn tries_first(&self, slot: &Slot) -> bool {
-        self.moves_limited(slot) && !slot.may_block
+        self.nowait && self.moves_limited(slot) && !slot.may_block
     }
 
     /// True for an operation that takes one of [`WORKERS`]. Reads and writes of a file through the

@@ -329,6 +329,33 @@ fn direct_io_takes_a_worker_only_where_it_would_block() {
 }
 
 #[test]
+fn cached_writes_to_a_device_are_limited_without_nonblocking_ones() {
+    const EOPNOTSUPP: i32 = 95;
+    let scratch = Scratch::disk();
+    let path = scratch.file("cached", 1 << 20);
+    let how = FileOptions { direct: Direct::Off, ..FileOptions::default() };
+    let source = FileSource::open(&path, how).unwrap();
+    let ring = Ring::new(256).unwrap();
+    let mut device = FileDevice::new(&source.shared, &ring, WakeHandle::idle()).unwrap();
+    // A file in its place: a device needs root.
+    (device.nowait, device.cached_device) = (true, true);
+    let region = Region::new(4096).unwrap();
+    let submit = |device: &mut FileDevice, tags: std::ops::Range<u64>| {
+        for tag in tags {
+            let (op, flags, buf) = (IoOp::Write, IoFlags::default(), Some(region.whole()));
+            device.submit(Io { tag, op, flags, offset: 0, len: 4096, buf }).unwrap();
+        }
+        submitted(device)
+    };
+    assert_eq!(submit(&mut device, 0..50), (50, 0));
+    end(&mut device, 0..50, -EOPNOTSUPP);
+    assert_eq!(submitted(&mut device), (0, WORKERS), "the others wait");
+    assert_eq!(submit(&mut device, 50..60), (0, 0), "not tried any more");
+    end(&mut device, 0..1, 4096);
+    assert_eq!(submitted(&mut device), (0, 1), "the next that waits");
+}
+
+#[test]
 fn zeroes_are_written_where_nothing_quicker_exists() {
     let scratch = Scratch::disk();
     let path = scratch.file("zeroes", 4 << 20);

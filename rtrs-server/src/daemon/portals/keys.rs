@@ -47,7 +47,7 @@ pub(super) fn check(
                 tracing::warn!("not listening on {portal}: {text}");
             } else {
                 let text = format!("cannot listen on {portal}: {text}");
-                refused.get_or_insert(Error::new(ErrorKind::Listen, text));
+                refused.get_or_insert_with(|| Error::new(ErrorKind::Listen, text));
             }
             return false;
         }
