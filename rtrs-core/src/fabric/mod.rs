@@ -441,6 +441,17 @@ pub trait Fabric: fmt::Debug {
         Vec::new()
     }
 
+    /// A session has a path from this address (`known`), or one path less. Where too many
+    /// connections wait for their request, those of known addresses are closed last. To be called
+    /// as often with false as with true.
+    fn know_peer(&mut self, _peer: IpAddr, _known: bool) {}
+
+    /// Connections that were closed before their request came, since there were too many. Since
+    /// start.
+    fn crowded_out(&self) -> u64 {
+        0
+    }
+
     /// Stops listening; requests not yet reported are dropped.
     fn stop_listening(&mut self);
 

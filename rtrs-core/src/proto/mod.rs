@@ -1,9 +1,10 @@
-//! Parts that the machines of both ends share: legal moves as data, heartbeats, backoff; and both
-//! ends of the ping.
+//! Parts that the machines of both ends share: legal moves as data, heartbeats, backoff, quotas of
+//! half-open peers; and both ends of the ping.
 
 mod backoff;
 mod heartbeat;
 pub mod ping;
+pub mod quota;
 mod transition;
 
 pub use backoff::Backoff;

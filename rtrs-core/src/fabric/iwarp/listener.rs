@@ -1,13 +1,14 @@
 //! Listening sockets and half-open connections: accepted by TCP, request not yet read.
 //!
 //! A half-open connection costs a descriptor and one small buffer of a fixed pool. There are at
-//! most `half_open_max`; one more closes the oldest, as does a lack of descriptors, and each has
-//! `startup_timeout` to send its request. The request is read in two exact steps, so no byte
-//! behind it is taken and another shard can carry on with the bare socket.
+//! most `half_open_max`; one more closes the oldest of the source that has the most
+//! (`proto/quota.rs`), as does a lack of descriptors, and each has `startup_timeout` to send its
+//! request. The request is read in two exact steps, so no byte behind it is taken and another shard
+//! can carry on with the bare socket.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::net::{Shutdown, SocketAddr};
+use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::os::fd::OwnedFd;
 
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
@@ -17,6 +18,7 @@ use super::mpa::{START_DATA_MAX, START_LEN, StartFrame, StartHeader};
 use super::stream::{Env, token};
 use crate::fabric::{ConnRequest, FabricError, FabricEvent, PrivateData};
 use crate::mem::Pool;
+use crate::proto::quota::{Quota, Source};
 use crate::rt::{Completed, Fd, Op, OpId, Port};
 use crate::time::{Duration, Instant, earliest};
 
@@ -61,6 +63,10 @@ struct HalfOpen {
 pub(super) struct Listeners {
     listeners: BTreeMap<u64, Listener>,
     half_open: BTreeMap<u64, HalfOpen>,
+    /// The same by source.
+    quota: Quota<u64>,
+    /// Closed for others, since start.
+    crowded_out: u64,
     /// Canceled; their buffers come back with their operations.
     doomed: HashMap<u64, HalfOpen>,
     pool: Option<Pool>,
@@ -110,14 +116,27 @@ impl Listeners {
             }
             listener.accept.is_some()
         });
-        while let Some((id, half)) = self.half_open.pop_first() {
-            self.doom(port, id, half);
+        while let Some((id, _)) = self.half_open.first_key_value() {
+            self.doom(port, *id);
         }
     }
 
     /// Half-open connections.
     pub(super) fn half_open(&self) -> usize {
         self.half_open.len()
+    }
+
+    /// Half-open connections that were closed for others.
+    pub(super) fn crowded_out(&self) -> u64 {
+        self.crowded_out
+    }
+
+    /// A session has a path from this address, or one less.
+    pub(super) fn know(&mut self, peer: IpAddr, known: bool) {
+        match known {
+            true => self.quota.know(Source::of(peer)),
+            false => self.quota.forget(Source::of(peer)),
+        }
     }
 
     /// When `poll` wants to be called.
@@ -138,18 +157,32 @@ impl Listeners {
                 any = true;
             }
         }
-        while let Some(first) = self.half_open.first_entry() {
-            if first.get().deadline > env.now {
+        while let Some((id, first)) = self.half_open.first_key_value() {
+            if first.deadline > env.now {
                 break;
             }
-            let (id, half) = first.remove_entry();
-            self.doom(env.port, id, half);
+            self.doom(env.port, *id);
             any = true;
         }
         any
     }
 
-    fn doom(&mut self, port: &Port, id: u64, half: HalfOpen) {
+    /// A connection is half-open no longer.
+    fn take(&mut self, id: u64) -> Option<HalfOpen> {
+        self.quota.remove(id);
+        self.half_open.remove(&id)
+    }
+
+    /// Closes a half-open connection for others. False when there is none.
+    fn crowd_out(&mut self, port: &Port) -> bool {
+        let Some(id) = self.quota.victim() else { return false };
+        self.crowded_out += 1;
+        self.doom(port, id);
+        true
+    }
+
+    fn doom(&mut self, port: &Port, id: u64) {
+        let Some(half) = self.take(id) else { return };
         match half.op {
             Some(op) => {
                 port.cancel(op);
@@ -186,9 +219,7 @@ impl Listeners {
                 // Connections that send nothing must not keep others out.
                 Some(libc::EMFILE | libc::ENFILE) if !self.half_open.is_empty() => {
                     listener.retry_at = Some(env.now + SHORT_PAUSE);
-                    if let Some((oldest, half)) = self.half_open.pop_first() {
-                        self.doom(env.port, oldest, half);
-                    }
+                    self.crowd_out(env.port);
                 }
                 _ => {
                     tracing::warn!(error = %e, "accept failed, trying again shortly");
@@ -206,11 +237,6 @@ impl Listeners {
         if tune(&socket, env.options).is_err() {
             return;
         }
-        if self.half_open.len() >= env.options.half_open_max as usize
-            && let Some((id, oldest)) = self.half_open.pop_first()
-        {
-            self.doom(env.port, id, oldest);
-        }
         let Some(buffer) = self.pool.as_mut().and_then(Pool::take) else { return };
         let id = self.fresh_id();
         let deadline = env.now + env.options.startup_timeout;
@@ -227,6 +253,9 @@ impl Listeners {
         };
         self.receive(env.port, id, &mut half);
         self.half_open.insert(id, half);
+        self.quota.add(id, Source::of(peer.ip()));
+        // The new one counts too: with the most of all, its own source gives way.
+        while self.quota.total() > env.options.half_open_max && self.crowd_out(env.port) {}
     }
 
     fn receive(&self, port: &Port, id: u64, half: &mut HalfOpen) {
@@ -249,6 +278,7 @@ impl Listeners {
         half.op = None;
         half.got += count;
         if count == 0 {
+            self.quota.remove(id);
             self.release(half.buffer);
             return;
         }
@@ -262,6 +292,7 @@ impl Listeners {
                 }
                 Err(e) => {
                     tracing::info!(peer = %half.peer, error = %e, "not a connection request");
+                    self.quota.remove(id);
                     self.release(half.buffer);
                     return;
                 }
@@ -272,6 +303,7 @@ impl Listeners {
             self.half_open.insert(id, half);
             return;
         }
+        self.quota.remove(id);
         let mut data = [0; START_DATA_MAX];
         let len = half.want - START_LEN;
         self.copy(&half, START_LEN, &mut data[..len]);

@@ -31,7 +31,7 @@ pub use fuzz::fuzz_stream;
 
 use std::any::Any;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -66,7 +66,8 @@ pub struct IwarpOptions {
     pub startup_timeout: Duration,
     /// Bound of a graceful disconnect, and of a Terminate's way out.
     pub close_timeout: Duration,
-    /// Accepted connections whose request has not come; one more closes the oldest.
+    /// Accepted connections whose request has not come; one more closes the oldest of the source
+    /// that has the most.
     pub half_open_max: u32,
     /// TCP_USER_TIMEOUT: how long sent bytes may stay unacknowledged. None leaves it to the
     /// system.
@@ -302,6 +303,14 @@ impl Fabric for IwarpFabric {
         let env =
             Env { core: &mut self.core, port: &self.port, options: &self.options, now: self.now };
         self.listeners.listen(&env, address)
+    }
+
+    fn know_peer(&mut self, peer: IpAddr, known: bool) {
+        self.listeners.know(peer, known);
+    }
+
+    fn crowded_out(&self) -> u64 {
+        self.listeners.crowded_out()
     }
 
     fn stop_listening(&mut self) {

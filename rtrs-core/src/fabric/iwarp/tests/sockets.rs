@@ -1,5 +1,7 @@
 //! Two fabrics, or a fabric and a hand-made peer, on real loopback sockets.
 
+mod half_open;
+
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::rc::Rc;
@@ -350,51 +352,6 @@ fn connecting_fails_within_its_bound() {
     let address = server.fabric.listen(used).unwrap();
     let taken = client.fabric.listen(address).unwrap_err().to_string();
     assert!(taken.contains(&address.to_string()), "{taken}");
-}
-
-#[test]
-fn half_open_connections_are_bounded_in_number_and_time() {
-    let options = IwarpOptions {
-        half_open_max: 8,
-        startup_timeout: Duration::from_millis(300),
-        ..IwarpOptions::default()
-    };
-    let mut server = Node::new(options);
-    let address = server.fabric.listen("127.0.0.1:0".parse().unwrap()).unwrap();
-    let mut idle: Vec<TcpStream> = Vec::new();
-    for _ in 0..100 {
-        idle.push(TcpStream::connect(address).unwrap());
-        for _ in 0..4 {
-            assert!(server.turn().is_none());
-        }
-        assert!(server.fabric.half_open() <= 8);
-    }
-    let end = server.now() + Duration::from_secs(3);
-    while server.fabric.half_open() < 8 && server.now() < end {
-        server.turn();
-    }
-    // The oldest was closed, the youngest still waits and may yet ask.
-    let mut byte = [0];
-    idle[0].set_read_timeout(Some(Duration::from_secs(2))).unwrap();
-    assert_eq!(idle[0].read(&mut byte).unwrap_or(0), 0);
-    let ask = StartFrame::request(true, false, PrivateData::new(b"late")).encode();
-    idle[99].write_all(&ask[..7]).unwrap();
-    server.turn();
-    idle[99].write_all(&ask[7..]).unwrap();
-    let asked = request(server.wait());
-    assert_eq!(asked.private_data.as_bytes(), b"late");
-    let end = server.now() + Duration::from_secs(3);
-    while server.fabric.half_open() > 0 {
-        assert!(server.now() < end, "the request timer did not fire");
-        assert!(server.turn().is_none());
-        let at = server.fabric.deadline().map_or(end, |at| at.min(end));
-        server.ring.turn_or_sleep(Some(at.since(server.now()))).unwrap();
-    }
-    server.fabric.stop_listening();
-    for _ in 0..10 {
-        server.turn();
-    }
-    assert_eq!(server.ring.running(), 0);
 }
 
 fn replies(address: SocketAddr, bytes: &[u8], server: &mut Node) -> Vec<u8> {

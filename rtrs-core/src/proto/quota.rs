@@ -1,0 +1,246 @@
+//! Which of too many half-open peers is closed: the oldest of the source that has the most.
+//!
+//! Nothing authenticates a peer, and before its first message only its address is known. An address
+//! cannot be forged over TCP, since the handshake needs an answer. So a limit is shared by address:
+//! one source cannot take the places of others, and a source with a single half-open peer keeps it
+//! for as long as another one has two. Closing an old peer instead of refusing the new one serves
+//! honest peers better: they send their request at once, the idle ones are those that grow old.
+//!
+//! Sources that are known (a session has paths from there) have a reserve of [`RESERVE`] peers
+//! that do not count. So strangers never displace a reconnect, however many addresses they have.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+/// Peers of a known source that do not count: the connections that its sessions open at once.
+pub const RESERVE: usize = 64;
+
+/// Where a peer comes from: an IPv4 address, or the /64 of an IPv6 address, since a host has all of
+/// its /64.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Source {
+    /// An IPv4 address, also one that IPv6 sockets show as mapped.
+    V4(u32),
+    /// The upper half of an IPv6 address.
+    V6Net(u64),
+}
+
+impl Source {
+    /// The source of an address.
+    #[must_use]
+    pub fn of(address: IpAddr) -> Self {
+        match address.to_canonical() {
+            IpAddr::V4(address) => Self::V4(address.to_bits()),
+            #[allow(clippy::cast_possible_truncation, reason = "64 bits are left")]
+            IpAddr::V6(address) => Self::V6Net((address.to_bits() >> 64) as u64),
+        }
+    }
+}
+
+/// Half-open peers by source. Keys grow with time: the smallest is the oldest. A peer may have
+/// several connections; peers count for whose turn it is, connections for how many there are.
+#[derive(Debug)]
+pub struct Quota<K> {
+    /// The source of a peer, and its connections.
+    peers: BTreeMap<K, (Source, u32)>,
+    shares: BTreeMap<Source, BTreeSet<K>>,
+    /// Peers that count of a source, its oldest one, the source. The last has to give way first.
+    ranks: BTreeSet<(usize, Reverse<K>, Source)>,
+    known: BTreeMap<Source, u32>,
+    total: u32,
+}
+
+impl<K> Default for Quota<K> {
+    fn default() -> Self {
+        Self {
+            peers: BTreeMap::new(),
+            shares: BTreeMap::new(),
+            ranks: BTreeSet::new(),
+            known: BTreeMap::new(),
+            total: 0,
+        }
+    }
+}
+
+impl<K: Copy + Ord> Quota<K> {
+    /// One more connection of this peer, or its first one.
+    pub fn add(&mut self, peer: K, source: Source) {
+        let source = self.peers.get(&peer).map_or(source, |(source, _)| *source);
+        self.change(source, |quota| {
+            quota.shares.entry(source).or_default().insert(peer);
+            quota.peers.entry(peer).or_insert((source, 0)).1 += 1;
+            quota.total += 1;
+        });
+    }
+
+    /// A peer with all its connections is done with. False when it is not here.
+    pub fn remove(&mut self, peer: K) -> bool {
+        let Some((source, count)) = self.peers.get(&peer).copied() else { return false };
+        self.change(source, |quota| {
+            quota.peers.remove(&peer);
+            quota.total -= count;
+            if let Some(share) = quota.shares.get_mut(&source) {
+                share.remove(&peer);
+            }
+        });
+        if self.shares.get(&source).is_some_and(BTreeSet::is_empty) {
+            self.shares.remove(&source);
+        }
+        true
+    }
+
+    /// A session has paths from this source; to be forgotten as often.
+    pub fn know(&mut self, source: Source) {
+        self.change(source, |quota| *quota.known.entry(source).or_insert(0) += 1);
+    }
+
+    /// One session less has paths from this source.
+    pub fn forget(&mut self, source: Source) {
+        self.change(source, |quota| {
+            if let Some(count) = quota.known.get_mut(&source) {
+                *count -= 1;
+                if *count == 0 {
+                    quota.known.remove(&source);
+                }
+            }
+        });
+    }
+
+    /// Connections of all peers.
+    #[must_use]
+    pub fn total(&self) -> u32 {
+        self.total
+    }
+
+    /// Which peer has to give way: the oldest of the source that has the most.
+    #[must_use]
+    pub fn victim(&self) -> Option<K> {
+        self.ranks.last().map(|(_, Reverse(peer), _)| *peer)
+    }
+
+    /// Changes what is noted of a source, and its rank with it.
+    fn change(&mut self, source: Source, change: impl FnOnce(&mut Self)) {
+        if let Some(rank) = self.rank(source) {
+            self.ranks.remove(&rank);
+        }
+        change(self);
+        if let Some(rank) = self.rank(source) {
+            self.ranks.insert(rank);
+        }
+    }
+
+    fn rank(&self, source: Source) -> Option<(usize, Reverse<K>, Source)> {
+        let share = self.shares.get(&source)?;
+        let reserve = if self.known.contains_key(&source) { RESERVE } else { 0 };
+        Some((share.len().saturating_sub(reserve), Reverse(*share.first()?), source))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(text: &str) -> Source {
+        Source::of(text.parse().unwrap())
+    }
+
+    /// Adds one, then makes room for it: what was closed, in order.
+    fn admit(quota: &mut Quota<u64>, max: u32, key: u64, from: Source) -> Vec<u64> {
+        quota.add(key, from);
+        let mut closed = Vec::new();
+        while quota.total() > max {
+            let victim = quota.victim().unwrap();
+            assert!(quota.remove(victim));
+            closed.push(victim);
+        }
+        closed
+    }
+
+    #[test]
+    fn a_source_is_an_ipv4_address_or_a_64() {
+        assert_eq!(source("::ffff:10.0.0.1"), source("10.0.0.1"));
+        assert_ne!(source("10.0.0.2"), source("10.0.0.1"));
+        assert_eq!(source("2001:db8::1"), source("2001:db8::ffff:0:0:2"));
+        assert_ne!(source("2001:db8::1"), source("2001:db8:0:1::1"));
+    }
+
+    #[test]
+    fn the_oldest_of_the_greatest_source_gives_way() {
+        let (many, one, two) = (source("10.0.0.1"), source("10.0.0.2"), source("10.0.0.3"));
+        let mut quota = Quota::default();
+        assert!(admit(&mut quota, 4, 0, one).is_empty());
+        for key in 1..4 {
+            assert!(admit(&mut quota, 4, key, many).is_empty());
+        }
+        // The oldest of all is that of another source, and stays.
+        assert_eq!(admit(&mut quota, 4, 4, many), [1]);
+        assert_eq!(admit(&mut quota, 4, 5, two), [2]);
+        assert_eq!(admit(&mut quota, 4, 6, two), [3], "of two with as many: the oldest");
+        assert_eq!(admit(&mut quota, 4, 7, one), [0]);
+        assert!(quota.remove(5) && !quota.remove(5));
+        assert_eq!(quota.total(), 3);
+    }
+
+    #[test]
+    fn a_peer_of_many_connections_is_one() {
+        let mut quota = Quota::default();
+        let (few, many) = (source("10.0.0.1"), source("10.0.0.2"));
+        quota.add(1, few);
+        for _ in 0..9 {
+            quota.add(2, many);
+        }
+        // More of a peer that is here, whatever the source.
+        quota.add(2, few);
+        assert_eq!((quota.total(), quota.victim()), (11, Some(1)), "one each: the oldest");
+        quota.add(3, many);
+        assert_eq!((quota.total(), quota.victim()), (12, Some(2)));
+        assert!(quota.remove(2));
+        assert_eq!((quota.total(), quota.victim()), (2, Some(1)));
+        assert!(quota.remove(1) && quota.remove(3) && quota.shares.is_empty());
+        assert_eq!((quota.victim(), quota.total()), (None, 0));
+    }
+
+    #[test]
+    fn strangers_of_many_sources_do_not_displace_known_ones() {
+        let known = source("10.1.0.1");
+        let stranger = |n: u64| Source::V4(u32::try_from(n).unwrap());
+        let mut quota = Quota::default();
+        quota.know(known);
+        quota.know(known);
+        for key in 0..100 {
+            admit(&mut quota, 100, key, stranger(key));
+        }
+        // All have one each; the known source gets its reserve, the oldest strangers give way.
+        for key in 100..164 {
+            assert_eq!(admit(&mut quota, 100, key, known), [key - 100]);
+        }
+        for key in 164..1000 {
+            let [closed] = admit(&mut quota, 100, key, stranger(key))[..] else { panic!("{key}") };
+            assert!(!(100..164).contains(&closed), "{closed} was the known source's");
+        }
+        // Beyond its reserve it counts as any other.
+        assert_eq!(admit(&mut quota, 100, 1000, known), [100]);
+        assert_eq!(admit(&mut quota, 100, 1001, known), [101]);
+        // It is known for as long as any session is from there.
+        quota.forget(known);
+        assert_ne!(quota.victim(), Some(102));
+        quota.forget(known);
+        assert_eq!(quota.victim(), Some(102));
+        quota.forget(known);
+    }
+
+    #[test]
+    fn with_known_sources_alone_the_oldest_gives_way() {
+        let mut quota = Quota::default();
+        for n in 0..4 {
+            quota.know(Source::V4(n));
+        }
+        for key in 0..4 {
+            let from = Source::V4(u32::try_from(key).unwrap());
+            assert!(admit(&mut quota, 4, key, from).is_empty());
+        }
+        assert_eq!(admit(&mut quota, 4, 4, Source::V4(9)), [4], "not for a stranger");
+        assert_eq!(admit(&mut quota, 4, 5, Source::V4(3)), [0]);
+    }
+}
