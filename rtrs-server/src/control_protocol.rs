@@ -1,6 +1,8 @@
 //! The requests and replies of a running server's control socket: one line of JSON each way
 //! (docs/OPERATING.md). A refused request gets `{"error": WHY}` (`rtrs_core::local`).
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::stats::{MemorySnapshot, SessionSnapshot};
@@ -62,6 +64,9 @@ pub(crate) struct Sessions {
     /// Portals that are not listened on, since their device is gone.
     #[serde(default)]
     pub(crate) lost_portals: Vec<String>,
+    /// Connections refused and sessions ended for others since start, by reason.
+    #[serde(default)]
+    pub(crate) refused: BTreeMap<String, u64>,
 }
 
 /// Paths that are ending.

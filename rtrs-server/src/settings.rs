@@ -94,14 +94,23 @@ rtrs_core::settings! {
         /// The server closes connections and half-open paths that take longer.
         handshake_timeout: Time<{ 10 * MILLISECOND }, { 10 * MINUTE }> = "5s"
             was "handshake-timeout-ms",
-        /// Maximum number of connections in their handshake
+        /// Time limit for a session to open an export
         ///
-        /// The server closes further connections immediately. Established sessions are not
-        /// affected.
+        /// It counts from the session's first connection, and again from each attempt to open an
+        /// export. The server looks at it with the heartbeats.
+        open_timeout: Time<{ 10 * MILLISECOND }, { 10 * MINUTE }> = "60s",
+        /// Maximum number of connections without an open export
+        ///
+        /// Connections in their handshake count, and those of sessions that have opened no export.
+        /// Sessions that have opened one do not, nor do their reconnects. For one connection more
+        /// the server ends the oldest session without an open export from the address (IPv6: /64)
+        /// that has the most of them. TCP connections that have sent no request yet are counted
+        /// apart, with the same limit.
         half_open_max: Int<u32, 1, 65536> = "1024",
         /// Maximum number of sessions
         ///
-        /// The memory of sessions is limited by memory-max.
+        /// Sessions that have opened no export make room for new ones. The memory of sessions is
+        /// limited by memory-max.
         sessions_max: Int<u32, 1, 65536> = "128",
         /// Memory that chunks may use before new sessions get fewer
         ///

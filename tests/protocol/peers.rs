@@ -19,8 +19,8 @@ use std::time::Duration;
 use rtrs_core::fabric::CloseReason;
 use rtrs_core::wire::{AccessMode, IoHeader, Rw, errno};
 use rtrs_tests::{
-    ClientBuilder, Innocent, Peer, PeerOptions, Scratch, Server, ServerBuilder, Stand, Transport,
-    resident_memory, wait_for,
+    ClientBuilder, Innocent, Peer, PeerOptions, Scratch, Server, Stand, Transport, resident_memory,
+    wait_for,
 };
 
 const MIB: u64 = 1 << 20;
@@ -57,6 +57,11 @@ impl Scene {
     }
 
     fn with(args: &[&str]) -> Self {
+        Self::with_handshakes(handshake(), args)
+    }
+
+    /// With another bound of handshakes.
+    fn with_handshakes(within: Duration, args: &[&str]) -> Self {
         let server = Server::builder()
             .export("vol0=mem:16M")
             .export("vol1=mem:1M")
@@ -64,15 +69,11 @@ impl Scene {
             .export("ro=mem:1M,ro")
             .export("slow=mem:1M,delay=500ms")
             .args(&["--queue-depth", "24", "--chunk-size", "64k"])
-            .args(&["--handshake-timeout", &format!("{}ms", handshake().as_millis())])
+            .args(&["--handshake-timeout", &format!("{}ms", within.as_millis())])
             .args(&["--shards", "2"])
             // Silence ends no path here, so a violation that passes is seen to pass.
             .args(&["--heartbeat", "1m"])
             .args(args);
-        Self::on(server)
-    }
-
-    fn on(server: ServerBuilder) -> Self {
         let stand = Stand::start(Scratch::new(), server, |client: ClientBuilder| client);
         let innocent = Innocent::start(stand.client.front(), "vol0");
         let server: SocketAddr = stand.server.address().parse().expect("an address");

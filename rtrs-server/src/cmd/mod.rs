@@ -209,6 +209,7 @@ mod tests {
             "--heartbeat=100ms",
             "--heartbeat-missed-max=3",
             "--handshake-timeout=1s",
+            "--open-timeout=2s",
             "--half-open-max=10",
             "--sessions-max=11",
             "--memory-max=5M",
@@ -229,8 +230,8 @@ mod tests {
              listen: tcp://127.0.0.1:0\nqueue-depth: 128\nchunk-size: 64k\nshards: 2\npin: off\n\
              always-invalidate: off\n\
              crc: off\nheartbeat: 100ms\nheartbeat-missed-max: 3\nhandshake-timeout: 1s\n\
-             half-open-max: 10\nsessions-max: 11\nmemory-max: 5M\nshutdown-grace: 12ms\n\
-             poll: 0s\nlog: debug\n\
+             open-timeout: 2s\nhalf-open-max: 10\nsessions-max: 11\nmemory-max: 5M\n\
+             shutdown-grace: 12ms\npoll: 0s\nlog: debug\n\
              ping-only: true\nno-ping: true\nrping: true\nserver-id: s\nname: n\nrun-dir: /r\n\
              state-dir: /s\n";
         assert_eq!(args.layered_settings().unwrap(), Settings::from_yaml(text, "s").unwrap());

@@ -170,8 +170,8 @@ impl Shared {
             Request::Status => reply(&stream, Ok(self.status())),
             Request::SessionList => {
                 let sessions = self.ask(AdminRequest::Sessions, |answer| match answer {
-                    AdminReply::Sessions { sessions, memory, lost_portals } => {
-                        Some(Sessions { sessions, memory, lost_portals })
+                    AdminReply::Sessions { sessions, memory, lost_portals, refused } => {
+                        Some(Sessions { sessions, memory, lost_portals, refused })
                     }
                     _ => None,
                 });

@@ -16,6 +16,11 @@ const PATHS: u64 = 2;
 const PROCESS: u64 = 64;
 /// Descriptors of a shard: ring, mailbox, listeners, completion channels.
 const SHARD: u64 = 16;
+/// Connections that were closed for others and whose descriptors are not free yet, at each of the
+/// two steps of a handshake.
+const ENDING: u64 = 128;
+/// Pings at once.
+const PINGS: u64 = 64;
 /// Exports below the search path that are open at once.
 const FOUND_MAX: u64 = 64;
 
@@ -24,6 +29,7 @@ const FOUND_MAX: u64 = 64;
 struct Need {
     /// Process, shards and exports.
     base: u64,
+    /// Connections without a request, those of sessions without an open export, and pings.
     half_open: u64,
     sessions: u64,
     /// Of a path over TCP: one for each connection. RDMA needs fewer.
@@ -33,12 +39,13 @@ struct Need {
 impl Need {
     fn new(set: &Settings, shards: u16) -> Self {
         let shards = u64::from(shards);
+        let pings = if set.no_ping { 0 } else { PINGS };
         let found = if set.search_path == SearchSpec::Off { 0 } else { FOUND_MAX };
         let exports = set.export.len() as u64 + found;
         Self {
             // The file, its duplicate for discards, and one for each shard.
             base: PROCESS + shards * SHARD + exports * (2 + shards),
-            half_open: u64::from(set.half_open_max.get()),
+            half_open: 2 * u64::from(set.half_open_max.get()) + ENDING + pings,
             sessions: u64::from(set.sessions_max.get()),
             // A client with as many shards.
             connections: shards + 1,
@@ -63,8 +70,8 @@ impl fmt::Display for Need {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} for {} sessions ({PATHS} paths of {} connections each), {} for half-open-max and \
-             {} for shards and exports",
+            "{} for {} sessions ({PATHS} paths of {} connections each), {} for half-open-max \
+             (twice) and pings, and {} for shards and exports",
             self.sessions * self.of_session(),
             self.sessions,
             self.connections,
@@ -112,17 +119,17 @@ mod tests {
     fn a_lack_of_descriptors_names_what_needs_them() {
         let yaml = "sessions-max: 100\nhalf-open-max: 50\nexport: [mem:1M]\nlog: info";
         let need = need(yaml, 4);
-        // 64 + 4 x 16 + 1 x (2 + 4), 50, 100 x 2 x 5.
-        assert_eq!((need.base, need.of_session(), need.total()), (134, 10, 1184));
-        assert_eq!(lack(need, 1184), None);
-        assert_eq!(need.sessions_within(1184), 100);
+        // 64 + 4 x 16 + 1 x (2 + 4), 2 x 50 + 128 + 64, 100 x 2 x 5.
+        assert_eq!((need.base, need.half_open, need.of_session()), (134, 292, 10));
+        assert_eq!((need.total(), lack(need, 1426)), (1426, None));
+        assert_eq!(need.sessions_within(1426), 100);
         let text = lack(need, 1024).unwrap();
         assert_eq!(
             text,
-            "the limit of open files is 1024, enough for 84 sessions, but the settings allow for \
-             1184: 1000 for 100 sessions (2 paths of 5 connections each), 50 for half-open-max and \
-             134 for shards and exports; raise the hard limit (LimitNOFILE= in a systemd unit), or \
-             lower sessions-max or half-open-max"
+            "the limit of open files is 1024, enough for 59 sessions, but the settings allow for \
+             1426: 1000 for 100 sessions (2 paths of 5 connections each), 292 for half-open-max \
+             (twice) and pings, and 134 for shards and exports; raise the hard limit \
+             (LimitNOFILE= in a systemd unit), or lower sessions-max or half-open-max"
         );
         assert_eq!(need.sessions_within(10), 0);
     }

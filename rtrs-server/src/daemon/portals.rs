@@ -31,6 +31,9 @@ const LISTEN_PATIENCE: Duration = Duration::from_secs(1);
 /// RDMA reads either end of a connection may have outstanding, for pings. Sessions ask for none.
 const READS_MAX: u8 = 16;
 
+/// RDMA requests that may wait for their answer beyond `half-open-max`.
+const RDMA_RESERVE: u32 = 256;
+
 /// Makes the providers of one scheme, one for each shard.
 enum Provider {
     Tcp { shared: Arc<IwarpShared>, options: IwarpOptions },
@@ -93,7 +96,8 @@ impl Portals {
         if let Some(rdma) = rdma {
             let options = RdmaOptions {
                 startup_timeout,
-                half_open_max,
+                // The engine shares these among sources first; reconnects of sessions come on top.
+                half_open_max: half_open_max.saturating_add(RDMA_RESERVE),
                 reads_max: READS_MAX,
                 path_timeout: None,
             };

@@ -295,6 +295,7 @@ fn session_params(plan: &Plan, cores: u16) -> Result<SessionParams, Error> {
         heartbeat_interval: set.heartbeat.get(),
         heartbeat_missed_max: set.heartbeat_missed_max.get(),
         handshake_timeout: set.handshake_timeout.get(),
+        open_timeout: set.open_timeout.get(),
         half_open_max: set.half_open_max.get(),
         sessions_max: set.sessions_max.get(),
         memory_max: super::memory_max::of(set, limits),

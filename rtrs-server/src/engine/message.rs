@@ -4,11 +4,12 @@
 //! from one shard to another keep their order, which the life of a path relies on: what is accepted
 //! on a shard is closed there later.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
 use rtrs_core::fabric::{ConnRequest, PrivateData};
-use rtrs_core::ids::{ConnIndex, CoreIndex, PermitId, SessionId};
+use rtrs_core::ids::{ConnIndex, CoreIndex, PermitId, ProviderIndex, SessionId};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::{Fence, Name, OpenRspTail};
 
@@ -83,6 +84,17 @@ pub struct AcceptOrder {
     pub request: ConnRequest,
     /// What to answer.
     pub response: PrivateData,
+}
+
+/// The request of a ping, for the shard of the pings.
+#[derive(Debug)]
+pub struct PingOrder {
+    /// The provider it came over.
+    pub provider: ProviderIndex,
+    /// The peer's request.
+    pub request: ConnRequest,
+    /// A clone of what the sender counts the orders by that are on their way.
+    pub place: Arc<()>,
 }
 
 /// From the control shard to a shard.
@@ -244,6 +256,8 @@ pub enum AdminReply {
         memory: MemorySnapshot,
         /// Portals that are not listened on, since their device is gone.
         lost_portals: Vec<String>,
+        /// Connections refused and sessions ended for others since start, by reason.
+        refused: BTreeMap<String, u64>,
     },
     /// Paths of a session are ending.
     Ended {
@@ -289,6 +303,10 @@ pub enum Message {
     Shard(ShardMessage),
     /// For the control; shard 0 only.
     Control(ControlMessage),
+    /// A ping; to the last shard only.
+    Ping(Box<PingOrder>),
+    /// The server ends: end all pings and take no more; to the last shard only.
+    StopPings,
     /// Of a device that has completed something on another thread.
     Wake,
 }

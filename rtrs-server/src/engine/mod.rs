@@ -19,15 +19,15 @@ pub mod session;
 use std::sync::Arc;
 
 use rtrs_core::block::Core;
-use rtrs_core::fabric::{CloseReason, ConnectFailure, FabricEvent};
-use rtrs_core::ids::{CoreIndex, ProviderIndex, QpNum};
+use rtrs_core::fabric::{CloseReason, ConnRequest, ConnectFailure, FabricEvent};
+use rtrs_core::ids::{CoreIndex, ProviderIndex};
 use rtrs_core::proto::ping::{PingServer, PingServerStats};
 use rtrs_core::time::{Instant, earliest};
 
 use self::control::Control;
 use self::ctx::{Ctx, Fabrics};
 use self::io::Shard;
-use self::message::{AdminRequest, ControlMessage, Message, Outbox};
+use self::message::{AdminRequest, ControlMessage, Message, Outbox, PingOrder};
 use self::session::SessionParams;
 use crate::export::ExportTable;
 use crate::stats::SessionSnapshot;
@@ -37,8 +37,11 @@ use crate::stats::SessionSnapshot;
 pub struct ServerEngine {
     core: CoreIndex,
     control: Option<Control>,
-    /// On shard 0, where the listener is; pings never leave it.
+    /// On the last shard: pings do not delay the control shard, if there is another one.
     pings: Option<PingServer>,
+    /// On shard 0, where the listener is: each ping on its way to the last shard has a clone.
+    handed_over: Arc<()>,
+    params: SessionParams,
     shard: Shard,
     out: Outbox,
     away: Outbox,
@@ -52,7 +55,9 @@ impl ServerEngine {
         Self {
             core: index,
             control,
-            pings: (index.0 == 0).then(|| PingServer::new(params.pings)),
+            pings: (index == ping_shard(&params)).then(|| PingServer::new(params.pings)),
+            handed_over: Arc::default(),
+            params,
             shard: Shard::new(params, core, Arc::clone(exports)),
             out: Outbox::default(),
             away: Outbox::default(),
@@ -67,7 +72,9 @@ impl ServerEngine {
         event: FabricEvent,
         fabrics: &mut Fabrics,
     ) {
-        let Some(event) = self.give_to_pings(now, provider, event, fabrics) else { return };
+        let Some(event) = self.give_to_pings(now, provider, event, fabrics) else {
+            return self.deliver(now, fabrics);
+        };
         let ctx = &mut Ctx { now, fabrics, out: &mut self.out };
         match event {
             FabricEvent::Request(request) => {
@@ -102,25 +109,46 @@ impl ServerEngine {
         event: FabricEvent,
         fabrics: &mut Fabrics,
     ) -> Option<FabricEvent> {
+        let event = match event {
+            FabricEvent::Request(request) => {
+                if !self.params.pings.claims(request.private_data.as_bytes()) {
+                    return Some(FabricEvent::Request(request));
+                }
+                self.hand_over((provider, request), now, fabrics);
+                return None;
+            }
+            event => event,
+        };
         let Some(pings) = &mut self.pings else { return Some(event) };
-        let provider = provider.index();
-        let owned = |qp: &QpNum| pings.owns(provider, *qp);
-        let theirs = match &event {
-            FabricEvent::Request(request) => pings.claims(request.private_data.as_bytes()),
-            FabricEvent::Completion(wc) => owned(&wc.qp),
+        let qp = match &event {
+            FabricEvent::Request(_) => return Some(event),
+            FabricEvent::Completion(wc) => wc.qp,
             FabricEvent::Established { qp, .. }
             | FabricEvent::ConnectFailed { qp, .. }
-            | FabricEvent::Closed { qp, .. } => owned(qp),
+            | FabricEvent::Closed { qp, .. } => *qp,
         };
-        if !theirs {
+        let provider = provider.index();
+        if !pings.owns(provider, qp) {
             return Some(event);
         }
-        let fabric = fabrics[provider].as_mut();
-        match event {
-            FabricEvent::Request(request) => pings.handle_request(now, provider, request, fabric),
-            event => pings.handle_event(now, provider, &event, fabric),
-        }
+        pings.handle_event(now, provider, &event, fabrics[provider].as_mut());
         None
+    }
+
+    /// Gives the request of a ping to its shard. So many may be on their way as may run.
+    fn hand_over(
+        &mut self,
+        (provider, request): (ProviderIndex, ConnRequest),
+        now: Instant,
+        fabrics: &mut Fabrics,
+    ) {
+        let place = Arc::clone(&self.handed_over);
+        if Arc::strong_count(&place) > self.params.pings.connections_max + 1 {
+            let fabric = fabrics[provider.index()].as_mut();
+            return PingServer::refuse_busy(now, request, fabric);
+        }
+        let ping = Message::Ping(Box::new(PingOrder { provider, request, place }));
+        self.out.pass_on(ping_shard(&self.params), ping);
     }
 
     /// Takes a message.
@@ -178,7 +206,7 @@ impl ServerEngine {
         self.control.as_ref().map(|control| control.snapshot(now)).unwrap_or_default()
     }
 
-    /// What the pings did; None on shards other than 0.
+    /// What the pings did; None on shards other than the last.
     pub fn pings(&self) -> Option<PingServerStats> {
         self.pings.as_ref().map(PingServer::stats)
     }
@@ -200,6 +228,18 @@ impl ServerEngine {
             // Devices are polled in each turn.
             Message::Wake => {}
             Message::Shard(message) => self.shard.handle_message(message, ctx),
+            Message::Ping(order) => {
+                let PingOrder { provider, request, .. } = *order;
+                let fabric = ctx.fabrics[provider.index()].as_mut();
+                if let Some(pings) = &mut self.pings {
+                    pings.handle_request(now, provider.index(), request, fabric);
+                }
+            }
+            Message::StopPings => {
+                if let Some(pings) = &mut self.pings {
+                    pings.stop(now, ctx.fabrics);
+                }
+            }
             Message::Control(message) => {
                 let stops = match &message {
                     ControlMessage::Shutdown => true,
@@ -208,8 +248,8 @@ impl ServerEngine {
                     }
                     _ => false,
                 };
-                if let Some(pings) = self.pings.as_mut().filter(|_| stops) {
-                    pings.stop(now, ctx.fabrics);
+                if stops {
+                    ctx.out.pass_on(ping_shard(&self.params), Message::StopPings);
                 }
                 if let Some(control) = &mut self.control {
                     control.handle_message(message, ctx);
@@ -228,6 +268,11 @@ impl ServerEngine {
             self.away.pass_on(to, message);
         }
     }
+}
+
+/// The shard of the pings.
+fn ping_shard(params: &SessionParams) -> CoreIndex {
+    CoreIndex(params.cores.saturating_sub(1))
 }
 
 #[cfg(test)]

@@ -38,7 +38,10 @@ pub struct SessionParams {
     pub heartbeat_missed_max: u32,
     /// From the first connection of a path to its INFO_REQ.
     pub handshake_timeout: Duration,
-    /// Connections of paths that are not complete, over all sessions.
+    /// From the begin of a session, or its last OPEN, to an OPEN that succeeds; looked at with the
+    /// heartbeats.
+    pub open_timeout: Duration,
+    /// Connections of sessions that have opened no export.
     pub half_open_max: u32,
     /// Sessions at once.
     pub sessions_max: u32,
@@ -68,6 +71,7 @@ impl Default for SessionParams {
             heartbeat_interval: Duration::from_millis(500),
             heartbeat_missed_max: 5,
             handshake_timeout: Duration::from_secs(5),
+            open_timeout: Duration::from_secs(60),
             half_open_max: 1024,
             sessions_max: 128,
             memory_max: u64::MAX,

@@ -57,11 +57,6 @@ impl Joining {
         self.deadline
     }
 
-    /// Connections that are there.
-    pub fn present(&self) -> u16 {
-        u16::try_from(self.seen.len()).unwrap_or(u16::MAX) - self.missing
-    }
-
     /// A connection arrives.
     ///
     /// # Errors
@@ -108,7 +103,6 @@ mod tests {
         assert_eq!(joining.admit(&info), Err(InfoError::Early(2)));
         joining.join(ConnIndex(2), 3).unwrap();
         joining.join(ConnIndex(1), 3).unwrap();
-        assert_eq!(joining.present(), 3);
         assert_eq!(joining.admit(&info).unwrap().as_bytes(), b"sess");
     }
 

@@ -174,6 +174,14 @@ pub enum PathEnd {
     /// The handshake took too long.
     #[error("the handshake was not over in time")]
     HandshakeTimeout,
+    /// Its session has opened no export, and others need its place.
+    #[error(
+        "its session has opened no export, and others need its place (half-open-max, sessions-max)"
+    )]
+    Crowded,
+    /// Its session has opened no export in time.
+    #[error("its session has opened no export in time (open-timeout)")]
+    Unopened,
     /// The peer is silent.
     #[error("the peer does not answer heartbeats")]
     Silent,

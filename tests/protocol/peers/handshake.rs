@@ -123,7 +123,11 @@ fn connections_that_do_not_fit_their_path() {
 #[test]
 fn more_sessions_than_there_may_be() {
     let mut scene = Scene::with(&["--sessions-max", "3"]);
+    // One that opens nothing would make room.
     let mut held = [scene.peer(), scene.peer()];
+    for peer in &mut held {
+        peer.open("ro", AccessMode::ReadOnly).expect("open ro");
+    }
     let enomem = -(errno::ENOMEM.cast_signed());
     let options = scene.options();
     assert_eq!(Peer::new(scene.server, options).connect(0), Err(enomem));

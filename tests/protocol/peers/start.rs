@@ -1,6 +1,7 @@
 //! The start of a connection on the wire: MPA start-up frames that are none, silence at each step,
 //! and more of both than there is room for.
 
+use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use rtrs_tests::raw_mpa::{
 use rtrs_tests::{
     Client, Peer, PeerOptions, RawMpa, STOP_TIME_MAX, Server, requires, resident_memory, wait_for,
 };
+use serde_json::Value;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::*;
@@ -124,6 +126,60 @@ fn raise_descriptors(wanted: u64) -> u64 {
     limits().0
 }
 
+/// Connects from 127.0.0.`host`.
+fn connect_from(host: u8, server: SocketAddr) -> Option<TcpStream> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).ok()?;
+    let source = IpAddr::V4(Ipv4Addr::new(127, 0, 0, host));
+    socket.bind(&SocketAddr::new(source, 0).into()).ok()?;
+    socket.connect_timeout(&server.into(), PATIENCE).ok()?;
+    Some(socket.into())
+}
+
+/// Strangers hold as many connections as there may be, at both steps of a handshake. A session that
+/// has an export open connects again beside them.
+#[test]
+fn a_session_reconnects_beside_a_thousand_handshakes() {
+    const COUNT: usize = 1024;
+    assert!(raise_descriptors(2600) >= 2600, "too few descriptors are left for this test");
+    let minute = Duration::from_secs(60);
+    let mut scene = Scene::with_handshakes(minute, &["--sessions-max", "1100"]);
+    let server = &scene.stand.server;
+    let mut strangers: Vec<TcpStream> = (0..COUNT)
+        .map(|_| connect_from(3, scene.server).expect("a connection that is silent"))
+        .collect();
+    for n in 0..COUNT {
+        let mut request = PeerOptions::new(0, 0).request(0);
+        request.session_id.0[..8].copy_from_slice(&(n as u64 + 1).to_le_bytes());
+        request.path_uuid.0 = request.session_id.0;
+        let data = start_data(&request.encode());
+        let mut stream = connect_from(4, scene.server).expect("a connection that asks");
+        stream.write_all(&start_frame(REQUEST_KEY, ENHANCED | CRC, 2, &data)).expect("to write");
+        strangers.push(stream);
+    }
+    let handshakes = || {
+        let connecting = |session: &Value| session["state"] == "connecting";
+        server.sessions().iter().filter(|session| connecting(session)).count()
+    };
+    wait_for("all handshakes", PATIENCE, || (handshakes() == COUNT).then_some(()));
+    let path = || {
+        let sessions = server.sessions();
+        let ours = sessions.iter().find(|session| session["opens"][0]["export"] == "vol0")?;
+        let up = |path: &&Value| path["state"] == "connected";
+        let path = ours["paths"].as_array()?.iter().find(up)?;
+        Some((ours["name"].as_str()?.to_owned(), path["path"].as_u64()?))
+    };
+    let (name, before) = path().expect("the session of the innocent");
+    let _ = server.command(&["session", "disconnect", &name]).ok();
+    wait_for("the session to be back", PATIENCE, || {
+        path().filter(|(_, now)| *now != before).map(drop)
+    });
+    assert_eq!(handshakes(), COUNT, "they are all there still");
+    drop(strangers);
+    scene.innocent.check();
+    scene.stand.server.check_alive();
+    scene.stand.finish();
+}
+
 #[test]
 fn ten_thousand_half_open_connections() {
     const WANTED: u64 = 10_000;
@@ -134,13 +190,7 @@ fn ten_thousand_half_open_connections() {
     }
     let mut scene = Scene::new();
     let pid = scene.stand.server.pid();
-    let connect = |at: usize| -> Option<TcpStream> {
-        let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).ok()?;
-        let source = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2 + (at % 40) as u8));
-        socket.bind(&SocketAddr::new(source, 0).into()).ok()?;
-        socket.connect_timeout(&scene.server.into(), PATIENCE).ok()?;
-        Some(socket.into())
-    };
+    let connect = |at: usize| connect_from(2 + (at % 40) as u8, scene.server);
     let start = Instant::now();
     let (mut held, mut most_open) = (Vec::with_capacity(count), 0);
     for at in 0..count {
@@ -150,7 +200,8 @@ fn ten_thousand_half_open_connections() {
         }
     }
     eprintln!("{count} connections in {:?}, the server had {most_open}", start.elapsed());
-    // The bound of half-open connections is 1024: one more closes the oldest.
+    // The bound of half-open connections is 1024: one more closes the oldest of its
+    // source.
     assert!(most_open < scene.descriptors + 1024 + 200, "{most_open} descriptors");
     let grown = resident_memory(pid).saturating_sub(scene.memory);
     assert!(grown < 32 * MIB, "{count} half-open connections took {grown} bytes");
@@ -177,10 +228,14 @@ fn connections_beyond_the_bound_of_handshakes() {
     let mut waiting = PeerOptions { cid_num: 4, ..scene.options() };
     waiting.local = 2;
     let mut waiting = Peer::connected(scene.server, waiting);
-    let options = scene.options();
-    assert_eq!(Peer::new(scene.server, options).connect(0), Err(RESET));
-    let _ = waiting.ended("a handshake that is never over", handshake() + PATIENCE);
-    drop(waiting);
+    // A path takes no more than there is; another session takes its place.
+    let options = PeerOptions { cid_num: 5, ..scene.options() };
+    let mut large = Peer::new(scene.server, options);
+    large.connect(0).expect("the place of the one that waits");
+    let _ = waiting.ended("a handshake that others need the place of", at_once());
+    (1..4).for_each(|cid| large.connect(cid).expect("a place"));
+    assert_eq!(large.connect(4), Err(RESET));
+    drop((waiting, large));
     scene.peer().check_alive("after the handshakes were given up");
     scene.end();
 }

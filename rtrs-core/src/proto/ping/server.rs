@@ -37,6 +37,15 @@ impl Default for PingServerConfig {
     }
 }
 
+impl PingServerConfig {
+    /// True for private data of a request that is for [`PingServer::handle_request`].
+    #[must_use]
+    pub fn claims(&self, private_data: &[u8]) -> bool {
+        PingHello::is_ping(private_data)
+            || (self.enabled && self.rping && private_data.iter().all(|byte| *byte == 0))
+    }
+}
+
 /// What a server's pings did since start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct PingServerStats {
@@ -66,13 +75,16 @@ impl PingServer {
         Self { config, conns: BTreeMap::new(), stats: PingServerStats::default(), stopping: false }
     }
 
-    /// True for private data of a request that is for [`PingServer::handle_request`].
+    /// [`PingServerConfig::claims`] of its configuration.
     #[must_use]
     pub fn claims(&self, private_data: &[u8]) -> bool {
-        PingHello::is_ping(private_data)
-            || (self.config.enabled
-                && self.config.rping
-                && private_data.iter().all(|byte| *byte == 0))
+        self.config.claims(private_data)
+    }
+
+    /// Refuses a request before it comes to a server's pings, since too many are on their way.
+    pub fn refuse_busy(now: Instant, request: ConnRequest, fabric: &mut dyn Fabric) {
+        let reply = PingReply { status: PingStatus::Busy };
+        fabric.reject(now, request, &PrivateData::new(&reply.encode()));
     }
 
     /// True for a queue pair of a ping.

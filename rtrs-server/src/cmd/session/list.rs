@@ -1,5 +1,6 @@
 //! `session list`.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use crate::cmd::server::{Server, ServerArgs};
@@ -18,7 +19,14 @@ pub(super) fn run(args: &ServerArgs) -> Result<(), Error> {
              again every second"
         );
     }
-    args.output.print(&list, text)
+    args.output.print(&list, |list| text(list) + &refused_text(&list.refused))
+}
+
+/// A line with what was refused since start; empty if that is nothing.
+fn refused_text(refused: &BTreeMap<String, u64>) -> String {
+    let counts: Vec<String> =
+        refused.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
+    if counts.is_empty() { String::new() } else { format!("refused: {}\n", counts.join(", ")) }
 }
 
 /// A line for each session, and below it one for each of its paths; then the memory of all.
@@ -164,7 +172,12 @@ mod tests {
         };
         let text = |session: &SessionSnapshot| {
             let memory = MemorySnapshot { used_bytes: 3 << 20, max_bytes: 1 << 30 };
-            text(&Sessions { sessions: vec![session.clone()], memory, lost_portals: Vec::new() })
+            text(&Sessions {
+                sessions: vec![session.clone()],
+                memory,
+                lost_portals: Vec::new(),
+                refused: BTreeMap::new(),
+            })
         };
         let shown = text(&session);
         let lines: Vec<&str> = shown.lines().collect();
@@ -194,6 +207,9 @@ mod tests {
         let odd = SessionSnapshot { name: Some("a\nb\u{1b}[31m".into()), ..session.clone() };
         let shown = text(&odd);
         assert!(shown.contains("\na\\nb\\u{1b}[31m "), "{shown}");
+        assert_eq!(refused_text(&BTreeMap::new()), "");
+        let refused = [("silent", 7), ("half-open-max", 12)].map(|(r, n)| (r.to_owned(), n));
+        assert_eq!(refused_text(&refused.into()), "refused: half-open-max 12, silent 7\n");
         // Of a session that is just beginning there is little to say.
         let early = SessionSnapshot {
             name: None,

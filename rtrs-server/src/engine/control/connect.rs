@@ -55,22 +55,6 @@ impl Connector {
         core_of(cid, self.params.cores)
     }
 
-    /// Checks a connection request against what there is.
-    pub(super) fn check(&self, conn: &ConnReq, registry: &Registry) -> Result<(), Refusal> {
-        let half_open = registry.paths().map(Path::half_open).sum();
-        if half_open >= self.params.half_open_max {
-            return Err(Refusal::HalfOpen(half_open));
-        }
-        if registry.session(conn.session_id).is_some() {
-            return Ok(());
-        }
-        if !conn.first_conn {
-            return Err(Refusal::NoSession);
-        }
-        let sessions = u32::try_from(registry.session_count()).unwrap_or(u32::MAX);
-        if sessions >= self.params.sessions_max { Err(Refusal::Sessions(sessions)) } else { Ok(()) }
-    }
-
     /// The path of a connection request, which is made if there is none. Some: when its handshake
     /// has to be over.
     pub(super) fn path_of(

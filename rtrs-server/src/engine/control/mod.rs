@@ -4,42 +4,49 @@
 //! file wires them together:
 //!
 //! - `registry.rs` which sessions and paths there are; `path.rs` the life of one path;
-//! - `connect.rs` who is let in, and what a path gets; `memory.rs` the queue depth of a session;
-//!   `chunk_pool.rs` memory of paths that are gone;
+//! - `admission.rs` who is let in when too many ask; `known.rs` the addresses of sessions;
+//! - `connect.rs` what a path gets; `memory.rs` the queue depth of a session; `chunk_pool.rs`
+//!   memory of paths that are gone;
 //! - `open.rs` opens and closes of exports, with `access.rs`, `close.rs` and `ended.rs`;
 //! - `fence.rs` FENCE; `admin.rs` the operator's commands; `drain.rs` the server's end.
 
 pub mod access;
 mod admin;
+mod admission;
 mod chunk_pool;
 mod close;
 mod connect;
 mod drain;
 mod ended;
 mod fence;
+mod known;
 mod memory;
 mod open;
 mod path;
 mod refusal;
 mod registry;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rtrs_core::fabric::ConnRequest;
-use rtrs_core::ids::{ConnIndex, CoreIndex, ProviderIndex};
+use rtrs_core::ids::{ConnIndex, CoreIndex, ProviderIndex, SessionId};
 use rtrs_core::proto::Heartbeat;
+use rtrs_core::proto::quota::Source;
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::{ConnReq, errno};
 
 pub use self::connect::DRAINING_MAX;
 
 use self::admin::{Ends, Evicted};
+use self::admission::{Admission, Room};
 use self::connect::{Connector, refuse};
 use self::drain::{Drain, Order};
 use self::fence::{Fencing, fence};
+use self::known::{KnownPeers, Place};
 use self::open::Opens;
 use self::path::Path;
-use self::registry::Registry;
+use self::registry::{Registry, Session};
 use crate::engine::control::refusal::Refusal;
 use crate::engine::ctx::Ctx;
 use crate::engine::finder::Search;
@@ -61,11 +68,15 @@ const LOOK_FOR_REMOVED: Duration = Duration::from_secs(1);
 pub struct Control {
     params: SessionParams,
     registry: Registry,
+    admission: Admission,
+    known: KnownPeers,
     connector: Connector,
     opens: Opens,
     evicted: Evicted,
     drain: Drain,
     next: Option<Instant>,
+    /// Connections refused and sessions ended for others, by reason.
+    refused: BTreeMap<&'static str, u64>,
     /// Messages about a path that is gone, and cannot be: a bug of this server.
     internal_errors: u64,
 }
@@ -76,11 +87,14 @@ impl Control {
         Self {
             params,
             registry: Registry::default(),
+            admission: Admission::new(&params),
+            known: KnownPeers::default(),
             connector: Connector::new(params, exports.len()),
             opens: Opens::new(params, exports),
             evicted: Evicted::default(),
             drain: Drain::default(),
             next: None,
+            refused: BTreeMap::new(),
             internal_errors: 0,
         }
     }
@@ -129,8 +143,15 @@ impl Control {
                     self.connector.accept(path, cid, request, ctx);
                 }
             }
-            Err(refusal) => refuse(provider, request, &refusal, ctx),
+            Err(refusal) => {
+                self.count(refusal.reason());
+                refuse(provider, request, &refusal, ctx);
+            }
         }
+    }
+
+    fn count(&mut self, reason: &'static str) {
+        *self.refused.entry(reason).or_insert(0) += 1;
     }
 
     fn admit(
@@ -149,7 +170,7 @@ impl Control {
         if self.evicted.contains(conn.session_id) {
             return Err(Refusal::Evicted(self.params.eviction_key.secret(conn.session_id)));
         }
-        self.connector.check(&conn, &self.registry)?;
+        self.make_room(&conn, ctx)?;
         let asked = (provider, request);
         let (key, deadline) = self.connector.path_of(asked, &conn, &mut self.registry, ctx)?;
         self.next = earliest(self.next, deadline);
@@ -161,7 +182,46 @@ impl Control {
             return Err(Refusal::PathExists);
         }
         path.join(&conn, shard)?;
-        Ok((Arc::clone(path.shared()), conn.cid))
+        let shared = Arc::clone(path.shared());
+        let opened = self.registry.session(conn.session_id).is_some_and(Session::has_opened);
+        self.admission.joined(conn.session_id, opened, Source::of(request.peer.ip()));
+        Ok((shared, conn.cid))
+    }
+
+    /// Makes room for a connection: ends sessions of strangers for it, if there are any.
+    fn make_room(&mut self, conn: &ConnReq, ctx: &mut Ctx<'_>) -> Result<(), Refusal> {
+        let id = conn.session_id;
+        loop {
+            let exists = self.registry.session(id).map(Session::has_opened);
+            if exists.is_none() && !conn.first_conn {
+                return Err(Refusal::NoSession);
+            }
+            match self.admission.room(id, exists, self.registry.session_count())? {
+                Room::Free => return Ok(()),
+                Room::After(stranger) => {
+                    self.admission.crowded_out(stranger);
+                    self.count("strangers-ended");
+                    self.end_session(stranger, &PathEnd::Crowded, ctx);
+                }
+            }
+        }
+    }
+
+    fn end_session(&mut self, id: SessionId, end: &PathEnd, ctx: &mut Ctx<'_>) {
+        let keys: Vec<PathKey> = self.registry.paths_of(id).map(Path::key).collect();
+        keys.iter().for_each(|key| self.end_path(*key, end, ctx));
+    }
+
+    /// A session has opened an export, or has another path up after that: the listeners keep room
+    /// for the addresses of its paths.
+    fn make_known(&mut self, id: SessionId, ctx: &mut Ctx<'_>) {
+        let keys: Vec<PathKey> = self.registry.paths_of(id).map(Path::key).collect();
+        for key in keys {
+            let place = self.registry.path_mut(key).and_then(Path::make_known);
+            if let Some(place) = place.filter(|place| self.known.path_up(*place)) {
+                know(place, true, ctx);
+            }
+        }
     }
 
     /// Takes a message of a shard.
@@ -224,8 +284,10 @@ impl Control {
         ctx.out.shard(CoreIndex(0), ShardMessage::Serve { path: key });
         let (peer, transport) = (shared.origin.peer, shared.origin.transport);
         tracing::info!(path = %key, transport, %peer, session = %id, %name, "a path is up");
-        if let Some(session) = self.registry.session_mut(id) {
-            session.set_name(name);
+        let Some(session) = self.registry.session_mut(id) else { return };
+        session.set_name(name);
+        if session.has_opened() {
+            self.make_known(id, ctx);
         }
     }
 
@@ -245,10 +307,14 @@ impl Control {
                 if self.evicted.contains(session.id) {
                     return Some(ControlAnswer::Refused(errno::ESTALE));
                 }
-                let session_name = self.registry.session(session.id).and_then(|s| s.name());
+                let asking = self.registry.session_mut(session.id);
+                let session_name = asking.and_then(|asking| {
+                    asking.set_asked(ctx.now);
+                    asking.name()
+                });
                 let asked = (reply_to, &*name, mode);
                 let answer = self.opens.open(&session, session_name, asked, ctx)?;
-                self.note_open(&session, &answer);
+                self.note_open(&session, &answer, ctx);
                 Some(answer)
             }
             ControlRequest::Close { device } => {
@@ -276,19 +342,21 @@ impl Control {
             true => ControlAnswer::Refused(errno::ESTALE),
             false => self.opens.found(&session, mode, result, ctx),
         };
-        self.note_open(&session, &answer);
+        self.note_open(&session, &answer, ctx);
         reply_to.answer(answer, ctx.out);
     }
 
     /// An OPEN is about to be answered. With the session's first that succeeds, its clients may use
-    /// all chunks of its paths.
-    fn note_open(&self, session: &SessionShared, answer: &ControlAnswer) {
+    /// all chunks of its paths, and it is no stranger's.
+    fn note_open(&mut self, session: &SessionShared, answer: &ControlAnswer, ctx: &mut Ctx<'_>) {
         if !matches!(answer, ControlAnswer::Opened(_)) || session.has_opened() {
             return;
         }
         session.note_open();
         let paths = self.registry.paths_of(session.id);
         paths.filter_map(|path| path.shared().chunks.get()).for_each(|pool| pool.let_write(true));
+        self.admission.opened(session.id);
+        self.make_known(session.id, ctx);
     }
 
     /// Does what the operator asks.
@@ -302,7 +370,13 @@ impl Control {
                     lost_portals.extend(lost.map(|at| format!("{}://{at}", fabric.scheme())));
                 }
                 let memory = self.connector.memory();
-                return reply.send(AdminReply::Sessions { sessions, memory, lost_portals });
+                let refused = self.refused(ctx);
+                return reply.send(AdminReply::Sessions {
+                    sessions,
+                    memory,
+                    lost_portals,
+                    refused,
+                });
             }
             AdminRequest::Disconnect { session, path } => {
                 self.evicted.disconnect(&session, path, &self.registry)
@@ -327,6 +401,17 @@ impl Control {
             }
             Err(refusal) => AdminReply::Refused(refusal),
         });
+    }
+
+    /// Connections refused and sessions ended, by reason, and what the listeners closed.
+    fn refused(&self, ctx: &Ctx<'_>) -> BTreeMap<String, u64> {
+        let mut refused: BTreeMap<String, u64> =
+            self.refused.iter().map(|(reason, count)| ((*reason).to_owned(), *count)).collect();
+        let silent: u64 = ctx.fabrics.iter().map(|fabric| fabric.crowded_out()).sum();
+        if silent > 0 {
+            refused.insert("silent".to_owned(), silent);
+        }
+        refused
     }
 
     /// Begins the server's end: all paths finish after one time, and end after another.
@@ -400,11 +485,16 @@ impl Control {
         if !gone {
             return;
         }
+        let place = path.is_known().then(|| path.place());
+        if let Some(place) = place.and_then(|place| self.known.path_gone(place)) {
+            know(place, false, ctx);
+        }
         let ended = self.registry.remove(key);
         if self.registry.keeps_removable() {
             self.next = earliest(self.next, Some(ctx.now + LOOK_FOR_REMOVED));
         }
         if let Some(session) = ended {
+            self.admission.ended(session.id(), session.has_opened());
             self.opens.session_ended(session.shared(), ctx.now, ctx.out);
             tracing::info!(session = %session.id(), "a session ended");
         }
@@ -433,12 +523,33 @@ impl Control {
         for (key, end) in ends {
             self.end_path(key, &end, ctx);
         }
+        self.end_unopened(ctx);
         self.advance_drain(ctx);
         true
+    }
+
+    /// Ends sessions that have opened no export for too long. Their heartbeats are the timer.
+    fn end_unopened(&mut self, ctx: &mut Ctx<'_>) {
+        let late = |session: &&Session| {
+            !session.has_opened() && ctx.now.since(session.asked()) >= self.params.open_timeout
+        };
+        let late: Vec<SessionId> = self.registry.sessions().filter(late).map(Session::id).collect();
+        for id in late {
+            let up = |path: &Path| path.state() == PathState::Connected;
+            if self.registry.paths_of(id).any(up) {
+                self.count("not-opened");
+                self.end_session(id, &PathEnd::Unopened, ctx);
+            }
+        }
     }
 
     /// When to be polled even if nothing happens.
     pub fn deadline(&self) -> Option<Instant> {
         self.next
     }
+}
+
+/// Reports an address to the listeners.
+fn know((provider, address): Place, known: bool, ctx: &mut Ctx<'_>) {
+    ctx.fabrics[provider.index()].know_peer(address, known);
 }

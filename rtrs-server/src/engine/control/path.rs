@@ -12,6 +12,7 @@ use rtrs_core::proto::{Heartbeat, HeartbeatAction, step};
 use rtrs_core::time::{Instant, earliest};
 use rtrs_core::wire::{ConnReq, Fence, Name};
 
+use super::known::Place;
 use crate::engine::control::refusal::Refusal;
 use crate::engine::message::{EndReport, Outbox, ReplyTo, ShardMessage};
 use crate::path::handshake::{InfoError, Joining};
@@ -41,6 +42,8 @@ pub(super) struct Path {
     held: Option<Held>,
     heartbeat: Option<Heartbeat>,
     parts: Vec<Part>,
+    /// Its address was reported to the listeners as known.
+    known: bool,
     /// Fences to be answered when nothing of it begins any more.
     fenced_by: Vec<ReplyTo>,
 }
@@ -62,6 +65,7 @@ impl Path {
             held,
             heartbeat: None,
             parts: Vec::new(),
+            known: false,
             fenced_by: Vec::new(),
         }
     }
@@ -78,9 +82,22 @@ impl Path {
         self.state
     }
 
-    /// Connections of a handshake that is not over.
-    pub(super) fn half_open(&self) -> u32 {
-        self.joining.as_ref().map_or(0, |joining| u32::from(joining.present()))
+    /// Where its client is.
+    pub(super) fn place(&self) -> Place {
+        (self.shared.origin.provider, self.shared.origin.peer.ip().to_canonical())
+    }
+
+    /// Its place, if that is to be reported as known and was not: its session has opened an export
+    /// and the handshake is over.
+    pub(super) fn make_known(&mut self) -> Option<Place> {
+        let due = !self.known && self.state == PathState::Connected;
+        self.known |= due;
+        due.then(|| self.place())
+    }
+
+    /// Its place was reported as known.
+    pub(super) fn is_known(&self) -> bool {
+        self.known
     }
 
     /// True when it may carry requests, and has chunks or is getting them.

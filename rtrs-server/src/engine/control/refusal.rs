@@ -28,14 +28,15 @@ pub(crate) enum Refusal {
     /// The operator evicted the session.
     #[error("the session was evicted by the operator")]
     Evicted(EvictionSecret),
-    /// Too many connections are in their handshake.
-    #[error("{0} connections are in their handshake already")]
+    /// Too many connections are in their handshake or belong to sessions without an OPEN, and none
+    /// can be closed for this one.
+    #[error("{0} connections are in their handshake, or have opened no export yet (half-open-max)")]
     HalfOpen(u32),
     /// The session does not exist and the peer does not ask to create it.
     #[error("no such session")]
     NoSession,
     /// There are as many sessions as there may be.
-    #[error("{0} sessions exist already")]
+    #[error("{0} sessions exist already (sessions-max)")]
     Sessions(u32),
     /// The path exists and takes no more connections.
     #[error("the path exists already")]
@@ -133,6 +134,24 @@ impl Refusal {
     /// True when the operator of this server has to do something about it.
     pub(crate) const fn is_ours(&self) -> bool {
         matches!(self, Self::Memory(_) | Self::MemoryMax { .. } | Self::Windows(_))
+    }
+
+    /// The name under which it is counted.
+    pub(crate) const fn reason(&self) -> &'static str {
+        match self {
+            Self::Wire(_) => "invalid",
+            Self::Stopping => "stopping",
+            Self::PingOnly => "ping-only",
+            Self::Evicted(_) => "evicted",
+            Self::HalfOpen(_) => "half-open-max",
+            Self::NoSession => "no-session",
+            Self::Sessions(_) => "sessions-max",
+            Self::PathExists | Self::Join(_) | Self::SameAddresses => "path-exists",
+            Self::Paths(_) | Self::Draining(_) | Self::Connections { .. } => "path-limits",
+            Self::Depth { .. } => "queue-depth",
+            Self::MemoryMax { .. } => "memory-max",
+            Self::Memory(_) | Self::Windows(_) => "memory",
+        }
     }
 
     /// What the peer is sent.

@@ -20,6 +20,8 @@ pub(super) struct Session {
     /// Since its first connection.
     since: Instant,
     name: Option<Name>,
+    /// When it last asked for an export; its begin until then.
+    asked: Instant,
     paths: Vec<PathKey>,
     /// What its paths did that are gone.
     gone: IoTotals,
@@ -33,6 +35,7 @@ impl Session {
             shared: Arc::new(shared),
             since,
             name: None,
+            asked: since,
             paths: Vec::new(),
             gone: IoTotals::default(),
             cache: ChunkCache::default(),
@@ -54,6 +57,20 @@ impl Session {
     /// Its name, once a path was admitted.
     pub(super) fn name(&self) -> Option<Name> {
         self.name
+    }
+
+    /// It has opened an export, whatever it has open now.
+    pub(super) fn has_opened(&self) -> bool {
+        self.shared.has_opened()
+    }
+
+    /// When it last asked for an export; its begin until then.
+    pub(super) fn asked(&self) -> Instant {
+        self.asked
+    }
+
+    pub(super) fn set_asked(&mut self, now: Instant) {
+        self.asked = now;
     }
 
     pub(super) fn set_name(&mut self, name: Name) {

@@ -20,6 +20,7 @@ use rtrs_core::identity::ExportId;
 use rtrs_core::ids::{CoreIndex, ProviderIndex, QpNum};
 use rtrs_core::limits::Limits;
 use rtrs_core::mem::{MemSlice, Region};
+use rtrs_core::proto::ping::PingServerStats;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::ConnReq;
@@ -39,6 +40,9 @@ pub(super) struct Posted {
 }
 
 type Log = Rc<RefCell<Vec<Posted>>>;
+
+/// The addresses that the listener was told of.
+type Known = Rc<RefCell<Vec<(IpAddr, bool)>>>;
 
 /// What the server's device is like.
 #[derive(Clone, Copy, Debug, Default)]
@@ -124,10 +128,15 @@ struct Tee {
     device: DeviceOptions,
     registered: Regions,
     aside: Rc<RefCell<Aside>>,
+    known: Known,
 }
 
 impl Fabric for Tee {
     rtrs_core::forward_fabric!(inner);
+
+    fn know_peer(&mut self, peer: IpAddr, known: bool) {
+        self.known.borrow_mut().push((peer, known));
+    }
 
     fn pins_memory(&self) -> bool {
         self.device.pins_memory
@@ -402,6 +411,7 @@ pub(super) struct Fixture {
     log: Log,
     registered: Regions,
     aside: Rc<RefCell<Aside>>,
+    pub(super) known: Known,
     searches: Searches,
     /// What a test may let be found.
     pub(super) found: Option<Arc<Export>>,
@@ -460,6 +470,7 @@ impl Fixture {
         let found = Arc::new(export("found", false, &spare()));
         let (log, registered, aside) =
             (Log::default(), Regions::default(), Rc::<RefCell<Aside>>::default());
+        let known = Known::default();
         let hosts: Vec<Host> = (0..options.params.cores)
             .map(|at| {
                 let core = Core::without_ring(CoreIndex(at));
@@ -472,6 +483,7 @@ impl Fixture {
                         device: options.device,
                         registered: Arc::clone(&registered),
                         aside: Rc::clone(&aside),
+                        known: Rc::clone(&known),
                     })],
                     inbox: VecDeque::new(),
                 }
@@ -489,6 +501,7 @@ impl Fixture {
             log,
             registered,
             aside,
+            known,
             searches,
             found: Some(found),
         };
@@ -626,6 +639,11 @@ impl Fixture {
 
     pub(super) fn sessions(&self) -> Vec<crate::stats::SessionSnapshot> {
         self.hosts[0].core.snapshot(self.now())
+    }
+
+    /// What the pings of each shard did.
+    pub(super) fn pings(&self) -> Vec<Option<PingServerStats>> {
+        self.hosts.iter().map(|host| host.core.pings()).collect()
     }
 
     /// What the first session has open.

@@ -137,7 +137,7 @@ fn a_reconnect_replaces_a_path_the_server_still_believes_in() {
 #[test]
 fn limits_of_sessions_and_half_open_connections_hold() {
     let mut fixture = small(|params| params.sessions_max = 1);
-    let _one = Peer::up(&mut fixture, PeerOptions::default(), "one");
+    let _one = Peer::open(&mut fixture, PeerOptions::default());
     let mut two = Peer::new(&fixture, PeerOptions { session: 2, ..PeerOptions::default() });
     assert_eq!(two.connect(&mut fixture, 0).unwrap_err(), -12);
 
@@ -145,6 +145,7 @@ fn limits_of_sessions_and_half_open_connections_hold() {
     let mut peer = Peer::new(&fixture, PeerOptions::default());
     peer.connect(&mut fixture, 0).unwrap();
     peer.connect(&mut fixture, 1).unwrap();
+    // A session does not end for a connection of its own.
     assert_eq!(peer.connect(&mut fixture, 2).unwrap_err(), -104);
     fixture.pass(Duration::from_secs(6));
     fixture.assert_empty();

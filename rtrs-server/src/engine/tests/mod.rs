@@ -1,6 +1,7 @@
 //! Sessions against a client played by hand, over the simulated fabric.
 //!
-//! `fixture.rs` the server under test · `peer.rs` the client · `handshake.rs` · `io.rs` requests
+//! `fixture.rs` the server under test · `peer.rs` the client · `handshake.rs` · `admission.rs` who
+//! is let in when too many ask · `io.rs` requests
 //! and their answers · `chains.rs` what exactly is posted · `violations.rs` what a peer must not
 //! do · `opens.rs` what is found below a search path · `ends.rs` replays, death, silence, shutdown
 //! · `overlap.rs` who waits for what a closed path has left at the disk · `syncs.rs` who hears of a
@@ -8,6 +9,7 @@
 //! commands.
 
 mod admin;
+mod admission;
 mod chains;
 mod chunk_pool;
 mod ends;

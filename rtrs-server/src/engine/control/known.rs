@@ -1,0 +1,95 @@
+//! Addresses from which sessions have paths, or had them: the listeners keep room for them.
+//!
+//! Before a connection's request is read, its address is all that is known of it
+//! (`rtrs_core::proto::quota`). An address becomes known when a session that has opened an export
+//! has a path from there, and stays known when the path is gone, since the client will come back.
+//! At most [`KNOWN_MAX`] without a path are remembered; the one not used for longest is forgotten.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use rtrs_core::ids::ProviderIndex;
+
+/// Addresses without a path that are remembered.
+const KNOWN_MAX: usize = 1024;
+
+/// An address, as clients of one provider have it.
+pub(super) type Place = (ProviderIndex, IpAddr);
+
+/// The addresses that are known.
+#[derive(Debug, Default)]
+pub(super) struct KnownPeers {
+    paths: BTreeMap<Place, u32>,
+    /// Those without paths, by when the last one went.
+    idle: BTreeMap<u64, Place>,
+    last: u64,
+}
+
+impl KnownPeers {
+    /// A path is up. True when its place was not known before.
+    pub(super) fn path_up(&mut self, place: Place) -> bool {
+        if let Some(paths) = self.paths.get_mut(&place) {
+            *paths += 1;
+            return false;
+        }
+        self.paths.insert(place, 1);
+        let before = self.idle.len();
+        self.idle.retain(|_, idle| *idle != place);
+        self.idle.len() == before
+    }
+
+    /// A path is gone. Some: a place that is known no longer.
+    pub(super) fn path_gone(&mut self, place: Place) -> Option<Place> {
+        let paths = self.paths.get_mut(&place)?;
+        *paths -= 1;
+        if *paths > 0 {
+            return None;
+        }
+        self.paths.remove(&place);
+        self.last += 1;
+        self.idle.insert(self.last, place);
+        if self.idle.len() > KNOWN_MAX {
+            self.idle.pop_first().map(|(_, place)| place)
+        } else {
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(n: usize) -> Place {
+        let n = u32::try_from(n).unwrap();
+        (ProviderIndex(0), IpAddr::from(n.to_be_bytes()))
+    }
+
+    #[test]
+    fn a_place_is_known_once_and_stays_known() {
+        let mut known = KnownPeers::default();
+        assert!(known.path_up(place(1)) && !known.path_up(place(1)));
+        assert_eq!(known.path_gone(place(1)), None);
+        assert_eq!(known.path_gone(place(1)), None);
+        assert!(!known.path_up(place(1)), "it came back");
+        assert_eq!(known.path_gone(place(1)), None);
+        // Another place of the same address on another provider.
+        assert!(known.path_up((ProviderIndex(1), place(1).1)));
+        assert_eq!(known.path_gone(place(7)), None, "never known");
+    }
+
+    #[test]
+    fn places_without_a_path_are_forgotten_in_turn() {
+        let mut known = KnownPeers::default();
+        assert!(known.path_up(place(0)));
+        for n in 1..=KNOWN_MAX {
+            assert!(known.path_up(place(n)));
+            assert_eq!(known.path_gone(place(n)), None);
+        }
+        assert!(!known.path_up(place(1)));
+        assert_eq!(known.path_gone(place(1)), None);
+        assert!(known.path_up(place(5000)));
+        assert_eq!(known.path_gone(place(5000)), Some(place(2)));
+        assert_eq!(known.path_gone(place(0)), Some(place(3)), "one with a path is kept until then");
+    }
+}
