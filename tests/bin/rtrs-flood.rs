@@ -1,0 +1,326 @@
+//! A session among strangers: how many of its IOPS are left, and how long its reconnects take,
+//! while a crowd of other addresses opens connections to its server.
+//!
+//! ```text
+//! cargo build --release --bins
+//! RTRS_BIN_DIR=target/release target/release/rtrs-flood --seconds 60
+//! ```
+//!
+//! The session reads at queue depth 32 over TCP on the loopback (`rtrs-client bench`), and every
+//! few seconds the server ends its path (`session disconnect`). Meanwhile `--rate` connections per
+//! second come from 127.0.1.x. They are, in turn: opened and closed; silent; half of an MPA
+//! request; a CON_REQ and nothing more; a whole handshake without an OPEN. What is not closed by
+//! the other end is closed after `--hold` seconds. The `baseline` is the same crowd at a port that
+//! only accepts and closes; both alternate `--rounds` times. Everything is bounded in number and
+//! time and stays on the loopback.
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use rtrs_core::ids::{ConnIndex, PathUuid, SessionId};
+use rtrs_core::local::{RunDir, request};
+use rtrs_core::rt::raise_open_files;
+use rtrs_core::wire::{ConnReq, InfoReq, Name};
+use rtrs_tests::raw_mpa::{
+    CRC, ENHANCED, REQUEST_KEY, WRITE, frame, send, start_data, start_frame, tagged,
+};
+use rtrs_tests::{STOP_TIME_MAX, Server, bin, peak_memory, resident_memory};
+use serde_json::{Value, json};
+use socket2::{Domain, Protocol, Socket, Type};
+
+/// Name of the server and of its control socket.
+const NAME: &str = "flood";
+/// Addresses of the crowd: 127.0.1.1 and up.
+const SOURCES: u64 = 250;
+/// Time between the messages of a handshake.
+const STEP: Duration = Duration::from_millis(50);
+/// What a socket that does not block says of a connection that is not there yet.
+const EINPROGRESS: i32 = 115;
+/// How long a reconnect may take before it is given up.
+const RECONNECT_MAX: Duration = Duration::from_secs(15);
+
+#[derive(Debug, Parser)]
+struct Args {
+    /// Length of each run, in seconds.
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// Connections per second.
+    #[arg(long, default_value_t = 2000)]
+    rate: u64,
+    /// How long a connection is held, in seconds.
+    #[arg(long, default_value_t = 3)]
+    hold: u64,
+    /// Runs of each kind, baseline and crowd in turn.
+    #[arg(long, default_value_t = 1)]
+    rounds: u32,
+    /// Seconds between forced reconnects of the session.
+    #[arg(long, default_value_t = 5)]
+    reconnect: u64,
+    /// Further flags of the server.
+    #[arg(last = true)]
+    server: Vec<String>,
+}
+
+/// What the crowd did.
+#[derive(Debug, Default)]
+struct Counts {
+    opened: AtomicU64,
+    failed: AtomicU64,
+    most_held: AtomicU64,
+}
+
+/// A connection of the crowd: what it still has to send, and when it does something next.
+struct Stranger {
+    stream: TcpStream,
+    due: Instant,
+    left: VecDeque<Vec<u8>>,
+    end: Instant,
+}
+
+/// The messages of connection number `n`. None: it is closed at once.
+fn messages(n: u64) -> Option<VecDeque<Vec<u8>>> {
+    let mut uuid = [0xf1; 16];
+    uuid[..8].copy_from_slice(&n.to_le_bytes());
+    let whole = |cid_num| {
+        let request = ConnReq {
+            cid: ConnIndex(0),
+            cid_num,
+            recon_cnt: 1,
+            path_uuid: PathUuid(uuid),
+            session_id: SessionId(uuid),
+            first_conn: true,
+            ext: [0; 11],
+        };
+        start_frame(REQUEST_KEY, ENHANCED | CRC, 2, &start_data(&request.encode()))
+    };
+    let messages = match n % 5 {
+        0 => return None,
+        1 => Vec::new(),
+        2 => vec![whole(1)[..20].to_vec()],
+        3 => vec![whole(2)],
+        _ => {
+            let session_name = Name::new(format!("stranger-{n}").as_bytes()).expect("a name");
+            let ready = frame(&tagged(WRITE, 1, 0, &[]));
+            let info = frame(&send(1, &InfoReq { session_name }.encode()));
+            vec![whole(1), ready, info]
+        }
+    };
+    Some(messages.into())
+}
+
+fn open(target: SocketAddr, n: u64) -> std::io::Result<TcpStream> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
+    let host = u8::try_from(1 + n % SOURCES).expect("below 251");
+    socket.bind(&SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::new(127, 0, 1, host), 0)).into())?;
+    // Its end is a reset, so that the crowd does not use up the ports.
+    socket.set_linger(Some(Duration::ZERO))?;
+    socket.set_nonblocking(true)?;
+    match socket.connect(&target.into()) {
+        Err(error) if error.raw_os_error() != Some(EINPROGRESS) => return Err(error),
+        _ => {}
+    }
+    Ok(socket.into())
+}
+
+impl Stranger {
+    /// Does what is due. False when it is over.
+    fn step(&mut self, now: Instant) -> bool {
+        let mut buffer = [0; 1024];
+        loop {
+            match self.stream.read(&mut buffer) {
+                Ok(0) => return false,
+                Ok(_) => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                // It is not connected yet.
+                Err(e) if e.kind() == ErrorKind::NotConnected => break,
+                Err(_) => return false,
+            }
+        }
+        if let Some(message) = self.left.front() {
+            match self.stream.write(message) {
+                Ok(_) => drop(self.left.pop_front()),
+                Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected) => {}
+                Err(_) => return false,
+            }
+        }
+        self.due = now + if self.left.is_empty() { STEP * 10 } else { STEP };
+        now < self.end
+    }
+}
+
+/// Opens `rate` connections per second until told to stop.
+fn crowd(args: &Args, target: SocketAddr, first: u64, stop: &AtomicBool, counts: &Counts) {
+    let start = Instant::now();
+    let mut held: VecDeque<Stranger> = VecDeque::new();
+    let mut count = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let now = Instant::now();
+        let wanted = start.elapsed().as_millis() as u64 * args.rate / 1000;
+        while count < wanted {
+            count += 1;
+            let Ok(stream) = open(target, first + count) else {
+                counts.failed.fetch_add(1, Ordering::Relaxed);
+                continue;
+            };
+            counts.opened.fetch_add(1, Ordering::Relaxed);
+            let Some(left) = messages(first + count) else { continue };
+            let end = now + Duration::from_secs(args.hold);
+            let mut stranger = Stranger { stream, due: now, left, end };
+            if stranger.step(now) {
+                held.push_back(stranger);
+            }
+        }
+        counts.most_held.fetch_max(held.len() as u64, Ordering::Relaxed);
+        for _ in 0..held.len() {
+            let Some(mut stranger) = held.pop_front() else { break };
+            if stranger.due > now || stranger.step(now) {
+                held.push_back(stranger);
+            }
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A port that only accepts and closes.
+fn accept_and_close() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("its address");
+    thread::spawn(move || listener.incoming().for_each(drop));
+    address
+}
+
+/// The server as its control socket shows it.
+struct Control(PathBuf);
+
+impl Control {
+    fn ask(&self, what: &Value) -> Value {
+        let answer = request::<Value>(&self.0, what, Duration::from_secs(15));
+        answer.map(|(value, _)| value).unwrap_or_else(|error| json!({ "error": error.to_string() }))
+    }
+
+    /// The name of the bench's session, which begins with that given, and its connected path.
+    fn path(&self) -> Option<(String, u64)> {
+        let list = self.ask(&json!({ "command": "session-list" }));
+        let sessions = list["sessions"].as_array()?;
+        let name = |session: &Value| session["name"].as_str().map(str::to_owned);
+        let is_ours = |name: &String| name.starts_with(NAME);
+        let ours = sessions.iter().find(|session| name(session).is_some_and(|n| is_ours(&n)))?;
+        let paths = ours["paths"].as_array()?;
+        let up = paths.iter().find(|path| path["state"] == "connected")?;
+        let path = up["path"].as_u64()?;
+        (!ours["opens"].as_array()?.is_empty()).then(|| name(ours).map(|name| (name, path)))?
+    }
+
+    /// Ends the session's path and waits until it has another one and its export open.
+    fn reconnect(&self) -> Option<Duration> {
+        let (name, before) = self.path()?;
+        self.ask(&json!({ "command": "session-disconnect", "session": name }));
+        let start = Instant::now();
+        while start.elapsed() < RECONNECT_MAX {
+            if self.path().is_some_and(|(_, path)| path != before) {
+                return Some(start.elapsed());
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        None
+    }
+}
+
+/// Figures of a run.
+struct Run {
+    iops: f64,
+    errors: u64,
+    p99: f64,
+    reconnects: Vec<Option<Duration>>,
+}
+
+/// The session at work, with a crowd at `target`.
+fn run(args: &Args, portal: &str, control: &Control, target: SocketAddr, first: u64) -> Run {
+    let (stop, counts) = (Arc::new(AtomicBool::new(false)), Counts::default());
+    let seconds = format!("{}s", args.seconds);
+    let mut bench = Command::new(bin("rtrs-client"));
+    bench.args(["bench", "vol", "--path", portal, "--runtime", &seconds, "--iodepth", "32"]);
+    bench.args(["--session-name", NAME, "-o", "json", "--log", "warn"]);
+    let bench = bench.stdout(Stdio::piped()).spawn().expect("rtrs-client");
+    let mut reconnects = Vec::new();
+    thread::scope(|scope| {
+        scope.spawn(|| crowd(args, target, first, &stop, &counts));
+        let end = Instant::now() + Duration::from_secs(args.seconds);
+        while Instant::now() + Duration::from_secs(args.reconnect) < end {
+            thread::sleep(Duration::from_secs(args.reconnect));
+            reconnects.push(control.reconnect());
+        }
+        thread::sleep(end.saturating_duration_since(Instant::now()));
+        stop.store(true, Ordering::Relaxed);
+    });
+    let out = bench.wait_with_output().expect("the end of the bench");
+    let summary: Value = serde_json::from_slice(&out.stdout).unwrap_or_default();
+    let Counts { opened, failed, most_held } = counts;
+    let [opened, failed, held] = [opened, failed, most_held].map(AtomicU64::into_inner);
+    println!("  crowd: {opened} connections opened, {failed} failed, at most {held} held");
+    Run {
+        iops: summary["iops"].as_f64().unwrap_or(0.0),
+        errors: summary["errors"].as_u64().unwrap_or(u64::MAX),
+        p99: summary["lat_us"]["p99"].as_f64().unwrap_or(0.0),
+        reconnects,
+    }
+}
+
+impl Run {
+    fn print(&self, what: &str) {
+        let took: Vec<String> = self
+            .reconnects
+            .iter()
+            .map(|took| took.map_or("never".to_owned(), |took| format!("{}", took.as_millis())))
+            .collect();
+        let Self { iops, errors, p99, .. } = self;
+        let took = took.join(" ");
+        println!("{what}: {iops:.0} IOPS, p99 {p99:.0} us, {errors} errors; reconnects ms: {took}");
+    }
+}
+
+fn main() {
+    let args = Args::parse();
+    let files = raise_open_files().unwrap_or(0);
+    let flags: Vec<&str> = args.server.iter().map(String::as_str).collect();
+    let mut server = Server::builder()
+        .export("vol=null:1G")
+        .listen("tcp://127.0.0.1:0")
+        .args(&["--name", NAME, "--log", "error"])
+        .args(&flags)
+        .start();
+    let portal = server.portal().to_owned();
+    let address: SocketAddr = server.address().parse().expect("an address");
+    let run_dir = RunDir::new(Some(server.run_dir())).expect("a run directory");
+    let control = Control(run_dir.server_socket(NAME));
+    assert!(control.ask(&json!({ "command": "status" }))["pid"].is_u64(), "no control socket");
+    let before = resident_memory(server.pid());
+    println!("{} connections/s for {} s, {files} open files", args.rate, args.seconds);
+    let (mut first, mut sums) = (0, [0.0; 2]);
+    for round in 1..=args.rounds {
+        for (kind, what) in ["baseline", "crowd"].into_iter().enumerate() {
+            let target = if kind == 0 { accept_and_close() } else { address };
+            let done = run(&args, &portal, &control, target, first);
+            first += args.rate * (args.seconds + 10);
+            sums[kind] += done.iops;
+            done.print(&format!("{round} {what}"));
+            thread::sleep(Duration::from_secs(1));
+        }
+    }
+    server.check_alive();
+    let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    let peak = peak_memory(server.pid());
+    println!("IOPS: {:.1} % of the baseline", 100.0 * sums[1] / sums[0].max(1.0));
+    println!("server memory: {:.1} MiB, at most {:.1} MiB", mebibytes(before), mebibytes(peak));
+    println!("refused: {}", control.ask(&json!({ "command": "session-list" }))["refused"]);
+    let _ = server.stop(STOP_TIME_MAX);
+}
