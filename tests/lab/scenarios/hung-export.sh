@@ -50,16 +50,8 @@ b() { # name argument...
     fio_run "$1" $WHILE --filename="$B" --direct=1 --ioengine=psync --size=32M --bs=4k "${@:2}"
 }
 
-# Flushes, discards, writes and reads of A, each longer in flight than the disk hangs.
+# Writes and reads of A, each longer in flight than the disk hangs.
 load_a() {
-    local try
-    PENDING=()
-    for try in 1 2; do
-        timeout 120 python3 tests/lab/power_loss.py flush "$A" &
-        PENDING+=($!)
-        timeout 120 blkdiscard -f -o $((48 << 20)) -l $((4 << 20)) "$A" &
-        PENDING+=($!)
-    done
     fio_run a 150 --filename="$A" --direct=1 --ioengine=libaio --rw=randwrite --bs=4k \
         --numjobs=2 --iodepth=96 --size=12M --offset_increment=12M --cpus_allowed=0-1 \
         --cpus_allowed_policy=split --verify=crc32c --end_fsync=1 &
@@ -69,8 +61,28 @@ load_a() {
     PENDING+=($!)
 }
 
+# Flushes and discards of A besides. A discard holds a lock of the device in this kernel, which
+# other requests to it need to be sent: they come last.
+sync_a() {
+    local try
+    for try in 1 2; do
+        timeout 120 python3 tests/lab/power_loss.py flush "$A" &
+        PENDING+=($!)
+    done
+    timeout 120 blkdiscard -f -o $((48 << 20)) -l $((4 << 20)) "$A" &
+    PENDING+=($!)
+}
+
+# While a disk hangs, udev would read its partition table again, and hold back who opens it.
+no_udev() { # stop|start
+    udevadm settle --timeout=20 2>/dev/null
+    udevadm control "--$1-exec-queue" 2>/dev/null
+    return 0
+}
+
 hang() {
     local pid at
+    PENDING=()
     start_server --export "hung=$DISK_A,direct=on" --export "other=$DISK_B,direct=on" \
         --listen tcp://10.0.0.2:1234 --shards 1
     for at in hung other; do
@@ -79,9 +91,11 @@ hang() {
     done
     A=$(client_json status hung .device) B=$(client_json status other .device)
     assert_true "B works" b before --rw=write --number_ios=100 --fsync=10
+    no_udev stop
     assert_true "A hangs" dmsetup suspend --nolockfs --noflush lab-hung
     load_a
     assert_within 20 "A has $FLIGHT requests in flight" has_in_flight hung $FLIGHT
+    sync_a
     note "$(in_flight hung) in flight"
     expect_true "B reads" b read --rw=randread --number_ios=200
     expect_true "B writes" b write --rw=randwrite --number_ios=200
@@ -92,6 +106,7 @@ hang() {
     assert_true "A hangs still" is_suspended
     assert_num "all its requests are in flight" "$(in_flight hung)" -ge $FLIGHT
     assert_true "A goes on" dmsetup resume lab-hung
+    no_udev start
     for pid in "${PENDING[@]}"; do
         expect_true "what waited for A succeeds" wait "$pid"
     done
