@@ -1,0 +1,189 @@
+//! A disk that does not answer behind a path that works: the path stays, and the request is told.
+
+use rtrs_core::block::IoOp;
+use rtrs_core::ids::PathId;
+use rtrs_core::status::IoStatus;
+
+use super::fixture::{Fixture, MS, SEC, Setup};
+use super::server::Seen;
+use crate::engine::io::slow_requests::SlowReport;
+use crate::engine::{NoPath, SlowIo};
+use crate::path::state::PathState;
+
+/// Two paths, and requests that hang from now on.
+fn hanging(change: impl FnOnce(&mut Setup)) -> Fixture {
+    let mut fixture = Fixture::open(|s| {
+        (s.paths, s.how.fence) = (2, true);
+        s.config.io_timeout = 2 * SEC;
+        change(s);
+    });
+    fixture.server.how.hold = true;
+    fixture
+}
+
+/// No path has ended since the session began.
+fn is_undisturbed(fixture: &Fixture) -> bool {
+    let status = fixture.client.control.status();
+    status
+        .iter()
+        .all(|path| path.state == PathState::Connected && (path.ends, path.reconnects) == (0, 0))
+}
+
+/// A read beside those that hang.
+fn read(fixture: &mut Fixture, shard: usize) {
+    let tag = fixture.submit(shard, IoOp::Read, 8192, 4096);
+    fixture.until("a read", 100 * MS, |s| s.client.status(tag) == Some(IoStatus::Ok));
+}
+
+fn report(fixture: &Fixture) -> SlowReport {
+    fixture.client.slow_requests(fixture.now())
+}
+
+fn probes(fixture: &Fixture) -> usize {
+    let requests = fixture.server.seen.iter().filter(|seen| matches!(seen, Seen::Request(_)));
+    requests.count() - fixture.server.ios().count()
+}
+
+#[test]
+fn a_request_that_hangs_keeps_its_path_and_other_requests_go_on() {
+    // With the setting's default, whatever happens without a path.
+    for no_path in [NoPath::Queue, NoPath::QueueFor(5 * SEC), NoPath::Fail] {
+        let mut fixture = hanging(|s| s.config.no_path = no_path);
+        let tag = fixture.submit(0, IoOp::Read, 0, 4096);
+        fixture.until("the request", SEC, |s| s.server.held.len() == 1);
+        fixture.server.how.hold = false;
+        fixture.run(1900 * MS);
+        assert_eq!(report(&fixture), SlowReport::default(), "not yet");
+        let start = fixture.now();
+        for _ in 0..60 {
+            fixture.run(SEC);
+            read(&mut fixture, 0);
+            read(&mut fixture, 1);
+        }
+        assert!(is_undisturbed(&fixture), "{no_path}: {}", fixture.client.last_error(0));
+        let slow = report(&fixture);
+        assert_eq!((slow.now, slow.total), (1, 1));
+        let age = slow.oldest.expect("there is one");
+        assert!(age > fixture.now().since(start) && age < 65 * SEC, "{age:?}");
+        assert_eq!((fixture.client.status(tag), fixture.client.given_up.len()), (None, 0));
+        fixture.server.release();
+        fixture.drain(MS * 10);
+        assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok), "however late");
+        assert_eq!(report(&fixture), SlowReport { now: 0, total: 1, oldest: None });
+        assert!(is_undisturbed(&fixture));
+        let slow: u64 = fixture.client.stats(0).paths.iter().map(|path| path.slow_requests).sum();
+        assert_eq!(slow, 1);
+    }
+}
+
+#[test]
+fn requests_that_hang_with_every_permit_keep_their_paths() {
+    // A probe has a permit of its own. What waits for permits waits as long.
+    let mut fixture = hanging(|_| {});
+    let tags: Vec<_> = (0..40).map(|at| fixture.submit(at % 2, IoOp::Read, 0, 512)).collect();
+    let connects = fixture.server.connects().len();
+    fixture.run(120 * SEC);
+    assert!(is_undisturbed(&fixture), "{}", fixture.client.last_error(0));
+    assert_eq!(fixture.server.connects().len(), connects, "nobody connects anew");
+    let held = fixture.server.held.len();
+    assert!(held >= 12 && report(&fixture).now == held, "{held}: {:?}", report(&fixture));
+    // Each connection is asked once a sweep at most.
+    let asked = probes(&fixture);
+    assert!((100..=4 * 4 * 125).contains(&asked), "{asked} probes");
+    fixture.server.how.hold = false;
+    fixture.server.release();
+    fixture.drain(SEC);
+    assert!(tags.iter().all(|tag| fixture.client.status(*tag) == Some(IoStatus::Ok)));
+    assert_eq!(report(&fixture).now, 0);
+}
+
+#[test]
+fn a_connection_that_answers_nothing_ends_its_path_though_heartbeats_are_answered() {
+    let mut fixture = hanging(|_| {});
+    fixture.server.how.hold_probes = true;
+    let tag = fixture.submit(0, IoOp::Read, 0, 512);
+    fixture.until("the request", SEC, |s| s.server.held.len() == 1);
+    fixture.until("the path's end", 3 * SEC, |s| {
+        s.client.states().iter().any(|state| *state != PathState::Connected)
+    });
+    let lost = fixture.client.states().iter().position(|state| *state != PathState::Connected);
+    let error = fixture.client.last_error(lost.expect("ended"));
+    assert!(error.contains("no answer for"), "{error}");
+    assert_eq!(report(&fixture).now, 0);
+    (fixture.server.how.hold, fixture.server.how.hold_probes) = (false, false);
+    fixture.drain(5 * SEC);
+    assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok));
+}
+
+#[test]
+fn a_slow_request_goes_to_another_path_when_its_own_dies() {
+    // However old it is by then.
+    let mut fixture = hanging(|s| s.config.no_path = NoPath::QueueFor(5 * SEC));
+    let tags = [0, 0].map(|shard| fixture.submit(shard, IoOp::Write, 0, 512));
+    fixture.run(90 * SEC);
+    assert_eq!((report(&fixture).now, is_undisturbed(&fixture)), (2, true));
+    fixture.server.how.hold = false;
+    fixture.link_down(0);
+    fixture.until("the first", 2 * SEC, |s| tags.iter().any(|t| s.client.status(*t).is_some()));
+    assert_eq!(report(&fixture).now, 1);
+    fixture.server.release();
+    fixture.drain(SEC);
+    assert!(tags.iter().all(|tag| fixture.client.status(*tag) == Some(IoStatus::Ok)));
+}
+
+#[test]
+fn an_io_that_is_given_up_is_told_once_and_keeps_its_permit_until_it_is_answered() {
+    let mut fixture = hanging(|s| s.config.slow_io = SlowIo::Fail);
+    let tags = [IoOp::Read, IoOp::Write].map(|op| fixture.submit(0, op, 0, 512));
+    fixture.until("the requests", SEC, |s| s.server.held.len() == 2);
+    fixture.server.how.hold = false;
+    fixture.run(1900 * MS);
+    assert!(fixture.client.given_up.is_empty());
+    fixture.run(SEC);
+    assert_eq!(fixture.client.given_up, tags);
+    fixture.run(120 * SEC);
+    assert_eq!(fixture.client.given_up, tags, "once");
+    assert!(is_undisturbed(&fixture), "{}", fixture.client.last_error(0));
+    assert_eq!(fixture.client.permits_held(0), 2);
+    assert!(tags.iter().all(|tag| fixture.client.status(*tag).is_none()), "the memory is in use");
+    read(&mut fixture, 0);
+    fixture.server.release();
+    fixture.drain(10 * MS);
+    assert_eq!((fixture.client.permits_held(0), report(&fixture).now), (0, 0));
+    assert!(tags.iter().all(|tag| fixture.client.status(*tag) == Some(IoStatus::TimedOut)));
+    assert_eq!(fixture.client.given_up.len(), 2);
+}
+
+#[test]
+fn an_io_that_is_given_up_ends_with_the_fence_of_its_path_and_is_not_sent_again() {
+    let mut fixture = hanging(|s| s.config.slow_io = SlowIo::Fail);
+    fixture.server.how.hold_fences = true;
+    let tag = fixture.submit(0, IoOp::Write, 0, 512);
+    fixture.run(3 * SEC);
+    assert_eq!(fixture.client.given_up, [tag]);
+    let path = fixture.client.path_inflight(0).iter().position(|count| *count == 1);
+    let path = PathId(path.expect("in flight") as u16);
+    fixture.link_down(path.index());
+    fixture
+        .until("the path's end", SEC, |s| s.client.states()[path.index()] != PathState::Connected);
+    fixture.run(5 * SEC);
+    assert_eq!((fixture.client.status(tag), fixture.client.permits_held(0)), (None, 1));
+    fixture.server.how.hold_fences = false;
+    fixture.server.release();
+    fixture.drain(SEC);
+    assert_eq!(fixture.client.status(tag), Some(IoStatus::TimedOut));
+    assert_eq!((fixture.server.ios().count(), fixture.client.permits_held(0)), (1, 0));
+}
+
+#[test]
+fn what_waits_for_the_permits_of_given_up_ios_fails_as_they_do() {
+    let mut fixture = hanging(|s| {
+        (s.config.slow_io, s.config.no_path) = (SlowIo::Fail, NoPath::Queue);
+    });
+    let tags: Vec<_> = (0..20).map(|_| fixture.submit(0, IoOp::Read, 0, 512)).collect();
+    fixture.run(5 * SEC);
+    let sent = fixture.server.held.len();
+    assert_eq!(fixture.client.given_up, tags[..sent]);
+    assert!(tags[sent..].iter().all(|t| fixture.client.status(*t) == Some(IoStatus::TimedOut)));
+    assert!(is_undisturbed(&fixture) && sent < 20);
+}
