@@ -169,7 +169,7 @@ impl Bridge {
         }
         // A round that was just asked for is over at once where no other shard has a bridge.
         any |= look(port, shared, conns);
-        any |= shared.has_deferred() && shared.release_deferred() | shared.expire_deferred(now);
+        any |= shared.has_deferred() && shared.release_deferred();
         // What a device does at once is answered at once.
         any |= shared.reap();
         any |= dispatch_finished(shared, conns);

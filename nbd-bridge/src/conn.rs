@@ -30,7 +30,7 @@ use crate::buffers::ReadMemory;
 use crate::group::{Due, ROUND_TIMEOUT};
 use crate::kernel::FIRST_BYTES;
 use crate::proto::{Handshake, Rules, Validated, reply};
-use crate::requests::{ConnId, Late};
+use crate::requests::ConnId;
 use crate::shared::Shared;
 
 /// Bound of the whole handshake.
@@ -287,18 +287,7 @@ impl Conn {
             port.cancel(id);
         }
         while let Some(row) = self.replies.pop_front() {
-            self.told(row, shared);
-        }
-    }
-
-    /// A row's reply is out, or nobody is there to get it. The device may still have what it gave
-    /// up.
-    fn told(&mut self, row: u32, shared: &mut Shared) {
-        let entry = shared.requests.row(row);
-        if entry.is_done() {
             self.free_row(row, shared);
-        } else {
-            entry.late = Late::Told;
         }
     }
 
@@ -359,15 +348,14 @@ impl Conn {
         }
     }
 
-    /// A row of this connection is finished, or was given up, and wants its reply.
+    /// A row of this connection is finished and wants its reply.
     pub(crate) fn on_finished(&mut self, row: u32, shared: &mut Shared) {
-        let late = shared.requests.row(row).late;
-        let gone = self.broken || shared.requests.row(row).silent || late == Late::Told;
+        let gone = self.broken || shared.requests.row(row).silent;
         if shared.requests.row(row).io == Some(IoOp::Flush) && !gone {
             self.end_flush(row, shared);
         }
-        if gone {
-            self.told(row, shared);
+        if self.broken || shared.requests.row(row).silent {
+            self.free_row(row, shared);
         } else {
             self.replies.push_back(row);
         }

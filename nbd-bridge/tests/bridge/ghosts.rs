@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use nbd_bridge::kernel::FIRST_BYTES;
-use nbd_bridge::{Bridge, BridgeConfig, Group, Seat};
+use nbd_bridge::{Bridge, Group, Seat};
 use rtrs_core::rt::Ring;
 use rtrs_core::time::Instant;
 
@@ -21,11 +21,11 @@ use crate::fixture::{config, geometry};
 const OLD: [u8; 4096] = [1; 4096];
 const NEW: [u8; 4096] = [2; 4096];
 
-pub(crate) struct Shard {
+struct Shard {
     ring: Rc<Ring>,
-    pub(crate) bridge: Bridge,
-    pub(crate) switches: Arc<Switches>,
-    pub(crate) now: Instant,
+    bridge: Bridge,
+    switches: Arc<Switches>,
+    now: Instant,
 }
 
 impl Shard {
@@ -41,7 +41,7 @@ impl Shard {
     }
 
     /// Nothing completes here, or all does.
-    pub(crate) fn hold(&self, hold: bool) {
+    fn hold(&self, hold: bool) {
         self.switches.hold.store(hold, SeqCst);
     }
 
@@ -52,7 +52,7 @@ impl Shard {
     }
 
     /// A client past the handshake.
-    pub(crate) fn client(&mut self) -> Client {
+    fn client(&mut self) -> Client {
         let (ours, theirs) = self.pair();
         ours.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         self.bridge.adopt(self.now, theirs.into());
@@ -75,17 +75,13 @@ impl Shard {
 }
 
 /// Two shards of a device.
-pub(crate) struct Two {
-    pub(crate) shards: [Shard; 2],
-    pub(crate) group: Arc<Group>,
+struct Two {
+    shards: [Shard; 2],
+    group: Arc<Group>,
 }
 
 impl Two {
     fn new() -> Self {
-        Self::with(config())
-    }
-
-    pub(crate) fn with(config: BridgeConfig) -> Self {
         let group = Group::new(2, |_| ());
         let first = Arc::new(Switches::default());
         let second = Arc::new(Switches { disk: Arc::clone(&first.disk), ..Switches::default() });
@@ -93,20 +89,20 @@ impl Two {
             let ring = Ring::new(32).unwrap();
             let device = Box::new(TestDevice::new(geometry(), Arc::clone(&switches)));
             let seat = Seat { group: Arc::clone(&group), shard };
-            let bridge = Bridge::seated(&ring, device, "vol0", config, seat).unwrap();
+            let bridge = Bridge::seated(&ring, device, "vol0", config(), seat).unwrap();
             Shard { ring, bridge, switches, now: Instant::from_nanos(1 << 50) }
         });
         all.iter_mut().for_each(Shard::settle);
         Self { shards: all, group }
     }
 
-    pub(crate) fn settle(&mut self) {
+    fn settle(&mut self) {
         for _ in 0..2 {
             self.shards.iter_mut().for_each(Shard::settle);
         }
     }
 
-    pub(crate) fn disk(&self, at: usize) -> u8 {
+    fn disk(&self, at: usize) -> u8 {
         self.shards[0].switches.disk.lock().unwrap()[at]
     }
 
@@ -120,7 +116,7 @@ impl Two {
     }
 
     /// Writes bytes to a client's socket while the shards turn.
-    pub(crate) fn feed(&mut self, client: &mut Client, bytes: &[u8]) {
+    fn feed(&mut self, client: &mut Client, bytes: &[u8]) {
         for chunk in bytes.chunks(64 << 10) {
             client.stream.write_all(chunk).unwrap();
             self.settle();
@@ -128,7 +124,7 @@ impl Two {
     }
 
     /// Everything has ended.
-    pub(crate) fn end(mut self) {
+    fn end(mut self) {
         self.settle();
         assert_eq!(self.group.orphaned_writes(), 0);
         for shard in &self.shards {

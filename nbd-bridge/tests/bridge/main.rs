@@ -8,7 +8,6 @@ mod device;
 mod fixture;
 mod flow;
 mod ghosts;
-mod given_up;
 mod programs;
 mod resize;
 mod time;

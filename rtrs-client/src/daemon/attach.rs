@@ -28,7 +28,6 @@ use crate::engine::SessionConfig;
 use crate::error::{Error, ErrorKind, system};
 use crate::frontend::{MakeFrontEnds, kernel_nbd, nbd};
 use crate::plan::{AttachPlan, Front};
-use crate::settings::SlowIo;
 
 /// Set in the environment of a daemon in the background: where it logs to.
 pub(crate) const DAEMON_LOG: &str = "RTRS_CLIENT_LOG";
@@ -77,7 +76,6 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
         identity: pinned(plan, saved.as_ref())?,
         inherited_epoch: saved.as_ref().filter(|_| plan.takes_over()).and_then(Saved::epoch),
         resent_for: plan.resent_for(),
-        slow_io: plan.slow_io(),
         ..session_config(&plan.session)?
     };
     let identity = Identity {
@@ -87,7 +85,6 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
         access: plan.session.access,
         no_path: plan.session.settings.no_path,
         failover: plan.session.settings.failover,
-        slow_io: plan.slow_io(),
         uri,
         device: Arc::new(OnceLock::new()),
         pid: std::process::id(),
@@ -204,9 +201,7 @@ struct Prepared {
 fn prepare(plan: &AttachPlan) -> Result<Prepared, Error> {
     let export = &plan.session.export_name;
     let buffer_bytes = usize::try_from(plan.settings.buffer_size.bytes()).unwrap_or(usize::MAX);
-    let fails = plan.slow_io() == SlowIo::Fail;
-    let deferred_max = fails.then(|| plan.session.settings.io_timeout.get());
-    let bridge = BridgeConfig { buffer_bytes, deferred_max, ..BridgeConfig::default() };
+    let bridge = BridgeConfig { buffer_bytes, ..BridgeConfig::default() };
     let listen = |endpoint: Endpoint| {
         let bound = Bound::new(&endpoint).map_err(|e| {
             let what = format!("cannot serve NBD on {endpoint}");

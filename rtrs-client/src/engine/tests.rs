@@ -20,6 +20,5 @@ mod online;
 mod seen;
 mod server;
 mod silence;
-mod slow;
 mod spreading;
 mod violations;
