@@ -18,14 +18,14 @@ gate() { # name command...
     echo "lint: $name $word $((SECONDS - start)) s"
 }
 
-gate clippy cargo clippy --workspace --all-targets --locked -- -D warnings
+gate clippy cargo clippy -q --workspace --all-targets --locked -- -D warnings
 # Without RDMA: what builds on a machine that lacks libibverbs, and the tests of what it then says.
 # Each crate alone, since in one build the features of all would add up.
 for crate in rtrs-core rtrs-client rtrs-server; do
-    gate "plain-$crate" cargo clippy -p "$crate" --all-targets --no-default-features --locked \
+    gate "plain-$crate" cargo clippy -q -p "$crate" --all-targets --no-default-features --locked \
         -- -D warnings
 done
-gate docs env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+gate docs env RUSTDOCFLAGS="-D warnings" cargo doc -q --workspace --no-deps --locked
 # cargo test passes, too, when its filter finds no model.
 loom() {
     local out
@@ -36,5 +36,5 @@ loom() {
 export -f loom
 gate loom bash -c loom
 # Only that they build; scripts/fuzz.sh runs them.
-[ "${1:-}" = --no-fuzz ] || gate fuzz cargo check --locked --manifest-path fuzz/Cargo.toml
+[ "${1:-}" = --no-fuzz ] || gate fuzz cargo check -q --locked --manifest-path fuzz/Cargo.toml
 exit $failed

@@ -200,6 +200,21 @@ lints_end() {
     count_lints $status "$remark"
 }
 
+# What each failed stage said of its failures, since much may have been printed after it.
+show_failures() {
+    local name log shown=
+    for name in "${failures[@]}"; do
+        name=${name%%:*} log=$scratch/${name%%:*}.log
+        [ -f "$log" ] || log=$scratch/lints.log
+        [ -f "$log" ] && [[ " $shown " != *" $log "* ]] || continue
+        shown="$shown $log"
+        echo "== $name failed; what it said of that, and its last lines"
+        grep -E -A 4 'panicked at|^error|FAIL' "$log" | head -n 60
+        echo "-- last lines:"
+        tail -n 20 "$log"
+    done
+}
+
 finish() {
     local count=0 stage
     # A test that lacks a tool says so in this file, and to cargo it looks passed.
@@ -210,6 +225,7 @@ finish() {
     fi
     passed=$((passed - count))
     skipped=$((skipped + count))
+    show_failures
     echo "== times"
     for stage in "${times[@]}"; do echo "$stage"; done
     printf '%-18s %5d s\n' all $SECONDS
@@ -252,7 +268,7 @@ if gate build 1800 cargo build --workspace --all-targets --locked; then
     # The dev profile is optimized enough, and its assertions are on.
     gate sim 1800 "$target/debug/rtrs-sim" --seeds "0..$seeds"
     gate sim-shares 1800 "$target/debug/rtrs-sim" --shares --seeds "0..$shares"
-    gate mutants 1800 "$target/debug/rtrs-sim" --mutants $mutants
+    gate mutants 1800 "$target/debug/rtrs-sim" --quiet --mutants $mutants
     if [ $quick -eq 0 ]; then
         lints_begin
         [ $together -eq 1 ] || lints_end

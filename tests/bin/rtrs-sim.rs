@@ -41,7 +41,7 @@ struct Args {
     /// Go on after a seed that failed.
     #[arg(long)]
     keep_going: bool,
-    /// No log of a single seed, no progress of many.
+    /// No log of a single seed, no progress of many, of mutants only those that survive.
     #[arg(short, long)]
     quiet: bool,
     /// How the result is printed.

@@ -60,7 +60,7 @@ fn list(json: bool) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Runs the mutants that are asked for.
+/// Runs the mutants that are asked for. `quiet`: says only which survived, and the count.
 pub(crate) fn main(
     which: &str,
     seed: Option<u64>,
@@ -103,7 +103,7 @@ pub(crate) fn main(
                         true
                     });
                     let at = chosen.iter().position(|other| *other == mutant).unwrap_or(0);
-                    if !json {
+                    if !json && (!quiet || verdict.caught.is_none()) {
                         println!("{}", line(&verdict));
                     }
                     verdicts.lock().push((at, verdict));
