@@ -390,7 +390,7 @@ impl Cluster {
         self.plan.retain(|(_, act)| !matches!(act, Act::Reconnect { .. }));
     }
 
-    pub(super) fn act(&mut self, act: Act) {
+    pub(super) fn act(&mut self, act: Act) -> Result<(), Failure> {
         let now = self.now();
         self.faults += 1;
         self.log.event(now, "fault", [0, 0], || format!("{act:?}"));
@@ -445,9 +445,10 @@ impl Cluster {
             Act::Move { path } => self.move_address(path),
             Act::Resize { sectors } => self.resize(sectors),
             Act::Say(said) => self.say(said),
-            Act::Reconnect { only, by } => self.reconnect(now, only, by),
+            Act::Reconnect { only, by } => self.reconnect(now, only, by)?,
         }
         self.wake_all();
+        Ok(())
     }
 
     fn wake_all(&mut self) {
@@ -629,12 +630,12 @@ impl Cluster {
     /// Moves on by one round. False when nothing is due until `bound`; the clock is there then.
     fn advance(&mut self, bound: Instant) -> Result<bool, Failure> {
         let before = self.world.now();
-        self.kill_while_saving(before);
+        self.kill_while_saving(before)?;
         while let Some(&(at, act)) = self.plan.front()
             && at <= before
         {
             self.plan.pop_front();
-            self.act(act);
+            self.act(act)?;
         }
         self.turn()?;
         let now = self.world.now();

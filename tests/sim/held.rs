@@ -143,7 +143,7 @@ fn follow_copied(
 ) -> Result<(), Failure> {
     // A core's first IO goes over the first path.
     let (dies, heals) = death(cluster, 0, prng);
-    dies.into_iter().for_each(|act| cluster.act(act));
+    dies.into_iter().try_for_each(|act| cluster.act(act))?;
     // It may come back before the disk lets go or after.
     let start = cluster.now();
     let heals_at = start + prng.duration(10 * MS..=3000 * MS);
@@ -161,7 +161,7 @@ fn follow_copied(
         cluster.run_until(at, |_| false)?;
         stats.replays = stats.replays.max(cluster.replays());
         match heals {
-            Some(heals) => heals.into_iter().for_each(|act| cluster.act(act)),
+            Some(heals) => heals.into_iter().try_for_each(|act| cluster.act(act))?,
             None => cluster.let_go(),
         }
     }
@@ -188,13 +188,13 @@ fn follow_failed(
     let mut heals = Vec::new();
     for path in 0..options.paths {
         let (dies, heal) = death(cluster, path, prng);
-        dies.into_iter().for_each(|act| cluster.act(act));
+        dies.into_iter().try_for_each(|act| cluster.act(act))?;
         heals.extend(heal);
     }
     if !cluster.run_until(cluster.now() + ATTACH_MAX, is_idle)? {
         return Err(not_live(cluster, "the write did not fail", ATTACH_MAX));
     }
-    heals.into_iter().for_each(|act| cluster.act(act));
+    heals.into_iter().try_for_each(|act| cluster.act(act))?;
     wait_live(cluster, "after the paths came back")?;
     let (one, other) = (prng.index(2), prng.index(2));
     place.write(cluster, prng, one);

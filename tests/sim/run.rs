@@ -224,7 +224,7 @@ fn drive(
     cluster.set_mode(Mode::Rest);
     cluster.calm();
     if plant == Plant::DeadLink {
-        cluster.kill_link();
+        cluster.kill_link()?;
     }
     let stopped = cluster.now();
     wait_live(cluster, "after the faults stopped")?;
@@ -240,9 +240,9 @@ fn drive(
 
     if options.faults.cuts_power() {
         said(cluster, "last power cut");
-        cluster.act(Act::StopServer { power: true });
+        cluster.act(Act::StopServer { power: true })?;
         cluster.run_until(cluster.now() + 20 * MS, |_| false)?;
-        cluster.act(Act::StartServer);
+        cluster.act(Act::StartServer)?;
         // The session learns of it by heartbeats; then it comes back.
         cluster.run_until(cluster.now() + 10 * options.heartbeat, |_| false)?;
         wait_live(cluster, "after the last power cut")?;

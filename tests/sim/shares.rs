@@ -78,13 +78,18 @@ fn pass(cluster: &mut Cluster, time: Duration) -> Result<(), Failure> {
     cluster.run_until(cluster.now() + time, |_| false).map(|_| ())
 }
 
-fn slow(cluster: &mut Cluster, path: usize, answers: bool, prng: &mut Prng) -> Fault {
+fn slow(
+    cluster: &mut Cluster,
+    path: usize,
+    answers: bool,
+    prng: &mut Prng,
+) -> Result<Fault, Failure> {
     let (a, b) = cluster.links()[path];
     let (from, to) = if answers { (b, a) } else { (a, b) };
     let delay = prng.duration(15 * MS..=60 * MS);
     let link = LinkOptions { delay, jitter: MS, ..LinkOptions::default() };
-    cluster.act(Act::World(Fault::Change(from, to, link)));
-    Fault::Restore(from, to)
+    cluster.act(Act::World(Fault::Change(from, to, link)))?;
+    Ok(Fault::Restore(from, to))
 }
 
 fn drive(cluster: &mut Cluster, plant: Plant, log: &Log, prng: &mut Prng) -> Result<(), Failure> {
@@ -97,7 +102,7 @@ fn drive(cluster: &mut Cluster, plant: Plant, log: &Log, prng: &mut Prng) -> Res
     }
     let paths = cluster.links().len();
     if plant == Plant::LimpingPath {
-        slow(cluster, prng.index(paths), true, prng);
+        slow(cluster, prng.index(paths), true, prng)?;
     }
     cluster.set_mode(Mode::Load);
     let what = match kind {
@@ -112,16 +117,16 @@ fn drive(cluster: &mut Cluster, plant: Plant, log: &Log, prng: &mut Prng) -> Res
         1 => {
             pass(cluster, prng.duration(Duration::ZERO..=2500 * MS))?;
             let (core, time) = (prng.index(4), prng.duration(100 * MS..=3000 * MS));
-            cluster.act(Act::Stall { core, time });
+            cluster.act(Act::Stall { core, time })?;
             pass(cluster, time)?;
             "a core stood still"
         }
         2 => {
             pass(cluster, prng.duration(Duration::ZERO..=2500 * MS))?;
             let (path, answers) = (prng.index(paths), prng.chance(Ratio::new(1, 2)));
-            let mends = slow(cluster, path, answers, prng);
+            let mends = slow(cluster, path, answers, prng)?;
             pass(cluster, prng.duration(200 * MS..=5000 * MS))?;
-            cluster.act(Act::World(mends));
+            cluster.act(Act::World(mends))?;
             "a path was slow"
         }
         _ => {

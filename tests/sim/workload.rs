@@ -223,8 +223,10 @@ impl Workload {
         }
     }
 
-    /// Its user closes the connection, and with it all that was asked for over it.
-    pub(super) fn forget_all(&mut self, oracle: &mut Oracle) -> Result<(), Failure> {
+    /// Its user closes the connection, and with it all that was asked for over it. What it has the
+    /// reply to has ended before, seen here or not: the memory of a read has its data.
+    pub(super) fn forget_all(&mut self, now: Instant, oracle: &mut Oracle) -> Result<(), Failure> {
+        self.with_device(|work, device| work.take_ended(now, device, oracle).map(|_| ()))?;
         for (tag, io) in std::mem::take(&mut self.pending) {
             self.free.push(io.slot);
             self.buffers.back(io.slot, 0)?;
@@ -337,8 +339,16 @@ impl Workload {
 
     /// Takes what has ended and submits what is due. True when anything happened.
     pub(super) fn turn(&mut self, now: Instant, oracle: &mut Oracle) -> Result<bool, Failure> {
-        let Some(mut device) = self.device.take() else { return Ok(false) };
-        let result = self.work(now, device.device(), oracle);
+        self.with_device(|work, device| work.work(now, device, oracle))
+    }
+
+    /// Does this with the device; the default where there is none.
+    fn with_device<T: Default>(
+        &mut self,
+        run: impl FnOnce(&mut Self, &mut dyn BlockDevice) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let Some(mut device) = self.device.take() else { return Ok(T::default()) };
+        let result = run(self, device.device());
         self.device = Some(device);
         result
     }
@@ -351,18 +361,7 @@ impl Workload {
     ) -> Result<bool, Failure> {
         oracle.close_due(now);
         let mut any = device.poll(now) && self.nbd;
-        while let Some(done) = device.reap() {
-            any = true;
-            if self.plant == Plant::Never && self.prng.chance(Ratio::new(1, 100)) {
-                continue;
-            }
-            let bad = self.plant == Plant::BadStatus && self.prng.chance(Ratio::new(1, 100));
-            let status = if bad { IoStatus::NoDevice } else { done.status };
-            self.ended(now, done.tag, status, oracle)?;
-            if self.plant == Plant::Twice && self.prng.chance(Ratio::new(1, 100)) {
-                self.ended(now, done.tag, done.status, oracle)?;
-            }
-        }
+        any |= self.take_ended(now, device, oracle)?;
         any |= self.ask_again(now, device, oracle)?;
         while !self.free.is_empty()
             && let Some((op, sector, count, fua)) = self.orders.pop_front()
@@ -392,6 +391,29 @@ impl Workload {
         }
         // What was asked for is to reach the session in this turn.
         any |= self.nbd && device.poll(now);
+        Ok(any)
+    }
+
+    /// Takes what has ended. True when anything had.
+    fn take_ended(
+        &mut self,
+        now: Instant,
+        device: &mut dyn BlockDevice,
+        oracle: &mut Oracle,
+    ) -> Result<bool, Failure> {
+        let mut any = false;
+        while let Some(done) = device.reap() {
+            any = true;
+            if self.plant == Plant::Never && self.prng.chance(Ratio::new(1, 100)) {
+                continue;
+            }
+            let bad = self.plant == Plant::BadStatus && self.prng.chance(Ratio::new(1, 100));
+            let status = if bad { IoStatus::NoDevice } else { done.status };
+            self.ended(now, done.tag, status, oracle)?;
+            if self.plant == Plant::Twice && self.prng.chance(Ratio::new(1, 100)) {
+                self.ended(now, done.tag, done.status, oracle)?;
+            }
+        }
         Ok(any)
     }
 

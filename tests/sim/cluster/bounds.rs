@@ -34,9 +34,9 @@ impl Cluster {
     }
 
     /// Takes a link down for good, for a plant.
-    pub(in super::super) fn kill_link(&mut self) {
+    pub(in super::super) fn kill_link(&mut self) -> Result<(), Failure> {
         let (a, b) = self.links()[0];
-        self.act(Act::World(Fault::LinkDown(a, b)));
+        self.act(Act::World(Fault::LinkDown(a, b)))
     }
 
     /// Epochs whose save took its time, and those that a server's end has cut.

@@ -238,13 +238,14 @@ impl Cluster {
     }
 
     /// In some runs the server is killed while it saves an epoch, and starts again soon.
-    pub(super) fn kill_while_saving(&mut self, now: Instant) {
+    pub(super) fn kill_while_saving(&mut self, now: Instant) -> Result<(), Failure> {
         if self.kept.kills(now) && !self.server.is_empty() {
-            self.act(Act::StopServer { power: false });
+            self.act(Act::StopServer { power: false })?;
             let at = now + self.prng.duration(Duration::from_micros(100)..=100 * MS);
             let behind = self.plan.partition_point(|(planned, _)| *planned <= at);
             self.plan.insert(behind, (at, Act::StartServer));
         }
+        Ok(())
     }
 
     /// The server is down: perhaps somebody else has its addresses, or one, until it is back.

@@ -98,13 +98,11 @@ impl Options {
         self.extra.guest_writes |= loses && writer && half(own);
     }
 
-    /// With one session at a time, and a depth of which half is the least that a server gives. Not
-    /// behind the NBD bridge yet: there seed 1946 found a buffer changed that no IO reads to. The
-    /// cause is not known.
+    /// With one session at a time, and a depth of which half is the least that a server gives.
     fn draw_memory(&mut self) {
-        let Self { faults, guest, kernel, rival, nbd, .. } = self;
+        let Self { faults, guest, kernel, rival, .. } = self;
         let others = faults.client_restart + faults.client_leave > 0 || *rival;
-        let alone = !others && !*nbd && guest.is_none() && kernel.is_none();
+        let alone = !others && guest.is_none() && kernel.is_none();
         let own = &mut Prng::new(self.seed ^ LITTLE_MEMORY);
         self.extra.little_memory = alone && self.queue_depth == 32 && half(own);
     }
