@@ -17,6 +17,7 @@ mod frontend;
 mod fuzz;
 mod path;
 pub mod plan;
+mod session_log;
 pub mod settings;
 mod stats;
 

@@ -1,27 +1,21 @@
 //! `attach`: starts the daemon of the session in the background and waits until the device is
 //! ready; with `--foreground` this process is the daemon.
 
-use std::fs::{self, File, TryLockError};
 use std::io::{BufRead, BufReader};
-use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::SystemTime;
 
 use clap::Args;
-use rtrs_core::local::open_log;
 use rtrs_core::settings::Flags;
-use rtrs_core::time::Duration;
 
 use super::global::GlobalArgs;
 use super::source::SourceArgs;
 use crate::control_protocol::Attached;
-use crate::daemon::attach::{self as daemon, DAEMON_LOG, FAILED, READY};
+use crate::daemon::attach::{self as daemon, FAILED, READY};
 use crate::error::{Error, ErrorKind, system};
 use crate::plan::AttachPlan;
+use crate::session_log::{DAEMON_LOG, LogError, SessionLog, path_of, remove_failed};
 use crate::settings::{AttachSettings, SessionSettings, Settings};
-
-/// How long a session that ends may hold its log.
-const LOG_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The arguments.
 #[derive(Debug, Args)]
@@ -84,13 +78,14 @@ pub(super) fn run(args: &AttachArgs, global: &GlobalArgs) -> Result<(), Error> {
 fn start_daemon(plan: &AttachPlan) -> Result<(), Error> {
     plan.run_dir.make()?;
     let name = &plan.session.export_name;
-    let log = plan.run_dir.control_socket(name).with_extension("log");
     let exe = std::env::current_exe().map_err(system("cannot find this program"))?;
-    let errors = own_log(plan, &log)?;
+    remove_failed(plan.run_dir.path(), SystemTime::now());
+    let log = own_log(plan)?;
+    let errors = log.for_process().map_err(system("cannot share the log"))?;
     let mut child = Command::new(exe)
         .args(std::env::args_os().skip(1))
         .arg("--foreground")
-        .env(DAEMON_LOG, &log)
+        .env(DAEMON_LOG, log.path())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(errors)
@@ -118,42 +113,23 @@ fn start_daemon(plan: &AttachPlan) -> Result<(), Error> {
     }
     let status = child.wait().map_err(system("cannot wait for the session's process"))?;
     let why = line.trim_end().strip_prefix(FAILED).map(str::to_owned);
-    let why = why.or_else(|| last_error(&log));
+    let why = why.or_else(|| log.last_error());
     let last = why.unwrap_or_else(|| format!("the session's process ended with {status}"));
     let kind = if status.code() == Some(2) { ErrorKind::Usage } else { ErrorKind::Path };
     Err(Error::new(kind, last))
 }
 
-/// The session's log, emptied and locked. The lock is the session's as long as its process has
-/// the log open, so of two attaches at once one is refused, and neither empties the other's log.
-fn own_log(attach: &AttachPlan, path: &Path) -> Result<File, Error> {
-    let failed = || system(format!("cannot write the log {}", path.display()));
-    let log = open_log(path).map_err(|e| failed()(e))?;
-    let deadline = Instant::now() + LOG_TIMEOUT;
-    loop {
-        match log.try_lock() {
-            Ok(()) => {
-                log.set_len(0).map_err(failed())?;
-                return Ok(log);
-            }
-            Err(TryLockError::Error(error)) => return Err(failed()(error)),
-            // A session that is gone for others may still be about to end its process.
-            Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
-                attach.check()?;
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            Err(TryLockError::WouldBlock) => {
-                let name = &attach.session.export_name;
-                let text = format!("{name:?} is being attached or detached by another process");
-                return Err(Error::new(ErrorKind::InUse, text));
-            }
+/// The session's log, for its process.
+fn own_log(plan: &AttachPlan) -> Result<SessionLog, Error> {
+    let name = &plan.session.export_name;
+    let path = path_of(&plan.run_dir, name);
+    let what = format!("cannot write the log {}", path.display());
+    SessionLog::open(path, || plan.check()).map_err(|error| match error {
+        LogError::Busy => {
+            let text = format!("{name:?} is being attached or detached by another process");
+            Error::new(ErrorKind::InUse, text)
         }
-    }
-}
-
-/// The last line that the daemon wrote as its error.
-fn last_error(log: &Path) -> Option<String> {
-    let text = fs::read_to_string(log).ok()?;
-    let line = text.lines().rev().find_map(|line| line.strip_prefix("rtrs-client: "))?;
-    Some(line.to_owned())
+        LogError::Taken(error) => error,
+        LogError::System(error) => system(what)(error),
+    })
 }

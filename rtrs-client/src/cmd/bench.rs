@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use hdrhistogram::Histogram;
 use parking_lot::Mutex;
+use rtrs_core::rt::Signal;
 use rtrs_core::settings::{ByteSize, Flags, Int, Output, Portal};
 use serde::Serialize;
 
@@ -16,10 +17,11 @@ use super::source::SourceArgs;
 use super::text::progress;
 use crate::daemon::config::session_config;
 use crate::daemon::driver::Event;
-use crate::daemon::events::{Wake, forward_events, forward_signals, wait_ready};
+use crate::daemon::events::{Wake, forward_events, wait_ready};
 use crate::daemon::fabrics::FabricRegistry;
 use crate::daemon::launch;
 use crate::daemon::log::log_to_stderr;
+use crate::daemon::signals::forward_signals;
 use crate::error::{Error, ErrorKind};
 use crate::frontend::bench::{JobResult, Workload, workload};
 use crate::plan::BenchPlan;
@@ -91,7 +93,13 @@ fn measure(plan: &BenchPlan) -> Result<(), Error> {
     let fronts = workload(Arc::clone(&work));
     let running = launch::start(&plan.session.settings, config, fronts, &registry)?;
     let (wakes, inbox) = mpsc::channel();
-    forward_signals(wakes.clone())?;
+    let to_follow = wakes.clone();
+    let _forwarding = forward_signals(move |signal| {
+        // A terminal that is closed ends it too.
+        if signal != Signal::Dump {
+            drop(to_follow.send(Wake::Signal));
+        }
+    })?;
     let running = forward_events(running, wakes, None);
     let shards = running.shards();
     let what = format!("bench {}", plan.session.export_name);

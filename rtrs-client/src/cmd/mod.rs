@@ -14,6 +14,7 @@ mod doctor;
 mod global;
 mod link_target;
 mod list;
+mod logs;
 mod open_device;
 mod path;
 mod ping;
@@ -31,6 +32,7 @@ use self::bench::BenchArgs;
 use self::detach::DetachArgs;
 use self::doctor::DoctorArgs;
 use self::global::GlobalArgs;
+use self::logs::LogsArgs;
 use self::open_device::OpenDeviceArgs;
 use self::path::PathArgs;
 use self::ping::PingArgs;
@@ -74,6 +76,11 @@ pub enum Command {
     ///
     /// NAME is the name of the export that was attached.
     Stats(NameArgs),
+    /// Print the log of a session in the background
+    ///
+    /// NAME is the name of the export that was attached. The log is kept when the session ends, and
+    /// the next attach appends to it.
+    Logs(LogsArgs),
     /// Detach a session
     ///
     /// Finishes running requests, closes the session and ends its process. NAME is the name of the
@@ -123,6 +130,7 @@ impl LowArgs {
             Command::List => list::run(global),
             Command::Status(args) => status::run(args, global),
             Command::Stats(args) => stats::run(args, global),
+            Command::Logs(args) => logs::run(args, global),
             Command::Detach(args) => detach::run(args, global),
             Command::Path(args) => path::run(args, global),
             Command::Policy(args) => policy::run(args, global),

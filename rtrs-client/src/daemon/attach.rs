@@ -18,19 +18,19 @@ use super::config::session_config;
 use super::control_socket::{self, Detach, serve};
 use super::device;
 use super::driver::Event;
-use super::events::{Wake, forward_detaches, forward_events, forward_signals, wait_ready};
+use super::events::{Wake, forward_detaches, forward_events, wait_ready};
 use super::fabrics::FabricRegistry;
 use super::launch::{self, Running};
 use super::log::log_to_stderr;
 use super::report::{self, Identity};
 use super::saved::Saved;
+use super::signals::serve_signals;
 use crate::engine::SessionConfig;
 use crate::error::{Error, ErrorKind, system};
 use crate::frontend::{MakeFrontEnds, kernel_nbd, nbd};
 use crate::plan::{AttachPlan, Front};
+use crate::session_log::DAEMON_LOG;
 
-/// Set in the environment of a daemon in the background: where it logs to.
-pub(crate) const DAEMON_LOG: &str = "RTRS_CLIENT_LOG";
 /// How a daemon in the background begins its only line, before [`Attached`] as JSON or before why
 /// it failed.
 ///
@@ -93,9 +93,9 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
     let registry = Arc::new(FabricRegistry::new(&plan.session)?);
     let running = launch::start(&plan.session.settings, config, fronts, &registry)?;
     let (wakes, inbox) = mpsc::channel();
-    forward_signals(wakes.clone())?;
-    let running = forward_events(running, wakes.clone(), saved.clone());
     let shards = running.shards();
+    let _forwarding = serve_signals(wakes.clone(), shards.clone(), identity.clone())?;
+    let running = forward_events(running, wakes.clone(), saved.clone());
     let session = control_socket::Session {
         identity: identity.clone(),
         shards: shards.clone(),

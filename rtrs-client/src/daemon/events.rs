@@ -9,7 +9,7 @@ use super::control_socket::Detach;
 use super::driver::Event;
 use super::launch::{Running, ShardHandle};
 use super::saved::Saved;
-use crate::error::{Error, ErrorKind, system};
+use crate::error::{Error, ErrorKind};
 
 /// Limit for opening the device, the first connections included.
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -31,20 +31,6 @@ pub(crate) fn forward_detaches(wakes: mpsc::Sender<Wake>) -> mpsc::Sender<Detach
         }
     });
     detaches
-}
-
-pub(crate) fn forward_signals(wakes: mpsc::Sender<Wake>) -> Result<(), Error> {
-    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])
-        .map_err(system("cannot handle signals"))?;
-    std::thread::spawn(move || {
-        for _ in signals.forever() {
-            if wakes.send(Wake::Signal).is_err() {
-                return;
-            }
-        }
-    });
-    Ok(())
 }
 
 /// Forwards the session's events. What is to be saved goes to `saved`, if that is given.

@@ -2,9 +2,10 @@
 //!
 //! `attach` is the daemon behind `rtrs-client attach`. Beside it: `config` makes the engine's
 //! configuration, `fabrics` the fabrics, `launch` starts the threads, `driver` runs one shard's
-//! engine on its ring, `events` is what the process waits for, `device` the block device of the
-//! kernel, `control_socket` serves the commands with what `report` knows, `link_watcher` hears of
-//! links that come up, and `saved` is what the process leaves for a takeover.
+//! engine on its ring, `events` and `signals` are what the process waits for, `device` the block
+//! device of the kernel, `control_socket` serves the commands with what `report` knows,
+//! `link_watcher` hears of links that come up, and `saved` is what the process leaves for a
+//! takeover.
 
 pub(crate) mod attach;
 pub(crate) mod config;
@@ -18,3 +19,4 @@ mod link_watcher;
 pub(crate) mod log;
 mod report;
 pub(crate) mod saved;
+pub(crate) mod signals;

@@ -229,13 +229,13 @@ impl RunDir {
     }
 }
 
-/// Opens the log of a session, which need not exist. A symbolic link is refused.
+/// Opens the log of a session to append to it; it need not exist. A symbolic link is refused.
 ///
 /// # Errors
 /// The system's error; `FilesystemLoop` (ELOOP) for a symbolic link.
 pub fn open_log(path: &Path) -> io::Result<fs::File> {
     let mut options = fs::File::options();
-    options.create(true).write(true).truncate(false).custom_flags(libc::O_NOFOLLOW).open(path)
+    options.create(true).append(true).custom_flags(libc::O_NOFOLLOW).open(path)
 }
 
 /// A name as the stem of a file name.

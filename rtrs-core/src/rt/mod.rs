@@ -10,6 +10,7 @@ mod op;
 mod process;
 mod reactor;
 mod ring;
+mod signals;
 mod sleep_flag;
 mod socket;
 
@@ -20,10 +21,11 @@ pub use mailbox::{Inbox, Mailbox, Sender, mailbox};
 pub use op::{Fd, Op};
 pub use process::{
     Privileges, become_daemon, become_io_flusher, boot_number, lock_memory, page_size, privileges,
-    raise_open_files, random_number, refuse_oom_kill,
+    raise_open_files, random_number, refuse_oom_kill, replace_stderr,
 };
 pub use reactor::{PollPolicy, ReactorStats, Shard, run};
 pub use ring::{Completed, OpId, Port, Ring};
+pub use signals::{Forwarding, Signal, Signals};
 pub use socket::{PeerEnd, peer_end, unacknowledged, unread};
 
 /// The outcome of a system call that returns 0, or -1 with errno set.

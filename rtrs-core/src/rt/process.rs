@@ -5,10 +5,12 @@
 //! that are made once at start, before there are threads, which inherit them.
 
 use std::io;
+use std::os::fd::AsRawFd;
 
 use super::check;
 
-/// Leaves the terminal and the process group of whoever started us (`setsid`).
+/// Leaves the terminal and the process group of whoever started us (`setsid`), and the directory,
+/// whose file system could not be unmounted else. Paths must be absolute from here on.
 ///
 /// # Errors
 /// The system's error; EPERM, which a process that leads its group already gets, is none.
@@ -19,6 +21,19 @@ pub fn become_daemon() -> io::Result<()> {
         if error.raw_os_error() != Some(libc::EPERM) {
             return Err(error);
         }
+    }
+    std::env::set_current_dir("/")
+}
+
+/// Makes `file` the standard error of the process, for all threads.
+///
+/// # Errors
+/// The system's error.
+pub fn replace_stderr(file: &impl AsRawFd) -> io::Result<()> {
+    // SAFETY: dup2 takes descriptors and touches no memory; `file` is open, and standard error is
+    // used by its number everywhere.
+    if unsafe { libc::dup2(file.as_raw_fd(), libc::STDERR_FILENO) } < 0 {
+        return Err(io::Error::last_os_error());
     }
     Ok(())
 }

@@ -14,19 +14,17 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 use rtrs_core::local::{ControlSocket, RunDir, check_socket_path, reply};
-use rtrs_core::rt::Sender;
 use rtrs_core::settings::Auto;
 use rtrs_core::time::Duration;
 
-use crate::control_protocol::{Drained, Ended, Request, Sessions, Status, WITHIN_MS_MAX};
+use crate::control_protocol::{Drained, Ended, Request, Status, WITHIN_MS_MAX};
+use crate::daemon::control_shard::ControlShard;
 use crate::engine::epoch::SyncEpoch;
-use crate::engine::message::{AdminReply, AdminReplyTo, AdminRequest, ControlMessage, Message};
+use crate::engine::message::{AdminReply, AdminRequest};
 use crate::error::{Error, ErrorKind};
 use crate::export::{ExportIndex, ExportTable};
 use crate::settings::Settings;
 
-/// How long the control shard has for an answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// What saving an epoch may take in a drain.
 const SAVE_MAX: Duration = Duration::from_secs(2);
 /// What a flush at the end of a drain may take at least, when the time is up.
@@ -44,7 +42,7 @@ struct Shared {
     name: String,
     portals: Vec<String>,
     exports: Arc<ExportTable>,
-    control: Sender<Message>,
+    control: ControlShard,
     /// A drain is running.
     busy: AtomicBool,
     draining: Mutex<Option<Draining>>,
@@ -73,7 +71,7 @@ impl ServerControl {
         set: &Settings,
         portals: &[String],
         exports: &Arc<ExportTable>,
-        control: &Sender<Message>,
+        control: &ControlShard,
     ) -> Result<Option<Self>, Error> {
         let is_set = set.name != Auto::Auto || set.run_dir.is_some();
         match Self::bind(set, portals, exports, control) {
@@ -91,7 +89,7 @@ impl ServerControl {
         set: &Settings,
         portals: &[String],
         exports: &Arc<ExportTable>,
-        control: &Sender<Message>,
+        control: &ControlShard,
     ) -> Result<Self, Error> {
         let run_dir = RunDir::new(set.run_dir.clone())?;
         run_dir.make()?;
@@ -168,15 +166,8 @@ impl Shared {
     fn handle(self: &Arc<Self>, request: Request, stream: UnixStream) {
         match request {
             Request::Status => reply(&stream, Ok(self.status())),
-            Request::SessionList => {
-                let sessions = self.ask(AdminRequest::Sessions, |answer| match answer {
-                    AdminReply::Sessions { sessions, memory, lost_portals, refused } => {
-                        Some(Sessions { sessions, memory, lost_portals, refused })
-                    }
-                    _ => None,
-                });
-                reply(&stream, sessions);
-            }
+            Request::SessionList => reply(&stream, self.control.sessions()),
+
             Request::SessionDisconnect { session, path } => {
                 reply(&stream, self.end_paths(AdminRequest::Disconnect { session, path }));
             }
@@ -209,33 +200,8 @@ impl Shared {
         }
     }
 
-    /// Sends the control shard a request.
-    fn send(&self, request: AdminRequest) -> mpsc::Receiver<AdminReply> {
-        let (answered, answer) = mpsc::channel();
-        let reply = AdminReplyTo::new(move |answer| {
-            if answered.send(answer).is_err() {
-                tracing::debug!("an answer came too late");
-            }
-        });
-        self.control.send(Message::Control(ControlMessage::Admin { request, reply }));
-        answer
-    }
-
-    /// Asks the control shard. `pick` takes the reply out of its answer.
-    fn ask<T>(
-        &self,
-        request: AdminRequest,
-        pick: impl FnOnce(AdminReply) -> Option<T>,
-    ) -> Result<T, String> {
-        match self.send(request).recv_timeout(ANSWER_TIMEOUT) {
-            Ok(AdminReply::Refused(why)) => Err(why),
-            Ok(answer) => pick(answer).ok_or_else(|| "internal error: the wrong answer".into()),
-            Err(_) => Err("the server is ending, or too busy to answer".into()),
-        }
-    }
-
     fn end_paths(&self, request: AdminRequest) -> Result<Ended, String> {
-        self.ask(request, |answer| match answer {
+        self.control.ask(request, |answer| match answer {
             AdminReply::Ended { session, paths } => Some(Ended { session, paths }),
             _ => None,
         })
@@ -271,7 +237,7 @@ impl Shared {
         let mut draining = self.draining.lock();
         let within = until.saturating_duration_since(Instant::now());
         // Locked until the drain is stored: `close` looks for it when the server has ended.
-        let answer = self.send(AdminRequest::Drain { within });
+        let answer = self.control.send(AdminRequest::Drain { within });
         *draining = Some(Draining { stream, until, answer });
     }
 }

@@ -18,13 +18,12 @@ use rtrs_core::ids::CoreIndex;
 use rtrs_core::limits::Limits;
 use rtrs_core::proto::ping::PingServerConfig;
 use rtrs_core::rt::{
-    Log, Mailbox, PollPolicy, Ring, Sender, SettleAtEnd, boot_number, mailbox, pin_plan, pin_to,
-    random_number, run,
+    Log, Mailbox, PollPolicy, Ring, Sender, SettleAtEnd, Signal, Signals, boot_number, mailbox,
+    pin_plan, pin_to, random_number, run,
 };
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 
 use crate::backend::open_target;
+use crate::daemon::control_shard::ControlShard;
 use crate::daemon::control_socket::ServerControl;
 use crate::daemon::driver::ServerShard;
 use crate::daemon::identity::Sources;
@@ -81,8 +80,7 @@ pub fn serve_over(
     let (senders, mailboxes) = mailboxes(cores)?;
     let finder = start_finder(set, &sources, &state, &senders)?;
     let exports = ExportTable::with_finder(exports, finder);
-    let mut signals = Signals::new([SIGTERM, SIGINT])
-        .map_err(failed(ErrorKind::System, "cannot take signals"))?;
+    let signals = Signals::take().map_err(failed(ErrorKind::System, "cannot take signals"))?;
 
     let setup = Arc::new(Setup {
         params,
@@ -109,29 +107,25 @@ pub fn serve_over(
     }
     drop(report);
     let listening = started.iter().take(usize::from(cores)).collect::<Result<Vec<_>, _>>();
-    let signal_handle = signals.handle();
+    let control_shard = ControlShard(setup.senders[0].clone());
     let control = listening.and_then(|portals| {
         let portals: Vec<String> = portals.into_iter().flatten().collect();
-        let control = ServerControl::open(set, &portals, &setup.exports, &setup.senders[0])?;
+        let control = ServerControl::open(set, &portals, &setup.exports, &control_shard)?;
         Ok((portals, control))
     });
-    let (mut outcome, control) = match control {
-        Ok((portals, control)) => {
-            let to_control = setup.senders[0].clone();
-            let forward = thread::Builder::new().name("signals".into()).spawn(move || {
-                for _ in signals.forever() {
-                    to_control.send(Message::Control(ControlMessage::Shutdown));
-                }
-            });
-            if forward.is_err() {
-                stop_all(&setup.senders);
-            }
+    let forwarding = signals
+        .forward(move |signal| on_signal(signal, &control_shard))
+        .map_err(failed(ErrorKind::System, "cannot start a thread"));
+    let control = control.and_then(|control| forwarding.map(|forwarding| (control, forwarding)));
+    // Signals are forwarded until the threads have ended.
+    let (mut outcome, control, _forwarding) = match control {
+        Ok(((portals, control), forwarding)) => {
             announce(&portals);
-            (Ok(()), control)
+            (Ok(()), control, Some(forwarding))
         }
         Err(error) => {
             stop_all(&setup.senders);
-            (Err(error), None)
+            (Err(error), None, None)
         }
     };
     for thread in threads {
@@ -140,13 +134,22 @@ pub fn serve_over(
         });
         outcome = outcome.and(ended);
     }
-    signal_handle.close();
     match control {
         Some(control) => {
             let closed = control.close();
             outcome.and(closed)
         }
         None => outcome,
+    }
+}
+
+fn on_signal(signal: Signal, control: &ControlShard) {
+    match signal {
+        Signal::Stop => control.0.send(Message::Control(ControlMessage::Shutdown)),
+        Signal::Reload => {
+            tracing::warn!("SIGHUP: nothing to read again; exports change with a restart");
+        }
+        Signal::Dump => control.dump(),
     }
 }
 

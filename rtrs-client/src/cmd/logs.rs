@@ -1,0 +1,124 @@
+//! `logs`: what a session in the background has logged.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::Duration;
+
+use clap::Args;
+use rtrs_core::settings::Output;
+
+use super::global::GlobalArgs;
+use crate::error::{Error, ErrorKind, system, usage};
+use crate::session_log::path_of;
+
+/// How often a log is looked at that is followed.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// The arguments.
+#[derive(Debug, Args)]
+pub struct LogsArgs {
+    /// Name of the session
+    #[arg(value_name = "NAME")]
+    pub name: String,
+
+    /// Print only the last N lines
+    ///
+    /// Without it the whole log is printed.
+    #[arg(short = 'n', long, value_name = "N")]
+    pub lines: Option<usize>,
+
+    /// Go on printing what is logged, until Ctrl-C
+    ///
+    /// Follows a log that is rotated meanwhile.
+    #[arg(short, long)]
+    pub follow: bool,
+}
+
+pub(super) fn run(args: &LogsArgs, global: &GlobalArgs) -> Result<(), Error> {
+    if global.output == Output::Json {
+        return Err(usage("logs prints the log as it is; drop -o json"));
+    }
+    let run_dir = global.run_dir()?;
+    run_dir.check()?;
+    let path = path_of(&run_dir, &args.name);
+    let mut file = File::open(&path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => no_log(&args.name, &path),
+        _ => failed(&path)(error),
+    })?;
+    let text = read_more(&mut file).map_err(failed(&path))?;
+    print(tail(&text, args.lines))?;
+    if !args.follow {
+        return Ok(());
+    }
+    loop {
+        std::thread::sleep(LOOK);
+        // First the rest of the file, then the one that a rotation has put in its place.
+        print(&read_more(&mut file).map_err(failed(&path))?)?;
+        let ino = file.metadata().map_err(failed(&path))?.ino();
+        if let Ok(other) = File::open(&path)
+            && other.metadata().map_err(failed(&path))?.ino() != ino
+        {
+            file = other;
+        }
+    }
+}
+
+/// What was appended since the last call.
+fn read_more(file: &mut File) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    file.read_to_end(&mut text).map(|_| text)
+}
+
+/// The last lines, or all.
+fn tail(text: &[u8], lines: Option<usize>) -> &[u8] {
+    let Some(lines) = lines else { return text };
+    let whole = text.strip_suffix(b"\n").unwrap_or(text);
+    let mut breaks = whole.iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n');
+    match lines.checked_sub(1) {
+        None => &[],
+        Some(before) => breaks.nth(before).map_or(text, |(at, _)| &text[at + 1..]),
+    }
+}
+
+fn print(text: &[u8]) -> Result<(), Error> {
+    let mut out = io::stdout().lock();
+    out.write_all(text).and_then(|()| out.flush()).map_err(system("cannot print"))
+}
+
+fn no_log(name: &str, path: &Path) -> Error {
+    let text = format!(
+        "{name:?} has no log {}: it was not attached with this run directory, or in the foreground \
+         (check list and --run-dir)",
+        path.display()
+    );
+    Error::new(ErrorKind::System, text)
+}
+
+fn failed(path: &Path) -> impl Fn(io::Error) -> Error {
+    let what = format!("cannot read the log {}", path.display());
+    move |error| Error::with_source(ErrorKind::System, what.clone(), error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_lines() {
+        let text = b"one\ntwo\nthree\n";
+        for (lines, shown) in [
+            (None, "one\ntwo\nthree\n"),
+            (Some(0), ""),
+            (Some(1), "three\n"),
+            (Some(2), "two\nthree\n"),
+            (Some(3), "one\ntwo\nthree\n"),
+            (Some(9), "one\ntwo\nthree\n"),
+        ] {
+            assert_eq!(tail(text, lines), shown.as_bytes(), "{lines:?}");
+        }
+        assert_eq!(tail(b"a\nunfinished", Some(1)), b"unfinished");
+        assert_eq!(tail(b"", Some(1)), b"");
+    }
+}

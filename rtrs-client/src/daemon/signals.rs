@@ -1,0 +1,63 @@
+//! What signals do to a process with a session.
+
+use std::path::Path;
+use std::sync::mpsc;
+
+use rtrs_core::local::open_log;
+use rtrs_core::rt::{Forwarding, Signal, Signals, replace_stderr};
+
+use super::events::Wake;
+use super::launch::ShardHandle;
+use super::report::{self, Identity};
+use crate::error::{Error, system};
+use crate::session_log::DAEMON_LOG;
+
+/// Calls `take` for each signal from now on until what is returned is dropped.
+pub(crate) fn forward_signals(
+    take: impl FnMut(Signal) + Send + 'static,
+) -> Result<Forwarding, Error> {
+    Signals::take().and_then(|signals| signals.forward(take)).map_err(system("cannot take signals"))
+}
+
+/// The signals of an attached session: SIGTERM and SIGINT end it, SIGHUP opens the log again,
+/// SIGUSR1 logs the state.
+pub(crate) fn serve_signals(
+    wakes: mpsc::Sender<Wake>,
+    shards: ShardHandle,
+    identity: Identity,
+) -> Result<Forwarding, Error> {
+    forward_signals(move |signal| match signal {
+        // After the last wait there is nobody to tell.
+        Signal::Stop => drop(wakes.send(Wake::Signal)),
+        Signal::Reload => reopen_log(),
+        Signal::Dump => {
+            let json = |text: serde_json::Result<String>| text.unwrap_or_else(|e| e.to_string());
+            let reports = shards.reports();
+            let status = report::status(&identity, &reports);
+            tracing::info!("state: {}", json(serde_json::to_string(&status)));
+            let stats = report::stats(&identity, &reports);
+            tracing::info!("counters: {}", json(serde_json::to_string(&stats)));
+        }
+    })
+}
+
+/// Opens the log of a session in the background again, which a log rotation has renamed. In the
+/// foreground the log goes to standard error, which is not ours.
+fn reopen_log() {
+    let Some(path) = std::env::var_os(DAEMON_LOG) else {
+        return tracing::info!("SIGHUP: nothing to do, the log goes to standard error");
+    };
+    let path = Path::new(&path);
+    // The lock says that the session's process lives (`own_log` of the attach command).
+    let reopened = open_log(path).and_then(|log| {
+        log.try_lock().map_err(std::io::Error::from)?;
+        replace_stderr(&log)
+    });
+    match reopened {
+        Ok(()) => tracing::info!("SIGHUP: log opened again"),
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+            tracing::info!("SIGHUP: {} is still the log", path.display());
+        }
+        Err(error) => tracing::warn!("SIGHUP: cannot open {}: {error}", path.display()),
+    }
+}

@@ -1,0 +1,201 @@
+//! The log of a session in the background, `NAME.log` in the run directory.
+//!
+//! Each attach of the name appends. The process of the session holds a lock on the file as long as
+//! it has it open, so of two attaches at once one is refused.
+
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+use rtrs_core::local::{RunDir, open_log};
+
+/// Set in the environment of a daemon in the background: where it logs to.
+pub(crate) const DAEMON_LOG: &str = "RTRS_CLIENT_LOG";
+/// How long a session that ends may hold its log.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
+/// A log beyond this is put aside as `NAME.log.old` by the next attach.
+const BYTES_MAX: u64 = 4 << 20;
+/// How long the log of an attach that failed is kept.
+const FAILED_KEPT: Duration = Duration::from_secs(24 * 3600);
+/// How the last line of a process that failed begins.
+const FAILED: &str = "rtrs-client: ";
+
+/// A log that is this process's, until it is dropped with all its copies.
+#[derive(Debug)]
+pub(crate) struct SessionLog {
+    path: PathBuf,
+    file: File,
+    /// Where this attach begins.
+    begin: u64,
+}
+
+/// Why a log cannot be had.
+#[derive(Debug)]
+pub(crate) enum LogError<E> {
+    /// Another process has it: the name is being attached or detached.
+    Busy,
+    /// Another process has it, for this reason.
+    Taken(E),
+    /// The system's error.
+    System(io::Error),
+}
+
+/// Where the log of a name is.
+pub(crate) fn path_of(run_dir: &RunDir, name: &str) -> PathBuf {
+    run_dir.control_socket(name).with_extension("log")
+}
+
+impl SessionLog {
+    /// Opens and locks the log. Another process that has it may be about to end, so a short time
+    /// is waited, as long as `is_free` has no reason not to.
+    pub(crate) fn open<E>(
+        path: PathBuf,
+        is_free: impl Fn() -> Result<(), E>,
+    ) -> Result<Self, LogError<E>> {
+        let system = LogError::System;
+        let deadline = Instant::now() + LOCK_TIMEOUT;
+        loop {
+            let file = open_log(&path).map_err(system)?;
+            match file.try_lock() {
+                Ok(()) => {
+                    let begin = file.metadata().map_err(system)?.len();
+                    if begin <= BYTES_MAX {
+                        return Ok(Self { path, file, begin });
+                    }
+                    fs::rename(&path, path.with_extension("log.old")).map_err(system)?;
+                }
+                Err(TryLockError::Error(error)) => return Err(system(error)),
+                Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
+                    is_free().map_err(LogError::Taken)?;
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                Err(TryLockError::WouldBlock) => return Err(LogError::Busy),
+            }
+        }
+    }
+
+    /// The file, for the process of the session: the lock goes with it.
+    pub(crate) fn for_process(&self) -> io::Result<File> {
+        self.file.try_clone()
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the process of this attach said last, if it ended with an error.
+    pub(crate) fn last_error(&self) -> Option<String> {
+        let mut file = File::open(&self.path).ok()?;
+        file.seek(SeekFrom::Start(self.begin)).ok()?;
+        let mut text = String::new();
+        file.take(BYTES_MAX).read_to_string(&mut text).ok()?;
+        text.lines().rev().find_map(|line| line.strip_prefix(FAILED)).map(str::to_owned)
+    }
+}
+
+/// Removes logs of attaches that failed more than a day ago. What cannot be removed stays.
+pub(crate) fn remove_failed(run_dir: &Path, now: SystemTime) {
+    for entry in fs::read_dir(run_dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let old = entry
+            .metadata()
+            .and_then(|meta| meta.modified())
+            .is_ok_and(|modified| now.duration_since(modified).is_ok_and(|age| age > FAILED_KEPT));
+        if old && path.extension().is_some_and(|ending| ending == "log") && has_failed(&path) {
+            let _ = fs::remove_file(&path);
+        }
+    }
+}
+
+/// True for a log that no process holds and whose last line is an error.
+fn has_failed(path: &Path) -> bool {
+    let failed = || {
+        let mut log = open_log(path).ok()?;
+        log.try_lock().ok()?;
+        // Opened to append; to read, it is opened again.
+        let length = log.seek(SeekFrom::End(0)).ok()?;
+        let mut file = File::open(path).ok()?;
+        file.seek(SeekFrom::Start(length.saturating_sub(4096))).ok()?;
+        let mut tail = Vec::new();
+        file.read_to_end(&mut tail).ok()?;
+        Some(String::from_utf8_lossy(&tail).lines().last()?.starts_with(FAILED))
+    };
+    failed().unwrap_or(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    struct Dir(PathBuf);
+
+    impl Dir {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("rtrs-log-{name}-{}", std::process::id()));
+            fs::create_dir_all(&path).unwrap();
+            Self(path)
+        }
+
+        fn open(&self) -> Result<SessionLog, LogError<()>> {
+            SessionLog::open(self.0.join("v.log"), || Ok(()))
+        }
+    }
+
+    impl Drop for Dir {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn an_attach_appends_and_reads_only_its_own_error() {
+        let dir = Dir::new("append");
+        let log = dir.open().unwrap();
+        log.for_process().unwrap().write_all(b"rtrs-client: the first\n").unwrap();
+        assert_eq!(log.last_error().as_deref(), Some("the first"));
+        assert!(matches!(dir.open(), Err(LogError::Busy)), "held by this process");
+        drop(log);
+        let log = dir.open().unwrap();
+        assert_eq!(log.last_error(), None, "of the attach before");
+        log.for_process().unwrap().write_all(b"more\nrtrs-client: the second\n").unwrap();
+        assert_eq!(log.last_error().as_deref(), Some("the second"));
+        let text = fs::read_to_string(log.path()).unwrap();
+        assert_eq!(text, "rtrs-client: the first\nmore\nrtrs-client: the second\n");
+    }
+
+    #[test]
+    fn a_long_log_is_put_aside() {
+        let dir = Dir::new("long");
+        let log = dir.open().unwrap();
+        log.file.set_len(BYTES_MAX + 1).unwrap();
+        drop(log);
+        assert_eq!(dir.open().unwrap().begin, 0);
+        assert_eq!(fs::metadata(dir.0.join("v.log.old")).unwrap().len(), BYTES_MAX + 1);
+    }
+
+    #[test]
+    fn only_old_logs_of_failed_attaches_are_removed() {
+        let dir = Dir::new("failed");
+        let write = |name: &str, text: &str| fs::write(dir.0.join(name), text).unwrap();
+        write("good.log", "rtrs-client: an error\ndevice open\n");
+        write("bad.log", "device open\nrtrs-client: an error\n");
+        write("bad.identity", "rtrs-client: an error\n");
+        write("held.log", "rtrs-client: an error\n");
+        let held = SessionLog::open::<()>(dir.0.join("held.log"), || Ok(())).unwrap();
+        let left = || {
+            let names = fs::read_dir(&dir.0).unwrap().map(|entry| entry.unwrap().file_name());
+            let mut names: Vec<_> = names.map(|name| name.into_string().unwrap()).collect();
+            names.sort();
+            names.join(" ")
+        };
+        remove_failed(&dir.0, SystemTime::now() + FAILED_KEPT / 2);
+        assert_eq!(left(), "bad.identity bad.log good.log held.log");
+        remove_failed(&dir.0, SystemTime::now() + FAILED_KEPT * 2);
+        assert_eq!(left(), "bad.identity good.log held.log");
+        drop(held);
+    }
+}

@@ -1,0 +1,72 @@
+//! The way from other threads to the control shard: a request by message, an answer in time.
+
+use std::sync::mpsc;
+
+use rtrs_core::rt::Sender;
+use rtrs_core::time::Duration;
+
+use crate::control_protocol::Sessions;
+use crate::engine::message::{AdminReply, AdminReplyTo, AdminRequest, ControlMessage, Message};
+
+/// How long the control shard has for an answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Asks the control shard of a running server.
+#[derive(Clone, Debug)]
+pub(crate) struct ControlShard(pub(crate) Sender<Message>);
+
+impl ControlShard {
+    /// Sends a request.
+    pub(crate) fn send(&self, request: AdminRequest) -> mpsc::Receiver<AdminReply> {
+        let (answered, answer) = mpsc::channel();
+        let reply = AdminReplyTo::new(move |answer| {
+            if answered.send(answer).is_err() {
+                tracing::debug!("an answer came too late");
+            }
+        });
+        self.0.send(Message::Control(ControlMessage::Admin { request, reply }));
+        answer
+    }
+
+    /// Sends a request and waits. `pick` takes the reply out of its answer.
+    pub(crate) fn ask<T>(
+        &self,
+        request: AdminRequest,
+        pick: impl FnOnce(AdminReply) -> Option<T>,
+    ) -> Result<T, String> {
+        match self.send(request).recv_timeout(ANSWER_TIMEOUT) {
+            Ok(AdminReply::Refused(why)) => Err(why),
+            Ok(answer) => pick(answer).ok_or_else(|| "internal error: the wrong answer".into()),
+            Err(_) => Err("the server is ending, or too busy to answer".into()),
+        }
+    }
+
+    /// The sessions of the server.
+    pub(crate) fn sessions(&self) -> Result<Sessions, String> {
+        self.ask(AdminRequest::Sessions, |answer| match answer {
+            AdminReply::Sessions { sessions, memory, lost_portals, refused } => {
+                Some(Sessions { sessions, memory, lost_portals, refused })
+            }
+            _ => None,
+        })
+    }
+
+    /// Logs the sessions, a line each as JSON.
+    pub(crate) fn dump(&self) {
+        let Sessions { sessions, memory, lost_portals, refused } = match self.sessions() {
+            Ok(sessions) => sessions,
+            Err(why) => return tracing::warn!("cannot log the state: {why}"),
+        };
+        let json = |value: serde_json::Result<String>| value.unwrap_or_else(|e| e.to_string());
+        for session in &sessions {
+            tracing::info!("state: session {}", json(serde_json::to_string(session)));
+        }
+        tracing::info!(
+            sessions = sessions.len(),
+            memory = json(serde_json::to_string(&memory)),
+            lost_portals = json(serde_json::to_string(&lost_portals)),
+            refused = json(serde_json::to_string(&refused)),
+            "state: server"
+        );
+    }
+}

@@ -1,0 +1,72 @@
+//! Signals: those that ask for something, and those that must not end a daemon.
+
+use rtrs_tests::{COMMAND_TIME_MAX, RawNbd, Reply, STOP_TIME_MAX, Stand, wait_for};
+
+/// All that end a process by default and have no meaning here: USR2, ALRM, STKFLT, XFSZ, VTALRM,
+/// PROF, IO, PWR and a real-time signal.
+const IGNORED: [&str; 9] = ["12", "14", "16", "25", "26", "27", "29", "30", "40"];
+
+#[test]
+fn no_signal_but_the_usual_ends_a_daemon() {
+    let mut stand = Stand::memory("16M");
+    let (client, server) = (stand.client.pid(), stand.server.pid());
+    for name in IGNORED.iter().chain(&["HUP", "USR1"]) {
+        stand.client.signal(name);
+        stand.server.signal(name);
+    }
+    let log = stand.client.run_dir().join("vol0.log");
+    for number in IGNORED {
+        let line = format!("signal {number} has no meaning here and is ignored");
+        wait_for("the line of a signal", COMMAND_TIME_MAX, || {
+            let text = std::fs::read_to_string(&log).expect("the log");
+            (text.contains(&line) && stand.server.output().contains(&line)).then_some(())
+        });
+    }
+    wait_for("the states", COMMAND_TIME_MAX, || {
+        let text = std::fs::read_to_string(&log).expect("the log");
+        let (status, counters) = ("state: {", "counters: {");
+        let session = "state: session {";
+        let logged = text.contains(status) && text.contains(counters);
+        (logged && stand.server.output().contains(session)).then_some(())
+    });
+    assert_eq!(RawNbd::go(stand.client.front(), "vol0").write(0, 0, &[1; 4096]), Reply::Error(0));
+    assert_eq!((stand.client.pid(), stand.server.pid()), (client, server), "no one has restarted");
+    stand.client.detach();
+    let _ = stand.server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_log_that_was_renamed_is_opened_again() {
+    let stand = Stand::memory("16M");
+    let dir = stand.client.run_dir();
+    let (log, renamed) = (dir.join("vol0.log"), dir.join("vol0.log.1"));
+    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+    stand.client.signal("HUP");
+    wait_for("the log to stay", COMMAND_TIME_MAX, || {
+        read(&log).contains("is still the log").then_some(())
+    });
+    std::fs::rename(&log, &renamed).expect("a log to rename");
+    stand.client.signal("HUP");
+    wait_for("a log", COMMAND_TIME_MAX, || read(&log).contains("log opened again").then_some(()));
+    assert!(!read(&renamed).contains("log opened again"));
+    // The new one says as well whose the name is.
+    let words = ["attach", "vol0", "--path", stand.server.portal(), "--socket", "/nowhere/s"];
+    let _ = stand.client.command(&words).code(1);
+    let shown = stand.client.command(&["logs", "vol0"]).ok().stdout;
+    assert_eq!(shown, read(&log));
+    assert_eq!(stand.client.command(&["logs", "vol0", "-n1"]).ok().stdout.lines().count(), 1);
+    // Kept over the end of the session, and continued.
+    stand.client.detach();
+    assert!(read(&log).starts_with(&shown));
+    let _ = stand.client.command(&["logs", "other"]).code(1).says("has no log");
+    let _ = stand.server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_session_in_the_background_holds_no_directory() {
+    let stand = Stand::memory("16M");
+    let dir = std::fs::read_link(format!("/proc/{}/cwd", stand.client.pid())).expect("a directory");
+    assert_eq!(dir.to_str(), Some("/"));
+    stand.client.detach();
+    let _ = stand.server.stop(STOP_TIME_MAX);
+}
