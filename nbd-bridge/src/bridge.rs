@@ -159,6 +159,7 @@ impl Bridge {
             let Some(conn) = conns.get_mut(slot).and_then(Option::as_mut) else { continue };
             match done.op {
                 RingOp::SendMsg { iov, .. } => conn.on_sent(now, iov, &result, port, shared),
+                RingOp::Poll { .. } => conn.on_hangup(port, shared),
                 _ => conn.on_received(now, &result, port, shared),
             }
         }
@@ -169,7 +170,7 @@ impl Bridge {
         }
         // A round that was just asked for is over at once where no other shard has a bridge.
         any |= look(port, shared, conns);
-        any |= shared.has_deferred() && shared.release_deferred();
+        any |= shared.has_deferred() && shared.release_deferred() | shared.expire_deferred(now);
         // What a device does at once is answered at once.
         any |= shared.reap();
         any |= dispatch_finished(shared, conns);
@@ -178,7 +179,7 @@ impl Bridge {
             conn.note_reported(shared);
             any |= conn.send(now, port, shared);
             any |= conn.receive(now, port, shared);
-            conn.note_stall();
+            conn.note_stall(port);
             if conn.is_gone() {
                 conn.release(shared);
                 *entry = None;

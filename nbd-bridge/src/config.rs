@@ -1,5 +1,7 @@
 //! `BridgeConfig`: the bounds of one shard's bridge.
 
+use rtrs_core::time::Duration;
+
 use crate::proto::wire::PAYLOAD_MAX;
 
 /// Bounds of one shard's bridge.
@@ -17,6 +19,9 @@ pub struct BridgeConfig {
     pub touched_bytes: usize,
     /// Largest read or write in one request that clients are offered.
     pub max_payload: u32,
+    /// How long a request may wait for a change that it overlaps and that nobody waits for any
+    /// more; then it fails. None: as long as that takes.
+    pub deferred_max: Option<Duration>,
 }
 
 impl Default for BridgeConfig {
@@ -27,6 +32,7 @@ impl Default for BridgeConfig {
             requests_max: 1024,
             touched_bytes: 0,
             max_payload: PAYLOAD_MAX,
+            deferred_max: None,
         }
     }
 }

@@ -23,14 +23,14 @@ use std::fmt;
 
 use rtrs_core::block::IoOp;
 use rtrs_core::mem::{IoVecs, MemSlice, Region};
-use rtrs_core::rt::{Fd, OpId, PeerEnd, Port, peer_end, unread};
+use rtrs_core::rt::{Fd, Op as RingOp, OpId, PeerEnd, Port, peer_end, unread};
 use rtrs_core::time::{Duration, Instant};
 
 use crate::buffers::ReadMemory;
 use crate::group::{Due, ROUND_TIMEOUT};
 use crate::kernel::FIRST_BYTES;
 use crate::proto::{Handshake, Rules, Validated, reply};
-use crate::requests::ConnId;
+use crate::requests::{ConnId, Late};
 use crate::shared::Shared;
 
 /// Bound of the whole handshake.
@@ -98,6 +98,10 @@ pub(crate) struct Conn {
     large: u8,
     receiving: Option<OpId>,
     sending: Option<OpId>,
+    /// Tells when the client is gone, also while nothing is received.
+    watching: Option<OpId>,
+    /// The client sends no more, so a poll could not tell anything else.
+    half_closed: bool,
     vecs: Option<Box<IoVecs>>,
     staging: MemSlice,
     /// Handshake bytes to be sent.
@@ -172,6 +176,8 @@ impl Conn {
             large: 0,
             receiving: None,
             sending: None,
+            watching: None,
+            half_closed: false,
             vecs: Some(IoVecs::new(SLICES_MAX)),
             staging: Region::new(REPLIES_MAX * reply::ROOM)?.whole(),
             greeting,
@@ -199,6 +205,7 @@ impl Conn {
             && self.rows == 0
             && self.receiving.is_none()
             && self.sending.is_none()
+            && self.watching.is_none()
             && (self.broken || (self.greeting.is_empty() && self.replies.is_empty()))
     }
 
@@ -217,7 +224,7 @@ impl Conn {
     pub(crate) fn end(&mut self, port: &Port, shared: &mut Shared) {
         let phase = std::mem::replace(&mut self.phase, Phase::Ended);
         shared.stop_waiting(self.id.slot);
-        if let Some(id) = self.receiving {
+        for id in [self.receiving, self.watching].into_iter().flatten() {
             port.cancel(id);
         }
         if let Phase::Payload { row, .. } = phase {
@@ -287,7 +294,18 @@ impl Conn {
             port.cancel(id);
         }
         while let Some(row) = self.replies.pop_front() {
+            self.told(row, shared);
+        }
+    }
+
+    /// A row's reply is out, or nobody is there to get it. The device may still have what it gave
+    /// up.
+    fn told(&mut self, row: u32, shared: &mut Shared) {
+        let entry = shared.requests.row(row);
+        if entry.is_done() {
             self.free_row(row, shared);
+        } else {
+            entry.late = Late::Told;
         }
     }
 
@@ -319,9 +337,30 @@ impl Conn {
         self.backlog.older = Some((older, end));
     }
 
-    /// Notes whether requests wait.
-    pub(crate) fn note_stall(&mut self) {
+    /// Notes whether requests wait. Nothing is received then, so the shard asks the ring to tell
+    /// when the client goes: where no new connection has it look, nothing else would.
+    pub(crate) fn note_stall(&mut self, port: &Port) {
         self.backlog.stalled = self.receiving.is_none() && !matches!(self.phase, Phase::Ended);
+        let unwatched = self.watching.is_none() && !self.half_closed;
+        let watch = self.backlog.stalled && self.gate == Gate::Open && unwatched;
+        if watch && !rtrs_core::mutated!(NbdStallUnwatched) {
+            let watch = RingOp::hangup(self.fd.clone());
+            self.watching = Some(port.submit(watch, self.id.slot as u64));
+        }
+    }
+
+    /// The client is gone, or sends no more. Where bytes are received at the moment, that finds its
+    /// end too, behind what it sent before.
+    pub(crate) fn on_hangup(&mut self, port: &Port, shared: &mut Shared) {
+        self.watching = None;
+        if self.broken || self.receiving.is_some() {
+            return;
+        }
+        match peer_end(&self.fd) {
+            PeerEnd::Gone => self.abort(port, shared),
+            PeerEnd::SendsNoMore => self.half_closed = true,
+            PeerEnd::Open => {}
+        }
     }
 
     /// Losses that had been reported when the request came that is being taken, if those were
@@ -348,14 +387,15 @@ impl Conn {
         }
     }
 
-    /// A row of this connection is finished and wants its reply.
+    /// A row of this connection is finished, or was given up, and wants its reply.
     pub(crate) fn on_finished(&mut self, row: u32, shared: &mut Shared) {
-        let gone = self.broken || shared.requests.row(row).silent;
+        let late = shared.requests.row(row).late;
+        let gone = self.broken || shared.requests.row(row).silent || late == Late::Told;
         if shared.requests.row(row).io == Some(IoOp::Flush) && !gone {
             self.end_flush(row, shared);
         }
-        if self.broken || shared.requests.row(row).silent {
-            self.free_row(row, shared);
+        if gone {
+            self.told(row, shared);
         } else {
             self.replies.push_back(row);
         }

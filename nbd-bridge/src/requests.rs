@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use rtrs_core::block::{IoFlags, IoOp};
 use rtrs_core::status::IoStatus;
+use rtrs_core::time::Instant;
 
 use crate::buffers::Part;
 use crate::proto::Op;
@@ -14,6 +15,19 @@ use crate::proto::wire::NbdError;
 pub(crate) struct ConnId {
     pub(crate) slot: usize,
     pub(crate) generation: u32,
+}
+
+/// Whether a request took longer than its device allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Late {
+    /// It did not.
+    No,
+    /// It did, and its client is told once its payload is here.
+    Noted,
+    /// Its client is being told that it failed. The device still works on it.
+    GivenUp,
+    /// Its client was told, or is gone.
+    Told,
 }
 
 /// A request and what is outstanding of it.
@@ -44,6 +58,9 @@ pub(crate) struct Row {
     pub(crate) deferred: bool,
     /// It is one itself, and is in the table.
     pub(crate) orphaned: bool,
+    /// Since when it is known to be deferred.
+    pub(crate) deferred_since: Option<Instant>,
+    pub(crate) late: Late,
     /// Between `take` and `give`.
     live: bool,
     /// First failure.
@@ -91,6 +108,8 @@ impl Row {
             silent: false,
             deferred: false,
             orphaned: false,
+            deferred_since: None,
+            late: Late::No,
             live: false,
             status: IoStatus::Ok,
             reported: 0,

@@ -3,8 +3,10 @@
 //! A row is handed to the device piece by piece as its memory is there and as the device takes
 //! it, never more in one IO than the device's limits. Rows that the device had no room for wait
 //! in order; until they are gone nothing new is taken from clients. Rows that overlap an orphaned
-//! write are deferred until it has ended (`group`). Called by connections and by the shard's turn
-//! in `bridge`; nothing here allocates after start, but when a client is gone.
+//! write are deferred until it has ended (`group`). A row that the device gives up is answered with
+//! an error at once; the device keeps row and memory until its end, and a change counts as an
+//! orphaned write from then on. Called by connections and by the shard's turn in `bridge`; nothing
+//! here allocates after start, but when a client is gone or the device gives up.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,14 +14,14 @@ use std::sync::Arc;
 use rtrs_core::block::{BlockDevice, Geometry, Io, IoOp};
 use rtrs_core::losses::Losses;
 use rtrs_core::status::IoStatus;
-use rtrs_core::time::Instant;
+use rtrs_core::time::{Duration, Instant};
 
 use crate::buffers::{Buffers, ReadMemory};
 use crate::config::BridgeConfig;
 use crate::export::export_info;
 use crate::group::Seat;
 use crate::proto::{ExportInfo, Exports, Op};
-use crate::requests::{ConnId, Requests};
+use crate::requests::{ConnId, Late, Requests};
 use crate::stats::BridgeStats;
 
 /// What all connections of a shard use.
@@ -39,6 +41,8 @@ pub(crate) struct Shared {
     /// Rows that wait for orphaned writes, in order.
     deferred: Vec<u32>,
     pub(crate) seat: Seat,
+    /// How long a row may be deferred.
+    deferred_max: Option<Duration>,
     /// Rows whose last IO ended, for their connections, in the order in which they finished.
     pub(crate) finished: VecDeque<u32>,
     /// The connection whose read waits for memory and goes before the others' larger ones.
@@ -65,6 +69,7 @@ impl Shared {
             backlog: VecDeque::with_capacity(rows),
             deferred: Vec::with_capacity(rows),
             seat,
+            deferred_max: config.deferred_max,
             finished: VecDeque::with_capacity(rows),
             waiting: None,
         }
@@ -129,9 +134,13 @@ impl Shared {
         if orphans && !rtrs_core::mutated!(NbdOrphanForgotten) && self.defer(row) {
             return;
         }
-        if self.requests.row(row).deferred {
+        let entry = self.requests.row(row);
+        if entry.deferred {
             // More of its payload has come.
             return;
+        }
+        if entry.late == Late::Noted && entry.complete && entry.pending > 0 {
+            return self.give_up(row);
         }
         if !self.backlog.is_empty() || !self.hand_over(row) {
             self.backlog.push_back(row);
@@ -166,10 +175,67 @@ impl Shared {
                 at += 1;
                 continue;
             }
-            row.deferred = false;
+            (row.deferred, row.deferred_since) = (false, None);
             self.deferred.remove(at);
             self.submit(index);
             any = true;
+        }
+        any
+    }
+
+    /// Fails what is deferred for longer than it may be; nothing of it has begun. True when there
+    /// was one.
+    pub(crate) fn expire_deferred(&mut self, now: Instant) -> bool {
+        let Some(bound) = self.deferred_max else { return false };
+        let mut at = 0;
+        let before = self.deferred.len();
+        while let Some(&index) = self.deferred.get(at) {
+            let row = self.requests.row(index);
+            let since = *row.deferred_since.get_or_insert(now);
+            // A payload that still arrives needs its row.
+            if row.complete && now.since(since) >= bound {
+                row.status = IoStatus::TimedOut;
+                self.withdraw(index);
+            } else {
+                at += 1;
+            }
+        }
+        self.deferred.len() < before
+    }
+
+    /// The device gives up a part of this row: its client is to get an error now. What was handed
+    /// to the device may still take effect, so a change holds up what overlaps it until its end, as
+    /// an orphaned write does. The row and its memory stay until then.
+    fn give_up(&mut self, index: u32) {
+        self.backlog.retain(|row| *row != index);
+        let row = self.requests.row(index);
+        (row.ready, row.late) = (row.handed, Late::GivenUp);
+        if row.status.is_ok() {
+            row.status = IoStatus::TimedOut;
+        }
+        let bytes = row.may_change().filter(|_| !row.orphaned);
+        if let Some(bytes) = bytes.filter(|_| !rtrs_core::mutated!(SlowIoRangeDropped)) {
+            row.orphaned = true;
+            self.seat.group.orphans.enter((self.seat.shard, index), bytes);
+        }
+        self.stats.given_up += 1;
+        self.finished.push_back(index);
+    }
+
+    /// Takes the IOs that the device gives up. True when there was one.
+    fn take_given_up(&mut self) -> bool {
+        let mut any = false;
+        while let Some(tag) = self.device.take_given_up() {
+            any = true;
+            #[allow(clippy::cast_possible_truncation, reason = "the tag is a row number")]
+            let index = tag as u32;
+            let row = self.requests.row(index);
+            assert!(row.pending > 0, "the device gave up an IO that it does not have");
+            match (row.late, row.complete) {
+                (Late::No | Late::Noted, true) => self.give_up(index),
+                (Late::No, false) => row.late = Late::Noted,
+                _ => {}
+            }
         }
         any
     }
@@ -184,7 +250,7 @@ impl Shared {
             let row = self.requests.row(index);
             if row.deferred {
                 self.withdraw(index);
-            } else if let Some(bytes) = row.may_change() {
+            } else if let Some(bytes) = row.may_change().filter(|_| !row.orphaned) {
                 row.orphaned = true;
                 count += 1;
                 group.orphans.enter((shard, index), bytes);
@@ -219,6 +285,7 @@ impl Shared {
         self.deferred.retain(|row| *row != index);
         let row = self.requests.row(index);
         (row.ready, row.complete, row.deferred) = (row.handed, true, false);
+        row.deferred_since = None;
         if row.status.is_ok() {
             row.status = IoStatus::Aborted;
         }
@@ -273,7 +340,10 @@ impl Shared {
                 let key = (self.seat.shard, row);
                 self.seat.group.orphans.leave(|own| *own == key);
             }
-            self.finished.push_back(row);
+            // One whose error is on its way ends with that.
+            if self.requests.row(row).late != Late::GivenUp {
+                self.finished.push_back(row);
+            }
         }
     }
 
@@ -296,7 +366,7 @@ impl Shared {
 
     /// Takes the device's completions, and hands over what it has room for now.
     pub(crate) fn reap(&mut self) -> bool {
-        let mut any = false;
+        let mut any = self.take_given_up();
         while let Some(done) = self.device.reap() {
             any = true;
             #[allow(clippy::cast_possible_truncation, reason = "the tag is a row number")]

@@ -26,8 +26,10 @@ pub struct BridgeStats {
     pub bytes_moved: u64,
     /// Writes left unanswered by connections that ended, when they may still have landed.
     pub orphaned: u64,
-    /// Requests that waited for such writes.
+    /// Requests that waited for such writes, or for ones that were given up.
     pub deferred: u64,
+    /// Requests that failed because the device took too long, while it still worked on them.
+    pub given_up: u64,
 }
 
 impl BridgeStats {
@@ -49,5 +51,6 @@ impl BridgeStats {
         self.bytes_moved += other.bytes_moved;
         self.orphaned += other.orphaned;
         self.deferred += other.deferred;
+        self.given_up += other.given_up;
     }
 }

@@ -10,7 +10,7 @@ use rtrs_core::identity::Identity;
 use serde::{Deserialize, Serialize};
 
 use crate::path::state::PathState;
-use crate::settings::{Access, Failover, NoPath, Policy};
+use crate::settings::{Access, Failover, NoPath, Policy, SlowIo};
 use crate::stats::OpCount;
 
 /// A request.
@@ -126,10 +126,16 @@ pub(crate) struct Status {
     pub(crate) no_path: NoPath,
     /// When the requests of a dead path are sent again.
     pub(crate) failover: Failover,
+    /// What happens to a request that takes too long over a path that works.
+    #[serde(default)]
+    pub(crate) slow_io: SlowIo,
     /// Server and export that it is bound to.
     pub(crate) identity: Option<Identity>,
     /// The IO that has waited the longest.
     pub(crate) oldest_io: Option<OldestIo>,
+    /// Requests that the server does not answer although their path works.
+    #[serde(default)]
+    pub(crate) slow_requests: SlowRequests,
     /// NBD connections.
     pub(crate) nbd_connections: u64,
     /// Its paths; none from a session that is not answering.
@@ -171,6 +177,17 @@ pub(crate) struct OldestIo {
     pub(crate) waits_for: WaitsFor,
     /// The path that this is about.
     pub(crate) path: Option<String>,
+}
+
+/// Requests that were not answered within `io-timeout` over a path that works.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct SlowRequests {
+    /// Now.
+    pub(crate) now: usize,
+    /// Milliseconds since the oldest of now was sent.
+    pub(crate) oldest_ms: Option<u64>,
+    /// Since attach.
+    pub(crate) total: u64,
 }
 
 /// A path.
@@ -333,6 +350,9 @@ pub(crate) struct PathStats {
     pub(crate) errors: u64,
     /// Requests that were in flight when it died.
     pub(crate) failovers: u64,
+    /// Requests that were not answered within `io-timeout` although it worked.
+    #[serde(default)]
+    pub(crate) slow_requests: u64,
 }
 
 /// What a shard did.

@@ -37,7 +37,7 @@ use rtrs_core::wire::{
 use self::input::{Input, changed};
 use crate::engine::{
     Change, ClientEngine, ClientMessage, Failover, HeartbeatSettings, Leaving, NoPath, PathTarget,
-    Policy, SessionConfig, SessionDevice,
+    Policy, SessionConfig, SessionDevice, SlowIo,
 };
 
 const DEPTH: u16 = 8;
@@ -158,6 +158,7 @@ fn config(setup: u8) -> SessionConfig {
         reconnect_min: Duration::from_millis(20),
         reconnect_max: Duration::from_millis(500),
         io_timeout: Duration::from_secs(2),
+        slow_io: SlowIo::Wait,
         no_path: NoPath::QueueFor(Duration::from_secs(3)),
         failover: if setup & 32 == 0 { Failover::Fast } else { Failover::Strict },
         queue_depth_limit: u16::MAX,

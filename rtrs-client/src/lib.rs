@@ -24,7 +24,7 @@ mod stats;
 pub use cmd::LowArgs;
 pub use engine::{
     Change, Failover, HeartbeatSettings, Leaving, NoPath, PathTarget, Policy, SessionConfig,
-    SessionDevice, SessionFailure,
+    SessionDevice, SessionFailure, SlowIo,
 };
 pub use error::{Error, ErrorKind};
 #[cfg(any(test, feature = "test-util"))]

@@ -7,7 +7,7 @@
 
 mod values;
 
-pub use values::{Access, BenchMode, Device, Failover, NbdAddress, NoPath, Policy};
+pub use values::{Access, BenchMode, Device, Failover, NbdAddress, NoPath, Policy, SlowIo};
 
 use std::path::PathBuf;
 
@@ -92,9 +92,11 @@ rtrs_core::settings! {
         ///
         /// Reconnects continue until the session is detached. A link that comes up ends the delay.
         reconnect_max: Time<MILLISECOND, { 10 * MINUTE }> = "3s" was "reconnect-max-ms",
-        /// Time that a path has to answer a request
+        /// Time for the answer to a request
         ///
-        /// After that the client closes the path and sends the request over another one.
+        /// After that the client closes a path that is dead and sends the request over another one.
+        /// A path that still answers other requests or probes stays connected: the server's disk is
+        /// slow. Then bench waits, and attach does what slow-io says.
         io_timeout: Time<{ 10 * MILLISECOND }, HOUR> = "30s" was "io-timeout-ms",
         /// IO while no path is connected: queue, queue-for=TIME or fail
         ///
@@ -144,10 +146,11 @@ rtrs_core::settings! {
         /// Time until the kernel gives up on a request
         ///
         /// A safety net for a session that hangs. The kernel closes a connection and resends its
-        /// requests over the connection of another shard. The default is twice io-timeout, plus the
-        /// time of no-path, plus 30s; it is 24h with no-path queue. The minimum is the sum of the
-        /// first two plus 1s. Not with quick-takeover.
-        device_timeout: Option<Time<SECOND, { 24 * HOUR }>> = "from io-timeout and no-path"
+        /// requests over the connection of another shard. The default is 24h with slow-io wait and
+        /// with no-path queue, because a request can take any time there. Otherwise it is twice
+        /// io-timeout, plus the time of no-path, plus 30s. The minimum is twice io-timeout, plus
+        /// the time of no-path, plus 1s. Not with quick-takeover.
+        device_timeout: Option<Time<SECOND, { 24 * HOUR }>> = "from slow-io and no-path"
             was "device-timeout-s",
         /// Time the kernel holds the requests of a dead process
         ///
@@ -174,6 +177,14 @@ rtrs_core::settings! {
         /// auto is one per allowed CPU. Each shard has its own io_uring and its own connection on
         /// each path. bench uses numjobs instead; quick-takeover always has one shard.
         shards: Shards = "auto",
+        /// IO slower than io-timeout over a working path
+        ///
+        /// `wait` waits for the answer. `fail` returns EIO after io-timeout. The request can still
+        /// take effect later. Until the server answers it, or its path is closed and fenced, it
+        /// keeps its buffer and its place in the queue depth, and requests to the same place wait,
+        /// at most io-timeout. The default with takeover is fail, because the pause of a takeover
+        /// is as long as device-timeout. With quick-takeover it is wait.
+        slow_io: Option<SlowIo> = "wait; fail with takeover",
         /// NBD buffers per shard, 58M to 4G in steps of 4k
         ///
         /// The minimum holds one request of 32 MiB and two buffers for each of 48 connections.

@@ -38,6 +38,8 @@ pub struct PathCount {
     pub errors: u64,
     /// Requests that were in flight when it died and went to another path, or to this one anew.
     pub failovers: u64,
+    /// Requests that were not answered within the IO timeout although the path lived.
+    pub slow_requests: u64,
 }
 
 /// What a shard did for the session since start.
@@ -104,6 +106,11 @@ impl ShardStats {
         self.paths[path].failovers += 1;
     }
 
+    /// A request on this path became slow.
+    pub(crate) fn request_slow(&mut self, path: usize) {
+        self.paths[path].slow_requests += 1;
+    }
+
     /// A request was answered, so long after it was sent.
     pub(crate) fn request_done(
         &mut self,
@@ -144,6 +151,7 @@ impl ShardStats {
             mine.bytes += theirs.bytes;
             mine.errors += theirs.errors;
             mine.failovers += theirs.failovers;
+            mine.slow_requests += theirs.slow_requests;
         }
         let latencies = self.path_latency.iter_mut().zip(&other.path_latency);
         for (mine, theirs) in latencies.chain([(&mut self.latency, &other.latency)]) {

@@ -7,7 +7,8 @@
 //!
 //! Contract: `submit` takes an [`Io`] or gives it back when the device is full; each accepted IO
 //! yields exactly one [`Completion`] with its tag, in any order. The buffer stays untouched by
-//! the submitter until then.
+//! the submitter until then, also if the device has meanwhile given the IO up
+//! ([`BlockDevice::take_given_up`]).
 
 use std::fmt;
 use std::rc::Rc;
@@ -230,6 +231,13 @@ pub trait BlockDevice: fmt::Debug {
 
     /// Moves work on. True when anything happened.
     fn poll(&mut self, now: Instant) -> bool;
+
+    /// The tag of an IO that takes too long: its user is to be told that it has failed. The IO goes
+    /// on, a change of it may still take effect, and its completion comes all the same. To be taken
+    /// before `reap`, which forgets what was not.
+    fn take_given_up(&mut self) -> Option<u64> {
+        None
+    }
 
     /// The next finished IO.
     fn reap(&mut self) -> Option<Completion>;

@@ -126,6 +126,10 @@ mutants! {
     NbdFirstPart = "nbd-first-part",
     /// The front end hands on what overlaps a write that a closed connection has left.
     NbdOrphanForgotten = "nbd-orphan-forgotten",
+    /// The front end does not notice that a client goes while nothing is received from it.
+    NbdStallUnwatched = "nbd-stall-unwatched",
+    /// The front end hands on what overlaps a change that was given up and may still land.
+    SlowIoRangeDropped = "slow-io-range-dropped",
     /// The front end takes flushes that came before a loss was reported for ones that came after.
     NbdBacklogForgotten = "nbd-backlog-forgotten",
     /// A sync that failed is forgotten when it was answered.

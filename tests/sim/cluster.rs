@@ -144,6 +144,7 @@ impl Cluster {
             loses: options.disk.writeback.num > 0,
             paths: options.path_errors(),
             given_up_for: options.given_up_for(),
+            deferred_max: options.deferred_max(),
         };
         let (work, takeover) = (options.work.clone(), options.takeover);
         let Options { nbd, nbd_drops, preflush, .. } = *options;

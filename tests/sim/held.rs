@@ -5,7 +5,7 @@
 //! Everything that may vary follows from the seed: the writes, how and when the path dies and comes
 //! back, when the disk lets go.
 
-use rtrs_client::{NoPath, Policy};
+use rtrs_client::{NoPath, Policy, SlowIo};
 use rtrs_core::block::IoOp;
 use rtrs_core::fabric::sim::Fault;
 use rtrs_core::prng::{Prng, Ratio};
@@ -29,6 +29,7 @@ fn settings(seed: u64) -> Options {
         2 => NoPath::QueueFor(200 * MS),
         _ => NoPath::QueueFor(Duration::from_secs(60)),
     };
+    options.slow_io = SlowIo::Wait;
     if options.path_errors() {
         // One that waits leaves its core permits for others.
         options.queue_depth = options.queue_depth.max(8);

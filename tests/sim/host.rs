@@ -185,6 +185,7 @@ pub(super) fn session_config(
         reconnect_min: 20 * MS,
         reconnect_max: 500 * MS,
         io_timeout: options.io_timeout,
+        slow_io: options.slow_io,
         no_path: options.no_path,
         failover: options.kernel.unwrap_or(Failover::Fast),
         queue_depth_limit: u16::MAX,

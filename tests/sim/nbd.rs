@@ -19,7 +19,7 @@ use rtrs_core::block::{BlockDevice, Completion, Geometry, Io, IoOp};
 use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::rt::Ring;
 use rtrs_core::status::IoStatus;
-use rtrs_core::time::Instant;
+use rtrs_core::time::{Duration, Instant};
 
 /// Largest request: more than a workload asks for at once, unless it asks for long ones.
 const PAYLOAD_MAX: u32 = 64 << 10;
@@ -39,6 +39,8 @@ pub(super) struct Use {
     pub(super) drops: bool,
     /// They ask for more at once than fits into a buffer of the bridge.
     pub(super) long: bool,
+    /// How long a request may wait for a change that was given up.
+    pub(super) deferred_max: Option<Duration>,
 }
 /// Connections of a core, those included that are gone and have writes in flight.
 const CONNECTIONS_MAX: usize = 12;
@@ -89,6 +91,7 @@ impl Front {
             requests_max: prng.range(2..=64) as u32,
             touched_bytes: 0,
             max_payload: if way.long { LONG_MAX } else { PAYLOAD_MAX },
+            deferred_max: way.deferred_max,
         };
         let mut bridge = Bridge::seated(&ring, Box::new(device), "vol", config, seat)
             .expect("a session's device can be served");

@@ -7,7 +7,7 @@ mod extra;
 mod hunts;
 mod ids;
 
-use rtrs_client::{Failover, NoPath, Policy};
+use rtrs_client::{Failover, NoPath, Policy, SlowIo};
 use rtrs_core::fabric::sim::{BindMode, LinkOptions, WorldOptions};
 use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::time::Duration;
@@ -54,6 +54,8 @@ pub struct Options {
     pub server_heartbeat: Duration,
     /// Bound of an IO in flight.
     pub io_timeout: Duration,
+    /// What becomes of IO that takes longer over a path that lives.
+    pub slow_io: SlowIo,
     /// What becomes of IO while there is no path.
     pub no_path: NoPath,
     /// Longest pause of a core between two turns.
@@ -325,6 +327,7 @@ impl Options {
             heartbeat,
             server_heartbeat: pick(prng, &[50, 100, 200, 1000]) * MS,
             io_timeout: pick(prng, &[2000, 5000]) * MS,
+            slow_io: SlowIo::Wait,
             // Of its own, so that older seeds draw the rest as before.
             no_path: match Prng::new(seed ^ 0x6e6f_7061_7468).below(16) {
                 0 => NoPath::Fail,
@@ -603,9 +606,15 @@ impl Options {
         (quick && self.faults.core_stall == 0).then_some(self.disk.latency_max + 2 * MS)
     }
 
-    /// IO may end with an error because no path came back in time.
+    /// How long an IO may wait for a change that was given up, if that is bounded.
+    pub(super) fn deferred_max(&self) -> Option<Duration> {
+        (self.slow_io == SlowIo::Fail).then_some(self.io_timeout)
+    }
+
+    /// IO may end with an error because no path came back in time, or the disk took too long.
     pub(super) fn path_errors(&self) -> bool {
         match self.no_path {
+            _ if self.slow_io == SlowIo::Fail => true,
             NoPath::Fail => true,
             NoPath::QueueFor(time) => time < Duration::from_secs(60),
             NoPath::Queue => false,

@@ -85,6 +85,8 @@ pub(super) struct Errors {
     pub(super) paths: bool,
     /// How long what was given up may still happen once the core is served again.
     pub(super) given_up_for: Option<Duration>,
+    /// How long an IO may wait for a change that was given up, if that is bounded.
+    pub(super) deferred_max: Option<Duration>,
 }
 
 /// What there is about a run, the same for the workloads of all cores.
@@ -212,7 +214,8 @@ impl Workload {
 
     /// How it uses its front.
     fn way(&self) -> Use {
-        Use { drops: self.nbd_drops, long: self.options.span_max > 128 }
+        let (long, deferred_max) = (self.options.span_max > 128, self.errors.deferred_max);
+        Use { drops: self.nbd_drops, long, deferred_max }
     }
 
     /// Its front, where there is one.

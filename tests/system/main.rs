@@ -4,7 +4,8 @@
 //! the commands · `admin.rs` and `online.rs` the operator's work under load · `settings.rs` flags,
 //! files and documents agree · `faults.rs` faults under load · `identity.rs` other servers under
 //! one name · `memory.rs` the limit of chunk memory · `network.rs` cables and addresses that come
-//! and go · `signals.rs` what a signal does, and the log. One file alone:
+//! and go · `signals.rs` what a signal does, and the log · `slow.rs` a disk that does not answer.
+//! One file alone:
 //! `cargo test -p rtrs-tests --test system admin::`.
 #![forbid(unsafe_code)]
 
@@ -18,3 +19,4 @@ mod network;
 mod online;
 mod settings;
 mod signals;
+mod slow;

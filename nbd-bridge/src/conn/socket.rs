@@ -64,7 +64,7 @@ impl Conn {
         vecs.clear();
         self.vecs = Some(vecs);
         while let Some(row) = self.in_send.pop() {
-            self.free_row(row, shared);
+            self.told(row, shared);
         }
         if failed {
             self.abort(port, shared);

@@ -20,6 +20,8 @@ pub(crate) struct Switches {
     pub(crate) disk: Arc<Mutex<Vec<u8>>>,
     /// Nothing completes while it is set.
     pub(crate) hold: AtomicBool,
+    /// What is in flight now takes too long; cleared when that was told.
+    pub(crate) give_up: AtomicBool,
     /// The newest completes first.
     pub(crate) reverse: AtomicBool,
     /// Every n-th data IO fails; 0 for none.
@@ -46,6 +48,7 @@ pub(crate) struct TestDevice {
     switches: Arc<Switches>,
     queue: VecDeque<(Instant, Io)>,
     done: VecDeque<Completion>,
+    given_up: VecDeque<u64>,
     now: Instant,
     count: u32,
 }
@@ -54,8 +57,8 @@ impl TestDevice {
     pub(crate) fn new(geometry: Geometry, switches: Arc<Switches>) -> Self {
         let size = usize::try_from(geometry.size).unwrap();
         switches.disk.lock().unwrap().resize(size, 0);
-        let (queue, done) = (VecDeque::new(), VecDeque::new());
-        Self { geometry, switches, queue, done, now: Instant::ZERO, count: 0 }
+        let (queue, done, given_up) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
+        Self { geometry, switches, queue, done, given_up, now: Instant::ZERO, count: 0 }
     }
 
     fn run(&mut self, io: &Io) -> IoStatus {
@@ -96,7 +99,7 @@ impl TestDevice {
     }
 
     fn step(&mut self) -> bool {
-        if self.switches.hold.load(SeqCst) {
+        if self.switches.hold.load(SeqCst) || self.switches.give_up.load(SeqCst) {
             return false;
         }
         let mut any = false;
@@ -138,6 +141,13 @@ impl BlockDevice for TestDevice {
             self.switches.disk.lock().unwrap().resize(usize::try_from(size).unwrap(), 0);
         }
         self.step()
+    }
+
+    fn take_given_up(&mut self) -> Option<u64> {
+        if self.switches.give_up.swap(false, SeqCst) {
+            self.given_up.extend(self.queue.iter().map(|(_, io)| io.tag));
+        }
+        self.given_up.pop_front()
     }
 
     fn reap(&mut self) -> Option<Completion> {

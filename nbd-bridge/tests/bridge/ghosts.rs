@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use nbd_bridge::kernel::FIRST_BYTES;
-use nbd_bridge::{Bridge, Group, Seat};
+use nbd_bridge::{Bridge, BridgeConfig, Group, Seat};
 use rtrs_core::rt::Ring;
 use rtrs_core::time::Instant;
 
@@ -21,11 +21,11 @@ use crate::fixture::{config, geometry};
 const OLD: [u8; 4096] = [1; 4096];
 const NEW: [u8; 4096] = [2; 4096];
 
-struct Shard {
+pub(crate) struct Shard {
     ring: Rc<Ring>,
-    bridge: Bridge,
-    switches: Arc<Switches>,
-    now: Instant,
+    pub(crate) bridge: Bridge,
+    pub(crate) switches: Arc<Switches>,
+    pub(crate) now: Instant,
 }
 
 impl Shard {
@@ -41,7 +41,7 @@ impl Shard {
     }
 
     /// Nothing completes here, or all does.
-    fn hold(&self, hold: bool) {
+    pub(crate) fn hold(&self, hold: bool) {
         self.switches.hold.store(hold, SeqCst);
     }
 
@@ -52,7 +52,7 @@ impl Shard {
     }
 
     /// A client past the handshake.
-    fn client(&mut self) -> Client {
+    pub(crate) fn client(&mut self) -> Client {
         let (ours, theirs) = self.pair();
         ours.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         self.bridge.adopt(self.now, theirs.into());
@@ -75,13 +75,17 @@ impl Shard {
 }
 
 /// Two shards of a device.
-struct Two {
-    shards: [Shard; 2],
-    group: Arc<Group>,
+pub(crate) struct Two {
+    pub(crate) shards: [Shard; 2],
+    pub(crate) group: Arc<Group>,
 }
 
 impl Two {
     fn new() -> Self {
+        Self::with(config())
+    }
+
+    pub(crate) fn with(config: BridgeConfig) -> Self {
         let group = Group::new(2, |_| ());
         let first = Arc::new(Switches::default());
         let second = Arc::new(Switches { disk: Arc::clone(&first.disk), ..Switches::default() });
@@ -89,20 +93,20 @@ impl Two {
             let ring = Ring::new(32).unwrap();
             let device = Box::new(TestDevice::new(geometry(), Arc::clone(&switches)));
             let seat = Seat { group: Arc::clone(&group), shard };
-            let bridge = Bridge::seated(&ring, device, "vol0", config(), seat).unwrap();
+            let bridge = Bridge::seated(&ring, device, "vol0", config, seat).unwrap();
             Shard { ring, bridge, switches, now: Instant::from_nanos(1 << 50) }
         });
         all.iter_mut().for_each(Shard::settle);
         Self { shards: all, group }
     }
 
-    fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         for _ in 0..2 {
             self.shards.iter_mut().for_each(Shard::settle);
         }
     }
 
-    fn disk(&self, at: usize) -> u8 {
+    pub(crate) fn disk(&self, at: usize) -> u8 {
         self.shards[0].switches.disk.lock().unwrap()[at]
     }
 
@@ -116,7 +120,7 @@ impl Two {
     }
 
     /// Writes bytes to a client's socket while the shards turn.
-    fn feed(&mut self, client: &mut Client, bytes: &[u8]) {
+    pub(crate) fn feed(&mut self, client: &mut Client, bytes: &[u8]) {
         for chunk in bytes.chunks(64 << 10) {
             client.stream.write_all(chunk).unwrap();
             self.settle();
@@ -124,7 +128,7 @@ impl Two {
     }
 
     /// Everything has ended.
-    fn end(mut self) {
+    pub(crate) fn end(mut self) {
         self.settle();
         assert_eq!(self.group.orphaned_writes(), 0);
         for shard in &self.shards {
@@ -391,4 +395,48 @@ fn a_large_write_that_was_left_half_sent_holds_up_what_it_reached() {
     assert_eq!((two.disk(0), two.disk(4096), two.disk(3 << 20)), (1, 2, 2));
     drop(new);
     two.end();
+}
+
+/// Nothing is received from a client whose requests wait for room. Connections that are older than
+/// its end ask for no round, so its end has to be noticed all the same.
+fn no_ghost_of_a_stalled_client(kernel: bool, for_rows: bool) {
+    let requests_max = if for_rows { 4 } else { config().requests_max };
+    let mut two = Two::with(BridgeConfig { requests_max, ..config() });
+    let mut older = two.shards[1].client();
+    older.send(READ, 0, 1, 1 << 20, 4096);
+    two.settle();
+    assert!(is_answered(&mut older, 4096));
+    let shard = &mut two.shards[0];
+    let mut old = if kernel { shard.kernel() } else { shard.client() };
+    shard.switches.fill.store(u32::from(!for_rows), SeqCst);
+    shard.hold(true);
+    for at in 0..8 {
+        old.send_write(0, at, at * 4096, &OLD);
+    }
+    two.settle();
+    assert!(two.shards[0].bridge.inflight() < 8, "the others wait");
+    drop(old);
+    two.shards[0].settle();
+    older.send_write(0, 2, 0, &NEW);
+    two.settle();
+    assert!(!is_answered(&mut older, 0), "the old write may still land");
+    // The last of the old ones has not begun, and never does.
+    older.send_write(0, 3, 7 * 4096, &NEW);
+    two.settle();
+    assert!(is_answered(&mut older, 0));
+    two.shards[0].hold(false);
+    two.settle();
+    assert!(is_answered(&mut older, 0));
+    assert_eq!((two.disk(0), two.disk(7 * 4096)), (2, 2), "the newer writes stay");
+    drop(older);
+    two.end();
+}
+
+#[test]
+fn a_client_that_goes_while_its_requests_wait_is_noticed() {
+    for kernel in [false, true] {
+        for for_rows in [false, true] {
+            no_ghost_of_a_stalled_client(kernel, for_rows);
+        }
+    }
 }

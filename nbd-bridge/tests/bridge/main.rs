@@ -8,6 +8,7 @@ mod device;
 mod fixture;
 mod flow;
 mod ghosts;
+mod given_up;
 mod programs;
 mod resize;
 mod time;

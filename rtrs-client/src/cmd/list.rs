@@ -8,7 +8,7 @@ use rtrs_core::local::{RequestError, request};
 use rtrs_core::time::Duration;
 
 use super::global::GlobalArgs;
-use super::text::{or_dash, remark, size_text};
+use super::text::{or_dash, remark, size_text, slow_text};
 use crate::control_protocol::{PathInfo, Request, Status};
 use crate::engine::ANOTHER;
 use crate::error::{Error, system};
@@ -59,6 +59,10 @@ fn text(sessions: &[Status]) -> String {
             session.pid,
             session.served_at(),
         );
+        let slow = slow_text(&session.slow_requests).filter(|_| session.slow_requests.now > 0);
+        if let Some(slow) = slow {
+            out += &format!("  slow requests: {slow}\n");
+        }
         for path in session.paths().iter().filter(|path| !path.is_connected()) {
             if let Some(why) = path.last_error.as_ref().filter(|why| why.contains(ANOTHER)) {
                 out += &format!("  {}: {why}\n", path.path);
@@ -92,6 +96,7 @@ fn transports(paths: &[PathInfo]) -> String {
 mod tests {
     use super::super::tests::{path, status};
     use super::*;
+    use crate::control_protocol::SlowRequests;
 
     #[test]
     fn a_session_is_shown_where_it_is_served() {
@@ -99,6 +104,17 @@ mod tests {
         let list = text(&[device, status()]);
         let ends: Vec<&str> = list.lines().filter_map(|l| l.split_whitespace().last()).collect();
         assert_eq!(ends, ["DEVICE", "/dev/nbd3", "nbd://127.0.0.1:10809/v"]);
+    }
+
+    #[test]
+    fn a_list_shows_slow_requests_while_there_are_some() {
+        let slow = |now, oldest_ms| Status {
+            slow_requests: SlowRequests { now, oldest_ms, total: 9 },
+            ..status()
+        };
+        let list = text(&[slow(3, Some(75_900))]);
+        assert!(list.contains("\n  slow requests: 3, the oldest for 75 s, 9 since attach\n"));
+        assert_eq!(text(&[slow(0, None)]), text(&[status()]));
     }
 
     #[test]

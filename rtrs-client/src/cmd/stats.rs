@@ -50,8 +50,12 @@ fn path_text(path: &PathStats) -> String {
         0 => String::new(),
         count => format!(", {count} failovers"),
     };
+    let slow = match path.slow_requests {
+        0 => String::new(),
+        count => format!(", {count} slow requests"),
+    };
     format!(
-        "path {:<28} {:<12} {} requests, {}, {} errors, {} reconnects{failovers}\n     \
+        "path {:<28} {:<12} {} requests, {}, {} errors, {} reconnects{failovers}{slow}\n     \
          in flight {}, {}, heartbeats: {} sent, {} missed\n",
         path.path,
         path.state.to_string(),

@@ -2,7 +2,7 @@
 
 use super::global::GlobalArgs;
 use super::session::{NameArgs, Session};
-use super::text::{or_dash, size_text};
+use super::text::{or_dash, size_text, slow_text};
 use crate::control_protocol::{OldestIo, PathInfo, Status};
 use crate::error::Error;
 
@@ -24,6 +24,7 @@ fn text(status: &Status) -> String {
     line("policy", or_dash(status.policy));
     line("no path", status.no_path.to_string());
     line("failover", status.failover.to_string());
+    line("slow io", status.slow_io.to_string());
     line("session", status.session.clone());
     line("identity", or_dash(status.identity));
     line("pid", status.pid.to_string());
@@ -34,6 +35,9 @@ fn text(status: &Status) -> String {
     line("in flight", status.inflight.to_string());
     if let Some(oldest) = status.oldest_io.as_ref().filter(|oldest| oldest.age_ms >= 1000) {
         line("oldest IO", oldest_text(oldest));
+    }
+    if let Some(slow) = slow_text(&status.slow_requests) {
+        line("slow requests", slow);
     }
     line("nbd clients", status.nbd_connections.to_string());
     out.extend(status.paths().iter().map(path_text));
@@ -67,7 +71,7 @@ fn path_text(path: &PathInfo) -> String {
 mod tests {
     use super::super::tests::status;
     use super::*;
-    use crate::control_protocol::WaitsFor;
+    use crate::control_protocol::{SlowRequests, WaitsFor};
 
     #[test]
     fn a_session_is_shown_where_it_is_served() {
@@ -77,6 +81,14 @@ mod tests {
         let device = Status { device: Some("/dev/nbd3".into()), uri: None, ..status() };
         assert!(text(&device).contains("\ndevice           /dev/nbd3\n"));
         assert!(text(&status()).contains("\nuri              nbd://127.0.0.1:10809/v\n"));
+    }
+
+    #[test]
+    fn slow_requests_are_shown_once_there_was_one() {
+        assert!(!text(&status()).contains("slow requests"));
+        let slow_requests = SlowRequests { now: 0, oldest_ms: None, total: 2 };
+        let shown = text(&Status { slow_requests, ..status() });
+        assert!(shown.contains("\nslow requests    0, 2 since attach\n"), "{shown}");
     }
 
     #[test]

@@ -91,12 +91,13 @@ const SESSION_FILE: &str = "identity: -/00112233445566778899aabbccddeeff\n\
 
 #[test]
 fn flags_reach_their_settings() {
-    let more = ["--socket=/tmp/s", "--foreground", "--shards=2", "--buffer-size=1M"];
+    let more =
+        ["--socket=/tmp/s", "--foreground", "--shards=2", "--slow-io=fail", "--buffer-size=1M"];
     let args = parse(&[&["attach", "vol0"], &SESSION[..], &more].concat()).unwrap();
     let Command::Attach(attach) = &args.command else { panic!("not attach") };
     let file = format!(
         "{SESSION_FILE}socket: /tmp/s\nforeground: true\nshards: 2\n\
-        buffer-size: 1M\n"
+        slow-io: fail\nbuffer-size: 1M\n"
     );
     assert_eq!(attach.settings(&args.global).unwrap(), Settings::from_yaml(&file, "s").unwrap());
     assert_eq!(attach.name, "vol0");

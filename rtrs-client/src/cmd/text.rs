@@ -3,6 +3,8 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 
+use crate::control_protocol::SlowRequests;
+
 /// A value, or a dash if there is none.
 pub(super) fn or_dash<T: Display>(value: Option<T>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
@@ -15,6 +17,13 @@ pub(super) fn size_text(bytes: u64) -> String {
         Some((name, unit)) => format!("{:.1} {name}", bytes as f64 / *unit as f64),
         None => format!("{bytes} B"),
     }
+}
+
+/// The requests that a slow disk holds up; none if there never was one.
+pub(super) fn slow_text(slow: &SlowRequests) -> Option<String> {
+    let oldest = slow.oldest_ms.map(|ms| format!(", the oldest for {} s", ms / 1000));
+    let now = format!("{}{}, {} since attach", slow.now, oldest.unwrap_or_default(), slow.total);
+    (slow.total > 0).then_some(now)
 }
 
 /// Something to know beside the output. Nobody may be there to read it.

@@ -30,6 +30,7 @@ use crate::error::{Error, ErrorKind, system};
 use crate::frontend::{MakeFrontEnds, kernel_nbd, nbd};
 use crate::plan::{AttachPlan, Front};
 use crate::session_log::DAEMON_LOG;
+use crate::settings::SlowIo;
 
 /// How a daemon in the background begins its only line, before [`Attached`] as JSON or before why
 /// it failed.
@@ -76,6 +77,7 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
         identity: pinned(plan, saved.as_ref())?,
         inherited_epoch: saved.as_ref().filter(|_| plan.takes_over()).and_then(Saved::epoch),
         resent_for: plan.resent_for(),
+        slow_io: plan.slow_io(),
         ..session_config(&plan.session)?
     };
     let identity = Identity {
@@ -85,6 +87,7 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
         access: plan.session.access,
         no_path: plan.session.settings.no_path,
         failover: plan.session.settings.failover,
+        slow_io: plan.slow_io(),
         uri,
         device: Arc::new(OnceLock::new()),
         pid: std::process::id(),
@@ -201,7 +204,9 @@ struct Prepared {
 fn prepare(plan: &AttachPlan) -> Result<Prepared, Error> {
     let export = &plan.session.export_name;
     let buffer_bytes = usize::try_from(plan.settings.buffer_size.bytes()).unwrap_or(usize::MAX);
-    let bridge = BridgeConfig { buffer_bytes, ..BridgeConfig::default() };
+    let fails = plan.slow_io() == SlowIo::Fail;
+    let deferred_max = fails.then(|| plan.session.settings.io_timeout.get());
+    let bridge = BridgeConfig { buffer_bytes, deferred_max, ..BridgeConfig::default() };
     let listen = |endpoint: Endpoint| {
         let bound = Bound::new(&endpoint).map_err(|e| {
             let what = format!("cannot serve NBD on {endpoint}");

@@ -10,7 +10,7 @@ use super::fabrics::{path_target, provider_of, schemes};
 use crate::engine::SessionConfig;
 use crate::error::{Error, ErrorKind, system};
 use crate::plan::SessionPlan;
-use crate::settings::Access;
+use crate::settings::{Access, SlowIo};
 
 pub(crate) fn session_config(plan: &SessionPlan) -> Result<SessionConfig, Error> {
     let id = random_uuid().map_err(system("no random numbers"))?;
@@ -49,6 +49,8 @@ pub(crate) fn session_config(plan: &SessionPlan) -> Result<SessionConfig, Error>
         reconnect_min: set.reconnect_min.get(),
         reconnect_max: set.reconnect_max.get(),
         io_timeout: set.io_timeout.get(),
+        // A benchmark waits; `attach` has a setting.
+        slow_io: SlowIo::Wait,
         no_path: set.no_path,
         failover: set.failover,
         queue_depth_limit: set.queue_depth_limit.get(),

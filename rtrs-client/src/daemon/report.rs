@@ -7,14 +7,15 @@ use hdrhistogram::Histogram;
 use nbd_bridge::BridgeStats;
 use rtrs_core::fabric::FabricCounters;
 use rtrs_core::ids::PathId;
+use rtrs_core::time::Duration;
 
 use super::driver::ClientShardReport;
 use crate::control_protocol::{
     Attached, Heartbeats, Latency, OldestIo, PathInfo, PathStats, SessionState,
-    ShardStats as ShardReport, Stats, Status, WaitsFor,
+    ShardStats as ShardReport, SlowRequests, Stats, Status, WaitsFor,
 };
 use crate::engine::{PathStatus, Waits};
-use crate::settings::{Access, Failover, NoPath};
+use crate::settings::{Access, Failover, NoPath, SlowIo};
 use crate::stats::{OP_NAMES, ShardStats};
 
 /// What does not change while a session is attached.
@@ -26,6 +27,7 @@ pub(crate) struct Identity {
     pub(crate) access: Access,
     pub(crate) no_path: NoPath,
     pub(crate) failover: Failover,
+    pub(crate) slow_io: SlowIo,
     /// NBD URI that clients open, if there is one.
     pub(crate) uri: Option<String>,
     /// The block device, once it is connected.
@@ -70,8 +72,10 @@ pub(crate) fn status(identity: &Identity, reports: &[ClientShardReport]) -> Stat
         inflight: reports.iter().map(|r| r.engine.inflight).sum(),
         no_path: identity.no_path,
         failover: identity.failover,
+        slow_io: identity.slow_io,
         identity: control.and_then(|r| r.engine.identity),
         oldest_io: oldest(reports),
+        slow_requests: slow_requests(reports),
         nbd_connections: reports.iter().map(|r| r.bridge.connections).sum(),
         paths: paths(reports)
             .map(|paths| paths.iter().map(|path| path_info(path, reports)).collect()),
@@ -134,8 +138,21 @@ fn oldest(reports: &[ClientShardReport]) -> Option<OldestIo> {
         Waits::Path => (WaitsFor::Path, None),
         Waits::Permit => (WaitsFor::Permit, None),
     };
-    let age_ms = u64::try_from(oldest.age.as_millis()).unwrap_or(u64::MAX);
-    Some(OldestIo { age_ms, waits_for, path })
+    Some(OldestIo { age_ms: millis(oldest.age), waits_for, path })
+}
+
+/// Requests that a slow disk holds up.
+fn slow_requests(reports: &[ClientShardReport]) -> SlowRequests {
+    let slow = || reports.iter().map(|report| report.engine.slow_requests);
+    SlowRequests {
+        now: slow().map(|shard| shard.now).sum(),
+        oldest_ms: slow().filter_map(|shard| shard.oldest).max().map(millis),
+        total: slow().map(|shard| shard.total).sum(),
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn latency(times: &Histogram<u64>) -> Latency {
@@ -204,6 +221,7 @@ fn path_stats(path: &PathStatus, total: &ShardStats, reports: &[ClientShardRepor
         bytes: count.bytes,
         errors: count.errors,
         failovers: count.failovers,
+        slow_requests: count.slow_requests,
     }
 }
 
@@ -220,6 +238,7 @@ mod tests {
             access: Access::Auto,
             no_path: NoPath::Queue,
             failover: Failover::Fast,
+            slow_io: SlowIo::Wait,
             uri: None,
             device: Arc::new(OnceLock::new()),
             pid: 7,

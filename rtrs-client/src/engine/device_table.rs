@@ -71,6 +71,8 @@ struct Device {
     /// IOs taken and not yet reaped.
     inflight: usize,
     completed: VecDeque<Completion>,
+    /// Tags of IOs that have not ended and whose user is to be told that they failed.
+    given_up: VecDeque<u64>,
 }
 
 /// Whether a device takes IO.
@@ -108,6 +110,7 @@ impl DeviceTable {
                 reports_elsewhere: false,
                 inflight: 0,
                 completed: VecDeque::with_capacity(IOS_MAX),
+                given_up: VecDeque::new(),
             });
         }
         &mut self.rows[at]
@@ -190,9 +193,21 @@ impl DeviceTable {
         status
     }
 
+    /// The user of this IO is to be told that it has failed; it goes on. Once for each IO.
+    pub(crate) fn give_up(&mut self, device: DeviceIndex, tag: u64) {
+        self.row_mut(device).given_up.push_back(tag);
+    }
+
+    /// The next IO whose user is to be told that.
+    pub(crate) fn take_given_up(&mut self, device: DeviceIndex) -> Option<u64> {
+        self.row_mut(device).given_up.pop_front()
+    }
+
     /// The next IO of the device that has ended.
     pub(crate) fn reap(&mut self, device: DeviceIndex) -> Option<Completion> {
         let row = self.row_mut(device);
+        // Whoever takes them does so before, and a tag may be used anew.
+        row.given_up.clear();
         let done = row.completed.pop_front()?;
         row.inflight -= 1;
         Some(done)

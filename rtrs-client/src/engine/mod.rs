@@ -38,10 +38,13 @@ use self::device_table::DeviceIndex;
 use self::io::Shard;
 pub use self::io::block_device::SessionDevice;
 pub(crate) use self::io::retry::{OldestIo, Waits};
+pub(crate) use self::io::slow_requests::SlowReport;
 pub use self::message::ClientMessage;
 use self::message::{ConnectionEnd, Message, Outbox};
 pub(crate) use self::session::PATHS_MAX;
-pub use self::session::{Failover, HeartbeatSettings, NoPath, PathTarget, Policy, SessionConfig};
+pub use self::session::{
+    Failover, HeartbeatSettings, NoPath, PathTarget, Policy, SessionConfig, SlowIo,
+};
 use crate::path::state::PathState;
 use crate::stats::ShardStats;
 
@@ -74,6 +77,8 @@ pub(crate) struct EngineReport {
     pub(crate) path_slow: Vec<bool>,
     /// The IO that is here for the longest time.
     pub(crate) oldest: Option<OldestIo>,
+    /// Requests that the server does not answer although their path lives.
+    pub(crate) slow_requests: SlowReport,
     /// Only from the control shard, as are the next four.
     pub(crate) paths: Option<Vec<PathStatus>>,
     /// Names by place, those of removed paths included.
@@ -300,6 +305,7 @@ impl ClientEngine {
             path_inflight: shard.path_inflight(),
             path_slow: shard.path_slow(),
             oldest: shard.oldest(now),
+            slow_requests: shard.slow_requests(now),
             paths: control.map(SessionControl::status),
             names: control.map(SessionControl::path_names).unwrap_or_default(),
             policy: control.map(SessionControl::policy),

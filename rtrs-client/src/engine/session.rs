@@ -8,7 +8,7 @@ use rtrs_core::ids::{PermitId, ProviderIndex, SessionId};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::AccessMode;
 
-pub use crate::settings::{Failover, NoPath, Policy};
+pub use crate::settings::{Failover, NoPath, Policy, SlowIo};
 
 /// Most paths of a session (kernel rtrs-srv.c, `__alloc_path`).
 pub(crate) const PATHS_MAX: usize = 128;
@@ -103,9 +103,11 @@ pub struct SessionConfig {
     pub reconnect_min: Duration,
     /// Longest wait before a reconnect.
     pub reconnect_max: Duration,
-    /// Bound of one request on one path: afterwards the path is ended, and the request goes to
-    /// another.
+    /// Bound of one request on one path. Afterwards a path that nothing shows to be alive is ended,
+    /// and the request goes to another.
     pub io_timeout: Duration,
+    /// What happens to a request that takes longer over a path that lives.
+    pub slow_io: SlowIo,
     /// What happens to IO while no path is connected.
     pub no_path: NoPath,
     /// When requests of a dead path go on at a server that cannot fence it off.

@@ -20,5 +20,6 @@ mod online;
 mod seen;
 mod server;
 mod silence;
+mod slow;
 mod spreading;
 mod violations;

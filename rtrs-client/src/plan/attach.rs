@@ -14,7 +14,7 @@ use super::device_name::{backend, cannot_attach, device_failed};
 use super::session::SessionPlan;
 use crate::error::{Error, ErrorKind, usage};
 use crate::settings::{
-    Access, AttachSettings, BenchSettings, Device, PlaceSettings, SessionSettings, Settings,
+    Access, AttachSettings, BenchSettings, Device, PlaceSettings, SessionSettings, Settings, SlowIo,
 };
 
 const BUFFER_BYTES_MIN: u64 = 58 << 20;
@@ -93,6 +93,13 @@ impl Front {
     }
 }
 
+/// What a request that takes too long does. What a dead process had taken comes again when it is as
+/// old as the kernel waits for a request, so who wants to take over wants a bound.
+fn slow_io(settings: &AttachSettings) -> SlowIo {
+    let bounded = settings.takeover && !settings.quick_takeover;
+    settings.slow_io.unwrap_or(if bounded { SlowIo::Fail } else { SlowIo::Wait })
+}
+
 /// How the kernel is told to treat the device.
 fn device_options(
     settings: &AttachSettings,
@@ -110,7 +117,7 @@ fn device_options(
     let usual_dead = if takeover { TAKEOVER } else { Duration::ZERO };
     let dead_timeout = settings.device_dead_timeout.map_or(usual_dead, Time::get);
     let timeout_s = match (quick, settings.device_timeout) {
-        (false, said) => Some(request_seconds(said.map(Time::get), session)?),
+        (false, said) => Some(request_seconds(said.map(Time::get), slow_io(settings), session)?),
         (true, None) => None,
         (true, Some(_)) => {
             return Err(usage(
@@ -129,12 +136,18 @@ fn device_options(
 }
 
 /// How long the kernel waits for a request, if `said` says so, or else as long as may be needed.
-fn request_seconds(said: Option<Duration>, session: &SessionPlan) -> Result<u64, Error> {
+fn request_seconds(
+    said: Option<Duration>,
+    slow_io: SlowIo,
+    session: &SessionPlan,
+) -> Result<u64, Error> {
     let SessionSettings { io_timeout, no_path, .. } = &session.settings;
     // What an IO may take at most. The kernel must not lose patience before: what it sends again
     // may overtake what follows.
     let bound = no_path.io_age_max(io_timeout.get());
-    let usual = bound.map_or(DEVICE_TIMEOUT_MAX, |bound| bound + DEVICE_TIMEOUT_MORE);
+    // A slow disk may take any time.
+    let usual_bound = bound.filter(|_| slow_io == SlowIo::Fail);
+    let usual = usual_bound.map_or(DEVICE_TIMEOUT_MAX, |bound| bound + DEVICE_TIMEOUT_MORE);
     let least = bound.unwrap_or_else(|| io_timeout.get() * 2) + Duration::from_secs(1);
     let least = whole_seconds(least.min(DEVICE_TIMEOUT_MAX));
     let seconds = whole_seconds(said.unwrap_or_else(|| usual.min(DEVICE_TIMEOUT_MAX)));
@@ -179,6 +192,7 @@ impl AttachPlan {
             set.shards = quick_shards(set.shards)?;
         }
         let session = SessionPlan::new(name, settings.session, set.shards, Access::Auto)?;
+        set.slow_io = Some(slow_io(&set));
         let front = Front::new(&set, &session)?;
         match &front {
             Front::Socket(path) => set.socket = Some(path.clone()),
@@ -192,6 +206,11 @@ impl AttachPlan {
         }
         let accept_new_identity = false;
         Ok(Self { session, front, settings: set, accept_new_identity, run_dir, output })
+    }
+
+    /// What a request does that takes too long over a path that works.
+    pub(crate) fn slow_io(&self) -> SlowIo {
+        self.settings.slow_io.unwrap_or_default()
     }
 
     /// True when it takes a device over that another process has left, if there is one.

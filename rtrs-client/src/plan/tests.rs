@@ -138,9 +138,11 @@ fn session_names_default_to_host_and_export() {
 fn the_kernel_waits_longer_than_the_session() {
     use nbd_bridge::kernel::{DeviceChoice, DeviceOptions};
     for (yaml, choice, timeout_s, dead_timeout_s) in [
-        ("device: auto", DeviceChoice::Auto, 150, 0),
-        ("device: nbd2\nio-timeout: 1h", DeviceChoice::Index(2), 7290, 0),
-        ("device: auto\nio-timeout: 10ms\nno-path: fail", DeviceChoice::Auto, 31, 0),
+        ("device: auto", DeviceChoice::Auto, 86_400, 0),
+        ("device: auto\nslow-io: fail", DeviceChoice::Auto, 150, 0),
+        ("device: nbd2\nslow-io: fail\nio-timeout: 1h", DeviceChoice::Index(2), 7290, 0),
+        ("device: auto\nslow-io: fail\nio-timeout: 10ms\nno-path: fail", DeviceChoice::Auto, 31, 0),
+        ("device: auto\nslow-io: fail\nno-path: queue", DeviceChoice::Auto, 86_400, 0),
         ("device: auto\nno-path: queue", DeviceChoice::Auto, 86_400, 0),
         ("device: auto\nno-path: queue-for 24h", DeviceChoice::Auto, 86_400, 0),
         (
@@ -156,6 +158,7 @@ fn the_kernel_waits_longer_than_the_session() {
             5,
         ),
         ("device: auto\ntakeover: true", DeviceChoice::Auto, 150, 60),
+        ("device: auto\ntakeover: true\nslow-io: wait", DeviceChoice::Auto, 86_400, 60),
         ("device: auto\ntakeover: true\ndevice-dead-timeout: 7s", DeviceChoice::Auto, 150, 7),
         ("device: auto\nquick-takeover: true", DeviceChoice::Auto, 0, 60),
         ("device: auto\ntakeover: true\nquick-takeover: true", DeviceChoice::Auto, 0, 60),

@@ -57,6 +57,18 @@ choices! {
 }
 
 choices! {
+    /// What happens to a request that the server does not answer in time although its path lives.
+    #[derive(Default)]
+    pub enum SlowIo as "slow-io" {
+        /// It waits for the answer.
+        #[default]
+        Wait = "wait",
+        /// Its user gets an error; what the server holds of it is kept apart until it answers.
+        Fail = "fail",
+    }
+}
+
+choices! {
     /// What `bench` does.
     pub enum BenchMode as "rw" {
         /// Sequential reads.

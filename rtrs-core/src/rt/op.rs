@@ -70,6 +70,12 @@ pub enum Op {
 }
 
 impl Op {
+    /// A poll for the end of a stream socket's peer: it completes when the peer is gone, or sends
+    /// no more, also while bytes lie unread.
+    pub fn hangup(fd: Fd) -> Self {
+        Self::Poll { fd, events: libc::POLLRDHUP.cast_unsigned().into() }
+    }
+
     /// The operation as a submission. `address` keeps the target of a connect, to which the
     /// submission points until it completes. A read or write with `nowait` fails with EAGAIN where
     /// it would block, or EOPNOTSUPP where that cannot be known (RWF_NOWAIT).

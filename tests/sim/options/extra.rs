@@ -3,7 +3,7 @@
 //!
 //! Each is drawn by a generator of its own, and runs that hunt for something stay as they are.
 
-use rtrs_client::NoPath;
+use rtrs_client::{NoPath, SlowIo};
 use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::time::Duration;
 
@@ -11,6 +11,7 @@ use super::{FaultMix, Guest, Ids, MS, Options, half, pick};
 
 // Chosen so that the seeds that are kept for what they found stay what they were.
 const LATE_DISK: u64 = 0x6c61_7465_5f64_7361;
+const SLOW_IO: u64 = 0x736c_6f77_5f69_6f5f;
 const TRUNCATION: u64 = 0x7472_756e_6361_7465;
 const GUEST_WRITES: u64 = 0x6775_6573_745f_7770;
 const LATE_SAVES: u64 = 0x6c61_7465_7361_7666;
@@ -65,7 +66,12 @@ impl Options {
         self.draw_memory();
         let own = &mut Prng::new(seed ^ LATE_DISK);
         if self.is_ordinary() && own.chance(Ratio::new(1, 8)) {
-            return self.have_late_disk(own);
+            self.have_late_disk(own);
+            let own = &mut Prng::new(seed ^ SLOW_IO);
+            if half(own) {
+                self.have_hanging_disk(own);
+            }
+            return;
         }
         let own = &mut Prng::new(seed ^ TRUNCATION);
         if self.is_ordinary() && own.chance(Ratio::new(1, 8)) {
@@ -122,9 +128,9 @@ impl Options {
         !hunted && !beside && self.stall_max.is_none() && self.kernel.is_none()
     }
 
-    /// Makes it likely that a path is given up because the backend is slow, that what was sent over
-    /// it goes to another while its first copy is still at work, and that what has failed for that
-    /// is written anew.
+    /// Makes it likely that a path dies while the backend is slow, that what was sent over it goes
+    /// to another while its first copy is still at work, and that what has failed for that, or
+    /// because the disk took too long, is written anew.
     fn have_late_disk(&mut self, prng: &mut Prng) {
         self.extra.late_disk = true;
         self.io_timeout = pick(prng, &[100, 400]) * MS;
@@ -140,6 +146,24 @@ impl Options {
         (work.span_max, work.reads) = (pick(prng, &[4, 8]), Ratio::new(1, 2));
         (work.rewrites, work.rewrites_max) = (half(prng), 300);
         work.ios_max = 1000;
+    }
+
+    /// Makes it likely that a write is given up while the backend has it and its path lives, and
+    /// that it is written anew at once, over any connection. Who gives up is the front end.
+    fn have_hanging_disk(&mut self, prng: &mut Prng) {
+        (self.slow_io, self.nbd, self.pinned) = (SlowIo::Fail, true, None);
+        (self.io_timeout, self.load_time) = (pick(prng, &[100, 300]) * MS, 6000 * MS);
+        self.queue_depth = self.queue_depth.max(16);
+        let disk = &mut self.disk;
+        disk.slow = Ratio::ZERO;
+        (disk.stuck, disk.stuck_max) = (Ratio::new(1, 16), pick(prng, &[1500, 3000]) * MS);
+        let work = &mut self.work;
+        (work.depth, work.gap_max) = (pick(prng, &[8, 24]), 20 * MS);
+        (work.rewrites, work.overlap) = (true, false);
+        if half(prng) {
+            // Paths are as good as can be.
+            self.faults = FaultMix { gap_max: self.load_time * 4, ..FaultMix::NONE };
+        }
     }
 
     /// What fails then fails for this alone. That a shorter file survives a power cut is nobody's

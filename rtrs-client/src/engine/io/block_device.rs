@@ -64,6 +64,10 @@ impl BlockDevice for SessionDevice {
         false
     }
 
+    fn take_given_up(&mut self) -> Option<u64> {
+        self.shard.borrow_mut().devices.take_given_up(self.device)
+    }
+
     fn reap(&mut self) -> Option<Completion> {
         self.shard.borrow_mut().devices.reap(self.device)
     }

@@ -6,7 +6,9 @@
 //! - `requests.rs` IOs, requests and permits (`permits.rs`);
 //! - `paths.rs` connections, the policy (`policy.rs`) and slow-path detection (`slow_path.rs`);
 //! - `retry.rs` what was in flight on a path that died, and is sent again on another;
-//! - `probe.rs` asks a silent connection; `zeroes.rs` writes zeroes where the server cannot;
+//! - `sweep.rs` looks at the time: `probe.rs` asks a silent connection, `slow_requests.rs` tells a
+//!   slow disk from a dead path;
+//! - `zeroes.rs` writes zeroes where the server cannot;
 //! - `block_device.rs` a device of the session as its user has it.
 //!
 //! Read targets are opened to the server through a window per permit, under a fresh key for each
@@ -21,6 +23,8 @@ mod probe;
 mod requests;
 pub(crate) mod retry;
 mod slow_path;
+pub(crate) mod slow_requests;
+mod sweep;
 mod zeroes;
 
 use std::sync::Arc;
@@ -30,28 +34,24 @@ use rtrs_core::fabric::{CloseReason, ConnectFailure, FabricError, WcStatus, Work
 use rtrs_core::ids::{CoreIndex, PathId, PermitId, ProviderIndex, QpNum};
 use rtrs_core::mem::Region;
 use rtrs_core::status::IoStatus;
-use rtrs_core::time::{Duration, Instant};
+use rtrs_core::time::Instant;
 
 use self::paths::Paths;
 use self::permits::share;
-use self::probe::{Probes, is_due};
+use self::probe::Probes;
 use self::requests::{IoRow, RequestRow, Requests, Standing, TakenIo};
 use self::retry::{OldestIo, Retries, TRIES_MAX, Waits};
+use self::slow_requests::{SlowReport, SlowRequests};
 use self::zeroes::{Zeroes, unsupported};
 use crate::engine::cache_epoch::FlushMark;
 use crate::engine::ctx::Ctx;
 use crate::engine::device_table::{DeviceIndex, DeviceTable, IOS_MAX};
 use crate::engine::message::{Connect, ConnectionEnd, ControlMessage, ShardMessage};
-use crate::engine::session::{Failover, Granted, HeartbeatSettings, SessionConfig};
+use crate::engine::session::{Granted, SessionConfig};
 use crate::path::handshake::check_accept;
 use crate::path::io::Answer;
 use crate::path::shard::PathEvent;
 use crate::stats::ShardStats;
-
-/// How often running requests are held against the IO timeout.
-const SWEEP: Duration = Duration::from_millis(250);
-/// Least time of a request, however old its IO is.
-const LAST_TRY: Duration = Duration::from_secs(1);
 
 /// One shard's part of a session.
 #[derive(Debug)]
@@ -64,6 +64,7 @@ pub(crate) struct Shard {
     retries: Retries,
     paths: Paths,
     probes: Probes,
+    slow: SlowRequests,
     /// No path for too long: what comes ends at once.
     failing: bool,
     zeroes: Zeroes,
@@ -83,6 +84,7 @@ impl Shard {
             retries: Retries::new(config.paths.len()),
             paths: Paths::new(index, &config),
             probes: Probes::default(),
+            slow: SlowRequests::new(config.paths.len()),
             failing: false,
             zeroes: Zeroes::default(),
             next_sweep: Instant::ZERO,
@@ -130,6 +132,7 @@ impl Shard {
             ShardMessage::AddPath { path, target } => {
                 self.paths.add(path, *target);
                 self.retries.add_path(self.paths.count());
+                self.slow.add_path(self.paths.count());
                 self.stats.add_path(path.index());
             }
             ShardMessage::Retire { path, epoch } => self.paths[path].retire(epoch),
@@ -235,6 +238,9 @@ impl Shard {
         }
         request.standing = Standing::Answered(answer.status);
         let (len, took) = (request.part.1, self.now.since(request.sent));
+        self.end_slow(row);
+        // From now on its own device is waited for, not the server.
+        self.requests.request_mut(row).sent = self.now;
         let fabric = ctx.fabrics[self.paths[path].provider().index()].as_mut();
         match self.paths[path].close_window(answer.permit, fabric) {
             Ok(true) => self.end_request(row, answer.status),
@@ -272,6 +278,7 @@ impl Shard {
     }
 
     fn end_request(&mut self, row: RequestRow, status: IoStatus) {
+        self.end_slow(row);
         let request = self.requests.end_request(row, status);
         let path = &mut self.paths[request.path];
         if request.is_on(request.path) {
@@ -422,11 +429,15 @@ impl Shard {
 
     /// The connection that a request was sent on is gone.
     fn await_fence(&mut self, row: RequestRow, epoch: u32) {
+        self.end_slow(row);
         let request = self.requests.request_mut(row);
-        let path = request.path;
+        let (path, io) = (request.path, request.io);
+        request.sent = self.now;
         request.standing = Standing::AwaitingFence { epoch };
         self.paths[path].request_left();
-        if self.retries.is_fenced(path, epoch) || rtrs_core::mutated!(ResendBeforeFence) {
+        let early = rtrs_core::mutated!(ResendBeforeFence)
+            || rtrs_core::mutated!(GivenUpBeforeFence) && self.requests.io(io).given_up;
+        if early || self.retries.is_fenced(path, epoch) {
             self.ready(row);
         }
     }
@@ -448,12 +459,17 @@ impl Shard {
     /// A request may be sent again.
     fn ready(&mut self, row: RequestRow) {
         let request = self.requests.request_mut(row);
+        let (io, turn) = (request.io, request.turn);
         request.standing = Standing::Ready;
         if request.tries >= TRIES_MAX {
             tracing::error!("a request ended {TRIES_MAX} paths; it ends with an error");
             return self.end_request(row, IoStatus::Aborted);
         }
-        self.retries.push(request.turn, row);
+        if self.requests.io(io).given_up {
+            // Its user has the error, and nothing of it can land late any more.
+            return self.end_request(row, IoStatus::TimedOut);
+        }
+        self.retries.push(turn, row);
     }
 
     /// Gives the permits of probes back that cannot arrive any more.
@@ -476,11 +492,6 @@ impl Shard {
         }
     }
 
-    /// The longest that a whole IO may take, if that is bounded.
-    fn age_max(&self) -> Option<Duration> {
-        self.config.no_path.io_age_max(self.config.io_timeout)
-    }
-
     /// Sends what is ready to be sent again. True when anything was sent or ended.
     fn send_again(&mut self, granted: &Granted, ctx: &mut Ctx<'_>) -> bool {
         let age_max = self.age_max();
@@ -491,7 +502,8 @@ impl Shard {
             let taken = self.requests.io(request.io);
             let device = self.devices.info(taken.device);
             any = true;
-            if age_max.is_some_and(|max| self.now.since(taken.submitted) >= max) {
+            let is_over = age_max.is_some_and(|max| self.now.since(taken.submitted) >= max);
+            if taken.given_up || is_over {
                 self.end_request(row, IoStatus::TimedOut);
                 done += 1;
                 continue;
@@ -526,99 +538,6 @@ impl Shard {
         any
     }
 
-    /// Ends what is over its time: requests by ending their path, waiting IO with an error.
-    fn sweep(&mut self, ctx: &mut Ctx<'_>) -> bool {
-        if ctx.now < self.next_sweep {
-            return false;
-        }
-        let due = std::mem::replace(&mut self.next_sweep, ctx.now + SWEEP);
-        if self.probes.came_late(ctx.now, due, SWEEP) {
-            return false;
-        }
-        let (bound, age_max) = (self.config.io_timeout, self.age_max());
-        let overdue: Vec<PathId> = self
-            .requests
-            .requests()
-            .filter(|(_, request)| {
-                let age = request.sent.since(self.requests.io(request.io).submitted);
-                // What the whole IO has left, and a moment in any case.
-                let left = age_max.map_or(bound, |max| max.saturating_sub(age).max(LAST_TRY));
-                request.is_on(request.path) && ctx.now.since(request.sent) >= bound.min(left)
-            })
-            .map(|(_, request)| request.path)
-            .collect();
-        for path in &overdue {
-            self.paths.abort(*path, CloseReason::TimedOut, ctx);
-        }
-        let mut any = !overdue.is_empty() | self.look_at_silence(ctx);
-        let Some(age_max) = age_max else { return any };
-        any |= self.sweep_retries(ctx.now, age_max);
-        while let Some(row) = self.requests.first_waiting() {
-            if ctx.now.since(self.requests.io(row).submitted) < age_max {
-                break;
-            }
-            self.fail_io(row, IoStatus::TimedOut);
-            any = true;
-        }
-        any
-    }
-
-    /// Ends what has waited too long. What awaits a fence ends only where none will come: an error
-    /// while the first copy may still begin would let it land after newer writes.
-    fn sweep_retries(&mut self, now: Instant, age_max: Duration) -> bool {
-        let fences = self.granted.is_some_and(|granted| granted.fences);
-        let unfenced = self.config.failover == Failover::Strict && !fences;
-        let over = self.requests.rows(|request| {
-            let waits = match request.standing {
-                Standing::Ready => true,
-                Standing::AwaitingFence { .. } => {
-                    unfenced || rtrs_core::mutated!(GivenUpBeforeFence)
-                }
-                Standing::Sent | Standing::Answered(_) => false,
-            };
-            waits && now.since(self.requests.io(request.io).submitted) >= age_max
-        });
-        for row in &over {
-            self.retries.remove(*row);
-            self.end_request(*row, IoStatus::TimedOut);
-        }
-        !over.is_empty()
-    }
-
-    /// Asks a connection that owes answers and is silent whether it works, and ends one that was
-    /// asked in vain. One at a time, and only while a permit is free.
-    fn look_at_silence(&mut self, ctx: &mut Ctx<'_>) -> bool {
-        let HeartbeatSettings { interval: period, missed_max, .. } = self.config.heartbeat;
-        if let Some(path) = self.probes.path() {
-            let target = &self.paths[path];
-            let silent = self.probes.silent_for(ctx.now, target.heard(), period * missed_max);
-            let Some(silent) = silent.filter(|_| target.is_up()) else { return false };
-            let why = format!("no answer for {} ms", silent.as_millis());
-            self.paths.abort(path, CloseReason::Lost(why), ctx);
-            return true;
-        }
-        let Some(granted) = self.granted else { return false };
-        for path in self.paths.iter_mut().filter(|path| path.inflight() > 0 && path.is_up()) {
-            let waits = |request: &requests::Request| {
-                request.path == path.id() && request.standing == Standing::Sent
-            };
-            let sent = self.requests.requests().filter(|(_, request)| waits(request));
-            let Some(oldest) = sent.map(|(_, request)| request.sent).min() else { continue };
-            if !is_due(ctx.now, oldest, path.heard(), period) {
-                continue;
-            }
-            let Some(permit) = self.requests.take_permit() else { return false };
-            let fabric = ctx.fabrics[path.provider().index()].as_mut();
-            if path.post_probe(permit, &granted, fabric).is_err() {
-                self.requests.give_permit(permit);
-                continue;
-            }
-            self.probes.sent(path.id(), permit, ctx.now);
-            return true;
-        }
-        false
-    }
-
     /// When `pump` wants to be called even if nothing happens.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         (self.requests.inflight() > 0).then_some(self.next_sweep)
@@ -647,6 +566,13 @@ impl Shard {
     /// By path, whether this shard leaves it out because it is slow.
     pub(crate) fn path_slow(&self) -> Vec<bool> {
         self.paths.slow()
+    }
+
+    /// Requests that the server does not answer although their path lives.
+    pub(crate) fn slow_requests(&self, now: Instant) -> SlowReport {
+        let slow = self.requests.requests().filter(|(_, request)| request.slow);
+        let oldest = slow.map(|(_, request)| now.since(request.sent)).max();
+        SlowReport { now: self.slow.now(), total: self.slow.total(), oldest }
     }
 
     /// Where the oldest IO waits, and since when it is here.
@@ -678,5 +604,6 @@ impl Shard {
             let mine = all().filter(|(_, request)| request.is_on(path.id())).count();
             assert_eq!(path.inflight() as usize, mine);
         }
+        assert_eq!(self.slow.now(), all().filter(|(_, request)| request.slow).count());
     }
 }

@@ -1,16 +1,23 @@
 //! A shard's permits: the chunks of the server that this shard alone may use.
 //!
 //! The session's permits are cut into one range per shard, so no permit ever moves between shards
-//! and none is locked. The last one given back is the next one taken: its chunk is the warmest.
+//! and none is locked. The last one given back is the next one taken: its chunk is the warmest. One
+//! permit of a shard that has enough of them is kept for probes (`probe.rs`): a connection has to
+//! be proven alive also while the disk behind it holds every request.
 
 use std::ops::Range;
 
 use rtrs_core::ids::{CoreIndex, PermitId};
 
+/// A shard with fewer permits keeps none for probes.
+const KEEPS_FROM: usize = 4;
+
 /// The free permits of one shard.
 #[derive(Debug)]
 pub(crate) struct Permits {
     range: Range<u16>,
+    /// As many are kept for probes.
+    kept: usize,
     free: Vec<PermitId>,
 }
 
@@ -18,12 +25,23 @@ impl Permits {
     /// All permits of `range`, free.
     pub(crate) fn new(range: Range<u16>) -> Self {
         let free = range.clone().rev().map(PermitId).collect();
-        Self { range, free }
+        let kept = usize::from(range.len() >= KEEPS_FROM);
+        Self { range, kept, free }
     }
 
-    /// Takes a permit.
+    /// Takes a permit for a request.
     pub(crate) fn take(&mut self) -> Option<PermitId> {
+        if self.has_any() { self.free.pop() } else { None }
+    }
+
+    /// Takes a permit for a probe.
+    pub(crate) fn take_for_probe(&mut self) -> Option<PermitId> {
         self.free.pop()
+    }
+
+    /// True when there is one for a request.
+    pub(crate) fn has_any(&self) -> bool {
+        self.free.len() > self.kept
     }
 
     /// Gives a permit back.
@@ -34,7 +52,7 @@ impl Permits {
         self.free.push(permit);
     }
 
-    /// Free permits.
+    /// Free permits, that for probes included.
     pub(crate) fn available(&self) -> usize {
         self.free.len()
     }
@@ -84,6 +102,20 @@ mod tests {
         assert_eq!(permits.take(), None);
         permits.give(a);
         assert_eq!(permits.take(), Some(a));
+    }
+
+    #[test]
+    fn one_permit_is_kept_for_probes_where_there_are_four() {
+        for (range, most) in [(0..3, 3), (4..8, 3), (0..256, 255)] {
+            let mut permits = Permits::new(range);
+            let taken: Vec<_> = std::iter::from_fn(|| permits.take()).collect();
+            assert_eq!((taken.len(), permits.has_any()), (most, false));
+            let probe = permits.take_for_probe();
+            assert_eq!(probe.is_some(), most != 3 || taken[0].0 == 4, "{probe:?}");
+            permits.give(taken[0]);
+            // That of an unanswered probe is missing: the next one given back takes its place.
+            assert_eq!(permits.has_any(), probe.is_none());
+        }
     }
 
     #[test]

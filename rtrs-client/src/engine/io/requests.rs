@@ -47,6 +47,8 @@ pub(super) struct TakenIo {
     pending: u32,
     /// Stands in the queue of those that wait to be issued.
     queued: bool,
+    /// Its user is told that it has failed, and what of it is at the server may still land.
+    pub(super) given_up: bool,
 }
 
 impl TakenIo {
@@ -57,7 +59,8 @@ impl TakenIo {
         mark: FlushMark,
         submitted: Instant,
     ) -> Self {
-        Self { device, io, mark, submitted, status, issued: 0, pending: 0, queued: false }
+        let (issued, pending, queued, given_up) = (0, 0, false, false);
+        Self { device, io, mark, submitted, status, issued, pending, queued, given_up }
     }
 
     /// Begin and length of the part that is issued next, when a request carries so much at most.
@@ -112,12 +115,15 @@ pub(super) struct Request {
     pub(super) path: PathId,
     /// Begin and length of its part of the IO.
     pub(super) part: (u32, u32),
+    /// When it was sent; once that is over, when it was answered or its connection ended.
     pub(super) sent: Instant,
     pub(super) standing: Standing,
     /// When it was first sent, as a number that only grows.
     pub(super) turn: u64,
     /// Times it was sent.
     pub(super) tries: u16,
+    /// Its answer takes longer than the IO timeout, over a path that lives.
+    pub(super) slow: bool,
 }
 
 impl Request {
@@ -164,12 +170,22 @@ impl Requests {
 
     /// True while a permit is free.
     pub(super) fn has_permit(&self) -> bool {
-        self.permits.available() > 0
+        self.permits.has_any()
     }
 
     /// A free permit.
     pub(super) fn take_permit(&mut self) -> Option<PermitId> {
         self.permits.take()
+    }
+
+    /// True while a permit is free that a probe may take.
+    pub(super) fn has_probe_permit(&self) -> bool {
+        self.permits.available() > 0
+    }
+
+    /// A free permit for a probe.
+    pub(super) fn take_probe_permit(&mut self) -> Option<PermitId> {
+        self.permits.take_for_probe()
     }
 
     /// A permit is free again.
@@ -265,7 +281,8 @@ impl Requests {
         let row = usize::from(permit.0 - self.permits.range().start);
         debug_assert!(self.rows[row].is_none(), "permit {permit} is in use");
         let (sent, standing) = (now, Standing::Sent);
-        self.rows[row] = Some(Request { io, path, part, sent, standing, turn, tries: 1 });
+        let (tries, slow) = (1, false);
+        self.rows[row] = Some(Request { io, path, part, sent, standing, turn, tries, slow });
     }
 
     /// A request has ended: its permit is free. An error ends what is left of its IO. Returns the

@@ -9,7 +9,7 @@ use rtrs_core::wire::{ConnRsp, Extensions, OpenRsp};
 use super::fixture::{Fixture, MS, SEC, SECRET, client_ip, server_ip};
 use super::server::Request;
 use crate::engine::SessionFailure;
-use crate::engine::{Change, Failover, Leaving, NoPath};
+use crate::engine::{Change, Failover, Leaving, NoPath, SlowIo};
 use crate::path::state::PathState;
 
 fn submit(fixture: &mut Fixture, shard: usize, op: IoOp, slot: usize) -> u64 {
@@ -81,11 +81,11 @@ fn one_lost_connection_ends_its_whole_path() {
 }
 
 #[test]
-fn an_answer_that_never_comes_ends_the_path_and_waiting_io() {
+fn an_answer_that_never_comes_ends_a_path_that_cannot_be_probed_and_waiting_io() {
     let mut fixture = Fixture::open(|s| {
         s.how.queue_depth = 5;
         s.how.hold = true;
-        s.config.io_timeout = 2 * SEC;
+        (s.config.io_timeout, s.config.slow_io) = (2 * SEC, SlowIo::Fail);
     });
     let start = fixture.now();
     // Two permits on shard 0: two requests travel, three wait.
@@ -110,17 +110,18 @@ fn an_answer_that_never_comes_ends_the_path_and_waiting_io() {
 fn an_io_that_is_sent_late_gets_no_whole_time_more() {
     for late in 0..5 {
         let mut fixture = Fixture::open(|s| {
-            s.how.hold = true;
-            s.config.io_timeout = 4 * SEC;
+            // Both permits of shard 0 are in use, so its connection cannot be probed.
+            (s.how.hold, s.how.queue_depth) = (true, 5);
+            (s.config.io_timeout, s.config.slow_io) = (4 * SEC, SlowIo::Fail);
         });
         fixture.link_down(0);
         fixture.until("the end of the path", SEC, |s| !s.client.control.is_open());
         let start = fixture.now();
-        let tag = submit(&mut fixture, 0, IoOp::Write, 0);
+        let tags = [0, 1].map(|slot| submit(&mut fixture, 0, IoOp::Write, slot));
         fixture.run((late + 1) * 700 * MS);
         fixture.link_up(0);
         fixture.drain(20 * SEC);
-        assert_eq!(fixture.client.status(tag), Some(IoStatus::TimedOut));
+        assert_eq!(tags.map(|tag| fixture.client.status(tag)), [Some(IoStatus::TimedOut); 2]);
         // The time without a path and twice that of a request, and a last try of a second.
         let took = fixture.now().since(start);
         assert!(took >= 12 * SEC && took <= 14 * SEC + 500 * MS, "{took:?}");

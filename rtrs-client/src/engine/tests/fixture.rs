@@ -25,6 +25,7 @@ use crate::engine::io::Shard;
 use crate::engine::message::{ConnectionEnd, ControlMessage, Message, Outbox, ShardMessage};
 use crate::engine::{
     Change, Failover, HeartbeatSettings, NoPath, PathTarget, Policy, SessionConfig, SessionDevice,
+    SlowIo, SlowReport,
 };
 use crate::path::state::PathState;
 use crate::stats::ShardStats;
@@ -62,6 +63,8 @@ pub(super) struct Client {
     waiting: BTreeSet<u64>,
     next_tag: u64,
     pub(super) done: Vec<Done>,
+    /// Tags of IOs that the device has given up.
+    pub(super) given_up: Vec<u64>,
     /// Mail between shards is left lying now and then.
     pub(super) lazy: Option<Prng>,
 }
@@ -85,6 +88,7 @@ impl Client {
             waiting: BTreeSet::new(),
             next_tag: 1,
             done: Vec::new(),
+            given_up: Vec::new(),
             lazy: None,
         }
     }
@@ -208,6 +212,7 @@ impl Client {
         here.fabrics[0].flush(now);
         if let Some(device) = here.device.as_mut() {
             device.poll(now);
+            self.given_up.extend(std::iter::from_fn(|| device.take_given_up()));
             while let Some(done) = device.reap() {
                 any = true;
                 assert!(self.waiting.remove(&done.tag), "IO {} ended twice", done.tag);
@@ -259,6 +264,19 @@ impl Client {
     /// A shard's queue of a device.
     pub(super) fn device(&self, shard: usize, device: DeviceIndex) -> SessionDevice {
         SessionDevice::new(Rc::clone(&self.shards[shard].shard), device)
+    }
+
+    pub(super) fn slow_requests(&self, now: Instant) -> SlowReport {
+        let slow = self.shards.iter().map(|shard| shard.shard.borrow().slow_requests(now));
+        slow.fold(SlowReport::default(), |sum, shard| SlowReport {
+            now: sum.now + shard.now,
+            total: sum.total + shard.total,
+            oldest: sum.oldest.max(shard.oldest),
+        })
+    }
+
+    pub(super) fn permits_held(&self, shard: usize) -> usize {
+        self.shards[shard].shard.borrow().permits_held()
     }
 
     pub(super) fn path_slow(&self, shard: usize) -> Vec<bool> {
@@ -346,6 +364,7 @@ fn config() -> SessionConfig {
         reconnect_min: 100 * MS,
         reconnect_max: SEC,
         io_timeout: 5 * SEC,
+        slow_io: SlowIo::Wait,
         no_path: NoPath::QueueFor(5 * SEC),
         failover: Failover::Fast,
         queue_depth_limit: u16::MAX,

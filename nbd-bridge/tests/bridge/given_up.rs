@@ -1,0 +1,207 @@
+//! Requests that the device gives up: their clients get an error at once, and what the device may
+//! still do with them harms nothing.
+
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+use nbd_bridge::BridgeConfig;
+
+use crate::client::{Client, FLUSH, READ, TRIM, ZEROES};
+use crate::fixture::config;
+use crate::ghosts::Two;
+
+const OLD: [u8; 4096] = [1; 4096];
+const NEW: [u8; 4096] = [2; 4096];
+const EIO: u32 = 5;
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Two shards of a device whose first one holds what it gets.
+fn held(config: BridgeConfig) -> (Two, Client) {
+    let mut two = Two::with(config);
+    let client = two.shards[0].client();
+    two.shards[0].hold(true);
+    (two, client)
+}
+
+/// The device gives up what is in flight at shard 0.
+fn give_up(two: &mut Two) {
+    two.shards[0].switches.give_up.store(true, SeqCst);
+    two.settle();
+}
+
+/// Cookie and error of the next reply; None when there is none, with everything at rest.
+fn next(two: &mut Two, client: &mut Client) -> Option<(u64, u32)> {
+    two.settle();
+    let reply = client.try_reply(|_| 0).ok()?;
+    Some((reply.cookie, reply.error))
+}
+
+/// Ends the session's use: all clients go, and everything ends.
+fn end(mut two: Two, clients: Vec<Client>) {
+    two.shards[0].hold(false);
+    two.settle();
+    drop(clients);
+    two.end();
+}
+
+#[test]
+fn a_client_gets_the_error_once_and_the_connection_goes_on() {
+    let (mut two, mut client) = held(config());
+    client.send(READ, 0, 1, 0, 4096);
+    client.send(FLUSH, 0, 2, 0, 0);
+    client.send_write(0, 3, 0, &OLD);
+    assert_eq!(next(&mut two, &mut client), None);
+    give_up(&mut two);
+    let mut told: Vec<_> = (0..3).filter_map(|_| next(&mut two, &mut client)).collect();
+    told.sort_unstable();
+    assert_eq!(told, [(1, EIO), (2, EIO), (3, EIO)]);
+    assert_eq!(two.shards[0].bridge.stats().given_up, 3);
+    // The device still has all of it, and the memory of the read.
+    assert_eq!((two.shards[0].bridge.inflight(), two.group.orphaned_writes()), (3, 1));
+    two.shards[0].hold(false);
+    assert_eq!(next(&mut two, &mut client), None, "nobody is told twice");
+    assert_eq!((two.shards[0].bridge.inflight(), two.group.orphaned_writes()), (0, 0));
+    assert_eq!(two.disk(0), 1, "it landed late");
+    client.send_write(0, 4, 0, &NEW);
+    assert_eq!(next(&mut two, &mut client), Some((4, 0)));
+    end(two, vec![client]);
+}
+
+#[test]
+fn a_request_that_ends_while_its_error_is_on_its_way_is_told_once() {
+    let (mut two, mut client) = held(config());
+    client.send(READ, 0, 1, 0, 4096);
+    client.send_write(0, 2, 4096, &OLD);
+    two.settle();
+    // The device gives it up, and has it in the same turn.
+    two.shards[0].hold(false);
+    give_up(&mut two);
+    let mut told: Vec<_> = (0..3).filter_map(|_| next(&mut two, &mut client)).collect();
+    told.sort_unstable();
+    assert_eq!(told, [(1, EIO), (2, EIO)]);
+    assert_eq!((two.shards[0].bridge.inflight(), two.group.orphaned_writes()), (0, 0));
+    client.send_write(0, 3, 4096, &NEW);
+    assert_eq!(next(&mut two, &mut client), Some((3, 0)));
+    assert_eq!(two.disk(4096), 2);
+    end(two, vec![client]);
+}
+
+#[test]
+fn a_request_that_ends_while_nobody_reads_its_error_is_told_once() {
+    const LEN: u32 = 4 << 20;
+    let (mut two, mut client) = held(config());
+    two.shards[0].hold(false);
+    // More than a socket takes, so that what follows waits behind it.
+    client.send(READ, 0, 1, 0, LEN);
+    two.settle();
+    two.shards[0].hold(true);
+    client.send_write(0, 2, 0, &OLD);
+    two.settle();
+    give_up(&mut two);
+    assert_eq!((two.shards[0].bridge.inflight(), two.group.orphaned_writes()), (2, 1));
+    two.shards[0].hold(false);
+    two.settle();
+    assert_eq!((two.disk(0), two.group.orphaned_writes()), (1, 0), "it has ended");
+    assert_eq!(two.shards[0].bridge.inflight(), 2, "its client is not told yet");
+    let reading = std::thread::spawn(move || {
+        client.stream.set_read_timeout(Some(20 * SECOND)).unwrap();
+        let replies = [client.reply(|_| LEN as usize), client.reply(|_| 0)];
+        client.stream.set_read_timeout(Some(SECOND / 10)).unwrap();
+        (replies.map(|reply| (reply.cookie, reply.error)), client)
+    });
+    while !reading.is_finished() {
+        two.settle();
+    }
+    let (told, mut client) = reading.join().unwrap();
+    assert_eq!(told, [(1, 0), (2, EIO)]);
+    assert_eq!(next(&mut two, &mut client), None);
+    assert_eq!(two.shards[0].bridge.inflight(), 0);
+    end(two, vec![client]);
+}
+
+#[test]
+fn a_change_that_was_given_up_does_not_land_over_a_newer_one() {
+    for command in [None, Some(TRIM), Some(ZEROES)] {
+        let (mut two, mut client) = held(config());
+        match command {
+            None => client.send_write(0, 1, 0, &OLD),
+            Some(command) => client.send(command, 0, 1, 0, 4096),
+        }
+        two.settle();
+        give_up(&mut two);
+        assert_eq!(next(&mut two, &mut client), Some((1, EIO)));
+        // On another shard, whose part of the device works.
+        let mut other = two.shards[1].client();
+        other.send_write(0, 2, 0, &NEW);
+        assert_eq!(next(&mut two, &mut other), None, "the old one may still land");
+        other.send_write(0, 3, 4096, &NEW);
+        assert_eq!(next(&mut two, &mut other), Some((3, 0)), "a write elsewhere does not wait");
+        two.shards[0].hold(false);
+        assert_eq!(next(&mut two, &mut other), Some((2, 0)));
+        assert_eq!(two.disk(0), 2, "the newer write stays");
+        end(two, vec![client, other]);
+    }
+}
+
+#[test]
+fn what_waits_for_a_change_that_was_given_up_fails_after_its_time() {
+    let (mut two, mut client) = held(BridgeConfig { deferred_max: Some(30 * SECOND), ..config() });
+    client.send_write(0, 1, 0, &OLD);
+    two.settle();
+    give_up(&mut two);
+    assert_eq!(next(&mut two, &mut client), Some((1, EIO)));
+    let mut other = two.shards[1].client();
+    other.send_write(0, 2, 0, &NEW);
+    assert_eq!(next(&mut two, &mut other), None);
+    two.shards[1].now = two.shards[1].now + 29 * SECOND;
+    assert_eq!(next(&mut two, &mut other), None);
+    two.shards[1].now = two.shards[1].now + 2 * SECOND;
+    assert_eq!(next(&mut two, &mut other), Some((2, EIO)));
+    two.shards[0].hold(false);
+    two.settle();
+    assert_eq!(two.disk(0), 1, "it never began");
+    end(two, vec![client, other]);
+}
+
+#[test]
+fn a_client_that_goes_before_or_after_it_is_told_leaves_nothing() {
+    for told in [false, true] {
+        let (mut two, mut client) = held(config());
+        client.send(READ, 0, 1, 0, 4096);
+        client.send_write(0, 2, 0, &OLD);
+        two.settle();
+        if told {
+            give_up(&mut two);
+            drop(client);
+            two.settle();
+        } else {
+            drop(client);
+            two.settle();
+            give_up(&mut two);
+        }
+        assert_eq!(two.shards[0].bridge.inflight(), 2);
+        assert_eq!(two.group.orphaned_writes(), 1, "once");
+        end(two, Vec::new());
+    }
+}
+
+#[test]
+fn a_write_whose_payload_still_arrives_is_told_when_it_is_here() {
+    let (mut two, mut client) = held(config());
+    // Longer than a buffer, so the device has its beginning before the rest has come.
+    let data = vec![7; 1 << 20];
+    let mut bytes = crate::client::request(crate::client::WRITE, 0, 1, 0, 1 << 20);
+    bytes.extend(&data);
+    let (first, rest) = bytes.split_at(700 << 10);
+    two.feed(&mut client, first);
+    give_up(&mut two);
+    assert_eq!(next(&mut two, &mut client), None);
+    two.feed(&mut client, rest);
+    assert_eq!(next(&mut two, &mut client), Some((1, EIO)));
+    client.send(READ, 0, 2, 2 << 20, 512);
+    two.shards[0].hold(false);
+    two.settle();
+    let reply = client.reply(|_| 512);
+    assert_eq!((reply.cookie, reply.error), (2, 0), "the connection is in step");
+    end(two, vec![client]);
+}

@@ -1,0 +1,97 @@
+//! A disk that does not answer, behind paths that work: `slow-io`.
+
+use std::time::Duration;
+
+use rtrs_tests::{COMMAND_TIME_MAX, Client, RawNbd, Reply, STOP_TIME_MAX, Server, wait_for};
+use serde_json::Value;
+
+const EIO: u32 = 5;
+
+/// A server whose disk takes `delay` for everything, and a session over two paths.
+fn slow_disk(delay: &str, args: &[&str]) -> (Server, Client) {
+    let server = Server::builder().export(format!("vol0=mem:16M,delay={delay}"));
+    let server = server.listen("tcp://127.0.0.1:0").listen("tcp://127.0.0.2:0").start();
+    let args = [&["--io-timeout", "500ms", "--shards", "1"], args].concat();
+    let paths = server.portals();
+    let client = Client::attach("vol0").path(&paths[0]).path(&paths[1]).args(&args).start();
+    (server, client)
+}
+
+fn json(client: &Client, command: &str) -> Value {
+    client.command(&[command, "vol0", "-o", "json"]).ok().json()
+}
+
+/// Both paths are connected, and neither has ended since the attach.
+fn assert_undisturbed(client: &Client) {
+    let status = json(client, "status");
+    let paths = status["paths"].as_array().expect("paths");
+    let is_fine = |path: &Value| {
+        (&path["state"], &path["ends"], &path["reconnects"])
+            == (&"connected".into(), &0.into(), &0.into())
+    };
+    assert!(paths.len() == 2 && paths.iter().all(is_fine), "{status}");
+}
+
+fn wait_slow(client: &Client, now: u64) -> Value {
+    wait_for("slow requests", COMMAND_TIME_MAX, || {
+        let slow = json(client, "status")["slow_requests"].clone();
+        (slow["now"] == now).then_some(slow)
+    })
+}
+
+#[test]
+fn a_read_that_hangs_is_reported_and_answered_in_the_end() {
+    let (server, client) = slow_disk("6s", &[]);
+    wait_for("both paths", COMMAND_TIME_MAX, || {
+        let status = json(&client, "status");
+        let states = status["paths"].as_array().expect("paths");
+        states.iter().all(|path| path["state"] == "connected").then_some(())
+    });
+    let mut raw = RawNbd::go(client.front(), "vol0");
+    let reading = std::thread::spawn(move || {
+        let mut bytes = [1; 4096];
+        (raw.read(0, &mut bytes), bytes, raw)
+    });
+    let slow = wait_slow(&client, 1);
+    assert!(slow["oldest_ms"].as_u64().expect("an age") >= 500 && slow["total"] == 1, "{slow}");
+    let _ = client.command(&["list"]).ok().says("slow requests: 1, the oldest for");
+    let _ = client.command(&["status", "vol0"]).ok().says("1 since attach").says("wait");
+    let (read, bytes, raw) = reading.join().expect("a reader");
+    assert_eq!((read, bytes), (Ok(()), [0; 4096]));
+    let slow = wait_slow(&client, 0);
+    assert!(slow["oldest_ms"].is_null() && slow["total"] == 1, "{slow}");
+    let stats = json(&client, "stats");
+    let counts = stats["paths"].as_array().expect("paths").iter();
+    assert_eq!(counts.filter_map(|path| path["slow_requests"].as_u64()).sum::<u64>(), 1, "{stats}");
+    assert_undisturbed(&client);
+    drop(raw);
+    client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_disk_that_never_answers_fails_io_and_keeps_the_paths() {
+    let (server, client) = slow_disk("10m", &["--slow-io", "fail"]);
+    let mut raw = RawNbd::go(client.front(), "vol0");
+    // More than the four paths that a server lets end slowly.
+    for at in 1..=6 {
+        let mut bytes = [0; 4096];
+        assert_eq!(raw.read(at * 4096, &mut bytes), Err(Reply::Error(EIO)));
+    }
+    assert_eq!(raw.write(0, 0, &[1; 4096]), Reply::Error(EIO));
+    wait_slow(&client, 7);
+    // The first write may still land, so this one does not begin.
+    assert_eq!(raw.write(0, 0, &[2; 4096]), Reply::Error(EIO));
+    assert_undisturbed(&client);
+    let stats = json(&client, "stats");
+    assert_eq!((&stats["nbd"]["given_up"], &stats["nbd"]["deferred"]), (&7.into(), &1.into()));
+    // A second session of another process connects as ever.
+    let portal = &server.portals()[0];
+    let args = ["--access", "ro", "--session-name", "other"];
+    let other = Client::attach("vol0").path(portal).args(&args).start();
+    other.detach();
+    drop(raw);
+    let _ = client.command(&["detach", "vol0", "--within", "500ms"]).ok().says("detached");
+    client.wait_gone(Duration::from_secs(20));
+    server.crash();
+}
