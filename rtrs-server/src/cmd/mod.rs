@@ -108,8 +108,7 @@ impl LowArgs {
     /// `--print-config` asks for, or serves.
     ///
     /// # Errors
-    /// [`ErrorKind::Usage`](crate::ErrorKind::Usage) for what was typed, else what the server or
-    /// the system refuses.
+    /// [`ErrorKind::Usage`] for what was typed, else what the server or the system refuses.
     pub fn run(&self) -> Result<(), Error> {
         match &self.command {
             Some(Command::Session(command)) => return session::run(command),
