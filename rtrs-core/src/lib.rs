@@ -15,6 +15,7 @@ pub mod identity;
 pub mod ids;
 pub mod limits;
 pub mod local;
+pub mod log_limit;
 pub mod losses;
 #[allow(unsafe_code)]
 pub mod mem;

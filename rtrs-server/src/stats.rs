@@ -85,6 +85,8 @@ counters! {
     controls,
     /// Requests answered with an error.
     errors,
+    /// Times that the disk or file failed a request, or a step of one.
+    device_errors,
     /// States that cannot happen and have ended a path: bugs of this server.
     internal_errors,
     /// Requests that waited for their original on another path.

@@ -33,12 +33,13 @@ fn refused_text(refused: &BTreeMap<String, u64>) -> String {
 fn text(list: &Sessions) -> String {
     let Sessions { sessions, memory, .. } = list;
     let mut out = format!(
-        "{:<24} {:<10} {:>5} {:>5} {:>9} {:>11} {:>14} {:>14} {:>7}  {:<36}  {}\n",
+        "{:<24} {:<10} {:>5} {:>5} {:>9} {:>6} {:>11} {:>14} {:>14} {:>7}  {:<36}  {}\n",
         "NAME",
         "STATE",
         "PATHS",
         "DEPTH",
         "IN FLIGHT",
+        "ERRORS",
         "MEMORY",
         "READ",
         "WRITTEN",
@@ -54,12 +55,13 @@ fn text(list: &Sessions) -> String {
             .map(|open| format!("{} ({})", printable(&open.export), open.access))
             .collect();
         out += &format!(
-            "{:<24} {:<10} {:>5} {:>5} {:>9} {:>11} {:>14} {:>14} {:>7}  {:<36}  {}\n",
+            "{:<24} {:<10} {:>5} {:>5} {:>9} {:>6} {:>11} {:>14} {:>14} {:>7}  {:<36}  {}\n",
             session.name.as_deref().map_or_else(|| "-".to_owned(), printable),
             session.state,
             format!("{up}/{}", session.paths.len()),
             session.queue_depth,
             session.io.inflight,
+            session.io.errors,
             mebibytes(session.memory_bytes),
             mebibytes(session.io.read_bytes),
             mebibytes(session.io.write_bytes),

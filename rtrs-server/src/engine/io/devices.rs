@@ -10,9 +10,12 @@ use std::sync::Arc;
 use rtrs_core::block::{BlockDevice, Completion, Core, Geometry, Io, SharedErrors};
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::mem::Region;
+use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Instant, earliest};
 
+use super::device_errors::DeviceErrors;
 use super::overlap::OrphanedWrites;
+use super::progress::IoProgress;
 use super::table::RequestRef;
 use crate::backend::INFLIGHT_MAX;
 use crate::engine::epoch::SyncEpoch;
@@ -28,6 +31,7 @@ struct OpenDevice {
     syncs: VecDeque<u64>,
     /// Which syncs have numbers.
     shared: SharedErrors,
+    errors: DeviceErrors,
     /// As long as it is held, its place in the table means nothing else.
     export: Arc<Export>,
 }
@@ -86,7 +90,9 @@ impl Devices {
                 export.epoch.set_shards(self.cores);
                 let shared = export.source.shared_errors();
                 let syncs = VecDeque::with_capacity(INFLIGHT_MAX);
-                slot.insert(OpenDevice { device, waiting, closing: false, syncs, shared, export })
+                let errors = DeviceErrors::default();
+                let closing = false;
+                slot.insert(OpenDevice { device, waiting, closing, syncs, shared, errors, export })
             }
         };
         open.closing = false;
@@ -152,6 +158,12 @@ impl Devices {
     /// The IO, when the device is full.
     pub(super) fn submit(&mut self, export: ExportIndex, io: Io) -> Result<(), Io> {
         self.at_mut(export).device.submit(io)
+    }
+
+    /// Logs that the device failed a step of an IO.
+    pub(super) fn log_error(&mut self, io: &IoProgress, status: IoStatus, now: Instant) {
+        let open = self.at_mut(io.export);
+        open.errors.log(&open.export.name, io, status, now);
     }
 
     /// Lets a request wait for room in an open device.

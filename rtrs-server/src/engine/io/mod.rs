@@ -9,6 +9,7 @@
 //! (`Broken`, `Finished`, `Stopped`, `Drained`) and follows.
 
 mod conn;
+mod device_errors;
 pub mod devices;
 pub mod overlap;
 mod path;

@@ -30,6 +30,7 @@ use rtrs_core::wire::{
 };
 
 use super::conn::{Conn, WorkId};
+use super::device_errors::is_device_error;
 use super::devices::Devices;
 use super::overlap::{OrphanedWrite, touches};
 use super::path::{LocalPath, Mode};
@@ -443,7 +444,13 @@ impl Step<'_> {
         let Some(io) = request.io_mut().filter(|_| submitted) else {
             return self.path.internal_error("a device ended an IO that it did not have", ctx.out);
         };
+        if is_device_error(status) {
+            self.devices.log_error(io, status, ctx.now);
+        }
         let (end, wakes) = io.end_sync(ctx.now, status, self.devices);
+        if is_device_error(status) {
+            self.path.counters().device_errors.add(1);
+        }
         if wakes {
             self.devices.wake_others(ctx.out);
         }

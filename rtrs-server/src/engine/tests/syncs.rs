@@ -40,6 +40,25 @@ fn lose(fixture: &Fixture) {
 }
 
 #[test]
+fn errors_of_the_disk_are_counted_apart_from_refusals() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let (mut writer, _) = open(&mut fixture, 1, AccessMode::ReadWrite);
+    for (status, device_errors) in [
+        (IoStatus::Io, 1),
+        (IoStatus::NoSpace, 2),
+        (IoStatus::Beyond, 3),
+        (IoStatus::Unsupported, 3),
+        (IoStatus::Invalid, 3),
+    ] {
+        assert_eq!(write(&mut fixture, &mut writer, 1, false), 0);
+        fixture.device.lock().lost = Some(status);
+        assert_ne!(write(&mut fixture, &mut writer, 2, true), 0, "{status}");
+        let _ = flush(&mut fixture, &mut writer, 1);
+        assert_eq!(fixture.sessions()[0].io.device_errors, device_errors, "{status}");
+    }
+}
+
+#[test]
 fn a_reader_takes_no_error_from_a_writer() {
     let mut fixture = Fixture::new(StandOptions::default());
     let (mut writer, _) = open(&mut fixture, 1, AccessMode::ReadWrite);

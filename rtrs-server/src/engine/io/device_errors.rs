@@ -1,0 +1,37 @@
+//! What is said of the errors of a device, so that the log names the disk before its users do.
+
+use rtrs_core::block::IoOp;
+use rtrs_core::log_limit::LogLimit;
+use rtrs_core::status::IoStatus;
+use rtrs_core::time::Instant;
+
+use super::progress::{IoProgress, IoStep};
+
+/// The errors of one device on one shard.
+#[derive(Debug, Default)]
+pub(super) struct DeviceErrors {
+    limit: LogLimit,
+}
+
+/// True for an error of the disk or file, not of what was asked for: a client may try an operation
+/// to find out whether it is supported.
+pub(super) const fn is_device_error(status: IoStatus) -> bool {
+    !matches!(status, IoStatus::Ok | IoStatus::Unsupported | IoStatus::Invalid | IoStatus::ReadOnly)
+}
+
+impl DeviceErrors {
+    /// A step of an IO ended with a device error: logs it, if none was logged for a while.
+    pub(super) fn log(&mut self, export: &str, io: &IoProgress, status: IoStatus, now: Instant) {
+        let Some(left_out) = self.limit.admit(now) else { return };
+        let op = match (io.step, io.op) {
+            (IoStep::PreFlush | IoStep::PostFlush, _) | (_, IoOp::Flush) => "flush",
+            (_, IoOp::Read) => "read",
+            (_, IoOp::Write) => "write",
+            (_, IoOp::Discard) => "discard",
+            (_, IoOp::WriteZeroes) => "write zeroes",
+        };
+        let (offset, bytes) = (io.offset + u64::from(io.done), io.part);
+        let errno = status.to_errno();
+        tracing::error!(export, op, offset, bytes, errno, left_out, "the disk or file: {status}");
+    }
+}
