@@ -7,12 +7,15 @@
 mod mutants;
 
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::io::{IsTerminal, Write};
 use std::ops::Range;
 use std::process::ExitCode;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
+use parking_lot::Mutex;
 use rtrs_core::prng::Prng;
 use rtrs_tests::sim::{
     Options, Outcome, Plant, Sink, Stats, kept_seeds, run_held, run_shares, run_with,
@@ -85,7 +88,7 @@ struct Failed {
 }
 
 /// The result of a call.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct Summary {
     seeds: u64,
     passed: u64,
@@ -133,6 +136,78 @@ fn run_one(seed: u64, args: &Args, log: bool) -> Outcome {
     run_with(&Options::draw(seed), args.plant.unwrap_or_default(), sink)
 }
 
+/// The seeds still to run.
+#[derive(Debug)]
+struct Seeds {
+    /// Those that failed once come first.
+    kept: VecDeque<u64>,
+    next: u64,
+    last: Option<u64>,
+    until: Option<Instant>,
+}
+
+impl Iterator for Seeds {
+    type Item = u64;
+
+    fn next(&mut self) -> Option<u64> {
+        if let Some(seed) = self.kept.pop_front() {
+            return Some(seed);
+        }
+        let over = self.last.is_some_and(|last| self.next >= last)
+            || self.until.is_some_and(|until| Instant::now() >= until);
+        let seed = self.next;
+        self.next += 1;
+        (!over).then_some(seed)
+    }
+}
+
+impl Summary {
+    /// Adds what became of a seed. False if no more are to run.
+    fn note(&mut self, seed: u64, outcome: Outcome, args: &Args) -> bool {
+        self.seeds += 1;
+        self.stats.add(&outcome.stats);
+        self.fingerprint = args.seed.is_some().then(|| format!("{:016x}", outcome.fingerprint));
+        let Some(failure) = outcome.failure else {
+            self.passed += 1;
+            return true;
+        };
+        let replay = replay(seed, args);
+        let (checker, text) = (failure.checker.to_owned(), failure.text);
+        eprintln!("seed {seed} FAILED: {checker}: {text}\nreplay: {replay}");
+        self.failed.push(Failed { seed, checker, text, replay });
+        args.keep_going
+    }
+}
+
+/// Runs `seeds` on all processors, each world on one of them, and shows how far it is.
+fn run_all(args: &Args, seeds: Seeds, log: bool) -> Summary {
+    let shared = Mutex::new((Some(seeds), Summary::default(), Instant::now()));
+    let work = || {
+        loop {
+            let Some(seed) = shared.lock().0.as_mut().and_then(Iterator::next) else { return };
+            let outcome = run_one(seed, args, log);
+            let (seeds, summary, shown) = &mut *shared.lock();
+            if !summary.note(seed, outcome, args) {
+                *seeds = None;
+            }
+            if !args.quiet && !log && shown.elapsed() > Duration::from_secs(2) {
+                *shown = Instant::now();
+                let end = if std::io::stderr().is_terminal() { "\r" } else { "\n" };
+                let (done, failed) = (summary.seeds, summary.failed.len());
+                eprint!("rtrs-sim: {done} seeds, {failed} failed, at {seed}{end}");
+            }
+        }
+    };
+    let others = thread::available_parallelism().map_or(0, |count| count.get() - 1);
+    thread::scope(|scope| {
+        for _ in 0..if args.seed.is_some() { 0 } else { others } {
+            scope.spawn(work);
+        }
+        work();
+    });
+    shared.into_inner().1
+}
+
 /// Where to begin: elsewhere for each process, also for two of the same moment.
 fn random_seed() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
@@ -177,50 +252,11 @@ fn main() -> ExitCode {
     if log && !args.held && !args.shares {
         println!("{:#?}", Options::draw(first));
     }
-    let mut summary = Summary {
-        seeds: 0,
-        passed: 0,
-        failed: Vec::new(),
-        seconds: 0.0,
-        seeds_per_minute: 0,
-        fingerprint: None,
-        stats: Stats::default(),
-    };
-    let mut shown = start;
     let own = args.held || args.shares;
     let kept =
         if args.seed.is_none() && plant == Plant::None && !own { kept_seeds() } else { Vec::new() };
-    for seed in kept.iter().map(|&(seed, _)| seed).chain(first..) {
-        let is_kept = summary.seeds < kept.len() as u64;
-        let over = !is_kept
-            && (last.is_some_and(|last| seed >= last)
-                || until.is_some_and(|until| Instant::now() >= until));
-        if over {
-            break;
-        }
-        let outcome = run_one(seed, &args, log);
-        summary.seeds += 1;
-        summary.stats.add(&outcome.stats);
-        summary.fingerprint = args.seed.is_some().then(|| format!("{:016x}", outcome.fingerprint));
-        match outcome.failure {
-            None => summary.passed += 1,
-            Some(failure) => {
-                let replay = replay(seed, &args);
-                let (checker, text) = (failure.checker.to_owned(), failure.text);
-                eprintln!("seed {seed} FAILED: {checker}: {text}\nreplay: {replay}");
-                summary.failed.push(Failed { seed, checker, text, replay });
-                if !args.keep_going {
-                    break;
-                }
-            }
-        }
-        if !args.quiet && !log && shown.elapsed() > Duration::from_secs(2) {
-            shown = Instant::now();
-            let end = if std::io::stderr().is_terminal() { "\r" } else { "\n" };
-            let (done, failed) = (summary.seeds, summary.failed.len());
-            eprint!("rtrs-sim: {done} seeds, {failed} failed, at {seed}{end}");
-        }
-    }
+    let kept = kept.iter().map(|&(seed, _)| seed).collect();
+    let mut summary = run_all(&args, Seeds { kept, next: first, last, until }, log);
     summary.seconds = start.elapsed().as_secs_f64();
     summary.seeds_per_minute = (summary.seeds as f64 * 60.0 / summary.seconds.max(1e-9)) as u64;
     match args.output {
