@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The gates of the project: format, build, unit tests, system tests with real programs, seeds of the
 # simulator, lints (scripts/lints.sh: clippy, documentation, models of loom), and scenarios of the
-# lab in virtual machines. The lints run beside the lab by default, before it with --third and
-# --full, whose longer lab is sensitive to load. Prints the time of each stage and ends with one
+# lab in virtual machines. The lints run beside the lab by default, beside the tests with --third
+# and --full, whose longer lab is sensitive to load. Prints the time of each stage and ends with one
 # line, `N passed, N failed, N skipped`: the sum over all test binaries and all checks of the lab,
 # with each gate that is neither counted as one. Exit codes: 0 all good, 1 a gate or a test failed,
 # 2 wrong usage.
@@ -19,9 +19,9 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 # seeds and shares: how many runs of the simulator; lints: arguments of scripts/lints.sh;
-# together: whether the lints run beside the lab, which takes less time but slows its guests down.
-quick=0 scenarios=smoke seeds=1000 shares=150 mutants=quick lints=--no-fuzz together=1
-long() { seeds=3000 shares=400 mutants=all lints= together=0; }
+# lints_beside: what the lints run beside: the lab, whose guests they slow down, or the tests.
+quick=0 scenarios=smoke seeds=1000 shares=150 mutants=quick lints=--no-fuzz lints_beside=lab
+long() { seeds=3000 shares=400 mutants=all lints= lints_beside=tests; }
 for arg in "$@"; do
     case $arg in
         --quick) quick=1 seeds=300 shares=60 ;;
@@ -180,7 +180,8 @@ count_lints() { # status [remark]
     done < <(grep '^lint: ' "$log")
 }
 
-# The lints beside the lab, with the processor time that it leaves: much of its time is waiting.
+# The lints beside the tests or the lab, with the processor time that these leave: much of their
+# time is waiting.
 # Where the kernel shares time among sessions first (autogroup), being nice is said there too.
 lints_begin() {
     CARGO_TARGET_DIR=$target/lints setsid nice -n 19 bash -c \
@@ -190,8 +191,7 @@ lints_begin() {
 }
 
 lints_end() {
-    local status remark=
-    [ $together -eq 0 ] || remark=' beside the lab'
+    local status remark=" beside the $lints_beside"
     echo "== lints"
     wait "$beside"
     status=$?
@@ -261,6 +261,7 @@ gate lab-verdict 60 bash scripts/lab-verdict-test.sh
 # All targets in one go, so that the daemons the system tests start and the test binaries come
 # from the same build (a plain `cargo build` would build the core again with other features).
 if gate build 1800 cargo build --workspace --all-targets --locked; then
+    [ $quick -eq 1 ] || [ $lints_beside = lab ] || lints_begin
     tests unit 1200 cargo test --workspace --locked --no-fail-fast --lib --bins
     # They wait for daemons and clocks most of the time.
     tests system 2400 cargo test --workspace --locked --no-fail-fast --test '*' -- \
@@ -270,10 +271,9 @@ if gate build 1800 cargo build --workspace --all-targets --locked; then
     gate sim-shares 1800 "$target/debug/rtrs-sim" --shares --seeds "0..$shares"
     gate mutants 1800 "$target/debug/rtrs-sim" --quiet --mutants $mutants
     if [ $quick -eq 0 ]; then
-        lints_begin
-        [ $together -eq 1 ] || lints_end
+        if [ $lints_beside = lab ]; then lints_begin; else lints_end; fi
         lab
-        [ $together -eq 0 ] || lints_end
+        [ $lints_beside = tests ] || lints_end
     fi
 elif [ $quick -eq 0 ]; then
     lints_begin
