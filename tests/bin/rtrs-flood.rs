@@ -15,7 +15,8 @@
 //! time and stays on the loopback.
 #![forbid(unsafe_code)]
 
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::path::PathBuf;
@@ -33,7 +34,7 @@ use rtrs_core::wire::{ConnReq, InfoReq, Name};
 use rtrs_tests::raw_mpa::{
     CRC, ENHANCED, REQUEST_KEY, WRITE, frame, send, start_data, start_frame, tagged,
 };
-use rtrs_tests::{STOP_TIME_MAX, Server, bin, peak_memory, resident_memory};
+use rtrs_tests::{STOP_TIME_MAX, Server, bin, cpu_time, peak_memory, resident_memory};
 use serde_json::{Value, json};
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -65,6 +66,10 @@ struct Args {
     /// Seconds between forced reconnects of the session.
     #[arg(long, default_value_t = 5)]
     reconnect: u64,
+    /// What the connections do: 0 open and close, 1 be silent, 2 half of an MPA request, 3 CON_REQ,
+    /// 4 a handshake without an OPEN.
+    #[arg(long, value_delimiter = ',', default_values_t = [0, 1, 2, 3, 4])]
+    kinds: Vec<u64>,
     /// Further flags of the server.
     #[arg(last = true)]
     server: Vec<String>,
@@ -86,8 +91,8 @@ struct Stranger {
     end: Instant,
 }
 
-/// The messages of connection number `n`. None: it is closed at once.
-fn messages(n: u64) -> Option<VecDeque<Vec<u8>>> {
+/// The messages of connection number `n`, of that kind. None: it is closed at once.
+fn messages(kind: u64, n: u64) -> Option<VecDeque<Vec<u8>>> {
     let mut uuid = [0xf1; 16];
     uuid[..8].copy_from_slice(&n.to_le_bytes());
     let whole = |cid_num| {
@@ -102,7 +107,7 @@ fn messages(n: u64) -> Option<VecDeque<Vec<u8>>> {
         };
         start_frame(REQUEST_KEY, ENHANCED | CRC, 2, &start_data(&request.encode()))
     };
-    let messages = match n % 5 {
+    let messages = match kind {
         0 => return None,
         1 => Vec::new(),
         2 => vec![whole(1)[..20].to_vec()],
@@ -160,7 +165,9 @@ impl Stranger {
 /// Opens `rate` connections per second until told to stop.
 fn crowd(args: &Args, target: SocketAddr, first: u64, stop: &AtomicBool, counts: &Counts) {
     let start = Instant::now();
-    let mut held: VecDeque<Stranger> = VecDeque::new();
+    // Who is held, by number, and when each does something next: who waits costs nothing.
+    let mut held: HashMap<u64, Stranger> = HashMap::new();
+    let mut due: BinaryHeap<Reverse<(Instant, u64)>> = BinaryHeap::new();
     let mut count = 0;
     while !stop.load(Ordering::Relaxed) {
         let now = Instant::now();
@@ -172,18 +179,23 @@ fn crowd(args: &Args, target: SocketAddr, first: u64, stop: &AtomicBool, counts:
                 continue;
             };
             counts.opened.fetch_add(1, Ordering::Relaxed);
-            let Some(left) = messages(first + count) else { continue };
+            let kind = args.kinds[count as usize % args.kinds.len()];
+            let Some(left) = messages(kind, first + count) else { continue };
             let end = now + Duration::from_secs(args.hold);
             let mut stranger = Stranger { stream, due: now, left, end };
             if stranger.step(now) {
-                held.push_back(stranger);
+                due.push(Reverse((stranger.due, count)));
+                held.insert(count, stranger);
             }
         }
         counts.most_held.fetch_max(held.len() as u64, Ordering::Relaxed);
-        for _ in 0..held.len() {
-            let Some(mut stranger) = held.pop_front() else { break };
-            if stranger.due > now || stranger.step(now) {
-                held.push_back(stranger);
+        while due.peek().is_some_and(|Reverse((at, _))| *at <= now) {
+            let Some(Reverse((_, number))) = due.pop() else { break };
+            let Some(stranger) = held.get_mut(&number) else { continue };
+            if stranger.step(now) {
+                due.push(Reverse((stranger.due, number)));
+            } else {
+                held.remove(&number);
             }
         }
         thread::sleep(Duration::from_millis(2));
@@ -306,13 +318,19 @@ fn main() {
     let before = resident_memory(server.pid());
     println!("{} connections/s for {} s, {files} open files", args.rate, args.seconds);
     let (mut first, mut sums) = (0, [0.0; 2]);
+    let used = || [server.pid(), std::process::id()].map(cpu_time);
     for round in 1..=args.rounds {
         for (kind, what) in ["baseline", "crowd"].into_iter().enumerate() {
+            let before = used();
             let target = if kind == 0 { accept_and_close() } else { address };
             let done = run(&args, &portal, &control, target, first);
             first += args.rate * (args.seconds + 10);
             sums[kind] += done.iops;
             done.print(&format!("{round} {what}"));
+            let [server, crowd] = used().map(|time| time.as_secs_f64());
+            let [server_before, crowd_before] = before.map(|time| time.as_secs_f64());
+            let (server, crowd) = (server - server_before, crowd - crowd_before);
+            println!("  CPU: server {server:.1} s, crowd {crowd:.1} s");
             thread::sleep(Duration::from_secs(1));
         }
     }
