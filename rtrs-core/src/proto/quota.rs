@@ -113,6 +113,12 @@ impl<K: Copy + Ord> Quota<K> {
         self.total
     }
 
+    /// Peers that count of this source.
+    #[must_use]
+    pub fn peers_of(&self, source: Source) -> usize {
+        self.shares.get(&source).map_or(0, BTreeSet::len)
+    }
+
     /// Which peer has to give way: the oldest of the source that has the most.
     #[must_use]
     pub fn victim(&self) -> Option<K> {

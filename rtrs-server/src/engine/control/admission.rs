@@ -5,7 +5,9 @@
 //! that makes the session, ours opens on each path), so strangers are few and stay for a moment.
 //! Their connections, in the handshake or behind it, are limited by `half-open-max`. Beyond that,
 //! and when there are `sessions-max` sessions, the oldest stranger of the source that has the most
-//! ends ([`Quota`]), instead of the new one being refused.
+//! ends ([`Quota`]), instead of the new one being refused. Making a session and ending one costs
+//! the sessions at work their time, so only so many end for others in a second ([`Turnover`]);
+//! beyond that the new one is refused. A source that has no stranger has a share of its own.
 //!
 //! Sessions that have opened an export are not limited so, nor are those that had one open and come
 //! back: their number is a random one of 128 bits, which over plain TCP nobody knows but the two
@@ -18,6 +20,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use rtrs_core::ids::SessionId;
 use rtrs_core::proto::quota::{Quota, Source};
+use rtrs_core::time::{Duration, Instant};
 
 use super::refusal::Refusal;
 use crate::engine::session::SessionParams;
@@ -27,6 +30,12 @@ use crate::engine::session::SessionParams;
 const ENDING_MAX: usize = 64;
 /// Ended sessions that are remembered; the oldest is forgotten for one more.
 const RETURNING_MAX: usize = 1024;
+
+/// For this long [`TURNOVER_MAX`] holds.
+const TURNOVER_WINDOW: Duration = Duration::from_millis(100);
+/// Strangers that end in that time for others of a source that has strangers, and for others of one
+/// that has none.
+const TURNOVER_MAX: [u32; 2] = [5, 20];
 
 /// A session that has opened nothing: its place in the order in which they came, and its number.
 type Stranger = (u64, SessionId);
@@ -40,12 +49,34 @@ pub(super) enum Room {
     After(SessionId),
 }
 
+/// How many strangers still may end for others, and until when.
+#[derive(Debug, Default)]
+struct Turnover {
+    until: Option<Instant>,
+    left: [u32; 2],
+}
+
+impl Turnover {
+    /// One ends for a stranger of a source that has strangers or, `first`, has none. False if that
+    /// would be too many.
+    fn take(&mut self, first: bool, now: Instant) -> bool {
+        if self.until.is_none_or(|until| now >= until) {
+            *self = Self { until: Some(now + TURNOVER_WINDOW), left: TURNOVER_MAX };
+        }
+        let left = &mut self.left[usize::from(first)];
+        let some = *left > 0;
+        *left = left.saturating_sub(1);
+        some
+    }
+}
+
 /// Sessions of strangers.
 #[derive(Debug)]
 pub(super) struct Admission {
     half_open_max: u32,
     sessions_max: usize,
     strangers: Quota<Stranger>,
+    turnover: Turnover,
     numbers: BTreeMap<SessionId, u64>,
     last_number: u64,
     ending: BTreeSet<SessionId>,
@@ -58,6 +89,7 @@ impl Admission {
             half_open_max: params.half_open_max,
             sessions_max: usize::try_from(params.sessions_max).unwrap_or(usize::MAX),
             strangers: Quota::default(),
+            turnover: Turnover::default(),
             numbers: BTreeMap::new(),
             last_number: 0,
             ending: BTreeSet::new(),
@@ -65,28 +97,35 @@ impl Admission {
         }
     }
 
-    /// Whether a connection of this session has room beside so many sessions; `exists`: it is one
-    /// of them, and has opened an export or not.
+    /// Whether a connection of this session, from this source, has room beside so many sessions;
+    /// `exists`: it is one of them, and has opened an export or not.
     pub(super) fn room(
-        &self,
-        id: SessionId,
+        &mut self,
+        (id, source): (SessionId, Source),
         exists: Option<bool>,
         sessions: usize,
+        now: Instant,
     ) -> Result<Room, Refusal> {
         let most = self.strangers.total();
         if self.ending.contains(&id) {
             return Err(Refusal::HalfOpen(most));
         }
         let live = sessions.saturating_sub(self.ending.len());
-        if exists.is_none() && live >= self.sessions_max {
-            let refusal = Refusal::Sessions(u32::try_from(sessions).unwrap_or(u32::MAX));
-            return self.victim(id).map(Room::After).ok_or(refusal);
-        }
         let trusted = exists == Some(true) || self.returning.contains(&id);
-        if !trusted && most >= self.half_open_max {
-            return self.victim(id).map(Room::After).ok_or(Refusal::HalfOpen(most));
+        let refusal = if exists.is_none() && live >= self.sessions_max {
+            Refusal::Sessions(u32::try_from(sessions).unwrap_or(u32::MAX))
+        } else if !trusted && most >= self.half_open_max {
+            Refusal::HalfOpen(most)
+        } else {
+            return Ok(Room::Free);
+        };
+        let Some(victim) = self.victim(id) else { return Err(refusal) };
+        let first = self.strangers.peers_of(source) == 0;
+        if trusted || self.turnover.take(first, now) {
+            Ok(Room::After(victim))
+        } else {
+            Err(Refusal::Turnover)
         }
-        Ok(Room::Free)
     }
 
     /// The stranger that has to go for a connection of this session.
@@ -146,6 +185,16 @@ mod tests {
         SessionId((n as u128).to_be_bytes())
     }
 
+    /// Whether there is room for a session, if many come from its source.
+    fn room(
+        admission: &mut Admission,
+        n: usize,
+        exists: Option<bool>,
+        sessions: usize,
+    ) -> Result<Room, Refusal> {
+        admission.room((id(n), MANY), exists, sessions, Instant::ZERO)
+    }
+
     fn admission(half_open_max: u32, sessions_max: u32) -> Admission {
         Admission::new(&SessionParams { half_open_max, sessions_max, ..SessionParams::default() })
     }
@@ -155,22 +204,22 @@ mod tests {
         let mut admission = admission(4, 100);
         admission.joined(id(1), false, FEW);
         for n in 2..5 {
-            assert_eq!(admission.room(id(n), None, n), Ok(Room::Free));
+            assert_eq!(room(&mut admission, n, None, n), Ok(Room::Free));
             admission.joined(id(n), false, MANY);
         }
-        assert_eq!(admission.room(id(5), None, 4), Ok(Room::After(id(2))));
+        assert_eq!(room(&mut admission, 5, None, 4), Ok(Room::After(id(2))));
         // More of a session that is itself the one to go is refused.
-        assert_eq!(admission.room(id(2), Some(false), 4), Err(Refusal::HalfOpen(4)));
+        assert_eq!(room(&mut admission, 2, Some(false), 4), Err(Refusal::HalfOpen(4)));
         admission.crowded_out(id(2));
-        assert_eq!(admission.room(id(5), None, 4), Ok(Room::Free));
-        assert_eq!(admission.room(id(2), Some(false), 4), Err(Refusal::HalfOpen(3)));
+        assert_eq!(room(&mut admission, 5, None, 4), Ok(Room::Free));
+        assert_eq!(room(&mut admission, 2, Some(false), 4), Err(Refusal::HalfOpen(3)));
         admission.ended(id(2), false);
         // What has opened an export is not counted.
         admission.joined(id(5), false, MANY);
         admission.opened(id(5));
-        assert_eq!(admission.room(id(6), None, 4), Ok(Room::Free));
+        assert_eq!(room(&mut admission, 6, None, 4), Ok(Room::Free));
         admission.joined(id(6), true, MANY);
-        assert_eq!(admission.room(id(6), None, 4), Ok(Room::Free));
+        assert_eq!(room(&mut admission, 6, None, 4), Ok(Room::Free));
     }
 
     #[test]
@@ -180,11 +229,11 @@ mod tests {
         admission.joined(id(1), false, MANY);
         admission.joined(id(2), false, MANY);
         for (n, exists) in [(8, Some(true)), (9, None), (9, Some(false))] {
-            assert_eq!(admission.room(id(n), exists, 3), Ok(Room::Free), "{n}");
+            assert_eq!(room(&mut admission, n, exists, 3), Ok(Room::Free), "{n}");
             admission.joined(id(n), exists == Some(true), MANY);
         }
         assert_eq!(admission.strangers.total(), 2);
-        assert_eq!(admission.room(id(3), None, 4), Ok(Room::After(id(1))));
+        assert_eq!(room(&mut admission, 3, None, 4), Ok(Room::After(id(1))));
     }
 
     #[test]
@@ -194,13 +243,45 @@ mod tests {
         // One that comes back needs a place too.
         admission.ended(id(9), true);
         for new in [7, 9] {
-            assert_eq!(admission.room(id(new), None, 2), Ok(Room::Free));
-            assert_eq!(admission.room(id(new), None, 3), Ok(Room::After(id(1))));
+            assert_eq!(room(&mut admission, new, None, 2), Ok(Room::Free));
+            assert_eq!(room(&mut admission, new, None, 3), Ok(Room::After(id(1))));
         }
         admission.crowded_out(id(1));
-        assert_eq!(admission.room(id(7), None, 3), Ok(Room::Free), "one of the three is ending");
-        assert_eq!(admission.room(id(7), None, 4), Err(Refusal::Sessions(4)), "no stranger");
-        assert_eq!(admission.room(id(8), Some(true), 4), Ok(Room::Free));
+        assert_eq!(room(&mut admission, 7, None, 3), Ok(Room::Free), "one of the three is ending");
+        assert_eq!(room(&mut admission, 7, None, 4), Err(Refusal::Sessions(4)), "no stranger");
+        assert_eq!(room(&mut admission, 8, Some(true), 4), Ok(Room::Free));
+    }
+
+    #[test]
+    fn so_many_strangers_end_for_others_in_a_second() {
+        let mut admission = admission(8, 100);
+        for n in 0..8 {
+            admission.joined(id(n), false, MANY);
+        }
+        admission.ended(id(99), true);
+        let begin = Instant::ZERO;
+        let mut ask = |n, source, now| {
+            let room = admission.room((id(n), source), None, 8, now);
+            if let Ok(Room::After(stranger)) = room {
+                admission.crowded_out(stranger);
+                admission.ended(stranger, false);
+                admission.joined(id(n), false, source);
+            }
+            room
+        };
+        for n in 10..15 {
+            assert!(ask(n, MANY, begin).is_ok(), "{n}");
+        }
+        assert_eq!(ask(15, MANY, begin), Err(Refusal::Turnover));
+        // Who has no stranger yet has a share of its own, and who comes back needs none.
+        assert!(ask(16, FEW, begin).is_ok());
+        assert_eq!(ask(17, FEW, begin), Err(Refusal::Turnover));
+        assert!(ask(99, MANY, begin).is_ok());
+        for n in 20..39 {
+            assert!(ask(n, Source::V4(100 + n as u32), begin).is_ok(), "{n}");
+        }
+        assert_eq!(ask(40, Source::V4(200), begin), Err(Refusal::Turnover));
+        assert!(ask(41, MANY, begin + TURNOVER_WINDOW).is_ok());
     }
 
     #[test]
@@ -217,9 +298,9 @@ mod tests {
             admission.crowded_out(id(n));
         }
         admission.joined(id(3000), false, FEW);
-        assert_eq!(admission.room(id(3001), None, 99), Err(Refusal::HalfOpen(1)));
+        assert_eq!(room(&mut admission, 3001, None, 99), Err(Refusal::HalfOpen(1)));
         admission.ended(id(2000), false);
-        assert_eq!(admission.room(id(3001), None, 98), Ok(Room::After(id(3000))));
+        assert_eq!(room(&mut admission, 3001, None, 98), Ok(Room::After(id(3000))));
         assert_eq!(admission.numbers.len(), 1);
     }
 }

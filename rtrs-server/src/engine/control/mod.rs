@@ -170,7 +170,8 @@ impl Control {
         if self.evicted.contains(conn.session_id) {
             return Err(Refusal::Evicted(self.params.eviction_key.secret(conn.session_id)));
         }
-        self.make_room(&conn, ctx)?;
+        let source = Source::of(request.peer.ip());
+        self.make_room(&conn, source, ctx)?;
         let asked = (provider, request);
         let (key, deadline) = self.connector.path_of(asked, &conn, &mut self.registry, ctx)?;
         self.next = earliest(self.next, deadline);
@@ -184,19 +185,25 @@ impl Control {
         path.join(&conn, shard)?;
         let shared = Arc::clone(path.shared());
         let opened = self.registry.session(conn.session_id).is_some_and(Session::has_opened);
-        self.admission.joined(conn.session_id, opened, Source::of(request.peer.ip()));
+        self.admission.joined(conn.session_id, opened, source);
         Ok((shared, conn.cid))
     }
 
     /// Makes room for a connection: ends sessions of strangers for it, if there are any.
-    fn make_room(&mut self, conn: &ConnReq, ctx: &mut Ctx<'_>) -> Result<(), Refusal> {
+    fn make_room(
+        &mut self,
+        conn: &ConnReq,
+        source: Source,
+        ctx: &mut Ctx<'_>,
+    ) -> Result<(), Refusal> {
         let id = conn.session_id;
         loop {
             let exists = self.registry.session(id).map(Session::has_opened);
             if exists.is_none() && !conn.first_conn {
                 return Err(Refusal::NoSession);
             }
-            match self.admission.room(id, exists, self.registry.session_count())? {
+            let sessions = self.registry.session_count();
+            match self.admission.room((id, source), exists, sessions, ctx.now)? {
                 Room::Free => return Ok(()),
                 Room::After(stranger) => {
                     self.admission.crowded_out(stranger);

@@ -32,6 +32,12 @@ pub(crate) enum Refusal {
     /// can be closed for this one.
     #[error("{0} connections are in their handshake, or have opened no export yet (half-open-max)")]
     HalfOpen(u32),
+    /// No room, and enough others ended for newcomers just now.
+    #[error(
+        "there is no room, and many sessions without an open export were just ended for others; \
+         try again"
+    )]
+    Turnover,
     /// The session does not exist and the peer does not ask to create it.
     #[error("no such session")]
     NoSession,
@@ -144,6 +150,7 @@ impl Refusal {
             Self::PingOnly => "ping-only",
             Self::Evicted(_) => "evicted",
             Self::HalfOpen(_) => "half-open-max",
+            Self::Turnover => "turnover",
             Self::NoSession => "no-session",
             Self::Sessions(_) => "sessions-max",
             Self::PathExists | Self::Join(_) | Self::SameAddresses => "path-exists",
