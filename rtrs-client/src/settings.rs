@@ -13,8 +13,8 @@ use std::path::PathBuf;
 
 use rtrs_core::identity::Identity;
 use rtrs_core::settings::{
-    Auto, AutoSwitch, ByteSize, HOUR, Int, LogFilter, MILLISECOND, MINUTE, Portal, SECOND, Shards,
-    Switch, Time, Visitor, settings_from_yaml,
+    Auto, AutoSwitch, ByteSize, HOUR, Int, LogFilter, LogFormat, MILLISECOND, MINUTE, Portal,
+    SECOND, Shards, Switch, Time, Visitor, settings_from_yaml,
 };
 
 use crate::error::Error;
@@ -124,6 +124,11 @@ rtrs_core::settings! {
         ///
         /// An example of a filter is info,rtrs_client::engine=debug. The log goes to stderr.
         log: LogFilter = "info",
+        /// Format of the log: text, json (one object a line) or journald
+        ///
+        /// journald is text with the priority in front of each line and without time and level,
+        /// which systemd takes from there.
+        log_format: LogFormat = "text",
     }
 }
 

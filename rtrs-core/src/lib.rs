@@ -16,6 +16,7 @@ pub mod ids;
 pub mod limits;
 pub mod local;
 pub mod log_limit;
+pub mod logging;
 pub mod losses;
 #[allow(unsafe_code)]
 pub mod mem;

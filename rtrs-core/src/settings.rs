@@ -40,7 +40,7 @@ pub use error::ValueError;
 pub use file::{deserialize_list, deserialize_text};
 pub use file_map::Keys;
 pub use flags::Flags;
-pub use log::LogFilter;
+pub use log::{LogFilter, LogFormat};
 pub use number::{Auto, Int, Shards};
 pub use output::{Output, print_text, write_text};
 pub use portal::{Host, PORT_DEFAULT, Portal, ResolveError, Scheme};

@@ -16,7 +16,6 @@ use rtrs_core::fabric::rdma::{NoRdma, Rdma};
 use rtrs_core::limits::CHUNK_SIZE_MIN;
 use rtrs_core::local::{RunDir, check_socket_path};
 use rtrs_core::settings::{Auto, AutoSwitch, ByteSize, Portal, Scheme};
-use tracing_subscriber::EnvFilter;
 
 use crate::error::{Error, ErrorKind};
 use crate::settings::{ExportSpec, SearchSpec, Settings, Target};
@@ -59,11 +58,6 @@ impl Plan {
         plan.check_names()?;
         plan.check_pings()?;
         plan.check_control()?;
-        if let Err(error) = EnvFilter::try_new(plan.settings.log.get()) {
-            let log = &plan.settings.log;
-            let text = format!("log filter \"{log}\" is not valid; use info or debug");
-            return Err(Error::with_source(ErrorKind::Usage, text, error));
-        }
         Ok(plan)
     }
 

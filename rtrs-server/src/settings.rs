@@ -14,8 +14,8 @@ pub use search::SearchSpec;
 use std::path::PathBuf;
 
 use rtrs_core::settings::{
-    Auto, AutoSwitch, ByteSize, Int, LogFilter, MILLISECOND, MINUTE, Portal, Shards, Switch, Time,
-    settings_from_yaml,
+    Auto, AutoSwitch, ByteSize, Int, LogFilter, LogFormat, MILLISECOND, MINUTE, Portal, Shards,
+    Switch, Time, settings_from_yaml,
 };
 
 use crate::error::Error;
@@ -172,6 +172,11 @@ rtrs_core::settings! {
         ///
         /// An example of a filter is info,rtrs_server::engine=debug. The log goes to stderr.
         log: LogFilter = "info",
+        /// Format of the log: text, json (one object a line) or journald
+        ///
+        /// journald is text with the priority in front of each line and without time and level,
+        /// which systemd takes from there.
+        log_format: LogFormat = "text",
     }
 }
 

@@ -630,27 +630,3 @@ fn memory_stays_flat_and_within_its_bound() {
     assert!(peak <= bound, "the server used {peak} bytes, its bound is {bound}");
     stand.finish();
 }
-
-#[test]
-fn the_log_names_the_disk_that_fails() {
-    let scratch = Scratch::new();
-    let disk = scratch.path("disk");
-    sparse_file(&disk, 1 << 20);
-    let server = Server::builder().export(format!("vol0={}", disk.display())).start();
-    let client = Client::attach("vol0").path(server.portal()).start();
-    let mut nbd = RawNbd::go(client.front(), "vol0");
-    std::fs::File::options().write(true).open(&disk).expect("the disk").set_len(4096).expect("cut");
-    for _ in 0..20 {
-        let _ = nbd.read(65536, &mut [0; 4096]).expect_err("a read of what is gone");
-    }
-    let line = "export=\"vol0\" op=\"read\" offset=65536 bytes=4096 errno=5";
-    let logged = wait_for("the error in the log", COMMAND_TIME_MAX, || {
-        let output = server.output();
-        let lines: Vec<_> = output.lines().filter(|text| text.contains(line)).collect();
-        (!lines.is_empty()).then_some(lines.len())
-    });
-    assert!(logged <= 8, "{logged} lines for 20 errors");
-    assert_eq!(server.sessions()[0]["io"]["device_errors"], 20);
-    client.detach();
-    let _ = server.stop(STOP_TIME_MAX);
-}

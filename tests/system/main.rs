@@ -1,11 +1,11 @@
 //! The daemons and their commands as users run them: real processes on the loopback.
 //!
-//! `daemons.rs` attach to detach, signals, restarts, idle CPU · `commands.rs` what programs read of
-//! the commands · `admin.rs` and `online.rs` the operator's work under load · `settings.rs` flags,
+//! `daemons.rs` attach to detach, restarts, idle CPU · `commands.rs` what programs read of the
+//! commands · `admin.rs` and `online.rs` the operator's work under load · `settings.rs` flags,
 //! files and documents agree · `faults.rs` faults under load · `identity.rs` other servers under
-//! one name · `memory.rs` the limit of chunk memory · `network.rs` cables and addresses that come
-//! and go · `signals.rs` what a signal does, and the log · `slow.rs` a disk that does not answer.
-//! One file alone:
+//! one name · `logs.rs` the logs of both daemons · `memory.rs` the limit of chunk memory ·
+//! `network.rs` cables and addresses that come and go · `signals.rs` what a signal does · `slow.rs`
+//! a disk that does not answer. One file alone:
 //! `cargo test -p rtrs-tests --test system admin::`.
 #![forbid(unsafe_code)]
 
@@ -14,6 +14,7 @@ mod commands;
 mod daemons;
 mod faults;
 mod identity;
+mod logs;
 mod memory;
 mod network;
 mod online;

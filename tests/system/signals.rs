@@ -36,33 +36,6 @@ fn no_signal_but_the_usual_ends_a_daemon() {
 }
 
 #[test]
-fn a_log_that_was_renamed_is_opened_again() {
-    let stand = Stand::memory("16M");
-    let dir = stand.client.run_dir();
-    let (log, renamed) = (dir.join("vol0.log"), dir.join("vol0.log.1"));
-    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
-    stand.client.signal("HUP");
-    wait_for("the log to stay", COMMAND_TIME_MAX, || {
-        read(&log).contains("is still the log").then_some(())
-    });
-    std::fs::rename(&log, &renamed).expect("a log to rename");
-    stand.client.signal("HUP");
-    wait_for("a log", COMMAND_TIME_MAX, || read(&log).contains("log opened again").then_some(()));
-    assert!(!read(&renamed).contains("log opened again"));
-    // The new one says as well whose the name is.
-    let words = ["attach", "vol0", "--path", stand.server.portal(), "--socket", "/nowhere/s"];
-    let _ = stand.client.command(&words).code(1);
-    let shown = stand.client.command(&["logs", "vol0"]).ok().stdout;
-    assert_eq!(shown, read(&log));
-    assert_eq!(stand.client.command(&["logs", "vol0", "-n1"]).ok().stdout.lines().count(), 1);
-    // Kept over the end of the session, and continued.
-    stand.client.detach();
-    assert!(read(&log).starts_with(&shown));
-    let _ = stand.client.command(&["logs", "other"]).code(1).says("has no log");
-    let _ = stand.server.stop(STOP_TIME_MAX);
-}
-
-#[test]
 fn a_session_in_the_background_holds_no_directory() {
     let stand = Stand::memory("16M");
     let dir = std::fs::read_link(format!("/proc/{}/cwd", stand.client.pid())).expect("a directory");

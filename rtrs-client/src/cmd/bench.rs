@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use hdrhistogram::Histogram;
 use parking_lot::Mutex;
+use rtrs_core::logging::log_to_stderr;
 use rtrs_core::rt::Signal;
 use rtrs_core::settings::{ByteSize, Flags, Int, Output, Portal};
 use serde::Serialize;
@@ -20,9 +21,8 @@ use crate::daemon::driver::Event;
 use crate::daemon::events::{Wake, forward_events, wait_ready};
 use crate::daemon::fabrics::FabricRegistry;
 use crate::daemon::launch;
-use crate::daemon::log::log_to_stderr;
 use crate::daemon::signals::forward_signals;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, system};
 use crate::frontend::bench::{JobResult, Workload, workload};
 use crate::plan::BenchPlan;
 use crate::settings::{BenchMode, BenchSettings, SessionSettings, Settings};
@@ -72,7 +72,9 @@ pub(super) fn run(args: &BenchArgs, global: &GlobalArgs) -> Result<(), Error> {
 }
 
 fn measure(plan: &BenchPlan) -> Result<(), Error> {
-    let _log = log_to_stderr(plan.session.settings.log.get())?;
+    let settings = &plan.session.settings;
+    let _log = log_to_stderr(&settings.log, settings.log_format)
+        .map_err(system("cannot start the log's thread"))?;
     let mut config = session_config(&plan.session)?;
     config.name = format!("{}-bench-{}", config.name, std::process::id());
     let jobs = u32::from(config.shards);

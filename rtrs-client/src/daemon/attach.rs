@@ -11,6 +11,7 @@ use nbd_bridge::kernel::{BUSY_BYTES, KernelDevice};
 use nbd_bridge::{Bound, BridgeConfig, Endpoint};
 use rtrs_core::identity::Identity as Pinned;
 use rtrs_core::local::ControlSocket;
+use rtrs_core::logging::log_to_stderr;
 use rtrs_core::rt::become_daemon;
 use rtrs_core::settings::{Output, write_text};
 
@@ -21,7 +22,6 @@ use super::driver::Event;
 use super::events::{Wake, forward_detaches, forward_events, wait_ready};
 use super::fabrics::FabricRegistry;
 use super::launch::{self, Running};
-use super::log::log_to_stderr;
 use super::report::{self, Identity};
 use super::saved::Saved;
 use super::signals::serve_signals;
@@ -58,7 +58,9 @@ fn report_failure(error: &Error) {
 }
 
 fn attach(plan: &AttachPlan) -> Result<(), Error> {
-    let _log = log_to_stderr(plan.session.settings.log.get())?;
+    let settings = &plan.session.settings;
+    let _log = log_to_stderr(&settings.log, settings.log_format)
+        .map_err(system("cannot start the log's thread"))?;
     plan.run_dir.make()?;
     let control_path = plan.run_dir.control_socket(&plan.session.export_name);
     let control = ControlSocket::bind(&control_path).map_err(|e| {

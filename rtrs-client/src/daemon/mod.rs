@@ -16,7 +16,6 @@ pub(crate) mod events;
 pub(crate) mod fabrics;
 pub(crate) mod launch;
 mod link_watcher;
-pub(crate) mod log;
 mod report;
 pub(crate) mod saved;
 pub(crate) mod signals;

@@ -8,7 +8,6 @@ use std::time::Duration;
 use rtrs_core::fabric::rdma::{NoRdma, Rdma};
 use rtrs_core::limits::TCP_CONNS_PER_PATH_MAX;
 use rtrs_core::settings::{Auto, Int, Portal, Scheme, Shards, Time};
-use tracing_subscriber::EnvFilter;
 
 use crate::engine::{HeartbeatSettings, PATHS_MAX};
 use crate::error::{Error, ErrorKind, usage};
@@ -62,11 +61,6 @@ impl SessionPlan {
                  raise reconnect-max",
                 settings.reconnect_min, settings.reconnect_max
             )));
-        }
-        let log = &settings.log;
-        if let Err(error) = EnvFilter::try_new(log.get()) {
-            let text = format!("log filter \"{log}\" is not valid; use info or debug");
-            return Err(Error::with_source(ErrorKind::Usage, text, error));
         }
         (settings.access, settings.session_name) = (Some(access), Some(session_name.clone()));
         let export_name = export_name.to_owned();

@@ -26,15 +26,21 @@ pub struct Log {
 }
 
 impl Log {
-    /// Starts the thread, which ends when the last writing end is gone.
+    /// Starts the thread, which ends when the last writing end is gone. `lost_lines` makes the
+    /// line that says how many were lost.
     ///
     /// # Errors
     /// The system's error when there can be no thread.
-    pub fn start(out: impl Write + Send + 'static) -> io::Result<Self> {
+    pub fn start(
+        out: impl Write + Send + 'static,
+        lost_lines: impl Fn(u64) -> String + Send + 'static,
+    ) -> io::Result<Self> {
         let (queue, items) = mpsc::sync_channel(LINES_MAX);
         let lost = Arc::new(AtomicU64::new(0));
         let log = Self { queue, lost: Arc::clone(&lost) };
-        std::thread::Builder::new().name("log".into()).spawn(move || pour(&items, out, &lost))?;
+        std::thread::Builder::new().name("log".into()).spawn(move || {
+            pour(&items, out, &lost, lost_lines);
+        })?;
         Ok(log)
     }
 
@@ -71,15 +77,19 @@ impl Write for Log {
 }
 
 /// Writes what comes. A line that cannot be written is lost: there is nobody to tell.
-fn pour(items: &mpsc::Receiver<Item>, mut out: impl Write, lost: &AtomicU64) {
+fn pour(
+    items: &mpsc::Receiver<Item>,
+    mut out: impl Write,
+    lost: &AtomicU64,
+    lost_lines: impl Fn(u64) -> String,
+) {
     for item in items {
         match item {
             Item::Line(line) => {
                 let _ = out.write_all(&line);
                 let count = lost.swap(0, Ordering::Relaxed);
                 if count > 0 {
-                    let text = format!("{count} lines of the log were lost: it was not read\n");
-                    let _ = out.write_all(text.as_bytes());
+                    let _ = out.write_all(lost_lines(count).as_bytes());
                 }
             }
             Item::Flush(done) => {
@@ -115,7 +125,9 @@ mod tests {
     fn who_logs_does_not_wait_and_what_is_lost_is_counted() {
         let (permit, permits) = mpsc::channel();
         let (written, texts) = mpsc::channel();
-        let mut log = Log::start(Slow(permits, written)).unwrap();
+        let mut log =
+            Log::start(Slow(permits, written), |count| format!("{count} lines of it lost\n"))
+                .unwrap();
         let more = 10;
         // One may be in the writer's hand already.
         for n in 0..LINES_MAX + 1 + more {
@@ -150,7 +162,7 @@ mod tests {
             }
         }
         let kept = Kept::default();
-        let mut log = Log::start(kept.clone()).unwrap();
+        let mut log = Log::start(kept.clone(), |_| String::new()).unwrap();
         log.write_all(b"one\n").unwrap();
         log.write_all(b"two\n").unwrap();
         log.settle(Duration::from_secs(10));

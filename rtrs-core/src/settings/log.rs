@@ -1,11 +1,12 @@
-//! Words of a log filter.
+//! What is logged, and how.
 //!
-//! Owns [`LogFilter`]. The filter's own parser takes any word for the name of a module, so
-//! that a mistyped level would silence the log; here it is refused. What the words mean is the
-//! parser's business.
+//! Owns [`LogFilter`] and [`LogFormat`]. The filter's own parser takes any word for the name of a
+//! module, so that a mistyped level would silence the log; here it is refused.
 
 use std::fmt;
 use std::str::FromStr;
+
+use tracing_subscriber::EnvFilter;
 
 use super::{ValueError, nearest};
 
@@ -14,8 +15,8 @@ const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
 /// Modules that may stand alone, which turns all of them on.
 const CRATES: [&str; 4] = ["nbd_bridge", "rtrs_client", "rtrs_core", "rtrs_server"];
 
-/// A filter in which each word is a level or one of our modules. Parts with `=` or brackets are
-/// left to the filter's own parser.
+/// A filter in which each word is a level, one of our modules, or what the filter's own parser
+/// takes with `=` or brackets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogFilter(String);
 
@@ -41,7 +42,8 @@ impl FromStr for LogFilter {
     type Err = ValueError;
 
     fn from_str(filter: &str) -> Result<Self, ValueError> {
-        for word in filter.split(',').map(str::trim) {
+        let words: Vec<&str> = filter.split(',').map(str::trim).collect();
+        for &word in &words {
             let known =
                 |names: &[&str], word: &str| names.iter().any(|n| n.eq_ignore_ascii_case(word));
             let root = word.split("::").next().unwrap_or(word);
@@ -61,7 +63,26 @@ impl FromStr for LogFilter {
                 format!("{hint}use error, warn, info, debug, trace or off, or MODULE=LEVEL"),
             ));
         }
-        Ok(Self(filter.to_owned()))
+        let text = words.join(",");
+        if let Err(error) = EnvFilter::try_new(&text) {
+            let problem = format!("is not valid ({error})");
+            return Err(ValueError::new("log filter", filter, problem, "use info or debug"));
+        }
+        Ok(Self(text))
+    }
+}
+
+crate::choices! {
+    /// The format of a log's lines.
+    #[derive(Default)]
+    pub enum LogFormat as "log format" {
+        /// For people: time, level, module, message, fields.
+        #[default]
+        Text = "text",
+        /// For collectors: a JSON object a line.
+        Json = "json",
+        /// For the journal of systemd, which notes time and level itself.
+        Journald = "journald",
     }
 }
 
@@ -85,6 +106,12 @@ mod tests {
         ] {
             good.parse::<LogFilter>().unwrap_or_else(|error| panic!("{good}: {error}"));
         }
+    }
+
+    #[test]
+    fn what_the_filters_parser_refuses_is_refused_with_its_reason() {
+        let text = "rtrs_core=loud".parse::<LogFilter>().unwrap_err().to_string();
+        assert!(text.starts_with("log filter \"rtrs_core=loud\" is not valid ("), "{text}");
     }
 
     #[test]

@@ -16,10 +16,11 @@ use rtrs_core::block::{BlockSource, Core, WakeHandle};
 use rtrs_core::identity::EvictionKey;
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::limits::Limits;
+use rtrs_core::logging::log_to_stderr;
 use rtrs_core::proto::ping::PingServerConfig;
 use rtrs_core::rt::{
-    Log, Mailbox, PollPolicy, Ring, Sender, SettleAtEnd, Signal, Signals, boot_number, mailbox,
-    pin_plan, pin_to, random_number, run,
+    Mailbox, PollPolicy, Ring, Sender, Signal, Signals, boot_number, mailbox, pin_plan, pin_to,
+    random_number, run,
 };
 
 use crate::backend::open_target;
@@ -63,7 +64,8 @@ pub fn serve_over(
     over: impl Fn(Arc<dyn BlockSource>) -> Arc<dyn BlockSource>,
 ) -> Result<(), Error> {
     let set = &plan.settings;
-    let _log = start_log(set.log.get())?;
+    let _log = log_to_stderr(&set.log, set.log_format)
+        .map_err(failed(ErrorKind::System, "cannot start the log's thread"))?;
     open_files::prepare(set, set.shards.count());
     let exports = if set.ping_only { &[][..] } else { &set.export };
     let sources = Sources::system();
@@ -250,22 +252,6 @@ fn announce(portals: &[String]) {
         let _ = writeln!(out, "listening on {portal}");
     }
     let _ = out.flush();
-}
-
-/// Starts the log; keep what comes back until the end.
-fn start_log(filter: &str) -> Result<SettleAtEnd, Error> {
-    let filter = tracing_subscriber::EnvFilter::new(filter);
-    let log = Log::start(io::stderr())
-        .map_err(failed(ErrorKind::System, "cannot start the log's thread"))?;
-    let writer = log.clone();
-    // A second server in one process, as in tests, finds the log started.
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(move || writer.clone())
-        .log_internal_errors(false)
-        .with_ansi(false)
-        .try_init();
-    Ok(SettleAtEnd(log))
 }
 
 /// The thread that finds exports below the search path, if there is one.
