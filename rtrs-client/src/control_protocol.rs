@@ -80,14 +80,45 @@ pub(crate) struct Detached {
 choices! {
     /// Where a session is.
     pub(crate) enum SessionState as "session state" {
-        /// Its control shard gives no report: the session is ending, or the host is overloaded.
-        NotAnswering = "not-answering",
         /// The export was not open yet.
-        Attaching = "attaching",
-        /// IO flows.
+        Connecting = "connecting" | "attaching",
+        /// IO flows, over all paths.
         Open = "open",
-        /// IO waits.
-        WaitingForPath = "waiting-for-path",
+        /// IO flows, and a path is not connected.
+        Degraded = "degraded",
+        /// No path is connected.
+        NoPath = "no-path" | "waiting-for-path",
+        /// The server answers, and the session cannot go on.
+        Failed = "failed",
+        /// The server's operator has ended it.
+        Evicted = "evicted",
+        /// No path is connected, and one leads to another server or export.
+        IdentityMismatch = "identity-mismatch",
+        /// It is being ended.
+        Detaching = "detaching",
+        /// It does not reply, or its control shard gives no report.
+        Unresponsive = "unresponsive" | "not-answering",
+    }
+}
+
+impl SessionState {
+    /// True if the session was open and no path is connected.
+    fn is_without_path(self) -> bool {
+        matches!(self, Self::NoPath | Self::Failed | Self::IdentityMismatch)
+    }
+
+    /// What to do for a session that serves no IO; none for the other states.
+    pub(crate) fn remedy(self) -> Option<&'static str> {
+        match self {
+            Self::Connecting | Self::Open | Self::Degraded | Self::Detaching => None,
+            Self::NoPath => Some("check its paths with doctor"),
+            Self::Failed | Self::Evicted => Some("detach it, and attach it again"),
+            Self::IdentityMismatch => Some(
+                "check the addresses of its paths; if the volume was moved, detach it, and attach \
+                 it again",
+            ),
+            Self::Unresponsive => Some("if it stays so, end its process with kill -9"),
+        }
     }
 }
 
@@ -102,6 +133,15 @@ pub(crate) struct Status {
     pub(crate) session_id: String,
     /// Where it is.
     pub(crate) state: SessionState,
+    /// Why, for a state that its paths do not explain.
+    #[serde(default)]
+    pub(crate) reason: Option<String>,
+    /// Without a path: how much longer IO waits, in milliseconds; none if it waits without limit.
+    #[serde(default)]
+    pub(crate) no_path_left_ms: Option<u64>,
+    /// IO fails.
+    #[serde(default)]
+    pub(crate) io_fails: bool,
     /// Access mode that was asked for.
     pub(crate) access: Access,
     /// How it selects paths.
@@ -146,6 +186,28 @@ impl Status {
     /// Where it is served: its device or its URI.
     pub(crate) fn served_at(&self) -> &str {
         self.device.as_deref().or(self.uri.as_deref()).unwrap_or("-")
+    }
+
+    /// Connected paths, and all.
+    pub(crate) fn path_counts(&self) -> (usize, usize) {
+        let paths = self.paths();
+        (paths.iter().filter(|path| path.is_connected()).count(), paths.len())
+    }
+
+    /// What its state means for IO, and why it is in it; none where the state says all.
+    pub(crate) fn state_detail(&self) -> Option<String> {
+        let io = match (self.state, self.no_path_left_ms) {
+            (SessionState::Degraded, _) => {
+                let (up, all) = self.path_counts();
+                Some(format!("{up}/{all} paths"))
+            }
+            _ if self.io_fails => Some("IO fails".to_owned()),
+            (state, _) if !state.is_without_path() => None,
+            (_, Some(left)) => Some(format!("IO waits, at most {} s more", left / 1000)),
+            (_, None) => Some("IO waits".to_owned()),
+        };
+        let parts: Vec<String> = io.into_iter().chain(self.reason.clone()).collect();
+        (!parts.is_empty()).then(|| parts.join("; "))
     }
 
     /// All of its paths.

@@ -26,6 +26,8 @@ pub enum ErrorKind {
     Path,
     /// There is no session of that name.
     NotAttached,
+    /// The session is there and serves no IO: exit code 3.
+    NoService,
     /// Anything the system refused while running.
     System,
 }
@@ -37,10 +39,11 @@ impl ErrorClass for ErrorKind {
     const IN_USE: Self = Self::InUse;
     const SYSTEM: Self = Self::System;
 
-    /// 2 for wrong usage, 1 for the rest.
+    /// 2 for wrong usage, 3 for a session that serves no IO, 1 for the rest.
     fn exit_code(self) -> u8 {
         match self {
             Self::Usage | Self::Config => 2,
+            Self::NoService => 3,
             _ => 1,
         }
     }
@@ -66,6 +69,7 @@ mod tests {
             (ErrorKind::Usage, 2),
             (ErrorKind::Config, 2),
             (ErrorKind::ConfigFile, 1),
+            (ErrorKind::NoService, 3),
             (ErrorKind::System, 1),
         ] {
             assert_eq!(Error::new(kind, "x").exit_code(), code);

@@ -192,6 +192,20 @@ impl Client {
         Proc::start(self.process(words)).wait(COMMAND_TIME_MAX)
     }
 
+    /// What `status -o json` prints of its session, whether that serves IO or not.
+    ///
+    /// # Panics
+    /// When the command fails, or its exit code does not fit the session's state.
+    #[must_use]
+    pub fn status(&self) -> serde_json::Value {
+        let done = self.command(&["status", &self.export, "-o", "json"]);
+        let status = done.json();
+        let serves = ["open", "degraded", "connecting", "detaching"];
+        let serves = serves.iter().any(|state| status["state"] == *state);
+        let _ = done.code(if serves { 0 } else { 3 });
+        status
+    }
+
     /// Detaches; demands exit code 0 and that the background process is gone soon after.
     ///
     /// # Panics

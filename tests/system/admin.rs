@@ -21,10 +21,6 @@ fn attach(portals: &[String], args: &[&str]) -> Client {
     portals.iter().fold(builder, |builder, portal| builder.path(portal)).start()
 }
 
-fn status(client: &Client) -> Value {
-    client.command(&["status", "vol0", "-o", "json"]).ok().json()
-}
-
 /// Paths of a session that are up.
 fn up(session: &Value) -> Vec<&Value> {
     let paths = session["paths"].as_array().expect("paths");
@@ -56,7 +52,7 @@ fn sessions_are_listed_with_paths_exports_and_counters() {
     assert_eq!((&session["name"], &session["state"]), (&"sess".into(), &"up".into()), "{session}");
     assert_eq!(session["opens"][0]["export"], "vol0", "{session}");
     assert_eq!(session["opens"][0]["access"], "rw", "{session}");
-    assert_eq!(session["id"], status(&client)["session_id"], "{session}");
+    assert_eq!(session["id"], client.status()["session_id"], "{session}");
     assert!(session["age_ms"].is_u64(), "{session}");
     let io = &session["io"];
     assert_eq!((&io["write_bytes"], &io["read_bytes"]), (&8192.into(), &4096.into()), "{io}");
@@ -105,7 +101,7 @@ fn disconnected_paths_come_back_and_cost_no_error() {
     }
     let _ = wait_up(&server, 2);
     innocent.check();
-    for path in status(&client)["paths"].as_array().expect("paths") {
+    for path in client.status()["paths"].as_array().expect("paths") {
         assert!(path["reconnects"].as_u64() >= Some(2), "{path}");
     }
     let _ =
@@ -204,8 +200,11 @@ fn an_evicted_session_gets_errors_at_once_and_does_not_come_back() {
     assert_eq!(server.sessions(), [] as [Value; 0]);
     // Not later, although it would wait for a path for ever.
     assert_eq!(raw.write(0, 4096, &[2; 4096]), Reply::Error(EIO));
-    let told = status(&client);
+    let told = client.status();
     assert!(told.to_string().contains("operator evicted this session"), "{told}");
+    assert_eq!((&told["state"], &told["io_fails"]), (&"evicted".into(), &true.into()), "{told}");
+    let _ = client.command(&["status", "vol0"]).code(3).says("detach it, and attach it again");
+    let _ = client.command(&["list"]).ok().says("evicted: IO fails; evicted by the server's");
     // Lines of a log are in the file a moment later.
     let log = client.run_dir().join("vol0.log");
     wait_for("the session's word of it", COMMAND_TIME_MAX, || {

@@ -338,7 +338,7 @@ fn attach_under_way() -> (Stand, Proc) {
         let begin = Instant::now();
         let list = stand.client.command(&["list"]).ok();
         assert!(begin.elapsed() < Duration::from_secs(2), "list took {:?}", begin.elapsed());
-        list.stdout.contains("attaching").then_some(())
+        list.stdout.contains("connecting").then_some(())
     });
     (stand, attach)
 }
@@ -401,9 +401,9 @@ fn detach_without_a_path_is_bounded() {
     let stand = Stand::memory("16M");
     let mut raw = RawNbd::go(stand.client.front(), "vol0");
     stand.server.crash();
-    let status = || stand.client.command(&["status", "vol0", "-o", "json"]).ok().json();
+    let status = || stand.client.status();
     wait_for("the path to be noticed dead", Duration::from_secs(10), || {
-        (status()["state"] == "waiting-for-path").then_some(())
+        (status()["state"] == "no-path").then_some(())
     });
     assert_eq!(status()["size"], 16 << 20, "the size is known without a path");
     // Waits for a path, and must not hold the detach up for longer than that allows.

@@ -63,7 +63,7 @@ fn a_server_that_is_killed_and_started_again_is_a_pause() {
         scene.crash();
         let answered = scene.load.good();
         wait_for("the session to see it", PATH_TIME_MAX, || {
-            (scene.status()["state"] == "waiting-for-path").then_some(())
+            (scene.status()["state"] == "no-path").then_some(())
         });
         let answered_since = scene.load.good() - answered;
         assert!(answered_since <= 8, "{answered_since} answers of a server that is dead");
@@ -257,7 +257,7 @@ fn no_path_for_longer_than_io_waits() {
         let waited = failed.ended - begin;
         assert!(waited >= 5 * SECOND, "an error after {waited:?}, and IO waits 5 s for a path");
     }
-    assert_eq!(scene.status()["state"], "waiting-for-path");
+    assert_eq!(scene.status()["state"], "no-path");
     // What is logged is in the file a little later.
     let log = wait_for("the log to tell of the errors", PATH_TIME_MAX, || {
         Some(scene.log()).filter(|log| log.contains("IO ends with errors now"))
@@ -284,7 +284,7 @@ fn no_path_for_a_while_is_a_pause() {
     scene.load.forget();
     scene.proxies.iter().for_each(|proxy| proxy.shut(&BOTH));
     wait_for("the session to see it", PATH_TIME_MAX, || {
-        (scene.status()["state"] == "waiting-for-path").then_some(())
+        (scene.status()["state"] == "no-path").then_some(())
     });
     let answered = scene.load.good();
     sleep(if quick() { 2 } else { 6 } * SECOND);

@@ -7,7 +7,6 @@ use rtrs_tests::{
     Client, ClientBuilder, Finished, Front, RawNbd, STOP_TIME_MAX, Scratch, Server, ServerBuilder,
     free_port, pattern_file, wait_for,
 };
-use serde_json::Value;
 
 /// More than a path needs to be refused, or to come back.
 const PATH_TIME_MAX: Duration = Duration::from_secs(30);
@@ -46,20 +45,16 @@ impl Disks {
     }
 }
 
-fn status(client: &Client) -> Value {
-    client.command(&["status", "vol", "-o", "json"]).ok().json()
-}
-
 /// Waits until a path is down for this reason, which `status`, `list` and the log give.
 fn refused(client: &Client, path: usize, why: &str) {
     let why = format!("cannot use this path: {why}");
     wait_for(&why, PATH_TIME_MAX, || {
-        let path = &status(client)["paths"][path];
+        let path = &client.status()["paths"][path];
         let said = path["last_error"].as_str().is_some_and(|error| error.contains(&why));
         (said && path["state"] != "connected").then_some(())
     });
     let _ = client.command(&["list"]).ok().says(&why);
-    let _ = client.command(&["status", "vol"]).ok().says(&why);
+    let _ = client.command(&["status", "vol"]).says(&why);
     let log = std::fs::read_to_string(client.run_dir().join("vol.log")).expect("the log");
     assert!(log.contains(&why), "{log}");
 }
@@ -92,19 +87,24 @@ fn a_session_does_not_go_over_to_another_servers_disk() {
     // Both up: the second path stays down.
     let second = disks.server("two", "b", 1);
     std::thread::sleep(Duration::from_secs(1));
-    assert_ne!(status(&client)["paths"][1]["state"], "connected");
+    assert_ne!(client.status()["paths"][1]["state"], "connected");
     for _ in 0..8 {
         assert_eq!(first_byte(client.front()), Some(a));
     }
-    assert_eq!(status(&client)["paths"][0]["state"], "connected");
+    assert_eq!(client.status()["paths"][0]["state"], "connected");
     // Only the wrong one left: IO fails as without a path.
     first.crash();
     wait_for("the path's end", PATH_TIME_MAX, || {
-        (status(&client)["state"] == "waiting-for-path").then_some(())
+        (client.status()["state"] == "identity-mismatch").then_some(())
     });
     let mut nbd = RawNbd::go(client.front(), "vol");
     assert!(nbd.read(4096, &mut [0; 4096]).is_err(), "the other disk answers");
     refused(&client, 1, "it is server ");
+    let status = client.status();
+    let reason = status["reason"].as_str().expect("a reason");
+    assert!(reason.starts_with(&disks.portals[1]), "{status}");
+    assert_eq!(status["io_fails"], true, "{status}");
+    let _ = client.command(&["status", "vol"]).code(3).says("check the addresses of its paths");
     // The right one again.
     let first = disks.server("one", "a", 0);
     goes_on(&client, a);
@@ -164,7 +164,7 @@ fn an_identity_can_be_demanded_and_given_up() {
     };
     let (client, attached) = attach(&[]);
     let identity = attached.ok().json()["identity"].as_str().expect("an identity").to_owned();
-    assert_eq!(status(&client)["identity"], identity.as_str());
+    assert_eq!(client.status()["identity"], identity.as_str());
     let _ = client.command(&["status", "vol"]).ok().says(&identity);
     let listed = client.command(&["list", "-o", "json"]).ok().json();
     assert_eq!(listed[0]["identity"], identity.as_str());

@@ -125,12 +125,17 @@ fn the_last_path_goes_by_force_only_and_io_waits_for_the_next() {
     are(&session.states(), [None, UP, None]);
     let _ = session.path("remove", 1, &["--force", "--within", "1s"]).ok();
     are(&session.states(), [None, None, None]);
-    let status = session.client.command(&["status", "vol0", "-o", "json"]).ok().json();
-    assert_eq!(status["state"], "waiting-for-path");
+    let status = session.client.status();
+    assert_eq!(status["state"], "no-path");
+    let left = status["no_path_left_ms"].as_u64().expect("what is left of a minute");
+    assert!((1..=60_000).contains(&left), "{status}");
+    let _ = session.client.command(&["status", "vol0"]).code(3).says("at most ");
     // Nobody listens there: it stays, and is tried again.
     let wrong = session.client.command(&["path", "add", "vol0", "tcp://127.0.0.1:1"]);
     let _ = wrong.ok().says("not connected yet");
     let _ = session.path("add", 2, &[]).ok().says("connected");
+    assert_eq!(session.client.status()["state"], "degraded");
+    let _ = session.client.command(&["status", "vol0"]).ok().says("degraded (1/2 paths)");
     let _ = session.client.command(&["path", "remove", "vol0", "tcp://127.0.0.1:1"]).ok();
     are(&session.states(), [None, None, UP]);
     let _ = session.end();
@@ -141,7 +146,7 @@ fn the_policy_changes_under_load() {
     let session = Changed::start();
     for policy in ["round-robin", "min-latency", "min-inflight"] {
         let _ = session.client.command(&["policy", "vol0", policy]).ok().says(policy);
-        let status = session.client.command(&["status", "vol0", "-o", "json"]).ok().json();
+        let status = session.client.status();
         assert_eq!(status["policy"], policy);
     }
     let _ = session.client.command(&["policy", "vol0", "best"]).code(2);
@@ -203,7 +208,7 @@ fn a_starved_machine_loses_no_path_with_the_default_settings() {
         .filter_map(|path| path["heartbeats"]["sent"].as_u64())
         .sum();
     assert!(beats > 0, "nothing was asked of the idle paths");
-    let status = idle.command(&["status", "vol0", "-o", "json"]).ok().json();
+    let status = idle.status();
     for path in paths_of(&status) {
         assert_eq!(path["silence_max_ms"], 400, "the default, at a server of ours: {path}");
     }

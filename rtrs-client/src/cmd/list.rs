@@ -9,7 +9,7 @@ use rtrs_core::time::Duration;
 
 use super::global::GlobalArgs;
 use super::text::{or_dash, remark, size_text, slow_text};
-use crate::control_protocol::{PathInfo, Request, Status};
+use crate::control_protocol::{PathInfo, Request, SessionState, Status};
 use crate::engine::ANOTHER;
 use crate::error::{Error, system};
 
@@ -54,16 +54,22 @@ fn text(sessions: &[Status]) -> String {
             session.name,
             session.state,
             or_dash(session.size.map(size_text)),
-            counts(session.paths()),
+            counts(session),
             transports(session.paths()),
             session.pid,
             session.served_at(),
         );
+        // The paths say it of a degraded one.
+        let detail = session.state_detail().filter(|_| session.state != SessionState::Degraded);
+        if let Some(detail) = detail {
+            out += &format!("  {}: {detail}\n", session.state);
+        }
         let slow = slow_text(&session.slow_requests).filter(|_| session.slow_requests.now > 0);
         if let Some(slow) = slow {
             out += &format!("  slow requests: {slow}\n");
         }
-        for path in session.paths().iter().filter(|path| !path.is_connected()) {
+        let is_told = session.state == SessionState::IdentityMismatch;
+        for path in session.paths().iter().filter(|path| !is_told && !path.is_connected()) {
             if let Some(why) = path.last_error.as_ref().filter(|why| why.contains(ANOTHER)) {
                 out += &format!("  {}: {why}\n", path.path);
             }
@@ -73,11 +79,11 @@ fn text(sessions: &[Status]) -> String {
 }
 
 /// How many paths are connected, and how many of these are slow.
-fn counts(paths: &[PathInfo]) -> String {
-    let up = paths.iter().filter(|path| path.is_connected()).count();
-    match paths.iter().filter(|path| path.is_avoided()).count() {
-        0 => format!("{up}/{}", paths.len()),
-        slow => format!("{up}/{}, {slow} slow", paths.len()),
+fn counts(session: &Status) -> String {
+    let (up, all) = session.path_counts();
+    match session.paths().iter().filter(|path| path.is_avoided()).count() {
+        0 => format!("{up}/{all}"),
+        slow => format!("{up}/{all}, {slow} slow"),
     }
 }
 
@@ -115,6 +121,16 @@ mod tests {
         let list = text(&[slow(3, Some(75_900))]);
         assert!(list.contains("\n  slow requests: 3, the oldest for 75 s, 9 since attach\n"));
         assert_eq!(text(&[slow(0, None)]), text(&[status()]));
+    }
+
+    #[test]
+    fn a_list_says_how_long_io_waits() {
+        let state = SessionState::NoPath;
+        let list = text(&[Status { state, no_path_left_ms: Some(9100), ..status() }]);
+        assert!(list.contains("\n  no-path: IO waits, at most 9 s more\n"), "{list}");
+        let paths = Some(vec![path("connected", 0, 0), path("waiting", 0, 1)]);
+        let list = text(&[Status { state: SessionState::Degraded, paths, ..status() }]);
+        assert!(list.contains(" degraded ") && list.lines().count() == 2, "{list}");
     }
 
     #[test]

@@ -42,7 +42,8 @@ use crate::error::Error;
 
 /// Attach network block devices over RTRS and serve them as NBD
 ///
-/// Exit codes: 0 success, 1 failure, 2 wrong usage or a wrong configuration file.
+/// Exit codes: 0 success, 1 failure, 2 wrong usage or a wrong configuration file, 3 the session of
+/// status serves no IO.
 #[derive(Debug, Parser)]
 #[command(name = "rtrs-client", version, max_term_width = 100)]
 pub struct LowArgs {
@@ -68,9 +69,11 @@ pub enum Command {
     ///
     /// One line per session in the run directory.
     List,
-    /// Show a session with its paths and NBD connections
+    /// Show a session with its state, paths and NBD connections
     ///
-    /// NAME is the name of the export that was attached.
+    /// NAME is the name of the export that was attached. The exit code is 0 for a session that is
+    /// open, degraded (a path is not connected), connecting or detaching. It is 3 for one that
+    /// serves no IO: no-path, failed, evicted, identity-mismatch or unresponsive.
     Status(NameArgs),
     /// Show the counters and latencies of a session
     ///

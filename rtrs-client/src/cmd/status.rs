@@ -4,17 +4,25 @@ use super::global::GlobalArgs;
 use super::session::{NameArgs, Session};
 use super::text::{or_dash, size_text, slow_text};
 use crate::control_protocol::{OldestIo, PathInfo, Status};
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 
 pub(super) fn run(args: &NameArgs, global: &GlobalArgs) -> Result<(), Error> {
-    global.output.print(&Session::find(&args.name, global)?.status()?, text)
+    let status = Session::find(&args.name, global)?.status()?;
+    global.output.print(&status, text)?;
+    match status.state.remedy() {
+        None => Ok(()),
+        Some(remedy) => {
+            let text = format!("{} is {}: {remedy}", status.name, status.state);
+            Err(Error::new(ErrorKind::NoService, text))
+        }
+    }
 }
 
 fn text(status: &Status) -> String {
     let mut out = String::new();
     let mut line = |key: &str, value: String| out += &format!("{key:<16} {value}\n");
     line("name", status.name.clone());
-    line("state", status.state.to_string());
+    line("state", state_text(status));
     for (key, at) in [("device", &status.device), ("uri", &status.uri)] {
         if let Some(at) = at {
             line(key, at.clone());
@@ -44,6 +52,13 @@ fn text(status: &Status) -> String {
     out
 }
 
+fn state_text(status: &Status) -> String {
+    match status.state_detail() {
+        None => status.state.to_string(),
+        Some(detail) => format!("{} ({detail})", status.state),
+    }
+}
+
 fn oldest_text(OldestIo { age_ms, waits_for, path }: &OldestIo) -> String {
     let what = match path {
         None => format!("a {waits_for}"),
@@ -69,9 +84,36 @@ fn path_text(path: &PathInfo) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::status;
+    use super::super::tests::{path, status};
     use super::*;
-    use crate::control_protocol::{SlowRequests, WaitsFor};
+    use crate::control_protocol::{SessionState, SlowRequests, WaitsFor};
+
+    #[test]
+    fn a_state_says_what_it_means_for_io() {
+        let shown = |state, no_path_left_ms, io_fails, reason: Option<&str>| {
+            let reason = reason.map(str::to_owned);
+            let paths = Some(vec![path("connected", 0, 0), path("waiting", 0, 1)]);
+            state_text(&Status { state, no_path_left_ms, io_fails, reason, paths, ..status() })
+        };
+        for (state, left, fails, reason, text) in [
+            (SessionState::Open, None, false, None, "open"),
+            (SessionState::Degraded, None, false, None, "degraded (1/2 paths)"),
+            (SessionState::NoPath, None, false, None, "no-path (IO waits)"),
+            (
+                SessionState::NoPath,
+                Some(41_900),
+                false,
+                None,
+                "no-path (IO waits, at most 41 s more)",
+            ),
+            (SessionState::NoPath, None, true, None, "no-path (IO fails)"),
+            (SessionState::Evicted, None, true, Some("why"), "evicted (IO fails; why)"),
+            (SessionState::Failed, None, false, Some("why"), "failed (IO waits; why)"),
+            (SessionState::Unresponsive, None, false, None, "unresponsive"),
+        ] {
+            assert_eq!(shown(state, left, fails, reason), text);
+        }
+    }
 
     #[test]
     fn a_session_is_shown_where_it_is_served() {

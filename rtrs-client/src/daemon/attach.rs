@@ -4,6 +4,7 @@
 //! the process waits for a signal, a detach or a failure, and takes everything down in the opposite
 //! order, each step with a time limit. Runs on the process's main thread.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
@@ -94,6 +95,7 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
         device: Arc::new(OnceLock::new()),
         pid: std::process::id(),
         shards: config.shards,
+        ending: Arc::default(),
     };
     let registry = Arc::new(FabricRegistry::new(&plan.session)?);
     let running = launch::start(&plan.session.settings, config, fronts, &registry)?;
@@ -143,7 +145,8 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
         (false, Output::Json) => format!("{attached:#}\n"),
         (false, Output::Text) => format!("{READY}{served_at}\n"),
     });
-    let mut session = AttachedSession { shards, device, saved, over: None, warning: None };
+    let ending = identity.ending;
+    let mut session = AttachedSession { shards, ending, device, saved, over: None, warning: None };
     if let Err(error) = written
         && background
     {
@@ -238,6 +241,8 @@ fn prepare(plan: &AttachPlan) -> Result<Prepared, Error> {
 /// A session that is attached.
 struct AttachedSession {
     shards: launch::ShardHandle,
+    /// Set when the session is to end, for `status`.
+    ending: Arc<AtomicBool>,
     /// The kernel's device, until the session is to end.
     device: Option<KernelDevice>,
     /// What is saved for a takeover, should the process die.
@@ -252,6 +257,7 @@ impl AttachedSession {
     /// Ends the session, or ends it sooner than before. The device goes first,
     /// as long as its IO can be served.
     fn stop(&mut self, within: Duration) {
+        self.ending.store(true, Ordering::Relaxed);
         let begin = Instant::now();
         self.warning =
             device::disconnect(self.device.take(), within).or_else(|| self.warning.take());

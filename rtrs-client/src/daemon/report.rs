@@ -1,6 +1,7 @@
 //! What an attached session reports about itself: the replies to `status`, `stats` and `attach`.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use hdrhistogram::Histogram;
@@ -14,7 +15,7 @@ use crate::control_protocol::{
     Attached, Heartbeats, Latency, OldestIo, PathInfo, PathStats, SessionState,
     ShardStats as ShardReport, SlowRequests, Stats, Status, WaitsFor,
 };
-use crate::engine::{PathStatus, Waits};
+use crate::engine::{ANOTHER, NoPathWait, PathStatus, SessionFailure, Waits};
 use crate::settings::{Access, Failover, NoPath, SlowIo};
 use crate::stats::{OP_NAMES, ShardStats};
 
@@ -34,6 +35,8 @@ pub(crate) struct Identity {
     pub(crate) device: Arc<OnceLock<String>>,
     pub(crate) pid: u32,
     pub(crate) shards: u16,
+    /// It is being ended.
+    pub(crate) ending: Arc<AtomicBool>,
 }
 
 /// The report of the control shard, the only one that knows the paths. It is missing if the session
@@ -46,20 +49,57 @@ fn paths(reports: &[ClientShardReport]) -> Option<&[PathStatus]> {
     control(reports)?.engine.paths.as_deref()
 }
 
+/// Where a session is, and why if its paths do not explain that.
+fn state(
+    identity: &Identity,
+    reports: &[ClientShardReport],
+    paths: &[PathInfo],
+) -> (SessionState, Option<String>) {
+    if identity.ending.load(Ordering::Relaxed) {
+        return (SessionState::Detaching, None);
+    }
+    let Some(control) = control(reports).map(|report| &report.engine) else {
+        return (SessionState::Unresponsive, None);
+    };
+    let why = control.obstacle.as_ref().map(ToString::to_string);
+    if control.obstacle == Some(SessionFailure::Evicted) {
+        return (SessionState::Evicted, why);
+    }
+    if control.open {
+        let is_whole = paths.iter().all(PathInfo::is_connected);
+        return (if is_whole { SessionState::Open } else { SessionState::Degraded }, None);
+    }
+    let another = paths.iter().find_map(|path| {
+        let error = path.last_error.as_ref().filter(|error| error.contains(ANOTHER))?;
+        Some(format!("{}: {error}", path.path))
+    });
+    match another {
+        Some(error) => (SessionState::IdentityMismatch, Some(error)),
+        None if why.is_some() => (SessionState::Failed, why),
+        None if control.geometry.is_none() => (SessionState::Connecting, None),
+        None => (SessionState::NoPath, None),
+    }
+}
+
 /// The reply to `status`.
 pub(crate) fn status(identity: &Identity, reports: &[ClientShardReport]) -> Status {
     let control = control(reports);
     let geometry = control.and_then(|r| r.engine.geometry.as_ref());
+    let no_path = control.and_then(|r| r.engine.no_path);
+    let paths: Option<Vec<PathInfo>> =
+        paths(reports).map(|paths| paths.iter().map(|path| path_info(path, reports)).collect());
+    let (state, reason) = state(identity, reports, paths.as_deref().unwrap_or_default());
     Status {
         name: identity.name.clone(),
         session: identity.session.clone(),
         session_id: identity.session_id.clone(),
-        state: match (control, geometry) {
-            (None, _) => SessionState::NotAnswering,
-            (Some(_), None) => SessionState::Attaching,
-            (Some(control), Some(_)) if control.engine.open => SessionState::Open,
-            (Some(_), Some(_)) => SessionState::WaitingForPath,
+        state,
+        reason,
+        no_path_left_ms: match no_path {
+            Some(NoPathWait::QueuesFor(left)) => Some(millis(left)),
+            _ => None,
         },
+        io_fails: no_path == Some(NoPathWait::Fails) || state == SessionState::Evicted,
         access: identity.access,
         policy: control.and_then(|r| r.engine.policy),
         uri: identity.uri.clone(),
@@ -77,8 +117,7 @@ pub(crate) fn status(identity: &Identity, reports: &[ClientShardReport]) -> Stat
         oldest_io: oldest(reports),
         slow_requests: slow_requests(reports),
         nbd_connections: reports.iter().map(|r| r.bridge.connections).sum(),
-        paths: paths(reports)
-            .map(|paths| paths.iter().map(|path| path_info(path, reports)).collect()),
+        paths,
     }
 }
 
@@ -243,10 +282,11 @@ mod tests {
             device: Arc::new(OnceLock::new()),
             pid: 7,
             shards: 2,
+            ending: Arc::default(),
         };
         // Not connected yet.
         let early = serde_json::json!(status(&identity, &[]));
-        assert_eq!(early["state"], "not-answering", "no shard reports");
+        assert_eq!(early["state"], "unresponsive", "no shard reports");
         assert!(early["device"].is_null() && early["uri"].is_null());
         identity.device.get_or_init(|| "/dev/nbd3".into());
         let device = status(&identity, &[]);
@@ -254,9 +294,11 @@ mod tests {
         let shown = serde_json::json!(attached(device));
         assert_eq!((&shown["device"], shown.get("uri")), (&"/dev/nbd3".into(), None));
         let uri = Some("nbd://127.0.0.1:10809/v".to_owned());
-        let socket = Identity { uri, device: Arc::new(OnceLock::new()), ..identity };
-        let socket = status(&socket, &[]);
+        let socket_identity = Identity { uri, device: Arc::new(OnceLock::new()), ..identity };
+        let socket = status(&socket_identity, &[]);
         assert_eq!(socket.served_at(), "nbd://127.0.0.1:10809/v");
+        socket_identity.ending.store(true, Ordering::Relaxed);
+        assert_eq!(status(&socket_identity, &[]).state, SessionState::Detaching);
         let shown = serde_json::json!(attached(socket));
         assert_eq!((&shown["uri"], shown.get("device")), (&"nbd://127.0.0.1:10809/v".into(), None));
     }

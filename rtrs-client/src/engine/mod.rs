@@ -30,6 +30,7 @@ use rtrs_core::time::{Instant, earliest};
 
 use self::control::SessionControl;
 pub(crate) use self::control::identity::ANOTHER;
+pub(crate) use self::control::no_path::NoPathWait;
 pub use self::control::open::SessionFailure;
 pub use self::control::path_admin::{Change, Leaving};
 pub(crate) use self::control::status::PathStatus;
@@ -79,12 +80,16 @@ pub(crate) struct EngineReport {
     pub(crate) oldest: Option<OldestIo>,
     /// Requests that the server does not answer although their path lives.
     pub(crate) slow_requests: SlowReport,
-    /// Only from the control shard, as are the next four.
+    /// Only from the control shard, as are the next six.
     pub(crate) paths: Option<Vec<PathStatus>>,
     /// Names by place, those of removed paths included.
     pub(crate) names: Vec<String>,
     pub(crate) policy: Option<Policy>,
     pub(crate) open: bool,
+    /// Why the session cannot go on, or what was in the way when it was last tried.
+    pub(crate) obstacle: Option<SessionFailure>,
+    /// How IO stands while no path carries it.
+    pub(crate) no_path: Option<NoPathWait>,
     /// None until the device was open once.
     pub(crate) geometry: Option<Geometry>,
     /// What the session is pinned to.
@@ -310,6 +315,8 @@ impl ClientEngine {
             names: control.map(SessionControl::path_names).unwrap_or_default(),
             policy: control.map(SessionControl::policy),
             open: self.is_open(),
+            obstacle: control.and_then(SessionControl::obstacle).cloned(),
+            no_path: control.and_then(|control| control.no_path(now)),
             geometry: self.geometry(),
             identity: self.pinned_identity(),
         }

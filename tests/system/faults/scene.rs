@@ -176,7 +176,10 @@ impl Scene {
 /// for 2 s, as on a starved machine: then it is asked again.
 pub(crate) fn ask(client: &Client, what: &str) -> Value {
     wait_for(&format!("{what} with paths"), PATH_TIME_MAX, || {
-        let shown = client.command(&[what, "vol0", "-o", "json"]).ok().json();
+        let shown = match what {
+            "status" => client.status(),
+            _ => client.command(&[what, "vol0", "-o", "json"]).ok().json(),
+        };
         shown["paths"].as_array().is_some_and(|paths| !paths.is_empty()).then_some(shown)
     })
 }

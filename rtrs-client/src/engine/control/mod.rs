@@ -24,7 +24,7 @@ mod heartbeat;
 pub(crate) mod identity;
 mod leave;
 pub(crate) mod network;
-mod no_path;
+pub(in crate::engine) mod no_path;
 pub(crate) mod open;
 mod path;
 pub(crate) mod path_admin;
@@ -46,7 +46,7 @@ use self::fence::Fencing;
 use self::heartbeat::Finding;
 use self::identity::{ANOTHER, Pinned};
 use self::leave::Why;
-use self::no_path::NoPathClock;
+use self::no_path::{NoPathClock, NoPathWait};
 use self::open::{Device, SessionFailure};
 use self::path::{Due, End, Path, STEP_TIMEOUT};
 use self::path_admin::{Change, Leaving};
@@ -104,6 +104,16 @@ impl SessionControl {
     /// Why the session cannot go on.
     pub(crate) fn failure(&self) -> Option<&SessionFailure> {
         self.device.failure()
+    }
+
+    /// Why the session cannot go on, or what was in the way when it was last tried.
+    pub(crate) fn obstacle(&self) -> Option<&SessionFailure> {
+        self.device.obstacle()
+    }
+
+    /// How IO stands while no path carries it.
+    pub(crate) fn no_path(&self, now: Instant) -> Option<NoPathWait> {
+        self.no_path.wait(now)
     }
 
     /// True when a detach has ended everything.

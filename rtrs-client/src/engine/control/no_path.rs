@@ -4,6 +4,17 @@ use rtrs_core::time::{Duration, Instant};
 
 use crate::engine::session::NoPath;
 
+/// How IO stands while no path carries it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoPathWait {
+    /// It waits until a path returns.
+    Queues,
+    /// It waits this much longer.
+    QueuesFor(Duration),
+    /// It fails.
+    Fails,
+}
+
 /// Since when no path carries IO.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NoPathClock {
@@ -28,6 +39,16 @@ impl NoPathClock {
         *self = Self::new(self.policy);
     }
 
+    /// How IO stands; None while a path carries it.
+    pub(super) fn wait(&self, now: Instant) -> Option<NoPathWait> {
+        self.since?;
+        Some(match (self.given_up, self.deadline()) {
+            (true, _) => NoPathWait::Fails,
+            (false, Some(at)) => NoPathWait::QueuesFor(at.since(now)),
+            (false, None) => NoPathWait::Queues,
+        })
+    }
+
     /// When IO that waits for a path ends with an error.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let since = self.since.filter(|_| !self.given_up)?;
@@ -47,5 +68,29 @@ impl NoPathClock {
         let waited: Duration = self.since.map_or(Duration::ZERO, |since| now.since(since));
         tracing::error!("no path for {} ms: IO ends with errors now", waited.as_millis());
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn io_waits_until_the_time_is_over_and_then_fails() {
+        let at = |millis| Instant::ZERO + Duration::from_millis(millis);
+        let minute = Duration::from_secs(60);
+        let mut clock = NoPathClock::new(NoPath::QueueFor(minute));
+        assert_eq!(clock.wait(at(0)), None);
+        clock.begin(at(1000));
+        let left = NoPathWait::QueuesFor(Duration::from_secs(40));
+        assert_eq!(clock.wait(at(21_000)), Some(left));
+        assert!(clock.expire(at(61_000)));
+        assert_eq!(clock.wait(at(62_000)), Some(NoPathWait::Fails));
+        clock.stop();
+        assert_eq!(clock.wait(at(63_000)), None);
+
+        let mut clock = NoPathClock::new(NoPath::Queue);
+        clock.begin(at(0));
+        assert_eq!(clock.wait(at(90_000)), Some(NoPathWait::Queues));
     }
 }

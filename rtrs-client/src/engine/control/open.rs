@@ -67,6 +67,8 @@ pub(super) struct Device {
     /// Until then nothing that is in the way of the first open ends the session.
     patient_until: Instant,
     failure: Option<SessionFailure>,
+    /// What the last open that failed had in its way, while the device is not open.
+    obstacle: Option<SessionFailure>,
 }
 
 impl Device {
@@ -79,6 +81,7 @@ impl Device {
             access: config.access,
             patient_until: now + config.open_patience,
             failure: None,
+            obstacle: None,
         }
     }
 
@@ -102,11 +105,18 @@ impl Device {
         self.failure.as_ref()
     }
 
+    /// Why the session cannot go on, or what was in the way when it was last tried.
+    pub(super) fn obstacle(&self) -> Option<&SessionFailure> {
+        self.failure().or(self.obstacle.as_ref())
+    }
+
     /// Something is in the way of an open. Before the first that ends the session. Returns the
     /// reason.
     pub(super) fn fail(&mut self, failure: SessionFailure) -> String {
         let why = failure.to_string();
-        if !self.was_open() {
+        if self.was_open() {
+            self.obstacle = Some(failure);
+        } else {
             self.failure = Some(failure);
         }
         why
@@ -217,6 +227,7 @@ impl Device {
 
     /// A path opened the device, which fits. True when the shards do not know it so.
     pub(super) fn opened(&mut self, device: &Arc<OpenDevice>) -> bool {
+        self.obstacle = None;
         let is_new = self.get() != Some(device);
         self.last = Some(Arc::clone(device));
         if is_new {
