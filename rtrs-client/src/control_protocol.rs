@@ -96,6 +96,8 @@ choices! {
         IdentityMismatch = "identity-mismatch",
         /// It is being ended.
         Detaching = "detaching",
+        /// Its process is gone, without an end in order.
+        Dead = "dead",
         /// It does not reply, or its control shard gives no report.
         Unresponsive = "unresponsive" | "not-answering",
     }
@@ -117,7 +119,8 @@ impl SessionState {
                 "check the addresses of its paths; if the volume was moved, detach it, and attach \
                  it again",
             ),
-            Self::Unresponsive => Some("if it stays so, end its process with kill -9"),
+            Self::Dead => Some("attach it again, or clean up with detach"),
+            Self::Unresponsive => Some("if it stays so, end its process with kill -9, then detach"),
         }
     }
 }

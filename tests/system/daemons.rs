@@ -267,14 +267,22 @@ fn detach_and_attach_again() {
 }
 
 #[test]
-fn a_killed_session_is_not_listed_and_can_be_attached_again() {
+fn a_killed_session_is_listed_as_dead_and_can_be_attached_again() {
     let server = Server::builder().export("vol0=mem:16M").start();
     let client = Client::attach("vol0").path(server.portal()).start();
     client.signal("KILL");
     client.wait_gone(STOP_TIME_MAX);
+    let dead = serde_json::json!({
+        "name": "vol0", "state": "dead", "reason": "its process is gone", "pid": null,
+    });
     let list = client.command(&["list", "-o", "json"]).ok().json();
-    assert!(!mentions(&list, "vol0"), "{list}");
+    assert_eq!(list, serde_json::json!([dead]));
+    assert_eq!(client.status(), dead);
+    let _ = client.command(&["list"]).ok().says("attach it again, or clean up with detach");
+    let _ = client.command(&["detach", "vol0"]).ok().says("vol0 was dead");
+    assert_eq!(client.command(&["list", "-o", "json"]).ok().json(), serde_json::json!([]));
     let _ = client.command(&["status", "vol0"]).code(1).says("not attached");
+    let _ = client.command(&["detach", "vol0"]).code(1).says("not attached");
     // Control and NBD sockets of the dead are in the way of nobody.
     let words = ["attach", "vol0", "--path", server.portal()].map(str::to_owned);
     let words: Vec<_> = words.into_iter().chain(client.front().args()).collect();
@@ -284,6 +292,40 @@ fn a_killed_session_is_not_listed_and_can_be_attached_again() {
     assert_eq!(RawNbd::go(client.front(), "vol0").write(0, 0, &[1; 512]), Reply::Error(0));
     client.detach();
     let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_session_that_is_stopped_is_listed_as_unresponsive() {
+    let server = Server::builder().export("vol0=mem:16M").start();
+    let client = Client::attach("vol0").path(server.portal()).start();
+    client.signal("STOP");
+    let list = client.command(&["list", "-o", "json"]).ok().json();
+    assert_eq!((&list[0]["name"], &list[0]["state"]), (&"vol0".into(), &"unresponsive".into()));
+    assert_eq!(list[0]["pid"], client.pid(), "{list}");
+    assert_eq!(client.status()["state"], "unresponsive");
+    let _ = client.command(&["status", "vol0"]).code(3).says("end its process with kill -9");
+    client.signal("CONT");
+    // The server may have ended its path meanwhile.
+    wait_for("the session to go on", COMMAND_TIME_MAX, || {
+        (client.status()["state"] == "open").then_some(())
+    });
+    client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_run_directory_that_is_not_there_is_an_error_if_it_was_named() {
+    let scratch = Scratch::new();
+    let list = |dir: &str| {
+        let mut command = Command::new(bin("rtrs-client"));
+        command.args(["list", "--run-dir", dir]);
+        Proc::start(command).wait(COMMAND_TIME_MAX)
+    };
+    let _ = list(&scratch.text("mistyped")).code(1).says("there is no run directory");
+    std::fs::create_dir(scratch.path("run")).expect("a directory");
+    let _ = list(&scratch.text("run")).ok();
+    let all = run(bin("rtrs-client"), &["list", "--all", "--run-dir", "/x"], COMMAND_TIME_MAX);
+    let _ = all.code(2).says("drop --run-dir");
 }
 
 #[test]

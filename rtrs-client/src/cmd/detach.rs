@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use clap::Args;
+use rtrs_core::local::remove_left_behind;
 use serde_json::json;
 
 use super::global::GlobalArgs;
@@ -11,7 +12,7 @@ use super::text::remark;
 use crate::control_protocol::{Detached, Request};
 use crate::daemon::device;
 use crate::daemon::saved::Saved;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, system};
 
 /// The arguments.
 #[derive(Debug, Args)]
@@ -53,7 +54,7 @@ pub(super) fn run(args: &DetachArgs, global: &GlobalArgs) -> Result<(), Error> {
     session.output.print(&detached, |_| format!("{} detached\n", session.name))
 }
 
-/// Frees the device that a dead process may have left behind.
+/// Frees the device that a dead process may have left behind, and removes its control socket.
 fn free(session: &Session, not_attached: Error) -> Result<(), Error> {
     let name = &session.name;
     let freed = device::free(name)?;
@@ -61,10 +62,14 @@ fn free(session: &Session, not_attached: Error) -> Result<(), Error> {
     if let Ok(saved) = Saved::new(&session.run_dir, name) {
         saved.forget();
     }
-    if freed.is_empty() {
+    let path = session.control_socket();
+    let was_dead = remove_left_behind(&path)
+        .map_err(system(format!("cannot remove the socket {}", path.display())))?;
+    if freed.is_empty() && !was_dead {
         return Err(not_attached);
     }
-    session.output.print(&json!({ "detached": false, "freed": freed }), |_| {
-        format!("{name} was not attached; freed what it had left behind: {freed:?}\n")
+    session.output.print(&json!({ "detached": false, "freed": freed }), |_| match &freed[..] {
+        [] => format!("{name} was dead; removed its socket\n"),
+        freed => format!("{name} was not attached; freed what it had left behind: {freed:?}\n"),
     })
 }

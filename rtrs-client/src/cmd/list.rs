@@ -1,81 +1,112 @@
 //! `list`.
 
-use std::fs;
-use std::io;
-use std::path::PathBuf;
+use std::path::Path;
 
-use rtrs_core::local::{RequestError, request};
-use rtrs_core::time::Duration;
+use clap::Args;
+use rtrs_core::local::RunDir;
 
 use super::global::GlobalArgs;
-use super::text::{or_dash, remark, size_text, slow_text};
-use crate::control_protocol::{PathInfo, Request, SessionState, Status};
+use super::sessions::{Answer, Found, Silent, find};
+use super::text::{or_dash, printable, size_text, slow_text};
+use crate::control_protocol::{PathInfo, SessionState, Status};
 use crate::engine::ANOTHER;
-use crate::error::{Error, system};
+use crate::error::{Error, ErrorKind, usage};
 
-/// How long each session may take.
-const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
+/// The arguments.
+#[derive(Debug, Args)]
+pub struct ListArgs {
+    /// List the sessions of all users; for root
+    ///
+    /// Searches the default run directory of each user: /run/rtrs, /run/user/UID/rtrs and
+    /// /tmp/rtrs-UID.
+    #[arg(long)]
+    pub all: bool,
+}
 
-pub(super) fn run(global: &GlobalArgs) -> Result<(), Error> {
+pub(super) fn run(args: &ListArgs, global: &GlobalArgs) -> Result<(), Error> {
     let run_dir = global.run_dir()?;
-    run_dir.check()?;
-    let mut paths: Vec<PathBuf> = match fs::read_dir(run_dir.path()) {
-        Ok(entries) => entries
-            .filter_map(|entry| entry.ok().map(|entry| entry.path()))
-            .filter(|path| path.extension().is_some_and(|ext| ext == "ctl"))
-            .collect(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
-        Err(error) => {
-            return Err(system(format!("cannot read {}", run_dir.path().display()))(error));
+    let dirs = match (args.all, &global.run_dir) {
+        (true, Some(_)) => {
+            return Err(usage("--all searches the default directories; drop --run-dir"));
+        }
+        (true, None) if run_dir.path() != Path::new(RunDir::OF_ROOT) => {
+            let text = "cannot list the sessions of all users: list --all needs root";
+            return Err(Error::new(ErrorKind::System, text));
+        }
+        (true, None) => RunDir::of_all_users().into_iter().map(|(u, d)| (Some(u), d)).collect(),
+        (false, named) => {
+            run_dir.check()?;
+            // One that is named has to be there: it may be mistyped.
+            if named.is_some() {
+                run_dir.files()?;
+            }
+            vec![(None, run_dir)]
         }
     };
-    paths.sort();
-    let mut sessions: Vec<Status> = Vec::new();
-    for path in paths {
-        match request(&path, &Request::Status, REPLY_TIMEOUT) {
-            Ok((status, _)) => sessions.push(status),
-            // A killed session leaves its socket behind; the next attach replaces it.
-            Err(RequestError::NotRunning) => {}
-            Err(error) => remark(format_args!("{}: {error}", path.display())),
-        }
-    }
-    global.output.print(&sessions, |sessions| text(sessions))
+    global.output.print(&find(&dirs)?, |found| text(found))
 }
 
 /// A line per session.
-fn text(sessions: &[Status]) -> String {
+fn text(sessions: &[Found]) -> String {
+    let uid = |found: Option<&Found>| match found {
+        _ if sessions.iter().all(|found| found.uid.is_none()) => String::new(),
+        None => format!("{:<8} ", "UID"),
+        Some(found) => format!("{:<8} ", or_dash(found.uid)),
+    };
     let mut out = format!(
-        "{:<16} {:<18} {:>10} {:>6} {:<8} {:>8}  {}\n",
-        "NAME", "STATE", "SIZE", "PATHS", "VIA", "PID", "DEVICE"
+        "{}{:<16} {:<18} {:>10} {:>6} {:<8} {:>8}  {}\n",
+        uid(None),
+        "NAME",
+        "STATE",
+        "SIZE",
+        "PATHS",
+        "VIA",
+        "PID",
+        "DEVICE"
     );
-    for session in sessions {
-        out += &format!(
-            "{:<16} {:<18} {:>10} {:>6} {:<8} {:>8}  {}\n",
-            session.name,
-            session.state,
-            or_dash(session.size.map(size_text)),
-            counts(session),
-            transports(session.paths()),
-            session.pid,
-            session.served_at(),
-        );
-        // The paths say it of a degraded one.
-        let detail = session.state_detail().filter(|_| session.state != SessionState::Degraded);
-        if let Some(detail) = detail {
-            out += &format!("  {}: {detail}\n", session.state);
-        }
-        let slow = slow_text(&session.slow_requests).filter(|_| session.slow_requests.now > 0);
-        if let Some(slow) = slow {
-            out += &format!("  slow requests: {slow}\n");
-        }
-        let is_told = session.state == SessionState::IdentityMismatch;
-        for path in session.paths().iter().filter(|path| !is_told && !path.is_connected()) {
-            if let Some(why) = path.last_error.as_ref().filter(|why| why.contains(ANOTHER)) {
-                out += &format!("  {}: {why}\n", path.path);
-            }
-        }
+    for found in sessions {
+        let lines = match &found.answer {
+            Answer::Status(status) => status_lines(status),
+            Answer::Silent(silent) => silent_lines(silent),
+        };
+        // Another user's process can say anything.
+        let lines: Vec<String> = lines.iter().map(|line| printable(line)).collect();
+        out += &format!("{}{}\n", uid(Some(found)), lines.join("\n"));
     }
     out
+}
+
+fn silent_lines(silent: &Silent) -> Vec<String> {
+    let Silent { name, state, reason, pid } = silent;
+    let remedy = state.remedy().unwrap_or_default();
+    vec![
+        format!("{name:<16} {state:<18} {:>10} {:>6} {:<8} {:>8}  -", "-", "-", "-", or_dash(*pid)),
+        format!("  {reason}; {remedy}"),
+    ]
+}
+
+fn status_lines(session: &Status) -> Vec<String> {
+    let mut lines = vec![format!(
+        "{:<16} {:<18} {:>10} {:>6} {:<8} {:>8}  {}",
+        session.name,
+        session.state,
+        or_dash(session.size.map(size_text)),
+        counts(session),
+        transports(session.paths()),
+        session.pid,
+        session.served_at(),
+    )];
+    // The paths say it of a degraded one.
+    let detail = session.state_detail().filter(|_| session.state != SessionState::Degraded);
+    lines.extend(detail.map(|detail| format!("  {}: {detail}", session.state)));
+    let slow = slow_text(&session.slow_requests).filter(|_| session.slow_requests.now > 0);
+    lines.extend(slow.map(|slow| format!("  slow requests: {slow}")));
+    let is_told = session.state == SessionState::IdentityMismatch;
+    for path in session.paths().iter().filter(|path| !is_told && !path.is_connected()) {
+        let why = path.last_error.as_ref().filter(|why| why.contains(ANOTHER));
+        lines.extend(why.map(|why| format!("  {}: {why}", path.path)));
+    }
+    lines
 }
 
 /// How many paths are connected, and how many of these are slow.
@@ -104,11 +135,41 @@ mod tests {
     use super::*;
     use crate::control_protocol::SlowRequests;
 
+    /// The list of these.
+    fn list(sessions: impl IntoIterator<Item = Status>) -> String {
+        let answers = sessions.into_iter().map(|status| Answer::Status(Box::new(status)));
+        text(&answers.map(|answer| Found { uid: None, answer }).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn sessions_of_all_users_have_theirs_and_cannot_forge_lines() {
+        let silent = |name: &str, state, pid| Found {
+            uid: Some(1000),
+            answer: Answer::Silent(Silent {
+                name: name.to_owned(),
+                state,
+                reason: "why".to_owned(),
+                pid,
+            }),
+        };
+        let list = text(&[
+            silent("a\n\u{1b}[31m", SessionState::Dead, None),
+            silent("b", SessionState::Unresponsive, Some(7)),
+        ]);
+        let lines: Vec<&str> = list.lines().collect();
+        assert!(lines[0].starts_with("UID      NAME "), "{list}");
+        assert!(lines[1].starts_with("1000     a\\n\\u{1b}[31m "), "{list}");
+        assert!(lines[1].contains(" dead "), "{list}");
+        assert_eq!(lines[2], "  why; attach it again, or clean up with detach");
+        assert!(lines[3].starts_with("1000     b ") && lines[3].ends_with(" 7  -"), "{list}");
+        assert!(lines[4].starts_with("  why; if it stays so, "), "{list}");
+    }
+
     #[test]
     fn a_session_is_shown_where_it_is_served() {
         let device = Status { device: Some("/dev/nbd3".into()), uri: None, ..status() };
-        let list = text(&[device, status()]);
-        let ends: Vec<&str> = list.lines().filter_map(|l| l.split_whitespace().last()).collect();
+        let shown = list([device, status()]);
+        let ends: Vec<&str> = shown.lines().filter_map(|l| l.split_whitespace().last()).collect();
         assert_eq!(ends, ["DEVICE", "/dev/nbd3", "nbd://127.0.0.1:10809/v"]);
     }
 
@@ -118,19 +179,19 @@ mod tests {
             slow_requests: SlowRequests { now, oldest_ms, total: 9 },
             ..status()
         };
-        let list = text(&[slow(3, Some(75_900))]);
-        assert!(list.contains("\n  slow requests: 3, the oldest for 75 s, 9 since attach\n"));
-        assert_eq!(text(&[slow(0, None)]), text(&[status()]));
+        let shown = list([slow(3, Some(75_900))]);
+        assert!(shown.contains("\n  slow requests: 3, the oldest for 75 s, 9 since attach\n"));
+        assert_eq!(list([slow(0, None)]), list([status()]));
     }
 
     #[test]
     fn a_list_says_how_long_io_waits() {
         let state = SessionState::NoPath;
-        let list = text(&[Status { state, no_path_left_ms: Some(9100), ..status() }]);
-        assert!(list.contains("\n  no-path: IO waits, at most 9 s more\n"), "{list}");
+        let shown = list([Status { state, no_path_left_ms: Some(9100), ..status() }]);
+        assert!(shown.contains("\n  no-path: IO waits, at most 9 s more\n"), "{shown}");
         let paths = Some(vec![path("connected", 0, 0), path("waiting", 0, 1)]);
-        let list = text(&[Status { state: SessionState::Degraded, paths, ..status() }]);
-        assert!(list.contains(" degraded ") && list.lines().count() == 2, "{list}");
+        let shown = list([Status { state: SessionState::Degraded, paths, ..status() }]);
+        assert!(shown.contains(" degraded ") && shown.lines().count() == 2, "{shown}");
     }
 
     #[test]
@@ -139,8 +200,8 @@ mod tests {
         let paths =
             |slow| vec![path("connected", false), path("connected", slow), path("closing", true)];
         let slow = Status { paths: Some(paths(true)), ..status() };
-        assert!(text(&[slow]).contains(" 2/3, 1 slow "));
-        let list = text(&[Status { paths: Some(paths(false)), ..status() }]);
-        assert!(list.contains(" 2/3 ") && !list.contains("slow"), "{list}");
+        assert!(list([slow]).contains(" 2/3, 1 slow "));
+        let shown = list([Status { paths: Some(paths(false)), ..status() }]);
+        assert!(shown.contains(" 2/3 ") && !shown.contains("slow"), "{shown}");
     }
 }

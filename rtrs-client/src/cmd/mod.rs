@@ -20,6 +20,7 @@ mod path;
 mod ping;
 mod policy;
 mod session;
+mod sessions;
 mod source;
 mod stats;
 mod status;
@@ -32,6 +33,7 @@ use self::bench::BenchArgs;
 use self::detach::DetachArgs;
 use self::doctor::DoctorArgs;
 use self::global::GlobalArgs;
+use self::list::ListArgs;
 use self::logs::LogsArgs;
 use self::open_device::OpenDeviceArgs;
 use self::path::PathArgs;
@@ -67,13 +69,15 @@ pub enum Command {
     Attach(Box<AttachArgs>),
     /// List attached sessions
     ///
-    /// One line per session in the run directory.
-    List,
+    /// One line per session in the run directory. A session whose process died is dead, one that
+    /// does not answer is unresponsive.
+    List(ListArgs),
     /// Show a session with its state, paths and NBD connections
     ///
     /// NAME is the name of the export that was attached. The exit code is 0 for a session that is
     /// open, degraded (a path is not connected), connecting or detaching. It is 3 for one that
-    /// serves no IO: no-path, failed, evicted, identity-mismatch or unresponsive.
+    /// serves no IO: no-path, failed, evicted, identity-mismatch, dead or
+    /// unresponsive.
     Status(NameArgs),
     /// Show the counters and latencies of a session
     ///
@@ -130,7 +134,7 @@ impl LowArgs {
         let global = &self.global;
         match &self.command {
             Command::Attach(args) => attach::run(args, global),
-            Command::List => list::run(global),
+            Command::List(args) => list::run(args, global),
             Command::Status(args) => status::run(args, global),
             Command::Stats(args) => stats::run(args, global),
             Command::Logs(args) => logs::run(args, global),

@@ -56,8 +56,18 @@ impl Session {
         Ok(session)
     }
 
-    fn control_socket(&self) -> PathBuf {
+    pub(super) fn control_socket(&self) -> PathBuf {
         self.run_dir.control_socket(&self.name)
+    }
+
+    /// There is no such session.
+    pub(super) fn not_attached(&self) -> Error {
+        let (name, path) = (&self.name, self.control_socket());
+        let text = format!(
+            "{name:?} is not attached (no process listens on {}; check list and --run-dir)",
+            path.display()
+        );
+        Error::new(ErrorKind::NotAttached, text)
     }
 
     /// Its state.
@@ -73,13 +83,7 @@ impl Session {
         };
         let (name, path) = (&self.name, self.control_socket());
         request(&path, what, timeout).map(|(reply, _)| reply).map_err(|error| match error {
-            RequestError::NotRunning => Error::new(
-                ErrorKind::NotAttached,
-                format!(
-                    "{name:?} is not attached (no process listens on {}; check list and --run-dir)",
-                    path.display()
-                ),
-            ),
+            RequestError::NotRunning => self.not_attached(),
             RequestError::Refused(why) => Error::new(ErrorKind::System, format!("{name}: {why}")),
             RequestError::Io(error) if error.kind() == io::ErrorKind::TimedOut => {
                 Error::with_source(

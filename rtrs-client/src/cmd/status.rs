@@ -2,20 +2,32 @@
 
 use super::global::GlobalArgs;
 use super::session::{NameArgs, Session};
+use super::sessions::{Answer, REPLY_TIMEOUT, Silent, ask};
 use super::text::{or_dash, size_text, slow_text};
 use crate::control_protocol::{OldestIo, PathInfo, Status};
 use crate::error::{Error, ErrorKind};
 
 pub(super) fn run(args: &NameArgs, global: &GlobalArgs) -> Result<(), Error> {
-    let status = Session::find(&args.name, global)?.status()?;
-    global.output.print(&status, text)?;
-    match status.state.remedy() {
+    let session = Session::find(&args.name, global)?;
+    let answer = ask(&session.name, &session.control_socket(), REPLY_TIMEOUT);
+    let answer = answer.ok_or_else(|| session.not_attached())?;
+    global.output.print(&answer, |answer| match answer {
+        Answer::Status(status) => text(status),
+        Answer::Silent(silent) => silent_text(silent),
+    })?;
+    match answer.state().remedy() {
         None => Ok(()),
         Some(remedy) => {
-            let text = format!("{} is {}: {remedy}", status.name, status.state);
+            let text = format!("{} is {}: {remedy}", answer.name(), answer.state());
             Err(Error::new(ErrorKind::NoService, text))
         }
     }
+}
+
+fn silent_text(silent: &Silent) -> String {
+    let state = format!("{} ({})", silent.state, silent.reason);
+    let line = |key: &str, value: &str| format!("{key:<16} {value}\n");
+    line("name", &silent.name) + &line("state", &state) + &line("pid", &or_dash(silent.pid))
 }
 
 fn text(status: &Status) -> String {

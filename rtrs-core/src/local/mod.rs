@@ -16,4 +16,4 @@ pub use run_dir::{
     PlaceError, PlaceProblem, RunDir, SocketState, check_socket_path, open_log, socket_state,
 };
 pub use text_file::read_text;
-pub use unix_socket::{SocketFile, bind_unix};
+pub use unix_socket::{SocketFile, bind_unix, listening_pid, remove_left_behind};

@@ -22,6 +22,8 @@ const SOCKET_PATH_BYTES_MAX: usize = 107;
 const STEM_BYTES_MAX: usize = 48;
 /// How servers' control sockets end.
 const SERVER_ENDING: &str = ".srv";
+/// How sessions' control sockets end.
+const SESSION_ENDING: &str = ".ctl";
 
 /// What kind of thing is wrong with a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +81,9 @@ impl<K: ErrorClass> From<PlaceError> for CommandError<K> {
 pub struct RunDir(PathBuf);
 
 impl RunDir {
+    /// The default directory of root.
+    pub const OF_ROOT: &str = "/run/rtrs";
+
     /// The directory said, made absolute, or the default: `/run/rtrs` for root, else
     /// `$XDG_RUNTIME_DIR/rtrs`, else `/tmp/rtrs-UID`.
     ///
@@ -111,7 +116,7 @@ impl RunDir {
     /// the whole.
     #[must_use]
     pub fn control_socket(&self, name: &str) -> PathBuf {
-        self.0.join(stem(name) + ".ctl")
+        self.0.join(stem(name) + SESSION_ENDING)
     }
 
     /// The control socket of the server `name`, `NAME.srv`, written likewise.
@@ -126,6 +131,19 @@ impl RunDir {
     /// # Errors
     /// [`PlaceProblem::System`] for a directory that cannot be read.
     pub fn server_sockets(&self) -> Result<Vec<PathBuf>, PlaceError> {
+        self.ending_with(SERVER_ENDING)
+    }
+
+    /// The same of sessions, each with the session's name. A long name is cut.
+    ///
+    /// # Errors
+    /// [`PlaceProblem::System`] for a directory that cannot be read.
+    pub fn session_sockets(&self) -> Result<Vec<(String, PathBuf)>, PlaceError> {
+        let paths = self.ending_with(SESSION_ENDING)?;
+        Ok(paths.into_iter().map(|path| (name_of(&path), path)).collect())
+    }
+
+    fn ending_with(&self, ending: &str) -> Result<Vec<PathBuf>, PlaceError> {
         let failed = |error| {
             let text = format!("cannot read the run directory {}", self.0.display());
             PlaceError::with_source(PlaceProblem::System, text, error)
@@ -138,12 +156,37 @@ impl RunDir {
         let mut paths = Vec::new();
         for entry in entries {
             let path = entry.map_err(failed)?.path();
-            if path.as_os_str().as_bytes().ends_with(SERVER_ENDING.as_bytes()) {
+            if path.as_os_str().as_bytes().ends_with(ending.as_bytes()) {
                 paths.push(path);
             }
         }
         paths.sort();
         Ok(paths)
+    }
+
+    /// The default directories of all users that there are, each with its user: for root.
+    /// Directories that are not that user's alone are left out.
+    #[must_use]
+    pub fn of_all_users() -> Vec<(u32, Self)> {
+        Self::below(Path::new("/"))
+    }
+
+    fn below(root: &Path) -> Vec<(u32, Self)> {
+        let named = |dir: &str| {
+            let entries = fs::read_dir(root.join(dir)).into_iter().flatten().flatten();
+            entries.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path()))
+        };
+        let runtime = named("run/user")
+            .filter_map(|(user, path)| Some((user.parse().ok()?, path.join("rtrs"))));
+        let temporary = named("tmp")
+            .filter_map(|(name, path)| Some((name.strip_prefix("rtrs-")?.parse().ok()?, path)));
+        let all = [(0, root.join("run/rtrs"))].into_iter().chain(runtime).chain(temporary);
+        let mut dirs: Vec<(u32, Self)> = all
+            .map(|(user, path)| (user, Self(path)))
+            .filter(|(user, dir)| dir.opened_of(*user).is_ok_and(|dir| dir.is_some()))
+            .collect();
+        dirs.sort_by(|a, b| (a.0, &a.1.0).cmp(&(b.0, &b.1.0)));
+        dirs
     }
 
     /// Creates the directory, for this user only, unless it is there, and checks it.
@@ -186,6 +229,11 @@ impl RunDir {
 
     /// The directory, opened and checked, if there is one.
     fn opened(&self) -> Result<Option<fs::File>, PlaceError> {
+        self.opened_of(own_uid()?)
+    }
+
+    /// The same for a directory of this user.
+    fn opened_of(&self, uid: u32) -> Result<Option<fs::File>, PlaceError> {
         let shown = self.0.display();
         let refuse = |text: String| Err(PlaceError::new(PlaceProblem::InUse, text));
         // The properties are those of what was opened, whatever has the name by now.
@@ -210,7 +258,6 @@ impl RunDir {
                 };
             }
         };
-        let uid = own_uid()?;
         if meta.uid() != uid {
             return refuse(format!(
                 "run directory {shown} belongs to user {}, but this is user {uid}; name another \
@@ -256,9 +303,26 @@ fn stem(name: &str) -> String {
     stem
 }
 
+/// The name whose [`stem`] a path has, as far as that tells.
+fn name_of(path: &Path) -> String {
+    let stem = path.file_stem().unwrap_or_default().as_bytes();
+    let hex = |at: usize| {
+        let digits = std::str::from_utf8(stem.get(at + 1..at + 3)?).ok()?;
+        u8::from_str_radix(digits, 16).ok()
+    };
+    let (mut name, mut at) = (Vec::new(), 0);
+    while let Some(&byte) = stem.get(at) {
+        match hex(at).filter(|_| byte == b'%') {
+            Some(value) => (name.push(value), at += 3),
+            None => (name.push(byte), at += 1),
+        };
+    }
+    String::from_utf8_lossy(&name).into_owned()
+}
+
 fn default_run_dir(uid: u32, xdg: Option<std::ffi::OsString>) -> PathBuf {
     match xdg.map(PathBuf::from) {
-        _ if uid == 0 => PathBuf::from("/run/rtrs"),
+        _ if uid == 0 => PathBuf::from(RunDir::OF_ROOT),
         Some(dir) if dir.is_absolute() => dir.join("rtrs"),
         _ => PathBuf::from(format!("/tmp/rtrs-{uid}")),
     }
@@ -462,6 +526,7 @@ mod tests {
             ("é", "/r/%C3%A9.ctl"),
         ] {
             assert_eq!(dir.control_socket(name), Path::new(file));
+            assert_eq!(name_of(Path::new(file)), name);
             let server = file.replace(".ctl", ".srv");
             assert_eq!(dir.server_socket(name), Path::new(&server));
         }
@@ -485,6 +550,21 @@ mod tests {
         }
         let found = dir.server_sockets().unwrap();
         assert_eq!(found, [dir.server_socket("a"), dir.server_socket("b")]);
+        assert_eq!(dir.session_sockets().unwrap(), [("a".to_owned(), dir.control_socket("a"))]);
+    }
+
+    #[test]
+    fn run_directories_of_all_users() {
+        let scratch = Scratch::new("all-users");
+        let uid = own_uid().unwrap();
+        assert_eq!(RunDir::below(&scratch.0), []);
+        let mine = [format!("run/user/{uid}/rtrs"), format!("tmp/rtrs-{uid}")];
+        let others = [format!("tmp/rtrs-{}", uid + 1), "tmp/rtrs-x".into(), "tmp/other".into()];
+        for dir in mine.iter().chain(&others) {
+            RunDir(scratch.0.join(dir)).make().unwrap();
+        }
+        let dirs = mine.map(|dir| (uid, RunDir(scratch.0.join(dir))));
+        assert_eq!(RunDir::below(&scratch.0), dirs, "none that belongs to another user");
     }
 
     #[test]

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 use socket2::{Domain, SockAddr, Socket, Type};
 
+use crate::rt::peer_pid;
 use crate::time::Duration;
 
 /// How long a directory may be locked by others. After that the socket is bound without the lock:
@@ -56,6 +57,25 @@ pub fn bind_unix(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
     let listener = UnixListener::bind(path)?;
     let file = SocketFile { path: path.to_owned(), identity: identity(path)? };
     Ok((listener, file))
+}
+
+/// Removes the socket of a process that is gone. False if there is none.
+///
+/// # Errors
+/// Those of [`bind_unix`].
+pub fn remove_left_behind(path: &Path) -> io::Result<bool> {
+    let _turn = lock(path, LOCK_PATIENCE);
+    let was_there = std::fs::symlink_metadata(path).is_ok();
+    remove_stale(path).map(|()| was_there)
+}
+
+/// The process that listens on a socket, if one does and has room for a connection.
+#[must_use]
+pub fn listening_pid(path: &Path) -> Option<u32> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None).ok()?;
+    socket.set_nonblocking(true).ok()?;
+    socket.connect(&SockAddr::unix(path).ok()?).ok()?;
+    peer_pid(&socket).ok()
 }
 
 fn identity(path: &Path) -> io::Result<(u64, u64)> {
@@ -133,9 +153,15 @@ pub(super) mod tests {
         let path = scratch.0.join("s");
         drop(UnixListener::bind(&path).unwrap());
         let (_listener, file) = bind_unix(&path).unwrap();
+        assert_eq!(listening_pid(&path), Some(std::process::id()));
+        assert_eq!(remove_left_behind(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
         assert_eq!(bind_unix(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
         drop(file);
         assert!(!path.exists());
+        drop(UnixListener::bind(&path).unwrap());
+        assert_eq!(listening_pid(&path), None);
+        assert!(remove_left_behind(&path).unwrap() && !path.exists());
+        assert!(!remove_left_behind(&path).unwrap());
         std::fs::write(&path, "").unwrap();
         assert_eq!(bind_unix(&path).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
         assert!(path.exists());

@@ -26,7 +26,7 @@ pub use process::{
 pub use reactor::{PollPolicy, ReactorStats, Shard, run};
 pub use ring::{Completed, OpId, Port, Ring};
 pub use signals::{Forwarding, Signal, Signals};
-pub use socket::{PeerEnd, peer_end, unacknowledged, unread};
+pub use socket::{PeerEnd, peer_end, peer_pid, unacknowledged, unread};
 
 /// The outcome of a system call that returns 0, or -1 with errno set.
 fn check(code: libc::c_int) -> std::io::Result<()> {

@@ -31,6 +31,29 @@ pub fn unacknowledged(fd: impl AsFd) -> io::Result<u32> {
     Ok(unsafe { info.assume_init() }.tcpi_unacked)
 }
 
+/// The process that listened on the unix socket that this one is connected to (SO_PEERCRED).
+///
+/// # Errors
+/// The system's error.
+pub fn peer_pid(fd: impl AsFd) -> io::Result<u32> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    let fd = fd.as_fd();
+    // SAFETY: the descriptor is open as long as it is borrowed; the kernel writes at most `len`
+    // bytes to `peer`, which is that large.
+    let rc = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut len,
+        )
+    };
+    check(rc)?;
+    u32::try_from(peer.pid).map_err(io::Error::other)
+}
+
 /// Bytes that have arrived at a stream socket and that nobody has read.
 ///
 /// # Errors

@@ -1,0 +1,212 @@
+//! Asks sessions for their state, many at once, also those that do not answer.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use rtrs_core::local::{RequestError, RunDir, listening_pid, request};
+use rtrs_core::time::Duration;
+use serde::Serialize;
+
+use crate::control_protocol::{Request, SessionState, Status};
+use crate::error::Error;
+
+/// How long a session may take.
+pub(super) const REPLY_TIMEOUT: Duration = Duration::from_secs(4);
+/// How long all of them may take, as long as each has [`REPLY_MIN`].
+const ALL_TIMEOUT: Duration = Duration::from_secs(5);
+const REPLY_MIN: Duration = Duration::from_millis(200);
+/// Sessions that are asked at the same time. Each takes a descriptor.
+const AT_ONCE: usize = 256;
+/// For a thread that only asks.
+const STACK_BYTES: usize = 128 << 10;
+
+/// A session of a run directory.
+#[derive(Debug, Serialize)]
+pub(super) struct Found {
+    /// Whose it is, where sessions of all users are listed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) uid: Option<u32>,
+    /// What is known of it.
+    #[serde(flatten)]
+    pub(super) answer: Answer,
+}
+
+/// What a session says, or what there is to say of one that says nothing.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(super) enum Answer {
+    Status(Box<Status>),
+    Silent(Silent),
+}
+
+/// A session that gives no answer.
+#[derive(Debug, Serialize)]
+pub(super) struct Silent {
+    pub(super) name: String,
+    /// Dead or unresponsive.
+    pub(super) state: SessionState,
+    pub(super) reason: String,
+    /// Its process, if it has one.
+    pub(super) pid: Option<u32>,
+}
+
+impl Answer {
+    pub(super) fn name(&self) -> &str {
+        match self {
+            Self::Status(status) => &status.name,
+            Self::Silent(silent) => &silent.name,
+        }
+    }
+
+    pub(super) fn state(&self) -> SessionState {
+        match self {
+            Self::Status(status) => status.state,
+            Self::Silent(silent) => silent.state,
+        }
+    }
+}
+
+/// All sessions of these directories.
+///
+/// # Errors
+/// A directory that cannot be read.
+pub(super) fn find(dirs: &[(Option<u32>, RunDir)]) -> Result<Vec<Found>, Error> {
+    let mut sockets = Vec::new();
+    for (uid, dir) in dirs {
+        sockets.extend(dir.session_sockets()?.into_iter().map(|found| (*uid, found)));
+    }
+    let deadline = Instant::now() + ALL_TIMEOUT;
+    let answers = at_once(&sockets, |(uid, (name, path)): &(Option<u32>, (String, PathBuf))| {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let answer = ask(name, path, left.clamp(REPLY_MIN, REPLY_TIMEOUT));
+        answer.map(|answer| Found { uid: *uid, answer })
+    });
+    Ok(answers.into_iter().flatten().collect())
+}
+
+/// Asks one. None if there is no such session.
+pub(super) fn ask(name: &str, path: &Path, timeout: Duration) -> Option<Answer> {
+    let silent = |state, reason, pid| {
+        Some(Answer::Silent(Silent { name: name.to_owned(), state, reason, pid }))
+    };
+    match request(path, &Request::Status, timeout) {
+        Ok((status, _)) => Some(Answer::Status(status)),
+        // A process that ends in order removes its socket.
+        Err(RequestError::NotRunning) if std::fs::symlink_metadata(path).is_err() => None,
+        Err(RequestError::NotRunning) => {
+            silent(SessionState::Dead, "its process is gone".to_owned(), None)
+        }
+        Err(error) => {
+            let pid = listening_pid(path);
+            let process = pid.map(|pid| format!("process {pid}: ")).unwrap_or_default();
+            silent(SessionState::Unresponsive, format!("{process}{error}"), pid)
+        }
+    }
+}
+
+/// Calls `one` for each, many at the same time. The results have the order of `all`.
+fn at_once<T: Sync, R: Send>(all: &[T], one: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(all.len())));
+    let work = || {
+        while let at = next.fetch_add(1, Ordering::Relaxed)
+            && let Some(found) = all.get(at)
+        {
+            let result = one(found);
+            results.lock().push((at, result));
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..all.len().min(AT_ONCE) {
+            let thread = std::thread::Builder::new().stack_size(STACK_BYTES);
+            // Those that there are do the work of one that cannot be started.
+            if thread.spawn_scoped(scope, work).is_err() {
+                break;
+            }
+        }
+        work();
+    });
+    let mut results = results.into_inner();
+    results.sort_by_key(|(at, _)| *at);
+    results.into_iter().map(|(_, result)| result).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Barrier};
+
+    use rtrs_core::local::{ControlSocket, reply};
+    use serde_json::json;
+
+    use super::super::tests::status;
+    use super::*;
+
+    /// A run directory of a test, removed at its end.
+    struct Scratch(RunDir);
+
+    impl Scratch {
+        fn new(name: &str) -> Self {
+            let name = format!("rtrs-sessions-{name}-{}", std::process::id());
+            let dir = RunDir::new(Some(std::env::temp_dir().join(name))).unwrap();
+            dir.make().unwrap();
+            Self(dir)
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(self.0.path());
+        }
+    }
+
+    #[test]
+    fn sessions_are_asked_at_the_same_time() {
+        const COUNT: usize = 20;
+        let scratch = Scratch::new("many");
+        // Each replies when all have been asked.
+        let barrier = Arc::new(Barrier::new(COUNT));
+        let sockets: Vec<_> = (0..COUNT)
+            .map(|number| {
+                let name = format!("v{number:02}");
+                let socket = ControlSocket::bind(&scratch.0.control_socket(&name)).unwrap();
+                let barrier = Arc::clone(&barrier);
+                let serve = move |_: Request, stream| {
+                    barrier.wait();
+                    reply(&stream, Ok(Status { name: name.clone(), ..status() }));
+                };
+                socket.serve(serve).unwrap();
+                socket
+            })
+            .collect();
+        let found = find(&[(None, scratch.0.clone())]).unwrap();
+        let names: Vec<_> = found.iter().map(|found| found.answer.name()).collect();
+        let expected: Vec<_> = (0..COUNT).map(|number| format!("v{number:02}")).collect();
+        assert_eq!(names, expected);
+        assert!(found.iter().all(|found| matches!(found.answer, Answer::Status(_))));
+        drop(sockets);
+    }
+
+    #[test]
+    fn a_session_that_does_not_answer_is_found() {
+        let scratch = Scratch::new("silent");
+        let path = scratch.0.control_socket("a b");
+        assert!(ask("a b", &path, REPLY_TIMEOUT).is_none());
+        // Nobody accepts.
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let answer = ask("a b", &path, REPLY_MIN).unwrap();
+        let pid = std::process::id();
+        let reason = format!("process {pid}: the reply took longer than 200 ms");
+        let shown = json!(Found { uid: Some(7), answer });
+        let (state, name) = ("unresponsive", "a b");
+        assert_eq!(
+            shown,
+            json!({ "uid": 7, "name": name, "state": state, "reason": reason, "pid": pid })
+        );
+        drop(listener);
+        let found = find(&[(None, scratch.0.clone())]).unwrap();
+        let state = ("dead", "its process is gone");
+        let expected = json!([{ "name": name, "state": state.0, "reason": state.1, "pid": null }]);
+        assert_eq!(json!(found), expected);
+    }
+}
