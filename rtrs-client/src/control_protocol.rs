@@ -69,10 +69,13 @@ pub(crate) struct Changed {
 }
 
 /// The session has ended.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Detached {
     /// True.
     pub(crate) detached: bool,
+    /// IO requests that had not ended when their time was over.
+    #[serde(default)]
+    pub(crate) abandoned: usize,
     /// What is left to say, for example that the device is still in use.
     pub(crate) warning: Option<String>,
 }

@@ -26,6 +26,8 @@ pub enum ErrorKind {
     Path,
     /// There is no session of that name.
     NotAttached,
+    /// IO was still running when its time was over.
+    Abandoned,
     /// The session is there and serves no IO: exit code 3.
     NoService,
     /// Anything the system refused while running.

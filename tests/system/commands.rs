@@ -58,10 +58,40 @@ fn a_detach_that_has_time_is_hurried_by_one_that_has_none() {
     std::thread::sleep(Duration::from_millis(200));
     let patient = Proc::start(command(&client, &["detach", "vol0", "--within", "10m"]));
     std::thread::sleep(Duration::from_millis(500));
-    let _ = client.command(&["detach", "vol0", "--force", "--within", "0"]).ok().says("detached");
-    let _ = patient.wait(STOP_TIME_MAX).ok().says("detached");
+    let hurried = client.command(&["detach", "vol0", "--force", "--within", "0", "-o", "json"]);
+    let hurried = hurried.code(1).says("1 IO request did not end in time and failed");
+    assert_eq!(hurried.json()["abandoned"], 1, "{hurried:#?}");
+    let _ = patient.wait(STOP_TIME_MAX).code(1).says("vol0 detached");
     client.wait_gone(STOP_TIME_MAX);
     server.crash();
+}
+
+#[test]
+fn a_detach_waits_for_writes_whose_client_is_gone() {
+    let server = Server::builder().export("vol0=mem:16M,delay=1s").start();
+    let client = Client::attach("vol0").path(server.portal()).start();
+    for (within, code, abandoned) in [("100ms", 1, 1), ("20s", 0, 0)] {
+        let mut raw = RawNbd::go(client.front(), "vol0");
+        let _ = raw.send_request(0, consts::CMD_WRITE, 0, 4096);
+        raw.send(&[1; 4096]);
+        wait_for("the write", COMMAND_TIME_MAX, || {
+            (client.status()["inflight"] == 1).then_some(())
+        });
+        drop(raw);
+        let done = client.command(&["detach", "vol0", "--within", within, "-o", "json"]);
+        assert_eq!(done.code(code).json()["abandoned"], abandoned);
+        client.wait_gone(STOP_TIME_MAX);
+        if code == 1 {
+            let mut attach = vec!["attach", "vol0", "--path", server.portal(), "--socket"];
+            let Front::Unix(socket) = client.front() else { panic!("a unix socket asked for") };
+            let socket = socket.display().to_string();
+            attach.push(&socket);
+            wait_for("the export to be free", COMMAND_TIME_MAX, || {
+                (client.command(&attach).code == Some(0)).then_some(())
+            });
+        }
+    }
+    let _ = server.stop(STOP_TIME_MAX);
 }
 
 #[test]

@@ -119,7 +119,7 @@ fn measure(plan: &BenchPlan) -> Result<(), Error> {
     shards.shut_down(Duration::from_secs(if outcome.is_ok() { 5 } else { 1 }));
     let deadline = Instant::now() + Duration::from_secs(20);
     while let Ok(wake) = inbox.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-        if matches!(wake, Wake::Session(Event::Done | Event::ShardFailed(..))) {
+        if matches!(wake, Wake::Session(Event::Done { .. } | Event::ShardFailed(..))) {
             break;
         }
     }

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use clap::Args;
 use rtrs_core::local::remove_left_behind;
+use rtrs_core::settings::Output;
 use serde_json::json;
 
 use super::global::GlobalArgs;
@@ -21,9 +22,10 @@ pub struct DetachArgs {
     #[arg(value_name = "NAME")]
     pub name: String,
 
-    /// Time for running requests, up to 10m [default: 5s]
+    /// Wait at most TIME (unit required, e.g. 5s) for running IO [default: 5s]
     ///
-    /// Requests that do not finish in time fail. 0 does not wait.
+    /// Wait at most TIME (unit required, e.g. 5s) for running IO; what still runs then fails and
+    /// the command exits 1. At most 10m; 0 does not wait.
     #[arg(long, value_name = "TIME", default_value = "5s", hide_default_value = true)]
     pub within: Within,
 
@@ -48,10 +50,22 @@ pub(super) fn run(args: &DetachArgs, global: &GlobalArgs) -> Result<(), Error> {
     }
     let request = Request::Detach { within_ms: args.within.millis() };
     let detached: Detached = session.request(&request)?;
-    if let Some(warning) = &detached.warning {
+    if let Some(warning) = detached.warning.as_ref().filter(|_| session.output == Output::Text) {
         remark(warning);
     }
-    session.output.print(&detached, |_| format!("{} detached\n", session.name))
+    session.output.print(&detached, |_| format!("{} detached\n", session.name))?;
+    match detached.abandoned {
+        0 => Ok(()),
+        count => {
+            let text = format!(
+                "{}: {count} IO request{} did not end in time and failed; a write among them may \
+                 still reach the disk",
+                session.name,
+                if count == 1 { "" } else { "s" },
+            );
+            Err(Error::new(ErrorKind::Abandoned, text))
+        }
+    }
 }
 
 /// Frees the device that a dead process may have left behind, and removes its control socket.

@@ -26,6 +26,7 @@ use super::launch::{self, Running};
 use super::report::{self, Identity};
 use super::saved::Saved;
 use super::signals::serve_signals;
+use crate::control_protocol::Detached;
 use crate::engine::SessionConfig;
 use crate::error::{Error, ErrorKind, system};
 use crate::frontend::{MakeFrontEnds, kernel_nbd, nbd};
@@ -123,7 +124,8 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
     let device = match attached {
         Ok(device) => device,
         Err(error) => {
-            end(running, control, detach.into_iter().collect(), &inbox, None);
+            let detached = Detached { detached: true, abandoned: 0, warning: None };
+            end(running, control, detach.into_iter().collect(), &inbox, &detached);
             return Err(error);
         }
     };
@@ -275,7 +277,7 @@ impl AttachedSession {
         control: ControlSocket,
     ) -> Result<(), Error> {
         let mut waiting = Vec::new();
-        let mut failed = None;
+        let (mut failed, mut abandoned) = (None, 0);
         let mut kernel_gone = 0;
         loop {
             let left = self.over.map_or(Duration::from_secs(3600), |at| {
@@ -302,7 +304,10 @@ impl AttachedSession {
                         self.stop(Duration::ZERO);
                     }
                 }
-                Ok(Wake::Session(Event::Done)) => break,
+                Ok(Wake::Session(Event::Done { abandoned: count })) => {
+                    abandoned = count;
+                    break;
+                }
                 Ok(_) => {}
                 Err(mpsc::RecvTimeoutError::Timeout) if self.over.is_none() => {}
                 Err(_) => break,
@@ -315,7 +320,11 @@ impl AttachedSession {
         if let Some(saved) = self.saved.filter(|_| self.warning.is_none()) {
             saved.forget();
         }
-        end(running, control, waiting, inbox, self.warning.as_deref());
+        if abandoned > 0 {
+            tracing::warn!(abandoned, "IO requests did not end in time");
+        }
+        let detached = Detached { detached: true, abandoned, warning: self.warning };
+        end(running, control, waiting, inbox, &detached);
         match failed {
             Some(text) => Err(Error::new(ErrorKind::System, text)),
             None => Ok(()),
@@ -329,7 +338,7 @@ fn end(
     control: ControlSocket,
     detaches: Vec<Detach>,
     inbox: &mpsc::Receiver<Wake>,
-    warning: Option<&str>,
+    detached: &Detached,
 ) {
     running.join();
     drop(control);
@@ -338,7 +347,7 @@ fn end(
         _ => None,
     });
     for detach in detaches.into_iter().chain(late) {
-        detach.reply(warning);
+        detach.reply(detached);
     }
 }
 

@@ -30,9 +30,8 @@ pub(crate) struct Detach {
 impl Detach {
     /// Replies that the session has ended, and what there is to say about it. Its name must be free
     /// before.
-    pub(crate) fn reply(self, warning: Option<&str>) {
-        let warning = warning.map(str::to_owned);
-        reply(&self.stream, Ok(Detached { detached: true, warning }));
+    pub(crate) fn reply(self, detached: &Detached) {
+        reply(&self.stream, Ok(detached));
     }
 }
 

@@ -51,8 +51,10 @@ pub(crate) enum Message {
     StopFront {
         deadline: Instant,
     },
-    /// To shard 0: a shard's front end has stopped.
-    FrontStopped,
+    /// To shard 0: a shard's front end has stopped. So many IOs had not ended by its deadline.
+    FrontStopped {
+        abandoned: usize,
+    },
     /// Turn the front end, which then looks at its connections.
     Look,
     /// End the thread.
@@ -86,7 +88,10 @@ pub(crate) enum Event {
     /// The same: which server's export it is.
     Pinned(Identity),
     /// Everything ended.
-    Done,
+    Done {
+        /// IOs that had not when their time was over.
+        abandoned: usize,
+    },
 }
 
 /// Everything a shard starts with.
@@ -142,6 +147,8 @@ struct ClientShard {
     front_stopped: bool,
     /// On shard 0: when the shutdown has to be over, and how many fronts still run.
     shutdown: Option<(Instant, usize)>,
+    /// On shard 0: IOs of all shards that had not ended when their time was over.
+    abandoned: usize,
     done: bool,
 }
 
@@ -169,6 +176,7 @@ impl ClientShard {
             stopping: None,
             front_stopped: false,
             shutdown: None,
+            abandoned: 0,
             done: false,
         })
     }
@@ -218,7 +226,8 @@ impl ClientShard {
                         self.stopping = Some(deadline);
                     }
                 }
-                Message::FrontStopped => {
+                Message::FrontStopped { abandoned } => {
+                    self.abandoned += abandoned;
                     if let Some((_, running)) = self.shutdown.as_mut() {
                         *running = running.saturating_sub(1);
                     }
@@ -301,14 +310,15 @@ impl ClientShard {
         let mut any = false;
         if let Some(deadline) = self.stopping {
             let over = now >= deadline;
+            // Also those whose client is gone.
+            let running = self.engine.inflight();
             if over {
                 self.front.abort();
             }
-            let idle = self.front.is_idle();
-            if idle || over {
+            if over || (running == 0 && self.front.is_idle()) {
                 self.stopping = None;
                 self.front_stopped = true;
-                self.shards[0].send(Message::FrontStopped);
+                self.shards[0].send(Message::FrontStopped { abandoned: running });
                 any = true;
             }
         }
@@ -317,9 +327,10 @@ impl ClientShard {
             self.engine.detach(now, &mut self.fabrics);
         }
         // The end of all paths has bounds of its own; this one is for a provider that fails them.
-        if self.engine.is_done() || now >= deadline + Duration::from_secs(10) {
+        let is_done = self.engine.is_done() && running == 0;
+        if is_done || now >= deadline + Duration::from_secs(10) {
             self.shutdown = None;
-            self.event(Event::Done);
+            self.event(Event::Done { abandoned: self.abandoned });
             for shard in &self.shards {
                 shard.send(Message::Exit);
             }
