@@ -42,7 +42,7 @@ pub use file_map::Keys;
 pub use flags::Flags;
 pub use log::{LogFilter, LogFormat};
 pub use number::{Auto, Int, Shards};
-pub use output::{Output, print_text, write_text};
+pub use output::{Output, print_text, run_program, write_text};
 pub use portal::{Host, PORT_DEFAULT, Portal, ResolveError, Scheme};
 pub use reading::{settings_from_file, settings_from_yaml};
 pub use size::ByteSize;

@@ -95,6 +95,55 @@ fn a_detach_waits_for_writes_whose_client_is_gone() {
 }
 
 #[test]
+fn errors_are_json_where_json_is_asked_for() {
+    let error = |program: &str, words: &[&str], code: i32| {
+        let mut command = Command::new(bin(program));
+        command.args(words);
+        let done = Proc::start(command).wait(COMMAND_TIME_MAX).code(code);
+        let error: Value = serde_json::from_str(&done.stderr).expect("JSON on stderr");
+        assert_eq!(error["exit_code"], code, "{error}");
+        error["error"].as_str().expect("a text").to_owned()
+    };
+    let scratch = Scratch::new();
+    let run_dir = scratch.text("none");
+    let words = ["status", "vol0", "-o", "json", "--run-dir", &run_dir];
+    assert!(error("rtrs-client", &words, 1).contains("is not attached"));
+    assert!(error("rtrs-client", &["mount", "-o", "json"], 2).contains("unrecognized subcommand"));
+    let words = ["session", "list", "-o", "json", "--run-dir", &run_dir];
+    assert!(error("rtrs-server", &words, 1).starts_with("no server has a control socket in "));
+    let words = ["--export", "/nonexistent/x", "--print-config", "--check", "-o", "json"];
+    assert!(error("rtrs-server", &words, 1).contains("/nonexistent/x"));
+}
+
+#[test]
+fn a_command_whose_reader_stops_ends() {
+    let server = Server::builder().args(&["--ping-only"]).start();
+    // Without an end of its own.
+    let ping = format!(
+        "set -o pipefail; {} ping {} -i 1ms | head -n 2",
+        bin("rtrs-client").display(),
+        server.portal()
+    );
+    let mut bash = Command::new("bash");
+    bash.args(["-c", &ping]);
+    let done = Proc::start(bash).wait(COMMAND_TIME_MAX).ok();
+    assert_eq!((done.stdout.lines().count(), &*done.stderr), (2, ""));
+    let _ = server.stop(STOP_TIME_MAX);
+
+    let scratch = Scratch::new();
+    std::fs::create_dir(scratch.path("run")).expect("a directory");
+    std::fs::write(scratch.path("run/v.log"), "one\ntwo\n").expect("a log");
+    let logs = format!(
+        "set -o pipefail; {} logs v -f --run-dir {} | head -n 1",
+        bin("rtrs-client").display(),
+        scratch.text("run")
+    );
+    let mut bash = Command::new("bash");
+    bash.args(["-c", &logs]);
+    assert_eq!(Proc::start(bash).wait(COMMAND_TIME_MAX).ok().stdout, "one\n");
+}
+
+#[test]
 fn an_attach_that_fails_says_why_also_without_room_for_its_log() {
     let server = Server::builder().export("vol0=mem:16M").start();
     let (client, done) = Client::attach("vol1").path(server.portal()).try_start();

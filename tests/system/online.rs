@@ -137,6 +137,16 @@ fn the_last_path_goes_by_force_only_and_io_waits_for_the_next() {
     assert_eq!(session.client.status()["state"], "degraded");
     let _ = session.client.command(&["status", "vol0"]).ok().says("degraded (1/2 paths)");
     let _ = session.client.command(&["path", "remove", "vol0", "tcp://127.0.0.1:1"]).ok();
+    // Nor does it connect on request, which says why.
+    let _ = session.client.command(&["path", "add", "vol0", "tcp://127.0.0.1:1"]).ok();
+    let again = ["path", "reconnect", "vol0", "tcp://127.0.0.1:1", "-o", "json"];
+    let refused = session.client.command(&again).code(1);
+    let error: Value = serde_json::from_str(&refused.stderr).expect("JSON on stderr");
+    assert_eq!(error["exit_code"], 1, "{error}");
+    let error = error["error"].as_str().expect("a text");
+    assert!(error.contains("cannot connect path tcp://127.0.0.1:1"), "{error}");
+    assert!(error.contains("onnection refused"), "{error}");
+    let _ = session.client.command(&["path", "remove", "vol0", "tcp://127.0.0.1:1"]).ok();
     are(&session.states(), [None, None, UP]);
     let _ = session.end();
 }

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::Args;
+use rtrs_core::rt::{PeerEnd, peer_end};
 use rtrs_core::settings::Output;
 
 use super::global::GlobalArgs;
@@ -52,7 +53,8 @@ pub(super) fn run(args: &LogsArgs, global: &GlobalArgs) -> Result<(), Error> {
     if !args.follow {
         return Ok(());
     }
-    loop {
+    // Until the reader stops, as `head` does.
+    while peer_end(io::stdout()) != PeerEnd::Gone {
         std::thread::sleep(LOOK);
         // First the rest of the file, then the one that a rotation has put in its place.
         print(&read_more(&mut file).map_err(failed(&path))?)?;
@@ -63,6 +65,7 @@ pub(super) fn run(args: &LogsArgs, global: &GlobalArgs) -> Result<(), Error> {
             file = other;
         }
     }
+    Ok(())
 }
 
 /// What was appended since the last call.
@@ -84,7 +87,10 @@ fn tail(text: &[u8], lines: Option<usize>) -> &[u8] {
 
 fn print(text: &[u8]) -> Result<(), Error> {
     let mut out = io::stdout().lock();
-    out.write_all(text).and_then(|()| out.flush()).map_err(system("cannot print"))
+    match out.write_all(text).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        done => done.map_err(system("cannot print")),
+    }
 }
 
 fn no_log(name: &str, path: &Path) -> Error {

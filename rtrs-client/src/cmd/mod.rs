@@ -27,6 +27,7 @@ mod status;
 mod text;
 
 use clap::{Parser, Subcommand};
+use rtrs_core::settings::Output;
 
 use self::attach::AttachArgs;
 use self::bench::BenchArgs;
@@ -41,6 +42,7 @@ use self::ping::PingArgs;
 use self::policy::PolicyArgs;
 use self::session::NameArgs;
 use crate::error::Error;
+use crate::session_log::DAEMON_LOG;
 
 /// Attach network block devices over RTRS and serve them as NBD
 ///
@@ -126,6 +128,16 @@ pub enum Command {
 }
 
 impl LowArgs {
+    /// How the result and errors are printed.
+    #[must_use]
+    pub fn output(&self) -> Output {
+        // The attach command reads the log of the process that it starts.
+        match std::env::var_os(DAEMON_LOG) {
+            Some(_) => Output::Text,
+            None => self.global.output,
+        }
+    }
+
     /// Runs the command.
     ///
     /// # Errors

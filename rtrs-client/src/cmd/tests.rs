@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use clap::CommandFactory;
-use rtrs_core::settings::Output;
 use serde_json::json;
 
 use super::path::PathCommand;

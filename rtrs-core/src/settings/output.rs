@@ -1,8 +1,9 @@
-//! What a command prints to stdout, as text or as JSON.
+//! What a command prints, as text or as JSON: its result on stdout, its error on stderr.
 
 use std::io::{self, Write};
+use std::process::ExitCode;
 
-use clap::ValueEnum;
+use clap::{Parser, ValueEnum};
 use serde::Serialize;
 
 use super::command_error::{CommandError, ErrorClass};
@@ -37,6 +38,61 @@ impl Output {
     }
 }
 
+/// Runs a program: parses its arguments, runs it, prints its error, and makes its exit code. With
+/// JSON as format an error is a line `{"error": TEXT, "exit_code": CODE}`.
+pub fn run_program<A: Parser, K: ErrorClass>(
+    output: impl FnOnce(&A) -> Output,
+    run: impl FnOnce(&A) -> Result<(), CommandError<K>>,
+) -> ExitCode {
+    let name = A::command().get_name().to_owned();
+    let args = match A::try_parse() {
+        Ok(args) => args,
+        Err(error) if error.use_stderr() && wants_json(std::env::args()) => {
+            let text = error.to_string();
+            let text = text.strip_prefix("error: ").unwrap_or(&text);
+            Output::Json.print_error(&name, text.trim_end(), 2);
+            return ExitCode::from(2);
+        }
+        Err(error) => error.exit(),
+    };
+    match run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let text = error.chain().to_string();
+            output(&args).print_error(&name, &text, error.exit_code());
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+/// True if arguments that cannot be parsed ask for JSON all the same.
+fn wants_json(args: impl Iterator<Item = String>) -> bool {
+    let mut before = String::new();
+    for arg in args {
+        let value = match before.as_str() {
+            "-o" | "--output" => Some(arg.as_str()),
+            _ => arg.strip_prefix("--output=").or_else(|| arg.strip_prefix("-o")),
+        };
+        if value == Some("json") {
+            return true;
+        }
+        before = arg;
+    }
+    false
+}
+
+impl Output {
+    /// Prints why a program of this name fails. Nobody may be there to read it; the exit code says
+    /// it too.
+    fn print_error(self, program: &str, error: &str, exit_code: u8) {
+        let line = match self {
+            Self::Text => format!("{program}: {error}"),
+            Self::Json => serde_json::json!({ "error": error, "exit_code": exit_code }).to_string(),
+        };
+        let _ = writeln!(io::stderr(), "{line}");
+    }
+}
+
 /// Prints text. A reader that has closed its end, as `head` does, is no error.
 ///
 /// # Errors
@@ -59,4 +115,24 @@ pub fn write_text(text: &str) -> io::Result<()> {
 
 fn cannot_print<K: ErrorClass>(error: io::Error) -> CommandError<K> {
     CommandError::with_source(K::SYSTEM, "cannot print", error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::wants_json;
+
+    #[test]
+    fn arguments_that_ask_for_json() {
+        for (args, json) in [
+            (&["list", "-o", "json"][..], true),
+            (&["-ojson", "list"], true),
+            (&["--output=json"], true),
+            (&["--output", "json", "x"], true),
+            (&["--output", "text", "json"], false),
+            (&["json", "-o"], false),
+            (&[], false),
+        ] {
+            assert_eq!(wants_json(args.iter().map(ToString::to_string)), json, "{args:?}");
+        }
+    }
 }

@@ -91,6 +91,16 @@ pub enum Command {
 }
 
 impl LowArgs {
+    /// How the result and errors are printed.
+    #[must_use]
+    pub fn output(&self) -> Output {
+        match &self.command {
+            None => self.output,
+            Some(Command::Session(command)) => command.server().output,
+            Some(Command::Drain(args)) => args.server.output,
+        }
+    }
+
     /// The flags laid over the configuration file, if one was named.
     ///
     /// # Errors

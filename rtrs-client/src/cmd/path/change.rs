@@ -58,6 +58,15 @@ pub(super) fn run(session: &Session, step: &Step) -> Result<(), Error> {
     let deadline = Instant::now() + step.time_max();
     loop {
         if let Some(outcome) = watch.seen(&session.status()?) {
+            if let Some(error) = outcome.error.as_ref().filter(|_| step.goal == Goal::Reconnected) {
+                let text = match outcome.state {
+                    "removed" => format!("{name}: {error}"),
+                    _ => format!(
+                        "{name}: cannot connect path {path}: {error}; the client keeps trying"
+                    ),
+                };
+                return Err(Error::new(ErrorKind::Path, text));
+            }
             let Outcome { state, error } = &outcome;
             let value = json!({ "name": name, "path": path, "state": state, "last_error": error });
             return session.output.print(&value, |_| outcome.text(name, path));

@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::thread;
 
 use rtrs_core::proto::ping::{PingClient, PingClientConfig, PingEvent};
-use rtrs_core::rt::{Mailbox, mailbox};
+use rtrs_core::rt::{Mailbox, Sender, mailbox};
 use rtrs_core::settings::{Output, write_text};
 use rtrs_core::time::{Duration, Instant};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -58,27 +58,29 @@ pub(super) fn run(args: &PingArgs, global: &GlobalArgs) -> Result<(), Error> {
     };
     let mut clients: Vec<PingClient> =
         (0..plan.args.queue_pairs.get()).map(|_| PingClient::new(config.clone())).collect();
-    let mut shown = Shown::new(plan, remote);
+    let (stop, stopped) = signals()?;
+    let mut shown = Shown::new(plan, remote, stop);
     shown.say(&report::head_text(plan, remote));
-    let stop = signals()?;
-    link.ping(&mut clients, &mut shown, stop, None).map_err(system("the ping's thread failed"))?;
+    link.ping(&mut clients, &mut shown, stopped, None)
+        .map_err(system("the ping's thread failed"))?;
     shown.end_progress();
     let summary = report::summary(plan, remote, &clients, &shown.tally);
     plan.output.print(&summary, report::Summary::text)?;
     verdict(plan, &clients, &shown.tally)
 }
 
-/// A mailbox with a message for each signal that asks for an end.
-fn signals() -> Result<Mailbox<()>, Error> {
+/// A mailbox with a message for each signal that asks for an end, and its other end.
+fn signals() -> Result<(Sender<()>, Mailbox<()>), Error> {
     let (sender, mailbox) = mailbox().map_err(system("cannot make a mailbox"))?;
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])
         .map_err(system("cannot handle signals"))?;
+    let to_stop = sender.clone();
     thread::spawn(move || {
         for _ in signals.forever() {
-            sender.send(());
+            to_stop.send(());
         }
     });
-    Ok(mailbox)
+    Ok((sender, mailbox))
 }
 
 /// Good, or the error that makes the exit code.
@@ -107,20 +109,25 @@ struct Shown<'a> {
     line: bool,
     live: bool,
     before: Option<(Instant, u64)>,
+    /// Ends the ping.
+    stop: Sender<()>,
 }
 
 impl<'a> Shown<'a> {
-    fn new(plan: &'a PingPlan, remote: SocketAddr) -> Self {
+    fn new(plan: &'a PingPlan, remote: SocketAddr, stop: Sender<()>) -> Self {
         // Rounds that are told one by one are their own progress.
         let quiet = plan.args.quiet || !plan.tells_rounds();
         let live = quiet && plan.output == Output::Text && io::stderr().is_terminal();
-        Self { plan, remote, tally: Tally::default(), line: false, live, before: None }
+        Self { plan, remote, tally: Tally::default(), line: false, live, before: None, stop }
     }
 
     fn say(&self, text: &str) {
-        if self.plan.output == Output::Text && !self.plan.args.quiet {
-            // Who reads may stop early; the run goes on to its end.
-            let _ = write_text(text);
+        if self.plan.output == Output::Text
+            && !self.plan.args.quiet
+            && write_text(text).is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+        {
+            // The reader has stopped, as `head` does.
+            self.stop.send(());
         }
     }
 

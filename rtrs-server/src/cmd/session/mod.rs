@@ -32,6 +32,17 @@ pub enum SessionCommand {
     Evict(EvictArgs),
 }
 
+impl SessionCommand {
+    /// The server that it is about.
+    pub(super) fn server(&self) -> &ServerArgs {
+        match self {
+            Self::List(args) => args,
+            Self::Disconnect(args) => &args.server,
+            Self::Evict(args) => &args.server,
+        }
+    }
+}
+
 pub(super) fn run(command: &SessionCommand) -> Result<(), Error> {
     match command {
         SessionCommand::List(args) => list::run(args),
