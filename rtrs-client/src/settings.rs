@@ -55,7 +55,7 @@ rtrs_core::settings! {
         identity: Option<Identity> = "what the first path reports",
         /// Bind each shard to a CPU
         ///
-        /// auto binds on hosts with 8 or more allowed CPUs, if there are no more shards than CPUs.
+        /// auto: pin when there are at least 8 CPUs and one per shard.
         pin: AutoSwitch = "auto",
         /// Request CRC32C on TCP connections
         ///
@@ -100,9 +100,9 @@ rtrs_core::settings! {
         io_timeout: Time<{ 10 * MILLISECOND }, HOUR> = "30s" was "io-timeout-ms",
         /// IO while no path is connected: queue, queue-for=TIME or fail
         ///
-        /// `queue` blocks IO until a path returns. `queue-for=TIME` blocks IO until no path has
-        /// been connected for TIME, 100ms to 24h; after that all IO fails until a path returns.
-        /// `fail` fails IO immediately.
+        /// queue: hold IO until a path returns. queue-for=TIME: hold it for at most TIME, then fail.
+        /// fail: fail at once. TIME is 100ms to 24h and begins when the last path ends; when it is
+        /// over, all IO fails until a path returns.
         no_path: NoPath = "queue-for=1m",
         /// When to resend the requests of a dead path to a kernel server
         ///

@@ -66,7 +66,7 @@ rtrs_core::settings! {
         shards: Shards = "auto",
         /// Bind each shard to a CPU
         ///
-        /// auto binds on hosts with 8 or more allowed CPUs, if there are no more shards than CPUs.
+        /// auto: pin when there are at least 8 CPUs and one per shard.
         pin: AutoSwitch = "auto",
         /// Use a fresh memory key for each request
         ///
@@ -138,9 +138,9 @@ rtrs_core::settings! {
         ///
         /// By default, every portal answers pings (rtrs-client ping), at most 64 at once.
         no_ping: bool = "false",
-        /// Also answer rping -c, which sends no private data
+        /// Also answer standard rping clients
         ///
-        /// With --ping-only, listen: auto then means port 7174, the port of rping. The data size is
+        /// They send no private data. With --ping-only, listen: auto then means port 7174, the port of rping. The data size is
         /// at most 1 MiB.
         rping: bool = "false",
         /// Name of this server for `session` and `drain`, or auto

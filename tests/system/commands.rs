@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rtrs_tests::{
     COMMAND_TIME_MAX, Client, Front, Proc, RawNbd, STOP_TIME_MAX, Scratch, Server, bin, consts,
-    requires, wait_for,
+    requires, run, wait_for,
 };
 use serde_json::Value;
 
@@ -113,6 +113,16 @@ fn errors_are_json_where_json_is_asked_for() {
     assert!(error("rtrs-server", &words, 1).starts_with("no server has a control socket in "));
     let words = ["--export", "/nonexistent/x", "--print-config", "--check", "-o", "json"];
     assert!(error("rtrs-server", &words, 1).contains("/nonexistent/x"));
+}
+
+#[test]
+fn doctor_tells_a_port_of_another_program_from_a_closed_one() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let path = format!("tcp://{}", listener.local_addr().expect("an address"));
+    // Whatever it is, it closes connections that it does not understand.
+    let _closing = std::thread::spawn(move || listener.incoming().for_each(drop));
+    let doctor = run(bin("rtrs-client"), &["doctor", &path], COMMAND_TIME_MAX).code(1);
+    let _ = doctor.says("hint: the port is open but does not speak RTRS; check that rtrs-server");
 }
 
 #[test]

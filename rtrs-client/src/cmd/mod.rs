@@ -109,7 +109,7 @@ pub enum Command {
     /// configuration file applies too: the settings of the session, and those of bench under the
     /// key bench.
     Bench(Box<BenchArgs>),
-    /// Test and measure RDMA on a link, like rping and krping
+    /// Measure latency and bandwidth of a path (tcp or rdma; rping-compatible)
     ///
     /// Connects to an rtrs-server, or with --rping to an rping -s. In each round the server reads
     /// the data of this end and writes it back, and this end compares it. Ends with a table. Exits

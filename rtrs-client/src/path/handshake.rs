@@ -97,7 +97,10 @@ pub(crate) fn describe_reject(private_data: &[u8]) -> String {
                      IPv4 beside IPv6 too)"
                 }
                 104 => " (the server still holds the old path, or speaks another version)",
-                6 => " (the server does not know this session any more, or it is another server)",
+                6 => {
+                    " (this address belongs to a different server; every --path must reach the \
+                     same one)"
+                }
                 12 => " (the server has no memory for this; its log says why)",
                 116 => " (the server's operator evicted this session: detach, and attach again)",
                 95 => " (the server's RDMA device lacks what it is set to; its log says what)",

@@ -85,8 +85,7 @@ impl Front {
                 device_options(settings, device, session).map(Self::Device)
             }
             (None, None, None) => Err(usage(
-                "device, socket and listen are all unset; use --device auto, --socket PATH or \
-                 --listen ADDR:PORT",
+                "choose where to attach: --device auto, --socket PATH or --listen ADDR:PORT",
             )),
             _ => Err(usage("device, socket and listen exclude each other; set one of them")),
         }

@@ -44,7 +44,7 @@ fn assert_usage(error: &Error, text: &str) {
 #[test]
 fn values_and_combinations_of_attach_are_validated() {
     for (yaml, text) in [
-        ("", "device, socket and listen are all unset; use --device auto, --socket PATH or"),
+        ("", "choose where to attach: --device auto, --socket PATH or --listen ADDR:PORT"),
         (
             "listen: 127.0.0.1\nsocket: /s",
             "device, socket and listen exclude each other; set one of",

@@ -67,7 +67,7 @@ impl Step {
     fn text(&self) -> String {
         let mut text = format!("{:<5} {:<10} {}\n", self.verdict.word(), self.step, self.found);
         if let Some(remedy) = &self.remedy {
-            text += &format!("                 fix: {remedy}\n");
+            text += &format!("                 hint: {remedy}\n");
         }
         text
     }

@@ -21,6 +21,9 @@ use crate::error::{Error, system};
 /// All steps, in order.
 const STEPS: [&str; 10] =
     ["name", "route", "device", "gid", "mtu", "port", "connect", "ping", "bandwidth", "handshake"];
+/// For an open port behind which nothing answers as RTRS does.
+const NOT_RTRS: &str =
+    "the port is open but does not speak RTRS; check that rtrs-server runs there";
 /// Rounds of the ping.
 const ROUNDS: u64 = 20;
 /// How long each direction of the bandwidth is measured.
@@ -369,7 +372,7 @@ fn ping(
         (None, failure) => {
             let found = failure.map_or_else(|| "no connection".into(), ToString::to_string);
             let remedy = match scheme {
-                Scheme::Tcp => "check that rtrs-server listens there; see its log",
+                Scheme::Tcp => NOT_RTRS,
                 Scheme::Rdma => {
                     "check that rtrs-server listens there on rdma:// and UDP port 4791 is open"
                 }
@@ -436,12 +439,7 @@ fn handshake(
         Ok(response) => response,
         Err(error) => {
             let found = format!("the answer is not RTRS: {error}");
-            return Ok(bad(
-                9,
-                Verdict::Fail,
-                found,
-                "check that this is the port of an RTRS server",
-            ));
+            return Ok(bad(9, Verdict::Fail, found, NOT_RTRS));
         }
     };
     if !knock.accepted {

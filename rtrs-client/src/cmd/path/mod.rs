@@ -35,7 +35,8 @@ pub enum PathCommand {
     /// Remove a path for good
     ///
     /// The path gets no new requests. Those in flight finish, or go to the other paths after
-    /// --within. No IO fails. The last path and the only connected one need --force.
+    /// --within. No IO fails. Refuses to remove the last or the only connected path unless --force
+    /// is given.
     Remove(PathLeaveArgs),
     /// Disconnect a path until `path reconnect`
     ///
@@ -71,9 +72,9 @@ pub struct PathLeaveArgs {
     #[arg(value_name = "PATH")]
     pub path: String,
 
-    /// Time for running requests of the path, up to 10m [default: 5s]
+    /// Wait at most TIME (unit required, e.g. 5s) for running IO of the path [default: 5s]
     ///
-    /// Requests that are not answered in time go to the other paths, as when a path dies.
+    /// At most 10m. Requests that are not answered in time go to the other paths, as when a path dies.
     #[arg(long, value_name = "TIME", default_value = "5s", hide_default_value = true)]
     pub within: Within,
 

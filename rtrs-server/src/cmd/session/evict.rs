@@ -19,7 +19,7 @@ pub struct EvictArgs {
     /// Name or ID of the session, as in `session list`
     pub session: String,
 
-    /// Maximum time to wait for its last requests, for example 10s
+    /// Wait at most TIME (unit required, e.g. 5s) for its running IO; then the command exits 1
     #[arg(long, value_name = "TIME", default_value = "10s")]
     pub within: Within,
 

@@ -23,7 +23,7 @@ pub enum SessionCommand {
     ///
     /// No request is lost: the client resends those without an answer.
     Disconnect(DisconnectArgs),
-    /// End a session for good and refuse its return
+    /// Forcibly end a session, release its exports and refuse reconnects until the server restarts
     ///
     /// For a client that is gone and still holds an export, so that another client can open it. The
     /// session's name is free immediately, its exports when its last request has left the backend.
