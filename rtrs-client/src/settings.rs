@@ -245,6 +245,13 @@ rtrs_core::settings! {
     }
 }
 
+impl AttachSettings {
+    /// True if no device, socket or address is set.
+    pub(crate) fn is_nowhere(&self) -> bool {
+        self.device.is_none() && self.socket.is_none() && self.listen.is_none()
+    }
+}
+
 /// Everything the configuration file can say.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {

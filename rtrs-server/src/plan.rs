@@ -14,7 +14,7 @@ use std::path::Path;
 
 use rtrs_core::fabric::rdma::{NoRdma, Rdma};
 use rtrs_core::limits::CHUNK_SIZE_MIN;
-use rtrs_core::local::{RunDir, check_socket_path};
+use rtrs_core::local::{RunDir, check_socket_path, why_denied};
 use rtrs_core::settings::{Auto, AutoSwitch, ByteSize, Portal, Scheme};
 
 use crate::error::{Error, ErrorKind};
@@ -263,8 +263,14 @@ fn inaccessible(spec: &ExportSpec, path: &Path, error: io::Error) -> Error {
     } else {
         ("read and written", "make it writable for this user, or export it with ,ro")
     };
-    let text =
-        format!("cannot export {:?}: {} cannot be {rights}; {hint}", spec.name(), path.display());
+    let denied = (error.kind() == io::ErrorKind::PermissionDenied)
+        .then(|| why_denied(path, !spec.ro))
+        .flatten();
+    let (name, path) = (spec.name(), path.display());
+    let text = match denied {
+        Some(why) => format!("cannot export {name:?}: {why}; {hint}"),
+        None => format!("cannot export {name:?}: {path} cannot be {rights}; {hint}"),
+    };
     Error::with_source(ErrorKind::Export, text, error)
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rtrs_tests::{
     COMMAND_TIME_MAX, Client, Front, Proc, RawNbd, STOP_TIME_MAX, Scratch, Server, bin, consts,
-    requires, run, wait_for,
+    free_port, requires, run, wait_for,
 };
 use serde_json::Value;
 
@@ -113,6 +113,35 @@ fn errors_are_json_where_json_is_asked_for() {
     assert!(error("rtrs-server", &words, 1).starts_with("no server has a control socket in "));
     let words = ["--export", "/nonexistent/x", "--print-config", "--check", "-o", "json"];
     assert!(error("rtrs-server", &words, 1).contains("/nonexistent/x"));
+}
+
+#[test]
+fn a_check_refuses_what_a_start_would_refuse() {
+    let scratch = Scratch::new();
+    let image = scratch.path("vol0.img");
+    std::fs::File::create(&image).and_then(|file| file.set_len(1 << 20)).expect("an image");
+    let export = format!("vol0={}", image.display());
+    let listen = format!("tcp://127.0.0.1:{}", free_port());
+    let server = Server::builder().export(&*export).listen(&*listen).start();
+    let other = format!("tcp://127.0.0.1:{}", free_port());
+    let check = |export: &str, listen: &str| {
+        let words = ["--export", export, "--listen", listen, "--check", "--run-dir"];
+        let run_dir = scratch.text("run");
+        run(bin("rtrs-server"), &[&words[..], &[&*run_dir]].concat(), COMMAND_TIME_MAX)
+    };
+    let _ = check(&export, &other).code(1).says("cannot export \"vol0\"").says("locked");
+    let _ = check("v=mem:1M", &listen).code(1).says("choose another port");
+    assert_eq!(check("v=mem:1M", &other).ok().stdout, "ok\n");
+    let attach = |listen: &str| {
+        let words = ["attach", "v", "--path", "tcp://127.0.0.1", "--check", "--listen", listen];
+        run(bin("rtrs-client"), &words, COMMAND_TIME_MAX)
+    };
+    let _ = attach(&listen["tcp://".len()..]).code(1).says("in use");
+    assert_eq!(attach("127.0.0.1:0").ok().stdout, "ok\n");
+    let _ = server.stop(STOP_TIME_MAX);
+    // Nothing is left of a check.
+    assert_eq!(check(&export, &listen).ok().stdout, "ok\n");
+    assert_eq!(check(&export, &listen).ok().stdout, "ok\n");
 }
 
 #[test]

@@ -571,7 +571,9 @@ fn help_version_and_wrong_usage() {
 fn the_configurations_in_the_tree_are_good() {
     let configs = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs");
     // The files hold defaults; what has none is given by flags.
-    let server = ("rtrs-server", "server.yaml", &["--export", "vol0=mem:1M"][..]);
+    let listen = "tcp://127.0.0.1:0";
+    let words = &["--export", "vol0=mem:1M", "--listen", listen][..];
+    let server = ("rtrs-server", "server.yaml", words);
     let attach = &["attach", "vol0", "--path", "tcp://127.0.0.1:1", "--socket", "s"][..];
     for (name, file, words) in [server, ("rtrs-client", "client.yaml", attach)] {
         let run = |path: &str, what| {

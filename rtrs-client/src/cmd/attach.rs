@@ -9,7 +9,7 @@ use clap::Args;
 use rtrs_core::settings::Flags;
 
 use super::global::GlobalArgs;
-use super::source::SourceArgs;
+use super::source::{SourceArgs, print_settings};
 use crate::control_protocol::Attached;
 use crate::daemon::attach::{self as daemon, FAILED, READY};
 use crate::error::{Error, ErrorKind, system};
@@ -67,8 +67,16 @@ impl AttachArgs {
 }
 
 pub(super) fn run(args: &AttachArgs, global: &GlobalArgs) -> Result<(), Error> {
+    if args.source.print_config && !args.source.check {
+        let settings = args.settings(global)?;
+        // Where to attach may be said later, beside the file.
+        if settings.attach.is_nowhere() {
+            return print_settings(&AttachPlan::printed_nowhere(&args.name, settings)?, global);
+        }
+    }
     let plan = args.plan(global)?;
-    if !args.source.check_and_print(global, || plan.check(), || plan.printed())? {
+    let check = || if args.source.check { plan.check_start() } else { plan.check() };
+    if !args.source.check_and_print(global, check, || plan.printed())? {
         return Ok(());
     }
     if plan.settings.foreground { daemon::run(&plan) } else { start_daemon(&plan) }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use rtrs_core::settings::{Flags, print, settings_from_file};
+use serde_json::json;
 
 use super::global::GlobalArgs;
 use crate::error::{Error, ErrorKind};
@@ -18,8 +19,9 @@ pub struct SourceArgs {
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Check flags, configuration file, addresses and socket paths, then exit
+    /// Check flags, configuration file, addresses and socket paths, print ok, then exit
     ///
+    /// Refuses what a start would refuse: also a name, socket, address or device that is in use.
     /// Resolves host names, but connects to nothing and changes nothing.
     #[arg(long)]
     pub check: bool,
@@ -29,6 +31,15 @@ pub struct SourceArgs {
     /// The output is a complete configuration file.
     #[arg(long)]
     pub print_config: bool,
+}
+
+/// Prints settings as a configuration file.
+pub(super) fn print_settings(settings: &Settings, global: &GlobalArgs) -> Result<(), Error> {
+    let map = print(settings);
+    let yaml = serde_yaml::to_string(&map).map_err(|error| {
+        Error::with_source(ErrorKind::System, "cannot print the settings", error)
+    })?;
+    global.output.print(&map, |_| yaml)
 }
 
 impl SourceArgs {
@@ -60,13 +71,11 @@ impl SourceArgs {
         if self.check || !self.print_config {
             check()?;
         }
-        if self.print_config {
-            let map = print(&settings());
-            let yaml = serde_yaml::to_string(&map).map_err(|error| {
-                Error::with_source(ErrorKind::System, "cannot print the settings", error)
-            })?;
-            global.output.print(&map, |_| yaml)?;
+        match (self.print_config, self.check) {
+            (true, _) => print_settings(&settings(), global)?,
+            (false, true) => global.output.print(&json!({ "ok": true }), |_| "ok\n".to_owned())?,
+            (false, false) => return Ok(true),
         }
-        Ok(!self.check && !self.print_config)
+        Ok(false)
     }
 }

@@ -3,11 +3,11 @@
 //! Owns [`AttachPlan`] and [`Front`].
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nbd_bridge::kernel::{DeviceOptions, check_device};
-use rtrs_core::local::{RunDir, SocketState, check_socket_path, socket_state};
+use rtrs_core::local::{RunDir, SocketState, check_socket_path, check_tcp_address, socket_state};
 use rtrs_core::settings::{Output, Shards, Time};
 
 use super::device_name::{backend, cannot_attach, device_failed};
@@ -65,13 +65,7 @@ pub struct AttachPlan {
 
 impl Front {
     fn new(settings: &AttachSettings, session: &SessionPlan) -> Result<Self, Error> {
-        for (name, said) in
-            [("takeover", settings.takeover), ("quick-takeover", settings.quick_takeover)]
-        {
-            if said && settings.device.is_none() {
-                return Err(usage(format!("{name} needs a block device; set device too")));
-            }
-        }
+        check_device_settings(settings)?;
         match (settings.socket.clone(), settings.listen, settings.device) {
             (Some(path), None, None) => {
                 let path = std::path::absolute(&path).map_err(|e| {
@@ -92,11 +86,48 @@ impl Front {
     }
 }
 
+/// Refuses what is said about a device without one.
+fn check_device_settings(settings: &AttachSettings) -> Result<(), Error> {
+    for (name, said) in [
+        ("takeover", settings.takeover),
+        ("quick-takeover", settings.quick_takeover),
+        ("device-timeout", settings.device_timeout.is_some()),
+        ("device-dead-timeout", settings.device_dead_timeout.is_some()),
+    ] {
+        if said && settings.device.is_none() {
+            return Err(usage(format!("{name} needs a block device; set device too")));
+        }
+    }
+    Ok(())
+}
+
 /// What a request that takes too long does. What a dead process had taken comes again when it is as
 /// old as the kernel waits for a request, so who wants to take over wants a bound.
 fn slow_io(settings: &AttachSettings) -> SlowIo {
     let bounded = settings.takeover && !settings.quick_takeover;
     settings.slow_io.unwrap_or(if bounded { SlowIo::Fail } else { SlowIo::Wait })
+}
+
+/// The directory of a socket is there.
+fn check_directory(socket: &Path) -> Result<(), Error> {
+    let Some(parent) = socket.parent() else { return Ok(()) };
+    let text = || format!("cannot serve NBD on the socket {}", socket.display());
+    let found = std::fs::metadata(parent).map_err(|e| {
+        Error::with_source(ErrorKind::InUse, format!("{}: its directory", text()), e)
+    })?;
+    if found.is_dir() {
+        return Ok(());
+    }
+    let text = format!("{}: {} is not a directory", text(), parent.display());
+    Err(Error::new(ErrorKind::InUse, text))
+}
+
+/// An address can be listened on.
+fn check_address(address: SocketAddr) -> Result<(), Error> {
+    check_tcp_address(address).map_err(|error| {
+        let text = format!("cannot serve NBD on {address}");
+        Error::with_source(ErrorKind::InUse, text, error)
+    })
 }
 
 /// How the kernel is told to treat the device.
@@ -267,6 +298,29 @@ impl AttachPlan {
             check_device(options.choice, &options.backend).map_err(device_failed(what))?;
         }
         Ok(())
+    }
+
+    /// The same, and that the socket's directory is there and the address is free: a start finds
+    /// that out by itself.
+    pub(crate) fn check_start(&self) -> Result<(), Error> {
+        self.check()?;
+        match &self.front {
+            Front::Socket(path) => check_directory(path),
+            Front::Tcp(address) => check_address(*address),
+            Front::Device(_) => Ok(()),
+        }
+    }
+
+    /// The settings of a session that is not told where to attach.
+    pub(crate) fn printed_nowhere(name: &str, mut settings: Settings) -> Result<Settings, Error> {
+        check_device_settings(&settings.attach)?;
+        let run_dir = RunDir::new(settings.place.run_dir)?.path().to_path_buf();
+        let shards = settings.attach.shards;
+        let session = SessionPlan::new(name, settings.session, shards, Access::Auto)?;
+        settings.attach.slow_io = Some(slow_io(&settings.attach));
+        let place = PlaceSettings { run_dir: Some(run_dir) };
+        let bench = BenchSettings::default();
+        Ok(Settings { session: session.settings, attach: settings.attach, place, bench })
     }
 
     /// The settings that make this plan again, given the same name.

@@ -2,11 +2,12 @@
 //!
 //! Owns [`BenchPlan`].
 
+use rtrs_core::local::RunDir;
 use rtrs_core::settings::Output;
 
 use super::session::SessionPlan;
 use crate::error::{Error, usage};
-use crate::settings::{Access, BenchSettings, Settings};
+use crate::settings::{Access, BenchSettings, PlaceSettings, Settings};
 
 const BLOCK_BYTES_MAX: u64 = 32 << 20;
 const SECTOR_BYTES: u64 = 512;
@@ -20,6 +21,8 @@ pub struct BenchPlan {
     pub settings: BenchSettings,
     /// Bytes per request, a multiple of 512.
     pub block_bytes: u32,
+    /// The run directory, which only `attach` uses.
+    pub run_dir: RunDir,
     /// For people or programs.
     pub output: Output,
 }
@@ -27,7 +30,7 @@ pub struct BenchPlan {
 impl BenchPlan {
     /// Validates settings.
     pub(crate) fn new(name: &str, settings: Settings, output: Output) -> Result<Self, Error> {
-        let set = settings.bench;
+        let (set, run_dir) = (settings.bench, RunDir::new(settings.place.run_dir)?);
         let bs = set.bs;
         let block_bytes = u32::try_from(bs.bytes())
             .ok()
@@ -48,7 +51,7 @@ impl BenchPlan {
         if set.rw.writes() && session.access == Access::Ro {
             return Err(usage("rw writes, but access is ro; use --rw read or randread"));
         }
-        Ok(Self { session, settings: set, block_bytes, output })
+        Ok(Self { session, settings: set, block_bytes, run_dir, output })
     }
 
     /// The settings that make this plan again, given the same name and output.
@@ -56,6 +59,7 @@ impl BenchPlan {
         Settings {
             session: self.session.settings.clone(),
             bench: self.settings.clone(),
+            place: PlaceSettings { run_dir: Some(self.run_dir.path().to_path_buf()) },
             ..Settings::default()
         }
     }

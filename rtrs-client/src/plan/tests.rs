@@ -1,6 +1,6 @@
 //! Every error of a plan, by its message, and the round trip through printed settings.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rtrs_core::fabric::rdma::Rdma;
 use rtrs_core::settings::{Output, print};
@@ -56,6 +56,8 @@ fn values_and_combinations_of_attach_are_validated() {
              121s or more",
         ),
         ("socket: /s\ntakeover: true", "takeover needs a block device; set device too"),
+        ("socket: /s\ndevice-timeout: 200s", "device-timeout needs a block device; set device too"),
+        ("listen: 127.0.0.1\ndevice-dead-timeout: 9s", "device-dead-timeout needs a block device"),
         ("device: auto\ntakeover: true\naccess: migration", "use access auto, rw or ro"),
         ("socket: /s\nquick-takeover: true", "quick-takeover needs a block device; set device"),
         ("device: auto\nquick-takeover: true\naccess: migration", "use access auto, rw or ro"),
@@ -255,7 +257,14 @@ fn printed_settings_make_the_same_plan() {
         let plan = bench(&format!("{session}{own}")).unwrap();
         let text = serde_yaml::to_string(&print(&plan.printed())).unwrap();
         assert_eq!(bench(&text).unwrap(), plan, "{text}");
+        assert!(text.contains(&format!("run-dir: {}", plan.run_dir.path().display())), "{text}");
     }
+    // Where to attach may be said later.
+    let settings = Settings::from_yaml(&format!("{session}access: ro\nrun-dir: /r"), "s").unwrap();
+    let printed = AttachPlan::printed_nowhere("v", settings).unwrap();
+    let text = serde_yaml::to_string(&print(&printed)).unwrap();
+    let plan = attach(&format!("{text}socket: /s").replace("socket: null\n", "")).unwrap();
+    assert_eq!((plan.front, plan.run_dir.path()), (Front::Socket("/s".into()), Path::new("/r")));
 }
 
 #[test]
@@ -286,6 +295,21 @@ fn the_system_is_looked_at_before_anything_starts() {
     assert_eq!((error.kind(), error.exit_code()), (ErrorKind::InUse, 1));
     assert!(error.to_string().starts_with("\"v\" is already attached (control socket "), "{error}");
     drop(control);
+
+    let held = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let listen = format!("listen: {}\n", held.local_addr().unwrap());
+    let base = format!("run-dir: {run}\npath: tcp://127.0.0.1\n");
+    let plan = attach(&format!("{base}{listen}")).unwrap();
+    let error = plan.check_start().unwrap_err().chain().to_string();
+    assert!(
+        error.contains("cannot serve NBD on 127.0.0.1:") && error.contains("in use"),
+        "{error}"
+    );
+    drop(held);
+    plan.check_start().unwrap();
+    let below = scratch.0.join("none/s").display().to_string();
+    let error = attach(&format!("{base}socket: {below}\n")).unwrap().check_start().unwrap_err();
+    assert!(error.chain().to_string().contains("its directory: No such file"), "{error}");
 
     let error = bench("path: tcp://no-such-host.invalid").unwrap().session.check().unwrap_err();
     assert_eq!((error.kind(), error.exit_code()), (ErrorKind::Path, 1));

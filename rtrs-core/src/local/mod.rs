@@ -5,15 +5,19 @@
 //! Runs off the IO path. Called by both daemons and by the NBD listener.
 
 mod control;
+mod denied;
 mod own_files;
 mod run_dir;
+mod tcp_address;
 mod text_file;
 mod unix_socket;
 
 pub use control::{ControlSocket, RequestError, reply, request};
+pub use denied::why_denied;
 pub use own_files::OwnFiles;
 pub use run_dir::{
     PlaceError, PlaceProblem, RunDir, SocketState, check_socket_path, open_log, socket_state,
 };
+pub use tcp_address::check_tcp_address;
 pub use text_file::read_text;
 pub use unix_socket::{SocketFile, bind_unix, listening_pid, remove_left_behind};

@@ -14,10 +14,11 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 use rtrs_core::settings::{Flags, Output, print, settings_from_file};
+use serde_json::json;
 
 use self::drain::DrainArgs;
 use self::session::SessionCommand;
-use crate::daemon::serve;
+use crate::daemon::{check_start, serve};
 use crate::error::{Error, ErrorKind};
 use crate::plan::Plan;
 use crate::settings::Settings;
@@ -48,9 +49,10 @@ pub struct LowArgs {
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Check flags, configuration file and export targets, then exit
+    /// Check flags, configuration file, exports, locks and addresses, print ok, then exit
     ///
-    /// Does not listen and changes nothing.
+    /// Refuses what a start would refuse: also a target that is locked, or an address that is in
+    /// use, for example by a server that is running. Does not listen and changes nothing.
     #[arg(long)]
     pub check: bool,
 
@@ -129,6 +131,9 @@ impl LowArgs {
         if self.check || !self.print_config {
             plan.check()?;
         }
+        if self.check {
+            check_start(&plan)?;
+        }
         if self.print_config {
             let map = print(&plan.settings);
             let yaml = serde_yaml::to_string(&map).map_err(|error| {
@@ -137,7 +142,7 @@ impl LowArgs {
             return self.output.print(&map, |_| yaml);
         }
         if self.check {
-            return Ok(());
+            return self.output.print(&json!({ "ok": true }), |_| "ok\n".to_owned());
         }
         serve(&plan)
     }

@@ -17,4 +17,5 @@ mod search;
 mod serve;
 
 pub use driver::ServerShard;
+pub(crate) use serve::check_start;
 pub use serve::{serve, serve_over};

@@ -17,6 +17,7 @@ use std::time::Instant;
 use rtrs_core::fabric::iwarp::{IwarpFabric, IwarpOptions, IwarpShared};
 use rtrs_core::fabric::rdma::{Rdma, RdmaOptions};
 use rtrs_core::fabric::{Fabric, FabricError};
+use rtrs_core::local::check_tcp_address;
 use rtrs_core::rt::Ring;
 use rtrs_core::settings::{PORT_DEFAULT, Portal, Scheme};
 use rtrs_core::time::Duration;
@@ -124,6 +125,24 @@ impl Portals {
         self.providers.iter().map(make).collect()
     }
 
+    /// Looks whether the TCP addresses can be listened on. Nobody can connect meanwhile.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Listen`] for a portal that cannot be listened on.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let deadline = Instant::now() + LISTEN_PATIENCE;
+        for wish in self.wishes.iter().filter(|wish| wish.scheme == Scheme::Tcp) {
+            let bound = as_wished(*wish, |address| {
+                patiently(deadline, || {
+                    let checked = check_tcp_address(address).map(|()| address);
+                    checked.map_err(|error| FabricError::system("bind", error))
+                })
+            });
+            bound.map_err(|error| cannot_listen(*wish, error))?;
+        }
+        Ok(())
+    }
+
     /// Listens everywhere. Returns the portals listened on, as they are announced.
     ///
     /// # Errors
@@ -141,20 +160,23 @@ impl Portals {
                 Err(error) if wish.ours && wish.scheme == Scheme::Rdma => {
                     tracing::warn!("not listening on {scheme}://{}: {error}", wish.address);
                 }
-                Err(error) => {
-                    let text = format!("cannot listen on {scheme}://{}", wish.address);
-                    return Err(match error {
-                        // Its own text would say the address a second time.
-                        FabricError::System { source, .. } if wish.scheme == Scheme::Tcp => {
-                            let text = text + listen_hint(&source);
-                            Error::with_source(ErrorKind::Listen, text, source)
-                        }
-                        error => Error::with_source(ErrorKind::Listen, text, error),
-                    });
-                }
+                Err(error) => return Err(cannot_listen(*wish, error)),
             }
         }
         Ok(listening)
+    }
+}
+
+/// The error for a portal that cannot be listened on.
+fn cannot_listen(wish: Wish, error: FabricError) -> Error {
+    let text = format!("cannot listen on {}://{}", wish.scheme.name(), wish.address);
+    match error {
+        // Its own text would say the address a second time.
+        FabricError::System { source, .. } if wish.scheme == Scheme::Tcp => {
+            let text = text + listen_hint(&source);
+            Error::with_source(ErrorKind::Listen, text, source)
+        }
+        error => Error::with_source(ErrorKind::Listen, text, error),
     }
 }
 
@@ -203,9 +225,15 @@ fn listen_patiently(
     fabric: &mut dyn Fabric,
     address: SocketAddr,
 ) -> Result<SocketAddr, FabricError> {
-    let deadline = Instant::now() + LISTEN_PATIENCE;
+    patiently(Instant::now() + LISTEN_PATIENCE, || fabric.listen(address))
+}
+
+fn patiently(
+    deadline: Instant,
+    mut listen: impl FnMut() -> Result<SocketAddr, FabricError>,
+) -> Result<SocketAddr, FabricError> {
     loop {
-        match fabric.listen(address) {
+        match listen() {
             Err(FabricError::System { source, .. })
                 if source.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline =>
             {

@@ -54,6 +54,25 @@ pub fn serve(plan: &Plan) -> Result<(), Error> {
     serve_over(plan, |source| source)
 }
 
+/// Refuses what [`serve`] would refuse: opens and locks the exports, and tries the addresses and the
+/// name, then lets go of everything.
+///
+/// # Errors
+/// Those of [`serve`].
+pub(crate) fn check_start(plan: &Plan) -> Result<(), Error> {
+    let set = &plan.settings;
+    session_params(plan, set.shards.count())?;
+    let exports = if set.ping_only { &[][..] } else { &set.export };
+    let opened = exports.iter().map(|spec| {
+        let text = format!("cannot export {:?}", spec.name());
+        open_target(spec).map_err(failed(ErrorKind::Export, text))
+    });
+    // All at the same time: two exports of one file exclude each other.
+    let _opened = opened.collect::<Result<Vec<_>, _>>()?;
+    Portals::new(plan)?.check()?;
+    ServerControl::check(set)
+}
+
 /// The same, with something put over what each export of the plan is made of: for servers of tests
 /// that slow, hold or break on command what runs there.
 ///

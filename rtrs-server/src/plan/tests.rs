@@ -225,13 +225,14 @@ fn a_target_without_the_rights_is_refused() {
 }
 
 fn validate_locked(file: &str) {
-    assert!(check_error(file).contains(
-        "cannot be read and written; make it writable for this user, or export it with ,ro: Perm"
-    ));
-    assert!(
-        check_error(&format!("{file},ro"))
-            .contains("cannot be read; make it readable for this user: Permission")
-    );
+    let why = format!("user 65534 may not read {file} (mode 0, owner 0:0); make it ");
+    for (export, hint) in [
+        (file.to_owned(), "writable for this user, or export it with ,ro: Permission"),
+        (format!("{file},ro"), "readable for this user: Permission"),
+    ] {
+        let error = check_error(&export);
+        assert!(error.contains(&format!("{why}{hint}")), "{error}");
+    }
 }
 
 #[test]

@@ -202,7 +202,7 @@ impl Device {
         let failure = SessionFailure::OpenRefused {
             export: self.config.export.clone(),
             errno: errno_name(errno).to_owned(),
-            hint: open_hint(errno),
+            hint: open_hint(errno, asked),
         };
         let may_pass = matches!(errno, errno::EPERM | errno::EBUSY) && self.is_patient(now);
         Err(if may_pass { failure.to_string() } else { self.fail(failure) })
@@ -299,8 +299,11 @@ fn refusal(last: Option<&OpenDevice>, device: &OpenDevice) -> Option<String> {
     })
 }
 
-fn open_hint(errno: u16) -> &'static str {
+fn open_hint(errno: u16, asked: AccessMode) -> &'static str {
     match errno {
+        13 if asked == AccessMode::ReadOnly => {
+            ": the server may not open it, or it leads out of its search path (its log says which)"
+        }
         2 => ": the server has no export of that name (its log lists the exports)",
         1 => ": another session has it open for writing (end that session, or use --access ro)",
         13 => ": the export is read-only (use --access ro)",

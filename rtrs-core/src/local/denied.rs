@@ -1,0 +1,124 @@
+//! Why the system denies access to a file (EACCES), for people.
+//!
+//! The system does not say which directory or permission it is about. [`why_denied`] looks at the
+//! modes along the path, so it can only tell what these say; access lists and security modules can
+//! refuse too.
+
+use std::fs::{self, Metadata};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+const READ: u32 = 4;
+const WRITE: u32 = 2;
+const SEARCH: u32 = 1;
+
+/// A user, and the groups that it is in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct User {
+    uid: u32,
+    groups: Vec<u32>,
+}
+
+impl User {
+    /// Of this process.
+    fn own() -> Option<Self> {
+        let status = fs::read_to_string("/proc/self/status").ok()?;
+        let numbers = |key: &str| -> Option<Vec<u32>> {
+            let line = status.lines().find_map(|line| line.strip_prefix(key))?;
+            line.split_whitespace().map(|number| number.parse().ok()).collect()
+        };
+        let mut groups = numbers("Groups:")?;
+        // Real, effective, saved, file system.
+        groups.extend(numbers("Gid:")?.get(1));
+        Some(Self { uid: *numbers("Uid:")?.get(1)?, groups })
+    }
+
+    /// True if the mode of a file lets this user do this.
+    fn may(&self, what: u32, file: &Metadata) -> bool {
+        let shift = match () {
+            () if self.uid == file.uid() => 6,
+            () if self.groups.contains(&file.gid()) => 3,
+            () => 0,
+        };
+        (file.mode() >> shift) & what == what
+    }
+
+    /// What denies this user to read, or read and write, a file.
+    fn obstacle(&self, path: &Path, write: bool) -> Option<String> {
+        let path = std::path::absolute(path).ok()?;
+        let shown = |path: &Path, file: &Metadata| {
+            let (mode, uid, gid) = (file.mode() & 0o7777, file.uid(), file.gid());
+            format!("{} (mode {mode:o}, owner {uid}:{gid})", path.display())
+        };
+        let above: Vec<&Path> = path.ancestors().skip(1).collect();
+        for dir in above.into_iter().rev() {
+            let found = fs::metadata(dir).ok()?;
+            if !self.may(SEARCH, &found) {
+                let dir = shown(dir, &found);
+                return Some(format!("user {} may not enter the directory {dir}", self.uid));
+            }
+        }
+        let found = fs::metadata(&path).ok()?;
+        let denied = [(READ, "read", true), (WRITE, "write", write)]
+            .into_iter()
+            .find(|(what, _, wanted)| *wanted && !self.may(*what, &found));
+        let file = shown(&path, &found);
+        Some(match denied {
+            Some((_, what, _)) => format!("user {} may not {what} {file}", self.uid),
+            None => format!(
+                "the mode of {file} allows it to user {}, so an access list, a security module \
+                 (SELinux, AppArmor) or the device cgroup denies it",
+                self.uid
+            ),
+        })
+    }
+}
+
+/// What denies this process to read, or read and write, a file. None if that cannot be seen.
+#[must_use]
+pub fn why_denied(path: &Path, write: bool) -> Option<String> {
+    User::own()?.obstacle(path, write)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::unix_socket::tests::Scratch;
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn the_directory_or_permission_is_named() {
+        let scratch = Scratch::new("denied");
+        let chmod = |path: &Path, mode| {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        chmod(&scratch.0, 0o755);
+        let dir = scratch.0.join("dir");
+        let file = dir.join("file");
+        fs::create_dir(&dir).unwrap();
+        fs::write(&file, "").unwrap();
+        let meta = fs::metadata(&file).unwrap();
+        let (uid, gid) = (meta.uid(), meta.gid());
+        let other = User { uid: uid + 1, groups: vec![gid + 1] };
+        let group = User { uid: uid + 1, groups: vec![gid + 1, gid] };
+        let owner = User { uid, groups: vec![] };
+        let why = |user: &User, write| user.obstacle(&file, write).unwrap();
+
+        chmod(&dir, 0o750);
+        chmod(&file, 0o640);
+        let (shown, dir_shown) = (file.display(), dir.display());
+        let text = format!(
+            "user {} may not enter the directory {dir_shown} (mode 750, owner {uid}:{gid})",
+            uid + 1
+        );
+        assert_eq!(why(&other, false), text);
+        let text = format!("user {} may not write {shown} (mode 640, owner {uid}:{gid})", uid + 1);
+        assert_eq!(why(&group, true), text);
+        chmod(&dir, 0o755);
+        assert!(why(&other, true).starts_with(&format!("user {} may not read ", uid + 1)));
+        for user in [&group, &owner] {
+            assert!(why(user, false).contains("security module"), "{user:?}");
+        }
+        assert_eq!(User::own().map(|user| user.uid), Some(uid));
+    }
+}

@@ -1,0 +1,35 @@
+//! Whether a TCP address can be listened on.
+
+use std::io;
+use std::net::SocketAddr;
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+/// Binds a socket as a listener does and closes it again. Nobody can connect meanwhile.
+///
+/// # Errors
+/// Why nobody can listen there: `AddrInUse`, `AddrNotAvailable`, `PermissionDenied`.
+pub fn check_tcp_address(address: SocketAddr) -> io::Result<()> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn an_address_is_in_use_while_somebody_listens() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        assert_eq!(check_tcp_address(address).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        // What is left of a connection is in nobody's way.
+        let client = TcpStream::connect(address).unwrap();
+        drop(listener.accept().unwrap());
+        drop((listener, client));
+        check_tcp_address(address).unwrap();
+        check_tcp_address(address).unwrap();
+    }
+}
