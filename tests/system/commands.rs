@@ -145,6 +145,16 @@ fn a_check_refuses_what_a_start_would_refuse() {
 }
 
 #[test]
+fn a_drain_of_a_server_that_is_stopped_says_so() {
+    let mut server = Server::builder().export("vol0=mem:16M").start();
+    server.signal("STOP");
+    let drain = server.command(&["drain", "--within", "10m"]).code(1);
+    let _ = drain.says(&format!("its process {} is stopped", server.pid()));
+    server.signal("CONT");
+    let _ = server.command(&["drain"]).ok();
+}
+
+#[test]
 fn doctor_tells_a_port_of_another_program_from_a_closed_one() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let path = format!("tcp://{}", listener.local_addr().expect("an address"));

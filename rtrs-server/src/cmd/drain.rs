@@ -7,11 +7,13 @@ use clap::Args;
 use rtrs_core::time::Duration;
 
 use super::server::{Server, ServerArgs, Within};
-use crate::control_protocol::{Drained, Request};
+use crate::control_protocol::{Drained, Request, Status};
 use crate::error::{Error, ErrorKind};
 
 /// What a drain may take beyond its time: the ends of connections, of threads, and the last flush.
 const DRAIN_MORE: Duration = Duration::from_secs(30);
+/// How long a server may take to answer at all.
+const ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a server that was drained has to end its process.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -33,6 +35,8 @@ pub(super) fn run(args: &DrainArgs) -> Result<(), Error> {
     let request = Request::Drain { within_ms: args.within.millis() };
     let timeout = args.within.get() + DRAIN_MORE;
     let server = Server::find(&args.server)?;
+    // One that is stopped or hangs would not begin to drain; that is known much sooner.
+    server.request_within::<Status>(&Request::Status, ALIVE_TIMEOUT)?;
     let (drained, stream) = server.request_within::<Drained>(&request, timeout)?;
     wait_exit(&stream)?;
     args.server.output.print(&drained, |_| "drained\n".to_owned())

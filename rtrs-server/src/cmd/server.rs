@@ -3,11 +3,12 @@
 //! The server is found by its control socket; without `--name` it is the only one that runs. Every
 //! request has a time limit.
 
+use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use rtrs_core::local::{RequestError, RunDir, SocketState, request, socket_state};
+use rtrs_core::local::{RequestError, RunDir, SocketState, listening_pid, request, socket_state};
 use rtrs_core::settings::{MINUTE, Output, Time};
 use rtrs_core::time::Duration;
 use serde::de::DeserializeOwned;
@@ -105,14 +106,23 @@ impl Server {
     }
 }
 
-fn failed(path: &Path, error: RequestError) -> Error {
-    let path = path.display();
+fn failed(socket: &Path, error: RequestError) -> Error {
+    let path = socket.display();
     match error {
         RequestError::NotRunning => Error::new(
             ErrorKind::System,
             format!("no server of that name is running (no process listens on {path})"),
         ),
         RequestError::Refused(why) => Error::new(ErrorKind::System, why),
+        RequestError::Io(error) if error.kind() == io::ErrorKind::TimedOut => {
+            let pid = listening_pid(socket);
+            let process = pid.map(|pid| format!(" {pid}")).unwrap_or_default();
+            let text = format!(
+                "the server at {path} does not answer; if its process{process} is stopped, let it \
+                 continue with kill -CONT"
+            );
+            Error::with_source(ErrorKind::System, text, error)
+        }
         RequestError::Io(error) => {
             let text = format!("cannot reach the server at {path}");
             Error::with_source(ErrorKind::System, text, error)
