@@ -4,6 +4,12 @@ use crate::time::{Duration, Instant};
 
 /// Between two lines.
 const INTERVAL: Duration = Duration::from_secs(5);
+/// The same for a kind of line that goes on and on.
+const INTERVAL_MAX: Duration = Duration::from_secs(600);
+/// A kind of line that was quiet for so long begins anew.
+const PAUSE: Duration = Duration::from_secs(1200);
+/// Kinds that are told apart. Of more, the one that was quiet the longest is forgotten.
+const KINDS_MAX: usize = 64;
 
 /// Lets one line pass per interval and counts the others.
 #[derive(Clone, Copy, Debug, Default)]
@@ -24,9 +30,85 @@ impl LogLimit {
     }
 }
 
+/// Limits for many kinds of lines. Of each kind the first line passes, then one after 5 s, 10 s,
+/// 20 s and so on up to 10 minutes, as long as it goes on; the others are counted.
+#[derive(Clone, Debug)]
+pub struct LogLimits<K> {
+    kinds: Vec<Kind<K>>,
+}
+
+#[derive(Clone, Debug)]
+struct Kind<K> {
+    key: K,
+    interval: Duration,
+    passed: Instant,
+    last: Instant,
+    left_out: u64,
+}
+
+impl<K> Default for LogLimits<K> {
+    fn default() -> Self {
+        Self { kinds: Vec::new() }
+    }
+}
+
+impl<K: PartialEq> LogLimits<K> {
+    /// A line of this kind is to be logged. `None`: not now. Else how many of the kind were left
+    /// out since the last line.
+    pub fn admit(&mut self, now: Instant, key: K) -> Option<u64> {
+        let found = self.kinds.iter().position(|kind| kind.key == key);
+        let fresh = Kind { key, interval: INTERVAL, passed: now, last: now, left_out: 0 };
+        let Some(kind) = found.map(|at| &mut self.kinds[at]) else {
+            if self.kinds.len() >= KINDS_MAX
+                && let Some((quietest, _)) =
+                    self.kinds.iter().enumerate().min_by_key(|(_, kind)| kind.last)
+            {
+                self.kinds.swap_remove(quietest);
+            }
+            self.kinds.push(fresh);
+            return Some(0);
+        };
+        let left_out = kind.left_out;
+        if now.since(kind.last) >= PAUSE {
+            *kind = fresh;
+            return Some(left_out);
+        }
+        kind.last = now;
+        if now.since(kind.passed) < kind.interval {
+            kind.left_out += 1;
+            return None;
+        }
+        let interval = (kind.interval * 2).min(INTERVAL_MAX);
+        *kind = Kind { interval, ..fresh };
+        Some(left_out)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_kind_that_goes_on_is_logged_ever_more_rarely() {
+        let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
+        let mut limits = LogLimits::default();
+        // As a client that tries again each second.
+        let passed = |limits: &mut LogLimits<u8>, key, from, to| -> Vec<(u64, u64)> {
+            let lines = (from..to).map(|second| (second, limits.admit(at(second), key)));
+            lines.filter_map(|(second, left_out)| Some((second, left_out?))).collect()
+        };
+        assert_eq!(passed(&mut limits, 1, 0, 40), [(0, 0), (5, 4), (15, 9), (35, 19)]);
+        assert_eq!(passed(&mut limits, 2, 40, 42), [(40, 0)], "another kind");
+        assert!(passed(&mut limits, 1, 42, 20_000).len() < 40);
+        // It was quiet for long.
+        let lines = passed(&mut limits, 1, 30_000, 30_006);
+        assert_eq!(lines.iter().map(|line| line.0).collect::<Vec<_>>(), [30_000, 30_005]);
+        // There are never more than so many.
+        for key in 0..=255 {
+            let _ = limits.admit(at(40_000), key);
+        }
+        assert_eq!(limits.kinds.len(), KINDS_MAX);
+    }
 
     #[test]
     fn one_line_passes_per_interval_and_says_what_was_left_out() {

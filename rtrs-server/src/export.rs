@@ -42,6 +42,8 @@ pub struct Export {
     pub source: Arc<dyn BlockSource>,
     /// Refuse every change, whatever the source can do.
     pub read_only: bool,
+    /// Refuse opens for migration, which let a second client write.
+    pub deny_migration: bool,
     /// Which disk or file it is, as clients know it; None when unknown.
     pub id: Option<ExportId>,
     /// How often a sync of it has failed.
@@ -188,7 +190,14 @@ mod tests {
 
     fn export(name: &str) -> Export {
         let source = Arc::new(NullSource::new(4096, 512));
-        Export { name: name.into(), source, read_only: false, id: None, epoch: Arc::default() }
+        Export {
+            name: name.into(),
+            source,
+            read_only: false,
+            deny_migration: false,
+            id: None,
+            epoch: Arc::default(),
+        }
     }
 
     #[test]

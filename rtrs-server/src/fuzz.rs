@@ -199,6 +199,7 @@ impl Rig {
             name: name.into(),
             source: Arc::new(Disk { geometry: geometry.clone(), held: Arc::clone(&held) }),
             read_only,
+            deny_migration: false,
             id: None,
             epoch: Arc::default(),
         };

@@ -8,7 +8,7 @@
 mod export;
 mod search;
 
-pub use export::{BlockSize, ErrorRate, ExportSpec, Id, NAME_BYTES_MAX, Target};
+pub use export::{BlockSize, ErrorRate, ExportSpec, Id, Migration, NAME_BYTES_MAX, Target};
 pub use search::SearchSpec;
 
 use std::path::PathBuf;
@@ -29,12 +29,13 @@ rtrs_core::settings! {
         /// device that discards writes and reads as zeroes. NAME is the name that clients open
         /// (default: the file name, "mem" or "null"). OPTION is one of: ro; direct=auto|on|off
         /// (bypass the page cache); block-size=auto|512|4096; no-lock (export for writing even
-        /// where the file system has no locks); delay=TIME (delay each request, for example 10ms);
-        /// error-rate=FRACTION (fail this fraction of requests, for example 0.001); id=ID (identify
-        /// the export to clients by this text). Escape a comma or an equals sign in a name or path
-        /// with a backslash: \, and \=. In a configuration file, an export can also be a map with
-        /// the keys name, target, ro, direct, block-size, no-lock, delay, error-rate and id;
-        /// nothing is escaped there.
+        /// where the file system has no locks); migration=allow|deny (deny lets no second client
+        /// write); delay=TIME (delay each request, for example 10ms); error-rate=FRACTION (fail
+        /// this fraction of requests, for example 0.001); id=ID (identify the export to clients by
+        /// this text). Escape a comma or an equals sign in a name or path with a backslash: \, and
+        /// \=. In a configuration file, an export can also be a map with the keys name, target, ro,
+        /// direct, block-size, no-lock, migration, delay, error-rate and id; nothing is escaped
+        /// there.
         export: Vec<ExportSpec> = "",
         /// Directory in which clients may open any file or block device, or off
         ///
@@ -140,8 +141,8 @@ rtrs_core::settings! {
         no_ping: bool = "false",
         /// Also answer standard rping clients
         ///
-        /// They send no private data. With --ping-only, listen: auto then means port 7174, the port of rping. The data size is
-        /// at most 1 MiB.
+        /// They send no private data. With --ping-only, listen: auto then means port 7174, the port
+        /// of rping. The data size is at most 1 MiB.
         rping: bool = "false",
         /// Name of this server for `session` and `drain`, or auto
         ///

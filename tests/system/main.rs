@@ -4,8 +4,8 @@
 //! commands · `admin.rs` and `online.rs` the operator's work under load · `settings.rs` flags,
 //! files and documents agree · `faults.rs` faults under load · `identity.rs` other servers under
 //! one name · `logs.rs` the logs of both daemons · `memory.rs` the limit of chunk memory ·
-//! `network.rs` cables and addresses that come and go · `signals.rs` what a signal does · `slow.rs`
-//! a disk that does not answer. One file alone:
+//! `network.rs` cables and addresses that come and go · `server_log.rs` what the server logs ·
+//! `signals.rs` what a signal does · `slow.rs` a disk that does not answer. One file alone:
 //! `cargo test -p rtrs-tests --test system admin::`.
 #![forbid(unsafe_code)]
 
@@ -18,6 +18,7 @@ mod logs;
 mod memory;
 mod network;
 mod online;
+mod server_log;
 mod settings;
 mod signals;
 mod slow;

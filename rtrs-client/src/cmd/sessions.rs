@@ -110,9 +110,9 @@ pub(super) fn ask(name: &str, path: &Path, timeout: Duration) -> Option<Answer> 
 fn at_once<T: Sync, R: Send>(all: &[T], one: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(all.len())));
     let work = || {
-        while let at = next.fetch_add(1, Ordering::Relaxed)
-            && let Some(found) = all.get(at)
-        {
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(found) = all.get(at) else { return };
             let result = one(found);
             results.lock().push((at, result));
         }

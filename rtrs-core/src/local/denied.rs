@@ -35,10 +35,12 @@ impl User {
 
     /// True if the mode of a file lets this user do this.
     fn may(&self, what: u32, file: &Metadata) -> bool {
-        let shift = match () {
-            () if self.uid == file.uid() => 6,
-            () if self.groups.contains(&file.gid()) => 3,
-            () => 0,
+        let shift = if self.uid == file.uid() {
+            6
+        } else if self.groups.contains(&file.gid()) {
+            3
+        } else {
+            0
         };
         (file.mode() >> shift) & what == what
     }

@@ -353,6 +353,7 @@ mod tests {
             name: name.into(),
             source: Arc::new(Slow { gate: Arc::clone(&gate), error }),
             read_only: false,
+            deny_migration: false,
             id: None,
             epoch: Arc::default(),
         };

@@ -137,7 +137,14 @@ impl Shelf {
                     tracing::warn!(%name, %error, "cannot be opened below the search path");
                     errno::EBUSY
                 })?;
-                Ok(Export { name: name.to_owned(), source, read_only, id, epoch })
+                Ok(Export {
+                    name: name.to_owned(),
+                    source,
+                    read_only,
+                    deny_migration: false,
+                    id,
+                    epoch,
+                })
             }
             Err(error) => {
                 tracing::info!(%name, %error, "cannot be opened below the search path");

@@ -38,7 +38,7 @@ use crate::engine::session::{ServerInstance, SessionParams};
 use crate::error::{Error, ErrorKind, failed};
 use crate::export::{Export, ExportTable};
 use crate::plan::Plan;
-use crate::settings::{ExportSpec, Id, SearchSpec, Settings, Target};
+use crate::settings::{ExportSpec, Id, Migration, SearchSpec, Settings, Target};
 use crate::state::StateDir;
 
 /// Submissions a shard's ring takes per turn before it has to hand them over early.
@@ -54,8 +54,8 @@ pub fn serve(plan: &Plan) -> Result<(), Error> {
     serve_over(plan, |source| source)
 }
 
-/// Refuses what [`serve`] would refuse: opens and locks the exports, and tries the addresses and the
-/// name, then lets go of everything.
+/// Refuses what [`serve`] would refuse: opens and locks the exports, tries the addresses and the
+/// name, and lets go of everything.
 ///
 /// # Errors
 /// Those of [`serve`].
@@ -141,6 +141,7 @@ pub fn serve_over(
     // Signals are forwarded until the threads have ended.
     let (mut outcome, control, _forwarding) = match control {
         Ok(((portals, control), forwarding)) => {
+            log_start(&setup.params, &portals);
             announce(&portals);
             (Ok(()), control, Some(forwarding))
         }
@@ -263,6 +264,24 @@ fn start_shard(
     Ok((ring, ServerShard::new(engine, fabrics, inbox, senders), listening))
 }
 
+/// Logs where the server listens, and its limits.
+fn log_start(params: &SessionParams, portals: &[String]) {
+    for portal in portals {
+        tracing::info!(%portal, "listening");
+    }
+    let limits = params.limits;
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        queue_depth = limits.queue_depth(),
+        chunk_size = limits.chunk_size(),
+        shards = params.cores,
+        sessions_max = params.sessions_max,
+        half_open_max = params.half_open_max,
+        memory_max = params.memory_max,
+        "the server is ready"
+    );
+}
+
 /// Prints to stdout where the server listens, a line each.
 fn announce(portals: &[String]) {
     let mut out = io::stdout().lock();
@@ -335,9 +354,16 @@ fn open_export(spec: &ExportSpec, sources: &Sources, state: &StateDir) -> Result
     let source: Arc<dyn BlockSource> =
         open_target(spec).map_err(failed(ErrorKind::Export, refused()))?;
     let id = sources.export(name, spec.id.as_ref().map(Id::get), &spec.target);
-    if let Some(id) = id {
-        tracing::info!(export = name, %id, "exported");
-    }
+    let geometry = source.geometry();
+    tracing::info!(
+        export = name,
+        target = %spec.target,
+        size = geometry.size,
+        block_size = geometry.logical_block,
+        read_only = geometry.read_only,
+        id = id.map_or_else(|| "-".to_owned(), |id| id.to_string()),
+        "exported"
+    );
     let epoch = match &spec.target {
         Target::Path(path) => {
             // Two servers may have been started in two directories.
@@ -348,7 +374,8 @@ fn open_export(spec: &ExportSpec, sources: &Sources, state: &StateDir) -> Result
         // What is in memory ends with the process, and so does what was lost of it.
         Target::Memory(_) | Target::Null(_) => Arc::default(),
     };
-    Ok(Export { name: name.to_owned(), source, read_only: spec.ro, id, epoch })
+    let deny_migration = spec.migration == Migration::Deny;
+    Ok(Export { name: name.to_owned(), source, read_only: spec.ro, deny_migration, id, epoch })
 }
 
 type Mailboxes = (Arc<[Sender<Message>]>, Vec<Mailbox<Message>>);

@@ -24,6 +24,13 @@ pub enum PathState {
     Gone = 5,
 }
 
+impl PathState {
+    /// True from the moment its connections are being closed.
+    pub const fn is_ending(self) -> bool {
+        matches!(self, Self::Closing | Self::Draining | Self::Gone)
+    }
+}
+
 impl fmt::Display for PathState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {

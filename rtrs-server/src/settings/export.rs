@@ -1,8 +1,8 @@
 //! One export as a user writes it.
 //!
 //! Owns [`ExportSpec`] and its two forms: the text of `--export`,
-//! `[NAME=]TARGET[,ro][,direct=auto|on|off][,block-size=512|4096][,no-lock][,delay=TIME]` with
-//! `[,error-rate=RATE][,id=ID]` behind it,
+//! `[NAME=]TARGET[,ro][,direct=auto|on|off][,block-size=512|4096][,no-lock]` with
+//! `[,migration=allow|deny][,delay=TIME][,error-rate=RATE][,id=ID]` behind it,
 //! and the map of a configuration file with the same names as keys.
 //!
 //! In the text form a backslash makes the next character ordinary: `\,` and `\=` put a comma or an
@@ -93,6 +93,18 @@ choices! {
     }
 }
 
+choices! {
+    /// Whether a second client may write while a virtual machine moves.
+    #[derive(Default)]
+    pub enum Migration as "migration" {
+        /// A second client that opens the export for migration may write.
+        #[default]
+        Allow = "allow",
+        /// Opens for migration are refused.
+        Deny = "deny",
+    }
+}
+
 impl BlockSize {
     /// The size in bytes, or `None` if the target decides.
     #[must_use]
@@ -164,6 +176,8 @@ rtrs_core::settings! {
         block_size: BlockSize = "auto",
         /// Export for writing even where the file system has no locks (flock)
         no_lock: bool = "false",
+        /// Let a second client write (access: migration), or deny it: allow or deny
+        migration: Migration = "allow",
         /// Delay each request by this time; for tests
         delay: Time<0, { 10 * MINUTE }> = "0s",
         /// Fraction of requests that fail with EIO, 0 to 1; for tests

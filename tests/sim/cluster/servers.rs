@@ -157,7 +157,14 @@ impl Cluster {
         let source = Arc::new(self.disk.exported());
         self.note_length();
         let epoch = SyncEpoch::kept(self.kept.number(), Arc::clone(&self.kept) as _, "vol".into());
-        let export = Export { name: "vol".into(), source, read_only: false, id, epoch };
+        let export = Export {
+            name: "vol".into(),
+            source,
+            read_only: false,
+            deny_migration: false,
+            id,
+            epoch,
+        };
         let exports = ExportTable::new(vec![export]);
         for at in 0..self.options.server_cores {
             let core = Core::without_ring(CoreIndex(at));
@@ -369,7 +376,14 @@ impl Cluster {
         let params =
             SessionParams { server_id, cores: 1, ..server_params(&self.options, instance) };
         let (source, epoch) = (Arc::new(disk.clone()), SyncEpoch::unkept(1));
-        let export = Export { name: "vol".into(), source, read_only: false, id, epoch };
+        let export = Export {
+            name: "vol".into(),
+            source,
+            read_only: false,
+            deny_migration: false,
+            id,
+            epoch,
+        };
         let faults = PortFaults::new(Plant::None, strangers.prng.fork());
         let core = Core::without_ring(CoreIndex(0));
         let mut host = ServerHost {

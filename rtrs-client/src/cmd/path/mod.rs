@@ -74,7 +74,8 @@ pub struct PathLeaveArgs {
 
     /// Wait at most TIME (unit required, e.g. 5s) for running IO of the path [default: 5s]
     ///
-    /// At most 10m. Requests that are not answered in time go to the other paths, as when a path dies.
+    /// At most 10m. Requests that are not answered in time go to the other paths, as when a path
+    /// dies.
     #[arg(long, value_name = "TIME", default_value = "5s", hide_default_value = true)]
     pub within: Within,
 

@@ -16,6 +16,7 @@ use rtrs_core::time::Instant;
 use rtrs_core::wire::ConnReq;
 
 use super::chunk_pool::CachedChunks;
+use super::client_log::ClientLog;
 use super::memory::Memory;
 use super::path::{Held, Path};
 use super::registry::{Registry, Session};
@@ -182,7 +183,7 @@ impl Connector {
         &self,
         provider: ProviderIndex,
         made: AsyncRegistration,
-        registry: &mut Registry,
+        (registry, log): (&mut Registry, &mut ClientLog),
         ctx: &mut Ctx<'_>,
     ) -> Option<(PathKey, PathEnd)> {
         let AsyncRegistration { id, pd, result, took } = made;
@@ -207,6 +208,7 @@ impl Connector {
             Err(error) => {
                 let refusal = Refusal::from(error);
                 for (_, request) in held {
+                    log.refused(ctx.now, request.peer, &refusal);
                     refuse(provider, request, &refusal, ctx);
                 }
                 Some((key, PathEnd::Unserved(refusal.to_string())))
@@ -248,12 +250,6 @@ pub(super) fn refuse(
     refusal: &Refusal,
     ctx: &mut Ctx<'_>,
 ) {
-    let (peer, errno) = (request.peer, refusal.errno());
-    if refusal.is_ours() {
-        tracing::warn!(%peer, %refusal, errno, "refused a connection");
-    } else {
-        tracing::info!(%peer, %refusal, errno, "refused a connection");
-    }
     ctx.fabrics[provider.index()].reject(ctx.now, request, &refusal.response());
 }
 

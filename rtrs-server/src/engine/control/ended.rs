@@ -101,7 +101,14 @@ mod tests {
     fn export(name: &str, epoch: &Arc<SyncEpoch>) -> Export {
         let source = Arc::new(NullSource::new(4096, 512));
         let epoch = Arc::clone(epoch);
-        Export { name: name.into(), source, read_only: false, id: None, epoch }
+        Export {
+            name: name.into(),
+            source,
+            read_only: false,
+            deny_migration: false,
+            id: None,
+            epoch,
+        }
     }
 
     fn dirty() -> FlushLedger {

@@ -7,6 +7,7 @@
 //! - `admission.rs` who is let in when too many ask; `known.rs` the addresses of sessions;
 //! - `connect.rs` what a path gets; `memory.rs` the queue depth of a session; `chunk_pool.rs`
 //!   memory of paths that are gone;
+//! - `client_log.rs` what is logged of clients;
 //! - `open.rs` opens and closes of exports, with `access.rs`, `close.rs` and `ended.rs`;
 //! - `fence.rs` FENCE; `admin.rs` the operator's commands; `drain.rs` the server's end.
 
@@ -14,6 +15,7 @@ pub mod access;
 mod admin;
 mod admission;
 mod chunk_pool;
+mod client_log;
 mod close;
 mod connect;
 mod drain;
@@ -27,6 +29,7 @@ mod refusal;
 mod registry;
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use rtrs_core::fabric::ConnRequest;
@@ -34,12 +37,13 @@ use rtrs_core::ids::{ConnIndex, CoreIndex, ProviderIndex, SessionId};
 use rtrs_core::proto::Heartbeat;
 use rtrs_core::proto::quota::Source;
 use rtrs_core::time::{Duration, Instant, earliest};
-use rtrs_core::wire::{ConnReq, errno};
+use rtrs_core::wire::{AccessMode, ConnReq, errno};
 
 pub use self::connect::DRAINING_MAX;
 
 use self::admin::{Ends, Evicted};
 use self::admission::{Admission, Room};
+use self::client_log::{Asked, Client, ClientLog};
 use self::connect::{Connector, refuse};
 use self::drain::{Drain, Order};
 use self::fence::{Fencing, fence};
@@ -74,6 +78,7 @@ pub struct Control {
     opens: Opens,
     evicted: Evicted,
     drain: Drain,
+    log: ClientLog,
     next: Option<Instant>,
     /// Connections refused and sessions ended for others, by reason.
     refused: BTreeMap<&'static str, u64>,
@@ -93,6 +98,7 @@ impl Control {
             opens: Opens::new(params, exports),
             evicted: Evicted::default(),
             drain: Drain::default(),
+            log: ClientLog::default(),
             next: None,
             refused: BTreeMap::new(),
             internal_errors: 0,
@@ -145,6 +151,7 @@ impl Control {
             }
             Err(refusal) => {
                 self.count(refusal.reason());
+                self.log.refused(ctx.now, request.peer, &refusal);
                 refuse(provider, request, &refusal, ctx);
             }
         }
@@ -290,7 +297,10 @@ impl Control {
         self.registry.path_mut(key).into_iter().for_each(Path::connected);
         ctx.out.shard(CoreIndex(0), ShardMessage::Serve { path: key });
         let (peer, transport) = (shared.origin.peer, shared.origin.transport);
-        tracing::info!(path = %key, transport, %peer, session = %id, %name, "a path is up");
+        let known = shared.session.has_opened();
+        if known || self.log.admit(ctx.now, peer, "up").is_some() {
+            tracing::info!(path = %key, transport, %peer, session = %id, %name, "a path is up");
+        }
         let Some(session) = self.registry.session_mut(id) else { return };
         session.set_name(name);
         if session.has_opened() {
@@ -308,6 +318,7 @@ impl Control {
         self.live_path(reply_to.path)?;
         let path = self.registry.path(reply_to.path)?;
         let session = Arc::clone(&path.shared().session);
+        let peer = path.shared().origin.peer;
         match request {
             ControlRequest::Open { name, mode } => {
                 // It may have asked before it was evicted.
@@ -321,6 +332,8 @@ impl Control {
                 });
                 let asked = (reply_to, &*name, mode);
                 let answer = self.opens.open(&session, session_name, asked, ctx)?;
+                let asked = Asked { export: *name, access: mode.access };
+                self.log_open((&*session, peer), asked, &answer, ctx);
                 self.note_open(&session, &answer, ctx);
                 Some(answer)
             }
@@ -345,12 +358,38 @@ impl Control {
         // Nobody to answer: what was found closes with its last holder, which is this one.
         let Some(found_for) = self.registry.path(reply_to.path) else { return };
         let session = Arc::clone(&found_for.shared().session);
+        let peer = found_for.shared().origin.peer;
         let answer = match self.evicted.contains(session.id) {
             true => ControlAnswer::Refused(errno::ESTALE),
             false => self.opens.found(&session, mode, result, ctx),
         };
+        let asked = Asked { export: search.name, access: mode.access };
+        self.log_open((&*session, peer), asked, &answer, ctx);
         self.note_open(&session, &answer, ctx);
         reply_to.answer(answer, ctx.out);
+    }
+
+    fn log_open(
+        &mut self,
+        (session, peer): (&SessionShared, SocketAddr),
+        asked: Asked,
+        answer: &ControlAnswer,
+        ctx: &mut Ctx<'_>,
+    ) {
+        let name = self.registry.session(session.id).and_then(Session::name);
+        let client = Client { name, session: session.id, peer };
+        match answer {
+            ControlAnswer::Refused(errno) => {
+                let migrates = asked.access == AccessMode::Migration;
+                let denied = migrates && self.opens.denies_migration(&asked.export);
+                self.log.open_refused(ctx.now, client, asked, (*errno, denied));
+            }
+            ControlAnswer::Opened(_) => {
+                let identity = self.opens.identity(session, &asked.export);
+                self.log.opened(client, asked, identity);
+            }
+            ControlAnswer::Done => {}
+        }
     }
 
     /// An OPEN is about to be answered. With the session's first that succeeds, its clients may use
@@ -454,6 +493,7 @@ impl Control {
                 Some(until)
             }
             Order::Exit => {
+                self.log_totals();
                 for core in 0..self.params.cores {
                     ctx.out.shard(CoreIndex(core), ShardMessage::Exit);
                 }
@@ -463,10 +503,33 @@ impl Control {
         self.next = earliest(self.next, wake);
     }
 
+    /// What the server did until its end.
+    fn log_totals(&self) {
+        let (sessions, io) = self.registry.totals();
+        let refused: u64 = self.refused.values().sum();
+        tracing::info!(
+            sessions,
+            reads = io.reads,
+            read_bytes = io.read_bytes,
+            writes = io.writes,
+            write_bytes = io.write_bytes,
+            flushes = io.flushes,
+            errors = io.errors,
+            device_errors = io.device_errors,
+            unfinished = io.inflight,
+            refused,
+            "the server stops"
+        );
+    }
+
     /// Begins the end of a path. Nothing happens to one that ends already.
     fn end_path(&mut self, key: PathKey, end: &PathEnd, ctx: &mut Ctx<'_>) {
-        let path = self.registry.path_mut(key);
-        if path.is_some_and(|path| path.close(end, ctx.out)) {
+        let Some(path) = self.registry.path_mut(key) else { return };
+        let peer = path.shared().origin.peer;
+        let is_loud = path.shared().session.has_opened()
+            || path.state().is_ending()
+            || self.log.admit(ctx.now, peer, "end").is_some();
+        if path.close(end, is_loud, ctx.out) {
             self.advance_end(key, ctx);
         }
     }
@@ -503,7 +566,11 @@ impl Control {
         if let Some(session) = ended {
             self.admission.ended(session.id(), session.has_opened());
             self.opens.session_ended(session.shared(), ctx.now, ctx.out);
-            tracing::info!(session = %session.id(), "a session ended");
+            if session.has_opened() {
+                tracing::info!(session = %session.id(), "a session ended");
+            } else {
+                tracing::debug!(session = %session.id(), "a session ended");
+            }
         }
     }
 
@@ -513,7 +580,8 @@ impl Control {
         for provider in ProviderIndex::all(ctx.fabrics.len()) {
             while let Some(made) = ctx.fabrics[provider.index()].next_registration() {
                 busy = true;
-                let end = self.connector.registered(provider, made, &mut self.registry, ctx);
+                let parts = (&mut self.registry, &mut self.log);
+                let end = self.connector.registered(provider, made, parts, ctx);
                 end.into_iter().for_each(|(key, end)| self.end_path(key, &end, ctx));
             }
         }

@@ -6,10 +6,11 @@
 
 use std::sync::Arc;
 
+use rtrs_core::identity::ExportId;
 use rtrs_core::ids::{CoreIndex, SessionId};
 use rtrs_core::limits::{SECTOR_SIZE, SEGMENTS_MAX};
 use rtrs_core::time::Instant;
-use rtrs_core::wire::{Name, OpenRsp, OpenRspTail, errno};
+use rtrs_core::wire::{AccessMode, Name, OpenRsp, OpenRspTail, errno};
 
 use super::access::AccessBook;
 use super::close::Closings;
@@ -104,10 +105,12 @@ impl Opens {
         if self.closings.contains(session.id, index) {
             return ControlAnswer::Refused(errno::EBUSY);
         }
+        if export.deny_migration && access == AccessMode::Migration {
+            return ControlAnswer::Refused(errno::EPERM);
+        }
         let geometry = export.geometry();
         let result = self.access.open(index, geometry.read_only, session.id, access);
         if let Err(errno) = result {
-            tracing::info!(name = %export.name, session = %session.id, errno, "refused an open");
             return ControlAnswer::Refused(errno);
         }
         let entry = DeviceEntry { export: index, writable: access.may_write() };
@@ -116,8 +119,6 @@ impl Opens {
             self.give_back(index, session.id, ctx.out);
             return ControlAnswer::Refused(errno::ENOMEM);
         };
-        let (name, id) = (&export.name, device.0);
-        tracing::info!(%name, session = %session.id, ?access, id, "opened");
         let secret = self.params.eviction_key.secret(session.id);
         let tail = OpenRspTail { export: export.id, secret };
         // Failures since the session opened it first are reported by its flushes (`ledger.rs`):
@@ -134,6 +135,20 @@ impl Opens {
             ledger.resume(epoch, lost && !compared);
         }
         ControlAnswer::Opened(tail.encode(&opened))
+    }
+
+    /// What a session has open under this name: which disk or file it is.
+    pub(super) fn identity(&self, session: &SessionShared, name: &Name) -> Option<ExportId> {
+        let opened = |export: &Arc<Export>| name_matches(&export.name, name);
+        let open = session.devices.ids().filter_map(|id| session.devices.get(id));
+        let mut open = open.filter_map(|entry| self.exports.get(entry.export));
+        open.find(opened)?.id
+    }
+
+    /// True if the export of this name denies migration.
+    pub(super) fn denies_migration(&self, name: &Name) -> bool {
+        let export = self.exports.find(name.as_bytes()).and_then(|at| self.exports.get(at));
+        export.is_some_and(|export| export.deny_migration)
     }
 
     /// CLOSE came. `None`: the answer comes when nothing of the session runs there any more.
@@ -205,6 +220,12 @@ impl Opens {
             })
             .collect()
     }
+}
+
+/// Names match without the leading slash of a kernel client.
+fn name_matches(export: &str, asked: &Name) -> bool {
+    let bytes = asked.as_bytes();
+    bytes.strip_prefix(b"/").unwrap_or(bytes) == export.as_bytes()
 }
 
 /// The cache epoch of a device without a cache: always this one.

@@ -214,13 +214,15 @@ impl Path {
         }
     }
 
-    /// Begins the end. False when it has begun before.
-    pub(super) fn close(&mut self, end: &PathEnd, out: &mut Outbox) -> bool {
+    /// Begins the end, which is logged at level debug unless it `is_loud`. False when it has begun
+    /// before.
+    pub(super) fn close(&mut self, end: &PathEnd, is_loud: bool, out: &mut Outbox) -> bool {
         if matches!(self.state, PathState::Closing | PathState::Draining | PathState::Gone) {
             return false;
         }
         let (path, peer, state) = (self.shared.key, self.shared.origin.peer, self.state);
         match end {
+            _ if !is_loud => tracing::debug!(%path, %peer, ?state, reason = %end, "a path ends"),
             // The peer can do nothing about it, and does not know the reason.
             PathEnd::Internal(_) | PathEnd::Unserved(_) => {
                 tracing::warn!(%path, %peer, reason = %end, "a path ends");

@@ -91,9 +91,20 @@ pub(super) struct Registry {
     sessions: BTreeMap<SessionId, Session>,
     paths: BTreeMap<PathKey, Path>,
     last_key: u64,
+    /// Sessions that there were.
+    begun: u64,
+    /// What paths did that are gone.
+    gone: IoTotals,
 }
 
 impl Registry {
+    /// The sessions that there were, and what all paths did.
+    pub(super) fn totals(&self) -> (u64, IoTotals) {
+        let mut io = self.gone;
+        self.paths.values().for_each(|path| io.add(&path.shared().counters.totals()));
+        (self.begun, io)
+    }
+
     pub(super) fn session_count(&self) -> usize {
         self.sessions.len()
     }
@@ -112,7 +123,11 @@ impl Registry {
 
     /// The session of that id, which is made if there is none.
     pub(super) fn session_or(&mut self, id: SessionId, new: impl FnOnce() -> Session) -> &Session {
-        self.sessions.entry(id).or_insert_with(new)
+        let begun = &mut self.begun;
+        self.sessions.entry(id).or_insert_with(|| {
+            *begun += 1;
+            new()
+        })
     }
 
     pub(super) fn paths(&self) -> impl Iterator<Item = &Path> {
@@ -174,19 +189,23 @@ impl Registry {
     pub(super) fn remove(&mut self, key: PathKey) -> Option<Session> {
         let path = self.paths.remove(&key)?.into_shared();
         let (id, io) = (path.session.id, path.counters.totals());
-        tracing::info!(
-            path = %key,
-            session = %id,
-            reads = io.reads,
-            writes = io.writes,
-            fua_writes = io.fua_writes,
-            flushes = io.flushes,
-            discards = io.discards,
-            write_zeroes = io.write_zeroes,
-            errors = io.errors,
-            replays = io.replays,
-            "a path is gone"
-        );
+        self.gone.add(&io);
+        // Of one that has opened nothing there is nothing to tell.
+        if path.session.has_opened() {
+            tracing::info!(
+                path = %key,
+                session = %id,
+                reads = io.reads,
+                writes = io.writes,
+                fua_writes = io.fua_writes,
+                flushes = io.flushes,
+                discards = io.discards,
+                write_zeroes = io.write_zeroes,
+                errors = io.errors,
+                replays = io.replays,
+                "a path is gone"
+            );
+        }
         let live = self.paths_of(id).filter(|path| path.has_chunks()).count();
         let session = self.sessions.get_mut(&id)?;
         session.gone.add(&io);

@@ -452,6 +452,7 @@ impl Fixture {
                 state: Arc::clone(state),
             }),
             read_only,
+            deny_migration: false,
             id: Some(ExportId::of_name(name)),
             epoch: Arc::clone(&options.epoch),
         };

@@ -46,6 +46,8 @@ fn options() {
     assert!(!spec("/x,ro=off").ro);
     let spec =
         spec("v=/x,ro,direct=on,block-size=4096,no-lock,delay=10ms,error-rate=0.001,id=a\\,b");
+    assert_eq!(spec.migration, Migration::Allow);
+    assert_eq!("/x,migration=deny".parse::<ExportSpec>().unwrap().migration, Migration::Deny);
     assert_eq!(spec.name.as_deref(), Some("v"));
     assert!(spec.ro && spec.no_lock);
     assert_eq!(spec.direct, AutoSwitch::On);
@@ -96,7 +98,7 @@ fn errors_say_what_is_wrong() {
         (
             "/x,y.img",
             "has the unknown option \"y.img\"; the options are ro, direct, block-size, no-lock, \
-             delay, error-rate, id; write \\, for a comma in a path",
+             migration, delay, error-rate, id; write \\, for a comma in a path",
         ),
         ("/x,ro,ro", "says \"ro\" twice; say it once"),
         ("/x,ro=perhaps", "has a bad ro: switch \"perhaps\" is not valid; use on or off"),

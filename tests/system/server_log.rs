@@ -1,0 +1,79 @@
+//! What the server's log tells an operator: what it serves, who opens what, who is refused and why.
+
+use rtrs_tests::{COMMAND_TIME_MAX, Client, STOP_TIME_MAX, Server, wait_for};
+
+/// Lines of the log with all of these words.
+fn lines(log: &str, words: &[&str]) -> Vec<String> {
+    let has_all = |line: &&str| words.iter().all(|word| line.contains(word));
+    log.lines().filter(has_all).map(str::to_owned).collect()
+}
+
+/// Waits for a line of the log, which is written a moment later.
+fn wait_line(server: &Server, words: &[&str]) -> String {
+    wait_for(&format!("a line with {words:?}"), COMMAND_TIME_MAX, || {
+        lines(&server.output(), words).pop()
+    })
+}
+
+#[test]
+fn the_server_logs_what_it_serves_and_in_the_end_what_it_did() {
+    let server = Server::builder().export("vol0=mem:16M,id=disk").start();
+    let portal = server.portal().to_owned();
+    let exported = wait_line(&server, &["exported", "vol0", "mem:16M", "16777216", "512"]);
+    assert!(!exported.contains("id=\"-\""), "{exported}");
+    let _ = wait_line(&server, &["listening", &portal]);
+    let _ = wait_line(&server, &["the server is ready", env!("CARGO_PKG_VERSION"), "sessions_max"]);
+
+    let client = Client::attach("vol0").path(&portal).args(&["--session-name", "vm7"]).start();
+    let opened = wait_line(&server, &["opened", "vol0", "client=vm7", "peer=", "ReadWrite"]);
+    let identity = client.status()["identity"].as_str().expect("an identity").to_owned();
+    let (_, export) = identity.split_once('/').expect("server and export");
+    assert!(opened.contains(export), "{opened} without {export}");
+    client.detach();
+    let ended = server.stop(STOP_TIME_MAX);
+    let log = format!("{}{}", ended.stderr, ended.stdout);
+    assert_eq!(lines(&log, &["the server stops", "sessions=1", "errors=0"]).len(), 1, "{log}");
+}
+
+#[test]
+fn a_client_that_is_refused_again_and_again_is_logged_with_its_reason_and_seldom() {
+    let server = Server::builder().export("vol0=mem:16M").start();
+    let portal = server.portal().to_owned();
+    let attach = || {
+        let builder = Client::attach("none").path(&portal).args(&["--session-name", "lost"]);
+        let (_, done) = builder.try_start();
+        let _ = done.code(1).says("ENOENT");
+    };
+    attach();
+    let words = ["refused an open", "export=none", "client=lost", "errno=\"ENOENT\""];
+    let refused = wait_line(&server, &words);
+    assert!(refused.contains("there is no export of that name"), "{refused}");
+    let begun = std::time::Instant::now();
+    for _ in 0..4 {
+        attach();
+    }
+    // One more for each interval that has passed, not one for each attempt.
+    let intervals = begun.elapsed().as_secs() / 5;
+    let log = server.output();
+    let count = lines(&log, &["refused an open"]).len() as u64;
+    assert!(count <= 1 + intervals.min(3), "{count} lines in {intervals} intervals: {log}");
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_second_writer_is_logged_and_can_be_denied() {
+    let server = Server::builder().export("a=mem:1M").export("b=mem:1M,migration=deny").start();
+    let portal = server.portal().to_owned();
+    let attach = |export: &str, args: &[&str]| Client::attach(export).path(&portal).args(args);
+    let first = attach("a", &["--session-name", "one"]).start();
+    let second = attach("a", &["--session-name", "two", "--access", "migration"]).start();
+    let _ = wait_line(&server, &["WARN", "opened", "export=a", "client=two", "Migration"]);
+    let (_, done) = attach("b", &["--session-name", "three", "--access", "migration"]).try_start();
+    let _ = done.code(1).says("EPERM");
+    let _ = wait_line(&server, &["refused an open", "the export does not allow migration"]);
+    let third = attach("b", &["--session-name", "four"]).start();
+    first.detach();
+    second.detach();
+    third.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
