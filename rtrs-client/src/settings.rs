@@ -5,8 +5,11 @@
 //! that is wrong by itself is refused where it is read; what the values mean together is judged in
 //! `plan.rs`.
 
+mod socket;
 mod values;
 
+pub(crate) use socket::give_socket;
+pub use socket::{SocketMode, SocketOwner};
 pub use values::{Access, BenchMode, Device, Failover, NbdAddress, NoPath, Policy, SlowIo};
 
 use std::path::PathBuf;
@@ -139,6 +142,15 @@ rtrs_core::settings! {
         ///
         /// At most 107 bytes. Set one of device, socket and listen.
         socket: Option<PathBuf> = "",
+        /// Permissions of the unix socket, in octal, for example 660
+        ///
+        /// Who may write to the socket can connect. By default this is only its user, unless the
+        /// umask says otherwise. Needs socket.
+        socket_mode: Option<SocketMode> = "777 without the umask",
+        /// Owner of the unix socket: USER, USER:GROUP or :GROUP
+        ///
+        /// Names of /etc/passwd and /etc/group, or numbers. Needs socket.
+        socket_owner: Option<SocketOwner> = "user and group of the process",
         /// Serve NBD on this TCP address, for example 127.0.0.1:10809
         ///
         /// A numeric address. The default port is 10809; with port 0 the system chooses one. Anyone

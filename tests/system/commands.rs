@@ -145,6 +145,22 @@ fn a_check_refuses_what_a_start_would_refuse() {
 }
 
 #[test]
+fn the_socket_of_nbd_has_the_mode_and_owner_that_are_set() {
+    use std::os::unix::fs::MetadataExt;
+    let server = Server::builder().export("vol0=mem:16M").start();
+    let own = std::fs::metadata("/proc/self").expect("procfs");
+    let owner = format!("{}:{}", own.uid(), own.gid());
+    let args = ["--socket-mode", "660", "--socket-owner", &owner];
+    let client = Client::attach("vol0").path(server.portal()).args(&args).start();
+    let Front::Unix(socket) = client.front() else { panic!("a unix socket asked for") };
+    let meta = std::fs::metadata(socket).expect("the socket");
+    assert_eq!(meta.mode() & 0o777, 0o660);
+    assert_eq!((meta.uid(), meta.gid()), (own.uid(), own.gid()));
+    client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
 fn a_drain_of_a_server_that_is_stopped_says_so() {
     let mut server = Server::builder().export("vol0=mem:16M").start();
     server.signal("STOP");

@@ -32,7 +32,7 @@ use crate::error::{Error, ErrorKind, system};
 use crate::frontend::{MakeFrontEnds, kernel_nbd, nbd};
 use crate::plan::{AttachPlan, Front};
 use crate::session_log::DAEMON_LOG;
-use crate::settings::SlowIo;
+use crate::settings::{SlowIo, give_socket};
 
 /// How a daemon in the background begins its only line, before [`Attached`] as JSON or before why
 /// it failed.
@@ -219,6 +219,13 @@ fn prepare(plan: &AttachPlan) -> Result<Prepared, Error> {
             let what = format!("cannot serve NBD on {endpoint}");
             Error::with_source(ErrorKind::InUse, what, e)
         })?;
+        if let Endpoint::Unix(path) = &endpoint {
+            let set = &plan.settings;
+            give_socket(path, set.socket_owner.as_ref(), set.socket_mode).map_err(|e| {
+                let what = format!("cannot set owner and mode of the socket {}", path.display());
+                Error::with_source(ErrorKind::System, what, e)
+            })?;
+        }
         let uri = Some(bound.endpoint().uri(export));
         Ok(Prepared { fronts: nbd::at(bound, bridge), uri, saved: None })
     };

@@ -66,6 +66,14 @@ pub struct AttachPlan {
 impl Front {
     fn new(settings: &AttachSettings, session: &SessionPlan) -> Result<Self, Error> {
         check_device_settings(settings)?;
+        for (name, is_set) in [
+            ("socket-mode", settings.socket_mode.is_some()),
+            ("socket-owner", settings.socket_owner.is_some()),
+        ] {
+            if is_set && settings.socket.is_none() {
+                return Err(usage(format!("{name} needs a unix socket; set socket too")));
+            }
+        }
         match (settings.socket.clone(), settings.listen, settings.device) {
             (Some(path), None, None) => {
                 let path = std::path::absolute(&path).map_err(|e| {
@@ -291,6 +299,12 @@ impl AttachPlan {
             let text =
                 format!("socket {} is in use by another process; use another path", path.display());
             return Err(Error::new(ErrorKind::InUse, text));
+        }
+        if let Some(owner) = &self.settings.socket_owner {
+            owner.numbers().map_err(|error| {
+                let text = format!("socket-owner {owner} is not known here");
+                Error::with_source(ErrorKind::Usage, text, error)
+            })?;
         }
         self.session.check()?;
         if let Front::Device(options) = &self.front {

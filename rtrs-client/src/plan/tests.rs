@@ -56,6 +56,8 @@ fn values_and_combinations_of_attach_are_validated() {
              121s or more",
         ),
         ("socket: /s\ntakeover: true", "takeover needs a block device; set device too"),
+        ("device: auto\nsocket-mode: 660", "socket-mode needs a unix socket; set socket too"),
+        ("listen: 127.0.0.1\nsocket-owner: root", "socket-owner needs a unix socket; set socket"),
         ("socket: /s\ndevice-timeout: 200s", "device-timeout needs a block device; set device too"),
         ("listen: 127.0.0.1\ndevice-dead-timeout: 9s", "device-dead-timeout needs a block device"),
         ("device: auto\ntakeover: true\naccess: migration", "use access auto, rw or ro"),
