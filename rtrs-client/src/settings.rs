@@ -104,8 +104,8 @@ rtrs_core::settings! {
         /// IO while no path is connected: queue, queue-for=TIME or fail
         ///
         /// queue: hold IO until a path returns. queue-for=TIME: hold it for at most TIME, then
-        /// fail. fail: fail at once. TIME is 100ms to 24h and begins when the last path ends; when it is
-        /// over, all IO fails until a path returns.
+        /// fail. fail: fail at once. TIME is 100ms to 24h and begins when the last path ends; when
+        /// it is over, all IO fails until a path returns.
         no_path: NoPath = "queue-for=1m",
         /// When to resend the requests of a dead path to a kernel server
         ///

@@ -20,15 +20,16 @@ pub struct GlobalArgs {
         global = true,
         value_name = "FORMAT",
         default_value = "text",
-        hide_possible_values = true
+        hide_possible_values = true,
+        help_heading = "Global options"
     )]
     pub output: Output,
 
-    /// Directory for control sockets [default: /run/rtrs, or $XDG_RUNTIME_DIR/rtrs without root]
+    /// Directory for control sockets
     ///
-    /// The default without root and without XDG_RUNTIME_DIR is /tmp/rtrs-UID. The commands find
+    /// Default: /run/rtrs for root, else $XDG_RUNTIME_DIR/rtrs or /tmp/rtrs-UID. The commands find
     /// only sessions that were attached with the same directory.
-    #[arg(long, global = true, value_name = "DIR")]
+    #[arg(long, global = true, value_name = "DIR", help_heading = "Global options")]
     pub run_dir: Option<PathBuf>,
 }
 

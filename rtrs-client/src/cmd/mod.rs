@@ -49,7 +49,7 @@ use crate::session_log::DAEMON_LOG;
 /// Exit codes: 0 success, 1 failure, 2 wrong usage or a wrong configuration file, 3 the session of
 /// status serves no IO.
 #[derive(Debug, Parser)]
-#[command(name = "rtrs-client", version, max_term_width = 100)]
+#[command(name = "rtrs-client", version, max_term_width = 0)]
 pub struct LowArgs {
     /// Flags of all commands.
     #[command(flatten)]

@@ -35,7 +35,7 @@ use crate::settings::Settings;
 #[command(
     name = "rtrs-server",
     version,
-    max_term_width = 100,
+    max_term_width = 0,
     args_conflicts_with_subcommands = true
 )]
 pub struct LowArgs {
