@@ -20,6 +20,7 @@ pub mod logging;
 pub mod losses;
 #[allow(unsafe_code)]
 pub mod mem;
+pub mod metrics;
 pub mod mutant;
 pub mod orphans;
 pub mod prng;

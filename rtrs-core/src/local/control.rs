@@ -8,20 +8,20 @@
 //! that the daemon refuses, or does not know, gets `{"error": WHY}`.
 
 use std::collections::VecDeque;
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
-use std::time::Instant;
 
 use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 
+use super::timed::{Limit, timed_out};
 use super::unix_socket::{SocketFile, bind_unix};
 use crate::time::Duration;
 
@@ -235,33 +235,14 @@ fn exchange(path: &Path, line: &str, timeout: Duration) -> io::Result<(String, U
     Ok((line, stream))
 }
 
-fn timed_out(what: &str, limit: Duration) -> io::Error {
-    let text = format!("{what} took longer than {} ms", limit.as_millis());
-    io::Error::new(io::ErrorKind::TimedOut, text)
-}
-
-/// What is left of the time, for a time-out of the system: never zero, which would mean for ever.
-fn left(deadline: Instant, what: &str, limit: Duration) -> io::Result<Duration> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(timed_out(what, limit)) } else { Ok(left) }
-}
-
-fn is_timeout(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
-}
-
 /// A line without its end, of at most `max` bytes, all of it within `limit`.
-fn read_line(mut stream: &UnixStream, max: usize, limit: Duration) -> io::Result<String> {
-    let deadline = Instant::now() + limit;
+fn read_line(stream: &UnixStream, max: usize, limit: Duration) -> io::Result<String> {
+    let limit = Limit::new("the line", limit);
     let (mut line, mut room) = (Vec::new(), [0; 4096]);
     loop {
-        stream.set_read_timeout(Some(left(deadline, "the line", limit)?))?;
-        let count = match stream.read(&mut room) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(count) => count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) if is_timeout(&error) => return Err(timed_out("the line", limit)),
-            Err(error) => return Err(error),
+        let count = match limit.read(stream, &mut room)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            count => count,
         };
         let end = room[..count].iter().position(|byte| *byte == b'\n');
         line.extend_from_slice(&room[..end.unwrap_or(count)]);
@@ -277,25 +258,15 @@ fn read_line(mut stream: &UnixStream, max: usize, limit: Duration) -> io::Result
 }
 
 /// Writes a line, all of it within `limit`.
-fn write_line(mut stream: &UnixStream, line: &str, limit: Duration) -> io::Result<()> {
-    let deadline = Instant::now() + limit;
-    let line = format!("{line}\n");
-    let mut rest = line.as_bytes();
-    while !rest.is_empty() {
-        stream.set_write_timeout(Some(left(deadline, "writing", limit)?))?;
-        match stream.write(rest) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(count) => rest = &rest[count..],
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) if is_timeout(&error) => return Err(timed_out("writing", limit)),
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
+fn write_line(stream: &UnixStream, line: &str, limit: Duration) -> io::Result<()> {
+    Limit::new("writing", limit).write(stream, format!("{line}\n").as_bytes())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::time::Instant;
+
     use super::super::unix_socket::tests::Scratch;
     use super::*;
 

@@ -2,7 +2,8 @@
 //! safely beside others that want the same path, the control socket that commands connect to, and
 //! small text files.
 //!
-//! Runs off the IO path. Called by both daemons and by the NBD listener.
+//! Runs off the IO path. Called by both daemons, by the NBD listener and by
+//! the server of metrics.
 
 mod control;
 mod denied;
@@ -10,6 +11,7 @@ mod own_files;
 mod run_dir;
 mod tcp_address;
 mod text_file;
+pub(crate) mod timed;
 mod unix_socket;
 
 pub use control::{ControlSocket, RequestError, reply, request};

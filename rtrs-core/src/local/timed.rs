@@ -1,0 +1,73 @@
+//! Reading from and writing to a socket with a time limit for the whole.
+
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::time::Instant;
+
+use socket2::SockRef;
+
+use crate::time::Duration;
+
+/// When something must have ended, and what it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limit {
+    what: &'static str,
+    limit: Duration,
+    deadline: Instant,
+}
+
+impl Limit {
+    /// From now on.
+    pub(crate) fn new(what: &'static str, limit: Duration) -> Self {
+        Self { what, limit, deadline: Instant::now() + limit }
+    }
+
+    /// What is left of the time, for a time-out of the system: never zero, which would mean for
+    /// ever.
+    fn left(&self) -> io::Result<Duration> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(timed_out(self.what, self.limit)) } else { Ok(left) }
+    }
+
+    fn judge(&self, error: io::Error) -> io::Result<()> {
+        match error.kind() {
+            io::ErrorKind::Interrupted => Ok(()),
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                Err(timed_out(self.what, self.limit))
+            }
+            _ => Err(error),
+        }
+    }
+
+    /// Reads what there is: 0 bytes at the end.
+    pub(crate) fn read(&self, from: &impl AsFd, room: &mut [u8]) -> io::Result<usize> {
+        let socket = SockRef::from(from);
+        loop {
+            socket.set_read_timeout(Some(self.left()?))?;
+            match (&*socket).read(room) {
+                Ok(count) => return Ok(count),
+                Err(error) => self.judge(error)?,
+            }
+        }
+    }
+
+    /// Writes all.
+    pub(crate) fn write(&self, to: &impl AsFd, mut bytes: &[u8]) -> io::Result<()> {
+        let socket = SockRef::from(to);
+        while !bytes.is_empty() {
+            socket.set_write_timeout(Some(self.left()?))?;
+            match (&*socket).write(bytes) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => bytes = &bytes[count..],
+                Err(error) => self.judge(error)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The error of what took too long.
+pub(crate) fn timed_out(what: &str, limit: Duration) -> io::Error {
+    let text = format!("{what} took longer than {} ms", limit.as_millis());
+    io::Error::new(io::ErrorKind::TimedOut, text)
+}

@@ -1,0 +1,282 @@
+//! Answers `GET /metrics` over HTTP, and nothing else.
+//!
+//! Owns [`MetricsServer`]: a thread that accepts, and a small thread per connection. Anybody may
+//! connect where the port is reachable, so everything has a bound: the size of a request, the time
+//! for it and for the response, the connections at once, and how often the text is made. A
+//! connection that sends no request makes room for others. Each connection gets one response.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::{Shutdown, TcpListener};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use socket2::Socket;
+
+use crate::local::timed::Limit;
+use crate::local::{SocketFile, bind_unix};
+use crate::settings::MetricsAddress;
+use crate::time::Duration;
+
+/// How long a request may take to arrive, and a response to leave.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a client may take to close after the response.
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
+/// Longest request, with all its headers.
+const REQUEST_MAX: usize = 8192;
+/// Most connections at once.
+const CONNECTIONS_MAX: usize = 16;
+/// The text is made at most once in this time.
+const AGE_MAX: Duration = Duration::from_millis(250);
+/// Of the thread of a connection.
+const STACK_BYTES: usize = 512 << 10;
+/// Wait after an accept that failed, for one because the process is out of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A listening server of metrics. Dropping it ends it.
+#[derive(Debug)]
+pub struct MetricsServer {
+    listener: Arc<Socket>,
+    at: String,
+    ending: Arc<AtomicBool>,
+    _file: Option<SocketFile>,
+}
+
+impl MetricsServer {
+    /// Binds the address.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn bind(address: &MetricsAddress) -> io::Result<Self> {
+        let (listener, at, file) = match address {
+            MetricsAddress::Tcp(address) => {
+                let listener = TcpListener::bind(address)?;
+                let at = format!("http://{}/metrics", listener.local_addr()?);
+                (Socket::from(listener), at, None)
+            }
+            MetricsAddress::Unix(path) => {
+                let (listener, file) = bind_unix(path)?;
+                (Socket::from(listener), address.to_string(), Some(file))
+            }
+        };
+        Ok(Self { listener: Arc::new(listener), at, ending: Arc::default(), _file: file })
+    }
+
+    /// Where it listens: `http://ADDR:PORT/metrics` or `unix:PATH`.
+    #[must_use]
+    pub fn at(&self) -> &str {
+        &self.at
+    }
+
+    /// Answers with what `make` makes; an error of it is answered with 503. It is called on a
+    /// thread of this server, not more often than four times a second, and one call at a time.
+    ///
+    /// # Errors
+    /// The system's, when there is no thread to be had.
+    pub fn serve(
+        &self,
+        make: impl Fn() -> Result<String, String> + Send + Sync + 'static,
+    ) -> io::Result<()> {
+        let (listener, ending) = (Arc::clone(&self.listener), Arc::clone(&self.ending));
+        let shared = Arc::new(Shared {
+            make: Box::new(make),
+            made: Mutex::default(),
+            open: Open::default(),
+        });
+        let accept = move || {
+            for number in 0_u64.. {
+                let accepted = listener.accept();
+                if ending.load(Ordering::SeqCst) {
+                    break;
+                }
+                let started = accepted.and_then(|(stream, _)| start(number, stream, &shared));
+                if let Err(error) = started {
+                    tracing::debug!("metrics: {error}");
+                    std::thread::sleep(ACCEPT_PAUSE);
+                }
+            }
+            shared.open.end_all();
+        };
+        std::thread::Builder::new().name("rtrs-metrics".into()).spawn(accept).map(drop)
+    }
+}
+
+impl Drop for MetricsServer {
+    fn drop(&mut self) {
+        self.ending.store(true, Ordering::SeqCst);
+        // Wakes the thread in its accept.
+        end(&self.listener);
+    }
+}
+
+fn end(socket: &Socket) {
+    if let Err(error) = socket.shutdown(Shutdown::Both) {
+        tracing::debug!("metrics: {error}");
+    }
+}
+
+/// What was made last, or why not, and when.
+type Made = (Instant, Result<Arc<str>, String>);
+
+/// What all connections share.
+struct Shared {
+    make: Box<dyn Fn() -> Result<String, String> + Send + Sync>,
+    made: Mutex<Option<Made>>,
+    open: Open,
+}
+
+impl Shared {
+    /// The text, which is made if the last one is old.
+    fn text(&self) -> Result<Arc<str>, String> {
+        let mut made = self.made.lock();
+        if let Some((at, text)) = &*made
+            && at.elapsed() < AGE_MAX
+        {
+            return text.clone();
+        }
+        let text = (self.make)().map(Arc::from);
+        *made = Some((Instant::now(), text.clone()));
+        text
+    }
+}
+
+/// An open connection.
+#[derive(Debug)]
+struct Connection {
+    number: u64,
+    stream: Socket,
+    /// Its request has arrived.
+    asked: bool,
+}
+
+/// The open connections, oldest first.
+#[derive(Debug, Default)]
+struct Open(Mutex<VecDeque<Connection>>);
+
+impl Open {
+    /// One more. Of too many the oldest goes that has sent no request; if all have, false.
+    fn add(&self, number: u64, stream: Socket) -> bool {
+        let mut all = self.0.lock();
+        if all.len() >= CONNECTIONS_MAX {
+            let silent = all.iter().position(|other| !other.asked);
+            let Some(oldest) = silent.and_then(|at| all.remove(at)) else { return false };
+            end(&oldest.stream);
+        }
+        all.push_back(Connection { number, stream, asked: false });
+        true
+    }
+
+    fn asked(&self, number: u64) {
+        let mut all = self.0.lock();
+        all.iter_mut().filter(|one| one.number == number).for_each(|one| one.asked = true);
+    }
+
+    fn remove(&self, number: u64) {
+        self.0.lock().retain(|other| other.number != number);
+    }
+
+    fn end_all(&self) {
+        self.0.lock().drain(..).for_each(|one| end(&one.stream));
+    }
+}
+
+/// Starts the thread of a connection.
+fn start(number: u64, stream: Socket, shared: &Arc<Shared>) -> io::Result<()> {
+    if !shared.open.add(number, stream.try_clone()?) {
+        return Ok(());
+    }
+    let serving = Arc::clone(shared);
+    let thread = std::thread::Builder::new().name("rtrs-scrape".into()).stack_size(STACK_BYTES);
+    let started = thread.spawn(move || {
+        if let Err(error) = serve_one(number, &stream, &serving) {
+            tracing::debug!("metrics: {error}");
+        }
+        serving.open.remove(number);
+    });
+    started.map(drop).inspect_err(|_| shared.open.remove(number))
+}
+
+/// Reads a request and answers it.
+fn serve_one(number: u64, stream: &Socket, shared: &Shared) -> io::Result<()> {
+    let answer = read_request(stream)?;
+    shared.open.asked(number);
+    let (status, allow, body) = match answer {
+        Answer::Metrics => match shared.text() {
+            Ok(text) => ("200 OK", "", text),
+            Err(why) => ("503 Service Unavailable", "", format!("{why}\n").into()),
+        },
+        Answer::NotFound => ("404 Not Found", "", "the metrics are at /metrics\n".into()),
+        Answer::NotAllowed => ("405 Method Not Allowed", "Allow: GET\r\n", "use GET\n".into()),
+        Answer::Bad => ("400 Bad Request", "", "not understood\n".into()),
+    };
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n\
+         Content-Length: {}\r\n{allow}Connection: close\r\n\r\n",
+        body.len()
+    );
+    let limit = Limit::new("the response", TIMEOUT);
+    limit.write(stream, head.as_bytes())?;
+    limit.write(stream, body.as_bytes())?;
+    // What was sent and not read would reset the connection, and with it the response.
+    stream.shutdown(Shutdown::Write)?;
+    let limit = Limit::new("the close", CLOSE_TIMEOUT);
+    let mut room = [0; 4096];
+    while limit.read(stream, &mut room)? > 0 {}
+    Ok(())
+}
+
+/// What a request gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    Metrics,
+    NotFound,
+    NotAllowed,
+    Bad,
+}
+
+/// Reads a request up to the end of its headers.
+fn read_request(stream: &Socket) -> io::Result<Answer> {
+    let limit = Limit::new("the request", TIMEOUT);
+    let (mut text, mut room) = (Vec::new(), [0; 2048]);
+    loop {
+        let count = limit.read(stream, &mut room)?;
+        text.extend_from_slice(&room[..count]);
+        if let Some(end) = text.windows(4).position(|four| four == b"\r\n\r\n") {
+            let fits = end <= REQUEST_MAX;
+            return Ok(if fits { judge(&text[..end]) } else { Answer::Bad });
+        }
+        match count {
+            0 if text.is_empty() => return Err(io::ErrorKind::UnexpectedEof.into()),
+            0 => return Ok(Answer::Bad),
+            _ if text.len() > REQUEST_MAX => return Ok(Answer::Bad),
+            _ => {}
+        }
+    }
+}
+
+/// Judges the request line and the headers.
+fn judge(head: &[u8]) -> Answer {
+    let Ok(head) = str::from_utf8(head) else { return Answer::Bad };
+    let mut lines = head.split("\r\n");
+    let words: Vec<&str> = lines.next().unwrap_or_default().split(' ').collect();
+    let [method, target, "HTTP/1.0" | "HTTP/1.1"] = words[..] else { return Answer::Bad };
+    let is_method = !method.is_empty() && method.bytes().all(|byte| byte.is_ascii_uppercase());
+    let is_header = |line: &str| {
+        let name = line.split_once(':').map_or("", |(name, _)| name);
+        let has_name = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic());
+        has_name && !line.contains(['\r', '\n', '\0'])
+    };
+    if !is_method || !target.starts_with('/') || !lines.all(is_header) {
+        return Answer::Bad;
+    }
+    match (method, target.split('?').next()) {
+        ("GET", Some("/metrics")) => Answer::Metrics,
+        (_, Some("/metrics")) => Answer::NotAllowed,
+        _ => Answer::NotFound,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,101 @@
+//! Times of IO, counted in a fixed set of buckets.
+
+/// Upper bounds of the buckets in nanoseconds, and in seconds as the text format has them. A last
+/// bucket has no bound.
+pub(super) const BOUNDS: [(u64, &str); 21] = [
+    (10_000, "1e-05"),
+    (25_000, "2.5e-05"),
+    (50_000, "5e-05"),
+    (100_000, "0.0001"),
+    (250_000, "0.00025"),
+    (500_000, "0.0005"),
+    (1_000_000, "0.001"),
+    (2_500_000, "0.0025"),
+    (5_000_000, "0.005"),
+    (10_000_000, "0.01"),
+    (25_000_000, "0.025"),
+    (50_000_000, "0.05"),
+    (100_000_000, "0.1"),
+    (250_000_000, "0.25"),
+    (500_000_000, "0.5"),
+    (1_000_000_000, "1"),
+    (2_500_000_000, "2.5"),
+    (5_000_000_000, "5"),
+    (10_000_000_000, "10"),
+    (30_000_000_000, "30"),
+    (60_000_000_000, "60"),
+];
+
+/// Number of buckets, the one without a bound included.
+pub const TIME_BUCKETS: usize = BOUNDS.len() + 1;
+
+/// The bucket of a time: the first one whose bound is not below it.
+pub fn bucket_of(nanos: u64) -> usize {
+    BOUNDS.partition_point(|(bound, _)| *bound < nanos)
+}
+
+/// How many times fell into each bucket, and their sum.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Times {
+    /// By bucket, not cumulative.
+    pub buckets: [u64; TIME_BUCKETS],
+    /// Sum in nanoseconds.
+    pub nanos: u64,
+}
+
+impl Times {
+    /// Counts a time.
+    pub fn record(&mut self, nanos: u64) {
+        self.buckets[bucket_of(nanos)] += 1;
+        self.nanos = self.nanos.saturating_add(nanos);
+    }
+
+    /// Adds other counts to these.
+    pub fn add(&mut self, other: &Self) {
+        for (mine, theirs) in self.buckets.iter_mut().zip(&other.buckets) {
+            *mine += theirs;
+        }
+        self.nanos = self.nanos.saturating_add(other.nanos);
+    }
+
+    /// How many times were counted.
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_rise_and_are_what_their_texts_say() {
+        assert!(BOUNDS.is_sorted_by(|a, b| a.0 < b.0));
+        for (nanos, text) in BOUNDS {
+            let seconds: f64 = text.parse().unwrap();
+            assert!((seconds * 1e9 - nanos as f64).abs() < 1e-3, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_time_is_in_the_first_bucket_that_holds_it() {
+        for (nanos, bucket) in [
+            (0, 0),
+            (10_000, 0),
+            (10_001, 1),
+            (1_000_000_000, 15),
+            (60_000_000_000, 20),
+            (60_000_000_001, 21),
+            (u64::MAX, 21),
+        ] {
+            assert_eq!(bucket_of(nanos), bucket, "{nanos}");
+        }
+        let mut times = Times::default();
+        [5, 10_000, 20_000, u64::MAX].into_iter().for_each(|nanos| times.record(nanos));
+        assert_eq!((times.buckets[0], times.buckets[1], times.buckets[21]), (2, 1, 1));
+        assert_eq!((times.count(), times.nanos), (4, u64::MAX));
+        let mut sum = times;
+        sum.add(&times);
+        assert_eq!(sum.count(), 8);
+    }
+}
