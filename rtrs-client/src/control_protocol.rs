@@ -21,6 +21,8 @@ pub(crate) enum Request {
     Status,
     /// Its counters: [`Stats`].
     Stats,
+    /// All metrics: [`Samples`](rtrs_core::metrics::Samples).
+    Metrics,
     /// End it: [`Detached`], when it has ended.
     Detach {
         /// Time for requests in flight, in milliseconds.
@@ -418,6 +420,9 @@ pub(crate) struct PathStats {
     pub(crate) errors: u64,
     /// Requests that were in flight when it died.
     pub(crate) failovers: u64,
+    /// Requests that waited for its fence after it died.
+    #[serde(default)]
+    pub(crate) fence_waits: u64,
     /// Requests that were not answered within `io-timeout` although it worked.
     #[serde(default)]
     pub(crate) slow_requests: u64,

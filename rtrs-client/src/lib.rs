@@ -15,6 +15,7 @@ mod error;
 mod frontend;
 #[cfg(any(test, feature = "test-util"))]
 mod fuzz;
+pub mod metrics;
 mod path;
 pub mod plan;
 mod session_log;

@@ -16,8 +16,8 @@ use std::path::PathBuf;
 
 use rtrs_core::identity::Identity;
 use rtrs_core::settings::{
-    Auto, AutoSwitch, ByteSize, HOUR, Int, LogFilter, LogFormat, MILLISECOND, MINUTE, Portal,
-    SECOND, Shards, Switch, Time, Visitor, settings_from_yaml,
+    Auto, AutoSwitch, ByteSize, HOUR, Int, LogFilter, LogFormat, MILLISECOND, MINUTE,
+    MetricsAddress, Portal, SECOND, Shards, Switch, Time, Visitor, settings_from_yaml,
 };
 
 use crate::error::Error;
@@ -207,6 +207,12 @@ rtrs_core::settings! {
         /// The minimum holds one request of 32 MiB and two buffers for each of 48 connections.
         /// Memory is used only as requests need it. Requests wait while all of it is in use.
         buffer_size: ByteSize = "64M",
+        /// Answer GET /metrics here, for Prometheus: ADDR:PORT or unix:/PATH
+        ///
+        /// With port 0 the system chooses one, which the log names. Each session is a process and
+        /// needs an address of its own. Anyone who can connect can read the metrics, so use an
+        /// address of a trusted network. `rtrs-client metrics` prints those of all sessions.
+        metrics: Option<MetricsAddress> = "",
     }
 }
 

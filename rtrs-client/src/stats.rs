@@ -2,6 +2,7 @@
 
 use hdrhistogram::Histogram;
 use rtrs_core::block::{Io, IoOp};
+use rtrs_core::metrics::Times;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Duration;
 use serde::{Deserialize, Serialize};
@@ -38,6 +39,8 @@ pub struct PathCount {
     pub errors: u64,
     /// Requests that were in flight when it died and went to another path, or to this one anew.
     pub failovers: u64,
+    /// Requests that waited for the fence of this path when it died.
+    pub fence_waits: u64,
     /// Requests that were not answered within the IO timeout although the path lived.
     pub slow_requests: u64,
 }
@@ -47,6 +50,10 @@ pub struct PathCount {
 pub struct ShardStats {
     /// By operation: read, write, flush, discard, write zeroes.
     pub ops: [OpCount; 5],
+    /// Time from submit to completion, by operation.
+    pub times: [Times; 5],
+    /// IOs that found the whole queue depth in use.
+    pub queue_full: u64,
     /// By path, in the session's order.
     pub paths: Vec<PathCount>,
     /// Time from submit to completion in nanoseconds.
@@ -82,6 +89,8 @@ impl ShardStats {
     pub(crate) fn new(paths: usize) -> Self {
         Self {
             ops: Default::default(),
+            times: Default::default(),
+            queue_full: 0,
             paths: vec![PathCount::default(); paths],
             latency: latencies(),
             path_latency: vec![latencies(); paths],
@@ -104,6 +113,11 @@ impl ShardStats {
     /// A request went on elsewhere when this path died.
     pub(crate) fn request_moved(&mut self, path: usize) {
         self.paths[path].failovers += 1;
+    }
+
+    /// A request waits for the fence of this path, which died.
+    pub(crate) fn request_awaits_fence(&mut self, path: usize) {
+        self.paths[path].fence_waits += 1;
     }
 
     /// A request on this path became slow.
@@ -130,7 +144,9 @@ impl ShardStats {
     }
 
     pub(crate) fn io_done(&mut self, io: &Io, status: IoStatus, latency: Duration) {
-        let count = &mut self.ops[op_index(io.op)];
+        let op = op_index(io.op);
+        self.times[op].record(nanos(latency));
+        let count = &mut self.ops[op];
         count.count += 1;
         if status.is_ok() {
             count.bytes += u64::from(io.len);
@@ -145,12 +161,17 @@ impl ShardStats {
         for (mine, theirs) in self.ops.iter_mut().zip(&other.ops) {
             mine.add(theirs);
         }
+        for (mine, theirs) in self.times.iter_mut().zip(&other.times) {
+            mine.add(theirs);
+        }
+        self.queue_full += other.queue_full;
         for (mine, theirs) in self.paths.iter_mut().zip(&other.paths) {
             mine.requests += theirs.requests;
             mine.answers += theirs.answers;
             mine.bytes += theirs.bytes;
             mine.errors += theirs.errors;
             mine.failovers += theirs.failovers;
+            mine.fence_waits += theirs.fence_waits;
             mine.slow_requests += theirs.slow_requests;
         }
         let latencies = self.path_latency.iter_mut().zip(&other.path_latency);

@@ -16,6 +16,8 @@ pub(crate) const WITHIN_MS_MAX: u64 = 600_000;
 pub(crate) enum Request {
     /// Describe the server: [`Status`].
     Status,
+    /// All metrics: [`Samples`](rtrs_core::metrics::Samples).
+    Metrics,
     /// List the sessions: [`Sessions`].
     SessionList,
     /// End paths of a session: [`Ended`].
@@ -93,6 +95,7 @@ mod tests {
     fn requests_are_what_the_manual_says() {
         for (text, request) in [
             (r#"{"command":"status"}"#, Request::Status),
+            (r#"{"command":"metrics"}"#, Request::Metrics),
             (r#"{"command":"session-list"}"#, Request::SessionList),
             (
                 r#"{"command":"session-disconnect","session":"s","path":3}"#,

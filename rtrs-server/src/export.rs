@@ -18,6 +18,7 @@ use rtrs_core::identity::ExportId;
 use crate::engine::epoch::SyncEpoch;
 use crate::engine::finder::Finder;
 use crate::engine::io::overlap::OrphanedWrites;
+use crate::stats::ExportCounters;
 
 /// Exports found below the search path that may be open at once.
 pub const FOUND_MAX: usize = 64;
@@ -48,6 +49,8 @@ pub struct Export {
     pub id: Option<ExportId>,
     /// How often a sync of it has failed.
     pub epoch: Arc<SyncEpoch>,
+    /// What its users did.
+    pub counters: Arc<ExportCounters>,
 }
 
 impl Export {
@@ -197,6 +200,7 @@ mod tests {
             deny_migration: false,
             id: None,
             epoch: Arc::default(),
+            counters: Arc::default(),
         }
     }
 

@@ -202,6 +202,7 @@ impl Rig {
             deny_migration: false,
             id: None,
             epoch: Arc::default(),
+            counters: Arc::default(),
         };
         let exports = ExportTable::new(vec![export("vol", false), export("fixed", true)]);
         let mut hosts: Vec<Host> = (0..params.cores)

@@ -16,6 +16,7 @@ mod error;
 pub mod export;
 #[cfg(any(test, feature = "test-util"))]
 mod fuzz;
+pub mod metrics;
 pub mod path;
 pub mod plan;
 pub mod settings;

@@ -14,8 +14,8 @@ pub use search::SearchSpec;
 use std::path::PathBuf;
 
 use rtrs_core::settings::{
-    Auto, AutoSwitch, ByteSize, Int, LogFilter, LogFormat, MILLISECOND, MINUTE, Portal, Shards,
-    Switch, Time, settings_from_yaml,
+    Auto, AutoSwitch, ByteSize, Int, LogFilter, LogFormat, MILLISECOND, MINUTE, MetricsAddress,
+    Portal, Shards, Switch, Time, settings_from_yaml,
 };
 
 use crate::error::Error;
@@ -169,6 +169,12 @@ rtrs_core::settings! {
         /// the server cannot write there it logs a warning; clients then treat each server start as
         /// a loss of data that they had not flushed.
         state_dir: Option<PathBuf> = "/var/lib/rtrs, or ~/.local/state/rtrs without root",
+        /// Answer GET /metrics here, for Prometheus: ADDR:PORT or unix:/PATH
+        ///
+        /// With port 0 the system chooses one, which the log names. Anyone who can connect can read
+        /// the metrics, so use an address of a trusted network. `rtrs-server metrics` prints the
+        /// same.
+        metrics: Option<MetricsAddress> = "",
         /// Log level: error, warn, info, debug, trace, or a filter by module
         ///
         /// An example of a filter is info,rtrs_server::engine=debug. The log goes to stderr.

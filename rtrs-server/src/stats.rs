@@ -3,11 +3,16 @@
 //! Each shard writes its own counters only, so that counting costs a plain add; readers see each
 //! number whole, and different numbers from slightly different moments.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use parking_lot::Mutex;
 use rtrs_core::block::IoOp;
 use rtrs_core::choices;
+use rtrs_core::fabric::FabricCounters;
 use rtrs_core::ids::CoreIndex;
+use rtrs_core::metrics::{TIME_BUCKETS, Times, bucket_of};
 use rtrs_core::time::Duration;
 use rtrs_core::wire::AccessMode;
 use serde::{Deserialize, Serialize};
@@ -148,6 +153,121 @@ impl PathCounters {
         self.cores.iter().for_each(|core| sum.count(core));
         sum
     }
+}
+
+/// The operations of an export, in the order of [`ExportTotals::ops`].
+pub const OP_NAMES: [&str; 5] = ["read", "write", "flush", "discard", "write-zeroes"];
+
+const fn op_index(op: IoOp) -> usize {
+    match op {
+        IoOp::Read => 0,
+        IoOp::Write => 1,
+        IoOp::Flush => 2,
+        IoOp::Discard => 3,
+        IoOp::WriteZeroes => 4,
+    }
+}
+
+/// What one shard did of one operation of an export.
+#[derive(Debug, Default)]
+struct OpCounters {
+    buckets: [Counter; TIME_BUCKETS],
+    nanos: Counter,
+    bytes: Counter,
+    errors: Counter,
+}
+
+/// What one shard did for one export.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct ShardExportCounters {
+    ops: [OpCounters; 5],
+    /// Times that the disk or file failed a request, or a step of one.
+    pub device_errors: Counter,
+    /// Requests that found the queue of the device full.
+    pub queue_full: Counter,
+}
+
+impl ShardExportCounters {
+    /// An IO of so many bytes is about to be answered, with success if `good`.
+    pub fn answered(&self, op: IoOp, good: bool, bytes: u32, nanos: u64) {
+        let op = &self.ops[op_index(op)];
+        op.buckets[bucket_of(nanos)].add(1);
+        op.nanos.add(nanos);
+        op.bytes.add(if good { u64::from(bytes) } else { 0 });
+        op.errors.add(u64::from(!good));
+    }
+}
+
+/// What all shards did of one operation of an export.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpTotals {
+    /// Times from arrival to answer.
+    pub times: Times,
+    /// Bytes of IOs that succeeded.
+    pub bytes: u64,
+    /// IOs answered with an error.
+    pub errors: u64,
+}
+
+/// What all shards did for one export.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExportTotals {
+    /// By operation.
+    pub ops: [OpTotals; 5],
+    /// Times that the disk or file failed a request, or a step of one.
+    pub device_errors: u64,
+    /// Requests that found the queue of the device full.
+    pub queue_full: u64,
+}
+
+impl ExportTotals {
+    /// Adds another sum to this one.
+    pub fn add(&mut self, other: &Self) {
+        for (mine, theirs) in self.ops.iter_mut().zip(&other.ops) {
+            mine.times.add(&theirs.times);
+            mine.bytes += theirs.bytes;
+            mine.errors += theirs.errors;
+        }
+        self.device_errors += other.device_errors;
+        self.queue_full += other.queue_full;
+    }
+}
+
+/// The counters of an export: those of each shard that has opened its device.
+#[derive(Debug, Default)]
+pub struct ExportCounters(Mutex<BTreeMap<CoreIndex, Arc<ShardExportCounters>>>);
+
+impl ExportCounters {
+    /// The counters of a shard, which it keeps as long as it has the device open.
+    pub fn shard(&self, core: CoreIndex) -> Arc<ShardExportCounters> {
+        Arc::clone(self.0.lock().entry(core).or_default())
+    }
+
+    /// The sum over all shards.
+    pub fn totals(&self) -> ExportTotals {
+        let mut sum = ExportTotals::default();
+        for shard in self.0.lock().values() {
+            for (sum, op) in sum.ops.iter_mut().zip(&shard.ops) {
+                let buckets = std::array::from_fn(|at| op.buckets[at].get());
+                sum.times.add(&Times { buckets, nanos: op.nanos.get() });
+                sum.bytes += op.bytes.get();
+                sum.errors += op.errors.get();
+            }
+            sum.device_errors += shard.device_errors.get();
+            sum.queue_full += shard.queue_full.get();
+        }
+        sum
+    }
+}
+
+/// What a shard reports of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ShardReport {
+    /// What its providers did, by scheme.
+    pub fabrics: Vec<(&'static str, FabricCounters)>,
+    /// States that cannot happen: bugs of this server.
+    pub internal_errors: u64,
 }
 
 /// One path as statistics show it.

@@ -11,6 +11,7 @@
 
 mod cable;
 mod client;
+mod exposition;
 mod image;
 mod nbd_raw;
 mod peer;
@@ -26,6 +27,7 @@ mod transport;
 
 pub use cable::{Cable, Netns};
 pub use client::{Client, ClientBuilder, Front};
+pub use exposition::{Exposition, Family, Sample, scrape, scrape_tcp};
 pub use image::{equal_prefix, ext4_image, fill_pattern, pattern_file, sparse_file};
 pub use nbd_raw::{Innocent, RawNbd, Reply, consts, go_data, option_head, request_head};
 pub use peer::{Answer, Data, Peer, PeerOptions, read_message};

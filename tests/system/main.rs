@@ -4,8 +4,9 @@
 //! commands · `admin.rs` and `online.rs` the operator's work under load · `settings.rs` flags,
 //! files and documents agree · `faults.rs` faults under load · `identity.rs` other servers under
 //! one name · `logs.rs` the logs of both daemons · `memory.rs` the limit of chunk memory ·
-//! `network.rs` cables and addresses that come and go · `server_log.rs` what the server logs ·
-//! `signals.rs` what a signal does · `slow.rs` a disk that does not answer. One file alone:
+//! `metrics.rs` scrapes · `network.rs` cables and addresses that come and go · `server_log.rs` what
+//! the server logs · `signals.rs` what a signal does · `slow.rs` a disk that does not answer.
+//! One file alone:
 //! `cargo test -p rtrs-tests --test system admin::`.
 #![forbid(unsafe_code)]
 
@@ -16,6 +17,7 @@ mod faults;
 mod identity;
 mod logs;
 mod memory;
+mod metrics;
 mod network;
 mod online;
 mod server_log;

@@ -13,7 +13,7 @@ use rtrs_server::settings as server;
 
 const AGAIN: &str = "UPDATE_DOCS=1 cargo test -p rtrs-tests --test system settings::";
 
-fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").to_path_buf()
 }
 
@@ -91,7 +91,7 @@ fn annotated(described: &[Described]) -> String {
 }
 
 /// Compares what stands in `file` from `begin` to `end` with `text`, or writes it there.
-fn holds(file: &str, begin: &str, end: Option<&str>, text: &str) {
+pub(crate) fn holds(file: &str, begin: &str, end: Option<&str>, text: &str) {
     let path = root().join(file);
     let old = fs::read_to_string(&path).expect(file);
     let from = old.find(begin).unwrap_or_else(|| panic!("{file} lacks {begin:?}")) + begin.len();

@@ -15,6 +15,7 @@ mod global;
 mod link_target;
 mod list;
 mod logs;
+mod metrics;
 mod open_device;
 mod path;
 mod ping;
@@ -36,6 +37,7 @@ use self::doctor::DoctorArgs;
 use self::global::GlobalArgs;
 use self::list::ListArgs;
 use self::logs::LogsArgs;
+use self::metrics::MetricsArgs;
 use self::open_device::OpenDeviceArgs;
 use self::path::PathArgs;
 use self::ping::PingArgs;
@@ -85,6 +87,11 @@ pub enum Command {
     ///
     /// NAME is the name of the export that was attached.
     Stats(NameArgs),
+    /// Print the metrics of all sessions, or of one
+    ///
+    /// In the text format of Prometheus, as GET /metrics answers (attach --metrics). For the
+    /// textfile collector of node_exporter, write it to a temporary file and rename that.
+    Metrics(MetricsArgs),
     /// Print the log of a session in the background
     ///
     /// NAME is the name of the export that was attached. The log is kept when the session ends, and
@@ -149,6 +156,7 @@ impl LowArgs {
             Command::List(args) => list::run(args, global),
             Command::Status(args) => status::run(args, global),
             Command::Stats(args) => stats::run(args, global),
+            Command::Metrics(args) => metrics::run(args, global),
             Command::Logs(args) => logs::run(args, global),
             Command::Detach(args) => detach::run(args, global),
             Command::Path(args) => path::run(args, global),

@@ -8,7 +8,9 @@ use parking_lot::Mutex;
 use rtrs_core::local::{RequestError, RunDir, listening_pid, request};
 use rtrs_core::time::Duration;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
+use super::text::remark;
 use crate::control_protocol::{Request, SessionState, Status};
 use crate::error::Error;
 
@@ -104,6 +106,29 @@ pub(super) fn ask(name: &str, path: &Path, timeout: Duration) -> Option<Answer> 
             silent(SessionState::Unresponsive, format!("{process}{error}"), pid)
         }
     }
+}
+
+/// The replies of all sessions of a run directory to a request, by name. One that gives none is
+/// left out; there is a remark if its process is there.
+///
+/// # Errors
+/// A directory that cannot be read.
+pub(super) fn replies<T: DeserializeOwned + Send>(
+    what: &Request,
+    run_dir: &RunDir,
+) -> Result<Vec<T>, Error> {
+    let sockets = run_dir.session_sockets()?;
+    let replies = at_once(&sockets, |(name, path): &(String, PathBuf)| {
+        match request(path, what, REPLY_TIMEOUT) {
+            Ok((reply, _)) => Some(reply),
+            Err(RequestError::NotRunning) => None,
+            Err(error) => {
+                remark(format_args!("{name}: {error}"));
+                None
+            }
+        }
+    });
+    Ok(replies.into_iter().flatten().collect())
 }
 
 /// Calls `one` for each, many at the same time. The results have the order of `all`.

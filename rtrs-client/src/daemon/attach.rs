@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use nbd_bridge::kernel::{BUSY_BYTES, KernelDevice};
 use nbd_bridge::{Bound, BridgeConfig, Endpoint};
@@ -23,6 +23,7 @@ use super::driver::Event;
 use super::events::{Wake, forward_detaches, forward_events, wait_ready};
 use super::fabrics::FabricRegistry;
 use super::launch::{self, Running};
+use super::metrics::Scraped;
 use super::report::{self, Identity};
 use super::saved::Saved;
 use super::signals::serve_signals;
@@ -69,6 +70,7 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
         let what = format!("cannot listen on the control socket {}", control_path.display());
         Error::with_source(ErrorKind::InUse, what, e)
     })?;
+    let scraped = plan.settings.metrics.as_ref().map(Scraped::bind).transpose()?;
     // First of all, as the time in which requests come again begins with it.
     let mut reached = match &plan.front {
         Front::Device(options) => device::reach(options, &plan.session.export_name)?,
@@ -97,6 +99,7 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
         pid: std::process::id(),
         shards: config.shards,
         ending: Arc::default(),
+        started: SystemTime::now(),
     };
     let registry = Arc::new(FabricRegistry::new(&plan.session)?);
     let running = launch::start(&plan.session.settings, config, fronts, &registry)?;
@@ -113,6 +116,7 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
     };
     // From here on `list` shows the session and `detach` ends it, also while it opens.
     serve(&control, session).map_err(system("cannot serve the control socket"))?;
+    let _metrics = scraped.map(|scraped| scraped.serve(&identity, &shards)).transpose()?;
     let what = format!("attach {}", plan.session.export_name);
     let mut detach = None;
     let attached = wait_ready(&inbox, &shards, &what, patience, &mut detach).and_then(|geometry| {

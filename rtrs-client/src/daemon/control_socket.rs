@@ -15,6 +15,7 @@ use rtrs_core::time::Duration;
 use super::config::random_uuid;
 use super::fabrics::{FabricRegistry, path_target};
 use super::launch::ShardHandle;
+use super::metrics;
 use super::report::{self, Identity};
 use crate::control_protocol::{Changed, Detached, Leave, Request};
 use crate::engine::{Change, Leaving};
@@ -65,6 +66,10 @@ impl Session {
             Request::Stats => {
                 let stats = report::stats(&self.identity, &self.shards.reports());
                 return reply(&stream, Ok(stats));
+            }
+            Request::Metrics => {
+                let samples = metrics::samples(&self.identity, &self.shards.reports());
+                return reply(&stream, Ok(samples));
             }
             // Also while another one runs: this one may allow less time.
             Request::Detach { within_ms } => return self.detach(stream, *within_ms),

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::SystemTime;
 
 use hdrhistogram::Histogram;
 use nbd_bridge::BridgeStats;
@@ -37,6 +38,7 @@ pub(crate) struct Identity {
     pub(crate) shards: u16,
     /// It is being ended.
     pub(crate) ending: Arc<AtomicBool>,
+    pub(crate) started: SystemTime,
 }
 
 /// The report of the control shard, the only one that knows the paths. It is missing if the session
@@ -260,6 +262,7 @@ fn path_stats(path: &PathStatus, total: &ShardStats, reports: &[ClientShardRepor
         bytes: count.bytes,
         errors: count.errors,
         failovers: count.failovers,
+        fence_waits: count.fence_waits,
         slow_requests: count.slow_requests,
     }
 }
@@ -283,6 +286,7 @@ mod tests {
             pid: 7,
             shards: 2,
             ending: Arc::default(),
+            started: SystemTime::UNIX_EPOCH,
         };
         // Not connected yet.
         let early = serde_json::json!(status(&identity, &[]));

@@ -121,6 +121,12 @@ impl DeviceTable {
         self.row_mut(device).cache = Some(cache);
     }
 
+    /// Times that the server may have lost acknowledged writes of the device.
+    pub(crate) fn cache_losses(&self, device: DeviceIndex) -> u64 {
+        let cache = self.rows.get(usize::from(device.0)).and_then(|row| row.cache.as_ref());
+        cache.map_or(0, |cache| cache.losses().count())
+    }
+
     /// The device is open at the server, and this is what it says of it.
     pub(crate) fn open(&mut self, device: DeviceIndex, info: Arc<OpenDevice>) {
         let row = self.row_mut(device);

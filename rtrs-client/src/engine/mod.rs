@@ -80,6 +80,8 @@ pub(crate) struct EngineReport {
     pub(crate) oldest: Option<OldestIo>,
     /// Requests that the server does not answer although their path lives.
     pub(crate) slow_requests: SlowReport,
+    /// Times that the server may have lost acknowledged writes, as all shards see it.
+    pub(crate) cache_losses: u64,
     /// Only from the control shard, as are the next six.
     pub(crate) paths: Option<Vec<PathStatus>>,
     /// Names by place, those of removed paths included.
@@ -311,6 +313,7 @@ impl ClientEngine {
             path_slow: shard.path_slow(),
             oldest: shard.oldest(now),
             slow_requests: shard.slow_requests(now),
+            cache_losses: shard.devices().cache_losses(DeviceIndex::FIRST),
             paths: control.map(SessionControl::status),
             names: control.map(SessionControl::path_names).unwrap_or_default(),
             policy: control.map(SessionControl::policy),

@@ -216,7 +216,8 @@ mod tests {
         assert_eq!(
             samples.text(&[&UP, &TOOK, &ALL]),
             "# HELP x_up With a \\\\ and\\na break.\n# TYPE x_up gauge\n\
-             x_up{name=\"a\\\"b\\\\c\\nd\u{fffd}e\"} 1\nx_up{name=\"ß\"} +Inf\nx_up{name=\"\"} NaN\n\
+             x_up{name=\"a\\\"b\\\\c\\nd\u{fffd}e\"} 1\nx_up{name=\"ß\"} +Inf\n\
+             x_up{name=\"\"} NaN\n\
              # HELP x_total All.\n# TYPE x_total counter\nx_total 18446744073709551615\n"
         );
     }

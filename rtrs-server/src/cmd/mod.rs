@@ -7,6 +7,7 @@
 //! `plan.rs`. The commands are for a server that is already running (`server.rs`).
 
 mod drain;
+mod metrics;
 mod server;
 mod session;
 
@@ -17,6 +18,7 @@ use rtrs_core::settings::{Flags, Output, print, settings_from_file};
 use serde_json::json;
 
 use self::drain::DrainArgs;
+use self::metrics::MetricsArgs;
 use self::session::SessionCommand;
 use crate::daemon::{check_start, serve};
 use crate::error::{Error, ErrorKind};
@@ -81,6 +83,11 @@ pub enum Command {
     /// The server is found by its control socket in the run directory.
     #[command(subcommand)]
     Session(SessionCommand),
+    /// Print the metrics of a running server
+    ///
+    /// In the text format of Prometheus, as GET /metrics answers (--metrics). For the textfile
+    /// collector of node_exporter, write it to a temporary file and rename that.
+    Metrics(MetricsArgs),
     /// Stop a running server without loss
     ///
     /// Flushes the exports while the server still serves. Then accepts no more connections, ends
@@ -99,6 +106,7 @@ impl LowArgs {
         match &self.command {
             None => self.output,
             Some(Command::Session(command)) => command.server().output,
+            Some(Command::Metrics(args)) => args.server.output,
             Some(Command::Drain(args)) => args.server.output,
         }
     }
@@ -124,6 +132,7 @@ impl LowArgs {
     pub fn run(&self) -> Result<(), Error> {
         match &self.command {
             Some(Command::Session(command)) => return session::run(command),
+            Some(Command::Metrics(args)) => return metrics::run(args),
             Some(Command::Drain(args)) => return drain::run(args),
             None => {}
         }
@@ -186,7 +195,7 @@ mod tests {
         let nested = |c: &&clap::Command| c.get_name() == "session";
         let session = all.iter().copied().find(nested).unwrap();
         all.extend(session.get_subcommands().filter(|c| c.get_name() != "help"));
-        assert_eq!(all.len(), 5);
+        assert_eq!(all.len(), 6);
         for command in all {
             let name = command.get_name();
             let short = command.get_about().unwrap_or_else(|| panic!("{name} has no help"));
@@ -237,6 +246,7 @@ mod tests {
             "--name=n",
             "--run-dir=/r",
             "--state-dir=/s",
+            "--metrics=127.0.0.1:9823",
             "--log=debug",
         ])
         .unwrap();
@@ -247,7 +257,7 @@ mod tests {
              open-timeout: 2s\nhalf-open-max: 10\nsessions-max: 11\nmemory-max: 5M\n\
              shutdown-grace: 12ms\npoll: 0s\nlog: debug\n\
              ping-only: true\nno-ping: true\nrping: true\nserver-id: s\nname: n\nrun-dir: /r\n\
-             state-dir: /s\n";
+             state-dir: /s\nmetrics: 127.0.0.1:9823\n";
         assert_eq!(args.layered_settings().unwrap(), Settings::from_yaml(text, "s").unwrap());
     }
 

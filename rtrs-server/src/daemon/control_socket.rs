@@ -21,6 +21,7 @@ use rtrs_core::time::Duration;
 
 use crate::control_protocol::{Drained, Ended, Request, Status, WITHIN_MS_MAX};
 use crate::daemon::control_shard::ControlShard;
+use crate::daemon::metrics::ServerMetrics;
 use crate::engine::epoch::SyncEpoch;
 use crate::engine::message::{AdminReply, AdminRequest};
 use crate::error::{Error, ErrorKind};
@@ -45,6 +46,7 @@ struct Shared {
     portals: Vec<String>,
     exports: Arc<ExportTable>,
     control: ControlShard,
+    metrics: Arc<ServerMetrics>,
     /// A drain is running.
     busy: AtomicBool,
     draining: Mutex<Option<Draining>>,
@@ -74,9 +76,10 @@ impl ServerControl {
         portals: &[String],
         exports: &Arc<ExportTable>,
         control: &ControlShard,
+        metrics: &Arc<ServerMetrics>,
     ) -> Result<Option<Self>, Error> {
         let is_set = set.name != Auto::Auto || set.run_dir.is_some();
-        match Self::bind(set, portals, exports, control) {
+        match Self::bind(set, portals, exports, (control, metrics)) {
             Ok(control) => Ok(Some(control)),
             Err(error) if is_set => Err(error),
             Err(error) => {
@@ -105,7 +108,7 @@ impl ServerControl {
         set: &Settings,
         portals: &[String],
         exports: &Arc<ExportTable>,
-        control: &ControlShard,
+        (control, metrics): (&ControlShard, &Arc<ServerMetrics>),
     ) -> Result<Self, Error> {
         let run_dir = RunDir::new(set.run_dir.clone())?;
         run_dir.make()?;
@@ -124,6 +127,7 @@ impl ServerControl {
             portals: portals.to_vec(),
             exports: Arc::clone(exports),
             control: control.clone(),
+            metrics: Arc::clone(metrics),
             busy: AtomicBool::new(false),
             draining: Mutex::new(None),
         });
@@ -182,6 +186,7 @@ impl Shared {
     fn handle(self: &Arc<Self>, request: Request, stream: UnixStream) {
         match request {
             Request::Status => reply(&stream, Ok(self.status())),
+            Request::Metrics => reply(&stream, self.metrics.samples()),
             Request::SessionList => reply(&stream, self.control.sessions()),
 
             Request::SessionDisconnect { session, path } => {
@@ -356,6 +361,7 @@ mod tests {
             deny_migration: false,
             id: None,
             epoch: Arc::default(),
+            counters: Arc::default(),
         };
         let table = ExportTable::new(vec![export("good", None), export("bad", Some(5))]);
         let error = settle(&table, Duration::from_millis(50)).unwrap_err();

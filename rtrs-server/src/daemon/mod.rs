@@ -2,15 +2,16 @@
 //!
 //! `serve` starts and ends everything; `portals` makes the providers and listens, `driver` runs the
 //! engine of one shard on its ring. `search` finds exports below the search path, `identity` says
-//! which disk or file an export is, `control_socket` serves the commands, which
-//! reach the control shard through `control_shard`, `open_files`
-//! compares the limit of descriptors with the settings.
+//! which disk or file an export is, `control_socket` serves the commands, which reach the control
+//! shard through `control_shard`, `metrics` collects what scrapes get, `open_files` compares the
+//! limit of descriptors with the settings.
 
 mod control_shard;
 mod control_socket;
 mod driver;
 mod identity;
 mod memory_max;
+mod metrics;
 mod open_files;
 mod portals;
 mod search;

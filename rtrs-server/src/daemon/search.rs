@@ -144,6 +144,7 @@ impl Shelf {
                     deny_migration: false,
                     id,
                     epoch,
+                    counters: Arc::default(),
                 })
             }
             Err(error) => {

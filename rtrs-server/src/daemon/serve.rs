@@ -28,6 +28,7 @@ use crate::daemon::control_shard::ControlShard;
 use crate::daemon::control_socket::ServerControl;
 use crate::daemon::driver::ServerShard;
 use crate::daemon::identity::Sources;
+use crate::daemon::metrics::ServerMetrics;
 use crate::daemon::open_files;
 use crate::daemon::portals::Portals;
 use crate::daemon::search::{SearchPath, Searcher};
@@ -131,19 +132,21 @@ pub fn serve_over(
     let control_shard = ControlShard(setup.senders[0].clone());
     let control = listening.and_then(|portals| {
         let portals: Vec<String> = portals.into_iter().flatten().collect();
-        let control = ServerControl::open(set, &portals, &setup.exports, &control_shard)?;
-        Ok((portals, control))
+        let metrics = ServerMetrics::new(&setup.senders, &setup.exports);
+        let serving = set.metrics.as_ref().map(|at| metrics.serve(at)).transpose()?;
+        let control = ServerControl::open(set, &portals, &setup.exports, &control_shard, &metrics)?;
+        Ok((portals, control, serving))
     });
     let forwarding = signals
         .forward(move |signal| on_signal(signal, &control_shard))
         .map_err(failed(ErrorKind::System, "cannot start a thread"));
     let control = control.and_then(|control| forwarding.map(|forwarding| (control, forwarding)));
-    // Signals are forwarded until the threads have ended.
-    let (mut outcome, control, _forwarding) = match control {
-        Ok(((portals, control), forwarding)) => {
+    // Signals are forwarded, and metrics served, until the threads have ended.
+    let (mut outcome, control, _until_the_end) = match control {
+        Ok(((portals, control, metrics), forwarding)) => {
             log_start(&setup.params, &portals);
             announce(&portals);
-            (Ok(()), control, Some(forwarding))
+            (Ok(()), control, Some((forwarding, metrics)))
         }
         Err(error) => {
             stop_all(&setup.senders);
@@ -375,7 +378,8 @@ fn open_export(spec: &ExportSpec, sources: &Sources, state: &StateDir) -> Result
         Target::Memory(_) | Target::Null(_) => Arc::default(),
     };
     let deny_migration = spec.migration == Migration::Deny;
-    Ok(Export { name: name.to_owned(), source, read_only: spec.ro, deny_migration, id, epoch })
+    let (name, counters) = (name.to_owned(), Arc::default());
+    Ok(Export { name, source, read_only: spec.ro, deny_migration, id, epoch, counters })
 }
 
 type Mailboxes = (Arc<[Sender<Message>]>, Vec<Mailbox<Message>>);

@@ -18,7 +18,7 @@ use crate::engine::finder::{OpenMode, Search};
 pub use crate::engine::reply_to::ReplyTo;
 use crate::export::{Export, ExportIndex};
 use crate::path::{PathEnd, PathKey, PathShared};
-use crate::stats::{MemorySnapshot, SessionSnapshot};
+use crate::stats::{MemorySnapshot, SessionSnapshot, ShardReport};
 
 impl ReplyTo {
     /// Answers. Nothing happens if the path is gone meanwhile.
@@ -275,22 +275,22 @@ pub enum AdminReply {
     Refused(String),
 }
 
-/// Where the answer to an [`AdminRequest`] goes. Nobody may be waiting for it any more.
-pub struct AdminReplyTo(Box<dyn FnOnce(AdminReply) + Send>);
+/// Where the answer to an [`AdminRequest`] goes, or a report. Nobody may wait for it any more.
+pub struct AdminReplyTo<T = AdminReply>(Box<dyn FnOnce(T) + Send>);
 
-impl AdminReplyTo {
+impl<T> AdminReplyTo<T> {
     /// Answers by this call, which returns at once.
-    pub fn new(take: impl FnOnce(AdminReply) + Send + 'static) -> Self {
+    pub fn new(take: impl FnOnce(T) + Send + 'static) -> Self {
         Self(Box::new(take))
     }
 
     /// Answers.
-    pub fn send(self, answer: AdminReply) {
+    pub fn send(self, answer: T) {
         (self.0)(answer);
     }
 }
 
-impl fmt::Debug for AdminReplyTo {
+impl<T> fmt::Debug for AdminReplyTo<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("AdminReplyTo")
     }
@@ -309,6 +309,8 @@ pub enum Message {
     StopPings,
     /// Of a device that has completed something on another thread.
     Wake,
+    /// Report what the shard did.
+    Report(AdminReplyTo<ShardReport>),
 }
 
 /// Messages that a shard's engine leaves for the driver to carry.

@@ -30,7 +30,7 @@ use self::io::Shard;
 use self::message::{AdminRequest, ControlMessage, Message, Outbox, PingOrder};
 use self::session::SessionParams;
 use crate::export::ExportTable;
-use crate::stats::SessionSnapshot;
+use crate::stats::{SessionSnapshot, ShardReport};
 
 /// One shard of a server.
 #[derive(Debug)]
@@ -227,6 +227,12 @@ impl ServerEngine {
         match message {
             // Devices are polled in each turn.
             Message::Wake => {}
+            Message::Report(reply) => {
+                let fabrics = ctx.fabrics.iter().map(|one| (one.scheme(), one.counters()));
+                let control = self.control.as_ref().map_or(0, Control::internal_errors);
+                let internal_errors = self.shard.internal_errors() + control;
+                reply.send(ShardReport { fabrics: fabrics.collect(), internal_errors });
+            }
             Message::Shard(message) => self.shard.handle_message(message, ctx),
             Message::Ping(order) => {
                 let PingOrder { provider, request, .. } = *order;

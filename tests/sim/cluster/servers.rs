@@ -164,6 +164,7 @@ impl Cluster {
             deny_migration: false,
             id,
             epoch,
+            counters: Arc::default(),
         };
         let exports = ExportTable::new(vec![export]);
         for at in 0..self.options.server_cores {
@@ -383,6 +384,7 @@ impl Cluster {
             deny_migration: false,
             id,
             epoch,
+            counters: Arc::default(),
         };
         let faults = PortFaults::new(Plant::None, strangers.prng.fork());
         let core = Core::without_ring(CoreIndex(0));

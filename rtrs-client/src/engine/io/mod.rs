@@ -336,6 +336,7 @@ impl Shard {
         }
         self.devices.taken(device);
         let row = self.requests.take(TakenIo::new((device, io), status, mark, self.now));
+        self.stats.queue_full += u64::from(self.requests.is_full());
         self.end_io(row);
         Ok(())
     }
@@ -435,6 +436,7 @@ impl Shard {
         request.sent = self.now;
         request.standing = Standing::AwaitingFence { epoch };
         self.paths[path].request_left();
+        self.stats.request_awaits_fence(path.index());
         let early = rtrs_core::mutated!(ResendBeforeFence)
             || rtrs_core::mutated!(GivenUpBeforeFence) && self.requests.io(io).given_up;
         if early || self.retries.is_fenced(path, epoch) {

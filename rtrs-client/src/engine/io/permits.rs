@@ -44,6 +44,11 @@ impl Permits {
         self.free.len() > self.kept
     }
 
+    /// Free permits for requests.
+    pub(crate) fn for_requests(&self) -> usize {
+        self.free.len().saturating_sub(self.kept)
+    }
+
     /// Gives a permit back.
     pub(crate) fn give(&mut self, permit: PermitId) {
         assert!(self.range.contains(&permit.0), "permit {permit} is not of this shard");

@@ -250,6 +250,11 @@ impl Requests {
         self.rows[row.index()].filter(|request| request.is_on(path)).map(|_| row)
     }
 
+    /// True when more IOs wait than there are free permits.
+    pub(super) fn is_full(&self) -> bool {
+        self.waiting.len() > self.permits.for_requests()
+    }
+
     /// The IO that is issued next.
     pub(super) fn first_waiting(&self) -> Option<IoRow> {
         self.waiting.front().copied()

@@ -43,6 +43,8 @@ fn requests_of_a_dead_path_go_to_the_other_and_end_once() {
             fixture.run(200 * MS);
             assert!(fixture.client.done.is_empty(), "nothing ends: {:?}", fixture.client.done);
             assert_eq!(fixture.spread(), [4, 6], "the four went over");
+            let waits = [0, 1].map(|shard| fixture.client.stats(shard).paths[0].fence_waits);
+            assert_eq!(waits, [2, 2], "each waited for the fence, or for nothing");
             assert_eq!(fixture.client.states()[1], PathState::Connected);
             assert!(fixture.client.control.is_open(), "one path is left");
 
@@ -51,6 +53,9 @@ fn requests_of_a_dead_path_go_to_the_other_and_end_once() {
             fixture.drain(SEC);
             assert_eq!(fixture.client.done.len(), 6);
             assert!(fixture.client.done.iter().all(|done| done.status.is_ok()));
+            let times = [0, 1].map(|shard| fixture.client.stats(shard).times);
+            assert_eq!(times.map(|ops| ops[0].count() + ops[1].count()), [3, 3]);
+            assert!(times[0][0].nanos >= 200_000_000, "reads took the time of the failover");
             let path = fixture.server.connects()[0].0.path_uuid;
             let fences: &[Fence] = if fence { &[Fence { path, recon_cnt: 1 }] } else { &[] };
             assert_eq!(fixture.server.fences, fences);

@@ -187,6 +187,8 @@ fn without_permits_io_waits_and_all_come_home() {
     assert_eq!(permits(&fixture, 1), [1, 2]);
     assert_eq!(permits(&fixture, 2), [3, 4, 5]);
     assert_eq!(fixture.client.pending(), 20);
+    let full = [0, 1].map(|shard| fixture.client.stats(shard).queue_full);
+    assert_eq!(full, [8, 7], "of ten on each shard");
     for _ in 0..20 {
         fixture.server.release();
         fixture.run(5 * MS);

@@ -108,6 +108,7 @@ mod tests {
             deny_migration: false,
             id: None,
             epoch,
+            counters: Arc::default(),
         }
     }
 

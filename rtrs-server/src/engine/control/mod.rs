@@ -40,6 +40,7 @@ use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::{AccessMode, ConnReq, errno};
 
 pub use self::connect::DRAINING_MAX;
+pub(crate) use self::refusal::REASONS;
 
 use self::admin::{Ends, Evicted};
 use self::admission::{Admission, Room};
@@ -121,6 +122,11 @@ impl Control {
         assert!(early || self.internal_errors == 0, "internal errors, see the log");
     }
 
+    /// Messages about a path that is gone, and cannot be.
+    pub fn internal_errors(&self) -> u64 {
+        self.internal_errors
+    }
+
     /// True from the moment a stop was asked for.
     pub fn is_stopping(&self) -> bool {
         self.drain.is_stopping()
@@ -158,6 +164,7 @@ impl Control {
     }
 
     fn count(&mut self, reason: &'static str) {
+        debug_assert!(REASONS.contains(&reason), "{reason} is not in the list");
         *self.refused.entry(reason).or_insert(0) += 1;
     }
 

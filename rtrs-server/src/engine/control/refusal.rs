@@ -12,6 +12,27 @@ use rtrs_core::wire::{ConnRsp, Extensions, WireError, errno};
 
 use crate::path::handshake::JoinError;
 
+/// The names under which refused connections and ended sessions are counted, and `silent`, which
+/// is what the listeners close.
+pub(crate) const REASONS: [&str; 16] = [
+    "evicted",
+    "half-open-max",
+    "invalid",
+    "memory",
+    "memory-max",
+    "no-session",
+    "not-opened",
+    "path-exists",
+    "path-limits",
+    "ping-only",
+    "queue-depth",
+    "sessions-max",
+    "silent",
+    "stopping",
+    "strangers-ended",
+    "turnover",
+];
+
 /// Why a connection is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -11,7 +11,7 @@ use rtrs_core::block::{BlockDevice, Completion, Core, Geometry, Io, SharedErrors
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::mem::Region;
 use rtrs_core::status::IoStatus;
-use rtrs_core::time::{Instant, earliest};
+use rtrs_core::time::{Duration, Instant, earliest};
 
 use super::device_errors::DeviceErrors;
 use super::overlap::OrphanedWrites;
@@ -21,6 +21,7 @@ use crate::backend::INFLIGHT_MAX;
 use crate::engine::epoch::SyncEpoch;
 use crate::engine::message::{Outbox, ShardMessage};
 use crate::export::{Export, ExportIndex, ExportTable};
+use crate::stats::ShardExportCounters;
 
 #[derive(Debug)]
 struct OpenDevice {
@@ -32,6 +33,7 @@ struct OpenDevice {
     /// Which syncs have numbers.
     shared: SharedErrors,
     errors: DeviceErrors,
+    counters: Arc<ShardExportCounters>,
     /// As long as it is held, its place in the table means nothing else.
     export: Arc<Export>,
 }
@@ -91,8 +93,17 @@ impl Devices {
                 let shared = export.source.shared_errors();
                 let syncs = VecDeque::with_capacity(INFLIGHT_MAX);
                 let errors = DeviceErrors::default();
-                let closing = false;
-                slot.insert(OpenDevice { device, waiting, closing, syncs, shared, errors, export })
+                let counters = export.counters.shard(self.core.index);
+                slot.insert(OpenDevice {
+                    device,
+                    waiting,
+                    closing: false,
+                    syncs,
+                    shared,
+                    errors,
+                    counters,
+                    export,
+                })
             }
         };
         open.closing = false;
@@ -160,15 +171,24 @@ impl Devices {
         self.at_mut(export).device.submit(io)
     }
 
-    /// Logs that the device failed a step of an IO.
+    /// Counts an IO that is about to be answered, so long after it arrived.
+    pub(super) fn answered(&self, io: &IoProgress, good: bool, took: Duration) {
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        self.at(io.export).counters.answered(io.op, good, io.len, nanos);
+    }
+
+    /// Counts and logs that the device failed a step of an IO.
     pub(super) fn log_error(&mut self, io: &IoProgress, status: IoStatus, now: Instant) {
         let open = self.at_mut(io.export);
+        open.counters.device_errors.add(1);
         open.errors.log(&open.export.name, io, status, now);
     }
 
     /// Lets a request wait for room in an open device.
     pub(super) fn wait(&mut self, export: ExportIndex, request: RequestRef) {
-        self.at_mut(export).waiting.push_back(request);
+        let open = self.at_mut(export);
+        open.counters.queue_full.add(1);
+        open.waiting.push_back(request);
     }
 
     /// Puts a request back that met a full device again.

@@ -252,6 +252,12 @@ impl Shard {
         self.paths.iter().map(|(_, path)| u64::from(path.inflight())).sum()
     }
 
+    /// States that cannot happen, of this shard and of its paths.
+    pub fn internal_errors(&self) -> u64 {
+        let of_paths = self.paths.iter().map(|(_, path)| path.counters().internal_errors.get());
+        self.internal_errors + of_paths.sum::<u64>()
+    }
+
     /// Connections on this shard.
     pub fn connections(&self) -> usize {
         self.conns.iter().count()

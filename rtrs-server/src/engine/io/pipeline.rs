@@ -532,6 +532,7 @@ impl Step<'_> {
     fn finish_io(&mut self, errno: u16, ctx: &mut Ctx<'_>) {
         match *self.path.requests[self.at.permit.index()].get() {
             State::Io(request, _, io) => {
+                self.devices.answered(&io, errno == 0, ctx.now.since(request.arrival.since));
                 let reply = Reply { errno, io: Some((io.op, io.flags.fua || io.post_flush)) };
                 self.finish(request, reply, ctx);
             }

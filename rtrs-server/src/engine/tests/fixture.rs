@@ -455,6 +455,7 @@ impl Fixture {
             deny_migration: false,
             id: Some(ExportId::of_name(name)),
             epoch: Arc::clone(&options.epoch),
+            counters: Arc::default(),
         };
         let spare = || {
             let state = DeviceState { bytes: vec![0; size], room: 64, ..Default::default() };
@@ -667,6 +668,11 @@ impl Fixture {
     pub(super) fn load(&self) -> (usize, u64) {
         let shards = || self.hosts.iter().map(|host| host.core.shard());
         (shards().map(|s| s.connections()).sum(), shards().map(|s| s.inflight()).sum())
+    }
+
+    /// What the first export did.
+    pub(super) fn counters(&self) -> crate::stats::ExportTotals {
+        self.exports.get(ExportIndex(0)).map(|export| export.counters.totals()).unwrap()
     }
 
     /// What closed paths have left at all exports.

@@ -54,6 +54,15 @@ fn many_requests_are_in_flight_and_each_is_answered_once() {
         permits.sort_unstable();
         assert_eq!(permits, (0..16).collect::<Vec<_>>());
     }
+    let totals = fixture.counters();
+    let writes = &totals.ops[1];
+    assert_eq!((writes.times.count(), writes.bytes, writes.errors), (320, 320 * 512, 0));
+    assert_eq!(totals.ops.iter().map(|op| op.times.count()).sum::<u64>(), 320);
+    assert!(totals.queue_full > 0 && totals.queue_full < 320, "{}", totals.queue_full);
+    // A request that is not valid is no IO of the export.
+    peer.send_write((0, 0), io(Rw::WRITE, u64::MAX >> 10, 512), &[1; 512]);
+    assert_ne!(peer.reply(&mut fixture).errno, 0);
+    assert_eq!(fixture.counters(), totals);
 }
 
 #[test]

@@ -43,6 +43,7 @@ fn lose(fixture: &Fixture) {
 fn errors_of_the_disk_are_counted_apart_from_refusals() {
     let mut fixture = Fixture::new(StandOptions::default());
     let (mut writer, _) = open(&mut fixture, 1, AccessMode::ReadWrite);
+    let mut failed = 0;
     for (status, device_errors) in [
         (IoStatus::Io, 1),
         (IoStatus::NoSpace, 2),
@@ -53,8 +54,11 @@ fn errors_of_the_disk_are_counted_apart_from_refusals() {
         assert_eq!(write(&mut fixture, &mut writer, 1, false), 0);
         fixture.device.lock().lost = Some(status);
         assert_ne!(write(&mut fixture, &mut writer, 2, true), 0, "{status}");
-        let _ = flush(&mut fixture, &mut writer, 1);
+        failed += 1 + u64::from(flush(&mut fixture, &mut writer, 1) != 0);
+        let errors = fixture.counters().ops.iter().map(|op| op.errors).sum::<u64>();
+        assert_eq!(errors, failed, "{status}");
         assert_eq!(fixture.sessions()[0].io.device_errors, device_errors, "{status}");
+        assert_eq!(fixture.counters().device_errors, device_errors, "{status}");
     }
 }
 

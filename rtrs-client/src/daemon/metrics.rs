@@ -1,0 +1,137 @@
+//! Collects the metrics of a session, for scrapes and for `rtrs-client metrics`, from the reports
+//! that `status` and `stats` use. Runs on the thread that asks.
+
+use std::collections::BTreeMap;
+use std::time::UNIX_EPOCH;
+
+use rtrs_core::metrics::{MetricsServer, Number, Samples};
+use rtrs_core::settings::MetricsAddress;
+
+use super::driver::ClientShardReport;
+use super::launch::ShardHandle;
+use super::report::{self, Identity};
+use crate::control_protocol::{PathInfo, PathStats, SessionState, Status};
+use crate::error::{Error, ErrorKind, system};
+use crate::metrics as m;
+use crate::path::state::PathState;
+use crate::stats::{OP_NAMES, ShardStats};
+
+/// The value of the label `role`.
+const ROLE: &str = "client";
+
+/// An address that metrics will be served at.
+#[derive(Debug)]
+pub(crate) struct Scraped(MetricsServer);
+
+impl Scraped {
+    /// Binds the address.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InUse`], with the system's.
+    pub(crate) fn bind(at: &MetricsAddress) -> Result<Self, Error> {
+        let what = || format!("cannot serve metrics at {at}");
+        MetricsServer::bind(at)
+            .map(Self)
+            .map_err(|error| Error::with_source(ErrorKind::InUse, what(), error))
+    }
+
+    /// Serves the metrics of a session until what is returned is dropped.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn serve(
+        self,
+        identity: &Identity,
+        shards: &ShardHandle,
+    ) -> Result<MetricsServer, Error> {
+        let (identity, shards) = (identity.clone(), shards.clone());
+        let make = move || Ok(samples(&identity, &shards.reports()).text(m::ALL));
+        self.0.serve(make).map_err(system("cannot serve metrics"))?;
+        tracing::info!(address = %self.0.at(), "serving metrics");
+        Ok(self.0)
+    }
+}
+
+/// All samples that these reports give.
+pub(crate) fn samples(identity: &Identity, reports: &[ClientShardReport]) -> Samples {
+    let (status, stats) = (report::status(identity, reports), report::stats(identity, reports));
+    let mut out = Samples::default();
+    let name = &*identity.name;
+    let one = &[name][..];
+    out.add(&m::BUILD_INFO, &[ROLE, name, env!("CARGO_PKG_VERSION")], 1_u64);
+    let started = identity.started.duration_since(UNIX_EPOCH).unwrap_or_default();
+    out.add(&m::START_TIME, &[ROLE, name], started.as_secs_f64());
+    add_ops(&mut out, name, reports);
+    for (transport, fabric) in &stats.transports {
+        out.add(&m::CRC_ERRORS, &[ROLE, name, transport], fabric.crc_errors);
+        out.add(&m::RECEIVED, &[ROLE, name, transport], fabric.bytes_received);
+        out.add(&m::SENT, &[ROLE, name, transport], fabric.bytes_sent);
+    }
+    let internal = status.paths().iter().map(|path| path.internal_errors).sum::<u64>();
+    out.add(&m::INTERNAL_ERRORS, &[ROLE, name], internal);
+    out.add(&m::INFO, &[name, &status.session, status.device.as_deref().unwrap_or("")], 1_u64);
+    add_session(&mut out, &status);
+    let queue_full = reports.iter().map(|report| report.engine.stats.queue_full).sum::<u64>();
+    out.add(&m::QUEUE_FULL, one, queue_full);
+    let losses = reports.iter().map(|report| report.engine.cache_losses).max();
+    out.add(&m::CACHE_LOSSES, one, losses.unwrap_or(0));
+    out.add(&m::NBD_CONNECTIONS, one, stats.nbd.connections);
+    out.add(&m::NBD_FAILED, one, stats.nbd.failed + stats.nbd.given_up);
+    let of_paths = stats.paths.iter().map(|path| (&*path.path, path));
+    let of_paths: BTreeMap<&str, &PathStats> = of_paths.collect();
+    for path in status.paths() {
+        if let Some(stats) = of_paths.get(&*path.path) {
+            add_path(&mut out, name, path, stats);
+        }
+    }
+    out
+}
+
+fn add_ops(out: &mut Samples, name: &str, reports: &[ClientShardReport]) {
+    let mut total = ShardStats::new(0);
+    reports.iter().for_each(|report| total.add(&report.engine.stats));
+    for (op, (count, times)) in OP_NAMES.iter().zip(total.ops.iter().zip(&total.times)) {
+        if count.count > 0 {
+            out.add_times(&m::IO_SECONDS, &[ROLE, name, op], times);
+            out.add(&m::IO_BYTES, &[ROLE, name, op], count.bytes);
+            out.add(&m::IO_ERRORS, &[ROLE, name, op], count.errors);
+        }
+    }
+}
+
+fn add_session(out: &mut Samples, status: &Status) {
+    let one = &[&*status.name][..];
+    out.add(&m::UP, one, matches!(status.state, SessionState::Open | SessionState::Degraded));
+    if let Some(size) = status.size {
+        out.add(&m::SIZE, one, size);
+    }
+    out.add(&m::INFLIGHT, one, status.inflight as u64);
+    let oldest = status.oldest_io.as_ref().map_or(0, |oldest| oldest.age_ms);
+    out.add(&m::OLDEST, one, oldest as f64 / 1e3);
+    out.add(&m::SLOW, one, status.slow_requests.now as u64);
+    out.add(&m::SLOW_TOTAL, one, status.slow_requests.total);
+}
+
+fn add_path(out: &mut Samples, name: &str, path: &PathInfo, stats: &PathStats) {
+    let labels = &[name, &*path.path][..];
+    out.add(&m::PATH_UP, labels, path.is_connected());
+    out.add(&m::PATH_DISABLED, labels, path.state == PathState::Disconnected);
+    out.add(&m::PATH_SLOW, labels, path.is_avoided());
+    out.add(&m::PATH_INFLIGHT, labels, u64::from(stats.inflight));
+    if let Some(us) = path.heartbeat_us.filter(|_| path.is_connected()) {
+        out.add(&m::PATH_RTT, labels, Number::seconds(us.saturating_mul(1000)));
+    }
+    for (metric, count) in [
+        (&m::PATH_REQUESTS, stats.requests),
+        (&m::PATH_BYTES, stats.bytes),
+        (&m::PATH_ERRORS, stats.errors),
+        (&m::PATH_RECONNECTS, path.reconnects),
+        (&m::PATH_ENDS, path.ends),
+        (&m::PATH_FAILOVERS, stats.failovers),
+        (&m::PATH_FENCE_WAITS, stats.fence_waits),
+        (&m::PATH_SLOW_TOTAL, stats.slow_requests),
+        (&m::PATH_MISSED, path.heartbeats.missed),
+    ] {
+        out.add(metric, labels, count);
+    }
+}

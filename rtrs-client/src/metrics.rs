@@ -1,0 +1,73 @@
+//! The metrics of a session, declared once: the text of a scrape and the table of
+//! docs/OPERATING.md come from here. What fills them is in `daemon/metrics.rs`.
+
+rtrs_core::metrics! {
+    BUILD_INFO = Gauge "rtrs_build_info" ["role", "export", "version"]
+        "Version of the daemon; the value is 1.";
+    START_TIME = Gauge "rtrs_start_time_seconds" ["role", "export"]
+        "Time at which the daemon started, in seconds since 1970.";
+    IO_SECONDS = Histogram "rtrs_io_seconds" ["role", "export", "op"]
+        "Time of an IO: at the server from arrival to answer, at the client from submit to end.";
+    IO_BYTES = Counter "rtrs_io_bytes_total" ["role", "export", "op"]
+        "Bytes of IOs that succeeded.";
+    IO_ERRORS = Counter "rtrs_io_errors_total" ["role", "export", "op"]
+        "IOs that ended with an error.";
+    CRC_ERRORS = Counter "rtrs_crc_errors_total" ["role", "export", "transport"]
+        "Received frames with a wrong checksum; each ended its connection.";
+    RECEIVED = Counter "rtrs_receive_bytes_total" ["role", "export", "transport"]
+        "Bytes received from the network, headers included.";
+    SENT = Counter "rtrs_transmit_bytes_total" ["role", "export", "transport"]
+        "Bytes sent to the network, headers included.";
+    INTERNAL_ERRORS = Counter "rtrs_internal_errors_total" ["role", "export"]
+        "Bugs of the daemon; each is in its log and ended a path.";
+    INFO = Gauge "rtrs_client_info" ["export", "session", "device"]
+        "Name of the session at the server, and its block device if it has one; the value is 1.";
+    UP = Gauge "rtrs_client_up" ["export"]
+        "1 while the export is open and a path is connected.";
+    SIZE = Gauge "rtrs_client_size_bytes" ["export"]
+        "Size of the export.";
+    INFLIGHT = Gauge "rtrs_client_inflight" ["export"]
+        "IOs in flight.";
+    OLDEST = Gauge "rtrs_client_oldest_io_seconds" ["export"]
+        "Age of the oldest IO in flight; 0 if there is none.";
+    QUEUE_FULL = Counter "rtrs_client_queue_full_total" ["export"]
+        "IOs that found the whole queue depth in use.";
+    SLOW = Gauge "rtrs_client_slow_requests" ["export"]
+        "Requests not answered within io-timeout over a path that works.";
+    SLOW_TOTAL = Counter "rtrs_client_slow_requests_total" ["export"]
+        "The same, counted since attach.";
+    CACHE_LOSSES = Counter "rtrs_client_cache_losses_total" ["export"]
+        "Times that the server may have lost acknowledged writes which were not flushed.";
+    NBD_CONNECTIONS = Gauge "rtrs_client_nbd_connections" ["export"]
+        "Connected NBD clients.";
+    NBD_FAILED = Counter "rtrs_client_nbd_failed_total" ["export"]
+        "IOs of NBD clients that failed, flushes that report a loss included.";
+    PATH_UP = Gauge "rtrs_client_path_up" ["export", "path"]
+        "1 while the path is connected.";
+    PATH_DISABLED = Gauge "rtrs_client_path_disabled" ["export", "path"]
+        "1 while the path is disconnected by path disconnect.";
+    PATH_SLOW = Gauge "rtrs_client_path_slow" ["export", "path"]
+        "1 while the path is left out because it is far slower than others.";
+    PATH_INFLIGHT = Gauge "rtrs_client_path_inflight" ["export", "path"]
+        "Requests in flight on the path.";
+    PATH_RTT = Gauge "rtrs_client_path_heartbeat_seconds" ["export", "path"]
+        "Round trip of the last heartbeat.";
+    PATH_REQUESTS = Counter "rtrs_client_path_requests_total" ["export", "path"]
+        "Requests sent over the path.";
+    PATH_BYTES = Counter "rtrs_client_path_bytes_total" ["export", "path"]
+        "Bytes of data in answered requests.";
+    PATH_ERRORS = Counter "rtrs_client_path_errors_total" ["export", "path"]
+        "Answers with an error.";
+    PATH_RECONNECTS = Counter "rtrs_client_path_reconnects_total" ["export", "path"]
+        "Times that the path was connected again.";
+    PATH_ENDS = Counter "rtrs_client_path_ends_total" ["export", "path"]
+        "Failed attempts to connect, and ends of the connected path.";
+    PATH_FAILOVERS = Counter "rtrs_client_path_failovers_total" ["export", "path"]
+        "Requests that were in flight when the path died and were sent again.";
+    PATH_FENCE_WAITS = Counter "rtrs_client_path_fence_waits_total" ["export", "path"]
+        "Requests that waited for the fence of the path after it died.";
+    PATH_SLOW_TOTAL = Counter "rtrs_client_path_slow_requests_total" ["export", "path"]
+        "Requests not answered within io-timeout although the path worked.";
+    PATH_MISSED = Counter "rtrs_client_path_heartbeats_missed_total" ["export", "path"]
+        "Periods after a heartbeat in which nothing arrived.";
+}

@@ -1,0 +1,269 @@
+//! Collects the metrics of a running server, for scrapes and for `rtrs-server metrics`.
+//!
+//! Runs on the thread that asks. The sessions come from the control shard, by the request that
+//! `session list` uses; each shard reports what its providers did; the counters of exports are read
+//! where the shards count.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, mpsc};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use rtrs_core::fabric::FabricCounters;
+use rtrs_core::metrics::{MetricsServer, Number, Samples};
+use rtrs_core::rt::Sender;
+use rtrs_core::settings::MetricsAddress;
+use rtrs_core::time::Duration;
+
+use crate::control_protocol::Sessions;
+use crate::daemon::control_shard::ControlShard;
+use crate::engine::control::REASONS;
+use crate::engine::message::{AdminReplyTo, Message};
+use crate::error::{Error, ErrorKind, failed};
+use crate::export::{ExportIndex, ExportTable};
+use crate::metrics as m;
+use crate::path::state::PathState;
+use crate::stats::{ExportTotals, OP_NAMES, SessionSnapshot, SessionState, ShardReport};
+
+/// How long the shards have for their reports.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The value of the label `role`.
+const ROLE: &str = "server";
+
+/// Collects the metrics of a server.
+#[derive(Debug)]
+pub(crate) struct ServerMetrics {
+    senders: Arc<[Sender<Message>]>,
+    control: ControlShard,
+    exports: Arc<ExportTable>,
+    started: f64,
+}
+
+impl ServerMetrics {
+    /// Of the server that has just started with these shards and exports.
+    pub(crate) fn new(senders: &Arc<[Sender<Message>]>, exports: &Arc<ExportTable>) -> Arc<Self> {
+        let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Arc::new(Self {
+            senders: Arc::clone(senders),
+            control: ControlShard(senders[0].clone()),
+            exports: Arc::clone(exports),
+            started: started.as_secs_f64(),
+        })
+    }
+
+    /// Serves them at an address.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Listen`] when it cannot be listened on.
+    pub(crate) fn serve(self: &Arc<Self>, at: &MetricsAddress) -> Result<MetricsServer, Error> {
+        let what = || format!("cannot serve metrics at {at}");
+        let server = MetricsServer::bind(at).map_err(failed(ErrorKind::Listen, what()))?;
+        let metrics = Arc::clone(self);
+        server
+            .serve(move || metrics.samples().map(|samples| samples.text(m::ALL)))
+            .map_err(failed(ErrorKind::System, what()))?;
+        tracing::info!(address = %server.at(), "serving metrics");
+        Ok(server)
+    }
+
+    /// All samples of now.
+    ///
+    /// # Errors
+    /// Why there are none, for people.
+    pub(crate) fn samples(&self) -> Result<Samples, String> {
+        let sessions = self.control.sessions()?;
+        let reports = self.reports();
+        let mut exports: BTreeMap<String, (ExportTotals, u64)> = BTreeMap::new();
+        for at in 0..u16::try_from(self.exports.len()).unwrap_or(u16::MAX) {
+            let Some(export) = self.exports.get(ExportIndex(at)) else { continue };
+            // Below %SESSNAME%, exports of several sessions can have one name.
+            let (totals, rises) = exports.entry(export.name.clone()).or_default();
+            totals.add(&export.counters.totals());
+            *rises += u64::from(export.epoch.rises());
+        }
+        let mut out = Samples::default();
+        out.add(&m::BUILD_INFO, &[ROLE, env!("CARGO_PKG_VERSION")], 1_u64);
+        out.add(&m::START_TIME, &[ROLE], self.started);
+        for (name, (totals, rises)) in &exports {
+            add_export(&mut out, name, totals, *rises);
+        }
+        add_reports(&mut out, &reports);
+        add_sessions(&mut out, &sessions);
+        Ok(out)
+    }
+
+    /// Reports of all shards; one that does not answer is missing.
+    fn reports(&self) -> Vec<ShardReport> {
+        let (reply, answers) = mpsc::channel();
+        for shard in &*self.senders {
+            let reply = reply.clone();
+            shard.send(Message::Report(AdminReplyTo::new(move |report| {
+                if reply.send(report).is_err() {
+                    tracing::debug!("a report came too late");
+                }
+            })));
+        }
+        drop(reply);
+        let deadline = Instant::now() + REPORT_TIMEOUT;
+        let left = || deadline.saturating_duration_since(Instant::now());
+        std::iter::from_fn(|| answers.recv_timeout(left()).ok()).collect()
+    }
+}
+
+fn add_export(out: &mut Samples, name: &str, totals: &ExportTotals, rises: u64) {
+    for (op, of_op) in OP_NAMES.iter().zip(&totals.ops) {
+        // A thousand exports with five operations each would be a large text.
+        if of_op.times.count() > 0 {
+            out.add_times(&m::IO_SECONDS, &[ROLE, name, op], &of_op.times);
+            out.add(&m::IO_BYTES, &[ROLE, name, op], of_op.bytes);
+            out.add(&m::IO_ERRORS, &[ROLE, name, op], of_op.errors);
+        }
+    }
+    out.add(&m::DEVICE_ERRORS, &[name], totals.device_errors);
+    out.add(&m::DEVICE_QUEUE_FULL, &[name], totals.queue_full);
+    out.add(&m::FAILED_FLUSHES, &[name], rises);
+}
+
+fn add_reports(out: &mut Samples, reports: &[ShardReport]) {
+    let mut fabrics: BTreeMap<&str, FabricCounters> = BTreeMap::new();
+    for (scheme, counters) in reports.iter().flat_map(|report| &report.fabrics) {
+        fabrics.entry(scheme).or_default().add(counters);
+    }
+    for (transport, counters) in &fabrics {
+        out.add(&m::CRC_ERRORS, &[ROLE, transport], counters.crc_errors);
+        out.add(&m::RECEIVED, &[ROLE, transport], counters.bytes_received);
+        out.add(&m::SENT, &[ROLE, transport], counters.bytes_sent);
+    }
+    let internal: u64 = reports.iter().map(|report| report.internal_errors).sum();
+    out.add(&m::INTERNAL_ERRORS, &[ROLE], internal);
+}
+
+fn add_sessions(out: &mut Samples, all: &Sessions) {
+    let Sessions { sessions, memory, lost_portals, refused } = all;
+    for state in
+        [SessionState::Connecting, SessionState::Up, SessionState::Ending, SessionState::Evicted]
+    {
+        let count = sessions.iter().filter(|session| session.state == state).count();
+        out.add(&m::SESSIONS, &[state.name()], count as u64);
+    }
+    let mut transports: BTreeMap<&str, u64> = BTreeMap::new();
+    for path in sessions.iter().flat_map(|session| &session.paths) {
+        let count = transports.entry(&path.transport).or_default();
+        *count += u64::from(path.state == PathState::Connected);
+    }
+    for (transport, count) in transports {
+        out.add(&m::PATHS, &[transport], count);
+    }
+    out.add(&m::MEMORY, &[], memory.used_bytes);
+    out.add(&m::MEMORY_MAX, &[], memory.max_bytes);
+    out.add(&m::LOST_PORTALS, &[], lost_portals.len() as u64);
+    let known = REASONS.iter().map(|reason| (*reason, 0));
+    let mut reasons: BTreeMap<&str, u64> = known.collect();
+    reasons.extend(refused.iter().map(|(reason, count)| (&**reason, *count)));
+    for (reason, count) in reasons {
+        out.add(&m::REFUSED, &[reason], count);
+    }
+    for (name, session) in by_name(sessions) {
+        add_session(out, name, session);
+    }
+}
+
+/// The sessions that have a name. Of an evicted one and the one that took its name, the latter.
+fn by_name(sessions: &[SessionSnapshot]) -> BTreeMap<&str, &SessionSnapshot> {
+    let mut named: BTreeMap<&str, &SessionSnapshot> = BTreeMap::new();
+    for session in sessions {
+        let Some(name) = &session.name else { continue };
+        let other = named.entry(name).or_insert(session);
+        if other.state == SessionState::Evicted {
+            *other = session;
+        }
+    }
+    named
+}
+
+fn add_session(out: &mut Samples, name: &str, session: &SessionSnapshot) {
+    let (io, one) = (&session.io, &[name][..]);
+    let opens: BTreeSet<&str> = session.opens.iter().map(|open| &*open.export).collect();
+    for export in opens {
+        out.add(&m::SESSION_OPEN, &[name, export], 1_u64);
+    }
+    let up = session.paths.iter().filter(|path| path.state == PathState::Connected).count();
+    out.add(&m::SESSION_PATHS, one, up as u64);
+    out.add(&m::SESSION_INFLIGHT, one, io.inflight);
+    out.add(&m::SESSION_QUEUE_DEPTH, one, u64::from(session.queue_depth));
+    out.add(&m::SESSION_MEMORY, one, session.memory_bytes);
+    out.add(&m::SESSION_BLOCKED, one, io.barred);
+    for (op, count) in [
+        ("read", io.reads),
+        ("write", io.writes),
+        ("flush", io.flushes),
+        ("discard", io.discards),
+        ("write-zeroes", io.write_zeroes),
+        ("control", io.controls),
+    ] {
+        out.add(&m::SESSION_REQUESTS, &[name, op], count);
+    }
+    out.add(&m::SESSION_BYTES, &[name, "read"], io.read_bytes);
+    out.add(&m::SESSION_BYTES, &[name, "write"], io.write_bytes);
+    out.add(&m::SESSION_ERRORS, one, io.errors);
+    out.add(&m::SESSION_BUSY, one, Number::seconds(io.busy_ns));
+    out.add(&m::SESSION_REPLAYS, one, io.replays);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stats::{IoTotals, MemorySnapshot};
+
+    fn session(name: Option<&str>, state: SessionState, reads: u64) -> SessionSnapshot {
+        SessionSnapshot {
+            id: "id".into(),
+            name: name.map(str::to_owned),
+            state,
+            version: 1,
+            age_ms: 0,
+            queue_depth: 512,
+            memory_bytes: 0,
+            permits_held: 0,
+            opens: Vec::new(),
+            io: IoTotals { reads, ..IoTotals::default() },
+            paths: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn no_two_samples_have_the_same_labels() {
+        use SessionState::{Connecting, Evicted, Up};
+        for order in [[Evicted, Up], [Up, Evicted]] {
+            let sessions = vec![
+                session(Some("a"), order[0], u64::from(order[0] == Up)),
+                session(None, Connecting, 0),
+                session(None, Connecting, 0),
+                session(Some("a"), order[1], u64::from(order[1] == Up)),
+            ];
+            let refused = [("memory-max".to_owned(), 3), ("silent".to_owned(), 4)].into();
+            let memory = MemorySnapshot { used_bytes: 1, max_bytes: 2 };
+            let all = Sessions { sessions, memory, lost_portals: Vec::new(), refused };
+            let mut out = Samples::default();
+            add_sessions(&mut out, &all);
+            let text = out.text(m::ALL);
+            let mut keys: Vec<&str> =
+                text.lines().filter_map(|line| Some(line.rsplit_once(' ')?.0)).collect();
+            let count = keys.len();
+            keys.sort_unstable();
+            keys.dedup();
+            assert_eq!(keys.len(), count, "{text}");
+            for line in [
+                "rtrs_server_session_requests_total{session=\"a\",op=\"read\"} 1\n",
+                "rtrs_server_sessions{state=\"connecting\"} 2\n",
+                "rtrs_server_sessions{state=\"ending\"} 0\n",
+                "rtrs_server_refused_total{reason=\"memory-max\"} 3\n",
+                "rtrs_server_refused_total{reason=\"silent\"} 4\n",
+                "rtrs_server_refused_total{reason=\"evicted\"} 0\n",
+                "rtrs_server_memory_max_bytes 2\n",
+            ] {
+                assert!(text.contains(line), "{line} is not in\n{text}");
+            }
+        }
+    }
+}

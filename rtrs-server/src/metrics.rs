@@ -1,0 +1,63 @@
+//! The metrics of the server, declared once: the text of a scrape and the table of
+//! docs/OPERATING.md come from here. What fills them is in `daemon/metrics.rs`.
+
+rtrs_core::metrics! {
+    BUILD_INFO = Gauge "rtrs_build_info" ["role", "version"]
+        "Version of the daemon; the value is 1.";
+    START_TIME = Gauge "rtrs_start_time_seconds" ["role"]
+        "Time at which the daemon started, in seconds since 1970.";
+    IO_SECONDS = Histogram "rtrs_io_seconds" ["role", "export", "op"]
+        "Time of an IO: at the server from arrival to answer, at the client from submit to end.";
+    IO_BYTES = Counter "rtrs_io_bytes_total" ["role", "export", "op"]
+        "Bytes of IOs that succeeded.";
+    IO_ERRORS = Counter "rtrs_io_errors_total" ["role", "export", "op"]
+        "IOs that ended with an error.";
+    CRC_ERRORS = Counter "rtrs_crc_errors_total" ["role", "transport"]
+        "Received frames with a wrong checksum; each ended its connection.";
+    RECEIVED = Counter "rtrs_receive_bytes_total" ["role", "transport"]
+        "Bytes received from the network, headers included.";
+    SENT = Counter "rtrs_transmit_bytes_total" ["role", "transport"]
+        "Bytes sent to the network, headers included.";
+    INTERNAL_ERRORS = Counter "rtrs_internal_errors_total" ["role"]
+        "Bugs of the daemon; each is in its log and ended a path.";
+    DEVICE_ERRORS = Counter "rtrs_server_device_errors_total" ["export"]
+        "Times that the disk or file of an export failed a request.";
+    DEVICE_QUEUE_FULL = Counter "rtrs_server_device_queue_full_total" ["export"]
+        "Requests that waited because the queue of the disk or file was full.";
+    FAILED_FLUSHES = Counter "rtrs_server_failed_flushes_total" ["export"]
+        "Flushes and durable writes that the disk or file failed; each starts a new cache epoch.";
+    SESSIONS = Gauge "rtrs_server_sessions" ["state"]
+        "Sessions by state.";
+    PATHS = Gauge "rtrs_server_paths" ["transport"]
+        "Connected paths of all sessions.";
+    MEMORY = Gauge "rtrs_server_memory_bytes" []
+        "Memory of the chunks of all sessions.";
+    MEMORY_MAX = Gauge "rtrs_server_memory_max_bytes" []
+        "Limit of that memory (memory-max).";
+    REFUSED = Counter "rtrs_server_refused_total" ["reason"]
+        "Connections refused, and sessions without an open export that were ended.";
+    LOST_PORTALS = Gauge "rtrs_server_lost_portals" []
+        "Portals that the server does not listen on because their device is gone.";
+    SESSION_OPEN = Gauge "rtrs_server_session_open" ["session", "export"]
+        "1 for each export that a session has open.";
+    SESSION_PATHS = Gauge "rtrs_server_session_paths" ["session"]
+        "Connected paths of the session.";
+    SESSION_INFLIGHT = Gauge "rtrs_server_session_inflight" ["session"]
+        "Requests of the session in flight.";
+    SESSION_QUEUE_DEPTH = Gauge "rtrs_server_session_queue_depth" ["session"]
+        "Queue depth of the session.";
+    SESSION_MEMORY = Gauge "rtrs_server_session_memory_bytes" ["session"]
+        "Memory of the chunks of the session.";
+    SESSION_BLOCKED = Gauge "rtrs_server_session_blocked" ["session"]
+        "Requests of the session that wait for an older write which a closed path left running.";
+    SESSION_REQUESTS = Counter "rtrs_server_session_requests_total" ["session", "op"]
+        "Requests of the session that were answered.";
+    SESSION_BYTES = Counter "rtrs_server_session_bytes_total" ["session", "op"]
+        "Bytes that the session read and wrote.";
+    SESSION_ERRORS = Counter "rtrs_server_session_errors_total" ["session"]
+        "Requests of the session that were answered with an error.";
+    SESSION_BUSY = Counter "rtrs_server_session_busy_seconds_total" ["session"]
+        "Time from arrival to answer, summed over all requests of the session.";
+    SESSION_REPLAYS = Counter "rtrs_server_session_replays_total" ["session"]
+        "Requests that the client sent again over another path while the server still had them.";
+}
