@@ -7,5 +7,5 @@ use rtrs_client::LowArgs;
 use rtrs_core::settings::run_program;
 
 fn main() -> ExitCode {
-    run_program(LowArgs::output, LowArgs::run)
+    run_program(std::env::args_os().collect(), LowArgs::output, LowArgs::run)
 }

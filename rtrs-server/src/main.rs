@@ -7,5 +7,6 @@ use rtrs_core::settings::run_program;
 use rtrs_server::LowArgs;
 
 fn main() -> ExitCode {
-    run_program(LowArgs::output, LowArgs::run)
+    let args = LowArgs::arguments(std::env::args_os().collect());
+    run_program(args, LowArgs::output, LowArgs::run)
 }

@@ -1,5 +1,6 @@
 //! What a command prints, as text or as JSON: its result on stdout, its error on stderr.
 
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -38,16 +39,19 @@ impl Output {
     }
 }
 
-/// Runs a program: parses its arguments, runs it, prints its error, and makes its exit code. With
-/// JSON as format an error is a line `{"error": TEXT, "exit_code": CODE}`.
+/// Runs a program: parses its arguments, of which the first is its name, runs it, prints its error,
+/// and makes its exit code. With JSON as format an error is a line
+/// `{"error": TEXT, "exit_code": CODE}`.
 pub fn run_program<A: Parser, K: ErrorClass>(
+    args: Vec<OsString>,
     output: impl FnOnce(&A) -> Output,
     run: impl FnOnce(&A) -> Result<(), CommandError<K>>,
 ) -> ExitCode {
     let name = A::command().get_name().to_owned();
-    let args = match A::try_parse() {
+    let typed: Vec<String> = args.iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
+    let args = match A::try_parse_from(args) {
         Ok(args) => args,
-        Err(error) if error.use_stderr() && wants_json(std::env::args()) => {
+        Err(error) if error.use_stderr() && wants_json(typed.into_iter()) => {
             let text = error.to_string();
             let text = text.strip_prefix("error: ").unwrap_or(&text);
             Output::Json.print_error(&name, text.trim_end(), 2);

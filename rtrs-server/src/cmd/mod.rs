@@ -11,6 +11,7 @@ mod metrics;
 mod server;
 mod session;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
@@ -29,8 +30,8 @@ use crate::settings::Settings;
 ///
 /// Serves RTRS clients over TCP and over RDMA devices. Each flag below that is a setting is also a
 /// key of the configuration file, with the same name. Flags override the file; a repeatable flag
-/// replaces the list of the file. The commands control a running server and take no flags before
-/// them.
+/// replaces the list of the file. The commands control a running server; before them only --run-dir
+/// and --output can be set.
 ///
 /// Exit codes: 0 success, 1 failure, 2 wrong usage or a wrong configuration file.
 #[derive(Debug, Parser)]
@@ -100,6 +101,27 @@ pub enum Command {
 }
 
 impl LowArgs {
+    /// The arguments in the order in which they are parsed: `--run-dir` and `--output` before a
+    /// command go behind it. All other flags before a command are those of a server to run.
+    #[must_use]
+    pub fn arguments(mut args: Vec<OsString>) -> Vec<OsString> {
+        let mut at = 1;
+        while let Some(flag) = args.get(at).and_then(|arg| arg.to_str()) {
+            at += match flag {
+                "--run-dir" | "--output" | "-o" => 2,
+                _ if flag.starts_with("--run-dir=") || flag.starts_with("--output=") => 1,
+                _ if flag.starts_with('-') => return args,
+                _ => break,
+            };
+        }
+        if at < args.len() {
+            let command = args.split_off(at);
+            let flags = args.split_off(1);
+            args.extend(command.into_iter().chain(flags));
+        }
+        args
+    }
+
     /// How the result and errors are printed.
     #[must_use]
     pub fn output(&self) -> Output {
@@ -259,6 +281,26 @@ mod tests {
              ping-only: true\nno-ping: true\nrping: true\nserver-id: s\nname: n\nrun-dir: /r\n\
              state-dir: /s\nmetrics: 127.0.0.1:9823\n";
         assert_eq!(args.layered_settings().unwrap(), Settings::from_yaml(text, "s").unwrap());
+    }
+
+    #[test]
+    fn flags_of_commands_stand_before_or_after_them() {
+        let arguments = |args: &str| {
+            let args = args.split(' ').map(OsString::from).collect();
+            let args = LowArgs::arguments(args).into_iter().map(|arg| arg.into_string().unwrap());
+            args.collect::<Vec<_>>().join(" ")
+        };
+        for (typed, parsed) in [
+            ("s --run-dir /r session list", "s session list --run-dir /r"),
+            ("s --run-dir=/r -o json drain", "s drain --run-dir=/r -o json"),
+            ("s session list --run-dir /r", "s session list --run-dir /r"),
+            ("s --run-dir /r --export x", "s --run-dir /r --export x"),
+            ("s --run-dir", "s --run-dir"),
+            ("s --run-dir /r", "s --run-dir /r"),
+            ("s", "s"),
+        ] {
+            assert_eq!(arguments(typed), parsed);
+        }
     }
 
     #[test]
