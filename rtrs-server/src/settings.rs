@@ -179,10 +179,10 @@ rtrs_core::settings! {
         ///
         /// An example of a filter is info,rtrs_server::engine=debug. The log goes to stderr.
         log: LogFilter = "info",
-        /// Format of the log: text, json (one object a line) or journald
+        /// Format of the log
         ///
-        /// journald is text with the priority in front of each line and without time and level,
-        /// which systemd takes from there.
+        /// json is one object a line. journald is text with the priority in front of each line and
+        /// without time and level, which systemd takes from there.
         log_format: LogFormat = "text",
     }
 }
