@@ -46,6 +46,6 @@ pub use metrics::MetricsAddress;
 pub use number::{Auto, Int, Shards};
 pub use output::{Output, print_text, run_program, write_text};
 pub use portal::{Host, PORT_DEFAULT, Portal, ResolveError, Scheme};
-pub use reading::{settings_from_file, settings_from_yaml};
+pub use reading::{config_text, settings_from_file, settings_from_yaml, yaml_error};
 pub use size::ByteSize;
 pub use suggest::nearest;

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::stats::{MemorySnapshot, SessionSnapshot};
+use crate::settings::ExportSpec;
+use crate::stats::{ExportSnapshot, MemorySnapshot, SessionSnapshot};
 
 /// Longest time a command waits for IO requests, in milliseconds.
 pub(crate) const WITHIN_MS_MAX: u64 = 600_000;
@@ -38,6 +39,32 @@ pub(crate) enum Request {
         /// Maximum time, in milliseconds.
         within_ms: u64,
     },
+    /// List the exports: [`ExportList`].
+    ExportList,
+    /// Add an export: [`Changed`].
+    ExportAdd {
+        /// It, as text or as a map.
+        export: ExportSpec,
+    },
+    /// Remove an export: [`Removed`], when it is closed.
+    ExportRemove {
+        /// Its name.
+        name: String,
+        /// Also if sessions have it open.
+        #[serde(default)]
+        force: bool,
+        /// Maximum time to wait for its last requests, in milliseconds.
+        within_ms: u64,
+    },
+    /// Change options of an export: [`Changed`].
+    ExportSet {
+        /// Its name.
+        name: String,
+        /// Each as in the text form of an export.
+        options: Vec<String>,
+    },
+    /// Read the configuration again: [`Reloaded`].
+    Reload,
 }
 
 /// What a server is.
@@ -80,6 +107,59 @@ pub(crate) struct Ended {
     pub(crate) paths: Vec<u64>,
 }
 
+/// The exports of a server.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct ExportList {
+    /// All of them, by name.
+    pub(crate) exports: Vec<ExportSnapshot>,
+}
+
+/// An export was added or changed.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Changed {
+    /// Its name.
+    pub(crate) export: String,
+    /// False when it is as it was.
+    pub(crate) changed: bool,
+}
+
+/// An export was removed.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Removed {
+    /// Its name.
+    pub(crate) removed: String,
+    /// The sessions that had it open.
+    pub(crate) ended: Vec<String>,
+}
+
+/// What reading the configuration again has done.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Reloaded {
+    /// Exports that were added.
+    pub(crate) added: Vec<String>,
+    /// Exports that were removed.
+    pub(crate) removed: Vec<String>,
+    /// Exports that were changed.
+    pub(crate) changed: Vec<String>,
+    /// Exports that stay as they are, though the configuration says otherwise.
+    pub(crate) kept: Vec<Kept>,
+    /// Exports that the configuration names and that could not be opened or closed.
+    pub(crate) failed: Vec<Kept>,
+    /// Settings that differ and need a restart.
+    pub(crate) restart: Vec<String>,
+    /// Exports that are as the configuration says.
+    pub(crate) unchanged: usize,
+}
+
+/// An export that is not as the configuration says.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Kept {
+    /// Its name.
+    pub(crate) name: String,
+    /// Why.
+    pub(crate) why: String,
+}
+
 /// A drain is complete.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Drained {
@@ -110,6 +190,20 @@ mod tests {
                 Request::SessionEvict { session: "s".into() },
             ),
             (r#"{"command":"drain","within_ms":5000}"#, Request::Drain { within_ms: 5000 }),
+            (r#"{"command":"export-list"}"#, Request::ExportList),
+            (
+                r#"{"command":"export-add","export":"v=mem:1M,ro"}"#,
+                Request::ExportAdd { export: "v=mem:1M,ro".parse().unwrap() },
+            ),
+            (
+                r#"{"command":"export-remove","name":"v","within_ms":5}"#,
+                Request::ExportRemove { name: "v".into(), force: false, within_ms: 5 },
+            ),
+            (
+                r#"{"command":"export-set","name":"v","options":["ro"]}"#,
+                Request::ExportSet { name: "v".into(), options: vec!["ro".into()] },
+            ),
+            (r#"{"command":"reload"}"#, Request::Reload),
         ] {
             assert_eq!(serde_json::from_str::<Request>(text).unwrap(), request);
         }

@@ -1,14 +1,15 @@
 //! What is exported: names and the block sources behind them.
 //!
-//! Owns [`Export`] and [`ExportTable`], made at start and shared by all shards. An export is known
-//! by its [`ExportIndex`] everywhere but in an OPEN message. Names match exactly; a leading slash,
-//! which kernel clients write as part of a device path, is left out of the comparison.
+//! Owns [`Export`] and [`ExportTable`], which all shards share. An export is known by its
+//! [`ExportIndex`] everywhere but in an OPEN message. Names match exactly; a leading slash, which
+//! kernel clients write as part of a device path, is left out of the comparison.
 //!
-//! Behind the named exports the table has places for those that a [`Finder`] finds while the server
-//! runs (`--search-path`). The control shard fills and empties them. A place that was emptied is
-//! not used again until no shard has the device of its former export open: an index means one thing
-//! at a time.
+//! Exports are added and removed while the server runs, by the operator and by a [`Finder`]
+//! (`--search-path`), so the table has places. A place that was emptied is not used again until no
+//! shard has the device of its former export open: an index means one thing at a time.
 
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -18,10 +19,14 @@ use rtrs_core::identity::ExportId;
 use crate::engine::epoch::SyncEpoch;
 use crate::engine::finder::Finder;
 use crate::engine::io::overlap::OrphanedWrites;
+use crate::segments::Segments;
 use crate::stats::ExportCounters;
 
 /// Exports found below the search path that may be open at once.
 pub const FOUND_MAX: usize = 64;
+
+/// Exports that a server can have at once, those it is about to release included.
+pub const EXPORTS_MAX: usize = u16::MAX as usize;
 
 /// A place in the [`ExportTable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -35,10 +40,12 @@ impl ExportIndex {
 }
 
 /// One name and what is behind it.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Export {
     /// What clients open, 1 to 254 bytes.
     pub name: String,
+    /// What is behind it, for people.
+    pub backing: String,
     /// What serves it.
     pub source: Arc<dyn BlockSource>,
     /// Refuse every change, whatever the source can do.
@@ -51,91 +58,225 @@ pub struct Export {
     pub epoch: Arc<SyncEpoch>,
     /// What its users did.
     pub counters: Arc<ExportCounters>,
+    /// The operator lets nobody open it for writing.
+    pub frozen: AtomicBool,
 }
 
 impl Export {
+    /// An export for writing, without an id, whose epoch is not kept.
+    pub fn new(name: impl Into<String>, source: Arc<dyn BlockSource>) -> Self {
+        Self {
+            name: name.into(),
+            backing: String::new(),
+            source,
+            read_only: false,
+            deny_migration: false,
+            id: None,
+            epoch: Arc::default(),
+            counters: Arc::default(),
+            frozen: AtomicBool::new(false),
+        }
+    }
+
     /// Size, limits and abilities as clients see them.
     pub fn geometry(&self) -> Geometry {
         let mut geometry = self.source.geometry();
-        geometry.read_only |= self.read_only;
+        geometry.read_only |= self.read_only || self.frozen.load(Ordering::Relaxed);
         geometry
+    }
+
+    /// From now on nobody may open it for writing, or those may again who could.
+    pub fn freeze(&self, frozen: bool) {
+        self.frozen.store(frozen, Ordering::Relaxed);
     }
 }
 
-/// A place for what was found.
+/// Why an export cannot be added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AddError {
+    /// Another one has the name, perhaps with a slash in front.
+    #[error("there is an export of this name already")]
+    NameTaken,
+    /// Nothing but slashes.
+    #[error("the name is empty")]
+    NoName,
+    /// All places are taken.
+    #[error("there are {EXPORTS_MAX} exports, and no more can be added")]
+    Full,
+}
+
+/// A place.
 #[derive(Debug)]
 enum Slot {
-    /// A session has it open.
-    Open(Arc<Export>),
-    /// None has; shards may still have its device.
+    /// By name.
+    Named(Arc<Export>),
+    /// Found; a session has it open.
+    Found(Arc<Export>),
+    /// Removed, and sessions still have it open.
+    Ending(Arc<Export>),
+    /// No session has it open; shards may still have its device.
     Left(Weak<Export>),
 }
 
-/// All exports of a server, at most 65535.
+impl Slot {
+    fn export(&self) -> Option<&Arc<Export>> {
+        match self {
+            Self::Named(export) | Self::Found(export) | Self::Ending(export) => Some(export),
+            Self::Left(_) => None,
+        }
+    }
+
+    fn is_free(&self) -> bool {
+        matches!(self, Self::Left(former) if former.strong_count() == 0)
+    }
+
+    /// Nobody has it open any more. Returns what it held, to be dropped without the lock.
+    fn leave(&mut self) -> Option<Arc<Export>> {
+        let left = Self::Left(self.export().map_or_else(Weak::new, Arc::downgrade));
+        match std::mem::replace(self, left) {
+            Self::Named(export) | Self::Found(export) | Self::Ending(export) => Some(export),
+            former @ Self::Left(_) => {
+                *self = former;
+                None
+            }
+        }
+    }
+}
+
 #[derive(Debug, Default)]
+struct Places {
+    slots: Vec<Slot>,
+    /// The named ones, by their names without slashes in front.
+    names: BTreeMap<Vec<u8>, ExportIndex>,
+}
+
+impl Places {
+    /// Puts an export into a free place.
+    fn put(&mut self, slot: Slot) -> Option<ExportIndex> {
+        let at = self.slots.iter().position(Slot::is_free).unwrap_or(self.slots.len());
+        let index = u16::try_from(at).ok().filter(|_| at < EXPORTS_MAX).map(ExportIndex)?;
+        match self.slots.get_mut(at) {
+            Some(free) => *free = slot,
+            None => self.slots.push(slot),
+        }
+        Some(index)
+    }
+}
+
+/// All exports of a server.
+#[derive(Debug)]
 pub struct ExportTable {
-    exports: Vec<Arc<Export>>,
     finder: Option<Box<dyn Finder>>,
-    found: Mutex<Vec<Slot>>,
+    places: Mutex<Places>,
     /// By place. None is left there when a place is used again: a shard has the device open as long
     /// as something runs at it.
-    orphaned: Box<[OrphanedWrites]>,
+    orphaned: Segments<OrphanedWrites>,
+}
+
+/// A name without slashes in front.
+pub(crate) fn bare(name: &[u8]) -> &[u8] {
+    let slashes = name.iter().take_while(|&&byte| byte == b'/').count();
+    &name[slashes..]
 }
 
 impl ExportTable {
-    /// A table of these exports. Exports past the 65535th are left out.
+    /// A table of these exports. Exports past the 65535th, and those whose name another one has,
+    /// are left out.
     pub fn new(exports: Vec<Export>) -> Arc<Self> {
         Self::with_finder(exports, None)
     }
 
     /// The same, with somebody to ask for other names.
     pub fn with_finder(exports: Vec<Export>, finder: Option<Box<dyn Finder>>) -> Arc<Self> {
-        let max = usize::from(u16::MAX) - if finder.is_some() { FOUND_MAX } else { 0 };
-        let exports = exports.into_iter().take(max).map(Arc::new).collect();
-        let found = Mutex::default();
-        let mut table = Self { exports, finder, found, orphaned: Box::default() };
-        table.orphaned = (0..table.len()).map(|_| OrphanedWrites::default()).collect();
+        let places = Mutex::default();
+        let table = Self { finder, places, orphaned: Segments::new(EXPORTS_MAX) };
+        for export in exports {
+            let export = Arc::new(export);
+            if let Err(error) = table.add(&export) {
+                tracing::warn!(name = %export.name, "not exported: {error}");
+            }
+        }
         Arc::new(table)
     }
 
-    /// How many places there are; those for what is found count, whether in use or not.
-    pub fn len(&self) -> usize {
-        self.exports.len() + if self.finder.is_some() { FOUND_MAX } else { 0 }
+    /// Exports one more by its name.
+    ///
+    /// # Errors
+    /// Why that cannot be.
+    pub fn add(&self, export: &Arc<Export>) -> Result<ExportIndex, AddError> {
+        let name = bare(export.name.as_bytes()).to_vec();
+        if name.is_empty() {
+            return Err(AddError::NoName);
+        }
+        let mut places = self.places.lock();
+        if places.names.contains_key(&name) {
+            return Err(AddError::NameTaken);
+        }
+        let index = places.put(Slot::Named(Arc::clone(export))).ok_or(AddError::Full)?;
+        self.orphaned.make(index.index());
+        places.names.insert(name, index);
+        Ok(index)
     }
 
-    /// True when nothing is exported, nor will be.
+    /// Removes a named export: from now on nobody can open it. If sessions have it open, they keep
+    /// it until `leave`.
+    pub fn remove(&self, index: ExportIndex, open: bool) -> Option<Arc<Export>> {
+        let mut places = self.places.lock();
+        let slot = places.slots.get_mut(index.index())?;
+        let Slot::Named(export) = slot else { return None };
+        let export = Arc::clone(export);
+        *slot = match open {
+            true => Slot::Ending(Arc::clone(&export)),
+            false => Slot::Left(Arc::downgrade(&export)),
+        };
+        places.names.remove(bare(export.name.as_bytes()));
+        Some(export)
+    }
+
+    /// The exports there are, and those that sessions still have open, with their places.
+    pub fn all(&self) -> Vec<(ExportIndex, Arc<Export>)> {
+        let places = self.places.lock();
+        let slots = (0..).map(ExportIndex).zip(&places.slots);
+        slots.filter_map(|(at, slot)| Some((at, Arc::clone(slot.export()?)))).collect()
+    }
+
+    /// True when the export at a place was found below the search path.
+    pub fn is_found(&self, index: ExportIndex) -> bool {
+        let places = self.places.lock();
+        matches!(places.slots.get(index.index()), Some(Slot::Found(_)))
+    }
+
+    /// True when the export at a place is removed and sessions still have it open.
+    pub fn is_ending(&self, index: ExportIndex) -> bool {
+        let places = self.places.lock();
+        matches!(places.slots.get(index.index()), Some(Slot::Ending(_)))
+    }
+
+    /// How many places were ever used.
+    pub fn len(&self) -> usize {
+        self.places.lock().slots.len()
+    }
+
+    /// True when nothing was ever exported.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// The export at a place.
     pub fn get(&self, index: ExportIndex) -> Option<Arc<Export>> {
-        if let Some(export) = self.exports.get(index.index()) {
-            return Some(Arc::clone(export));
-        }
-        match self.found.lock().get(index.index() - self.exports.len())? {
-            Slot::Open(export) => Some(Arc::clone(export)),
-            Slot::Left(_) => None,
-        }
+        self.places.lock().slots.get(index.index())?.export().map(Arc::clone)
     }
 
-    /// What closed paths have left running at the export at a place.
+    /// What closed paths have left running at the export at a place. Panics for a place that was
+    /// never used.
     pub fn orphaned_writes(&self, index: ExportIndex) -> &OrphanedWrites {
-        &self.orphaned[index.index()]
+        let writes = self.orphaned.get(index.index());
+        writes.unwrap_or_else(|| panic!("{index:?} was never exported"))
     }
 
     /// The export of a name.
     pub fn find(&self, name: &[u8]) -> Option<ExportIndex> {
-        let bare = |name: &[u8]| -> usize { name.iter().take_while(|&&b| b == b'/').count() };
-        let wanted = &name[bare(name)..];
-        if wanted.is_empty() {
-            return None;
-        }
-        let at = self.exports.iter().position(|export| {
-            let have = export.name.as_bytes();
-            &have[bare(have)..] == wanted
-        })?;
-        u16::try_from(at).ok().map(ExportIndex)
+        self.places.lock().names.get(bare(name)).copied()
     }
 
     /// Who finds other names.
@@ -145,33 +286,34 @@ impl ExportTable {
 
     /// A place for what was found: the one it has, or a new one. None when all are taken.
     pub fn place(&self, export: &Arc<Export>) -> Option<ExportIndex> {
-        let mut found = self.found.lock();
+        let mut places = self.places.lock();
         let has = |slot: &Slot| match slot {
-            Slot::Open(other) => Arc::ptr_eq(other, export),
+            Slot::Found(other) => Arc::ptr_eq(other, export),
             Slot::Left(other) => std::ptr::eq(other.as_ptr(), Arc::as_ptr(export)),
+            Slot::Named(_) | Slot::Ending(_) => false,
         };
-        let free = |slot: &Slot| matches!(slot, Slot::Left(other) if other.strong_count() == 0);
-        let at = match found.iter().position(has).or_else(|| found.iter().position(free)) {
-            Some(at) => at,
-            None if found.len() < FOUND_MAX => {
-                found.push(Slot::Left(Weak::new()));
-                found.len() - 1
-            }
-            None => return None,
-        };
-        found[at] = Slot::Open(Arc::clone(export));
-        u16::try_from(self.exports.len() + at).ok().map(ExportIndex)
+        let slot = Slot::Found(Arc::clone(export));
+        if let Some(at) = places.slots.iter().position(has) {
+            places.slots[at] = slot;
+            return u16::try_from(at).ok().map(ExportIndex);
+        }
+        let found = places.slots.iter().filter(|slot| matches!(slot, Slot::Found(_))).count();
+        if found >= FOUND_MAX {
+            return None;
+        }
+        let index = places.put(slot)?;
+        self.orphaned.make(index.index());
+        Some(index)
     }
 
-    /// Nobody has the export open any more: what was found is released.
+    /// Nobody has the export open any more: what was found, or is removed, is released.
     pub fn leave(&self, index: ExportIndex) {
-        let Some(at) = index.index().checked_sub(self.exports.len()) else { return };
-        let mut found = self.found.lock();
-        let Some(slot @ Slot::Open(_)) = found.get_mut(at) else { return };
-        let Slot::Open(export) = std::mem::replace(slot, Slot::Left(Weak::new())) else { return };
-        *slot = Slot::Left(Arc::downgrade(&export));
+        let mut places = self.places.lock();
+        let slot = places.slots.get_mut(index.index());
+        let slot = slot.filter(|slot| matches!(slot, Slot::Found(_) | Slot::Ending(_)));
+        let export = slot.and_then(Slot::leave);
         // What is closed with the last holder is closed without the lock.
-        drop(found);
+        drop(places);
         drop(export);
     }
 }
@@ -192,22 +334,12 @@ mod tests {
     }
 
     fn export(name: &str) -> Export {
-        let source = Arc::new(NullSource::new(4096, 512));
-        Export {
-            name: name.into(),
-            source,
-            read_only: false,
-            deny_migration: false,
-            id: None,
-            epoch: Arc::default(),
-            counters: Arc::default(),
-        }
+        Export::new(name, Arc::new(NullSource::new(4096, 512)))
     }
 
     #[test]
     fn what_was_found_keeps_its_place_until_no_core_has_it() {
         let table = ExportTable::with_finder(vec![export("named")], Some(Box::new(Nobody)));
-        assert_eq!(table.len(), 1 + FOUND_MAX);
         assert_eq!(table.get(ExportIndex(1)).map(|export| export.name.clone()), None);
         let (a, b) = (Arc::new(export("a")), Arc::new(export("b")));
         assert_eq!(table.place(&a), Some(ExportIndex(1)));
@@ -227,11 +359,12 @@ mod tests {
     }
 
     #[test]
-    fn the_places_are_bounded() {
+    fn the_places_of_what_is_found_are_bounded() {
         let table = ExportTable::with_finder(Vec::new(), Some(Box::new(Nobody)));
         let all: Vec<_> = (0..FOUND_MAX).map(|n| Arc::new(export(&n.to_string()))).collect();
         assert!(all.iter().all(|export| table.place(export).is_some()));
         assert_eq!(table.place(&Arc::new(export("one more"))), None);
+        table.add(&Arc::new(export("named"))).unwrap();
     }
 
     #[test]
@@ -239,6 +372,43 @@ mod tests {
         let table = ExportTable::new(vec![export("/dev/sda")]);
         assert_eq!((table.len(), table.is_empty()), (1, false));
         assert_eq!(table.find(b"dev/sda"), Some(ExportIndex(0)));
+        assert_eq!((table.find(b""), table.find(b"//")), (None, None));
         assert!(table.finder().is_none() && ExportTable::new(Vec::new()).is_empty());
+    }
+
+    #[test]
+    fn a_removed_export_keeps_its_place_until_nobody_holds_it() {
+        let table = ExportTable::new(vec![export("a"), export("b")]);
+        assert_eq!(table.add(&Arc::new(export("/a"))), Err(AddError::NameTaken));
+        assert_eq!(table.add(&Arc::new(export("//"))), Err(AddError::NoName));
+        let held = table.remove(ExportIndex(0), false).unwrap();
+        assert!(table.remove(ExportIndex(0), false).is_none());
+        assert_eq!(table.find(b"a"), None);
+        assert_eq!(table.add(&Arc::new(export("a"))), Ok(ExportIndex(2)), "a shard may hold it");
+        drop(held);
+        assert_eq!(table.add(&Arc::new(export("c"))), Ok(ExportIndex(0)));
+        // Open ones are there until they are left.
+        table.remove(ExportIndex(1), true).unwrap();
+        assert_eq!((table.find(b"b"), table.get(ExportIndex(1)).is_some()), (None, true));
+        assert_eq!(table.all().len(), 3);
+        table.leave(ExportIndex(1));
+        assert!(table.get(ExportIndex(1)).is_none());
+        assert_eq!(table.add(&Arc::new(export("b"))), Ok(ExportIndex(1)));
+    }
+
+    #[test]
+    fn the_exports_are_bounded() {
+        let table = ExportTable::new(Vec::new());
+        let one: Arc<dyn BlockSource> = Arc::new(NullSource::new(4096, 512));
+        for n in 0..3 {
+            table.add(&Arc::new(Export::new(n.to_string(), Arc::clone(&one)))).unwrap();
+        }
+        let mut places = table.places.lock();
+        let full = places.slots.len();
+        let named = Arc::new(Export::new("x", Arc::clone(&one)));
+        places.slots.resize_with(EXPORTS_MAX, || Slot::Named(Arc::clone(&named)));
+        drop(places);
+        assert_eq!(table.add(&Arc::new(Export::new("y", one))), Err(AddError::Full));
+        assert_eq!(full, 3);
     }
 }

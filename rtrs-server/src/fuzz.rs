@@ -195,14 +195,9 @@ impl Rig {
             write_zeroes: true,
             ..Geometry::plain(DISK)
         };
-        let export = |name: &str, read_only| Export {
-            name: name.into(),
-            source: Arc::new(Disk { geometry: geometry.clone(), held: Arc::clone(&held) }),
-            read_only,
-            deny_migration: false,
-            id: None,
-            epoch: Arc::default(),
-            counters: Arc::default(),
+        let export = |name: &str, read_only| {
+            let disk = Disk { geometry: geometry.clone(), held: Arc::clone(&held) };
+            Export { read_only, ..Export::new(name, Arc::new(disk)) }
         };
         let exports = ExportTable::new(vec![export("vol", false), export("fixed", true)]);
         let mut hosts: Vec<Host> = (0..params.cores)

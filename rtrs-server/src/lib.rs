@@ -19,12 +19,13 @@ mod fuzz;
 pub mod metrics;
 pub mod path;
 pub mod plan;
+mod segments;
 pub mod settings;
 mod state;
 pub mod stats;
 
 pub use cmd::LowArgs;
-pub use daemon::{ServerShard, serve, serve_over};
+pub use daemon::{Reread, ServerShard, serve, serve_over};
 pub use engine::ServerEngine;
 pub use engine::session::{ServerInstance, SessionParams};
 pub use error::{Error, ErrorKind};

@@ -83,7 +83,8 @@ impl Plan {
             return self.listen.open_rdma().map(drop);
         }
         self.check_search_path()?;
-        if set.export.is_empty() && set.search_path == SearchSpec::Off {
+        let later = set.search_path != SearchSpec::Off || set.exports_dir.is_some();
+        if set.export.is_empty() && !later {
             return Err(usage("nothing to export; use --export PATH, or export: in the file"));
         }
         set.export.iter().try_for_each(check_export)?;
@@ -186,7 +187,7 @@ fn check_listen(portal: &Portal, before: &[Portal]) -> Result<(), Error> {
 }
 
 /// Resolves the name of an export and validates what its options mean together.
-fn validate_export(spec: &mut ExportSpec) -> Result<(), Error> {
+pub(crate) fn validate_export(spec: &mut ExportSpec) -> Result<(), Error> {
     let name = spec
         .resolved_name()
         .map_err(|e| Error::with_source(ErrorKind::Usage, "cannot export", e))?;
@@ -211,7 +212,7 @@ fn validate_export(spec: &mut ExportSpec) -> Result<(), Error> {
 }
 
 /// Looks at the target of an export.
-fn check_export(spec: &ExportSpec) -> Result<(), Error> {
+pub(crate) fn check_export(spec: &ExportSpec) -> Result<(), Error> {
     let Target::Path(path) = &spec.target else { return Ok(()) };
     let refuse = |problem: String| {
         let text = format!("cannot export {:?}: {} {problem}", spec.name(), path.display());

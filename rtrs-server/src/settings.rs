@@ -11,14 +11,18 @@ mod search;
 pub use export::{BlockSize, ErrorRate, ExportSpec, Id, Migration, NAME_BYTES_MAX, Target};
 pub use search::SearchSpec;
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use rtrs_core::settings::{
     Auto, AutoSwitch, ByteSize, Int, LogFilter, LogFormat, MILLISECOND, MINUTE, MetricsAddress,
-    Portal, Shards, Switch, Time, settings_from_yaml,
+    Portal, Shards, Switch, Time, config_text, deserialize_list, settings_from_yaml, yaml_error,
 };
 
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
+
+/// Directory next to the configuration file whose files hold exports.
+const EXPORTS_DIR: &str = "exports.d";
 
 rtrs_core::settings! {
     /// The settings of the server.
@@ -37,6 +41,11 @@ rtrs_core::settings! {
         /// direct, block-size, no-lock, migration, delay, error-rate and id; nothing is escaped
         /// there.
         export: Vec<ExportSpec> = "",
+        /// Directory of files with exports
+        ///
+        /// Every file NAME.yaml there holds what the key export holds: an export or a list of them.
+        /// They are added to those of flags and configuration file. `reload` reads them again.
+        exports_dir: Option<PathBuf> = "exports.d next to the configuration file, if it exists",
         /// Directory in which clients may open any file or block device, or off
         ///
         /// A client opens a regular file or block device by its path relative to this directory.
@@ -195,6 +204,40 @@ impl Settings {
     pub fn from_yaml(text: &str, name: &str) -> Result<Self, Error> {
         settings_from_yaml(text, name)
     }
+
+    /// Adds the exports of the files in `exports-dir`, or in `exports.d` next to the configuration
+    /// file; notes which directory that is.
+    ///
+    /// # Errors
+    /// [`ErrorKind::ConfigFile`] and [`ErrorKind::Config`], with name, line and remedy.
+    pub(crate) fn add_exports_of_dir(&mut self, config: Option<&Path>) -> Result<(), Error> {
+        let beside =
+            || config?.parent().map(|dir| dir.join(EXPORTS_DIR)).filter(|dir| dir.is_dir());
+        self.exports_dir = self.exports_dir.take().or_else(beside);
+        let Some(dir) = &self.exports_dir else { return Ok(()) };
+        let unreadable = |source| {
+            let text = format!("cannot read the directory {} (exports-dir)", dir.display());
+            Error::with_source(ErrorKind::ConfigFile, text, source)
+        };
+        let entries = fs::read_dir(dir).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+        let mut files: Vec<PathBuf> =
+            entries.map_err(unreadable)?.iter().map(fs::DirEntry::path).collect();
+        files.retain(|file| file.extension().is_some_and(|end| end == "yaml"));
+        files.sort_unstable();
+        for file in files {
+            self.export.extend(exports_from_file(&file)?);
+        }
+        Ok(())
+    }
+}
+
+/// The exports of one file. An empty one has none.
+fn exports_from_file(file: &Path) -> Result<Vec<ExportSpec>, Error> {
+    let text = config_text(file)?;
+    let document = serde_yaml::Deserializer::from_str(&text);
+    let exports = deserialize_list(document);
+    let exports = exports.map_err(|error| yaml_error(&error, &file.display().to_string()))?;
+    Ok(exports.unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -345,6 +345,56 @@ pub struct OpenSnapshot {
     pub id: Option<String>,
 }
 
+choices! {
+    /// Where an export is.
+    pub enum ExportState as "export state" {
+        /// No session has it open.
+        Unused = "unused",
+        /// Sessions have it open.
+        Open = "open",
+        /// It is removed, and what sessions have begun there still runs.
+        Removing = "removing",
+    }
+}
+
+/// A session that has an export open.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExportUser {
+    /// The session's number.
+    pub session: String,
+    /// Its name.
+    pub name: Option<String>,
+    /// What for.
+    pub access: Access,
+}
+
+/// One export as statistics show it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExportSnapshot {
+    /// What clients open.
+    pub name: String,
+    /// What is behind it.
+    pub backing: String,
+    /// Bytes.
+    pub size: u64,
+    /// Bytes of a logical block.
+    pub block_size: u32,
+    /// Nobody may open it for writing.
+    pub read_only: bool,
+    /// Which file or disk it is, as clients see it.
+    pub id: Option<String>,
+    /// Where it is.
+    pub state: ExportState,
+    /// A client found it below the search path.
+    pub found: bool,
+    /// The sessions that have it open.
+    pub open_by: Vec<ExportUser>,
+    /// Times that the disk or file has failed a request.
+    pub device_errors: u64,
+    /// How often a sync has failed, counted over restarts.
+    pub epoch: u64,
+}
+
 /// Memory of the chunks of all sessions as statistics show it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemorySnapshot {

@@ -2,17 +2,18 @@
 //!
 //! `daemons.rs` attach to detach, restarts, idle CPU · `commands.rs` what programs read of the
 //! commands · `admin.rs` and `online.rs` the operator's work under load · `settings.rs` flags,
-//! files and documents agree · `faults.rs` faults under load · `identity.rs` other servers under
-//! one name · `logs.rs` the logs of both daemons · `memory.rs` the limit of chunk memory ·
-//! `metrics.rs` scrapes · `network.rs` cables and addresses that come and go · `server_log.rs` what
-//! the server logs · `signals.rs` what a signal does · `slow.rs` a disk that does not answer.
-//! One file alone:
+//! files and documents agree · `exports.rs` exports that come and go · `faults.rs` faults under
+//! load · `identity.rs` other servers under one name · `logs.rs` the logs of both daemons ·
+//! `memory.rs` the limit of chunk memory · `metrics.rs` scrapes · `network.rs` cables and addresses
+//! that come and go · `server_log.rs` what the server logs · `signals.rs` what a signal does ·
+//! `slow.rs` a disk that does not answer. One file alone:
 //! `cargo test -p rtrs-tests --test system admin::`.
 #![forbid(unsafe_code)]
 
 mod admin;
 mod commands;
 mod daemons;
+mod exports;
 mod faults;
 mod identity;
 mod logs;

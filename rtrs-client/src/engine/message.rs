@@ -66,6 +66,8 @@ pub(crate) enum ControlMessage {
     Closed { path: PathId, epoch: u32, cid: ConnIndex, reason: CloseReason },
     /// Nothing of a path that is to go is in flight here any more.
     Retired { path: PathId, epoch: u32, shard: CoreIndex },
+    /// The server says that the export is removed.
+    Removed,
     /// A state was met on a path that cannot be; the shard has ended its connection.
     InternalError { path: PathId },
 }

@@ -22,6 +22,14 @@ where
     T: Settings,
     K: ErrorClass,
 {
+    settings_from_yaml(&config_text(path)?, &path.display().to_string())
+}
+
+/// The text of a configuration file of at most 1 MiB.
+///
+/// # Errors
+/// As [`settings_from_file`].
+pub fn config_text<K: ErrorClass>(path: &Path) -> Result<String, CommandError<K>> {
     let unreadable = |source| {
         let text = format!("cannot read the configuration file {}", path.display());
         CommandError::with_source(K::CONFIG_FILE, text, source)
@@ -35,14 +43,13 @@ where
         let text = format!("{name}: is larger than 1 MiB; use a smaller file");
         return Err(CommandError::new(K::CONFIG, text));
     }
-    let text = String::from_utf8(bytes).map_err(|error| {
+    String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
         let line = 1 + error.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count();
         let byte = error.as_bytes()[at];
         let text = format!("{name}:{line}: byte {byte:#04x} is not UTF-8; save the file as UTF-8");
         CommandError::new(K::CONFIG, text)
-    })?;
-    settings_from_yaml(&text, &name)
+    })
 }
 
 /// Reads the text of a configuration file called `name` in errors. An empty text says nothing.
@@ -55,11 +62,15 @@ where
     K: ErrorClass,
 {
     let read = serde_yaml::from_str::<Option<Keys<T>>>(text);
-    read.map(|keys| keys.map_or_else(T::default, |keys| keys.0)).map_err(|error| {
-        let line = error.location().map_or(1, |place| place.line());
-        let what = error.to_string();
-        // The line stands in front.
-        let what = what.rfind(" at line ").map_or(&*what, |place| &what[..place]);
-        CommandError::new(K::CONFIG, format!("{name}:{line}: {what}"))
-    })
+    read.map(|keys| keys.map_or_else(T::default, |keys| keys.0))
+        .map_err(|error| yaml_error(&error, name))
+}
+
+/// What is wrong with the text of a file called `name`.
+pub fn yaml_error<K: ErrorClass>(error: &serde_yaml::Error, name: &str) -> CommandError<K> {
+    let line = error.location().map_or(1, |place| place.line());
+    let what = error.to_string();
+    // The line stands in front.
+    let what = what.rfind(" at line ").map_or(&*what, |place| &what[..place]);
+    CommandError::new(K::CONFIG, format!("{name}:{line}: {what}"))
 }

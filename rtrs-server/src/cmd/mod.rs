@@ -7,9 +7,12 @@
 //! `plan.rs`. The commands are for a server that is already running (`server.rs`).
 
 mod drain;
+mod export;
 mod metrics;
+mod reload;
 mod server;
 mod session;
+mod text;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -19,9 +22,11 @@ use rtrs_core::settings::{Flags, Output, print, settings_from_file};
 use serde_json::json;
 
 use self::drain::DrainArgs;
+use self::export::ExportCommand;
 use self::metrics::MetricsArgs;
+use self::server::ServerArgs;
 use self::session::SessionCommand;
-use crate::daemon::{check_start, serve};
+use crate::daemon::{Reread, check_start, serve};
 use crate::error::{Error, ErrorKind};
 use crate::plan::Plan;
 use crate::settings::Settings;
@@ -34,7 +39,7 @@ use crate::settings::Settings;
 /// and --output can be set.
 ///
 /// Exit codes: 0 success, 1 failure, 2 wrong usage or a wrong configuration file.
-#[derive(Debug, Parser)]
+#[derive(Debug, Clone, Parser)]
 #[command(
     name = "rtrs-server",
     version,
@@ -77,7 +82,7 @@ pub struct LowArgs {
 }
 
 /// The commands.
-#[derive(Debug, Subcommand)]
+#[derive(Debug, Clone, Subcommand)]
 pub enum Command {
     /// List and end the sessions of a running server
     ///
@@ -98,6 +103,18 @@ pub enum Command {
     /// this. Exits with 1 if requests were left without an answer or data was not flushed, or if
     /// the first flush failed: then the server continues to serve.
     Drain(DrainArgs),
+    /// List, add, remove and change the exports of a running server
+    ///
+    /// Other exports are not touched.
+    #[command(subcommand)]
+    Export(ExportCommand),
+    /// Read the configuration file of a running server again and apply its exports
+    ///
+    /// Adds, removes and changes exports, as does SIGHUP. An export that is open stays as it is and
+    /// is reported. Names other settings that differ: they need a restart. Changes nothing if the
+    /// configuration is wrong or a new export cannot be opened. Exits with 1 if an export is not as
+    /// the configuration says for another reason than that it is open.
+    Reload(ServerArgs),
 }
 
 impl LowArgs {
@@ -130,6 +147,8 @@ impl LowArgs {
             Some(Command::Session(command)) => command.server().output,
             Some(Command::Metrics(args)) => args.server.output,
             Some(Command::Drain(args)) => args.server.output,
+            Some(Command::Export(command)) => command.server().output,
+            Some(Command::Reload(args)) => args.output,
         }
     }
 
@@ -146,6 +165,16 @@ impl LowArgs {
         Ok(settings)
     }
 
+    /// What these flags and the files that they name ask for.
+    ///
+    /// # Errors
+    /// Those of the files, and of settings that do not fit together.
+    pub fn plan(&self) -> Result<Plan, Error> {
+        let mut settings = self.layered_settings()?;
+        settings.add_exports_of_dir(self.config.as_deref())?;
+        Plan::new(settings)
+    }
+
     /// Runs the command. Without one plans a server, then stops at what `--check` or
     /// `--print-config` asks for, or serves.
     ///
@@ -156,9 +185,11 @@ impl LowArgs {
             Some(Command::Session(command)) => return session::run(command),
             Some(Command::Metrics(args)) => return metrics::run(args),
             Some(Command::Drain(args)) => return drain::run(args),
+            Some(Command::Export(command)) => return export::run(command),
+            Some(Command::Reload(args)) => return reload::run(args),
             None => {}
         }
-        let plan = Plan::new(self.layered_settings()?)?;
+        let plan = self.plan()?;
         if self.check || !self.print_config {
             plan.check()?;
         }
@@ -166,7 +197,8 @@ impl LowArgs {
             check_start(&plan)?;
         }
         if self.print_config {
-            let map = print(&plan.settings);
+            let own = Plan::new(self.layered_settings()?)?.settings.export;
+            let map = print(&Settings { export: own, ..plan.settings });
             let yaml = serde_yaml::to_string(&map).map_err(|error| {
                 Error::with_source(ErrorKind::System, "cannot print the settings", error)
             })?;
@@ -175,7 +207,9 @@ impl LowArgs {
         if self.check {
             return self.output.print(&json!({ "ok": true }), |_| "ok\n".to_owned());
         }
-        serve(&plan)
+        let again = self.clone();
+        let reread: Reread = Box::new(move || again.plan());
+        serve(&plan, self.config.is_some().then_some(reread))
     }
 }
 
@@ -214,10 +248,11 @@ mod tests {
         command.build();
         let mut all: Vec<_> =
             command.get_subcommands().filter(|c| c.get_name() != "help").collect();
-        let nested = |c: &&clap::Command| c.get_name() == "session";
-        let session = all.iter().copied().find(nested).unwrap();
-        all.extend(session.get_subcommands().filter(|c| c.get_name() != "help"));
-        assert_eq!(all.len(), 6);
+        for name in ["session", "export"] {
+            let nested = all.iter().copied().find(|c| c.get_name() == name).unwrap();
+            all.extend(nested.get_subcommands().filter(|c| c.get_name() != "help"));
+        }
+        assert_eq!(all.len(), 12);
         for command in all {
             let name = command.get_name();
             let short = command.get_about().unwrap_or_else(|| panic!("{name} has no help"));
@@ -243,6 +278,7 @@ mod tests {
             "--export=/srv/a.img",
             "--export",
             "v=mem:1M,ro",
+            "--exports-dir=/e",
             "--search-path=/srv/%SESSNAME%",
             "--listen=tcp://127.0.0.1:0",
             "--queue-depth=128",
@@ -272,8 +308,9 @@ mod tests {
             "--log=debug",
         ])
         .unwrap();
-        let text = "export: [/srv/a.img, 'v=mem:1M,ro']\nsearch-path: /srv/%SESSNAME%\n\
-             listen: tcp://127.0.0.1:0\nqueue-depth: 128\nchunk-size: 64k\nshards: 2\npin: off\n\
+        let text = "export: [/srv/a.img, 'v=mem:1M,ro']\nexports-dir: /e\n\
+             search-path: /srv/%SESSNAME%\nlisten: tcp://127.0.0.1:0\nqueue-depth: 128\n\
+             chunk-size: 64k\nshards: 2\npin: off\n\
              always-invalidate: off\n\
              crc: off\nheartbeat: 100ms\nheartbeat-missed-max: 3\nhandshake-timeout: 1s\n\
              open-timeout: 2s\nhalf-open-max: 10\nsessions-max: 11\nmemory-max: 5M\n\

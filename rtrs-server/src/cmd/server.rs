@@ -19,6 +19,8 @@ use crate::error::{Error, ErrorKind};
 /// A time limit for IO requests.
 pub(super) type Within = Time<0, { 10 * MINUTE }>;
 
+/// How long a server may take to open and close files.
+pub(super) const CHANGE_TIMEOUT: Duration = Duration::from_secs(120);
 /// How long a server may take for a reply that waits for nothing.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(15);
 

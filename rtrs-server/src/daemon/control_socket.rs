@@ -18,18 +18,18 @@ use rtrs_core::local::{
 };
 use rtrs_core::settings::Auto;
 use rtrs_core::time::Duration;
+use serde::Serialize;
 
 use crate::control_protocol::{Drained, Ended, Request, Status, WITHIN_MS_MAX};
 use crate::daemon::control_shard::ControlShard;
+use crate::daemon::exports::wait_saved;
 use crate::daemon::metrics::ServerMetrics;
-use crate::engine::epoch::SyncEpoch;
+use crate::daemon::reload::Changes;
 use crate::engine::message::{AdminReply, AdminRequest};
 use crate::error::{Error, ErrorKind};
-use crate::export::{ExportIndex, ExportTable};
+use crate::export::ExportTable;
 use crate::settings::Settings;
 
-/// What saving an epoch may take in a drain.
-const SAVE_MAX: Duration = Duration::from_secs(2);
 /// What a flush at the end of a drain may take at least, when the time is up.
 const FLUSH_MIN: Duration = Duration::from_secs(1);
 
@@ -45,6 +45,7 @@ struct Shared {
     name: String,
     portals: Vec<String>,
     exports: Arc<ExportTable>,
+    changes: Arc<Changes>,
     control: ControlShard,
     metrics: Arc<ServerMetrics>,
     /// A drain is running.
@@ -74,12 +75,12 @@ impl ServerControl {
     pub(crate) fn open(
         set: &Settings,
         portals: &[String],
-        exports: &Arc<ExportTable>,
+        shared: (&Arc<ExportTable>, &Arc<Changes>),
         control: &ControlShard,
         metrics: &Arc<ServerMetrics>,
     ) -> Result<Option<Self>, Error> {
         let is_set = set.name != Auto::Auto || set.run_dir.is_some();
-        match Self::bind(set, portals, exports, (control, metrics)) {
+        match Self::bind(set, portals, shared, (control, metrics)) {
             Ok(control) => Ok(Some(control)),
             Err(error) if is_set => Err(error),
             Err(error) => {
@@ -107,7 +108,7 @@ impl ServerControl {
     fn bind(
         set: &Settings,
         portals: &[String],
-        exports: &Arc<ExportTable>,
+        (exports, changes): (&Arc<ExportTable>, &Arc<Changes>),
         (control, metrics): (&ControlShard, &Arc<ServerMetrics>),
     ) -> Result<Self, Error> {
         let run_dir = RunDir::new(set.run_dir.clone())?;
@@ -126,6 +127,7 @@ impl ServerControl {
             name,
             portals: portals.to_vec(),
             exports: Arc::clone(exports),
+            changes: Arc::clone(changes),
             control: control.clone(),
             metrics: Arc::clone(metrics),
             busy: AtomicBool::new(false),
@@ -195,12 +197,26 @@ impl Shared {
             Request::SessionEvict { session } => {
                 reply(&stream, self.end_paths(AdminRequest::Evict { session }));
             }
-            Request::Drain { within_ms } if within_ms > WITHIN_MS_MAX => {
+            Request::Drain { within_ms } | Request::ExportRemove { within_ms, .. }
+                if within_ms > WITHIN_MS_MAX =>
+            {
                 refuse(
                     &stream,
                     format!("within_ms {within_ms} is out of range; use 0 to {WITHIN_MS_MAX}"),
                 );
             }
+            Request::ExportList => reply(&stream, self.changes.exports.list()),
+            Request::ExportAdd { export } => {
+                self.change(stream, move |changes| changes.exports.add(export));
+            }
+            Request::ExportRemove { name, force, within_ms } => {
+                let within = Duration::from_millis(within_ms);
+                self.change(stream, move |changes| changes.exports.remove(&name, force, within));
+            }
+            Request::ExportSet { name, options } => {
+                self.change(stream, move |changes| changes.exports.set(&name, &options));
+            }
+            Request::Reload => self.change(stream, |changes| changes.reload()),
             Request::Drain { within_ms } => {
                 if self.busy.swap(true, Ordering::SeqCst) {
                     refuse(&stream, "a drain is already running");
@@ -226,6 +242,23 @@ impl Shared {
             AdminReply::Ended { session, paths } => Some(Ended { session, paths }),
             _ => None,
         })
+    }
+
+    /// Makes a change on a thread of its own, since a file may be slow, and replies.
+    fn change<T: Serialize>(
+        &self,
+        stream: UnixStream,
+        make: impl FnOnce(&Changes) -> Result<T, String> + Send + 'static,
+    ) {
+        if self.busy.load(Ordering::SeqCst) {
+            return refuse(&stream, "the server is draining");
+        }
+        let Ok(other) = stream.try_clone() else { return };
+        let changes = Arc::clone(&self.changes);
+        let thread = std::thread::Builder::new().name("rtrs-change".into());
+        if let Err(error) = thread.spawn(move || reply(&stream, make(&changes))) {
+            refuse(&other, format!("cannot start a thread: {error}"));
+        }
     }
 
     fn begin_drain(self: &Arc<Self>, stream: UnixStream, within: Duration) {
@@ -267,23 +300,13 @@ fn refuse(stream: &UnixStream, why: impl Into<String>) {
     reply::<()>(stream, Err(why.into()));
 }
 
-/// Waits until a failure is saved for the next server, before anybody hears of it.
-fn wait_saved(epoch: &SyncEpoch, rises: u32) {
-    let until = Instant::now() + SAVE_MAX;
-    while !epoch.is_saved(rises) && Instant::now() < until {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
 /// Flushes all exports within a time limit. A flush that takes longer continues by itself.
 fn settle(exports: &Arc<ExportTable>, limit: Duration) -> io::Result<()> {
     let (done, result) = mpsc::channel();
     let at = Arc::new(Mutex::new(String::new()));
     let (exports, now_at) = (Arc::clone(exports), Arc::clone(&at));
     std::thread::Builder::new().name("rtrs-flush".into()).spawn(move || {
-        let flushed = (0..exports.len()).try_for_each(|index| {
-            let index = ExportIndex(u16::try_from(index).unwrap_or(u16::MAX));
-            let Some(export) = exports.get(index) else { return Ok(()) };
+        let flushed = exports.all().into_iter().try_for_each(|(_, export)| {
             now_at.lock().clone_from(&export.name);
             export.source.settle().map_err(|error| {
                 wait_saved(&export.epoch, export.epoch.raise());
@@ -354,14 +377,8 @@ mod tests {
     #[test]
     fn a_flush_is_bounded_and_its_error_names_the_export() {
         let gate = Arc::new((std::sync::Mutex::new(false), Condvar::new()));
-        let export = |name: &str, error| Export {
-            name: name.into(),
-            source: Arc::new(Slow { gate: Arc::clone(&gate), error }),
-            read_only: false,
-            deny_migration: false,
-            id: None,
-            epoch: Arc::default(),
-            counters: Arc::default(),
+        let export = |name: &str, error| {
+            Export::new(name, Arc::new(Slow { gate: Arc::clone(&gate), error }))
         };
         let table = ExportTable::new(vec![export("good", None), export("bad", Some(5))]);
         let error = settle(&table, Duration::from_millis(50)).unwrap_err();

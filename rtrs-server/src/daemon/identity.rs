@@ -9,6 +9,8 @@
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rtrs_core::identity::{ExportId, ServerId};
 use rtrs_core::local::read_text;
@@ -33,6 +35,8 @@ pub(crate) struct Sources {
     boot: Option<u64>,
     /// This process.
     process: u64,
+    /// Exports in memory so far.
+    in_memory: Arc<AtomicU64>,
 }
 
 /// What identifies a thing.
@@ -71,6 +75,7 @@ impl Sources {
             machine_id: "/etc/machine-id".into(),
             boot: boot_number(),
             process: random_number(),
+            in_memory: Arc::default(),
         }
     }
 
@@ -106,11 +111,14 @@ impl Sources {
         }
         let key = match target {
             Target::Path(path) => self.path(path, 0),
-            // Gone with the process: the next one has another.
-            Target::Memory(_) | Target::Null(_) => Some(Key::stable(
-                "process",
-                vec![self.process.to_string(), name.to_owned(), target.to_string()],
-            )),
+            // Gone when it is removed, at the latest with the process: the next one is another,
+            // also under the same name.
+            Target::Memory(_) | Target::Null(_) => {
+                let number = self.in_memory.fetch_add(1, Ordering::Relaxed);
+                let parts = [self.process.to_string(), name.to_owned(), target.to_string()];
+                let parts = parts.into_iter().chain([number.to_string()]);
+                Some(Key::stable("process", parts.collect()))
+            }
         };
         let id = key.and_then(|key| {
             let parts: Vec<&[u8]> = key.parts.iter().map(String::as_bytes).collect();

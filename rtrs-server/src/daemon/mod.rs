@@ -3,20 +3,24 @@
 //! `serve` starts and ends everything; `portals` makes the providers and listens, `driver` runs the
 //! engine of one shard on its ring. `search` finds exports below the search path, `identity` says
 //! which disk or file an export is, `control_socket` serves the commands, which reach the control
-//! shard through `control_shard`, `metrics` collects what scrapes get, `open_files` compares the
-//! limit of descriptors with the settings.
+//! shard through `control_shard`, `exports` changes what is exported while the server runs,
+//! `reload` makes it what the configuration says, `metrics` collects what scrapes get, `open_files`
+//! compares the limit of descriptors with the settings.
 
 mod control_shard;
 mod control_socket;
 mod driver;
+mod exports;
 mod identity;
 mod memory_max;
 mod metrics;
 mod open_files;
 mod portals;
+mod reload;
 mod search;
 mod serve;
 
 pub use driver::ServerShard;
+pub use reload::Reread;
 pub(crate) use serve::check_start;
 pub use serve::{serve, serve_over};

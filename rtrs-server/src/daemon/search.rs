@@ -137,15 +137,8 @@ impl Shelf {
                     tracing::warn!(%name, %error, "cannot be opened below the search path");
                     errno::EBUSY
                 })?;
-                Ok(Export {
-                    name: name.to_owned(),
-                    source,
-                    read_only,
-                    deny_migration: false,
-                    id,
-                    epoch,
-                    counters: Arc::default(),
-                })
+                let backing = found.path.display().to_string();
+                Ok(Export { backing, read_only, id, epoch, ..Export::new(name, source) })
             }
             Err(error) => {
                 tracing::info!(%name, %error, "cannot be opened below the search path");

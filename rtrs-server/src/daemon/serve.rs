@@ -7,7 +7,6 @@
 
 use std::fs;
 use std::io::{self, Read, Write};
-use std::path;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
@@ -27,32 +26,35 @@ use crate::backend::open_target;
 use crate::daemon::control_shard::ControlShard;
 use crate::daemon::control_socket::ServerControl;
 use crate::daemon::driver::ServerShard;
+use crate::daemon::exports::{Exports, Opener};
 use crate::daemon::identity::Sources;
 use crate::daemon::metrics::ServerMetrics;
 use crate::daemon::open_files;
 use crate::daemon::portals::Portals;
+use crate::daemon::reload::{Changes, Reload, Reread};
 use crate::daemon::search::{SearchPath, Searcher};
 use crate::engine::ServerEngine;
 use crate::engine::finder::Finder;
 use crate::engine::message::{ControlMessage, Message, ShardMessage};
 use crate::engine::session::{ServerInstance, SessionParams};
 use crate::error::{Error, ErrorKind, failed};
-use crate::export::{Export, ExportTable};
+use crate::export::ExportTable;
 use crate::plan::Plan;
-use crate::settings::{ExportSpec, Id, Migration, SearchSpec, Settings, Target};
+use crate::settings::{Id, SearchSpec, Settings};
 use crate::state::StateDir;
 
 /// Submissions a shard's ring takes per turn before it has to hand them over early.
 const RING_ENTRIES: u32 = 1024;
 
-/// Runs the server until SIGTERM or SIGINT, or until it is drained.
+/// Runs the server until SIGTERM or SIGINT, or until it is drained. `reread` reads the settings
+/// again when the operator asks for it.
 ///
 /// # Errors
 /// [`ErrorKind::Export`] for a target that cannot be opened, [`ErrorKind::Listen`] for a portal
 /// that cannot be listened on, [`ErrorKind::InUse`] for the control socket,
 /// [`ErrorKind::System`] for what the system refuses and for a drain that was not complete.
-pub fn serve(plan: &Plan) -> Result<(), Error> {
-    serve_over(plan, |source| source)
+pub fn serve(plan: &Plan, reread: Option<Reread>) -> Result<(), Error> {
+    run_server(plan, |source| source, reread)
 }
 
 /// Refuses what [`serve`] would refuse: opens and locks the exports, tries the addresses and the
@@ -83,15 +85,23 @@ pub fn serve_over(
     plan: &Plan,
     over: impl Fn(Arc<dyn BlockSource>) -> Arc<dyn BlockSource>,
 ) -> Result<(), Error> {
+    run_server(plan, over, None)
+}
+
+fn run_server(
+    plan: &Plan,
+    over: impl Fn(Arc<dyn BlockSource>) -> Arc<dyn BlockSource>,
+    reread: Option<Reread>,
+) -> Result<(), Error> {
     let set = &plan.settings;
     let _log = log_to_stderr(&set.log, set.log_format)
         .map_err(failed(ErrorKind::System, "cannot start the log's thread"))?;
     open_files::prepare(set, set.shards.count());
-    let exports = if set.ping_only { &[][..] } else { &set.export };
+    let specs = if set.ping_only { &[][..] } else { &set.export };
     let sources = Sources::system();
     let state = Arc::new(StateDir::open(set.state_dir.as_deref()));
-    let open = |spec| open_export(spec, &sources, &state);
-    let mut exports = exports.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+    let opener = Arc::new(Opener::new(sources.clone(), Arc::clone(&state)));
+    let mut exports = specs.iter().map(|spec| opener.open(spec)).collect::<Result<Vec<_>, _>>()?;
     for export in &mut exports {
         export.source = over(Arc::clone(&export.source));
     }
@@ -130,15 +140,19 @@ pub fn serve_over(
     drop(report);
     let listening = started.iter().take(usize::from(cores)).collect::<Result<Vec<_>, _>>();
     let control_shard = ControlShard(setup.senders[0].clone());
+    let table = Arc::clone(&setup.exports);
+    let exports = Exports::new((table, opener), control_shard.clone(), specs, set.ping_only);
+    let changes = Arc::new(Changes { exports, reload: Reload::new(set, reread) });
     let control = listening.and_then(|portals| {
         let portals: Vec<String> = portals.into_iter().flatten().collect();
         let metrics = ServerMetrics::new(&setup.senders, &setup.exports);
         let serving = set.metrics.as_ref().map(|at| metrics.serve(at)).transpose()?;
-        let control = ServerControl::open(set, &portals, &setup.exports, &control_shard, &metrics)?;
+        let shared = (&setup.exports, &changes);
+        let control = ServerControl::open(set, &portals, shared, &control_shard, &metrics)?;
         Ok((portals, control, serving))
     });
     let forwarding = signals
-        .forward(move |signal| on_signal(signal, &control_shard))
+        .forward(move |signal| on_signal(signal, &control_shard, &changes))
         .map_err(failed(ErrorKind::System, "cannot start a thread"));
     let control = control.and_then(|control| forwarding.map(|forwarding| (control, forwarding)));
     // Signals are forwarded, and metrics served, until the threads have ended.
@@ -168,11 +182,20 @@ pub fn serve_over(
     }
 }
 
-fn on_signal(signal: Signal, control: &ControlShard) {
+fn on_signal(signal: Signal, control: &ControlShard, changes: &Arc<Changes>) {
     match signal {
         Signal::Stop => control.0.send(Message::Control(ControlMessage::Shutdown)),
         Signal::Reload => {
-            tracing::warn!("SIGHUP: nothing to read again; exports change with a restart");
+            let changes = Arc::clone(changes);
+            let thread = thread::Builder::new().name("reload".into());
+            let started = thread.spawn(move || {
+                if let Err(why) = changes.reload() {
+                    tracing::warn!("SIGHUP: {why}");
+                }
+            });
+            if let Err(error) = started {
+                tracing::error!("SIGHUP: cannot start a thread: {error}");
+            }
         }
         Signal::Dump => control.dump(),
     }
@@ -349,37 +372,6 @@ fn eviction_key() -> Result<EvictionKey, Error> {
     let read = fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut key.0));
     read.map_err(failed(ErrorKind::System, "cannot read /dev/urandom"))?;
     Ok(key)
-}
-
-fn open_export(spec: &ExportSpec, sources: &Sources, state: &StateDir) -> Result<Export, Error> {
-    let name = spec.name();
-    let refused = || format!("cannot export {name:?}");
-    let source: Arc<dyn BlockSource> =
-        open_target(spec).map_err(failed(ErrorKind::Export, refused()))?;
-    let id = sources.export(name, spec.id.as_ref().map(Id::get), &spec.target);
-    let geometry = source.geometry();
-    tracing::info!(
-        export = name,
-        target = %spec.target,
-        size = geometry.size,
-        block_size = geometry.logical_block,
-        read_only = geometry.read_only,
-        id = id.map_or_else(|| "-".to_owned(), |id| id.to_string()),
-        "exported"
-    );
-    let epoch = match &spec.target {
-        Target::Path(path) => {
-            // Two servers may have been started in two directories.
-            let path = path::absolute(path).unwrap_or_else(|_| path.clone());
-            let key = format!("{name}={}", path.display());
-            state.epoch(&key, spec.ro).map_err(failed(ErrorKind::InUse, refused()))?
-        }
-        // What is in memory ends with the process, and so does what was lost of it.
-        Target::Memory(_) | Target::Null(_) => Arc::default(),
-    };
-    let deny_migration = spec.migration == Migration::Deny;
-    let (name, counters) = (name.to_owned(), Arc::default());
-    Ok(Export { name, source, read_only: spec.ro, deny_migration, id, epoch, counters })
 }
 
 type Mailboxes = (Arc<[Sender<Message>]>, Vec<Mailbox<Message>>);

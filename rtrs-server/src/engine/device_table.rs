@@ -2,17 +2,23 @@
 //!
 //! One atomic word per id, written by the control shard on OPEN and CLOSE, loaded once per IO. Ids
 //! are per session, start at 0 and are reused, lowest first, as the kernel's are. A session opens
-//! an export once at most, so there are as many ids as exports.
+//! an export once at most, so there are no more ids than exports. The id of an export that was
+//! removed is not used again before the client closes it: the client may not know yet.
 //!
-//! Word: 0 when closed; else bit 31 set, bit 30 "writes allowed", low 16 bits the export.
+//! Word: 0 when closed; else bit 31 set, bit 30 "writes allowed", low 16 bits the export; or only
+//! bit 29 when the export was removed.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use rtrs_core::wire::errno;
+
 use crate::engine::ledger::FlushLedger;
-use crate::export::ExportIndex;
+use crate::export::{EXPORTS_MAX, ExportIndex};
+use crate::segments::Segments;
 
 const OPEN: u32 = 1 << 31;
 const WRITABLE: u32 = 1 << 30;
+const REMOVED: u32 = 1 << 29;
 
 /// A session's number for an open export.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,31 +36,52 @@ pub struct DeviceEntry {
 /// The devices of one session.
 #[derive(Debug)]
 pub struct DeviceTable {
-    words: Box<[AtomicU32]>,
-    ledgers: Box<[FlushLedger]>,
+    rows: Segments<Row>,
+    /// Ids that were ever used.
+    used: AtomicU32,
+}
+
+#[derive(Debug, Default)]
+struct Row {
+    word: AtomicU32,
+    ledger: FlushLedger,
+}
+
+impl Default for DeviceTable {
+    fn default() -> Self {
+        Self { rows: Segments::new(EXPORTS_MAX), used: AtomicU32::new(0) }
+    }
 }
 
 impl DeviceTable {
-    /// A table with room for one id per export.
-    pub fn new(exports: usize) -> Self {
-        let words = (0..exports).map(|_| AtomicU32::new(0)).collect();
-        Self { words, ledgers: (0..exports).map(|_| FlushLedger::default()).collect() }
+    fn row(&self, id: DeviceId) -> Option<&Row> {
+        self.rows.get(id.0 as usize)
     }
 
     /// The device of an id, or None when it is closed or never was.
     pub fn get(&self, id: DeviceId) -> Option<DeviceEntry> {
-        let word = self.words.get(id.0 as usize)?.load(Ordering::Acquire);
-        if word & OPEN == 0 {
-            return None;
+        self.lookup(id).ok()
+    }
+
+    /// The device of an id.
+    ///
+    /// # Errors
+    /// EIDRM when the export was removed, ENOTCONN when the id is closed or never was.
+    pub fn lookup(&self, id: DeviceId) -> Result<DeviceEntry, u16> {
+        let word = self.row(id).map_or(0, |row| row.word.load(Ordering::Acquire));
+        match word {
+            REMOVED => return Err(errno::EIDRM),
+            word if word & OPEN == 0 => return Err(errno::ENOTCONN),
+            _ => {}
         }
         #[allow(clippy::cast_possible_truncation, reason = "the low half is the export")]
         let export = ExportIndex(word as u16);
-        Some(DeviceEntry { export, writable: word & WRITABLE != 0 })
+        Ok(DeviceEntry { export, writable: word & WRITABLE != 0 })
     }
 
     /// What has not yet been reported to the session of the export behind an id.
     pub fn ledger(&self, id: DeviceId) -> Option<&FlushLedger> {
-        self.ledgers.get(id.0 as usize)
+        self.row(id).map(|row| &row.ledger)
     }
 
     /// The id an export is open under.
@@ -69,27 +96,37 @@ impl DeviceTable {
         let id = match self.find(entry.export) {
             Some(id) => id,
             None => {
-                let id = self.ids().find(|id| self.get(*id).is_none())?;
-                self.ledgers[id.0 as usize].reset(epoch);
+                let closed = |id: &DeviceId| self.lookup(*id) == Err(errno::ENOTCONN);
+                let used = self.used.load(Ordering::Relaxed);
+                let id = self.ids().find(closed).unwrap_or(DeviceId(used));
+                self.rows.make(id.0 as usize)?.ledger.reset(epoch);
+                self.used.store(used.max(id.0 + 1), Ordering::Relaxed);
                 id
             }
         };
         let rights = if entry.writable { WRITABLE } else { 0 };
         let word = OPEN | rights | u32::from(entry.export.0);
-        self.words[id.0 as usize].store(word, Ordering::Release);
+        self.row(id)?.word.store(word, Ordering::Release);
         Some(id)
     }
 
-    /// Closes an id. Returns what it was.
+    /// Closes an id. Returns what was open under it.
     pub fn close(&self, id: DeviceId) -> Option<DeviceEntry> {
-        let entry = self.get(id)?;
-        self.words[id.0 as usize].store(0, Ordering::Release);
-        Some(entry)
+        let entry = self.get(id);
+        self.row(id)?.word.store(0, Ordering::Release);
+        entry
     }
 
-    /// All ids, open or not.
+    /// The export of an id is removed: nothing begins there any more.
+    pub fn remove(&self, id: DeviceId) {
+        if let Some(row) = self.row(id) {
+            row.word.store(REMOVED, Ordering::Release);
+        }
+    }
+
+    /// All ids that were ever open.
     pub fn ids(&self) -> impl Iterator<Item = DeviceId> + use<> {
-        (0..u32::try_from(self.words.len()).unwrap_or(u32::MAX)).map(DeviceId)
+        (0..self.used.load(Ordering::Relaxed)).map(DeviceId)
     }
 }
 
@@ -99,7 +136,7 @@ mod tests {
 
     #[test]
     fn ids_start_at_zero_and_are_reused_lowest_first() {
-        let table = DeviceTable::new(3);
+        let table = DeviceTable::default();
         let entry = |export, writable| DeviceEntry { export: ExportIndex(export), writable };
         assert_eq!(table.get(DeviceId(0)), None);
         assert_eq!(table.open(entry(2, true), 0), Some(DeviceId(0)));
@@ -111,5 +148,19 @@ mod tests {
         assert_eq!(table.open(entry(1, true), 0), Some(DeviceId(0)));
         assert_eq!(table.get(DeviceId(3)), None);
         assert_eq!(table.get(DeviceId(u32::MAX)), None);
+    }
+
+    #[test]
+    fn the_id_of_a_removed_export_is_free_when_its_client_has_closed_it() {
+        let table = DeviceTable::default();
+        let entry = |export| DeviceEntry { export: ExportIndex(export), writable: true };
+        let id = table.open(entry(0), 0).unwrap();
+        table.remove(id);
+        assert_eq!((table.lookup(id), table.find(ExportIndex(0))), (Err(errno::EIDRM), None));
+        assert_eq!(table.lookup(DeviceId(1)), Err(errno::ENOTCONN));
+        assert_eq!(table.open(entry(1), 0), Some(DeviceId(1)), "its client may still write there");
+        assert_eq!(table.close(id), None);
+        assert_eq!(table.lookup(id), Err(errno::ENOTCONN));
+        assert_eq!(table.open(entry(2), 0), Some(id));
     }
 }

@@ -61,6 +61,13 @@ pub struct EpochMark {
     rises: u32,
 }
 
+impl EpochMark {
+    /// The mark after so many rises.
+    pub fn after(&self, rises: u32) -> Self {
+        Self { state: Arc::clone(&self.state), rises }
+    }
+}
+
 /// Keeps epochs across restarts of the server.
 pub trait EpochStore: fmt::Debug + Send + Sync {
     /// Queues the epoch of the export known by `key`, and returns at once.

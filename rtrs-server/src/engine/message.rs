@@ -18,7 +18,7 @@ use crate::engine::finder::{OpenMode, Search};
 pub use crate::engine::reply_to::ReplyTo;
 use crate::export::{Export, ExportIndex};
 use crate::path::{PathEnd, PathKey, PathShared};
-use crate::stats::{MemorySnapshot, SessionSnapshot, ShardReport};
+use crate::stats::{ExportSnapshot, MemorySnapshot, SessionSnapshot, ShardReport};
 
 impl ReplyTo {
     /// Answers. Nothing happens if the path is gone meanwhile.
@@ -243,6 +243,22 @@ pub enum AdminRequest {
         /// Time for requests that run.
         within: Duration,
     },
+    /// Which exports there are, and who has them open.
+    Exports,
+    /// Let nobody open an export any more.
+    ExportRemove {
+        /// Its name.
+        name: String,
+        /// End it for the sessions that have it open.
+        force: bool,
+    },
+    /// Let nobody open an export for writing, or those again who could.
+    ExportFreeze {
+        /// Its name.
+        name: String,
+        /// Nobody.
+        frozen: bool,
+    },
 }
 
 /// The answer to an [`AdminRequest`].
@@ -271,6 +287,15 @@ pub enum AdminReply {
         /// Requests that had not ended in time.
         unfinished: u64,
     },
+    /// The exports.
+    Exports(Vec<ExportSnapshot>),
+    /// An export is removed, or is being removed.
+    ExportRemoved {
+        /// The sessions that had it open.
+        ended: Vec<String>,
+    },
+    /// It is done.
+    Done,
     /// It cannot be done: why.
     Refused(String),
 }

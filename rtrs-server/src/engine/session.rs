@@ -111,18 +111,20 @@ pub struct SessionShared {
     pub devices: DeviceTable,
     version: AtomicU8,
     opened: AtomicBool,
+    compares: AtomicBool,
 }
 
 impl SessionShared {
     /// A session without paths and devices.
-    pub fn new(id: SessionId, limits: Limits, exports: usize) -> Self {
+    pub fn new(id: SessionId, limits: Limits) -> Self {
         Self {
             id,
             limits,
             permits: PermitTable::new(limits.queue_depth()),
-            devices: DeviceTable::new(exports),
+            devices: DeviceTable::default(),
             version: AtomicU8::new(0),
             opened: AtomicBool::new(false),
+            compares: AtomicBool::new(false),
         }
     }
 
@@ -134,6 +136,16 @@ impl SessionShared {
     /// It opened an export; the control shard only.
     pub fn note_open(&self) {
         self.opened.store(true, Ordering::Relaxed);
+    }
+
+    /// True when its client compares the exports that it opens, which no kernel does.
+    pub fn compares(&self) -> bool {
+        self.compares.load(Ordering::Relaxed)
+    }
+
+    /// Its client compares the exports that it opens; the control shard only.
+    pub fn note_compares(&self) {
+        self.compares.store(true, Ordering::Relaxed);
     }
 
     /// The RNBD version agreed on; 0 until SESS_INFO came.

@@ -354,6 +354,23 @@ impl ExportSpec {
         Err(ValueError::new(WHAT, text, problem, hint))
     }
 
+    /// The same export with other options, each as in the text form; `rw` takes `ro` back.
+    ///
+    /// # Errors
+    /// [`ValueError`] for an option that is not known, or a bad value.
+    pub fn with_options(&self, options: &[String]) -> Result<Self, ValueError> {
+        let mut spec = self.clone();
+        for option in options {
+            let (key, value) = match option.split_once('=') {
+                Some((key, value)) => (key, Some(value)),
+                None if option == "rw" => ("ro", Some("false")),
+                None => (option.as_str(), None),
+            };
+            spec.set(option, key, value)?;
+        }
+        Ok(spec)
+    }
+
     /// What clients open, once it is resolved.
     pub(crate) fn name(&self) -> &str {
         self.name.as_deref().unwrap_or_default()

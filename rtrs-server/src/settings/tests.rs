@@ -59,7 +59,7 @@ fn errors_name_line_and_remedy() {
         ("queue_depth: 5\n", "s.yaml:1: unknown key \"queue_depth\"; did you mean"),
         (
             "log: info\nbanana: 5\n",
-            "s.yaml:2: unknown key \"banana\"; the keys are export, search-path",
+            "s.yaml:2: unknown key \"banana\"; the keys are export, exports-dir",
         ),
         (
             "export:\n- target: /x\n  dircet: on\n",
@@ -114,7 +114,7 @@ fn unreadable_files_are_named() {
 fn a_file_that_is_no_text_is_a_wrong_file() {
     let path = std::env::temp_dir().join(format!("rtrs-latin1-{}.yaml", std::process::id()));
     let read = |bytes: &[u8]| {
-        std::fs::write(&path, bytes).unwrap();
+        fs::write(&path, bytes).unwrap();
         let error = from_file(&path).unwrap_err();
         assert_eq!((error.kind(), error.exit_code()), (ErrorKind::Config, 2));
         error.chain().to_string()
@@ -124,7 +124,7 @@ fn a_file_that_is_no_text_is_a_wrong_file() {
     // A character that the bound would cut is no other fault.
     let text = read(&"\u{e9}".repeat(600_000).into_bytes());
     assert!(text.contains("larger than 1 MiB"), "{text}");
-    std::fs::remove_file(&path).unwrap();
+    fs::remove_file(&path).unwrap();
 }
 
 #[test]

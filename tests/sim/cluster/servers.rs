@@ -157,15 +157,7 @@ impl Cluster {
         let source = Arc::new(self.disk.exported());
         self.note_length();
         let epoch = SyncEpoch::kept(self.kept.number(), Arc::clone(&self.kept) as _, "vol".into());
-        let export = Export {
-            name: "vol".into(),
-            source,
-            read_only: false,
-            deny_migration: false,
-            id,
-            epoch,
-            counters: Arc::default(),
-        };
+        let export = Export { id, epoch, ..Export::new("vol", source) };
         let exports = ExportTable::new(vec![export]);
         for at in 0..self.options.server_cores {
             let core = Core::without_ring(CoreIndex(at));
@@ -377,15 +369,7 @@ impl Cluster {
         let params =
             SessionParams { server_id, cores: 1, ..server_params(&self.options, instance) };
         let (source, epoch) = (Arc::new(disk.clone()), SyncEpoch::unkept(1));
-        let export = Export {
-            name: "vol".into(),
-            source,
-            read_only: false,
-            deny_migration: false,
-            id,
-            epoch,
-            counters: Arc::default(),
-        };
+        let export = Export { id, epoch, ..Export::new("vol", source) };
         let faults = PortFaults::new(Plant::None, strangers.prng.fork());
         let core = Core::without_ring(CoreIndex(0));
         let mut host = ServerHost {

@@ -40,6 +40,7 @@ use rtrs_core::fabric::{CloseReason, WorkCompletion};
 use rtrs_core::identity::{EvictionSecret, Identity, ServerId};
 use rtrs_core::ids::{ConnIndex, PathId, ProviderIndex, QpNum};
 use rtrs_core::time::{Duration, Instant, earliest};
+use rtrs_core::wire::errno;
 
 use self::cache_epoch::CacheEpoch;
 use self::fence::Fencing;
@@ -353,6 +354,7 @@ impl SessionControl {
                     self.end_path(path, End::ASKED, ctx);
                 }
             }
+            ControlMessage::Removed => self.on_removed(None, ctx),
             ControlMessage::InternalError { path } => self.paths[path].count_internal_error(),
             ControlMessage::Failed { path, epoch, cid, failure } => {
                 let why = handshake::describe_failure(&failure);
@@ -411,10 +413,23 @@ impl SessionControl {
     /// The server says to a path that it will not let this session in again. No IO waits for that,
     /// and no path tries again.
     fn on_evicted(&mut self, id: PathId, ctx: &mut Ctx<'_>) {
-        self.device.evicted();
+        self.device.ended(SessionFailure::Evicted);
         self.notify_all(&ShardMessage::GiveUp, ctx);
         for other in self.paths.ids().filter(|other| *other != id) {
             self.end_path(other, End::failed("the session was evicted"), ctx);
+        }
+    }
+
+    /// The server's operator has removed the export while it was open. Whatever is exported by that
+    /// name later is not what the session's users know, so no path tries again.
+    fn on_removed(&mut self, over: Option<PathId>, ctx: &mut Ctx<'_>) {
+        if self.failure().is_some() || self.detaching {
+            return;
+        }
+        self.device.ended(SessionFailure::Removed);
+        self.notify_all(&ShardMessage::GiveUp, ctx);
+        for other in self.paths.ids().filter(|other| Some(*other) != over) {
+            self.end_path(other, End::failed(SessionFailure::Removed.to_string()), ctx);
         }
     }
 
@@ -457,9 +472,13 @@ impl SessionControl {
                 return self.on_opened(id, &device, secret, ctx);
             }
             ServiceEvent::Opened { .. } => {}
-            ServiceEvent::OpenRefused(errno) => {
+            ServiceEvent::OpenRefused(code) => {
                 let asked = path.asked_access()?;
-                self.device.refused(ctx.now, errno, asked)?;
+                if code == errno::EIDRM && self.device.was_open() {
+                    self.on_removed(Some(id), ctx);
+                    return Err(SessionFailure::Removed.to_string());
+                }
+                self.device.refused(ctx.now, code, asked)?;
                 return path.open(self.device.access(), ctx);
             }
             ServiceEvent::Fenced => {

@@ -35,6 +35,12 @@ pub enum SessionFailure {
          new session"
     )]
     Evicted,
+    /// The server's operator removed the export.
+    #[error(
+        "the server's operator removed the export: IO ends with errors; detach, and attach again \
+         if it is exported again"
+    )]
+    Removed,
     /// What the server grants cannot be worked with.
     #[error("{0}")]
     Unusable(String),
@@ -122,11 +128,11 @@ impl Device {
         why
     }
 
-    /// The server's operator ended the session.
-    pub(super) fn evicted(&mut self) {
+    /// The server's operator ended the session or its device.
+    pub(super) fn ended(&mut self, failure: SessionFailure) {
         if self.failure.is_none() {
-            tracing::error!("{}", SessionFailure::Evicted);
-            self.failure = Some(SessionFailure::Evicted);
+            tracing::error!("{failure}");
+            self.failure = Some(failure);
         }
     }
 

@@ -35,6 +35,7 @@ use rtrs_core::ids::{CoreIndex, PathId, PermitId, ProviderIndex, QpNum};
 use rtrs_core::mem::Region;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
+use rtrs_core::wire::errno;
 
 use self::paths::Paths;
 use self::permits::share;
@@ -237,6 +238,9 @@ impl Shard {
             return;
         }
         request.standing = Standing::Answered(answer.status);
+        if answer.errno == errno::EIDRM {
+            ctx.out.control(ControlMessage::Removed);
+        }
         let (len, took) = (request.part.1, self.now.since(request.sent));
         self.end_slow(row);
         // From now on its own device is waited for, not the server.

@@ -4,7 +4,7 @@ use rtrs_core::block::{IoFlags, IoOp};
 use rtrs_core::fabric::sim::LinkOptions;
 use rtrs_core::identity::ExportId;
 use rtrs_core::status::IoStatus;
-use rtrs_core::wire::{ConnRsp, Extensions, OpenRsp};
+use rtrs_core::wire::{ConnRsp, Extensions, OpenRsp, errno};
 
 use super::fixture::{Fixture, MS, SEC, SECRET, client_ip, server_ip};
 use super::server::Request;
@@ -237,6 +237,48 @@ fn an_evicted_session_ends_its_io_and_does_not_come_back() {
     assert!(refused.starts_with("evicted by the server's operator"), "{refused}");
     fixture.detach();
     fixture.until("the detach", SEC, |s| s.client.control.is_done());
+}
+
+/// Nothing waits for a path, none is tried again, and the reason is told.
+fn assert_removed(fixture: &mut Fixture, tags: &[u64]) {
+    fixture.drain(2 * SEC);
+    let late = submit(fixture, 0, IoOp::Read, 0);
+    fixture.drain(10 * MS);
+    for tag in tags.iter().chain([&late]) {
+        let status = fixture.client.status(*tag);
+        assert!(status.is_some_and(|status| !status.is_ok()), "{status:?}");
+    }
+    assert_eq!(fixture.client.control.failure(), Some(&SessionFailure::Removed));
+    let told = fixture.client.last_error(0);
+    assert!(told.contains("operator removed the export"), "{told}");
+    let tried = fixture.server.connects().len();
+    fixture.server.how.open_errno = 0;
+    fixture.server.how.io_errno = None;
+    fixture.run(60 * SEC);
+    assert_eq!(fixture.server.connects().len(), tried, "nobody tries again");
+    fixture.detach();
+    fixture.until("the detach", SEC, |s| s.client.control.is_done());
+}
+
+#[test]
+fn a_removed_export_ends_its_io_for_good() {
+    let mut fixture = Fixture::open(|s| {
+        s.paths = 2;
+        s.config.no_path = NoPath::Queue;
+    });
+    fixture.server.how.io_errno = Some(Box::new(|_| errno::EIDRM));
+    let tags: Vec<_> = (0..8).map(|n| submit(&mut fixture, n % 2, IoOp::Write, n)).collect();
+    assert_removed(&mut fixture, &tags);
+}
+
+#[test]
+fn an_export_that_was_removed_meanwhile_is_not_opened_again() {
+    let mut fixture = Fixture::open(|s| s.config.no_path = NoPath::Queue);
+    fixture.server.how.open_errno = errno::EIDRM;
+    fixture.server.end_path(fixture.now(), 0);
+    let waiting = submit(&mut fixture, 0, IoOp::Write, 0);
+    fixture.run(3 * SEC);
+    assert_removed(&mut fixture, &[waiting]);
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use crate::cmd::server::{Server, ServerArgs};
+use crate::cmd::text::printable;
 use crate::control_protocol::Sessions;
 use crate::error::Error;
 use crate::path::state::PathState;
@@ -93,18 +94,6 @@ fn path_text(path: &PathSnapshot) -> String {
         path.io.inflight,
         age(path.age_ms),
     )
-}
-
-/// Clients choose their names, and a terminal obeys what is written to it.
-fn printable(text: &str) -> String {
-    text.chars().fold(String::new(), |mut shown, character| {
-        if character.is_control() {
-            shown.extend(character.escape_default());
-        } else {
-            shown.push(character);
-        }
-        shown
-    })
 }
 
 fn mebibytes(bytes: u64) -> String {

@@ -13,7 +13,7 @@ use self::disconnect::DisconnectArgs;
 use self::evict::EvictArgs;
 
 /// The commands below `session`.
-#[derive(Debug, Subcommand)]
+#[derive(Debug, Clone, Subcommand)]
 pub enum SessionCommand {
     /// List sessions with their paths, exports and requests
     ///

@@ -32,6 +32,7 @@ impl Tree {
             machine_id: self.0.join("machine-id"),
             boot: Some(7),
             process: 9,
+            in_memory: Arc::default(),
         }
     }
 

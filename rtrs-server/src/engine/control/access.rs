@@ -11,24 +11,19 @@ use rtrs_core::wire::{AccessMode, errno};
 use crate::export::ExportIndex;
 
 /// The open exports of all sessions.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct AccessBook {
     opens: Vec<Vec<(SessionId, AccessMode)>>,
 }
 
 impl AccessBook {
-    /// A book for that many exports, none of them open.
-    pub fn new(exports: usize) -> Self {
-        Self { opens: vec![Vec::new(); exports] }
-    }
-
     /// Checks an open and notes it. An open of the same session is replaced; but a session that
     /// may have writes under way keeps others from writing until it closes the export
     /// (`close.rs`), even if it asks for less meanwhile.
     ///
     /// # Errors
-    /// EPERM when other writers are in the way, EACCES for writing to a read-only export, ENOENT
-    /// for an export that does not exist. A session's present open is left as it is.
+    /// EPERM when other writers are in the way, EACCES for writing to a read-only export. A
+    /// session's present open is left as it is.
     pub fn open(
         &mut self,
         export: ExportIndex,
@@ -36,10 +31,13 @@ impl AccessBook {
         session: SessionId,
         mode: AccessMode,
     ) -> Result<(), u16> {
-        let opens = self.opens.get_mut(export.index()).ok_or(errno::ENOENT)?;
         if mode.may_write() && read_only {
             return Err(errno::EACCES);
         }
+        if self.opens.len() <= export.index() {
+            self.opens.resize_with(export.index() + 1, Vec::new);
+        }
+        let opens = &mut self.opens[export.index()];
         let others = opens.iter().filter(|(who, how)| *who != session && how.may_write()).count();
         let room = match mode {
             AccessMode::ReadOnly => true,
@@ -58,14 +56,14 @@ impl AccessBook {
 
     /// A session closed an export. True when nobody has it open any more.
     pub fn close(&mut self, export: ExportIndex, session: SessionId) -> bool {
-        let opens = &mut self.opens[export.index()];
+        let Some(opens) = self.opens.get_mut(export.index()) else { return true };
         opens.retain(|(who, _)| *who != session);
         opens.is_empty()
     }
 
     /// Sessions that have an export open, and how.
     pub fn opens(&self, export: ExportIndex) -> &[(SessionId, AccessMode)] {
-        &self.opens[export.index()]
+        self.opens.get(export.index()).map_or(&[], Vec::as_slice)
     }
 }
 
@@ -82,7 +80,7 @@ mod tests {
 
     #[test]
     fn one_writer_and_a_second_one_by_migration() {
-        let mut book = AccessBook::new(1);
+        let mut book = AccessBook::default();
         assert_eq!(book.open(E, false, id(1), ReadWrite), Ok(()));
         assert_eq!(book.open(E, false, id(2), ReadOnly), Ok(()));
         assert_eq!(book.open(E, false, id(3), ReadWrite), Err(errno::EPERM));
@@ -96,7 +94,7 @@ mod tests {
 
     #[test]
     fn a_second_open_of_a_session_replaces_the_first() {
-        let mut book = AccessBook::new(1);
+        let mut book = AccessBook::default();
         book.open(E, false, id(1), ReadOnly).unwrap();
         assert_eq!(book.open(E, false, id(1), ReadWrite), Ok(()));
         assert_eq!(book.open(E, false, id(1), ReadWrite), Ok(()));
@@ -109,7 +107,7 @@ mod tests {
 
     #[test]
     fn who_wrote_keeps_other_writers_out_until_it_closes() {
-        let mut book = AccessBook::new(1);
+        let mut book = AccessBook::default();
         book.open(E, false, id(1), ReadWrite).unwrap();
         assert_eq!(book.open(E, false, id(1), ReadOnly), Ok(()));
         assert_eq!(book.open(E, false, id(2), ReadWrite), Err(errno::EPERM));
@@ -121,10 +119,9 @@ mod tests {
 
     #[test]
     fn a_read_only_export_is_never_opened_for_writing() {
-        let mut book = AccessBook::new(1);
+        let mut book = AccessBook::default();
         assert_eq!(book.open(E, true, id(1), ReadWrite), Err(errno::EACCES));
         assert_eq!(book.open(E, true, id(1), Migration), Err(errno::EACCES));
         assert_eq!(book.open(E, true, id(1), ReadOnly), Ok(()));
-        assert_eq!(book.open(ExportIndex(1), true, id(1), ReadOnly), Err(errno::ENOENT));
     }
 }

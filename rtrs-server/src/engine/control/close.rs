@@ -21,7 +21,8 @@ pub(super) struct Closing {
     closed: Closed,
     /// Shards that have not answered.
     cores: u16,
-    reply_to: ReplyTo,
+    /// None: the export was removed.
+    reply_to: Option<ReplyTo>,
 }
 
 /// The closes that wait on the control shard.
@@ -52,11 +53,12 @@ impl Closings {
         ended.iter().map(|one| one.closed.export).collect()
     }
 
-    /// CLOSE came: asks every shard whether requests of the session still run at the export.
+    /// CLOSE came, or the export was removed: asks every shard whether requests of the session
+    /// still run at the export.
     pub(super) fn begin(
         &mut self,
         (session, export): (SessionId, ExportIndex),
-        reply_to: ReplyTo,
+        reply_to: Option<ReplyTo>,
         cores: u16,
         out: &mut Outbox,
     ) {
@@ -69,7 +71,7 @@ impl Closings {
     }
 
     /// A shard is through with a closed export. Some: all are, and the close is to be answered.
-    pub(super) fn retired(&mut self, close: CloseNumber) -> Option<(Closed, ReplyTo)> {
+    pub(super) fn retired(&mut self, close: CloseNumber) -> Option<(Closed, Option<ReplyTo>)> {
         // None: the session has ended meanwhile.
         let at = self.waiting.iter().position(|one| one.closed.close == close)?;
         self.waiting[at].cores -= 1;

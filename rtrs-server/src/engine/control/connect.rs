@@ -36,14 +36,12 @@ pub const DRAINING_MAX: usize = 4;
 #[derive(Debug)]
 pub(super) struct Connector {
     params: SessionParams,
-    /// Places of the export table.
-    exports: usize,
     memory: Memory,
 }
 
 impl Connector {
-    pub(super) fn new(params: SessionParams, exports: usize) -> Self {
-        Self { params, exports, memory: Memory::new(params.memory_max) }
+    pub(super) fn new(params: SessionParams) -> Self {
+        Self { params, memory: Memory::new(params.memory_max) }
     }
 
     /// The memory of chunks, in use and at most.
@@ -145,8 +143,8 @@ impl Connector {
                 None => held = Some(Held::new()),
             }
         }
-        let session = registry
-            .session_or(id, || Session::new(SessionShared::new(id, limits, self.exports), ctx.now));
+        let session =
+            registry.session_or(id, || Session::new(SessionShared::new(id, limits), ctx.now));
         let origin = PathOrigin {
             uuid: conn.path_uuid,
             cid_num: conn.cid_num,

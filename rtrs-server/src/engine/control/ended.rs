@@ -26,6 +26,24 @@ const KEPT_MAX: usize = 1024;
 /// How long a client may take to come back.
 const KEPT_FOR: Duration = Duration::from_secs(600);
 
+/// An export as it is known when it is gone.
+#[derive(Clone, Debug)]
+pub(super) struct Known {
+    name: String,
+    id: Option<ExportId>,
+    epoch: EpochMark,
+}
+
+impl Known {
+    pub(super) fn new(export: &Export) -> Self {
+        Self { name: export.name.clone(), id: export.id, epoch: export.epoch.mark(0) }
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+}
+
 /// What one session left of one export.
 #[derive(Debug)]
 struct Left {
@@ -50,7 +68,7 @@ impl Ended {
         &mut self,
         now: Instant,
         session: SessionId,
-        export: &Export,
+        export: &Known,
         ledger: &FlushLedger,
     ) {
         let Some((oldest, late)) = ledger.unflushed() else { return };
@@ -58,13 +76,13 @@ impl Ended {
         if self.0.len() >= KEPT_MAX {
             self.0.pop_front();
         }
-        let oldest = export.epoch.mark(oldest);
-        let (name, id) = (export.name.clone(), export.id);
-        self.0.push_back(Left { session, name, id, oldest, late, at: now });
+        let Known { name, id, epoch } = export.clone();
+        self.0.push_back(Left { session, name, id, oldest: epoch.after(oldest), late, at: now });
     }
 
     /// A session opens the export: what the one before it left there. True when some of that may
-    /// be lost and the client has not heard of it, None when nothing is left.
+    /// be lost and the client has not heard of it, None when nothing is left. It is lost when
+    /// another file or disk has the name by now.
     pub(super) fn take(
         &mut self,
         now: Instant,
@@ -77,7 +95,8 @@ impl Ended {
             same && left.session == session
         })?;
         let left = self.0.remove(at)?;
-        Some(left.late || export.epoch.has_risen_since(&left.oldest))
+        let other = left.id.zip(export.id).is_some_and(|(before, now)| before != now);
+        Some(other || left.late || export.epoch.has_risen_since(&left.oldest))
     }
 
     fn expire(&mut self, now: Instant) {
@@ -101,15 +120,7 @@ mod tests {
     fn export(name: &str, epoch: &Arc<SyncEpoch>) -> Export {
         let source = Arc::new(NullSource::new(4096, 512));
         let epoch = Arc::clone(epoch);
-        Export {
-            name: name.into(),
-            source,
-            read_only: false,
-            deny_migration: false,
-            id: None,
-            epoch,
-            counters: Arc::default(),
-        }
+        Export { epoch, ..Export::new(name, source) }
     }
 
     fn dirty() -> FlushLedger {
@@ -122,14 +133,14 @@ mod tests {
     fn only_the_same_session_takes_it_up_and_only_once() {
         let (mut ended, epoch) = (Ended::default(), Arc::default());
         let vol = export("vol", &epoch);
-        ended.keep(START, SESSION, &vol, &FlushLedger::default());
+        ended.keep(START, SESSION, &Known::new(&vol), &FlushLedger::default());
         assert_eq!(ended.take(START, SESSION, &vol), None, "nothing was written");
-        ended.keep(START, SESSION, &vol, &dirty());
+        ended.keep(START, SESSION, &Known::new(&vol), &dirty());
         assert_eq!(ended.take(START, SessionId([2; 16]), &vol), None);
         assert_eq!(ended.take(START, SESSION, &export("other", &epoch)), None);
         assert_eq!(ended.take(START, SESSION, &vol), Some(false));
         assert_eq!(ended.take(START, SESSION, &vol), None);
-        ended.keep(START, SESSION, &vol, &dirty());
+        ended.keep(START, SESSION, &Known::new(&vol), &dirty());
         epoch.raise();
         assert_eq!(ended.take(START, SESSION, &vol), Some(true));
     }
@@ -139,7 +150,7 @@ mod tests {
         let (mut ended, epoch) = (Ended::default(), Arc::default());
         let vol = |n: usize| export(&n.to_string(), &epoch);
         for n in 0..=KEPT_MAX {
-            ended.keep(START, SESSION, &vol(n), &dirty());
+            ended.keep(START, SESSION, &Known::new(&vol(n)), &dirty());
         }
         assert_eq!(ended.0.len(), KEPT_MAX);
         assert_eq!(ended.take(START, SESSION, &vol(0)), None, "the oldest was dropped");
@@ -158,12 +169,22 @@ mod tests {
         let ledger = FlushLedger::default();
         ledger.wrote(1, 1);
         for (base, lost) in [(8, false), (9, true)] {
-            ended.keep(START, SESSION, &export("b", &before), &ledger);
+            ended.keep(START, SESSION, &Known::new(&export("b", &before)), &ledger);
             assert_eq!(ended.take(START, SESSION, &export("b", &kept(base))), Some(lost), "{base}");
         }
         // Where the number is not saved, nobody knows.
-        ended.keep(START, SESSION, &export("b", &Arc::default()), &dirty());
+        ended.keep(START, SESSION, &Known::new(&export("b", &Arc::default())), &dirty());
         assert_eq!(ended.take(START, SESSION, &export("b", &Arc::default())), Some(true));
+    }
+
+    #[test]
+    fn another_disk_of_the_same_name_has_nothing_of_what_was_written() {
+        let (mut ended, epoch) = (Ended::default(), Arc::default());
+        let with = |id| Export { id: Some(ExportId::of_name(id)), ..export("vol", &epoch) };
+        for (id, lost) in [("a", false), ("b", true)] {
+            ended.keep(START, SESSION, &Known::new(&with("a")), &dirty());
+            assert_eq!(ended.take(START, SESSION, &with(id)), Some(lost), "{id}");
+        }
     }
 
     #[derive(Debug)]

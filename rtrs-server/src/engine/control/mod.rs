@@ -9,6 +9,7 @@
 //!   memory of paths that are gone;
 //! - `client_log.rs` what is logged of clients;
 //! - `open.rs` opens and closes of exports, with `access.rs`, `close.rs` and `ended.rs`;
+//! - `exports.rs` changes of exports; `removed.rs` what sessions had open of those;
 //! - `fence.rs` FENCE; `admin.rs` the operator's commands; `drain.rs` the server's end.
 
 pub mod access;
@@ -20,6 +21,7 @@ mod close;
 mod connect;
 mod drain;
 mod ended;
+mod exports;
 mod fence;
 mod known;
 mod memory;
@@ -27,6 +29,7 @@ mod open;
 mod path;
 mod refusal;
 mod registry;
+mod removed;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -72,6 +75,7 @@ const LOOK_FOR_REMOVED: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Control {
     params: SessionParams,
+    exports: Arc<ExportTable>,
     registry: Registry,
     admission: Admission,
     known: KnownPeers,
@@ -95,8 +99,9 @@ impl Control {
             registry: Registry::default(),
             admission: Admission::new(&params),
             known: KnownPeers::default(),
-            connector: Connector::new(params, exports.len()),
-            opens: Opens::new(params, exports),
+            connector: Connector::new(params),
+            opens: Opens::new(params, Arc::clone(&exports)),
+            exports,
             evicted: Evicted::default(),
             drain: Drain::default(),
             log: ClientLog::default(),
@@ -435,6 +440,21 @@ impl Control {
                 self.evicted.disconnect(&session, path, &self.registry)
             }
             AdminRequest::Evict { session } => self.evicted.evict(&session, &self.registry),
+            AdminRequest::Exports => {
+                return reply.send(exports::list(&self.exports, &self.opens, &self.registry));
+            }
+            AdminRequest::ExportRemove { name, force } => {
+                let found = exports::find(&self.exports, &name);
+                return reply.send(found.map_or_else(AdminReply::Refused, |export| {
+                    exports::remove(export, force, (&mut self.opens, &self.registry), ctx.out)
+                }));
+            }
+            AdminRequest::ExportFreeze { name, frozen } => {
+                let found = exports::find(&self.exports, &name);
+                return reply.send(found.map_or_else(AdminReply::Refused, |export| {
+                    exports::freeze(export, frozen, (&self.opens, &self.registry))
+                }));
+            }
             AdminRequest::Drain { .. } if self.is_stopping() => {
                 Err("the server ends already".to_owned())
             }

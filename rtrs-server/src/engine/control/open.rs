@@ -14,7 +14,8 @@ use rtrs_core::wire::{AccessMode, Name, OpenRsp, OpenRspTail, errno};
 
 use super::access::AccessBook;
 use super::close::Closings;
-use super::ended::Ended;
+use super::ended::{Ended, Known};
+use super::removed::Removed;
 use crate::engine::ctx::Ctx;
 use crate::engine::device_table::{DeviceEntry, DeviceId};
 use crate::engine::finder::{OpenMode, Search};
@@ -32,16 +33,18 @@ pub(super) struct Opens {
     access: AccessBook,
     closings: Closings,
     ended: Ended,
+    removed: Removed,
 }
 
 impl Opens {
     pub(super) fn new(params: SessionParams, exports: Arc<ExportTable>) -> Self {
         Self {
             params,
-            access: AccessBook::new(exports.len()),
+            access: AccessBook::default(),
             exports,
             closings: Closings::default(),
             ended: Ended::default(),
+            removed: Removed::default(),
         }
     }
 
@@ -57,6 +60,10 @@ impl Opens {
         let bytes = name.as_bytes();
         if bytes.is_empty() || bytes.windows(2).any(|pair| pair == b"..") {
             return Some(ControlAnswer::Refused(errno::EINVAL));
+        }
+        // Whatever has the name by now, it is not what the session had open.
+        if mode.compares && self.removed.contains(session.id, bytes) {
+            return Some(ControlAnswer::Refused(errno::EIDRM));
         }
         if let Some(index) = self.exports.find(bytes) {
             return Some(self.open_export(session, index, mode, ctx));
@@ -113,6 +120,9 @@ impl Opens {
         if let Err(errno) = result {
             return ControlAnswer::Refused(errno);
         }
+        if compares {
+            session.note_compares();
+        }
         let entry = DeviceEntry { export: index, writable: access.may_write() };
         let had = session.devices.find(index).is_some();
         let Some(device) = session.devices.open(entry, export.epoch.rises()) else {
@@ -160,8 +170,10 @@ impl Opens {
         out: &mut Outbox,
     ) -> Option<ControlAnswer> {
         // A close of what is not open succeeds, as with the kernel.
+        self.removed.closed(session.id, device);
         let Some(entry) = session.devices.close(device) else { return Some(ControlAnswer::Done) };
-        self.closings.begin((session.id, entry.export), reply_to, self.params.cores, out);
+        let closed = (session.id, entry.export);
+        self.closings.begin(closed, Some(reply_to), self.params.cores, out);
         None
     }
 
@@ -169,7 +181,34 @@ impl Opens {
     pub(super) fn retired(&mut self, close: CloseNumber, out: &mut Outbox) {
         if let Some((closed, reply_to)) = self.closings.retired(close) {
             self.give_back(closed.export, closed.session, out);
-            reply_to.answer(ControlAnswer::Done, out);
+            if let Some(reply_to) = reply_to {
+                reply_to.answer(ControlAnswer::Done, out);
+            }
+        }
+    }
+
+    /// Sessions that have an export open, and how; those included that have closed it and whose
+    /// requests still run there.
+    pub(super) fn users(&self, export: ExportIndex) -> &[(SessionId, AccessMode)] {
+        self.access.opens(export)
+    }
+
+    /// Removes an export. `sessions` have it open: to them it is gone, and what of theirs runs
+    /// there ends first.
+    pub(super) fn remove<'a>(
+        &mut self,
+        index: ExportIndex,
+        sessions: impl Iterator<Item = &'a SessionShared>,
+        out: &mut Outbox,
+    ) {
+        let open = !self.users(index).is_empty();
+        let Some(export) = self.exports.remove(index, open) else { return };
+        for session in sessions {
+            // None: it is closing it already.
+            let Some(device) = session.devices.find(index) else { continue };
+            session.devices.remove(device);
+            self.removed.add(session, device, Known::new(&export));
+            self.closings.begin((session.id, index), None, self.params.cores, out);
         }
     }
 
@@ -184,10 +223,15 @@ impl Opens {
             let Some(entry) = session.devices.close(device) else { continue };
             let export = self.exports.get(entry.export);
             if let (Some(export), Some(ledger)) = (export, session.devices.ledger(device)) {
-                self.ended.keep(now, session.id, &export, ledger);
+                self.ended.keep(now, session.id, &Known::new(&export), ledger);
             }
             if !rtrs_core::mutated!(ExportKept) {
                 self.give_back(entry.export, session.id, out);
+            }
+        }
+        for (device, export) in self.removed.session_ended(session) {
+            if let Some(ledger) = session.devices.ledger(device) {
+                self.ended.keep(now, session.id, &export, ledger);
             }
         }
         for export in self.closings.forget(session.id) {

@@ -44,19 +44,21 @@ pub(super) struct Devices {
     core: Core,
     exports: Arc<ExportTable>,
     cores: u16,
-    open: Box<[Option<OpenDevice>]>,
+    /// By place.
+    open: Vec<Option<OpenDevice>>,
+    /// The places with an open device.
+    in_use: Vec<ExportIndex>,
 }
 
 impl Devices {
     /// Nothing open yet, on one of so many shards.
     pub(super) fn new(core: Core, exports: Arc<ExportTable>, cores: u16) -> Self {
-        let open = (0..exports.len()).map(|_| None).collect();
-        Self { core, exports, cores, open }
+        Self { core, exports, cores, open: Vec::new(), in_use: Vec::new() }
     }
 
-    /// The places of all exports, open or not.
-    pub(super) fn places(&self) -> impl Iterator<Item = ExportIndex> + use<> {
-        (0..u16::try_from(self.open.len()).unwrap_or(u16::MAX)).map(ExportIndex)
+    /// The places of open devices, by number; what is opened meanwhile comes last.
+    pub(super) fn in_use(&self, number: usize) -> Option<ExportIndex> {
+        self.in_use.get(number).copied()
     }
 
     /// A device that is known to be open, since a request is at it. Panics when it is not.
@@ -80,19 +82,24 @@ impl Devices {
         export: ExportIndex,
         attach: Option<&Arc<Region>>,
     ) -> io::Result<&mut (dyn BlockDevice + 'static)> {
+        if self.open.len() <= export.index() {
+            self.open.resize_with(export.index() + 1, || None);
+        }
         let slot = &mut self.open[export.index()];
         let open = match slot {
             Some(open) => open,
             None => {
                 // The session may just have closed it.
                 let missing = || io::Error::from(io::ErrorKind::NotFound);
-                let export = self.exports.get(export).ok_or_else(missing)?;
+                let at = export;
+                let export = self.exports.get(at).ok_or_else(missing)?;
                 let device = export.source.open(&self.core)?;
                 let waiting = VecDeque::new();
                 export.epoch.set_shards(self.cores);
                 let shared = export.source.shared_errors();
                 let syncs = VecDeque::with_capacity(INFLIGHT_MAX);
                 let errors = DeviceErrors::default();
+                self.in_use.push(at);
                 let counters = export.counters.shard(self.core.index);
                 slot.insert(OpenDevice {
                     device,
@@ -218,23 +225,27 @@ impl Devices {
 
     /// Nobody has the export open: its device closes when its last IO has ended.
     pub(super) fn close(&mut self, export: ExportIndex) {
-        if let Some(open) = &mut self.open[export.index()] {
+        if let Some(Some(open)) = self.open.get_mut(export.index()) {
             open.closing = true;
         }
     }
 
-    /// Closes what may be closed now.
-    pub(super) fn sweep(&mut self, at: ExportIndex) {
+    /// Closes the device at a place if it may be closed now. True when it did.
+    pub(super) fn sweep(&mut self, at: ExportIndex) -> bool {
         let idle = |open: &OpenDevice| {
             open.closing && open.device.inflight() == 0 && open.waiting.is_empty()
         };
-        if self.open[at.index()].as_ref().is_some_and(idle) {
+        let closes = self.open[at.index()].as_ref().is_some_and(idle);
+        if closes {
             self.open[at.index()] = None;
+            self.in_use.retain(|other| *other != at);
         }
+        closes
     }
 
     /// When a device wants to be polled.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        self.open.iter().flatten().fold(None, |at, open| earliest(at, open.device.deadline()))
+        let open = self.in_use.iter().filter_map(|at| self.open[at.index()].as_ref());
+        open.fold(None, |at, open| earliest(at, open.device.deadline()))
     }
 }

@@ -210,7 +210,8 @@ impl Shard {
     pub fn poll(&mut self, ctx: &mut Ctx<'_>) -> bool {
         self.now = ctx.now;
         let mut busy = false;
-        for at in self.devices.places() {
+        let mut row = 0;
+        while let Some(at) = self.devices.in_use(row) {
             busy |= self.devices.poll(at, ctx.now);
             while let Some(completion) = self.devices.reap(at) {
                 busy = true;
@@ -225,7 +226,7 @@ impl Shard {
                 }
                 busy |= taken.is_some();
             }
-            self.devices.sweep(at);
+            row += usize::from(!self.devices.sweep(at));
         }
         let waited = self.waiting.deferred.len();
         for at in mem::take(&mut self.waiting.deferred) {
@@ -354,8 +355,7 @@ impl Shard {
     fn accept(&mut self, order: AcceptOrder, ctx: &mut Ctx<'_>) {
         let AcceptOrder { path, cid, request, response } = order;
         let row = self.by_key.get(&path.key).copied().unwrap_or_else(|| {
-            let local =
-                LocalPath::new(Arc::clone(&path), self.index, self.devices.places().count());
+            let local = LocalPath::new(Arc::clone(&path), self.index);
             let row = self.paths.insert(Box::new(local));
             self.by_key.insert(path.key, row);
             row

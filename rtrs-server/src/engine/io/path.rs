@@ -43,7 +43,7 @@ pub(super) struct LocalPath {
     /// Requests that have their permit, or had it when the path was closed and still run.
     inflight: u32,
     /// Which exports' devices on this shard know the path's chunks.
-    attached: Box<[bool]>,
+    attached: Vec<bool>,
     /// First binds of chunks that have not completed.
     first_binds: u16,
     heard_at: Instant,
@@ -51,7 +51,7 @@ pub(super) struct LocalPath {
 }
 
 impl LocalPath {
-    pub(super) fn new(shared: Arc<PathShared>, shard: CoreIndex, exports: usize) -> Self {
+    pub(super) fn new(shared: Arc<PathShared>, shard: CoreIndex) -> Self {
         Self {
             limits: shared.session.limits,
             shared,
@@ -61,7 +61,7 @@ impl LocalPath {
             conns: Vec::new(),
             service: None,
             inflight: 0,
-            attached: vec![false; exports].into(),
+            attached: Vec::new(),
             first_binds: 0,
             heard_at: Instant::ZERO,
             finished: false,
@@ -133,11 +133,16 @@ impl LocalPath {
 
     /// True when the device of an export knows the chunks.
     pub(super) fn is_attached(&self, export: ExportIndex) -> bool {
-        self.attached[export.index()]
+        self.attached.get(export.index()).copied().unwrap_or_default()
     }
 
     pub(super) fn set_attached(&mut self, export: ExportIndex, attached: bool) {
-        self.attached[export.index()] = attached;
+        if let Some(known) = self.attached.get_mut(export.index()) {
+            *known = attached;
+        } else if attached {
+            self.attached.resize(export.index() + 1, false);
+            self.attached[export.index()] = true;
+        }
     }
 
     /// True when a request may be taken now.

@@ -288,7 +288,7 @@ impl Step<'_> {
     /// to answer at once, 0 where there is nothing to do.
     fn validate_io(&mut self, op: RwOp, header: &IoHeader) -> Result<IoProgress, u16> {
         let device = DeviceId(header.device_id);
-        let entry = self.path.shared.session.devices.get(device).ok_or(errno::ENOTCONN)?;
+        let entry = self.path.shared.session.devices.lookup(device)?;
         self.open_device(entry.export)?;
         let geometry = self.devices.geometry(entry.export);
         // A session that cannot write and never wrote has nothing to make durable, and may not

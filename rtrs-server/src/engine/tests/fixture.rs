@@ -407,7 +407,7 @@ pub(super) struct Fixture {
     node: NodeId,
     client: NodeId,
     hosts: Vec<Host>,
-    exports: Arc<ExportTable>,
+    pub(super) exports: Arc<ExportTable>,
     log: Log,
     registered: Regions,
     aside: Rc<RefCell<Aside>>,
@@ -444,18 +444,14 @@ impl Fixture {
             room: 64,
             ..DeviceState::default()
         }));
-        let export = |name: &str, read_only, state: &Arc<Mutex<DeviceState>>| Export {
-            name: name.into(),
-            source: Arc::new(TestSource {
+        let export = |name: &str, read_only, state: &Arc<Mutex<DeviceState>>| {
+            let source = TestSource {
                 geometry: options.geometry.clone(),
                 volatile: options.volatile,
                 state: Arc::clone(state),
-            }),
-            read_only,
-            deny_migration: false,
-            id: Some(ExportId::of_name(name)),
-            epoch: Arc::clone(&options.epoch),
-            counters: Arc::default(),
+            };
+            let (id, epoch) = (Some(ExportId::of_name(name)), Arc::clone(&options.epoch));
+            Export { read_only, id, epoch, ..Export::new(name, Arc::new(source)) }
         };
         let spare = || {
             let state = DeviceState { bytes: vec![0; size], room: 64, ..Default::default() };

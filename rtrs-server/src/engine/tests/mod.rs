@@ -6,13 +6,14 @@
 //! do · `opens.rs` what is found below a search path · `ends.rs` replays, death, silence, shutdown
 //! · `overlap.rs` who waits for what a closed path has left at the disk · `syncs.rs` who hears of a
 //! sync that failed · `memory.rs` what chunks take · `admin.rs` the operator's
-//! commands.
+//! commands; `exports.rs` exports that come and go while clients have them.
 
 mod admin;
 mod admission;
 mod chains;
 mod chunk_pool;
 mod ends;
+mod exports;
 mod fixture;
 mod handshake;
 mod io;

@@ -1,0 +1,34 @@
+//! `export add`.
+
+use std::path;
+
+use clap::Args;
+
+use crate::cmd::server::{CHANGE_TIMEOUT, Server, ServerArgs};
+use crate::control_protocol::{Changed, Request};
+use crate::error::{Error, ErrorKind, failed};
+use crate::settings::{ExportSpec, Target};
+
+/// The arguments.
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
+pub struct AddArgs {
+    /// The export as [NAME=]TARGET[,OPTION...], as with --export
+    pub export: ExportSpec,
+
+    /// The server.
+    #[command(flatten)]
+    pub server: ServerArgs,
+}
+
+pub(super) fn run(args: &AddArgs) -> Result<(), Error> {
+    let mut export = args.export.clone();
+    // The server may have been started in another directory.
+    if let Target::Path(path) = &mut export.target {
+        let what = "the current directory is not known";
+        *path = path::absolute(&*path).map_err(failed(ErrorKind::System, what))?;
+    }
+    let request = Request::ExportAdd { export };
+    let (added, _) =
+        Server::find(&args.server)?.request_within::<Changed>(&request, CHANGE_TIMEOUT)?;
+    args.server.output.print(&added, |added| format!("{} added\n", added.export))
+}

@@ -1,0 +1,42 @@
+//! `export list`.
+
+use crate::cmd::server::{Server, ServerArgs};
+use crate::cmd::text::{bytes, printable};
+use crate::control_protocol::{ExportList, Request};
+use crate::error::Error;
+use crate::stats::ExportSnapshot;
+
+pub(super) fn run(args: &ServerArgs) -> Result<(), Error> {
+    let list: ExportList = Server::find(args)?.request(&Request::ExportList)?;
+    args.output.print(&list, text)
+}
+
+/// A line for each export.
+fn text(list: &ExportList) -> String {
+    let line = |cells: [&str; 7]| {
+        let [name, size, mode, state, errors, backing, users] = cells;
+        format!("{name:<24} {size:>10} {mode:<4} {state:<8} {errors:>6} {backing:<32} {users}\n")
+    };
+    let head = line(["NAME", "SIZE", "MODE", "STATE", "ERRORS", "BACKING", "OPEN BY"]);
+    let lines = list.exports.iter().map(|export| {
+        let users: Vec<String> = export
+            .open_by
+            .iter()
+            .map(|user| {
+                let name = user.name.as_deref().unwrap_or(&user.session);
+                format!("{} ({})", printable(name), user.access)
+            })
+            .collect();
+        let ExportSnapshot { name, size, read_only, state, device_errors, backing, .. } = export;
+        line([
+            &printable(name),
+            &bytes(*size),
+            if *read_only { "ro" } else { "rw" },
+            &state.to_string(),
+            &device_errors.to_string(),
+            &printable(backing),
+            &if users.is_empty() { "-".to_owned() } else { users.join(", ") },
+        ])
+    });
+    head + &lines.collect::<String>()
+}

@@ -1,0 +1,57 @@
+//! `export`: one file per command below it.
+
+mod add;
+mod list;
+mod remove;
+mod set;
+
+use clap::Subcommand;
+
+use super::server::ServerArgs;
+use crate::error::Error;
+
+use self::add::AddArgs;
+use self::remove::RemoveArgs;
+use self::set::SetArgs;
+
+/// The commands below `export`.
+#[derive(Debug, Clone, Subcommand)]
+pub enum ExportCommand {
+    /// List exports with size, mode, identity, state and the sessions that have them open
+    ///
+    /// -o json prints more, such as the number of requests that the disk or file has failed.
+    List(ServerArgs),
+    /// Add an export to the running server
+    ///
+    /// It is gone after a restart, unless the configuration names it too.
+    Add(AddArgs),
+    /// Remove an export and close its file or disk
+    ///
+    /// Refused while a session has it open, unless you use --force.
+    Remove(RemoveArgs),
+    /// Change options of an export
+    ///
+    /// While a session has it open, only ro and rw can change.
+    Set(SetArgs),
+}
+
+impl ExportCommand {
+    /// The server that it is about.
+    pub(super) fn server(&self) -> &ServerArgs {
+        match self {
+            Self::List(args) => args,
+            Self::Add(args) => &args.server,
+            Self::Remove(args) => &args.server,
+            Self::Set(args) => &args.server,
+        }
+    }
+}
+
+pub(super) fn run(command: &ExportCommand) -> Result<(), Error> {
+    match command {
+        ExportCommand::List(args) => list::run(args),
+        ExportCommand::Add(args) => add::run(args),
+        ExportCommand::Remove(args) => remove::run(args),
+        ExportCommand::Set(args) => set::run(args),
+    }
+}

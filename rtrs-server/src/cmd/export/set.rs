@@ -1,0 +1,34 @@
+//! `export set`.
+
+use clap::Args;
+
+use crate::cmd::server::{CHANGE_TIMEOUT, Server, ServerArgs};
+use crate::control_protocol::{Changed, Request};
+use crate::error::Error;
+
+/// The arguments.
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
+pub struct SetArgs {
+    /// Name of the export, as in `export list`
+    pub export: String,
+
+    /// Options as with --export, for example ro or direct=off; rw takes ro back
+    ///
+    /// What is not named stays as it is.
+    #[arg(required = true, value_name = "OPTION")]
+    pub options: Vec<String>,
+
+    /// The server.
+    #[command(flatten)]
+    pub server: ServerArgs,
+}
+
+pub(super) fn run(args: &SetArgs) -> Result<(), Error> {
+    let SetArgs { export, options, server } = args;
+    let request = Request::ExportSet { name: export.clone(), options: options.clone() };
+    let (set, _) = Server::find(server)?.request_within::<Changed>(&request, CHANGE_TIMEOUT)?;
+    server.output.print(&set, |set| {
+        let what = if set.changed { "changed" } else { "is so already" };
+        format!("{} {what}\n", set.export)
+    })
+}

@@ -1,0 +1,397 @@
+//! The exports of a running server: what each is made of, and changes of them.
+//!
+//! Owns [`Exports`]. One change runs at a time, on a thread of the control socket or of a signal,
+//! never on a shard: opening, flushing and closing a file may block. The control shard decides who
+//! has an export open (`engine/control/exports.rs`). An export that is removed is released when
+//! its last request has ended on every shard: then a thread flushes and closes it, so that its
+//! lock is free and a failure of the flush is known to whoever opens the same file next.
+
+use std::collections::BTreeMap;
+use std::path;
+use std::sync::{Arc, Weak, mpsc};
+use std::time::Instant;
+
+use parking_lot::{Mutex, MutexGuard};
+use rtrs_core::block::BlockSource;
+use rtrs_core::identity::ExportId;
+use rtrs_core::time::Duration;
+
+use crate::backend::open_target;
+use crate::control_protocol::{Changed, ExportList, Removed};
+use crate::daemon::control_shard::ControlShard;
+use crate::daemon::identity::Sources;
+use crate::engine::epoch::SyncEpoch;
+use crate::engine::message::{AdminReply, AdminRequest};
+use crate::error::{Error, ErrorKind, failed};
+use crate::export::{Export, ExportTable};
+use crate::plan::{check_export, validate_export};
+use crate::settings::{ExportSpec, Id, Migration, Target};
+use crate::state::StateDir;
+
+/// What saving an epoch may take when an export is flushed for the last time.
+const SAVE_MAX: Duration = Duration::from_secs(2);
+/// How often it is looked whether the last request of a removed export has ended.
+const LOOK: Duration = Duration::from_millis(2);
+/// How long an export that nobody uses may take to be closed.
+pub(super) const RELEASE_MAX: Duration = Duration::from_secs(30);
+/// How long a change waits for the one before it.
+const TURN_MAX: Duration = Duration::from_secs(10);
+
+/// Opens exports.
+pub(super) struct Opener {
+    pub(super) sources: Sources,
+    pub(super) state: Arc<StateDir>,
+    /// The last epochs of exports that were released, by what they were.
+    past: Mutex<BTreeMap<ExportId, u64>>,
+}
+
+impl Opener {
+    pub(super) fn new(sources: Sources, state: Arc<StateDir>) -> Self {
+        Self { sources, state, past: Mutex::default() }
+    }
+
+    /// Opens what an export is made of.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Export`] for the target, [`ErrorKind::InUse`] for its epoch.
+    pub(super) fn open(&self, spec: &ExportSpec) -> Result<Export, Error> {
+        let name = spec.name();
+        let refused = || format!("cannot export {name:?}");
+        let source: Arc<dyn BlockSource> =
+            open_target(spec).map_err(failed(ErrorKind::Export, refused()))?;
+        let id = self.sources.export(name, spec.id.as_ref().map(Id::get), &spec.target);
+        let geometry = source.geometry();
+        tracing::info!(
+            export = name,
+            target = %spec.target,
+            size = geometry.size,
+            block_size = geometry.logical_block,
+            read_only = geometry.read_only,
+            id = id.map_or_else(|| "-".to_owned(), |id| id.to_string()),
+            "exported"
+        );
+        let mut epoch = match &spec.target {
+            Target::Path(path) => {
+                // Two servers may have been started in two directories.
+                let path = path::absolute(path).unwrap_or_else(|_| path.clone());
+                let key = format!("{name}={}", path.display());
+                self.state.epoch(&key, spec.ro).map_err(failed(ErrorKind::InUse, refused()))?
+            }
+            // What is in memory ends with the export, and so does what was lost of it: the next
+            // one is in another epoch.
+            Target::Memory(_) | Target::Null(_) => StateDir::unknown(),
+        };
+        // The same file under another name or path has another number, which could be one that a
+        // client knows from before a failure.
+        let past = id.and_then(|id| self.past.lock().get(&id).copied());
+        if past.is_some_and(|past| past != epoch.number()) {
+            epoch = StateDir::unknown();
+        }
+        Ok(Export {
+            backing: spec.target.to_string(),
+            read_only: spec.ro,
+            deny_migration: spec.migration == Migration::Deny,
+            id,
+            epoch,
+            ..Export::new(name, source)
+        })
+    }
+
+    /// An export is about to be closed; nobody uses it any more. Flushes it. The error is for the
+    /// operator.
+    fn close(&self, export: &Export) -> Result<(), String> {
+        let flushed = export.source.settle().map_err(|error| {
+            wait_saved(&export.epoch, export.epoch.raise());
+            let name = &export.name;
+            tracing::error!(%name, %error, "cannot flush a removed export");
+            format!("export {name:?} is removed, but it cannot be flushed: {error}")
+        });
+        if let Some(id) = export.id {
+            self.past.lock().insert(id, export.epoch.number());
+        }
+        flushed
+    }
+}
+
+/// An export that the configuration or a command has named.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    pub(super) spec: ExportSpec,
+    /// Not an owner: it is released when those who use it are done.
+    export: Weak<Export>,
+    /// It was not opened for writing.
+    opened_ro: bool,
+    /// It stands in the configuration.
+    pub(super) configured: bool,
+}
+
+/// The exports of a running server.
+pub(crate) struct Exports {
+    table: Arc<ExportTable>,
+    opener: Arc<Opener>,
+    control: ControlShard,
+    entries: Mutex<BTreeMap<String, Entry>>,
+    changing: Mutex<()>,
+    ping_only: bool,
+}
+
+impl Exports {
+    /// Those of a server that starts, with what they are made of.
+    pub(super) fn new(
+        (table, opener): (Arc<ExportTable>, Arc<Opener>),
+        control: ControlShard,
+        specs: &[ExportSpec],
+        ping_only: bool,
+    ) -> Self {
+        let exports = Self {
+            table,
+            opener,
+            control,
+            entries: Mutex::default(),
+            changing: Mutex::default(),
+            ping_only,
+        };
+        for spec in specs {
+            let export = exports.table.find(spec.name().as_bytes());
+            let export = export.and_then(|at| exports.table.get(at));
+            if let Some(export) = export.filter(|export| export.name == spec.name()) {
+                exports.note(spec, &export, true);
+            }
+        }
+        exports
+    }
+
+    /// Waits for the turn to change exports.
+    pub(super) fn begin(&self) -> Result<MutexGuard<'_, ()>, String> {
+        if self.ping_only {
+            return Err("the server only answers pings (ping-only)".to_owned());
+        }
+        let turn = self.changing.try_lock_for(TURN_MAX);
+        turn.ok_or_else(|| "another change of the exports takes long; try again".to_owned())
+    }
+
+    /// All exports that have names, by these.
+    pub(super) fn entries(&self) -> BTreeMap<String, Entry> {
+        let mut entries = self.entries.lock();
+        // One that was removed after nobody waited for the answer any more.
+        entries.retain(|_, entry| entry.export.strong_count() > 0);
+        entries.clone()
+    }
+
+    pub(super) fn entry(&self, name: &str) -> Option<Entry> {
+        let entry = self.entries.lock().get(name).cloned();
+        entry.filter(|entry| entry.export.strong_count() > 0)
+    }
+
+    fn note(&self, spec: &ExportSpec, export: &Arc<Export>, configured: bool) {
+        let (spec_of, opened_ro) = (spec.clone(), export.read_only);
+        let entry = Entry { spec: spec_of, export: Arc::downgrade(export), opened_ro, configured };
+        self.entries.lock().insert(spec.name().to_owned(), entry);
+    }
+
+    /// Notes that an export stands in the configuration.
+    pub(super) fn note_configured(&self, name: &str) {
+        if let Some(entry) = self.entries.lock().get_mut(name) {
+            entry.configured = true;
+        }
+    }
+
+    /// All exports.
+    pub(crate) fn list(&self) -> Result<ExportList, String> {
+        self.control.ask(AdminRequest::Exports, |answer| match answer {
+            AdminReply::Exports(mut exports) => {
+                exports.sort_by(|a, b| a.name.cmp(&b.name));
+                Some(ExportList { exports })
+            }
+            _ => None,
+        })
+    }
+
+    /// Adds an export.
+    pub(crate) fn add(&self, mut spec: ExportSpec) -> Result<Changed, String> {
+        let _turn = self.begin()?;
+        check(&mut spec)?;
+        self.open_new(&spec, false)?;
+        Ok(Changed { export: spec.name().to_owned(), changed: true })
+    }
+
+    /// Opens an export without exporting it.
+    pub(super) fn open(&self, spec: &ExportSpec) -> Result<Arc<Export>, String> {
+        let name = spec.name();
+        if self.table.find(name.as_bytes()).is_some() {
+            return Err(format!("cannot export {name:?}: there is an export of this name already"));
+        }
+        self.opener.open(spec).map(Arc::new).map_err(|error| error.chain().to_string())
+    }
+
+    /// Exports what was opened.
+    pub(super) fn publish(
+        &self,
+        spec: &ExportSpec,
+        export: &Arc<Export>,
+        configured: bool,
+    ) -> Result<(), String> {
+        let added = self.table.add(export);
+        added.map_err(|error| format!("cannot export {:?}: {error}", spec.name()))?;
+        self.note(spec, export, configured);
+        Ok(())
+    }
+
+    pub(super) fn open_new(&self, spec: &ExportSpec, configured: bool) -> Result<(), String> {
+        let export = self.open(spec)?;
+        self.publish(spec, &export, configured)
+    }
+
+    /// Removes an export, and waits so long until it is released.
+    pub(crate) fn remove(
+        &self,
+        name: &str,
+        force: bool,
+        within: Duration,
+    ) -> Result<Removed, String> {
+        let _turn = self.begin()?;
+        let hint = "; detach it there, or use --force";
+        let (export, ended) = self
+            .unpublish(name, force)
+            .map_err(|(why, open)| why + if open { hint } else { "" })?;
+        self.release(vec![export], within)?;
+        Ok(Removed { removed: name.to_owned(), ended })
+    }
+
+    /// Lets nobody open an export any more. Returns it, and the sessions that had it open. The
+    /// error says whether it is open.
+    pub(super) fn unpublish(
+        &self,
+        name: &str,
+        force: bool,
+    ) -> Result<(Arc<Export>, Vec<String>), (String, bool)> {
+        let Some(export) = self.entry(name).and_then(|entry| entry.export.upgrade()) else {
+            return Err((format!("there is no export {name:?}; `export list` shows all"), false));
+        };
+        let request = AdminRequest::ExportRemove { name: name.to_owned(), force };
+        let ended = self.control.ask(request, |answer| match answer {
+            AdminReply::ExportRemoved { ended } => Some(ended),
+            _ => None,
+        });
+        let ended = ended.map_err(|why| (why, self.is_open(name)))?;
+        self.entries.lock().remove(name);
+        Ok((export, ended))
+    }
+
+    fn is_open(&self, name: &str) -> bool {
+        let exports = self.list().map(|list| list.exports).unwrap_or_default();
+        exports.iter().any(|export| export.name == name && !export.open_by.is_empty())
+    }
+
+    /// Flushes and closes exports when the last of their requests has ended, and waits for that so
+    /// long. What takes longer goes on by itself.
+    pub(super) fn release(
+        &self,
+        exports: Vec<Arc<Export>>,
+        within: Duration,
+    ) -> Result<(), String> {
+        let until = Instant::now() + within;
+        let mut left: Vec<String> = exports.iter().map(|export| export.name.clone()).collect();
+        let (done, released) = mpsc::channel();
+        let opener = Arc::clone(&self.opener);
+        let thread = std::thread::Builder::new().name("release".into());
+        let thread = thread.spawn(move || release(exports, &opener, &done));
+        thread.map_err(|error| format!("cannot start a thread: {error}"))?;
+        let mut wrong = Vec::new();
+        while !left.is_empty() {
+            let rest = until.saturating_duration_since(Instant::now());
+            let Ok((name, flushed)) = released.recv_timeout(rest) else {
+                wrong.push(format!(
+                    "export {:?} is removed, but the backend still runs requests of it; its file \
+                     stays locked until these finish",
+                    left[0]
+                ));
+                break;
+            };
+            left.retain(|other| *other != name);
+            wrong.extend(flushed.err());
+        }
+        if wrong.is_empty() { Ok(()) } else { Err(wrong.join("; ")) }
+    }
+
+    /// Changes options of an export.
+    pub(crate) fn set(&self, name: &str, options: &[String]) -> Result<Changed, String> {
+        let _turn = self.begin()?;
+        let Some(entry) = self.entry(name) else {
+            return Err(format!("there is no export {name:?}; `export list` shows all"));
+        };
+        let mut spec = entry.spec.with_options(options).map_err(|error| error.to_string())?;
+        check(&mut spec)?;
+        let changed = self.change(&entry, &spec)?;
+        Ok(Changed { export: name.to_owned(), changed })
+    }
+
+    /// Makes of an export what its settings say now. False when it is that already.
+    pub(super) fn change(&self, entry: &Entry, spec: &ExportSpec) -> Result<bool, String> {
+        let name = spec.name();
+        if entry.spec == *spec {
+            return Ok(false);
+        }
+        // What was opened for writing can refuse it and allow it again while it is open.
+        let only_ro = ExportSpec { ro: entry.spec.ro, ..spec.clone() } == entry.spec;
+        if let Some(export) = entry.export.upgrade().filter(|_| only_ro && !entry.opened_ro) {
+            let request = AdminRequest::ExportFreeze { name: name.to_owned(), frozen: spec.ro };
+            self.control.ask(request, |answer| matches!(answer, AdminReply::Done).then_some(()))?;
+            self.note(spec, &export, entry.configured);
+            return Ok(true);
+        }
+        if matches!(entry.spec.target, Target::Memory(_)) && entry.spec.target == spec.target {
+            return Err(format!(
+                "export {name:?} would lose its memory; remove it and add it again if you want that"
+            ));
+        }
+        let (export, _) = self.unpublish(name, false).map_err(|(why, open)| {
+            let only = "; only ro of an export that was opened for writing can change while it is \
+                        open";
+            why + if open { only } else { "" }
+        })?;
+        self.release(vec![export], RELEASE_MAX)?;
+        let opened = self.open_new(spec, entry.configured);
+        opened.map(|()| true).map_err(|why| match self.open_new(&entry.spec, entry.configured) {
+            Ok(()) => format!("{why}; the export is as before"),
+            Err(again) => format!("{why}; and it cannot be exported as before either: {again}"),
+        })
+    }
+}
+
+/// Waits until a failure is saved for the next server, before anybody hears of it.
+pub(super) fn wait_saved(epoch: &SyncEpoch, rises: u32) {
+    let until = Instant::now() + SAVE_MAX;
+    while !epoch.is_saved(rises) && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Checks what a command or the configuration says of an export, before anything is opened.
+pub(super) fn check(spec: &mut ExportSpec) -> Result<(), String> {
+    let checked = validate_export(spec).and_then(|()| check_export(spec));
+    checked.map_err(|error| error.chain().to_string())
+}
+
+/// Closes exports, each when nobody else has it, and reports how that went.
+fn release(
+    mut exports: Vec<Arc<Export>>,
+    opener: &Opener,
+    done: &mpsc::Sender<(String, Result<(), String>)>,
+) {
+    loop {
+        let (free, used): (Vec<_>, Vec<_>) =
+            exports.into_iter().partition(|export| Arc::strong_count(export) == 1);
+        for export in free {
+            let (name, flushed) = (export.name.clone(), opener.close(&export));
+            drop(export);
+            // Who asked may have lost patience.
+            let _ = done.send((name, flushed));
+        }
+        if used.is_empty() {
+            return;
+        }
+        exports = used;
+        std::thread::sleep(LOOK);
+    }
+}

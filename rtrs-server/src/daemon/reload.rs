@@ -1,0 +1,174 @@
+//! `reload`: reads the configuration again and makes of the exports what it says now.
+//!
+//! Owns [`Reload`]. Nothing changes if the configuration is wrong or an export that is new in it
+//! cannot be opened. An export that is open is neither removed nor changed, only reported. Exports
+//! that a command has added stay, unless the configuration names them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rtrs_core::settings::print;
+
+use crate::control_protocol::{Kept, Reloaded};
+use crate::daemon::exports::{Entry, Exports, RELEASE_MAX, check};
+use crate::error::Error;
+use crate::plan::Plan;
+use crate::settings::{ExportSpec, Settings, Target};
+
+/// Reads flags and configuration file again.
+pub type Reread = Box<dyn Fn() -> Result<Plan, Error> + Send + Sync>;
+
+/// Settings that a reload applies.
+const APPLIED: [&str; 2] = ["export", "exports-dir"];
+
+/// What a reload compares with.
+pub(super) struct Reload {
+    /// None when the server has no configuration file.
+    reread: Option<Reread>,
+    running: Settings,
+}
+
+impl Reload {
+    pub(super) fn new(running: &Settings, reread: Option<Reread>) -> Self {
+        Self { reread, running: running.clone() }
+    }
+
+    /// Reads the configuration and applies what differs.
+    pub(super) fn run(&self, exports: &Exports) -> Result<Reloaded, String> {
+        let _turn = exports.begin()?;
+        let Some(reread) = &self.reread else {
+            return Err("the server has no configuration file to read again; start it with \
+                        --config, or use `export add` and `export remove`"
+                .to_owned());
+        };
+        let plan = reread().map_err(|error| format!("nothing changed: {}", error.chain()))?;
+        let mut done =
+            Reloaded { restart: differences(&self.running, &plan.settings), ..Reloaded::default() };
+        apply(exports, plan.settings.export, &mut done)?;
+        tracing::info!(
+            added = done.added.len(),
+            removed = done.removed.len(),
+            changed = done.changed.len(),
+            kept = done.kept.len(),
+            failed = done.failed.len(),
+            "configuration read again"
+        );
+        for Kept { name, why } in done.kept.iter().chain(&done.failed) {
+            tracing::warn!(%name, "not as the configuration says: {why}");
+        }
+        if !done.restart.is_empty() {
+            tracing::warn!("these settings need a restart: {}", done.restart.join(", "));
+        }
+        Ok(done)
+    }
+}
+
+/// Changes of what the server exports.
+pub(super) struct Changes {
+    pub(super) exports: Exports,
+    pub(super) reload: Reload,
+}
+
+impl Changes {
+    /// Reads the configuration again.
+    pub(super) fn reload(&self) -> Result<Reloaded, String> {
+        self.reload.run(&self.exports)
+    }
+}
+
+/// The settings that differ and that only a restart applies.
+fn differences(running: &Settings, wanted: &Settings) -> Vec<String> {
+    let (before, after) = (print(running), print(wanted));
+    let differs = before.iter().filter(|(name, value)| after.get(name) != Some(value));
+    let names = differs.filter_map(|(name, _)| name.as_str());
+    names.filter(|name| !APPLIED.contains(name)).map(str::to_owned).collect()
+}
+
+/// What is to be done with the exports that there are.
+struct Difference {
+    added: Vec<ExportSpec>,
+    removed: Vec<String>,
+    changed: Vec<(Entry, ExportSpec)>,
+    /// As they are; a command may have added them.
+    same: Vec<String>,
+}
+
+impl Difference {
+    fn new(wanted: Vec<ExportSpec>, mut have: BTreeMap<String, Entry>) -> Self {
+        let mut all =
+            Self { added: Vec::new(), removed: Vec::new(), changed: Vec::new(), same: Vec::new() };
+        for spec in wanted {
+            match have.remove(spec.name()) {
+                None => all.added.push(spec),
+                Some(entry) if entry.spec == spec => all.same.push(spec.name().to_owned()),
+                Some(entry) => all.changed.push((entry, spec)),
+            }
+        }
+        let gone = have.into_iter().filter(|(_, entry)| entry.configured);
+        all.removed = gone.map(|(name, _)| name).collect();
+        all
+    }
+}
+
+fn apply(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> Result<(), String> {
+    let have = exports.entries();
+    let unchanged = |why: String| format!("nothing changed: {why}");
+    let mut leaving = BTreeSet::new();
+    let Difference { added, removed, changed, same } = Difference::new(wanted, have.clone());
+    let leaves = removed.iter().filter_map(|name| have.get(name).map(|entry| &entry.spec));
+    for spec in leaves.chain(changed.iter().map(|(entry, _)| &entry.spec)) {
+        if let Target::Path(path) = &spec.target {
+            leaving.insert(path.clone());
+        }
+    }
+    for spec in added.iter().chain(changed.iter().map(|(_, spec)| spec)) {
+        check(&mut spec.clone()).map_err(unchanged)?;
+    }
+    // What is locked by an export that leaves can be opened only after that.
+    let is_later =
+        |spec: &ExportSpec| matches!(&spec.target, Target::Path(path) if leaving.contains(path));
+    let (later, now): (Vec<_>, Vec<_>) = added.into_iter().partition(is_later);
+    let opened = now.iter().map(|spec| exports.open(spec)).collect::<Result<Vec<_>, _>>();
+    for (spec, export) in now.iter().zip(opened.map_err(unchanged)?) {
+        note_added(done, spec.name(), exports.publish(spec, &export, true));
+    }
+    let mut released = Vec::new();
+    for name in removed {
+        match exports.unpublish(&name, false) {
+            Ok((export, _)) => {
+                released.push(export);
+                done.removed.push(name);
+            }
+            Err((why, _)) => done.kept.push(Kept { name, why }),
+        }
+    }
+    if let Err(why) = exports.release(released, RELEASE_MAX) {
+        done.failed.push(Kept { name: String::new(), why });
+    }
+    for (entry, spec) in changed {
+        let name = spec.name();
+        match exports.change(&entry, &spec) {
+            Ok(_) => {
+                exports.note_configured(name);
+                done.changed.push(name.to_owned());
+            }
+            Err(why) if exports.entry(name).is_some_and(|entry| entry.spec != spec) => {
+                done.kept.push(Kept { name: name.to_owned(), why });
+            }
+            Err(why) => done.failed.push(Kept { name: name.to_owned(), why }),
+        }
+    }
+    for spec in later {
+        note_added(done, spec.name(), exports.open_new(&spec, true));
+    }
+    same.iter().for_each(|name| exports.note_configured(name));
+    done.unchanged = same.len();
+    Ok(())
+}
+
+fn note_added(done: &mut Reloaded, name: &str, added: Result<(), String>) {
+    let name = name.to_owned();
+    match added {
+        Ok(()) => done.added.push(name),
+        Err(why) => done.failed.push(Kept { name, why }),
+    }
+}

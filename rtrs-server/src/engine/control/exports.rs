@@ -1,0 +1,120 @@
+//! The operator's changes of exports, as far as sessions are concerned: who has which open, and the
+//! end of one that is removed. What is exported instead, and when files are released, is the
+//! daemon's affair (`daemon/exports.rs`). Nothing here waits for a backend.
+
+use std::sync::Arc;
+
+use rtrs_core::ids::SessionId;
+use rtrs_core::wire::AccessMode;
+
+use super::open::Opens;
+use super::registry::Registry;
+use crate::engine::message::{AdminReply, Outbox};
+use crate::export::{Export, ExportIndex, ExportTable};
+use crate::stats::{ExportSnapshot, ExportState, ExportUser};
+
+/// Sessions that a refusal names.
+const NAMED_MAX: usize = 3;
+
+/// An export by its name. The error is for the operator.
+pub(super) fn find(
+    exports: &ExportTable,
+    name: &str,
+) -> Result<(ExportIndex, Arc<Export>), String> {
+    let found = exports.find(name.as_bytes()).and_then(|at| Some((at, exports.get(at)?)));
+    found.ok_or_else(|| format!("there is no export {name:?}; `export list` shows all"))
+}
+
+fn name_of(session: SessionId, registry: &Registry) -> Option<String> {
+    let name = registry.session(session)?.name()?;
+    Some(String::from_utf8_lossy(name.as_bytes()).into_owned())
+}
+
+/// Sessions as a refusal names them.
+fn names(users: &[(SessionId, AccessMode)], registry: &Registry) -> String {
+    let shown = users.iter().take(NAMED_MAX).map(|(session, mode)| {
+        let name = name_of(*session, registry).unwrap_or_else(|| session.to_string());
+        format!("{name} ({})", crate::stats::Access::from(*mode))
+    });
+    let shown = shown.collect::<Vec<_>>().join(", ");
+    match users.len().saturating_sub(NAMED_MAX) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}
+
+/// All exports.
+pub(super) fn list(exports: &ExportTable, opens: &Opens, registry: &Registry) -> AdminReply {
+    let all = exports.all().into_iter().map(|(at, export)| {
+        let users = opens.users(at).iter().map(|(session, mode)| ExportUser {
+            session: session.to_string(),
+            name: name_of(*session, registry),
+            access: (*mode).into(),
+        });
+        let open_by: Vec<ExportUser> = users.collect();
+        let state = match () {
+            () if exports.is_ending(at) => ExportState::Removing,
+            () if open_by.is_empty() => ExportState::Unused,
+            () => ExportState::Open,
+        };
+        let geometry = export.geometry();
+        ExportSnapshot {
+            name: export.name.clone(),
+            backing: export.backing.clone(),
+            size: geometry.size,
+            block_size: geometry.logical_block,
+            read_only: geometry.read_only,
+            id: export.id.map(|id| id.to_string()),
+            state,
+            found: exports.is_found(at),
+            open_by,
+            device_errors: export.counters.totals().device_errors,
+            epoch: export.epoch.number(),
+        }
+    });
+    AdminReply::Exports(all.collect())
+}
+
+/// Removes an export.
+pub(super) fn remove(
+    (index, export): (ExportIndex, Arc<Export>),
+    force: bool,
+    (opens, registry): (&mut Opens, &Registry),
+    out: &mut Outbox,
+) -> AdminReply {
+    let name = &export.name;
+    let users = opens.users(index).to_vec();
+    if !users.is_empty() && !force {
+        let by = names(&users, registry);
+        return AdminReply::Refused(format!("export {name:?} is open by {by}"));
+    }
+    let sessions = users.iter().filter_map(|(id, _)| Some(&**registry.session(*id)?.shared()));
+    opens.remove(index, sessions, out);
+    let name_or_id = |id| name_of(id, registry).unwrap_or_else(|| id.to_string());
+    let ended: Vec<String> = users.iter().map(|(id, _)| name_or_id(*id)).collect();
+    if ended.is_empty() {
+        tracing::info!(%name, "export removed");
+    } else {
+        tracing::warn!(%name, sessions = ?ended, "export removed while it was open");
+    }
+    AdminReply::ExportRemoved { ended }
+}
+
+/// Lets nobody open an export for writing, or those again who could.
+pub(super) fn freeze(
+    (index, export): (ExportIndex, Arc<Export>),
+    frozen: bool,
+    (opens, registry): (&Opens, &Registry),
+) -> AdminReply {
+    let name = &export.name;
+    let writers = opens.users(index).iter().filter(|(_, mode)| mode.may_write());
+    let writers: Vec<_> = writers.copied().collect();
+    if frozen && !writers.is_empty() {
+        let by = names(&writers, registry);
+        let why = format!("export {name:?} is open for writing by {by}; detach it there first");
+        return AdminReply::Refused(why);
+    }
+    export.freeze(frozen);
+    tracing::info!(%name, read_only = frozen, "export changed");
+    AdminReply::Done
+}

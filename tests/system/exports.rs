@@ -1,0 +1,239 @@
+//! Exports that change while the server runs: by commands, and by reading the configuration again.
+
+use std::fs;
+
+use rtrs_tests::{
+    COMMAND_TIME_MAX, Client, Innocent, RawNbd, Reply, STOP_TIME_MAX, Scratch, Server, consts,
+    sparse_file, wait_for,
+};
+use serde_json::{Value, json};
+
+const EIO: u32 = 5;
+const MIB: u64 = 1 << 20;
+
+fn attach(server: &Server, export: &str, args: &[&str]) -> Client {
+    let name = format!("sess-{export}");
+    let args = [&["--session-name", &name], args].concat();
+    Client::attach(export).path(server.portal()).args(&args).start()
+}
+
+fn exports(server: &Server) -> Vec<Value> {
+    let list = server.command(&["export", "list", "-o", "json"]).ok().json();
+    list["exports"].as_array().expect("a list of exports").clone()
+}
+
+fn export(server: &Server, name: &str) -> Value {
+    let found = exports(server).into_iter().find(|export| export["name"] == name);
+    found.unwrap_or_else(|| panic!("no export {name}"))
+}
+
+#[test]
+fn exports_come_and_go_beside_others() {
+    let scratch = Scratch::new();
+    let server = Server::builder().export("vol0=mem:16M").start();
+    let beside = attach(&server, "vol0", &[]);
+    let innocent = Innocent::start(beside.front(), "vol0");
+    sparse_file(&scratch.path("a.img"), MIB);
+    let target = scratch.text("a.img");
+    let spec = format!("vol1={target}");
+    let _ = server.command(&["export", "add", &spec]).ok().says("vol1 added");
+    let again = server.command(&["export", "add", "vol1=mem:1M"]).code(1);
+    let _ = again.says("there is an export of this name already");
+    let locked = server.command(&["export", "add", &format!("vol2={target}")]).code(1);
+    let _ = locked.says("is locked: it is exported already");
+    let missing = format!("vol2={}", scratch.text("none.img"));
+    let _ = server.command(&["export", "add", &missing]).code(1).says("does not exist");
+    let vol1 = export(&server, "vol1");
+    for (key, value) in [
+        ("backing", json!(target)),
+        ("size", json!(MIB)),
+        ("read_only", json!(false)),
+        ("state", json!("unused")),
+        ("open_by", json!([])),
+        ("device_errors", json!(0)),
+    ] {
+        assert_eq!(vol1[key], value, "{key} of {vol1}");
+    }
+    assert!(vol1["id"].is_string(), "{vol1}");
+    // It serves like any other, and is kept while somebody uses it.
+    let client = attach(&server, "vol1", &[]);
+    let mut raw = RawNbd::go(client.front(), "vol1");
+    assert_eq!(raw.write(0, 0, &[1; 4096]), Reply::Error(0));
+    let used = export(&server, "vol1");
+    assert_eq!((&used["state"], &used["open_by"][0]["access"]), (&json!("open"), &json!("rw")));
+    let listed = server.command(&["export", "list"]).ok();
+    let _ = listed.says("sess-vol1 (rw)");
+    let busy = server.command(&["export", "remove", "vol1"]).code(1);
+    let _ = busy.says("export \"vol1\" is open by sess-vol1 (rw); detach it there, or use --force");
+    let _ = server.command(&["export", "set", "vol1", "direct=off"]).code(1).says("only ro");
+    let _ = server.command(&["export", "set", "vol1", "ro"]).code(1).says("open for writing by");
+    drop(raw);
+    client.detach();
+    let _ = server.command(&["export", "set", "vol1", "ro"]).ok().says("vol1 changed");
+    let _ = server.command(&["export", "set", "vol1", "ro"]).ok().says("vol1 is so already");
+    assert_eq!(export(&server, "vol1")["read_only"], true);
+    let _ = server.command(&["export", "set", "vol1", "rw", "block-size=4096"]).ok();
+    let vol1 = export(&server, "vol1");
+    assert_eq!((&vol1["read_only"], &vol1["block_size"]), (&json!(false), &json!(4096)));
+    let _ = server.command(&["export", "set", "vol1", "bolck-size=512"]).code(1).says("did you");
+    let _ = server.command(&["export", "remove", "vol1"]).ok().says("vol1 removed");
+    let _ = server.command(&["export", "remove", "vol1"]).code(1).says("there is no export");
+    // Its lock is free, and what was written is there.
+    let _ = server.command(&["export", "add", &format!("new={target}")]).ok();
+    assert_eq!(fs::read(scratch.path("a.img")).expect("the file")[..4096], [1; 4096]);
+    assert_eq!(export(&server, "new")["id"], vol1["id"], "the same file");
+    innocent.progress();
+    drop(innocent);
+    beside.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_forced_removal_ends_a_client_with_errors_for_good() {
+    let scratch = Scratch::new();
+    sparse_file(&scratch.path("a.img"), MIB);
+    sparse_file(&scratch.path("b.img"), MIB);
+    let first = format!("vol0={}", scratch.text("a.img"));
+    let server = Server::builder().export(&first).export("other=mem:16M").start();
+    let beside = attach(&server, "other", &[]);
+    let innocent = Innocent::start(beside.front(), "other");
+    let client = attach(&server, "vol0", &["--no-path", "queue"]);
+    let mut raw = RawNbd::go(client.front(), "vol0");
+    assert_eq!(raw.write(0, 0, &[1; 4096]), Reply::Error(0));
+    let removed = server.command(&["export", "remove", "vol0", "--force"]).ok();
+    let _ = removed.says("vol0 removed; ended for sess-vol0");
+    let second = format!("vol0={},id=another", scratch.text("b.img"));
+    let _ = server.command(&["export", "add", &second]).ok();
+    // At once, although it would wait for a path for ever.
+    assert_eq!(raw.write(0, 4096, &[2; 4096]), Reply::Error(EIO));
+    assert_eq!(raw.write(0, 4096, &[3; 4096]), Reply::Error(EIO));
+    let told = client.command(&["status", "vol0", "-o", "json"]).ok().json();
+    assert!(told.to_string().contains("operator removed the export"), "{told}");
+    assert_eq!(fs::read(scratch.path("b.img")).expect("a file")[..8192], [0; 8192]);
+    assert_eq!(fs::read(scratch.path("a.img")).expect("a file")[..4096], [1; 4096]);
+    // The file is closed, and who attaches anew gets what has the name now.
+    let _ = server.command(&["export", "add", &format!("old={}", scratch.text("a.img"))]).ok();
+    drop(raw);
+    client.detach();
+    let again = attach(&server, "vol0", &[]);
+    let mut raw = RawNbd::go(again.front(), "vol0");
+    assert_eq!(raw.write(0, 0, &[4; 4096]), Reply::Error(0));
+    innocent.progress();
+    drop((innocent, raw));
+    beside.detach();
+    again.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn an_export_is_released_when_its_disk_lets_go() {
+    let server = Server::builder().export("slow=mem:16M,delay=3s").start();
+    let client = attach(&server, "slow", &[]);
+    let mut raw = RawNbd::go(client.front(), "slow");
+    let _ = raw.send_request(0, consts::CMD_WRITE, 0, 4096);
+    raw.send(&[1; 4096]);
+    wait_for("its write", COMMAND_TIME_MAX, || {
+        (server.sessions()[0]["io"]["inflight"] == 1).then_some(())
+    });
+    let remove = ["export", "remove", "slow", "--force", "--within", "100ms"];
+    let _ = server.command(&remove).code(1).says("the backend still runs requests of it");
+    wait_for("its end", COMMAND_TIME_MAX, || exports(&server).is_empty().then_some(()));
+    let _ = server.command(&["export", "add", "slow=mem:1M"]).ok();
+    drop(raw);
+    client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+fn names(report: &Value, what: &str) -> Vec<String> {
+    let all = report[what].as_array().expect("a list").iter();
+    all.map(|one| one["name"].as_str().or(one.as_str()).expect("a name").to_owned()).collect()
+}
+
+#[test]
+fn the_configuration_is_read_again() {
+    let scratch = Scratch::new();
+    let config = scratch.text("server.yaml");
+    let write = |text: &str| fs::write(&config, text).expect("a file");
+    fs::create_dir(scratch.path("exports.d")).expect("a directory");
+    let extra = scratch.path("exports.d/extra.yaml");
+    fs::write(&extra, "name: extra\ntarget: mem:1M\n").expect("a file");
+    fs::write(scratch.path("exports.d/notes.txt"), "no export: [").expect("a file");
+    let list = "export: [used=mem:16M, gone=null:1M, other=null:1M]\n";
+    write(list);
+    let mut server = Server::builder().args(&["--config", &config]).start();
+    let all = |server: &Server| -> Vec<String> {
+        let name = |export: &Value| export["name"].as_str().expect("a name").to_owned();
+        exports(server).iter().map(name).collect()
+    };
+    assert_eq!(all(&server), ["extra", "gone", "other", "used"]);
+    let reload = ["reload", "-o", "json"];
+    let report = server.command(&reload).ok().json();
+    assert_eq!(report["unchanged"], 4, "{report}");
+    let client = attach(&server, "used", &[]);
+    let innocent = Innocent::start(client.front(), "used");
+    let _ = server.command(&["export", "add", "mine=null:1M"]).ok();
+    // What is in use stays, as does what a command has added.
+    write("export: [new=null:2M, 'other=null:3M,ro']\nqueue-depth: 64\n");
+    fs::write(&extra, "[]").expect("a file");
+    let report = server.command(&reload).ok().json();
+    assert_eq!(names(&report, "added"), ["new"]);
+    assert_eq!(names(&report, "removed"), ["extra", "gone"]);
+    assert_eq!(names(&report, "changed"), ["other"]);
+    assert_eq!(names(&report, "kept"), ["used"]);
+    assert_eq!(names(&report, "failed"), [] as [String; 0]);
+    assert_eq!(names(&report, "restart"), ["queue-depth"]);
+    assert_eq!(all(&server), ["mine", "new", "other", "used"]);
+    let other = export(&server, "other");
+    assert_eq!((&other["size"], &other["read_only"]), (&json!(3 * MIB), &json!(true)));
+    // A wrong configuration changes nothing.
+    for (text, why) in [
+        ("export: [a=null:1M]\nno-such-key: 1\n", "no-such-key"),
+        ("export: [a=null:1M, b=/no/such/file]\n", "/no/such/file does not exist"),
+        ("export: [a=null:1M, a=null:2M]\n", "two exports have the name"),
+    ] {
+        write(text);
+        let _ = server.command(&["reload"]).code(1).says("nothing changed: ").says(why);
+        assert_eq!(all(&server), ["mine", "new", "other", "used"], "{text}");
+    }
+    fs::write(&extra, "name: extra\n").expect("a file");
+    write(list);
+    let _ = server.command(&["reload"]).code(1).says("extra.yaml:1: missing field");
+    fs::remove_file(&extra).expect("the file");
+    server.signal("HUP");
+    wait_for("the exports of the file", COMMAND_TIME_MAX, || {
+        (all(&server) == ["gone", "mine", "other", "used"]).then_some(())
+    });
+    let text = server.command(&["reload"]).ok();
+    let _ = text.says("0 exports changed, 3 as they were");
+    innocent.progress();
+    drop(innocent);
+    client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+    let server = Server::builder().export("vol0=null:1M").start();
+    let _ = server.command(&["reload"]).code(1).says("no configuration file to read again");
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_thousand_exports_are_read_again() {
+    let scratch = Scratch::new();
+    let config = scratch.text("server.yaml");
+    let write = |size: &str| {
+        let exports = (0..1000).map(|n| format!("  - vol{n}=null:{size}\n"));
+        fs::write(&config, "export:\n".to_owned() + &exports.collect::<String>()).expect("a file");
+    };
+    fs::write(&config, "export: [vol0=null:1M]\n").expect("a file");
+    let server = Server::builder().args(&["--config", &config]).start();
+    write("1M");
+    let report = server.command(&["reload", "-o", "json"]).ok().json();
+    assert_eq!((names(&report, "added").len(), &report["unchanged"]), (999, &json!(1)));
+    write("2M");
+    let report = server.command(&["reload", "-o", "json"]).ok().json();
+    assert_eq!(names(&report, "changed").len(), 1000, "{report}");
+    assert_eq!(export(&server, "vol999")["size"], 2 * MIB);
+    fs::write(&config, "export: [vol0=null:2M]\n").expect("a file");
+    let report = server.command(&["reload", "-o", "json"]).ok().json();
+    assert_eq!((names(&report, "removed").len(), &report["unchanged"]), (999, &json!(1)));
+    assert_eq!(exports(&server).len(), 1);
+    let _ = server.stop(STOP_TIME_MAX);
+}
