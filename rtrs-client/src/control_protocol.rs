@@ -39,6 +39,13 @@ pub(crate) enum Request {
     PathDisconnect(Leave),
     /// Connect a path again: [`Changed`].
     PathReconnect(Leave),
+    /// Its settings: [`SettingValues`].
+    Get,
+    /// Change settings, all or none: [`Changed`].
+    Set {
+        /// By name, as the configuration file has them.
+        settings: BTreeMap<String, String>,
+    },
     /// Change the path selection policy: [`Changed`].
     Policy {
         /// As `attach --policy` takes it.
@@ -68,6 +75,24 @@ fn within_ms_default() -> u64 {
 pub(crate) struct Changed {
     /// True.
     pub(crate) changed: bool,
+}
+
+/// The settings of a session.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SettingValues {
+    /// In order of their names.
+    pub(crate) settings: Vec<SettingValue>,
+}
+
+/// A setting.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SettingValue {
+    /// Its key in the configuration file.
+    pub(crate) name: String,
+    /// As the configuration file holds it; null if it is unset.
+    pub(crate) value: serde_json::Value,
+    /// True if `set` changes it.
+    pub(crate) changeable: bool,
 }
 
 /// The session has ended.

@@ -37,7 +37,7 @@ use rtrs_core::wire::{
 use self::input::{Input, changed};
 use crate::engine::{
     Change, ClientEngine, ClientMessage, Failover, HeartbeatSettings, Leaving, NoPath, PathTarget,
-    Policy, SessionConfig, SessionDevice, SlowIo,
+    Policy, SessionConfig, SessionDevice, SlowIo, Tuning,
 };
 
 const DEPTH: u16 = 8;
@@ -115,6 +115,7 @@ struct Rig {
     hosts: Vec<Host>,
     server: Server,
     next_tag: u64,
+    setup: u8,
 }
 
 fn server_ip(path: usize) -> IpAddr {
@@ -166,6 +167,22 @@ fn config(setup: u8) -> SessionConfig {
     }
 }
 
+/// Other settings for a session that runs.
+fn tuning(setup: u8, fields: u8) -> Tuning {
+    let some = Duration::from_millis(20 << (fields & 7));
+    // At the end all IO has to end, so it never waits without a limit.
+    let no_path = if fields & 8 == 0 { NoPath::Fail } else { NoPath::QueueFor(some) };
+    let policy = if fields & 32 == 0 { Policy::MinLatency } else { Policy::RoundRobin };
+    let heartbeat = HeartbeatSettings { interval: some, missed_max: 3, confirmed_missed_max: 2 };
+    Tuning {
+        policy,
+        no_path,
+        io_timeout: some * 2,
+        own_heartbeats: vec![("sim", heartbeat)],
+        ..config(setup).tuning()
+    }
+}
+
 impl Rig {
     fn new(setup: u8) -> Option<Self> {
         let world = World::with_options(7, WorldOptions::default());
@@ -209,7 +226,7 @@ impl Rig {
             posted: 0,
             sent: 0,
         };
-        Some(Self { world, client, hosts, server, next_tag: 1 })
+        Some(Self { world, client, hosts, server, next_tag: 1, setup })
     }
 
     fn turn(&mut self) -> bool {
@@ -345,7 +362,7 @@ impl Rig {
                 let change = match fields >> 2 & 3 {
                     0 => Change::Disconnect(leaving),
                     1 | 2 => Change::Reconnect(leaving),
-                    _ => Change::Policy(Policy::MinLatency),
+                    _ => Change::Tune(Box::new(tuning(self.setup, input.byte()?))),
                 };
                 let host = &mut self.hosts[0];
                 // What cannot be is refused.

@@ -25,7 +25,7 @@ mod stats;
 pub use cmd::LowArgs;
 pub use engine::{
     Change, Failover, HeartbeatSettings, Leaving, NoPath, PathTarget, Policy, SessionConfig,
-    SessionDevice, SessionFailure, SlowIo,
+    SessionDevice, SessionFailure, SlowIo, Tuning,
 };
 pub use error::{Error, ErrorKind};
 #[cfg(any(test, feature = "test-util"))]

@@ -442,7 +442,10 @@ impl Cluster {
                 self.change(now, change);
             }
             Act::Have { path, within } => self.have(now, path, within),
-            Act::Choose(policy) => self.change(now, Change::Policy(policy)),
+            Act::Choose(policy) => {
+                let change = self.client.first().and_then(|home| home.choose(policy));
+                change.into_iter().for_each(|change| self.change(now, change));
+            }
             Act::Move { path } => self.move_address(path),
             Act::Resize { sectors } => self.resize(sectors),
             Act::Say(said) => self.say(said),

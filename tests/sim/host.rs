@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
 use rtrs_client::engine::{ClientEngine, ClientMessage};
-use rtrs_client::{Failover, HeartbeatSettings, PathTarget, SessionConfig};
+use rtrs_client::{Change, Failover, HeartbeatSettings, PathTarget, Policy, SessionConfig, Tuning};
 use rtrs_core::fabric::Fabric;
 use rtrs_core::fabric::sim::sim_ip;
 use rtrs_core::identity::Identity;
@@ -71,6 +71,12 @@ pub(super) struct ClientHost {
 }
 
 impl ClientHost {
+    /// Its session chooses paths by this policy.
+    pub(super) fn choose(&self, policy: Policy) -> Option<Change> {
+        let tuning = self.core.tuning()?;
+        Some(Change::Tune(Box::new(Tuning { policy, ..tuning })))
+    }
+
     /// When something is to be done even if nothing happens.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let messages = earliest(self.inbox.deadline(), self.work.deadline());

@@ -159,6 +159,23 @@ fn the_policy_changes_under_load() {
         let status = session.client.status();
         assert_eq!(status["policy"], policy);
     }
+    let set = ["set", "vol0", "no-path=queue", "reconnect-max=1s"];
+    let said = session.client.command(&set).ok().stdout;
+    assert_eq!(said, "no-path: queue\nreconnect-max: 1s\n");
+    let said = session.client.command(&["get", "vol0", "crc", "no-path"]).ok().stdout;
+    assert_eq!(said, "crc: on  # fixed until detach\nno-path: queue\n");
+    let no_path = |session: &Changed| {
+        let status = session.client.command(&["status", "vol0", "-o", "json"]).ok().json();
+        status["no_path"].clone()
+    };
+    assert_eq!(no_path(&session), "queue");
+    let all = session.client.command(&["get", "vol0", "-o", "json"]).ok().stdout;
+    assert!(all.contains("\"name\": \"log-format\""), "{all}");
+    for (bad, why) in [("no-path=fail crc=off", "crc cannot change"), ("policy=best", "best")] {
+        let words = ["set", "vol0"].into_iter().chain(bad.split(' ')).collect::<Vec<_>>();
+        let _ = session.client.command(&words).code(1).says(why);
+    }
+    assert_eq!(no_path(&session), "queue", "all or none");
     let _ = session.client.command(&["policy", "vol0", "best"]).code(2);
     let _ = session.client.command(&["policy", "vol9", "round-robin"]).code(1);
     assert!(session.stats()["paths"].as_array().is_some_and(|paths| paths.len() == 2));

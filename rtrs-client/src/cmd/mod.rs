@@ -22,6 +22,7 @@ mod ping;
 mod policy;
 mod session;
 mod sessions;
+mod set;
 mod source;
 mod stats;
 mod status;
@@ -43,6 +44,7 @@ use self::path::PathArgs;
 use self::ping::PingArgs;
 use self::policy::PolicyArgs;
 use self::session::NameArgs;
+use self::set::{GetArgs, SetArgs};
 use crate::error::Error;
 use crate::session_log::DAEMON_LOG;
 
@@ -106,6 +108,15 @@ pub enum Command {
     ///
     /// The session keeps running, and no IO fails.
     Path(PathArgs),
+    /// Change settings of an attached session
+    ///
+    /// The new values hold at once, for all paths, until the session is detached; the configuration
+    /// file is not changed. All of them change or none. get shows which can.
+    Set(SetArgs),
+    /// Print the settings of an attached session
+    ///
+    /// Prints all, or those named.
+    Get(GetArgs),
     /// Change the path selection policy
     ///
     /// NAME is the name of the export that was attached.
@@ -160,6 +171,8 @@ impl LowArgs {
             Command::Logs(args) => logs::run(args, global),
             Command::Detach(args) => detach::run(args, global),
             Command::Path(args) => path::run(args, global),
+            Command::Set(args) => set::set(args, global),
+            Command::Get(args) => set::get(args, global),
             Command::Policy(args) => policy::run(args, global),
             Command::Bench(args) => bench::run(args, global),
             Command::Ping(args) => ping::run(args, global),

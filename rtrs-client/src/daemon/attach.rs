@@ -10,6 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use nbd_bridge::kernel::{BUSY_BYTES, KernelDevice};
 use nbd_bridge::{Bound, BridgeConfig, Endpoint};
+use parking_lot::Mutex;
 use rtrs_core::identity::Identity as Pinned;
 use rtrs_core::local::ControlSocket;
 use rtrs_core::logging::log_to_stderr;
@@ -111,7 +112,7 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
         identity: identity.clone(),
         shards: shards.clone(),
         registry,
-        plan: plan.session.clone(),
+        plan: Mutex::new(plan.clone()),
         detaches: forward_detaches(wakes.clone()),
     };
     // From here on `list` shows the session and `detach` ends it, also while it opens.

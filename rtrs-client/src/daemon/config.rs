@@ -3,11 +3,12 @@
 use std::io::{self, Read};
 
 use rtrs_core::ids::SessionId;
+use rtrs_core::settings::Scheme;
 use rtrs_core::time::Duration;
 use rtrs_core::wire::AccessMode;
 
 use super::fabrics::{path_target, provider_of, schemes};
-use crate::engine::SessionConfig;
+use crate::engine::{SessionConfig, Tuning};
 use crate::error::{Error, ErrorKind, system};
 use crate::plan::SessionPlan;
 use crate::settings::{Access, SlowIo};
@@ -56,6 +57,22 @@ pub(crate) fn session_config(plan: &SessionPlan) -> Result<SessionConfig, Error>
         queue_depth_limit: set.queue_depth_limit.get(),
         seed: u64::from_le_bytes(seed),
     })
+}
+
+/// The settings that may change while it is attached.
+pub(crate) fn tuning(plan: &SessionPlan) -> Tuning {
+    let set = &plan.settings;
+    let own = |scheme: Scheme| (scheme.name(), plan.own_heartbeat(scheme));
+    Tuning {
+        policy: set.policy,
+        no_path: set.no_path,
+        io_timeout: set.io_timeout.get(),
+        connect_timeout: set.connect_timeout.get(),
+        reconnect_min: set.reconnect_min.get(),
+        reconnect_max: set.reconnect_max.get(),
+        heartbeat: plan.heartbeat(),
+        own_heartbeats: [Scheme::Tcp, Scheme::Rdma].map(own).into(),
+    }
 }
 
 /// Random bytes for the session's identity.

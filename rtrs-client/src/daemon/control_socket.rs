@@ -4,22 +4,24 @@
 //! message. A change of a path or of the policy is validated and begun immediately; the command
 //! then looks at `status` until it is done, so that the control socket serves others meanwhile.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, mpsc};
 
+use parking_lot::Mutex;
 use rtrs_core::local::{ControlSocket, reply};
 use rtrs_core::settings::Portal;
 use rtrs_core::time::Duration;
 
-use super::config::random_uuid;
+use super::config::{random_uuid, tuning};
 use super::fabrics::{FabricRegistry, path_target};
 use super::launch::ShardHandle;
 use super::metrics;
 use super::report::{self, Identity};
-use crate::control_protocol::{Changed, Detached, Leave, Request};
+use crate::control_protocol::{Changed, Detached, Leave, Request, SettingValues};
 use crate::engine::{Change, Leaving};
-use crate::plan::{SessionPlan, path_name};
+use crate::plan::{AttachPlan, path_name};
 
 /// A detach, and the command that waits for the session's end.
 #[derive(Debug)]
@@ -41,7 +43,8 @@ pub(crate) struct Session {
     pub(crate) identity: Identity,
     pub(crate) shards: ShardHandle,
     pub(crate) registry: Arc<FabricRegistry>,
-    pub(crate) plan: SessionPlan,
+    /// With the settings as they are now.
+    pub(crate) plan: Mutex<AttachPlan>,
     /// Gets every detach.
     pub(crate) detaches: mpsc::Sender<Detach>,
 }
@@ -77,10 +80,31 @@ impl Session {
             Request::PathRemove(leave) => Ok(Change::Remove(leaving(leave))),
             Request::PathDisconnect(leave) => Ok(Change::Disconnect(leaving(leave))),
             Request::PathReconnect(leave) => Ok(Change::Reconnect(leaving(leave))),
-            Request::Policy { policy } => Ok(Change::Policy(*policy)),
+            Request::Get => {
+                let settings = self.plan.lock().values();
+                return reply(&stream, Ok(SettingValues { settings }));
+            }
+            Request::Set { settings } => return reply(&stream, self.set(settings)),
+            Request::Policy { policy } => {
+                let settings = BTreeMap::from([("policy".to_owned(), policy.to_string())]);
+                return reply(&stream, self.set(&settings));
+            }
         };
         let changed = change.and_then(|change| self.shards.change(change));
         reply(&stream, changed.map(|()| Changed { changed: true }));
+    }
+
+    /// Changes settings, all or none.
+    fn set(&self, settings: &BTreeMap<String, String>) -> Result<Changed, String> {
+        // Held until the change has begun, so that of two callers the later one's values stay.
+        let mut plan = self.plan.lock();
+        let changed = plan.changed(settings).map_err(|error| error.chain().to_string())?;
+        self.shards.change(Change::Tune(Box::new(tuning(&changed.session))))?;
+        *plan = changed;
+        for (name, value) in settings {
+            tracing::info!("{name} set to {value}");
+        }
+        Ok(Changed { changed: true })
     }
 
     /// Passes the detach on; `status` still replies until the session has ended.
@@ -96,8 +120,11 @@ impl Session {
         portal.check_connect().map_err(|e| e.to_string())?;
         self.registry.open(portal.scheme())?;
         let provider = self.shards.provide(portal.scheme())?;
-        let heartbeat = self.plan.own_heartbeat(portal.scheme());
-        let target = path_target(&portal, provider, self.plan.settings.invalidate_reads, heartbeat)
+        let plan = self.plan.lock();
+        let heartbeat = plan.session.own_heartbeat(portal.scheme());
+        let invalidate_reads = plan.session.settings.invalidate_reads;
+        drop(plan);
+        let target = path_target(&portal, provider, invalidate_reads, heartbeat)
             .map_err(|e| e.chain().to_string())?;
         let uuid = random_uuid().map_err(|e| format!("no random numbers: {e}"))?;
         Ok(Change::Add { target, uuid })

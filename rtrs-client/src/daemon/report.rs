@@ -112,7 +112,7 @@ pub(crate) fn status(identity: &Identity, reports: &[ClientShardReport]) -> Stat
         block_size: geometry.map(|g| g.logical_block),
         read_only: geometry.map(|g| g.read_only),
         inflight: reports.iter().map(|r| r.engine.inflight).sum(),
-        no_path: identity.no_path,
+        no_path: control.and_then(|r| r.engine.no_path_policy).unwrap_or(identity.no_path),
         failover: identity.failover,
         slow_io: identity.slow_io,
         identity: control.and_then(|r| r.engine.identity),

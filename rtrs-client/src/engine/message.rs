@@ -9,7 +9,7 @@ use rtrs_core::ids::{ConnIndex, CoreIndex, PathId};
 
 use super::cache_epoch::CacheWatch;
 use super::device_table::{DeviceIndex, OpenDevice};
-use super::session::{Granted, PathShared, PathTarget, Policy};
+use super::session::{Granted, PathShared, PathTarget, SessionConfig};
 
 /// From the control shard to a shard.
 #[derive(Clone, Debug)]
@@ -38,8 +38,8 @@ pub(crate) enum ShardMessage {
     AddPath { path: PathId, target: Box<PathTarget> },
     /// Give this path no more requests, and say when it has none.
     Retire { path: PathId, epoch: u32 },
-    /// Choose paths by this policy from now on.
-    Policy(Policy),
+    /// The configuration from now on.
+    Config(Arc<SessionConfig>),
 }
 
 /// What a shard needs to start its connection of a path.

@@ -44,7 +44,7 @@ pub use self::message::ClientMessage;
 use self::message::{ConnectionEnd, Message, Outbox};
 pub(crate) use self::session::PATHS_MAX;
 pub use self::session::{
-    Failover, HeartbeatSettings, NoPath, PathTarget, Policy, SessionConfig, SlowIo,
+    Failover, HeartbeatSettings, NoPath, PathTarget, Policy, SessionConfig, SlowIo, Tuning,
 };
 use crate::path::state::PathState;
 use crate::stats::ShardStats;
@@ -82,11 +82,12 @@ pub(crate) struct EngineReport {
     pub(crate) slow_requests: SlowReport,
     /// Times that the server may have lost acknowledged writes, as all shards see it.
     pub(crate) cache_losses: u64,
-    /// Only from the control shard, as are the next six.
+    /// Only from the control shard, as are the next seven.
     pub(crate) paths: Option<Vec<PathStatus>>,
     /// Names by place, those of removed paths included.
     pub(crate) names: Vec<String>,
     pub(crate) policy: Option<Policy>,
+    pub(crate) no_path_policy: Option<NoPath>,
     pub(crate) open: bool,
     /// Why the session cannot go on, or what was in the way when it was last tried.
     pub(crate) obstacle: Option<SessionFailure>,
@@ -316,13 +317,19 @@ impl ClientEngine {
             cache_losses: shard.devices().cache_losses(DeviceIndex::FIRST),
             paths: control.map(SessionControl::status),
             names: control.map(SessionControl::path_names).unwrap_or_default(),
-            policy: control.map(SessionControl::policy),
+            policy: control.map(|control| control.config().policy),
+            no_path_policy: control.map(|control| control.config().no_path),
             open: self.is_open(),
             obstacle: control.and_then(SessionControl::obstacle).cloned(),
             no_path: control.and_then(|control| control.no_path(now)),
             geometry: self.geometry(),
             identity: self.pinned_identity(),
         }
+    }
+
+    /// The settings that may change, as they are; None on other shards than the control shard.
+    pub fn tuning(&self) -> Option<Tuning> {
+        self.control.as_ref().map(|control| control.config().tuning())
     }
 
     /// The session's paths; empty on other shards than the control shard.

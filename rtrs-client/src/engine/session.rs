@@ -64,6 +64,29 @@ impl PathTarget {
     }
 }
 
+/// What may change of a session's configuration while it runs; each field as in [`SessionConfig`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "fields of SessionConfig")]
+pub struct Tuning {
+    pub policy: Policy,
+    pub no_path: NoPath,
+    pub io_timeout: Duration,
+    pub connect_timeout: Duration,
+    pub reconnect_min: Duration,
+    pub reconnect_max: Duration,
+    pub heartbeat: HeartbeatSettings,
+    /// Heartbeats where the server is one of ours, by what carries the path.
+    pub own_heartbeats: Vec<(&'static str, HeartbeatSettings)>,
+}
+
+impl Tuning {
+    /// Heartbeats of a path that this carries: where the server is a kernel's and where it is ours.
+    pub(crate) fn heartbeats(&self, transport: &str) -> [HeartbeatSettings; 2] {
+        let known = self.own_heartbeats.iter().find(|(carries, _)| *carries == transport);
+        [self.heartbeat, known.map_or(self.heartbeat, |(_, settings)| *settings)]
+    }
+}
+
 /// Everything a session needs to know before it starts.
 #[derive(Clone, Debug)]
 pub struct SessionConfig {
@@ -116,6 +139,39 @@ pub struct SessionConfig {
     pub queue_depth_limit: u16,
     /// Seed of the reconnect jitter.
     pub seed: u64,
+}
+
+impl SessionConfig {
+    /// What of it may change, as it is.
+    pub fn tuning(&self) -> Tuning {
+        let own = self.paths.iter().map(|path| (path.transport, path.heartbeat));
+        Tuning {
+            policy: self.policy,
+            no_path: self.no_path,
+            io_timeout: self.io_timeout,
+            connect_timeout: self.connect_timeout,
+            reconnect_min: self.reconnect_min,
+            reconnect_max: self.reconnect_max,
+            heartbeat: self.heartbeat,
+            own_heartbeats: own.collect(),
+        }
+    }
+
+    /// The same, tuned. Paths keep what they have (`Path::tune`).
+    pub(crate) fn tuned(&self, tuning: &Tuning) -> Self {
+        let Tuning { policy, no_path, io_timeout, connect_timeout, .. } = *tuning;
+        let Tuning { reconnect_min, reconnect_max, heartbeat, .. } = *tuning;
+        Self {
+            policy,
+            no_path,
+            io_timeout,
+            connect_timeout,
+            reconnect_min,
+            reconnect_max,
+            heartbeat,
+            ..self.clone()
+        }
+    }
 }
 
 /// What the server granted: the bounds that all shards work with.

@@ -174,7 +174,7 @@ fn device_options(
 }
 
 /// How long the kernel waits for a request, if `said` says so, or else as long as may be needed.
-fn request_seconds(
+pub(super) fn request_seconds(
     said: Option<Duration>,
     slow_io: SlowIo,
     session: &SessionPlan,

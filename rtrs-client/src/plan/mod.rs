@@ -8,6 +8,7 @@
 
 mod attach;
 mod bench;
+mod change;
 mod device_name;
 mod session;
 

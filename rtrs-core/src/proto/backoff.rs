@@ -21,6 +21,12 @@ impl Backoff {
         Self { min, max, next: min, state: seed | 1 }
     }
 
+    /// Other bounds, which the next wait keeps.
+    pub fn set_bounds(&mut self, min: Duration, max: Duration) {
+        let max = max.max(min);
+        (self.min, self.max, self.next) = (min, max, self.next.clamp(min, max));
+    }
+
     /// The wait before the next attempt. The first is at most `min`.
     pub fn wait(&mut self) -> Duration {
         let whole = u64::try_from(self.next.as_nanos()).unwrap_or(u64::MAX);

@@ -38,8 +38,10 @@ pub(super) struct Silence {
 }
 
 /// Watches whether a path is alive, from its opening to its end.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct HeartbeatMonitor {
+    /// How, where the server is a kernel's and where it is one of ours.
+    settings: [HeartbeatSettings; 2],
     beat: Option<(Heartbeat, HeartbeatSettings)>,
     /// When something last came that the monitor knows of.
     seen: Instant,
@@ -49,11 +51,28 @@ pub(super) struct HeartbeatMonitor {
 }
 
 impl HeartbeatMonitor {
-    /// The path begins to be watched.
-    pub(super) fn start(&mut self, now: Instant, settings: HeartbeatSettings) {
+    /// Watches nothing yet. The settings are those for a kernel's server and for one of ours.
+    pub(super) fn new(settings: [HeartbeatSettings; 2]) -> Self {
+        let (seen, count) = (Instant::ZERO, HeartbeatCount::default());
+        Self { settings, beat: None, seen, confirmed: None, count }
+    }
+
+    /// The path begins to be watched; `ours`: the server is one of ours.
+    pub(super) fn start(&mut self, now: Instant, ours: bool) {
         (self.seen, self.confirmed) = (now, None);
+        let settings = self.settings[usize::from(ours)];
         let beat = Heartbeat::new(settings.interval, settings.missed_max, now);
         self.beat = Some((beat, settings));
+    }
+
+    /// Other settings hold. Where they change how the path is watched, its silence counts anew.
+    pub(super) fn tune(&mut self, now: Instant, settings: [HeartbeatSettings; 2]) {
+        let before = std::mem::replace(&mut self.settings, settings);
+        let watched = self.beat.as_ref().map(|(_, settings)| *settings);
+        let is = |at: usize| before[at] != settings[at] && watched == Some(before[at]);
+        if let Some(at) = (0..2).find(|at| is(*at)) {
+            self.start(now, at == 1);
+        }
     }
 
     /// The path ends.
@@ -62,8 +81,9 @@ impl HeartbeatMonitor {
     }
 
     /// The longest silence that counts as life; None while the path is not watched.
-    pub(super) fn silence_max(&self) -> Option<Duration> {
-        self.beat.as_ref().map(|(_, settings)| settings.silence_max())
+    pub(super) fn silence_max_ms(&self) -> Option<u64> {
+        let (_, settings) = self.beat.as_ref()?;
+        Some(u64::try_from(settings.silence_max().as_millis()).unwrap_or(u64::MAX))
     }
 
     /// When to look next.

@@ -56,7 +56,7 @@ use self::status::PathStatus;
 use crate::engine::ctx::Ctx;
 use crate::engine::device_table::{DeviceIndex, OpenDevice};
 use crate::engine::message::{ConnectionEnd, ControlMessage, ShardMessage};
-use crate::engine::session::{CONTROL, Policy, SessionConfig};
+use crate::engine::session::{CONTROL, SessionConfig};
 use crate::path::handshake::{self, ServiceEvent};
 use crate::path::state::PathState;
 
@@ -74,7 +74,6 @@ pub(crate) struct SessionControl {
     pinned: Pinned,
     cache: CacheEpoch,
     no_path: NoPathClock,
-    policy: Policy,
     detaching: bool,
 }
 
@@ -86,7 +85,6 @@ impl SessionControl {
             pinned: Pinned::new(config.identity),
             cache: CacheEpoch::new(&config),
             no_path: NoPathClock::new(config.no_path),
-            policy: config.policy,
             detaching: false,
             config,
         }
@@ -142,9 +140,9 @@ impl SessionControl {
         self.paths.iter().map(|path| path.name().to_owned()).collect()
     }
 
-    /// How a path is chosen.
-    pub(crate) fn policy(&self) -> Policy {
-        self.policy
+    /// As it is now.
+    pub(crate) fn config(&self) -> &SessionConfig {
+        &self.config
     }
 
     fn notify_all(&self, message: &ShardMessage, ctx: &mut Ctx<'_>) {
@@ -178,9 +176,12 @@ impl SessionControl {
             Change::Remove(leaving) => self.leave(Why::Remove, &leaving, ctx),
             Change::Disconnect(leaving) => self.leave(Why::Disconnect, &leaving, ctx),
             Change::Reconnect(leaving) => self.leave(Why::Reconnect, &leaving, ctx),
-            Change::Policy(policy) => {
-                self.policy = policy;
-                self.notify_all(&ShardMessage::Policy(policy), ctx);
+            Change::Tune(tuning) => {
+                let config = Arc::new(self.config.tuned(&tuning));
+                self.paths.tune(ctx.now, &config, &tuning);
+                self.no_path.set_policy(config.no_path);
+                self.notify_all(&ShardMessage::Config(Arc::clone(&config)), ctx);
+                self.config = config;
                 Ok(())
             }
         }

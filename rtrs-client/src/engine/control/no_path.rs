@@ -28,6 +28,13 @@ impl NoPathClock {
         Self { policy, since: None, given_up: false }
     }
 
+    /// Another policy holds; the time without a path counts from when it began.
+    pub(super) fn set_policy(&mut self, policy: NoPath) {
+        if policy != self.policy {
+            (self.policy, self.given_up) = (policy, false);
+        }
+    }
+
     /// The last path is gone.
     pub(super) fn begin(&mut self, now: Instant) {
         // A path that came and went without carrying anything changes nothing.

@@ -22,7 +22,7 @@ use super::reconnect::Reconnect;
 use super::status::PathStatus;
 use crate::engine::ctx::Ctx;
 use crate::engine::message::ShardMessage;
-use crate::engine::session::{Failover, Granted, PathTarget, SessionConfig};
+use crate::engine::session::{Failover, Granted, PathTarget, SessionConfig, Tuning};
 use crate::path::handshake::{ServiceConnection, ServiceEvent, describe_info_refusal};
 use crate::path::state::PathState;
 
@@ -136,7 +136,7 @@ impl Path {
             server: ServerInfo::default(),
             opening: None,
             fence: PathFence::default(),
-            heartbeat: HeartbeatMonitor::default(),
+            heartbeat: HeartbeatMonitor::new([config.heartbeat, target.heartbeat]),
             reconnect: Reconnect::new(target.remotes.len(), waits, seed),
             network: NetworkRetry::default(),
             leave: None,
@@ -377,7 +377,7 @@ impl Path {
         self.opening = Some(Opening { chunks, access: None });
         self.until = until;
         if self.server.fences {
-            self.start_heartbeat(now);
+            self.heartbeat.start(now, self.server.fences);
         }
         Ok(())
     }
@@ -417,7 +417,7 @@ impl Path {
         if self.leave.is_none() {
             self.reconnect.connected();
             self.last_error = None;
-            self.start_heartbeat(now);
+            self.heartbeat.start(now, self.server.fences);
             self.fence.connected(chunks);
         }
     }
@@ -436,10 +436,11 @@ impl Path {
         Some(ShardMessage::Fenced { path: self.id, epoch })
     }
 
-    fn start_heartbeat(&mut self, now: Instant) {
-        let ours = self.server.fences;
-        let settings = if ours { self.target.heartbeat } else { self.config.heartbeat };
-        self.heartbeat.start(now, settings);
+    /// Other settings hold.
+    pub(super) fn tune(&mut self, now: Instant, config: &Arc<SessionConfig>, tuning: &Tuning) {
+        self.config = Arc::clone(config);
+        self.reconnect.set_waits(config.reconnect_min, config.reconnect_max);
+        self.heartbeat.tune(now, tuning.heartbeats(self.target.transport));
     }
 
     /// Sends a heartbeat.
@@ -688,10 +689,7 @@ impl Path {
                 0 => None,
                 ns => Some(ns / 1000),
             },
-            silence_max_ms: self
-                .heartbeat
-                .silence_max()
-                .map(|silence| u64::try_from(silence.as_millis()).unwrap_or(u64::MAX)),
+            silence_max_ms: self.heartbeat.silence_max_ms(),
             heartbeats: self.heartbeat.count(),
             internal_errors: self.internal_errors,
             last_error: self.last_error.clone(),

@@ -1,4 +1,4 @@
-//! Paths that come and go while the session runs, and the policy that changes under it.
+//! Paths that come and go while the session runs, and settings that change under it.
 //!
 //! A path that is to go takes no new request; its shards say when what it carried has come home,
 //! and only then its connections are closed, so that nothing of it has to be sent again. What is
@@ -12,7 +12,7 @@ use super::leave::{Leave, Why};
 use super::path::Path;
 use super::paths::Paths;
 use crate::engine::ctx::Ctx;
-use crate::engine::session::{NoPath, PathTarget, Policy, SessionConfig};
+use crate::engine::session::{NoPath, PathTarget, SessionConfig, Tuning};
 
 /// What is changed while a session runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,8 +30,8 @@ pub enum Change {
     Disconnect(Leaving),
     /// The path is connected anew: at once where it is down, after its requests where it is up.
     Reconnect(Leaving),
-    /// How a path is chosen.
-    Policy(Policy),
+    /// Settings that may change.
+    Tune(Box<Tuning>),
 }
 
 /// A path that is to go, and how.

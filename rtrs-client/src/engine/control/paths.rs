@@ -7,7 +7,7 @@ use rtrs_core::ids::{PathId, PermitId, ProviderIndex, QpNum};
 use rtrs_core::time::{Duration, Instant};
 
 use super::path::Path;
-use crate::engine::session::{PATHS_MAX, PathTarget, SessionConfig};
+use crate::engine::session::{PATHS_MAX, PathTarget, SessionConfig, Tuning};
 use crate::path::state::PathState;
 
 /// How long the other paths wait for the one that asks the server to make the session. A kernel
@@ -28,6 +28,12 @@ impl Paths {
             Path::new(now, (PathId(id), 0), target.clone(), *uuid, config)
         };
         Self { rows: named.map(path).collect(), config: Arc::clone(config) }
+    }
+
+    /// Other settings hold, for paths that will be added too.
+    pub(super) fn tune(&mut self, now: Instant, config: &Arc<SessionConfig>, tuning: &Tuning) {
+        self.config = Arc::clone(config);
+        self.rows.iter_mut().for_each(|path| path.tune(now, config, tuning));
     }
 
     /// Adds a path, at the place of one that was removed or at a new one. The error says why it

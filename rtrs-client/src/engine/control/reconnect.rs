@@ -32,6 +32,11 @@ impl Reconnect {
         }
     }
 
+    /// Other bounds for the waits, from the next one on.
+    pub(super) fn set_waits(&mut self, min: Duration, max: Duration) {
+        self.backoff.set_bounds(min, max);
+    }
+
     /// The path has ended and is to be tried again, `at_once` or in its turn. Returns when.
     pub(super) fn next_attempt(&mut self, now: Instant, at_once: bool) -> Instant {
         self.failed_in_row += 1;

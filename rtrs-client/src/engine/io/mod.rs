@@ -137,8 +137,18 @@ impl Shard {
                 self.stats.add_path(path.index());
             }
             ShardMessage::Retire { path, epoch } => self.paths[path].retire(epoch),
-            ShardMessage::Policy(policy) => self.paths.set_policy(policy),
+            ShardMessage::Config(config) => self.on_config(config),
         }
+    }
+
+    fn on_config(&mut self, config: Arc<SessionConfig>) {
+        self.paths.set_policy(config.policy);
+        if config.no_path != self.config.no_path {
+            // The control shard says when IO fails by the new rule.
+            self.failing = false;
+        }
+        self.next_sweep = Instant::ZERO;
+        self.config = config;
     }
 
     fn on_granted(&mut self, granted: Granted) {

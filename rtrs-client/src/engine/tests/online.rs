@@ -4,7 +4,7 @@ use rtrs_core::block::{IoFlags, IoOp};
 use rtrs_core::status::IoStatus;
 
 use super::fixture::{Fixture, MS, SEC, target};
-use crate::engine::{Change, Failover, Leaving, NoPath, Policy};
+use crate::engine::{Change, Failover, HeartbeatSettings, Leaving, NoPath, Policy, Tuning};
 use crate::path::state::PathState;
 
 fn leaving(path: usize, within: rtrs_core::time::Duration) -> Leaving {
@@ -22,6 +22,15 @@ fn add(path: usize, life: u8) -> Change {
 fn submit(fixture: &mut Fixture, shard: usize, op: IoOp, slot: usize) -> u64 {
     let range = (slot as u64 * 8192, 4096);
     fixture.submit_with(shard, (op, IoFlags::default()), range, slot * 4096)
+}
+
+/// Changes settings.
+fn tune(fixture: &mut Fixture, change: impl FnOnce(&mut Tuning)) {
+    let mut tuning = fixture.client.control.config().tuning();
+    change(&mut tuning);
+    fixture.change(Change::Tune(Box::new(tuning))).expect("it may");
+    // All shards have heard of it.
+    fixture.run(MS);
 }
 
 /// IO requests that came over the path of this identity.
@@ -235,10 +244,49 @@ fn the_policy_changes_under_load() {
         (over(fixture, 0xa0), over(fixture, 0xa1))
     };
     assert_eq!(alone(&mut fixture), (3, 3));
-    fixture.change(Change::Policy(Policy::MinLatency)).expect("it may");
+    tune(&mut fixture, |tuning| tuning.policy = Policy::MinLatency);
     let spread = alone(&mut fixture);
     assert!(spread == (9, 3) || spread == (3, 9), "the quicker one: {spread:?}");
-    assert_eq!(fixture.client.control.policy(), Policy::MinLatency);
+    assert_eq!(fixture.client.control.config().policy, Policy::MinLatency);
+}
+
+#[test]
+fn io_waits_or_fails_by_the_rule_that_holds_now() {
+    let mut fixture = Fixture::open(|s| s.config.no_path = NoPath::Fail);
+    let mut force = leaving(0, SEC);
+    force.force = true;
+    fixture.change(Change::Disconnect(force)).expect("forced");
+    fixture.until("no path", 2 * SEC, |s| s.client.states()[0] == PathState::Disconnected);
+    let failed = submit(&mut fixture, 0, IoOp::Write, 0);
+    fixture.until("the error", SEC, |s| s.client.done.iter().any(|done| done.tag == failed));
+    // What comes under the new rule waits.
+    tune(&mut fixture, |tuning| tuning.no_path = NoPath::Queue);
+    let waits = submit(&mut fixture, 1, IoOp::Write, 1);
+    fixture.run(60 * SEC);
+    assert!(fixture.client.done.iter().all(|done| done.tag != waits));
+    // The time without a path counts, whatever the rule was meanwhile.
+    tune(&mut fixture, |tuning| tuning.no_path = NoPath::QueueFor(10 * SEC));
+    fixture.until("its error", SEC, |s| s.client.done.iter().any(|done| done.tag == waits));
+    tune(&mut fixture, |tuning| tuning.no_path = NoPath::Queue);
+    let kept = submit(&mut fixture, 0, IoOp::Write, 2);
+    fixture.change(Change::Reconnect(leaving(0, SEC))).expect("it may");
+    fixture.until("its answer", 5 * SEC, |s| s.client.done.iter().any(|done| done.tag == kept));
+    let last = fixture.client.done.last().map(|done| (done.tag, done.status));
+    assert_eq!(last, Some((kept, IoStatus::Ok)));
+}
+
+#[test]
+fn heartbeats_change_on_paths_that_are_up_and_that_are_added() {
+    let mut fixture = Fixture::open(|s| s.spare = 1);
+    let heartbeat = HeartbeatSettings { interval: 20 * MS, missed_max: 2, confirmed_missed_max: 2 };
+    tune(&mut fixture, |tuning| {
+        tuning.heartbeat = heartbeat;
+        tuning.own_heartbeats.clear();
+    });
+    fixture.change(add(1, 0)).expect("it may");
+    fixture.until("the path", SEC, Fixture::is_whole);
+    let silence = fixture.client.control.status().into_iter().map(|path| path.silence_max_ms);
+    assert_eq!(silence.collect::<Vec<_>>(), [Some(60), Some(60)]);
 }
 
 #[test]
