@@ -47,7 +47,8 @@ stuck_io() {
     expect_match "what is open is not detached" "$(timeout 30 rtrs-client detach a 2>&1)" \
         'open in process [0-9]+ \(dd\)'
     in_time 12 rtrs-client detach a --force --within 2s
-    expect_eq "a forced detach ends in time" "$?" 0
+    # It had to abandon IO, and says so by its exit code.
+    expect_eq "a forced detach ends in time" "$?" 1
     note "a forced detach with stuck IO took $took ms"
     wait $reader
     expect_eq "the reader ends with an error" "$?" 1
@@ -128,7 +129,8 @@ others() {
     mkdir -p mnt
     mount /dev/nbd0 mnt
     in_time 12 rtrs-client detach a --force --within 1s
-    expect_eq "a forced detach of a mounted device ends in time" "$?" 0
+    # 1 if the journal wrote at that moment.
+    expect_match "a forced detach of a mounted device ends in time" "$?" '^[01]$'
     timeout 20 umount mnt
     assert_within 10 "unmounted, it is free" is_free
 }
