@@ -16,6 +16,8 @@ use crate::path::state::PathState;
 const CLOSE_MAX: Duration = Duration::from_secs(15);
 /// How long a path has to connect before the command gives up.
 const CONNECT_MAX: Duration = Duration::from_secs(30);
+/// Attempts of a reconnect that may fail: the server refuses it as long as it holds the old path.
+const REFUSALS_MAX: u64 = 3;
 /// How often the status is read.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -142,7 +144,8 @@ impl Watch<'_> {
                     return ended("connected", None);
                 }
                 let failures = now.ends.saturating_sub(ends + u64::from(was_up));
-                let error = now.last_error.clone().filter(|_| failures > 0);
+                let borne = if self.goal == Goal::Reconnected { REFUSALS_MAX } else { 0 };
+                let error = now.last_error.clone().filter(|_| failures > borne);
                 error.and_then(|error| ended("waiting", Some(error)))
             }
         }
@@ -175,11 +178,12 @@ mod tests {
         assert_eq!(watch.outcome(Some(&path("connected", 4, 4))).unwrap().error, None);
         let leaving = PathInfo { leaving: Some("remove".into()), ..path("connected", 4, 4) };
         assert_eq!(watch.outcome(Some(&leaving)), None);
-        assert!(watch.outcome(Some(&path("waiting", 3, 5))).unwrap().error.is_some());
+        assert_eq!(watch.outcome(Some(&path("waiting", 3, 7))), None, "it may be refused");
+        assert!(watch.outcome(Some(&path("waiting", 3, 8))).unwrap().error.is_some());
         let before = path("waiting", 3, 9);
         let watch = Watch { goal, path: "p", before: Some(&before) };
         assert_eq!(watch.outcome(Some(&before)), None);
-        assert!(watch.outcome(Some(&path("waiting", 3, 10))).unwrap().error.is_some());
+        assert!(watch.outcome(Some(&path("waiting", 3, 13))).unwrap().error.is_some());
         assert_eq!(watch.outcome(Some(&path("connected", 4, 9))).unwrap().error, None);
     }
 
