@@ -200,7 +200,7 @@ impl Settings {
     /// Reads the text of a configuration file called `name` in errors. An empty text says nothing.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`](crate::ErrorKind::Config), with name, line and remedy.
+    /// [`ErrorKind::Config`], with name, line and remedy.
     pub fn from_yaml(text: &str, name: &str) -> Result<Self, Error> {
         settings_from_yaml(text, name)
     }
