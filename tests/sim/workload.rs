@@ -595,6 +595,7 @@ impl Workload {
             oracle.excuse_unflushed();
         }
         let (calm, syncs) = (self.is_calm, io.op == IoOp::Flush || io.fua);
+        let flushes = io.op == IoOp::Flush || io.fua && self.preflush;
         match status {
             IoStatus::Ok => {}
             IoStatus::Io if reported => self.stats.losses_reported += 1,
@@ -604,7 +605,10 @@ impl Workload {
             IoStatus::Io if syncs && oracle.may_be_reported(self.core, io.since, now) => {
                 self.stats.beyond += 1
             }
-            IoStatus::Io if io.op == IoOp::Flush && oracle.may_be_cut(self.core, io.since, now) => {
+            IoStatus::Io if flushes && oracle.may_be_cut(self.core, io.since, now) => {
+                self.stats.beyond += 1;
+            }
+            IoStatus::Io if syncs && !flushes && oracle.may_meet_cut(io.since, now) => {
                 self.stats.beyond += 1;
             }
             IoStatus::Io if self.errors.backend => self.stats.errors += 1,

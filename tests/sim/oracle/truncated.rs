@@ -7,6 +7,10 @@
 //! sync that fails, which the server tells every flush and write with FUA of. And what had been
 //! acknowledged there without a flush is not flushed by any that begins afterwards: one has to fail
 //! first, unless the server ends before.
+//!
+//! The disk fails one flush for the cut. Where it lacks FUA, that may be the flush which follows a
+//! write with FUA; with PREFLUSH, the one before it. That write then fails wherever it is, and so
+//! do writes with FUA that run at that moment, since each failed sync makes the server doubt them.
 
 use std::collections::BTreeMap;
 
@@ -31,6 +35,9 @@ pub(super) struct Length {
     /// When a flush of that core has last failed, for all one knows since the file was cut, and how
     /// many have done so one after the other.
     cut_reported: BTreeMap<usize, (Instant, u32)>,
+    /// When the disk's one flush failed for the cut, for all one knows from writes with FUA: all
+    /// of them that failed for it ran from the first moment to the second.
+    failed_within: Option<(Instant, Instant)>,
 }
 
 /// A file that is, or was, shorter than its export.
@@ -52,6 +59,7 @@ impl Oracle {
         });
         self.file.cut = cut.map(|(id, _)| id).collect();
         self.file.cut_reported.clear();
+        self.file.failed_within = None;
         let zeroes = self.write(from, self.sectors.len() as u32 - from, true);
         self.write_acked(zeroes, false)?;
         self.file.short = Some(Short { from, since: self.clock, until: None });
@@ -75,9 +83,9 @@ impl Oracle {
         self.file.cut.clear();
     }
 
-    /// True when a flush of a core since that moment may have failed because the file was cut: the
-    /// first one, those beside it, and some that the server may take for other copies of these, or
-    /// whose answers went with a path.
+    /// True when a flush, or a write with PREFLUSH, of a core since that moment may have failed
+    /// because the file was cut: the first one, those beside it, and some that the server may take
+    /// for other copies of these, or whose answers went with a path.
     pub(in super::super) fn may_be_cut(
         &mut self,
         core: usize,
@@ -89,6 +97,18 @@ impl Oracle {
             *reported = (now, reported.1 + 1);
         }
         self.file.short.is_some() && reported.1 <= TELLINGS_MAX
+    }
+
+    /// True when a write with FUA and without PREFLUSH, since that moment, may have failed because
+    /// the disk failed a flush for the cut while it ran. That happens once.
+    pub(in super::super) fn may_meet_cut(&mut self, since: Instant, now: Instant) -> bool {
+        let known = self.file.failed_within.unwrap_or((since, now));
+        let (from, until) = (known.0.max(since), known.1.min(now));
+        let may = self.file.short.is_some() && from <= until;
+        if may {
+            self.file.failed_within = Some((from, until));
+        }
+        may
     }
 
     /// A flush that began at `start` has succeeded.
