@@ -7,6 +7,7 @@ use nbd_bridge::BridgeStats;
 use rtrs_core::choices;
 use rtrs_core::fabric::FabricCounters;
 use rtrs_core::identity::Identity;
+use rtrs_core::metrics::Bucket;
 use serde::{Deserialize, Serialize};
 
 use crate::path::state::PathState;
@@ -20,7 +21,11 @@ pub(crate) enum Request {
     /// Describe the session: [`Status`].
     Status,
     /// Its counters: [`Stats`].
-    Stats,
+    Stats {
+        /// Also the histograms of times.
+        #[serde(default)]
+        times: bool,
+    },
     /// All metrics: [`Samples`](rtrs_core::metrics::Samples).
     Metrics,
     /// End it: [`Detached`], when it has ended.
@@ -383,6 +388,9 @@ pub(crate) struct Stats {
     pub(crate) ops: BTreeMap<String, OpCount>,
     /// Time of an IO.
     pub(crate) latency_us: Latency,
+    /// The same as a histogram, if that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) times: Option<Vec<Bucket>>,
     /// By path.
     pub(crate) paths: Vec<PathStats>,
     /// By shard.
@@ -435,6 +443,9 @@ pub(crate) struct PathStats {
     pub(crate) inflight: u32,
     /// Time from a request to its answer.
     pub(crate) latency_us: Option<Latency>,
+    /// The same as a histogram, if that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) times: Option<Vec<Bucket>>,
     /// Requests that were sent.
     pub(crate) requests: u64,
     /// Requests that were answered.

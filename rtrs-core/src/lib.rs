@@ -35,4 +35,5 @@ pub mod sync;
 #[cfg(any(test, feature = "test-util"))]
 pub mod tests;
 pub mod time;
+pub mod top;
 pub mod wire;

@@ -12,7 +12,7 @@ use rtrs_core::block::IoOp;
 use rtrs_core::choices;
 use rtrs_core::fabric::FabricCounters;
 use rtrs_core::ids::CoreIndex;
-use rtrs_core::metrics::{TIME_BUCKETS, Times, bucket_of};
+use rtrs_core::metrics::{Bucket, TIME_BUCKETS, Times, bucket_of};
 use rtrs_core::time::Duration;
 use rtrs_core::wire::AccessMode;
 use serde::{Deserialize, Serialize};
@@ -368,6 +368,47 @@ pub struct ExportUser {
     pub access: Access,
 }
 
+/// What all sessions did with an export.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ExportIo {
+    /// Reads answered.
+    pub reads: u64,
+    /// Bytes of reads that succeeded.
+    pub read_bytes: u64,
+    /// Writes answered.
+    pub writes: u64,
+    /// Bytes of writes that succeeded.
+    pub write_bytes: u64,
+    /// Flushes, discards and write zeroes answered.
+    pub others: u64,
+    /// IOs answered with an error.
+    pub errors: u64,
+    /// Nanoseconds from arrival to answer, summed over all IOs.
+    pub busy_ns: u64,
+    /// The same by time.
+    pub times: Vec<Bucket>,
+}
+
+impl From<&ExportTotals> for ExportIo {
+    fn from(totals: &ExportTotals) -> Self {
+        let [read, write, ..] = &totals.ops;
+        let mut times = Times::default();
+        totals.ops.iter().for_each(|op| times.add(&op.times));
+        let (reads, writes) = (read.times.count(), write.times.count());
+        Self {
+            reads,
+            read_bytes: read.bytes,
+            writes,
+            write_bytes: write.bytes,
+            others: times.count() - reads - writes,
+            errors: totals.ops.iter().map(|op| op.errors).sum(),
+            busy_ns: times.nanos,
+            times: times.filled().collect(),
+        }
+    }
+}
+
 /// One export as statistics show it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExportSnapshot {
@@ -391,6 +432,9 @@ pub struct ExportSnapshot {
     pub open_by: Vec<ExportUser>,
     /// Times that the disk or file has failed a request.
     pub device_errors: u64,
+    /// What sessions did there since it was exported.
+    #[serde(default)]
+    pub io: ExportIo,
     /// How often a sync has failed, counted over restarts.
     pub epoch: u64,
 }

@@ -6,7 +6,7 @@
 //! load · `identity.rs` other servers under one name · `logs.rs` the logs of both daemons ·
 //! `memory.rs` the limit of chunk memory · `metrics.rs` scrapes · `network.rs` cables and addresses
 //! that come and go · `server_log.rs` what the server logs · `signals.rs` what a signal does ·
-//! `slow.rs` a disk that does not answer. One file alone:
+//! `slow.rs` a disk that does not answer · `top.rs` the live view. One file alone:
 //! `cargo test -p rtrs-tests --test system admin::`.
 #![forbid(unsafe_code)]
 
@@ -25,3 +25,4 @@ mod server_log;
 mod settings;
 mod signals;
 mod slow;
+mod top;

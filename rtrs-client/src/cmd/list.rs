@@ -4,10 +4,11 @@ use std::path::Path;
 
 use clap::Args;
 use rtrs_core::local::RunDir;
+use rtrs_core::settings::printable;
 
 use super::global::GlobalArgs;
 use super::sessions::{Answer, Found, Silent, find};
-use super::text::{or_dash, printable, size_text, slow_text};
+use super::text::{or_dash, size_text, slow_text};
 use crate::control_protocol::{PathInfo, SessionState, Status};
 use crate::engine::ANOTHER;
 use crate::error::{Error, ErrorKind, usage};

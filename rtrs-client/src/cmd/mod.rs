@@ -27,6 +27,7 @@ mod source;
 mod stats;
 mod status;
 mod text;
+mod top;
 
 use clap::{Parser, Subcommand};
 use rtrs_core::settings::Output;
@@ -45,6 +46,7 @@ use self::ping::PingArgs;
 use self::policy::PolicyArgs;
 use self::session::NameArgs;
 use self::set::{GetArgs, SetArgs};
+use self::top::TopArgs;
 use crate::error::Error;
 use crate::session_log::DAEMON_LOG;
 
@@ -89,6 +91,12 @@ pub enum Command {
     ///
     /// NAME is the name of the export that was attached.
     Stats(NameArgs),
+    /// Show the rates of sessions and their paths, again and again
+    ///
+    /// One line per session in the run directory, or per NAME, and below it one per path. On a
+    /// terminal the view fills the screen, and h lists the keys. Elsewhere each interval is a few
+    /// lines of text, or with -o json one line of JSON.
+    Top(TopArgs),
     /// Print the metrics of all sessions, or of one
     ///
     /// In the text format of Prometheus, as GET /metrics answers (attach --metrics). For the
@@ -167,6 +175,7 @@ impl LowArgs {
             Command::List(args) => list::run(args, global),
             Command::Status(args) => status::run(args, global),
             Command::Stats(args) => stats::run(args, global),
+            Command::Top(args) => top::run(args, global),
             Command::Metrics(args) => metrics::run(args, global),
             Command::Logs(args) => logs::run(args, global),
             Command::Detach(args) => detach::run(args, global),

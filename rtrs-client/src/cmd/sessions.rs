@@ -1,6 +1,6 @@
 //! Asks sessions for their state, many at once, also those that do not answer.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
@@ -79,13 +79,20 @@ pub(super) fn find(dirs: &[(Option<u32>, RunDir)]) -> Result<Vec<Found>, Error> 
     for (uid, dir) in dirs {
         sockets.extend(dir.session_sockets()?.into_iter().map(|found| (*uid, found)));
     }
-    let deadline = Instant::now() + ALL_TIMEOUT;
-    let answers = at_once(&sockets, |(uid, (name, path)): &(Option<u32>, (String, PathBuf))| {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let answer = ask(name, path, left.clamp(REPLY_MIN, REPLY_TIMEOUT));
-        answer.map(|answer| Found { uid: *uid, answer })
+    let answers = each(&sockets, |(uid, (name, path)), timeout| {
+        ask(name, path, timeout).map(|answer| Found { uid: *uid, answer })
     });
     Ok(answers.into_iter().flatten().collect())
+}
+
+/// Calls `one` for each session, many at the same time, with the time that it may take. The results
+/// have the order of `all`.
+pub(super) fn each<T: Sync, R: Send>(all: &[T], one: impl Fn(&T, Duration) -> R + Sync) -> Vec<R> {
+    let deadline = Instant::now() + ALL_TIMEOUT;
+    at_once(all, |session| {
+        let left = deadline.saturating_duration_since(Instant::now());
+        one(session, left.clamp(REPLY_MIN, REPLY_TIMEOUT))
+    })
 }
 
 /// Asks one. None if there is no such session.
@@ -118,14 +125,12 @@ pub(super) fn replies<T: DeserializeOwned + Send>(
     run_dir: &RunDir,
 ) -> Result<Vec<T>, Error> {
     let sockets = run_dir.session_sockets()?;
-    let replies = at_once(&sockets, |(name, path): &(String, PathBuf)| {
-        match request(path, what, REPLY_TIMEOUT) {
-            Ok((reply, _)) => Some(reply),
-            Err(RequestError::NotRunning) => None,
-            Err(error) => {
-                remark(format_args!("{name}: {error}"));
-                None
-            }
+    let replies = at_once(&sockets, |(name, path)| match request(path, what, REPLY_TIMEOUT) {
+        Ok((reply, _)) => Some(reply),
+        Err(RequestError::NotRunning) => None,
+        Err(error) => {
+            remark(format_args!("{name}: {error}"));
+            None
         }
     });
     Ok(replies.into_iter().flatten().collect())

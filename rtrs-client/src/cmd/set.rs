@@ -72,7 +72,11 @@ fn line(setting: &SettingValue) -> String {
         Value::String(text) => text.clone(),
         other => other.to_string(),
     };
-    let remark = if setting.changeable { "" } else { "  # fixed until detach" };
+    let remark = match setting.name.as_str() {
+        _ if setting.changeable => "",
+        "path" => "  # change it with path add and path remove",
+        _ => "  # fixed until detach",
+    };
     format!("{}: {value}{remark}\n", setting.name)
 }
 

@@ -8,7 +8,8 @@ use crate::error::Error;
 use crate::stats::OP_NAMES;
 
 pub(super) fn run(args: &NameArgs, global: &GlobalArgs) -> Result<(), Error> {
-    let stats: Stats = Session::find(&args.name, global)?.request(&Request::Stats)?;
+    let stats: Stats =
+        Session::find(&args.name, global)?.request(&Request::Stats { times: false })?;
     global.output.print(&stats, text)
 }
 

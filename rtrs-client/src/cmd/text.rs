@@ -26,18 +26,6 @@ pub(super) fn slow_text(slow: &SlowRequests) -> Option<String> {
     (slow.total > 0).then_some(now)
 }
 
-/// Without what a terminal would obey.
-pub(super) fn printable(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character.is_control() {
-            true => shown.extend(character.escape_default()),
-            false => shown.push(character),
-        }
-    }
-    shown
-}
-
 /// Something to know beside the output. Nobody may be there to read it.
 pub(super) fn remark(text: impl Display) {
     let _ = writeln!(io::stderr(), "rtrs-client: {text}");

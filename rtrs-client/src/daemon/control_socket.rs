@@ -66,8 +66,8 @@ impl Session {
                 let status = report::status(&self.identity, &self.shards.reports());
                 return reply(&stream, Ok(status));
             }
-            Request::Stats => {
-                let stats = report::stats(&self.identity, &self.shards.reports());
+            Request::Stats { times } => {
+                let stats = report::stats(&self.identity, &self.shards.reports(), *times);
                 return reply(&stream, Ok(stats));
             }
             Request::Metrics => {

@@ -54,7 +54,8 @@ impl Scraped {
 
 /// All samples that these reports give.
 pub(crate) fn samples(identity: &Identity, reports: &[ClientShardReport]) -> Samples {
-    let (status, stats) = (report::status(identity, reports), report::stats(identity, reports));
+    let (status, stats) =
+        (report::status(identity, reports), report::stats(identity, reports, false));
     let mut out = Samples::default();
     let name = &*identity.name;
     let one = &[name][..];

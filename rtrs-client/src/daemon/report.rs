@@ -9,6 +9,7 @@ use hdrhistogram::Histogram;
 use nbd_bridge::BridgeStats;
 use rtrs_core::fabric::FabricCounters;
 use rtrs_core::ids::PathId;
+use rtrs_core::metrics::Bucket;
 use rtrs_core::time::Duration;
 
 use super::driver::ClientShardReport;
@@ -208,8 +209,17 @@ fn latency(times: &Histogram<u64>) -> Latency {
     }
 }
 
+/// The buckets of a histogram that are not empty.
+fn buckets(times: &Histogram<u64>) -> Vec<Bucket> {
+    let bucket = |at: u64, count| {
+        let (from, to) = (times.lowest_equivalent(at), times.highest_equivalent(at));
+        Bucket { from, to, count }
+    };
+    times.iter_recorded().map(|at| bucket(at.value_iterated_to(), at.count_at_value())).collect()
+}
+
 /// The reply to `stats`.
-pub(crate) fn stats(identity: &Identity, reports: &[ClientShardReport]) -> Stats {
+pub(crate) fn stats(identity: &Identity, reports: &[ClientShardReport], with_times: bool) -> Stats {
     let count = reports.iter().map(|r| r.engine.stats.paths.len()).max().unwrap_or(0);
     let mut total = ShardStats::new(count);
     let mut fabric = FabricCounters::default();
@@ -235,7 +245,8 @@ pub(crate) fn stats(identity: &Identity, reports: &[ClientShardReport]) -> Stats
         name: identity.name.clone(),
         ops,
         latency_us: latency(&total.latency),
-        paths: paths.iter().map(|path| path_stats(path, &total, reports)).collect(),
+        times: with_times.then(|| buckets(&total.latency)),
+        paths: paths.iter().map(|path| path_stats(path, &total, reports, with_times)).collect(),
         cores: shards.collect(),
         fabric,
         transports,
@@ -257,6 +268,7 @@ fn path_stats(path: &PathStatus, total: &ShardStats, reports: &[ClientShardRepor
         heartbeats: heartbeats(path),
         inflight: reports.iter().filter_map(|r| r.engine.path_inflight.get(at)).sum(),
         latency_us: total.path_latency.get(at).map(latency),
+        times: total.path_latency.get(at).filter(|_| with_times).map(buckets),
         requests: count.requests,
         answers: count.answers,
         bytes: count.bytes,

@@ -35,7 +35,7 @@ pub(crate) fn serve_signals(
             let reports = shards.reports();
             let status = report::status(&identity, &reports);
             tracing::info!("state: {}", json(serde_json::to_string(&status)));
-            let stats = report::stats(&identity, &reports);
+            let stats = report::stats(&identity, &reports, false);
             tracing::info!("counters: {}", json(serde_json::to_string(&stats)));
         }
     })

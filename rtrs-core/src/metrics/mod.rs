@@ -10,7 +10,7 @@ mod times;
 
 pub use exposition::{Kind, Metric, Number, Samples};
 pub use http::MetricsServer;
-pub use times::{TIME_BUCKETS, Times, bucket_of};
+pub use times::{Bucket, TIME_BUCKETS, Times, bucket_of};
 
 /// Declares the metrics of a daemon: a constant for each, and `ALL` of them in this order.
 #[macro_export]

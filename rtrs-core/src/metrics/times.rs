@@ -1,5 +1,7 @@
 //! Times of IO, counted in a fixed set of buckets.
 
+use serde::{Deserialize, Serialize};
+
 /// Upper bounds of the buckets in nanoseconds, and in seconds as the text format has them. A last
 /// bucket has no bound.
 pub(super) const BOUNDS: [(u64, &str); 21] = [
@@ -34,6 +36,17 @@ pub fn bucket_of(nanos: u64) -> usize {
     BOUNDS.partition_point(|(bound, _)| *bound < nanos)
 }
 
+/// Times that fell into one bucket of a histogram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bucket {
+    /// Lower bound in nanoseconds.
+    pub from: u64,
+    /// Upper bound in nanoseconds.
+    pub to: u64,
+    /// How many since the daemon started.
+    pub count: u64,
+}
+
 /// How many times fell into each bucket, and their sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
@@ -56,6 +69,17 @@ impl Times {
             *mine += theirs;
         }
         self.nanos = self.nanos.saturating_add(other.nanos);
+    }
+
+    /// The buckets that are not empty, in rising order. The last one has no bound, and counts as
+    /// its lower one.
+    pub fn filled(&self) -> impl Iterator<Item = Bucket> {
+        let bound = |at: usize| BOUNDS.get(at).map(|(nanos, _)| *nanos);
+        let bucket = move |(at, count): (usize, &u64)| {
+            let from = at.checked_sub(1).and_then(bound).unwrap_or(0);
+            Bucket { from, to: bound(at).unwrap_or(from), count: *count }
+        };
+        self.buckets.iter().enumerate().map(bucket).filter(|bucket| bucket.count > 0)
     }
 
     /// How many times were counted.
@@ -94,6 +118,10 @@ mod tests {
         [5, 10_000, 20_000, u64::MAX].into_iter().for_each(|nanos| times.record(nanos));
         assert_eq!((times.buckets[0], times.buckets[1], times.buckets[21]), (2, 1, 1));
         assert_eq!((times.count(), times.nanos), (4, u64::MAX));
+        let bucket = |from, to, count| Bucket { from, to, count };
+        let last = 60_000_000_000;
+        let filled = [bucket(0, 10_000, 2), bucket(10_000, 25_000, 1), bucket(last, last, 1)];
+        assert_eq!(times.filled().collect::<Vec<_>>(), filled);
         let mut sum = times;
         sum.add(&times);
         assert_eq!(sum.count(), 8);

@@ -117,13 +117,31 @@ pub fn write_text(text: &str) -> io::Result<()> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush())
 }
 
+/// A text without what a terminal would obey. Peers and other users' processes choose names.
+#[must_use]
+pub fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character.is_control() {
+            true => shown.extend(character.escape_default()),
+            false => shown.push(character),
+        }
+    }
+    shown
+}
+
 fn cannot_print<K: ErrorClass>(error: io::Error) -> CommandError<K> {
     CommandError::with_source(K::SYSTEM, "cannot print", error)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::wants_json;
+    use super::{printable, wants_json};
+
+    #[test]
+    fn a_terminal_obeys_no_name() {
+        assert_eq!(printable("a\nb\u{1b}[31m\u{9b}é"), "a\\nb\\u{1b}[31m\\u{9b}é");
+    }
 
     #[test]
     fn arguments_that_ask_for_json() {

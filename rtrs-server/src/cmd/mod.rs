@@ -13,6 +13,7 @@ mod reload;
 mod server;
 mod session;
 mod text;
+mod top;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -60,7 +61,9 @@ pub struct LowArgs {
     /// Check flags, configuration file, exports, locks and addresses, print ok, then exit
     ///
     /// Refuses what a start would refuse: also a target that is locked, or an address that is in
-    /// use, for example by a server that is running. Does not listen and changes nothing.
+    /// use. If this server itself is running (its name, or without --name its address, in the same
+    /// run directory), says so and does not try what that holds. Does not listen and changes
+    /// nothing.
     #[arg(long)]
     pub check: bool,
 
@@ -89,6 +92,11 @@ pub enum Command {
     /// The server is found by its control socket in the run directory.
     #[command(subcommand)]
     Session(SessionCommand),
+    /// Show the rates of sessions, their paths and exports, again and again
+    ///
+    /// On a terminal the view fills the screen, and h lists the keys. Elsewhere each interval is a
+    /// few lines of text, or with -o json one line of JSON.
+    Top(TopArgs),
     /// Print the metrics of a running server
     ///
     /// In the text format of Prometheus, as GET /metrics answers (--metrics). For the textfile
@@ -145,6 +153,7 @@ impl LowArgs {
         match &self.command {
             None => self.output,
             Some(Command::Session(command)) => command.server().output,
+            Some(Command::Top(args)) => args.server.output,
             Some(Command::Metrics(args)) => args.server.output,
             Some(Command::Drain(args)) => args.server.output,
             Some(Command::Export(command)) => command.server().output,
@@ -183,6 +192,7 @@ impl LowArgs {
     pub fn run(&self) -> Result<(), Error> {
         match &self.command {
             Some(Command::Session(command)) => return session::run(command),
+            Some(Command::Top(args)) => return top::run(args),
             Some(Command::Metrics(args)) => return metrics::run(args),
             Some(Command::Drain(args)) => return drain::run(args),
             Some(Command::Export(command)) => return export::run(command),
@@ -252,7 +262,7 @@ mod tests {
             let nested = all.iter().copied().find(|c| c.get_name() == name).unwrap();
             all.extend(nested.get_subcommands().filter(|c| c.get_name() != "help"));
         }
-        assert_eq!(all.len(), 12);
+        assert_eq!(all.len(), 13);
         for command in all {
             let name = command.get_name();
             let short = command.get_about().unwrap_or_else(|| panic!("{name} has no help"));

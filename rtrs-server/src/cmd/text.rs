@@ -1,16 +1,4 @@
-//! How commands print names and sizes.
-
-/// Clients choose their names, and a terminal obeys what is written to it.
-pub(super) fn printable(text: &str) -> String {
-    text.chars().fold(String::new(), |mut shown, character| {
-        if character.is_control() {
-            shown.extend(character.escape_default());
-        } else {
-            shown.push(character);
-        }
-        shown
-    })
-}
+//! How commands print sizes.
 
 /// A size in the largest unit of which it has one or more.
 pub(super) fn bytes(bytes: u64) -> String {
@@ -32,13 +20,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_and_names_fit_a_terminal() {
+    fn sizes_have_their_largest_unit() {
         for (size, text) in
             [(0, "0 B"), (1023, "1023 B"), (1 << 30, "1.0 GiB"), (3 << 19, "1.5 MiB")]
         {
             assert_eq!(bytes(size), text);
         }
         assert_eq!(bytes(u64::MAX), "16.0 EiB");
-        assert_eq!(printable("a\nb\u{1b}[31m"), "a\\nb\\u{1b}[31m");
     }
 }

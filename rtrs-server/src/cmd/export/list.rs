@@ -1,7 +1,9 @@
 //! `export list`.
 
+use rtrs_core::settings::printable;
+
 use crate::cmd::server::{Server, ServerArgs};
-use crate::cmd::text::{bytes, printable};
+use crate::cmd::text::bytes;
 use crate::control_protocol::{ExportList, Request};
 use crate::error::Error;
 use crate::stats::ExportSnapshot;

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
+use rtrs_core::settings::printable;
+
 use crate::cmd::server::{Server, ServerArgs};
-use crate::cmd::text::printable;
 use crate::control_protocol::Sessions;
 use crate::error::Error;
 use crate::path::state::PathState;

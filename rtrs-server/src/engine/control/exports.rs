@@ -57,7 +57,7 @@ pub(super) fn list(exports: &ExportTable, opens: &Opens, registry: &Registry) ->
             () if open_by.is_empty() => ExportState::Unused,
             () => ExportState::Open,
         };
-        let geometry = export.geometry();
+        let (geometry, totals) = (export.geometry(), export.counters.totals());
         ExportSnapshot {
             name: export.name.clone(),
             backing: export.backing.clone(),
@@ -68,7 +68,8 @@ pub(super) fn list(exports: &ExportTable, opens: &Opens, registry: &Registry) ->
             state,
             found: exports.is_found(at),
             open_by,
-            device_errors: export.counters.totals().device_errors,
+            device_errors: totals.device_errors,
+            io: (&totals).into(),
             epoch: export.epoch.number(),
         }
     });

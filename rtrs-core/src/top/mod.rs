@@ -1,0 +1,146 @@
+//! `top` of both daemons: the rates of sessions, paths and exports, again and again.
+//!
+//! A daemon's command gives a function that asks for counters ([`Group`]); the rest is here. On a
+//! terminal the view fills the screen and obeys keys (`screen.rs`). Elsewhere each interval is a
+//! few lines of text, or one line of JSON. Rates come from the difference of two samples
+//! (`rates.rs`), so that nothing is measured for it on an IO path. A session that dies, appears or
+//! restarts has no rates for that interval, and does not end the command.
+
+mod rates;
+mod screen;
+mod table;
+
+use std::io::{self, IsTerminal, Write};
+use std::time::{Instant, SystemTime};
+
+use clap::Args;
+
+use crate::settings::{
+    CommandError, ErrorClass, HOUR, MILLISECOND, Output, Time, printable, write_text,
+};
+use crate::time::Duration;
+
+pub use rates::{Counters, Entry, Group, PartTimes, ReadsWrites, Row, Sample, View};
+pub use table::Layout;
+
+/// The arguments.
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
+pub struct IntervalArgs {
+    /// Time between two samples, 100ms to 1h
+    ///
+    /// Rates are those of this time.
+    #[arg(long, value_name = "TIME", default_value = "1s")]
+    pub interval: Time<{ 100 * MILLISECOND }, HOUR>,
+
+    /// End after this many intervals
+    ///
+    /// Otherwise q or Ctrl-C ends it.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+
+    /// Print one interval as plain lines, then exit
+    ///
+    /// Takes two samples, one interval apart. Also on a terminal.
+    #[arg(long, conflicts_with = "count")]
+    pub once: bool,
+}
+
+/// Asks the daemons for their counters.
+trait Source<K: ErrorClass>: FnMut() -> Result<Vec<Group>, CommandError<K>> {}
+
+impl<K: ErrorClass, F: FnMut() -> Result<Vec<Group>, CommandError<K>>> Source<K> for F {}
+
+fn sample<K: ErrorClass>(source: &mut impl Source<K>) -> Result<Sample, CommandError<K>> {
+    let at = Instant::now();
+    Ok(Sample { at, groups: source()? })
+}
+
+/// Seconds since 1970.
+fn unix_time() -> f64 {
+    SystemTime::UNIX_EPOCH.elapsed().map_or(0.0, |time| time.as_secs_f64())
+}
+
+/// Waits for the end of an interval that began at `begin`, and returns that end.
+fn wait_until_end(begin: Instant, interval: Duration) -> Instant {
+    // A sample that took longer than an interval does not make up for it.
+    let end = (begin + interval).max(Instant::now());
+    std::thread::sleep(end.saturating_duration_since(Instant::now()));
+    end
+}
+
+/// Shows the rates of what `source` reports until the user, or `args`, end it. `title` is the
+/// command.
+///
+/// # Errors
+/// That of the first sample, and of the last one if there is no later one to show;
+/// [`ErrorClass::SYSTEM`] when the output cannot be written.
+pub fn run<K: ErrorClass>(
+    title: &str,
+    args: &IntervalArgs,
+    output: Output,
+    mut source: impl FnMut() -> Result<Vec<Group>, CommandError<K>> + Send + 'static,
+) -> Result<(), CommandError<K>> {
+    let first = sample(&mut source)?;
+    let is_terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
+    let shown = if is_terminal && output == Output::Text && !args.once {
+        screen::run(title, args, first, source)
+    } else {
+        lines(args, output, first, source)
+    };
+    shown.or_else(|end| match end {
+        End::Failed(error) => Err(error),
+        // A reader that has closed its end, as `head` does, is no error.
+        End::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        End::Output(error) => Err(CommandError::with_source(K::SYSTEM, "cannot print", error)),
+    })
+}
+
+/// Why there is nothing more to show.
+enum End<K: ErrorClass> {
+    /// The last sample failed.
+    Failed(CommandError<K>),
+    /// The output cannot be written.
+    Output(io::Error),
+}
+
+impl<K: ErrorClass> From<io::Error> for End<K> {
+    fn from(error: io::Error) -> Self {
+        Self::Output(error)
+    }
+}
+
+/// Prints each interval when it is over.
+fn lines<K: ErrorClass>(
+    args: &IntervalArgs,
+    output: Output,
+    mut before: Sample,
+    mut source: impl Source<K>,
+) -> Result<(), End<K>> {
+    let count = if args.once { Some(1) } else { args.count };
+    let layout = Layout::default();
+    let mut end = before.at;
+    for number in 1_u64.. {
+        end = wait_until_end(end, args.interval.get());
+        let is_last = Some(number) == count;
+        match sample(&mut source) {
+            Ok(now) => {
+                let view = View::between(&before, &now, unix_time());
+                before = now;
+                write_text(&match output {
+                    Output::Json => format!("{}\n", serde_json::json!(view)),
+                    Output::Text => layout.lines(&view).join("\n") + "\n",
+                })?;
+                if output == Output::Text && !is_last {
+                    write_text("\n")?;
+                }
+            }
+            Err(error) if is_last => return Err(End::Failed(error)),
+            // Nobody may be there to read it.
+            Err(error) => drop(writeln!(io::stderr(), "{}", printable(&error.chain().to_string()))),
+        }
+        if is_last {
+            break;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,385 @@
+//! Two samples of counters, and the rates between them.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use serde::Serialize;
+
+use crate::metrics::Bucket;
+
+/// Reads and writes apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadsWrites {
+    /// Reads.
+    pub reads: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Writes.
+    pub writes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+}
+
+/// Counters that only rise while a process lives.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// IOs that have completed.
+    pub ios: u64,
+    /// Bytes of data that they moved.
+    pub bytes: u64,
+    /// IOs that have failed.
+    pub errors: u64,
+    /// Nanoseconds that they took, all added.
+    pub nanos: u64,
+    /// By direction, where that is counted.
+    pub by_direction: Option<ReadsWrites>,
+    /// Times of IOs, where a histogram is kept. Without empty buckets, in rising order.
+    pub times: Vec<Bucket>,
+    /// The same of parts of these times, by name, where they are told apart.
+    pub parts: BTreeMap<String, Vec<Bucket>>,
+}
+
+impl Counters {
+    /// True if these belong to the same process as earlier ones: nothing went backwards.
+    fn continues(&self, before: &Self) -> bool {
+        let plain = |all: &Self| [all.ios, all.bytes, all.errors, all.nanos];
+        let by_direction = |all: &Self| {
+            let ReadsWrites { reads, read_bytes, writes, write_bytes } =
+                all.by_direction.unwrap_or_default();
+            [reads, read_bytes, writes, write_bytes]
+        };
+        let rises = |(now, before): (u64, u64)| now >= before;
+        plain(self).into_iter().zip(plain(before)).all(rises)
+            && by_direction(self).into_iter().zip(by_direction(before)).all(rises)
+    }
+}
+
+/// One line of a sample: a session, a path or an export.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Entry {
+    /// What it is called.
+    pub name: String,
+    /// What tells it from a later one of the same name, such as a process.
+    pub instance: String,
+    /// Where it is.
+    pub state: String,
+    /// Connected paths, and all, for what has paths.
+    pub paths_up: Option<(usize, usize)>,
+    /// Requests in flight.
+    pub inflight: Option<u64>,
+    /// What it did; none if it does not answer.
+    pub counters: Option<Counters>,
+    /// Its paths.
+    pub paths: Vec<Self>,
+}
+
+/// Entries of a kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// What they are: `sessions` or `exports`.
+    pub name: &'static str,
+    /// All of them.
+    pub entries: Vec<Entry>,
+}
+
+/// What a daemon, or many, had done by some moment.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    /// When.
+    pub at: Instant,
+    /// What.
+    pub groups: Vec<Group>,
+}
+
+/// A line of the view. Without counters of the whole interval there are no rates.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Row {
+    /// What it is called.
+    pub name: String,
+    /// Where it is.
+    pub state: String,
+    /// Connected paths.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub paths_connected: Option<usize>,
+    /// All paths.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub paths_total: Option<usize>,
+    /// IOs that completed, a second.
+    pub ios_per_s: Option<f64>,
+    /// Reads of them.
+    pub reads_per_s: Option<f64>,
+    /// Writes of them.
+    pub writes_per_s: Option<f64>,
+    /// Bytes read, a second.
+    pub read_bytes_per_s: Option<f64>,
+    /// Bytes written, a second.
+    pub write_bytes_per_s: Option<f64>,
+    /// Average size of an IO.
+    pub bytes_per_io: Option<f64>,
+    /// Requests in flight at the end of the interval.
+    pub inflight: Option<u64>,
+    /// Average time of an IO in microseconds.
+    pub latency_avg_us: Option<f64>,
+    /// Median.
+    pub latency_p50_us: Option<f64>,
+    /// Percentile 99.
+    pub latency_p99_us: Option<f64>,
+    /// IOs that failed, a second.
+    pub errors_per_s: Option<f64>,
+    /// Where the time went, by part.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub parts_us: BTreeMap<String, PartTimes>,
+    /// The lines below it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub paths: Vec<Self>,
+}
+
+/// Times of a part of IOs in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct PartTimes {
+    /// Average.
+    pub avg: f64,
+    /// Median.
+    pub p50: f64,
+    /// Percentile 99.
+    pub p99: f64,
+}
+
+/// The view of an interval.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct View {
+    /// Its end, in seconds since 1970.
+    pub time: f64,
+    /// Its length in seconds.
+    pub interval_s: f64,
+    /// By group.
+    #[serde(flatten)]
+    pub groups: BTreeMap<&'static str, Vec<Row>>,
+}
+
+impl View {
+    /// The rates between two samples, of which the second was taken at `time`.
+    #[must_use]
+    pub fn between(before: &Sample, now: &Sample, time: f64) -> Self {
+        let seconds = now.at.saturating_duration_since(before.at).as_secs_f64();
+        let earlier = |name| before.groups.iter().find(|group| group.name == name);
+        let rows = |group: &Group| {
+            let earlier = earlier(group.name).map_or(&[][..], |group| group.entries.as_slice());
+            (group.name, rows(earlier, &group.entries, seconds))
+        };
+        Self { time, interval_s: seconds, groups: now.groups.iter().map(rows).collect() }
+    }
+}
+
+fn rows(before: &[Entry], now: &[Entry], seconds: f64) -> Vec<Row> {
+    let earlier: BTreeMap<(&str, &str), &Entry> =
+        before.iter().map(|entry| ((&*entry.name, &*entry.instance), entry)).collect();
+    let row = |entry: &Entry| row(earlier.get(&(&*entry.name, &*entry.instance)), entry, seconds);
+    now.iter().map(row).collect()
+}
+
+fn row(before: Option<&&Entry>, now: &Entry, seconds: f64) -> Row {
+    let row = Row {
+        name: now.name.clone(),
+        state: now.state.clone(),
+        paths_connected: now.paths_up.map(|(up, _)| up),
+        paths_total: now.paths_up.map(|(_, all)| all),
+        inflight: now.inflight,
+        paths: rows(before.map_or(&[], |before| &before.paths), &now.paths, seconds),
+        ..Row::default()
+    };
+    let counters = before.and_then(|before| before.counters.as_ref()).zip(now.counters.as_ref());
+    match counters {
+        Some((before, now)) if now.continues(before) && seconds > 0.0 => {
+            with_rates(row, before, now, seconds)
+        }
+        _ => row,
+    }
+}
+
+fn with_rates(row: Row, before: &Counters, now: &Counters, seconds: f64) -> Row {
+    let rate = |now: u64, before: u64| Some((now - before) as f64 / seconds);
+    let ratio = |sum: u64, count: u64| (count > 0).then(|| sum as f64 / count as f64);
+    let directions = before.by_direction.zip(now.by_direction);
+    let split = |of: fn(&ReadsWrites) -> u64| {
+        directions.and_then(|(before, now)| rate(of(&now), of(&before)))
+    };
+    let ios = now.ios - before.ios;
+    // A flush has no data, so it does not count for the size.
+    let moved = directions
+        .map_or(ios, |(before, now)| (now.reads - before.reads) + (now.writes - before.writes));
+    let times = times_between(&before.times, &now.times);
+    let part = |(name, now): (&String, &Vec<Bucket>)| {
+        let earlier = before.parts.get(name).map_or(&[][..], Vec::as_slice);
+        Some((name.clone(), part_times(&times_between(earlier, now))?))
+    };
+    Row {
+        ios_per_s: rate(now.ios, before.ios),
+        reads_per_s: split(|count| count.reads),
+        writes_per_s: split(|count| count.writes),
+        read_bytes_per_s: split(|count| count.read_bytes),
+        write_bytes_per_s: split(|count| count.write_bytes),
+        bytes_per_io: ratio(now.bytes - before.bytes, moved),
+        latency_avg_us: ratio(now.nanos - before.nanos, ios).map(|nanos| nanos / 1000.0),
+        latency_p50_us: quantile(&times, 0.5),
+        latency_p99_us: quantile(&times, 0.99),
+        errors_per_s: rate(now.errors, before.errors),
+        parts_us: now.parts.iter().filter_map(part).collect(),
+        ..row
+    }
+}
+
+/// The times that came between two states of a histogram.
+fn times_between(before: &[Bucket], now: &[Bucket]) -> Vec<Bucket> {
+    let earlier: BTreeMap<u64, u64> = before.iter().map(|one| (one.to, one.count)).collect();
+    let newer = |one: &Bucket| {
+        let count = one.count.saturating_sub(earlier.get(&one.to).copied().unwrap_or(0));
+        Bucket { count, ..*one }
+    };
+    now.iter().map(newer).filter(|one| one.count > 0).collect()
+}
+
+/// None if there were none.
+fn part_times(times: &[Bucket]) -> Option<PartTimes> {
+    let count: u64 = times.iter().map(|one| one.count).sum();
+    let middle = |one: &Bucket| (one.from as f64 + one.to as f64) / 2.0;
+    let sum: f64 = times.iter().map(|one| middle(one) * one.count as f64).sum();
+    let avg = sum / count as f64 / 1000.0;
+    Some(PartTimes { avg, p50: quantile(times, 0.5)?, p99: quantile(times, 0.99)? })
+}
+
+/// The time in microseconds that this part of all times does not exceed. Within a bucket times are
+/// taken as evenly spread.
+fn quantile(times: &[Bucket], part: f64) -> Option<f64> {
+    let total: u64 = times.iter().map(|one| one.count).sum();
+    let wanted = part * total as f64;
+    let mut below = 0.0;
+    for one in times {
+        let count = one.count as f64;
+        if below + count >= wanted {
+            let (from, to) = (one.from as f64, one.to as f64);
+            return Some((from + (to - from) * (wanted - below) / count) / 1000.0);
+        }
+        below += count;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::time::Duration;
+
+    fn counters(ios: u64) -> Counters {
+        let by_direction = Some(ReadsWrites {
+            reads: ios / 2,
+            read_bytes: ios / 2 * 4096,
+            writes: ios / 4,
+            write_bytes: ios / 4 * 8192,
+        });
+        Counters {
+            ios,
+            bytes: ios * 4096,
+            errors: ios / 100,
+            nanos: ios * 50_000,
+            by_direction,
+            times: vec![Bucket { from: 40_000, to: 60_000, count: ios }],
+            parts: [
+                ("backend", vec![Bucket { from: 10_000, to: 20_000, count: ios }]),
+                ("network", vec![Bucket { from: 7000, to: 7000, count: 8 }]),
+            ]
+            .map(|(name, times)| (name.to_owned(), times))
+            .into(),
+        }
+    }
+
+    fn entry(name: &str, instance: &str, ios: u64) -> Entry {
+        Entry {
+            name: name.into(),
+            instance: instance.into(),
+            state: "open".into(),
+            paths_up: Some((1, 2)),
+            inflight: Some(7),
+            counters: Some(counters(ios)),
+            paths: Vec::new(),
+        }
+    }
+
+    fn view(before: Vec<Entry>, now: Vec<Entry>) -> Vec<Row> {
+        let at = Instant::now();
+        let sample = |at, entries| Sample { at, groups: vec![Group { name: "sessions", entries }] };
+        let (before, now) = (sample(at, before), sample(at + Duration::from_secs(2), now));
+        let mut view = View::between(&before, &now, 3.5);
+        assert!((view.interval_s - 2.0).abs() < 1e-9 && (view.time - 3.5).abs() < 1e-9);
+        view.groups.remove("sessions").unwrap()
+    }
+
+    #[test]
+    fn rates_are_what_came_between_two_samples() {
+        let rows = view(vec![entry("v", "1", 1000)], vec![entry("v", "1", 1800)]);
+        let expected = Row {
+            name: "v".into(),
+            state: "open".into(),
+            paths_connected: Some(1),
+            paths_total: Some(2),
+            ios_per_s: Some(400.0),
+            reads_per_s: Some(200.0),
+            writes_per_s: Some(100.0),
+            read_bytes_per_s: Some(200.0 * 4096.0),
+            write_bytes_per_s: Some(100.0 * 8192.0),
+            bytes_per_io: Some(800.0 * 4096.0 / 600.0),
+            inflight: Some(7),
+            latency_avg_us: Some(50.0),
+            latency_p50_us: Some(50.0),
+            latency_p99_us: Some(59.8),
+            errors_per_s: Some(4.0),
+            // The other part had no times in this interval.
+            parts_us: [("backend".to_owned(), PartTimes { avg: 15.0, p50: 15.0, p99: 19.9 })]
+                .into(),
+            paths: Vec::new(),
+        };
+        assert_eq!(rows, [expected]);
+    }
+
+    #[test]
+    fn without_both_samples_of_one_process_there_are_no_rates() {
+        let silent = Entry { counters: None, ..entry("silent", "1", 0) };
+        let before = vec![entry("restarted", "1", 900), entry("reset", "1", 900), silent.clone()];
+        let now = vec![
+            entry("restarted", "2", 1000),
+            entry("reset", "1", 100),
+            entry("new", "1", 5),
+            silent,
+        ];
+        let rows = view(before, now);
+        let names: Vec<&str> = rows.iter().map(|row| &*row.name).collect();
+        assert_eq!(names, ["restarted", "reset", "new", "silent"], "those that died are gone");
+        for row in rows {
+            assert_eq!((row.ios_per_s, row.errors_per_s), (None, None), "{}", row.name);
+            assert_eq!((row.latency_p99_us, row.inflight), (None, Some(7)), "{}", row.name);
+        }
+    }
+
+    #[test]
+    fn paths_have_rates_of_their_own_and_an_idle_one_has_no_latency() {
+        let with_paths = |all: Vec<Entry>| vec![Entry { paths: all, ..entry("v", "1", 100) }];
+        let before = with_paths(vec![entry("a", "", 100), entry("b", "", 100)]);
+        let rows = view(before, with_paths(vec![entry("a", "", 300), entry("b", "", 100)]));
+        let [busy, idle] = rows[0].paths.as_slice() else { panic!("{rows:?}") };
+        assert_eq!((busy.ios_per_s, idle.ios_per_s), (Some(100.0), Some(0.0)));
+        let nothing = (idle.latency_avg_us, idle.latency_p50_us, idle.bytes_per_io);
+        assert_eq!(nothing, (None, None, None));
+    }
+
+    #[test]
+    fn a_quantile_is_of_the_interval_alone() {
+        let bucket = |from, to, count| Bucket { from, to, count };
+        let before = [bucket(1000, 2000, 1000)];
+        let now = [bucket(1000, 2000, 1000), bucket(4000, 5000, 90), bucket(8000, 9000, 10)];
+        let times = times_between(&before, &now);
+        assert_eq!(times, now[1..]);
+        assert_eq!(quantile(&times, 0.45), Some(4.5));
+        assert_eq!(quantile(&times, 0.99), Some(8.9));
+        assert_eq!(quantile(&[], 0.5), None);
+    }
+}

@@ -1,0 +1,325 @@
+//! The view on a terminal: the whole screen, and keys that change it.
+//!
+//! While it is shown, the terminal neither echoes nor waits for line ends. [`restore`] undoes that
+//! on every way out: at the end, on an error, in a panic, and on signals that end or stop the
+//! process. Only SIGKILL leaves the terminal as it is; `reset` helps then.
+
+use std::io::{self, Read, Write};
+use std::sync::mpsc::{self, Sender};
+
+use parking_lot::Mutex;
+use rustix::termios::{
+    LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcgetwinsize, tcsetattr,
+};
+use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGWINCH};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
+
+use super::rates::{Sample, View};
+use super::table::Layout;
+use super::{End, IntervalArgs, Source, sample, unix_time, wait_until_end};
+use crate::settings::{CommandError, ErrorClass, printable};
+use crate::time::Duration;
+
+/// Switches to the alternate screen and hides the cursor.
+const ENTER: &[u8] = b"\x1b[?1049h\x1b[?25l\x1b[H\x1b[2J";
+/// Shows the cursor and switches back.
+const LEAVE: &[u8] = b"\x1b[?25h\x1b[?1049l";
+/// To the first place.
+const HOME: &str = "\x1b[H";
+/// Clears the rest of the line.
+const CLEAR_LINE: &str = "\x1b[K";
+/// Clears what is below.
+const CLEAR_REST: &str = "\x1b[J";
+/// Where the size of the terminal is unknown.
+const SIZE_DEFAULT: (usize, usize) = (24, 80);
+/// How long a panic waits for a thread that draws.
+const DRAWING_MAX: Duration = Duration::from_millis(500);
+
+/// What the terminal was set to, while it is set to something else. Held while drawing.
+static ORIGINAL: Mutex<Option<Termios>> = Mutex::new(None);
+
+/// What changes the view.
+enum Event<K: ErrorClass> {
+    Sample(Result<Sample, CommandError<K>>),
+    Keys(Vec<u8>),
+    Redraw,
+    /// There will be no more keys.
+    Closed,
+}
+
+/// Makes the terminal ours.
+fn enter() -> io::Result<()> {
+    let mut original = ORIGINAL.lock();
+    if original.is_none() {
+        let now = tcgetattr(io::stdin())?;
+        let mut raw = now.clone();
+        // Keys that send signals still do.
+        raw.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
+        raw.special_codes[SpecialCodeIndex::VMIN] = 1;
+        raw.special_codes[SpecialCodeIndex::VTIME] = 0;
+        tcsetattr(io::stdin(), OptionalActions::Now, &raw)?;
+        *original = Some(now);
+    }
+    let mut out = io::stdout();
+    out.write_all(ENTER).and_then(|()| out.flush())
+}
+
+/// Gives the terminal back as it was. It may be gone.
+fn restore(original: &mut Option<Termios>) {
+    if let Some(original) = original.take() {
+        let _ = tcsetattr(io::stdin(), OptionalActions::Now, &original);
+        let mut out = io::stdout();
+        let _ = out.write_all(LEAVE).and_then(|()| out.flush());
+    }
+}
+
+/// The terminal as long as it is ours.
+struct Screen;
+
+impl Screen {
+    fn enter() -> io::Result<Self> {
+        let former = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if let Some(mut original) = ORIGINAL.try_lock_for(DRAWING_MAX) {
+                restore(&mut original);
+            }
+            former(info);
+        }));
+        let screen = Self;
+        enter()?;
+        Ok(screen)
+    }
+
+    /// Draws as many of these lines as there is room for.
+    fn draw(&self, lines: &[String]) -> io::Result<()> {
+        let (rows, columns) = match tcgetwinsize(io::stdout()) {
+            Ok(size) if size.ws_row > 0 && size.ws_col > 0 => {
+                (usize::from(size.ws_row), usize::from(size.ws_col))
+            }
+            _ => SIZE_DEFAULT,
+        };
+        let frame = frame(lines, rows, columns);
+        let original = ORIGINAL.lock();
+        if original.is_none() {
+            // A signal has given the terminal back.
+            return Ok(());
+        }
+        let mut out = io::stdout();
+        out.write_all(frame.as_bytes()).and_then(|()| out.flush())
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        restore(&mut ORIGINAL.lock());
+    }
+}
+
+/// What draws these lines on a screen of that size.
+fn frame(lines: &[String], rows: usize, columns: usize) -> String {
+    let cut = |line: &String| line.chars().take(columns).collect::<String>() + CLEAR_LINE;
+    let shown: Vec<String> = lines.iter().take(rows).map(cut).collect();
+    format!("{HOME}{}{CLEAR_REST}", shown.join("\r\n"))
+}
+
+/// Ends, stops and continues as signals say, with the terminal as each demands it.
+fn watch_signals<K: ErrorClass>(events: Sender<Event<K>>) -> io::Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGCONT, SIGWINCH])?;
+    std::thread::Builder::new().name("signals".into()).spawn(move || {
+        for signal in signals.forever() {
+            match signal {
+                SIGWINCH => {}
+                // If the terminal is gone, reading from it says so.
+                SIGCONT => drop(enter()),
+                _ => {
+                    let mut original = ORIGINAL.lock();
+                    restore(&mut original);
+                    // Returns if it stopped the process and that continues.
+                    let _ = emulate_default_handler(signal);
+                }
+            }
+            if events.send(Event::Redraw).is_err() {
+                return;
+            }
+        }
+    })?;
+    Ok(())
+}
+
+/// Passes keys on as they are typed.
+fn watch_keys<K: ErrorClass>(events: Sender<Event<K>>) -> io::Result<()> {
+    std::thread::Builder::new().name("keys".into()).spawn(move || {
+        let mut keys = [0; 64];
+        loop {
+            let event = match io::stdin().read(&mut keys) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Ok(0) | Err(_) => Event::Closed,
+                Ok(count) => Event::Keys(keys[..count].to_vec()),
+            };
+            let is_closed = matches!(event, Event::Closed);
+            if events.send(event).is_err() || is_closed {
+                return;
+            }
+        }
+    })?;
+    Ok(())
+}
+
+/// Takes a sample at the end of each interval. A daemon that hangs delays no key.
+fn watch_source<K: ErrorClass>(
+    events: Sender<Event<K>>,
+    first: &Sample,
+    interval: Duration,
+    mut source: impl Source<K> + Send + 'static,
+) -> io::Result<()> {
+    let mut end = first.at;
+    std::thread::Builder::new().name("samples".into()).spawn(move || {
+        loop {
+            end = wait_until_end(end, interval);
+            if events.send(Event::Sample(sample(&mut source))).is_err() {
+                return;
+            }
+        }
+    })?;
+    Ok(())
+}
+
+/// What the screen shows.
+struct Shown {
+    title: String,
+    interval: String,
+    layout: Layout,
+    with_help: bool,
+    view: Option<View>,
+    error: Option<String>,
+}
+
+impl Shown {
+    fn lines(&self) -> Vec<String> {
+        let by = self.layout.sorted_by();
+        let mut lines = vec![
+            format!("{}: every {}, sorted by {by}; h help, q quit", self.title, self.interval),
+            self.error.clone().unwrap_or_default(),
+        ];
+        match &self.view {
+            _ if self.with_help => lines.extend(Layout::help()),
+            Some(view) => lines.extend(self.layout.lines(view)),
+            None => lines.push("The first interval is not over yet.".to_owned()),
+        }
+        lines
+    }
+
+    /// Obeys keys. False if they end it.
+    fn obey(&mut self, keys: &[u8]) -> bool {
+        // Arrows and the like send several bytes, which are not letters that somebody typed.
+        if keys.first() == Some(&0x1b) {
+            return true;
+        }
+        for key in keys {
+            match char::from(*key) {
+                'q' => return false,
+                'p' => self.layout.with_paths = !self.layout.with_paths,
+                'h' | '?' => self.with_help = !self.with_help,
+                key => {
+                    self.layout.sort_by(key);
+                }
+            }
+        }
+        true
+    }
+}
+
+pub(super) fn run<K: ErrorClass>(
+    title: &str,
+    args: &IntervalArgs,
+    first: Sample,
+    source: impl Source<K> + Send + 'static,
+) -> Result<(), End<K>> {
+    let (events, received) = mpsc::channel();
+    let screen = Screen::enter()?;
+    watch_signals(events.clone())?;
+    watch_keys(events.clone())?;
+    watch_source(events, &first, args.interval.get(), source)?;
+    let mut shown = Shown {
+        title: title.to_owned(),
+        interval: args.interval.to_string(),
+        layout: Layout::default(),
+        with_help: false,
+        view: None,
+        error: None,
+    };
+    let (mut before, mut left) = (first, args.count);
+    screen.draw(&shown.lines())?;
+    for event in received {
+        match event {
+            Event::Sample(Ok(now)) => {
+                shown.view = Some(View::between(&before, &now, unix_time()));
+                shown.error = None;
+                before = now;
+            }
+            Event::Sample(Err(error)) => {
+                shown.error = Some(printable(&error.chain().to_string()));
+                if left == Some(1) {
+                    return Err(End::Failed(error));
+                }
+            }
+            Event::Keys(keys) => {
+                if !shown.obey(&keys) {
+                    break;
+                }
+                screen.draw(&shown.lines())?;
+                continue;
+            }
+            Event::Redraw => {
+                screen.draw(&shown.lines())?;
+                continue;
+            }
+            Event::Closed => break,
+        }
+        screen.draw(&shown.lines())?;
+        left = left.map(|left| left - 1);
+        if left == Some(0) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown() -> Shown {
+        Shown {
+            title: "rtrs-client top".into(),
+            interval: "1s".into(),
+            layout: Layout::default(),
+            with_help: false,
+            view: None,
+            error: Some("no answer".into()),
+        }
+    }
+
+    #[test]
+    fn keys_change_what_is_shown() {
+        let mut shown = shown();
+        let title = "rtrs-client top: every 1s, sorted by NAME; h help, q quit";
+        assert_eq!(shown.lines()[..2], [title, "no answer"]);
+        assert!(shown.obey(b"i"));
+        assert!(shown.lines()[0].contains("sorted by IO/s;"));
+        assert!(shown.obey(b"\x1b[C") && shown.obey(b"xz\xff"), "these mean nothing");
+        assert!(shown.lines()[0].contains("sorted by IO/s;"));
+        assert!(shown.obey(b"p") && !shown.layout.with_paths);
+        assert!(shown.obey(b"h") && shown.lines().iter().any(|line| line == "Sort by:"));
+        assert!(shown.obey(b"?pl") && !shown.with_help && shown.layout.with_paths);
+        assert!(shown.lines()[0].contains("sorted by p99 us;"));
+        assert!(!shown.obey(b"wq"));
+    }
+
+    #[test]
+    fn a_frame_fits_the_screen() {
+        let lines = ["äbcdef", "gh", "never"].map(str::to_owned);
+        assert_eq!(frame(&lines, 2, 4), "\x1b[Häbcd\x1b[K\r\ngh\x1b[K\x1b[J");
+    }
+}

@@ -1,0 +1,327 @@
+//! A view as text: columns, their order and the keys that sort by them.
+
+use std::cmp::Ordering;
+
+use super::rates::{Row, View};
+use crate::settings::printable;
+
+/// What a column shows of a row.
+#[derive(Clone, Copy)]
+enum Shown {
+    Text(fn(&Row) -> &str),
+    Paths,
+    Number(fn(&Row) -> Option<f64>),
+    Count(fn(&Row) -> Option<u64>),
+    /// The average of a part of the time, if any row knows a part.
+    Part(&'static str),
+}
+
+/// A column.
+struct Column {
+    title: &'static str,
+    /// The key that sorts by it.
+    key: Option<char>,
+    shown: Shown,
+}
+
+const MIB: f64 = 1_048_576.0;
+
+/// All columns, from the left. The first is as wide as it needs to be.
+const COLUMNS: [Column; 18] = [
+    Column { title: "NAME", key: Some('n'), shown: Shown::Text(|row| &row.name) },
+    Column { title: "STATE", key: Some('s'), shown: Shown::Text(|row| &row.state) },
+    Column { title: "PATHS", key: None, shown: Shown::Paths },
+    Column { title: "IO/s", key: Some('i'), shown: Shown::Number(|row| row.ios_per_s) },
+    Column { title: "r/s", key: Some('r'), shown: Shown::Number(|row| row.reads_per_s) },
+    Column { title: "w/s", key: Some('w'), shown: Shown::Number(|row| row.writes_per_s) },
+    Column { title: "rMB/s", key: Some('R'), shown: Shown::Number(read_mib) },
+    Column { title: "wMB/s", key: Some('W'), shown: Shown::Number(write_mib) },
+    Column { title: "kB/IO", key: None, shown: Shown::Number(kib_per_io) },
+    Column { title: "inflt", key: Some('d'), shown: Shown::Count(|row| row.inflight) },
+    Column { title: "avg us", key: Some('a'), shown: Shown::Number(|row| row.latency_avg_us) },
+    Column { title: "p50 us", key: None, shown: Shown::Number(|row| row.latency_p50_us) },
+    Column { title: "p99 us", key: Some('l'), shown: Shown::Number(|row| row.latency_p99_us) },
+    Column { title: "err/s", key: Some('e'), shown: Shown::Number(|row| row.errors_per_s) },
+    Column { title: "queue us", key: None, shown: Shown::Part("client_queue") },
+    Column { title: "net us", key: None, shown: Shown::Part("network") },
+    Column { title: "srvq us", key: None, shown: Shown::Part("server_queue") },
+    Column { title: "disk us", key: None, shown: Shown::Part("backend") },
+];
+
+fn read_mib(row: &Row) -> Option<f64> {
+    row.read_bytes_per_s.map(|bytes| bytes / MIB)
+}
+
+fn write_mib(row: &Row) -> Option<f64> {
+    row.write_bytes_per_s.map(|bytes| bytes / MIB)
+}
+
+fn kib_per_io(row: &Row) -> Option<f64> {
+    row.bytes_per_io.map(|bytes| bytes / 1024.0)
+}
+
+/// Width of a number.
+const NUMBER_WIDTH: usize = 8;
+/// Width of the states of all daemons but rare long ones.
+const STATE_WIDTH: usize = 12;
+/// Width of `2/2`.
+const PATHS_WIDTH: usize = 7;
+
+/// How a view is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// The key of the column to sort by.
+    sort: char,
+    /// Show the paths too.
+    pub with_paths: bool,
+}
+
+impl Default for Layout {
+    fn default() -> Self {
+        Self { sort: 'n', with_paths: true }
+    }
+}
+
+impl Layout {
+    /// Sorts by the column of a key. False if it has none.
+    pub fn sort_by(&mut self, key: char) -> bool {
+        let is_known = COLUMNS.iter().any(|column| column.key == Some(key));
+        if is_known {
+            self.sort = key;
+        }
+        is_known
+    }
+
+    /// The title of the column that rows are sorted by.
+    #[must_use]
+    pub fn sorted_by(&self) -> &'static str {
+        self.column().map_or("", |column| column.title)
+    }
+
+    fn column(&self) -> Option<&'static Column> {
+        COLUMNS.iter().find(|column| column.key == Some(self.sort))
+    }
+
+    /// Texts rise and numbers fall; what has none comes last. Equal ones are in order of their
+    /// names.
+    fn compare(&self, a: &Row, b: &Row) -> Ordering {
+        let fall = |of: &dyn Fn(&Row) -> Option<f64>| {
+            let number = |row| of(row).unwrap_or(f64::NEG_INFINITY);
+            number(b).total_cmp(&number(a))
+        };
+        let order = match self.column().map(|column| column.shown) {
+            Some(Shown::Text(text)) => text(a).cmp(text(b)),
+            Some(Shown::Number(number)) => fall(&number),
+            Some(Shown::Count(count)) => fall(&|row| count(row).map(|count| count as f64)),
+            Some(Shown::Paths | Shown::Part(_)) | None => Ordering::Equal,
+        };
+        order.then_with(|| a.name.cmp(&b.name))
+    }
+
+    /// The lines of a view: for each group a line of titles, then its rows.
+    #[must_use]
+    pub fn lines(&self, view: &View) -> Vec<String> {
+        let mut lines = Vec::new();
+        // Sessions before exports: the names happen to fall.
+        for (name, rows) in view.groups.iter().rev() {
+            if !lines.is_empty() {
+                lines.push(String::new());
+            }
+            self.group(name, rows, &mut lines);
+        }
+        lines
+    }
+
+    fn group(&self, name: &str, rows: &[Row], lines: &mut Vec<String>) {
+        let mut sorted: Vec<&Row> = rows.iter().collect();
+        sorted.sort_by(|a, b| self.compare(a, b));
+        let length = |row: &Row| printable(&row.name).chars().count();
+        let below = |row: &Row| {
+            let longest = row.paths.iter().map(|path| length(path) + 2).max();
+            longest.filter(|_| self.with_paths).unwrap_or(0)
+        };
+        let widths = rows.iter().map(|row| length(row).max(below(row)));
+        let width = widths.max().unwrap_or(0).max(name.len());
+        let state = rows.iter().map(|row| row.state.len()).max().unwrap_or(0).max(STATE_WIDTH);
+        let knows = |row: &Row| !row.parts_us.is_empty();
+        let with_parts = rows.iter().any(|row| knows(row) || row.paths.iter().any(knows));
+        let cells = |cell: &dyn Fn(&Column) -> String| {
+            let is_shown = |column: &&Column| with_parts || !matches!(column.shown, Shown::Part(_));
+            let padded = COLUMNS.iter().filter(is_shown).enumerate().map(|(at, column)| {
+                match (at, column.shown) {
+                    (0, _) => format!("{:<width$}", cell(column)),
+                    (_, Shown::Text(_)) => format!(" {:<state$}", cell(column)),
+                    (_, Shown::Paths) => format!(" {:>PATHS_WIDTH$}", cell(column)),
+                    _ => format!(" {:>NUMBER_WIDTH$}", cell(column)),
+                }
+            });
+            padded.collect::<String>().trim_end().to_owned()
+        };
+        let title = |column: &Column| match column.title {
+            "NAME" => name.to_uppercase(),
+            title => title.to_owned(),
+        };
+        lines.push(cells(&title));
+        for row in sorted {
+            lines.push(cells(&|column| text(column, row)));
+            if self.with_paths {
+                for path in &row.paths {
+                    let path = Row { name: format!("  {}", path.name), ..path.clone() };
+                    lines.push(cells(&|column| text(column, &path)));
+                }
+            }
+        }
+    }
+
+    /// The keys, a line each.
+    #[must_use]
+    pub fn help() -> Vec<String> {
+        let mut lines = vec!["Sort by:".to_owned()];
+        let keys = COLUMNS.iter().filter_map(|column| Some((column.key?, column.title)));
+        lines.extend(keys.map(|(key, title)| format!("  {key}  {title}")));
+        lines.extend(
+            ["", "  p  show or hide paths", "  h  show or hide this help", "  q  quit"]
+                .map(str::to_owned),
+        );
+        lines
+    }
+}
+
+/// What stands in a cell. Names come from peers and other users' processes.
+fn text(column: &Column, row: &Row) -> String {
+    let dash = || "-".to_owned();
+    match column.shown {
+        Shown::Text(text) => printable(text(row)),
+        Shown::Paths => match (row.paths_connected, row.paths_total) {
+            (Some(up), Some(all)) => format!("{up}/{all}"),
+            _ => dash(),
+        },
+        Shown::Number(number) => number(row).map_or_else(dash, number_text),
+        Shown::Count(count) => count(row).map_or_else(dash, |count| count.to_string()),
+        Shown::Part(name) => {
+            row.parts_us.get(name).map_or_else(dash, |times| number_text(times.avg))
+        }
+    }
+}
+
+/// A number with as many places as it needs to be told from others.
+fn number_text(number: f64) -> String {
+    if number < 10.0 {
+        format!("{number:.2}")
+    } else if number < 1000.0 {
+        format!("{number:.1}")
+    } else {
+        format!("{number:.0}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rates::PartTimes;
+    use super::*;
+
+    /// The view of these groups.
+    fn view_of(groups: impl IntoIterator<Item = (&'static str, Vec<Row>)>) -> View {
+        View { time: 0.0, interval_s: 1.0, groups: groups.into_iter().collect() }
+    }
+
+    fn row(name: &str, ios: Option<f64>, p99: Option<f64>) -> Row {
+        Row {
+            name: name.into(),
+            state: "open".into(),
+            ios_per_s: ios,
+            latency_p99_us: p99,
+            ..Row::default()
+        }
+    }
+
+    /// The names in the order of the view.
+    fn names(layout: Layout, rows: &[Row]) -> Vec<String> {
+        let lines = layout.lines(&view_of([("sessions", rows.to_vec())]));
+        let first = |line: &String| line.split_whitespace().next().unwrap_or("").to_owned();
+        lines[1..].iter().map(first).collect()
+    }
+
+    #[test]
+    fn keys_sort_and_rows_without_a_value_come_last() {
+        let rows = [
+            row("c", Some(5.0), Some(900.0)),
+            row("a", None, None),
+            row("b", Some(70.0), Some(30.0)),
+            row("d", Some(5.0), Some(1000.0)),
+        ];
+        let mut layout = Layout::default();
+        assert_eq!(names(layout, &rows), ["a", "b", "c", "d"]);
+        assert_eq!(layout.sorted_by(), "NAME");
+        for (key, title, order) in [
+            ('i', "IO/s", ["b", "c", "d", "a"]),
+            ('l', "p99 us", ["d", "c", "b", "a"]),
+            ('r', "r/s", ["a", "b", "c", "d"]),
+            ('n', "NAME", ["a", "b", "c", "d"]),
+        ] {
+            assert!(layout.sort_by(key));
+            assert_eq!(
+                (layout.sorted_by(), names(layout, &rows)),
+                (title, order.map(str::to_owned).into())
+            );
+        }
+        assert!(!layout.sort_by('x') && !layout.sort_by('q') && !layout.sort_by('p'));
+        assert_eq!(layout.sorted_by(), "NAME");
+    }
+
+    #[test]
+    fn lines_are_aligned_and_paths_can_be_left_out() {
+        let path = Row { state: "connected".into(), ..row("tcp://10.0.0.2:1234", Some(9.5), None) };
+        let session = Row {
+            paths_connected: Some(1),
+            paths_total: Some(2),
+            reads_per_s: Some(12_345.6),
+            read_bytes_per_s: Some(50.25 * MIB),
+            bytes_per_io: Some(4096.0),
+            inflight: Some(32),
+            paths: vec![path],
+            ..row("v\n\u{1b}[31m", Some(12_345.6), Some(812.34))
+        };
+        let view = view_of([("exports", vec![row("e", None, None)]), ("sessions", vec![session])]);
+        let lines = Layout::default().lines(&view);
+        let expected = [
+            "SESSIONS              STATE          PATHS     IO/s      r/s      w/s    rMB/s    \
+             wMB/s    kB/IO    inflt   avg us   p50 us   p99 us    err/s",
+            "v\\n\\u{1b}[31m         open             1/2    12346    12346        -     50.2    \
+             \x20   -     4.00       32        -        -    812.3        -",
+            "  tcp://10.0.0.2:1234 connected          -     9.50        -        -        -        \
+             -        -        -        -        -        -        -",
+            "",
+            "EXPORTS STATE          PATHS     IO/s      r/s      w/s    rMB/s    wMB/s    kB/IO    \
+             inflt   avg us   p50 us   p99 us    err/s",
+            "e       open               -        -        -        -        -        -        -    \
+             \x20   -        -        -        -        -",
+        ];
+        assert_eq!(lines, expected);
+        let times = PartTimes { avg: 12.5, p50: 10.0, p99: 99.0 };
+        let split = Row { parts_us: [("network".into(), times)].into(), ..row("p", None, None) };
+        let lines_of_parts = Layout::default().lines(&view_of([(
+            "sessions",
+            vec![Row { paths: vec![split], ..row("v", None, None) }],
+        )]));
+        assert!(lines_of_parts[0].ends_with(" queue us   net us  srvq us  disk us"));
+        assert!(lines_of_parts[2].ends_with("        -     12.5        -        -"));
+        let brief = Layout { with_paths: false, ..Layout::default() }.lines(&view);
+        assert_eq!(brief.len(), lines.len() - 1);
+        assert!(!brief.concat().contains("tcp://"));
+    }
+
+    #[test]
+    fn every_key_is_one_columns_and_in_the_help() {
+        let help = Layout::help().join("\n");
+        let mut keys: Vec<char> = COLUMNS.iter().filter_map(|column| column.key).collect();
+        for key in &keys {
+            assert!(help.contains(&format!("\n  {key}  ")), "{key}");
+        }
+        keys.extend(['p', 'h', 'q']);
+        let count = keys.len();
+        keys.sort_unstable();
+        keys.dedup();
+        assert_eq!(keys.len(), count, "a key has two meanings");
+    }
+}

@@ -1,0 +1,146 @@
+//! `top`.
+
+use clap::Args;
+use rtrs_core::top::{self, Counters, Entry, Group, IntervalArgs, ReadsWrites};
+
+use super::server::{Server, ServerArgs};
+use crate::control_protocol::{ExportList, Request};
+use crate::error::Error;
+use crate::path::state::PathState;
+use crate::stats::{ExportSnapshot, IoTotals, PathSnapshot, SessionSnapshot};
+
+/// The arguments.
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
+pub struct TopArgs {
+    /// How often, and how long.
+    #[command(flatten)]
+    pub interval: IntervalArgs,
+
+    /// The server.
+    #[command(flatten)]
+    pub server: ServerArgs,
+}
+
+pub(super) fn run(args: &TopArgs) -> Result<(), Error> {
+    let server = args.server.clone();
+    top::run("rtrs-server top", &args.interval, args.server.output, move || groups(&server))
+}
+
+/// What the server reports. It is looked for each time: another one may have taken its place.
+fn groups(args: &ServerArgs) -> Result<Vec<Group>, Error> {
+    let server = Server::find(args)?;
+    let sessions = server.sessions()?.sessions;
+    let exports: ExportList = server.request(&Request::ExportList)?;
+    Ok(vec![
+        Group { name: "sessions", entries: sessions.iter().map(session).collect() },
+        Group { name: "exports", entries: exports.exports.iter().map(export).collect() },
+    ])
+}
+
+fn session(session: &SessionSnapshot) -> Entry {
+    let paths = &session.paths;
+    let up = paths.iter().filter(|path| path.state == PathState::Connected).count();
+    Entry {
+        name: session.name.clone().unwrap_or_else(|| session.id.clone()),
+        instance: session.id.clone(),
+        state: session.state.to_string(),
+        paths_up: Some((up, paths.len())),
+        inflight: Some(session.io.inflight),
+        counters: Some(counters(&session.io)),
+        paths: paths.iter().map(path).collect(),
+    }
+}
+
+fn path(path: &PathSnapshot) -> Entry {
+    Entry {
+        name: format!("{} {} {}", path.path, path.transport, path.peer),
+        state: path.state.to_string(),
+        inflight: Some(path.io.inflight),
+        counters: Some(counters(&path.io)),
+        ..Entry::default()
+    }
+}
+
+fn counters(io: &IoTotals) -> Counters {
+    Counters {
+        // An open or close has a time too.
+        ios: io.reads + io.writes + io.flushes + io.discards + io.write_zeroes + io.controls,
+        bytes: io.read_bytes + io.write_bytes,
+        errors: io.errors,
+        nanos: io.busy_ns,
+        by_direction: Some(ReadsWrites {
+            reads: io.reads,
+            read_bytes: io.read_bytes,
+            writes: io.writes,
+            write_bytes: io.write_bytes,
+        }),
+        ..Counters::default()
+    }
+}
+
+fn export(export: &ExportSnapshot) -> Entry {
+    let io = &export.io;
+    Entry {
+        name: export.name.clone(),
+        // Another disk under the same name begins anew.
+        instance: format!("{} {}", export.backing, export.id.as_deref().unwrap_or_default()),
+        state: export.state.to_string(),
+        counters: Some(Counters {
+            ios: io.reads + io.writes + io.others,
+            bytes: io.read_bytes + io.write_bytes,
+            errors: io.errors,
+            nanos: io.busy_ns,
+            by_direction: Some(ReadsWrites {
+                reads: io.reads,
+                read_bytes: io.read_bytes,
+                writes: io.writes,
+                write_bytes: io.write_bytes,
+            }),
+            times: io.times.clone(),
+            ..Counters::default()
+        }),
+        ..Entry::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stats::{ExportIo, ExportTotals, OpTotals};
+    use rtrs_core::block::IoOp;
+    use rtrs_core::ids::CoreIndex;
+    use rtrs_core::metrics::Bucket;
+
+    #[test]
+    fn counters_of_an_export_come_from_its_operations() {
+        let counters = crate::stats::ExportCounters::default();
+        for shard in [0, 1] {
+            let shard = counters.shard(CoreIndex(shard));
+            shard.answered(IoOp::Read, true, 4096, 9000);
+            shard.answered(IoOp::Write, false, 512, 20_000);
+            shard.answered(IoOp::Flush, true, 0, 9000);
+        }
+        let io = ExportIo::from(&counters.totals());
+        let bucket = |from, to, count| Bucket { from, to, count };
+        let expected = ExportIo {
+            reads: 2,
+            read_bytes: 8192,
+            writes: 2,
+            write_bytes: 0,
+            others: 2,
+            errors: 2,
+            busy_ns: 76_000,
+            times: vec![bucket(0, 10_000, 4), bucket(10_000, 25_000, 2)],
+        };
+        assert_eq!(io, expected);
+        let unused = ExportTotals { ops: [OpTotals::default(); 5], ..ExportTotals::default() };
+        assert_eq!(ExportIo::from(&unused), ExportIo::default());
+    }
+
+    #[test]
+    fn opens_count_since_their_time_does() {
+        let io = IoTotals { reads: 3, flushes: 2, controls: 1, busy_ns: 60, ..IoTotals::default() };
+        let counters = counters(&io);
+        assert_eq!((counters.ios, counters.nanos), (6, 60));
+    }
+}
