@@ -40,7 +40,7 @@ impl Decoded {
 }
 
 /// True when this host can capture; says aloud when not.
-fn can_capture() -> bool {
+pub(crate) fn can_capture() -> bool {
     if !requires(&["tshark", "dumpcap"]) {
         return false;
     }
@@ -48,11 +48,8 @@ fn can_capture() -> bool {
     is_root() || requires(&["(the right to capture: run as root)"])
 }
 
-/// Captures what goes over a server's port meanwhile.
-fn capture(server: &Server, meanwhile: impl FnOnce()) -> Decoded {
-    let scratch = Scratch::new();
-    let file = scratch.path("session.pcap");
-    let file = file.to_str().expect("a plain path");
+/// Captures into a file what goes over a server's port meanwhile.
+pub(crate) fn capture_to(file: &str, server: &Server, meanwhile: impl FnOnce()) {
     let (_, port) = server.portal().rsplit_once(':').expect("a portal with a port");
     let filter = format!("tcp port {port}");
     let mut dumpcap = Command::new("dumpcap");
@@ -69,6 +66,14 @@ fn capture(server: &Server, meanwhile: impl FnOnce()) -> Decoded {
     capture.signal("INT");
     let ended = capture.wait(Duration::from_secs(20));
     assert_eq!(ended.code, Some(0), "dumpcap: {}", ended.stderr);
+}
+
+/// Captures what goes over a server's port meanwhile, and decodes it.
+fn capture(server: &Server, meanwhile: impl FnOnce()) -> Decoded {
+    let scratch = Scratch::new();
+    let file = scratch.path("session.pcap");
+    let file = file.to_str().expect("a plain path");
+    capture_to(file, server, meanwhile);
     let shark = |rest: &[&str]| {
         let args = [&["-r", file, "--disable-protocol", "rpcordma"][..], rest].concat();
         run("tshark", &args, COMMAND_TIME_MAX).ok().stdout

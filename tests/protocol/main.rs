@@ -9,6 +9,7 @@
 mod abuse;
 mod capture;
 mod capture_rtrs;
+mod dissector;
 mod invalidate;
 mod peers;
 mod ping;
