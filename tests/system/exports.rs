@@ -109,6 +109,7 @@ fn a_forced_removal_ends_a_client_with_errors_for_good() {
     assert_eq!(raw.write(0, 4096, &[3; 4096]), Reply::Error(EIO));
     let told = client.command(&["status", "vol0", "-o", "json"]).code(3).json();
     assert!(told.to_string().contains("operator removed the export"), "{told}");
+    assert_eq!(told["io_fails"], true, "{told}");
     assert_eq!(fs::read(scratch.path("b.img")).expect("a file")[..8192], [0; 8192]);
     assert_eq!(fs::read(scratch.path("a.img")).expect("a file")[..4096], [1; 4096]);
     // The file is closed, and who attaches anew gets what has the name now.

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rtrs_tests::{Client, Finished, Innocent, STOP_TIME_MAX, Server, quick};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Clients under load while the session is changed.
 const CLIENTS: u64 = 4;
@@ -87,10 +87,19 @@ const DOWN: Option<&str> = Some("disconnected");
 #[test]
 fn paths_come_and_go_under_load_without_an_error() {
     let session = Changed::start();
+    let paths_of_get = || {
+        let got = session.client.command(&["get", "vol0", "path", "-o", "json"]).ok().json();
+        got["settings"][0]["value"].clone()
+    };
+    let [first, second, third] = &session.paths[..] else { panic!("three paths") };
+    assert_eq!(paths_of_get(), json!([first, second]));
     for round in 0..3 {
         let _ = session.path("add", 2, &[]).ok().says("connected");
         are(&session.states(), [UP, UP, UP]);
         let _ = session.path("remove", round % 2, &[]).ok().says("removed");
+        let mut left = paths_of_get().as_array().expect("paths").clone();
+        left.sort_by_key(ToString::to_string);
+        assert_eq!(left, [[second, first][round % 2], third].map(|path| json!(path)));
         let _ = session.path("disconnect", 2, &[]).ok().says("disconnected");
         let _ = session.path("reconnect", 2, &[]).ok().says("connected");
         // Anew, while it is up.

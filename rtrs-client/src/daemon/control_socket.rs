@@ -81,7 +81,8 @@ impl Session {
             Request::PathDisconnect(leave) => Ok(Change::Disconnect(leaving(leave))),
             Request::PathReconnect(leave) => Ok(Change::Reconnect(leaving(leave))),
             Request::Get => {
-                let settings = self.plan.lock().values();
+                let mut settings = self.plan.lock().values();
+                report::set_paths(&mut settings, &self.shards.reports());
                 return reply(&stream, Ok(SettingValues { settings }));
             }
             Request::Set { settings } => return reply(&stream, self.set(settings)),

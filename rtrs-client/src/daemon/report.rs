@@ -14,7 +14,7 @@ use rtrs_core::time::Duration;
 
 use super::driver::ClientShardReport;
 use crate::control_protocol::{
-    Attached, Heartbeats, Latency, OldestIo, PathInfo, PathStats, SessionState,
+    Attached, Heartbeats, Latency, OldestIo, PathInfo, PathStats, SessionState, SettingValue,
     ShardStats as ShardReport, SlowRequests, Stats, Status, WaitsFor,
 };
 use crate::engine::{ANOTHER, NoPathWait, PathStatus, SessionFailure, Waits};
@@ -102,7 +102,8 @@ pub(crate) fn status(identity: &Identity, reports: &[ClientShardReport]) -> Stat
             Some(NoPathWait::QueuesFor(left)) => Some(millis(left)),
             _ => None,
         },
-        io_fails: no_path == Some(NoPathWait::Fails) || state == SessionState::Evicted,
+        io_fails: no_path == Some(NoPathWait::Fails)
+            || control.is_some_and(|control| control.engine.failed),
         access: identity.access,
         policy: control.and_then(|r| r.engine.policy),
         uri: identity.uri.clone(),
@@ -254,7 +255,22 @@ pub(crate) fn stats(identity: &Identity, reports: &[ClientShardReport], with_tim
     }
 }
 
-fn path_stats(path: &PathStatus, total: &ShardStats, reports: &[ClientShardReport]) -> PathStats {
+/// Makes of the paths of the attach those in force.
+pub(crate) fn set_paths(settings: &mut [SettingValue], reports: &[ClientShardReport]) {
+    let (Some(paths), Some(setting)) =
+        (paths(reports), settings.iter_mut().find(|setting| setting.name == "path"))
+    else {
+        return;
+    };
+    setting.value = paths.iter().map(|path| path.path.clone()).collect();
+}
+
+fn path_stats(
+    path: &PathStatus,
+    total: &ShardStats,
+    reports: &[ClientShardReport],
+    with_times: bool,
+) -> PathStats {
     let at = path.id.index();
     let count = total.paths.get(at).copied().unwrap_or_default();
     PathStats {

@@ -82,7 +82,7 @@ pub(crate) struct EngineReport {
     pub(crate) slow_requests: SlowReport,
     /// Times that the server may have lost acknowledged writes, as all shards see it.
     pub(crate) cache_losses: u64,
-    /// Only from the control shard, as are the next seven.
+    /// Only from the control shard, as are the next eight.
     pub(crate) paths: Option<Vec<PathStatus>>,
     /// Names by place, those of removed paths included.
     pub(crate) names: Vec<String>,
@@ -91,6 +91,8 @@ pub(crate) struct EngineReport {
     pub(crate) open: bool,
     /// Why the session cannot go on, or what was in the way when it was last tried.
     pub(crate) obstacle: Option<SessionFailure>,
+    /// It is the former.
+    pub(crate) failed: bool,
     /// How IO stands while no path carries it.
     pub(crate) no_path: Option<NoPathWait>,
     /// None until the device was open once.
@@ -321,6 +323,7 @@ impl ClientEngine {
             no_path_policy: control.map(|control| control.config().no_path),
             open: self.is_open(),
             obstacle: control.and_then(SessionControl::obstacle).cloned(),
+            failed: self.failure().is_some(),
             no_path: control.and_then(|control| control.no_path(now)),
             geometry: self.geometry(),
             identity: self.pinned_identity(),
