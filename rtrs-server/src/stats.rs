@@ -98,7 +98,7 @@ counters! {
     replays,
     /// Requests now in flight that wait for an older write to the same place, which a path that is
     /// closed has left at the disk.
-    barred,
+    blocked,
     /// Requests now in flight.
     inflight,
     /// Nanoseconds from arrival to answer, summed over all requests.

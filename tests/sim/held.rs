@@ -44,8 +44,8 @@ fn settings(seed: u64) -> Options {
     options
 }
 
-/// Runs the scenario. `stats.replays` tells whether a copy met its original, `stats.barred` whether
-/// a newer write met one that had failed.
+/// Runs the scenario. `stats.replays` tells whether a copy met its original, `stats.blocked`
+/// whether a newer write met one that had failed.
 pub fn run_held(seed: u64, sink: Option<Sink>) -> Outcome {
     let options = settings(seed);
     let log = Log::new(sink);
@@ -204,7 +204,7 @@ fn follow_failed(
     cluster.order(other, IoOp::Write, elsewhere, 1, false);
     let lets_go_at = cluster.now() + prng.duration(200 * MS..=1500 * MS);
     cluster.run_until(lets_go_at, |_| false)?;
-    stats.barred = cluster.barred();
+    stats.blocked = cluster.blocked();
     let inflight: usize = cluster.workloads().map(|work| work.inflight()).sum();
     if inflight > 1 {
         return Err(not_live(cluster, "a write waits for one elsewhere", Duration::ZERO));

@@ -28,7 +28,7 @@ fn the_newest_write_stays_behind_one_that_was_held() {
         assert_eq!(outcome.failure, None, "replay: rtrs-sim --held --seed {seed}");
         let stats = outcome.stats;
         replays += u64::from(stats.replays > 0);
-        failed += u64::from(stats.barred > 0 && stats.io_errors > 0);
+        failed += u64::from(stats.blocked > 0 && stats.io_errors > 0);
     }
     assert!(replays >= 400, "a copy met its original in {replays} of 1000 variations only");
     assert!(failed >= 200, "one met a write that had failed in {failed} of 1000 variations only");

@@ -50,7 +50,7 @@ pub struct Stats {
     /// Requests that the server let wait for their first copy, in the scenario of a held write.
     pub replays: u64,
     /// Requests that the server let wait for one that had failed, in that scenario.
-    pub barred: u64,
+    pub blocked: u64,
     /// Queue pairs that went into error by a fault.
     pub qp_errors: u64,
     /// Times a path was connected again.
@@ -95,7 +95,7 @@ impl Stats {
         self.io_ms_max = self.io_ms_max.max(other.io_ms_max);
         self.faults += other.faults;
         self.replays += other.replays;
-        self.barred += other.barred;
+        self.blocked += other.blocked;
         self.qp_errors += other.qp_errors;
         self.reconnects += other.reconnects;
         self.backend_ops += other.backend_ops;

@@ -192,7 +192,7 @@ fn add_session(out: &mut Samples, name: &str, session: &SessionSnapshot) {
     out.add(&m::SESSION_INFLIGHT, one, io.inflight);
     out.add(&m::SESSION_QUEUE_DEPTH, one, u64::from(session.queue_depth));
     out.add(&m::SESSION_MEMORY, one, session.memory_bytes);
-    out.add(&m::SESSION_BLOCKED, one, io.barred);
+    out.add(&m::SESSION_BLOCKED, one, io.blocked);
     for (op, count) in [
         ("read", io.reads),
         ("write", io.writes),

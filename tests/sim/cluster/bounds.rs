@@ -76,10 +76,10 @@ impl Cluster {
     }
 
     /// Requests at the server that wait for what a closed path has left at the disk.
-    pub(in super::super) fn barred(&self) -> u64 {
+    pub(in super::super) fn blocked(&self) -> u64 {
         let sessions =
             self.server.first().map(|host| host.core.snapshot(self.now())).unwrap_or_default();
-        sessions.iter().map(|session| session.io.barred).sum()
+        sessions.iter().map(|session| session.io.blocked).sum()
     }
 
     /// Sessions, connections, requests and block IO that the server still has.

@@ -181,7 +181,7 @@ impl Stand {
                 reply
             });
             wait_for("the newer write to wait", PATH_TIME_MAX, || {
-                (self.count("barred") == 1).then_some(())
+                (self.count("blocked") == 1).then_some(())
             });
             assert_eq!(self.count("replays"), replays, "{death:?}: it has another permit");
             // This one has the permit of the write that failed.
@@ -195,7 +195,7 @@ impl Stand {
         wait_for("the server to be done", PATH_TIME_MAX, || {
             (self.count("inflight") == 0).then_some(())
         });
-        assert_eq!((self.count("barred"), self.count("replays")), (0, replays), "{death:?}");
+        assert_eq!((self.count("blocked"), self.count("replays")), (0, replays), "{death:?}");
         for (at, wanted) in [(offset, data[1]), (offset + 4096, data[0])] {
             assert_eq!(one.read(at, &mut found), Ok(()));
             assert!(found == wanted, "{death:?}: not the newest data at {at}");

@@ -78,7 +78,7 @@ fn text(list: &Sessions) -> String {
 }
 
 fn path_text(path: &PathSnapshot) -> String {
-    let waiting = match path.io.barred {
+    let waiting = match path.io.blocked {
         0 => String::new(),
         count => format!(" ({count} behind older writes that the disk still has)"),
     };
@@ -158,7 +158,7 @@ mod tests {
                     6,
                     PathState::Draining,
                     90_000_000,
-                    IoTotals { inflight: 2, barred: 1, ..IoTotals::default() },
+                    IoTotals { inflight: 2, blocked: 1, ..IoTotals::default() },
                 ),
             ],
         };

@@ -336,7 +336,7 @@ impl Step<'_> {
     fn note_blocked(&self, arrival: &mut Arrival, io: &IoProgress) {
         let (permit, shared) = (self.at.permit, &self.path.shared);
         let counters = self.path.counters();
-        counters.barred.add(1);
+        counters.blocked.add(1);
         // Its client has sent it again; or has given up what had the permit before.
         let original = |other: &OrphanedWrite, write: &Range<u64>| {
             (other.session, other.permit) == (shared.session.id, permit)
@@ -362,7 +362,7 @@ impl Step<'_> {
                 self.waiting.deferred.push(self.at);
             }
             State::Io(request, Wait::Blocked, io) => {
-                self.path.counters().barred.sub(1);
+                self.path.counters().blocked.sub(1);
                 // Nothing kept the device open meanwhile.
                 if let Err(errno) = self.open_device(io.export) {
                     let reply = Reply { errno, io: Some((io.op, io.flags.fua || io.post_flush)) };
@@ -632,7 +632,7 @@ impl Step<'_> {
                 // The next holder of the permit finds it in that table.
                 return self.path.release_permit(permit);
             }
-            State::Io(_, Wait::Blocked, _) => self.path.counters().barred.sub(1),
+            State::Io(_, Wait::Blocked, _) => self.path.counters().blocked.sub(1),
             State::Io(_, Wait::Settling(_), io) => io.count_settling(false, self.devices),
             _ => {}
         }

@@ -69,7 +69,7 @@ fn let_go(fixture: &mut Fixture) {
 fn waiting(fixture: &Fixture) -> (u64, u64) {
     let sessions = fixture.sessions();
     let paths = || sessions.iter().flat_map(|session| &session.paths);
-    (paths().map(|path| path.io.barred).sum(), paths().map(|path| path.io.replays).sum())
+    (paths().map(|path| path.io.blocked).sum(), paths().map(|path| path.io.replays).sum())
 }
 
 fn permits(replies: &[super::peer::Reply]) -> Vec<u16> {
