@@ -131,6 +131,22 @@ fn a_check_refuses_what_a_start_would_refuse() {
     };
     let _ = check(&export, &other).code(1).says("cannot export \"vol0\"").says("locked");
     let _ = check("v=mem:1M", &listen).code(1).says("choose another port");
+    // The same server, by its address: what it holds is not tried, and the rest is.
+    let own = server.run_dir();
+    let own = own.to_str().expect("a plain path");
+    let same = |more: &[&str]| {
+        let words = ["--export", &export, "--listen", &listen, "--check", "--run-dir", own];
+        run(bin("rtrs-server"), &[&words[..], more].concat(), COMMAND_TIME_MAX)
+    };
+    let said = same(&[]).ok().stdout;
+    let name = &listen["tcp://".len()..];
+    let running = format!("this server is running: {name}, process {}; ", server.pid());
+    let holds = format!("it holds export \"vol0\", {listen}, which were not tried\n");
+    assert_eq!(said, format!("ok\n{running}{holds}"));
+    let checked = same(&["--name", name, "-o", "json"]).ok().json();
+    assert_eq!((&checked["ok"], &checked["running"]["pid"]), (&true.into(), &server.pid().into()));
+    let _ = same(&["--export", "more=/nonexistent/x"]).code(1).says("/nonexistent/x");
+    let _ = same(&["--listen", "tcp://192.0.2.1:1"]).code(1).says("192.0.2.1:1");
     assert_eq!(check("v=mem:1M", &other).ok().stdout, "ok\n");
     let attach = |listen: &str| {
         let words = ["attach", "v", "--path", "tcp://127.0.0.1", "--check", "--listen", listen];

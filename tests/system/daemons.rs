@@ -97,6 +97,10 @@ fn a_search_path_exports_what_lies_below_it() {
     let mut nbd = nbd_client(&client);
     nbd.write_all(&[7; 4096]).expect("write");
     drop(nbd);
+    for words in [&["export", "remove", "vol0"][..], &["export", "set", "vol0", "ro"]] {
+        let refused = server.command(words).code(1);
+        let _ = refused.says("a client opened it below search-path").says("session evict");
+    }
     client.detach();
     // It is closed with its last session.
     let file = std::fs::File::open(scratch.path("vols/vol0")).expect("the file");

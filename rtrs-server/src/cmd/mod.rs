@@ -27,7 +27,8 @@ use self::export::ExportCommand;
 use self::metrics::MetricsArgs;
 use self::server::ServerArgs;
 use self::session::SessionCommand;
-use crate::daemon::{Reread, check_start, serve};
+use self::top::TopArgs;
+use crate::daemon::{Reread, Running, check_start, serve};
 use crate::error::{Error, ErrorKind};
 use crate::plan::Plan;
 use crate::settings::Settings;
@@ -203,9 +204,7 @@ impl LowArgs {
         if self.check || !self.print_config {
             plan.check()?;
         }
-        if self.check {
-            check_start(&plan)?;
-        }
+        let running = if self.check { check_start(&plan)? } else { None };
         if self.print_config {
             let own = Plan::new(self.layered_settings()?)?.settings.export;
             let map = print(&Settings { export: own, ..plan.settings });
@@ -215,12 +214,26 @@ impl LowArgs {
             return self.output.print(&map, |_| yaml);
         }
         if self.check {
-            return self.output.print(&json!({ "ok": true }), |_| "ok\n".to_owned());
+            let checked = match &running {
+                Some(running) => json!({ "ok": true, "running": running }),
+                None => json!({ "ok": true }),
+            };
+            return self.output.print(&checked, |_| checked_text(running.as_ref()));
         }
         let again = self.clone();
         let reread: Reread = Box::new(move || again.plan());
         serve(&plan, self.config.is_some().then_some(reread))
     }
+}
+
+/// What a check has found.
+fn checked_text(running: Option<&Running>) -> String {
+    let Some(Running { name, pid, holds, .. }) = running else { return "ok\n".to_owned() };
+    let holds = match &holds[..] {
+        [] => String::new(),
+        holds => format!("; it holds {}, which were not tried", holds.join(", ")),
+    };
+    format!("ok\nthis server is running: {name}, process {pid}{holds}\n")
 }
 
 #[cfg(test)]

@@ -13,9 +13,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use rtrs_core::local::{
-    ControlSocket, RunDir, SocketState, check_socket_path, reply, socket_state,
-};
+use rtrs_core::local::{ControlSocket, RunDir, check_socket_path, reply};
 use rtrs_core::settings::Auto;
 use rtrs_core::time::Duration;
 use serde::Serialize;
@@ -89,20 +87,6 @@ impl ServerControl {
                 Ok(None)
             }
         }
-    }
-
-    /// Looks whether the name of the settings is free, if there is one.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InUse`] if another server has it.
-    pub(crate) fn check(set: &Settings) -> Result<(), Error> {
-        let Auto::Is(name) = &set.name else { return Ok(()) };
-        let path = RunDir::new(set.run_dir.clone())?.server_socket(name.get());
-        if socket_state(&path)? == SocketState::InUse {
-            let text = format!("a server with the name {} runs ({})", name.get(), path.display());
-            return Err(Error::new(ErrorKind::InUse, text));
-        }
-        Ok(())
     }
 
     fn bind(

@@ -27,6 +27,7 @@ use crate::export::{Export, ExportTable};
 use crate::plan::{check_export, validate_export};
 use crate::settings::{ExportSpec, Id, Migration, Target};
 use crate::state::StateDir;
+use crate::stats::ExportState;
 
 /// What saving an epoch may take when an export is flushed for the last time.
 const SAVE_MAX: Duration = Duration::from_secs(2);
@@ -266,7 +267,7 @@ impl Exports {
         force: bool,
     ) -> Result<(Arc<Export>, Vec<String>), (String, bool)> {
         let Some(export) = self.entry(name).and_then(|entry| entry.export.upgrade()) else {
-            return Err((format!("there is no export {name:?}; `export list` shows all"), false));
+            return Err((self.unknown(name), false));
         };
         let request = AdminRequest::ExportRemove { name: name.to_owned(), force };
         let ended = self.control.ask(request, |answer| match answer {
@@ -276,6 +277,25 @@ impl Exports {
         let ended = ended.map_err(|why| (why, self.is_open(name)))?;
         self.entries.lock().remove(name);
         Ok((export, ended))
+    }
+
+    /// Why there is nothing of this name to change.
+    fn unknown(&self, name: &str) -> String {
+        let exports = self.list().map(|list| list.exports).unwrap_or_default();
+        match exports.into_iter().find(|export| export.name == name) {
+            Some(export) if export.found => format!(
+                "{name:?} is not an export of the configuration: a client opened it below \
+                 search-path ({}), and it goes when the last session closes it; detach it there, \
+                 or end the session with `session evict`; to keep it from being opened again, \
+                 move it out of search-path",
+                export.backing
+            ),
+            Some(export) if export.state == ExportState::Removing => format!(
+                "export {name:?} is being removed already; its file stays locked until the \
+                 requests that run at the backend finish"
+            ),
+            _ => format!("there is no export {name:?}; `export list` shows all"),
+        }
     }
 
     fn is_open(&self, name: &str) -> bool {
@@ -318,7 +338,7 @@ impl Exports {
     pub(crate) fn set(&self, name: &str, options: &[String]) -> Result<Changed, String> {
         let _turn = self.begin()?;
         let Some(entry) = self.entry(name) else {
-            return Err(format!("there is no export {name:?}; `export list` shows all"));
+            return Err(self.unknown(name));
         };
         let mut spec = entry.spec.with_options(options).map_err(|error| error.to_string())?;
         check(&mut spec)?;

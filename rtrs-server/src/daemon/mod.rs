@@ -7,6 +7,7 @@
 //! `reload` makes it what the configuration says, `metrics` collects what scrapes get, `open_files`
 //! compares the limit of descriptors with the settings.
 
+mod check;
 mod control_shard;
 mod control_socket;
 mod driver;
@@ -20,7 +21,7 @@ mod reload;
 mod search;
 mod serve;
 
+pub(crate) use check::{Running, check_start};
 pub use driver::ServerShard;
 pub use reload::Reread;
-pub(crate) use serve::check_start;
 pub use serve::{serve, serve_over};

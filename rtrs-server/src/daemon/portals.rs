@@ -7,6 +7,7 @@
 
 mod keys;
 
+use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::rc::Rc;
@@ -48,6 +49,12 @@ struct Wish {
     address: SocketAddr,
     /// We chose it: without IPv6 0.0.0.0 will do, and RDMA may fail.
     ours: bool,
+}
+
+impl fmt::Display for Wish {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://{}", self.scheme.name(), self.address)
+    }
 }
 
 /// The providers of a server, and where they listen.
@@ -125,13 +132,23 @@ impl Portals {
         self.providers.iter().map(make).collect()
     }
 
-    /// Looks whether the TCP addresses can be listened on. Nobody can connect meanwhile.
+    /// Those that a server with these portals listens on.
+    pub(crate) fn held_by(&self, portals: &[String]) -> impl Iterator<Item = String> {
+        let held = |wish: &&Wish| portals.contains(&wish.to_string());
+        self.wishes.iter().filter(held).map(ToString::to_string)
+    }
+
+    /// Looks whether the TCP addresses can be listened on, but for those that are held by this
+    /// server. Nobody can connect meanwhile.
     ///
     /// # Errors
     /// [`ErrorKind::Listen`] for a portal that cannot be listened on.
-    pub(crate) fn check(&self) -> Result<(), Error> {
+    pub(crate) fn check(&self, held: &[String]) -> Result<(), Error> {
         let deadline = Instant::now() + LISTEN_PATIENCE;
         for wish in self.wishes.iter().filter(|wish| wish.scheme == Scheme::Tcp) {
+            if held.contains(&wish.to_string()) {
+                continue;
+            }
             let bound = as_wished(*wish, |address| {
                 patiently(deadline, || {
                     let checked = check_tcp_address(address).map(|()| address);
@@ -169,7 +186,7 @@ impl Portals {
 
 /// The error for a portal that cannot be listened on.
 fn cannot_listen(wish: Wish, error: FabricError) -> Error {
-    let text = format!("cannot listen on {}://{}", wish.scheme.name(), wish.address);
+    let text = format!("cannot listen on {wish}");
     match error {
         // Its own text would say the address a second time.
         FabricError::System { source, .. } if wish.scheme == Scheme::Tcp => {

@@ -22,7 +22,6 @@ use rtrs_core::rt::{
     random_number, run,
 };
 
-use crate::backend::open_target;
 use crate::daemon::control_shard::ControlShard;
 use crate::daemon::control_socket::ServerControl;
 use crate::daemon::driver::ServerShard;
@@ -55,25 +54,6 @@ const RING_ENTRIES: u32 = 1024;
 /// [`ErrorKind::System`] for what the system refuses and for a drain that was not complete.
 pub fn serve(plan: &Plan, reread: Option<Reread>) -> Result<(), Error> {
     run_server(plan, |source| source, reread)
-}
-
-/// Refuses what [`serve`] would refuse: opens and locks the exports, tries the addresses and the
-/// name, and lets go of everything.
-///
-/// # Errors
-/// Those of [`serve`].
-pub(crate) fn check_start(plan: &Plan) -> Result<(), Error> {
-    let set = &plan.settings;
-    session_params(plan, set.shards.count())?;
-    let exports = if set.ping_only { &[][..] } else { &set.export };
-    let opened = exports.iter().map(|spec| {
-        let text = format!("cannot export {:?}", spec.name());
-        open_target(spec).map_err(failed(ErrorKind::Export, text))
-    });
-    // All at the same time: two exports of one file exclude each other.
-    let _opened = opened.collect::<Result<Vec<_>, _>>()?;
-    Portals::new(plan)?.check()?;
-    ServerControl::check(set)
 }
 
 /// The same, with something put over what each export of the plan is made of: for servers of tests
@@ -337,7 +317,7 @@ fn start_finder(
     Ok(Some(Box::new(searcher)))
 }
 
-fn session_params(plan: &Plan, cores: u16) -> Result<SessionParams, Error> {
+pub(super) fn session_params(plan: &Plan, cores: u16) -> Result<SessionParams, Error> {
     let set = &plan.settings;
     let depth = u32::from(set.queue_depth.get());
     let limits = Limits::new(depth, plan.chunk_bytes())

@@ -1,0 +1,106 @@
+//! `--check`: refuses what a start would refuse, and changes nothing.
+
+use rtrs_core::local::{RunDir, SocketState, request, socket_state};
+use rtrs_core::time::Duration;
+use serde::Serialize;
+
+use crate::backend::open_target;
+use crate::control_protocol::{ExportList, Request, Status};
+use crate::daemon::portals::Portals;
+use crate::daemon::serve::session_params;
+use crate::error::{Error, ErrorKind, failed};
+use crate::plan::Plan;
+use crate::settings::{ExportSpec, Settings};
+
+/// How long a running server may take to say what it is.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// This server runs: another process with its name, or without a name at its address.
+#[derive(Debug, Serialize)]
+pub(crate) struct Running {
+    /// Its name.
+    pub(crate) name: String,
+    /// Its process.
+    pub(crate) pid: u32,
+    /// The addresses and exports of the plan that it has.
+    pub(crate) holds: Vec<String>,
+    #[serde(skip)]
+    portals: Vec<String>,
+    /// Names and targets of its exports.
+    #[serde(skip)]
+    exports: Vec<(String, String)>,
+}
+
+impl Running {
+    /// The running server of these settings, if there is one.
+    fn find(set: &Settings, portals: &Portals) -> Result<Option<Self>, Error> {
+        let run_dir = RunDir::new(set.run_dir.clone())?;
+        let named = set.name.as_ref().get().map(|name| run_dir.server_socket(name.get()));
+        let sockets = match &named {
+            Some(socket) => vec![socket.clone()],
+            None => run_dir.server_sockets()?,
+        };
+        for socket in sockets {
+            if socket_state(&socket)? != SocketState::InUse {
+                continue;
+            }
+            let Ok((status, _)) = request::<Status>(&socket, &Request::Status, REPLY_TIMEOUT)
+            else {
+                if named.is_some() {
+                    let text =
+                        format!("a server of this name runs ({}), and hangs", socket.display());
+                    return Err(Error::new(ErrorKind::InUse, text));
+                }
+                continue;
+            };
+            if named.is_none() && portals.held_by(&status.portals).next().is_none() {
+                continue;
+            }
+            let list = request::<ExportList>(&socket, &Request::ExportList, REPLY_TIMEOUT);
+            let exports = list.map(|(list, _)| list.exports).unwrap_or_default();
+            let exports = exports.into_iter().map(|export| (export.name, export.backing)).collect();
+            let Status { name, pid, portals, .. } = status;
+            return Ok(Some(Self { name, pid, holds: Vec::new(), portals, exports }));
+        }
+        Ok(None)
+    }
+
+    fn has(&self, spec: &ExportSpec) -> bool {
+        let target = spec.target.to_string();
+        self.exports.iter().any(|(name, backing)| name == spec.name() && *backing == target)
+    }
+}
+
+/// Refuses what [`serve`](crate::serve) would refuse: opens and locks the exports, tries the
+/// addresses and the name, and lets go of everything. If this server runs already, what it holds
+/// is not tried.
+///
+/// # Errors
+/// Those of [`serve`](crate::serve).
+pub(crate) fn check_start(plan: &Plan) -> Result<Option<Running>, Error> {
+    let set = &plan.settings;
+    session_params(plan, set.shards.count())?;
+    let portals = Portals::new(plan)?;
+    let mut running = Running::find(set, &portals)?;
+    let mut holds = Vec::new();
+    let exports = if set.ping_only { &[][..] } else { &set.export };
+    let opened = exports.iter().map(|spec| {
+        let text = format!("cannot export {:?}", spec.name());
+        let mut spec = spec.clone();
+        if running.as_ref().is_some_and(|running| running.has(&spec)) {
+            holds.push(format!("export {:?}", spec.name()));
+            // What it has locked can be looked at all the same.
+            spec.ro = true;
+        }
+        open_target(&spec).map_err(failed(ErrorKind::Export, text))
+    });
+    // All at the same time: two exports of one file exclude each other.
+    let _opened = opened.collect::<Result<Vec<_>, _>>()?;
+    let held = running.as_ref().map_or(&[][..], |running| &running.portals);
+    portals.check(held)?;
+    holds.extend(portals.held_by(held));
+    if let Some(running) = &mut running {
+        running.holds = holds;
+    }
+    Ok(running)
+}
