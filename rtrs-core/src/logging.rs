@@ -96,26 +96,8 @@ const fn priority(level: Level) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-    use std::sync::Arc;
-
-    use parking_lot::Mutex;
-
     use super::*;
-
-    #[derive(Clone, Default)]
-    struct Kept(Arc<Mutex<Vec<u8>>>);
-
-    impl Write for Kept {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
+    use crate::tests::Kept;
 
     #[test]
     fn the_journal_gets_a_priority_and_no_time() {
@@ -132,7 +114,7 @@ mod tests {
             tracing::info!("up");
             tracing::debug!("more");
         });
-        let text = String::from_utf8(kept.0.lock().clone()).unwrap();
+        let text = kept.text();
         let target = module_path!();
         let wanted = format!(
             "<3>{target}: path down path=\"tcp://h\"\n<4>{target}: slow\n<6>{target}: up\n\

@@ -2,24 +2,7 @@
 //! docs/OPERATING.md come from here. What fills them is in `daemon/metrics.rs`.
 
 rtrs_core::metrics! {
-    BUILD_INFO = Gauge "rtrs_build_info" ["role", "version"]
-        "Version of the daemon; the value is 1.";
-    START_TIME = Gauge "rtrs_start_time_seconds" ["role"]
-        "Time at which the daemon started, in seconds since 1970.";
-    IO_SECONDS = Histogram "rtrs_io_seconds" ["role", "export", "op"]
-        "Time of an IO: at the server from arrival to answer, at the client from submit to end.";
-    IO_BYTES = Counter "rtrs_io_bytes_total" ["role", "export", "op"]
-        "Bytes of IOs that succeeded.";
-    IO_ERRORS = Counter "rtrs_io_errors_total" ["role", "export", "op"]
-        "IOs that ended with an error.";
-    CRC_ERRORS = Counter "rtrs_crc_errors_total" ["role", "transport"]
-        "Received frames with a wrong checksum; each ended its connection.";
-    RECEIVED = Counter "rtrs_receive_bytes_total" ["role", "transport"]
-        "Bytes received from the network, headers included.";
-    SENT = Counter "rtrs_transmit_bytes_total" ["role", "transport"]
-        "Bytes sent to the network, headers included.";
-    INTERNAL_ERRORS = Counter "rtrs_internal_errors_total" ["role"]
-        "Bugs of the daemon; each is in its log and ended a path.";
+    of [];
     DEVICE_ERRORS = Counter "rtrs_server_device_errors_total" ["export"]
         "Times that the disk or file of an export failed a request.";
     DEVICE_QUEUE_FULL = Counter "rtrs_server_device_queue_full_total" ["export"]

@@ -12,9 +12,34 @@ pub use exposition::{Kind, Metric, Number, Samples};
 pub use http::MetricsServer;
 pub use times::{Bucket, TIME_BUCKETS, Times, bucket_of};
 
-/// Declares the metrics of a daemon: a constant for each, and `ALL` of them in this order.
+/// Declares the metrics of a daemon: a constant for each, and `ALL` of them in this order. Those
+/// that both daemons have come first; `of` is the labels that tell one process from another.
 #[macro_export]
 macro_rules! metrics {
+    (of [$($of:literal),*]; $($own:tt)+) => {
+        $crate::metrics! {
+            BUILD_INFO = Gauge "rtrs_build_info" ["role", $($of,)* "version"]
+                "Version of the daemon; the value is 1.";
+            START_TIME = Gauge "rtrs_start_time_seconds" ["role" $(, $of)*]
+                "Time at which the daemon started, in seconds since 1970.";
+            IO_SECONDS = Histogram "rtrs_io_seconds" ["role", "export", "op"]
+                "Time of an IO: at the server from arrival to answer, at the client from \
+                 submit to end.";
+            IO_BYTES = Counter "rtrs_io_bytes_total" ["role", "export", "op"]
+                "Bytes of IOs that succeeded.";
+            IO_ERRORS = Counter "rtrs_io_errors_total" ["role", "export", "op"]
+                "IOs that ended with an error.";
+            CRC_ERRORS = Counter "rtrs_crc_errors_total" ["role", $($of,)* "transport"]
+                "Received frames with a wrong checksum; each ended its connection.";
+            RECEIVED = Counter "rtrs_receive_bytes_total" ["role", $($of,)* "transport"]
+                "Bytes received from the network, headers included.";
+            SENT = Counter "rtrs_transmit_bytes_total" ["role", $($of,)* "transport"]
+                "Bytes sent to the network, headers included.";
+            INTERNAL_ERRORS = Counter "rtrs_internal_errors_total" ["role" $(, $of)*]
+                "Bugs of the daemon; each is in its log and ended a path.";
+            $($own)+
+        }
+    };
     ($($constant:ident = $kind:ident $name:literal [$($label:literal),*] $help:literal;)+) => {
         $(
             #[doc = $help]

@@ -103,6 +103,7 @@ fn pour(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::Kept;
 
     /// Writes into a channel, a permission from the other at a time.
     struct Slow(mpsc::Receiver<()>, mpsc::Sender<String>);
@@ -150,22 +151,11 @@ mod tests {
 
     #[test]
     fn what_was_logged_is_there_when_it_has_settled() {
-        #[derive(Clone, Default)]
-        struct Kept(Arc<parking_lot::Mutex<Vec<u8>>>);
-        impl Write for Kept {
-            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-                self.0.lock().extend_from_slice(bytes);
-                Ok(bytes.len())
-            }
-            fn flush(&mut self) -> io::Result<()> {
-                Ok(())
-            }
-        }
         let kept = Kept::default();
         let mut log = Log::start(kept.clone(), |_| String::new()).unwrap();
         log.write_all(b"one\n").unwrap();
         log.write_all(b"two\n").unwrap();
         log.settle(Duration::from_secs(10));
-        assert_eq!(*kept.0.lock(), b"one\ntwo\n");
+        assert_eq!(kept.text(), "one\ntwo\n");
     }
 }
