@@ -22,6 +22,7 @@ mod netlink;
 mod options;
 mod probe;
 mod resend;
+mod resize;
 mod sockets;
 mod sysfs;
 mod takeover;

@@ -13,6 +13,7 @@
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::ids::CoreIndex;
 use crate::losses::Losses;
@@ -160,6 +161,36 @@ impl Geometry {
     }
 }
 
+/// The size of a device that may change while shards have it open: one number for all of them.
+#[derive(Debug)]
+pub struct SharedSize(AtomicU64);
+
+impl SharedSize {
+    /// A size in bytes.
+    pub fn new(bytes: u64) -> Self {
+        Self(AtomicU64::new(bytes))
+    }
+
+    /// The size as it is now.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    /// From now on it is this one.
+    pub fn set(&self, bytes: u64) {
+        self.0.store(bytes, Ordering::SeqCst);
+    }
+}
+
+/// What is known of a target whose size may differ from that of its device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TargetSize {
+    /// Bytes that it has now, in whole blocks.
+    pub bytes: u64,
+    /// It was shorter meanwhile, to this end: what lay beyond is lost.
+    pub was_cut: Option<u64>,
+}
+
 /// What a shard gives a device that opens on it.
 #[derive(Clone, Debug)]
 pub struct Core {
@@ -212,6 +243,9 @@ impl fmt::Debug for WakeHandle {
 pub trait BlockDevice: fmt::Debug {
     /// Size, limits and abilities.
     fn geometry(&self) -> &Geometry;
+
+    /// Takes over the present size of its source, before `geometry` is used. One load.
+    fn refresh(&mut self) {}
 
     /// Makes a region known whose slices will be used as buffers, so that the device can
     /// register it where that helps or is needed. A slice of an unknown region may be refused
@@ -277,6 +311,24 @@ pub enum SharedErrors {
 pub trait BlockSource: Send + Sync + fmt::Debug {
     /// Size, limits and abilities.
     fn geometry(&self) -> Geometry;
+
+    /// The size of what is behind it. May block; an error is the system's.
+    ///
+    /// # Errors
+    /// The system's error when that cannot be examined.
+    fn target_size(&self) -> std::io::Result<TargetSize> {
+        Ok(TargetSize { bytes: self.geometry().size, was_cut: None })
+    }
+
+    /// Gives it another size, in whole blocks, with what is behind it. May block. If something is
+    /// lost by that, `lost` is called: after nothing is written beyond the new end any more, and
+    /// before what lies there is gone.
+    ///
+    /// # Errors
+    /// Why that cannot be; then it is as it was.
+    fn resize(&self, _size: u64, _lost: &dyn Fn()) -> std::io::Result<()> {
+        Err(std::io::Error::new(std::io::ErrorKind::Unsupported, "its size is fixed"))
+    }
 
     /// True when the content ends with this process, flushed or not.
     fn is_volatile(&self) -> bool {

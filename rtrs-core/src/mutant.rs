@@ -140,6 +140,10 @@ mutants! {
     NewIdBeside = "new-id-beside",
     /// A path is used that meets an export's id of another boot than a path that is connected.
     OtherBootBeside = "other-boot-beside",
+    /// The server does not tell clients that an export has another size.
+    ResizeUnsaid = "resize-unsaid",
+    /// The client does not open a device again that has another size.
+    ResizeUnheard = "resize-unheard",
 }
 
 /// True when this rule is taken out. `rtrs_core::mutated!(Variant)` in the line that keeps it.

@@ -123,7 +123,7 @@ fn check_handshake(vectors: &Vectors) {
         path_uuid: PathUuid(uuid(0xa0)),
         session_id: SessionId(uuid(0xb0)),
         first_conn: true,
-        ext: ClientExtensions { smaller_depth: true, queue_depth: 128 }.encode(),
+        ext: ClientExtensions { smaller_depth: true, changed: true, queue_depth: 128 }.encode(),
     };
     vectors.check("con_req_known_depth", req, req.encode(), ConnReq::decode);
 
@@ -275,6 +275,7 @@ fn check_immediates(vectors: &Vectors) {
         ("imm_rsp_inv_300_eopnotsupp", rsp(300, errno::EOPNOTSUPP, true)),
         ("imm_heartbeat", Imm::Heartbeat),
         ("imm_heartbeat_ack", Imm::HeartbeatAck),
+        ("imm_changed_7", Imm::Changed { device: 7 }),
     ] {
         let golden: [u8; 4] = vectors.get(name).try_into().expect(name);
         assert_eq!(imm.encode_with(bits).to_be_bytes(), golden, "encoding {name}");

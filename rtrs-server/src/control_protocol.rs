@@ -63,6 +63,17 @@ pub(crate) enum Request {
         /// Each as in the text form of an export.
         options: Vec<String>,
     },
+    /// Give an export another size: [`Resized`].
+    ExportResize {
+        /// Its name.
+        name: String,
+        /// Its new size in bytes. Without it, the size that its target has now.
+        #[serde(default)]
+        size: Option<u64>,
+        /// Also if sessions that have it open lose data by that.
+        #[serde(default)]
+        force: bool,
+    },
     /// Read the configuration again: [`Reloaded`].
     Reload,
 }
@@ -112,6 +123,17 @@ pub(crate) struct Ended {
 pub(crate) struct ExportList {
     /// All of them, by name.
     pub(crate) exports: Vec<ExportSnapshot>,
+}
+
+/// An export has another size, or has had it already.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Resized {
+    /// Its name.
+    pub(crate) export: String,
+    /// Its size in bytes.
+    pub(crate) size: u64,
+    /// Its size before.
+    pub(crate) size_before: u64,
 }
 
 /// An export was added or changed.
@@ -202,6 +224,10 @@ mod tests {
             (
                 r#"{"command":"export-set","name":"v","options":["ro"]}"#,
                 Request::ExportSet { name: "v".into(), options: vec!["ro".into()] },
+            ),
+            (
+                r#"{"command":"export-resize","name":"v","size":4096}"#,
+                Request::ExportResize { name: "v".into(), size: Some(4096), force: false },
             ),
             (r#"{"command":"reload"}"#, Request::Reload),
         ] {

@@ -9,7 +9,7 @@
 //! shard has the device of its former export open: an index means one thing at a time.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -60,11 +60,14 @@ pub struct Export {
     pub counters: Arc<ExportCounters>,
     /// The operator lets nobody open it for writing.
     pub frozen: AtomicBool,
+    /// The size that its users were last informed of.
+    pub known_size: AtomicU64,
 }
 
 impl Export {
     /// An export for writing, without an id, whose epoch is not kept.
     pub fn new(name: impl Into<String>, source: Arc<dyn BlockSource>) -> Self {
+        let size = source.geometry().size;
         Self {
             name: name.into(),
             backing: String::new(),
@@ -75,6 +78,7 @@ impl Export {
             epoch: Arc::default(),
             counters: Arc::default(),
             frozen: AtomicBool::new(false),
+            known_size: AtomicU64::new(size),
         }
     }
 
@@ -83,6 +87,12 @@ impl Export {
         let mut geometry = self.source.geometry();
         geometry.read_only |= self.read_only || self.frozen.load(Ordering::Relaxed);
         geometry
+    }
+
+    /// Looks at its size. True when that is another than at the last look.
+    pub fn note_size(&self) -> bool {
+        let size = self.source.geometry().size;
+        self.known_size.swap(size, Ordering::Relaxed) != size
     }
 
     /// From now on nobody may open it for writing, or those may again who could.

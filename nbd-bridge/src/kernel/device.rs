@@ -21,6 +21,7 @@ use super::error::DeviceError;
 use super::netlink::{Attr, SOCKETS_MAX, open_netlink, sockets_attr};
 use super::options::{DeviceChoice, DeviceOptions, REQUEST_BYTES};
 use super::resend;
+use super::resize::resize;
 use super::sockets::{CONNECTS_MAX, READ_PATIENCE, Sockets};
 use super::sysfs::{Places, STEP, await_that};
 use super::takeover::Reached;
@@ -342,6 +343,15 @@ impl KernelDevice {
     /// `/dev/nbdX`.
     pub fn path(&self) -> PathBuf {
         self.places.node(self.index)
+    }
+
+    /// Gives the device another size. The kernel shows it at once and sends an event, to which udev
+    /// reacts.
+    ///
+    /// # Errors
+    /// The kernel's, with a hint.
+    pub fn resize(&self, size: u64) -> Result<(), DeviceError> {
+        resize(&self.places, self.index, size)
     }
 
     /// Waits until nothing is in flight, `patience` at most, and disconnects the device. What is

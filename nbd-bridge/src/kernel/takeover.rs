@@ -23,6 +23,7 @@ use super::error::DeviceError;
 use super::netlink::{Attr, Netlink, open_netlink, sockets_attr};
 use super::options::{DeviceChoice, DeviceOptions};
 use super::resend::is_quick;
+use super::resize::resize;
 use super::sockets::{CONNECTS_MAX, READ_PATIENCE, Sockets};
 use super::sysfs::{Places, await_that};
 use crate::proto::ExportInfo;
@@ -103,7 +104,8 @@ fn check_sockets(
 /// Checks whether `export` can replace that of the device. The kernel learned that one at the
 /// connect and relies on it: a device without a write cache is never flushed.
 fn check_shape(places: &Places, index: u32, export: &ExportInfo) -> Result<(), DeviceError> {
-    if places.size(index) != Some(export.size) {
+    // It may have grown meanwhile; what the kernel was told of the rest still has to hold.
+    if places.size(index).is_none_or(|had| export.size < had) {
         let had = places.size(index).map_or_else(|| "no size".into(), |n| format!("{n} bytes"));
         return odd(index, format!("it has {had} and the export {}; {HINT}", export.size));
     }
@@ -201,6 +203,11 @@ impl Reached {
         let ours = self.sockets.take_ours();
         // If that fails, the sockets end here, and the device waits for the next.
         adopt(ours)?;
+        if self.places.size(index) != Some(export.size)
+            && let Err(error) = resize(&self.places, index, export.size)
+        {
+            tracing::error!("/dev/nbd{index} keeps its size: {error}");
+        }
         tracing::info!("/dev/nbd{index} is taken over from a process that is gone");
         Ok(self)
     }
@@ -283,8 +290,9 @@ mod tests {
             check_shape(&tree.places, 2, &ExportInfo::plain("v", size)).map_err(|e| e.to_string())
         };
         assert_eq!(size(1 << 20), Ok(()));
-        let error = size(2 << 20).unwrap_err();
-        assert!(error.contains("it has 1048576 bytes and the export 2097152; free it"), "{error}");
+        assert_eq!(size(2 << 20), Ok(()), "it has grown");
+        let error = size(1 << 19).unwrap_err();
+        assert!(error.contains("it has 1048576 bytes and the export 524288; free it"), "{error}");
     }
 
     #[test]

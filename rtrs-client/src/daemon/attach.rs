@@ -316,6 +316,9 @@ impl AttachedSession {
                         self.stop(Duration::ZERO);
                     }
                 }
+                Ok(Wake::Session(Event::Resized(size))) if self.over.is_none() => {
+                    device::resize(self.device.as_ref(), size, &self.shards);
+                }
                 Ok(Wake::Session(Event::Done { abandoned: count })) => {
                     abandoned = count;
                     break;

@@ -19,6 +19,7 @@ use rtrs_core::block::Geometry;
 use rtrs_core::rt::blkdev::{OpenMode, open as open_device};
 use rtrs_core::rt::{become_io_flusher, lock_memory, refuse_oom_kill};
 
+use super::driver::ClientShardReport;
 use super::launch::ShardHandle;
 use crate::error::{Error, ErrorKind};
 use crate::plan::{cannot_attach, device_failed, is_backend_of};
@@ -29,6 +30,8 @@ const SCAN_PATIENCE: Duration = Duration::from_secs(10);
 const UDEV_PATIENCE: Duration = Duration::from_secs(5);
 /// For processes that have a device open only for a moment, as udev has after a write.
 const OPEN_PATIENCE: Duration = Duration::from_secs(2);
+/// Bound of all shards' learning of another size.
+const RESIZE_PATIENCE: Duration = Duration::from_secs(5);
 /// Bound of looking whether a device is claimed.
 const CLAIM_PATIENCE: Duration = Duration::from_secs(2);
 /// Why a session ends whose device the kernel does not use any more.
@@ -107,6 +110,33 @@ pub(crate) fn connect(
     }
     tracing::info!("{export_name} is {}", path.display());
     Ok(device)
+}
+
+/// The session's device has another size: the kernel's device gets it too, when every shard knows
+/// it, since the kernel may use it at once.
+pub(crate) fn resize(device: Option<&KernelDevice>, size: u64, shards: &ShardHandle) {
+    let Some(device) = device else { return };
+    let until = Instant::now() + RESIZE_PATIENCE;
+    let knows = |report: &ClientShardReport| {
+        report.engine.geometry.as_ref().is_some_and(|geometry| geometry.size == size)
+    };
+    loop {
+        let reports = shards.reports();
+        if reports.len() == shards.count() && reports.iter().all(knows) {
+            break;
+        }
+        if Instant::now() >= until {
+            // It has changed again, and the next event says so; or a shard is stuck.
+            tracing::debug!(size, "not all shards know this size of the device");
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let path = device.path();
+    match device.resize(size) {
+        Ok(()) => tracing::info!(size, "{} has another size", path.display()),
+        Err(error) => tracing::error!(size, "{} keeps its size: {error}", path.display()),
+    }
 }
 
 /// Opens a device in a child of this program; see [`open`].

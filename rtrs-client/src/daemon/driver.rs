@@ -77,6 +77,8 @@ pub(crate) enum Event {
     Ready(Box<Geometry>),
     /// The session cannot come about.
     Failed(SessionFailure),
+    /// The device has another size.
+    Resized(u64),
     /// The NBD front end could not start.
     FrontFailed(std::io::Error),
     /// The kernel has closed this shard's socket.
@@ -140,6 +142,7 @@ struct ClientShard {
     events: Option<mpsc::Sender<Event>>,
     reported_failure: bool,
     saved_epoch: Option<u64>,
+    size: Option<u64>,
     identity: Option<Identity>,
     /// Deadline of a front end that is stopping.
     stopping: Option<Instant>,
@@ -172,6 +175,7 @@ impl ClientShard {
             events: start.events,
             reported_failure: false,
             saved_epoch: None,
+            size: None,
             identity: None,
             stopping: None,
             front_stopped: false,
@@ -260,7 +264,10 @@ impl ClientShard {
         let geometry = device.geometry().clone();
         let place = Place { shard: self.shard, ring: &self.ring, export: &self.config.export };
         match self.front.open(now, &place, device) {
-            Ok(()) if self.shard.0 == 0 => self.event(Event::Ready(Box::new(geometry))),
+            Ok(()) if self.shard.0 == 0 => {
+                self.size = Some(geometry.size);
+                self.event(Event::Ready(Box::new(geometry)));
+            }
             Ok(()) => {}
             Err(error) => {
                 tracing::error!("shard {}: {error}", self.shard);
@@ -373,6 +380,13 @@ impl ClientShard {
         if self.saved_epoch != epoch {
             self.saved_epoch = epoch;
             epoch.into_iter().for_each(|epoch| self.event(Event::SavedEpoch(epoch)));
+        }
+        if self.size.is_some() && self.shard.0 == 0 {
+            let size = self.engine.size();
+            if self.size != size {
+                self.size = size;
+                size.into_iter().for_each(|size| self.event(Event::Resized(size)));
+            }
         }
         let identity = self.engine.pinned_identity();
         if self.identity != identity {

@@ -71,7 +71,11 @@ pub(crate) fn wait_ready(
         Ok(Wake::Session(Event::FrontFailed(error))) => error.to_string(),
         Ok(Wake::Session(Event::ShardFailed(shard, error))) => format!("shard {shard}: {error}"),
         Ok(Wake::Session(
-            Event::Done { .. } | Event::KernelGone(_) | Event::SavedEpoch(_) | Event::Pinned(_),
+            Event::Done { .. }
+            | Event::KernelGone(_)
+            | Event::Resized(_)
+            | Event::SavedEpoch(_)
+            | Event::Pinned(_),
         )) => "the session ended before it began".to_owned(),
         Ok(Wake::Signal) => "ended by a signal".to_owned(),
         Ok(Wake::Detach(detach)) => {

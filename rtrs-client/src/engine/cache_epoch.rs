@@ -188,6 +188,16 @@ impl CacheWatch {
         lost
     }
 
+    /// The device was made smaller, perhaps while nobody looked: what was not flushed may have been
+    /// beyond its end. Returns how many writes it may have lost.
+    pub(super) fn cut(&self) -> u64 {
+        let lost = self.all_acked().saturating_sub(self.flushed.load(Ordering::SeqCst));
+        if lost > 0 {
+            self.losses.add();
+        }
+        lost
+    }
+
     /// The epoch that the server is in.
     pub(super) fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::SeqCst)
@@ -238,6 +248,19 @@ mod tests {
         let mark = begin(&watch);
         assert!(!end(&watch, mark, 7), "flushed");
         assert_eq!(watch.meet(8, false), 0);
+    }
+
+    #[test]
+    fn a_cut_is_a_loss_where_something_was_not_flushed() {
+        let watch = CacheWatch::new(1, 7, false);
+        assert_eq!(watch.cut(), 0);
+        write(&watch, 0, 7);
+        assert_eq!(watch.cut(), 1);
+        let mark = begin(&watch);
+        assert!(end(&watch, mark, 7), "reported by a flush that fails");
+        let mark = begin(&watch);
+        assert!(!end(&watch, mark, 7), "once");
+        assert_eq!(watch.cut(), 0, "flushed");
     }
 
     #[test]

@@ -304,6 +304,14 @@ impl ClientEngine {
         is_known.then(|| devices.info(DeviceIndex::FIRST).geometry.clone())
     }
 
+    /// The device's size, as this shard has it; None until it was open once.
+    pub fn size(&self) -> Option<u64> {
+        let shard = self.shard.borrow();
+        let devices = shard.devices();
+        let is_known = devices.is_known(DeviceIndex::FIRST);
+        is_known.then(|| devices.info(DeviceIndex::FIRST).geometry.size)
+    }
+
     /// What this shard knows and did, for listings.
     pub(crate) fn report(&self, now: Instant) -> EngineReport {
         let shard = self.shard.borrow();

@@ -26,7 +26,7 @@ use super::io::{Answer, WrId, geometry_of, writes_zeroes};
 use crate::engine::device_table::OpenDevice;
 use crate::engine::session::{CONTROL, Granted, SessionConfig};
 
-/// Small receives on the service connection: one answer, heartbeats both ways, room.
+/// Small receives on the service connection: one answer, heartbeats both ways, eight CHANGED, room.
 const RECEIVES: u32 = 32;
 const RECV_SLOT: usize = 8;
 /// Layout of the control region: what we send, what is written to us, receives, INFO_RSP.
@@ -51,7 +51,7 @@ pub(crate) fn conn_request(
         path_uuid: path,
         session_id: config.id,
         first_conn,
-        ext: ClientExtensions { smaller_depth: true, queue_depth }.encode(),
+        ext: ClientExtensions { smaller_depth: true, changed: true, queue_depth }.encode(),
     };
     PrivateData::new(&request.encode())
 }
@@ -156,6 +156,10 @@ pub(crate) enum ServiceEvent {
     HeartbeatAsked,
     /// The server is alive.
     HeartbeatAnswered,
+    /// The size of this device has changed at the server, or its export was removed there.
+    Changed {
+        device: u32,
+    },
     /// INFO_RSP came, with the server's chunks.
     Info {
         chunks: Arc<[RemoteMem]>,
@@ -366,6 +370,7 @@ impl ServiceConnection {
         match Imm::decode(imm) {
             Imm::Heartbeat => Ok(ServiceEvent::HeartbeatAsked),
             Imm::HeartbeatAck => Ok(ServiceEvent::HeartbeatAnswered),
+            Imm::Changed { device } => Ok(ServiceEvent::Changed { device }),
             _ => {
                 let len = if wc.op == WcOp::Recv { wc.byte_len as usize } else { 0 };
                 let bytes = bytes.get(..len).ok_or_else(|| format!("answer of {len} bytes"))?;

@@ -1,4 +1,4 @@
-//! What our client says of the queue depth in CON_REQ: our own addition.
+//! What our client says in CON_REQ of the queue depth and of what it takes: our own addition.
 //!
 //! A server that is short of memory gives a new session of such a client fewer chunks, and refuses
 //! others. The client repeats the depth that its session has when it connects, so that a server
@@ -10,12 +10,15 @@ use super::bytes::{put, u16_at};
 /// Opens the extensions in CON_REQ.
 const MARK: [u8; 4] = *b"RTRX";
 const SMALLER: u8 = 1;
+const CHANGED: u8 = 2;
 
 /// What a client keeps to beyond the kernel's: 11 bytes at 45 of CON_REQ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClientExtensions {
     /// It takes a smaller queue depth than the server is set to.
     pub smaller_depth: bool,
+    /// It takes CHANGED on connection 0 ([`Imm::Changed`](super::Imm::Changed)).
+    pub changed: bool,
     /// The queue depth that its session has; 0 before its first connect.
     pub queue_depth: u16,
 }
@@ -26,7 +29,8 @@ impl ClientExtensions {
         let mut out = [0; 11];
         if self != Self::default() {
             put(&mut out, 0, MARK);
-            out[4] = if self.smaller_depth { SMALLER } else { 0 };
+            let smaller = if self.smaller_depth { SMALLER } else { 0 };
+            out[4] = smaller | if self.changed { CHANGED } else { 0 };
             put(&mut out, 5, self.queue_depth.to_le_bytes());
         }
         out
@@ -38,7 +42,11 @@ impl ClientExtensions {
         if ext[..4] != MARK {
             return Self::default();
         }
-        Self { smaller_depth: ext[4] & SMALLER != 0, queue_depth: u16_at(ext, 5) }
+        Self {
+            smaller_depth: ext[4] & SMALLER != 0,
+            changed: ext[4] & CHANGED != 0,
+            queue_depth: u16_at(ext, 5),
+        }
     }
 }
 
@@ -48,9 +56,9 @@ mod tests {
 
     #[test]
     fn extensions_survive_and_strangers_have_none() {
-        let ours = ClientExtensions { smaller_depth: true, queue_depth: 0x0102 };
+        let ours = ClientExtensions { smaller_depth: true, changed: true, queue_depth: 0x0102 };
         let bytes = ours.encode();
-        assert_eq!(bytes, *b"RTRX\x01\x02\x01\0\0\0\0");
+        assert_eq!(bytes, *b"RTRX\x03\x02\x01\0\0\0\0");
         assert_eq!(ClientExtensions::decode(&bytes), ours);
         assert_eq!(ClientExtensions::default().encode(), [0; 11], "as a kernel's client");
         for (at, byte) in [(0, 0), (3, b'Y')] {
@@ -61,7 +69,9 @@ mod tests {
         let mut later = bytes;
         (later[4], later[7], later[10]) = (0xff, 9, 9);
         assert_eq!(ClientExtensions::decode(&later), ours);
-        let rigid = ClientExtensions { smaller_depth: false, queue_depth: 7 };
-        assert_eq!(ClientExtensions::decode(&rigid.encode()), rigid);
+        for (smaller_depth, changed) in [(false, false), (false, true), (true, false)] {
+            let other = ClientExtensions { smaller_depth, changed, queue_depth: 7 };
+            assert_eq!(ClientExtensions::decode(&other.encode()), other);
+        }
     }
 }

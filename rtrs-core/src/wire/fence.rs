@@ -16,6 +16,7 @@ const LENGTHS: u32 = 1;
 const FENCE: u32 = 2;
 const CACHE_ID: u32 = 4;
 const IDENTITY: u32 = 8;
+const CHANGED: u32 = 16;
 
 /// What a server keeps to and can do beyond the kernel's: 24 bytes at 20 of CON_RSP, where kernels
 /// have zeroes.
@@ -33,12 +34,14 @@ pub struct Extensions {
     /// [`ServerId`](crate::identity::ServerId), zeroes for none; in a reject with ESTALE those of
     /// the session's [`EvictionSecret`](crate::identity::EvictionSecret).
     pub identity: Option<[u8; 16]>,
+    /// It sends CHANGED ([`Imm::Changed`](super::Imm::Changed)) to clients that take it.
+    pub changed: bool,
 }
 
 impl Extensions {
     /// Everything this implementation's server can do, where it has no id.
     pub const OURS: Self =
-        Self { lengths: true, fence: true, cache_id: true, identity: Some([0; 16]) };
+        Self { lengths: true, fence: true, cache_id: true, identity: Some([0; 16]), changed: true };
 
     /// As the room for extensions of CON_RSP holds it.
     pub fn encode(self) -> [u8; 36] {
@@ -48,8 +51,10 @@ impl Extensions {
             let fence = if self.fence { FENCE } else { 0 };
             let cache_id = if self.cache_id { CACHE_ID } else { 0 };
             let identity = if self.identity.is_some() { IDENTITY } else { 0 };
+            let changed = if self.changed { CHANGED } else { 0 };
+            let bits = lengths | fence | cache_id | identity | changed;
             put(&mut out, 0, MARK);
-            put(&mut out, 4, (lengths | fence | cache_id | identity).to_le_bytes());
+            put(&mut out, 4, bits.to_le_bytes());
             put(&mut out, 8, self.identity.unwrap_or_default());
         }
         out
@@ -67,6 +72,7 @@ impl Extensions {
             fence: bits & FENCE != 0,
             cache_id: bits & CACHE_ID != 0,
             identity: (bits & IDENTITY != 0).then(|| take(ext, 8)),
+            changed: bits & CHANGED != 0,
         }
     }
 }
@@ -95,15 +101,15 @@ mod tests {
     #[test]
     fn extensions_survive_and_strangers_have_none() {
         let ours = Extensions::OURS.encode();
-        assert_eq!(ours[..8], *b"RTRX\x0f\0\0\0");
+        assert_eq!(ours[..8], *b"RTRX\x1f\0\0\0");
         assert_eq!(Extensions::decode(&ours), Extensions::OURS);
         assert_eq!(Extensions::default().encode(), [0; 36], "as the kernel's server");
-        for (at, byte) in [(0, 0), (3, 0), (4, 0xf0)] {
+        for (at, byte) in [(0, 0), (3, 0), (4, 0xe0)] {
             let mut other = ours;
             other[at] = byte;
             assert_eq!(Extensions::decode(&other), Extensions::default(), "byte {at}");
         }
-        for bits in [1, 2, 4, 8, 0xff_u8] {
+        for bits in [1, 2, 4, 8, 16, 0xff_u8] {
             let mut other = ours;
             other[4] = bits;
             let has = |bit| bits & bit != 0;
@@ -115,6 +121,7 @@ mod tests {
                 fence: has(2),
                 cache_id: has(4),
                 identity: has(8).then_some(id),
+                changed: has(16),
             };
             assert_eq!(Extensions::decode(&other), expected);
         }

@@ -14,6 +14,7 @@ const TYPE_IO_RSP: u32 = 1;
 const TYPE_IO_RSP_W_INV: u32 = 2;
 const TYPE_HB_MSG: u32 = 8;
 const TYPE_HB_ACK: u32 = 9;
+const TYPE_CHANGED: u32 = 10;
 
 const PAYLOAD_MASK: u32 = (1 << IMM_PAYLOAD_BITS) - 1;
 const RSP_ID_BITS: u32 = 19;
@@ -66,6 +67,12 @@ pub enum Imm {
     Heartbeat,
     /// HB_ACK: the answer.
     HeartbeatAck,
+    /// CHANGED, server to client, ours: the size of this device has changed, or its export was
+    /// removed. The client is to open the export again. Sent only to a client that takes it.
+    Changed {
+        /// The device's ID in the session, below 2^28.
+        device: u32,
+    },
     /// Anything else, whole.
     Unknown(u32),
 }
@@ -85,7 +92,7 @@ impl Imm {
     /// The immediate. An errno above nine bits is mapped, not cut ([`errno::fit`]).
     ///
     /// # Panics
-    /// When a request's permit or offset do not fit: it would name another chunk.
+    /// When a request's permit or offset do not fit, or a device's ID: it would name another.
     pub fn encode_with(self, bits: MemBits) -> u32 {
         let (kind, payload) = match self {
             Self::Request { permit, offset } => {
@@ -100,6 +107,10 @@ impl Imm {
             }
             Self::Heartbeat => (TYPE_HB_MSG, 0),
             Self::HeartbeatAck => (TYPE_HB_ACK, 0),
+            Self::Changed { device } => {
+                assert!(device <= PAYLOAD_MASK, "device {device}");
+                (TYPE_CHANGED, device)
+            }
             Self::Unknown(whole) => return whole,
         };
         (kind << IMM_PAYLOAD_BITS) | payload
@@ -121,6 +132,7 @@ impl Imm {
             }
             TYPE_HB_MSG => Self::Heartbeat,
             TYPE_HB_ACK => Self::HeartbeatAck,
+            TYPE_CHANGED => Self::Changed { device: payload },
             _ => Self::Unknown(imm),
         }
     }
@@ -167,6 +179,8 @@ mod tests {
             (rsp(300, errno::EOPNOTSUPP, true), 0x22f8_012c),
             (Imm::Heartbeat, 0x8000_0000),
             (Imm::HeartbeatAck, 0x9000_0000),
+            (Imm::Changed { device: 7 }, 0xa000_0007),
+            (Imm::Changed { device: PAYLOAD_MASK }, 0xafff_ffff),
             (Imm::Unknown(0x3000_0001), 0x3000_0001),
         ];
         for (imm, value) in cases {
@@ -198,7 +212,7 @@ mod tests {
     fn nobodys_ids_and_requests_to_a_client_are_unknown() {
         assert_eq!(Imm::decode(0x1001_0000), Imm::Unknown(0x1001_0000));
         assert_eq!(Imm::decode(0x0028_1020), Imm::Unknown(0x0028_1020));
-        for kind in [3u32, 4, 5, 6, 7, 10, 15] {
+        for kind in [3u32, 4, 5, 6, 7, 11, 15] {
             assert_eq!(Imm::decode(kind << 28), Imm::Unknown(kind << 28));
         }
     }

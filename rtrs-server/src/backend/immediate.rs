@@ -39,6 +39,9 @@ impl Done {
 
 /// What runs the IOs of an [`Immediate`] device.
 pub(super) trait Content: Debug {
+    /// The size as it is now.
+    fn size(&self) -> u64;
+
     /// Runs an IO that the geometry allows.
     fn run(&self, io: &Io) -> IoStatus;
 }
@@ -62,10 +65,15 @@ impl<C: Content> BlockDevice for Immediate<C> {
         &self.geometry
     }
 
+    fn refresh(&mut self) {
+        self.geometry.size = self.content.size();
+    }
+
     fn submit(&mut self, io: Io) -> Result<(), Io> {
         if self.done.len() >= INFLIGHT_MAX {
             return Err(io);
         }
+        self.refresh();
         let status = match self.geometry.check(&io) {
             IoStatus::Ok => self.content.run(&io),
             refused => refused,

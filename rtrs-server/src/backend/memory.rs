@@ -10,10 +10,13 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::mem;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
-use rtrs_core::block::{BlockDevice, BlockSource, Core, Geometry, Io, IoOp, SharedErrors};
+use rtrs_core::block::{
+    BlockDevice, BlockSource, Core, Geometry, Io, IoOp, SharedErrors, SharedSize,
+};
 use rtrs_core::mem::MemSlice;
 use rtrs_core::status::IoStatus;
 
@@ -39,7 +42,7 @@ pub(super) fn geometry(size: u64, block: u32) -> Geometry {
 type Chunks = HashMap<u64, Box<[u8]>>;
 
 struct Store {
-    size: u64,
+    size: SharedSize,
     stripes: Box<[RwLock<Chunks>]>,
 }
 
@@ -58,7 +61,7 @@ impl MemorySource {
         // It is lost with the process, flushed or not: a client that never flushes would never
         // know.
         let geometry = Geometry { write_cache: true, ..geometry(size, block) };
-        Self { geometry, store: Arc::new(Store { size, stripes }) }
+        Self { geometry, store: Arc::new(Store { size: SharedSize::new(size), stripes }) }
     }
 
     /// Bytes in chunks that exist.
@@ -72,7 +75,17 @@ impl MemorySource {
 
 impl BlockSource for MemorySource {
     fn geometry(&self) -> Geometry {
-        self.geometry.clone()
+        Geometry { size: self.store.size.get(), ..self.geometry.clone() }
+    }
+
+    fn resize(&self, size: u64, lost: &dyn Fn()) -> std::io::Result<()> {
+        let had = self.store.size.get();
+        self.store.size.set(size);
+        if size < had {
+            lost();
+            self.store.cut(size);
+        }
+        Ok(())
     }
 
     fn shared_errors(&self) -> SharedErrors {
@@ -84,7 +97,7 @@ impl BlockSource for MemorySource {
     }
 
     fn open(&self, _core: &Core) -> std::io::Result<Box<dyn BlockDevice>> {
-        Ok(Box::new(Immediate::new(self.geometry.clone(), Arc::clone(&self.store))))
+        Ok(Box::new(Immediate::new(self.geometry(), Arc::clone(&self.store))))
     }
 }
 
@@ -119,19 +132,38 @@ impl Store {
         &self.stripes[index]
     }
 
-    /// Bytes of a chunk that lie within the device: all but for the last.
+    /// Bytes of a chunk that lie within the device: all but for the last. An IO may have begun
+    /// before the device became smaller.
     fn chunk_len(&self, chunk: u64) -> usize {
-        let left = self.size - chunk * CHUNK as u64;
+        let left = self.size.get().saturating_sub(chunk * CHUNK as u64);
         usize::try_from(left).map_or(CHUNK, |left| left.min(CHUNK))
+    }
+
+    /// What lies beyond this end is gone.
+    fn cut(&self, size: u64) {
+        for stripe in &self.stripes {
+            stripe.write().retain(|number, chunk| {
+                let left = size.saturating_sub(number * CHUNK as u64);
+                let left = usize::try_from(left).map_or(CHUNK, |left| left.min(CHUNK));
+                chunk.get_mut(left..).into_iter().for_each(|beyond| beyond.fill(0));
+                left > 0
+            });
+        }
     }
 
     fn read(&self, offset: u64, buf: &MemSlice) {
         for p in pieces(offset, buf.len()) {
             match self.stripe(p.chunk).read().get(&p.chunk) {
-                Some(chunk) => buf.copy_in(p.from, &chunk[p.at..p.at + p.len]),
-                None => {
+                Some(chunk) if p.at + p.len <= chunk.len() => {
+                    buf.copy_in(p.from, &chunk[p.at..p.at + p.len]);
+                }
+                found => {
                     let part = buf.slice(p.from, p.len);
                     part.expect("a piece lies within its IO").fill(0);
+                    // The last chunk of a device that has grown.
+                    if let Some(there) = found.and_then(|chunk| chunk.get(p.at..)) {
+                        buf.copy_in(p.from, there);
+                    }
                 }
             }
         }
@@ -140,13 +172,20 @@ impl Store {
     /// Runs `fill` over the bytes of a piece, whose chunk exists afterwards.
     fn with_chunk(&self, p: &Piece, fill: impl FnOnce(&mut [u8])) -> IoStatus {
         let mut stripe = self.stripe(p.chunk).write();
-        if let Some(chunk) = stripe.get_mut(&p.chunk) {
-            fill(&mut chunk[p.at..p.at + p.len]);
-            return IoStatus::Ok;
-        }
+        let len = self.chunk_len(p.chunk).max(p.at + p.len);
         let mut fresh = Vec::new();
-        let len = self.chunk_len(p.chunk);
-        if fresh.try_reserve_exact(len).is_err() || stripe.try_reserve(1).is_err() {
+        if let Some(chunk) = stripe.get_mut(&p.chunk) {
+            if p.at + p.len <= chunk.len() {
+                fill(&mut chunk[p.at..p.at + p.len]);
+                return IoStatus::Ok;
+            }
+            fresh = mem::take(chunk).into_vec();
+        }
+        let room = fresh.try_reserve_exact(len - fresh.len()).is_ok();
+        if !room || stripe.try_reserve(1).is_err() {
+            if !fresh.is_empty() {
+                stripe.insert(p.chunk, fresh.into_boxed_slice());
+            }
             return IoStatus::NoMemory;
         }
         fresh.resize(len, 0);
@@ -176,7 +215,8 @@ impl Store {
             } else if p.at == 0 && p.len == self.chunk_len(p.chunk) {
                 drop(self.stripe(p.chunk).write().remove(&p.chunk));
             } else if let Some(chunk) = self.stripe(p.chunk).write().get_mut(&p.chunk) {
-                chunk[p.at..p.at + p.len].fill(0);
+                let end = chunk.len().min(p.at + p.len);
+                chunk.get_mut(p.at..end).into_iter().for_each(|bytes| bytes.fill(0));
             }
         }
         IoStatus::Ok
@@ -190,6 +230,10 @@ impl fmt::Debug for Store {
 }
 
 impl Content for Arc<Store> {
+    fn size(&self) -> u64 {
+        self.size.get()
+    }
+
     fn run(&self, io: &Io) -> IoStatus {
         match (io.op, &io.buf) {
             (IoOp::Read, Some(buf)) => {

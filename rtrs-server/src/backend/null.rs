@@ -3,7 +3,11 @@
 //! IOs complete within `submit`; `poll` has nothing to do. There is no cache to flush, so
 //! nothing is ever less durable than promised, which is not at all.
 
-use rtrs_core::block::{BlockDevice, BlockSource, Core, Geometry, Io, IoOp, SharedErrors};
+use std::sync::Arc;
+
+use rtrs_core::block::{
+    BlockDevice, BlockSource, Core, Geometry, Io, IoOp, SharedErrors, SharedSize,
+};
 use rtrs_core::status::IoStatus;
 
 use super::immediate::{Content, Immediate};
@@ -12,19 +16,28 @@ use super::immediate::{Content, Immediate};
 #[derive(Debug)]
 pub struct NullSource {
     geometry: Geometry,
+    size: Arc<SharedSize>,
 }
 
 impl NullSource {
     /// `size` bytes of nothing in blocks of `block` bytes. The size is a multiple of the block.
     pub fn new(size: u64, block: u32) -> Self {
         assert!(size.is_multiple_of(u64::from(block)), "a size in whole blocks");
-        Self { geometry: super::memory::geometry(size, block) }
+        Self {
+            geometry: super::memory::geometry(size, block),
+            size: Arc::new(SharedSize::new(size)),
+        }
     }
 }
 
 impl BlockSource for NullSource {
     fn geometry(&self) -> Geometry {
-        self.geometry.clone()
+        Geometry { size: self.size.get(), ..self.geometry.clone() }
+    }
+
+    fn resize(&self, size: u64, _lost: &dyn Fn()) -> std::io::Result<()> {
+        self.size.set(size);
+        Ok(())
     }
 
     fn shared_errors(&self) -> SharedErrors {
@@ -32,14 +45,18 @@ impl BlockSource for NullSource {
     }
 
     fn open(&self, _core: &Core) -> std::io::Result<Box<dyn BlockDevice>> {
-        Ok(Box::new(Immediate::new(self.geometry.clone(), Nothing)))
+        Ok(Box::new(Immediate::new(self.geometry(), Nothing(Arc::clone(&self.size)))))
     }
 }
 
 #[derive(Debug)]
-struct Nothing;
+struct Nothing(Arc<SharedSize>);
 
 impl Content for Nothing {
+    fn size(&self) -> u64 {
+        self.0.get()
+    }
+
     fn run(&self, io: &Io) -> IoStatus {
         if let (IoOp::Read, Some(buf)) = (io.op, &io.buf) {
             buf.fill(0);

@@ -197,6 +197,9 @@ impl Shared {
                 let within = Duration::from_millis(within_ms);
                 self.change(stream, move |changes| changes.exports.remove(&name, force, within));
             }
+            Request::ExportResize { name, size, force } => {
+                self.change(stream, move |changes| changes.exports.resize(&name, size, force));
+            }
             Request::ExportSet { name, options } => {
                 self.change(stream, move |changes| changes.exports.set(&name, &options));
             }

@@ -23,7 +23,7 @@ use crate::daemon::identity::Sources;
 use crate::engine::epoch::SyncEpoch;
 use crate::engine::message::{AdminReply, AdminRequest};
 use crate::error::{Error, ErrorKind, failed};
-use crate::export::{Export, ExportTable};
+use crate::export::{Export, ExportIndex, ExportTable};
 use crate::plan::{check_export, validate_export};
 use crate::settings::{ExportSpec, Id, Migration, Target};
 use crate::state::StateDir;
@@ -298,7 +298,18 @@ impl Exports {
         }
     }
 
-    fn is_open(&self, name: &str) -> bool {
+    /// An export by its name.
+    pub(super) fn find(&self, name: &str) -> Result<(ExportIndex, Arc<Export>), String> {
+        let at = self.table.find(name.as_bytes());
+        let found = at.and_then(|at| Some((at, self.table.get(at)?)));
+        found.ok_or_else(|| self.unknown(name))
+    }
+
+    pub(super) fn control(&self) -> &ControlShard {
+        &self.control
+    }
+
+    pub(super) fn is_open(&self, name: &str) -> bool {
         let exports = self.list().map(|list| list.exports).unwrap_or_default();
         exports.iter().any(|export| export.name == name && !export.open_by.is_empty())
     }

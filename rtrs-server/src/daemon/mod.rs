@@ -4,7 +4,8 @@
 //! engine of one shard on its ring. `search` finds exports below the search path, `identity` says
 //! which disk or file an export is, `control_socket` serves the commands, which reach the control
 //! shard through `control_shard`, `exports` changes what is exported while the server runs,
-//! `reload` makes it what the configuration says, `metrics` collects what scrapes get, `open_files`
+//! `reload` makes it what the configuration says, `sizes` notices
+//! exports that grow, `metrics` collects what scrapes get, `open_files`
 //! compares the limit of descriptors with the settings.
 
 mod check;
@@ -20,6 +21,7 @@ mod portals;
 mod reload;
 mod search;
 mod serve;
+mod sizes;
 
 pub(crate) use check::{Running, check_start};
 pub use driver::ServerShard;

@@ -32,6 +32,7 @@ use crate::daemon::open_files;
 use crate::daemon::portals::Portals;
 use crate::daemon::reload::{Changes, Reload, Reread};
 use crate::daemon::search::{SearchPath, Searcher};
+use crate::daemon::sizes;
 use crate::engine::ServerEngine;
 use crate::engine::finder::Finder;
 use crate::engine::message::{ControlMessage, Message, ShardMessage};
@@ -120,6 +121,9 @@ fn run_server(
     drop(report);
     let listening = started.iter().take(usize::from(cores)).collect::<Result<Vec<_>, _>>();
     let control_shard = ControlShard(setup.senders[0].clone());
+    if let Err(error) = sizes::watch(&setup.exports, control_shard.clone()) {
+        tracing::error!("exports that grow are not noticed: cannot start a thread: {error}");
+    }
     let table = Arc::clone(&setup.exports);
     let exports = Exports::new((table, opener), control_shard.clone(), specs, set.ping_only);
     let changes = Arc::new(Changes { exports, reload: Reload::new(set, reread) });

@@ -125,7 +125,7 @@ impl DeviceTable {
     }
 
     /// All ids that were ever open.
-    pub fn ids(&self) -> impl Iterator<Item = DeviceId> + use<> {
+    pub fn ids(&self) -> impl ExactSizeIterator<Item = DeviceId> + use<> {
         (0..self.used.load(Ordering::Relaxed)).map(DeviceId)
     }
 }

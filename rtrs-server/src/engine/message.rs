@@ -113,6 +113,13 @@ pub enum ShardMessage {
         /// Which path.
         path: PathKey,
     },
+    /// Send CHANGED for a device on connection 0. To the shard of connection 0.
+    Changed {
+        /// Which path.
+        path: PathKey,
+        /// Which device of its session.
+        device: DeviceId,
+    },
     /// Take no new requests, answer those that run, then report (`Finished`).
     Finish {
         /// Which path.
@@ -210,6 +217,8 @@ pub enum ControlMessage {
         /// How far.
         report: EndReport,
     },
+    /// The size of an export has changed.
+    Resized(ExportIndex),
     /// A signal asks the server to stop.
     Shutdown,
     /// The operator asks.

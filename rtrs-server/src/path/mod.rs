@@ -64,6 +64,8 @@ pub struct PathOrigin {
     pub peer: SocketAddr,
     /// Our address.
     pub local: SocketAddr,
+    /// The client takes CHANGED.
+    pub takes_changed: bool,
 }
 
 impl PathShared {

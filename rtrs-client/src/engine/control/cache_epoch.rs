@@ -51,6 +51,20 @@ impl CacheEpoch {
         Some(Arc::clone(watch))
     }
 
+    /// A path that connects found this device, which may be smaller than it was. (A path that is
+    /// connected hears of that by the server's epoch.)
+    pub(super) fn compare(&self, last: Option<&OpenDevice>, device: &OpenDevice) {
+        let shrank = last.is_some_and(|last| device.geometry.size < last.geometry.size);
+        let watch = self.watch.as_ref().filter(|_| shrank);
+        let lost = watch.map_or(0, |watch| watch.cut());
+        if lost > 0 {
+            tracing::error!(
+                "the device was made smaller and may have lost {lost} writes that were not \
+                 flushed: flushes fail until one has reported it"
+            );
+        }
+    }
+
     /// Notes the epoch in which this process may leave writes that were not flushed.
     pub(super) fn keep(&mut self, now: Instant) {
         let Some(watch) = &self.watch else { return };

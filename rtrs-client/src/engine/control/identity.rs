@@ -61,11 +61,11 @@ impl Pinned {
         let met = device.export_id;
         let proven = self.compare(met) == Some(Comparison::Same);
         self.refuses_server(server).or_else(|| self.refuses_export(met)).or_else(|| {
-            let last = last.filter(|last| last.geometry.size < device.geometry.size && !proven)?;
+            let last = last.filter(|last| last.geometry.size != device.geometry.size && !proven)?;
             let (size, had) = (device.geometry.size, last.geometry.size);
             Some(format!(
                 "{ANOTHER}: its device has {size} bytes and had {had} before, and \
-                 no id proves that it is the same; attach again if it has grown"
+                 no id proves that it is the same; attach again if it was resized"
             ))
         })
     }

@@ -11,14 +11,17 @@
 //! Each part owns its state and knows nothing of the others; this file wires them together:
 //!
 //! - `paths.rs` which paths there are;
-//! - `path.rs` one path, of `connections.rs`, `path_fence.rs`, `heartbeat.rs`, `reconnect.rs`,
-//!   `network.rs` and `leave.rs`;
+//! - `path.rs` one path, with `due.rs`, of `connections.rs`, `path_fence.rs`, `heartbeat.rs`,
+//!   `reconnect.rs`, `network.rs` and `leave.rs`;
 //! - `fence.rs`, `silence.rs` and `path_admin.rs` what is decided about a path beside others;
+//! - `again.rs` and `reopen.rs` when a connected path opens the device once more;
 //! - `open.rs` the device; `identity.rs` which server and export it has to be; `cache_epoch.rs`
 //!   the epoch of the server's cache; `no_path.rs` how long IO waits; `status.rs` listings.
 
+mod again;
 mod cache_epoch;
 mod connections;
+mod due;
 mod fence;
 mod heartbeat;
 pub(crate) mod identity;
@@ -31,6 +34,7 @@ pub(crate) mod path_admin;
 mod path_fence;
 pub(in crate::engine) mod paths;
 mod reconnect;
+mod reopen;
 mod silence;
 pub(crate) mod status;
 
@@ -40,16 +44,17 @@ use rtrs_core::fabric::{CloseReason, WorkCompletion};
 use rtrs_core::identity::{EvictionSecret, Identity, ServerId};
 use rtrs_core::ids::{ConnIndex, PathId, ProviderIndex, QpNum};
 use rtrs_core::time::{Duration, Instant, earliest};
-use rtrs_core::wire::errno;
+use rtrs_core::wire::{errno, errno_name};
 
 use self::cache_epoch::CacheEpoch;
+use self::due::{Due, End};
 use self::fence::Fencing;
 use self::heartbeat::Finding;
-use self::identity::{ANOTHER, Pinned};
+use self::identity::Pinned;
 use self::leave::Why;
 use self::no_path::{NoPathClock, NoPathWait};
 use self::open::{Device, SessionFailure};
-use self::path::{Due, End, Path, STEP_TIMEOUT};
+use self::path::{Path, STEP_TIMEOUT};
 use self::path_admin::{Change, Leaving};
 use self::paths::Paths;
 use self::status::PathStatus;
@@ -247,7 +252,7 @@ impl SessionControl {
 
     /// Moves everything on whose time has come. True when anything happened.
     pub(crate) fn poll(&mut self, ctx: &mut Ctx<'_>) -> bool {
-        let mut any = self.open_next(ctx);
+        let mut any = self.open_next(ctx) | self.open_again(ctx);
         any |= self.poll_network(ctx);
         for id in self.paths.ids() {
             any |= self.poll_path(id, ctx);
@@ -462,12 +467,24 @@ impl SessionControl {
                 return path.post(ctx, |service, fabric| service.post_heartbeat(true, fabric));
             }
             ServiceEvent::HeartbeatAnswered => path.heartbeat_answered(ctx.now),
+            ServiceEvent::Changed { device } => self.on_changed(id, device, ctx),
             ServiceEvent::Info { chunks } => {
                 // Counts from its turn to open the device; all before it have their own bound.
                 let turns = self.paths.iter().count() as u32;
                 let until = ctx.now + STEP_TIMEOUT * turns;
                 self.paths[id].on_info(chunks, (ctx.now, until))?;
                 self.open_next(ctx);
+            }
+            ServiceEvent::Opened { device, .. } if path.reopen.answered() => {
+                return self.on_opened_again(id, &device, ctx);
+            }
+            ServiceEvent::OpenRefused(code) if path.reopen.answered() => {
+                if code == errno::EIDRM {
+                    self.on_removed(Some(id), ctx);
+                    return Err(SessionFailure::Removed.to_string());
+                }
+                let (path, errno) = (path.name(), errno_name(code));
+                tracing::warn!(%path, errno, "cannot learn how the device has changed");
             }
             ServiceEvent::Opened { device, secret } if !self.detaching => {
                 return self.on_opened(id, &device, secret, ctx);
@@ -511,6 +528,41 @@ impl SessionControl {
         true
     }
 
+    /// The server says that a device has changed, which may be one that is not open yet.
+    fn on_changed(&mut self, id: PathId, device: u32, ctx: &mut Ctx<'_>) {
+        if self.device.last().is_none_or(|last| last.device_id == device) {
+            self.paths[id].reopen.changed(ctx.now);
+            self.open_again(ctx);
+        }
+    }
+
+    /// Lets the next path that is due open the device once more. True when one began.
+    fn open_again(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        let next = again::next(&self.paths, ctx.now).filter(|_| self.is_running());
+        let Some(id) = next else { return false };
+        let asked = self.paths[id].open_again(self.device.access(), ctx);
+        self.end_if_failed(id, asked, ctx);
+        true
+    }
+
+    /// A connected path has opened the device once more.
+    fn on_opened_again(
+        &mut self,
+        id: PathId,
+        device: &OpenDevice,
+        ctx: &mut Ctx<'_>,
+    ) -> Result<(), String> {
+        let Some(last) = self.device.get().filter(|_| !self.detaching) else { return Ok(()) };
+        let refused = again::refusal(&self.paths[id], &self.pinned, last, device);
+        refused.map_or(Ok(()), Err)?;
+        let device = self.device.fit(device)?;
+        if self.device.opened(&device) {
+            self.notify_all(&ShardMessage::Open(DeviceIndex::FIRST, device), ctx);
+        }
+        self.open_again(ctx);
+        Ok(())
+    }
+
     /// A path has opened the device.
     fn on_opened(
         &mut self,
@@ -530,6 +582,7 @@ impl SessionControl {
             return Err(why);
         }
         let device = self.device.fit(device)?;
+        self.cache.compare(self.device.last(), &device);
         self.pinned.meet((server, export), secret);
         if let Some(watch) = self.cache.meet(ctx.now, &device) {
             self.notify_all(&ShardMessage::Cache(DeviceIndex::FIRST, watch), ctx);
@@ -626,21 +679,12 @@ impl SessionControl {
     /// open gives up: the attach fails at once with the reasons instead of waiting for a server
     /// that may never come.
     fn check_attach(&mut self, now: Instant) {
-        if self.device.was_open() || !self.is_running() || !self.paths.iter().all(Path::has_failed)
-        {
+        if self.device.was_open() || !self.is_running() {
             return;
         }
-        // Another disk does not turn into the right one by waiting.
-        let another_disk = |path: &Path| path.last_error().is_some_and(|e| e.starts_with(ANOTHER));
-        if self.device.is_patient(now) && !self.paths.iter().all(another_disk) {
-            return;
+        if let Some(why) = self.paths.why_all_failed(self.device.is_patient(now)) {
+            self.device.fail(SessionFailure::Unreachable(why));
         }
-        let whys = self
-            .paths
-            .iter()
-            .map(|path| format!("{}: {}", path.name(), path.last_error().unwrap_or("no answer")));
-        let whys: Vec<String> = whys.collect();
-        self.device.fail(SessionFailure::Unreachable(whys.join("; ")));
     }
 
     /// When `poll` wants to be called even if nothing happens.
@@ -649,6 +693,7 @@ impl SessionControl {
         let fence = fence::deadline(&self.paths);
         let soonest = earliest(earliest(self.device.close_deadline(), fence), no_path);
         let may_start = self.is_running();
+        let soonest = earliest(soonest, again::deadline(&self.paths).filter(|_| may_start));
         self.paths.iter().fold(soonest, |at, path| earliest(at, path.deadline(may_start)))
     }
 }

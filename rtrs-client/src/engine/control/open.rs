@@ -214,20 +214,23 @@ impl Device {
         Err(if may_pass { failure.to_string() } else { self.fail(failure) })
     }
 
-    /// What the session's users see of a device that a path opened: no more than they know.
+    /// What the session's users see of a device that a path opened. Paths open one after the other,
+    /// so its size is the newest; that it is the same device is certain
+    /// ([`Pinned::refuses`](super::identity::Pinned::refuses)).
     pub(super) fn fit(&mut self, device: &OpenDevice) -> Result<Arc<OpenDevice>, String> {
         if let Some(why) = refusal(self.last(), device) {
             return Err(self.fail(SessionFailure::Unusable(why)));
         }
-        let mut size = device.geometry.size;
-        if let Some(last) = &self.last
-            && size > last.geometry.size
-        {
-            tracing::warn!("the server's device grew to {size} bytes: attach again to use them");
-            size = last.geometry.size;
+        let (size, had) = (device.geometry.size, self.last().map(|last| last.geometry.size));
+        match had {
+            Some(had) if size > had => tracing::info!(size, had, "the device has grown"),
+            Some(had) if size < had => {
+                tracing::error!(size, had, "the device was made smaller; IO beyond its end fails");
+            }
+            _ => {}
         }
         let read_only = self.access == AccessMode::ReadOnly;
-        let geometry = Geometry { size, read_only, ..device.geometry.clone() };
+        let geometry = Geometry { read_only, ..device.geometry.clone() };
         Ok(Arc::new(OpenDevice { geometry, ..device.clone() }))
     }
 
@@ -284,16 +287,11 @@ impl Device {
 /// a write cache that it lacked would never be flushed.
 fn refusal(last: Option<&OpenDevice>, device: &OpenDevice) -> Option<String> {
     let now = &device.geometry;
-    let Some(OpenDevice { geometry: before, .. }) = last else {
-        return (now.size == 0).then(|| "the server's device has 0 bytes".to_owned());
-    };
-    let (size, block) = (now.size, now.logical_block);
-    if size < before.size {
-        let had = before.size;
-        return Some(format!(
-            "the server's device has {size} bytes and had {had} before: attach again"
-        ));
+    if now.size == 0 {
+        return Some("the server's device has 0 bytes".to_owned());
     }
+    let OpenDevice { geometry: before, .. } = last?;
+    let block = now.logical_block;
     if block > before.logical_block {
         let had = before.logical_block;
         return Some(format!(

@@ -14,11 +14,13 @@ use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::{AccessMode, Extensions};
 
 use super::connections::Connections;
+use super::due::{Due, End};
 use super::heartbeat::{Finding, HeartbeatMonitor};
 use super::leave::{Leave, Why};
 use super::network::NetworkRetry;
 use super::path_fence::PathFence;
 use super::reconnect::Reconnect;
+use super::reopen::Reopen;
 use super::status::PathStatus;
 use crate::engine::ctx::Ctx;
 use crate::engine::message::ShardMessage;
@@ -32,43 +34,6 @@ use crate::path::state::PathState;
 pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bound of ending all connections of a path; afterwards they are aborted once more.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// How a path ends.
-#[derive(Debug)]
-pub(super) struct End {
-    /// Shown and logged, unless it ends as it is asked to.
-    pub(super) why: Option<String>,
-    /// What the server has sent on other connections still counts.
-    pub(super) in_order: bool,
-}
-
-impl End {
-    /// It failed.
-    pub(super) fn failed(why: impl Into<String>) -> Self {
-        Self { why: Some(why.into()), in_order: false }
-    }
-
-    /// As asked.
-    pub(super) const ASKED: Self = Self { why: None, in_order: true };
-    /// The attempt gives way to another.
-    pub(super) const RESTART: Self = Self { why: None, in_order: false };
-}
-
-/// What a path is due for.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Due {
-    Nothing,
-    /// It may leave.
-    Leave,
-    /// The next attempt.
-    Start,
-    /// A look at its heartbeats.
-    Heartbeat,
-    /// Another abort of its connections.
-    Close,
-    /// Its end, for this reason.
-    End(&'static str),
-}
 
 /// What the server said of itself, or of its cache, in the last attempt that it accepted.
 #[derive(Debug, Default)]
@@ -103,6 +68,7 @@ pub(super) struct Path {
     connections: Connections,
     server: ServerInfo,
     opening: Option<Opening>,
+    pub(super) reopen: Reopen,
     pub(super) fence: PathFence,
     pub(super) heartbeat: HeartbeatMonitor,
     reconnect: Reconnect,
@@ -135,6 +101,7 @@ impl Path {
             connections: Connections::new(&target, epoch, config.shards),
             server: ServerInfo::default(),
             opening: None,
+            reopen: Reopen::default(),
             fence: PathFence::default(),
             heartbeat: HeartbeatMonitor::new([config.heartbeat, target.heartbeat]),
             reconnect: Reconnect::new(target.remotes.len(), waits, seed),
@@ -395,6 +362,23 @@ impl Path {
         self.post(ctx, |service, fabric| service.post_open(&config.export, access, fabric))
     }
 
+    /// Opens the device once more, to learn what has changed of it.
+    pub(super) fn open_again(
+        &mut self,
+        access: AccessMode,
+        ctx: &mut Ctx<'_>,
+    ) -> Result<(), String> {
+        self.reopen.begin(ctx.now, ctx.now + STEP_TIMEOUT);
+        let config = Arc::clone(&self.config);
+        self.post(ctx, |service, fabric| service.post_open(&config.export, access, fabric))
+    }
+
+    /// When it is due to open the device once more, if it can.
+    pub(super) fn due_again(&self) -> Option<Instant> {
+        let can = self.is_connected() && !self.is_leaving() && self.is_idle();
+        self.reopen.due().filter(|_| can)
+    }
+
     /// The access that it asked for, while it opens the device.
     pub(super) fn asked_access(&mut self) -> Result<AccessMode, String> {
         let asked = self.opening.as_ref().and_then(|opening| opening.access);
@@ -475,6 +459,9 @@ impl Path {
             PathState::Connected if self.leave.as_ref().is_some_and(|l| now >= l.deadline()) => {
                 Due::End("what it carried was not answered in the time to leave")
             }
+            PathState::Connected if self.reopen.is_late(now) => {
+                Due::End("opening the device was not answered")
+            }
             PathState::Opening | PathState::Connected => Due::Heartbeat,
             _ => Due::Nothing,
         }
@@ -484,7 +471,9 @@ impl Path {
     pub(super) fn deadline(&self, may_start: bool) -> Option<Instant> {
         let own = match self.state {
             PathState::Connected => {
-                earliest(self.heartbeat.deadline(), self.leave.as_ref().map(Leave::deadline))
+                let leave = self.leave.as_ref().map(Leave::deadline);
+                let again = self.reopen.until();
+                earliest(earliest(self.heartbeat.deadline(), leave), again)
             }
             PathState::Opening => earliest(self.heartbeat.deadline(), Some(self.until)),
             PathState::Disconnected | PathState::Gone => None,
@@ -632,6 +621,7 @@ impl Path {
         self.until = ctx.now + CLOSE_TIMEOUT;
         self.heartbeat.stop();
         self.opening = None;
+        self.reopen = Reopen::default();
         self.fence.died(self.connections.epoch(), self.connections.recon_cnt());
         self.connections.shared().set_latency(Duration::ZERO);
         self.connections.end(self.id, end.in_order, ctx);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rtrs_core::ids::{PathId, PermitId, ProviderIndex, QpNum};
 use rtrs_core::time::{Duration, Instant};
 
+use super::identity::ANOTHER;
 use super::path::Path;
 use crate::engine::session::{PATHS_MAX, PathTarget, SessionConfig, Tuning};
 use crate::path::state::PathState;
@@ -103,6 +104,19 @@ impl Paths {
     /// The first path that is in this state.
     pub(super) fn first(&self, state: PathState) -> Option<PathId> {
         self.iter().find(|path| path.state() == state).map(Path::id)
+    }
+
+    /// Why all paths have failed, on each of their addresses, if they have. With patience only
+    /// another disk counts, which does not turn into the right one by waiting.
+    pub(super) fn why_all_failed(&self, is_patient: bool) -> Option<String> {
+        let another_disk = |path: &Path| path.last_error().is_some_and(|e| e.starts_with(ANOTHER));
+        let failed = |path: &Path| path.has_failed() && (!is_patient || another_disk(path));
+        if !self.iter().all(failed) {
+            return None;
+        }
+        let why =
+            |path: &Path| format!("{}: {}", path.name(), path.last_error().unwrap_or("no answer"));
+        Some(self.iter().map(why).collect::<Vec<_>>().join("; "))
     }
 
     /// True while a path is connected.

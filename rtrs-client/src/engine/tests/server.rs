@@ -233,7 +233,7 @@ impl Server {
         let raw = request.private_data.as_bytes();
         assert_eq!(raw.len(), 56);
         assert_eq!(raw[..6], [0, 0, 0xbd, 0x1b, 0x00, 0x02], "CM bytes, magic, version");
-        assert!(raw[44] & !1 == 0 && raw[45..50] == *b"RTRX\x01" && raw[52..] == [0; 4]);
+        assert!(raw[44] & !1 == 0 && raw[45..50] == *b"RTRX\x03" && raw[52..] == [0; 4]);
         let req = ConnReq::decode(raw).expect("a good CON_REQ");
         self.seen.push(Seen::Connect { req, local: request.local.ip(), at: now });
         if let Some(data) = &self.how.refuse {
@@ -313,6 +313,7 @@ impl Server {
                 fence: how.fence,
                 cache_id: how.cache_id != 0,
                 identity: how.server_id,
+                changed: true,
             }
             .encode(),
             ..ConnRsp::default()
@@ -655,7 +656,6 @@ impl Server {
         self.posted += 1;
         let signaled = self.posted.is_multiple_of(8);
         let qp = self.paths[index].cons[cid].qp;
-        // A connection that has just ended takes nothing more.
         let _ = self.fabric.post_send(qp, WorkRequest { wr_id: OTHER, op, sges, signaled });
     }
 

@@ -28,7 +28,10 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
-use rtrs_core::block::{BlockDevice, BlockSource, Core, Geometry, SharedErrors};
+use parking_lot::Mutex;
+use rtrs_core::block::{
+    BlockDevice, BlockSource, Core, Geometry, SharedErrors, SharedSize, TargetSize,
+};
 use rtrs_core::mem::Region;
 use rtrs_core::rt::blkdev::{self, DirectAlign, OpenMode};
 
@@ -151,7 +154,10 @@ impl FileSource {
             shared: Arc::new(Shared {
                 path: path.to_owned(),
                 file,
+                size: SharedSize::new(geometry.size),
                 geometry,
+                follows: AtomicBool::new(true),
+                resizing: Mutex::new(()),
                 align,
                 in_memory,
                 punch,
@@ -178,7 +184,15 @@ impl FileSource {
 
 impl BlockSource for FileSource {
     fn geometry(&self) -> Geometry {
-        self.shared.geometry.clone()
+        Geometry { size: self.shared.size.get(), ..self.shared.geometry.clone() }
+    }
+
+    fn target_size(&self) -> io::Result<TargetSize> {
+        self.shared.target_size()
+    }
+
+    fn resize(&self, size: u64, lost: &dyn Fn()) -> io::Result<()> {
+        self.shared.resize(size, lost)
     }
 
     fn open(&self, core: &Core) -> io::Result<Box<dyn BlockDevice>> {

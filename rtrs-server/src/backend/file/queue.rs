@@ -502,6 +502,10 @@ impl BlockDevice for FileDevice {
         &self.geometry
     }
 
+    fn refresh(&mut self) {
+        self.geometry.size = self.shared.size.get();
+    }
+
     /// Attaches the region to the ring when O_DIRECT is in use: parts that are used are registered
     /// little by little, and IO from these needs no page pinning. A refusal costs speed, nothing
     /// else. The registration ends with this queue, and soon after the region.
@@ -519,6 +523,7 @@ impl BlockDevice for FileDevice {
         if self.inflight() >= INFLIGHT_MAX {
             return Err(io);
         }
+        self.refresh();
         let mut status = self.geometry.check(&io);
         if status.is_ok() && self.shared.is_beyond(io.offset + u64::from(io.len)) {
             status = IoStatus::Beyond;

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 
-use rtrs_core::block::Geometry;
+use parking_lot::Mutex;
+use rtrs_core::block::{Geometry, SharedSize};
 use rtrs_core::mem::Region;
 use rtrs_core::rt::blkdev::DirectAlign;
 
@@ -20,7 +21,14 @@ pub(super) const ZEROES: usize = 1 << 20;
 pub(super) struct Shared {
     pub(super) path: PathBuf,
     pub(super) file: File,
+    /// As it was when it was opened.
     pub(super) geometry: Geometry,
+    /// Its size, in whole blocks.
+    pub(super) size: SharedSize,
+    /// It grows with its target: until it is made smaller.
+    pub(super) follows: AtomicBool,
+    /// Held to change `size`, `follows`, `end` and `reported`.
+    pub(super) resizing: Mutex<()>,
     /// Set when O_DIRECT is in use.
     pub(super) align: Option<DirectAlign>,
     pub(super) in_memory: bool,
@@ -33,7 +41,7 @@ pub(super) struct Shared {
     pub(super) discard: Option<DiscardThread>,
     /// It is a block device.
     pub(super) device: bool,
-    /// The lowest end seen that is below the exported size; else the largest number.
+    /// The lowest end seen that is below the size; else the largest number.
     pub(super) end: AtomicU64,
     /// The end that a flush has last failed for.
     pub(super) reported: AtomicU64,

@@ -1,5 +1,7 @@
 //! Tests of the file backend on real files: the suite, durability flags, holes, odd sizes.
 
+mod resize;
+
 use std::fs::{File, TryLockError};
 use std::io;
 use std::os::fd::AsRawFd;

@@ -1,12 +1,14 @@
-//! Looks whether the target still is what was exported: as long, and with a name.
+//! Looks whether the target still is what was exported: how long, and with a name.
 //!
-//! A write past the end of a file that was made shorter would make it longer again, with zeroes
-//! where data was. So each target has a thread that examines it once a second, off the shards,
-//! since that can block where the file system is remote; and a flush ends with a look of its own
-//! (`queue.rs`). Below the lowest end seen, IO goes on; beyond it IO fails until the target is
-//! exported anew, whatever length it has by then. What was cut off may have been acknowledged and
-//! not flushed: one flush fails for each cut, and the engine informs the other sessions. What
-//! changed is logged once. The thread ends within a second of its target.
+//! A target that has grown makes its device larger, which clients notice by themselves
+//! (`daemon/sizes.rs`). A write past the end of a file that was made shorter would make it longer
+//! again, with zeroes where data was. So each target has a thread that examines it once a second,
+//! off the shards, since that can block where the file system is remote; and a flush ends with a
+//! look of its own (`queue.rs`). Below the lowest end seen, IO goes on; beyond it IO fails until
+//! the target is exported anew or resized by command, whatever length it has by then. What was cut
+//! off may have been acknowledged and not flushed: one flush fails for each cut, and the engine
+//! informs the other sessions. What changed is logged once. The thread ends within a second of its
+//! target.
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering;
@@ -14,10 +16,12 @@ use std::sync::{Arc, Weak};
 use std::thread::{self, Thread};
 use std::{fs::File, io, time::Duration};
 
+use rtrs_core::block::TargetSize;
 use rtrs_core::rt::blkdev;
 use rtrs_core::status::IoStatus;
 
 use super::shared::Shared;
+use crate::backend::target::SIZE_MAX;
 
 /// Time between two looks.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -63,19 +67,97 @@ impl Shared {
     /// The target has so many bytes, and perhaps a name.
     pub(super) fn note(&self, len: u64, named: bool) {
         let path = self.path.display();
-        if len < self.geometry.size && len < self.end.fetch_min(len, Ordering::SeqCst) {
-            tracing::error!(
-                bytes = len,
-                exported = self.geometry.size,
-                "{path}: was made shorter while exported; IO beyond its end fails until the server \
-                 exports it anew"
-            );
+        if self.is_news(len) {
+            let _turn = self.resizing.lock();
+            // What a shard has found may be older than the last resize.
+            match measure(&self.file, self.device) {
+                Ok((len, _)) if self.is_news(len) => self.take_length(len),
+                Ok(_) => {}
+                Err(error) => self.cannot_look(&error),
+            }
         }
         if !named && !self.deleted.swap(true, Ordering::Relaxed) {
             tracing::error!(
                 "{path}: was deleted while exported; what is written is lost when the server ends"
             );
         }
+    }
+
+    /// True for a length that the device has to follow.
+    fn is_news(&self, len: u64) -> bool {
+        let (size, end) = (self.size.get(), self.end.load(Ordering::SeqCst));
+        if len < size {
+            return len < end;
+        }
+        let grows = end == u64::MAX && self.follows.load(Ordering::SeqCst);
+        grows && self.whole_blocks(len) > size
+    }
+
+    fn whole_blocks(&self, len: u64) -> u64 {
+        len.min(SIZE_MAX) / u64::from(self.geometry.logical_block)
+            * u64::from(self.geometry.logical_block)
+    }
+
+    /// The target has another length, which is news. `resizing` is held.
+    fn take_length(&self, len: u64) {
+        let (path, had) = (self.path.display(), self.size.get());
+        if len < had {
+            self.end.store(len, Ordering::SeqCst);
+            tracing::error!(
+                bytes = len,
+                exported = had,
+                "{path}: was made shorter while exported; IO beyond its end fails until the server \
+                 exports it anew, or until `export resize`"
+            );
+        } else {
+            let size = self.whole_blocks(len);
+            self.size.set(size);
+            tracing::info!(size, had, "{path}: has grown");
+        }
+    }
+
+    /// What the target has now.
+    pub(super) fn target_size(&self) -> io::Result<TargetSize> {
+        let (len, _) = measure(&self.file, self.device)?;
+        let cut = Some(self.end.load(Ordering::SeqCst)).filter(|end| *end != u64::MAX);
+        Ok(TargetSize { bytes: self.whole_blocks(len), was_cut: cut })
+    }
+
+    /// Gives device and target another size; see `BlockSource::resize`.
+    pub(super) fn resize(&self, size: u64, lost: &dyn Fn()) -> io::Result<()> {
+        let _turn = self.resizing.lock();
+        let had = self.size.get();
+        let (len, _) = measure(&self.file, self.device)?;
+        let has = self.whole_blocks(len);
+        let refuse = |why: String| Err(io::Error::new(io::ErrorKind::Unsupported, why));
+        if has != size && self.device {
+            return refuse(format!(
+                "it is a block device of {has} bytes; resize the device itself first, and then the \
+                 export without --size"
+            ));
+        }
+        if has != size && self.geometry.read_only {
+            return refuse(format!("it is a file of {has} bytes that was opened read-only"));
+        }
+        let followed = self.follows.swap(false, Ordering::SeqCst);
+        if size < had {
+            self.size.set(size);
+        }
+        if size < had || self.is_cut_unreported() {
+            lost();
+        }
+        if has != size
+            && let Err(error) = self.file.set_len(size)
+        {
+            self.size.set(had);
+            self.follows.store(followed, Ordering::SeqCst);
+            return Err(error);
+        }
+        self.follows.store(size >= had, Ordering::SeqCst);
+        self.end.store(u64::MAX, Ordering::SeqCst);
+        self.reported.store(u64::MAX, Ordering::SeqCst);
+        self.size.set(size);
+        Ok(())
     }
 
     /// How a flush ends that was good so far: it fails when the target was made shorter and no

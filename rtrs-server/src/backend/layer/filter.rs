@@ -5,7 +5,9 @@ use std::fmt::Debug;
 use std::io;
 use std::sync::Arc;
 
-use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, Io, SharedErrors};
+use rtrs_core::block::{
+    BlockDevice, BlockSource, Completion, Core, Geometry, Io, SharedErrors, TargetSize,
+};
 use rtrs_core::mem::Region;
 use rtrs_core::prng::Prng;
 use rtrs_core::status::IoStatus;
@@ -93,6 +95,14 @@ impl BlockSource for Layer {
     fn settle(&self) -> io::Result<()> {
         self.inner.settle()
     }
+
+    fn target_size(&self) -> io::Result<TargetSize> {
+        self.inner.target_size()
+    }
+
+    fn resize(&self, size: u64, lost: &dyn Fn()) -> io::Result<()> {
+        self.inner.resize(size, lost)
+    }
 }
 
 #[derive(Debug)]
@@ -112,6 +122,11 @@ struct LayerDevice {
 impl BlockDevice for LayerDevice {
     fn geometry(&self) -> &Geometry {
         &self.geometry
+    }
+
+    fn refresh(&mut self) {
+        self.inner.refresh();
+        self.geometry.size = self.inner.geometry().size;
     }
 
     fn attach_region(&mut self, region: &Arc<Region>) -> io::Result<()> {

@@ -3,6 +3,7 @@
 mod add;
 mod list;
 mod remove;
+mod resize;
 mod set;
 
 use clap::Subcommand;
@@ -12,6 +13,7 @@ use crate::error::Error;
 
 use self::add::AddArgs;
 use self::remove::RemoveArgs;
+use self::resize::ResizeArgs;
 use self::set::SetArgs;
 
 /// The commands below `export`.
@@ -33,6 +35,12 @@ pub enum ExportCommand {
     ///
     /// While a session has it open, only ro and rw can change.
     Set(SetArgs),
+    /// Take over the present size of a file or disk, or give an export another size
+    ///
+    /// A file or disk that has grown makes its export larger by itself within two seconds; this
+    /// does it at once. Clients that have the export open notice. A smaller size is refused while a
+    /// session has it open, unless you use --force.
+    Resize(ResizeArgs),
 }
 
 impl ExportCommand {
@@ -43,6 +51,7 @@ impl ExportCommand {
             Self::Add(args) => &args.server,
             Self::Remove(args) => &args.server,
             Self::Set(args) => &args.server,
+            Self::Resize(args) => &args.server,
         }
     }
 }
@@ -53,5 +62,6 @@ pub(super) fn run(command: &ExportCommand) -> Result<(), Error> {
         ExportCommand::Add(args) => add::run(args),
         ExportCommand::Remove(args) => remove::run(args),
         ExportCommand::Set(args) => set::run(args),
+        ExportCommand::Resize(args) => resize::run(args),
     }
 }

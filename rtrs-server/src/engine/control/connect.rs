@@ -13,7 +13,7 @@ use rtrs_core::ids::{ConnIndex, CoreIndex, ProviderIndex};
 use rtrs_core::limits::{CONNECTION_BUFFERS_MAX, PATHS_PER_SESSION_MAX};
 use rtrs_core::mem::Counting;
 use rtrs_core::time::Instant;
-use rtrs_core::wire::ConnReq;
+use rtrs_core::wire::{ClientExtensions, ConnReq};
 
 use super::chunk_pool::CachedChunks;
 use super::client_log::ClientLog;
@@ -152,6 +152,7 @@ impl Connector {
             transport: fabric.scheme(),
             peer: request.peer,
             local: request.local,
+            takes_changed: ClientExtensions::decode(&conn.ext).changed,
         };
         let session = Arc::clone(session.shared());
         let shared = PathShared::new(key, session, origin, (pd, fresh_keys), messages, cores);

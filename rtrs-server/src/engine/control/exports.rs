@@ -9,6 +9,7 @@ use rtrs_core::wire::AccessMode;
 
 use super::open::Opens;
 use super::registry::Registry;
+use crate::engine::device_table::DeviceId;
 use crate::engine::message::{AdminReply, Outbox};
 use crate::export::{Export, ExportIndex, ExportTable};
 use crate::stats::{ExportSnapshot, ExportState, ExportUser};
@@ -76,19 +77,21 @@ pub(super) fn list(exports: &ExportTable, opens: &Opens, registry: &Registry) ->
     AdminReply::Exports(all.collect())
 }
 
-/// Removes an export.
+/// Removes an export. Returns the devices that it was, to sessions that had it open.
 pub(super) fn remove(
     (index, export): (ExportIndex, Arc<Export>),
     force: bool,
     (opens, registry): (&mut Opens, &Registry),
     out: &mut Outbox,
-) -> AdminReply {
+) -> (AdminReply, Vec<(SessionId, DeviceId)>) {
     let name = &export.name;
     let users = opens.users(index).to_vec();
     if !users.is_empty() && !force {
         let by = names(&users, registry);
-        return AdminReply::Refused(format!("export {name:?} is open by {by}"));
+        return (AdminReply::Refused(format!("export {name:?} is open by {by}")), Vec::new());
     }
+    let device = |id: &SessionId| registry.session(*id)?.shared().devices.find(index);
+    let devices = users.iter().filter_map(|(id, _)| Some((*id, device(id)?))).collect();
     let sessions = users.iter().filter_map(|(id, _)| Some(&**registry.session(*id)?.shared()));
     opens.remove(index, sessions, out);
     let name_or_id = |id| name_of(id, registry).unwrap_or_else(|| id.to_string());
@@ -98,7 +101,7 @@ pub(super) fn remove(
     } else {
         tracing::warn!(%name, sessions = ?ended, "export removed while it was open");
     }
-    AdminReply::ExportRemoved { ended }
+    (AdminReply::ExportRemoved { ended }, devices)
 }
 
 /// Lets nobody open an export for writing, or those again who could.

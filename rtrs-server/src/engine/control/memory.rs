@@ -45,7 +45,7 @@ impl Memory {
 
     /// The limits of a session that this server does not know. `full`: what the server is set to.
     pub(super) fn limits_of_new(&self, full: Limits, conn: &ConnReq) -> Result<Limits, Refusal> {
-        let ClientExtensions { smaller_depth, queue_depth: has } =
+        let ClientExtensions { smaller_depth, queue_depth: has, .. } =
             ClientExtensions::decode(&conn.ext);
         let most = full.queue_depth();
         let (mut depth, least) = match has {
@@ -90,7 +90,8 @@ mod tests {
     const CHUNK: u32 = 256 << 10;
 
     fn conn(cid_num: u16, smaller_depth: bool, queue_depth: u16) -> ConnReq {
-        let ext = ClientExtensions { smaller_depth, queue_depth }.encode();
+        let ext = ClientExtensions { smaller_depth, queue_depth, ..ClientExtensions::default() };
+        let ext = ext.encode();
         ConnReq { cid_num, ext, ..ConnReq::default() }
     }
 

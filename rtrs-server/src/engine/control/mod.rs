@@ -9,12 +9,14 @@
 //!   memory of paths that are gone;
 //! - `client_log.rs` what is logged of clients;
 //! - `open.rs` opens and closes of exports, with `access.rs`, `close.rs` and `ended.rs`;
-//! - `exports.rs` changes of exports; `removed.rs` what sessions had open of those;
+//! - `exports.rs` changes of exports; `removed.rs` what sessions had open of those; `announce.rs`
+//!   what clients have to open again;
 //! - `fence.rs` FENCE; `admin.rs` the operator's commands; `drain.rs` the server's end.
 
 pub mod access;
 mod admin;
 mod admission;
+mod announce;
 mod chunk_pool;
 mod client_log;
 mod close;
@@ -57,13 +59,14 @@ use self::path::Path;
 use self::registry::{Registry, Session};
 use crate::engine::control::refusal::Refusal;
 use crate::engine::ctx::Ctx;
+use crate::engine::device_table::DeviceId;
 use crate::engine::finder::Search;
 use crate::engine::message::{
     AdminReply, AdminReplyTo, AdminRequest, ControlAnswer, ControlMessage, ControlRequest,
     EndReport, ReplyTo, ShardMessage,
 };
 use crate::engine::session::{SessionParams, SessionShared};
-use crate::export::{Export, ExportTable};
+use crate::export::{Export, ExportIndex, ExportTable};
 use crate::path::state::PathState;
 use crate::path::{PathEnd, PathKey, PathShared, PeerFault};
 use crate::stats::SessionSnapshot;
@@ -276,6 +279,7 @@ impl Control {
                 let path = self.live_path(path);
                 path.into_iter().for_each(|path| path.heartbeat_acked(at));
             }
+            ControlMessage::Resized(export) => self.resized(export, ctx),
             ControlMessage::Broken { path, end } => self.end_path(path, &end, ctx),
             ControlMessage::Ending { path, core, report } => self.report(path, core, report, ctx),
             // A signal hurries a drain.
@@ -320,6 +324,33 @@ impl Control {
         }
     }
 
+    /// The size of an export has changed.
+    fn resized(&mut self, export: ExportIndex, ctx: &mut Ctx<'_>) {
+        let users = self.opens.users(export).iter().map(|(session, _)| *session);
+        let device = |id| self.registry.session(id)?.shared().devices.find(export);
+        let changed: Vec<_> = users.filter_map(|id| Some((id, device(id)?))).collect();
+        self.announce(&changed, ctx);
+    }
+
+    /// The clients of these sessions have to open these devices again, on each of their paths.
+    fn announce(&mut self, changed: &[(SessionId, DeviceId)], ctx: &mut Ctx<'_>) {
+        for (id, device) in changed {
+            let keys: Vec<PathKey> = self.registry.paths_of(*id).map(Path::key).collect();
+            for key in keys {
+                let path = self.registry.path_mut(key);
+                path.into_iter().for_each(|path| path.announce(*device, ctx.out));
+            }
+        }
+    }
+
+    /// An OPEN of a device that the session has or had open is about to be answered.
+    fn opened_again(&mut self, key: PathKey, device: Option<DeviceId>, ctx: &mut Ctx<'_>) {
+        if let (Some(device), Some(path)) = (device, self.registry.path_mut(key)) {
+            let ids = path.shared().session.devices.ids().len();
+            path.opened_again(device, u32::try_from(ids).unwrap_or(u32::MAX), ctx.out);
+        }
+    }
+
     /// An open, a close or a fence came. `None`: the answer comes later, or nobody waits for it.
     fn request(
         &mut self,
@@ -343,7 +374,9 @@ impl Control {
                     asking.name()
                 });
                 let asked = (reply_to, &*name, mode);
+                let device = self.opens.device_of(&session, &name);
                 let answer = self.opens.open(&session, session_name, asked, ctx)?;
+                self.opened_again(reply_to.path, device, ctx);
                 let asked = Asked { export: *name, access: mode.access };
                 self.log_open((&*session, peer), asked, &answer, ctx);
                 self.note_open(&session, &answer, ctx);
@@ -371,6 +404,8 @@ impl Control {
         let Some(found_for) = self.registry.path(reply_to.path) else { return };
         let session = Arc::clone(&found_for.shared().session);
         let peer = found_for.shared().origin.peer;
+        let device = self.opens.device_of(&session, &search.name);
+        self.opened_again(reply_to.path, device, ctx);
         let answer = match self.evicted.contains(session.id) {
             true => ControlAnswer::Refused(errno::ESTALE),
             false => self.opens.found(&session, mode, result, ctx),
@@ -445,9 +480,15 @@ impl Control {
             }
             AdminRequest::ExportRemove { name, force } => {
                 let found = exports::find(&self.exports, &name);
-                return reply.send(found.map_or_else(AdminReply::Refused, |export| {
-                    exports::remove(export, force, (&mut self.opens, &self.registry), ctx.out)
-                }));
+                let (answer, changed) = match found {
+                    Ok(export) => {
+                        let parts = (&mut self.opens, &self.registry);
+                        exports::remove(export, force, parts, ctx.out)
+                    }
+                    Err(why) => (AdminReply::Refused(why), Vec::new()),
+                };
+                self.announce(&changed, ctx);
+                return reply.send(answer);
             }
             AdminRequest::ExportFreeze { name, frozen } => {
                 let found = exports::find(&self.exports, &name);

@@ -155,6 +155,16 @@ impl Opens {
         open.find(opened)?.id
     }
 
+    /// The device that a session has open under this name, or had until the export was removed.
+    pub(super) fn device_of(&self, session: &SessionShared, name: &Name) -> Option<DeviceId> {
+        let is = |id: &DeviceId| {
+            let export = session.devices.get(*id).and_then(|entry| self.exports.get(entry.export));
+            export.is_some_and(|export| name_matches(&export.name, name))
+        };
+        let open = session.devices.ids().find(is);
+        open.or_else(|| self.removed.device(session.id, name.as_bytes()))
+    }
+
     /// True if the export of this name denies migration.
     pub(super) fn denies_migration(&self, name: &Name) -> bool {
         let export = self.exports.find(name.as_bytes()).and_then(|at| self.exports.get(at));

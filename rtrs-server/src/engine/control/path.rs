@@ -12,8 +12,10 @@ use rtrs_core::proto::{Heartbeat, HeartbeatAction, step};
 use rtrs_core::time::{Instant, earliest};
 use rtrs_core::wire::{ConnReq, Fence, Name};
 
+use super::announce::Announcer;
 use super::known::Place;
 use crate::engine::control::refusal::Refusal;
+use crate::engine::device_table::DeviceId;
 use crate::engine::message::{EndReport, Outbox, ReplyTo, ShardMessage};
 use crate::path::handshake::{InfoError, Joining};
 use crate::path::state::PathState;
@@ -41,6 +43,7 @@ pub(super) struct Path {
     /// Set while its chunks are being registered.
     held: Option<Held>,
     heartbeat: Option<Heartbeat>,
+    announcer: Announcer,
     parts: Vec<Part>,
     /// Its address was reported to the listeners as known.
     known: bool,
@@ -64,6 +67,7 @@ impl Path {
             since,
             held,
             heartbeat: None,
+            announcer: Announcer::default(),
             parts: Vec::new(),
             known: false,
             fenced_by: Vec::new(),
@@ -168,6 +172,30 @@ impl Path {
         let deadline = heartbeat.deadline();
         (self.state == PathState::Connected).then(|| self.heartbeat = Some(heartbeat))?;
         Some(deadline)
+    }
+
+    /// The size of a device of its session has changed, or its export was removed: the client has
+    /// to open it again. A path that does not serve yet opens it later anyway.
+    pub(super) fn announce(&mut self, device: DeviceId, out: &mut Outbox) {
+        let takes = self.shared.origin.takes_changed && !rtrs_core::mutated!(ResizeUnsaid);
+        if self.heartbeat.is_some() && takes {
+            let due = self.announcer.changed(device);
+            self.send_changed(due, out);
+        }
+    }
+
+    /// The client has opened one of the session's `ids` devices again over this path, or was
+    /// refused.
+    pub(super) fn opened_again(&mut self, device: DeviceId, ids: u32, out: &mut Outbox) {
+        while let Some(due) = self.announcer.answered(device, ids) {
+            self.send_changed(Some(due), out);
+        }
+    }
+
+    fn send_changed(&self, due: Option<DeviceId>, out: &mut Outbox) {
+        let path = self.shared.key;
+        due.into_iter()
+            .for_each(|device| out.shard(CoreIndex(0), ShardMessage::Changed { path, device }));
     }
 
     pub(super) fn heartbeat_acked(&mut self, at: Instant) {

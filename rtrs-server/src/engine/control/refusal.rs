@@ -238,7 +238,7 @@ mod tests {
         expected[..17]
             .copy_from_slice(&[0xbd, 0x1b, 0, 2, 0, 0, 0, 2, 0, 0xf0, 1, 0, 0, 0x10, 0, 0, 2]);
         // Where the kernel's server has zeroes, which its client does not look at.
-        expected[20..25].copy_from_slice(b"RTRX\x0f");
+        expected[20..25].copy_from_slice(b"RTRX\x1f");
         expected[28..44].fill(5);
         assert_eq!(bytes.as_bytes(), expected);
     }

@@ -52,6 +52,15 @@ impl Removed {
         self.0.iter().any(is)
     }
 
+    /// The device that a session had open under this name.
+    pub(super) fn device(&self, session: SessionId, name: &[u8]) -> Option<DeviceId> {
+        let is = |one: &&RemovedOpen| {
+            let same = bare(one.export.name().as_bytes()) == bare(name);
+            same && one.session == session && one.device.is_some()
+        };
+        self.0.iter().find(is)?.device
+    }
+
     /// The session has closed an id.
     pub(super) fn closed(&mut self, session: SessionId, device: DeviceId) {
         self.0.retain(|one| one.session != session || one.device != Some(device));

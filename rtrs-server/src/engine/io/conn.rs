@@ -7,6 +7,7 @@ use rtrs_core::ids::{ConnIndex, PermitId, ProviderIndex, QpNum};
 
 use super::table::{ConnRow, PathRow};
 use crate::engine::ctx::Fabrics;
+use crate::engine::device_table::DeviceId;
 use crate::path::io::{Answer, SendQueue};
 
 /// Receives beyond the queue depth: heartbeats and their answers on connection 0, and room for a
@@ -69,6 +70,8 @@ pub(super) struct Conn {
     queue: SendQueue,
     /// Requests whose answers wait for room in the send queue, at most the queue depth.
     waiting: VecDeque<PermitId>,
+    /// Devices whose CHANGED waits for room, at most as many as may be unanswered.
+    announcements: VecDeque<DeviceId>,
 }
 
 impl Conn {
@@ -79,7 +82,15 @@ impl Conn {
         queue_depth: u16,
     ) -> Self {
         let waiting = VecDeque::with_capacity(usize::from(queue_depth));
-        Self { path, cid, provider, qp, queue: SendQueue::new(queue_depth), waiting }
+        Self {
+            path,
+            cid,
+            provider,
+            qp,
+            queue: SendQueue::new(queue_depth),
+            waiting,
+            announcements: VecDeque::new(),
+        }
     }
 
     /// What a queue pair has room for. Sends: answers; a revoke per permit and a bind whose
@@ -117,8 +128,19 @@ impl Conn {
         self.queue.has_room(SendQueue::ANSWER_MAX).then(|| self.waiting.pop_front())?
     }
 
-    /// The path is closed: answers that wait are not sent.
+    /// CHANGED is to be sent for this device.
+    pub(super) fn announce(&mut self, device: DeviceId) {
+        self.announcements.push_back(device);
+    }
+
+    /// The next device whose CHANGED waits and has room now. Answers go first.
+    pub(super) fn next_announcement(&mut self) -> Option<DeviceId> {
+        self.takes_answer().then(|| self.announcements.pop_front())?
+    }
+
+    /// The path is closed: what waits is not sent.
     pub(super) fn drop_waiting(&mut self) {
+        self.announcements.clear();
         self.waiting.clear();
     }
 

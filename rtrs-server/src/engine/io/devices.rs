@@ -114,6 +114,7 @@ impl Devices {
             }
         };
         open.closing = false;
+        open.device.refresh();
         if let Some(region) = attach {
             open.device.attach_region(region)?;
         }

@@ -103,6 +103,13 @@ impl Shard {
                     self.post_heartbeat(conn, Imm::Heartbeat, ctx);
                 }
             }
+            ShardMessage::Changed { path, device } => {
+                let row = self.by_key.get(&path).and_then(|row| self.paths.get(*row));
+                if let Some(conn) = row.and_then(|path| path.service()) {
+                    self.conns[conn].announce(device);
+                    self.send_announcements(conn, ctx);
+                }
+            }
             ShardMessage::Finish { path } => {
                 self.with_path(path, ctx, |shard, row, ctx| shard.finish_path(row, ctx));
             }
@@ -464,6 +471,18 @@ impl Shard {
         }
     }
 
+    /// Posts CHANGED for devices that wait for it, as far as the send queue has room.
+    fn send_announcements(&mut self, at: ConnRow, ctx: &mut Ctx<'_>) {
+        let Some(conn) = self.conns.get_mut(at) else { return };
+        while let Some(device) = conn.next_announcement() {
+            let imm = Imm::Changed { device: device.0 };
+            let sent = conn.send(at, bare_write(imm.encode()), SgeList::EMPTY, ctx.fabrics);
+            if let Err(error) = sent {
+                return self.paths[conn.path].fail_by_fabric(&error, ctx.out);
+            }
+        }
+    }
+
     /// A signaled send has left, and all before it: answers that wait have room.
     fn sent(&mut self, at: ConnRow, covered: u32, ctx: &mut Ctx<'_>) {
         self.conns[at].sent(covered);
@@ -471,6 +490,7 @@ impl Shard {
             let request = RequestRef { path: self.conns[at].path, permit };
             self.step(request, ctx, |step, ctx| step.post_waiting(ctx));
         }
+        self.send_announcements(at, ctx);
     }
 
     /// Takes no new requests, and reports to the control shard when none runs any more.

@@ -241,6 +241,8 @@ pub(super) struct DeviceState {
     pub(super) room: usize,
     /// Devices open on all shards.
     pub(super) open: usize,
+    /// Its size, if that has changed.
+    pub(super) size: Option<u64>,
 }
 
 /// A device of memory that tests can hold.
@@ -263,7 +265,8 @@ struct TestDevice {
 
 impl BlockSource for TestSource {
     fn geometry(&self) -> Geometry {
-        self.geometry.clone()
+        let size = self.state.lock().size.unwrap_or(self.geometry.size);
+        Geometry { size, ..self.geometry.clone() }
     }
     fn is_volatile(&self) -> bool {
         self.volatile
@@ -271,7 +274,7 @@ impl BlockSource for TestSource {
     fn open(&self, _core: &Core) -> std::io::Result<Box<dyn BlockDevice>> {
         self.state.lock().open += 1;
         Ok(Box::new(TestDevice {
-            geometry: self.geometry.clone(),
+            geometry: self.geometry(),
             state: Arc::clone(&self.state),
             taken: VecDeque::new(),
             held: None,
@@ -290,6 +293,9 @@ impl Drop for TestDevice {
 impl BlockDevice for TestDevice {
     fn geometry(&self) -> &Geometry {
         &self.geometry
+    }
+    fn refresh(&mut self) {
+        self.geometry.size = self.state.lock().size.unwrap_or(self.geometry.size);
     }
     fn submit(&mut self, io: Io) -> Result<(), Io> {
         let mut state = self.state.lock();

@@ -22,5 +22,6 @@ mod opens;
 mod overlap;
 mod peer;
 mod registration;
+mod resize;
 mod syncs;
 mod violations;

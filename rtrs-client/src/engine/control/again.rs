@@ -1,0 +1,48 @@
+//! Which connected path opens the device once more, when, and what the answer has to be.
+//!
+//! One path at a time, and when none is connecting: all opens use the same permit. And not while a
+//! fence is awaited, which may need the same connection.
+
+use rtrs_core::ids::PathId;
+use rtrs_core::time::Instant;
+
+use super::identity::Pinned;
+use super::path::Path;
+use super::paths::Paths;
+use crate::engine::device_table::OpenDevice;
+use crate::engine::session::CONTROL;
+use crate::path::state::PathState;
+
+fn may_open(paths: &Paths) -> bool {
+    let awaited = paths.iter().any(|path| path.fence.is_awaited());
+    let opening = paths.first(PathState::Opening).is_some();
+    let busy = paths.is_using(CONTROL) || opening || awaited;
+    !busy && !rtrs_core::mutated!(ResizeUnheard)
+}
+
+/// The path that is due to open the device once more, if one may.
+pub(super) fn next(paths: &Paths, now: Instant) -> Option<PathId> {
+    let is_due = |id: &PathId| paths[*id].due_again().is_some_and(|due| now >= due);
+    paths.ids().find(is_due).filter(|_| may_open(paths))
+}
+
+/// When a path is due to. None while none may: what ends that is an event.
+pub(super) fn deadline(paths: &Paths) -> Option<Instant> {
+    let due = paths.iter().filter_map(Path::due_again).min();
+    due.filter(|_| may_open(paths))
+}
+
+/// Why the device in the answer on a connected path cannot be the one opened `last`.
+pub(super) fn refusal(
+    path: &Path,
+    pinned: &Pinned,
+    last: &OpenDevice,
+    device: &OpenDevice,
+) -> Option<String> {
+    // On a connection that lives these stay what they are.
+    if (last.device_id, path.cache_id()) != (device.device_id, device.cache_id) {
+        return Some("the server gave another device for the same open".to_owned());
+    }
+    let refused = pinned.refuses(path.server(), Some(last), device);
+    refused.or_else(|| pinned.refuses_beside(path.server(), device.export_id))
+}

@@ -1,0 +1,147 @@
+//! Targets that grow, and devices that get another size by command.
+
+use std::cell::Cell;
+
+use rtrs_core::block::TargetSize;
+
+use super::*;
+
+const OLD: u64 = 1 << 20;
+
+fn set_len(path: &Path, len: u64) {
+    File::options().write(true).open(path).unwrap().set_len(len).unwrap();
+}
+
+fn len(path: &Path) -> u64 {
+    std::fs::metadata(path).unwrap().len()
+}
+
+/// Resizes without a loss.
+fn resize(source: &FileSource, size: u64) {
+    source.resize(size, &|| panic!("nothing is lost")).unwrap();
+}
+
+#[test]
+fn a_file_that_grows_is_used_by_every_queue() {
+    let scratch = Scratch::disk();
+    let path = scratch.file("grows", OLD);
+    let source = open(&path);
+    let mut rigs = [Rig::new(&source, 0), Rig::new(&source, 1)];
+    assert_eq!(rigs[0].write(OLD, &[1; 4096]), IoStatus::NoSpace);
+    // A part of a block is not exported.
+    set_len(&path, 2 * OLD + 300);
+    source.shared.examine();
+    assert_eq!(source.geometry().size, 2 * OLD);
+    for rig in &mut rigs {
+        assert_eq!(rig.write(OLD, &[1; 4096]), IoStatus::Ok);
+        assert_eq!(rig.write(2 * OLD, &[1; 4096]), IoStatus::NoSpace);
+        rig.device.refresh();
+        assert_eq!(rig.device.geometry().size, 2 * OLD);
+    }
+    // A flush looks at it too.
+    set_len(&path, 3 * OLD);
+    let io = rigs[0].io(IoOp::Flush, 0, 0);
+    assert_eq!(rigs[0].run(io), IoStatus::Ok);
+    assert_eq!(source.geometry().size, 3 * OLD);
+    // By itself.
+    set_len(&path, 4 * OLD);
+    let end = std::time::Instant::now() + Duration::from_secs(10);
+    while source.geometry().size != 4 * OLD {
+        assert!(std::time::Instant::now() < end, "it was not noticed");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn an_old_look_at_a_target_that_has_grown_is_no_cut() {
+    let scratch = Scratch::disk();
+    let path = scratch.file("grows", OLD);
+    let source = open(&path);
+    resize(&source, 2 * OLD);
+    source.shared.note(OLD, true);
+    assert!(!source.shared.is_beyond(2 * OLD));
+    assert_eq!(source.target_size().unwrap(), TargetSize { bytes: 2 * OLD, was_cut: None });
+}
+
+#[test]
+fn a_resize_makes_the_file_as_long() {
+    let scratch = Scratch::disk();
+    let path = scratch.file("set", OLD);
+    let source = open(&path);
+    let mut rig = Rig::new(&source, 0);
+    resize(&source, 4 * OLD);
+    assert_eq!((source.geometry().size, len(&path)), (4 * OLD, 4 * OLD));
+    assert_eq!(rig.write(3 * OLD, &[1; 4096]), IoStatus::Ok);
+    // Smaller: what is lost is said after nothing new gets there, and before it is gone.
+    let said = Cell::new(0);
+    let lost = || {
+        said.set(said.get() + 1);
+        assert_eq!((source.geometry().size, len(&path)), (OLD, 4 * OLD));
+    };
+    source.resize(OLD, &lost).unwrap();
+    assert_eq!((said.get(), source.geometry().size, len(&path)), (1, OLD, OLD));
+    assert_eq!(rig.write(3 * OLD, &[1; 4096]), IoStatus::NoSpace);
+    let io = rig.io(IoOp::Flush, 0, 0);
+    assert_eq!(rig.run(io), IoStatus::Ok, "it is no cut");
+    // What had begun before may have made the file longer again.
+    set_len(&path, 4 * OLD);
+    source.shared.examine();
+    assert_eq!(source.geometry().size, OLD);
+    resize(&source, 4 * OLD);
+    assert_eq!(rig.read(3 * OLD, 4096), [0; 4096]);
+    set_len(&path, 5 * OLD);
+    source.shared.examine();
+    assert_eq!(source.geometry().size, 5 * OLD, "it follows again");
+}
+
+#[test]
+fn a_cut_is_accepted_by_a_resize_which_says_what_is_lost() {
+    let scratch = Scratch::disk();
+    let path = scratch.file("cut", OLD);
+    let source = open(&path);
+    let mut rig = Rig::new(&source, 0);
+    for reported in [false, true] {
+        set_len(&path, 8192);
+        source.shared.examine();
+        set_len(&path, 2 * OLD);
+        source.shared.examine();
+        assert_eq!(source.geometry().size, OLD, "a cut target does not grow by itself");
+        let cut = TargetSize { bytes: 2 * OLD, was_cut: Some(8192) };
+        assert_eq!(source.target_size().unwrap(), cut);
+        if reported {
+            let io = rig.io(IoOp::Flush, 0, 0);
+            assert_eq!(rig.run(io), IoStatus::Io);
+        }
+        let said = Cell::new(false);
+        source.resize(OLD, &|| said.set(true)).unwrap();
+        assert_eq!(said.get(), !reported);
+        assert_eq!(rig.write(16384, &[1; 4096]), IoStatus::Ok);
+        let io = rig.io(IoOp::Flush, 0, 0);
+        assert_eq!(rig.run(io), IoStatus::Ok);
+    }
+}
+
+#[test]
+fn what_cannot_be_resized_stays_as_it_is() {
+    let scratch = Scratch::disk();
+    let path = scratch.file("ro", OLD);
+    let source = FileSource::open(&path, READ_ONLY).unwrap();
+    let error = source.resize(2 * OLD, &|| ()).unwrap_err().to_string();
+    assert!(error.contains("opened read-only"), "{error}");
+    assert!(source.resize(4096, &|| panic!("nothing is lost")).is_err());
+    assert_eq!((source.geometry().size, len(&path)), (OLD, OLD));
+    set_len(&path, 2 * OLD);
+    resize(&source, 2 * OLD);
+    let path = scratch.file("loop", OLD);
+    let Some(device) = Loop::over(&path, &[]) else { return };
+    let source = open(&device.0);
+    let error = source.resize(2 * OLD, &|| ()).unwrap_err().to_string();
+    assert!(error.contains("resize the device itself first"), "{error}");
+    set_len(&path, 2 * OLD);
+    let grown = Command::new("losetup").arg("--set-capacity").arg(&device.0).status();
+    assert!(grown.unwrap().success());
+    source.shared.examine();
+    assert_eq!(source.geometry().size, 2 * OLD, "a block device that grows");
+    let mut rig = Rig::new(&source, 0);
+    assert_eq!(rig.write(OLD, &[1; 4096]), IoStatus::Ok);
+}

@@ -1,0 +1,89 @@
+//! Sizes of exports: `export resize`, and notice of exports that have grown.
+//!
+//! A file or disk that grows makes its export larger by itself (`backend/file/watch.rs`). A thread
+//! compares the sizes of all exports once a second, one load and a copy each, and tells the control
+//! shard what has changed; that informs the clients (`engine/control/announce.rs`). Making an
+//! export smaller, or accepting a file that was cut, takes data from its users: it needs `--force`
+//! while the export is open, and raises the export's epoch, so that a flush of each session reports
+//! what it had not flushed.
+
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::Duration;
+
+use rtrs_core::block::TargetSize;
+
+use super::control_shard::ControlShard;
+use super::exports::{Exports, wait_saved};
+use crate::backend::SIZE_MAX;
+use crate::control_protocol::Resized;
+use crate::engine::message::{ControlMessage, Message};
+use crate::export::{Export, ExportIndex, ExportTable};
+
+/// Time between two comparisons.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Starts the thread, which ends soon after the table.
+pub(super) fn watch(table: &Arc<ExportTable>, control: ControlShard) -> std::io::Result<()> {
+    let table = Arc::downgrade(table);
+    thread::Builder::new().name("export-sizes".into()).spawn(move || look(&table, &control))?;
+    Ok(())
+}
+
+fn look(table: &Weak<ExportTable>, control: &ControlShard) {
+    loop {
+        thread::sleep(LOOK_EVERY);
+        let Some(table) = table.upgrade() else { return };
+        for (at, export) in table.all() {
+            if export.note_size() {
+                announce(&export, at, control);
+            }
+        }
+    }
+}
+
+fn announce(export: &Export, at: ExportIndex, control: &ControlShard) {
+    let (name, size) = (&export.name, export.source.geometry().size);
+    tracing::info!(%name, size, "export resized");
+    control.0.send(Message::Control(ControlMessage::Resized(at)));
+}
+
+impl Exports {
+    /// Gives an export another size; without one, that of its target.
+    pub(crate) fn resize(
+        &self,
+        name: &str,
+        size: Option<u64>,
+        force: bool,
+    ) -> Result<Resized, String> {
+        let _turn = self.begin()?;
+        let (at, export) = self.find(name)?;
+        let cannot = |why: String| format!("cannot resize {name:?}: {why}");
+        let geometry = export.source.geometry();
+        let TargetSize { bytes, was_cut } =
+            export.source.target_size().map_err(|error| cannot(error.to_string()))?;
+        let (had, to, block) =
+            (geometry.size, size.unwrap_or(bytes), u64::from(geometry.logical_block));
+        if to == 0 || to > SIZE_MAX || !to.is_multiple_of(block) {
+            let why = format!("{to} bytes are not a multiple of its block size {block} below 8E");
+            return Err(cannot(why));
+        }
+        let loses = match was_cut {
+            Some(end) => Some(format!("its target was cut to {end} bytes")),
+            None => (to < had).then(|| format!("{to} bytes are less than its {had}")),
+        };
+        if let Some(why) = loses.filter(|_| !force && self.is_open(name)) {
+            let hint = "and it is open; detach it there, or use --force, which loses what lies \
+                        beyond the end";
+            return Err(cannot(format!("{why}, {hint}")));
+        }
+        if to != had || was_cut.is_some() || bytes != to {
+            let lost = || wait_saved(&export.epoch, export.epoch.raise());
+            let resized = export.source.resize(to, &lost);
+            resized.map_err(|error| cannot(error.to_string()))?;
+            export.note_size();
+            announce(&export, at, self.control());
+        }
+        Ok(Resized { export: export.name.clone(), size: to, size_before: had })
+    }
+}

@@ -1,0 +1,220 @@
+//! Exports that get another size while clients have them: clients notice by themselves.
+
+use std::fs::{self, OpenOptions};
+use std::path::Path;
+use std::thread::sleep;
+use std::time::Duration;
+
+use rtrs_tests::{
+    COMMAND_TIME_MAX, Client, Innocent, RawNbd, Reply, STOP_TIME_MAX, Scratch, Server, consts,
+    sparse_file, wait_for,
+};
+use serde_json::{Value, json};
+
+const EIO: u32 = 5;
+const EINVAL: u32 = 22;
+const ENOSPC: u32 = 28;
+const MIB: u64 = 1 << 20;
+
+fn attach(server: &Server, export: &str, args: &[&str]) -> Client {
+    let name = format!("sess-{export}");
+    let args = [&["--session-name", &name, "--shards", "2"], args].concat();
+    Client::attach(export).path(server.portal()).args(&args).start()
+}
+
+fn set_len(path: &Path, size: u64) {
+    let file = OpenOptions::new().write(true).open(path).expect("the file");
+    file.set_len(size).expect("another length");
+}
+
+/// Waits until the client shows this size.
+fn await_size(client: &Client, size: u64) {
+    let export = client.status()["name"].clone();
+    wait_for(&format!("{export} to have {size} bytes"), COMMAND_TIME_MAX, || {
+        (client.status()["size"] == size).then_some(())
+    });
+}
+
+fn resize(server: &Server, words: &[&str]) -> Value {
+    let words = [&["export", "resize", "vol0", "-o", "json"], words].concat();
+    server.command(&words).ok().json()
+}
+
+fn size_in_list(server: &Server) -> Value {
+    let list = server.command(&["export", "list", "-o", "json"]).ok().json();
+    let all = list["exports"].as_array().expect("exports");
+    all.iter().find(|export| export["name"] == "vol0").expect("vol0")["size"].clone()
+}
+
+#[test]
+fn a_file_grows_under_load() {
+    let scratch = Scratch::new();
+    let path = scratch.path("a.img");
+    sparse_file(&path, 16 * MIB);
+    let spec = format!("vol0={}", scratch.text("a.img"));
+    let server = Server::builder().export(&spec).export("vol1=mem:16M").start();
+    let (client, beside) = (attach(&server, "vol0", &[]), attach(&server, "vol1", &[]));
+    let loads = [
+        Innocent::start(client.front(), "vol0"),
+        Innocent::start_at(client.front(), "vol0", MIB),
+        Innocent::start(beside.front(), "vol1"),
+    ];
+    let mut before = RawNbd::go(client.front(), "vol0");
+    assert_eq!(before.write(0, 16 * MIB, &[1; 4096]), Reply::Error(ENOSPC));
+    // By itself.
+    set_len(&path, 32 * MIB);
+    await_size(&client, 32 * MIB);
+    assert_eq!(size_in_list(&server), 32 * MIB);
+    for shard in 0..2 {
+        let mut new = RawNbd::go(client.front(), "vol0");
+        assert_eq!(new.write(0, (31 - shard) * MIB, &[2; 4096]), Reply::Error(0));
+        let mut bytes = [0; 4096];
+        assert_eq!(new.read((31 - shard) * MIB, &mut bytes), Ok(()));
+        assert_eq!(bytes, [2; 4096]);
+    }
+    // A connection that was there before can use it too.
+    assert_eq!(before.write(0, 16 * MIB, &[1; 4096]), Reply::Error(0));
+    // By command, which makes the file longer.
+    let told = resize(&server, &["--size", "64M"]);
+    let expected = json!({"export": "vol0", "size": 64 * MIB, "size_before": 32 * MIB});
+    assert_eq!(told, expected);
+    await_size(&client, 64 * MIB);
+    assert_eq!(fs::metadata(&path).expect("the file").len(), 64 * MIB);
+    let text = server.command(&["export", "resize", "vol0"]).ok();
+    let _ = text.says("vol0 has 67108864 bytes already");
+    for load in loads {
+        load.check();
+    }
+    let stats = client.command(&["stats", "vol0", "-o", "json"]).ok().json();
+    let errors = |op: &Value| op["errors"].as_u64().unwrap_or(0);
+    let all: u64 = stats["ops"].as_object().expect("operations").values().map(errors).sum();
+    assert_eq!(all, 0, "no IO failed at the server: {stats}");
+    let paths = client.status()["paths"].clone();
+    assert_eq!(paths[0]["reconnects"], 0, "{paths}");
+    drop(before);
+    client.detach();
+    beside.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_shrink_is_refused_while_open_and_loses_nothing_in_silence() {
+    let scratch = Scratch::new();
+    let path = scratch.path("a.img");
+    sparse_file(&path, 16 * MIB);
+    let spec = format!("vol0={}", scratch.text("a.img"));
+    let server = Server::builder().export(&spec).start();
+    let client = attach(&server, "vol0", &[]);
+    let mut raw = RawNbd::go(client.front(), "vol0");
+    assert_eq!(raw.write(0, 12 * MIB, &[1; 4096]), Reply::Error(0));
+    let smaller = ["export", "resize", "vol0", "--size", "8M"];
+    let refused = server.command(&smaller).code(1);
+    let _ =
+        refused.says("cannot resize \"vol0\": 8388608 bytes are less than its 16777216, and it");
+    assert_eq!(fs::metadata(&path).expect("the file").len(), 16 * MIB);
+    let _ = server.command(&[&smaller[..], &["--force"]].concat()).ok().says("had 16777216");
+    await_size(&client, 8 * MIB);
+    assert_eq!(fs::metadata(&path).expect("the file").len(), 8 * MIB);
+    assert_eq!(raw.write(0, 12 * MIB, &[1; 4096]), Reply::Error(ENOSPC));
+    assert_eq!(raw.read(12 * MIB, &mut [0; 4096]), Err(Reply::Error(EINVAL)));
+    // What was acknowledged there and not flushed is reported, once.
+    assert_eq!(raw.call(0, consts::CMD_FLUSH, 0, 0), Reply::Error(EIO));
+    assert_eq!(raw.write(0, 0, &[2; 4096]), Reply::Error(0));
+    assert_eq!(raw.call(0, consts::CMD_FLUSH, 0, 0), Reply::Error(0));
+    // It stays so until a command says otherwise.
+    set_len(&path, 16 * MIB);
+    sleep(Duration::from_secs(3));
+    assert_eq!(size_in_list(&server), 8 * MIB);
+    assert_eq!(resize(&server, &[])["size"], 16 * MIB);
+    await_size(&client, 16 * MIB);
+    let mut bytes = [9; 4096];
+    assert_eq!(raw.read(12 * MIB, &mut bytes), Ok(()));
+    assert_eq!(bytes, [0; 4096]);
+    drop(raw);
+    client.detach();
+    let _ = server.command(&smaller).ok().says("vol0 has 8388608 bytes now");
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_file_that_was_cut_is_accepted_by_force_only() {
+    let scratch = Scratch::new();
+    let path = scratch.path("a.img");
+    sparse_file(&path, 16 * MIB);
+    let spec = format!("vol0={}", scratch.text("a.img"));
+    let server = Server::builder().export(&spec).start();
+    let client = attach(&server, "vol0", &[]);
+    let mut raw = RawNbd::go(client.front(), "vol0");
+    assert_eq!(raw.write(0, 12 * MIB, &[1; 4096]), Reply::Error(0));
+    set_len(&path, 8 * MIB);
+    assert_eq!(raw.read(12 * MIB, &mut [0; 4096]), Err(Reply::Error(EIO)));
+    // A look at it once a second.
+    sleep(Duration::from_secs(2));
+    set_len(&path, 32 * MIB);
+    sleep(Duration::from_secs(3));
+    assert_eq!(size_in_list(&server), 16 * MIB, "a cut file does not grow by itself");
+    assert_eq!(raw.write(0, 12 * MIB, &[1; 4096]), Reply::Error(EIO));
+    let refused = server.command(&["export", "resize", "vol0"]).code(1);
+    let _ = refused.says("its target was cut to ").says(" bytes, and it is open");
+    let _ = server.command(&["export", "resize", "vol0", "--force"]).ok();
+    await_size(&client, 32 * MIB);
+    assert_eq!(raw.call(0, consts::CMD_FLUSH, 0, 0), Reply::Error(EIO));
+    assert_eq!(raw.write(0, 12 * MIB, &[1; 4096]), Reply::Error(0));
+    assert_eq!(raw.call(0, consts::CMD_FLUSH, 0, 0), Reply::Error(0));
+    drop(raw);
+    client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn exports_in_memory_are_resized_by_command() {
+    let server = Server::builder().export("vol0=mem:1000k").export("vol1=null:1M").start();
+    let client = attach(&server, "vol0", &[]);
+    let mut raw = RawNbd::go(client.front(), "vol0");
+    let last = 996 << 10;
+    assert_eq!(raw.write(0, last, &[1; 4096]), Reply::Error(0));
+    assert_eq!(resize(&server, &["--size", "2M"])["size"], 2 * MIB);
+    await_size(&client, 2 * MIB);
+    // Within the chunk that was the last one, and behind it.
+    for offset in [1000 << 10, 2 * MIB - 4096] {
+        let mut bytes = [9; 4096];
+        assert_eq!(raw.read(offset, &mut bytes), Ok(()));
+        assert_eq!(bytes, [0; 4096]);
+        assert_eq!(raw.write(0, offset, &[2; 4096]), Reply::Error(0));
+    }
+    let mut bytes = [0; 4096];
+    assert_eq!(raw.read(last, &mut bytes), Ok(()));
+    assert_eq!(bytes, [1; 4096]);
+    let _ = resize(&server, &["--size", "1000k", "--force"]);
+    let _ = resize(&server, &["--size", "2M"]);
+    await_size(&client, 2 * MIB);
+    assert_eq!(raw.read(1000 << 10, &mut bytes), Ok(()));
+    assert_eq!(bytes, [0; 4096], "what was cut off is gone");
+    let _ = server.command(&["export", "resize", "vol1", "--size", "3M"]).ok().says("vol1 has");
+    for (words, why) in [
+        (["vol0", "--size", "1001"], "not a multiple of its block size 512"),
+        (["vol0", "--size", "0"], "not a multiple"),
+        (["none", "--size", "1M"], "there is no export"),
+    ] {
+        let words = [&["export", "resize"], &words[..]].concat();
+        let _ = server.command(&words).code(1).says(why);
+    }
+    drop(raw);
+    client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn an_idle_client_hears_of_a_forced_removal() {
+    let server = Server::builder().export("vol0=mem:16M").start();
+    let client = attach(&server, "vol0", &["--no-path", "queue"]);
+    let _ = server.command(&["export", "remove", "vol0", "--force"]).ok();
+    // No IO is asked for.
+    wait_for("the client to know", COMMAND_TIME_MAX, || {
+        let told = client.command(&["status", "vol0", "-o", "json"]);
+        told.stdout.contains("operator removed the export").then_some(())
+    });
+    let _ = client.command(&["status", "vol0"]).code(3);
+    client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
