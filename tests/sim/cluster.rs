@@ -2,8 +2,8 @@
 //!
 //! A core turns as its driver would turn it: messages, events of its fabric, timers, whoever uses
 //! the device, what is to be posted. After a turn in which anything happened it pauses for a
-//! time of the seed's choice, so that events pile up and the cores' turns interleave. `bounds.rs`
-//! is what has to hold at any moment, and what is left; `beside.rs` has other sessions.
+//! time of the seed's choice, so that events pile up and turns interleave. `bounds.rs` is what has
+//! to hold at any moment, and what is left; `beside.rs` has other sessions.
 
 mod beside;
 mod bounds;
@@ -56,7 +56,7 @@ pub(super) struct Cluster {
     works: Vec<Workload>,
     /// How many clients there were.
     life: u8,
-    /// What the client that died last had saved for the next: the server's cache epoch.
+    /// The server's cache epoch, as the client that died last had saved it.
     saved_epoch: Option<u64>,
     strangers: Strangers,
     /// How many paths were added to running sessions.
@@ -94,9 +94,9 @@ pub(super) struct Cluster {
     unseen: Vec<End>,
 }
 
-/// In some runs connections take the server a while to end, and in half of these the client. Not
-/// drawn, so that the other runs stay what they were. Where clients are killed each leaves its
-/// memory behind for so long, and the bound of memory, which is one for one client, says nothing.
+/// In some runs connections take the server a while to end, and in half of these the client; not
+/// drawn, so that other runs stay what they were. A client that is killed would leave its memory
+/// behind for so long, and the bound of memory, one for one client, would say nothing.
 fn linger(world: &World, options: &Options) {
     let seed = options.seed;
     if options.faults.client_restart + options.faults.client_leave > 0 {
@@ -123,8 +123,8 @@ impl Cluster {
         linger(&world, options);
         let tracks = options.faults.cuts_power();
         let sectors = options.work.sectors;
-        let guest_sectors = if options.extra.guest_writes { guest::SECTORS } else { 0 };
-        let disk = Disk::new(options.disk, sectors + guest_sectors, tracks, plant, prng.fork());
+        let all = sectors + if options.extra.guest_writes { guest::SECTORS } else { 0 };
+        let disk = Disk::new(options.disk, all, tracks, plant, prng.fork());
         disk.count_later_than(options.io_timeout);
         disk.shared_from(sectors);
         let mut port = |has: &[Plant]| {
@@ -142,6 +142,7 @@ impl Cluster {
         let errors = Errors {
             backend: options.disk.errors.num > 0 || options.disk.writeback.num > 0,
             loses: options.disk.writeback.num > 0,
+            shrinks: options.extra.resizes,
             paths: options.path_errors(),
             given_up_for: options.given_up_for(),
             deferred_max: options.deferred_max(),
@@ -198,8 +199,7 @@ impl Cluster {
 
     /// Begins a client's life with these workloads.
     fn start_client(&mut self, works: Vec<Workload>) {
-        self.life += 1;
-        (self.has_opened, self.retry_at) = (false, None);
+        (self.life, self.has_opened, self.retry_at) = (self.life + 1, false, None);
         self.group = Group::new(works.len(), |_| ());
         let identity = self.strangers.identity(self.life);
         let config = session_config(&self.options, self.life, self.saved_epoch, identity);
@@ -218,8 +218,7 @@ impl Cluster {
         }
     }
 
-    /// Ends the client's process; with the power of its machine, if so said. Its workloads stay
-    /// for the next.
+    /// Ends the client's process; if so said, with its machine's power. Its workloads stay.
     fn stop_client(&mut self, power: bool) {
         if power {
             self.world.crash(self.nodes[0]);
@@ -369,7 +368,7 @@ impl Cluster {
     /// The device is there on all cores and all paths carry IO.
     pub(super) fn is_whole(&self) -> bool {
         self.client.first().is_some_and(|home| home.core.is_open())
-            && self.beside.is_empty()
+            && self.is_settled()
             && self.guest.iter().filter_map(guest::Guest::work).all(Workload::is_open)
             && self.paths().len() == self.options.paths
             && self.paths().iter().all(|path| path.connected)
@@ -448,6 +447,7 @@ impl Cluster {
             }
             Act::Move { path } => self.move_address(path),
             Act::Resize { sectors } => self.resize(sectors),
+            Act::Grow { times } => self.grow(now, times),
             Act::Say(said) => self.say(said),
             Act::Reconnect { only, by } => self.reconnect(now, only, by)?,
         }

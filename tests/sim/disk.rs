@@ -13,7 +13,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, Io, IoOp};
+use rtrs_core::block::{
+    BlockDevice, BlockSource, Completion, Core, Geometry, Io, IoOp, SharedSize,
+};
 use rtrs_core::mem::Region;
 use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::status::IoStatus;
@@ -109,6 +111,8 @@ struct State {
 #[derive(Clone, Debug)]
 pub(super) struct Disk {
     geometry: Geometry,
+    /// Its size; what lies beyond the workload's sectors is of no interest.
+    size: Arc<SharedSize>,
     state: Arc<Mutex<State>>,
 }
 
@@ -164,7 +168,8 @@ impl Disk {
             inflight: 0,
             stats: DiskStats::default(),
         };
-        Self { geometry, state: Arc::new(Mutex::new(state)) }
+        let size = Arc::new(SharedSize::new(geometry.size));
+        Self { geometry, size, state: Arc::new(Mutex::new(state)) }
     }
 
     /// The backing file has this many sectors from now on. What is cut off is gone; sectors that it
@@ -187,8 +192,20 @@ impl Disk {
         let state = &mut *self.state.lock();
         state.end = state.len;
         state.reported = state.len;
-        let geometry = Geometry { size: state.len as u64, ..self.geometry.clone() };
-        Self { geometry, state: Arc::clone(&self.state) }
+        if state.len < self.geometry.size as usize || self.size.get() < self.geometry.size {
+            self.size.set(state.len as u64);
+        }
+        self.clone()
+    }
+
+    /// Gives the disk another size, so many times that of the workload.
+    pub(super) fn resize(&self, times: u32) {
+        self.size.set(self.geometry.size * u64::from(times));
+    }
+
+    /// Its size.
+    pub(super) fn size(&self) -> u64 {
+        self.size.get()
     }
 
     /// The client waits for so long for an answer.
@@ -301,12 +318,13 @@ impl Disk {
 
 impl BlockSource for Disk {
     fn geometry(&self) -> Geometry {
-        self.geometry.clone()
+        Geometry { size: self.size.get(), ..self.geometry.clone() }
     }
 
     fn open(&self, _core: &Core) -> io::Result<Box<dyn BlockDevice>> {
         Ok(Box::new(Queue {
-            geometry: self.geometry.clone(),
+            geometry: self.geometry(),
+            size: Arc::clone(&self.size),
             state: Arc::clone(&self.state),
             ops: Vec::new(),
             done: VecDeque::new(),
@@ -517,6 +535,7 @@ struct Op {
 #[derive(Debug)]
 struct Queue {
     geometry: Geometry,
+    size: Arc<SharedSize>,
     state: Arc<Mutex<State>>,
     ops: Vec<Op>,
     done: VecDeque<Completion>,
@@ -525,6 +544,10 @@ struct Queue {
 impl BlockDevice for Queue {
     fn geometry(&self) -> &Geometry {
         &self.geometry
+    }
+
+    fn refresh(&mut self) {
+        self.geometry.size = self.size.get();
     }
 
     fn attach_region(&mut self, _: &Arc<Region>) -> io::Result<()> {

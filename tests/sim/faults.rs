@@ -55,6 +55,8 @@ pub(super) enum Act {
     Move { path: usize },
     /// The backing file is made shorter, or gets its length back.
     Resize { sectors: u32 },
+    /// The device gets another size, so many times that of what is used of it.
+    Grow { times: u32 },
     /// The server says this of itself when it starts next.
     Say(Said),
 }
@@ -82,6 +84,21 @@ pub(super) fn truncate(
         plan.push((now, Act::Resize { sectors }));
         restart(&mut plan, now + time / 16);
     }
+    plan
+}
+
+/// Draws when the device gets other sizes, in order of time; some right after the other.
+pub(super) fn grow((from, time): (Instant, Duration), prng: &mut Prng) -> Vec<(Instant, Act)> {
+    let mut plan = Vec::new();
+    for _ in 0..1 + prng.below(4) {
+        let mut at = from + prng.duration(Duration::ZERO..=time);
+        for _ in 0..1 + prng.below(3) {
+            plan.push((at, Act::Grow { times: 1 + prng.below(4) as u32 }));
+            at = at + prng.duration(Duration::ZERO..=5 * MS);
+        }
+    }
+    plan.retain(|(at, _)| *at < from + time);
+    plan.sort_by_key(|(at, _)| *at);
     plan
 }
 

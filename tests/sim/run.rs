@@ -7,7 +7,7 @@ use rtrs_core::prng::Prng;
 use rtrs_core::time::{Duration, Instant};
 
 use super::cluster::Cluster;
-use super::faults::{Act, moves, operate, plan, reconnects, say, truncate};
+use super::faults::{Act, grow, moves, operate, plan, reconnects, say, truncate};
 use super::log::{Log, Sink};
 use super::options::{MS, Options};
 use super::workload::Mode;
@@ -200,6 +200,11 @@ fn drive(
         acts.extend(say(ids, (from, options.load_time), own));
         acts.sort_by_key(|&(at, _)| at);
     }
+    if options.extra.resizes {
+        let own = &mut Prng::new(options.seed ^ 0x6772_6f77_735f);
+        acts.extend(grow((from, options.load_time), own));
+        acts.sort_by_key(|&(at, _)| at);
+    }
     if options.nbd_drops {
         let own = &mut Prng::new(options.seed ^ 0x7265_636f_6e6e);
         acts.extend(reconnects(usize::from(options.client_cores), from, until, own));
@@ -342,6 +347,7 @@ pub(super) fn not_live(cluster: &Cluster, what: &str, bound: Duration) -> Failur
             text += &format!("; path {at} is {}: {why}", path.state);
         }
     }
+    text += &cluster.other_sizes();
     for work in cluster.workloads() {
         if let Some(oldest) = work.oldest(now) {
             text += &format!("; {} in flight, oldest {oldest}", work.inflight());

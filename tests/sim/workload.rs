@@ -81,6 +81,8 @@ pub(super) struct Errors {
     pub(super) backend: bool,
     /// A flush that fails tells of writes that the backend lost.
     pub(super) loses: bool,
+    /// A flush may report a device that became smaller while no path was up.
+    pub(super) shrinks: bool,
     /// Those of a session that has had no path for too long.
     pub(super) paths: bool,
     /// How long what was given up may still happen once the core is served again.
@@ -611,6 +613,7 @@ impl Workload {
             IoStatus::Io if syncs && !flushes && oracle.may_meet_cut(io.since, now) => {
                 self.stats.beyond += 1;
             }
+            IoStatus::Io if io.op == IoOp::Flush && self.errors.shrinks => self.stats.errors += 1,
             IoStatus::Io if self.errors.backend => self.stats.errors += 1,
             // NBD has one error for all of these.
             IoStatus::Io if self.errors.paths && self.nbd && !calm => self.stats.errors += 1,

@@ -17,7 +17,8 @@ use rtrs_core::ids::CoreIndex;
 use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_server::engine::epoch::SyncEpoch;
-use rtrs_server::{Export, ExportTable, ServerEngine, ServerInstance, SessionParams};
+use rtrs_server::engine::message::{ControlMessage, Message};
+use rtrs_server::{Export, ExportIndex, ExportTable, ServerEngine, ServerInstance, SessionParams};
 
 use super::super::disk::Disk;
 use super::super::faults::Act;
@@ -62,7 +63,7 @@ impl Strangers {
         let said = ids.map_or(Said::All, |ids| ids.home[0]);
         Self {
             on: options.strangers,
-            home: options.strangers.then_some(home),
+            home: (options.strangers || options.extra.resizes).then_some(home),
             prng: Prng::new(options.seed ^ 0x7374_7261_6e67_6572),
             alike: plant == Plant::SameIdentity,
             host: None,
@@ -219,6 +220,32 @@ impl Cluster {
         if self.is_short {
             self.oracle.truncated(sectors).expect("nothing newer was seen yet");
         }
+    }
+
+    /// The device has another size, which still holds all that is used of it.
+    pub(super) fn grow(&mut self, now: Instant, times: u32) {
+        self.disk.resize(times);
+        if let Some(host) = self.server.first_mut() {
+            let resized = Message::Control(ControlMessage::Resized(ExportIndex(0)));
+            host.core.handle_message(now, resized, &mut host.fabrics);
+        }
+    }
+
+    /// No client beside the session's is left, and all of that one's shards know the device's size.
+    pub(super) fn is_settled(&self) -> bool {
+        self.beside.is_empty() && self.other_sizes().is_empty()
+    }
+
+    /// The shards of the client that know another size of the device than it has, in words.
+    pub(in super::super) fn other_sizes(&self) -> String {
+        let size = self.disk.size();
+        let wrong = self.client.iter().filter_map(|host| host.core.size());
+        let wrong: Vec<u64> =
+            wrong.filter(|known| *known != size && self.options.extra.resizes).collect();
+        if wrong.is_empty() {
+            return String::new();
+        }
+        format!("; the device has {size} bytes, and shards of the client know {wrong:?}")
     }
 
     /// The backing file is exported anew.

@@ -1,5 +1,6 @@
 //! What a share of the runs has that look for nothing else: a disk slower than `io-timeout`, a
-//! backing file that is made shorter, epochs that are saved late, a second session that writes.
+//! backing file that is made shorter, a device that grows and shrinks, epochs that are saved late,
+//! a second session that writes.
 //!
 //! Each is drawn by a generator of its own, and runs that hunt for something stay as they are.
 
@@ -17,6 +18,7 @@ const GUEST_WRITES: u64 = 0x6775_6573_745f_7770;
 const LATE_SAVES: u64 = 0x6c61_7465_7361_7666;
 const GUEST_LOSSES: u64 = 0x6775_6573_745f_6c71;
 const LITTLE_MEMORY: u64 = 0x6c69_7474_6c65_5f6d;
+const RESIZES: u64 = 0x7265_7369_7a65_735f;
 
 /// The extras of a run.
 #[derive(Clone, Copy, Debug, Default)]
@@ -25,6 +27,8 @@ pub struct Extra {
     pub late_disk: bool,
     /// The backing file is made shorter while it is exported.
     pub truncation: Option<Truncation>,
+    /// The device gets other sizes, all of which hold the sectors that are used.
+    pub resizes: bool,
     /// The server takes a while to save the epoch of an export.
     pub saves: Option<Saves>,
     /// The second session writes to sectors of its own, behind those of the others.
@@ -76,6 +80,16 @@ impl Options {
         let own = &mut Prng::new(seed ^ TRUNCATION);
         if self.is_ordinary() && own.chance(Ratio::new(1, 8)) {
             return self.have_truncation(own);
+        }
+        let own = &mut Prng::new(seed ^ RESIZES);
+        if self.is_ordinary() && own.chance(Ratio::new(1, 8)) {
+            self.extra.resizes = true;
+            if half(own) {
+                // No path connects anew and learns the size by that.
+                self.faults = FaultMix { gap_max: self.load_time * 4, ..FaultMix::NONE };
+                self.operated = false;
+            }
+            return;
         }
         let own = &mut Prng::new(seed ^ GUEST_WRITES);
         let ordinary = self.is_ordinary() && !self.extra.little_memory;
