@@ -11,9 +11,10 @@ use rtrs_core::identity::{EvictionSecret, ExportId};
 use rtrs_core::ids::{ConnIndex, PathUuid, PermitId, Rkey, SessionId};
 use rtrs_core::limits::Limits;
 use rtrs_core::wire::{
-    AccessMode, ChunkRequest, ClientExtensions, Close, ConnReq, ConnRsp, Extensions, Fence, Imm,
-    InfoReq, InfoRsp, IoHeader, Name, Open, OpenRsp, OpenRspTail, ReadMsg, RkeyRsp, Rw, RwOp,
-    SessInfo, SessInfoRsp, SgDesc, UserMessage, WireError, WriteMsg, errno,
+    AccessMode, ChunkRequest, ClientExtensions, Close, ConnReq, ConnRsp, Discover, Discovered,
+    Extensions, Fence, Imm, InfoReq, InfoRsp, IoHeader, Name, Open, OpenRsp, OpenRspTail, Page,
+    ReadMsg, RkeyRsp, Rw, RwOp, SessInfo, SessInfoRsp, SgDesc, UserMessage, WireError, WriteMsg,
+    errno,
 };
 
 /// The vectors by name, and which of them were looked at.
@@ -227,6 +228,18 @@ fn check_io(vectors: &Vectors) {
     let path = PathUuid(std::array::from_fn(|i| 0xa0 + i as u8));
     let fence = Fence { path, recon_cnt: 3 };
     vectors.check("fence", fence, fence.encode(), Fence::decode);
+    let discover = Discover { after: Name::new(b"v1").unwrap() };
+    vectors.check("discover", discover, discover.encode(), Discover::decode);
+    let export = Discovered {
+        name: Name::new(b"v2").unwrap(),
+        sectors: 2048,
+        block_size: 4096,
+        read_only: false,
+        written: true,
+        id: Some(ExportId::from_bytes(uuid(0xe0), true)),
+    };
+    let page = Page { exports: vec![export], more: true };
+    vectors.check("discover_rsp", page.clone(), page.encode(), Page::decode);
     let rkey = RkeyRsp { permit: PermitId(0), rkey: Rkey(0x3b6) };
     vectors.check("rkey_rsp_0", rkey, rkey.encode(), RkeyRsp::decode);
 }
@@ -236,6 +249,8 @@ fn check_tails(vectors: &Vectors) {
     assert_eq!(info, UserMessage::SessInfo(SessInfo::default()));
     let open = UserMessage::Open { access: AccessMode::ReadWrite, dev_name: b"/dev/loop0" };
     assert_eq!(vectors.tail("tail_open", 56, ReadMsg::LEN_MAX), open);
+    let discover = UserMessage::Discover { after: b"v1" };
+    assert_eq!(vectors.tail("tail_discover", 4096, ReadMsg::LEN_MAX), discover);
     let close = UserMessage::Close(Close { device_id: 0 });
     assert_eq!(vectors.tail("tail_close", 0, WriteMsg::LEN), close);
     let headers: BTreeMap<_, _> = headers().into();

@@ -9,6 +9,7 @@
 //! shard has the device of its former export open: an index means one thing at a time.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -250,6 +251,17 @@ impl ExportTable {
         slots.filter_map(|(at, slot)| Some((at, Arc::clone(slot.export()?)))).collect()
     }
 
+    /// Up to `max` named exports whose names come after `name`, in that order, with their places.
+    pub fn named_after(&self, name: &[u8], max: usize) -> Vec<(ExportIndex, Arc<Export>)> {
+        let places = self.places.lock();
+        let after = (Bound::Excluded(bare(name)), Bound::Unbounded);
+        let found = places.names.range::<[u8], _>(after).take(max).filter_map(|(_, at)| {
+            let export = places.slots.get(at.index())?.export()?;
+            Some((*at, Arc::clone(export)))
+        });
+        found.collect()
+    }
+
     /// True when the export at a place was found below the search path.
     pub fn is_found(&self, index: ExportIndex) -> bool {
         let places = self.places.lock();
@@ -366,6 +378,25 @@ mod tests {
         table.leave(ExportIndex(0));
         assert_eq!(table.get(ExportIndex(0)).unwrap().name, "named");
         assert_eq!(table.find(b"a"), None, "only named ones are found by name");
+    }
+
+    #[test]
+    fn named_exports_are_listed_by_name() {
+        let table =
+            ExportTable::with_finder(["c", "/a", "b"].map(export).into(), Some(Box::new(Nobody)));
+        table.place(&Arc::new(export("found")));
+        let names = |after: &str, max| -> Vec<String> {
+            let found = table.named_after(after.as_bytes(), max);
+            found.into_iter().map(|(_, export)| export.name.clone()).collect()
+        };
+        assert_eq!(names("", 9), ["/a", "b", "c"]);
+        assert_eq!(
+            (names("", 1), names("/a", 1), names("bb", 9)),
+            (vec!["/a".into()], vec!["b".into()], vec!["c".into()])
+        );
+        table.remove(table.find(b"b").unwrap(), true);
+        assert_eq!(names("a", 9), ["c"], "neither what is removed nor what was found");
+        assert!(names("c", 9).is_empty() && names("\u{7f}", 9).is_empty());
     }
 
     #[test]

@@ -31,8 +31,8 @@ use rtrs_core::limits::Limits;
 use rtrs_core::mem::Region;
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::{
-    AccessMode, Close, ConnReq, Fence, Imm, InfoReq, InfoRsp, IoHeader, Name, Open, ReadMsg,
-    RkeyRsp, Rw, SessInfo, SgDesc, WriteMsg,
+    AccessMode, Close, ConnReq, Discover, Fence, Imm, InfoReq, InfoRsp, IoHeader, Name, Open,
+    ReadMsg, RkeyRsp, Rw, SessInfo, SgDesc, WriteMsg,
 };
 
 use crate::engine::ServerEngine;
@@ -403,12 +403,17 @@ impl Rig {
             bi_size: u32::from(input.byte()?) * 128,
             prio: 0,
         };
+        let discovers = kind == 14 && fields & 4 != 0;
         let header: Vec<u8> = match kind {
             11 | 12 => io.encode().to_vec(),
             13 => {
                 let name = ["vol", "fixed", "/vol", "none"][usize::from(fields & 3)];
                 let access = AccessMode::from_wire(fields >> 2 & 3).unwrap_or(AccessMode::ReadOnly);
                 Open { access, dev_name: Name::new(name.as_bytes()).ok()? }.encode().to_vec()
+            }
+            14 if discovers => {
+                let after = ["", "fixed", "vol", "/vol"][usize::from(fields & 3)];
+                Discover { after: Name::new(after.as_bytes()).ok()? }.encode().to_vec()
             }
             14 => Close { device_id: u32::from(fields & 3) }.encode().to_vec(),
             _ if fields & 1 == 0 => SessInfo { ver: fields >> 1 }.encode().to_vec(),
@@ -418,9 +423,9 @@ impl Rig {
             }
         };
         // The data lie before the header; of a read only their room.
-        let reads = kind == 11 || kind == 13 || kind == 15 && fields & 1 == 0;
+        let reads = matches!(kind, 11 | 13) || kind == 15 && fields & 1 == 0 || discovers;
         let room = if kind <= 12 { (io.bi_size as usize).min(4096) } else { 512 };
-        let room = if kind == 14 || kind == 15 && fields & 1 == 1 { 0 } else { room };
+        let room = if reads || kind == 12 { room } else { 0 };
         let usr_len = header.len() as u16 + u16::from(fields == 0x77);
         let mut message = vec![0; ReadMsg::LEN_MAX];
         if reads {

@@ -139,6 +139,11 @@ rtrs_core::settings! {
         /// The time adapts to the load, up to this limit. 0 disables polling. An idle shard always
         /// sleeps.
         poll: Time<0, { 10 * MILLISECOND }> = "50us" was "poll-us",
+        /// List the named exports to clients that ask (rtrs-client discover)
+        ///
+        /// With off, a client must know the name of an export. Exports below search-path are never
+        /// listed.
+        discovery: Switch = "on",
         /// Answer only pings; open no exports and accept no sessions
         ///
         /// Use it as the peer of rtrs-client ping and doctor, and with --rping as the peer of rping

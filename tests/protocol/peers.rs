@@ -7,6 +7,7 @@
 //! `interop-ks-hostile-*` run it there, but for what is about TCP (`start.rs` in part,
 //! `stream.rs`).
 
+mod discover;
 mod handshake;
 mod keys;
 mod request;

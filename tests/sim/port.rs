@@ -17,7 +17,7 @@ use rtrs_core::ids::QpNum;
 use rtrs_core::mem::{MemSlice, Region};
 use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::time::{Duration, Instant, earliest};
-use rtrs_core::wire::{ConnRsp, IoHeader, RNBD_VERSION, RwOp};
+use rtrs_core::wire::{ConnReq, ConnRsp, IoHeader, RNBD_VERSION, RwOp};
 
 use super::Plant;
 
@@ -99,6 +99,14 @@ impl PortFaults {
             }
             None => false,
         }
+    }
+}
+
+/// What a kernel's client would have asked.
+fn asked_by_kernel(private_data: &PrivateData) -> PrivateData {
+    match ConnReq::decode(private_data.as_bytes()) {
+        Ok(req) => PrivateData::new(&ConnReq { ext: ConnReq::default().ext, ..req }.encode()),
+        Err(_) => *private_data,
     }
 }
 
@@ -336,10 +344,16 @@ impl Fabric for Port {
             return Some(event);
         }
         let mut event = self.inner.next_event()?;
-        if let FabricEvent::Established { private_data, .. } = &mut event
-            && self.faults.borrow().kernel
-        {
-            *private_data = without_extensions(private_data);
+        if self.faults.borrow().kernel {
+            match &mut event {
+                FabricEvent::Established { private_data, .. } => {
+                    *private_data = without_extensions(private_data);
+                }
+                FabricEvent::Request(request) => {
+                    request.private_data = asked_by_kernel(&request.private_data);
+                }
+                _ => {}
+            }
         }
         if let FabricEvent::Closed { qp, .. } = event {
             self.windows.retain(|(of, _)| *of != qp);

@@ -2,7 +2,8 @@
 //!
 //! `daemons.rs` attach to detach, restarts, idle CPU · `commands.rs` what programs read of the
 //! commands · `admin.rs` and `online.rs` the operator's work under load · `settings.rs` flags,
-//! files and documents agree · `exports.rs` exports that come and go · `faults.rs` faults under
+//! files and documents agree · `discover.rs` lists of exports · `exports.rs`
+//! exports that come and go · `faults.rs` faults under
 //! load · `identity.rs` other servers under one name · `logs.rs` the logs of both daemons ·
 //! `memory.rs` the limit of chunk memory · `metrics.rs` scrapes · `network.rs` cables and addresses
 //! that come and go · `resize.rs` exports that grow · `server_log.rs` what the server logs ·
@@ -13,6 +14,7 @@
 mod admin;
 mod commands;
 mod daemons;
+mod discover;
 mod exports;
 mod faults;
 mod identity;

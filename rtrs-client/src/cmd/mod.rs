@@ -7,9 +7,11 @@
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "flag help is plain text with brackets")]
 
+mod at_once;
 mod attach;
 mod bench;
 mod detach;
+mod discover;
 mod doctor;
 mod global;
 mod link_target;
@@ -35,6 +37,7 @@ use rtrs_core::settings::Output;
 use self::attach::AttachArgs;
 use self::bench::BenchArgs;
 use self::detach::DetachArgs;
+use self::discover::DiscoverArgs;
 use self::doctor::DoctorArgs;
 use self::global::GlobalArgs;
 use self::list::ListArgs;
@@ -112,6 +115,13 @@ pub enum Command {
     /// Finishes running requests, closes the session and ends its process. NAME is the name of the
     /// export that was attached.
     Detach(DetachArgs),
+    /// List the exports of servers
+    ///
+    /// Shows the exports that a server has by name, with size, block size and mode, and whether
+    /// another session has one open for writing. Those below its search path are not listed. Opens
+    /// nothing. Exits with 1 if a server does not answer or does not list its exports (discovery:
+    /// off at the server, an older rtrs-server, a kernel server).
+    Discover(DiscoverArgs),
     /// List, add, remove, disconnect or reconnect the paths of a session
     ///
     /// The session keeps running, and no IO fails.
@@ -179,6 +189,7 @@ impl LowArgs {
             Command::Metrics(args) => metrics::run(args, global),
             Command::Logs(args) => logs::run(args, global),
             Command::Detach(args) => detach::run(args, global),
+            Command::Discover(args) => discover::run(args, global),
             Command::Path(args) => path::run(args, global),
             Command::Set(args) => set::set(args, global),
             Command::Get(args) => set::get(args, global),

@@ -1,15 +1,14 @@
 //! Asks sessions for their state, many at once, also those that do not answer.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use parking_lot::Mutex;
 use rtrs_core::local::{RequestError, RunDir, listening_pid, request};
 use rtrs_core::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::at_once::at_once;
 use super::text::remark;
 use crate::control_protocol::{Request, SessionState, Status};
 use crate::error::Error;
@@ -21,8 +20,6 @@ const ALL_TIMEOUT: Duration = Duration::from_secs(5);
 const REPLY_MIN: Duration = Duration::from_millis(200);
 /// Sessions that are asked at the same time. Each takes a descriptor.
 const AT_ONCE: usize = 256;
-/// For a thread that only asks.
-const STACK_BYTES: usize = 128 << 10;
 
 /// A session of a run directory.
 #[derive(Debug, Serialize)]
@@ -89,7 +86,7 @@ pub(super) fn find(dirs: &[(Option<u32>, RunDir)]) -> Result<Vec<Found>, Error> 
 /// have the order of `all`.
 pub(super) fn each<T: Sync, R: Send>(all: &[T], one: impl Fn(&T, Duration) -> R + Sync) -> Vec<R> {
     let deadline = Instant::now() + ALL_TIMEOUT;
-    at_once(all, |session| {
+    at_once(all, AT_ONCE, |session| {
         let left = deadline.saturating_duration_since(Instant::now());
         one(session, left.clamp(REPLY_MIN, REPLY_TIMEOUT))
     })
@@ -125,41 +122,16 @@ pub(super) fn replies<T: DeserializeOwned + Send>(
     run_dir: &RunDir,
 ) -> Result<Vec<T>, Error> {
     let sockets = run_dir.session_sockets()?;
-    let replies = at_once(&sockets, |(name, path)| match request(path, what, REPLY_TIMEOUT) {
-        Ok((reply, _)) => Some(reply),
-        Err(RequestError::NotRunning) => None,
-        Err(error) => {
-            remark(format_args!("{name}: {error}"));
-            None
-        }
-    });
-    Ok(replies.into_iter().flatten().collect())
-}
-
-/// Calls `one` for each, many at the same time. The results have the order of `all`.
-fn at_once<T: Sync, R: Send>(all: &[T], one: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(all.len())));
-    let work = || {
-        loop {
-            let at = next.fetch_add(1, Ordering::Relaxed);
-            let Some(found) = all.get(at) else { return };
-            let result = one(found);
-            results.lock().push((at, result));
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 1..all.len().min(AT_ONCE) {
-            let thread = std::thread::Builder::new().stack_size(STACK_BYTES);
-            // Those that there are do the work of one that cannot be started.
-            if thread.spawn_scoped(scope, work).is_err() {
-                break;
+    let replies =
+        at_once(&sockets, AT_ONCE, |(name, path)| match request(path, what, REPLY_TIMEOUT) {
+            Ok((reply, _)) => Some(reply),
+            Err(RequestError::NotRunning) => None,
+            Err(error) => {
+                remark(format_args!("{name}: {error}"));
+                None
             }
-        }
-        work();
-    });
-    let mut results = results.into_inner();
-    results.sort_by_key(|(at, _)| *at);
-    results.into_iter().map(|(_, result)| result).collect()
+        });
+    Ok(replies.into_iter().flatten().collect())
 }
 
 #[cfg(test)]

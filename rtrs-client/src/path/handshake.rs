@@ -17,9 +17,9 @@ use rtrs_core::ids::{ConnIndex, PathUuid, PermitId, QpNum, Rkey};
 use rtrs_core::mem::Region;
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::{
-    AccessMode, ClientExtensions, Close, ConnReq, ConnRsp, Extensions, Fence, Imm, InfoReq,
-    InfoRsp, MemBits, Name, Open, OpenRsp, OpenRspTail, ReadMsg, SessInfo, SessInfoRsp, SgDesc,
-    WriteMsg, errno, errno_name,
+    AccessMode, ClientExtensions, Close, ConnReq, ConnRsp, Discover, Extensions, Fence, Imm,
+    InfoReq, InfoRsp, MemBits, Name, Open, OpenRsp, OpenRspTail, Page, ReadMsg, SessInfo,
+    SessInfoRsp, SgDesc, WriteMsg, errno, errno_name,
 };
 
 use super::io::{Answer, WrId, geometry_of, writes_zeroes};
@@ -29,11 +29,13 @@ use crate::engine::session::{CONTROL, Granted, SessionConfig};
 /// Small receives on the service connection: one answer, heartbeats both ways, eight CHANGED, room.
 const RECEIVES: u32 = 32;
 const RECV_SLOT: usize = 8;
-/// Layout of the control region: what we send, what is written to us, receives, INFO_RSP.
+/// Layout of the control region: what we send, what is written to us, receives, INFO_RSP; where
+/// that was, pages of exports.
 const REQUEST_AT: usize = 0;
 const ANSWER_AT: usize = 1024;
 const RECEIVES_AT: usize = 2048;
 const INFO_RSP_AT: usize = 4096;
+const PAGE_AT: usize = INFO_RSP_AT;
 
 /// Private data of one connection of a path. `queue_depth`: what the server granted the session
 /// before, 0 for nothing yet.
@@ -176,6 +178,10 @@ pub(crate) enum ServiceEvent {
     Closed,
     /// The path that was meant is fenced off.
     Fenced,
+    /// Exports were listed.
+    Discovered(Page),
+    /// They were not, with this errno.
+    DiscoverRefused(u16),
 }
 
 /// What the control permit is used for at the moment.
@@ -187,6 +193,7 @@ enum Step {
     Open,
     Close,
     Fence,
+    Discover,
 }
 
 /// Connection 0 of a path.
@@ -270,7 +277,7 @@ impl ServiceConnection {
     ) -> Result<(), FabricError> {
         let granted = self.granted.ok_or(FabricError::QpState)?;
         let rsp_len = InfoRsp::len_for(usize::from(granted.queue_depth));
-        let region = Region::new(INFO_RSP_AT + rsp_len)
+        let region = Region::new((INFO_RSP_AT + rsp_len).max(PAGE_AT + Page::LEN_MAX))
             .map_err(|e| FabricError::system("memory for the service connection", e))?;
         let registration = self.pd.register(&region, Access::REMOTE_WRITE)?;
         self.region = Some(registration);
@@ -299,8 +306,22 @@ impl ServiceConnection {
             return Err(FabricError::QueueFull);
         }
         let bytes = SessInfo::default().encode();
-        self.post_read(&bytes, SessInfoRsp::LEN, fabric)?;
+        self.post_read(&bytes, (ANSWER_AT, SessInfoRsp::LEN), fabric)?;
         self.step = Step::SessInfo { export: export.to_owned(), access };
+        Ok(())
+    }
+
+    /// Asks for a page of exports.
+    pub(crate) fn post_discover(
+        &mut self,
+        discover: &Discover,
+        fabric: &mut dyn Fabric,
+    ) -> Result<(), FabricError> {
+        if self.step != Step::Idle {
+            return Err(FabricError::QueueFull);
+        }
+        self.post_read(&discover.encode(), (PAGE_AT, Page::LEN_MAX), fabric)?;
+        self.step = Step::Discover;
         Ok(())
     }
 
@@ -416,18 +437,19 @@ impl ServiceConnection {
                 if answer.errno != 0 {
                     return Ok(ServiceEvent::OpenRefused(answer.errno));
                 }
-                let bytes = self.answer_bytes(SessInfoRsp::LEN)?;
+                let bytes = self.answer_bytes(ANSWER_AT, SessInfoRsp::LEN)?;
                 SessInfoRsp::decode(&bytes).map_err(|e| format!("bad SESS_INFO_RSP: {e}"))?;
                 let dev_name =
                     Name::new(export.as_bytes()).map_err(|e| format!("export name: {e}"))?;
                 let open = Open { access, dev_name }.encode();
-                self.post_read(&open, self.open_rsp_len(), fabric).map_err(|e| e.to_string())?;
+                let room = (ANSWER_AT, self.open_rsp_len());
+                self.post_read(&open, room, fabric).map_err(|e| e.to_string())?;
                 self.step = Step::Open;
                 Ok(ServiceEvent::Nothing)
             }
             Step::Open if answer.errno != 0 => Ok(ServiceEvent::OpenRefused(answer.errno)),
             Step::Open => {
-                let bytes = self.answer_bytes(self.open_rsp_len())?;
+                let bytes = self.answer_bytes(ANSWER_AT, self.open_rsp_len())?;
                 let bad = |e| format!("bad OPEN_RSP: {e}");
                 let rsp = OpenRsp::decode(&bytes).map_err(bad)?;
                 let long = self.extensions.identity.is_some();
@@ -458,6 +480,11 @@ impl ServiceConnection {
                 Err(format!("the server refused a fence: {}", errno_name(answer.errno)))
             }
             Step::Fence => Ok(ServiceEvent::Fenced),
+            Step::Discover if answer.errno != 0 => Ok(ServiceEvent::DiscoverRefused(answer.errno)),
+            Step::Discover => {
+                let page = Page::decode(&self.answer_bytes(PAGE_AT, Page::LEN_MAX)?);
+                page.map(ServiceEvent::Discovered).map_err(|e| format!("bad DISCOVER_RSP: {e}"))
+            }
             step @ (Step::Idle | Step::Info) => {
                 self.step = step;
                 Ok(ServiceEvent::Nothing)
@@ -465,11 +492,11 @@ impl ServiceConnection {
         }
     }
 
-    /// Posts a user message whose answer of `answer_len` bytes the server writes to us.
+    /// Posts a user message whose answer of `answer_len` bytes the server writes to `answer_at`.
     fn post_read(
         &mut self,
         user: &[u8],
-        answer_len: usize,
+        (answer_at, answer_len): (usize, usize),
         fabric: &mut dyn Fabric,
     ) -> Result<(), FabricError> {
         let chunk = self.chunks[CONTROL.index()].ok_or(FabricError::QpState)?;
@@ -478,7 +505,7 @@ impl ServiceConnection {
             usr_len: user.len() as u16,
             need_inval: false,
             desc: Some(SgDesc {
-                addr: registration.base() + ANSWER_AT as u64,
+                addr: registration.base() + answer_at as u64,
                 key: registration.rkey(),
                 len: answer_len as u32,
             }),
@@ -560,9 +587,9 @@ impl ServiceConnection {
         Ok(registration.region())
     }
 
-    fn answer_bytes(&self, len: usize) -> Result<Vec<u8>, String> {
+    fn answer_bytes(&self, at: usize, len: usize) -> Result<Vec<u8>, String> {
         let mut bytes = vec![0; len];
-        self.memory()?.copy_out(ANSWER_AT, &mut bytes);
+        self.memory()?.copy_out(at, &mut bytes);
         Ok(bytes)
     }
 }

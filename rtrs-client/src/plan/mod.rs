@@ -16,7 +16,7 @@ pub use attach::{AttachPlan, Front};
 pub use bench::BenchPlan;
 pub(crate) use device_name::{cannot_attach, device_failed, is_backend_of};
 pub use session::SessionPlan;
-pub(crate) use session::{check_name, check_path, path_name};
+pub(crate) use session::{check_name, check_path, default_session_name, path_name};
 
 #[cfg(test)]
 mod tests;

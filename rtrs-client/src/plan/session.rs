@@ -176,7 +176,7 @@ fn check_session_name(name: String) -> Result<String, Error> {
 }
 
 /// Host and export with other characters for the forbidden ones, cut to what the wire carries.
-fn default_session_name(export_name: &str) -> String {
+pub(crate) fn default_session_name(export_name: &str) -> String {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = match host.trim() {
         "" => "localhost",

@@ -18,8 +18,8 @@ use crate::ids::{ConnIndex, PathUuid, PermitId, QpNum, Rkey, SessionId};
 use crate::mem::Region;
 use crate::time::{Duration, Instant};
 use crate::wire::{
-    AccessMode, ClientExtensions, Close, ConnReq, ConnRsp, Fence, Imm, InfoReq, InfoRsp, IoHeader,
-    MemBits, Name, Open, OpenRsp, ReadMsg, RkeyRsp, Rw, SessInfo, SgDesc, WriteMsg,
+    AccessMode, ClientExtensions, Close, ConnReq, ConnRsp, Discover, Fence, Imm, InfoReq, InfoRsp,
+    IoHeader, MemBits, Name, Open, OpenRsp, ReadMsg, RkeyRsp, Rw, SessInfo, SgDesc, WriteMsg,
 };
 
 /// Bytes of the client's memory: requests are built in the first half, results come to the second.
@@ -473,6 +473,20 @@ impl PlayedClient {
     /// Opens with any OPEN message.
     pub fn send_open_raw(&mut self, permit: u16, open: &[u8; Open::LEN], room: usize) {
         self.ask_for((0, permit), open, room);
+    }
+
+    /// Asks for the exports that come after a name, with so much room for the answer.
+    ///
+    /// # Panics
+    /// When the name is too long.
+    pub fn send_discover(&mut self, at: (usize, u16), after: &str, room: usize) {
+        let after = Name::new(after.as_bytes()).expect("a name");
+        self.send_discover_raw(at, &Discover { after }.encode(), room);
+    }
+
+    /// The same with any DISCOVER message.
+    pub fn send_discover_raw(&mut self, at: (usize, u16), discover: &[u8], room: usize) {
+        self.ask_for(at, discover, room);
     }
 
     /// Closes a device.

@@ -21,6 +21,7 @@
 use std::ops::Range;
 
 use super::bytes::{fixed, u16_at};
+use super::discover::{Discover, Page};
 use super::error::{Fault, WireError};
 use super::export::{AccessMode, Close, Open, OpenRsp, SessInfo, SessInfoRsp, TYPE_OPEN};
 use super::fence::Fence;
@@ -120,6 +121,11 @@ pub enum UserMessage<'a> {
     Close(Close),
     /// Discard what still comes over a dead path. Ours only.
     Fence(Fence),
+    /// List exports; the answer is a [`Page`]. Ours only.
+    Discover {
+        /// Those that come after this name, without its NUL; at most 254 bytes, possibly none.
+        after: &'a [u8],
+    },
 }
 
 impl ChunkRequest {
@@ -218,6 +224,11 @@ impl ChunkRequest {
             }
             Close::TYPE => Ok(UserMessage::Close(Close::decode(header)?)),
             Fence::TYPE => Ok(UserMessage::Fence(Fence::decode(header)?)),
+            Discover::TYPE => {
+                let after = Discover::decode_in_place(header)?;
+                self.check_answer_room(Page::LEN_MIN)?;
+                Ok(UserMessage::Discover { after })
+            }
             kind => {
                 let (kind, expected) = (u64::from(kind), "0, 2, 4 or 5");
                 Err(WireError::value("user header", 0, "type", kind, expected))

@@ -17,6 +17,7 @@ const FENCE: u32 = 2;
 const CACHE_ID: u32 = 4;
 const IDENTITY: u32 = 8;
 const CHANGED: u32 = 16;
+const DISCOVER: u32 = 64;
 
 /// What a server keeps to and can do beyond the kernel's: 24 bytes at 20 of CON_RSP, where kernels
 /// have zeroes.
@@ -36,23 +37,34 @@ pub struct Extensions {
     pub identity: Option<[u8; 16]>,
     /// It sends CHANGED ([`Imm::Changed`](super::Imm::Changed)) to clients that take it.
     pub changed: bool,
+    /// It takes DISCOVER.
+    pub discover: bool,
 }
 
 impl Extensions {
     /// Everything this implementation's server can do, where it has no id.
-    pub const OURS: Self =
-        Self { lengths: true, fence: true, cache_id: true, identity: Some([0; 16]), changed: true };
+    pub const OURS: Self = Self {
+        lengths: true,
+        fence: true,
+        cache_id: true,
+        identity: Some([0; 16]),
+        changed: true,
+        discover: true,
+    };
 
     /// As the room for extensions of CON_RSP holds it.
     pub fn encode(self) -> [u8; 36] {
         let mut out = [0; 36];
         if self != Self::default() {
-            let lengths = if self.lengths { LENGTHS } else { 0 };
-            let fence = if self.fence { FENCE } else { 0 };
-            let cache_id = if self.cache_id { CACHE_ID } else { 0 };
-            let identity = if self.identity.is_some() { IDENTITY } else { 0 };
-            let changed = if self.changed { CHANGED } else { 0 };
-            let bits = lengths | fence | cache_id | identity | changed;
+            let bits = [
+                (self.lengths, LENGTHS),
+                (self.fence, FENCE),
+                (self.cache_id, CACHE_ID),
+                (self.identity.is_some(), IDENTITY),
+                (self.changed, CHANGED),
+                (self.discover, DISCOVER),
+            ];
+            let bits = bits.iter().fold(0, |all, (has, bit)| if *has { all | bit } else { all });
             put(&mut out, 0, MARK);
             put(&mut out, 4, bits.to_le_bytes());
             put(&mut out, 8, self.identity.unwrap_or_default());
@@ -73,6 +85,7 @@ impl Extensions {
             cache_id: bits & CACHE_ID != 0,
             identity: (bits & IDENTITY != 0).then(|| take(ext, 8)),
             changed: bits & CHANGED != 0,
+            discover: bits & DISCOVER != 0,
         }
     }
 }
@@ -101,15 +114,15 @@ mod tests {
     #[test]
     fn extensions_survive_and_strangers_have_none() {
         let ours = Extensions::OURS.encode();
-        assert_eq!(ours[..8], *b"RTRX\x1f\0\0\0");
+        assert_eq!(ours[..8], *b"RTRX\x5f\0\0\0");
         assert_eq!(Extensions::decode(&ours), Extensions::OURS);
         assert_eq!(Extensions::default().encode(), [0; 36], "as the kernel's server");
-        for (at, byte) in [(0, 0), (3, 0), (4, 0xe0)] {
+        for (at, byte) in [(0, 0), (3, 0), (4, 0xa0)] {
             let mut other = ours;
             other[at] = byte;
             assert_eq!(Extensions::decode(&other), Extensions::default(), "byte {at}");
         }
-        for bits in [1, 2, 4, 8, 16, 0xff_u8] {
+        for bits in [1, 2, 4, 8, 16, 64, 0xff_u8] {
             let mut other = ours;
             other[4] = bits;
             let has = |bit| bits & bit != 0;
@@ -122,6 +135,7 @@ mod tests {
                 cache_id: has(4),
                 identity: has(8).then_some(id),
                 changed: has(16),
+                discover: has(64),
             };
             assert_eq!(Extensions::decode(&other), expected);
         }

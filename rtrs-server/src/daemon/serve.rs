@@ -337,6 +337,7 @@ pub(super) fn session_params(plan: &Plan, cores: u16) -> Result<SessionParams, E
         sessions_max: set.sessions_max.get(),
         memory_max: super::memory_max::of(set, limits),
         ping_only: set.ping_only,
+        discovery: set.discovery.is_on(),
         pings: PingServerConfig {
             enabled: !set.no_ping,
             rping: set.rping,

@@ -28,7 +28,7 @@ impl ReplyTo {
     }
 }
 
-/// An open or close on its way to the control shard.
+/// What a client asks of the control shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControlRequest {
     /// OPEN.
@@ -45,6 +45,13 @@ pub enum ControlRequest {
     },
     /// FENCE.
     Fence(Fence),
+    /// DISCOVER.
+    Discover {
+        /// What comes after this name.
+        after: Box<Name>,
+        /// Room for the answer.
+        room: u32,
+    },
 }
 
 /// The number of a close that waits, never used twice.
@@ -63,12 +70,14 @@ pub struct Closed {
 }
 
 /// The answer to a [`ControlRequest`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControlAnswer {
     /// Done; there are no data.
     Done,
     /// Done; this is the response's data, in its long form.
     Opened([u8; OpenRspTail::LONG_LEN]),
+    /// Done; this is a page of exports, no longer than its room.
+    Page(Box<[u8]>),
     /// Refused with this errno.
     Refused(u16),
 }

@@ -49,6 +49,8 @@ pub struct SessionParams {
     pub memory_max: u64,
     /// Refuse sessions, answer pings.
     pub ping_only: bool,
+    /// List the exports to clients that ask.
+    pub discovery: bool,
     /// What pings may take.
     pub pings: PingServerConfig,
     /// Time running requests have at shutdown.
@@ -76,6 +78,7 @@ impl Default for SessionParams {
             sessions_max: 128,
             memory_max: u64::MAX,
             ping_only: false,
+            discovery: true,
             pings: PingServerConfig::default(),
             shutdown_grace: Duration::from_secs(5),
             cores: 1,

@@ -309,7 +309,9 @@ impl Path {
             UserMessage::SessInfo(_) => {}
             UserMessage::Open { .. } => counts.opens += 1,
             UserMessage::Close(_) => counts.closes += 1,
-            UserMessage::Fence(fence) => return Err(format!("a kernel is not asked: {fence:?}")),
+            UserMessage::Fence(_) | UserMessage::Discover { .. } => {
+                return Err(format!("a kernel is not asked: {user:?}"));
+            }
             UserMessage::Io(op, header) => {
                 counts.fua += usize::from(*op == RwOp::Write && header.rw.is_fua());
                 match op {

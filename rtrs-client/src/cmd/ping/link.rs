@@ -72,6 +72,11 @@ impl Link {
         Ok(Self { fabric, ring })
     }
 
+    /// The provider and its ring.
+    pub(crate) fn parts(&mut self) -> (&mut dyn Fabric, &Rc<Ring>) {
+        (self.fabric.as_mut(), &self.ring)
+    }
+
     /// Runs pings to their ends. After a message in `stop`, or the end of `limit`, no more rounds
     /// begin; a second message ends all.
     pub(crate) fn ping(

@@ -511,6 +511,8 @@ impl SessionControl {
                     self.end_all(ctx);
                 }
             }
+            // A session does not ask for them.
+            ServiceEvent::Discovered(_) | ServiceEvent::DiscoverRefused(_) => {}
         }
         Ok(())
     }

@@ -308,7 +308,7 @@ fn open_hint(errno: u16, asked: AccessMode) -> &'static str {
         13 if asked == AccessMode::ReadOnly => {
             ": the server may not open it, or it leads out of its search path (its log says which)"
         }
-        2 => ": the server has no export of that name (its log lists the exports)",
+        2 => ": the server has no export of that name (rtrs-client discover lists them)",
         1 => ": another session has it open for writing (end that session, or use --access ro)",
         13 => ": the export is read-only (use --access ro)",
         15 => ": that is no block device, and a kernel's server exports nothing else",

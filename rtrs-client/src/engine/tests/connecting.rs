@@ -386,7 +386,7 @@ fn silence_at_each_step_has_a_bound() {
 #[test]
 fn a_refused_open_fails_the_session_with_words() {
     for (errno, name, word) in [
-        (2, "ENOENT", ": the server has no export of that name (its log lists the exports)"),
+        (2, "ENOENT", ": the server has no export of that name (rtrs-client discover lists them)"),
         (1, "EPERM", "--access ro"),
         (15, "ENOTBLK", ": that is no block device"),
         (16, "EBUSY", ": it is in use"),

@@ -314,14 +314,13 @@ impl Server {
                 cache_id: how.cache_id != 0,
                 identity: how.server_id,
                 changed: true,
+                discover: false,
             }
             .encode(),
             ..ConnRsp::default()
         };
-        let mut data = match &how.con_rsp {
-            Some(lie) => lie(req, rsp),
-            None => rsp.encode().to_vec(),
-        };
+        let lie = how.con_rsp.as_ref();
+        let mut data = lie.map_or_else(|| rsp.encode().to_vec(), |lie| lie(req, rsp));
         if data.len() == ConnRsp::LEN {
             // As RDMA CM hands it out: with all the room it has.
             data.resize(PrivateData::CAPACITY, 0);
@@ -586,7 +585,8 @@ impl Server {
                 self.fences.push(fence);
                 0
             }
-            UserMessage::Io(..) => unreachable!("served above"),
+            // A session lists no exports.
+            UserMessage::Io(..) | UserMessage::Discover { .. } => unreachable!("served above"),
         }
     }
 

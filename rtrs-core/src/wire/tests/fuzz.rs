@@ -30,7 +30,7 @@ pub fn fuzz(data: &[u8]) {
     }
     round_trips! {
         ConnReq ConnRsp PingHello PingReply InfoReq SgDesc RkeyRsp SessInfo
-        SessInfoRsp Open OpenRsp Close WriteMsg
+        SessInfoRsp Open OpenRsp Close WriteMsg Discover Page
     }
     twice(OpenRspTail::decode(data), |m| OpenRspTail::decode(&m.encode(&OpenRsp::default())));
     twice(IoHeader::decode(data, 2), |m| IoHeader::decode(&m.encode(), 2));
@@ -106,7 +106,7 @@ fn check_request(data: &[u8]) {
         else {
             continue;
         };
-        for data_len in [0, 36, 56, 4096, usize::from(chosen)] {
+        for data_len in [0, 36, 56, 512, 4096, usize::from(chosen)] {
             let Ok(off) = u32::try_from(data_len + user.len()) else { continue };
             let Ok(range) = ChunkRequest::message_range(off, chunk_size) else { continue };
             assert!(range.end <= chunk_size as usize && range.len() <= ReadMsg::LEN_MAX);

@@ -171,8 +171,8 @@ impl Connector {
         request: ConnRequest,
         ctx: &mut Ctx<'_>,
     ) {
-        let server_id = self.params.server_id;
-        let response = acceptance(path.session.limits, path.fresh_keys, server_id);
+        let says = (self.params.server_id, self.params.discovery);
+        let response = acceptance(path.session.limits, path.fresh_keys, says);
         let order = AcceptOrder { path, cid, request, response };
         ctx.out.shard(self.shard_of(cid), ShardMessage::Accept(Box::new(order)));
     }

@@ -8,10 +8,12 @@ use rtrs_core::ids::SessionId;
 use rtrs_core::wire::AccessMode;
 
 use super::open::Opens;
+use super::path::Path;
 use super::registry::Registry;
 use crate::engine::device_table::DeviceId;
 use crate::engine::message::{AdminReply, Outbox};
 use crate::export::{Export, ExportIndex, ExportTable};
+use crate::path::PathKey;
 use crate::stats::{ExportSnapshot, ExportState, ExportUser};
 
 /// Sessions that a refusal names.
@@ -77,6 +79,43 @@ pub(super) fn list(exports: &ExportTable, opens: &Opens, registry: &Registry) ->
     AdminReply::Exports(all.collect())
 }
 
+/// The devices that an export is, to sessions that have it open.
+pub(super) fn devices_of(
+    export: ExportIndex,
+    opens: &Opens,
+    registry: &Registry,
+) -> Vec<(SessionId, DeviceId)> {
+    let device = |id: SessionId| registry.session(id)?.shared().devices.find(export);
+    opens.users(export).iter().filter_map(|(id, _)| Some((*id, device(*id)?))).collect()
+}
+
+/// The clients of these sessions have to open these devices again, on each of their paths.
+pub(super) fn announce(
+    changed: &[(SessionId, DeviceId)],
+    registry: &mut Registry,
+    out: &mut Outbox,
+) {
+    for (id, device) in changed {
+        let keys: Vec<PathKey> = registry.paths_of(*id).map(Path::key).collect();
+        for key in keys {
+            registry.path_mut(key).into_iter().for_each(|path| path.announce(*device, out));
+        }
+    }
+}
+
+/// An OPEN of a device that the session has or had open is about to be answered.
+pub(super) fn opened_again(
+    key: PathKey,
+    device: Option<DeviceId>,
+    registry: &mut Registry,
+    out: &mut Outbox,
+) {
+    if let (Some(device), Some(path)) = (device, registry.path_mut(key)) {
+        let ids = path.shared().session.devices.ids().len();
+        path.opened_again(device, u32::try_from(ids).unwrap_or(u32::MAX), out);
+    }
+}
+
 /// Removes an export. Returns the devices that it was, to sessions that had it open.
 pub(super) fn remove(
     (index, export): (ExportIndex, Arc<Export>),
@@ -90,8 +129,7 @@ pub(super) fn remove(
         let by = names(&users, registry);
         return (AdminReply::Refused(format!("export {name:?} is open by {by}")), Vec::new());
     }
-    let device = |id: &SessionId| registry.session(*id)?.shared().devices.find(index);
-    let devices = users.iter().filter_map(|(id, _)| Some((*id, device(id)?))).collect();
+    let devices = devices_of(index, opens, registry);
     let sessions = users.iter().filter_map(|(id, _)| Some(&**registry.session(*id)?.shared()));
     opens.remove(index, sessions, out);
     let name_or_id = |id| name_of(id, registry).unwrap_or_else(|| id.to_string());

@@ -11,7 +11,8 @@
 //! - `open.rs` opens and closes of exports, with `access.rs`, `close.rs` and `ended.rs`;
 //! - `exports.rs` changes of exports; `removed.rs` what sessions had open of those; `announce.rs`
 //!   what clients have to open again;
-//! - `fence.rs` FENCE; `admin.rs` the operator's commands; `drain.rs` the server's end.
+//! - `discover.rs` DISCOVER; `fence.rs` FENCE;
+//! - `admin.rs` the operator's commands; `drain.rs` the server's end.
 
 pub mod access;
 mod admin;
@@ -21,6 +22,7 @@ mod chunk_pool;
 mod client_log;
 mod close;
 mod connect;
+mod discover;
 mod drain;
 mod ended;
 mod exports;
@@ -59,14 +61,13 @@ use self::path::Path;
 use self::registry::{Registry, Session};
 use crate::engine::control::refusal::Refusal;
 use crate::engine::ctx::Ctx;
-use crate::engine::device_table::DeviceId;
 use crate::engine::finder::Search;
 use crate::engine::message::{
     AdminReply, AdminReplyTo, AdminRequest, ControlAnswer, ControlMessage, ControlRequest,
     EndReport, ReplyTo, ShardMessage,
 };
 use crate::engine::session::{SessionParams, SessionShared};
-use crate::export::{Export, ExportIndex, ExportTable};
+use crate::export::{Export, ExportTable};
 use crate::path::state::PathState;
 use crate::path::{PathEnd, PathKey, PathShared, PeerFault};
 use crate::stats::SessionSnapshot;
@@ -279,7 +280,10 @@ impl Control {
                 let path = self.live_path(path);
                 path.into_iter().for_each(|path| path.heartbeat_acked(at));
             }
-            ControlMessage::Resized(export) => self.resized(export, ctx),
+            ControlMessage::Resized(export) => {
+                let changed = exports::devices_of(export, &self.opens, &self.registry);
+                exports::announce(&changed, &mut self.registry, ctx.out);
+            }
             ControlMessage::Broken { path, end } => self.end_path(path, &end, ctx),
             ControlMessage::Ending { path, core, report } => self.report(path, core, report, ctx),
             // A signal hurries a drain.
@@ -324,34 +328,7 @@ impl Control {
         }
     }
 
-    /// The size of an export has changed.
-    fn resized(&mut self, export: ExportIndex, ctx: &mut Ctx<'_>) {
-        let users = self.opens.users(export).iter().map(|(session, _)| *session);
-        let device = |id| self.registry.session(id)?.shared().devices.find(export);
-        let changed: Vec<_> = users.filter_map(|id| Some((id, device(id)?))).collect();
-        self.announce(&changed, ctx);
-    }
-
-    /// The clients of these sessions have to open these devices again, on each of their paths.
-    fn announce(&mut self, changed: &[(SessionId, DeviceId)], ctx: &mut Ctx<'_>) {
-        for (id, device) in changed {
-            let keys: Vec<PathKey> = self.registry.paths_of(*id).map(Path::key).collect();
-            for key in keys {
-                let path = self.registry.path_mut(key);
-                path.into_iter().for_each(|path| path.announce(*device, ctx.out));
-            }
-        }
-    }
-
-    /// An OPEN of a device that the session has or had open is about to be answered.
-    fn opened_again(&mut self, key: PathKey, device: Option<DeviceId>, ctx: &mut Ctx<'_>) {
-        if let (Some(device), Some(path)) = (device, self.registry.path_mut(key)) {
-            let ids = path.shared().session.devices.ids().len();
-            path.opened_again(device, u32::try_from(ids).unwrap_or(u32::MAX), ctx.out);
-        }
-    }
-
-    /// An open, a close or a fence came. `None`: the answer comes later, or nobody waits for it.
+    /// A request of a client came. `None`: the answer comes later, or nobody waits for it.
     fn request(
         &mut self,
         reply_to: ReplyTo,
@@ -376,7 +353,7 @@ impl Control {
                 let asked = (reply_to, &*name, mode);
                 let device = self.opens.device_of(&session, &name);
                 let answer = self.opens.open(&session, session_name, asked, ctx)?;
-                self.opened_again(reply_to.path, device, ctx);
+                exports::opened_again(reply_to.path, device, &mut self.registry, ctx.out);
                 let asked = Asked { export: *name, access: mode.access };
                 self.log_open((&*session, peer), asked, &answer, ctx);
                 self.note_open(&session, &answer, ctx);
@@ -384,6 +361,15 @@ impl Control {
             }
             ControlRequest::Close { device } => {
                 self.opens.close(&session, device, reply_to, ctx.out)
+            }
+            ControlRequest::Discover { .. } if !self.params.discovery => {
+                Some(ControlAnswer::Refused(errno::EINVAL))
+            }
+            ControlRequest::Discover { .. } if self.evicted.contains(session.id) => {
+                Some(ControlAnswer::Refused(errno::ESTALE))
+            }
+            ControlRequest::Discover { after, room } => {
+                Some(discover::page(&after, room, session.id, (&self.exports, &self.opens)))
             }
             ControlRequest::Fence(asked) => match fence(path, &asked, &self.registry) {
                 Fencing::Answer(answer) => Some(answer),
@@ -405,7 +391,7 @@ impl Control {
         let session = Arc::clone(&found_for.shared().session);
         let peer = found_for.shared().origin.peer;
         let device = self.opens.device_of(&session, &search.name);
-        self.opened_again(reply_to.path, device, ctx);
+        exports::opened_again(reply_to.path, device, &mut self.registry, ctx.out);
         let answer = match self.evicted.contains(session.id) {
             true => ControlAnswer::Refused(errno::ESTALE),
             false => self.opens.found(&session, mode, result, ctx),
@@ -435,7 +421,7 @@ impl Control {
                 let identity = self.opens.identity(session, &asked.export);
                 self.log.opened(client, asked, identity);
             }
-            ControlAnswer::Done => {}
+            ControlAnswer::Done | ControlAnswer::Page(_) => {}
         }
     }
 
@@ -487,7 +473,7 @@ impl Control {
                     }
                     Err(why) => (AdminReply::Refused(why), Vec::new()),
                 };
-                self.announce(&changed, ctx);
+                exports::announce(&changed, &mut self.registry, ctx.out);
                 return reply.send(answer);
             }
             AdminRequest::ExportFreeze { name, frozen } => {

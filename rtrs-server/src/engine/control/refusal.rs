@@ -197,10 +197,10 @@ impl Refusal {
 pub(crate) fn acceptance(
     limits: Limits,
     fresh_keys: bool,
-    server_id: Option<ServerId>,
+    (server_id, discover): (Option<ServerId>, bool),
 ) -> PrivateData {
     let identity = Some(server_id.map_or([0; 16], ServerId::bytes));
-    let ext = Extensions { identity, ..Extensions::OURS }.encode();
+    let ext = Extensions { identity, discover, ..Extensions::OURS }.encode();
     let accept = ConnRsp { ext, ..ConnRsp::accept(limits, fresh_keys) };
     PrivateData::new(&accept.encode())
 }
@@ -233,13 +233,16 @@ mod tests {
 
     #[test]
     fn an_acceptance_is_the_captured_one_with_our_extensions() {
-        let bytes = acceptance(Limits::DEFAULT, true, ServerId::from_bytes([5; 16]));
+        let bytes = acceptance(Limits::DEFAULT, true, (ServerId::from_bytes([5; 16]), true));
         let mut expected = [0u8; 56];
         expected[..17]
             .copy_from_slice(&[0xbd, 0x1b, 0, 2, 0, 0, 0, 2, 0, 0xf0, 1, 0, 0, 0x10, 0, 0, 2]);
         // Where the kernel's server has zeroes, which its client does not look at.
-        expected[20..25].copy_from_slice(b"RTRX\x1f");
+        expected[20..25].copy_from_slice(b"RTRX\x5f");
         expected[28..44].fill(5);
         assert_eq!(bytes.as_bytes(), expected);
+        let silent = acceptance(Limits::DEFAULT, true, (ServerId::from_bytes([5; 16]), false));
+        expected[24] = 0x1f;
+        assert_eq!(silent.as_bytes(), expected);
     }
 }

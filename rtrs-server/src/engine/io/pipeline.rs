@@ -232,6 +232,13 @@ impl Step<'_> {
                 Wanted::Control(ControlRequest::Close { device: DeviceId(close.device_id) })
             }
             Ok(UserMessage::Fence(fence)) => Wanted::Control(ControlRequest::Fence(fence)),
+            Ok(UserMessage::Discover { after }) => match Name::new(after) {
+                Ok(after) => {
+                    let (after, room) = (Box::new(after), data_len);
+                    Wanted::Control(ControlRequest::Discover { after, room })
+                }
+                Err(_) => Wanted::Answer(errno::EINVAL),
+            },
             Ok(UserMessage::Io(op, io)) => {
                 self.validate_io(op, &io).map_or_else(Wanted::Answer, Wanted::Io)
             }
@@ -278,6 +285,10 @@ impl Step<'_> {
                     request.data_len,
                     &bytes[..if long { bytes.len() } else { OpenRsp::LEN }],
                 );
+                0
+            }
+            ControlAnswer::Page(bytes) => {
+                self.fill(request.data_len, bytes);
                 0
             }
         };

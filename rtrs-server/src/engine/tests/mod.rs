@@ -1,17 +1,18 @@
 //! Sessions against a client played by hand, over the simulated fabric.
 //!
-//! `fixture.rs` the server under test · `peer.rs` the client · `handshake.rs` · `admission.rs` who
-//! is let in when too many ask · `io.rs` requests
-//! and their answers · `chains.rs` what exactly is posted · `violations.rs` what a peer must not
-//! do · `opens.rs` what is found below a search path · `ends.rs` replays, death, silence, shutdown
-//! · `overlap.rs` who waits for what a closed path has left at the disk · `syncs.rs` who hears of a
-//! sync that failed · `memory.rs` what chunks take · `admin.rs` the operator's
-//! commands; `exports.rs` exports that come and go while clients have them.
+//! `fixture.rs` the server under test · `peer.rs` the client · `handshake.rs` · `admission.rs`
+//! who is let in when too many ask · `io.rs` requests and their answers · `chains.rs` what
+//! exactly is posted · `violations.rs` what a peer must not do · `discover.rs` lists of exports ·
+//! `opens.rs` what is found below a search path · `ends.rs` replays, death, silence, shutdown ·
+//! `overlap.rs` who waits for what a closed path has left at the disk · `syncs.rs` who hears of a
+//! sync that failed · `memory.rs` what chunks take · `admin.rs` the operator's commands;
+//! `exports.rs` exports that come and go while clients have them.
 
 mod admin;
 mod admission;
 mod chains;
 mod chunk_pool;
+mod discover;
 mod ends;
 mod exports;
 mod fixture;

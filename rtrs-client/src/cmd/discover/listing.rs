@@ -1,0 +1,273 @@
+//! Asks one server for its exports: the start of a session with one connection, without OPEN.
+
+use std::net::{IpAddr, SocketAddr};
+
+use rtrs_core::fabric::{Fabric, FabricEvent, PrivateData};
+use rtrs_core::identity::ServerId;
+use rtrs_core::ids::{ConnIndex, PathUuid, SessionId};
+use rtrs_core::rt::{Clock, Inbox, PollPolicy, Shard, run};
+use rtrs_core::time::{Duration, Instant, earliest};
+use rtrs_core::wire::{
+    ClientExtensions, ConnReq, Discover, Discovered, Extensions, Name, Page, errno_name,
+};
+
+use crate::cmd::ping::Link;
+use crate::daemon::config::random_uuid;
+use crate::path::handshake::{
+    ServiceConnection, ServiceEvent, conn_response, describe_failure, describe_info_refusal,
+};
+use crate::plan::default_session_name;
+
+/// No latency is measured.
+const POLL: PollPolicy = PollPolicy { budget_max: Duration::ZERO };
+/// How long the end of the connection is waited for.
+const CLOSE_MAX: Duration = Duration::from_millis(500);
+/// A server has no more exports than this.
+const EXPORTS_MAX: usize = 1 << 16;
+
+/// The exports of a server.
+#[derive(Debug, Default)]
+pub(super) struct Listing {
+    pub(super) server: Option<ServerId>,
+    /// In the order of their names.
+    pub(super) exports: Vec<Discovered>,
+}
+
+impl Listing {
+    /// Takes a page. Returns what to ask for next, None after the last one.
+    ///
+    /// # Errors
+    /// The server breaks the protocol, so that there might be no end.
+    fn add(&mut self, page: Page) -> Result<Option<Discover>, &'static str> {
+        for export in page.exports {
+            let last = self.exports.last().map(|last| bare(&last.name));
+            if last.is_some_and(|last| last >= bare(&export.name)) {
+                return Err("bad DISCOVER_RSP: the names are not in order");
+            }
+            if self.exports.len() >= EXPORTS_MAX {
+                return Err("bad DISCOVER_RSP: there are too many exports");
+            }
+            self.exports.push(export);
+        }
+        Ok(self.exports.last().filter(|_| page.more).map(|last| Discover { after: last.name }))
+    }
+}
+
+/// Servers compare names without slashes in front.
+fn bare(name: &Name) -> &[u8] {
+    let bytes = name.as_bytes();
+    let slashes = bytes.iter().take_while(|&&byte| byte == b'/').count();
+    &bytes[slashes..]
+}
+
+/// Lists the exports. Ends within `timeout` and what a close takes.
+pub(super) fn list(
+    link: &mut Link,
+    (local, remote): (Option<IpAddr>, SocketAddr),
+    timeout: Duration,
+) -> Result<Listing, String> {
+    let uuid = || random_uuid().map_err(|error| format!("no random numbers: {error}"));
+    let (path, id) = (uuid()?, uuid()?);
+    let number = u32::from_le_bytes([id[0], id[1], id[2], id[3]]);
+    let request = ConnReq {
+        cid: ConnIndex(0),
+        cid_num: 1,
+        recon_cnt: 1,
+        path_uuid: PathUuid(path),
+        session_id: SessionId(id),
+        first_conn: true,
+        ext: ClientExtensions { smaller_depth: true, queue_depth: 0 }.encode(),
+    };
+    let (fabric, ring) = link.parts();
+    let now = Clock.now();
+    let data = PrivateData::new(&request.encode());
+    let conn = ServiceConnection::connect(now, (local, remote), data, timeout, fabric);
+    let mut asking = Asking {
+        conn: conn.map_err(|error| error.to_string())?,
+        fabric,
+        name: default_session_name(&format!("discover-{number:08x}")),
+        listing: Listing::default(),
+        outcome: None,
+        late: now + timeout,
+        over: false,
+        step: "connect",
+    };
+    run(ring, POLL, &mut asking).map_err(|error| error.to_string())?;
+    let Asking { listing, outcome, .. } = asking;
+    outcome.unwrap_or_else(|| Err("the connection ended".to_owned())).map(|()| listing)
+}
+
+/// The shard that asks.
+struct Asking<'a> {
+    fabric: &'a mut dyn Fabric,
+    conn: ServiceConnection,
+    /// Of the session.
+    name: String,
+    listing: Listing,
+    /// None until it is known.
+    outcome: Option<Result<(), String>>,
+    /// When to give up; then, when to wait no more for the end of the connection.
+    late: Instant,
+    over: bool,
+    /// What is waited for.
+    step: &'static str,
+}
+
+impl Asking<'_> {
+    fn event(&mut self, now: Instant, event: FabricEvent) -> Result<(), String> {
+        match event {
+            FabricEvent::Established { private_data, .. } => {
+                let (granted, extensions) = conn_response(private_data.as_bytes())?;
+                check_discovers(extensions)?;
+                self.listing.server = extensions.identity.and_then(ServerId::from_bytes);
+                self.conn.granted(granted, extensions);
+                self.step = "start the session";
+                self.conn.post_info(&self.name, self.fabric).map_err(|error| error.to_string())
+            }
+            FabricEvent::ConnectFailed { failure, .. } => {
+                self.over = true;
+                Err(describe_failure(&failure))
+            }
+            FabricEvent::Closed { reason, .. } => {
+                self.over = true;
+                Err(match self.step {
+                    "start the session" => describe_info_refusal(&reason, &self.name),
+                    _ => reason.to_string(),
+                })
+            }
+            FabricEvent::Completion(wc) => {
+                let event = self.conn.on_completion(&wc, self.fabric)?;
+                self.service(now, event)
+            }
+            FabricEvent::Request(_) => Ok(()),
+        }
+    }
+
+    fn service(&mut self, now: Instant, event: ServiceEvent) -> Result<(), String> {
+        let next = match event {
+            ServiceEvent::HeartbeatAsked => {
+                let sent = self.conn.post_heartbeat(true, self.fabric);
+                return sent.map_err(|error| error.to_string());
+            }
+            ServiceEvent::Info { .. } => Some(Discover::default()),
+            ServiceEvent::Discovered(page) => self.listing.add(page)?,
+            ServiceEvent::DiscoverRefused(errno) => {
+                return Err(format!("the server refused: {}", errno_name(errno)));
+            }
+            _ => return Ok(()),
+        };
+        match next {
+            Some(discover) => {
+                self.step = "list its exports";
+                let posted = self.conn.post_discover(&discover, self.fabric);
+                posted.map_err(|error| error.to_string())
+            }
+            None => {
+                self.end(now, Ok(()));
+                Ok(())
+            }
+        }
+    }
+
+    fn end(&mut self, now: Instant, outcome: Result<(), String>) {
+        if self.outcome.is_none() {
+            self.conn.end(now, outcome.is_ok(), self.fabric);
+            self.outcome = Some(outcome);
+            self.late = now + CLOSE_MAX;
+        }
+    }
+}
+
+/// Refuses a server that does not list its exports.
+fn check_discovers(extensions: Extensions) -> Result<(), String> {
+    if extensions.discover {
+        return Ok(());
+    }
+    Err(match extensions == Extensions::default() {
+        true => "it is a kernel server, which cannot list them; see its sysfs".to_owned(),
+        false => "discovery is off at the server (discovery: off), or it is an rtrs-server that \
+                  is too old"
+            .to_owned(),
+    })
+}
+
+impl Shard for Asking<'_> {
+    type Message = ();
+
+    fn turn(&mut self, now: Instant) -> bool {
+        let mut busy = self.fabric.poll(now);
+        while let Some(event) = self.fabric.next_event() {
+            busy = true;
+            if let Err(error) = self.event(now, event) {
+                self.end(now, Err(error));
+            }
+        }
+        if now >= self.late {
+            self.over |= self.outcome.is_some();
+            self.end(now, Err(format!("no answer in time (cannot {})", self.step)));
+        }
+        self.fabric.flush(now);
+        busy
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        earliest(self.fabric.deadline(), Some(self.late))
+    }
+
+    fn is_done(&self) -> bool {
+        self.over
+    }
+
+    fn inbox(&mut self) -> Option<&mut Inbox<()>> {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page(names: &[&str], more: bool) -> Page {
+        let export = |name: &&str| Discovered {
+            name: Name::new(name.as_bytes()).unwrap(),
+            sectors: 8,
+            block_size: 512,
+            read_only: false,
+            written: false,
+            id: None,
+        };
+        Page { exports: names.iter().map(export).collect(), more }
+    }
+
+    #[test]
+    fn pages_follow_each_other_to_an_end() {
+        let mut listing = Listing::default();
+        let next = listing.add(page(&["/a", "b"], true)).unwrap().unwrap();
+        assert_eq!(next.after.as_bytes(), b"b");
+        assert_eq!(listing.add(page(&["c"], false)), Ok(None));
+        assert_eq!(listing.exports.len(), 3);
+        assert_eq!(Listing::default().add(page(&[], false)), Ok(None), "no exports");
+    }
+
+    #[test]
+    fn a_list_without_end_is_refused() {
+        for (first, second) in [("b", "b"), ("b", "a"), ("b", "/b"), ("//b", "/a")] {
+            let mut listing = Listing::default();
+            listing.add(page(&[first], true)).unwrap();
+            assert!(listing.add(page(&[second], true)).is_err(), "{first}, then {second}");
+        }
+        assert!(Listing::default().add(page(&["b", "a"], false)).is_err(), "within a page");
+        let mut listing = Listing::default();
+        let result = (0..=EXPORTS_MAX).map(|n| listing.add(page(&[&format!("{n:06}")], true)));
+        assert!(result.last().unwrap().is_err(), "too many");
+    }
+
+    #[test]
+    fn who_does_not_list_says_why() {
+        let refusal = |extensions| check_discovers(extensions).unwrap_err();
+        assert!(refusal(Extensions::default()).contains("kernel server"));
+        let off = Extensions { discover: false, ..Extensions::OURS };
+        assert!(refusal(off).contains("discovery: off"));
+        assert_eq!(check_discovers(Extensions::OURS), Ok(()));
+    }
+}

@@ -1,0 +1,154 @@
+//! `discover`: lists the exports of servers.
+
+mod listing;
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use clap::Args;
+use rtrs_core::identity::Identity;
+use rtrs_core::settings::Switch;
+use rtrs_core::time::Duration;
+use rtrs_core::wire::Discovered;
+use serde::Serialize;
+
+use self::listing::Listing;
+use super::at_once::at_once;
+use super::global::GlobalArgs;
+use super::link_target::{LinkTarget, Timeout};
+use super::ping::Link;
+use super::text::{or_dash, printable, remark, size_text};
+use crate::error::{Error, ErrorKind};
+
+/// Servers that are asked at the same time.
+const AT_ONCE: usize = 8;
+
+/// The arguments.
+#[derive(Debug, Args)]
+pub struct DiscoverArgs {
+    /// Servers, for example tcp://host:1234 or rdma://10.0.0.1@10.0.0.2
+    #[arg(value_name = "PATH", required = true)]
+    pub targets: Vec<LinkTarget>,
+
+    /// Time limit for each server, 10ms to 10m [default: 5s]
+    #[arg(short = 'W', long, value_name = "TIME", default_value = "5s", hide_default_value = true)]
+    pub timeout: Timeout,
+
+    /// Request CRC32C on TCP connections: on or off [default: on]
+    ///
+    /// It is used if either end requests it.
+    #[arg(long, value_name = "on|off", default_value = "on", hide_default_value = true)]
+    pub crc: Switch,
+}
+
+/// What is printed.
+#[derive(Debug, Serialize)]
+struct Servers {
+    servers: Vec<Server>,
+}
+
+/// A server, and its exports or why there are none.
+#[derive(Debug, Serialize)]
+struct Server {
+    path: String,
+    exports: Vec<Export>,
+    error: Option<String>,
+}
+
+/// An export.
+#[derive(Debug, Serialize)]
+struct Export {
+    name: String,
+    size: u64,
+    block_size: u32,
+    read_only: bool,
+    /// Another session has it open for writing.
+    in_use: bool,
+    /// As `attach --identity` takes it; none if the server says neither.
+    identity: Option<String>,
+}
+
+/// Lists them. The error is [`ErrorKind::Path`] when a server gave no list.
+pub(super) fn run(args: &DiscoverArgs, global: &GlobalArgs) -> Result<(), Error> {
+    args.targets.iter().try_for_each(LinkTarget::check)?;
+    let servers = at_once(&args.targets, AT_ONCE, |target| {
+        let path = target.portal.to_string();
+        match ask(target, args) {
+            Ok(listing) => Server { path, exports: exports(&listing), error: None },
+            Err(error) => Server { path, exports: Vec::new(), error: Some(error) },
+        }
+    });
+    let servers = Servers { servers };
+    let failed: Vec<_> = servers
+        .servers
+        .iter()
+        .filter_map(|one| {
+            Some(format!("cannot list the exports of {}: {}", one.path, one.error.as_ref()?))
+        })
+        .collect();
+    if failed.len() < servers.servers.len() || global.output == rtrs_core::settings::Output::Json {
+        global.output.print(&servers, text)?;
+    }
+    let Some((last, others)) = failed.split_last() else { return Ok(()) };
+    others.iter().for_each(remark);
+    Err(Error::new(ErrorKind::Path, last.clone()))
+}
+
+/// Asks one server, at one of its addresses after the other.
+fn ask(target: &LinkTarget, args: &DiscoverArgs) -> Result<Listing, String> {
+    let (portal, timeout) = (&target.portal, args.timeout.get());
+    let deadline = Instant::now() + timeout;
+    let found = portal.resolve().map_err(|error| error.to_string())?;
+    let wanted = |a: &&SocketAddr| portal.source().is_none_or(|s| s.is_ipv4() == a.is_ipv4());
+    let mut failure = "it has no address that the source address can reach".to_owned();
+    for address in found.iter().filter(wanted) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left < Duration::from_millis(1) {
+            break;
+        }
+        let link = Link::open(portal.scheme(), args.crc.is_on(), false, left);
+        let mut link = link.map_err(|error| error.chain().to_string())?;
+        match listing::list(&mut link, (portal.source(), *address), left) {
+            Ok(listing) => return Ok(listing),
+            Err(error) => failure = error,
+        }
+    }
+    Err(failure)
+}
+
+fn exports(listing: &Listing) -> Vec<Export> {
+    let export = |export: &Discovered| {
+        let identity = Identity { server: listing.server, export: export.id };
+        Export {
+            name: String::from_utf8_lossy(export.name.as_bytes()).into_owned(),
+            size: export.sectors.saturating_mul(512),
+            block_size: export.block_size,
+            read_only: export.read_only,
+            in_use: export.written,
+            identity: (!identity.is_unknown()).then(|| identity.to_string()),
+        }
+    };
+    listing.exports.iter().map(export).collect()
+}
+
+/// A line per export.
+fn text(servers: &Servers) -> String {
+    let line = |cells: [&str; 6]| {
+        let [name, size, block, mode, used, path] = cells;
+        format!("{name:<24} {size:>10} {block:>6} {mode:<4} {used:<6} {path}\n")
+    };
+    let mut out = line(["NAME", "SIZE", "BLOCK", "MODE", "IN USE", "SERVER"]);
+    for server in &servers.servers {
+        for export in &server.exports {
+            out += &line([
+                &printable(&export.name),
+                &size_text(export.size),
+                &export.block_size.to_string(),
+                if export.read_only { "ro" } else { "rw" },
+                or_dash(export.in_use.then_some("yes")).as_str(),
+                &server.path,
+            ]);
+        }
+    }
+    out
+}
