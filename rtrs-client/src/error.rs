@@ -28,6 +28,8 @@ pub enum ErrorKind {
     NotAttached,
     /// IO was still running when its time was over.
     Abandoned,
+    /// What runs is not what a file says.
+    Differs,
     /// The session is there and serves no IO: exit code 3.
     NoService,
     /// Anything the system refused while running.

@@ -1,9 +1,10 @@
 //! The client end of RTRS: a session with a server as a block device, served over NBD.
 //!
 //! Map of the crate: command line and commands (`cmd`), settings (`settings`), what they come to
-//! (`plan`), the process of a session (`daemon`), what a command and that process say to each other
-//! (`control_protocol`), what uses the device (`frontend`); the engine (`engine`) of a session over
-//! its paths (`path`), which does no IO of its own and which the simulator runs too.
+//! (`plan`), the file of all volumes of a host (`volumes`), the process of a session (`daemon`),
+//! what a command and that process say to each other (`control_protocol`), what uses the device
+//! (`frontend`); the engine (`engine`) of a session over its paths (`path`), which does no IO of
+//! its own and which the simulator runs too.
 
 #![forbid(unsafe_code)]
 
@@ -21,6 +22,7 @@ pub mod plan;
 mod session_log;
 pub mod settings;
 mod stats;
+mod volumes;
 
 pub use cmd::LowArgs;
 pub use engine::{

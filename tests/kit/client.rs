@@ -117,6 +117,12 @@ impl ClientBuilder {
         (client, finished)
     }
 
+    /// Attaches nothing: only a run directory for commands.
+    #[must_use]
+    pub fn unattached(self) -> Client {
+        self.handle()
+    }
+
     /// Attaches with `--foreground`; waits until it says that it is ready.
     ///
     /// # Panics

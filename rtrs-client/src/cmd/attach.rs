@@ -1,6 +1,7 @@
 //! `attach`: starts the daemon of the session in the background and waits until the device is
 //! ready; with `--foreground` this process is the daemon.
 
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::SystemTime;
@@ -79,20 +80,34 @@ pub(super) fn run(args: &AttachArgs, global: &GlobalArgs) -> Result<(), Error> {
     if !args.source.check_and_print(global, check, || plan.printed())? {
         return Ok(());
     }
-    if plan.settings.foreground { daemon::run(&plan) } else { start_daemon(&plan) }
+    if plan.settings.foreground {
+        return daemon::run(&plan);
+    }
+    let words = std::env::args_os().skip(1).chain(["--foreground".into()]);
+    let attached = start_daemon(&plan, words)?;
+    let name = &plan.session.export_name;
+    let text = |attached: &Attached| {
+        let at = attached.device.as_deref().or(attached.uri.as_deref());
+        format!("{name} attached: {}\n", at.unwrap_or("-"))
+    };
+    plan.output.print(&attached, text).map_err(|error: Error| {
+        let text = format!("{name} is attached, but this cannot be printed; detach to undo it");
+        Error::with_source(error.kind(), text, error)
+    })
 }
 
-/// Starts the daemon and waits for its line.
-fn start_daemon(plan: &AttachPlan) -> Result<(), Error> {
+/// Starts the daemon of a plan, which these arguments describe, and waits for its line.
+pub(super) fn start_daemon(
+    plan: &AttachPlan,
+    words: impl IntoIterator<Item = OsString>,
+) -> Result<Attached, Error> {
     plan.run_dir.make()?;
-    let name = &plan.session.export_name;
     let exe = std::env::current_exe().map_err(system("cannot find this program"))?;
     remove_failed(plan.run_dir.path(), SystemTime::now());
     let log = own_log(plan)?;
     let errors = log.for_process().map_err(system("cannot share the log"))?;
     let mut child = Command::new(exe)
-        .args(std::env::args_os().skip(1))
-        .arg("--foreground")
+        .args(words)
         .env(DAEMON_LOG, log.path())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -106,17 +121,9 @@ fn start_daemon(plan: &AttachPlan) -> Result<(), Error> {
     let mut line = String::new();
     BufReader::new(out).read_line(&mut line).map_err(system("cannot hear the session"))?;
     if let Some(attached) = line.strip_prefix(READY).map(serde_json::from_str::<Attached>) {
-        let attached = attached.map_err(|error| {
+        return attached.map_err(|error| {
             let what = "the session's process is running, but its reply is not understood";
             Error::with_source(ErrorKind::System, what, error)
-        })?;
-        let text = |attached: &Attached| {
-            let at = attached.device.as_deref().or(attached.uri.as_deref());
-            format!("{name} attached: {}\n", at.unwrap_or("-"))
-        };
-        return plan.output.print(&attached, text).map_err(|error: Error| {
-            let text = format!("{name} is attached, but this cannot be printed; detach to undo it");
-            Error::with_source(error.kind(), text, error)
         });
     }
     let status = child.wait().map_err(system("cannot wait for the session's process"))?;

@@ -1,6 +1,6 @@
 //! `detach`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use rtrs_core::local::remove_left_behind;
@@ -37,39 +37,74 @@ pub struct DetachArgs {
     pub force: bool,
 }
 
+/// What a detach came to.
+pub(super) enum Ended {
+    /// The session has ended.
+    Detached(Detached),
+    /// Its process was gone. It had left these devices behind.
+    Freed(Vec<PathBuf>),
+}
+
 pub(super) fn run(args: &DetachArgs, global: &GlobalArgs) -> Result<(), Error> {
     let session = Session::find(&args.name, global)?;
+    let (name, ended) = (&session.name, end(&session, args.within.millis(), args.force)?);
+    match &ended {
+        Ended::Detached(detached) => {
+            if let Some(warning) =
+                detached.warning.as_ref().filter(|_| session.output == Output::Text)
+            {
+                remark(warning);
+            }
+            session.output.print(detached, |_| format!("{name} detached\n"))?;
+        }
+        Ended::Freed(freed) => {
+            let value = json!({ "detached": false, "freed": freed });
+            session.output.print(&value, |_| match &freed[..] {
+                [] => format!("{name} was dead; removed its socket\n"),
+                freed => {
+                    format!("{name} was not attached; freed what it had left behind: {freed:?}\n")
+                }
+            })?;
+        }
+    }
+    ended.verdict(name)
+}
+
+/// Ends a session, and cleans up after one that is dead.
+pub(super) fn end(session: &Session, within_ms: u64, force: bool) -> Result<Ended, Error> {
     let status = match session.status() {
-        Err(error) if error.kind() == ErrorKind::NotAttached => return free(&session, error),
+        Err(error) if error.kind() == ErrorKind::NotAttached => return free(session, error),
         status => status?,
     };
     if let Some(path) = &status.device
-        && !args.force
+        && !force
     {
         device::refuse_if_used(&session.name, Path::new(path))?;
     }
-    let request = Request::Detach { within_ms: args.within.millis() };
-    let detached: Detached = session.request(&request)?;
-    if let Some(warning) = detached.warning.as_ref().filter(|_| session.output == Output::Text) {
-        remark(warning);
-    }
-    session.output.print(&detached, |_| format!("{} detached\n", session.name))?;
-    match detached.abandoned {
-        0 => Ok(()),
-        count => {
-            let text = format!(
-                "{}: {count} IO request{} did not end in time and failed; a write among them may \
-                 still reach the disk",
-                session.name,
-                if count == 1 { "" } else { "s" },
-            );
-            Err(Error::new(ErrorKind::Abandoned, text))
+    session.request(&Request::Detach { within_ms }).map(Ended::Detached)
+}
+
+impl Ended {
+    /// The error if IO was cut off.
+    pub(super) fn verdict(&self, name: &str) -> Result<(), Error> {
+        let count = match self {
+            Self::Detached(Detached { abandoned, .. }) => *abandoned,
+            Self::Freed(_) => 0,
+        };
+        if count == 0 {
+            return Ok(());
         }
+        let plural = if count == 1 { "" } else { "s" };
+        let text = format!(
+            "{name}: {count} IO request{plural} did not end in time and failed; a write among them \
+             may still reach the disk"
+        );
+        Err(Error::new(ErrorKind::Abandoned, text))
     }
 }
 
 /// Frees the device that a dead process may have left behind, and removes its control socket.
-fn free(session: &Session, not_attached: Error) -> Result<(), Error> {
+fn free(session: &Session, not_attached: Error) -> Result<Ended, Error> {
     let name = &session.name;
     let freed = device::free(name)?;
     // Without a run directory nothing was saved.
@@ -82,8 +117,5 @@ fn free(session: &Session, not_attached: Error) -> Result<(), Error> {
     if freed.is_empty() && !was_dead {
         return Err(not_attached);
     }
-    session.output.print(&json!({ "detached": false, "freed": freed }), |_| match &freed[..] {
-        [] => format!("{name} was dead; removed its socket\n"),
-        freed => format!("{name} was not attached; freed what it had left behind: {freed:?}\n"),
-    })
+    Ok(Ended::Freed(freed))
 }

@@ -7,6 +7,7 @@
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "flag help is plain text with brackets")]
 
+mod apply;
 mod at_once;
 mod attach;
 mod bench;
@@ -22,6 +23,7 @@ mod open_device;
 mod path;
 mod ping;
 mod policy;
+mod save;
 mod session;
 mod sessions;
 mod set;
@@ -34,6 +36,7 @@ mod top;
 use clap::{Parser, Subcommand};
 use rtrs_core::settings::Output;
 
+use self::apply::{ApplyArgs, DiffArgs};
 use self::attach::AttachArgs;
 use self::bench::BenchArgs;
 use self::detach::DetachArgs;
@@ -47,6 +50,7 @@ use self::open_device::OpenDeviceArgs;
 use self::path::PathArgs;
 use self::ping::PingArgs;
 use self::policy::PolicyArgs;
+use self::save::SaveArgs;
 use self::session::NameArgs;
 use self::set::{GetArgs, SetArgs};
 use self::top::TopArgs;
@@ -78,6 +82,22 @@ pub enum Command {
     /// key of the configuration file, with the same name. Flags override the file; a repeatable
     /// flag replaces the list of the file.
     Attach(Box<AttachArgs>),
+    /// Attach, change and detach sessions until they are what a file says
+    ///
+    /// Attaches sessions that do not run, and changes settings and paths of those that do, without
+    /// interrupting their IO. What cannot change while a session runs is reported, and done with
+    /// --reattach. Sessions that the file does not list are reported, and detached with --prune. A
+    /// second apply of the same file does nothing. A failure does not keep other sessions from
+    /// being applied; the command then exits with 1.
+    Apply(ApplyArgs),
+    /// Print what apply would do
+    ///
+    /// Exits with 1 if something differs from the file, as diff(1).
+    Diff(DiffArgs),
+    /// Write the file of apply from the sessions that run
+    ///
+    /// Without what is so by default. `save | apply -f -` does nothing.
+    Save(SaveArgs),
     /// List attached sessions
     ///
     /// One line per session in the run directory. A session whose process died is dead, one that
@@ -182,6 +202,9 @@ impl LowArgs {
         let global = &self.global;
         match &self.command {
             Command::Attach(args) => attach::run(args, global),
+            Command::Apply(args) => apply::apply(args, global),
+            Command::Diff(args) => apply::diff(args, global),
+            Command::Save(args) => save::run(args, global),
             Command::List(args) => list::run(args, global),
             Command::Status(args) => status::run(args, global),
             Command::Stats(args) => stats::run(args, global),

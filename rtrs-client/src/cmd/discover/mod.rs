@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use clap::Args;
 use rtrs_core::identity::Identity;
-use rtrs_core::settings::Switch;
+use rtrs_core::settings::{Output, Switch, printable};
 use rtrs_core::time::Duration;
 use rtrs_core::wire::Discovered;
 use serde::Serialize;
@@ -17,7 +17,7 @@ use super::at_once::at_once;
 use super::global::GlobalArgs;
 use super::link_target::{LinkTarget, Timeout};
 use super::ping::Link;
-use super::text::{or_dash, printable, remark, size_text};
+use super::text::{or_dash, remark, size_text};
 use crate::error::{Error, ErrorKind};
 
 /// Servers that are asked at the same time.
@@ -31,6 +31,8 @@ pub struct DiscoverArgs {
     pub targets: Vec<LinkTarget>,
 
     /// Time limit for each server, 10ms to 10m [default: 5s]
+    ///
+    /// It covers the connect and all answers of a server. Servers are asked at the same time.
     #[arg(short = 'W', long, value_name = "TIME", default_value = "5s", hide_default_value = true)]
     pub timeout: Timeout,
 
@@ -86,7 +88,7 @@ pub(super) fn run(args: &DiscoverArgs, global: &GlobalArgs) -> Result<(), Error>
             Some(format!("cannot list the exports of {}: {}", one.path, one.error.as_ref()?))
         })
         .collect();
-    if failed.len() < servers.servers.len() || global.output == rtrs_core::settings::Output::Json {
+    if failed.len() < servers.servers.len() || global.output == Output::Json {
         global.output.print(&servers, text)?;
     }
     let Some((last, others)) = failed.split_last() else { return Ok(()) };

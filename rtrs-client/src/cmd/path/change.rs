@@ -23,7 +23,7 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// What is to become of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Goal {
+pub(crate) enum Goal {
     Added,
     Removed,
     Disconnected,
@@ -32,13 +32,13 @@ pub(super) enum Goal {
 
 /// A change of a path.
 #[derive(Debug)]
-pub(super) struct Step {
-    pub(super) goal: Goal,
+pub(crate) struct Step {
+    pub(crate) goal: Goal,
     /// Its name, as listings show it.
-    pub(super) path: String,
-    pub(super) request: Request,
+    pub(crate) path: String,
+    pub(crate) request: Request,
     /// Time for its requests in flight.
-    pub(super) within_ms: u64,
+    pub(crate) within_ms: u64,
 }
 
 impl Step {
@@ -53,6 +53,14 @@ impl Step {
 }
 
 pub(super) fn run(session: &Session, step: &Step) -> Result<(), Error> {
+    let outcome = carry_out(session, step)?;
+    let (name, path, Outcome { state, error }) = (&session.name, &step.path, &outcome);
+    let value = json!({ "name": name, "path": path, "state": state, "last_error": error });
+    session.output.print(&value, |_| outcome.text(name, path))
+}
+
+/// Does it, and waits until it is done.
+pub(crate) fn carry_out(session: &Session, step: &Step) -> Result<Outcome, Error> {
     let (name, path) = (&session.name, &step.path);
     let before = session.status()?;
     let _: Changed = session.request(&step.request)?;
@@ -69,9 +77,7 @@ pub(super) fn run(session: &Session, step: &Step) -> Result<(), Error> {
                 };
                 return Err(Error::new(ErrorKind::Path, text));
             }
-            let Outcome { state, error } = &outcome;
-            let value = json!({ "name": name, "path": path, "state": state, "last_error": error });
-            return session.output.print(&value, |_| outcome.text(name, path));
+            return Ok(outcome);
         }
         if Instant::now() >= deadline {
             let text = format!(
@@ -97,9 +103,10 @@ struct Watch<'a> {
 
 /// The end of a change.
 #[derive(Debug, PartialEq, Eq)]
-struct Outcome {
+pub(crate) struct Outcome {
     state: &'static str,
-    error: Option<String>,
+    /// Why a path that was added is not connected yet.
+    pub(crate) error: Option<String>,
 }
 
 impl Outcome {

@@ -1,6 +1,6 @@
 //! `path`: lists the paths of an attached session, or changes one and waits until that is done.
 
-mod change;
+pub(super) mod change;
 
 use clap::{Args, Subcommand};
 use rtrs_core::settings::Portal;

@@ -1,0 +1,129 @@
+//! Does what there is to do about one session.
+
+use std::ffi::OsString;
+
+use rtrs_core::settings::print;
+use serde_yaml::Value;
+
+use crate::cmd::attach::start_daemon;
+use crate::cmd::detach::end;
+use crate::cmd::path::change::{Goal, Step, carry_out};
+use crate::cmd::session::Session;
+use crate::control_protocol::{Changed, Leave, Request};
+use crate::error::{Error, ErrorKind};
+use crate::settings::{AttachSettings, SessionSettings, Settings};
+use crate::volumes::difference::{Action, Task, Wanted};
+
+/// What may be done.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Allowed {
+    /// Detach sessions to attach them again.
+    pub(super) reattach: bool,
+    /// Detach sessions that the file does not list.
+    pub(super) prune: bool,
+    /// Time for running IO of what is detached, in milliseconds.
+    pub(super) within_ms: u64,
+}
+
+/// What became of a session, none if nothing was to be done. `wanted`: None if the file does not
+/// list it.
+///
+/// # Errors
+/// What went wrong.
+pub(super) fn act(
+    session: &Session,
+    wanted: Option<&Wanted>,
+    task: &Task,
+    may: Allowed,
+) -> Result<Option<&'static str>, Error> {
+    let detach = || end(session, may.within_ms, false)?.verdict(&session.name);
+    match (task.action, wanted) {
+        (Action::Attach, Some(wanted)) => {
+            start(wanted, session)?;
+            Ok(Some("attached"))
+        }
+        (Action::NeedsReattach, Some(wanted)) if may.reattach => {
+            // What would keep it from coming back.
+            wanted.plan.session.check()?;
+            detach()?;
+            start(wanted, session)?;
+            Ok(Some("reattached"))
+        }
+        (Action::NeedsReattach, _) => {
+            change(session, task, may.within_ms)?;
+            Ok(None)
+        }
+        (Action::Change, _) => {
+            change(session, task, may.within_ms)?;
+            Ok(Some("changed"))
+        }
+        (Action::NotListed, _) if may.prune => {
+            detach()?;
+            Ok(Some("detached"))
+        }
+        (Action::Unclear, _) => {
+            let why = task.reason.clone().unwrap_or_default();
+            Err(Error::new(ErrorKind::System, format!("cannot see its settings: {why}")))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Changes what can change while it runs. Paths are added before others are removed, so that one
+/// stays.
+fn change(session: &Session, task: &Task, within_ms: u64) -> Result<(), Error> {
+    let settings = task.to_set();
+    if !settings.is_empty() {
+        let _: Changed = session.request(&Request::Set { settings })?;
+    }
+    for path in task.to_add() {
+        let (path, goal) = (path.to_owned(), Goal::Added);
+        let request = Request::PathAdd { path: path.clone() };
+        carry_out(session, &Step { goal, path, request, within_ms: 0 })?;
+    }
+    for path in task.to_remove() {
+        let (path, goal) = (path.to_owned(), Goal::Removed);
+        let request = Request::PathRemove(Leave { path: path.clone(), within_ms, force: false });
+        carry_out(session, &Step { goal, path, request, within_ms })?;
+    }
+    Ok(())
+}
+
+/// Starts the process of a session.
+fn start(wanted: &Wanted, session: &Session) -> Result<(), Error> {
+    let mut args: Vec<OsString> = vec!["attach".into(), "--foreground".into(), "--run-dir".into()];
+    args.push(session.run_dir.path().into());
+    args.extend(flags(&wanted.said).into_iter().map(OsString::from));
+    args.extend(["--".into(), session.name.clone().into()]);
+    start_daemon(&wanted.plan, args).map(drop)
+}
+
+/// The flags of settings that are not the default.
+fn flags(settings: &Settings) -> Vec<String> {
+    let all = |session: &SessionSettings, attach: &AttachSettings| {
+        let mut all = print(session);
+        all.extend(print(attach));
+        all
+    };
+    let defaults = all(&SessionSettings::default(), &AttachSettings::default());
+    let mut flags = Vec::new();
+    let one = |name: &str, value: &Value| match value {
+        Value::Bool(true) => Some(format!("--{name}")),
+        Value::String(text) => Some(format!("--{name}={text}")),
+        Value::Number(number) => Some(format!("--{name}={number}")),
+        _ => None,
+    };
+    for (name, value) in all(&settings.session, &settings.attach) {
+        let Some(name) = name.as_str().filter(|name| defaults.get(*name) != Some(&value)) else {
+            continue;
+        };
+        match &value {
+            Value::Sequence(values) => flags.extend(values.iter().filter_map(|v| one(name, v))),
+            value => flags.extend(one(name, value)),
+        }
+    }
+    flags
+}
+
+#[cfg(test)]
+mod tests;

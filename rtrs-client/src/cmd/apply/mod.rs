@@ -1,0 +1,351 @@
+//! `apply` and `diff`: make the sessions of this host what a file says, or say what that would do.
+
+mod act;
+mod lock;
+
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use rtrs_core::local::RunDir;
+use rtrs_core::settings::{config_text, printable};
+use serde::Serialize;
+
+use self::act::{Allowed, act};
+use self::lock::Lock;
+use super::at_once::at_once;
+use super::global::GlobalArgs;
+use super::session::{Session, Within};
+use super::sessions::{self, Answer};
+use crate::control_protocol::{Request, SessionState, SettingValues, Status};
+use crate::error::{Error, ErrorKind, system};
+use crate::plan::AttachPlan;
+use crate::volumes::difference::{Action, Difference, Found, Running, Task, Wanted, task};
+use crate::volumes::{plan_of, read};
+
+/// Sessions that are worked on at the same time: a boot is quick, and a server is not flooded.
+const AT_ONCE: usize = 16;
+/// Largest file that is read from stdin, in bytes.
+const STDIN_BYTES_MAX: u64 = 1 << 20;
+
+/// The file, and what it is compared with.
+#[derive(Debug, Args)]
+pub struct FileArgs {
+    /// Read sessions and volumes from this YAML file; - reads from stdin
+    ///
+    /// configs/volumes.yaml in the source tree is an example.
+    #[arg(short, long, value_name = "FILE")]
+    pub file: PathBuf,
+
+    /// Also detach sessions that the file does not list
+    ///
+    /// Only sessions of this run directory. A session whose device is in use is not detached.
+    #[arg(long)]
+    pub prune: bool,
+}
+
+/// The arguments of `diff`.
+#[derive(Debug, Args)]
+pub struct DiffArgs {
+    /// The file.
+    #[command(flatten)]
+    pub file: FileArgs,
+}
+
+/// The arguments of `apply`.
+#[derive(Debug, Args)]
+pub struct ApplyArgs {
+    /// The file.
+    #[command(flatten)]
+    pub file: FileArgs,
+
+    /// Print what would be done and change nothing
+    ///
+    /// The same as diff, but for the exit code: 1 only if something is in the way.
+    #[arg(long)]
+    pub dry_run: bool,
+
+    /// Detach and attach sessions again whose settings cannot change while they run
+    ///
+    /// This interrupts their IO and ends NBD connections. A session whose device is in use is not
+    /// detached. Without this they are reported and left as they are.
+    #[arg(long)]
+    pub reattach: bool,
+
+    /// Wait at most TIME (unit required, e.g. 5s) for running IO of what is detached [default: 5s]
+    ///
+    /// At most 10m; 0 does not wait. Also for paths that are removed.
+    #[arg(long, value_name = "TIME", default_value = "5s", hide_default_value = true)]
+    pub within: Within,
+}
+
+/// What is printed.
+#[derive(Debug, Serialize)]
+struct Report {
+    sessions: Vec<Row>,
+}
+
+/// A session.
+#[derive(Debug, Serialize)]
+pub(super) struct Row {
+    name: String,
+    /// What is to be done.
+    action: Action,
+    /// What has become of it; none if nothing was tried.
+    result: Option<&'static str>,
+    differences: Vec<Difference>,
+    /// Why, or what is left to say.
+    reason: Option<String>,
+    error: Option<String>,
+}
+
+/// A session with what there is to do.
+pub(super) struct Item {
+    name: String,
+    /// None for a session that the file does not list.
+    wanted: Option<Wanted>,
+    task: Task,
+    /// What is in the way, found before anything was done.
+    error: Option<Error>,
+}
+
+impl Item {
+    /// What is printed of it, with what was done.
+    fn row(self, result: Option<&'static str>, error: Option<Error>) -> Row {
+        let Task { action, differences, reason } = self.task;
+        let error = self.error.or(error).map(|error| error.chain().to_string());
+        Row { name: self.name, action, result, differences, reason, error }
+    }
+}
+
+pub(super) fn diff(args: &DiffArgs, global: &GlobalArgs) -> Result<(), Error> {
+    let report = compare(&args.file, global)?;
+    let rows = plain(report);
+    global.output.print(&rows, text)?;
+    let differs = |row: &&Row| match row.action {
+        Action::Unchanged => false,
+        Action::NotListed => args.file.prune,
+        _ => true,
+    };
+    match rows.sessions.iter().filter(differs).count() {
+        0 => Ok(()),
+        count => {
+            let all = rows.sessions.len();
+            let text = format!("{count} of {all} sessions differ from the file");
+            Err(Error::new(ErrorKind::Differs, text))
+        }
+    }
+}
+
+pub(super) fn apply(args: &ApplyArgs, global: &GlobalArgs) -> Result<(), Error> {
+    if args.dry_run {
+        let rows = plain(compare(&args.file, global)?);
+        global.output.print(&rows, text)?;
+        return verdict(&rows);
+    }
+    let run_dir = global.run_dir()?;
+    run_dir.make()?;
+    let _lock = Lock::take(&run_dir)?;
+    let items = compare(&args.file, global)?;
+    let (reattach, prune) = (args.reattach, args.file.prune);
+    let may = Allowed { reattach, prune, within_ms: args.within.millis() };
+    let results = at_once(&items, AT_ONCE, |item| {
+        if item.error.is_some() {
+            return (None, None);
+        }
+        let session = Session::new(&item.name, global);
+        match session.and_then(|session| act(&session, item.wanted.as_ref(), &item.task, may)) {
+            Ok(result) => (result, None),
+            Err(error) => (None, Some(error)),
+        }
+    });
+    let rows =
+        items.into_iter().zip(results).map(|(item, (result, error))| item.row(result, error));
+    let rows = Report { sessions: rows.collect() };
+    global.output.print(&rows, text)?;
+    verdict(&rows)
+}
+
+/// Nothing was done.
+fn plain(items: Vec<Item>) -> Report {
+    Report { sessions: items.into_iter().map(|item| item.row(None, None)).collect() }
+}
+
+/// The error is for sessions that failed, or are not what the file says.
+fn verdict(report: &Report) -> Result<(), Error> {
+    let failed = |row: &&Row| row.error.is_some();
+    let left = |row: &&Row| row.action == Action::NeedsReattach && row.result.is_none();
+    let count = |which: &dyn Fn(&&Row) -> bool| report.sessions.iter().filter(which).count();
+    let (failed, left, all) = (count(&failed), count(&left), report.sessions.len());
+    match (failed, left) {
+        (0, 0) => Ok(()),
+        (0, left) => {
+            let text = format!(
+                "{left} of {all} sessions need to be attached again to be what the file says; use \
+                 --reattach, which interrupts their IO"
+            );
+            Err(Error::new(ErrorKind::Differs, text))
+        }
+        (failed, _) => {
+            let text = format!("cannot apply {failed} of {all} sessions: see above");
+            Err(Error::new(ErrorKind::System, text))
+        }
+    }
+}
+
+fn file_text(path: &Path) -> Result<(String, String), Error> {
+    if path != Path::new("-") {
+        return Ok((config_text(path)?, path.display().to_string()));
+    }
+    let mut text = String::new();
+    let read = io::stdin().take(STDIN_BYTES_MAX + 1).read_to_string(&mut text);
+    read.map_err(system("cannot read stdin"))?;
+    if text.len() as u64 > STDIN_BYTES_MAX {
+        return Err(Error::new(ErrorKind::Config, "stdin: is larger than 1 MiB"));
+    }
+    Ok((text, "stdin".to_owned()))
+}
+
+/// The plans of the file.
+fn plans(path: &Path, global: &GlobalArgs) -> Result<Vec<Wanted>, Error> {
+    let (text, file) = file_text(path)?;
+    let run_dir = global.run_dir()?;
+    let mut wanted: Vec<Wanted> = Vec::new();
+    for volume in read(&text, &file)? {
+        let mut said = volume.settings;
+        said.place.run_dir = Some(run_dir.path().to_path_buf());
+        let wrong = |error: &Error| {
+            let text = format!("{file}: session {:?}: {}", volume.name, error.chain());
+            Error::new(ErrorKind::Config, text)
+        };
+        let plan = AttachPlan::new(&volume.name, said.clone(), global.output);
+        let plan = plan.map_err(|error| wrong(&error))?;
+        if plan.session.settings.path.is_empty() {
+            let error = Error::new(ErrorKind::Config, "it has no path; add path: tcp://HOST");
+            return Err(wrong(&error));
+        }
+        let set = &plan.settings;
+        for other in &wanted {
+            let has = &other.plan.settings;
+            let device = set.device.filter(|device| device.to_string() != "auto");
+            let listen = set.listen.filter(|address| address.get().port() != 0);
+            let front = match () {
+                () if set.socket.is_some() && set.socket == has.socket => "socket",
+                () if listen.is_some() && listen == has.listen => "listen address",
+                () if device.is_some() && device == has.device => "device",
+                () => continue,
+            };
+            let name = &other.plan.session.export_name;
+            let error =
+                Error::new(ErrorKind::Config, format!("it has the {front} of session {name:?}"));
+            return Err(wrong(&error));
+        }
+        wanted.push(Wanted { said, plan });
+    }
+    Ok(wanted)
+}
+
+/// What there is to do. Nothing is changed, and all is checked that can be checked.
+fn compare(args: &FileArgs, global: &GlobalArgs) -> Result<Vec<Item>, Error> {
+    let wanted = plans(&args.file, global)?;
+    let run_dir = global.run_dir()?;
+    run_dir.check()?;
+    let found = sessions::find(&[(None, run_dir.clone())])?;
+    let name_of = |wanted: &Wanted| wanted.plan.session.export_name.clone();
+    let listed: Vec<String> = wanted.iter().map(name_of).collect();
+    // A dead session's name may be cut, as its socket's is.
+    let is_listed = |answer: &Answer| {
+        let socket = run_dir.control_socket(answer.name());
+        listed.iter().any(|name| name == answer.name() || run_dir.control_socket(name) == socket)
+    };
+    let others: Vec<String> = found
+        .iter()
+        .filter(|found| !is_listed(&found.answer))
+        .map(|found| found.answer.name().to_owned())
+        .collect();
+    let tasks = at_once(&wanted, AT_ONCE, |wanted| {
+        let task = task(wanted, &state_of(&name_of(wanted), &run_dir, global));
+        let attaches = task.action == Action::Attach;
+        (task, if attaches { wanted.plan.check_start().err() } else { None })
+    });
+    let items = wanted.into_iter().zip(tasks).map(|(wanted, (task, error))| Item {
+        name: name_of(&wanted),
+        wanted: Some(wanted),
+        task,
+        error,
+    });
+    let mut items: Vec<Item> = items.collect();
+    items.extend(others.into_iter().map(|name| {
+        let hint = (!args.prune).then_some("--prune detaches it");
+        Item { name, wanted: None, task: Task::of(Action::NotListed, hint), error: None }
+    }));
+    Ok(items)
+}
+
+/// What there is under this name.
+fn state_of(name: &str, run_dir: &RunDir, global: &GlobalArgs) -> Found {
+    let answer = sessions::ask(name, &run_dir.control_socket(name), sessions::REPLY_TIMEOUT);
+    match answer {
+        None => Found::Absent,
+        Some(Answer::Silent(silent)) if silent.state == SessionState::Dead => Found::Dead,
+        Some(Answer::Silent(silent)) => Found::Silent(silent.reason),
+        Some(Answer::Status(status)) => match running(&status, run_dir, global) {
+            Ok(running) => Found::Running(Box::new(running)),
+            Err(error) => Found::Silent(error.chain().to_string()),
+        },
+    }
+}
+
+/// A session that answers, as the file would have it.
+///
+/// # Errors
+/// It ends, or does not tell its settings or its paths.
+pub(super) fn running(
+    status: &Status,
+    run_dir: &RunDir,
+    global: &GlobalArgs,
+) -> Result<Running, Error> {
+    let silent = |text: &str| Error::new(ErrorKind::System, text);
+    if status.state == SessionState::Detaching {
+        return Err(silent("it is being detached; try again later"));
+    }
+    let paths = status.paths.as_ref().ok_or_else(|| silent("it does not list its paths"))?;
+    let stays = paths.iter().filter(|path| path.leaving.as_deref() != Some("remove"));
+    let paths = stays.map(|path| path.path.clone()).collect();
+    let values: SettingValues = Session::new(&status.name, global)?.request(&Request::Get)?;
+    let plan = plan_of(&status.name, values.settings, paths, run_dir)?;
+    let evicted = status.state == SessionState::Evicted;
+    Ok(Running { plan, device: status.device.clone(), evicted })
+}
+
+/// A line per session.
+fn text(report: &Report) -> String {
+    let mut out = format!("{:<24} {:<15} {}\n", "NAME", "RESULT", "DETAIL");
+    for row in &report.sessions {
+        let action = row.action.to_string();
+        let result = match &row.error {
+            Some(_) => "failed",
+            None => row.result.unwrap_or(&action),
+        };
+        let differences = row.differences.iter().map(difference_text);
+        let parts: Vec<String> =
+            row.error.iter().chain(&row.reason).cloned().chain(differences).collect();
+        let detail = if parts.is_empty() { "-".to_owned() } else { parts.join("; ") };
+        out += &format!("{:<24} {result:<15} {}\n", printable(&row.name), printable(&detail));
+    }
+    out
+}
+
+fn difference_text(one: &Difference) -> String {
+    let value = |value: &serde_json::Value| match value {
+        serde_json::Value::String(text) => text.clone(),
+        serde_json::Value::Null => "unset".to_owned(),
+        other => other.to_string(),
+    };
+    let (is, wanted) = (&one.running, &one.wanted);
+    match one.setting.as_str() {
+        "path" if is.is_null() => format!("add path {}", value(wanted)),
+        "path" => format!("remove path {}", value(is)),
+        name => format!("{name}: {} -> {}", value(is), value(wanted)),
+    }
+}

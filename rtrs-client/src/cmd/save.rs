@@ -1,0 +1,77 @@
+//! `save`: writes the file of `apply` from what runs.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::Args;
+use serde_yaml::{Mapping, Value};
+
+use super::apply::running;
+use super::global::GlobalArgs;
+use super::sessions::{Answer, find};
+use super::text::remark;
+use crate::control_protocol::SessionState;
+use crate::error::{Error, ErrorKind, system};
+use crate::volumes::session_of;
+
+/// The arguments.
+#[derive(Debug, Args)]
+pub struct SaveArgs {
+    /// Write to this file instead of stdout
+    ///
+    /// A file of this name is replaced as a whole, its comments too.
+    #[arg(long, value_name = "FILE")]
+    pub output_file: Option<PathBuf>,
+}
+
+pub(super) fn run(args: &SaveArgs, global: &GlobalArgs) -> Result<(), Error> {
+    let run_dir = global.run_dir()?;
+    run_dir.check()?;
+    let mut sessions = Vec::new();
+    for found in find(&[(None, run_dir.clone())])? {
+        // A file that lacks a session is dangerous: apply --prune would detach it.
+        let cannot = |why: &dyn std::fmt::Display| {
+            let text = format!("cannot save {:?}: {why}", found.answer.name());
+            Error::new(ErrorKind::System, text)
+        };
+        match &found.answer {
+            Answer::Status(status) => {
+                let running = running(status, &run_dir, global);
+                let running = running.map_err(|error| cannot(&error.chain()))?;
+                sessions.push(Value::from(session_of(&running.plan)));
+            }
+            Answer::Silent(silent) if silent.state == SessionState::Dead => {
+                remark(format_args!("{} is dead and left out", silent.name));
+            }
+            Answer::Silent(silent) => return Err(cannot(&silent.reason)),
+        }
+    }
+    let file = Mapping::from_iter([("sessions".into(), Value::Sequence(sessions))]);
+    let yaml = serde_yaml::to_string(&file).map_err(|error| {
+        Error::with_source(ErrorKind::System, "cannot write the sessions", error)
+    })?;
+    match &args.output_file {
+        Some(path) => {
+            let what = format!("cannot write {}", path.display());
+            replace(path, &yaml).map_err(system(what))
+        }
+        None => global.output.print(&file, |_| yaml),
+    }
+}
+
+/// Writes a file as a whole or not at all.
+fn replace(path: &std::path::Path, text: &str) -> std::io::Result<()> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.new", std::process::id()));
+    let new = path.with_file_name(name);
+    let written = std::fs::File::create_new(&new).and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        file.sync_all()
+    });
+    let replaced = written.and_then(|()| std::fs::rename(&new, path));
+    if replaced.is_err() {
+        // It may not be there.
+        let _ = std::fs::remove_file(&new);
+    }
+    replaced
+}

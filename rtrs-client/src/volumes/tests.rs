@@ -1,0 +1,135 @@
+//! What the file of `apply` may say, what is wrong with others, and what `save` writes.
+
+use super::*;
+
+const EXAMPLE: &str = include_str!("../../../configs/volumes.yaml");
+
+fn error(text: &str) -> String {
+    read(text, "v.yaml").unwrap_err().chain().to_string()
+}
+
+fn run_dir() -> RunDir {
+    RunDir::new(Some("/run/x".into())).unwrap()
+}
+
+fn plan_wanted(volume: &Volume) -> AttachPlan {
+    let mut settings = volume.settings.clone();
+    settings.place.run_dir = Some("/run/x".into());
+    AttachPlan::new(&volume.name, settings, Output::Text).unwrap()
+}
+
+#[test]
+fn the_example_is_good() {
+    let volumes = read(EXAMPLE, "volumes.yaml").unwrap();
+    let names: Vec<&str> = volumes.iter().map(|volume| volume.name.as_str()).collect();
+    assert_eq!(names, ["vol0", "vol1", "vol2"]);
+    volumes
+        .iter()
+        .map(plan_wanted)
+        .for_each(|plan| assert!(!plan.session.settings.path.is_empty()));
+}
+
+#[test]
+fn settings_stand_at_the_session_or_the_volume() {
+    let text = "
+sessions:
+- name: vol
+  path: [tcp://a, tcp://b]
+  policy: round-robin
+  takeover: true
+  device-dead-timeout: 10s
+  volumes:
+  - {export: vol, device: auto, read-only: true, device-dead-timeout: 20s}
+";
+    let [volume] = &read(text, "v.yaml").unwrap()[..] else { panic!("one session") };
+    let plan = plan_wanted(volume);
+    assert_eq!(plan.session.settings.path.len(), 2);
+    assert_eq!(plan.session.settings.policy.to_string(), "round-robin");
+    assert!(plan.session.settings.read_only && plan.settings.takeover);
+    let dead = plan.settings.device_dead_timeout.map(|time| time.to_string());
+    assert_eq!(dead.as_deref(), Some("20s"), "the volume's counts");
+    for empty in ["", "# nothing", "sessions:", "sessions: []", "{}"] {
+        assert_eq!(read(empty, "v.yaml").unwrap(), [], "{empty:?}");
+    }
+    // A name that looks like a number is a name.
+    let text = "sessions: [{path: tcp://a, volumes: [{export: 7, socket: /s}]}]";
+    assert_eq!(read(text, "v.yaml").unwrap()[0].name, "7");
+}
+
+#[test]
+fn what_is_wrong_is_named_with_its_place() {
+    let of = |session: &str| format!("sessions:\n- {session}");
+    for (text, told) in [
+        ("[]".to_owned(), "v.yaml: expected the key sessions"),
+        ("session: []".into(), "v.yaml: unknown key \"session\"; the only key is \"sessions\""),
+        ("sessions: 3".into(), "v.yaml: sessions is no list"),
+        ("sessions: [1".into(), "v.yaml:2: did not find"),
+        (of("3"), "v.yaml: session 1: expected a map"),
+        (of("{path: tcp://a}"), "session 1: it has no volume"),
+        (
+            of("{name: v, volumes: [{export: v}, {export: w}]}"),
+            "session \"v\": it has 2 volumes: one volume per session for now",
+        ),
+        (of("{name: v, volumes: 3}"), "volumes is no list"),
+        (of("{name: v, volumes: [3]}"), "expected a map with export"),
+        (of("{name: v, volumes: [{device: auto}]}"), "its volume has no export"),
+        (of("{name: v, volumes: [{export: [1]}]}"), "export is no text"),
+        (of("{name: v, volumes: [{export: w}]}"), "its export is \"w\": a session has the name"),
+        (of("{device: auto, volumes: [{export: w}]}"), "session \"w\": device belongs to a volume"),
+        (of("{volumes: [{export: w, policy: x}]}"), "policy belongs to the session"),
+        (
+            of("{volumes: [{export: w, sokcet: /s}]}"),
+            "unknown key \"sokcet\" below volumes; did you mean \"socket\"?",
+        ),
+        (of("{volumes: [{export: w, foreground: true}]}"), "foreground cannot be set here"),
+        (
+            of("{polcy: x, volumes: [{export: w}]}"),
+            "unknown key \"polcy\"; did you mean \"policy\"?",
+        ),
+        (of("{policy: best, volumes: [{export: w}]}"), "policy \"best\""),
+        (of("{run-dir: /x, volumes: [{export: w}]}"), "unknown key \"run-dir\""),
+        (
+            of("{volumes: [{export: w}]}\n- {volumes: [{export: w}]}"),
+            "session \"w\": it is listed twice",
+        ),
+    ] {
+        let shown = error(&text);
+        assert!(shown.contains(told), "{text}\n{shown}");
+    }
+}
+
+#[test]
+fn what_runs_is_written_so_that_it_reads_the_same() {
+    for (session, volume) in [
+        ("path: tcp://a", "socket: /s"),
+        (
+            "path: [tcp://a, \"rdma://10.0.0.3@b:7\"], policy: min-latency, crc: off",
+            "listen: '127.0.0.1:7'",
+        ),
+        ("path: tcp://a, no-path: queue", "device: auto, takeover: true, read-only: true"),
+        ("path: tcp://a, shards: 1", "device: /dev/nbd3, quick-takeover: true"),
+        ("path: tcp://a, session-name: x", "device: auto, device-timeout: 5m, slow-io: fail"),
+        ("path: tcp://a", "socket: /s, socket-mode: 660, socket-owner: root, access: ro"),
+    ] {
+        let text = format!("sessions: [{{{session}, volumes: [{{export: v.1, {volume}}}]}}]");
+        let wanted = plan_wanted(&read(&text, "v.yaml").unwrap()[0]);
+        // As a daemon in the background tells them.
+        let mut values = wanted.values();
+        values
+            .iter_mut()
+            .filter(|value| value.name == FOREGROUND)
+            .for_each(|v| v.value = true.into());
+        let paths = wanted.session.settings.path.iter().map(ToString::to_string).collect();
+        let running = plan_of("v.1", values, paths, &run_dir()).unwrap();
+        assert_eq!(running, wanted, "{text}");
+        let map = Mapping::from_iter([(
+            "sessions".into(),
+            vec![Value::from(session_of(&running))].into(),
+        )]);
+        let written = serde_yaml::to_string(&map).unwrap();
+        let read_again = plan_wanted(&read(&written, "w.yaml").unwrap()[0]);
+        assert_eq!(read_again, wanted, "{written}");
+        let default = ["buffer-size", "heartbeat", "log", "foreground", "poll"];
+        assert!(default.iter().all(|key| !written.contains(key)), "{written}");
+    }
+}

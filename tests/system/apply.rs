@@ -1,0 +1,277 @@
+//! `rtrs-client apply`, `diff` and `save`: the sessions of a host from a file, with real daemons.
+
+use std::fs::{self, File};
+use std::process::Command;
+
+use rtrs_tests::{
+    COMMAND_TIME_MAX, Client, Finished, Innocent, Proc, STOP_TIME_MAX, Server, bin, wait_for,
+};
+use serde_json::{Value, json};
+
+/// A server with three addresses and four exports, and a host without sessions.
+struct Host {
+    client: Client,
+    server: Server,
+    paths: Vec<String>,
+}
+
+impl Host {
+    fn new() -> Self {
+        let mut server = Server::builder();
+        for n in 0..4 {
+            server = server.export(format!("vol{n}=mem:16M"));
+        }
+        for ip in ["127.0.0.1", "127.0.0.2", "127.0.0.3"] {
+            server = server.listen(format!("tcp://{ip}:0"));
+        }
+        let server = server.start();
+        let paths = server.portals().to_vec();
+        Self { client: Client::attach("vol0").unattached(), server, paths }
+    }
+
+    /// An entry of the file: a session over these paths, with these settings.
+    fn entry(&self, name: &str, paths: &[usize], more: &str) -> String {
+        let paths: Vec<&str> = paths.iter().map(|at| self.paths[*at].as_str()).collect();
+        let socket = self.client.run_dir().join(format!("{name}.sock"));
+        format!(
+            "- path: [{}]\n  shards: 1\n{more}  volumes:\n  - {{export: {name}, socket: {}}}\n",
+            paths.join(", "),
+            socket.display()
+        )
+    }
+
+    /// Writes the file, and runs a command on it.
+    fn with(&self, entries: &[String], words: &[&str]) -> Finished {
+        let file = self.client.run_dir().join("volumes.yaml");
+        fs::write(&file, format!("sessions:\n{}", entries.concat())).expect("the file");
+        let file = file.display().to_string();
+        self.client.command(&[&words[..1], &["-f", &file, "-o", "json"], &words[1..]].concat())
+    }
+
+    fn get(&self, name: &str, setting: &str) -> Value {
+        let got = self.client.command(&["get", name, setting, "-o", "json"]).ok().json();
+        got["settings"][0]["value"].clone()
+    }
+
+    fn status(&self, name: &str) -> Value {
+        self.client.command(&["status", name, "-o", "json"]).ok().json()
+    }
+
+    fn pids(&self) -> Vec<u32> {
+        let mut pids = self.client.pids();
+        pids.sort_unstable();
+        pids
+    }
+
+    fn end(self) {
+        for session in
+            self.client.command(&["list", "-o", "json"]).ok().json().as_array().expect("a list")
+        {
+            let _ =
+                self.client.command(&["detach", session["name"].as_str().expect("a name")]).ok();
+        }
+        self.client.wait_gone(COMMAND_TIME_MAX);
+        let _ = self.server.stop(STOP_TIME_MAX);
+    }
+}
+
+/// Of each session its name and a field.
+fn of(done: &Finished, field: &str) -> Vec<(String, Value)> {
+    let report = done.json();
+    let rows = report["sessions"].as_array().expect("a list of sessions").iter();
+    rows.map(|row| (row["name"].as_str().expect("a name").to_owned(), row[field].clone())).collect()
+}
+
+fn pairs<const N: usize>(pairs: [(&str, &str); N]) -> Vec<(String, Value)> {
+    pairs.map(|(name, value)| (name.to_owned(), value.into())).into()
+}
+
+#[test]
+fn a_file_is_applied_and_applied_again() {
+    let host = Host::new();
+    let file = [host.entry("vol0", &[0], ""), host.entry("vol1", &[0, 1], "  crc: off\n")];
+    let attach = pairs([("vol0", "attach"), ("vol1", "attach")]);
+    assert_eq!(
+        of(&host.with(&file, &["diff"]).code(1).says("2 of 2 sessions differ"), "action"),
+        attach
+    );
+    assert_eq!(of(&host.with(&file, &["apply", "--dry-run"]).ok(), "action"), attach);
+    assert!(host.pids().is_empty(), "nothing was done");
+    let done = host.with(&file, &["apply"]).ok();
+    assert_eq!(of(&done, "result"), pairs([("vol0", "attached"), ("vol1", "attached")]));
+    let pids = host.pids();
+    assert_eq!((pids.len(), host.get("vol1", "crc")), (2, "off".into()));
+    let unchanged = pairs([("vol0", "unchanged"), ("vol1", "unchanged")]);
+    for words in [&["apply"][..], &["diff"], &["apply", "--prune", "--reattach"]] {
+        assert_eq!(of(&host.with(&file, words).ok(), "action"), unchanged);
+    }
+    assert_eq!(host.pids(), pids, "no new process");
+
+    // What can change online does, under load.
+    let innocent =
+        Innocent::start(&rtrs_tests::Front::Unix(host.client.run_dir().join("vol0.sock")), "vol0");
+    let online = "  policy: round-robin\n  no-path: queue\n";
+    let file = [host.entry("vol0", &[1, 2], online), file[1].clone()];
+    let told = host.with(&file, &["diff"]).code(1).json();
+    let differences = &told["sessions"][0]["differences"];
+    assert_eq!(differences.as_array().map(Vec::len), Some(5), "{told}");
+    let _ = host.with(&file, &["apply", "--dry-run"]).ok();
+    assert_eq!(host.get("vol0", "policy"), "min-inflight", "nothing was done");
+    let done = host.with(&file, &["apply"]).ok();
+    assert_eq!(of(&done, "result")[0].1, "changed");
+    let values = (host.get("vol0", "policy"), host.get("vol0", "no-path"));
+    assert_eq!(values, ("round-robin".into(), "queue".into()));
+    let paths = host.status("vol0")["paths"].clone();
+    let listed: Vec<&str> =
+        paths.as_array().expect("paths").iter().filter_map(|path| path["path"].as_str()).collect();
+    assert_eq!(listed, [&host.paths[1], &host.paths[2]]);
+    assert_eq!(of(&host.with(&file, &["apply"]).ok(), "action"), unchanged);
+    assert_eq!(host.pids(), pids, "no new process");
+    innocent.check();
+    host.end();
+}
+
+#[test]
+fn what_needs_a_new_attach_is_done_when_asked_for() {
+    let host = Host::new();
+    let _ = host.with(&[host.entry("vol0", &[0], "")], &["apply"]).ok();
+    let pid = host.pids();
+    let file = [host.entry("vol0", &[0], "  crc: off\n  policy: round-robin\n")];
+    let left = host.with(&file, &["apply"]).code(1).says("--reattach");
+    assert_eq!(of(&left, "action"), pairs([("vol0", "needs-reattach")]));
+    assert_eq!(of(&left, "result")[0].1, Value::Null);
+    assert_eq!((host.pids(), host.get("vol0", "crc")), (pid.clone(), "on".into()));
+    assert_eq!(host.get("vol0", "policy"), "round-robin", "this can change online");
+    let done = host.with(&file, &["apply", "--reattach"]).ok();
+    assert_eq!(of(&done, "result"), pairs([("vol0", "reattached")]));
+    assert_eq!(host.get("vol0", "crc"), "off");
+    assert_ne!(host.pids(), pid);
+    let _ = host.with(&file, &["diff"]).ok();
+    host.end();
+}
+
+#[test]
+fn what_the_file_does_not_list_stays_unless_pruned() {
+    let host = Host::new();
+    let both = [host.entry("vol0", &[0], ""), host.entry("vol1", &[0], "")];
+    let _ = host.with(&both, &["apply"]).ok();
+    let expected = pairs([("vol0", "unchanged"), ("vol1", "not-listed")]);
+    assert_eq!(of(&host.with(&both[..1], &["apply"]).ok(), "action"), expected);
+    let _ = host.with(&both[..1], &["diff"]).ok();
+    let _ = host.with(&both[..1], &["diff", "--prune"]).code(1);
+    let _ = host.with(&both[..1], &["apply", "--prune", "--dry-run"]).ok();
+    assert_eq!(host.pids().len(), 2, "nothing was done");
+    let pruned = host.with(&both[..1], &["apply", "--prune"]).ok();
+    assert_eq!(of(&pruned, "result")[1], ("vol1".to_owned(), "detached".into()));
+    wait_for("its process to end", COMMAND_TIME_MAX, || (host.pids().len() == 1).then_some(()));
+    let _ = host.with(&both[..1], &["diff", "--prune"]).ok();
+    host.end();
+}
+
+#[test]
+fn one_bad_volume_does_not_keep_others_from_being_attached() {
+    let host = Host::new();
+    let file = ["vol0", "none", "vol1"].map(|name| host.entry(name, &[0], ""));
+    let done = host.with(&file, &["apply"]).code(1).says("cannot apply 1 of 3 sessions");
+    let results = of(&done, "result");
+    let attached = Value::from("attached");
+    assert_eq!((&results[0].1, &results[1].1, &results[2].1), (&attached, &Value::Null, &attached));
+    let error = of(&done, "error")[1].1.to_string();
+    assert!(error.contains("ENOENT"), "{error}");
+    assert_eq!(host.pids().len(), 2);
+    // A file that is wrong changes nothing at all.
+    for (bad, told) in [
+        (host.entry("vol2", &[0], "  polcy: x\n"), "did you mean"),
+        (host.entry("vol2", &[], ""), "it has no path"),
+        (host.entry("vol0", &[0], ""), "it is listed twice"),
+        (
+            host.entry("vol2", &[0], "").replace("vol2.sock", "vol0.sock"),
+            "has the socket of session",
+        ),
+    ] {
+        let _ = host.with(&[host.entry("vol0", &[1], ""), bad], &["apply"]).code(2).says(told);
+    }
+    assert_eq!(host.status("vol0")["paths"][0]["path"], host.paths[0]);
+    let missing = host.client.command(&["apply", "-f", "/nonexistent/v.yaml"]);
+    let _ = missing.code(1).says("cannot read the configuration file");
+    // A session that died is attached again.
+    let pid = host.status("vol1")["pid"].to_string();
+    let _ = rtrs_tests::run("kill", &["-KILL", &pid], COMMAND_TIME_MAX).ok();
+    let good = [file[0].clone(), file[2].clone()];
+    let again = wait_for("it to be dead", COMMAND_TIME_MAX, || {
+        let dead = host.with(&good, &["diff"]);
+        (dead.code == Some(1)).then_some(dead)
+    });
+    assert_eq!(of(&again, "reason")[1].1, "its process is gone");
+    let again = wait_for("its export to be free", COMMAND_TIME_MAX, || {
+        let done = host.with(&good, &["apply"]);
+        (done.code == Some(0)).then_some(done)
+    });
+    assert_eq!(of(&again, "result")[1].1, "attached");
+    host.end();
+}
+
+#[test]
+fn what_runs_is_saved_and_is_what_the_file_says() {
+    let host = Host::new();
+    let socket = host.client.run_dir().join("s.sock").display().to_string();
+    let words = ["attach", "vol0", "--path", &host.paths[0], "--socket", &socket];
+    let more = ["--policy", "min-latency", "--crc", "off", "--shards=1", "--read-only"];
+    let _ = host.client.command(&[&words[..], &more].concat()).ok();
+    let words = ["attach", "vol1", "--path", &host.paths[1], "--listen", "127.0.0.1:0"];
+    let _ = host.client.command(&words).ok();
+    let _ = host.client.command(&["set", "vol0", "no-path=queue"]).ok();
+    let _ = host.client.command(&["path", "add", "vol0", &host.paths[2]]).ok();
+    let pids = host.pids();
+    let piped = Command::new("sh")
+        .args(["-c", "\"$0\" save --run-dir \"$1\" | \"$0\" apply -f - -o json --run-dir \"$1\""])
+        .args([bin("rtrs-client").as_os_str(), host.client.run_dir().as_os_str()])
+        .output()
+        .expect("a shell");
+    let report: Value = serde_json::from_slice(&piped.stdout).expect("a report");
+    for session in report["sessions"].as_array().expect("sessions") {
+        assert_eq!(session["action"], "unchanged", "{report}");
+    }
+    assert!(piped.status.success() && host.pids() == pids, "{piped:?}");
+    let file = host.client.run_dir().join("saved.yaml").display().to_string();
+    let _ = host.client.command(&["save", "--output-file", &file]).ok();
+    let saved = fs::read_to_string(&file).expect("the file");
+    for line in ["policy: min-latency", "no-path: queue", "read-only: true", &host.paths[2]] {
+        assert!(saved.contains(line), "no {line:?} in\n{saved}");
+    }
+    assert!(!saved.contains("reconnect-max"), "defaults are left out:\n{saved}");
+    let as_json = host.client.command(&["save", "-o", "json"]).ok().json();
+    assert_eq!(
+        as_json["sessions"][1]["volumes"],
+        json!([{ "export": "vol1", "listen": "127.0.0.1:0" }])
+    );
+    // It makes the same sessions again.
+    for name in ["vol0", "vol1"] {
+        let _ = host.client.command(&["detach", name]).ok();
+    }
+    let _ = host.client.command(&["apply", "-f", &file]).ok();
+    let again = host.client.command(&["save"]).ok();
+    assert_eq!(again.stdout, saved);
+    host.end();
+}
+
+#[test]
+fn two_applies_at_once_take_turns() {
+    let host = Host::new();
+    let file = [host.entry("vol0", &[0], "")];
+    let _ = host.with(&file, &["apply"]).ok();
+    let lock = File::options().append(true).open(host.client.run_dir().join("apply.lock"));
+    let lock = lock.expect("the lock");
+    lock.lock().expect("a lock");
+    let mut apply = Command::new(bin("rtrs-client"));
+    apply.arg("apply").arg("-f").arg(host.client.run_dir().join("volumes.yaml"));
+    apply.arg("--run-dir").arg(host.client.run_dir());
+    let mut second = Proc::start(apply);
+    let _ = second.wait_lines("another apply is running", 1, COMMAND_TIME_MAX);
+    assert!(second.is_running());
+    // It does not keep others from looking.
+    let _ = host.with(&file, &["diff"]).ok();
+    drop(lock);
+    let _ = second.wait(COMMAND_TIME_MAX).ok().says("unchanged");
+    host.end();
+}
