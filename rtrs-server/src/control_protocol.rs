@@ -76,6 +76,10 @@ pub(crate) enum Request {
     },
     /// Read the configuration again: [`Reloaded`].
     Reload,
+    /// What that would do: [`Reloaded`].
+    ReloadPreview,
+    /// The settings of the exports that run: [`SavedExports`].
+    ExportSave,
 }
 
 /// What a server is.
@@ -134,6 +138,13 @@ pub(crate) struct Resized {
     pub(crate) size: u64,
     /// Its size before.
     pub(crate) size_before: u64,
+}
+
+/// The exports of a server as the configuration has them.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SavedExports {
+    /// By name.
+    pub(crate) exports: Vec<ExportSpec>,
 }
 
 /// An export was added or changed.
@@ -230,6 +241,8 @@ mod tests {
                 Request::ExportResize { name: "v".into(), size: Some(4096), force: false },
             ),
             (r#"{"command":"reload"}"#, Request::Reload),
+            (r#"{"command":"reload-preview"}"#, Request::ReloadPreview),
+            (r#"{"command":"export-save"}"#, Request::ExportSave),
         ] {
             assert_eq!(serde_json::from_str::<Request>(text).unwrap(), request);
         }

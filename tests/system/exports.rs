@@ -176,7 +176,14 @@ fn the_configuration_is_read_again() {
     // What is in use stays, as does what a command has added.
     write("export: [new=null:2M, 'other=null:3M,ro']\nqueue-depth: 64\n");
     fs::write(&extra, "[]").expect("a file");
+    let preview = server.command(&["reload", "--dry-run", "-o", "json"]).ok().json();
+    assert_eq!(all(&server), ["extra", "gone", "mine", "other", "used"], "nothing was done");
+    let _ = server.command(&["reload", "--dry-run"]).ok().says("would be added new");
     let report = server.command(&reload).ok().json();
+    for what in ["added", "removed", "changed", "failed", "restart"] {
+        assert_eq!(names(&preview, what), names(&report, what), "{what}");
+    }
+    assert_eq!(names(&preview, "kept"), ["used"]);
     assert_eq!(names(&report, "added"), ["new"]);
     assert_eq!(names(&report, "removed"), ["extra", "gone"]);
     assert_eq!(names(&report, "changed"), ["other"]);
@@ -186,6 +193,13 @@ fn the_configuration_is_read_again() {
     assert_eq!(all(&server), ["mine", "new", "other", "used"]);
     let other = export(&server, "other");
     assert_eq!((&other["size"], &other["read_only"]), (&json!(3 * MIB), &json!(true)));
+    // What runs makes a file that says the same.
+    let saved = server.command(&["export", "save"]).ok().stdout;
+    fs::write(&extra, &saved).expect("a file");
+    write("queue-depth: 64\n");
+    let preview = server.command(&["reload", "--dry-run", "-o", "json"]).ok().json();
+    assert_eq!(preview["unchanged"], 4, "{preview} of\n{saved}");
+    fs::write(&extra, "[]").expect("a file");
     // A wrong configuration changes nothing.
     for (text, why) in [
         ("export: [a=null:1M]\nno-such-key: 1\n", "no-such-key"),

@@ -25,7 +25,7 @@ use serde_json::json;
 use self::drain::DrainArgs;
 use self::export::ExportCommand;
 use self::metrics::MetricsArgs;
-use self::server::ServerArgs;
+use self::reload::ReloadArgs;
 use self::session::SessionCommand;
 use self::top::TopArgs;
 use crate::daemon::{Reread, Running, check_start, serve};
@@ -123,7 +123,7 @@ pub enum Command {
     /// is reported. Names other settings that differ: they need a restart. Changes nothing if the
     /// configuration is wrong or a new export cannot be opened. Exits with 1 if an export is not as
     /// the configuration says for another reason than that it is open.
-    Reload(ServerArgs),
+    Reload(ReloadArgs),
 }
 
 impl LowArgs {
@@ -158,7 +158,7 @@ impl LowArgs {
             Some(Command::Metrics(args)) => args.server.output,
             Some(Command::Drain(args)) => args.server.output,
             Some(Command::Export(command)) => command.server().output,
-            Some(Command::Reload(args)) => args.output,
+            Some(Command::Reload(args)) => args.server.output,
         }
     }
 
@@ -275,7 +275,7 @@ mod tests {
             let nested = all.iter().copied().find(|c| c.get_name() == name).unwrap();
             all.extend(nested.get_subcommands().filter(|c| c.get_name() != "help"));
         }
-        assert_eq!(all.len(), 14);
+        assert_eq!(all.len(), 15);
         for command in all {
             let name = command.get_name();
             let short = command.get_about().unwrap_or_else(|| panic!("{name} has no help"));

@@ -1,13 +1,30 @@
 //! `reload`.
 
+use clap::Args;
+
 use crate::cmd::server::{CHANGE_TIMEOUT, Server, ServerArgs};
 use crate::control_protocol::{Kept, Reloaded, Request};
 use crate::error::{Error, ErrorKind};
 
-pub(super) fn run(args: &ServerArgs) -> Result<(), Error> {
-    let server = Server::find(args)?;
-    let (done, _) = server.request_within::<Reloaded>(&Request::Reload, CHANGE_TIMEOUT)?;
-    args.output.print(&done, text)?;
+/// The arguments.
+#[derive(Debug, Clone, Args)]
+pub struct ReloadArgs {
+    /// Print what a reload would change, and change nothing
+    ///
+    /// Targets are not opened, so one that is locked is found only by the reload.
+    #[arg(long)]
+    pub dry_run: bool,
+
+    /// Which server.
+    #[command(flatten)]
+    pub server: ServerArgs,
+}
+
+pub(super) fn run(args: &ReloadArgs) -> Result<(), Error> {
+    let server = Server::find(&args.server)?;
+    let request = if args.dry_run { Request::ReloadPreview } else { Request::Reload };
+    let (done, _) = server.request_within::<Reloaded>(&request, CHANGE_TIMEOUT)?;
+    args.server.output.print(&done, |done| text(done, args.dry_run))?;
     match done.failed.len() {
         0 => Ok(()),
         1 => Err(Error::new(ErrorKind::Export, "one export is not as the configuration says")),
@@ -18,18 +35,22 @@ pub(super) fn run(args: &ServerArgs) -> Result<(), Error> {
     }
 }
 
-fn text(done: &Reloaded) -> String {
+fn text(done: &Reloaded, dry_run: bool) -> String {
+    let would = if dry_run { "would be " } else { "" };
     let Reloaded { added, removed, changed, kept, failed, restart, unchanged } = done;
     let mut out = String::new();
     for (what, names) in [("added", added), ("removed", removed), ("changed", changed)] {
-        out.extend(names.iter().map(|name| format!("{what} {name}\n")));
+        out.extend(names.iter().map(|name| format!("{would}{what} {name}\n")));
     }
-    let line = |what: &str, one: &Kept| format!("{what} {}: {}\n", one.name, one.why);
+    let line = |what: &str, one: &Kept| format!("{would}{what} {}: {}\n", one.name, one.why);
     out.extend(kept.iter().map(|one| line("kept", one)));
     out.extend(failed.iter().map(|one| line("failed", one)));
     if !restart.is_empty() {
         out += &format!("needs a restart: {}\n", restart.join(", "));
     }
     let done = added.len() + removed.len() + changed.len();
-    out + &format!("{done} exports changed, {unchanged} as they were\n")
+    out + &match dry_run {
+        true => format!("{done} exports would change, {unchanged} are as they should be\n"),
+        false => format!("{done} exports changed, {unchanged} as they were\n"),
+    }
 }

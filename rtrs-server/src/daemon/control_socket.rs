@@ -204,6 +204,8 @@ impl Shared {
                 self.change(stream, move |changes| changes.exports.set(&name, &options));
             }
             Request::Reload => self.change(stream, |changes| changes.reload()),
+            Request::ReloadPreview => self.change(stream, |changes| changes.preview()),
+            Request::ExportSave => reply(&stream, Ok(self.changes.exports.save())),
             Request::Drain { within_ms } => {
                 if self.busy.swap(true, Ordering::SeqCst) {
                     refuse(&stream, "a drain is already running");

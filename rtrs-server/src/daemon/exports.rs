@@ -17,7 +17,7 @@ use rtrs_core::identity::ExportId;
 use rtrs_core::time::Duration;
 
 use crate::backend::open_target;
-use crate::control_protocol::{Changed, ExportList, Removed};
+use crate::control_protocol::{Changed, ExportList, Removed, SavedExports};
 use crate::daemon::control_shard::ControlShard;
 use crate::daemon::identity::Sources;
 use crate::engine::epoch::SyncEpoch;
@@ -126,6 +126,26 @@ pub(super) struct Entry {
     pub(super) configured: bool,
 }
 
+impl Entry {
+    /// True if only `ro` differs and it was opened for writing: it can refuse that and allow it
+    /// again while it is open.
+    pub(super) fn can_freeze(&self, spec: &ExportSpec) -> bool {
+        let only_ro = ExportSpec { ro: self.spec.ro, ..spec.clone() } == self.spec;
+        only_ro && !self.opened_ro
+    }
+
+    /// Refuses to open memory again, which would be lost.
+    pub(super) fn keeps_memory(&self, spec: &ExportSpec) -> Result<(), String> {
+        if matches!(self.spec.target, Target::Memory(_)) && self.spec.target == spec.target {
+            let name = spec.name();
+            return Err(format!(
+                "export {name:?} would lose its memory; remove it and add it again if you want that"
+            ));
+        }
+        Ok(())
+    }
+}
+
 /// The exports of a running server.
 pub(crate) struct Exports {
     table: Arc<ExportTable>,
@@ -206,6 +226,11 @@ impl Exports {
             }
             _ => None,
         })
+    }
+
+    /// The settings of all exports that have names.
+    pub(crate) fn save(&self) -> SavedExports {
+        SavedExports { exports: self.entries().into_values().map(|entry| entry.spec).collect() }
     }
 
     /// Adds an export.
@@ -363,19 +388,14 @@ impl Exports {
         if entry.spec == *spec {
             return Ok(false);
         }
-        // What was opened for writing can refuse it and allow it again while it is open.
-        let only_ro = ExportSpec { ro: entry.spec.ro, ..spec.clone() } == entry.spec;
-        if let Some(export) = entry.export.upgrade().filter(|_| only_ro && !entry.opened_ro) {
+        let can_freeze = entry.can_freeze(spec);
+        if let Some(export) = entry.export.upgrade().filter(|_| can_freeze) {
             let request = AdminRequest::ExportFreeze { name: name.to_owned(), frozen: spec.ro };
             self.control.ask(request, |answer| matches!(answer, AdminReply::Done).then_some(()))?;
             self.note(spec, &export, entry.configured);
             return Ok(true);
         }
-        if matches!(entry.spec.target, Target::Memory(_)) && entry.spec.target == spec.target {
-            return Err(format!(
-                "export {name:?} would lose its memory; remove it and add it again if you want that"
-            ));
-        }
+        entry.keeps_memory(spec)?;
         let (export, _) = self.unpublish(name, false).map_err(|(why, open)| {
             let only = "; only ro of an export that was opened for writing can change while it is \
                         open";

@@ -13,6 +13,7 @@ use crate::daemon::exports::{Entry, Exports, RELEASE_MAX, check};
 use crate::error::Error;
 use crate::plan::Plan;
 use crate::settings::{ExportSpec, Settings, Target};
+use crate::stats::Access;
 
 /// Reads flags and configuration file again.
 pub type Reread = Box<dyn Fn() -> Result<Plan, Error> + Send + Sync>;
@@ -35,15 +36,8 @@ impl Reload {
     /// Reads the configuration and applies what differs.
     pub(super) fn run(&self, exports: &Exports) -> Result<Reloaded, String> {
         let _turn = exports.begin()?;
-        let Some(reread) = &self.reread else {
-            return Err("the server has no configuration file to read again; start it with \
-                        --config, or use `export add` and `export remove`"
-                .to_owned());
-        };
-        let plan = reread().map_err(|error| format!("nothing changed: {}", error.chain()))?;
-        let mut done =
-            Reloaded { restart: differences(&self.running, &plan.settings), ..Reloaded::default() };
-        apply(exports, plan.settings.export, &mut done)?;
+        let (wanted, mut done) = self.wanted()?;
+        apply(exports, wanted, &mut done)?;
         tracing::info!(
             added = done.added.len(),
             removed = done.removed.len(),
@@ -60,6 +54,26 @@ impl Reload {
         }
         Ok(done)
     }
+
+    /// Says what that would do. Targets are looked at, and not opened.
+    fn preview(&self, exports: &Exports) -> Result<Reloaded, String> {
+        let _turn = exports.begin()?;
+        let (wanted, mut done) = self.wanted()?;
+        preview(exports, wanted, &mut done)?;
+        Ok(done)
+    }
+
+    /// What the configuration says now, with what needs a restart.
+    fn wanted(&self) -> Result<(Vec<ExportSpec>, Reloaded), String> {
+        let Some(reread) = &self.reread else {
+            return Err("the server has no configuration file to read again; start it with \
+                        --config, or use `export add` and `export remove`"
+                .to_owned());
+        };
+        let plan = reread().map_err(|error| format!("nothing changed: {}", error.chain()))?;
+        let restart = differences(&self.running, &plan.settings);
+        Ok((plan.settings.export, Reloaded { restart, ..Reloaded::default() }))
+    }
 }
 
 /// Changes of what the server exports.
@@ -72,6 +86,11 @@ impl Changes {
     /// Reads the configuration again.
     pub(super) fn reload(&self) -> Result<Reloaded, String> {
         self.reload.run(&self.exports)
+    }
+
+    /// Says what a reload would do.
+    pub(super) fn preview(&self) -> Result<Reloaded, String> {
+        self.reload.preview(&self.exports)
     }
 }
 
@@ -161,6 +180,46 @@ fn apply(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> Res
         note_added(done, spec.name(), exports.open_new(&spec, true));
     }
     same.iter().for_each(|name| exports.note_configured(name));
+    done.unchanged = same.len();
+    Ok(())
+}
+
+fn preview(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> Result<(), String> {
+    let Difference { added, removed, changed, same } = Difference::new(wanted, exports.entries());
+    for spec in added.iter().chain(changed.iter().map(|(_, spec)| spec)) {
+        check(&mut spec.clone()).map_err(|why| format!("nothing would change: {why}"))?;
+    }
+    let open: BTreeMap<String, bool> = exports
+        .list()?
+        .exports
+        .into_iter()
+        .filter(|export| !export.open_by.is_empty())
+        .map(|export| {
+            let writes = export.open_by.iter().any(|user| user.access != Access::Ro);
+            (export.name, writes)
+        })
+        .collect();
+    let kept =
+        |name: &str, how: &str| Kept { name: name.to_owned(), why: format!("it is open{how}") };
+    for name in removed {
+        match open.get(&name) {
+            Some(_) => done.kept.push(kept(&name, "")),
+            None => done.removed.push(name),
+        }
+    }
+    for (entry, spec) in changed {
+        let name = spec.name();
+        match (entry.can_freeze(&spec), open.get(name)) {
+            (true, Some(true)) if spec.ro => done.kept.push(kept(name, " for writing")),
+            (false, Some(_)) => done.kept.push(kept(name, "")),
+            (false, None) => match entry.keeps_memory(&spec) {
+                Ok(()) => done.changed.push(name.to_owned()),
+                Err(why) => done.failed.push(Kept { name: name.to_owned(), why }),
+            },
+            _ => done.changed.push(name.to_owned()),
+        }
+    }
+    done.added = added.iter().map(|spec| spec.name().to_owned()).collect();
     done.unchanged = same.len();
     Ok(())
 }

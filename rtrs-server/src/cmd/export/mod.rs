@@ -4,6 +4,7 @@ mod add;
 mod list;
 mod remove;
 mod resize;
+mod save;
 mod set;
 
 use clap::Subcommand;
@@ -23,6 +24,11 @@ pub enum ExportCommand {
     ///
     /// -o json prints more, such as the number of requests that the disk or file has failed.
     List(ServerArgs),
+    /// Print the exports of the running server as YAML
+    ///
+    /// The output is a file for exports-dir, without what is so by default. It has what export add,
+    /// set and remove have changed. Exports below the search path are left out.
+    Save(ServerArgs),
     /// Add an export to the running server
     ///
     /// It is gone after a restart, unless the configuration names it too.
@@ -47,7 +53,7 @@ impl ExportCommand {
     /// The server that it is about.
     pub(super) fn server(&self) -> &ServerArgs {
         match self {
-            Self::List(args) => args,
+            Self::List(args) | Self::Save(args) => args,
             Self::Add(args) => &args.server,
             Self::Remove(args) => &args.server,
             Self::Set(args) => &args.server,
@@ -59,6 +65,7 @@ impl ExportCommand {
 pub(super) fn run(command: &ExportCommand) -> Result<(), Error> {
     match command {
         ExportCommand::List(args) => list::run(args),
+        ExportCommand::Save(args) => save::run(args),
         ExportCommand::Add(args) => add::run(args),
         ExportCommand::Remove(args) => remove::run(args),
         ExportCommand::Set(args) => set::run(args),
