@@ -10,6 +10,7 @@ use rtrs_core::identity::Identity;
 use rtrs_core::metrics::Bucket;
 use serde::{Deserialize, Serialize};
 
+use crate::parts::Part;
 use crate::path::state::PathState;
 use crate::settings::{Access, Failover, NoPath, Policy, SlowIo};
 use crate::stats::OpCount;
@@ -391,6 +392,9 @@ pub(crate) struct Stats {
     /// The same as a histogram, if that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) times: Option<Vec<Bucket>>,
+    /// Where the time of the requests of all paths went.
+    #[serde(default)]
+    pub(crate) parts_us: Vec<PartTimes>,
     /// By path.
     pub(crate) paths: Vec<PathStats>,
     /// By shard.
@@ -420,6 +424,21 @@ pub(crate) struct Latency {
     pub(crate) max: f64,
 }
 
+/// Times of a part of requests, in microseconds.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct PartTimes {
+    /// Which part.
+    pub(crate) part: Part,
+    /// How many.
+    pub(crate) count: u64,
+    /// Median.
+    pub(crate) p50: u64,
+    /// Percentile 99.
+    pub(crate) p99: u64,
+    /// The longest.
+    pub(crate) max: u64,
+}
+
 /// What a path did.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct PathStats {
@@ -446,6 +465,9 @@ pub(crate) struct PathStats {
     /// The same as a histogram, if that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) times: Option<Vec<Bucket>>,
+    /// Where that time went, and what went before.
+    #[serde(default)]
+    pub(crate) parts_us: Vec<PartTimes>,
     /// Requests that were sent.
     pub(crate) requests: u64,
     /// Requests that were answered.

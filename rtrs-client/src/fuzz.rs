@@ -31,7 +31,7 @@ use rtrs_core::mem::Region;
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::{
     AccessMode, ChunkRequest, ConnReq, ConnRsp, Extensions, Imm, InfoReq, InfoRsp, MemBits,
-    OpenRsp, OpenRspTail, RkeyRsp, SessInfoRsp, SgDesc, UserMessage,
+    OpenRsp, OpenRspTail, RkeyRsp, SessInfoRsp, SgDesc, TimedRkeyRsp, UserMessage,
 };
 
 use self::input::{Input, changed};
@@ -88,6 +88,8 @@ struct Server {
     conns: Vec<Conn>,
     lies: Lies,
     new_rkey: bool,
+    /// Its answers carry times.
+    timed: bool,
     extensions: Extensions,
     /// Answers are kept until the program gives them.
     holds: bool,
@@ -210,6 +212,7 @@ impl Rig {
         let remote = SocketAddr::new(client_ip(0), PORT);
         let pd = fabric.alloc_pd(PdUse::Connect { local: None, remote }).ok()?;
         let memory = pd.register(&Region::new(MEMORY).ok()?, Access::REMOTE_WRITE).ok()?;
+        let ours = if setup & 128 == 0 { Extensions::OURS } else { Extensions::default() };
         let server = Server {
             fabric,
             pd,
@@ -217,7 +220,8 @@ impl Rig {
             conns: Vec::new(),
             lies: Lies::default(),
             new_rkey: setup & 64 == 0,
-            extensions: if setup & 128 == 0 { Extensions::OURS } else { Extensions::default() },
+            timed: setup & (64 | 128) == 0,
+            extensions: Extensions { times: setup & 128 == 0, ..ours },
             holds: false,
             heartbeats: true,
             held: VecDeque::new(),
@@ -299,6 +303,7 @@ impl Rig {
                 self.server.holds = mode & 1 != 0;
                 self.server.heartbeats = mode & 2 == 0;
                 self.server.new_rkey ^= mode & 4 != 0;
+                self.server.timed ^= mode & 8 != 0;
             }
             6 => {
                 let (at, errno) = (usize::from(input.byte()?), u16::from(input.byte()?));
@@ -611,8 +616,10 @@ impl Server {
         let permit = taken.permit;
         let imm = Imm::Response { permit, errno, invalidated: false }.encode();
         if self.new_rkey {
-            let bytes = RkeyRsp { permit, rkey: self.memory.rkey() }.encode();
-            self.send(conn, &bytes, Some(imm));
+            let (rkey, queue_us, backend_us) = (self.memory.rkey(), u32::from(errno), u32::MAX);
+            let bytes = TimedRkeyRsp { permit, rkey, queue_us, backend_us }.encode();
+            let len = if self.timed { TimedRkeyRsp::LEN } else { RkeyRsp::LEN };
+            self.send(conn, &bytes[..len], Some(imm));
         } else {
             self.immediate(conn, imm);
         }

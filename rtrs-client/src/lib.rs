@@ -17,6 +17,7 @@ mod frontend;
 #[cfg(any(test, feature = "test-util"))]
 mod fuzz;
 pub mod metrics;
+mod parts;
 mod path;
 pub mod plan;
 mod session_log;

@@ -3,6 +3,8 @@
 
 rtrs_core::metrics! {
     of ["export"];
+    IO_PART_SECONDS = Histogram "rtrs_client_io_part_seconds" ["export", "part"]
+        "Parts of the time of requests, all paths together.";
     INFO = Gauge "rtrs_client_info" ["export", "session", "device"]
         "Name of the session at the server, and its block device if it has one; the value is 1.";
     UP = Gauge "rtrs_client_up" ["export"]

@@ -7,6 +7,8 @@ use rtrs_core::status::IoStatus;
 use rtrs_core::time::Duration;
 use serde::{Deserialize, Serialize};
 
+use crate::parts::{Parts, ServerTimes};
+
 /// Counts of one kind of IO.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpCount {
@@ -60,6 +62,10 @@ pub struct ShardStats {
     pub latency: Histogram<u64>,
     /// By path, the time from a request to its answer in nanoseconds.
     pub path_latency: Vec<Histogram<u64>>,
+    /// By path, where the time of its requests went.
+    pub(crate) path_parts: Vec<Parts>,
+    /// The same of earlier paths whose places others have.
+    earlier_parts: Parts,
 }
 
 /// The names of `ShardStats::ops`, in its order.
@@ -94,6 +100,8 @@ impl ShardStats {
             paths: vec![PathCount::default(); paths],
             latency: latencies(),
             path_latency: vec![latencies(); paths],
+            path_parts: vec![Parts::default(); paths],
+            earlier_parts: Parts::default(),
         }
     }
 
@@ -104,6 +112,16 @@ impl ShardStats {
         self.paths[path] = PathCount::default();
         self.path_latency.resize_with(paths, latencies);
         self.path_latency[path].reset();
+        self.path_parts.resize_with(paths, Parts::default);
+        let before = std::mem::take(&mut self.path_parts[path]);
+        self.earlier_parts.add(&before);
+    }
+
+    /// Where the time of all requests went.
+    pub(crate) fn parts(&self) -> Parts {
+        let mut sum = self.earlier_parts.clone();
+        self.path_parts.iter().for_each(|parts| sum.add(parts));
+        sum
     }
 
     pub(crate) fn request_issued(&mut self, path: usize) {
@@ -125,15 +143,18 @@ impl ShardStats {
         self.paths[path].slow_requests += 1;
     }
 
-    /// A request was answered, so long after it was sent.
+    /// A request was answered: so long it was queued, and so long ago it was sent, of which it was
+    /// at the server as long as that says.
     pub(crate) fn request_done(
         &mut self,
         path: usize,
         len: u32,
         status: IoStatus,
-        latency: Duration,
+        (queued, latency): (Duration, Duration),
+        server: Option<ServerTimes>,
     ) {
         self.path_latency[path].saturating_record(nanos(latency));
+        self.path_parts[path].record(queued, latency, server);
         let count = &mut self.paths[path];
         count.answers += 1;
         if status.is_ok() {
@@ -174,6 +195,10 @@ impl ShardStats {
             mine.fence_waits += theirs.fence_waits;
             mine.slow_requests += theirs.slow_requests;
         }
+        for (mine, theirs) in self.path_parts.iter_mut().zip(&other.path_parts) {
+            mine.add(theirs);
+        }
+        self.earlier_parts.add(&other.earlier_parts);
         let latencies = self.path_latency.iter_mut().zip(&other.path_latency);
         for (mine, theirs) in latencies.chain([(&mut self.latency, &other.latency)]) {
             if let Err(error) = mine.add(theirs) {

@@ -13,8 +13,8 @@ use rtrs_core::limits::Limits;
 use rtrs_core::wire::{
     AccessMode, ChunkRequest, ClientExtensions, Close, ConnReq, ConnRsp, Discover, Discovered,
     Extensions, Fence, Imm, InfoReq, InfoRsp, IoHeader, Name, Open, OpenRsp, OpenRspTail, Page,
-    ReadMsg, RkeyRsp, Rw, RwOp, SessInfo, SessInfoRsp, SgDesc, UserMessage, WireError, WriteMsg,
-    errno,
+    ReadMsg, RkeyRsp, Rw, RwOp, SessInfo, SessInfoRsp, SgDesc, TimedRkeyRsp, UserMessage,
+    WireError, WriteMsg, errno,
 };
 
 /// The vectors by name, and which of them were looked at.
@@ -124,7 +124,8 @@ fn check_handshake(vectors: &Vectors) {
         path_uuid: PathUuid(uuid(0xa0)),
         session_id: SessionId(uuid(0xb0)),
         first_conn: true,
-        ext: ClientExtensions { smaller_depth: true, changed: true, queue_depth: 128 }.encode(),
+        ext: ClientExtensions { smaller_depth: true, changed: true, times: true, queue_depth: 128 }
+            .encode(),
     };
     vectors.check("con_req_known_depth", req, req.encode(), ConnReq::decode);
 
@@ -134,7 +135,7 @@ fn check_handshake(vectors: &Vectors) {
         assert_eq!(rsp.chunk_size(), Ok(131_072));
         assert_eq!(Extensions::decode(&rsp.ext), Extensions::default());
     }
-    let ours = Extensions { identity: Some(uuid(0xc0)), ..Extensions::OURS };
+    let ours = Extensions { identity: Some(uuid(0xc0)), times: true, ..Extensions::OURS };
     let rsp = ConnRsp { ext: ours.encode(), ..ConnRsp::accept(Limits::DEFAULT, true) };
     assert_eq!(Extensions::decode(&rsp.ext), ours);
     vectors.check("con_rsp_accept_ours", rsp, rsp.encode(), ConnRsp::decode);
@@ -242,6 +243,13 @@ fn check_io(vectors: &Vectors) {
     vectors.check("discover_rsp", page.clone(), page.encode(), Page::decode);
     let rkey = RkeyRsp { permit: PermitId(0), rkey: Rkey(0x3b6) };
     vectors.check("rkey_rsp_0", rkey, rkey.encode(), RkeyRsp::decode);
+    let timed = TimedRkeyRsp {
+        permit: PermitId(7),
+        rkey: Rkey(0x3b6),
+        queue_us: 300,
+        backend_us: 0x0102_0304,
+    };
+    vectors.check("rkey_rsp_7_times", timed, timed.encode(), TimedRkeyRsp::decode);
 }
 
 fn check_tails(vectors: &Vectors) {

@@ -31,8 +31,8 @@ use rtrs_core::limits::Limits;
 use rtrs_core::mem::Region;
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::{
-    AccessMode, Close, ConnReq, Discover, Fence, Imm, InfoReq, InfoRsp, IoHeader, Name, Open,
-    ReadMsg, RkeyRsp, Rw, SessInfo, SgDesc, WriteMsg,
+    AccessMode, ClientExtensions, Close, ConnReq, Discover, Fence, Imm, InfoReq, InfoRsp, IoHeader,
+    Name, Open, ReadMsg, RkeyRsp, Rw, SessInfo, SgDesc, WriteMsg,
 };
 
 use crate::engine::ServerEngine;
@@ -475,7 +475,8 @@ fn con_req(cid: u16, cid_num: u16, path: u8, session: u8, first: bool, recon: u1
         path_uuid: PathUuid([path; 16]),
         session_id: SessionId([session; 16]),
         first_conn: first,
-        ..ConnReq::default()
+        // Some take times, some are as a kernel's client.
+        ext: ClientExtensions { times: path & 1 == 0, ..ClientExtensions::default() }.encode(),
     }
 }
 

@@ -3,6 +3,8 @@
 
 rtrs_core::metrics! {
     of [];
+    IO_PART_SECONDS = Histogram "rtrs_server_io_part_seconds" ["export", "part"]
+        "Parts of the time of an IO at the server: backend, and all else (server_queue).";
     DEVICE_ERRORS = Counter "rtrs_server_device_errors_total" ["export"]
         "Times that the disk or file of an export failed a request.";
     DEVICE_QUEUE_FULL = Counter "rtrs_server_device_queue_full_total" ["export"]
@@ -41,6 +43,8 @@ rtrs_core::metrics! {
         "Requests of the session that were answered with an error.";
     SESSION_BUSY = Counter "rtrs_server_session_busy_seconds_total" ["session"]
         "Time from arrival to answer, summed over all requests of the session.";
+    SESSION_BACKEND = Counter "rtrs_server_session_backend_seconds_total" ["session"]
+        "The part of it that was spent at the disk or file.";
     SESSION_REPLAYS = Counter "rtrs_server_session_replays_total" ["session"]
         "Requests that the client sent again over another path while the server still had them.";
 }

@@ -13,7 +13,7 @@ use rtrs_core::choices;
 use rtrs_core::fabric::FabricCounters;
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::metrics::{Bucket, TIME_BUCKETS, Times, bucket_of};
-use rtrs_core::time::Duration;
+use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::AccessMode;
 use serde::{Deserialize, Serialize};
 
@@ -103,13 +103,16 @@ counters! {
     inflight,
     /// Nanoseconds from arrival to answer, summed over all requests.
     busy_ns,
+    /// Of these, nanoseconds at the disk or file.
+    backend_ns,
 }
 
 impl ShardCounters {
     /// A request of so many bytes is about to be answered, with success if `good`. `io`: what it
     /// did, and whether it had to be durable.
-    pub fn answered(&self, good: bool, io: Option<(IoOp, bool)>, bytes: u32, nanos: u64) {
-        self.busy_ns.add(nanos);
+    pub fn answered(&self, good: bool, io: Option<(IoOp, bool)>, bytes: u32, took: ServerTimes) {
+        self.busy_ns.add(took.total_ns());
+        self.backend_ns.add(took.backend_ns);
         self.errors.add(u64::from(!good));
         let bytes = if good { u64::from(bytes) } else { 0 };
         match io {
@@ -168,11 +171,53 @@ const fn op_index(op: IoOp) -> usize {
     }
 }
 
+/// Where the time of a request went at the server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServerTimes {
+    /// Nanoseconds at the server and not at the disk: it waited for its permit, for an older write,
+    /// for room at the disk, for syncs that decide about it, or for room in the send queue.
+    pub queue_ns: u64,
+    /// Nanoseconds at the disk or file, over all its steps.
+    pub backend_ns: u64,
+}
+
+impl ServerTimes {
+    /// Of a request that arrived at one time, is answered at the other, and was at the disk for
+    /// so many nanoseconds.
+    pub const fn new(arrived: Instant, answered: Instant, backend_ns: u64) -> Self {
+        let total = answered.as_nanos().saturating_sub(arrived.as_nanos());
+        Self { queue_ns: total.saturating_sub(backend_ns), backend_ns }
+    }
+
+    /// Nanoseconds altogether.
+    pub const fn total_ns(self) -> u64 {
+        self.queue_ns.saturating_add(self.backend_ns)
+    }
+}
+
+/// Times by bucket, with one writer.
+#[derive(Debug, Default)]
+struct TimeCounters {
+    buckets: [Counter; TIME_BUCKETS],
+    nanos: Counter,
+}
+
+impl TimeCounters {
+    fn record(&self, nanos: u64) {
+        self.buckets[bucket_of(nanos)].add(1);
+        self.nanos.add(nanos);
+    }
+
+    fn get(&self) -> Times {
+        let buckets = std::array::from_fn(|at| self.buckets[at].get());
+        Times { buckets, nanos: self.nanos.get() }
+    }
+}
+
 /// What one shard did of one operation of an export.
 #[derive(Debug, Default)]
 struct OpCounters {
-    buckets: [Counter; TIME_BUCKETS],
-    nanos: Counter,
+    times: TimeCounters,
     bytes: Counter,
     errors: Counter,
 }
@@ -182,6 +227,8 @@ struct OpCounters {
 #[repr(align(128))]
 pub struct ShardExportCounters {
     ops: [OpCounters; 5],
+    queue: TimeCounters,
+    backend: TimeCounters,
     /// Times that the disk or file failed a request, or a step of one.
     pub device_errors: Counter,
     /// Requests that found the queue of the device full.
@@ -190,10 +237,11 @@ pub struct ShardExportCounters {
 
 impl ShardExportCounters {
     /// An IO of so many bytes is about to be answered, with success if `good`.
-    pub fn answered(&self, op: IoOp, good: bool, bytes: u32, nanos: u64) {
+    pub fn answered(&self, op: IoOp, good: bool, bytes: u32, took: ServerTimes) {
+        self.queue.record(took.queue_ns);
+        self.backend.record(took.backend_ns);
         let op = &self.ops[op_index(op)];
-        op.buckets[bucket_of(nanos)].add(1);
-        op.nanos.add(nanos);
+        op.times.record(took.total_ns());
         op.bytes.add(if good { u64::from(bytes) } else { 0 });
         op.errors.add(u64::from(!good));
     }
@@ -215,6 +263,10 @@ pub struct OpTotals {
 pub struct ExportTotals {
     /// By operation.
     pub ops: [OpTotals; 5],
+    /// Times at the server and not at the disk.
+    pub queue: Times,
+    /// Times at the disk or file.
+    pub backend: Times,
     /// Times that the disk or file failed a request, or a step of one.
     pub device_errors: u64,
     /// Requests that found the queue of the device full.
@@ -229,6 +281,8 @@ impl ExportTotals {
             mine.bytes += theirs.bytes;
             mine.errors += theirs.errors;
         }
+        self.queue.add(&other.queue);
+        self.backend.add(&other.backend);
         self.device_errors += other.device_errors;
         self.queue_full += other.queue_full;
     }
@@ -249,11 +303,12 @@ impl ExportCounters {
         let mut sum = ExportTotals::default();
         for shard in self.0.lock().values() {
             for (sum, op) in sum.ops.iter_mut().zip(&shard.ops) {
-                let buckets = std::array::from_fn(|at| op.buckets[at].get());
-                sum.times.add(&Times { buckets, nanos: op.nanos.get() });
+                sum.times.add(&op.times.get());
                 sum.bytes += op.bytes.get();
                 sum.errors += op.errors.get();
             }
+            sum.queue.add(&shard.queue.get());
+            sum.backend.add(&shard.backend.get());
             sum.device_errors += shard.device_errors.get();
             sum.queue_full += shard.queue_full.get();
         }

@@ -9,7 +9,7 @@
 mod ghost;
 mod held;
 mod load;
-mod proxy;
+pub(crate) mod proxy;
 mod scene;
 
 use std::thread::sleep;

@@ -30,4 +30,5 @@ mod server_log;
 mod settings;
 mod signals;
 mod slow;
+mod times;
 mod top;

@@ -3,7 +3,7 @@
 use super::global::GlobalArgs;
 use super::session::{NameArgs, Session};
 use super::text::size_text;
-use crate::control_protocol::{Latency, PathStats, Request, Stats};
+use crate::control_protocol::{Latency, PartTimes, PathStats, Request, Stats};
 use crate::error::Error;
 use crate::stats::OP_NAMES;
 
@@ -21,6 +21,7 @@ fn text(stats: &Stats) -> String {
         out += &format!("{name:<14} {:>12} {bytes:>12} {:>8}\n", op.count, op.errors);
     }
     out += &format!("{}\n", latency_text(Some(&stats.latency_us)));
+    out += &parts_text(stats);
     out.extend(stats.paths.iter().map(path_text));
     for shard in &stats.cores {
         out += &format!(
@@ -42,6 +43,22 @@ fn text(stats: &Stats) -> String {
             size_text(fabric.bytes_copied),
             fabric.crc_errors
         );
+    }
+    out
+}
+
+/// Where the time of requests went, for the device and for each path if there are several.
+fn parts_text(stats: &Stats) -> String {
+    let paths: &[PathStats] = if stats.paths.len() > 1 { &stats.paths } else { &[] };
+    let of_paths = paths.iter().map(|path| (&*path.path, &path.parts_us));
+    let mut out = format!(
+        "{:<14} {:>12} {:>10} {:>10} {:>10}  PATH\n",
+        "PART", "COUNT", "P50 US", "P99 US", "MAX US"
+    );
+    for (path, parts) in std::iter::once(("all", &stats.parts_us)).chain(of_paths) {
+        for PartTimes { part, count, p50, p99, max, .. } in parts {
+            out += &format!("{part:<14} {count:>12} {p50:>10} {p99:>10} {max:>10}  {path}\n");
+        }
     }
     out
 }

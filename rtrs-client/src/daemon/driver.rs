@@ -406,7 +406,10 @@ impl Shard for ClientShard {
         self.notify_process();
         self.look_at_device(now);
         any |= self.deliver();
-        any |= self.turn_front(now);
+        let submitted = self.turn_front(now);
+        any |= submitted;
+        // Taking many requests from a front end takes time.
+        let now = if submitted { Clock.now() } else { now };
         any |= self.engine.pump(now, &mut self.fabrics);
         for fabric in &mut self.fabrics {
             fabric.flush(now);

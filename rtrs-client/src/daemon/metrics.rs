@@ -13,6 +13,7 @@ use super::report::{self, Identity};
 use crate::control_protocol::{PathInfo, PathStats, SessionState, Status};
 use crate::error::{Error, ErrorKind, system};
 use crate::metrics as m;
+use crate::parts::Parts;
 use crate::path::state::PathState;
 use crate::stats::{OP_NAMES, ShardStats};
 
@@ -63,6 +64,7 @@ pub(crate) fn samples(identity: &Identity, reports: &[ClientShardReport]) -> Sam
     let started = identity.started.duration_since(UNIX_EPOCH).unwrap_or_default();
     out.add(&m::START_TIME, &[ROLE, name], started.as_secs_f64());
     add_ops(&mut out, name, reports);
+    add_parts(&mut out, name, reports);
     for (transport, fabric) in &stats.transports {
         out.add(&m::CRC_ERRORS, &[ROLE, name, transport], fabric.crc_errors);
         out.add(&m::RECEIVED, &[ROLE, name, transport], fabric.bytes_received);
@@ -97,6 +99,15 @@ fn add_ops(out: &mut Samples, name: &str, reports: &[ClientShardReport]) {
             out.add(&m::IO_BYTES, &[ROLE, name, op], count.bytes);
             out.add(&m::IO_ERRORS, &[ROLE, name, op], count.errors);
         }
+    }
+}
+
+/// For the device only: five parts of each of many paths would be a large text.
+fn add_parts(out: &mut Samples, name: &str, reports: &[ClientShardReport]) {
+    let mut total = Parts::default();
+    reports.iter().for_each(|report| total.add(&report.engine.stats.parts()));
+    for (part, times) in total.iter() {
+        out.add_times(&m::IO_PART_SECONDS, &[name, part.name()], &times.times());
     }
 }
 

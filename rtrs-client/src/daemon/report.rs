@@ -14,10 +14,11 @@ use rtrs_core::time::Duration;
 
 use super::driver::ClientShardReport;
 use crate::control_protocol::{
-    Attached, Heartbeats, Latency, OldestIo, PathInfo, PathStats, SessionState, SettingValue,
-    ShardStats as ShardReport, SlowRequests, Stats, Status, WaitsFor,
+    Attached, Heartbeats, Latency, OldestIo, PartTimes, PathInfo, PathStats, SessionState,
+    SettingValue, ShardStats as ShardReport, SlowRequests, Stats, Status, WaitsFor,
 };
 use crate::engine::{ANOTHER, NoPathWait, PathStatus, SessionFailure, Waits};
+use crate::parts::Parts;
 use crate::settings::{Access, Failover, NoPath, SlowIo};
 use crate::stats::{OP_NAMES, ShardStats};
 
@@ -219,6 +220,17 @@ fn buckets(times: &Histogram<u64>) -> Vec<Bucket> {
     times.iter_recorded().map(|at| bucket(at.value_iterated_to(), at.count_at_value())).collect()
 }
 
+fn parts(parts: &Parts) -> Vec<PartTimes> {
+    let times = parts.iter().map(|(part, times)| PartTimes {
+        part,
+        count: times.count(),
+        p50: times.quantile_us(0.5),
+        p99: times.quantile_us(0.99),
+        max: times.max_us(),
+    });
+    times.collect()
+}
+
 /// The reply to `stats`.
 pub(crate) fn stats(identity: &Identity, reports: &[ClientShardReport], with_times: bool) -> Stats {
     let count = reports.iter().map(|r| r.engine.stats.paths.len()).max().unwrap_or(0);
@@ -247,6 +259,7 @@ pub(crate) fn stats(identity: &Identity, reports: &[ClientShardReport], with_tim
         ops,
         latency_us: latency(&total.latency),
         times: with_times.then(|| buckets(&total.latency)),
+        parts_us: parts(&total.parts()),
         paths: paths.iter().map(|path| path_stats(path, &total, reports, with_times)).collect(),
         cores: shards.collect(),
         fabric,
@@ -285,6 +298,7 @@ fn path_stats(
         inflight: reports.iter().filter_map(|r| r.engine.path_inflight.get(at)).sum(),
         latency_us: total.path_latency.get(at).map(latency),
         times: total.path_latency.get(at).filter(|_| with_times).map(buckets),
+        parts_us: parts(&total.parts()),
         requests: count.requests,
         answers: count.answers,
         bytes: count.bytes,

@@ -53,6 +53,8 @@ pub(crate) struct Connect {
     pub(crate) pd: Arc<dyn ProtectionDomain>,
     pub(crate) private_data: PrivateData,
     pub(crate) shared: Arc<PathShared>,
+    /// Answers carry the server's times.
+    pub(crate) timed: bool,
 }
 
 /// From a shard to the control shard, about one of its connections.

@@ -23,4 +23,5 @@ mod server;
 mod silence;
 mod slow;
 mod spreading;
+mod times;
 mod violations;

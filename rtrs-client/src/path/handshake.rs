@@ -22,13 +22,12 @@ use rtrs_core::wire::{
     SessInfoRsp, SgDesc, WriteMsg, errno, errno_name,
 };
 
-use super::io::{Answer, WrId, geometry_of, writes_zeroes};
+use super::io::{ANSWER_SLOT, Answer, WrId, answer_len, geometry_of, writes_zeroes};
 use crate::engine::device_table::OpenDevice;
 use crate::engine::session::{CONTROL, Granted, SessionConfig};
 
 /// Small receives on the service connection: one answer, heartbeats both ways, eight CHANGED, room.
 const RECEIVES: u32 = 32;
-const RECV_SLOT: usize = 8;
 /// Layout of the control region: what we send, what is written to us, receives, INFO_RSP; where
 /// that was, pages of exports.
 const REQUEST_AT: usize = 0;
@@ -53,7 +52,8 @@ pub(crate) fn conn_request(
         path_uuid: path,
         session_id: config.id,
         first_conn,
-        ext: ClientExtensions { smaller_depth: true, changed: true, queue_depth }.encode(),
+        ext: ClientExtensions { smaller_depth: true, changed: true, times: true, queue_depth }
+            .encode(),
     };
     PrivateData::new(&request.encode())
 }
@@ -77,7 +77,9 @@ pub(crate) fn conn_response(private_data: &[u8]) -> Result<(Granted, Extensions)
             rsp.queue_depth, rsp.max_io_size, rsp.max_hdr_size
         ));
     }
-    let extensions = Extensions::decode(&rsp.ext);
+    let mut extensions = Extensions::decode(&rsp.ext);
+    // Without fresh keys there is no message for them.
+    extensions.times &= rsp.new_rkey;
     let granted = Granted {
         queue_depth: rsp.queue_depth,
         max_io_size: rsp.max_io_size,
@@ -254,6 +256,11 @@ impl ServiceConnection {
         (self.granted, self.extensions) = (Some(granted), extensions);
     }
 
+    /// Answers on this path carry the server's times.
+    pub(crate) fn is_timed(&self) -> bool {
+        self.extensions.times
+    }
+
     /// Bytes of OPEN_RSP that this server has.
     fn open_rsp_len(&self) -> usize {
         if self.extensions.identity.is_some() { OpenRspTail::LONG_LEN } else { OpenRsp::LEN }
@@ -383,8 +390,8 @@ impl ServiceConnection {
         if slot == RECEIVES {
             return self.on_info(wc.byte_len as usize);
         }
-        let mut bytes = [0; RECV_SLOT];
-        let at = RECEIVES_AT + slot as usize * RECV_SLOT;
+        let mut bytes = [0; ANSWER_SLOT];
+        let at = RECEIVES_AT + slot as usize * ANSWER_SLOT;
         self.memory()?.copy_out(at, &mut bytes);
         self.post_receive(slot, fabric).map_err(|e| format!("receive not reposted: {e}"))?;
         let Some(imm) = wc.imm else { return Ok(ServiceEvent::Nothing) };
@@ -395,7 +402,7 @@ impl ServiceConnection {
             _ => {
                 let len = if wc.op == WcOp::Recv { wc.byte_len as usize } else { 0 };
                 let bytes = bytes.get(..len).ok_or_else(|| format!("answer of {len} bytes"))?;
-                match Answer::decode(imm, bytes)? {
+                match Answer::decode(imm, bytes, self.is_timed())? {
                     Some(answer) => self.on_answer(&answer, fabric),
                     None => Ok(ServiceEvent::Nothing),
                 }
@@ -566,7 +573,8 @@ impl ServiceConnection {
     }
 
     fn post_receive(&self, slot: u32, fabric: &mut dyn Fabric) -> Result<(), FabricError> {
-        let sge = self.sge(RECEIVES_AT + slot as usize * RECV_SLOT, RECV_SLOT)?;
+        let len = answer_len(self.is_timed());
+        let sge = self.sge(RECEIVES_AT + slot as usize * ANSWER_SLOT, len)?;
         fabric.post_recv(self.qp, WrId::Receive(slot).encode(), Some(sge))
     }
 

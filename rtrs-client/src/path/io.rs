@@ -6,10 +6,13 @@ use rtrs_core::ids::{PermitId, Rkey};
 use rtrs_core::limits::SECTOR_SIZE;
 use rtrs_core::mem::MemSlice;
 use rtrs_core::status::IoStatus;
-use rtrs_core::wire::{Imm, IoHeader, MemBits, OpenRsp, ReadMsg, RkeyRsp, Rw, SgDesc, WriteMsg};
+use rtrs_core::wire::{
+    Imm, IoHeader, MemBits, OpenRsp, ReadMsg, RkeyRsp, Rw, SgDesc, TimedRkeyRsp, WriteMsg,
+};
 
 use crate::engine::device_table::ZEROES_LEN;
 use crate::engine::session::Granted;
+use crate::parts::ServerTimes;
 
 /// Room for the header of one request: RNBD IO message (32) and the larger RTRS message (24).
 pub(crate) const HEADER_SLOT: usize = 64;
@@ -103,27 +106,45 @@ pub(crate) struct Answer {
     pub(crate) errno: u16,
     /// The chunk's new key, if one came along.
     pub(crate) rkey: Option<Rkey>,
+    /// How long the request was at the server, if it says so.
+    pub(crate) times: Option<ServerTimes>,
+}
+
+/// Bytes of memory for what comes with an answer.
+pub(crate) const ANSWER_SLOT: usize = TimedRkeyRsp::LEN;
+
+/// Bytes that come with an answer at most: where answers carry times, always so many.
+pub(crate) const fn answer_len(timed: bool) -> usize {
+    if timed { TimedRkeyRsp::LEN } else { RkeyRsp::LEN }
 }
 
 impl Answer {
-    /// Reads an immediate and the bytes that came with it, of which there may be none. `None`
-    /// when it is no answer: unknown immediates are passed over, as kernels do.
+    /// Reads an immediate and the bytes that came with it: a key with times where that was agreed
+    /// on, else a key or nothing. `None` when it is no answer: unknown immediates are passed over,
+    /// as kernels do.
     ///
     /// # Errors
     /// How the server broke the protocol.
-    pub(crate) fn decode(imm: u32, bytes: &[u8]) -> Result<Option<Self>, String> {
+    pub(crate) fn decode(imm: u32, bytes: &[u8], timed: bool) -> Result<Option<Self>, String> {
         let Imm::Response { permit, errno, .. } = Imm::decode(imm) else {
             tracing::debug!("immediate {imm:#010x} is no answer");
             return Ok(None);
         };
-        let rkey = if bytes.is_empty() {
-            None
+        if bytes.len() > answer_len(timed) {
+            return Err(format!("answer of {} bytes", bytes.len()));
+        }
+        let (fresh, times) = if timed {
+            let fresh = TimedRkeyRsp::decode(bytes).map_err(|e| e.to_string())?;
+            let TimedRkeyRsp { queue_us, backend_us, .. } = fresh;
+            (Some(fresh.key()), Some(ServerTimes { queue_us, backend_us }))
+        } else if bytes.is_empty() {
+            (None, None)
         } else {
-            let fresh = RkeyRsp::decode(bytes).map_err(|e| e.to_string())?;
-            fresh.check(permit).map_err(|e| e.to_string())?;
-            Some(fresh.rkey)
+            (Some(RkeyRsp::decode(bytes).map_err(|e| e.to_string())?), None)
         };
-        Ok(Some(Self { permit, status: IoStatus::from_errno(errno), errno, rkey }))
+        fresh.map_or(Ok(()), |fresh| fresh.check(permit)).map_err(|e| e.to_string())?;
+        let (status, rkey) = (IoStatus::from_errno(errno), fresh.map(|fresh| fresh.rkey));
+        Ok(Some(Self { permit, status, errno, rkey, times }))
     }
 }
 
@@ -315,7 +336,7 @@ mod tests {
 
     #[test]
     fn answers_are_judged() {
-        let answer = |imm, bytes: &[u8]| Answer::decode(imm, bytes);
+        let answer = |imm, bytes: &[u8]| Answer::decode(imm, bytes, false);
         let good = answer(0x1000_0007, &[]).unwrap().unwrap();
         assert_eq!((good.permit, good.status, good.rkey), (PermitId(7), IoStatus::Ok, None));
         let bad = answer(0x22f8_012c, &[]).unwrap().unwrap();
@@ -329,6 +350,23 @@ mod tests {
         for imm in [0, 0x3000_0000, 0x8000_0000, 0x9000_0000, 0x1001_0000, u32::MAX] {
             assert_eq!(answer(imm, &[]), Ok(None), "{imm:#x}");
         }
+    }
+
+    #[test]
+    fn the_form_of_an_answer_is_the_one_agreed_on() {
+        let (short, long) = (golden("rkey_rsp_0"), golden("rkey_rsp_7_times"));
+        let answer = Answer::decode(0x1000_0007, &long, true).unwrap().unwrap();
+        assert_eq!((answer.permit, answer.rkey), (PermitId(7), Some(Rkey(0x3b6))));
+        let times = ServerTimes { queue_us: 300, backend_us: 0x0102_0304 };
+        assert_eq!(answer.times, Some(times));
+        assert!(Answer::decode(0x1000_0001, &long, true).is_err(), "another permit");
+        for len in 0..16 {
+            assert!(Answer::decode(0x1000_0007, &long[..len], true).is_err(), "{len} bytes");
+        }
+        assert!(Answer::decode(0x1000_0000, &short, true).is_err(), "no times");
+        assert!(Answer::decode(0x1000_0007, &long, false).is_err(), "times unasked");
+        let longer = [&long[..], &[0]].concat();
+        assert!(Answer::decode(0x1000_0007, &longer, true).is_err(), "17 bytes");
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! One shard's connection of a path: its queue pair, its receives, its windows, the chunks' keys.
 //!
-//! Receives are all alike, eight bytes each, because the server's answers (with a fresh key) and
-//! bare immediates come out of the same queue. Every request is one RDMA write with immediate:
-//! payload and header are gathered from where they lie.
+//! Receives are all alike, 8 bytes each or 16 where answers carry times, because the server's
+//! answers (with a fresh key) and bare immediates come out of the same queue. Every request is one
+//! RDMA write with immediate: payload and header are gathered from where they lie.
 
 use std::fmt;
 use std::ops::Range;
@@ -19,14 +19,11 @@ use rtrs_core::mem::Region;
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::{Close, Imm, MemBits, WriteMsg};
 
-use super::io::{Answer, HEADER_SLOT, Request, WrId};
+use super::io::{ANSWER_SLOT, Answer, HEADER_SLOT, Request, WrId, answer_len};
 use crate::engine::ctx::Ctx;
 use crate::engine::device_table::NO_DEVICE;
 use crate::engine::message::Connect;
 use crate::engine::session::{Granted, PathShared, PathTarget};
-
-/// Bytes of one receive buffer: a fresh-key message.
-const RECV_SLOT: usize = 8;
 
 /// A region that IO buffers lie in, as this path's connection knows it.
 #[derive(Debug)]
@@ -48,6 +45,8 @@ struct Connection {
     /// Which data region the permit's open window belongs to.
     open_window: Vec<Option<usize>>,
     shared: Arc<PathShared>,
+    /// Answers carry the server's times.
+    timed: bool,
     ending: bool,
     /// Why we ended it, when this shard did so.
     why: Option<CloseReason>,
@@ -189,7 +188,7 @@ impl PathShard {
         let depth = u32::from(range.end - range.start);
         let limits = QpLimits { send_max: depth * 4 + 8, recv_max: depth * 2 + 8 };
         let headers = region(&mut self.header_region, permits * HEADER_SLOT)?;
-        let receives = region(&mut self.recv_region, limits.recv_max as usize * RECV_SLOT)?;
+        let receives = region(&mut self.recv_region, limits.recv_max as usize * ANSWER_SLOT)?;
         let (now, fabric) = (ctx.now, ctx.fabrics[self.target.provider.index()].as_mut());
         let mut connection = Connection {
             qp: QpNum(0),
@@ -199,6 +198,7 @@ impl PathShard {
             chunks: Vec::new(),
             open_window: vec![None; permits],
             shared: Arc::clone(&start.shared),
+            timed: start.timed,
             ending: false,
             why: None,
             heard: Instant::ZERO,
@@ -445,12 +445,12 @@ impl PathShard {
                     connection.heard = now;
                     connection.shared.received(now);
                 }
-                let mut bytes = [0; RECV_SLOT];
+                let mut bytes = [0; ANSWER_SLOT];
                 let len = if wc.op == WcOp::Recv { wc.byte_len as usize } else { 0 };
-                if len > RECV_SLOT {
+                if len > ANSWER_SLOT {
                     return Err(format!("answer of {len} bytes"));
                 }
-                connection.receives.region().copy_out(slot as usize * RECV_SLOT, &mut bytes);
+                connection.receives.region().copy_out(slot as usize * ANSWER_SLOT, &mut bytes);
                 // One that ends takes no more receives, but what had come before still counts.
                 if !connection.ending
                     && let Err(error) = connection.post_receive(slot, fabric)
@@ -461,7 +461,7 @@ impl PathShard {
                     // A send with invalidate on its own; we never ask for one.
                     return Ok(PathEvent::Nothing);
                 };
-                let Some(answer) = Answer::decode(imm, &bytes[..len])? else {
+                let Some(answer) = Answer::decode(imm, &bytes[..len], connection.timed)? else {
                     return Ok(PathEvent::Nothing);
                 };
                 let row = usize::from(answer.permit.0.wrapping_sub(self.range.start));
@@ -493,7 +493,7 @@ impl Connection {
         let slice = self
             .receives
             .region()
-            .slice(slot as usize * RECV_SLOT, RECV_SLOT)
+            .slice(slot as usize * ANSWER_SLOT, answer_len(self.timed))
             .ok_or(FabricError::LocalMemory)?;
         let sge = Sge { slice, lkey: self.receives.lkey() };
         fabric.post_recv(self.qp, WrId::Receive(slot).encode(), Some(sge))

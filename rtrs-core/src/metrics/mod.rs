@@ -1,14 +1,17 @@
 //! Metrics in the text format of Prometheus, and the HTTP server that answers scrapes.
 //!
 //! A daemon declares each metric once ([`Metric`]), collects values into [`Samples`] when somebody
-//! asks, and renders them. Nothing here runs on a shard: IO times are counted in [`Times`], which
-//! a shard owns, and everything else comes from the reports that the commands use too.
+//! asks, and renders them. Nothing here runs on a shard: IO times are counted in [`Times`] and
+//! [`FineTimes`], which a shard owns, and everything else comes from the reports that the commands
+//! use too.
 
 mod exposition;
+mod fine_times;
 mod http;
 mod times;
 
 pub use exposition::{Kind, Metric, Number, Samples};
+pub use fine_times::FineTimes;
 pub use http::MetricsServer;
 pub use times::{Bucket, TIME_BUCKETS, Times, bucket_of};
 

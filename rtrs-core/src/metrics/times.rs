@@ -31,9 +31,29 @@ pub(super) const BOUNDS: [(u64, &str); 21] = [
 /// Number of buckets, the one without a bound included.
 pub const TIME_BUCKETS: usize = BOUNDS.len() + 1;
 
-/// The bucket of a time: the first one whose bound is not below it.
+/// By the number of bits of a time, the first bucket that can hold it.
+const FIRST: [u8; 65] = {
+    let (mut first, mut bits) = ([0; 65], 1);
+    while bits <= 64 {
+        first[bits] = first[bits - 1];
+        while (first[bits] as usize) < BOUNDS.len()
+            && BOUNDS[first[bits] as usize].0 < 1 << (bits - 1)
+        {
+            first[bits] += 1;
+        }
+        bits += 1;
+    }
+    first
+};
+
+/// The bucket of a time: the first one whose bound is not below it. Times of as many bits are on
+/// both sides of one bound at most.
 pub fn bucket_of(nanos: u64) -> usize {
-    BOUNDS.partition_point(|(bound, _)| *bound < nanos)
+    let first = usize::from(FIRST[64 - nanos.leading_zeros() as usize]);
+    match BOUNDS.get(first) {
+        Some((bound, _)) => first + usize::from(*bound < nanos),
+        None => first,
+    }
 }
 
 /// Times that fell into one bucket of a histogram.
@@ -98,6 +118,16 @@ mod tests {
         for (nanos, text) in BOUNDS {
             let seconds: f64 = text.parse().unwrap();
             assert!((seconds * 1e9 - nanos as f64).abs() < 1e-3, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_bucket_is_found_as_by_a_search() {
+        let bounds = BOUNDS.iter().flat_map(|(bound, _)| [bound - 1, *bound, bound + 1]);
+        let powers = (0..64).flat_map(|bit| [(1_u64 << bit) - 1, 1 << bit]);
+        for nanos in bounds.chain(powers).chain([u64::MAX]) {
+            let found = BOUNDS.partition_point(|(bound, _)| *bound < nanos);
+            assert_eq!(bucket_of(nanos), found, "{nanos}");
         }
     }
 

@@ -73,8 +73,9 @@ pub fn run(
     // What the last turn gave to the ring waits, to go with the sleep that may follow.
     let mut held = false;
     loop {
-        let now = clock.now();
         let mut busy = if held { ring.collect() } else { ring.turn()? };
+        // Behind the system call, which also sends: the time of what it has collected.
+        let now = clock.now();
         busy |= shard.turn(now);
         if shard.is_done() {
             ring.turn()?;

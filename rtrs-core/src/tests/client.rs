@@ -18,8 +18,9 @@ use crate::ids::{ConnIndex, PathUuid, PermitId, QpNum, Rkey, SessionId};
 use crate::mem::Region;
 use crate::time::{Duration, Instant};
 use crate::wire::{
-    AccessMode, ClientExtensions, Close, ConnReq, ConnRsp, Discover, Fence, Imm, InfoReq, InfoRsp,
-    IoHeader, MemBits, Name, Open, OpenRsp, ReadMsg, RkeyRsp, Rw, SessInfo, SgDesc, WriteMsg,
+    AccessMode, ClientExtensions, Close, ConnReq, ConnRsp, Discover, Extensions, Fence, Imm,
+    InfoReq, InfoRsp, IoHeader, MemBits, Name, Open, OpenRsp, ReadMsg, RkeyRsp, Rw, SessInfo,
+    SgDesc, TimedRkeyRsp, WriteMsg,
 };
 
 /// Bytes of the client's memory: requests are built in the first half, results come to the second.
@@ -132,6 +133,10 @@ pub struct PlayedClient {
     pub chunk_size: u32,
     /// Answers carry a new key of their chunk.
     pub new_rkey: bool,
+    /// They carry the server's times too.
+    pub timed: bool,
+    /// The last of them that did.
+    pub times: Option<TimedRkeyRsp>,
     /// What it connects with.
     pub options: PathOptions,
     /// Its fabric.
@@ -172,6 +177,8 @@ impl PlayedClient {
             queue_depth: 0,
             chunk_size: 0,
             new_rkey: false,
+            timed: false,
+            times: None,
             options,
             fabric,
             events: Vec::new(),
@@ -241,6 +248,7 @@ impl PlayedClient {
                 let response = response(&data);
                 assert_eq!(response.errno, 0);
                 self.new_rkey = response.new_rkey;
+                self.timed = Extensions::decode(&response.ext).times;
                 self.queue_depth = response.queue_depth;
                 self.mem_bits = MemBits::for_depth(response.queue_depth);
                 self.chunk_size = response.chunk_size().expect("bounds");
@@ -522,7 +530,10 @@ impl PlayedClient {
                 assert_eq!(carries, self.new_rkey, "the answer's form follows the mode");
                 if carries {
                     let bytes = self.sge(RECV_AT + place * 16, wc.byte_len as usize).slice.to_vec();
+                    let len = if self.timed { TimedRkeyRsp::LEN } else { RkeyRsp::LEN };
+                    assert_eq!(bytes.len(), len, "the long form exactly where it is agreed on");
                     let message = RkeyRsp::decode(&bytes).expect("an RKEY_RSP");
+                    self.times = TimedRkeyRsp::decode(&bytes).ok();
                     assert_eq!(message.permit, permit);
                     self.chunks[permit.index()].key = message.rkey;
                 }

@@ -11,6 +11,7 @@ use super::bytes::{put, u16_at};
 const MARK: [u8; 4] = *b"RTRX";
 const SMALLER: u8 = 1;
 const CHANGED: u8 = 2;
+const TIMES: u8 = 4;
 
 /// What a client keeps to beyond the kernel's: 11 bytes at 45 of CON_REQ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,6 +20,8 @@ pub struct ClientExtensions {
     pub smaller_depth: bool,
     /// It takes CHANGED on connection 0 ([`Imm::Changed`](super::Imm::Changed)).
     pub changed: bool,
+    /// It takes the server's times in answers ([`TimedRkeyRsp`](super::TimedRkeyRsp)).
+    pub times: bool,
     /// The queue depth that its session has; 0 before its first connect.
     pub queue_depth: u16,
 }
@@ -29,8 +32,9 @@ impl ClientExtensions {
         let mut out = [0; 11];
         if self != Self::default() {
             put(&mut out, 0, MARK);
-            let smaller = if self.smaller_depth { SMALLER } else { 0 };
-            out[4] = smaller | if self.changed { CHANGED } else { 0 };
+            let bits =
+                [(self.smaller_depth, SMALLER), (self.changed, CHANGED), (self.times, TIMES)];
+            out[4] = bits.iter().fold(0, |all, (has, bit)| if *has { all | bit } else { all });
             put(&mut out, 5, self.queue_depth.to_le_bytes());
         }
         out
@@ -42,9 +46,11 @@ impl ClientExtensions {
         if ext[..4] != MARK {
             return Self::default();
         }
+        let bits = ext[4];
         Self {
-            smaller_depth: ext[4] & SMALLER != 0,
-            changed: ext[4] & CHANGED != 0,
+            smaller_depth: bits & SMALLER != 0,
+            changed: bits & CHANGED != 0,
+            times: bits & TIMES != 0,
             queue_depth: u16_at(ext, 5),
         }
     }
@@ -56,9 +62,14 @@ mod tests {
 
     #[test]
     fn extensions_survive_and_strangers_have_none() {
-        let ours = ClientExtensions { smaller_depth: true, changed: true, queue_depth: 0x0102 };
+        let ours = ClientExtensions {
+            smaller_depth: true,
+            changed: true,
+            times: true,
+            queue_depth: 0x0102,
+        };
         let bytes = ours.encode();
-        assert_eq!(bytes, *b"RTRX\x03\x02\x01\0\0\0\0");
+        assert_eq!(bytes, *b"RTRX\x07\x02\x01\0\0\0\0");
         assert_eq!(ClientExtensions::decode(&bytes), ours);
         assert_eq!(ClientExtensions::default().encode(), [0; 11], "as a kernel's client");
         for (at, byte) in [(0, 0), (3, b'Y')] {
@@ -69,8 +80,10 @@ mod tests {
         let mut later = bytes;
         (later[4], later[7], later[10]) = (0xff, 9, 9);
         assert_eq!(ClientExtensions::decode(&later), ours);
-        for (smaller_depth, changed) in [(false, false), (false, true), (true, false)] {
-            let other = ClientExtensions { smaller_depth, changed, queue_depth: 7 };
+        for bits in 0..7 {
+            let has = |bit| bits & bit != 0;
+            let (smaller_depth, changed, times) = (has(1), has(2), has(4));
+            let other = ClientExtensions { smaller_depth, changed, times, queue_depth: 7 };
             assert_eq!(ClientExtensions::decode(&other.encode()), other);
         }
     }

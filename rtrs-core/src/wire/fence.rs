@@ -17,6 +17,7 @@ const FENCE: u32 = 2;
 const CACHE_ID: u32 = 4;
 const IDENTITY: u32 = 8;
 const CHANGED: u32 = 16;
+const TIMES: u32 = 32;
 const DISCOVER: u32 = 64;
 
 /// What a server keeps to and can do beyond the kernel's: 24 bytes at 20 of CON_RSP, where kernels
@@ -37,18 +38,22 @@ pub struct Extensions {
     pub identity: Option<[u8; 16]>,
     /// It sends CHANGED ([`Imm::Changed`](super::Imm::Changed)) to clients that take it.
     pub changed: bool,
+    /// Answers on this path carry its times ([`TimedRkeyRsp`](super::TimedRkeyRsp)). Only with
+    /// NEW_RKEY, and to a client that takes them.
+    pub times: bool,
     /// It takes DISCOVER.
     pub discover: bool,
 }
 
 impl Extensions {
-    /// Everything this implementation's server can do, where it has no id.
+    /// Everything this implementation's server can do on all paths, where it has no id.
     pub const OURS: Self = Self {
         lengths: true,
         fence: true,
         cache_id: true,
         identity: Some([0; 16]),
         changed: true,
+        times: false,
         discover: true,
     };
 
@@ -62,6 +67,7 @@ impl Extensions {
                 (self.cache_id, CACHE_ID),
                 (self.identity.is_some(), IDENTITY),
                 (self.changed, CHANGED),
+                (self.times, TIMES),
                 (self.discover, DISCOVER),
             ];
             let bits = bits.iter().fold(0, |all, (has, bit)| if *has { all | bit } else { all });
@@ -85,6 +91,7 @@ impl Extensions {
             cache_id: bits & CACHE_ID != 0,
             identity: (bits & IDENTITY != 0).then(|| take(ext, 8)),
             changed: bits & CHANGED != 0,
+            times: bits & TIMES != 0,
             discover: bits & DISCOVER != 0,
         }
     }
@@ -117,12 +124,12 @@ mod tests {
         assert_eq!(ours[..8], *b"RTRX\x5f\0\0\0");
         assert_eq!(Extensions::decode(&ours), Extensions::OURS);
         assert_eq!(Extensions::default().encode(), [0; 36], "as the kernel's server");
-        for (at, byte) in [(0, 0), (3, 0), (4, 0xa0)] {
+        for (at, byte) in [(0, 0), (3, 0), (4, 0x80)] {
             let mut other = ours;
             other[at] = byte;
             assert_eq!(Extensions::decode(&other), Extensions::default(), "byte {at}");
         }
-        for bits in [1, 2, 4, 8, 16, 64, 0xff_u8] {
+        for bits in [1, 2, 4, 8, 16, 32, 64, 0xff_u8] {
             let mut other = ours;
             other[4] = bits;
             let has = |bit| bits & bit != 0;
@@ -135,6 +142,7 @@ mod tests {
                 cache_id: has(4),
                 identity: has(8).then_some(id),
                 changed: has(16),
+                times: has(32),
                 discover: has(64),
             };
             assert_eq!(Extensions::decode(&other), expected);

@@ -52,7 +52,7 @@ pub use ping::{
     PingHello, PingInfo, PingMode, PingReply, PingStatus, RPING_PORT, RPING_SIZE_MAX,
     RPING_SIZE_MIN, fill_pattern, text_len,
 };
-pub use rkey::RkeyRsp;
+pub use rkey::{RkeyRsp, TimedRkeyRsp};
 
 /// RTRS 2.0, as CON_REQ and CON_RSP carry it; only the major version is compared.
 pub const VERSION: u16 = 0x0200;

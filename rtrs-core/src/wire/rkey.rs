@@ -1,4 +1,5 @@
-//! RKEY_RSP: the fresh key of a chunk, 8 bytes of payload in a SEND_WITH_IMM.
+//! RKEY_RSP: the fresh key of a chunk, 8 bytes of payload in a SEND_WITH_IMM, or 16 with the times
+//! of our server.
 //!
 //! With NEW_RKEY every answer carries one, errors too. The key may be any value, also the old
 //! one; a receiver only stores it. That `permit` equals the one in the immediate is for the
@@ -15,6 +16,29 @@ message! {
         2 permit: PermitId,
         /// Its key from now on.
         4 rkey: Rkey,
+    }
+}
+
+message! {
+    /// The long RKEY_RSP, with the time that the request took at the server: our own addition, on
+    /// paths where both ends agreed on it ([`Extensions::times`](super::Extensions)).
+    #[derive(Default)]
+    pub struct TimedRkeyRsp[16] = "RKEY_RSP with times", type 4 {
+        /// As in [`RkeyRsp`].
+        2 permit: PermitId,
+        /// As in [`RkeyRsp`].
+        4 rkey: Rkey,
+        /// Microseconds that the request was at the server and not at its disk.
+        8 queue_us: u32,
+        /// Microseconds at the disk or file.
+        12 backend_us: u32,
+    }
+}
+
+impl TimedRkeyRsp {
+    /// The same without the times.
+    pub const fn key(&self) -> RkeyRsp {
+        RkeyRsp { permit: self.permit, rkey: self.rkey }
     }
 }
 
@@ -42,6 +66,17 @@ mod tests {
         assert_eq!(RkeyRsp::decode(&rsp.encode()), Ok(rsp));
         assert_eq!(rsp.check(PermitId(3)), Ok(()));
         assert_eq!(rsp.check(PermitId(4)).unwrap_err().at, 2);
+    }
+
+    #[test]
+    fn the_long_form_begins_with_the_short_one() {
+        let key = RkeyRsp { permit: PermitId(3), rkey: Rkey(0x1234_5678) };
+        let (permit, rkey) = (key.permit, key.rkey);
+        let timed = TimedRkeyRsp { permit, rkey, queue_us: 7, backend_us: u32::MAX };
+        let bytes = timed.encode();
+        assert_eq!((TimedRkeyRsp::decode(&bytes), timed.key()), (Ok(timed), key));
+        assert_eq!(RkeyRsp::decode(&bytes), Ok(key));
+        assert_eq!(TimedRkeyRsp::decode(&key.encode()).unwrap_err().at, 8);
     }
 
     #[test]

@@ -106,7 +106,7 @@ fn export(export: &ExportSnapshot) -> Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::{ExportIo, ExportTotals, OpTotals};
+    use crate::stats::{ExportIo, ExportTotals, OpTotals, ServerTimes};
     use rtrs_core::block::IoOp;
     use rtrs_core::ids::CoreIndex;
     use rtrs_core::metrics::Bucket;
@@ -116,9 +116,10 @@ mod tests {
         let counters = crate::stats::ExportCounters::default();
         for shard in [0, 1] {
             let shard = counters.shard(CoreIndex(shard));
-            shard.answered(IoOp::Read, true, 4096, 9000);
-            shard.answered(IoOp::Write, false, 512, 20_000);
-            shard.answered(IoOp::Flush, true, 0, 9000);
+            let took = |backend_ns| ServerTimes { queue_ns: 0, backend_ns };
+            shard.answered(IoOp::Read, true, 4096, took(9000));
+            shard.answered(IoOp::Write, false, 512, took(20_000));
+            shard.answered(IoOp::Flush, true, 0, took(9000));
         }
         let io = ExportIo::from(&counters.totals());
         let bucket = |from, to, count| Bucket { from, to, count };

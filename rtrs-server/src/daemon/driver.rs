@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rtrs_core::fabric::Fabric;
 use rtrs_core::ids::ProviderIndex;
-use rtrs_core::rt::{Inbox, Sender, Shard};
+use rtrs_core::rt::{Clock, Inbox, Sender, Shard};
 use rtrs_core::time::{Instant, earliest};
 
 use crate::engine::ServerEngine;
@@ -53,6 +53,8 @@ impl Shard for ServerShard {
                 self.engine.handle_event(now, provider, event, &mut self.fabrics);
             }
         }
+        // What came has been begun, and a device that does all within `submit` is done with it.
+        let now = if busy { Clock.now() } else { now };
         busy |= self.engine.poll(now, &mut self.fabrics);
         if self.listening && self.engine.is_stopping() {
             self.listening = false;

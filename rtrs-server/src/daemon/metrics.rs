@@ -119,6 +119,11 @@ fn add_export(out: &mut Samples, name: &str, totals: &ExportTotals, rises: u64) 
             out.add(&m::IO_ERRORS, &[ROLE, name, op], of_op.errors);
         }
     }
+    if totals.backend.count() > 0 {
+        for (part, times) in [("server_queue", &totals.queue), ("backend", &totals.backend)] {
+            out.add_times(&m::IO_PART_SECONDS, &[name, part], times);
+        }
+    }
     out.add(&m::DEVICE_ERRORS, &[name], totals.device_errors);
     out.add(&m::DEVICE_QUEUE_FULL, &[name], totals.queue_full);
     out.add(&m::FAILED_FLUSHES, &[name], rises);
@@ -207,6 +212,7 @@ fn add_session(out: &mut Samples, name: &str, session: &SessionSnapshot) {
     out.add(&m::SESSION_BYTES, &[name, "write"], io.write_bytes);
     out.add(&m::SESSION_ERRORS, one, io.errors);
     out.add(&m::SESSION_BUSY, one, Number::seconds(io.busy_ns));
+    out.add(&m::SESSION_BACKEND, one, Number::seconds(io.backend_ns));
     out.add(&m::SESSION_REPLAYS, one, io.replays);
 }
 

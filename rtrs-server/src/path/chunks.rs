@@ -19,7 +19,7 @@ use rtrs_core::fabric::{
 use rtrs_core::ids::ChunkIndex;
 use rtrs_core::limits::Limits;
 use rtrs_core::mem::{Counting, MemSlice, MemoryMeter, Region};
-use rtrs_core::wire::{InfoRsp, SgDesc};
+use rtrs_core::wire::{InfoRsp, RkeyRsp, SgDesc, TimedRkeyRsp};
 
 /// Bytes between two chunks. Chunks are a power of two long, and most IO touches only the start
 /// of each: without a gap all those starts would compete for the same few cache sets.
@@ -178,7 +178,7 @@ impl ChunkPool {
 
 /// Small messages of one path's connections, in registered memory of their own.
 ///
-/// `[INFO_REQ, 272 bytes, in 512][RKEY_RSP, 8 bytes per chunk][INFO_RSP]`. Each RKEY_RSP belongs
+/// `[INFO_REQ, 272 bytes, in 512][RKEY_RSP, 16 bytes per chunk][INFO_RSP]`. Each RKEY_RSP belongs
 /// to its chunk: it is written when the chunk gets a new key and may be overwritten when the peer
 /// uses that key.
 #[derive(Debug)]
@@ -189,6 +189,7 @@ pub struct MessageBuffers {
 
 impl MessageBuffers {
     const REQUEST_ROOM: usize = 512;
+    const KEY_ROOM: usize = TimedRkeyRsp::LEN;
 
     /// Maps and registers the buffers.
     ///
@@ -196,7 +197,7 @@ impl MessageBuffers {
     /// The system's refusal.
     pub fn new(queue_depth: u16, pd: &Arc<dyn ProtectionDomain>) -> Result<Self, FabricError> {
         let depth = usize::from(queue_depth);
-        let len = Self::REQUEST_ROOM + 8 * depth + InfoRsp::len_for(depth);
+        let len = Self::REQUEST_ROOM + Self::KEY_ROOM * depth + InfoRsp::len_for(depth);
         let region = Region::new(len).map_err(|e| FabricError::system("memory for messages", e))?;
         Ok(Self { registration: pd.register(&region, Access::LOCAL)?, queue_depth })
     }
@@ -215,17 +216,19 @@ impl MessageBuffers {
         self.sge(0, rtrs_core::wire::InfoReq::LEN)
     }
 
-    /// The RKEY_RSP of a chunk.
-    pub fn rkey_rsp(&self, index: ChunkIndex) -> Sge {
+    /// The RKEY_RSP of a chunk, with room for times or without.
+    pub fn rkey_rsp(&self, index: ChunkIndex, times: bool) -> Sge {
         assert!(index.0 < self.queue_depth, "chunk {index} has no buffer");
-        self.sge(Self::REQUEST_ROOM + 8 * index.index(), 8)
+        let len = if times { TimedRkeyRsp::LEN } else { RkeyRsp::LEN };
+        self.sge(Self::REQUEST_ROOM + Self::KEY_ROOM * index.index(), len)
     }
 
     /// Writes INFO_RSP and returns it.
     pub fn info_rsp(&self, message: &InfoRsp) -> Sge {
         let mut bytes = vec![0; message.encoded_len()];
         let len = message.encode(&mut bytes);
-        let sge = self.sge(Self::REQUEST_ROOM + 8 * usize::from(self.queue_depth), len);
+        let keys = Self::KEY_ROOM * usize::from(self.queue_depth);
+        let sge = self.sge(Self::REQUEST_ROOM + keys, len);
         sge.slice.copy_in(0, &bytes[..len]);
         sge
     }

@@ -8,7 +8,9 @@
 
 use rtrs_core::fabric::{Fabric, FabricError, RemoteMem, Sge, SgeList, WorkRequest, WrOp};
 use rtrs_core::ids::{PermitId, QpNum, Rkey};
-use rtrs_core::wire::{Imm, RkeyRsp};
+use rtrs_core::wire::{Imm, RkeyRsp, TimedRkeyRsp};
+
+use crate::stats::ServerTimes;
 
 /// An answer to a request, ready to be posted.
 #[derive(Clone, Debug)]
@@ -21,8 +23,11 @@ pub struct Answer {
     pub data: Option<(Sge, RemoteMem)>,
     /// The key the peer asked to have invalidated.
     pub invalidate: Option<Rkey>,
-    /// The chunk's fresh key and the buffer its message goes into.
+    /// The chunk's fresh key and the buffer its message goes into, which has room for the times
+    /// where the path's answers carry them.
     pub rkey: Option<(Rkey, Sge)>,
+    /// How long the request took here.
+    pub took: ServerTimes,
 }
 
 impl Answer {
@@ -59,13 +64,26 @@ impl Answer {
         .encode();
         let (op, sges) = match self.rkey {
             Some((rkey, sge)) => {
-                sge.slice.copy_in(0, &RkeyRsp { permit: self.permit, rkey }.encode());
+                let permit = self.permit;
+                if sge.slice.len() == TimedRkeyRsp::LEN {
+                    let ServerTimes { queue_ns, backend_ns } = self.took;
+                    let (queue_us, backend_us) = (micros(queue_ns), micros(backend_ns));
+                    let timed = TimedRkeyRsp { permit, rkey, queue_us, backend_us };
+                    sge.slice.copy_in(0, &timed.encode());
+                } else {
+                    sge.slice.copy_in(0, &RkeyRsp { permit, rkey }.encode());
+                }
                 (WrOp::Send { imm: Some(imm), invalidate: None }, SgeList::one(sge))
             }
             None => (bare_write(imm), SgeList::EMPTY),
         };
         post(op, sges, signaled)
     }
+}
+
+/// Microseconds of so many nanoseconds; the largest number for more than an hour.
+fn micros(nanos: u64) -> u32 {
+    u32::try_from(nanos / 1000).unwrap_or(u32::MAX)
 }
 
 /// A zero-length RDMA write with an immediate: address and key are zero, as the kernel's are.

@@ -39,6 +39,8 @@ pub struct PathShared {
     pub pd: Arc<dyn ProtectionDomain>,
     /// Each request gets a fresh key to its chunk.
     pub fresh_keys: bool,
+    /// Answers carry how long their requests took here; only with fresh keys.
+    pub times: bool,
     /// Buffers of its small messages.
     pub messages: MessageBuffers,
     /// Its chunks, at the latest from the moment INFO_REQ was accepted.
@@ -74,7 +76,7 @@ impl PathShared {
         key: PathKey,
         session: Arc<SessionShared>,
         origin: PathOrigin,
-        (pd, fresh_keys): (Arc<dyn ProtectionDomain>, bool),
+        (pd, fresh_keys, times): (Arc<dyn ProtectionDomain>, bool, bool),
         messages: MessageBuffers,
         cores: u16,
     ) -> Arc<Self> {
@@ -84,6 +86,7 @@ impl PathShared {
             origin,
             pd,
             fresh_keys,
+            times: times && fresh_keys,
             messages,
             chunks: OnceLock::new(),
             counters: PathCounters::new(cores),

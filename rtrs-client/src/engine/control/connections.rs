@@ -149,6 +149,7 @@ impl Connections {
             pd: service.domain(),
             private_data: conn_request(config, uuid, self.recon_cnt, cid, (true, self.asks.1)),
             shared: Arc::clone(&self.shared),
+            timed: service.is_timed(),
         }));
         out.shard(CoreIndex(cid.0 - 1), message);
         Some(true)

@@ -251,7 +251,9 @@ impl Shard {
         if answer.errno == errno::EIDRM {
             ctx.out.control(ControlMessage::Removed);
         }
-        let (len, took) = (request.part.1, self.now.since(request.sent));
+        let (len, took, sent, io) =
+            (request.part.1, self.now.since(request.sent), request.sent, request.io);
+        let queued = sent.since(self.requests.io(io).submitted);
         self.end_slow(row);
         // From now on its own device is waited for, not the server.
         self.requests.request_mut(row).sent = self.now;
@@ -264,7 +266,7 @@ impl Shard {
                 self.paths.abort(path, CloseReason::Lost(what), ctx);
             }
         }
-        self.stats.request_done(path.index(), len, answer.status, took);
+        self.stats.request_done(path.index(), len, answer.status, (queued, took), answer.times);
         self.paths.answered(path, self.now, took);
     }
 

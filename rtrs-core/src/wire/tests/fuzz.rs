@@ -29,8 +29,8 @@ pub fn fuzz(data: &[u8]) {
         )+};
     }
     round_trips! {
-        ConnReq ConnRsp PingHello PingReply InfoReq SgDesc RkeyRsp SessInfo
-        SessInfoRsp Open OpenRsp Close WriteMsg Discover Page
+        ConnReq ConnRsp PingHello PingReply InfoReq SgDesc RkeyRsp TimedRkeyRsp
+        SessInfo SessInfoRsp Open OpenRsp Close WriteMsg Discover Page
     }
     twice(OpenRspTail::decode(data), |m| OpenRspTail::decode(&m.encode(&OpenRsp::default())));
     twice(IoHeader::decode(data, 2), |m| IoHeader::decode(&m.encode(), 2));

@@ -155,7 +155,8 @@ impl Connector {
             takes_changed: ClientExtensions::decode(&conn.ext).changed,
         };
         let session = Arc::clone(session.shared());
-        let shared = PathShared::new(key, session, origin, (pd, fresh_keys), messages, cores);
+        let pd = (pd, fresh_keys, ClientExtensions::decode(&conn.ext).times);
+        let shared = PathShared::new(key, session, origin, pd, messages, cores);
         early.into_iter().for_each(|pool| give_chunks(&shared, pool));
         let times = (ctx.now, ctx.now + self.params.handshake_timeout);
         registry.add(Path::new(shared, conn.recon_cnt, times, held));
@@ -172,7 +173,8 @@ impl Connector {
         ctx: &mut Ctx<'_>,
     ) {
         let says = (self.params.server_id, self.params.discovery);
-        let response = acceptance(path.session.limits, path.fresh_keys, says);
+        let forms = (path.fresh_keys, path.times);
+        let response = acceptance(path.session.limits, forms, says);
         let order = AcceptOrder { path, cid, request, response };
         ctx.out.shard(self.shard_of(cid), ShardMessage::Accept(Box::new(order)));
     }

@@ -193,14 +193,14 @@ impl Refusal {
     }
 }
 
-/// What an accepted peer is sent.
+/// What an accepted peer is sent. Its answers carry fresh keys, and times with them.
 pub(crate) fn acceptance(
     limits: Limits,
-    fresh_keys: bool,
+    (fresh_keys, times): (bool, bool),
     (server_id, discover): (Option<ServerId>, bool),
 ) -> PrivateData {
     let identity = Some(server_id.map_or([0; 16], ServerId::bytes));
-    let ext = Extensions { identity, discover, ..Extensions::OURS }.encode();
+    let ext = Extensions { identity, times, discover, ..Extensions::OURS }.encode();
     let accept = ConnRsp { ext, ..ConnRsp::accept(limits, fresh_keys) };
     PrivateData::new(&accept.encode())
 }
@@ -233,7 +233,8 @@ mod tests {
 
     #[test]
     fn an_acceptance_is_the_captured_one_with_our_extensions() {
-        let bytes = acceptance(Limits::DEFAULT, true, (ServerId::from_bytes([5; 16]), true));
+        let id = ServerId::from_bytes([5; 16]);
+        let bytes = acceptance(Limits::DEFAULT, (true, false), (id, true));
         let mut expected = [0u8; 56];
         expected[..17]
             .copy_from_slice(&[0xbd, 0x1b, 0, 2, 0, 0, 0, 2, 0, 0xf0, 1, 0, 0, 0x10, 0, 0, 2]);
@@ -241,8 +242,12 @@ mod tests {
         expected[20..25].copy_from_slice(b"RTRX\x5f");
         expected[28..44].fill(5);
         assert_eq!(bytes.as_bytes(), expected);
-        let silent = acceptance(Limits::DEFAULT, true, (ServerId::from_bytes([5; 16]), false));
+        let silent = acceptance(Limits::DEFAULT, (true, false), (id, false));
         expected[24] = 0x1f;
         assert_eq!(silent.as_bytes(), expected);
+        // To a client of ours that takes times.
+        expected[24] = 0x7f;
+        let bytes = acceptance(Limits::DEFAULT, (true, true), (id, true));
+        assert_eq!(bytes.as_bytes(), expected);
     }
 }

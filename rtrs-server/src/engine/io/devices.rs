@@ -11,7 +11,7 @@ use rtrs_core::block::{BlockDevice, Completion, Core, Geometry, Io, SharedErrors
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::mem::Region;
 use rtrs_core::status::IoStatus;
-use rtrs_core::time::{Duration, Instant, earliest};
+use rtrs_core::time::{Instant, earliest};
 
 use super::device_errors::DeviceErrors;
 use super::overlap::OrphanedWrites;
@@ -21,7 +21,7 @@ use crate::backend::INFLIGHT_MAX;
 use crate::engine::epoch::SyncEpoch;
 use crate::engine::message::{Outbox, ShardMessage};
 use crate::export::{Export, ExportIndex, ExportTable};
-use crate::stats::ShardExportCounters;
+use crate::stats::{ServerTimes, ShardExportCounters};
 
 #[derive(Debug)]
 struct OpenDevice {
@@ -179,10 +179,9 @@ impl Devices {
         self.at_mut(export).device.submit(io)
     }
 
-    /// Counts an IO that is about to be answered, so long after it arrived.
-    pub(super) fn answered(&self, io: &IoProgress, good: bool, took: Duration) {
-        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        self.at(io.export).counters.answered(io.op, good, io.len, nanos);
+    /// Counts an IO that is about to be answered, and where its time went.
+    pub(super) fn answered(&self, io: &IoProgress, good: bool, took: ServerTimes) {
+        self.at(io.export).counters.answered(io.op, good, io.len, took);
     }
 
     /// Counts and logs that the device failed a step of an IO.

@@ -1,6 +1,5 @@
 //! The request pipeline of a shard, top to bottom: a request arrives, claims its permit, has the
-//! peer's key revoked, is parsed and validated, runs at the device, has its end decided, and is
-//! answered.
+//! peer's key revoked, is parsed and validated, runs at the device, and is answered.
 //!
 //! Each step calls the next one, or leaves the request in a state with what it needs to go on
 //! (`request.rs`); the event that ends the wait continues at the step below. A request that cannot
@@ -48,6 +47,7 @@ use crate::engine::message::{ControlAnswer, ControlMessage, ControlRequest, Repl
 use crate::export::ExportIndex;
 use crate::path::io::Answer;
 use crate::path::{PathEnd, PathKey, PeerFault};
+use crate::stats::ServerTimes;
 
 /// How often requests that wait for others are looked at when nothing else happens.
 pub(super) const RECHECK_INTERVAL: Duration = Duration::from_millis(1);
@@ -232,13 +232,11 @@ impl Step<'_> {
                 Wanted::Control(ControlRequest::Close { device: DeviceId(close.device_id) })
             }
             Ok(UserMessage::Fence(fence)) => Wanted::Control(ControlRequest::Fence(fence)),
-            Ok(UserMessage::Discover { after }) => match Name::new(after) {
-                Ok(after) => {
-                    let (after, room) = (Box::new(after), data_len);
-                    Wanted::Control(ControlRequest::Discover { after, room })
-                }
-                Err(_) => Wanted::Answer(errno::EINVAL),
-            },
+            Ok(UserMessage::Discover { after }) => {
+                Name::new(after).map(Box::new).map_or(Wanted::Answer(errno::EINVAL), |after| {
+                    Wanted::Control(ControlRequest::Discover { after, room: data_len })
+                })
+            }
             Ok(UserMessage::Io(op, io)) => {
                 self.validate_io(op, &io).map_or_else(Wanted::Answer, Wanted::Io)
             }
@@ -376,7 +374,7 @@ impl Step<'_> {
                 self.path.counters().blocked.sub(1);
                 // Nothing kept the device open meanwhile.
                 if let Err(errno) = self.open_device(io.export) {
-                    let reply = Reply { errno, io: Some((io.op, io.flags.fua || io.post_flush)) };
+                    let reply = Reply::to_io(errno, &io);
                     return self.finish(request, reply, ctx);
                 }
                 if self.devices.is_contended(io.export) {
@@ -409,6 +407,7 @@ impl Step<'_> {
         };
         let part_max = part_max(devices.geometry(io.export), io.op);
         io.begin_sync(shared, permit, devices);
+        io.submitted = ctx.now;
         let export = io.export;
         let order = if io.is_flush() {
             let (op, flags) = (IoOp::Flush, IoFlags::default());
@@ -455,6 +454,7 @@ impl Step<'_> {
         let Some(io) = request.io_mut().filter(|_| submitted) else {
             return self.path.internal_error("a device ended an IO that it did not have", ctx.out);
         };
+        io.backend_ns += ctx.now.as_nanos().saturating_sub(io.submitted.as_nanos());
         if is_device_error(status) {
             self.devices.log_error(io, status, ctx.now);
         }
@@ -543,9 +543,9 @@ impl Step<'_> {
     fn finish_io(&mut self, errno: u16, ctx: &mut Ctx<'_>) {
         match *self.path.requests[self.at.permit.index()].get() {
             State::Io(request, _, io) => {
-                self.devices.answered(&io, errno == 0, ctx.now.since(request.arrival.since));
-                let reply = Reply { errno, io: Some((io.op, io.flags.fua || io.post_flush)) };
-                self.finish(request, reply, ctx);
+                let took = ServerTimes::new(request.arrival.since, ctx.now, io.backend_ns);
+                self.devices.answered(&io, errno == 0, took);
+                self.finish(request, Reply::to_io(errno, &io), ctx);
             }
             _ => self.path.internal_error("an IO is answered that is none", ctx.out),
         }
@@ -600,16 +600,16 @@ impl Step<'_> {
         let Parsed { arrival, data_len, target, invalidate } = request;
         let sends = reply.errno == 0 && data_len > 0 && !rtrs_core::mutated!(ReadUnsent);
         let data = target.filter(|_| sends);
+        let took = ServerTimes::new(arrival.since, ctx.now, reply.backend_ns);
         let answer = Answer {
             permit,
             errno: reply.errno,
             data: data.map(|remote| (self.path.chunks().sge(chunk, data_len), remote)),
             invalidate,
-            rkey: arrival.key.map(|key| (key, shared.messages.rkey_rsp(chunk))),
+            rkey: arrival.key.map(|key| (key, shared.messages.rkey_rsp(chunk, shared.times))),
+            took,
         };
-        let nanos = ctx.now.since(arrival.since).as_nanos();
-        let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
-        self.path.counters().answered(reply.errno == 0, reply.io, data_len, nanos);
+        self.path.counters().answered(reply.errno == 0, reply.io, data_len, took);
         // The permit is free before the answer can reach the peer, who may use it at once.
         self.release();
         let Some(conn) = self.conns.get_mut(arrival.conn) else {

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use rtrs_core::block::{IoFlags, IoOp};
+use rtrs_core::time::Instant;
 
 use crate::engine::device_table::DeviceId;
 use crate::engine::ledger::FlushMark;
@@ -44,6 +45,10 @@ pub(super) struct IoProgress {
     pub(super) mark: FlushMark,
     /// Of a sync that is out: its number.
     pub(super) number: Option<u64>,
+    /// When its present step was submitted.
+    pub(super) submitted: Instant,
+    /// Nanoseconds that its earlier steps were at the device.
+    pub(super) backend_ns: u64,
 }
 
 /// True for what changes the content of a device.

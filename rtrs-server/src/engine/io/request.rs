@@ -86,12 +86,19 @@ pub(super) struct Reply {
     pub(super) errno: u16,
     /// Of an IO that was valid: what it did, and whether it had to be durable.
     pub(super) io: Option<(IoOp, bool)>,
+    /// Nanoseconds that it was at the device.
+    pub(super) backend_ns: u64,
 }
 
 impl Reply {
     /// The answer to a request that is no IO, or is refused.
     pub(super) const fn errno(errno: u16) -> Self {
-        Self { errno, io: None }
+        Self { errno, io: None, backend_ns: 0 }
+    }
+
+    /// The answer to an IO that was valid.
+    pub(super) const fn to_io(errno: u16, io: &IoProgress) -> Self {
+        Self { errno, io: Some((io.op, io.flags.fua || io.post_flush)), backend_ns: io.backend_ns }
     }
 }
 

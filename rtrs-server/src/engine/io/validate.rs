@@ -3,6 +3,7 @@
 use rtrs_core::block::{Geometry, IoFlags, IoOp};
 use rtrs_core::limits::SECTOR_SIZE;
 use rtrs_core::status::IoStatus;
+use rtrs_core::time::Instant;
 use rtrs_core::wire::{IoHeader, RwOp, errno};
 
 use super::progress::{IoProgress, IoStep, changes};
@@ -68,6 +69,8 @@ pub(super) fn plan_io(
         epoch: None,
         mark: FlushMark::default(),
         number: None,
+        submitted: Instant::ZERO,
+        backend_ns: 0,
     })
 }
 

@@ -41,7 +41,8 @@ fn memory(fixture: &mut Fixture) -> (MemorySnapshot, Vec<u64>) {
 
 /// A path of the session with that number, whose client takes a smaller depth, and has this one.
 fn ours(session: u8, queue_depth: u16) -> PeerOptions {
-    let extensions = ClientExtensions { smaller_depth: true, changed: false, queue_depth };
+    let extensions =
+        ClientExtensions { smaller_depth: true, queue_depth, ..ClientExtensions::default() };
     let local = session % 4;
     PeerOptions { session, path: session, local, extensions, ..PeerOptions::default() }
 }
@@ -191,8 +192,11 @@ fn a_client_that_takes_less_gets_a_smaller_depth_and_keeps_it() {
         // A further path has the same depth, whether its client says so or not; no other.
         let path =
             |path, extensions| PeerOptions { path, local: path - 4, extensions, ..ours(2, 0) };
-        let says =
-            |queue_depth| ClientExtensions { smaller_depth: true, changed: false, queue_depth };
+        let says = |queue_depth| ClientExtensions {
+            smaller_depth: true,
+            queue_depth,
+            ..ClientExtensions::default()
+        };
         for (number, asked) in [(7, 32), (8, 0)] {
             let mut further = Peer::up(&mut fixture, path(number, says(asked)), "sess");
             assert_eq!(further.queue_depth, 32);

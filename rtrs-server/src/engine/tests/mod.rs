@@ -5,8 +5,8 @@
 //! exactly is posted · `violations.rs` what a peer must not do · `discover.rs` lists of exports ·
 //! `opens.rs` what is found below a search path · `ends.rs` replays, death, silence, shutdown ·
 //! `overlap.rs` who waits for what a closed path has left at the disk · `syncs.rs` who hears of a
-//! sync that failed · `memory.rs` what chunks take · `admin.rs` the operator's commands;
-//! `exports.rs` exports that come and go while clients have them.
+//! sync that failed · `memory.rs` what chunks take · `times.rs` where time goes · `admin.rs` the
+//! operator's commands; `exports.rs` exports that come and go while clients have them.
 
 mod admin;
 mod admission;
@@ -25,4 +25,5 @@ mod peer;
 mod registration;
 mod resize;
 mod syncs;
+mod times;
 mod violations;

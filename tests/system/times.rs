@@ -1,0 +1,113 @@
+//! Where the time of IO goes: is it the network, or the disk? By what `stats` and the metrics show.
+
+use std::time::Duration;
+
+use rtrs_tests::{Client, Exposition, RawNbd, STOP_TIME_MAX, Server};
+use serde_json::Value;
+
+use super::faults::proxy::Proxy;
+
+/// Delay of a disk, and of each direction of a network.
+const DELAY: Duration = Duration::from_millis(20);
+const DELAY_US: u64 = 20_000;
+const READS: u64 = 8;
+
+fn server(export: &str, args: &[&str]) -> Server {
+    Server::builder().export(export).args(args).start()
+}
+
+/// A session of one shard over this path, after some reads; in `slow` they were made.
+fn read_over(path: &str, slow: impl FnOnce()) -> Client {
+    let client = Client::attach("vol0").path(path).args(&["--shards", "1"]).start();
+    let mut raw = RawNbd::go(client.front(), "vol0");
+    slow();
+    for at in 0..READS {
+        raw.read(at * 4096, &mut [0; 4096]).expect("a read");
+    }
+    client
+}
+
+fn stats(client: &Client) -> Value {
+    client.command(&["stats", "vol0", "-o", "json"]).ok().json()
+}
+
+/// The names of these parts.
+fn names(parts: &Value) -> Vec<&str> {
+    let parts = parts.as_array().expect("parts").iter();
+    parts.map(|part| part["part"].as_str().expect("a name")).collect()
+}
+
+/// The median of a part in microseconds.
+fn p50(parts: &Value, name: &str) -> u64 {
+    let mut parts = parts.as_array().expect("parts").iter();
+    let part = parts.find(|part| part["part"] == name).expect(name);
+    part["p50"].as_u64().expect("microseconds")
+}
+
+const DIVIDED: [&str; 4] = ["client_queue", "network", "server_queue", "backend"];
+
+#[test]
+fn a_slow_disk_shows_as_backend() {
+    let server = server("vol0=mem:16M,delay=20ms", &[]);
+    let client = read_over(server.portal(), || {});
+    let all = stats(&client);
+    let answers = &all["paths"][0]["answers"];
+    for parts in [&all["parts_us"], &all["paths"][0]["parts_us"]] {
+        assert_eq!(names(parts), DIVIDED, "{all}");
+        let counts = parts.as_array().expect("parts").iter().map(|part| &part["count"]);
+        assert!(counts.into_iter().all(|count| count == answers), "{all}");
+        assert!(p50(parts, "backend") >= DELAY_US, "{all}");
+        for other in ["client_queue", "network", "server_queue"] {
+            assert!(p50(parts, other) < p50(parts, "backend"), "{all}");
+        }
+    }
+    let said = client.command(&["stats", "vol0"]).ok();
+    let said = DIVIDED.into_iter().fold(said.says("P99 US"), |said, part| said.says(part));
+    let _ = said.says("  all");
+
+    let metrics = Exposition::parse(&client.command(&["metrics"]).ok().stdout).expect("metrics");
+    let labels = |part| [("export", "vol0"), ("part", part)];
+    let name = "rtrs_client_io_part_seconds";
+    let sum = |part| metrics.value(&format!("{name}_sum"), &labels(part));
+    let least = READS as f64 * DELAY.as_secs_f64();
+    assert!(sum("backend") >= least && sum("network") < sum("backend"));
+    let ten_ms = [&labels("backend")[..], &[("le", "0.01")]].concat();
+    assert_eq!(metrics.value(&format!("{name}_bucket"), &ten_ms), 0.0);
+    let metrics = Exposition::parse(&server.command(&["metrics"]).ok().stdout).expect("metrics");
+    let sum = |part| metrics.value("rtrs_server_io_part_seconds_sum", &labels(part));
+    assert!(sum("backend") >= least && sum("server_queue") < sum("backend"));
+    let sessions = server.command(&["session", "list", "-o", "json"]).ok().json();
+    let io = &sessions["sessions"][0]["io"];
+    let backend = io["backend_ns"].as_u64().expect("nanoseconds");
+    assert!(backend >= READS * DELAY_US * 1000, "{io}");
+    assert!(backend <= io["busy_ns"].as_u64().expect("nanoseconds"), "{io}");
+    client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_slow_network_shows_as_network() {
+    let server = server("vol0=mem:16M", &[]);
+    let proxy = Proxy::start("127.0.0.1", server.portal());
+    let client = read_over(&proxy.portal(), || proxy.delay(DELAY));
+    let all = stats(&client);
+    let parts = &all["parts_us"];
+    assert_eq!(names(parts), DIVIDED, "{all}");
+    assert!(p50(parts, "network") >= 2 * DELAY_US, "{all}");
+    for other in ["client_queue", "server_queue", "backend"] {
+        assert!(p50(parts, other) < p50(parts, "network"), "{all}");
+    }
+    client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn without_fresh_keys_network_and_server_are_one_part() {
+    let server = server("vol0=mem:16M,delay=20ms", &["--always-invalidate", "off"]);
+    let client = read_over(server.portal(), || {});
+    let all = stats(&client);
+    assert_eq!(names(&all["parts_us"]), ["client_queue", "round_trip"], "{all}");
+    assert!(p50(&all["parts_us"], "round_trip") >= DELAY_US, "{all}");
+    client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
