@@ -437,6 +437,9 @@ pub(crate) struct PartTimes {
     pub(crate) p99: u64,
     /// The longest.
     pub(crate) max: u64,
+    /// The same as a histogram, if that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) times: Option<Vec<Bucket>>,
 }
 
 /// What a path did.

@@ -1,5 +1,6 @@
 //! `top`.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -11,7 +12,7 @@ use rtrs_core::top::{self, Counters, Entry, Group, ReadsWrites};
 use super::global::GlobalArgs;
 use super::session::Session;
 use super::sessions::{Answer, ask, each};
-use crate::control_protocol::{PathInfo, PathStats, Request, Stats, Status};
+use crate::control_protocol::{PartTimes, PathInfo, PathStats, Request, Stats, Status};
 use crate::error::Error;
 
 /// The arguments.
@@ -104,7 +105,7 @@ fn path_entry(path: &PathInfo, stats: Option<&PathStats>) -> Entry {
             nanos: nanos(stats.times.as_deref()),
             by_direction: None,
             times: stats.times.clone().unwrap_or_default(),
-            ..Counters::default()
+            parts: parts(&stats.parts_us),
         }),
         ..Entry::default()
     }
@@ -125,8 +126,13 @@ fn session_counters(stats: &Stats) -> Counters {
             write_bytes: writes.bytes,
         }),
         times: stats.times.clone().unwrap_or_default(),
-        ..Counters::default()
+        parts: parts(&stats.parts_us),
     }
+}
+
+/// Where the time went, by the names of the parts.
+fn parts(all: &[PartTimes]) -> BTreeMap<String, Vec<Bucket>> {
+    all.iter().filter_map(|one| Some((one.part.to_string(), one.times.clone()?))).collect()
 }
 
 /// The sum of all times, as exact as the histogram: each is within a hundredth of its bucket.

@@ -220,13 +220,14 @@ fn buckets(times: &Histogram<u64>) -> Vec<Bucket> {
     times.iter_recorded().map(|at| bucket(at.value_iterated_to(), at.count_at_value())).collect()
 }
 
-fn parts(parts: &Parts) -> Vec<PartTimes> {
+fn parts(parts: &Parts, with_times: bool) -> Vec<PartTimes> {
     let times = parts.iter().map(|(part, times)| PartTimes {
         part,
         count: times.count(),
         p50: times.quantile_us(0.5),
         p99: times.quantile_us(0.99),
         max: times.max_us(),
+        times: with_times.then(|| times.filled().collect()),
     });
     times.collect()
 }
@@ -259,7 +260,7 @@ pub(crate) fn stats(identity: &Identity, reports: &[ClientShardReport], with_tim
         ops,
         latency_us: latency(&total.latency),
         times: with_times.then(|| buckets(&total.latency)),
-        parts_us: parts(&total.parts()),
+        parts_us: parts(&total.parts(), with_times),
         paths: paths.iter().map(|path| path_stats(path, &total, reports, with_times)).collect(),
         cores: shards.collect(),
         fabric,
@@ -298,7 +299,7 @@ fn path_stats(
         inflight: reports.iter().filter_map(|r| r.engine.path_inflight.get(at)).sum(),
         latency_us: total.path_latency.get(at).map(latency),
         times: total.path_latency.get(at).filter(|_| with_times).map(buckets),
-        parts_us: parts(&total.parts()),
+        parts_us: (total.path_parts.get(at).map(|all| parts(all, with_times))).unwrap_or_default(),
         requests: count.requests,
         answers: count.answers,
         bytes: count.bytes,

@@ -3,7 +3,7 @@
 //! Counting one is a handful of instructions and touches one bucket and the sum, so that several
 //! can be counted per IO. A bucket is at most 1/16 wide of the times in it.
 
-use super::times::{Times, bucket_of};
+use super::times::{Bucket, Times, bucket_of};
 
 /// Bits of a time, in microseconds, that tell buckets of one power of two apart.
 const FINE_BITS: u32 = 4;
@@ -69,6 +69,16 @@ impl FineTimes {
             }
         }
         0
+    }
+
+    /// The buckets that are not empty, in rising order. The last one counts as its lower bound.
+    pub fn filled(&self) -> impl Iterator<Item = Bucket> {
+        let bucket = |(at, count): (usize, &u64)| {
+            let from = at.checked_sub(1).map_or(0, |before| highest_us(before) + 1) * 1000;
+            let to = if at + 1 == BUCKETS { from } else { highest_us(at) * 1000 + 999 };
+            Bucket { from, to, count: *count }
+        };
+        self.buckets.iter().enumerate().map(bucket).filter(|bucket| bucket.count > 0)
     }
 
     /// The same in the buckets of a histogram in the text format. A time counts in the first of

@@ -76,7 +76,7 @@ pub(super) fn list(
         path_uuid: PathUuid(path),
         session_id: SessionId(id),
         first_conn: true,
-        ext: ClientExtensions { smaller_depth: true, queue_depth: 0 }.encode(),
+        ext: ClientExtensions { smaller_depth: true, ..ClientExtensions::default() }.encode(),
     };
     let (fabric, ring) = link.parts();
     let now = Clock.now();
