@@ -186,6 +186,7 @@ mod tests {
         /// How the bind ends, and after how many looks; it does not without.
         end: Option<(u32, WcStatus)>,
         looks: u32,
+        pauses: u32,
         calls: Vec<&'static str>,
     }
 
@@ -218,7 +219,9 @@ mod tests {
             Ok(self.end.and_then(|(after, status)| (self.looks > after).then_some(status)))
         }
 
-        fn pause(&mut self) {}
+        fn pause(&mut self) {
+            self.pauses += 1;
+        }
     }
 
     #[test]
@@ -249,6 +252,28 @@ mod tests {
         let end = Some((0, WcStatus::LocalError));
         let found = try_windows(&mut StandIn { end, ..StandIn::default() });
         assert_eq!(found, MemoryWindows::Missing("a bind failed: local error".into()));
+    }
+
+    #[test]
+    fn a_bind_that_fails_late_is_no_window() {
+        for status in [WcStatus::LocalError, WcStatus::Flushed] {
+            let mut late = StandIn { end: Some((LOOKS - 1, status)), ..StandIn::default() };
+            let found = try_windows(&mut late);
+            assert_eq!(found, MemoryWindows::Missing(format!("a bind failed: {status}")));
+            assert_eq!(late.looks, LOOKS, "at the last look");
+        }
+    }
+
+    #[test]
+    fn a_bind_that_does_not_end_is_waited_for_a_quarter_of_a_second() {
+        // Neither without an end, nor with one that comes too late.
+        for end in [None, Some((LOOKS, WcStatus::Success)), Some((LOOKS, WcStatus::LocalError))] {
+            let mut silent = StandIn { end, ..StandIn::default() };
+            let found = try_windows(&mut silent);
+            assert_eq!(found, MemoryWindows::Untried("a bind did not end in time".into()));
+            assert_eq!((silent.looks, silent.pauses), (LOOKS, LOOKS));
+            assert_eq!(LOOK_EVERY * silent.pauses, Duration::from_millis(250));
+        }
     }
 
     #[test]
