@@ -134,6 +134,12 @@ mutants! {
     NbdBacklogForgotten = "nbd-backlog-forgotten",
     /// A sync that failed is forgotten when it was answered.
     SyncFailureForgotten = "sync-failure-forgotten",
+    /// A session may go on using an export that was removed under it.
+    RemovedServed = "removed-served",
+    /// A session opens what has the name of an export that was removed under it.
+    RemovedReopened = "removed-reopened",
+    /// A client does not end when its export was removed.
+    RemovedIgnored = "removed-ignored",
     /// A path is used that leads to another server's disk.
     OtherDiskAccepted = "other-disk-accepted",
     /// A path is used that meets ids which a path that is connected did not say.

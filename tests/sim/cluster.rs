@@ -3,12 +3,14 @@
 //! A core turns as its driver would turn it: messages, events of its fabric, timers, whoever uses
 //! the device, what is to be posted. After a turn in which anything happened it pauses for a
 //! time of the seed's choice, so that events pile up and turns interleave. `bounds.rs` is what has
-//! to hold at any moment, and what is left; `beside.rs` has other sessions.
+//! to hold at any moment, and what is left; `beside.rs` has other sessions; `operator.rs` what
+//! operators do.
 
 mod beside;
 mod bounds;
 mod guest;
 mod nbd;
+mod operator;
 mod servers;
 
 use std::collections::VecDeque;
@@ -27,7 +29,7 @@ use super::disk::Disk;
 use super::epochs::KeptEpoch;
 use super::faults::Act;
 use super::host::{
-    ClientHost, Inbox, Pace, ServerHost, ask_to_stop, client_ip, path_name, path_target, server_ip,
+    ClientHost, Inbox, Pace, ServerHost, ask_to_stop, client_ip, path_name, server_ip,
     session_config,
 };
 use super::log::Log;
@@ -38,6 +40,7 @@ use super::port::{Port, PortFaults, SharedFaults};
 use super::workload::{Errors, Mode, Rules, Workload};
 use super::{Failure, Plant};
 use beside::Beside;
+use operator::Exports;
 use servers::Strangers;
 
 /// Rounds at one moment after which the clock counts as standing still.
@@ -70,6 +73,7 @@ pub(super) struct Cluster {
     guest: Option<guest::Guest>,
     beside: Beside,
     server: Vec<ServerHost>,
+    exports: Exports,
     /// What servers keep for the next.
     kept: Arc<KeptEpoch>,
     /// The backing file is shorter than it was.
@@ -138,7 +142,7 @@ impl Cluster {
         ports[1].borrow_mut().pinned = options.pinned;
         ports[1].borrow_mut().late_data = options.late_data;
         ports[0].borrow_mut().preflush = options.preflush;
-        ports[0].borrow_mut().kernel = options.kernel.is_some();
+        ports.iter().for_each(|port| port.borrow_mut().kernel = options.kernel.is_some());
         let errors = Errors {
             backend: options.disk.errors.num > 0 || options.disk.writeback.num > 0,
             loses: options.disk.writeback.num > 0,
@@ -173,6 +177,7 @@ impl Cluster {
             guest: None,
             beside: Beside::default(),
             server: Vec::new(),
+            exports: Exports::new(options),
             kept: KeptEpoch::new(options.extra.saves, options.seed, plant),
             is_short: false,
             servers_started: 0,
@@ -252,44 +257,6 @@ impl Cluster {
             self.stop_client(false);
             let works = std::mem::take(&mut self.works);
             self.start_client(works);
-        }
-    }
-
-    /// Has the session take all paths back that an operator took from it.
-    fn restore(&mut self, now: Instant) {
-        let there = self.paths();
-        let mut whole = true;
-        for path in 0..self.options.paths {
-            let name = path_name(path);
-            let found = there.iter().find(|one| one.name == name);
-            whole &= found.is_some_and(|one| !one.leaving);
-            if found.is_none_or(|one| one.state == "disconnected") {
-                whole = false;
-                self.have(now, path, Duration::ZERO);
-            }
-        }
-        self.restore_at = (!whole || self.client.is_empty()).then_some(now + 20 * MS);
-    }
-
-    /// Tells the session to have a path.
-    fn have(&mut self, now: Instant, path: usize, within: Duration) {
-        let name = path_name(path);
-        let change = if self.paths().iter().any(|one| one.name == name) {
-            Change::Reconnect(Leaving { path: name, within, force: false })
-        } else {
-            self.added = self.added.wrapping_add(1);
-            let (life, added) = (self.life, self.added);
-            let uuid = [life, added, 0xa0 + path as u8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
-            Change::Add { target: path_target(&self.options, path), uuid }
-        };
-        self.change(now, change);
-    }
-
-    /// Tells the session to change. It may refuse.
-    fn change(&mut self, now: Instant, change: Change) {
-        let Some(home) = self.client.first_mut() else { return };
-        if let Err(refused) = home.core.change(now, change, &mut home.fabrics) {
-            self.log.event(now, "refused", [0, 0], || refused);
         }
     }
 
@@ -382,12 +349,13 @@ impl Cluster {
             (port.fail_after, port.no_memory, port.late_data) = (None, 0, false);
         }
         self.disk.calm(self.now());
+        self.exports.calm(self.now());
         self.kept.calm();
         self.no_more_strangers();
         self.beside.end_rival();
         self.restore_at = self.options.operated.then(|| self.now());
         // Where the load has ended early.
-        self.plan.retain(|(_, act)| !matches!(act, Act::Reconnect { .. }));
+        self.plan.retain(|(_, act)| !matches!(act, Act::Reconnect { .. } | Act::RemoveExport));
     }
 
     pub(super) fn act(&mut self, act: Act) -> Result<(), Failure> {
@@ -450,6 +418,7 @@ impl Cluster {
             Act::Grow { times } => self.grow(now, times),
             Act::Say(said) => self.say(said),
             Act::Reconnect { only, by } => self.reconnect(now, only, by)?,
+            Act::RemoveExport => self.remove_export()?,
         }
         self.wake_all();
         Ok(())
@@ -567,6 +536,7 @@ impl Cluster {
     fn turn(&mut self) -> Result<bool, Failure> {
         let now = self.world.now();
         self.disk.set_now(now);
+        self.exports.set_now(now);
         let mut any = self.strangers.turn(now, self.options.think_max);
         for at in 0..self.client.len() {
             let pace = &mut self.client[at].pace;

@@ -10,7 +10,7 @@ use rtrs_core::fabric::sim::{Fault, LinkOptions};
 use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::time::{Duration, Instant};
 
-use super::options::{FaultMix, Ids, MS, Said, Truncation};
+use super::options::{FaultMix, Ids, MS, Removal, Said, Truncation};
 
 /// How long before the server starts again other servers end, where they have to.
 const SAID_AHEAD: Duration = Duration::from_millis(300);
@@ -59,6 +59,8 @@ pub(super) enum Act {
     Grow { times: u32 },
     /// The server says this of itself when it starts next.
     Say(Said),
+    /// The server's operator removes the session's export by force.
+    RemoveExport,
 }
 
 /// Draws when the backing file is made shorter from `from` on, and what follows, in order of time.
@@ -99,6 +101,24 @@ pub(super) fn grow((from, time): (Instant, Duration), prng: &mut Prng) -> Vec<(I
     }
     plan.retain(|(at, _)| *at < from + time);
     plan.sort_by_key(|(at, _)| *at);
+    plan
+}
+
+/// Draws when the session's export is removed, in order of time; where the session is not to see
+/// it, while all links are down.
+pub(super) fn remove(
+    removal: Removal,
+    links: &[(IpAddr, IpAddr)],
+    (from, time): (Instant, Duration),
+    prng: &mut Prng,
+) -> Vec<(Instant, Act)> {
+    let at = from + prng.duration(Duration::ZERO..=time * 2 / 3);
+    let back = at + prng.duration(MS..=time / 4);
+    let mut plan = vec![(at, Act::RemoveExport)];
+    for &(a, b) in links.iter().filter(|_| removal.unseen) {
+        plan.insert(0, (at, Act::World(Fault::LinkDown(a, b))));
+        plan.push((back, Act::World(Fault::LinkUp(a, b))));
+    }
     plan
 }
 

@@ -5,7 +5,7 @@ use rtrs_core::mutant::Mutant;
 use rtrs_tests::sim::{Options, Plant, hunt, kept_seeds, run, run_held, run_shares, run_with};
 
 /// Seeds in which a planted bug has to show.
-const PLANT_SEEDS: u64 = 60;
+const PLANT_SEEDS: u64 = 100;
 /// A seed that shows a bug which only few runs can have.
 const LATE_SAVE_SEED: u64 = 344;
 

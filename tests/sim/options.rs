@@ -13,7 +13,7 @@ use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::time::Duration;
 
 use extra::Extra;
-pub(super) use extra::{Saves, Truncation};
+pub(super) use extra::{Removal, Saves, Truncation};
 pub(super) use ids::{Ids, Said, Told, others};
 
 /// A millisecond.
@@ -114,6 +114,8 @@ pub enum Guest {
     Reader,
     /// Writing, beside the first writer.
     Writer,
+    /// Writing, to another export.
+    Neighbor,
 }
 
 /// What the workload does.
@@ -589,7 +591,8 @@ impl Options {
 impl Options {
     /// Nothing happens to the cluster but IO.
     pub(super) fn is_quiet(&self) -> bool {
-        self.faults.is_empty() && !self.operated && !self.rival
+        let removed = self.extra.removal.is_some();
+        self.faults.is_empty() && !self.operated && !self.rival && !removed
     }
 
     /// IO is held to a time, or other servers are told from the session's by its first path: what

@@ -7,7 +7,7 @@ use rtrs_core::prng::Prng;
 use rtrs_core::time::{Duration, Instant};
 
 use super::cluster::Cluster;
-use super::faults::{Act, grow, moves, operate, plan, reconnects, say, truncate};
+use super::faults::{Act, grow, moves, operate, plan, reconnects, remove, say, truncate};
 use super::log::{Log, Sink};
 use super::options::{MS, Options};
 use super::workload::Mode;
@@ -67,6 +67,8 @@ pub struct Stats {
     pub backend_beyond: u64,
     /// IOs that failed for that.
     pub io_beyond: u64,
+    /// IOs that failed because their export had been removed.
+    pub io_removed: u64,
     /// Epochs whose save took its time.
     pub late_saves: u64,
     /// Servers that ended while they saved one.
@@ -104,6 +106,7 @@ impl Stats {
         self.backend_late += other.backend_late;
         self.backend_beyond += other.backend_beyond;
         self.io_beyond += other.io_beyond;
+        self.io_removed += other.io_removed;
         self.late_saves += other.late_saves;
         self.cut_saves += other.cut_saves;
         self.guest_writes += other.guest_writes;
@@ -148,6 +151,7 @@ pub fn run_with(options: &Options, plant: Plant, sink: Option<Sink>) -> Outcome 
         stats.taken_over += work.stats.again;
         stats.losses_reported += work.stats.losses_reported;
         stats.io_beyond += work.stats.beyond;
+        stats.io_removed += work.stats.removed;
         stats.io_ms_max = stats.io_ms_max.max(work.stats.time_max.as_millis() as u64);
     }
     let disk = cluster.disk.stats();
@@ -216,6 +220,11 @@ fn drive(
         acts.extend(truncate(truncation, options.work.sectors, time, own));
         acts.sort_by_key(|&(at, _)| at);
     }
+    if let Some(removal) = options.extra.removal {
+        let own = &mut Prng::new(options.seed ^ 0x7265_6d6f_7665_6421);
+        acts.extend(remove(removal, &links, (from, options.load_time), own));
+        acts.sort_by_key(|&(at, _)| at);
+    }
     cluster.set_plan(acts);
     if options.rival {
         cluster.start_rival();
@@ -231,6 +240,7 @@ fn drive(
     if plant == Plant::DeadLink {
         cluster.kill_link()?;
     }
+    cluster.follow_removed()?;
     let stopped = cluster.now();
     wait_live(cluster, "after the faults stopped")?;
     stats.recovery_ms = cluster.now().since(stopped).as_millis() as u64;

@@ -59,6 +59,8 @@ pub(super) struct WorkStats {
     pub(super) losses_reported: u64,
     /// IOs that failed beyond the end of a file that had been made shorter.
     pub(super) beyond: u64,
+    /// IOs that failed because their export had been removed.
+    pub(super) removed: u64,
     /// The longest IO.
     pub(super) time_max: Duration,
 }
@@ -146,6 +148,8 @@ pub(super) struct Workload {
     pending: BTreeMap<u64, Pending>,
     /// Writes that ended for want of a path, and when.
     given_up: Vec<(Instant, u32)>,
+    /// When its export was removed, until it has another device.
+    removed_at: Option<Instant>,
     /// For a plant: sectors of writes that have failed since somebody asked.
     pub(super) failed: Vec<(u32, u32)>,
     /// IOs to be done whatever the mode: what, sector, count, FUA.
@@ -180,6 +184,7 @@ impl Workload {
             free: (0..options.depth).rev().collect(),
             pending: BTreeMap::new(),
             given_up: Vec::new(),
+            removed_at: None,
             failed: Vec::new(),
             orders: VecDeque::new(),
             next_tag: (core as u64) << 48,
@@ -202,6 +207,7 @@ impl Workload {
     /// The device is there.
     pub(super) fn open(&mut self, now: Instant, mut device: SessionDevice, seat: Seat) {
         self.resent_until = now + resent_for(self.takeover);
+        self.removed_at = None;
         if self.nbd {
             let way = self.way();
             let front = Front::new(now, device, self.prng.fork(), (seat, way));
@@ -212,6 +218,11 @@ impl Workload {
                 .expect("memory of a workload is registered");
             self.device = Some(Used::Session(device));
         }
+    }
+
+    /// The server's operator has removed its export: what it asks for from now on fails.
+    pub(super) fn export_removed(&mut self, now: Instant) {
+        self.removed_at = Some(now);
     }
 
     /// How it uses its front.
@@ -596,10 +607,18 @@ impl Workload {
         if (io.op, status, self.errors.loses) == (IoOp::Flush, IoStatus::Io, true) {
             oracle.excuse_unflushed();
         }
+        let removed = self.removed_at.is_some();
+        if status.is_ok() && self.removed_at.is_some_and(|at| io.since > at) {
+            let text = format!("io {tag:#x} succeeded, and began after its export was removed");
+            return Err(Failure::new("blocks", text));
+        }
         let (calm, syncs) = (self.is_calm, io.op == IoOp::Flush || io.fua);
         let flushes = io.op == IoOp::Flush || io.fua && self.preflush;
         match status {
             IoStatus::Ok => {}
+            IoStatus::Io | IoStatus::TimedOut | IoStatus::Aborted if removed => {
+                self.stats.removed += 1;
+            }
             IoStatus::Io if reported => self.stats.losses_reported += 1,
             IoStatus::Io if oracle.may_be_beyond(io.sector, io.count, io.since) => {
                 self.stats.beyond += 1;
@@ -658,7 +677,7 @@ impl Workload {
                     self.failed.push((io.sector, io.count));
                 }
                 // Of an IO of many parts one may have met the backend's error, another no path.
-                oracle.write_failed(id, !self.errors.paths);
+                oracle.write_failed(id, !self.errors.paths && !removed);
             }
             IoOp::Read => {
                 self.stats.reads += 1;

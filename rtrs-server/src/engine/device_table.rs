@@ -119,7 +119,9 @@ impl DeviceTable {
 
     /// The export of an id is removed: nothing begins there any more.
     pub fn remove(&self, id: DeviceId) {
-        if let Some(row) = self.row(id) {
+        if let Some(row) = self.row(id)
+            && !rtrs_core::mutated!(RemovedServed)
+        {
             row.word.store(REMOVED, Ordering::Release);
         }
     }

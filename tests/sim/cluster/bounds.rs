@@ -87,7 +87,8 @@ impl Cluster {
         let sessions = self.server.first().map_or(0, |host| host.core.snapshot(self.now()).len());
         let shards = || self.server.iter().map(|host| host.core.shard());
         let connections = shards().map(|shard| shard.connections()).sum();
-        (sessions, connections, shards().map(|s| s.inflight()).sum(), self.disk.inflight())
+        let block = self.disk.inflight() + self.exports.inflight();
+        (sessions, connections, shards().map(|s| s.inflight()).sum(), block)
     }
 
     /// IOs and permits that the client still has.

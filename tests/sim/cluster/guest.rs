@@ -3,7 +3,7 @@
 //! It opens the export for reading, or as a second writer (`migration`), and flushes now and then.
 //! What becomes of those flushes nobody judges: it is there for what it does to the other session.
 //! In some runs it is a user like the first one, with a workload on sectors of its own behind those
-//! of the other, judged by an oracle of its own.
+//! of the other, judged by an oracle of its own. A neighbor is such a user of another export.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -31,6 +31,8 @@ use super::super::workload::{Rules, Workload};
 const GAP_MAX: Duration = Duration::from_millis(40);
 /// Sectors that it writes to.
 pub(super) const SECTORS: u32 = 32;
+/// The export of a neighbor.
+pub(super) const NEIGHBOR: &str = "other";
 /// Its core's number in the log, behind all others.
 const CORE: usize = 0x7e;
 
@@ -61,15 +63,17 @@ impl Guest {
         home: Option<Identity>,
         (rules, log): (&Rules, &Log),
     ) -> Option<Self> {
-        let access = match options.guest? {
-            Kind::Reader => AccessMode::ReadOnly,
-            Kind::Writer => AccessMode::Migration,
+        let (access, export, base) = match options.guest? {
+            Kind::Reader => (AccessMode::ReadOnly, "vol", 0),
+            Kind::Writer => (AccessMode::Migration, "vol", options.work.sectors),
+            Kind::Neighbor => (AccessMode::ReadWrite, NEIGHBOR, 0),
         };
         let node = world.node(address());
         let path = path_target(options, 0);
         let remotes: Vec<SocketAddr> = path.remotes.clone();
         let config = SessionConfig {
             name: "guest".into(),
+            export: export.into(),
             id: SessionId([0xee; 16]),
             access,
             shards: 1,
@@ -92,7 +96,7 @@ impl Guest {
             let rules = Rules { options: own, nbd, nbd_drops, preflush, ..rules.clone() };
             let prng = Prng::new(options.seed ^ 0x6775_6573_745f_696f);
             let work = Workload::new(CORE, &rules, prng, log.clone());
-            (work.based_at(options.work.sectors), oracle)
+            (work.based_at(base), oracle)
         });
         Some(Self {
             core,

@@ -153,13 +153,10 @@ impl Cluster {
         let cuts = if self.plant == Plant::SameLife { 0 } else { self.disk.stats().cuts };
         self.servers_started += 1;
         let instance = ServerInstance { boot: 1 + cuts, process: self.servers_started };
-        let Identity { server: server_id, export: id } = self.strangers.says();
+        let server_id = self.strangers.says().server;
         let params = SessionParams { server_id, ..server_params(&self.options, instance) };
-        let source = Arc::new(self.disk.exported());
+        let exports = self.exports.of(self.export());
         self.note_length();
-        let epoch = SyncEpoch::kept(self.kept.number(), Arc::clone(&self.kept) as _, "vol".into());
-        let export = Export { id, epoch, ..Export::new("vol", source) };
-        let exports = ExportTable::new(vec![export]);
         for at in 0..self.options.server_cores {
             let core = Core::without_ring(CoreIndex(at));
             let fabric = self.world.fabric(self.nodes[1]);
@@ -173,6 +170,13 @@ impl Cluster {
         for path in (0..self.options.paths).filter(|path| Some(*path) != self.strangers.path) {
             listen(self.server[0].fabrics[0].as_mut(), path);
         }
+    }
+
+    /// The session's export, as long as its file is now.
+    pub(super) fn export(&self) -> Export {
+        let source = Arc::new(self.disk.exported());
+        let epoch = SyncEpoch::kept(self.kept.number(), Arc::clone(&self.kept) as _, "vol".into());
+        Export { id: self.strangers.says().export, epoch, ..Export::new("vol", source) }
     }
 
     /// Starts the server that is down; one of its addresses may be somebody else's from now on.

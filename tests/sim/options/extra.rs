@@ -1,6 +1,6 @@
 //! What a share of the runs has that look for nothing else: a disk slower than `io-timeout`, a
 //! backing file that is made shorter, a device that grows and shrinks, epochs that are saved late,
-//! a second session that writes.
+//! a second session that writes, an export that is removed by force.
 //!
 //! Each is drawn by a generator of its own, and runs that hunt for something stay as they are.
 
@@ -19,6 +19,7 @@ const LATE_SAVES: u64 = 0x6c61_7465_7361_7666;
 const GUEST_LOSSES: u64 = 0x6775_6573_745f_6c71;
 const LITTLE_MEMORY: u64 = 0x6c69_7474_6c65_5f6d;
 const RESIZES: u64 = 0x7265_7369_7a65_735f;
+const REMOVAL: u64 = 0x7265_6d6f_7661_6c5f;
 
 /// The extras of a run.
 #[derive(Clone, Copy, Debug, Default)]
@@ -29,6 +30,8 @@ pub struct Extra {
     pub truncation: Option<Truncation>,
     /// The device gets other sizes, all of which hold the sectors that are used.
     pub resizes: bool,
+    /// The session's export is removed by force.
+    pub removal: Option<Removal>,
     /// The server takes a while to save the epoch of an export.
     pub saves: Option<Saves>,
     /// The second session writes to sectors of its own, behind those of the others.
@@ -47,6 +50,15 @@ pub struct Truncation {
     pub regained: bool,
     /// The server starts again meanwhile too, and exports what is left.
     pub short_export: bool,
+}
+
+/// How an export is removed.
+#[derive(Clone, Copy, Debug)]
+pub struct Removal {
+    /// Another disk gets its name.
+    pub has_heir: bool,
+    /// All paths are down then.
+    pub unseen: bool,
 }
 
 /// How epochs are saved.
@@ -90,6 +102,10 @@ impl Options {
                 self.operated = false;
             }
             return;
+        }
+        let own = &mut Prng::new(seed ^ REMOVAL);
+        if self.is_ordinary() && own.chance(Ratio::new(1, 4)) {
+            return self.have_removal(own);
         }
         let own = &mut Prng::new(seed ^ GUEST_WRITES);
         let ordinary = self.is_ordinary() && !self.extra.little_memory;
@@ -178,6 +194,20 @@ impl Options {
             // Paths are as good as can be.
             self.faults = FaultMix { gap_max: self.load_time * 4, ..FaultMix::NONE };
         }
+    }
+
+    /// One session at a time, and one server: the one that starts next exports what its settings
+    /// say.
+    fn have_removal(&mut self, prng: &mut Prng) {
+        self.extra.removal = Some(Removal { has_heir: half(prng), unseen: half(prng) });
+        (self.guest, self.extra.guest_writes) = (Some(Guest::Neighbor), true);
+        let faults = &mut self.faults;
+        (faults.server_restart, faults.power_cut, faults.server_stop) = (0, 0, 0);
+        (faults.client_restart, self.takeover) = (0, None);
+        // It finds dead paths in time to give back what they have.
+        self.server_heartbeat = self.server_heartbeat.min(1000 * MS);
+        self.extra.little_memory = false;
+        self.work.ios_max = self.work.ios_max.max(500);
     }
 
     /// What fails then fails for this alone. That a shorter file survives a power cut is nobody's

@@ -2,11 +2,10 @@
 //!
 //! Each path connects one connection after the other (connection 0 here, the others on their
 //! shards, by message), sends INFO_REQ, gets its chunks, opens the device and then carries IO.
-//! Every path opens the device, not only the first: to a server that has the session it is the same
-//! device again, and one that lost the session while we thought another path alive (a restart
-//! behind a silent link) must not get IO for a device it does not know. When the last path goes the
-//! device counts as closed. A path that ends first gets all its connections ended on all shards,
-//! then waits by a backoff with jitter and starts over with a new epoch.
+//! Every path opens the device, not only the first: a server that lost the session while another
+//! path seemed alive (a restart behind a silent link) must not get IO for a device it does not
+//! know. When the last path goes the device counts as closed. A path that ends first gets all its
+//! connections ended on all shards, then waits by a backoff with jitter and starts over.
 //!
 //! Each part owns its state and knows nothing of the others; this file wires them together:
 //!
@@ -429,7 +428,7 @@ impl SessionControl {
     /// The server's operator has removed the export while it was open. Whatever is exported by that
     /// name later is not what the session's users know, so no path tries again.
     fn on_removed(&mut self, over: Option<PathId>, ctx: &mut Ctx<'_>) {
-        if self.failure().is_some() || self.detaching {
+        if self.failure().is_some() || self.detaching || rtrs_core::mutated!(RemovedIgnored) {
             return;
         }
         self.device.ended(SessionFailure::Removed);

@@ -49,7 +49,7 @@ impl Removed {
             let same = bare(one.export.name().as_bytes()) == bare(name);
             same && one.refused && one.session == session
         };
-        self.0.iter().any(is)
+        self.0.iter().any(is) && !rtrs_core::mutated!(RemovedReopened)
     }
 
     /// The device that a session had open under this name.
