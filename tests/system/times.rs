@@ -102,6 +102,28 @@ fn a_slow_network_shows_as_network() {
 }
 
 #[test]
+fn each_path_has_times_of_its_own() {
+    let server = server("vol0=mem:16M", &["--listen", "tcp://127.0.0.2:0"]);
+    let proxy = Proxy::start("127.0.0.1", server.portal());
+    let paths = [proxy.portal(), server.portals()[1].clone()];
+    let args = ["--shards", "1", "--policy", "round-robin"];
+    let client = Client::attach("vol0").path(&paths[0]).path(&paths[1]).args(&args).start();
+    let mut raw = RawNbd::go(client.front(), "vol0");
+    proxy.delay(DELAY);
+    for at in 0..2 * READS {
+        raw.read(at * 4096, &mut [0; 4096]).expect("a read");
+    }
+    let all = stats(&client);
+    let (slow, quick) = (&all["paths"][0], &all["paths"][1]);
+    assert!(p50(&slow["parts_us"], "network") >= 2 * DELAY_US, "{all}");
+    assert!(p50(&quick["parts_us"], "network") < DELAY_US, "{all}");
+    let count = |parts: &Value| parts["parts_us"][0]["count"].as_u64().expect("a count");
+    assert_eq!(count(slow) + count(quick), count(&all), "{all}");
+    client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
 fn without_fresh_keys_network_and_server_are_one_part() {
     let server = server("vol0=mem:16M,delay=20ms", &["--always-invalidate", "off"]);
     let client = read_over(server.portal(), || {});
