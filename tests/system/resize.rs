@@ -111,6 +111,9 @@ fn a_shrink_is_refused_while_open_and_loses_nothing_in_silence() {
     let refused = server.command(&smaller).code(1);
     let _ =
         refused.says("cannot resize \"vol0\": 8388608 bytes are less than its 16777216, and it");
+    // Under another spelling of the name as well.
+    let slash = ["export", "resize", "/vol0", "--size", "8M"];
+    let _ = server.command(&slash).code(1).says("it is open; detach it there, or use --force");
     assert_eq!(fs::metadata(&path).expect("the file").len(), 16 * MIB);
     let _ = server.command(&[&smaller[..], &["--force"]].concat()).ok().says("had 16777216");
     await_size(&client, 8 * MIB);
@@ -125,6 +128,9 @@ fn a_shrink_is_refused_while_open_and_loses_nothing_in_silence() {
     set_len(&path, 16 * MIB);
     sleep(Duration::from_secs(3));
     assert_eq!(size_in_list(&server), 8 * MIB);
+    // A larger export that is shorter than its file would cut that.
+    let between = ["export", "resize", "vol0", "--size", "12M"];
+    let _ = server.command(&between).code(1).says("its file has 16777216 bytes, and would be cut");
     assert_eq!(resize(&server, &[])["size"], 16 * MIB);
     await_size(&client, 16 * MIB);
     let mut bytes = [9; 4096];

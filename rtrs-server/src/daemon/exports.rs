@@ -299,7 +299,7 @@ impl Exports {
             AdminReply::ExportRemoved { ended } => Some(ended),
             _ => None,
         });
-        let ended = ended.map_err(|why| (why, self.is_open(name)))?;
+        let ended = ended.map_err(|why| (why, self.is_open(name).unwrap_or(false)))?;
         self.entries.lock().remove(name);
         Ok((export, ended))
     }
@@ -334,9 +334,10 @@ impl Exports {
         &self.control
     }
 
-    pub(super) fn is_open(&self, name: &str) -> bool {
-        let exports = self.list().map(|list| list.exports).unwrap_or_default();
-        exports.iter().any(|export| export.name == name && !export.open_by.is_empty())
+    /// True if a session has an export open. `name` is its own, without other slashes.
+    pub(super) fn is_open(&self, name: &str) -> Result<bool, String> {
+        let exports = self.list()?.exports;
+        Ok(exports.iter().any(|export| export.name == name && !export.open_by.is_empty()))
     }
 
     /// Flushes and closes exports when the last of their requests has ended, and waits for that so

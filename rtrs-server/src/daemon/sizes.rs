@@ -72,7 +72,9 @@ impl Exports {
             Some(end) => Some(format!("its target was cut to {end} bytes")),
             None => (to < had).then(|| format!("{to} bytes are less than its {had}")),
         };
-        if let Some(why) = loses.filter(|_| !force && self.is_open(name)) {
+        if let Some(why) = loses.filter(|_| !force)
+            && self.is_open(&export.name).map_err(cannot)?
+        {
             let hint = "and it is open; detach it there, or use --force, which loses what lies \
                         beyond the end";
             return Err(cannot(format!("{why}, {hint}")));

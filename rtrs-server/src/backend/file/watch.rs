@@ -139,6 +139,14 @@ impl Shared {
         if has != size && self.geometry.read_only {
             return refuse(format!("it is a file of {has} bytes that was opened read-only"));
         }
+        // It has grown since it was measured, or is longer than the export is to be: making the
+        // export larger cuts nothing of it.
+        let is_cut = self.end.load(Ordering::SeqCst) != u64::MAX;
+        if size >= had && has > size && !is_cut {
+            return refuse(format!(
+                "its file has {has} bytes, and would be cut; leave --size out to export all of it"
+            ));
+        }
         let followed = self.follows.swap(false, Ordering::SeqCst);
         if size < had {
             self.size.set(size);

@@ -351,8 +351,8 @@ impl Control {
                     asking.name()
                 });
                 let asked = (reply_to, &*name, mode);
-                let device = self.opens.device_of(&session, &name);
                 let answer = self.opens.open(&session, session_name, asked, ctx)?;
+                let device = self.opens.device_of(&session, &name, &answer);
                 exports::opened_again(reply_to.path, device, &mut self.registry, ctx.out);
                 let asked = Asked { export: *name, access: mode.access };
                 self.log_open((&*session, peer), asked, &answer, ctx);
@@ -390,12 +390,12 @@ impl Control {
         let Some(found_for) = self.registry.path(reply_to.path) else { return };
         let session = Arc::clone(&found_for.shared().session);
         let peer = found_for.shared().origin.peer;
-        let device = self.opens.device_of(&session, &search.name);
-        exports::opened_again(reply_to.path, device, &mut self.registry, ctx.out);
         let answer = match self.evicted.contains(session.id) {
             true => ControlAnswer::Refused(errno::ESTALE),
             false => self.opens.found(&session, mode, result, ctx),
         };
+        let device = self.opens.device_of(&session, &search.name, &answer);
+        exports::opened_again(reply_to.path, device, &mut self.registry, ctx.out);
         let asked = Asked { export: search.name, access: mode.access };
         self.log_open((&*session, peer), asked, &answer, ctx);
         self.note_open(&session, &answer, ctx);

@@ -22,7 +22,7 @@ use crate::engine::finder::{OpenMode, Search};
 use crate::engine::ledger::FlushLedger;
 use crate::engine::message::{CloseNumber, ControlAnswer, Outbox, ReplyTo, ShardMessage};
 use crate::engine::session::{ServerInstance, SessionParams, SessionShared};
-use crate::export::{Export, ExportIndex, ExportTable};
+use crate::export::{Export, ExportIndex, ExportTable, bare};
 use crate::stats::OpenSnapshot;
 
 /// Which session has which export open.
@@ -155,8 +155,18 @@ impl Opens {
         open.find(opened)?.id
     }
 
-    /// The device that a session has open under this name, or had until the export was removed.
-    pub(super) fn device_of(&self, session: &SessionShared, name: &Name) -> Option<DeviceId> {
+    /// The device that an OPEN of this name is about, as the answer says; of one that is refused,
+    /// what the session has open under this name, or had until the export was removed.
+    pub(super) fn device_of(
+        &self,
+        session: &SessionShared,
+        name: &Name,
+        answer: &ControlAnswer,
+    ) -> Option<DeviceId> {
+        if let ControlAnswer::Opened(bytes) = answer {
+            let opened = OpenRsp::decode(&bytes[..OpenRsp::LEN]).ok();
+            return opened.map(|opened| DeviceId(opened.device_id));
+        }
         let is = |id: &DeviceId| {
             let export = session.devices.get(*id).and_then(|entry| self.exports.get(entry.export));
             export.is_some_and(|export| name_matches(&export.name, name))
@@ -276,10 +286,9 @@ impl Opens {
     }
 }
 
-/// Names match without the leading slash of a kernel client.
+/// Names match without leading slashes, such as that of a kernel client.
 fn name_matches(export: &str, asked: &Name) -> bool {
-    let bytes = asked.as_bytes();
-    bytes.strip_prefix(b"/").unwrap_or(bytes) == export.as_bytes()
+    bare(asked.as_bytes()) == bare(export.as_bytes())
 }
 
 /// The cache epoch of a device without a cache: always this one.

@@ -71,6 +71,20 @@ fn every_path_is_told_once_until_it_opens_again() {
 }
 
 #[test]
+fn an_open_by_another_spelling_of_the_name_answers_too() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let mut peer = Peer::up(&mut fixture, taker(1, 1), "sess");
+    for (name, size) in [("//vol", 2), ("/vol", 3), ("vol", 4)] {
+        peer.open_device(&mut fixture, name, RW).unwrap();
+        fixture.resize(size * OLD);
+        assert_eq!(peer.immediates(&mut fixture), [CHANGED], "{name}");
+    }
+    peer.open_device(&mut fixture, "//vol", RW).unwrap();
+    fixture.remove_vol();
+    assert_eq!(peer.immediates(&mut fixture), [CHANGED], "an idle client hears of a removal");
+}
+
+#[test]
 fn clients_that_do_not_take_it_are_told_nothing() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut kernel = Peer::open(&mut fixture, PeerOptions::default());
