@@ -165,6 +165,8 @@ fn what_the_file_does_not_list_stays_unless_pruned() {
     assert_eq!(of(&pruned, "result")[1], ("vol1".to_owned(), "detached".into()));
     wait_for("its process to end", COMMAND_TIME_MAX, || (host.pids().len() == 1).then_some(()));
     let _ = host.with(&both[..1], &["diff", "--prune"]).ok();
+    let none = host.with(&both[..0], &["apply", "--prune"]);
+    let _ = none.code(2).says("the file lists no session, and --prune would detach all");
     host.end();
 }
 

@@ -56,8 +56,8 @@ pub(crate) struct Running {
     pub(crate) plan: AttachPlan,
     /// Its block device.
     pub(crate) device: Option<String>,
-    /// The server's operator has ended it.
-    pub(crate) evicted: bool,
+    /// Why it serves no more IO, if it has ended.
+    pub(crate) ended: Option<&'static str>,
 }
 
 /// A setting that differs.
@@ -132,7 +132,7 @@ pub(crate) fn task(wanted: &Wanted, found: &Found) -> Task {
 
 fn change(wanted: &Wanted, running: &Running) -> Task {
     let mut differences = settings_of(wanted, running);
-    let mut task = Task::of(Action::Unchanged, running.evicted.then_some("the server evicted it"));
+    let mut task = Task::of(Action::Unchanged, running.ended);
     let online = differences.iter().filter(|one| one.online);
     let online = online.map(|one| (one.setting.clone(), text(&one.wanted))).collect();
     // As the session itself would judge it.
@@ -142,7 +142,9 @@ fn change(wanted: &Wanted, running: &Running) -> Task {
     }
     differences.extend(paths_of(&wanted.plan, &running.plan));
     task.action = match () {
-        () if running.evicted || differences.iter().any(|one| !one.online) => Action::NeedsReattach,
+        () if running.ended.is_some() || differences.iter().any(|one| !one.online) => {
+            Action::NeedsReattach
+        }
         () if differences.is_empty() => Action::Unchanged,
         () => Action::Change,
     };
@@ -212,7 +214,7 @@ mod tests {
     }
 
     fn running(yaml: &str) -> Running {
-        Running { plan: wanted(yaml).plan, device: Some("/dev/nbd3".into()), evicted: false }
+        Running { plan: wanted(yaml).plan, device: Some("/dev/nbd3".into()), ended: None }
     }
 
     fn task_of(file: &str, runs: &str) -> Task {
@@ -301,7 +303,10 @@ mod tests {
 
     #[test]
     fn an_evicted_session_serves_no_more() {
-        let found = Found::Running(Box::new(Running { evicted: true, ..running(BASE) }));
+        let found = Found::Running(Box::new(Running {
+            ended: Some("the server evicted it"),
+            ..running(BASE)
+        }));
         let task = task(&wanted(BASE), &found);
         assert_eq!((task.action, task.differences), (Action::NeedsReattach, vec![]));
     }

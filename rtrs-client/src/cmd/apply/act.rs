@@ -36,7 +36,6 @@ pub(super) fn act(
     task: &Task,
     may: Allowed,
 ) -> Result<Option<&'static str>, Error> {
-    let detach = || end(session, may.within_ms, false)?.verdict(&session.name);
     match (task.action, wanted) {
         (Action::Attach, Some(wanted)) => {
             start(wanted, session)?;
@@ -45,8 +44,10 @@ pub(super) fn act(
         (Action::NeedsReattach, Some(wanted)) if may.reattach => {
             // What would keep it from coming back.
             wanted.plan.session.check()?;
-            detach()?;
+            let ended = end(session, may.within_ms, false)?;
+            // IO that was cut off is reported when the session is back.
             start(wanted, session)?;
+            ended.verdict(&session.name)?;
             Ok(Some("reattached"))
         }
         (Action::NeedsReattach, _) => {
@@ -58,7 +59,14 @@ pub(super) fn act(
             Ok(Some("changed"))
         }
         (Action::NotListed, _) if may.prune => {
-            detach()?;
+            // Its device may be mounted, and wait for a takeover.
+            if let Err(error) = session.status()
+                && error.kind() == ErrorKind::NotAttached
+            {
+                let text = "its process is dead; clean up with `rtrs-client detach`";
+                return Err(Error::new(ErrorKind::NotAttached, text));
+            }
+            end(session, may.within_ms, false)?.verdict(&session.name)?;
             Ok(Some("detached"))
         }
         (Action::Unclear, _) => {

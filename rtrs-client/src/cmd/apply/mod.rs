@@ -147,6 +147,10 @@ pub(super) fn apply(args: &ApplyArgs, global: &GlobalArgs) -> Result<(), Error> 
     run_dir.make()?;
     let _lock = Lock::take(&run_dir)?;
     let items = compare(&args.file, global)?;
+    if args.file.prune && items.iter().all(|item| item.task.action == Action::NotListed) {
+        let text = "the file lists no session, and --prune would detach all; use `detach`";
+        return Err(Error::new(ErrorKind::Config, text));
+    }
     let (reattach, prune) = (args.reattach, args.file.prune);
     let may = Allowed { reattach, prune, within_ms: args.within.millis() };
     let results = at_once(&items, AT_ONCE, |item| {
@@ -314,8 +318,12 @@ pub(super) fn running(
     let paths = stays.map(|path| path.path.clone()).collect();
     let values: SettingValues = Session::new(&status.name, global)?.request(&Request::Get)?;
     let plan = plan_of(&status.name, values.settings, paths, run_dir)?;
-    let evicted = status.state == SessionState::Evicted;
-    Ok(Running { plan, device: status.device.clone(), evicted })
+    let ended = match status.state {
+        SessionState::Evicted => Some("the server evicted it"),
+        SessionState::Failed => Some("it has failed; `status` says why"),
+        _ => None,
+    };
+    Ok(Running { plan, device: status.device.clone(), ended })
 }
 
 /// A line per session.
