@@ -104,7 +104,7 @@ fn check_sockets(
 /// Checks whether `export` can replace that of the device. The kernel learned that one at the
 /// connect and relies on it: a device without a write cache is never flushed.
 fn check_shape(places: &Places, index: u32, export: &ExportInfo) -> Result<(), DeviceError> {
-    // It may have grown meanwhile; what the kernel was told of the rest still has to hold.
+    // It may have grown meanwhile; what the kernel knows of the rest still has to hold.
     if places.size(index).is_none_or(|had| export.size < had) {
         let had = places.size(index).map_or_else(|| "no size".into(), |n| format!("{n} bytes"));
         return odd(index, format!("it has {had} and the export {}; {HINT}", export.size));

@@ -212,7 +212,7 @@ impl Shown {
 
     /// Obeys keys. False if they end it.
     fn obey(&mut self, keys: &[u8]) -> bool {
-        // Arrows and the like send several bytes, which are not letters that somebody typed.
+        // Arrows and the like send several bytes, which are not keys that somebody pressed.
         if keys.first() == Some(&0x1b) {
             return true;
         }

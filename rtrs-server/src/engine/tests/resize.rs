@@ -1,4 +1,4 @@
-//! Exports that change their size while clients have them, and what clients are told of it.
+//! Exports that change their size while clients have them, and how clients learn it.
 
 use rtrs_core::block::Geometry;
 use rtrs_core::wire::{AccessMode, ClientExtensions, Imm, OpenRspTail, Rw, errno};
