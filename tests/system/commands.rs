@@ -67,6 +67,28 @@ fn a_detach_that_has_time_is_hurried_by_one_that_has_none() {
 }
 
 #[test]
+fn a_detach_counts_what_it_abandons_on_every_shard() {
+    for round in 0..4 {
+        let server = Server::builder().export("vol0=mem:16M,delay=5m").start();
+        let client = Client::attach("vol0").args(&["--shards", "4"]);
+        let client = client.path(server.portal()).start();
+        let mut raws: Vec<_> = (0..4).map(|_| RawNbd::go(client.front(), "vol0")).collect();
+        for raw in &mut raws {
+            let _ = raw.send_request(0, consts::CMD_READ, 0, 4096);
+        }
+        wait_for("the reads", COMMAND_TIME_MAX, || {
+            (client.status()["inflight"] == 4).then_some(())
+        });
+        let within = if round % 2 == 0 { "0" } else { "100ms" };
+        let detach = ["detach", "vol0", "--force", "--within", within, "-o", "json"];
+        let done = client.command(&detach).code(1);
+        assert_eq!(done.json()["abandoned"], 4, "round {round}");
+        client.wait_gone(STOP_TIME_MAX);
+        server.crash();
+    }
+}
+
+#[test]
 fn a_detach_waits_for_writes_whose_client_is_gone() {
     let server = Server::builder().export("vol0=mem:16M,delay=1s").start();
     let client = Client::attach("vol0").path(server.portal()).start();

@@ -22,6 +22,12 @@ use crate::engine::{
 };
 use crate::frontend::{FrontEnd, FrontRequest, FrontSocket, MakeFrontEnd, Place};
 
+/// How long after a shutdown's deadline the paths wait for the shards to count what still ran. A
+/// shard counts when it wakes at that deadline, so only one that is stuck takes longer.
+const COUNT_PATIENCE: Duration = Duration::from_secs(1);
+/// Bound of the paths' end after a shutdown's deadline.
+const END_PATIENCE: Duration = Duration::from_secs(10);
+
 /// A message to a shard: from another one, or from the rest of the process.
 pub(crate) enum Message {
     Engine(ClientMessage),
@@ -330,12 +336,13 @@ impl ClientShard {
             }
         }
         let Some((deadline, running)) = self.shutdown else { return any };
-        if running == 0 || now >= deadline {
+        // That fails what is in flight on every shard, so each of them counts its own before.
+        if running == 0 || now >= deadline + COUNT_PATIENCE {
             self.engine.detach(now, &mut self.fabrics);
         }
         // The end of all paths has bounds of its own; this one is for a provider that fails them.
         let is_done = self.engine.is_done() && running == 0;
-        if is_done || now >= deadline + Duration::from_secs(10) {
+        if is_done || now >= deadline + END_PATIENCE {
             self.shutdown = None;
             self.event(Event::Done { abandoned: self.abandoned });
             for shard in &self.shards {
@@ -427,7 +434,7 @@ impl Shard for ClientShard {
         soonest = earliest(soonest, self.stopping);
         let shutdown = self
             .shutdown
-            .map(|(at, running)| if running == 0 { at + Duration::from_secs(10) } else { at });
+            .map(|(at, running)| at + if running == 0 { END_PATIENCE } else { COUNT_PATIENCE });
         earliest(soonest, shutdown)
     }
 
