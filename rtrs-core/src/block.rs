@@ -320,6 +320,11 @@ pub trait BlockSource: Send + Sync + fmt::Debug {
         Ok(TargetSize { bytes: self.geometry().size, was_cut: None })
     }
 
+    /// True when what is behind it was made shorter from outside, as far as is known. Never blocks.
+    fn is_cut(&self) -> bool {
+        false
+    }
+
     /// Gives it another size, in whole blocks, with what is behind it. May block. If something is
     /// lost by that, `lost` is called: after nothing is written beyond the new end any more, and
     /// before what lies there is gone.

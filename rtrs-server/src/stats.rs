@@ -407,6 +407,8 @@ choices! {
         Unused = "unused",
         /// Sessions have it open.
         Open = "open",
+        /// Its file or disk was made shorter from outside: IO beyond the new end fails.
+        Cut = "cut",
         /// It is removed, and what sessions have begun there still runs.
         Removing = "removing",
     }

@@ -230,6 +230,35 @@ fn the_configuration_is_read_again() {
 }
 
 #[test]
+fn memory_whose_size_changes_in_the_configuration_is_kept() {
+    let scratch = Scratch::new();
+    let config = scratch.text("server.yaml");
+    let write = |target: &str| {
+        fs::write(&config, format!("export: [vol0={target}]\n")).expect("a file");
+    };
+    write("mem:1M");
+    let server = Server::builder().args(&["--config", &config]).start();
+    let epoch = export(&server, "vol0")["epoch"].clone();
+    for (target, hint) in [("mem:2M", "`export resize`"), ("null:1M", "remove it and add it")] {
+        write(target);
+        for words in [&["reload", "--dry-run", "-o", "json"][..], &["reload", "-o", "json"]] {
+            let report = server.command(words).json();
+            assert_eq!(names(&report, "kept"), ["vol0"], "{words:?}: {report}");
+            let why = report["kept"][0]["why"].as_str().expect("a reason");
+            assert!(why.contains("would lose its memory") && why.contains(hint), "{why}");
+            assert_eq!(names(&report, "failed"), [] as [String; 0]);
+        }
+        assert_eq!(export(&server, "vol0")["backing"], "mem:1M");
+    }
+    assert_eq!(export(&server, "vol0")["epoch"], epoch);
+    // As the hint says.
+    let _ = server.command(&["export", "resize", "vol0", "--size", "2M"]).ok();
+    write("mem:2M");
+    assert_eq!(server.command(&["reload", "-o", "json"]).ok().json()["unchanged"], 1);
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
 fn a_thousand_exports_are_read_again() {
     let scratch = Scratch::new();
     let config = scratch.text("server.yaml");

@@ -40,10 +40,15 @@ fn resize(server: &Server, words: &[&str]) -> Value {
     server.command(&words).ok().json()
 }
 
-fn size_in_list(server: &Server) -> Value {
+/// What `export list` shows of vol0.
+fn export(server: &Server) -> Value {
     let list = server.command(&["export", "list", "-o", "json"]).ok().json();
     let all = list["exports"].as_array().expect("exports");
-    all.iter().find(|export| export["name"] == "vol0").expect("vol0")["size"].clone()
+    all.iter().find(|export| export["name"] == "vol0").expect("vol0").clone()
+}
+
+fn size_in_list(server: &Server) -> Value {
+    export(server)["size"].clone()
 }
 
 #[test]
@@ -159,10 +164,13 @@ fn a_file_that_was_cut_is_accepted_by_force_only() {
     set_len(&path, 32 * MIB);
     sleep(Duration::from_secs(3));
     assert_eq!(size_in_list(&server), 16 * MIB, "a cut file does not grow by itself");
+    assert_eq!(export(&server)["state"], "cut");
+    let _ = server.command(&["export", "list"]).ok().says(" cut ");
     assert_eq!(raw.write(0, 12 * MIB, &[1; 4096]), Reply::Error(EIO));
     let refused = server.command(&["export", "resize", "vol0"]).code(1);
     let _ = refused.says("its target was cut to ").says(" bytes, and it is open");
     let _ = server.command(&["export", "resize", "vol0", "--force"]).ok();
+    assert_eq!(export(&server)["state"], "open");
     await_size(&client, 32 * MIB);
     assert_eq!(raw.call(0, consts::CMD_FLUSH, 0, 0), Reply::Error(EIO));
     assert_eq!(raw.write(0, 12 * MIB, &[1; 4096]), Reply::Error(0));
@@ -181,6 +189,8 @@ fn exports_in_memory_are_resized_by_command() {
     assert_eq!(raw.write(0, last, &[1; 4096]), Reply::Error(0));
     assert_eq!(resize(&server, &["--size", "2M"])["size"], 2 * MIB);
     await_size(&client, 2 * MIB);
+    assert_eq!(export(&server)["backing"], "mem:2M");
+    let _ = server.command(&["export", "save"]).ok().says("mem:2M");
     // Within the chunk that was the last one, and behind it.
     for offset in [1000 << 10, 2 * MIB - 4096] {
         let mut bytes = [9; 4096];
@@ -198,8 +208,9 @@ fn exports_in_memory_are_resized_by_command() {
     assert_eq!(bytes, [0; 4096], "what was cut off is gone");
     let _ = server.command(&["export", "resize", "vol1", "--size", "3M"]).ok().says("vol1 has");
     for (words, why) in [
-        (["vol0", "--size", "1001"], "not a multiple of its block size 512"),
-        (["vol0", "--size", "0"], "not a multiple"),
+        (["vol0", "--size", "1001"], "not a multiple of its block size of 512"),
+        (["vol0", "--size", "0"], "its size cannot be 0; use `export remove`"),
+        (["vol0", "--size", "15E"], "more than the largest size, 8E"),
         (["none", "--size", "1M"], "there is no export"),
     ] {
         let words = [&["export", "resize"], &words[..]].concat();

@@ -47,6 +47,8 @@ pub(super) fn set(args: &SetArgs, global: &GlobalArgs) -> Result<(), Error> {
         return Err(usage("a setting is named twice; name each once"));
     }
     let session = Session::find(&args.name, global)?;
+    let values: SettingValues = session.request(&Request::Get)?;
+    check_known(settings.keys(), &values)?;
     let _: Changed = session.request(&Request::Set { settings: settings.clone() })?;
     let mut values: SettingValues = session.request(&Request::Get)?;
     values.settings.retain(|setting| settings.contains_key(&setting.name));
@@ -55,14 +57,22 @@ pub(super) fn set(args: &SetArgs, global: &GlobalArgs) -> Result<(), Error> {
 
 pub(super) fn get(args: &GetArgs, global: &GlobalArgs) -> Result<(), Error> {
     let mut values: SettingValues = Session::find(&args.name, global)?.request(&Request::Get)?;
-    if let Some(key) =
-        args.keys.iter().find(|key| !values.settings.iter().any(|setting| setting.name == **key))
-    {
-        return Err(usage(format!("there is no setting {key}; get NAME prints all")));
-    }
+    check_known(args.keys.iter(), &values)?;
     let wanted = |setting: &SettingValue| args.keys.is_empty() || args.keys.contains(&setting.name);
     values.settings.retain(wanted);
     global.output.print(&values, |values| values.settings.iter().map(line).collect())
+}
+
+/// Refuses a name that no setting has.
+fn check_known<'a>(
+    mut keys: impl Iterator<Item = &'a String>,
+    values: &SettingValues,
+) -> Result<(), Error> {
+    let is_known = |key: &&String| values.settings.iter().any(|setting| setting.name == **key);
+    match keys.find(|key| !is_known(key)) {
+        Some(key) => Err(usage(format!("there is no setting {key}; get NAME prints all"))),
+        None => Ok(()),
+    }
 }
 
 /// As in the configuration file, with a remark on what `set` changes.

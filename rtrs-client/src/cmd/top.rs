@@ -37,7 +37,13 @@ pub(super) fn run(args: &TopArgs, global: &GlobalArgs) -> Result<(), Error> {
     for name in &args.names {
         let _: Status = Session::find(name, global)?.status()?;
     }
-    let names = args.names.clone();
+    // In their order; one that is named twice is one session.
+    let mut names: Vec<String> = Vec::new();
+    for name in &args.names {
+        if !names.contains(name) {
+            names.push(name.clone());
+        }
+    }
     let source = move || Ok(vec![Group { name: "sessions", entries: entries(&names, &run_dir)? }]);
     top::run("rtrs-client top", &args.top, global.output, source)
 }

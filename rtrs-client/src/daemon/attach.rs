@@ -291,11 +291,27 @@ impl AttachedSession {
         let mut waiting = Vec::new();
         let (mut failed, mut abandoned) = (None, 0);
         let mut kernel_gone = 0;
+        // The latest of several sizes is enough, and nothing waits for it.
+        let mut resized = None;
         loop {
             let left = self.over.map_or(Duration::from_secs(3600), |at| {
                 at.saturating_duration_since(Instant::now())
             });
-            match inbox.recv_timeout(left) {
+            let wake = match (inbox.try_recv(), resized.take()) {
+                (Err(mpsc::TryRecvError::Empty), Some(size)) => {
+                    device::resize(self.device.as_ref(), size, &self.shards);
+                    continue;
+                }
+                (Err(mpsc::TryRecvError::Empty), None) => inbox.recv_timeout(left),
+                (Err(mpsc::TryRecvError::Disconnected), _) => {
+                    Err(mpsc::RecvTimeoutError::Disconnected)
+                }
+                (Ok(wake), before) => {
+                    resized = before;
+                    Ok(wake)
+                }
+            };
+            match wake {
                 Ok(Wake::Signal) => {
                     tracing::info!("signal: finishing requests in flight");
                     self.stop(SIGNAL_GRACE);
@@ -317,7 +333,7 @@ impl AttachedSession {
                     }
                 }
                 Ok(Wake::Session(Event::Resized(size))) if self.over.is_none() => {
-                    device::resize(self.device.as_ref(), size, &self.shards);
+                    resized = Some(size);
                 }
                 Ok(Wake::Session(Event::Done { abandoned: count })) => {
                     abandoned = count;

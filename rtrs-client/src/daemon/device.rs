@@ -16,6 +16,7 @@ use nbd_bridge::kernel::{
     free_left_behind, probe, settle,
 };
 use rtrs_core::block::Geometry;
+use rtrs_core::ids::CoreIndex;
 use rtrs_core::rt::blkdev::{OpenMode, open as open_device};
 use rtrs_core::rt::{become_io_flusher, lock_memory, refuse_oom_kill};
 
@@ -125,7 +126,10 @@ pub(crate) fn resize(device: Option<&KernelDevice>, size: u64, shards: &ShardHan
         if reports.len() == shards.count() && reports.iter().all(knows) {
             break;
         }
-        if Instant::now() >= until {
+        // The control shard, which has sent this size, may know a later one, and says so too.
+        let control = reports.iter().find(|report| report.engine.shard == CoreIndex(0));
+        let is_old = control.is_some_and(|control| !knows(control));
+        if is_old || Instant::now() >= until {
             // It has changed again, and the next event says so; or a shard is stuck.
             tracing::debug!(size, "not all shards know this size of the device");
             return;

@@ -91,15 +91,16 @@ impl Screen {
         Ok(screen)
     }
 
-    /// Draws as many of these lines as there is room for.
-    fn draw(&self, lines: &[String]) -> io::Result<()> {
+    /// Draws as many lines and columns as there is room for.
+    fn draw(&self, shown: &mut Shown) -> io::Result<()> {
         let (rows, columns) = match tcgetwinsize(io::stdout()) {
             Ok(size) if size.ws_row > 0 && size.ws_col > 0 => {
                 (usize::from(size.ws_row), usize::from(size.ws_col))
             }
             _ => SIZE_DEFAULT,
         };
-        let frame = frame(lines, rows, columns);
+        shown.layout.width = columns;
+        let frame = frame(&shown.lines(), rows, columns);
         let original = ORIGINAL.lock();
         if original.is_none() {
             // A signal has given the terminal back.
@@ -220,6 +221,7 @@ impl Shown {
             match char::from(*key) {
                 'q' => return false,
                 'p' => self.layout.with_paths = !self.layout.with_paths,
+                't' => self.layout.times_first = !self.layout.times_first,
                 'h' | '?' => self.with_help = !self.with_help,
                 key => {
                     self.layout.sort_by(key);
@@ -250,7 +252,7 @@ pub(super) fn run<K: ErrorClass>(
         error: None,
     };
     let (mut before, mut left) = (first, args.count);
-    screen.draw(&shown.lines())?;
+    screen.draw(&mut shown)?;
     for event in received {
         match event {
             Event::Sample(Ok(now)) => {
@@ -268,16 +270,16 @@ pub(super) fn run<K: ErrorClass>(
                 if !shown.obey(&keys) {
                     break;
                 }
-                screen.draw(&shown.lines())?;
+                screen.draw(&mut shown)?;
                 continue;
             }
             Event::Redraw => {
-                screen.draw(&shown.lines())?;
+                screen.draw(&mut shown)?;
                 continue;
             }
             Event::Closed => break,
         }
-        screen.draw(&shown.lines())?;
+        screen.draw(&mut shown)?;
         left = left.map(|left| left - 1);
         if left == Some(0) {
             break;
@@ -314,6 +316,7 @@ mod tests {
         assert!(shown.obey(b"h") && shown.lines().iter().any(|line| line == "Sort by:"));
         assert!(shown.obey(b"?pl") && !shown.with_help && shown.layout.with_paths);
         assert!(shown.lines()[0].contains("sorted by p99 us;"));
+        assert!(shown.obey(b"t") && shown.layout.times_first);
         assert!(!shown.obey(b"wq"));
     }
 

@@ -22,30 +22,37 @@ struct Column {
     /// The key that sorts by it.
     key: Option<char>,
     shown: Shown,
+    /// Which columns a narrow screen leaves out first, among the loads and among the times: those
+    /// with the highest number. Those with 0 stay.
+    rank: (u8, u8),
 }
 
 const MIB: f64 = 1_048_576.0;
 
+const fn column(title: &'static str, key: Option<char>, shown: Shown, rank: (u8, u8)) -> Column {
+    Column { title, key, shown, rank }
+}
+
 /// All columns, from the left. The first is as wide as it needs to be.
 const COLUMNS: [Column; 18] = [
-    Column { title: "NAME", key: Some('n'), shown: Shown::Text(|row| &row.name) },
-    Column { title: "STATE", key: Some('s'), shown: Shown::Text(|row| &row.state) },
-    Column { title: "PATHS", key: None, shown: Shown::Paths },
-    Column { title: "IO/s", key: Some('i'), shown: Shown::Number(|row| row.ios_per_s) },
-    Column { title: "r/s", key: Some('r'), shown: Shown::Number(|row| row.reads_per_s) },
-    Column { title: "w/s", key: Some('w'), shown: Shown::Number(|row| row.writes_per_s) },
-    Column { title: "rMB/s", key: Some('R'), shown: Shown::Number(read_mib) },
-    Column { title: "wMB/s", key: Some('W'), shown: Shown::Number(write_mib) },
-    Column { title: "kB/IO", key: None, shown: Shown::Number(kib_per_io) },
-    Column { title: "inflt", key: Some('d'), shown: Shown::Count(|row| row.inflight) },
-    Column { title: "avg us", key: Some('a'), shown: Shown::Number(|row| row.latency_avg_us) },
-    Column { title: "p50 us", key: None, shown: Shown::Number(|row| row.latency_p50_us) },
-    Column { title: "p99 us", key: Some('l'), shown: Shown::Number(|row| row.latency_p99_us) },
-    Column { title: "err/s", key: Some('e'), shown: Shown::Number(|row| row.errors_per_s) },
-    Column { title: "queue us", key: None, shown: Shown::Part("client_queue") },
-    Column { title: "net us", key: None, shown: Shown::Part("network") },
-    Column { title: "srvq us", key: None, shown: Shown::Part("server_queue") },
-    Column { title: "disk us", key: None, shown: Shown::Part("backend") },
+    column("NAME", Some('n'), Shown::Text(|row| &row.name), (0, 0)),
+    column("STATE", Some('s'), Shown::Text(|row| &row.state), (0, 2)),
+    column("PATHS", None, Shown::Paths, (4, 5)),
+    column("IO/s", Some('i'), Shown::Number(|row| row.ios_per_s), (0, 4)),
+    column("r/s", Some('r'), Shown::Number(|row| row.reads_per_s), (5, 9)),
+    column("w/s", Some('w'), Shown::Number(|row| row.writes_per_s), (5, 9)),
+    column("rMB/s", Some('R'), Shown::Number(read_mib), (3, 9)),
+    column("wMB/s", Some('W'), Shown::Number(write_mib), (3, 9)),
+    column("kB/IO", None, Shown::Number(kib_per_io), (8, 9)),
+    column("inflt", Some('d'), Shown::Count(|row| row.inflight), (2, 6)),
+    column("avg us", Some('a'), Shown::Number(|row| row.latency_avg_us), (7, 0)),
+    column("p50 us", None, Shown::Number(|row| row.latency_p50_us), (8, 7)),
+    column("p99 us", Some('l'), Shown::Number(|row| row.latency_p99_us), (0, 3)),
+    column("err/s", Some('e'), Shown::Number(|row| row.errors_per_s), (6, 8)),
+    column("queue us", Some('Q'), Shown::Part("client_queue"), (9, 0)),
+    column("net us", Some('N'), Shown::Part("network"), (9, 0)),
+    column("srvq us", Some('S'), Shown::Part("server_queue"), (9, 0)),
+    column("disk us", Some('D'), Shown::Part("backend"), (9, 0)),
 ];
 
 fn read_mib(row: &Row) -> Option<f64> {
@@ -74,11 +81,15 @@ pub struct Layout {
     sort: char,
     /// Show the paths too.
     pub with_paths: bool,
+    /// If not all columns fit: rather where the time goes than the loads.
+    pub times_first: bool,
+    /// Characters of a line.
+    pub width: usize,
 }
 
 impl Default for Layout {
     fn default() -> Self {
-        Self { sort: 'n', with_paths: true }
+        Self { sort: 'n', with_paths: true, times_first: false, width: usize::MAX }
     }
 }
 
@@ -113,7 +124,8 @@ impl Layout {
             Some(Shown::Text(text)) => text(a).cmp(text(b)),
             Some(Shown::Number(number)) => fall(&number),
             Some(Shown::Count(count)) => fall(&|row| count(row).map(|count| count as f64)),
-            Some(Shown::Paths | Shown::Part(_)) | None => Ordering::Equal,
+            Some(Shown::Part(name)) => fall(&|row| row.parts_us.get(name).map(|part| part.avg)),
+            Some(Shown::Paths) | None => Ordering::Equal,
         };
         order.then_with(|| a.name.cmp(&b.name))
     }
@@ -132,6 +144,27 @@ impl Layout {
         lines
     }
 
+    /// The columns that fit on a line.
+    fn fitting(
+        &self,
+        with_parts: bool,
+        width_of: &dyn Fn(&Column) -> usize,
+    ) -> Vec<&'static Column> {
+        let is_shown = |column: &&Column| with_parts || !matches!(column.shown, Shown::Part(_));
+        let rank = |column: &Column| {
+            let (loads, times) = column.rank;
+            if self.times_first && with_parts { times } else { loads }
+        };
+        let mut columns: Vec<_> = COLUMNS.iter().filter(is_shown).collect();
+        while columns.iter().map(|column| width_of(column)).sum::<usize>() > self.width {
+            match columns.iter().map(|column| rank(column)).max() {
+                None | Some(0) => break,
+                Some(last) => columns.retain(|column| rank(column) < last),
+            }
+        }
+        columns
+    }
+
     fn group(&self, name: &str, rows: &[Row], lines: &mut Vec<String>) {
         let mut sorted: Vec<&Row> = rows.iter().collect();
         sorted.sort_by(|a, b| self.compare(a, b));
@@ -145,15 +178,19 @@ impl Layout {
         let state = rows.iter().map(|row| row.state.len()).max().unwrap_or(0).max(STATE_WIDTH);
         let knows = |row: &Row| !row.parts_us.is_empty();
         let with_parts = rows.iter().any(|row| knows(row) || row.paths.iter().any(knows));
+        let width_of = |column: &Column| match (column.title, column.shown) {
+            ("NAME", _) => width,
+            (_, Shown::Text(_)) => 1 + state,
+            (_, Shown::Paths) => 1 + PATHS_WIDTH,
+            _ => 1 + NUMBER_WIDTH,
+        };
+        let columns = self.fitting(with_parts, &width_of);
         let cells = |cell: &dyn Fn(&Column) -> String| {
-            let is_shown = |column: &&Column| with_parts || !matches!(column.shown, Shown::Part(_));
-            let padded = COLUMNS.iter().filter(is_shown).enumerate().map(|(at, column)| {
-                match (at, column.shown) {
-                    (0, _) => format!("{:<width$}", cell(column)),
-                    (_, Shown::Text(_)) => format!(" {:<state$}", cell(column)),
-                    (_, Shown::Paths) => format!(" {:>PATHS_WIDTH$}", cell(column)),
-                    _ => format!(" {:>NUMBER_WIDTH$}", cell(column)),
-                }
+            let padded = columns.iter().map(|column| match (column.title, column.shown) {
+                ("NAME", _) => format!("{:<width$}", cell(column)),
+                (_, Shown::Text(_)) => format!(" {:<state$}", cell(column)),
+                (_, Shown::Paths) => format!(" {:>PATHS_WIDTH$}", cell(column)),
+                _ => format!(" {:>NUMBER_WIDTH$}", cell(column)),
             });
             padded.collect::<String>().trim_end().to_owned()
         };
@@ -180,8 +217,14 @@ impl Layout {
         let keys = COLUMNS.iter().filter_map(|column| Some((column.key?, column.title)));
         lines.extend(keys.map(|(key, title)| format!("  {key}  {title}")));
         lines.extend(
-            ["", "  p  show or hide paths", "  h  show or hide this help", "  q  quit"]
-                .map(str::to_owned),
+            [
+                "",
+                "  p  show or hide paths",
+                "  t  where the time goes, or the loads, if not all columns fit",
+                "  h  show or hide this help",
+                "  q  quit",
+            ]
+            .map(str::to_owned),
         );
         lines
     }
@@ -312,13 +355,41 @@ mod tests {
     }
 
     #[test]
+    fn columns_that_do_not_fit_are_left_out_in_order() {
+        let times = PartTimes { avg: 12.5, p50: 10.0, p99: 99.0 };
+        let parts = ["client_queue", "network", "server_queue", "backend"];
+        let parts = parts.map(|name| (name.to_owned(), times)).into();
+        let paths = vec![row("tcp://10.0.0.2:1234", Some(1.0), None)];
+        let rows = vec![Row { parts_us: parts, paths, ..row("v", Some(1.0), Some(2.0)) }];
+        let view = view_of([("sessions", rows)]);
+        let titles = |width: usize, times_first: bool| {
+            let lines = Layout { width, times_first, ..Layout::default() }.lines(&view);
+            assert!(lines.iter().all(|line| line.chars().count() <= width), "{lines:#?}");
+            lines[0].clone()
+        };
+        let all = titles(usize::MAX, false);
+        assert_eq!(all, titles(all.len(), false));
+        let without_parts = titles(all.len() - 1, false);
+        assert_eq!(without_parts, all[..all.len() - 36]);
+        for words in ["STATE", "IO/s", "rMB/s", "wMB/s", "p99 us"] {
+            assert!(titles(80, false).contains(words), "{words}");
+        }
+        for words in ["avg us", "queue us", "net us", "srvq us", "disk us"] {
+            assert!(titles(80, true).contains(words), "{words}");
+        }
+        // What stays is cut by the screen.
+        let least = Layout { width: 10, ..Layout::default() }.lines(&view);
+        assert!(least[0].starts_with("SESSIONS") && least[0].ends_with("p99 us"), "{least:?}");
+    }
+
+    #[test]
     fn every_key_is_one_columns_and_in_the_help() {
         let help = Layout::help().join("\n");
         let mut keys: Vec<char> = COLUMNS.iter().filter_map(|column| column.key).collect();
         for key in &keys {
             assert!(help.contains(&format!("\n  {key}  ")), "{key}");
         }
-        keys.extend(['p', 'h', 'q']);
+        keys.extend(['p', 't', 'h', 'q']);
         let count = keys.len();
         keys.sort_unstable();
         keys.dedup();

@@ -136,13 +136,17 @@ impl Entry {
 
     /// Refuses to open memory again, which would be lost.
     pub(super) fn keeps_memory(&self, spec: &ExportSpec) -> Result<(), String> {
-        if matches!(self.spec.target, Target::Memory(_)) && self.spec.target == spec.target {
-            let name = spec.name();
-            return Err(format!(
-                "export {name:?} would lose its memory; remove it and add it again if you want that"
-            ));
+        if !matches!(self.spec.target, Target::Memory(_)) {
+            return Ok(());
         }
-        Ok(())
+        let name = spec.name();
+        let hint = match &spec.target {
+            Target::Memory(_) if self.spec.target != spec.target => {
+                "give it its size with `export resize`, or remove it and add it again"
+            }
+            _ => "remove it and add it again if you want that",
+        };
+        Err(format!("export {name:?} would lose its memory; {hint}"))
     }
 }
 
@@ -217,10 +221,25 @@ impl Exports {
         }
     }
 
+    /// Notes that an export has another size, which is a part of what memory is called.
+    pub(super) fn note_size(&self, name: &str, size: u64) {
+        if let Some(entry) = self.entries.lock().get_mut(name)
+            && let Target::Memory(of) | Target::Null(of) = &mut entry.spec.target
+        {
+            *of = size;
+        }
+    }
+
     /// All exports.
     pub(crate) fn list(&self) -> Result<ExportList, String> {
         self.control.ask(AdminRequest::Exports, |answer| match answer {
             AdminReply::Exports(mut exports) => {
+                let entries = self.entries.lock();
+                for export in &mut exports {
+                    if let Some(Entry { spec, .. }) = entries.get(&export.name) {
+                        export.backing = spec.target.to_string();
+                    }
+                }
                 exports.sort_by(|a, b| a.name.cmp(&b.name));
                 Some(ExportList { exports })
             }

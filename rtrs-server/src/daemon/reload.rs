@@ -214,7 +214,7 @@ fn preview(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> R
             (false, Some(_)) => done.kept.push(kept(name, "")),
             (false, None) => match entry.keeps_memory(&spec) {
                 Ok(()) => done.changed.push(name.to_owned()),
-                Err(why) => done.failed.push(Kept { name: name.to_owned(), why }),
+                Err(why) => done.kept.push(Kept { name: name.to_owned(), why }),
             },
             _ => done.changed.push(name.to_owned()),
         }

@@ -64,8 +64,15 @@ impl Exports {
             export.source.target_size().map_err(|error| cannot(error.to_string()))?;
         let (had, to, block) =
             (geometry.size, size.unwrap_or(bytes), u64::from(geometry.logical_block));
-        if to == 0 || to > SIZE_MAX || !to.is_multiple_of(block) {
-            let why = format!("{to} bytes are not a multiple of its block size {block} below 8E");
+        let wrong = match to {
+            0 => Some("its size cannot be 0; use `export remove` to remove it".to_owned()),
+            _ if to > SIZE_MAX => Some(format!("{to} bytes are more than the largest size, 8E")),
+            _ if !to.is_multiple_of(block) => {
+                Some(format!("{to} bytes are not a multiple of its block size of {block}"))
+            }
+            _ => None,
+        };
+        if let Some(why) = wrong {
             return Err(cannot(why));
         }
         let loses = match was_cut {
@@ -83,6 +90,7 @@ impl Exports {
             let lost = || wait_saved(&export.epoch, export.epoch.raise());
             let resized = export.source.resize(to, &lost);
             resized.map_err(|error| cannot(error.to_string()))?;
+            self.note_size(&export.name, to);
             export.note_size();
             announce(&export, at, self.control());
         }

@@ -191,6 +191,10 @@ impl BlockSource for FileSource {
         self.shared.target_size()
     }
 
+    fn is_cut(&self) -> bool {
+        self.shared.is_cut()
+    }
+
     fn resize(&self, size: u64, lost: &dyn Fn()) -> io::Result<()> {
         self.shared.resize(size, lost)
     }

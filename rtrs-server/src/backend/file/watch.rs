@@ -107,7 +107,7 @@ impl Shared {
                 bytes = len,
                 exported = had,
                 "{path}: was made shorter while exported; IO beyond its end fails until the server \
-                 exports it anew, or until `export resize`"
+                 exports it anew, or until `export resize --force`"
             );
         } else {
             let size = self.whole_blocks(len);
@@ -121,6 +121,11 @@ impl Shared {
         let (len, _) = measure(&self.file, self.device)?;
         let cut = Some(self.end.load(Ordering::SeqCst)).filter(|end| *end != u64::MAX);
         Ok(TargetSize { bytes: self.whole_blocks(len), was_cut: cut })
+    }
+
+    /// True when the target was made shorter, and no resize has accepted that.
+    pub(super) fn is_cut(&self) -> bool {
+        self.end.load(Ordering::Relaxed) != u64::MAX
     }
 
     /// Gives device and target another size; see `BlockSource::resize`.

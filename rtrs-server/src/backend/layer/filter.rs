@@ -100,6 +100,10 @@ impl BlockSource for Layer {
         self.inner.target_size()
     }
 
+    fn is_cut(&self) -> bool {
+        self.inner.is_cut()
+    }
+
     fn resize(&self, size: u64, lost: &dyn Fn()) -> io::Result<()> {
         self.inner.resize(size, lost)
     }

@@ -57,6 +57,7 @@ pub(super) fn list(exports: &ExportTable, opens: &Opens, registry: &Registry) ->
         let open_by: Vec<ExportUser> = users.collect();
         let state = match () {
             () if exports.is_ending(at) => ExportState::Removing,
+            () if export.source.is_cut() => ExportState::Cut,
             () if open_by.is_empty() => ExportState::Unused,
             () => ExportState::Open,
         };
