@@ -184,6 +184,9 @@ fn the_policy_changes_under_load() {
         let words = ["set", "vol0"].into_iter().chain(bad.split(' ')).collect::<Vec<_>>();
         let _ = session.client.command(&words).code(1).says(why);
     }
+    for words in [&["set", "vol0", "bogus=1"][..], &["get", "vol0", "bogus"]] {
+        let _ = session.client.command(words).code(2).says("there is no setting bogus");
+    }
     assert_eq!(no_path(&session), "queue", "all or none");
     let _ = session.client.command(&["policy", "vol0", "best"]).code(2);
     let _ = session.client.command(&["policy", "vol9", "round-robin"]).code(1);

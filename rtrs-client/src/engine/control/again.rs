@@ -32,17 +32,33 @@ pub(super) fn deadline(paths: &Paths) -> Option<Instant> {
     due.filter(|_| may_open(paths))
 }
 
-/// Why the device in the answer on a connected path cannot be the one opened `last`.
-pub(super) fn refusal(
+/// True if the device in the answer on a connected path is the one opened `last`, with another size
+/// perhaps. False if nothing proves that: then it stays as it was, since the connection lives.
+///
+/// # Errors
+/// Why it cannot be that one.
+pub(super) fn judge(
     path: &Path,
     pinned: &Pinned,
     last: &OpenDevice,
     device: &OpenDevice,
-) -> Option<String> {
+) -> Result<bool, String> {
     // On a connection that lives these stay what they are.
     if (last.device_id, path.cache_id()) != (device.device_id, device.cache_id) {
-        return Some("the server gave another device for the same open".to_owned());
+        return Err("the server gave another device for the same open".to_owned());
+    }
+    let (size, had) = (device.geometry.size, last.geometry.size);
+    let has_ids = pinned.knows_export() || device.export_id.is_some();
+    if size != had && !has_ids {
+        tracing::warn!(
+            size,
+            had,
+            "the device has another size, and no ID proves that it is the same one: it keeps its \
+             size until the next attach"
+        );
+        return Ok(false);
     }
     let refused = pinned.refuses(path.server(), Some(last), device);
-    refused.or_else(|| pinned.refuses_beside(path.server(), device.export_id))
+    let refused = refused.or_else(|| pinned.refuses_beside(path.server(), device.export_id));
+    refused.map_or(Ok(true), Err)
 }

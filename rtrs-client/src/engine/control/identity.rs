@@ -37,6 +37,11 @@ impl Pinned {
         Some(self.identity).filter(|identity| !identity.is_unknown())
     }
 
+    /// True if it is known which disk or file the export is.
+    pub(super) fn knows_export(&self) -> bool {
+        self.identity.export.is_some()
+    }
+
     /// Why a server cannot be used, as far as its id says.
     pub(super) fn refuses_server(&self, met: Option<ServerId>) -> Option<String> {
         let pinned = self.identity.server?;

@@ -554,11 +554,11 @@ impl SessionControl {
         ctx: &mut Ctx<'_>,
     ) -> Result<(), String> {
         let Some(last) = self.device.get().filter(|_| !self.detaching) else { return Ok(()) };
-        let refused = again::refusal(&self.paths[id], &self.pinned, last, device);
-        refused.map_or(Ok(()), Err)?;
-        let device = self.device.fit(device)?;
-        if self.device.opened(&device) {
-            self.notify_all(&ShardMessage::Open(DeviceIndex::FIRST, device), ctx);
+        if again::judge(&self.paths[id], &self.pinned, last, device)? {
+            let device = self.device.fit(device)?;
+            if self.device.opened(&device) {
+                self.notify_all(&ShardMessage::Open(DeviceIndex::FIRST, device), ctx);
+            }
         }
         self.open_again(ctx);
         Ok(())

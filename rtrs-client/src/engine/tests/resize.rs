@@ -69,6 +69,19 @@ fn a_device_that_grows_is_used_at_once() {
 }
 
 #[test]
+fn a_device_without_an_id_keeps_its_size_and_its_paths() {
+    let mut fixture = fixture(|s| s.how.export_id = None);
+    for size in [2 * OLD, OLD / 2] {
+        fixture.set_size(size);
+        fixture.say_changed_to_all();
+        fixture.run(20 * MS);
+        assert_eq!(fixture.client.states(), [PathState::Connected; 2], "{size}");
+        assert_eq!(fixture.end_of(IoOp::Write, OLD), Some(IoStatus::NoSpace), "{size}");
+        assert_eq!(fixture.end_of(IoOp::Write, 0), Some(IoStatus::Ok), "{size}");
+    }
+}
+
+#[test]
 fn a_device_that_shrinks_fails_io_beyond_its_end() {
     let mut fixture = fixture(|_| {});
     fixture.set_size(OLD / 2);
@@ -122,15 +135,6 @@ fn another_device_in_the_answer_ends_the_path() {
     fixture.run(20 * MS);
     assert!(fixture.client.last_error(0).contains("another disk or file"));
     assert_eq!(fixture.end_of(IoOp::Write, OLD), Some(IoStatus::NoSpace));
-}
-
-#[test]
-fn without_a_proof_a_device_keeps_its_size() {
-    let mut fixture = Fixture::open(|s| s.how.size = 1 << 20);
-    fixture.set_size(2 * OLD);
-    fixture.say_changed(0);
-    let refused = |s: &Fixture| s.client.last_error(0).contains("no id proves");
-    fixture.until("the error", SEC, refused);
 }
 
 #[test]
