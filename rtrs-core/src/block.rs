@@ -307,6 +307,9 @@ pub enum SharedErrors {
     Syncs,
 }
 
+/// Notes that a resize is about to lose data; see [`BlockSource::resize`].
+pub type Lost<'a> = dyn Fn() -> std::io::Result<()> + 'a;
+
 /// A device that every shard can open for itself.
 pub trait BlockSource: Send + Sync + fmt::Debug {
     /// Size, limits and abilities.
@@ -327,11 +330,11 @@ pub trait BlockSource: Send + Sync + fmt::Debug {
 
     /// Gives it another size, in whole blocks, with what is behind it. May block. If something is
     /// lost by that, `lost` is called: after nothing is written beyond the new end any more, and
-    /// before what lies there is gone.
+    /// before what lies there is gone. If that fails, nothing is lost, and it has its former size.
     ///
     /// # Errors
     /// Why that cannot be; then it is as it was.
-    fn resize(&self, _size: u64, _lost: &dyn Fn()) -> std::io::Result<()> {
+    fn resize(&self, _size: u64, _lost: &Lost<'_>) -> std::io::Result<()> {
         Err(std::io::Error::new(std::io::ErrorKind::Unsupported, "its size is fixed"))
     }
 

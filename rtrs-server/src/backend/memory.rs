@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 use rtrs_core::block::{
-    BlockDevice, BlockSource, Core, Geometry, Io, IoOp, SharedErrors, SharedSize,
+    BlockDevice, BlockSource, Core, Geometry, Io, IoOp, Lost, SharedErrors, SharedSize,
 };
 use rtrs_core::mem::MemSlice;
 use rtrs_core::status::IoStatus;
@@ -78,11 +78,11 @@ impl BlockSource for MemorySource {
         Geometry { size: self.store.size.get(), ..self.geometry.clone() }
     }
 
-    fn resize(&self, size: u64, lost: &dyn Fn()) -> std::io::Result<()> {
+    fn resize(&self, size: u64, lost: &Lost<'_>) -> std::io::Result<()> {
         let had = self.store.size.get();
         self.store.size.set(size);
         if size < had {
-            lost();
+            lost().inspect_err(|_| self.store.size.set(had))?;
             self.store.cut(size);
         }
         Ok(())

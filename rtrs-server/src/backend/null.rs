@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use rtrs_core::block::{
-    BlockDevice, BlockSource, Core, Geometry, Io, IoOp, SharedErrors, SharedSize,
+    BlockDevice, BlockSource, Core, Geometry, Io, IoOp, Lost, SharedErrors, SharedSize,
 };
 use rtrs_core::status::IoStatus;
 
@@ -35,7 +35,7 @@ impl BlockSource for NullSource {
         Geometry { size: self.size.get(), ..self.geometry.clone() }
     }
 
-    fn resize(&self, size: u64, _lost: &dyn Fn()) -> std::io::Result<()> {
+    fn resize(&self, size: u64, _lost: &Lost<'_>) -> std::io::Result<()> {
         self.size.set(size);
         Ok(())
     }

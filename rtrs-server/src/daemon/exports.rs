@@ -27,7 +27,7 @@ use crate::export::{Export, ExportIndex, ExportTable};
 use crate::plan::{check_export, validate_export};
 use crate::settings::{ExportSpec, Id, Migration, Target};
 use crate::state::StateDir;
-use crate::stats::ExportState;
+use crate::stats::{ExportSnapshot, ExportState};
 
 /// What saving an epoch may take when an export is flushed for the last time.
 const SAVE_MAX: Duration = Duration::from_secs(2);
@@ -102,7 +102,7 @@ impl Opener {
     /// operator.
     fn close(&self, export: &Export) -> Result<(), String> {
         let flushed = export.source.settle().map_err(|error| {
-            wait_saved(&export.epoch, export.epoch.raise());
+            let _ = wait_saved(&export.epoch, export.epoch.raise());
             let name = &export.name;
             tracing::error!(%name, %error, "cannot flush a removed export");
             format!("export {name:?} is removed, but it cannot be flushed: {error}")
@@ -235,7 +235,11 @@ impl Exports {
         self.control.ask(AdminRequest::Exports, |answer| match answer {
             AdminReply::Exports(mut exports) => {
                 let entries = self.entries.lock();
-                for export in &mut exports {
+                // One that is being removed may have the name of another that has come since.
+                let is_named = |export: &&mut ExportSnapshot| {
+                    !export.found && export.state != ExportState::Removing
+                };
+                for export in exports.iter_mut().filter(is_named) {
                     if let Some(Entry { spec, .. }) = entries.get(&export.name) {
                         export.backing = spec.target.to_string();
                     }
@@ -430,12 +434,18 @@ impl Exports {
     }
 }
 
-/// Waits until a failure is saved for the next server, before anybody hears of it.
-pub(super) fn wait_saved(epoch: &SyncEpoch, rises: u32) {
+/// Waits until a failure is saved for the next server, before anybody hears of it. False, with a
+/// line in the log, when that takes too long.
+pub(super) fn wait_saved(epoch: &SyncEpoch, rises: u32) -> bool {
     let until = Instant::now() + SAVE_MAX;
-    while !epoch.is_saved(rises) && Instant::now() < until {
+    while !epoch.is_saved(rises) {
+        if Instant::now() >= until {
+            tracing::error!("state-dir takes too long: a failed flush is not noted there yet");
+            return false;
+        }
         std::thread::sleep(Duration::from_millis(1));
     }
+    true
 }
 
 /// Checks what a command or the configuration says of an export, before anything is opened.

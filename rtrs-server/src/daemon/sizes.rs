@@ -87,7 +87,13 @@ impl Exports {
             return Err(cannot(format!("{why}, {hint}")));
         }
         if to != had || was_cut.is_some() || bytes != to {
-            let lost = || wait_saved(&export.epoch, export.epoch.raise());
+            let lost = || {
+                let rises = export.epoch.raise();
+                let why = "state-dir takes too long to note that data is lost; nothing is changed, \
+                           try again";
+                let noted = wait_saved(&export.epoch, rises).then_some(());
+                noted.ok_or_else(|| std::io::Error::new(std::io::ErrorKind::TimedOut, why))
+            };
             let resized = export.source.resize(to, &lost);
             resized.map_err(|error| cannot(error.to_string()))?;
             self.note_size(&export.name, to);

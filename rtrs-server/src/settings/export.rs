@@ -214,13 +214,15 @@ impl ExportSpec {
                 "export name",
                 &name,
                 problem,
-                "use 1 to 254 bytes without NUL, as in vol0=/srv/vol0.img",
+                "use 1 to 254 bytes without NUL and .., as in vol0=/srv/vol0.img",
             ))
         };
         match name.len() {
             0 => refuse("is empty".into()),
             len if len > NAME_BYTES_MAX => refuse(format!("is {len} bytes long")),
             _ if name.contains('\0') => refuse("contains a NUL".into()),
+            // Kernel rnbd-srv.c:rnbd_srv_get_full_path refuses it of clients, and so do we.
+            _ if name.contains("..") => refuse("contains .., and no client can open that".into()),
             _ => Ok(name),
         }
     }

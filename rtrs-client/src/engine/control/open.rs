@@ -156,13 +156,15 @@ impl Device {
         }
         match self.granted {
             Some(before) if before.bounds() != granted.bounds() => {
+                let bounds = [
+                    ("queue depth", u64::from(before.queue_depth), u64::from(granted.queue_depth)),
+                    ("largest request", before.max_io_size.into(), granted.max_io_size.into()),
+                ];
+                let changed = bounds.into_iter().filter(|(_, had, has)| had != has);
+                let changed = changed.map(|(what, had, has)| format!("{what} {had} to {has}"));
+                let changed = changed.collect::<Vec<_>>().join(", ");
                 Err(self.fail(SessionFailure::Unusable(format!(
-                    "the server changed its bounds (queue depth {} to {}, largest request {} \
-                     to {}): detach and attach again",
-                    before.queue_depth,
-                    granted.queue_depth,
-                    before.max_io_size,
-                    granted.max_io_size
+                    "the server changed its bounds ({changed}): detach and attach again"
                 ))))
             }
             Some(_) => Ok(false),

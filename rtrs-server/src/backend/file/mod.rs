@@ -30,7 +30,7 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use rtrs_core::block::{
-    BlockDevice, BlockSource, Core, Geometry, SharedErrors, SharedSize, TargetSize,
+    BlockDevice, BlockSource, Core, Geometry, Lost, SharedErrors, SharedSize, TargetSize,
 };
 use rtrs_core::mem::Region;
 use rtrs_core::rt::blkdev::{self, DirectAlign, OpenMode};
@@ -195,7 +195,7 @@ impl BlockSource for FileSource {
         self.shared.is_cut()
     }
 
-    fn resize(&self, size: u64, lost: &dyn Fn()) -> io::Result<()> {
+    fn resize(&self, size: u64, lost: &Lost<'_>) -> io::Result<()> {
         self.shared.resize(size, lost)
     }
 

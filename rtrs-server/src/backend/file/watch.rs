@@ -16,7 +16,7 @@ use std::sync::{Arc, Weak};
 use std::thread::{self, Thread};
 use std::{fs::File, io, time::Duration};
 
-use rtrs_core::block::TargetSize;
+use rtrs_core::block::{Lost, TargetSize};
 use rtrs_core::rt::blkdev;
 use rtrs_core::status::IoStatus;
 
@@ -129,7 +129,7 @@ impl Shared {
     }
 
     /// Gives device and target another size; see `BlockSource::resize`.
-    pub(super) fn resize(&self, size: u64, lost: &dyn Fn()) -> io::Result<()> {
+    pub(super) fn resize(&self, size: u64, lost: &Lost<'_>) -> io::Result<()> {
         let _turn = self.resizing.lock();
         let had = self.size.get();
         let (len, _) = measure(&self.file, self.device)?;
@@ -156,12 +156,9 @@ impl Shared {
         if size < had {
             self.size.set(size);
         }
-        if size < had || self.is_cut_unreported() {
-            lost();
-        }
-        if has != size
-            && let Err(error) = self.file.set_len(size)
-        {
+        let noted = if size < had || self.is_cut_unreported() { lost() } else { Ok(()) };
+        let set_len = || if has == size { Ok(()) } else { self.file.set_len(size) };
+        if let Err(error) = noted.and_then(|()| set_len()) {
             self.size.set(had);
             self.follows.store(followed, Ordering::SeqCst);
             return Err(error);

@@ -6,7 +6,7 @@ use std::io;
 use std::sync::Arc;
 
 use rtrs_core::block::{
-    BlockDevice, BlockSource, Completion, Core, Geometry, Io, SharedErrors, TargetSize,
+    BlockDevice, BlockSource, Completion, Core, Geometry, Io, Lost, SharedErrors, TargetSize,
 };
 use rtrs_core::mem::Region;
 use rtrs_core::prng::Prng;
@@ -104,7 +104,7 @@ impl BlockSource for Layer {
         self.inner.is_cut()
     }
 
-    fn resize(&self, size: u64, lost: &dyn Fn()) -> io::Result<()> {
+    fn resize(&self, size: u64, lost: &Lost<'_>) -> io::Result<()> {
         self.inner.resize(size, lost)
     }
 }

@@ -73,8 +73,10 @@ fn names_resolve() {
     );
     let long = format!("{}=mem:1M", "n".repeat(255));
     let error = spec(&long).resolved_name().unwrap_err().to_string();
-    assert!(error.contains("is 255 bytes long; use 1 to 254 bytes without NUL"), "{error}");
+    assert!(error.contains("is 255 bytes long; use 1 to 254 bytes without NUL and .."), "{error}");
     assert!(spec(&long[1..]).resolved_name().is_ok());
+    let up = spec("a..b=mem:1M").resolved_name().unwrap_err().to_string();
+    assert!(up.contains("no client can open that"), "{up}");
     let nul = ExportSpec::new(Some("a\0b".into()), path("/x"));
     assert!(nul.resolved_name().unwrap_err().to_string().contains("contains a NUL"));
     let empty = ExportSpec::new(Some(String::new()), path("/x"));

@@ -77,7 +77,12 @@ fn a_resize_makes_the_file_as_long() {
     let lost = || {
         said.set(said.get() + 1);
         assert_eq!((source.geometry().size, len(&path)), (OLD, 4 * OLD));
+        Ok(())
     };
+    // What cannot be noted is not lost.
+    let error = source.resize(OLD, &|| Err(io::Error::other("no room"))).unwrap_err();
+    assert_eq!((error.to_string(), source.geometry().size), ("no room".into(), 4 * OLD));
+    assert_eq!(rig.write(3 * OLD, &[1; 4096]), IoStatus::Ok);
     source.resize(OLD, &lost).unwrap();
     assert_eq!((said.get(), source.geometry().size, len(&path)), (1, OLD, OLD));
     assert_eq!(rig.write(3 * OLD, &[1; 4096]), IoStatus::NoSpace);
@@ -113,7 +118,12 @@ fn a_cut_is_accepted_by_a_resize_which_says_what_is_lost() {
             assert_eq!(rig.run(io), IoStatus::Io);
         }
         let said = Cell::new(false);
-        source.resize(OLD, &|| said.set(true)).unwrap();
+        source
+            .resize(OLD, &|| {
+                said.set(true);
+                Ok(())
+            })
+            .unwrap();
         assert_eq!(said.get(), !reported);
         assert_eq!(rig.write(16384, &[1; 4096]), IoStatus::Ok);
         let io = rig.io(IoOp::Flush, 0, 0);
@@ -126,7 +136,7 @@ fn what_cannot_be_resized_stays_as_it_is() {
     let scratch = Scratch::disk();
     let path = scratch.file("ro", OLD);
     let source = FileSource::open(&path, READ_ONLY).unwrap();
-    let error = source.resize(2 * OLD, &|| ()).unwrap_err().to_string();
+    let error = source.resize(2 * OLD, &|| Ok(())).unwrap_err().to_string();
     assert!(error.contains("opened read-only"), "{error}");
     assert!(source.resize(4096, &|| panic!("nothing is lost")).is_err());
     assert_eq!((source.geometry().size, len(&path)), (OLD, OLD));
@@ -135,7 +145,7 @@ fn what_cannot_be_resized_stays_as_it_is() {
     let path = scratch.file("loop", OLD);
     let Some(device) = Loop::over(&path, &[]) else { return };
     let source = open(&device.0);
-    let error = source.resize(2 * OLD, &|| ()).unwrap_err().to_string();
+    let error = source.resize(2 * OLD, &|| Ok(())).unwrap_err().to_string();
     assert!(error.contains("resize the device itself first"), "{error}");
     set_len(&path, 2 * OLD);
     let grown = Command::new("losetup").arg("--set-capacity").arg(&device.0).status();
