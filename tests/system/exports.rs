@@ -75,7 +75,7 @@ fn exports_come_and_go_beside_others() {
     let _ = server.command(&["export", "set", "vol1", "rw", "block-size=4096"]).ok();
     let vol1 = export(&server, "vol1");
     assert_eq!((&vol1["read_only"], &vol1["block_size"]), (&json!(false), &json!(4096)));
-    let _ = server.command(&["export", "set", "vol1", "bolck-size=512"]).code(1).says("did you");
+    let _ = server.command(&["export", "set", "vol1", "bolck-size=512"]).code(2).says("did you");
     let _ = server.command(&["export", "remove", "vol1"]).ok().says("vol1 removed");
     let _ = server.command(&["export", "remove", "vol1"]).code(1).says("there is no export");
     // Its lock is free, and what was written is there.
@@ -226,6 +226,23 @@ fn the_configuration_is_read_again() {
     let _ = server.stop(STOP_TIME_MAX);
     let server = Server::builder().export("vol0=null:1M").start();
     let _ = server.command(&["reload"]).code(1).says("no configuration file to read again");
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn names_reach_the_terminal_escaped() {
+    let server = Server::builder().export("vol0=null:1M").start();
+    let name = "v\u{1b}[31m";
+    let add = format!("{name}=null:1M");
+    for words in [
+        &["export", "add", &add][..],
+        &["export", "set", name, "ro"],
+        &["export", "resize", name, "--size", "2M"],
+        &["export", "remove", name],
+    ] {
+        let done = server.command(words).ok().says("v\\u{1b}[31m ");
+        assert!(!done.stdout.contains('\u{1b}'), "{done:#?}");
+    }
     let _ = server.stop(STOP_TIME_MAX);
 }
 

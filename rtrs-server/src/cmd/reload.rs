@@ -1,6 +1,7 @@
 //! `reload`.
 
 use clap::Args;
+use rtrs_core::settings::printable;
 
 use crate::cmd::server::{CHANGE_TIMEOUT, Server, ServerArgs};
 use crate::control_protocol::{Kept, Reloaded, Request};
@@ -40,9 +41,11 @@ fn text(done: &Reloaded, dry_run: bool) -> String {
     let Reloaded { added, removed, changed, kept, failed, restart, unchanged } = done;
     let mut out = String::new();
     for (what, names) in [("added", added), ("removed", removed), ("changed", changed)] {
-        out.extend(names.iter().map(|name| format!("{would}{what} {name}\n")));
+        out.extend(names.iter().map(|name| format!("{would}{what} {}\n", printable(name))));
     }
-    let line = |what: &str, one: &Kept| format!("{would}{what} {}: {}\n", one.name, one.why);
+    let line = |what: &str, one: &Kept| {
+        format!("{would}{what} {}: {}\n", printable(&one.name), printable(&one.why))
+    };
     out.extend(kept.iter().map(|one| line("kept", one)));
     out.extend(failed.iter().map(|one| line("failed", one)));
     if !restart.is_empty() {

@@ -3,6 +3,7 @@
 use std::path;
 
 use clap::Args;
+use rtrs_core::settings::printable;
 
 use crate::cmd::server::{CHANGE_TIMEOUT, Server, ServerArgs};
 use crate::control_protocol::{Changed, Request};
@@ -30,5 +31,5 @@ pub(super) fn run(args: &AddArgs) -> Result<(), Error> {
     let request = Request::ExportAdd { export };
     let (added, _) =
         Server::find(&args.server)?.request_within::<Changed>(&request, CHANGE_TIMEOUT)?;
-    args.server.output.print(&added, |added| format!("{} added\n", added.export))
+    args.server.output.print(&added, |added| format!("{} added\n", printable(&added.export)))
 }

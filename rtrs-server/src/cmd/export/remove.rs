@@ -1,6 +1,7 @@
 //! `export remove`.
 
 use clap::Args;
+use rtrs_core::settings::printable;
 
 use crate::cmd::server::{CHANGE_TIMEOUT, Server, ServerArgs, Within};
 use crate::control_protocol::{Removed, Request};
@@ -31,8 +32,9 @@ pub(super) fn run(args: &RemoveArgs) -> Result<(), Error> {
     let request = Request::ExportRemove { name, force: *force, within_ms };
     let timeout = within.get() + CHANGE_TIMEOUT;
     let (removed, _) = Server::find(server)?.request_within::<Removed>(&request, timeout)?;
+    let export = printable(export);
     server.output.print(&removed, |removed| match &removed.ended[..] {
         [] => format!("{export} removed\n"),
-        ended => format!("{export} removed; ended for {}\n", ended.join(", ")),
+        ended => format!("{export} removed; ended for {}\n", printable(&ended.join(", "))),
     })
 }

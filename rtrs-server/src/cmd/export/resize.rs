@@ -1,7 +1,7 @@
 //! `export resize`.
 
 use clap::Args;
-use rtrs_core::settings::ByteSize;
+use rtrs_core::settings::{ByteSize, printable};
 
 use crate::cmd::server::{CHANGE_TIMEOUT, Server, ServerArgs};
 use crate::control_protocol::{Request, Resized};
@@ -36,6 +36,7 @@ pub(super) fn run(args: &ResizeArgs) -> Result<(), Error> {
     let (resized, _) = Server::find(server)?.request_within::<Resized>(&request, CHANGE_TIMEOUT)?;
     server.output.print(&resized, |resized| {
         let Resized { export, size, size_before } = resized;
+        let export = printable(export);
         match size == size_before {
             true => format!("{export} has {size} bytes already\n"),
             false => format!("{export} has {size} bytes now, and had {size_before}\n"),

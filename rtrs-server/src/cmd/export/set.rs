@@ -1,10 +1,12 @@
 //! `export set`.
 
 use clap::Args;
+use rtrs_core::settings::printable;
 
 use crate::cmd::server::{CHANGE_TIMEOUT, Server, ServerArgs};
 use crate::control_protocol::{Changed, Request};
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
+use crate::settings::ExportSpec;
 
 /// The arguments.
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
@@ -25,10 +27,12 @@ pub struct SetArgs {
 
 pub(super) fn run(args: &SetArgs) -> Result<(), Error> {
     let SetArgs { export, options, server } = args;
+    let checked = ExportSpec::default().with_options(options);
+    checked.map_err(|error| Error::new(ErrorKind::Usage, error.to_string()))?;
     let request = Request::ExportSet { name: export.clone(), options: options.clone() };
     let (set, _) = Server::find(server)?.request_within::<Changed>(&request, CHANGE_TIMEOUT)?;
     server.output.print(&set, |set| {
         let what = if set.changed { "changed" } else { "is so already" };
-        format!("{} {what}\n", set.export)
+        format!("{} {what}\n", printable(&set.export))
     })
 }
