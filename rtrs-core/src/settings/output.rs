@@ -122,7 +122,12 @@ pub fn write_text(text: &str) -> io::Result<()> {
 pub fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {
-        match character.is_control() {
+        // These change the order in which a terminal shows the others.
+        let is_bidi = matches!(
+            character,
+            '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+        );
+        match character.is_control() || is_bidi {
             true => shown.extend(character.escape_default()),
             false => shown.push(character),
         }
@@ -141,6 +146,11 @@ mod tests {
     #[test]
     fn a_terminal_obeys_no_name() {
         assert_eq!(printable("a\nb\u{1b}[31m\u{9b}é"), "a\\nb\\u{1b}[31m\\u{9b}é");
+        for code in [0x200e, 0x200f, 0x202a, 0x202e, 0x2066, 0x2069] {
+            let character = char::from_u32(code).unwrap();
+            assert_eq!(printable(&format!("a{character}b")), format!("a\\u{{{code:x}}}b"));
+        }
+        assert_eq!(printable("\u{2010}\u{202f}\u{2065}\u{206a}").chars().count(), 4);
     }
 
     #[test]
