@@ -297,21 +297,8 @@ impl AttachedSession {
             let left = self.over.map_or(Duration::from_secs(3600), |at| {
                 at.saturating_duration_since(Instant::now())
             });
-            let wake = match (inbox.try_recv(), resized.take()) {
-                (Err(mpsc::TryRecvError::Empty), Some(size)) => {
-                    device::resize(self.device.as_ref(), size, &self.shards);
-                    continue;
-                }
-                (Err(mpsc::TryRecvError::Empty), None) => inbox.recv_timeout(left),
-                (Err(mpsc::TryRecvError::Disconnected), _) => {
-                    Err(mpsc::RecvTimeoutError::Disconnected)
-                }
-                (Ok(wake), before) => {
-                    resized = before;
-                    Ok(wake)
-                }
-            };
-            match wake {
+            let left = if resized.is_some() { Duration::ZERO } else { left };
+            match inbox.recv_timeout(left) {
                 Ok(Wake::Signal) => {
                     tracing::info!("signal: finishing requests in flight");
                     self.stop(SIGNAL_GRACE);
@@ -340,6 +327,11 @@ impl AttachedSession {
                     break;
                 }
                 Ok(_) => {}
+                Err(mpsc::RecvTimeoutError::Timeout) if resized.is_some() => {
+                    if let Some(size) = resized.take() {
+                        device::resize(self.device.as_ref(), size, &self.shards);
+                    }
+                }
                 Err(mpsc::RecvTimeoutError::Timeout) if self.over.is_none() => {}
                 Err(_) => break,
             }

@@ -298,6 +298,7 @@ fn settle(exports: &Arc<ExportTable>, limit: Duration) -> io::Result<()> {
         let flushed = exports.all().into_iter().try_for_each(|(_, export)| {
             now_at.lock().clone_from(&export.name);
             export.source.settle().map_err(|error| {
+                // The failure is the answer; that it is not saved stands in the log.
                 let _ = wait_saved(&export.epoch, export.epoch.raise());
                 let text = format!("export {:?} cannot be flushed: {error}", export.name);
                 io::Error::new(error.kind(), text)

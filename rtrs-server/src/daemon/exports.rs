@@ -102,6 +102,7 @@ impl Opener {
     /// operator.
     fn close(&self, export: &Export) -> Result<(), String> {
         let flushed = export.source.settle().map_err(|error| {
+            // The export is closed all the same; that it is not saved stands in the log.
             let _ = wait_saved(&export.epoch, export.epoch.raise());
             let name = &export.name;
             tracing::error!(%name, %error, "cannot flush a removed export");

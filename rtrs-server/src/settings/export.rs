@@ -221,7 +221,7 @@ impl ExportSpec {
             0 => refuse("is empty".into()),
             len if len > NAME_BYTES_MAX => refuse(format!("is {len} bytes long")),
             _ if name.contains('\0') => refuse("contains a NUL".into()),
-            // Kernel rnbd-srv.c:rnbd_srv_get_full_path refuses it of clients, and so do we.
+            // OPEN refuses it, as the kernel does (rnbd-srv.c:process_msg_open).
             _ if name.contains("..") => refuse("contains .., and no client can open that".into()),
             _ => Ok(name),
         }
