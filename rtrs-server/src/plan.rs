@@ -76,7 +76,8 @@ impl Plan {
     /// [`ErrorKind::Listen`] for a portal, [`ErrorKind::InUse`] for a run directory.
     pub fn check(&self) -> Result<(), Error> {
         let set = &self.settings;
-        if let Some(dir) = &set.run_dir {
+        // That of a server with a user is not ours.
+        if let (Some(dir), None) = (&set.run_dir, &set.user) {
             RunDir::new(Some(dir.clone()))?.check()?;
         }
         if set.ping_only {

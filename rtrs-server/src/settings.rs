@@ -7,9 +7,11 @@
 
 mod export;
 mod search;
+mod user;
 
 pub use export::{BlockSize, ErrorRate, ExportSpec, Id, Migration, NAME_BYTES_MAX, Target};
 pub use search::SearchSpec;
+pub use user::UserSpec;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -174,7 +176,7 @@ rtrs_core::settings! {
         ///
         /// The default without root and without XDG_RUNTIME_DIR is /tmp/rtrs-UID. If neither
         /// run-dir nor name is set, a server that cannot create its control socket logs a warning
-        /// and continues without one.
+        /// and continues without one. With user, the default is /run/rtrs-server.
         run_dir: Option<PathBuf> = "/run/rtrs, or $XDG_RUNTIME_DIR/rtrs without root",
         /// Directory of state kept over restarts
         ///
@@ -183,6 +185,14 @@ rtrs_core::settings! {
         /// the server cannot write there it logs a warning; clients then treat each server start as
         /// a loss of data that they had not flushed.
         state_dir: Option<PathBuf> = "/var/lib/rtrs, or ~/.local/state/rtrs without root",
+        /// Drop the privileges of root and go on as this user, NAME or NAME:GROUP
+        ///
+        /// Start the server as root. It reads its configuration, opens its exports and listens as
+        /// root, and then goes on as this user, with the user's groups, without capabilities, and
+        /// for good. From then on it opens files as this user: for `export add`, `reload` and
+        /// search-path. It makes run-dir and state-dir for the user; if they exist, they must
+        /// belong to the user.
+        user: Option<UserSpec> = "",
         /// Answer GET /metrics here, for Prometheus: ADDR:PORT or unix:/PATH
         ///
         /// With port 0 the system chooses one, which the log names. Anyone who can connect can read

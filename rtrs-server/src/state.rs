@@ -28,7 +28,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rtrs_core::rt::random_number;
+use rtrs_core::rt::{Account, FilesAs, effective_user, random_number};
 
 use crate::engine::epoch::{EpochState, EpochStore, SyncEpoch};
 
@@ -55,6 +55,8 @@ pub(crate) struct StateDir {
     store: Option<Arc<Files>>,
     /// Of this process; for epochs that cannot be kept.
     salt: u64,
+    /// Whose the directory is, for a server that starts as root and goes on as somebody else.
+    owner: Option<Account>,
 }
 
 #[derive(Debug)]
@@ -99,24 +101,22 @@ enum Job {
 impl StateDir {
     /// The directory said, or else the first there is of `$STATE_DIRECTORY`, which systemd sets,
     /// `/var/lib/rtrs` for root, `$XDG_STATE_HOME/rtrs` and `$HOME/.local/state/rtrs`. Warns when
-    /// it cannot be used.
-    pub(crate) fn open(said: Option<&Path>) -> Self {
-        let is_root = fs::metadata("/proc/self").is_ok_and(|meta| meta.uid() == 0);
-        let default = || default_dir(is_root, |name| env::var_os(name));
-        let dir = said.map(Path::to_path_buf).or_else(default);
-        let opened = match dir {
-            Some(dir) => Files::open(&dir),
+    /// it cannot be used. Root does everything there as `owner`.
+    pub(crate) fn open(said: Option<&Path>, owner: Option<&Account>) -> Self {
+        let owner = owner.cloned();
+        let opened = match state_dir(said) {
+            Some(dir) => files_as(owner.as_ref()).and_then(|_as| Files::open(&dir)),
             None => Err(io::Error::new(io::ErrorKind::NotFound, "no home directory is known")),
         };
         match opened {
-            Ok(files) => Self { store: Some(Arc::new(files)), salt: 0 },
+            Ok(files) => Self { store: Some(Arc::new(files)), salt: 0, owner },
             Err(error) => {
                 tracing::warn!(
                     "cannot use the state directory: {error}; set --state-dir to a writable \
                      directory. Until then, clients treat every start of this server as a loss of \
                      unflushed data"
                 );
-                Self { store: None, salt: random_number() | 1 }
+                Self { store: None, salt: random_number() | 1, owner }
             }
         }
     }
@@ -133,7 +133,12 @@ impl StateDir {
     /// Another server keeps it, and has not ended within 5 s.
     pub(crate) fn epoch(&self, key: &str, read_only: bool) -> Result<Arc<SyncEpoch>, Taken> {
         let Some(files) = &self.store else { return Ok(SyncEpoch::unkept(self.salt)) };
-        let claim = if read_only { Ok(None) } else { files.claim(key).map(Some) };
+        let acting = files_as(self.owner.as_ref());
+        let claim = match &acting {
+            Ok(_) if read_only => Ok(None),
+            Ok(_) => files.claim(key).map(Some),
+            Err(error) => Err(error.kind().into()),
+        };
         if claim.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy) {
             return Err(Taken(files.dir.clone()));
         }
@@ -151,6 +156,18 @@ impl StateDir {
             }
         })
     }
+}
+
+/// The directory said, or the default.
+pub(crate) fn state_dir(said: Option<&Path>) -> Option<PathBuf> {
+    let is_root = effective_user() == 0;
+    let default = || default_dir(is_root, |name| env::var_os(name));
+    said.map(Path::to_path_buf).or_else(default)
+}
+
+/// Acts as the owner on this thread, if there is one.
+fn files_as(owner: Option<&Account>) -> io::Result<Option<FilesAs>> {
+    owner.map(FilesAs::begin).transpose()
 }
 
 fn default_dir(is_root: bool, var: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
@@ -340,13 +357,13 @@ mod tests {
     #[test]
     fn an_epoch_outlives_the_server() {
         let scratch = Scratch::new("outlives");
-        let first = StateDir::open(Some(&scratch.0)).epoch("vol=/a/b", false).unwrap();
+        let first = StateDir::open(Some(&scratch.0), None).epoch("vol=/a/b", false).unwrap();
         assert_eq!(first.number(), 0);
         first.raise();
         wait_saved(&first, first.raise());
         let id = first.cache_id(5, 2);
         drop(first);
-        let state = StateDir::open(Some(&scratch.0));
+        let state = StateDir::open(Some(&scratch.0), None);
         let next = state.epoch("vol=/a/b", false).unwrap();
         assert_eq!(next.number(), 2);
         assert_eq!(next.cache_id(5, 0), id, "one instance");
@@ -359,7 +376,7 @@ mod tests {
     #[test]
     fn an_epoch_whose_save_was_cut_short_is_found() {
         let scratch = Scratch::new("cut");
-        let state = StateDir::open(Some(&scratch.0));
+        let state = StateDir::open(Some(&scratch.0), None);
         let path = state.store.as_ref().unwrap().path("vol");
         fs::write(&path, "14\n").unwrap();
         for (cut, number) in [("15\n", 15), ("", 14), ("1", 14), ("\0\0\0", 14)] {
@@ -376,7 +393,7 @@ mod tests {
     #[test]
     fn an_export_that_is_found_again_has_what_was_just_raised() {
         let scratch = Scratch::new("again");
-        let state = StateDir::open(Some(&scratch.0));
+        let state = StateDir::open(Some(&scratch.0), None);
         for rises in 0..20 {
             let epoch = state.epoch("/a/b", false).unwrap();
             assert_eq!(epoch.number(), rises);
@@ -387,7 +404,7 @@ mod tests {
     #[test]
     fn one_server_at_a_time_keeps_an_exports_epoch() {
         let scratch = Scratch::new("shared");
-        let mut states = [(); 2].map(|()| StateDir::open(Some(&scratch.0)));
+        let mut states = [(); 2].map(|()| StateDir::open(Some(&scratch.0), None));
         let first = states[0].epoch("vol=/a/b", false).unwrap();
         let again = states[0].epoch("vol=/a/b", false).unwrap();
         drop(again);
@@ -412,10 +429,10 @@ mod tests {
         fs::create_dir_all(&scratch.0).unwrap();
         let file = scratch.0.join("file");
         fs::write(&file, "x").unwrap();
-        let id = || StateDir::open(Some(&file)).epoch("vol", false).unwrap().cache_id(5, 0);
+        let id = || StateDir::open(Some(&file), None).epoch("vol", false).unwrap().cache_id(5, 0);
         let ids = [id(), id()];
         assert!(ids[0] != ids[1] && ids[0] != 5);
-        let state = StateDir::open(Some(&scratch.0));
+        let state = StateDir::open(Some(&scratch.0), None);
         fs::write(state.store.as_ref().unwrap().path("vol"), "seven").unwrap();
         let epoch = state.epoch("vol", false).unwrap();
         assert_ne!(epoch.cache_id(5, 0), 5, "what cannot be read is not 0");

@@ -2,6 +2,8 @@
 //! listens, ended with SIGTERM ([`Server::stop`] demands exit code 0) or killed on drop. Each has a
 //! run directory of its own, in which [`Server::command`] finds it.
 
+use std::fs::{Permissions, set_permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -25,6 +27,7 @@ pub struct ServerBuilder {
     netns: Option<Netns>,
     args: Vec<String>,
     program: Option<&'static str>,
+    user: Option<&'static str>,
     envs: Vec<(&'static str, String)>,
 }
 
@@ -33,6 +36,13 @@ impl ServerBuilder {
     #[must_use]
     pub fn program(mut self, name: &'static str) -> Self {
         self.program = Some(name);
+        self
+    }
+
+    /// Has it go on as this user, with directories that the user can reach.
+    #[must_use]
+    pub fn user(mut self, name: &'static str) -> Self {
+        self.user = Some(name);
         self
     }
 
@@ -83,6 +93,7 @@ impl ServerBuilder {
         for listen in &self.listens {
             command.args(["--listen", listen]);
         }
+        command.args(self.user.map(|user| format!("--user={user}")));
         command.args(&self.args);
         command
     }
@@ -97,6 +108,10 @@ impl ServerBuilder {
             self.listens.push(Transport::of_environment().listen());
         }
         let run_dir = Scratch::new();
+        if self.user.is_some() {
+            let reachable = Permissions::from_mode(0o711);
+            set_permissions(run_dir.dir(), reachable).expect("make a directory reachable");
+        }
         if !self.args.iter().any(|arg| arg == "--run-dir") {
             self.args.extend(["--run-dir".to_owned(), run_dir.text("server")]);
         }

@@ -6,10 +6,10 @@
 //! `exports.rs` exports that come and go · `faults.rs` faults under load · `identity.rs` other
 //! servers under one name · `logs.rs` the logs of both daemons · `memory.rs` the limit of chunk
 //! memory · `metrics.rs` scrapes · `network.rs` cables and addresses that come and go ·
-//! `resize.rs` exports that grow · `server_log.rs` what the server logs · `signals.rs` what a
-//! signal does · `slow.rs` a disk that does not answer · `times.rs` network or disk · `top.rs` the
-//! live view. One file alone:
-//! `cargo test -p rtrs-tests --test system admin::`.
+//! `privileges.rs` a server that goes on as another user · `resize.rs` exports that grow ·
+//! `server_log.rs` what the server logs · `signals.rs` what a signal does · `slow.rs` a disk that
+//! does not answer · `times.rs` network or disk · `top.rs` the live view.
+//! One file alone: `cargo test -p rtrs-tests --test system admin::`.
 #![forbid(unsafe_code)]
 
 mod admin;
@@ -25,6 +25,7 @@ mod memory;
 mod metrics;
 mod network;
 mod online;
+mod privileges;
 mod resize;
 mod server_log;
 mod settings;

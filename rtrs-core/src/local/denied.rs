@@ -17,6 +17,8 @@ const SEARCH: u32 = 1;
 struct User {
     uid: u32,
     groups: Vec<u32>,
+    /// Its name and number, or its number.
+    shown: String,
 }
 
 impl User {
@@ -30,7 +32,11 @@ impl User {
         let mut groups = numbers("Groups:")?;
         // Real, effective, saved, file system.
         groups.extend(numbers("Gid:")?.get(1));
-        Some(Self { uid: *numbers("Uid:")?.get(1)?, groups })
+        let uid = *numbers("Uid:")?.get(1)?;
+        let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
+        let name = name_of(uid, &passwd);
+        let shown = name.map_or_else(|| uid.to_string(), |name| format!("{name} ({uid})"));
+        Some(Self { uid, groups, shown })
     }
 
     /// True if the mode of a file lets this user do this.
@@ -57,7 +63,7 @@ impl User {
             let found = fs::metadata(dir).ok()?;
             if !self.may(SEARCH, &found) {
                 let dir = shown(dir, &found);
-                return Some(format!("user {} may not enter the directory {dir}", self.uid));
+                return Some(format!("user {} may not enter the directory {dir}", self.shown));
             }
         }
         let found = fs::metadata(&path).ok()?;
@@ -66,14 +72,24 @@ impl User {
             .find(|(what, _, wanted)| *wanted && !self.may(*what, &found));
         let file = shown(&path, &found);
         Some(match denied {
-            Some((_, what, _)) => format!("user {} may not {what} {file}", self.uid),
+            Some((_, what, _)) => format!("user {} may not {what} {file}", self.shown),
             None => format!(
                 "the mode of {file} allows it to user {}, so an access list, a security module \
                  (SELinux, AppArmor) or the device cgroup denies it",
-                self.uid
+                self.shown
             ),
         })
     }
+}
+
+/// The name of a user in the text of /etc/passwd. Other databases are not asked: that can take
+/// long.
+fn name_of(uid: u32, passwd: &str) -> Option<&str> {
+    passwd.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        (fields.nth(1)?.parse() == Ok(uid)).then_some(name)
+    })
 }
 
 /// What denies this process to read, or read and write, a file. None if that cannot be seen.
@@ -101,9 +117,10 @@ mod tests {
         fs::write(&file, "").unwrap();
         let meta = fs::metadata(&file).unwrap();
         let (uid, gid) = (meta.uid(), meta.gid());
-        let other = User { uid: uid + 1, groups: vec![gid + 1] };
-        let group = User { uid: uid + 1, groups: vec![gid + 1, gid] };
-        let owner = User { uid, groups: vec![] };
+        let user = |uid: u32, groups| User { uid, groups, shown: uid.to_string() };
+        let other = user(uid + 1, vec![gid + 1]);
+        let group = user(uid + 1, vec![gid + 1, gid]);
+        let owner = user(uid, vec![]);
         let why = |user: &User, write| user.obstacle(&file, write).unwrap();
 
         chmod(&dir, 0o750);
@@ -122,5 +139,13 @@ mod tests {
             assert!(why(user, false).contains("security module"), "{user:?}");
         }
         assert_eq!(User::own().map(|user| user.uid), Some(uid));
+    }
+
+    #[test]
+    fn a_user_has_a_name() {
+        let passwd = "root:x:0:0:root:/root:/bin/sh\nshort:x\nrtrs:x:990:985::/:/bin/false\n";
+        assert_eq!(name_of(990, passwd), Some("rtrs"));
+        assert_eq!(name_of(0, passwd), Some("root"));
+        assert_eq!(name_of(985, passwd), None);
     }
 }

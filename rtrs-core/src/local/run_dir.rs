@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::own_files::OwnFiles;
+use crate::rt::effective_user;
 use crate::settings::{CommandError, ErrorClass};
 
 /// Longest path of a unix socket in bytes: `sun_path` has 108 with the NUL (unix(7)).
@@ -83,6 +84,9 @@ pub struct RunDir(PathBuf);
 impl RunDir {
     /// The default directory of root.
     pub const OF_ROOT: &str = "/run/rtrs";
+    /// The default directory of a server that root has started and that goes on as another user:
+    /// [`OF_ROOT`](Self::OF_ROOT) belongs to root, whose sessions use it.
+    pub const OF_SERVER: &str = "/run/rtrs-server";
 
     /// The directory said, made absolute, or the default: `/run/rtrs` for root, else
     /// `$XDG_RUNTIME_DIR/rtrs`, else `/tmp/rtrs-UID`.
@@ -101,7 +105,7 @@ impl RunDir {
                         e,
                     )
                 }),
-            None => Ok(Self(default_run_dir(own_uid()?, env::var_os("XDG_RUNTIME_DIR")))),
+            None => Ok(Self(default_run_dir(effective_user(), env::var_os("XDG_RUNTIME_DIR")))),
         }
     }
 
@@ -215,6 +219,18 @@ impl RunDir {
         self.opened().map(drop)
     }
 
+    /// As [`check`](Self::check), for somebody who only connects to a socket there: for root it may
+    /// belong to any user.
+    ///
+    /// # Errors
+    /// [`PlaceProblem::InUse`], naming the directory.
+    pub fn check_to_connect(&self) -> Result<(), PlaceError> {
+        let own = effective_user();
+        let owner = fs::symlink_metadata(&self.0).map(|meta| meta.uid());
+        let allowed = if own == 0 { owner.unwrap_or(own) } else { own };
+        self.opened_of(allowed).map(drop)
+    }
+
     /// The small files of this directory, which has to be there and pass [`check`](Self::check).
     ///
     /// # Errors
@@ -229,7 +245,7 @@ impl RunDir {
 
     /// The directory, opened and checked, if there is one.
     fn opened(&self) -> Result<Option<fs::File>, PlaceError> {
-        self.opened_of(own_uid()?)
+        self.opened_of(effective_user())
     }
 
     /// The same for a directory of this user.
@@ -326,13 +342,6 @@ fn default_run_dir(uid: u32, xdg: Option<std::ffi::OsString>) -> PathBuf {
         Some(dir) if dir.is_absolute() => dir.join("rtrs"),
         _ => PathBuf::from(format!("/tmp/rtrs-{uid}")),
     }
-}
-
-/// The effective user, as owner of this process's directory in procfs.
-fn own_uid() -> Result<u32, PlaceError> {
-    fs::metadata("/proc/self")
-        .map(|meta| meta.uid())
-        .map_err(|e| PlaceError::with_source(PlaceProblem::System, "cannot read /proc/self", e))
 }
 
 /// FNV-1a, 64 bits: names files apart, protects nothing.
@@ -463,10 +472,12 @@ mod tests {
         let error = RunDir(file.join("below")).check().unwrap_err();
         assert!(format!("{:?}", error.source).contains("NotADirectory"), "{error:?}");
         // A directory of somebody else's: root's own for a user, a given away one for root.
-        let other = if own_uid().unwrap() == 0 { scratch.0.clone() } else { "/".into() };
-        if own_uid().unwrap() == 0 {
+        let is_root = effective_user() == 0;
+        let other = if is_root { scratch.0.clone() } else { "/".into() };
+        if is_root {
             std::os::unix::fs::chown(&other, Some(12345), None).unwrap();
         }
+        assert_eq!(RunDir(other.clone()).check_to_connect().is_ok(), is_root);
         let error = RunDir(other).check().unwrap_err().to_string();
         assert!(
             error.contains(" belongs to user ") && error.ends_with("name another with --run-dir"),
@@ -556,7 +567,7 @@ mod tests {
     #[test]
     fn run_directories_of_all_users() {
         let scratch = Scratch::new("all-users");
-        let uid = own_uid().unwrap();
+        let uid = effective_user();
         assert_eq!(RunDir::below(&scratch.0), []);
         let mine = [format!("run/user/{uid}/rtrs"), format!("tmp/rtrs-{uid}")];
         let others = [format!("tmp/rtrs-{}", uid + 1), "tmp/rtrs-x".into(), "tmp/other".into()];

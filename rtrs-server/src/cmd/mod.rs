@@ -327,6 +327,7 @@ mod tests {
             "--name=n",
             "--run-dir=/r",
             "--state-dir=/s",
+            "--user=rtrs:disk",
             "--metrics=127.0.0.1:9823",
             "--log=debug",
         ])
@@ -339,7 +340,7 @@ mod tests {
              open-timeout: 2s\nhalf-open-max: 10\nsessions-max: 11\nmemory-max: 5M\n\
              shutdown-grace: 12ms\npoll: 0s\nlog: debug\n\
              ping-only: true\nno-ping: true\nrping: true\nserver-id: s\nname: n\nrun-dir: /r\n\
-             state-dir: /s\nmetrics: 127.0.0.1:9823\n";
+             state-dir: /s\nuser: rtrs:disk\nmetrics: 127.0.0.1:9823\n";
         assert_eq!(args.layered_settings().unwrap(), Settings::from_yaml(text, "s").unwrap());
     }
 

@@ -52,18 +52,31 @@ impl Server {
     /// The server that the arguments name.
     pub(super) fn find(args: &ServerArgs) -> Result<Self, Error> {
         let run_dir = RunDir::new(args.run_dir.clone())?;
-        run_dir.check()?;
+        run_dir.check_to_connect()?;
+        let shown = run_dir.path().display().to_string();
+        let mut dirs = vec![run_dir];
+        if args.run_dir.is_none() {
+            // For those who may use it.
+            let of_user = RunDir::new(Some(RunDir::OF_SERVER.into()))?;
+            dirs.extend(Some(of_user).filter(|dir| dir.check_to_connect().is_ok()));
+        }
         if let Some(name) = &args.name {
-            return Ok(Self(run_dir.server_socket(name)));
+            let mut sockets = dirs.iter().map(|dir| dir.server_socket(name));
+            let first = sockets.next().unwrap_or_default();
+            let is_used =
+                |path: &PathBuf| socket_state(path).is_ok_and(|state| state == SocketState::InUse);
+            let other = sockets.find(|path| !is_used(&first) && is_used(path));
+            return Ok(Self(other.unwrap_or(first)));
         }
         let mut running = Vec::new();
-        for path in run_dir.server_sockets()? {
-            // A killed server leaves its socket behind.
-            if socket_state(&path)? == SocketState::InUse {
-                running.push(Self(path));
+        for dir in &dirs {
+            for path in dir.server_sockets()? {
+                // A killed server leaves its socket behind.
+                if socket_state(&path)? == SocketState::InUse {
+                    running.push(Self(path));
+                }
             }
         }
-        let shown = run_dir.path().display();
         match running.len() {
             0 => Err(Error::new(
                 ErrorKind::System,

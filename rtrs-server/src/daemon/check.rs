@@ -1,12 +1,13 @@
 //! `--check`: refuses what a start would refuse, and changes nothing.
 
-use rtrs_core::local::{RunDir, SocketState, request, socket_state};
+use rtrs_core::local::{SocketState, request, socket_state};
 use rtrs_core::time::Duration;
 use serde::Serialize;
 
 use crate::backend::open_target;
 use crate::control_protocol::{ExportList, Request, Status};
 use crate::daemon::portals::Portals;
+use crate::daemon::privileges::{self, RunAs};
 use crate::daemon::serve::session_params;
 use crate::error::{Error, ErrorKind, failed};
 use crate::plan::Plan;
@@ -34,7 +35,7 @@ pub(crate) struct Running {
 impl Running {
     /// The running server of these settings, if there is one.
     fn find(set: &Settings, portals: &Portals) -> Result<Option<Self>, Error> {
-        let run_dir = RunDir::new(set.run_dir.clone())?;
+        let run_dir = privileges::run_dir(set)?;
         let named = set.name.as_ref().get().map(|name| run_dir.server_socket(name.get()));
         let sockets = match &named {
             Some(socket) => vec![socket.clone()],
@@ -79,6 +80,7 @@ impl Running {
 /// Those of [`serve`](crate::serve).
 pub(crate) fn check_start(plan: &Plan) -> Result<Option<Running>, Error> {
     let set = &plan.settings;
+    RunAs::find(set)?;
     session_params(plan, set.shards.count())?;
     let portals = Portals::new(plan)?;
     let mut running = Running::find(set, &portals)?;

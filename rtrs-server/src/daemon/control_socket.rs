@@ -13,7 +13,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use rtrs_core::local::{ControlSocket, RunDir, check_socket_path, reply};
+use rtrs_core::local::{ControlSocket, check_socket_path, reply};
 use rtrs_core::settings::Auto;
 use rtrs_core::time::Duration;
 use serde::Serialize;
@@ -22,6 +22,7 @@ use crate::control_protocol::{Drained, Ended, Request, Status, WITHIN_MS_MAX};
 use crate::daemon::control_shard::ControlShard;
 use crate::daemon::exports::wait_saved;
 use crate::daemon::metrics::ServerMetrics;
+use crate::daemon::privileges;
 use crate::daemon::reload::Changes;
 use crate::engine::message::{AdminReply, AdminRequest};
 use crate::error::{Error, ErrorKind};
@@ -95,7 +96,7 @@ impl ServerControl {
         (exports, changes): (&Arc<ExportTable>, &Arc<Changes>),
         (control, metrics): (&ControlShard, &Arc<ServerMetrics>),
     ) -> Result<Self, Error> {
-        let run_dir = RunDir::new(set.run_dir.clone())?;
+        let run_dir = privileges::run_dir(set)?;
         run_dir.make()?;
         let name =
             set.name.as_ref().get().map(|name| name.get().to_owned()).or_else(|| name_of(portals));

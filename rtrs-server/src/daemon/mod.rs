@@ -6,7 +6,7 @@
 //! shard through `control_shard`, `exports` changes what is exported while the server runs,
 //! `reload` makes it what the configuration says, `sizes` notices
 //! exports that grow, `metrics` collects what scrapes get, `open_files`
-//! compares the limit of descriptors with the settings.
+//! compares the limit of descriptors with the settings, `privileges` goes on as another user.
 
 mod check;
 mod control_shard;
@@ -18,6 +18,7 @@ mod memory_max;
 mod metrics;
 mod open_files;
 mod portals;
+mod privileges;
 mod reload;
 mod search;
 mod serve;

@@ -132,6 +132,11 @@ impl Portals {
         self.providers.iter().map(make).collect()
     }
 
+    /// True if paths will register memory, which is pinned.
+    pub(crate) fn pins_memory(&self) -> bool {
+        self.providers.iter().any(|provider| matches!(provider, Provider::Rdma { .. }))
+    }
+
     /// Those that a server with these portals listens on.
     pub(crate) fn held_by(&self, portals: &[String]) -> impl Iterator<Item = String> {
         let held = |wish: &&Wish| portals.contains(&wish.to_string());

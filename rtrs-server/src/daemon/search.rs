@@ -276,7 +276,7 @@ mod tests {
 
         fn shelf(&self, by_session: bool) -> Shelf {
             let path = SearchPath { prefix: self.0.join("vols"), by_session };
-            let state = Arc::new(StateDir::open(Some(&self.0.join("state"))));
+            let state = Arc::new(StateDir::open(Some(&self.0.join("state")), None));
             Shelf { path, sources: Sources::system(), state, known: BTreeMap::new() }
         }
     }

@@ -3,12 +3,12 @@
 //! Owns [`serve`], the binary's last call: it opens the exports, starts a thread per shard, opens
 //! the control socket, prints where it listens, and runs until a signal or a drain ends it. Each
 //! thread makes its own ring, providers and engine; if one of them fails, the others have to
-//! end and the error is returned.
+//! end and the error is returned. With `user`, the server becomes that user when it listens, before
+//! anybody is served.
 
 use std::fs;
 use std::io::{self, Read, Write};
-use std::sync::Arc;
-use std::sync::mpsc;
+use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 
 use rtrs_core::block::{BlockSource, Core, WakeHandle};
@@ -30,6 +30,7 @@ use crate::daemon::identity::Sources;
 use crate::daemon::metrics::ServerMetrics;
 use crate::daemon::open_files;
 use crate::daemon::portals::Portals;
+use crate::daemon::privileges::RunAs;
 use crate::daemon::reload::{Changes, Reload, Reread};
 use crate::daemon::search::{SearchPath, Searcher};
 use crate::daemon::sizes;
@@ -75,12 +76,15 @@ fn run_server(
     reread: Option<Reread>,
 ) -> Result<(), Error> {
     let set = &plan.settings;
+    let user = RunAs::find(set)?;
+    user.iter().try_for_each(|user| user.prepare(set))?;
     let _log = log_to_stderr(&set.log, set.log_format)
         .map_err(failed(ErrorKind::System, "cannot start the log's thread"))?;
     open_files::prepare(set, set.shards.count());
     let specs = if set.ping_only { &[][..] } else { &set.export };
     let sources = Sources::system();
-    let state = Arc::new(StateDir::open(set.state_dir.as_deref()));
+    let state =
+        Arc::new(StateDir::open(set.state_dir.as_deref(), user.as_ref().map(RunAs::account)));
     let opener = Arc::new(Opener::new(sources.clone(), Arc::clone(&state)));
     let mut exports = specs.iter().map(|spec| opener.open(spec)).collect::<Result<Vec<_>, _>>()?;
     for export in &mut exports {
@@ -102,6 +106,7 @@ fn run_server(
         policy: PollPolicy { budget_max: set.poll.get() },
         cpus: pin_plan(set.pin, cores),
         senders,
+        released: OnceLock::new(),
     });
     let (report, started) = mpsc::channel();
     let mut threads = Vec::new();
@@ -113,13 +118,17 @@ fn run_server(
         match thread {
             Ok(thread) => threads.push(thread),
             Err(error) => {
-                stop_all(&setup.senders);
+                setup.stop();
                 return Err(Error::with_source(ErrorKind::System, "cannot start a thread", error));
             }
         }
     }
     drop(report);
     let listening = started.iter().take(usize::from(cores)).collect::<Result<Vec<_>, _>>();
+    let listening = listening.and_then(|portals| {
+        user.iter().try_for_each(|user| user.enter(setup.portals.pins_memory()))?;
+        Ok(portals)
+    });
     let control_shard = ControlShard(setup.senders[0].clone());
     if let Err(error) = sizes::watch(&setup.exports, control_shard.clone()) {
         tracing::error!("exports that grow are not noticed: cannot start a thread: {error}");
@@ -142,12 +151,13 @@ fn run_server(
     // Signals are forwarded, and metrics served, until the threads have ended.
     let (mut outcome, control, _until_the_end) = match control {
         Ok(((portals, control, metrics), forwarding)) => {
+            setup.release();
             log_start(&setup.params, &portals);
             announce(&portals);
             (Ok(()), control, Some((forwarding, metrics)))
         }
         Err(error) => {
-            stop_all(&setup.senders);
+            setup.stop();
             (Err(error), None, None)
         }
     };
@@ -193,6 +203,21 @@ struct Setup {
     policy: PollPolicy,
     cpus: Vec<usize>,
     senders: Arc<[Sender<Message>]>,
+    /// Set when the shards may serve.
+    released: OnceLock<()>,
+}
+
+impl Setup {
+    /// Lets the shards serve, that is when all privileges are dropped.
+    fn release(&self) {
+        self.released.get_or_init(|| ());
+    }
+
+    /// Ends the shards.
+    fn stop(&self) {
+        stop_all(&self.senders);
+        self.release();
+    }
 }
 
 /// Ends the other shards when one ends unexpectedly.
@@ -242,6 +267,8 @@ fn run_shard(
             return Ok(());
         }
     };
+    // The main thread releases or stops every shard, whatever goes wrong.
+    setup.released.wait();
     let stats = run(&ring, setup.policy, &mut shard)
         .map_err(failed(ErrorKind::System, format!("shard {core} failed")))?;
     tracing::debug!(%core, ?stats, "a shard ended");

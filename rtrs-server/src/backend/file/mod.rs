@@ -149,11 +149,13 @@ impl FileSource {
         } else {
             None
         };
+        let spare = if read_only || in_memory { None } else { open_again(&file).ok() };
         let zeroes = Region::new(ZEROES).map_err(failed("cannot have memory for zeroes"))?;
         let source = Self {
             shared: Arc::new(Shared {
                 path: path.to_owned(),
                 file,
+                spare,
                 size: SharedSize::new(geometry.size),
                 geometry,
                 follows: AtomicBool::new(true),
@@ -230,9 +232,19 @@ impl BlockSource for FileSource {
         }
         // Through a descriptor of its own: the kernel reports a failed write once to each opened
         // file, and the flush of a client must not miss it because it was reported here.
-        let path = format!("/proc/self/fd/{}", self.shared.file.as_raw_fd());
-        File::open(path)?.sync_data()
+        match (open_again(&self.shared.file), &self.shared.spare) {
+            (Ok(file), _) => file.sync_data(),
+            // A server that has dropped its privileges may not open it any more. This one can
+            // report a failure that a client knows already, and never hides one.
+            (Err(_), Some(spare)) => spare.sync_data(),
+            (Err(error), None) => Err(error),
+        }
     }
+}
+
+/// Opens what a descriptor has open a second time, to be synced.
+fn open_again(file: &File) -> io::Result<File> {
+    File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
 /// True for a block device, false for a regular file, an error for the rest.

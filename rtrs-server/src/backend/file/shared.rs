@@ -21,6 +21,8 @@ pub(super) const ZEROES: usize = 1 << 20;
 pub(super) struct Shared {
     pub(super) path: PathBuf,
     pub(super) file: File,
+    /// Opened apart from it, to be synced when it cannot be opened again.
+    pub(super) spare: Option<File>,
     /// As it was when it was opened.
     pub(super) geometry: Geometry,
     /// Its size, in whole blocks.

@@ -1,0 +1,272 @@
+//! `user`: what the server does as root, and how it goes on as another user.
+//!
+//! Owns [`RunAs`]. As root the server opens its exports, makes the run and state directories for
+//! the user, sets up its devices and rings, and listens. Then [`RunAs::enter`] drops everything
+//! that root has, on all threads, and looks whether that is so; before that no shard serves anybody
+//! (`serve.rs`). The control socket and the metrics are opened after it, so they belong to the
+//! user, who can remove them again. In the directories of the user root touches nothing: the user
+//! could have put links there (`FilesAs`).
+//!
+//! - A request that io_uring hands to a worker has the credentials of the thread that submitted it,
+//!   and the paths of requests are never opened by a ring, so a ring that root made keeps nothing.
+//! - Memory for RDMA is pinned later, for each path. The bound of locked memory is taken away while
+//!   that is allowed, so CAP_IPC_LOCK is not kept.
+//! - The kernel makes such a process undumpable: another process of the same user cannot attach to
+//!   it and take the descriptors that root has opened. It leaves no core dump.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, chown};
+use std::path::Path;
+
+use rtrs_core::local::RunDir;
+use rtrs_core::rt::{
+    Account, become_account, effective_user, forbid_new_privileges, unbound_locked_memory,
+};
+
+use crate::error::{Error, ErrorKind, failed};
+use crate::settings::Settings;
+use crate::state::state_dir;
+
+/// The threads of this process.
+const TASKS: &str = "/proc/self/task";
+/// How the kernel names threads of a ring. A request there has its submitter's credentials.
+const RING_THREADS: &str = "iou-";
+/// Lines of a thread's status that show its capabilities. What it may inherit or ever have again is
+/// of no use without new privileges.
+const CAPABILITIES: [&str; 3] = ["CapPrm:", "CapEff:", "CapAmb:"];
+
+/// The user that the server goes on as.
+#[derive(Debug)]
+pub(super) struct RunAs {
+    account: Account,
+}
+
+/// The run directory of a server with these settings.
+pub(super) fn run_dir(set: &Settings) -> Result<RunDir, Error> {
+    let default = set.user.is_some().then(|| RunDir::OF_SERVER.into());
+    Ok(RunDir::new(set.run_dir.clone().or(default))?)
+}
+
+impl RunAs {
+    /// The user that the settings ask for, if they do, when the server can become it and the
+    /// directories that exist belong to it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] for a process that is not root, a user or group that does not exist,
+    /// and root itself; [`ErrorKind::InUse`] for a directory.
+    pub(super) fn find(set: &Settings) -> Result<Option<Self>, Error> {
+        let Some(user) = &set.user else { return Ok(None) };
+        let text = format!("cannot run as user {user}");
+        let refuse = |why: &str| Err(Error::new(ErrorKind::System, format!("{text}: {why}")));
+        let own = effective_user();
+        if own != 0 {
+            return refuse(&format!(
+                "this is user {own}, and only root can become another user; start the server as \
+                 root, or leave out --user"
+            ));
+        }
+        let account = Account::find(&user.name, user.group.as_deref())
+            .map_err(failed(ErrorKind::System, text.as_str()))?;
+        if account.uid == 0 {
+            return refuse("that is root; name another user, or leave out --user");
+        }
+        let this = Self { account };
+        this.check_dir(run_dir(set)?.path(), "run-dir")?;
+        if let Some(dir) = state_dir(set.state_dir.as_deref()) {
+            this.check_dir(&dir, "state-dir")?;
+        }
+        Ok(Some(this))
+    }
+
+    /// Who that is.
+    pub(super) fn account(&self) -> &Account {
+        &self.account
+    }
+
+    fn check_dir(&self, dir: &Path, setting: &str) -> Result<(), Error> {
+        let Account { name, uid, .. } = &self.account;
+        match fs::metadata(dir) {
+            Ok(meta) if meta.uid() != *uid => {
+                let text = format!(
+                    "cannot run as user {name}: {setting} {} belongs to user {}; use `chown -R \
+                     {name}`, or another --{setting}",
+                    dir.display(),
+                    meta.uid()
+                );
+                Err(Error::new(ErrorKind::InUse, text))
+            }
+            // What else is wrong with it is said by who uses it.
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes the directories of the user that do not exist. Call it before there are threads.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`].
+    pub(super) fn prepare(&self, set: &Settings) -> Result<(), Error> {
+        forbid_new_privileges().map_err(failed(ErrorKind::System, "cannot set no_new_privs"))?;
+        let dirs = [Some(run_dir(set)?.path().to_path_buf()), state_dir(set.state_dir.as_deref())];
+        for dir in dirs.into_iter().flatten() {
+            let text = format!("cannot make {} for user {}", dir.display(), self.account.name);
+            self.make_dir(&dir).map_err(failed(ErrorKind::System, text))?;
+        }
+        Ok(())
+    }
+
+    fn make_dir(&self, dir: &Path) -> io::Result<()> {
+        if let Some(parent) = dir.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        match fs::DirBuilder::new().mode(0o700).create(dir) {
+            Ok(()) => chown(dir, Some(self.account.uid), Some(self.account.gid)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Becomes the user, for good, with all threads. `pins_memory`: paths will register memory.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] when the system refuses, or a thread has kept something. The server
+    /// must end then.
+    pub(super) fn enter(&self, pins_memory: bool) -> Result<(), Error> {
+        if pins_memory && let Err(error) = unbound_locked_memory() {
+            tracing::warn!(
+                "cannot raise the limit of locked memory, which RDMA needs: {error}; use ulimit \
+                 -l, or LimitMEMLOCK= in a systemd unit"
+            );
+        }
+        let Account { name, uid, gid, .. } = &self.account;
+        let text = format!("cannot run as user {name}");
+        become_account(&self.account).map_err(failed(ErrorKind::System, text.as_str()))?;
+        let verified = verify(&self.account).unwrap_or_else(|error| Err(error.to_string()));
+        verified.map_err(|why| Error::new(ErrorKind::System, format!("{text}: {why}")))?;
+        tracing::info!(user = %name, uid, gid, "the server has dropped the privileges of root");
+        Ok(())
+    }
+}
+
+/// Looks whether every thread is the account and nothing more.
+fn verify(account: &Account) -> io::Result<Result<(), String>> {
+    for task in fs::read_dir(TASKS)? {
+        let status = match fs::read_to_string(task?.path().join("status")) {
+            Ok(status) => status,
+            // It has ended.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) if error.raw_os_error() == Some(ESRCH) => continue,
+            Err(error) => return Err(error),
+        };
+        if let Err(why) = check_thread(&status, account) {
+            return Ok(Err(why));
+        }
+    }
+    Ok(Ok(()))
+}
+
+/// No such process.
+const ESRCH: i32 = 3;
+
+/// Judges the status of a thread (proc(5)).
+fn check_thread(status: &str, account: &Account) -> Result<(), String> {
+    let line = |key: &str| {
+        let found = status.lines().find_map(|line| line.strip_prefix(key));
+        found.map(str::trim).unwrap_or_default()
+    };
+    let name = line("Name:");
+    if name.starts_with(RING_THREADS) {
+        return Ok(());
+    }
+    let kept = |what: &str| Err(format!("thread {name} has kept {what}"));
+    // What is no number makes a list that is no match.
+    let numbers = |key: &str| -> Vec<u32> {
+        line(key).split_whitespace().filter_map(|number| number.parse().ok()).collect()
+    };
+    if numbers("Uid:") != [account.uid; 4] {
+        return kept("another user");
+    }
+    if numbers("Gid:") != [account.gid; 4] {
+        return kept("another group");
+    }
+    let mut groups = numbers("Groups:");
+    groups.sort_unstable();
+    if groups != account.groups {
+        return kept("other groups");
+    }
+    for key in CAPABILITIES {
+        if u64::from_str_radix(line(key), 16) != Ok(0) {
+            return kept("capabilities");
+        }
+    }
+    if line("NoNewPrivs:") != "1" {
+        return kept("the way to new privileges");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn account() -> Account {
+        Account { name: "rtrs".into(), uid: 990, gid: 985, groups: vec![6, 985] }
+    }
+
+    #[test]
+    fn a_thread_that_has_kept_something_is_found() {
+        let good = "Name:\tshard-0\nUid:\t990\t990\t990\t990\nGid:\t985\t985\t985\t985\n\
+             Groups:\t985 6 \nCapInh:\t0000000000000000\nCapPrm:\t0000000000000000\n\
+             CapEff:\t0000000000000000\nCapBnd:\t000001ffffffffff\nCapAmb:\t0000000000000000\n\
+             NoNewPrivs:\t1\n";
+        assert_eq!(check_thread(good, &account()), Ok(()));
+        for (from, to, what) in [
+            ("Uid:\t990\t990\t990\t990", "Uid:\t990\t990\t0\t990", "another user"),
+            ("Gid:\t985", "Gid:\t0", "another group"),
+            ("985 6", "985 6 0", "other groups"),
+            ("Groups:\t985 6 ", "Groups:\t", "other groups"),
+            ("CapPrm:\t0000000000000000", "CapPrm:\t0000000000004000", "capabilities"),
+            ("CapEff:\t0000000000000000", "CapEff:\t0000000000004000", "capabilities"),
+            ("CapAmb:\t0000000000000000\n", "", "capabilities"),
+            ("NoNewPrivs:\t1", "NoNewPrivs:\t0", "the way to new privileges"),
+        ] {
+            let bad = good.replace(from, to);
+            let why = format!("thread shard-0 has kept {what}");
+            assert_eq!(check_thread(&bad, &account()), Err(why), "{to}");
+        }
+        assert_eq!(check_thread("Name:\tiou-wrk-17\nUid:\t0 0 0 0\n", &account()), Ok(()));
+    }
+
+    #[test]
+    fn the_run_directory_of_a_user_is_not_that_of_root() {
+        let of = |yaml: &str| {
+            let set = Settings::from_yaml(yaml, "test").unwrap();
+            run_dir(&set).unwrap().path().to_path_buf()
+        };
+        assert_eq!(of("user: rtrs\n"), Path::new("/run/rtrs-server"));
+        assert_eq!(of("user: rtrs\nrun-dir: /r\n"), Path::new("/r"));
+        assert_ne!(of(""), Path::new("/run/rtrs-server"));
+    }
+
+    #[test]
+    fn who_cannot_become_the_user_is_told() {
+        let find = |user: &str| {
+            let yaml = format!("user: {user}\nrun-dir: /nowhere/r\nstate-dir: /nowhere/s\n");
+            let found = RunAs::find(&Settings::from_yaml(&yaml, "test").unwrap());
+            found.unwrap_err().chain().to_string()
+        };
+        if effective_user() != 0 {
+            let text = find("root");
+            assert!(text.contains("only root can become another user"), "{text}");
+            return;
+        }
+        for (user, why) in [
+            ("no-such-user", "cannot run as user no-such-user: there is no user \"no-such-user\""),
+            ("root", "cannot run as user root: that is root; name another user"),
+            ("nobody:no-such-group", "there is no group \"no-such-group\""),
+        ] {
+            let text = find(user);
+            assert!(text.contains(why), "{text}");
+        }
+    }
+}
