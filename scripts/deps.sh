@@ -26,6 +26,7 @@ RTRS_DEPS=(
     qemu-img:qemu-utils
     qemu-io:qemu-utils
     qemu-nbd:qemu-utils
+    systemd-analyze:systemd
     tshark:tshark
 )
 

@@ -1,0 +1,151 @@
+//! The units of systemd in configs/: systemd reads them, and rates how much they leave open.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rtrs_tests::{COMMAND_TIME_MAX, Finished, Scratch, bin, requires, run};
+
+use crate::settings::root;
+
+const TOOL: &str = "systemd-analyze";
+const DROP_IN: &str = "rtrs-server.service.d/rdma.conf";
+
+/// The units in a directory of their own, with programs that are there. `drop_in`: with RDMA.
+fn units(drop_in: bool) -> Scratch {
+    let scratch = Scratch::new();
+    let configs = root().join("configs");
+    for name in ["rtrs-server.service", "rtrs-client@.service", "rtrs-client-apply.service"] {
+        let mut text = fs::read_to_string(configs.join(name)).expect("a unit");
+        for program in ["rtrs-server", "rtrs-client"] {
+            let installed = format!("/usr/local/bin/{program}");
+            text = text.replace(&installed, bin(program).to_str().expect("a plain path"));
+        }
+        fs::write(scratch.path(name), text).expect("write a unit");
+    }
+    if drop_in {
+        fs::create_dir(scratch.path("rtrs-server.service.d")).expect("make a directory");
+        fs::copy(configs.join(DROP_IN), scratch.path(DROP_IN)).expect("copy a drop-in");
+    }
+    scratch
+}
+
+/// Has systemd rate a unit, from 0.0 (nothing is open) to 10.0; it fails above 3.0.
+fn rate(unit: &Path) -> Finished {
+    let unit = unit.to_str().expect("a plain path");
+    run(
+        TOOL,
+        &["security", "--no-pager", "--offline=true", "--threshold=30", unit],
+        COMMAND_TIME_MAX,
+    )
+}
+
+#[test]
+fn systemd_reads_the_units() {
+    if !requires(&[TOOL]) {
+        return;
+    }
+    let scratch = units(true);
+    for name in ["rtrs-server.service", "rtrs-client@.service", "rtrs-client-apply.service"] {
+        let unit = scratch.text(name);
+        let read = run(TOOL, &["verify", "--man=no", &unit], COMMAND_TIME_MAX).ok();
+        // Unknown keys and values are warnings. Units of the host are not ours.
+        let ours: Vec<&str> = read.stderr.lines().filter(|line| line.contains("rtrs-")).collect();
+        assert!(ours.is_empty(), "{name}: {ours:#?}");
+    }
+}
+
+#[test]
+fn the_units_leave_little_open() {
+    if !requires(&[TOOL]) {
+        return;
+    }
+    let (with, without) = (units(true), units(false));
+    for unit in [
+        without.path("rtrs-server.service"),
+        with.path("rtrs-server.service"),
+        without.path("rtrs-client@.service"),
+        without.path("rtrs-client-apply.service"),
+    ] {
+        let _ = rate(&unit).ok().says("Overall exposure level");
+    }
+    // It is the drop-in that was rated, and the threshold holds.
+    let rated = rate(&with.path("rtrs-server.service")).stdout;
+    assert!(rated.contains("AF_NETLINK") && rated.contains("infiniband"), "{rated}");
+    let open = without.path("open.service");
+    fs::write(&open, "[Service]\nExecStart=/bin/true\n").expect("write a unit");
+    assert_ne!(rate(&open).code, Some(0));
+}
+
+/// The system calls of a set of systemd, those of sets in it too.
+fn calls_of(set: &str) -> BTreeSet<String> {
+    let listed = run(TOOL, &["syscall-filter", "--no-pager", set], COMMAND_TIME_MAX).ok().stdout;
+    let mut calls = BTreeSet::new();
+    for word in listed.lines().skip(1).map(str::trim).filter(|word| !word.starts_with('#')) {
+        match word.strip_prefix('@') {
+            Some(_) => calls.extend(calls_of(word)),
+            None => calls.extend((!word.is_empty()).then(|| word.to_owned())),
+        }
+    }
+    calls
+}
+
+/// The system calls that a unit allows.
+fn allowed(unit: &PathBuf) -> BTreeSet<String> {
+    let text = fs::read_to_string(unit).expect("a unit");
+    let mut allowed = calls_of("@default");
+    for line in text.lines().filter_map(|line| line.strip_prefix("SystemCallFilter=")) {
+        let (words, denies) = match line.strip_prefix('~') {
+            Some(words) => (words, true),
+            None => (line, false),
+        };
+        for word in words.split(' ') {
+            let calls = if word.starts_with('@') {
+                calls_of(word)
+            } else {
+                BTreeSet::from([word.to_owned()])
+            };
+            if denies {
+                allowed.retain(|call| !calls.contains(call));
+            } else {
+                allowed.extend(calls);
+            }
+        }
+    }
+    allowed
+}
+
+#[test]
+fn the_units_allow_the_system_calls_of_the_daemons() {
+    if !requires(&[TOOL]) {
+        return;
+    }
+    let configs = root().join("configs");
+    for name in ["rtrs-server.service", "rtrs-client@.service", "rtrs-client-apply.service"] {
+        let allowed = allowed(&configs.join(name));
+        for call in CALLS.iter().chain(&["mlockall", "prctl"]) {
+            assert!(allowed.contains(*call), "{name} denies {call}");
+        }
+        for call in ["mount", "setuid", "init_module", "ptrace", "bpf", "kexec_load", "reboot"] {
+            assert!(!allowed.contains(call), "{name} allows {call}");
+        }
+    }
+}
+
+/// What the daemons cannot do without, beside the calls of every program. openat2 is for
+/// search-path.
+const CALLS: [&str; 13] = [
+    "io_uring_setup",
+    "io_uring_enter",
+    "io_uring_register",
+    "sched_setaffinity",
+    "openat2",
+    "flock",
+    "fdatasync",
+    "fallocate",
+    "ftruncate",
+    "eventfd2",
+    "accept4",
+    "statx",
+    "ioctl",
+];
