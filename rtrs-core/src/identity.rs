@@ -160,6 +160,31 @@ impl EvictionKey {
     }
 }
 
+/// A short hash of a session's UUID, for logs: the UUID itself is a secret, since whoever knows it
+/// could join the session.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct SessionTag([u8; 6]);
+
+impl SessionTag {
+    /// That of a session.
+    pub fn of(session: SessionId) -> Self {
+        let [a, b, c, d, e, f, ..] = hash(&[b"rtrs session in logs", &session.0]);
+        Self([a, b, c, d, e, f])
+    }
+}
+
+impl fmt::Display for SessionTag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_hex(f, &self.0)
+    }
+}
+
+impl fmt::Debug for SessionTag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 fn write_hex(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
     bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
 }

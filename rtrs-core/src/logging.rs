@@ -40,6 +40,14 @@ pub fn log_to_stderr(filter: &LogFilter, format: LogFormat) -> io::Result<Settle
     Ok(SettleAtEnd(log))
 }
 
+/// The time now as the log writes it: RFC 3339, in UTC.
+pub fn timestamp() -> String {
+    let mut timestamp = String::new();
+    // Writing to a string cannot fail.
+    let _ = SystemTime.format_time(&mut Writer::new(&mut timestamp));
+    timestamp
+}
+
 /// The line that stands for lines that were lost.
 fn lost_lines(format: LogFormat, count: u64) -> String {
     let text = format!("{count} lines of the log were lost: it was not read");
@@ -47,8 +55,7 @@ fn lost_lines(format: LogFormat, count: u64) -> String {
         LogFormat::Text => format!("{text}\n"),
         LogFormat::Journald => format!("<{}>{text}\n", priority(Level::WARN)),
         LogFormat::Json => {
-            let mut timestamp = String::new();
-            let _ = SystemTime.format_time(&mut Writer::new(&mut timestamp));
+            let timestamp = timestamp();
             let target = module_path!();
             let line = json!({
                 "timestamp": timestamp, "level": "WARN", "message": text, "target": target,

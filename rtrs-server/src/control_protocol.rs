@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::settings::ExportSpec;
+use crate::settings::{AccessRule, ExportSpec};
 use crate::stats::{ExportSnapshot, MemorySnapshot, SessionSnapshot};
 
 /// Longest time a command waits for IO requests, in milliseconds.
@@ -127,6 +127,12 @@ pub(crate) struct Ended {
 pub(crate) struct ExportList {
     /// All of them, by name.
     pub(crate) exports: Vec<ExportSnapshot>,
+    /// The access list of the server, which exports without their own follow.
+    #[serde(default)]
+    pub(crate) access: Vec<AccessRule>,
+    /// There is no access list, and there was none: everyone may do everything.
+    #[serde(default)]
+    pub(crate) open_to_everyone: bool,
 }
 
 /// An export has another size, or has had it already.
@@ -182,6 +188,9 @@ pub(crate) struct Reloaded {
     pub(crate) restart: Vec<String>,
     /// Exports that are as the configuration says.
     pub(crate) unchanged: usize,
+    /// The access list of the server is another one now.
+    #[serde(default)]
+    pub(crate) access_changed: bool,
 }
 
 /// An export that is not as the configuration says.

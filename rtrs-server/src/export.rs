@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use rtrs_core::block::{BlockSource, Geometry};
 use rtrs_core::identity::ExportId;
 
+use crate::access_list::AccessPolicy;
 use crate::engine::epoch::SyncEpoch;
 use crate::engine::finder::Finder;
 use crate::engine::io::overlap::OrphanedWrites;
@@ -178,6 +179,8 @@ impl Places {
 #[derive(Debug)]
 pub struct ExportTable {
     finder: Option<Box<dyn Finder>>,
+    /// Who may open what; the operator's threads replace it.
+    access: Mutex<Arc<AccessPolicy>>,
     places: Mutex<Places>,
     /// By place. None is left there when a place is used again: a shard has the device open as long
     /// as something runs at it.
@@ -199,8 +202,8 @@ impl ExportTable {
 
     /// The same, with somebody to ask for other names.
     pub fn with_finder(exports: Vec<Export>, finder: Option<Box<dyn Finder>>) -> Arc<Self> {
-        let places = Mutex::default();
-        let table = Self { finder, places, orphaned: Segments::new(EXPORTS_MAX) };
+        let orphaned = Segments::new(EXPORTS_MAX);
+        let table = Self { finder, access: Mutex::default(), places: Mutex::default(), orphaned };
         for export in exports {
             let export = Arc::new(export);
             if let Err(error) = table.add(&export) {
@@ -299,6 +302,17 @@ impl ExportTable {
     /// The export of a name.
     pub fn find(&self, name: &[u8]) -> Option<ExportIndex> {
         self.places.lock().names.get(bare(name)).copied()
+    }
+
+    /// Who may open what.
+    pub(crate) fn access(&self) -> Arc<AccessPolicy> {
+        Arc::clone(&self.access.lock())
+    }
+
+    /// Replaces who may open what. Sessions that have something open are not looked at
+    /// ([`AdminRequest::CheckAccess`](crate::engine::message::AdminRequest::CheckAccess)).
+    pub(crate) fn set_access(&self, policy: AccessPolicy) {
+        *self.access.lock() = Arc::new(policy);
     }
 
     /// Who finds other names.

@@ -7,6 +7,8 @@
 //! devices, `path/io` answers. Beside it, on shard 0: `engine/control`.
 #![forbid(unsafe_code)]
 
+mod access_list;
+pub mod audit;
 pub mod backend;
 pub mod cmd;
 mod control_protocol;

@@ -5,10 +5,13 @@
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "flag help is plain text with brackets")]
 
+mod audit;
 mod export;
 mod search;
 mod user;
 
+pub use crate::access_list::AccessRule;
+pub use audit::AuditLog;
 pub use export::{BlockSize, ErrorRate, ExportSpec, Id, Migration, NAME_BYTES_MAX, Target};
 pub use search::SearchSpec;
 pub use user::UserSpec;
@@ -38,9 +41,10 @@ rtrs_core::settings! {
         /// where the file system has no locks); migration=allow|deny (deny lets no second client
         /// write); delay=TIME (delay each request, for example 10ms); error-rate=FRACTION (fail
         /// this fraction of requests, for example 0.001); id=ID (identify the export to clients by
-        /// this text). Escape a comma or an equals sign in a name or path with a backslash: \, and
-        /// \=. In a configuration file, an export can also be a map with the keys name, target, ro,
-        /// direct, block-size, no-lock, migration, delay, error-rate and id; nothing is escaped
+        /// this text); access=WHO:ro|rw (who may open it, as in the setting access; repeatable).
+        /// Escape a comma or an equals sign in a name or path with a backslash: \, and \=. In a
+        /// configuration file, an export can also be a map with the keys name, target, ro, direct,
+        /// block-size, no-lock, migration, delay, error-rate, id and access; nothing is escaped
         /// there.
         export: Vec<ExportSpec> = "",
         /// Directory of files with exports
@@ -55,6 +59,18 @@ rtrs_core::settings! {
         /// /srv/%SESSNAME%, each session uses the directory of its own name. Anyone who can connect
         /// can open anything there.
         search_path: SearchSpec = "off",
+        /// Let these clients in, and nobody else: WHO:ro or WHO:rw; repeatable
+        ///
+        /// WHO is anyone, anyone@NETWORK (clients from these addresses), kernel or kernel@NETWORK
+        /// (the same, but only over RDMA and without a name, as kernel clients are), or the name of
+        /// an authenticated client. NETWORK is an address or a network such as 10.0.0.0/24. An
+        /// export with an access list of its own follows only that. As soon as there is any access
+        /// list, what is not listed is denied. `reload` reads the lists again.
+        access: Vec<AccessRule> = "",
+        /// Do not warn that everyone who reaches the server can use all exports
+        ///
+        /// Without any access list the server logs a warning when it starts.
+        insecure_open: bool = "false",
         /// Listen on this portal, for example tcp://127.0.0.1:1234, or auto; repeatable
         ///
         /// A portal is SCHEME://HOST[:PORT]. SCHEME is tcp or rdma. IPv6 addresses go in brackets.
@@ -203,6 +219,15 @@ rtrs_core::settings! {
         ///
         /// An example of a filter is info,rtrs_server::engine=debug. The log goes to stderr.
         log: LogFilter = "info",
+        /// Record who connects, opens and is refused: in this file, or journald
+        ///
+        /// One JSON object a line, with time, identity, address, export, mode and result. Without
+        /// this setting nothing is recorded.
+        audit_log: Option<AuditLog> = "",
+        /// Size of an audit log at which a new file begins
+        ///
+        /// The file before is kept as FILE.1, and the one before that is removed.
+        audit_log_max: ByteSize = "64M",
         /// Format of the log
         ///
         /// json is one object a line. journald is text with the priority in front of each line and

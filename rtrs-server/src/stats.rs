@@ -17,6 +17,7 @@ use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::AccessMode;
 use serde::{Deserialize, Serialize};
 
+use crate::access_list::AccessRule;
 use crate::path::state::PathState;
 
 /// One number with one writer.
@@ -379,6 +380,13 @@ choices! {
     }
 }
 
+impl Access {
+    /// True for both kinds of writing.
+    pub const fn may_write(self) -> bool {
+        !matches!(self, Self::Ro)
+    }
+}
+
 impl From<AccessMode> for Access {
     fn from(mode: AccessMode) -> Self {
         match mode {
@@ -494,6 +502,9 @@ pub struct ExportSnapshot {
     pub io: ExportIo,
     /// How often a sync has failed, counted over restarts.
     pub epoch: u64,
+    /// Its own access list; without one it follows that of the server.
+    #[serde(default)]
+    pub access: Vec<AccessRule>,
 }
 
 /// Memory of the chunks of all sessions as statistics show it.
@@ -510,6 +521,9 @@ pub struct MemorySnapshot {
 pub struct SessionSnapshot {
     /// The client's random number for it.
     pub id: String,
+    /// How logs name it: a hash of that number.
+    #[serde(default)]
+    pub log_id: String,
     /// Its name, once a path was admitted.
     pub name: Option<String>,
     /// Where it is.

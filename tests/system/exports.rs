@@ -65,7 +65,10 @@ fn exports_come_and_go_beside_others() {
     let _ = listed.says("sess-vol1 (rw)");
     let busy = server.command(&["export", "remove", "vol1"]).code(1);
     let _ = busy.says("export \"vol1\" is open by sess-vol1 (rw); detach it there, or use --force");
-    let _ = server.command(&["export", "set", "vol1", "direct=off"]).code(1).says("only ro");
+    let _ = server
+        .command(&["export", "set", "vol1", "direct=off"])
+        .code(1)
+        .says("only access, and ro");
     let _ = server.command(&["export", "set", "vol1", "ro"]).code(1).says("open for writing by");
     drop(raw);
     client.detach();

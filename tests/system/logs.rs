@@ -9,7 +9,8 @@ use serde_json::Value;
 /// Ends a session that was opened, and returns what server and client logged in this format.
 fn logs_in(format: &str) -> [String; 2] {
     let args = ["--log-format", format];
-    let server = Server::builder().export("vol0=mem:16M").args(&args).start();
+    let server = Server::builder().export("vol0=mem:16M").args(&args).args(&["--insecure-open"]);
+    let server = server.start();
     let client = Client::attach("vol0").path(server.portal()).args(&args).start();
     client.detach();
     let log = client.run_dir().join("vol0.log");

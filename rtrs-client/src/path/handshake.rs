@@ -18,8 +18,8 @@ use rtrs_core::mem::Region;
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::{
     AccessMode, ClientExtensions, Close, ConnReq, ConnRsp, Discover, Extensions, Fence, Imm,
-    InfoReq, InfoRsp, MemBits, Name, Open, OpenRsp, OpenRspTail, Page, ReadMsg, SessInfo,
-    SessInfoRsp, SgDesc, WriteMsg, errno, errno_name,
+    InfoReq, InfoRsp, MemBits, Name, Open, OpenRefusal, OpenRsp, OpenRspTail, Page, ReadMsg,
+    SessInfo, SessInfoRsp, SgDesc, WriteMsg, errno, errno_name,
 };
 
 use super::io::{ANSWER_SLOT, Answer, WrId, answer_len, geometry_of, writes_zeroes};
@@ -105,6 +105,7 @@ pub(crate) fn describe_reject(private_data: &[u8]) -> String {
                     " (this address belongs to a different server; every --path must reach the \
                      same one)"
                 }
+                13 => " (the server's access lists do not let this client in; its log says why)",
                 12 => " (the server has no memory for this; its log says why)",
                 116 => " (the server's operator evicted this session: detach, and attach again)",
                 95 => " (the server's RDMA device lacks what it is set to; its log says what)",
@@ -175,7 +176,7 @@ pub(crate) enum ServiceEvent {
         secret: Option<EvictionSecret>,
     },
     /// The device was refused, with this errno.
-    OpenRefused(u16),
+    OpenRefused(u16, Option<OpenRefusal>),
     /// The device is closed.
     Closed,
     /// The path that was meant is fenced off.
@@ -442,19 +443,27 @@ impl ServiceConnection {
         match std::mem::replace(&mut self.step, Step::Idle) {
             Step::SessInfo { export, access } => {
                 if answer.errno != 0 {
-                    return Ok(ServiceEvent::OpenRefused(answer.errno));
+                    return Ok(ServiceEvent::OpenRefused(answer.errno, None));
                 }
                 let bytes = self.answer_bytes(ANSWER_AT, SessInfoRsp::LEN)?;
                 SessInfoRsp::decode(&bytes).map_err(|e| format!("bad SESS_INFO_RSP: {e}"))?;
                 let dev_name =
                     Name::new(export.as_bytes()).map_err(|e| format!("export name: {e}"))?;
                 let open = Open { access, dev_name }.encode();
+                // A refusal may come with the reason.
+                self.sge(ANSWER_AT, OpenRspTail::LONG_LEN)
+                    .map_err(|e| e.to_string())?
+                    .slice
+                    .fill(0);
                 let room = (ANSWER_AT, self.open_rsp_len());
                 self.post_read(&open, room, fabric).map_err(|e| e.to_string())?;
                 self.step = Step::Open;
                 Ok(ServiceEvent::Nothing)
             }
-            Step::Open if answer.errno != 0 => Ok(ServiceEvent::OpenRefused(answer.errno)),
+            Step::Open if answer.errno != 0 => {
+                let why = OpenRefusal::decode(&self.answer_bytes(ANSWER_AT, self.open_rsp_len())?);
+                Ok(ServiceEvent::OpenRefused(answer.errno, why))
+            }
             Step::Open => {
                 let bytes = self.answer_bytes(ANSWER_AT, self.open_rsp_len())?;
                 let bad = |e| format!("bad OPEN_RSP: {e}");

@@ -201,6 +201,48 @@ impl OpenRspTail {
     }
 }
 
+/// Why an OPEN is refused, in words. Ours: a server writes it where the client asked for the long
+/// OPEN_RSP, in front of the answer with the errno.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenRefusal(String);
+
+impl OpenRefusal {
+    const MARK: [u8; 4] = *b"RTRX";
+    const TEXT_AT: usize = 8;
+
+    /// The words; what does not fit is cut.
+    pub fn new(text: &str) -> Self {
+        let mut end = text.len().min(OpenRspTail::LONG_LEN - Self::TEXT_AT);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        Self(text[..end].to_owned())
+    }
+
+    /// As it travels.
+    pub fn encode(&self) -> [u8; OpenRspTail::LONG_LEN] {
+        let mut out = [0; OpenRspTail::LONG_LEN];
+        put(&mut out, 0, Self::MARK);
+        out[4] = u8::try_from(self.0.len()).unwrap_or(u8::MAX);
+        out[Self::TEXT_AT..][..self.0.len()].copy_from_slice(self.0.as_bytes());
+        out
+    }
+
+    /// Reads what a server may have written to a cleared answer; None if it wrote nothing. Control
+    /// characters are replaced, since the text goes to logs and terminals.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let text = bytes.strip_prefix(&Self::MARK)?;
+        let text = text.get(Self::TEXT_AT - 4..)?.get(..usize::from(*text.first()?))?;
+        let text = String::from_utf8_lossy(text);
+        Some(Self(text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()))
+    }
+
+    /// The words.
+    pub fn text(&self) -> &str {
+        &self.0
+    }
+}
+
 message! {
     /// CLOSE: gives a device back. Closing an unknown one succeeds.
     #[derive(Default)]
@@ -246,6 +288,21 @@ mod tests {
         bytes[260] = 0;
         assert_eq!(Open::decode(&bytes).unwrap().dev_name.as_bytes().len(), 254);
         assert_eq!(Open::decode(&bytes[..263]).unwrap_err().at, 263);
+    }
+
+    #[test]
+    fn a_refusal_carries_as_many_words_as_fit() {
+        let refusal = OpenRefusal::new("client 'db1' may not open \"vol0\"");
+        let bytes = refusal.encode();
+        assert_eq!(bytes[..9], *b"RTRX\x20\0\0\0c");
+        assert_eq!(OpenRefusal::decode(&bytes), Some(refusal));
+        let long = OpenRefusal::new(&"\u{e9}".repeat(100));
+        assert_eq!(OpenRefusal::decode(&long.encode()).unwrap().text().len(), 120);
+        // Nothing was written, lengths that lie, a forged line of a log.
+        assert_eq!(OpenRefusal::decode(&[0; OpenRspTail::LONG_LEN]), None);
+        assert_eq!(OpenRefusal::decode(b"RTRX"), None);
+        assert_eq!(OpenRefusal::decode(b"RTRX\x05\0\0\0four"), None);
+        assert_eq!(OpenRefusal::decode(b"RTRX\x03\0\0\0a\nb").unwrap().text(), "a?b");
     }
 
     #[test]

@@ -39,7 +39,9 @@ pub use depth::ClientExtensions;
 pub use discover::{Discover, Discovered, Page};
 pub use errno::errno_name;
 pub use error::{Fault, WireError};
-pub use export::{AccessMode, Close, Open, OpenRsp, OpenRspTail, SessInfo, SessInfoRsp};
+pub use export::{
+    AccessMode, Close, Open, OpenRefusal, OpenRsp, OpenRspTail, SessInfo, SessInfoRsp,
+};
 pub use fence::{Extensions, Fence};
 #[doc(hidden)]
 #[cfg(any(test, feature = "test-util"))]

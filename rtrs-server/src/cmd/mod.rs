@@ -16,6 +16,7 @@ mod text;
 mod top;
 
 use std::ffi::OsString;
+use std::io::{self, Write};
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
@@ -28,7 +29,7 @@ use self::metrics::MetricsArgs;
 use self::reload::ReloadArgs;
 use self::session::SessionCommand;
 use self::top::TopArgs;
-use crate::daemon::{Reread, Running, check_start, serve};
+use crate::daemon::{Reread, Running, check_start, serve, warnings};
 use crate::error::{Error, ErrorKind};
 use crate::plan::Plan;
 use crate::settings::Settings;
@@ -214,6 +215,10 @@ impl LowArgs {
             return self.output.print(&map, |_| yaml);
         }
         if self.check {
+            for warning in warnings(&plan.settings) {
+                // Nobody may be there to read it.
+                let _ = writeln!(io::stderr(), "warning: {warning}");
+            }
             let checked = match &running {
                 Some(running) => json!({ "ok": true, "running": running }),
                 None => json!({ "ok": true }),

@@ -38,7 +38,8 @@ pub(super) fn run(args: &ReloadArgs) -> Result<(), Error> {
 
 fn text(done: &Reloaded, dry_run: bool) -> String {
     let would = if dry_run { "would be " } else { "" };
-    let Reloaded { added, removed, changed, kept, failed, restart, unchanged } = done;
+    let Reloaded { added, removed, changed, kept, failed, restart, unchanged, access_changed } =
+        done;
     let mut out = String::new();
     for (what, names) in [("added", added), ("removed", removed), ("changed", changed)] {
         out.extend(names.iter().map(|name| format!("{would}{what} {}\n", printable(name))));
@@ -50,6 +51,9 @@ fn text(done: &Reloaded, dry_run: bool) -> String {
     out.extend(failed.iter().map(|one| line("failed", one)));
     if !restart.is_empty() {
         out += &format!("needs a restart: {}\n", restart.join(", "));
+    }
+    if *access_changed {
+        out += &format!("{would}changed: the access list of the server\n");
     }
     let done = added.len() + removed.len() + changed.len();
     out + &match dry_run {

@@ -18,6 +18,7 @@ use rtrs_core::time::Duration;
 
 use crate::backend::open_target;
 use crate::control_protocol::{Changed, ExportList, Removed, SavedExports};
+use crate::daemon::access::ServerAccess;
 use crate::daemon::control_shard::ControlShard;
 use crate::daemon::identity::Sources;
 use crate::engine::epoch::SyncEpoch;
@@ -25,7 +26,7 @@ use crate::engine::message::{AdminReply, AdminRequest};
 use crate::error::{Error, ErrorKind, failed};
 use crate::export::{Export, ExportIndex, ExportTable};
 use crate::plan::{check_export, validate_export};
-use crate::settings::{ExportSpec, Id, Migration, Target};
+use crate::settings::{AccessRule, ExportSpec, Id, Migration, Settings, Target};
 use crate::state::StateDir;
 use crate::stats::{ExportSnapshot, ExportState};
 
@@ -128,11 +129,12 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// True if only `ro` differs and it was opened for writing: it can refuse that and allow it
-    /// again while it is open.
-    pub(super) fn can_freeze(&self, spec: &ExportSpec) -> bool {
-        let only_ro = ExportSpec { ro: self.spec.ro, ..spec.clone() } == self.spec;
-        only_ro && !self.opened_ro
+    /// True if this change needs no reopening: who may open it can change while it is open, and
+    /// what was opened for writing can refuse that and allow it again.
+    pub(super) fn stays_open(&self, spec: &ExportSpec) -> bool {
+        let (ro, access) = (self.spec.ro, self.spec.access.clone());
+        let same = ExportSpec { ro, access, ..spec.clone() } == self.spec;
+        same && (spec.ro == ro || !self.opened_ro)
     }
 
     /// Refuses to open memory again, which would be lost.
@@ -158,6 +160,7 @@ pub(crate) struct Exports {
     control: ControlShard,
     entries: Mutex<BTreeMap<String, Entry>>,
     changing: Mutex<()>,
+    access: Mutex<ServerAccess>,
     ping_only: bool,
 }
 
@@ -166,8 +169,7 @@ impl Exports {
     pub(super) fn new(
         (table, opener): (Arc<ExportTable>, Arc<Opener>),
         control: ControlShard,
-        specs: &[ExportSpec],
-        ping_only: bool,
+        set: &Settings,
     ) -> Self {
         let exports = Self {
             table,
@@ -175,8 +177,10 @@ impl Exports {
             control,
             entries: Mutex::default(),
             changing: Mutex::default(),
-            ping_only,
+            access: Mutex::new(ServerAccess::new(set.access.clone())),
+            ping_only: set.ping_only,
         };
+        let specs = if set.ping_only { &[][..] } else { &set.export };
         for spec in specs {
             let export = exports.table.find(spec.name().as_bytes());
             let export = export.and_then(|at| exports.table.get(at));
@@ -184,6 +188,7 @@ impl Exports {
                 exports.note(spec, &export, true);
             }
         }
+        exports.apply_access(&[]);
         exports
     }
 
@@ -233,6 +238,8 @@ impl Exports {
 
     /// All exports.
     pub(crate) fn list(&self) -> Result<ExportList, String> {
+        let access = self.access.lock().rules.clone();
+        let open_to_everyone = self.table.access().is_open();
         self.control.ask(AdminRequest::Exports, |answer| match answer {
             AdminReply::Exports(mut exports) => {
                 let entries = self.entries.lock();
@@ -246,7 +253,7 @@ impl Exports {
                     }
                 }
                 exports.sort_by(|a, b| a.name.cmp(&b.name));
-                Some(ExportList { exports })
+                Some(ExportList { exports, access: access.clone(), open_to_everyone })
             }
             _ => None,
         })
@@ -262,6 +269,7 @@ impl Exports {
         let _turn = self.begin()?;
         check(&mut spec)?;
         self.open_new(&spec, false)?;
+        self.check_access()?;
         Ok(Changed { export: spec.name().to_owned(), changed: true })
     }
 
@@ -281,6 +289,8 @@ impl Exports {
         export: &Arc<Export>,
         configured: bool,
     ) -> Result<(), String> {
+        // Before anyone can open it.
+        self.apply_access(std::slice::from_ref(spec));
         let added = self.table.add(export);
         added.map_err(|error| format!("cannot export {:?}: {error}", spec.name()))?;
         self.note(spec, export, configured);
@@ -290,6 +300,43 @@ impl Exports {
     pub(super) fn open_new(&self, spec: &ExportSpec, configured: bool) -> Result<(), String> {
         let export = self.open(spec)?;
         self.publish(spec, &export, configured)
+    }
+
+    /// Makes the access lists what they are now. `coming` are about to be exported.
+    fn apply_access(&self, coming: &[ExportSpec]) {
+        let entries = self.entries();
+        let specs = entries.values().map(|entry| &entry.spec).chain(coming);
+        let policy = self.access.lock().policy(specs);
+        self.table.set_access(policy);
+    }
+
+    /// The access list of the server.
+    pub(super) fn access(&self) -> Vec<AccessRule> {
+        self.access.lock().rules.clone()
+    }
+
+    /// Replaces all access lists at once: that of the server, and those of exports, present and
+    /// coming. Sessions keep what they have until [`Self::check_access`].
+    pub(super) fn replace_access(&self, rules: &[AccessRule], wanted: &[ExportSpec]) {
+        for spec in wanted {
+            if let Some(entry) = self.entries.lock().get_mut(spec.name()) {
+                entry.spec.access.clone_from(&spec.access);
+            }
+        }
+        self.access.lock().rules = rules.to_vec();
+        self.apply_access(wanted);
+    }
+
+    /// The configuration was applied: the lists are exactly those of the exports there are.
+    pub(super) fn settle_access(&self) -> Result<(), String> {
+        self.access.lock().forget();
+        self.apply_access(&[]);
+        self.check_access()
+    }
+
+    /// Ends the paths that may no longer do what their sessions do.
+    pub(super) fn check_access(&self) -> Result<(), String> {
+        self.control.ask(AdminRequest::CheckAccess, done)
     }
 
     /// Removes an export, and waits so long until it is released.
@@ -413,25 +460,30 @@ impl Exports {
         if entry.spec == *spec {
             return Ok(false);
         }
-        let can_freeze = entry.can_freeze(spec);
-        if let Some(export) = entry.export.upgrade().filter(|_| can_freeze) {
-            let request = AdminRequest::ExportFreeze { name: name.to_owned(), frozen: spec.ro };
-            self.control.ask(request, |answer| matches!(answer, AdminReply::Done).then_some(()))?;
+        let stays_open = entry.stays_open(spec);
+        if let Some(export) = entry.export.upgrade().filter(|_| stays_open) {
+            if spec.ro != entry.spec.ro {
+                let request = AdminRequest::ExportFreeze { name: name.to_owned(), frozen: spec.ro };
+                self.control.ask(request, done)?;
+            }
             self.note(spec, &export, entry.configured);
+            self.apply_access(&[]);
+            self.check_access()?;
             return Ok(true);
         }
         entry.keeps_memory(spec)?;
         let (export, _) = self.unpublish(name, false).map_err(|(why, open)| {
-            let only = "; only ro of an export that was opened for writing can change while it is \
-                        open";
+            let only = "; only access, and ro of an export that was opened for writing, can change \
+                        while it is open";
             why + if open { only } else { "" }
         })?;
         self.release(vec![export], RELEASE_MAX)?;
         let opened = self.open_new(spec, entry.configured);
-        opened.map(|()| true).map_err(|why| match self.open_new(&entry.spec, entry.configured) {
+        let opened = opened.map_err(|why| match self.open_new(&entry.spec, entry.configured) {
             Ok(()) => format!("{why}; the export is as before"),
             Err(again) => format!("{why}; and it cannot be exported as before either: {again}"),
-        })
+        });
+        opened.and_then(|()| self.check_access()).map(|()| true)
     }
 }
 
@@ -447,6 +499,12 @@ pub(super) fn wait_saved(epoch: &SyncEpoch, rises: u32) -> bool {
         std::thread::sleep(Duration::from_millis(1));
     }
     true
+}
+
+/// The answer to a request that is only done.
+#[allow(clippy::needless_pass_by_value, reason = "made for `ask`")]
+fn done(answer: AdminReply) -> Option<()> {
+    matches!(answer, AdminReply::Done).then_some(())
 }
 
 /// Checks what a command or the configuration says of an export, before anything is opened.

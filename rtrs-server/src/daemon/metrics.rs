@@ -224,6 +224,7 @@ mod tests {
     fn session(name: Option<&str>, state: SessionState, reads: u64) -> SessionSnapshot {
         SessionSnapshot {
             id: "id".into(),
+            log_id: String::new(),
             name: name.map(str::to_owned),
             state,
             version: 1,

@@ -4,10 +4,12 @@
 //! engine of one shard on its ring. `search` finds exports below the search path, `identity` says
 //! which disk or file an export is, `control_socket` serves the commands, which reach the control
 //! shard through `control_shard`, `exports` changes what is exported while the server runs,
-//! `reload` makes it what the configuration says, `sizes` notices
-//! exports that grow, `metrics` collects what scrapes get, `open_files`
-//! compares the limit of descriptors with the settings, `privileges` goes on as another user.
+//! `access` and `reload` make it what the configuration says, `sizes` notices exports that grow,
+//! `audit` writes the audit log, `metrics` collects what scrapes get, `open_files` compares the
+//! limit of descriptors with the settings, `privileges` goes on as another user.
 
+mod access;
+mod audit;
 mod check;
 mod control_shard;
 mod control_socket;
@@ -24,6 +26,7 @@ mod search;
 mod serve;
 mod sizes;
 
+pub(crate) use access::warnings;
 pub(crate) use check::{Running, check_start};
 pub use driver::ServerShard;
 pub use reload::Reread;

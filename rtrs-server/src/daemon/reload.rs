@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rtrs_core::settings::print;
 
+use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::control_protocol::{Kept, Reloaded};
+use crate::daemon::access;
 use crate::daemon::exports::{Entry, Exports, RELEASE_MAX, check};
 use crate::error::Error;
 use crate::plan::Plan;
@@ -19,25 +21,36 @@ use crate::stats::Access;
 pub type Reread = Box<dyn Fn() -> Result<Plan, Error> + Send + Sync>;
 
 /// Settings that a reload applies.
-const APPLIED: [&str; 2] = ["export", "exports-dir"];
+const APPLIED: [&str; 4] = ["access", "export", "exports-dir", "insecure-open"];
 
 /// What a reload compares with.
 pub(super) struct Reload {
     /// None when the server has no configuration file.
     reread: Option<Reread>,
     running: Settings,
+    audit: AuditSink,
 }
 
 impl Reload {
-    pub(super) fn new(running: &Settings, reread: Option<Reread>) -> Self {
-        Self { reread, running: running.clone() }
+    pub(super) fn new(running: &Settings, reread: Option<Reread>, audit: AuditSink) -> Self {
+        Self { reread, running: running.clone(), audit }
     }
 
     /// Reads the configuration and applies what differs.
     pub(super) fn run(&self, exports: &Exports) -> Result<Reloaded, String> {
+        let done = self.apply(exports);
+        let result = if done.is_ok() { AuditResult::Ok } else { AuditResult::Refused };
+        let reason = done.as_ref().err().cloned();
+        self.audit.record(|| AuditEvent { reason, ..AuditEvent::new(AuditKind::Reload, result) });
+        done
+    }
+
+    fn apply(&self, exports: &Exports) -> Result<Reloaded, String> {
         let _turn = exports.begin()?;
-        let (wanted, mut done) = self.wanted()?;
-        apply(exports, wanted, &mut done)?;
+        let (wanted, mut done) = self.wanted(exports)?;
+        apply(exports, &wanted, &mut done)?;
+        exports.settle_access()?;
+        access::warn(&wanted);
         tracing::info!(
             added = done.added.len(),
             removed = done.removed.len(),
@@ -58,13 +71,13 @@ impl Reload {
     /// Says what that would do. Targets are looked at, and not opened.
     fn preview(&self, exports: &Exports) -> Result<Reloaded, String> {
         let _turn = exports.begin()?;
-        let (wanted, mut done) = self.wanted()?;
-        preview(exports, wanted, &mut done)?;
+        let (wanted, mut done) = self.wanted(exports)?;
+        preview(exports, wanted.export, &mut done)?;
         Ok(done)
     }
 
     /// What the configuration says now, with what needs a restart.
-    fn wanted(&self) -> Result<(Vec<ExportSpec>, Reloaded), String> {
+    fn wanted(&self, exports: &Exports) -> Result<(Settings, Reloaded), String> {
         let Some(reread) = &self.reread else {
             return Err("the server has no configuration file to read again; start it with \
                         --config, or use `export add` and `export remove`"
@@ -72,7 +85,8 @@ impl Reload {
         };
         let plan = reread().map_err(|error| format!("nothing changed: {}", error.chain()))?;
         let restart = differences(&self.running, &plan.settings);
-        Ok((plan.settings.export, Reloaded { restart, ..Reloaded::default() }))
+        let access_changed = plan.settings.access != exports.access();
+        Ok((plan.settings, Reloaded { restart, access_changed, ..Reloaded::default() }))
     }
 }
 
@@ -128,11 +142,13 @@ impl Difference {
     }
 }
 
-fn apply(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> Result<(), String> {
+fn apply(exports: &Exports, set: &Settings, done: &mut Reloaded) -> Result<(), String> {
+    let wanted = &set.export;
     let have = exports.entries();
     let unchanged = |why: String| format!("nothing changed: {why}");
     let mut leaving = BTreeSet::new();
-    let Difference { added, removed, changed, same } = Difference::new(wanted, have.clone());
+    let Difference { added, removed, changed, same } =
+        Difference::new(wanted.clone(), have.clone());
     let leaves = removed.iter().filter_map(|name| have.get(name).map(|entry| &entry.spec));
     for spec in leaves.chain(changed.iter().map(|(entry, _)| &entry.spec)) {
         if let Target::Path(path) = &spec.target {
@@ -147,7 +163,11 @@ fn apply(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> Res
         |spec: &ExportSpec| matches!(&spec.target, Target::Path(path) if leaving.contains(path));
     let (later, now): (Vec<_>, Vec<_>) = added.into_iter().partition(is_later);
     let opened = now.iter().map(|spec| exports.open(spec)).collect::<Result<Vec<_>, _>>();
-    for (spec, export) in now.iter().zip(opened.map_err(unchanged)?) {
+    let opened = opened.map_err(unchanged)?;
+    // All at once and first, so that nothing can be opened by rules of before and after together.
+    // The lists apply also to an export of which something else cannot change now.
+    exports.replace_access(&set.access, wanted);
+    for (spec, export) in now.iter().zip(opened) {
         note_added(done, spec.name(), exports.publish(spec, &export, true));
     }
     let mut released = Vec::new();
@@ -163,8 +183,9 @@ fn apply(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> Res
     if let Err(why) = exports.release(released, RELEASE_MAX) {
         done.failed.push(Kept { name: String::new(), why });
     }
-    for (entry, spec) in changed {
+    for (mut entry, spec) in changed {
         let name = spec.name();
+        entry.spec.access.clone_from(&spec.access);
         match exports.change(&entry, &spec) {
             Ok(_) => {
                 exports.note_configured(name);
@@ -209,8 +230,9 @@ fn preview(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> R
     }
     for (entry, spec) in changed {
         let name = spec.name();
-        match (entry.can_freeze(&spec), open.get(name)) {
-            (true, Some(true)) if spec.ro => done.kept.push(kept(name, " for writing")),
+        let freezes = spec.ro && !entry.spec.ro;
+        match (entry.stays_open(&spec), open.get(name)) {
+            (true, Some(true)) if freezes => done.kept.push(kept(name, " for writing")),
             (false, Some(_)) => done.kept.push(kept(name, "")),
             (false, None) => match entry.keeps_memory(&spec) {
                 Ok(()) => done.changed.push(name.to_owned()),

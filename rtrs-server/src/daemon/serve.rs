@@ -22,6 +22,9 @@ use rtrs_core::rt::{
     random_number, run,
 };
 
+use crate::audit::AuditSink;
+use crate::daemon::access::{self, ServerAccess};
+use crate::daemon::audit;
 use crate::daemon::control_shard::ControlShard;
 use crate::daemon::control_socket::ServerControl;
 use crate::daemon::driver::ServerShard;
@@ -97,6 +100,7 @@ fn run_server(
     let (senders, mailboxes) = mailboxes(cores)?;
     let finder = start_finder(set, &sources, &state, &senders)?;
     let exports = ExportTable::with_finder(exports, finder);
+    exports.set_access(ServerAccess::new(set.access.clone()).policy(specs.iter()));
     let signals = Signals::take().map_err(failed(ErrorKind::System, "cannot take signals"))?;
 
     let setup = Arc::new(Setup {
@@ -106,6 +110,7 @@ fn run_server(
         policy: PollPolicy { budget_max: set.poll.get() },
         cpus: pin_plan(set.pin, cores),
         senders,
+        audit: audit::start(set)?,
         released: OnceLock::new(),
     });
     let (report, started) = mpsc::channel();
@@ -134,8 +139,9 @@ fn run_server(
         tracing::error!("exports that grow are not noticed: cannot start a thread: {error}");
     }
     let table = Arc::clone(&setup.exports);
-    let exports = Exports::new((table, opener), control_shard.clone(), specs, set.ping_only);
-    let changes = Arc::new(Changes { exports, reload: Reload::new(set, reread) });
+    let exports = Exports::new((table, opener), control_shard.clone(), set);
+    let changes =
+        Arc::new(Changes { exports, reload: Reload::new(set, reread, setup.audit.clone()) });
     let control = listening.and_then(|portals| {
         let portals: Vec<String> = portals.into_iter().flatten().collect();
         let metrics = ServerMetrics::new(&setup.senders, &setup.exports);
@@ -153,6 +159,7 @@ fn run_server(
         Ok(((portals, control, metrics), forwarding)) => {
             setup.release();
             log_start(&setup.params, &portals);
+            access::warn(set);
             announce(&portals);
             (Ok(()), control, Some((forwarding, metrics)))
         }
@@ -203,6 +210,7 @@ struct Setup {
     policy: PollPolicy,
     cpus: Vec<usize>,
     senders: Arc<[Sender<Message>]>,
+    audit: AuditSink,
     /// Set when the shards may serve.
     released: OnceLock<()>,
 }
@@ -296,7 +304,8 @@ fn start_shard(
     let senders = Arc::clone(&setup.senders);
     let wake = WakeHandle::new(move || senders[core.index()].send(Message::Wake));
     let place = Core { index: core, ring: Some(std::rc::Rc::clone(&ring)), wake };
-    let engine = ServerEngine::new(setup.params, place, &setup.exports);
+    let mut engine = ServerEngine::new(setup.params, place, &setup.exports);
+    engine.set_audit(setup.audit.clone());
     let senders = Arc::clone(&setup.senders);
     Ok((ring, ServerShard::new(engine, fabrics, inbox, senders), listening))
 }

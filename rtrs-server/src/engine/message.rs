@@ -11,7 +11,7 @@ use std::sync::Arc;
 use rtrs_core::fabric::{ConnRequest, PrivateData};
 use rtrs_core::ids::{ConnIndex, CoreIndex, PermitId, ProviderIndex, SessionId};
 use rtrs_core::time::{Duration, Instant};
-use rtrs_core::wire::{Fence, Name, OpenRspTail};
+use rtrs_core::wire::{Fence, Name, OpenRsp, OpenRspTail, errno};
 
 use crate::engine::device_table::DeviceId;
 use crate::engine::finder::{OpenMode, Search};
@@ -80,6 +80,24 @@ pub enum ControlAnswer {
     Page(Box<[u8]>),
     /// Refused with this errno.
     Refused(u16),
+    /// Refused with EACCES; this says why, for a client with room for the long response.
+    NotAllowed([u8; OpenRspTail::LONG_LEN]),
+}
+
+impl ControlAnswer {
+    /// The errno, 0 for success, and the data for a client that has so much room.
+    pub fn parts(&self, room: usize) -> (u16, &[u8]) {
+        match self {
+            Self::Done => (0, &[]),
+            Self::Refused(errno) => (*errno, &[]),
+            // A client without room for the long form knows the short one only, and no reasons.
+            Self::Opened(bytes) if room >= bytes.len() => (0, bytes),
+            Self::Opened(bytes) => (0, &bytes[..OpenRsp::LEN]),
+            Self::NotAllowed(why) if room >= why.len() => (errno::EACCES, why),
+            Self::NotAllowed(_) => (errno::EACCES, &[]),
+            Self::Page(bytes) => (0, bytes),
+        }
+    }
 }
 
 /// A connection for a shard to accept.
@@ -261,6 +279,8 @@ pub enum AdminRequest {
         /// Time for requests that run.
         within: Duration,
     },
+    /// End the paths that may no longer do what their sessions do: the access lists have changed.
+    CheckAccess,
     /// Which exports there are, and who has them open.
     Exports,
     /// Let nobody open an export any more.

@@ -29,6 +29,7 @@ use self::ctx::{Ctx, Fabrics};
 use self::io::Shard;
 use self::message::{AdminRequest, ControlMessage, Message, Outbox, PingOrder};
 use self::session::SessionParams;
+use crate::audit::AuditSink;
 use crate::export::ExportTable;
 use crate::stats::{SessionSnapshot, ShardReport};
 
@@ -61,6 +62,13 @@ impl ServerEngine {
             shard: Shard::new(params, core, Arc::clone(exports)),
             out: Outbox::default(),
             away: Outbox::default(),
+        }
+    }
+
+    /// From now on events of clients are recorded there, on shard 0.
+    pub fn set_audit(&mut self, audit: AuditSink) {
+        if let Some(control) = &mut self.control {
+            control.set_audit(audit);
         }
     }
 

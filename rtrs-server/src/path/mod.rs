@@ -19,6 +19,7 @@ use rtrs_core::ids::{ConnIndex, CoreIndex, PathUuid, ProviderIndex};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::WireError;
 
+use crate::access_list::Client;
 use crate::engine::session::SessionShared;
 use crate::path::chunks::{ChunkPool, MessageBuffers};
 use crate::stats::PathCounters;
@@ -68,6 +69,13 @@ pub struct PathOrigin {
     pub local: SocketAddr,
     /// The client takes CHANGED.
     pub takes_changed: bool,
+}
+
+impl PathOrigin {
+    /// The client, as access lists name it.
+    pub(crate) fn client(&self) -> Client<'_> {
+        Client::of(self.peer, self.transport)
+    }
 }
 
 impl PathShared {
@@ -206,6 +214,9 @@ pub enum PathEnd {
     /// The operator ended its session.
     #[error("its session was evicted by the operator")]
     Evicted,
+    /// The access lists have changed and do not let its client do what the session does.
+    #[error("the access lists no longer allow it")]
+    NotAllowed,
     /// The server stops.
     #[error("the server stops")]
     Shutdown,

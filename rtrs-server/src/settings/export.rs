@@ -2,8 +2,8 @@
 //!
 //! Owns [`ExportSpec`] and its two forms: the text of `--export`,
 //! `[NAME=]TARGET[,ro][,direct=auto|on|off][,block-size=512|4096][,no-lock]` with
-//! `[,migration=allow|deny][,delay=TIME][,error-rate=RATE][,id=ID]` behind it,
-//! and the map of a configuration file with the same names as keys.
+//! `[,migration=allow|deny][,delay=TIME][,error-rate=RATE][,id=ID][,access=WHO:MODE]`
+//! behind it, and the map of a configuration file with the same names as keys.
 //!
 //! In the text form a backslash makes the next character ordinary: `\,` and `\=` put a comma or an
 //! equals sign into a name or a path, `\\` a backslash. An equals sign after a path that begins
@@ -20,12 +20,16 @@ use rtrs_core::settings::{
 use serde::de::value::MapAccessDeserializer;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::access_list::AccessRule;
+
 /// Longest export name in bytes: the wire has 255 with the NUL (kernel rnbd-proto.h, `NAME_MAX`).
 pub const NAME_BYTES_MAX: usize = 254;
 
 /// Longest id in bytes.
 const ID_BYTES_MAX: usize = 255;
 const WHAT: &str = "export";
+/// The option that may stand several times.
+const ACCESS: &str = "access";
 const FORMS: &str = "write [NAME=]PATH, mem:SIZE or null:SIZE";
 
 /// What an export is made of.
@@ -185,6 +189,8 @@ rtrs_core::settings! {
         /// Identify the export to clients by this text, 1 to 255 bytes; see "Identity" in
         /// docs/OPERATING.md
         id: Option<Id> = "derived from the file or disk",
+        /// Who may open it, as WHO:ro or WHO:rw; without any, the access list of the server applies
+        access: Vec<AccessRule> = "",
     }
 }
 
@@ -315,30 +321,43 @@ impl FromStr for ExportSpec {
             Err(error) => return refuse(format!("is refused: {error}"), FORMS),
         };
         let mut spec = Self::new(name, target);
-        let mut seen: Vec<String> = Vec::new();
-        for option in options {
-            let (key, value) = match split_pair(option) {
-                Some((key, value)) => (plain(key), Some(plain(value))),
-                None => (plain(option), None),
-            };
-            if seen.contains(&key) {
-                return refuse(format!("says {key:?} twice"), "say it once");
-            }
-            spec.set(text, &key, value.as_deref())?;
-            seen.push(key);
+        let options = options.iter().map(|option| match split_pair(option) {
+            Some((key, value)) => (plain(key), Some(plain(value))),
+            None => (plain(option), None),
+        });
+        let options = grouped(options);
+        if let Some((key, _)) = options.iter().find(|(key, all)| all.len() > 1 && key != ACCESS) {
+            return refuse(format!("says {key:?} twice"), "say it once");
+        }
+        for (key, values) in options {
+            spec.set(text, &key, &values)?;
         }
         Ok(spec)
     }
 }
 
+/// Values of each option, in the order in which the options stand first.
+type Options = Vec<(String, Vec<Option<String>>)>;
+
+fn grouped(options: impl Iterator<Item = (String, Option<String>)>) -> Options {
+    let mut all = Options::new();
+    for (key, value) in options {
+        match all.iter_mut().find(|(other, _)| *other == key) {
+            Some((_, values)) => values.push(value),
+            None => all.push((key, vec![value])),
+        }
+    }
+    all
+}
+
 impl ExportSpec {
     /// Sets one option of the text form; `text` is the whole specification, for errors.
-    fn set(&mut self, text: &str, key: &str, value: Option<&str>) -> Result<(), ValueError> {
-        let mut option = SetOption { key, value, result: None };
+    fn set(&mut self, text: &str, key: &str, values: &[Option<String>]) -> Result<(), ValueError> {
+        let mut option = SetOption { key, values, result: None };
         self.visit(&mut option);
         let (problem, hint) = match option.result {
             Some(Ok(())) => return Ok(()),
-            Some(Err(error)) if value.is_none() => (error, format!("write {key}=VALUE")),
+            Some(Err(error)) if values.contains(&None) => (error, format!("write {key}=VALUE")),
             Some(Err(error)) => (error, format!("correct {key}, or leave it out")),
             None => {
                 let all = describe::<Self>();
@@ -356,19 +375,24 @@ impl ExportSpec {
         Err(ValueError::new(WHAT, text, problem, hint))
     }
 
-    /// The same export with other options, each as in the text form; `rw` takes `ro` back.
+    /// The same export with other options, each as in the text form; `rw` takes `ro` back, and an
+    /// empty `access=` the access list.
     ///
     /// # Errors
     /// [`ValueError`] for an option that is not known, or a bad value.
     pub fn with_options(&self, options: &[String]) -> Result<Self, ValueError> {
         let mut spec = self.clone();
-        for option in options {
-            let (key, value) = match option.split_once('=') {
-                Some((key, value)) => (key, Some(value)),
-                None if option == "rw" => ("ro", Some("false")),
-                None => (option.as_str(), None),
-            };
-            spec.set(option, key, value)?;
+        let pairs = options.iter().map(|option| match option.split_once('=') {
+            Some((key, value)) => (key.to_owned(), Some(value.to_owned())),
+            None if option == "rw" => ("ro".to_owned(), Some("false".to_owned())),
+            None => (option.clone(), None),
+        });
+        for (key, values) in grouped(pairs) {
+            if key == ACCESS && values == [Some(String::new())] {
+                spec.access.clear();
+                continue;
+            }
+            spec.set(&options.join(" "), &key, &values)?;
         }
         Ok(spec)
     }
@@ -386,7 +410,7 @@ fn is_option(name: &&str) -> bool {
 /// Reads one option of the text form.
 struct SetOption<'a> {
     key: &'a str,
-    value: Option<&'a str>,
+    values: &'a [Option<String>],
     result: Option<Result<(), String>>,
 }
 
@@ -397,14 +421,14 @@ impl Visitor for SetOption<'_> {
         }
         let key = self.key;
         let flag = (setting.default == "false").then_some("true");
-        self.result = Some(match self.value.or(flag).map(F::parse) {
-            Some(Ok(value)) => {
-                *place = value;
-                Ok(())
+        let values = self.values.iter().map(|value| match value.as_deref().or(flag) {
+            Some(text) => {
+                text.parse::<F::Of>().map_err(|error| format!("has a bad {key}: {error}"))
             }
-            Some(Err(error)) => Err(format!("has a bad {key}: {error}")),
             None => Err(format!("has {key:?} without a value")),
         });
+        let values = values.collect::<Result<Vec<_>, _>>();
+        self.result = Some(values.map(|values| *place = F::made(values)));
     }
 
     fn section<S: Settings>(&mut self, _: &'static str, _: &mut S) {}

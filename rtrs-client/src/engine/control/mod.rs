@@ -477,7 +477,7 @@ impl SessionControl {
             ServiceEvent::Opened { device, .. } if path.reopen.answered() => {
                 return self.on_opened_again(id, &device, ctx);
             }
-            ServiceEvent::OpenRefused(code) if path.reopen.answered() => {
+            ServiceEvent::OpenRefused(code, _) if path.reopen.answered() => {
                 if code == errno::EIDRM {
                     self.on_removed(Some(id), ctx);
                     return Err(SessionFailure::Removed.to_string());
@@ -489,13 +489,13 @@ impl SessionControl {
                 return self.on_opened(id, &device, secret, ctx);
             }
             ServiceEvent::Opened { .. } => {}
-            ServiceEvent::OpenRefused(code) => {
+            ServiceEvent::OpenRefused(code, why) => {
                 let asked = path.asked_access()?;
                 if code == errno::EIDRM && self.device.was_open() {
                     self.on_removed(Some(id), ctx);
                     return Err(SessionFailure::Removed.to_string());
                 }
-                self.device.refused(ctx.now, code, asked)?;
+                self.device.refused(ctx.now, (code, why), asked)?;
                 return path.open(self.device.access(), ctx);
             }
             ServiceEvent::Fenced => {

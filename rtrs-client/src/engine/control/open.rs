@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rtrs_core::block::Geometry;
 use rtrs_core::ids::{PathId, PermitId};
 use rtrs_core::time::Instant;
-use rtrs_core::wire::{AccessMode, errno, errno_name};
+use rtrs_core::wire::{AccessMode, OpenRefusal, errno, errno_name};
 
 use crate::engine::device_table::OpenDevice;
 use crate::engine::session::{CONTROL, Granted, SessionConfig};
@@ -24,7 +24,7 @@ pub enum SessionFailure {
         /// The server's errno by name.
         errno: String,
         /// What would do.
-        hint: &'static str,
+        hint: String,
     },
     /// No path came up; what each of them met.
     #[error("no path to the server: {0}")]
@@ -195,7 +195,7 @@ impl Device {
     pub(super) fn refused(
         &mut self,
         now: Instant,
-        errno: u16,
+        (errno, why): (u16, Option<OpenRefusal>),
         asked: AccessMode,
     ) -> Result<(), String> {
         if errno == errno::EACCES
@@ -203,14 +203,18 @@ impl Device {
             && asked == AccessMode::ReadWrite
             && (!self.was_open() || self.access == AccessMode::ReadOnly)
         {
-            tracing::info!("the export is read-only: opening it so");
+            let why = why.as_ref().map_or("the export is read-only", OpenRefusal::text);
+            tracing::info!("{why}: opening it read-only");
             self.access = AccessMode::ReadOnly;
             return Ok(());
         }
         let failure = SessionFailure::OpenRefused {
             export: self.config.export.clone(),
             errno: errno_name(errno).to_owned(),
-            hint: open_hint(errno, asked),
+            hint: match why {
+                Some(why) => format!(": {} (see the server's setting access)", why.text()),
+                None => open_hint(errno, asked).to_owned(),
+            },
         };
         let may_pass = matches!(errno, errno::EPERM | errno::EBUSY) && self.is_patient(now);
         Err(if may_pass { failure.to_string() } else { self.fail(failure) })

@@ -6,6 +6,7 @@ use crate::cmd::server::{Server, ServerArgs};
 use crate::cmd::text::bytes;
 use crate::control_protocol::{ExportList, Request};
 use crate::error::Error;
+use crate::settings::AccessRule;
 use crate::stats::ExportSnapshot;
 
 pub(super) fn run(args: &ServerArgs) -> Result<(), Error> {
@@ -30,7 +31,11 @@ fn text(list: &ExportList) -> String {
             })
             .collect();
         let ExportSnapshot { name, size, read_only, state, device_errors, backing, .. } = export;
-        line([
+        let access = match &export.access[..] {
+            [] => String::new(),
+            own => format!("  access: {}\n", rules(own)),
+        };
+        let head = line([
             &printable(name),
             &bytes(*size),
             if *read_only { "ro" } else { "rw" },
@@ -38,7 +43,20 @@ fn text(list: &ExportList) -> String {
             &device_errors.to_string(),
             &printable(backing),
             &if users.is_empty() { "-".to_owned() } else { users.join(", ") },
-        ])
+        ]);
+        head + &access
     });
-    head + &lines.collect::<String>()
+    let access = match (list.open_to_everyone, &list.access[..]) {
+        (true, _) => {
+            "access: everyone may open all exports, for there is no access list\n".to_owned()
+        }
+        (false, []) => String::new(),
+        (false, own) => format!("access of exports without a list of their own: {}\n", rules(own)),
+    };
+    head + &lines.collect::<String>() + &access
+}
+
+fn rules(rules: &[AccessRule]) -> String {
+    let rules: Vec<String> = rules.iter().map(|rule| printable(&rule.to_string())).collect();
+    rules.join(", ")
 }

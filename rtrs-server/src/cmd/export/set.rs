@@ -14,7 +14,8 @@ pub struct SetArgs {
     /// Name of the export, as in `export list`
     pub export: String,
 
-    /// Options as with --export, for example ro or direct=off; rw takes ro back
+    /// Options as with --export, for example ro or direct=off; rw takes ro back, access= the access
+    /// list
     ///
     /// What is not named stays as it is.
     #[arg(required = true, value_name = "OPTION")]

@@ -138,6 +138,7 @@ mod tests {
     fn sessions_are_shown_with_their_paths() {
         let session = SessionSnapshot {
             id: "01010101-0101-0101-0101-010101010101".into(),
+            log_id: "5f0c1d9be2a4".into(),
             name: Some("host-vol0".into()),
             state: SessionState::Up,
             version: 2,

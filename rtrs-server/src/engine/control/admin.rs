@@ -8,12 +8,15 @@
 
 use std::collections::VecDeque;
 
+use rtrs_core::fabric::Fabric;
+use rtrs_core::identity::SessionTag;
 use rtrs_core::ids::SessionId;
 use rtrs_core::time::Instant;
 
 use super::open::Opens;
 use super::path::Path;
 use super::registry::{Registry, Session};
+use crate::engine::ctx::Ctx;
 use crate::engine::message::AdminReply;
 use crate::path::state::PathState;
 use crate::path::{PathEnd, PathKey};
@@ -44,7 +47,7 @@ impl Evicted {
 
 /// Paths that a command ends, and why.
 pub(super) struct Ends {
-    session: SessionId,
+    pub(super) session: SessionId,
     pub(super) paths: Vec<PathKey>,
     pub(super) why: PathEnd,
 }
@@ -80,7 +83,7 @@ impl Evicted {
     /// Ends a session and lets it not come back.
     pub(super) fn evict(&mut self, wanted: &str, registry: &Registry) -> Result<Ends, String> {
         let session = self.find(wanted, registry)?.id();
-        tracing::warn!(%session, "evicted by the operator");
+        tracing::warn!(session = %SessionTag::of(session), "evicted by the operator");
         self.add(session);
         let paths = registry.paths_of(session).map(Path::key).collect();
         Ok(Ends { session, paths, why: PathEnd::Evicted })
@@ -118,6 +121,7 @@ impl Evicted {
         };
         SessionSnapshot {
             id: id.to_string(),
+            log_id: SessionTag::of(id).to_string(),
             name: session.name().map(|n| String::from_utf8_lossy(n.as_bytes()).into_owned()),
             state,
             version: session.shared().version(),
@@ -130,6 +134,15 @@ impl Evicted {
             paths,
         }
     }
+}
+
+/// Portals that are not listened on, since their device is gone.
+pub(super) fn lost_portals(ctx: &Ctx<'_>) -> Vec<String> {
+    let lost = |fabric: &dyn Fabric| -> Vec<String> {
+        let scheme = fabric.scheme();
+        fabric.lost_listeners().into_iter().map(|at| format!("{scheme}://{at}")).collect()
+    };
+    ctx.fabrics.iter().flat_map(|fabric| lost(&**fabric)).collect()
 }
 
 #[cfg(test)]

@@ -1,17 +1,24 @@
-//! What is logged of clients: who opens what, and who is refused and why.
+//! What is logged of clients, and what the audit log records: who opens what, and who is refused
+//! and why.
 //!
 //! A client that is refused may try again for ever. Its lines are limited by address and reason
 //! ([`LogLimits`]), so that the log keeps room for others.
 
 use std::net::{IpAddr, SocketAddr};
 
-use rtrs_core::identity::ExportId;
+use rtrs_core::identity::{ExportId, SessionTag};
 use rtrs_core::ids::SessionId;
 use rtrs_core::log_limit::LogLimits;
 use rtrs_core::time::Instant;
 use rtrs_core::wire::{AccessMode, Name, errno, errno_name};
 
 use super::refusal::Refusal;
+use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
+use crate::engine::device_table::DeviceId;
+use crate::engine::session::SessionShared;
+use crate::export::ExportTable;
+use crate::path::PathEnd;
+use crate::stats::Access;
 
 /// What is told apart: who it is about, and what; of an open also the export.
 type Kind = (IpAddr, &'static str, Option<Name>);
@@ -20,11 +27,12 @@ type Kind = (IpAddr, &'static str, Option<Name>);
 #[derive(Debug, Default)]
 pub(super) struct ClientLog {
     limits: LogLimits<Kind>,
+    audit: AuditSink,
 }
 
-/// A client, as far as it is known.
+/// A client that asks for an export, as far as it is known.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Client {
+pub(super) struct Opener {
     /// What it calls its session.
     pub(super) name: Option<Name>,
     pub(super) session: SessionId,
@@ -38,7 +46,58 @@ pub(super) struct Asked {
     pub(super) access: AccessMode,
 }
 
+impl Opener {
+    fn event(&self, event: AuditKind, result: AuditResult) -> AuditEvent {
+        AuditEvent {
+            address: Some(self.peer),
+            session: Some(SessionTag::of(self.session).to_string()),
+            session_name: self.name.map(|name| name.to_string()),
+            ..AuditEvent::new(event, result)
+        }
+    }
+}
+
 impl ClientLog {
+    /// From now on events are recorded there.
+    pub(super) fn set_audit(&mut self, audit: AuditSink) {
+        self.audit = audit;
+    }
+
+    /// Something happened to a session that is not an open.
+    pub(super) fn happened(&self, kind: AuditKind, client: Opener, reason: Option<&str>) {
+        self.audit.record(|| AuditEvent {
+            reason: reason.map(str::to_owned),
+            ..client.event(kind, AuditResult::Ok)
+        });
+    }
+
+    /// A path ends. What the operator does is recorded.
+    pub(super) fn ended(&self, client: Opener, end: &PathEnd) {
+        if matches!(end, PathEnd::NotAllowed | PathEnd::Evicted | PathEnd::Operator) {
+            self.happened(AuditKind::Evict, client, Some(&end.to_string()));
+        }
+    }
+
+    /// A session closes what it has open, or one export of that.
+    pub(super) fn closed(
+        &self,
+        client: Opener,
+        (session, exports): (&SessionShared, &ExportTable),
+        device: Option<DeviceId>,
+    ) {
+        let devices = &session.devices;
+        for id in devices.ids().filter(|id| device.is_none_or(|device| *id == device)) {
+            let Some(entry) = devices.get(id) else { continue };
+            let Some(export) = exports.get(entry.export) else { continue };
+            let mode = if entry.writable { Access::Rw } else { Access::Ro };
+            self.audit.record(|| AuditEvent {
+                export: Some(export.name.clone()),
+                mode: Some(mode),
+                ..client.event(AuditKind::Close, AuditResult::Ok)
+            });
+        }
+    }
+
     /// Whether a line about a client that has opened nothing is to be logged, and how many were
     /// left out since the last.
     pub(super) fn admit(
@@ -54,6 +113,12 @@ impl ClientLog {
     pub(super) fn refused(&mut self, now: Instant, peer: SocketAddr, refusal: &Refusal) {
         let Some(left_out) = self.admit(now, peer, refusal.reason()) else { return };
         let errno = refusal.errno();
+        self.audit.record(|| AuditEvent {
+            address: Some(peer),
+            reason: Some(refusal.to_string()),
+            left_out,
+            ..AuditEvent::new(AuditKind::Connect, AuditResult::Refused)
+        });
         if refusal.is_ours() {
             tracing::warn!(%peer, %refusal, errno, left_out, "refused a connection");
         } else {
@@ -62,10 +127,16 @@ impl ClientLog {
     }
 
     /// A client has opened an export.
-    pub(super) fn opened(&self, client: Client, asked: Asked, identity: Option<ExportId>) {
-        let Client { name, session, peer } = client;
-        let (client, identity) = (shown(name), shown(identity));
+    pub(super) fn opened(&self, client: Opener, asked: Asked, identity: Option<ExportId>) {
         let Asked { export, access } = asked;
+        self.audit.record(|| AuditEvent {
+            export: Some(export.to_string()),
+            mode: Some(access.into()),
+            ..client.event(AuditKind::Open, AuditResult::Ok)
+        });
+        let Opener { name, session, peer } = client;
+        let session = SessionTag::of(session);
+        let (client, identity) = (shown(name), shown(identity));
         if access == AccessMode::Migration {
             // Two clients may write now.
             tracing::warn!(%export, %client, %peer, %session, %identity, ?access, "opened");
@@ -78,18 +149,18 @@ impl ClientLog {
     pub(super) fn open_refused(
         &mut self,
         now: Instant,
-        client: Client,
+        client: Opener,
         asked: Asked,
-        (errno, deny_migration): (u16, bool),
+        (errno, why): (u16, Option<&str>),
     ) {
-        let Client { name, session, peer } = client;
+        let Opener { name, session, peer } = client;
         let Asked { export, access } = asked;
         let what = errno_name(errno);
         let Some(left_out) = self.limits.admit(now, (peer.ip(), what, Some(export))) else {
             return;
         };
         let reason = match errno {
-            errno::EPERM if deny_migration => "the export does not allow migration",
+            _ if why.is_some() => why.unwrap_or_default(),
             errno::EPERM => "another session has it open for writing",
             errno::EACCES => "it is read-only, or not accessible below the search path",
             errno::ENOENT => "there is no export of that name",
@@ -99,7 +170,14 @@ impl ClientLog {
             errno::ENOMEM => "too many exports are open",
             _ => "see the lines before",
         };
-        let client = shown(name);
+        self.audit.record(|| AuditEvent {
+            export: Some(export.to_string()),
+            mode: Some(access.into()),
+            reason: Some(format!("{what}: {reason}")),
+            left_out,
+            ..client.event(AuditKind::Open, AuditResult::Refused)
+        });
+        let (client, session) = (shown(name), SessionTag::of(session));
         tracing::info!(
             %export, %client, %peer, %session, ?access, errno = what, reason, left_out,
             "refused an open"

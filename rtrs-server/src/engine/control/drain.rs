@@ -132,3 +132,21 @@ fn to_finish(all: bool, registry: &Registry) -> Vec<PathKey> {
     }
     keys
 }
+
+/// Logs what the server did until its end.
+pub(super) fn log_totals(registry: &Registry, refused: u64) {
+    let (sessions, io) = registry.totals();
+    tracing::info!(
+        sessions,
+        reads = io.reads,
+        read_bytes = io.read_bytes,
+        writes = io.writes,
+        write_bytes = io.write_bytes,
+        flushes = io.flushes,
+        errors = io.errors,
+        device_errors = io.device_errors,
+        unfinished = io.inflight,
+        refused,
+        "the server stops"
+    );
+}

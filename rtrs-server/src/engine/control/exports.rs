@@ -48,6 +48,7 @@ fn names(users: &[(SessionId, AccessMode)], registry: &Registry) -> String {
 
 /// All exports.
 pub(super) fn list(exports: &ExportTable, opens: &Opens, registry: &Registry) -> AdminReply {
+    let policy = exports.access();
     let all = exports.all().into_iter().map(|(at, export)| {
         let users = opens.users(at).iter().map(|(session, mode)| ExportUser {
             session: session.to_string(),
@@ -75,6 +76,7 @@ pub(super) fn list(exports: &ExportTable, opens: &Opens, registry: &Registry) ->
             device_errors: totals.device_errors,
             io: (&totals).into(),
             epoch: export.epoch.number(),
+            access: policy.list_of(&export.name).to_vec(),
         }
     });
     AdminReply::Exports(all.collect())

@@ -10,6 +10,8 @@ use std::net::IpAddr;
 
 use rtrs_core::ids::ProviderIndex;
 
+use crate::engine::ctx::Ctx;
+
 /// Addresses without a path that are remembered.
 const KNOWN_MAX: usize = 1024;
 
@@ -54,6 +56,11 @@ impl KnownPeers {
             None
         }
     }
+}
+
+/// Reports an address to the listeners.
+pub(super) fn know((provider, address): Place, known: bool, ctx: &mut Ctx<'_>) {
+    ctx.fabrics[provider.index()].know_peer(address, known);
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@
 
 use std::sync::Arc;
 
+use rtrs_core::identity::SessionTag;
 use rtrs_core::limits::Limits;
 use rtrs_core::mem::MemoryMeter;
 use rtrs_core::wire::{ClientExtensions, ConnReq};
@@ -61,7 +62,7 @@ impl Memory {
             let limits = full.with_depth(depth);
             if ChunkPool::bytes(limits) as u64 <= room {
                 if depth < most && has == 0 {
-                    let session = conn.session_id;
+                    let session = SessionTag::of(conn.session_id);
                     tracing::info!(%session, depth, "memory-max: a smaller queue depth");
                 }
                 return Ok(limits);

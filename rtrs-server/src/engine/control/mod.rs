@@ -9,6 +9,7 @@
 //!   memory of paths that are gone;
 //! - `client_log.rs` what is logged of clients;
 //! - `open.rs` opens and closes of exports, with `access.rs`, `close.rs` and `ended.rs`;
+//!   `permission.rs` what the access lists allow;
 //! - `exports.rs` changes of exports; `removed.rs` what sessions had open of those; `announce.rs`
 //!   what clients have to open again;
 //! - `discover.rs` DISCOVER; `fence.rs` FENCE;
@@ -31,35 +32,39 @@ mod known;
 mod memory;
 mod open;
 mod path;
+mod permission;
 mod refusal;
 mod registry;
 mod removed;
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use rtrs_core::fabric::ConnRequest;
+use rtrs_core::identity::SessionTag;
 use rtrs_core::ids::{ConnIndex, CoreIndex, ProviderIndex, SessionId};
 use rtrs_core::proto::Heartbeat;
 use rtrs_core::proto::quota::Source;
 use rtrs_core::time::{Duration, Instant, earliest};
-use rtrs_core::wire::{AccessMode, ConnReq, errno};
+use rtrs_core::wire::{AccessMode, ConnReq, Name, OpenRefusal, errno};
 
 pub use self::connect::DRAINING_MAX;
 pub(crate) use self::refusal::REASONS;
 
-use self::admin::{Ends, Evicted};
+use self::admin::{Ends, Evicted, lost_portals};
 use self::admission::{Admission, Room};
-use self::client_log::{Asked, Client, ClientLog};
+use self::client_log::{Asked, ClientLog, Opener};
 use self::connect::{Connector, refuse};
 use self::drain::{Drain, Order};
 use self::fence::{Fencing, fence};
-use self::known::{KnownPeers, Place};
+use self::known::{KnownPeers, know};
 use self::open::Opens;
 use self::path::Path;
+use self::permission::{check_connect, check_open, no_longer_allowed};
 use self::registry::{Registry, Session};
-use crate::engine::control::refusal::Refusal;
+use crate::access_list::Client;
+use crate::audit::{AuditKind, AuditSink};
+use crate::engine::control::refusal::{Refusal, RefusedCounts};
 use crate::engine::ctx::Ctx;
 use crate::engine::finder::Search;
 use crate::engine::message::{
@@ -89,8 +94,8 @@ pub struct Control {
     drain: Drain,
     log: ClientLog,
     next: Option<Instant>,
-    /// Connections refused and sessions ended for others, by reason.
-    refused: BTreeMap<&'static str, u64>,
+    /// Connections and opens refused, and sessions ended for others.
+    refused: RefusedCounts,
     /// Messages about a path that is gone, and cannot be: a bug of this server.
     internal_errors: u64,
 }
@@ -110,7 +115,7 @@ impl Control {
             drain: Drain::default(),
             log: ClientLog::default(),
             next: None,
-            refused: BTreeMap::new(),
+            refused: RefusedCounts::default(),
             internal_errors: 0,
         }
     }
@@ -134,6 +139,11 @@ impl Control {
     /// Messages about a path that is gone, and cannot be.
     pub fn internal_errors(&self) -> u64 {
         self.internal_errors
+    }
+
+    /// From now on events of clients are recorded there.
+    pub fn set_audit(&mut self, audit: AuditSink) {
+        self.log.set_audit(audit);
     }
 
     /// True from the moment a stop was asked for.
@@ -165,16 +175,11 @@ impl Control {
                 }
             }
             Err(refusal) => {
-                self.count(refusal.reason());
+                self.refused.count(refusal.reason());
                 self.log.refused(ctx.now, request.peer, &refusal);
                 refuse(provider, request, &refusal, ctx);
             }
         }
-    }
-
-    fn count(&mut self, reason: &'static str) {
-        debug_assert!(REASONS.contains(&reason), "{reason} is not in the list");
-        *self.refused.entry(reason).or_insert(0) += 1;
     }
 
     fn admit(
@@ -193,6 +198,8 @@ impl Control {
         if self.evicted.contains(conn.session_id) {
             return Err(Refusal::Evicted(self.params.eviction_key.secret(conn.session_id)));
         }
+        let client = Client::of(request.peer, ctx.fabrics[provider.index()].scheme());
+        check_connect(&self.exports, client, conn.session_id, &self.registry)?;
         let source = Source::of(request.peer.ip());
         self.make_room(&conn, source, ctx)?;
         let asked = (provider, request);
@@ -230,7 +237,7 @@ impl Control {
                 Room::Free => return Ok(()),
                 Room::After(stranger) => {
                     self.admission.crowded_out(stranger);
-                    self.count("strangers-ended");
+                    self.refused.count("strangers-ended");
                     self.end_session(stranger, &PathEnd::Crowded, ctx);
                 }
             }
@@ -319,7 +326,10 @@ impl Control {
         let (peer, transport) = (shared.origin.peer, shared.origin.transport);
         let known = shared.session.has_opened();
         if known || self.log.admit(ctx.now, peer, "up").is_some() {
-            tracing::info!(path = %key, transport, %peer, session = %id, %name, "a path is up");
+            let session = SessionTag::of(id);
+            tracing::info!(path = %key, transport, %peer, %session, %name, "a path is up");
+            let client = Opener { name: Some(name), session: id, peer };
+            self.log.happened(AuditKind::Connect, client, None);
         }
         let Some(session) = self.registry.session_mut(id) else { return };
         session.set_name(name);
@@ -350,16 +360,18 @@ impl Control {
                     asking.set_asked(ctx.now);
                     asking.name()
                 });
+                if let Some(answer) = self.deny(&session, peer, (&name, mode.access), ctx) {
+                    return Some(answer);
+                }
                 let asked = (reply_to, &*name, mode);
                 let answer = self.opens.open(&session, session_name, asked, ctx)?;
-                let device = self.opens.device_of(&session, &name, &answer);
-                exports::opened_again(reply_to.path, device, &mut self.registry, ctx.out);
                 let asked = Asked { export: *name, access: mode.access };
-                self.log_open((&*session, peer), asked, &answer, ctx);
-                self.note_open(&session, &answer, ctx);
+                self.opened((&*session, peer), (reply_to.path, asked), &answer, ctx);
                 Some(answer)
             }
             ControlRequest::Close { device } => {
+                let client = self.opener(session.id, peer);
+                self.log.closed(client, (&session, &self.exports), Some(device));
                 self.opens.close(&session, device, reply_to, ctx.out)
             }
             ControlRequest::Discover { .. } if !self.params.discovery => {
@@ -369,7 +381,8 @@ impl Control {
                 Some(ControlAnswer::Refused(errno::ESTALE))
             }
             ControlRequest::Discover { after, room } => {
-                Some(discover::page(&after, room, session.id, (&self.exports, &self.opens)))
+                let parts = (&*self.exports, &self.opens, &self.registry);
+                Some(discover::page(&after, room, session.id, parts))
             }
             ControlRequest::Fence(asked) => match fence(path, &asked, &self.registry) {
                 Fencing::Answer(answer) => Some(answer),
@@ -390,38 +403,65 @@ impl Control {
         let Some(found_for) = self.registry.path(reply_to.path) else { return };
         let session = Arc::clone(&found_for.shared().session);
         let peer = found_for.shared().origin.peer;
+        if let Some(answer) = self.deny(&session, peer, (&search.name, mode.access), ctx) {
+            return reply_to.answer(answer, ctx.out);
+        }
         let answer = match self.evicted.contains(session.id) {
             true => ControlAnswer::Refused(errno::ESTALE),
             false => self.opens.found(&session, mode, result, ctx),
         };
-        let device = self.opens.device_of(&session, &search.name, &answer);
-        exports::opened_again(reply_to.path, device, &mut self.registry, ctx.out);
         let asked = Asked { export: search.name, access: mode.access };
-        self.log_open((&*session, peer), asked, &answer, ctx);
-        self.note_open(&session, &answer, ctx);
+        self.opened((&*session, peer), (reply_to.path, asked), &answer, ctx);
         reply_to.answer(answer, ctx.out);
     }
 
-    fn log_open(
+    /// The answer to an open that the access lists do not allow.
+    fn deny(
+        &mut self,
+        session: &SessionShared,
+        peer: SocketAddr,
+        (name, access): (&Name, AccessMode),
+        ctx: &mut Ctx<'_>,
+    ) -> Option<ControlAnswer> {
+        let asked = (session.id, name, access);
+        let why = check_open(&self.exports, &self.registry, asked).err()?;
+        let client = self.opener(session.id, peer);
+        let asked = Asked { export: *name, access };
+        self.refused.count("access");
+        self.log.open_refused(ctx.now, client, asked, (errno::EACCES, Some(&why)));
+        Some(ControlAnswer::NotAllowed(OpenRefusal::new(&why).encode()))
+    }
+
+    fn opener(&self, session: SessionId, peer: SocketAddr) -> Opener {
+        let name = self.registry.session(session).and_then(Session::name);
+        Opener { name, session, peer }
+    }
+
+    /// An open that came over a path is about to be answered.
+    fn opened(
         &mut self,
         (session, peer): (&SessionShared, SocketAddr),
-        asked: Asked,
+        (path, asked): (PathKey, Asked),
         answer: &ControlAnswer,
         ctx: &mut Ctx<'_>,
     ) {
-        let name = self.registry.session(session.id).and_then(Session::name);
-        let client = Client { name, session: session.id, peer };
+        let device = self.opens.device_of(session, &asked.export, answer);
+        exports::opened_again(path, device, &mut self.registry, ctx.out);
+        self.note_open(session, answer, ctx);
+        let client = self.opener(session.id, peer);
         match answer {
             ControlAnswer::Refused(errno) => {
                 let migrates = asked.access == AccessMode::Migration;
                 let denied = migrates && self.opens.denies_migration(&asked.export);
-                self.log.open_refused(ctx.now, client, asked, (*errno, denied));
+                let why = (denied && *errno == errno::EPERM)
+                    .then_some("the export does not allow migration");
+                self.log.open_refused(ctx.now, client, asked, (*errno, why));
             }
             ControlAnswer::Opened(_) => {
                 let identity = self.opens.identity(session, &asked.export);
                 self.log.opened(client, asked, identity);
             }
-            ControlAnswer::Done | ControlAnswer::Page(_) => {}
+            ControlAnswer::Done | ControlAnswer::Page(_) | ControlAnswer::NotAllowed(_) => {}
         }
     }
 
@@ -443,13 +483,10 @@ impl Control {
         let ends = match request {
             AdminRequest::Sessions => {
                 let sessions = self.snapshot(ctx.now);
-                let mut lost_portals = Vec::new();
-                for fabric in ctx.fabrics.iter() {
-                    let lost = fabric.lost_listeners().into_iter();
-                    lost_portals.extend(lost.map(|at| format!("{}://{at}", fabric.scheme())));
-                }
+                let lost_portals = lost_portals(ctx);
                 let memory = self.connector.memory();
-                let refused = self.refused(ctx);
+                let silent = ctx.fabrics.iter().map(|fabric| fabric.crowded_out()).sum();
+                let refused = self.refused.all(silent);
                 return reply.send(AdminReply::Sessions {
                     sessions,
                     memory,
@@ -461,6 +498,11 @@ impl Control {
                 self.evicted.disconnect(&session, path, &self.registry)
             }
             AdminRequest::Evict { session } => self.evicted.evict(&session, &self.registry),
+            AdminRequest::CheckAccess => {
+                let keys = no_longer_allowed(&self.exports, &self.registry);
+                keys.iter().for_each(|key| self.end_path(*key, &PathEnd::NotAllowed, ctx));
+                return reply.send(AdminReply::Done);
+            }
             AdminRequest::Exports => {
                 return reply.send(exports::list(&self.exports, &self.opens, &self.registry));
             }
@@ -503,17 +545,6 @@ impl Control {
         });
     }
 
-    /// Connections refused and sessions ended, by reason, and what the listeners closed.
-    fn refused(&self, ctx: &Ctx<'_>) -> BTreeMap<String, u64> {
-        let mut refused: BTreeMap<String, u64> =
-            self.refused.iter().map(|(reason, count)| ((*reason).to_owned(), *count)).collect();
-        let silent: u64 = ctx.fabrics.iter().map(|fabric| fabric.crowded_out()).sum();
-        if silent > 0 {
-            refused.insert("silent".to_owned(), silent);
-        }
-        refused
-    }
-
     /// Begins the server's end: all paths finish after one time, and end after another.
     fn stop(&mut self, all_in: Duration, within: Duration, ctx: &mut Ctx<'_>) {
         if !self.drain.begin(ctx.now + all_in, ctx.now + within) {
@@ -547,7 +578,7 @@ impl Control {
                 Some(until)
             }
             Order::Exit => {
-                self.log_totals();
+                drain::log_totals(&self.registry, self.refused.total());
                 for core in 0..self.params.cores {
                     ctx.out.shard(CoreIndex(core), ShardMessage::Exit);
                 }
@@ -557,25 +588,6 @@ impl Control {
         self.next = earliest(self.next, wake);
     }
 
-    /// What the server did until its end.
-    fn log_totals(&self) {
-        let (sessions, io) = self.registry.totals();
-        let refused: u64 = self.refused.values().sum();
-        tracing::info!(
-            sessions,
-            reads = io.reads,
-            read_bytes = io.read_bytes,
-            writes = io.writes,
-            write_bytes = io.write_bytes,
-            flushes = io.flushes,
-            errors = io.errors,
-            device_errors = io.device_errors,
-            unfinished = io.inflight,
-            refused,
-            "the server stops"
-        );
-    }
-
     /// Begins the end of a path. Nothing happens to one that ends already.
     fn end_path(&mut self, key: PathKey, end: &PathEnd, ctx: &mut Ctx<'_>) {
         let Some(path) = self.registry.path_mut(key) else { return };
@@ -583,7 +595,9 @@ impl Control {
         let is_loud = path.shared().session.has_opened()
             || path.state().is_ending()
             || self.log.admit(ctx.now, peer, "end").is_some();
+        let session = path.shared().session.id;
         if path.close(end, is_loud, ctx.out) {
+            self.log.ended(self.opener(session, peer), end);
             self.advance_end(key, ctx);
         }
     }
@@ -609,6 +623,7 @@ impl Control {
         if !gone {
             return;
         }
+        let peer = path.shared().origin.peer;
         let place = path.is_known().then(|| path.place());
         if let Some(place) = place.and_then(|place| self.known.path_gone(place)) {
             know(place, false, ctx);
@@ -618,12 +633,16 @@ impl Control {
             self.next = earliest(self.next, Some(ctx.now + LOOK_FOR_REMOVED));
         }
         if let Some(session) = ended {
-            self.admission.ended(session.id(), session.has_opened());
+            let (name, id) = (session.name(), session.id());
+            let client = Opener { name, session: id, peer };
+            self.log.closed(client, (session.shared(), &self.exports), None);
+            self.admission.ended(id, session.has_opened());
             self.opens.session_ended(session.shared(), ctx.now, ctx.out);
             if session.has_opened() {
-                tracing::info!(session = %session.id(), "a session ended");
+                self.log.happened(AuditKind::Disconnect, client, None);
+                tracing::info!(session = %SessionTag::of(id), "a session ended");
             } else {
-                tracing::debug!(session = %session.id(), "a session ended");
+                tracing::debug!(session = %SessionTag::of(id), "a session ended");
             }
         }
     }
@@ -666,7 +685,7 @@ impl Control {
         for id in late {
             let up = |path: &Path| path.state() == PathState::Connected;
             if self.registry.paths_of(id).any(up) {
-                self.count("not-opened");
+                self.refused.count("not-opened");
                 self.end_session(id, &PathEnd::Unopened, ctx);
             }
         }
@@ -676,9 +695,4 @@ impl Control {
     pub fn deadline(&self) -> Option<Instant> {
         self.next
     }
-}
-
-/// Reports an address to the listeners.
-fn know((provider, address): Place, known: bool, ctx: &mut Ctx<'_>) {
-    ctx.fabrics[provider.index()].know_peer(address, known);
 }

@@ -5,6 +5,8 @@
 //! with its tables. A refusal carries all 56 bytes of CON_RSP with a negative errno, since a
 //! kernel client takes nothing else for an answer.
 
+use std::collections::BTreeMap;
+
 use rtrs_core::fabric::{FabricError, PrivateData, RegisterError};
 use rtrs_core::identity::{EvictionSecret, ServerId};
 use rtrs_core::limits::Limits;
@@ -14,7 +16,8 @@ use crate::path::handshake::JoinError;
 
 /// The names under which refused connections and ended sessions are counted, and `silent`, which
 /// is what the listeners close.
-pub(crate) const REASONS: [&str; 16] = [
+pub(crate) const REASONS: [&str; 17] = [
+    "access",
     "evicted",
     "half-open-max",
     "invalid",
@@ -33,6 +36,31 @@ pub(crate) const REASONS: [&str; 16] = [
     "turnover",
 ];
 
+/// Connections and opens refused, and sessions ended, by reason.
+#[derive(Debug, Default)]
+pub(super) struct RefusedCounts(BTreeMap<&'static str, u64>);
+
+impl RefusedCounts {
+    /// Counts one.
+    pub(super) fn count(&mut self, reason: &'static str) {
+        debug_assert!(REASONS.contains(&reason), "{reason} is not in the list");
+        *self.0.entry(reason).or_insert(0) += 1;
+    }
+
+    /// All of them.
+    pub(super) fn total(&self) -> u64 {
+        self.0.values().sum()
+    }
+
+    /// Each, with what the listeners closed.
+    pub(super) fn all(&self, silent: u64) -> BTreeMap<String, u64> {
+        let silent = ("silent", silent);
+        let counts = self.0.iter().map(|(reason, count)| (*reason, *count)).chain([silent]);
+        let counts = counts.filter(|(_, count)| *count > 0);
+        counts.map(|(reason, count)| (reason.to_owned(), count)).collect()
+    }
+}
+
 /// Why a connection is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -49,6 +77,9 @@ pub(crate) enum Refusal {
     /// The operator evicted the session.
     #[error("the session was evicted by the operator")]
     Evicted(EvictionSecret),
+    /// The access lists do not let the client in.
+    #[error("{0} (access)")]
+    NotAllowed(String),
     /// Too many connections are in their handshake or belong to sessions without an OPEN, and none
     /// can be closed for this one.
     #[error("{0} connections are in their handshake, or have opened no export yet (half-open-max)")]
@@ -154,6 +185,7 @@ impl Refusal {
             Self::Windows(_) | Self::PingOnly => errno::EOPNOTSUPP,
             Self::SameAddresses => errno::EEXIST,
             Self::Evicted(_) => errno::ESTALE,
+            Self::NotAllowed(_) => errno::EACCES,
             _ => errno::ECONNRESET,
         }
     }
@@ -170,6 +202,7 @@ impl Refusal {
             Self::Stopping => "stopping",
             Self::PingOnly => "ping-only",
             Self::Evicted(_) => "evicted",
+            Self::NotAllowed(_) => "access",
             Self::HalfOpen(_) => "half-open-max",
             Self::Turnover => "turnover",
             Self::NoSession => "no-session",

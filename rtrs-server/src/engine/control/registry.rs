@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use rtrs_core::identity::SessionTag;
 use rtrs_core::ids::SessionId;
 use rtrs_core::time::Instant;
 use rtrs_core::wire::Name;
@@ -194,7 +195,7 @@ impl Registry {
         if path.session.has_opened() {
             tracing::info!(
                 path = %key,
-                session = %id,
+                session = %SessionTag::of(id),
                 reads = io.reads,
                 writes = io.writes,
                 fua_writes = io.fua_writes,

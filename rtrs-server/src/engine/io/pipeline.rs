@@ -24,7 +24,7 @@ use rtrs_core::limits::Limits;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Duration;
 use rtrs_core::wire::{
-    ChunkRequest, IoHeader, Name, OpenRsp, RNBD_VERSION, ReadMsg, RwOp, SessInfoRsp, USER_LEN_MAX,
+    ChunkRequest, IoHeader, Name, RNBD_VERSION, ReadMsg, RwOp, SessInfoRsp, USER_LEN_MAX,
     UserMessage, errno,
 };
 
@@ -273,24 +273,13 @@ impl Step<'_> {
             _ if self.path.mode() == Mode::Closing => return,
             _ => return self.path.internal_error("an answer to no open, close or fence", ctx.out),
         };
-        let errno = match answer {
-            ControlAnswer::Done => 0,
-            ControlAnswer::Refused(errno) => *errno,
-            ControlAnswer::Opened(bytes) => {
-                // A client without room for the long form knows the short one only.
-                let long = request.data_len as usize >= bytes.len();
-                self.fill(
-                    request.data_len,
-                    &bytes[..if long { bytes.len() } else { OpenRsp::LEN }],
-                );
-                0
-            }
-            ControlAnswer::Page(bytes) => {
-                self.fill(request.data_len, bytes);
-                0
-            }
-        };
-        self.finish(request, Reply::errno(errno), ctx);
+        let (errno, data) = answer.parts(request.data_len as usize);
+        if !data.is_empty() {
+            self.fill(request.data_len, data);
+        }
+        let explained = errno != 0 && !data.is_empty();
+        let reply = Reply { explained, ..Reply::errno(errno) };
+        self.finish(request, reply, ctx);
     }
 
     /// Step 5. Validates an IO against the session's device and plans it. The error is the errno
@@ -598,7 +587,8 @@ impl Step<'_> {
         let (permit, chunk) = (self.at.permit, ChunkIndex::from(self.at.permit));
         let shared = &self.path.shared;
         let Parsed { arrival, data_len, target, invalidate } = request;
-        let sends = reply.errno == 0 && data_len > 0 && !rtrs_core::mutated!(ReadUnsent);
+        let answered = reply.errno == 0 || reply.explained;
+        let sends = answered && data_len > 0 && !rtrs_core::mutated!(ReadUnsent);
         let data = target.filter(|_| sends);
         let took = ServerTimes::new(arrival.since, ctx.now, reply.backend_ns);
         let answer = Answer {

@@ -88,17 +88,20 @@ pub(super) struct Reply {
     pub(super) io: Option<(IoOp, bool)>,
     /// Nanoseconds that it was at the device.
     pub(super) backend_ns: u64,
+    /// It has data although it is an error: why an OPEN is refused.
+    pub(super) explained: bool,
 }
 
 impl Reply {
     /// The answer to a request that is no IO, or is refused.
     pub(super) const fn errno(errno: u16) -> Self {
-        Self { errno, io: None, backend_ns: 0 }
+        Self { errno, io: None, backend_ns: 0, explained: false }
     }
 
     /// The answer to an IO that was valid.
     pub(super) const fn to_io(errno: u16, io: &IoProgress) -> Self {
-        Self { errno, io: Some((io.op, io.flags.fua || io.post_flush)), backend_ns: io.backend_ns }
+        let done = Some((io.op, io.flags.fua || io.post_flush));
+        Self { io: done, backend_ns: io.backend_ns, ..Self::errno(errno) }
     }
 }
 

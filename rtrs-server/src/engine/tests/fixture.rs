@@ -666,6 +666,10 @@ impl Fixture {
         answer
     }
 
+    pub(super) fn audit(&mut self, sink: crate::audit::AuditSink) {
+        self.hosts[0].core.set_audit(sink);
+    }
+
     /// Connections and requests in flight on all shards.
     pub(super) fn load(&self) -> (usize, u64) {
         let shards = || self.hosts.iter().map(|host| host.core.shard());

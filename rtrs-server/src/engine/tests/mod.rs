@@ -6,8 +6,10 @@
 //! `opens.rs` what is found below a search path · `ends.rs` replays, death, silence, shutdown ·
 //! `overlap.rs` who waits for what a closed path has left at the disk · `syncs.rs` who hears of a
 //! sync that failed · `memory.rs` what chunks take · `times.rs` where time goes · `admin.rs` the
-//! operator's commands; `exports.rs` exports that come and go while clients have them.
+//! operator's commands; `exports.rs` exports that come and go while clients have them · `access.rs`
+//! access lists.
 
+mod access;
 mod admin;
 mod admission;
 mod chains;

@@ -58,6 +58,23 @@ fn options() {
 }
 
 #[test]
+fn access_may_stand_several_times() {
+    let spec = spec("v=/x,access=db1:rw,ro,access=anyone@10.0.0.0/24:ro");
+    let rules: Vec<String> = spec.access.iter().map(ToString::to_string).collect();
+    assert_eq!(rules, ["db1:rw", "anyone@10.0.0.0/24:ro"]);
+    assert!(refusal("/x,ro,ro").contains("says \"ro\" twice"));
+    assert!(refusal("/x,access=db1").contains("has a bad access"));
+    assert!(refusal("/x,access").contains("without a value"));
+    let set = |options: &[&str]| {
+        let options: Vec<String> = options.iter().map(|&option| option.to_owned()).collect();
+        spec.with_options(&options)
+    };
+    assert_eq!(set(&["access=a:ro", "access=b:ro"]).unwrap().access.len(), 2);
+    assert!(set(&["access="]).unwrap().access.is_empty());
+    assert!(set(&["access=a"]).unwrap_err().to_string().contains("has a bad access"));
+}
+
+#[test]
 fn names_resolve() {
     for (text, name) in [
         ("/srv/vol0.img", "vol0.img"),
@@ -100,7 +117,7 @@ fn errors_say_what_is_wrong() {
         (
             "/x,y.img",
             "has the unknown option \"y.img\"; the options are ro, direct, block-size, no-lock, \
-             migration, delay, error-rate, id; write \\, for a comma in a path",
+             migration, delay, error-rate, id, access; write \\, for a comma in a path",
         ),
         ("/x,ro,ro", "says \"ro\" twice; say it once"),
         ("/x,ro=perhaps", "has a bad ro: switch \"perhaps\" is not valid; use on or off"),

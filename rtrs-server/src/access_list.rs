@@ -1,0 +1,304 @@
+//! Who may open which export, and how: the access lists of the settings.
+//!
+//! Owns [`AccessRule`], one entry of a list as a user writes it, and [`AccessPolicy`], the lists of
+//! a server at one moment. With no list anywhere a server is open to everyone. With any list, what
+//! is not listed is denied: an export follows its own list, or that of the server if it has none.
+//! A rule names a client by its authenticated name, or clients without one by their address. An
+//! address is no proof of who sends from it.
+//!
+//! No transport authenticates clients yet, so [`Client::name`] is None for all of them:
+//! [`Client::of`] is the one place where a name has to come in.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+
+use ipnet::IpNet;
+use rtrs_core::settings::{Scheme, ValueError, text_values};
+
+const WHAT: &str = "access";
+/// Longest name of a client in bytes.
+const NAME_BYTES_MAX: usize = 255;
+/// Clients that have no name, over RDMA, as a kernel's client is.
+const KERNEL: &str = "kernel";
+/// Clients with and without a name.
+const ANYONE: &str = "anyone";
+
+/// Whom a rule means. Without a network it means every address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Who {
+    Name(String),
+    Kernel(Option<IpNet>),
+    Anyone(Option<IpNet>),
+}
+
+/// One rule: whom it means, and whether they may write. Text: `WHO:ro` or `WHO:rw`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AccessRule {
+    who: Who,
+    write: bool,
+}
+
+/// A client as a rule sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Client<'a> {
+    /// Its authenticated name.
+    pub(crate) name: Option<&'a str>,
+    pub(crate) address: IpAddr,
+    /// It came over RDMA.
+    pub(crate) rdma: bool,
+}
+
+impl Client<'_> {
+    /// A client without a name that comes from this address over a provider of that scheme.
+    pub(crate) fn of(peer: SocketAddr, scheme: &str) -> Self {
+        Self { name: None, address: peer.ip(), rdma: scheme == Scheme::Rdma.name() }
+    }
+}
+
+impl fmt::Display for Client<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name {
+            Some(name) => write!(f, "client '{name}'"),
+            None => write!(f, "a client at {} without a name", self.address.to_canonical()),
+        }
+    }
+}
+
+impl AccessRule {
+    /// The name of the client that it means, if it means one by name.
+    pub(crate) fn name(&self) -> Option<&str> {
+        match &self.who {
+            Who::Name(name) => Some(name),
+            Who::Kernel(_) | Who::Anyone(_) => None,
+        }
+    }
+
+    fn means(&self, client: Client<'_>) -> bool {
+        let within = |net: &Option<IpNet>| {
+            net.as_ref().is_none_or(|net| net.contains(&client.address.to_canonical()))
+        };
+        match &self.who {
+            Who::Name(name) => client.name == Some(name),
+            Who::Kernel(net) => client.rdma && client.name.is_none() && within(net),
+            Who::Anyone(net) => within(net),
+        }
+    }
+
+    fn allows(&self, client: Client<'_>, write: bool) -> bool {
+        (self.write || !write) && self.means(client)
+    }
+}
+
+impl FromStr for AccessRule {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let refuse = |problem: &'static str, hint| Err(ValueError::new(WHAT, text, problem, hint));
+        // The mode is behind the last colon: IPv6 addresses and names may have others.
+        let (who, write) = match text.rsplit_once(':') {
+            Some((who, "ro")) => (who, false),
+            Some((who, "rw")) => (who, true),
+            _ => {
+                return refuse(
+                    "does not end with :ro or :rw",
+                    "write WHO:ro or WHO:rw, as in db1:rw or anyone@10.0.0.0/24:ro",
+                );
+            }
+        };
+        let net = |net: &str| {
+            let one = net.parse().map(|address: IpAddr| IpNet::from(address));
+            one.or_else(|_| net.parse::<IpNet>()).map(|net| Some(net.trunc())).map_err(|_| {
+                let hint = "write an address or a network, as in 10.0.0.0/24 or fd00::/8";
+                ValueError::new(WHAT, text, format!("has the bad network {net:?}"), hint)
+            })
+        };
+        let who = match who.split_once('@') {
+            Some((KERNEL, at)) => Who::Kernel(net(at)?),
+            Some((ANYONE, at)) => Who::Anyone(net(at)?),
+            _ if who == KERNEL => Who::Kernel(None),
+            _ if who == ANYONE => Who::Anyone(None),
+            _ if who.is_empty() || who.len() > NAME_BYTES_MAX => {
+                return refuse("names nobody", "write a name of 1 to 255 bytes in front of it");
+            }
+            _ if who.chars().any(char::is_control) => {
+                return refuse("has a control character in the name", "leave it out");
+            }
+            _ => Who::Name(who.to_owned()),
+        };
+        Ok(Self { who, write })
+    }
+}
+
+impl fmt::Display for AccessRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mode = if self.write { "rw" } else { "ro" };
+        match &self.who {
+            Who::Name(name) => write!(f, "{name}:{mode}"),
+            Who::Kernel(None) => write!(f, "{KERNEL}:{mode}"),
+            Who::Kernel(Some(net)) => write!(f, "{KERNEL}@{net}:{mode}"),
+            Who::Anyone(None) => write!(f, "{ANYONE}:{mode}"),
+            Who::Anyone(Some(net)) => write!(f, "{ANYONE}@{net}:{mode}"),
+        }
+    }
+}
+
+text_values! {
+    AccessRule, "WHO:MODE", "a rule such as db1:rw, kernel@10.0.0.0/24:rw or anyone:ro";
+}
+
+/// The access lists of a server.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct AccessPolicy {
+    server: Vec<AccessRule>,
+    /// The exports that have a list, by name without slashes in front.
+    exports: BTreeMap<String, Vec<AccessRule>>,
+    /// What is not listed is denied, although there is no list any more.
+    closed: bool,
+}
+
+impl AccessPolicy {
+    /// The list of the server, and the name and list of each export.
+    pub(crate) fn new<'a>(
+        server: &[AccessRule],
+        exports: impl Iterator<Item = (&'a str, &'a [AccessRule])>,
+    ) -> Self {
+        let listed = exports.filter(|(_, list)| !list.is_empty());
+        let listed = listed.map(|(name, list)| (bare(name).to_owned(), list.to_vec()));
+        Self { server: server.to_vec(), exports: listed.collect(), closed: false }
+    }
+
+    /// The same; if `closed`, it does not become open when its last list goes.
+    pub(crate) fn closed(self, closed: bool) -> Self {
+        Self { closed, ..self }
+    }
+
+    /// True when there is no list, and there was none: everyone may do everything.
+    pub(crate) fn is_open(&self) -> bool {
+        self.server.is_empty() && self.exports.is_empty() && !self.closed
+    }
+
+    /// The list that an export has of its own.
+    pub(crate) fn list_of(&self, export: &str) -> &[AccessRule] {
+        self.exports.get(bare(export)).map_or(&[], Vec::as_slice)
+    }
+
+    /// True when the client may have a session: there is a list that names it.
+    pub(crate) fn may_connect(&self, client: Client<'_>) -> bool {
+        let mut rules = self.exports.values().flatten().chain(&self.server);
+        self.is_open() || rules.any(|rule| rule.means(client))
+    }
+
+    /// True when the client may open an export, to write to it too.
+    pub(crate) fn allows(&self, client: Client<'_>, export: &str, write: bool) -> bool {
+        let list = self.exports.get(bare(export)).unwrap_or(&self.server);
+        self.is_open() || list.iter().any(|rule| rule.allows(client, write))
+    }
+}
+
+fn bare(name: &str) -> &str {
+    name.trim_start_matches('/')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rules(texts: &[&str]) -> Vec<AccessRule> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    fn at(address: &str) -> Client<'_> {
+        Client { name: None, address: address.parse().unwrap(), rdma: false }
+    }
+
+    fn policy(server: &[&str], exports: &[(&str, &[&str])]) -> AccessPolicy {
+        let exports: Vec<_> = exports.iter().map(|(name, list)| (*name, rules(list))).collect();
+        AccessPolicy::new(&rules(server), exports.iter().map(|(name, list)| (*name, &list[..])))
+    }
+
+    #[test]
+    fn rules_are_read_and_printed() {
+        for (text, printed) in [
+            ("db1:rw", "db1:rw"),
+            ("spiffe://x/db1:ro", "spiffe://x/db1:ro"),
+            ("ann@host:ro", "ann@host:ro"),
+            ("kernel:rw", "kernel:rw"),
+            ("kernel@10.0.0.9/24:rw", "kernel@10.0.0.0/24:rw"),
+            ("anyone@10.0.0.9:ro", "anyone@10.0.0.9/32:ro"),
+            ("anyone@fd00::/8:ro", "anyone@fd00::/8:ro"),
+        ] {
+            assert_eq!(text.parse::<AccessRule>().unwrap().to_string(), printed);
+        }
+        for (text, problem) in [
+            ("db1", "does not end with :ro or :rw"),
+            ("db1:wr", "does not end with :ro or :rw"),
+            (":rw", "names nobody"),
+            ("a\nb:rw", "control character"),
+            ("kernel@10.0.0.0/33:rw", "bad network \"10.0.0.0/33\""),
+            ("anyone@lan:ro", "bad network \"lan\""),
+        ] {
+            let error = text.parse::<AccessRule>().unwrap_err().to_string();
+            assert!(error.contains(problem), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn without_a_list_everyone_may_do_everything() {
+        let open = policy(&[], &[("vol0", &[])]);
+        assert!(open.is_open() && open.may_connect(at("::1")));
+        assert!(open.allows(at("10.0.0.1"), "vol0", true));
+    }
+
+    #[test]
+    fn a_server_does_not_become_open_when_its_last_list_goes() {
+        let closed = policy(&[], &[]).closed(true);
+        assert!(!closed.is_open() && !closed.may_connect(at("::1")));
+        assert!(!closed.allows(at("::1"), "vol0", false));
+    }
+
+    #[test]
+    fn an_export_follows_its_own_list_or_that_of_the_server() {
+        let policy = policy(
+            &["anyone@10.0.0.0/24:ro"],
+            &[("vol0", &["anyone@10.0.0.7:rw"]), ("/dev/x", &["db1:rw"])],
+        );
+        let (inside, writer, outside) = (at("10.0.0.1"), at("10.0.0.7"), at("10.0.1.1"));
+        assert!(policy.allows(inside, "vol1", false) && !policy.allows(inside, "vol1", true));
+        assert!(!policy.allows(inside, "vol0", false), "its own list replaces the server's");
+        assert!(policy.allows(writer, "vol0", true) && policy.allows(writer, "/vol0", false));
+        assert!(!policy.may_connect(outside) && policy.may_connect(writer));
+        let db1 = Client { name: Some("db1"), ..outside };
+        assert!(policy.may_connect(db1) && policy.allows(db1, "dev/x", true));
+        assert!(!policy.allows(db1, "vol1", false));
+        assert!(!policy.may_connect(Client { name: Some("db2"), ..outside }));
+    }
+
+    #[test]
+    fn a_list_of_one_export_closes_all_others() {
+        let policy = policy(&[], &[("vol0", &["anyone:ro"])]);
+        assert!(policy.may_connect(at("::1")) && policy.allows(at("::1"), "vol0", false));
+        assert!(!policy.allows(at("::1"), "vol1", false));
+    }
+
+    #[test]
+    fn kernel_means_nameless_clients_over_rdma() {
+        let policy = policy(&["kernel@10.0.0.0/24:rw"], &[]);
+        let tcp = at("10.0.0.1");
+        let rdma = Client { rdma: true, ..tcp };
+        assert!(policy.allows(rdma, "v", true) && !policy.allows(tcp, "v", false));
+        assert!(!policy.allows(Client { name: Some("db1"), ..rdma }, "v", false));
+        assert!(!policy.allows(
+            Client { address: "10.0.1.1".parse().unwrap(), ..rdma },
+            "v",
+            false
+        ));
+    }
+
+    #[test]
+    fn an_ipv4_client_of_an_ipv6_socket_is_one_of_ipv4() {
+        let policy = policy(&["anyone@10.0.0.0/24:rw"], &[]);
+        assert!(policy.may_connect(at("::ffff:10.0.0.9")) && !policy.may_connect(at("::1")));
+    }
+}

@@ -1,0 +1,110 @@
+//! What is recorded of clients and of the operator: who connected, opened, was refused or ended.
+//!
+//! Owns [`AuditEvent`], one line of the audit log, and [`AuditSink`], where events go. Without a
+//! sink nothing is recorded. Session UUIDs are secrets, since whoever knows one could join its
+//! session: events carry their hash.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use crate::stats::Access;
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AuditKind {
+    /// A path of a session is up, or its connection was refused.
+    Connect,
+    /// A session opened an export, or was refused.
+    Open,
+    /// A session has closed an export, or ended with it open.
+    Close,
+    /// The last path of a session has ended.
+    Disconnect,
+    /// The operator, or a change of the access lists, has ended a session or paths of it.
+    Evict,
+    /// The configuration was read again.
+    Reload,
+}
+
+/// How it went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AuditResult {
+    /// It was done.
+    Ok,
+    /// It was refused, or has failed.
+    Refused,
+}
+
+/// One line of the audit log, without the time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct AuditEvent {
+    /// What happened.
+    pub event: AuditKind,
+    /// How it went.
+    pub result: AuditResult,
+    /// The authenticated name of the client; None for one that has none.
+    pub identity: Option<String>,
+    /// Where the client is.
+    pub address: Option<SocketAddr>,
+    /// Hash of the session's UUID, as the log and `session list` show it.
+    pub session: Option<String>,
+    /// What the client calls its session.
+    pub session_name: Option<String>,
+    /// The export.
+    pub export: Option<String>,
+    /// How it is open, or was to be opened.
+    pub mode: Option<Access>,
+    /// Why.
+    pub reason: Option<String>,
+    /// Refusals of this kind that were left out since the last one that was recorded.
+    pub left_out: u64,
+}
+
+impl AuditEvent {
+    /// An event about nobody in particular.
+    pub(crate) const fn new(event: AuditKind, result: AuditResult) -> Self {
+        Self {
+            event,
+            result,
+            identity: None,
+            address: None,
+            session: None,
+            session_name: None,
+            export: None,
+            mode: None,
+            reason: None,
+            left_out: 0,
+        }
+    }
+}
+
+type Take = dyn Fn(AuditEvent) + Send + Sync;
+
+/// Where events go. It must not wait: the control shard calls it.
+#[derive(Clone, Default)]
+pub struct AuditSink(Option<Arc<Take>>);
+
+impl AuditSink {
+    /// Events go to this function.
+    pub fn new(take: impl Fn(AuditEvent) + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(take)))
+    }
+
+    /// Records an event.
+    pub(crate) fn record(&self, event: impl FnOnce() -> AuditEvent) {
+        if let Some(take) = &self.0 {
+            take(event());
+        }
+    }
+}
+
+impl fmt::Debug for AuditSink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AuditSink")
+    }
+}

@@ -1,0 +1,210 @@
+//! The audit log: one JSON object a line, in a file or in the journal.
+//!
+//! A thread writes, so that a slow disk delays nobody. Its queue is bounded: what does not fit is
+//! counted, and the next line says how many were lost. A file that has reached its limit becomes
+//! `FILE.1`, in place of the one before, so two of them is all that there ever is.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, sync_channel};
+
+use rtrs_core::logging::timestamp;
+use serde::Serialize;
+use serde_json::json;
+
+use crate::audit::{AuditEvent, AuditSink};
+use crate::error::{Error, ErrorKind, failed};
+use crate::settings::{AuditLog, Settings};
+
+/// Events that wait for the thread at most.
+const QUEUE_MAX: usize = 4096;
+const JOURNAL: &str = "/run/systemd/journal/socket";
+
+/// A line with its time.
+#[derive(Serialize)]
+struct Line {
+    time: String,
+    #[serde(flatten)]
+    event: AuditEvent,
+}
+
+/// Opens the audit log of the settings and starts its thread. Without the setting nothing is
+/// recorded.
+///
+/// # Errors
+/// [`ErrorKind::System`] for a file or journal that cannot be opened.
+pub(super) fn start(set: &Settings) -> Result<AuditSink, Error> {
+    let Some(to) = &set.audit_log else { return Ok(AuditSink::default()) };
+    let what = || format!("cannot open the audit log {to} (audit-log)");
+    let out = match to {
+        AuditLog::Journal => Out::journal(Path::new(JOURNAL)),
+        AuditLog::File(path) => Out::file(path, set.audit_log_max.bytes()),
+    };
+    let out = out.map_err(failed(ErrorKind::System, what()))?;
+    let (sender, queue) = sync_channel(QUEUE_MAX);
+    let lost = Arc::new(AtomicU64::new(0));
+    let lost_of = Arc::clone(&lost);
+    std::thread::Builder::new()
+        .name("audit".into())
+        .spawn(move || write_all(out, &queue, &lost_of))
+        .map_err(failed(ErrorKind::System, "cannot start a thread"))?;
+    Ok(AuditSink::new(move |event| {
+        if sender.try_send(Line { time: timestamp(), event }).is_err() {
+            lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }))
+}
+
+/// Writes until the last sink is gone.
+fn write_all(mut out: Out, queue: &Receiver<Line>, lost: &AtomicU64) {
+    let mut failing = false;
+    for line in queue {
+        let missed = lost.swap(0, Ordering::Relaxed);
+        let mut text = String::new();
+        if missed > 0 {
+            text += &format!("{}\n", json!({ "time": line.time, "event": "lost", "lost": missed }));
+        }
+        // None of its parts can fail.
+        text += &serde_json::to_string(&line).unwrap_or_default();
+        text.push('\n');
+        match out.write(&text) {
+            Ok(()) => failing = false,
+            Err(error) => {
+                lost.fetch_add(missed + 1, Ordering::Relaxed);
+                if !failing {
+                    tracing::error!(%error, "cannot write the audit log");
+                }
+                failing = true;
+            }
+        }
+    }
+}
+
+/// Where lines go.
+enum Out {
+    File { path: PathBuf, file: File, written: u64, max: u64 },
+    Journal(UnixDatagram),
+}
+
+impl Out {
+    fn file(path: &Path, max: u64) -> io::Result<Self> {
+        let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
+        let written = file.metadata()?.len();
+        Ok(Self::File { path: path.to_owned(), file, written, max })
+    }
+
+    fn journal(socket: &Path) -> io::Result<Self> {
+        let journal = UnixDatagram::unbound()?;
+        journal.connect(socket)?;
+        // A journal that does not read loses lines, which are counted; nobody waits for it.
+        journal.set_nonblocking(true)?;
+        Ok(Self::Journal(journal))
+    }
+
+    /// Writes lines, each with its end.
+    fn write(&mut self, lines: &str) -> io::Result<()> {
+        match self {
+            Self::File { path, file, written, max } => {
+                let len = lines.len() as u64;
+                if *written > 0 && *written + len > *max {
+                    let mut before = path.clone().into_os_string();
+                    before.push(".1");
+                    fs::rename(&*path, before)?;
+                    *self = Self::file(&path.clone(), *max)?;
+                    return self.write(lines);
+                }
+                file.write_all(lines.as_bytes())?;
+                *written += len;
+                Ok(())
+            }
+            Self::Journal(journal) => lines.lines().try_for_each(|line| {
+                let entry =
+                    format!("MESSAGE={line}\nPRIORITY=5\nSYSLOG_IDENTIFIER=rtrs-server-audit\n");
+                journal.send(entry.as_bytes()).map(drop)
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::audit::{AuditKind, AuditResult};
+
+    /// A directory of one test.
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Self {
+            let name = format!("rtrs-audit-{}-{name}", std::process::id());
+            let dir = std::env::temp_dir().join(name);
+            fs::create_dir_all(&dir).unwrap();
+            Self(dir)
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.0.join(name)
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_file_is_bounded_and_private() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = Scratch::new("file");
+        let path = dir.path("audit.log");
+        let mut out = Out::file(&path, 100).unwrap();
+        for n in 0..10 {
+            out.write(&format!("{n}{}\n", "x".repeat(38))).unwrap();
+        }
+        let before = fs::read_to_string(dir.path("audit.log.1")).unwrap();
+        let now = fs::read_to_string(&path).unwrap();
+        assert_eq!((before.len(), now.len()), (80, 80));
+        assert!(before.starts_with('6') && now.starts_with('8'), "{before} {now}");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        // One that is there already is continued.
+        let mut out = Out::file(&path, 100).unwrap();
+        out.write("last\n").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap().len(), 85);
+    }
+
+    #[test]
+    fn a_journal_gets_a_message_for_each_line() {
+        let dir = Scratch::new("journal");
+        let socket = dir.path("journal");
+        let journal = UnixDatagram::bind(&socket).unwrap();
+        let mut out = Out::journal(&socket).unwrap();
+        out.write("{1}\n{2}\n").unwrap();
+        let mut bytes = [0; 256];
+        for n in ["{1}", "{2}"] {
+            let len = journal.recv(&mut bytes).unwrap();
+            let entry = std::str::from_utf8(&bytes[..len]).unwrap();
+            assert!(entry.starts_with(&format!("MESSAGE={n}\nPRIORITY=5\n")), "{entry}");
+        }
+    }
+
+    #[test]
+    fn what_was_lost_is_said() {
+        let dir = Scratch::new("lost");
+        let path = dir.path("audit.log");
+        let (sender, queue) = sync_channel(2);
+        let event = AuditEvent::new(AuditKind::Reload, AuditResult::Ok);
+        sender.send(Line { time: "now".into(), event }).unwrap();
+        drop(sender);
+        write_all(Out::file(&path, 1 << 20).unwrap(), &queue, &AtomicU64::new(3));
+        let text = fs::read_to_string(&path).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], r#"{"event":"lost","lost":3,"time":"now"}"#);
+        assert!(lines[1].starts_with(r#"{"time":"now","event":"reload","result":"ok""#), "{text}");
+    }
+}

@@ -1,0 +1,202 @@
+//! Access lists: who is let in, who may open what, and what happens to those who may no longer.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rtrs_core::wire::{AccessMode, OpenRefusal, OpenRsp, OpenRspTail, Page, Rw, errno};
+
+use super::fixture::{Fixture, StandOptions, client_ip};
+use super::peer::{Peer, PeerOptions, io};
+use crate::access_list::{AccessPolicy, AccessRule};
+use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
+use crate::engine::message::AdminRequest;
+
+const RO: AccessMode = AccessMode::ReadOnly;
+const RW: AccessMode = AccessMode::ReadWrite;
+
+fn rules(texts: &[String]) -> Vec<AccessRule> {
+    texts.iter().map(|text| text.parse().unwrap()).collect()
+}
+
+fn anyone(n: u8, mode: &str) -> String {
+    format!("anyone@{}:{mode}", client_ip(n))
+}
+
+/// Lists of the server and of the export "vol".
+fn set(fixture: &Fixture, server: &[String], vol: &[String]) {
+    let vol = rules(vol);
+    let exports = [("vol", &vol[..])].into_iter();
+    fixture.exports.set_access(AccessPolicy::new(&rules(server), exports));
+}
+
+fn from(local: u8) -> PeerOptions {
+    PeerOptions { local, ..PeerOptions::default() }
+}
+
+fn second_path(local: u8) -> PeerOptions {
+    PeerOptions { path: 2, first_conn: false, ..from(local) }
+}
+
+fn write(fixture: &mut Fixture, peer: &mut Peer) -> u16 {
+    peer.send_write((1, 6), io(Rw::WRITE, 0, 512), &[7; 512]);
+    peer.reply(fixture).errno
+}
+
+#[test]
+fn who_is_in_no_list_is_not_let_in() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    set(&fixture, &[], &[anyone(0, "rw")]);
+    let mut peer = Peer::new(&fixture, from(1));
+    assert_eq!(peer.connect(&mut fixture, 0), Err(-13));
+    assert!(fixture.sessions().is_empty());
+    let mut peer = Peer::open(&mut fixture, from(0));
+    assert_eq!(write(&mut fixture, &mut peer), 0);
+}
+
+#[test]
+fn a_refused_open_says_why_to_who_has_room_for_it() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    set(&fixture, &[anyone(0, "rw")], &[anyone(0, "ro")]);
+    let mut peer = Peer::up(&mut fixture, from(0), "sess");
+    for (room, long) in [(OpenRsp::LEN, false), (OpenRspTail::LONG_LEN, true)] {
+        peer.clear_result();
+        peer.send_open_for(15, ("vol", RW), room);
+        assert_eq!(peer.reply(&mut fixture).errno, errno::EACCES);
+        let result = peer.result(192);
+        let why = OpenRefusal::decode(&result);
+        if long {
+            let text = why.unwrap().text().to_owned();
+            assert!(text.ends_with("without a name may not open 'vol' rw"), "{text}");
+            assert!(result[128..].iter().all(|byte| *byte == 0xee), "not beyond its room");
+        } else {
+            assert!(result.iter().all(|byte| *byte == 0xee), "as a kernel has it: no data");
+        }
+    }
+    assert!(peer.open_device(&mut fixture, "vol", RO).is_ok());
+    assert!(peer.open_device(&mut fixture, "other", RW).is_ok(), "the server's list");
+    // Whether there is such an export is nobody's business.
+    set(&fixture, &[], &[anyone(0, "ro")]);
+    for name in ["other", "none"] {
+        assert_eq!(peer.open_device(&mut fixture, name, RO).unwrap_err(), errno::EACCES);
+    }
+}
+
+#[test]
+fn each_path_of_a_session_may_do_what_the_session_does() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    set(&fixture, &[anyone(1, "rw")], &[anyone(0, "rw")]);
+    let mut first = Peer::open(&mut fixture, from(0));
+    // May connect, but not do what the session does.
+    let mut second = Peer::new(&fixture, second_path(1));
+    assert_eq!(second.connect(&mut fixture, 0), Err(-13));
+    set(&fixture, &[], &[anyone(0, "rw"), anyone(1, "ro")]);
+    let mut second = Peer::new(&fixture, second_path(1));
+    assert_eq!(second.connect(&mut fixture, 0), Err(-13), "the session writes");
+    assert_eq!(write(&mut fixture, &mut first), 0);
+    set(&fixture, &[], &[anyone(0, "rw"), anyone(1, "rw")]);
+    let _second = Peer::up(&mut fixture, second_path(1), "sess");
+    // The other way round: a session with a path that may not opens nothing.
+    set(&fixture, &[anyone(0, "rw")], &[anyone(0, "rw"), anyone(1, "rw")]);
+    assert_eq!(first.open_device(&mut fixture, "other", RW).unwrap_err(), errno::EACCES);
+    assert!(first.open_device(&mut fixture, "vol", RW).is_ok());
+}
+
+#[test]
+fn a_change_of_the_lists_ends_the_paths_that_may_no_longer() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let mut first = Peer::open(&mut fixture, from(0));
+    let mut second = Peer::up(&mut fixture, second_path(1), "sess");
+    let other = PeerOptions { session: 2, path: 3, ..from(2) };
+    let mut third = Peer::up(&mut fixture, other, "third");
+    assert!(third.open_device(&mut fixture, "other", RW).is_ok());
+    set(&fixture, &[anyone(2, "rw")], &[anyone(0, "rw")]);
+    fixture.admin(AdminRequest::CheckAccess);
+    assert!(second.closed(&mut fixture) > 0);
+    assert_eq!(write(&mut fixture, &mut first), 0, "its path may");
+    // From writing to reading.
+    set(&fixture, &[anyone(2, "rw")], &[anyone(0, "ro")]);
+    fixture.admin(AdminRequest::CheckAccess);
+    assert!(first.closed(&mut fixture) > 0);
+    fixture.settle();
+    assert_eq!(fixture.sessions().len(), 1, "the other session goes on");
+    assert_eq!(third.closed(&mut fixture), 0);
+    let again = PeerOptions { recon_cnt: 2, ..from(0) };
+    let mut again = Peer::up(&mut fixture, again, "sess");
+    assert_eq!(again.open_device(&mut fixture, "vol", RW).unwrap_err(), errno::EACCES);
+    assert!(again.open_device(&mut fixture, "vol", RO).is_ok());
+}
+
+#[test]
+fn a_client_sees_what_it_may_open() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    set(&fixture, &[anyone(1, "ro")], &[anyone(0, "ro"), anyone(1, "rw")]);
+    let listed = |fixture: &mut Fixture, options: PeerOptions| {
+        let name = format!("sess{}", options.session);
+        let mut peer = Peer::up(fixture, options, &name);
+        peer.clear_result();
+        peer.send_discover((0, 0), "", Page::LEN_MAX);
+        assert_eq!(peer.reply(fixture).errno, 0);
+        let page = Page::decode(&peer.result(Page::LEN_MAX)).unwrap();
+        assert!(!page.more);
+        let mode = |ro| if ro { "ro" } else { "rw" };
+        let shown =
+            page.exports.iter().map(|export| format!("{} {}", export.name, mode(export.read_only)));
+        shown.collect::<Vec<_>>()
+    };
+    assert_eq!(listed(&mut fixture, from(0)), ["vol ro"]);
+    let other = PeerOptions { session: 2, path: 3, ..from(1) };
+    assert_eq!(listed(&mut fixture, other), ["fixed ro", "other ro", "vol rw"]);
+}
+
+#[test]
+fn a_forced_removal_is_no_change_of_the_lists() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    set(&fixture, &[], &[anyone(0, "rw")]);
+    let mut peer = Peer::open(&mut fixture, from(0));
+    fixture.admin(AdminRequest::ExportRemove { name: "vol".into(), force: true });
+    // Another list goes on, and so does the session, which hears of the removal.
+    set(&fixture, &[anyone(0, "ro")], &[]);
+    fixture.admin(AdminRequest::CheckAccess);
+    assert_eq!(peer.closed(&mut fixture), 0);
+    assert_eq!(peer.open_device(&mut fixture, "other", RO).map(|_| ()), Ok(()));
+}
+
+#[test]
+fn what_clients_do_is_recorded() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let events = Arc::new(Mutex::new(Vec::<AuditEvent>::new()));
+    let kept = Arc::clone(&events);
+    fixture.audit(AuditSink::new(move |event| kept.lock().push(event)));
+    set(&fixture, &[], &[anyone(0, "rw")]);
+    let mut stranger = Peer::new(&fixture, PeerOptions { session: 2, path: 3, ..from(1) });
+    assert_eq!(stranger.connect(&mut fixture, 0), Err(-13));
+    let mut peer = Peer::up(&mut fixture, from(0), "sess");
+    assert_eq!(peer.open_device(&mut fixture, "other", RO).unwrap_err(), errno::EACCES);
+    assert!(peer.open_device(&mut fixture, "vol", RW).is_ok());
+    set(&fixture, &[], &[anyone(1, "rw")]);
+    fixture.admin(AdminRequest::CheckAccess);
+    fixture.settle();
+    assert!(peer.closed(&mut fixture) > 0);
+    let events = std::mem::take(&mut *events.lock());
+    let kinds: Vec<_> = events.iter().map(|event| (event.event, event.result)).collect();
+    use AuditKind::{Close, Connect, Disconnect, Evict, Open};
+    let expected = [
+        (Connect, AuditResult::Refused),
+        (Connect, AuditResult::Ok),
+        (Open, AuditResult::Refused),
+        (Open, AuditResult::Ok),
+        (Evict, AuditResult::Ok),
+        (Close, AuditResult::Ok),
+        (Disconnect, AuditResult::Ok),
+    ];
+    assert_eq!(kinds, expected);
+    assert!(events[0].reason.as_deref().unwrap().contains("is in no access list"));
+    assert!(events[2].reason.as_deref().unwrap().ends_with("may not open 'other' ro"));
+    assert_eq!(events[3].export.as_deref(), Some("vol"));
+    assert_eq!(events[3].mode, Some(crate::stats::Access::Rw));
+    assert_eq!(events[3].address.unwrap().ip(), client_ip(0));
+    assert_eq!(events[5].export.as_deref(), Some("vol"));
+    // A hash of the UUID, which is longer.
+    assert_eq!(events[1].session.as_ref().map(String::len), Some(12));
+    assert!(events[1..].iter().all(|event| event.session == events[1].session));
+}

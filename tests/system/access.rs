@@ -1,0 +1,220 @@
+//! Access lists: clients of some addresses are let in, to read or to write, and lose what they have
+//! when the lists change.
+
+use std::fs;
+
+use std::time::{Duration, Instant};
+
+use rtrs_tests::{
+    COMMAND_TIME_MAX, Client, ClientBuilder, Innocent, RawNbd, Reply, STOP_TIME_MAX, Scratch,
+    Server, bin, run, wait_for,
+};
+
+/// A client of an address of this machine.
+fn from(source: &str, server: &Server, export: &str) -> ClientBuilder {
+    let name = format!("{export}-of-{source}").replace('.', "-");
+    let path = format!("tcp://{source}@{}", server.address());
+    Client::attach(export).path(path).args(&["--session-name", &name])
+}
+
+#[test]
+fn clients_do_what_the_lists_allow_and_are_told_why_not() {
+    let scratch = Scratch::new();
+    let config = scratch.text("server.yaml");
+    let write = |vol0: &str, all: &str| {
+        let text = format!(
+            "access: [{all}]\nexport:\n  - {{name: vol0, target: 'mem:16M', access: [{vol0}]}}\n  \
+             - {{name: vol1, target: 'mem:16M'}}\n"
+        );
+        fs::write(&config, text).expect("a file");
+    };
+    let readers = "'anyone@127.0.0.7:rw', 'anyone@127.0.0.0/24:ro'";
+    write(readers, "'anyone@127.0.0.8/31:rw'");
+    let server = Server::builder().args(&["--config", &config]).start();
+    let writer = from("127.0.0.7", &server, "vol0").args(&["--no-path", "queue"]).start();
+    let mut raw = RawNbd::go(writer.front(), "vol0");
+    assert_eq!(raw.write(0, 0, &[1; 4096]), Reply::Error(0));
+    let beside = from("127.0.0.9", &server, "vol1").start();
+    let innocent = Innocent::start(beside.front(), "vol1");
+
+    // Another address may read only, and what it is not allowed it is told.
+    let reader = from("127.0.0.6", &server, "vol0").args(&["--access", "rw"]);
+    let (_, refused) = reader.try_start();
+    let _ = refused.code(1).says("a client at 127.0.0.6 without a name may not open 'vol0' rw");
+    let reader = from("127.0.0.6", &server, "vol0").start();
+    assert_eq!(reader.status()["read_only"], true);
+    reader.detach();
+    let (_, refused) = from("127.0.0.6", &server, "vol1").try_start();
+    let _ = refused.code(1).says("may not open 'vol1'");
+    let (_, refused) = from("127.0.1.1", &server, "vol0").try_start();
+    let _ = refused.code(1).says("EACCES").says("access lists do not let this client in");
+    assert!(server.list()["refused"]["access"].as_u64().is_some_and(|count| count > 0));
+
+    // The writer may only read from now on. Nobody else notices.
+    write("'anyone@127.0.0.0/24:ro'", "'anyone@127.0.0.8/31:rw'");
+    let _ = server.command(&["reload"]).ok().says("changed vol0");
+    wait_for("the session's end", COMMAND_TIME_MAX, || {
+        (writer.status()["state"] == "failed").then_some(())
+    });
+    assert!(writer.status()["reason"].to_string().contains("may not open 'vol0' rw"));
+    innocent.progress();
+    // And may write again.
+    write(readers, "'anyone@127.0.0.8/31:rw'");
+    let _ = server.command(&["reload"]).ok();
+    assert_eq!(raw.write(0, 4096, &[2; 4096]), Reply::Error(0), "it waited for a path");
+    let _ = server.command(&["export", "set", "vol0", "access=anyone:rw"]).ok();
+    let stranger = from("127.0.1.1", &server, "vol0").args(&["--access", "ro"]).start();
+    stranger.detach();
+    drop((raw, innocent));
+    writer.detach();
+    beside.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn an_open_server_warns_unless_it_is_told_not_to() {
+    let warning = "no access list: everyone who reaches the server can read and write all exports";
+    for (args, warns) in [
+        (&[][..], true),
+        (&["--insecure-open"], false),
+        (&["--access", "anyone@127.0.0.0/8:rw"], false),
+    ] {
+        let server = Server::builder().export("vol0=mem:1M").args(args).start();
+        assert_eq!(server.output().contains(warning), warns, "{args:?}");
+        let _ = server.stop(STOP_TIME_MAX);
+    }
+}
+
+#[test]
+fn bad_rules_are_refused_at_start() {
+    for (rule, why) in [
+        ("db1", "does not end with :ro or :rw"),
+        ("anyone@10.0.0.0/40:rw", "bad network \"10.0.0.0/40\""),
+    ] {
+        let server = Server::builder().export("vol0=mem:1M").args(&["--access", rule, "--check"]);
+        let _ = server.run().code(2).says(why);
+        let export = format!("vol0=mem:1M,access={rule}");
+        let _ = Server::builder().export(export).args(&["--check"]).run().code(2).says(why);
+    }
+}
+
+fn discovered(source: &str, server: &Server) -> Vec<String> {
+    let path = format!("tcp://{source}@{}", server.address());
+    let words = ["discover", &path, "-o", "json"];
+    let listed = run(bin("rtrs-client"), &words, COMMAND_TIME_MAX).ok().json();
+    let exports = listed["servers"][0]["exports"].as_array().cloned().unwrap_or_default();
+    exports.iter().filter_map(|export| Some(export["name"].as_str()?.to_owned())).collect()
+}
+
+#[test]
+fn lists_are_shown_and_hide_exports() {
+    let server = Server::builder()
+        .export("vol0=mem:1M,access=anyone@127.0.0.7:ro")
+        .export("vol1=mem:1M")
+        .args(&["--access", "anyone@127.0.0.0/24:rw"])
+        .start();
+    assert_eq!(discovered("127.0.0.7", &server), ["vol0", "vol1"]);
+    assert_eq!(discovered("127.0.0.8", &server), ["vol1"]);
+    let shown = server.command(&["export", "list"]).ok().stdout;
+    assert!(shown.contains("  access: anyone@127.0.0.7/32:ro\n"), "{shown}");
+    assert!(shown.contains("without a list of their own: anyone@127.0.0.0/24:rw\n"), "{shown}");
+    let listed = server.command(&["export", "list", "-o", "json"]).ok().json();
+    assert_eq!(listed["exports"][0]["access"][0], "anyone@127.0.0.7/32:ro", "{listed}");
+    assert_eq!(listed["access"][0], "anyone@127.0.0.0/24:rw", "{listed}");
+    assert_eq!(listed["open_to_everyone"], false);
+    let saved = server.command(&["export", "save"]).ok().stdout;
+    assert!(saved.contains("anyone@127.0.0.7/32:ro"), "{saved}");
+    let _ = server.command(&["export", "set", "vol0", "access="]).ok().says("vol0 changed");
+    assert_eq!(discovered("127.0.0.8", &server), ["vol0", "vol1"]);
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn the_last_list_that_goes_opens_nothing() {
+    let server = Server::builder()
+        .export("vol0=mem:1M,access=anyone@127.0.0.7:rw")
+        .export("vol1=null:1M")
+        .start();
+    let _ = server.command(&["export", "remove", "vol0"]).ok();
+    let _ = server.command(&["export", "set", "vol1", "migration=deny"]).ok();
+    let (_, refused) = from("127.0.0.7", &server, "vol1").try_start();
+    let _ = refused.code(1).says("access lists do not let this client in");
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_session_ends_within_a_second_of_the_reload_that_forbids_it() {
+    let scratch = Scratch::new();
+    let config = scratch.text("server.yaml");
+    let write = |who: &str, options: &str| {
+        let text = format!("export: [{{name: v, target: 'mem:1M', access: ['{who}']{options}}}]\n");
+        fs::write(&config, text).expect("a file");
+    };
+    write("anyone@127.0.0.7:rw", "");
+    let server = Server::builder().args(&["--config", &config]).start();
+    let client = from("127.0.0.7", &server, "v").start();
+    // The list applies although something else of the open export cannot change.
+    write("anyone@127.0.0.8:rw", ", direct: off, delay: 5ms");
+    let dry = server.command(&["reload", "--dry-run"]).ok();
+    let _ = dry.says("would be kept v");
+    assert_eq!(server.sessions().len(), 1);
+    let asked = Instant::now();
+    let _ = server.command(&["reload"]).ok().says("kept v");
+    wait_for("the end of the session", Duration::from_secs(1), || {
+        server.sessions().is_empty().then_some(())
+    });
+    assert!(asked.elapsed() < Duration::from_secs(2));
+    let _ = client.command(&["detach", "v", "--force", "--within", "0"]);
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn the_audit_log_says_who_did_what() {
+    let scratch = Scratch::new();
+    let log = scratch.text("audit.log");
+    let server = Server::builder()
+        .export("vol0=mem:1M,access=anyone@127.0.0.7:rw")
+        .args(&["--access", "anyone@127.0.0.7:rw", "--audit-log", &log])
+        .start();
+    let client = from("127.0.0.7", &server, "vol0").start();
+    let uuid = client.status()["session_id"].as_str().expect("a UUID").to_owned();
+    let session = server.sessions()[0]["log_id"].clone();
+    let (_, refused) = from("127.0.0.9", &server, "vol0").try_start();
+    let _ = refused.code(1);
+    client.detach();
+    let output = server.output();
+    let _ = server.stop(STOP_TIME_MAX);
+    let text = fs::read_to_string(&log).expect("an audit log");
+    let lines: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let has = |event: &str, result: &str, address: &str| {
+        lines.iter().any(|line| {
+            let from = line["address"].as_str().unwrap_or_default();
+            line["event"] == event && line["result"] == result && from.starts_with(address)
+        })
+    };
+    for event in ["connect", "open", "close", "disconnect"] {
+        assert!(has(event, "ok", "127.0.0.7:"), "{event}: {text}");
+    }
+    assert!(has("connect", "refused", "127.0.0.9:"), "{text}");
+    let open = lines.iter().find(|line| line["event"] == "open").expect("an open");
+    assert_eq!((&open["export"], &open["mode"]), (&"vol0".into(), &"rw".into()), "{text}");
+    assert_eq!((&open["session"], &open["identity"]), (&session, &serde_json::Value::Null));
+    assert!(open["time"].as_str().is_some_and(|time| time.ends_with('Z')), "{text}");
+    assert!(!text.contains(&uuid) && !output.contains(&uuid), "the UUID is a secret");
+}
+
+#[test]
+fn a_check_warns_as_a_start_does() {
+    let check = |args: &[&str]| {
+        let server = Server::builder().export("vol0=mem:1M").args(&["--check"]).args(args);
+        server.run().code(0).stderr
+    };
+    assert!(check(&[]).contains("warning: no access list"));
+    assert_eq!(check(&["--insecure-open"]), "");
+    assert!(check(&["--access", "db1:rw"]).contains("\"db1\" lets nobody in"));
+    // With a log that has no warnings, on stderr.
+    let server = Server::builder().export("vol0=mem:1M").args(&["--log", "error"]).start();
+    assert!(server.output().contains("warning: no access list"));
+    let _ = server.stop(STOP_TIME_MAX);
+}
