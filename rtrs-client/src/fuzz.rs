@@ -135,6 +135,7 @@ fn config(setup: u8) -> SessionConfig {
         confirmed_missed_max: 2,
     };
     let path = |path| PathTarget {
+        peer_name: None,
         name: format!("path{path}"),
         local: Some(client_ip(path)),
         remotes: vec![SocketAddr::new(server_ip(path), PORT)],

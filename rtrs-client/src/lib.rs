@@ -23,6 +23,7 @@ pub mod plan;
 mod session_log;
 pub mod settings;
 mod stats;
+mod tls;
 mod volumes;
 
 pub use cmd::LowArgs;

@@ -19,6 +19,7 @@ use rtrs_core::settings::{
     Auto, AutoSwitch, ByteSize, HOUR, Int, LogFilter, LogFormat, MILLISECOND, MINUTE,
     MetricsAddress, Portal, SECOND, Shards, Switch, Time, Visitor, settings_from_yaml,
 };
+use rtrs_core::tls::PublicKey;
 
 use crate::error::Error;
 
@@ -27,11 +28,30 @@ rtrs_core::settings! {
     pub struct SessionSettings {
         /// Path to the server, for example tcp://10.0.0.1@10.0.0.2:1234; repeatable
         ///
-        /// A path is SCHEME://[SOURCE@]HOST[:PORT]. SCHEME is tcp or rdma; one session can mix
-        /// them. SOURCE is the local address to connect from. IPv6 addresses go in brackets. The
+        /// A path is SCHEME://[SOURCE@]HOST[:PORT]. SCHEME is tcp, tls or rdma; one session can mix
+        /// tcp and rdma. tls is TCP with TLS 1.3 and needs tls-dir, or key-file and server-key. SOURCE is the local address to connect from. IPv6 addresses go in brackets. The
         /// default port is 1234. The form of rnbd, ip:SOURCE@ip:HOST, means rdma://. At least one
         /// path is needed. --policy distributes requests over all paths.
         path: Vec<Portal> = "",
+        /// Directory with ca-cert.pem, client-cert.pem and client-key.pem, for tls:// paths
+        ///
+        /// The names are those of qemu and nbdkit. The server's certificate must be signed by the
+        /// CA and be for the host in the path. ca-crl.pem, if it exists, revokes certificates. The
+        /// key must be readable only by its owner. Not with key-file.
+        tls_dir: Option<PathBuf> = "",
+        /// Name that the server's certificate must have
+        ///
+        /// Needs tls-dir.
+        tls_hostname: Option<String> = "the host in the path",
+        /// File with the private key of this client, for tls:// paths
+        ///
+        /// `rtrs-client key generate` makes one. It must be readable only by its owner. Needs
+        /// server-key. Not with tls-dir.
+        key_file: Option<PathBuf> = "",
+        /// Public key of the server, ed25519:BASE64, for tls:// paths
+        ///
+        /// `rtrs-server key show` prints it. Needs key-file.
+        server_key: Option<PublicKey> = "",
         /// Open the export read-only, like --access ro
         ///
         /// Both the client and the server refuse writes.
@@ -62,13 +82,14 @@ rtrs_core::settings! {
         pin: AutoSwitch = "auto",
         /// Request CRC32C on TCP connections
         ///
-        /// This is the CRC of MPA frames (RFC 5044). It is used if either end requests it.
+        /// This is the CRC of MPA frames (RFC 5044). It is used if either end requests it. tls://
+        /// does not use it, because TLS protects all data.
         crc: Switch = "on",
         /// Use a fresh memory key for each read
         ///
         /// With on, the server cannot write to the memory of this process after it has answered the
         /// read. This costs nothing over TCP; over RDMA it costs two more work requests and a wait
-        /// per read. auto is on for tcp:// and off for rdma://. With off, the server can access the
+        /// per read. auto is on for tcp:// and tls://, and off for rdma://. With off, the server can access the
         /// IO buffers of this session, and nothing else, until the path ends.
         invalidate_reads: AutoSwitch = "auto",
         /// Idle time before a heartbeat is sent
@@ -79,8 +100,8 @@ rtrs_core::settings! {
         /// Heartbeat periods without an answer before the path fails
         ///
         /// The client closes the path when more periods than this pass without an answer, and
-        /// connects it again. auto is 5. If --heartbeat is auto too, auto is 3 over tcp:// and 8
-        /// over rdma:// with rtrs-server.
+        /// connects it again. auto is 5. If --heartbeat is auto too, auto is 3 over tcp://
+        /// and tls://, and 8 over rdma:// with rtrs-server.
         heartbeat_missed_max: Auto<Int<u32, 1, 1000>> = "auto",
         /// Time limit for connecting a path
         ///

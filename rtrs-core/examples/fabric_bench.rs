@@ -215,6 +215,7 @@ fn side(plan: &Plan, meet: Result<(SocketAddr, RemoteMem), mpsc::Sender<(SocketA
                 private_data: PrivateData::EMPTY,
                 limits: side.limits(),
                 timeout: Duration::from_secs(5),
+                peer_name: None,
             };
             for _ in 0..plan.connections {
                 let pd = Arc::clone(&side.pd);

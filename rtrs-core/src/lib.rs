@@ -35,5 +35,6 @@ pub mod sync;
 #[cfg(any(test, feature = "test-util"))]
 pub mod tests;
 pub mod time;
+pub mod tls;
 pub mod top;
 pub mod wire;

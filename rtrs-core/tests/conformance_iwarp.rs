@@ -1,5 +1,6 @@
-//! The `tcp` provider passes the suite over loopback, with and without checksums, and with
-//! the three shards of a harness on rings of their own.
+//! The `tcp` provider passes the suite over loopback, with and without checksums, the `tls`
+//! provider with certificates and with raw keys, each with the three shards of a harness on rings
+//! of their own.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::rc::Rc;
@@ -9,7 +10,9 @@ use rtrs_core::fabric::Fabric;
 use rtrs_core::fabric::conformance::{Harness, Side};
 use rtrs_core::fabric::iwarp::{IwarpFabric, IwarpOptions, IwarpShared};
 use rtrs_core::rt::{Clock, Ring};
+use rtrs_core::tests::certificates::{TestDir, certificates};
 use rtrs_core::time::{Duration, Instant};
+use rtrs_core::tls::{Clients, PrivateKey, TlsClientConfig, TlsDir, TlsEndpoint, TlsServerConfig};
 
 /// Rings first in no particular order: each fabric holds its own.
 struct Tcp {
@@ -24,15 +27,25 @@ struct Tcp {
 
 impl Tcp {
     fn new(options: &IwarpOptions) -> Self {
+        Self::with(|ring, shared, _| IwarpFabric::new(ring, shared, options.clone()))
+    }
+
+    /// Over TLS, with endpoints of both ends.
+    fn secure(server: &Arc<TlsEndpoint>, client: &Arc<TlsEndpoint>) -> Self {
+        Self::with(|ring, shared, side| {
+            let endpoint = if side == Side::B { client } else { server };
+            let options = IwarpOptions::default();
+            IwarpFabric::with_tls(ring, shared, options, Arc::clone(endpoint)).expect("a mailbox")
+        })
+    }
+
+    fn with(make: impl Fn(&Rc<Ring>, Arc<IwarpShared>, Side) -> IwarpFabric) -> Self {
         let rings = [(); 3].map(|()| Ring::new(256).expect("io_uring"));
         let (here, there) = (IwarpShared::new(), IwarpShared::new());
-        let make = |ring: &Rc<Ring>, shared: &Arc<IwarpShared>| {
-            IwarpFabric::new(ring, Arc::clone(shared), options.clone())
-        };
         Self {
-            a: make(&rings[0], &here),
-            b: make(&rings[1], &there),
-            second: make(&rings[2], &here),
+            a: make(&rings[0], Arc::clone(&here), Side::A),
+            b: make(&rings[1], there, Side::B),
+            second: make(&rings[2], here, Side::SecondA),
             rings,
             idle: 0,
             full: None,
@@ -103,6 +116,42 @@ mod without_checksums {
 
     fn make() -> Tcp {
         Tcp::new(&IwarpOptions { crc: false, ..IwarpOptions::default() })
+    }
+
+    rtrs_core::fabric_conformance!(make);
+}
+
+mod with_certificates {
+    use super::{
+        Tcp, TestDir, TlsClientConfig, TlsDir, TlsEndpoint, TlsServerConfig, certificates,
+    };
+
+    fn make() -> Tcp {
+        let dir = TestDir::new("conformance");
+        certificates(&dir.0);
+        let dir = TlsDir(dir.0.clone());
+        let server = TlsServerConfig::with_certificates(&dir).expect("the server's certificate");
+        let client = TlsClientConfig::with_certificates(&dir, None).expect("the client's");
+        let server = TlsEndpoint::server(server).expect("threads");
+        Tcp::secure(&server, &TlsEndpoint::client(client).expect("threads"))
+    }
+
+    rtrs_core::fabric_conformance!(make);
+}
+
+mod with_raw_keys {
+    use super::{Clients, PrivateKey, Tcp, TestDir, TlsClientConfig, TlsEndpoint, TlsServerConfig};
+
+    fn make() -> Tcp {
+        let dir = TestDir::new("conformance");
+        let [server, client] = [(); 2].map(|()| PrivateKey::generate().expect("random numbers"));
+        let list = dir.0.join("clients");
+        std::fs::write(&list, format!("db1 {}\n", client.public())).expect("the list");
+        let clients = Clients::read(&list).expect("the list");
+        let listening = TlsServerConfig::with_keys(&server, clients).expect("a key");
+        let connecting = TlsClientConfig::with_keys(&client, server.public()).expect("a key");
+        let listening = TlsEndpoint::server(listening).expect("threads");
+        Tcp::secure(&listening, &TlsEndpoint::client(connecting).expect("threads"))
     }
 
     rtrs_core::fabric_conformance!(make);

@@ -230,6 +230,7 @@ impl Cores {
             private_data: PrivateData::EMPTY,
             limits: LIMITS,
             timeout: Duration::from_secs(30),
+            peer_name: None,
         };
         let b = self.b.connect(Clock.now(), &pds[1], &params).expect("connect");
         let request: ConnRequest = wait(self, "a request", |side, event| match (side, event) {

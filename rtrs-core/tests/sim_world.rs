@@ -84,6 +84,7 @@ impl Setup {
             private_data: PrivateData::EMPTY,
             limits: LIMITS,
             timeout,
+            peer_name: None,
         };
         self.client.connect(self.world.now(), &self.pd_client, &params).unwrap()
     }

@@ -3,11 +3,8 @@
 //! Owns [`AccessRule`], one entry of a list as a user writes it, and [`AccessPolicy`], the lists of
 //! a server at one moment. With no list anywhere a server is open to everyone. With any list, what
 //! is not listed is denied: an export follows its own list, or that of the server if it has none.
-//! A rule names a client by its authenticated name, or clients without one by their address. An
-//! address is no proof of who sends from it.
-//!
-//! No transport authenticates clients yet, so [`Client::name`] is None for all of them:
-//! [`Client::of`] is the one place where a name has to come in.
+//! A rule names a client by its authenticated name, or clients by their address. An address is no
+//! proof of who sends from it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,12 +12,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
 use ipnet::IpNet;
-use rtrs_core::settings::{Scheme, ValueError, text_values};
+use rtrs_core::fabric::Who as ProvedWho;
+use rtrs_core::settings::{ValueError, text_values};
 
 const WHAT: &str = "access";
 /// Longest name of a client in bytes.
 const NAME_BYTES_MAX: usize = 255;
-/// Clients that have no name, over RDMA, as a kernel's client is.
+/// Clients that have no name, as a kernel's client.
 const KERNEL: &str = "kernel";
 /// Clients with and without a name.
 const ANYONE: &str = "anyone";
@@ -46,14 +44,12 @@ pub(crate) struct Client<'a> {
     /// Its authenticated name.
     pub(crate) name: Option<&'a str>,
     pub(crate) address: IpAddr,
-    /// It came over RDMA.
-    pub(crate) rdma: bool,
 }
 
-impl Client<'_> {
-    /// A client without a name that comes from this address over a provider of that scheme.
-    pub(crate) fn of(peer: SocketAddr, scheme: &str) -> Self {
-        Self { name: None, address: peer.ip(), rdma: scheme == Scheme::Rdma.name() }
+impl<'a> Client<'a> {
+    /// Who has proved that, and comes from this address.
+    pub(crate) fn of(who: &'a ProvedWho, peer: SocketAddr) -> Self {
+        Self { name: who.name(), address: peer.ip() }
     }
 }
 
@@ -81,7 +77,7 @@ impl AccessRule {
         };
         match &self.who {
             Who::Name(name) => client.name == Some(name),
-            Who::Kernel(net) => client.rdma && client.name.is_none() && within(net),
+            Who::Kernel(net) => client.name.is_none() && within(net),
             Who::Anyone(net) => within(net),
         }
     }
@@ -210,7 +206,7 @@ mod tests {
     }
 
     fn at(address: &str) -> Client<'_> {
-        Client { name: None, address: address.parse().unwrap(), rdma: false }
+        Client { name: None, address: address.parse().unwrap() }
     }
 
     fn policy(server: &[&str], exports: &[(&str, &[&str])]) -> AccessPolicy {
@@ -283,17 +279,12 @@ mod tests {
     }
 
     #[test]
-    fn kernel_means_nameless_clients_over_rdma() {
+    fn kernel_means_nameless_clients() {
         let policy = policy(&["kernel@10.0.0.0/24:rw"], &[]);
-        let tcp = at("10.0.0.1");
-        let rdma = Client { rdma: true, ..tcp };
-        assert!(policy.allows(rdma, "v", true) && !policy.allows(tcp, "v", false));
-        assert!(!policy.allows(Client { name: Some("db1"), ..rdma }, "v", false));
-        assert!(!policy.allows(
-            Client { address: "10.0.1.1".parse().unwrap(), ..rdma },
-            "v",
-            false
-        ));
+        let nameless = at("10.0.0.1");
+        assert!(policy.allows(nameless, "v", true));
+        assert!(!policy.allows(Client { name: Some("db1"), ..nameless }, "v", false));
+        assert!(!policy.allows(at("10.0.1.1"), "v", false));
     }
 
     #[test]

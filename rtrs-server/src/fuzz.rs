@@ -543,6 +543,7 @@ impl Clients {
             private_data: PrivateData::new(private_data),
             limits: QpLimits { send_max: 64, recv_max: 64 },
             timeout: Duration::from_secs(3),
+            peer_name: None,
         };
         let Ok(qp) = self.fabric.connect(now, &self.pd, &params) else { return };
         self.conns.push(Conn { qp, path, slot, up: false });

@@ -16,6 +16,7 @@ use rtrs_core::fabric::rdma::{NoRdma, Rdma};
 use rtrs_core::limits::CHUNK_SIZE_MIN;
 use rtrs_core::local::{RunDir, check_socket_path, why_denied};
 use rtrs_core::settings::{Auto, AutoSwitch, ByteSize, Portal, Scheme};
+use rtrs_core::tls::{Clients, PrivateKey, TlsDir, TlsServerConfig};
 
 use crate::error::{Error, ErrorKind};
 use crate::settings::{ExportSpec, SearchSpec, Settings, Target};
@@ -55,6 +56,7 @@ impl Plan {
         let chunk_bytes = check_chunk_size(settings.chunk_size)?;
         check_immediate_bits(settings.queue_depth.get(), chunk_bytes)?;
         let plan = Self { listen: Listen::new(settings.listen.clone())?, settings };
+        plan.check_tls_settings()?;
         plan.check_names()?;
         plan.check_pings()?;
         plan.check_control()?;
@@ -80,6 +82,7 @@ impl Plan {
         if let (Some(dir), None) = (&set.run_dir, &set.user) {
             RunDir::new(Some(dir.clone()))?.check()?;
         }
+        self.load_tls()?;
         if set.ping_only {
             return self.listen.open_rdma().map(drop);
         }
@@ -106,6 +109,39 @@ impl Plan {
                 Err(Error::with_source(ErrorKind::Export, text, error))
             }
         }
+    }
+
+    /// True if certificates or keys are set.
+    pub(crate) fn has_tls(&self) -> bool {
+        self.settings.tls_dir.is_some() || self.settings.key_file.is_some()
+    }
+
+    fn check_tls_settings(&self) -> Result<(), Error> {
+        let Settings { tls_dir, key_file, clients_file, .. } = &self.settings;
+        if tls_dir.is_some() && (key_file.is_some() || clients_file.is_some()) {
+            return Err(usage("tls-dir excludes key-file and clients-file; leave one out"));
+        }
+        match (key_file, clients_file) {
+            (Some(_), None) => return Err(usage("key-file needs clients-file")),
+            (None, Some(_)) => return Err(usage("clients-file needs key-file")),
+            _ => {}
+        }
+        let Listen::On(portals) = &self.listen else { return Ok(()) };
+        match portals.iter().find(|portal| portal.scheme() == Scheme::Tls) {
+            Some(portal) if !self.has_tls() => Err(usage(format!(
+                "cannot listen on {portal}: TLS needs certificates or keys; set tls-dir, or \
+                 key-file and clients-file"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Reads certificates or keys, if there are any.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Listen`] that names the file.
+    pub(crate) fn load_tls(&self) -> Result<Option<TlsServerConfig>, Error> {
+        load_tls(&self.settings)
     }
 
     /// The control socket of the name that was said can be one.
@@ -274,6 +310,22 @@ fn inaccessible(spec: &ExportSpec, path: &Path, error: io::Error) -> Error {
         None => format!("cannot export {name:?}: {path} cannot be {rights}; {hint}"),
     };
     Error::with_source(ErrorKind::Export, text, error)
+}
+
+/// Reads certificates or keys, if there are any.
+///
+/// # Errors
+/// [`ErrorKind::Listen`] that names the file.
+pub(crate) fn load_tls(settings: &Settings) -> Result<Option<TlsServerConfig>, Error> {
+    let Settings { tls_dir, key_file, clients_file, .. } = settings;
+    let loaded = match (tls_dir, key_file, clients_file) {
+        (Some(dir), ..) => TlsServerConfig::with_certificates(&TlsDir(dir.clone())),
+        (None, Some(key), Some(clients)) => PrivateKey::read(key).and_then(|key| {
+            Clients::read(clients).and_then(|clients| TlsServerConfig::with_keys(&key, clients))
+        }),
+        _ => return Ok(None),
+    };
+    loaded.map(Some).map_err(|e| Error::with_source(ErrorKind::Listen, "cannot use tls://", e))
 }
 
 fn usage(text: impl Into<String>) -> Error {

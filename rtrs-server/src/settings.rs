@@ -73,12 +73,31 @@ rtrs_core::settings! {
         insecure_open: bool = "false",
         /// Listen on this portal, for example tcp://127.0.0.1:1234, or auto; repeatable
         ///
-        /// A portal is SCHEME://HOST[:PORT]. SCHEME is tcp or rdma. IPv6 addresses go in brackets.
+        /// A portal is SCHEME://HOST[:PORT]. SCHEME is tcp, tls or rdma. IPv6 addresses go in brackets.
         /// The default port is 1234; with port 0 the system chooses one. tcp://[::] accepts IPv6
         /// and IPv4 connections, tcp://0.0.0.0 only IPv4. rdma:// needs an InfiniBand or RoCE
-        /// device (soft RoCE works). auto is tcp://[::]:1234, plus rdma://[::]:1234 if the host has
-        /// an RDMA device; it uses 0.0.0.0 if IPv6 is disabled.
+        /// device (soft RoCE works). tls:// is TCP with TLS 1.3 and needs tls-dir, or key-file and
+        /// clients-file; a client without TLS is refused there. auto is tcp://[::]:1234, plus
+        /// rdma://[::]:1234 if the host has an RDMA device. With tls-dir or key-file, auto is
+        /// tls://[::]:1234 alone. It uses 0.0.0.0 if IPv6 is disabled.
         listen: Vec<Auto<Portal>> = "auto",
+        /// Directory with ca-cert.pem, server-cert.pem and server-key.pem, for tls:// portals
+        ///
+        /// The names are those of qemu and nbdkit. A client needs a certificate of the CA.
+        /// ca-crl.pem, if it exists, revokes certificates. The key must be readable only by its
+        /// owner. `reload` and SIGHUP read the files again for new connections. Not with key-file.
+        tls_dir: Option<PathBuf> = "",
+        /// File with the private key of this server, for tls:// portals
+        ///
+        /// `rtrs-server key generate` makes one. It must be readable only by its owner. Needs
+        /// clients-file. `reload` and SIGHUP read both files again for new connections. Not with
+        /// tls-dir.
+        key_file: Option<PathBuf> = "",
+        /// File with the public keys of the clients, for tls:// portals
+        ///
+        /// Each line is NAME ed25519:BASE64. `rtrs-client key show` prints the key of a client. #
+        /// starts a comment. Needs key-file.
+        clients_file: Option<PathBuf> = "",
         /// Requests in flight per session
         ///
         /// Each path of a session holds queue-depth chunks of chunk-size bytes. Depth and chunk
@@ -106,7 +125,8 @@ rtrs_core::settings! {
         always_invalidate: AutoSwitch = "auto",
         /// Request CRC32C on TCP connections
         ///
-        /// This is the CRC of MPA frames (RFC 5044). It is used if either end requests it.
+        /// This is the CRC of MPA frames (RFC 5044). It is used if either end requests it. tls://
+        /// does not use it, because TLS protects all data.
         crc: Switch = "on",
         /// Idle time before a heartbeat is sent
         ///

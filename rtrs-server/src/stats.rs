@@ -335,8 +335,11 @@ pub struct PathSnapshot {
     pub uuid: String,
     /// Where it is in its life.
     pub state: PathState,
-    /// What carries it: `tcp` or `rdma`.
+    /// What carries it: `tcp`, `tls` or `rdma`.
     pub transport: String,
+    /// The cipher suite; none where it is not encrypted.
+    #[serde(default)]
+    pub cipher: Option<String>,
     /// The client's address.
     pub peer: String,
     /// Our address.
@@ -526,6 +529,9 @@ pub struct SessionSnapshot {
     pub log_id: String,
     /// Its name, once a path was admitted.
     pub name: Option<String>,
+    /// Who its client has proved to be: `anonymous`, `certificate:NAME` or `key:NAME`.
+    #[serde(default)]
+    pub identity: String,
     /// Where it is.
     pub state: SessionState,
     /// RNBD version agreed on.

@@ -147,6 +147,7 @@ pub(super) fn path_name(path: usize) -> String {
 
 pub(super) fn path_target(options: &Options, path: usize) -> PathTarget {
     PathTarget {
+        peer_name: None,
         name: path_name(path),
         local: Some(client_ip(path)),
         remotes: vec![SocketAddr::new(server_ip(path), PORT)],

@@ -8,8 +8,9 @@
 //! `memory.rs` the limit of chunk memory · `metrics.rs` scrapes · `network.rs` cables and addresses
 //! that come and go · `privileges.rs` a server that goes on as another user · `resize.rs` exports
 //! that grow · `server_log.rs` what the server logs · `signals.rs` what a signal does · `slow.rs` a
-//! disk that does not answer · `times.rs` network or disk · `top.rs` the live view · `units.rs` the
-//! units of systemd. One file alone: `cargo test -p rtrs-tests --test system admin::`.
+//! disk that does not answer · `times.rs` network or disk · `tls.rs` tls:// with certificates and
+//! keys · `top.rs` the live view · `units.rs` the units of systemd. One file alone:
+//! `cargo test -p rtrs-tests --test system admin::`.
 #![forbid(unsafe_code)]
 
 mod access;
@@ -33,5 +34,6 @@ mod settings;
 mod signals;
 mod slow;
 mod times;
+mod tls;
 mod top;
 mod units;

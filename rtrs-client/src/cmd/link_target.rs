@@ -6,6 +6,7 @@ use rtrs_core::fabric::rdma::{NoRdma, Rdma};
 use rtrs_core::settings::{MILLISECOND, MINUTE, Portal, Scheme, Time, ValueError};
 
 use crate::error::{Error, ErrorKind, usage};
+use crate::tls::TlsSources;
 
 /// Time limit of a step.
 pub(super) type Timeout = Time<{ 10 * MILLISECOND }, { 10 * MINUTE }>;
@@ -37,8 +38,9 @@ impl FromStr for LinkTarget {
 
 impl LinkTarget {
     /// Refuses what nobody can connect to.
-    pub(super) fn check(&self) -> Result<(), Error> {
+    pub(super) fn check(&self, tls: &TlsSources) -> Result<(), Error> {
         let portal = &self.portal;
+        tls.check(std::slice::from_ref(portal))?;
         portal
             .check_connect()
             .map_err(|e| Error::with_source(ErrorKind::Usage, "cannot connect", e))?;

@@ -35,6 +35,7 @@ mod top;
 
 use clap::{Parser, Subcommand};
 use rtrs_core::settings::Output;
+use rtrs_core::tls::KeyCommand;
 
 use self::apply::{ApplyArgs, DiffArgs};
 use self::attach::AttachArgs;
@@ -176,6 +177,11 @@ pub enum Command {
     /// From host name, route, device and port to a ping and the first message of a session, which
     /// is not opened. Exits with 1 if a step fails.
     Doctor(DoctorArgs),
+    /// Make and print the key with which this client proves who it is
+    ///
+    /// For tls:// with key-file.
+    #[command(subcommand)]
+    Key(KeyCommand),
     /// Open a device and close it again
     ///
     /// The client runs this itself, because it must not wait for a device that it serves.
@@ -220,6 +226,7 @@ impl LowArgs {
             Command::Bench(args) => bench::run(args, global),
             Command::Ping(args) => ping::run(args, global),
             Command::Doctor(args) => doctor::run(args, global),
+            Command::Key(command) => command.run(),
             Command::OpenDevice(args) => open_device::run(args),
         }
     }

@@ -71,7 +71,7 @@ pub(crate) fn tuning(plan: &SessionPlan) -> Tuning {
         reconnect_min: set.reconnect_min.get(),
         reconnect_max: set.reconnect_max.get(),
         heartbeat: plan.heartbeat(),
-        own_heartbeats: [Scheme::Tcp, Scheme::Rdma].map(own).into(),
+        own_heartbeats: [Scheme::Tcp, Scheme::Tls, Scheme::Rdma].map(own).into(),
     }
 }
 

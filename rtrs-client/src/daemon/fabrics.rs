@@ -15,11 +15,13 @@ use rtrs_core::fabric::iwarp::{IwarpFabric, IwarpOptions, IwarpShared};
 use rtrs_core::fabric::rdma::{Rdma, RdmaOptions};
 use rtrs_core::ids::ProviderIndex;
 use rtrs_core::rt::Ring;
-use rtrs_core::settings::{AutoSwitch, Portal, Scheme};
+use rtrs_core::settings::{AutoSwitch, Host, Portal, Scheme};
+use rtrs_core::tls::TlsEndpoint;
 
 use crate::engine::{HeartbeatSettings, PathTarget};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, system};
 use crate::plan::SessionPlan;
+use crate::tls::TlsSources;
 
 /// Makes the fabrics of a session's shards.
 #[derive(Debug)]
@@ -28,6 +30,8 @@ pub(crate) struct FabricRegistry {
     first: Vec<Scheme>,
     iwarp: IwarpOptions,
     shared: Arc<IwarpShared>,
+    tls: TlsSources,
+    endpoint: OnceLock<Arc<TlsEndpoint>>,
     rdma: OnceLock<Rdma>,
     connect_timeout: Duration,
     transport_timeout: Duration,
@@ -45,7 +49,7 @@ impl FabricRegistry {
         if let Some(opened) = plan.open_rdma()? {
             rdma.get_or_init(|| opened);
         }
-        Ok(Self {
+        let registry = Self {
             first: schemes(plan),
             iwarp: IwarpOptions {
                 crc: plan.settings.crc.is_on(),
@@ -54,10 +58,26 @@ impl FabricRegistry {
                 ..IwarpOptions::default()
             },
             shared: IwarpShared::new(),
+            tls: plan.tls_sources(),
+            endpoint: OnceLock::new(),
             rdma,
             connect_timeout,
             transport_timeout,
-        })
+        };
+        if registry.first.contains(&Scheme::Tls) {
+            registry.open_tls()?;
+        }
+        Ok(registry)
+    }
+
+    fn open_tls(&self) -> Result<(), Error> {
+        if self.endpoint.get().is_none() {
+            self.tls.check(&[])?;
+            let opened = TlsEndpoint::client(self.tls.load()?);
+            let opened = opened.map_err(system("cannot start a thread"))?;
+            self.endpoint.get_or_init(|| opened);
+        }
+        Ok(())
     }
 
     /// A shard's providers at the start, with their schemes.
@@ -71,15 +91,21 @@ impl FabricRegistry {
             let opened = Rdma::open().map_err(|missing| missing.to_string())?;
             self.rdma.get_or_init(|| opened);
         }
+        if scheme == Scheme::Tls {
+            self.open_tls().map_err(|error| error.chain().to_string())?;
+        }
         Ok(())
     }
 
     /// One shard's provider of a scheme.
     pub(crate) fn make(&self, scheme: Scheme, ring: &Rc<Ring>) -> io::Result<Box<dyn Fabric>> {
+        let (shared, iwarp) = (Arc::clone(&self.shared), self.iwarp.clone());
         match (scheme, self.rdma.get()) {
-            (Scheme::Tcp, _) => {
-                let shared = Arc::clone(&self.shared);
-                Ok(Box::new(IwarpFabric::new(ring, shared, self.iwarp.clone())))
+            (Scheme::Tcp, _) => Ok(Box::new(IwarpFabric::new(ring, shared, iwarp))),
+            (Scheme::Tls, _) => {
+                let endpoint = self.endpoint.get().map(Arc::clone);
+                let endpoint = endpoint.ok_or_else(|| io::Error::other("TLS was not opened"))?;
+                Ok(Box::new(IwarpFabric::with_tls(ring, shared, iwarp, endpoint)?))
             }
             (Scheme::Rdma, Some(rdma)) => {
                 let options = RdmaOptions {
@@ -132,8 +158,21 @@ pub(crate) fn path_target(
         AutoSwitch::On => true,
         AutoSwitch::Off => false,
         // A table entry over TCP; two work requests and a wait over RDMA.
-        AutoSwitch::Auto => scheme == Scheme::Tcp,
+        AutoSwitch::Auto => scheme != Scheme::Rdma,
     };
     let local = portal.source();
-    Ok(PathTarget { name, local, remotes, transport, provider, invalidate_reads, heartbeat })
+    let peer_name = match portal.host() {
+        Host::Name(name) if !name.contains(':') => Some(Arc::from(name.as_str())),
+        _ => None,
+    };
+    Ok(PathTarget {
+        peer_name,
+        name,
+        local,
+        remotes,
+        transport,
+        provider,
+        invalidate_reads,
+        heartbeat,
+    })
 }

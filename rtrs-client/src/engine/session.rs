@@ -1,6 +1,7 @@
 //! How a session is configured, what its server granted, and what its shards share of a path.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rtrs_core::identity::Identity;
@@ -44,6 +45,8 @@ pub struct PathTarget {
     pub local: Option<IpAddr>,
     /// The server, at least one address: each attempt takes the next.
     pub remotes: Vec<SocketAddr>,
+    /// The name that the server's certificate must have; None for its address.
+    pub peer_name: Option<Arc<str>>,
     /// What carries it: the scheme of its portal.
     pub transport: &'static str,
     /// Which of the shards' providers carries it.

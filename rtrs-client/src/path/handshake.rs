@@ -220,14 +220,14 @@ impl ServiceConnection {
     /// Starts to connect, from an address of ours if one was chosen.
     pub(crate) fn connect(
         now: Instant,
-        (local, remote): (Option<IpAddr>, SocketAddr),
+        (local, remote, peer_name): (Option<IpAddr>, SocketAddr, Option<Arc<str>>),
         private_data: PrivateData,
         timeout: Duration,
         fabric: &mut dyn Fabric,
     ) -> Result<Self, FabricError> {
         let pd = fabric.alloc_pd(PdUse::Connect { local, remote })?;
         let limits = QpLimits { send_max: 64, recv_max: RECEIVES + 1 };
-        let params = ConnectParams { local, remote, private_data, limits, timeout };
+        let params = ConnectParams { local, remote, private_data, limits, timeout, peer_name };
         let qp = fabric.connect(now, &pd, &params)?;
         Ok(Self {
             qp,

@@ -218,6 +218,7 @@ impl PathShard {
                 private_data: start.private_data,
                 limits,
                 timeout,
+                peer_name: self.target.peer_name.clone(),
             },
         )?;
         for slot in 0..limits.recv_max {

@@ -6,17 +6,24 @@ use std::fs;
 use std::time::Duration;
 
 use rtrs_core::fabric::rdma::{NoRdma, Rdma};
-use rtrs_core::limits::TCP_CONNS_PER_PATH_MAX;
+use rtrs_core::limits::{TCP_CONNS_PER_PATH_MAX, TLS_CONNS_PER_PATH_MAX};
 use rtrs_core::settings::{Auto, Int, Portal, Scheme, Shards, Time};
 
 use crate::engine::{HeartbeatSettings, PATHS_MAX};
 use crate::error::{Error, ErrorKind, usage};
 use crate::settings::{Access, SessionSettings};
+use crate::tls::TlsSources;
 
 /// Longest name on the wire in bytes: 255 with the NUL (kernel rtrs-pri.h, `NAME_MAX`).
 const NAME_BYTES_MAX: usize = 254;
-/// Most shards with a path over TCP: connections of one, less the service connection.
-const TCP_SHARDS_MAX: u16 = TCP_CONNS_PER_PATH_MAX - 1;
+/// Most shards that a path can have: its connections, less the service connection.
+const fn shards_max(scheme: Scheme) -> u16 {
+    match scheme {
+        Scheme::Tcp => TCP_CONNS_PER_PATH_MAX - 1,
+        Scheme::Tls => TLS_CONNS_PER_PATH_MAX - 1,
+        Scheme::Rdma => u16::MAX,
+    }
+}
 
 /// A session, validated.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,11 +72,13 @@ impl SessionPlan {
         (settings.access, settings.session_name) = (Some(access), Some(session_name.clone()));
         let export_name = export_name.to_owned();
         let plan = Self { export_name, session_name, access, shards, settings };
-        if plan.over_tcp() && matches!(shards, Shards::Is(n) if n.get() > TCP_SHARDS_MAX) {
+        let most = plan.shards_max();
+        if matches!(shards, Shards::Is(n) if n.get() > most) {
             return Err(usage(format!(
-                "{shards} shards are too many for a path over TCP; use at most {TCP_SHARDS_MAX}"
+                "{shards} shards are too many for a path over TCP; use at most {most}"
             )));
         }
+        plan.tls_sources().check(&plan.settings.path)?;
         Ok(plan)
     }
 
@@ -92,7 +101,7 @@ impl SessionPlan {
             return self.heartbeat();
         }
         let (missed_max, confirmed_missed_max) = match scheme {
-            Scheme::Tcp => (3, 3),
+            Scheme::Tcp | Scheme::Tls => (3, 3),
             Scheme::Rdma => (8, 6),
         };
         HeartbeatSettings {
@@ -113,14 +122,25 @@ impl SessionPlan {
         (silence * 4 / 3).clamp(Duration::from_secs(1), Duration::from_secs(4))
     }
 
-    fn over_tcp(&self) -> bool {
-        self.settings.path.iter().any(|path| path.scheme() == Scheme::Tcp)
+    /// The certificates or keys for its tls:// paths.
+    pub(crate) fn tls_sources(&self) -> TlsSources {
+        let set = &self.settings;
+        TlsSources {
+            dir: set.tls_dir.clone(),
+            hostname: set.tls_hostname.clone(),
+            key_file: set.key_file.clone(),
+            server_key: set.server_key,
+        }
+    }
+
+    fn shards_max(&self) -> u16 {
+        let schemes = self.settings.path.iter().map(Portal::scheme);
+        schemes.map(shards_max).min().unwrap_or(u16::MAX)
     }
 
     /// The number of shards to run, at least one and as many as every path can carry.
     pub(crate) fn shards(&self) -> u16 {
-        let count = self.shards.count();
-        if self.over_tcp() { count.min(TCP_SHARDS_MAX) } else { count }
+        self.shards.count().min(self.shards_max())
     }
 
     /// There is a path, each path's host has an address, and RDMA is there if a path needs it.
@@ -133,6 +153,9 @@ impl SessionPlan {
         for path in &self.settings.path {
             path.resolve()
                 .map_err(|e| Error::with_source(ErrorKind::Path, "cannot use a path", e))?;
+        }
+        if self.settings.path.iter().any(|path| path.scheme() == Scheme::Tls) {
+            self.tls_sources().load()?;
         }
         self.open_rdma().map(drop)
     }

@@ -50,6 +50,9 @@ pub enum CloseReason {
     /// The transport lost it (reset, unreachable, end of stream inside a frame).
     #[error("connection lost: {0}")]
     Lost(String),
+    /// One end does not accept the other's certificate or key, or there is no TLS at one end.
+    #[error("TLS: {0}")]
+    Tls(String),
     /// No answer within the bound.
     #[error("timed out")]
     TimedOut,

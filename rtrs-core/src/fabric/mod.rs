@@ -27,6 +27,7 @@
 pub mod conformance;
 pub mod error;
 pub mod iwarp;
+pub mod peer;
 mod qp_table;
 pub mod rdma;
 #[cfg(any(test, feature = "test-util"))]
@@ -41,6 +42,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 pub use error::{CloseReason, FabricError};
+pub use peer::{PeerIdentity, Who};
 pub use work::{RemoteMem, Sge, SgeList, WcOp, WcStatus, WorkCompletion, WorkRequest, WrOp};
 
 use crate::ids::{QpNum, Rkey};
@@ -301,6 +303,8 @@ pub struct ConnectParams {
     pub limits: QpLimits,
     /// Until `Established`; afterwards `ConnectFailed(TimedOut)`.
     pub timeout: Duration,
+    /// The name that the peer's certificate must have; None for its address.
+    pub peer_name: Option<Arc<str>>,
 }
 
 /// A peer that asks for a connection. It can be handed to another shard of the same provider
@@ -312,6 +316,8 @@ pub struct ConnRequest {
     pub peer: SocketAddr,
     /// Our address it came to.
     pub local: SocketAddr,
+    /// Who the peer has proved to be.
+    pub identity: PeerIdentity,
     /// The provider's own state.
     pub inner: Box<dyn Any + Send>,
 }
@@ -321,6 +327,7 @@ impl fmt::Debug for ConnRequest {
         f.debug_struct("ConnRequest")
             .field("peer", &self.peer)
             .field("local", &self.local)
+            .field("identity", &self.identity)
             .field("private_data", &self.private_data)
             .finish_non_exhaustive()
     }
@@ -380,7 +387,7 @@ impl FabricEvent {
 
 /// One shard's view of a provider.
 pub trait Fabric: fmt::Debug {
-    /// The scheme of its addresses: `tcp`, `rdma`, `sim`.
+    /// The scheme of its addresses: `tcp`, `tls`, `rdma`, `sim`.
     fn scheme(&self) -> &'static str;
 
     /// True when registered memory is taken from the system at once, as by devices that pin it,

@@ -1,8 +1,8 @@
 //! Page-aligned regions of memory that the kernel and remote peers may write at any time.
 //!
 //! A [`Region`] is mapped once and unmapped when its last owner goes. No Rust reference into it
-//! is ever handed out: bytes are copied in and out through raw pointers, because a peer or the
-//! kernel may change them while we look. Code that validates bytes copies them out first.
+//! is ever handed out while anybody else holds the region: bytes are copied in and out through raw
+//! pointers, because a peer or the kernel may change them while we look. Code that validates bytes copies them out first.
 //! [`MemSlice`] names a part of a region and keeps the region alive; an operation in flight owns
 //! its slices until its completion, so memory cannot go away under the kernel.
 //! [`IoVecs`] is the reusable vector form that `sendmsg` and `recvmsg` take.
@@ -186,6 +186,15 @@ impl Region {
                 len,
             );
         }
+    }
+
+    /// All bytes, for work in place. The exclusive borrow, which `Arc::get_mut` gives, proves that
+    /// no slice is left, hence no operation of the kernel; a registration for peers is a holder.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the mapping has this length and is initialized (zeroes at first). The kernel and
+        // devices write only for operations and registrations, which hold the region; nobody but
+        // the caller does.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
     }
 
     /// Fills a range with one byte. Panics when the range leaves the region.
@@ -399,6 +408,19 @@ impl IoVecs {
         }
     }
 
+    /// Copies what remains into `to`, as much as fits, and passes over it. Returns how much it was.
+    pub fn take_into(&mut self, to: &mut [u8]) -> usize {
+        let mut at = 0;
+        while at < to.len() && self.first < self.raw.len() {
+            let (slice, left) = (&self.slices[self.first], self.raw[self.first].iov_len);
+            let take = left.min(to.len() - at);
+            slice.copy_out(slice.len - left, &mut to[at..at + take]);
+            at += take;
+            self.advance(take);
+        }
+        at
+    }
+
     /// Passes over `count` bytes that were sent or received. Panics past the end.
     pub fn advance(&mut self, mut count: usize) {
         while count > 0 {
@@ -431,6 +453,8 @@ impl fmt::Debug for IoVecs {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::{IoVecs, Region};
 
     #[test]
@@ -461,5 +485,29 @@ mod tests {
         assert_eq!(vecs.remaining(), 5);
         vecs.advance(5);
         assert!(vecs.is_empty());
+    }
+
+    #[test]
+    fn vectors_are_taken_in_parts() {
+        let region = Region::new(4096).unwrap();
+        region.copy_in(0, b"0123456789");
+        let mut vecs = IoVecs::new(2);
+        vecs.push(region.slice(0, 3).unwrap());
+        vecs.push(region.slice(5, 5).unwrap());
+        let mut part = [0; 4];
+        assert_eq!((vecs.take_into(&mut part), &part), (4, b"0125"));
+        assert_eq!((vecs.take_into(&mut part), &part), (4, b"6789"));
+        assert_eq!(vecs.take_into(&mut part), 0);
+        assert!(vecs.is_empty());
+    }
+
+    #[test]
+    fn only_a_sole_holder_gets_at_the_bytes() {
+        let mut region = Region::new(4096).unwrap();
+        let slice = region.slice(0, 1).unwrap();
+        assert!(Arc::get_mut(&mut region).is_none());
+        drop(slice);
+        Arc::get_mut(&mut region).unwrap().bytes_mut()[7] = 9;
+        assert_eq!(region.slice(7, 1).unwrap().to_vec(), [9]);
     }
 }

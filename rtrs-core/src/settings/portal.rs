@@ -27,6 +27,8 @@ crate::choices! {
     pub enum Scheme as "scheme" {
         /// iWARP in user space over plain TCP.
         Tcp = "tcp",
+        /// The same inside TLS 1.3.
+        Tls = "tls",
         /// An RDMA device through libibverbs.
         Rdma = "rdma",
     }
@@ -223,7 +225,7 @@ fn parse(text: &str) -> Result<Portal, Problem> {
     };
     let Ok(scheme) = scheme.parse::<Scheme>() else {
         let problem = format!("has the unknown scheme {scheme:?}");
-        return Err((problem, "use tcp:// or rdma://".into()));
+        return Err((problem, "use tcp://, tls:// or rdma://".into()));
     };
     let (source, target) = match rest.split_once('@') {
         None => (None, rest),
@@ -377,6 +379,7 @@ mod tests {
             ("rdma://192.168.7.1", "rdma://192.168.7.1:1234"),
             ("tcp://store-1.example.org:4321", "tcp://store-1.example.org:4321"),
             ("tcp://10.0.0.1@store:1", "tcp://10.0.0.1@store:1"),
+            ("tls://store", "tls://store:1234"),
         ] {
             assert_eq!(portal(text).to_string(), printed);
             assert_eq!(portal(printed), portal(text));
@@ -393,7 +396,7 @@ mod tests {
         for (text, part) in [
             ("", "has no scheme; write tcp://"),
             ("127.0.0.1:1234", "has no scheme; write tcp://127.0.0.1:1234"),
-            ("http://x", "has the unknown scheme \"http\"; use tcp:// or rdma://"),
+            ("http://x", "has the unknown scheme \"http\"; use tcp://, tls:// or rdma://"),
             ("TCP://x", "has the unknown scheme \"TCP\""),
             ("tcp://", "has no host;"),
             ("tcp://:1234", "has no host;"),

@@ -214,6 +214,7 @@ impl PlayedClient {
             private_data: PrivateData::new(private_data),
             limits: QpLimits { send_max: 256, recv_max: 256 },
             timeout: Duration::from_secs(30),
+            peer_name: None,
         };
         let now = (self.clock)();
         let qp = self.fabric.connect(now, &self.pd, &params).expect("start to connect");

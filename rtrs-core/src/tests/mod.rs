@@ -1,7 +1,8 @@
-//! What tests of several crates share: a client played by hand, and a log kept in memory.
+//! What tests of several crates share: a client played by hand, a log kept in memory, certificates.
 //!
 //! Built with the feature `test-util` only.
 
+pub mod certificates;
 mod client;
 mod kept;
 

@@ -21,6 +21,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 use rtrs_core::settings::{Flags, Output, print, settings_from_file};
+use rtrs_core::tls::KeyCommand;
 use serde_json::json;
 
 use self::drain::DrainArgs;
@@ -120,11 +121,17 @@ pub enum Command {
     Export(ExportCommand),
     /// Read the configuration file of a running server again and apply its exports
     ///
-    /// Adds, removes and changes exports, as does SIGHUP. An export that is open stays as it is and
+    /// Adds, removes and changes exports, as does SIGHUP. Reads the files of tls-dir, key-file and
+    /// clients-file again, for new connections. An export that is open stays as it is and
     /// is reported. Names other settings that differ: they need a restart. Changes nothing if the
     /// configuration is wrong or a new export cannot be opened. Exits with 1 if an export is not as
     /// the configuration says for another reason than that it is open.
     Reload(ReloadArgs),
+    /// Make and print the key with which this server proves who it is
+    ///
+    /// For tls:// with key-file. No server needs to run.
+    #[command(subcommand)]
+    Key(KeyCommand),
 }
 
 impl LowArgs {
@@ -160,6 +167,7 @@ impl LowArgs {
             Some(Command::Drain(args)) => args.server.output,
             Some(Command::Export(command)) => command.server().output,
             Some(Command::Reload(args)) => args.server.output,
+            Some(Command::Key(command)) => command.args().output,
         }
     }
 
@@ -199,6 +207,7 @@ impl LowArgs {
             Some(Command::Drain(args)) => return drain::run(args),
             Some(Command::Export(command)) => return export::run(command),
             Some(Command::Reload(args)) => return reload::run(args),
+            Some(Command::Key(command)) => return command.run(),
             None => {}
         }
         let plan = self.plan()?;

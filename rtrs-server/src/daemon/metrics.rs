@@ -225,6 +225,7 @@ mod tests {
         SessionSnapshot {
             id: "id".into(),
             log_id: String::new(),
+            identity: "anonymous".into(),
             name: name.map(str::to_owned),
             state,
             version: 1,

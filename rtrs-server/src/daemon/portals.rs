@@ -22,6 +22,7 @@ use rtrs_core::local::check_tcp_address;
 use rtrs_core::rt::Ring;
 use rtrs_core::settings::{PORT_DEFAULT, Portal, Scheme};
 use rtrs_core::time::Duration;
+use rtrs_core::tls::TlsEndpoint;
 use rtrs_core::wire::RPING_PORT;
 
 use crate::error::{Error, ErrorKind, failed};
@@ -39,6 +40,7 @@ const RDMA_RESERVE: u32 = 256;
 /// Makes the providers of one scheme, one for each shard.
 enum Provider {
     Tcp { shared: Arc<IwarpShared>, options: IwarpOptions },
+    Tls { shared: Arc<IwarpShared>, options: IwarpOptions, endpoint: Arc<TlsEndpoint> },
     Rdma { rdma: Rdma, options: RdmaOptions },
 }
 
@@ -73,6 +75,10 @@ impl Portals {
         let set = &plan.settings;
         let (mut wishes, rdma) = match &plan.listen {
             Listen::On(portals) => (resolve(portals)?, plan.listen.open_rdma()?),
+            Listen::Auto if plan.has_tls() => {
+                let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), PORT_DEFAULT);
+                (vec![Wish { scheme: Scheme::Tls, address: any, ours: true }], None)
+            }
             Listen::Auto => {
                 let rdma = Rdma::open()
                     .inspect_err(|missing| tracing::info!("not listening on rdma://: {missing}"));
@@ -92,14 +98,23 @@ impl Portals {
         let startup_timeout = set.handshake_timeout.get();
         let half_open_max = set.half_open_max.get();
         let mut providers = Vec::new();
-        if wishes.iter().any(|wish| wish.scheme == Scheme::Tcp) {
-            let options = IwarpOptions {
-                crc: set.crc.is_on(),
-                startup_timeout,
-                half_open_max,
-                ..IwarpOptions::default()
-            };
+        let wanted = |scheme| wishes.iter().any(|wish: &Wish| wish.scheme == scheme);
+        let options = IwarpOptions {
+            crc: set.crc.is_on(),
+            startup_timeout,
+            half_open_max,
+            ..IwarpOptions::default()
+        };
+        if wanted(Scheme::Tcp) {
+            let options = options.clone();
             providers.push(Provider::Tcp { shared: IwarpShared::new(), options });
+        }
+        if wanted(Scheme::Tls)
+            && let Some(config) = plan.load_tls()?
+        {
+            let endpoint = TlsEndpoint::server(config)
+                .map_err(failed(ErrorKind::System, "cannot start a thread"))?;
+            providers.push(Provider::Tls { shared: IwarpShared::new(), options, endpoint });
         }
         if let Some(rdma) = rdma {
             let options = RdmaOptions {
@@ -124,6 +139,11 @@ impl Portals {
                 Provider::Tcp { shared, options } => {
                     Ok(Box::new(IwarpFabric::new(ring, Arc::clone(shared), options.clone())))
                 }
+                Provider::Tls { shared, options, endpoint } => {
+                    let (shared, endpoint) = (Arc::clone(shared), Arc::clone(endpoint));
+                    let fabric = IwarpFabric::with_tls(ring, shared, options.clone(), endpoint);
+                    Ok(Box::new(fabric.map_err(failed(ErrorKind::System, "cannot set up TLS"))?))
+                }
                 Provider::Rdma { rdma, options } => rdma
                     .fabric(ring, *options)
                     .map_err(failed(ErrorKind::System, "cannot set up RDMA")),
@@ -143,6 +163,14 @@ impl Portals {
         self.wishes.iter().filter(held).map(ToString::to_string)
     }
 
+    /// What reads certificates and keys again, if there are tls:// portals.
+    pub(crate) fn tls(&self) -> Option<Arc<TlsEndpoint>> {
+        self.providers.iter().find_map(|provider| match provider {
+            Provider::Tls { endpoint, .. } => Some(Arc::clone(endpoint)),
+            Provider::Tcp { .. } | Provider::Rdma { .. } => None,
+        })
+    }
+
     /// Looks whether the TCP addresses can be listened on, but for those that are held by this
     /// server. Nobody can connect meanwhile.
     ///
@@ -150,7 +178,7 @@ impl Portals {
     /// [`ErrorKind::Listen`] for a portal that cannot be listened on.
     pub(crate) fn check(&self, held: &[String]) -> Result<(), Error> {
         let deadline = Instant::now() + LISTEN_PATIENCE;
-        for wish in self.wishes.iter().filter(|wish| wish.scheme == Scheme::Tcp) {
+        for wish in self.wishes.iter().filter(|wish| wish.scheme != Scheme::Rdma) {
             if held.contains(&wish.to_string()) {
                 continue;
             }
@@ -194,7 +222,7 @@ fn cannot_listen(wish: Wish, error: FabricError) -> Error {
     let text = format!("cannot listen on {wish}");
     match error {
         // Its own text would say the address a second time.
-        FabricError::System { source, .. } if wish.scheme == Scheme::Tcp => {
+        FabricError::System { source, .. } if wish.scheme != Scheme::Rdma => {
             let text = text + listen_hint(&source);
             Error::with_source(ErrorKind::Listen, text, source)
         }

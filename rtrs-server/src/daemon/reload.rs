@@ -5,15 +5,17 @@
 //! that a command has added stay, unless the configuration names them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use rtrs_core::settings::print;
+use rtrs_core::tls::TlsEndpoint;
 
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::control_protocol::{Kept, Reloaded};
 use crate::daemon::access;
 use crate::daemon::exports::{Entry, Exports, RELEASE_MAX, check};
 use crate::error::Error;
-use crate::plan::Plan;
+use crate::plan::{Plan, load_tls};
 use crate::settings::{ExportSpec, Settings, Target};
 use crate::stats::Access;
 
@@ -29,11 +31,31 @@ pub(super) struct Reload {
     reread: Option<Reread>,
     running: Settings,
     audit: AuditSink,
+    /// With tls:// portals.
+    tls: Option<Arc<TlsEndpoint>>,
 }
 
 impl Reload {
-    pub(super) fn new(running: &Settings, reread: Option<Reread>, audit: AuditSink) -> Self {
-        Self { reread, running: running.clone(), audit }
+    pub(super) fn new(
+        running: &Settings,
+        reread: Option<Reread>,
+        audit: AuditSink,
+        tls: Option<Arc<TlsEndpoint>>,
+    ) -> Self {
+        Self { reread, running: running.clone(), audit, tls }
+    }
+
+    /// Reads certificates, keys and the list of clients again, for new connections. False without
+    /// tls:// portals.
+    fn renew_tls(&self) -> Result<bool, String> {
+        let Some(endpoint) = &self.tls else { return Ok(false) };
+        let loaded = load_tls(&self.running);
+        let loaded = loaded.map_err(|error| format!("nothing changed: {}", error.chain()))?;
+        if let Some(config) = loaded {
+            endpoint.replace(config);
+            tracing::info!("certificates or keys read again");
+        }
+        Ok(true)
     }
 
     /// Reads the configuration and applies what differs.
@@ -47,6 +69,10 @@ impl Reload {
 
     fn apply(&self, exports: &Exports) -> Result<Reloaded, String> {
         let _turn = exports.begin()?;
+        let renewed = self.renew_tls()?;
+        if renewed && self.reread.is_none() {
+            return Ok(Reloaded { unchanged: exports.entries().len(), ..Reloaded::default() });
+        }
         let (wanted, mut done) = self.wanted(exports)?;
         apply(exports, &wanted, &mut done)?;
         exports.settle_access()?;

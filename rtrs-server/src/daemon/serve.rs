@@ -140,8 +140,8 @@ fn run_server(
     }
     let table = Arc::clone(&setup.exports);
     let exports = Exports::new((table, opener), control_shard.clone(), set);
-    let changes =
-        Arc::new(Changes { exports, reload: Reload::new(set, reread, setup.audit.clone()) });
+    let reload = Reload::new(set, reread, setup.audit.clone(), setup.portals.tls());
+    let changes = Arc::new(Changes { exports, reload });
     let control = listening.and_then(|portals| {
         let portals: Vec<String> = portals.into_iter().flatten().collect();
         let metrics = ServerMetrics::new(&setup.senders, &setup.exports);

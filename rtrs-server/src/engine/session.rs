@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
-use rtrs_core::fabric::ProtectionDomain;
+use rtrs_core::fabric::{ProtectionDomain, Who};
 use rtrs_core::identity::{EvictionKey, ServerId};
 use rtrs_core::ids::SessionId;
 use rtrs_core::limits::Limits;
@@ -106,6 +106,8 @@ impl SessionParams {
 pub struct SessionShared {
     /// Who it is.
     pub id: SessionId,
+    /// Who its client is. All its connections have proved the same.
+    pub who: Who,
     /// Its queue depth and chunk size. The depth may be smaller than the server's.
     pub limits: Limits,
     /// Who holds each permit.
@@ -119,9 +121,10 @@ pub struct SessionShared {
 
 impl SessionShared {
     /// A session without paths and devices.
-    pub fn new(id: SessionId, limits: Limits) -> Self {
+    pub fn new(id: SessionId, limits: Limits, who: Who) -> Self {
         Self {
             id,
+            who,
             limits,
             permits: PermitTable::new(limits.queue_depth()),
             devices: DeviceTable::default(),

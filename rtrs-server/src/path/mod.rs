@@ -69,13 +69,8 @@ pub struct PathOrigin {
     pub local: SocketAddr,
     /// The client takes CHANGED.
     pub takes_changed: bool,
-}
-
-impl PathOrigin {
-    /// The client, as access lists name it.
-    pub(crate) fn client(&self) -> Client<'_> {
-        Client::of(self.peer, self.transport)
-    }
+    /// The cipher suite of its first connection; None when it is not encrypted.
+    pub cipher: Option<&'static str>,
 }
 
 impl PathShared {
@@ -101,6 +96,11 @@ impl PathShared {
             state: AtomicU8::new(PathState::Connecting as u8),
             heard: AtomicU64::new(0),
         })
+    }
+
+    /// The client, as access lists name it.
+    pub(crate) fn client(&self) -> Client<'_> {
+        Client::of(&self.session.who, self.origin.peer)
     }
 
     /// The state as last published by the control shard.

@@ -81,7 +81,8 @@ pub(super) fn list(
     let (fabric, ring) = link.parts();
     let now = Clock.now();
     let data = PrivateData::new(&request.encode());
-    let conn = ServiceConnection::connect(now, (local, remote), data, timeout, fabric);
+    let to = (local, remote, None);
+    let conn = ServiceConnection::connect(now, to, data, timeout, fabric);
     let mut asking = Asking {
         conn: conn.map_err(|error| error.to_string())?,
         fabric,

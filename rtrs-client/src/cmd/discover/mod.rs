@@ -19,6 +19,7 @@ use super::link_target::{LinkTarget, Timeout};
 use super::ping::Link;
 use super::text::{or_dash, remark, size_text};
 use crate::error::{Error, ErrorKind};
+use crate::tls::TlsSources;
 
 /// Servers that are asked at the same time.
 const AT_ONCE: usize = 8;
@@ -41,6 +42,10 @@ pub struct DiscoverArgs {
     /// It is used if either end requests it.
     #[arg(long, value_name = "on|off", default_value = "on", hide_default_value = true)]
     pub crc: Switch,
+
+    /// Certificates or keys.
+    #[command(flatten)]
+    pub tls: TlsSources,
 }
 
 /// What is printed.
@@ -72,7 +77,7 @@ struct Export {
 
 /// Lists them. The error is [`ErrorKind::Path`] when a server gave no list.
 pub(super) fn run(args: &DiscoverArgs, global: &GlobalArgs) -> Result<(), Error> {
-    args.targets.iter().try_for_each(LinkTarget::check)?;
+    args.targets.iter().try_for_each(|target| target.check(&args.tls))?;
     let servers = at_once(&args.targets, AT_ONCE, |target| {
         let path = target.portal.to_string();
         match ask(target, args) {
@@ -108,7 +113,7 @@ fn ask(target: &LinkTarget, args: &DiscoverArgs) -> Result<Listing, String> {
         if left < Duration::from_millis(1) {
             break;
         }
-        let link = Link::open(portal.scheme(), args.crc.is_on(), false, left);
+        let link = Link::open(portal, &args.tls, (args.crc.is_on(), false), left);
         let mut link = link.map_err(|error| error.chain().to_string())?;
         match listing::list(&mut link, (portal.source(), *address), left) {
             Ok(listing) => return Ok(listing),

@@ -12,6 +12,7 @@ use rtrs_core::settings::{Output, print_text};
 use super::global::GlobalArgs;
 use super::link_target::{LinkTarget, Timeout};
 use crate::error::{Error, ErrorKind};
+use crate::tls::TlsSources;
 
 /// The arguments.
 #[derive(Debug, Args)]
@@ -25,6 +26,10 @@ pub struct DoctorArgs {
     /// It applies to each connect and each answer.
     #[arg(short = 'W', long, value_name = "TIME", default_value = "5s", hide_default_value = true)]
     pub timeout: Timeout,
+
+    /// Certificates or keys.
+    #[command(flatten)]
+    pub tls: TlsSources,
 }
 
 /// How a step went.
@@ -95,10 +100,10 @@ impl Findings {
 
 /// Checks the path. The error is [`ErrorKind::Path`] when a step failed.
 pub(super) fn run(args: &DoctorArgs, global: &GlobalArgs) -> Result<(), Error> {
-    args.target.check()?;
+    args.target.check(&args.tls)?;
     let portal = &args.target.portal;
     let mut findings = Findings { steps: Vec::new(), output: global.output };
-    steps::walk(portal, args.timeout.get(), &mut findings)?;
+    steps::walk((portal, &args.tls), args.timeout.get(), &mut findings)?;
     let (warned, failed) = (findings.count(Verdict::Warn), findings.count(Verdict::Fail));
     let summary = serde_json::json!({
         "path": portal.to_string(),

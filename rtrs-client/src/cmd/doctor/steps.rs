@@ -10,6 +10,7 @@ use rtrs_core::proto::ping::{PingClient, PingClientConfig, PingEvent, PingFailur
 use rtrs_core::rt::mailbox;
 use rtrs_core::settings::{Portal, Scheme};
 use rtrs_core::time::{Duration, Instant};
+use rtrs_core::tls::hint;
 use rtrs_core::wire::{ConnReq, ConnRsp, PingHello, PingMode, PingStatus, errno_name};
 
 use super::route::{Route, route};
@@ -17,6 +18,7 @@ use super::{Findings, Step, Verdict};
 use crate::cmd::ping::{Link, Tally, Watch};
 use crate::daemon::config::random_uuid;
 use crate::error::{Error, system};
+use crate::tls::TlsSources;
 
 /// All steps, in order.
 const STEPS: [&str; 10] =
@@ -46,11 +48,11 @@ fn bad(at: usize, verdict: Verdict, found: impl Into<String>, remedy: impl Into<
 
 /// Takes all steps.
 pub(super) fn walk(
-    portal: &Portal,
+    (portal, tls): (&Portal, &TlsSources),
     timeout: Duration,
     findings: &mut Findings,
 ) -> Result<(), Error> {
-    if let Some(failed) = try_walk(portal, timeout, findings)? {
+    if let Some(failed) = try_walk((portal, tls), timeout, findings)? {
         findings.add(failed)?;
         for at in findings.steps.len()..STEPS.len() {
             findings.add(step(at, Verdict::Skip, "not tried"))?;
@@ -61,7 +63,7 @@ pub(super) fn walk(
 
 /// Returns the step that failed.
 fn try_walk(
-    portal: &Portal,
+    (portal, tls): (&Portal, &TlsSources),
     timeout: Duration,
     findings: &mut Findings,
 ) -> Result<Option<Step>, Error> {
@@ -84,9 +86,9 @@ fn try_walk(
     let way = way.1;
 
     match portal.scheme() {
-        Scheme::Tcp => {
-            findings.add(step(2, Verdict::Skip, "tcp:// needs no RDMA device"))?;
-            findings.add(step(3, Verdict::Skip, "tcp:// needs no GID"))?;
+        scheme @ (Scheme::Tcp | Scheme::Tls) => {
+            findings.add(step(2, Verdict::Skip, format!("{scheme}:// needs no RDMA device")))?;
+            findings.add(step(3, Verdict::Skip, format!("{scheme}:// needs no GID")))?;
         }
         Scheme::Rdma => match look_for_device(&way, portal.source()) {
             Err(failed) => return Ok(Some(failed)),
@@ -96,7 +98,7 @@ fn try_walk(
     findings.add(judge_mtu(portal.scheme(), &way))?;
 
     match portal.scheme() {
-        Scheme::Tcp => match reach(portal, remote, timeout) {
+        Scheme::Tcp | Scheme::Tls => match reach(portal, remote, timeout) {
             Ok(found) => findings.add(found)?,
             Err(failed) => return Ok(Some(failed)),
         },
@@ -104,16 +106,15 @@ fn try_walk(
             findings.add(step(5, Verdict::Skip, "rdma:// ports answer connects only"))?
         }
     }
-    let mut link = match Link::open(portal.scheme(), true, false, timeout) {
+    let mut link = match Link::open(portal, tls, (true, false), timeout) {
         Ok(link) => link,
         Err(error) => {
             let found = error.chain().to_string();
-            return Ok(Some(bad(
-                6,
-                Verdict::Fail,
-                found,
-                "allow this user to use io_uring and RDMA",
-            )));
+            let remedy = match portal.scheme() {
+                Scheme::Tls => "correct the certificates or keys of this client",
+                Scheme::Tcp | Scheme::Rdma => "allow this user to use io_uring and RDMA",
+            };
+            return Ok(Some(bad(6, Verdict::Fail, found, remedy)));
         }
     };
     if let Some(failed) = ping((portal, timeout), remote, &mut link, findings)? {
@@ -226,8 +227,8 @@ fn judge_device(way: &Route, address: IpAddr, ports: &[RdmaPort]) -> Result<[Ste
 fn judge_mtu(scheme: Scheme, way: &Route) -> Step {
     let (mtu, interface) = (way.mtu, &way.interface);
     match scheme {
-        Scheme::Tcp if mtu >= 1500 => ok(4, format!("{mtu} on {interface}")),
-        Scheme::Tcp => {
+        Scheme::Tcp | Scheme::Tls if mtu >= 1500 => ok(4, format!("{mtu} on {interface}")),
+        Scheme::Tcp | Scheme::Tls => {
             let remedy = format!("ip link set {interface} mtu 1500 or more, at both ends");
             bad(4, Verdict::Warn, format!("{mtu} on {interface} is small"), remedy)
         }
@@ -266,7 +267,8 @@ fn reach(portal: &Portal, remote: SocketAddr, timeout: Duration) -> Result<Step,
         Err(error) => {
             let remedy = match error.kind() {
                 io::ErrorKind::ConnectionRefused => format!(
-                    "start rtrs-server there, or make it listen on tcp://{}:{}",
+                    "start rtrs-server there, or make it listen on {}://{}:{}",
+                    portal.scheme(),
                     portal.host(),
                     remote.port()
                 ),
@@ -372,7 +374,7 @@ fn ping(
         (None, failure) => {
             let found = failure.map_or_else(|| "no connection".into(), ToString::to_string);
             let remedy = match scheme {
-                Scheme::Tcp => NOT_RTRS,
+                Scheme::Tcp | Scheme::Tls => hint(&found).unwrap_or(NOT_RTRS),
                 Scheme::Rdma => {
                     "check that rtrs-server listens there on rdma:// and UDP port 4791 is open"
                 }

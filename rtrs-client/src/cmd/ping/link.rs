@@ -14,10 +14,12 @@ use rtrs_core::fabric::{
 };
 use rtrs_core::proto::ping::{PingClient, PingEvent};
 use rtrs_core::rt::{Clock, Inbox, Mailbox, PollPolicy, Ring, Shard, run};
-use rtrs_core::settings::Scheme;
+use rtrs_core::settings::{Host, Portal, Scheme};
 use rtrs_core::time::{Duration, Instant, earliest};
+use rtrs_core::tls::TlsEndpoint;
 
 use crate::error::{Error, ErrorKind, system};
+use crate::tls::TlsSources;
 
 const RING_ENTRIES: u32 = 256;
 /// Latencies are measured awake.
@@ -44,17 +46,25 @@ pub(crate) trait Watch {
 impl Link {
     /// A provider of this scheme. `plain` speaks only what any iWARP peer knows.
     pub(crate) fn open(
-        scheme: Scheme,
-        crc: bool,
-        plain: bool,
+        portal: &Portal,
+        tls: &TlsSources,
+        (crc, plain): (bool, bool),
         timeout: Duration,
     ) -> Result<Self, Error> {
         let ring = Ring::new(RING_ENTRIES).map_err(system("cannot set up io_uring"))?;
-        let fabric: Box<dyn Fabric> = match scheme {
-            Scheme::Tcp => {
-                let options =
-                    IwarpOptions { crc, plain, startup_timeout: timeout, ..Default::default() };
-                Box::new(IwarpFabric::new(&ring, IwarpShared::new(), options))
+        let options = IwarpOptions { crc, plain, startup_timeout: timeout, ..Default::default() };
+        let fabric: Box<dyn Fabric> = match portal.scheme() {
+            Scheme::Tcp => Box::new(IwarpFabric::new(&ring, IwarpShared::new(), options)),
+            Scheme::Tls => {
+                let mut tls = tls.clone();
+                if let (Some(_), None, Host::Name(name)) = (&tls.dir, &tls.hostname, portal.host())
+                {
+                    tls.hostname = Some(name.clone());
+                }
+                let endpoint = TlsEndpoint::client(tls.load()?);
+                let endpoint = endpoint.map_err(system("cannot start a thread"))?;
+                let fabric = IwarpFabric::with_tls(&ring, IwarpShared::new(), options, endpoint);
+                Box::new(fabric.map_err(system("cannot make a mailbox"))?)
             }
             Scheme::Rdma => {
                 let failed = |e| Error::with_source(ErrorKind::Path, "cannot use rdma://", e);
@@ -111,7 +121,8 @@ impl Link {
         let fabric = self.fabric.as_mut();
         let pd = fabric.alloc_pd(PdUse::Connect { local, remote }).map_err(|e| e.to_string())?;
         let limits = QpLimits { send_max: 4, recv_max: 4 };
-        let params = ConnectParams { local, remote, private_data, limits, timeout };
+        let params =
+            ConnectParams { local, remote, private_data, limits, timeout, peer_name: None };
         let qp = fabric.connect(now, &pd, &params).map_err(|e| e.to_string())?;
         let mut knocking =
             Knocking { fabric, qp, began: now, answer: None, late: now + timeout * 2, over: false };

@@ -41,9 +41,9 @@ pub(super) fn run(args: &PingArgs, global: &GlobalArgs) -> Result<(), Error> {
         return Err(Error::new(ErrorKind::Path, text));
     };
     let mut link = Link::open(
-        portal.scheme(),
-        plan.args.crc.is_on(),
-        plan.args.rping,
+        portal,
+        &plan.args.tls,
+        (plan.args.crc.is_on(), plan.args.rping),
         plan.args.timeout.get(),
     )?;
     let config = PingClientConfig {

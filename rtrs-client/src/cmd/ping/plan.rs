@@ -11,6 +11,7 @@ use rtrs_core::wire::{PingHello, PingMode, RPING_PORT, RPING_SIZE_MAX, RPING_SIZ
 
 use crate::cmd::link_target::{LinkTarget, Timeout};
 use crate::error::{Error, usage};
+use crate::tls::TlsSources;
 
 /// What a ping measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Serialize)]
@@ -59,6 +60,10 @@ pub struct PingArgs {
     /// connection nothing can arrive after what was lost.
     #[arg(short = 'W', long, value_name = "TIME", default_value = "5s", hide_default_value = true)]
     pub timeout: Timeout,
+
+    /// Certificates or keys.
+    #[command(flatten)]
+    pub tls: TlsSources,
 
     /// Local address to connect from
     ///
@@ -159,7 +164,7 @@ impl PingPlan {
     }
 
     pub(in crate::cmd) fn new(args: &PingArgs, output: Output) -> Result<Self, Error> {
-        args.target.check()?;
+        args.target.check(&args.tls)?;
         let portal = args.target.portal.clone();
         let source = match (portal.source(), args.source) {
             (Some(written), Some(given)) if written != given => {

@@ -116,7 +116,8 @@ impl Connections {
         self.asks = asks;
         let request = conn_request(config, uuid, self.recon_cnt, self.next, asks);
         let fabric = ctx.fabrics[self.provider.index()].as_mut();
-        let (ends, timeout) = ((target.local, self.remote), config.connect_timeout);
+        let ends = (target.local, self.remote, target.peer_name.clone());
+        let timeout = config.connect_timeout;
         self.service = Some(ServiceConnection::connect(ctx.now, ends, request, timeout, fabric)?);
         self.open[0] = true;
         Ok(())

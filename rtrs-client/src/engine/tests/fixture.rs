@@ -328,6 +328,7 @@ pub(super) fn client_ip(path: usize) -> IpAddr {
 /// A path of that number.
 pub(super) fn target(path: usize) -> PathTarget {
     PathTarget {
+        peer_name: None,
         name: format!("path{path}"),
         local: Some(client_ip(path)),
         remotes: vec![SocketAddr::new(server_ip(path), 1234)],
@@ -404,6 +405,7 @@ impl Fixture {
         let addresses: Vec<_> =
             (0..addresses).map(|path| SocketAddr::new(server_ip(path), 1234)).collect();
         let target = |(path, &remote): (usize, &SocketAddr)| PathTarget {
+            peer_name: None,
             remotes: if setup.remotes.is_empty() { vec![remote] } else { setup.remotes.clone() },
             invalidate_reads: setup.invalidate_reads,
             heartbeat: setup.heartbeat,

@@ -314,6 +314,7 @@ impl<'h> Bench<'h> {
             private_data: PrivateData::EMPTY,
             limits: LIMITS,
             timeout: self.harness.patience() / 2,
+            peer_name: None,
         }
     }
 

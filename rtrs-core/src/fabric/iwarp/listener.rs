@@ -15,12 +15,15 @@ use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
 
 use super::IwarpOptions;
 use super::mpa::{START_DATA_MAX, START_LEN, StartFrame, StartHeader};
+use super::secure::{GREETING_BUFFER, Greeting};
 use super::stream::{Env, token};
+use super::tls::seal_once;
 use crate::fabric::{ConnRequest, FabricError, FabricEvent, PrivateData};
 use crate::mem::Pool;
 use crate::proto::quota::{Quota, Source};
 use crate::rt::{Completed, Fd, Op, OpId, Port};
 use crate::time::{Duration, Instant, earliest};
+use crate::tls::Session;
 
 /// Buffers beyond `half_open_max`, for those that are being closed.
 const SPARE_BUFFERS: u32 = 64;
@@ -34,6 +37,8 @@ const SHORT_PAUSE: Duration = Duration::from_millis(1);
 pub(super) struct IwarpRequest {
     pub(super) fd: OwnedFd,
     pub(super) frame: StartFrame,
+    /// Over TLS.
+    pub(super) session: Option<Box<Session>>,
 }
 
 #[derive(Debug)]
@@ -45,31 +50,33 @@ struct Listener {
 }
 
 #[derive(Debug)]
-struct HalfOpen {
-    fd: Fd,
-    peer: SocketAddr,
-    local: SocketAddr,
-    buffer: u32,
+pub(super) struct HalfOpen {
+    pub(super) fd: Fd,
+    pub(super) peer: SocketAddr,
+    pub(super) local: SocketAddr,
+    pub(super) buffer: u32,
     /// Bytes of the frame so far, and wanted in all.
     got: usize,
     want: usize,
     header: Option<StartHeader>,
     deadline: Instant,
-    op: Option<OpId>,
+    pub(super) op: Option<OpId>,
+    /// Over TLS.
+    pub(super) greeting: Option<Greeting>,
 }
 
 /// All that listens on a shard.
 #[derive(Debug, Default)]
 pub(super) struct Listeners {
     listeners: BTreeMap<u64, Listener>,
-    half_open: BTreeMap<u64, HalfOpen>,
+    pub(super) half_open: BTreeMap<u64, HalfOpen>,
     /// The same by source.
-    quota: Quota<u64>,
+    pub(super) quota: Quota<u64>,
     /// Closed for others, since start.
     crowded_out: u64,
     /// Canceled; their buffers come back with their operations.
-    doomed: HashMap<u64, HalfOpen>,
-    pool: Option<Pool>,
+    pub(super) doomed: HashMap<u64, HalfOpen>,
+    pub(super) pool: Option<Pool>,
     next_id: u64,
 }
 
@@ -89,7 +96,8 @@ impl Listeners {
             .ok_or_else(|| failed(io::Error::other("no address")))?;
         if self.pool.is_none() {
             let count = env.options.half_open_max.saturating_add(SPARE_BUFFERS);
-            self.pool = Some(Pool::new(count, START_LEN + START_DATA_MAX).map_err(failed)?);
+            let len = if env.tls.is_some() { GREETING_BUFFER } else { START_LEN + START_DATA_MAX };
+            self.pool = Some(Pool::new(count, len).map_err(failed)?);
         }
         let fd = Fd::new(socket);
         let id = self.fresh_id();
@@ -181,7 +189,7 @@ impl Listeners {
         true
     }
 
-    fn doom(&mut self, port: &Port, id: u64) {
+    pub(super) fn doom(&mut self, port: &Port, id: u64) {
         let Some(half) = self.take(id) else { return };
         match half.op {
             Some(op) => {
@@ -192,7 +200,7 @@ impl Listeners {
         }
     }
 
-    fn release(&mut self, buffer: u32) {
+    pub(super) fn release(&mut self, buffer: u32) {
         if let Some(pool) = &mut self.pool {
             pool.give(buffer);
         }
@@ -250,7 +258,15 @@ impl Listeners {
             header: None,
             deadline,
             op: None,
+            greeting: None,
         };
+        if let Some(tls) = env.tls {
+            let Some(greeting) = Greeting::new(tls) else {
+                self.release(buffer);
+                return;
+            };
+            half.greeting = Some(greeting);
+        }
         self.receive(env.port, id, &mut half);
         self.half_open.insert(id, half);
         self.quota.add(id, Source::of(peer.ip()));
@@ -258,8 +274,11 @@ impl Listeners {
         while self.quota.total() > env.options.half_open_max && self.crowd_out(env.port) {}
     }
 
-    fn receive(&self, port: &Port, id: u64, half: &mut HalfOpen) {
+    pub(super) fn receive(&self, port: &Port, id: u64, half: &mut HalfOpen) {
         let whole = self.pool.as_ref().map(|pool| pool.slice(half.buffer));
+        if half.greeting.is_some() {
+            (half.got, half.want) = (0, GREETING_BUFFER);
+        }
         if let Some(buf) = whole.and_then(|s| s.slice(half.got, half.want - half.got)) {
             let op = Op::Recv { fd: half.fd.clone(), buf };
             half.op = Some(port.submit(op, token::of(id, token::HALF_OPEN)));
@@ -282,6 +301,10 @@ impl Listeners {
             self.release(half.buffer);
             return;
         }
+        if half.greeting.is_some() {
+            self.greet(env, id, half, count);
+            return;
+        }
         if half.got == half.want && half.header.is_none() {
             let mut bytes = [0; START_LEN];
             self.copy(&half, 0, &mut bytes);
@@ -291,7 +314,9 @@ impl Listeners {
                     half.want += header.data_len;
                 }
                 Err(e) => {
-                    tracing::info!(peer = %half.peer, error = %e, "not a connection request");
+                    let tls = bytes[0] == 22 && bytes[1] == 3;
+                    let hint = if tls { "a TLS client; it needs a tls:// portal" } else { "" };
+                    tracing::info!(peer = %half.peer, error = %e, hint, "not a connection request");
                     self.quota.remove(id);
                     self.release(half.buffer);
                     return;
@@ -310,8 +335,20 @@ impl Listeners {
         self.release(half.buffer);
         let Some(header) = half.header else { return };
         let frame = StartFrame::decode(header, &data[..len], false);
+        self.report(env, half, frame, None);
+    }
+
+    /// A request is complete.
+    pub(super) fn report(
+        &mut self,
+        env: &mut Env<'_>,
+        half: HalfOpen,
+        frame: StartFrame,
+        session: Option<Box<Session>>,
+    ) {
         let Some(fd) = half.fd.into_owned() else { return };
-        let request = IwarpRequest { fd, frame };
+        let identity = session.as_ref().map(|session| session.peer.clone()).unwrap_or_default();
+        let request = IwarpRequest { fd, frame, session };
         if frame.markers {
             // RFC 5044 section 7.1.1: an end that cannot insert markers refuses the connection.
             tracing::info!(peer = %half.peer, "refused: the peer demands markers");
@@ -322,11 +359,12 @@ impl Listeners {
             private_data: frame.private_data,
             peer: half.peer,
             local: half.local,
+            identity,
             inner: Box::new(request),
         }));
     }
 
-    fn copy(&self, half: &HalfOpen, from: usize, to: &mut [u8]) {
+    pub(super) fn copy(&self, half: &HalfOpen, from: usize, to: &mut [u8]) {
         if let Some(pool) = &self.pool {
             pool.slice(half.buffer).copy_out(from, to);
         }
@@ -344,7 +382,13 @@ impl IwarpRequest {
     /// Answers with a refusal and closes. The frame fits the empty send buffer, so nothing
     /// waits.
     pub(super) fn refuse(self, private_data: &PrivateData) {
-        let bytes = self.frame.refuse(*private_data).encode();
+        let mut bytes = self.frame.refuse(*private_data).encode();
+        if let Some(session) = self.session {
+            match seal_once(*session, &bytes) {
+                Ok(record) => bytes = record,
+                Err(_) => return,
+            }
+        }
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         let _ = SockRef::from(&self.fd).send_with_flags(&bytes, flags);
     }

@@ -8,6 +8,10 @@
 //!
 //! Costs: large payloads are sent from, and received into, the registered memory itself; only
 //! small ones are copied. A turn of work makes one send and one receive per busy connection.
+//!
+//! Made with [`IwarpFabric::with_tls`] it is the provider `tls`: the same bytes inside TLS 1.3
+//! (`secure.rs` the handshakes, `tls.rs` the records). All payloads are copied once then, at the
+//! sender into the record and at the receiver out of it.
 
 mod ddp;
 #[cfg(any(test, feature = "test-util"))]
@@ -18,11 +22,13 @@ mod mpa;
 mod qp;
 mod rdmap;
 mod rx;
+mod secure;
 mod stag;
 mod state;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod tls;
 mod tx;
 
 #[cfg(any(test, feature = "test-util"))]
@@ -39,10 +45,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use self::listener::{IwarpRequest, Listeners, tune};
-use self::qp::QpMachine;
+use self::qp::{QpMachine, RX_STAGE};
+use self::secure::Tls;
 use self::stag::StagTable;
 use self::state::{CoreState, Event};
 use self::stream::{Conn, Env, token};
+use self::tls::TLS_STAGE;
 use crate::fabric::qp_table::QpTable;
 use crate::fabric::{
     Access, BindResult, ConnRequest, ConnectParams, Fabric, FabricCounters, FabricError,
@@ -50,10 +58,11 @@ use crate::fabric::{
     WorkRequest,
 };
 use crate::ids::{QpNum, Rkey};
-use crate::limits::TCP_CONNECTION_BUFFERS;
+use crate::limits::{TCP_CONNECTION_BUFFERS, TLS_CONNECTION_BUFFERS};
 use crate::mem::{MemSlice, Region};
 use crate::rt::{Fd, Port, Ring};
 use crate::time::{Duration, Instant, earliest};
+use crate::tls::TlsEndpoint;
 
 /// How this provider behaves.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -210,6 +219,7 @@ pub struct IwarpFabric {
     conns: QpTable<Conn>,
     listeners: Listeners,
     dirty: Vec<QpNum>,
+    tls: Option<Tls>,
     now: Instant,
 }
 
@@ -224,8 +234,24 @@ impl IwarpFabric {
             conns: QpTable::new(),
             listeners: Listeners::default(),
             dirty: Vec::with_capacity(64),
+            tls: None,
             now: Instant::ZERO,
         }
+    }
+
+    /// The same over TLS. Checksums are off: the records have better ones.
+    ///
+    /// # Errors
+    /// The system's when a mailbox is refused.
+    pub fn with_tls(
+        ring: &Rc<Ring>,
+        shared: Arc<IwarpShared>,
+        options: IwarpOptions,
+        endpoint: Arc<TlsEndpoint>,
+    ) -> io::Result<Self> {
+        let options = IwarpOptions { crc: false, plain: false, ..options };
+        let tls = Some(Tls::new(ring, endpoint)?);
+        Ok(Self { tls, ..Self::new(ring, shared, options) })
     }
 
     /// Connections accepted by TCP whose request has not come yet.
@@ -247,7 +273,8 @@ impl IwarpFabric {
 
     /// A machine for a reserved queue pair, which is given back on failure.
     fn machine(&mut self, qp: QpNum, pd: u32, limits: QpLimits) -> io::Result<QpMachine> {
-        QpMachine::new(qp, pd, limits).inspect_err(|_| drop(self.conns.remove(qp)))
+        let stage = if self.tls.is_some() { TLS_STAGE } else { RX_STAGE };
+        QpMachine::new(qp, pd, limits, stage).inspect_err(|_| drop(self.conns.remove(qp)))
     }
 
     fn insert(&mut self, qp: QpNum, conn: Conn) {
@@ -258,8 +285,13 @@ impl IwarpFabric {
     /// Runs a step of a connection, then brings its timer and its slot up to date.
     fn step(&mut self, qp: QpNum, run: impl FnOnce(&mut Conn, &mut Env<'_>)) {
         let Some(conn) = self.conns.get_mut(qp) else { return };
-        let mut env =
-            Env { core: &mut self.core, port: &self.port, options: &self.options, now: self.now };
+        let mut env = Env {
+            core: &mut self.core,
+            port: &self.port,
+            options: &self.options,
+            tls: self.tls.as_ref(),
+            now: self.now,
+        };
         run(conn, &mut env);
         self.settle(qp);
     }
@@ -283,11 +315,11 @@ impl IwarpFabric {
 
 impl Fabric for IwarpFabric {
     fn scheme(&self) -> &'static str {
-        "tcp"
+        if self.tls.is_some() { "tls" } else { "tcp" }
     }
 
     fn connection_bytes(&self) -> u64 {
-        TCP_CONNECTION_BUFFERS
+        if self.tls.is_some() { TLS_CONNECTION_BUFFERS } else { TCP_CONNECTION_BUFFERS }
     }
 
     fn alloc_pd(&mut self, _of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
@@ -300,8 +332,13 @@ impl Fabric for IwarpFabric {
     }
 
     fn listen(&mut self, address: SocketAddr) -> Result<SocketAddr, FabricError> {
-        let env =
-            Env { core: &mut self.core, port: &self.port, options: &self.options, now: self.now };
+        let env = Env {
+            core: &mut self.core,
+            port: &self.port,
+            options: &self.options,
+            tls: self.tls.as_ref(),
+            now: self.now,
+        };
         self.listeners.listen(&env, address)
     }
 
@@ -338,10 +375,15 @@ impl Fabric for IwarpFabric {
         }
         let qp = self.conns.reserve()?;
         let machine = self.machine(qp, pd, params.limits).map_err(failed)?;
-        let mut env = Env { core: &mut self.core, port: &self.port, options: &self.options, now };
+        let mut env = Env {
+            core: &mut self.core,
+            port: &self.port,
+            options: &self.options,
+            tls: self.tls.as_ref(),
+            now,
+        };
         let fd = Fd::new(socket);
-        let conn =
-            Conn::connect(&mut env, machine, fd, remote, params.private_data, params.timeout);
+        let conn = Conn::connect(&mut env, machine, fd, params);
         self.insert(qp, conn);
         Ok(qp)
     }
@@ -365,9 +407,18 @@ impl Fabric for IwarpFabric {
         let machine = self
             .machine(qp, pd, limits)
             .map_err(|e| FabricError::system(format!("cannot accept {peer}"), e))?;
-        let mut env = Env { core: &mut self.core, port: &self.port, options: &self.options, now };
+        let mut env = Env {
+            core: &mut self.core,
+            port: &self.port,
+            options: &self.options,
+            tls: self.tls.as_ref(),
+            now,
+        };
         let fd = Fd::new(inner.fd);
-        let conn = Conn::accept(&mut env, machine, fd, peer, &inner.frame, *private_data);
+        let request = (&inner.frame, inner.session);
+        let conn = Conn::accept(&mut env, machine, fd, peer, request, *private_data);
+        let failed = |e| FabricError::system(format!("cannot accept {peer}"), e);
+        let conn = conn.map_err(failed).inspect_err(|_| drop(self.conns.remove(qp)))?;
         self.insert(qp, conn);
         self.mark(qp);
         Ok(qp)
@@ -444,16 +495,38 @@ impl Fabric for IwarpFabric {
         while let Some(done) = self.port.take() {
             any = true;
             let (id, kind) = token::split(done.token);
-            if matches!(kind, token::ACCEPT | token::HALF_OPEN) {
-                let mut env =
-                    Env { core: &mut self.core, port: &self.port, options: &self.options, now };
-                if kind == token::ACCEPT {
-                    self.listeners.accepted(&mut env, id, done);
-                } else {
-                    self.listeners.received(&mut env, id, done);
+            if matches!(kind, token::ACCEPT | token::HALF_OPEN | token::GREETING) {
+                let mut env = Env {
+                    core: &mut self.core,
+                    port: &self.port,
+                    options: &self.options,
+                    tls: self.tls.as_ref(),
+                    now,
+                };
+                match kind {
+                    token::ACCEPT => self.listeners.accepted(&mut env, id, done),
+                    token::HALF_OPEN => self.listeners.received(&mut env, id, done),
+                    _ => self.listeners.greeted(&mut env, id, done),
                 }
             } else {
                 self.step(QpNum(id as u32), |conn, env| conn.completed(env, kind, done));
+            }
+        }
+        while let Some(done) = self.tls.as_mut().and_then(Tls::next) {
+            any = true;
+            let (id, kind) = token::split(done.token);
+            if kind == token::HALF_OPEN {
+                let mut env = Env {
+                    core: &mut self.core,
+                    port: &self.port,
+                    options: &self.options,
+                    tls: self.tls.as_ref(),
+                    now,
+                };
+                self.listeners.secured(&mut env, id, done.handshake, done.progress);
+            } else {
+                let qp = QpNum(id as u32);
+                self.step(qp, |conn, env| conn.secured(env, done.handshake, done.progress));
             }
         }
         while let Some(qp) = self.conns.take_expired(now) {
@@ -461,7 +534,13 @@ impl Fabric for IwarpFabric {
             self.step(qp, Conn::on_deadline);
         }
         if self.listeners.deadline().is_some_and(|at| at <= now) {
-            let env = Env { core: &mut self.core, port: &self.port, options: &self.options, now };
+            let env = Env {
+                core: &mut self.core,
+                port: &self.port,
+                options: &self.options,
+                tls: self.tls.as_ref(),
+                now,
+            };
             any |= self.listeners.poll(&env);
         }
         any | !self.core.events.is_empty()

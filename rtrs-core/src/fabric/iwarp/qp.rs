@@ -18,12 +18,13 @@ use super::rdmap::{TermCode, Terminate};
 use super::rx::Rx;
 use super::stag::Placing;
 use super::state::CoreState;
+use super::tls::{TLS_SEND, TLS_STAGE};
 use super::tx::Tx;
 use crate::fabric::{
     CloseReason, FabricError, QpLimits, Sge, WcOp, WcStatus, WorkCompletion, WorkRequest, WrOp,
 };
 use crate::ids::QpNum;
-use crate::limits::TCP_CONNECTION_BUFFERS;
+use crate::limits::{TCP_CONNECTION_BUFFERS, TLS_CONNECTION_BUFFERS};
 use crate::mem::{MemSlice, Region};
 
 /// Bytes of receive staging: one whole frame of the largest size and some of the next.
@@ -33,6 +34,7 @@ pub(super) const TX_STAGE: usize = 48 << 10;
 
 const _: () = assert!(RX_STAGE >= FPDU_MAX + 4096);
 const _: () = assert!((RX_STAGE + TX_STAGE) as u64 == TCP_CONNECTION_BUFFERS);
+const _: () = assert!((TLS_STAGE + TX_STAGE + TLS_SEND) as u64 == TLS_CONNECTION_BUFFERS);
 
 /// A posted receive.
 #[derive(Debug)]
@@ -106,8 +108,10 @@ pub(super) struct QpMachine {
     pub(super) pd: u32,
     pub(super) limits: QpLimits,
     pub(super) terms: Option<Terms>,
-    /// Receive staging, then send staging.
+    /// Receive staging.
     pub(super) stage: Arc<Region>,
+    /// Send staging.
+    pub(super) send_stage: Arc<Region>,
     pub(super) send_queue: VecDeque<SendItem>,
     /// Number of the first entry of `send_queue`.
     pub(super) send_base: u64,
@@ -122,17 +126,19 @@ pub(super) struct QpMachine {
 }
 
 impl QpMachine {
-    /// A machine that takes postings; it neither sends nor receives before `open`.
+    /// A machine that takes postings; it neither sends nor receives before `open`. Its receive
+    /// staging has `stage` bytes.
     ///
     /// # Errors
     /// The system's error when the staging memory is refused.
-    pub(super) fn new(qp: QpNum, pd: u32, limits: QpLimits) -> io::Result<Self> {
+    pub(super) fn new(qp: QpNum, pd: u32, limits: QpLimits, stage: usize) -> io::Result<Self> {
         Ok(Self {
             qp,
             pd,
             limits,
             terms: None,
-            stage: Region::new(RX_STAGE + TX_STAGE)?,
+            stage: Region::new(stage)?,
+            send_stage: Region::new(TX_STAGE)?,
             send_queue: VecDeque::with_capacity(limits.send_max as usize),
             send_base: 0,
             recv_queue: VecDeque::with_capacity(limits.recv_max as usize),
@@ -167,7 +173,7 @@ impl QpMachine {
 
     /// The first `len` bytes of the send or receive staging, for start-up frames.
     pub(super) fn start_buffer(&self, send: bool, len: usize) -> Option<MemSlice> {
-        self.stage.slice(if send { RX_STAGE } else { 0 }, len)
+        if send { self.send_stage.slice(0, len) } else { self.stage.slice(0, len) }
     }
 
     /// Queues a work request.

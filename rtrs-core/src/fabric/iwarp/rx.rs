@@ -8,6 +8,8 @@
 //! large frames keep coming, staging asks for no more than the next header, so that nearly all
 //! bytes go straight to their target.
 
+mod plain;
+
 use std::sync::Arc;
 
 use super::ddp::{self, Place, Segment, queue};

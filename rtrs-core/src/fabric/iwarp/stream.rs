@@ -15,13 +15,20 @@ use super::IwarpOptions;
 use super::mpa::{START_DATA_MAX, START_LEN, StartFrame, StartHeader};
 use super::qp::QpMachine;
 use super::rx::RX_SLICES;
+use super::secure::Tls;
 use super::state::CoreState;
+use super::tls::TlsStream;
 use super::tx::BATCH_SLICES;
-use crate::fabric::{CloseReason, ConnectFailure, FabricEvent, PrivateData};
+use crate::fabric::{CloseReason, ConnectFailure, ConnectParams, FabricEvent, PrivateData};
 use crate::ids::QpNum;
 use crate::mem::{IoVecs, MemSlice};
 use crate::rt::{Completed, Fd, Op, OpId, Port, unacknowledged};
 use crate::time::{Duration, Instant};
+use crate::tls::Session;
+
+mod sealed;
+
+use sealed::Securing;
 
 /// Low byte of a token: which operation of a connection (or of the listener) it was.
 pub(super) mod token {
@@ -30,6 +37,10 @@ pub(super) mod token {
     pub(crate) const RECV: u64 = 3;
     pub(crate) const ACCEPT: u64 = 4;
     pub(crate) const HALF_OPEN: u64 = 5;
+    /// A send of a half-open connection.
+    pub(crate) const GREETING: u64 = 6;
+    /// A step of a TLS handshake of ours.
+    pub(crate) const SECURE: u64 = 7;
 
     pub(crate) fn of(id: u64, kind: u64) -> u64 {
         id << 8 | kind
@@ -48,6 +59,8 @@ const CANCEL_BOUND: Duration = Duration::from_millis(500);
 enum Phase {
     /// Initiator: TCP connect.
     Connecting,
+    /// Initiator: the TLS handshake.
+    Securing,
     /// Initiator: the request goes out.
     Requesting,
     /// Initiator: the reply's header.
@@ -96,6 +109,10 @@ pub(super) struct Conn {
     /// Sending failed; what can still be received tells why.
     send_broken: bool,
     await_first: bool,
+    /// Over TLS, from the end of its handshake on.
+    tls: Option<Box<TlsStream>>,
+    /// The handshake of ours until then.
+    securing: Option<Box<Securing>>,
     /// When `on_deadline` wants to be called.
     pub(super) deadline: Option<Instant>,
 }
@@ -105,6 +122,7 @@ pub(super) struct Env<'a> {
     pub(super) core: &'a mut CoreState,
     pub(super) port: &'a Port,
     pub(super) options: &'a IwarpOptions,
+    pub(super) tls: Option<&'a Tls>,
     pub(super) now: Instant,
 }
 
@@ -130,6 +148,8 @@ impl Conn {
             fin_sent: false,
             send_broken: false,
             await_first: false,
+            tls: None,
+            securing: None,
             deadline: None,
         }
     }
@@ -139,34 +159,47 @@ impl Conn {
         env: &mut Env<'_>,
         machine: QpMachine,
         fd: Fd,
-        remote: SocketAddr,
-        private_data: PrivateData,
-        timeout: Duration,
+        params: &ConnectParams,
     ) -> Self {
+        let remote = params.remote;
         let mut conn = Self::new(machine, fd, remote, Phase::Connecting);
-        conn.request = Some(StartFrame::request(env.options.crc, env.options.plain, private_data));
-        conn.deadline = Some(env.now + timeout);
+        let IwarpOptions { crc, plain, .. } = *env.options;
+        let request = StartFrame::request(crc, plain, params.private_data);
+        conn.request = Some(request);
+        conn.deadline = Some(env.now + params.timeout);
+        if let Some(tls) = env.tls {
+            let name = params.peer_name.as_deref();
+            let handshake = tls.endpoint.connect(remote.ip(), name, request.encode());
+            conn.securing = Some(Box::new(Securing::new(handshake)));
+        }
         let op = Op::Connect { fd: conn.fd.clone(), address: remote };
         conn.connect = Some(env.port.submit(op, conn.token(token::CONNECT)));
         conn
     }
 
     /// Takes over an accepted connection whose request was read. The reply waits for `flush`.
+    ///
+    /// # Errors
+    /// The system's when memory for TLS is refused.
     pub(super) fn accept(
         env: &mut Env<'_>,
         mut machine: QpMachine,
         fd: Fd,
         remote: SocketAddr,
-        request: &StartFrame,
+        (request, session): (&StartFrame, Option<Box<Session>>),
         private_data: PrivateData,
-    ) -> Self {
+    ) -> io::Result<Self> {
         let (reply, terms) = request.accept(env.options.crc, env.options.plain, private_data);
         machine.open(terms);
         let mut conn = Self::new(machine, fd, remote, Phase::Accepted);
+        if let Some(session) = session {
+            let tls = TlsStream::new(*session, &[], &conn.machine, BATCH_SLICES)?;
+            conn.tls = Some(Box::new(tls));
+        }
         conn.await_first = terms.rtr_expected;
-        conn.load_start(&reply);
+        conn.load_start(&reply)?;
         conn.deadline = Some(env.now + env.options.startup_timeout);
-        conn
+        Ok(conn)
     }
 
     fn token(&self, kind: u64) -> u64 {
@@ -188,12 +221,13 @@ impl Conn {
         !matches!(self.phase, Phase::Draining | Phase::Terminating | Phase::Stopping | Phase::Gone)
     }
 
-    fn load_start(&mut self, frame: &StartFrame) {
+    fn load_start(&mut self, frame: &StartFrame) -> io::Result<()> {
         let bytes = frame.encode();
-        self.start = self.machine.start_buffer(true, bytes.len());
-        if let Some(buffer) = &self.start {
-            buffer.copy_in(0, &bytes);
-        }
+        self.start = match &mut self.tls {
+            Some(tls) => tls.seal_start(&bytes)?,
+            None => self.machine.start_buffer(true, bytes.len()).inspect(|b| b.copy_in(0, &bytes)),
+        };
+        Ok(())
     }
 
     fn send_start(&mut self, env: &Env<'_>) {
@@ -317,14 +351,21 @@ impl Conn {
                 self.send = None;
                 match done.op {
                     Op::SendMsg { iov, .. } => self.sent(env, iov, result),
-                    _ => self.start_sent(env, result),
+                    // Its memory is needed next.
+                    other => {
+                        drop(other);
+                        self.start_sent(env, result);
+                    }
                 }
             }
             _ => {
                 self.recv = None;
                 match done.op {
                     Op::RecvMsg { iov, .. } => self.received(env, iov, result),
-                    _ => self.start_received(env, result),
+                    other => {
+                        drop(other);
+                        self.start_received(env, result);
+                    }
                 }
             }
         }
@@ -336,12 +377,17 @@ impl Conn {
             return;
         }
         match result {
+            Ok(_) if self.securing.is_some() => {
+                self.phase = Phase::Securing;
+                self.compute(env, Vec::new());
+            }
             Ok(_) => {
                 self.phase = Phase::Requesting;
-                if let Some(request) = self.request {
-                    self.load_start(&request);
+                let loaded = self.request.map_or(Ok(()), |request| self.load_start(&request));
+                match loaded {
+                    Ok(()) => self.send_start(env),
+                    Err(e) => self.stop(env, lost("the request", &e)),
                 }
-                self.send_start(env);
             }
             Err(e) => {
                 let reason = lost(&format!("connect to {}", self.remote), &e);
@@ -351,6 +397,10 @@ impl Conn {
     }
 
     fn start_sent(&mut self, env: &mut Env<'_>, result: io::Result<usize>) {
+        if self.phase == Phase::Securing {
+            self.securing_sent(env, result);
+            return;
+        }
         if !matches!(self.phase, Phase::Requesting | Phase::Replying) {
             return;
         }
@@ -381,6 +431,10 @@ impl Conn {
     }
 
     fn start_received(&mut self, env: &mut Env<'_>, result: io::Result<usize>) {
+        if self.phase == Phase::Securing {
+            self.securing_received(env, result);
+            return;
+        }
         if !matches!(self.phase, Phase::ReplyHeader | Phase::ReplyData(_)) {
             return;
         }
@@ -391,8 +445,22 @@ impl Conn {
                 return;
             }
             _ => {
-                let what = "the peer closed the connection instead of replying";
-                self.stop(env, CloseReason::Lost(what.into()));
+                let mut first = [0; 2];
+                let got = self.start.as_ref().map_or(0, |rest| rest.offset());
+                if got >= 2
+                    && let Some(buf) = self.machine.start_buffer(false, 2)
+                {
+                    buf.copy_out(0, &mut first);
+                }
+                // A TLS alert (RFC 8446 section 5.1) in answer to our request in clear text.
+                let reason = match first {
+                    [21, 3] => CloseReason::Tls("the server wants it; use tls://".into()),
+                    _ => {
+                        let what = "the peer closed the connection instead of replying";
+                        CloseReason::Lost(what.into())
+                    }
+                };
+                self.stop(env, reason);
                 return;
             }
         };
@@ -424,7 +492,10 @@ impl Conn {
     fn replied(&mut self, env: &mut Env<'_>, header: StartHeader) {
         let mut bytes = [0; START_LEN + START_DATA_MAX];
         let len = START_LEN + header.data_len;
-        if let Some(buf) = self.machine.start_buffer(false, len) {
+        if self.tls.is_some() {
+            self.machine.stage.copy_out(self.machine.staged().0, &mut bytes[..len]);
+            self.machine.skip_staged(len);
+        } else if let Some(buf) = self.machine.start_buffer(false, len) {
             buf.copy_out(0, &mut bytes[..len]);
         }
         self.start = None;
@@ -455,9 +526,9 @@ impl Conn {
                 env.core.counters.bytes_sent += count as u64;
                 iov.advance(count);
                 if iov.is_empty() {
-                    self.machine.tx_done(env.core);
                     iov.clear();
                     self.send_iov = Some(iov);
+                    self.batch_sent(env);
                 } else if self.phase == Phase::Stopping {
                     self.send_iov = Some(iov);
                 } else {
@@ -476,7 +547,11 @@ impl Conn {
         }
     }
 
-    fn received(&mut self, env: &mut Env<'_>, iov: Box<IoVecs>, result: io::Result<usize>) {
+    fn received(&mut self, env: &mut Env<'_>, mut iov: Box<IoVecs>, result: io::Result<usize>) {
+        if self.tls.is_some() {
+            // What is opened in place must have no other holder.
+            iov.clear();
+        }
         self.recv_iov = Some(iov);
         match result {
             Ok(count) => {
@@ -484,7 +559,10 @@ impl Conn {
                 env.core.counters.bytes_received += count as u64;
                 self.peer_done |= count == 0;
                 if self.phase != Phase::Stopping || count > 0 {
-                    self.machine.rx_done(env.core, count);
+                    match self.tls.is_some() {
+                        true => self.open_records(env, count),
+                        false => self.machine.rx_done(env.core, count),
+                    }
                 }
                 if self.await_first && self.machine.has_heard() {
                     self.await_first = false;
@@ -506,8 +584,15 @@ impl Conn {
         self.send = Some(env.port.submit(op, self.token(token::SEND)));
     }
 
-    fn kick_send(&mut self, env: &Env<'_>) {
-        if self.send.is_some() || self.send_broken || !self.machine.has_output() {
+    fn kick_send(&mut self, env: &mut Env<'_>) {
+        if self.send.is_some() || self.send_broken {
+            return;
+        }
+        if self.tls.is_some() {
+            self.kick_send_sealed(env);
+            return;
+        }
+        if !self.machine.has_output() {
             return;
         }
         let Some(mut iov) = self.send_iov.take() else { return };
@@ -523,13 +608,18 @@ impl Conn {
             return;
         }
         let Some(mut iov) = self.recv_iov.take() else { return };
-        self.machine.rx_prepare(&mut iov);
+        match &mut self.tls {
+            Some(tls) => tls.rx_prepare(&mut self.machine, &mut iov),
+            None => self.machine.rx_prepare(&mut iov),
+        }
         let op = Op::RecvMsg { fd: self.fd.clone(), iov };
         self.recv = Some(env.port.submit(op, self.token(token::RECV)));
     }
 
-    fn send_fin(&mut self) {
-        if !self.fin_sent {
+    fn send_fin(&mut self, env: &mut Env<'_>) {
+        if !self.send_broken && self.tls.as_mut().is_some_and(|tls| tls.close()) {
+            self.kick_send(env);
+        } else if !self.fin_sent {
             self.fin_sent = true;
             let _ = SockRef::from(&self.fd).shutdown(Shutdown::Write);
         }
@@ -541,7 +631,7 @@ impl Conn {
             Phase::Open | Phase::Draining => {
                 if let Some(failure) = &self.machine.failure {
                     let reason = failure.reason.clone();
-                    if failure.terminate.is_some() {
+                    if failure.terminate.is_some() || self.has_alert() {
                         tracing::warn!(qp = self.qp.0, %reason, "terminating");
                         self.reason.get_or_insert(reason);
                         self.phase = Phase::Terminating;
@@ -558,13 +648,13 @@ impl Conn {
                     && self.send.is_none()
                     && (self.machine.is_drained() || self.send_broken)
                 {
-                    self.send_fin();
+                    self.send_fin(env);
                 }
             }
             Phase::Terminating => {
                 self.kick_send(env);
                 if self.send.is_none() {
-                    self.send_fin();
+                    self.send_fin(env);
                 }
                 if self.fin_sent && (self.peer_done || self.send_broken) {
                     self.stop(env, CloseReason::Local);
@@ -573,6 +663,15 @@ impl Conn {
                 }
             }
             Phase::Stopping => self.finish(env),
+            Phase::ReplyHeader | Phase::ReplyData(_) if self.tls.is_some() => {
+                match &self.machine.failure {
+                    Some(failure) => {
+                        let reason = failure.reason.clone();
+                        self.stop(env, reason);
+                    }
+                    None => self.kick_recv(env),
+                }
+            }
             _ => {}
         }
     }

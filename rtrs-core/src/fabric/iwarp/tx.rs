@@ -7,7 +7,7 @@
 
 use super::ddp::{self, Untagged, queue};
 use super::mpa::{self, Features};
-use super::qp::{ItemState, QpMachine, RX_STAGE, ReadWait, TX_STAGE};
+use super::qp::{ItemState, QpMachine, ReadWait, TX_STAGE};
 use super::rdmap::{ReadRequest, opcode};
 use super::state::CoreState;
 use crate::fabric::WrOp;
@@ -146,7 +146,7 @@ impl QpMachine {
     pub(super) fn tx_prepare(&mut self, iov: &mut IoVecs) -> usize {
         iov.clear();
         let Some(terms) = self.terms else { return 0 };
-        let Some(stage) = self.stage.slice(RX_STAGE, TX_STAGE) else { return 0 };
+        let Some(stage) = self.send_stage.slice(0, TX_STAGE) else { return 0 };
         let mut batch = Batch { stage, iov, at: 0, run: 0, bytes: 0, sum: 0, crc: terms.crc };
         if let Some(failure) = &mut self.failure {
             if let Some(terminate) = failure.terminate.take() {

@@ -7,7 +7,8 @@
 use super::conn::{ACCEPTOR, CONNECTOR, Conn, Job, Message, State};
 use super::net::{Event, Net, Timer};
 use crate::fabric::{
-    CloseReason, ConnRequest, ConnectFailure, FabricEvent, PrivateData, WcOp, WcStatus,
+    CloseReason, ConnRequest, ConnectFailure, FabricEvent, PeerIdentity, PrivateData, WcOp,
+    WcStatus,
 };
 use crate::time::Duration;
 
@@ -92,7 +93,16 @@ impl Conn {
         };
         self.ends[ACCEPTOR].state = State::Requested;
         let inner = Box::new(net.ticket(self.id));
-        net.emit(core, FabricEvent::Request(ConnRequest { private_data, peer, local, inner }));
+        net.emit(
+            core,
+            FabricEvent::Request(ConnRequest {
+                private_data,
+                peer,
+                local,
+                identity: PeerIdentity::default(),
+                inner,
+            }),
+        );
         net.after(net.options.accept_bound, Event::Timer(self.id, ACCEPTOR, Timer::Accept));
     }
 

@@ -5,7 +5,7 @@ use super::conn::{Reads, Stage, Step};
 use super::device::{DeviceReport, Report};
 use super::sys::{AsyncEvent, CmEvent, CmEventKind, CmId};
 use super::{CM_EVENTS_MAX, HalfOpen, VerbsFabric, VerbsRequest, token};
-use crate::fabric::{CloseReason, ConnRequest, ConnectFailure, FabricEvent};
+use crate::fabric::{CloseReason, ConnRequest, ConnectFailure, FabricEvent, PeerIdentity};
 
 impl VerbsFabric {
     fn on_cm_event(&mut self, mut event: CmEvent) {
@@ -53,6 +53,7 @@ impl VerbsFabric {
             private_data: event.private_data,
             peer,
             local,
+            identity: PeerIdentity::default(),
             inner: Box::new(VerbsRequest { id, reads, _place: place }),
         }));
     }

@@ -235,8 +235,14 @@ impl PingClient {
         };
         let private_data =
             if rping { PrivateData::EMPTY } else { PrivateData::new(&hello.encode()) };
-        let params =
-            ConnectParams { local, remote, private_data, limits: limits(hello.depth), timeout };
+        let params = ConnectParams {
+            local,
+            remote,
+            private_data,
+            limits: limits(hello.depth),
+            timeout,
+            peer_name: None,
+        };
         let qp = fabric.connect(now, &pd, &params)?;
         self.qp = Some(qp);
         self.state = State::Connecting;

@@ -126,6 +126,7 @@ impl Fixture {
             private_data,
             limits: limits(16),
             timeout: SECOND,
+            peer_name: None,
         };
         let qp = self.client.connect(now, &pd, &params).unwrap();
         let messages = Messages::new(&pd).unwrap();

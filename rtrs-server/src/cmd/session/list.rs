@@ -35,7 +35,7 @@ fn refused_text(refused: &BTreeMap<String, u64>) -> String {
 fn text(list: &Sessions) -> String {
     let Sessions { sessions, memory, .. } = list;
     let mut out = format!(
-        "{:<24} {:<10} {:>5} {:>5} {:>9} {:>6} {:>11} {:>14} {:>14} {:>7}  {:<36}  {}\n",
+        "{:<24} {:<10} {:>5} {:>5} {:>9} {:>6} {:>11} {:>14} {:>14} {:>7}  {:<36}  {:<20}  {}\n",
         "NAME",
         "STATE",
         "PATHS",
@@ -47,6 +47,7 @@ fn text(list: &Sessions) -> String {
         "WRITTEN",
         "AGE",
         "SESSION",
+        "IDENTITY",
         "EXPORTS"
     );
     for session in sessions {
@@ -57,7 +58,7 @@ fn text(list: &Sessions) -> String {
             .map(|open| format!("{} ({})", printable(&open.export), open.access))
             .collect();
         out += &format!(
-            "{:<24} {:<10} {:>5} {:>5} {:>9} {:>6} {:>11} {:>14} {:>14} {:>7}  {:<36}  {}\n",
+            "{:<24} {:<10} {:>5} {:>5} {:>9} {:>6} {:>11} {:>14} {:>14} {:>7}  {:<36}  {:<20}  {}\n",
             session.name.as_deref().map_or_else(|| "-".to_owned(), printable),
             session.state,
             format!("{up}/{}", session.paths.len()),
@@ -69,6 +70,7 @@ fn text(list: &Sessions) -> String {
             mebibytes(session.io.write_bytes),
             age(session.age_ms),
             session.id,
+            printable(&session.identity),
             if opens.is_empty() { "-".to_owned() } else { opens.join(", ") },
         );
         out.extend(session.paths.iter().map(path_text));
@@ -82,9 +84,10 @@ fn path_text(path: &PathSnapshot) -> String {
         0 => String::new(),
         count => format!(" ({count} behind older writes that the disk still has)"),
     };
+    let cipher = path.cipher.as_ref().map(|cipher| format!(", {cipher}")).unwrap_or_default();
     let keys = if path.fresh_keys { "" } else { ", no fresh keys" };
     format!(
-        "  path {:<6} {:<5} {:<10} {} from {}, {} connections, {} in flight{waiting}{keys}, \
+        "  path {:<6} {:<5} {:<10} {} from {}, {} connections, {} in flight{waiting}{keys}{cipher}, \
          up {}\n",
         path.path,
         path.transport,
@@ -123,7 +126,8 @@ mod tests {
             path: number,
             uuid: String::new(),
             state,
-            transport: "tcp".into(),
+            transport: "tls".into(),
+            cipher: Some("TLS_AES_128_GCM_SHA256".into()),
             peer: format!("127.0.0.1:{}", 3993 + number),
             local: "127.0.0.1:1234".into(),
             connections: 3,
@@ -140,6 +144,7 @@ mod tests {
             id: "01010101-0101-0101-0101-010101010101".into(),
             log_id: "5f0c1d9be2a4".into(),
             name: Some("host-vol0".into()),
+            identity: "certificate:db1".into(),
             state: SessionState::Up,
             version: 2,
             age_ms: 3_723_000,
@@ -185,17 +190,18 @@ mod tests {
             " 2.5 MiB ",
             " 1.0 MiB ",
             " 1h02m ",
+            " certificate:db1 ",
             " vol0 (rw)",
         ] {
             assert!(lines[1].contains(part), "{part:?} in {shown}");
         }
         assert_eq!(
             lines[2],
-            "  path 7      tcp   connected  127.0.0.1:1234 from 127.0.0.1:4000, 3 connections, \
-             3 in flight, up 1m01s"
+            "  path 7      tls   connected  127.0.0.1:1234 from 127.0.0.1:4000, 3 connections, \
+             3 in flight, TLS_AES_128_GCM_SHA256, up 1m01s"
         );
         assert!(lines[3].contains("draining") && lines[3].ends_with("up 1d01h"), "{shown}");
-        let waits = ", 2 in flight (1 behind older writes that the disk still has), up ";
+        let waits = ", 2 in flight (1 behind older writes that the disk still has), TLS_";
         assert!(lines[3].contains(waits), "{shown}");
         let odd = SessionSnapshot { name: Some("a\nb\u{1b}[31m".into()), ..session.clone() };
         let shown = text(&odd);

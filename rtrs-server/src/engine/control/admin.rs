@@ -123,6 +123,7 @@ impl Evicted {
             id: id.to_string(),
             log_id: SessionTag::of(id).to_string(),
             name: session.name().map(|n| String::from_utf8_lossy(n.as_bytes()).into_owned()),
+            identity: session.shared().who.to_string(),
             state,
             version: session.shared().version(),
             age_ms: millis(now.since(session.since())),

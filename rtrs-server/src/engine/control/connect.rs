@@ -143,8 +143,10 @@ impl Connector {
                 None => held = Some(Held::new()),
             }
         }
-        let session =
-            registry.session_or(id, || Session::new(SessionShared::new(id, limits), ctx.now));
+        let session = registry.session_or(id, || {
+            let who = request.identity.who.clone();
+            Session::new(SessionShared::new(id, limits, who), ctx.now)
+        });
         let origin = PathOrigin {
             uuid: conn.path_uuid,
             cid_num: conn.cid_num,
@@ -153,6 +155,7 @@ impl Connector {
             peer: request.peer,
             local: request.local,
             takes_changed: ClientExtensions::decode(&conn.ext).changed,
+            cipher: request.identity.cipher,
         };
         let session = Arc::clone(session.shared());
         let pd = (pd, fresh_keys, ClientExtensions::decode(&conn.ext).times);

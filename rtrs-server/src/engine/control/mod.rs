@@ -198,8 +198,13 @@ impl Control {
         if self.evicted.contains(conn.session_id) {
             return Err(Refusal::Evicted(self.params.eviction_key.secret(conn.session_id)));
         }
-        let client = Client::of(request.peer, ctx.fabrics[provider.index()].scheme());
+        let client = Client::of(&request.identity.who, request.peer);
         check_connect(&self.exports, client, conn.session_id, &self.registry)?;
+        if let Some(session) = self.registry.session(conn.session_id)
+            && session.shared().who != request.identity.who
+        {
+            return Err(Refusal::Identity(request.identity.who.clone()));
+        }
         let source = Source::of(request.peer.ip());
         self.make_room(&conn, source, ctx)?;
         let asked = (provider, request);

@@ -41,7 +41,7 @@ pub(super) fn check_connect(
 /// The clients of a session, one for each path that may carry requests.
 fn clients(registry: &Registry, id: SessionId) -> impl Iterator<Item = Client<'_>> {
     let live = registry.paths_of(id).filter(|path| path.state().may_begin());
-    live.map(|path| path.shared().origin.client())
+    live.map(|path| path.shared().client())
 }
 
 /// Whether all paths of a session may open an export. Its client may see what it may read.
@@ -72,7 +72,7 @@ pub(super) fn check_open(
 /// The paths that may no longer do what their sessions do.
 pub(super) fn no_longer_allowed(exports: &ExportTable, registry: &Registry) -> Vec<PathKey> {
     let denied = |path: &&Path| {
-        let client = path.shared().origin.client();
+        let client = path.shared().client();
         check_connect(exports, client, path.shared().session.id, registry).is_err()
     };
     registry.paths().filter(denied).map(Path::key).collect()

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use rtrs_core::fabric::{FabricError, PrivateData, RegisterError};
+use rtrs_core::fabric::{FabricError, PrivateData, RegisterError, Who};
 use rtrs_core::identity::{EvictionSecret, ServerId};
 use rtrs_core::limits::Limits;
 use rtrs_core::wire::{ConnRsp, Extensions, WireError, errno};
@@ -16,10 +16,11 @@ use crate::path::handshake::JoinError;
 
 /// The names under which refused connections and ended sessions are counted, and `silent`, which
 /// is what the listeners close.
-pub(crate) const REASONS: [&str; 17] = [
+pub(crate) const REASONS: [&str; 18] = [
     "access",
     "evicted",
     "half-open-max",
+    "identity",
     "invalid",
     "memory",
     "memory-max",
@@ -142,6 +143,9 @@ pub(crate) enum Refusal {
         /// What the client says.
         asked: u16,
     },
+    /// The session has another client.
+    #[error("the session has another client than {0}")]
+    Identity(Who),
     /// Memory or a protection domain was refused.
     #[error("{0}")]
     Memory(String),
@@ -184,6 +188,7 @@ impl Refusal {
             | Self::Memory(_) => errno::ENOMEM,
             Self::Windows(_) | Self::PingOnly => errno::EOPNOTSUPP,
             Self::SameAddresses => errno::EEXIST,
+            Self::Identity(_) => errno::EACCES,
             Self::Evicted(_) => errno::ESTALE,
             Self::NotAllowed(_) => errno::EACCES,
             _ => errno::ECONNRESET,
@@ -209,6 +214,7 @@ impl Refusal {
             Self::Sessions(_) => "sessions-max",
             Self::PathExists | Self::Join(_) | Self::SameAddresses => "path-exists",
             Self::Paths(_) | Self::Draining(_) | Self::Connections { .. } => "path-limits",
+            Self::Identity(_) => "identity",
             Self::Depth { .. } => "queue-depth",
             Self::MemoryMax { .. } => "memory-max",
             Self::Memory(_) | Self::Windows(_) => "memory",
@@ -251,6 +257,7 @@ mod tests {
             (Refusal::Sessions(1), 0xf4, 0xff),
             (Refusal::MemoryMax { needs: 3, room: 2, max: 5 }, 0xf4, 0xff),
             (Refusal::Depth { has: 5, asked: 6 }, 0x98, 0xff),
+            (Refusal::Identity(Who::Anonymous), 0xf3, 0xff),
         ] {
             let response = refusal.response();
             let bytes = response.as_bytes();

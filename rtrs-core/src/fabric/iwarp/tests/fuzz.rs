@@ -9,7 +9,7 @@ use std::collections::HashSet;
 
 use super::ddp::{self, Untagged};
 use super::mpa::{self, Features, Terms};
-use super::qp::QpMachine;
+use super::qp::{QpMachine, RX_STAGE};
 use super::rdmap::ReadRequest;
 use super::rx::RX_SLICES;
 use super::stag::StagTable;
@@ -109,7 +109,7 @@ pub fn fuzz_stream(data: &[u8]) {
         Access { local_write: true, remote_write: setup & 4 == 0, remote_read: setup & 8 == 0 };
     let Ok((stag, base)) = table.register(1, &region, access) else { return };
     let limits = QpLimits { send_max: 8, recv_max: 8 };
-    let Ok(mut machine) = QpMachine::new(QpNum(1), 1, limits) else { return };
+    let Ok(mut machine) = QpMachine::new(QpNum(1), 1, limits, RX_STAGE) else { return };
     machine.open(Terms {
         crc,
         ird: 4,

@@ -56,7 +56,7 @@ impl End {
         let region = Region::new(4 << 20).unwrap();
         let (stag, base) = shared.stags.register(PD, &region, access).unwrap();
         let limits = QpLimits { send_max: 64, recv_max: 64 };
-        let mut machine = QpMachine::new(QpNum(7), PD, limits).unwrap();
+        let mut machine = QpMachine::new(QpNum(7), PD, limits, super::qp::RX_STAGE).unwrap();
         machine.open(terms);
         Self {
             core: CoreState::new(Arc::clone(&shared.stags)),

@@ -1,6 +1,7 @@
 //! Two fabrics, or a fabric and a hand-made peer, on real loopback sockets.
 
 mod half_open;
+mod secure;
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -89,6 +90,7 @@ impl Node {
             private_data: PrivateData::new(b"please"),
             limits: LIMITS,
             timeout,
+            peer_name: None,
         };
         self.fabric.connect(Clock.now(), &self.pd, &params).unwrap()
     }

@@ -1,0 +1,74 @@
+//! The certificates or keys of this client: where they are, and whether they fit together.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use rtrs_core::settings::{Portal, Scheme};
+use rtrs_core::tls::{PrivateKey, PublicKey, TlsClientConfig, TlsDir};
+
+use crate::error::{Error, ErrorKind, usage};
+
+/// As written; also the flags of commands that have no configuration file.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
+pub struct TlsSources {
+    /// Directory with ca-cert.pem, client-cert.pem and client-key.pem, for tls://.
+    #[arg(long = "tls-dir", value_name = "PATH")]
+    pub dir: Option<PathBuf>,
+
+    /// Name that the server's certificate must have [default: the host in the path].
+    #[arg(long = "tls-hostname", value_name = "NAME")]
+    pub hostname: Option<String>,
+
+    /// File with the private key of this client, for tls://; needs --server-key.
+    #[arg(long, value_name = "PATH")]
+    pub key_file: Option<PathBuf>,
+
+    /// Public key of the server, ed25519:BASE64; needs --key-file.
+    #[arg(long, value_name = "KEY")]
+    pub server_key: Option<PublicKey>,
+}
+
+impl TlsSources {
+    /// Refuses what does not fit together, and a tls:// path without certificates or keys.
+    pub(crate) fn check(&self, paths: &[Portal]) -> Result<(), Error> {
+        let Self { dir, hostname, key_file, server_key } = self;
+        if dir.is_some() && (key_file.is_some() || server_key.is_some()) {
+            return Err(usage("tls-dir excludes key-file and server-key; leave one out"));
+        }
+        if key_file.is_some() != server_key.is_some() {
+            let (has, needs) = match key_file {
+                Some(_) => ("key-file", "server-key, which `rtrs-server key show` prints"),
+                None => ("server-key", "key-file, which `rtrs-client key generate` makes"),
+            };
+            return Err(usage(format!("{has} needs {needs}")));
+        }
+        if hostname.is_some() && dir.is_none() {
+            return Err(usage("tls-hostname needs tls-dir"));
+        }
+        let secure = paths.iter().find(|path| path.scheme() == Scheme::Tls);
+        match secure {
+            Some(path) if dir.is_none() && key_file.is_none() => Err(usage(format!(
+                "cannot use the path {path}: TLS needs certificates or keys; set tls-dir, or \
+                 key-file and server-key"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Path`] that names the file.
+    pub(crate) fn load(&self) -> Result<TlsClientConfig, Error> {
+        let loaded = match (&self.dir, &self.key_file, self.server_key) {
+            (Some(dir), ..) => {
+                TlsClientConfig::with_certificates(&TlsDir(dir.clone()), self.hostname.as_deref())
+            }
+            (None, Some(file), Some(server)) => {
+                PrivateKey::read(file).and_then(|key| TlsClientConfig::with_keys(&key, server))
+            }
+            _ => return Err(usage("TLS needs tls-dir, or key-file and server-key")),
+        };
+        loaded.map_err(|e| Error::with_source(ErrorKind::Path, "cannot use tls://", e))
+    }
+}

@@ -1,0 +1,235 @@
+//! A connection over TLS: its handshake at the initiator, and its records.
+
+use std::io;
+use std::sync::Arc;
+
+use socket2::SockRef;
+
+use super::super::mpa::{START_LEN, StartHeader};
+use super::super::tls::{Record, TlsFault, TlsStream};
+use super::super::tx::BATCH_SLICES;
+use super::{Conn, Env, Phase, lost, token};
+use crate::fabric::CloseReason;
+use crate::rt::Op;
+use crate::tls::{Ended, Handshake, Progress, Step};
+
+/// Bytes of a handshake that are received at once.
+const RECEIVE: usize = 16 << 10;
+
+/// A TLS handshake of ours.
+#[derive(Debug)]
+pub(super) struct Securing {
+    /// None while a thread computes.
+    handshake: Option<Box<Handshake>>,
+    _wanted: Option<Arc<()>>,
+    /// What is to be sent, and how much of it was.
+    output: Vec<u8>,
+    sent: usize,
+    ended: Option<Box<Ended>>,
+}
+
+impl Securing {
+    /// None where TLS is for accepting only.
+    pub(super) fn new(handshake: Option<Handshake>) -> Self {
+        let (output, sent, ended) = (Vec::new(), 0, None);
+        Self { handshake: handshake.map(Box::new), _wanted: None, output, sent, ended }
+    }
+}
+
+impl Conn {
+    /// Lets a thread take the next step of the handshake.
+    pub(super) fn compute(&mut self, env: &mut Env<'_>, received: Vec<u8>) {
+        let token = self.token(token::SECURE);
+        let securing = self.securing.as_mut();
+        let wanted = securing.and_then(|securing| {
+            let handshake = securing.handshake.take()?;
+            securing._wanted = env.tls?.submit(token, handshake, received);
+            securing._wanted.as_ref().map(drop)
+        });
+        if wanted.is_none() {
+            self.stop(env, CloseReason::Lost("too many TLS handshakes at once".into()));
+        }
+    }
+
+    /// A thread has taken a step of the handshake.
+    pub(in super::super) fn secured(
+        &mut self,
+        env: &mut Env<'_>,
+        handshake: Box<Handshake>,
+        progress: Progress,
+    ) {
+        let Some(securing) = &mut self.securing else { return };
+        if self.phase != Phase::Securing {
+            return;
+        }
+        (securing.output, securing.sent) = (progress.output, 0);
+        match progress.step {
+            Step::More => securing.handshake = Some(handshake),
+            Step::Done(ended) => securing.ended = Some(ended),
+            Step::Failed(why) => {
+                // The alert fits the empty send buffer, so nothing waits.
+                let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+                let _ = SockRef::from(&self.fd).send_with_flags(&securing.output, flags);
+                self.stop(env, CloseReason::Tls(why));
+                return;
+            }
+        }
+        self.send_securing(env);
+        self.advance(env);
+    }
+
+    /// Sends the next part of the handshake, or goes on when there is none.
+    fn send_securing(&mut self, env: &mut Env<'_>) {
+        let Some(securing) = &mut self.securing else { return };
+        let rest = &securing.output[securing.sent..];
+        if !rest.is_empty() {
+            let len = rest.len().min(RECEIVE);
+            if let Some(buf) = self.machine.start_buffer(true, len) {
+                buf.copy_in(0, &rest[..len]);
+                let op = Op::Send { fd: self.fd.clone(), buf };
+                self.send = Some(env.port.submit(op, self.token(token::SEND)));
+            }
+            return;
+        }
+        if let Some(ended) = securing.ended.take() {
+            self.securing = None;
+            self.begin_records(env, *ended);
+        } else if let Some(buf) = self.machine.start_buffer(false, RECEIVE) {
+            self.start = Some(buf.clone());
+            let op = Op::Recv { fd: self.fd.clone(), buf };
+            self.recv = Some(env.port.submit(op, self.token(token::RECV)));
+        }
+    }
+
+    pub(super) fn securing_sent(&mut self, env: &mut Env<'_>, result: io::Result<usize>) {
+        match (result, &mut self.securing) {
+            (Ok(count), Some(securing)) => {
+                securing.sent += count;
+                self.send_securing(env);
+            }
+            (Err(e), _) => self.stop(env, lost("sending the TLS handshake", &e)),
+            (Ok(_), None) => {}
+        }
+    }
+
+    pub(super) fn securing_received(&mut self, env: &mut Env<'_>, result: io::Result<usize>) {
+        match (result, self.start.take()) {
+            (Ok(count), Some(buf)) if count > 0 => {
+                let mut received = vec![0; count];
+                buf.copy_out(0, &mut received);
+                self.compute(env, received);
+            }
+            (Err(e), _) => self.stop(env, lost("during the TLS handshake", &e)),
+            _ => {
+                let what = "the peer closed the connection during the TLS handshake";
+                self.stop(env, CloseReason::Lost(what.into()));
+            }
+        }
+    }
+
+    /// The request went out with the end of the handshake: now its reply is awaited.
+    fn begin_records(&mut self, env: &mut Env<'_>, ended: Ended) {
+        let stream = TlsStream::new(ended.session, &ended.rest, &self.machine, BATCH_SLICES);
+        match stream {
+            Ok(stream) => self.tls = Some(Box::new(stream)),
+            Err(e) => {
+                self.stop(env, lost("setting up TLS", &e));
+                return;
+            }
+        }
+        self.phase = Phase::ReplyHeader;
+        let bound = env.now + env.options.startup_timeout;
+        self.deadline = Some(self.deadline.map_or(bound, |at| at.min(bound)));
+        if !ended.rest.is_empty() {
+            self.open_records(env, 0);
+        }
+    }
+
+    /// So many bytes of records came; 0 is the end of the stream, or nothing new.
+    pub(super) fn open_records(&mut self, env: &mut Env<'_>, count: usize) {
+        let Some(tls) = &mut self.tls else { return };
+        tls.arrived(count);
+        while self.machine.failure.is_none() {
+            let Some(stage) = Arc::get_mut(&mut self.machine.stage) else {
+                tracing::error!("records cannot be opened while their memory is in use");
+                self.machine.end(CloseReason::Lost("an internal error of TLS".into()), None);
+                return;
+            };
+            match tls.next(stage.bytes_mut()) {
+                Ok(Some(Record::Data { at, len })) => self.machine.rx_plain(env.core, at, len),
+                Ok(Some(Record::Other)) => {}
+                Ok(Some(Record::Closed)) => {
+                    self.peer_done = true;
+                    self.machine.rx_done(env.core, 0);
+                }
+                Ok(None) => break,
+                Err(TlsFault::Peer(alert, text)) => {
+                    tls.alert(alert);
+                    self.machine.end(CloseReason::Protocol(text.into()), None);
+                }
+                Err(TlsFault::Alert(text)) => {
+                    self.machine.end(CloseReason::Tls(text), None);
+                }
+            }
+        }
+        if self.peer_done && self.machine.failure.is_none() {
+            // Anybody between the ends can do that, so it is not the peer's word.
+            let what = "the connection ended without the peer's close_notify";
+            self.machine.end(CloseReason::Lost(what.into()), None);
+        }
+        self.take_reply(env);
+    }
+
+    /// The reply to our request, when it is complete.
+    fn take_reply(&mut self, env: &mut Env<'_>) {
+        let (at, staged) = self.machine.staged();
+        if !matches!(self.phase, Phase::ReplyHeader) || staged < START_LEN {
+            return;
+        }
+        let mut bytes = [0; START_LEN];
+        self.machine.stage.copy_out(at, &mut bytes);
+        match StartHeader::decode(&bytes, true) {
+            Ok(header) if staged >= START_LEN + header.data_len => self.replied(env, header),
+            Ok(_) => {}
+            Err(e) => self.stop(env, CloseReason::Protocol(e.to_string())),
+        }
+    }
+
+    /// Seals and sends what the machine has.
+    pub(super) fn kick_send_sealed(&mut self, env: &mut Env<'_>) {
+        let Some(tls) = &mut self.tls else { return };
+        if tls.takes_batch() && self.machine.has_output() {
+            tls.in_batch = self.machine.tx_prepare(&mut tls.plain) > 0;
+        }
+        let Some(mut iov) = self.send_iov.take() else { return };
+        match tls.seal() {
+            Ok(Some(records)) => {
+                iov.push(records);
+                self.submit_send(env, iov);
+            }
+            Ok(None) => self.send_iov = Some(iov),
+            Err(e) => {
+                self.send_iov = Some(iov);
+                self.stop(env, lost("TLS", &e));
+            }
+        }
+    }
+
+    /// What was handed to the socket is gone: the machine's batch, or a part of it over TLS.
+    pub(super) fn batch_sent(&mut self, env: &mut Env<'_>) {
+        match &mut self.tls {
+            None => self.machine.tx_done(env.core),
+            Some(tls) if tls.in_batch && tls.plain.is_empty() => {
+                tls.in_batch = false;
+                tls.plain.clear();
+                self.machine.tx_done(env.core);
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// An alert is to go to the peer.
+    pub(super) fn has_alert(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.has_alert())
+    }
+}

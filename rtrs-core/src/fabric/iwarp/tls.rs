@@ -1,0 +1,408 @@
+//! The record layer of a connection over TLS: seals what the stream machine sends, opens what it
+//! receives. No socket, no clock.
+//!
+//! The handshake was rustls' (`tls/handshake.rs`). Its unbuffered interface would copy each record
+//! into memory of its own when it opens one, and allocate one more when it seals one. So from the
+//! end of the handshake on the records are made here: rustls' decrypter opens them where they were
+//! received, in the machine's staging, and `ring` seals them where they are sent from, with nonces
+//! and additional data from rustls. Nothing is allocated per record. New keys come from rustls.
+//!
+//! A record that cannot be opened, is longer than allowed, or holds anything but data, an alert or
+//! KeyUpdate ends the connection with an alert (RFC 8446 section 6). So does a flood of KeyUpdates
+//! or of empty records.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use ring::aead::{self, Aad, LessSafeKey, UnboundKey};
+use rustls::Tls13CipherSuite;
+use rustls::crypto::cipher::{InboundOpaqueMessage, Iv, MessageDecrypter, Nonce, make_tls13_aad};
+use rustls::{AlertDescription, ConnectionTrafficSecrets, ContentType, ProtocolVersion};
+
+use super::qp::QpMachine;
+use crate::mem::{IoVecs, MemSlice, Region};
+use crate::tls::{Secrets, Session, alert_text};
+
+/// Longest content of a record (RFC 8446 section 5.1).
+const CONTENT_MAX: usize = 16 << 10;
+/// Header of a record.
+const HEAD: usize = 5;
+/// What sealing adds: the content type and the tag.
+const SEAL: usize = 1 + 16;
+/// Longest record of ours.
+const RECORD: usize = HEAD + CONTENT_MAX + SEAL;
+/// Longest body of a record of a peer (RFC 8446 section 5.2).
+const BODY_MAX: usize = CONTENT_MAX + 256;
+/// Receive staging: the longest frame, the longest record behind it, and room for several.
+pub(super) const TLS_STAGE: usize = 128 << 10;
+/// Sealed records that are sent at once.
+pub(super) const TLS_SEND: usize = 132 << 10;
+
+/// Records after which a key is replaced, half of what AES-GCM is good for (RFC 8446 section 5.5).
+pub(super) const KEY_RECORDS: u64 = if cfg!(test) { 2 << 10 } else { 1 << 23 };
+/// KeyUpdates that a peer may send at once, and the records after which it may send one more.
+const UPDATES_MAX: u32 = 4;
+const UPDATE_EVERY: u32 = 1024;
+/// Records without content that may follow each other.
+const EMPTY_MAX: u32 = 32;
+
+const KEY_UPDATE: u8 = 24;
+const SESSION_TICKET: u8 = 4;
+
+const _: () = assert!(TLS_SEND >= 8 * RECORD);
+const _: () = assert!(TLS_STAGE >= super::mpa::FPDU_MAX + HEAD + BODY_MAX + 4096);
+
+/// What a record was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Record {
+    /// Bytes of the stream, in place.
+    Data { at: usize, len: usize },
+    /// Nothing for the stream.
+    Other,
+    /// The peer sends no more.
+    Closed,
+}
+
+/// Why the records cannot go on.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum TlsFault {
+    /// The peer broke the protocol: it gets this alert.
+    Peer(AlertDescription, &'static str),
+    /// The peer has sent an alert.
+    Alert(String),
+}
+
+/// One direction's key.
+struct Sealer {
+    key: LessSafeKey,
+    iv: Iv,
+    number: u64,
+}
+
+impl Sealer {
+    fn new((number, secrets): (u64, ConnectionTrafficSecrets)) -> io::Result<Self> {
+        let (algorithm, key, iv) = match secrets {
+            ConnectionTrafficSecrets::Aes128Gcm { key, iv } => (&aead::AES_128_GCM, key, iv),
+            ConnectionTrafficSecrets::Aes256Gcm { key, iv } => (&aead::AES_256_GCM, key, iv),
+            ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => {
+                (&aead::CHACHA20_POLY1305, key, iv)
+            }
+            _ => return Err(unusable()),
+        };
+        let key = UnboundKey::new(algorithm, key.as_ref()).map_err(|_| unusable())?;
+        Ok(Self { key: LessSafeKey::new(key), iv, number })
+    }
+
+    /// Makes a record of the content that lies behind the room for a header. Returns its length.
+    fn seal(&mut self, record: &mut [u8], content: usize, kind: ContentType) -> io::Result<usize> {
+        let end = HEAD + content + 1;
+        record[end - 1] = kind.into();
+        // The header is the additional data (RFC 8446 section 5.2).
+        let header = make_tls13_aad(content + SEAL);
+        let nonce = aead::Nonce::assume_unique_for_key(Nonce::new(&self.iv, self.number).0);
+        let body = &mut record[HEAD..end];
+        let tag = self.key.seal_in_place_separate_tag(nonce, Aad::from(header), body);
+        let tag = tag.map_err(|_| io::Error::other("a record cannot be sealed"))?;
+        record[..HEAD].copy_from_slice(&header);
+        record[end..end + tag.as_ref().len()].copy_from_slice(tag.as_ref());
+        self.number += 1;
+        Ok(end + tag.as_ref().len())
+    }
+}
+
+fn unusable() -> io::Error {
+    io::Error::other("a key that ring does not take")
+}
+
+fn opener(
+    suite: &Tls13CipherSuite,
+    secrets: ConnectionTrafficSecrets,
+) -> io::Result<Box<dyn MessageDecrypter>> {
+    let (key, iv) = match secrets {
+        ConnectionTrafficSecrets::Aes128Gcm { key, iv }
+        | ConnectionTrafficSecrets::Aes256Gcm { key, iv }
+        | ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => (key, iv),
+        _ => return Err(unusable()),
+    };
+    Ok(suite.aead_alg.decrypter(key, iv))
+}
+
+/// The records of one connection.
+pub(super) struct TlsStream {
+    suite: &'static Tls13CipherSuite,
+    secrets: Secrets,
+    opener: Box<dyn MessageDecrypter>,
+    opened: u64,
+    sealer: Sealer,
+    /// Received records that are not opened yet, in the machine's staging.
+    start: usize,
+    end: usize,
+    /// Where records are sealed.
+    sealed: Arc<Region>,
+    /// What the machine wants to send and is not sealed yet.
+    pub(super) plain: Box<IoVecs>,
+    /// `plain` holds a batch of the machine.
+    pub(super) in_batch: bool,
+    /// The peer asked for a new key of ours.
+    update_due: bool,
+    alert_due: Option<AlertDescription>,
+    /// An alert went, so nothing else may.
+    silent: bool,
+    updates: u32,
+    records: u32,
+    empty: u32,
+}
+
+impl TlsStream {
+    /// The records of an established session; `rest` was received behind its handshake.
+    ///
+    /// # Errors
+    /// The system's when memory is refused.
+    pub(super) fn new(
+        session: Session,
+        rest: &[u8],
+        machine: &QpMachine,
+        slices: usize,
+    ) -> io::Result<Self> {
+        let Session { suite, tx, rx: (opened, rx), secrets, .. } = session;
+        if rest.len() > machine.stage.len() {
+            return Err(io::Error::other("too many bytes behind the handshake"));
+        }
+        machine.stage.copy_in(0, rest);
+        Ok(Self {
+            suite,
+            secrets,
+            opener: opener(suite, rx)?,
+            opened,
+            sealer: Sealer::new(tx)?,
+            start: 0,
+            end: rest.len(),
+            sealed: Region::new(TLS_SEND)?,
+            plain: IoVecs::new(slices),
+            in_batch: false,
+            update_due: false,
+            alert_due: None,
+            silent: false,
+            updates: UPDATES_MAX,
+            records: 0,
+            empty: 0,
+        })
+    }
+
+    /// Says where the next received bytes go.
+    pub(super) fn rx_prepare(&mut self, machine: &mut QpMachine, iov: &mut IoVecs) {
+        iov.clear();
+        let (_, staged) = machine.staged();
+        let len = machine.stage.len();
+        if machine.failure.is_some() || (staged == 0 && self.start == self.end) {
+            (self.start, self.end) = (0, 0);
+            if machine.failure.is_none() {
+                machine.move_staged();
+            }
+        } else if len - self.end < len / 2 {
+            machine.move_staged();
+            let rest = self.end - self.start;
+            machine.stage.copy_from(staged, &machine.stage, self.start, rest);
+            (self.start, self.end) = (staged, staged + rest);
+        }
+        if let Some(room) = machine.stage.slice(self.end, len - self.end) {
+            iov.push(room);
+        }
+    }
+
+    /// So many bytes arrived where `rx_prepare` asked for them.
+    pub(super) fn arrived(&mut self, count: usize) {
+        self.end += count;
+    }
+
+    /// Opens the next whole record in staging; None when there is none.
+    pub(super) fn next(&mut self, stage: &mut [u8]) -> Result<Option<Record>, TlsFault> {
+        let Some(head) = stage[self.start..self.end].first_chunk::<HEAD>() else {
+            return Ok(None);
+        };
+        let body = usize::from(u16::from_be_bytes([head[3], head[4]]));
+        if head[0] != u8::from(ContentType::ApplicationData) {
+            return Err(match head[0] {
+                20..=22 => fault(AlertDescription::UnexpectedMessage, "a record in clear text"),
+                _ => fault(AlertDescription::DecodeError, "bytes that are no TLS record"),
+            });
+        }
+        if body > BODY_MAX {
+            return Err(fault(AlertDescription::RecordOverflow, "a record that is too long"));
+        }
+        let from = self.start + HEAD;
+        if self.end < from + body {
+            return Ok(None);
+        }
+        let number = self.opened;
+        self.opened += 1;
+        self.start = from + body;
+        let (kind, version) = (ContentType::ApplicationData, ProtocolVersion::TLSv1_2);
+        let sealed = InboundOpaqueMessage::new(kind, version, &mut stage[from..from + body]);
+        let Ok(open) = self.opener.decrypt(sealed, number) else {
+            let text = "a record that cannot be decrypted";
+            return Err(fault(AlertDescription::BadRecordMac, text));
+        };
+        let (kind, len) = (open.typ, open.payload.len());
+        // Opened in place, so the content begins where the body did.
+        let content = &stage[from..from + len];
+        match kind {
+            ContentType::ApplicationData => self.data(from, len).map(Some),
+            ContentType::Handshake => self.handshake(content).map(Some),
+            ContentType::Alert => alert(content).map(Some),
+            _ => Err(fault(AlertDescription::UnexpectedMessage, "an unexpected record")),
+        }
+    }
+
+    fn data(&mut self, at: usize, len: usize) -> Result<Record, TlsFault> {
+        if len == 0 {
+            self.empty += 1;
+            if self.empty > EMPTY_MAX {
+                let text = "too many records without content";
+                return Err(fault(AlertDescription::UnexpectedMessage, text));
+            }
+            return Ok(Record::Other);
+        }
+        self.empty = 0;
+        self.records += 1;
+        if self.records >= UPDATE_EVERY {
+            self.records = 0;
+            self.updates = (self.updates + 1).min(UPDATES_MAX);
+        }
+        Ok(Record::Data { at, len })
+    }
+
+    fn handshake(&mut self, content: &[u8]) -> Result<Record, TlsFault> {
+        match *content {
+            [KEY_UPDATE, 0, 0, 1, asked @ 0..=1] => {
+                let Some(left) = self.updates.checked_sub(1) else {
+                    return Err(fault(AlertDescription::UnexpectedMessage, "too many KeyUpdates"));
+                };
+                self.updates = left;
+                let renewed = self.secrets.next_rx().ok().and_then(|(number, secrets)| {
+                    Some((number, opener(self.suite, secrets).ok()?))
+                });
+                let Some((number, opener)) = renewed else {
+                    return Err(fault(AlertDescription::InternalError, "no new key"));
+                };
+                (self.opened, self.opener) = (number, opener);
+                // However often it is asked for, one is owed (RFC 8446 section 4.6.3).
+                self.update_due |= asked == 1;
+                Ok(Record::Other)
+            }
+            // We do not resume.
+            [SESSION_TICKET, ..] if matches!(self.secrets, Secrets::Client(_)) => Ok(Record::Other),
+            _ => {
+                let text = "an unexpected handshake message";
+                Err(fault(AlertDescription::UnexpectedMessage, text))
+            }
+        }
+    }
+
+    /// The connection ends with this alert; what is not sealed is dropped.
+    pub(super) fn alert(&mut self, alert: AlertDescription) {
+        if !self.silent {
+            self.alert_due.get_or_insert(alert);
+            self.plain.clear();
+            self.in_batch = false;
+        }
+    }
+
+    /// The last record is to go: we send no more. False when it, or an alert, went already.
+    pub(super) fn close(&mut self) -> bool {
+        self.alert(AlertDescription::CloseNotify);
+        self.alert_due.is_some()
+    }
+
+    /// An alert is to go.
+    pub(super) fn has_alert(&self) -> bool {
+        self.alert_due.is_some()
+    }
+
+    /// True when the machine may give its next batch.
+    pub(super) fn takes_batch(&self) -> bool {
+        !self.in_batch && !self.silent && self.alert_due.is_none()
+    }
+
+    /// Seals as much as fits. None when there is nothing to send.
+    ///
+    /// # Errors
+    /// When ring or rustls fail, which they do not.
+    pub(super) fn seal(&mut self) -> io::Result<Option<MemSlice>> {
+        let Self { sealed, sealer, plain, .. } = self;
+        let Some(region) = Arc::get_mut(sealed) else {
+            return Err(io::Error::other("records are sealed while others are sent"));
+        };
+        let out = region.bytes_mut();
+        let mut at = 0;
+        while out.len() - at >= RECORD && !self.silent {
+            let record = &mut out[at..];
+            if let Some(alert) = self.alert_due.take() {
+                let level = if alert == AlertDescription::CloseNotify { 1 } else { 2 };
+                record[HEAD..HEAD + 2].copy_from_slice(&[level, u8::from(alert)]);
+                at += sealer.seal(record, 2, ContentType::Alert)?;
+                self.silent = true;
+            } else if (self.update_due || sealer.number >= KEY_RECORDS) && !plain.is_empty() {
+                self.update_due = false;
+                record[HEAD..HEAD + 5].copy_from_slice(&[KEY_UPDATE, 0, 0, 1, 0]);
+                at += sealer.seal(record, 5, ContentType::Handshake)?;
+                *sealer = Sealer::new(self.secrets.next_tx().map_err(io::Error::other)?)?;
+            } else {
+                let content = plain.take_into(&mut record[HEAD..HEAD + CONTENT_MAX]);
+                if content == 0 {
+                    break;
+                }
+                at += sealer.seal(record, content, ContentType::ApplicationData)?;
+            }
+        }
+        Ok(sealed.slice(0, at).filter(|records| !records.is_empty()))
+    }
+
+    /// Seals a few bytes by themselves, for a start-up frame.
+    ///
+    /// # Errors
+    /// As [`TlsStream::seal`].
+    pub(super) fn seal_start(&mut self, bytes: &[u8]) -> io::Result<Option<MemSlice>> {
+        let record = seal_small(&mut self.sealer, bytes)?;
+        self.sealed.copy_in(0, &record);
+        Ok(self.sealed.slice(0, record.len()))
+    }
+}
+
+impl fmt::Debug for TlsStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsStream")
+            .field("opened", &self.opened)
+            .field("sealed", &self.sealer.number)
+            .finish_non_exhaustive()
+    }
+}
+
+/// One record of a session that sends nothing else: a refusal.
+pub(super) fn seal_once(session: Session, bytes: &[u8]) -> io::Result<Vec<u8>> {
+    seal_small(&mut Sealer::new(session.tx)?, bytes)
+}
+
+fn seal_small(sealer: &mut Sealer, bytes: &[u8]) -> io::Result<Vec<u8>> {
+    let mut record = vec![0; HEAD + bytes.len() + SEAL];
+    record[HEAD..HEAD + bytes.len()].copy_from_slice(bytes);
+    sealer.seal(&mut record, bytes.len(), ContentType::ApplicationData)?;
+    Ok(record)
+}
+
+fn fault(alert: AlertDescription, text: &'static str) -> TlsFault {
+    TlsFault::Peer(alert, text)
+}
+
+/// What an alert means: in TLS 1.3 every one but these two is the end, whatever its level.
+fn alert(content: &[u8]) -> Result<Record, TlsFault> {
+    let &[_, description] = content else {
+        return Err(fault(AlertDescription::DecodeError, "an alert of wrong length"));
+    };
+    match AlertDescription::from(description) {
+        AlertDescription::CloseNotify => Ok(Record::Closed),
+        AlertDescription::UserCanceled => Ok(Record::Other),
+        other => Err(TlsFault::Alert(alert_text(other))),
+    }
+}

@@ -1,0 +1,167 @@
+//! Certificates for tests, in a directory like an operator's.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer, DnType,
+    ExtendedKeyUsagePurpose, IsCa, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams,
+    SerialNumber, date_time_ymd,
+};
+
+/// A certificate to be made.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    /// `server` or `client`: the names of the files.
+    pub end: &'a str,
+    /// Names and addresses; without any, only a common name.
+    pub names: &'a [&'a str],
+    /// The common name.
+    pub common_name: &'a str,
+    /// First and last year.
+    pub years: (i32, i32),
+    /// Its number, for a revocation list.
+    pub serial: u64,
+}
+
+impl Wanted<'_> {
+    /// A server on the loopback.
+    pub const SERVER: Self = Self {
+        end: "server",
+        names: &["localhost", "127.0.0.1", "127.0.0.2", "127.0.0.3"],
+        common_name: "server",
+        years: (2020, 2120),
+        serial: 1,
+    };
+    /// The client `db1`.
+    pub const CLIENT: Self = Self {
+        end: "client",
+        names: &["db1"],
+        common_name: "a client",
+        years: (2020, 2120),
+        serial: 2,
+    };
+}
+
+/// A certificate authority.
+#[derive(Debug)]
+pub struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+impl Authority {
+    /// A new one.
+    ///
+    /// # Panics
+    /// Without random numbers.
+    pub fn new() -> Self {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        params.distinguished_name.push(DnType::CommonName, "test CA");
+        let key = KeyPair::generate().expect("a key");
+        Self(CertifiedIssuer::self_signed(params, key).expect("a CA"))
+    }
+
+    /// Writes `ca-cert.pem`.
+    ///
+    /// # Panics
+    /// When the file cannot be written.
+    pub fn write(&self, dir: &Path) {
+        fs::write(dir.join("ca-cert.pem"), self.0.pem()).expect("ca-cert.pem");
+    }
+
+    /// Writes certificate and key of an end.
+    ///
+    /// # Panics
+    /// When the files cannot be written.
+    pub fn issue(&self, dir: &Path, wanted: &Wanted<'_>) {
+        let names: Vec<String> = wanted.names.iter().map(ToString::to_string).collect();
+        let mut params = CertificateParams::new(names).expect("names");
+        params.distinguished_name.push(DnType::CommonName, wanted.common_name);
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        params.not_before = date_time_ymd(wanted.years.0, 1, 1);
+        params.not_after = date_time_ymd(wanted.years.1, 1, 1);
+        params.serial_number = Some(SerialNumber::from(wanted.serial));
+        let key = KeyPair::generate().expect("a key");
+        let certificate = params.signed_by(&key, &self.0).expect("a certificate");
+        let end = wanted.end;
+        fs::write(dir.join(format!("{end}-cert.pem")), certificate.pem()).expect("certificate");
+        write_secret(&dir.join(format!("{end}-key.pem")), &key.serialize_pem());
+    }
+
+    /// Writes `ca-crl.pem`, which revokes these numbers.
+    ///
+    /// # Panics
+    /// When the file cannot be written.
+    pub fn revoke(&self, dir: &Path, serials: &[u64]) {
+        let revoked = |serial: &u64| RevokedCertParams {
+            serial_number: SerialNumber::from(*serial),
+            revocation_time: date_time_ymd(2021, 1, 1),
+            reason_code: None,
+            invalidity_date: None,
+        };
+        let params = CertificateRevocationListParams {
+            this_update: date_time_ymd(2021, 1, 1),
+            next_update: date_time_ymd(2120, 1, 1),
+            crl_number: SerialNumber::from(1u64),
+            issuing_distribution_point: None,
+            revoked_certs: serials.iter().map(revoked).collect(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        let list = params.signed_by(&self.0).expect("a list").pem().expect("PEM");
+        fs::write(dir.join("ca-crl.pem"), list).expect("ca-crl.pem");
+    }
+}
+
+impl Default for Authority {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A directory with a CA, a server of the loopback and the client `db1`.
+///
+/// # Panics
+/// When a file cannot be written.
+pub fn certificates(dir: &Path) -> Authority {
+    let authority = Authority::new();
+    authority.write(dir);
+    authority.issue(dir, &Wanted::SERVER);
+    authority.issue(dir, &Wanted::CLIENT);
+    authority
+}
+
+/// Writes a file that only its owner may use.
+///
+/// # Panics
+/// When it cannot.
+pub fn write_secret(path: &Path, text: &str) {
+    fs::write(path, text).expect("a file");
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).expect("its mode");
+}
+
+/// A directory of this process for tests, which goes with its value.
+#[derive(Debug)]
+pub struct TestDir(pub PathBuf);
+
+impl TestDir {
+    /// A new one.
+    ///
+    /// # Panics
+    /// When it cannot be made.
+    pub fn new(name: &str) -> Self {
+        static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let name = format!("rtrs-{name}-{}-{number}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir_all(&path).expect("a directory");
+        Self(path)
+    }
+}
+
+impl Drop for TestDir {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,85 @@
+//! `key generate`, `key show` and `key fingerprint`, the same for both daemons.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use serde_json::json;
+
+use super::keys::PrivateKey;
+use crate::settings::{CommandError, ErrorClass, Output};
+
+/// What to do with a key.
+#[derive(Debug, Clone, PartialEq, Eq, Subcommand)]
+pub enum KeyCommand {
+    /// Make a key, write it to a new file, and print its public half
+    ///
+    /// Only the user who runs this can read the file.
+    Generate(KeyArgs),
+    /// Print the public half of a key, ed25519:BASE64
+    ///
+    /// The key of a server goes into server-key of its clients, the key of a client into the
+    /// clients-file of its servers.
+    Show(KeyArgs),
+    /// Print the fingerprint of a key, SHA256:BASE64
+    ///
+    /// It is short enough to compare by eye.
+    Fingerprint(KeyArgs),
+}
+
+/// The arguments.
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
+pub struct KeyArgs {
+    /// The file with the private key.
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+
+    /// Output format: text or json.
+    #[arg(short, long, value_name = "FORMAT", default_value = "text", hide_possible_values = true)]
+    pub output: Output,
+}
+
+impl KeyCommand {
+    /// The arguments, whatever is to be done.
+    #[must_use]
+    pub const fn args(&self) -> &KeyArgs {
+        match self {
+            Self::Generate(args) | Self::Show(args) | Self::Fingerprint(args) => args,
+        }
+    }
+
+    /// Runs it.
+    ///
+    /// # Errors
+    /// A file that cannot be written, or that has no key for its owner alone.
+    pub fn run<K: ErrorClass>(&self) -> Result<(), CommandError<K>> {
+        let KeyArgs { file, output } = self.args();
+        let key = if let Self::Generate(_) = self {
+            let key = PrivateKey::generate();
+            let key = key
+                .ok_or_else(|| CommandError::new(K::SYSTEM, "the system has no random numbers"))?;
+            key.write_new(file).map_err(|error| {
+                let hint = match error.kind() {
+                    std::io::ErrorKind::AlreadyExists => "; move the old key away first",
+                    _ => "",
+                };
+                let text = format!("cannot write the key {}{hint}", file.display());
+                CommandError::with_source(K::SYSTEM, text, error)
+            })?;
+            key
+        } else {
+            PrivateKey::read(file)
+                .map_err(|e| CommandError::with_source(K::SYSTEM, "cannot use the key", e))?
+        };
+        let public = key.public();
+        let fingerprint = public.fingerprint();
+        let all = json!({
+            "file": file.display().to_string(),
+            "public": public.to_string(),
+            "fingerprint": fingerprint,
+        });
+        output.print(&all, |_| match self {
+            Self::Fingerprint(_) => format!("{fingerprint}\n"),
+            Self::Generate(_) | Self::Show(_) => format!("{public}\n"),
+        })
+    }
+}

@@ -1,0 +1,242 @@
+//! What rustls needs of each end, made from files.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustls::client::{AlwaysResolvesClientRawPublicKeys, Resumption, WebPkiServerVerifier};
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, ServerName};
+use rustls::server::{
+    AlwaysResolvesServerRawPublicKeys, NoServerSessionStorage, WebPkiClientVerifier,
+};
+use rustls::sign::CertifiedKey;
+use rustls::version::TLS13;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+
+use super::ALPN;
+use super::files::{Files, TlsDir};
+use super::keys::{Clients, PrivateKey, PublicKey};
+use super::raw::{RawKeys, RawVerifier};
+use crate::fabric::peer::Who;
+
+/// Why certificates or keys cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsConfigError {
+    /// A file cannot be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Others could use a private key.
+    #[error(
+        "cannot use the private key {}: its mode {mode:03o} gives access to others; \
+         run chmod 600 {}", path.display(), path.display()
+    )]
+    Unsafe {
+        /// The file.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
+    /// A file has no usable content.
+    #[error("cannot use {}: {why}", path.display())]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+}
+
+use TlsConfigError as Error;
+
+/// The server's end.
+#[derive(Clone, Debug)]
+pub struct TlsServerConfig {
+    pub(super) rustls: Arc<ServerConfig>,
+    /// With raw keys.
+    pub(super) clients: Option<Arc<Clients>>,
+}
+
+/// A client's end.
+#[derive(Clone, Debug)]
+pub struct TlsClientConfig {
+    pub(crate) rustls: Arc<ClientConfig>,
+    /// The name that the server's certificate must have, whatever the portal says.
+    pub(super) name: Option<ServerName<'static>>,
+}
+
+/// The fastest suite first: the server chooses the client's first that it has.
+fn provider() -> Arc<CryptoProvider> {
+    use ring::cipher_suite::{
+        TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256,
+    };
+    let cipher_suites =
+        vec![TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256];
+    Arc::new(CryptoProvider { cipher_suites, ..ring::default_provider() })
+}
+
+impl TlsServerConfig {
+    /// Certificates: a client needs one of the CA.
+    ///
+    /// # Errors
+    /// [`Error`] that names the file.
+    pub fn with_certificates(dir: &TlsDir) -> Result<Self, Error> {
+        let provider = provider();
+        let files = dir.read("server")?;
+        let roots = roots(dir, &files.ca)?;
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider))
+            .with_crls(files.crl.clone())
+            .only_check_end_entity_revocation()
+            .build()
+            .map_err(|error| unusable(dir, &files.crl, &error))?;
+        let builder = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&TLS13])
+            .map_err(|error| certificate(&files, &error))?;
+        let rustls = builder
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(files.chain.clone(), files.key.clone_key())
+            .map_err(|error| certificate(&files, &error))?;
+        Ok(Self { rustls: server(rustls), clients: None })
+    }
+
+    /// Raw keys: ours, and those of the clients.
+    ///
+    /// # Errors
+    /// [`Error`] that names the file.
+    pub fn with_keys(key: &PrivateKey, clients: Clients) -> Result<Self, Error> {
+        let provider = provider();
+        let key = certified(key, &provider)?;
+        let keys = RawKeys::Clients(clients.clone());
+        let verifier = Arc::new(RawVerifier { keys, provider: Arc::clone(&provider) });
+        let rustls = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&TLS13])
+            .map_err(|error| raw_key(&error))?
+            .with_client_cert_verifier(verifier)
+            .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(key)));
+        Ok(Self { rustls: server(rustls), clients: Some(Arc::new(clients)) })
+    }
+
+    /// Who a client with this verified certificate or key is.
+    pub(super) fn who(&self, certificate: &CertificateDer<'_>) -> Option<Who> {
+        match &self.clients {
+            None => super::names::name_of(certificate).map(Who::Certificate),
+            Some(clients) => {
+                PublicKey::from_spki(certificate).and_then(|key| clients.name(&key)).map(Who::Key)
+            }
+        }
+    }
+}
+
+impl TlsClientConfig {
+    /// Certificates: the server needs one of the CA, with `name` or else the name in the portal.
+    ///
+    /// # Errors
+    /// [`Error`] that names the file.
+    pub fn with_certificates(dir: &TlsDir, name: Option<&str>) -> Result<Self, Error> {
+        let provider = provider();
+        let files = dir.read("client")?;
+        let roots = roots(dir, &files.ca)?;
+        let verifier = WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&provider))
+            .with_crls(files.crl.clone())
+            .only_check_end_entity_revocation()
+            .build()
+            .map_err(|error| unusable(dir, &files.crl, &error))?;
+        let rustls = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&TLS13])
+            .map_err(|error| certificate(&files, &error))?
+            .with_webpki_verifier(verifier)
+            .with_client_auth_cert(files.chain.clone(), files.key.clone_key())
+            .map_err(|error| certificate(&files, &error))?;
+        let name = name.map(server_name).transpose()?;
+        Ok(Self { rustls: client(rustls), name })
+    }
+
+    /// Raw keys: ours, and the server's.
+    ///
+    /// # Errors
+    /// [`Error`] for a key that rustls does not take.
+    pub fn with_keys(key: &PrivateKey, server: PublicKey) -> Result<Self, Error> {
+        let provider = provider();
+        let key = certified(key, &provider)?;
+        let keys = RawKeys::Pin(server);
+        let verifier = Arc::new(RawVerifier { keys, provider: Arc::clone(&provider) });
+        let rustls = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&TLS13])
+            .map_err(|error| raw_key(&error))?
+            .dangerous()
+            .with_custom_certificate_verifier(verifier)
+            .with_client_cert_resolver(Arc::new(AlwaysResolvesClientRawPublicKeys::new(key)));
+        Ok(Self { rustls: client(rustls), name: None })
+    }
+}
+
+/// A name for certificates.
+pub(super) fn server_name(name: &str) -> Result<ServerName<'static>, Error> {
+    ServerName::try_from(name.to_owned()).map_err(|_| Error::Content {
+        path: name.into(),
+        why: "it is neither a host name nor an address".into(),
+    })
+}
+
+/// Full handshakes only: a resumed one would have to be checked against what has changed since.
+fn server(mut config: ServerConfig) -> Arc<ServerConfig> {
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    config.max_early_data_size = 0;
+    // The shards' record layer needs the keys (`fabric/iwarp/tls.rs`).
+    config.enable_secret_extraction = true;
+    Arc::new(config)
+}
+
+fn client(mut config: ClientConfig) -> Arc<ClientConfig> {
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.resumption = Resumption::disabled();
+    config.enable_secret_extraction = true;
+    Arc::new(config)
+}
+
+fn certified(key: &PrivateKey, provider: &CryptoProvider) -> Result<Arc<CertifiedKey>, Error> {
+    let signing = provider.key_provider.load_private_key(key.der());
+    let signing = signing.map_err(|error| raw_key(&error))?;
+    let spki = CertificateDer::from(key.public().spki());
+    Ok(Arc::new(CertifiedKey::new(vec![spki], signing)))
+}
+
+fn roots(dir: &TlsDir, ca: &[CertificateDer<'static>]) -> Result<Arc<RootCertStore>, Error> {
+    let mut roots = RootCertStore::empty();
+    for certificate in ca {
+        roots.add(certificate.clone()).map_err(|error| Error::Content {
+            path: dir.0.join("ca-cert.pem"),
+            why: error.to_string(),
+        })?;
+    }
+    Ok(Arc::new(roots))
+}
+
+fn unusable(
+    dir: &TlsDir,
+    crl: &[CertificateRevocationListDer<'_>],
+    error: &dyn std::error::Error,
+) -> Error {
+    let file = if crl.is_empty() { "ca-cert.pem" } else { "ca-crl.pem" };
+    Error::Content { path: dir.0.join(file), why: error.to_string() }
+}
+
+fn certificate(files: &Files, error: &rustls::Error) -> Error {
+    let path = match error {
+        rustls::Error::InconsistentKeys(_) | rustls::Error::General(_) => &files.key_path,
+        _ => &files.chain_path,
+    };
+    Error::Content { path: path.clone(), why: error.to_string() }
+}
+
+fn raw_key(error: &rustls::Error) -> Error {
+    Error::Content { path: "the key".into(), why: error.to_string() }
+}

@@ -1,0 +1,340 @@
+//! One handshake, without socket and clock: received bytes go in, bytes to send come out.
+//!
+//! It ends when both ends are known and the first message above TLS is complete: the client sends
+//! its request together with its last flight, and the server has read it. From there on the shard
+//! seals and opens the records itself, with the keys in [`Session`].
+
+use std::fmt;
+use std::sync::Arc;
+
+use rustls::client::{ClientConnectionData, UnbufferedClientConnection};
+use rustls::kernel::KernelConnection;
+use rustls::pki_types::ServerName;
+use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
+use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedStatus};
+use rustls::{
+    CipherSuite, CommonState, ConnectionTrafficSecrets, Error, ExtractedSecrets,
+    SupportedCipherSuite, Tls13CipherSuite,
+};
+
+use super::ALPN;
+use super::config::{TlsClientConfig, TlsServerConfig};
+use super::explain::error_text;
+use crate::fabric::peer::PeerIdentity;
+
+/// Bytes of a peer's handshake that are kept at most: many certificates of 4 KiB.
+const INPUT_MAX: usize = 64 << 10;
+/// Room that a record needs beside its content.
+const RECORD_ROOM: usize = 64;
+
+/// How many bytes a request has, as far as its beginning tells; None if it is no request.
+pub(crate) type RequestLen = fn(&[u8]) -> Option<usize>;
+
+/// What a handshake begins with.
+pub(crate) enum Begin {
+    Server { config: TlsServerConfig, request_len: RequestLen },
+    Client { config: TlsClientConfig, name: ServerName<'static>, request: Vec<u8> },
+}
+
+enum Conn {
+    Begin(Begin),
+    Server(Box<UnbufferedServerConnection>, TlsServerConfig, RequestLen),
+    Client(Box<UnbufferedClientConnection>, Vec<u8>),
+    Over,
+}
+
+/// A handshake.
+pub(crate) struct Handshake {
+    conn: Conn,
+    input: Vec<u8>,
+    /// What the client has sent above TLS.
+    request: Vec<u8>,
+}
+
+/// What to do next.
+pub(crate) enum Step {
+    /// Send the output, then receive more.
+    More,
+    /// Send the output; TLS is established.
+    Done(Box<Ended>),
+    /// Send the output, which holds an alert, and close.
+    Failed(String),
+}
+
+/// What came of the bytes that were received.
+pub(crate) struct Progress {
+    pub(crate) output: Vec<u8>,
+    pub(crate) step: Step,
+}
+
+/// A handshake that has succeeded.
+pub(crate) struct Ended {
+    pub(crate) session: Session,
+    /// At the server, the client's request.
+    pub(crate) request: Vec<u8>,
+    /// Received bytes of records behind it.
+    pub(crate) rest: Vec<u8>,
+}
+
+/// The keys of a connection.
+pub(crate) struct Session {
+    pub(crate) suite: &'static Tls13CipherSuite,
+    /// Number of the next record, and its keys.
+    pub(crate) tx: (u64, ConnectionTrafficSecrets),
+    pub(crate) rx: (u64, ConnectionTrafficSecrets),
+    pub(crate) secrets: Secrets,
+    /// At the server, the client.
+    pub(crate) peer: PeerIdentity,
+}
+
+/// From which new keys are made.
+pub(crate) enum Secrets {
+    Client(KernelConnection<ClientConnectionData>),
+    Server(KernelConnection<ServerConnectionData>),
+}
+
+impl Secrets {
+    /// New keys for sending.
+    pub(crate) fn next_tx(&mut self) -> Result<(u64, ConnectionTrafficSecrets), Error> {
+        match self {
+            Self::Client(kernel) => kernel.update_tx_secret(),
+            Self::Server(kernel) => kernel.update_tx_secret(),
+        }
+    }
+
+    /// New keys for receiving.
+    pub(crate) fn next_rx(&mut self) -> Result<(u64, ConnectionTrafficSecrets), Error> {
+        match self {
+            Self::Client(kernel) => kernel.update_rx_secret(),
+            Self::Server(kernel) => kernel.update_rx_secret(),
+        }
+    }
+}
+
+/// What one state of rustls asked for.
+enum Turn {
+    Again,
+    Blocked,
+    Ready,
+    Failed(String),
+}
+
+impl Handshake {
+    pub(crate) fn new(begin: Begin) -> Self {
+        Self { conn: Conn::Begin(begin), input: Vec::new(), request: Vec::new() }
+    }
+
+    /// Takes what was received; nothing, for a client that begins.
+    pub(crate) fn advance(&mut self, received: &[u8]) -> Progress {
+        let mut output = Vec::new();
+        self.input.extend_from_slice(received);
+        let step = match self.run(&mut output) {
+            Ok(Some(ended)) => Step::Done(Box::new(ended)),
+            Ok(None) if self.input.len() > INPUT_MAX => {
+                Step::Failed("the peer's handshake is larger than 64 KiB".into())
+            }
+            Ok(None) => Step::More,
+            Err(why) => Step::Failed(why),
+        };
+        Progress { output, step }
+    }
+
+    fn run(&mut self, output: &mut Vec<u8>) -> Result<Option<Ended>, String> {
+        if matches!(self.conn, Conn::Begin(_)) {
+            let Conn::Begin(begin) = std::mem::replace(&mut self.conn, Conn::Over) else {
+                return Err("no handshake".into());
+            };
+            self.conn = start(begin).map_err(|error| error_text(&error))?;
+        }
+        loop {
+            let (discard, turn) = match &mut self.conn {
+                Conn::Server(conn, ..) => {
+                    let UnbufferedStatus { discard, state } =
+                        conn.process_tls_records(&mut self.input);
+                    (discard, take(state, output, &mut self.request))
+                }
+                Conn::Client(conn, _) => {
+                    let UnbufferedStatus { discard, state } =
+                        conn.process_tls_records(&mut self.input);
+                    (discard, take(state, output, &mut self.request))
+                }
+                Conn::Begin(_) | Conn::Over => return Err("the handshake is over".into()),
+            };
+            self.input.drain(..discard);
+            match turn {
+                Turn::Again => {}
+                Turn::Blocked => return Ok(None),
+                Turn::Failed(why) => {
+                    self.alert(output);
+                    return Err(why);
+                }
+                Turn::Ready => return self.ready(output),
+            }
+        }
+    }
+
+    /// Takes the alert that rustls has for the peer after an error.
+    fn alert(&mut self, output: &mut Vec<u8>) {
+        let mut none = Vec::new();
+        for _ in 0..4 {
+            let turn = match &mut self.conn {
+                Conn::Server(conn, ..) => {
+                    take(conn.process_tls_records(&mut []).state, output, &mut none)
+                }
+                Conn::Client(conn, _) => {
+                    take(conn.process_tls_records(&mut []).state, output, &mut none)
+                }
+                Conn::Begin(_) | Conn::Over => return,
+            };
+            if !matches!(turn, Turn::Again) {
+                return;
+            }
+        }
+    }
+
+    /// All that was received is processed, and data may be sent.
+    fn ready(&mut self, output: &mut Vec<u8>) -> Result<Option<Ended>, String> {
+        match &mut self.conn {
+            Conn::Server(conn, _, request_len) => {
+                if conn.is_handshaking() {
+                    return Ok(None);
+                }
+                check_protocol(conn)?;
+                let want = request_len(&self.request).ok_or("the peer does not speak RTRS")?;
+                if self.request.len() < want {
+                    return Ok(None);
+                }
+                if self.request.len() > want || !self.input.is_empty() {
+                    return Err("the client did not wait for the answer to its request".into());
+                }
+            }
+            Conn::Client(conn, request) => {
+                if conn.is_handshaking() {
+                    return Ok(None);
+                }
+                check_protocol(conn)?;
+                let UnbufferedStatus { state, .. } = conn.process_tls_records(&mut []);
+                let Ok(ConnectionState::WriteTraffic(mut write)) = state else {
+                    return Err("TLS cannot send".into());
+                };
+                let at = output.len();
+                output.resize(at + request.len() + RECORD_ROOM, 0);
+                let len = write.encrypt(request, &mut output[at..]);
+                let len = len.map_err(|error: EncryptError| error.to_string())?;
+                output.truncate(at + len);
+            }
+            Conn::Begin(_) | Conn::Over => return Err("the handshake is over".into()),
+        }
+        let conn = std::mem::replace(&mut self.conn, Conn::Over);
+        let session = session(conn)?;
+        let (request, rest) = (std::mem::take(&mut self.request), std::mem::take(&mut self.input));
+        Ok(Some(Ended { session, request, rest }))
+    }
+}
+
+impl fmt::Debug for Handshake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handshake").field("input", &self.input.len()).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session").field("peer", &self.peer).finish_non_exhaustive()
+    }
+}
+
+fn start(begin: Begin) -> Result<Conn, Error> {
+    Ok(match begin {
+        Begin::Server { config, request_len } => {
+            let conn = UnbufferedServerConnection::new(Arc::clone(&config.rustls))?;
+            Conn::Server(Box::new(conn), config, request_len)
+        }
+        Begin::Client { config, name, request } => {
+            let conn = UnbufferedClientConnection::new(Arc::clone(&config.rustls), name)?;
+            Conn::Client(Box::new(conn), request)
+        }
+    })
+}
+
+/// Does what a state asks for.
+fn take<D>(
+    state: Result<ConnectionState<'_, '_, D>, Error>,
+    output: &mut Vec<u8>,
+    plain: &mut Vec<u8>,
+) -> Turn {
+    match state {
+        Err(error) => Turn::Failed(error_text(&error)),
+        Ok(ConnectionState::EncodeTlsData(mut data)) => {
+            let at = output.len();
+            let mut room = 4096;
+            loop {
+                output.resize(at + room, 0);
+                match data.encode(&mut output[at..]) {
+                    Ok(len) => {
+                        output.truncate(at + len);
+                        return Turn::Again;
+                    }
+                    Err(EncodeError::InsufficientSize(need)) if need.required_size > room => {
+                        room = need.required_size;
+                    }
+                    Err(error) => return Turn::Failed(error.to_string()),
+                }
+            }
+        }
+        Ok(ConnectionState::TransmitTlsData(data)) => {
+            data.done();
+            Turn::Again
+        }
+        Ok(ConnectionState::ReadTraffic(mut data)) => {
+            while let Some(record) = data.next_record() {
+                match record {
+                    Ok(record) => plain.extend_from_slice(record.payload),
+                    Err(error) => return Turn::Failed(error_text(&error)),
+                }
+            }
+            Turn::Again
+        }
+        Ok(ConnectionState::BlockedHandshake) => Turn::Blocked,
+        Ok(ConnectionState::WriteTraffic(_)) => Turn::Ready,
+        Ok(_) => Turn::Failed("the peer closed the connection during the handshake".into()),
+    }
+}
+
+/// rustls lets a peer pass that names no protocol at all.
+fn check_protocol(conn: &CommonState) -> Result<(), String> {
+    match conn.alpn_protocol() {
+        Some(ALPN) => Ok(()),
+        _ => Err("the peer does not speak RTRS (ALPN rtrs/1)".into()),
+    }
+}
+
+fn session(conn: Conn) -> Result<Session, String> {
+    let text = |error| error_text(&error);
+    let (ExtractedSecrets { tx, rx }, secrets, peer, suite) = match conn {
+        Conn::Server(conn, config, _) => {
+            let shown = conn.peer_certificates().and_then(|chain| chain.first());
+            let who = shown.and_then(|certificate| config.who(certificate));
+            let who = who.ok_or("the client's certificate has no name that can be used")?;
+            let peer = PeerIdentity { who, cipher: None };
+            let (keys, kernel) = conn.dangerous_into_kernel_connection().map_err(text)?;
+            let suite = kernel.negotiated_cipher_suite();
+            (keys, Secrets::Server(kernel), peer, suite)
+        }
+        Conn::Client(conn, _) => {
+            let (keys, kernel) = conn.dangerous_into_kernel_connection().map_err(text)?;
+            let suite = kernel.negotiated_cipher_suite();
+            (keys, Secrets::Client(kernel), PeerIdentity::default(), suite)
+        }
+        Conn::Begin(_) | Conn::Over => return Err("the handshake is over".into()),
+    };
+    let cipher = match suite.suite() {
+        CipherSuite::TLS13_AES_128_GCM_SHA256 => "TLS_AES_128_GCM_SHA256",
+        CipherSuite::TLS13_AES_256_GCM_SHA384 => "TLS_AES_256_GCM_SHA384",
+        CipherSuite::TLS13_CHACHA20_POLY1305_SHA256 => "TLS_CHACHA20_POLY1305_SHA256",
+        _ => return Err("an unknown cipher suite".into()),
+    };
+    let SupportedCipherSuite::Tls13(suite) = suite;
+    let peer = PeerIdentity { cipher: Some(cipher), ..peer };
+    Ok(Session { suite, tx, rx, secrets, peer })
+}

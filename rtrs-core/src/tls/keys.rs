@@ -1,0 +1,216 @@
+//! Raw Ed25519 keys: their texts and files, and the list of clients that a server knows.
+//!
+//! A public key is written `ed25519:BASE64`, with the 32 bytes of the key in base64. A private key
+//! is a file in PKCS#8 and PEM, as `openssl genpkey -algorithm ed25519` writes it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use ring::rand::SystemRandom;
+use ring::signature::{Ed25519KeyPair, KeyPair};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use sha2::{Digest, Sha256};
+
+use super::config::TlsConfigError as Error;
+use super::files::{read, read_secret};
+
+/// What precedes the key in its SubjectPublicKeyInfo (RFC 8410 section 4).
+const SPKI_HEAD: [u8; 12] = [0x30, 0x2a, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 3, 0x21, 0];
+/// Longest name of a client.
+pub(super) const NAME_MAX: usize = 255;
+
+/// A text that is no public key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not a public key; write ed25519:BASE64, as `key show` prints it")]
+pub struct KeyError;
+
+/// The public half of a key.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PublicKey([u8; 32]);
+
+impl PublicKey {
+    /// The SHA-256 of the key in base64, short enough to read aloud.
+    #[must_use]
+    pub fn fingerprint(&self) -> String {
+        format!("SHA256:{}", STANDARD.encode(Sha256::digest(self.0)).trim_end_matches('='))
+    }
+
+    /// Its SubjectPublicKeyInfo.
+    pub(super) fn spki(&self) -> Vec<u8> {
+        [&SPKI_HEAD[..], &self.0].concat()
+    }
+
+    /// The key of a SubjectPublicKeyInfo, if it is an Ed25519 key.
+    pub(super) fn from_spki(spki: &[u8]) -> Option<Self> {
+        spki.strip_prefix(&SPKI_HEAD)?.try_into().ok().map(Self)
+    }
+}
+
+impl fmt::Display for PublicKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ed25519:{}", STANDARD.encode(self.0))
+    }
+}
+
+impl fmt::Debug for PublicKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for PublicKey {
+    type Err = KeyError;
+
+    fn from_str(text: &str) -> Result<Self, KeyError> {
+        let bytes = text.strip_prefix("ed25519:").and_then(|key| STANDARD.decode(key).ok());
+        bytes.and_then(|bytes| bytes.try_into().ok()).map(Self).ok_or(KeyError)
+    }
+}
+
+crate::text_values! {
+    PublicKey, "KEY", "a public key, ed25519:BASE64";
+}
+
+/// A private key, with which this end proves who it is.
+pub struct PrivateKey {
+    pkcs8: Vec<u8>,
+    public: PublicKey,
+}
+
+impl PrivateKey {
+    /// A new key. None if the system has no random numbers.
+    #[must_use]
+    pub fn generate() -> Option<Self> {
+        let pkcs8 = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).ok()?;
+        Self::from_pkcs8(pkcs8.as_ref())
+    }
+
+    /// Reads a file that only its owner may read.
+    ///
+    /// # Errors
+    /// [`Error`] that names the file.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let text = read_secret(path)?;
+        let key = PrivatePkcs8KeyDer::from_pem_slice(&text).ok();
+        let key = key.and_then(|key| Self::from_pkcs8(key.secret_pkcs8_der()));
+        key.ok_or_else(|| Error::Content {
+            path: path.into(),
+            why: "it has no Ed25519 private key in PKCS#8 and PEM".into(),
+        })
+    }
+
+    fn from_pkcs8(pkcs8: &[u8]) -> Option<Self> {
+        // OpenSSL leaves the public half out.
+        let pair = Ed25519KeyPair::from_pkcs8_maybe_unchecked(pkcs8).ok()?;
+        let public = PublicKey(pair.public_key().as_ref().try_into().ok()?);
+        Some(Self { pkcs8: pkcs8.to_vec(), public })
+    }
+
+    /// Writes a new file that only its owner may read.
+    ///
+    /// # Errors
+    /// The system's; `AlreadyExists` for a file that exists.
+    pub fn write_new(&self, path: &Path) -> std::io::Result<()> {
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        file.write_all(self.pem().as_bytes())?;
+        file.sync_all()
+    }
+
+    fn pem(&self) -> String {
+        let text = STANDARD.encode(&self.pkcs8);
+        let mut pem = String::from("-----BEGIN PRIVATE KEY-----\n");
+        for line in text.as_bytes().chunks(64) {
+            pem += &String::from_utf8_lossy(line);
+            pem.push('\n');
+        }
+        pem + "-----END PRIVATE KEY-----\n"
+    }
+
+    /// The public half.
+    #[must_use]
+    pub fn public(&self) -> PublicKey {
+        self.public
+    }
+
+    pub(super) fn der(&self) -> PrivateKeyDer<'static> {
+        PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(self.pkcs8.clone()))
+    }
+}
+
+impl fmt::Debug for PrivateKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PrivateKey({})", self.public)
+    }
+}
+
+/// The clients that a server knows by their keys.
+///
+/// Each line of the file has a name and a key; `#` starts a comment. A client may have several
+/// keys, so that a key can be replaced; a key has one client.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Clients(BTreeMap<PublicKey, Arc<str>>);
+
+impl Clients {
+    /// Reads the file.
+    ///
+    /// # Errors
+    /// [`Error`] that names file and line.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let text = read(path)?;
+        let wrong = |why: String| Error::Content { path: path.into(), why };
+        let text = str::from_utf8(&text).map_err(|error| wrong(error.to_string()))?;
+        Self::parse(text).map_err(wrong)
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let mut clients = BTreeMap::new();
+        for (at, line) in text.lines().enumerate() {
+            let at = at + 1;
+            let mut words = line.split('#').next().unwrap_or_default().split_whitespace();
+            let Some(name) = words.next() else { continue };
+            let (Some(key), None) = (words.next(), words.next()) else {
+                return Err(format!("line {at} is not NAME ed25519:BASE64"));
+            };
+            let key: PublicKey = key.parse().map_err(|e: KeyError| format!("line {at}: {e}"))?;
+            if !is_name(name) {
+                return Err(format!("line {at}: use a name of 1 to 255 printable characters"));
+            }
+            if clients.insert(key, Arc::from(name)).is_some() {
+                return Err(format!("line {at} has the key of an earlier line; drop one"));
+            }
+        }
+        Ok(Self(clients))
+    }
+
+    /// The client with this key.
+    pub(super) fn name(&self, key: &PublicKey) -> Option<Arc<str>> {
+        self.0.get(key).cloned()
+    }
+
+    /// How many keys there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// True without any key.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// Whether a text can be printed wherever the name of a peer is.
+pub(super) fn is_name(text: &str) -> bool {
+    (1..=NAME_MAX).contains(&text.len())
+        && text.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ')
+}

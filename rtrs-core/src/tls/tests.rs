@@ -1,0 +1,366 @@
+//! Tests of keys, files and handshakes.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::pki_types::ServerName;
+
+use super::config::{TlsClientConfig, TlsServerConfig};
+use super::files::TlsDir;
+use super::handshake::{Begin, Ended, Handshake, Step};
+use super::keys::{Clients, PrivateKey, PublicKey};
+use crate::fabric::Who;
+use crate::tests::certificates::{Authority, TestDir, Wanted, certificates, write_secret};
+
+/// Four bytes are a request.
+fn request_len(_: &[u8]) -> Option<usize> {
+    Some(4)
+}
+
+type Outcome = Result<Box<Ended>, String>;
+
+fn server_of(config: &TlsServerConfig) -> Handshake {
+    Handshake::new(Begin::Server { config: config.clone(), request_len })
+}
+
+/// A handshake of both ends: what became of each.
+fn shake(client: &TlsClientConfig, server: &TlsServerConfig) -> (Outcome, Outcome) {
+    let name = client.name.clone().unwrap_or(ServerName::try_from("127.0.0.1").unwrap());
+    let (config, request) = (client.clone(), b"ping".to_vec());
+    let mut ends = [Handshake::new(Begin::Client { config, name, request }), server_of(server)];
+    let mut done: [Option<Outcome>; 2] = [None, None];
+    let (mut bytes, mut at) = (Vec::new(), 0);
+    for _ in 0..10 {
+        let progress = ends[at].advance(&bytes);
+        match progress.step {
+            Step::More => {}
+            Step::Done(ended) => done[at] = Some(Ok(ended)),
+            Step::Failed(why) => done[at] = Some(Err(why)),
+        }
+        bytes = progress.output;
+        at = 1 - at;
+        if done[at].is_some() {
+            break;
+        }
+    }
+    done.map(|outcome| outcome.unwrap_or(Err("not done".into()))).into()
+}
+
+struct Place {
+    dir: TestDir,
+    authority: Authority,
+}
+
+impl Place {
+    fn new() -> Self {
+        let dir = TestDir::new("tls");
+        let authority = certificates(&dir.0);
+        Self { dir, authority }
+    }
+
+    fn path(&self) -> &Path {
+        &self.dir.0
+    }
+
+    fn server(&self) -> TlsServerConfig {
+        TlsServerConfig::with_certificates(&TlsDir(self.dir.0.clone())).unwrap()
+    }
+
+    fn client(&self) -> TlsClientConfig {
+        TlsClientConfig::with_certificates(&TlsDir(self.dir.0.clone()), None).unwrap()
+    }
+}
+
+fn failure(outcome: Outcome) -> String {
+    outcome.err().unwrap_or_else(|| "it succeeded".into())
+}
+
+#[test]
+fn certificates_make_both_ends_known() {
+    let place = Place::new();
+    let (client, server) = shake(&place.client(), &place.server());
+    let (client, server) = (client.unwrap(), server.unwrap());
+    assert_eq!(server.request, b"ping");
+    assert_eq!(server.session.peer.who, Who::Certificate("db1".into()));
+    assert_eq!(server.session.peer.cipher, Some("TLS_AES_128_GCM_SHA256"));
+    assert_eq!(client.session.peer.who, Who::Anonymous);
+    // Without other names it is the common name.
+    place.authority.issue(place.path(), &Wanted { names: &[], ..Wanted::CLIENT });
+    let (_, server) = shake(&place.client(), &place.server());
+    assert_eq!(server.unwrap().session.peer.who, Who::Certificate("a client".into()));
+    // One that cannot be printed is no name.
+    let odd = Wanted { names: &[], common_name: "a\u{1b}[2J", ..Wanted::CLIENT };
+    place.authority.issue(place.path(), &odd);
+    let text = failure(shake(&place.client(), &place.server()).1);
+    assert!(text.contains("no name that can be used"), "{text}");
+}
+
+#[test]
+fn a_wrong_client_certificate_is_refused() {
+    let place = Place::new();
+    let other = Authority::new();
+    let server = place.server();
+    let expired = Wanted { years: (2020, 2021), ..Wanted::CLIENT };
+    let early = Wanted { years: (2119, 2120), ..Wanted::CLIENT };
+    for (authority, wanted, why) in [
+        (&place.authority, expired, "certificate has expired"),
+        (&place.authority, early, "is not valid yet"),
+        (&other, Wanted::CLIENT, "is not signed by the CA in ca-cert.pem"),
+    ] {
+        authority.issue(place.path(), &wanted);
+        let text = failure(shake(&place.client(), &server).1);
+        assert!(text.contains(why), "{text}");
+    }
+    place.authority.issue(place.path(), &Wanted::CLIENT);
+    shake(&place.client(), &server).1.unwrap();
+    place.authority.revoke(place.path(), &[9]);
+    shake(&place.client(), &place.server()).1.unwrap();
+    place.authority.revoke(place.path(), &[9, Wanted::CLIENT.serial]);
+    let text = failure(shake(&place.client(), &place.server()).1);
+    assert!(text.contains("is revoked by ca-crl.pem"), "{text}");
+}
+
+#[test]
+fn a_wrong_server_certificate_is_refused() {
+    let place = Place::new();
+    let client = place.client();
+    let other = Authority::new();
+    let expired = Wanted { years: (2020, 2021), ..Wanted::SERVER };
+    let early = Wanted { years: (2119, 2120), ..Wanted::SERVER };
+    let elsewhere = Wanted { names: &["other.example"], ..Wanted::SERVER };
+    for (authority, wanted, why) in [
+        (&place.authority, expired, "certificate has expired"),
+        (&place.authority, early, "is not valid yet"),
+        (&place.authority, elsewhere, "certificate is not for 127.0.0.1; it has"),
+        (&other, Wanted::SERVER, "is not signed by the CA in ca-cert.pem"),
+    ] {
+        authority.issue(place.path(), &wanted);
+        let text = failure(shake(&client, &place.server()).0);
+        assert!(text.contains(why), "{text}");
+        assert!(super::hint(&text).is_some(), "{text}");
+    }
+    // The name that was set counts, not the address.
+    place.authority.issue(place.path(), &elsewhere);
+    let dir = TlsDir(place.dir.0.clone());
+    let named = TlsClientConfig::with_certificates(&dir, Some("other.example")).unwrap();
+    shake(&named, &place.server()).0.unwrap();
+    place.authority.revoke(place.path(), &[Wanted::SERVER.serial]);
+    let text = failure(shake(&place.client(), &place.server()).0);
+    assert!(text.contains("revoked"), "{text}");
+}
+
+fn raw(clients: &[(&str, &PrivateKey)], server: &PrivateKey) -> TlsServerConfig {
+    let dir = TestDir::new("tls");
+    let path = dir.0.join("clients");
+    let lines: Vec<String> = clients
+        .iter()
+        .map(|(name, key)| format!("{name} {} # a comment\n", key.public()))
+        .collect();
+    fs::write(&path, lines.concat()).unwrap();
+    TlsServerConfig::with_keys(server, Clients::read(&path).unwrap()).unwrap()
+}
+
+#[test]
+fn raw_keys_make_both_ends_known() {
+    let [server, client, other] = [(); 3].map(|()| PrivateKey::generate().unwrap());
+    let known = raw(&[("db0", &other), ("db1", &client)], &server);
+    let ours = TlsClientConfig::with_keys(&client, server.public()).unwrap();
+    let (_, at_server) = shake(&ours, &known);
+    assert_eq!(at_server.unwrap().session.peer.who, Who::Key("db1".into()));
+    // Another server, an unknown client.
+    let pinned = TlsClientConfig::with_keys(&client, other.public()).unwrap();
+    let text = failure(shake(&pinned, &known).0);
+    assert!(text.contains("the peer's key is not known here"), "{text}");
+    let (at_client, at_server) = shake(&ours, &raw(&[("db0", &other)], &server));
+    at_client.unwrap();
+    assert!(failure(at_server).contains("the peer's key is not known here"));
+    // Certificates and keys do not mix.
+    let place = Place::new();
+    for (client, server) in [(&place.client(), &known), (&ours, &place.server())] {
+        let (at_client, at_server) = shake(client, server);
+        let texts = [failure(at_client), failure(at_server)];
+        assert!(texts.iter().all(|text| text != "it succeeded"), "{texts:?}");
+    }
+}
+
+#[test]
+fn a_client_without_certificate_or_protocol_is_refused() {
+    let place = Place::new();
+    let server = place.server();
+    let mut client = place.client();
+    let mut config = (*client.rustls).clone();
+    config.alpn_protocols.clear();
+    client.rustls = Arc::new(config);
+    let text = failure(shake(&client, &server).1);
+    assert!(text.contains("ALPN rtrs/1"), "{text}");
+    let mut config = (*client.rustls).clone();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    client.rustls = Arc::new(config);
+    failure(shake(&client, &server).1);
+    let mut client = place.client();
+    let mut config = (*client.rustls).clone();
+    config.client_auth_cert_resolver = Arc::new(NoCertificate);
+    client.rustls = Arc::new(config);
+    let text = failure(shake(&client, &server).1);
+    assert!(text.contains("shown no certificate or key"), "{text}");
+}
+
+#[derive(Debug)]
+struct NoCertificate;
+
+impl rustls::client::ResolvesClientCert for NoCertificate {
+    fn resolve(
+        &self,
+        _hints: &[&[u8]],
+        _schemes: &[rustls::SignatureScheme],
+    ) -> Option<Arc<rustls::sign::CertifiedKey>> {
+        None
+    }
+
+    fn has_certs(&self) -> bool {
+        false
+    }
+}
+
+/// A ClientHello of TLS 1.2 with a suite, curves and signatures that anybody has.
+fn old_hello() -> Vec<u8> {
+    let extensions: &[u8] = &[
+        0, 10, 0, 4, 0, 2, 0, 23, // supported_groups: P-256
+        0, 13, 0, 4, 0, 2, 4, 3, // signature_algorithms: ECDSA with SHA-256
+        0, 11, 0, 2, 1, 0, // ec_point_formats
+    ];
+    let mut hello = vec![3, 3];
+    hello.extend([7; 32]);
+    hello.extend([0, 0, 2, 0xc0, 0x2b, 1, 0, 0, extensions.len() as u8]);
+    hello.extend(extensions);
+    let mut record = vec![22, 3, 1, 0, hello.len() as u8 + 4, 1, 0, 0, hello.len() as u8];
+    record.extend(hello);
+    record
+}
+
+#[test]
+fn older_versions_are_refused() {
+    let progress = server_of(&Place::new().server()).advance(&old_hello());
+    assert!(matches!(progress.step, Step::Failed(_)));
+    // A fatal alert: protocol_version, or handshake_failure.
+    assert_eq!(progress.output[..6], [21, 3, 3, 0, 2, 2], "{:?}", progress.output);
+    assert_eq!(progress.output[6], 70, "protocol_version");
+}
+
+#[test]
+fn what_is_no_handshake_or_too_long_is_refused() {
+    let server = Place::new().server();
+    let mut plain = server_of(&server);
+    let progress = plain.advance(b"MPA ID Req Frame\x10\x02\0\0");
+    let Step::Failed(text) = progress.step else { panic!("it goes on") };
+    assert!(text.contains("does not speak it"), "{text}");
+    // A ClientHello of 16 MiB, in records of 16 KiB.
+    let mut long = server_of(&server);
+    let mut record = vec![22, 3, 3, 0x40, 0];
+    record.resize(5 + 0x4000, 0);
+    record[5..9].copy_from_slice(&[1, 0xff, 0xff, 0xff]);
+    let failed = (0..8).any(|_| matches!(long.advance(&record).step, Step::Failed(_)));
+    assert!(failed, "it is not limited");
+    // Records that never end.
+    let mut slow = server_of(&server);
+    let failed = std::iter::once(&[22, 3, 1, 2, 0][..]).chain(std::iter::repeat_n(&[1; 64][..], 4));
+    let steps: Vec<bool> =
+        failed.map(|bytes| matches!(slow.advance(bytes).step, Step::More)).collect();
+    assert_eq!(steps, [true; 5], "a record that is not whole is waited for");
+}
+
+#[test]
+fn a_client_that_goes_on_before_the_answer_is_refused() {
+    let place = Place::new();
+    let (config, request) = (place.client(), b"ping and more".to_vec());
+    let name = ServerName::try_from("127.0.0.1").unwrap();
+    let mut client = Handshake::new(Begin::Client { config, name, request });
+    let mut server = server_of(&place.server());
+    let hello = client.advance(&[]).output;
+    let flight = server.advance(&hello).output;
+    let rest = client.advance(&flight).output;
+    let Step::Failed(text) = server.advance(&rest).step else { panic!("it goes on") };
+    assert!(text.contains("did not wait"), "{text}");
+}
+
+#[test]
+fn files_that_others_may_use_or_that_are_missing_are_named() {
+    let place = Place::new();
+    let dir = TlsDir(place.dir.0.clone());
+    let text = || TlsServerConfig::with_certificates(&dir).unwrap_err().to_string();
+    let key = place.path().join("server-key.pem");
+    for mode in [0o640, 0o604, 0o660] {
+        fs::set_permissions(&key, fs::Permissions::from_mode(mode)).unwrap();
+        let text = text();
+        assert!(text.contains("server-key.pem") && text.contains("chmod 600"), "{text}");
+        assert!(text.contains(&format!("{mode:03o}")), "{text}");
+    }
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o400)).unwrap();
+    TlsServerConfig::with_certificates(&dir).unwrap();
+    for name in ["ca-cert.pem", "server-cert.pem", "server-key.pem"] {
+        let (from, to) = (place.path().join(name), place.path().join("away"));
+        fs::rename(&from, &to).unwrap();
+        assert!(text().contains(name), "{}", text());
+        fs::write(&from, "nothing").unwrap();
+        fs::set_permissions(&from, fs::Permissions::from_mode(0o600)).unwrap();
+        assert!(text().contains(name), "{}", text());
+        fs::rename(&to, &from).unwrap();
+    }
+    fs::write(place.path().join("ca-crl.pem"), "nothing").unwrap();
+    assert!(text().contains("ca-crl.pem"), "{}", text());
+}
+
+#[test]
+fn a_key_is_written_once_and_read_again() {
+    let dir = TestDir::new("tls");
+    let path = dir.0.join("key");
+    let key = PrivateKey::generate().unwrap();
+    key.write_new(&path).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(PrivateKey::read(&path).unwrap().public(), key.public());
+    let error = PrivateKey::generate().unwrap().write_new(&path).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::AlreadyExists);
+    let text = key.public().to_string();
+    assert_eq!(text.parse::<PublicKey>().unwrap(), key.public());
+    assert_eq!(text.len(), "ed25519:".len() + 44);
+    assert_eq!(key.public().fingerprint().len(), "SHA256:".len() + 43);
+    for wrong in ["", "ed25519:", "ed25519:AAAA", &text[8..], "rsa:AAAA"] {
+        wrong.parse::<PublicKey>().unwrap_err();
+    }
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+    assert!(PrivateKey::read(&path).unwrap_err().to_string().contains("chmod 600"));
+    write_secret(&path, "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n");
+    assert!(PrivateKey::read(&path).unwrap_err().to_string().contains("no Ed25519 private key"));
+    // RFC 8410 section 10.3, as openssl writes it.
+    let pem = "-----BEGIN PRIVATE KEY-----\n\
+               MC4CAQAwBQYDK2VwBCIEINTuctv5E1hK1bbY8fdp+K06/nwoy/HU++CXqI9EdVhC\n\
+               -----END PRIVATE KEY-----\n";
+    write_secret(&path, pem);
+    let public = PrivateKey::read(&path).unwrap().public().to_string();
+    assert_eq!(public, "ed25519:Gb9ECWmEzf6FQbrBZ9w7lshQhqowtrbLDFw4rXAxZuE=");
+}
+
+#[test]
+fn the_list_of_clients_says_which_line_is_wrong() {
+    let dir = TestDir::new("tls");
+    let path = dir.0.join("clients");
+    let [one, two] = [(); 2].map(|()| PrivateKey::generate().unwrap().public());
+    let read = |text: &str| {
+        fs::write(&path, text).unwrap();
+        Clients::read(&path).map_err(|error| error.to_string())
+    };
+    let clients = read(&format!("# all\n\n db1 {one}\ndb1\t{two} # the new key\n")).unwrap();
+    assert_eq!((clients.len(), clients.name(&two).as_deref()), (2, Some("db1")));
+    for (text, part) in [
+        (format!("db1 {one}\ndb2"), "line 2 is not NAME ed25519:BASE64"),
+        (format!("db1 {one} x"), "line 1 is not NAME"),
+        ("db1 ed25519:zz".to_owned(), "line 1: not a public key"),
+        (format!("db1 {one}\ndb2 {one}\n"), "line 2 has the key of an earlier line"),
+        (format!("d\u{7f}b {one}"), "line 1: use a name"),
+    ] {
+        let error = read(&text).unwrap_err();
+        assert!(error.contains(part) && error.contains("clients"), "{error}");
+    }
+}

@@ -1,0 +1,291 @@
+//! tls:// with the daemons as users run them: certificates and keys, who is refused and how that is
+//! told, paths that end, new certificates without a restart, and what is seen on the wire.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use rtrs_core::ids::SessionId;
+use rtrs_core::tests::certificates::{Authority, Wanted, certificates};
+use rtrs_core::wire::errno::EACCES;
+use rtrs_tests::{
+    COMMAND_TIME_MAX, Client, Finished, Innocent, Peer, PeerOptions, Proc, RawNbd, Reply,
+    STOP_TIME_MAX, Scratch, Server, ServerBuilder, bin, is_root, requires, run, wait_for,
+};
+use serde_json::Value;
+
+/// A directory with certificates, and the flags that name it.
+struct Place {
+    scratch: Scratch,
+    authority: Authority,
+}
+
+impl Place {
+    fn new() -> Self {
+        let scratch = Scratch::new();
+        fs::create_dir_all(scratch.path("tls")).expect("a directory");
+        let authority = certificates(&scratch.path("tls"));
+        Self { scratch, authority }
+    }
+
+    fn dir(&self) -> String {
+        self.scratch.text("tls")
+    }
+
+    fn issue(&self, wanted: &Wanted<'_>) {
+        self.authority.issue(Path::new(&self.dir()), wanted);
+    }
+
+    fn server(&self) -> ServerBuilder {
+        Server::builder()
+            .export("vol0=mem:16M")
+            .listen("tls://127.0.0.1:0")
+            .args(&["--tls-dir", &self.dir()])
+    }
+
+    fn doctor(&self, portal: &str) -> Finished {
+        run(bin("rtrs-client"), &["doctor", portal, "--tls-dir", &self.dir()], COMMAND_TIME_MAX)
+    }
+}
+
+/// The only session, when it has so many paths up.
+fn only_session(server: &Server, paths: usize) -> Value {
+    wait_for("the session's paths", Duration::from_secs(30), || {
+        let sessions = server.sessions();
+        let up = |session: &Value| {
+            let paths = session["paths"].as_array().expect("paths");
+            paths.iter().filter(|path| path["state"] == "connected").count()
+        };
+        (sessions.len() == 1 && up(&sessions[0]) == paths).then(|| sessions[0].clone())
+    })
+}
+
+#[test]
+fn two_tls_paths_of_a_session_fail_over_and_say_who_it_is() {
+    let place = Place::new();
+    let server = place.server().listen("tls://127.0.0.2:0").listen("tcp://127.0.0.3:0").start();
+    let tls_dir = place.dir();
+    let client = server.portals()[..2]
+        .iter()
+        .fold(Client::attach("vol0"), |client, portal| client.path(portal))
+        .args(&["--session-name", "sess", "--tls-dir", &tls_dir])
+        .start();
+    let mut raw = RawNbd::go(client.front(), "vol0");
+    assert_eq!(raw.write(0, 1 << 20, &[7; 300_032]), Reply::Error(0));
+    let mut back = vec![0; 300_032];
+    assert_eq!(raw.read(1 << 20, &mut back), Ok(()));
+    assert_eq!(back, vec![7; 300_032]);
+    drop(raw);
+    let innocent = Innocent::start(client.front(), "vol0");
+    for _ in 0..3 {
+        let session = only_session(&server, 2);
+        assert_eq!(session["identity"], "certificate:db1", "{session}");
+        for path in session["paths"].as_array().expect("paths") {
+            assert_eq!(path["transport"], "tls", "{path}");
+            assert_eq!(path["cipher"], "TLS_AES_128_GCM_SHA256", "{path}");
+        }
+        let path = session["paths"][0]["path"].to_string();
+        let _ = server.command(&["session", "disconnect", "sess", "--path", &path]).ok();
+        innocent.progress();
+    }
+    let session = only_session(&server, 2);
+    innocent.check();
+    let shown = server.command(&["session", "list"]).ok().stdout;
+    assert!(shown.contains("certificate:db1") && shown.contains("TLS_AES_128_GCM"), "{shown}");
+    // Somebody who has read the session's number joins it over the plain portal: another identity.
+    let id = session["id"].as_str().expect("a number").replace('-', "");
+    let bytes: Vec<u8> = (0..16)
+        .map(|at| u8::from_str_radix(&id[at * 2..at * 2 + 2], 16).expect("hex digits"))
+        .collect();
+    let options = PeerOptions::new(1, 99);
+    let plain = server.portals()[2].strip_prefix("tcp://").expect("a portal");
+    let mut peer = Peer::new(plain.parse().expect("an address"), options);
+    let mut request = options.request(0);
+    request.session_id = SessionId(bytes.try_into().expect("16 bytes"));
+    let refused = peer.connect_raw(&request.encode());
+    assert_eq!(refused, Err(-EACCES.cast_signed()));
+    assert_eq!(server.list()["refused"]["identity"], 1);
+    let _ = only_session(&server, 2);
+    client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+/// `key generate` of a daemon: the file, and the public key that it prints.
+fn generate(program: &str, scratch: &Scratch, name: &str) -> (String, String) {
+    let file = scratch.text(name);
+    let made = run(bin(program), &["key", "generate", &file], COMMAND_TIME_MAX).ok();
+    let public = made.stdout.trim().to_owned();
+    let shown = run(bin(program), &["key", "show", &file], COMMAND_TIME_MAX).ok().stdout;
+    assert_eq!(shown.trim(), public);
+    let print = run(bin(program), &["key", "fingerprint", &file], COMMAND_TIME_MAX).ok().stdout;
+    assert!(print.starts_with("SHA256:"), "{print}");
+    let json = run(bin(program), &["key", "show", &file, "-o", "json"], COMMAND_TIME_MAX).ok();
+    assert_eq!(json.json()["public"], public.as_str());
+    let again = run(bin(program), &["key", "generate", &file], COMMAND_TIME_MAX);
+    let _ = again.code(1).says("move the old key away first");
+    (file, public)
+}
+
+#[test]
+fn raw_keys_carry_sessions_and_a_reload_takes_them_back() {
+    let scratch = Scratch::new();
+    let (server_file, server_key) = generate("rtrs-server", &scratch, "server.key");
+    let (client_file, client_key) = generate("rtrs-client", &scratch, "client.key");
+    let clients = scratch.text("clients");
+    fs::write(&clients, format!("db1 {client_key}\n")).expect("the list");
+    let mut server = Server::builder()
+        .export("vol0=mem:16M")
+        .listen("tls://127.0.0.1:0")
+        .args(&["--key-file", &server_file, "--clients-file", &clients])
+        .start();
+    let tls = ["--key-file", &client_file, "--server-key", &server_key];
+    let client = Client::attach("vol0").path(server.portal()).args(&tls).start();
+    let mut raw = RawNbd::go(client.front(), "vol0");
+    assert_eq!(raw.write(0, 0, &[7; 8192]), Reply::Error(0));
+    assert_eq!(only_session(&server, 1)["identity"], "key:db1");
+    let ping = [&["ping", server.portal(), "-c3", "-i0"][..], &tls].concat();
+    let _ = run(bin("rtrs-client"), &ping, COMMAND_TIME_MAX).ok();
+    // The list without it: connections that exist stay, new ones are refused.
+    fs::write(&clients, "# nobody\n").expect("the list");
+    server.signal("HUP");
+    wait_for("the new list", Duration::from_secs(20), || {
+        server.output().contains("certificates or keys read again").then_some(())
+    });
+    assert_eq!(raw.read(0, &mut [0; 4096]), Ok(()));
+    let doctor = [&["doctor", server.portal()][..], &tls].concat();
+    let told = run(bin("rtrs-client"), &doctor, COMMAND_TIME_MAX).code(1);
+    assert!(told.stdout.contains("our key is not known to the peer"), "{}", told.stdout);
+    assert!(told.stdout.contains("server's clients-file"), "{}", told.stdout);
+    // A list that is wrong changes nothing.
+    fs::write(&clients, "db1\n").expect("the list");
+    let _ = server.command(&["reload"]).code(1).says("line 1 is not NAME ed25519:BASE64");
+    fs::write(&clients, format!("db1 {client_key}\n")).expect("the list");
+    let _ = server.command(&["reload"]).ok();
+    let _ = run(bin("rtrs-client"), &doctor, COMMAND_TIME_MAX).ok();
+    drop(raw);
+    client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn the_doctor_explains_what_is_wrong_with_certificates() {
+    let place = Place::new();
+    let server = place.server().start();
+    let portal = server.portal().to_owned();
+    let _ = place.doctor(&portal).ok();
+    let check = |portal: &str, what: &str, hint: &str| {
+        let told = place.doctor(portal).code(1).stdout;
+        assert!(told.contains(what) && told.contains(hint), "no {what:?}, {hint:?} in {told}");
+    };
+    place.issue(&Wanted { years: (2020, 2021), ..Wanted::CLIENT });
+    check(&portal, "our certificate has expired", "renew client-cert.pem");
+    Authority::new().issue(Path::new(&place.dir()), &Wanted::CLIENT);
+    check(&portal, "not signed by the CA that the peer trusts", "use the CA of the server");
+    place.issue(&Wanted::CLIENT);
+    // The server's own, which it reads again.
+    for (wanted, what, hint) in [
+        (
+            Wanted { years: (2020, 2021), ..Wanted::SERVER },
+            "certificate has expired",
+            "renew server-cert",
+        ),
+        (Wanted { years: (2119, 2120), ..Wanted::SERVER }, "not valid yet", "check the clocks"),
+        (Wanted { names: &["elsewhere"], ..Wanted::SERVER }, "is not for 127.0.0.1", "hostname"),
+    ] {
+        place.issue(&wanted);
+        let _ = server.command(&["reload"]).ok();
+        check(&portal, what, hint);
+    }
+    let named = ["doctor", &portal, "--tls-dir", &place.dir(), "--tls-hostname", "elsewhere"];
+    let _ = run(bin("rtrs-client"), &named, COMMAND_TIME_MAX).ok();
+    // The wrong scheme, in both directions.
+    let plain = portal.replace("tls://", "tcp://");
+    check(&plain, "the server wants it; use tls://", "connect with tls://");
+    let plain_server = Server::builder().export("vol0=mem:16M").listen("tcp://127.0.0.1:0").start();
+    let other = plain_server.portal().replace("tcp://", "tls://");
+    check(&other, "during the TLS handshake", "listens there on tls://");
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn wrong_settings_are_refused_by_name() {
+    let place = Place::new();
+    let dir = place.dir();
+    let server = |args: &[&str]| place_less_server(args);
+    let _ = server(&[]).code(2).says("set tls-dir, or key-file and clients-file");
+    let both = ["--tls-dir", &dir, "--key-file", "k", "--clients-file", "c"];
+    let _ = server(&both).code(2).says("tls-dir excludes key-file");
+    let _ = server(&["--key-file", "k"]).code(2).says("key-file needs clients-file");
+    let key = place.scratch.path("tls").join("server-key.pem");
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o644)).expect("a mode");
+    let _ = server(&["--tls-dir", &dir]).code(1).says("its mode 644 gives access to others");
+    fs::remove_file(&key).expect("the key");
+    let _ = server(&["--tls-dir", &dir]).code(1).says("server-key.pem");
+    let attach = |args: &[&str]| {
+        let words = [&["bench", "vol0", "--path", "tls://127.0.0.1:9"][..], args].concat();
+        run(bin("rtrs-client"), &words, COMMAND_TIME_MAX)
+    };
+    let _ = attach(&[]).code(2).says("set tls-dir, or key-file and server-key");
+    let _ = attach(&["--key-file", "k"]).code(2).says("key-file needs server-key");
+    let _ = attach(&["--tls-hostname", "h"]).code(2).says("tls-hostname needs tls-dir");
+    let key = place.scratch.path("tls").join("client-key.pem");
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o640)).expect("a mode");
+    let _ = attach(&["--tls-dir", &dir]).code(1).says("its mode 640 gives access to others");
+}
+
+fn place_less_server(args: &[&str]) -> Finished {
+    Server::builder().export("vol0=mem:16M").listen("tls://127.0.0.1:0").args(args).run()
+}
+
+#[test]
+fn no_block_is_seen_on_the_wire() {
+    if !requires(&["dumpcap"]) || !(is_root() || requires(&["(the right to capture: be root)"])) {
+        return;
+    }
+    let place = Place::new();
+    let server = place.server().listen("tcp://127.0.0.1:0").start();
+    let block: Vec<u8> = b"this block is a secret. ".iter().copied().cycle().take(8192).collect();
+    let seen = |portal: &str| {
+        let scratch = Scratch::new();
+        let file = scratch.text("session.pcap");
+        let (_, port) = portal.rsplit_once(':').expect("a port");
+        let mut dumpcap = Command::new("dumpcap");
+        dumpcap.args([
+            "-q",
+            "-i",
+            "lo",
+            "-f",
+            &format!("tcp port {port}"),
+            "-B",
+            "64",
+            "-w",
+            &file,
+        ]);
+        let mut capture = Proc::start(dumpcap);
+        wait_for("dumpcap to start", Duration::from_secs(20), || {
+            fs::metadata(&file).ok().filter(|meta| meta.len() > 0)
+        });
+        std::thread::sleep(Duration::from_millis(300));
+        let dir = place.dir();
+        let client = Client::attach("vol0").path(portal).args(&["--tls-dir", &dir]).start();
+        let mut raw = RawNbd::go(client.front(), "vol0");
+        assert_eq!(raw.write(0, 0, &block), Reply::Error(0));
+        let mut back = vec![0; block.len()];
+        assert_eq!(raw.read(0, &mut back), Ok(()));
+        assert_eq!(back, block);
+        drop(raw);
+        client.detach();
+        std::thread::sleep(Duration::from_millis(500));
+        capture.signal("INT");
+        assert_eq!(capture.wait(Duration::from_secs(20)).code, Some(0));
+        let bytes = fs::read(&file).expect("the capture");
+        assert!(bytes.len() > 2 * block.len(), "too little was captured");
+        let has = |text: &[u8]| bytes.windows(text.len()).any(|window| window == text);
+        (has(b"this block is a secret."), has(b"MPA ID Req Frame"), has(b"vol0"))
+    };
+    assert_eq!(seen(&server.portals()[1]), (true, true, true), "the search itself works");
+    assert_eq!(seen(server.portal()), (false, false, false));
+    let _ = server.stop(STOP_TIME_MAX);
+}
