@@ -173,22 +173,26 @@ impl Handshake {
         }
     }
 
-    /// Takes the alert that rustls has for the peer after an error.
+    /// Takes the alert that rustls has for the peer after an error. rustls remembers where in the
+    /// input the messages are that it has not processed, so it must see the same input again.
     fn alert(&mut self, output: &mut Vec<u8>) {
         let mut none = Vec::new();
-        for _ in 0..4 {
-            let turn = match &mut self.conn {
-                Conn::Server(conn, ..) => {
-                    take(conn.process_tls_records(&mut []).state, output, &mut none)
-                }
-                Conn::Client(conn, _) => {
-                    take(conn.process_tls_records(&mut []).state, output, &mut none)
-                }
-                Conn::Begin(_) | Conn::Over => return,
-            };
-            if !matches!(turn, Turn::Again) {
-                return;
+        let before = output.len();
+        let state = match &mut self.conn {
+            Conn::Server(conn, ..) => {
+                let state = conn.process_tls_records(&mut self.input).state;
+                matches!(state, Ok(ConnectionState::EncodeTlsData(_)))
+                    .then(|| take(state, output, &mut none))
             }
+            Conn::Client(conn, _) => {
+                let state = conn.process_tls_records(&mut self.input).state;
+                matches!(state, Ok(ConnectionState::EncodeTlsData(_)))
+                    .then(|| take(state, output, &mut none))
+            }
+            Conn::Begin(_) | Conn::Over => None,
+        };
+        if !matches!(state, Some(Turn::Again)) {
+            output.truncate(before);
         }
     }
 
@@ -213,7 +217,7 @@ impl Handshake {
                     return Ok(None);
                 }
                 check_protocol(conn)?;
-                let UnbufferedStatus { state, .. } = conn.process_tls_records(&mut []);
+                let UnbufferedStatus { state, .. } = conn.process_tls_records(&mut self.input);
                 let Ok(ConnectionState::WriteTraffic(mut write)) = state else {
                     return Err("TLS cannot send".into());
                 };
