@@ -1,12 +1,14 @@
 //! Who may open which export, and how: the access lists of the settings.
 //!
 //! Owns [`AccessRule`], one entry of a list as a user writes it, and [`AccessPolicy`], the lists of
-//! a server at one moment. With no list anywhere a server is open to everyone. With any list, what
-//! is not listed is denied: an export follows its own list, or that of the server if it has none.
+//! a server at one moment. With no list anywhere a server is open to everyone, or if it has
+//! certificates or keys, to clients that prove who they are. With any list, what is not listed is
+//! denied: an export follows its own list, or that of the server if it has none. A list allows
+//! what any of its rules allows; their order does not matter.
 //! A rule names a client by its authenticated name, or clients by their address. An address is no
 //! proof of who sends from it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
@@ -24,11 +26,24 @@ const KERNEL: &str = "kernel";
 const ANYONE: &str = "anyone";
 
 /// Whom a rule means. Without a network it means every address.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Who {
     Name(String),
     Kernel(Option<IpNet>),
     Anyone(Option<IpNet>),
+}
+
+impl Who {
+    fn means(&self, client: Client<'_>) -> bool {
+        let within = |net: &Option<IpNet>| {
+            net.as_ref().is_none_or(|net| net.contains(&client.address.to_canonical()))
+        };
+        match self {
+            Self::Name(name) => client.name == Some(name),
+            Self::Kernel(net) => client.name.is_none() && within(net),
+            Self::Anyone(net) => within(net),
+        }
+    }
 }
 
 /// One rule: whom it means, and whether they may write. Text: `WHO:ro` or `WHO:rw`.
@@ -71,19 +86,8 @@ impl AccessRule {
         }
     }
 
-    fn means(&self, client: Client<'_>) -> bool {
-        let within = |net: &Option<IpNet>| {
-            net.as_ref().is_none_or(|net| net.contains(&client.address.to_canonical()))
-        };
-        match &self.who {
-            Who::Name(name) => client.name == Some(name),
-            Who::Kernel(net) => client.name.is_none() && within(net),
-            Who::Anyone(net) => within(net),
-        }
-    }
-
     fn allows(&self, client: Client<'_>, write: bool) -> bool {
-        (self.write || !write) && self.means(client)
+        (self.write || !write) && self.who.means(client)
     }
 }
 
@@ -104,10 +108,8 @@ impl FromStr for AccessRule {
             }
         };
         let net = |net: &str| {
-            let one = net.parse().map(|address: IpAddr| IpNet::from(address));
-            one.or_else(|_| net.parse::<IpNet>()).map(|net| Some(net.trunc())).map_err(|_| {
-                let hint = "write an address or a network, as in 10.0.0.0/24 or fd00::/8";
-                ValueError::new(WHAT, text, format!("has the bad network {net:?}"), hint)
+            network(net).map(Some).map_err(|(problem, hint)| {
+                ValueError::new(WHAT, text, format!("has the bad network {net:?}{problem}"), hint)
             })
         };
         let who = match who.split_once('@') {
@@ -121,10 +123,46 @@ impl FromStr for AccessRule {
             _ if who.chars().any(char::is_control) => {
                 return refuse("has a control character in the name", "leave it out");
             }
+            _ if who.trim() != who => {
+                return refuse("has a space at an end of the name", "leave it out");
+            }
+            _ if is_mistyped(who) => {
+                return refuse(
+                    "names nobody",
+                    "write anyone and kernel in small letters, with @NETWORK behind it or nothing",
+                );
+            }
             _ => Who::Name(who.to_owned()),
         };
         Ok(Self { who, write })
     }
+}
+
+/// A name that was probably meant for `anyone` or `kernel`.
+fn is_mistyped(who: &str) -> bool {
+    let word = who.split('@').next().unwrap_or_default().trim();
+    [KERNEL, ANYONE].iter().any(|known| known.eq_ignore_ascii_case(word))
+}
+
+/// An address or a network. The error is what is wrong, and what would do.
+fn network(text: &str) -> Result<IpNet, (String, String)> {
+    if let Ok(address) = text.parse::<IpAddr>() {
+        return Ok(IpNet::from(address.to_canonical()));
+    }
+    let hint = "write an address or a network, as in 10.0.0.0/24 or fd00::/8".to_owned();
+    let net = text.parse::<IpNet>().map_err(|_| (String::new(), hint))?;
+    let whole = net.trunc();
+    if whole.addr() != net.addr() {
+        let problem = format!(", whose address has bits behind /{}", net.prefix_len());
+        return Err((problem, format!("write {whole}, or {} for that address alone", net.addr())));
+    }
+    // Clients over IPv4 are compared as such, also where they came to an IPv6 socket.
+    let mapped = match net {
+        IpNet::V6(v6) => v6.addr().to_ipv4_mapped().zip(v6.prefix_len().checked_sub(96)),
+        IpNet::V4(_) => None,
+    };
+    let mapped = mapped.and_then(|(address, len)| IpNet::new(address.into(), len).ok());
+    Ok(mapped.unwrap_or(net))
 }
 
 impl fmt::Display for AccessRule {
@@ -144,35 +182,77 @@ text_values! {
     AccessRule, "WHO:MODE", "a rule such as db1:rw, kernel@10.0.0.0/24:rw or anyone:ro";
 }
 
+/// Who may do what no list says anything about.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Unlisted {
+    /// There is no list, nor certificates or keys: everyone may do everything.
+    #[default]
+    Everyone,
+    /// There is no list: clients that have a name may do everything.
+    Named,
+    /// There are lists, or were when one was taken away: nobody may do anything.
+    Nobody,
+}
+
 /// The access lists of a server.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct AccessPolicy {
     server: Vec<AccessRule>,
     /// The exports that have a list, by name without slashes in front.
     exports: BTreeMap<String, Vec<AccessRule>>,
-    /// What is not listed is denied, although there is no list any more.
-    closed: bool,
+    unlisted: Unlisted,
+    /// Which configuration of certificates and keys is in use.
+    pub(crate) generation: u64,
+    /// Whom any rule means, so that a stranger is refused at once, however many exports there are.
+    names: BTreeSet<String>,
+    nets: Vec<Who>,
 }
 
 impl AccessPolicy {
-    /// The list of the server, and the name and list of each export.
+    /// The list of the server, the name and list of each export, and who may do the rest.
     pub(crate) fn new<'a>(
         server: &[AccessRule],
         exports: impl Iterator<Item = (&'a str, &'a [AccessRule])>,
+        unlisted: Unlisted,
     ) -> Self {
         let listed = exports.filter(|(_, list)| !list.is_empty());
-        let listed = listed.map(|(name, list)| (bare(name).to_owned(), list.to_vec()));
-        Self { server: server.to_vec(), exports: listed.collect(), closed: false }
+        let exports: BTreeMap<_, _> =
+            listed.map(|(name, list)| (bare(name).to_owned(), list.to_vec())).collect();
+        let (mut names, mut nets) = (BTreeSet::new(), BTreeSet::new());
+        for rule in exports.values().flatten().chain(server) {
+            match &rule.who {
+                Who::Name(name) => drop(names.insert(name.clone())),
+                who => drop(nets.insert(who.clone())),
+            }
+        }
+        let (server, nets) = (server.to_vec(), nets.into_iter().collect());
+        Self { server, exports, unlisted, generation: 0, names, nets }
     }
 
-    /// The same; if `closed`, it does not become open when its last list goes.
-    pub(crate) fn closed(self, closed: bool) -> Self {
-        Self { closed, ..self }
+    /// The same, with clients that are known by this configuration of certificates and keys.
+    pub(crate) fn with_generation(self, generation: u64) -> Self {
+        Self { generation, ..self }
     }
 
-    /// True when there is no list, and there was none: everyone may do everything.
+    /// True when everyone may do everything.
     pub(crate) fn is_open(&self) -> bool {
-        self.server.is_empty() && self.exports.is_empty() && !self.closed
+        self.rest() == Unlisted::Everyone
+    }
+
+    /// Who may do what no list says anything about.
+    fn rest(&self) -> Unlisted {
+        match self.server.is_empty() && self.exports.is_empty() {
+            true => self.unlisted,
+            false => Unlisted::Nobody,
+        }
+    }
+
+    fn allows_unlisted(&self, client: Client<'_>) -> bool {
+        match self.rest() {
+            Unlisted::Everyone => true,
+            Unlisted::Named => client.name.is_some(),
+            Unlisted::Nobody => false,
+        }
     }
 
     /// The list that an export has of its own.
@@ -182,14 +262,15 @@ impl AccessPolicy {
 
     /// True when the client may have a session: there is a list that names it.
     pub(crate) fn may_connect(&self, client: Client<'_>) -> bool {
-        let mut rules = self.exports.values().flatten().chain(&self.server);
-        self.is_open() || rules.any(|rule| rule.means(client))
+        self.allows_unlisted(client)
+            || client.name.is_some_and(|name| self.names.contains(name))
+            || self.nets.iter().any(|net| net.means(client))
     }
 
     /// True when the client may open an export, to write to it too.
     pub(crate) fn allows(&self, client: Client<'_>, export: &str, write: bool) -> bool {
         let list = self.exports.get(bare(export)).unwrap_or(&self.server);
-        self.is_open() || list.iter().any(|rule| rule.allows(client, write))
+        self.allows_unlisted(client) || list.iter().any(|rule| rule.allows(client, write))
     }
 }
 
@@ -211,7 +292,8 @@ mod tests {
 
     fn policy(server: &[&str], exports: &[(&str, &[&str])]) -> AccessPolicy {
         let exports: Vec<_> = exports.iter().map(|(name, list)| (*name, rules(list))).collect();
-        AccessPolicy::new(&rules(server), exports.iter().map(|(name, list)| (*name, &list[..])))
+        let lists = exports.iter().map(|(name, list)| (*name, &list[..]));
+        AccessPolicy::new(&rules(server), lists, Unlisted::Everyone)
     }
 
     #[test]
@@ -221,7 +303,9 @@ mod tests {
             ("spiffe://x/db1:ro", "spiffe://x/db1:ro"),
             ("ann@host:ro", "ann@host:ro"),
             ("kernel:rw", "kernel:rw"),
-            ("kernel@10.0.0.9/24:rw", "kernel@10.0.0.0/24:rw"),
+            ("kernel@10.0.0.0/24:rw", "kernel@10.0.0.0/24:rw"),
+            ("anyone@::ffff:10.0.0.0/120:rw", "anyone@10.0.0.0/24:rw"),
+            ("anyone@::ffff:10.0.0.9:rw", "anyone@10.0.0.9/32:rw"),
             ("anyone@10.0.0.9:ro", "anyone@10.0.0.9/32:ro"),
             ("anyone@fd00::/8:ro", "anyone@fd00::/8:ro"),
         ] {
@@ -234,6 +318,12 @@ mod tests {
             ("a\nb:rw", "control character"),
             ("kernel@10.0.0.0/33:rw", "bad network \"10.0.0.0/33\""),
             ("anyone@lan:ro", "bad network \"lan\""),
+            ("anyone@10.0.0.9/24:ro", "write 10.0.0.0/24, or 10.0.0.9 for that address alone"),
+            ("anyone@10.0.0.9/0:ro", "bits behind /0"),
+            ("Anyone@10.0.0.0/8:ro", "in small letters"),
+            ("KERNEL:rw", "in small letters"),
+            ("anyone :rw", "a space at an end"),
+            (" db1:rw", "a space at an end"),
         ] {
             let error = text.parse::<AccessRule>().unwrap_err().to_string();
             assert!(error.contains(problem), "{text}: {error}");
@@ -249,9 +339,21 @@ mod tests {
 
     #[test]
     fn a_server_does_not_become_open_when_its_last_list_goes() {
-        let closed = policy(&[], &[]).closed(true);
+        let closed = AccessPolicy::new(&[], [].into_iter(), Unlisted::Nobody);
         assert!(!closed.is_open() && !closed.may_connect(at("::1")));
         assert!(!closed.allows(at("::1"), "vol0", false));
+    }
+
+    #[test]
+    fn with_keys_and_no_list_a_name_is_enough() {
+        let (nameless, db1) = (at("10.0.0.1"), Client { name: Some("db1"), ..at("10.0.0.1") });
+        let keys = AccessPolicy::new(&[], [].into_iter(), Unlisted::Named);
+        assert!(!keys.is_open() && keys.may_connect(db1) && keys.allows(db1, "v", true));
+        assert!(!keys.may_connect(nameless) && !keys.allows(nameless, "v", false));
+        // With a list, only that.
+        let (list, exports) = (rules(&["db2:rw"]), [].into_iter());
+        let listed = AccessPolicy::new(&list, exports, Unlisted::Named);
+        assert!(!listed.may_connect(db1) && !listed.allows(db1, "v", false));
     }
 
     #[test]

@@ -28,6 +28,12 @@ pub enum AuditKind {
     Evict,
     /// The configuration was read again.
     Reload,
+    /// A command has added an export.
+    ExportAdd,
+    /// A command has changed an export.
+    ExportSet,
+    /// A command has removed an export; the reason names the sessions that had it open.
+    ExportRemove,
 }
 
 /// How it went.

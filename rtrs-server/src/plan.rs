@@ -92,6 +92,7 @@ impl Plan {
             return Err(usage("nothing to export; use --export PATH, or export: in the file"));
         }
         set.export.iter().try_for_each(check_export)?;
+        set.export.iter().try_for_each(|spec| check_below(spec, &set.search_path))?;
         self.listen.open_rdma().map(drop)
     }
 
@@ -113,7 +114,7 @@ impl Plan {
 
     /// True if certificates or keys are set.
     pub(crate) fn has_tls(&self) -> bool {
-        self.settings.tls_dir.is_some() || self.settings.key_file.is_some()
+        has_keys(&self.settings)
     }
 
     fn check_tls_settings(&self) -> Result<(), Error> {
@@ -175,6 +176,11 @@ impl Plan {
             None => Ok(()),
         }
     }
+}
+
+/// True if clients can prove who they are, by certificates or keys.
+pub(crate) fn has_keys(set: &Settings) -> bool {
+    set.tls_dir.is_some() || set.key_file.is_some()
 }
 
 impl Listen {
@@ -287,6 +293,31 @@ pub(crate) fn check_export(spec: &ExportSpec) -> Result<(), Error> {
         ));
     }
     probe(spec, path).map(drop).map_err(|error| inaccessible(spec, path, error))
+}
+
+/// An export with an access list is not below the search path: there the list of the server is
+/// asked, so that other clients could open its file by another name.
+///
+/// # Errors
+/// [`ErrorKind::Usage`] that names both.
+pub(crate) fn check_below(spec: &ExportSpec, search: &SearchSpec) -> Result<(), Error> {
+    let (Target::Path(path), SearchSpec::Below { prefix, .. }) = (&spec.target, search) else {
+        return Ok(());
+    };
+    // What is not there is another check's business.
+    let (Ok(path), Ok(prefix)) = (fs::canonicalize(path), fs::canonicalize(prefix)) else {
+        return Ok(());
+    };
+    if spec.access.is_empty() || !path.starts_with(&prefix) {
+        return Ok(());
+    }
+    Err(usage(format!(
+        "export {:?} has an access list, but {} is below search-path, where the list of the server \
+         decides; move it out of {}, or give the server that list",
+        spec.name(),
+        path.display(),
+        prefix.display()
+    )))
 }
 
 /// Opens and closes the path with the rights the export needs: mode bits alone do not tell

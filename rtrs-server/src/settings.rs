@@ -61,15 +61,17 @@ rtrs_core::settings! {
         search_path: SearchSpec = "off",
         /// Let these clients in, and nobody else: WHO:ro or WHO:rw; repeatable
         ///
-        /// WHO is anyone, anyone@NETWORK (clients from these addresses), kernel or kernel@NETWORK
-        /// (the same, but only over RDMA and without a name, as kernel clients are), or the name of
-        /// an authenticated client. NETWORK is an address or a network such as 10.0.0.0/24. An
-        /// export with an access list of its own follows only that. As soon as there is any access
-        /// list, what is not listed is denied. `reload` reads the lists again.
+        /// WHO is the name of a client that proves who it is, kernel or kernel@NETWORK (clients
+        /// without a name, as those of kernels are), or anyone or anyone@NETWORK (with and without
+        /// a name). NETWORK is an address or a network such as 10.0.0.0/24. A list allows what any
+        /// of its rules allows. An export with an access list of its own follows only that. As soon
+        /// as there is any access list, what is not listed is denied; with tls-dir or key-file and
+        /// no list, clients with a name may do everything, and others nothing. `reload` reads the
+        /// lists again.
         access: Vec<AccessRule> = "",
         /// Do not warn that everyone who reaches the server can use all exports
         ///
-        /// Without any access list the server logs a warning when it starts.
+        /// Without any access list, certificate or key the server logs a warning when it starts.
         insecure_open: bool = "false",
         /// Listen on this portal, for example tcp://127.0.0.1:1234, or auto; repeatable
         ///

@@ -210,7 +210,11 @@ fn the_configuration_is_read_again() {
         ("export: [a=null:1M, a=null:2M]\n", "two exports have the name"),
     ] {
         write(text);
-        let _ = server.command(&["reload"]).code(1).says("nothing changed: ").says(why);
+        let _ = server
+            .command(&["reload"])
+            .code(1)
+            .says("no export changed but for access lists: ")
+            .says(why);
         assert_eq!(all(&server), ["mine", "new", "other", "used"], "{text}");
     }
     fs::write(&extra, "name: extra\n").expect("a file");

@@ -65,7 +65,9 @@ fn only_session(server: &Server, paths: usize) -> Value {
 #[test]
 fn two_tls_paths_of_a_session_fail_over_and_say_who_it_is() {
     let place = Place::new();
-    let server = place.server().listen("tls://127.0.0.2:0").listen("tcp://127.0.0.3:0").start();
+    // The list lets nameless clients in too: what keeps them out of the session is its identity.
+    let server = place.server().listen("tls://127.0.0.2:0").listen("tcp://127.0.0.3:0");
+    let server = server.args(&["--access", "anyone:rw"]).start();
     let tls_dir = place.dir();
     let client = server.portals()[..2]
         .iter()
@@ -112,6 +114,57 @@ fn two_tls_paths_of_a_session_fail_over_and_say_who_it_is() {
     let _ = server.stop(STOP_TIME_MAX);
 }
 
+#[test]
+fn lists_name_certificates_and_without_a_list_a_name_is_enough() {
+    let place = Place::new();
+    let tls_dir = place.dir();
+    let attach = |portal: &str, tls: bool| {
+        let client = Client::attach("vol0").path(portal);
+        if tls { client.args(&["--tls-dir", &tls_dir]) } else { client }.try_start()
+    };
+    for (list, named, nameless) in [
+        (&[][..], true, false),
+        (&["--access", "db1:rw"], true, false),
+        (&["--access", "kernel@127.0.0.0/8:rw"], false, true),
+        (&["--access", "db2:rw"], false, false),
+        (&["--access", "anyone:rw"], true, true),
+    ] {
+        let server = place.server().listen("tcp://127.0.0.1:0").args(list).start();
+        let output = server.output();
+        assert!(!output.contains("warning") && !output.contains("WARN"), "{output}");
+        for (portal, tls, may) in [(0, true, named), (1, false, nameless)] {
+            let (client, done) = attach(&server.portals()[portal], tls);
+            assert_eq!(done.code == Some(0), may, "{list:?} {portal}: {}", done.stderr);
+            match may {
+                true => client.detach(),
+                false => drop(done.says("access lists do not let this client in")),
+            }
+        }
+        let _ = server.stop(STOP_TIME_MAX);
+    }
+}
+
+#[test]
+fn a_revoked_certificate_ends_its_sessions_and_no_others() {
+    let place = Place::new();
+    let tls_dir = place.dir();
+    let server = place.server().args(&["--access", "db1:rw", "--access", "db2:rw"]).start();
+    let client =
+        Client::attach("vol0").path(server.portal()).args(&["--tls-dir", &tls_dir]).start();
+    assert_eq!(only_session(&server, 1)["identity"], "certificate:db1");
+    let _ = server.command(&["reload"]).ok();
+    assert_eq!(server.sessions().len(), 1, "nothing is revoked");
+    place.authority.revoke(Path::new(&tls_dir), &[Wanted::CLIENT.serial]);
+    let _ = server.command(&["reload"]).ok();
+    wait_for("the end of the session", Duration::from_secs(1), || {
+        server.sessions().is_empty().then_some(())
+    });
+    let told = place.doctor(server.portal()).code(1).stdout;
+    assert!(told.contains("revoked"), "{told}");
+    let _ = client.command(&["detach", "vol0", "--force", "--within", "0"]);
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
 /// `key generate` of a daemon: the file, and the public key that it prints.
 fn generate(program: &str, scratch: &Scratch, name: &str) -> (String, String) {
     let file = scratch.text(name);
@@ -144,16 +197,25 @@ fn raw_keys_carry_sessions_and_a_reload_takes_them_back() {
     let client = Client::attach("vol0").path(server.portal()).args(&tls).start();
     let mut raw = RawNbd::go(client.front(), "vol0");
     assert_eq!(raw.write(0, 0, &[7; 8192]), Reply::Error(0));
-    assert_eq!(only_session(&server, 1)["identity"], "key:db1");
+    let before = only_session(&server, 1);
+    assert_eq!(before["identity"], "key:db1");
     let ping = [&["ping", server.portal(), "-c3", "-i0"][..], &tls].concat();
     let _ = run(bin("rtrs-client"), &ping, COMMAND_TIME_MAX).ok();
-    // The list without it: connections that exist stay, new ones are refused.
+    // A list with others changes nothing for it.
+    fs::write(&clients, format!("db1 {client_key}\n# db2\n")).expect("the list");
+    let _ = server.command(&["reload"]).ok();
+    let after = only_session(&server, 1);
+    assert_eq!(after["paths"][0]["path"], before["paths"][0]["path"], "the same path");
+    assert_eq!(raw.read(0, &mut [0; 4096]), Ok(()));
+    // One without it ends its session, and it is not let in again.
     fs::write(&clients, "# nobody\n").expect("the list");
     server.signal("HUP");
     wait_for("the new list", Duration::from_secs(20), || {
         server.output().contains("certificates or keys read again").then_some(())
     });
-    assert_eq!(raw.read(0, &mut [0; 4096]), Ok(()));
+    wait_for("the end of the session", Duration::from_secs(1), || {
+        server.sessions().is_empty().then_some(())
+    });
     let doctor = [&["doctor", server.portal()][..], &tls].concat();
     let told = run(bin("rtrs-client"), &doctor, COMMAND_TIME_MAX).code(1);
     assert!(told.stdout.contains("our key is not known to the peer"), "{}", told.stdout);
@@ -164,6 +226,8 @@ fn raw_keys_carry_sessions_and_a_reload_takes_them_back() {
     fs::write(&clients, format!("db1 {client_key}\n")).expect("the list");
     let _ = server.command(&["reload"]).ok();
     let _ = run(bin("rtrs-client"), &doctor, COMMAND_TIME_MAX).ok();
+    let _ = only_session(&server, 1);
+    assert_eq!(raw.read(0, &mut [0; 4096]), Ok(()), "it waited");
     drop(raw);
     client.detach();
     let _ = server.stop(STOP_TIME_MAX);
@@ -245,7 +309,8 @@ fn no_block_is_seen_on_the_wire() {
         return;
     }
     let place = Place::new();
-    let server = place.server().listen("tcp://127.0.0.1:0").start();
+    let server =
+        place.server().listen("tcp://127.0.0.1:0").args(&["--access", "anyone:rw"]).start();
     let block: Vec<u8> = b"this block is a secret. ".iter().copied().cycle().take(8192).collect();
     let seen = |portal: &str| {
         let scratch = Scratch::new();

@@ -42,7 +42,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 pub use error::{CloseReason, FabricError};
-pub use peer::{PeerIdentity, Who};
+pub use peer::{PeerIdentity, Proof, Who};
 pub use work::{RemoteMem, Sge, SgeList, WcOp, WcStatus, WorkCompletion, WorkRequest, WrOp};
 
 use crate::ids::{QpNum, Rkey};

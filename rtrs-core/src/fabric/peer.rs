@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use rustls::pki_types::CertificateDer;
+
 /// Who a peer has proved to be.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Who {
@@ -36,11 +38,39 @@ impl fmt::Display for Who {
     }
 }
 
+/// With what a peer proved who it is: its certificates, or its raw key.
+#[derive(Clone, Debug)]
+pub struct Proof {
+    /// Its own first, in DER.
+    pub(crate) chain: Vec<CertificateDer<'static>>,
+    /// Counts the configurations of this end: which of them it was checked against.
+    pub(crate) generation: u64,
+}
+
+impl Proof {
+    /// Which configuration of this end, counted from 0, it was checked against.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+}
+
+/// The same was shown, whenever it was checked.
+impl PartialEq for Proof {
+    fn eq(&self, other: &Self) -> bool {
+        self.chain == other.chain
+    }
+}
+
+impl Eq for Proof {}
+
 /// Who the peer of a connection is, and what protects the connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeerIdentity {
     /// Who.
     pub who: Who,
+    /// With what it proved that; None for an anonymous one.
+    pub proof: Option<Arc<Proof>>,
     /// The cipher suite; None when the connection is not encrypted.
     pub cipher: Option<&'static str>,
 }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use rustls::client::{AlwaysResolvesClientRawPublicKeys, Resumption, WebPkiServerVerifier};
 use rustls::crypto::{CryptoProvider, ring};
-use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, ServerName};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, ServerName, UnixTime};
+use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{
     AlwaysResolvesServerRawPublicKeys, NoServerSessionStorage, WebPkiClientVerifier,
 };
@@ -18,7 +19,7 @@ use super::ALPN;
 use super::files::{Files, TlsDir};
 use super::keys::{Clients, PrivateKey, PublicKey};
 use super::raw::{RawKeys, RawVerifier};
-use crate::fabric::peer::Who;
+use crate::fabric::peer::{PeerIdentity, Who};
 
 /// Why certificates or keys cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +62,9 @@ pub struct TlsServerConfig {
     pub(super) rustls: Arc<ServerConfig>,
     /// With raw keys.
     pub(super) clients: Option<Arc<Clients>>,
+    verifier: Arc<dyn ClientCertVerifier>,
+    /// Counts the configurations of its endpoint.
+    pub(super) generation: u64,
 }
 
 /// A client's end.
@@ -99,10 +103,10 @@ impl TlsServerConfig {
             .with_protocol_versions(&[&TLS13])
             .map_err(|error| certificate(&files, &error))?;
         let rustls = builder
-            .with_client_cert_verifier(verifier)
+            .with_client_cert_verifier(Arc::clone(&verifier))
             .with_single_cert(files.chain.clone(), files.key.clone_key())
             .map_err(|error| certificate(&files, &error))?;
-        Ok(Self { rustls: server(rustls), clients: None })
+        Ok(Self { rustls: server(rustls), clients: None, verifier, generation: 0 })
     }
 
     /// Raw keys: ours, and those of the clients.
@@ -113,13 +117,25 @@ impl TlsServerConfig {
         let provider = provider();
         let key = certified(key, &provider)?;
         let keys = RawKeys::Clients(clients.clone());
-        let verifier = Arc::new(RawVerifier { keys, provider: Arc::clone(&provider) });
+        let verifier: Arc<dyn ClientCertVerifier> =
+            Arc::new(RawVerifier { keys, provider: Arc::clone(&provider) });
         let rustls = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])
             .map_err(|error| raw_key(&error))?
-            .with_client_cert_verifier(verifier)
+            .with_client_cert_verifier(Arc::clone(&verifier))
             .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(key)));
-        Ok(Self { rustls: server(rustls), clients: Some(Arc::new(clients)) })
+        let clients = Some(Arc::new(clients));
+        Ok(Self { rustls: server(rustls), clients, verifier, generation: 0 })
+    }
+
+    /// True if a client that another configuration let in is let in by this one, as the same. It
+    /// verifies signatures, so it takes a part of a millisecond.
+    #[must_use]
+    pub fn still_knows(&self, identity: &PeerIdentity) -> bool {
+        let Some(proof) = &identity.proof else { return identity.who == Who::Anonymous };
+        let Some((first, others)) = proof.chain.split_first() else { return false };
+        let verified = self.verifier.verify_client_cert(first, others, UnixTime::now());
+        verified.is_ok() && self.who(first) == Some(identity.who.clone())
     }
 
     /// Who a client with this verified certificate or key is.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use rustls::client::{ClientConnectionData, UnbufferedClientConnection};
 use rustls::kernel::KernelConnection;
-use rustls::pki_types::ServerName;
+use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
 use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedStatus};
 use rustls::{
@@ -20,7 +20,7 @@ use rustls::{
 use super::ALPN;
 use super::config::{TlsClientConfig, TlsServerConfig};
 use super::explain::error_text;
-use crate::fabric::peer::PeerIdentity;
+use crate::fabric::peer::{PeerIdentity, Proof};
 
 /// Bytes of a peer's handshake that are kept at most: many certificates of 4 KiB.
 const INPUT_MAX: usize = 64 << 10;
@@ -317,10 +317,12 @@ fn session(conn: Conn) -> Result<Session, String> {
     let text = |error| error_text(&error);
     let (ExtractedSecrets { tx, rx }, secrets, peer, suite) = match conn {
         Conn::Server(conn, config, _) => {
-            let shown = conn.peer_certificates().and_then(|chain| chain.first());
-            let who = shown.and_then(|certificate| config.who(certificate));
+            let chain = conn.peer_certificates().unwrap_or_default();
+            let who = chain.first().and_then(|certificate| config.who(certificate));
             let who = who.ok_or("the client's certificate has no name that can be used")?;
-            let peer = PeerIdentity { who, cipher: None };
+            let chain = chain.iter().cloned().map(CertificateDer::into_owned).collect();
+            let proof = Some(Arc::new(Proof { chain, generation: config.generation }));
+            let peer = PeerIdentity { who, proof, cipher: None };
             let (keys, kernel) = conn.dangerous_into_kernel_connection().map_err(text)?;
             let suite = kernel.negotiated_cipher_suite();
             (keys, Secrets::Server(kernel), peer, suite)

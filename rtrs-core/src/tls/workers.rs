@@ -91,9 +91,17 @@ impl TlsEndpoint {
         Ok(Arc::new(endpoint))
     }
 
-    /// From now on new connections of a server use this.
-    pub fn replace(&self, config: TlsServerConfig) {
-        *self.role.write() = Role::Server(config);
+    /// From now on new connections of a server use this. Returns its number, which the
+    /// [`Proof`](crate::fabric::Proof)s have that are checked against it.
+    pub fn replace(&self, mut config: TlsServerConfig) -> u64 {
+        let mut role = self.role.write();
+        config.generation = match &*role {
+            Role::Server(before) => before.generation + 1,
+            Role::Client(_) => 0,
+        };
+        let generation = config.generation;
+        *role = Role::Server(config);
+        generation
     }
 
     /// Begins the handshake of an accepted connection. None at a client's endpoint.

@@ -289,7 +289,7 @@ mod tests {
             let nested = all.iter().copied().find(|c| c.get_name() == name).unwrap();
             all.extend(nested.get_subcommands().filter(|c| c.get_name() != "help"));
         }
-        assert_eq!(all.len(), 15);
+        assert_eq!(all.len(), 16);
         for command in all {
             let name = command.get_name();
             let short = command.get_about().unwrap_or_else(|| panic!("{name} has no help"));

@@ -11,7 +11,9 @@ use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use rtrs_core::logging::timestamp;
 use serde::Serialize;
@@ -23,6 +25,8 @@ use crate::settings::{AuditLog, Settings};
 
 /// Events that wait for the thread at most.
 const QUEUE_MAX: usize = 4096;
+/// How long the end of the server waits until they are written.
+const END_MAX: Duration = Duration::from_secs(2);
 const JOURNAL: &str = "/run/systemd/journal/socket";
 
 /// A line with its time.
@@ -33,13 +37,38 @@ struct Line {
     event: AuditEvent,
 }
 
+/// What the thread is to do.
+enum Job {
+    Write(Box<Line>),
+    /// Nothing comes any more.
+    End,
+}
+
+/// A running audit log. What was recorded is written when it is dropped.
+pub(super) struct AuditThread(Option<(SyncSender<Job>, JoinHandle<()>)>);
+
+impl Drop for AuditThread {
+    fn drop(&mut self) {
+        let Some((sender, thread)) = self.0.take() else { return };
+        let until = Instant::now() + END_MAX;
+        let mut told = false;
+        while !thread.is_finished() && Instant::now() < until {
+            told = told || sender.try_send(Job::End).is_ok();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if !thread.is_finished() {
+            tracing::error!("the audit log takes too long: its last lines are lost");
+        }
+    }
+}
+
 /// Opens the audit log of the settings and starts its thread. Without the setting nothing is
 /// recorded.
 ///
 /// # Errors
 /// [`ErrorKind::System`] for a file or journal that cannot be opened.
-pub(super) fn start(set: &Settings) -> Result<AuditSink, Error> {
-    let Some(to) = &set.audit_log else { return Ok(AuditSink::default()) };
+pub(super) fn start(set: &Settings) -> Result<(AuditSink, AuditThread), Error> {
+    let Some(to) = &set.audit_log else { return Ok((AuditSink::default(), AuditThread(None))) };
     let what = || format!("cannot open the audit log {to} (audit-log)");
     let out = match to {
         AuditLog::Journal => Out::journal(Path::new(JOURNAL)),
@@ -49,21 +78,25 @@ pub(super) fn start(set: &Settings) -> Result<AuditSink, Error> {
     let (sender, queue) = sync_channel(QUEUE_MAX);
     let lost = Arc::new(AtomicU64::new(0));
     let lost_of = Arc::clone(&lost);
-    std::thread::Builder::new()
+    let thread = std::thread::Builder::new()
         .name("audit".into())
         .spawn(move || write_all(out, &queue, &lost_of))
         .map_err(failed(ErrorKind::System, "cannot start a thread"))?;
-    Ok(AuditSink::new(move |event| {
-        if sender.try_send(Line { time: timestamp(), event }).is_err() {
+    let running = AuditThread(Some((sender.clone(), thread)));
+    let sink = AuditSink::new(move |event| {
+        let line = Job::Write(Box::new(Line { time: timestamp(), event }));
+        if sender.try_send(line).is_err() {
             lost.fetch_add(1, Ordering::Relaxed);
         }
-    }))
+    });
+    Ok((sink, running))
 }
 
-/// Writes until the last sink is gone.
-fn write_all(mut out: Out, queue: &Receiver<Line>, lost: &AtomicU64) {
+/// Writes until the end, or until the last sink is gone.
+fn write_all(mut out: Out, queue: &Receiver<Job>, lost: &AtomicU64) {
     let mut failing = false;
-    for line in queue {
+    for job in queue {
+        let Job::Write(line) = job else { return };
         let missed = lost.swap(0, Ordering::Relaxed);
         let mut text = String::new();
         if missed > 0 {
@@ -93,8 +126,7 @@ enum Out {
 
 impl Out {
     fn file(path: &Path, max: u64) -> io::Result<Self> {
-        let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
-        let written = file.metadata()?.len();
+        let (file, written) = open(path)?;
         Ok(Self::File { path: path.to_owned(), file, written, max })
     }
 
@@ -114,11 +146,18 @@ impl Out {
                 if *written > 0 && *written + len > *max {
                     let mut before = path.clone().into_os_string();
                     before.push(".1");
-                    fs::rename(&*path, before)?;
-                    *self = Self::file(&path.clone(), *max)?;
-                    return self.write(lines);
+                    match fs::rename(&*path, before) {
+                        // It went at an earlier try, whose open failed, or somebody took it away.
+                        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                        renamed => renamed?,
+                    }
+                    (*file, *written) = open(path)?;
                 }
-                file.write_all(lines.as_bytes())?;
+                file.write_all(lines.as_bytes()).inspect_err(|_| {
+                    // No half line stays in front of the next. What cannot be cut off is seen by
+                    // whoever reads it.
+                    let _ = file.set_len(*written);
+                })?;
                 *written += len;
                 Ok(())
             }
@@ -129,6 +168,19 @@ impl Out {
             }),
         }
     }
+}
+
+/// Opens a regular file to append to, with its length. One that is new is for its owner alone.
+fn open(path: &Path) -> io::Result<(File, u64)> {
+    let mut options = OpenOptions::new();
+    // Neither through a link nor waiting for the other end of a FIFO.
+    let options = options.append(true).create(true).mode(0o600);
+    let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+    let meta = file.metadata()?;
+    if !meta.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    Ok((file, meta.len()))
 }
 
 #[cfg(test)]
@@ -179,6 +231,45 @@ mod tests {
     }
 
     #[test]
+    fn a_rotation_that_failed_is_made_up_for() {
+        let dir = Scratch::new("rotation");
+        let path = dir.path("audit.log");
+        let mut out = Out::file(&path, 10).unwrap();
+        out.write("12345678\n").unwrap();
+        // A directory is in the way of what is kept.
+        fs::create_dir_all(dir.path("audit.log.1/x")).unwrap();
+        out.write("abcdefgh\n").unwrap_err();
+        fs::remove_dir_all(dir.path("audit.log.1")).unwrap();
+        // And this one is gone, as after an open that failed.
+        fs::rename(&path, dir.path("elsewhere")).unwrap();
+        out.write("ABCDEFGH\n").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "ABCDEFGH\n");
+    }
+
+    #[test]
+    fn links_and_pipes_are_refused() {
+        let dir = Scratch::new("links");
+        let link = dir.path("link");
+        std::os::unix::fs::symlink(dir.path("target"), &link).unwrap();
+        assert!(Out::file(&link, 10).is_err());
+        assert!(!dir.path("target").exists());
+        assert!(Out::file(Path::new("/dev/null"), 10).is_err());
+    }
+
+    #[test]
+    fn the_end_waits_for_what_was_recorded() {
+        let dir = Scratch::new("end");
+        let path = dir.path("audit.log");
+        let set = Settings { audit_log: Some(AuditLog::File(path.clone())), ..Settings::default() };
+        let (sink, thread) = start(&set).unwrap();
+        for _ in 0..1000 {
+            sink.record(|| AuditEvent::new(AuditKind::Reload, AuditResult::Ok));
+        }
+        drop(thread);
+        assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 1000);
+    }
+
+    #[test]
     fn a_journal_gets_a_message_for_each_line() {
         let dir = Scratch::new("journal");
         let socket = dir.path("journal");
@@ -199,7 +290,7 @@ mod tests {
         let path = dir.path("audit.log");
         let (sender, queue) = sync_channel(2);
         let event = AuditEvent::new(AuditKind::Reload, AuditResult::Ok);
-        sender.send(Line { time: "now".into(), event }).unwrap();
+        sender.send(Job::Write(Box::new(Line { time: "now".into(), event }))).unwrap();
         drop(sender);
         write_all(Out::file(&path, 1 << 20).unwrap(), &queue, &AtomicU64::new(3));
         let text = fs::read_to_string(&path).unwrap();

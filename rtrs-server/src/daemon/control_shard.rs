@@ -57,12 +57,15 @@ impl ControlShard {
             Ok(sessions) => sessions,
             Err(why) => return tracing::warn!("cannot log the state: {why}"),
         };
+        let count = sessions.len();
         let json = |value: serde_json::Result<String>| value.unwrap_or_else(|e| e.to_string());
-        for session in &sessions {
-            tracing::info!("state: session {}", json(serde_json::to_string(session)));
+        for mut session in sessions {
+            // The UUID is a secret.
+            session.id.clone_from(&session.log_id);
+            tracing::info!("state: session {}", json(serde_json::to_string(&session)));
         }
         tracing::info!(
-            sessions = sessions.len(),
+            sessions = count,
             memory = json(serde_json::to_string(&memory)),
             lost_portals = json(serde_json::to_string(&lost_portals)),
             refused = json(serde_json::to_string(&refused)),

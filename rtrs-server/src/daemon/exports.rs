@@ -15,7 +15,9 @@ use parking_lot::{Mutex, MutexGuard};
 use rtrs_core::block::BlockSource;
 use rtrs_core::identity::ExportId;
 use rtrs_core::time::Duration;
+use rtrs_core::tls::{TlsEndpoint, TlsServerConfig};
 
+use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::backend::open_target;
 use crate::control_protocol::{Changed, ExportList, Removed, SavedExports};
 use crate::daemon::access::ServerAccess;
@@ -25,8 +27,8 @@ use crate::engine::epoch::SyncEpoch;
 use crate::engine::message::{AdminReply, AdminRequest};
 use crate::error::{Error, ErrorKind, failed};
 use crate::export::{Export, ExportIndex, ExportTable};
-use crate::plan::{check_export, validate_export};
-use crate::settings::{AccessRule, ExportSpec, Id, Migration, Settings, Target};
+use crate::plan::{check_below, check_export, validate_export};
+use crate::settings::{AccessRule, ExportSpec, Id, Migration, SearchSpec, Settings, Target};
 use crate::state::StateDir;
 use crate::stats::{ExportSnapshot, ExportState};
 
@@ -161,7 +163,11 @@ pub(crate) struct Exports {
     entries: Mutex<BTreeMap<String, Entry>>,
     changing: Mutex<()>,
     access: Mutex<ServerAccess>,
+    /// How clients are known, once that was read again.
+    keys: Mutex<Option<TlsServerConfig>>,
+    audit: AuditSink,
     ping_only: bool,
+    search_path: SearchSpec,
 }
 
 impl Exports {
@@ -170,6 +176,7 @@ impl Exports {
         (table, opener): (Arc<ExportTable>, Arc<Opener>),
         control: ControlShard,
         set: &Settings,
+        audit: AuditSink,
     ) -> Self {
         let exports = Self {
             table,
@@ -177,8 +184,11 @@ impl Exports {
             control,
             entries: Mutex::default(),
             changing: Mutex::default(),
-            access: Mutex::new(ServerAccess::new(set.access.clone())),
+            access: Mutex::new(ServerAccess::new(set)),
+            keys: Mutex::default(),
+            audit,
             ping_only: set.ping_only,
+            search_path: set.search_path.clone(),
         };
         let specs = if set.ping_only { &[][..] } else { &set.export };
         for spec in specs {
@@ -188,7 +198,7 @@ impl Exports {
                 exports.note(spec, &export, true);
             }
         }
-        exports.apply_access(&[]);
+        exports.change_access(|_| {});
         exports
     }
 
@@ -206,12 +216,17 @@ impl Exports {
         let mut entries = self.entries.lock();
         // One that was removed after nobody waited for the answer any more.
         entries.retain(|_, entry| entry.export.strong_count() > 0);
-        entries.clone()
+        let mut entries = entries.clone();
+        let access = self.access.lock();
+        entries.iter_mut().for_each(|(name, entry)| entry.spec.access = access.of(name));
+        entries
     }
 
     pub(super) fn entry(&self, name: &str) -> Option<Entry> {
         let entry = self.entries.lock().get(name).cloned();
-        entry.filter(|entry| entry.export.strong_count() > 0)
+        let mut entry = entry.filter(|entry| entry.export.strong_count() > 0)?;
+        entry.spec.access = self.access.lock().of(name);
+        Some(entry)
     }
 
     fn note(&self, spec: &ExportSpec, export: &Arc<Export>, configured: bool) {
@@ -238,7 +253,7 @@ impl Exports {
 
     /// All exports.
     pub(crate) fn list(&self) -> Result<ExportList, String> {
-        let access = self.access.lock().rules.clone();
+        let access = self.access();
         let open_to_everyone = self.table.access().is_open();
         self.control.ask(AdminRequest::Exports, |answer| match answer {
             AdminReply::Exports(mut exports) => {
@@ -265,12 +280,44 @@ impl Exports {
     }
 
     /// Adds an export.
-    pub(crate) fn add(&self, mut spec: ExportSpec) -> Result<Changed, String> {
+    pub(crate) fn add(&self, spec: ExportSpec) -> Result<Changed, String> {
+        let name = spec.name().to_owned();
+        self.recorded(AuditKind::ExportAdd, &name, self.add_now(spec), |_| None)
+    }
+
+    fn add_now(&self, mut spec: ExportSpec) -> Result<Changed, String> {
         let _turn = self.begin()?;
-        check(&mut spec)?;
-        self.open_new(&spec, false)?;
+        self.check(&mut spec)?;
+        let export = self.open(&spec)?;
+        // Before anyone can open it.
+        self.change_access(|access| access.set(&spec));
+        let published = self.publish(&spec, &export, false);
+        published.inspect_err(|_| self.change_access(|access| access.forget(spec.name())))?;
         self.check_access()?;
         Ok(Changed { export: spec.name().to_owned(), changed: true })
+    }
+
+    /// Checks what a command says of an export, before anything is opened.
+    fn check(&self, spec: &mut ExportSpec) -> Result<(), String> {
+        check(spec)?;
+        check_below(spec, &self.search_path).map_err(|error| error.chain().to_string())
+    }
+
+    /// Records what a command did to an export.
+    fn recorded<T>(
+        &self,
+        event: AuditKind,
+        name: &str,
+        done: Result<T, String>,
+        why: impl FnOnce(&T) -> Option<String>,
+    ) -> Result<T, String> {
+        let (result, reason) = match &done {
+            Ok(done) => (AuditResult::Ok, why(done)),
+            Err(error) => (AuditResult::Refused, Some(error.clone())),
+        };
+        let export = Some(name.to_owned());
+        self.audit.record(|| AuditEvent { export, reason, ..AuditEvent::new(event, result) });
+        done
     }
 
     /// Opens an export without exporting it.
@@ -289,8 +336,6 @@ impl Exports {
         export: &Arc<Export>,
         configured: bool,
     ) -> Result<(), String> {
-        // Before anyone can open it.
-        self.apply_access(std::slice::from_ref(spec));
         let added = self.table.add(export);
         added.map_err(|error| format!("cannot export {:?}: {error}", spec.name()))?;
         self.note(spec, export, configured);
@@ -302,41 +347,52 @@ impl Exports {
         self.publish(spec, &export, configured)
     }
 
-    /// Makes the access lists what they are now. `coming` are about to be exported.
-    fn apply_access(&self, coming: &[ExportSpec]) {
-        let entries = self.entries();
-        let specs = entries.values().map(|entry| &entry.spec).chain(coming);
-        let policy = self.access.lock().policy(specs);
-        self.table.set_access(policy);
+    /// Changes the access lists. New opens and paths follow them at once; those that there are,
+    /// from [`Self::check_access`] on.
+    fn change_access(&self, change: impl FnOnce(&mut ServerAccess)) {
+        let mut access = self.access.lock();
+        change(&mut access);
+        self.table.set_access(access.policy());
     }
 
     /// The access list of the server.
     pub(super) fn access(&self) -> Vec<AccessRule> {
-        self.access.lock().rules.clone()
+        self.access.lock().server().to_vec()
     }
 
-    /// Replaces all access lists at once: that of the server, and those of exports, present and
-    /// coming. Sessions keep what they have until [`Self::check_access`].
-    pub(super) fn replace_access(&self, rules: &[AccessRule], wanted: &[ExportSpec]) {
-        for spec in wanted {
-            if let Some(entry) = self.entries.lock().get_mut(spec.name()) {
-                entry.spec.access.clone_from(&spec.access);
-            }
-        }
-        self.access.lock().rules = rules.to_vec();
-        self.apply_access(wanted);
+    /// Replaces all access lists at once by those of the configuration. An export that a command
+    /// has added keeps its own; one that left the configuration has none from now on.
+    pub(super) fn configure_access(&self, set: &Settings) {
+        let others = self.entries().into_iter().filter(|(_, entry)| !entry.configured);
+        let others = others.map(|(name, entry)| (name, entry.spec.access)).collect();
+        self.change_access(|access| access.configure(set, others));
     }
 
-    /// The configuration was applied: the lists are exactly those of the exports there are.
-    pub(super) fn settle_access(&self) -> Result<(), String> {
-        self.access.lock().forget();
-        self.apply_access(&[]);
-        self.check_access()
+    /// From now on clients are known by these certificates or keys; those that are connected, from
+    /// [`Self::check_access`] on.
+    pub(super) fn replace_keys(&self, endpoint: &TlsEndpoint, config: TlsServerConfig) {
+        *self.keys.lock() = Some(config.clone());
+        let generation = endpoint.replace(config);
+        // Who has proved itself to the configuration before and is not admitted yet has to do it
+        // again.
+        self.change_access(|access| access.generation = generation);
     }
 
-    /// Ends the paths that may no longer do what their sessions do.
+    /// Ends the paths that may no longer do what their sessions do, and those of clients that are
+    /// not known any more.
     pub(super) fn check_access(&self) -> Result<(), String> {
-        self.control.ask(AdminRequest::CheckAccess, done)
+        self.control.ask(AdminRequest::CheckAccess, done)?;
+        let Some(keys) = self.keys.lock().clone() else { return Ok(()) };
+        let mut clients = self.control.ask(AdminRequest::Identities, |answer| match answer {
+            AdminReply::Identities(clients) => Some(clients),
+            _ => None,
+        })?;
+        clients.retain(|(_, identity)| !keys.still_knows(identity));
+        let unknown: Vec<_> = clients.into_iter().map(|(path, _)| path).collect();
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        self.control.ask(AdminRequest::EndUnknown(unknown), done)
     }
 
     /// Removes an export, and waits so long until it is released.
@@ -346,11 +402,23 @@ impl Exports {
         force: bool,
         within: Duration,
     ) -> Result<Removed, String> {
+        let ended = |removed: &Removed| {
+            let ended = removed.ended.join(", ");
+            (!ended.is_empty()).then(|| format!("it was open by {ended}"))
+        };
+        let removed = self.remove_now(name, force, within);
+        self.recorded(AuditKind::ExportRemove, name, removed, ended)
+    }
+
+    fn remove_now(&self, name: &str, force: bool, within: Duration) -> Result<Removed, String> {
         let _turn = self.begin()?;
         let hint = "; detach it there, or use --force";
         let (export, ended) = self
             .unpublish(name, force)
             .map_err(|(why, open)| why + if open { hint } else { "" })?;
+        // Its list may have been the only one that names a client.
+        self.change_access(|access| access.forget(name));
+        self.check_access()?;
         self.release(vec![export], within)?;
         Ok(Removed { removed: name.to_owned(), ended })
     }
@@ -444,12 +512,17 @@ impl Exports {
 
     /// Changes options of an export.
     pub(crate) fn set(&self, name: &str, options: &[String]) -> Result<Changed, String> {
+        let why = |_: &Changed| Some(options.join(" "));
+        self.recorded(AuditKind::ExportSet, name, self.set_now(name, options), why)
+    }
+
+    fn set_now(&self, name: &str, options: &[String]) -> Result<Changed, String> {
         let _turn = self.begin()?;
         let Some(entry) = self.entry(name) else {
             return Err(self.unknown(name));
         };
         let mut spec = entry.spec.with_options(options).map_err(|error| error.to_string())?;
-        check(&mut spec)?;
+        self.check(&mut spec)?;
         let changed = self.change(&entry, &spec)?;
         Ok(Changed { export: name.to_owned(), changed })
     }
@@ -467,8 +540,7 @@ impl Exports {
                 self.control.ask(request, done)?;
             }
             self.note(spec, &export, entry.configured);
-            self.apply_access(&[]);
-            self.check_access()?;
+            self.change_list(entry, spec)?;
             return Ok(true);
         }
         entry.keeps_memory(spec)?;
@@ -477,13 +549,29 @@ impl Exports {
                         while it is open";
             why + if open { only } else { "" }
         })?;
+        self.change_list(entry, spec)?;
         self.release(vec![export], RELEASE_MAX)?;
         let opened = self.open_new(spec, entry.configured);
-        let opened = opened.map_err(|why| match self.open_new(&entry.spec, entry.configured) {
-            Ok(()) => format!("{why}; the export is as before"),
-            Err(again) => format!("{why}; and it cannot be exported as before either: {again}"),
+        let opened = opened.map_err(|why| {
+            let listed =
+                self.change_list(&Entry { spec: spec.clone(), ..entry.clone() }, &entry.spec);
+            let again = listed.and_then(|()| self.open_new(&entry.spec, entry.configured));
+            match again {
+                Ok(()) => format!("{why}; the export is as before"),
+                Err(again) => format!("{why}; and it cannot be exported as before either: {again}"),
+            }
         });
-        opened.and_then(|()| self.check_access()).map(|()| true)
+        opened.map(|()| true)
+    }
+
+    /// Applies another list of an export. One that is to stay as it was may have been changed by a
+    /// reload meanwhile, and stays so.
+    fn change_list(&self, entry: &Entry, spec: &ExportSpec) -> Result<(), String> {
+        if entry.spec.access == spec.access {
+            return Ok(());
+        }
+        self.change_access(|access| access.set(spec));
+        self.check_access()
     }
 }
 

@@ -1,21 +1,24 @@
 //! `reload`: reads the configuration again and makes of the exports what it says now.
 //!
-//! Owns [`Reload`]. Nothing changes if the configuration is wrong or an export that is new in it
-//! cannot be opened. An export that is open is neither removed nor changed, only reported. Exports
-//! that a command has added stay, unless the configuration names them.
+//! Owns [`Reload`]. Nothing changes if the configuration, a certificate or a key is wrong. Who may
+//! do what is applied first, and waits for nothing: no disk, no export and no other change delays
+//! the end of those who may no longer. Then the exports follow, unless one that is new cannot be
+//! opened. An export that is open is neither removed nor changed, only reported. Exports that a
+//! command has added stay, unless the configuration names them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rtrs_core::settings::print;
-use rtrs_core::tls::TlsEndpoint;
+use rtrs_core::tls::{TlsEndpoint, TlsServerConfig};
 
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::control_protocol::{Kept, Reloaded};
 use crate::daemon::access;
 use crate::daemon::exports::{Entry, Exports, RELEASE_MAX, check};
 use crate::error::Error;
-use crate::plan::{Plan, load_tls};
+use crate::plan::{Plan, check_below, load_tls};
 use crate::settings::{ExportSpec, Settings, Target};
 use crate::stats::Access;
 
@@ -25,6 +28,9 @@ pub type Reread = Box<dyn Fn() -> Result<Plan, Error> + Send + Sync>;
 /// Settings that a reload applies.
 const APPLIED: [&str; 4] = ["access", "export", "exports-dir", "insecure-open"];
 
+/// Settings whose exports are to be applied yet, what was done so far, and the exports before.
+type Left = (Settings, Reloaded, BTreeMap<String, Entry>);
+
 /// What a reload compares with.
 pub(super) struct Reload {
     /// None when the server has no configuration file.
@@ -33,6 +39,9 @@ pub(super) struct Reload {
     audit: AuditSink,
     /// With tls:// portals.
     tls: Option<Arc<TlsEndpoint>>,
+    /// Taken while something is read and who may do what is applied, so that the last to be read is
+    /// the last to be applied.
+    reading: Mutex<()>,
 }
 
 impl Reload {
@@ -42,20 +51,16 @@ impl Reload {
         audit: AuditSink,
         tls: Option<Arc<TlsEndpoint>>,
     ) -> Self {
-        Self { reread, running: running.clone(), audit, tls }
+        Self { reread, running: running.clone(), audit, tls, reading: Mutex::default() }
     }
 
-    /// Reads certificates, keys and the list of clients again, for new connections. False without
-    /// tls:// portals.
-    fn renew_tls(&self) -> Result<bool, String> {
-        let Some(endpoint) = &self.tls else { return Ok(false) };
-        let loaded = load_tls(&self.running);
-        let loaded = loaded.map_err(|error| format!("nothing changed: {}", error.chain()))?;
-        if let Some(config) = loaded {
-            endpoint.replace(config);
-            tracing::info!("certificates or keys read again");
+    /// Reads certificates, keys and the list of clients again; None without tls:// portals.
+    fn read_tls(&self) -> Result<Option<TlsServerConfig>, String> {
+        if self.tls.is_none() {
+            return Ok(None);
         }
-        Ok(true)
+        let loaded = load_tls(&self.running);
+        loaded.map_err(|error| format!("nothing changed: {}", error.chain()))
     }
 
     /// Reads the configuration and applies what differs.
@@ -68,15 +73,11 @@ impl Reload {
     }
 
     fn apply(&self, exports: &Exports) -> Result<Reloaded, String> {
-        let _turn = exports.begin()?;
-        let renewed = self.renew_tls()?;
-        if renewed && self.reread.is_none() {
+        let Some((set, mut done, before)) = self.apply_access(exports)? else {
             return Ok(Reloaded { unchanged: exports.entries().len(), ..Reloaded::default() });
-        }
-        let (wanted, mut done) = self.wanted(exports)?;
-        apply(exports, &wanted, &mut done)?;
-        exports.settle_access()?;
-        access::warn(&wanted);
+        };
+        let _turn = exports.begin()?;
+        apply(exports, (set.export, &before), &mut done)?;
         tracing::info!(
             added = done.added.len(),
             removed = done.removed.len(),
@@ -92,6 +93,28 @@ impl Reload {
             tracing::warn!("these settings need a restart: {}", done.restart.join(", "));
         }
         Ok(done)
+    }
+
+    /// Reads all again, and applies who may do what. Returns what is left to do, and the exports as
+    /// they were; None for a server that has only certificates or keys to read again.
+    fn apply_access(&self, exports: &Exports) -> Result<Option<Left>, String> {
+        let _reading = self.reading.lock();
+        let renewed = self.read_tls()?;
+        let wanted = match (&self.reread, &renewed) {
+            (None, Some(_)) => None,
+            _ => Some(self.wanted(exports)?),
+        };
+        let before = exports.entries();
+        if let (Some(endpoint), Some(config)) = (&self.tls, renewed) {
+            exports.replace_keys(endpoint, config);
+            tracing::info!("certificates or keys read again");
+        }
+        if let Some((set, _)) = &wanted {
+            exports.configure_access(set);
+            access::warn(set);
+        }
+        exports.check_access()?;
+        Ok(wanted.map(|(set, done)| (set, done, before)))
     }
 
     /// Says what that would do. Targets are looked at, and not opened.
@@ -110,6 +133,10 @@ impl Reload {
                 .to_owned());
         };
         let plan = reread().map_err(|error| format!("nothing changed: {}", error.chain()))?;
+        // Of the running server, since only a restart changes it.
+        let check = |spec: &ExportSpec| check_below(spec, &self.running.search_path);
+        let checked = plan.settings.export.iter().try_for_each(check);
+        checked.map_err(|error| format!("nothing changed: {}", error.chain()))?;
         let restart = differences(&self.running, &plan.settings);
         let access_changed = plan.settings.access != exports.access();
         Ok((plan.settings, Reloaded { restart, access_changed, ..Reloaded::default() }))
@@ -168,13 +195,15 @@ impl Difference {
     }
 }
 
-fn apply(exports: &Exports, set: &Settings, done: &mut Reloaded) -> Result<(), String> {
-    let wanted = &set.export;
+fn apply(
+    exports: &Exports,
+    (wanted, before): (Vec<ExportSpec>, &BTreeMap<String, Entry>),
+    done: &mut Reloaded,
+) -> Result<(), String> {
     let have = exports.entries();
-    let unchanged = |why: String| format!("nothing changed: {why}");
+    let unchanged = |why: String| format!("no export changed but for access lists: {why}");
     let mut leaving = BTreeSet::new();
-    let Difference { added, removed, changed, same } =
-        Difference::new(wanted.clone(), have.clone());
+    let Difference { added, removed, changed, same } = Difference::new(wanted, have.clone());
     let leaves = removed.iter().filter_map(|name| have.get(name).map(|entry| &entry.spec));
     for spec in leaves.chain(changed.iter().map(|(entry, _)| &entry.spec)) {
         if let Target::Path(path) = &spec.target {
@@ -190,9 +219,6 @@ fn apply(exports: &Exports, set: &Settings, done: &mut Reloaded) -> Result<(), S
     let (later, now): (Vec<_>, Vec<_>) = added.into_iter().partition(is_later);
     let opened = now.iter().map(|spec| exports.open(spec)).collect::<Result<Vec<_>, _>>();
     let opened = opened.map_err(unchanged)?;
-    // All at once and first, so that nothing can be opened by rules of before and after together.
-    // The lists apply also to an export of which something else cannot change now.
-    exports.replace_access(&set.access, wanted);
     for (spec, export) in now.iter().zip(opened) {
         note_added(done, spec.name(), exports.publish(spec, &export, true));
     }
@@ -209,9 +235,10 @@ fn apply(exports: &Exports, set: &Settings, done: &mut Reloaded) -> Result<(), S
     if let Err(why) = exports.release(released, RELEASE_MAX) {
         done.failed.push(Kept { name: String::new(), why });
     }
-    for (mut entry, spec) in changed {
+    for (entry, mut spec) in changed {
+        // Applied already, and perhaps by a later reload.
+        spec.access.clone_from(&entry.spec.access);
         let name = spec.name();
-        entry.spec.access.clone_from(&spec.access);
         match exports.change(&entry, &spec) {
             Ok(_) => {
                 exports.note_configured(name);
@@ -226,8 +253,14 @@ fn apply(exports: &Exports, set: &Settings, done: &mut Reloaded) -> Result<(), S
     for spec in later {
         note_added(done, spec.name(), exports.open_new(&spec, true));
     }
-    same.iter().for_each(|name| exports.note_configured(name));
-    done.unchanged = same.len();
+    for name in same {
+        exports.note_configured(&name);
+        let access = |all: &BTreeMap<String, Entry>| Some(all.get(&name)?.spec.access.clone());
+        match access(before) == access(&have) {
+            true => done.unchanged += 1,
+            false => done.changed.push(name),
+        }
+    }
     Ok(())
 }
 

@@ -100,9 +100,11 @@ fn run_server(
     let (senders, mailboxes) = mailboxes(cores)?;
     let finder = start_finder(set, &sources, &state, &senders)?;
     let exports = ExportTable::with_finder(exports, finder);
-    exports.set_access(ServerAccess::new(set.access.clone()).policy(specs.iter()));
+    exports.set_access(ServerAccess::new(set).policy());
     let signals = Signals::take().map_err(failed(ErrorKind::System, "cannot take signals"))?;
 
+    // Dropped last: it waits until all is written.
+    let (audit, _audit_thread) = audit::start(set)?;
     let setup = Arc::new(Setup {
         params,
         exports,
@@ -110,7 +112,7 @@ fn run_server(
         policy: PollPolicy { budget_max: set.poll.get() },
         cpus: pin_plan(set.pin, cores),
         senders,
-        audit: audit::start(set)?,
+        audit,
         released: OnceLock::new(),
     });
     let (report, started) = mpsc::channel();
@@ -139,7 +141,7 @@ fn run_server(
         tracing::error!("exports that grow are not noticed: cannot start a thread: {error}");
     }
     let table = Arc::clone(&setup.exports);
-    let exports = Exports::new((table, opener), control_shard.clone(), set);
+    let exports = Exports::new((table, opener), control_shard.clone(), set, setup.audit.clone());
     let reload = Reload::new(set, reread, setup.audit.clone(), setup.portals.tls());
     let changes = Arc::new(Changes { exports, reload });
     let control = listening.and_then(|portals| {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use rtrs_core::fabric::{ConnRequest, PrivateData};
+use rtrs_core::fabric::{ConnRequest, PeerIdentity, PrivateData};
 use rtrs_core::ids::{ConnIndex, CoreIndex, PermitId, ProviderIndex, SessionId};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::{Fence, Name, OpenRsp, OpenRspTail, errno};
@@ -281,6 +281,10 @@ pub enum AdminRequest {
     },
     /// End the paths that may no longer do what their sessions do: the access lists have changed.
     CheckAccess,
+    /// Who the clients of the paths are that have proved it.
+    Identities,
+    /// End these paths, whose clients are not to be taken any more.
+    EndUnknown(Vec<PathKey>),
     /// Which exports there are, and who has them open.
     Exports,
     /// Let nobody open an export any more.
@@ -327,6 +331,8 @@ pub enum AdminReply {
     },
     /// The exports.
     Exports(Vec<ExportSnapshot>),
+    /// The clients that have proved who they are, by path.
+    Identities(Vec<(PathKey, PeerIdentity)>),
     /// An export is removed, or is being removed.
     ExportRemoved {
         /// The sessions that had it open.

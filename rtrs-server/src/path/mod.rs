@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use rtrs_core::fabric::{CloseReason, ProtectionDomain};
+use rtrs_core::fabric::{CloseReason, PeerIdentity, ProtectionDomain};
 use rtrs_core::ids::{ConnIndex, CoreIndex, PathUuid, ProviderIndex};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::WireError;
@@ -53,7 +53,7 @@ pub struct PathShared {
 }
 
 /// Where a path comes from, as its first connection says.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct PathOrigin {
     /// What the client calls it.
     pub uuid: PathUuid,
@@ -69,8 +69,8 @@ pub struct PathOrigin {
     pub local: SocketAddr,
     /// The client takes CHANGED.
     pub takes_changed: bool,
-    /// The cipher suite of its first connection; None when it is not encrypted.
-    pub cipher: Option<&'static str>,
+    /// What its first connection proved; all others proved the same.
+    pub identity: PeerIdentity,
 }
 
 impl PathShared {
@@ -100,7 +100,7 @@ impl PathShared {
 
     /// The client, as access lists name it.
     pub(crate) fn client(&self) -> Client<'_> {
-        Client::of(&self.session.who, self.origin.peer)
+        Client::of(&self.origin.identity.who, self.origin.peer)
     }
 
     /// The state as last published by the control shard.
@@ -217,6 +217,9 @@ pub enum PathEnd {
     /// The access lists have changed and do not let its client do what the session does.
     #[error("the access lists no longer allow it")]
     NotAllowed,
+    /// Its client's certificate or key is no longer one that the server takes.
+    #[error("its client's certificate or key is no longer accepted")]
+    Unknown,
     /// The server stops.
     #[error("the server stops")]
     Shutdown,

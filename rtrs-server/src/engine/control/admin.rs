@@ -12,6 +12,7 @@ use rtrs_core::fabric::Fabric;
 use rtrs_core::identity::SessionTag;
 use rtrs_core::ids::SessionId;
 use rtrs_core::time::Instant;
+use rtrs_core::wire::Name;
 
 use super::open::Opens;
 use super::path::Path;
@@ -78,6 +79,14 @@ impl Evicted {
             )),
             _ => Ok(Ends { session, paths, why: PathEnd::Operator }),
         }
+    }
+
+    /// True if another session has the name. One that was evicted stays until its IO has ended, and
+    /// its name is free at once.
+    pub(super) fn is_taken(&self, name: Name, session: SessionId, registry: &Registry) -> bool {
+        registry.sessions().any(|other| {
+            other.id() != session && other.name() == Some(name) && !self.contains(other.id())
+        })
     }
 
     /// Ends a session and lets it not come back.

@@ -6,6 +6,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use rtrs_core::fabric::Who;
 use rtrs_core::identity::{ExportId, SessionTag};
 use rtrs_core::ids::SessionId;
 use rtrs_core::log_limit::LogLimits;
@@ -13,6 +14,7 @@ use rtrs_core::time::Instant;
 use rtrs_core::wire::{AccessMode, Name, errno, errno_name};
 
 use super::refusal::Refusal;
+use super::registry::{Registry, Session};
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::engine::device_table::DeviceId;
 use crate::engine::session::SessionShared;
@@ -20,7 +22,7 @@ use crate::export::ExportTable;
 use crate::path::PathEnd;
 use crate::stats::Access;
 
-/// What is told apart: who it is about, and what; of an open also the export.
+/// What is told apart: who it is about, and what; of an open of a known export also that.
 type Kind = (IpAddr, &'static str, Option<Name>);
 
 /// Limits the lines about clients.
@@ -31,12 +33,13 @@ pub(super) struct ClientLog {
 }
 
 /// A client that asks for an export, as far as it is known.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Opener {
     /// What it calls its session.
     pub(super) name: Option<Name>,
     pub(super) session: SessionId,
     pub(super) peer: SocketAddr,
+    pub(super) who: Who,
 }
 
 /// What a client asked for.
@@ -47,8 +50,16 @@ pub(super) struct Asked {
 }
 
 impl Opener {
+    /// The client of a session that asks from this address.
+    pub(super) fn of(session: SessionId, peer: SocketAddr, registry: &Registry) -> Self {
+        let at = registry.session(session);
+        let who = at.map(|at| at.shared().who.clone()).unwrap_or_default();
+        Self { name: at.and_then(Session::name), session, peer, who }
+    }
+
     fn event(&self, event: AuditKind, result: AuditResult) -> AuditEvent {
         AuditEvent {
+            identity: self.who.name().map(str::to_owned),
             address: Some(self.peer),
             session: Some(SessionTag::of(self.session).to_string()),
             session_name: self.name.map(|name| name.to_string()),
@@ -64,7 +75,7 @@ impl ClientLog {
     }
 
     /// Something happened to a session that is not an open.
-    pub(super) fn happened(&self, kind: AuditKind, client: Opener, reason: Option<&str>) {
+    pub(super) fn happened(&self, kind: AuditKind, client: &Opener, reason: Option<&str>) {
         self.audit.record(|| AuditEvent {
             reason: reason.map(str::to_owned),
             ..client.event(kind, AuditResult::Ok)
@@ -72,8 +83,11 @@ impl ClientLog {
     }
 
     /// A path ends. What the operator does is recorded.
-    pub(super) fn ended(&self, client: Opener, end: &PathEnd) {
-        if matches!(end, PathEnd::NotAllowed | PathEnd::Evicted | PathEnd::Operator) {
+    pub(super) fn ended(&self, client: &Opener, end: &PathEnd) {
+        if matches!(
+            end,
+            PathEnd::NotAllowed | PathEnd::Unknown | PathEnd::Evicted | PathEnd::Operator
+        ) {
             self.happened(AuditKind::Evict, client, Some(&end.to_string()));
         }
     }
@@ -81,7 +95,7 @@ impl ClientLog {
     /// A session closes what it has open, or one export of that.
     pub(super) fn closed(
         &self,
-        client: Opener,
+        client: &Opener,
         (session, exports): (&SessionShared, &ExportTable),
         device: Option<DeviceId>,
     ) {
@@ -110,10 +124,16 @@ impl ClientLog {
     }
 
     /// A connection is refused.
-    pub(super) fn refused(&mut self, now: Instant, peer: SocketAddr, refusal: &Refusal) {
+    pub(super) fn refused(
+        &mut self,
+        now: Instant,
+        (peer, who): (SocketAddr, &Who),
+        refusal: &Refusal,
+    ) {
         let Some(left_out) = self.admit(now, peer, refusal.reason()) else { return };
         let errno = refusal.errno();
         self.audit.record(|| AuditEvent {
+            identity: who.name().map(str::to_owned),
             address: Some(peer),
             reason: Some(refusal.to_string()),
             left_out,
@@ -127,14 +147,14 @@ impl ClientLog {
     }
 
     /// A client has opened an export.
-    pub(super) fn opened(&self, client: Opener, asked: Asked, identity: Option<ExportId>) {
+    pub(super) fn opened(&self, client: &Opener, asked: Asked, identity: Option<ExportId>) {
         let Asked { export, access } = asked;
         self.audit.record(|| AuditEvent {
             export: Some(export.to_string()),
             mode: Some(access.into()),
             ..client.event(AuditKind::Open, AuditResult::Ok)
         });
-        let Opener { name, session, peer } = client;
+        let Opener { name, session, peer, .. } = *client;
         let session = SessionTag::of(session);
         let (client, identity) = (shown(name), shown(identity));
         if access == AccessMode::Migration {
@@ -149,16 +169,16 @@ impl ClientLog {
     pub(super) fn open_refused(
         &mut self,
         now: Instant,
-        client: Opener,
+        client: &Opener,
         asked: Asked,
         (errno, why): (u16, Option<&str>),
     ) {
-        let Opener { name, session, peer } = client;
+        let Opener { name, session, peer, .. } = *client;
         let Asked { export, access } = asked;
         let what = errno_name(errno);
-        let Some(left_out) = self.limits.admit(now, (peer.ip(), what, Some(export))) else {
-            return;
-        };
+        // A client can ask for any number of names that are none.
+        let told_apart = (!matches!(errno, errno::ENOENT | errno::EACCES)).then_some(export);
+        let Some(left_out) = self.limits.admit(now, (peer.ip(), what, told_apart)) else { return };
         let reason = match errno {
             _ if why.is_some() => why.unwrap_or_default(),
             errno::EPERM => "another session has it open for writing",

@@ -155,7 +155,7 @@ impl Connector {
             peer: request.peer,
             local: request.local,
             takes_changed: ClientExtensions::decode(&conn.ext).changed,
-            cipher: request.identity.cipher,
+            identity: request.identity.clone(),
         };
         let session = Arc::clone(session.shared());
         let pd = (pd, fresh_keys, ClientExtensions::decode(&conn.ext).times);
@@ -212,7 +212,7 @@ impl Connector {
             Err(error) => {
                 let refusal = Refusal::from(error);
                 for (_, request) in held {
-                    log.refused(ctx.now, request.peer, &refusal);
+                    log.refused(ctx.now, (request.peer, &request.identity.who), &refusal);
                     refuse(provider, request, &refusal, ctx);
                 }
                 Some((key, PathEnd::Unserved(refusal.to_string())))

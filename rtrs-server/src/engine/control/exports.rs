@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use rtrs_core::identity::SessionTag;
 use rtrs_core::ids::SessionId;
 use rtrs_core::wire::AccessMode;
 
@@ -36,7 +37,8 @@ fn name_of(session: SessionId, registry: &Registry) -> Option<String> {
 /// Sessions as a refusal names them.
 fn names(users: &[(SessionId, AccessMode)], registry: &Registry) -> String {
     let shown = users.iter().take(NAMED_MAX).map(|(session, mode)| {
-        let name = name_of(*session, registry).unwrap_or_else(|| session.to_string());
+        let name =
+            name_of(*session, registry).unwrap_or_else(|| SessionTag::of(*session).to_string());
         format!("{name} ({})", crate::stats::Access::from(*mode))
     });
     let shown = shown.collect::<Vec<_>>().join(", ");
@@ -135,7 +137,7 @@ pub(super) fn remove(
     let devices = devices_of(index, opens, registry);
     let sessions = users.iter().filter_map(|(id, _)| Some(&**registry.session(*id)?.shared()));
     opens.remove(index, sessions, out);
-    let name_or_id = |id| name_of(id, registry).unwrap_or_else(|| id.to_string());
+    let name_or_id = |id| name_of(id, registry).unwrap_or_else(|| SessionTag::of(id).to_string());
     let ended: Vec<String> = users.iter().map(|(id, _)| name_or_id(*id)).collect();
     if ended.is_empty() {
         tracing::info!(%name, "export removed");

@@ -60,9 +60,8 @@ use self::fence::{Fencing, fence};
 use self::known::{KnownPeers, know};
 use self::open::Opens;
 use self::path::Path;
-use self::permission::{check_connect, check_open, no_longer_allowed};
+use self::permission::{check_connect, check_open, check_session, identities, to_end};
 use self::registry::{Registry, Session};
-use crate::access_list::Client;
 use crate::audit::{AuditKind, AuditSink};
 use crate::engine::control::refusal::{Refusal, RefusedCounts};
 use crate::engine::ctx::Ctx;
@@ -176,7 +175,8 @@ impl Control {
             }
             Err(refusal) => {
                 self.refused.count(refusal.reason());
-                self.log.refused(ctx.now, request.peer, &refusal);
+                let client = (request.peer, &request.identity.who);
+                self.log.refused(ctx.now, client, &refusal);
                 refuse(provider, request, &refusal, ctx);
             }
         }
@@ -189,6 +189,9 @@ impl Control {
         ctx: &mut Ctx<'_>,
     ) -> Result<(Arc<PathShared>, ConnIndex), Refusal> {
         let conn = ConnReq::decode(request.private_data.as_bytes()).map_err(Refusal::Wire)?;
+        // First: who is not let in learns nothing else.
+        let client = (&request.identity, request.peer);
+        check_connect(&self.exports, client, conn.session_id, &self.registry)?;
         if self.is_stopping() {
             return Err(Refusal::Stopping);
         }
@@ -197,13 +200,6 @@ impl Control {
         }
         if self.evicted.contains(conn.session_id) {
             return Err(Refusal::Evicted(self.params.eviction_key.secret(conn.session_id)));
-        }
-        let client = Client::of(&request.identity.who, request.peer);
-        check_connect(&self.exports, client, conn.session_id, &self.registry)?;
-        if let Some(session) = self.registry.session(conn.session_id)
-            && session.shared().who != request.identity.who
-        {
-            return Err(Refusal::Identity(request.identity.who.clone()));
         }
         let source = Source::of(request.peer.ip());
         self.make_room(&conn, source, ctx)?;
@@ -216,6 +212,9 @@ impl Control {
             // Room for the next try.
             self.end_path(key, &PathEnd::Replaced, ctx);
             return Err(Refusal::PathExists);
+        }
+        if path.shared().origin.identity.proof != request.identity.proof {
+            return Err(Refusal::Identity(request.identity.who.clone()));
         }
         path.join(&conn, shard)?;
         let shared = Arc::clone(path.shared());
@@ -315,13 +314,13 @@ impl Control {
             Err(error) => return self.end_path(key, &PathEnd::Peer(PeerFault::Info(error)), ctx),
         };
         let id = shared.session.id;
-        // One that was evicted stays until its IO has ended, and its name is free at once.
-        let taken = self.registry.sessions().any(|other| {
-            other.id() != id && other.name() == Some(name) && !self.evicted.contains(other.id())
-        });
+        let taken = self.evicted.is_taken(name, id, &self.registry);
         if taken {
             let name = String::from_utf8_lossy(name.as_bytes()).into_owned();
             return self.end_path(key, &PathEnd::Peer(PeerFault::NameTaken(name)), ctx);
+        }
+        if check_session(&self.exports, shared.client(), id, &self.registry).is_err() {
+            return self.end_path(key, &PathEnd::NotAllowed, ctx);
         }
         if let Err(error) = self.connector.make_chunks(&shared, &mut self.registry) {
             return self.end_path(key, &PathEnd::Unserved(error.to_string()), ctx);
@@ -333,8 +332,9 @@ impl Control {
         if known || self.log.admit(ctx.now, peer, "up").is_some() {
             let session = SessionTag::of(id);
             tracing::info!(path = %key, transport, %peer, %session, %name, "a path is up");
-            let client = Opener { name: Some(name), session: id, peer };
-            self.log.happened(AuditKind::Connect, client, None);
+            let who = shared.session.who.clone();
+            let client = Opener { name: Some(name), session: id, peer, who };
+            self.log.happened(AuditKind::Connect, &client, None);
         }
         let Some(session) = self.registry.session_mut(id) else { return };
         session.set_name(name);
@@ -375,8 +375,8 @@ impl Control {
                 Some(answer)
             }
             ControlRequest::Close { device } => {
-                let client = self.opener(session.id, peer);
-                self.log.closed(client, (&session, &self.exports), Some(device));
+                let client = Opener::of(session.id, peer, &self.registry);
+                self.log.closed(&client, (&session, &self.exports), Some(device));
                 self.opens.close(&session, device, reply_to, ctx.out)
             }
             ControlRequest::Discover { .. } if !self.params.discovery => {
@@ -430,16 +430,11 @@ impl Control {
     ) -> Option<ControlAnswer> {
         let asked = (session.id, name, access);
         let why = check_open(&self.exports, &self.registry, asked).err()?;
-        let client = self.opener(session.id, peer);
+        let client = Opener::of(session.id, peer, &self.registry);
         let asked = Asked { export: *name, access };
         self.refused.count("access");
-        self.log.open_refused(ctx.now, client, asked, (errno::EACCES, Some(&why)));
+        self.log.open_refused(ctx.now, &client, asked, (errno::EACCES, Some(&why)));
         Some(ControlAnswer::NotAllowed(OpenRefusal::new(&why).encode()))
-    }
-
-    fn opener(&self, session: SessionId, peer: SocketAddr) -> Opener {
-        let name = self.registry.session(session).and_then(Session::name);
-        Opener { name, session, peer }
     }
 
     /// An open that came over a path is about to be answered.
@@ -453,18 +448,18 @@ impl Control {
         let device = self.opens.device_of(session, &asked.export, answer);
         exports::opened_again(path, device, &mut self.registry, ctx.out);
         self.note_open(session, answer, ctx);
-        let client = self.opener(session.id, peer);
+        let client = Opener::of(session.id, peer, &self.registry);
         match answer {
             ControlAnswer::Refused(errno) => {
                 let migrates = asked.access == AccessMode::Migration;
                 let denied = migrates && self.opens.denies_migration(&asked.export);
                 let why = (denied && *errno == errno::EPERM)
                     .then_some("the export does not allow migration");
-                self.log.open_refused(ctx.now, client, asked, (*errno, why));
+                self.log.open_refused(ctx.now, &client, asked, (*errno, why));
             }
             ControlAnswer::Opened(_) => {
                 let identity = self.opens.identity(session, &asked.export);
-                self.log.opened(client, asked, identity);
+                self.log.opened(&client, asked, identity);
             }
             ControlAnswer::Done | ControlAnswer::Page(_) | ControlAnswer::NotAllowed(_) => {}
         }
@@ -503,9 +498,10 @@ impl Control {
                 self.evicted.disconnect(&session, path, &self.registry)
             }
             AdminRequest::Evict { session } => self.evicted.evict(&session, &self.registry),
-            AdminRequest::CheckAccess => {
-                let keys = no_longer_allowed(&self.exports, &self.registry);
-                keys.iter().for_each(|key| self.end_path(*key, &PathEnd::NotAllowed, ctx));
+            AdminRequest::Identities => return reply.send(identities(&self.registry)),
+            AdminRequest::CheckAccess | AdminRequest::EndUnknown(_) => {
+                let (keys, why) = to_end(request, &self.exports, &self.registry);
+                keys.iter().for_each(|key| self.end_path(*key, &why, ctx));
                 return reply.send(AdminReply::Done);
             }
             AdminRequest::Exports => {
@@ -602,7 +598,7 @@ impl Control {
             || self.log.admit(ctx.now, peer, "end").is_some();
         let session = path.shared().session.id;
         if path.close(end, is_loud, ctx.out) {
-            self.log.ended(self.opener(session, peer), end);
+            self.log.ended(&Opener::of(session, peer, &self.registry), end);
             self.advance_end(key, ctx);
         }
     }
@@ -639,12 +635,13 @@ impl Control {
         }
         if let Some(session) = ended {
             let (name, id) = (session.name(), session.id());
-            let client = Opener { name, session: id, peer };
-            self.log.closed(client, (session.shared(), &self.exports), None);
+            let who = session.shared().who.clone();
+            let client = Opener { name, session: id, peer, who };
+            self.log.closed(&client, (session.shared(), &self.exports), None);
             self.admission.ended(id, session.has_opened());
             self.opens.session_ended(session.shared(), ctx.now, ctx.out);
             if session.has_opened() {
-                self.log.happened(AuditKind::Disconnect, client, None);
+                self.log.happened(AuditKind::Disconnect, &client, None);
                 tracing::info!(session = %SessionTag::of(id), "a session ended");
             } else {
                 tracing::debug!(session = %SessionTag::of(id), "a session ended");

@@ -307,7 +307,7 @@ impl Path {
             uuid: shared.origin.uuid.to_string(),
             state: self.state,
             transport: shared.origin.transport.to_owned(),
-            cipher: shared.origin.cipher.map(str::to_owned),
+            cipher: shared.origin.identity.cipher.map(str::to_owned),
             peer: shared.origin.peer.to_string(),
             local: shared.origin.local.to_string(),
             connections: shared.origin.cid_num,

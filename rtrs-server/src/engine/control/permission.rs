@@ -5,27 +5,52 @@
 //! matter over which path a request comes. Holds nothing: the lists are in the [`ExportTable`],
 //! since the operator's thread replaces them.
 
+use std::net::SocketAddr;
+
+use rtrs_core::fabric::PeerIdentity;
 use rtrs_core::ids::SessionId;
+use rtrs_core::settings::printable;
 use rtrs_core::wire::{AccessMode, Name};
 
 use super::path::Path;
 use super::refusal::Refusal;
 use super::registry::Registry;
 use crate::access_list::{AccessPolicy, Client};
+use crate::engine::message::{AdminReply, AdminRequest};
 use crate::export::ExportTable;
-use crate::path::PathKey;
+use crate::path::state::PathState;
+use crate::path::{PathEnd, PathKey};
 
-/// Whether a client may connect: alone, or to a session that has exports open.
+/// Whether who comes from this address may connect: alone, or to a session of the same client that
+/// may have exports open.
 pub(super) fn check_connect(
+    exports: &ExportTable,
+    (identity, peer): (&PeerIdentity, SocketAddr),
+    id: SessionId,
+    registry: &Registry,
+) -> Result<(), Refusal> {
+    let (policy, client) = (exports.access(), Client::of(&identity.who, peer));
+    if !policy.may_connect(client) {
+        return Err(Refusal::NotAllowed(format!("{client} is in no access list")));
+    }
+    if identity.proof.as_ref().is_some_and(|proof| proof.generation() < policy.generation) {
+        let why = "certificates or keys were read again while it connected; it may try again";
+        return Err(Refusal::NotAllowed(why.into()));
+    }
+    if registry.session(id).is_some_and(|session| session.shared().who != identity.who) {
+        return Err(Refusal::Identity(identity.who.clone()));
+    }
+    check_session(exports, client, id, registry)
+}
+
+/// Whether a client may do what a session does.
+pub(super) fn check_session(
     exports: &ExportTable,
     client: Client<'_>,
     id: SessionId,
     registry: &Registry,
 ) -> Result<(), Refusal> {
     let policy = exports.access();
-    if !policy.may_connect(client) {
-        return Err(Refusal::NotAllowed(format!("{client} is in no access list")));
-    }
     let Some(session) = registry.session(id).filter(|_| !policy.is_open()) else { return Ok(()) };
     // What it has closed, or what was removed, ends by itself.
     let devices = &session.shared().devices;
@@ -38,10 +63,11 @@ pub(super) fn check_connect(
     Ok(())
 }
 
-/// The clients of a session, one for each path that may carry requests.
+/// The clients of a session, one for each path that carries requests. One that is still connecting
+/// is checked when it is up, and what one that ends has begun was allowed.
 fn clients(registry: &Registry, id: SessionId) -> impl Iterator<Item = Client<'_>> {
-    let live = registry.paths_of(id).filter(|path| path.state().may_begin());
-    live.map(|path| path.shared().client())
+    let up = registry.paths_of(id).filter(|path| path.state() == PathState::Connected);
+    up.map(|path| path.shared().client())
 }
 
 /// Whether all paths of a session may open an export. Its client may see what it may read.
@@ -50,7 +76,10 @@ pub(super) fn may_open(
     registry: &Registry,
     (id, export, write): (SessionId, &str, bool),
 ) -> bool {
-    policy.is_open() || clients(registry, id).all(|client| policy.allows(client, export, write))
+    // Without a path there is nobody to allow it to.
+    let mut clients = clients(registry, id).peekable();
+    policy.is_open()
+        || clients.peek().is_some() && clients.all(|client| policy.allows(client, export, write))
 }
 
 /// Whether all paths of a session may open an export. The error is for its client.
@@ -65,21 +94,59 @@ pub(super) fn check_open(
     }
     let name = String::from_utf8_lossy(name.as_bytes());
     let write = mode.may_write();
-    let denied = clients(registry, id).find(|client| !policy.allows(*client, &name, write));
+    let mut clients = clients(registry, id).peekable();
+    if clients.peek().is_none() {
+        return Err("its session has no path any more".into());
+    }
+    let denied = clients.find(|client| !policy.allows(*client, &name, write));
     denied.map_or(Ok(()), |client| Err(denial(client, &name, write)))
 }
 
-/// The paths that may no longer do what their sessions do.
-pub(super) fn no_longer_allowed(exports: &ExportTable, registry: &Registry) -> Vec<PathKey> {
+/// The paths that are to end by the operator's request, and why.
+pub(super) fn to_end(
+    request: AdminRequest,
+    exports: &ExportTable,
+    registry: &Registry,
+) -> (Vec<PathKey>, PathEnd) {
+    if let AdminRequest::EndUnknown(keys) = request {
+        return (keys, PathEnd::Unknown);
+    }
     let denied = |path: &&Path| {
         let client = path.shared().client();
-        check_connect(exports, client, path.shared().session.id, registry).is_err()
+        !exports.access().may_connect(client)
+            || check_session(exports, client, path.shared().session.id, registry).is_err()
     };
-    registry.paths().filter(denied).map(Path::key).collect()
+    (registry.paths().filter(denied).map(Path::key).collect(), PathEnd::NotAllowed)
+}
+
+/// Who the clients are that have proved it, by path.
+pub(super) fn identities(registry: &Registry) -> AdminReply {
+    let proved = registry
+        .paths()
+        .map(Path::shared)
+        .filter(|path| path.origin.identity.proof.is_some() && !path.state().is_ending());
+    AdminReply::Identities(proved.map(|path| (path.key, path.origin.identity.clone())).collect())
 }
 
 /// Why, for the client and for the log.
 fn denial(client: Client<'_>, export: &str, write: bool) -> String {
     let mode = if write { "rw" } else { "ro" };
-    format!("{client} may not open '{export}' {mode}")
+    format!("{client} may not open '{}' {mode}", printable(export))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::access_list::Unlisted;
+
+    #[test]
+    fn a_session_without_a_path_may_open_nothing() {
+        let list = ["anyone:rw".parse().unwrap()];
+        let exports = ExportTable::new(Vec::new());
+        exports.set_access(AccessPolicy::new(&list, [].into_iter(), Unlisted::Nobody));
+        let (registry, id) = (Registry::default(), SessionId([1; 16]));
+        let name = Name::new(b"vol").unwrap();
+        check_open(&exports, &registry, (id, &name, AccessMode::ReadOnly)).unwrap_err();
+        assert!(!may_open(&exports.access(), &registry, (id, "vol", false)));
+    }
 }

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rtrs_core::wire::{AccessMode, OpenRefusal, OpenRsp, OpenRspTail, Page, Rw, errno};
+use rtrs_core::wire::{
+    AccessMode, InfoReq, Name, OpenRefusal, OpenRsp, OpenRspTail, Page, Rw, errno,
+};
 
 use super::fixture::{Fixture, StandOptions, client_ip};
 use super::peer::{Peer, PeerOptions, io};
-use crate::access_list::{AccessPolicy, AccessRule};
+use crate::access_list::{AccessPolicy, AccessRule, Unlisted};
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::engine::message::AdminRequest;
 
@@ -26,7 +28,7 @@ fn anyone(n: u8, mode: &str) -> String {
 fn set(fixture: &Fixture, server: &[String], vol: &[String]) {
     let vol = rules(vol);
     let exports = [("vol", &vol[..])].into_iter();
-    fixture.exports.set_access(AccessPolicy::new(&rules(server), exports));
+    fixture.exports.set_access(AccessPolicy::new(&rules(server), exports, Unlisted::Nobody));
 }
 
 fn from(local: u8) -> PeerOptions {
@@ -99,6 +101,25 @@ fn each_path_of_a_session_may_do_what_the_session_does() {
     set(&fixture, &[anyone(0, "rw")], &[anyone(0, "rw"), anyone(1, "rw")]);
     assert_eq!(first.open_device(&mut fixture, "other", RW).unwrap_err(), errno::EACCES);
     assert!(first.open_device(&mut fixture, "vol", RW).is_ok());
+}
+
+#[test]
+fn only_paths_that_are_up_are_asked_and_who_comes_up_later_is_checked() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let both = [anyone(0, "rw"), anyone(1, "rw")];
+    set(&fixture, &[anyone(0, "rw")], &both);
+    let mut first = Peer::open(&mut fixture, from(0));
+    // It may do what the session does now, but not what comes.
+    let mut second = Peer::new(&fixture, second_path(1));
+    for cid in 0..second_path(1).cid_num {
+        second.connect(&mut fixture, cid).unwrap();
+    }
+    assert!(first.open_device(&mut fixture, "other", RW).is_ok(), "it is not up");
+    let request = InfoReq { session_name: Name::new(b"sess").unwrap() }.encode();
+    second.send_info(&mut fixture, &request);
+    fixture.settle();
+    assert!(second.closed(&mut fixture) > 0, "now it may not");
+    assert_eq!(write(&mut fixture, &mut first), 0);
 }
 
 #[test]
