@@ -29,9 +29,10 @@ rtrs_core::settings! {
         /// Path to the server, for example tcp://10.0.0.1@10.0.0.2:1234; repeatable
         ///
         /// A path is SCHEME://[SOURCE@]HOST[:PORT]. SCHEME is tcp, tls or rdma; one session can mix
-        /// tcp and rdma. tls is TCP with TLS 1.3 and needs tls-dir, or key-file and server-key. SOURCE is the local address to connect from. IPv6 addresses go in brackets. The
-        /// default port is 1234. The form of rnbd, ip:SOURCE@ip:HOST, means rdma://. At least one
-        /// path is needed. --policy distributes requests over all paths.
+        /// tcp and rdma. tls is TCP with TLS 1.3 and needs tls-dir, or key-file and server-key.
+        /// SOURCE is the local address to connect from. IPv6 addresses go in brackets. The default
+        /// port is 1234. The form of rnbd, ip:SOURCE@ip:HOST, means rdma://. At least one path is
+        /// needed. --policy distributes requests over all paths.
         path: Vec<Portal> = "",
         /// Directory with ca-cert.pem, client-cert.pem and client-key.pem, for tls:// paths
         ///
@@ -89,8 +90,8 @@ rtrs_core::settings! {
         ///
         /// With on, the server cannot write to the memory of this process after it has answered the
         /// read. This costs nothing over TCP; over RDMA it costs two more work requests and a wait
-        /// per read. auto is on for tcp:// and tls://, and off for rdma://. With off, the server can access the
-        /// IO buffers of this session, and nothing else, until the path ends.
+        /// per read. auto is on for tcp:// and tls://, and off for rdma://. With off, the server can
+        /// access the IO buffers of this session, and nothing else, until the path ends.
         invalidate_reads: AutoSwitch = "auto",
         /// Idle time before a heartbeat is sent
         ///

@@ -2,7 +2,8 @@
 //!
 //! A [`Region`] is mapped once and unmapped when its last owner goes. No Rust reference into it
 //! is ever handed out while anybody else holds the region: bytes are copied in and out through raw
-//! pointers, because a peer or the kernel may change them while we look. Code that validates bytes copies them out first.
+//! pointers, because a peer or the kernel may change them while we look. Code that validates bytes
+//! copies them out first.
 //! [`MemSlice`] names a part of a region and keeps the region alive; an operation in flight owns
 //! its slices until its completion, so memory cannot go away under the kernel.
 //! [`IoVecs`] is the reusable vector form that `sendmsg` and `recvmsg` take.

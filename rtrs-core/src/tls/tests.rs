@@ -27,7 +27,8 @@ fn server_of(config: &TlsServerConfig) -> Handshake {
 
 /// A handshake of both ends: what became of each.
 fn shake(client: &TlsClientConfig, server: &TlsServerConfig) -> (Outcome, Outcome) {
-    let name = client.name.clone().unwrap_or(ServerName::try_from("127.0.0.1").unwrap());
+    let name = client.name.clone();
+    let name = name.unwrap_or_else(|| ServerName::try_from("127.0.0.1").unwrap());
     let (config, request) = (client.clone(), b"ping".to_vec());
     let mut ends = [Handshake::new(Begin::Client { config, name, request }), server_of(server)];
     let mut done: [Option<Outcome>; 2] = [None, None];

@@ -246,10 +246,10 @@ impl IwarpFabric {
     pub fn with_tls(
         ring: &Rc<Ring>,
         shared: Arc<IwarpShared>,
-        options: IwarpOptions,
+        mut options: IwarpOptions,
         endpoint: Arc<TlsEndpoint>,
     ) -> io::Result<Self> {
-        let options = IwarpOptions { crc: false, plain: false, ..options };
+        (options.crc, options.plain) = (false, false);
         let tls = Some(Tls::new(ring, endpoint)?);
         Ok(Self { tls, ..Self::new(ring, shared, options) })
     }

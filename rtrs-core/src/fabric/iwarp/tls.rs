@@ -119,11 +119,11 @@ fn opener(
     suite: &Tls13CipherSuite,
     secrets: ConnectionTrafficSecrets,
 ) -> io::Result<Box<dyn MessageDecrypter>> {
-    let (key, iv) = match secrets {
-        ConnectionTrafficSecrets::Aes128Gcm { key, iv }
-        | ConnectionTrafficSecrets::Aes256Gcm { key, iv }
-        | ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => (key, iv),
-        _ => return Err(unusable()),
+    let (ConnectionTrafficSecrets::Aes128Gcm { key, iv }
+    | ConnectionTrafficSecrets::Aes256Gcm { key, iv }
+    | ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv }) = secrets
+    else {
+        return Err(unusable());
     };
     Ok(suite.aead_alg.decrypter(key, iv))
 }

@@ -549,7 +549,7 @@ impl Conn {
         net.cores[end.core].qps.remove(&qp);
         let event = FabricEvent::ended(qp, state != State::Connecting, ending);
         match net.linger.get(&end.node) {
-            Some(linger) => net.after(*linger, Event::Emit(end.core, event)),
+            Some(linger) => net.after(*linger, Event::Emit(end.core, Box::new(event))),
             None => net.emit(end.core, event),
         }
     }

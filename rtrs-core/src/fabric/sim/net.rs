@@ -86,7 +86,7 @@ pub(super) enum Event {
     /// The world changes.
     Fault(Fault),
     /// A shard hears of something that has happened before.
-    Emit(usize, FabricEvent),
+    Emit(usize, Box<FabricEvent>),
 }
 
 /// A shard's provider state.

@@ -107,7 +107,7 @@ impl Inner {
                 self.with(id, |conn, net| conn.timer(net, side, timer));
             }
             Event::Fault(fault) => self.apply(fault),
-            Event::Emit(core, event) => self.net.emit(core, event),
+            Event::Emit(core, event) => self.net.emit(core, *event),
         }
         true
     }

@@ -58,7 +58,8 @@ fn text(list: &Sessions) -> String {
             .map(|open| format!("{} ({})", printable(&open.export), open.access))
             .collect();
         out += &format!(
-            "{:<24} {:<10} {:>5} {:>5} {:>9} {:>6} {:>11} {:>14} {:>14} {:>7}  {:<36}  {:<20}  {}\n",
+            "{:<24} {:<10} {:>5} {:>5} {:>9} {:>6} {:>11} {:>14} {:>14} {:>7}  {:<36}  {:<20}  \
+             {}\n",
             session.name.as_deref().map_or_else(|| "-".to_owned(), printable),
             session.state,
             format!("{up}/{}", session.paths.len()),
@@ -87,8 +88,8 @@ fn path_text(path: &PathSnapshot) -> String {
     let cipher = path.cipher.as_ref().map(|cipher| format!(", {cipher}")).unwrap_or_default();
     let keys = if path.fresh_keys { "" } else { ", no fresh keys" };
     format!(
-        "  path {:<6} {:<5} {:<10} {} from {}, {} connections, {} in flight{waiting}{keys}{cipher}, \
-         up {}\n",
+        "  path {:<6} {:<5} {:<10} {} from {}, {} connections, {} in flight{waiting}{keys}\
+         {cipher}, up {}\n",
         path.path,
         path.transport,
         path.state,

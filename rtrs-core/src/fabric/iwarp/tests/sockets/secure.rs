@@ -71,14 +71,12 @@ impl Place {
 fn attempt(client: &mut Node, server: &mut Node) -> String {
     let address = server.fabric.listen("127.0.0.1:0".parse().unwrap()).unwrap();
     client.connect(address, BOUND);
-    loop {
-        match either(client, server) {
-            (true, FabricEvent::ConnectFailed { failure, .. }) => match failure {
-                ConnectFailure::Failed(reason) => return reason.to_string(),
-                ConnectFailure::Rejected(_) => panic!("refused by RTRS"),
-            },
-            (_, event) => panic!("{event:?}"),
-        }
+    match either(client, server) {
+        (true, FabricEvent::ConnectFailed { failure, .. }) => match failure {
+            ConnectFailure::Failed(reason) => reason.to_string(),
+            ConnectFailure::Rejected(_) => panic!("refused by RTRS"),
+        },
+        (_, event) => panic!("{event:?}"),
     }
 }
 
