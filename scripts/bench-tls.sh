@@ -29,7 +29,7 @@ start_server() {
     "$bin/rtrs-server" --export vol=mem:256M,id=bench --shards 1 --run-dir "$work" \
         --state-dir "$work/state" --listen "tcp://127.0.0.1:$tcp_port" \
         --listen "tls://127.0.0.1:$tls_port" --key-file "$work/server.key" \
-        --clients-file "$work/clients" --log error >"$work/server.out" 2>&1 &
+        --clients-file "$work/clients" --access anyone:rw --log error >"$work/server.out" 2>&1 &
     server=$!
     for _ in {1..200}; do
         [ "$(grep -c 'listening on' "$work/server.out")" = 2 ] && return
