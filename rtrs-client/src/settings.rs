@@ -90,8 +90,8 @@ rtrs_core::settings! {
         ///
         /// With on, the server cannot write to the memory of this process after it has answered the
         /// read. This costs nothing over TCP; over RDMA it costs two more work requests and a wait
-        /// per read. auto is on for tcp:// and tls://, and off for rdma://. With off, the server can
-        /// access the IO buffers of this session, and nothing else, until the path ends.
+        /// per read. auto is on for tcp:// and tls://, and off for rdma://. With off, the server
+        /// can access the IO buffers of this session, and nothing else, until the path ends.
         invalidate_reads: AutoSwitch = "auto",
         /// Idle time before a heartbeat is sent
         ///

@@ -78,10 +78,10 @@ rtrs_core::settings! {
         /// A portal is SCHEME://HOST[:PORT]. SCHEME is tcp, tls or rdma. IPv6 addresses go in
         /// brackets. The default port is 1234; with port 0 the system chooses one. tcp://[::]
         /// accepts IPv6 and IPv4 connections, tcp://0.0.0.0 only IPv4. rdma:// needs an InfiniBand
-        /// or RoCE device (soft RoCE works). tls:// is TCP with TLS 1.3 and needs tls-dir, or key-file and
-        /// clients-file; a client without TLS is refused there. auto is tcp://[::]:1234, plus
-        /// rdma://[::]:1234 if the host has an RDMA device. With tls-dir or key-file, auto is
-        /// tls://[::]:1234 alone. It uses 0.0.0.0 if IPv6 is disabled.
+        /// or RoCE device (soft RoCE works). tls:// is TCP with TLS 1.3 and needs tls-dir, or
+        /// key-file and clients-file; a client without TLS is refused there. auto is
+        /// tcp://[::]:1234, plus rdma://[::]:1234 if the host has an RDMA device. With tls-dir or
+        /// key-file, auto is tls://[::]:1234 alone. It uses 0.0.0.0 if IPv6 is disabled.
         listen: Vec<Auto<Portal>> = "auto",
         /// Directory with ca-cert.pem, server-cert.pem and server-key.pem, for tls:// portals
         ///
