@@ -11,19 +11,29 @@ use crate::error::{Error, ErrorKind, usage};
 /// As written; also the flags of commands that have no configuration file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
 pub struct TlsSources {
-    /// Directory with ca-cert.pem, client-cert.pem and client-key.pem, for tls://.
+    /// Directory with ca-cert.pem, client-cert.pem and client-key.pem, for tls://
+    ///
+    /// The names are those of qemu and nbdkit. ca-crl.pem, if it exists, revokes certificates. The
+    /// key must be readable only by its owner. Not with --key-file.
     #[arg(long = "tls-dir", value_name = "PATH")]
     pub dir: Option<PathBuf>,
 
-    /// Name that the server's certificate must have [default: the host in the path].
+    /// Name that the server's certificate must have [default: the host in the path]
+    ///
+    /// A DNS name or an address among the alternative names of the certificate. Needs --tls-dir.
     #[arg(long = "tls-hostname", value_name = "NAME")]
     pub hostname: Option<String>,
 
-    /// File with the private key of this client, for tls://; needs --server-key.
+    /// File with the private key of this client, for tls://
+    ///
+    /// `rtrs-client key generate` makes one. It must be readable only by its owner. Needs
+    /// --server-key.
     #[arg(long, value_name = "PATH")]
     pub key_file: Option<PathBuf>,
 
-    /// Public key of the server, ed25519:BASE64; needs --key-file.
+    /// Public key of the server, ed25519:BASE64
+    ///
+    /// `rtrs-server key show` prints it. The server must have the private half. Needs --key-file.
     #[arg(long, value_name = "KEY")]
     pub server_key: Option<PublicKey>,
 }

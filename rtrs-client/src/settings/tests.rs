@@ -22,7 +22,10 @@ fn empty_files_say_nothing() {
 fn errors_name_line_and_remedy() {
     for (text, expected) in [
         ("\nsokcet: /s\n", "c.yaml:2: unknown key \"sokcet\"; did you mean \"socket\"?"),
-        ("banana: 1\n", "c.yaml:1: unknown key \"banana\"; the keys are path, read-only, access"),
+        (
+            "banana: 1\n",
+            "c.yaml:1: unknown key \"banana\"; the keys are path, tls-dir, tls-hostname",
+        ),
         ("bench:\n  io-depth: 3\n", "c.yaml:2: bench: unknown key \"io-depth\"; did you mean"),
         ("path:\n- tcp://a\n- b\n", "c.yaml:3: path[1]: portal \"b\" has no scheme"),
         ("log: info\npoll: x\n", "c.yaml:2: poll: time \"x\" does not begin with a digit"),
