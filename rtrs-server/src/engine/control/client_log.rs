@@ -45,8 +45,20 @@ pub(super) struct Opener {
 /// What a client asked for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked {
-    pub(super) export: Name,
+    export: Name,
     pub(super) access: AccessMode,
+    /// There is such an export.
+    known: bool,
+}
+
+impl Asked {
+    pub(super) fn new(export: Name, access: AccessMode, exports: &ExportTable) -> Self {
+        Self { export, access, known: exports.find(export.as_bytes()).is_some() }
+    }
+
+    pub(super) fn export(&self) -> &Name {
+        &self.export
+    }
 }
 
 impl Opener {
@@ -148,7 +160,7 @@ impl ClientLog {
 
     /// A client has opened an export.
     pub(super) fn opened(&self, client: &Opener, asked: Asked, identity: Option<ExportId>) {
-        let Asked { export, access } = asked;
+        let Asked { export, access, .. } = asked;
         self.audit.record(|| AuditEvent {
             export: Some(export.to_string()),
             mode: Some(access.into()),
@@ -174,10 +186,10 @@ impl ClientLog {
         (errno, why): (u16, Option<&str>),
     ) {
         let Opener { name, session, peer, .. } = *client;
-        let Asked { export, access } = asked;
+        let Asked { export, access, .. } = asked;
         let what = errno_name(errno);
         // A client can ask for any number of names that are none.
-        let told_apart = (!matches!(errno, errno::ENOENT | errno::EACCES)).then_some(export);
+        let told_apart = asked.known.then_some(export);
         let Some(left_out) = self.limits.admit(now, (peer.ip(), what, told_apart)) else { return };
         let reason = match errno {
             _ if why.is_some() => why.unwrap_or_default(),

@@ -370,7 +370,7 @@ impl Control {
                 }
                 let asked = (reply_to, &*name, mode);
                 let answer = self.opens.open(&session, session_name, asked, ctx)?;
-                let asked = Asked { export: *name, access: mode.access };
+                let asked = Asked::new(*name, mode.access, &self.exports);
                 self.opened((&*session, peer), (reply_to.path, asked), &answer, ctx);
                 Some(answer)
             }
@@ -415,7 +415,7 @@ impl Control {
             true => ControlAnswer::Refused(errno::ESTALE),
             false => self.opens.found(&session, mode, result, ctx),
         };
-        let asked = Asked { export: search.name, access: mode.access };
+        let asked = Asked::new(search.name, mode.access, &self.exports);
         self.opened((&*session, peer), (reply_to.path, asked), &answer, ctx);
         reply_to.answer(answer, ctx.out);
     }
@@ -431,7 +431,7 @@ impl Control {
         let asked = (session.id, name, access);
         let why = check_open(&self.exports, &self.registry, asked).err()?;
         let client = Opener::of(session.id, peer, &self.registry);
-        let asked = Asked { export: *name, access };
+        let asked = Asked::new(*name, access, &self.exports);
         self.refused.count("access");
         self.log.open_refused(ctx.now, &client, asked, (errno::EACCES, Some(&why)));
         Some(ControlAnswer::NotAllowed(OpenRefusal::new(&why).encode()))
@@ -445,20 +445,20 @@ impl Control {
         answer: &ControlAnswer,
         ctx: &mut Ctx<'_>,
     ) {
-        let device = self.opens.device_of(session, &asked.export, answer);
+        let device = self.opens.device_of(session, asked.export(), answer);
         exports::opened_again(path, device, &mut self.registry, ctx.out);
         self.note_open(session, answer, ctx);
         let client = Opener::of(session.id, peer, &self.registry);
         match answer {
             ControlAnswer::Refused(errno) => {
                 let migrates = asked.access == AccessMode::Migration;
-                let denied = migrates && self.opens.denies_migration(&asked.export);
+                let denied = migrates && self.opens.denies_migration(asked.export());
                 let why = (denied && *errno == errno::EPERM)
                     .then_some("the export does not allow migration");
                 self.log.open_refused(ctx.now, &client, asked, (*errno, why));
             }
             ControlAnswer::Opened(_) => {
-                let identity = self.opens.identity(session, &asked.export);
+                let identity = self.opens.identity(session, asked.export());
                 self.log.opened(&client, asked, identity);
             }
             ControlAnswer::Done | ControlAnswer::Page(_) | ControlAnswer::NotAllowed(_) => {}
