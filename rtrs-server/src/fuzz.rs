@@ -11,6 +11,9 @@
 
 #[cfg(test)]
 mod tests;
+mod text;
+
+pub use text::fuzz_text;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;

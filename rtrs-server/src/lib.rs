@@ -33,5 +33,5 @@ pub use engine::session::{ServerInstance, SessionParams};
 pub use error::{Error, ErrorKind};
 pub use export::{Export, ExportIndex, ExportTable};
 #[cfg(any(test, feature = "test-util"))]
-pub use fuzz::fuzz_paths;
+pub use fuzz::{fuzz_paths, fuzz_text};
 pub use plan::{Listen, Plan};

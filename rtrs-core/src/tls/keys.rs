@@ -191,6 +191,12 @@ impl Clients {
         Ok(Self(clients))
     }
 
+    /// Adds a key of a client.
+    #[cfg(any(test, feature = "test-util"))]
+    pub(super) fn add(&mut self, name: &str, key: PublicKey) {
+        self.0.insert(key, Arc::from(name));
+    }
+
     /// The client with this key.
     pub(super) fn name(&self, key: &PublicKey) -> Option<Arc<str>> {
         self.0.get(key).cloned()

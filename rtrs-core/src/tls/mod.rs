@@ -20,6 +20,8 @@ mod command;
 mod config;
 mod explain;
 mod files;
+#[cfg(any(test, feature = "test-util"))]
+mod fuzz;
 mod handshake;
 mod keys;
 mod names;
@@ -33,6 +35,11 @@ pub use config::{TlsClientConfig, TlsConfigError, TlsServerConfig};
 pub(crate) use explain::alert_text;
 pub use explain::hint;
 pub use files::TlsDir;
+#[cfg(any(test, feature = "test-util"))]
+#[doc(hidden)]
+pub use fuzz::fuzz_tls;
+#[cfg(any(test, feature = "test-util"))]
+pub(crate) use fuzz::sessions;
 pub(crate) use handshake::{Ended, Handshake, Progress, Secrets, Session, Step};
 pub use keys::{Clients, KeyError, PrivateKey, PublicKey};
 pub use workers::TlsEndpoint;

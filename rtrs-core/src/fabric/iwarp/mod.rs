@@ -17,6 +17,9 @@ mod ddp;
 #[cfg(any(test, feature = "test-util"))]
 #[path = "tests/fuzz.rs"]
 mod fuzz;
+#[cfg(any(test, feature = "test-util"))]
+#[path = "tests/fuzz_records.rs"]
+mod fuzz_records;
 mod listener;
 mod mpa;
 mod qp;
@@ -34,6 +37,8 @@ mod tx;
 #[cfg(any(test, feature = "test-util"))]
 #[doc(hidden)]
 pub use fuzz::fuzz_stream;
+#[cfg(any(test, feature = "test-util"))]
+pub(crate) use fuzz_records::fuzz_records;
 
 use std::any::Any;
 use std::io;

@@ -74,14 +74,14 @@ pub(super) enum TlsFault {
 }
 
 /// One direction's key.
-struct Sealer {
+pub(super) struct Sealer {
     key: LessSafeKey,
     iv: Iv,
     number: u64,
 }
 
 impl Sealer {
-    fn new((number, secrets): (u64, ConnectionTrafficSecrets)) -> io::Result<Self> {
+    pub(super) fn new((number, secrets): (u64, ConnectionTrafficSecrets)) -> io::Result<Self> {
         let (algorithm, key, iv) = match secrets {
             ConnectionTrafficSecrets::Aes128Gcm { key, iv } => (&aead::AES_128_GCM, key, iv),
             ConnectionTrafficSecrets::Aes256Gcm { key, iv } => (&aead::AES_256_GCM, key, iv),
@@ -95,7 +95,12 @@ impl Sealer {
     }
 
     /// Makes a record of the content that lies behind the room for a header. Returns its length.
-    fn seal(&mut self, record: &mut [u8], content: usize, kind: ContentType) -> io::Result<usize> {
+    pub(super) fn seal(
+        &mut self,
+        record: &mut [u8],
+        content: usize,
+        kind: ContentType,
+    ) -> io::Result<usize> {
         let end = HEAD + content + 1;
         record[end - 1] = kind.into();
         // The header is the additional data (RFC 8446 section 5.2).

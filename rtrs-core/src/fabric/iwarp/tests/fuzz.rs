@@ -19,20 +19,20 @@ use crate::fabric::{Access, QpLimits, RemoteMem, Sge, SgeList, WorkRequest, WrOp
 use crate::ids::{QpNum, Rkey};
 use crate::mem::{IoVecs, Region, crc32c_append};
 
-struct Input<'a>(&'a [u8]);
+pub(super) struct Input<'a>(pub(super) &'a [u8]);
 
 impl Input<'_> {
-    fn byte(&mut self) -> Option<u8> {
+    pub(super) fn byte(&mut self) -> Option<u8> {
         let (first, rest) = self.0.split_first()?;
         self.0 = rest;
         Some(*first)
     }
 
-    fn short(&mut self) -> Option<u16> {
+    pub(super) fn short(&mut self) -> Option<u16> {
         Some(u16::from_be_bytes([self.byte()?, self.byte()?]))
     }
 
-    fn bytes(&mut self, len: usize) -> Vec<u8> {
+    pub(super) fn bytes(&mut self, len: usize) -> Vec<u8> {
         let (head, rest) = self.0.split_at(len.min(self.0.len()));
         self.0 = rest;
         head.to_vec()
@@ -40,7 +40,7 @@ impl Input<'_> {
 }
 
 /// Appends one step of the program to the stream. None at the end of the input.
-fn step(
+pub(super) fn step(
     input: &mut Input<'_>,
     stream: &mut Vec<u8>,
     crc: bool,

@@ -1,0 +1,188 @@
+//! Records around MPA: a peer that has the keys of a TLS session and keeps to nothing else. Part of
+//! the fuzz target `tls` (`tls/fuzz.rs`).
+//!
+//! The input is a little program: records with frames as in `fuzz.rs`, with raw bytes, of any
+//! content type, with new keys, broken on the way, or bytes that are no record. The target fails on
+//! a panic, on a receive without room, when a broken record is taken, and when the bytes of the
+//! stream are not those that were sealed.
+
+use rustls::ContentType;
+
+use super::fuzz::{Input, step};
+use super::mpa::{Features, Terms};
+use super::qp::QpMachine;
+use super::stag::StagTable;
+use super::state::CoreState;
+use super::tls::{Record, Sealer, TLS_STAGE, TlsStream};
+use super::tx::BATCH_SLICES;
+use crate::fabric::{Access, QpLimits};
+use crate::ids::QpNum;
+use crate::mem::{IoVecs, Region};
+use crate::tls::{Secrets, Session, sessions};
+
+/// What the peer has sealed: its records, what of the stream is in them, and whether they are right.
+struct Sealed {
+    bytes: Vec<u8>,
+    plain: Vec<u8>,
+    is_right: bool,
+}
+
+/// Seals what the program says. None at its end.
+fn seal(input: &mut Input<'_>, peer: &mut (Sealer, Secrets), memory: (u32, u64)) -> Option<Sealed> {
+    let (kind, mut plain) = (input.byte()?, Vec::new());
+    let mut content_type = ContentType::ApplicationData;
+    match kind % 8 {
+        0..=2 => step(input, &mut plain, false, memory.0, memory.1)?,
+        3 => {
+            let len = usize::from(input.short()?) % (17 << 10);
+            plain = input.bytes(len);
+            plain.resize(len, kind);
+        }
+        4 => {
+            content_type = ContentType::from(input.byte()?);
+            let len = usize::from(input.byte()?);
+            plain = input.bytes(len);
+        }
+        5 => {
+            content_type = ContentType::Handshake;
+            plain = vec![24, 0, 0, 1, input.byte()?];
+        }
+        6 => {
+            let len = usize::from(input.byte()?);
+            return Some(Sealed { bytes: input.bytes(len), plain, is_right: false });
+        }
+        _ => plain = input.bytes(64),
+    }
+    let mut bytes = Vec::new();
+    // An empty content is one record too.
+    let mut rest = &plain[..];
+    loop {
+        let (content, more) = rest.split_at(rest.len().min(16 << 10));
+        let mut record = vec![0; content.len() + 64];
+        record[5..5 + content.len()].copy_from_slice(content);
+        let len = peer.0.seal(&mut record, content.len(), content_type).expect("it seals");
+        bytes.extend_from_slice(&record[..len]);
+        rest = more;
+        if rest.is_empty() {
+            break;
+        }
+    }
+    if kind % 8 == 5 {
+        peer.0 = Sealer::new(peer.1.next_tx().expect("new keys")).expect("ring takes them");
+    }
+    let mut is_right = content_type == ContentType::ApplicationData;
+    if kind % 8 == 7 {
+        // Behind the header, so that it is a record, and not the right one.
+        let at = 5 + usize::from(input.byte()?) % (bytes.len() - 5);
+        bytes[at] ^= 1 << (input.byte()? % 8);
+        is_right = false;
+    }
+    if !is_right {
+        plain.clear();
+    }
+    Some(Sealed { bytes, plain, is_right })
+}
+
+/// Drives the records of a session, and a stream machine behind them, with such a peer.
+///
+/// # Panics
+/// When they are at fault.
+#[doc(hidden)]
+pub fn fuzz_records(data: &[u8]) {
+    let mut input = Input(data);
+    let (Some(cut), Ok(region)) = (input.short(), Region::new(64 << 10)) else { return };
+    let table = StagTable::new();
+    let access = Access { local_write: true, remote_write: true, remote_read: true };
+    let Ok(memory) = table.register(1, &region, access) else { return };
+    let limits = QpLimits { send_max: 8, recv_max: 8 };
+    let Ok(mut machine) = QpMachine::new(QpNum(1), 1, limits, TLS_STAGE) else { return };
+    machine.open(Terms {
+        crc: false,
+        ird: 4,
+        ord: 4,
+        features: Features::ALL,
+        initiator: false,
+        rtr_expected: false,
+        rtr_is_send: false,
+        rtr_write: false,
+    });
+    let mut core = CoreState::new(table);
+    let (client, server) = sessions();
+    let Session { tx, secrets, .. } = client;
+    let mut peer = (Sealer::new(tx).expect("ring takes the keys"), secrets);
+    let stream = TlsStream::new(server, &[], &machine, BATCH_SLICES);
+    let mut stream = stream.expect("memory");
+    let (mut sent, mut taken) = (Vec::new(), Vec::new());
+    let mut total = 0;
+    while total < 1 << 20
+        && let Some(sealed) = seal(&mut input, &mut peer, memory)
+    {
+        total += sealed.bytes.len();
+        sent.extend_from_slice(&sealed.plain);
+        let mut iov = IoVecs::new(4);
+        for piece in sealed.bytes.chunks(usize::from(cut).max(1)) {
+            let mut rest = piece;
+            while !rest.is_empty() {
+                stream.rx_prepare(&mut machine, &mut iov);
+                let count = iov.fill_from(rest);
+                assert!(count > 0, "a receive without room");
+                iov.clear();
+                stream.arrived(count);
+                rest = &rest[count..];
+                loop {
+                    let stage = std::sync::Arc::get_mut(&mut machine.stage).expect("nobody has it");
+                    match stream.next(stage.bytes_mut()) {
+                        Ok(Some(Record::Data { at, len })) => {
+                            let mut bytes = vec![0; len];
+                            machine.stage.copy_out(at, &mut bytes);
+                            taken.extend(bytes);
+                            machine.rx_plain(&mut core, at, len);
+                        }
+                        Ok(Some(Record::Other)) => {}
+                        Ok(Some(Record::Closed)) | Err(_) => return check(&sent, &taken),
+                        Ok(None) => break,
+                    }
+                    if machine.failure.is_some() {
+                        return check(&sent, &taken);
+                    }
+                }
+            }
+        }
+        if sealed.is_right {
+            assert_eq!(sent, taken, "what was sealed is not what came");
+        }
+    }
+    check(&sent, &taken);
+}
+
+/// What came is a part of what was sealed rightly.
+fn check(sent: &[u8], taken: &[u8]) {
+    assert!(sent.starts_with(taken), "bytes came that nobody sealed");
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::fuzz_records;
+
+    #[test]
+    fn the_corpus_replays() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/corpus/tls");
+        let mut seen = 0;
+        for entry in std::fs::read_dir(folder).unwrap() {
+            crate::tls::fuzz_tls(&std::fs::read(entry.unwrap().path()).unwrap());
+            seen += 1;
+        }
+        assert!(seen >= 8, "the corpus is missing");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+        #[test]
+        fn random_programs_hold(data in proptest::collection::vec(any::<u8>(), 0..400)) {
+            fuzz_records(&data);
+        }
+    }
+}

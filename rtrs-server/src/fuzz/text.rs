@@ -1,0 +1,85 @@
+//! Body of the fuzz target `server_text`: what users, operators and files write.
+//!
+//! The first byte says what the rest is: a configuration file, a file of exports, an export or an
+//! access rule as text, or a request to the control socket. The target fails on a panic, and when
+//! what was read and printed again is not read as the same.
+
+use std::fmt::{Debug, Display};
+use std::str::FromStr;
+
+use rtrs_core::settings::print;
+
+use crate::control_protocol::Request;
+use crate::plan::Plan;
+use crate::settings::{AccessRule, ExportSpec, Settings};
+
+/// Reads the input, and what was printed of it.
+///
+/// # Panics
+/// When the two differ.
+pub fn fuzz_text(data: &[u8]) {
+    let Some((kind, rest)) = data.split_first() else { return };
+    let Ok(text) = str::from_utf8(rest) else { return };
+    match kind % 4 {
+        0 => settings(text),
+        1 => same_again::<ExportSpec>(text),
+        2 => same_again::<AccessRule>(text),
+        _ => request(text),
+    }
+}
+
+fn settings(text: &str) {
+    let Ok(set) = Settings::from_yaml(text, "fuzz") else { return };
+    let printed = serde_json::to_string(&print(&set)).expect("settings are JSON");
+    // JSON is YAML.
+    let again = Settings::from_yaml(&printed, "again").expect("what was printed is read");
+    assert_eq!(set, again);
+    // Looks at no file and opens nothing.
+    drop(Plan::new(set));
+}
+
+fn same_again<T: FromStr + Display + Debug + PartialEq>(text: &str) {
+    let Ok(value) = text.parse::<T>() else { return };
+    let printed = value.to_string();
+    let Ok(again) = printed.parse::<T>() else { panic!("{printed:?} is not read again") };
+    assert_eq!(value, again);
+}
+
+fn request(text: &str) {
+    let Ok(request) = serde_json::from_str::<Request>(text) else { return };
+    let printed = serde_json::to_string(&request).expect("a request is JSON");
+    let again: Request = serde_json::from_str(&printed).expect("what was printed is read");
+    assert_eq!(request, again);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_corpus_replays() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/corpus/server_text");
+        let mut seen = 0;
+        for entry in std::fs::read_dir(folder).unwrap() {
+            fuzz_text(&std::fs::read(entry.unwrap().path()).unwrap());
+            seen += 1;
+        }
+        assert!(seen >= 8, "the corpus is missing");
+    }
+
+    #[test]
+    fn what_is_read_and_printed_is_the_same() {
+        for seed in [
+            "\0export: [{name: a, target: 'mem:1M', access: ['db1:rw']}]\nqueue-depth: 64\n",
+            "\u{1}v\\,0=/srv/a b,ro,access=kernel@fd00::/8:rw,access=ann:ro",
+            "\u{2}anyone@::ffff:10.0.0.0/104:rw",
+            "\u{3}{\"command\": \"export-set\", \"name\": \"v\", \"options\": [\"ro\"]}",
+            "\u{3}{\"command\": \"export-add\", \"export\": \"v=mem:1M\"}",
+        ] {
+            fuzz_text(seed.as_bytes());
+            for cut in 0..seed.len() {
+                fuzz_text(&seed.as_bytes()[..cut]);
+            }
+        }
+    }
+}
