@@ -12,7 +12,8 @@
 //! request; a CON_REQ and nothing more; a whole handshake without an OPEN. What is not closed by
 //! the other end is closed after `--hold` seconds. The `baseline` is the same crowd at a port that
 //! only accepts and closes; both alternate `--rounds` times. Everything is bounded in number and
-//! time and stays on the loopback.
+//! time and stays on the loopback. With `--tls RATE` the session goes over tls://, and so many
+//! full handshakes per second come beside the crowd, of a client that the server knows.
 #![forbid(unsafe_code)]
 
 use std::cmp::Reverse;
@@ -30,11 +31,13 @@ use clap::Parser;
 use rtrs_core::ids::{ConnIndex, PathUuid, SessionId};
 use rtrs_core::local::{RunDir, request};
 use rtrs_core::rt::raise_open_files;
+use rtrs_core::tests::handshake::tls_handshake;
+use rtrs_core::tls::{PrivateKey, PublicKey, TlsClientConfig};
 use rtrs_core::wire::{ConnReq, InfoReq, Name};
 use rtrs_tests::raw_mpa::{
     CRC, ENHANCED, REQUEST_KEY, WRITE, frame, send, start_data, start_frame, tagged,
 };
-use rtrs_tests::{STOP_TIME_MAX, Server, bin, cpu_time, peak_memory, resident_memory};
+use rtrs_tests::{STOP_TIME_MAX, Scratch, Server, bin, cpu_time, peak_memory, resident_memory};
 use serde_json::{Value, json};
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -70,6 +73,9 @@ struct Args {
     /// 4 a handshake without an OPEN.
     #[arg(long, value_delimiter = ',', default_values_t = [0, 1, 2, 3, 4])]
     kinds: Vec<u64>,
+    /// Full TLS handshakes per second beside them; the session goes over tls:// too.
+    #[arg(long, default_value_t = 0)]
+    tls: u64,
     /// Further flags of the server.
     #[arg(last = true)]
     server: Vec<String>,
@@ -81,6 +87,9 @@ struct Counts {
     opened: AtomicU64,
     failed: AtomicU64,
     most_held: AtomicU64,
+    /// TLS handshakes that were made, and that were not.
+    shaken: AtomicU64,
+    unshaken: AtomicU64,
 }
 
 /// A connection of the crowd: what it still has to send, and when it does something next.
@@ -202,6 +211,37 @@ fn crowd(args: &Args, target: SocketAddr, first: u64, stop: &AtomicBool, counts:
     }
 }
 
+/// Threads that shake hands.
+const SHAKERS: u64 = 8;
+
+/// Makes its share of `--tls` handshakes per second until told to stop.
+fn shake(
+    (rate, config): (u64, &TlsClientConfig),
+    target: SocketAddr,
+    first: u64,
+    stop: &AtomicBool,
+    counts: &Counts,
+) {
+    let start = Instant::now();
+    let mut count = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let wanted = start.elapsed().as_millis() as u64 * rate / (1000 * SHAKERS);
+        if count >= wanted {
+            thread::sleep(Duration::from_millis(2));
+            continue;
+        }
+        count += 1;
+        let shaken = open(target, first + count).and_then(|mut stream| {
+            stream.set_nonblocking(false)?;
+            stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+            stream.set_write_timeout(Some(Duration::from_secs(5)))?;
+            tls_handshake(config, &mut stream)
+        });
+        let counter = if shaken.is_ok() { &counts.shaken } else { &counts.unshaken };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
 /// A port that only accepts and closes.
 fn accept_and_close() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -247,6 +287,39 @@ impl Control {
     }
 }
 
+/// Keys of the server and of one client that it knows.
+struct Keys {
+    scratch: Scratch,
+    server: PublicKey,
+    config: TlsClientConfig,
+}
+
+impl Keys {
+    fn new() -> Self {
+        let scratch = Scratch::new();
+        let make = |name: &str| {
+            let key = PrivateKey::generate().expect("random numbers");
+            key.write_new(&scratch.path(name)).expect("a key file");
+            key
+        };
+        let (server, client) = (make("server.key"), make("client.key"));
+        let list = format!("flood {}\n", client.public());
+        std::fs::write(scratch.path("clients"), list).expect("the list");
+        let config = TlsClientConfig::with_keys(&client, server.public()).expect("a key");
+        Self { server: server.public(), config, scratch }
+    }
+
+    fn server_flags(&self) -> Vec<String> {
+        let file = |name: &str| self.scratch.text(name);
+        ["--key-file".into(), file("server.key"), "--clients-file".into(), file("clients")].into()
+    }
+
+    fn client_flags(&self) -> Vec<String> {
+        let (file, key) = (self.scratch.text("client.key"), self.server.to_string());
+        ["--key-file".into(), file, "--server-key".into(), key].into()
+    }
+}
+
 /// Figures of a run.
 struct Run {
     iops: f64,
@@ -256,16 +329,30 @@ struct Run {
 }
 
 /// The session at work, with a crowd at `target`.
-fn run(args: &Args, portal: &str, control: &Control, target: SocketAddr, first: u64) -> Run {
+fn run(
+    args: &Args,
+    (portal, keys): (&str, Option<&Keys>),
+    control: &Control,
+    target: SocketAddr,
+    first: u64,
+) -> Run {
     let (stop, counts) = (Arc::new(AtomicBool::new(false)), Counts::default());
     let seconds = format!("{}s", args.seconds);
     let mut bench = Command::new(bin("rtrs-client"));
     bench.args(["bench", "vol", "--path", portal, "--runtime", &seconds, "--iodepth", "32"]);
     bench.args(["--session-name", NAME, "-o", "json", "--log", "warn"]);
+    bench.args(keys.map(Keys::client_flags).unwrap_or_default());
     let bench = bench.stdout(Stdio::piped()).spawn().expect("rtrs-client");
     let mut reconnects = Vec::new();
     thread::scope(|scope| {
         scope.spawn(|| crowd(args, target, first, &stop, &counts));
+        for shaker in 0..keys.map_or(0, |_| SHAKERS) {
+            let (stop, counts) = (&*stop, &counts);
+            let config = keys.map(|keys| (args.tls, &keys.config));
+            scope.spawn(move || {
+                config.into_iter().for_each(|c| shake(c, target, first + shaker, stop, counts));
+            });
+        }
         let end = Instant::now() + Duration::from_secs(args.seconds);
         while Instant::now() + Duration::from_secs(args.reconnect) < end {
             thread::sleep(Duration::from_secs(args.reconnect));
@@ -276,9 +363,11 @@ fn run(args: &Args, portal: &str, control: &Control, target: SocketAddr, first: 
     });
     let out = bench.wait_with_output().expect("the end of the bench");
     let summary: Value = serde_json::from_slice(&out.stdout).unwrap_or_default();
-    let Counts { opened, failed, most_held } = counts;
+    let Counts { opened, failed, most_held, shaken, unshaken } = counts;
     let [opened, failed, held] = [opened, failed, most_held].map(AtomicU64::into_inner);
     println!("  crowd: {opened} connections opened, {failed} failed, at most {held} held");
+    let [shaken, unshaken] = [shaken, unshaken].map(AtomicU64::into_inner);
+    println!("  TLS handshakes: {shaken} made, {unshaken} not");
     Run {
         iops: summary["iops"].as_f64().unwrap_or(0.0),
         errors: summary["errors"].as_u64().unwrap_or(u64::MAX),
@@ -304,10 +393,14 @@ fn main() {
     let args = Args::parse();
     let files = raise_open_files().unwrap_or(0);
     let flags: Vec<&str> = args.server.iter().map(String::as_str).collect();
+    let keys = (args.tls > 0).then(Keys::new);
+    let key_flags = keys.as_ref().map(Keys::server_flags).unwrap_or_default();
+    let key_flags: Vec<&str> = key_flags.iter().map(String::as_str).collect();
     let mut server = Server::builder()
         .export("vol=null:1G")
-        .listen("tcp://127.0.0.1:0")
+        .listen(if keys.is_some() { "tls://127.0.0.1:0" } else { "tcp://127.0.0.1:0" })
         .args(&["--name", NAME, "--log", "error"])
+        .args(&key_flags)
         .args(&flags)
         .start();
     let portal = server.portal().to_owned();
@@ -317,15 +410,16 @@ fn main() {
     assert!(control.ask(&json!({ "command": "status" }))["pid"].is_u64(), "no control socket");
     let before = resident_memory(server.pid());
     println!("{} connections/s for {} s, {files} open files", args.rate, args.seconds);
-    let (mut first, mut sums) = (0, [0.0; 2]);
+    let (mut first, mut sums, mut sums_p99) = (0, [0.0; 2], [0.0; 2]);
     let used = || [server.pid(), std::process::id()].map(cpu_time);
     for round in 1..=args.rounds {
         for (kind, what) in ["baseline", "crowd"].into_iter().enumerate() {
             let before = used();
             let target = if kind == 0 { accept_and_close() } else { address };
-            let done = run(&args, &portal, &control, target, first);
+            let done = run(&args, (&portal, keys.as_ref()), &control, target, first);
             first += args.rate * (args.seconds + 10);
             sums[kind] += done.iops;
+            sums_p99[kind] += done.p99;
             done.print(&format!("{round} {what}"));
             let [server, crowd] = used().map(|time| time.as_secs_f64());
             let [server_before, crowd_before] = before.map(|time| time.as_secs_f64());
@@ -337,6 +431,7 @@ fn main() {
     server.check_alive();
     let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     let peak = peak_memory(server.pid());
+    println!("p99: {:.2} times that of the baseline", sums_p99[1] / sums_p99[0].max(1.0));
     println!("IOPS: {:.1} % of the baseline", 100.0 * sums[1] / sums[0].max(1.0));
     println!("server memory: {:.1} MiB, at most {:.1} MiB", mebibytes(before), mebibytes(peak));
     println!("refused: {}", control.ask(&json!({ "command": "session-list" }))["refused"]);

@@ -87,8 +87,7 @@ fn seal(input: &mut Input<'_>, peer: &mut (Sealer, Secrets), memory: (u32, u64))
 ///
 /// # Panics
 /// When they are at fault.
-#[doc(hidden)]
-pub fn fuzz_records(data: &[u8]) {
+pub(crate) fn fuzz_records(data: &[u8]) {
     let mut input = Input(data);
     let (Some(cut), Ok(region)) = (input.short(), Region::new(64 << 10)) else { return };
     let table = StagTable::new();
