@@ -15,11 +15,13 @@
 //! - `fence.rs`, `silence.rs` and `path_admin.rs` what is decided about a path beside others;
 //! - `again.rs` and `reopen.rs` when a connected path opens the device once more;
 //! - `open.rs` the device; `identity.rs` which server and export it has to be; `cache_epoch.rs`
-//!   the epoch of the server's cache; `no_path.rs` how long IO waits; `status.rs` listings.
+//!   the epoch of the server's cache; `no_path.rs` how long IO waits; `status.rs` listings;
+//! - `detach.rs` the end of all.
 
 mod again;
 mod cache_epoch;
 mod connections;
+mod detach;
 mod due;
 mod fence;
 mod heartbeat;
@@ -64,8 +66,6 @@ use crate::engine::session::{CONTROL, SessionConfig};
 use crate::path::handshake::{self, ServiceEvent};
 use crate::path::state::PathState;
 
-/// How long the close of the device is waited for.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often a path looks whether it may connect, while another asks for the session.
 const OPENER_POLL: Duration = Duration::from_millis(5);
 
@@ -223,35 +223,9 @@ impl SessionControl {
         any
     }
 
-    /// Starts to end the session: closes the device in order, then every path.
-    pub(crate) fn detach(&mut self, ctx: &mut Ctx<'_>) {
-        if std::mem::replace(&mut self.detaching, true) {
-            return;
-        }
-        self.notify_all(&ShardMessage::Closed, ctx);
-        let device = self.device().map(|device| device.device_id);
-        if let (Some(device), Some(id)) = (device, self.paths.first(PathState::Connected)) {
-            let sent = self.paths[id].try_post(ctx, |s, fabric| s.post_close(device, fabric));
-            if sent.is_ok() {
-                return self.device.close_sent(id, ctx.now + CLOSE_TIMEOUT);
-            }
-        }
-        self.end_all(ctx);
-    }
-
-    fn end_all(&mut self, ctx: &mut Ctx<'_>) {
-        self.device.end();
-        self.notify_all(&ShardMessage::GiveUp, ctx);
-        for id in self.paths.ids() {
-            if self.paths[id].detach() {
-                self.end_path(id, End::ASKED, ctx);
-            }
-        }
-    }
-
     /// Moves everything on whose time has come. True when anything happened.
     pub(crate) fn poll(&mut self, ctx: &mut Ctx<'_>) -> bool {
-        let mut any = self.open_next(ctx) | self.open_again(ctx);
+        let mut any = self.open_next(ctx) | self.open_again(ctx) | self.send_close(ctx);
         any |= self.poll_network(ctx);
         for id in self.paths.ids() {
             any |= self.poll_path(id, ctx);

@@ -51,9 +51,9 @@ pub enum SessionFailure {
 enum State {
     Closed,
     Open,
-    /// The close was sent on this path.
+    /// The close was sent on this path; none: it waits for the permit.
     Closing {
-        path: PathId,
+        path: Option<PathId>,
         deadline: Instant,
     },
     /// Closed in order, or given up.
@@ -258,14 +258,27 @@ impl Device {
         self.state = State::Closed;
     }
 
+    /// It is to be closed until then.
+    pub(super) fn close(&mut self, deadline: Instant) {
+        self.state = State::Closing { path: None, deadline };
+    }
+
+    /// The device whose close is still to be sent.
+    pub(super) fn to_close(&self) -> Option<u32> {
+        let waits = matches!(self.state, State::Closing { path: None, .. });
+        self.last().filter(|_| waits).map(|last| last.device_id)
+    }
+
     /// The close was sent on this path.
-    pub(super) fn close_sent(&mut self, path: PathId, deadline: Instant) {
-        self.state = State::Closing { path, deadline };
+    pub(super) fn close_sent(&mut self, over: PathId) {
+        if let State::Closing { path, .. } = &mut self.state {
+            *path = Some(over);
+        }
     }
 
     /// True while this path is to answer the close.
     pub(super) fn is_closing_over(&self, over: PathId) -> bool {
-        matches!(self.state, State::Closing { path, .. } if path == over)
+        matches!(self.state, State::Closing { path, .. } if path == Some(over))
     }
 
     /// The path that was to answer the close is gone.

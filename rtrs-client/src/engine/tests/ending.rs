@@ -3,7 +3,7 @@
 use rtrs_core::block::IoOp;
 use rtrs_core::fabric::CloseReason;
 use rtrs_core::status::IoStatus;
-use rtrs_core::wire::ConnRsp;
+use rtrs_core::wire::{ConnRsp, Imm};
 
 use super::fixture::{Fixture, MS, SEC, client_ip, server_ip};
 use super::server::Seen;
@@ -31,6 +31,35 @@ fn the_device_is_closed_before_the_connections_end() {
     assert_eq!(fixture.client.states(), [PathState::Gone; 2]);
     fixture.run(5 * SEC);
     assert_eq!(fixture.server.seen.len(), before + 9, "and nothing comes back");
+}
+
+#[test]
+fn a_detach_while_a_path_opens_again_closes_the_device() {
+    for paths in [1, 2] {
+        let mut fixture = Fixture::open(|s| s.paths = paths);
+        fixture.server.how.hold_control = true;
+        let device = fixture.server.device.expect("an open device");
+        fixture.server.immediate(0, 0, Imm::Changed { device }.encode());
+        fixture.until("the open", SEC, |s| s.server.held.len() == 1);
+        let before = fixture.server.seen.len();
+        fixture.detach();
+        fixture.run(10 * MS);
+        assert_eq!(fixture.server.seen.len(), before, "all opens and the close use one permit");
+        fixture.server.how.hold_control = false;
+        fixture.server.release();
+        fixture.until("the end", SEC, |s| s.client.control.is_done());
+        let closes = fixture.server.seen[before..].iter();
+        let closes = closes.filter(|seen| matches!(seen, Seen::Request(r) if r.tail[0] == 5));
+        assert_eq!(closes.count(), 1, "over {paths} paths");
+    }
+    // An answer that never comes holds nothing up.
+    let mut fixture = Fixture::open(|_| {});
+    fixture.server.how.hold_control = true;
+    let device = fixture.server.device.expect("an open device");
+    fixture.server.immediate(0, 0, Imm::Changed { device }.encode());
+    fixture.until("the open", SEC, |s| s.server.held.len() == 1);
+    fixture.detach();
+    fixture.until("the end", 3 * SEC, |s| s.client.control.is_done());
 }
 
 #[test]
