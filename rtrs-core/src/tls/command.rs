@@ -29,11 +29,13 @@ pub enum KeyCommand {
 /// The arguments.
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
 pub struct KeyArgs {
-    /// The file with the private key.
+    /// File with the private key
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
 
-    /// Output format: text or json.
+    /// Output format: text or json
+    ///
+    /// json is one object with the file, the public key and its fingerprint.
     #[arg(short, long, value_name = "FORMAT", default_value = "text", hide_possible_values = true)]
     pub output: Output,
 }

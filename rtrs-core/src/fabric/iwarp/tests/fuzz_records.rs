@@ -20,7 +20,7 @@ use crate::ids::QpNum;
 use crate::mem::{IoVecs, Region};
 use crate::tls::{Secrets, Session, sessions};
 
-/// What the peer has sealed: its records, what of the stream is in them, and whether they are right.
+/// What the peer has sealed: its records, what of the stream is in them, and whether all is right.
 struct Sealed {
     bytes: Vec<u8>,
     plain: Vec<u8>,
