@@ -201,7 +201,13 @@ fn apply(
     done: &mut Reloaded,
 ) -> Result<(), String> {
     let have = exports.entries();
-    let unchanged = |why: String| format!("no export changed but for access lists: {why}");
+    let list = |all: &BTreeMap<String, Entry>, name: &str| Some(all.get(name)?.spec.access.clone());
+    let lists_changed =
+        done.access_changed || have.keys().any(|name| list(before, name) != list(&have, name));
+    let unchanged = |why: String| match lists_changed {
+        true => format!("no export changed but for access lists: {why}"),
+        false => format!("nothing changed: {why}"),
+    };
     let mut leaving = BTreeSet::new();
     let Difference { added, removed, changed, same } = Difference::new(wanted, have.clone());
     let leaves = removed.iter().filter_map(|name| have.get(name).map(|entry| &entry.spec));
@@ -255,8 +261,7 @@ fn apply(
     }
     for name in same {
         exports.note_configured(&name);
-        let access = |all: &BTreeMap<String, Entry>| Some(all.get(&name)?.spec.access.clone());
-        match access(before) == access(&have) {
+        match list(before, &name) == list(&have, &name) {
             true => done.unchanged += 1,
             false => done.changed.push(name),
         }
