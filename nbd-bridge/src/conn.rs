@@ -34,10 +34,10 @@ use crate::requests::{ConnId, Late};
 use crate::shared::Shared;
 
 /// Bound of the whole handshake.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(15);
+pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(15);
 /// Bound between two receives in the middle of a message, and of a send beside the time that its
 /// bytes take.
-const STALL_TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes in a second that a client has to read at least while a reply is being sent.
 const SEND_RATE_MIN: u64 = 256 * 1024;
 /// Replies that go out in one system call at most.

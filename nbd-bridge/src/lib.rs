@@ -2,6 +2,7 @@
 //!
 //! Map of the crate, in the order of a request's way:
 //! - `listener`: the socket clients connect to; connections are handed out over shards.
+//! - `starttls`: TLS for the clients of a TCP port, on threads in front of everything else.
 //! - `conn`: one connection on one shard; `shared` with `buffers` and `requests` is what the
 //!   connections of a shard have in common.
 //! - `proto`: the NBD protocol as state machines without IO; bytes in, bytes and decisions out.
@@ -23,6 +24,7 @@ mod listener;
 mod proto;
 mod requests;
 mod shared;
+mod starttls;
 mod stats;
 mod status;
 
@@ -35,6 +37,7 @@ pub use proto::{
     AfterRefusal, BadExport, ExportInfo, Exports, Handshake, Negotiated, Op, Outcome,
     ProtocolError, Refusal, Request, Rules, Validated, reply, wire,
 };
+pub use starttls::{RELAYS_MAX, Relays, TlsMode};
 pub use stats::BridgeStats;
 
 /// Bodies of the fuzz targets; no part of the API.

@@ -7,11 +7,14 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use rtrs_core::local::{SocketFile, bind_unix};
 use rtrs_core::rt::{Fd, Op, Port, Ring};
 use rtrs_core::time::{Duration, Instant};
 use socket2::TcpKeepalive;
+
+use crate::starttls::Relays;
 
 /// Wait after an accept that failed for want of descriptors or memory.
 const RETRY: Duration = Duration::from_millis(100);
@@ -69,6 +72,7 @@ pub struct Bound {
     socket: OwnedFd,
     endpoint: Endpoint,
     file: Option<SocketFile>,
+    relays: Option<Arc<Relays>>,
 }
 
 impl Bound {
@@ -82,13 +86,33 @@ impl Bound {
             Endpoint::Unix(path) => {
                 let (listener, file) = bind_unix(path)?;
                 let endpoint = endpoint.clone();
-                Ok(Self { socket: listener.into(), endpoint, file: Some(file) })
+                Ok(Self { socket: listener.into(), endpoint, file: Some(file), relays: None })
             }
             Endpoint::Tcp(address) => {
                 let listener = std::net::TcpListener::bind(address)?;
                 let endpoint = Endpoint::Tcp(listener.local_addr()?);
-                Ok(Self { socket: listener.into(), endpoint, file: None })
+                Ok(Self { socket: listener.into(), endpoint, file: None, relays: None })
             }
+        }
+    }
+
+    /// Offers TLS to the clients of a TCP port.
+    #[must_use]
+    pub fn offering(self, relays: Arc<Relays>) -> Self {
+        Self { relays: Some(relays), ..self }
+    }
+
+    /// The connections of clients with TLS, if that is offered.
+    pub fn relays(&self) -> Option<Arc<Relays>> {
+        self.relays.clone()
+    }
+
+    /// The NBD URI of export `name` here: `nbds` where TLS is offered.
+    pub fn uri(&self, name: &str) -> String {
+        let uri = self.endpoint.uri(name);
+        match uri.strip_prefix("nbd://") {
+            Some(rest) if self.relays.is_some() => format!("nbds://{rest}"),
+            _ => uri,
         }
     }
 
@@ -99,13 +123,14 @@ impl Bound {
 
     /// Starts to accept on this shard's ring.
     pub fn serve(self, ring: &Rc<Ring>) -> Listener {
-        let Self { socket, endpoint, file } = self;
+        let Self { socket, endpoint, file, relays } = self;
         let listener = Listener {
             port: ring.port(),
             fd: Fd::new(socket),
             tcp: matches!(endpoint, Endpoint::Tcp(_)),
             retry: None,
             failing: false,
+            relays,
             _file: file,
         };
         listener.accept();
@@ -121,6 +146,7 @@ pub struct Listener {
     tcp: bool,
     retry: Option<Instant>,
     failing: bool,
+    relays: Option<Arc<Relays>>,
     /// Removes the unix socket's name at the end.
     _file: Option<SocketFile>,
 }
@@ -136,23 +162,29 @@ impl Listener {
             self.retry = None;
             self.accept();
         }
-        let done = self.port.take()?;
-        match done.into_fd() {
-            Ok(socket) => {
-                self.accept();
-                if std::mem::take(&mut self.failing) {
-                    tracing::info!("NBD clients are accepted again");
+        loop {
+            let done = self.port.take()?;
+            match done.into_fd() {
+                Ok(socket) => {
+                    self.accept();
+                    if std::mem::take(&mut self.failing) {
+                        tracing::info!("NBD clients are accepted again");
+                    }
+                    tune(&socket, self.tcp);
+                    let Some(relays) = &self.relays else { return Some(socket) };
+                    if let Some(end) = relays.start(now, socket) {
+                        tune(&end, false);
+                        return Some(end);
+                    }
                 }
-                tune(&socket, self.tcp);
-                Some(socket)
-            }
-            Err(error) => {
-                // Once, and not with every try.
-                if !std::mem::replace(&mut self.failing, true) {
-                    tracing::warn!("NBD clients wait: accepting fails: {error}");
+                Err(error) => {
+                    // Once, and not with every try.
+                    if !std::mem::replace(&mut self.failing, true) {
+                        tracing::warn!("NBD clients wait: accepting fails: {error}");
+                    }
+                    self.retry = Some(now + RETRY);
+                    return None;
                 }
-                self.retry = Some(now + RETRY);
-                None
             }
         }
     }

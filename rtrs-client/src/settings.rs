@@ -10,7 +10,7 @@ mod values;
 
 pub(crate) use socket::give_socket;
 pub use socket::{SocketMode, SocketOwner};
-pub use values::{Access, BenchMode, Device, Failover, NbdAddress, NoPath, Policy, SlowIo};
+pub use values::{Access, BenchMode, Device, Failover, NbdAddress, NbdTls, NoPath, Policy, SlowIo};
 
 use std::path::PathBuf;
 
@@ -176,8 +176,22 @@ rtrs_core::settings! {
         /// Serve NBD on this TCP address, for example 127.0.0.1:10809
         ///
         /// A numeric address. The default port is 10809; with port 0 the system chooses one. Anyone
-        /// who can connect can read and write. Set one of device, socket and listen.
+        /// who can connect can read and write, unless nbd-tls is require. Set one of device, socket
+        /// and listen.
         listen: Option<NbdAddress> = "",
+        /// TLS for the NBD clients of listen
+        ///
+        /// require refuses clients without TLS and without a certificate of the CA in nbd-tls-dir.
+        /// on lets clients choose, so anyone who can connect can read and write. With both, the
+        /// printed URI begins with nbds://. At most 128 clients at a time. Needs listen and
+        /// nbd-tls-dir.
+        nbd_tls: NbdTls = "off",
+        /// Directory with ca-cert.pem, server-cert.pem and server-key.pem, for nbd-tls
+        ///
+        /// The names are those of qemu and nbdkit. A client needs a certificate of the CA.
+        /// ca-crl.pem, if it exists, revokes certificates. The key must be readable only by its
+        /// owner. New connections use files that have changed. Needs nbd-tls.
+        nbd_tls_dir: Option<PathBuf> = "",
         /// Create a block device on this host: /dev/nbdX, or auto for a free one
         ///
         /// Needs root and the nbd kernel module. Set one of device, socket and listen.

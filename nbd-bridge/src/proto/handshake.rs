@@ -147,7 +147,7 @@ enum Step {
 }
 
 /// An error reply: its type and the text for people.
-type Refused = (u32, &'static str);
+pub(crate) type Refused = (u32, &'static str);
 
 const CLIENT_FLAGS_LEN: usize = 4;
 
@@ -443,13 +443,14 @@ fn be32(bytes: &mut &[u8]) -> Option<u32> {
     take(bytes).map(u32::from_be_bytes)
 }
 
-fn put_error(out: &mut Vec<u8>, option: u32, (reply, text): Refused) {
+/// Appends an error reply.
+pub(crate) fn put_error(out: &mut Vec<u8>, option: u32, (reply, text): Refused) {
     put_reply(out, option, reply, &[text.as_bytes()]);
 }
 
 /// Appends an option reply. The parts are two strings and a few numbers at most, so their sum is
 /// far from the bound of the length field.
-fn put_reply(out: &mut Vec<u8>, option: u32, reply: u32, parts: &[&[u8]]) {
+pub(crate) fn put_reply(out: &mut Vec<u8>, option: u32, reply: u32, parts: &[&[u8]]) {
     let len = parts.iter().map(|part| part.len()).sum::<usize>() as u32;
     out.extend_from_slice(&OptionReplyHeader { option, reply, len }.encode());
     for part in parts {

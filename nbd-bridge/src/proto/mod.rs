@@ -22,4 +22,7 @@ pub mod wire;
 
 pub use export_info::{BadExport, ExportInfo};
 pub use handshake::{Exports, Handshake, Negotiated, Outcome, ProtocolError};
+pub(crate) use handshake::{
+    OPTION_SKIP_MAX, OPTIONS_MAX, RECEIVED_MAX, Refused, put_error, put_reply,
+};
 pub use transmission::{AfterRefusal, Op, Refusal, Request, Rules, Validated};

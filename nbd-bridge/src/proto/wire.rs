@@ -116,6 +116,8 @@ pub mod rep {
     pub const ERR_POLICY: u32 = ERROR_BIT + 2;
     /// `NBD_REP_ERR_INVALID`.
     pub const ERR_INVALID: u32 = ERROR_BIT + 3;
+    /// `NBD_REP_ERR_TLS_REQD`.
+    pub const ERR_TLS_REQD: u32 = ERROR_BIT + 5;
     /// `NBD_REP_ERR_UNKNOWN`.
     pub const ERR_UNKNOWN: u32 = ERROR_BIT + 6;
     /// `NBD_REP_ERR_TOO_BIG`.

@@ -231,7 +231,12 @@ fn prepare(plan: &AttachPlan) -> Result<Prepared, Error> {
                 Error::with_source(ErrorKind::System, what, e)
             })?;
         }
-        let uri = Some(bound.endpoint().uri(export));
+        let clients = bridge.connections_max * usize::from(plan.session.shards());
+        let bound = match plan.nbd_tls(clients)? {
+            Some(relays) => bound.offering(relays),
+            None => bound,
+        };
+        let uri = Some(bound.uri(export));
         Ok(Prepared { fronts: nbd::at(bound, bridge), uri, saved: None })
     };
     match &plan.front {

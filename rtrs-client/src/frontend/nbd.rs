@@ -7,20 +7,26 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use nbd_bridge::{Bound, Bridge, BridgeConfig, BridgeStats, Group, Listener};
+use nbd_bridge::{Bound, Bridge, BridgeConfig, BridgeStats, Group, Listener, Relays};
 use rtrs_core::ids::CoreIndex;
-use rtrs_core::time::{Instant, earliest};
+use rtrs_core::time::{Duration, Instant, earliest};
 
 use super::{FrontEnd, FrontRequest, FrontSocket, MakeFrontEnds, Place, bridge};
 use crate::engine::SessionDevice;
+
+/// How often to look whether the connections of clients with TLS have ended.
+const RECHECK: Duration = Duration::from_millis(10);
 
 /// Front ends that serve the clients of this socket.
 pub(crate) fn at(bound: Bound, config: BridgeConfig) -> MakeFrontEnds {
     Box::new(move |shards| {
         let (group, count) = (shards.group(), shards.count);
+        let relays = bound.relays();
         let mut bound = Some(bound);
         shards.each(|_| {
             let (group, bound) = (Arc::clone(&group), bound.take());
+            // With the listener.
+            let relays = relays.clone().filter(|_| bound.is_some());
             Box::new(move || {
                 let (bridge, listener, clients) = (None, None, VecDeque::new());
                 Box::new(Sockets {
@@ -32,6 +38,8 @@ pub(crate) fn at(bound: Bound, config: BridgeConfig) -> MakeFrontEnds {
                     listener,
                     next: 0,
                     clients,
+                    relays,
+                    ending: None,
                 })
             })
         })
@@ -51,9 +59,17 @@ struct Sockets {
     next: u16,
     /// Clients for other shards.
     clients: VecDeque<(CoreIndex, OwnedFd)>,
+    /// On shard 0, the connections of clients with TLS.
+    relays: Option<Arc<Relays>>,
+    /// When to look again whether those have ended, once they are to.
+    ending: Option<Instant>,
 }
 
 impl Sockets {
+    fn are_relays_gone(&self) -> bool {
+        self.relays.as_ref().is_none_or(|relays| relays.count() == 0)
+    }
+
     /// Deals out new clients. True when there was one.
     fn accept(&mut self, now: Instant) -> bool {
         let (Some(listener), Some(bridge)) = (&mut self.listener, &mut self.bridge) else {
@@ -86,6 +102,9 @@ impl FrontEnd for Sockets {
     }
 
     fn turn(&mut self, now: Instant) -> bool {
+        if self.ending.is_some() {
+            self.ending = (!self.are_relays_gone()).then(|| now + RECHECK);
+        }
         let any = self.accept(now);
         self.bridge.as_mut().is_some_and(|bridge| bridge.turn(now)) | any
     }
@@ -96,7 +115,8 @@ impl FrontEnd for Sockets {
 
     fn deadline(&self) -> Option<Instant> {
         let bridge = self.bridge.as_ref().and_then(Bridge::deadline);
-        earliest(bridge, self.listener.as_ref().and_then(Listener::deadline))
+        let listener = self.listener.as_ref().and_then(Listener::deadline);
+        earliest(earliest(bridge, listener), self.ending)
     }
 
     fn stop(&mut self) {
@@ -104,16 +124,25 @@ impl FrontEnd for Sockets {
         if let Some(bridge) = &mut self.bridge {
             bridge.stop();
         }
+        if let Some(relays) = &self.relays {
+            relays.stop();
+            self.ending = Some(Instant::ZERO);
+        }
     }
 
     fn abort(&mut self) {
         if let Some(bridge) = &mut self.bridge {
             bridge.abort();
         }
+        if let Some(relays) = &self.relays {
+            relays.abort();
+        }
     }
 
     fn is_idle(&self) -> bool {
-        self.bridge.as_ref().is_none_or(|bridge| bridge.connections() == 0)
+        let idle = self.bridge.as_ref().is_none_or(|bridge| bridge.connections() == 0);
+        // They still send what the bridge has answered.
+        idle && (self.ending.is_none() || self.are_relays_gone())
     }
 
     fn stats(&self) -> BridgeStats {

@@ -4,11 +4,14 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
+use nbd_bridge::Relays;
 use nbd_bridge::kernel::{DeviceOptions, check_device};
 use rtrs_core::local::{RunDir, SocketState, check_socket_path, check_tcp_address, socket_state};
 use rtrs_core::settings::{Output, Shards, Time};
+use rtrs_core::tls::TlsDir;
 
 use super::device_name::{backend, cannot_attach, device_failed};
 use super::session::SessionPlan;
@@ -74,6 +77,7 @@ impl Front {
                 return Err(usage(format!("{name} needs a unix socket; set socket too")));
             }
         }
+        check_nbd_tls(settings)?;
         match (settings.socket.clone(), settings.listen, settings.device) {
             (Some(path), None, None) => {
                 let path = std::path::absolute(&path).map_err(|e| {
@@ -107,6 +111,23 @@ fn check_device_settings(settings: &AttachSettings) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// Refuses TLS for NBD clients without a TCP address or certificates, and the reverse.
+fn check_nbd_tls(settings: &AttachSettings) -> Result<(), Error> {
+    let AttachSettings { nbd_tls, nbd_tls_dir, listen, .. } = settings;
+    match (nbd_tls.mode(), nbd_tls_dir) {
+        (None, None) => Ok(()),
+        (None, Some(_)) => Err(usage("nbd-tls-dir needs nbd-tls; set nbd-tls require, or on")),
+        (Some(_), _) if listen.is_none() => Err(usage(format!(
+            "nbd-tls {nbd_tls} needs a TCP address; set listen too, or leave nbd-tls out"
+        ))),
+        (Some(_), None) => Err(usage(format!(
+            "nbd-tls {nbd_tls} needs certificates; set nbd-tls-dir to a directory with \
+             ca-cert.pem, server-cert.pem and server-key.pem"
+        ))),
+        (Some(_), Some(_)) => Ok(()),
+    }
 }
 
 /// What a request that takes too long does. What a dead process had taken comes again when it is as
@@ -246,6 +267,19 @@ impl AttachPlan {
         Ok(Self { session, front, settings: set, accept_new_identity, run_dir, output })
     }
 
+    /// TLS for NBD clients, if it is offered: for so many clients.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Path`] that names the file.
+    pub(crate) fn nbd_tls(&self, clients: usize) -> Result<Option<Arc<Relays>>, Error> {
+        let AttachSettings { nbd_tls, nbd_tls_dir, .. } = &self.settings;
+        let (Some(mode), Some(dir)) = (nbd_tls.mode(), nbd_tls_dir) else { return Ok(None) };
+        let relays = Relays::new(mode, TlsDir(dir.clone()), clients);
+        relays.map(Some).map_err(|error| {
+            Error::with_source(ErrorKind::Path, "cannot serve NBD over TLS", error)
+        })
+    }
+
     /// What a request does that takes too long over a path that works.
     pub(crate) fn slow_io(&self) -> SlowIo {
         self.settings.slow_io.unwrap_or_default()
@@ -307,6 +341,7 @@ impl AttachPlan {
             })?;
         }
         self.session.check()?;
+        self.nbd_tls(1)?;
         if let Front::Device(options) = &self.front {
             let what = cannot_attach(name, options.choice);
             check_device(options.choice, &options.backend).map_err(device_failed(what))?;

@@ -58,6 +58,9 @@ fn values_and_combinations_of_attach_are_validated() {
         ("socket: /s\ntakeover: true", "takeover needs a block device; set device too"),
         ("device: auto\nsocket-mode: 660", "socket-mode needs a unix socket; set socket too"),
         ("listen: 127.0.0.1\nsocket-owner: root", "socket-owner needs a unix socket; set socket"),
+        ("socket: /s\nnbd-tls: require", "nbd-tls require needs a TCP address; set listen too"),
+        ("device: auto\nnbd-tls: on\nnbd-tls-dir: /t", "nbd-tls on needs a TCP address"),
+        ("socket: /s\nnbd-tls-dir: /t", "nbd-tls-dir needs nbd-tls; set nbd-tls require, or on"),
         ("socket: /s\ndevice-timeout: 200s", "device-timeout needs a block device; set device too"),
         ("listen: 127.0.0.1\ndevice-dead-timeout: 9s", "device-dead-timeout needs a block device"),
         ("device: auto\ntakeover: true\naccess: migration", "use access auto, rw or ro"),
@@ -94,6 +97,8 @@ fn values_and_combinations_of_attach_are_validated() {
         let yaml = if said { yaml.to_owned() } else { format!("socket: /s\n{yaml}") };
         assert_usage(&attach(&yaml).unwrap_err(), text);
     }
+    let error = attach("listen: 127.0.0.1\nnbd-tls: require").unwrap_err();
+    assert_usage(&error, "nbd-tls require needs certificates; set nbd-tls-dir to a directory with");
     let many: String = (1..=129).map(|port| format!("- tcp://h:{port}\n")).collect();
     let error = attach(&format!("socket: /s\npath:\n{many}")).unwrap_err();
     assert_usage(&error, "129 paths are too many; use at most 128");
@@ -238,6 +243,7 @@ fn printed_settings_make_the_same_plan() {
     for front in [
         "socket: /s",
         "listen: 127.0.0.1:0\nshards: 3\nforeground: true\nrun-dir: /r",
+        "listen: 127.0.0.1:0\nnbd-tls: require\nnbd-tls-dir: /t",
         "device: auto",
         "device: auto\ntakeover: true",
         "device: auto\nquick-takeover: true\ndevice-dead-timeout: 9s",

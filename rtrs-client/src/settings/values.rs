@@ -8,6 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 use std::time::Duration;
 
+use nbd_bridge::TlsMode;
 use nbd_bridge::kernel::DeviceChoice;
 use rtrs_core::settings::{HOUR, MILLISECOND, Time, ValueError, choices, text_values};
 
@@ -65,6 +66,32 @@ choices! {
         Wait = "wait",
         /// Its user gets an error; what the server holds of it is kept apart until it answers.
         Fail = "fail",
+    }
+}
+
+choices! {
+    /// Whether NBD clients over TCP use TLS.
+    #[derive(Default)]
+    pub enum NbdTls as "nbd-tls" {
+        /// They cannot.
+        #[default]
+        Off = "off",
+        /// They may.
+        On = "on",
+        /// They have to.
+        Require = "require",
+    }
+}
+
+impl NbdTls {
+    /// What the front end is told; None without TLS.
+    #[must_use]
+    pub const fn mode(self) -> Option<TlsMode> {
+        match self {
+            Self::Off => None,
+            Self::On => Some(TlsMode::On),
+            Self::Require => Some(TlsMode::Require),
+        }
     }
 }
 

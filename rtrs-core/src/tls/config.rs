@@ -12,8 +12,10 @@ use rustls::server::{
     AlwaysResolvesServerRawPublicKeys, NoServerSessionStorage, WebPkiClientVerifier,
 };
 use rustls::sign::CertifiedKey;
-use rustls::version::TLS13;
-use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use rustls::version::{TLS12, TLS13};
+use rustls::{
+    ClientConfig, RootCertStore, ServerConfig, ServerConnection, SupportedProtocolVersion,
+};
 
 use super::ALPN;
 use super::files::{Files, TlsDir};
@@ -85,13 +87,54 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(CryptoProvider { cipher_suites, ..ring::default_provider() })
 }
 
+/// The same, and those of TLS 1.2 behind them.
+fn nbd_provider() -> Arc<CryptoProvider> {
+    use ring::cipher_suite::{
+        TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,
+        TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256, TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,
+        TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384, TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
+    };
+    let mut provider = CryptoProvider::clone(&provider());
+    provider.cipher_suites.extend([
+        TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,
+        TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,
+        TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256,
+        TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,
+        TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,
+        TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
+    ]);
+    Arc::new(provider)
+}
+
 impl TlsServerConfig {
     /// Certificates: a client needs one of the CA.
     ///
     /// # Errors
     /// [`Error`] that names the file.
     pub fn with_certificates(dir: &TlsDir) -> Result<Self, Error> {
-        let provider = provider();
+        Self::certificates(dir, provider(), &[&TLS13], server)
+    }
+
+    /// Certificates, for NBD clients: as [`with_certificates`](Self::with_certificates), but no
+    /// protocol is named, and TLS 1.2 is spoken too: nbd-client 3.24 has nothing newer.
+    ///
+    /// # Errors
+    /// [`Error`] that names the file.
+    pub fn for_nbd(dir: &TlsDir) -> Result<Self, Error> {
+        Self::certificates(dir, nbd_provider(), &[&TLS13, &TLS12], |config| {
+            let mut config = full_handshakes(config);
+            // Without it a session of TLS 1.2 is not bound to its handshake (RFC 7627).
+            config.require_ems = true;
+            config
+        })
+    }
+
+    fn certificates(
+        dir: &TlsDir,
+        provider: Arc<CryptoProvider>,
+        versions: &[&'static SupportedProtocolVersion],
+        finish: impl FnOnce(ServerConfig) -> ServerConfig,
+    ) -> Result<Self, Error> {
         let files = dir.read("server")?;
         let roots = roots(dir, &files.ca)?;
         let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider))
@@ -100,13 +143,14 @@ impl TlsServerConfig {
             .build()
             .map_err(|error| unusable(dir, &files.crl, &error))?;
         let builder = ServerConfig::builder_with_provider(provider)
-            .with_protocol_versions(&[&TLS13])
+            .with_protocol_versions(versions)
             .map_err(|error| certificate(&files, &error))?;
         let rustls = builder
             .with_client_cert_verifier(Arc::clone(&verifier))
             .with_single_cert(files.chain.clone(), files.key.clone_key())
             .map_err(|error| certificate(&files, &error))?;
-        Ok(Self { rustls: server(rustls), clients: None, verifier, generation: 0 })
+        let rustls = Arc::new(finish(rustls));
+        Ok(Self { rustls, clients: None, verifier, generation: 0 })
     }
 
     /// Raw keys: ours, and those of the clients.
@@ -125,7 +169,16 @@ impl TlsServerConfig {
             .with_client_cert_verifier(Arc::clone(&verifier))
             .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(key)));
         let clients = Some(Arc::new(clients));
-        Ok(Self { rustls: server(rustls), clients, verifier, generation: 0 })
+        let rustls = Arc::new(server(rustls));
+        Ok(Self { rustls, clients, verifier, generation: 0 })
+    }
+
+    /// The server's end of a new connection, for programs that move its bytes themselves.
+    ///
+    /// # Errors
+    /// rustls' own.
+    pub fn connection(&self) -> Result<ServerConnection, rustls::Error> {
+        ServerConnection::new(Arc::clone(&self.rustls))
     }
 
     /// True if a client that another configuration let in is let in by this one, as the same. It
@@ -201,14 +254,19 @@ pub(super) fn server_name(name: &str) -> Result<ServerName<'static>, Error> {
 }
 
 /// Full handshakes only: a resumed one would have to be checked against what has changed since.
-fn server(mut config: ServerConfig) -> Arc<ServerConfig> {
-    config.alpn_protocols = vec![ALPN.to_vec()];
+fn full_handshakes(mut config: ServerConfig) -> ServerConfig {
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     config.max_early_data_size = 0;
+    config
+}
+
+fn server(config: ServerConfig) -> ServerConfig {
+    let mut config = full_handshakes(config);
+    config.alpn_protocols = vec![ALPN.to_vec()];
     // The shards' record layer needs the keys (`fabric/iwarp/tls.rs`).
     config.enable_secret_extraction = true;
-    Arc::new(config)
+    config
 }
 
 fn client(mut config: ClientConfig) -> Arc<ClientConfig> {

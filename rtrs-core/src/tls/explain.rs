@@ -3,7 +3,8 @@
 use rustls::{AlertDescription, CertificateError, Error};
 
 /// What a handshake's error means.
-pub(super) fn error_text(error: &Error) -> String {
+#[must_use]
+pub fn error_text(error: &Error) -> String {
     match error {
         Error::AlertReceived(alert) => alert_text(*alert),
         Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure) => {

@@ -334,13 +334,39 @@ fn session(conn: Conn) -> Result<Session, String> {
         }
         Conn::Begin(_) | Conn::Over => return Err("the handshake is over".into()),
     };
-    let cipher = match suite.suite() {
+    let cipher = cipher_name(suite.suite()).ok_or("an unknown cipher suite")?;
+    let SupportedCipherSuite::Tls13(suite) = suite else {
+        return Err("a version older than TLS 1.3".into());
+    };
+    let peer = PeerIdentity { cipher: Some(cipher), ..peer };
+    Ok(Session { suite, tx, rx, secrets, peer })
+}
+
+/// The name of a cipher suite of ours (RFC 8446 appendix B.4, RFC 5289 and RFC 7905).
+#[must_use]
+pub fn cipher_name(suite: CipherSuite) -> Option<&'static str> {
+    Some(match suite {
         CipherSuite::TLS13_AES_128_GCM_SHA256 => "TLS_AES_128_GCM_SHA256",
         CipherSuite::TLS13_AES_256_GCM_SHA384 => "TLS_AES_256_GCM_SHA384",
         CipherSuite::TLS13_CHACHA20_POLY1305_SHA256 => "TLS_CHACHA20_POLY1305_SHA256",
-        _ => return Err("an unknown cipher suite".into()),
-    };
-    let SupportedCipherSuite::Tls13(suite) = suite;
-    let peer = PeerIdentity { cipher: Some(cipher), ..peer };
-    Ok(Session { suite, tx, rx, secrets, peer })
+        CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256 => {
+            "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"
+        }
+        CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384 => {
+            "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384"
+        }
+        CipherSuite::TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256 => {
+            "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256"
+        }
+        CipherSuite::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 => {
+            "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"
+        }
+        CipherSuite::TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384 => {
+            "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384"
+        }
+        CipherSuite::TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256 => {
+            "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256"
+        }
+        _ => return None,
+    })
 }

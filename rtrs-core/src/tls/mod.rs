@@ -33,15 +33,17 @@ mod workers;
 pub use command::{KeyArgs, KeyCommand};
 pub use config::{TlsClientConfig, TlsConfigError, TlsServerConfig};
 pub(crate) use explain::alert_text;
-pub use explain::hint;
+pub use explain::{error_text, hint};
 pub use files::TlsDir;
 #[cfg(any(test, feature = "test-util"))]
 #[doc(hidden)]
 pub use fuzz::fuzz_tls;
 #[cfg(any(test, feature = "test-util"))]
 pub(crate) use fuzz::sessions;
+pub use handshake::cipher_name;
 pub(crate) use handshake::{Ended, Handshake, Progress, Secrets, Session, Step};
 pub use keys::{Clients, KeyError, PrivateKey, PublicKey};
+pub use names::name_of;
 pub use workers::TlsEndpoint;
 pub(crate) use workers::{Done, Job};
 

@@ -12,7 +12,8 @@ use super::keys::is_name;
 const COMMON_NAME: [u8; 5] = [6, 3, 0x55, 4, 3];
 
 /// The name, if it has one that can be printed.
-pub(super) fn name_of(certificate: &CertificateDer<'_>) -> Option<Arc<str>> {
+#[must_use]
+pub fn name_of(certificate: &CertificateDer<'_>) -> Option<Arc<str>> {
     let parsed = EndEntityCert::try_from(certificate).ok()?;
     let dns = parsed.valid_dns_names().next();
     let name = dns.or_else(|| parsed.valid_uri_names().next());

@@ -6,6 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rustls::pki_types::ServerName;
+use rustls::version::TLS12;
+use rustls::{ClientConfig, ClientConnection, ProtocolVersion, RootCertStore};
 
 use super::config::{TlsClientConfig, TlsServerConfig};
 use super::files::TlsDir;
@@ -364,4 +366,51 @@ fn the_list_of_clients_says_which_line_is_wrong() {
         let error = read(&text).unwrap_err();
         assert!(error.contains(part) && error.contains("clients"), "{error}");
     }
+}
+
+/// The version that a client of TLS 1.2 alone and this server agree on.
+fn agree(dir: &Path, server: &TlsServerConfig) -> Result<ProtocolVersion, rustls::Error> {
+    let files = TlsDir(dir.into()).read("client").unwrap();
+    let mut roots = RootCertStore::empty();
+    roots.add(files.ca[0].clone()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&TLS12])
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_client_auth_cert(files.chain, files.key)
+        .unwrap();
+    let name = ServerName::try_from("127.0.0.1").unwrap();
+    let mut client = ClientConnection::new(Arc::new(config), name).unwrap();
+    let mut server = server.connection().unwrap();
+    for _ in 0..4 {
+        let mut bytes = Vec::new();
+        while client.wants_write() {
+            client.write_tls(&mut bytes).unwrap();
+        }
+        server.read_tls(&mut bytes.as_slice()).unwrap();
+        server.process_new_packets()?;
+        let mut bytes = Vec::new();
+        while server.wants_write() {
+            server.write_tls(&mut bytes).unwrap();
+        }
+        client.read_tls(&mut bytes.as_slice()).unwrap();
+        client.process_new_packets()?;
+    }
+    assert!(!server.is_handshaking());
+    Ok(server.protocol_version().unwrap())
+}
+
+#[test]
+fn only_nbd_clients_may_use_tls_1_2() {
+    let place = Place::new();
+    let dir = TlsDir(place.path().into());
+    let nbd = TlsServerConfig::for_nbd(&dir).unwrap();
+    assert_eq!(agree(place.path(), &nbd), Ok(ProtocolVersion::TLSv1_2));
+    let refused = agree(place.path(), &place.server()).unwrap_err();
+    assert!(matches!(refused, rustls::Error::PeerIncompatible(_)), "{refused}");
+    place.authority.revoke(place.path(), &[Wanted::CLIENT.serial]);
+    let nbd = TlsServerConfig::for_nbd(&dir).unwrap();
+    let refused = agree(place.path(), &nbd).unwrap_err();
+    assert!(super::error_text(&refused).contains("is revoked"), "{refused}");
 }

@@ -1,0 +1,378 @@
+//! TLS for NBD clients over TCP (NBD_OPT_STARTTLS), in front of the engine and not within it.
+//!
+//! A connection of a client with TLS, or of one that may begin it, ends at a thread of its own. The
+//! engine has the other end of a pair of unix sockets and knows nothing of TLS. The thread first
+//! stands between the two options of negotiation (`negotiate.rs`), makes the handshake, and then
+//! moves bytes (`pipe.rs`). Threads, bytes and times are bounded; see [`Relays`].
+//!
+//! The engine may serve a client that connects again only when it knows that the client's earlier
+//! connections have ended (`group`). It looks at its own sockets for that, and here those are not
+//! the client's. So before the first request of a connection goes to the engine, the thread looks
+//! at the clients of all others, and cuts off the engine's end of those that are gone: whatever of
+//! theirs the engine has not read is not carried out.
+
+mod negotiate;
+mod pipe;
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rtrs_core::log_limit::{LogLimit, LogLimits};
+use rtrs_core::rt::{Clock, PeerEnd, peer_end};
+use rtrs_core::time::{Duration, Instant};
+use rtrs_core::tls::{TlsConfigError, TlsDir, TlsServerConfig, cipher_name, error_text, name_of};
+use rustls::ServerConnection;
+
+pub use negotiate::TlsMode;
+
+use crate::conn::HANDSHAKE_TIMEOUT;
+use negotiate::{Negotiation, Next, Stop};
+use pipe::{Pipe, Wire};
+
+/// Connections at a time, each with a thread and some 200 KiB.
+pub const RELAYS_MAX: usize = 128;
+/// Bound of the TLS handshake. That of the whole negotiation is the engine's.
+const TLS_TIMEOUT: Duration = Duration::from_secs(10);
+/// So long, and for so many bytes, a client that was refused is listened to.
+const LINGER: Duration = Duration::from_secs(1);
+const LINGER_BYTES: u64 = 64 << 10;
+/// So long the files that were read last are good for new connections.
+const REREAD: Duration = Duration::from_secs(1);
+
+/// The two sockets of a connection.
+#[derive(Debug)]
+struct Ends {
+    client: TcpStream,
+    engine: UnixStream,
+    /// Negotiated: its requests go to the engine.
+    serving: AtomicBool,
+}
+
+impl Ends {
+    fn close(&self) {
+        let _ = self.engine.shutdown(Shutdown::Both);
+        let _ = self.client.shutdown(Shutdown::Both);
+    }
+}
+
+#[derive(Default)]
+struct Open {
+    ends: Vec<Arc<Ends>>,
+    stopping: bool,
+    full: LogLimit,
+}
+
+/// The certificates, and when they were read.
+struct Loaded {
+    config: TlsServerConfig,
+    at: Instant,
+    failing: LogLimit,
+}
+
+/// The connections of a listener whose clients use TLS or may use it.
+pub struct Relays {
+    mode: TlsMode,
+    dir: TlsDir,
+    max: usize,
+    /// Bounds of the negotiation and of the TLS handshake within it.
+    times: (Duration, Duration),
+    open: Mutex<Open>,
+    loaded: Mutex<Loaded>,
+    refusals: Mutex<LogLimits<IpAddr>>,
+}
+
+/// Nothing that is done under these locks leaves anything half done.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Relays {
+    /// For at most so many connections, or [`RELAYS_MAX`], with the certificates in `dir`.
+    ///
+    /// # Errors
+    /// That of the file that cannot be used.
+    pub fn new(mode: TlsMode, dir: TlsDir, max: usize) -> Result<Arc<Self>, TlsConfigError> {
+        Self::timed(mode, dir, max, (HANDSHAKE_TIMEOUT, TLS_TIMEOUT))
+    }
+
+    fn timed(
+        mode: TlsMode,
+        dir: TlsDir,
+        max: usize,
+        times: (Duration, Duration),
+    ) -> Result<Arc<Self>, TlsConfigError> {
+        let config = TlsServerConfig::for_nbd(&dir)?;
+        let loaded = Loaded { config, at: Clock.now(), failing: LogLimit::default() };
+        Ok(Arc::new(Self {
+            mode,
+            dir,
+            max: max.min(RELAYS_MAX),
+            times,
+            open: Mutex::default(),
+            loaded: Mutex::new(loaded),
+            refusals: Mutex::default(),
+        }))
+    }
+
+    /// Takes a client over. Returns the engine's end; None if there are too many clients.
+    pub(crate) fn start(self: &Arc<Self>, now: Instant, client: OwnedFd) -> Option<OwnedFd> {
+        let mut open = lock(&self.open);
+        if open.stopping || open.ends.len() >= self.max {
+            let count = open.ends.len();
+            if let Some(more) = open.full.admit(now) {
+                tracing::warn!(more, "NBD client turned away: {count} connections for TLS");
+            }
+            return None;
+        }
+        let started = UnixStream::pair().and_then(|(engine, other)| {
+            let client = TcpStream::from(client);
+            let ends = Arc::new(Ends { client, engine, serving: AtomicBool::new(false) });
+            let (relays, own) = (Arc::clone(self), Arc::clone(&ends));
+            let thread = std::thread::Builder::new().name("nbd-tls".into());
+            let _ = thread.spawn(move || relays.serve(&own))?;
+            open.ends.push(ends);
+            Ok(other)
+        });
+        match started {
+            Ok(other) => Some(other.into()),
+            Err(error) => {
+                if let Some(more) = open.full.admit(now) {
+                    tracing::warn!(more, "NBD client turned away: {error}");
+                }
+                None
+            }
+        }
+    }
+
+    /// Open connections.
+    pub fn count(&self) -> usize {
+        lock(&self.open).ends.len()
+    }
+
+    /// Takes no more clients, and closes those that are not served yet. The others end when the
+    /// engine closes its end and they have taken its last replies.
+    pub fn stop(&self) {
+        let mut open = lock(&self.open);
+        open.stopping = true;
+        for ends in &open.ends {
+            if !ends.serving.load(Ordering::SeqCst) {
+                ends.close();
+            }
+        }
+    }
+
+    /// Closes all connections.
+    pub fn abort(&self) {
+        let mut open = lock(&self.open);
+        open.stopping = true;
+        open.ends.iter().for_each(|ends| ends.close());
+    }
+
+    /// Cuts off the others whose clients are gone, or look like it.
+    fn look(&self, own: &Arc<Ends>) {
+        for ends in &lock(&self.open).ends {
+            if !Arc::ptr_eq(ends, own) && peer_end(&ends.client) != PeerEnd::Open {
+                let _ = ends.engine.shutdown(Shutdown::Both);
+            }
+        }
+    }
+
+    /// One connection, on its own thread.
+    fn serve(&self, ends: &Arc<Ends>) {
+        let _gone = Gone(self, ends);
+        let peer = ends.client.peer_addr();
+        match self.connect(ends, peer.as_ref().ok()) {
+            Ok(Some(wire)) => {
+                ends.serving.store(true, Ordering::SeqCst);
+                if lock(&self.open).stopping {
+                    return;
+                }
+                let ended = Pipe::new(&ends.client, &ends.engine, wire).run(|| self.look(ends));
+                if let Err(error) = ended {
+                    tracing::debug!(?peer, "connection of an NBD client ended: {error}");
+                }
+            }
+            Ok(None) => {}
+            Err(why) => tracing::debug!(?peer, "negotiation of an NBD client ended: {why}"),
+        }
+    }
+
+    /// Negotiates. None when the client has asked to end.
+    fn connect(&self, ends: &Ends, peer: Option<&SocketAddr>) -> Result<Option<Wire>, Stop> {
+        let begin = std::time::Instant::now();
+        let (whole, handshake) = (begin + self.times.0, self.times.1);
+        let mut client = Timed { socket: &ends.client, until: whole };
+        let mut engine = Timed { socket: &ends.engine, until: whole };
+        let mut negotiation = Negotiation::new(self.mode);
+        let next = negotiation
+            .greet(&mut client, &mut engine)
+            .and_then(|()| negotiation.options(&mut client, &mut engine));
+        if negotiation.refused && !matches!(next, Ok(Next::Handshake)) {
+            self.refuse(peer, "it does not use TLS, and nbd-tls is require");
+        }
+        match next? {
+            Next::Pipe => return Ok(Some(Wire::Plain)),
+            Next::Over => return Ok(None),
+            Next::Handshake => {}
+        }
+        client.until = whole.min(std::time::Instant::now() + handshake);
+        let mut conn = self.handshake(&mut client).inspect_err(|error| {
+            let rustls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+            let why = match rustls {
+                Some(error) => error_text(error),
+                None if error.kind() == io::ErrorKind::UnexpectedEof => {
+                    "the client closed the connection".into()
+                }
+                None => error.to_string(),
+            };
+            self.refuse(peer, &format!("the TLS handshake failed: {why}"));
+            linger(&ends.client);
+        })?;
+        let name = conn.peer_certificates().and_then(|chain| name_of(chain.first()?));
+        let cipher = conn.negotiated_cipher_suite().and_then(|suite| cipher_name(suite.suite()));
+        tracing::info!(
+            peer = peer.map(tracing::field::display),
+            certificate = name.as_deref().unwrap_or("without a name"),
+            cipher = cipher.unwrap_or("unknown"),
+            "NBD client over TLS"
+        );
+        negotiation.secured();
+        client.until = whole;
+        let mut secure = rustls::Stream::new(&mut *conn, &mut client);
+        match negotiation.options(&mut secure, &mut engine)? {
+            Next::Pipe => Ok(Some(Wire::Tls(conn))),
+            Next::Over | Next::Handshake => {
+                conn.send_close_notify();
+                let _ = conn.complete_io(&mut client);
+                Ok(None)
+            }
+        }
+    }
+
+    fn handshake(&self, client: &mut (impl Read + Write)) -> io::Result<Box<ServerConnection>> {
+        let connection = self.config().connection();
+        let mut conn = Box::new(connection.map_err(|e| io::Error::other(e.to_string()))?);
+        while conn.is_handshaking() {
+            let _ = conn.complete_io(client)?;
+        }
+        Ok(conn)
+    }
+
+    /// The certificates for a new connection. They are read again, so that new ones and revoked
+    /// ones count without a restart; if a file is wrong, those from before stay.
+    fn config(&self) -> TlsServerConfig {
+        let mut loaded = lock(&self.loaded);
+        let now = Clock.now();
+        if now.since(loaded.at) >= REREAD {
+            loaded.at = now;
+            match TlsServerConfig::for_nbd(&self.dir) {
+                Ok(config) => loaded.config = config,
+                Err(error) => {
+                    if let Some(more) = loaded.failing.admit(now) {
+                        tracing::warn!(
+                            more,
+                            "nbd-tls-dir is not usable, what was read stays: {error}"
+                        );
+                    }
+                }
+            }
+        }
+        loaded.config.clone()
+    }
+
+    fn refuse(&self, peer: Option<&SocketAddr>, why: &str) {
+        let Some(peer) = peer else { return };
+        if let Some(more) = lock(&self.refusals).admit(Clock.now(), peer.ip()) {
+            tracing::warn!(%peer, more, "NBD client refused: {why}");
+        }
+    }
+}
+
+/// Waits a moment for the client to take the alert and close. If unread data were there at our
+/// close, the system would drop the alert.
+fn linger(client: &TcpStream) {
+    let _ = client.shutdown(Shutdown::Write);
+    let until = std::time::Instant::now() + LINGER;
+    let rest = Timed { socket: client, until }.take(LINGER_BYTES);
+    let _ = io::copy(&mut { rest }, &mut io::sink());
+}
+
+impl fmt::Debug for Relays {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Relays")
+            .field("mode", &self.mode)
+            .field("dir", &self.dir)
+            .field("count", &self.count())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Takes a connection off the list at its end, whatever that was, and closes it.
+struct Gone<'a>(&'a Relays, &'a Arc<Ends>);
+
+impl Drop for Gone<'_> {
+    fn drop(&mut self) {
+        let Self(relays, own) = self;
+        // What the engine has not read is not carried out, unless the client ended in order.
+        let _ = own.engine.shutdown(Shutdown::Both);
+        lock(&relays.open).ends.retain(|ends| !Arc::ptr_eq(ends, own));
+    }
+}
+
+/// A socket that waits until a point in time at most, and blocks.
+struct Timed<'a, S> {
+    socket: &'a S,
+    until: std::time::Instant,
+}
+
+impl<S: AsFd> Timed<'_, S> {
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.until.saturating_duration_since(std::time::Instant::now());
+        if left.is_zero() {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "it took too long"));
+        }
+        Ok(Some(left))
+    }
+}
+
+fn too_long(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::WouldBlock => io::Error::new(io::ErrorKind::TimedOut, "it took too long"),
+        _ => error,
+    }
+}
+
+impl<'a, S: AsFd> Read for Timed<'a, S>
+where
+    &'a S: Read,
+{
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        socket2::SockRef::from(self.socket).set_read_timeout(self.left()?)?;
+        let mut socket = self.socket;
+        socket.read(bytes).map_err(too_long)
+    }
+}
+
+impl<'a, S: AsFd> Write for Timed<'a, S>
+where
+    &'a S: Write,
+{
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        socket2::SockRef::from(self.socket).set_write_timeout(self.left()?)?;
+        let mut socket = self.socket;
+        socket.write(bytes).map_err(too_long)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "tests/relays.rs"]
+mod tests;

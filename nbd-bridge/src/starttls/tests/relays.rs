@@ -1,0 +1,357 @@
+//! Real sockets and real TLS, with the test in the engine's place.
+
+use std::net::TcpListener;
+use std::path::Path;
+
+use rtrs_core::tests::certificates::{Authority, TestDir, Wanted, certificates};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+
+use super::*;
+use crate::proto::wire::{Greeting, OptionHeader, OptionReplyHeader, magic, opt, rep};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+struct Place {
+    dir: TestDir,
+    authority: Authority,
+    listener: TcpListener,
+    relays: Arc<Relays>,
+}
+
+impl Place {
+    fn new(mode: TlsMode, max: usize, times: (Duration, Duration)) -> Self {
+        let dir = TestDir::new("starttls");
+        let authority = certificates(&dir.0);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let relays = Relays::timed(mode, TlsDir(dir.0.clone()), max, times).unwrap();
+        Self { dir, authority, listener, relays }
+    }
+
+    fn patient(mode: TlsMode) -> Self {
+        Self::new(mode, 4, (PATIENCE, PATIENCE))
+    }
+
+    /// A client, and the engine's end of its connection if there is one.
+    fn connect(&self) -> (TcpStream, Option<UnixStream>) {
+        let client = TcpStream::connect(self.listener.local_addr().unwrap()).unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        let (accepted, _) = self.listener.accept().unwrap();
+        let engine = self.relays.start(Clock.now(), accepted.into()).map(UnixStream::from);
+        if let Some(engine) = &engine {
+            engine.set_read_timeout(Some(PATIENCE)).unwrap();
+        }
+        (client, engine)
+    }
+
+    /// The same, with flags exchanged.
+    fn greeted(&self) -> (TcpStream, UnixStream) {
+        let (mut client, engine) = self.connect();
+        let mut engine = engine.unwrap();
+        let greeting = Greeting { version: magic::OPTION, flags: 3 }.encode();
+        engine.write_all(&greeting).unwrap();
+        assert_eq!(take::<{ Greeting::LEN }>(&mut client), greeting);
+        client.write_all(&[0, 0, 0, 3]).unwrap();
+        assert_eq!(take::<4>(&mut engine), [0, 0, 0, 3]);
+        (client, engine)
+    }
+
+    /// The same, and in transmission without TLS.
+    fn plain(&self) -> (TcpStream, UnixStream) {
+        let (mut client, mut engine) = self.greeted();
+        export_name(&mut client, &mut engine);
+        (client, engine)
+    }
+
+    /// The same over TLS.
+    fn secure(&self) -> (Secure, UnixStream) {
+        let (mut client, mut engine) = self.greeted();
+        starttls(&mut client);
+        let mut client = secure(&self.dir.0, client);
+        export_name(&mut client, &mut engine);
+        (client, engine)
+    }
+
+    fn wait_gone(&self) {
+        let until = std::time::Instant::now() + PATIENCE;
+        while self.relays.count() > 0 {
+            assert!(std::time::Instant::now() < until, "{:?}", self.relays);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+type Secure = StreamOwned<ClientConnection, TcpStream>;
+
+fn take<const N: usize>(from: &mut impl Read) -> [u8; N] {
+    let mut bytes = [0; N];
+    from.read_exact(&mut bytes).unwrap();
+    bytes
+}
+
+fn option(option: u32, data: &[u8]) -> Vec<u8> {
+    let len = data.len() as u32;
+    [&OptionHeader { option, len }.encode()[..], data].concat()
+}
+
+fn starttls(client: &mut TcpStream) {
+    client.write_all(&option(opt::STARTTLS, &[])).unwrap();
+    let ack = OptionReplyHeader { option: opt::STARTTLS, reply: rep::ACK, len: 0 };
+    assert_eq!(take::<{ OptionReplyHeader::LEN }>(client), ack.encode());
+}
+
+fn export_name(client: &mut impl Write, engine: &mut UnixStream) {
+    let name = option(opt::EXPORT_NAME, b"disk");
+    client.write_all(&name).unwrap();
+    client.flush().unwrap();
+    assert_eq!(take::<20>(engine)[..], name);
+}
+
+/// The client's end of TLS; its handshake happens with the first bytes.
+fn secure(dir: &Path, socket: TcpStream) -> Secure {
+    let certificates = |name| -> Vec<_> {
+        CertificateDer::pem_file_iter(dir.join(name)).unwrap().map(Result::unwrap).collect()
+    };
+    let mut roots = RootCertStore::empty();
+    for ca in certificates("ca-cert.pem") {
+        roots.add(ca).unwrap();
+    }
+    let key = PrivateKeyDer::from_pem_file(dir.join("client-key.pem")).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_client_auth_cert(certificates("client-cert.pem"), key)
+        .unwrap();
+    let name = ServerName::try_from("127.0.0.1").unwrap();
+    StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), socket)
+}
+
+/// Until the other side ends the connection, whichever way.
+fn is_closed(from: &mut impl Read) -> bool {
+    match from.read(&mut [0; 64]) {
+        Ok(count) => count == 0,
+        Err(error) => !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut),
+    }
+}
+
+fn pattern(len: usize, seed: u32) -> Vec<u8> {
+    (0..len as u32)
+        .map(|at| (at.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 13) as u8)
+        .collect()
+}
+
+/// Sends and receives at both ends at once.
+fn exchange(client: &mut Secure, engine: &UnixStream, bytes: usize) {
+    let (to, fro) = (pattern(bytes, 1), pattern(bytes, 2));
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut got = vec![0; bytes];
+            (&mut &*engine).read_exact(&mut got).unwrap();
+            got
+        });
+        scope.spawn(|| (&mut &*engine).write_all(&fro).unwrap());
+        client.write_all(&to).unwrap();
+        client.flush().unwrap();
+        let mut got = vec![0; bytes];
+        client.read_exact(&mut got).unwrap();
+        assert!(got == fro, "other bytes at the client");
+        assert!(reader.join().unwrap() == to, "other bytes at the engine");
+    });
+}
+
+#[test]
+fn bytes_go_both_ways_over_tls_and_both_ends_end_in_order() {
+    let place = Place::patient(TlsMode::Require);
+    let (mut client, mut engine) = place.secure();
+    exchange(&mut client, &engine, 5 << 20);
+    // The client ends first, and still gets what the engine has to say.
+    client.write_all(b"last").unwrap();
+    client.conn.send_close_notify();
+    client.flush().unwrap();
+    assert_eq!(&take::<4>(&mut engine), b"last");
+    assert!(is_closed(&mut engine));
+    engine.write_all(&pattern(1 << 20, 3)).unwrap();
+    drop(engine);
+    let mut got = Vec::new();
+    client.read_to_end(&mut got).expect("close_notify");
+    assert!(got == pattern(1 << 20, 3));
+    place.wait_gone();
+    // The engine ends first, with bytes on their way.
+    let (mut client, mut engine) = place.secure();
+    engine.write_all(&pattern(1 << 20, 4)).unwrap();
+    drop(engine);
+    let mut got = Vec::new();
+    client.read_to_end(&mut got).expect("close_notify");
+    assert!(got == pattern(1 << 20, 4));
+    place.wait_gone();
+}
+
+#[test]
+fn a_plain_client_is_piped_with_on_and_refused_with_require() {
+    let place = Place::patient(TlsMode::On);
+    let (mut client, mut engine) = place.plain();
+    client.write_all(b"request").unwrap();
+    assert_eq!(&take::<7>(&mut engine), b"request");
+    engine.write_all(b"reply").unwrap();
+    assert_eq!(&take::<5>(&mut client), b"reply");
+    drop(client);
+    assert!(is_closed(&mut engine));
+    drop(engine);
+    place.wait_gone();
+    let place = Place::patient(TlsMode::Require);
+    let (mut client, mut engine) = place.greeted();
+    client.write_all(&option(opt::EXPORT_NAME, b"disk")).unwrap();
+    assert!(is_closed(&mut client) && is_closed(&mut engine));
+    place.wait_gone();
+}
+
+#[test]
+fn plain_text_behind_starttls_reaches_nobody() {
+    for mode in [TlsMode::On, TlsMode::Require] {
+        let place = Place::patient(mode);
+        let (mut client, mut engine) = place.greeted();
+        let go = option(opt::GO, b"\0\0\0\x04disk\0\0");
+        client.write_all(&[option(opt::STARTTLS, &[]), go].concat()).unwrap();
+        let _ = take::<{ OptionReplyHeader::LEN }>(&mut client);
+        assert!(is_closed(&mut engine), "the engine has it");
+        // What comes is an alert.
+        let mut got = Vec::new();
+        let _ = client.read_to_end(&mut got);
+        assert!(got.is_empty() || got[0] == 21, "{got:?}");
+        drop(client);
+        place.wait_gone();
+    }
+}
+
+#[test]
+fn only_a_certificate_of_the_ca_that_is_not_revoked_is_let_in() {
+    let place = Place::patient(TlsMode::Require);
+    let dir = &place.dir.0;
+    let let_in = || {
+        let (mut client, mut engine) = place.greeted();
+        starttls(&mut client);
+        let mut client = secure(dir, client);
+        let _ = client.write_all(&option(opt::EXPORT_NAME, b"disk"));
+        let _ = client.flush();
+        let let_in = engine.read_exact(&mut [0; 20]).is_ok();
+        drop(engine);
+        let_in
+    };
+    assert!(let_in());
+    Authority::new().issue(dir, &Wanted::CLIENT);
+    assert!(!let_in(), "another CA");
+    place.authority.issue(dir, &Wanted { years: (2020, 2021), ..Wanted::CLIENT });
+    assert!(!let_in(), "it has expired");
+    place.authority.issue(dir, &Wanted::CLIENT);
+    assert!(let_in());
+    // Read again after a moment.
+    place.authority.revoke(dir, &[Wanted::CLIENT.serial]);
+    std::thread::sleep(REREAD);
+    assert!(!let_in(), "it is revoked");
+    // A directory that cannot be used changes nothing.
+    place.authority.revoke(dir, &[]);
+    std::thread::sleep(REREAD);
+    assert!(let_in());
+    std::fs::remove_file(dir.join("server-key.pem")).unwrap();
+    std::thread::sleep(REREAD);
+    assert!(let_in());
+    place.wait_gone();
+}
+
+#[test]
+fn a_client_that_stops_is_closed_in_time() {
+    let short = Duration::from_millis(200);
+    // In the flags, in an option, and in the handshake, which has a bound of its own.
+    let place = Place::new(TlsMode::Require, 4, (short, PATIENCE));
+    let (mut idle, engine) = place.connect();
+    let greeting = Greeting { version: magic::OPTION, flags: 3 }.encode();
+    engine.as_ref().unwrap().write_all(&greeting).unwrap();
+    let _ = take::<{ Greeting::LEN }>(&mut idle);
+    let (mut half, _engine) = place.greeted();
+    half.write_all(&option(opt::LIST, &[])[..9]).unwrap();
+    assert!(is_closed(&mut idle) && is_closed(&mut half));
+    place.wait_gone();
+    let place = Place::new(TlsMode::Require, 4, (PATIENCE, short));
+    let (mut client, mut engine) = place.greeted();
+    starttls(&mut client);
+    assert!(is_closed(&mut engine));
+    assert!(is_closed(&mut client));
+    drop(client);
+    place.wait_gone();
+}
+
+#[test]
+fn connections_are_bounded_and_end_when_asked_to() {
+    let place = Place::new(TlsMode::On, 2, (PATIENCE, PATIENCE));
+    let (mut served, engine) = place.plain();
+    let (mut waiting, _other) = place.greeted();
+    let (mut third, none) = place.connect();
+    assert!(none.is_none() && is_closed(&mut third));
+    place.relays.stop();
+    assert!(is_closed(&mut waiting), "it was not served yet");
+    assert!(place.connect().1.is_none());
+    (&engine).write_all(b"answer").unwrap();
+    drop(engine);
+    assert_eq!(&take::<6>(&mut served), b"answer");
+    assert!(is_closed(&mut served));
+    place.wait_gone();
+    let place = Place::patient(TlsMode::On);
+    let (mut served, mut engine) = place.plain();
+    place.relays.abort();
+    assert!(is_closed(&mut served) && is_closed(&mut engine));
+    place.wait_gone();
+}
+
+/// Writes until the engine, which reads nothing, lets nothing more pass. The end of the client has
+/// to fit behind it.
+fn fill(client: &mut impl Write, engine: &UnixStream) {
+    let mut before = None;
+    loop {
+        client.write_all(&[7; 8 << 10]).unwrap();
+        client.flush().unwrap();
+        std::thread::sleep(Duration::from_millis(10));
+        let now = rtrs_core::rt::unread(engine).unwrap();
+        if before.replace(now) == Some(now) {
+            break;
+        }
+    }
+}
+
+#[test]
+fn what_a_client_left_unread_ends_before_its_next_connection_begins() {
+    for tls in [false, true] {
+        let place = Place::patient(TlsMode::On);
+        let (old, stalled) = if tls {
+            let (mut client, engine) = place.secure();
+            fill(&mut client, &engine);
+            (client.sock, engine)
+        } else {
+            let (mut client, engine) = place.plain();
+            fill(&mut client, &engine);
+            (client, engine)
+        };
+        assert_eq!(peer_end(&stalled), PeerEnd::Open);
+        old.shutdown(Shutdown::Write).unwrap();
+        let (mut new, mut engine) = place.plain();
+        assert_eq!(peer_end(&stalled), PeerEnd::Open, "the new one has sent no request yet");
+        new.write_all(b"request").unwrap();
+        assert_eq!(&take::<7>(&mut engine), b"request");
+        // The engine looks at its sockets now, and drops what it has not read.
+        assert_eq!(peer_end(&stalled), PeerEnd::Gone);
+        drop((old, stalled, new, engine));
+        place.wait_gone();
+    }
+}
+
+#[test]
+fn a_broken_record_ends_the_connection() {
+    let place = Place::patient(TlsMode::Require);
+    let (client, mut engine) = place.secure();
+    (&client.sock).write_all(&[23, 3, 3, 0, 32]).unwrap();
+    (&client.sock).write_all(&[7; 32]).unwrap();
+    assert!(is_closed(&mut engine));
+    place.wait_gone();
+}
