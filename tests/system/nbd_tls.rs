@@ -158,7 +158,7 @@ fn nbd_client_lists_exports_over_tls() {
     let tls = ["-cacertfile", &ca, "-certfile", &cert, "-keyfile", &key];
     let tls = [&tls[..], &["-tlshostname", "127.0.0.1"]].concat();
     let told = run("nbd-client", &[&list[..], &tls].concat(), COMMAND_TIME_MAX).ok().stdout;
-    assert!(told.lines().any(|line| line.trim() == "vol0"), "{told}");
+    assert!(told.lines().any(|line| line.starts_with("vol0")), "{told}");
     let _ = place.says("NBD client over TLS");
     let told = run("nbd-client", &list, COMMAND_TIME_MAX);
     assert!(!told.stdout.contains("vol0"), "{}", told.stdout);
