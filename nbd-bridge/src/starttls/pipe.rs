@@ -134,14 +134,14 @@ impl<'a> Pipe<'a> {
                 {
                     begin();
                 }
-                self.to_engine();
-                moved = self.from_client()?;
+                self.give_to_engine();
+                moved = self.take_from_client()?;
                 if moved == Moved::Blocked {
                     break;
                 }
             }
             for _ in 0..ROUNDS_MAX {
-                let out = self.from_engine()?;
+                let out = self.take_from_engine()?;
                 if out == Moved::Blocked {
                     break;
                 }
@@ -158,7 +158,7 @@ impl<'a> Pipe<'a> {
     }
 
     /// Fills the buffer for the engine, if that is empty.
-    fn from_client(&mut self) -> io::Result<Moved> {
+    fn take_from_client(&mut self) -> io::Result<Moved> {
         if !self.inward.is_empty() || self.client_ended {
             return Ok(Moved::Blocked);
         }
@@ -210,7 +210,7 @@ impl<'a> Pipe<'a> {
     }
 
     /// Empties the buffer for the engine, as far as that takes it.
-    fn to_engine(&mut self) {
+    fn give_to_engine(&mut self) {
         while !self.inward.is_empty() {
             match (&mut self.engine).write(self.inward.filled()) {
                 Ok(count) => self.inward.consume(count),
@@ -234,7 +234,7 @@ impl<'a> Pipe<'a> {
     }
 
     /// Sends what waits for the client, then takes more from the engine.
-    fn from_engine(&mut self) -> io::Result<Moved> {
+    fn take_from_engine(&mut self) -> io::Result<Moved> {
         while self.owes_client() {
             let Self { client, wire, outward, .. } = self;
             let sent = match wire {
