@@ -7,7 +7,7 @@
 //!
 //! A [`TlsEndpoint`] is what all shards of a process share. A shard gives it the bytes that a peer
 //! has sent, and a thread of the endpoint answers with the bytes to send and, at the end, with a
-//! [`Session`]: the keys of the records, which `fabric/iwarp/tls.rs` uses from then on. Sockets
+//! `Session`: the keys of the records, which `fabric/iwarp/tls.rs` uses from then on. Sockets
 //! stay on the shard, so a peer that is slow keeps no thread, and a handshake that computes stops
 //! no shard.
 //!
