@@ -129,7 +129,7 @@ impl FromStr for AccessRule {
             _ if is_mistyped(who) => {
                 return refuse(
                     "names nobody",
-                    "write anyone and kernel in small letters, with @NETWORK behind it or nothing",
+                    "write anyone and kernel in lowercase, with @NETWORK behind it or nothing",
                 );
             }
             _ => Who::Name(who.to_owned()),
@@ -320,8 +320,8 @@ mod tests {
             ("anyone@lan:ro", "bad network \"lan\""),
             ("anyone@10.0.0.9/24:ro", "write 10.0.0.0/24, or 10.0.0.9 for that address alone"),
             ("anyone@10.0.0.9/0:ro", "bits behind /0"),
-            ("Anyone@10.0.0.0/8:ro", "in small letters"),
-            ("KERNEL:rw", "in small letters"),
+            ("Anyone@10.0.0.0/8:ro", "in lowercase"),
+            ("KERNEL:rw", "in lowercase"),
             ("anyone :rw", "a space at an end"),
             (" db1:rw", "a space at an end"),
         ] {

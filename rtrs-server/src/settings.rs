@@ -87,13 +87,12 @@ rtrs_core::settings! {
         ///
         /// The names are those of qemu and nbdkit. A client needs a certificate of the CA.
         /// ca-crl.pem, if it exists, revokes certificates. The key must be readable only by its
-        /// owner. `reload` and SIGHUP read the files again for new connections. Not with key-file.
+        /// owner. `reload` and SIGHUP read the files again. Not with key-file.
         tls_dir: Option<PathBuf> = "",
         /// File with the private key of this server, for tls:// portals
         ///
         /// `rtrs-server key generate` makes one. It must be readable only by its owner. Needs
-        /// clients-file. `reload` and SIGHUP read both files again for new connections. Not with
-        /// tls-dir.
+        /// clients-file. `reload` and SIGHUP read both files again. Not with tls-dir.
         key_file: Option<PathBuf> = "",
         /// File with the public keys of the clients, for tls:// portals
         ///

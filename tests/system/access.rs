@@ -17,6 +17,19 @@ fn from(source: &str, server: &Server, export: &str) -> ClientBuilder {
     Client::attach(export).path(path).args(&["--session-name", &name])
 }
 
+/// Waits until the only session of a server is gone: within a second, as docs/SECURITY.md says.
+fn session_ends(server: &Server) {
+    wait_for("the end of the session", Duration::from_secs(1), || {
+        server.sessions().is_empty().then_some(())
+    });
+}
+
+/// Ends a client that is not let in any more, and its server.
+fn give_up(client: &Client, export: &str, server: Server) {
+    let _ = client.command(&["detach", export, "--force", "--within", "0"]);
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
 #[test]
 fn clients_do_what_the_lists_allow_and_are_told_why_not() {
     let scratch = Scratch::new();
@@ -152,13 +165,10 @@ fn a_removed_export_takes_its_list_along() {
     assert_eq!(server.sessions().len(), 1);
     let removed = server.command(&["export", "remove", "vol0", "--force"]).ok();
     let _ = removed.says("vol0");
-    wait_for("the end of the session", Duration::from_secs(1), || {
-        server.sessions().is_empty().then_some(())
-    });
+    session_ends(&server);
     let (_, refused) = from("127.0.0.7", &server, "vol1").try_start();
     let _ = refused.code(1).says("access lists do not let this client in");
-    let _ = client.command(&["detach", "vol0", "--force", "--within", "0"]);
-    let _ = server.stop(STOP_TIME_MAX);
+    give_up(&client, "vol0", server);
 }
 
 #[test]
@@ -176,14 +186,11 @@ fn who_is_no_longer_listed_is_ended_whatever_else_fails() {
     write("anyone@127.0.0.8:rw", ", {name: new, target: /none/there}");
     let failed = server.command(&["reload"]).code(1);
     let _ = failed.says("no export changed but for access lists").says("/none/there");
-    wait_for("the end of the session", Duration::from_secs(1), || {
-        server.sessions().is_empty().then_some(())
-    });
+    session_ends(&server);
     // Nor is anything open to everyone because the only export with a list is not there.
     let (_, refused) = from("127.0.0.7", &server, "vol1").try_start();
     let _ = refused.code(1).says("access lists do not let this client in");
-    let _ = client.command(&["detach", "vol0", "--force", "--within", "0"]);
-    let _ = server.stop(STOP_TIME_MAX);
+    give_up(&client, "vol0", server);
 }
 
 #[test]
@@ -204,11 +211,8 @@ fn an_export_that_left_the_configuration_follows_the_server() {
     assert_eq!(server.sessions().len(), 1);
     fs::write(&config, format!("export: [{vol1}]\n")).expect("a file");
     let _ = server.command(&["reload"]).ok();
-    wait_for("the end of the session", Duration::from_secs(1), || {
-        server.sessions().is_empty().then_some(())
-    });
-    let _ = client.command(&["detach", "vol0", "--force", "--within", "0"]);
-    let _ = server.stop(STOP_TIME_MAX);
+    session_ends(&server);
+    give_up(&client, "vol0", server);
 }
 
 #[test]
@@ -262,11 +266,8 @@ fn a_session_ends_within_a_second_of_the_reload_that_forbids_it() {
     assert_eq!(server.sessions().len(), 1);
     // Ended first, it leaves an export that can change.
     let _ = server.command(&["reload"]).ok();
-    wait_for("the end of the session", Duration::from_secs(1), || {
-        server.sessions().is_empty().then_some(())
-    });
-    let _ = client.command(&["detach", "v", "--force", "--within", "0"]);
-    let _ = server.stop(STOP_TIME_MAX);
+    session_ends(&server);
+    give_up(&client, "v", server);
 }
 
 #[test]

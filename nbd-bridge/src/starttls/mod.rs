@@ -55,6 +55,7 @@ struct Ends {
 
 impl Ends {
     fn close(&self) {
+        // An end that is gone already needs no telling.
         let _ = self.engine.shutdown(Shutdown::Both);
         let _ = self.client.shutdown(Shutdown::Both);
     }
@@ -134,7 +135,8 @@ impl Relays {
             let ends = Arc::new(Ends { client, engine, serving: AtomicBool::new(false) });
             let (relays, own) = (Arc::clone(self), Arc::clone(&ends));
             let thread = std::thread::Builder::new().name("nbd-tls".into());
-            let _ = thread.spawn(move || relays.serve(&own))?;
+            // It takes itself off the list when it ends.
+            drop(thread.spawn(move || relays.serve(&own))?);
             open.ends.push(ends);
             Ok(other)
         });
@@ -177,6 +179,7 @@ impl Relays {
     fn look(&self, own: &Arc<Ends>) {
         for ends in &lock(&self.open).ends {
             if !Arc::ptr_eq(ends, own) && peer_end(&ends.client) != PeerEnd::Open {
+                // Its own thread may have closed it just now.
                 let _ = ends.engine.shutdown(Shutdown::Both);
             }
         }
@@ -248,6 +251,7 @@ impl Relays {
             Next::Pipe => Ok(Some(Wire::Tls(conn))),
             Next::Over | Next::Handshake => {
                 conn.send_close_notify();
+                // The connection ends also if the client does not take that.
                 let _ = conn.complete_io(&mut client);
                 Ok(None)
             }
@@ -258,7 +262,7 @@ impl Relays {
         let connection = self.config().connection();
         let mut conn = Box::new(connection.map_err(|e| io::Error::other(e.to_string()))?);
         while conn.is_handshaking() {
-            let _ = conn.complete_io(client)?;
+            conn.complete_io(client)?;
         }
         Ok(conn)
     }
@@ -296,9 +300,11 @@ impl Relays {
 /// Waits a moment for the client to take the alert and close. If unread data were there at our
 /// close, the system would drop the alert.
 fn linger(client: &TcpStream) {
+    // A client that is gone already has nothing to take.
     let _ = client.shutdown(Shutdown::Write);
     let until = std::time::Instant::now() + LINGER;
     let rest = Timed { socket: client, until }.take(LINGER_BYTES);
+    // However it ends, it has ended.
     let _ = io::copy(&mut { rest }, &mut io::sink());
 }
 

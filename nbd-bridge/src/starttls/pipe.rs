@@ -148,6 +148,7 @@ impl<'a> Pipe<'a> {
                 moved = out;
             }
             if self.client_told && !self.owes_client() {
+                // A client that is gone already needs no end of the stream.
                 let _ = self.client.shutdown(Shutdown::Write);
                 return Ok(());
             }
@@ -224,6 +225,7 @@ impl<'a> Pipe<'a> {
             }
         }
         if self.client_ended && !std::mem::replace(&mut self.engine_told, true) {
+            // An engine that has closed already knows.
             let _ = self.engine.shutdown(Shutdown::Write);
         }
     }

@@ -86,7 +86,8 @@ impl TlsEndpoint {
         for _ in 0..WORKERS {
             let queue = Arc::clone(&endpoint.queue);
             let thread = std::thread::Builder::new().name("tls-handshake".into());
-            let _ = thread.spawn(move || work(&queue))?;
+            // It ends when the queue is closed.
+            drop(thread.spawn(move || work(&queue))?);
         }
         Ok(Arc::new(endpoint))
     }

@@ -121,10 +121,11 @@ pub enum Command {
     Export(ExportCommand),
     /// Read the configuration file of a running server again and apply its exports
     ///
-    /// Adds, removes and changes exports, as does SIGHUP. Reads the files of tls-dir, key-file and
-    /// clients-file again, for new connections. An export that is open stays as it is and
-    /// is reported. Names other settings that differ: they need a restart. Changes nothing if the
-    /// configuration is wrong or a new export cannot be opened. Exits with 1 if an export is not as
+    /// As does SIGHUP. Changes nothing if the configuration, a certificate or a key is wrong. First
+    /// applies access lists and the files of tls-dir, key-file and clients-file, and ends the
+    /// sessions of clients that are no longer accepted. Then adds, removes and changes exports,
+    /// unless a new one cannot be opened. An export that is open stays as it is and is reported.
+    /// Names other settings that differ: they need a restart. Exits with 1 if an export is not as
     /// the configuration says for another reason than that it is open.
     Reload(ReloadArgs),
     /// Make and print the key with which this server proves who it is

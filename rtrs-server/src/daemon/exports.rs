@@ -198,7 +198,6 @@ impl Exports {
                 exports.note(spec, &export, true);
             }
         }
-        exports.change_access(|_| {});
         exports
     }
 
@@ -540,7 +539,7 @@ impl Exports {
                 self.control.ask(request, done)?;
             }
             self.note(spec, &export, entry.configured);
-            self.change_list(entry, spec)?;
+            self.change_list(&entry.spec, spec)?;
             return Ok(true);
         }
         entry.keeps_memory(spec)?;
@@ -549,12 +548,11 @@ impl Exports {
                         while it is open";
             why + if open { only } else { "" }
         })?;
-        self.change_list(entry, spec)?;
+        self.change_list(&entry.spec, spec)?;
         self.release(vec![export], RELEASE_MAX)?;
         let opened = self.open_new(spec, entry.configured);
         let opened = opened.map_err(|why| {
-            let listed =
-                self.change_list(&Entry { spec: spec.clone(), ..entry.clone() }, &entry.spec);
+            let listed = self.change_list(spec, &entry.spec);
             let again = listed.and_then(|()| self.open_new(&entry.spec, entry.configured));
             match again {
                 Ok(()) => format!("{why}; the export is as before"),
@@ -566,8 +564,8 @@ impl Exports {
 
     /// Applies another list of an export. One that is to stay as it was may have been changed by a
     /// reload meanwhile, and stays so.
-    fn change_list(&self, entry: &Entry, spec: &ExportSpec) -> Result<(), String> {
-        if entry.spec.access == spec.access {
+    fn change_list(&self, before: &ExportSpec, spec: &ExportSpec) -> Result<(), String> {
+        if before.access == spec.access {
             return Ok(());
         }
         self.change_access(|access| access.set(spec));

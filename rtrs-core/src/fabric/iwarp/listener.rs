@@ -285,22 +285,35 @@ impl Listeners {
         }
     }
 
-    /// A receive of a half-open connection ended.
-    pub(super) fn received(&mut self, env: &mut Env<'_>, id: u64, done: Completed) {
+    /// A half-open connection whose operation has ended, and how many bytes that moved. None when
+    /// the connection is over.
+    pub(super) fn take_back(&mut self, id: u64, done: Completed) -> Option<(HalfOpen, usize)> {
         let count = done.count().unwrap_or(0);
+        // It holds the buffer.
         drop(done);
         if let Some(half) = self.doomed.remove(&id) {
             self.release(half.buffer);
-            return;
+            return None;
         }
-        let Some(mut half) = self.half_open.remove(&id) else { return };
+        let mut half = self.half_open.remove(&id)?;
         half.op = None;
-        half.got += count;
         if count == 0 {
-            self.quota.remove(id);
-            self.release(half.buffer);
-            return;
+            self.drop_half(id, &half);
+            return None;
         }
+        Some((half, count))
+    }
+
+    /// Gives the places of a half-open connection back.
+    pub(super) fn drop_half(&mut self, id: u64, half: &HalfOpen) {
+        self.quota.remove(id);
+        self.release(half.buffer);
+    }
+
+    /// A receive of a half-open connection ended.
+    pub(super) fn received(&mut self, env: &mut Env<'_>, id: u64, done: Completed) {
+        let Some((mut half, count)) = self.take_back(id, done) else { return };
+        half.got += count;
         if half.greeting.is_some() {
             self.greet(env, id, half, count);
             return;
@@ -317,8 +330,7 @@ impl Listeners {
                     let tls = bytes[0] == 22 && bytes[1] == 3;
                     let hint = if tls { "a TLS client; it needs a tls:// portal" } else { "" };
                     tracing::info!(peer = %half.peer, error = %e, hint, "not a connection request");
-                    self.quota.remove(id);
-                    self.release(half.buffer);
+                    self.drop_half(id, &half);
                     return;
                 }
             }

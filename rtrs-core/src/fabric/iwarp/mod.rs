@@ -228,6 +228,19 @@ pub struct IwarpFabric {
     now: Instant,
 }
 
+/// What connections and listeners of a provider use of it. It borrows these fields alone.
+macro_rules! env {
+    ($fabric:ident, $now:expr) => {
+        Env {
+            core: &mut $fabric.core,
+            port: &$fabric.port,
+            options: &$fabric.options,
+            tls: $fabric.tls.as_ref(),
+            now: $now,
+        }
+    };
+}
+
 impl IwarpFabric {
     /// An endpoint on this shard's ring.
     pub fn new(ring: &Rc<Ring>, shared: Arc<IwarpShared>, options: IwarpOptions) -> Self {
@@ -290,13 +303,7 @@ impl IwarpFabric {
     /// Runs a step of a connection, then brings its timer and its slot up to date.
     fn step(&mut self, qp: QpNum, run: impl FnOnce(&mut Conn, &mut Env<'_>)) {
         let Some(conn) = self.conns.get_mut(qp) else { return };
-        let mut env = Env {
-            core: &mut self.core,
-            port: &self.port,
-            options: &self.options,
-            tls: self.tls.as_ref(),
-            now: self.now,
-        };
+        let mut env = env!(self, self.now);
         run(conn, &mut env);
         self.settle(qp);
     }
@@ -337,13 +344,7 @@ impl Fabric for IwarpFabric {
     }
 
     fn listen(&mut self, address: SocketAddr) -> Result<SocketAddr, FabricError> {
-        let env = Env {
-            core: &mut self.core,
-            port: &self.port,
-            options: &self.options,
-            tls: self.tls.as_ref(),
-            now: self.now,
-        };
+        let env = env!(self, self.now);
         self.listeners.listen(&env, address)
     }
 
@@ -380,13 +381,7 @@ impl Fabric for IwarpFabric {
         }
         let qp = self.conns.reserve()?;
         let machine = self.machine(qp, pd, params.limits).map_err(failed)?;
-        let mut env = Env {
-            core: &mut self.core,
-            port: &self.port,
-            options: &self.options,
-            tls: self.tls.as_ref(),
-            now,
-        };
+        let mut env = env!(self, now);
         let fd = Fd::new(socket);
         let conn = Conn::connect(&mut env, machine, fd, params);
         self.insert(qp, conn);
@@ -412,13 +407,7 @@ impl Fabric for IwarpFabric {
         let machine = self
             .machine(qp, pd, limits)
             .map_err(|e| FabricError::system(format!("cannot accept {peer}"), e))?;
-        let mut env = Env {
-            core: &mut self.core,
-            port: &self.port,
-            options: &self.options,
-            tls: self.tls.as_ref(),
-            now,
-        };
+        let mut env = env!(self, now);
         let fd = Fd::new(inner.fd);
         let request = (&inner.frame, inner.session);
         let conn = Conn::accept(&mut env, machine, fd, peer, request, *private_data);
@@ -501,13 +490,7 @@ impl Fabric for IwarpFabric {
             any = true;
             let (id, kind) = token::split(done.token);
             if matches!(kind, token::ACCEPT | token::HALF_OPEN | token::GREETING) {
-                let mut env = Env {
-                    core: &mut self.core,
-                    port: &self.port,
-                    options: &self.options,
-                    tls: self.tls.as_ref(),
-                    now,
-                };
+                let mut env = env!(self, now);
                 match kind {
                     token::ACCEPT => self.listeners.accepted(&mut env, id, done),
                     token::HALF_OPEN => self.listeners.received(&mut env, id, done),
@@ -521,13 +504,7 @@ impl Fabric for IwarpFabric {
             any = true;
             let (id, kind) = token::split(done.token);
             if kind == token::HALF_OPEN {
-                let mut env = Env {
-                    core: &mut self.core,
-                    port: &self.port,
-                    options: &self.options,
-                    tls: self.tls.as_ref(),
-                    now,
-                };
+                let mut env = env!(self, now);
                 self.listeners.secured(&mut env, id, done.handshake, done.progress);
             } else {
                 let qp = QpNum(id as u32);
@@ -539,13 +516,7 @@ impl Fabric for IwarpFabric {
             self.step(qp, Conn::on_deadline);
         }
         if self.listeners.deadline().is_some_and(|at| at <= now) {
-            let env = Env {
-                core: &mut self.core,
-                port: &self.port,
-                options: &self.options,
-                tls: self.tls.as_ref(),
-                now,
-            };
+            let env = env!(self, now);
             any |= self.listeners.poll(&env);
         }
         any | !self.core.events.is_empty()

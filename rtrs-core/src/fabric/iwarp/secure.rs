@@ -168,12 +168,12 @@ impl Listeners {
         match *then {
             Then::Receive(handshake) => half.greeting = Some(Greeting::Receiving(handshake)),
             Then::Refuse => {
+                // A client that is gone already needs no end of the stream.
                 let _ = SockRef::from(&half.fd).shutdown(Shutdown::Write);
                 half.greeting = Some(Greeting::Refused);
             }
             Then::Report(ended) => {
-                self.quota.remove(id);
-                self.release(half.buffer);
+                self.drop_half(id, &half);
                 let Ended { session, request, .. } = *ended;
                 let header = request.first_chunk::<START_LEN>();
                 let header = header.and_then(|head| StartHeader::decode(head, false).ok());
@@ -190,26 +190,10 @@ impl Listeners {
 
     /// A part of an answer was sent.
     pub(super) fn greeted(&mut self, env: &mut Env<'_>, id: u64, done: Completed) {
-        let count = done.count().unwrap_or(0);
-        drop(done);
-        if let Some(half) = self.doomed.remove(&id) {
-            self.release(half.buffer);
-            return;
-        }
-        let Some(mut half) = self.half_open.remove(&id) else { return };
-        half.op = None;
-        if count == 0 {
-            self.drop_half(id, &half);
-            return;
-        }
+        let Some((mut half, count)) = self.take_back(id, done) else { return };
         if let Some(Greeting::Sending { sent, .. }) = &mut half.greeting {
             *sent += count;
         }
         self.send_greeting(env, id, half);
-    }
-
-    fn drop_half(&mut self, id: u64, half: &HalfOpen) {
-        self.quota.remove(id);
-        self.release(half.buffer);
     }
 }
