@@ -32,7 +32,7 @@ pub const CONNECTION_BUFFERS_MAX: u64 = 32 << 20;
 /// Bytes of the buffers of one connection over TCP.
 pub const TCP_CONNECTION_BUFFERS: u64 = 128 << 10;
 /// The same over TLS: records are larger than what they carry, and are decrypted where they lie.
-pub const TLS_CONNECTION_BUFFERS: u64 = 308 << 10;
+pub const TLS_CONNECTION_BUFFERS: u64 = 260 << 10;
 /// Connections of one path over TCP that a server takes at most.
 pub const TCP_CONNS_PER_PATH_MAX: u16 = (CONNECTION_BUFFERS_MAX / TCP_CONNECTION_BUFFERS) as u16;
 /// The same over TLS.

@@ -36,8 +36,9 @@ const RECORD: usize = HEAD + CONTENT_MAX + SEAL;
 const BODY_MAX: usize = CONTENT_MAX + 256;
 /// Receive staging: the longest frame, the longest record behind it, and room for several.
 pub(super) const TLS_STAGE: usize = 128 << 10;
-/// Sealed records that are sent at once.
-pub(super) const TLS_SEND: usize = 132 << 10;
+/// Sealed records that are sent at once: five. With more, the peer waits while we seal, and then we
+/// wait while it opens them; with fewer, calls to the kernel cost more than that (docs/BENCHMARKS.md).
+pub(super) const TLS_SEND: usize = 84 << 10;
 
 /// Records after which a key is replaced, half of what AES-GCM is good for (RFC 8446 section 5.5).
 pub(super) const KEY_RECORDS: u64 = if cfg!(test) { 2 << 10 } else { 1 << 23 };
@@ -50,7 +51,7 @@ const EMPTY_MAX: u32 = 32;
 const KEY_UPDATE: u8 = 24;
 const SESSION_TICKET: u8 = 4;
 
-const _: () = assert!(TLS_SEND >= 8 * RECORD);
+const _: () = assert!(TLS_SEND / RECORD == 5);
 const _: () = assert!(TLS_STAGE >= super::mpa::FPDU_MAX + HEAD + BODY_MAX + 4096);
 
 /// What a record was.
