@@ -37,7 +37,7 @@ const BODY_MAX: usize = CONTENT_MAX + 256;
 /// Receive staging: the longest frame, the longest record behind it, and room for several.
 pub(super) const TLS_STAGE: usize = 128 << 10;
 /// Sealed records that are sent at once: five. With more, the peer waits while we seal, and then we
-/// wait while it opens them; with fewer, calls to the kernel cost more than that (docs/BENCHMARKS.md).
+/// wait while it opens them; with fewer, calls to the kernel cost more (docs/BENCHMARKS.md).
 pub(super) const TLS_SEND: usize = 84 << 10;
 
 /// Records after which a key is replaced, half of what AES-GCM is good for (RFC 8446 section 5.5).
