@@ -99,7 +99,7 @@ start_nbdkit() {
     printf 'cn = server\nip_address = 127.0.0.1\nexpiration_days = 1\ntls_www_server\n' \
         >"$pki/server.info"
     for name in ca server; do
-        certtool --generate-privkey --key-type ecdsa --outfile "$pki/$name-key.pem"
+        certtool --generate-privkey --key-type ed25519 --outfile "$pki/$name-key.pem"
     done
     certtool --generate-self-signed --template "$pki/ca.info" --load-privkey "$pki/ca-key.pem" \
         --outfile "$pki/ca-cert.pem"

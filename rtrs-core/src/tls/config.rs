@@ -308,7 +308,15 @@ fn certificate(files: &Files, error: &rustls::Error) -> Error {
         rustls::Error::InconsistentKeys(_) | rustls::Error::General(_) => &files.key_path,
         _ => &files.chain_path,
     };
-    Error::Content { path: path.clone(), why: error.to_string() }
+    let why = match error {
+        // Of GnuTLS 3.7 half of all ECDSA keys: it writes a leading zero, against RFC 5915.
+        rustls::Error::General(_) => "this private key cannot be read; use Ed25519, ECDSA with \
+             P-256 or P-384, or RSA with 2048 bits or more (for example: openssl genpkey \
+             -algorithm ed25519)"
+            .into(),
+        error => error.to_string(),
+    };
+    Error::Content { path: path.clone(), why }
 }
 
 fn raw_key(error: &rustls::Error) -> Error {

@@ -316,6 +316,19 @@ fn files_that_others_may_use_or_that_are_missing_are_named() {
 }
 
 #[test]
+fn a_key_that_cannot_be_read_is_named_with_the_remedy() {
+    let place = Place::new();
+    let dir = TlsDir(place.dir.0.clone());
+    let key = "-----BEGIN EC PRIVATE KEY-----\nMAMCAQE=\n-----END EC PRIVATE KEY-----\n";
+    fs::write(dir.0.join("server-key.pem"), key).unwrap();
+    let text = TlsServerConfig::with_certificates(&dir).unwrap_err().to_string();
+    assert!(
+        text.contains("server-key.pem: this private key cannot be read; use Ed25519"),
+        "{text}"
+    );
+}
+
+#[test]
 fn a_key_is_written_once_and_read_again() {
     let dir = TestDir::new("tls");
     let path = dir.0.join("key");
