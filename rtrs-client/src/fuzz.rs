@@ -143,6 +143,7 @@ fn config(setup: u8) -> SessionConfig {
         provider: ProviderIndex(0),
         invalidate_reads: setup & 1 == 0,
         heartbeat,
+        proves: true,
     };
     SessionConfig {
         name: "fuzz".into(),
@@ -166,6 +167,7 @@ fn config(setup: u8) -> SessionConfig {
         no_path: NoPath::QueueFor(Duration::from_secs(3)),
         failover: if setup & 32 == 0 { Failover::Fast } else { Failover::Strict },
         queue_depth_limit: u16::MAX,
+        prover: None,
         seed: 7,
     }
 }

@@ -6,6 +6,7 @@ use clap::Args;
 use rtrs_core::settings::{Portal, Scheme};
 use rtrs_core::tls::{PrivateKey, PublicKey, TlsClientConfig, TlsDir};
 
+use crate::engine::Prover;
 use crate::error::{Error, ErrorKind, usage};
 
 /// As written; also the flags of commands that have no configuration file.
@@ -65,6 +66,15 @@ impl TlsSources {
         }
     }
 
+    /// With what paths without TLS prove who this client is: nothing, without certificates or keys.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Path`] that names the file.
+    pub(crate) fn prover(&self) -> Result<Option<Prover>, Error> {
+        let has_keys = self.dir.is_some() || self.key_file.is_some();
+        has_keys.then(|| self.load().map(Prover::of_system)).transpose()
+    }
+
     /// Reads the files.
     ///
     /// # Errors
@@ -79,6 +89,8 @@ impl TlsSources {
             }
             _ => return Err(usage("TLS needs tls-dir, or key-file and server-key")),
         };
-        loaded.map_err(|e| Error::with_source(ErrorKind::Path, "cannot use tls://", e))
+        loaded.map_err(|e| {
+            Error::with_source(ErrorKind::Path, "cannot use the certificates or keys", e)
+        })
     }
 }

@@ -11,10 +11,11 @@ use rtrs_core::identity::{EvictionSecret, ExportId};
 use rtrs_core::ids::{ConnIndex, PathUuid, PermitId, Rkey, SessionId};
 use rtrs_core::limits::Limits;
 use rtrs_core::wire::{
-    AccessMode, ChunkRequest, ClientExtensions, Close, ConnReq, ConnRsp, Discover, Discovered,
-    Extensions, Fence, Imm, InfoReq, InfoRsp, IoHeader, Name, Open, OpenRsp, OpenRspTail, Page,
-    ReadMsg, RkeyRsp, Rw, RwOp, SessInfo, SessInfoRsp, SgDesc, TimedRkeyRsp, UserMessage,
-    WireError, WriteMsg, errno,
+    AccessMode, Auth, Challenge, ChallengeRsp, ChunkRequest, ClientExtensions, Close, ConnReq,
+    ConnRsp, Credential, CredentialKind, Discover, Discovered, Extensions, Fence, Imm, InfoReq,
+    InfoRsp, IoHeader, Name, Open, OpenRsp, OpenRspTail, Page, ReadMsg, RkeyRsp, Rw, RwOp,
+    SessInfo, SessInfoRsp, SgDesc, SignedProof, TimedRkeyRsp, UserMessage, WireError, WriteMsg,
+    errno,
 };
 
 /// The vectors by name, and which of them were looked at.
@@ -124,8 +125,14 @@ fn check_handshake(vectors: &Vectors) {
         path_uuid: PathUuid(uuid(0xa0)),
         session_id: SessionId(uuid(0xb0)),
         first_conn: true,
-        ext: ClientExtensions { smaller_depth: true, changed: true, times: true, queue_depth: 128 }
-            .encode(),
+        ext: ClientExtensions {
+            smaller_depth: true,
+            changed: true,
+            times: true,
+            authenticates: false,
+            queue_depth: 128,
+        }
+        .encode(),
     };
     vectors.check("con_req_known_depth", req, req.encode(), ConnReq::decode);
 
@@ -241,6 +248,21 @@ fn check_io(vectors: &Vectors) {
     };
     let page = Page { exports: vec![export], more: true };
     vectors.check("discover_rsp", page.clone(), page.encode(), Page::decode);
+    let challenge =
+        Challenge { version: 1, nonce: [0xa1; 32], credential: std::array::from_fn(|i| i as u8) };
+    vectors.check("challenge", challenge, challenge.encode(), Challenge::decode);
+    let proof = SignedProof {
+        credential: Credential {
+            kind: CredentialKind::RawKey,
+            chain: vec![vec![0x30, 0x2a, 0x30]],
+        },
+        scheme: 0x0807,
+        signature: vec![0x51, 0x52],
+    };
+    let rsp = ChallengeRsp { version: 1, nonce: [0xb2; 32], proof };
+    vectors.check("challenge_rsp", rsp.clone(), rsp.encode(), ChallengeRsp::decode);
+    let auth = Auth { version: 1 };
+    vectors.check("auth", auth, auth.encode(), Auth::decode);
     let rkey = RkeyRsp { permit: PermitId(0), rkey: Rkey(0x3b6) };
     vectors.check("rkey_rsp_0", rkey, rkey.encode(), RkeyRsp::decode);
     let timed = TimedRkeyRsp {
@@ -259,6 +281,8 @@ fn check_tails(vectors: &Vectors) {
     assert_eq!(vectors.tail("tail_open", 56, ReadMsg::LEN_MAX), open);
     let discover = UserMessage::Discover { after: b"v1" };
     assert_eq!(vectors.tail("tail_discover", 4096, ReadMsg::LEN_MAX), discover);
+    let auth = UserMessage::Auth(Auth { version: 1 });
+    assert_eq!(vectors.tail("tail_auth", 13, WriteMsg::LEN), auth);
     let close = UserMessage::Close(Close { device_id: 0 });
     assert_eq!(vectors.tail("tail_close", 0, WriteMsg::LEN), close);
     let headers: BTreeMap<_, _> = headers().into();

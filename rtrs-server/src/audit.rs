@@ -16,6 +16,8 @@ use crate::stats::Access;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AuditKind {
+    /// A client has proved who it is on a path, or has not.
+    Authenticate,
     /// A path of a session is up, or its connection was refused.
     Connect,
     /// A session opened an export, or was refused.
@@ -61,6 +63,8 @@ pub struct AuditEvent {
     pub session: Option<String>,
     /// What the client calls its session.
     pub session_name: Option<String>,
+    /// What encrypts the path; null where nothing does.
+    pub cipher: Option<&'static str>,
     /// The export.
     pub export: Option<String>,
     /// How it is open, or was to be opened.
@@ -81,6 +85,7 @@ impl AuditEvent {
             address: None,
             session: None,
             session_name: None,
+            cipher: None,
             export: None,
             mode: None,
             reason: None,

@@ -340,6 +340,9 @@ pub struct PathSnapshot {
     /// The cipher suite; none where it is not encrypted.
     #[serde(default)]
     pub cipher: Option<String>,
+    /// How its client has proved who it is; none if it has not.
+    #[serde(default)]
+    pub auth: Option<PathAuth>,
     /// The client's address.
     pub peer: String,
     /// Our address.
@@ -355,6 +358,18 @@ pub struct PathSnapshot {
     pub heartbeat_us: Option<u64>,
     /// What it did.
     pub io: IoTotals,
+}
+
+choices! {
+    /// How the client of a path has proved who it is.
+    pub enum PathAuth as "authentication" {
+        /// By the handshake of TLS.
+        Tls = "tls",
+        /// By signatures, on a path without TLS.
+        Signed = "signed",
+        /// It has to, and has not yet.
+        Pending = "pending",
+    }
 }
 
 choices! {

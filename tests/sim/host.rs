@@ -155,6 +155,7 @@ pub(super) fn path_target(options: &Options, path: usize) -> PathTarget {
         provider: ProviderIndex(0),
         invalidate_reads: options.invalidate_reads,
         heartbeat: heartbeat(options),
+        proves: true,
     }
 }
 
@@ -196,6 +197,7 @@ pub(super) fn session_config(
         no_path: options.no_path,
         failover: options.kernel.unwrap_or(Failover::Fast),
         queue_depth_limit: u16::MAX,
+        prover: None,
         seed: options.seed,
     }
 }

@@ -2,7 +2,9 @@
 #![forbid(unsafe_code)]
 
 use rtrs_core::mutant::Mutant;
-use rtrs_tests::sim::{Options, Plant, hunt, kept_seeds, run, run_held, run_shares, run_with};
+use rtrs_tests::sim::{
+    Options, Plant, hunt, kept_seeds, run, run_held, run_proofs, run_shares, run_with,
+};
 
 /// Seeds in which a planted bug has to show.
 const PLANT_SEEDS: u64 = 100;
@@ -41,6 +43,19 @@ fn equal_paths_carry_equal_shares_a_second_after_a_stall() {
         let outcome = run_shares(seed, Plant::None, None);
         assert_eq!(outcome.failure, None, "replay: rtrs-sim --shares --seed {seed}");
     }
+}
+
+/// Two clients prove who they are, while somebody else tries to be one of them.
+#[test]
+fn an_intruder_proves_nothing_and_disturbs_nobody() {
+    let mut sum = (0, 0);
+    for seed in 0..20 {
+        let outcome = run_proofs(seed).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+        assert!(outcome.ios > 500 && outcome.attacks > 20, "seed {seed}: {outcome:?}");
+        assert_eq!(run_proofs(seed), Ok(outcome), "seed {seed}");
+        sum = (sum.0 + outcome.refused, sum.1 + outcome.computed);
+    }
+    assert!(sum.0 > 500 && sum.1 > 1000, "{sum:?}");
 }
 
 #[test]

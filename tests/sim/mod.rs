@@ -9,7 +9,7 @@
 //! `epochs.rs` the server's state directory · `workload.rs` who uses the device · `buffers.rs` its
 //! memory · `nbd.rs` the front end between · `oracle.rs` what reads may return · `faults.rs` what
 //! breaks and when · `held.rs` a write that its disk holds up · `shares.rs` what equal paths carry
-//! after a stall · `run.rs` one run from attach to detach · `log.rs` what happened · `plant.rs`
+//! after a stall · `proofs.rs` clients that prove who they are, and an intruder · `run.rs` one run from attach to detach · `log.rs` what happened · `plant.rs`
 //! bugs that must be caught · `mutants.rs` rules of the machines taken out.
 
 mod buffers;
@@ -26,6 +26,7 @@ mod options;
 mod oracle;
 mod plant;
 mod port;
+mod proofs;
 mod run;
 mod shares;
 mod workload;
@@ -35,6 +36,7 @@ pub use log::Sink;
 pub use mutants::{Caught, Scene, Verdict, hunt, keep_panics};
 pub use options::Options;
 pub use plant::Plant;
+pub use proofs::{Proofs, run_proofs};
 pub use run::{Outcome, Stats, run, run_with};
 pub use shares::run_shares;
 

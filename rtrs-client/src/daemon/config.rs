@@ -55,6 +55,7 @@ pub(crate) fn session_config(plan: &SessionPlan) -> Result<SessionConfig, Error>
         no_path: set.no_path,
         failover: set.failover,
         queue_depth_limit: set.queue_depth_limit.get(),
+        prover: plan.tls_sources().prover()?,
         seed: u64::from_le_bytes(seed),
     })
 }

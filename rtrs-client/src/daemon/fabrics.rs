@@ -174,5 +174,7 @@ pub(crate) fn path_target(
         provider,
         invalidate_reads,
         heartbeat,
+        // Over TLS both ends have proved who they are, and over TCP nothing would keep it so.
+        proves: scheme == Scheme::Rdma,
     })
 }

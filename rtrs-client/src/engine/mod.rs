@@ -13,6 +13,7 @@ pub(crate) mod ctx;
 pub(crate) mod device_table;
 pub(crate) mod io;
 pub(crate) mod message;
+pub(crate) mod prover;
 pub(crate) mod session;
 #[cfg(test)]
 mod tests;
@@ -42,6 +43,7 @@ pub(crate) use self::io::retry::{OldestIo, Waits};
 pub(crate) use self::io::slow_requests::SlowReport;
 pub use self::message::ClientMessage;
 use self::message::{ConnectionEnd, Message, Outbox};
+pub use self::prover::{Nonces, Prover};
 pub(crate) use self::session::PATHS_MAX;
 pub use self::session::{
     Failover, HeartbeatSettings, NoPath, PathTarget, Policy, SessionConfig, SlowIo, Tuning,

@@ -9,6 +9,7 @@ use rtrs_core::ids::{PermitId, ProviderIndex, SessionId};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::AccessMode;
 
+use super::prover::Prover;
 pub use crate::settings::{Failover, NoPath, Policy, SlowIo};
 
 /// Most paths of a session (kernel rtrs-srv.c, `__alloc_path`).
@@ -56,6 +57,8 @@ pub struct PathTarget {
     pub invalidate_reads: bool,
     /// Heartbeats where the server is one of ours.
     pub heartbeat: HeartbeatSettings,
+    /// Both ends prove who they are on it, if the client has a [`Prover`].
+    pub proves: bool,
 }
 
 impl PathTarget {
@@ -140,6 +143,8 @@ pub struct SessionConfig {
     pub failover: Failover,
     /// Most requests in flight over all shards, besides the server's queue depth.
     pub queue_depth_limit: u16,
+    /// With what the client proves who it is on paths without TLS.
+    pub prover: Option<Prover>,
     /// Seed of the reconnect jitter.
     pub seed: u64,
 }

@@ -17,6 +17,7 @@ mod io;
 mod links;
 mod load;
 mod online;
+mod proofs;
 mod resize;
 mod seen;
 mod server;

@@ -1,4 +1,4 @@
-//! The service connection of a path: INFO_REQ, opening and closing the device, heartbeats.
+//! The service connection of a path: INFO_REQ, proofs, opening and closing the device, heartbeats.
 //!
 //! Connection 0 lives on the control shard. Its first receive is for INFO_RSP, all later ones are
 //! alike. One request is in flight at a time, on a permit of the control shard's own: one for opens
@@ -17,9 +17,10 @@ use rtrs_core::ids::{ConnIndex, PathUuid, PermitId, QpNum, Rkey};
 use rtrs_core::mem::Region;
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::{
-    AccessMode, ClientExtensions, Close, ConnReq, ConnRsp, Discover, Extensions, Fence, Imm,
-    InfoReq, InfoRsp, MemBits, Name, Open, OpenRefusal, OpenRsp, OpenRspTail, Page, ReadMsg,
-    SessInfo, SessInfoRsp, SgDesc, WriteMsg, errno, errno_name,
+    AUTH_VERSION, AccessMode, Auth, Challenge, ChallengeRsp, ClientExtensions, Close, ConnReq,
+    ConnRsp, Discover, Extensions, Fence, Imm, InfoReq, InfoRsp, MemBits, Name, Open, OpenRefusal,
+    OpenRsp, OpenRspTail, Page, ReadMsg, SessInfo, SessInfoRsp, SgDesc, WriteMsg, errno,
+    errno_name,
 };
 
 use super::io::{ANSWER_SLOT, Answer, WrId, answer_len, geometry_of, writes_zeroes};
@@ -35,15 +36,18 @@ const ANSWER_AT: usize = 1024;
 const RECEIVES_AT: usize = 2048;
 const INFO_RSP_AT: usize = 4096;
 const PAGE_AT: usize = INFO_RSP_AT;
+/// The same place: the server's proof, then ours with its message.
+const PROOF_AT: usize = INFO_RSP_AT;
+const PROOF_ROOM: usize = ChallengeRsp::LEN_MAX + 64;
 
 /// Private data of one connection of a path. `queue_depth`: what the server granted the session
-/// before, 0 for nothing yet.
+/// before, 0 for nothing yet. `proves`: the path can prove who the client is.
 pub(crate) fn conn_request(
     config: &SessionConfig,
     path: PathUuid,
     recon_cnt: u16,
     cid: ConnIndex,
-    (first_conn, queue_depth): (bool, u16),
+    (first_conn, queue_depth, proves): (bool, u16, bool),
 ) -> PrivateData {
     let request = ConnReq {
         cid,
@@ -52,8 +56,14 @@ pub(crate) fn conn_request(
         path_uuid: path,
         session_id: config.id,
         first_conn,
-        ext: ClientExtensions { smaller_depth: true, changed: true, times: true, queue_depth }
-            .encode(),
+        ext: ClientExtensions {
+            smaller_depth: true,
+            changed: true,
+            times: true,
+            authenticates: proves,
+            queue_depth,
+        }
+        .encode(),
     };
     PrivateData::new(&request.encode())
 }
@@ -104,6 +114,10 @@ pub(crate) fn describe_reject(private_data: &[u8]) -> String {
                 6 => {
                     " (this address belongs to a different server; every --path must reach the \
                      same one)"
+                }
+                13 if Extensions::decode(&rsp.ext).authenticate => {
+                    " (the server wants this client to prove who it is: use a path over tls:// or \
+                     rdma://, with key-file and server-key, or tls-dir)"
                 }
                 13 => " (the server's access lists do not let this client in; its log says why)",
                 12 => " (the server has no memory for this; its log says why)",
@@ -169,6 +183,8 @@ pub(crate) enum ServiceEvent {
     Info {
         chunks: Arc<[RemoteMem]>,
     },
+    /// Client and server prove who they are.
+    Proof(Proof),
     /// The device is open.
     Opened {
         device: OpenDevice,
@@ -187,11 +203,24 @@ pub(crate) enum ServiceEvent {
     DiscoverRefused(u16),
 }
 
+/// What a server says to proofs.
+#[derive(Debug)]
+pub(crate) enum Proof {
+    /// This is who it is.
+    Server(Box<ChallengeRsp>),
+    /// It knows who the client is.
+    Accepted,
+    /// It gives no proof, or takes none, with this errno.
+    Refused(u16),
+}
+
 /// What the control permit is used for at the moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
     Idle,
     Info,
+    Challenge,
+    Auth,
     SessInfo { export: String, access: AccessMode },
     Open,
     Close,
@@ -285,7 +314,9 @@ impl ServiceConnection {
     ) -> Result<(), FabricError> {
         let granted = self.granted.ok_or(FabricError::QpState)?;
         let rsp_len = InfoRsp::len_for(usize::from(granted.queue_depth));
-        let region = Region::new((INFO_RSP_AT + rsp_len).max(PAGE_AT + Page::LEN_MAX))
+        let proofs = if self.extensions.authenticate { PROOF_ROOM } else { 0 };
+        let after = rsp_len.max(Page::LEN_MAX).max(proofs);
+        let region = Region::new(INFO_RSP_AT + after)
             .map_err(|e| FabricError::system("memory for the service connection", e))?;
         let registration = self.pd.register(&region, Access::REMOTE_WRITE)?;
         self.region = Some(registration);
@@ -301,6 +332,50 @@ impl ServiceConnection {
         self.step = Step::Info;
         let op = WrOp::Send { imm: None, invalidate: None };
         self.post(op, SgeList::one(sge), fabric)
+    }
+
+    /// Asks the server who it is.
+    pub(crate) fn post_challenge(
+        &mut self,
+        challenge: &Challenge,
+        fabric: &mut dyn Fabric,
+    ) -> Result<(), FabricError> {
+        let room = self.proof_room()?;
+        self.sge(PROOF_AT, room)?.slice.fill(0);
+        self.post_read(&challenge.encode(), (PROOF_AT, room), fabric)?;
+        self.step = Step::Challenge;
+        Ok(())
+    }
+
+    /// Says who this client is.
+    pub(crate) fn post_auth(
+        &mut self,
+        proof: &[u8],
+        fabric: &mut dyn Fabric,
+    ) -> Result<(), FabricError> {
+        let auth = Auth { version: AUTH_VERSION }.encode();
+        let message = WriteMsg { usr_len: auth.len() as u16 }.encode();
+        let chunk = self.chunks[CONTROL.index()].ok_or(FabricError::QpState)?;
+        if proof.len() > self.proof_room()? {
+            return Err(FabricError::Unsupported("certificates larger than the server's chunks"));
+        }
+        let sge = self.sge(PROOF_AT, proof.len() + auth.len() + message.len())?;
+        sge.slice.copy_in(0, &[proof, &auth, &message].concat());
+        self.permit = CONTROL;
+        self.post_request(chunk, 0, proof.len() + auth.len(), sge, fabric)?;
+        self.step = Step::Auth;
+        Ok(())
+    }
+
+    /// Bytes of a proof of either end.
+    fn proof_room(&self) -> Result<usize, FabricError> {
+        let granted = self.granted.ok_or(FabricError::QpState)?;
+        Ok(ChallengeRsp::LEN_MAX.min(granted.max_io_size as usize))
+    }
+
+    /// The server wants a proof of who this client is.
+    pub(crate) fn is_challenged(&self) -> bool {
+        self.extensions.authenticate
     }
 
     /// Asks for the device: SESS_INFO first, OPEN when that is answered.
@@ -441,6 +516,16 @@ impl ServiceConnection {
             chunk.rkey = rkey;
         }
         match std::mem::replace(&mut self.step, Step::Idle) {
+            Step::Challenge | Step::Auth if answer.errno != 0 => {
+                Ok(ServiceEvent::Proof(Proof::Refused(answer.errno)))
+            }
+            Step::Challenge => {
+                let room = self.proof_room().map_err(|error| error.to_string())?;
+                let answer = ChallengeRsp::decode(&self.answer_bytes(PROOF_AT, room)?);
+                let answer = answer.map_err(|error| format!("bad CHALLENGE_RSP: {error}"))?;
+                Ok(ServiceEvent::Proof(Proof::Server(Box::new(answer))))
+            }
+            Step::Auth => Ok(ServiceEvent::Proof(Proof::Accepted)),
             Step::SessInfo { export, access } => {
                 if answer.errno != 0 {
                     return Ok(ServiceEvent::OpenRefused(answer.errno, None));

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! Waiting -> Connecting -> InfoExchange -> Opening -> Connected -> Closing -> Waiting
-//!                 \____________\_____________\__________________/      \---> Gone
+//!                 |            |   \-> Authenticating -/  |         |     \---> Gone
+//!                 \____________\_____________\___________/_________/
 //!                                    Waiting <- Disconnected <------------/
 //! ```
 
@@ -20,7 +21,9 @@ pub(crate) enum PathState {
     /// All connections are up; INFO_REQ is on its way or was sent.
     #[serde(rename = "introducing")]
     InfoExchange,
-    /// INFO_RSP came; the device is being opened on it.
+    /// Without TLS, and with certificates or keys: both ends prove who they are.
+    Authenticating,
+    /// The device is being opened on it.
     Opening,
     /// Carries IO.
     Connected,
@@ -36,7 +39,8 @@ impl Moves for PathState {
     const MOVES: &'static [(Self, &'static [Self])] = &[
         (Self::Waiting, &[Self::Connecting, Self::Disconnected, Self::Gone]),
         (Self::Connecting, &[Self::InfoExchange, Self::Closing]),
-        (Self::InfoExchange, &[Self::Opening, Self::Closing]),
+        (Self::InfoExchange, &[Self::Authenticating, Self::Opening, Self::Closing]),
+        (Self::Authenticating, &[Self::Opening, Self::Closing]),
         (Self::Opening, &[Self::Connected, Self::Closing]),
         (Self::Connected, &[Self::Closing]),
         (Self::Closing, &[Self::Waiting, Self::Disconnected, Self::Gone]),
@@ -47,7 +51,13 @@ impl Moves for PathState {
 impl PathState {
     /// True while it connects, or is connected.
     pub(crate) fn is_up(self) -> bool {
-        matches!(self, Self::Connecting | Self::InfoExchange | Self::Opening | Self::Connected)
+        use PathState::{Authenticating, Connected, Connecting, InfoExchange, Opening};
+        matches!(self, Connecting | InfoExchange | Authenticating | Opening | Connected)
+    }
+
+    /// True when connection 0 takes requests.
+    pub(crate) fn has_service(self) -> bool {
+        matches!(self, Self::Authenticating | Self::Opening | Self::Connected)
     }
 
     /// Moves on. Panics on a move that is not in the table: that is our own fault.
@@ -63,6 +73,7 @@ impl std::fmt::Display for PathState {
             Self::Waiting => "waiting",
             Self::Connecting => "connecting",
             Self::InfoExchange => "introducing",
+            Self::Authenticating => "authenticating",
             Self::Opening => "opening",
             Self::Connected => "connected",
             Self::Closing => "closing",
@@ -82,6 +93,7 @@ mod tests {
             PathState::Waiting,
             PathState::Connecting,
             PathState::InfoExchange,
+            PathState::Authenticating,
             PathState::Opening,
             PathState::Connected,
             PathState::Closing,

@@ -154,9 +154,8 @@ impl SessionPlan {
             path.resolve()
                 .map_err(|e| Error::with_source(ErrorKind::Path, "cannot use a path", e))?;
         }
-        if self.settings.path.iter().any(|path| path.scheme() == Scheme::Tls) {
-            self.tls_sources().load()?;
-        }
+        // What tls:// needs is known to be set.
+        self.tls_sources().prover()?;
         self.open_rdma().map(drop)
     }
 

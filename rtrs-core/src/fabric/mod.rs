@@ -538,6 +538,10 @@ pub trait Fabric: fmt::Debug {
     /// still under way ends in `ConnectFailed` instead.
     fn abort(&mut self, now: Instant, qp: QpNum);
 
+    /// Our address of a connection that is up. None where the system does not say. A system call;
+    /// for rare questions only.
+    fn local_ip(&self, qp: QpNum) -> Option<IpAddr>;
+
     /// True when the peer's system has acknowledged all that was sent: link and system work, and if
     /// nothing comes back the peer's program is what is slow. None when that is unknown. A
     /// system call; for rare questions only.

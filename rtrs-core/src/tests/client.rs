@@ -18,9 +18,9 @@ use crate::ids::{ConnIndex, PathUuid, PermitId, QpNum, Rkey, SessionId};
 use crate::mem::Region;
 use crate::time::{Duration, Instant};
 use crate::wire::{
-    AccessMode, ClientExtensions, Close, ConnReq, ConnRsp, Discover, Extensions, Fence, Imm,
-    InfoReq, InfoRsp, IoHeader, MemBits, Name, Open, OpenRsp, ReadMsg, RkeyRsp, Rw, SessInfo,
-    SgDesc, TimedRkeyRsp, WriteMsg,
+    AUTH_VERSION, AccessMode, Auth, Challenge, ClientExtensions, Close, ConnReq, ConnRsp, Discover,
+    Extensions, Fence, Imm, InfoReq, InfoRsp, IoHeader, MemBits, Name, Open, OpenRsp, ReadMsg,
+    RkeyRsp, Rw, SessInfo, SgDesc, TimedRkeyRsp, WriteMsg,
 };
 
 /// Bytes of the client's memory: requests are built in the first half, results come to the second.
@@ -135,6 +135,8 @@ pub struct PlayedClient {
     pub new_rkey: bool,
     /// They carry the server's times too.
     pub timed: bool,
+    /// The server wants a proof of who the client is, before all else.
+    pub proof_wanted: bool,
     /// The last of them that did.
     pub times: Option<TimedRkeyRsp>,
     /// What it connects with.
@@ -178,6 +180,7 @@ impl PlayedClient {
             chunk_size: 0,
             new_rkey: false,
             timed: false,
+            proof_wanted: false,
             times: None,
             options,
             fabric,
@@ -249,7 +252,8 @@ impl PlayedClient {
                 let response = response(&data);
                 assert_eq!(response.errno, 0);
                 self.new_rkey = response.new_rkey;
-                self.timed = Extensions::decode(&response.ext).times;
+                let says = Extensions::decode(&response.ext);
+                (self.timed, self.proof_wanted) = (says.times, says.authenticate);
                 self.queue_depth = response.queue_depth;
                 self.mem_bits = MemBits::for_depth(response.queue_depth);
                 self.chunk_size = response.chunk_size().expect("bounds");
@@ -496,6 +500,21 @@ impl PlayedClient {
     /// The same with any DISCOVER message.
     pub fn send_discover_raw(&mut self, at: (usize, u16), discover: &[u8], room: usize) {
         self.ask_for(at, discover, room);
+    }
+
+    /// Asks the server for its proof, with so much room for it.
+    pub fn send_challenge(&mut self, at: (usize, u16), challenge: &Challenge, room: usize) {
+        self.ask_for(at, &challenge.encode(), room);
+    }
+
+    /// Says who the client is.
+    ///
+    /// # Panics
+    /// Never: the message has a length.
+    pub fn send_auth(&mut self, at: (usize, u16), proof: &[u8]) {
+        let auth = Auth { version: AUTH_VERSION }.encode();
+        let usr_len = u16::try_from(auth.len()).expect("a header");
+        self.request(at, Data::Bytes(proof), &auth, &WriteMsg { usr_len }.encode());
     }
 
     /// Closes a device.

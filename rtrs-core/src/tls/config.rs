@@ -1,9 +1,11 @@
 //! What rustls needs of each end, made from files.
 
 use std::io;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use rustls::client::danger::ServerCertVerifier;
 use rustls::client::{AlwaysResolvesClientRawPublicKeys, Resumption, WebPkiServerVerifier};
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, ServerName, UnixTime};
@@ -20,6 +22,7 @@ use rustls::{
 use super::ALPN;
 use super::files::{Files, TlsDir};
 use super::keys::{Clients, PrivateKey, PublicKey};
+use super::proof::OwnCredential;
 use super::raw::{RawKeys, RawVerifier};
 use crate::fabric::peer::{PeerIdentity, Who};
 
@@ -64,7 +67,8 @@ pub struct TlsServerConfig {
     pub(super) rustls: Arc<ServerConfig>,
     /// With raw keys.
     pub(super) clients: Option<Arc<Clients>>,
-    verifier: Arc<dyn ClientCertVerifier>,
+    pub(super) verifier: Arc<dyn ClientCertVerifier>,
+    pub(super) own: OwnCredential,
     /// Counts the configurations of its endpoint.
     pub(super) generation: u64,
 }
@@ -75,10 +79,12 @@ pub struct TlsClientConfig {
     pub(crate) rustls: Arc<ClientConfig>,
     /// The name that the server's certificate must have, whatever the portal says.
     pub(super) name: Option<ServerName<'static>>,
+    pub(super) verifier: Arc<dyn ServerCertVerifier>,
+    pub(super) own: OwnCredential,
 }
 
 /// The fastest suite first: the server chooses the client's first that it has.
-fn provider() -> Arc<CryptoProvider> {
+pub(super) fn provider() -> Arc<CryptoProvider> {
     use ring::cipher_suite::{
         TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256,
     };
@@ -142,6 +148,8 @@ impl TlsServerConfig {
             .only_check_end_entity_revocation()
             .build()
             .map_err(|error| unusable(dir, &files.crl, &error))?;
+        let own = OwnCredential::certificates(&files.chain, &files.key, &provider)
+            .map_err(|error| certificate(&files, &error))?;
         let builder = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(versions)
             .map_err(|error| certificate(&files, &error))?;
@@ -150,7 +158,7 @@ impl TlsServerConfig {
             .with_single_cert(files.chain.clone(), files.key.clone_key())
             .map_err(|error| certificate(&files, &error))?;
         let rustls = Arc::new(finish(rustls));
-        Ok(Self { rustls, clients: None, verifier, generation: 0 })
+        Ok(Self { rustls, clients: None, verifier, own, generation: 0 })
     }
 
     /// Raw keys: ours, and those of the clients.
@@ -163,6 +171,7 @@ impl TlsServerConfig {
         let keys = RawKeys::Clients(clients.clone());
         let verifier: Arc<dyn ClientCertVerifier> =
             Arc::new(RawVerifier { keys, provider: Arc::clone(&provider) });
+        let own = OwnCredential::raw_key(&key);
         let rustls = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])
             .map_err(|error| raw_key(&error))?
@@ -170,7 +179,7 @@ impl TlsServerConfig {
             .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(key)));
         let clients = Some(Arc::new(clients));
         let rustls = Arc::new(server(rustls));
-        Ok(Self { rustls, clients, verifier, generation: 0 })
+        Ok(Self { rustls, clients, verifier, own, generation: 0 })
     }
 
     /// The server's end of a new connection, for programs that move its bytes themselves.
@@ -216,14 +225,16 @@ impl TlsClientConfig {
             .only_check_end_entity_revocation()
             .build()
             .map_err(|error| unusable(dir, &files.crl, &error))?;
+        let own = OwnCredential::certificates(&files.chain, &files.key, &provider)
+            .map_err(|error| certificate(&files, &error))?;
         let rustls = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])
             .map_err(|error| certificate(&files, &error))?
-            .with_webpki_verifier(verifier)
+            .with_webpki_verifier(Arc::clone(&verifier))
             .with_client_auth_cert(files.chain.clone(), files.key.clone_key())
             .map_err(|error| certificate(&files, &error))?;
         let name = name.map(server_name).transpose()?;
-        Ok(Self { rustls: client(rustls), name })
+        Ok(Self { rustls: client(rustls), name, verifier, own })
     }
 
     /// Raw keys: ours, and the server's.
@@ -235,13 +246,22 @@ impl TlsClientConfig {
         let key = certified(key, &provider)?;
         let keys = RawKeys::Pin(server);
         let verifier = Arc::new(RawVerifier { keys, provider: Arc::clone(&provider) });
+        let own = OwnCredential::raw_key(&key);
         let rustls = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])
             .map_err(|error| raw_key(&error))?
             .dangerous()
-            .with_custom_certificate_verifier(verifier)
+            .with_custom_certificate_verifier(Arc::clone(&verifier) as _)
             .with_client_cert_resolver(Arc::new(AlwaysResolvesClientRawPublicKeys::new(key)));
-        Ok(Self { rustls: client(rustls), name: None })
+        Ok(Self { rustls: client(rustls), name: None, verifier, own })
+    }
+
+    /// The name that the certificate of a server must have: the one that was set, else that of the
+    /// portal, else the address.
+    pub(super) fn server_name(&self, address: IpAddr, name: Option<&str>) -> ServerName<'static> {
+        let named = name.and_then(|name| server_name(name).ok());
+        let address = ServerName::IpAddress(address.into());
+        self.name.clone().or(named).unwrap_or(address)
     }
 }
 

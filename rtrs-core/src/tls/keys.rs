@@ -108,6 +108,16 @@ impl PrivateKey {
         })
     }
 
+    /// The key that follows from these bytes, the same each time.
+    #[cfg(any(test, feature = "test-util"))]
+    #[must_use]
+    pub fn from_seed(seed: [u8; 32]) -> Option<Self> {
+        /// PrivateKeyInfo of an Ed25519 key without its public half (RFC 8410 section 7).
+        const HEAD: [u8; 16] =
+            [0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20];
+        Self::from_pkcs8(&[&HEAD[..], &seed].concat())
+    }
+
     fn from_pkcs8(pkcs8: &[u8]) -> Option<Self> {
         // OpenSSL leaves the public half out.
         let pair = Ed25519KeyPair::from_pkcs8_maybe_unchecked(pkcs8).ok()?;
@@ -193,7 +203,7 @@ impl Clients {
 
     /// Adds a key of a client.
     #[cfg(any(test, feature = "test-util"))]
-    pub(super) fn add(&mut self, name: &str, key: PublicKey) {
+    pub fn add(&mut self, name: &str, key: PublicKey) {
         self.0.insert(key, Arc::from(name));
     }
 

@@ -13,7 +13,7 @@
 //!
 //! `files.rs` reading files · `keys.rs` raw keys and the list of clients · `command.rs` the
 //! commands for keys · `config.rs` what rustls needs · `raw.rs` checks of raw keys · `names.rs` the
-//! name in a certificate · `handshake.rs` one handshake · `workers.rs` the threads · `explain.rs`
+//! name in a certificate · `proof.rs` proofs of paths without TLS · `handshake.rs` one handshake · `workers.rs` the threads · `explain.rs`
 //! errors for people.
 
 mod command;
@@ -25,6 +25,7 @@ mod fuzz;
 mod handshake;
 mod keys;
 mod names;
+mod proof;
 mod raw;
 #[cfg(test)]
 mod tests;
@@ -44,6 +45,7 @@ pub use handshake::cipher_name;
 pub(crate) use handshake::{Ended, Handshake, Progress, Secrets, Session, Step};
 pub use keys::{Clients, KeyError, PrivateKey, PublicKey};
 pub use names::name_of;
+pub use proof::{Exchange, ProofError, ProofFacts, nonce};
 pub use workers::TlsEndpoint;
 pub(crate) use workers::{Done, Job};
 

@@ -9,12 +9,10 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Condvar, Mutex, RwLock};
-use rustls::pki_types::ServerName;
-
-use super::config::{TlsClientConfig, TlsServerConfig, server_name};
+use super::config::{TlsClientConfig, TlsServerConfig};
 use super::handshake::{Begin, Handshake, Progress, RequestLen};
 use crate::rt::Sender;
+use parking_lot::{Condvar, Mutex, RwLock};
 
 /// Threads; each is busy only while it computes.
 const WORKERS: usize = 2;
@@ -30,6 +28,15 @@ pub(crate) struct Job {
     /// Gone when the connection is.
     pub(crate) wanted: Weak<()>,
     pub(crate) reply: Sender<Done>,
+}
+
+/// Anything else that takes long.
+type Task = Box<dyn FnOnce() + Send>;
+
+/// What a thread is to do.
+enum Work {
+    Handshake(Job),
+    Task(Task),
 }
 
 /// A step that was taken.
@@ -54,7 +61,7 @@ enum Role {
 
 #[derive(Default)]
 struct Queue {
-    jobs: VecDeque<Job>,
+    jobs: VecDeque<Work>,
     closed: bool,
 }
 
@@ -125,9 +132,7 @@ impl TlsEndpoint {
     ) -> Option<Handshake> {
         match &*self.role.read() {
             Role::Client(config) => {
-                let named = name.and_then(|name| server_name(name).ok());
-                let address = ServerName::IpAddress(address.into());
-                let name = config.name.clone().or(named).unwrap_or(address);
+                let name = config.server_name(address, name);
                 Some(Handshake::new(Begin::Client { config: config.clone(), name, request }))
             }
             Role::Server(_) => None,
@@ -136,12 +141,26 @@ impl TlsEndpoint {
 
     /// Lets a thread take a step. False when too many wait.
     pub(crate) fn submit(&self, job: Job) -> bool {
+        self.enqueue(Work::Handshake(job))
+    }
+
+    /// Lets a thread do something with the configuration of a server as it is now. False when too
+    /// much waits, and at a client's endpoint.
+    pub fn compute(&self, task: impl FnOnce(&TlsServerConfig) + Send + 'static) -> bool {
+        let config = match &*self.role.read() {
+            Role::Server(config) => config.clone(),
+            Role::Client(_) => return false,
+        };
+        self.enqueue(Work::Task(Box::new(move || task(&config))))
+    }
+
+    fn enqueue(&self, work: Work) -> bool {
         let (queue, more) = &*self.queue;
         let mut queue = queue.lock();
         if queue.jobs.len() >= JOBS_MAX {
             return false;
         }
-        queue.jobs.push_back(job);
+        queue.jobs.push_back(work);
         drop(queue);
         more.notify_one();
         true
@@ -173,6 +192,13 @@ fn work((queue, more): &(Mutex<Queue>, Condvar)) {
             }
         };
         drop(at);
+        let job = match job {
+            Work::Handshake(job) => job,
+            Work::Task(task) => {
+                task();
+                continue;
+            }
+        };
         let Job { token, mut handshake, received, wanted, reply } = job;
         if wanted.strong_count() > 0 {
             let progress = handshake.advance(&received);

@@ -20,6 +20,7 @@
 
 use std::ops::Range;
 
+use super::auth::{Auth, Challenge, ChallengeRsp, SignedProof};
 use super::bytes::{fixed, u16_at};
 use super::discover::{Discover, Page};
 use super::error::{Fault, WireError};
@@ -126,6 +127,10 @@ pub enum UserMessage<'a> {
         /// Those that come after this name, without its NUL; at most 254 bytes, possibly none.
         after: &'a [u8],
     },
+    /// Prove who you are; the answer is a [`ChallengeRsp`]. Ours only.
+    Challenge(Challenge),
+    /// Its data is the proof of who the client is. Ours only.
+    Auth(Auth),
 }
 
 impl ChunkRequest {
@@ -229,6 +234,17 @@ impl ChunkRequest {
                 self.check_answer_room(Page::LEN_MIN)?;
                 Ok(UserMessage::Discover { after })
             }
+            Challenge::TYPE => {
+                let challenge = Challenge::decode(header)?;
+                self.check_answer_room(ChallengeRsp::ROOM_MIN)?;
+                Ok(UserMessage::Challenge(challenge))
+            }
+            Auth::TYPE => {
+                let auth = Auth::decode(header)?;
+                self.check_direction(false)?;
+                self.check_proof()?;
+                Ok(UserMessage::Auth(auth))
+            }
             kind => {
                 let (kind, expected) = (u64::from(kind), "0, 2, 4 or 5");
                 Err(WireError::value("user header", 0, "type", kind, expected))
@@ -298,6 +314,15 @@ impl ChunkRequest {
         }
         let found = ("room for the answer", u64::from(self.data_len));
         Err(WireError::mismatch(NAME, 0, found, ("its length", need as u64)))
+    }
+
+    /// An AUTH has a proof of a length that one can have.
+    fn check_proof(&self) -> Result<(), WireError> {
+        if (1..=SignedProof::LEN_MAX).contains(&(self.data_len as usize)) {
+            return Ok(());
+        }
+        let found = u64::from(self.data_len);
+        Err(WireError::value("AUTH", 0, "data length", found, "1 to 16384 bytes of proof"))
     }
 
     fn check_direction(&self, read: bool) -> Result<(), WireError> {

@@ -12,6 +12,7 @@ const MARK: [u8; 4] = *b"RTRX";
 const SMALLER: u8 = 1;
 const CHANGED: u8 = 2;
 const TIMES: u8 = 4;
+const AUTHENTICATES: u8 = 8;
 
 /// What a client keeps to beyond the kernel's: 11 bytes at 45 of CON_REQ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,6 +23,8 @@ pub struct ClientExtensions {
     pub changed: bool,
     /// It takes the server's times in answers ([`TimedRkeyRsp`](super::TimedRkeyRsp)).
     pub times: bool,
+    /// It can prove who it is ([`Auth`](super::Auth)).
+    pub authenticates: bool,
     /// The queue depth that its session has; 0 before its first connect.
     pub queue_depth: u16,
 }
@@ -32,8 +35,12 @@ impl ClientExtensions {
         let mut out = [0; 11];
         if self != Self::default() {
             put(&mut out, 0, MARK);
-            let bits =
-                [(self.smaller_depth, SMALLER), (self.changed, CHANGED), (self.times, TIMES)];
+            let bits = [
+                (self.smaller_depth, SMALLER),
+                (self.changed, CHANGED),
+                (self.times, TIMES),
+                (self.authenticates, AUTHENTICATES),
+            ];
             out[4] = bits.iter().fold(0, |all, (has, bit)| if *has { all | bit } else { all });
             put(&mut out, 5, self.queue_depth.to_le_bytes());
         }
@@ -51,6 +58,7 @@ impl ClientExtensions {
             smaller_depth: bits & SMALLER != 0,
             changed: bits & CHANGED != 0,
             times: bits & TIMES != 0,
+            authenticates: bits & AUTHENTICATES != 0,
             queue_depth: u16_at(ext, 5),
         }
     }
@@ -66,10 +74,11 @@ mod tests {
             smaller_depth: true,
             changed: true,
             times: true,
+            authenticates: true,
             queue_depth: 0x0102,
         };
         let bytes = ours.encode();
-        assert_eq!(bytes, *b"RTRX\x07\x02\x01\0\0\0\0");
+        assert_eq!(bytes, *b"RTRX\x0f\x02\x01\0\0\0\0");
         assert_eq!(ClientExtensions::decode(&bytes), ours);
         assert_eq!(ClientExtensions::default().encode(), [0; 11], "as a kernel's client");
         for (at, byte) in [(0, 0), (3, b'Y')] {
@@ -80,10 +89,15 @@ mod tests {
         let mut later = bytes;
         (later[4], later[7], later[10]) = (0xff, 9, 9);
         assert_eq!(ClientExtensions::decode(&later), ours);
-        for bits in 0..7 {
+        for bits in 0..16 {
             let has = |bit| bits & bit != 0;
-            let (smaller_depth, changed, times) = (has(1), has(2), has(4));
-            let other = ClientExtensions { smaller_depth, changed, times, queue_depth: 7 };
+            let other = ClientExtensions {
+                smaller_depth: has(1),
+                changed: has(2),
+                times: has(4),
+                authenticates: has(8),
+                queue_depth: 7,
+            };
             assert_eq!(ClientExtensions::decode(&other.encode()), other);
         }
     }

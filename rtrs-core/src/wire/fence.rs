@@ -19,6 +19,7 @@ const IDENTITY: u32 = 8;
 const CHANGED: u32 = 16;
 const TIMES: u32 = 32;
 const DISCOVER: u32 = 64;
+const AUTHENTICATE: u32 = 128;
 
 /// What a server keeps to and can do beyond the kernel's: 24 bytes at 20 of CON_RSP, where kernels
 /// have zeroes.
@@ -43,6 +44,9 @@ pub struct Extensions {
     pub times: bool,
     /// It takes DISCOVER.
     pub discover: bool,
+    /// In an accept: until the client has proved who it is, with AUTH, the server answers nothing
+    /// else on this path. In a reject: a client that can prove that may be let in.
+    pub authenticate: bool,
 }
 
 impl Extensions {
@@ -55,6 +59,7 @@ impl Extensions {
         changed: true,
         times: false,
         discover: true,
+        authenticate: false,
     };
 
     /// As the room for extensions of CON_RSP holds it.
@@ -69,6 +74,7 @@ impl Extensions {
                 (self.changed, CHANGED),
                 (self.times, TIMES),
                 (self.discover, DISCOVER),
+                (self.authenticate, AUTHENTICATE),
             ];
             let bits = bits.iter().fold(0, |all, (has, bit)| if *has { all | bit } else { all });
             put(&mut out, 0, MARK);
@@ -93,6 +99,7 @@ impl Extensions {
             changed: bits & CHANGED != 0,
             times: bits & TIMES != 0,
             discover: bits & DISCOVER != 0,
+            authenticate: bits & AUTHENTICATE != 0,
         }
     }
 }
@@ -124,12 +131,12 @@ mod tests {
         assert_eq!(ours[..8], *b"RTRX\x5f\0\0\0");
         assert_eq!(Extensions::decode(&ours), Extensions::OURS);
         assert_eq!(Extensions::default().encode(), [0; 36], "as the kernel's server");
-        for (at, byte) in [(0, 0), (3, 0), (4, 0x80)] {
+        for (at, byte) in [(0, 0), (3, 0), (4, 0)] {
             let mut other = ours;
             other[at] = byte;
             assert_eq!(Extensions::decode(&other), Extensions::default(), "byte {at}");
         }
-        for bits in [1, 2, 4, 8, 16, 32, 64, 0xff_u8] {
+        for bits in [1, 2, 4, 8, 16, 32, 64, 128, 0xff_u8] {
             let mut other = ours;
             other[4] = bits;
             let has = |bit| bits & bit != 0;
@@ -144,6 +151,7 @@ mod tests {
                 changed: has(16),
                 times: has(32),
                 discover: has(64),
+                authenticate: has(128),
             };
             assert_eq!(Extensions::decode(&other), expected);
         }

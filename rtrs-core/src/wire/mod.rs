@@ -15,6 +15,7 @@
 
 #[macro_use]
 mod bytes;
+mod auth;
 mod chunk;
 mod conn;
 mod depth;
@@ -33,6 +34,9 @@ mod name;
 mod ping;
 mod rkey;
 
+pub use auth::{
+    AUTH_VERSION, Auth, Challenge, ChallengeRsp, Credential, CredentialKind, SignedProof,
+};
 pub use chunk::{ChunkLayout, ChunkRequest, Message, USER_LEN_MAX, UserMessage};
 pub use conn::{ConnReq, ConnRsp};
 pub use depth::ClientExtensions;

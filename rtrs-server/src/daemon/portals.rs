@@ -40,7 +40,7 @@ const RDMA_RESERVE: u32 = 256;
 /// Makes the providers of one scheme, one for each shard.
 enum Provider {
     Tcp { shared: Arc<IwarpShared>, options: IwarpOptions },
-    Tls { shared: Arc<IwarpShared>, options: IwarpOptions, endpoint: Arc<TlsEndpoint> },
+    Tls { shared: Arc<IwarpShared>, options: IwarpOptions },
     Rdma { rdma: Rdma, options: RdmaOptions },
 }
 
@@ -62,6 +62,8 @@ impl fmt::Display for Wish {
 /// The providers of a server, and where they listen.
 pub(crate) struct Portals {
     providers: Vec<Provider>,
+    /// With certificates or keys: for tls://, and for proofs of clients over the others.
+    endpoint: Option<Arc<TlsEndpoint>>,
     wishes: Vec<Wish>,
 }
 
@@ -109,12 +111,10 @@ impl Portals {
             let options = options.clone();
             providers.push(Provider::Tcp { shared: IwarpShared::new(), options });
         }
-        if wanted(Scheme::Tls)
-            && let Some(config) = plan.load_tls()?
-        {
-            let endpoint = TlsEndpoint::server(config)
-                .map_err(failed(ErrorKind::System, "cannot start a thread"))?;
-            providers.push(Provider::Tls { shared: IwarpShared::new(), options, endpoint });
+        let endpoint = plan.load_tls()?.map(TlsEndpoint::server).transpose();
+        let endpoint = endpoint.map_err(failed(ErrorKind::System, "cannot start a thread"))?;
+        if wanted(Scheme::Tls) {
+            providers.push(Provider::Tls { shared: IwarpShared::new(), options });
         }
         if let Some(rdma) = rdma {
             let options = RdmaOptions {
@@ -126,7 +126,7 @@ impl Portals {
             };
             providers.push(Provider::Rdma { rdma, options });
         }
-        Ok(Self { providers, wishes })
+        Ok(Self { providers, endpoint, wishes })
     }
 
     /// The providers of one shard.
@@ -139,8 +139,12 @@ impl Portals {
                 Provider::Tcp { shared, options } => {
                     Ok(Box::new(IwarpFabric::new(ring, Arc::clone(shared), options.clone())))
                 }
-                Provider::Tls { shared, options, endpoint } => {
-                    let (shared, endpoint) = (Arc::clone(shared), Arc::clone(endpoint));
+                Provider::Tls { shared, options } => {
+                    let endpoint = self.endpoint.as_ref().map(Arc::clone);
+                    let endpoint = endpoint.ok_or_else(|| {
+                        Error::new(ErrorKind::Listen, "tls:// needs certificates or keys")
+                    })?;
+                    let shared = Arc::clone(shared);
                     let fabric = IwarpFabric::with_tls(ring, shared, options.clone(), endpoint);
                     Ok(Box::new(fabric.map_err(failed(ErrorKind::System, "cannot set up TLS"))?))
                 }
@@ -163,12 +167,9 @@ impl Portals {
         self.wishes.iter().filter(held).map(ToString::to_string)
     }
 
-    /// What reads certificates and keys again, if there are tls:// portals.
+    /// What has the certificates or keys, if there are any.
     pub(crate) fn tls(&self) -> Option<Arc<TlsEndpoint>> {
-        self.providers.iter().find_map(|provider| match provider {
-            Provider::Tls { endpoint, .. } => Some(Arc::clone(endpoint)),
-            Provider::Tcp { .. } | Provider::Rdma { .. } => None,
-        })
+        self.endpoint.as_ref().map(Arc::clone)
     }
 
     /// Looks whether the TCP addresses can be listened on, but for those that are held by this

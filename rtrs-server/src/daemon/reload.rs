@@ -37,7 +37,7 @@ pub(super) struct Reload {
     reread: Option<Reread>,
     running: Settings,
     audit: AuditSink,
-    /// With tls:// portals.
+    /// With certificates or keys.
     tls: Option<Arc<TlsEndpoint>>,
     /// Taken while something is read and who may do what is applied, so that the last to be read is
     /// the last to be applied.
@@ -54,7 +54,7 @@ impl Reload {
         Self { reread, running: running.clone(), audit, tls, reading: Mutex::default() }
     }
 
-    /// Reads certificates, keys and the list of clients again; None without tls:// portals.
+    /// Reads certificates, keys and the list of clients again; None without them.
     fn read_tls(&self) -> Result<Option<TlsServerConfig>, String> {
         if self.tls.is_none() {
             return Ok(None);

@@ -25,6 +25,7 @@ use rtrs_core::rt::{
 use crate::audit::AuditSink;
 use crate::daemon::access::{self, ServerAccess};
 use crate::daemon::audit;
+use crate::daemon::authenticate::Proofs;
 use crate::daemon::control_shard::ControlShard;
 use crate::daemon::control_socket::ServerControl;
 use crate::daemon::driver::ServerShard;
@@ -308,6 +309,9 @@ fn start_shard(
     let place = Core { index: core, ring: Some(std::rc::Rc::clone(&ring)), wake };
     let mut engine = ServerEngine::new(setup.params, place, &setup.exports);
     engine.set_audit(setup.audit.clone());
+    if let Some(endpoint) = setup.portals.tls() {
+        engine.set_authenticator(Proofs::new(endpoint, setup.senders[0].clone()));
+    }
     let senders = Arc::clone(&setup.senders);
     Ok((ring, ServerShard::new(engine, fabrics, inbox, senders), listening))
 }

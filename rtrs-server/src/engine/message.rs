@@ -11,8 +11,9 @@ use std::sync::Arc;
 use rtrs_core::fabric::{ConnRequest, PeerIdentity, PrivateData};
 use rtrs_core::ids::{ConnIndex, CoreIndex, PermitId, ProviderIndex, SessionId};
 use rtrs_core::time::{Duration, Instant};
-use rtrs_core::wire::{Fence, Name, OpenRsp, OpenRspTail, errno};
+use rtrs_core::wire::{Challenge, Fence, Name, OpenRsp, OpenRspTail, errno};
 
+use crate::engine::authenticator::ProofDone;
 use crate::engine::device_table::DeviceId;
 use crate::engine::finder::{OpenMode, Search};
 pub use crate::engine::reply_to::ReplyTo;
@@ -52,6 +53,20 @@ pub enum ControlRequest {
         /// Room for the answer.
         room: u32,
     },
+    /// CHALLENGE.
+    Challenge {
+        /// What the client sent.
+        challenge: Challenge,
+        /// Room for the answer.
+        room: u32,
+    },
+    /// AUTH.
+    Auth {
+        /// Of the message.
+        version: u16,
+        /// The client's proof.
+        proof: Box<[u8]>,
+    },
 }
 
 /// The number of a close that waits, never used twice.
@@ -78,6 +93,8 @@ pub enum ControlAnswer {
     Opened([u8; OpenRspTail::LONG_LEN]),
     /// Done; this is a page of exports, no longer than its room.
     Page(Box<[u8]>),
+    /// Done; this is the answer to a CHALLENGE, no longer than its room.
+    Challenged(Box<[u8]>),
     /// Refused with this errno.
     Refused(u16),
     /// Refused with EACCES; this says why, for a client with room for the long response.
@@ -95,7 +112,7 @@ impl ControlAnswer {
             Self::Opened(bytes) => (0, &bytes[..OpenRsp::LEN]),
             Self::NotAllowed(why) if room >= why.len() => (errno::EACCES, why),
             Self::NotAllowed(_) => (errno::EACCES, &[]),
-            Self::Page(bytes) => (0, bytes),
+            Self::Page(bytes) | Self::Challenged(bytes) => (0, bytes),
         }
     }
 }
@@ -216,6 +233,8 @@ pub enum ControlMessage {
     },
     /// A finder is done: the export, or the errno of the open.
     Found(Box<(Search, Result<Arc<Export>, u16>)>),
+    /// A signature was made or checked for a path.
+    Proof(Box<ProofDone>),
     /// Nothing of a session that closed an export runs there on this shard any more.
     Retired {
         /// Which close.

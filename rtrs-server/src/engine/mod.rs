@@ -5,6 +5,7 @@
 //! reads no clock, so the driver runs it on a reactor and the simulator in virtual time alike.
 //! Messages that a shard sends to itself never come out: they are handled within the same call.
 
+pub mod authenticator;
 pub mod control;
 pub mod ctx;
 pub mod device_table;
@@ -24,6 +25,7 @@ use rtrs_core::ids::{CoreIndex, ProviderIndex};
 use rtrs_core::proto::ping::{PingServer, PingServerStats};
 use rtrs_core::time::{Instant, earliest};
 
+use self::authenticator::Authenticator;
 use self::control::Control;
 use self::ctx::{Ctx, Fabrics};
 use self::io::Shard;
@@ -69,6 +71,13 @@ impl ServerEngine {
     pub fn set_audit(&mut self, audit: AuditSink) {
         if let Some(control) = &mut self.control {
             control.set_audit(audit);
+        }
+    }
+
+    /// From now on clients that can have to prove who they are, to shard 0.
+    pub fn set_authenticator(&mut self, authenticator: Arc<dyn Authenticator>) {
+        if let Some(control) = &mut self.control {
+            control.set_authenticator(authenticator);
         }
     }
 

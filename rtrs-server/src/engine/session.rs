@@ -1,5 +1,6 @@
 //! A session at the server: what all its paths and all shards share, and what it is made with.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use rtrs_core::fabric::{ProtectionDomain, Who};
@@ -106,25 +107,25 @@ impl SessionParams {
 pub struct SessionShared {
     /// Who it is.
     pub id: SessionId,
-    /// Who its client is. All its connections have proved the same.
-    pub who: Who,
     /// Its queue depth and chunk size. The depth may be smaller than the server's.
     pub limits: Limits,
     /// Who holds each permit.
     pub permits: PermitTable,
     /// What each device id means.
     pub devices: DeviceTable,
+    /// Who its client is: all its paths have proved the same. Unknown while none has.
+    who: OnceLock<Who>,
     version: AtomicU8,
     opened: AtomicBool,
     compares: AtomicBool,
 }
 
 impl SessionShared {
-    /// A session without paths and devices.
-    pub fn new(id: SessionId, limits: Limits, who: Who) -> Self {
+    /// A session without paths and devices. Its client, if that is known.
+    pub fn new(id: SessionId, limits: Limits, who: Option<Who>) -> Self {
         Self {
             id,
-            who,
+            who: who.map(OnceLock::from).unwrap_or_default(),
             limits,
             permits: PermitTable::new(limits.queue_depth()),
             devices: DeviceTable::default(),
@@ -132,6 +133,22 @@ impl SessionShared {
             opened: AtomicBool::new(false),
             compares: AtomicBool::new(false),
         }
+    }
+
+    /// Who its client is; None while no path of it has proved that.
+    pub fn who(&self) -> Option<&Who> {
+        self.who.get()
+    }
+
+    /// The same, for people: anonymous until it is known.
+    pub(crate) fn name_of_client(&self) -> Who {
+        self.who().cloned().unwrap_or_default()
+    }
+
+    /// A path has proved who its client is. False if the session has another; the control shard
+    /// only.
+    pub(crate) fn prove(&self, who: &Who) -> bool {
+        self.who.get_or_init(|| who.clone()) == who
     }
 
     /// True when it has opened an export, even if it has closed it since.

@@ -15,11 +15,12 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use rtrs_core::fabric::{CloseReason, PeerIdentity, ProtectionDomain};
-use rtrs_core::ids::{ConnIndex, CoreIndex, PathUuid, ProviderIndex};
+use rtrs_core::ids::{ConnIndex, CoreIndex, PathUuid, PermitId, ProviderIndex};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::WireError;
 
 use crate::access_list::Client;
+use crate::engine::io::permits::{Holder, PermitTable};
 use crate::engine::session::SessionShared;
 use crate::path::chunks::{ChunkPool, MessageBuffers};
 use crate::stats::PathCounters;
@@ -48,8 +49,19 @@ pub struct PathShared {
     pub chunks: OnceLock<ChunkPool>,
     /// What it did, per shard.
     pub counters: PathCounters,
+    /// Where its client has to prove who it is on the path.
+    gate: Option<ProofGate>,
     state: AtomicU8,
     heard: AtomicU64,
+}
+
+/// What keeps a path apart from its session until its client has proved who it is.
+#[derive(Debug)]
+struct ProofGate {
+    /// Who, once that is proved.
+    identity: OnceLock<PeerIdentity>,
+    /// Of its requests until then: they meet no other path's.
+    permits: PermitTable,
 }
 
 /// Where a path comes from, as its first connection says.
@@ -69,7 +81,7 @@ pub struct PathOrigin {
     pub local: SocketAddr,
     /// The client takes CHANGED.
     pub takes_changed: bool,
-    /// What its first connection proved; all others proved the same.
+    /// What its first connection proved; all others proved the same. Without TLS, nothing.
     pub identity: PeerIdentity,
 }
 
@@ -81,8 +93,12 @@ impl PathShared {
         origin: PathOrigin,
         (pd, fresh_keys, times): (Arc<dyn ProtectionDomain>, bool, bool),
         messages: MessageBuffers,
-        cores: u16,
+        (cores, proves): (u16, bool),
     ) -> Arc<Self> {
+        let gate = proves.then(|| ProofGate {
+            identity: OnceLock::new(),
+            permits: PermitTable::new(session.limits.queue_depth()),
+        });
         Arc::new(Self {
             key,
             session,
@@ -93,6 +109,7 @@ impl PathShared {
             messages,
             chunks: OnceLock::new(),
             counters: PathCounters::new(cores),
+            gate,
             state: AtomicU8::new(PathState::Connecting as u8),
             heard: AtomicU64::new(0),
         })
@@ -100,7 +117,42 @@ impl PathShared {
 
     /// The client, as access lists name it.
     pub(crate) fn client(&self) -> Client<'_> {
-        Client::of(&self.origin.identity.who, self.origin.peer)
+        Client::of(&self.identity().who, self.origin.peer)
+    }
+
+    /// Who the client has proved to be.
+    pub(crate) fn identity(&self) -> &PeerIdentity {
+        let proved = self.gate.as_ref().and_then(|gate| gate.identity.get());
+        proved.unwrap_or(&self.origin.identity)
+    }
+
+    /// True until the client has proved who it is, where it has to: nothing else is answered.
+    pub fn is_unproved(&self) -> bool {
+        self.gate.as_ref().is_some_and(|gate| gate.identity.get().is_none())
+    }
+
+    /// The client has proved who it is; the control shard only. False if it has before.
+    pub(crate) fn prove(&self, identity: PeerIdentity) -> bool {
+        self.gate.as_ref().is_some_and(|gate| gate.identity.set(identity).is_ok())
+    }
+
+    /// The permits of requests that came before the proof, or after.
+    pub(crate) fn permits(&self, unproved: bool) -> &PermitTable {
+        let own = self.gate.as_ref().filter(|_| unproved).map(|gate| &gate.permits);
+        own.unwrap_or(&self.session.permits)
+    }
+
+    /// Who holds a permit, this path if it does.
+    pub(crate) fn permit_holder(&self, permit: PermitId, holder: Holder) -> Option<Holder> {
+        let own = self.gate.as_ref().and_then(|gate| gate.permits.holder(permit));
+        own.filter(|own| *own == holder).or_else(|| self.session.permits.holder(permit))
+    }
+
+    /// Gives a permit back that this path holds.
+    pub(crate) fn release_permit(&self, permit: PermitId, holder: Holder) {
+        let gate = self.gate.as_ref();
+        let own = gate.is_some_and(|gate| gate.permits.holder(permit) == Some(holder));
+        self.permits(own).release(permit, holder);
     }
 
     /// The state as last published by the control shard.
@@ -187,6 +239,9 @@ pub enum PathEnd {
     /// The handshake took too long.
     #[error("the handshake was not over in time")]
     HandshakeTimeout,
+    /// Its client has not proved who it is.
+    #[error("its client has not proved who it is in time")]
+    Unproved,
     /// Its session has opened no export, and others need its place.
     #[error(
         "its session has opened no export, and others need its place (half-open-max, sessions-max)"

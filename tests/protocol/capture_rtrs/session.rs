@@ -309,7 +309,10 @@ impl Path {
             UserMessage::SessInfo(_) => {}
             UserMessage::Open { .. } => counts.opens += 1,
             UserMessage::Close(_) => counts.closes += 1,
-            UserMessage::Fence(_) | UserMessage::Discover { .. } => {
+            UserMessage::Fence(_)
+            | UserMessage::Discover { .. }
+            | UserMessage::Challenge(_)
+            | UserMessage::Auth(_) => {
                 return Err(format!("a kernel is not asked: {user:?}"));
             }
             UserMessage::Io(op, header) => {

@@ -26,6 +26,8 @@ pub(super) struct Connections {
     service: Option<ServiceConnection>,
     /// What is asked for: a session that may be made, and the queue depth that it has.
     asks: (bool, u16),
+    /// It can prove who the client is.
+    proves: bool,
     /// By number, those that are up or being made.
     open: Vec<bool>,
     /// The connection that is being made.
@@ -44,6 +46,7 @@ impl Connections {
             started: Instant::ZERO,
             service: None,
             asks: (true, 0),
+            proves: false,
             open: vec![false; usize::from(shards) + 1],
             next: ConnIndex(0),
             shared: Arc::default(),
@@ -114,7 +117,9 @@ impl Connections {
         self.next = ConnIndex(0);
         self.shared = Arc::default();
         self.asks = asks;
-        let request = conn_request(config, uuid, self.recon_cnt, self.next, asks);
+        self.proves = target.proves && config.prover.is_some();
+        let says = (asks.0, asks.1, self.proves);
+        let request = conn_request(config, uuid, self.recon_cnt, self.next, says);
         let fabric = ctx.fabrics[self.provider.index()].as_mut();
         let ends = (target.local, self.remote, target.peer_name.clone());
         let timeout = config.connect_timeout;
@@ -142,13 +147,14 @@ impl Connections {
             return Some(false);
         }
         self.open[cid.index()] = true;
+        let says = (true, self.asks.1, self.proves);
         let message = ShardMessage::Connect(Box::new(Connect {
             path,
             epoch: self.epoch,
             cid,
             remote: self.remote,
             pd: service.domain(),
-            private_data: conn_request(config, uuid, self.recon_cnt, cid, (true, self.asks.1)),
+            private_data: conn_request(config, uuid, self.recon_cnt, cid, says),
             shared: Arc::clone(&self.shared),
             timed: service.is_timed(),
         }));

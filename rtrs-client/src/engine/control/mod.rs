@@ -14,11 +14,13 @@
 //!   `reconnect.rs`, `network.rs` and `leave.rs`;
 //! - `fence.rs`, `silence.rs` and `path_admin.rs` what is decided about a path beside others;
 //! - `again.rs` and `reopen.rs` when a connected path opens the device once more;
+//! - `authenticate.rs` what the server says to proofs;
 //! - `open.rs` the device; `identity.rs` which server and export it has to be; `cache_epoch.rs`
 //!   the epoch of the server's cache; `no_path.rs` how long IO waits; `status.rs` listings;
 //! - `detach.rs` the end of all.
 
 mod again;
+mod authenticate;
 mod cache_epoch;
 mod connections;
 mod detach;
@@ -55,7 +57,7 @@ use self::identity::Pinned;
 use self::leave::Why;
 use self::no_path::{NoPathClock, NoPathWait};
 use self::open::{Device, SessionFailure};
-use self::path::{Path, STEP_TIMEOUT};
+use self::path::Path;
 use self::path_admin::{Change, Leaving};
 use self::paths::Paths;
 use self::status::PathStatus;
@@ -442,12 +444,11 @@ impl SessionControl {
             ServiceEvent::HeartbeatAnswered => path.heartbeat_answered(ctx.now),
             ServiceEvent::Changed { device } => self.on_changed(id, device, ctx),
             ServiceEvent::Info { chunks } => {
-                // Counts from its turn to open the device; all before it have their own bound.
-                let turns = self.paths.iter().count() as u32;
-                let until = ctx.now + STEP_TIMEOUT * turns;
-                self.paths[id].on_info(chunks, (ctx.now, until))?;
+                let until = self.turn_until(ctx.now);
+                self.paths[id].on_info(chunks, until, ctx)?;
                 self.open_next(ctx);
             }
+            ServiceEvent::Proof(proof) => return self.on_proof(id, proof, ctx),
             ServiceEvent::Opened { device, .. } if path.reopen.answered() => {
                 return self.on_opened_again(id, &device, ctx);
             }

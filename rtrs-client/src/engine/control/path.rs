@@ -3,6 +3,9 @@
 //! What has to be judged beside other paths is decided elsewhere; a method that cannot go on says
 //! why the path has to end.
 
+mod prove;
+mod retry;
+
 use std::sync::Arc;
 
 use rtrs_core::fabric::{
@@ -11,7 +14,7 @@ use rtrs_core::fabric::{
 use rtrs_core::identity::ServerId;
 use rtrs_core::ids::{ConnIndex, CoreIndex, PathId, PathUuid, PermitId, ProviderIndex, QpNum};
 use rtrs_core::time::{Duration, Instant, earliest};
-use rtrs_core::wire::{AccessMode, Extensions};
+use rtrs_core::wire::{AccessMode, Challenge, Extensions};
 
 use super::connections::Connections;
 use super::due::{Due, End};
@@ -68,6 +71,8 @@ pub(super) struct Path {
     connections: Connections,
     server: ServerInfo,
     opening: Option<Opening>,
+    /// What the server was asked, until it answers.
+    challenge: Option<Challenge>,
     pub(super) reopen: Reopen,
     pub(super) fence: PathFence,
     pub(super) heartbeat: HeartbeatMonitor,
@@ -101,6 +106,7 @@ impl Path {
             connections: Connections::new(&target, epoch, config.shards),
             server: ServerInfo::default(),
             opening: None,
+            challenge: None,
             reopen: Reopen::default(),
             fence: PathFence::default(),
             heartbeat: HeartbeatMonitor::new([config.heartbeat, target.heartbeat]),
@@ -267,6 +273,7 @@ impl Path {
         id: Option<ServerId>,
         ctx: &mut Ctx<'_>,
     ) -> Result<(), String> {
+        self.check_proofs(extensions)?;
         let Some(service) = self.connections.service_mut() else {
             return Err(self.internal_error("an accepted path without connection 0"));
         };
@@ -335,17 +342,21 @@ impl Path {
     pub(super) fn on_info(
         &mut self,
         chunks: Arc<[RemoteMem]>,
-        (now, until): (Instant, Instant),
+        until: Instant,
+        ctx: &mut Ctx<'_>,
     ) -> Result<(), String> {
         if self.state != PathState::InfoExchange {
             return Err(self.internal_error("an INFO_RSP that nobody waits for"));
         }
-        self.state.advance(PathState::Opening);
         self.opening = Some(Opening { chunks, access: None });
-        self.until = until;
         if self.server.fences {
-            self.heartbeat.start(now, self.server.fences);
+            self.heartbeat.start(ctx.now, self.server.fences);
         }
+        if self.connections.service().is_some_and(ServiceConnection::is_challenged) {
+            return self.challenge(ctx);
+        }
+        self.state.advance(PathState::Opening);
+        self.until = until;
         Ok(())
     }
 
@@ -456,13 +467,14 @@ impl Path {
             }
             PathState::Closing if over => Due::Close,
             PathState::Opening if over => Due::End("opening the device was not answered"),
+            PathState::Authenticating if over => Due::End("the server did not authenticate"),
             PathState::Connected if self.leave.as_ref().is_some_and(|l| now >= l.deadline()) => {
                 Due::End("what it carried was not answered in the time to leave")
             }
             PathState::Connected if self.reopen.is_late(now) => {
                 Due::End("opening the device was not answered")
             }
-            PathState::Opening | PathState::Connected => Due::Heartbeat,
+            state if state.has_service() => Due::Heartbeat,
             _ => Due::Nothing,
         }
     }
@@ -475,52 +487,12 @@ impl Path {
                 let again = self.reopen.until();
                 earliest(earliest(self.heartbeat.deadline(), leave), again)
             }
-            PathState::Opening => earliest(self.heartbeat.deadline(), Some(self.until)),
+            state if state.has_service() => earliest(self.heartbeat.deadline(), Some(self.until)),
             PathState::Disconnected | PathState::Gone => None,
             PathState::Waiting if !may_start => None,
             _ => Some(self.until),
         };
         earliest(own, self.network.deadline())
-    }
-
-    /// Something in this host's network is up or was added.
-    pub(super) fn network_changed(&mut self, what: &str, ctx: &Ctx<'_>) {
-        let tries =
-            !matches!(self.state, PathState::Connected | PathState::Disconnected | PathState::Gone);
-        let rdma = ctx.fabrics[self.target.provider.index()].scheme() == "rdma";
-        if tries && !rdma {
-            self.network.changed(ctx.now, what);
-        }
-    }
-
-    /// Acts on a network change that is due, if one is. Once the device was open, an attempt may be
-    /// given up: Some(true) when it is, and has to end for a new one.
-    pub(super) fn poll_network(&mut self, now: Instant, was_open: bool) -> Option<bool> {
-        let what = self.network.take_due(now)?;
-        let name = &self.target.name;
-        match self.state {
-            PathState::Connected | PathState::Disconnected | PathState::Gone => {
-                return Some(false);
-            }
-            PathState::Waiting => {
-                if now < self.until {
-                    tracing::info!(path = %name, "{what}: trying at once");
-                    self.until = now;
-                }
-            }
-            PathState::Closing => self.network.skip_wait(),
-            PathState::Connecting | PathState::InfoExchange if was_open => {
-                let attempt = (self.connections.epoch(), self.connections.started());
-                if self.network.gives_up(now, attempt, &what) {
-                    tracing::info!(path = %name, "{what}: the attempt begins anew");
-                    self.reconnect.forget_failures();
-                    return Some(true);
-                }
-            }
-            PathState::Connecting | PathState::InfoExchange | PathState::Opening => {}
-        }
-        self.reconnect.forget_failures();
-        Some(false)
     }
 
     /// It is to leave. True when its connections have to be ended now.
@@ -536,7 +508,10 @@ impl Path {
                     ctx.out.all_shards(self.config.shards, &message);
                 }
             },
-            PathState::Connecting | PathState::InfoExchange | PathState::Opening => {
+            PathState::Connecting
+            | PathState::InfoExchange
+            | PathState::Authenticating
+            | PathState::Opening => {
                 self.leave = Some(leave).filter(|_| why != Why::Reconnect);
                 return Ok(self.is_leaving());
             }
@@ -620,7 +595,7 @@ impl Path {
         self.state.advance(PathState::Closing);
         self.until = ctx.now + CLOSE_TIMEOUT;
         self.heartbeat.stop();
-        self.opening = None;
+        (self.opening, self.challenge) = (None, None);
         self.reopen = Reopen::default();
         self.fence.died(self.connections.epoch(), self.connections.recon_cnt());
         self.connections.shared().set_latency(Duration::ZERO);

@@ -336,6 +336,7 @@ pub(super) fn target(path: usize) -> PathTarget {
         provider: PROVIDER,
         invalidate_reads: true,
         heartbeat: HEARTBEAT,
+        proves: true,
     }
 }
 
@@ -369,6 +370,7 @@ fn config() -> SessionConfig {
         no_path: NoPath::QueueFor(5 * SEC),
         failover: Failover::Fast,
         queue_depth_limit: u16::MAX,
+        prover: None,
         seed: 7,
     }
 }

@@ -313,8 +313,7 @@ impl Server {
                 cache_id: how.cache_id != 0,
                 identity: how.server_id,
                 changed: true,
-                discover: false,
-                times: false,
+                ..Extensions::default()
             }
             .encode(),
             ..ConnRsp::default()
@@ -586,7 +585,7 @@ impl Server {
                 0
             }
             // A session lists no exports.
-            UserMessage::Io(..) | UserMessage::Discover { .. } => unreachable!("served above"),
+            other => unreachable!("served above, or not asked: {other:?}"),
         }
     }
 

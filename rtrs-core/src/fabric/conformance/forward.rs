@@ -1,7 +1,7 @@
 //! `forward_fabric!`: the part of a wrapper around a fabric that wrappers do not change.
 
 /// The methods of `impl Fabric` that a wrapper leaves to the fabric in its field: the scheme,
-/// listening, connecting, accepting, an end in order, and the counters.
+/// listening, connecting, accepting, an end in order, the local address, and the counters.
 #[macro_export]
 macro_rules! forward_fabric {
     ($inner:ident) => {
@@ -55,6 +55,10 @@ macro_rules! forward_fabric {
 
         fn disconnect(&mut self, now: $crate::time::Instant, qp: $crate::ids::QpNum) {
             self.$inner.disconnect(now, qp);
+        }
+
+        fn local_ip(&self, qp: $crate::ids::QpNum) -> Option<std::net::IpAddr> {
+            self.$inner.local_ip(qp)
         }
 
         fn counters(&self) -> $crate::fabric::FabricCounters {

@@ -468,6 +468,10 @@ impl Fabric for IwarpFabric {
         self.dirty = dirty;
     }
 
+    fn local_ip(&self, qp: QpNum) -> Option<IpAddr> {
+        self.conns.get(qp)?.local_ip()
+    }
+
     fn peer_has_all(&self, qp: QpNum) -> Option<bool> {
         self.conns.get(qp)?.peer_has_all()
     }

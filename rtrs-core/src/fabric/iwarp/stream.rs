@@ -7,7 +7,7 @@
 //! the kernel holds none of the memory.
 
 use std::io;
-use std::net::{Shutdown, SocketAddr};
+use std::net::{IpAddr, Shutdown, SocketAddr};
 
 use socket2::SockRef;
 
@@ -212,6 +212,12 @@ impl Conn {
     }
 
     /// True when the peer's system has acknowledged what was sent.
+    /// Our address.
+    pub(super) fn local_ip(&self) -> Option<IpAddr> {
+        let address = SockRef::from(&self.fd).local_addr().ok()?.as_socket()?;
+        Some(address.ip().to_canonical())
+    }
+
     pub(super) fn peer_has_all(&self) -> Option<bool> {
         unacknowledged(&self.fd).ok().map(|segments| segments == 0)
     }

@@ -307,6 +307,10 @@ impl Fabric for SimFabric {
         }
     }
 
+    fn local_ip(&self, qp: QpNum) -> Option<IpAddr> {
+        self.with(qp, |conn, _, side| conn.ends[side].addr.ip()).ok()
+    }
+
     fn disconnect(&mut self, _now: Instant, qp: QpNum) {
         // An unknown queue pair has had its last event.
         let _ = self.with(qp, |conn, net, side| conn.disconnect(net, side));

@@ -586,6 +586,10 @@ impl Fabric for VerbsFabric {
         self.take_down();
     }
 
+    fn local_ip(&self, qp: QpNum) -> Option<IpAddr> {
+        self.conns.get(qp)?.id.local_address().map(|address| address.ip())
+    }
+
     fn disconnect(&mut self, now: Instant, qp: QpNum) {
         self.now = now;
         let until = now + self.options.close_timeout;

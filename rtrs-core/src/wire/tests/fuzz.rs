@@ -31,6 +31,7 @@ pub fn fuzz(data: &[u8]) {
     round_trips! {
         ConnReq ConnRsp PingHello PingReply InfoReq SgDesc RkeyRsp TimedRkeyRsp
         SessInfo SessInfoRsp Open OpenRsp Close WriteMsg Discover Page
+        Fence Challenge ChallengeRsp Auth SignedProof
     }
     twice(OpenRspTail::decode(data), |m| OpenRspTail::decode(&m.encode(&OpenRsp::default())));
     twice(IoHeader::decode(data, 2), |m| IoHeader::decode(&m.encode(), 2));

@@ -9,7 +9,7 @@ use crate::cmd::server::{Server, ServerArgs};
 use crate::control_protocol::Sessions;
 use crate::error::Error;
 use crate::path::state::PathState;
-use crate::stats::PathSnapshot;
+use crate::stats::{PathAuth, PathSnapshot};
 
 pub(super) fn run(args: &ServerArgs) -> Result<(), Error> {
     let list = Server::find(args)?.sessions()?;
@@ -86,10 +86,15 @@ fn path_text(path: &PathSnapshot) -> String {
         count => format!(" ({count} behind older writes that the disk still has)"),
     };
     let cipher = path.cipher.as_ref().map(|cipher| format!(", {cipher}")).unwrap_or_default();
+    let auth = match path.auth {
+        Some(PathAuth::Signed) => ", authenticated",
+        Some(PathAuth::Pending) => ", not authenticated yet",
+        Some(PathAuth::Tls) | None => "",
+    };
     let keys = if path.fresh_keys { "" } else { ", no fresh keys" };
     format!(
         "  path {:<6} {:<5} {:<10} {} from {}, {} connections, {} in flight{waiting}{keys}\
-         {cipher}, up {}\n",
+         {cipher}{auth}, up {}\n",
         path.path,
         path.transport,
         path.state,
@@ -129,6 +134,7 @@ mod tests {
             state,
             transport: "tls".into(),
             cipher: Some("TLS_AES_128_GCM_SHA256".into()),
+            auth: Some(PathAuth::Tls),
             peer: format!("127.0.0.1:{}", 3993 + number),
             local: "127.0.0.1:1234".into(),
             connections: 3,

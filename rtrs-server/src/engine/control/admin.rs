@@ -132,7 +132,10 @@ impl Evicted {
             id: id.to_string(),
             log_id: SessionTag::of(id).to_string(),
             name: session.name().map(|n| String::from_utf8_lossy(n.as_bytes()).into_owned()),
-            identity: session.shared().who.to_string(),
+            identity: match session.shared().who() {
+                Some(who) => who.to_string(),
+                None => "unproved".to_owned(),
+            },
             state,
             version: session.shared().version(),
             age_ms: millis(now.since(session.since())),

@@ -19,7 +19,7 @@ use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::engine::device_table::DeviceId;
 use crate::engine::session::SessionShared;
 use crate::export::ExportTable;
-use crate::path::PathEnd;
+use crate::path::{PathEnd, PathShared};
 use crate::stats::Access;
 
 /// What is told apart: who it is about, and what; of an open of a known export also that.
@@ -65,7 +65,7 @@ impl Opener {
     /// The client of a session that asks from this address.
     pub(super) fn of(session: SessionId, peer: SocketAddr, registry: &Registry) -> Self {
         let at = registry.session(session);
-        let who = at.map(|at| at.shared().who.clone()).unwrap_or_default();
+        let who = at.map(|at| at.shared().name_of_client()).unwrap_or_default();
         Self { name: at.and_then(Session::name), session, peer, who }
     }
 
@@ -156,6 +156,31 @@ impl ClientLog {
         } else {
             tracing::info!(%peer, %refusal, errno, left_out, "refused a connection");
         }
+    }
+
+    /// A client has not proved who it is.
+    pub(super) fn not_proved(&mut self, now: Instant, peer: SocketAddr, refusal: &Refusal) {
+        let Some(left_out) = self.admit(now, peer, refusal.reason()) else { return };
+        self.audit.record(|| AuditEvent {
+            address: Some(peer),
+            reason: Some(refusal.to_string()),
+            left_out,
+            ..AuditEvent::new(AuditKind::Authenticate, AuditResult::Refused)
+        });
+        tracing::info!(%peer, %refusal, left_out, "a client has not proved who it is");
+    }
+
+    /// The client of a path has proved who it is.
+    pub(super) fn proved(&self, path: &PathShared) {
+        let (identity, peer) = (path.identity(), path.origin.peer);
+        self.audit.record(|| AuditEvent {
+            identity: identity.who.name().map(str::to_owned),
+            address: Some(peer),
+            session: Some(SessionTag::of(path.session.id).to_string()),
+            cipher: identity.cipher,
+            ..AuditEvent::new(AuditKind::Authenticate, AuditResult::Ok)
+        });
+        tracing::info!(path = %path.key, %peer, who = %identity.who, "a client has proved who it is");
     }
 
     /// A client has opened an export.

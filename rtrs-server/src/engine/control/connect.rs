@@ -32,6 +32,10 @@ use crate::stats::MemorySnapshot;
 /// One more is not let in: their memory would add up.
 pub const DRAINING_MAX: usize = 4;
 
+/// Paths of a session whose clients have not proved who they are. Whoever knows the session's UUID
+/// can connect them, and each takes memory.
+pub(super) const UNPROVED_MAX: usize = 8;
+
 /// Lets connections in.
 #[derive(Debug)]
 pub(super) struct Connector {
@@ -58,25 +62,24 @@ impl Connector {
     /// has to be over.
     pub(super) fn path_of(
         &self,
-        (provider, request): (ProviderIndex, &ConnRequest),
+        (provider, request, proves): (ProviderIndex, &ConnRequest, bool),
         conn: &ConnReq,
         registry: &mut Registry,
         ctx: &mut Ctx<'_>,
     ) -> Result<(PathKey, Option<Instant>), Refusal> {
-        let meant =
-            |path: &&Path| path.shared().origin.uuid == conn.path_uuid && path.state().may_begin();
+        // One that has to prove who its client is takes nobody's place before that.
+        let meant = |path: &&Path| path.is_named(conn) && (!proves || path.is_connect(conn));
         if let Some(key) = registry.paths_of(conn.session_id).find(meant).map(Path::key) {
             return Ok((key, None));
         }
-        Self::check_path(provider, request, conn, registry)?;
+        Self::check_path((provider, request, proves), conn, registry)?;
         let deadline = ctx.now + self.params.handshake_timeout;
-        let key = self.new_path((provider, request), conn, registry, ctx)?;
+        let key = self.new_path((provider, request, proves), conn, registry, ctx)?;
         Ok((key, Some(deadline)))
     }
 
     fn check_path(
-        provider: ProviderIndex,
-        request: &ConnRequest,
+        (provider, request, proves): (ProviderIndex, &ConnRequest, bool),
         conn: &ConnReq,
         registry: &Registry,
     ) -> Result<(), Refusal> {
@@ -90,10 +93,16 @@ impl Connector {
         if draining >= DRAINING_MAX {
             return Err(Refusal::Draining(draining));
         }
+        let unproved = live().filter(|path| path.is_unproved()).count();
+        if proves && unproved >= UNPROVED_MAX {
+            return Err(Refusal::UnprovedPaths(unproved));
+        }
         // Two transports between two addresses are two ways.
         let way = (provider, request.peer.ip(), request.local.ip());
         let way_of = |path: &PathOrigin| (path.provider, path.peer.ip(), path.local.ip());
-        if live().any(|path| way_of(&path.shared().origin) == way) {
+        // What has not proved anything takes no place, and a proof takes that of its own path.
+        let other = |path: &&Path| !path.is_unproved() && !(proves && path.is_named(conn));
+        if live().filter(other).any(|path| way_of(&path.shared().origin) == way) {
             return Err(Refusal::SameAddresses);
         }
         Ok(())
@@ -101,7 +110,7 @@ impl Connector {
 
     fn new_path(
         &self,
-        (provider, request): (ProviderIndex, &ConnRequest),
+        (provider, request, proves): (ProviderIndex, &ConnRequest, bool),
         conn: &ConnReq,
         registry: &mut Registry,
         ctx: &mut Ctx<'_>,
@@ -144,7 +153,7 @@ impl Connector {
             }
         }
         let session = registry.session_or(id, || {
-            let who = request.identity.who.clone();
+            let who = (!proves).then(|| request.identity.who.clone());
             Session::new(SessionShared::new(id, limits, who), ctx.now)
         });
         let origin = PathOrigin {
@@ -159,7 +168,7 @@ impl Connector {
         };
         let session = Arc::clone(session.shared());
         let pd = (pd, fresh_keys, ClientExtensions::decode(&conn.ext).times);
-        let shared = PathShared::new(key, session, origin, pd, messages, cores);
+        let shared = PathShared::new(key, session, origin, pd, messages, (cores, proves));
         early.into_iter().for_each(|pool| give_chunks(&shared, pool));
         let times = (ctx.now, ctx.now + self.params.handshake_timeout);
         registry.add(Path::new(shared, conn.recon_cnt, times, held));
@@ -176,7 +185,7 @@ impl Connector {
         ctx: &mut Ctx<'_>,
     ) {
         let says = (self.params.server_id, self.params.discovery);
-        let forms = (path.fresh_keys, path.times);
+        let forms = (path.fresh_keys, path.times, path.is_unproved());
         let response = acceptance(path.session.limits, forms, says);
         let order = AcceptOrder { path, cid, request, response };
         ctx.out.shard(self.shard_of(cid), ShardMessage::Accept(Box::new(order)));

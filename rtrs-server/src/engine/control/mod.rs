@@ -5,6 +5,8 @@
 //!
 //! - `registry.rs` which sessions and paths there are; `path.rs` the life of one path;
 //! - `admission.rs` who is let in when too many ask; `known.rs` the addresses of sessions;
+//! - `admit.rs` connections that are let in; `authenticate.rs` proofs of clients, with
+//!   `proving.rs`;
 //! - `connect.rs` what a path gets; `memory.rs` the queue depth of a session; `chunk_pool.rs`
 //!   memory of paths that are gone;
 //! - `client_log.rs` what is logged of clients;
@@ -18,7 +20,9 @@
 pub mod access;
 mod admin;
 mod admission;
+mod admit;
 mod announce;
+mod authenticate;
 mod chunk_pool;
 mod client_log;
 mod close;
@@ -33,6 +37,7 @@ mod memory;
 mod open;
 mod path;
 mod permission;
+mod proving;
 mod refusal;
 mod registry;
 mod removed;
@@ -40,30 +45,29 @@ mod removed;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use rtrs_core::fabric::ConnRequest;
 use rtrs_core::identity::SessionTag;
-use rtrs_core::ids::{ConnIndex, CoreIndex, ProviderIndex, SessionId};
+use rtrs_core::ids::{CoreIndex, ProviderIndex, SessionId};
 use rtrs_core::proto::Heartbeat;
-use rtrs_core::proto::quota::Source;
 use rtrs_core::time::{Duration, Instant, earliest};
-use rtrs_core::wire::{AccessMode, ConnReq, Name, OpenRefusal, errno};
+use rtrs_core::wire::{AccessMode, Name, OpenRefusal, errno};
 
 pub use self::connect::DRAINING_MAX;
 pub(crate) use self::refusal::REASONS;
 
 use self::admin::{Ends, Evicted, lost_portals};
-use self::admission::{Admission, Room};
+use self::admission::Admission;
 use self::client_log::{Asked, ClientLog, Opener};
-use self::connect::{Connector, refuse};
+use self::connect::Connector;
 use self::drain::{Drain, Order};
 use self::fence::{Fencing, fence};
 use self::known::{KnownPeers, know};
 use self::open::Opens;
 use self::path::Path;
-use self::permission::{check_connect, check_open, check_session, identities, to_end};
+use self::permission::{check_open, identities, to_end};
 use self::registry::{Registry, Session};
 use crate::audit::{AuditKind, AuditSink};
-use crate::engine::control::refusal::{Refusal, RefusedCounts};
+use crate::engine::authenticator::Authenticator;
+use crate::engine::control::refusal::RefusedCounts;
 use crate::engine::ctx::Ctx;
 use crate::engine::finder::Search;
 use crate::engine::message::{
@@ -73,7 +77,7 @@ use crate::engine::message::{
 use crate::engine::session::{SessionParams, SessionShared};
 use crate::export::{Export, ExportTable};
 use crate::path::state::PathState;
-use crate::path::{PathEnd, PathKey, PathShared, PeerFault};
+use crate::path::{PathEnd, PathKey};
 use crate::stats::SessionSnapshot;
 
 /// How often it is looked whether a device that kept memory is registered with was removed.
@@ -92,6 +96,8 @@ pub struct Control {
     evicted: Evicted,
     drain: Drain,
     log: ClientLog,
+    /// Set where clients can prove who they are.
+    authenticator: Option<Arc<dyn Authenticator>>,
     next: Option<Instant>,
     /// Connections and opens refused, and sessions ended for others.
     refused: RefusedCounts,
@@ -113,6 +119,7 @@ impl Control {
             evicted: Evicted::default(),
             drain: Drain::default(),
             log: ClientLog::default(),
+            authenticator: None,
             next: None,
             refused: RefusedCounts::default(),
             internal_errors: 0,
@@ -157,97 +164,6 @@ impl Control {
         all.map(|session| self.evicted.snapshot(session, parts, now)).collect()
     }
 
-    /// A peer asks for a connection on a provider: it is handed to its shard, or
-    /// refused.
-    pub fn handle_request(
-        &mut self,
-        provider: ProviderIndex,
-        request: ConnRequest,
-        ctx: &mut Ctx<'_>,
-    ) {
-        match self.admit(provider, &request, ctx) {
-            Ok((path, cid)) => {
-                let waiting = self.registry.path_mut(path.key);
-                let request = waiting.and_then(|waiting| waiting.hold(cid, request));
-                if let Some(request) = request {
-                    self.connector.accept(path, cid, request, ctx);
-                }
-            }
-            Err(refusal) => {
-                self.refused.count(refusal.reason());
-                let client = (request.peer, &request.identity.who);
-                self.log.refused(ctx.now, client, &refusal);
-                refuse(provider, request, &refusal, ctx);
-            }
-        }
-    }
-
-    fn admit(
-        &mut self,
-        provider: ProviderIndex,
-        request: &ConnRequest,
-        ctx: &mut Ctx<'_>,
-    ) -> Result<(Arc<PathShared>, ConnIndex), Refusal> {
-        let conn = ConnReq::decode(request.private_data.as_bytes()).map_err(Refusal::Wire)?;
-        // First: who is not let in learns nothing else.
-        let client = (&request.identity, request.peer);
-        check_connect(&self.exports, client, conn.session_id, &self.registry)?;
-        if self.is_stopping() {
-            return Err(Refusal::Stopping);
-        }
-        if self.params.ping_only {
-            return Err(Refusal::PingOnly);
-        }
-        if self.evicted.contains(conn.session_id) {
-            return Err(Refusal::Evicted(self.params.eviction_key.secret(conn.session_id)));
-        }
-        let source = Source::of(request.peer.ip());
-        self.make_room(&conn, source, ctx)?;
-        let asked = (provider, request);
-        let (key, deadline) = self.connector.path_of(asked, &conn, &mut self.registry, ctx)?;
-        self.next = earliest(self.next, deadline);
-        let shard = self.connector.shard_of(conn.cid);
-        let path = self.registry.path_mut(key).ok_or(Refusal::PathExists)?;
-        if path.is_replaced_by(&conn) {
-            // Room for the next try.
-            self.end_path(key, &PathEnd::Replaced, ctx);
-            return Err(Refusal::PathExists);
-        }
-        if path.shared().origin.identity.proof != request.identity.proof {
-            return Err(Refusal::Identity(request.identity.who.clone()));
-        }
-        path.join(&conn, shard)?;
-        let shared = Arc::clone(path.shared());
-        let opened = self.registry.session(conn.session_id).is_some_and(Session::has_opened);
-        self.admission.joined(conn.session_id, opened, source);
-        Ok((shared, conn.cid))
-    }
-
-    /// Makes room for a connection: ends sessions of strangers for it, if there are any.
-    fn make_room(
-        &mut self,
-        conn: &ConnReq,
-        source: Source,
-        ctx: &mut Ctx<'_>,
-    ) -> Result<(), Refusal> {
-        let id = conn.session_id;
-        loop {
-            let exists = self.registry.session(id).map(Session::has_opened);
-            if exists.is_none() && !conn.first_conn {
-                return Err(Refusal::NoSession);
-            }
-            let sessions = self.registry.session_count();
-            match self.admission.room((id, source), exists, sessions, ctx.now)? {
-                Room::Free => return Ok(()),
-                Room::After(stranger) => {
-                    self.admission.crowded_out(stranger);
-                    self.refused.count("strangers-ended");
-                    self.end_session(stranger, &PathEnd::Crowded, ctx);
-                }
-            }
-        }
-    }
-
     fn end_session(&mut self, id: SessionId, end: &PathEnd, ctx: &mut Ctx<'_>) {
         let keys: Vec<PathKey> = self.registry.paths_of(id).map(Path::key).collect();
         keys.iter().for_each(|key| self.end_path(*key, end, ctx));
@@ -286,6 +202,7 @@ impl Control {
                 let (search, result) = *found;
                 self.found(&search, result, ctx);
             }
+            ControlMessage::Proof(done) => self.proof_done(*done, ctx),
             ControlMessage::Retired { close } => self.opens.retired(close, ctx.out),
             ControlMessage::HeartbeatAck { path, at } => {
                 let path = self.live_path(path);
@@ -300,46 +217,6 @@ impl Control {
             // A signal hurries a drain.
             ControlMessage::Shutdown => self.stop(Duration::ZERO, self.params.shutdown_grace, ctx),
             ControlMessage::Admin { request, reply } => self.admin(request, reply, ctx),
-        }
-    }
-
-    /// INFO_REQ came: validates it, makes the chunks, lets connection 0's shard answer.
-    fn info(&mut self, key: PathKey, bytes: &[u8], ctx: &mut Ctx<'_>) {
-        let Some(path) = self.live_path(key) else { return };
-        // None is due when the path ends already.
-        let Some(admitted) = path.admit(bytes) else { return };
-        let shared = Arc::clone(path.shared());
-        let name = match admitted {
-            Ok(name) => name,
-            Err(error) => return self.end_path(key, &PathEnd::Peer(PeerFault::Info(error)), ctx),
-        };
-        let id = shared.session.id;
-        let taken = self.evicted.is_taken(name, id, &self.registry);
-        if taken {
-            let name = String::from_utf8_lossy(name.as_bytes()).into_owned();
-            return self.end_path(key, &PathEnd::Peer(PeerFault::NameTaken(name)), ctx);
-        }
-        if check_session(&self.exports, shared.client(), id, &self.registry).is_err() {
-            return self.end_path(key, &PathEnd::NotAllowed, ctx);
-        }
-        if let Err(error) = self.connector.make_chunks(&shared, &mut self.registry) {
-            return self.end_path(key, &PathEnd::Unserved(error.to_string()), ctx);
-        }
-        self.registry.path_mut(key).into_iter().for_each(Path::connected);
-        ctx.out.shard(CoreIndex(0), ShardMessage::Serve { path: key });
-        let (peer, transport) = (shared.origin.peer, shared.origin.transport);
-        let known = shared.session.has_opened();
-        if known || self.log.admit(ctx.now, peer, "up").is_some() {
-            let session = SessionTag::of(id);
-            tracing::info!(path = %key, transport, %peer, %session, %name, "a path is up");
-            let who = shared.session.who.clone();
-            let client = Opener { name: Some(name), session: id, peer, who };
-            self.log.happened(AuditKind::Connect, &client, None);
-        }
-        let Some(session) = self.registry.session_mut(id) else { return };
-        session.set_name(name);
-        if session.has_opened() {
-            self.make_known(id, ctx);
         }
     }
 
@@ -389,9 +266,19 @@ impl Control {
                 let parts = (&*self.exports, &self.opens, &self.registry);
                 Some(discover::page(&after, room, session.id, parts))
             }
+            ControlRequest::Challenge { challenge, room } => {
+                self.challenge(reply_to, (challenge, room))
+            }
+            ControlRequest::Auth { version, proof } => self.auth(reply_to, (version, proof), ctx),
             ControlRequest::Fence(asked) => match fence(path, &asked, &self.registry) {
-                Fencing::Answer(answer) => Some(answer),
+                Fencing::Answer(answer) => {
+                    if answer == ControlAnswer::Done {
+                        self.fence_unproved(session.id, &asked, ctx);
+                    }
+                    Some(answer)
+                }
                 Fencing::End(key) => {
+                    self.fence_unproved(session.id, &asked, ctx);
                     let path = self.registry.path_mut(key);
                     path.into_iter().for_each(|path| path.fence(reply_to));
                     self.end_path(key, &PathEnd::Fenced, ctx);
@@ -461,7 +348,7 @@ impl Control {
                 let identity = self.opens.identity(session, asked.export());
                 self.log.opened(&client, asked, identity);
             }
-            ControlAnswer::Done | ControlAnswer::Page(_) | ControlAnswer::NotAllowed(_) => {}
+            _ => {}
         }
     }
 
@@ -618,12 +505,15 @@ impl Control {
     fn advance_end(&mut self, key: PathKey, ctx: &mut Ctx<'_>) {
         let Some(path) = self.live_path(key) else { return };
         let (fenced, gone) = path.advance();
+        let id = path.shared().session.id;
         for reply_to in fenced {
             reply_to.answer(ControlAnswer::Done, ctx.out);
         }
+        self.open_proved(id, ctx);
         if !gone {
             return;
         }
+        let Some(path) = self.live_path(key) else { return };
         let peer = path.shared().origin.peer;
         let place = path.is_known().then(|| path.place());
         if let Some(place) = place.and_then(|place| self.known.path_gone(place)) {
@@ -635,7 +525,7 @@ impl Control {
         }
         if let Some(session) = ended {
             let (name, id) = (session.name(), session.id());
-            let who = session.shared().who.clone();
+            let who = session.shared().name_of_client();
             let client = Opener { name, session: id, peer, who };
             self.log.closed(&client, (session.shared(), &self.exports), None);
             self.admission.ended(id, session.has_opened());

@@ -6,7 +6,7 @@
 use std::mem;
 use std::sync::Arc;
 
-use rtrs_core::fabric::ConnRequest;
+use rtrs_core::fabric::{ConnRequest, PeerIdentity};
 use rtrs_core::ids::{ConnIndex, CoreIndex};
 use rtrs_core::proto::{Heartbeat, HeartbeatAction, step};
 use rtrs_core::time::{Instant, earliest};
@@ -14,13 +14,14 @@ use rtrs_core::wire::{ConnReq, Fence, Name};
 
 use super::announce::Announcer;
 use super::known::Place;
+use super::proving::Proving;
 use crate::engine::control::refusal::Refusal;
 use crate::engine::device_table::DeviceId;
 use crate::engine::message::{EndReport, Outbox, ReplyTo, ShardMessage};
 use crate::path::handshake::{InfoError, Joining};
 use crate::path::state::PathState;
 use crate::path::{PathEnd, PathKey, PathShared};
-use crate::stats::{PathSnapshot, micros, millis};
+use crate::stats::{PathAuth, PathSnapshot, micros, millis};
 
 /// A shard that was given a connection of the path, and what it has reported.
 #[derive(Debug)]
@@ -43,6 +44,8 @@ pub(super) struct Path {
     /// Set while its chunks are being registered.
     held: Option<Held>,
     heartbeat: Option<Heartbeat>,
+    /// Until its client has proved who it is, where it has to.
+    proving: Option<Proving>,
     announcer: Announcer,
     parts: Vec<Part>,
     /// Its address was reported to the listeners as known.
@@ -61,6 +64,7 @@ impl Path {
     ) -> Self {
         Self {
             joining: Some(Joining::new(shared.origin.cid_num, deadline)),
+            proving: shared.is_unproved().then(Proving::default),
             shared,
             state: PathState::Connecting,
             recon_cnt,
@@ -94,7 +98,7 @@ impl Path {
     /// Its place, if that is to be reported as known and was not: its session has opened an export
     /// and the handshake is over.
     pub(super) fn make_known(&mut self) -> Option<Place> {
-        let due = !self.known && self.state == PathState::Connected;
+        let due = !self.known && self.state == PathState::Connected && !self.is_unproved();
         self.known |= due;
         due.then(|| self.place())
     }
@@ -107,6 +111,44 @@ impl Path {
     /// True when it may carry requests, and has chunks or is getting them.
     pub(super) fn has_chunks(&self) -> bool {
         self.state.may_begin() && (self.held.is_some() || self.shared.chunks.get().is_some())
+    }
+
+    /// True until its client has proved who it is, where it has to.
+    pub(super) fn is_unproved(&self) -> bool {
+        self.proving.is_some()
+    }
+
+    /// The proof of its client, until that is there.
+    pub(super) fn proving(&self) -> Option<&Proving> {
+        self.proving.as_ref()
+    }
+
+    /// The same, to go on with.
+    pub(super) fn proving_mut(&mut self) -> Option<&mut Proving> {
+        self.proving.as_mut()
+    }
+
+    /// Its client has proved who it is.
+    pub(super) fn end_proving(&mut self) {
+        self.proving = None;
+    }
+
+    /// True when a connection means this path, and something of it may still begin.
+    pub(super) fn is_named(&self, conn: &ConnReq) -> bool {
+        self.shared.origin.uuid == conn.path_uuid && self.state.may_begin()
+    }
+
+    /// True when a connection is of this connect of its path.
+    pub(super) fn is_connect(&self, conn: &ConnReq) -> bool {
+        self.recon_cnt == conn.recon_cnt
+    }
+
+    /// True when the other is a later connect of the same path.
+    pub(super) fn is_older_than(&self, other: &Self) -> bool {
+        let same = self.shared.origin.uuid == other.shared.origin.uuid;
+        // Counts wrap: the nearer half is earlier.
+        let ahead = other.recon_cnt.wrapping_sub(self.recon_cnt);
+        same && (1..0x8000).contains(&ahead)
     }
 
     /// True when a FENCE of the client means it.
@@ -218,6 +260,12 @@ impl Path {
                 next = Some(joining.deadline());
             }
         }
+        if let Some(deadline) = self.proving.as_ref().and_then(Proving::deadline) {
+            match deadline <= now {
+                true => end = Some(PathEnd::Unproved),
+                false => next = earliest(next, Some(deadline)),
+            }
+        }
         if let Some(heartbeat) = &mut self.heartbeat {
             heartbeat.on_traffic(self.shared.heard());
             match heartbeat.poll(now) {
@@ -307,7 +355,13 @@ impl Path {
             uuid: shared.origin.uuid.to_string(),
             state: self.state,
             transport: shared.origin.transport.to_owned(),
-            cipher: shared.origin.identity.cipher.map(str::to_owned),
+            cipher: shared.identity().cipher.map(str::to_owned),
+            auth: match shared.identity() {
+                _ if self.is_unproved() => Some(PathAuth::Pending),
+                PeerIdentity { proof: None, .. } => None,
+                PeerIdentity { cipher: None, .. } => Some(PathAuth::Signed),
+                _ => Some(PathAuth::Tls),
+            },
             peer: shared.origin.peer.to_string(),
             local: shared.origin.local.to_string(),
             connections: shared.origin.cid_num,

@@ -7,7 +7,7 @@
 
 use std::net::SocketAddr;
 
-use rtrs_core::fabric::PeerIdentity;
+use rtrs_core::fabric::{PeerIdentity, Who};
 use rtrs_core::ids::SessionId;
 use rtrs_core::settings::printable;
 use rtrs_core::wire::{AccessMode, Name};
@@ -22,14 +22,48 @@ use crate::path::state::PathState;
 use crate::path::{PathEnd, PathKey};
 
 /// Whether who comes from this address may connect: alone, or to a session of the same client that
-/// may have exports open.
+/// may have exports open. `proves`: it will prove who it is, and [`check_proof`] decides then.
 pub(super) fn check_connect(
     exports: &ExportTable,
     (identity, peer): (&PeerIdentity, SocketAddr),
+    (id, proves): (SessionId, bool),
+    registry: &Registry,
+) -> Result<(), Refusal> {
+    let other = || Refusal::Identity(identity.who.clone());
+    let session = registry.session(id).map(|session| session.shared().who());
+    if proves {
+        // One whose client has no name gets none.
+        return if session == Some(Some(&Who::Anonymous)) { Err(other()) } else { Ok(()) };
+    }
+    let client = Client::of(&identity.who, peer);
+    check_client(exports, (identity, client))?;
+    if session.is_some_and(|who| who != Some(&identity.who)) {
+        return Err(other());
+    }
+    check_session(exports, client, id, registry)
+}
+
+/// Whether who has proved that on a path may have it.
+pub(super) fn check_proof(
+    exports: &ExportTable,
+    (identity, client): (&PeerIdentity, Client<'_>),
     id: SessionId,
     registry: &Registry,
 ) -> Result<(), Refusal> {
-    let (policy, client) = (exports.access(), Client::of(&identity.who, peer));
+    check_client(exports, (identity, client))?;
+    let who = registry.session(id).and_then(|session| session.shared().who());
+    if who.is_some_and(|who| *who != identity.who) {
+        return Err(Refusal::Identity(identity.who.clone()));
+    }
+    check_session(exports, client, id, registry)
+}
+
+/// Whether any list names a client, and it is known by the certificates or keys of now.
+fn check_client(
+    exports: &ExportTable,
+    (identity, client): (&PeerIdentity, Client<'_>),
+) -> Result<(), Refusal> {
+    let policy = exports.access();
     if !policy.may_connect(client) {
         return Err(Refusal::NotAllowed(format!("{client} is in no access list")));
     }
@@ -37,10 +71,7 @@ pub(super) fn check_connect(
         let why = "certificates or keys were read again while it connected; it may try again";
         return Err(Refusal::NotAllowed(why.into()));
     }
-    if registry.session(id).is_some_and(|session| session.shared().who != identity.who) {
-        return Err(Refusal::Identity(identity.who.clone()));
-    }
-    check_session(exports, client, id, registry)
+    Ok(())
 }
 
 /// Whether a client may do what a session does.
@@ -63,11 +94,11 @@ pub(super) fn check_session(
     Ok(())
 }
 
-/// The clients of a session, one for each path that carries requests. One that is still connecting
-/// is checked when it is up, and what one that ends has begun was allowed.
+/// The clients of a session, one for each path that carries requests. One that is still connecting,
+/// or has not proved who it is, is checked when it is up, and what one that ends has begun was allowed.
 fn clients(registry: &Registry, id: SessionId) -> impl Iterator<Item = Client<'_>> {
-    let up = registry.paths_of(id).filter(|path| path.state() == PathState::Connected);
-    up.map(|path| path.shared().client())
+    let up = |path: &&Path| path.state() == PathState::Connected && !path.is_unproved();
+    registry.paths_of(id).filter(up).map(|path| path.shared().client())
 }
 
 /// Whether all paths of a session may open an export. Its client may see what it may read.
@@ -116,7 +147,8 @@ pub(super) fn to_end(
         !exports.access().may_connect(client)
             || check_session(exports, client, path.shared().session.id, registry).is_err()
     };
-    (registry.paths().filter(denied).map(Path::key).collect(), PathEnd::NotAllowed)
+    let known = registry.paths().filter(|path| !path.is_unproved());
+    (known.filter(denied).map(Path::key).collect(), PathEnd::NotAllowed)
 }
 
 /// Who the clients are that have proved it, by path.
@@ -124,8 +156,8 @@ pub(super) fn identities(registry: &Registry) -> AdminReply {
     let proved = registry
         .paths()
         .map(Path::shared)
-        .filter(|path| path.origin.identity.proof.is_some() && !path.state().is_ending());
-    AdminReply::Identities(proved.map(|path| (path.key, path.origin.identity.clone())).collect())
+        .filter(|path| path.identity().proof.is_some() && !path.state().is_ending());
+    AdminReply::Identities(proved.map(|path| (path.key, path.identity().clone())).collect())
 }
 
 /// Why, for the client and for the log.

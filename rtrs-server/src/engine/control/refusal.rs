@@ -16,8 +16,9 @@ use crate::path::handshake::JoinError;
 
 /// The names under which refused connections and ended sessions are counted, and `silent`, which
 /// is what the listeners close.
-pub(crate) const REASONS: [&str; 18] = [
+pub(crate) const REASONS: [&str; 19] = [
     "access",
+    "authenticate",
     "evicted",
     "half-open-max",
     "identity",
@@ -81,6 +82,15 @@ pub(crate) enum Refusal {
     /// The access lists do not let the client in.
     #[error("{0} (access)")]
     NotAllowed(String),
+    /// The same, for one that has no name and might have one.
+    #[error("{0} (access)")]
+    Nameless(String),
+    /// The client has not proved who it is.
+    #[error("{0} (authenticate)")]
+    Unproved(String),
+    /// Too many paths of the session have clients that have not proved who they are.
+    #[error("the session has {0} paths already whose clients have not proved who they are")]
+    UnprovedPaths(usize),
     /// Too many connections are in their handshake or belong to sessions without an OPEN, and none
     /// can be closed for this one.
     #[error("{0} connections are in their handshake, or have opened no export yet (half-open-max)")]
@@ -190,7 +200,7 @@ impl Refusal {
             Self::SameAddresses => errno::EEXIST,
             Self::Identity(_) => errno::EACCES,
             Self::Evicted(_) => errno::ESTALE,
-            Self::NotAllowed(_) => errno::EACCES,
+            Self::NotAllowed(_) | Self::Nameless(_) | Self::Unproved(_) => errno::EACCES,
             _ => errno::ECONNRESET,
         }
     }
@@ -207,7 +217,9 @@ impl Refusal {
             Self::Stopping => "stopping",
             Self::PingOnly => "ping-only",
             Self::Evicted(_) => "evicted",
-            Self::NotAllowed(_) => "access",
+            Self::NotAllowed(_) | Self::Nameless(_) => "access",
+            Self::Unproved(_) => "authenticate",
+            Self::UnprovedPaths(_) => "path-limits",
             Self::HalfOpen(_) => "half-open-max",
             Self::Turnover => "turnover",
             Self::NoSession => "no-session",
@@ -224,10 +236,14 @@ impl Refusal {
     /// What the peer is sent.
     pub(crate) fn response(&self) -> PrivateData {
         let mut reject = ConnRsp::reject(self.errno());
-        if let Self::Evicted(secret) = self {
+        let none = Extensions::default();
+        let says = match self {
             // Proof that this is the server which the session knows.
-            reject.ext = Extensions { identity: Some(secret.0), ..Extensions::default() }.encode();
-        }
+            Self::Evicted(secret) => Extensions { identity: Some(secret.0), ..none },
+            Self::Nameless(_) => Extensions { authenticate: true, ..none },
+            _ => none,
+        };
+        reject.ext = says.encode();
         PrivateData::new(&reject.encode())
     }
 }
@@ -235,11 +251,12 @@ impl Refusal {
 /// What an accepted peer is sent. Its answers carry fresh keys, and times with them.
 pub(crate) fn acceptance(
     limits: Limits,
-    (fresh_keys, times): (bool, bool),
+    (fresh_keys, times, authenticate): (bool, bool, bool),
     (server_id, discover): (Option<ServerId>, bool),
 ) -> PrivateData {
     let identity = Some(server_id.map_or([0; 16], ServerId::bytes));
-    let ext = Extensions { identity, times, discover, ..Extensions::OURS }.encode();
+    let says = Extensions { identity, times, discover, authenticate, ..Extensions::OURS };
+    let ext = says.encode();
     let accept = ConnRsp { ext, ..ConnRsp::accept(limits, fresh_keys) };
     PrivateData::new(&accept.encode())
 }
@@ -274,7 +291,7 @@ mod tests {
     #[test]
     fn an_acceptance_is_the_captured_one_with_our_extensions() {
         let id = ServerId::from_bytes([5; 16]);
-        let bytes = acceptance(Limits::DEFAULT, (true, false), (id, true));
+        let bytes = acceptance(Limits::DEFAULT, (true, false, false), (id, true));
         let mut expected = [0u8; 56];
         expected[..17]
             .copy_from_slice(&[0xbd, 0x1b, 0, 2, 0, 0, 0, 2, 0, 0xf0, 1, 0, 0, 0x10, 0, 0, 2]);
@@ -282,12 +299,16 @@ mod tests {
         expected[20..25].copy_from_slice(b"RTRX\x5f");
         expected[28..44].fill(5);
         assert_eq!(bytes.as_bytes(), expected);
-        let silent = acceptance(Limits::DEFAULT, (true, false), (id, false));
+        let silent = acceptance(Limits::DEFAULT, (true, false, false), (id, false));
         expected[24] = 0x1f;
         assert_eq!(silent.as_bytes(), expected);
         // To a client of ours that takes times.
         expected[24] = 0x7f;
-        let bytes = acceptance(Limits::DEFAULT, (true, true), (id, true));
+        let bytes = acceptance(Limits::DEFAULT, (true, true, false), (id, true));
+        assert_eq!(bytes.as_bytes(), expected);
+        // To one that has to prove who it is.
+        expected[24] = 0xff;
+        let bytes = acceptance(Limits::DEFAULT, (true, true, true), (id, true));
         assert_eq!(bytes.as_bytes(), expected);
     }
 }

@@ -37,9 +37,9 @@ use self::conn::{Conn, RECV_SLACK, WorkId};
 use self::devices::Devices;
 use self::overlap::OrphanedWrite;
 use self::path::{LocalPath, Mode};
-use self::pipeline::{RECHECK_INTERVAL, Step, Waiting};
+use self::pipeline::{RECHECK_INTERVAL, Step};
 use self::request::RequestState;
-use self::table::{ConnRow, PathRow, RequestRef, Table};
+use self::table::{ConnRow, PathRow, RequestRef, Table, Waiting};
 use crate::engine::ctx::Ctx;
 use crate::engine::message::{
     AcceptOrder, Closed, ControlMessage, EndReport, Outbox, ShardMessage,
@@ -280,7 +280,7 @@ impl Shard {
             let closing = path.mode() == Mode::Closing;
             let mut held = 0;
             for (permit, request) in (0..).map(PermitId).zip(&path.requests) {
-                let owner = path.shared.session.permits.holder(permit);
+                let owner = path.shared.permit_holder(permit, path.holder());
                 let mine = owner == Some(path.holder());
                 let (runs, right) = match request.state() {
                     RequestState::Free | RequestState::Deferred => (false, !mine),

@@ -177,7 +177,7 @@ impl LocalPath {
 
     /// A request gives its permit back.
     pub(super) fn release_permit(&self, permit: PermitId) {
-        self.shared.session.permits.release(permit, self.holder());
+        self.shared.release_permit(permit, self.holder());
     }
 
     /// Reports to the control shard, once, that the path cannot go on.

@@ -37,7 +37,7 @@ use super::permits::Claim;
 use super::progress::{IoProgress, IoStep};
 use super::request::{Arrival, Parsed, Reply, Request, RequestState, State, Wait};
 use super::sync::{Settling, Verdict};
-use super::table::{ConnRow, RequestRef, Table};
+use super::table::{ConnRow, RequestRef, Table, Waiting};
 use super::validate::{part_max, plan_io};
 use crate::engine::ctx::Ctx;
 use crate::engine::device_table::DeviceId;
@@ -51,15 +51,6 @@ use crate::stats::ServerTimes;
 
 /// How often requests that wait for others are looked at when nothing else happens.
 pub(super) const RECHECK_INTERVAL: Duration = Duration::from_millis(1);
-
-/// Requests that a shard looks at in each turn.
-#[derive(Debug, Default)]
-pub(super) struct Waiting {
-    /// `Deferred` or `Blocked`.
-    pub(super) deferred: Vec<RequestRef>,
-    /// `Settling`.
-    pub(super) settling: Vec<RequestRef>,
-}
 
 /// One request on its way, with everything that serves it, looked up once per event.
 #[derive(Debug)]
@@ -111,14 +102,17 @@ impl Step<'_> {
         if let Some(ledger) = reported.and_then(|id| shared.session.devices.ledger(id)) {
             ledger.arrived(shared.key, permit);
         }
-        let arrival = Arrival { conn, offset, since: ctx.now, is_copy: false, key: None };
+        let unproved = self.path.shared.is_unproved();
+        let since = ctx.now;
+        let arrival = Arrival { conn, offset, since, is_copy: false, unproved, key: None };
         self.claim(arrival, ctx);
     }
 
     /// Step 2. Claims the permit, or defers the request until the permit is free.
     fn claim(&mut self, mut arrival: Arrival, ctx: &mut Ctx<'_>) {
         let permit = self.at.permit;
-        match self.path.shared.session.permits.claim(permit, self.path.holder()) {
+        let permits = self.path.shared.permits(arrival.unproved);
+        match permits.claim(permit, self.path.holder()) {
             Claim::Granted => {
                 self.path.begin_request();
                 self.revoke(arrival, ctx);
@@ -217,6 +211,15 @@ impl Step<'_> {
         let request = Parsed { arrival, data_len, target, invalidate: message.invalidate() };
         let session = &self.path.shared.session;
         let wanted = match message.user(header, session.version()) {
+            Ok(UserMessage::Challenge(challenge)) => {
+                Wanted::Control(ControlRequest::Challenge { challenge, room: data_len })
+            }
+            Ok(UserMessage::Auth(auth)) => {
+                let mut proof = vec![0; data_len as usize].into_boxed_slice();
+                copy(0..proof.len(), &mut proof);
+                Wanted::Control(ControlRequest::Auth { version: auth.version, proof })
+            }
+            _ if arrival.unproved => Wanted::Answer(errno::EACCES),
             Ok(UserMessage::SessInfo(info)) => {
                 session.agree_version(info.ver, RNBD_VERSION);
                 Wanted::SessInfo(SessInfoRsp::answer(info).encode())

@@ -63,6 +63,8 @@ pub(super) struct Arrival {
     pub(super) since: Instant,
     /// It met its original, and was counted for that.
     pub(super) is_copy: bool,
+    /// It came before the client had proved who it is.
+    pub(super) unproved: bool,
     /// The chunk's new key, once it is bound.
     pub(super) key: Option<Rkey>,
 }

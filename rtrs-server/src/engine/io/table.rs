@@ -47,6 +47,15 @@ pub(super) struct RequestRef {
     pub permit: PermitId,
 }
 
+/// Requests that a shard looks at in each turn.
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    /// `Deferred` or `Blocked`.
+    pub(super) deferred: Vec<RequestRef>,
+    /// `Settling`.
+    pub(super) settling: Vec<RequestRef>,
+}
+
 impl RequestRef {
     /// The reference as the tag of an IO.
     pub(super) fn tag(self) -> u64 {

@@ -187,7 +187,7 @@ fn what_clients_do_is_recorded() {
     let mut fixture = Fixture::new(StandOptions::default());
     let events = Arc::new(Mutex::new(Vec::<AuditEvent>::new()));
     let kept = Arc::clone(&events);
-    fixture.audit(AuditSink::new(move |event| kept.lock().push(event)));
+    fixture.control().set_audit(AuditSink::new(move |event| kept.lock().push(event)));
     set(&fixture, &[], &[anyone(0, "rw")]);
     let mut stranger = Peer::new(&fixture, PeerOptions { session: 2, path: 3, ..from(1) });
     assert_eq!(stranger.connect(&mut fixture, 0), Err(-13));

@@ -666,8 +666,9 @@ impl Fixture {
         answer
     }
 
-    pub(super) fn audit(&mut self, sink: crate::audit::AuditSink) {
-        self.hosts[0].core.set_audit(sink);
+    /// The engine of the control shard.
+    pub(super) fn control(&mut self) -> &mut ServerEngine {
+        &mut self.hosts[0].core
     }
 
     /// Connections and requests in flight on all shards.

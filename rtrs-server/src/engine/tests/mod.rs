@@ -7,11 +7,13 @@
 //! `overlap.rs` who waits for what a closed path has left at the disk · `syncs.rs` who hears of a
 //! sync that failed · `memory.rs` what chunks take · `times.rs` where time goes · `admin.rs` the
 //! operator's commands; `exports.rs` exports that come and go while clients have them · `access.rs`
-//! access lists.
+//! access lists; `authenticate.rs` clients that prove who they are; `unproved.rs` what those
+//! cannot do that have not.
 
 mod access;
 mod admin;
 mod admission;
+mod authenticate;
 mod chains;
 mod chunk_pool;
 mod discover;
@@ -28,4 +30,5 @@ mod registration;
 mod resize;
 mod syncs;
 mod times;
+mod unproved;
 mod violations;

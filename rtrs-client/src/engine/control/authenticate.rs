@@ -1,0 +1,37 @@
+//! Paths without TLS: what the server says to proofs.
+
+use rtrs_core::ids::PathId;
+use rtrs_core::time::Instant;
+
+use super::SessionControl;
+use super::path::STEP_TIMEOUT;
+use crate::engine::ctx::Ctx;
+use crate::engine::prover::describe_refusal;
+use crate::path::handshake::Proof;
+
+impl SessionControl {
+    /// What an answer to CHALLENGE or AUTH meant. The error ends the path.
+    pub(super) fn on_proof(
+        &mut self,
+        id: PathId,
+        proof: Proof,
+        ctx: &mut Ctx<'_>,
+    ) -> Result<(), String> {
+        match proof {
+            Proof::Server(answer) => self.paths[id].challenged(&answer, ctx),
+            Proof::Accepted => {
+                let until = self.turn_until(ctx.now);
+                self.paths[id].authenticated(until)?;
+                self.open_next(ctx);
+                Ok(())
+            }
+            Proof::Refused(errno) => Err(describe_refusal(errno)),
+        }
+    }
+
+    /// When a path has to have had its turn to open the device; all before it have their own bound.
+    pub(super) fn turn_until(&self, now: Instant) -> Instant {
+        let turns = u32::try_from(self.paths.iter().count()).unwrap_or(u32::MAX);
+        now + STEP_TIMEOUT * turns
+    }
+}

@@ -1,0 +1,76 @@
+//! A path without TLS proves who its client is, and checks who the server is, before it opens the
+//! device.
+
+use rtrs_core::time::Instant;
+use rtrs_core::tls::ProofFacts;
+use rtrs_core::wire::{ChallengeRsp, Extensions};
+
+use super::{Path, STEP_TIMEOUT};
+use crate::engine::ctx::Ctx;
+use crate::engine::prover::{NO_KEYS, NO_PROOF, Prover, describe_impostor};
+use crate::path::state::PathState;
+
+impl Path {
+    /// With what it proves who the client is, if it is to.
+    pub(super) fn prover(&self) -> Option<&Prover> {
+        self.config.prover.as_ref().filter(|_| self.target.proves)
+    }
+
+    /// Whether client and server agree on proofs. There is no way without one, if either wants it.
+    pub(super) fn check_proofs(&self, extensions: Extensions) -> Result<(), String> {
+        match (extensions.authenticate, self.prover().is_some()) {
+            (true, false) => Err(NO_KEYS.into()),
+            (false, true) => Err(NO_PROOF.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// INFO_RSP came: asks the server who it is.
+    pub(super) fn challenge(&mut self, ctx: &mut Ctx<'_>) -> Result<(), String> {
+        self.state.advance(PathState::Authenticating);
+        self.until = ctx.now + STEP_TIMEOUT;
+        let challenge = self.prover().ok_or(NO_KEYS)?.challenge()?;
+        self.challenge = Some(challenge);
+        self.post(ctx, |service, fabric| service.post_challenge(&challenge, fabric))
+    }
+
+    /// The server says who it is: checks that, and says who the client is.
+    pub(in crate::engine::control) fn challenged(
+        &mut self,
+        answer: &ChallengeRsp,
+        ctx: &mut Ctx<'_>,
+    ) -> Result<(), String> {
+        let challenge = self.challenge.take().filter(|_| self.state == PathState::Authenticating);
+        let Some(challenge) = challenge else {
+            return Err(self.internal_error("an answer to no challenge"));
+        };
+        let fabric = ctx.fabrics[self.target.provider.index()].as_ref();
+        let service = self.connections.service();
+        let client = service.and_then(|service| fabric.local_ip(service.qp()));
+        let facts = ProofFacts {
+            session: self.config.id,
+            path: self.uuid,
+            client: client.ok_or("the system does not say which address of this host is used")?,
+            server: self.connections.remote().ip(),
+        };
+        let name = self.target.peer_name.as_deref();
+        let prover = self.prover().ok_or(NO_KEYS)?;
+        let proof = prover.answer((facts, name), &challenge, answer);
+        let proof = proof.map_err(|why| describe_impostor(&why))?;
+        self.post(ctx, |service, fabric| service.post_auth(&proof, fabric))
+    }
+
+    /// The server knows who the client is: the path opens the device in its turn, until then at the
+    /// latest.
+    pub(in crate::engine::control) fn authenticated(
+        &mut self,
+        until: Instant,
+    ) -> Result<(), String> {
+        if self.state != PathState::Authenticating {
+            return Err(self.internal_error("an answer to no proof"));
+        }
+        self.state.advance(PathState::Opening);
+        self.until = until;
+        Ok(())
+    }
+}

@@ -1,0 +1,53 @@
+//! What a change of this host's network means to a path: an attempt at once.
+
+use rtrs_core::time::Instant;
+
+use super::Path;
+use crate::engine::ctx::Ctx;
+use crate::path::state::PathState;
+
+impl Path {
+    /// Something in this host's network is up or was added.
+    pub(in crate::engine::control) fn network_changed(&mut self, what: &str, ctx: &Ctx<'_>) {
+        let tries =
+            !matches!(self.state, PathState::Connected | PathState::Disconnected | PathState::Gone);
+        let rdma = ctx.fabrics[self.target.provider.index()].scheme() == "rdma";
+        if tries && !rdma {
+            self.network.changed(ctx.now, what);
+        }
+    }
+
+    /// Acts on a network change that is due, if one is. Once the device was open, an attempt may be
+    /// given up: Some(true) when it is, and has to end for a new one.
+    pub(in crate::engine::control) fn poll_network(
+        &mut self,
+        now: Instant,
+        was_open: bool,
+    ) -> Option<bool> {
+        let what = self.network.take_due(now)?;
+        let name = &self.target.name;
+        match self.state {
+            PathState::Connected | PathState::Disconnected | PathState::Gone => {
+                return Some(false);
+            }
+            PathState::Waiting => {
+                if now < self.until {
+                    tracing::info!(path = %name, "{what}: trying at once");
+                    self.until = now;
+                }
+            }
+            PathState::Closing => self.network.skip_wait(),
+            PathState::Connecting | PathState::InfoExchange if was_open => {
+                let attempt = (self.connections.epoch(), self.connections.started());
+                if self.network.gives_up(now, attempt, &what) {
+                    tracing::info!(path = %name, "{what}: the attempt begins anew");
+                    self.reconnect.forget_failures();
+                    return Some(true);
+                }
+            }
+            _ => {}
+        }
+        self.reconnect.forget_failures();
+        Some(false)
+    }
+}

@@ -1,0 +1,311 @@
+//! Proofs of paths that have no TLS under them: what each end signs, and how that is checked.
+//!
+//! Both ends sign the same facts of the path and both nonces, each under its own words, with the
+//! key that it has for TLS. Nothing here knows of a connection: messages go in, messages come out.
+//! The server is the first to prove itself, so that a client that is at the wrong one shows nothing
+//! but the hash of its credential.
+//!
+//! What is signed begins like what TLS 1.3 signs (RFC 8446 section 4.4.3): 64 spaces, words that
+//! nothing else uses, a zero byte. So no signature made for one is good for another, also not for
+//! TLS 1.2, where a peer chooses the first bytes. All that follows has a fixed length.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ring::rand::{SecureRandom, SystemRandom};
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, SubjectPublicKeyInfoDer, UnixTime};
+use rustls::sign::CertifiedKey;
+use rustls::{Error, SignatureScheme};
+use sha2::{Digest, Sha256};
+use webpki::{EndEntityCert, RawPublicKeyEntity};
+
+use super::config::{TlsClientConfig, TlsServerConfig, provider};
+use super::explain::error_text;
+use crate::fabric::peer::{PeerIdentity, Proof};
+use crate::ids::{PathUuid, SessionId};
+use crate::wire::{
+    AUTH_VERSION, Challenge, ChallengeRsp, Credential, CredentialKind, SignedProof, VERSION,
+};
+
+/// The words of a client and of a server.
+const CLIENT: &str = "RTRS path authentication, client";
+const SERVER: &str = "RTRS path authentication, server";
+
+/// How a proof may be signed: what TLS 1.3 allows for signatures of ours, best first.
+const SCHEMES: [SignatureScheme; 6] = [
+    SignatureScheme::ED25519,
+    SignatureScheme::ECDSA_NISTP256_SHA256,
+    SignatureScheme::ECDSA_NISTP384_SHA384,
+    SignatureScheme::RSA_PSS_SHA256,
+    SignatureScheme::RSA_PSS_SHA384,
+    SignatureScheme::RSA_PSS_SHA512,
+];
+
+/// Why a proof was not made, or is not good. For people; a peer is not told.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ProofError(String);
+
+impl From<Error> for ProofError {
+    fn from(error: Error) -> Self {
+        Self(error_text(&error))
+    }
+}
+
+fn refuse<T>(why: impl Into<String>) -> Result<T, ProofError> {
+    Err(ProofError(why.into()))
+}
+
+/// What makes a path this path and no other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProofFacts {
+    /// The session.
+    pub session: SessionId,
+    /// The path.
+    pub path: PathUuid,
+    /// The client's address.
+    pub client: IpAddr,
+    /// The server's address.
+    pub server: IpAddr,
+}
+
+/// An exchange that a server has begun: all that both ends sign.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exchange {
+    facts: ProofFacts,
+    client_nonce: [u8; 32],
+    server_nonce: [u8; 32],
+    client_credential: [u8; 32],
+    server_credential: [u8; 32],
+}
+
+impl Exchange {
+    /// What the end with these words signs.
+    fn message(&self, words: &str) -> Vec<u8> {
+        let address = |ip: IpAddr| match ip.to_canonical() {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+            IpAddr::V6(v6) => v6.octets(),
+        };
+        let mut message = vec![b' '; 64];
+        message.extend(words.as_bytes());
+        message.push(0);
+        message.extend(VERSION.to_be_bytes());
+        message.extend(AUTH_VERSION.to_be_bytes());
+        message.extend(self.client_nonce);
+        message.extend(self.server_nonce);
+        message.extend(self.facts.session.0);
+        message.extend(self.facts.path.0);
+        message.extend(address(self.facts.client));
+        message.extend(address(self.facts.server));
+        message.extend(self.client_credential);
+        message.extend(self.server_credential);
+        message
+    }
+}
+
+/// Fresh random bytes of the system.
+///
+/// # Errors
+/// The system has none.
+pub fn nonce() -> Result<[u8; 32], ProofError> {
+    let mut nonce = [0; 32];
+    let filled = SystemRandom::new().fill(&mut nonce);
+    filled.map_err(|_| ProofError("the system has no random numbers".into()))?;
+    Ok(nonce)
+}
+
+/// What an end shows of itself, and the key behind it.
+#[derive(Clone)]
+pub(super) struct OwnCredential {
+    shown: Arc<Credential>,
+    key: Arc<CertifiedKey>,
+}
+
+impl fmt::Debug for OwnCredential {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnCredential").field("kind", &self.shown.kind).finish_non_exhaustive()
+    }
+}
+
+impl OwnCredential {
+    /// A raw key.
+    pub(super) fn raw_key(key: &Arc<CertifiedKey>) -> Self {
+        Self::new(CredentialKind::RawKey, Arc::clone(key))
+    }
+
+    /// Certificates.
+    pub(super) fn certificates(
+        chain: &[CertificateDer<'static>],
+        key: &PrivateKeyDer<'static>,
+        provider: &CryptoProvider,
+    ) -> Result<Self, Error> {
+        let key = CertifiedKey::from_der(chain.to_vec(), key.clone_key(), provider)?;
+        Ok(Self::new(CredentialKind::Certificates, Arc::new(key)))
+    }
+
+    fn new(kind: CredentialKind, key: Arc<CertifiedKey>) -> Self {
+        let chain = key.cert.iter().map(|one| one.to_vec()).collect();
+        Self { shown: Arc::new(Credential { kind, chain }), key }
+    }
+
+    fn hash(&self) -> [u8; 32] {
+        hash(&self.shown)
+    }
+
+    fn sign(&self, message: &[u8]) -> Result<SignedProof, ProofError> {
+        let signer = self.key.key.choose_scheme(&SCHEMES);
+        let Some(signer) = signer else { return refuse("our key cannot sign as TLS 1.3 does") };
+        let signature = signer.sign(message)?;
+        let credential = Credential::clone(&self.shown);
+        let proof = SignedProof { credential, scheme: signer.scheme().into(), signature };
+        if proof.encode().len() > SignedProof::LEN_MAX
+            || proof.credential.chain.len() > Credential::CHAIN_MAX
+        {
+            return refuse("our chain of certificates is too long (8, and 16 KiB)");
+        }
+        Ok(proof)
+    }
+}
+
+fn hash(credential: &Credential) -> [u8; 32] {
+    Sha256::digest(credential.bytes()).into()
+}
+
+/// The certificates, or the key, of a proof of the kind that this end uses.
+fn chain(
+    proof: &SignedProof,
+    own: &OwnCredential,
+) -> Result<Vec<CertificateDer<'static>>, ProofError> {
+    match (proof.credential.kind, own.shown.kind) {
+        (CredentialKind::RawKey, CredentialKind::Certificates) => {
+            return refuse(
+                "the peer has a key and this end certificates: there is no kind of \
+                           certificate that both ends have",
+            );
+        }
+        (CredentialKind::Certificates, CredentialKind::RawKey) => {
+            return refuse(
+                "the peer has certificates and this end a key: there is no kind of \
+                           certificate that both ends have",
+            );
+        }
+        _ => {}
+    }
+    Ok(proof.credential.chain.iter().cloned().map(CertificateDer::from).collect())
+}
+
+/// Checks that the owner of the first certificate, or of the key, has signed.
+fn check_signature(
+    proof: &SignedProof,
+    first: &CertificateDer<'_>,
+    message: &[u8],
+) -> Result<(), ProofError> {
+    let scheme = SignatureScheme::from(proof.scheme);
+    let provider = provider();
+    let known = provider.signature_verification_algorithms.mapping.iter();
+    let mut known = known.filter(|(known, _)| SCHEMES.contains(known) && *known == scheme);
+    // As in TLS 1.3, where a scheme says which curve is meant.
+    let Some(algorithm) = known.next().and_then(|(_, algorithms)| algorithms.first()) else {
+        return refuse(format!("the peer has signed in a way that is not known here ({scheme:?})"));
+    };
+    let verified = match proof.credential.kind {
+        CredentialKind::RawKey => {
+            let key = SubjectPublicKeyInfoDer::from(first.as_ref());
+            RawPublicKeyEntity::try_from(&key)
+                .and_then(|key| key.verify_signature(*algorithm, message, &proof.signature))
+        }
+        CredentialKind::Certificates => EndEntityCert::try_from(first)
+            .and_then(|owner| owner.verify_signature(*algorithm, message, &proof.signature)),
+    };
+    verified.map_err(|_| ProofError("the peer's signature is not good for this path".into()))
+}
+
+impl TlsServerConfig {
+    /// Answers a challenge with this nonce of ours: what the client is sent, and what it has to
+    /// sign. Takes a part of a millisecond.
+    ///
+    /// # Errors
+    /// Another version, or a key that cannot sign.
+    pub fn prove(
+        &self,
+        facts: ProofFacts,
+        challenge: &Challenge,
+        nonce: [u8; 32],
+    ) -> Result<(ChallengeRsp, Exchange), ProofError> {
+        if challenge.version != AUTH_VERSION {
+            return refuse(format!("the client speaks version {}", challenge.version));
+        }
+        let exchange = Exchange {
+            facts,
+            client_nonce: challenge.nonce,
+            server_nonce: nonce,
+            client_credential: challenge.credential,
+            server_credential: self.own.hash(),
+        };
+        let proof = self.own.sign(&exchange.message(SERVER))?;
+        Ok((ChallengeRsp { version: AUTH_VERSION, nonce, proof }, exchange))
+    }
+
+    /// Checks the data of an AUTH: who the client is. Takes a part of a millisecond.
+    ///
+    /// # Errors
+    /// Why nobody has proved anything.
+    pub fn check(&self, exchange: &Exchange, data: &[u8]) -> Result<PeerIdentity, ProofError> {
+        let proof = SignedProof::decode(data).map_err(|error| ProofError(error.to_string()))?;
+        if hash(&proof.credential) != exchange.client_credential {
+            return refuse("the client shows another key than it has announced");
+        }
+        let chain = chain(&proof, &self.own)?;
+        let Some((first, others)) = chain.split_first() else { return refuse("nothing is shown") };
+        self.verifier.verify_client_cert(first, others, UnixTime::now())?;
+        check_signature(&proof, first, &exchange.message(CLIENT))?;
+        let Some(who) = self.who(first) else {
+            return refuse("the client's certificate has no name that can be used");
+        };
+        let proof = Some(Arc::new(Proof { chain, generation: self.generation }));
+        Ok(PeerIdentity { who, proof, cipher: None })
+    }
+}
+
+impl TlsClientConfig {
+    /// The challenge with this nonce of ours.
+    #[must_use]
+    pub fn challenge(&self, nonce: [u8; 32]) -> Challenge {
+        Challenge { version: AUTH_VERSION, nonce, credential: self.own.hash() }
+    }
+
+    /// Checks what a server answered to a challenge: that it is the one which is meant. Returns the
+    /// data of our AUTH. Takes a part of a millisecond.
+    ///
+    /// # Errors
+    /// Why it is not that server.
+    pub fn answer(
+        &self,
+        (facts, peer_name): (ProofFacts, Option<&str>),
+        challenge: &Challenge,
+        answer: &ChallengeRsp,
+    ) -> Result<Vec<u8>, ProofError> {
+        if answer.version != AUTH_VERSION {
+            return refuse(format!("the server speaks version {}", answer.version));
+        }
+        let chain = chain(&answer.proof, &self.own)?;
+        let Some((first, others)) = chain.split_first() else { return refuse("nothing is shown") };
+        let name = self.server_name(facts.server, peer_name);
+        self.verifier.verify_server_cert(first, others, &name, &[], UnixTime::now())?;
+        let exchange = Exchange {
+            facts,
+            client_nonce: challenge.nonce,
+            server_nonce: answer.nonce,
+            client_credential: challenge.credential,
+            server_credential: hash(&answer.proof.credential),
+        };
+        check_signature(&answer.proof, first, &exchange.message(SERVER))?;
+        Ok(self.own.sign(&exchange.message(CLIENT))?.encode())
+    }
+}
+
+#[cfg(test)]
+#[path = "tests/proof.rs"]
+mod tests;

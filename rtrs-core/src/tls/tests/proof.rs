@@ -1,0 +1,265 @@
+//! Proofs: good ones, and each way in which one is not good for a path.
+
+use super::*;
+use crate::fabric::Who;
+use crate::tests::certificates::{Authority, TestDir, Wanted, certificates};
+use crate::tls::{Clients, PrivateKey, TlsDir};
+
+fn facts() -> ProofFacts {
+    ProofFacts {
+        session: SessionId([1; 16]),
+        path: PathUuid([2; 16]),
+        client: IpAddr::from([10, 0, 0, 1]),
+        server: IpAddr::from([127, 0, 0, 1]),
+    }
+}
+
+fn key(seed: u8) -> PrivateKey {
+    PrivateKey::from_seed([seed; 32]).unwrap()
+}
+
+fn by_keys() -> (TlsClientConfig, TlsServerConfig) {
+    let mut clients = Clients::default();
+    clients.add("db1", key(1).public());
+    let client = TlsClientConfig::with_keys(&key(1), key(2).public()).unwrap();
+    (client, TlsServerConfig::with_keys(&key(2), clients).unwrap())
+}
+
+fn by_certificates(dir: &TestDir) -> (TlsClientConfig, TlsServerConfig) {
+    let dir = TlsDir(dir.0.clone());
+    let client = TlsClientConfig::with_certificates(&dir, None).unwrap();
+    (client, TlsServerConfig::with_certificates(&dir).unwrap())
+}
+
+type Ends<'a> = (&'a TlsClientConfig, &'a TlsServerConfig);
+
+/// A whole exchange of a client and a server that know these facts.
+fn exchange(
+    (client, server): Ends<'_>,
+    (at_client, at_server): (ProofFacts, ProofFacts),
+) -> Result<PeerIdentity, String> {
+    let challenge = client.challenge([7; 32]);
+    let text = |error: ProofError| error.to_string();
+    let (answer, exchange) = server.prove(at_server, &challenge, [8; 32]).map_err(text)?;
+    let data = client.answer((at_client, None), &challenge, &answer).map_err(text)?;
+    server.check(&exchange, &data).map_err(text)
+}
+
+#[test]
+fn both_kinds_prove_the_name_of_a_client() {
+    let (client, server) = by_keys();
+    let found = exchange((&client, &server), (facts(), facts())).unwrap();
+    assert_eq!((&found.who, found.cipher), (&Who::Key("db1".into()), None));
+    assert!(server.still_knows(&found));
+    let dir = TestDir::new("proof");
+    certificates(&dir.0);
+    let (client, server) = by_certificates(&dir);
+    let found = exchange((&client, &server), (facts(), facts())).unwrap();
+    assert_eq!(found.who, Who::Certificate("db1".into()));
+    assert!(server.still_knows(&found));
+}
+
+/// The server fails to prove itself for the facts that the client knows, before the client signs.
+#[test]
+fn a_proof_of_one_path_is_none_of_another() {
+    let dir = TestDir::new("proof");
+    certificates(&dir.0);
+    for (client, server) in [by_keys(), by_certificates(&dir)] {
+        for other in [
+            ProofFacts { session: SessionId([3; 16]), ..facts() },
+            ProofFacts { path: PathUuid([3; 16]), ..facts() },
+            ProofFacts { client: IpAddr::from([10, 0, 0, 2]), ..facts() },
+            ProofFacts { server: IpAddr::from([127, 0, 0, 2]), ..facts() },
+            // Its own facts, the wrong way round.
+            ProofFacts { client: facts().server, server: facts().client, ..facts() },
+        ] {
+            let error = exchange((&client, &server), (facts(), other)).unwrap_err();
+            assert!(error.contains("signature is not good for this path"), "{error}");
+            // The same at the server, if the client were not to look.
+            let challenge = client.challenge([7; 32]);
+            let (answer, _) = server.prove(facts(), &challenge, [8; 32]).unwrap();
+            let data = client.answer((facts(), None), &challenge, &answer).unwrap();
+            let (_, expected) = server.prove(other, &challenge, [8; 32]).unwrap();
+            let error = server.check(&expected, &data).unwrap_err().to_string();
+            assert!(error.contains("signature is not good for this path"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn addresses_are_the_same_in_either_family_form() {
+    let (client, server) = by_keys();
+    let mapped = |ip: IpAddr| match ip {
+        IpAddr::V4(v4) => IpAddr::from(v4.to_ipv6_mapped()),
+        IpAddr::V6(_) => ip,
+    };
+    let other = ProofFacts { client: mapped(facts().client), ..facts() };
+    exchange((&client, &server), (facts(), other)).unwrap();
+}
+
+#[test]
+fn nonces_are_signed_in_their_places() {
+    let (client, server) = by_keys();
+    let challenge = client.challenge([7; 32]);
+    let (answer, good) = server.prove(facts(), &challenge, [8; 32]).unwrap();
+    let data = client.answer((facts(), None), &challenge, &answer).unwrap();
+    server.check(&good, &data).unwrap();
+    let swapped = Challenge { nonce: [8; 32], ..challenge };
+    for (challenge, nonce) in [(swapped, [7; 32]), (challenge, [9; 32]), (swapped, [8; 32])] {
+        let (answer, other) = server.prove(facts(), &challenge, nonce).unwrap();
+        server.check(&other, &data).expect_err("a replay");
+        // Nor does the client take the answer to another challenge.
+        let error = client.answer(
+            (facts(), None),
+            &client.challenge([7; 32]),
+            &ChallengeRsp { nonce: [8; 32], ..answer },
+        );
+        error.expect_err("an old answer");
+    }
+}
+
+/// Neither end's signature is one of the other end, even if both had the same key.
+#[test]
+fn a_reflected_proof_is_none() {
+    let mut clients = Clients::default();
+    clients.add("mirror", key(2).public());
+    let server = TlsServerConfig::with_keys(&key(2), clients).unwrap();
+    let client = TlsClientConfig::with_keys(&key(2), key(2).public()).unwrap();
+    let challenge = client.challenge([7; 32]);
+    let (answer, exchange) = server.prove(facts(), &challenge, [8; 32]).unwrap();
+    let error = server.check(&exchange, &answer.proof.encode()).unwrap_err();
+    assert!(error.to_string().contains("signature is not good"), "{error}");
+    let own = client.answer((facts(), None), &challenge, &answer).unwrap();
+    let reflected = ChallengeRsp { proof: SignedProof::decode(&own).unwrap(), ..answer };
+    client.answer((facts(), None), &challenge, &reflected).expect_err("the client's own proof");
+}
+
+#[test]
+fn who_is_not_known_proves_nothing() {
+    let (client, server) = by_keys();
+    let ends = (facts(), facts());
+    let stranger = TlsClientConfig::with_keys(&key(9), key(2).public()).unwrap();
+    let error = exchange((&stranger, &server), ends).unwrap_err();
+    assert!(error.contains("key is not known here"), "{error}");
+    let pins_another = TlsClientConfig::with_keys(&key(1), key(9).public()).unwrap();
+    let error = exchange((&pins_another, &server), ends).unwrap_err();
+    assert!(error.contains("key is not known here"), "{error}");
+    // A known key that somebody else shows.
+    let challenge = client.challenge([7; 32]);
+    let (answer, exchange) = server.prove(facts(), &challenge, [8; 32]).unwrap();
+    let data = client.answer((facts(), None), &challenge, &answer).unwrap();
+    let mut forged = SignedProof::decode(&data).unwrap();
+    forged.signature = stranger.own.sign(&exchange.message(CLIENT)).unwrap().signature;
+    let error = server.check(&exchange, &forged.encode()).unwrap_err();
+    assert!(error.to_string().contains("signature is not good"), "{error}");
+}
+
+#[test]
+fn certificates_are_checked_as_for_tls() {
+    let dir = TestDir::new("proof");
+    let authority = certificates(&dir.0);
+    let (client, server) = by_certificates(&dir);
+    let ends = (facts(), facts());
+    let other = TestDir::new("proof");
+    Authority::write(&Authority::new(), &other.0);
+    let theirs = certificates(&other.0);
+    let (stranger, impostor) = by_certificates(&other);
+    let error = exchange((&stranger, &server), ends).unwrap_err();
+    assert!(error.contains("not signed by the CA"), "{error}");
+    let error = exchange((&client, &impostor), ends).unwrap_err();
+    assert!(error.contains("not signed by the CA"), "{error}");
+    // The server at this address has a certificate of the CA, for another one.
+    let elsewhere = IpAddr::from([10, 9, 9, 9]);
+    let there = ProofFacts { server: elsewhere, ..facts() };
+    let error = exchange((&client, &server), (there, there)).unwrap_err();
+    assert!(error.contains("is not for"), "{error}");
+    authority.issue(&dir.0, &Wanted { years: (2001, 2002), ..Wanted::CLIENT });
+    let error = exchange((&by_certificates(&dir).0, &server), ends).unwrap_err();
+    assert!(error.contains("has expired"), "{error}");
+    authority.revoke(&dir.0, &[2]);
+    let error = exchange((&client, &by_certificates(&dir).1), ends).unwrap_err();
+    assert!(error.contains("revoked"), "{error}");
+    drop(theirs);
+}
+
+#[test]
+fn kinds_do_not_mix() {
+    let dir = TestDir::new("proof");
+    certificates(&dir.0);
+    let (keys, certificates) = (by_keys(), by_certificates(&dir));
+    for ends in [(&keys.0, &certificates.1), (&certificates.0, &keys.1)] {
+        let error = exchange(ends, (facts(), facts())).unwrap_err();
+        assert!(error.contains("kind of certificate that both ends"), "{error}");
+    }
+}
+
+/// The credential that is shown is the one that was announced, and the one that is signed.
+#[test]
+fn credentials_are_bound() {
+    let (client, server) = by_keys();
+    let mut clients = Clients::default();
+    clients.add("db1", key(1).public());
+    clients.add("db2", key(3).public());
+    let both = TlsServerConfig::with_keys(&key(2), clients).unwrap();
+    let db2 = TlsClientConfig::with_keys(&key(3), key(2).public()).unwrap();
+    let challenge = client.challenge([7; 32]);
+    let (answer, exchange) = both.prove(facts(), &challenge, [8; 32]).unwrap();
+    let announced_as_db2 = Challenge { credential: db2.own.hash(), ..challenge };
+    let (_, as_db2) = both.prove(facts(), &announced_as_db2, [8; 32]).unwrap();
+    let data = client.answer((facts(), None), &challenge, &answer).unwrap();
+    both.check(&exchange, &data).unwrap();
+    let error = both.check(&as_db2, &data).unwrap_err();
+    assert!(error.to_string().contains("another key than it has announced"), "{error}");
+    // A signature that is good but for the hash of a credential, of either end.
+    for other in [
+        Exchange { client_credential: [0; 32], ..exchange },
+        Exchange { server_credential: [0; 32], ..exchange },
+    ] {
+        let message = other.message(CLIENT);
+        let data = client.own.sign(&message).unwrap().encode();
+        let error = server.check(&exchange, &data).unwrap_err();
+        assert!(error.to_string().contains("signature is not good"), "{error}");
+    }
+}
+
+#[test]
+fn other_versions_and_ways_to_sign_are_refused() {
+    let (client, server) = by_keys();
+    let challenge = client.challenge([7; 32]);
+    let later = Challenge { version: 2, ..challenge };
+    server.prove(facts(), &later, [8; 32]).expect_err("a later version");
+    let (answer, exchange) = server.prove(facts(), &challenge, [8; 32]).unwrap();
+    let later = ChallengeRsp { version: 2, ..answer.clone() };
+    client.answer((facts(), None), &challenge, &later).expect_err("a later version");
+    let good = client.answer((facts(), None), &challenge, &answer).unwrap();
+    // RSA with PKCS#1, which TLS 1.3 has for certificates only; the wrong curve; nonsense.
+    for scheme in [0x0401, 0x0403, 0x0000, 0xffff_u16] {
+        let proof = SignedProof { scheme, ..SignedProof::decode(&good).unwrap() };
+        server.check(&exchange, &proof.encode()).expect_err("another scheme");
+    }
+}
+
+/// Every bit of a proof counts.
+#[test]
+fn flipped_bits_prove_nothing() {
+    let (client, server) = by_keys();
+    let challenge = client.challenge([7; 32]);
+    let (answer, exchange) = server.prove(facts(), &challenge, [8; 32]).unwrap();
+    let good = client.answer((facts(), None), &challenge, &answer).unwrap();
+    for at in 0..good.len() * 8 {
+        let mut bytes = good.clone();
+        bytes[at / 8] ^= 1 << (at % 8);
+        server.check(&exchange, &bytes).expect_err("a flipped bit");
+    }
+    let good = answer.encode();
+    for at in 0..good.len() * 8 {
+        let mut bytes = good.clone();
+        bytes[at / 8] ^= 1 << (at % 8);
+        // The reserved bytes mean nothing.
+        if let Ok(answer) = ChallengeRsp::decode(&bytes).as_ref()
+            && !(4..8).contains(&(at / 8))
+        {
+            client.answer((facts(), None), &challenge, answer).expect_err("a flipped bit");
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! Proofs of clients of a running server: threads of the TLS endpoint compute them, with the
+//! certificates or keys of that moment.
+
+use std::sync::Arc;
+
+use rtrs_core::rt::Sender;
+use rtrs_core::tls::{TlsEndpoint, nonce};
+
+use crate::engine::authenticator::{Authenticator, ProofDone, ProofTask};
+use crate::engine::message::{ControlMessage, Message};
+
+/// Hands tasks to threads, and what comes of them to the control shard.
+#[derive(Debug)]
+pub(super) struct Proofs {
+    endpoint: Arc<TlsEndpoint>,
+    control: Sender<Message>,
+}
+
+impl Proofs {
+    /// For the control shard behind this mailbox.
+    pub(super) fn new(endpoint: Arc<TlsEndpoint>, control: Sender<Message>) -> Arc<Self> {
+        Arc::new(Self { endpoint, control })
+    }
+}
+
+impl Authenticator for Proofs {
+    fn begin(&self, task: ProofTask) -> bool {
+        let control = self.control.clone();
+        self.endpoint.compute(move |config| {
+            let reply_to = task.reply_to;
+            let done = match nonce() {
+                Ok(nonce) => task.run(config, nonce),
+                Err(error) => ProofDone { reply_to, result: Err(error.to_string()) },
+            };
+            control.send(Message::Control(ControlMessage::Proof(Box::new(done))));
+        })
+    }
+}

@@ -1,0 +1,181 @@
+//! Connections that are let in, and INFO_REQ, which ends the handshake of their path.
+
+use std::sync::Arc;
+
+use rtrs_core::fabric::{ConnRequest, Who};
+use rtrs_core::identity::SessionTag;
+use rtrs_core::ids::{ConnIndex, CoreIndex, ProviderIndex};
+use rtrs_core::proto::quota::Source;
+use rtrs_core::time::earliest;
+use rtrs_core::wire::{ClientExtensions, ConnReq, Name};
+
+use super::Control;
+use super::admission::Room;
+use super::client_log::Opener;
+use super::connect::refuse;
+use super::permission::{check_connect, check_session};
+use super::refusal::Refusal;
+use super::registry::Session;
+use crate::audit::AuditKind;
+use crate::engine::ctx::Ctx;
+use crate::engine::message::ShardMessage;
+use crate::path::{PathEnd, PathKey, PathShared, PeerFault};
+
+impl Control {
+    /// A peer asks for a connection on a provider: it is handed to its shard, or
+    /// refused.
+    pub fn handle_request(
+        &mut self,
+        provider: ProviderIndex,
+        request: ConnRequest,
+        ctx: &mut Ctx<'_>,
+    ) {
+        match self.admit(provider, &request, ctx) {
+            Ok((path, cid)) => {
+                let waiting = self.registry.path_mut(path.key);
+                let request = waiting.and_then(|waiting| waiting.hold(cid, request));
+                if let Some(request) = request {
+                    self.connector.accept(path, cid, request, ctx);
+                }
+            }
+            Err(refusal) => {
+                self.refused.count(refusal.reason());
+                let client = (request.peer, &request.identity.who);
+                self.log.refused(ctx.now, client, &refusal);
+                refuse(provider, request, &refusal, ctx);
+            }
+        }
+    }
+
+    fn admit(
+        &mut self,
+        provider: ProviderIndex,
+        request: &ConnRequest,
+        ctx: &mut Ctx<'_>,
+    ) -> Result<(Arc<PathShared>, ConnIndex), Refusal> {
+        let conn = ConnReq::decode(request.private_data.as_bytes()).map_err(Refusal::Wire)?;
+        // First: who is not let in learns nothing else.
+        let client = (&request.identity, request.peer);
+        let can = self.authenticator.is_some() && request.identity.who == Who::Anonymous;
+        let proves = can && ClientExtensions::decode(&conn.ext).authenticates;
+        let id = conn.session_id;
+        check_connect(&self.exports, client, (id, proves), &self.registry).map_err(|refusal| {
+            match refusal {
+                Refusal::NotAllowed(why) if can => Refusal::Nameless(why),
+                refusal => refusal,
+            }
+        })?;
+        if self.is_stopping() {
+            return Err(Refusal::Stopping);
+        }
+        if self.params.ping_only {
+            return Err(Refusal::PingOnly);
+        }
+        if self.evicted.contains(conn.session_id) {
+            return Err(Refusal::Evicted(self.params.eviction_key.secret(conn.session_id)));
+        }
+        let source = Source::of(request.peer.ip());
+        self.make_room(&conn, source, ctx)?;
+        let asked = (provider, request, proves);
+        let (key, deadline) = self.connector.path_of(asked, &conn, &mut self.registry, ctx)?;
+        self.next = earliest(self.next, deadline);
+        let shard = self.connector.shard_of(conn.cid);
+        let path = self.registry.path_mut(key).ok_or(Refusal::PathExists)?;
+        if !proves && path.is_replaced_by(&conn) {
+            // Room for the next try.
+            self.end_path(key, &PathEnd::Replaced, ctx);
+            return Err(Refusal::PathExists);
+        }
+        if path.shared().origin.identity.proof != request.identity.proof
+            || path.is_unproved() != proves
+        {
+            return Err(Refusal::Identity(request.identity.who.clone()));
+        }
+        path.join(&conn, shard)?;
+        let shared = Arc::clone(path.shared());
+        let opened = self.registry.session(conn.session_id).is_some_and(Session::has_opened);
+        self.admission.joined(conn.session_id, opened, source);
+        Ok((shared, conn.cid))
+    }
+
+    /// Makes room for a connection: ends sessions of strangers for it, if there are any.
+    fn make_room(
+        &mut self,
+        conn: &ConnReq,
+        source: Source,
+        ctx: &mut Ctx<'_>,
+    ) -> Result<(), Refusal> {
+        let id = conn.session_id;
+        loop {
+            let exists = self.registry.session(id).map(Session::has_opened);
+            if exists.is_none() && !conn.first_conn {
+                return Err(Refusal::NoSession);
+            }
+            let sessions = self.registry.session_count();
+            match self.admission.room((id, source), exists, sessions, ctx.now)? {
+                Room::Free => return Ok(()),
+                Room::After(stranger) => {
+                    self.admission.crowded_out(stranger);
+                    self.refused.count("strangers-ended");
+                    self.end_session(stranger, &PathEnd::Crowded, ctx);
+                }
+            }
+        }
+    }
+
+    /// INFO_REQ came: validates it, makes the chunks, lets connection 0's shard answer.
+    pub(super) fn info(&mut self, key: PathKey, bytes: &[u8], ctx: &mut Ctx<'_>) {
+        let Some(path) = self.live_path(key) else { return };
+        // None is due when the path ends already.
+        let Some(admitted) = path.admit(bytes) else { return };
+        let shared = Arc::clone(path.shared());
+        let name = match admitted {
+            Ok(name) => name,
+            Err(error) => return self.end_path(key, &PathEnd::Peer(PeerFault::Info(error)), ctx),
+        };
+        let id = shared.session.id;
+        let taken = self.evicted.is_taken(name, id, &self.registry);
+        if taken {
+            let name = String::from_utf8_lossy(name.as_bytes()).into_owned();
+            return self.end_path(key, &PathEnd::Peer(PeerFault::NameTaken(name)), ctx);
+        }
+        let unproved = shared.is_unproved();
+        let client = shared.client();
+        if !unproved && check_session(&self.exports, client, id, &self.registry).is_err() {
+            return self.end_path(key, &PathEnd::NotAllowed, ctx);
+        }
+        if let Err(error) = self.connector.make_chunks(&shared, &mut self.registry) {
+            return self.end_path(key, &PathEnd::Unserved(error.to_string()), ctx);
+        }
+        let Some(path) = self.registry.path_mut(key) else { return };
+        path.connected();
+        ctx.out.shard(CoreIndex(0), ShardMessage::Serve { path: key });
+        if let Some(proving) = path.proving_mut() {
+            // Until then it is nobody's, and changes nothing of the session.
+            let deadline = ctx.now + self.params.handshake_timeout;
+            proving.begin(name, deadline);
+            self.next = earliest(self.next, Some(deadline));
+            return;
+        }
+        self.path_up(&shared, name, ctx);
+    }
+
+    /// A path is up, and it is known whose it is.
+    pub(super) fn path_up(&mut self, shared: &PathShared, name: Name, ctx: &mut Ctx<'_>) {
+        let (id, key) = (shared.session.id, shared.key);
+        let (peer, transport) = (shared.origin.peer, shared.origin.transport);
+        let known = shared.session.has_opened();
+        if known || self.log.admit(ctx.now, peer, "up").is_some() {
+            let session = SessionTag::of(id);
+            tracing::info!(path = %key, transport, %peer, %session, %name, "a path is up");
+            let who = shared.session.name_of_client();
+            let client = Opener { name: Some(name), session: id, peer, who };
+            self.log.happened(AuditKind::Connect, &client, None);
+        }
+        let Some(session) = self.registry.session_mut(id) else { return };
+        session.set_name(name);
+        if session.has_opened() {
+            self.make_known(id, ctx);
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! CHALLENGE and AUTH: clients prove who they are, each path by itself.
+//!
+//! Signatures are made and checked by the [`Authenticator`](crate::engine::authenticator), whose
+//! results come as messages. A proof counts for the lists and keys of the moment in which it is
+//! admitted, as those of a TLS connection do. A path that is connected anew takes the place of the
+//! one before when it has proved who it is: its answer waits until the shards have stopped serving
+//! that one, so that it is its own fence like any path that reconnects.
+
+use std::sync::Arc;
+
+use rtrs_core::fabric::PeerIdentity;
+use rtrs_core::ids::SessionId;
+use rtrs_core::tls::ProofFacts;
+use rtrs_core::wire::{AUTH_VERSION, Challenge, Fence, Name, errno};
+
+use super::Control;
+use super::path::Path;
+use super::permission::check_proof;
+use super::refusal::Refusal;
+use crate::access_list::Client;
+use crate::engine::authenticator::{Authenticator, ProofDone, ProofResult, ProofTask, ProofWork};
+use crate::engine::ctx::Ctx;
+use crate::engine::message::{ControlAnswer, ReplyTo};
+use crate::path::{PathEnd, PathKey, PeerFault};
+
+/// Nobody is told more than that it was not enough.
+const NOT_PROVED: Option<ControlAnswer> = Some(ControlAnswer::Refused(errno::EACCES));
+
+impl Control {
+    /// From now on clients that can have to prove who they are.
+    pub fn set_authenticator(&mut self, authenticator: Arc<dyn Authenticator>) {
+        self.authenticator = Some(authenticator);
+    }
+
+    /// A client asks who the server is, and wants to say who it is itself.
+    pub(super) fn challenge(
+        &mut self,
+        reply_to: ReplyTo,
+        (challenge, room): (Challenge, u32),
+    ) -> Option<ControlAnswer> {
+        let path = self.registry.path_mut(reply_to.path)?;
+        let origin = &path.shared().origin;
+        let facts = ProofFacts {
+            session: path.shared().session.id,
+            path: origin.uuid,
+            client: origin.peer.ip(),
+            server: origin.local.ip(),
+        };
+        let Some(proving) = path.proving_mut() else {
+            return Some(ControlAnswer::Refused(errno::EINVAL));
+        };
+        if !proving.challenge() {
+            return NOT_PROVED;
+        }
+        self.begin_proof(reply_to, ProofWork::Prove { facts, challenge, room })
+    }
+
+    /// A client says who it is.
+    pub(super) fn auth(
+        &mut self,
+        reply_to: ReplyTo,
+        (version, data): (u16, Box<[u8]>),
+        ctx: &mut Ctx<'_>,
+    ) -> Option<ControlAnswer> {
+        let path = self.registry.path_mut(reply_to.path)?;
+        let Some(proving) = path.proving_mut() else {
+            return Some(ControlAnswer::Refused(errno::EINVAL));
+        };
+        match proving.answered() {
+            Some(exchange) if version == AUTH_VERSION => {
+                self.begin_proof(reply_to, ProofWork::Check { exchange, data })
+            }
+            Some(_) => {
+                let why = format!("it sent an AUTH of version {version}");
+                self.not_proved(reply_to.path, &Refusal::Unproved(why), ctx);
+                NOT_PROVED
+            }
+            None => {
+                let why = "it sent an AUTH that answers no challenge".to_owned();
+                self.not_proved(reply_to.path, &Refusal::Unproved(why), ctx);
+                NOT_PROVED
+            }
+        }
+    }
+
+    fn begin_proof(&mut self, reply_to: ReplyTo, work: ProofWork) -> Option<ControlAnswer> {
+        let task = ProofTask { reply_to, work };
+        if self.authenticator.as_ref().is_some_and(|by| by.begin(task)) {
+            return None;
+        }
+        let path = self.registry.path_mut(reply_to.path)?;
+        path.proving_mut()?.failed();
+        Some(ControlAnswer::Refused(errno::EBUSY))
+    }
+
+    /// A signature was made or checked. Nothing happens if its path is gone meanwhile.
+    pub(super) fn proof_done(&mut self, done: ProofDone, ctx: &mut Ctx<'_>) {
+        let ProofDone { reply_to, result } = done;
+        let key = reply_to.path;
+        let path = self.registry.path_mut(key).filter(|path| !path.state().is_ending());
+        let Some(proving) = path.and_then(Path::proving_mut) else { return };
+        match result {
+            Ok(ProofResult::Proved(answer, exchange)) => {
+                proving.challenged(exchange);
+                reply_to.answer(ControlAnswer::Challenged(answer), ctx.out);
+            }
+            Ok(ProofResult::Checked(identity)) => match self.admit_proof(key, &identity) {
+                Ok(()) => self.proved(key, identity, reply_to, ctx),
+                Err(refusal) => self.refuse_proof(reply_to, &refusal, ctx),
+            },
+            Err(why) => self.refuse_proof(reply_to, &Refusal::Unproved(why), ctx),
+        }
+    }
+
+    fn refuse_proof(&mut self, reply_to: ReplyTo, refusal: &Refusal, ctx: &mut Ctx<'_>) {
+        let path = self.registry.path_mut(reply_to.path);
+        path.and_then(Path::proving_mut).into_iter().for_each(|proving| proving.failed());
+        self.not_proved(reply_to.path, refusal, ctx);
+        reply_to.answer(ControlAnswer::Refused(errno::EACCES), ctx.out);
+    }
+
+    /// Counts and logs that nobody was proved.
+    fn not_proved(&mut self, key: PathKey, refusal: &Refusal, ctx: &Ctx<'_>) {
+        let Some(path) = self.registry.path(key) else { return };
+        self.refused.count(refusal.reason());
+        self.log.not_proved(ctx.now, path.shared().origin.peer, refusal);
+    }
+
+    /// Whether who has proved that may have this path.
+    fn admit_proof(&self, key: PathKey, identity: &PeerIdentity) -> Result<(), Refusal> {
+        let path = self.registry.path(key).ok_or(Refusal::PathExists)?;
+        let client = Client::of(&identity.who, path.shared().origin.peer);
+        let id = path.shared().session.id;
+        if self.evicted.contains(id) {
+            return Err(Refusal::Evicted(self.params.eviction_key.secret(id)));
+        }
+        check_proof(&self.exports, (identity, client), id, &self.registry)?;
+        // The client has connected it once more, so this is not the one that it uses.
+        let newer = |other: &Path| {
+            path.is_older_than(other) && !other.is_unproved() && other.state().may_begin()
+        };
+        if self.registry.paths_of(id).any(newer) {
+            return Err(Refusal::PathExists);
+        }
+        Ok(())
+    }
+
+    /// A client has proved who it is: what the path was before ends now.
+    fn proved(
+        &mut self,
+        key: PathKey,
+        identity: PeerIdentity,
+        reply_to: ReplyTo,
+        ctx: &mut Ctx<'_>,
+    ) {
+        let Some(path) = self.registry.path_mut(key) else { return };
+        let id = path.shared().session.id;
+        if let Some(proving) = path.proving_mut() {
+            proving.proved(identity, reply_to);
+        }
+        let Some(path) = self.registry.path(key) else { return };
+        let older = self.registry.paths_of(id).filter(|other| other.is_older_than(path));
+        let older: Vec<PathKey> = older.map(Path::key).collect();
+        older.iter().for_each(|key| self.end_path(*key, &PathEnd::Replaced, ctx));
+        self.open_proved(id, ctx);
+    }
+
+    /// Opens the paths of a session whose clients have proved who they are, and for which nothing
+    /// of an older connect can begin any more.
+    pub(super) fn open_proved(&mut self, id: SessionId, ctx: &mut Ctx<'_>) {
+        let registry = &self.registry;
+        let serves = |path: &Path| path.state().may_begin() && !path.is_unproved();
+        let waits = |path: &&Path| {
+            let older = |other: &Path| other.is_older_than(path) && serves(other);
+            path.state().may_begin()
+                && path.proving().is_some_and(|proving| proving.waiting().is_some())
+                && !registry.paths_of(id).any(older)
+        };
+        let ready: Vec<PathKey> = registry.paths_of(id).filter(waits).map(Path::key).collect();
+        for key in ready {
+            let path = self.registry.path(key).and_then(Path::proving);
+            let proof = path.and_then(|proving| Some((proving.waiting()?, proving.name()?)));
+            let Some(((identity, reply_to), name)) = proof else { continue };
+            let identity = identity.clone();
+            // Lists and keys may have changed since.
+            match self.admit_proof(key, &identity) {
+                Ok(()) => self.open_path(key, (identity, name), reply_to, ctx),
+                Err(refusal) => self.refuse_proof(reply_to, &refusal, ctx),
+            }
+        }
+    }
+
+    fn open_path(
+        &mut self,
+        key: PathKey,
+        (identity, name): (PeerIdentity, Name),
+        reply_to: ReplyTo,
+        ctx: &mut Ctx<'_>,
+    ) {
+        let Some(path) = self.registry.path_mut(key) else { return };
+        let shared = Arc::clone(path.shared());
+        if self.evicted.is_taken(name, shared.session.id, &self.registry) {
+            let name = String::from_utf8_lossy(name.as_bytes()).into_owned();
+            return self.end_path(key, &PathEnd::Peer(PeerFault::NameTaken(name)), ctx);
+        }
+        if !shared.session.prove(&identity.who) || !shared.prove(identity) {
+            tracing::error!(path = %key, "internal error: a path was proved twice");
+            self.internal_errors += 1;
+            return;
+        }
+        self.registry.path_mut(key).into_iter().for_each(Path::end_proving);
+        self.log.proved(&shared);
+        self.path_up(&shared, name, ctx);
+        reply_to.answer(ControlAnswer::Done, ctx.out);
+    }
+
+    /// A FENCE means these connects of a path, too, whose client has not proved who it is.
+    pub(super) fn fence_unproved(&mut self, id: SessionId, fence: &Fence, ctx: &mut Ctx<'_>) {
+        let meant = self.registry.paths_of(id);
+        let meant = meant.filter(|path| path.is_unproved() && path.is_meant_by(fence));
+        let meant: Vec<PathKey> = meant.map(Path::key).collect();
+        meant.iter().for_each(|key| self.end_path(*key, &PathEnd::Fenced, ctx));
+    }
+}

@@ -1,0 +1,444 @@
+//! CHALLENGE and AUTH: who is let in, and what is none of a path's proofs.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rtrs_core::ids::{PathUuid, SessionId};
+use rtrs_core::tls::{Clients, PrivateKey, ProofFacts, TlsClientConfig, TlsServerConfig};
+use rtrs_core::wire::{
+    AccessMode, Challenge, ChallengeRsp, ClientExtensions, ConnRsp, Extensions, Rw, errno,
+};
+
+use super::fixture::{Fixture, StandOptions, client_ip};
+use super::peer::{Peer, PeerOptions, io};
+use crate::access_list::{AccessPolicy, AccessRule, Unlisted};
+use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
+use crate::engine::authenticator::{Authenticator, ProofTask};
+use crate::engine::message::{AdminReply, AdminRequest, ControlMessage, Message};
+use crate::path::PathKey;
+use crate::stats::PathAuth;
+
+const RW: AccessMode = AccessMode::ReadWrite;
+
+fn key(seed: u8) -> PrivateKey {
+    PrivateKey::from_seed([seed; 32]).unwrap()
+}
+
+/// The server's key and those of the clients with these numbers, `db1` and so on.
+pub(super) fn server_config(clients: &[u8]) -> TlsServerConfig {
+    let mut list = Clients::default();
+    clients.iter().for_each(|n| list.add(&format!("db{n}"), key(*n).public()));
+    TlsServerConfig::with_keys(&key(100), list).unwrap()
+}
+
+pub(super) fn client_config(n: u8) -> TlsClientConfig {
+    TlsClientConfig::with_keys(&key(n), key(100).public()).unwrap()
+}
+
+#[derive(Debug)]
+struct Desk {
+    config: TlsServerConfig,
+    tasks: VecDeque<ProofTask>,
+    nonce: u8,
+    room: usize,
+}
+
+/// Takes tasks, and does them when the test says so.
+#[derive(Clone, Debug)]
+pub(super) struct Clerk(Arc<Mutex<Desk>>);
+
+impl Authenticator for Clerk {
+    fn begin(&self, task: ProofTask) -> bool {
+        let mut desk = self.0.lock();
+        let has_room = desk.tasks.len() < desk.room;
+        if has_room {
+            desk.tasks.push_back(task);
+        }
+        has_room
+    }
+}
+
+impl Clerk {
+    /// A server that knows these clients.
+    pub(super) fn hire(fixture: &mut Fixture, clients: &[u8]) -> Self {
+        let (tasks, config) = (VecDeque::new(), server_config(clients));
+        let clerk = Self(Arc::new(Mutex::new(Desk { config, tasks, nonce: 0x40, room: 64 })));
+        fixture.control().set_authenticator(Arc::new(clerk.clone()));
+        let nobody = AccessPolicy::new(&[], [].into_iter(), Unlisted::Named);
+        fixture.exports.set_access(nobody);
+        clerk
+    }
+
+    /// Does all tasks that wait, and lets the server go on.
+    pub(super) fn work(&self, fixture: &mut Fixture) -> usize {
+        fixture.settle();
+        let mut count = 0;
+        while let Some(done) = {
+            let mut desk = self.0.lock();
+            desk.nonce += 1;
+            let nonce = [desk.nonce; 32];
+            let task = desk.tasks.pop_front();
+            task.map(|task| task.run(&desk.config, nonce))
+        } {
+            count += 1;
+            fixture.send(Message::Control(ControlMessage::Proof(Box::new(done))));
+        }
+        fixture.settle();
+        count
+    }
+}
+
+/// Paths of clients that can prove who they are.
+pub(super) fn proving(options: PeerOptions) -> PeerOptions {
+    let extensions = ClientExtensions { authenticates: true, ..options.extensions };
+    PeerOptions { extensions, ..options }
+}
+
+/// A path that is up as far as it can be without a proof.
+pub(super) fn unproved(fixture: &mut Fixture, options: PeerOptions) -> Peer {
+    let peer = Peer::up(fixture, proving(options), &format!("sess{}", options.session));
+    assert!(peer.proof_wanted);
+    peer
+}
+
+pub(super) fn facts(fixture: &Fixture, options: &PeerOptions) -> ProofFacts {
+    ProofFacts {
+        session: SessionId([options.session; 16]),
+        path: PathUuid([options.path; 16]),
+        client: client_ip(options.local),
+        server: fixture.address.ip(),
+    }
+}
+
+/// Sends a challenge. What the server answers, or its errno.
+pub(super) fn challenge(
+    (fixture, clerk): (&mut Fixture, &Clerk),
+    peer: &mut Peer,
+    challenge: &Challenge,
+) -> Result<ChallengeRsp, u16> {
+    peer.clear_result();
+    peer.send_challenge((0, 0), challenge, 4096);
+    clerk.work(fixture);
+    match peer.reply(fixture).errno {
+        0 => Ok(ChallengeRsp::decode(&peer.result(4096)).unwrap()),
+        errno => Err(errno),
+    }
+}
+
+/// Sends a proof. The errno of the answer.
+pub(super) fn auth((fixture, clerk): (&mut Fixture, &Clerk), peer: &mut Peer, data: &[u8]) -> u16 {
+    peer.send_auth((0, 0), data);
+    clerk.work(fixture);
+    peer.reply(fixture).errno
+}
+
+/// The proof of a client on a path, to a challenge that it sends.
+pub(super) fn proof(
+    (fixture, clerk): (&mut Fixture, &Clerk),
+    peer: &mut Peer,
+    client: &TlsClientConfig,
+) -> Vec<u8> {
+    let asked = client.challenge([7; 32]);
+    let facts = facts(fixture, &peer.options);
+    let answer = challenge((fixture, clerk), peer, &asked).unwrap();
+    client.answer((facts, None), &asked, &answer).unwrap()
+}
+
+/// Proves who the client of a path is. The errno of the answer.
+pub(super) fn prove((fixture, clerk): (&mut Fixture, &Clerk), peer: &mut Peer, n: u8) -> u16 {
+    let data = proof((fixture, clerk), peer, &client_config(n));
+    auth((fixture, clerk), peer, &data)
+}
+
+/// A path of client `n` that may do all.
+pub(super) fn proved(
+    (fixture, clerk): (&mut Fixture, &Clerk),
+    options: PeerOptions,
+    n: u8,
+) -> Peer {
+    let mut peer = unproved(fixture, options);
+    assert_eq!(prove((fixture, clerk), &mut peer, n), 0);
+    peer
+}
+
+fn list(fixture: &Fixture, rules: &[&str]) {
+    let rules: Vec<AccessRule> = rules.iter().map(|text| text.parse().unwrap()).collect();
+    let policy = AccessPolicy::new(&rules, [].into_iter(), Unlisted::Nobody);
+    fixture.exports.set_access(policy);
+}
+
+#[test]
+fn a_proof_gives_a_path_the_name_of_its_client() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let clerk = Clerk::hire(&mut fixture, &[1, 2]);
+    list(&fixture, &["db1:rw"]);
+    let mut peer = unproved(&mut fixture, PeerOptions::default());
+    let shown = fixture.sessions().swap_remove(0);
+    assert_eq!((&*shown.identity, shown.name), ("unproved", None), "nobody's name");
+    assert_eq!(shown.paths[0].auth, Some(PathAuth::Pending));
+    assert_eq!(prove((&mut fixture, &clerk), &mut peer, 1), 0);
+    let shown = fixture.sessions().swap_remove(0);
+    assert_eq!((&*shown.identity, shown.name.as_deref()), ("key:db1", Some("sess1")));
+    assert_eq!((shown.paths[0].auth, &shown.paths[0].cipher), (Some(PathAuth::Signed), &None));
+    peer.open_device(&mut fixture, "vol", RW).unwrap();
+    peer.send_write((1, 6), io(Rw::WRITE, 0, 512), &[7; 512]);
+    assert_eq!(peer.reply(&mut fixture).errno, 0);
+    // It has, so there is nothing to prove.
+    let asked = client_config(1).challenge([9; 32]);
+    assert_eq!(challenge((&mut fixture, &clerk), &mut peer, &asked), Err(errno::EINVAL));
+    assert_eq!(auth((&mut fixture, &clerk), &mut peer, &[1; 60]), errno::EINVAL);
+    assert_eq!(clerk.work(&mut fixture), 0);
+    // Nor is there for one that is in no list, whatever its proof is worth.
+    let other = PeerOptions { session: 2, path: 2, local: 1, ..PeerOptions::default() };
+    let mut stranger = unproved(&mut fixture, other);
+    assert_eq!(prove((&mut fixture, &clerk), &mut stranger, 2), errno::EACCES);
+    assert!(stranger.open_device(&mut fixture, "vol", AccessMode::ReadOnly).is_err());
+}
+
+#[test]
+fn a_client_that_cannot_is_one_without_a_name() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let _clerk = Clerk::hire(&mut fixture, &[1]);
+    let mut kernel = Peer::new(&fixture, PeerOptions::default());
+    let request = kernel.options.request(0).encode();
+    let qp = kernel.ask(&fixture, &request);
+    assert_eq!(kernel.answer(&mut fixture, qp), Some(Err(-13)));
+    list(&fixture, &[&format!("kernel@{}:rw", client_ip(0))]);
+    let mut kernel = Peer::open(&mut fixture, PeerOptions::default());
+    assert!(!kernel.proof_wanted);
+    kernel.send_write((1, 6), io(Rw::WRITE, 0, 512), &[7; 512]);
+    assert_eq!(kernel.reply(&mut fixture).errno, 0);
+    assert_eq!(fixture.sessions()[0].identity, "anonymous");
+    // Its session is nobody's who has a name.
+    let join = PeerOptions { path: 2, local: 1, ..PeerOptions::default() };
+    let mut peer = Peer::new(&fixture, proving(join));
+    assert_eq!(peer.connect(&mut fixture, 0), Err(-13));
+}
+
+#[test]
+fn a_reject_says_that_a_proof_would_help() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let clerk = Clerk::hire(&mut fixture, &[1]);
+    let reject = |fixture: &mut Fixture| {
+        let mut peer = Peer::new(fixture, PeerOptions::default());
+        let request = peer.options.request(0).encode();
+        peer.ask(fixture, &request);
+        fixture.settle();
+        peer.drain();
+        let data = peer.take(|event| match event {
+            rtrs_core::fabric::FabricEvent::ConnectFailed {
+                failure: rtrs_core::fabric::ConnectFailure::Rejected(data),
+                ..
+            } => Some(*data),
+            _ => None,
+        });
+        Extensions::decode(&ConnRsp::decode(data.unwrap().as_bytes()).unwrap().ext)
+    };
+    assert!(reject(&mut fixture).authenticate);
+    drop(clerk);
+    // Without keys at the server it would not.
+    let mut fixture = Fixture::new(StandOptions::default());
+    list(&fixture, &["db1:rw"]);
+    assert_eq!(reject(&mut fixture), Extensions::default());
+}
+
+#[test]
+fn what_is_no_proof_of_this_path_opens_nothing() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let clerk = Clerk::hire(&mut fixture, &[1]);
+    let client = client_config(1);
+    let at = |path, session, local| PeerOptions { session, path, local, ..PeerOptions::default() };
+    let mut victim = unproved(&mut fixture, at(1, 1, 0));
+    let replay = proof((&mut fixture, &clerk), &mut victim, &client);
+    assert_eq!(auth((&mut fixture, &clerk), &mut victim, &replay), 0);
+    victim.open_device(&mut fixture, "vol", RW).unwrap();
+
+    let mut next = 10;
+    let mut refused = |fixture: &mut Fixture, data: &dyn Fn(&mut Fixture, &mut Peer) -> Vec<u8>| {
+        next += 1;
+        let mut peer = unproved(fixture, at(next, next, 1));
+        let data = data(fixture, &mut peer);
+        assert_eq!(auth((fixture, &clerk), &mut peer, &data), errno::EACCES);
+        let open = peer.open_device(fixture, "other", AccessMode::ReadOnly);
+        assert_eq!(open.map(|_| ()), Err(errno::EACCES), "it is still closed");
+        assert_eq!(fixture.sessions().last().unwrap().identity, "unproved");
+        peer.leave(fixture);
+    };
+    let asked = client.challenge([7; 32]);
+    // To no challenge, and to another one than it was made for.
+    refused(&mut fixture, &|_, _| replay.clone());
+    refused(&mut fixture, &|fixture, peer| {
+        challenge((fixture, &clerk), peer, &asked).unwrap();
+        replay.clone()
+    });
+    // Made for another path, another session, other addresses.
+    for wrong in [
+        |facts: ProofFacts| ProofFacts { path: PathUuid([1; 16]), ..facts },
+        |facts: ProofFacts| ProofFacts { session: SessionId([1; 16]), ..facts },
+        |facts: ProofFacts| ProofFacts { client: client_ip(0), ..facts },
+        |facts: ProofFacts| ProofFacts { server: client_ip(0), ..facts },
+    ] {
+        refused(&mut fixture, &|fixture, peer| {
+            let facts = wrong(facts(fixture, &peer.options));
+            let answer = challenge((fixture, &clerk), peer, &asked).unwrap();
+            // As a server would answer for those facts, so that the client signs.
+            let config = server_config(&[1]);
+            let (theirs, _) = config.prove(facts, &asked, answer.nonce).unwrap();
+            client.answer((facts, None), &asked, &theirs).unwrap()
+        });
+    }
+    // With the nonces in each other's place.
+    refused(&mut fixture, &|fixture, peer| {
+        let facts = facts(fixture, &peer.options);
+        let answer = challenge((fixture, &clerk), peer, &asked).unwrap();
+        let swapped = client.challenge(answer.nonce);
+        let (theirs, _) = server_config(&[1]).prove(facts, &swapped, asked.nonce).unwrap();
+        client.answer((facts, None), &swapped, &theirs).unwrap()
+    });
+    // With a key that is not known, and with none at all.
+    refused(&mut fixture, &|fixture, peer| proof((fixture, &clerk), peer, &client_config(9)));
+    refused(&mut fixture, &|fixture, peer| {
+        challenge((fixture, &clerk), peer, &asked).unwrap();
+        vec![0; 300]
+    });
+    victim.send_write((1, 6), io(Rw::WRITE, 0, 512), &[7; 512]);
+    assert_eq!(victim.reply(&mut fixture).errno, 0, "the innocent goes on");
+}
+
+#[test]
+fn an_auth_is_good_once_and_a_path_has_two_challenges() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let clerk = Clerk::hire(&mut fixture, &[1]);
+    let mut peer = unproved(&mut fixture, PeerOptions::default());
+    let stale = proof((&mut fixture, &clerk), &mut peer, &client_config(1));
+    assert_eq!(auth((&mut fixture, &clerk), &mut peer, &[5; 99]), errno::EACCES);
+    assert_eq!(auth((&mut fixture, &clerk), &mut peer, &stale), errno::EACCES, "spent");
+    let second = proof((&mut fixture, &clerk), &mut peer, &client_config(1));
+    assert_eq!(auth((&mut fixture, &clerk), &mut peer, &stale), errno::EACCES, "another nonce");
+    assert_eq!(auth((&mut fixture, &clerk), &mut peer, &second), errno::EACCES, "spent too");
+    let asked = client_config(1).challenge([7; 32]);
+    assert_eq!(challenge((&mut fixture, &clerk), &mut peer, &asked), Err(errno::EACCES));
+    assert_eq!(clerk.work(&mut fixture), 0, "a third costs no signature");
+    fixture.pass(fixture.params.handshake_timeout);
+    assert!(peer.closed(&mut fixture) > 0, "its time is over");
+    fixture.assert_empty();
+}
+
+#[test]
+fn a_session_has_one_client() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let clerk = Clerk::hire(&mut fixture, &[1, 2]);
+    let mut first = proved((&mut fixture, &clerk), PeerOptions::default(), 1);
+    first.open_device(&mut fixture, "vol", RW).unwrap();
+    let second = PeerOptions { path: 2, local: 1, first_conn: false, ..PeerOptions::default() };
+    let mut other = unproved(&mut fixture, second);
+    assert_eq!(prove((&mut fixture, &clerk), &mut other, 2), errno::EACCES);
+    // The same client comes over another path.
+    assert_eq!(prove((&mut fixture, &clerk), &mut other, 1), 0);
+    assert_eq!(fixture.sessions()[0].identity, "key:db1");
+    other.send_write((1, 6), io(Rw::WRITE, 0, 512), &[7; 512]);
+    assert_eq!(other.reply(&mut fixture).errno, 0);
+    assert_eq!(first.closed(&mut fixture), 0);
+    // A client without a name does not get in beside.
+    let third = PeerOptions { path: 3, local: 2, ..second };
+    list(&fixture, &["db1:rw", "kernel:rw"]);
+    let mut kernel = Peer::new(&fixture, third);
+    assert_eq!(kernel.connect(&mut fixture, 0), Err(-13));
+}
+
+#[test]
+fn a_reload_looks_at_proofs_again() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let clerk = Clerk::hire(&mut fixture, &[1, 2]);
+    let other = PeerOptions { session: 2, path: 2, local: 1, ..PeerOptions::default() };
+    let mut first = proved((&mut fixture, &clerk), PeerOptions::default(), 1);
+    let mut second = Peer::up(&mut fixture, proving(other), "other");
+    assert_eq!(prove((&mut fixture, &clerk), &mut second, 2), 0);
+    let identities = |fixture: &mut Fixture| {
+        let answer = fixture.admin(AdminRequest::Identities).lock().take();
+        let Some(AdminReply::Identities(found)) = answer else { panic!("{answer:?}") };
+        found
+    };
+    let found = identities(&mut fixture);
+    let later = server_config(&[2]);
+    let unknown: Vec<PathKey> = found
+        .iter()
+        .filter(|(_, identity)| !later.still_knows(identity))
+        .map(|(key, _)| *key)
+        .collect();
+    assert_eq!((found.len(), unknown.len()), (2, 1));
+    let _ = fixture.admin(AdminRequest::EndUnknown(unknown));
+    assert!(first.closed(&mut fixture) > 0);
+    assert_eq!(second.closed(&mut fixture), 0);
+    assert_eq!(identities(&mut fixture).len(), 1);
+}
+
+#[test]
+fn a_proof_of_keys_before_a_reload_comes_too_late() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let clerk = Clerk::hire(&mut fixture, &[1]);
+    let mut peer = unproved(&mut fixture, PeerOptions::default());
+    let data = proof((&mut fixture, &clerk), &mut peer, &client_config(1));
+    let policy = AccessPolicy::new(&[], [].into_iter(), Unlisted::Named).with_generation(1);
+    fixture.exports.set_access(policy);
+    assert_eq!(auth((&mut fixture, &clerk), &mut peer, &data), errno::EACCES);
+    // The lists may change while the signature is checked, too.
+    let _ = fixture.admin(AdminRequest::CheckAccess);
+    assert_eq!(peer.closed(&mut fixture), 0, "one that has proved nothing has time for that");
+}
+
+#[test]
+fn what_cannot_be_computed_now_is_refused_and_may_be_tried_again() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let clerk = Clerk::hire(&mut fixture, &[1]);
+    let mut peer = unproved(&mut fixture, PeerOptions::default());
+    clerk.0.lock().room = 0;
+    let asked = client_config(1).challenge([7; 32]);
+    assert_eq!(challenge((&mut fixture, &clerk), &mut peer, &asked), Err(errno::EBUSY));
+    clerk.0.lock().room = 1;
+    // While one is computed there is no second one.
+    peer.send_challenge((0, 0), &asked, 4096);
+    peer.send_challenge((0, 1), &asked, 4096);
+    fixture.settle();
+    assert_eq!(peer.reply(&mut fixture).errno, errno::EACCES);
+    assert_eq!(clerk.work(&mut fixture), 1);
+    assert_eq!(peer.reply(&mut fixture).errno, 0);
+    // A client leaves no room for the answer; and what is computed for one that is gone is nothing.
+    let other = PeerOptions { session: 2, path: 2, local: 1, ..PeerOptions::default() };
+    let mut small = unproved(&mut fixture, other);
+    small.send_challenge((0, 0), &asked, 511);
+    assert_eq!(small.reply(&mut fixture).errno, errno::EACCES);
+    small.send_challenge((0, 0), &asked, 4096);
+    fixture.settle();
+    small.leave(&mut fixture);
+    peer.leave(&mut fixture);
+    fixture.pass(fixture.params.handshake_timeout);
+    assert_eq!(clerk.work(&mut fixture), 1);
+    fixture.assert_empty();
+}
+
+#[test]
+fn proofs_are_recorded() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let clerk = Clerk::hire(&mut fixture, &[1]);
+    let events = Arc::new(Mutex::new(Vec::<AuditEvent>::new()));
+    let kept = Arc::clone(&events);
+    fixture.control().set_audit(AuditSink::new(move |event| kept.lock().push(event)));
+    let mut peer = unproved(&mut fixture, PeerOptions::default());
+    assert_eq!(prove((&mut fixture, &clerk), &mut peer, 9), errno::EACCES);
+    assert_eq!(prove((&mut fixture, &clerk), &mut peer, 1), 0);
+    let events = std::mem::take(&mut *events.lock());
+    let kinds: Vec<_> = events.iter().map(|event| (event.event, event.result)).collect();
+    let expected = [
+        (AuditKind::Authenticate, AuditResult::Refused),
+        (AuditKind::Authenticate, AuditResult::Ok),
+        (AuditKind::Connect, AuditResult::Ok),
+    ];
+    assert_eq!(kinds, expected);
+    let reason = events[0].reason.as_deref().unwrap();
+    assert!(reason.contains("key is not known here"), "{reason}");
+    assert_eq!((events[0].identity.as_deref(), events[1].identity.as_deref()), (None, Some("db1")));
+    assert!(events.iter().all(|event| event.address.unwrap().ip() == client_ip(0)));
+    assert_eq!(fixture.sessions()[0].log_id, events[1].session.clone().unwrap());
+}

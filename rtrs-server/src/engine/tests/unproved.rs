@@ -1,0 +1,192 @@
+//! Paths whose clients have not proved who they are: what they get, and that they disturb nobody,
+//! although they know the UUIDs of a session that others use.
+
+use rtrs_core::ids::PathUuid;
+use rtrs_core::wire::{AccessMode, Fence, Page, Rw, errno};
+
+use super::authenticate::{Clerk, auth, proof, prove, proved, proving, unproved};
+use super::fixture::{Fixture, StandOptions};
+use super::peer::{Peer, PeerOptions, io};
+use crate::engine::tests::authenticate::client_config;
+use crate::path::state::PathState;
+
+const RW: AccessMode = AccessMode::ReadWrite;
+
+fn second_path(path: u8, local: u8) -> PeerOptions {
+    PeerOptions { path, local, first_conn: false, ..PeerOptions::default() }
+}
+
+#[test]
+fn everything_else_is_answered_with_eacces() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let clerk = Clerk::hire(&mut fixture, &[1]);
+    let mut owner = proved((&mut fixture, &clerk), PeerOptions::default(), 1);
+    owner.open_device(&mut fixture, "vol", RW).unwrap();
+    let mut peer = unproved(&mut fixture, second_path(2, 1));
+    peer.send_sess_info((0, 0), 2);
+    peer.send_open(1, "vol", RW);
+    peer.send_close(2, 0);
+    peer.send_fence(3, Fence { path: PathUuid([1; 16]), recon_cnt: 1 });
+    peer.send_discover((0, 4), "", Page::LEN_MAX);
+    peer.send_read((1, 5), io(Rw::READ, 0, 512));
+    peer.send_write((1, 6), io(Rw::WRITE, 0, 512), &[7; 512]);
+    peer.send_flush((2, 7));
+    peer.request((0, 8), super::peer::Data::None, &[0xff; 9], &[2, 0, 9, 0]);
+    let replies = peer.replies(&mut fixture);
+    assert_eq!(replies.len(), 9);
+    assert!(replies.iter().all(|reply| reply.errno == errno::EACCES), "{replies:?}");
+    assert_eq!(owner.closed(&mut fixture), 0, "it was not fenced off");
+    assert!(fixture.device.lock().log.is_empty(), "the device has seen nothing");
+    assert_eq!(fixture.open_names(), ["vol"], "and was not closed");
+}
+
+#[test]
+fn its_requests_meet_none_of_other_paths() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let clerk = Clerk::hire(&mut fixture, &[1]);
+    let mut owner = proved((&mut fixture, &clerk), PeerOptions::default(), 1);
+    owner.open_device(&mut fixture, "vol", RW).unwrap();
+    let mut peer = unproved(&mut fixture, second_path(2, 1));
+    fixture.device.lock().hold = true;
+    for permit in 0..16 {
+        owner.send_write((1, permit), io(Rw::WRITE, 0, 512), &[7; 512]);
+    }
+    fixture.settle();
+    for permit in 0..16 {
+        peer.send_write((1, permit), io(Rw::WRITE, 0, 512), &[8; 512]);
+    }
+    let replies = peer.replies(&mut fixture);
+    assert!(replies.len() == 16 && replies.iter().all(|reply| reply.errno == errno::EACCES));
+    assert_eq!(owner.closed(&mut fixture), 0, "its permits are its own");
+    fixture.device.lock().hold = false;
+    assert_eq!(owner.replies(&mut fixture).iter().filter(|reply| reply.errno == 0).count(), 16);
+    // Once it has proved who it is, its permits are the session's.
+    assert_eq!(prove((&mut fixture, &clerk), &mut peer, 1), 0);
+    peer.send_write((1, 3), io(Rw::WRITE, 8, 512), &[8; 512]);
+    assert_eq!(peer.reply(&mut fixture).errno, 0);
+}
+
+#[test]
+fn it_changes_nothing_of_its_session() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let clerk = Clerk::hire(&mut fixture, &[1]);
+    let mut owner = proved((&mut fixture, &clerk), PeerOptions::default(), 1);
+    owner.open_device(&mut fixture, "vol", RW).unwrap();
+    fixture.known.borrow_mut().clear();
+    let peer = Peer::up(&mut fixture, proving(second_path(2, 1)), "renamed");
+    assert!(peer.proof_wanted);
+    assert_eq!(fixture.sessions()[0].name.as_deref(), Some("sess1"));
+    assert_eq!(fixture.known.borrow_mut().len(), 0, "its address gets no room kept");
+    // It counts for none of the lists that its session follows.
+    owner.open_device(&mut fixture, "other", RW).unwrap();
+    fixture.pass(fixture.params.handshake_timeout);
+    let shown = fixture.sessions().swap_remove(0);
+    let states: Vec<_> = shown.paths.iter().map(|path| path.state).collect();
+    assert_eq!(states, [PathState::Connected], "its time is over");
+}
+
+#[test]
+fn a_name_is_taken_by_who_has_proved_something() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let clerk = Clerk::hire(&mut fixture, &[1, 2]);
+    let elsewhere = PeerOptions { session: 9, first_conn: true, ..second_path(9, 2) };
+    let squatter = Peer::up(&mut fixture, proving(elsewhere), "sess1");
+    let owner = proved((&mut fixture, &clerk), PeerOptions::default(), 1);
+    assert_eq!(owner.chunks.len(), 16);
+    let mut late = squatter;
+    // The name was free when it came, and is not any more.
+    let data = proof((&mut fixture, &clerk), &mut late, &client_config(2));
+    late.send_auth((0, 0), &data);
+    clerk.work(&mut fixture);
+    assert!(late.closed(&mut fixture) > 0);
+    assert_eq!(fixture.sessions()[0].identity, "key:db1");
+}
+
+#[test]
+fn a_session_has_eight_of_them_at_most() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let clerk = Clerk::hire(&mut fixture, &[1]);
+    let mut owner = proved((&mut fixture, &clerk), PeerOptions::default(), 1);
+    owner.open_device(&mut fixture, "vol", RW).unwrap();
+    let mut peers: Vec<Peer> =
+        (0..8).map(|n| unproved(&mut fixture, second_path(10 + n, 1))).collect();
+    let mut ninth = Peer::new(&fixture, proving(second_path(30, 1)));
+    assert_eq!(ninth.connect(&mut fixture, 0), Err(-104));
+    // One that proves itself makes room.
+    assert_eq!(prove((&mut fixture, &clerk), &mut peers[3], 1), 0);
+    unproved(&mut fixture, second_path(30, 2));
+    owner.send_write((1, 3), io(Rw::WRITE, 8, 512), &[8; 512]);
+    assert_eq!(owner.reply(&mut fixture).errno, 0);
+}
+
+#[test]
+fn a_path_is_replaced_by_who_proves_to_be_its_client() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let clerk = Clerk::hire(&mut fixture, &[1, 2]);
+    let mut owner = proved((&mut fixture, &clerk), PeerOptions::default(), 1);
+    owner.open_device(&mut fixture, "vol", RW).unwrap();
+    // Somebody who knows both UUIDs connects it anew.
+    let again = PeerOptions { recon_cnt: 2, ..PeerOptions::default() };
+    let mut thief = unproved(&mut fixture, again);
+    assert_eq!(prove((&mut fixture, &clerk), &mut thief, 2), errno::EACCES);
+    owner.send_write((1, 3), io(Rw::WRITE, 8, 512), &[8; 512]);
+    assert_eq!(owner.reply(&mut fixture).errno, 0, "it goes on");
+    // Its client does, beside that one; a write of the old connect is still at the disk.
+    fixture.device.lock().hold = true;
+    owner.send_write((1, 4), io(Rw::WRITE, 8, 512), &[9; 512]);
+    fixture.settle();
+    let mut next = unproved(&mut fixture, PeerOptions { recon_cnt: 3, ..PeerOptions::default() });
+    assert_eq!(prove((&mut fixture, &clerk), &mut next, 1), 0);
+    assert!(owner.closed(&mut fixture) > 0, "that is what it was before");
+    assert!(thief.closed(&mut fixture) > 0);
+    next.open_device(&mut fixture, "vol", RW).unwrap();
+    next.send_write((1, 3), io(Rw::WRITE, 8, 512), &[1; 512]);
+    assert_eq!(next.replies(&mut fixture), [], "it waits for the older write");
+    fixture.device.lock().hold = false;
+    assert_eq!(next.reply(&mut fixture).errno, 0);
+    assert_eq!(fixture.device.lock().bytes[8 * 512], 1);
+    // A connect of before comes too late.
+    let mut late = unproved(&mut fixture, PeerOptions { recon_cnt: 2, ..PeerOptions::default() });
+    assert_eq!(prove((&mut fixture, &clerk), &mut late, 1), errno::EACCES);
+    assert_eq!(next.closed(&mut fixture), 0);
+}
+
+#[test]
+fn a_fence_means_connects_that_have_proved_nothing_too() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let clerk = Clerk::hire(&mut fixture, &[1]);
+    let mut owner = proved((&mut fixture, &clerk), PeerOptions::default(), 1);
+    owner.open_device(&mut fixture, "vol", RW).unwrap();
+    let mut other = proved((&mut fixture, &clerk), second_path(2, 1), 1);
+    let again = PeerOptions { recon_cnt: 2, ..second_path(2, 1) };
+    let mut late = unproved(&mut fixture, again);
+    let data = proof((&mut fixture, &clerk), &mut late, &client_config(1));
+    owner.send_fence(1, Fence { path: PathUuid([2; 16]), recon_cnt: 2 });
+    assert_eq!(owner.reply(&mut fixture).errno, 0);
+    assert!(other.closed(&mut fixture) > 0);
+    late.send_auth((0, 0), &data);
+    clerk.work(&mut fixture);
+    assert!(late.closed(&mut fixture) > 0, "nothing of it begins any more");
+    // One that comes later is not meant.
+    let mut next = unproved(&mut fixture, PeerOptions { recon_cnt: 3, ..second_path(2, 1) });
+    owner.send_fence(1, Fence { path: PathUuid([2; 16]), recon_cnt: 2 });
+    assert_eq!(owner.reply(&mut fixture).errno, 0);
+    assert_eq!(prove((&mut fixture, &clerk), &mut next, 1), 0);
+}
+
+#[test]
+fn a_request_from_before_the_proof_stays_refused() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let clerk = Clerk::hire(&mut fixture, &[1]);
+    let mut peer = unproved(&mut fixture, PeerOptions::default());
+    let data = proof((&mut fixture, &clerk), &mut peer, &client_config(1));
+    peer.send_auth((0, 0), &data);
+    fixture.settle();
+    // The signature is being checked.
+    peer.send_open(1, "vol", RW);
+    assert_eq!(peer.reply(&mut fixture).errno, errno::EACCES);
+    clerk.work(&mut fixture);
+    assert_eq!(peer.reply(&mut fixture).errno, 0);
+    assert_eq!(auth((&mut fixture, &clerk), &mut peer, &data), errno::EINVAL);
+    peer.open_device(&mut fixture, "vol", RW).unwrap();
+}
