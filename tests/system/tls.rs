@@ -354,3 +354,26 @@ fn no_block_is_seen_on_the_wire() {
     assert_eq!(seen(server.portal()), (false, false, false));
     let _ = server.stop(STOP_TIME_MAX);
 }
+
+#[test]
+fn the_audit_log_says_who_has_authenticated() {
+    let (place, stranger) = (Place::new(), Place::new());
+    let log = place.scratch.text("audit.log");
+    let server = place.server().args(&["--audit-log", &log]).start();
+    let client = Client::attach("vol0").path(server.portal()).args(&["--tls-dir", &place.dir()]);
+    let client = client.start();
+    let _ = stranger.doctor(server.portal()).code(1);
+    client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+    let text = fs::read_to_string(&log).expect("an audit log");
+    let lines = text.lines().map(|line| serde_json::from_str(line).expect("JSON"));
+    let lines: Vec<Value> = lines.filter(|line: &Value| line["event"] == "authenticate").collect();
+    let result = |result| lines.iter().find(|line| line["result"] == result);
+    let ok = result("ok").unwrap_or_else(|| panic!("{text}"));
+    assert_eq!((&ok["identity"], &ok["cipher"]), (&"db1".into(), &"TLS_AES_128_GCM_SHA256".into()));
+    let refused = result("refused").unwrap_or_else(|| panic!("{text}"));
+    assert_eq!((&refused["identity"], &refused["cipher"]), (&Value::Null, &Value::Null), "{text}");
+    for line in [ok, refused] {
+        assert!(line["address"].as_str().is_some_and(|at| at.starts_with("127.0.0.1:")), "{text}");
+    }
+}

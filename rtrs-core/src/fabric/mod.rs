@@ -459,6 +459,12 @@ pub trait Fabric: fmt::Debug {
         0
     }
 
+    /// The next peer that did not prove who it is in the handshake of its connection, and why. Of
+    /// many at a time some are left out. `poll` is true when there may be one.
+    fn next_refused(&mut self) -> Option<(SocketAddr, String)> {
+        None
+    }
+
     /// Stops listening; requests not yet reported are dropped.
     fn stop_listening(&mut self);
 

@@ -6,7 +6,7 @@
 //! request. The request is read in two exact steps, so no byte behind it is taken and another shard
 //! can carry on with the bare socket.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -74,6 +74,8 @@ pub(super) struct Listeners {
     pub(super) quota: Quota<u64>,
     /// Closed for others, since start.
     crowded_out: u64,
+    /// Peers whose handshakes were refused, until that is asked for.
+    pub(super) refused: VecDeque<(SocketAddr, String)>,
     /// Canceled; their buffers come back with their operations.
     pub(super) doomed: HashMap<u64, HalfOpen>,
     pub(super) pool: Option<Pool>,

@@ -356,6 +356,10 @@ impl Fabric for IwarpFabric {
         self.listeners.crowded_out()
     }
 
+    fn next_refused(&mut self) -> Option<(SocketAddr, String)> {
+        self.listeners.refused.pop_front()
+    }
+
     fn stop_listening(&mut self) {
         self.listeners.stop(&self.port);
     }

@@ -23,6 +23,9 @@ use crate::tls::{Done, Ended, Handshake, Job, Progress, Step, TlsEndpoint};
 /// Bytes of a handshake that are received or sent at once.
 pub(super) const GREETING_BUFFER: usize = 4096;
 
+/// Refused handshakes that wait to be reported; at most as many as a turn has.
+const REFUSED_MAX: usize = 64;
+
 /// A shard's access to the threads that compute handshakes.
 #[derive(Debug)]
 pub(super) struct Tls {
@@ -143,6 +146,9 @@ impl Listeners {
             Step::Done(ended) => Then::Report(ended),
             Step::Failed(why) => {
                 tracing::info!(peer = %half.peer, %why, "TLS refused");
+                if self.refused.len() < REFUSED_MAX {
+                    self.refused.push_back((half.peer, why));
+                }
                 Then::Refuse
             }
         };

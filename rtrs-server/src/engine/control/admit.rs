@@ -164,6 +164,9 @@ impl Control {
     pub(super) fn path_up(&mut self, shared: &PathShared, name: Name, ctx: &mut Ctx<'_>) {
         let (id, key) = (shared.session.id, shared.key);
         let (peer, transport) = (shared.origin.peer, shared.origin.transport);
+        if shared.identity().cipher.is_some() {
+            self.log.proved(shared);
+        }
         let known = shared.session.has_opened();
         if known || self.log.admit(ctx.now, peer, "up").is_some() {
             let session = SessionTag::of(id);

@@ -180,7 +180,8 @@ impl ClientLog {
             cipher: identity.cipher,
             ..AuditEvent::new(AuditKind::Authenticate, AuditResult::Ok)
         });
-        tracing::info!(path = %path.key, %peer, who = %identity.who, "a client has proved who it is");
+        let who = &identity.who;
+        tracing::info!(path = %path.key, %peer, %who, "a client has proved who it is");
     }
 
     /// A client has opened an export.

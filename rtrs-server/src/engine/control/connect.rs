@@ -101,8 +101,8 @@ impl Connector {
         let way = (provider, request.peer.ip(), request.local.ip());
         let way_of = |path: &PathOrigin| (path.provider, path.peer.ip(), path.local.ip());
         // What has not proved anything takes no place, and a proof takes that of its own path.
-        let other = |path: &&Path| !path.is_unproved() && !(proves && path.is_named(conn));
-        if live().filter(other).any(|path| way_of(&path.shared().origin) == way) {
+        let passed_over = |path: &Path| path.is_unproved() || proves && path.is_named(conn);
+        if live().any(|path| !passed_over(path) && way_of(&path.shared().origin) == way) {
             return Err(Refusal::SameAddresses);
         }
         Ok(())

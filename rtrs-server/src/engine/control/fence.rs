@@ -28,8 +28,8 @@ pub(super) fn fence(over: &Path, fence: &Fence, registry: &Registry) -> Fencing 
     if over.shared().origin.uuid == fence.path {
         return Fencing::Answer(ControlAnswer::Refused(errno::EINVAL));
     }
-    // At most one path of a name serves (`connect.rs`, `authenticate.rs`). It is the older one while
-    // it is being replaced.
+    // At most one path of a name serves (`connect.rs`, `authenticate.rs`): the older one while it
+    // is being replaced.
     let mut paths = registry.paths_of(over.shared().session.id);
     let meant = paths.find(|path| path.is_meant_by(fence) && !path.is_unproved());
     match meant.filter(|_| !rtrs_core::mutated!(FenceWithoutEnd)) {

@@ -67,7 +67,7 @@ use self::permission::{check_open, identities, to_end};
 use self::registry::{Registry, Session};
 use crate::audit::{AuditKind, AuditSink};
 use crate::engine::authenticator::Authenticator;
-use crate::engine::control::refusal::RefusedCounts;
+use crate::engine::control::refusal::{Refusal, RefusedCounts};
 use crate::engine::ctx::Ctx;
 use crate::engine::finder::Search;
 use crate::engine::message::{
@@ -543,6 +543,11 @@ impl Control {
     pub fn poll(&mut self, ctx: &mut Ctx<'_>) -> bool {
         let mut busy = false;
         for provider in ProviderIndex::all(ctx.fabrics.len()) {
+            while let Some((peer, why)) = ctx.fabrics[provider.index()].next_refused() {
+                let refusal = Refusal::Unproved(why);
+                self.refused.count(refusal.reason());
+                self.log.not_proved(ctx.now, peer, &refusal);
+            }
             while let Some(made) = ctx.fabrics[provider.index()].next_registration() {
                 busy = true;
                 let parts = (&mut self.registry, &mut self.log);

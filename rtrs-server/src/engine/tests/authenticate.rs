@@ -37,7 +37,7 @@ pub(super) fn client_config(n: u8) -> TlsClientConfig {
 }
 
 #[derive(Debug)]
-struct Desk {
+struct Backlog {
     config: TlsServerConfig,
     tasks: VecDeque<ProofTask>,
     nonce: u8,
@@ -46,14 +46,14 @@ struct Desk {
 
 /// Takes tasks, and does them when the test says so.
 #[derive(Clone, Debug)]
-pub(super) struct Clerk(Arc<Mutex<Desk>>);
+pub(super) struct Clerk(Arc<Mutex<Backlog>>);
 
 impl Authenticator for Clerk {
     fn begin(&self, task: ProofTask) -> bool {
-        let mut desk = self.0.lock();
-        let has_room = desk.tasks.len() < desk.room;
+        let mut backlog = self.0.lock();
+        let has_room = backlog.tasks.len() < backlog.room;
         if has_room {
-            desk.tasks.push_back(task);
+            backlog.tasks.push_back(task);
         }
         has_room
     }
@@ -63,7 +63,7 @@ impl Clerk {
     /// A server that knows these clients.
     pub(super) fn hire(fixture: &mut Fixture, clients: &[u8]) -> Self {
         let (tasks, config) = (VecDeque::new(), server_config(clients));
-        let clerk = Self(Arc::new(Mutex::new(Desk { config, tasks, nonce: 0x40, room: 64 })));
+        let clerk = Self(Arc::new(Mutex::new(Backlog { config, tasks, nonce: 0x40, room: 64 })));
         fixture.control().set_authenticator(Arc::new(clerk.clone()));
         let nobody = AccessPolicy::new(&[], [].into_iter(), Unlisted::Named);
         fixture.exports.set_access(nobody);
@@ -75,11 +75,11 @@ impl Clerk {
         fixture.settle();
         let mut count = 0;
         while let Some(done) = {
-            let mut desk = self.0.lock();
-            desk.nonce += 1;
-            let nonce = [desk.nonce; 32];
-            let task = desk.tasks.pop_front();
-            task.map(|task| task.run(&desk.config, nonce))
+            let mut backlog = self.0.lock();
+            backlog.nonce += 1;
+            let nonce = [backlog.nonce; 32];
+            let task = backlog.tasks.pop_front();
+            task.map(|task| task.run(&backlog.config, nonce))
         } {
             count += 1;
             fixture.send(Message::Control(ControlMessage::Proof(Box::new(done))));
