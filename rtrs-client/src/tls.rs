@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind, usage};
 /// As written; also the flags of commands that have no configuration file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
 pub struct TlsSources {
-    /// Directory with ca-cert.pem, client-cert.pem and client-key.pem, for tls://
+    /// Directory with ca-cert.pem, client-cert.pem and client-key.pem, for tls:// and rdma://
     ///
     /// The names are those of qemu and nbdkit. ca-crl.pem, if it exists, revokes certificates. The
     /// key must be readable only by its owner. Not with --key-file.
@@ -25,7 +25,7 @@ pub struct TlsSources {
     #[arg(long = "tls-hostname", value_name = "NAME")]
     pub hostname: Option<String>,
 
-    /// File with the private key of this client, for tls://
+    /// File with the private key of this client, for tls:// and rdma://
     ///
     /// `rtrs-client key generate` makes one. It must be readable only by its owner. Needs
     /// --server-key.

@@ -15,6 +15,7 @@ mod detach;
 mod discover;
 mod doctor;
 mod global;
+mod link;
 mod link_target;
 mod list;
 mod logs;

@@ -43,6 +43,7 @@ pub(crate) use self::io::retry::{OldestIo, Waits};
 pub(crate) use self::io::slow_requests::SlowReport;
 pub use self::message::ClientMessage;
 use self::message::{ConnectionEnd, Message, Outbox};
+pub(crate) use self::prover::{NO_KEYS, NO_PROOF, describe_impostor, describe_refusal};
 pub use self::prover::{Nonces, Prover};
 pub(crate) use self::session::PATHS_MAX;
 pub use self::session::{

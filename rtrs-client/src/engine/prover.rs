@@ -69,8 +69,10 @@ impl Prover {
 pub(crate) const NO_KEYS: &str = "the server wants this client to prove who it is: set key-file \
                                   and server-key, or tls-dir";
 /// Why a path ends whose server proves nothing to a client that wants to know.
-pub(crate) const NO_PROOF: &str = "the server does not prove who it is: it has no certificates or keys, is too old for that over \
-     this transport, or is a kernel's; leave key-file or tls-dir out to trust it";
+pub(crate) const NO_PROOF: &str = concat!(
+    "the server does not prove who it is: it has no certificates or keys, is too old for that ",
+    "over this transport, or is a kernel's; leave key-file or tls-dir out to trust it",
+);
 
 /// What a server that has proved itself has against this client.
 pub(crate) fn describe_refusal(errno: u16) -> String {

@@ -116,8 +116,9 @@ pub(crate) fn describe_reject(private_data: &[u8]) -> String {
                      same one)"
                 }
                 13 if Extensions::decode(&rsp.ext).authenticate => {
-                    " (the server wants this client to prove who it is: use a path over tls:// or \
-                     rdma://, with key-file and server-key, or tls-dir)"
+                    " (the server's access lists do not let this client in without a name; to \
+                     prove who it is, use tls:// or rdma:// with key-file and server-key, or \
+                     tls-dir)"
                 }
                 13 => " (the server's access lists do not let this client in; its log says why)",
                 12 => " (the server has no memory for this; its log says why)",

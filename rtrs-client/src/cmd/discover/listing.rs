@@ -1,4 +1,5 @@
-//! Asks one server for its exports: the start of a session with one connection, without OPEN.
+//! Asks one server for its exports, or only who it is: the start of a session with one connection,
+//! without OPEN.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,10 +12,12 @@ use rtrs_core::wire::{
     ClientExtensions, ConnReq, Discover, Discovered, Extensions, Name, Page, errno_name,
 };
 
-use crate::cmd::ping::Link;
+use super::proving::Proving;
+use crate::cmd::link::Link;
 use crate::daemon::config::random_uuid;
+use crate::engine::describe_refusal;
 use crate::path::handshake::{
-    ServiceConnection, ServiceEvent, conn_response, describe_failure, describe_info_refusal,
+    Proof, ServiceConnection, ServiceEvent, conn_response, describe_failure, describe_info_refusal,
 };
 use crate::plan::default_session_name;
 
@@ -63,9 +66,31 @@ fn bare(name: &Name) -> &[u8] {
 /// Lists the exports. Ends within `timeout` and what a close takes.
 pub(super) fn list(
     link: &mut Link,
-    (local, remote): (Option<IpAddr>, SocketAddr),
+    ends: (Option<IpAddr>, SocketAddr),
     timeout: Duration,
 ) -> Result<Listing, String> {
+    ask(link, ends, (true, timeout))
+}
+
+/// Proves who both ends are, where the link has certificates or keys for that. Ends within
+/// `timeout` and what a close takes.
+pub(crate) fn prove(
+    link: &mut Link,
+    ends: (Option<IpAddr>, SocketAddr),
+    timeout: Duration,
+) -> Result<(), String> {
+    if link.prover().is_none() {
+        return Ok(());
+    }
+    ask(link, ends, (false, timeout)).map(drop)
+}
+
+fn ask(
+    link: &mut Link,
+    (local, remote): (Option<IpAddr>, SocketAddr),
+    (lists, timeout): (bool, Duration),
+) -> Result<Listing, String> {
+    let prover = link.prover().cloned();
     let uuid = || random_uuid().map_err(|error| format!("no random numbers: {error}"));
     let (path, id) = (uuid()?, uuid()?);
     let number = u32::from_le_bytes([id[0], id[1], id[2], id[3]]);
@@ -76,7 +101,12 @@ pub(super) fn list(
         path_uuid: PathUuid(path),
         session_id: SessionId(id),
         first_conn: true,
-        ext: ClientExtensions { smaller_depth: true, ..ClientExtensions::default() }.encode(),
+        ext: ClientExtensions {
+            smaller_depth: true,
+            authenticates: prover.is_some(),
+            ..ClientExtensions::default()
+        }
+        .encode(),
     };
     let (fabric, ring) = link.parts();
     let now = Clock.now();
@@ -88,6 +118,14 @@ pub(super) fn list(
         fabric,
         name: default_session_name(&format!("discover-{number:08x}")),
         listing: Listing::default(),
+        lists,
+        proving: Proving {
+            prover,
+            session: request.session_id,
+            path: request.path_uuid,
+            server: remote.ip(),
+            challenge: None,
+        },
         outcome: None,
         late: now + timeout,
         over: false,
@@ -105,6 +143,9 @@ struct Asking<'a> {
     /// Of the session.
     name: String,
     listing: Listing,
+    /// It is to list the exports.
+    lists: bool,
+    proving: Proving,
     /// None until it is known.
     outcome: Option<Result<(), String>>,
     /// When to give up; then, when to wait no more for the end of the connection.
@@ -119,7 +160,10 @@ impl Asking<'_> {
         match event {
             FabricEvent::Established { private_data, .. } => {
                 let (granted, extensions) = conn_response(private_data.as_bytes())?;
-                check_discovers(extensions)?;
+                if self.lists {
+                    check_discovers(extensions)?;
+                }
+                self.proving.check(extensions)?;
                 self.listing.server = extensions.identity.and_then(ServerId::from_bytes);
                 self.conn.granted(granted, extensions);
                 self.step = "start the session";
@@ -150,7 +194,18 @@ impl Asking<'_> {
                 let sent = self.conn.post_heartbeat(true, self.fabric);
                 return sent.map_err(|error| error.to_string());
             }
-            ServiceEvent::Info { .. } => Some(Discover::default()),
+            ServiceEvent::Info { .. } => {
+                if self.proving.begin(&mut self.conn, self.fabric)? {
+                    self.step = "authenticate";
+                    return Ok(());
+                }
+                self.lists.then(Discover::default)
+            }
+            ServiceEvent::Proof(Proof::Server(answer)) => {
+                return self.proving.answer(&answer, &mut self.conn, self.fabric);
+            }
+            ServiceEvent::Proof(Proof::Accepted) => self.lists.then(Discover::default),
+            ServiceEvent::Proof(Proof::Refused(errno)) => return Err(describe_refusal(errno)),
             ServiceEvent::Discovered(page) => self.listing.add(page)?,
             ServiceEvent::DiscoverRefused(errno) => {
                 return Err(format!("the server refused: {}", errno_name(errno)));

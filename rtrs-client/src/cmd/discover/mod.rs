@@ -1,6 +1,7 @@
 //! `discover`: lists the exports of servers.
 
-mod listing;
+pub(super) mod listing;
+mod proving;
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -15,8 +16,8 @@ use serde::Serialize;
 use self::listing::Listing;
 use super::at_once::at_once;
 use super::global::GlobalArgs;
+use super::link::Link;
 use super::link_target::{LinkTarget, Timeout};
-use super::ping::Link;
 use super::text::{or_dash, remark, size_text};
 use crate::error::{Error, ErrorKind};
 use crate::tls::TlsSources;

@@ -11,11 +11,15 @@ use rtrs_core::rt::mailbox;
 use rtrs_core::settings::{Portal, Scheme};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::tls::hint;
-use rtrs_core::wire::{ConnReq, ConnRsp, PingHello, PingMode, PingStatus, errno_name};
+use rtrs_core::wire::{
+    ClientExtensions, ConnReq, ConnRsp, Extensions, PingHello, PingMode, PingStatus, errno_name,
+};
 
 use super::route::{Route, route};
 use super::{Findings, Step, Verdict};
-use crate::cmd::ping::{Link, Tally, Watch};
+use crate::cmd::discover::listing::prove;
+use crate::cmd::link::{Link, Watch};
+use crate::cmd::ping::Tally;
 use crate::daemon::config::random_uuid;
 use crate::error::{Error, system};
 use crate::tls::TlsSources;
@@ -427,6 +431,11 @@ fn handshake(
         path_uuid: PathUuid(uuid()?),
         session_id: SessionId(uuid()?),
         first_conn: true,
+        ext: ClientExtensions {
+            authenticates: link.prover().is_some(),
+            ..ClientExtensions::default()
+        }
+        .encode(),
         ..ConnReq::default()
     };
     let data = PrivateData::new(&request.encode());
@@ -448,6 +457,9 @@ fn handshake(
         let errno = response.errno.unsigned_abs();
         let found = format!("no session: the server answers {}", errno_name(errno));
         let remedy = match errno {
+            _ if Extensions::decode(&response.ext).authenticate => {
+                "use certificates or keys: --tls-dir, or --key-file and --server-key"
+            }
             rtrs_core::wire::errno::EOPNOTSUPP => {
                 "start rtrs-server without --ping-only; over RDMA, see its --always-invalidate"
             }
@@ -456,6 +468,11 @@ fn handshake(
         };
         return Ok(bad(9, Verdict::Fail, found, remedy));
     }
+    if let Err(found) = prove(link, (portal.source(), remote), timeout) {
+        let remedy = hint(&found).unwrap_or("compare the keys or certificates of both ends");
+        return Ok(bad(9, Verdict::Fail, found, remedy));
+    }
+    let proved = if link.prover().is_some() { ", both ends authenticated" } else { "" };
     Ok(match response.chunk_size() {
         Err(error) => bad(
             9,
@@ -466,7 +483,7 @@ fn handshake(
         Ok(_) => ok(
             9,
             format!(
-                "RTRS in {:.3} ms: {} requests at once, of up to {} KiB{}",
+                "RTRS in {:.3} ms: {} requests at once, of up to {} KiB{}{proved}",
                 knock.after.as_secs_f64() * 1e3,
                 response.queue_depth,
                 response.max_io_size / 1024,

@@ -1,6 +1,5 @@
 //! `ping`: pings a server, prints each round, ends with a table.
 
-mod link;
 mod plan;
 mod report;
 #[cfg(test)]
@@ -16,13 +15,14 @@ use rtrs_core::settings::{Output, write_text};
 use rtrs_core::time::{Duration, Instant};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-pub(super) use self::link::{Link, Watch};
 pub(super) use self::plan::PingArgs;
 pub(super) use self::report::Tally;
 
 use self::plan::PingPlan;
 use super::global::GlobalArgs;
+use super::link::{Link, Watch};
 use super::text::progress;
+use crate::cmd::discover::listing::prove;
 use crate::error::{Error, ErrorKind, system};
 
 /// How often a long run shows how far it is.
@@ -46,6 +46,13 @@ pub(super) fn run(args: &PingArgs, global: &GlobalArgs) -> Result<(), Error> {
         (plan.args.crc.is_on(), plan.args.rping),
         plan.args.timeout.get(),
     )?;
+    if !plan.args.rping {
+        let proved = prove(&mut link, (plan.source, remote), plan.args.timeout.get());
+        proved.map_err(|why| {
+            let text = format!("cannot ping {portal}: the ends cannot prove who they are: {why}");
+            Error::new(ErrorKind::Path, text)
+        })?;
+    }
     let config = PingClientConfig {
         local: plan.source,
         remote,

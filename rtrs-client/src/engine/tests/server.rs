@@ -232,7 +232,7 @@ impl Server {
     fn on_connect(&mut self, now: Instant, request: ConnRequest) {
         let raw = request.private_data.as_bytes();
         assert_eq!(raw[..6], [0, 0, 0xbd, 0x1b, 0x00, 0x02], "CM bytes, magic, version");
-        assert!(raw[44] & !1 == 0 && raw[45..50] == *b"RTRX\x07" && raw[52..] == [0; 4]);
+        assert!(raw[44] & !1 == 0 && raw[45..49] == *b"RTRX" && raw[52..] == [0; 4]);
         let req = ConnReq::decode(raw).expect("a good CON_REQ");
         self.seen.push(Seen::Connect { req, local: request.local.ip(), at: now });
         if let Some(data) = &self.how.refuse {

@@ -30,11 +30,9 @@ impl Path {
             PathState::Connected | PathState::Disconnected | PathState::Gone => {
                 return Some(false);
             }
-            PathState::Waiting => {
-                if now < self.until {
-                    tracing::info!(path = %name, "{what}: trying at once");
-                    self.until = now;
-                }
+            PathState::Waiting if now < self.until => {
+                tracing::info!(path = %name, "{what}: trying at once");
+                self.until = now;
             }
             PathState::Closing => self.network.skip_wait(),
             PathState::Connecting | PathState::InfoExchange if was_open => {

@@ -18,6 +18,7 @@ use rtrs_core::settings::{Host, Portal, Scheme};
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::tls::TlsEndpoint;
 
+use crate::engine::Prover;
 use crate::error::{Error, ErrorKind, system};
 use crate::tls::TlsSources;
 
@@ -31,6 +32,8 @@ const READS_MAX: u8 = 16;
 pub(crate) struct Link {
     fabric: Box<dyn Fabric>,
     ring: Rc<Ring>,
+    /// Over RDMA, with certificates or keys.
+    prover: Option<Prover>,
 }
 
 /// Follows a run.
@@ -51,16 +54,17 @@ impl Link {
         (crc, plain): (bool, bool),
         timeout: Duration,
     ) -> Result<Self, Error> {
+        let mut tls = tls.clone();
+        if let (Some(_), None, Host::Name(name)) = (&tls.dir, &tls.hostname, portal.host()) {
+            tls.hostname = Some(name.clone());
+        }
+        let is_rdma = portal.scheme() == Scheme::Rdma;
+        let prover = if is_rdma { tls.prover()? } else { None };
         let ring = Ring::new(RING_ENTRIES).map_err(system("cannot set up io_uring"))?;
         let options = IwarpOptions { crc, plain, startup_timeout: timeout, ..Default::default() };
         let fabric: Box<dyn Fabric> = match portal.scheme() {
             Scheme::Tcp => Box::new(IwarpFabric::new(&ring, IwarpShared::new(), options)),
             Scheme::Tls => {
-                let mut tls = tls.clone();
-                if let (Some(_), None, Host::Name(name)) = (&tls.dir, &tls.hostname, portal.host())
-                {
-                    tls.hostname = Some(name.clone());
-                }
                 let endpoint = TlsEndpoint::client(tls.load()?);
                 let endpoint = endpoint.map_err(system("cannot start a thread"))?;
                 let fabric = IwarpFabric::with_tls(&ring, IwarpShared::new(), options, endpoint);
@@ -79,7 +83,12 @@ impl Link {
                     .map_err(|e| Error::with_source(ErrorKind::System, "cannot set up RDMA", e))?
             }
         };
-        Ok(Self { fabric, ring })
+        Ok(Self { fabric, ring, prover })
+    }
+
+    /// With what both ends prove who they are, where they do.
+    pub(crate) fn prover(&self) -> Option<&Prover> {
+        self.prover.as_ref()
     }
 
     /// The provider and its ring.

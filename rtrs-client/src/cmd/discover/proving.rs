@@ -1,0 +1,64 @@
+//! The proofs of both ends, for commands that have a session of one connection.
+
+use std::net::IpAddr;
+
+use rtrs_core::fabric::Fabric;
+use rtrs_core::ids::{PathUuid, SessionId};
+use rtrs_core::tls::ProofFacts;
+use rtrs_core::wire::{Challenge, ChallengeRsp, Extensions};
+
+use crate::engine::{NO_KEYS, NO_PROOF, Prover, describe_impostor};
+use crate::path::handshake::ServiceConnection;
+
+/// Who proves what.
+pub(super) struct Proving {
+    pub(super) prover: Option<Prover>,
+    pub(super) session: SessionId,
+    pub(super) path: PathUuid,
+    pub(super) server: IpAddr,
+    pub(super) challenge: Option<Challenge>,
+}
+
+impl Proving {
+    /// Whether both ends want proofs, or neither.
+    pub(super) fn check(&self, extensions: Extensions) -> Result<(), String> {
+        match (extensions.authenticate, self.prover.is_some()) {
+            (true, false) => Err(NO_KEYS.into()),
+            (false, true) => Err(NO_PROOF.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Asks the server who it is. False when nothing is to be proved.
+    pub(super) fn begin(
+        &mut self,
+        conn: &mut ServiceConnection,
+        fabric: &mut dyn Fabric,
+    ) -> Result<bool, String> {
+        let Some(prover) = &self.prover else { return Ok(false) };
+        let challenge = prover.challenge()?;
+        self.challenge = Some(challenge);
+        conn.post_challenge(&challenge, fabric).map_err(|error| error.to_string())?;
+        Ok(true)
+    }
+
+    /// The server says who it is.
+    pub(super) fn answer(
+        &mut self,
+        answer: &ChallengeRsp,
+        conn: &mut ServiceConnection,
+        fabric: &mut dyn Fabric,
+    ) -> Result<(), String> {
+        let (prover, challenge) = self.prover.as_ref().zip(self.challenge.take()).ok_or(NO_KEYS)?;
+        let client = fabric.local_ip(conn.qp());
+        let facts = ProofFacts {
+            session: self.session,
+            path: self.path,
+            client: client.ok_or("the system does not say which address of this host is used")?,
+            server: self.server,
+        };
+        let proof = prover.answer((facts, None), &challenge, answer);
+        let proof = proof.map_err(|why| describe_impostor(&why))?;
+        conn.post_auth(&proof, fabric).map_err(|error| error.to_string())
+    }
+}
