@@ -10,7 +10,9 @@
 //! detached does not end or leaves memory registered. The fuzz crate calls it with new inputs, the
 //! tests with the corpus.
 
+mod answers;
 mod input;
+mod setup;
 #[cfg(test)]
 mod tests;
 
@@ -25,20 +27,19 @@ use rtrs_core::fabric::{
     ProtectionDomain, QpLimits, RemoteMem, Sge, SgeList, WcOp, WcStatus, WorkCompletion,
     WorkRequest, WrOp,
 };
-use rtrs_core::identity::EvictionSecret;
-use rtrs_core::ids::{CoreIndex, PermitId, ProviderIndex, QpNum, SessionId};
+use rtrs_core::ids::{CoreIndex, PermitId, ProviderIndex, QpNum};
 use rtrs_core::mem::Region;
 use rtrs_core::time::{Duration, Instant, earliest};
+use rtrs_core::tls::ProofFacts;
 use rtrs_core::wire::{
-    AccessMode, ChunkRequest, ConnReq, ConnRsp, Extensions, Imm, InfoReq, InfoRsp, MemBits,
-    OpenRsp, OpenRspTail, RkeyRsp, SessInfoRsp, SgDesc, TimedRkeyRsp, UserMessage,
+    Challenge, ChunkRequest, ConnReq, ConnRsp, Extensions, Imm, InfoReq, InfoRsp, MemBits, RkeyRsp,
+    SessInfoRsp, SgDesc, TimedRkeyRsp, UserMessage,
 };
 
+use self::answers::{Asked, challenge_rsp, check_auth, open_rsp, proves};
 use self::input::{Input, changed};
-use crate::engine::{
-    Change, ClientEngine, ClientMessage, Failover, HeartbeatSettings, Leaving, NoPath, PathTarget,
-    Policy, SessionConfig, SessionDevice, SlowIo, Tuning,
-};
+use self::setup::{config, tuning};
+use crate::engine::{Change, ClientEngine, ClientMessage, Leaving, SessionDevice};
 
 const DEPTH: u16 = 8;
 const MAX_IO: u32 = 8192;
@@ -72,6 +73,9 @@ struct Lies {
 struct Conn {
     qp: QpNum,
     slot: usize,
+    facts: ProofFacts,
+    /// Of the client, until it proves itself.
+    asked: Option<Asked>,
 }
 
 /// A request that the server has taken.
@@ -91,6 +95,8 @@ struct Server {
     /// Its answers carry times.
     timed: bool,
     extensions: Extensions,
+    /// Spoils its proofs.
+    spoil: u8,
     /// Answers are kept until the program gives them.
     holds: bool,
     heartbeats: bool,
@@ -126,66 +132,6 @@ fn server_ip(path: usize) -> IpAddr {
 
 fn client_ip(path: usize) -> IpAddr {
     sim_ip(11 + path as u8)
-}
-
-fn config(setup: u8) -> SessionConfig {
-    let heartbeat = HeartbeatSettings {
-        interval: Duration::from_millis(200),
-        missed_max: 3,
-        confirmed_missed_max: 2,
-    };
-    let path = |path| PathTarget {
-        peer_name: None,
-        name: format!("path{path}"),
-        local: Some(client_ip(path)),
-        remotes: vec![SocketAddr::new(server_ip(path), PORT)],
-        transport: "sim",
-        provider: ProviderIndex(0),
-        invalidate_reads: setup & 1 == 0,
-        heartbeat,
-        proves: true,
-    };
-    SessionConfig {
-        name: "fuzz".into(),
-        export: "vol".into(),
-        access: AccessMode::ReadWrite,
-        open_patience: Duration::ZERO,
-        read_only_fallback: setup & 2 != 0,
-        identity: None,
-        inherited_epoch: (setup & 4 != 0).then_some(1),
-        resent_for: Duration::ZERO,
-        id: SessionId([7; 16]),
-        paths: (0..1 + usize::from(setup >> 3 & 1)).map(path).collect(),
-        shards: 1 + u16::from(setup >> 4 & 1),
-        policy: Policy::RoundRobin,
-        heartbeat,
-        connect_timeout: Duration::from_millis(500),
-        reconnect_min: Duration::from_millis(20),
-        reconnect_max: Duration::from_millis(500),
-        io_timeout: Duration::from_secs(2),
-        slow_io: SlowIo::Wait,
-        no_path: NoPath::QueueFor(Duration::from_secs(3)),
-        failover: if setup & 32 == 0 { Failover::Fast } else { Failover::Strict },
-        queue_depth_limit: u16::MAX,
-        prover: None,
-        seed: 7,
-    }
-}
-
-/// Other settings for a session that runs.
-fn tuning(setup: u8, fields: u8) -> Tuning {
-    let some = Duration::from_millis(20 << (fields & 7));
-    // At the end all IO has to end, so it never waits without a limit.
-    let no_path = if fields & 8 == 0 { NoPath::Fail } else { NoPath::QueueFor(some) };
-    let policy = if fields & 32 == 0 { Policy::MinLatency } else { Policy::RoundRobin };
-    let heartbeat = HeartbeatSettings { interval: some, missed_max: 3, confirmed_missed_max: 2 };
-    Tuning {
-        policy,
-        no_path,
-        io_timeout: some * 2,
-        own_heartbeats: vec![("sim", heartbeat)],
-        ..config(setup).tuning()
-    }
 }
 
 impl Rig {
@@ -224,7 +170,8 @@ impl Rig {
             lies: Lies::default(),
             new_rkey: setup & 64 == 0,
             timed: setup & (64 | 128) == 0,
-            extensions: Extensions { times: setup & 128 == 0, ..ours },
+            extensions: Extensions { times: setup & 128 == 0, authenticate: proves(setup), ..ours },
+            spoil: 0,
             holds: false,
             heartbeats: true,
             held: VecDeque::new(),
@@ -307,6 +254,7 @@ impl Rig {
                 self.server.heartbeats = mode & 2 == 0;
                 self.server.new_rkey ^= mode & 4 != 0;
                 self.server.timed ^= mode & 8 != 0;
+                self.server.spoil = if mode & 16 == 0 { 0 } else { mode >> 5 };
             }
             6 => {
                 let (at, errno) = (usize::from(input.byte()?), u16::from(input.byte()?));
@@ -436,25 +384,6 @@ impl Rig {
     }
 }
 
-/// OPEN_RSP, long; who wants the short one reads less.
-fn open_rsp() -> Vec<u8> {
-    let rsp = OpenRsp {
-        nsectors: SECTORS,
-        max_hw_sectors: MAX_IO / 512,
-        max_write_zeroes_sectors: 1 << 10,
-        max_discard_sectors: 1 << 10,
-        discard_granularity: 512,
-        physical_block_size: 4096,
-        logical_block_size: 512,
-        max_segments: 128,
-        fua: true,
-        write_cache: true,
-        cache_id: 1,
-        ..OpenRsp::default()
-    };
-    OpenRspTail { export: None, secret: EvictionSecret([3; 16]) }.encode(&rsp).to_vec()
-}
-
 impl Host {
     fn turn(&mut self, now: Instant) -> bool {
         let mut busy = false;
@@ -527,19 +456,25 @@ impl Server {
     }
 
     fn connected(&mut self, now: Instant, request: ConnRequest) {
-        let good = ConnReq::decode(request.private_data.as_bytes()).is_ok();
-        assert!(good, "the client sends a good CON_REQ");
+        let asked = ConnReq::decode(request.private_data.as_bytes());
+        assert!(asked.is_ok(), "the client sends a good CON_REQ");
+        let (client, server) = (request.peer.ip(), request.local.ip());
+        let facts = asked.ok().map(|asked| {
+            let (session, path) = (asked.session_id, asked.path_uuid);
+            ProofFacts { session, path, client, server }
+        });
         let free = (0..CONNS_MAX).find(|slot| self.conns.iter().all(|conn| conn.slot != *slot));
         if let Some(lie) = self.lies.reject.take() {
             self.fabric.reject(now, request, &PrivateData::new(&lie));
             return;
         }
         let Some(slot) = free else { return };
+        let Some(facts) = facts else { return };
         let good = self.accept().encode().to_vec();
         let answer = PrivateData::new(&self.lies.accept.take().unwrap_or(good));
         let limits = QpLimits { send_max: 256, recv_max: 64 };
         let Ok(qp) = self.fabric.accept(now, &self.pd, request, limits, &answer) else { return };
-        self.conns.push(Conn { qp, slot });
+        self.conns.push(Conn { qp, slot, facts, asked: None });
         for id in 0..RECVS {
             let sge = (id == 0).then(|| self.sge(INFO_AT + slot * 512, 512));
             self.fabric.post_recv(qp, id, sge).expect("room for its receives");
@@ -594,6 +529,14 @@ impl Server {
                     Ok(UserMessage::SessInfo(info)) => SessInfoRsp::answer(info).encode().to_vec(),
                     Ok(UserMessage::Open { .. }) => self.lies.open.take().unwrap_or_else(open_rsp),
                     Ok(UserMessage::Io(_, io)) => vec![0; io.bi_size.min(MAX_IO) as usize],
+                    Ok(UserMessage::Challenge(challenge)) => self.challenged(qp, &challenge),
+                    Ok(UserMessage::Auth(_)) => {
+                        let conn = self.conns.iter_mut().find(|conn| conn.qp == qp);
+                        let asked = conn.and_then(|conn| conn.asked.take());
+                        let asked = asked.expect("an AUTH answers a challenge");
+                        check_auth(&asked, &chunk[..parsed.data_len as usize]);
+                        Vec::new()
+                    }
                     _ => Vec::new(),
                 };
                 if let Some(desc) = parsed.desc() {
@@ -608,6 +551,15 @@ impl Server {
         if !self.holds {
             self.release(self.held.len() - 1, 0);
         }
+    }
+
+    fn challenged(&mut self, qp: QpNum, challenge: &Challenge) -> Vec<u8> {
+        let conn = self.conns.iter_mut().find(|conn| conn.qp == qp);
+        let Some(conn) = conn else { return Vec::new() };
+        let answer = challenge_rsp(conn.facts, challenge, self.spoil);
+        let (bytes, asked) = answer.expect("the client asks well");
+        conn.asked = Some(asked);
+        bytes
     }
 
     /// Answers a request that is held, or once more the one before.

@@ -9,6 +9,7 @@
 //! bound, and when anything of a session is left after its clients are gone. The fuzz crate calls
 //! it with new inputs, the tests with the corpus.
 
+mod proofs;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -38,6 +39,7 @@ use rtrs_core::wire::{
     Name, Open, ReadMsg, RkeyRsp, Rw, SessInfo, SgDesc, WriteMsg,
 };
 
+use self::proofs::Tasks;
 use crate::engine::ServerEngine;
 use crate::engine::message::{AdminReplyTo, AdminRequest, ControlMessage, Message};
 use crate::engine::session::SessionParams;
@@ -177,6 +179,7 @@ struct Rig {
     clients: Clients,
     held: Arc<AtomicBool>,
     params: SessionParams,
+    tasks: Tasks,
 }
 
 impl Rig {
@@ -210,6 +213,10 @@ impl Rig {
                 inbox: VecDeque::new(),
             })
             .collect();
+        let tasks = Tasks::default();
+        if setup & 16 != 0 {
+            hosts[0].core.set_authenticator(Arc::new(tasks.clone()));
+        }
         let remote = SocketAddr::new(sim_ip(1), PORT);
         hosts[0].fabrics[0].listen(remote).ok()?;
         let mut fabric = world.fabric(client);
@@ -218,12 +225,13 @@ impl Rig {
         let (conns, chunks) = (Vec::new(), BTreeMap::new());
         let clients =
             Clients { fabric, pd, memory, conns, chunks, posted: 0, sent: 0, received: 0 };
-        Some(Self { world, node, hosts, clients, held, params })
+        Some(Self { world, node, hosts, clients, held, params, tasks })
     }
 
     /// A turn of every shard and of the clients. True when anything happened.
     fn turn(&mut self) -> bool {
         let (now, mut busy, mut messages) = (self.world.now(), false, Vec::new());
+        self.hosts[0].inbox.extend(self.tasks.next());
         for host in &mut self.hosts {
             while let Some(message) = host.inbox.pop_front() {
                 busy = true;
@@ -407,6 +415,8 @@ impl Rig {
             prio: 0,
         };
         let discovers = kind == 14 && fields & 4 != 0;
+        let proves = kind == 15 && fields & 0x80 != 0;
+        let mut proof = Vec::new();
         let header: Vec<u8> = match kind {
             11 | 12 => io.encode().to_vec(),
             13 => {
@@ -419,6 +429,16 @@ impl Rig {
                 Discover { after: Name::new(after.as_bytes()).ok()? }.encode().to_vec()
             }
             14 => Close { device_id: u32::from(fields & 3) }.encode().to_vec(),
+            _ if proves && fields & 1 == 0 => proofs::challenge(fields),
+            _ if proves => {
+                let path = self.clients.pick(at.0).map_or(0, |(_, path)| path);
+                // Sessions have the number of their first path.
+                let names = (1 + (fields >> 5 & 1), path);
+                let answer = self.clients.sge(RESULT_AT, 2048).slice.to_vec();
+                let (header, data) = proofs::auth(fields, names, (sim_ip(2), sim_ip(1)), &answer);
+                proof = data;
+                header
+            }
             _ if fields & 1 == 0 => SessInfo { ver: fields >> 1 }.encode().to_vec(),
             _ => {
                 let path = PathUuid([1 + (fields >> 1) % PATHS; 16]);
@@ -429,6 +449,8 @@ impl Rig {
         let reads = matches!(kind, 11 | 13) || kind == 15 && fields & 1 == 0 || discovers;
         let room = if kind <= 12 { (io.bi_size as usize).min(4096) } else { 512 };
         let room = if reads || kind == 12 { room } else { 0 };
+        let result = if proves { self.clients.result(2048) } else { result };
+        let room = if proves && reads { 2048 } else { room };
         let usr_len = header.len() as u16 + u16::from(fields == 0x77);
         let mut message = vec![0; ReadMsg::LEN_MAX];
         if reads {
@@ -438,6 +460,13 @@ impl Rig {
             read.encode(&mut message);
         } else {
             message = WriteMsg { usr_len }.encode().to_vec();
+        }
+        if !proof.is_empty() {
+            let all = [&proof[..], &header, &message].concat();
+            let offset = u32::try_from(proof.len() + header.len()).unwrap_or(0);
+            let imm = Imm::Request { permit: PermitId(u16::from(at.1) % DEPTH), offset };
+            self.clients.write(at, 0, &all, imm.encode_with(self.params.limits.mem_bits()));
+            return Some(());
         }
         self.clients.request(at, room, &header, &message, self.params.limits);
         Some(())
@@ -478,8 +507,13 @@ fn con_req(cid: u16, cid_num: u16, path: u8, session: u8, first: bool, recon: u1
         path_uuid: PathUuid([path; 16]),
         session_id: SessionId([session; 16]),
         first_conn: first,
-        // Some take times, some are as a kernel's client.
-        ext: ClientExtensions { times: path & 1 == 0, ..ClientExtensions::default() }.encode(),
+        // Some take times or can prove who they are, some are as a kernel's client.
+        ext: ClientExtensions {
+            times: path & 1 == 0,
+            authenticates: path == 3,
+            ..ClientExtensions::default()
+        }
+        .encode(),
     }
 }
 

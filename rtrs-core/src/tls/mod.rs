@@ -13,8 +13,8 @@
 //!
 //! `files.rs` reading files · `keys.rs` raw keys and the list of clients · `command.rs` the
 //! commands for keys · `config.rs` what rustls needs · `raw.rs` checks of raw keys · `names.rs` the
-//! name in a certificate · `proof.rs` proofs of paths without TLS · `handshake.rs` one handshake · `workers.rs` the threads · `explain.rs`
-//! errors for people.
+//! name in a certificate · `proof.rs` proofs of paths without TLS · `handshake.rs` one handshake ·
+//! `workers.rs` the threads · `explain.rs` errors for people.
 
 mod command;
 mod config;
@@ -22,6 +22,8 @@ mod explain;
 mod files;
 #[cfg(any(test, feature = "test-util"))]
 mod fuzz;
+#[cfg(any(test, feature = "test-util"))]
+mod fuzz_auth;
 mod handshake;
 mod keys;
 mod names;
@@ -41,6 +43,9 @@ pub use files::TlsDir;
 pub use fuzz::fuzz_tls;
 #[cfg(any(test, feature = "test-util"))]
 pub(crate) use fuzz::sessions;
+#[cfg(any(test, feature = "test-util"))]
+#[doc(hidden)]
+pub use fuzz_auth::fuzz_auth;
 pub use handshake::cipher_name;
 pub(crate) use handshake::{Ended, Handshake, Progress, Secrets, Session, Step};
 pub use keys::{Clients, KeyError, PrivateKey, PublicKey};

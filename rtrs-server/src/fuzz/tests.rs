@@ -2,6 +2,8 @@
 
 use proptest::prelude::*;
 
+use rtrs_core::wire::AccessMode;
+
 use super::{Input, Rig, fuzz_paths};
 
 #[test]
@@ -18,6 +20,25 @@ fn clients_that_keep_the_rules_are_served() {
         rig.request(12, &mut write).unwrap();
         rig.settle();
         assert_eq!(rig.clients.received, before + 1, "setup {setup}: an answer");
+        rig.end();
+    }
+}
+
+#[test]
+fn a_client_that_proves_who_it_is_is_served() {
+    for setup in 16..32 {
+        let mut rig = Rig::new(setup).unwrap();
+        rig.come_up(3, 1);
+        let shown = rig.hosts[0].core.snapshot(rig.world.now());
+        assert_eq!((&*shown[0].identity, shown[0].opens.len()), ("unproved", 0), "setup {setup}");
+        for fields in [0x80, 0x81] {
+            rig.request(15, &mut Input(&[0, 0, fields, 0, 0, 0, 0, 0])).unwrap();
+            rig.settle();
+        }
+        rig.clients.open(0, 0, "vol", AccessMode::ReadWrite);
+        rig.settle();
+        let shown = rig.hosts[0].core.snapshot(rig.world.now());
+        assert_eq!((&*shown[0].identity, shown[0].opens.len()), ("key:db1", 1), "setup {setup}");
         rig.end();
     }
 }
