@@ -36,12 +36,14 @@ local IMM = {
 local MSG = { [0] = "INFO_REQ", [1] = "INFO_RSP", [2] = "WRITE", [3] = "READ", [4] = "RKEY_RSP" }
 local USER = {
     [0] = "SESS_INFO", [1] = "SESS_INFO_RSP", [2] = "OPEN", [3] = "OPEN_RSP", [4] = "IO",
-    [5] = "CLOSE", [0x8001] = "FENCE", [0x8002] = "DISCOVER",
+    [5] = "CLOSE", [0x8001] = "FENCE", [0x8002] = "DISCOVER", [0x8003] = "CHALLENGE",
+    [0x8004] = "AUTH",
 }
 local OP = {
     [0] = "read", [1] = "write", [2] = "flush", [3] = "discard", [4] = "secure erase",
     [5] = "write zeroes",
 }
+local KIND = { [1] = "raw key", [2] = "certificates" }
 local ACCESS = { [0] = "ro", [1] = "rw", [2] = "migration" }
 
 local f = {
@@ -67,6 +69,8 @@ local f = {
         1),
     ext_client_changed = ProtoField.bool("rtrs.ext.client_changed", "CHANGED", 8, nil, 2),
     ext_client_times = ProtoField.bool("rtrs.ext.client_times", "Times in answers", 8, nil, 4),
+    ext_client_auth = ProtoField.bool("rtrs.ext.client_authenticates", "Can authenticate", 8, nil,
+        8),
     ext_depth = ProtoField.uint16("rtrs.ext.depth", "Queue depth of the session"),
     con_errno = ProtoField.int16("rtrs.con.errno", "errno"),
     queue_depth = ProtoField.uint16("rtrs.con.queue_depth", "Queue depth"),
@@ -82,6 +86,7 @@ local f = {
     ext_changed = ProtoField.bool("rtrs.ext.changed", "CHANGED", 32, nil, 16),
     ext_times = ProtoField.bool("rtrs.ext.times", "Times in answers", 32, nil, 32),
     ext_discover = ProtoField.bool("rtrs.ext.discover", "DISCOVER", 32, nil, 64),
+    ext_auth = ProtoField.bool("rtrs.ext.authenticate", "Has to authenticate", 32, nil, 128),
     server_id = ProtoField.bytes("rtrs.ext.server_id", "Server ID, or eviction secret"),
 
     imm = ProtoField.uint32("rtrs.imm", "Immediate", base.HEX),
@@ -147,6 +152,12 @@ local r = {
     read_only = ProtoField.bool("rnbd.discover.read_only", "Read-only", 8, nil, 1),
     open_rw = ProtoField.bool("rnbd.discover.open_rw", "Open for writing", 8, nil, 2),
     export_id = ProtoField.bytes("rnbd.discover.id", "Export ID"),
+    auth_version = ProtoField.uint16("rnbd.auth.version", "Version"),
+    nonce = ProtoField.bytes("rnbd.auth.nonce", "Nonce"),
+    credential = ProtoField.bytes("rnbd.auth.credential", "Hash of the credential"),
+    auth_kind = ProtoField.uint8("rnbd.auth.kind", "Kind", base.DEC, KIND),
+    auth_count = ProtoField.uint8("rnbd.auth.count", "Keys or certificates"),
+    auth_scheme = ProtoField.uint16("rnbd.auth.scheme", "SignatureScheme", base.HEX),
     fence_cnt = ProtoField.uint16("rnbd.fence.recon_cnt", "Its connects"),
 }
 rnbd.fields = r
@@ -223,7 +234,7 @@ local function con_req(tree, range)
         tree:add(f.ext, range(45, 4))
         add_all(tree, range, {
             { f.ext_client, 49, 1 }, { f.ext_smaller, 49, 1 }, { f.ext_client_changed, 49, 1 },
-            { f.ext_client_times, 49, 1 }, { f.ext_depth, 50, 2 },
+            { f.ext_client_times, 49, 1 }, { f.ext_client_auth, 49, 1 }, { f.ext_depth, 50, 2 },
         })
     end
 end
@@ -239,7 +250,8 @@ local function con_rsp(tree, range)
         add_all(tree, range, {
             { f.ext_server, 24, 4 }, { f.ext_lengths, 24, 4 }, { f.ext_fence, 24, 4 },
             { f.ext_cache, 24, 4 }, { f.ext_identity, 24, 4 }, { f.ext_changed, 24, 4 },
-            { f.ext_times, 24, 4 }, { f.ext_discover, 24, 4 }, { f.server_id, 28, 16 },
+            { f.ext_times, 24, 4 }, { f.ext_discover, 24, 4 }, { f.ext_auth, 24, 4 },
+            { f.server_id, 28, 16 },
         })
     end
 end
@@ -308,6 +320,18 @@ local function user_message(tree, range, is_answer)
         discovered(sub, range)
     elseif kind == 0x8002 then
         sub:add(r.name, range(6), text_of(range, 6, 255))
+    elseif kind == 0x8003 and is_answer then
+        title = "CHALLENGE_RSP"
+        add_all(sub, range, {
+            { r.auth_version, 2, 2 }, { r.nonce, 8, 32 }, { r.auth_kind, 40, 1 },
+            { r.auth_count, 41, 1 }, { r.auth_scheme, 42, 2 },
+        })
+    elseif kind == 0x8003 then
+        add_all(sub, range, {
+            { r.auth_version, 2, 2 }, { r.nonce, 8, 32 }, { r.credential, 40, 32 },
+        })
+    elseif kind == 0x8004 then
+        add_all(sub, range, { { r.auth_version, 2, 2 } })
     elseif kind == 0x8001 then
         add_all(sub, range, { { r.fence_path, 4, 16 }, { r.fence_cnt, 20, 2 } })
     end
@@ -549,7 +573,7 @@ local function once(pinfo, number, first)
 end
 
 -- SESS_INFO, OPEN and DISCOVER, whose data is a message.
-local HAS_ANSWER = { [0] = true, [2] = true, [0x8002] = true }
+local HAS_ANSWER = { [0] = true, [2] = true, [0x8002] = true, [0x8003] = true }
 
 -- RoCE v2.
 

@@ -10,6 +10,7 @@
 mod discover;
 mod handshake;
 mod keys;
+pub(crate) mod proofs;
 mod request;
 mod start;
 mod stream;

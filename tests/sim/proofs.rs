@@ -19,6 +19,7 @@ use rtrs_core::block::{BlockDevice, Core, Io, IoFlags, IoOp};
 use rtrs_core::fabric::sim::{BindMode, NodeId, World, WorldOptions, sim_ip};
 use rtrs_core::fabric::{Fabric, FabricEvent, PdUse};
 use rtrs_core::ids::{CoreIndex, PathUuid, ProviderIndex, SessionId};
+use rtrs_core::limits::Limits;
 use rtrs_core::mem::Region;
 use rtrs_core::prng::Prng;
 use rtrs_core::tests::{Answer, PathOptions, PlayedClient, io_header};
@@ -89,9 +90,9 @@ impl Nonces for Drawn {
 
 /// What the server computes, some time later.
 #[derive(Clone, Debug, Default)]
-struct Desk(Arc<Mutex<VecDeque<ProofTask>>>);
+struct Tasks(Arc<Mutex<VecDeque<ProofTask>>>);
 
-impl Authenticator for Desk {
+impl Authenticator for Tasks {
     fn begin(&self, task: ProofTask) -> bool {
         self.0.lock().push_back(task);
         true
@@ -102,8 +103,8 @@ struct Server {
     cores: Vec<ServerEngine>,
     fabrics: Vec<Vec<Box<dyn Fabric>>>,
     inboxes: Vec<VecDeque<Message>>,
-    desk: Desk,
-    /// When the next task of the desk is done.
+    tasks: Tasks,
+    /// When the next of them is done.
     done_at: Instant,
 }
 
@@ -198,11 +199,12 @@ impl Run {
         let exports = [("vol1", 0), ("vol2", 1)];
         let exports = exports.map(|(name, at)| Export::new(name, Arc::clone(&self.disks[at]) as _));
         let exports = ExportTable::new(exports.into());
-        let params = SessionParams { cores: 2, ..SessionParams::default() };
-        let desk = Desk::default();
+        let limits = Limits::new(16, 16 << 10).expect("bounds");
+        let params = SessionParams { limits, cores: 2, ..SessionParams::default() };
+        let tasks = Tasks::default();
         let core = |at| {
             let mut core = ServerEngine::new(params, Core::without_ring(CoreIndex(at)), &exports);
-            core.set_authenticator(Arc::new(desk.clone()));
+            core.set_authenticator(Arc::new(tasks.clone()));
             core
         };
         let fabric = |_| vec![Box::new(self.world.fabric(self.nodes[1])) as Box<dyn Fabric>];
@@ -210,7 +212,7 @@ impl Run {
             cores: (0..2).map(core).collect(),
             fabrics: (0..2).map(fabric).collect(),
             inboxes: vec![VecDeque::new(), VecDeque::new()],
-            desk: desk.clone(),
+            tasks: tasks.clone(),
             done_at: Instant::ZERO,
         };
         for path in 0..PATHS {
@@ -286,7 +288,7 @@ impl Run {
         let Some(server) = &mut self.server else { return false };
         let mut any = false;
         if now >= server.done_at {
-            let task = server.desk.0.lock().pop_front();
+            let task = server.tasks.0.lock().pop_front();
             if let Some(task) = task {
                 let done = task.run(&server_config(), draw(&mut self.prng));
                 let done = Message::Control(ControlMessage::Proof(Box::new(done)));
@@ -366,7 +368,7 @@ impl Run {
                 self.outcome.ios += 1;
             }
             client.reading = !client.reading;
-            client.next_at = now + self.prng.duration(Duration::ZERO..=3 * MS);
+            client.next_at = now + self.prng.duration(Duration::ZERO..=6 * MS);
         }
         if client.busy || now < client.next_at {
             return Ok(any);
@@ -548,7 +550,7 @@ impl Run {
         let mut next = self.world.next_event_time();
         if let Some(server) = &self.server {
             server.cores.iter().for_each(|core| next = earliest(next, core.deadline()));
-            if !server.desk.0.lock().is_empty() {
+            if !server.tasks.0.lock().is_empty() {
                 next = earliest(next, Some(server.done_at.max(now)));
             }
         }

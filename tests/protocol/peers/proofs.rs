@@ -1,0 +1,132 @@
+//! CHALLENGE and AUTH at a real server: good proofs, proofs that are none, and a `reload` that
+//! takes a key off the list.
+
+use std::fs;
+use std::path::Path;
+
+use rtrs_core::ids::{PathUuid, SessionId};
+use rtrs_core::tls::{PrivateKey, ProofFacts, TlsClientConfig};
+use rtrs_core::wire::{ChallengeRsp, ClientExtensions};
+
+use super::*;
+
+const ROOM: usize = 4096;
+
+/// The files of a server with keys, and those of its client `db1`.
+pub(crate) struct Keys {
+    scratch: Scratch,
+    client: PrivateKey,
+    server: PrivateKey,
+}
+
+impl Keys {
+    pub(crate) fn new() -> Self {
+        let key = || PrivateKey::generate().expect("random numbers");
+        let keys = Self { scratch: Scratch::new(), client: key(), server: key() };
+        keys.server.write_new(Path::new(&keys.scratch.text("server.key"))).expect("a file");
+        keys.list(&format!("db1 {}\n", keys.client.public()));
+        keys
+    }
+
+    /// Writes the list of clients.
+    fn list(&self, text: &str) {
+        fs::write(self.scratch.path("clients"), text).expect("a file");
+    }
+
+    /// The server's arguments; others come in too, without a name.
+    pub(crate) fn args(&self) -> [String; 6] {
+        let (key, clients) = (self.scratch.text("server.key"), self.scratch.text("clients"));
+        ["--key-file", &key, "--clients-file", &clients, "--access", "anyone:rw"].map(str::to_owned)
+    }
+
+    pub(crate) fn config(&self) -> TlsClientConfig {
+        TlsClientConfig::with_keys(&self.client, self.server.public()).expect("keys")
+    }
+}
+
+/// A path of a client that can prove who it is.
+pub(crate) fn proving(server: SocketAddr, options: PeerOptions) -> Peer {
+    let extensions = ClientExtensions { authenticates: true, ..options.extensions };
+    let options = PeerOptions { extensions, ..options };
+    let peer = Peer::up(server, options, &format!("peer{}", options.session));
+    assert!(peer.proof_wanted);
+    peer
+}
+
+fn facts(peer: &Peer, server: SocketAddr) -> ProofFacts {
+    ProofFacts {
+        session: SessionId([peer.options.session; 16]),
+        path: PathUuid([peer.options.path; 16]),
+        client: peer.fabric.local_ip(peer.conns[0]).expect("an address"),
+        server: server.ip(),
+    }
+}
+
+/// What the client of a path would send as its proof, made for these facts.
+pub(crate) fn proof_for(
+    peer: &mut Peer,
+    (config, server): (&TlsClientConfig, SocketAddr),
+    change: impl Fn(ProofFacts) -> ProofFacts,
+) -> Result<Vec<u8>, String> {
+    let challenge = config.challenge([7; 32]);
+    peer.send_challenge((0, 0), &challenge, ROOM);
+    let errno = peer.answer().errno;
+    assert_eq!(errno, 0, "the answer to a challenge");
+    let answer = ChallengeRsp::decode(&peer.result(ROOM)).expect("a proof of the server");
+    let facts = change(facts(peer, server));
+    config.answer((facts, None), &challenge, &answer).map_err(|error| error.to_string())
+}
+
+/// Sends a proof; the errno of the answer.
+pub(crate) fn auth(peer: &mut Peer, proof: &[u8]) -> u16 {
+    peer.send_auth((0, 0), proof);
+    peer.answer().errno
+}
+
+impl Scene {
+    fn with_keys(keys: &Keys) -> Self {
+        let args = keys.args();
+        Self::with(&args.each_ref().map(String::as_str))
+    }
+}
+
+#[test]
+fn proofs_open_a_path_and_nothing_else_does() {
+    let keys = Keys::new();
+    let mut scene = Scene::with_keys(&keys);
+    let (config, at) = (keys.config(), scene.server);
+    let mut peer = proving(at, scene.options());
+    assert_eq!(peer.open("vol1", AccessMode::ReadOnly).map(|_| ()), Err(errno::EACCES));
+    let good = proof_for(&mut peer, (&config, at), |facts| facts).expect("the server is known");
+    assert_eq!(auth(&mut peer, &good), 0);
+    peer.open("vol1", AccessMode::ReadWrite).expect("it is known");
+    peer.check_alive("a proof");
+    let shown = scene.stand.server.list();
+    let sessions = shown["sessions"].as_array().expect("sessions");
+    let found = sessions.iter().find(|session| session["identity"] == "key:db1");
+    assert_eq!(found.expect("its session")["paths"][0]["auth"], "signed", "{shown}");
+    // Another path; with the proof of the first one, with garbage, and one challenge too many.
+    let mut other = proving(at, scene.options());
+    assert_eq!(auth(&mut other, &good), errno::EACCES, "without a challenge");
+    proof_for(&mut other, (&config, at), |facts| facts).expect("the server is known");
+    assert_eq!(auth(&mut other, &good), errno::EACCES, "of another path");
+    proof_for(&mut other, (&config, at), |facts| facts).expect("the server is known");
+    assert_eq!(auth(&mut other, &vec![0xff; 16 << 10]), errno::EACCES, "garbage");
+    assert_eq!(auth(&mut other, &[0; (16 << 10) + 1]), errno::EACCES, "too long");
+    other.send_challenge((0, 0), &config.challenge([7; 32]), ROOM);
+    assert_eq!(other.answer().errno, errno::EACCES, "a third one");
+    // It has had its time.
+    let _ = other.ended("no proof", handshake() + PATIENCE);
+    // A server that is at another address than the client thinks has proved nothing to it.
+    let mut third = proving(at, scene.options());
+    let elsewhere = |facts| ProofFacts { server: [10, 9, 9, 9].into(), ..facts };
+    let error = proof_for(&mut third, (&config, at), elsewhere).expect_err("another address");
+    assert!(error.contains("not good for this path"), "{error}");
+    peer.check_alive("proofs of others");
+    // Its key is not on the list any more.
+    keys.list("# nobody\n");
+    let _ = scene.stand.server.command(&["reload"]).ok();
+    let _ = peer.ended("a reload", at_once());
+    drop((other, third));
+    scene.end();
+}
