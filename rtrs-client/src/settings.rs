@@ -34,7 +34,7 @@ rtrs_core::settings! {
         /// port is 1234. The form of rnbd, ip:SOURCE@ip:HOST, means rdma://. At least one path is
         /// needed. --policy distributes requests over all paths.
         path: Vec<Portal> = "",
-        /// Directory with ca-cert.pem, client-cert.pem and client-key.pem, for tls:// paths
+        /// Directory with ca-cert.pem, client-cert.pem and client-key.pem, for tls:// and rdma://
         ///
         /// The names are those of qemu and nbdkit. The server's certificate must be signed by the
         /// CA and be for the host in the path. ca-crl.pem, if it exists, revokes certificates. The
@@ -44,12 +44,12 @@ rtrs_core::settings! {
         ///
         /// Needs tls-dir.
         tls_hostname: Option<String> = "the host in the path",
-        /// File with the private key of this client, for tls:// paths
+        /// File with the private key of this client, for tls:// and rdma://
         ///
         /// `rtrs-client key generate` makes one. It must be readable only by its owner. Needs
         /// server-key. Not with tls-dir.
         key_file: Option<PathBuf> = "",
-        /// Public key of the server, ed25519:BASE64, for tls:// paths
+        /// Public key of the server, ed25519:BASE64, for tls:// and rdma://
         ///
         /// `rtrs-server key show` prints it. Needs key-file.
         server_key: Option<PublicKey> = "",

@@ -83,18 +83,18 @@ rtrs_core::settings! {
         /// tcp://[::]:1234, plus rdma://[::]:1234 if the host has an RDMA device. With tls-dir or
         /// key-file, auto is tls://[::]:1234 alone. It uses 0.0.0.0 if IPv6 is disabled.
         listen: Vec<Auto<Portal>> = "auto",
-        /// Directory with ca-cert.pem, server-cert.pem and server-key.pem, for tls:// portals
+        /// Directory with ca-cert.pem, server-cert.pem and server-key.pem, for tls:// and rdma://
         ///
         /// The names are those of qemu and nbdkit. A client needs a certificate of the CA.
         /// ca-crl.pem, if it exists, revokes certificates. The key must be readable only by its
         /// owner. `reload` and SIGHUP read the files again. Not with key-file.
         tls_dir: Option<PathBuf> = "",
-        /// File with the private key of this server, for tls:// portals
+        /// File with the private key of this server, for tls:// and rdma://
         ///
         /// `rtrs-server key generate` makes one. It must be readable only by its owner. Needs
         /// clients-file. `reload` and SIGHUP read both files again. Not with tls-dir.
         key_file: Option<PathBuf> = "",
-        /// File with the public keys of the clients, for tls:// portals
+        /// File with the public keys of the clients, for tls:// and rdma://
         ///
         /// Each line is NAME ed25519:BASE64. `rtrs-client key show` prints the key of a client. #
         /// starts a comment. Needs key-file.
