@@ -41,7 +41,8 @@ fn seal(input: &mut Input<'_>, peer: &mut (Sealer, Secrets), memory: (u32, u64))
             plain.resize(len, kind);
         }
         4 => {
-            content_type = ContentType::from(input.byte()?);
+            // Type 0 would be padding, and the content's last byte the type (RFC 8446 section 5.4).
+            content_type = ContentType::from(input.byte()?.max(1));
             let len = usize::from(input.byte()?);
             plain = input.bytes(len);
         }
