@@ -17,6 +17,12 @@ has_size() { # bytes
     [ "$(device_size)" = "$1" ]
 }
 
+nothing_in_flight() {
+    local reads writes
+    read -r reads writes </sys/block/nbd0/inflight
+    [ $((reads + writes)) = 0 ]
+}
+
 # Writes and reads back a file without end, until told to stop.
 write_and_read() {
     local round=0
@@ -44,8 +50,10 @@ scenario() {
     start_server --export "vol=$LAB_WORK/vol.img" --export beside=mem:64M \
         --listen tcp://10.0.0.2:1234 --listen tcp://10.0.1.2:1234
     assert_true "it attaches" attach "${SESSION[@]}"
-    assert_true "mkfs.ext4" mkfs.ext4 -qF /dev/nbd0
-    assert_true "it mounts" mount /dev/nbd0 "$MNT"
+    # No thread of the file system writes in the background: what is in flight when the process is
+    # killed waits for device-timeout.
+    assert_true "mkfs.ext4" mkfs.ext4 -qF -E lazy_itable_init=0,lazy_journal_init=0 /dev/nbd0
+    assert_true "it mounts" mount -o noinit_itable /dev/nbd0 "$MNT"
     assert_true "files are copied" cp -r /usr/share/perl5 "$MNT"
     (cd "$MNT" && find perl5 -type f -print0 | sort -z | xargs -0 sha256sum) >"$LAB_WORK/sums"
     touch "$LAB_WORK/go"
@@ -81,9 +89,9 @@ scenario() {
     rm "$LAB_WORK/go"
     assert_true "the load met no error" wait $pid
 
-    # A size that a process learns which takes the device over. What the dead one had not answered
-    # would wait for device-timeout.
+    # A size that a process learns which takes the device over.
     assert_true "all is written" timeout 60 sync -f "$MNT"
+    assert_within 10 "nothing is in flight" nothing_in_flight
     kill -KILL "$(client_pid vol)"
     truncate -s 1G "$LAB_WORK/vol.img"
     assert_true "it is taken over" attach "${SESSION[@]}"
