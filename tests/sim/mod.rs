@@ -9,12 +9,13 @@
 //! `epochs.rs` the server's state directory · `workload.rs` who uses the device · `buffers.rs` its
 //! memory · `nbd.rs` the front end between · `oracle.rs` what reads may return · `faults.rs` what
 //! breaks and when · `held.rs` a write that its disk holds up · `shares.rs` what equal paths carry
-//! after a stall · `proofs.rs` clients that prove who they are, and an intruder · `run.rs` one run
-//! from attach to detach · `log.rs` what happened · `plant.rs` bugs that must be caught ·
-//! `mutants.rs` rules of the machines taken out.
+//! after a stall · `proofs.rs` clients that prove who they are, and an intruder, with `crowd.rs` ·
+//! `run.rs` one run from attach to detach · `log.rs` what happened · `plant.rs` bugs that must be
+//! caught · `mutants.rs` rules of the machines taken out.
 
 mod buffers;
 mod cluster;
+mod crowd;
 mod disk;
 mod epochs;
 mod faults;

@@ -5,6 +5,10 @@
 //! himself: signatures of the first client for other connects, paths, sessions and nonces, a key of
 //! his own that the server knows, and one that it does not. He never gets more than EACCES, and the
 //! two clients lose nothing: no path ends but by the restart, and each reads what it wrote.
+//!
+//! A crowd of his stays unproved beside that: of the session of the first client, whether the server
+//! knows it or not, with the UUIDs and numbers of its next connects and another queue depth. At the
+//! end that client is gone for good: then its session ends, whoever is there.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -31,6 +35,8 @@ use rtrs_server::engine::authenticator::{Authenticator, ProofTask};
 use rtrs_server::engine::message::{ControlMessage, Message};
 use rtrs_server::{Export, ExportTable, ServerEngine, SessionParams};
 
+use super::crowd::Crowd;
+
 const MS: Duration = Duration::from_millis(1);
 const PORT: u16 = 1234;
 const PATHS: u8 = 2;
@@ -42,6 +48,8 @@ const INSIDER: u8 = 3;
 const STRANGER: u8 = 9;
 /// The intruder's address.
 const OUTSIDE: u8 = 30;
+/// How long a path may be unproved.
+const HANDSHAKE: Duration = Duration::from_millis(1000);
 
 /// What came of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,6 +60,8 @@ pub struct Proofs {
     pub attacks: u64,
     /// The answers to him.
     pub refused: u64,
+    /// Paths that stayed unproved.
+    pub crowd: u64,
     /// Signatures that the server made or checked.
     pub computed: u64,
 }
@@ -148,6 +158,7 @@ struct Run {
     disks: [Arc<MemorySource>; 2],
     clients: Vec<Client>,
     intruder: Intruder,
+    crowd: Crowd,
     outcome: Proofs,
 }
 
@@ -169,6 +180,12 @@ impl Run {
         world.add_address(there, sim_ip(2));
         (12..15).for_each(|n| world.add_address(here, sim_ip(n)));
         let outside = world.node(sim_ip(OUTSIDE));
+        world.add_address(outside, sim_ip(OUTSIDE + 1));
+        let crowd = Crowd::new(
+            (outside, [sim_ip(OUTSIDE), sim_ip(OUTSIDE + 1)]),
+            server_ip(0),
+            (1, [uuid(1, 0), uuid(1, 1)]),
+        );
         let disk = || Arc::new(MemorySource::new(1 << 16, 512));
         let mut run = Self {
             nodes: [here, there],
@@ -183,6 +200,7 @@ impl Run {
                 until: Instant::ZERO,
                 recon_cnt: 1000,
             },
+            crowd,
             outcome: Proofs::default(),
             world,
             prng,
@@ -200,7 +218,12 @@ impl Run {
         let exports = exports.map(|(name, at)| Export::new(name, Arc::clone(&self.disks[at]) as _));
         let exports = ExportTable::new(exports.into());
         let limits = Limits::new(16, 16 << 10).expect("bounds");
-        let params = SessionParams { limits, cores: 2, ..SessionParams::default() };
+        let params = SessionParams {
+            limits,
+            cores: 2,
+            handshake_timeout: HANDSHAKE,
+            ..SessionParams::default()
+        };
         let tasks = Tasks::default();
         let core = |at| {
             let mut core = ServerEngine::new(params, Core::without_ring(CoreIndex(at)), &exports);
@@ -280,6 +303,7 @@ impl Run {
         for at in 0..self.clients.len() {
             any |= self.turn_client(at)?;
         }
+        any |= self.crowd.turn(&self.world, &mut self.prng);
         Ok(any | self.turn_intruder()?)
     }
 
@@ -415,15 +439,19 @@ impl Run {
     /// Connects a path of the first client's session: one of its own, or a new one.
     fn intrude(&mut self) {
         self.outcome.attacks += 1;
+        let owned = self.is_owned();
         let intruder = &mut self.intruder;
         intruder.attack += 1;
+        if intruder.attack % 9 == 5 && !owned {
+            // With a key of his own it would be his.
+            intruder.attack += 1;
+        }
         intruder.recon_cnt += 1;
         let path = if self.prng.below(2) == 0 { uuid(1, 0) } else { 0x99 };
         let extensions = ClientExtensions { authenticates: true, ..ClientExtensions::default() };
         let options = PathOptions {
             cid_num: 1,
             recon_cnt: intruder.recon_cnt,
-            // He makes no session: with a key of his own it would be his.
             first_conn: false,
             extensions,
             ..PathOptions::new(1, path)
@@ -562,7 +590,7 @@ impl Run {
             Stage::Away(until) => until,
             _ => self.intruder.until,
         };
-        earliest(next, Some(own))
+        earliest(next, Some(own.min(self.crowd.next_at())))
     }
 
     fn run_until(&mut self, end: Instant) -> Result<(), String> {
@@ -604,6 +632,28 @@ impl Run {
     }
 }
 
+impl Run {
+    /// The server knows whose the first client's session is.
+    fn is_owned(&self) -> bool {
+        let id = SessionId([1; 16]).to_string();
+        let sessions =
+            self.server.iter().flat_map(|server| server.cores[0].snapshot(self.world.now()));
+        sessions.filter(|session| session.id == id).any(|session| session.identity == "key:db1")
+    }
+
+    /// The first client's session has ended with what it had open.
+    fn check_gone(&self) -> Result<(), String> {
+        let Some(server) = &self.server else { return Err("there is no server".into()) };
+        let id = SessionId([1; 16]).to_string();
+        let sessions = server.cores[0].snapshot(self.world.now());
+        let left = sessions.iter().find(|session| session.id == id);
+        match left.filter(|session| !session.opens.is_empty() || session.identity != "unproved") {
+            Some(session) => Err(format!("the session of a client that is gone: {session:?}")),
+            None => Ok(()),
+        }
+    }
+}
+
 fn answer(played: &mut PlayedClient) -> Option<Answer> {
     std::iter::from_fn(|| played.take_immediate()).find_map(Answer::of)
 }
@@ -624,5 +674,11 @@ pub fn run_proofs(seed: u64) -> Result<Proofs, String> {
     let end = run.world.now() + 3000 * MS;
     run.run_until(end)?;
     run.check(1)?;
+    // The first client is gone for good. One path of the crowd follows the other.
+    drop(run.clients.remove(0));
+    let end = run.world.now() + 3 * HANDSHAKE;
+    run.run_until(end)?;
+    run.check_gone()?;
+    run.outcome.crowd = run.crowd.count();
     Ok(run.outcome)
 }

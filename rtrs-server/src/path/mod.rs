@@ -242,6 +242,15 @@ pub enum PathEnd {
     /// Its client has not proved who it is.
     #[error("its client has not proved who it is in time")]
     Unproved,
+    /// Its client has not proved who it is, and others need its place.
+    #[error("its client has not proved who it is, and others need its place")]
+    CrowdedUnproved,
+    /// Its session has turned out to be one with other limits.
+    #[error("another path has proved whose its session is, and with another queue depth")]
+    OtherClient,
+    /// Nobody has proved in time that the session is his.
+    #[error("no path is left of its session whose client has proved who it is")]
+    Orphaned,
     /// Its session has opened no export, and others need its place.
     #[error(
         "its session has opened no export, and others need its place (half-open-max, sessions-max)"

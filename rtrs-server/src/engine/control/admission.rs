@@ -98,10 +98,11 @@ impl Admission {
     }
 
     /// Whether a connection of this session, from this source, has room beside so many sessions;
-    /// `exists`: it is one of them, and has opened an export or not.
+    /// `proves`: its client has still to prove who it is; `exists`: the session is one of them, and
+    /// has opened an export or not.
     pub(super) fn room(
         &mut self,
-        (id, source): (SessionId, Source),
+        (id, source, proves): (SessionId, Source, bool),
         exists: Option<bool>,
         sessions: usize,
         now: Instant,
@@ -111,7 +112,7 @@ impl Admission {
             return Err(Refusal::HalfOpen(most));
         }
         let live = sessions.saturating_sub(self.ending.len());
-        let trusted = exists == Some(true) || self.returning.contains(&id);
+        let trusted = exists == Some(true) || !proves && self.returning.contains(&id);
         let refusal = if exists.is_none() && live >= self.sessions_max {
             Refusal::Sessions(u32::try_from(sessions).unwrap_or(u32::MAX))
         } else if !trusted && most >= self.half_open_max {
@@ -134,9 +135,10 @@ impl Admission {
         (id != of).then_some(id)
     }
 
-    /// A connection of a session was let in; `opened`: that has opened an export.
-    pub(super) fn joined(&mut self, id: SessionId, opened: bool, source: Source) {
-        if opened || self.returning.contains(&id) {
+    /// A connection of a session was let in; `opened`: that has opened an export. Whoever has still
+    /// to prove who he is is a stranger, also with the number of a session that may come back.
+    pub(super) fn joined(&mut self, (id, source, proves): (SessionId, Source, bool), opened: bool) {
+        if opened || !proves && self.returning.contains(&id) {
             return;
         }
         let number = *self.numbers.entry(id).or_insert_with(|| {
@@ -144,6 +146,13 @@ impl Admission {
             self.last_number
         });
         self.strangers.add((number, id), source);
+    }
+
+    /// A client has proved that a session is its own. If that comes back, it is no stranger's.
+    pub(super) fn proved(&mut self, id: SessionId) {
+        if self.returning.contains(&id) {
+            self.opened(id);
+        }
     }
 
     /// A session has opened an export: it is no stranger's.
@@ -192,7 +201,7 @@ mod tests {
         exists: Option<bool>,
         sessions: usize,
     ) -> Result<Room, Refusal> {
-        admission.room((id(n), MANY), exists, sessions, Instant::ZERO)
+        admission.room((id(n), MANY, false), exists, sessions, Instant::ZERO)
     }
 
     fn admission(half_open_max: u32, sessions_max: u32) -> Admission {
@@ -202,10 +211,10 @@ mod tests {
     #[test]
     fn the_oldest_stranger_of_the_greatest_source_goes_first() {
         let mut admission = admission(4, 100);
-        admission.joined(id(1), false, FEW);
+        admission.joined((id(1), FEW, false), false);
         for n in 2..5 {
             assert_eq!(room(&mut admission, n, None, n), Ok(Room::Free));
-            admission.joined(id(n), false, MANY);
+            admission.joined((id(n), MANY, false), false);
         }
         assert_eq!(room(&mut admission, 5, None, 4), Ok(Room::After(id(2))));
         // More of a session that is itself the one to go is refused.
@@ -215,10 +224,10 @@ mod tests {
         assert_eq!(room(&mut admission, 2, Some(false), 4), Err(Refusal::HalfOpen(3)));
         admission.ended(id(2), false);
         // What has opened an export is not counted.
-        admission.joined(id(5), false, MANY);
+        admission.joined((id(5), MANY, false), false);
         admission.opened(id(5));
         assert_eq!(room(&mut admission, 6, None, 4), Ok(Room::Free));
-        admission.joined(id(6), true, MANY);
+        admission.joined((id(6), MANY, false), true);
         assert_eq!(room(&mut admission, 6, None, 4), Ok(Room::Free));
     }
 
@@ -226,20 +235,36 @@ mod tests {
     fn sessions_that_exist_or_come_back_are_not_kept_out_by_strangers() {
         let mut admission = admission(2, 100);
         admission.ended(id(9), true);
-        admission.joined(id(1), false, MANY);
-        admission.joined(id(2), false, MANY);
+        admission.joined((id(1), MANY, false), false);
+        admission.joined((id(2), MANY, false), false);
         for (n, exists) in [(8, Some(true)), (9, None), (9, Some(false))] {
             assert_eq!(room(&mut admission, n, exists, 3), Ok(Room::Free), "{n}");
-            admission.joined(id(n), exists == Some(true), MANY);
+            admission.joined((id(n), MANY, false), exists == Some(true));
         }
         assert_eq!(admission.strangers.total(), 2);
         assert_eq!(room(&mut admission, 3, None, 4), Ok(Room::After(id(1))));
     }
 
     #[test]
+    fn a_number_proves_nothing() {
+        let mut admission = admission(2, 100);
+        admission.ended(id(9), true);
+        admission.joined((id(9), FEW, true), false);
+        assert_eq!(admission.strangers.total(), 1, "it may be anybody's");
+        admission.joined((id(1), MANY, false), false);
+        let full = admission.room((id(9), FEW, true), Some(false), 2, Instant::ZERO);
+        assert_eq!(full, Err(Refusal::HalfOpen(2)), "it is the oldest itself");
+        assert_eq!(room(&mut admission, 9, Some(false), 2), Ok(Room::Free));
+        admission.proved(id(1));
+        assert_eq!(admission.strangers.total(), 2, "that one never had anything open");
+        admission.proved(id(9));
+        assert_eq!(admission.strangers.total(), 1);
+    }
+
+    #[test]
     fn strangers_go_when_there_are_too_many_sessions() {
         let mut admission = admission(100, 3);
-        admission.joined(id(1), false, MANY);
+        admission.joined((id(1), MANY, false), false);
         // One that comes back needs a place too.
         admission.ended(id(9), true);
         for new in [7, 9] {
@@ -256,16 +281,16 @@ mod tests {
     fn so_many_strangers_end_for_others_in_a_second() {
         let mut admission = admission(8, 100);
         for n in 0..8 {
-            admission.joined(id(n), false, MANY);
+            admission.joined((id(n), MANY, false), false);
         }
         admission.ended(id(99), true);
         let begin = Instant::ZERO;
         let mut ask = |n, source, now| {
-            let room = admission.room((id(n), source), None, 8, now);
+            let room = admission.room((id(n), source, false), None, 8, now);
             if let Ok(Room::After(stranger)) = room {
                 admission.crowded_out(stranger);
                 admission.ended(stranger, false);
-                admission.joined(id(n), false, source);
+                admission.joined((id(n), source, false), false);
             }
             room
         };
@@ -294,10 +319,10 @@ mod tests {
         assert_eq!(admission.returning.len(), RETURNING_MAX);
         assert!(!admission.returning.contains(&id(0)), "the oldest is forgotten");
         for n in 2000..2000 + ENDING_MAX {
-            admission.joined(id(n), false, FEW);
+            admission.joined((id(n), FEW, false), false);
             admission.crowded_out(id(n));
         }
-        admission.joined(id(3000), false, FEW);
+        admission.joined((id(3000), FEW, false), false);
         assert_eq!(room(&mut admission, 3001, None, 99), Err(Refusal::HalfOpen(1)));
         admission.ended(id(2000), false);
         assert_eq!(room(&mut admission, 3001, None, 98), Ok(Room::After(id(3000))));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rtrs_core::fabric::{ConnRequest, Who};
 use rtrs_core::identity::SessionTag;
-use rtrs_core::ids::{ConnIndex, CoreIndex, ProviderIndex};
+use rtrs_core::ids::{ConnIndex, CoreIndex, ProviderIndex, SessionId};
 use rtrs_core::proto::quota::Source;
 use rtrs_core::time::earliest;
 use rtrs_core::wire::{ClientExtensions, ConnReq, Name};
@@ -13,9 +13,11 @@ use super::Control;
 use super::admission::Room;
 use super::client_log::Opener;
 use super::connect::refuse;
+use super::path::Path;
 use super::permission::{check_connect, check_session};
 use super::refusal::Refusal;
 use super::registry::Session;
+use super::unproved;
 use crate::audit::AuditKind;
 use crate::engine::ctx::Ctx;
 use crate::engine::message::ShardMessage;
@@ -75,7 +77,11 @@ impl Control {
             return Err(Refusal::Evicted(self.params.eviction_key.secret(conn.session_id)));
         }
         let source = Source::of(request.peer.ip());
-        self.make_room(&conn, source, ctx)?;
+        self.make_room(&conn, (source, proves), ctx)?;
+        if proves {
+            self.make_room_unproved((provider, request), &conn, ctx)?;
+        }
+        let known = self.registry.session(id).is_some();
         let asked = (provider, request, proves);
         let (key, deadline) = self.connector.path_of(asked, &conn, &mut self.registry, ctx)?;
         self.next = earliest(self.next, deadline);
@@ -93,8 +99,21 @@ impl Control {
         }
         path.join(&conn, shard)?;
         let shared = Arc::clone(path.shared());
-        let opened = self.registry.session(conn.session_id).is_some_and(Session::has_opened);
-        self.admission.joined(conn.session_id, opened, source);
+        let opened = self.registry.session(id).is_some_and(Session::has_opened);
+        self.admission.joined((id, source, proves), opened);
+        if !proves {
+            self.end_others(id, ctx);
+        }
+        let (depth, full) = (shared.session.limits.queue_depth(), self.params.limits.queue_depth());
+        let asked = ClientExtensions::decode(&conn.ext).queue_depth;
+        if !known
+            && asked == 0
+            && depth < full
+            && let Some(left_out) = self.log.admit(ctx.now, request.peer, "depth")
+        {
+            let session = SessionTag::of(id);
+            tracing::info!(%session, depth, left_out, "memory-max: a smaller queue depth");
+        }
         Ok((shared, conn.cid))
     }
 
@@ -102,7 +121,7 @@ impl Control {
     fn make_room(
         &mut self,
         conn: &ConnReq,
-        source: Source,
+        (source, proves): (Source, bool),
         ctx: &mut Ctx<'_>,
     ) -> Result<(), Refusal> {
         let id = conn.session_id;
@@ -112,7 +131,7 @@ impl Control {
                 return Err(Refusal::NoSession);
             }
             let sessions = self.registry.session_count();
-            match self.admission.room((id, source), exists, sessions, ctx.now)? {
+            match self.admission.room((id, source, proves), exists, sessions, ctx.now)? {
                 Room::Free => return Ok(()),
                 Room::After(stranger) => {
                     self.admission.crowded_out(stranger);
@@ -121,6 +140,33 @@ impl Control {
                 }
             }
         }
+    }
+
+    /// Makes room for a path whose client has to prove who it is, if it is one: others of those end
+    /// for it.
+    fn make_room_unproved(
+        &mut self,
+        asked: (ProviderIndex, &ConnRequest),
+        conn: &ConnReq,
+        ctx: &mut Ctx<'_>,
+    ) -> Result<(), Refusal> {
+        loop {
+            match self.connector.room_unproved(asked, conn, &self.registry, ctx)? {
+                unproved::Room::Free => return Ok(()),
+                unproved::Room::After(path) => {
+                    self.refused.count("strangers-ended");
+                    self.end_path(path, &PathEnd::CrowdedUnproved, ctx);
+                }
+            }
+        }
+    }
+
+    /// It is known now whose a session is. Paths that would have made it another one end.
+    pub(super) fn end_others(&mut self, id: SessionId, ctx: &mut Ctx<'_>) {
+        let Some(session) = self.registry.session(id) else { return };
+        let others = self.registry.paths_of(id).filter(|path| !session.is_of(path));
+        let others: Vec<PathKey> = others.map(Path::key).collect();
+        others.iter().for_each(|key| self.end_path(*key, &PathEnd::OtherClient, ctx));
     }
 
     /// INFO_REQ came: validates it, makes the chunks, lets connection 0's shard answer.
@@ -134,12 +180,12 @@ impl Control {
             Err(error) => return self.end_path(key, &PathEnd::Peer(PeerFault::Info(error)), ctx),
         };
         let id = shared.session.id;
-        let taken = self.evicted.is_taken(name, id, &self.registry);
-        if taken {
+        let unproved = shared.is_unproved();
+        // Whoever has still to prove who he is does not learn which names there are.
+        if !unproved && self.evicted.is_taken(name, id, &self.registry) {
             let name = String::from_utf8_lossy(name.as_bytes()).into_owned();
             return self.end_path(key, &PathEnd::Peer(PeerFault::NameTaken(name)), ctx);
         }
-        let unproved = shared.is_unproved();
         let client = shared.client();
         if !unproved && check_session(&self.exports, client, id, &self.registry).is_err() {
             return self.end_path(key, &PathEnd::NotAllowed, ctx);

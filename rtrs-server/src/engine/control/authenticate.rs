@@ -8,12 +8,14 @@
 
 use std::sync::Arc;
 
-use rtrs_core::fabric::PeerIdentity;
+use rtrs_core::fabric::{PeerIdentity, Who};
 use rtrs_core::ids::SessionId;
+use rtrs_core::limits::PATHS_PER_SESSION_MAX;
 use rtrs_core::tls::ProofFacts;
 use rtrs_core::wire::{AUTH_VERSION, Challenge, Fence, Name, errno};
 
 use super::Control;
+use super::connect::way_of;
 use super::path::Path;
 use super::permission::check_proof;
 use super::refusal::Refusal;
@@ -71,6 +73,7 @@ impl Control {
                 self.begin_proof(reply_to, ProofWork::Check { exchange, data })
             }
             Some(_) => {
+                proving.failed();
                 let why = format!("it sent an AUTH of version {version}");
                 self.not_proved(reply_to.path, &Refusal::Unproved(why), ctx);
                 NOT_PROVED
@@ -106,24 +109,40 @@ impl Control {
             }
             Ok(ProofResult::Checked(identity)) => match self.admit_proof(key, &identity) {
                 Ok(()) => self.proved(key, identity, reply_to, ctx),
-                Err(refusal) => self.refuse_proof(reply_to, &refusal, ctx),
+                Err(refusal) => self.refuse_proof(reply_to, (&identity.who, &refusal), ctx),
             },
-            Err(why) => self.refuse_proof(reply_to, &Refusal::Unproved(why), ctx),
+            Err(why) => {
+                let refusal = Refusal::Unproved(why);
+                self.refuse_proof(reply_to, (&Who::Anonymous, &refusal), ctx);
+            }
         }
     }
 
-    fn refuse_proof(&mut self, reply_to: ReplyTo, refusal: &Refusal, ctx: &mut Ctx<'_>) {
-        let path = self.registry.path_mut(reply_to.path);
-        path.and_then(Path::proving_mut).into_iter().for_each(|proving| proving.failed());
-        self.not_proved(reply_to.path, refusal, ctx);
+    /// Answers that it was not enough. Who has proved it, if anybody has.
+    fn refuse_proof(
+        &mut self,
+        reply_to: ReplyTo,
+        (who, refusal): (&Who, &Refusal),
+        ctx: &mut Ctx<'_>,
+    ) {
+        let Some(path) = self.registry.path_mut(reply_to.path) else { return };
+        let peer = path.shared().origin.peer;
+        path.proving_mut().into_iter().for_each(|proving| proving.failed());
+        if matches!(refusal, Refusal::Unproved(_)) {
+            self.not_proved(reply_to.path, refusal, ctx);
+        } else {
+            self.refused.count(refusal.reason());
+            self.log.refused(ctx.now, (peer, who), refusal);
+        }
         reply_to.answer(ControlAnswer::Refused(errno::EACCES), ctx.out);
     }
 
     /// Counts and logs that nobody was proved.
-    fn not_proved(&mut self, key: PathKey, refusal: &Refusal, ctx: &Ctx<'_>) {
+    pub(super) fn not_proved(&mut self, key: PathKey, refusal: &Refusal, ctx: &Ctx<'_>) {
         let Some(path) = self.registry.path(key) else { return };
+        let peer = path.shared().origin.peer;
         self.refused.count(refusal.reason());
-        self.log.not_proved(ctx.now, path.shared().origin.peer, refusal);
+        self.log.not_proved(ctx.now, peer, refusal);
     }
 
     /// Whether who has proved that may have this path.
@@ -135,12 +154,29 @@ impl Control {
             return Err(Refusal::Evicted(self.params.eviction_key.secret(id)));
         }
         check_proof(&self.exports, (identity, client), id, &self.registry)?;
+        // The session began with other limits while it was nobody's.
+        let session = self.registry.session(id).ok_or(Refusal::PathExists)?;
+        if session.shared().who().is_some() && !session.is_of(path) {
+            return Err(Refusal::PathExists);
+        }
         // The client has connected it once more, so this is not the one that it uses.
         let newer = |other: &Path| {
             path.is_older_than(other) && !other.is_unproved() && other.state().may_begin()
         };
         if self.registry.paths_of(id).any(newer) {
             return Err(Refusal::PathExists);
+        }
+        let origin = &path.shared().origin;
+        let others = self.registry.paths_of(id).filter(|other| {
+            let serves = !other.is_unproved() && other.state().may_begin();
+            serves && other.shared().origin.uuid != origin.uuid
+        });
+        let others: Vec<&Path> = others.collect();
+        if others.len() >= PATHS_PER_SESSION_MAX {
+            return Err(Refusal::Paths(others.len()));
+        }
+        if others.iter().any(|other| way_of(&other.shared().origin) == way_of(origin)) {
+            return Err(Refusal::SameAddresses);
         }
         Ok(())
     }
@@ -172,7 +208,7 @@ impl Control {
         let serves = |path: &Path| path.state().may_begin() && !path.is_unproved();
         let waits = |path: &&Path| {
             let older = |other: &Path| other.is_older_than(path) && serves(other);
-            path.state().may_begin()
+            !path.state().is_ending()
                 && path.proving().is_some_and(|proving| proving.waiting().is_some())
                 && !registry.paths_of(id).any(older)
         };
@@ -185,7 +221,7 @@ impl Control {
             // Lists and keys may have changed since.
             match self.admit_proof(key, &identity) {
                 Ok(()) => self.open_path(key, (identity, name), reply_to, ctx),
-                Err(refusal) => self.refuse_proof(reply_to, &refusal, ctx),
+                Err(refusal) => self.refuse_proof(reply_to, (&identity.who, &refusal), ctx),
             }
         }
     }
@@ -208,7 +244,14 @@ impl Control {
             self.internal_errors += 1;
             return;
         }
+        let id = shared.session.id;
         self.registry.path_mut(key).into_iter().for_each(Path::end_proving);
+        self.registry.session_mut(id).into_iter().for_each(|session| session.adopt(&shared));
+        self.registry.note_paths(id);
+        let opened = shared.session.has_opened();
+        shared.chunks.get().into_iter().for_each(|pool| pool.let_write(opened));
+        self.admission.proved(id);
+        self.end_others(id, ctx);
         self.log.proved(&shared);
         self.path_up(&shared, name, ctx);
         reply_to.answer(ControlAnswer::Done, ctx.out);

@@ -9,8 +9,10 @@
 //! so nothing arrives and nothing is read for them any more, and its block IO has ended
 //! (docs/FENCE.md, "Reused memory"). Cached memory never leaves its session,
 //! and paths and cached memory together are never more than the paths that the session had at once.
-//! Owned by the control shard.
+//! A path whose client has still to prove who it is takes nothing but what was of its own address,
+//! and leaves nothing. Owned by the control shard.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use rtrs_core::fabric::{ProtectionDomain, ToRegister};
@@ -26,6 +28,8 @@ pub(super) struct CachedChunks {
     /// Whose it was.
     from: PathKey,
     provider: ProviderIndex,
+    /// Where its client was.
+    peer: IpAddr,
     /// The domain it was registered in.
     pd: Arc<dyn ProtectionDomain>,
     memory: ChunkMemory,
@@ -35,7 +39,7 @@ pub(super) struct CachedChunks {
 #[derive(Debug, Default)]
 pub(super) struct ChunkCache {
     list: Vec<CachedChunks>,
-    /// Paths with chunks that the session had at once.
+    /// Paths with chunks that the session had at once, of which it was known whose they were.
     paths_max: usize,
 }
 
@@ -56,26 +60,35 @@ impl ChunkCache {
                 let (memory, keys) = pool.into_memory();
                 pd.free_later(Box::new((keys, messages)));
                 tracing::debug!(path = %key, "chunks: kept");
-                self.list.push(CachedChunks { from: key, provider: origin.provider, pd, memory });
+                self.list.push(CachedChunks {
+                    from: key,
+                    provider: origin.provider,
+                    peer: origin.peer.ip(),
+                    pd,
+                    memory,
+                });
             }
             pool => pd.free_later(Box::new((pool, messages))),
         }
     }
 
-    /// Memory for a path over that provider: of a domain that `fits` if there is any, with its
+    /// Memory for a path over that provider, which was for a client there, if that is said: of a domain that `fits` if there is any, with its
     /// registration; else without.
     pub(super) fn take(
         &mut self,
-        provider: ProviderIndex,
+        (provider, peer): (ProviderIndex, Option<IpAddr>),
         fits: impl Fn(&Arc<dyn ProtectionDomain>) -> bool,
     ) -> Option<CachedChunks> {
+        let may = |one: &CachedChunks| {
+            one.provider == provider && peer.is_none_or(|peer| peer == one.peer)
+        };
         let whole = |one: &CachedChunks| {
             // Its windows are gone when nobody else holds it.
             let bare = one.memory.registration.as_ref().map(Arc::strong_count) == Some(1);
-            one.provider == provider && bare && fits(&one.pd)
+            may(one) && bare && fits(&one.pd)
         };
         let whole = self.list.iter().position(whole);
-        let at = whole.or_else(|| self.list.iter().position(|one| one.provider == provider))?;
+        let at = whole.or_else(|| self.list.iter().position(may))?;
         let mut taken = self.list.swap_remove(at);
         if whole.is_none()
             && let Some(registration) = taken.memory.registration.take()
@@ -105,11 +118,21 @@ impl ChunkCache {
         self.list.iter().any(|one| one.pd.is_removable())
     }
 
-    /// The session has ended with this path.
-    pub(super) fn end(&mut self, path: Arc<PathShared>) {
+    /// Keeps nothing of a path that is gone.
+    pub(super) fn free(path: Arc<PathShared>) {
         if let Some(PathShared { pd, messages, chunks, .. }) = alone(path) {
             pd.free_later(Box::new((chunks, messages)));
         }
+    }
+
+    /// The session has ended with this path.
+    pub(super) fn end(&mut self, path: Arc<PathShared>) {
+        Self::free(path);
+        self.clear();
+    }
+
+    /// Frees all.
+    pub(super) fn clear(&mut self) {
         for CachedChunks { pd, memory, .. } in self.list.drain(..) {
             pd.free_later(Box::new(memory));
         }

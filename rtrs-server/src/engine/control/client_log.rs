@@ -13,6 +13,7 @@ use rtrs_core::log_limit::LogLimits;
 use rtrs_core::time::Instant;
 use rtrs_core::wire::{AccessMode, Name, errno, errno_name};
 
+use super::path::Path;
 use super::refusal::Refusal;
 use super::registry::{Registry, Session};
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
@@ -67,6 +68,16 @@ impl Opener {
         let at = registry.session(session);
         let who = at.map(|at| at.shared().name_of_client()).unwrap_or_default();
         Self { name: at.and_then(Session::name), session, peer, who }
+    }
+
+    /// The client of a path, as far as the path is known to be its own.
+    pub(super) fn of_path(path: &Path, registry: &Registry) -> Self {
+        let shared = path.shared();
+        let of_session = Self::of(shared.session.id, shared.origin.peer, registry);
+        match path.is_unproved() {
+            true => Self { name: None, who: Who::Anonymous, ..of_session },
+            false => of_session,
+        }
     }
 
     fn event(&self, event: AuditKind, result: AuditResult) -> AuditEvent {

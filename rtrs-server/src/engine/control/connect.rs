@@ -6,12 +6,14 @@
 //! path's time-out too; what is registered for a path that has ended is released. Elsewhere memory
 //! is there at once.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use rtrs_core::fabric::{AsyncRegistration, ConnRequest, PdUse, RegisterError};
 use rtrs_core::ids::{ConnIndex, CoreIndex, ProviderIndex};
-use rtrs_core::limits::{CONNECTION_BUFFERS_MAX, PATHS_PER_SESSION_MAX};
+use rtrs_core::limits::{CONNECTION_BUFFERS_MAX, Limits, PATHS_PER_SESSION_MAX};
 use rtrs_core::mem::Counting;
+use rtrs_core::proto::quota::Source;
 use rtrs_core::time::Instant;
 use rtrs_core::wire::{ClientExtensions, ConnReq};
 
@@ -20,6 +22,7 @@ use super::client_log::ClientLog;
 use super::memory::Memory;
 use super::path::{Held, Path};
 use super::registry::{Registry, Session};
+use super::unproved;
 use crate::engine::control::refusal::{Refusal, acceptance};
 use crate::engine::ctx::Ctx;
 use crate::engine::message::{AcceptOrder, ShardMessage};
@@ -31,10 +34,6 @@ use crate::stats::MemorySnapshot;
 /// Dead paths of a session whose block IO may run, or whose connections may be closing yet.
 /// One more is not let in: their memory would add up.
 pub const DRAINING_MAX: usize = 4;
-
-/// Paths of a session whose clients have not proved who they are. Whoever knows the session's UUID
-/// can connect them, and each takes memory.
-pub(super) const UNPROVED_MAX: usize = 8;
 
 /// Lets connections in.
 #[derive(Debug)]
@@ -58,6 +57,39 @@ impl Connector {
         core_of(cid, self.params.cores)
     }
 
+    /// Whether a new path whose client has to prove who it is has room.
+    pub(super) fn room_unproved(
+        &self,
+        (provider, request): (ProviderIndex, &ConnRequest),
+        conn: &ConnReq,
+        registry: &Registry,
+        ctx: &Ctx<'_>,
+    ) -> Result<unproved::Room, Refusal> {
+        let peer = request.peer.ip();
+        let mut paths = registry.paths_of(conn.session_id);
+        if paths.any(|path| path.is_named(conn) && path.is_connect(conn, peer)) {
+            return Ok(unproved::Room::Free);
+        }
+        // Elsewhere it takes memory with what is written to it.
+        let bytes = match ctx.fabrics[provider.index()].pins_memory() {
+            true => ChunkPool::bytes(self.limits_of(conn, registry)?) as u64,
+            false => 0,
+        };
+        let session = conn.session_id;
+        let newcomer = unproved::Newcomer { session, source: Source::of(peer), bytes };
+        unproved::room(newcomer, self.params.memory_max, registry, ctx.now)
+    }
+
+    /// The limits of a new path.
+    fn limits_of(&self, conn: &ConnReq, registry: &Registry) -> Result<Limits, Refusal> {
+        let full = self.params.limits;
+        let session = registry.session(conn.session_id).map(Session::shared);
+        match session.filter(|session| session.who().is_some()).map(|session| session.limits) {
+            Some(of) => Memory::check_depth(full, of, conn).map(|()| of),
+            None => self.memory.limits_of_new((full, unproved::bytes(registry)), conn),
+        }
+    }
+
     /// The path of a connection request, which is made if there is none. Some: when its handshake
     /// has to be over.
     pub(super) fn path_of(
@@ -68,7 +100,12 @@ impl Connector {
         ctx: &mut Ctx<'_>,
     ) -> Result<(PathKey, Option<Instant>), Refusal> {
         // One that has to prove who its client is takes nobody's place before that.
-        let meant = |path: &&Path| path.is_named(conn) && (!proves || path.is_connect(conn));
+        let peer = request.peer.ip();
+        let same = |path: &Path| match proves {
+            true => path.is_connect(conn, peer),
+            false => !path.is_unproved(),
+        };
+        let meant = |path: &&Path| path.is_named(conn) && same(path);
         if let Some(key) = registry.paths_of(conn.session_id).find(meant).map(Path::key) {
             return Ok((key, None));
         }
@@ -84,24 +121,20 @@ impl Connector {
         registry: &Registry,
     ) -> Result<(), Refusal> {
         let paths = || registry.paths_of(conn.session_id);
-        let live = || paths().filter(|path| path.state().may_begin());
+        let known = || paths().filter(|path| !path.is_unproved());
+        let live = || known().filter(|path| path.state().may_begin());
         let count = live().count();
         if count >= PATHS_PER_SESSION_MAX {
             return Err(Refusal::Paths(count));
         }
-        let draining = paths().count() - count;
+        let draining = known().count() - count;
         if draining >= DRAINING_MAX {
             return Err(Refusal::Draining(draining));
         }
-        let unproved = live().filter(|path| path.is_unproved()).count();
-        if proves && unproved >= UNPROVED_MAX {
-            return Err(Refusal::UnprovedPaths(unproved));
-        }
         // Two transports between two addresses are two ways.
         let way = (provider, request.peer.ip(), request.local.ip());
-        let way_of = |path: &PathOrigin| (path.provider, path.peer.ip(), path.local.ip());
-        // What has not proved anything takes no place, and a proof takes that of its own path.
-        let passed_over = |path: &Path| path.is_unproved() || proves && path.is_named(conn);
+        // A proof takes the place of its own path.
+        let passed_over = |path: &Path| proves && path.is_named(conn);
         if live().any(|path| !passed_over(path) && way_of(&path.shared().origin) == way) {
             return Err(Refusal::SameAddresses);
         }
@@ -121,14 +154,12 @@ impl Connector {
             let (connections, max) = (conn.cid_num, CONNECTION_BUFFERS_MAX);
             return Err(Refusal::Connections { connections, bytes, max });
         }
-        let SessionParams { limits: full, cores, .. } = self.params;
+        let cores = self.params.cores;
         let id = conn.session_id;
-        let limits = match registry.session(id).map(|session| session.shared().limits) {
-            Some(of) => Memory::check_depth(full, of, conn).map(|()| of)?,
-            None => self.memory.limits_of_new(full, conn)?,
-        };
+        let limits = self.limits_of(conn, registry)?;
         let session = registry.session_mut(id);
-        let cached = session.and_then(|s| s.cache.take(provider, |pd| fabric.fits(pd, request)));
+        let from = (provider, proves.then(|| request.peer.ip()));
+        let cached = session.and_then(|s| s.cache.take(from, |pd| fabric.fits(pd, request)));
         let pd = match cached.as_ref().and_then(CachedChunks::domain) {
             Some(pd) => Arc::clone(pd),
             None => fabric.alloc_pd(PdUse::Accept(request)).map_err(Refusal::memory)?,
@@ -152,10 +183,9 @@ impl Connector {
                 None => held = Some(Held::new()),
             }
         }
-        let session = registry.session_or(id, || {
-            let who = (!proves).then(|| request.identity.who.clone());
-            Session::new(SessionShared::new(id, limits, who), ctx.now)
-        });
+        let session = registry.shared_for(id, limits);
+        let session = session.unwrap_or_else(|| Arc::new(SessionShared::new(id, limits, None)));
+        registry.session_or(id, || Session::new(Arc::clone(&session), ctx.now));
         let origin = PathOrigin {
             uuid: conn.path_uuid,
             cid_num: conn.cid_num,
@@ -166,10 +196,13 @@ impl Connector {
             takes_changed: ClientExtensions::decode(&conn.ext).changed,
             identity: request.identity.clone(),
         };
-        let session = Arc::clone(session.shared());
         let pd = (pd, fresh_keys, ClientExtensions::decode(&conn.ext).times);
         let shared = PathShared::new(key, session, origin, pd, messages, (cores, proves));
         early.into_iter().for_each(|pool| give_chunks(&shared, pool));
+        if !proves {
+            shared.session.prove(&shared.origin.identity.who);
+            registry.session_mut(id).into_iter().for_each(|session| session.adopt(&shared));
+        }
         let times = (ctx.now, ctx.now + self.params.handshake_timeout);
         registry.add(Path::new(shared, conn.recon_cnt, times, held));
         tracing::debug!(path = %key, peer = %request.peer, cons = conn.cid_num, "a path connects");
@@ -242,7 +275,8 @@ impl Connector {
         let limits = path.session.limits;
         let id = path.session.id;
         let session = registry.session_mut(id);
-        let wanted = match session.and_then(|s| s.cache.take(path.origin.provider, |_| false)) {
+        let from = (path.origin.provider, path.is_unproved().then(|| path.origin.peer.ip()));
+        let wanted = match session.and_then(|s| s.cache.take(from, |_| false)) {
             Some(cached) => cached.into_order(limits, &path.pd, path.fresh_keys),
             None => {
                 let counted = (self.memory.meter(), Counting::Written);
@@ -254,6 +288,11 @@ impl Connector {
         registry.note_paths(id);
         Ok(())
     }
+}
+
+/// Between which addresses a path is, and over which provider.
+pub(super) fn way_of(path: &PathOrigin) -> (ProviderIndex, IpAddr, IpAddr) {
+    (path.provider, path.peer.ip(), path.local.ip())
 }
 
 /// Refuses a connection and sends the reason.
@@ -268,7 +307,7 @@ pub(super) fn refuse(
 
 /// A path has its chunks. It gets them once.
 fn give_chunks(path: &PathShared, pool: ChunkPool) {
-    pool.let_write(path.session.has_opened());
+    pool.let_write(path.session.has_opened() && !path.is_unproved());
     if path.chunks.set(pool).is_err() {
         tracing::error!(path = %path.key, "chunks were made twice; the first are used");
     }

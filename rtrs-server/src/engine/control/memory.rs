@@ -10,7 +10,6 @@
 
 use std::sync::Arc;
 
-use rtrs_core::identity::SessionTag;
 use rtrs_core::limits::Limits;
 use rtrs_core::mem::MemoryMeter;
 use rtrs_core::wire::{ClientExtensions, ConnReq};
@@ -44,8 +43,14 @@ impl Memory {
         MemorySnapshot { used_bytes: self.meter.used(), max_bytes: self.meter.max() }
     }
 
-    /// The limits of a session that this server does not know. `full`: what the server is set to.
-    pub(super) fn limits_of_new(&self, full: Limits, conn: &ConnReq) -> Result<Limits, Refusal> {
+    /// The limits of a session that this server does not know. `full`: what the server is set to;
+    /// `unproved`: bytes of paths whose clients have not proved who they are, which take none of
+    /// anybody else.
+    pub(super) fn limits_of_new(
+        &self,
+        (full, unproved): (Limits, u64),
+        conn: &ConnReq,
+    ) -> Result<Limits, Refusal> {
         let ClientExtensions { smaller_depth, queue_depth: has, .. } =
             ClientExtensions::decode(&conn.ext);
         let most = full.queue_depth();
@@ -57,14 +62,11 @@ impl Memory {
             0 if smaller_depth => (most, most.min(DEPTH_MIN.max(conn.cid_num.saturating_mul(2)))),
             0 => (most, most),
         };
-        let room = self.meter.room();
+        let used = self.meter.used().saturating_sub(unproved);
+        let room = self.meter.max().saturating_sub(used);
         loop {
             let limits = full.with_depth(depth);
             if ChunkPool::bytes(limits) as u64 <= room {
-                if depth < most && has == 0 {
-                    let session = SessionTag::of(conn.session_id);
-                    tracing::info!(%session, depth, "memory-max: a smaller queue depth");
-                }
                 return Ok(limits);
             }
             if depth / 2 < least {
@@ -102,7 +104,7 @@ mod tests {
         let bytes = |depth| ChunkPool::bytes(full.with_depth(depth)) as u64;
         let granted = |room: u64, conn: &ConnReq| {
             let memory = Memory::new(room);
-            memory.limits_of_new(full, conn).map(Limits::queue_depth)
+            memory.limits_of_new((full, 0), conn).map(Limits::queue_depth)
         };
         let refused = |room, needs| Err(Refusal::MemoryMax { needs, room, max: room });
         let ours = conn(3, true, 0);
@@ -138,7 +140,7 @@ mod tests {
         // A server of few chunks gives all or none.
         let few = Limits::new(8, CHUNK).unwrap();
         let memory = Memory::new(ChunkPool::bytes(few) as u64 - 1);
-        assert!(memory.limits_of_new(few, &ours).is_err());
+        assert!(memory.limits_of_new((few, 0), &ours).is_err());
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //! - `admit.rs` connections that are let in; `authenticate.rs` proofs of clients, with
 //!   `proving.rs`;
 //! - `connect.rs` what a path gets; `memory.rs` the queue depth of a session; `chunk_pool.rs`
-//!   memory of paths that are gone;
+//!   memory of paths that are gone; `unproved.rs` room for paths without a proof;
 //! - `client_log.rs` what is logged of clients;
 //! - `open.rs` opens and closes of exports, with `access.rs`, `close.rs` and `ended.rs`;
 //!   `permission.rs` what the access lists allow;
@@ -41,6 +41,7 @@ mod proving;
 mod refusal;
 mod registry;
 mod removed;
+mod unproved;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -360,6 +361,7 @@ impl Control {
         }
         session.note_open();
         let paths = self.registry.paths_of(session.id);
+        let paths = paths.filter(|path| !path.is_unproved());
         paths.filter_map(|path| path.shared().chunks.get()).for_each(|pool| pool.let_write(true));
         self.admission.opened(session.id);
         self.make_known(session.id, ctx);
@@ -480,14 +482,19 @@ impl Control {
     fn end_path(&mut self, key: PathKey, end: &PathEnd, ctx: &mut Ctx<'_>) {
         let Some(path) = self.registry.path_mut(key) else { return };
         let peer = path.shared().origin.peer;
-        let is_loud = path.shared().session.has_opened()
+        let is_loud = path.shared().session.has_opened() && !path.is_unproved()
             || path.state().is_ending()
             || self.log.admit(ctx.now, peer, "end").is_some();
-        let session = path.shared().session.id;
-        if path.close(end, is_loud, ctx.out) {
-            self.log.ended(&Opener::of(session, peer, &self.registry), end);
-            self.advance_end(key, ctx);
+        if !path.close(end, is_loud, ctx.out) {
+            return;
         }
+        if *end == PathEnd::Unproved {
+            self.not_proved(key, &Refusal::Unproved(end.to_string()), ctx);
+        }
+        if let Some(path) = self.registry.path(key) {
+            self.log.ended(&Opener::of_path(path, &self.registry), end);
+        }
+        self.advance_end(key, ctx);
     }
 
     /// A shard reports how far the end of a path is.
@@ -519,22 +526,46 @@ impl Control {
         if let Some(place) = place.and_then(|place| self.known.path_gone(place)) {
             know(place, false, ctx);
         }
-        let ended = self.registry.remove(key);
+        let ended = self.registry.remove(key, ctx.now + self.params.handshake_timeout);
+        let orphaned = self.registry.session(id).and_then(Session::orphaned);
+        self.next = earliest(self.next, orphaned);
         if self.registry.keeps_removable() {
             self.next = earliest(self.next, Some(ctx.now + LOOK_FOR_REMOVED));
         }
-        if let Some(session) = ended {
-            let (name, id) = (session.name(), session.id());
-            let who = session.shared().name_of_client();
-            let client = Opener { name, session: id, peer, who };
-            self.log.closed(&client, (session.shared(), &self.exports), None);
-            self.admission.ended(id, session.has_opened());
-            self.opens.session_ended(session.shared(), ctx.now, ctx.out);
-            if session.has_opened() {
-                self.log.happened(AuditKind::Disconnect, &client, None);
-                tracing::info!(session = %SessionTag::of(id), "a session ended");
-            } else {
-                tracing::debug!(session = %SessionTag::of(id), "a session ended");
+        ended.into_iter().for_each(|session| self.session_gone(&session, peer, ctx));
+    }
+
+    /// A session has ended; the last of its paths was from there.
+    fn session_gone(&mut self, session: &Session, last: SocketAddr, ctx: &mut Ctx<'_>) {
+        let (name, id) = (session.name(), session.id());
+        let who = session.shared().name_of_client();
+        let client = Opener { name, session: id, peer: session.peer().unwrap_or(last), who };
+        self.log.closed(&client, (session.shared(), &self.exports), None);
+        self.admission.ended(id, session.has_opened());
+        self.opens.session_ended(session.shared(), ctx.now, ctx.out);
+        if session.has_opened() {
+            self.log.happened(AuditKind::Disconnect, &client, None);
+            tracing::info!(session = %SessionTag::of(id), "a session ended");
+        } else {
+            tracing::debug!(session = %SessionTag::of(id), "a session ended");
+        }
+    }
+
+    /// Ends sessions for which nobody has proved in time that he is their client: whoever connects
+    /// paths to them and proves nothing must not keep them, with what they have open.
+    fn end_orphaned(&mut self, ctx: &mut Ctx<'_>) {
+        let orphaned = |session: &Session| session.orphaned().map(|until| (until, session.id()));
+        let orphaned: Vec<_> = self.registry.sessions().filter_map(orphaned).collect();
+        for (until, id) in orphaned {
+            if ctx.now < until {
+                self.next = earliest(self.next, Some(until));
+                continue;
+            }
+            let peer = self.registry.session(id).and_then(Session::peer);
+            self.end_session(id, &PathEnd::Orphaned, ctx);
+            // It may be gone with them.
+            if let Some((session, peer)) = self.registry.abandon(id, ctx.now).zip(peer) {
+                self.session_gone(&session, peer, ctx);
             }
         }
     }
@@ -569,6 +600,7 @@ impl Control {
             self.end_path(key, &end, ctx);
         }
         self.end_unopened(ctx);
+        self.end_orphaned(ctx);
         self.advance_drain(ctx);
         true
     }

@@ -4,6 +4,7 @@
 //! Every change of state goes through the table of [`PathState`] and is published to the shards.
 
 use std::mem;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use rtrs_core::fabric::{ConnRequest, PeerIdentity};
@@ -18,6 +19,7 @@ use super::proving::Proving;
 use crate::engine::control::refusal::Refusal;
 use crate::engine::device_table::DeviceId;
 use crate::engine::message::{EndReport, Outbox, ReplyTo, ShardMessage};
+use crate::path::chunks::ChunkPool;
 use crate::path::handshake::{InfoError, Joining};
 use crate::path::state::PathState;
 use crate::path::{PathEnd, PathKey, PathShared};
@@ -90,6 +92,21 @@ impl Path {
         self.state
     }
 
+    /// Since its first connection.
+    pub(super) fn since(&self) -> Instant {
+        self.since
+    }
+
+    /// Bytes of its chunks that count against the server's limit, those included that are being
+    /// registered.
+    pub(super) fn chunk_bytes(&self) -> u64 {
+        match self.shared.chunks.get() {
+            Some(pool) => pool.region().counted(),
+            None if self.held.is_some() => ChunkPool::bytes(self.shared.session.limits) as u64,
+            None => 0,
+        }
+    }
+
     /// Where its client is.
     pub(super) fn place(&self) -> Place {
         (self.shared.origin.provider, self.shared.origin.peer.ip().to_canonical())
@@ -108,9 +125,10 @@ impl Path {
         self.known
     }
 
-    /// True when it may carry requests, and has chunks or is getting them.
+    /// True when it may carry requests of its session, and has chunks or is getting them.
     pub(super) fn has_chunks(&self) -> bool {
-        self.state.may_begin() && (self.held.is_some() || self.shared.chunks.get().is_some())
+        let has = self.held.is_some() || self.shared.chunks.get().is_some();
+        self.state.may_begin() && has && !self.is_unproved()
     }
 
     /// True until its client has proved who it is, where it has to.
@@ -138,9 +156,10 @@ impl Path {
         self.shared.origin.uuid == conn.path_uuid && self.state.may_begin()
     }
 
-    /// True when a connection is of this connect of its path.
-    pub(super) fn is_connect(&self, conn: &ConnReq) -> bool {
-        self.recon_cnt == conn.recon_cnt
+    /// True when a connection from there is of this connect of its path. Whoever knows the path's
+    /// UUID can connect it too, from elsewhere.
+    pub(super) fn is_connect(&self, conn: &ConnReq, peer: IpAddr) -> bool {
+        self.recon_cnt == conn.recon_cnt && self.shared.origin.peer.ip() == peer
     }
 
     /// True when the other is a later connect of the same path.
@@ -217,10 +236,11 @@ impl Path {
     }
 
     /// The size of a device of its session has changed, or its export was removed: the client has
-    /// to open it again. A path that does not serve yet opens it later anyway.
+    /// to open it again. A path that does not serve yet, or whose client has not proved who it is,
+    /// opens it later anyway.
     pub(super) fn announce(&mut self, device: DeviceId, out: &mut Outbox) {
         let takes = self.shared.origin.takes_changed && !rtrs_core::mutated!(ResizeUnsaid);
-        if self.heartbeat.is_some() && takes {
+        if self.heartbeat.is_some() && takes && !self.is_unproved() {
             let due = self.announcer.changed(device);
             self.send_changed(due, out);
         }

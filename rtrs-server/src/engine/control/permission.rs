@@ -37,7 +37,8 @@ pub(super) fn check_connect(
     }
     let client = Client::of(&identity.who, peer);
     check_client(exports, (identity, client))?;
-    if session.is_some_and(|who| who != Some(&identity.who)) {
+    // What nobody has proved to be his own is whose comes with a name.
+    if session.flatten().is_some_and(|who| *who != identity.who) {
         return Err(other());
     }
     check_session(exports, client, id, registry)

@@ -91,6 +91,12 @@ pub(crate) enum Refusal {
     /// Too many paths of the session have clients that have not proved who they are.
     #[error("the session has {0} paths already whose clients have not proved who they are")]
     UnprovedPaths(usize),
+    /// Paths whose clients have not proved who they are have all the memory that they may have.
+    #[error(
+        "paths whose clients have not proved who they are have {} already, of the quarter of \
+         memory-max that they may have", mib(*.0)
+    )]
+    UnprovedMemory(u64),
     /// Too many connections are in their handshake or belong to sessions without an OPEN, and none
     /// can be closed for this one.
     #[error("{0} connections are in their handshake, or have opened no export yet (half-open-max)")]
@@ -219,7 +225,7 @@ impl Refusal {
             Self::Evicted(_) => "evicted",
             Self::NotAllowed(_) | Self::Nameless(_) => "access",
             Self::Unproved(_) => "authenticate",
-            Self::UnprovedPaths(_) => "path-limits",
+            Self::UnprovedPaths(_) | Self::UnprovedMemory(_) => "path-limits",
             Self::HalfOpen(_) => "half-open-max",
             Self::Turnover => "turnover",
             Self::NoSession => "no-session",

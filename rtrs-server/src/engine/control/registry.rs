@@ -1,17 +1,20 @@
 //! Which sessions and paths there are. Sessions are found by `paths_uuid`, paths by `sess_uuid`.
 
 use std::collections::BTreeMap;
+use std::mem;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use rtrs_core::identity::SessionTag;
 use rtrs_core::ids::SessionId;
+use rtrs_core::limits::Limits;
 use rtrs_core::time::Instant;
 use rtrs_core::wire::Name;
 
 use super::chunk_pool::ChunkCache;
 use super::path::Path;
 use crate::engine::session::SessionShared;
-use crate::path::PathKey;
+use crate::path::{PathKey, PathShared};
 use crate::stats::{IoTotals, PathSnapshot};
 
 /// One session.
@@ -24,6 +27,10 @@ pub(super) struct Session {
     /// When it last asked for an export; its begin until then.
     asked: Instant,
     paths: Vec<PathKey>,
+    /// Where its client last had a path of which it is known whose it is.
+    peer: Option<SocketAddr>,
+    /// Until then a client may prove who it is: there is no other path.
+    orphaned: Option<Instant>,
     /// What its paths did that are gone.
     gone: IoTotals,
     /// Memory of paths that are gone, for those that come.
@@ -31,13 +38,15 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) fn new(shared: SessionShared, since: Instant) -> Self {
+    pub(super) fn new(shared: Arc<SessionShared>, since: Instant) -> Self {
         Self {
-            shared: Arc::new(shared),
+            shared,
             since,
             name: None,
             asked: since,
             paths: Vec::new(),
+            peer: None,
+            orphaned: None,
             gone: IoTotals::default(),
             cache: ChunkCache::default(),
         }
@@ -76,6 +85,30 @@ impl Session {
 
     pub(super) fn set_name(&mut self, name: Name) {
         self.name = Some(name);
+    }
+
+    /// A path of it is known to be its client's. That decides what the session is, if nothing has
+    /// before.
+    pub(super) fn adopt(&mut self, path: &PathShared) {
+        if self.shared.who().is_none() {
+            self.shared = Arc::clone(&path.session);
+        }
+        (self.orphaned, self.peer) = (None, Some(path.origin.peer));
+    }
+
+    /// Whether a path is of what the session is.
+    pub(super) fn is_of(&self, path: &Path) -> bool {
+        Arc::ptr_eq(&self.shared, &path.shared().session)
+    }
+
+    /// Where its client last had a path; None while it is not known who that is.
+    pub(super) fn peer(&self) -> Option<SocketAddr> {
+        self.peer
+    }
+
+    /// Until when a client may prove who it is; None while there is a path whose client is known.
+    pub(super) fn orphaned(&self) -> Option<Instant> {
+        self.orphaned
     }
 
     /// What its paths did, those included that are gone.
@@ -131,6 +164,31 @@ impl Registry {
         })
     }
 
+    /// What a path of a session shares with the others. Until it is known who the client is, paths
+    /// share it only if they have the same limits: whoever comes first decides nothing for those
+    /// that come later.
+    pub(super) fn shared_for(&self, id: SessionId, limits: Limits) -> Option<Arc<SessionShared>> {
+        let shared = self.session(id)?.shared();
+        if shared.who().is_some() {
+            return Some(Arc::clone(shared));
+        }
+        let live = self.paths_of(id).filter(|path| !path.state().is_ending());
+        let all = live.map(|path| &path.shared().session).chain([shared]);
+        all.into_iter().find(|one| one.who().is_none() && one.limits == limits).map(Arc::clone)
+    }
+
+    /// Ends a session for which nobody has proved in time that he is its client. What is left of
+    /// its paths ends, and nobody waits for that.
+    pub(super) fn abandon(&mut self, id: SessionId, now: Instant) -> Option<Session> {
+        let mut session = self.sessions.remove(&id)?;
+        let new = SessionShared::new(id, session.shared.limits, None);
+        let mut rest = Session::new(Arc::new(new), now);
+        rest.paths = mem::take(&mut session.paths);
+        self.sessions.insert(id, rest);
+        session.cache.clear();
+        Some(session)
+    }
+
     pub(super) fn paths(&self) -> impl Iterator<Item = &Path> {
         self.paths.values()
     }
@@ -177,7 +235,7 @@ impl Registry {
         self.note_paths(id);
     }
 
-    /// Notes in the session's cache how many of its paths have chunks.
+    /// Notes in the session's cache how many paths have chunks of which it is known whose they are.
     pub(super) fn note_paths(&mut self, id: SessionId) {
         let live = self.paths_of(id).filter(|path| path.has_chunks()).count();
         if let Some(session) = self.sessions.get_mut(&id) {
@@ -186,13 +244,16 @@ impl Registry {
     }
 
     /// Takes a path that is gone from its session, which keeps its memory. The last one takes the
-    /// session with it, which is returned.
-    pub(super) fn remove(&mut self, key: PathKey) -> Option<Session> {
-        let path = self.paths.remove(&key)?.into_shared();
+    /// session with it, which is returned. If none is left of which it is known whose it is, others
+    /// may be for so long.
+    pub(super) fn remove(&mut self, key: PathKey, grace: Instant) -> Option<Session> {
+        let path = self.paths.remove(&key)?;
+        let unproved = path.is_unproved();
+        let path = path.into_shared();
         let (id, io) = (path.session.id, path.counters.totals());
         self.gone.add(&io);
         // Of one that has opened nothing there is nothing to tell.
-        if path.session.has_opened() {
+        if path.session.has_opened() && !unproved {
             tracing::info!(
                 path = %key,
                 session = %SessionTag::of(id),
@@ -208,11 +269,20 @@ impl Registry {
             );
         }
         let live = self.paths_of(id).filter(|path| path.has_chunks()).count();
+        let others = self.paths_of(id).filter(|path| path.key() != key);
+        let orphaned = others.into_iter().all(Path::is_unproved);
         let session = self.sessions.get_mut(&id)?;
         session.gone.add(&io);
         session.paths.retain(|other| *other != key);
         if !session.paths.is_empty() {
-            session.cache.keep(path, live);
+            if orphaned && session.shared.who().is_some() {
+                session.orphaned.get_or_insert(grace);
+            }
+            if unproved {
+                ChunkCache::free(path);
+            } else {
+                session.cache.keep(path, live);
+            }
             return None;
         }
         let mut session = self.sessions.remove(&id)?;

@@ -1,7 +1,6 @@
 //! The fixture of the session tests: a server's shards on the simulated fabric, a device that can
 //! be held, and a log of every work request the server posts.
 
-use std::any::Any;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -11,212 +10,22 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, Io, IoOp};
 use rtrs_core::fabric::sim::{BindMode, NodeId, SimFabric, World, WorldOptions, sim_ip};
-use rtrs_core::fabric::{
-    Access, AsyncRegistration, BindResult, ConnRequest, Fabric, FabricError, FabricEvent,
-    MemoryRegistration, PdUse, PrivateData, ProtectionDomain, RegisterError, Registered, Sge,
-    ToRegister, Window, WorkRequest, WrOp,
-};
+use rtrs_core::fabric::{Access, AsyncRegistration, Fabric};
 use rtrs_core::identity::ExportId;
-use rtrs_core::ids::{CoreIndex, ProviderIndex, QpNum};
+use rtrs_core::ids::{CoreIndex, ProviderIndex};
 use rtrs_core::limits::Limits;
-use rtrs_core::mem::{MemSlice, Region};
 use rtrs_core::proto::ping::PingServerStats;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Duration, Instant, earliest};
-use rtrs_core::wire::ConnReq;
 
+use super::device::{Aside, Known, Log, Regions, Tee};
+pub(super) use super::device::{DeviceOptions, Posted};
 use crate::engine::ServerEngine;
 use crate::engine::epoch::SyncEpoch;
 use crate::engine::finder::{Finder, Search};
 use crate::engine::message::{AdminReply, AdminReplyTo, AdminRequest, ControlMessage, Message};
 use crate::engine::session::SessionParams;
 use crate::export::{Export, ExportIndex, ExportTable};
-
-/// One work request as it was posted, its bytes copied at that moment.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Posted {
-    pub(super) op: WrOp,
-    pub(super) bytes: Vec<u8>,
-}
-
-type Log = Rc<RefCell<Vec<Posted>>>;
-
-/// The addresses that the listener was told of.
-type Known = Rc<RefCell<Vec<(IpAddr, bool)>>>;
-
-/// What the server's device is like.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct DeviceOptions {
-    /// Registered memory is pinned.
-    pub(super) pins_memory: bool,
-    /// Bytes that may be registered at once; 0 for any.
-    pub(super) register_max: usize,
-    /// It has no memory windows.
-    pub(super) no_windows: bool,
-    /// Bytes that a connection takes.
-    pub(super) connection_bytes: u64,
-    /// Its queue pairs cannot be destroyed.
-    pub(super) undead: bool,
-    /// There are many of it: each request comes over another one.
-    pub(super) many: bool,
-    /// What it is to release stays for as long as the server.
-    pub(super) slow: bool,
-    /// Memory is registered when the test says so.
-    pub(super) aside: bool,
-}
-
-/// What is registered aside: what waits for the test, and what is done.
-#[derive(Debug, Default)]
-struct Aside {
-    waiting: Vec<(u64, ToRegister)>,
-    made: VecDeque<AsyncRegistration>,
-}
-
-/// What was registered: the region, its length, for whom.
-type Regions = Arc<Mutex<Vec<(u32, usize, Access)>>>;
-
-/// A protection domain of such a device.
-#[derive(Debug)]
-struct PoorPd {
-    inner: Arc<dyn ProtectionDomain>,
-    device: DeviceOptions,
-    registered: Regions,
-    kept: Mutex<Vec<Box<dyn Any + Send>>>,
-}
-
-impl ProtectionDomain for PoorPd {
-    fn register(
-        &self,
-        region: &Arc<Region>,
-        access: Access,
-    ) -> Result<Arc<dyn MemoryRegistration>, FabricError> {
-        let max = self.device.register_max;
-        if max > 0 && region.len() > max {
-            let error = std::io::Error::from_raw_os_error(12);
-            return Err(FabricError::system("cannot register: raise RLIMIT_MEMLOCK", error));
-        }
-        self.registered.lock().push((region.id(), region.len(), access));
-        self.inner.register(region, access)
-    }
-    fn window(&self, parent: &Arc<dyn MemoryRegistration>) -> Result<Arc<dyn Window>, FabricError> {
-        if self.device.no_windows {
-            return Err(FabricError::Unsupported("no memory windows"));
-        }
-        self.inner.window(parent)
-    }
-    fn has_windows(&self) -> bool {
-        !self.device.no_windows
-    }
-    fn is_idle(&self) -> bool {
-        self.inner.is_idle() && !self.device.undead
-    }
-    fn free_later(&self, what: Box<dyn Any + Send>) {
-        if self.device.slow {
-            self.kept.lock().push(what);
-        }
-    }
-    fn as_any(&self) -> &dyn Any {
-        self.inner.as_any()
-    }
-}
-
-/// A fabric that notes what is posted.
-#[derive(Debug)]
-struct Tee {
-    inner: SimFabric,
-    log: Log,
-    device: DeviceOptions,
-    registered: Regions,
-    aside: Rc<RefCell<Aside>>,
-    known: Known,
-}
-
-impl Fabric for Tee {
-    rtrs_core::forward_fabric!(inner);
-
-    fn know_peer(&mut self, peer: IpAddr, known: bool) {
-        self.known.borrow_mut().push((peer, known));
-    }
-
-    fn pins_memory(&self) -> bool {
-        self.device.pins_memory
-    }
-    fn connection_bytes(&self) -> u64 {
-        self.device.connection_bytes
-    }
-    fn alloc_pd(&mut self, of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
-        let inner = self.inner.alloc_pd(of)?;
-        let (device, registered) = (self.device, Arc::clone(&self.registered));
-        Ok(Arc::new(PoorPd { inner, device, registered, kept: Mutex::default() }))
-    }
-    fn fits(&self, pd: &Arc<dyn ProtectionDomain>, request: &ConnRequest) -> bool {
-        self.inner.fits(pd, request) && !self.device.many
-    }
-    fn register_async(
-        &mut self,
-        id: u64,
-        what: ToRegister,
-    ) -> Option<Result<Registered, RegisterError>> {
-        if !self.device.aside {
-            return Some(what.register());
-        }
-        self.aside.borrow_mut().waiting.push((id, what));
-        None
-    }
-    fn next_registration(&mut self) -> Option<AsyncRegistration> {
-        self.aside.borrow_mut().made.pop_front()
-    }
-    fn post_send(&mut self, qp: QpNum, wr: WorkRequest) -> Result<(), FabricError> {
-        let bytes = wr.sges.iter().flat_map(|sge| sge.slice.to_vec()).collect();
-        self.log.borrow_mut().push(Posted { op: wr.op, bytes });
-        self.inner.post_send(qp, wr)
-    }
-    fn post_recv(&mut self, qp: QpNum, wr_id: u64, buf: Option<Sge>) -> Result<(), FabricError> {
-        self.inner.post_recv(qp, wr_id, buf)
-    }
-    fn bind(
-        &mut self,
-        qp: QpNum,
-        window: &Arc<dyn Window>,
-        slice: &MemSlice,
-        access: Access,
-        wr_id: u64,
-    ) -> Result<BindResult, FabricError> {
-        self.inner.bind(qp, window, slice, access, wr_id)
-    }
-    fn revoke(
-        &mut self,
-        qp: QpNum,
-        window: &Arc<dyn Window>,
-        wr_id: u64,
-    ) -> Result<BindResult, FabricError> {
-        self.inner.revoke(qp, window, wr_id)
-    }
-    fn flush(&mut self, now: Instant) {
-        self.inner.flush(now);
-    }
-    fn abort(&mut self, now: Instant, qp: QpNum) {
-        self.inner.abort(now, qp);
-    }
-    fn poll(&mut self, now: Instant) -> bool {
-        self.inner.poll(now)
-    }
-    fn next_event(&mut self) -> Option<FabricEvent> {
-        let mut event = self.inner.next_event();
-        // RDMA CM may hand out all the room it has, filled up behind what was sent.
-        if let Some(FabricEvent::Request(request)) = &mut event
-            && request.private_data.as_bytes().len() == ConnReq::LEN
-        {
-            let mut padded = [0xee; PrivateData::CAPACITY];
-            padded[..ConnReq::LEN].copy_from_slice(request.private_data.as_bytes());
-            request.private_data = PrivateData::new(&padded);
-        }
-        event
-    }
-    fn deadline(&self) -> Option<Instant> {
-        self.inner.deadline()
-    }
-}
 
 /// What a test sees and steers of a device.
 #[derive(Debug, Default)]
@@ -441,7 +250,7 @@ impl Fixture {
         let world = World::with_options(7, world_options);
         let node = world.node(sim_ip(1));
         let client = world.node(sim_ip(2));
-        for n in 3..8 {
+        for n in 3..30 {
             world.add_address(client, sim_ip(n));
         }
         let size = usize::try_from(options.geometry.size).unwrap();

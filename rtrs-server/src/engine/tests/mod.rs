@@ -8,7 +8,7 @@
 //! sync that failed · `memory.rs` what chunks take · `times.rs` where time goes · `admin.rs` the
 //! operator's commands; `exports.rs` exports that come and go while clients have them · `access.rs`
 //! access lists; `authenticate.rs` clients that prove who they are; `unproved.rs` what those
-//! cannot do that have not.
+//! cannot do that have not; `intruders.rs` what they take from others · `device.rs` the fabric.
 
 mod access;
 mod admin;
@@ -16,11 +16,13 @@ mod admission;
 mod authenticate;
 mod chains;
 mod chunk_pool;
+mod device;
 mod discover;
 mod ends;
 mod exports;
 mod fixture;
 mod handshake;
+mod intruders;
 mod io;
 mod memory;
 mod opens;

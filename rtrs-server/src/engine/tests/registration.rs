@@ -18,6 +18,7 @@ const ASIDE: DeviceOptions = DeviceOptions {
     many: false,
     slow: false,
     aside: true,
+    tls_from: None,
 };
 
 fn fixture(device: DeviceOptions) -> Fixture {

@@ -103,23 +103,6 @@ fn a_name_is_taken_by_who_has_proved_something() {
 }
 
 #[test]
-fn a_session_has_eight_of_them_at_most() {
-    let mut fixture = Fixture::new(StandOptions::default());
-    let clerk = Clerk::hire(&mut fixture, &[1]);
-    let mut owner = proved((&mut fixture, &clerk), PeerOptions::default(), 1);
-    owner.open_device(&mut fixture, "vol", RW).unwrap();
-    let mut peers: Vec<Peer> =
-        (0..8).map(|n| unproved(&mut fixture, second_path(10 + n, 1))).collect();
-    let mut ninth = Peer::new(&fixture, proving(second_path(30, 1)));
-    assert_eq!(ninth.connect(&mut fixture, 0), Err(-104));
-    // One that proves itself makes room.
-    assert_eq!(prove((&mut fixture, &clerk), &mut peers[3], 1), 0);
-    unproved(&mut fixture, second_path(30, 2));
-    owner.send_write((1, 3), io(Rw::WRITE, 8, 512), &[8; 512]);
-    assert_eq!(owner.reply(&mut fixture).errno, 0);
-}
-
-#[test]
 fn a_path_is_replaced_by_who_proves_to_be_its_client() {
     let mut fixture = Fixture::new(StandOptions::default());
     let clerk = Clerk::hire(&mut fixture, &[1, 2]);

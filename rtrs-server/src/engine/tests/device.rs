@@ -1,0 +1,215 @@
+//! What the server's shards have for a fabric: a simulated one, which notes what is posted, and on
+//! which a test says what the device is like.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rtrs_core::fabric::sim::SimFabric;
+use rtrs_core::fabric::{
+    Access, AsyncRegistration, BindResult, ConnRequest, Fabric, FabricError, FabricEvent,
+    MemoryRegistration, PdUse, PrivateData, ProtectionDomain, RegisterError, Registered, Sge,
+    ToRegister, Who, Window, WorkRequest, WrOp,
+};
+use rtrs_core::ids::QpNum;
+use rtrs_core::mem::{MemSlice, Region};
+use rtrs_core::time::Instant;
+use rtrs_core::wire::ConnReq;
+
+/// One work request as it was posted, its bytes copied at that moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Posted {
+    pub(super) op: WrOp,
+    pub(super) bytes: Vec<u8>,
+}
+
+pub(super) type Log = Rc<RefCell<Vec<Posted>>>;
+
+/// The addresses that the listener was told of.
+pub(super) type Known = Rc<RefCell<Vec<(IpAddr, bool)>>>;
+
+/// What the server's device is like.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct DeviceOptions {
+    /// Registered memory is pinned.
+    pub(super) pins_memory: bool,
+    /// Bytes that may be registered at once; 0 for any.
+    pub(super) register_max: usize,
+    /// It has no memory windows.
+    pub(super) no_windows: bool,
+    /// Bytes that a connection takes.
+    pub(super) connection_bytes: u64,
+    /// Its queue pairs cannot be destroyed.
+    pub(super) undead: bool,
+    /// There are many of it: each request comes over another one.
+    pub(super) many: bool,
+    /// What it is to release stays for as long as the server.
+    pub(super) slow: bool,
+    /// Memory is registered when the test says so.
+    pub(super) aside: bool,
+    /// From this address on, peers come over TLS as `db1`, with a key.
+    pub(super) tls_from: Option<IpAddr>,
+}
+
+/// What is registered aside: what waits for the test, and what is done.
+#[derive(Debug, Default)]
+pub(super) struct Aside {
+    pub(super) waiting: Vec<(u64, ToRegister)>,
+    pub(super) made: VecDeque<AsyncRegistration>,
+}
+
+/// What was registered: the region, its length, for whom.
+pub(super) type Regions = Arc<Mutex<Vec<(u32, usize, Access)>>>;
+
+/// A protection domain of such a device.
+#[derive(Debug)]
+struct PoorPd {
+    inner: Arc<dyn ProtectionDomain>,
+    device: DeviceOptions,
+    registered: Regions,
+    kept: Mutex<Vec<Box<dyn Any + Send>>>,
+}
+
+impl ProtectionDomain for PoorPd {
+    fn register(
+        &self,
+        region: &Arc<Region>,
+        access: Access,
+    ) -> Result<Arc<dyn MemoryRegistration>, FabricError> {
+        let max = self.device.register_max;
+        if max > 0 && region.len() > max {
+            let error = std::io::Error::from_raw_os_error(12);
+            return Err(FabricError::system("cannot register: raise RLIMIT_MEMLOCK", error));
+        }
+        self.registered.lock().push((region.id(), region.len(), access));
+        self.inner.register(region, access)
+    }
+    fn window(&self, parent: &Arc<dyn MemoryRegistration>) -> Result<Arc<dyn Window>, FabricError> {
+        if self.device.no_windows {
+            return Err(FabricError::Unsupported("no memory windows"));
+        }
+        self.inner.window(parent)
+    }
+    fn has_windows(&self) -> bool {
+        !self.device.no_windows
+    }
+    fn is_idle(&self) -> bool {
+        self.inner.is_idle() && !self.device.undead
+    }
+    fn free_later(&self, what: Box<dyn Any + Send>) {
+        if self.device.slow {
+            self.kept.lock().push(what);
+        }
+    }
+    fn as_any(&self) -> &dyn Any {
+        self.inner.as_any()
+    }
+}
+
+/// A fabric that notes what is posted.
+#[derive(Debug)]
+pub(super) struct Tee {
+    pub(super) inner: SimFabric,
+    pub(super) log: Log,
+    pub(super) device: DeviceOptions,
+    pub(super) registered: Regions,
+    pub(super) aside: Rc<RefCell<Aside>>,
+    pub(super) known: Known,
+}
+
+impl Fabric for Tee {
+    rtrs_core::forward_fabric!(inner);
+
+    fn know_peer(&mut self, peer: IpAddr, known: bool) {
+        self.known.borrow_mut().push((peer, known));
+    }
+
+    fn pins_memory(&self) -> bool {
+        self.device.pins_memory
+    }
+    fn connection_bytes(&self) -> u64 {
+        self.device.connection_bytes
+    }
+    fn alloc_pd(&mut self, of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
+        let inner = self.inner.alloc_pd(of)?;
+        let (device, registered) = (self.device, Arc::clone(&self.registered));
+        Ok(Arc::new(PoorPd { inner, device, registered, kept: Mutex::default() }))
+    }
+    fn fits(&self, pd: &Arc<dyn ProtectionDomain>, request: &ConnRequest) -> bool {
+        self.inner.fits(pd, request) && !self.device.many
+    }
+    fn register_async(
+        &mut self,
+        id: u64,
+        what: ToRegister,
+    ) -> Option<Result<Registered, RegisterError>> {
+        if !self.device.aside {
+            return Some(what.register());
+        }
+        self.aside.borrow_mut().waiting.push((id, what));
+        None
+    }
+    fn next_registration(&mut self) -> Option<AsyncRegistration> {
+        self.aside.borrow_mut().made.pop_front()
+    }
+    fn post_send(&mut self, qp: QpNum, wr: WorkRequest) -> Result<(), FabricError> {
+        let bytes = wr.sges.iter().flat_map(|sge| sge.slice.to_vec()).collect();
+        self.log.borrow_mut().push(Posted { op: wr.op, bytes });
+        self.inner.post_send(qp, wr)
+    }
+    fn post_recv(&mut self, qp: QpNum, wr_id: u64, buf: Option<Sge>) -> Result<(), FabricError> {
+        self.inner.post_recv(qp, wr_id, buf)
+    }
+    fn bind(
+        &mut self,
+        qp: QpNum,
+        window: &Arc<dyn Window>,
+        slice: &MemSlice,
+        access: Access,
+        wr_id: u64,
+    ) -> Result<BindResult, FabricError> {
+        self.inner.bind(qp, window, slice, access, wr_id)
+    }
+    fn revoke(
+        &mut self,
+        qp: QpNum,
+        window: &Arc<dyn Window>,
+        wr_id: u64,
+    ) -> Result<BindResult, FabricError> {
+        self.inner.revoke(qp, window, wr_id)
+    }
+    fn flush(&mut self, now: Instant) {
+        self.inner.flush(now);
+    }
+    fn abort(&mut self, now: Instant, qp: QpNum) {
+        self.inner.abort(now, qp);
+    }
+    fn poll(&mut self, now: Instant) -> bool {
+        self.inner.poll(now)
+    }
+    fn next_event(&mut self) -> Option<FabricEvent> {
+        let mut event = self.inner.next_event();
+        // RDMA CM may hand out all the room it has, filled up behind what was sent.
+        if let Some(FabricEvent::Request(request)) = &mut event
+            && request.private_data.as_bytes().len() == ConnReq::LEN
+        {
+            let mut padded = [0xee; PrivateData::CAPACITY];
+            padded[..ConnReq::LEN].copy_from_slice(request.private_data.as_bytes());
+            request.private_data = PrivateData::new(&padded);
+        }
+        if let Some(FabricEvent::Request(request)) = &mut event
+            && self.device.tls_from.is_some_and(|from| request.peer.ip() >= from)
+        {
+            request.identity.who = Who::Key("db1".into());
+            request.identity.cipher = Some("TLS13_AES_128_GCM_SHA256");
+        }
+        event
+    }
+    fn deadline(&self) -> Option<Instant> {
+        self.inner.deadline()
+    }
+}
