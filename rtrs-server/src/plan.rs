@@ -356,7 +356,9 @@ pub(crate) fn load_tls(settings: &Settings) -> Result<Option<TlsServerConfig>, E
         }),
         _ => return Ok(None),
     };
-    loaded.map(Some).map_err(|e| Error::with_source(ErrorKind::Listen, "cannot use tls://", e))
+    loaded.map(Some).map_err(|e| {
+        Error::with_source(ErrorKind::Listen, "cannot use the certificates or keys", e)
+    })
 }
 
 fn usage(text: impl Into<String>) -> Error {

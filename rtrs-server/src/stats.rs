@@ -334,7 +334,7 @@ pub struct PathSnapshot {
     /// What the client calls it.
     pub uuid: String,
     /// Where it is in its life.
-    pub state: PathState,
+    pub state: PathStage,
     /// What carries it: `tcp`, `tls` or `rdma`.
     pub transport: String,
     /// The cipher suite; none where it is not encrypted.
@@ -369,6 +369,41 @@ choices! {
         Signed = "signed",
         /// It has to, and has not yet.
         Pending = "pending",
+    }
+}
+
+choices! {
+    /// Where a path is in its life.
+    pub enum PathStage as "path state" {
+        /// Its handshake goes on.
+        Connecting = "connecting",
+        /// Its client has to prove who it is, and has not yet.
+        Authenticating = "authenticating",
+        /// It is up.
+        Connected = "connected",
+        /// It answers what it has, and ends.
+        Finishing = "finishing",
+        /// Its connections are being closed.
+        Closing = "closing",
+        /// Connections or block IO of it are left.
+        Draining = "draining",
+        /// Nothing of it is left.
+        Gone = "gone",
+    }
+}
+
+impl PathStage {
+    /// That of a path in a state, whose client has to prove who it is or not.
+    pub fn new(state: PathState, unproved: bool) -> Self {
+        match state {
+            PathState::Connecting => Self::Connecting,
+            PathState::Connected if unproved => Self::Authenticating,
+            PathState::Connected => Self::Connected,
+            PathState::Finishing => Self::Finishing,
+            PathState::Closing => Self::Closing,
+            PathState::Draining => Self::Draining,
+            PathState::Gone => Self::Gone,
+        }
     }
 }
 

@@ -1,7 +1,9 @@
 //! The TLS of a process: its configuration, and the threads on which handshakes compute.
 //!
-//! A signature and a key exchange take a good part of a millisecond, too long for a shard. Jobs
-//! wait in one queue of bounded length. Connections that were closed meanwhile are passed over.
+//! A signature and a key exchange take a good part of a millisecond, too long for a shard. Steps of
+//! handshakes and other tasks (proofs over RDMA) wait in two queues of bounded length, of which the
+//! threads take in turn, so that a flood of the one does not hold up the other. Connections that
+//! were closed meanwhile are passed over.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -16,8 +18,10 @@ use parking_lot::{Condvar, Mutex, RwLock};
 
 /// Threads; each is busy only while it computes.
 const WORKERS: usize = 2;
-/// Jobs that wait at most. Beyond that connections are closed.
+/// Steps of handshakes that wait at most. Beyond that connections are closed.
 const JOBS_MAX: usize = 4096;
+/// Other tasks that wait at most. Beyond that they are refused.
+const TASKS_MAX: usize = 1024;
 
 /// A step of a handshake.
 pub(crate) struct Job {
@@ -34,9 +38,10 @@ pub(crate) struct Job {
 type Task = Box<dyn FnOnce() + Send>;
 
 /// What a thread is to do.
-enum Work {
-    Handshake(Job),
-    Task(Task),
+#[derive(Debug, PartialEq, Eq)]
+enum Work<J = Job, T = Task> {
+    Handshake(J),
+    Task(T),
 }
 
 /// A step that was taken.
@@ -59,10 +64,32 @@ enum Role {
     Client(TlsClientConfig),
 }
 
-#[derive(Default)]
-struct Queue {
-    jobs: VecDeque<Work>,
+struct Queue<J = Job, T = Task> {
+    jobs: VecDeque<J>,
+    tasks: VecDeque<T>,
+    /// The last one taken was a task.
+    task_last: bool,
     closed: bool,
+}
+
+impl<J, T> Default for Queue<J, T> {
+    fn default() -> Self {
+        let (jobs, tasks) = (VecDeque::new(), VecDeque::new());
+        Self { jobs, tasks, task_last: false, closed: false }
+    }
+}
+
+impl<J, T> Queue<J, T> {
+    /// The next in turn.
+    fn take(&mut self) -> Option<Work<J, T>> {
+        let task_first = !self.task_last || self.jobs.is_empty();
+        let task = if task_first { self.tasks.pop_front() } else { None };
+        self.task_last = task.is_some();
+        match task {
+            Some(task) => Some(Work::Task(task)),
+            None => self.jobs.pop_front().map(Work::Handshake),
+        }
+    }
 }
 
 /// What all shards of a process share for TLS. Its threads end with it.
@@ -141,7 +168,13 @@ impl TlsEndpoint {
 
     /// Lets a thread take a step. False when too many wait.
     pub(crate) fn submit(&self, job: Job) -> bool {
-        self.enqueue(Work::Handshake(job))
+        self.enqueue(|queue| {
+            let room = queue.jobs.len() < JOBS_MAX;
+            if room {
+                queue.jobs.push_back(job);
+            }
+            room
+        })
     }
 
     /// Lets a thread do something with the configuration of a server as it is now. False when too
@@ -151,19 +184,22 @@ impl TlsEndpoint {
             Role::Server(config) => config.clone(),
             Role::Client(_) => return false,
         };
-        self.enqueue(Work::Task(Box::new(move || task(&config))))
+        self.enqueue(|queue| {
+            let room = queue.tasks.len() < TASKS_MAX;
+            if room {
+                queue.tasks.push_back(Box::new(move || task(&config)));
+            }
+            room
+        })
     }
 
-    fn enqueue(&self, work: Work) -> bool {
+    fn enqueue(&self, add: impl FnOnce(&mut Queue) -> bool) -> bool {
         let (queue, more) = &*self.queue;
-        let mut queue = queue.lock();
-        if queue.jobs.len() >= JOBS_MAX {
-            return false;
+        let added = add(&mut queue.lock());
+        if added {
+            more.notify_one();
         }
-        queue.jobs.push_back(work);
-        drop(queue);
-        more.notify_one();
-        true
+        added
     }
 }
 
@@ -176,8 +212,12 @@ impl Drop for TlsEndpoint {
 
 impl fmt::Debug for TlsEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let jobs = self.queue.0.lock().jobs.len();
-        f.debug_struct("TlsEndpoint").field("jobs", &jobs).finish_non_exhaustive()
+        let queue = self.queue.0.lock();
+        let (jobs, tasks) = (queue.jobs.len(), queue.tasks.len());
+        f.debug_struct("TlsEndpoint")
+            .field("jobs", &jobs)
+            .field("tasks", &tasks)
+            .finish_non_exhaustive()
     }
 }
 
@@ -185,7 +225,7 @@ fn work((queue, more): &(Mutex<Queue>, Condvar)) {
     loop {
         let mut at = queue.lock();
         let job = loop {
-            match at.jobs.pop_front() {
+            match at.take() {
                 Some(job) => break job,
                 None if at.closed => return,
                 None => more.wait(&mut at),
@@ -204,5 +244,27 @@ fn work((queue, more): &(Mutex<Queue>, Condvar)) {
             let progress = handshake.advance(&received);
             reply.send(Done { token, handshake, progress });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neither_kind_of_work_holds_up_the_other() {
+        let mut queue = Queue { jobs: (0..100).collect(), ..Queue::<i32, &str>::default() };
+        queue.tasks.extend(["a", "b"]);
+        let mut taken = || queue.take().unwrap();
+        let first = [taken(), taken(), taken(), taken(), taken()];
+        let [zero, one, two] = [0, 1, 2].map(Work::Handshake);
+        assert_eq!(first, [Work::Task("a"), zero, Work::Task("b"), one, two]);
+        let mut queue = Queue { tasks: (0..100).collect(), ..Queue::<&str, i32>::default() };
+        queue.jobs.push_back("a");
+        let mut taken = || queue.take().unwrap();
+        let first = [taken(), taken(), taken(), taken()];
+        assert_eq!(first, [Work::Task(0), Work::Handshake("a"), Work::Task(1), Work::Task(2)]);
+        queue.tasks.clear();
+        assert_eq!(queue.take(), None);
     }
 }

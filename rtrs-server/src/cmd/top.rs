@@ -6,8 +6,7 @@ use rtrs_core::top::{self, Counters, Entry, Group, IntervalArgs, ReadsWrites};
 use super::server::{Server, ServerArgs};
 use crate::control_protocol::{ExportList, Request};
 use crate::error::Error;
-use crate::path::state::PathState;
-use crate::stats::{ExportSnapshot, IoTotals, PathSnapshot, SessionSnapshot};
+use crate::stats::{ExportSnapshot, IoTotals, PathSnapshot, PathStage, SessionSnapshot};
 
 /// The arguments.
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
@@ -39,7 +38,7 @@ fn groups(args: &ServerArgs) -> Result<Vec<Group>, Error> {
 
 fn session(session: &SessionSnapshot) -> Entry {
     let paths = &session.paths;
-    let up = paths.iter().filter(|path| path.state == PathState::Connected).count();
+    let up = paths.iter().filter(|path| path.state == PathStage::Connected).count();
     Entry {
         name: session.name.clone().unwrap_or_else(|| session.id.clone()),
         instance: session.id.clone(),

@@ -27,6 +27,9 @@ impl Authenticator for Proofs {
     fn begin(&self, task: ProofTask) -> bool {
         let control = self.control.clone();
         self.endpoint.compute(move |config| {
+            if !task.is_wanted() {
+                return;
+            }
             let reply_to = task.reply_to;
             let done = match nonce() {
                 Ok(nonce) => task.run(config, nonce),

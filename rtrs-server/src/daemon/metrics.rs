@@ -21,8 +21,7 @@ use crate::engine::message::{AdminReplyTo, Message};
 use crate::error::{Error, ErrorKind, failed};
 use crate::export::{ExportIndex, ExportTable};
 use crate::metrics as m;
-use crate::path::state::PathState;
-use crate::stats::{ExportTotals, OP_NAMES, SessionSnapshot, SessionState, ShardReport};
+use crate::stats::{ExportTotals, OP_NAMES, PathStage, SessionSnapshot, SessionState, ShardReport};
 
 /// How long the shards have for their reports.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -154,7 +153,7 @@ fn add_sessions(out: &mut Samples, all: &Sessions) {
     let mut transports: BTreeMap<&str, u64> = BTreeMap::new();
     for path in sessions.iter().flat_map(|session| &session.paths) {
         let count = transports.entry(&path.transport).or_default();
-        *count += u64::from(path.state == PathState::Connected);
+        *count += u64::from(path.state == PathStage::Connected);
     }
     for (transport, count) in transports {
         out.add(&m::PATHS, &[transport], count);
@@ -192,7 +191,7 @@ fn add_session(out: &mut Samples, name: &str, session: &SessionSnapshot) {
     for export in opens {
         out.add(&m::SESSION_OPEN, &[name, export], 1_u64);
     }
-    let up = session.paths.iter().filter(|path| path.state == PathState::Connected).count();
+    let up = session.paths.iter().filter(|path| path.state == PathStage::Connected).count();
     out.add(&m::SESSION_PATHS, one, up as u64);
     out.add(&m::SESSION_INFLIGHT, one, io.inflight);
     out.add(&m::SESSION_QUEUE_DEPTH, one, u64::from(session.queue_depth));

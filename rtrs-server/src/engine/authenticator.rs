@@ -5,6 +5,7 @@
 //! leaves what [`ProofTask::run`] returns with the control shard.
 
 use std::fmt;
+use std::sync::Weak;
 
 use rtrs_core::tls::{Exchange, ProofFacts, TlsServerConfig};
 use rtrs_core::wire::Challenge;
@@ -24,6 +25,8 @@ pub trait Authenticator: fmt::Debug + Send + Sync {
 pub struct ProofTask {
     /// Where the answer to the client goes.
     pub reply_to: ReplyTo,
+    /// Gone when the path ends.
+    pub wanted: Weak<()>,
     /// What.
     pub work: ProofWork,
 }
@@ -68,9 +71,14 @@ pub enum ProofResult {
 }
 
 impl ProofTask {
+    /// False when its path has ended meanwhile, and nothing is to be done.
+    pub fn is_wanted(&self) -> bool {
+        self.wanted.strong_count() > 0
+    }
+
     /// Does it, with this configuration and nonce.
     pub fn run(self, config: &TlsServerConfig, nonce: [u8; 32]) -> ProofDone {
-        let Self { reply_to, work } = self;
+        let Self { reply_to, work, .. } = self;
         let result = match work {
             ProofWork::Prove { facts, challenge, room } => {
                 prove(config, (facts, &challenge, room), nonce)

@@ -8,8 +8,7 @@ use rtrs_core::settings::printable;
 use crate::cmd::server::{Server, ServerArgs};
 use crate::control_protocol::Sessions;
 use crate::error::Error;
-use crate::path::state::PathState;
-use crate::stats::{PathAuth, PathSnapshot};
+use crate::stats::{PathAuth, PathSnapshot, PathStage};
 
 pub(super) fn run(args: &ServerArgs) -> Result<(), Error> {
     let list = Server::find(args)?.sessions()?;
@@ -51,7 +50,7 @@ fn text(list: &Sessions) -> String {
         "EXPORTS"
     );
     for session in sessions {
-        let up = session.paths.iter().filter(|path| path.state == PathState::Connected).count();
+        let up = session.paths.iter().filter(|path| path.state == PathStage::Connected).count();
         let opens: Vec<String> = session
             .opens
             .iter()
@@ -127,7 +126,7 @@ mod tests {
         Access, IoTotals, MemorySnapshot, OpenSnapshot, SessionSnapshot, SessionState,
     };
 
-    fn path(number: u64, state: PathState, age_ms: u64, io: IoTotals) -> PathSnapshot {
+    fn path(number: u64, state: PathStage, age_ms: u64, io: IoTotals) -> PathSnapshot {
         PathSnapshot {
             path: number,
             uuid: String::new(),
@@ -163,13 +162,13 @@ mod tests {
             paths: vec![
                 path(
                     7,
-                    PathState::Connected,
+                    PathStage::Connected,
                     61_000,
                     IoTotals { inflight: 3, ..IoTotals::default() },
                 ),
                 path(
                     6,
-                    PathState::Draining,
+                    PathStage::Draining,
                     90_000_000,
                     IoTotals { inflight: 2, blocked: 1, ..IoTotals::default() },
                 ),

@@ -19,9 +19,8 @@ use super::path::Path;
 use super::registry::{Registry, Session};
 use crate::engine::ctx::Ctx;
 use crate::engine::message::AdminReply;
-use crate::path::state::PathState;
 use crate::path::{PathEnd, PathKey};
-use crate::stats::{PathSnapshot, SessionSnapshot, SessionState, millis};
+use crate::stats::{PathSnapshot, PathStage, SessionSnapshot, SessionState, millis};
 
 /// Evicted sessions that are remembered; the oldest is forgotten for one more.
 const EVICTED_MAX: usize = 1024;
@@ -124,8 +123,10 @@ impl Evicted {
         let is = |state| paths.iter().any(|path: &PathSnapshot| path.state == state);
         let state = match () {
             () if self.contains(id) => SessionState::Evicted,
-            () if is(PathState::Connected) => SessionState::Up,
-            () if is(PathState::Connecting) => SessionState::Connecting,
+            () if is(PathStage::Connected) => SessionState::Up,
+            () if is(PathStage::Connecting) || is(PathStage::Authenticating) => {
+                SessionState::Connecting
+            }
             () => SessionState::Ending,
         };
         SessionSnapshot {

@@ -87,7 +87,8 @@ impl Control {
     }
 
     fn begin_proof(&mut self, reply_to: ReplyTo, work: ProofWork) -> Option<ControlAnswer> {
-        let task = ProofTask { reply_to, work };
+        let path = self.registry.path_mut(reply_to.path)?;
+        let task = ProofTask { reply_to, wanted: path.proving_mut()?.wanted(), work };
         if self.authenticator.as_ref().is_some_and(|by| by.begin(task)) {
             return None;
         }

@@ -23,7 +23,7 @@ use crate::path::chunks::ChunkPool;
 use crate::path::handshake::{InfoError, Joining};
 use crate::path::state::PathState;
 use crate::path::{PathEnd, PathKey, PathShared};
-use crate::stats::{PathAuth, PathSnapshot, micros, millis};
+use crate::stats::{PathAuth, PathSnapshot, PathStage, micros, millis};
 
 /// A shard that was given a connection of the path, and what it has reported.
 #[derive(Debug)]
@@ -326,6 +326,7 @@ impl Path {
             _ => tracing::info!(%path, %peer, ?state, reason = %end, "a path ends"),
         }
         (self.joining, self.held, self.heartbeat) = (None, None, None);
+        self.proving.iter_mut().for_each(Proving::end);
         self.go(PathState::Closing);
         for part in &self.parts {
             out.shard(part.shard, ShardMessage::Close { path, abrupt: end.is_abrupt() });
@@ -373,7 +374,7 @@ impl Path {
         PathSnapshot {
             path: shared.key.0,
             uuid: shared.origin.uuid.to_string(),
-            state: self.state,
+            state: PathStage::new(self.state, self.is_unproved()),
             transport: shared.origin.transport.to_owned(),
             cipher: shared.identity().cipher.map(str::to_owned),
             auth: match shared.identity() {

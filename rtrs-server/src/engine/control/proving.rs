@@ -1,5 +1,7 @@
 //! A path whose client has still to prove who it is: how far it is, and what it may still try.
 
+use std::sync::{Arc, Weak};
+
 use rtrs_core::fabric::PeerIdentity;
 use rtrs_core::time::Instant;
 use rtrs_core::tls::Exchange;
@@ -34,6 +36,8 @@ pub(super) struct Proving {
     name: Option<Name>,
     challenges: u8,
     step: Step,
+    /// For as long as anything of it is wanted.
+    wanted: Arc<()>,
 }
 
 impl Proving {
@@ -72,6 +76,16 @@ impl Proving {
         let Step::Challenged(exchange) = self.step else { return None };
         self.step = Step::Working;
         Some(exchange)
+    }
+
+    /// Gone when the path ends.
+    pub(super) fn wanted(&self) -> Weak<()> {
+        Arc::downgrade(&self.wanted)
+    }
+
+    /// The path ends: what is computed for it is for nobody.
+    pub(super) fn end(&mut self) {
+        self.wanted = Arc::default();
     }
 
     /// Nothing came of it.

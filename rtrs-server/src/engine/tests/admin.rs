@@ -10,8 +10,7 @@ use rtrs_core::wire::{AccessMode, Rw, errno};
 use super::fixture::{Fixture, StandOptions};
 use super::peer::{Peer, PeerOptions, io};
 use crate::engine::message::{AdminReply, AdminRequest};
-use crate::path::state::PathState;
-use crate::stats::{Access, SessionState};
+use crate::stats::{Access, PathStage, SessionState};
 
 const ESTALE: i16 = -116;
 
@@ -51,7 +50,7 @@ fn refused(answer: &Mutex<Option<AdminReply>>) -> String {
     }
 }
 
-fn states(fixture: &Fixture) -> Vec<PathState> {
+fn states(fixture: &Fixture) -> Vec<PathStage> {
     fixture.sessions().iter().flat_map(|session| &session.paths).map(|path| path.state).collect()
 }
 
@@ -98,7 +97,7 @@ fn a_path_that_was_disconnected_comes_back() {
     let answer = fixture.admin(disconnect("sess", Some(1)));
     assert_eq!(ended(&answer), [1]);
     assert_eq!((a.closed(&mut fixture), b.closed(&mut fixture)), (3, 0));
-    assert_eq!(states(&fixture), [PathState::Connected]);
+    assert_eq!(states(&fixture), [PathStage::Connected]);
     let again = PeerOptions { recon_cnt: 2, ..PeerOptions::default() };
     let mut a = Peer::up(&mut fixture, again, "sess");
     // All of them, by the session's number.
@@ -112,7 +111,7 @@ fn a_path_that_was_disconnected_comes_back() {
     assert!(why.contains("no path 2 that is up"), "{why}");
     let why = refused(&fixture.admin(disconnect("none", None)));
     assert!(why.contains("there is no session none"), "{why}");
-    assert_eq!(states(&fixture), [PathState::Connected]);
+    assert_eq!(states(&fixture), [PathStage::Connected]);
 }
 
 #[test]
@@ -237,7 +236,7 @@ fn a_backend_that_never_answers_holds_up_nobody_else() {
     back.send_write((1, 7), at(1), &[8; 512]);
     assert_eq!(back.reply(&mut fixture).errno, 0);
     let list = fixture.sessions();
-    assert_eq!(list[0].paths[0].state, PathState::Draining);
+    assert_eq!(list[0].paths[0].state, PathStage::Draining);
     assert_eq!((list[0].io.inflight, list[1].io.inflight), (1, 0));
     // Evicting does not wait for it either.
     assert_eq!(ended(&fixture.admin(evict("sess"))), [1, 2, 4]);
@@ -260,7 +259,7 @@ fn a_request_that_never_ends_does_not_use_the_reconnects_up() {
         fixture.pass(Duration::from_millis(5));
         let _ = ended(&fixture.admin(disconnect("sess", None)));
         assert_eq!(peer.closed(&mut fixture), 3);
-        assert_eq!(states(&fixture), [PathState::Draining], "the first copy's, and no other");
+        assert_eq!(states(&fixture), [PathStage::Draining], "the first copy's, and no other");
         let again = PeerOptions { recon_cnt, ..PeerOptions::default() };
         peer = Peer::up(&mut fixture, again, "sess");
     }
@@ -282,7 +281,7 @@ fn a_drain_ends_one_path_of_a_session_after_the_other() {
     a.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
     fixture.settle();
     let answer = fixture.admin(drain(60_000));
-    use PathState::{Connected, Finishing};
+    use PathStage::{Connected, Finishing};
     assert_eq!(states(&fixture), [Finishing, Connected]);
     assert_eq!(alone.closed(&mut fixture), 3, "it has nothing in flight");
     let status = Peer::new(&fixture, other(4)).connect(&mut fixture, 0).unwrap_err();

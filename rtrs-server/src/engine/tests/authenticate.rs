@@ -17,7 +17,7 @@ use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::engine::authenticator::{Authenticator, ProofTask};
 use crate::engine::message::{AdminReply, AdminRequest, ControlMessage, Message};
 use crate::path::PathKey;
-use crate::stats::PathAuth;
+use crate::stats::{PathAuth, PathStage, SessionState};
 
 const RW: AccessMode = AccessMode::ReadWrite;
 
@@ -78,6 +78,7 @@ impl Clerk {
             let mut backlog = self.0.lock();
             backlog.nonce += 1;
             let nonce = [backlog.nonce; 32];
+            backlog.tasks.retain(ProofTask::is_wanted);
             let task = backlog.tasks.pop_front();
             task.map(|task| task.run(&backlog.config, nonce))
         } {
@@ -177,6 +178,8 @@ fn a_proof_gives_a_path_the_name_of_its_client() {
     let shown = fixture.sessions().swap_remove(0);
     assert_eq!((&*shown.identity, shown.name), ("unproved", None), "nobody's name");
     assert_eq!(shown.paths[0].auth, Some(PathAuth::Pending));
+    assert_eq!(shown.paths[0].state, PathStage::Authenticating);
+    assert_eq!(shown.state, SessionState::Connecting, "it is not up");
     assert_eq!(prove((&mut fixture, &clerk), &mut peer, 1), 0);
     let shown = fixture.sessions().swap_remove(0);
     assert_eq!((&*shown.identity, shown.name.as_deref()), ("key:db1", Some("sess1")));
@@ -414,7 +417,7 @@ fn what_cannot_be_computed_now_is_refused_and_may_be_tried_again() {
     small.leave(&mut fixture);
     peer.leave(&mut fixture);
     fixture.pass(fixture.params.handshake_timeout);
-    assert_eq!(clerk.work(&mut fixture), 1);
+    assert_eq!(clerk.work(&mut fixture), 0, "it is not wanted any more");
     fixture.assert_empty();
 }
 

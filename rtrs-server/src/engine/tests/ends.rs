@@ -6,7 +6,7 @@ use rtrs_core::wire::{AccessMode, Fence, Imm, Rw, errno};
 
 use super::fixture::{Fixture, StandOptions, client_ip};
 use super::peer::{Peer, PeerOptions, io};
-use crate::path::state::PathState;
+use crate::stats::PathStage;
 
 fn second_path() -> PeerOptions {
     PeerOptions { path: 2, local: 1, first_conn: false, ..PeerOptions::default() }
@@ -34,7 +34,7 @@ fn a_replay_waits_for_its_original_and_then_runs() {
                 a.leave(&mut fixture);
                 let states: Vec<_> =
                     fixture.sessions()[0].paths.iter().map(|path| path.state).collect();
-                assert_eq!(states, [PathState::Draining, PathState::Connected]);
+                assert_eq!(states, [PathStage::Draining, PathStage::Connected]);
             }
             b.send_write((conn, 6), io(Rw::WRITE, 0, 512), &[2; 512]);
             fixture.pass(Duration::from_millis(50));
@@ -42,7 +42,7 @@ fn a_replay_waits_for_its_original_and_then_runs() {
             // The client gave the other path up: what is late on it finds it closed.
             let states: Vec<_> =
                 fixture.sessions()[0].paths.iter().map(|path| path.state).collect();
-            assert_eq!(states, [PathState::Draining, PathState::Connected]);
+            assert_eq!(states, [PathStage::Draining, PathStage::Connected]);
             let replays: u64 = fixture.sessions()[0].paths.iter().map(|path| path.io.replays).sum();
             assert_eq!(replays, 1);
             fixture.device.lock().hold = false;
@@ -121,7 +121,7 @@ fn a_dying_path_waits_for_its_io_and_frees_everything() {
     assert_eq!(fixture.load(), (3, 8));
     peer.leave(&mut fixture);
     assert_eq!(fixture.load(), (0, 4), "what no device took is dropped at once");
-    assert_eq!(fixture.sessions()[0].paths[0].state, PathState::Draining);
+    assert_eq!(fixture.sessions()[0].paths[0].state, PathStage::Draining);
     // The client may come back while old IO still runs, on chunks of its own.
     let again = PeerOptions { recon_cnt: 2, ..PeerOptions::default() };
     let mut back = Peer::up(&mut fixture, again, "sess");
@@ -258,13 +258,13 @@ fn a_fence_is_answered_when_nothing_of_the_path_can_begin() {
     fixture.settle();
     b.send_fence(0, Fence { path, recon_cnt: 0 });
     assert_eq!(b.reply(&mut fixture).errno, 0, "of a connect long past there is nothing");
-    assert_eq!(fixture.sessions()[0].paths[0].state, PathState::Connected);
+    assert_eq!(fixture.sessions()[0].paths[0].state, PathStage::Connected);
 
     b.send_fence(0, Fence { path, recon_cnt: 1 });
     let reply = b.reply(&mut fixture);
     assert_eq!((reply.permit, reply.errno), (0, 0));
     assert_eq!(a.closed(&mut fixture), 3);
-    assert_eq!(fixture.sessions()[0].paths[0].state, PathState::Draining, "its write still runs");
+    assert_eq!(fixture.sessions()[0].paths[0].state, PathStage::Draining, "its write still runs");
     // What it left running makes the copy wait.
     b.send_write((1, 6), io(Rw::WRITE, 0, 512), &[2; 512]);
     fixture.pass(Duration::from_millis(50));
@@ -289,7 +289,7 @@ fn a_fence_is_answered_when_nothing_of_the_path_can_begin() {
 
 #[test]
 fn neither_a_fence_nor_a_new_connect_waits_for_connections_that_are_slow_to_close() {
-    use PathState::{Connected, Draining};
+    use PathStage::{Connected, Draining};
     let (mut fixture, mut a, mut b) = two_paths(true);
     fixture.world.linger(fixture.address.ip(), Duration::from_secs(9));
     let path = PeerOptions::default().request(0).path_uuid;
@@ -332,7 +332,7 @@ fn a_fence_reaches_no_other_session() {
     assert_eq!(other.reply(&mut fixture).errno, 0);
     let sessions = fixture.sessions();
     let states = sessions.iter().flat_map(|session| &session.paths).map(|path| path.state);
-    assert!(states.clone().all(|state| state == PathState::Connected), "{sessions:?}");
+    assert!(states.clone().all(|state| state == PathStage::Connected), "{sessions:?}");
     assert_eq!(states.count(), 3);
 }
 

@@ -7,7 +7,7 @@ use rtrs_core::time::Duration;
 use super::fixture::{DeviceOptions, Fixture, StandOptions};
 use super::peer::{Peer, PeerOptions};
 use crate::engine::session::SessionParams;
-use crate::path::state::PathState;
+use crate::stats::PathStage;
 
 fn small(change: impl Fn(&mut SessionParams)) -> Fixture {
     let mut options = StandOptions::default();
@@ -29,7 +29,7 @@ fn a_path_comes_up_with_any_number_of_connections() {
             let sessions = fixture.sessions();
             assert_eq!(sessions.len(), 1);
             assert_eq!(sessions[0].name.as_deref(), Some("sess"));
-            assert_eq!(sessions[0].paths[0].state, PathState::Connected);
+            assert_eq!(sessions[0].paths[0].state, PathStage::Connected);
             assert_eq!(fixture.load().0, usize::from(cid_num));
             peer.leave(&mut fixture);
             fixture.assert_empty();
@@ -103,7 +103,7 @@ fn connections_must_fit_their_path() {
     peer.options.cid_num = 3;
     let late = peer.connect(&mut fixture, 1).unwrap_err();
     assert_eq!(late, -104, "the path is complete");
-    assert_eq!(fixture.sessions()[0].paths[0].state, PathState::Connected);
+    assert_eq!(fixture.sessions()[0].paths[0].state, PathStage::Connected);
 }
 
 #[test]

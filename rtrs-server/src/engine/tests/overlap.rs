@@ -6,7 +6,7 @@ use rtrs_core::wire::{AccessMode, Fence, Rw, WriteMsg, errno};
 
 use super::fixture::{Fixture, StandOptions};
 use super::peer::{Data, Peer, PeerOptions, io};
-use crate::path::state::PathState;
+use crate::stats::PathStage;
 
 const MS: Duration = Duration::from_millis(1);
 const SECTOR: usize = 512;
@@ -53,7 +53,7 @@ fn leave_running(
     b.send_fence(0, Fence { path, recon_cnt: 1 });
     assert_eq!(b.reply(fixture).errno, 0);
     let states: Vec<_> = fixture.sessions()[0].paths.iter().map(|path| path.state).collect();
-    assert_eq!(states, [PathState::Draining, PathState::Connected]);
+    assert_eq!(states, [PathStage::Draining, PathStage::Connected]);
     assert_eq!(fixture.orphaned_writes(), left);
 }
 

@@ -7,7 +7,7 @@ use rtrs_core::wire::AccessMode;
 
 use super::fixture::{DeviceOptions, Fixture, StandOptions};
 use super::peer::{Peer, PeerOptions};
-use crate::path::state::PathState;
+use crate::stats::PathStage;
 
 const ASIDE: DeviceOptions = DeviceOptions {
     pins_memory: true,
@@ -46,7 +46,7 @@ fn connections_wait_for_their_chunks_and_for_no_others() {
     let mut fixture = fixture(ASIDE);
     let (mut first, asked) = asks(&fixture, PeerOptions::default());
     assert_eq!(first.answer(&mut fixture, asked), None, "its chunks are not there");
-    assert_eq!(fixture.sessions()[0].paths[0].state, PathState::Connecting);
+    assert_eq!(fixture.sessions()[0].paths[0].state, PathStage::Connecting);
     assert_eq!(fixture.make(), 1);
     assert_eq!(first.answer(&mut fixture, asked), Some(Ok(())));
     goes_on(&mut fixture, &mut first, "one", "vol");

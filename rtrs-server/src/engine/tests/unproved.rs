@@ -8,7 +8,7 @@ use super::authenticate::{Clerk, auth, proof, prove, proved, proving, unproved};
 use super::fixture::{Fixture, StandOptions};
 use super::peer::{Peer, PeerOptions, io};
 use crate::engine::tests::authenticate::client_config;
-use crate::path::state::PathState;
+use crate::stats::PathStage;
 
 const RW: AccessMode = AccessMode::ReadWrite;
 
@@ -82,7 +82,7 @@ fn it_changes_nothing_of_its_session() {
     fixture.pass(fixture.params.handshake_timeout);
     let shown = fixture.sessions().swap_remove(0);
     let states: Vec<_> = shown.paths.iter().map(|path| path.state).collect();
-    assert_eq!(states, [PathState::Connected], "its time is over");
+    assert_eq!(states, [PathStage::Connected], "its time is over");
 }
 
 #[test]

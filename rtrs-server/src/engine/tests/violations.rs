@@ -11,7 +11,7 @@ use super::fixture::{Fixture, StandOptions};
 use super::peer::{Data, Peer, PeerOptions, io, read_message};
 use crate::engine::message::{ControlAnswer, Message, ShardMessage};
 use crate::path::PathKey;
-use crate::path::state::PathState;
+use crate::stats::PathStage;
 
 /// A fixture with a good session beside the bad one.
 struct Pair {
@@ -275,6 +275,6 @@ fn a_state_that_cannot_happen_is_counted_and_ends_the_path() {
     turn.expect_err("the engine's own check sees it");
     let session = fixture.sessions().swap_remove(0);
     assert_eq!(session.io.internal_errors, 1);
-    let up = session.paths.iter().filter(|path| path.state == PathState::Connected);
+    let up = session.paths.iter().filter(|path| path.state == PathStage::Connected);
     assert_eq!(up.map(|up| up.path).collect::<Vec<_>>(), [path.0 + 1], "the other path goes on");
 }
