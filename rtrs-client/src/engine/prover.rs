@@ -74,10 +74,11 @@ pub(crate) const NO_PROOF: &str = concat!(
     "over this transport, or is a kernel's; leave key-file or tls-dir out to trust it",
 );
 
-/// What a server that has proved itself has against this client.
-pub(crate) fn describe_refusal(errno: u16) -> String {
+/// What a server has against this client: one that was asked who it is, or has proved that.
+pub(crate) fn describe_refusal(errno: u16, asked: bool) -> String {
     use rtrs_core::wire::errno::{EACCES, EBUSY};
     match errno {
+        EACCES if asked => "the server does not prove who it is; its log says why".to_owned(),
         EACCES => "the server does not accept this client: its key or certificate is not known \
                    there, or no access list names it; the server's log says why"
             .to_owned(),

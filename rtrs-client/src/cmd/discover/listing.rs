@@ -205,7 +205,9 @@ impl Asking<'_> {
                 return self.proving.answer(&answer, &mut self.conn, self.fabric);
             }
             ServiceEvent::Proof(Proof::Accepted) => self.lists.then(Discover::default),
-            ServiceEvent::Proof(Proof::Refused(errno)) => return Err(describe_refusal(errno)),
+            ServiceEvent::Proof(Proof::Refused(errno)) => {
+                return Err(describe_refusal(errno, self.proving.challenge.is_some()));
+            }
             ServiceEvent::Discovered(page) => self.listing.add(page)?,
             ServiceEvent::DiscoverRefused(errno) => {
                 return Err(format!("the server refused: {}", errno_name(errno)));

@@ -28,6 +28,16 @@ use crate::error::{Error, ErrorKind, system};
 /// How often a long run shows how far it is.
 const PROGRESS_EVERY: Duration = Duration::from_millis(500);
 
+/// Why nothing is pinged. There is no ping without the proof that was asked for.
+fn describe_unproved(portal: &str, why: &str) -> String {
+    // A server with ping-only has no sessions, and proofs are made in one.
+    let hint = match why.contains("EOPNOTSUPP") {
+        true => "; with ping-only a server proves nothing: leave key-file or tls-dir out",
+        false => "",
+    };
+    format!("cannot ping {portal}: the ends cannot prove who they are: {why}{hint}")
+}
+
 /// Runs it. The error is [`ErrorKind::Path`] when the server cannot be reached and when anything
 /// was lost.
 pub(super) fn run(args: &PingArgs, global: &GlobalArgs) -> Result<(), Error> {
@@ -49,8 +59,7 @@ pub(super) fn run(args: &PingArgs, global: &GlobalArgs) -> Result<(), Error> {
     if !plan.args.rping {
         let proved = prove(&mut link, (plan.source, remote), plan.args.timeout.get());
         proved.map_err(|why| {
-            let text = format!("cannot ping {portal}: the ends cannot prove who they are: {why}");
-            Error::new(ErrorKind::Path, text)
+            Error::new(ErrorKind::Path, describe_unproved(&portal.to_string(), &why))
         })?;
     }
     let config = PingClientConfig {

@@ -25,7 +25,7 @@ impl SessionControl {
                 self.open_next(ctx);
                 Ok(())
             }
-            Proof::Refused(errno) => Err(describe_refusal(errno)),
+            Proof::Refused(errno) => Err(describe_refusal(errno, self.paths[id].is_asking())),
         }
     }
 

@@ -16,6 +16,11 @@ impl Path {
         self.config.prover.as_ref().filter(|_| self.target.proves)
     }
 
+    /// The server was asked who it is, and has not answered.
+    pub(in crate::engine::control) fn is_asking(&self) -> bool {
+        self.challenge.is_some()
+    }
+
     /// Whether client and server agree on proofs. There is no way without one, if either wants it.
     pub(super) fn check_proofs(&self, extensions: Extensions) -> Result<(), String> {
         match (extensions.authenticate, self.prover().is_some()) {
