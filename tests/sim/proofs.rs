@@ -6,9 +6,9 @@
 //! his own that the server knows, and one that it does not. He never gets more than EACCES, and the
 //! two clients lose nothing: no path ends but by the restart, and each reads what it wrote.
 //!
-//! A crowd of his stays unproved beside that: of the session of the first client, whether the server
-//! knows it or not, with the UUIDs and numbers of its next connects and another queue depth. At the
-//! end that client is gone for good: then its session ends, whoever is there.
+//! A crowd of his stays unproved beside that: of the session of the first client, whether the
+//! server knows it or not, with the UUIDs and numbers of its next connects and another queue depth.
+//! At the end that client is gone for good: then its session ends, whoever is there.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

@@ -123,10 +123,7 @@ pub(crate) fn describe_reject(private_data: &[u8]) -> String {
                 13 => " (the server's access lists do not let this client in; its log says why)",
                 12 => " (the server has no memory for this; its log says why)",
                 116 => " (the server's operator evicted this session: detach, and attach again)",
-                95 => {
-                    " (the server answers pings only, or its RDMA device lacks what it is set to; \
-                     its log says what)"
-                }
+                95 => " (it answers pings only, or its RDMA device lacks something; see its log)",
                 _ => "",
             };
             format!("refused by the server: {}{hint}", errno_name(errno))

@@ -72,8 +72,8 @@ impl ChunkCache {
         }
     }
 
-    /// Memory for a path over that provider, which was for a client there, if that is said: of a domain that `fits` if there is any, with its
-    /// registration; else without.
+    /// Memory for a path over that provider, which was for a client at that address, if one is
+    /// given: of a domain that `fits` if there is any, with its registration; else without.
     pub(super) fn take(
         &mut self,
         (provider, peer): (ProviderIndex, Option<IpAddr>),

@@ -1,12 +1,12 @@
 //! Room for paths whose clients have still to prove who they are.
 //!
-//! Whoever reaches the port can connect them, and whoever knows a session's UUID can connect them to
-//! it. So they take no place of paths that have proved something: they are counted by themselves, by
-//! session and by the memory of their chunks, which is pinned before the proof. When there are too
-//! many, the oldest of the source that has most gives way, if the newcomer's source has less, or if
-//! it has had [`PATIENCE`] for what takes an honest client milliseconds. Else the newcomer is
-//! refused and tries again. Those of sources from which a path of the session has proved itself do
-//! not give way to others.
+//! Whoever reaches the port can connect them, and whoever knows a session's UUID can connect them
+//! to it. So they take no place of paths that have proved something: they are counted by
+//! themselves, by session and by the memory of their chunks, which is pinned before the proof. When
+//! there are too many, the oldest of the source that has most gives way, if the newcomer's source
+//! has less, or if it has had [`PATIENCE`] for what takes an honest client milliseconds. Else the
+//! newcomer is refused and tries again. In their session, those of sources from which a path has
+//! proved itself do not give way to others.
 //!
 //! Holds nothing: all is counted anew for each path, in the registry.
 
