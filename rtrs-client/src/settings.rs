@@ -49,10 +49,11 @@ rtrs_core::settings! {
         /// `rtrs-client key generate` makes one. It must be readable only by its owner. Needs
         /// server-key. Not with tls-dir.
         key_file: Option<PathBuf> = "",
-        /// Public key of the server, ed25519:BASE64, for tls:// and rdma://
+        /// Public key of the server, ed25519:BASE64, for tls:// and rdma://; repeatable
         ///
-        /// `rtrs-server key show` prints it. Needs key-file.
-        server_key: Option<PublicKey> = "",
+        /// `rtrs-server key show` prints it. The server must have one of these keys: name the old
+        /// and the new one while it is replaced. Needs key-file.
+        server_key: Vec<PublicKey> = "",
         /// Open the export read-only, like --access ro
         ///
         /// Both the client and the server refuse writes.

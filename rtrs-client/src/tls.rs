@@ -32,21 +32,22 @@ pub struct TlsSources {
     #[arg(long, value_name = "PATH")]
     pub key_file: Option<PathBuf>,
 
-    /// Public key of the server, ed25519:BASE64
+    /// Public key of the server, ed25519:BASE64; repeatable
     ///
-    /// `rtrs-server key show` prints it. The server must have the private half. Needs --key-file.
+    /// `rtrs-server key show` prints it. The server must have the private half of one of these
+    /// keys. Needs --key-file.
     #[arg(long, value_name = "KEY")]
-    pub server_key: Option<PublicKey>,
+    pub server_key: Vec<PublicKey>,
 }
 
 impl TlsSources {
     /// Refuses what does not fit together, and a tls:// path without certificates or keys.
     pub(crate) fn check(&self, paths: &[Portal]) -> Result<(), Error> {
         let Self { dir, hostname, key_file, server_key } = self;
-        if dir.is_some() && (key_file.is_some() || server_key.is_some()) {
+        if dir.is_some() && (key_file.is_some() || !server_key.is_empty()) {
             return Err(usage("tls-dir excludes key-file and server-key; leave one out"));
         }
-        if key_file.is_some() != server_key.is_some() {
+        if key_file.is_some() == server_key.is_empty() {
             let (has, needs) = match key_file {
                 Some(_) => ("key-file", "server-key, which `rtrs-server key show` prints"),
                 None => ("server-key", "key-file, which `rtrs-client key generate` makes"),
@@ -80,16 +81,16 @@ impl TlsSources {
     /// # Errors
     /// [`ErrorKind::Path`] that names the file.
     pub(crate) fn load(&self) -> Result<TlsClientConfig, Error> {
-        let loaded = match (&self.dir, &self.key_file, self.server_key) {
-            (Some(dir), ..) => {
+        let loaded = match (&self.dir, &self.key_file) {
+            (Some(dir), _) => {
                 TlsClientConfig::with_certificates(&TlsDir(dir.clone()), self.hostname.as_deref())
             }
-            (None, Some(file), Some(server)) => {
-                PrivateKey::read(file).and_then(|key| TlsClientConfig::with_keys(&key, server))
-            }
+            (None, Some(file)) => PrivateKey::read(file)
+                .and_then(|key| TlsClientConfig::with_keys(&key, &self.server_key)),
             _ => return Err(usage("TLS needs tls-dir, or key-file and server-key")),
         };
-        loaded.map_err(|e| {
+        let checked = loaded.and_then(|loaded| loaded.check_own().map(|()| loaded));
+        checked.map_err(|e| {
             Error::with_source(ErrorKind::Path, "cannot use the certificates or keys", e)
         })
     }

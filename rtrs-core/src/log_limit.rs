@@ -52,6 +52,31 @@ impl<K> Default for LogLimits<K> {
     }
 }
 
+impl<K: Clone + PartialEq> LogLimits<K> {
+    /// A kind whose interval is over, and of which lines were left out: how many. A line is to be
+    /// logged for them, as none may come that says so.
+    pub fn overdue(&mut self, now: Instant) -> Option<(K, u64)> {
+        let is_over = |kind: &&mut Kind<K>| kind.closes().is_some_and(|at| at <= now);
+        let kind = self.kinds.iter_mut().find(is_over)?;
+        kind.interval = (kind.interval * 2).min(INTERVAL_MAX);
+        kind.passed = now;
+        Some((kind.key.clone(), std::mem::take(&mut kind.left_out)))
+    }
+
+    /// When to ask [`overdue`](Self::overdue) next.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        self.kinds.iter().filter_map(Kind::closes).min()
+    }
+}
+
+impl<K> Kind<K> {
+    /// When a line is due for those that were left out.
+    fn closes(&self) -> Option<Instant> {
+        (self.left_out > 0).then(|| self.passed + self.interval)
+    }
+}
+
 impl<K: PartialEq> LogLimits<K> {
     /// A line of this kind is to be logged. `None`: not now. Else how many of the kind were left
     /// out since the last line.
@@ -108,6 +133,22 @@ mod tests {
             let _ = limits.admit(at(40_000), key);
         }
         assert_eq!(limits.kinds.len(), KINDS_MAX);
+    }
+
+    #[test]
+    fn what_was_left_out_is_said_even_if_no_more_comes() {
+        let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
+        let mut limits = LogLimits::default();
+        for second in [0, 1, 2] {
+            let _ = limits.admit(at(second), 'a');
+        }
+        assert_eq!(limits.deadline(), Some(at(5)));
+        assert_eq!(limits.overdue(at(4)), None);
+        assert_eq!(limits.overdue(at(5)), Some(('a', 2)));
+        assert_eq!((limits.overdue(at(5)), limits.deadline()), (None, None));
+        // The next line of that kind waits for the longer interval.
+        assert_eq!(limits.admit(at(14), 'a'), None);
+        assert_eq!(limits.overdue(at(15)), Some(('a', 1)));
     }
 
     #[test]

@@ -149,7 +149,7 @@ mod with_raw_keys {
         std::fs::write(&list, format!("db1 {}\n", client.public())).expect("the list");
         let clients = Clients::read(&list).expect("the list");
         let listening = TlsServerConfig::with_keys(&server, clients).expect("a key");
-        let connecting = TlsClientConfig::with_keys(&client, server.public()).expect("a key");
+        let connecting = TlsClientConfig::with_keys(&client, &[server.public()]).expect("a key");
         let listening = TlsEndpoint::server(listening).expect("threads");
         Tcp::secure(&listening, &TlsEndpoint::client(connecting).expect("threads"))
     }

@@ -22,6 +22,8 @@ const WHAT: &str = "access";
 const NAME_BYTES_MAX: usize = 255;
 /// Clients that have no name, as a kernel's client.
 const KERNEL: &str = "kernel";
+/// What `session list` puts in front of names, which are written without it.
+const PREFIXES: [&str; 2] = ["key:", "certificate:"];
 /// Clients with and without a name.
 const ANYONE: &str = "anyone";
 
@@ -126,6 +128,16 @@ impl FromStr for AccessRule {
             _ if who.trim() != who => {
                 return refuse("has a space at an end of the name", "leave it out");
             }
+            _ if PREFIXES.iter().any(|prefix| who.starts_with(prefix)) => {
+                let name = who.split_once(':').map_or(who, |(_, name)| name);
+                let mode = if write { "rw" } else { "ro" };
+                return Err(ValueError::new(
+                    WHAT,
+                    text,
+                    "names nobody: key: and certificate: are no part of a name",
+                    format!("write {name}:{mode}"),
+                ));
+            }
             _ if is_mistyped(who) => {
                 return refuse(
                     "names nobody",
@@ -196,7 +208,7 @@ pub(crate) enum Unlisted {
 
 /// The access lists of a server.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct AccessPolicy {
+pub struct AccessPolicy {
     server: Vec<AccessRule>,
     /// The exports that have a list, by name without slashes in front.
     exports: BTreeMap<String, Vec<AccessRule>>,
@@ -237,6 +249,11 @@ impl AccessPolicy {
     /// True when everyone may do everything.
     pub(crate) fn is_open(&self) -> bool {
         self.rest() == Unlisted::Everyone
+    }
+
+    /// True when everyone who has a name may do everything, and others nothing.
+    pub(crate) fn is_open_to_named(&self) -> bool {
+        self.rest() == Unlisted::Named
     }
 
     /// Who may do what no list says anything about.
@@ -324,6 +341,8 @@ mod tests {
             ("KERNEL:rw", "in lowercase"),
             ("anyone :rw", "a space at an end"),
             (" db1:rw", "a space at an end"),
+            ("key:db1:rw", "no part of a name; write db1:rw"),
+            ("certificate:db1:ro", "no part of a name; write db1:ro"),
         ] {
             let error = text.parse::<AccessRule>().unwrap_err().to_string();
             assert!(error.contains(problem), "{text}: {error}");

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::settings::{AccessRule, ExportSpec};
-use crate::stats::{ExportSnapshot, MemorySnapshot, SessionSnapshot};
+use crate::stats::{ExportSnapshot, MemorySnapshot, Revoked, SessionSnapshot};
 
 /// Longest time a command waits for IO requests, in milliseconds.
 pub(crate) const WITHIN_MS_MAX: u64 = 600_000;
@@ -133,6 +133,10 @@ pub(crate) struct ExportList {
     /// There is no access list, and there was none: everyone may do everything.
     #[serde(default)]
     pub(crate) open_to_everyone: bool,
+    /// There is no access list, and there are certificates or keys: clients that prove who they are
+    /// may do everything.
+    #[serde(default)]
+    pub(crate) open_to_named: bool,
 }
 
 /// An export has another size, or has had it already.
@@ -191,6 +195,12 @@ pub(crate) struct Reloaded {
     /// The access list of the server is another one now.
     #[serde(default)]
     pub(crate) access_changed: bool,
+    /// What of the certificates or keys is different now: the file, and of the list of clients who.
+    #[serde(default)]
+    pub(crate) keys_changed: Vec<String>,
+    /// Sessions that lost paths by that.
+    #[serde(default)]
+    pub(crate) revoked: Vec<Revoked>,
 }
 
 /// An export that is not as the configuration says.

@@ -14,7 +14,7 @@ use std::path::Path;
 
 use rtrs_core::fabric::rdma::{NoRdma, Rdma};
 use rtrs_core::limits::CHUNK_SIZE_MIN;
-use rtrs_core::local::{RunDir, check_socket_path, why_denied};
+use rtrs_core::local::{RunDir, check_socket_path, make_absolute, why_denied};
 use rtrs_core::settings::{Auto, AutoSwitch, ByteSize, Portal, Scheme};
 use rtrs_core::tls::{Clients, PrivateKey, TlsDir, TlsServerConfig};
 
@@ -52,6 +52,11 @@ impl Plan {
     /// # Errors
     /// [`ErrorKind::Usage`] for values that do not fit together, and what this build cannot do.
     pub fn new(mut settings: Settings) -> Result<Self, Error> {
+        let Settings { tls_dir, key_file, clients_file, exports_dir, .. } = &mut settings;
+        make_absolute([tls_dir, key_file, clients_file, exports_dir]).map_err(|e| {
+            let text = "cannot use tls-dir, key-file, clients-file or exports-dir";
+            Error::with_source(ErrorKind::Usage, text, e)
+        })?;
         settings.export.iter_mut().try_for_each(validate_export)?;
         let chunk_bytes = check_chunk_size(settings.chunk_size)?;
         check_immediate_bits(settings.queue_depth.get(), chunk_bytes)?;
@@ -343,7 +348,8 @@ fn inaccessible(spec: &ExportSpec, path: &Path, error: io::Error) -> Error {
     Error::with_source(ErrorKind::Export, text, error)
 }
 
-/// Reads certificates or keys, if there are any.
+/// Reads certificates or keys, if there are any. A certificate that no client would take is
+/// refused.
 ///
 /// # Errors
 /// [`ErrorKind::Listen`] that names the file.
@@ -356,7 +362,8 @@ pub(crate) fn load_tls(settings: &Settings) -> Result<Option<TlsServerConfig>, E
         }),
         _ => return Ok(None),
     };
-    loaded.map(Some).map_err(|e| {
+    let checked = loaded.and_then(|loaded| loaded.check_own().map(|_| loaded));
+    checked.map(Some).map_err(|e| {
         Error::with_source(ErrorKind::Listen, "cannot use the certificates or keys", e)
     })
 }

@@ -613,3 +613,16 @@ pub fn millis(duration: Duration) -> u64 {
 pub fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
+
+/// A session that loses paths because access lists, certificates or keys have changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Revoked {
+    /// Its name, or the hash of its UUID.
+    pub session: String,
+    /// Who its client is; none if it has not proved it.
+    pub identity: Option<String>,
+    /// The paths that it loses.
+    pub paths: usize,
+    /// The paths that it keeps. Without any, it ends.
+    pub paths_left: usize,
+}

@@ -305,7 +305,7 @@ impl Keys {
         let (server, client) = (make("server.key"), make("client.key"));
         let list = format!("flood {}\n", client.public());
         std::fs::write(scratch.path("clients"), list).expect("the list");
-        let config = TlsClientConfig::with_keys(&client, server.public()).expect("a key");
+        let config = TlsClientConfig::with_keys(&client, &[server.public()]).expect("a key");
         Self { server: server.public(), config, scratch }
     }
 

@@ -79,7 +79,7 @@ fn server_config() -> TlsServerConfig {
 }
 
 fn client_config(n: u8) -> TlsClientConfig {
-    TlsClientConfig::with_keys(&key(n), key(SERVER).public()).expect("a key")
+    TlsClientConfig::with_keys(&key(n), &[key(SERVER).public()]).expect("a key")
 }
 
 fn draw(prng: &mut Prng) -> [u8; 32] {

@@ -222,7 +222,7 @@ fn the_configuration_is_read_again() {
         (all(&server) == ["gone", "mine", "other", "used"]).then_some(())
     });
     let text = server.command(&["reload"]).ok();
-    let _ = text.says("0 exports changed, 3 as they were");
+    let _ = text.says("0 exports changed, 3 unchanged");
     innocent.progress();
     drop(innocent);
     client.detach();

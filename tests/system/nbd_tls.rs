@@ -240,7 +240,7 @@ fn plain_text_behind_starttls_is_not_carried_out() {
     let ack = [&consts::OPTION_REPLY_MAGIC.to_be_bytes()[..], &OPT_STARTTLS.to_be_bytes()].concat();
     assert_eq!(got[18..30], ack);
     assert!(got.len() < 18 + 20 + 16, "{got:?}");
-    let _ = place.says("the TLS handshake failed: the peer does not speak it");
+    let _ = place.says("the TLS handshake failed: the peer does not speak TLS at all");
     // Others go on, without TLS too.
     let mut raw = RawNbd::go(place.client.front(), "vol0");
     assert_eq!(raw.write(0, 0, &[7; 4096]), Reply::Error(0));

@@ -252,7 +252,7 @@ fn who_cannot_be_the_user_is_refused_at_the_start() {
         let _ = unknown.says("there is no group \"no-such-group\"");
         let _ = start("root", more).code(1).says("that is root; name another user");
     }
-    let _ = start("a b", &[]).code(2).says("is no user; use NAME or NAME:GROUP");
+    let _ = start("a b", &[]).code(2).says("is not a user; use NAME or NAME:GROUP");
     if !rtrs_tests::requires(&["setpriv"]) {
         return;
     }

@@ -222,7 +222,9 @@ fn raw_keys_carry_sessions_and_a_reload_takes_them_back() {
     assert!(told.stdout.contains("server's clients-file"), "{}", told.stdout);
     // A list that is wrong changes nothing.
     fs::write(&clients, "db1\n").expect("the list");
-    let _ = server.command(&["reload"]).code(1).says("line 1 is not NAME ed25519:BASE64");
+    for words in [&["reload"][..], &["reload", "--dry-run"]] {
+        let _ = server.command(words).code(1).says("line 1 is not NAME ed25519:BASE64");
+    }
     fs::write(&clients, format!("db1 {client_key}\n")).expect("the list");
     let _ = server.command(&["reload"]).ok();
     let _ = run(bin("rtrs-client"), &doctor, COMMAND_TIME_MAX).ok();
@@ -249,18 +251,18 @@ fn the_doctor_explains_what_is_wrong_with_certificates() {
     check(&portal, "not signed by the CA that the peer trusts", "use the CA of the server");
     place.issue(&Wanted::CLIENT);
     // The server's own, which it reads again.
-    for (wanted, what, hint) in [
-        (
-            Wanted { years: (2020, 2021), ..Wanted::SERVER },
-            "certificate has expired",
-            "renew server-cert",
-        ),
-        (Wanted { years: (2119, 2120), ..Wanted::SERVER }, "not valid yet", "check the clocks"),
-        (Wanted { names: &["elsewhere"], ..Wanted::SERVER }, "is not for 127.0.0.1", "hostname"),
-    ] {
-        place.issue(&wanted);
-        let _ = server.command(&["reload"]).ok();
-        check(&portal, what, hint);
+    place.issue(&Wanted { names: &["elsewhere"], ..Wanted::SERVER });
+    let _ = server.command(&["reload"]).ok().says("changed: server-cert.pem");
+    check(&portal, "is not for 127.0.0.1", "hostname");
+    // One that no client would take is not taken in its place.
+    for (years, why) in [((2020, 2021), "expired on 2021-01-01"), ((2119, 2120), "clock")] {
+        place.issue(&Wanted { years, ..Wanted::SERVER });
+        for words in [&["reload"][..], &["reload", "--dry-run"]] {
+            let _ = server.command(words).code(1).says("nothing changed").says(why);
+        }
+        check(&portal, "is not for 127.0.0.1", "hostname");
+        let _ = place.server().args(&["--check"]).run().code(1).says(why);
+        let _ = place.server().run().code(1).says(why);
     }
     let named = ["doctor", &portal, "--tls-dir", &place.dir(), "--tls-hostname", "elsewhere"];
     let _ = run(bin("rtrs-client"), &named, COMMAND_TIME_MAX).ok();
@@ -376,4 +378,66 @@ fn the_audit_log_says_who_has_authenticated() {
     for line in [ok, refused] {
         assert!(line["address"].as_str().is_some_and(|at| at.starts_with("127.0.0.1:")), "{text}");
     }
+}
+
+#[test]
+fn a_reload_says_whom_it_revokes_and_a_dry_run_whom_it_would() {
+    let place = Place::new();
+    let server = place.server().start();
+    let client = Client::attach("vol0").path(server.portal()).args(&["--tls-dir", &place.dir()]);
+    let client = client.args(&["--session-name", "sess"]).start();
+    let _ = only_session(&server, 1);
+    place.authority.revoke(Path::new(&place.dir()), &[Wanted::CLIENT.serial]);
+    let expected = serde_json::json!([
+        { "session": "sess", "identity": "certificate:db1", "paths": 1, "paths_left": 0 }
+    ]);
+    let would = server.command(&["reload", "--dry-run", "-o", "json"]).ok().json();
+    assert_eq!(would["keys_changed"], serde_json::json!(["ca-crl.pem"]), "{would}");
+    assert_eq!(would["revoked"], expected, "{would}");
+    let _ = only_session(&server, 1);
+    let done = server.command(&["reload", "-o", "json"]).ok().json();
+    assert_eq!((&done["revoked"], &done["keys_changed"]), (&expected, &would["keys_changed"]));
+    let _ = server.command(&["reload"]).ok().says("0 exports changed");
+    drop(client);
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn both_keys_of_a_server_are_known_while_it_gets_another() {
+    let scratch = Scratch::new();
+    let (old_file, old) = generate("rtrs-server", &scratch, "old.key");
+    let (new_file, new) = generate("rtrs-server", &scratch, "new.key");
+    let (client_file, client_key) = generate("rtrs-client", &scratch, "client.key");
+    let clients = scratch.text("clients");
+    fs::write(&clients, format!("db1 {client_key}\n")).expect("the list");
+    let key = scratch.text("server.key");
+    let put = |from: &str| {
+        fs::copy(from, &key).expect("a key");
+        fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("a mode");
+    };
+    put(&old_file);
+    let server = Server::builder()
+        .export("vol0=mem:16M")
+        .listen("tls://127.0.0.1:0")
+        .args(&["--key-file", &key, "--clients-file", &clients])
+        .start();
+    let both = ["--key-file", &client_file, "--server-key", &old, "--server-key", &new];
+    let client = Client::attach("vol0").path(server.portal()).args(&both).start();
+    put(&new_file);
+    let _ = server.command(&["reload"]).ok().says("changed: key-file");
+    let path = only_session(&server, 1)["paths"][0]["path"].to_string();
+    let session = only_session(&server, 1)["name"].as_str().expect("a name").to_owned();
+    let _ = server.command(&["session", "disconnect", &session, "--path", &path]).ok();
+    wait_for("the path with the new key", Duration::from_secs(30), || {
+        let now = server.sessions().first()?["paths"][0].clone();
+        (now["state"] == "connected" && now["path"].to_string() != path).then_some(())
+    });
+    let ping = |pin: &str| {
+        let words = ["ping", server.portal(), "-c1", "-i0", "--key-file", &client_file];
+        run(bin("rtrs-client"), &[&words[..], &["--server-key", pin]].concat(), COMMAND_TIME_MAX)
+    };
+    let _ = ping(&new).ok();
+    let _ = ping(&old).code(1).says("expected SHA256:");
+    client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
 }

@@ -108,6 +108,9 @@ impl Relays {
         times: (Duration, Duration),
     ) -> Result<Arc<Self>, TlsConfigError> {
         let config = TlsServerConfig::for_nbd(&dir)?;
+        if let Some(warning) = config.check_own()? {
+            tracing::warn!("{warning}");
+        }
         let loaded = Loaded { config, at: Clock.now(), failing: LogLimit::default() };
         Ok(Arc::new(Self {
             mode,
@@ -274,13 +277,15 @@ impl Relays {
         let now = Clock.now();
         if now.since(loaded.at) >= REREAD {
             loaded.at = now;
-            match TlsServerConfig::for_nbd(&self.dir) {
+            let read = TlsServerConfig::for_nbd(&self.dir);
+            match read.and_then(|config| config.check_own().map(|_| config)) {
                 Ok(config) => loaded.config = config,
                 Err(error) => {
                     if let Some(more) = loaded.failing.admit(now) {
+                        let why = error.chain();
                         tracing::warn!(
                             more,
-                            "nbd-tls-dir is not usable, what was read stays: {error}"
+                            "cannot read nbd-tls-dir again: {why}; the old files stay in use"
                         );
                     }
                 }

@@ -142,7 +142,8 @@ pub enum Command {
     /// Shows the exports that a server has by name, with size, block size and mode, and whether
     /// another session has one open for writing. Those below its search path are not listed. Opens
     /// nothing. Exits with 1 if a server does not answer or does not list its exports (discovery:
-    /// off at the server, an older rtrs-server, a kernel server).
+    /// off at the server, an older rtrs-server, a kernel server). A server with access lists shows
+    /// only what this client may open; with keys or certificates it needs to prove who it is.
     Discover(DiscoverArgs),
     /// List, add, remove, disconnect or reconnect the paths of a session
     ///
@@ -167,7 +168,7 @@ pub enum Command {
     /// configuration file applies too: the settings of the session, and those of bench under the
     /// key bench.
     Bench(Box<BenchArgs>),
-    /// Measure latency and bandwidth of a path (tcp or rdma; rping-compatible)
+    /// Measure latency and bandwidth of a path (tcp, tls or rdma; rping-compatible)
     ///
     /// Connects to an rtrs-server, or with --rping to an rping -s. In each round the server reads
     /// the data of this end and writes it back, and this end compares it. Ends with a table. Exits
@@ -180,7 +181,8 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Make and print the key with which this client proves who it is
     ///
-    /// For tls:// with key-file.
+    /// For tls:// and rdma:// with --key-file, as ssh-keygen for ssh. The server needs what `show`
+    /// prints, in its clients-file.
     #[command(subcommand)]
     Key(KeyCommand),
     /// Open a device and close it again

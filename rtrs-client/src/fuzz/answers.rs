@@ -49,8 +49,8 @@ impl Nonces for Sevens {
 /// The client's keys.
 pub(super) fn prover() -> Prover {
     static CONFIG: OnceLock<TlsClientConfig> = OnceLock::new();
-    let config =
-        CONFIG.get_or_init(|| TlsClientConfig::with_keys(&key(1), key(2).public()).expect("a key"));
+    let config = CONFIG
+        .get_or_init(|| TlsClientConfig::with_keys(&key(1), &[key(2).public()]).expect("a key"));
     Prover::new(config.clone(), Arc::new(Sevens))
 }
 

@@ -120,7 +120,10 @@ pub(crate) fn describe_reject(private_data: &[u8]) -> String {
                      prove who it is, use tls:// or rdma:// with key-file and server-key, or \
                      tls-dir)"
                 }
-                13 => " (the server's access lists do not let this client in; its log says why)",
+                13 => {
+                    " (the server's access lists do not let this client in, or not into this \
+                     session: all its paths must prove the same name; its log says why)"
+                }
                 12 => " (the server has no memory for this; its log says why)",
                 116 => " (the server's operator evicted this session: detach, and attach again)",
                 95 => " (it answers pings only, or its RDMA device lacks something; see its log)",

@@ -127,7 +127,7 @@ impl Answer {
     /// How the server broke the protocol.
     pub(crate) fn decode(imm: u32, bytes: &[u8], timed: bool) -> Result<Option<Self>, String> {
         let Imm::Response { permit, errno, .. } = Imm::decode(imm) else {
-            tracing::debug!("immediate {imm:#010x} is no answer");
+            tracing::debug!("immediate {imm:#010x} is not an answer");
             return Ok(None);
         };
         if bytes.len() > answer_len(timed) {

@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use nbd_bridge::Relays;
 use nbd_bridge::kernel::{DeviceOptions, check_device};
-use rtrs_core::local::{RunDir, SocketState, check_socket_path, check_tcp_address, socket_state};
+use rtrs_core::local::{
+    RunDir, SocketState, check_socket_path, check_tcp_address, make_absolute, socket_state,
+};
 use rtrs_core::settings::{Output, Shards, Time};
 use rtrs_core::tls::TlsDir;
 
@@ -81,7 +83,8 @@ impl Front {
         match (settings.socket.clone(), settings.listen, settings.device) {
             (Some(path), None, None) => {
                 let path = std::path::absolute(&path).map_err(|e| {
-                    Error::with_source(ErrorKind::Usage, format!("socket {path:?} is no path"), e)
+                    let text = format!("socket {path:?} is not a path");
+                    Error::with_source(ErrorKind::Usage, text, e)
                 })?;
                 check_socket_path("socket", &path)?;
                 Ok(Self::Socket(path))
@@ -239,6 +242,9 @@ impl AttachPlan {
     /// Validates settings.
     pub(crate) fn new(name: &str, settings: Settings, output: Output) -> Result<Self, Error> {
         let (mut set, run_dir) = (settings.attach, RunDir::new(settings.place.run_dir)?);
+        // They are read again when the process is in the background.
+        make_absolute([&mut set.nbd_tls_dir])
+            .map_err(|e| Error::with_source(ErrorKind::Usage, "cannot use nbd-tls-dir", e))?;
         let size = set.buffer_size;
         let bytes = size.bytes();
         if !(BUFFER_BYTES_MIN..=BUFFER_BYTES_MAX).contains(&bytes) || !bytes.is_multiple_of(4096) {

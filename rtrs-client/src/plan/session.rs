@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rtrs_core::fabric::rdma::{NoRdma, Rdma};
 use rtrs_core::limits::{TCP_CONNS_PER_PATH_MAX, TLS_CONNS_PER_PATH_MAX};
+use rtrs_core::local::make_absolute;
 use rtrs_core::settings::{Auto, Int, Portal, Scheme, Shards, Time};
 
 use crate::engine::{HeartbeatSettings, PATHS_MAX};
@@ -50,6 +51,10 @@ impl SessionPlan {
         access_default: Access,
     ) -> Result<Self, Error> {
         check_name("export name", export_name)?;
+        let SessionSettings { tls_dir, key_file, .. } = &mut settings;
+        make_absolute([tls_dir, key_file]).map_err(|e| {
+            Error::with_source(ErrorKind::Usage, "cannot use tls-dir or key-file", e)
+        })?;
         let access = match (settings.read_only, settings.access) {
             (true, Some(Access::Rw | Access::Migration)) => {
                 return Err(usage("read-only contradicts access rw or migration; drop one"));
@@ -129,7 +134,7 @@ impl SessionPlan {
             dir: set.tls_dir.clone(),
             hostname: set.tls_hostname.clone(),
             key_file: set.key_file.clone(),
-            server_key: set.server_key,
+            server_key: set.server_key.clone(),
         }
     }
 

@@ -71,7 +71,7 @@ fn values_and_combinations_of_attach_are_validated() {
             "quick-takeover and device-timeout exclude each other, because the kernel then has",
         ),
         ("device: auto\nquick-takeover: true\nshards: 2", "use shards 1 instead of 2"),
-        ("socket: ''", "socket \"\" is no path"),
+        ("socket: ''", "socket \"\" is not a path"),
         ("read-only: true\naccess: rw", "read-only contradicts access rw or migration; drop one"),
         ("session-name: ''", "session-name \"\" is empty; use 1 to 254 bytes without NUL"),
         ("session-name: a.b", "contains a slash or a dot, which servers refuse; use - or _"),
@@ -83,7 +83,7 @@ fn values_and_combinations_of_attach_are_validated() {
         ("buffer-size: 4k", "buffer-size 4k is not usable; use 58M to 4G in steps of 4k"),
         ("buffer-size: 8G", "buffer-size 8G is not usable"),
         ("buffer-size: 1048577", "buffer-size 1048577 is not usable"),
-        ("run-dir: ''", "run-dir \"\" is no path"),
+        ("run-dir: ''", "run-dir \"\" is not a path"),
         (
             "shards: 256\npath: tcp://h",
             "256 shards are too many for a path over TCP; use at most 255",
@@ -337,4 +337,18 @@ fn rdma_that_is_not_there_is_refused_with_what_is_missing() {
     let text = error.chain().to_string();
     assert!(text.starts_with("cannot use the path rdma://10.0.0.1:1234: "), "{text}");
     assert!(["modprobe", "rdma link add"].iter().any(|remedy| text.contains(remedy)), "{text}");
+}
+
+/// The daemon changes its directory when it goes to the background.
+#[test]
+fn paths_to_certificates_and_keys_are_made_absolute() {
+    let here = std::env::current_dir().unwrap();
+    let plan = attach("{listen: '127.0.0.1:0', nbd-tls: require, nbd-tls-dir: nbd, tls-dir: tls}");
+    let plan = plan.unwrap();
+    assert_eq!(plan.settings.nbd_tls_dir, Some(here.join("nbd")));
+    assert_eq!(plan.session.settings.tls_dir, Some(here.join("tls")));
+    let key = "ed25519:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
+    let plan = bench(&format!("{{key-file: client.key, server-key: '{key}'}}")).unwrap();
+    assert_eq!(plan.session.settings.key_file, Some(here.join("client.key")));
+    assert_eq!(plan.session.tls_sources().server_key.len(), 1);
 }

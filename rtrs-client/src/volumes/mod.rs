@@ -92,7 +92,7 @@ fn sessions(document: Value) -> Result<Vec<Value>, String> {
     match sessions {
         Value::Null => Ok(Vec::new()),
         Value::Sequence(sessions) => Ok(sessions),
-        _ => Err("sessions is no list; begin each session with a dash".into()),
+        _ => Err("sessions is not a list; begin each session with a dash".into()),
     }
 }
 
@@ -122,7 +122,7 @@ fn volume(session: Value) -> Result<Volume, String> {
     let volumes = match session.remove("volumes") {
         Some(Value::Sequence(volumes)) => volumes,
         Some(Value::Null) | None => Vec::new(),
-        Some(_) => return Err("volumes is no list; begin each volume with a dash".into()),
+        Some(_) => return Err("volumes is not a list; begin each volume with a dash".into()),
     };
     let volume = match <[Value; 1]>::try_from(volumes) {
         Ok([volume]) => volume,
@@ -184,7 +184,7 @@ fn check_keys(session: &Mapping, volume: &Mapping) -> Result<(), String> {
 fn take_name(map: &mut Mapping, key: &str) -> Result<Option<String>, String> {
     match map.remove(key) {
         None | Some(Value::Null) => Ok(None),
-        Some(value) => text_of(&value).map(Some).ok_or_else(|| format!("{key} is no text")),
+        Some(value) => text_of(&value).map(Some).ok_or_else(|| format!("{key} is not a text")),
     }
 }
 

@@ -8,6 +8,8 @@ use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use crate::rt::Account;
+
 const READ: u32 = 4;
 const WRITE: u32 = 2;
 const SEARCH: u32 = 1;
@@ -51,13 +53,22 @@ impl User {
         (file.mode() >> shift) & what == what
     }
 
-    /// What denies this user to read, or read and write, a file.
+    /// What denies this user to read, or read and write, a file that it was denied.
     fn obstacle(&self, path: &Path, write: bool) -> Option<String> {
         let path = std::path::absolute(path).ok()?;
-        let shown = |path: &Path, file: &Metadata| {
-            let (mode, uid, gid) = (file.mode() & 0o7777, file.uid(), file.gid());
-            format!("{} (mode {mode:o}, owner {uid}:{gid})", path.display())
-        };
+        let found = fs::metadata(&path);
+        self.denied_by_modes(&path, write).or_else(|| {
+            Some(format!(
+                "the mode of {} allows it to user {}, so an access list, a security module \
+                 (SELinux, AppArmor) or the device cgroup denies it",
+                shown(&path, &found.ok()?),
+                self.shown
+            ))
+        })
+    }
+
+    /// What denies this user to read, or read and write, a file, as far as modes tell.
+    fn denied_by_modes(&self, path: &Path, write: bool) -> Option<String> {
         let above: Vec<&Path> = path.ancestors().skip(1).collect();
         for dir in above.into_iter().rev() {
             let found = fs::metadata(dir).ok()?;
@@ -66,20 +77,19 @@ impl User {
                 return Some(format!("user {} may not enter the directory {dir}", self.shown));
             }
         }
-        let found = fs::metadata(&path).ok()?;
+        let found = fs::metadata(path).ok()?;
         let denied = [(READ, "read", true), (WRITE, "write", write)]
             .into_iter()
             .find(|(what, _, wanted)| *wanted && !self.may(*what, &found));
-        let file = shown(&path, &found);
-        Some(match denied {
-            Some((_, what, _)) => format!("user {} may not {what} {file}", self.shown),
-            None => format!(
-                "the mode of {file} allows it to user {}, so an access list, a security module \
-                 (SELinux, AppArmor) or the device cgroup denies it",
-                self.shown
-            ),
-        })
+        let (_, what, _) = denied?;
+        Some(format!("user {} may not {what} {}", self.shown, shown(path, &found)))
     }
+}
+
+/// A file with its mode and owner.
+fn shown(path: &Path, file: &Metadata) -> String {
+    let (mode, uid, gid) = (file.mode() & 0o7777, file.uid(), file.gid());
+    format!("{} (mode {mode:o}, owner {uid}:{gid})", path.display())
 }
 
 /// The name of a user in the text of /etc/passwd. Other databases are not asked: that can take
@@ -96,6 +106,15 @@ fn name_of(uid: u32, passwd: &str) -> Option<&str> {
 #[must_use]
 pub fn why_denied(path: &Path, write: bool) -> Option<String> {
     User::own()?.obstacle(path, write)
+}
+
+/// What will deny another user to read, or read and write, a file or directory. None if modes
+/// allow it, or if that cannot be seen.
+#[must_use]
+pub fn why_denied_to(account: &Account, path: &Path, write: bool) -> Option<String> {
+    let Account { name, uid, groups, .. } = account;
+    let user = User { uid: *uid, groups: groups.clone(), shown: format!("{name} ({uid})") };
+    user.denied_by_modes(&std::path::absolute(path).ok()?, write)
 }
 
 #[cfg(test)]
@@ -139,6 +158,12 @@ mod tests {
             assert!(why(user, false).contains("security module"), "{user:?}");
         }
         assert_eq!(User::own().map(|user| user.uid), Some(uid));
+        let account =
+            |uid| Account { name: "rtrs".into(), uid, gid: gid + 1, groups: vec![gid + 1] };
+        assert_eq!(why_denied_to(&account(uid), &file, true), None);
+        let text = format!("user rtrs ({}) may not read {shown} (mode 640,", uid + 1);
+        let denied = why_denied_to(&account(uid + 1), &file, false);
+        assert!(denied.as_ref().is_some_and(|why| why.starts_with(&text)), "{denied:?}");
     }
 
     #[test]

@@ -15,11 +15,11 @@ pub(crate) mod timed;
 mod unix_socket;
 
 pub use control::{ControlSocket, RequestError, reply, request};
-pub use denied::why_denied;
+pub use denied::{why_denied, why_denied_to};
 pub use own_files::OwnFiles;
 pub use run_dir::{
     PlaceError, PlaceProblem, RunDir, SocketState, check_socket_path, open_log, socket_state,
 };
 pub use tcp_address::check_tcp_address;
-pub use text_file::read_text;
+pub use text_file::{make_absolute, read_text};
 pub use unix_socket::{SocketFile, bind_unix, listening_pid, remove_left_behind};

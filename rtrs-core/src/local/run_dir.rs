@@ -101,7 +101,7 @@ impl RunDir {
                 .map_err(|e| {
                     PlaceError::with_source(
                         PlaceProblem::Usage,
-                        format!("run-dir {path:?} is no path"),
+                        format!("run-dir {path:?} is not a path"),
                         e,
                     )
                 }),
@@ -451,7 +451,7 @@ mod tests {
         assert_eq!(dir(7, Some("relative")), Path::new("/tmp/rtrs-7"));
         assert_eq!(dir(7, None), Path::new("/tmp/rtrs-7"));
         let error = RunDir::new(Some(PathBuf::new())).unwrap_err();
-        assert_eq!(error.to_string(), "run-dir \"\" is no path");
+        assert_eq!(error.to_string(), "run-dir \"\" is not a path");
     }
 
     #[test]

@@ -25,7 +25,7 @@ impl FromStr for MetricsAddress {
             ValueError::new("address", text, problem, hint)
         };
         match text.strip_prefix("unix:") {
-            Some(path) if !path.starts_with('/') => Err(refused("has no absolute path")),
+            Some(path) if !path.starts_with('/') => Err(refused("lacks an absolute path")),
             Some(path) if path.contains('\0') => Err(refused("holds a NUL")),
             Some(path) if path.len() > 107 => Err(refused("is too long for a unix socket")),
             Some(path) => Ok(Self::Unix(path.into())),
@@ -65,8 +65,8 @@ mod tests {
             ("localhost:9823", "is not a numeric address"),
             ("127.0.0.1", "is not a numeric address"),
             ("127.0.0.1:65536", "is not a numeric address"),
-            ("unix:", "has no absolute path"),
-            ("unix:m.sock", "has no absolute path"),
+            ("unix:", "lacks an absolute path"),
+            ("unix:m.sock", "lacks an absolute path"),
             ("unix:/a\0b", "holds a NUL"),
             (&format!("unix:/{}", "x".repeat(107)), "is too long for a unix socket"),
         ] {

@@ -293,7 +293,7 @@ fn parse_source(source: &str) -> Result<IpAddr, String> {
     match address {
         Some(ip) if ip.is_unspecified() => Err("has the unspecified address as source".into()),
         Some(ip) => Ok(ip),
-        None => Err(format!("has the source {source:?}, which is no address")),
+        None => Err(format!("has the source {source:?}, which is not an address")),
     }
 }
 
@@ -304,12 +304,12 @@ fn parse_host(host: &str) -> Result<Host, String> {
             None => (inner, None),
         };
         let Ok(ip) = address.parse::<Ipv6Addr>() else {
-            return Err(format!("has {inner:?} in brackets, which is no IPv6 address"));
+            return Err(format!("has {inner:?} in brackets, which is not an IPv6 address"));
         };
         return match zone {
             None => Ok(Host::Ip(ip.into())),
             Some(zone) if is_name(zone) => Ok(Host::Name(format!("{ip}%{zone}"))),
-            Some(zone) => Err(format!("has the zone {zone:?}, which is no interface")),
+            Some(zone) => Err(format!("has the zone {zone:?}, which is not an interface")),
         };
     }
     if host.is_empty() {
@@ -319,12 +319,12 @@ fn parse_host(host: &str) -> Result<Host, String> {
         return Ok(Host::Ip(ip.into()));
     }
     if !is_name(host) {
-        return Err(format!("has the host {host:?}, which is no name and no address"));
+        return Err(format!("has the host {host:?}, which is neither a name nor an address"));
     }
     // A name whose last label is a number would be read as an address by some resolvers.
     let last = host.trim_end_matches('.').rsplit('.').next().unwrap_or(host);
     if last.is_empty() || last.bytes().all(|b| b.is_ascii_digit()) {
-        return Err(format!("has the host {host:?}, which is no IPv4 address"));
+        return Err(format!("has the host {host:?}, which is not an IPv4 address"));
     }
     Ok(Host::Name(host.to_owned()))
 }
@@ -400,23 +400,23 @@ mod tests {
             ("TCP://x", "has the unknown scheme \"TCP\""),
             ("tcp://", "has no host;"),
             ("tcp://:1234", "has no host;"),
-            ("tcp://a b", "has the host \"a b\", which is no name and no address"),
+            ("tcp://a b", "has the host \"a b\", which is neither a name nor an address"),
             ("tcp://host/x", "has the host \"host/x\""),
-            ("tcp://300.1.1.1", "has the host \"300.1.1.1\", which is no IPv4 address"),
-            ("tcp://10.0.0", "which is no IPv4 address"),
-            ("tcp://.", "which is no IPv4 address"),
+            ("tcp://300.1.1.1", "has the host \"300.1.1.1\", which is not an IPv4 address"),
+            ("tcp://10.0.0", "which is not an IPv4 address"),
+            ("tcp://.", "which is not an IPv4 address"),
             ("tcp://::1:1234", "has several colons, as an IPv6 address without brackets"),
             ("tcp://[::1", "has no closing bracket"),
             ("tcp://[::1]x", "has \"x\" after the bracket"),
-            ("tcp://[host]", "has \"host\" in brackets, which is no IPv6 address"),
-            ("tcp://[1.2.3.4]", "which is no IPv6 address"),
+            ("tcp://[host]", "has \"host\" in brackets, which is not an IPv6 address"),
+            ("tcp://[1.2.3.4]", "which is not an IPv6 address"),
             ("tcp://[fe80::1%]", "has the zone \"\""),
             ("tcp://h:", "has the port \"\"; use a port from 0 to 65535, or none for 1234"),
             ("tcp://h:65536", "has the port \"65536\""),
             ("tcp://h:+1", "has the port \"+1\""),
             ("tcp://h:x", "has the port \"x\""),
-            ("tcp://@h", "has the source \"\", which is no address"),
-            ("tcp://src@h", "has the source \"src\", which is no address; write the source as"),
+            ("tcp://@h", "has the source \"\", which is not an address"),
+            ("tcp://src@h", "has the source \"src\", which is not an address; write the source as"),
             ("tcp://0.0.0.0@h", "has the unspecified address as source"),
             ("tcp://10.0.0.1@[::1]", "goes from IPv4 to IPv6; use addresses of one family"),
             ("tcp://1.1.1.1@2.2.2.2@h", "has the host \"2.2.2.2@h\""),

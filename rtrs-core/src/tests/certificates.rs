@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer, DnType,
@@ -21,8 +22,12 @@ pub struct Wanted<'a> {
     pub common_name: &'a str,
     /// First and last year.
     pub years: (i32, i32),
+    /// In how many days it expires instead.
+    pub days: Option<u64>,
     /// Its number, for a revocation list.
     pub serial: u64,
+    /// What it may be used for; nothing for everything.
+    pub uses: &'a [ExtendedKeyUsagePurpose],
 }
 
 impl Wanted<'_> {
@@ -32,7 +37,9 @@ impl Wanted<'_> {
         names: &["localhost", "127.0.0.1", "127.0.0.2", "127.0.0.3"],
         common_name: "server",
         years: (2020, 2120),
+        days: None,
         serial: 1,
+        uses: &[ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth],
     };
     /// The client `db1`.
     pub const CLIENT: Self = Self {
@@ -40,8 +47,16 @@ impl Wanted<'_> {
         names: &["db1"],
         common_name: "a client",
         years: (2020, 2120),
+        days: None,
         serial: 2,
+        uses: &[ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth],
     };
+    /// The same, and good for nothing else.
+    pub const CLIENT_ONLY: Self =
+        Self { uses: &[ExtendedKeyUsagePurpose::ClientAuth], ..Self::CLIENT };
+    /// A server on the loopback, and nothing else.
+    pub const SERVER_ONLY: Self =
+        Self { uses: &[ExtendedKeyUsagePurpose::ServerAuth], ..Self::SERVER };
 }
 
 /// A certificate authority.
@@ -78,10 +93,12 @@ impl Authority {
         let names: Vec<String> = wanted.names.iter().map(ToString::to_string).collect();
         let mut params = CertificateParams::new(names).expect("names");
         params.distinguished_name.push(DnType::CommonName, wanted.common_name);
-        params.extended_key_usages =
-            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        params.extended_key_usages = wanted.uses.to_vec();
         params.not_before = date_time_ymd(wanted.years.0, 1, 1);
-        params.not_after = date_time_ymd(wanted.years.1, 1, 1);
+        params.not_after = match wanted.days {
+            Some(days) => (SystemTime::now() + Duration::from_secs(days * 24 * 3600)).into(),
+            None => date_time_ymd(wanted.years.1, 1, 1),
+        };
         params.serial_number = Some(SerialNumber::from(wanted.serial));
         let key = KeyPair::generate().expect("a key");
         let certificate = params.signed_by(&key, &self.0).expect("a certificate");

@@ -13,7 +13,8 @@ use crate::settings::{CommandError, ErrorClass, Output};
 pub enum KeyCommand {
     /// Make a key, write it to a new file, and print its public half
     ///
-    /// Only the user who runs this can read the file.
+    /// Only the user who runs this can read the file: if the daemon runs as another one, chown it.
+    /// The directory must exist.
     Generate(KeyArgs),
     /// Print the public half of a key, ed25519:BASE64
     ///
@@ -22,7 +23,7 @@ pub enum KeyCommand {
     Show(KeyArgs),
     /// Print the fingerprint of a key, SHA256:BASE64
     ///
-    /// It is short enough to compare by eye.
+    /// It is short enough to compare by eye with what errors and logs show of a key.
     Fingerprint(KeyArgs),
 }
 

@@ -22,6 +22,7 @@ use rustls::{
 use super::ALPN;
 use super::files::{Files, TlsDir};
 use super::keys::{Clients, PrivateKey, PublicKey};
+use super::own::Sources;
 use super::proof::OwnCredential;
 use super::raw::{RawKeys, RawVerifier};
 use crate::fabric::peer::{PeerIdentity, Who};
@@ -61,6 +62,17 @@ pub enum TlsConfigError {
 
 use TlsConfigError as Error;
 
+impl Error {
+    /// The whole text, with what the system says.
+    #[must_use]
+    pub fn chain(&self) -> String {
+        match self {
+            Self::Read { source, .. } => format!("{self}: {source}"),
+            Self::Unsafe { .. } | Self::Content { .. } => self.to_string(),
+        }
+    }
+}
+
 /// The server's end.
 #[derive(Clone, Debug)]
 pub struct TlsServerConfig {
@@ -69,6 +81,8 @@ pub struct TlsServerConfig {
     pub(super) clients: Option<Arc<Clients>>,
     pub(super) verifier: Arc<dyn ClientCertVerifier>,
     pub(super) own: OwnCredential,
+    /// What it was made from.
+    pub(super) sources: Sources,
     /// Counts the configurations of its endpoint.
     pub(super) generation: u64,
 }
@@ -81,6 +95,8 @@ pub struct TlsClientConfig {
     pub(super) name: Option<ServerName<'static>>,
     pub(super) verifier: Arc<dyn ServerCertVerifier>,
     pub(super) own: OwnCredential,
+    /// What it was made from.
+    pub(super) sources: Sources,
 }
 
 /// The fastest suite first: the server chooses the client's first that it has.
@@ -157,8 +173,8 @@ impl TlsServerConfig {
             .with_client_cert_verifier(Arc::clone(&verifier))
             .with_single_cert(files.chain.clone(), files.key.clone_key())
             .map_err(|error| certificate(&files, &error))?;
-        let rustls = Arc::new(finish(rustls));
-        Ok(Self { rustls, clients: None, verifier, own, generation: 0 })
+        let (rustls, sources) = (Arc::new(finish(rustls)), Sources::certificates(&files));
+        Ok(Self { rustls, clients: None, verifier, own, sources, generation: 0 })
     }
 
     /// Raw keys: ours, and those of the clients.
@@ -166,7 +182,7 @@ impl TlsServerConfig {
     /// # Errors
     /// [`Error`] that names the file.
     pub fn with_keys(key: &PrivateKey, clients: Clients) -> Result<Self, Error> {
-        let provider = provider();
+        let (provider, sources) = (provider(), Sources::raw_key(key.public()));
         let key = certified(key, &provider)?;
         let keys = RawKeys::Clients(clients.clone());
         let verifier: Arc<dyn ClientCertVerifier> =
@@ -179,7 +195,7 @@ impl TlsServerConfig {
             .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(key)));
         let clients = Some(Arc::new(clients));
         let rustls = Arc::new(server(rustls));
-        Ok(Self { rustls, clients, verifier, own, generation: 0 })
+        Ok(Self { rustls, clients, verifier, own, sources, generation: 0 })
     }
 
     /// The server's end of a new connection, for programs that move its bytes themselves.
@@ -234,17 +250,18 @@ impl TlsClientConfig {
             .with_client_auth_cert(files.chain.clone(), files.key.clone_key())
             .map_err(|error| certificate(&files, &error))?;
         let name = name.map(server_name).transpose()?;
-        Ok(Self { rustls: client(rustls), name, verifier, own })
+        let sources = Sources::certificates(&files);
+        Ok(Self { rustls: client(rustls), name, verifier, own, sources })
     }
 
-    /// Raw keys: ours, and the server's.
+    /// Raw keys: ours, and those of which the server has one.
     ///
     /// # Errors
     /// [`Error`] for a key that rustls does not take.
-    pub fn with_keys(key: &PrivateKey, server: PublicKey) -> Result<Self, Error> {
-        let provider = provider();
+    pub fn with_keys(key: &PrivateKey, servers: &[PublicKey]) -> Result<Self, Error> {
+        let (provider, sources) = (provider(), Sources::raw_key(key.public()));
         let key = certified(key, &provider)?;
-        let keys = RawKeys::Pin(server);
+        let keys = RawKeys::Pins(servers.to_vec());
         let verifier = Arc::new(RawVerifier { keys, provider: Arc::clone(&provider) });
         let own = OwnCredential::raw_key(&key);
         let rustls = ClientConfig::builder_with_provider(provider)
@@ -253,7 +270,7 @@ impl TlsClientConfig {
             .dangerous()
             .with_custom_certificate_verifier(Arc::clone(&verifier) as _)
             .with_client_cert_resolver(Arc::new(AlwaysResolvesClientRawPublicKeys::new(key)));
-        Ok(Self { rustls: client(rustls), name: None, verifier, own })
+        Ok(Self { rustls: client(rustls), name: None, verifier, own, sources })
     }
 
     /// The name that the certificate of a server must have: the one that was set, else that of the
@@ -334,6 +351,11 @@ fn certificate(files: &Files, error: &rustls::Error) -> Error {
              P-256 or P-384, or RSA with 2048 bits or more (for example: openssl genpkey \
              -algorithm ed25519)"
             .into(),
+        rustls::Error::InconsistentKeys(_) => format!(
+            "this private key does not belong to the certificate {}; use the two files that were \
+             made together",
+            files.chain_path.display()
+        ),
         error => error.to_string(),
     };
     Error::Content { path: path.clone(), why }

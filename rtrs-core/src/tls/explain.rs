@@ -1,21 +1,55 @@
 //! Errors of TLS for people: what failed, at which end, and what to do.
 
-use rustls::{AlertDescription, CertificateError, Error};
+use rustls::{AlertDescription, CertificateError, Error, OtherError, PeerIncompatible};
+
+use super::raw::UnknownKey;
+
+/// A client that was verified is nobody all the same.
+pub(super) const NO_NAME: &str = "the client's certificate has no name that can be used: a DNS \
+                                  name, a URI or a common name";
+/// One end has keys and the other certificates, or their ciphers differ.
+const NO_COMMON_KIND: &str = "there is no cipher or kind of certificate that both ends have";
 
 /// What a handshake's error means.
 #[must_use]
 pub fn error_text(error: &Error) -> String {
     match error {
         Error::AlertReceived(alert) => alert_text(*alert),
-        Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure) => {
-            "the peer's key is not known here".into()
+        Error::InvalidCertificate(CertificateError::Other(OtherError(why)))
+            if why.downcast_ref::<UnknownKey>().is_some() =>
+        {
+            why.to_string()
         }
         Error::InvalidCertificate(why) => format!("the peer's certificate {}", certificate(why)),
-        Error::InvalidMessage(_) => "the peer does not speak it".into(),
+        Error::InvalidMessage(_) => "the peer does not speak TLS at all".into(),
         Error::NoCertificatesPresented => "the peer has shown no certificate or key".into(),
-        Error::PeerIncompatible(why) => format!("the peer is not compatible: {why:?}"),
+        Error::PeerIncompatible(
+            PeerIncompatible::IncorrectCertificateTypeExtension
+            | PeerIncompatible::UnsolicitedCertificateTypeExtension,
+        ) => NO_COMMON_KIND.into(),
+        Error::PeerIncompatible(why) => {
+            format!("the peer is not compatible: {}", words(&format!("{why:?}")))
+        }
         error => error.to_string(),
     }
+}
+
+/// A name in a certificate without what it is: rustls writes `DnsName("host")`.
+fn bare(name: &str) -> &str {
+    let inner = name.split_once('(').and_then(|(_, rest)| rest.strip_suffix(')'));
+    inner.unwrap_or(name).trim_matches('"')
+}
+
+/// The words of an identifier such as `NoKxGroupsInCommon`.
+fn words(identifier: &str) -> String {
+    let mut text = String::new();
+    for c in identifier.chars() {
+        if c.is_ascii_uppercase() && !text.is_empty() {
+            text.push(' ');
+        }
+        text.push(c.to_ascii_lowercase());
+    }
+    text
 }
 
 fn certificate(error: &CertificateError) -> String {
@@ -32,7 +66,8 @@ fn certificate(error: &CertificateError) -> String {
             "is signed by a CA that has no list in ca-crl.pem".into()
         }
         CertificateError::NotValidForNameContext { expected, presented } => {
-            let has = if presented.is_empty() { "no name".into() } else { presented.join(", ") };
+            let names: Vec<&str> = presented.iter().map(|name| bare(name)).collect();
+            let has = if names.is_empty() { "no name".into() } else { names.join(", ") };
             format!("is not for {}; it has {has}", expected.to_str())
         }
         CertificateError::NotValidForName => "is not for this server's name".into(),
@@ -53,15 +88,17 @@ pub(crate) fn alert_text(alert: AlertDescription) -> String {
             "our certificate is not signed by the CA that the peer trusts"
         }
         AlertDescription::CertificateRequired => "the peer wants a certificate or key of ours",
-        AlertDescription::AccessDenied => "our key is not known to the peer",
-        AlertDescription::BadCertificate
-        | AlertDescription::UnsupportedCertificate
-        | AlertDescription::CertificateUnknown => "the peer does not accept our certificate",
+        // The first is what peers of version 0.1 send.
+        AlertDescription::AccessDenied | AlertDescription::CertificateUnknown => {
+            "our key is not known to the peer"
+        }
+        AlertDescription::UnsupportedCertificate => {
+            "our certificate is not for this use (extended key usage)"
+        }
+        AlertDescription::BadCertificate => "the peer does not accept our certificate",
         AlertDescription::ProtocolVersion => "the peer does not speak TLS 1.3",
         AlertDescription::NoApplicationProtocol => "the peer does not speak RTRS (ALPN rtrs/1)",
-        AlertDescription::HandshakeFailure => {
-            "there is no cipher or kind of certificate that both ends have"
-        }
+        AlertDescription::HandshakeFailure => NO_COMMON_KIND,
         other => return format!("the peer sent the alert {other:?}"),
     };
     what.into()
@@ -70,24 +107,41 @@ pub(crate) fn alert_text(alert: AlertDescription) -> String {
 /// What to do about a failed TLS connection; `text` is the reason that a connection attempt gave.
 #[must_use]
 pub fn hint(text: &str) -> Option<&'static str> {
-    const HINTS: [(&str, &str); 15] = [
+    const HINTS: [(&str, &str); 17] = [
         (
             "our certificate has expired",
             "renew client-cert.pem, and check the clocks of both hosts",
         ),
+        (
+            "our certificate is not for this use",
+            "make client-cert.pem with clientAuth (certtool: tls_www_client)",
+        ),
+        (
+            "is not for this use",
+            "make server-cert.pem at the server with serverAuth (certtool: tls_www_server)",
+        ),
         ("our certificate is revoked", "get a new client-cert.pem and client-key.pem"),
         ("by the CA that the peer trusts", "use the CA of the server for client-cert.pem"),
         ("wants a certificate or key", "set tls-dir, or key-file and server-key"),
-        ("not known to the peer", "add this client's `key show` to the server's clients-file"),
+        (
+            "not known to the peer",
+            "add what `rtrs-client key show` prints to the server's clients-file, and reload it",
+        ),
         ("has expired", "renew server-cert.pem at the server, and check the clocks of both hosts"),
         ("is not valid yet", "check the clocks of both hosts"),
         ("revoked by ca-crl.pem", "get a new server-cert.pem for the server"),
         ("by the CA in ca-cert.pem", "use the CA of the server as ca-cert.pem"),
         ("certificate is not for ", "connect by a name in the certificate, or set tls-hostname"),
-        ("key is not known here", "compare server-key with the server's `key show`"),
-        ("kind of certificate that both ends", "use certificates at both ends, or keys at both"),
         (
-            "does not speak it",
+            "key is not known here",
+            "compare server-key with what `rtrs-server key show` prints at the server",
+        ),
+        (
+            "kind of certificate that both ends",
+            "use certificates (tls-dir) at both ends, or keys (key-file) at both",
+        ),
+        (
+            "does not speak TLS at all",
             "the portal is not tls://: use tcp://, or make the server listen on tls://",
         ),
         ("during the TLS handshake", "check that the server listens there on tls://, and its log"),

@@ -54,9 +54,10 @@ fn pem<T: PemObject>(path: &Path, text: &[u8], what: &'static str) -> Result<Vec
     let found = T::pem_slice_iter(text).collect::<Result<Vec<T>, _>>();
     match found {
         Ok(found) if !found.is_empty() => Ok(found),
-        Ok(_) => {
-            Err(Error::Content { path: path.into(), why: format!("it has not {what} in PEM") })
-        }
+        Ok(_) => Err(Error::Content {
+            path: path.into(),
+            why: format!("it does not contain {what} in PEM"),
+        }),
         Err(error) => Err(Error::Content { path: path.into(), why: error.to_string() }),
     }
 }

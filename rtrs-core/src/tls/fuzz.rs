@@ -23,7 +23,7 @@ fn configs() -> &'static (TlsClientConfig, TlsServerConfig) {
         let (client, server) = (key(), key());
         let mut clients = Clients::default();
         clients.add("db1", client.public());
-        let known = TlsClientConfig::with_keys(&client, server.public()).expect("a key");
+        let known = TlsClientConfig::with_keys(&client, &[server.public()]).expect("a key");
         (known, TlsServerConfig::with_keys(&server, clients).expect("a key"))
     })
 }

@@ -19,7 +19,7 @@ use rustls::{
 
 use super::ALPN;
 use super::config::{TlsClientConfig, TlsServerConfig};
-use super::explain::error_text;
+use super::explain::{NO_NAME, error_text};
 use crate::fabric::peer::{PeerIdentity, Proof};
 
 /// Bytes of a peer's handshake that are kept at most: many certificates of 4 KiB.
@@ -319,7 +319,7 @@ fn session(conn: Conn) -> Result<Session, String> {
         Conn::Server(conn, config, _) => {
             let chain = conn.peer_certificates().unwrap_or_default();
             let who = chain.first().and_then(|certificate| config.who(certificate));
-            let who = who.ok_or("the client's certificate has no name that can be used")?;
+            let who = who.ok_or(NO_NAME)?;
             let chain = chain.iter().cloned().map(CertificateDer::into_owned).collect();
             let proof = Some(Arc::new(Proof { chain, generation: config.generation }));
             let peer = PeerIdentity { who, proof, cipher: None };

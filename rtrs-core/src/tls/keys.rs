@@ -194,6 +194,9 @@ impl Clients {
             if !is_name(name) {
                 return Err(format!("line {at}: use a name of 1 to 255 printable characters"));
             }
+            if let Some(why) = reserved(name) {
+                return Err(format!("line {at}: the name {name:?} {why}"));
+            }
             if clients.insert(key, Arc::from(name)).is_some() {
                 return Err(format!("line {at} has the key of an earlier line; drop one"));
             }
@@ -212,6 +215,17 @@ impl Clients {
         self.0.get(key).cloned()
     }
 
+    /// All keys, and the names of their clients.
+    pub(super) fn entries(&self) -> impl Iterator<Item = (&PublicKey, &Arc<str>)> {
+        self.0.iter()
+    }
+
+    /// True if a client has this name.
+    #[must_use]
+    pub fn has_name(&self, name: &str) -> bool {
+        self.0.values().any(|known| **known == *name)
+    }
+
     /// How many keys there are.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -223,6 +237,19 @@ impl Clients {
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
+}
+
+/// Why no client can have this name: access lists would take it for something else.
+fn reserved(name: &str) -> Option<&'static str> {
+    let is = |word: &str| name.eq_ignore_ascii_case(word);
+    if is("anyone") || is("kernel") {
+        return Some("has a meaning of its own in access lists; use another");
+    }
+    if name.contains('@') {
+        return Some("has an @, which access lists put in front of a network; leave it out");
+    }
+    let prefixed = name.starts_with("key:") || name.starts_with("certificate:");
+    prefixed.then_some("begins with what `session list` puts in front of names; leave that out")
 }
 
 /// Whether a text can be printed wherever the name of a peer is.

@@ -13,8 +13,8 @@
 //!
 //! `files.rs` reading files · `keys.rs` raw keys and the list of clients · `command.rs` the
 //! commands for keys · `config.rs` what rustls needs · `raw.rs` checks of raw keys · `names.rs` the
-//! name in a certificate · `proof.rs` proofs of paths without TLS · `handshake.rs` one handshake ·
-//! `workers.rs` the threads · `explain.rs` errors for people.
+//! name in a certificate · `own.rs` checks of our own files · `proof.rs` proofs of paths without
+//! TLS · `handshake.rs` one handshake · `workers.rs` the threads · `explain.rs` errors for people.
 
 mod command;
 mod config;
@@ -27,6 +27,7 @@ mod fuzz_auth;
 mod handshake;
 mod keys;
 mod names;
+mod own;
 mod proof;
 mod raw;
 #[cfg(test)]
@@ -50,6 +51,7 @@ pub use handshake::cipher_name;
 pub(crate) use handshake::{Ended, Handshake, Progress, Secrets, Session, Step};
 pub use keys::{Clients, KeyError, PrivateKey, PublicKey};
 pub use names::name_of;
+pub use own::EXPIRES_SOON_DAYS;
 pub use proof::{Exchange, ProofError, ProofFacts, nonce};
 pub use workers::TlsEndpoint;
 pub(crate) use workers::{Done, Job};

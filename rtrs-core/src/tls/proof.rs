@@ -22,7 +22,7 @@ use sha2::{Digest, Sha256};
 use webpki::{EndEntityCert, RawPublicKeyEntity};
 
 use super::config::{TlsClientConfig, TlsServerConfig, provider};
-use super::explain::error_text;
+use super::explain::{NO_NAME, error_text};
 use crate::fabric::peer::{PeerIdentity, Proof};
 use crate::ids::{PathUuid, SessionId};
 use crate::wire::{
@@ -262,7 +262,7 @@ impl TlsServerConfig {
         self.verifier.verify_client_cert(first, others, UnixTime::now())?;
         check_signature(&proof, first, &exchange.message(CLIENT))?;
         let Some(who) = self.who(first) else {
-            return refuse("the client's certificate has no name that can be used");
+            return refuse(NO_NAME);
         };
         let proof = Some(Arc::new(Proof { chain, generation: self.generation }));
         Ok(PeerIdentity { who, proof, cipher: None })

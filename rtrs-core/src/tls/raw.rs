@@ -1,20 +1,23 @@
 //! Checks of raw public keys: the server's against the pin, a client's against the list.
 
+use std::fmt;
 use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, verify_tls13_signature_with_raw_key};
 use rustls::pki_types::{CertificateDer, ServerName, SubjectPublicKeyInfoDer, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
+use rustls::{
+    CertificateError, DigitallySignedStruct, DistinguishedName, Error, OtherError, SignatureScheme,
+};
 
 use super::keys::{Clients, PublicKey};
 
 /// Knows peers by their keys.
 #[derive(Debug)]
 pub(super) enum RawKeys {
-    /// The server has this key.
-    Pin(PublicKey),
+    /// The server has one of these keys.
+    Pins(Vec<PublicKey>),
     /// A client has one of these.
     Clients(Clients),
 }
@@ -26,14 +29,50 @@ pub(super) struct RawVerifier {
     pub(super) provider: Arc<CryptoProvider>,
 }
 
+/// A peer has a key that is not known here, for the operator to compare.
+#[derive(Debug)]
+pub(super) struct UnknownKey {
+    /// None for a key that is not of Ed25519.
+    key: Option<PublicKey>,
+    /// With which one it could have been.
+    pins: Vec<PublicKey>,
+}
+
+impl UnknownKey {
+    fn error(key: Option<PublicKey>, keys: &RawKeys) -> Error {
+        let pins = match keys {
+            RawKeys::Pins(pins) => pins.clone(),
+            RawKeys::Clients(_) => Vec::new(),
+        };
+        CertificateError::Other(OtherError(Arc::new(Self { key, pins }))).into()
+    }
+}
+
+impl fmt::Display for UnknownKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let key = self.key.map_or_else(|| "not an Ed25519 key".into(), |key| key.fingerprint());
+        let pins: Vec<String> = self.pins.iter().map(PublicKey::fingerprint).collect();
+        match &pins[..] {
+            [] => write!(f, "the peer's key is not known here ({key})"),
+            pins => write!(
+                f,
+                "the peer's key is not known here: got {key}, expected {}",
+                pins.join(" or ")
+            ),
+        }
+    }
+}
+
+impl std::error::Error for UnknownKey {}
+
 impl RawVerifier {
     fn check(&self, spki: &[u8]) -> Result<(), Error> {
-        let known = PublicKey::from_spki(spki).is_some_and(|key| match &self.keys {
-            RawKeys::Pin(pin) => *pin == key,
+        let key = PublicKey::from_spki(spki);
+        let known = key.is_some_and(|key| match &self.keys {
+            RawKeys::Pins(pins) => pins.contains(&key),
             RawKeys::Clients(clients) => clients.name(&key).is_some(),
         });
-        let unknown = CertificateError::ApplicationVerificationFailure;
-        if known { Ok(()) } else { Err(unknown.into()) }
+        if known { Ok(()) } else { Err(UnknownKey::error(key, &self.keys)) }
     }
 
     fn check_signature(

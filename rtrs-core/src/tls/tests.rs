@@ -98,6 +98,47 @@ fn certificates_make_both_ends_known() {
     place.authority.issue(place.path(), &odd);
     let text = failure(shake(&place.client(), &place.server()).1);
     assert!(text.contains("no name that can be used"), "{text}");
+    let text = place.client().check_own().unwrap_err().to_string();
+    assert!(text.contains("client-cert.pem: the certificate has no name"), "{text}");
+    place.authority.issue(place.path(), &Wanted::CLIENT);
+    place.client().check_own().unwrap();
+}
+
+#[test]
+fn errors_speak_of_ends_and_files() {
+    let place = Place::new();
+    let names = Wanted { names: &["other.example", "10.0.0.9"], ..Wanted::SERVER };
+    place.authority.issue(place.path(), &names);
+    let text = failure(shake(&place.client(), &place.server()).0);
+    let why = "the peer's certificate is not for 127.0.0.1; it has other.example, 10.0.0.9";
+    assert!(text.contains(why), "{text}");
+    // For the other end.
+    place.authority.issue(place.path(), &Wanted::SERVER);
+    place
+        .authority
+        .issue(place.path(), &Wanted { uses: Wanted::SERVER_ONLY.uses, ..Wanted::CLIENT });
+    let text = failure(shake(&place.client(), &place.server()).1);
+    assert!(text.contains("is not for this use (extended key usage)"), "{text}");
+    // A key and a certificate that were not made together.
+    let key = place.path().join("server-key.pem");
+    write_secret(&key, &fs::read_to_string(place.path().join("client-key.pem")).unwrap());
+    let error = TlsServerConfig::with_certificates(&TlsDir(place.dir.0.clone())).unwrap_err();
+    let text = error.to_string();
+    for part in ["server-key.pem", "does not belong to the certificate", "server-cert.pem"] {
+        assert!(text.contains(part), "{text}");
+    }
+    // Keys at one end and certificates at the other.
+    let [server, client] = [(); 2].map(|()| PrivateKey::generate().unwrap());
+    let place = Place::new();
+    let known = raw(&[("db1", &client)], &server);
+    let ours = TlsClientConfig::with_keys(&client, &[server.public()]).unwrap();
+    for (client, server) in [(&place.client(), &known), (&ours, &place.server())] {
+        let (at_client, at_server) = shake(client, server);
+        for text in [failure(at_client), failure(at_server)] {
+            let is_known = text == "not done" || text.contains("kind of certificate");
+            assert!(is_known, "{text}");
+        }
+    }
 }
 
 #[test]
@@ -169,21 +210,29 @@ fn raw(clients: &[(&str, &PrivateKey)], server: &PrivateKey) -> TlsServerConfig 
 fn raw_keys_make_both_ends_known() {
     let [server, client, other] = [(); 3].map(|()| PrivateKey::generate().unwrap());
     let known = raw(&[("db0", &other), ("db1", &client)], &server);
-    let ours = TlsClientConfig::with_keys(&client, server.public()).unwrap();
+    let ours = TlsClientConfig::with_keys(&client, &[server.public()]).unwrap();
     let (_, at_server) = shake(&ours, &known);
     assert_eq!(at_server.unwrap().session.peer.who, Who::Key("db1".into()));
     // Another server, an unknown client.
-    let pinned = TlsClientConfig::with_keys(&client, other.public()).unwrap();
+    let pinned = TlsClientConfig::with_keys(&client, &[other.public()]).unwrap();
     let text = failure(shake(&pinned, &known).0);
-    assert!(text.contains("the peer's key is not known here"), "{text}");
+    let (got, expected) = (server.public().fingerprint(), other.public().fingerprint());
+    let why = format!("the peer's key is not known here: got {got}, expected {expected}");
+    assert!(text.contains(&why), "{text}");
     let (at_client, at_server) = shake(&ours, &raw(&[("db0", &other)], &server));
     at_client.unwrap();
-    assert!(failure(at_server).contains("the peer's key is not known here"));
+    let why = format!("the peer's key is not known here ({})", client.public().fingerprint());
+    assert!(failure(at_server).contains(&why));
+    // One of several pins is enough, while the server's key is replaced.
+    let pins = [other.public(), server.public()];
+    let both = TlsClientConfig::with_keys(&client, &pins).unwrap();
+    shake(&both, &known).1.unwrap();
     // Certificates and keys do not mix.
     let place = Place::new();
     for (client, server) in [(&place.client(), &known), (&ours, &place.server())] {
         let (at_client, at_server) = shake(client, server);
         let texts = [failure(at_client), failure(at_server)];
+        println!("{texts:?}");
         assert!(texts.iter().all(|text| text != "it succeeded"), "{texts:?}");
     }
 }
@@ -258,7 +307,7 @@ fn what_is_no_handshake_or_too_long_is_refused() {
     let mut plain = server_of(&server);
     let progress = plain.advance(b"MPA ID Req Frame\x10\x02\0\0");
     let Step::Failed(text) = progress.step else { panic!("it goes on") };
-    assert!(text.contains("does not speak it"), "{text}");
+    assert!(text.contains("does not speak TLS at all"), "{text}");
     // A ClientHello of 16 MiB, in records of 16 KiB.
     let mut long = server_of(&server);
     let mut record = vec![22, 3, 3, 0x40, 0];
@@ -426,4 +475,72 @@ fn only_nbd_clients_may_use_tls_1_2() {
     let nbd = TlsServerConfig::for_nbd(&dir).unwrap();
     let refused = agree(place.path(), &nbd).unwrap_err();
     assert!(super::error_text(&refused).contains("is revoked"), "{refused}");
+}
+
+#[test]
+fn a_certificate_for_the_other_end_is_refused_by_its_own_end() {
+    let place = Place::new();
+    let (dir, tls_dir) = (place.path(), TlsDir(place.dir.0.clone()));
+    let copy = |from: &str, to: &str| {
+        for end in ["cert", "key"] {
+            let text = fs::read_to_string(dir.join(format!("{from}-{end}.pem"))).unwrap();
+            write_secret(&dir.join(format!("{to}-{end}.pem")), &text);
+        }
+    };
+    place.server().check_own().unwrap();
+    place.authority.issue(dir, &Wanted::CLIENT_ONLY);
+    place.client();
+    copy("client", "server");
+    let text = place.server().check_own().unwrap_err().to_string();
+    assert!(text.contains("server-cert.pem: the certificate is not for servers"), "{text}");
+    place.authority.issue(dir, &Wanted::SERVER_ONLY);
+    place.server().check_own().unwrap();
+    copy("server", "client");
+    let client = TlsClientConfig::with_certificates(&tls_dir, None).unwrap();
+    let text = client.check_own().unwrap_err().to_string();
+    assert!(text.contains("client-cert.pem: the certificate is not for clients"), "{text}");
+}
+
+#[test]
+fn what_has_changed_is_named() {
+    let place = Place::new();
+    let before = place.server();
+    assert_eq!(place.server().changes_since(&before), [""; 0]);
+    place.authority.revoke(place.path(), &[7]);
+    assert_eq!(place.server().changes_since(&before), ["ca-crl.pem"]);
+    place.authority.issue(place.path(), &Wanted::SERVER);
+    let changes = ["ca-crl.pem", "server-cert.pem", "server-key.pem"];
+    assert_eq!(place.server().changes_since(&before), changes);
+    let [server, one, two] = [(); 3].map(|()| PrivateKey::generate().unwrap());
+    let before = raw(&[("db1", &one)], &server);
+    assert_eq!(raw(&[("db1", &one)], &server).changes_since(&before), [""; 0]);
+    let line = |what: &str, key: &PrivateKey| {
+        format!("clients-file: {what} ({})", key.public().fingerprint())
+    };
+    let after = raw(&[("db2", &one), ("db3", &two)], &server).changes_since(&before);
+    assert_eq!(after[0], line("removed db1", &one), "{after:?}");
+    assert_eq!(after.len(), 3, "{after:?}");
+    assert!(after.contains(&line("added db2", &one)), "{after:?}");
+    assert!(after.contains(&line("added db3", &two)), "{after:?}");
+    let after = raw(&[("db1", &one)], &two).changes_since(&before);
+    assert_eq!(after, ["key-file"]);
+}
+
+#[test]
+fn names_that_access_lists_take_for_something_else_are_refused() {
+    let dir = TestDir::new("names");
+    let (path, key) = (dir.0.join("clients"), PrivateKey::generate().unwrap().public());
+    for (name, why) in [
+        ("anyone", "has a meaning of its own in access lists"),
+        ("Kernel", "has a meaning of its own in access lists"),
+        ("kernel@10.0.0.0/8", "has an @"),
+        ("db1@store", "has an @"),
+        ("key:db1", "begins with what `session list` puts in front"),
+    ] {
+        fs::write(&path, format!("{name} {key}\n")).unwrap();
+        let text = Clients::read(&path).unwrap_err().to_string();
+        assert!(text.contains(why) && text.contains("line 1"), "{text}");
+    }
+    let text = Clients::read(&dir.0.join("none")).unwrap_err().chain();
+    assert!(text.contains("none: No such file or directory"), "{text}");
 }

@@ -139,6 +139,14 @@ impl TlsEndpoint {
         generation
     }
 
+    /// In what a configuration differs from the one of a server that is in use.
+    pub fn changes_to(&self, config: &TlsServerConfig) -> Vec<String> {
+        match &*self.role.read() {
+            Role::Server(before) => config.changes_since(before),
+            Role::Client(_) => Vec::new(),
+        }
+    }
+
     /// Begins the handshake of an accepted connection. None at a client's endpoint.
     pub(crate) fn accept(&self, request_len: RequestLen) -> Option<Handshake> {
         match &*self.role.read() {

@@ -130,7 +130,8 @@ pub enum Command {
     Reload(ReloadArgs),
     /// Make and print the key with which this server proves who it is
     ///
-    /// For tls:// with key-file. No server needs to run.
+    /// For tls:// and rdma:// with --key-file, as ssh-keygen for ssh. Clients need what `show`
+    /// prints, as their server-key. No server needs to run.
     #[command(subcommand)]
     Key(KeyCommand),
 }

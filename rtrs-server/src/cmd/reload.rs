@@ -6,13 +6,15 @@ use rtrs_core::settings::printable;
 use crate::cmd::server::{CHANGE_TIMEOUT, Server, ServerArgs};
 use crate::control_protocol::{Kept, Reloaded, Request};
 use crate::error::{Error, ErrorKind};
+use crate::stats::Revoked;
 
 /// The arguments.
 #[derive(Debug, Clone, Args)]
 pub struct ReloadArgs {
     /// Print what a reload would change, and change nothing
     ///
-    /// Targets are not opened, so one that is locked is found only by the reload.
+    /// Configuration, certificates, keys and clients-file are read and checked. Targets are not
+    /// opened, so one that is locked is found only by the reload.
     #[arg(long)]
     pub dry_run: bool,
 
@@ -38,8 +40,7 @@ pub(super) fn run(args: &ReloadArgs) -> Result<(), Error> {
 
 fn text(done: &Reloaded, dry_run: bool) -> String {
     let would = if dry_run { "would be " } else { "" };
-    let Reloaded { added, removed, changed, kept, failed, restart, unchanged, access_changed } =
-        done;
+    let Reloaded { added, removed, changed, kept, failed, restart, unchanged, .. } = done;
     let mut out = String::new();
     for (what, names) in [("added", added), ("removed", removed), ("changed", changed)] {
         out.extend(names.iter().map(|name| format!("{would}{what} {}\n", printable(name))));
@@ -52,12 +53,67 @@ fn text(done: &Reloaded, dry_run: bool) -> String {
     if !restart.is_empty() {
         out += &format!("needs a restart: {}\n", restart.join(", "));
     }
-    if *access_changed {
+    if done.access_changed {
         out += &format!("{would}changed: the access list of the server\n");
     }
-    let done = added.len() + removed.len() + changed.len();
+    let keys = done.keys_changed.iter();
+    out.extend(keys.map(|what| format!("{would}changed: {}\n", printable(what))));
+    out.extend(done.revoked.iter().map(|one| revoked_text(one, would)));
+    let ended = done.revoked.iter().filter(|one| one.paths_left == 0).count();
+    if ended > 0 {
+        out += &format!("{} {would}ended\n", counted(ended, "session"));
+    }
+    let done = counted(added.len() + removed.len() + changed.len(), "export");
     out + &match dry_run {
-        true => format!("{done} exports would change, {unchanged} are as they should be\n"),
-        false => format!("{done} exports changed, {unchanged} as they were\n"),
+        true => format!("{done} would change, {unchanged} would stay\n"),
+        false => format!("{done} changed, {unchanged} unchanged\n"),
+    }
+}
+
+/// What a session loses.
+fn revoked_text(one: &Revoked, would: &str) -> String {
+    let Revoked { session, identity, paths, paths_left } = one;
+    let (session, identity) = (printable(session), identity.as_deref().map(printable));
+    let who = identity.map(|who| format!(" ({who})")).unwrap_or_default();
+    let paths = match paths_left {
+        0 => counted(*paths, "path"),
+        left => format!("{paths} of {}", counted(paths + left, "path")),
+    };
+    format!("{would}ended: {paths} of session {session}{who}\n")
+}
+
+fn counted(count: usize, what: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {what}{plural}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_says_what_was_revoked() {
+        let revoked = |paths_left| Revoked {
+            session: "db1-vol0".into(),
+            identity: Some("key:db1".into()),
+            paths: 1,
+            paths_left,
+        };
+        let done = Reloaded {
+            changed: vec!["vol0".into()],
+            keys_changed: vec!["clients-file: removed db1 (SHA256:x)".into()],
+            revoked: vec![revoked(0), revoked(2)],
+            ..Reloaded::default()
+        };
+        assert_eq!(
+            text(&done, false),
+            "changed vol0\nchanged: clients-file: removed db1 (SHA256:x)\n\
+             ended: 1 path of session db1-vol0 (key:db1)\n\
+             ended: 1 of 3 paths of session db1-vol0 (key:db1)\n1 session ended\n\
+             1 export changed, 0 unchanged\n"
+        );
+        let text = text(&Reloaded { unchanged: 3, ..done }, true);
+        assert!(text.contains("would be ended: 1 path of session db1-vol0"), "{text}");
+        assert!(text.ends_with("1 session would be ended\n1 export would change, 3 would stay\n"));
     }
 }

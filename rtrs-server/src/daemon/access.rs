@@ -6,14 +6,13 @@
 //! only when its configuration has none.
 
 use std::collections::BTreeMap;
-use std::io::Write;
 
 use crate::access_list::{AccessPolicy, AccessRule, Unlisted};
 use crate::plan::has_keys;
 use crate::settings::{ExportSpec, Settings};
 
 /// The access lists of a server.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct ServerAccess {
     server: Vec<AccessRule>,
     /// By the name of the export.
@@ -83,42 +82,6 @@ impl ServerAccess {
     }
 }
 
-/// What an operator should know of the access lists, one text each.
-pub(crate) fn warnings(set: &Settings) -> Vec<String> {
-    if set.ping_only {
-        return Vec::new();
-    }
-    let mut rules = set.access.iter().chain(set.export.iter().flat_map(|spec| &spec.access));
-    let mut all = Vec::new();
-    if rules.clone().next().is_none() && !has_keys(set) && !set.insecure_open {
-        all.push(
-            "no access list: everyone who reaches the server can read and write all exports; set \
-             access (for example --access anyone@10.0.0.0/24:rw) or use keys (docs/SECURITY.md), \
-             or silence this warning with --insecure-open"
-                .to_owned(),
-        );
-    }
-    if let Some(name) = rules.find_map(AccessRule::name).filter(|_| !has_keys(set)) {
-        all.push(format!(
-            "the access rule for {name:?} lets nobody in: without certificates or keys no client \
-             has a name; set tls-dir or key-file, or name addresses (anyone@NETWORK)"
-        ));
-    }
-    all
-}
-
-/// Warns the operator, in the log and, if the log takes no warnings, on stderr.
-pub(super) fn warn(set: &Settings) {
-    for warning in warnings(set) {
-        if tracing::enabled!(tracing::Level::WARN) {
-            tracing::warn!("{warning}");
-        } else {
-            // Nobody may be there to read it.
-            let _ = writeln!(std::io::stderr(), "warning: {warning}");
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -146,20 +109,5 @@ mod tests {
             ..Settings::default()
         };
         assert!(!ServerAccess::new(&set).policy().is_open());
-    }
-
-    #[test]
-    fn warnings_name_what_is_open_and_what_nobody_is() {
-        let mut set = Settings { export: vec![spec("v=mem:1M")], ..Settings::default() };
-        assert!(warnings(&set)[0].contains("everyone"));
-        set.insecure_open = true;
-        assert_eq!(warnings(&set), [""; 0]);
-        set.insecure_open = false;
-        set.export = vec![spec("v=mem:1M,access=anyone@10.0.0.0/8:rw")];
-        assert_eq!(warnings(&set), [""; 0]);
-        set.access = vec!["db1:rw".parse().unwrap()];
-        assert!(warnings(&set)[0].contains("\"db1\" lets nobody in"));
-        set.ping_only = true;
-        assert_eq!(warnings(&set), [""; 0]);
     }
 }

@@ -27,10 +27,11 @@ use crate::engine::epoch::SyncEpoch;
 use crate::engine::message::{AdminReply, AdminRequest};
 use crate::error::{Error, ErrorKind, failed};
 use crate::export::{Export, ExportIndex, ExportTable};
+use crate::path::PathKey;
 use crate::plan::{check_below, check_export, validate_export};
 use crate::settings::{AccessRule, ExportSpec, Id, Migration, SearchSpec, Settings, Target};
 use crate::state::StateDir;
-use crate::stats::{ExportSnapshot, ExportState};
+use crate::stats::{ExportSnapshot, ExportState, Revoked};
 
 /// What saving an epoch may take when an export is flushed for the last time.
 const SAVE_MAX: Duration = Duration::from_secs(2);
@@ -71,7 +72,7 @@ impl Opener {
             size = geometry.size,
             block_size = geometry.logical_block,
             read_only = geometry.read_only,
-            id = id.map_or_else(|| "-".to_owned(), |id| id.to_string()),
+            export_id = id.map_or_else(|| "-".to_owned(), |id| id.to_string()),
             "exported"
         );
         let mut epoch = match &spec.target {
@@ -253,7 +254,8 @@ impl Exports {
     /// All exports.
     pub(crate) fn list(&self) -> Result<ExportList, String> {
         let access = self.access();
-        let open_to_everyone = self.table.access().is_open();
+        let policy = self.table.access();
+        let (open_to_everyone, open_to_named) = (policy.is_open(), policy.is_open_to_named());
         self.control.ask(AdminRequest::Exports, |answer| match answer {
             AdminReply::Exports(mut exports) => {
                 let entries = self.entries.lock();
@@ -267,7 +269,12 @@ impl Exports {
                     }
                 }
                 exports.sort_by(|a, b| a.name.cmp(&b.name));
-                Some(ExportList { exports, access: access.clone(), open_to_everyone })
+                Some(ExportList {
+                    exports,
+                    access: access.clone(),
+                    open_to_everyone,
+                    open_to_named,
+                })
             }
             _ => None,
         })
@@ -362,9 +369,14 @@ impl Exports {
     /// Replaces all access lists at once by those of the configuration. An export that a command
     /// has added keeps its own; one that left the configuration has none from now on.
     pub(super) fn configure_access(&self, set: &Settings) {
-        let others = self.entries().into_iter().filter(|(_, entry)| !entry.configured);
-        let others = others.map(|(name, entry)| (name, entry.spec.access)).collect();
+        let others = self.others();
         self.change_access(|access| access.configure(set, others));
+    }
+
+    /// The access lists of exports that commands have added.
+    fn others(&self) -> BTreeMap<String, Vec<AccessRule>> {
+        let others = self.entries().into_iter().filter(|(_, entry)| !entry.configured);
+        others.map(|(name, entry)| (name, entry.spec.access)).collect()
     }
 
     /// From now on clients are known by these certificates or keys; those that are connected, from
@@ -378,20 +390,65 @@ impl Exports {
     }
 
     /// Ends the paths that may no longer do what their sessions do, and those of clients that are
-    /// not known any more.
-    pub(super) fn check_access(&self) -> Result<(), String> {
-        self.control.ask(AdminRequest::CheckAccess, done)?;
-        let Some(keys) = self.keys.lock().clone() else { return Ok(()) };
+    /// not known any more. Returns what sessions lose.
+    pub(super) fn check_access(&self) -> Result<Vec<Revoked>, String> {
+        let mut revoked = self.control.ask(AdminRequest::CheckAccess, lost)?;
+        let Some(keys) = self.keys.lock().clone() else { return Ok(revoked) };
+        let unknown = self.unknown_to(&keys)?;
+        if !unknown.is_empty() {
+            let more = self.control.ask(AdminRequest::EndUnknown(unknown), lost)?;
+            // One may lose a path by either.
+            for one in more {
+                let same = |known: &&mut Revoked| {
+                    (&known.session, &known.identity) == (&one.session, &one.identity)
+                };
+                match revoked.iter_mut().find(same) {
+                    Some(known) => {
+                        known.paths += one.paths;
+                        known.paths_left = one.paths_left;
+                    }
+                    None => revoked.push(one),
+                }
+            }
+        }
+        for Revoked { session, identity, paths, paths_left } in &revoked {
+            let identity = identity.as_deref().unwrap_or("anonymous");
+            tracing::info!(
+                %session, identity, paths, paths_left,
+                "a session loses paths: access lists, certificates or keys have changed"
+            );
+        }
+        Ok(revoked)
+    }
+
+    /// What sessions would lose by the access lists of these settings, and these certificates or
+    /// keys.
+    pub(super) fn preview_access(
+        &self,
+        set: Option<&Settings>,
+        keys: Option<&TlsServerConfig>,
+    ) -> Result<Vec<Revoked>, String> {
+        let policy = match set {
+            Some(set) => {
+                let others = self.others();
+                let mut access = self.access.lock().clone();
+                access.configure(set, others);
+                access.policy()
+            }
+            None => self.access.lock().policy(),
+        };
+        let unknown = keys.map(|keys| self.unknown_to(keys)).transpose()?.unwrap_or_default();
+        self.control.ask(AdminRequest::WouldEnd { policy, unknown }, lost)
+    }
+
+    /// The paths of clients that these certificates or keys do not know.
+    fn unknown_to(&self, keys: &TlsServerConfig) -> Result<Vec<PathKey>, String> {
         let mut clients = self.control.ask(AdminRequest::Identities, |answer| match answer {
             AdminReply::Identities(clients) => Some(clients),
             _ => None,
         })?;
         clients.retain(|(_, identity)| !keys.still_knows(identity));
-        let unknown: Vec<_> = clients.into_iter().map(|(path, _)| path).collect();
-        if unknown.is_empty() {
-            return Ok(());
-        }
-        self.control.ask(AdminRequest::EndUnknown(unknown), done)
+        Ok(clients.into_iter().map(|(path, _)| path).collect())
     }
 
     /// Removes an export, and waits so long until it is released.
@@ -569,7 +626,7 @@ impl Exports {
             return Ok(());
         }
         self.change_access(|access| access.set(spec));
-        self.check_access()
+        self.check_access().map(drop)
     }
 }
 
@@ -585,6 +642,14 @@ pub(super) fn wait_saved(epoch: &SyncEpoch, rises: u32) -> bool {
         std::thread::sleep(Duration::from_millis(1));
     }
     true
+}
+
+/// The answer to a request that takes paths from sessions.
+fn lost(answer: AdminReply) -> Option<Vec<Revoked>> {
+    match answer {
+        AdminReply::Revoked(revoked) => Some(revoked),
+        _ => None,
+    }
 }
 
 /// The answer to a request that is only done.

@@ -27,9 +27,10 @@ mod reload;
 mod search;
 mod serve;
 mod sizes;
+mod warnings;
 
-pub(crate) use access::warnings;
 pub(crate) use check::{Running, check_start};
 pub use driver::ServerShard;
 pub use reload::Reread;
 pub use serve::{serve, serve_over};
+pub(crate) use warnings::warnings;

@@ -15,8 +15,8 @@ use rtrs_core::tls::{TlsEndpoint, TlsServerConfig};
 
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::control_protocol::{Kept, Reloaded};
-use crate::daemon::access;
 use crate::daemon::exports::{Entry, Exports, RELEASE_MAX, check};
+use crate::daemon::warnings::{warn, warnings};
 use crate::error::Error;
 use crate::plan::{Plan, check_below, load_tls};
 use crate::settings::{ExportSpec, Settings, Target};
@@ -28,8 +28,11 @@ pub type Reread = Box<dyn Fn() -> Result<Plan, Error> + Send + Sync>;
 /// Settings that a reload applies.
 const APPLIED: [&str; 4] = ["access", "export", "exports-dir", "insecure-open"];
 
-/// Settings whose exports are to be applied yet, what was done so far, and the exports before.
-type Left = (Settings, Reloaded, BTreeMap<String, Entry>);
+/// Settings whose exports are to be applied yet, and the exports before.
+type Left = (Settings, BTreeMap<String, Entry>);
+
+/// What was read: settings, certificates or keys, and what is different.
+type Read = (Option<Settings>, Option<TlsServerConfig>, Reloaded);
 
 /// What a reload compares with.
 pub(super) struct Reload {
@@ -68,13 +71,15 @@ impl Reload {
         let done = self.apply(exports);
         let result = if done.is_ok() { AuditResult::Ok } else { AuditResult::Refused };
         let reason = done.as_ref().err().cloned();
+        let reason = reason.or_else(|| done.as_ref().ok().and_then(|done| summary(done)));
         self.audit.record(|| AuditEvent { reason, ..AuditEvent::new(AuditKind::Reload, result) });
         done
     }
 
     fn apply(&self, exports: &Exports) -> Result<Reloaded, String> {
-        let Some((set, mut done, before)) = self.apply_access(exports)? else {
-            return Ok(Reloaded { unchanged: exports.entries().len(), ..Reloaded::default() });
+        let (left, mut done) = self.apply_access(exports)?;
+        let Some((set, before)) = left else {
+            return Ok(Reloaded { unchanged: exports.entries().len(), ..done });
         };
         let _turn = exports.begin()?;
         apply(exports, (set.export, &before), &mut done)?;
@@ -95,34 +100,49 @@ impl Reload {
         Ok(done)
     }
 
-    /// Reads all again, and applies who may do what. Returns what is left to do, and the exports as
-    /// they were; None for a server that has only certificates or keys to read again.
-    fn apply_access(&self, exports: &Exports) -> Result<Option<Left>, String> {
+    /// Reads all again, and applies who may do what. Returns what was done, and what is left to do:
+    /// nothing for a server that has only certificates or keys to read again.
+    fn apply_access(&self, exports: &Exports) -> Result<(Option<Left>, Reloaded), String> {
         let _reading = self.reading.lock();
-        let renewed = self.read_tls()?;
-        let wanted = match (&self.reread, &renewed) {
-            (None, Some(_)) => None,
-            _ => Some(self.wanted(exports)?),
-        };
+        let (wanted, renewed, mut done) = self.read(exports)?;
         let before = exports.entries();
         if let (Some(endpoint), Some(config)) = (&self.tls, renewed) {
             exports.replace_keys(endpoint, config);
-            tracing::info!("certificates or keys read again");
+            let changed = done.keys_changed.join(", ");
+            tracing::info!(changed, "certificates or keys read again");
         }
-        if let Some((set, _)) = &wanted {
+        if let Some(set) = &wanted {
             exports.configure_access(set);
-            access::warn(set);
         }
-        exports.check_access()?;
-        Ok(wanted.map(|(set, done)| (set, done, before)))
+        warn(warnings(wanted.as_ref().unwrap_or(&self.running)));
+        done.revoked = exports.check_access()?;
+        Ok((wanted.map(|set| (set, before)), done))
     }
 
     /// Says what that would do. Targets are looked at, and not opened.
     fn preview(&self, exports: &Exports) -> Result<Reloaded, String> {
+        let (wanted, renewed, mut done) = self.read(exports)?;
+        done.revoked = exports.preview_access(wanted.as_ref(), renewed.as_ref())?;
+        let Some(set) = wanted else {
+            return Ok(Reloaded { unchanged: exports.entries().len(), ..done });
+        };
         let _turn = exports.begin()?;
-        let (wanted, mut done) = self.wanted(exports)?;
-        preview(exports, wanted.export, &mut done)?;
+        preview(exports, set.export, &mut done)?;
         Ok(done)
+    }
+
+    /// Reads all that is to be read, and notes what is different: the settings, unless there are
+    /// only certificates or keys to read; and these, if there are any.
+    fn read(&self, exports: &Exports) -> Result<Read, String> {
+        let renewed = self.read_tls()?;
+        let (wanted, mut done) = match (&self.reread, &renewed) {
+            (None, Some(_)) => (None, Reloaded::default()),
+            _ => self.wanted(exports).map(|(set, done)| (Some(set), done))?,
+        };
+        if let (Some(endpoint), Some(config)) = (&self.tls, &renewed) {
+            done.keys_changed = endpoint.changes_to(config);
+        }
+        Ok((wanted, renewed, done))
     }
 
     /// What the configuration says now, with what needs a restart.
@@ -159,6 +179,18 @@ impl Changes {
     pub(super) fn preview(&self) -> Result<Reloaded, String> {
         self.reload.preview(&self.exports)
     }
+}
+
+/// What the audit log says of a reload: who lost what. None if nobody did.
+fn summary(done: &Reloaded) -> Option<String> {
+    let changes = done.keys_changed.iter().cloned();
+    let changes = changes.chain(done.access_changed.then(|| "access list of the server".into()));
+    let mut parts: Vec<String> = changes.collect();
+    if !done.revoked.is_empty() {
+        let sessions = done.revoked.iter().map(|one| one.session.as_str()).collect::<Vec<_>>();
+        parts.push(format!("sessions that lost paths: {}", sessions.join(", ")));
+    }
+    (!parts.is_empty()).then(|| parts.join("; "))
 }
 
 /// The settings that differ and that only a restart applies.

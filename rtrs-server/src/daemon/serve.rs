@@ -23,7 +23,7 @@ use rtrs_core::rt::{
 };
 
 use crate::audit::AuditSink;
-use crate::daemon::access::{self, ServerAccess};
+use crate::daemon::access::ServerAccess;
 use crate::daemon::audit;
 use crate::daemon::authenticate::Proofs;
 use crate::daemon::control_shard::ControlShard;
@@ -38,6 +38,7 @@ use crate::daemon::privileges::RunAs;
 use crate::daemon::reload::{Changes, Reload, Reread};
 use crate::daemon::search::{SearchPath, Searcher};
 use crate::daemon::sizes;
+use crate::daemon::warnings::{warn, warnings};
 use crate::engine::ServerEngine;
 use crate::engine::finder::Finder;
 use crate::engine::message::{ControlMessage, Message, ShardMessage};
@@ -84,6 +85,8 @@ fn run_server(
     user.iter().try_for_each(|user| user.prepare(set))?;
     let _log = log_to_stderr(&set.log, set.log_format)
         .map_err(failed(ErrorKind::System, "cannot start the log's thread"))?;
+    // As root, who can read all files.
+    let warnings = warnings(set);
     open_files::prepare(set, set.shards.count());
     let specs = if set.ping_only { &[][..] } else { &set.export };
     let sources = Sources::system();
@@ -162,7 +165,7 @@ fn run_server(
         Ok(((portals, control, metrics), forwarding)) => {
             setup.release();
             log_start(&setup.params, &portals);
-            access::warn(set);
+            warn(warnings);
             announce(&portals);
             (Ok(()), control, Some((forwarding, metrics)))
         }

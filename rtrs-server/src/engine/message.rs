@@ -13,13 +13,14 @@ use rtrs_core::ids::{ConnIndex, CoreIndex, PermitId, ProviderIndex, SessionId};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::{Challenge, Fence, Name, OpenRsp, OpenRspTail, errno};
 
+use crate::access_list::AccessPolicy;
 use crate::engine::authenticator::ProofDone;
 use crate::engine::device_table::DeviceId;
 use crate::engine::finder::{OpenMode, Search};
 pub use crate::engine::reply_to::ReplyTo;
 use crate::export::{Export, ExportIndex};
 use crate::path::{PathEnd, PathKey, PathShared};
-use crate::stats::{ExportSnapshot, MemorySnapshot, SessionSnapshot, ShardReport};
+use crate::stats::{ExportSnapshot, MemorySnapshot, Revoked, SessionSnapshot, ShardReport};
 
 impl ReplyTo {
     /// Answers. Nothing happens if the path is gone meanwhile.
@@ -304,6 +305,13 @@ pub enum AdminRequest {
     Identities,
     /// End these paths, whose clients are not to be taken any more.
     EndUnknown(Vec<PathKey>),
+    /// Which paths would end with these access lists, and if these clients were unknown.
+    WouldEnd {
+        /// The access lists.
+        policy: AccessPolicy,
+        /// The paths of the clients.
+        unknown: Vec<PathKey>,
+    },
     /// Which exports there are, and who has them open.
     Exports,
     /// Let nobody open an export any more.
@@ -350,6 +358,8 @@ pub enum AdminReply {
     },
     /// The exports.
     Exports(Vec<ExportSnapshot>),
+    /// The sessions that lose paths.
+    Revoked(Vec<Revoked>),
     /// The clients that have proved who they are, by path.
     Identities(Vec<(PathKey, PeerIdentity)>),
     /// An export is removed, or is being removed.

@@ -18,7 +18,7 @@ fn configs() -> &'static (TlsClientConfig, TlsServerConfig) {
         let key = |seed| PrivateKey::from_seed([seed; 32]).expect("a key");
         let mut clients = Clients::default();
         clients.add("db1", key(1).public());
-        let client = TlsClientConfig::with_keys(&key(1), key(2).public()).expect("a key");
+        let client = TlsClientConfig::with_keys(&key(1), &[key(2).public()]).expect("a key");
         (client, TlsServerConfig::with_keys(&key(2), clients).expect("a key"))
     })
 }

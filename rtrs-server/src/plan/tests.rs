@@ -269,3 +269,13 @@ fn rdma_that_is_not_there_is_refused_with_what_is_missing() {
     assert!(text.starts_with("cannot listen on rdma://10.0.0.1:1234: "), "{text}");
     assert!(["modprobe", "rdma link add"].iter().any(|remedy| text.contains(remedy)), "{text}");
 }
+
+#[test]
+fn paths_to_certificates_and_keys_are_made_absolute() {
+    let here = std::env::current_dir().unwrap();
+    let set = plan("{key-file: k, clients-file: /c, exports-dir: e}").unwrap().settings;
+    assert_eq!(set.key_file, Some(here.join("k")));
+    assert_eq!(set.clients_file, Some("/c".into()));
+    assert_eq!(set.exports_dir, Some(here.join("e")));
+    assert_eq!(plan("tls-dir: t").unwrap().settings.tls_dir, Some(here.join("t")));
+}

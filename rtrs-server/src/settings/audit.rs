@@ -27,7 +27,7 @@ impl FromStr for AuditLog {
             _ => Err(ValueError::new(
                 "audit log",
                 text,
-                "is no absolute path",
+                "is not an absolute path",
                 "write the path of a file, as in /var/log/rtrs/audit.log, or journald",
             )),
         }

@@ -30,7 +30,7 @@ impl FromStr for UserSpec {
         };
         if unusable(name) || group.is_some_and(unusable) {
             let hint = "use NAME or NAME:GROUP, for example rtrs";
-            return Err(ValueError::new("user", text, "is no user", hint));
+            return Err(ValueError::new("user", text, "is not a user", hint));
         }
         Ok(Self { name: name.to_owned(), group: group.map(str::to_owned) })
     }
@@ -63,7 +63,7 @@ mod tests {
         }
         for text in ["", ":", "rtrs:", ":disk", "a b", "a:b:c", "a\0"] {
             let error = text.parse::<UserSpec>().unwrap_err().to_string();
-            assert!(error.contains("is no user; use NAME or NAME:GROUP"), "{error}");
+            assert!(error.contains("is not a user; use NAME or NAME:GROUP"), "{error}");
         }
     }
 }

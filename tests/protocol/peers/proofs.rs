@@ -40,7 +40,7 @@ impl Keys {
     }
 
     pub(crate) fn config(&self) -> TlsClientConfig {
-        TlsClientConfig::with_keys(&self.client, self.server.public()).expect("keys")
+        TlsClientConfig::with_keys(&self.client, &[self.server.public()]).expect("keys")
     }
 }
 

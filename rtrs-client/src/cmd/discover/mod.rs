@@ -28,7 +28,7 @@ const AT_ONCE: usize = 8;
 /// The arguments.
 #[derive(Debug, Args)]
 pub struct DiscoverArgs {
-    /// Servers, for example tcp://host:1234 or rdma://10.0.0.1@10.0.0.2
+    /// Servers, for example tcp://host:1234, tls://host or rdma://10.0.0.1@10.0.0.2
     #[arg(value_name = "PATH", required = true)]
     pub targets: Vec<LinkTarget>,
 

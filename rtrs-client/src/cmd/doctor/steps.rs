@@ -418,6 +418,12 @@ fn ping(
     Ok(None)
 }
 
+/// What to do about EACCES.
+const NOT_LISTED: &str = "no access list of the server names this client: ask its operator for the \
+                          rule NAME:rw (NAME as in this client's certificate or in clients-file), \
+                          or anyone@ADDRESS:rw with this client's address (access); the server's \
+                          log shows both";
+
 /// Requests the first connection of a session and leaves before there is a session.
 fn handshake(
     (portal, timeout): (&Portal, Duration),
@@ -463,6 +469,7 @@ fn handshake(
             rtrs_core::wire::errno::EOPNOTSUPP => {
                 "start rtrs-server without --ping-only; over RDMA, see its --always-invalidate"
             }
+            rtrs_core::wire::errno::EACCES => NOT_LISTED,
             rtrs_core::wire::errno::ENOMEM => "the server lacks memory or sessions: see its log",
             _ => "see the server's log",
         };

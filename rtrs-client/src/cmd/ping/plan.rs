@@ -32,7 +32,7 @@ pub enum Mode {
 /// The arguments.
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
 pub struct PingArgs {
-    /// The server, for example rdma://10.0.0.1@10.0.0.2, tcp://host:1234 or ip:10.0.0.2.
+    /// The server, for example tls://host, rdma://10.0.0.1@10.0.0.2, tcp://host:1234 or ip:10.0.0.2
     #[arg(value_name = "PATH")]
     pub target: LinkTarget,
 

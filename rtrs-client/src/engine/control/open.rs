@@ -325,12 +325,13 @@ fn refusal(last: Option<&OpenDevice>, device: &OpenDevice) -> Option<String> {
 fn open_hint(errno: u16, asked: AccessMode) -> &'static str {
     match errno {
         13 if asked == AccessMode::ReadOnly => {
-            ": the server may not open it, or it leads out of its search path (its log says which)"
+            ": no access list lets this client open it, the server itself may not open it, or it \
+             leads out of its search path (the server's log says which)"
         }
         2 => ": the server has no export of that name (rtrs-client discover lists them)",
         1 => ": another session has it open for writing (end that session, or use --access ro)",
         13 => ": the export is read-only (use --access ro)",
-        15 => ": that is no block device, and a kernel's server exports nothing else",
+        15 => ": that is not a block device, and a kernel's server exports nothing else",
         16 => ": it is in use",
         22 => ": the server takes no such name",
         30 => ": the export is read-only (use --access ro)",

@@ -388,7 +388,7 @@ fn a_refused_open_fails_the_session_with_words() {
     for (errno, name, word) in [
         (2, "ENOENT", ": the server has no export of that name (rtrs-client discover lists them)"),
         (1, "EPERM", "--access ro"),
-        (15, "ENOTBLK", ": that is no block device"),
+        (15, "ENOTBLK", ": that is not a block device"),
         (16, "EBUSY", ": it is in use"),
         (22, "EINVAL", ": the server takes no such name"),
         (5, "EIO", ""),

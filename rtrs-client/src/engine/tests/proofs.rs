@@ -21,7 +21,7 @@ impl Nonces for Zeroes {
 
 fn prover() -> Prover {
     let key = |seed| PrivateKey::from_seed([seed; 32]).unwrap();
-    let config = TlsClientConfig::with_keys(&key(1), key(2).public()).unwrap();
+    let config = TlsClientConfig::with_keys(&key(1), &[key(2).public()]).unwrap();
     Prover::new(config, Arc::new(Zeroes))
 }
 

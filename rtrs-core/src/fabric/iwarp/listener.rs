@@ -19,6 +19,7 @@ use super::secure::{GREETING_BUFFER, Greeting};
 use super::stream::{Env, token};
 use super::tls::seal_once;
 use crate::fabric::{ConnRequest, FabricError, FabricEvent, PrivateData};
+use crate::log_limit::LogLimit;
 use crate::mem::Pool;
 use crate::proto::quota::{Quota, Source};
 use crate::rt::{Completed, Fd, Op, OpId, Port};
@@ -74,6 +75,8 @@ pub(super) struct Listeners {
     pub(super) quota: Quota<u64>,
     /// Closed for others, since start.
     crowded_out: u64,
+    /// Lines about peers that demand markers.
+    markers: LogLimit,
     /// Peers whose handshakes were refused, until that is asked for.
     pub(super) refused: VecDeque<(SocketAddr, String)>,
     /// Canceled; their buffers come back with their operations.
@@ -365,7 +368,10 @@ impl Listeners {
         let request = IwarpRequest { fd, frame, session };
         if frame.markers {
             // RFC 5044 section 7.1.1: an end that cannot insert markers refuses the connection.
-            tracing::info!(peer = %half.peer, "refused: the peer demands markers");
+            if let Some(left_out) = self.markers.admit(env.now) {
+                let peer = half.peer;
+                tracing::info!(%peer, left_out, "refused: the peer demands markers");
+            }
             request.refuse(&PrivateData::EMPTY);
             return;
         }

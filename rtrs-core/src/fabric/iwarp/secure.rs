@@ -8,7 +8,7 @@
 //! closing at once could destroy the alert on its way.
 
 use std::io;
-use std::net::Shutdown;
+use std::net::{Shutdown, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -117,7 +117,7 @@ impl Listeners {
                 let token = token::of(id, token::HALF_OPEN);
                 let wanted = env.tls.and_then(|tls| tls.submit(token, handshake, received));
                 let Some(_wanted) = wanted else {
-                    tracing::info!(peer = %half.peer, "closed: too many TLS handshakes wait");
+                    self.note_refused(half.peer, "too many TLS handshakes wait".into());
                     self.drop_half(id, &half);
                     return;
                 };
@@ -145,16 +145,21 @@ impl Listeners {
             Step::More => Then::Receive(handshake),
             Step::Done(ended) => Then::Report(ended),
             Step::Failed(why) => {
-                tracing::info!(peer = %half.peer, %why, "TLS refused");
-                if self.refused.len() < REFUSED_MAX {
-                    self.refused.push_back((half.peer, why));
-                }
+                self.note_refused(half.peer, why);
                 Then::Refuse
             }
         };
         let (output, sent) = (progress.output, 0);
         half.greeting = Some(Greeting::Sending { output, sent, then: Box::new(then) });
         self.send_greeting(env, id, half);
+    }
+
+    /// Notes a peer whose handshake was refused. Who asks for it logs it, within limits.
+    fn note_refused(&mut self, peer: SocketAddr, why: String) {
+        tracing::debug!(%peer, why, "TLS refused");
+        if self.refused.len() < REFUSED_MAX {
+            self.refused.push_back((peer, why));
+        }
     }
 
     /// Sends the next part of an answer, or does what follows it.

@@ -231,7 +231,7 @@ impl TlsStream {
         if head[0] != u8::from(ContentType::ApplicationData) {
             return Err(match head[0] {
                 20..=22 => fault(AlertDescription::UnexpectedMessage, "a record in clear text"),
-                _ => fault(AlertDescription::DecodeError, "bytes that are no TLS record"),
+                _ => fault(AlertDescription::DecodeError, "bytes that are not a TLS record"),
             });
         }
         if body > BODY_MAX {

@@ -59,7 +59,7 @@ fn address(text: &str) -> Result<(IpAddr, Option<&str>), Problem> {
     let Some(bare) = has_prefix(text, "ip:").then(|| &text[3..]) else {
         return Err((format!("has {text:?} without ip: in front"), FORM.into()));
     };
-    let wrong = || (format!("has {bare:?}, which is no IP address"), FORM.into());
+    let wrong = || (format!("has {bare:?}, which is not an IP address"), FORM.into());
     let (bare, zone) = match bare.split_once('%') {
         Some((bare, zone)) if is_name(zone) => (bare, Some(zone)),
         Some(_) => return Err(wrong()),
@@ -102,18 +102,18 @@ mod tests {
         for (text, part) in [
             ("gid:fe80::1", "names an InfiniBand GID, which is not supported; write the address"),
             ("ip:10.0.0.1@gid:fe80::1", "names an InfiniBand GID"),
-            ("ip:", "has \"\", which is no IP address; write ip:10.0.0.1@ip:10.0.0.2, or rdma://"),
-            ("ip:host", "has \"host\", which is no IP address"),
-            ("ip:10.0.0.2:1235", "has \"10.0.0.2:1235\", which is no IP address; write"),
-            ("ip:[fd00::1]", "which is no IP address"),
-            ("ip:10.0.0.1%eth0", "which is no IP address"),
-            ("ip:fe80::1%", "which is no IP address"),
+            ("ip:", "which is not an IP address; write ip:10.0.0.1@ip:10.0.0.2, or rdma://"),
+            ("ip:host", "has \"host\", which is not an IP address"),
+            ("ip:10.0.0.2:1235", "has \"10.0.0.2:1235\", which is not an IP address; write"),
+            ("ip:[fd00::1]", "which is not an IP address"),
+            ("ip:10.0.0.1%eth0", "which is not an IP address"),
+            ("ip:fe80::1%", "which is not an IP address"),
             ("ip:10.0.0.1@10.0.0.2", "has \"10.0.0.2\" without ip: in front"),
             ("ip:10.0.0.1@", "has \"\" without ip: in front"),
             ("ip:fe80::1%eth0@ip:fe80::2", "has the zone \"eth0\" in its source"),
             ("ip:0.0.0.0@ip:10.0.0.2", "has the unspecified address as source"),
             ("ip:10.0.0.1@ip:fd00::2", "goes from IPv4 to IPv6; use addresses of one family"),
-            ("ip:10.0.0.1,ip:10.0.0.2,ip:10.0.0.3", "which is no IP address"),
+            ("ip:10.0.0.1,ip:10.0.0.2,ip:10.0.0.3", "which is not an IP address"),
         ] {
             let error = text.parse::<Portal>().unwrap_err().to_string();
             assert!(error.starts_with(&format!("portal {text:?} ")), "{error}");

@@ -21,7 +21,7 @@ fn key(seed: u8) -> PrivateKey {
 fn by_keys() -> (TlsClientConfig, TlsServerConfig) {
     let mut clients = Clients::default();
     clients.add("db1", key(1).public());
-    let client = TlsClientConfig::with_keys(&key(1), key(2).public()).unwrap();
+    let client = TlsClientConfig::with_keys(&key(1), &[key(2).public()]).unwrap();
     (client, TlsServerConfig::with_keys(&key(2), clients).unwrap())
 }
 
@@ -124,7 +124,7 @@ fn a_reflected_proof_is_none() {
     let mut clients = Clients::default();
     clients.add("mirror", key(2).public());
     let server = TlsServerConfig::with_keys(&key(2), clients).unwrap();
-    let client = TlsClientConfig::with_keys(&key(2), key(2).public()).unwrap();
+    let client = TlsClientConfig::with_keys(&key(2), &[key(2).public()]).unwrap();
     let challenge = client.challenge([7; 32]);
     let (answer, exchange) = server.prove(facts(), &challenge, [8; 32]).unwrap();
     let error = server.check(&exchange, &answer.proof.encode()).unwrap_err();
@@ -138,10 +138,10 @@ fn a_reflected_proof_is_none() {
 fn who_is_not_known_proves_nothing() {
     let (client, server) = by_keys();
     let ends = (facts(), facts());
-    let stranger = TlsClientConfig::with_keys(&key(9), key(2).public()).unwrap();
+    let stranger = TlsClientConfig::with_keys(&key(9), &[key(2).public()]).unwrap();
     let error = exchange((&stranger, &server), ends).unwrap_err();
     assert!(error.contains("key is not known here"), "{error}");
-    let pins_another = TlsClientConfig::with_keys(&key(1), key(9).public()).unwrap();
+    let pins_another = TlsClientConfig::with_keys(&key(1), &[key(9).public()]).unwrap();
     let error = exchange((&pins_another, &server), ends).unwrap_err();
     assert!(error.contains("key is not known here"), "{error}");
     // A known key that somebody else shows.
@@ -199,7 +199,7 @@ fn credentials_are_bound() {
     clients.add("db1", key(1).public());
     clients.add("db2", key(3).public());
     let both = TlsServerConfig::with_keys(&key(2), clients).unwrap();
-    let db2 = TlsClientConfig::with_keys(&key(3), key(2).public()).unwrap();
+    let db2 = TlsClientConfig::with_keys(&key(3), &[key(2).public()]).unwrap();
     let challenge = client.challenge([7; 32]);
     let (answer, exchange) = both.prove(facts(), &challenge, [8; 32]).unwrap();
     let announced_as_db2 = Challenge { credential: db2.own.hash(), ..challenge };

@@ -47,10 +47,11 @@ fn text(list: &ExportList) -> String {
         head + &access
     });
     let access = match (list.open_to_everyone, &list.access[..]) {
-        (true, _) => {
-            "access: everyone may open all exports, for there is no access list\n".to_owned()
+        (true, _) => "access: everyone, because there is no access list\n".to_owned(),
+        (false, []) if list.open_to_named => {
+            "access: every client that proves who it is, because there is no access list\n".to_owned()
         }
-        (false, []) => String::new(),
+        (false, []) => "access of exports without a list of their own: nobody\n".to_owned(),
         (false, own) => format!("access of exports without a list of their own: {}\n", rules(own)),
     };
     head + &lines.collect::<String>() + &access

@@ -18,7 +18,6 @@ use super::permission::{check_connect, check_session};
 use super::refusal::Refusal;
 use super::registry::Session;
 use super::unproved;
-use crate::audit::AuditKind;
 use crate::engine::ctx::Ctx;
 use crate::engine::message::ShardMessage;
 use crate::path::{PathEnd, PathKey, PathShared, PeerFault};
@@ -187,7 +186,10 @@ impl Control {
             return self.end_path(key, &PathEnd::Peer(PeerFault::NameTaken(name)), ctx);
         }
         let client = shared.client();
-        if !unproved && check_session(&self.exports, client, id, &self.registry).is_err() {
+        if !unproved
+            && check_session((&self.exports.access(), &self.exports), client, id, &self.registry)
+                .is_err()
+        {
             return self.end_path(key, &PathEnd::NotAllowed, ctx);
         }
         if let Err(error) = self.connector.make_chunks(&shared, &mut self.registry) {
@@ -213,13 +215,11 @@ impl Control {
         if shared.identity().cipher.is_some() {
             self.log.proved(shared);
         }
-        let known = shared.session.has_opened();
-        if known || self.log.admit(ctx.now, peer, "up").is_some() {
+        let who = shared.session.name_of_client();
+        let client = Opener { name: Some(name), session: id, peer, who };
+        if self.log.connected(ctx.now, &client, shared.session.has_opened()) {
             let session = SessionTag::of(id);
             tracing::info!(path = %key, transport, %peer, %session, %name, "a path is up");
-            let who = shared.session.name_of_client();
-            let client = Opener { name: Some(name), session: id, peer, who };
-            self.log.happened(AuditKind::Connect, &client, None);
         }
         let Some(session) = self.registry.session_mut(id) else { return };
         session.set_name(name);

@@ -23,14 +23,22 @@ use crate::export::ExportTable;
 use crate::path::{PathEnd, PathShared};
 use crate::stats::Access;
 
-/// What is told apart: who it is about, and what; of an open of a known export also that.
-type Kind = (IpAddr, &'static str, Option<Name>);
+/// What is told apart: who it is about, what, and details of it that a client cannot make up.
+type Kind = (IpAddr, &'static str, String);
+
+/// Most kinds that are held back; as many as are limited at a time.
+const HELD_MAX: usize = 64;
+/// Longest detail in bytes.
+const DETAIL_MAX: usize = 96;
 
 /// Limits the lines about clients.
 #[derive(Debug, Default)]
 pub(super) struct ClientLog {
     limits: LogLimits<Kind>,
     audit: AuditSink,
+    /// The first event of each kind that was left out since the last line. With the last of these
+    /// lines it stands for all, unless another event does that.
+    held: Vec<(Kind, AuditEvent)>,
 }
 
 /// A client that asks for an export, as far as it is known.
@@ -143,7 +151,70 @@ impl ClientLog {
         peer: SocketAddr,
         what: &'static str,
     ) -> Option<u64> {
-        self.limits.admit(now, (peer.ip(), what, None))
+        self.limits.admit(now, (peer.ip(), what, String::new()))
+    }
+
+    /// The same for a line that the audit log has too: records the event, or holds it back.
+    fn admit_event(
+        &mut self,
+        now: Instant,
+        kind: Kind,
+        event: impl FnOnce() -> AuditEvent,
+    ) -> Option<u64> {
+        let admitted = self.limits.admit(now, kind.clone());
+        let at = self.held.iter().position(|(held, _)| *held == kind);
+        match (admitted, at) {
+            (Some(left_out), at) => {
+                at.map(|at| self.held.swap_remove(at));
+                self.audit.record(|| AuditEvent { left_out, ..event() });
+            }
+            (None, None) => {
+                if self.held.len() >= HELD_MAX {
+                    self.held.remove(0);
+                }
+                self.held.push((kind, event()));
+            }
+            (None, Some(_)) => {}
+        }
+        admitted
+    }
+
+    /// Logs how often happened again what was left out, when no more of it comes. True if anything
+    /// was.
+    pub(super) fn close(&mut self, now: Instant) -> bool {
+        let mut any = false;
+        while let Some((kind, count)) = self.limits.overdue(now) {
+            any = true;
+            let at = self.held.iter().position(|(held, _)| *held == kind);
+            let Some((_, event)) = at.map(|at| self.held.swap_remove(at)) else { continue };
+            // It is one of them itself.
+            let left_out = count - 1;
+            let reason = event.reason.as_deref().unwrap_or("connected");
+            let (client, identity) = (kind.0, event.identity.as_deref().unwrap_or("-"));
+            tracing::info!(
+                %client, identity, reason, left_out,
+                "it happened again, and these lines were left out"
+            );
+            self.audit.record(|| AuditEvent { left_out, ..event });
+        }
+        any
+    }
+
+    /// When to call [`Self::close`] next.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.limits.deadline()
+    }
+
+    /// A path of a client is up. The client of a session that has opened nothing yet may do that
+    /// any number of times, unless it has a name. True if it is to be logged.
+    pub(super) fn connected(&mut self, now: Instant, client: &Opener, is_known: bool) -> bool {
+        if is_known || client.who.name().is_some() {
+            self.happened(AuditKind::Connect, client, None);
+            return true;
+        }
+        let kind = (client.peer.ip(), "up", String::new());
+        let event = || client.event(AuditKind::Connect, AuditResult::Ok);
+        self.admit_event(now, kind, event).is_some()
     }
 
     /// A connection is refused.
@@ -153,15 +224,20 @@ impl ClientLog {
         (peer, who): (SocketAddr, &Who),
         refusal: &Refusal,
     ) {
-        let Some(left_out) = self.admit(now, peer, refusal.reason()) else { return };
-        let errno = refusal.errno();
-        self.audit.record(|| AuditEvent {
+        let detail = match refusal {
+            // Of who has proved it, or of an address.
+            Refusal::NotAllowed(why) | Refusal::Nameless(why) => detail(why),
+            _ => String::new(),
+        };
+        let kind = (peer.ip(), refusal.reason(), detail);
+        let event = || AuditEvent {
             identity: who.name().map(str::to_owned),
             address: Some(peer),
             reason: Some(refusal.to_string()),
-            left_out,
             ..AuditEvent::new(AuditKind::Connect, AuditResult::Refused)
-        });
+        };
+        let Some(left_out) = self.admit_event(now, kind, event) else { return };
+        let errno = refusal.errno();
         if refusal.is_ours() {
             tracing::warn!(%peer, %refusal, errno, left_out, "refused a connection");
         } else {
@@ -171,13 +247,16 @@ impl ClientLog {
 
     /// A client has not proved who it is.
     pub(super) fn not_proved(&mut self, now: Instant, peer: SocketAddr, refusal: &Refusal) {
-        let Some(left_out) = self.admit(now, peer, refusal.reason()) else { return };
-        self.audit.record(|| AuditEvent {
+        let why = refusal.to_string();
+        // What follows may be what the peer has sent: its key, or names.
+        let known = why.split(['(', ':', ';', '"']).next().unwrap_or_default();
+        let kind = (peer.ip(), refusal.reason(), detail(known));
+        let event = || AuditEvent {
             address: Some(peer),
-            reason: Some(refusal.to_string()),
-            left_out,
+            reason: Some(why.clone()),
             ..AuditEvent::new(AuditKind::Authenticate, AuditResult::Refused)
-        });
+        };
+        let Some(left_out) = self.admit_event(now, kind, event) else { return };
         tracing::info!(%peer, %refusal, left_out, "a client has not proved who it is");
     }
 
@@ -196,21 +275,25 @@ impl ClientLog {
     }
 
     /// A client has opened an export.
-    pub(super) fn opened(&self, client: &Opener, asked: Asked, identity: Option<ExportId>) {
+    pub(super) fn opened(&self, client: &Opener, asked: Asked, id: Option<ExportId>) {
         let Asked { export, access, .. } = asked;
         self.audit.record(|| AuditEvent {
             export: Some(export.to_string()),
             mode: Some(access.into()),
             ..client.event(AuditKind::Open, AuditResult::Ok)
         });
-        let Opener { name, session, peer, .. } = *client;
-        let session = SessionTag::of(session);
-        let (client, identity) = (shown(name), shown(identity));
+        let Opener { name, session, peer, who: identity } = client;
+        let session = SessionTag::of(*session);
+        let (client, export_id) = (shown(*name), shown(id));
         if access == AccessMode::Migration {
             // Two clients may write now.
-            tracing::warn!(%export, %client, %peer, %session, %identity, ?access, "opened");
+            tracing::warn!(
+                %export, %client, %peer, %session, %identity, %export_id, ?access, "opened"
+            );
         } else {
-            tracing::info!(%export, %client, %peer, %session, %identity, ?access, "opened");
+            tracing::info!(
+                %export, %client, %peer, %session, %identity, %export_id, ?access, "opened"
+            );
         }
     }
 
@@ -225,9 +308,6 @@ impl ClientLog {
         let Opener { name, session, peer, .. } = *client;
         let Asked { export, access, .. } = asked;
         let what = errno_name(errno);
-        // A client can ask for any number of names that are none.
-        let told_apart = asked.known.then_some(export);
-        let Some(left_out) = self.limits.admit(now, (peer.ip(), what, told_apart)) else { return };
         let reason = match errno {
             _ if why.is_some() => why.unwrap_or_default(),
             errno::EPERM => "another session has it open for writing",
@@ -239,19 +319,31 @@ impl ClientLog {
             errno::ENOMEM => "too many exports are open",
             _ => "see the lines before",
         };
-        self.audit.record(|| AuditEvent {
+        // A client can ask for any number of names that are none.
+        let told_apart = asked.known.then(|| detail(&format!("{reason}: {export}")));
+        let kind = (peer.ip(), what, told_apart.unwrap_or_default());
+        let event = || AuditEvent {
             export: Some(export.to_string()),
             mode: Some(access.into()),
             reason: Some(format!("{what}: {reason}")),
-            left_out,
             ..client.event(AuditKind::Open, AuditResult::Refused)
-        });
+        };
+        let Some(left_out) = self.admit_event(now, kind, event) else { return };
         let (client, session) = (shown(name), SessionTag::of(session));
         tracing::info!(
             %export, %client, %peer, %session, ?access, errno = what, reason, left_out,
             "refused an open"
         );
     }
+}
+
+/// A detail of a kind, cut where it is too long.
+fn detail(text: &str) -> String {
+    let mut end = text.len().min(DETAIL_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text[..end].to_owned()
 }
 
 fn shown<T: ToString>(value: Option<T>) -> String {

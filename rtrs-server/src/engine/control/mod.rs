@@ -64,7 +64,7 @@ use self::fence::{Fencing, fence};
 use self::known::{KnownPeers, know};
 use self::open::Opens;
 use self::path::Path;
-use self::permission::{check_open, identities, to_end};
+use self::permission::{check_open, identities, revoked, to_end};
 use self::registry::{Registry, Session};
 use crate::audit::{AuditKind, AuditSink};
 use crate::engine::authenticator::Authenticator;
@@ -388,10 +388,16 @@ impl Control {
             }
             AdminRequest::Evict { session } => self.evicted.evict(&session, &self.registry),
             AdminRequest::Identities => return reply.send(identities(&self.registry)),
-            AdminRequest::CheckAccess | AdminRequest::EndUnknown(_) => {
+            AdminRequest::CheckAccess
+            | AdminRequest::EndUnknown(_)
+            | AdminRequest::WouldEnd { .. } => {
+                let looks_only = matches!(request, AdminRequest::WouldEnd { .. });
                 let (keys, why) = to_end(request, &self.exports, &self.registry);
-                keys.iter().for_each(|key| self.end_path(*key, &why, ctx));
-                return reply.send(AdminReply::Done);
+                let lost = revoked(&keys, &self.registry);
+                if !looks_only {
+                    keys.iter().for_each(|key| self.end_path(*key, &why, ctx));
+                }
+                return reply.send(AdminReply::Revoked(lost));
             }
             AdminRequest::Exports => {
                 return reply.send(exports::list(&self.exports, &self.opens, &self.registry));
@@ -586,6 +592,7 @@ impl Control {
                 end.into_iter().for_each(|(key, end)| self.end_path(key, &end, ctx));
             }
         }
+        busy |= self.log.close(ctx.now);
         if self.next.is_none_or(|next| ctx.now < next) {
             return busy;
         }
@@ -622,6 +629,6 @@ impl Control {
 
     /// When to be polled even if nothing happens.
     pub fn deadline(&self) -> Option<Instant> {
-        self.next
+        earliest(self.next, self.log.deadline())
     }
 }

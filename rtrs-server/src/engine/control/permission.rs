@@ -5,9 +5,11 @@
 //! matter over which path a request comes. Holds nothing: the lists are in the [`ExportTable`],
 //! since the operator's thread replaces them.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use rtrs_core::fabric::{PeerIdentity, Who};
+use rtrs_core::identity::SessionTag;
 use rtrs_core::ids::SessionId;
 use rtrs_core::settings::printable;
 use rtrs_core::wire::{AccessMode, Name};
@@ -20,6 +22,7 @@ use crate::engine::message::{AdminReply, AdminRequest};
 use crate::export::ExportTable;
 use crate::path::state::PathState;
 use crate::path::{PathEnd, PathKey};
+use crate::stats::Revoked;
 
 /// Whether who comes from this address may connect: alone, or to a session of the same client that
 /// may have exports open. `proves`: it will prove who it is, and [`check_proof`] decides then.
@@ -41,7 +44,7 @@ pub(super) fn check_connect(
     if session.flatten().is_some_and(|who| *who != identity.who) {
         return Err(other());
     }
-    check_session(exports, client, id, registry)
+    check_session((&exports.access(), exports), client, id, registry)
 }
 
 /// Whether who has proved that on a path may have it.
@@ -56,7 +59,7 @@ pub(super) fn check_proof(
     if who.is_some_and(|who| *who != identity.who) {
         return Err(Refusal::Identity(identity.who.clone()));
     }
-    check_session(exports, client, id, registry)
+    check_session((&exports.access(), exports), client, id, registry)
 }
 
 /// Whether any list names a client, and it is known by the certificates or keys of now.
@@ -77,12 +80,11 @@ fn check_client(
 
 /// Whether a client may do what a session does.
 pub(super) fn check_session(
-    exports: &ExportTable,
+    (policy, exports): (&AccessPolicy, &ExportTable),
     client: Client<'_>,
     id: SessionId,
     registry: &Registry,
 ) -> Result<(), Refusal> {
-    let policy = exports.access();
     let Some(session) = registry.session(id).filter(|_| !policy.is_open()) else { return Ok(()) };
     // What it has closed, or what was removed, ends by itself.
     let devices = &session.shared().devices;
@@ -140,16 +142,51 @@ pub(super) fn to_end(
     exports: &ExportTable,
     registry: &Registry,
 ) -> (Vec<PathKey>, PathEnd) {
-    if let AdminRequest::EndUnknown(keys) = request {
-        return (keys, PathEnd::Unknown);
+    match request {
+        AdminRequest::EndUnknown(mut keys) => {
+            keys.retain(|key| registry.path(*key).is_some_and(|path| !path.state().is_ending()));
+            (keys, PathEnd::Unknown)
+        }
+        AdminRequest::WouldEnd { policy, unknown } => {
+            let mut keys = denied(&policy, exports, registry);
+            keys.extend(unknown);
+            keys.sort_unstable();
+            keys.dedup();
+            (keys, PathEnd::NotAllowed)
+        }
+        _ => (denied(&exports.access(), exports, registry), PathEnd::NotAllowed),
     }
-    let denied = |path: &&Path| {
+}
+
+/// The paths that these access lists do not let do what their sessions do.
+fn denied(policy: &AccessPolicy, exports: &ExportTable, registry: &Registry) -> Vec<PathKey> {
+    let is_denied = |path: &&Path| {
         let client = path.shared().client();
-        !exports.access().may_connect(client)
-            || check_session(exports, client, path.shared().session.id, registry).is_err()
+        let id = path.shared().session.id;
+        !policy.may_connect(client)
+            || check_session((policy, exports), client, id, registry).is_err()
     };
-    let known = registry.paths().filter(|path| !path.is_unproved());
-    (known.filter(denied).map(Path::key).collect(), PathEnd::NotAllowed)
+    let live = registry.paths().filter(|path| !path.is_unproved() && !path.state().is_ending());
+    live.filter(is_denied).map(Path::key).collect()
+}
+
+/// The sessions that lose these paths.
+pub(super) fn revoked(keys: &[PathKey], registry: &Registry) -> Vec<Revoked> {
+    let paths = keys.iter().filter_map(|key| registry.path(*key)).map(Path::shared);
+    let mut lost: BTreeMap<SessionId, usize> = BTreeMap::new();
+    paths.for_each(|path| *lost.entry(path.session.id).or_default() += 1);
+    let shown = lost.into_iter().filter_map(|(id, paths)| {
+        let session = registry.session(id)?;
+        let name = session.name().map(|name| name.to_string());
+        let live = registry.paths_of(id).filter(|path| !path.state().is_ending()).count();
+        Some(Revoked {
+            session: name.unwrap_or_else(|| SessionTag::of(id).to_string()),
+            identity: session.shared().who().map(ToString::to_string),
+            paths,
+            paths_left: live.saturating_sub(paths),
+        })
+    });
+    shown.collect()
 }
 
 /// Who the clients are that have proved it, by path.

@@ -221,3 +221,47 @@ fn what_clients_do_is_recorded() {
     assert_eq!(events[1].session.as_ref().map(String::len), Some(12));
     assert!(events[1..].iter().all(|event| event.session == events[1].session));
 }
+
+#[test]
+fn what_repeats_is_counted_apart_and_the_count_is_recorded_in_the_end() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let events = Arc::new(Mutex::new(Vec::<AuditEvent>::new()));
+    let kept = Arc::clone(&events);
+    fixture.control().set_audit(AuditSink::new(move |event| kept.lock().push(event)));
+    set(&fixture, &[], &[anyone(0, "ro")]);
+    let mut peer = Peer::up(&mut fixture, from(0), "sess");
+    for _ in 0..4 {
+        assert_eq!(peer.open_device(&mut fixture, "vol", RW).unwrap_err(), errno::EACCES);
+    }
+    // The same errno, for another export.
+    assert_eq!(peer.open_device(&mut fixture, "other", RO).unwrap_err(), errno::EACCES);
+    let opens = |events: &[AuditEvent]| -> Vec<(String, u64)> {
+        let opens = events.iter().filter(|event| event.event == AuditKind::Open);
+        let shown = |event: &AuditEvent| (event.export.clone().unwrap_or_default(), event.left_out);
+        opens.map(shown).collect()
+    };
+    assert_eq!(opens(&events.lock()), [("vol".to_owned(), 0), ("other".to_owned(), 0)]);
+    // No more comes, and what was left out is said: one line stands for three.
+    fixture.pass(std::time::Duration::from_secs(5));
+    let all = opens(&events.lock());
+    assert_eq!(all[2..], [("vol".to_owned(), 2)], "{all:?}");
+    fixture.pass(std::time::Duration::from_secs(60));
+    assert_eq!(opens(&events.lock()).len(), 3);
+}
+
+#[test]
+fn paths_of_nobody_in_particular_are_counted_and_those_of_names_recorded() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let events = Arc::new(Mutex::new(Vec::<AuditEvent>::new()));
+    let kept = Arc::clone(&events);
+    fixture.control().set_audit(AuditSink::new(move |event| kept.lock().push(event)));
+    for session in 1..=3 {
+        let options = PeerOptions { session, path: session, ..from(0) };
+        let _ = Peer::up(&mut fixture, options, "sess");
+    }
+    fixture.pass(std::time::Duration::from_secs(5));
+    let events = events.lock();
+    let connects: Vec<_> = events.iter().filter(|e| e.event == AuditKind::Connect).collect();
+    assert_eq!(connects.len(), 2, "{connects:?}");
+    assert_eq!((connects[0].left_out, connects[1].left_out), (0, 1));
+}

@@ -33,7 +33,7 @@ pub(super) fn server_config(clients: &[u8]) -> TlsServerConfig {
 }
 
 pub(super) fn client_config(n: u8) -> TlsClientConfig {
-    TlsClientConfig::with_keys(&key(n), key(100).public()).unwrap()
+    TlsClientConfig::with_keys(&key(n), &[key(100).public()]).unwrap()
 }
 
 #[derive(Debug)]

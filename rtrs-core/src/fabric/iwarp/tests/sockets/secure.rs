@@ -264,7 +264,7 @@ fn records_that_are_wrong_end_the_connection() {
         (&long[..], "a record that is too long", "RecordOverflow"),
         (&damaged, "a record that cannot be decrypted", "BadRecordMac"),
         (&[22, 3, 3, 0, 1, 0], "a record in clear text", "UnexpectedMessage"),
-        (b"MPA ID", "bytes that are no TLS record", "DecodeError"),
+        (b"MPA ID", "bytes that are not a TLS record", "DecodeError"),
     ] {
         let place = Place::new();
         let mut server = place.server(IwarpOptions::default());

@@ -1,0 +1,229 @@
+//! What an end looks at in its own files: whether its certificate can be used at all, when it
+//! expires, and in what two sets of files differ.
+//!
+//! A certificate that every peer would refuse is refused here, as qemu does, with the file's name:
+//! one that has expired or is not valid yet, or one that is for the other end (extended key usage).
+//! Whether its CA is in `ca-cert.pem` is not looked at: each end may have a CA of its own.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustls::pki_types::{CertificateDer, UnixTime};
+use sha2::{Digest, Sha256};
+use webpki::{EndEntityCert, KeyUsage};
+
+use super::config::{TlsClientConfig, TlsConfigError as Error, TlsServerConfig};
+use super::files::Files;
+use super::keys::{Clients, PublicKey};
+use super::names::name_of;
+
+/// A certificate that expires so soon is warned of, in days.
+pub const EXPIRES_SOON_DAYS: u64 = 14;
+const DAY: u64 = 24 * 3600;
+
+/// For what a certificate is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Server,
+    Client,
+}
+
+/// The files that a configuration was made from.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sources {
+    /// The certificate, with its file.
+    certificate: Option<(CertificateDer<'static>, PathBuf)>,
+    /// The names of the files, and the hashes of what they have.
+    files: Vec<(&'static str, [u8; 32])>,
+    /// The own key, if there are no certificates.
+    key: Option<PublicKey>,
+}
+
+impl Sources {
+    pub(super) fn certificates(files: &Files) -> Self {
+        let certificate = files.chain.first().cloned();
+        let hash = |parts: &mut dyn Iterator<Item = &[u8]>| -> [u8; 32] {
+            let mut hash = Sha256::new();
+            parts.for_each(|part| hash.update(part));
+            hash.finalize().into()
+        };
+        Self {
+            certificate: certificate.map(|certificate| (certificate, files.chain_path.clone())),
+            files: vec![
+                ("ca-cert.pem", hash(&mut files.ca.iter().map(AsRef::as_ref))),
+                ("ca-crl.pem", hash(&mut files.crl.iter().map(AsRef::as_ref))),
+                ("server-cert.pem", hash(&mut files.chain.iter().map(AsRef::as_ref))),
+                ("server-key.pem", hash(&mut std::iter::once(files.key.secret_der()))),
+            ],
+            key: None,
+        }
+    }
+
+    pub(super) fn raw_key(key: PublicKey) -> Self {
+        Self { key: Some(key), ..Self::default() }
+    }
+}
+
+impl TlsServerConfig {
+    /// Refuses a certificate that no client would take now. Returns a warning if it expires soon.
+    ///
+    /// # Errors
+    /// [`Error`] that names the file.
+    pub fn check_own(&self) -> Result<Option<String>, Error> {
+        let Some((certificate, path)) = &self.sources.certificate else { return Ok(None) };
+        check_purpose(certificate, path, End::Server)?;
+        check_dates(certificate, path, UnixTime::now())
+    }
+
+    /// False if no client can have this name: it has no key here.
+    #[must_use]
+    pub fn may_know(&self, name: &str) -> bool {
+        self.clients.as_ref().is_none_or(|clients| clients.has_name(name))
+    }
+
+    /// True if clients are known by their keys, and there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.clients.as_ref().is_some_and(|clients| clients.is_empty())
+    }
+
+    /// In what these keys or certificates differ from those before, one text each.
+    #[must_use]
+    pub fn changes_since(&self, before: &Self) -> Vec<String> {
+        let (now, then) = (&self.sources, &before.sources);
+        let pairs = now.files.iter().zip(&then.files);
+        let changed = pairs.filter(|(now, then)| now != then);
+        let mut changes: Vec<String> = changed.map(|(now, _)| now.0.to_owned()).collect();
+        if now.key != then.key {
+            changes.push("key-file".to_owned());
+        }
+        if let (Some(now), Some(then)) = (&self.clients, &before.clients) {
+            changes.extend(now.changes_since(then));
+        }
+        changes
+    }
+}
+
+impl TlsClientConfig {
+    /// Refuses a certificate that no server would take for a client's, whenever.
+    ///
+    /// # Errors
+    /// [`Error`] that names the file.
+    pub fn check_own(&self) -> Result<(), Error> {
+        let Some((certificate, path)) = &self.sources.certificate else { return Ok(()) };
+        check_purpose(certificate, path, End::Client)?;
+        if name_of(certificate).is_none() {
+            let why = "the certificate has no name that can be used; give it a DNS name, a URI or \
+                       a common name";
+            return Err(Error::Content { path: path.clone(), why: why.into() });
+        }
+        Ok(())
+    }
+}
+
+impl Clients {
+    fn changes_since(&self, before: &Self) -> Vec<String> {
+        let line = |what: &str, name: &str, key: &PublicKey| {
+            format!("clients-file: {what} {name} ({})", key.fingerprint())
+        };
+        let missing = |from: &Self, what: &str, other: &Self| -> Vec<String> {
+            let all = from.entries();
+            let lacks = all.filter(|(key, name)| other.name(key).as_ref() != Some(name));
+            lacks.map(|(key, name)| line(what, name, key)).collect()
+        };
+        let mut changes = missing(before, "removed", self);
+        changes.extend(missing(self, "added", before));
+        changes
+    }
+}
+
+/// Refuses a certificate that is for the other end only.
+pub(super) fn check_purpose(
+    certificate: &CertificateDer<'_>,
+    path: &Path,
+    end: End,
+) -> Result<(), Error> {
+    let (peers, usage, certtool) = match end {
+        End::Server => ("servers", "serverAuth", "tls_www_server"),
+        End::Client => ("clients", "clientAuth", "tls_www_client"),
+    };
+    match verified(certificate, end, UnixTime::now()) {
+        Some(webpki::Error::RequiredEkuNotFoundContext(_)) => Err(Error::Content {
+            path: path.into(),
+            why: format!(
+                "the certificate is not for {peers} (extended key usage); make one with {usage} \
+                 (certtool: {certtool})"
+            ),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a certificate that has expired or is not valid yet. Returns a warning if it expires
+/// soon.
+fn check_dates(
+    certificate: &CertificateDer<'_>,
+    path: &Path,
+    now: UnixTime,
+) -> Result<Option<String>, Error> {
+    let refuse = |why: String| Err(Error::Content { path: path.into(), why });
+    let soon = Duration::from_secs(now.as_secs().saturating_add(EXPIRES_SOON_DAYS * DAY));
+    let at = |time| verified(certificate, End::Server, time);
+    match (at(now), at(UnixTime::since_unix_epoch(soon))) {
+        (Some(webpki::Error::CertExpired { not_after, .. }), _) => {
+            refuse(format!("the certificate expired on {}; renew it", date(not_after)))
+        }
+        (Some(webpki::Error::CertNotValidYet { not_before, .. }), _) => refuse(format!(
+            "the certificate is not valid before {}, and today is {}; check the clock of this host",
+            date(not_before),
+            date(now)
+        )),
+        (_, Some(webpki::Error::CertExpired { not_after, .. })) => Ok(Some(format!(
+            "the certificate {} expires on {}; renew it before that",
+            path.display(),
+            date(not_after)
+        ))),
+        _ => Ok(None),
+    }
+}
+
+/// What is wrong with a certificate, whoever has issued it.
+fn verified(certificate: &CertificateDer<'_>, end: End, at: UnixTime) -> Option<webpki::Error> {
+    let usage = match end {
+        End::Server => KeyUsage::server_auth(),
+        End::Client => KeyUsage::client_auth(),
+    };
+    let parsed = EndEntityCert::try_from(certificate).ok()?;
+    // What does not depend on the issuer is looked at first. Without any issuer, it ends there.
+    parsed.verify_for_usage(&[], &[], &[], at, usage, None, None).err()
+}
+
+/// A day in UTC, YYYY-MM-DD. Years begin in March here, so that a leap day is the last.
+fn date(at: UnixTime) -> String {
+    let days = at.as_secs() / DAY + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let (day, next) = (day - (153 * month + 2) / 5 + 1, u64::from(month >= 10));
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    format!("{:04}-{month:02}-{day:02}", era * 400 + year + next)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn days_have_dates() {
+        for (seconds, text) in [
+            (0, "1970-01-01"),
+            (951_782_400, "2000-02-29"),
+            (1_767_225_599, "2025-12-31"),
+            (1_767_225_600, "2026-01-01"),
+        ] {
+            let at = UnixTime::since_unix_epoch(Duration::from_secs(seconds));
+            assert_eq!(date(at), text);
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! What an operator should know of settings that work, but may not do what was meant.
+//!
+//! [`warnings`] looks at settings and files and changes nothing. `--check` prints the warnings, a
+//! start and a reload log them.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use rtrs_core::local::why_denied_to;
+use rtrs_core::rt::Account;
+use rtrs_core::settings::{Auto, Portal, Scheme};
+use rtrs_core::tls::TlsServerConfig;
+
+use crate::access_list::AccessRule;
+use crate::plan::{has_keys, load_tls};
+use crate::settings::{AuditLog, Settings};
+
+/// What an operator should know, one text each.
+pub(crate) fn warnings(set: &Settings) -> Vec<String> {
+    // What is wrong with the files is an error of its own.
+    let tls = load_tls(set).ok().flatten();
+    let expiry = tls.as_ref().and_then(|tls| tls.check_own().ok().flatten());
+    let mut all: Vec<String> = expiry.into_iter().collect();
+    all.extend(user_warnings(set));
+    if set.ping_only {
+        return all;
+    }
+    let mut rules = set.access.iter().chain(set.export.iter().flat_map(|spec| &spec.access));
+    if rules.clone().next().is_none() && !has_keys(set) && !set.insecure_open {
+        all.push(
+            "no access list: everyone who reaches the server can read and write all exports; set \
+             access (for example --access anyone@10.0.0.0/24:rw) or use keys (docs/SECURITY.md), \
+             or silence this warning with --insecure-open"
+                .to_owned(),
+        );
+    }
+    let known = |name: &str| tls.as_ref().is_none_or(|tls| tls.may_know(name));
+    let named: Vec<&str> = rules.clone().filter_map(AccessRule::name).collect();
+    let unknown: Vec<&str> = named.into_iter().filter(|name| !known(name)).collect();
+    if let (Some(name), false) = (rules.find_map(AccessRule::name), has_keys(set)) {
+        all.push(format!(
+            "the access rule for {name:?} lets nobody in: without certificates or keys no client \
+             has a name; set tls-dir or key-file, or name addresses (anyone@NETWORK)"
+        ));
+    } else if !unknown.is_empty() {
+        let names: Vec<String> = unknown.iter().map(|name| format!("{name:?}")).collect();
+        all.push(format!(
+            "access rules name {}, and clients-file has no such client: they let nobody in",
+            names.join(", ")
+        ));
+    }
+    if let (Some(file), Some(true)) =
+        (&set.clients_file, tls.as_ref().map(TlsServerConfig::is_empty))
+    {
+        all.push(format!(
+            "{} (clients-file) is empty: no client has a name; add a line NAME ed25519:BASE64 for \
+             each, with what `rtrs-client key show` prints",
+            file.display()
+        ));
+    }
+    if has_keys(set) && !proves(&set.listen) {
+        all.push(
+            "certificates or keys are set, and all portals are tcp://, where no client can prove \
+             who it is; add --listen tls://0.0.0.0:1234"
+                .to_owned(),
+        );
+    }
+    all
+}
+
+/// Whether clients can prove who they are at any of these portals.
+fn proves(listen: &[Auto<Portal>]) -> bool {
+    listen.iter().any(|portal| match portal {
+        Auto::Is(portal) => portal.scheme() != Scheme::Tcp,
+        // With certificates or keys it is tls://.
+        Auto::Auto => true,
+    })
+}
+
+/// What the user that the server goes on as will not be let do.
+fn user_warnings(set: &Settings) -> Vec<String> {
+    let Some(user) = &set.user else { return Vec::new() };
+    // A user that does not exist is an error of its own.
+    let Ok(account) = Account::find(&user.name, user.group.as_deref()) else { return Vec::new() };
+    let name = &account.name;
+    let denied = tls_files(set).into_iter().filter_map(|file| {
+        let why = why_denied_to(&account, &file, false)?;
+        Some(format!("a reload will fail: {why}; run chown {name} {}", file.display()))
+    });
+    let mut all: Vec<String> = denied.collect();
+    if let Some(AuditLog::File(path)) = &set.audit_log
+        && let Some(dir) = path.parent()
+        && let Some(why) = why_denied_to(&account, dir, true)
+    {
+        all.push(format!(
+            "the audit log cannot be replaced when it is full: {why}; give it a directory that \
+             belongs to {name}"
+        ));
+    }
+    all
+}
+
+/// The files that a reload reads, with certificates or keys.
+fn tls_files(set: &Settings) -> Vec<PathBuf> {
+    let in_dir = |dir: &Path| {
+        let names = ["ca-cert.pem", "ca-crl.pem", "server-cert.pem", "server-key.pem"];
+        names.map(|name| dir.join(name)).into_iter().filter(|file| file.exists())
+    };
+    let dir = set.tls_dir.iter().flat_map(|dir| in_dir(dir));
+    dir.chain(set.key_file.clone()).chain(set.clients_file.clone()).collect()
+}
+
+/// Warns the operator, in the log and, if the log takes no warnings, on stderr.
+pub(super) fn warn(warnings: Vec<String>) {
+    for warning in warnings {
+        if tracing::enabled!(tracing::Level::WARN) {
+            tracing::warn!("{warning}");
+        } else {
+            // Nobody may be there to read it.
+            let _ = writeln!(std::io::stderr(), "warning: {warning}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rtrs_core::tests::certificates::{TestDir, Wanted, certificates, write_secret};
+    use rtrs_core::tls::PrivateKey;
+
+    use super::*;
+    use crate::settings::ExportSpec;
+
+    fn spec(text: &str) -> ExportSpec {
+        text.parse().unwrap()
+    }
+
+    fn has(warnings: &[String], part: &str) -> bool {
+        warnings.iter().any(|warning| warning.contains(part))
+    }
+
+    #[test]
+    fn warnings_name_what_is_open_and_what_nobody_is() {
+        let mut set = Settings { export: vec![spec("v=mem:1M")], ..Settings::default() };
+        assert!(warnings(&set)[0].contains("everyone"));
+        set.insecure_open = true;
+        assert_eq!(warnings(&set), [""; 0]);
+        set.insecure_open = false;
+        set.export = vec![spec("v=mem:1M,access=anyone@10.0.0.0/8:rw")];
+        assert_eq!(warnings(&set), [""; 0]);
+        set.access = vec!["db1:rw".parse().unwrap()];
+        assert!(warnings(&set)[0].contains("\"db1\" lets nobody in"));
+        set.ping_only = true;
+        assert_eq!(warnings(&set), [""; 0]);
+    }
+
+    #[test]
+    fn names_that_no_key_has_are_told() {
+        let dir = TestDir::new("warnings");
+        let at = |name: &str| Some(dir.0.join(name));
+        PrivateKey::generate().unwrap().write_new(&dir.0.join("key")).unwrap();
+        let client = PrivateKey::generate().unwrap().public();
+        let mut set = Settings {
+            export: vec![spec("v=mem:1M,access=db1:rw,access=db9:ro")],
+            key_file: at("key"),
+            clients_file: at("clients"),
+            listen: vec!["tls://127.0.0.1:0".parse().unwrap()],
+            ..Settings::default()
+        };
+        std::fs::write(dir.0.join("clients"), format!("db1 {client}\n")).unwrap();
+        let told = warnings(&set);
+        assert!(told.len() == 1 && told[0].contains("access rules name \"db9\","), "{told:?}");
+        set.listen = vec!["tcp://127.0.0.1:0".parse().unwrap()];
+        assert!(has(&warnings(&set), "all portals are tcp://"));
+        set.listen.push("rdma://127.0.0.1:0".parse().unwrap());
+        assert!(!has(&warnings(&set), "all portals are tcp://"));
+        std::fs::write(dir.0.join("clients"), "# nobody yet\n").unwrap();
+        assert!(has(&warnings(&set), "clients (clients-file) is empty"));
+    }
+
+    #[test]
+    fn a_certificate_that_expires_soon_is_told_and_one_that_is_over_refused() {
+        let dir = TestDir::new("expiry");
+        let authority = certificates(&dir.0);
+        let set = Settings {
+            tls_dir: Some(dir.0.clone()),
+            export: vec![spec("v=mem:1M,access=any-name:rw")],
+            listen: vec!["tls://127.0.0.1:0".parse().unwrap()],
+            ..Settings::default()
+        };
+        assert_eq!(warnings(&set), [""; 0]);
+        authority.issue(&dir.0, &Wanted { days: Some(13), ..Wanted::SERVER });
+        assert!(has(&warnings(&set), "server-cert.pem expires on "), "{:?}", warnings(&set));
+        authority.issue(&dir.0, &Wanted { days: Some(16), ..Wanted::SERVER });
+        assert_eq!(warnings(&set), [""; 0]);
+        for (wanted, why) in [
+            (Wanted { years: (2020, 2021), ..Wanted::SERVER }, "expired on 2021-01-01; renew it"),
+            (Wanted { years: (2119, 2120), ..Wanted::SERVER }, "not valid before 2119-01-01"),
+        ] {
+            authority.issue(&dir.0, &wanted);
+            let text = load_tls(&set).unwrap_err().chain().to_string();
+            assert!(text.contains("server-cert.pem") && text.contains(why), "{text}");
+        }
+        authority.issue(&dir.0, &Wanted::CLIENT_ONLY);
+        for end in ["cert", "key"] {
+            let text = std::fs::read_to_string(dir.0.join(format!("client-{end}.pem"))).unwrap();
+            write_secret(&dir.0.join(format!("server-{end}.pem")), &text);
+        }
+        let text = load_tls(&set).unwrap_err().chain().to_string();
+        assert!(text.contains("is not for servers (extended key usage)"), "{text}");
+    }
+
+    #[test]
+    fn files_that_the_user_cannot_read_are_told() {
+        let dir = TestDir::new("user");
+        certificates(&dir.0);
+        let Ok(other) = Account::find("nobody", None) else { return };
+        let set = Settings {
+            tls_dir: Some(dir.0.clone()),
+            user: Some("nobody".parse().unwrap()),
+            insecure_open: true,
+            audit_log: Some(AuditLog::File(dir.0.join("audit.log"))),
+            ..Settings::default()
+        };
+        let key = dir.0.join("server-key.pem");
+        let told = warnings(&set);
+        let why = format!("user nobody ({}) may not read {}", other.uid, key.display());
+        assert!(has(&told, &format!("a reload will fail: {why}")), "{told:?}");
+        assert!(has(&told, &format!("run chown nobody {}", key.display())), "{told:?}");
+        assert!(has(&told, "the audit log cannot be replaced when it is full"), "{told:?}");
+    }
+}
