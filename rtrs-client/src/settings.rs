@@ -167,8 +167,8 @@ rtrs_core::settings! {
         socket: Option<PathBuf> = "",
         /// Permissions of the unix socket, in octal, for example 660
         ///
-        /// Who may write to the socket can connect. By default this is only its user, unless the
-        /// umask says otherwise. Needs socket.
+        /// Anyone who may write to the socket can connect. By default this is only its user, unless
+        /// the umask says otherwise. Needs socket.
         socket_mode: Option<SocketMode> = "777 without the umask",
         /// Owner of the unix socket: USER, USER:GROUP or :GROUP
         ///

@@ -61,6 +61,10 @@ fn clients_do_what_the_lists_allow_and_are_told_why_not() {
     let _ = refused.code(1).says("may not open 'vol1'");
     let (_, refused) = from("127.0.1.1", &server, "vol0").try_start();
     let _ = refused.code(1).says("EACCES").says("access lists do not let this client in");
+    let doctor = ["doctor", &format!("tcp://127.0.1.1@{}", server.address())];
+    let told = run(bin("rtrs-client"), &doctor, COMMAND_TIME_MAX).code(1);
+    assert!(told.stdout.contains("EACCES"), "{}", told.stdout);
+    assert!(told.stdout.contains("ask its operator for the rule NAME:rw"), "{}", told.stdout);
     assert!(server.list()["refused"]["access"].as_u64().is_some_and(|count| count > 0));
 
     // The writer may only read from now on. Nobody else notices.

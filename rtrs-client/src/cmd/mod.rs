@@ -98,7 +98,7 @@ pub enum Command {
     Diff(DiffArgs),
     /// Write the file of apply from the sessions that run
     ///
-    /// Without what is so by default. `save | apply -f -` does nothing.
+    /// Leaves defaults out. `save | apply -f -` changes nothing.
     Save(SaveArgs),
     /// List attached sessions
     ///

@@ -333,7 +333,7 @@ fn open_hint(errno: u16, asked: AccessMode) -> &'static str {
         13 => ": the export is read-only (use --access ro)",
         15 => ": that is not a block device, and a kernel's server exports nothing else",
         16 => ": it is in use",
-        22 => ": the server takes no such name",
+        22 => ": the server does not accept this name",
         30 => ": the export is read-only (use --access ro)",
         36 => ": the name is too long for the server",
         _ => "",

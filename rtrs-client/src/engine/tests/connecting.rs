@@ -390,7 +390,7 @@ fn a_refused_open_fails_the_session_with_words() {
         (1, "EPERM", "--access ro"),
         (15, "ENOTBLK", ": that is not a block device"),
         (16, "EBUSY", ": it is in use"),
-        (22, "EINVAL", ": the server takes no such name"),
+        (22, "EINVAL", ": the server does not accept this name"),
         (5, "EIO", ""),
     ] {
         let mut fixture = Fixture::new(|s| s.how.open_errno = errno);

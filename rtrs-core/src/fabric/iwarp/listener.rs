@@ -75,8 +75,9 @@ pub(super) struct Listeners {
     pub(super) quota: Quota<u64>,
     /// Closed for others, since start.
     crowded_out: u64,
-    /// Lines about peers that demand markers.
+    /// Lines about peers that demand markers, and about what is not a request at all.
     markers: LogLimit,
+    strange: LogLimit,
     /// Peers whose handshakes were refused, until that is asked for.
     pub(super) refused: VecDeque<(SocketAddr, String)>,
     /// Canceled; their buffers come back with their operations.
@@ -334,7 +335,10 @@ impl Listeners {
                 Err(e) => {
                     let tls = bytes[0] == 22 && bytes[1] == 3;
                     let hint = if tls { "a TLS client; it needs a tls:// portal" } else { "" };
-                    tracing::info!(peer = %half.peer, error = %e, hint, "not a connection request");
+                    if let Some(left_out) = self.strange.admit(env.now) {
+                        let (peer, error) = (half.peer, e);
+                        tracing::info!(%peer, %error, hint, left_out, "not a connection request");
+                    }
                     self.drop_half(id, &half);
                     return;
                 }

@@ -49,7 +49,8 @@ fn text(list: &ExportList) -> String {
     let access = match (list.open_to_everyone, &list.access[..]) {
         (true, _) => "access: everyone, because there is no access list\n".to_owned(),
         (false, []) if list.open_to_named => {
-            "access: every client that proves who it is, because there is no access list\n".to_owned()
+            "access: every client that proves who it is, because there is no access list\n"
+                .to_owned()
         }
         (false, []) => "access of exports without a list of their own: nobody\n".to_owned(),
         (false, own) => format!("access of exports without a list of their own: {}\n", rules(own)),
@@ -60,4 +61,28 @@ fn text(list: &ExportList) -> String {
 fn rules(rules: &[AccessRule]) -> String {
     let rules: Vec<String> = rules.iter().map(|rule| printable(&rule.to_string())).collect();
     rules.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_says_who_may_open_the_rest() {
+        let list = |access: &[&str], open_to_everyone, open_to_named| ExportList {
+            exports: Vec::new(),
+            access: access.iter().map(|rule| rule.parse().unwrap()).collect(),
+            open_to_everyone,
+            open_to_named,
+        };
+        for (list, end) in [
+            (list(&[], true, false), "access: everyone, because there is no access list\n"),
+            (list(&[], false, true), "who it is, because there is no access list\n"),
+            (list(&[], false, false), "access of exports without a list of their own: nobody\n"),
+            (list(&["db1:rw"], false, false), "list of their own: db1:rw\n"),
+        ] {
+            let shown = text(&list);
+            assert!(shown.ends_with(end), "{shown}");
+        }
+    }
 }

@@ -26,7 +26,7 @@ pub enum ExportCommand {
     List(ServerArgs),
     /// Print the exports of the running server as YAML
     ///
-    /// The output is a file for exports-dir, without what is so by default. It has what export add,
+    /// The output is a file for exports-dir, without defaults. It has what export add,
     /// set and remove have changed. Exports below the search path are left out.
     Save(ServerArgs),
     /// Add an export to the running server
