@@ -100,6 +100,9 @@ pub(crate) fn conn_response(private_data: &[u8]) -> Result<(Granted, Extensions)
     Ok((granted, extensions))
 }
 
+const NOT_LET_IN: &str = " (the server's access lists do not let this client in, or not into this \
+                          session: all its paths must prove the same name; its log says why)";
+
 /// What a reject says.
 pub(crate) fn describe_reject(private_data: &[u8]) -> String {
     match ConnRsp::decode(private_data) {
@@ -111,19 +114,13 @@ pub(crate) fn describe_reject(private_data: &[u8]) -> String {
                      IPv4 beside IPv6 too)"
                 }
                 104 => " (the server still holds the old path, or speaks another version)",
-                6 => {
-                    " (this address belongs to a different server; every --path must reach the \
-                     same one)"
-                }
+                6 => " (the address of another server; every --path must reach the same one)",
                 13 if Extensions::decode(&rsp.ext).authenticate => {
                     " (the server's access lists do not let this client in without a name; to \
                      prove who it is, use tls:// or rdma:// with key-file and server-key, or \
                      tls-dir)"
                 }
-                13 => {
-                    " (the server's access lists do not let this client in, or not into this \
-                     session: all its paths must prove the same name; its log says why)"
-                }
+                13 => NOT_LET_IN,
                 12 => " (the server has no memory for this; its log says why)",
                 116 => " (the server's operator evicted this session: detach, and attach again)",
                 95 => " (it answers pings only, or its RDMA device lacks something; see its log)",

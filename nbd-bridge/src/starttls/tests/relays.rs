@@ -255,6 +255,12 @@ fn only_a_certificate_of_the_ca_that_is_not_revoked_is_let_in() {
     place.authority.revoke(dir, &[]);
     std::thread::sleep(REREAD);
     assert!(let_in());
+    // Nor does a certificate that has expired, with which nothing begins either.
+    place.authority.issue(dir, &Wanted { years: (2020, 2021), ..Wanted::SERVER });
+    std::thread::sleep(REREAD);
+    assert!(let_in());
+    let error = Relays::new(TlsMode::Require, TlsDir(dir.clone()), 1).unwrap_err();
+    assert!(error.to_string().contains("expired on 2021-01-01"), "{error}");
     std::fs::remove_file(dir.join("server-key.pem")).unwrap();
     std::thread::sleep(REREAD);
     assert!(let_in());
