@@ -58,7 +58,8 @@ fn clients_do_what_the_lists_allow_and_are_told_why_not() {
     assert_eq!(reader.status()["read_only"], true);
     reader.detach();
     let (_, refused) = from("127.0.0.6", &server, "vol1").try_start();
-    let _ = refused.code(1).says("may not open 'vol1'");
+    let _ =
+        refused.code(1).says("may not open 'vol1' ro, and rw was refused before (access: auto)");
     let (_, refused) = from("127.0.1.1", &server, "vol0").try_start();
     let _ = refused.code(1).says("EACCES").says("access lists do not let this client in");
     let doctor = ["doctor", &format!("tcp://127.0.1.1@{}", server.address())];

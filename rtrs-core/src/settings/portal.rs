@@ -426,7 +426,7 @@ mod tests {
             assert!(error.contains(part), "{error} lacks {part}");
         }
         let long = format!("tcp://{}", "a".repeat(254));
-        assert!(refusal(&long).contains("which is no name"), "{}", refusal(&long));
+        assert!(refusal(&long).contains("which is neither a name"), "{}", refusal(&long));
     }
 
     #[test]

@@ -204,15 +204,17 @@ impl Device {
             && (!self.was_open() || self.access == AccessMode::ReadOnly)
         {
             let why = why.as_ref().map_or("the export is read-only", OpenRefusal::text);
-            tracing::info!("{why}: opening it read-only");
+            tracing::info!("{why}: opening it read-only, as access is auto");
             self.access = AccessMode::ReadOnly;
             return Ok(());
         }
+        let fell_back = asked == AccessMode::ReadOnly && self.config.read_only_fallback;
+        let before = if fell_back { ", and rw was refused before (access: auto)" } else { "" };
         let failure = SessionFailure::OpenRefused {
             export: self.config.export.clone(),
             errno: errno_name(errno).to_owned(),
             hint: match why {
-                Some(why) => format!(": {} (see the server's setting access)", why.text()),
+                Some(why) => format!(": {}{before} (see the server's setting access)", why.text()),
                 None => open_hint(errno, asked).to_owned(),
             },
         };
