@@ -71,7 +71,7 @@ impl Reload {
         let done = self.apply(exports);
         let result = if done.is_ok() { AuditResult::Ok } else { AuditResult::Refused };
         let reason = done.as_ref().err().cloned();
-        let reason = reason.or_else(|| done.as_ref().ok().and_then(|done| summary(done)));
+        let reason = reason.or_else(|| done.as_ref().ok().and_then(summary));
         self.audit.record(|| AuditEvent { reason, ..AuditEvent::new(AuditKind::Reload, result) });
         done
     }
