@@ -102,7 +102,9 @@ impl ServerHost {
             core.handle_message(now, mail, fabrics);
         }
         busy |= fabrics[0].poll(now);
-        while let Some(event) = fabrics[0].next_event() {
+        while !core.is_turn_full()
+            && let Some(event) = fabrics[0].next_event()
+        {
             busy = true;
             core.handle_event(now, ProviderIndex(0), event, fabrics);
         }

@@ -48,7 +48,10 @@ impl Shard for ServerShard {
         }
         for provider in ProviderIndex::all(self.fabrics.len()) {
             busy |= self.fabrics[provider.index()].poll(now);
-            while let Some(event) = self.fabrics[provider.index()].next_event() {
+            // What is left is taken in the next turn, which follows at once after a busy one.
+            while !self.engine.is_turn_full()
+                && let Some(event) = self.fabrics[provider.index()].next_event()
+            {
                 busy = true;
                 self.engine.handle_event(now, provider, event, &mut self.fabrics);
             }

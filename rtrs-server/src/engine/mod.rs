@@ -189,6 +189,13 @@ impl ServerEngine {
         busy
     }
 
+    /// True when this shard has begun as much IO as it should before it answers: 256 KiB, or 16 IOs
+    /// of 4 KiB. Then the next call is [`poll`](Self::poll), and further events wait for the next
+    /// turn.
+    pub fn is_turn_full(&self) -> bool {
+        self.shard.is_turn_full()
+    }
+
     /// When to be polled even if nothing happens.
     pub fn deadline(&self) -> Option<Instant> {
         let control = self.control.as_ref().and_then(Control::deadline);

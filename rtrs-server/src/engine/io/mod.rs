@@ -246,7 +246,13 @@ impl Shard {
         }
         busy |= self.waiting.settling.len() < waited;
         self.report_retired(ctx.out);
+        self.devices.begin_turn();
         busy
+    }
+
+    /// True when this turn has begun as much IO as it should before it answers.
+    pub fn is_turn_full(&self) -> bool {
+        self.devices.is_turn_full()
     }
 
     /// When to be polled even if nothing happens.

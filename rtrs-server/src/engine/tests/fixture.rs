@@ -52,6 +52,8 @@ pub(super) struct DeviceState {
     pub(super) open: usize,
     /// Its size, if that has changed.
     pub(super) size: Option<u64>,
+    /// IOs that ran in one turn at most.
+    pub(super) most: usize,
 }
 
 /// A device of memory that tests can hold.
@@ -133,6 +135,7 @@ impl BlockDevice for TestDevice {
         }
         let flush = self.taken.iter().position(|io| io.op == IoOp::Flush && state.hold_flush);
         let runs = if state.hold { 0 } else { flush.unwrap_or(self.taken.len()) };
+        state.most = state.most.max(runs);
         for io in self.taken.drain(..runs) {
             let status = self.geometry.check(&io);
             if status == IoStatus::Ok {
@@ -395,7 +398,9 @@ impl Fixture {
                 host.core.handle_message(now, message, &mut host.fabrics);
             }
             busy |= host.fabrics[0].poll(now);
-            while let Some(event) = host.fabrics[0].next_event() {
+            while !host.core.is_turn_full()
+                && let Some(event) = host.fabrics[0].next_event()
+            {
                 busy = true;
                 host.core.handle_event(now, ProviderIndex(0), event, &mut host.fabrics);
             }

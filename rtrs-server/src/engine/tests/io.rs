@@ -2,10 +2,12 @@
 
 use rtrs_core::block::{Geometry, IoOp};
 use rtrs_core::fabric::sim::BindMode;
+use rtrs_core::limits::Limits;
 use rtrs_core::wire::{AccessMode, IoHeader, Rw, WriteMsg, errno};
 
 use super::fixture::{Fixture, StandOptions};
 use super::peer::{Data, Peer, PeerOptions, io, read_message};
+use crate::engine::session::SessionParams;
 
 fn write_like(rw: Rw, sector: u64, len: u32) -> (Vec<u8>, [u8; 4]) {
     (io(rw, sector, len).encode().to_vec(), WriteMsg { usr_len: 32 }.encode())
@@ -315,4 +317,19 @@ fn versions_are_agreed_on_and_open_does_not_wait_for_it() {
     peer.send_sess_info((0, 0), 1);
     peer.reply(&mut fixture);
     assert_eq!(fixture.sessions()[0].version, 1);
+}
+
+#[test]
+fn a_turn_begins_so_much_and_the_rest_is_answered_in_the_next() {
+    let limits = Limits::new(64, 16384).unwrap();
+    let options = StandOptions::default();
+    let params = SessionParams { limits, ..options.params };
+    let mut fixture = Fixture::new(StandOptions { params, ..options });
+    let mut peer = Peer::open(&mut fixture, PeerOptions::default());
+    for permit in 0..64 {
+        peer.send_read((1, permit), io(Rw::READ, 0, limits.max_io_size()));
+    }
+    assert_eq!(peer.replies(&mut fixture).len(), 64);
+    // Eleven times 12 KiB, and as much for each.
+    assert_eq!(fixture.device.lock().most, 11);
 }
