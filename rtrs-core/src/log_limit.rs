@@ -8,7 +8,8 @@ const INTERVAL: Duration = Duration::from_secs(5);
 const INTERVAL_MAX: Duration = Duration::from_secs(600);
 /// A kind of line that was quiet for so long begins anew.
 const PAUSE: Duration = Duration::from_secs(1200);
-/// Kinds that are told apart. Of more, the one that was quiet the longest is forgotten.
+/// Kinds that are told apart. Of more, one is forgotten: the one that was quiet the longest of
+/// those that left nothing out, if there are any.
 const KINDS_MAX: usize = 64;
 
 /// Lets one line pass per interval and counts the others.
@@ -85,8 +86,11 @@ impl<K: PartialEq> LogLimits<K> {
         let fresh = Kind { key, interval: INTERVAL, passed: now, last: now, left_out: 0 };
         let Some(kind) = found.map(|at| &mut self.kinds[at]) else {
             if self.kinds.len() >= KINDS_MAX
-                && let Some((quietest, _)) =
-                    self.kinds.iter().enumerate().min_by_key(|(_, kind)| kind.last)
+                && let Some((quietest, _)) = self
+                    .kinds
+                    .iter()
+                    .enumerate()
+                    .min_by_key(|(_, kind)| (kind.left_out > 0, kind.last))
             {
                 self.kinds.swap_remove(quietest);
             }
@@ -149,6 +153,19 @@ mod tests {
         // The next line of that kind waits for the longer interval.
         assert_eq!(limits.admit(at(14), 'a'), None);
         assert_eq!(limits.overdue(at(15)), Some(('a', 1)));
+    }
+
+    #[test]
+    fn what_was_left_out_is_not_forgotten_for_kinds_that_come_once() {
+        let mut limits = LogLimits::default();
+        let at = |ms| Instant::ZERO + Duration::from_millis(ms);
+        for _ in 0..3 {
+            let _ = limits.admit(at(0), 0);
+        }
+        for key in 1..=1000 {
+            let _ = limits.admit(at(key), key);
+        }
+        assert_eq!(limits.overdue(at(5000)), Some((0, 2)));
     }
 
     #[test]

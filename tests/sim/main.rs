@@ -48,16 +48,16 @@ fn equal_paths_carry_equal_shares_a_second_after_a_stall() {
 /// Two clients prove who they are, while somebody else tries to be one of them.
 #[test]
 fn an_intruder_proves_nothing_and_disturbs_nobody() {
-    let mut sum = (0, 0);
+    let mut sum = (0, 0, 0);
     for seed in 0..20 {
         let outcome = run_proofs(seed).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
         assert!(outcome.ios > 500 && outcome.attacks > 20, "seed {seed}: {outcome:?}");
         if seed % 4 == 0 {
             assert_eq!(run_proofs(seed), Ok(outcome), "seed {seed}");
         }
-        sum = (sum.0 + outcome.refused, sum.1 + outcome.computed);
+        sum = (sum.0 + outcome.refused, sum.1 + outcome.computed, sum.2 + outcome.crowd);
     }
-    assert!(sum.0 > 500 && sum.1 > 1000, "{sum:?}");
+    assert!(sum.0 > 500 && sum.1 > 1000 && sum.2 > 500, "{sum:?}");
 }
 
 #[test]

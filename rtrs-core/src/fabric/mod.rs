@@ -402,6 +402,12 @@ pub trait Fabric: fmt::Debug {
         false
     }
 
+    /// True when a client may prove by messages who it is (CHALLENGE and AUTH). Not where everybody
+    /// on the way can take over a connection behind the proof.
+    fn takes_proofs(&self) -> bool {
+        true
+    }
+
     /// Bytes of memory a peer can make us hold with each connection, besides what is registered.
     fn connection_bytes(&self) -> u64 {
         0

@@ -47,7 +47,7 @@ scenario() {
         "not the one that is meant"
     expect_match "doctor names what is wrong" \
         "$(timeout 60 rtrs-client doctor "$PORTAL" --key-file "$key" --server-key "$wrong" 2>&1)" \
-        "compare server-key with the server"
+        "compare server-key with what"
     expect_match "doctor with good keys" \
         "$(timeout 60 rtrs-client doctor "$PORTAL" "${known[@]}" 2>&1)" "both ends authenticated"
     expect_match "discover with good keys" \

@@ -330,6 +330,11 @@ impl Fabric for IwarpFabric {
         if self.tls.is_some() { "tls" } else { "tcp" }
     }
 
+    // Over TLS the handshake proves it.
+    fn takes_proofs(&self) -> bool {
+        false
+    }
+
     fn connection_bytes(&self) -> u64 {
         if self.tls.is_some() { TLS_CONNECTION_BUFFERS } else { TCP_CONNECTION_BUFFERS }
     }

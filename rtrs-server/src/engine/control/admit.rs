@@ -58,7 +58,8 @@ impl Control {
         // First: who is not let in learns nothing else.
         let client = (&request.identity, request.peer);
         let can = self.authenticator.is_some() && request.identity.who == Who::Anonymous;
-        let proves = can && ClientExtensions::decode(&conn.ext).authenticates;
+        let asks = ClientExtensions::decode(&conn.ext).authenticates;
+        let proves = can && asks && ctx.fabrics[provider.index()].takes_proofs();
         let id = conn.session_id;
         check_connect(&self.exports, client, (id, proves), &self.registry).map_err(|refusal| {
             match refusal {

@@ -1,15 +1,16 @@
 //! What is logged of clients, and what the audit log records: who opens what, and who is refused
 //! and why.
 //!
-//! A client that is refused may try again for ever. Its lines are limited by address and reason
+//! A client that is refused may try again for ever. Its lines are limited by source and reason
 //! ([`LogLimits`]), so that the log keeps room for others.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use rtrs_core::fabric::Who;
 use rtrs_core::identity::{ExportId, SessionTag};
 use rtrs_core::ids::SessionId;
 use rtrs_core::log_limit::LogLimits;
+use rtrs_core::proto::quota::Source;
 use rtrs_core::time::Instant;
 use rtrs_core::wire::{AccessMode, Name, errno, errno_name};
 
@@ -24,7 +25,7 @@ use crate::path::{PathEnd, PathShared};
 use crate::stats::Access;
 
 /// What is told apart: who it is about, what, and details of it that a client cannot make up.
-type Kind = (IpAddr, &'static str, String);
+type Kind = (Source, &'static str, String);
 
 /// Most kinds that are held back; as many as are limited at a time.
 const HELD_MAX: usize = 64;
@@ -151,7 +152,7 @@ impl ClientLog {
         peer: SocketAddr,
         what: &'static str,
     ) -> Option<u64> {
-        self.limits.admit(now, (peer.ip(), what, String::new()))
+        self.limits.admit(now, (Source::of(peer.ip()), what, String::new()))
     }
 
     /// The same for a line that the audit log has too: records the event, or holds it back.
@@ -190,10 +191,11 @@ impl ClientLog {
             // It is one of them itself.
             let left_out = count - 1;
             let reason = event.reason.as_deref().unwrap_or("connected");
-            let (client, identity) = (kind.0, event.identity.as_deref().unwrap_or("-"));
+            let (client, identity) = (shown(event.address), event.identity.as_deref());
+            let identity = identity.unwrap_or("-");
             tracing::info!(
                 %client, identity, reason, left_out,
-                "it happened again, and these lines were left out"
+                "this happened again; left_out more lines like it were left out"
             );
             self.audit.record(|| AuditEvent { left_out, ..event });
         }
@@ -212,7 +214,7 @@ impl ClientLog {
             self.happened(AuditKind::Connect, client, None);
             return true;
         }
-        let kind = (client.peer.ip(), "up", String::new());
+        let kind = (Source::of(client.peer.ip()), "up", String::new());
         let event = || client.event(AuditKind::Connect, AuditResult::Ok);
         self.admit_event(now, kind, event).is_some()
     }
@@ -229,7 +231,7 @@ impl ClientLog {
             Refusal::NotAllowed(why) | Refusal::Nameless(why) => detail(why),
             _ => String::new(),
         };
-        let kind = (peer.ip(), refusal.reason(), detail);
+        let kind = (Source::of(peer.ip()), refusal.reason(), detail);
         let event = || AuditEvent {
             identity: who.name().map(str::to_owned),
             address: Some(peer),
@@ -248,9 +250,10 @@ impl ClientLog {
     /// A client has not proved who it is.
     pub(super) fn not_proved(&mut self, now: Instant, peer: SocketAddr, refusal: &Refusal) {
         let why = refusal.to_string();
-        // What follows may be what the peer has sent: its key, or names.
+        // What follows may be what the peer has sent: its key, or names. So may numbers anywhere.
         let known = why.split(['(', ':', ';', '"']).next().unwrap_or_default();
-        let kind = (peer.ip(), refusal.reason(), detail(known));
+        let known: String = known.chars().filter(|c| !c.is_ascii_digit()).collect();
+        let kind = (Source::of(peer.ip()), refusal.reason(), detail(&known));
         let event = || AuditEvent {
             address: Some(peer),
             reason: Some(why.clone()),
@@ -321,7 +324,7 @@ impl ClientLog {
         };
         // A client can ask for any number of names that are none.
         let told_apart = asked.known.then(|| detail(&format!("{reason}: {export}")));
-        let kind = (peer.ip(), what, told_apart.unwrap_or_default());
+        let kind = (Source::of(peer.ip()), what, told_apart.unwrap_or_default());
         let event = || AuditEvent {
             export: Some(export.to_string()),
             mode: Some(access.into()),

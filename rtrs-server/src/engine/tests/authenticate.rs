@@ -10,7 +10,7 @@ use rtrs_core::wire::{
     AccessMode, Challenge, ChallengeRsp, ClientExtensions, ConnRsp, Extensions, Rw, errno,
 };
 
-use super::fixture::{Fixture, StandOptions, client_ip};
+use super::fixture::{DeviceOptions, Fixture, StandOptions, client_ip};
 use super::peer::{Peer, PeerOptions, io};
 use crate::access_list::{AccessPolicy, AccessRule, Unlisted};
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
@@ -76,7 +76,7 @@ impl Clerk {
         let mut count = 0;
         while let Some(done) = {
             let mut backlog = self.0.lock();
-            backlog.nonce += 1;
+            backlog.nonce = backlog.nonce.wrapping_add(1);
             let nonce = [backlog.nonce; 32];
             backlog.tasks.retain(ProofTask::is_wanted);
             let task = backlog.tasks.pop_front();
@@ -444,4 +444,14 @@ fn proofs_are_recorded() {
     assert_eq!((events[0].identity.as_deref(), events[1].identity.as_deref()), (None, Some("db1")));
     assert!(events.iter().all(|event| event.address.unwrap().ip() == client_ip(0)));
     assert_eq!(fixture.sessions()[0].log_id, events[1].session.clone().unwrap());
+}
+
+#[test]
+fn over_tcp_nothing_is_proved() {
+    let device = DeviceOptions { takes_no_proofs: true, ..DeviceOptions::default() };
+    let mut fixture = Fixture::new(StandOptions { device, ..StandOptions::default() });
+    let _clerk = Clerk::hire(&mut fixture, &[1]);
+    let mut peer = Peer::new(&fixture, proving(PeerOptions::default()));
+    assert_eq!(peer.connect(&mut fixture, 0), Err(-13), "no client without a name is let in");
+    fixture.assert_empty();
 }

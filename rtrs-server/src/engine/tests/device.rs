@@ -51,6 +51,8 @@ pub(super) struct DeviceOptions {
     pub(super) slow: bool,
     /// Memory is registered when the test says so.
     pub(super) aside: bool,
+    /// Nothing is proved over it.
+    pub(super) takes_no_proofs: bool,
     /// From this address on, peers come over TLS as `db1`, with a key.
     pub(super) tls_from: Option<IpAddr>,
 }
@@ -130,6 +132,9 @@ impl Fabric for Tee {
 
     fn pins_memory(&self) -> bool {
         self.device.pins_memory
+    }
+    fn takes_proofs(&self) -> bool {
+        !self.device.takes_no_proofs
     }
     fn connection_bytes(&self) -> u64 {
         self.device.connection_bytes

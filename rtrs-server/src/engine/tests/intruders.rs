@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rtrs_core::ids::PathUuid;
 use rtrs_core::limits::Limits;
-use rtrs_core::wire::{AccessMode, ClientExtensions, Fence, Rw, WriteMsg, errno};
+use rtrs_core::wire::{AccessMode, Challenge, ClientExtensions, Fence, Rw, WriteMsg, errno};
 
 use super::authenticate::{Clerk, auth, challenge, client_config, proof, prove, proved, proving};
 use super::authenticate::{facts, unproved};
@@ -172,7 +172,7 @@ fn there_is_always_room_for_a_client() {
     let there = |fixture: &mut Fixture, crowd: &mut [Peer]| {
         crowd.iter_mut().map(|peer| usize::from(peer.closed(fixture) == 0)).sum::<usize>()
     };
-    assert!(there(&mut fixture, &mut crowd) <= 32);
+    assert_eq!(there(&mut fixture, &mut crowd), 32);
     // From another address, and from that of a path that is up.
     let mut paths = Vec::new();
     for (path, local) in [(2, 1), (1, 0)] {
@@ -256,6 +256,7 @@ fn memory_before_the_proof_is_bounded_and_nobody_elses() {
         }
         assert!(fixture.registered() <= 4 * path_bytes, "{n}: {}", fixture.registered());
     }
+    assert!(fixture.registered() >= 3 * path_bytes, "{}", fixture.registered());
     // A path of the client, then sessions until their own memory is used up.
     let mut second = proved((&mut fixture, &clerk), at(2, 1), 1);
     let mut others = Vec::new();
@@ -376,4 +377,21 @@ fn a_fence_of_the_client_still_means_them() {
     owner.send_fence(1, Fence { path: PathUuid([2; 16]), recon_cnt: 5 });
     assert_eq!(owner.reply(&mut fixture).errno, 0);
     assert!(peer.closed(&mut fixture) > 0);
+}
+
+#[test]
+fn what_a_stranger_makes_up_does_not_fill_the_logs() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let clerk = Clerk::hire(&mut fixture, &[1]);
+    let events = recorded(&mut fixture);
+    for n in 0..100 {
+        let options = PeerOptions { session: 2, ..first(n, OUTSIDE) };
+        let mut peer = unproved(&mut fixture, options);
+        let version = 100 + u16::from(n);
+        let made_up = Challenge { version, nonce: [n; 32], credential: [n; 32] };
+        assert!(challenge((&mut fixture, &clerk), &mut peer, &made_up).is_err());
+        peer.leave(&mut fixture);
+    }
+    let refused = |event: &&AuditEvent| event.event == AuditKind::Authenticate;
+    assert_eq!(events.lock().iter().filter(refused).count(), 1, "the others are counted");
 }

@@ -18,6 +18,7 @@ const ASIDE: DeviceOptions = DeviceOptions {
     many: false,
     slow: false,
     aside: true,
+    takes_no_proofs: false,
     tls_from: None,
 };
 
