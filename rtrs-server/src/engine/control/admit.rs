@@ -150,7 +150,7 @@ impl Control {
         conn: &ConnReq,
         ctx: &mut Ctx<'_>,
     ) -> Result<(), Refusal> {
-        loop {
+        for _ in 0..unproved::ENDED_FOR_ONE {
             match self.connector.room_unproved(asked, conn, &self.registry, ctx)? {
                 unproved::Room::Free => return Ok(()),
                 unproved::Room::After(path) => {
@@ -159,6 +159,8 @@ impl Control {
                 }
             }
         }
+        // It tries again, and finds what was made free.
+        Err(Refusal::Turnover)
     }
 
     /// It is known now whose a session is. Paths that would have made it another one end.

@@ -29,6 +29,9 @@ pub(super) const UNPROVED_MAX: usize = 32;
 /// Of `memory-max`, all such paths together may take one part in so many, and always one path.
 const MEMORY_SHARE: u64 = 4;
 
+/// Paths that end for one newcomer at most. Each means a look at all paths.
+pub(super) const ENDED_FOR_ONE: usize = 8;
+
 /// A path that is older gives way also to one of a source that has as many.
 const PATIENCE: Duration = Duration::from_secs(1);
 
