@@ -24,6 +24,8 @@ pub struct Wanted<'a> {
     pub years: (i32, i32),
     /// In how many days it expires instead.
     pub days: Option<u64>,
+    /// In how many seconds it expires instead.
+    pub seconds: Option<u64>,
     /// Its number, for a revocation list.
     pub serial: u64,
     /// What it may be used for; nothing for everything.
@@ -38,6 +40,7 @@ impl Wanted<'_> {
         common_name: "server",
         years: (2020, 2120),
         days: None,
+        seconds: None,
         serial: 1,
         uses: &[ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth],
     };
@@ -48,6 +51,7 @@ impl Wanted<'_> {
         common_name: "a client",
         years: (2020, 2120),
         days: None,
+        seconds: None,
         serial: 2,
         uses: &[ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth],
     };
@@ -95,8 +99,9 @@ impl Authority {
         params.distinguished_name.push(DnType::CommonName, wanted.common_name);
         params.extended_key_usages = wanted.uses.to_vec();
         params.not_before = date_time_ymd(wanted.years.0, 1, 1);
-        params.not_after = match wanted.days {
-            Some(days) => (SystemTime::now() + Duration::from_secs(days * 24 * 3600)).into(),
+        let seconds = wanted.seconds.or(wanted.days.map(|days| days * 24 * 3600));
+        params.not_after = match seconds {
+            Some(seconds) => (SystemTime::now() + Duration::from_secs(seconds)).into(),
             None => date_time_ymd(wanted.years.1, 1, 1),
         };
         params.serial_number = Some(SerialNumber::from(wanted.serial));

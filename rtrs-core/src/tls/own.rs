@@ -75,6 +75,22 @@ impl TlsServerConfig {
         check_dates(certificate, path, UnixTime::now())
     }
 
+    /// The same for files that are read again. The certificate that is in use already is not
+    /// refused: else nobody could be revoked once it has expired. Returns what is wrong with it.
+    ///
+    /// # Errors
+    /// [`Error`] that names the file.
+    pub fn check_renewed(&self, before: &Self) -> Result<Option<String>, Error> {
+        let certificate = |of: &Self| of.sources.certificate.clone().map(|(it, _)| it);
+        match self.check_own() {
+            Err(error) if certificate(self) == certificate(before) => Ok(Some(format!(
+                "{}: it is still in use, and clients refuse it; all else that was read counts",
+                error.chain()
+            ))),
+            checked => checked.map(|_| None),
+        }
+    }
+
     /// False if no client can have this name: it has no key here.
     #[must_use]
     pub fn may_know(&self, name: &str) -> bool {

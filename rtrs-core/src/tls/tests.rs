@@ -13,6 +13,7 @@ use super::config::{TlsClientConfig, TlsServerConfig};
 use super::files::TlsDir;
 use super::handshake::{Begin, Ended, Handshake, Step};
 use super::keys::{Clients, PrivateKey, PublicKey};
+use super::workers::TlsEndpoint;
 use crate::fabric::Who;
 use crate::tests::certificates::{Authority, TestDir, Wanted, certificates, write_secret};
 
@@ -524,6 +525,39 @@ fn what_has_changed_is_named() {
     assert!(after.contains(&line("added db3", &two)), "{after:?}");
     let after = raw(&[("db1", &one)], &two).changes_since(&before);
     assert_eq!(after, ["key-file"]);
+}
+
+#[test]
+fn a_bad_certificate_is_refused_unless_it_is_in_use() {
+    let place = Place::new();
+    let expired = Wanted { years: (2020, 2021), ..Wanted::SERVER };
+    let good = place.server();
+    place.authority.issue(place.path(), &expired);
+    let text = place.server().check_renewed(&good).unwrap_err().to_string();
+    assert!(text.contains("server-cert.pem: the certificate expired on 2021-01-01"), "{text}");
+    let in_use = place.server();
+    place.authority.revoke(place.path(), &[Wanted::CLIENT.serial]);
+    let warning = place.server().check_renewed(&in_use).unwrap().unwrap();
+    assert!(warning.contains("expired on 2021-01-01") && warning.contains("in use"), "{warning}");
+    place.authority.issue(place.path(), &expired);
+    let _ = place.server().check_renewed(&in_use).unwrap_err();
+    place.authority.issue(place.path(), &Wanted { days: Some(2), ..Wanted::SERVER });
+    assert_eq!(place.server().check_renewed(&in_use).unwrap(), None);
+}
+
+#[test]
+fn files_that_are_the_same_begin_no_generation() {
+    let place = Place::new();
+    let endpoint = TlsEndpoint::server(place.server()).unwrap();
+    assert_eq!(endpoint.replace(place.server()), 0);
+    place.authority.revoke(place.path(), &[7]);
+    assert_eq!([endpoint.replace(place.server()), endpoint.replace(place.server())], [1; 2]);
+    let [server, client] = [(); 2].map(|()| PrivateKey::generate().unwrap());
+    let endpoint = TlsEndpoint::server(raw(&[("db1", &client)], &server)).unwrap();
+    assert_eq!(endpoint.replace(raw(&[("db1", &client)], &server)), 0);
+    assert_eq!(endpoint.replace(raw(&[("db2", &client)], &server)), 1);
+    assert_eq!(endpoint.replace(raw(&[], &server)), 2);
+    assert_eq!(endpoint.replace(raw(&[], &client)), 3);
 }
 
 #[test]

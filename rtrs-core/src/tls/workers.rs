@@ -11,7 +11,7 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 
-use super::config::{TlsClientConfig, TlsServerConfig};
+use super::config::{TlsClientConfig, TlsConfigError, TlsServerConfig};
 use super::handshake::{Begin, Handshake, Progress, RequestLen};
 use crate::rt::Sender;
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -127,10 +127,14 @@ impl TlsEndpoint {
     }
 
     /// From now on new connections of a server use this. Returns its number, which the
-    /// [`Proof`](crate::fabric::Proof)s have that are checked against it.
+    /// [`Proof`](crate::fabric::Proof)s have that are checked against it. If it is as the one in
+    /// use, that one stays with its number: whoever is proving itself to it need not begin again.
     pub fn replace(&self, mut config: TlsServerConfig) -> u64 {
         let mut role = self.role.write();
         config.generation = match &*role {
+            Role::Server(before) if config.changes_since(before).is_empty() => {
+                return before.generation;
+            }
             Role::Server(before) => before.generation + 1,
             Role::Client(_) => 0,
         };
@@ -144,6 +148,21 @@ impl TlsEndpoint {
         match &*self.role.read() {
             Role::Server(before) => config.changes_since(before),
             Role::Client(_) => Vec::new(),
+        }
+    }
+
+    /// Whether a configuration that was read again can take the place of the one of a server that
+    /// is in use. Returns what is wrong with its certificate, if that is the one in use.
+    ///
+    /// # Errors
+    /// [`TlsConfigError`] that names the file.
+    pub fn check_renewed(
+        &self,
+        config: &TlsServerConfig,
+    ) -> Result<Option<String>, TlsConfigError> {
+        match &*self.role.read() {
+            Role::Server(before) => config.check_renewed(before),
+            Role::Client(_) => config.check_own().map(|_| None),
         }
     }
 

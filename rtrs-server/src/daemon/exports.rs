@@ -385,7 +385,7 @@ impl Exports {
         *self.keys.lock() = Some(config.clone());
         let generation = endpoint.replace(config);
         // Who has proved itself to the configuration before and is not admitted yet has to do it
-        // again.
+        // again, unless they are the same.
         self.change_access(|access| access.generation = generation);
     }
 
