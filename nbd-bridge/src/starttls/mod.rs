@@ -271,24 +271,31 @@ impl Relays {
     }
 
     /// The certificates for a new connection. They are read again, so that new ones and revoked
-    /// ones count without a restart; if a file is wrong, those from before stay.
+    /// ones count without a restart; if a file is wrong, those from before stay. Our own
+    /// certificate may expire while it is in use: what is revoked counts then too.
     fn config(&self) -> TlsServerConfig {
         let mut loaded = lock(&self.loaded);
         let now = Clock.now();
         if now.since(loaded.at) >= REREAD {
             loaded.at = now;
             let read = TlsServerConfig::for_nbd(&self.dir);
-            match read.and_then(|config| config.check_own().map(|_| config)) {
-                Ok(config) => loaded.config = config,
-                Err(error) => {
-                    if let Some(more) = loaded.failing.admit(now) {
-                        let why = error.chain();
-                        tracing::warn!(
-                            more,
-                            "cannot read nbd-tls-dir again: {why}; the old files stay in use"
-                        );
-                    }
+            let checked = read.and_then(|config| {
+                config.check_renewed(&loaded.config).map(|expired| (config, expired))
+            });
+            let wrong = match checked {
+                Ok((config, expired)) => {
+                    loaded.config = config;
+                    expired
                 }
+                Err(error) => {
+                    let why = error.chain();
+                    Some(format!("cannot read nbd-tls-dir again: {why}; the old files stay in use"))
+                }
+            };
+            if let Some(wrong) = wrong
+                && let Some(more) = loaded.failing.admit(now)
+            {
+                tracing::warn!(more, "{wrong}");
             }
         }
         loaded.config.clone()

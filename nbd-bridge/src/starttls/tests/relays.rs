@@ -255,7 +255,7 @@ fn only_a_certificate_of_the_ca_that_is_not_revoked_is_let_in() {
     place.authority.revoke(dir, &[]);
     std::thread::sleep(REREAD);
     assert!(let_in());
-    // Nor does a certificate that has expired, with which nothing begins either.
+    // Nor does another certificate that has expired; a start refuses it too.
     place.authority.issue(dir, &Wanted { years: (2020, 2021), ..Wanted::SERVER });
     std::thread::sleep(REREAD);
     assert!(let_in());
@@ -265,6 +265,25 @@ fn only_a_certificate_of_the_ca_that_is_not_revoked_is_let_in() {
     std::thread::sleep(REREAD);
     assert!(let_in());
     place.wait_gone();
+}
+
+#[test]
+fn who_is_revoked_is_refused_also_when_our_own_certificate_has_expired() {
+    let place = Place::patient(TlsMode::Require);
+    let dir = TlsDir(place.dir.0.clone());
+    place.authority.issue(&dir.0, &Wanted { years: (2020, 2021), ..Wanted::SERVER });
+    // It was good when we started.
+    lock(&place.relays.loaded).config = TlsServerConfig::for_nbd(&dir).unwrap();
+    place.authority.revoke(&dir.0, &[Wanted::CLIENT.serial]);
+    std::thread::sleep(REREAD);
+    let now = TlsServerConfig::for_nbd(&dir).unwrap();
+    assert_eq!(now.changes_since(&lock(&place.relays.loaded).config), ["ca-crl.pem"]);
+    assert_eq!(now.changes_since(&place.relays.config()), [""; 0], "the list counts");
+    // Another one that is bad is not taken, with all that was read.
+    place.authority.issue(&dir.0, &Wanted { years: (2020, 2021), ..Wanted::SERVER });
+    place.authority.revoke(&dir.0, &[]);
+    std::thread::sleep(REREAD);
+    assert_eq!(now.changes_since(&place.relays.config()), [""; 0]);
 }
 
 #[test]
