@@ -201,6 +201,9 @@ pub(crate) struct Reloaded {
     /// Sessions that lost paths by that.
     #[serde(default)]
     pub(crate) revoked: Vec<Revoked>,
+    /// What is wrong with the certificate of the server, which is in use all the same.
+    #[serde(default)]
+    pub(crate) certificate: Option<String>,
 }
 
 /// An export that is not as the configuration says.

@@ -16,7 +16,7 @@ use rtrs_core::fabric::rdma::{NoRdma, Rdma};
 use rtrs_core::limits::CHUNK_SIZE_MIN;
 use rtrs_core::local::{RunDir, check_socket_path, make_absolute, why_denied};
 use rtrs_core::settings::{Auto, AutoSwitch, ByteSize, Portal, Scheme};
-use rtrs_core::tls::{Clients, PrivateKey, TlsDir, TlsServerConfig};
+use rtrs_core::tls::{Clients, PrivateKey, TlsConfigError, TlsDir, TlsServerConfig};
 
 use crate::error::{Error, ErrorKind};
 use crate::settings::{ExportSpec, SearchSpec, Settings, Target};
@@ -354,6 +354,16 @@ fn inaccessible(spec: &ExportSpec, path: &Path, error: io::Error) -> Error {
 /// # Errors
 /// [`ErrorKind::Listen`] that names the file.
 pub(crate) fn load_tls(settings: &Settings) -> Result<Option<TlsServerConfig>, Error> {
+    let loaded = read_tls(settings)?;
+    let checked = loaded.as_ref().map_or(Ok(None), TlsServerConfig::check_own);
+    checked.map(|_| loaded).map_err(unusable)
+}
+
+/// The same, whether or not a client would take the certificate.
+///
+/// # Errors
+/// [`ErrorKind::Listen`] that names the file.
+pub(crate) fn read_tls(settings: &Settings) -> Result<Option<TlsServerConfig>, Error> {
     let Settings { tls_dir, key_file, clients_file, .. } = settings;
     let loaded = match (tls_dir, key_file, clients_file) {
         (Some(dir), ..) => TlsServerConfig::with_certificates(&TlsDir(dir.clone())),
@@ -362,10 +372,12 @@ pub(crate) fn load_tls(settings: &Settings) -> Result<Option<TlsServerConfig>, E
         }),
         _ => return Ok(None),
     };
-    let checked = loaded.and_then(|loaded| loaded.check_own().map(|_| loaded));
-    checked.map(Some).map_err(|e| {
-        Error::with_source(ErrorKind::Listen, "cannot use the certificates or keys", e)
-    })
+    loaded.map(Some).map_err(unusable)
+}
+
+/// The error of certificates or keys.
+pub(crate) fn unusable(error: TlsConfigError) -> Error {
+    Error::with_source(ErrorKind::Listen, "cannot use the certificates or keys", error)
 }
 
 fn usage(text: impl Into<String>) -> Error {

@@ -189,8 +189,11 @@ fn who_is_no_longer_listed_is_ended_whatever_else_fails() {
     let client = from("127.0.0.7", &server, "vol0").start();
     // An export that is new cannot be opened, so no export changes. The lists do.
     write("anyone@127.0.0.8:rw", ", {name: new, target: /none/there}");
-    let failed = server.command(&["reload"]).code(1);
-    let _ = failed.says("no export changed but for access lists").says("/none/there");
+    let dry = server.command(&["reload", "--dry-run"]).code(1).says("no export would change: ");
+    let _ = dry.says("access list of export vol0; sessions that would lose paths: vol0-of-127");
+    let failed = server.command(&["reload"]).code(1).says("no export changed: ");
+    let failed = failed.says("; but this was applied: access list of export vol0; ");
+    let _ = failed.says("sessions that lost paths: vol0-of-127-0-0-7");
     session_ends(&server);
     // Nor is anything open to everyone because the only export with a list is not there.
     let (_, refused) = from("127.0.0.7", &server, "vol1").try_start();

@@ -403,6 +403,102 @@ fn a_reload_says_whom_it_revokes_and_a_dry_run_whom_it_would() {
 }
 
 #[test]
+fn who_is_revoked_is_ended_also_when_the_certificate_of_the_server_has_expired() {
+    let place = Place::new();
+    let tls_dir = place.dir();
+    let config = place.scratch.text("server.yaml");
+    let list = |who: &str| fs::write(&config, format!("access: [{who}]\n")).expect("a file");
+    list("'db1:rw', 'db2:rw'");
+    let server = place.server().args(&["--config", &config]).start();
+    let attach = |name: &str, access: &str| {
+        let client = Client::attach("vol0").path(server.portal()).args(&["--tls-dir", &tls_dir]);
+        client.args(&["--session-name", name, "--access", access]).start()
+    };
+    let first = attach("one", "rw");
+    place.issue(&Wanted { names: &["db2"], serial: 5, ..Wanted::CLIENT });
+    let second = attach("two", "ro");
+    // Good when it is read, however long that takes.
+    let short = [2, 8, 32].into_iter().any(|seconds| {
+        place.issue(&Wanted { seconds: Some(seconds), ..Wanted::SERVER });
+        server.command(&["reload"]).code == Some(0)
+    });
+    assert!(short, "no reload in 32 s");
+    let preview = || server.command(&["reload", "--dry-run", "-o", "json"]).ok().json();
+    wait_for("the end of the certificate", Duration::from_secs(60), || {
+        let certificate = preview()["certificate"].clone();
+        certificate.as_str().is_some_and(|why| why.contains("expired on")).then_some(())
+    });
+    // Nobody can be let in, and still somebody can be let out.
+    list("'db1:rw'");
+    let done = server.command(&["reload"]).ok();
+    let done = done.says("warning: ").says("server-cert.pem: the certificate expired on ");
+    let _ = done.says("ended: 1 path of session two");
+    assert_eq!(only_session(&server, 1)["name"], "one");
+    place.authority.revoke(Path::new(&tls_dir), &[Wanted::CLIENT.serial]);
+    assert_eq!(preview()["revoked"][0]["session"], "one");
+    let done = server.command(&["reload", "-o", "json"]).ok().json();
+    assert_eq!(done["revoked"][0]["session"], "one", "{done}");
+    wait_for("the end of the session", Duration::from_secs(1), || {
+        server.sessions().is_empty().then_some(())
+    });
+    assert!(server.output().contains("it is still in use, and clients refuse it"));
+    // Another one that is bad is not taken, and a start takes none.
+    place.issue(&Wanted { years: (2020, 2021), ..Wanted::SERVER });
+    let _ = server.command(&["reload"]).code(1).says("nothing changed").says("2021-01-01");
+    let _ = place.server().args(&["--check"]).run().code(1).says("expired on 2021-01-01");
+    drop((first, second));
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_reload_that_fails_says_what_it_has_done_before() {
+    let place = Place::new();
+    let (tls_dir, log) = (place.dir(), place.scratch.text("audit.log"));
+    let config = place.scratch.text("server.yaml");
+    let write = |more: &str| {
+        let text = format!("export: [{{name: vol0, target: 'mem:16M'}}{more}]\n");
+        fs::write(&config, text).expect("a file");
+    };
+    write("");
+    let server = |args: &[&str]| {
+        let server = Server::builder().listen("tls://127.0.0.1:0").args(&["--tls-dir", &tls_dir]);
+        server.args(&["--config", &config]).args(args).start()
+    };
+    let pings = server(&["--ping-only"]);
+    let server = server(&["--audit-log", &log]);
+    let client = Client::attach("vol0").path(server.portal()).args(&["--tls-dir", &tls_dir]);
+    let client = client.args(&["--session-name", "sess"]).start();
+    let _ = only_session(&server, 1);
+    write(", {name: new, target: /none/there}");
+    let _ = server.command(&["reload"]).code(1).says("nothing changed: ").says("/none/there");
+    let dry = server.command(&["reload", "--dry-run"]).code(1);
+    let _ = dry.says("nothing would change: ").says("/none/there");
+    place.authority.revoke(Path::new(&tls_dir), &[Wanted::CLIENT.serial]);
+    let dry = server.command(&["reload", "--dry-run"]).code(1);
+    let dry = dry.says("no export would change: ").says("/none/there");
+    let _ = dry.says("this would apply: ca-crl.pem; sessions that would lose paths: sess");
+    let _ = only_session(&server, 1);
+    let done = server.command(&["reload", "-o", "json"]).code(1);
+    let told: Value = serde_json::from_str(&done.stderr).expect("JSON");
+    let told = told["error"].as_str().expect("an error");
+    let applied = "but this was applied: ca-crl.pem; sessions that lost paths: sess";
+    assert!(told.starts_with("no export changed: ") && told.ends_with(applied), "{told}");
+    wait_for("the end of the session", Duration::from_secs(1), || {
+        server.sessions().is_empty().then_some(())
+    });
+    drop(client);
+    let _ = server.stop(STOP_TIME_MAX);
+    let text = fs::read_to_string(&log).expect("an audit log");
+    let told = |line: &str| line.contains(r#""event":"reload""#) && line.contains(applied);
+    assert!(text.lines().any(told), "{text}");
+    // So does one that does not get its turn to change exports.
+    let failed = pings.command(&["reload"]).code(1).says("no export changed: ").says("ping-only");
+    let _ = failed.says("but this was applied: ca-crl.pem");
+    let _ = pings.command(&["reload"]).code(1).says("nothing changed: ").says("ping-only");
+    let _ = pings.stop(STOP_TIME_MAX);
+}
+
+#[test]
 fn both_keys_of_a_server_are_known_while_it_gets_another() {
     let scratch = Scratch::new();
     let (old_file, old) = generate("rtrs-server", &scratch, "old.key");

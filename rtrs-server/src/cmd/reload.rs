@@ -53,6 +53,7 @@ fn text(done: &Reloaded, dry_run: bool) -> String {
     if !restart.is_empty() {
         out += &format!("needs a restart: {}\n", restart.join(", "));
     }
+    out.extend(done.certificate.iter().map(|why| format!("warning: {}\n", printable(why))));
     if done.access_changed {
         out += &format!("{would}changed: the access list of the server\n");
     }

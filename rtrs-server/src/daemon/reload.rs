@@ -1,16 +1,17 @@
 //! `reload`: reads the configuration again and makes of the exports what it says now.
 //!
-//! Owns [`Reload`]. Nothing changes if the configuration, a certificate or a key is wrong. Who may
-//! do what is applied first, and waits for nothing: no disk, no export and no other change delays
-//! the end of those who may no longer. Then the exports follow, unless one that is new cannot be
-//! opened. An export that is open is neither removed nor changed, only reported. Exports that a
-//! command has added stay, unless the configuration names them.
+//! Owns [`Reload`]. Nothing changes if the configuration, a certificate or a key is wrong; but for
+//! a certificate of the server that is in use already, and has expired meanwhile. Who may do what
+//! is applied first, and waits for nothing: no disk, no export and no other change delays the end
+//! of those who may no longer. Then the exports follow, unless one that is new cannot be opened;
+//! the error says what was applied before. An export that is open is neither removed nor changed,
+//! only reported. Exports that a command has added stay, unless the configuration names them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rtrs_core::settings::print;
+use rtrs_core::settings::{print, printable};
 use rtrs_core::tls::{TlsEndpoint, TlsServerConfig};
 
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
@@ -18,7 +19,7 @@ use crate::control_protocol::{Kept, Reloaded};
 use crate::daemon::exports::{Entry, Exports, RELEASE_MAX, check};
 use crate::daemon::warnings::{warn, warnings};
 use crate::error::Error;
-use crate::plan::{Plan, check_below, load_tls};
+use crate::plan::{Plan, check_below, read_tls, unusable};
 use crate::settings::{ExportSpec, Settings, Target};
 use crate::stats::Access;
 
@@ -28,11 +29,15 @@ pub type Reread = Box<dyn Fn() -> Result<Plan, Error> + Send + Sync>;
 /// Settings that a reload applies.
 const APPLIED: [&str; 4] = ["access", "export", "exports-dir", "insecure-open"];
 
-/// Settings whose exports are to be applied yet, and the exports before.
-type Left = (Settings, BTreeMap<String, Entry>);
+/// Settings whose exports are to be applied yet, the exports before, and those of them whose access
+/// list is another one now.
+type Left = (Settings, BTreeMap<String, Entry>, Vec<String>);
 
 /// What was read: settings, certificates or keys, and what is different.
 type Read = (Option<Settings>, Option<TlsServerConfig>, Reloaded);
+
+/// Certificates or keys, and what is wrong with the certificate that is in use.
+type ReadTls = (TlsServerConfig, Option<String>);
 
 /// What a reload compares with.
 pub(super) struct Reload {
@@ -57,13 +62,16 @@ impl Reload {
         Self { reread, running: running.clone(), audit, tls, reading: Mutex::default() }
     }
 
-    /// Reads certificates, keys and the list of clients again; None without them.
-    fn read_tls(&self) -> Result<Option<TlsServerConfig>, String> {
-        if self.tls.is_none() {
-            return Ok(None);
-        }
-        let loaded = load_tls(&self.running);
-        loaded.map_err(|error| format!("nothing changed: {}", error.chain()))
+    /// Reads certificates, keys and the list of clients again; None without them. A certificate
+    /// that is bad is refused, unless it is the one in use.
+    fn read_tls(&self) -> Result<Option<ReadTls>, String> {
+        let Some(endpoint) = &self.tls else { return Ok(None) };
+        let read = read_tls(&self.running).and_then(|config| {
+            let Some(config) = config else { return Ok(None) };
+            let wrong = endpoint.check_renewed(&config).map_err(unusable)?;
+            Ok(Some((config, wrong)))
+        });
+        read.map_err(|error| format!("nothing changed: {}", error.chain()))
     }
 
     /// Reads the configuration and applies what differs.
@@ -78,11 +86,16 @@ impl Reload {
 
     fn apply(&self, exports: &Exports) -> Result<Reloaded, String> {
         let (left, mut done) = self.apply_access(exports)?;
-        let Some((set, before)) = left else {
+        // They look at files and users, for which nobody who is to be ended has to wait.
+        let mut all: Vec<String> = done.certificate.iter().cloned().collect();
+        all.extend(warnings(left.as_ref().map_or(&self.running, |(set, ..)| set)));
+        warn(all);
+        let Some((set, before, lists)) = left else {
             return Ok(Reloaded { unchanged: exports.entries().len(), ..done });
         };
-        let _turn = exports.begin()?;
-        apply(exports, (set.export, &before), &mut done)?;
+        let turn = exports.begin();
+        let applied = turn.and_then(|_turn| apply(exports, (set.export, &before), &mut done));
+        applied.map_err(|why| refused(&why, &done, &lists))?;
         tracing::info!(
             added = done.added.len(),
             removed = done.removed.len(),
@@ -114,9 +127,9 @@ impl Reload {
         if let Some(set) = &wanted {
             exports.configure_access(set);
         }
-        warn(warnings(wanted.as_ref().unwrap_or(&self.running)));
-        done.revoked = exports.check_access()?;
-        Ok((wanted.map(|set| (set, before)), done))
+        let lists = changed_lists(&before, &exports.entries());
+        done.revoked = exports.check_access().map_err(|why| refused(&why, &done, &lists))?;
+        Ok((wanted.map(|set| (set, before, lists)), done))
     }
 
     /// Says what that would do. Targets are looked at, and not opened.
@@ -126,21 +139,24 @@ impl Reload {
         let Some(set) = wanted else {
             return Ok(Reloaded { unchanged: exports.entries().len(), ..done });
         };
-        let _turn = exports.begin()?;
-        preview(exports, set.export, &mut done)?;
+        let lists = lists_to_change(&exports.entries(), &set.export);
+        let turn = exports.begin();
+        let looked = turn.and_then(|_turn| preview(exports, set.export, &mut done));
+        looked.map_err(|why| would_be_refused(&why, &done, &lists))?;
         Ok(done)
     }
 
     /// Reads all that is to be read, and notes what is different: the settings, unless there are
     /// only certificates or keys to read; and these, if there are any.
     fn read(&self, exports: &Exports) -> Result<Read, String> {
-        let renewed = self.read_tls()?;
+        let (renewed, wrong) = self.read_tls()?.unzip();
         let (wanted, mut done) = match (&self.reread, &renewed) {
             (None, Some(_)) => (None, Reloaded::default()),
             _ => self.wanted(exports).map(|(set, done)| (Some(set), done))?,
         };
         if let (Some(endpoint), Some(config)) = (&self.tls, &renewed) {
             done.keys_changed = endpoint.changes_to(config);
+            done.certificate = wrong.flatten();
         }
         Ok((wanted, renewed, done))
     }
@@ -183,14 +199,58 @@ impl Changes {
 
 /// What the audit log says of a reload: who lost what. None if nobody did.
 fn summary(done: &Reloaded) -> Option<String> {
+    access_text(done, &[], "lost")
+}
+
+/// What is different of keys and access lists, and who `lost` paths by it. None if nothing is.
+fn access_text(done: &Reloaded, lists: &[String], lost: &str) -> Option<String> {
     let changes = done.keys_changed.iter().cloned();
     let changes = changes.chain(done.access_changed.then(|| "access list of the server".into()));
-    let mut parts: Vec<String> = changes.collect();
+    let lists = lists.iter().map(|name| format!("access list of export {name}"));
+    let mut parts: Vec<String> = changes.chain(lists).collect();
     if !done.revoked.is_empty() {
         let sessions = done.revoked.iter().map(|one| one.session.as_str()).collect::<Vec<_>>();
-        parts.push(format!("sessions that lost paths: {}", sessions.join(", ")));
+        parts.push(format!("sessions that {lost} paths: {}", sessions.join(", ")));
     }
     (!parts.is_empty()).then(|| parts.join("; "))
+}
+
+/// The error of a reload that changes no export: with what it has done before that.
+fn refused(why: &str, done: &Reloaded, lists: &[String]) -> String {
+    match access_text(done, lists, "lost") {
+        None => format!("nothing changed: {why}"),
+        Some(all) => format!("no export changed: {why}; but this was applied: {}", printable(&all)),
+    }
+}
+
+/// The same for what only looks.
+fn would_be_refused(why: &str, done: &Reloaded, lists: &[String]) -> String {
+    match access_text(done, lists, "would lose") {
+        None => format!("nothing would change: {why}"),
+        Some(all) => {
+            format!("no export would change: {why}; but this would apply: {}", printable(&all))
+        }
+    }
+}
+
+/// The exports whose access lists are others now.
+fn changed_lists(before: &BTreeMap<String, Entry>, now: &BTreeMap<String, Entry>) -> Vec<String> {
+    let changed = |(name, entry): &(&String, &Entry)| {
+        now.get(*name).is_some_and(|now| now.spec.access != entry.spec.access)
+    };
+    before.iter().filter(changed).map(|(name, _)| name.clone()).collect()
+}
+
+/// The exports whose access lists a configuration changes. One that left it has none.
+fn lists_to_change(have: &BTreeMap<String, Entry>, wanted: &[ExportSpec]) -> Vec<String> {
+    let changes = |(name, entry): &(&String, &Entry)| match wanted
+        .iter()
+        .find(|spec| spec.name() == name.as_str())
+    {
+        Some(spec) => spec.access != entry.spec.access,
+        None => entry.configured && !entry.spec.access.is_empty(),
+    };
+    have.iter().filter(changes).map(|(name, _)| name.clone()).collect()
 }
 
 /// The settings that differ and that only a restart applies.
@@ -227,6 +287,7 @@ impl Difference {
     }
 }
 
+/// Makes the exports what is wanted. After an error they are as they were.
 fn apply(
     exports: &Exports,
     (wanted, before): (Vec<ExportSpec>, &BTreeMap<String, Entry>),
@@ -234,12 +295,6 @@ fn apply(
 ) -> Result<(), String> {
     let have = exports.entries();
     let list = |all: &BTreeMap<String, Entry>, name: &str| Some(all.get(name)?.spec.access.clone());
-    let lists_changed =
-        done.access_changed || have.keys().any(|name| list(before, name) != list(&have, name));
-    let unchanged = |why: String| match lists_changed {
-        true => format!("no export changed but for access lists: {why}"),
-        false => format!("nothing changed: {why}"),
-    };
     let mut leaving = BTreeSet::new();
     let Difference { added, removed, changed, same } = Difference::new(wanted, have.clone());
     let leaves = removed.iter().filter_map(|name| have.get(name).map(|entry| &entry.spec));
@@ -249,14 +304,13 @@ fn apply(
         }
     }
     for spec in added.iter().chain(changed.iter().map(|(_, spec)| spec)) {
-        check(&mut spec.clone()).map_err(unchanged)?;
+        check(&mut spec.clone())?;
     }
     // What is locked by an export that leaves can be opened only after that.
     let is_later =
         |spec: &ExportSpec| matches!(&spec.target, Target::Path(path) if leaving.contains(path));
     let (later, now): (Vec<_>, Vec<_>) = added.into_iter().partition(is_later);
-    let opened = now.iter().map(|spec| exports.open(spec)).collect::<Result<Vec<_>, _>>();
-    let opened = opened.map_err(unchanged)?;
+    let opened = now.iter().map(|spec| exports.open(spec)).collect::<Result<Vec<_>, _>>()?;
     for (spec, export) in now.iter().zip(opened) {
         note_added(done, spec.name(), exports.publish(spec, &export, true));
     }
@@ -304,7 +358,7 @@ fn apply(
 fn preview(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> Result<(), String> {
     let Difference { added, removed, changed, same } = Difference::new(wanted, exports.entries());
     for spec in added.iter().chain(changed.iter().map(|(_, spec)| spec)) {
-        check(&mut spec.clone()).map_err(|why| format!("nothing would change: {why}"))?;
+        check(&mut spec.clone())?;
     }
     let open: BTreeMap<String, bool> = exports
         .list()?

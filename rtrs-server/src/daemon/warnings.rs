@@ -12,13 +12,13 @@ use rtrs_core::settings::{Auto, Portal, Scheme};
 use rtrs_core::tls::TlsServerConfig;
 
 use crate::access_list::AccessRule;
-use crate::plan::{has_keys, load_tls};
+use crate::plan::{has_keys, read_tls};
 use crate::settings::{AuditLog, Settings};
 
 /// What an operator should know, one text each.
 pub(crate) fn warnings(set: &Settings) -> Vec<String> {
-    // What is wrong with the files is an error of its own.
-    let tls = load_tls(set).ok().flatten();
+    // What is wrong with the files, or with the certificate, is told on its own.
+    let tls = read_tls(set).ok().flatten();
     let expiry = tls.as_ref().and_then(|tls| tls.check_own().ok().flatten());
     let mut all: Vec<String> = expiry.into_iter().collect();
     all.extend(user_warnings(set));
@@ -124,10 +124,12 @@ pub(super) fn warn(warnings: Vec<String>) {
 
 #[cfg(test)]
 mod tests {
+    use rtrs_core::skip::skip;
     use rtrs_core::tests::certificates::{TestDir, Wanted, certificates, write_secret};
     use rtrs_core::tls::PrivateKey;
 
     use super::*;
+    use crate::plan::load_tls;
     use crate::settings::ExportSpec;
 
     fn spec(text: &str) -> ExportSpec {
@@ -213,7 +215,9 @@ mod tests {
     fn files_that_the_user_cannot_read_are_told() {
         let dir = TestDir::new("user");
         certificates(&dir.0);
-        let Ok(other) = Account::find("nobody", None) else { return };
+        let Ok(other) = Account::find("nobody", None) else {
+            return skip("there is no user nobody");
+        };
         let set = Settings {
             tls_dir: Some(dir.0.clone()),
             user: Some("nobody".parse().unwrap()),
