@@ -99,7 +99,7 @@ impl Authority {
         params.distinguished_name.push(DnType::CommonName, wanted.common_name);
         params.extended_key_usages = wanted.uses.to_vec();
         params.not_before = date_time_ymd(wanted.years.0, 1, 1);
-        let seconds = wanted.seconds.or(wanted.days.map(|days| days * 24 * 3600));
+        let seconds = wanted.seconds.or_else(|| wanted.days.map(|days| days * 24 * 3600));
         params.not_after = match seconds {
             Some(seconds) => (SystemTime::now() + Duration::from_secs(seconds)).into(),
             None => date_time_ymd(wanted.years.1, 1, 1),
